@@ -1,0 +1,37 @@
+"""Every exception of the package, each with what was found and what to do.
+
+Policy: only `UsageError` reaches a user by default. Everything else is caught at the border of the optimizer,
+logged once with its reason, and the user's own program runs; `strict=True` raises it instead.
+"""
+
+
+class MirageError(Exception):
+    """Base class of all errors of mirage_jax."""
+
+
+class UsageError(MirageError, ValueError, TypeError):
+    """The caller passed something that cannot mean anything; says what was found and what is allowed."""
+
+
+class GraphError(MirageError):
+    """A muGraph is not well formed."""
+
+
+class ParseError(MirageError):
+    """The text form of a muGraph could not be read; says the line and what was expected."""
+
+
+class UnsupportedError(MirageError):
+    """A region or a kernel is outside of what a stage can express; the region stays with XLA."""
+
+
+class VerificationError(MirageError):
+    """A certificate cannot be issued: the graphs differ, or the error bound misses its target."""
+
+
+class LoweringError(MirageError):
+    """A kernel could not be generated, compiled or launched."""
+
+
+class CacheError(MirageError):
+    """A cache entry is broken or does not belong to its key; always treated as a miss."""

@@ -1,0 +1,292 @@
+"""muGraphs: one program at the kernel, block and thread levels (Mirage, OSDI'25, section 2), with named axes.
+
+Every dimension of every tensor has a named *axis*, unified through operators as einsum does. A schedule is then an
+assignment of axes to {grid, loop, inside the tile}, and the paper's maps are read off instead of searched:
+
+* imap: a load is divided over the blocks along every grid axis that it has, and replicated along the others;
+* fmap: it is divided over the loop steps if it has the loop axis, and is the same in each step otherwise;
+* omap: a store has every grid axis, so blocks write disjoint slices.
+
+Axis names: ``k``; ``k'`` is another axis of the same extent (a bound or renamed copy); ``k.g`` counts the parts into which
+a split axis ``k`` is divided over the grid (split-K, split-KV). If ``k.g`` is in a kernel's grid, ``k`` means "inside the part".
+
+Kernel graph = `KernelGraph`: library operators (`Library`, left to XLA) and graph-defined kernels (`BlockGraph`) over
+device tensors (`Tensor`). Block graph: input iterators (`Load`), operators (`Op`), accumulators (operators ``acc``, ``accs``,
+``last``; the carried ``shift``), output savers (`Store`), a grid and at most one loop axis. The thread graph is derived by rule: chains
+of elementwise operators stay in registers (`BlockGraph.thread_graphs`). Sizes of tiles are not part of a
+muGraph but of a `Schedule`, so one structure serves every shape.
+
+Where an operator runs is derived too (`BlockGraph.stages`): an operator is in the *body* of the loop if it depends on a load
+that has the loop axis, other than through an accumulator; its *depth* is the number of accumulators below it. Body
+operators of depth d run in loop number d, so a graph may pass over its data more than once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from textwrap import indent
+
+from mirage_jax.errors import GraphError
+
+type Axis = str
+type Attr = Fraction | int | str | tuple[Axis, ...]
+
+
+def part_axis(axis: Axis) -> Axis:
+    """``k -> k.g``: the axis that counts the parts of a split axis."""
+    return axis + ".g"
+
+
+def is_part(axis: Axis) -> bool:
+    return axis.rstrip("'").endswith(".g")
+
+
+def origin(axis: Axis) -> Axis:
+    """The axis that a copy was made from: ``k'' -> k``. Copies share the extent of their origin."""
+    return axis.rstrip("'")
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor in device memory, row-major in the order of its axes. dtype: f16 bf16 f32 f64 i32 bool (numpy short names)."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{','.join(self.axes)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Input iterator: value `name` is tensor `tensor`, its dimensions seen under the names `axes` (same length and extents)."""
+
+    name: str
+    tensor: str
+    axes: tuple[Axis, ...]
+
+    def __str__(self) -> str:
+        return f"%{self.name} = load {self.tensor}[{','.join(self.axes)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """Value `name` over `axes` = registered operator `op` of the values `args`."""
+
+    name: str
+    op: str
+    args: tuple[str, ...]
+    axes: tuple[Axis, ...]
+    attrs: tuple[tuple[str, Attr], ...] = ()  # sorted by key
+
+    @property
+    def attributes(self) -> dict[str, Attr]:
+        return dict(self.attrs)
+
+    def head(self) -> str:
+        """Operator and attributes, ``dot{axes=(k)}``."""
+        attrs = ", ".join(f"{k}={_attr(v)}" for k, v in self.attrs)
+        return self.op + (f"{{{attrs}}}" if attrs else "")
+
+    def __str__(self) -> str:
+        args = "".join(f" %{a}" for a in self.args)
+        return f"%{self.name}[{','.join(self.axes)}] = {self.head()}{args}"
+
+
+def _attr(value: Attr) -> str:
+    return f"({','.join(value)})" if isinstance(value, tuple) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Output saver: device tensor `tensor` receives value `value`."""
+
+    tensor: Tensor
+    value: str
+
+    def __str__(self) -> str:
+        return f"store {self.tensor} = %{self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where a value is computed: before/after loops (body False) or inside loop number `depth` (body True)."""
+
+    depth: int
+    body: bool
+
+
+@dataclass(frozen=True)
+class Library:
+    """One operator over whole tensors, left to XLA (a predefined operator of the paper's kernel graph)."""
+
+    loads: tuple[Load, ...]
+    op: Op
+    result: Tensor
+
+    @property
+    def name(self) -> str:
+        return self.result.name
+
+    @property
+    def grid(self) -> tuple[Axis, ...]:
+        return ()
+
+    @property
+    def loop(self) -> None:
+        return None
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        return (self.op,)
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        return (Store(self.result, self.op.name),)
+
+    def __str__(self) -> str:
+        seen = {load.name: f"{load.tensor}[{','.join(load.axes)}]" for load in self.loads}
+        return f"library {self.result} = {self.op.head()} {' '.join(seen[a] for a in self.op.args)}".rstrip()
+
+
+@dataclass(frozen=True)
+class BlockGraph:
+    """A graph-defined kernel. `ops` are in dependency order; names of loads and ops are unique in the kernel."""
+
+    name: str
+    grid: tuple[Axis, ...]
+    loop: Axis | None
+    loads: tuple[Load, ...]
+    ops: tuple[Op, ...]
+    stores: tuple[Store, ...]
+
+    @cached_property
+    def axes_of(self) -> Mapping[str, tuple[Axis, ...]]:
+        """Axes of every value by name."""
+        return {v.name: v.axes for v in (*self.loads, *self.ops)}
+
+    @cached_property
+    def stages(self) -> Mapping[str, Stage]:
+        """Stage of every value by name; see the module's docstring."""
+        out: dict[str, Stage] = {}
+        for load in self.loads:
+            out[load.name] = Stage(0, self.loop is not None and self.loop in load.axes)
+        for op in self.ops:
+            args = [out[a] for a in op.args]
+            depth = max((s.depth for s in args), default=0)
+            body = any(s.body for s in args)
+            if op.op in ("acc", "accs", "last"):
+                out[op.name] = Stage(depth + 1, False)
+            elif op.op == "iota":
+                out[op.name] = Stage(0, self.loop is not None and self.loop in op.axes)
+            else:
+                # A loop-invariant load may be consumed at any depth; a body value that also needs a finished accumulator
+                # belongs to a later loop, which is what the maximum over the arguments says.
+                out[op.name] = Stage(depth, body)
+        return out
+
+    @cached_property
+    def users(self) -> Mapping[str, tuple[str, ...]]:
+        """Names of the operators that read each value (stores excluded)."""
+        out: dict[str, list[str]] = {n: [] for n in self.axes_of}
+        for op in self.ops:
+            for a in op.args:
+                out[a].append(op.name)
+        return {k: tuple(v) for k, v in out.items()}
+
+    def __str__(self) -> str:
+        head = f"kernel {self.name} grid({','.join(self.grid)})" + (f" loop({self.loop})" if self.loop else "")
+        body = "\n".join(str(x) for x in (*self.loads, *self.ops, *self.stores))
+        return head + " {\n" + indent(body, "  ") + "\n}"
+
+
+type Kernel = Library | BlockGraph
+
+
+@dataclass(frozen=True)
+class KernelGraph:
+    """Kernels in execution order over device tensors. `outputs` names tensors; `extents` gives each axis its full size.
+
+    The extent of a part axis ``k.g`` is not in `extents`: it belongs to the `Schedule`.
+    """
+
+    inputs: tuple[Tensor, ...]
+    kernels: tuple[Kernel, ...]
+    outputs: tuple[str, ...]
+    extents: tuple[tuple[Axis, int], ...]
+
+    @cached_property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Every device tensor by name: inputs and results of kernels."""
+        out = {t.name: t for t in self.inputs}
+        for k in self.kernels:
+            for s in k.stores:
+                if s.tensor.name in out:
+                    raise GraphError(f"tensor {s.tensor.name} is written twice; each tensor has one producer")
+                out[s.tensor.name] = s.tensor
+        return out
+
+    @cached_property
+    def sizes(self) -> Mapping[Axis, int]:
+        return dict(self.extents)
+
+    def extent(self, axis: Axis) -> int:
+        """Full extent of an axis or of a copy of it."""
+        try:
+            return self.sizes[origin(axis)]
+        except KeyError:
+            raise GraphError(f"axis {axis} has no extent; known axes: {', '.join(sorted(self.sizes))}") from None
+
+    def with_extents(self, extents: Mapping[Axis, int]) -> KernelGraph:
+        """The same structure at other sizes."""
+        return replace(self, extents=tuple(sorted(extents.items())))
+
+    @property
+    def split_axes(self) -> tuple[Axis, ...]:
+        """Axes ``k`` for which a part axis ``k.g`` occurs in some kernel's grid."""
+        return tuple(sorted({g[: -len(".g")] for k in self.kernels for g in k.grid if is_part(g)}))
+
+    def __iter__(self) -> Iterator[Kernel]:
+        return iter(self.kernels)
+
+    def __str__(self) -> str:
+        """The text form; `mugraph.parser.parse` reads it back to an equal graph."""
+        lines = [f"extents {' '.join(f'{a}={n}' for a, n in self.extents)}"]
+        lines += [f"input {t}" for t in self.inputs]
+        lines += [str(k) for k in self.kernels]
+        lines += [f"output {' '.join(self.outputs)}"]
+        return "mugraph {\n" + indent("\n".join(lines), "  ") + "\n}"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSchedule:
+    """Sizes for one kernel: elements per tile of each grid axis and of the loop axis, and launch parameters.
+
+    Axes that are neither grid nor loop lie whole inside the tile. Part axes ``k.g`` always have tile 1.
+    """
+
+    tiles: tuple[tuple[Axis, int], ...] = ()
+    num_warps: int = 4
+    num_stages: int = 2
+
+    def tile(self, axis: Axis) -> int:
+        for a, t in self.tiles:
+            if a == axis:
+                return t
+        raise GraphError(f"schedule has no tile for axis {axis}; it has {dict(self.tiles)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Sizes for a kernel graph: number of parts of every split axis, and one `KernelSchedule` per kernel, in order."""
+
+    kernels: tuple[KernelSchedule, ...]
+    parts: tuple[tuple[Axis, int], ...] = ()  # split axis k -> number of parts, i.e. the extent of k.g
+
+    @property
+    def part_counts(self) -> dict[Axis, int]:
+        return dict(self.parts)

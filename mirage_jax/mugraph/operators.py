@@ -1,0 +1,218 @@
+"""The table of operators: one record each, read by everybody (STYLE: "one operator, one record").
+
+To add an operator, add a record here; checker, evaluators, verifier, cost model, portable and Triton lowerings pick it up.
+Nobody else asks ``if op == ...``, except the block-graph walkers for the three accumulators, whose meaning is the loop itself.
+
+Scalars ride for free: pointwise unary operators act on ``scale * x + offset``, `add` on ``ca * x + cb * y``. Fractions are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import scipy.special
+
+from mirage_jax.errors import GraphError
+from mirage_jax.mugraph.domain import Domain
+from mirage_jax.mugraph.graph import Attr, Axis
+
+ONE, ZERO = Fraction(1), Fraction(0)
+type Meaning = Callable[..., Any]  # (domain, *values, **attributes) -> value
+type Axes = tuple[Axis, ...]
+
+
+@dataclass(frozen=True)
+class OpDef:
+    """What every stage needs to know about one operator."""
+
+    name: str
+    arity: int
+    infer: Callable[[tuple[Axes, ...], Mapping[str, Attr]], Axes]  # axes of the result
+    meaning: Meaning
+    defaults: Mapping[str, Attr] = field(default_factory=dict)  # attributes that may be left out
+    required: tuple[str, ...] = ()  # attributes that may not
+    flops: float = 1.0  # per element of the iteration space (result axes and reduced axes)
+    triton: str = ""  # f32 tile expression over {0}, {1}, ..; "" where the emitter owns the operator (dot, sum, ...)
+    pointwise: bool = True
+    summary: str = ""
+
+
+@dataclass(frozen=True)
+class Function:
+    """A pointwise function outside the Lax fragment: uninterpreted for proofs, these values for floats."""
+
+    name: str
+    value: Callable[..., Any]  # (xp, *arrays): xp is numpy or jax.numpy
+    triton: str
+    arity: int = 1
+    flops: float = 4.0
+
+
+def _special(name: str) -> Callable[..., Any]:
+    def value(xp: Any, x: Any) -> Any:
+        if xp.__name__ == "numpy":
+            return getattr(scipy.special, name)(x)
+        import jax.scipy.special  # jax.numpy was passed in, so jax is loaded already; mugraph itself stays free of it
+
+        return getattr(jax.scipy.special, name)(x)
+
+    return value
+
+
+FUNCTIONS: dict[str, Function] = {
+    f.name: f
+    for f in (
+        Function("logistic", lambda xp, x: 1 / (1 + xp.exp(-x)), "(1.0 / (1.0 + tl.exp(-({0}))))"),
+        Function("tanh", lambda xp, x: xp.tanh(x), "(1.0 - 2.0 / (1.0 + tl.exp(2.0 * ({0}))))"),
+        Function("erf", _special("erf"), "tl.erf({0})"),
+        Function("erfc", _special("erfc"), "(1.0 - tl.erf({0}))"),
+        Function("log", lambda xp, x: xp.log(x), "tl.log({0})"),
+        Function("log1p", lambda xp, x: xp.log1p(x), "tl.log(1.0 + ({0}))"),
+        Function("sin", lambda xp, x: xp.sin(x), "tl.sin({0})"),
+        Function("cos", lambda xp, x: xp.cos(x), "tl.cos({0})"),
+        Function("abs", lambda xp, x: xp.abs(x), "tl.abs({0})", flops=1),
+        Function("sign", lambda xp, x: xp.sign(x), "(({0} > 0).to(tl.float32) - ({0} < 0).to(tl.float32))", flops=1),
+        Function("maximum", lambda xp, x, y: xp.maximum(x, y), "tl.maximum({0}, {1})", 2, 1),
+        Function("minimum", lambda xp, x, y: xp.minimum(x, y), "tl.minimum({0}, {1})", 2, 1),
+        Function("lt", lambda xp, x, y: x < y, "(({0}) < ({1}))", 2, 1),
+        Function("le", lambda xp, x, y: x <= y, "(({0}) <= ({1}))", 2, 1),
+        Function("eq", lambda xp, x, y: x == y, "(({0}) == ({1}))", 2, 1),
+        Function("and", lambda xp, x, y: (x != 0) & (y != 0), "((({0}) != 0) & (({1}) != 0))", 2, 1),
+        Function("or", lambda xp, x, y: (x != 0) | (y != 0), "((({0}) != 0) | (({1}) != 0))", 2, 1),
+        Function("not", lambda xp, x: x == 0, "(({0}) == 0)", 1, 1),
+        # where(c, x, y): x where the condition holds
+        Function("where", lambda xp, c, x, y: xp.where(c != 0, x, y), "tl.where(({0}) != 0, {1}, {2})", 3, 1),
+    )
+}
+
+
+def union(args: tuple[Axes, ...]) -> Axes:
+    """Axes of a pointwise result, in order of first appearance."""
+    return tuple(dict.fromkeys(a for axes in args for a in axes))
+
+
+def _pointwise(args: tuple[Axes, ...], attrs: Mapping[str, Attr]) -> Axes:
+    return union(args)
+
+
+def _reduced(args: tuple[Axes, ...], attrs: Mapping[str, Attr]) -> Axes:
+    gone = attrs["axes"]
+    return tuple(a for a in union(args) if a not in gone)  # type: ignore[operator]
+
+
+def _constant(args: tuple[Axes, ...], attrs: Mapping[str, Attr]) -> Axes:
+    return ()
+
+
+def _iota(args: tuple[Axes, ...], attrs: Mapping[str, Attr]) -> Axes:
+    return (str(attrs["axis"]),)
+
+
+def affine[V](d: Domain[V], x: V, scale: Fraction, offset: Fraction) -> V:
+    """``scale * x + offset``."""
+    if scale != 1:
+        x = d.mul(d.constant(scale), x)
+    return d.add(x, d.constant(offset)) if offset else x
+
+
+def _add[V](d: Domain[V], x: V, y: V, *, ca: Fraction = ONE, cb: Fraction = ONE) -> V:
+    return d.add(affine(d, x, ca, ZERO), affine(d, y, cb, ZERO))
+
+
+def _exp[V](d: Domain[V], x: V, *, scale: Fraction = ONE, offset: Fraction = ZERO) -> V:
+    return d.exp(affine(d, x, scale, offset))
+
+
+def _exp_shifted[V](d: Domain[V], x: V, m: V, *, scale: Fraction = ONE) -> V:
+    return d.exp(d.add(affine(d, x, scale, ZERO), affine(d, m, Fraction(-1), ZERO)))
+
+
+def _rescale[V](d: Domain[V], x: V, old: V, new: V, *, degree: Fraction = ONE) -> V:
+    """``x * exp(degree * (old - new))``: a value relative to the shift `old`, made relative to `new`."""
+    moved = d.add(affine(d, old, degree, ZERO), affine(d, new, -degree, ZERO))
+    return d.mul(x, d.exp(moved))
+
+
+def _opaque(f: Function) -> OpDef:
+    def meaning[V](d: Domain[V], *xs: V, scale: Fraction = ONE, offset: Fraction = ZERO) -> V:
+        if f.arity == 1:
+            xs = (affine(d, xs[0], scale, offset),)
+        return d.function(f.name, xs)
+
+    defaults: dict[str, Attr] = {"scale": ONE, "offset": ZERO} if f.arity == 1 else {}
+    return OpDef(f.name, f.arity, _pointwise, meaning, defaults, flops=f.flops, triton=f.triton, summary="uninterpreted")
+
+
+def _loop_only[V](d: Domain[V], *xs: V, **_: Attr) -> V:
+    """acc and last mean what the loop does with them; outside of a loop both are the identity."""
+    return xs[0]
+
+
+UNARY: dict[str, Attr] = {"scale": ONE, "offset": ZERO}
+
+OPERATORS: dict[str, OpDef] = {}
+
+
+def register(op: OpDef) -> None:
+    """Add an operator; registering a name twice is an error."""
+    if op.name in OPERATORS:
+        raise GraphError(f"operator {op.name} is registered twice")
+    OPERATORS[op.name] = op
+
+
+for _op in (
+    OpDef("const", 0, _constant, lambda d, *, value: d.constant(value), required=("value",), flops=0, summary="a scalar"),
+    OpDef("iota", 0, _iota, lambda d, *, axis: d.iota(axis), required=("axis",), flops=0, summary="index along an axis"),
+    OpDef(
+        "affine", 1, _pointwise, lambda d, x, *, scale=ONE, offset=ZERO: affine(d, x, scale, offset), UNARY, triton="{0}",
+        summary="scale * x + offset",
+    ),
+    OpDef("add", 2, _pointwise, _add, {"ca": ONE, "cb": ONE}, triton="{0} + {1}", summary="ca * x + cb * y"),
+    OpDef("mul", 2, _pointwise, lambda d, x, y: d.mul(x, y), triton="{0} * {1}", summary="x * y"),
+    OpDef("div", 2, _pointwise, lambda d, x, y: d.mul(x, d.power(y, Fraction(-1))), flops=3, triton="{0} / {1}", summary="x / y"),
+    OpDef(
+        "pow", 1, _pointwise,
+        lambda d, x, *, exponent, scale=ONE, offset=ZERO: d.power(affine(d, x, scale, offset), exponent),
+        UNARY, ("exponent",), flops=4, summary="(scale * x + offset) ** exponent",
+    ),
+    OpDef("exp", 1, _pointwise, _exp, UNARY, flops=4, triton="tl.exp({0})", summary="exp(scale * x + offset)"),
+    # --- safe softmax: exponentials relative to a shift (a free variable of the algebra, a running maximum in floats)
+    OpDef("exps", 2, _pointwise, _exp_shifted, {"scale": ONE}, flops=4, summary="exp(scale * x - m)"),
+    OpDef("rescale", 3, _pointwise, _rescale, {"degree": ONE}, flops=6, summary="x * exp(degree * (old - new))"),
+    OpDef(
+        "shift", 1, _reduced, lambda d, x, *, axes, scale=ONE: d.shift(affine(d, x, scale, ZERO), axes), {"scale": ONE}, ("axes",),
+        pointwise=False, summary="shift of a safe softmax: max(scale * x) over axes, carried over the loop if it reduces the loop axis",
+    ),
+    # --- reductions
+    OpDef("sum", 1, _reduced, lambda d, x, *, axes: d.sum(x, axes), required=("axes",), pointwise=False, summary="sum over axes"),
+    OpDef(
+        "dot", 2, _reduced, lambda d, x, y, *, axes: d.dot(x, y, axes), required=("axes",), flops=2, pointwise=False,
+        summary="sum over axes of x * y",
+    ),
+    OpDef("max", 1, _reduced, lambda d, x, *, axes: d.maximum(x, axes), required=("axes",), pointwise=False, summary="maximum over axes"),
+    # --- accumulators: their meaning is the loop
+    OpDef(
+        "acc", 1, _pointwise, _loop_only, pointwise=False, summary="sum of x over the loop steps",
+    ),
+    OpDef(
+        "accs", 2, _pointwise, _loop_only, {"degree": ONE}, pointwise=False,
+        summary="sum of x over the loop steps, where x is relative to the running shift m: rescaled whenever m moves",
+    ),
+    OpDef("last", 1, _pointwise, _loop_only, flops=0, pointwise=False, summary="value of x after the last loop step"),
+):
+    register(_op)
+for _f in FUNCTIONS.values():
+    register(_opaque(_f))
+
+ACCUMULATORS = frozenset({"acc", "accs", "last"})
+
+
+def operator(name: str) -> OpDef:
+    """The record of an operator; the error lists the known names."""
+    try:
+        return OPERATORS[name]
+    except KeyError:
+        raise GraphError(f"unknown operator {name!r}; known: {', '.join(sorted(OPERATORS))}") from None
