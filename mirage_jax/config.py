@@ -1,0 +1,203 @@
+"""What a user can choose, as frozen and validated values, and the switch that turns the optimizer off.
+
+An option comes from the call, else from the environment, else from the default here. A wrong argument is a `UsageError`
+that names what was found and what is allowed; a malformed environment variable is one logged warning and the default,
+for a variable set in some shell profile must not stop a program.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import logging
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, replace
+
+from mirage_jax.errors import UsageError
+
+log = logging.getLogger("mirage_jax")
+
+ON_MISS = ("search", "heuristic", "fallback", "error")
+BACKENDS = ("auto", "jax", "triton")
+DEFAULT_SECONDS = 30.0
+
+_DURATION = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|min|h)?\s*", re.IGNORECASE)
+_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How long one search may take: seconds, and optionally states visited (the same answer on any machine)."""
+
+    seconds: float = DEFAULT_SECONDS
+    states: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0:  # NaN too
+            raise UsageError(f"a budget must be positive, found {self.seconds!r} seconds")
+        if self.states is not None and self.states <= 0:
+            raise UsageError(f"a budget of states must be positive or None, found {self.states!r}")
+
+    @classmethod
+    def parse(cls, value: Budget | str | float | None) -> Budget:
+        """``"30s"``, ``"500ms"``, ``"2m"``, ``"1h"``, a number of seconds, or None for the default."""
+        match value:
+            case None:
+                return cls()
+            case Budget():
+                return value
+            case bool():
+                pass
+            case int() | float() if math.isfinite(value) and value > 0:
+                return cls(float(value))
+            case str() if found := _DURATION.fullmatch(value):
+                number, unit = found.groups()
+                seconds = float(number) * _UNITS[(unit or "s").lower()]
+                if seconds > 0 and math.isfinite(seconds):
+                    return cls(seconds)
+        raise UsageError(
+            f"budget: found {value!r}; allowed are a positive number of seconds or a text such as "
+            "'30s', '500ms', '2m', '1h'"
+        )
+
+    def __str__(self) -> str:
+        states = "" if self.states is None else f", {self.states} states"
+        return f"{self.seconds:g}s{states}"
+
+
+@dataclass(frozen=True, slots=True)
+class SearchConfig:
+    """Bounds of one search: it is exhaustive inside of them unless the budget ends first."""
+
+    max_kernels: int = 3
+    max_ops: int = 24  # per graph-defined kernel
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Everything `mirage_jax.optimize` can be told about optimizing, apart from jit's own arguments.
+
+    on_miss: what to do where no winner is stored: "search" within the budget, take the "heuristic" choice unmeasured,
+    "fallback" to XLA, or raise an "error". None means search in a single process and fallback in several, since
+    all hosts of one program must lower the same code.
+    """
+
+    on_miss: str | None = None
+    budget: Budget = Budget()
+    backend: str = "auto"
+    cache_dir: str | None = None
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        if self.on_miss is not None:
+            _one_of("on_miss", self.on_miss, ON_MISS)
+        _one_of("backend", self.backend, BACKENDS)
+        object.__setattr__(self, "budget", Budget.parse(self.budget))
+        if self.cache_dir is not None:
+            object.__setattr__(self, "cache_dir", _directory("cache_dir", self.cache_dir))
+        if not isinstance(self.strict, bool):
+            raise UsageError(f"strict: found {self.strict!r}; allowed are True and False")
+
+    @classmethod
+    def make(cls, keywords: Mapping[str, object], also: Iterable[str] = ()) -> Options:
+        """Options from keyword arguments; None means not given. `also`: what else the caller takes, for the message."""
+        known = [f.name for f in fields(cls)]
+        for name in keywords:
+            if name not in known:
+                raise UsageError(unknown("option", name, [*known, *also]))
+        given = {k: v for k, v in keywords.items() if v is not None}
+        return replace(_from_environment(), **given)
+
+
+def unknown(what: str, found: object, allowed: Iterable[str]) -> str:
+    """``unknown option 'buget'; did you mean 'budget'? Allowed: ...``"""
+    allowed = list(allowed)
+    near = difflib.get_close_matches(str(found), allowed, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"unknown {what} {found!r}.{hint} Allowed: {', '.join(allowed)}"
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UsageError(unknown(f"value for {name}:", value, allowed))
+
+
+def _directory(name: str, value: object) -> str:
+    try:
+        path = os.path.abspath(os.path.expanduser(os.fspath(value)))  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"{name}: found {value!r} ({type(value).__name__}); allowed is a path") from None
+    if not isinstance(path, str) or "\0" in path:
+        raise UsageError(f"{name}: found {value!r}; allowed is a path as text")
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise UsageError(f"{name}: {path!r} exists and is not a directory")
+    return path
+
+
+# The environment.
+
+_TRUE, _FALSE = ("1", "on", "true", "yes"), ("0", "off", "false", "no")
+
+
+def parse_switch(text: str) -> bool:
+    if (low := text.strip().lower()) in (*_TRUE, *_FALSE):
+        return low in _TRUE
+    raise UsageError(f"found {text!r}; allowed are {', '.join((*_TRUE, *_FALSE))}")
+
+
+_VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
+    "on_miss": ("MIRAGE_JAX_ON_MISS", str.lower),
+    "budget": ("MIRAGE_JAX_BUDGET", Budget.parse),
+    "backend": ("MIRAGE_JAX_BACKEND", str.lower),
+    "cache_dir": ("MIRAGE_JAX_CACHE_DIR", str),
+    "strict": ("MIRAGE_JAX_STRICT", parse_switch),
+}
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    log.warning(message)
+
+
+def _from_environment() -> Options:
+    options = Options()
+    for field, (variable, parse) in _VARIABLES.items():
+        if text := os.environ.get(variable):
+            try:
+                options = replace(options, **{field: parse(text)})
+            except UsageError as error:
+                _warn_once(f"{variable} is ignored: {error}")
+    return options
+
+
+_disabled: ContextVar[bool] = ContextVar("mirage_jax_disabled", default=False)
+
+
+@contextmanager
+def disabled() -> Iterator[None]:
+    """Inside of ``with mirage_jax.disabled():`` optimized functions run as plain `jax.jit` (in this thread or task)."""
+    token = _disabled.set(True)
+    try:
+        yield
+    finally:
+        _disabled.reset(token)
+
+
+def is_disabled() -> bool:
+    """Whether `disabled` or ``MIRAGE_JAX=off`` is in force."""
+    if _disabled.get():
+        return True
+    text = os.environ.get("MIRAGE_JAX")
+    if not text:
+        return False
+    try:
+        return not parse_switch(text)
+    except UsageError as error:
+        _warn_once(f"MIRAGE_JAX is ignored: {error}")
+        return False

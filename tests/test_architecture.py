@@ -1,0 +1,124 @@
+"""Arrows point one way: what each part of the package may import, read from the source and not from a convention."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = "mirage_jax"
+ROOT = Path(__file__).parent.parent / PACKAGE
+
+# A part may import the parts of earlier layers. Parts that share a layer do not know each other.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("errors",),
+    ("config",),
+    ("mugraph",),
+    ("jaxpr_frontend", "search", "verify", "lower"),
+    ("cache", "report"),
+    ("api",),
+    ("__init__",),
+    ("bench", "doctor"),
+    ("cli",),
+    ("__main__",),
+)
+LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+
+# Imported where they are used: a CPU-only installation has no Triton, and muGraphs can be handled without JAX.
+LAZY = {"triton", "jax_triton", "jax"}
+PRIVATE_HOME = f"{PACKAGE}.jaxpr_frontend.jax_compat"
+
+
+def _module_name(file: Path) -> str:
+    parts = file.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {_module_name(file): file for file in sorted(ROOT.rglob("*.py"))}
+
+
+@dataclass(frozen=True)
+class Import:
+    module: str
+    line: int
+    in_function: bool
+
+
+def _imports(tree: ast.Module) -> Iterator[Import]:
+    def walk(node: ast.AST, in_function: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                yield from (Import(alias.name, child.lineno, in_function) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"line {child.lineno}: relative import"
+                for alias in child.names:  # `from package import module` imports the module
+                    full = f"{child.module}.{alias.name}"
+                    # `from jax import _src` must be seen as jax._src too.
+                    is_module = full in MODULES or child.module == "jax"
+                    yield Import(full if is_module else str(child.module), child.lineno, in_function)
+            else:
+                nested = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+                yield from walk(child, in_function or nested)
+
+    return walk(tree, False)
+
+
+IMPORTS = {name: list(_imports(ast.parse(file.read_text(), str(file)))) for name, file in MODULES.items()}
+
+
+def _part(module: str) -> str:
+    """The unit of the layering: ``mirage_jax.search.driver -> search``."""
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def _is_ours(module: str) -> bool:
+    return module.split(".")[0] == PACKAGE
+
+
+def test_every_part_has_a_layer() -> None:
+    assert {_part(name) for name in MODULES} <= set(LEVEL), "give the new part its place in LAYERS"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_import_direction(name: str) -> None:
+    for imported in filter(lambda i: _is_ours(i.module), IMPORTS[name]):
+        here, there = _part(name), _part(imported.module)
+        allowed = here == there or LEVEL[there] < LEVEL[here]
+        where = f"{MODULES[name]}:{imported.line}"
+        assert allowed, f"{where}: {here} may not import {there}; pass a callable or move the type down"
+
+
+def test_no_cycle() -> None:
+    graph = {name: {i.module for i in found if _is_ours(i.module)} - {name} for name, found in IMPORTS.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"import cycle: {' -> '.join(error.args[1])}")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_private_jax_names_stay_in_one_module(name: str) -> None:
+    if name == PRIVATE_HOME:
+        return
+    for imported in IMPORTS[name]:
+        where = f"{MODULES[name]}:{imported.line}"
+        assert not imported.module.startswith("jax._src"), f"{where}: only {PRIVATE_HOME} may do this"
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.Attribute) and node.attr == "_src" and isinstance(node.value, ast.Name):
+            assert node.value.id != "jax", f"{MODULES[name]}:{node.lineno}: only {PRIVATE_HOME} may do this"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_inside_functions_are_only_of_optional_packages(name: str) -> None:
+    for imported in filter(lambda i: i.in_function, IMPORTS[name]):
+        top = imported.module.split(".")[0]
+        assert top in LAZY, f"{MODULES[name]}:{imported.line}: import {imported.module} at the top of the module"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_bytes_are_never_run_as_code(name: str) -> None:
+    """Nothing read from disk may become code: no pickle, no marshal, no yaml anywhere in the package."""
+    for imported in IMPORTS[name]:
+        assert imported.module.split(".")[0] not in {"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml"}
