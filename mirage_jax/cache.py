@@ -1,0 +1,350 @@
+"""Winners on disk: one canonical JSON file per key, written whole or not at all, believed only after checking.
+
+    <cache directory>/v1/ab/abcd....json     the decision for one region on one device, with the key's full preimage
+    <cache directory>/v1/ab/abcd....py       its kernels, for people to read; nothing here ever runs a byte of it
+
+A key names everything that may change the answer: the region's muGraph and extents, the device, versions and settings.
+The file's name is the key's digest, but a hit also needs the stored preimage to be equal. A file that is torn, rotten,
+foreign, oversized, a symlink or another user's is one logged line, moved aside, and a miss. The checksum is against
+rot, not against malice: whoever can write here owns the user's account already, and still gets data into the optimizer
+and never code, for a winner is parsed as a muGraph, certified afresh and generated anew by the caller.
+
+No failure of the file system reaches the program: the first is one warning, and from then on there is no cache.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import socket
+import stat
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import platformdirs
+
+from mirage_jax.errors import CacheError
+
+log = logging.getLogger("mirage_jax.cache")
+
+SCHEMA = 1
+MAX_BYTES = 1 << 20
+XLA_LIFETIME = 30 * 86400.0  # seconds: that nothing won is worth asking again after a month
+DECISIONS = ("win", "xla")
+PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "triton", "jax-triton", "mirage-jax")
+SETTINGS = ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE", "LIBTPU_INIT_ARGS")
+
+type Json = bool | int | float | str | list[Json] | dict[str, Json] | None
+
+
+def canonical(value: object) -> bytes:
+    """The one spelling of a JSON value; ValueError or TypeError if it is not one (NaN and infinities are not)."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+@functools.cache
+def source_digest() -> str:
+    """Digest of this package's own source, so that a changed optimizer does not believe its predecessor."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parent
+    for file in sorted(root.rglob("*.py")):
+        digest.update(f"{file.relative_to(root)}\n".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@functools.cache
+def versions() -> tuple[tuple[str, str], ...]:
+    """Installed versions of every package that can change an answer."""
+
+    def version(name: str) -> str:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return ""
+
+    return (*((name, version(name)) for name in PACKAGES), ("source", source_digest()))
+
+
+def settings() -> tuple[tuple[str, str], ...]:
+    """Settings outside of the program that change what XLA or a kernel computes, or how fast."""
+    config = {
+        "x64": str(jax.config.jax_enable_x64),
+        "matmul_precision": str(jax.config.jax_default_matmul_precision),
+        "cpus": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+    }
+    return tuple(sorted((config | {name: os.environ.get(name, "") for name in SETTINGS}).items()))
+
+
+@dataclass(frozen=True, slots=True)
+class CacheKey:
+    """Everything that may change the decision for a region. Two keys are the same iff their preimages are."""
+
+    graph: str  # the region's muGraph in text form, with dtypes
+    extents: tuple[tuple[str, int], ...]
+    backend: str
+    policy: str  # names the rules of acceptance: verifier, tolerances, noise margin
+    device_kind: str
+    compute_capability: str = ""
+    versions: tuple[tuple[str, str], ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()
+    schema: int = SCHEMA
+
+    @classmethod
+    def here(cls, *, graph: str, extents: Mapping[str, int], backend: str, policy: str, device: Any) -> Self:
+        """The key of a region on this `jax.Device`, with this process's versions and settings."""
+        return cls(
+            graph=graph,
+            extents=tuple(sorted(extents.items())),
+            backend=backend,
+            policy=policy,
+            device_kind=f"{device.platform}: {device.device_kind}",
+            compute_capability=str(getattr(device, "compute_capability", "")),
+            versions=versions(),
+            settings=settings(),
+        )
+
+    @property
+    def preimage(self) -> bytes:
+        return canonical(asdict(self))
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.preimage).hexdigest()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What was decided for a key. "win": `graph` beats XLA, with `schedule` and `certificate`. "xla": nothing does."""
+
+    decision: str
+    graph: str | None = None
+    schedule: Json = None
+    certificate: Json = None
+    timings: Mapping[str, float] = field(default_factory=dict)  # label -> seconds
+    reasons: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)  # where it was measured; for people
+    created: float = 0.0  # seconds since 1970
+
+    def __post_init__(self) -> None:
+        if self.decision not in DECISIONS:
+            raise CacheError(f"decision {self.decision!r} is none of {', '.join(DECISIONS)}")
+        if (self.decision == "win") != (self.graph is not None):
+            raise CacheError("an entry has a winner's graph if and only if something won")
+
+    @classmethod
+    def from_json(cls, value: object) -> Self:
+        if not isinstance(value, dict) or set(value) != {f.name for f in fields(cls)}:
+            raise CacheError("the entry's fields are not those of this schema")
+        texts = [value["decision"], *_list(value["reasons"]), *_dict(value["environment"]).values()]
+        if not all(isinstance(t, str) for t in texts) or not isinstance(value["graph"], str | None):
+            raise CacheError("a field that must be text is not")
+        numbers = [value["created"], *_dict(value["timings"]).values()]
+        if any(isinstance(n, bool) or not isinstance(n, int | float) for n in numbers):
+            raise CacheError("a field that must be a number is not")
+        return cls(**{**value, "reasons": tuple(value["reasons"])})
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise CacheError(f"found {type(value).__name__} where a list must be")
+    return value
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise CacheError(f"found {type(value).__name__} where an object must be")
+    return value
+
+
+# File contents: {"entry":{..},"key":{..},"sha256":".."}\n, canonical, the digest being of all that precedes its field.
+
+_SEAL = b',"sha256":"'
+_TAIL = b'"}\n'
+_SEAL_LENGTH = len(_SEAL) + 64 + len(_TAIL)
+
+
+def encode(key: CacheKey, entry: Entry) -> bytes:
+    body = canonical({"entry": asdict(entry), "key": asdict(key)})[:-1]
+    return body + _SEAL + hashlib.sha256(body).hexdigest().encode() + _TAIL
+
+
+def decode(raw: bytes, key: CacheKey) -> Entry:
+    """The entry in a file's bytes; CacheError if they are damaged or belong to another key."""
+    body, seal = raw[:-_SEAL_LENGTH], raw[-_SEAL_LENGTH:]
+    if seal != _SEAL + hashlib.sha256(body).hexdigest().encode() + _TAIL:
+        raise CacheError("the checksum does not fit")
+    try:
+        value = json.loads(body + b"}")
+        if canonical(value) != body + b"}" or set(_dict(value)) != {"entry", "key"}:
+            raise CacheError("not in canonical form")
+        if canonical(value["key"]) != key.preimage:
+            raise CacheError("it belongs to another key")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CacheError(f"not readable as JSON ({type(error).__name__})") from None
+    return Entry.from_json(value["entry"])
+
+
+@functools.cache
+def _warn_once(where: str, message: str) -> None:
+    log.warning("cache %s: %s", where, message)
+
+
+class Cache:
+    """Winners under one directory. `get` and `put` never raise on account of what is, or is not, on disk."""
+
+    def __init__(self, directory: str | os.PathLike[str] | None = None, clock: Callable[[], float] = time.time) -> None:
+        """directory: None means ``$MIRAGE_JAX_CACHE_DIR``, else mirage_jax in the user's cache directory."""
+        chosen = directory or os.environ.get("MIRAGE_JAX_CACHE_DIR")
+        default = platformdirs.user_cache_dir("mirage_jax", False)  # relative if there is no home directory
+        self.directory = Path(os.path.abspath(os.path.expanduser(chosen)) if chosen else default)
+        self._clock = clock
+
+    @property
+    def root(self) -> Path:
+        return self.directory / f"v{SCHEMA}"
+
+    def path(self, key: CacheKey) -> Path:
+        digest = key.digest
+        return self.root / digest[:2] / f"{digest}.json"
+
+    def kernel_path(self, key: CacheKey) -> Path:
+        """Where the readable kernels of a winner are."""
+        return self.path(key).with_suffix(".py")
+
+    def get(self, key: CacheKey) -> Entry | None:
+        return self.lookup(key)[0]
+
+    def lookup(self, key: CacheKey) -> tuple[Entry | None, str]:
+        """The entry, or None with the reason why there is none, for a report."""
+        path = self.path(key)
+        try:
+            self._check_directories(path)
+            entry = decode(_read(path), key)
+        except FileNotFoundError:
+            return None, "never decided before"
+        except CacheError as error:
+            log.warning("cache entry %s is not used: %s", path, error)
+            with suppress(OSError):
+                os.replace(path, path.with_suffix(".bad"))
+            return None, f"the stored entry is not usable: {error}"
+        except _UnsafeDirectory as error:
+            _warn_once(str(self.directory), f"not used: {error}")
+            return None, f"no cache: {error}"
+        except (OSError, ValueError) as error:
+            _warn_once(str(self.directory), f"not readable: {error}")
+            return None, f"no cache: {error}"
+        if entry.decision == "xla" and self._clock() - entry.created > XLA_LIFETIME:
+            return None, "that nothing beats XLA was decided too long ago"
+        return entry, "found"
+
+    def put(self, key: CacheKey, entry: Entry, kernels: str | None = None) -> Path | None:
+        """Store an entry, and the text of its kernels beside it; the entry's path, or None if that was not possible."""
+        path = self.path(key)
+        try:
+            raw = encode(key, replace(entry, created=entry.created or self._clock()))
+            if len(raw) > MAX_BYTES:
+                raise ValueError(f"an entry of {len(raw)} bytes is over the limit of {MAX_BYTES}")
+            self._make_directories(path)
+            if kernels is not None:
+                _write(path.with_suffix(".py"), kernels.encode("utf-8", "backslashreplace"))
+            _write(path, raw)
+        except (OSError, ValueError, TypeError, RecursionError, _UnsafeDirectory) as error:
+            _warn_once(str(self.directory), f"nothing is stored: {error}")
+            return None
+        return path
+
+    def files(self) -> Iterator[Path]:
+        """Every entry's file, for listing."""
+        with suppress(OSError):
+            yield from sorted(self.root.glob("[0-9a-f][0-9a-f]/*.json"))
+
+    def _check_directories(self, path: Path) -> None:
+        if not self.directory.is_absolute():
+            raise _UnsafeDirectory("there is no home directory; set MIRAGE_JAX_CACHE_DIR")
+        for directory in (self.directory, self.root, path.parent):
+            found = directory.stat() if directory == self.directory else directory.lstat()
+            if not stat.S_ISDIR(found.st_mode):
+                raise _UnsafeDirectory(f"{directory} is not a directory; remove it or choose another cache directory")
+            if (problem := _ownership_problem(found)) is not None:
+                raise _UnsafeDirectory(f"{directory} {problem}; fix with: chmod go-w, chown")
+
+    def _make_directories(self, path: Path) -> None:
+        if not self.directory.is_absolute():
+            raise _UnsafeDirectory("there is no home directory; set MIRAGE_JAX_CACHE_DIR")
+        self.directory.parent.mkdir(parents=True, exist_ok=True)
+        for directory in (self.directory, self.root, path.parent):
+            with suppress(FileExistsError):
+                directory.mkdir(mode=0o700)
+        self._check_directories(path)
+
+
+class _UnsafeDirectory(Exception):
+    """The cache directory is one that somebody else could write to, or is none."""
+
+
+def _ownership_problem(found: os.stat_result) -> str | None:
+    if not hasattr(os, "geteuid"):
+        return None  # Windows: its access lists are not for a mode to tell
+    if found.st_uid != os.geteuid():
+        return f"belongs to user {found.st_uid}"
+    if found.st_mode & 0o022:
+        return "can be written by other users"
+    return None
+
+
+def _flags(*names: str) -> int:
+    return functools.reduce(int.__or__, (getattr(os, name, 0) for name in names), 0)
+
+
+def _read(path: Path) -> bytes:
+    """All of a regular file of our own of at most MAX_BYTES; symlinks are not followed and pipes not waited for."""
+    try:
+        fd = os.open(path, _flags("O_RDONLY", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+    except OSError:
+        if path.is_symlink():
+            raise CacheError("it is a symbolic link") from None
+        raise
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise CacheError("it is not a file")
+        if (problem := _ownership_problem(found)) is not None:
+            raise CacheError(f"it {problem}")
+        if found.st_size > MAX_BYTES:
+            raise CacheError(f"its {found.st_size} bytes are over the limit of {MAX_BYTES}")
+        with open(fd, "rb", closefd=False) as file:
+            return file.read(MAX_BYTES + 1)
+    finally:
+        os.close(fd)
+
+
+def _write(path: Path, raw: bytes) -> None:
+    """Replace a file in one step that a crash cannot divide: a file of a name nobody else has, synced, then renamed."""
+    temporary = path.parent / f".{socket.gethostname()[:32]}.{os.getpid()}.{uuid.uuid4().hex}.tmp"
+    fd = os.open(temporary, _flags("O_WRONLY", "O_CREAT", "O_EXCL", "O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"), 0o600)
+    try:
+        with open(fd, "wb") as file:
+            file.write(raw)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    with suppress(OSError):  # the rename is done; some file systems cannot sync a directory
+        directory = os.open(path.parent, _flags("O_RDONLY", "O_DIRECTORY", "O_CLOEXEC"))
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)

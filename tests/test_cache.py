@@ -1,0 +1,426 @@
+"""The cache under faults: whatever happens to the files, the answer is the stored one or a miss, and nothing raises."""
+
+import errno
+import json
+import logging
+import multiprocessing
+import os
+import random
+import stat
+import threading
+from dataclasses import fields, replace
+
+import jax
+import pytest
+
+from mirage_jax import cache as cache_module
+from mirage_jax.cache import MAX_BYTES, XLA_LIFETIME, Cache, CacheKey, Entry, canonical, decode, encode
+from mirage_jax.errors import CacheError
+
+KEY = CacheKey(
+    graph="graph(x: f32[m,k]) -> y",
+    extents=(("k", 64), ("m", 7)),
+    backend="jax",
+    policy="p1",
+    device_kind="cpu: cpu",
+    compute_capability="",
+    versions=(("jax", "1.2.3"),),
+    settings=(("x64", "False"),),
+)
+WIN = Entry(
+    decision="win",
+    graph='kernel k: "ünïcode" \\ %a[m] = exp %x',
+    schedule={"tiles": {"m": 16, "k": 32}, "warps": 4},
+    certificate={"p": 2**61 - 1, "bound": 1e-13},
+    timings={"xla": 1.5e-5, "ours": 1.0e-5},
+    reasons=("1.5x faster",),
+    environment={"jax": "1.2.3"},
+    created=1e9,
+)
+
+
+@pytest.fixture
+def cache(tmp_path) -> Cache:
+    cache_module._warn_once.cache_clear()
+    return Cache(tmp_path / "c", clock=lambda: 1e9)
+
+
+def test_round_trip(cache, caplog) -> None:
+    assert cache.lookup(KEY) == (None, "never decided before")
+    assert cache.put(KEY, WIN, kernels="def kernel(): ...\n") == cache.path(KEY)
+    assert cache.lookup(KEY) == (WIN, "found")
+    assert cache.kernel_path(KEY).read_text() == "def kernel(): ...\n"
+    assert list(cache.files()) == [cache.path(KEY)]
+    assert not caplog.records
+    for path in cache.directory.rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
+    assert json.loads(cache.path(KEY).read_text())["entry"]["decision"] == "win"
+
+
+def test_overwrite(cache) -> None:
+    cache.put(KEY, WIN)
+    newer = replace(WIN, reasons=("again",))
+    cache.put(KEY, newer)
+    assert cache.get(KEY) == newer
+    assert len(list(cache.path(KEY).parent.iterdir())) == 1
+
+
+def test_every_part_of_the_key_matters(cache) -> None:
+    cache.put(KEY, WIN)
+    for part in fields(KEY):
+        value = getattr(KEY, part.name)
+        other = value + 1 if isinstance(value, int) else value + "x" if isinstance(value, str) else (*value, ("z", 1))
+        assert cache.get(replace(KEY, **{part.name: other})) is None, part.name
+
+
+def test_key_of_this_process() -> None:
+    make = lambda k: CacheKey.here(graph="g", extents=k, backend="jax", policy="p", device=jax.devices()[0])  # noqa: E731
+    assert make({"a": 1, "b": 2}) == make({"b": 2, "a": 1})
+    assert make({"a": 1}).digest != make({"a": 2}).digest
+    assert dict(make({}).versions)["jax"] == jax.__version__
+
+
+def test_settings_are_in_the_key(monkeypatch) -> None:
+    before = cache_module.settings()
+    monkeypatch.setenv("XLA_FLAGS", "--xla_something=1")
+    assert cache_module.settings() != before
+
+
+def test_xla_decisions_expire(tmp_path) -> None:
+    now = [1e9]
+    cache = Cache(tmp_path, clock=lambda: now[0])
+    cache.put(KEY, Entry("xla", reasons=("nothing was faster",)))
+    now[0] += XLA_LIFETIME - 1
+    found = cache.get(KEY)
+    assert found is not None and found.created == 1e9
+    now[0] += 2
+    assert cache.get(KEY) is None
+    now[0] = 0.0  # a clock that went backwards
+    assert cache.get(KEY) == found
+
+
+def test_entry_refuses_nonsense() -> None:
+    with pytest.raises(CacheError):
+        Entry("maybe")
+    with pytest.raises(CacheError):
+        Entry("win")
+    with pytest.raises(CacheError):
+        Entry("xla", graph="g")
+
+
+# Damage to the bytes.
+
+
+def test_truncation_at_every_byte() -> None:
+    raw = encode(KEY, WIN)
+    for length in range(len(raw)):
+        with pytest.raises(CacheError):
+            decode(raw[:length], KEY)
+
+
+def test_every_bit_flip() -> None:
+    raw = encode(KEY, WIN)
+    for position in range(len(raw)):
+        for bit in range(8):
+            flipped = raw[:position] + bytes([raw[position] ^ 1 << bit]) + raw[position + 1 :]
+            with pytest.raises(CacheError):
+                decode(flipped, KEY)
+
+
+def test_random_damage_never_escapes() -> None:
+    raw, rng = encode(KEY, WIN), random.Random(0)
+    for _ in range(2000):
+        a, b = sorted(rng.choices(range(len(raw) + 1), k=2))
+        damaged = raw[:a] + rng.randbytes(rng.randrange(8)) + raw[b:]
+        if damaged != raw:
+            with pytest.raises(CacheError):
+                decode(damaged, KEY)
+
+
+def _sealed(body: bytes) -> bytes:
+    """Well sealed bytes, so that what is inside is what gets tested."""
+    assert body.endswith(b"}")
+    digest = cache_module.hashlib.sha256(body[:-1]).hexdigest().encode()
+    return body[:-1] + b',"sha256":"' + digest + b'"}\n'
+
+
+def _body(**entry: object) -> bytes:
+    whole = json.loads(encode(KEY, WIN))
+    return canonical({"entry": whole["entry"] | entry, "key": whole["key"]})
+
+
+BODIES = {
+    "empty object": b"{}",
+    "not json": b"garbage}",
+    "array": b"[]}",
+    "deep": b"[" * 100_000 + b"}",
+    "deep object": b'{"a":' * 50_000 + b"}",
+    "missing entry": canonical({"key": json.loads(KEY.preimage)}),
+    "entry is a list": canonical({"key": json.loads(KEY.preimage), "entry": []}),
+    "extra field": _body(extra=1),
+    "unknown decision": _body(decision="perhaps"),
+    "decision is a number": _body(decision=1),
+    "win without graph": _body(graph=None),
+    "graph is a list": _body(graph=["a"]),
+    "reasons are text": _body(reasons="abc"),
+    "reasons are numbers": _body(reasons=[1]),
+    "timings are a list": _body(timings=[1]),
+    "timing is a bool": _body(timings={"xla": True}),
+    "created is text": _body(created="today"),
+    "NaN": _body().replace(b"1.5e-05", b"NaN"),
+    "overflow": _body().replace(b"1.5e-05", b"1e999"),
+    "not canonical": _body().replace(b'"graph":', b'"graph": '),
+    "duplicate key": _body().replace(b'{"entry":', b'{"entry":0,"entry":'),
+    "huge integer": _body(created=0).replace(b'"created":0', b'"created":' + b"9" * 5000),
+    "invalid utf-8": _body().replace(b"again", b"\xff").replace(b"faster", b"\xff"),
+    "other schema": _body().replace(b'"schema":1', b'"schema":2'),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_well_sealed_nonsense(name, cache, caplog) -> None:
+    cache.put(KEY, WIN)
+    cache.path(KEY).write_bytes(_sealed(BODIES[name]))
+    assert cache.get(KEY) is None
+    assert len(caplog.records) == 1
+    assert not cache.path(KEY).exists() and cache.path(KEY).with_suffix(".bad").exists()
+    assert cache.put(KEY, WIN)
+    assert cache.get(KEY) == WIN
+
+
+# Damage to the files.
+
+
+def _empty(path):
+    path.write_bytes(b"")
+
+
+def _garbage(path):
+    path.write_bytes(random.Random(1).randbytes(4096))
+
+
+def _oversize(path):
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+
+
+def _other_key(path):
+    path.write_bytes(encode(replace(KEY, backend="triton"), WIN))
+
+
+def _symlink(path):
+    path.rename(path.with_name("kept"))
+    path.symlink_to("kept")
+
+
+def _symlink_outside(path):
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+
+
+def _dangling_symlink(path):
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+def _directory(path):
+    path.unlink()
+    path.mkdir()
+
+
+def _pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _writable_by_others(path):
+    path.chmod(0o666)
+
+
+FILE_FAULTS = [
+    _empty, _garbage, _oversize, _other_key, _symlink, _symlink_outside, _dangling_symlink, _directory, _pipe,
+    _writable_by_others,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FILE_FAULTS)
+def test_a_broken_file_is_one_line_and_a_miss(fault, cache, caplog) -> None:
+    cache.put(KEY, WIN)
+    fault(cache.path(KEY))
+    with caplog.at_level(logging.WARNING):
+        assert cache.get(KEY) is None
+        assert len(caplog.records) == 1
+        assert cache.get(KEY) is None  # moved aside: silent now
+        assert len(caplog.records) == 1
+        assert cache.put(KEY, WIN)
+        assert cache.get(KEY) == WIN
+
+
+def test_a_file_of_another_user_is_a_miss(cache, monkeypatch) -> None:
+    cache.put(KEY, WIN)
+    real = os.fstat
+    monkeypatch.setattr(os, "fstat", lambda fd: _Owned(real(fd)))
+    assert cache.get(KEY) is None
+
+
+class _Owned:
+    def __init__(self, found) -> None:
+        self.st_mode, self.st_size, self.st_uid = found.st_mode, found.st_size, os.geteuid() + 1
+
+
+# Damage to the directories: one warning, then no cache.
+
+
+def _expect_no_cache(cache, caplog) -> None:
+    for _ in range(3):
+        assert cache.get(KEY) is None
+        assert cache.put(KEY, WIN) is None
+    assert 1 <= len(caplog.records) <= 2  # not readable, not writable
+
+
+@pytest.mark.parametrize("place", ["directory", "root", "sub"])
+def test_directory_is_a_file(place, cache, caplog) -> None:
+    path = {"directory": cache.directory, "root": cache.root, "sub": cache.path(KEY).parent}[place]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("hello")
+    _expect_no_cache(cache, caplog)
+    assert path.read_text() == "hello"
+
+
+def test_directory_writable_by_others(cache, caplog) -> None:
+    cache.put(KEY, WIN)
+    cache.directory.chmod(0o777)
+    _expect_no_cache(cache, caplog)
+    assert "chmod" in caplog.text
+
+
+def test_symlinked_subdirectory(cache, caplog, tmp_path) -> None:
+    cache.put(KEY, WIN)
+    cache.path(KEY).parent.rename(tmp_path / "elsewhere")
+    cache.path(KEY).parent.symlink_to(tmp_path / "elsewhere")
+    _expect_no_cache(cache, caplog)
+
+
+def test_symlink_chosen_as_the_cache_directory_is_fine(tmp_path) -> None:
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to("real")
+    cache = Cache(tmp_path / "link")
+    assert cache.put(KEY, WIN)
+    assert cache.get(KEY) == WIN
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_read_only_directory(cache, caplog) -> None:
+    cache.root.mkdir(parents=True)
+    cache.root.chmod(0o500)
+    assert cache.put(KEY, WIN) is None
+    assert cache.put(KEY, WIN) is None
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("call", ["open", "fsync", "replace", "mkdir"])
+@pytest.mark.parametrize("code", ["ENOSPC", "EACCES", "EROFS", "EBUSY", "EIO", "ESTALE", "EMFILE", "EDQUOT"])
+def test_failing_system_call(call, code, cache, caplog, monkeypatch) -> None:
+    def fail(*args, **kw):
+        raise OSError(getattr(errno, code), code)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        assert cache.put(KEY, WIN) is None
+        assert cache.put(KEY, WIN) is None
+    assert len(caplog.records) == 1
+    assert not [p for p in cache.directory.rglob("*") if p.is_file()]
+    assert cache.put(KEY, WIN)
+    assert cache.get(KEY) == WIN
+
+
+def test_failing_read(cache, caplog, monkeypatch) -> None:
+    cache.put(KEY, WIN)
+
+    def fail(*args, **kw):
+        raise OSError(5, "EIO")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fail)
+        assert cache.get(KEY) is None
+        assert cache.get(KEY) is None
+    assert len(caplog.records) == 1
+    assert cache.get(KEY) == WIN
+
+
+def test_interrupt_while_writing_leaves_the_old_entry(cache, monkeypatch) -> None:
+    cache.put(KEY, WIN)
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "fsync", interrupt)
+        cache.put(KEY, replace(WIN, reasons=("new",)))
+    assert cache.get(KEY) == WIN
+    assert len(list(cache.path(KEY).parent.iterdir())) == 1
+
+
+@pytest.mark.parametrize("bad", [{"a": float("nan")}, {"a": object()}, {"a": {1, 2}}])
+def test_what_is_not_json_is_not_stored(bad, cache, caplog) -> None:
+    assert cache.put(KEY, replace(WIN, schedule=bad)) is None
+    assert len(caplog.records) == 1
+    assert cache.get(KEY) is None
+
+
+def test_too_large_to_store(cache, caplog) -> None:
+    assert cache.put(KEY, replace(WIN, graph="x" * MAX_BYTES)) is None
+    assert "limit" in caplog.text
+
+
+def test_environment_chooses_the_directory(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("MIRAGE_JAX_CACHE_DIR", str(tmp_path / "ü b"))
+    assert Cache().directory == tmp_path / "ü b"
+    assert Cache(tmp_path / "other").directory == tmp_path / "other"
+    assert Cache().put(KEY, WIN)
+    monkeypatch.delenv("MIRAGE_JAX_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert Cache().directory == tmp_path / "xdg" / "mirage_jax"
+
+
+def test_no_home_directory_is_no_cache(caplog, monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MIRAGE_JAX_CACHE_DIR")
+    monkeypatch.setattr(cache_module.platformdirs, "user_cache_dir", lambda *_: "~/.cache/mirage_jax")
+    _expect_no_cache(Cache(), caplog)
+    assert not list(tmp_path.iterdir())
+
+
+# Many writers and readers.
+
+
+def _hammer(directory: str, seed: int, rounds: int) -> int:
+    cache, seen = Cache(directory, clock=lambda: 1e9), 0
+    for i in range(rounds):
+        cache.put(KEY, replace(WIN, reasons=(f"{seed}.{i}" * 50,)), kernels="x" * 100)
+        found = cache.get(KEY)
+        if found is None or found.graph != WIN.graph:
+            return -1
+        seen += 1
+    return seen
+
+
+def test_concurrent_threads(cache, caplog) -> None:
+    results: list[int] = []
+    threads = [
+        threading.Thread(target=lambda s=s: results.append(_hammer(str(cache.directory), s, 25))) for s in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [25] * 8
+    assert not caplog.records
+    assert len(list(cache.path(KEY).parent.iterdir())) == 2
+
+
+def test_concurrent_processes(cache) -> None:
+    with multiprocessing.get_context("spawn").Pool(3) as pool:
+        assert pool.starmap(_hammer, [(str(cache.directory), s, 25) for s in range(3)]) == [25] * 3
+    assert len(list(cache.path(KEY).parent.iterdir())) == 2
+    assert cache.get(KEY) is not None
