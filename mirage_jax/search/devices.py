@@ -1,0 +1,45 @@
+"""Device descriptions: what the cost model knows about hardware. Data only; add a row to support a device.
+
+Peak figures are vendor data or, for the H200, measured (bandwidth counts bytes read plus written).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Seconds and bytes of one device as the cost model sees it."""
+
+    name: str
+    blocks: int  # thread blocks (GPU) or cores (CPU) that run at the same time
+    bandwidth: float  # bytes/s from device memory
+    cache_bandwidth: float  # bytes/s from the last-level cache
+    matrix_flops: float  # FLOP/s of the matrix units, 16-bit operands
+    matrix_flops_f32: float
+    vector_flops: float  # FLOP/s of pointwise f32 arithmetic
+    launch: float  # seconds per kernel
+    shortest: float  # seconds that even an empty kernel takes
+    shared_bytes: int  # shared memory per block
+    is_gpu: bool = True
+
+
+DEVICES: dict[str, Device] = {
+    d.name: d
+    for d in (
+        Device("A100", 108, 1.4e12, 5e12, 280e12, 70e12, 15e12, 1e-6, 2.5e-6, 163 << 10),
+        Device("H100", 132, 2.9e12, 8e12, 700e12, 350e12, 25e12, 1e-6, 2.5e-6, 227 << 10),
+        Device("H200", 132, 4.3e12, 9e12, 780e12, 390e12, 25e12, 1e-6, 2.5e-6, 227 << 10),
+        Device("B200", 148, 7.0e12, 14e12, 2000e12, 900e12, 35e12, 1e-6, 2.5e-6, 227 << 10),
+        Device("CPU", 2, 1.2e10, 4e10, 8e10, 8e10, 4e9, 2e-6, 2e-6, 1 << 20, is_gpu=False),
+    )
+}
+
+
+def device_for(kind: str) -> Device:
+    """The description for a `jax.Device.device_kind`; an unknown GPU is described as an H100, anything else as a CPU."""
+    for name, device in DEVICES.items():
+        if name.lower() in kind.lower():
+            return device
+    return DEVICES["H100" if "nvidia" in kind.lower() or "gpu" in kind.lower() else "CPU"]

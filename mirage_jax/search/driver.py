@@ -1,0 +1,321 @@
+"""The search: from a region's reference muGraph to ranked candidate muGraphs, and a report of what was looked at.
+
+Reference -> normal forms of its outputs -> variants (the region itself; each reduced axis split over the grid) -> plans of every
+variant, best lower bound first -> priced, extracted, ranked. Two families of candidates:
+
+* `kernels`: graph-defined kernels with their block graphs (GPU);
+* `algebra`: the cheapest operator DAG as library operators (every backend): re-association, distribution, common factors.
+
+Nothing is verified, compiled or measured here; candidates are tried in order by `api`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from fractions import Fraction
+
+from mirage_jax.errors import UnsupportedError
+from mirage_jax.mugraph.graph import Axis, KernelGraph, KernelSchedule, Schedule, origin
+from mirage_jax.mugraph.operators import operator
+from mirage_jax.search.axioms import PART, Axioms
+from mirage_jax.search.cost import Model, Priced
+from mirage_jax.search.devices import Device
+from mirage_jax.search.extract import Extractor, Root, block_plan, common, library_plan
+from mirage_jax.search.frontier import EMPTY, BudgetExceeded, Frontiers, Space
+from mirage_jax.search.grading import Grading
+from mirage_jax.search.normal_form import Expressions, NormalFormDomain, Poly
+from mirage_jax.search.plans import Plan, Plans
+
+log = logging.getLogger("mirage_jax")
+WIDTHS = {"bool": 1, "f16": 2, "bf16": 2, "f32": 4, "i32": 4, "f64": 8}
+PARTS = (4, 8, 16, 32)
+MAX_TERMS = 64  # a sum of more products than this is not searched
+
+
+class StopReason(Enum):
+    """Why a search ended."""
+
+    EXHAUSTED = "exhausted the space"
+    SECONDS = "time budget used up"
+    STATES = "state budget used up"
+    PLANS = "plan limit reached"
+    INTERRUPTED = "interrupted; best so far kept"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A muGraph that should compute the region, with sizes to start tuning from. Estimates are the model's, in seconds."""
+
+    graph: KernelGraph
+    schedule: Schedule
+    seconds: float
+    family: str  # "kernels" | "algebra"
+    bytes: float
+    flops: float
+    alternatives: tuple[tuple[KernelSchedule, ...], ...] = ()  # per kernel: other sizes, best first
+
+
+@dataclass
+class SearchReport:
+    """What was looked at: printed by explain() and by the benchmark."""
+
+    space: Space
+    stop: StopReason = StopReason.EXHAUSTED
+    seconds: float = 0.0
+    classes: int = 0
+    states: int = 0
+    steps: int = 0
+    plans: int = 0
+    structures: int = 0
+    priced: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)  # plans that could not be written, by reason
+    pruned: Counter[str] = field(default_factory=Counter)  # states and steps not followed, by rule
+    fired: Counter[str] = field(default_factory=Counter)  # steps made, by axiom
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.stop.value} in {self.seconds:.2f} s: {self.classes} classes, {self.states} states, {self.steps} steps,"
+            f" {self.plans} plans standing for {self.structures:.3g} structures, {self.priced} priced"
+        ]
+        if self.stop is StopReason.EXHAUSTED:
+            lines.append(f"exhaustive {self.space}")
+        lines.append("pruned: " + (", ".join(f"{k} {v}" for k, v in sorted(self.pruned.items())) or "nothing"))
+        lines.append("axioms: " + ", ".join(f"{k} {v}" for k, v in sorted(self.fired.items())))
+        if self.dropped:
+            lines.append("plans not expressible: " + ", ".join(f"{k} {v}" for k, v in sorted(self.dropped.items())))
+        return "\n".join(lines)
+
+
+@dataclass
+class _Clock:
+    """Counts states and time against the budget."""
+
+    seconds: float
+    states: int
+    began: float = field(default_factory=time.monotonic)
+    ticks: int = 0
+
+    def tick(self) -> None:
+        self.ticks += 1
+        if self.ticks > self.states:
+            raise BudgetExceeded(StopReason.STATES)
+        if self.ticks % 64 == 0:
+            self.check()
+
+    def check(self) -> None:
+        if time.monotonic() - self.began > self.seconds:
+            raise BudgetExceeded(StopReason.SECONDS)
+
+
+def express(reference: KernelGraph, e: Expressions) -> dict[str, Poly]:
+    """Normal form of every tensor of a graph of library operators."""
+    domain = NormalFormDomain(e)
+    known = {t.name: e.atom(t.name, t.axes) for t in reference.inputs}
+    for k in reference.kernels:
+        values = {
+            load.name: e.rename(known[load.tensor], dict(zip(reference.tensors[load.tensor].axes, load.axes, strict=True)))
+            for load in k.loads
+        }
+        for op in k.ops:
+            p = operator(op.op).meaning(domain, *(values[a] for a in op.args), **op.attributes)
+            if len(e.poly(p)) > MAX_TERMS:
+                raise UnsupportedError(f"a value expands to a sum of more than {MAX_TERMS} products")
+            values[op.name] = p
+        for s in k.stores:
+            known[s.tensor.name] = values[s.value]
+    return known
+
+
+def batch_axes(reference: KernelGraph, roots: list[Poly], axioms: Axioms, reduced: frozenset[Axis]) -> frozenset[Axis]:
+    """Axes that tiles have one element of: in every output, never reduced, and in every large input or needed to bound the rank."""
+    e = axioms.e
+    candidates = frozenset.intersection(*(e.axes(r) for r in roots)) - reduced
+    shapes = [frozenset(t.axes) for t in reference.inputs if len(t.axes) > 1] + [e.axes(r) for r in roots]
+    big = [s for s in shapes if len(s) > 2]
+    batch = frozenset(a for a in candidates if big and all(a in s for s in big))
+    for s in sorted(shapes, key=lambda s: (-len(s), sorted(s))):
+        while len(s - batch) > 2 and (s - batch) & candidates:
+            batch |= {min((s - batch) & candidates, key=lambda a: (reference.extent(a), a))}
+    return batch
+
+
+@dataclass
+class Search:
+    """One search over one region for one device. Call `run`; the report fills as it goes, so an interrupt keeps it."""
+
+    reference: KernelGraph
+    device: Device
+    space: Space = Space()
+    seconds: float = 30.0
+    states: int = 2_000_000
+    max_plans: int = 20_000
+    keep: int = 8
+
+    def __post_init__(self) -> None:
+        self.report = SearchReport(self.space)
+        self.clock = _Clock(self.seconds, self.states)
+        self.narrow = min((t.dtype for t in self.reference.inputs if t.dtype not in ("bool", "i32")), key=lambda d: WIDTHS[d], default="f32")
+
+    def run(self) -> list[Candidate]:
+        """Ranked candidates, best estimate first; raises `UnsupportedError` if the region has no useful normal form."""
+        self.clock = _Clock(self.seconds, self.states)
+        found: list[Candidate] = []
+        try:
+            self._start()
+            for produce in (self._algebra, self._kernels) if self.device.is_gpu else (self._algebra,):
+                for c in produce():
+                    found.append(c)
+        except BudgetExceeded as stop:
+            self.report.stop = stop.args[0]
+        except KeyboardInterrupt:
+            self.report.stop = StopReason.INTERRUPTED
+            log.warning("search interrupted: keeping the best of %d candidates", len(found))
+        self._collect()
+        unique = {str(c.graph): c for c in sorted(found, key=lambda c: -c.seconds)}
+        return sorted(unique.values(), key=lambda c: c.seconds)
+
+    # ------------------------------------------------------------------ preparation
+
+    def _start(self) -> None:
+        r = self.reference
+        self.e = Expressions(r.extent)
+        known = express(r, self.e)
+        self.axioms = Axioms(self.e)
+        outs = [r.tensors[name] for name in dict.fromkeys(r.outputs)]
+        parts = [self.e.affine_parts(known[t.name]) for t in outs]
+        self.roots = tuple(Root(t, q, c, o) for t, (q, c, o) in zip(outs, parts, strict=True))
+        for root in self.roots:
+            if self.e.is_constant(root.value) or self.axioms.is_input(root.value):
+                raise UnsupportedError(f"output {root.tensor.name} is an input or a constant, scaled")
+        values = [root.value for root in self.roots]
+        grading = Grading(self.e, tuple(values))
+        probe = Frontiers(self.axioms, grading, self.space, frozenset())
+        self.reduced = frozenset[Axis]().union(*(probe.reduced_axes(v) for v in values))
+        self.batch = batch_axes(r, values, self.axioms, self.reduced)
+        self.tables: list[Frontiers] = []
+        self.report.classes = len(frozenset[Poly]().union(*(probe.reach(v) for v in values)))
+
+    def _frontiers(self, roots: tuple[Root, ...], space: Space, batch: frozenset[Axis]) -> Frontiers:
+        f = Frontiers(self.axioms, Grading(self.e, tuple(r.value for r in roots)), space, batch, self.clock.tick)
+        self.tables.append(f)
+        return f
+
+    def _collect(self) -> None:
+        self.report.seconds = time.monotonic() - self.clock.began
+        for f in getattr(self, "tables", []):
+            stats = Counter(f.stats)
+            self.report.states += stats.pop("states", 0)
+            self.report.steps += stats.pop("steps", 0)
+            self.report.pruned += stats
+        self.report.fired = Counter(getattr(self, "axioms", Axioms(Expressions(self.reference.extent))).fired)
+
+    def _model(self, f: Frontiers, split: Axis | None = None, parts: int = 1) -> Model:
+        widths = {t.name: WIDTHS[t.dtype] for t in self.reference.inputs}
+        return Model(f, self.device, self.reference.sizes, widths, split, parts)
+
+    # ------------------------------------------------------------------ algebra
+
+    def _algebra(self) -> Iterator[Candidate]:
+        """The cheapest DAG of library operators, under the device's weights and under pure operation counts."""
+        f = self._frontiers(self.roots, replace(self.space, max_rank=99), frozenset())
+        model = self._model(f)
+        outs = frozenset(r.value for r in self.roots)
+        sizes = {a: self.reference.extent(a) for a in self.reference.sizes}
+        weights = (model.library, lambda p, s: sum(model._work(p, s, sizes)) + 1e-12)
+        for weight in weights:
+            dag = f.cheapest(outs, EMPTY, None, weight)
+            if dag is None:
+                continue
+            try:
+                extractor = Extractor(f, self.reference, self.roots, common(f, [(dag, EMPTY)]), self.narrow)
+                graph = library_plan(extractor, dag, outs)
+            except UnsupportedError as why:
+                self.report.dropped[str(why)] += 1
+                continue
+            traffic = sum(model.bytes(p) + sum(model.bytes(a) for a in s.args) for p, s in dag if not operator_is_pointwise(s.op))
+            yield Candidate(graph, Schedule(()), sum(model.library(p, s) for p, s in dag), "algebra", traffic, _flops(graph))
+
+    # ------------------------------------------------------------------ kernels
+
+    def _variants(self) -> Iterator[tuple[Axis | None, tuple[Root, ...]]]:
+        yield None, self.roots
+        for axis in sorted(a for a in self.reduced if a == origin(a)):
+            if self.reference.extent(axis) < 4 * PARTS[0]:
+                continue
+            split = tuple(replace(r, value=self.e.split(r.value, axis, (axis + PART, axis))) for r in self.roots)
+            yield axis, split
+
+    def _kernels(self) -> Iterator[Candidate]:
+        todo: list[tuple[float, int, Plan, Axis | None, int, tuple[Root, ...]]] = []
+        models: dict[tuple[Axis | None, int], Model] = {}
+        for axis, roots in self._variants():
+            f = self._frontiers(roots, self.space, self.batch)
+            counts = [1] if axis is None else [n for n in PARTS if self.reference.extent(axis) // n >= 16]
+            for parts in counts:
+                models[axis, parts] = self._model(f, axis, parts)
+            for plan, structures in Plans(f, frozenset(r.value for r in roots), axis):
+                self.clock.check()
+                self.report.plans += 1
+                self.report.structures += structures
+                for parts in counts:
+                    bound = sum(models[axis, parts].bound(*cut) for cut in plan)
+                    todo.append((bound, len(todo), plan, axis, parts, roots))
+                if self.report.plans >= self.max_plans:
+                    self.report.stop = StopReason.PLANS
+                    break
+        todo.sort(key=lambda x: x[:2])
+        best: list[float] = []
+        for bound, _, plan, axis, parts, roots in todo:
+            self.clock.check()
+            if len(best) >= self.keep and bound >= best[self.keep - 1]:
+                break  # exact: the bound is below every completion
+            self.report.priced += 1
+            model = models[axis, parts]
+            priced = [model.kernel(*cut) for cut in plan]
+            if any(k is None for k in priced):
+                self.report.dropped["no tile fits"] += 1
+                continue
+            kernels = [k for k in reversed(priced) if k is not None]
+            try:
+                candidate = self._candidate(model, kernels, axis, parts, roots)
+            except UnsupportedError as why:
+                self.report.dropped[str(why)] += 1
+                continue
+            best = sorted([*best, candidate.seconds])[: self.keep]
+            yield candidate
+
+    def _candidate(self, model: Model, kernels: list[Priced], axis: Axis | None, parts: int, roots: tuple[Root, ...]) -> Candidate:
+        f = model.frontiers
+        cuts = common(f, [(k.dag, k.leaves) for k in kernels])
+        graph = block_plan(Extractor(f, self.reference, roots, cuts, self.narrow), kernels)
+        schedule = Schedule(tuple(k.schedule for k in kernels), ((axis, parts),) if axis else ())
+        return Candidate(
+            graph,
+            schedule,
+            sum(k.seconds for k in kernels),
+            "kernels",
+            sum(k.bytes for k in kernels),
+            sum(k.flops for k in kernels),
+            tuple(tuple(s for _, s in k.alternatives) for k in kernels),
+        )
+
+
+def operator_is_pointwise(name: str) -> bool:
+    return operator(name).pointwise
+
+
+def _flops(graph: KernelGraph) -> float:
+    """Floating-point operations of a graph of library operators at full extents."""
+    total = 0.0
+    for k in graph.kernels:
+        axes = {load.name: load.axes for load in k.loads}
+        for op in k.ops:
+            space = {*op.axes, *(a for x in op.args for a in axes.get(x, ()))}
+            total += operator(op.op).flops * math.prod(graph.extent(a) for a in space)
+    return total

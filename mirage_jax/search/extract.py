@@ -1,0 +1,282 @@
+"""From plans to muGraphs: name the values, write loads and stores, and make exponentials relative to a running maximum.
+
+The search knows a value's degree (`grading`), not its shift. Here the shift becomes explicit operators, so that a muGraph's meaning
+stands by itself and the verifier need not trust the search:
+
+* an exponential of degree 1 becomes ``m = shift x; p = exps x m``, the shift reducing every axis over which values of the
+  group are summed anywhere in the plan; inside a loop over such an axis it is carried (online softmax);
+* accumulators of degree d become ``accs v m {degree=d}``: rescaled whenever m moves;
+* a stored value of degree d is accompanied by its shift; a kernel that sums over the parts of a split axis first moves
+  what it loads to a common shift: ``M = shift m; v' = rescale v m M``. The combine kernel is one more loop step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from mirage_jax.errors import UnsupportedError
+from mirage_jax.mugraph.graph import (
+    Attr,
+    Axis,
+    BlockGraph,
+    Kernel,
+    KernelGraph,
+    Library,
+    Load,
+    Op,
+    Store,
+    Tensor,
+    is_part,
+    origin,
+)
+from mirage_jax.mugraph.operators import operator
+from mirage_jax.search.axioms import Step, kind
+from mirage_jax.search.cost import Priced
+from mirage_jax.search.frontier import Dag, Frontiers, Leaves
+from mirage_jax.search.normal_form import Poly
+
+
+@dataclass(frozen=True)
+class Root:
+    """A region output: tensor = scale * value + offset."""
+
+    tensor: Tensor
+    value: Poly
+    scale: Fraction
+    offset: Fraction
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """What the kernels of a plan have in common: reductions over values of each shifted group, and who loads what."""
+
+    reduced: Mapping[int, frozenset[Axis]]
+    loaded: Leaves
+
+
+def common(frontiers: Frontiers, kernels: Sequence[tuple[Dag, Leaves]]) -> Cuts:
+    """Collect `Cuts` over the kernels of a plan."""
+    reduced: dict[int, frozenset[Axis]] = {}
+    for dag, _ in kernels:
+        for _, s in dag:
+            for a in s.args:
+                for group, _ in frontiers.grading.degree(a) or ():
+                    axes = frozenset(x for x in map(origin, s.reduced) if kind(x) != "l")
+                    reduced[group] = reduced.get(group, frozenset()) | axes
+    return Cuts(reduced, frozenset().union(*(leaves for _, leaves in kernels)))
+
+
+@dataclass
+class Extractor:
+    """Writes the kernels of one plan, first kernel first; tensors get names in that order."""
+
+    frontiers: Frontiers
+    reference: KernelGraph
+    roots: tuple[Root, ...]
+    cuts: Cuts
+    narrow: str  # dtype of intermediates that are neither partial nor shifted
+    tensors: dict[Poly, Tensor] = field(default_factory=dict)
+    shift_of: dict[Poly, Tensor] = field(default_factory=dict)
+    count: int = 0
+
+    def fresh(self) -> str:
+        self.count += 1
+        return f"t{self.count - 1}"
+
+    def kernel(self, outs: Leaves, leaves: Leaves, loop: Axis | None, grid: tuple[Axis, ...], dag: Dag, name: str) -> BlockGraph:
+        return _KernelWriter(self, loop, grid, {self.frontiers.in_loop(p, loop): p for p in leaves}).write(outs, dag, name)
+
+    def graph(self, kernels: Sequence[Kernel]) -> KernelGraph:
+        r = self.reference
+        return KernelGraph(r.inputs, tuple(kernels), r.outputs, r.extents)
+
+
+@dataclass
+class _KernelWriter:
+    x: Extractor
+    loop: Axis | None
+    grid: tuple[Axis, ...]
+    leaves: Mapping[Poly, Poly]  # as seen inside the kernel -> kernel-level value
+    loads: dict[tuple[str, tuple[Axis, ...]], Load] = field(default_factory=dict)
+    ops: list[Op] = field(default_factory=list)
+    values: dict[Poly, str] = field(default_factory=dict)
+    axes: dict[str, tuple[Axis, ...]] = field(default_factory=dict)
+    shifts: dict[int, str] = field(default_factory=dict)  # group -> value that holds its current shift
+    exponentials: dict[int, Poly] = field(default_factory=dict)
+
+    # ------------------------------------------------------------------ parts
+
+    def emit(self, op: str, *args: str, **attrs: Attr) -> str:
+        axes = operator(op).infer(tuple(self.axes[a] for a in args), attrs)
+        name = str(len(self.ops))
+        self.ops.append(Op(name, op, args, axes, tuple(sorted(attrs.items()))))
+        self.axes[name] = axes
+        return name
+
+    def load(self, tensor: str, axes: tuple[Axis, ...]) -> str:
+        key = (tensor, axes)
+        if key not in self.loads:
+            self.loads[key] = Load(f"x{len(self.loads)}", tensor, axes)
+            self.axes[self.loads[key].name] = axes
+        return self.loads[key].name
+
+    def value(self, p: Poly) -> str:
+        """Name of an operand: a region input, an intermediate, or a value made before."""
+        f = self.x.frontiers
+        if p in self.values:
+            return self.values[p]
+        if f.axioms.is_input(p):
+            tensor, axes = f.axioms.atom(p)
+            self.values[p] = self.load(tensor, self._raw_axes(axes))
+            return self.values[p]
+        whole = self.leaves[p]
+        tensor = self.x.tensors[whole]
+        name = self.load(tensor.name, tensor.axes)
+        degree = f.grading.degree(whole)
+        if degree:
+            name = self._to_common_shift(name, self.x.shift_of[whole], *self._one_group(degree))
+        self.values[p] = name
+        return name
+
+    def _raw_axes(self, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        """A region input keeps its own dimensions: loop steps and parts of an axis are not dimensions of it."""
+        for a in axes:
+            if is_part(a) and (a != origin(a) or a not in self.grid):
+                raise UnsupportedError(f"a region input is read along {a}, which is not an axis of the grid")
+        return tuple(a for a in axes if kind(a) == "t")
+
+    @staticmethod
+    def _one_group(degree: tuple[tuple[int, Fraction], ...]) -> tuple[int, Fraction]:
+        if len(degree) != 1:
+            raise UnsupportedError("a value is relative to the shifts of two softmaxes")
+        return degree[0]
+
+    def _to_common_shift(self, name: str, shift: Tensor, group: int, degree: Fraction) -> str:
+        """A loaded value relative to `shift`, made relative to one shift for all parts that this plan sums over."""
+        if group in self.exponentials:
+            raise UnsupportedError("a kernel both makes and loads values of one exp group")
+        m = self.load(shift.name, shift.axes)
+        gone = tuple(a for a in shift.axes if a in self.x.cuts.reduced[group] and a not in self.grid)
+        if not gone:
+            known = self.shifts.setdefault(group, m)
+            if known != m:
+                raise UnsupportedError("a kernel loads values relative to different shifts")
+            return name
+        key = f"{m} {gone}"
+        if group not in self.shifts:
+            self.shifts[group] = self.emit("shift", m, axes=gone)
+            self._moved_from = key
+        elif self._moved_from != key:
+            raise UnsupportedError("a kernel loads values relative to different shifts")
+        return self.emit("rescale", name, m, self.shifts[group], **({} if degree == 1 else {"degree": degree}))
+
+    _moved_from: str = ""
+
+    # ------------------------------------------------------------------ steps
+
+    def step(self, p: Poly, s: Step) -> None:
+        degree = self.x.frontiers.grading.degree(p)
+        attrs: dict[str, Any] = dict(s.attrs)
+        if s.op == "acc":
+            name = self._accumulate(s, degree)
+        elif s.op == "exp" and degree:
+            name = self._exponential(p, s, *self._one_group(degree))
+        else:
+            if "axes" in attrs:
+                attrs["axes"] = tuple(attrs["axes"])
+            name = self.emit(s.op, *(self.value(a) for a in s.args), **attrs)
+        if s.times != 1:
+            name = self.emit("affine", name, scale=s.times)
+        self.values[p] = name
+
+    def _accumulate(self, s: Step, degree: Any) -> str:
+        value = self.value(s.args[0])
+        if not degree:
+            return self.emit("acc", value)
+        group, d = self._one_group(degree)
+        return self.emit("accs", value, self.shifts[group], **({} if d == 1 else {"degree": d}))
+
+    def _exponential(self, p: Poly, s: Step, group: int, degree: Fraction) -> str:
+        if degree != 1 or self.exponentials.setdefault(group, p) != p or (group in self.shifts):
+            raise UnsupportedError("several exponentials of one exp group in a kernel")
+        x = self.value(s.args[0])
+        scale, offset = s.attr("scale", Fraction(1)), s.attr("offset", Fraction(0))
+        if offset:
+            x, scale = self.emit("affine", x, scale=scale, offset=offset), Fraction(1)
+        over = [a for a in self.axes[x] if a in self.x.cuts.reduced.get(group, ()) and not is_part(a)]
+        if any(a in self.grid for a in over):
+            raise UnsupportedError("a shift would have to reduce an axis of the grid")
+        attrs = {} if scale == 1 else {"scale": scale}
+        self.shifts[group] = self.emit("shift", x, axes=tuple(over), **attrs)
+        return self.emit("exps", x, self.shifts[group], **attrs)
+
+    # ------------------------------------------------------------------ the kernel
+
+    def write(self, outs: Leaves, dag: Dag, name: str) -> BlockGraph:
+        x = self.x
+        stores: list[Store] = []
+        for p, s in dag:
+            self.step(p, s)
+        for p in sorted(outs, key=x.frontiers.order):
+            inside = self.values[x.frontiers.in_loop(p, self.loop)]
+            roots = [r for r in x.roots if r.value == p]
+            for r in roots:
+                plain = r.scale == 1 and r.offset == 0
+                attrs = {k: v for k, v in (("scale", r.scale), ("offset", r.offset)) if v != operator("affine").defaults[k]}
+                stores.append(Store(r.tensor, inside if plain else self.emit("affine", inside, **attrs)))
+                if plain:
+                    x.tensors.setdefault(p, r.tensor)
+            if p in x.cuts.loaded and p not in x.tensors or not roots:
+                stores.append(self._store_intermediate(p, inside))
+        stores += self._shift_stores(outs)
+        return BlockGraph(name, self.grid, self.loop, tuple(self.loads.values()), tuple(self.ops), tuple(stores))
+
+    def _store_intermediate(self, p: Poly, value: str) -> Store:
+        x = self.x
+        wide = bool(x.frontiers.grading.degree(p)) or any(is_part(a) for a in self.axes[value])
+        axes = sorted(self.axes[value], key=lambda a: (not is_part(a), a not in x.frontiers.batch))
+        x.tensors[p] = Tensor(x.fresh(), tuple(axes), "f32" if wide else x.narrow)
+        return Store(x.tensors[p], value)
+
+    def _shift_stores(self, outs: Leaves) -> list[Store]:
+        x, out = self.x, dict[int, Store]()
+        for p in sorted(outs, key=x.frontiers.order):
+            degree = x.frontiers.grading.degree(p)
+            if not degree:
+                continue
+            group, _ = self._one_group(degree)
+            if group not in out:
+                m = self.shifts[group]
+                op = next((o for o in self.ops if o.name == m), None)
+                carried = op is not None and self.loop is not None and self.loop in op.attributes["axes"]  # type: ignore[operator]
+                value = self.emit("last", m) if carried else m
+                if not set(self.grid) <= set(self.axes[value]):
+                    raise UnsupportedError("a stored shift does not have every axis of the grid")
+                axes = sorted(self.axes[value], key=lambda a: (not is_part(a), a not in x.frontiers.batch))
+                out[group] = Store(Tensor(x.fresh(), tuple(axes), "f32"), value)
+            x.shift_of[p] = out[group].tensor
+        return list(out.values())
+
+
+def block_plan(extractor: Extractor, kernels: Sequence[Priced]) -> KernelGraph:
+    """The muGraph of a plan whose kernels are given in execution order."""
+    blocks = [extractor.kernel(k.outs, k.leaves, k.loop, k.grid, k.dag, f"k{i}") for i, k in enumerate(kernels)]
+    return extractor.graph(blocks)
+
+
+def library_plan(extractor: Extractor, dag: Dag, outs: Leaves) -> KernelGraph:
+    """The muGraph in which every operator of a DAG is a library operator: pure algebra, left to XLA to fuse."""
+    block = extractor.kernel(outs, frozenset(), None, (), dag, "k0")
+    tensor_of = {load.name: (load.tensor, load.axes) for load in block.loads}
+    finals = {s.value: s.tensor for s in block.stores}
+    kernels: list[Kernel] = []
+    for op in block.ops:
+        result = finals.get(op.name) or Tensor(f"v{op.name}", op.axes, extractor.narrow if op.op == "dot" else "f32")
+        loads = tuple(Load(str(i), *tensor_of[a]) for i, a in enumerate(op.args))
+        out = Op(result.name, op.op, tuple(load.name for load in loads), op.axes, op.attrs)
+        kernels.append(Library(loads, out, result))
+        tensor_of[op.name] = (result.name, result.axes)
+    return extractor.graph(kernels)

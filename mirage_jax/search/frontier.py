@@ -1,0 +1,239 @@
+"""One kernel: all operator DAGs that compute given outputs, counted and extracted by dynamic programming over frontiers.
+
+A *frontier* is the set of values that still have to be made. Always the largest one is popped: every consumer of it is already
+placed, so each DAG, with sharing, is generated exactly once, without a visited set and without permutations. The popped value is
+either loaded (it is materialized, by another kernel) or made by one `Step`. The memo maps a frontier to
+{(loaded values, is the loop used?): histogram over the number of operators}: all kernel cuts and exact counts come from one pass.
+Mirage extends prefixes forwards and asks a solver whether each is useful; backwards, every state is useful.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+from mirage_jax.mugraph.graph import Axis, origin
+from mirage_jax.search.axioms import LOOP, Axioms, Step, kind
+from mirage_jax.search.grading import Grading
+from mirage_jax.search.normal_form import Poly, memo
+
+type Leaves = frozenset[Poly]
+type Histogram = tuple[int, ...]  # [n] = number of DAGs with n operators
+type Dag = tuple[tuple[Poly, Step], ...]  # values with the step that makes each, operands first
+EMPTY: Leaves = frozenset()
+FREE = frozenset({"affine", "const", "iota"})  # scalars ride for free: not counted as operators
+
+
+@dataclass(frozen=True)
+class Space:
+    """Bounds of the searched space; "exhaustive" always means: within these."""
+
+    max_ops: int = 11  # elementary operators per kernel
+    max_kernels: int = 3
+    max_loaded: int = 2  # intermediates loaded by one kernel (region inputs are not counted)
+    max_outputs: int = 2
+    max_rank: int = 2  # axes of a tile, batch axes not counted
+    loops: int = 1  # loops in sequence inside one kernel
+
+    def __str__(self) -> str:
+        return (
+            f"up to {self.max_ops} operators per kernel, {self.max_kernels} kernels, {self.max_loaded} loaded intermediates,"
+            f" tiles of rank {self.max_rank}, {self.loops} loop"
+        )
+
+
+class BudgetExceeded(Exception):
+    """Raised inside the search when its budget is used up; never leaves `search.driver`."""
+
+
+@dataclass
+class Frontiers:
+    """Tables of one search variant (a region, or the region with one axis split)."""
+
+    axioms: Axioms
+    grading: Grading
+    space: Space
+    batch: frozenset[Axis]
+    tick: Callable[[], None] = lambda: None  # called once per state: budget check
+    stats: Counter[str] = field(default_factory=Counter)
+    _memo: dict[str, dict[object, object]] = field(default_factory=dict)
+
+    # ------------------------------------------------------------------ legality
+
+    def tile_axes(self, p: Poly) -> frozenset[Axis]:
+        return frozenset(a for a in self.axioms.e.axes(p) if kind(a) == "t" and origin(a) not in self.batch)
+
+    def legal(self, p: Poly) -> bool:
+        """May this value exist inside a kernel? Each refusal is counted under its rule's name."""
+        if len(self.tile_axes(p)) > self.space.max_rank:
+            self.stats["rank"] += 1
+            return False
+        if self.grading.splits_a_group(p):
+            self.stats["exp group split"] += 1
+            return False
+        if self.grading.degree(p) is None:
+            self.stats["inhomogeneous exp"] += 1
+            return False
+        return True
+
+    def order(self, p: Poly) -> tuple[int, int]:
+        """Operands come strictly before the values made from them."""
+        return (self.axioms.e.size(p), p)
+
+    # ------------------------------------------------------------------ reachability
+
+    @memo
+    def reach(self, p: Poly, stop: Leaves = EMPTY) -> frozenset[Poly]:
+        """All values that some DAG for `p` may contain, not looking below `stop`."""
+        seen, todo = {p}, [p]
+        while todo:
+            q = todo.pop()
+            if q in stop or self.axioms.is_input(q):
+                continue
+            for s in self.axioms.steps(q):
+                for o in s.args:
+                    if o not in seen:
+                        seen.add(o)
+                        todo.append(o)
+        return frozenset(seen)
+
+    @memo
+    def reduced_axes(self, p: Poly, stop: Leaves = EMPTY) -> frozenset[Axis]:
+        """Axes reduced somewhere below `p` and above `stop`."""
+        out: set[Axis] = set()
+        for q in self.reach(p, stop):
+            if q not in stop and not self.axioms.is_input(q):
+                for s in self.axioms.steps(q):
+                    out |= {origin(a) for a in s.reduced}
+        return frozenset(out)
+
+    def loops_for(self, outs: Leaves) -> tuple[Axis | None, ...]:
+        """Axes that a kernel with these outputs may loop over: reduced inside and free in no output."""
+        free = frozenset[Axis]().union(*(self.axioms.e.axes(o) for o in outs))
+        inside = frozenset[Axis]().union(*(self.reduced_axes(o) for o in outs))
+        return (None, *sorted(a for a in inside - {origin(a) for a in free} if kind(a) == "t"))
+
+    def grid_for(self, outs: Leaves, leaves: Leaves) -> tuple[frozenset[Axis], frozenset[Axis]]:
+        """(mandatory, optional) grid axes: free in every output and reduced nowhere above the loads."""
+        free = frozenset.intersection(*(self.axioms.e.axes(o) for o in outs))
+        inside = frozenset[Axis]().union(*(self.reduced_axes(o, leaves) for o in outs))
+        ok = frozenset(a for a in free - inside if a == origin(a))
+        for o in outs:
+            if self.grading.degree(o):  # its shift is stored too, and a store has every grid axis
+                ok &= frozenset.intersection(*self.grading.group_axes(o).values())
+        parts = frozenset(a for a in ok if kind(a) == "g")
+        return parts, ok - parts
+
+    # ------------------------------------------------------------------ the dynamic programs
+
+    def in_loop(self, p: Poly, loop: Axis | None) -> Poly:
+        """A kernel-level value as seen inside the kernel: its loop axis split into (step, tile)."""
+        return p if loop is None else self.axioms.e.split(p, loop, (loop + LOOP, loop))
+
+    @memo
+    def kernels(self, outs: Leaves, loop: Axis | None) -> dict[Leaves, Counter[int]]:
+        """{loaded values: {number of operators: number of DAGs}} over all kernels that compute `outs`."""
+        e, space, stats = self.axioms.e, self.space, self.stats
+        reachable = frozenset[Poly]().union(*(self.reach(o) for o in outs))
+        inside = {p: self.in_loop(p, loop) for p in reachable}
+        outside = {q: p for p, q in inside.items()}
+        must = frozenset(inside[o] for o in outs)
+        table: dict[tuple[tuple[tuple[int, int], Poly, int], ...], dict[tuple[Leaves, bool], Histogram]] = {}
+
+        def solve(frontier: tuple[tuple[tuple[int, int], Poly, int], ...]) -> dict[tuple[Leaves, bool], Histogram]:
+            if not frontier:
+                return {(EMPTY, False): (1,)}
+            if frontier in table:
+                return table[frontier]
+            self.tick()
+            stats["states"] += 1
+            (_, top, loops_left), rest = frontier[0], frontier[1:]
+            out: dict[tuple[Leaves, bool], Histogram] = {}
+
+            def put(key: tuple[Leaves, bool], h: Histogram, ops: int) -> None:
+                h = h[: space.max_ops + 1 - ops]
+                if not any(h):
+                    stats["operator limit"] += 1
+                    return
+                h = (0,) * ops + h
+                old = out.get(key)
+                out[key] = h if old is None else tuple(x + y for x, y in zip_longest(old, h, fillvalue=0))
+
+            if top not in must:
+                whole = outside.get(top)
+                if whole is None:
+                    stats["partial sum is not a tensor"] += 1
+                elif len(self.tile_axes(whole)) > space.max_rank or self.axioms.e.is_constant(whole):
+                    stats["rank"] += 1
+                else:
+                    for (loaded, used), h in solve(rest).items():
+                        if len(loaded) < space.max_loaded:
+                            put((loaded | {whole}, used), h, 0)
+            if self.legal(top):
+                for s in self.axioms.steps(top):
+                    stats["steps"] += 1
+                    is_acc = s.op == "acc"
+                    if is_acc and loops_left == 0:
+                        stats["second loop"] += 1
+                        continue
+                    for (loaded, used), h in solve(self._extend(rest, s, loops_left - is_acc)).items():
+                        put((loaded, used or is_acc), h, s.op not in FREE)
+            table[frontier] = out
+            return out
+
+        start = tuple(sorted(((self.order(inside[o]), inside[o], space.loops if loop else 0) for o in outs), reverse=True))
+        found: dict[Leaves, Counter[int]] = {}
+        if loop and any(loop + LOOP in {origin(a) for a in e.axes(inside[o])} for o in outs):
+            return found  # an output may not depend on the loop step
+        for (loaded, used), h in solve(start).items():
+            if used or loop is None:
+                found.setdefault(loaded, Counter()).update({n: c for n, c in enumerate(h) if c})
+        return found
+
+    def _extend(
+        self, rest: tuple[tuple[tuple[int, int], Poly, int], ...], s: Step, loops_left: int
+    ) -> tuple[tuple[tuple[int, int], Poly, int], ...]:
+        nxt = {entry[1]: entry for entry in rest}
+        for o in s.args:
+            if not self.axioms.is_input(o):
+                left = min(loops_left, nxt[o][2]) if o in nxt else loops_left
+                nxt[o] = (self.order(o), o, left)
+        return tuple(sorted(nxt.values(), reverse=True))
+
+    def cheapest(self, outs: Leaves, leaves: Leaves, loop: Axis | None, weight: Callable[[Poly, Step], float]) -> Dag | None:
+        """The cheapest DAG for `outs` that loads exactly `leaves`, each operator costing `weight`; operands first.
+
+        A DAG that ignores one of the leaves belongs to another plan.
+        """
+        leaf = {self.in_loop(p, loop) for p in leaves}
+        must = {self.in_loop(o, loop) for o in outs}
+        table: dict[object, dict[Leaves, tuple[float, Dag]]] = {}
+
+        def solve(frontier: tuple[tuple[tuple[int, int], Poly, int], ...]) -> dict[Leaves, tuple[float, Dag]]:
+            if not frontier:
+                return {EMPTY: (0.0, ())}
+            if frontier in table:
+                return table[frontier]
+            self.tick()
+            (_, top, loops_left), rest = frontier[0], frontier[1:]
+            best: dict[Leaves, tuple[float, Dag]] = {}
+            if self.legal(top):
+                for s in self.axioms.steps(top):
+                    is_acc = s.op == "acc"
+                    if is_acc and loops_left == 0:
+                        continue
+                    used = frozenset(o for o in s.args if o in leaf and o not in must)
+                    made = Step(s.op, tuple(o for o in s.args if o not in used), s.attrs, s.times)
+                    cost = weight(top, s)
+                    for have, (c, dag) in solve(self._extend(rest, made, loops_left - is_acc)).items():
+                        have |= used
+                        if have not in best or c + cost < best[have][0]:
+                            best[have] = (c + cost, ((top, s), *dag))
+            table[frontier] = best
+            return best
+
+        start = tuple(sorted(((self.order(o), o, self.space.loops if loop else 0) for o in must), reverse=True))
+        found = solve(start).get(frozenset(leaf))
+        return tuple(reversed(found[1])) if found else None

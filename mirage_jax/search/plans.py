@@ -1,0 +1,70 @@
+"""Kernel level: sequences of kernels that produce all outputs of a region.
+
+A plan is found backwards: of the tensors still to be produced take the largest, choose tensors to be produced together with it,
+choose one of the cuts that `Frontiers.kernels` found for them, and go on with what the kernel loads. Splitting an axis over the
+grid (split-K, split-KV) is not a rule but another root, ``k -> (k.g, k)``; such a variant keeps a plan only if some tensor
+really is partial, else it would repeat an unsplit plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+from mirage_jax.mugraph.graph import Axis
+from mirage_jax.search.axioms import PART
+from mirage_jax.search.frontier import EMPTY, Frontiers, Leaves
+from mirage_jax.search.normal_form import Poly
+
+type Cut = tuple[Leaves, Leaves]  # (outputs, loaded intermediates) of one kernel
+type Plan = tuple[Cut, ...]  # last kernel first
+
+
+@dataclass
+class Plans:
+    """Enumerates the plans of one variant of a region."""
+
+    frontiers: Frontiers
+    roots: frozenset[Poly]
+    split: Axis | None = None
+
+    def structures(self, cut: Cut) -> int:
+        """Number of operator DAGs, loop axes and optional grid axes that realize a kernel with this cut."""
+        f = self.frontiers
+        outs, leaves = cut
+        _, optional = f.grid_for(outs, leaves)
+        return sum(sum(f.kernels(outs, x).get(leaves, {}).values()) for x in f.loops_for(outs)) * 2 ** len(optional)
+
+    def __iter__(self) -> Iterator[tuple[Plan, int]]:
+        """Yield (plan, number of structures it stands for)."""
+        yield from self._extend(self.roots, self.frontiers.space.max_kernels, False)
+
+    def _extend(self, todo: Leaves, kernels_left: int, partial: bool) -> Iterator[tuple[Plan, int]]:
+        f = self.frontiers
+        if not todo:
+            if partial or self.split is None:
+                yield (), 1
+            return
+        if kernels_left == 0:
+            return
+        top = max(todo, key=f.order)
+        others = sorted(todo - {top}, key=f.order)
+        limit = max(f.space.max_outputs, len(self.roots)) - 1
+        for n in range(min(limit, len(others)) + 1):
+            for together in combinations(others, n):
+                outs = frozenset((top, *together))
+                cuts = dict.fromkeys(leaves for x in f.loops_for(outs) for leaves in f.kernels(outs, x))
+                for leaves in cuts:
+                    left = (todo - outs) | leaves
+                    if outs & left or len(left) > max(f.space.max_loaded, len(self.roots)) or (left and kernels_left == 1):
+                        continue
+                    here = self.structures((outs, leaves))
+                    for tail, count in self._extend(left, kernels_left - 1, partial or self._partial(leaves)):
+                        yield ((outs, leaves), *tail), here * count
+
+    def _partial(self, leaves: Leaves = EMPTY) -> bool:
+        if self.split is None:
+            return False
+        axes = self.frontiers.axioms.e.axes
+        return any(self.split + PART in axes(p) and self.split not in axes(p) for p in leaves)
