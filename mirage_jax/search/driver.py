@@ -155,7 +155,8 @@ class Search:
     seconds: float = 30.0
     states: int = 2_000_000
     max_plans: int = 20_000
-    keep: int = 8
+    keep: int = 8  # candidates looked for
+    slack: float = 2.5  # plans whose bound exceeds the best estimate by this factor are not priced
 
     def __post_init__(self) -> None:
         self.report = SearchReport(self.space)
@@ -252,43 +253,47 @@ class Search:
             yield axis, split
 
     def _kernels(self) -> Iterator[Candidate]:
-        todo: list[tuple[float, int, Plan, Axis | None, int, tuple[Root, ...]]] = []
-        models: dict[tuple[Axis | None, int], Model] = {}
-        for axis, roots in self._variants():
-            f = self._frontiers(roots, self.space, self.batch)
-            counts = [1] if axis is None else [n for n in PARTS if self.reference.extent(axis) // n >= 16]
-            for parts in counts:
-                models[axis, parts] = self._model(f, axis, parts)
-            for plan, structures in Plans(f, frozenset(r.value for r in roots), axis):
-                self.clock.check()
-                self.report.plans += 1
-                self.report.structures += structures
-                for parts in counts:
-                    bound = sum(models[axis, parts].bound(*cut) for cut in plan)
-                    todo.append((bound, len(todo), plan, axis, parts, roots))
-                if self.report.plans >= self.max_plans:
-                    self.report.stop = StopReason.PLANS
-                    break
-        todo.sort(key=lambda x: x[:2])
+        """Plans of one kernel, then two, ...; each level best bound first, until no bound is near the best estimate."""
+        variants = list(self._variants())
+        plans = {axis: Plans(self._frontiers(roots, self.space, self.batch), frozenset(r.value for r in roots), axis) for axis, roots in variants}
+        counts = {axis: [n for n in PARTS if self.reference.extent(axis) // n >= 16] if axis else [1] for axis, _ in variants}
+        models = {(axis, n): self._model(plans[axis].frontiers, axis, n) for axis, _ in variants for n in counts[axis]}
         best: list[float] = []
-        for bound, _, plan, axis, parts, roots in todo:
-            self.clock.check()
-            if len(best) >= self.keep and bound >= best[self.keep - 1]:
-                break  # exact: the bound is below every completion
-            self.report.priced += 1
-            model = models[axis, parts]
-            priced = [model.kernel(*cut) for cut in plan]
-            if any(k is None for k in priced):
-                self.report.dropped["no tile fits"] += 1
-                continue
-            kernels = [k for k in reversed(priced) if k is not None]
-            try:
-                candidate = self._candidate(model, kernels, axis, parts, roots)
-            except UnsupportedError as why:
-                self.report.dropped[str(why)] += 1
-                continue
-            best = sorted([*best, candidate.seconds])[: self.keep]
-            yield candidate
+        for level in range(1, self.space.max_kernels + 1):
+            if best and level * (self.device.shortest + self.device.launch) > self.slack * best[0]:
+                self.report.pruned["cost bound"] += 1
+                return
+            todo: list[tuple[float, int, Plan, Axis | None, int, tuple[Root, ...]]] = []
+            for axis, roots in variants:
+                for plan, structures in plans[axis].with_kernels(level):
+                    self.clock.check()
+                    self.report.plans += 1
+                    self.report.structures += structures
+                    for n in counts[axis]:
+                        bound = sum(models[axis, n].bound(*cut) for cut in plan)
+                        todo.append((bound, len(todo), plan, axis, n, roots))
+                    if self.report.plans >= self.max_plans:
+                        self.report.stop = StopReason.PLANS
+                        break
+            todo.sort(key=lambda x: x[:2])
+            for i, (bound, _, plan, axis, n, roots) in enumerate(todo):
+                self.clock.check()
+                # Exact for the model: no completion of the plan is cheaper than its bound.
+                if best and (bound > self.slack * best[0] or (len(best) >= self.keep and bound >= best[self.keep - 1])):
+                    self.report.pruned["cost bound"] += len(todo) - i
+                    break
+                self.report.priced += 1
+                priced = [models[axis, n].kernel(*cut) for cut in plan]
+                if any(k is None for k in priced):
+                    self.report.dropped["no tile fits"] += 1
+                    continue
+                try:
+                    candidate = self._candidate(models[axis, n], [k for k in reversed(priced) if k is not None], axis, n, roots)
+                except UnsupportedError as why:
+                    self.report.dropped[str(why)] += 1
+                    continue
+                best = sorted([*best, candidate.seconds])[: self.keep]
+                yield candidate
 
     def _candidate(self, model: Model, kernels: list[Priced], axis: Axis | None, parts: int, roots: tuple[Root, ...]) -> Candidate:
         f = model.frontiers

@@ -82,6 +82,11 @@ class Extractor:
     shift_of: dict[Poly, Tensor] = field(default_factory=dict)
     count: int = 0
 
+    def __post_init__(self) -> None:
+        known = [a for r in self.roots for a in r.tensor.axes] + [a for t in self.reference.inputs for a in t.axes]
+        self.rank = {a: i for i, a in enumerate(dict.fromkeys(map(origin, known)))}
+        self.rank |= {part: -1 for part in [a + ".g" for a in self.rank]}
+
     def fresh(self) -> str:
         self.count += 1
         return f"t{self.count - 1}"
@@ -110,6 +115,8 @@ class _KernelWriter:
     # ------------------------------------------------------------------ parts
 
     def emit(self, op: str, *args: str, **attrs: Attr) -> str:
+        if op in ("dot", "mul"):  # commutative: the operand with the outer axes of the result first, for people and for memory order
+            args = tuple(sorted(args, key=lambda v: ([self.x.rank[origin(a)] for a in self.axes[v] if a not in attrs.get("axes", ())] or [99], v)))
         axes = operator(op).infer(tuple(self.axes[a] for a in args), attrs)
         name = str(len(self.ops))
         self.ops.append(Op(name, op, args, axes, tuple(sorted(attrs.items()))))
@@ -236,10 +243,15 @@ class _KernelWriter:
 
     def _store_intermediate(self, p: Poly, value: str) -> Store:
         x = self.x
-        wide = bool(x.frontiers.grading.degree(p)) or any(is_part(a) for a in self.axes[value])
-        axes = sorted(self.axes[value], key=lambda a: (not is_part(a), a not in x.frontiers.batch))
-        x.tensors[p] = Tensor(x.fresh(), tuple(axes), "f32" if wide else x.narrow)
+        wide = bool(x.frontiers.grading.degree(p)) or any(is_part(a) for a in self._memory_order(value))
+        x.tensors[p] = Tensor(x.fresh(), self._memory_order(value), "f32" if wide else x.narrow)
         return Store(x.tensors[p], value)
+
+    def _memory_order(self, value: str) -> tuple[Axis, ...]:
+        """Axes of an intermediate: parts (which tile values leave implicit), batch axes, then as computed."""
+        own = self.axes[value]
+        parts = [a for a in self.grid if is_part(a) and a not in own]
+        return (*parts, *sorted(own, key=lambda a: (not is_part(a), a not in self.x.frontiers.batch)))
 
     def _shift_stores(self, outs: Leaves) -> list[Store]:
         x, out = self.x, dict[int, Store]()
@@ -253,10 +265,10 @@ class _KernelWriter:
                 op = next((o for o in self.ops if o.name == m), None)
                 carried = op is not None and self.loop is not None and self.loop in op.attributes["axes"]  # type: ignore[operator]
                 value = self.emit("last", m) if carried else m
-                if not set(self.grid) <= set(self.axes[value]):
+                axes = self._memory_order(value)
+                if not set(self.grid) <= set(axes):
                     raise UnsupportedError("a stored shift does not have every axis of the grid")
-                axes = sorted(self.axes[value], key=lambda a: (not is_part(a), a not in x.frontiers.batch))
-                out[group] = Store(Tensor(x.fresh(), tuple(axes), "f32"), value)
+                out[group] = Store(Tensor(x.fresh(), axes, "f32"), value)
             x.shift_of[p] = out[group].tensor
         return list(out.values())
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from mirage_jax.mugraph.graph import Axis, origin
-from mirage_jax.search.axioms import LOOP, Axioms, Step, kind
+from mirage_jax.search.axioms import LOOP, Axioms, Step, kind, part_of
 from mirage_jax.search.grading import Grading
 from mirage_jax.search.normal_form import Poly, memo
 
@@ -126,6 +126,22 @@ class Frontiers:
         parts = frozenset(a for a in ok if kind(a) == "g")
         return parts, ok - parts
 
+    def whole(self, p: Poly) -> bool:
+        """May this value be a device tensor? One that has both halves of a split axis repeats an unsplit plan."""
+        axes = self.axioms.e.axes(p)
+        return not self.axioms.e.is_constant(p) and not any(kind(a) == "t" and part_of(a) in axes for a in axes)
+
+    def parts_of(self, outs: Leaves) -> frozenset[Axis]:
+        """Part axes on the grid of a kernel with these outputs: those free in all of them."""
+        return frozenset(a for a in frozenset.intersection(*(self.axioms.e.axes(o) for o in outs)) if kind(a) == "g")
+
+    def readable(self, s: Step, parts: frozenset[Axis]) -> bool:
+        """A region input is read along a part axis only by kernels that have it on their grid."""
+        if all(kind(a) != "g" or a in parts for o in s.args if self.axioms.is_input(o) for a in self.axioms.atom(o)[1]):
+            return True
+        self.stats["part read outside of the grid"] += 1
+        return False
+
     # ------------------------------------------------------------------ the dynamic programs
 
     def in_loop(self, p: Poly, loop: Axis | None) -> Poly:
@@ -136,6 +152,7 @@ class Frontiers:
     def kernels(self, outs: Leaves, loop: Axis | None) -> dict[Leaves, Counter[int]]:
         """{loaded values: {number of operators: number of DAGs}} over all kernels that compute `outs`."""
         e, space, stats = self.axioms.e, self.space, self.stats
+        parts = self.parts_of(outs)
         reachable = frozenset[Poly]().union(*(self.reach(o) for o in outs))
         inside = {p: self.in_loop(p, loop) for p in reachable}
         outside = {q: p for p, q in inside.items()}
@@ -165,8 +182,10 @@ class Frontiers:
                 whole = outside.get(top)
                 if whole is None:
                     stats["partial sum is not a tensor"] += 1
-                elif len(self.tile_axes(whole)) > space.max_rank or self.axioms.e.is_constant(whole):
+                elif len(self.tile_axes(whole)) > space.max_rank:
                     stats["rank"] += 1
+                elif not self.whole(whole):
+                    stats["both halves of a split axis"] += 1
                 else:
                     for (loaded, used), h in solve(rest).items():
                         if len(loaded) < space.max_loaded:
@@ -177,6 +196,8 @@ class Frontiers:
                     is_acc = s.op == "acc"
                     if is_acc and loops_left == 0:
                         stats["second loop"] += 1
+                        continue
+                    if not self.readable(s, parts):
                         continue
                     for (loaded, used), h in solve(self._extend(rest, s, loops_left - is_acc)).items():
                         put((loaded, used or is_acc), h, s.op not in FREE)
@@ -207,6 +228,7 @@ class Frontiers:
 
         A DAG that ignores one of the leaves belongs to another plan.
         """
+        parts = self.parts_of(outs)
         leaf = {self.in_loop(p, loop) for p in leaves}
         must = {self.in_loop(o, loop) for o in outs}
         table: dict[object, dict[Leaves, tuple[float, Dag]]] = {}
@@ -222,7 +244,7 @@ class Frontiers:
             if self.legal(top):
                 for s in self.axioms.steps(top):
                     is_acc = s.op == "acc"
-                    if is_acc and loops_left == 0:
+                    if (is_acc and loops_left == 0) or not self.readable(s, parts):
                         continue
                     used = frozenset(o for o in s.args if o in leaf and o not in must)
                     made = Step(s.op, tuple(o for o in s.args if o not in used), s.attrs, s.times)

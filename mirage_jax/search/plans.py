@@ -36,14 +36,14 @@ class Plans:
         _, optional = f.grid_for(outs, leaves)
         return sum(sum(f.kernels(outs, x).get(leaves, {}).values()) for x in f.loops_for(outs)) * 2 ** len(optional)
 
-    def __iter__(self) -> Iterator[tuple[Plan, int]]:
-        """Yield (plan, number of structures it stands for)."""
-        yield from self._extend(self.roots, self.frontiers.space.max_kernels, False)
+    def with_kernels(self, n: int) -> Iterator[tuple[Plan, int]]:
+        """Yield (plan, number of structures it stands for) for all plans of exactly n kernels."""
+        yield from self._extend(self.roots, n, False)
 
     def _extend(self, todo: Leaves, kernels_left: int, partial: bool) -> Iterator[tuple[Plan, int]]:
         f = self.frontiers
         if not todo:
-            if partial or self.split is None:
+            if kernels_left == 0 and (partial or self.split is None):
                 yield (), 1
             return
         if kernels_left == 0:
@@ -57,7 +57,7 @@ class Plans:
                 cuts = dict.fromkeys(leaves for x in f.loops_for(outs) for leaves in f.kernels(outs, x))
                 for leaves in cuts:
                     left = (todo - outs) | leaves
-                    if outs & left or len(left) > max(f.space.max_loaded, len(self.roots)) or (left and kernels_left == 1):
+                    if outs & left or len(left) > max(f.space.max_loaded, len(self.roots)) or bool(left) == (kernels_left == 1):
                         continue
                     here = self.structures((outs, leaves))
                     for tail, count in self._extend(left, kernels_left - 1, partial or self._partial(leaves)):
