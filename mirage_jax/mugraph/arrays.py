@@ -1,0 +1,224 @@
+"""Arrays with named axes, and the floating-point domain over numpy (the oracle) and jax.numpy (the portable lowering).
+
+`FloatDomain(numpy, "float64")` computes everything in float64 and rounds nothing: the reference of all float tests.
+`FloatDomain(jax.numpy)` keeps the program's own precisions: 16-bit values are widened to float32 for pointwise work and
+reductions, products of two 16-bit operands accumulate in float32, and stores round to the type of their tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+
+import ml_dtypes
+import numpy
+
+from mirage_jax.errors import GraphError
+from mirage_jax.mugraph.graph import Axis, Tensor
+from mirage_jax.mugraph.operators import FUNCTIONS, union
+
+DTYPES: dict[str, Any] = {
+    "f16": numpy.dtype("float16"),
+    "bf16": numpy.dtype(ml_dtypes.bfloat16),
+    "f32": numpy.dtype("float32"),
+    "f64": numpy.dtype("float64"),
+    "i8": numpy.dtype("int8"),
+    "i32": numpy.dtype("int32"),
+    "i64": numpy.dtype("int64"),
+    "u8": numpy.dtype("uint8"),
+    "bool": numpy.dtype("bool"),
+}
+
+
+def numpy_dtype(short: str) -> Any:
+    """``f16 -> dtype('float16')``."""
+    try:
+        return DTYPES[short]
+    except KeyError:
+        raise GraphError(f"unknown dtype {short!r}; known: {', '.join(DTYPES)}") from None
+
+
+def is_float(dtype: Any) -> bool:
+    return numpy.dtype(dtype) in (DTYPES["f16"], DTYPES["bf16"], DTYPES["f32"], DTYPES["f64"])
+
+
+def is_narrow(dtype: Any) -> bool:
+    """Is it a 16-bit float?"""
+    return numpy.dtype(dtype) in (DTYPES["f16"], DTYPES["bf16"])
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """An array whose dimensions are the axes `axes`; a Python number if it has none."""
+
+    axes: tuple[Axis, ...]
+    array: Any
+
+
+def arrange(array: Any, have: tuple[Axis, ...], want: tuple[Axis, ...]) -> Any:
+    """Dimensions in the order `want`; an axis that the array lacks becomes a dimension of length 1."""
+    if have == want:
+        return array
+    order = tuple(have.index(a) for a in want if a in have)
+    if len(order) != len(have):
+        raise GraphError(f"value over ({','.join(have)}) does not fit into axes ({','.join(want)})")
+    if order != tuple(range(len(have))):
+        array = array.transpose(order)
+    return array[tuple(slice(None) if a in have else None for a in want)]
+
+
+@dataclass(frozen=True)
+class FloatDomain:
+    """Floating-point meaning of the operators on numpy or jax.numpy arrays. `dtype` None: each value in its own precision."""
+
+    xp: Any = numpy
+    dtype: str | None = None
+    ranges: Mapping[Axis, range] = field(default_factory=dict)  # indices that the axes run over here
+
+    representative = False
+
+    # --- tiles
+
+    def within(self, ranges: Mapping[Axis, range]) -> FloatDomain:
+        return replace(self, ranges=ranges)
+
+    def load(self, x: Named, axes: tuple[Axis, ...]) -> Named:
+        cut = tuple(slice(self.ranges[a].start, self.ranges[a].stop) for a in axes)
+        whole = all(c.start == 0 and c.stop == n for c, n in zip(cut, x.array.shape, strict=True))
+        return Named(axes, x.array if whole else x.array[cut])
+
+    def store(self, x: Named, tensor: Tensor) -> Named:
+        dtype = numpy_dtype(tensor.dtype)
+        if self.dtype is not None and is_float(dtype):
+            dtype = numpy.dtype(self.dtype)
+        array = self._array(x.array) if x.axes else self.xp.asarray(x.array)
+        array = arrange(array, x.axes, tensor.axes)
+        return Named(tensor.axes, array if array.dtype == dtype else array.astype(dtype))
+
+    def assemble(self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], Named]]) -> Named:
+        out = numpy.empty(shape, pieces[0][1].array.dtype)  # the walk has seen to it that the pieces cover it
+        for ranges, piece in pieces:
+            out[tuple(slice(r.start, r.stop) for r in ranges)] = piece.array
+        return Named(tensor.axes, self.xp.asarray(out))
+
+    # --- operators
+
+    def constant(self, value: Fraction) -> Named:
+        whole = value.denominator == 1 and abs(value) < 2**31 and self.dtype is None
+        return Named((), int(value) if whole else _float(value))
+
+    def add(self, x: Named, y: Named) -> Named:
+        axes, (a, b) = self._align(x, y)
+        return Named(axes, a + b)
+
+    def mul(self, x: Named, y: Named) -> Named:
+        axes, (a, b) = self._align(x, y)
+        return Named(axes, a * b)
+
+    def power(self, x: Named, exponent: Fraction) -> Named:
+        a = self._array(x.array)
+        if exponent == -1:
+            return Named(x.axes, 1 / a)
+        if exponent.denominator == 1 and exponent > 0:
+            return Named(x.axes, a ** int(exponent))
+        if not hasattr(a, "dtype"):
+            return Named((), float(a) ** float(exponent))
+        if exponent == Fraction(1, 2):
+            return Named(x.axes, self.xp.sqrt(a))
+        if exponent == Fraction(-1, 2):
+            return Named(x.axes, 1 / self.xp.sqrt(a))
+        return Named(x.axes, self.xp.power(a, self.xp.asarray(float(exponent), a.dtype)))
+
+    def exp(self, x: Named) -> Named:
+        return Named(x.axes, self.xp.exp(self._array(x.array)))
+
+    def function(self, name: str, args: Sequence[Named]) -> Named:
+        axes, arrays = self._align(*args)
+        return Named(axes, FUNCTIONS[name].value(self.xp, *arrays))
+
+    def sum(self, x: Named, axes: tuple[Axis, ...]) -> Named:
+        total = self._reduce(self.xp.sum, x, axes)
+        missing = 1
+        for a in axes:
+            missing *= 1 if a in x.axes else len(self.ranges[a])
+        return total if missing == 1 else Named(total.axes, total.array * missing)
+
+    def dot(self, x: Named, y: Named, axes: tuple[Axis, ...]) -> Named:
+        narrow = self.dtype is None and is_narrow(x.array.dtype) and x.array.dtype == y.array.dtype
+        if not narrow or self.xp is numpy:
+            a, b = self._common(x.array, y.array)
+            x, y = Named(x.axes, a), Named(y.axes, b)
+        if self.xp is numpy:
+            return _matmul(x, y, axes)
+        names = union((x.axes, y.axes))
+        out = tuple(a for a in names if a not in axes)
+        dims = ([names.index(a) for a in x.axes], [names.index(a) for a in y.axes], [names.index(a) for a in out])
+        wide = "float32" if narrow else None
+        return Named(out, self.xp.einsum(x.array, dims[0], y.array, dims[1], dims[2], preferred_element_type=wide))
+
+    def maximum(self, x: Named, axes: tuple[Axis, ...]) -> Named:
+        return self._reduce(self.xp.max, x, axes)
+
+    def shift(self, x: Named, axes: tuple[Axis, ...]) -> Named:
+        """The maximum, but never -inf: a fully masked tile must not turn ``exp(-inf - -inf)`` into NaN for its row."""
+        m = self._reduce(self.xp.max, x, axes)
+        lowest = ml_dtypes.finfo(m.array.dtype).min
+        return Named(m.axes, self.xp.maximum(m.array, self.xp.asarray(lowest, m.array.dtype)))
+
+    def iota(self, axis: Axis) -> Named:
+        here = self.ranges[axis]
+        return Named((axis,), self.xp.arange(here.start, here.stop, dtype=self.dtype or "int32"))
+
+    # --- helpers
+
+    def _reduce(self, reduction: Any, x: Named, axes: tuple[Axis, ...]) -> Named:
+        gone = tuple(i for i, a in enumerate(x.axes) if a in axes)
+        array = self._array(x.array)
+        return Named(tuple(a for a in x.axes if a not in axes), reduction(array, axis=gone) if gone else array)
+
+    def _array(self, x: Any) -> Any:
+        return self._common(x)[0]
+
+    def _align(self, *xs: Named) -> tuple[tuple[Axis, ...], list[Any]]:
+        axes = union(tuple(x.axes for x in xs))
+        arrays = self._common(*(x.array for x in xs))
+        return axes, [arrange(a, x.axes, axes) if x.axes else a for a, x in zip(arrays, xs, strict=True)]
+
+    def _common(self, *xs: Any) -> list[Any]:
+        """The arrays in one arithmetic type; Python numbers adapt to it by themselves."""
+        dtypes = [numpy.dtype(x.dtype) for x in xs if hasattr(x, "dtype")]
+        if not dtypes:
+            return list(xs)
+        if self.dtype is not None:
+            to = numpy.dtype(self.dtype)
+        elif DTYPES["f64"] in dtypes:
+            to = DTYPES["f64"]
+        elif any(is_float(t) for t in dtypes):
+            to = DTYPES["f32"]
+        else:
+            to = DTYPES["i32"] if all(t.itemsize <= 4 for t in dtypes) else DTYPES["i64"]
+        return [x.astype(to) if hasattr(x, "dtype") and x.dtype != to else x for x in xs]
+
+
+def _float(value: Fraction) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
+
+
+def _matmul(x: Named, y: Named, axes: tuple[Axis, ...]) -> Named:
+    """``dot`` by way of one batched matmul (numpy's einsum does not use BLAS for batches)."""
+    batch = tuple(a for a in x.axes if a in y.axes and a not in axes)
+    rows = tuple(a for a in x.axes if a not in y.axes)
+    columns = tuple(a for a in y.axes if a not in x.axes)
+    a = arrange(x.array, x.axes, (*batch, *rows, *axes))
+    b = arrange(y.array, y.axes, (*batch, *axes, *columns))
+    nb, nr, nk = len(batch), len(rows), len(axes)
+    shape = (*a.shape[: nb + nr], *b.shape[nb + nk :])
+    inner = int(numpy.prod(a.shape[nb + nr :]))
+    left = a.reshape(*a.shape[:nb], int(numpy.prod(a.shape[nb : nb + nr])), inner)
+    right = b.reshape(*b.shape[:nb], inner, int(numpy.prod(b.shape[nb + nk :])))
+    return Named((*batch, *rows, *columns), numpy.matmul(left, right).reshape(shape))

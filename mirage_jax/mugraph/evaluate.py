@@ -1,0 +1,262 @@
+"""What a muGraph computes: one walk over kernels, blocks and loop steps, for every domain of arrays.
+
+Input: a kernel graph, the values of its inputs, a domain, and a schedule. Output: the values of its outputs. With a
+schedule each kernel runs block by block and step by step, exactly as a GPU would: this is the meaning of a schedule, and what
+the verifier tests. Without one every axis is a single tile and every kernel is straight-line code (traceable by JAX): this is
+the portable lowering, and the meaning of a captured program.
+
+The rules (Mirage, section 2, with named axes):
+
+* a grid axis ``a`` with tile T gives block i the indices [i*T, min((i+1)*T, extent)); tails are shorter slices, not masks;
+* a part axis ``k.g`` in the grid gives part g the indices [g*L, min((g+1)*L, N)) of axis ``k``, L = ceil(N / parts); a count of parts
+  that leaves one of them empty is refused. Copies (``k'``) are axes of their own and are not cut along with ``k``;
+* the loop cuts the loop axis (inside the part, if split) into tiles; all other axes are whole;
+* a value of the loop body that a later loop needs is computed again there;
+* ``acc`` sums over the steps. A ``shift`` over the loop axis is carried: its value at step t is the maximum of its tile and its
+  value at step t-1. ``accs x m`` keeps its state relative to the current m: state = rescale(state, m before, m) + x;
+* every element of a stored tensor is written exactly once. Without a schedule a split axis has one part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any, Protocol, Self
+
+import numpy
+
+from mirage_jax.errors import GraphError
+from mirage_jax.mugraph.arrays import FloatDomain, Named
+from mirage_jax.mugraph.domain import Domain
+from mirage_jax.mugraph.graph import (
+    Axis,
+    BlockGraph,
+    Kernel,
+    KernelGraph,
+    KernelSchedule,
+    Library,
+    Load,
+    Op,
+    Schedule,
+    Stage,
+    Tensor,
+    is_part,
+    origin,
+)
+from mirage_jax.mugraph.operators import ACCUMULATORS, operator
+
+type Ranges = Mapping[Axis, range]
+
+
+class ArrayDomain[V](Domain[V], Protocol):
+    """A domain whose values can be cut into tiles and put together again."""
+
+    @property
+    def representative(self) -> bool:
+        """Does the first block stand for all? (True for domains of bounds, which need no others.)"""
+        ...
+
+    def within(self, ranges: Ranges) -> Self:
+        """The domain as seen by one tile: `ranges` gives the indices of every axis."""
+        ...
+
+    def load(self, x: V, axes: tuple[Axis, ...]) -> V:
+        """The tile of `x`, its dimensions called `axes`."""
+        ...
+
+    def store(self, x: V, tensor: Tensor) -> V:
+        """`x` with the axes (part axes inserted, of length 1) and the type of `tensor`."""
+        ...
+
+    def assemble(self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], V]]) -> V: ...
+
+
+def evaluate[V](graph: KernelGraph, inputs: Sequence[V], domain: ArrayDomain[V], schedule: Schedule | None = None) -> list[V]:
+    """Values of the outputs of `graph`, in order."""
+    if len(inputs) != len(graph.inputs):
+        raise GraphError(f"the graph has {len(graph.inputs)} inputs, got {len(inputs)} values")
+    if schedule is not None and len(schedule.kernels) != len(graph.kernels):
+        raise GraphError(f"the graph has {len(graph.kernels)} kernels, the schedule {len(schedule.kernels)}")
+    sizes = _Sizes(graph, schedule)
+    tensors = dict(zip((t.name for t in graph.inputs), inputs, strict=True))
+    for number, kernel in enumerate(graph):
+        if schedule is None or isinstance(kernel, Library):
+            tensors.update(_whole(kernel, domain.within(sizes.whole(kernel)), tensors))
+        else:
+            tensors.update(_tiled(kernel, domain, sizes, schedule.kernels[number], tensors))
+    return [tensors[name] for name in graph.outputs]
+
+
+def run(graph: KernelGraph, arrays: Sequence[Any], schedule: Schedule | None = None, xp: Any = numpy, dtype: str | None = "float64") -> list[Any]:
+    """Evaluate on plain arrays; by default with the float64 oracle. ``run(g, xs, xp=jax.numpy, dtype=None)`` is the portable lowering."""
+    inputs = [Named(t.axes, xp.asarray(a)) for t, a in zip(graph.inputs, arrays, strict=True)]
+    for tensor, x in zip(graph.inputs, inputs, strict=True):
+        want = tuple(graph.extent(a) for a in tensor.axes)
+        if x.array.shape != want:
+            raise GraphError(f"input {tensor} has shape {want}, got {x.array.shape}")
+    return [x.array for x in evaluate(graph, inputs, FloatDomain(xp, dtype), schedule)]
+
+
+def part_length(extent: int, parts: int) -> int:
+    """Elements per part of a split axis; the last part may be shorter but not empty."""
+    length = -(-extent // parts)
+    if parts < 1 or (parts - 1) * length >= extent:
+        raise GraphError(f"cannot split an axis of extent {extent} into {parts} parts of {length}: some part would be empty")
+    return length
+
+
+def carried(kernel: BlockGraph, op: Op) -> bool:
+    """Is it a shift whose value moves from step to step?"""
+    return op.op == "shift" and kernel.stages[op.name].body and kernel.loop in op.attributes["axes"]  # type: ignore[operator]
+
+
+class _Sizes:
+    """Extents of all axes, part axes included."""
+
+    def __init__(self, graph: KernelGraph, schedule: Schedule | None):
+        self.graph = graph
+        self.parts = schedule.part_counts if schedule else {}
+        self.scheduled = schedule is not None
+
+    def __call__(self, axis: Axis) -> int:
+        if not is_part(axis):
+            return self.graph.extent(axis)
+        split = origin(axis).removesuffix(".g")
+        if split not in self.parts and self.scheduled:
+            raise GraphError(f"the schedule does not say into how many parts axis {split} is split")
+        return self.parts.get(split, 1)
+
+    def whole(self, kernel: Kernel) -> dict[Axis, range]:
+        """All axes of a kernel, each as one tile."""
+        mentioned = [a for v in (*kernel.loads, *kernel.ops) for a in v.axes] + [a for s in kernel.stores for a in s.tensor.axes]
+        for op in kernel.ops:
+            mentioned += [a for v in op.attributes.values() if isinstance(v, tuple) for a in v]
+        return {a: range(self(a)) for a in (*mentioned, *kernel.grid)}
+
+
+def _apply(domain: Domain[Any], op: Op, env: Mapping[str, Any]) -> Any:
+    return operator(op.op).meaning(domain, *(env[a] for a in op.args), **op.attributes)
+
+
+def _whole(kernel: Kernel, domain: ArrayDomain[Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+    env = {load.name: domain.load(tensors[load.tensor], load.axes) for load in kernel.loads}
+    for op in kernel.ops:
+        env[op.name] = _apply(domain, op, env)
+    return {s.tensor.name: domain.store(env[s.value], s.tensor) for s in kernel.stores}
+
+
+def _tiled(kernel: BlockGraph, domain: ArrayDomain[Any], sizes: _Sizes, tiles: KernelSchedule, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    pieces: dict[str, list[tuple[tuple[range, ...], Any]]] = {s.tensor.name: [] for s in kernel.stores}
+    whole = sizes.whole(kernel)
+    for cut in _blocks(kernel, sizes, tiles):
+        block = _Block(kernel, domain, whole | cut, tiles, tensors, pieces)
+        block.run()
+        if domain.representative:
+            break
+    shapes = {s.tensor.name: tuple(sizes(a) for a in s.tensor.axes) for s in kernel.stores}
+    if not domain.representative:
+        for name, written in pieces.items():
+            _check_cover(name, shapes[name], [where for where, _ in written])
+    return {s.tensor.name: domain.assemble(s.tensor, shapes[s.tensor.name], pieces[s.tensor.name]) for s in kernel.stores}
+
+
+def _blocks(kernel: BlockGraph, sizes: _Sizes, tiles: KernelSchedule) -> Iterator[dict[Axis, range]]:
+    """Indices of the divided axes, block by block."""
+    choices: list[list[dict[Axis, range]]] = []
+    for axis in kernel.grid:
+        if is_part(axis):
+            split, parts = axis.removesuffix(".g"), sizes(axis)
+            length = part_length(sizes(split), parts)
+            inside = _cut(range(sizes(split)), length)
+            choices.append([{axis: range(g, g + 1), split: r} for g, r in enumerate(inside)])
+        else:
+            choices.append([{axis: r} for r in _cut(range(sizes(axis)), tiles.tile(axis))])
+    for choice in product(*choices):
+        yield {a: r for part in choice for a, r in part.items()}
+
+
+def _cut(whole: range, tile: int) -> list[range]:
+    if tile < 1:
+        raise GraphError(f"a tile of {tile} elements")
+    return [range(s, min(s + tile, whole.stop)) for s in range(whole.start, whole.stop, tile)]
+
+
+def _check_cover(name: str, shape: tuple[int, ...], pieces: Sequence[tuple[range, ...]]) -> None:
+    count = numpy.zeros(shape, numpy.int32)
+    for where in pieces:
+        count[tuple(slice(r.start, r.stop) for r in where)] += 1
+    if (count != 1).any():
+        at = tuple(int(i) for i in numpy.argwhere(count != 1)[0])
+        raise GraphError(f"element {at} of tensor {name} is written {count[at]} times; the store must cover each element once")
+
+
+class _Block:
+    """One block of a kernel: straight-line code of depth 0, loop 0, straight-line code of depth 1, loop 1, ..."""
+
+    def __init__(
+        self, kernel: BlockGraph, domain: ArrayDomain[Any], ranges: Ranges, tiles: KernelSchedule, tensors: Mapping[str, Any],
+        pieces: dict[str, list[tuple[tuple[range, ...], Any]]],
+    ):  # fmt: skip
+        self.kernel, self.domain, self.ranges, self.tensors, self.pieces = kernel, domain, ranges, tensors, pieces
+        loop = kernel.loop
+        self.steps = [] if loop is None else [{**ranges, loop: r} for r in _cut(ranges[loop], tiles.tile(loop))]
+
+    def run(self) -> None:
+        kernel, stages = self.kernel, self.kernel.stages
+        here = self.domain.within(self.ranges)
+        env = {x.name: here.load(self.tensors[x.tensor], x.axes) for x in kernel.loads if not stages[x.name].body}
+        for depth in range(max((s.depth for s in stages.values()), default=0) + 1):
+            for op in kernel.ops:
+                if stages[op.name] == Stage(depth, body=False) and op.op not in ACCUMULATORS:
+                    env[op.name] = _apply(here, op, env)
+            env |= self._loop(depth, env)
+        self._store(here, self.ranges, env, [s.value for s in kernel.stores if not stages[s.value].body])
+
+    def _loop(self, depth: int, env: Mapping[str, Any]) -> dict[str, Any]:
+        """Run loop number `depth`; values of its accumulators."""
+        kernel, stages = self.kernel, self.kernel.stages
+        accumulators = [op for op in kernel.ops if op.op in ACCUMULATORS and stages[op.name].depth == depth + 1]
+        stored = [s.value for s in kernel.stores if stages[s.value] == Stage(depth, body=True)]
+        loads, ops = _body(kernel, [a for op in accumulators for a in op.args] + stored)
+        state: dict[str, Any] = {}
+        before: dict[str, Any] = {}  # values of the previous step
+        for ranges in self.steps if accumulators or stored else ():
+            here = self.domain.within(ranges)
+            now = dict(env)
+            for x in loads:
+                now[x.name] = here.load(self.tensors[x.tensor], x.axes)
+            for op in ops:
+                now[op.name] = _apply(here, op, now)
+                if before and carried(kernel, op):
+                    now[op.name] = here.function("maximum", (before[op.name], now[op.name]))
+            for op in accumulators:
+                state[op.name] = _accumulate(here, op, state.get(op.name), before, now)
+            self._store(here, ranges, now, stored)
+            before = now
+        return state
+
+    def _store(self, here: ArrayDomain[Any], ranges: Ranges, env: Mapping[str, Any], values: Sequence[str]) -> None:
+        for s in self.kernel.stores:
+            if s.value in values:
+                where = tuple(ranges[a] for a in s.tensor.axes)
+                self.pieces[s.tensor.name].append((where, here.store(env[s.value], s.tensor)))
+
+
+def _accumulate(domain: ArrayDomain[Any], op: Op, state: Any, before: Mapping[str, Any], now: Mapping[str, Any]) -> Any:
+    x = now[op.args[0]]
+    if state is None or op.op == "last":
+        return x
+    if op.op == "accs":
+        m = op.args[1]
+        state = operator("rescale").meaning(domain, state, before[m], now[m], **op.attributes)
+    return domain.add(state, x)
+
+
+def _body(kernel: BlockGraph, targets: Sequence[str]) -> tuple[list[Load], list[Op]]:
+    """Loads and operators of the loop body that `targets` need, in order."""
+    needed = set(targets)
+    for op in reversed(kernel.ops):
+        if op.name in needed and op.op not in ACCUMULATORS:
+            needed.update(op.args)
+    body = {n for n in needed if kernel.stages[n].body}
+    return [x for x in kernel.loads if x.name in body], [op for op in kernel.ops if op.name in body]

@@ -1,0 +1,419 @@
+"""Exact arithmetic in which muGraphs are tested: pairs over Z_p x Z_q with q | p - 1, random primes, random functions.
+
+A value is a pair of residues (mod p, mod q). The Lax fragment acts on both parts; ``exp`` takes the q part into an exponent,
+``exp(x) = (w ** x_q mod p, undefined)`` with w of order q, because w ** x does not depend on multiples of q. After an
+exponential the q part is *poisoned* (None) and stays so (Mirage, section 5). Beyond the paper:
+
+* p, q, w, the inputs and the hash key are drawn afresh from secret randomness for every test: nothing can be fitted to them.
+* **Roots.** p = q = 3 (mod 4), and residues live in Z_p[i] = F_{p^2}, Z_q[i]: there every element x of Z_p has a root, x^((p+1)/4) or
+  i * (-x)^((p+1)/4), so sqrt(x)**2 == x and rsqrt(x) == 1/sqrt(x) hold always, and sqrt(exp(g)*y) == exp(g/2)*sqrt(y). Lost, that is, true but
+  not seen: sqrt(x)*sqrt(y) == sqrt(x*y) for other positive x, y; and squares of roots of values that contain a root of a
+  non-residue (those roots are uninterpreted). The sign of a root is arbitrary, so sqrt(x*x) == x is seen for single elements by
+  chance; a tensor of n of them is accepted with probability 2**-n only.
+* An exponent a + b*i becomes w ** (a + l*b) with a random l: an additive character, so exp(x+y) == exp(x)*exp(y) holds there too.
+* **Uninterpreted functions** are keyed hashes of the p residues of their arguments (equal values have equal p residues, whatever became of
+  their q parts), with a fresh pair as value. So are: a second exponential on one path, odd powers, and ``maximum`` (of the *set* of values,
+  since max is symmetric and idempotent). Nothing is assumed of them except that equal arguments give equal values.
+* ``shift`` is a fresh random pair at each call: only graphs that do not depend on it agree.
+* **Measures.** Tests run at reduced extents, but programs contain their real extents as constants (1/4096 in a mean). So the elements of an axis
+  weigh real/reduced each: a sum over an axis has total mass equal to its *real* extent, also for values that do not have the axis.
+  Every identity of sums (linearity, order of summation, a constant summed is N times it) holds for such measures.
+
+Values are numpy arrays of Python integers: exact at any size of primes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property
+from random import Random
+from typing import Any
+
+import numpy
+
+from mirage_jax.errors import MirageError
+from mirage_jax.mugraph.arrays import arrange
+from mirage_jax.mugraph.graph import Axis, Tensor, origin
+from mirage_jax.mugraph.operators import union
+
+SYMMETRIC = frozenset({"maximum", "minimum", "eq", "and", "or"})  # functions of two arguments in any order
+
+
+class ZeroDivisor(MirageError):
+    """A random draw met a zero divisor: not an error of the graph (unless it happens always), draw again."""
+
+
+# --- primes
+
+
+def is_prime(n: int) -> bool:
+    """Miller-Rabin with the first 13 primes as bases: exact below 3.3e24, error below 4**-13 for random larger numbers (far below in fact)."""
+    bases = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41)
+    if n < 2 or any(n % b == 0 for b in bases):
+        return n in bases
+    odd, twos = n - 1, 0
+    while odd % 2 == 0:
+        odd, twos = odd // 2, twos + 1
+    return all(_passes(n, b, odd, twos) for b in bases)
+
+
+def _passes(n: int, base: int, odd: int, twos: int) -> bool:
+    x = pow(base, odd, n)
+    if x in (1, n - 1):
+        return True
+    for _ in range(twos - 1):
+        x = x * x % n
+        if x == n - 1:
+            return True
+    return False
+
+
+def random_primes(rng: Random, p_bits: int, q_bits: int) -> tuple[int, int]:
+    """Random primes p in [2**(p_bits-1), 2**p_bits) and q of q_bits bits, both 3 mod 4, with q | p - 1."""
+    q = 0
+    while not is_prime(q):
+        q = rng.getrandbits(q_bits - 1) | 1 << (q_bits - 1) | 3
+    low, high = ((1 << p_bits - 1) // (2 * q) + 1, (1 << p_bits) // (2 * q))
+    p = 0
+    while not is_prime(p):
+        p = 2 * q * (rng.randrange(low, high) | 1) + 1  # odd * 2q + 1 is 3 mod 4 since q is odd
+    return p, q
+
+
+# --- residues: arrays of Python integers, a + b*i with b None if zero
+
+
+@dataclass(frozen=True, slots=True)
+class Residues:
+    """``re + im * i``, elementwise; `im` is None where it is zero throughout."""
+
+    re: Any
+    im: Any = None
+
+    def map(self, f: Callable[[Any], Any]) -> Residues:
+        return Residues(f(self.re), None if self.im is None else f(self.im))
+
+
+def _array(x: Any) -> Any:
+    """numpy turns results without dimensions into plain numbers; make them arrays again."""
+    return numpy.asarray(x, dtype=object)
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Z_m[i] for a prime m = 3 (mod 4): the field with m**2 elements."""
+
+    m: int
+
+    def make(self, re: Any, im: Any = None) -> Residues:
+        return Residues(_array(re % self.m), None if im is None else _array(im % self.m))
+
+    def fraction(self, value: Fraction) -> int:
+        if value.denominator % self.m == 0:
+            raise ZeroDivisor(f"the denominator of {value} is 0 modulo {self.m}")
+        return value.numerator * pow(value.denominator, -1, self.m) % self.m
+
+    def add(self, x: Residues, y: Residues) -> Residues:
+        if x.im is None and y.im is None:
+            return self.make(x.re + y.re)
+        re = x.re + y.re  # broadcasts, so the imaginary part must as well
+        zero = numpy.zeros(numpy.shape(re), dtype=object)
+        return self.make(re, zero + (0 if x.im is None else x.im) + (0 if y.im is None else y.im))
+
+    def mul(self, x: Residues, y: Residues) -> Residues:
+        if x.im is None and y.im is None:
+            return self.make(x.re * y.re)
+        if x.im is None:
+            return self.make(x.re * y.re, x.re * y.im)
+        if y.im is None:
+            return self.make(x.re * y.re, x.im * y.re)
+        return self.make(x.re * y.re - x.im * y.im, x.re * y.im + x.im * y.re)
+
+    def scale(self, x: Residues, value: Fraction) -> Residues:
+        return x if value == 1 else self.mul(x, Residues(_array(self.fraction(value))))
+
+    def sum(self, x: Residues, dims: tuple[int, ...]) -> Residues:
+        return x if not dims else self.make(*(None if part is None else numpy.add.reduce(part, axis=dims) for part in (x.re, x.im)))
+
+    def inverse(self, x: Residues) -> Residues:
+        norm = x.re if x.im is None else _array((x.re * x.re + x.im * x.im) % self.m)
+        if (norm == 0).any():
+            raise ZeroDivisor("division by zero")
+        inverse = _each(lambda a: pow(a, -1, self.m), norm)
+        return Residues(inverse) if x.im is None else self.make(x.re * inverse, -x.im * inverse)
+
+    def power(self, x: Residues, n: int) -> Residues:
+        """x ** n for n >= 0, by repeated squaring."""
+        if n == 0:
+            return x.map(lambda a: _array(a * 0 + 1)) if x.im is None else Residues(_array(x.re * 0 + 1))
+        half = self.power(x, n // 2) if n > 1 else None
+        square = self.mul(half, half) if half else x
+        return self.mul(square, x) if half and n % 2 else square
+
+    def root(self, x: Residues) -> Residues:
+        """Roots of elements without imaginary part (the part is ignored)."""
+        e, m = (self.m + 1) // 4, self.m
+        r = _each(lambda a: pow(a, e, m), x.re)
+        square = (r * r - x.re) % m == 0
+        if numpy.all(square):
+            return Residues(r)
+        # r**2 == -x for the others, and (-x)**e == ± r: e is even or odd, so take the power itself
+        s = _each(lambda a: pow(-a, e, m), x.re)
+        return Residues(_array(numpy.where(square, r, 0)), _array(numpy.where(square, 0, s)))
+
+
+def _each(f: Callable[[Any], Any], x: Any) -> Any:
+    out = numpy.empty(numpy.shape(x), dtype=object)
+    out.reshape(-1)[:] = [f(a) for a in numpy.ravel(x)]
+    return out
+
+
+# --- the draw and the domain
+
+
+@dataclass(frozen=True)
+class Draw:
+    """All that one random test fixes: primes, a root of unity, a character, a hash key; everything follows from `seed`."""
+
+    seed: bytes
+    p_bits: int = 61
+    q_bits: int = 31
+
+    @cached_property
+    def rng(self) -> Random:
+        return Random(int.from_bytes(self.seed))
+
+    @cached_property
+    def _primes(self) -> tuple[int, int]:
+        return random_primes(Random(b"primes" + self.seed), self.p_bits, self.q_bits)
+
+    @property
+    def p(self) -> int:
+        return self._primes[0]
+
+    @property
+    def q(self) -> int:
+        return self._primes[1]
+
+    @cached_property
+    def character(self) -> int:
+        return Random(b"character" + self.seed).randrange(self.q)
+
+    @cached_property
+    def w(self) -> int:
+        """A random element of order q modulo p."""
+        rng, w = Random(b"root" + self.seed), 1
+        while w == 1:
+            w = pow(rng.randrange(2, self.p), (self.p - 1) // self.q, self.p)
+        return w
+
+    @cached_property
+    def _windows(self) -> list[list[int]]:
+        """windows[j][d] = w ** (d << 8*j)."""
+        out: list[list[int]] = []
+        base = self.w
+        for _ in range(-(-self.q_bits // 8)):
+            row = [1]
+            for _ in range(255):
+                row.append(row[-1] * base % self.p)
+            out.append(row)
+            base = row[-1] * base % self.p
+        return out
+
+    def w_to(self, exponent: int) -> int:
+        """w ** exponent mod p, for 0 <= exponent < q."""
+        out = 1
+        for row in self._windows:
+            out = out * row[exponent & 255] % self.p
+            exponent >>= 8
+        return out
+
+    def random_residues(self, modulus: int, shape: tuple[int, ...]) -> Residues:
+        n = int(numpy.prod(shape))
+        return Residues(_fill([self.rng.randrange(modulus) for _ in range(n)], shape))
+
+    def hash(self, name: str, arguments: Any) -> tuple[int, int]:
+        """A pair of residues, random but the same for the same arguments."""
+        n = (self.p_bits + self.q_bits) // 8 + 32
+        digest = hashlib.shake_256(self.seed + repr((name, arguments)).encode()).digest(n)
+        value = int.from_bytes(digest)
+        return value % self.p, (value >> (self.p_bits + 128)) % self.q
+
+
+def _fill(values: list[int], shape: tuple[int, ...]) -> Any:
+    out = numpy.empty(shape, dtype=object)
+    out.reshape(-1)[:] = values
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A tensor over Z_p x Z_q; `q` is None once poisoned by an exponential."""
+
+    axes: tuple[Axis, ...]
+    p: Residues
+    q: Residues | None
+
+    def map(self, axes: tuple[Axis, ...], f: Callable[[Any], Any]) -> Pair:
+        return Pair(axes, self.p.map(f), None if self.q is None else self.q.map(f))
+
+
+@dataclass(frozen=True)
+class FieldDomain:
+    """Meaning of the operators over Z_p x Z_q. `weights` gives the mass of one element of each axis (default 1)."""
+
+    draw: Draw
+    weights: Mapping[Axis, Fraction] = field(default_factory=dict)
+    ranges: Mapping[Axis, range] = field(default_factory=dict)
+
+    representative = False
+
+    @cached_property
+    def rings(self) -> tuple[Ring, Ring]:
+        return Ring(self.draw.p), Ring(self.draw.q)
+
+    def random(self, axes: tuple[Axis, ...], shape: tuple[int, ...]) -> Pair:
+        """A fresh uniformly random tensor."""
+        return Pair(axes, self.draw.random_residues(self.draw.p, shape), self.draw.random_residues(self.draw.q, shape))
+
+    # --- tiles
+
+    def within(self, ranges: Mapping[Axis, range]) -> FieldDomain:
+        return replace(self, ranges=ranges)
+
+    def load(self, x: Pair, axes: tuple[Axis, ...]) -> Pair:
+        cut = tuple(slice(self.ranges[a].start, self.ranges[a].stop) for a in axes)
+        return x.map(axes, lambda a: _array(a[cut]))
+
+    def store(self, x: Pair, tensor: Tensor) -> Pair:
+        return x.map(tensor.axes, lambda a: _array(arrange(a, x.axes, tensor.axes)))
+
+    def assemble(self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], Pair]]) -> Pair:
+        def paste(parts: list[Any]) -> Any:
+            out = numpy.zeros(shape, dtype=object)
+            for (ranges, _), part in zip(pieces, parts, strict=True):
+                if part is not None:
+                    out[tuple(slice(r.start, r.stop) for r in ranges)] = part
+            return out
+
+        def join(parts: list[Residues]) -> Residues:
+            real = all(x.im is None for x in parts)
+            return Residues(paste([x.re for x in parts]), None if real else paste([x.im for x in parts]))
+
+        qs = [x.q for _, x in pieces if x.q is not None]
+        return Pair(tensor.axes, join([x.p for _, x in pieces]), join(qs) if len(qs) == len(pieces) else None)
+
+    # --- operators
+
+    def constant(self, value: Fraction) -> Pair:
+        p, q = (Residues(_array(ring.fraction(value))) for ring in self.rings)
+        return Pair((), p, q)
+
+    def add(self, x: Pair, y: Pair) -> Pair:
+        return self._both("add", x, y)
+
+    def mul(self, x: Pair, y: Pair) -> Pair:
+        return self._both("mul", x, y)
+
+    def power(self, x: Pair, exponent: Fraction) -> Pair:
+        if exponent < 0:
+            x, exponent = self._unary(Ring.inverse, x), -exponent
+        if exponent.denominator == 2:
+            x, exponent = self._root(x), exponent * 2
+        if exponent.denominator != 1:
+            x, exponent = self.function(f"power {exponent}", (x,)), Fraction(1)
+        return self._unary(lambda ring, a: ring.power(a, int(exponent)), x)
+
+    def exp(self, x: Pair) -> Pair:
+        if x.q is None:
+            return self.function("exp", (x,))
+        exponent = x.q.re if x.q.im is None else (x.q.re + self.draw.character * x.q.im) % self.draw.q
+        return Pair(x.axes, Residues(_each(self.draw.w_to, exponent)), None)
+
+    def function(self, name: str, args: Sequence[Pair]) -> Pair:
+        axes = union(tuple(x.axes for x in args))
+        columns = [x.p.map(lambda a, x=x: arrange(a, x.axes, axes)) for x in args]
+        return self._hash(name, axes, columns, sort=name in SYMMETRIC)
+
+    def sum(self, x: Pair, axes: tuple[Axis, ...]) -> Pair:
+        dims = tuple(i for i, a in enumerate(x.axes) if a in axes)
+        mass = Fraction(1)
+        for a in axes:
+            mass *= self.weights.get(origin(a), Fraction(1)) * (1 if a in x.axes else len(self.ranges[a]))
+        rest = tuple(a for a in x.axes if a not in axes)
+        total = self._unary(lambda ring, a: ring.scale(ring.sum(a, dims), mass), x)
+        return Pair(rest, total.p, total.q)
+
+    def dot(self, x: Pair, y: Pair, axes: tuple[Axis, ...]) -> Pair:
+        return self.sum(self.mul(x, y), axes)
+
+    def maximum(self, x: Pair, axes: tuple[Axis, ...]) -> Pair:
+        rest = tuple(a for a in x.axes if a not in axes)
+        if rest == x.axes:
+            return x
+        reduced = tuple(a for a in x.axes if a in axes)
+
+        def table(a: Any) -> Any:
+            a = arrange(a, x.axes, (*rest, *reduced))
+            return a.reshape(*a.shape[: len(rest)], -1)
+
+        parts = x.p.map(table)
+        columns = [parts.map(lambda a, i=i: _array(a[..., i])) for i in range(parts.re.shape[-1])]
+        return columns and self._hash("max", rest, columns, sort=True)
+
+    def shift(self, x: Pair, axes: tuple[Axis, ...]) -> Pair:
+        kept = [(a, n) for a, n in zip(x.axes, x.p.re.shape, strict=True) if a not in axes]
+        return self.random(tuple(a for a, _ in kept), tuple(n for _, n in kept))
+
+    def iota(self, axis: Axis) -> Pair:
+        index = Residues(_fill(list(self.ranges[axis]), (len(self.ranges[axis]),)))
+        return Pair((axis,), index, index)
+
+    # --- helpers
+
+    def _unary(self, f: Callable[[Ring, Residues], Residues], x: Pair) -> Pair:
+        p, q = self.rings
+        return Pair(x.axes, f(p, x.p), None if x.q is None else f(q, x.q))
+
+    def _both(self, method: str, x: Pair, y: Pair) -> Pair:
+        axes = union((x.axes, y.axes))
+        x, y = (z.map(axes, lambda a, z=z: arrange(a, z.axes, axes)) for z in (x, y))
+        p, q = self.rings
+        high = None if x.q is None or y.q is None else getattr(q, method)(x.q, y.q)
+        return Pair(axes, getattr(p, method)(x.p, y.p), high)
+
+    def _root(self, x: Pair) -> Pair:
+        if x.p.im is not None or (x.q is not None and x.q.im is not None):
+            return self._mixed_root(x)
+        return self._unary(Ring.root, x)
+
+    def _mixed_root(self, x: Pair) -> Pair:
+        """Roots where some elements have an imaginary part: uninterpreted for these, part by part."""
+        hashed = self.function("power 1/2", (x,))
+
+        def choose(ring: Ring, a: Residues, h: Residues) -> Residues:
+            if a.im is None:
+                return ring.root(a)
+            real, root = a.im == 0, ring.root(Residues(a.re))
+            im = 0 if root.im is None else root.im
+            return Residues(_array(numpy.where(real, root.re, h.re)), _array(numpy.where(real, im, 0)))
+
+        p, q = self.rings
+        high = None if x.q is None or hashed.q is None else choose(q, x.q, hashed.q)
+        return Pair(x.axes, choose(p, x.p, hashed.p), high)
+
+    def _hash(self, name: str, axes: tuple[Axis, ...], columns: Sequence[Residues], sort: bool) -> Pair:
+        """Hash of corresponding elements of `columns`."""
+        shape = numpy.broadcast_shapes(*(c.re.shape for c in columns))
+        lists = [list(zip(*(_flat(part, shape) for part in (c.re, c.im)), strict=True)) for c in columns]
+        rows = zip(*lists, strict=True)
+        values = [self.draw.hash(name, sorted(set(row)) if sort else row) for row in rows]
+        p, q = (Residues(_fill(list(v), shape)) for v in zip(*values, strict=True))
+        return Pair(axes, p, q)
+
+
+def _flat(part: Any, shape: tuple[int, ...]) -> list[int]:
+    return [0] * int(numpy.prod(shape)) if part is None else numpy.broadcast_to(part, shape).ravel().tolist()
