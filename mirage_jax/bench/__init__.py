@@ -1,0 +1,1 @@
+"""The benchmark: programs with the limits of the hardware, timing that means something, and suites."""

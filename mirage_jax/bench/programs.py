@@ -1,0 +1,236 @@
+"""The programs of the benchmark: plain JAX functions, their shapes, and what the hardware allows.
+
+Suite "mirage" has the eight programs of Mirage (OSDI'25, section 8) at batch sizes 1 and 8; "prefill" has the same kind
+of program at the size of a prompt; "also" has those of the paper's first version; "algebra" has programs that only
+another order of evaluation makes fast, on any device. Data is float16 ("algebra": float32) and normal; a weight is
+scaled by the root of its fan-in so that no program overflows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirage_jax.config import unknown
+from mirage_jax.errors import UsageError
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    """Half precision as float32; float64 stays, so that the program in float64 is a reference."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def rms(x: jax.Array) -> jax.Array:
+    wide = _wide(x)
+    return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + 1e-6)).astype(x.dtype)
+
+
+def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return jax.nn.softmax(q @ k, axis=-1) @ v
+
+
+def qknorm_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return jax.nn.softmax(rms(q) @ k, axis=-1) @ rms(v)
+
+
+def rmsnorm(x: jax.Array, w: jax.Array) -> jax.Array:
+    return rms(x) @ w
+
+
+def gated_mlp(x: jax.Array, w1: jax.Array, w2: jax.Array) -> jax.Array:
+    return jax.nn.silu(x @ w1) * (x @ w2)
+
+
+def ntrans(h: jax.Array, x: jax.Array, a: jax.Array) -> jax.Array:
+    return rms(x + a * (rms(h) - x))
+
+
+def lora(x: jax.Array, w: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    return x @ w + (x @ a) @ b
+
+
+def exp_mlp(x: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.exp(x @ a) @ b
+
+
+def matrix_matrix_vector(a: jax.Array, b: jax.Array, v: jax.Array) -> jax.Array:
+    return (a @ b) @ v
+
+
+def linear_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return (q @ jnp.swapaxes(k, -1, -2)) @ v
+
+
+type Shape = tuple[int, ...]
+type Fn = Callable[..., jax.Array]
+
+
+@dataclass(frozen=True)
+class Program:
+    """One row of a suite. `scales` are the standard deviations of the arguments; `flops` counts multiply-adds twice."""
+
+    name: str
+    suite: str
+    fn: Fn
+    shapes: tuple[tuple[str, Shape], ...]
+    scales: tuple[float, ...]
+    flops: int
+    dtype: str = "float16"
+
+    @property
+    def inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        return tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(self.dtype)) for _, shape in self.shapes)
+
+    @property
+    def bytes(self) -> int:
+        """Every input read once and the output written once."""
+        output = jax.eval_shape(self.fn, *self.inputs)
+        return sum(math.prod(a.shape) * a.dtype.itemsize for a in (*self.inputs, output))
+
+    def limit(self, bytes_per_second: float = 4.3e12, flops_per_second: float = 780e12) -> float:
+        """Seconds below which no implementation can go on the given hardware (the default is an H200 as measured)."""
+        return max(self.bytes / bytes_per_second, self.flops / flops_per_second)
+
+    def draw(self, seed: int = 0) -> tuple[jax.Array, ...]:
+        """Arguments on the default device: the same on every machine for the same seed."""
+        rng = np.random.default_rng(seed)
+        return tuple(
+            jnp.asarray((rng.standard_normal(shape, np.float32) * np.float32(scale)).astype(self.dtype))
+            for (_, shape), scale in zip(self.shapes, self.scales, strict=True)
+        )
+
+    def in_float64(self, args: Iterable[jax.Array]) -> np.ndarray:
+        """The same function evaluated in float64 on the same inputs: what errors are measured against."""
+        with jax.enable_x64(True):
+            return np.asarray(jax.jit(self.fn)(*(jnp.asarray(np.asarray(a), jnp.float64) for a in args)))
+
+
+def _shrunk(size: int) -> int:
+    """The extent that stands for `size` in a scaled-down program."""
+    return size if size <= 16 else max(16, size // 32)
+
+
+@dataclass(frozen=True)
+class _Registry:
+    programs: dict[str, Program]
+    small: dict[str, Program]
+
+    def add(
+        self,
+        name: str,
+        suite: str,
+        fn: Fn,
+        flops: Callable[..., int],
+        shapes: Mapping[str, Shape],
+        *,
+        dtype: str = "float16",
+        weights: str = "",
+    ) -> None:
+        """flops takes the shapes by name; `weights` names the arguments that are scaled by the root of their fan-in."""
+        if name in self.programs:
+            raise UsageError(f"program {name!r} is registered twice")
+        for table, size in ((self.programs, int), (self.small, _shrunk)):
+            sized = {n: tuple(size(d) for d in s) for n, s in shapes.items()}
+            scales = tuple(s[-2] ** -0.5 if n in weights.split() else 1.0 for n, s in sized.items())
+            table[name] = Program(name, suite, fn, tuple(sized.items()), scales, flops(**sized), dtype)
+
+
+def _attention_flops(q: Shape, k: Shape, v: Shape) -> int:
+    return 2 * math.prod(q) * k[-1] + 2 * math.prod(q[:-1]) * math.prod(v[-2:])
+
+
+def _matmul_flops(x: Shape, *ws: Shape) -> int:
+    """Of one x times each of the matrices ws."""
+    return sum(2 * math.prod(x) * w[-1] for w in ws)
+
+
+def _lora_flops(x: Shape, w: Shape, a: Shape, b: Shape) -> int:
+    return _matmul_flops(x, w, a) + _matmul_flops((x[0], a[1]), b)
+
+
+def _two_matmuls_flops(x: Shape, a: Shape, b: Shape) -> int:
+    return _matmul_flops(x, a) + _matmul_flops((*x[:-1], a[-1]), b)
+
+
+# Of the best order: what a limit means must not depend on how the program happens to be written.
+
+
+def _abv_flops(a: Shape, b: Shape, v: Shape) -> int:
+    return 2 * (math.prod(a) + math.prod(b))
+
+
+def _linear_flops(q: Shape, k: Shape, v: Shape) -> int:
+    return 4 * math.prod(q) * v[-1]
+
+
+def _register(registry: _Registry) -> None:
+    def attend(name: str, suite: str, heads: int, queries: int, keys: int, d: int = 64, fn: Fn = attention) -> None:
+        shapes = {"q": (heads, queries, d), "k": (heads, d, keys), "v": (heads, keys, d)}
+        registry.add(name, suite, fn, _attention_flops, shapes)
+
+    def gate(name: str, suite: str, rows: int, inner: int) -> None:
+        shapes = {"x": (rows, 4096), "w1": (4096, inner), "w2": (4096, inner)}
+        flops = lambda x, w1, w2: _matmul_flops(x, w1, w2)  # noqa: E731
+        registry.add(name, suite, gated_mlp, flops, shapes, weights="w1 w2")
+
+    def norm(name: str, suite: str, rows: int) -> None:
+        shapes = {"x": (rows, 4096), "w": (4096, 6144)}
+        registry.add(name, suite, rmsnorm, lambda x, w: _matmul_flops(x, w), shapes, weights="w")
+
+    for b in (1, 8):
+        attend(f"gqa_b{b}", "mirage", 2 * b, 256, 4096)
+        attend(f"mha_b{b}", "mirage", 32 * b, 16, 4096)
+        attend(f"mqa_b{b}", "mirage", b, 1024, 4096)
+        attend(f"qknorm_gqa_b{b}", "mirage", 2 * b, 256, 4096, fn=qknorm_attention)
+        norm(f"rmsnorm_b{b}", "mirage", 2 * b)
+        gate(f"gated_mlp_b{b}", "mirage", 8 * b, 4096)
+        vectors = dict.fromkeys("hxa", (8 * b, 4096))
+        registry.add(f"ntrans_b{b}", "mirage", ntrans, lambda h, x, a: 12 * math.prod(x), vectors)
+        low_rank = {"x": (16 * b, 256), "w": (256, 4096), "a": (256, 16), "b": (16, 4096)}
+        registry.add(f"lora_b{b}", "mirage", lora, _lora_flops, low_rank, weights="w a b")
+
+        # Multi-head decoding of the paper's first version is mha above.
+        attend(f"mha_prefill_b{b}", "also", 32 * b, 256, 1024)
+        attend(f"gqa_decode_b{b}", "also", 2 * b, 8, 4096)
+        attend(f"mqa_decode_b{b}", "also", b, 32, 4096)
+        attend(f"mqa_prefill_b{b}", "also", b, 4096, 4096)
+    mlp = {"x": (16, 8192), "a": (8192, 8), "b": (8, 8192)}
+    registry.add("mlp", "also", exp_mlp, _two_matmuls_flops, mlp, weights="a b")
+    moe = {"x": (8, 8, 4096), "a": (8, 4096, 4096), "b": (8, 4096, 4096)}
+    registry.add("moe", "also", exp_mlp, _two_matmuls_flops, moe, weights="a b")
+
+    attend("prefill_attn", "prefill", 32, 2048, 2048, d=128)
+    gate("prefill_gated", "prefill", 2048, 11008)
+    norm("prefill_rmsnorm", "prefill", 2048)
+
+    square = {"a": (2048, 2048), "b": (2048, 2048), "v": (2048,)}
+    registry.add("abv", "algebra", matrix_matrix_vector, _abv_flops, square, dtype="float32", weights="a b")
+    long = dict.fromkeys("qkv", (8, 2048, 64))
+    registry.add("linear_attention", "algebra", linear_attention, _linear_flops, long, dtype="float32", weights="v")
+
+
+_REGISTRY = _Registry({}, {})
+_register(_REGISTRY)
+
+SUITES = ("mirage", "prefill", "also", "algebra")
+
+
+def program(name: str, small: bool = False) -> Program:
+    """A program by name; `small` is the same function on extents that a test can afford."""
+    table = _REGISTRY.small if small else _REGISTRY.programs
+    if name not in table:
+        raise UsageError(unknown("program", name, table))
+    return table[name]
+
+
+def suite(name: str, small: bool = False) -> list[Program]:
+    """The programs of a suite, in the order of the tables; "all" has every suite's."""
+    if name not in (*SUITES, "all"):
+        raise UsageError(unknown("suite", name, (*SUITES, "all")))
+    names = [p.name for p in _REGISTRY.programs.values() if name in (p.suite, "all")]
+    return [program(n, small) for n in names]

@@ -1,0 +1,249 @@
+"""Run a suite: every program under every candidate, interleaved in one process, with errors against float64.
+
+A candidate is a way to run a function: "xla", plain `jax.jit`, is what the others are compared with. A candidate that
+fails is a row that says so. Results print as a table and are written as JSON, with the same as Markdown beside it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import mirage_jax
+from mirage_jax.bench import timing
+from mirage_jax.bench.programs import Program
+from mirage_jax.bench.timing import Ratio, Timing
+from mirage_jax.cache import versions
+
+type Transform = Callable[[Callable[..., jax.Array]], Callable[..., jax.Array]]
+
+# What a device reaches in practice: bytes per second of a copy, and FLOP/s of a large half-precision matmul.
+PEAKS = {"NVIDIA H200": (4.3e12, 780e12)}
+
+BASELINE = "xla"
+
+
+def default_candidates() -> dict[str, Transform]:
+    return {BASELINE: jax.jit, "mirage": mirage_jax.optimize}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One candidate on one program. `error` is the largest absolute error over the largest absolute reference value."""
+
+    seconds: float
+    interval: tuple[float, float]
+    launches: float | None
+    error: float
+    error_rms: float
+    ratio: Ratio | None
+    report: str | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    program: str
+    limit: float | None
+    results: Mapping[str, Result]
+    failures: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class SuiteResult:
+    title: str
+    date: str
+    device: str
+    versions: Mapping[str, str]
+    method: str
+    rows: tuple[Row, ...]
+
+    def to_json(self) -> str:
+        return json.dumps(_finite(asdict(self)), indent=1, sort_keys=True, allow_nan=False)
+
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """Header and body of the table, as text."""
+        labels = list(dict.fromkeys(label for row in self.rows for label in (*row.results, *row.failures)))
+        others = [label for label in labels if label != BASELINE]
+        header = [
+            "program",
+            "limit",
+            *labels,
+            *(f"{o} over {BASELINE}" for o in others),
+            *(f"error {n}" for n in labels),
+        ]
+        body = []
+        for row in self.rows:
+            cells = [row.program, "" if row.limit is None else microseconds(row.limit)]
+            cells += [_time_cell(row.results.get(label)) for label in labels]
+            cells += [_ratio_cell(row.results.get(label)) for label in others]
+            cells += [f"{r.error:.1e}" if (r := row.results.get(label)) else "failed" for label in labels]
+            body.append(cells)
+        return header, body
+
+    def to_markdown(self) -> str:
+        header, body = self.cells()
+        lines = [f"# {self.title}", "", f"{self.date}, {self.device}. {self.method}", ""]
+        lines += [", ".join(f"{name} {version}" for name, version in self.versions.items() if version) + ".", ""]
+        lines += [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+        lines += [f"| {' | '.join(cells)} |" for cells in body]
+        lines += [f"\n{row.program}, {label}: {why}" for row in self.rows for label, why in row.failures.items()]
+        return "\n".join(lines) + "\n"
+
+    def write(self, file: Path) -> Path:
+        """Write the JSON to `file` and the Markdown beside it; the Markdown's path."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(self.to_json() + "\n")
+        markdown = file.with_suffix(".md")
+        markdown.write_text(self.to_markdown())
+        return markdown
+
+    def table(self) -> Table:
+        header, body = self.cells()
+        table = Table(title=self.title, caption=self.method)
+        for i, name in enumerate(header):
+            table.add_column(name, justify="left" if i == 0 else "right", no_wrap=i == 0)
+        for cells in body:
+            table.add_row(*cells)
+        return table
+
+
+def _finite(value: object) -> object:
+    """JSON has no infinity: null stands for it."""
+    match value:
+        case dict():
+            return {k: _finite(v) for k, v in value.items()}
+        case list() | tuple():
+            return [_finite(v) for v in value]
+        case float() if not math.isfinite(value):
+            return None
+    return value
+
+
+def microseconds(seconds: float) -> str:
+    return f"{seconds * 1e6:,.1f}"
+
+
+def _time_cell(result: Result | None) -> str:
+    if result is None:
+        return "failed"
+    launches = "" if result.launches is None else f" ({result.launches:.0f})"
+    return microseconds(result.seconds) + launches
+
+
+def _ratio_cell(result: Result | None) -> str:
+    return "" if result is None or result.ratio is None else str(result.ratio)
+
+
+def run_program(
+    program: Program, candidates: Mapping[str, Transform], *, rounds: int | None = None, seed: int = 0
+) -> Row:
+    """One row: check every candidate's result, then time those that gave one."""
+    device = jax.devices()[0]
+    args = program.draw(seed)
+    reference = program.in_float64(args)
+    functions: dict[str, Callable[..., jax.Array]] = {}
+    errors: dict[str, tuple[float, float]] = {}
+    failures: dict[str, str] = {}
+    for label, transform in candidates.items():
+        try:
+            function = transform(program.fn)
+            errors[label] = errors_against(reference, np.asarray(function(*args)))
+            functions[label] = function
+        except Exception as error:  # whatever a candidate raises is a result of the benchmark
+            failures[label] = f"{type(error).__name__}: {error}".splitlines()[0]
+    timings = _time(program, functions, device.platform == "gpu", rounds, seed)
+    peaks = PEAKS.get(device.device_kind)
+    results = {
+        label: Result(
+            t.seconds,
+            t.interval,
+            t.launches,
+            *errors[label],
+            ratio=None if label == BASELINE or BASELINE not in timings else timing.ratio(timings[BASELINE], t),
+            report=_report(functions[label], args),
+        )
+        for label, t in timings.items()
+    }
+    return Row(program.name, None if peaks is None else program.limit(*peaks), results, failures)
+
+
+def errors_against(reference: np.ndarray, found: np.ndarray) -> tuple[float, float]:
+    """Largest and root-mean-square error, relative to the same of the reference; infinite where found is not finite."""
+    difference = np.abs(found.astype(np.float64) - reference)
+    if not np.isfinite(difference).all():
+        return float("inf"), float("inf")
+    scale, mean = np.abs(reference).max(), np.sqrt(np.mean(reference**2))
+    return float(difference.max() / (scale or 1.0)), float(np.sqrt(np.mean(difference**2)) / (mean or 1.0))
+
+
+def _time(
+    program: Program, functions: Mapping[str, Callable[..., jax.Array]], on_gpu: bool, rounds: int | None, seed: int
+) -> dict[str, Timing]:
+    def waiting(function: Callable[..., object], *args: object) -> timing.Call:
+        return lambda: jax.block_until_ready(function(*args))
+
+    if not on_gpu:
+        args = program.draw(seed)
+        return timing.time_wall({n: waiting(f, *args) for n, f in functions.items()}, rounds or 10)
+    sets = timing.sets_for(program.bytes)
+    all_args = [program.draw(seed + i) for i in range(sets)]
+    calls = {name: waiting(timing.chain(function), all_args) for name, function in functions.items()}
+    return timing.time_device(calls, sets, rounds or 6)
+
+
+def _report(function: object, args: Iterable[object]) -> str | None:
+    """What the candidate says about itself, if it can."""
+    explain = getattr(function, "explain", None)
+    if explain is None:
+        return None
+    try:
+        return str(explain(*args))
+    except Exception as error:  # a benchmark's figures must not depend on a report
+        return f"no report: {type(error).__name__}: {error}"
+
+
+def run_suite(
+    programs: Iterable[Program],
+    candidates: Mapping[str, Transform] | None = None,
+    *,
+    title: str = "benchmark",
+    rounds: int | None = None,
+    seed: int = 0,
+    console: Console | None = None,
+) -> SuiteResult:
+    """Every program in turn, with a line of progress to `console`."""
+    programs = list(programs)
+    candidates = default_candidates() if candidates is None else candidates
+    device = jax.devices()[0]
+    method = (
+        "Device time per program in microseconds (kernel launches), median of interleaved profiles"
+        if device.platform == "gpu"
+        else "Wall-clock time per call in microseconds, median of interleaved rounds"
+    )
+    rows = []
+    for i, program in enumerate(programs, 1):
+        row = run_program(program, candidates, rounds=rounds, seed=seed)
+        rows.append(row)
+        if console is not None:
+            console.print(f"{i}/{len(programs)} {program.name}: {_summary(row)}", highlight=False)
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return SuiteResult(
+        title, now, f"{device.platform}: {device.device_kind}", dict(versions()), f"{method}.", tuple(rows)
+    )
+
+
+def _summary(row: Row) -> str:
+    parts = [
+        f"{label} {microseconds(r.seconds)} us" + (f" ({r.ratio})" if r.ratio else "")
+        for label, r in row.results.items()
+    ]
+    return ", ".join((*parts, *(f"{label} failed: {why}" for label, why in row.failures.items())))

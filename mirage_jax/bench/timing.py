@@ -1,0 +1,194 @@
+"""How long a program takes, and how sure that is.
+
+On a GPU, *device time*: one compiled call runs the program on several distinct sets of inputs, chained so that XLA
+can neither merge nor reorder them and so that weights come from memory and not from the cache. The call is profiled,
+and the time per program is (end of the last kernel - start of the first) / sets on the GPU's stream lines. Wall-clock
+time would measure the host there. On other devices, the wall-clock time of a call, several calls to a sample where one
+is short.
+
+Candidates are always timed in one process and interleaved, forwards then backwards (ABBA), so that drift of the
+machine falls on all alike; ratios are formed within a round, and come with the spread that the rounds show.
+"""
+
+from __future__ import annotations
+
+import glob
+import math
+import os
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax import lax
+from jax.profiler import ProfileData
+
+type Call = Callable[[], object]  # runs something to its end
+
+L2_BYTES = 60 << 20
+MAX_SETS = 24
+SAMPLE_SECONDS = 5e-3  # the least length of one wall-clock sample
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Times of one program, in seconds, one per sample in the order in which they were taken."""
+
+    samples: tuple[float, ...]
+    launches: float | None = None  # device kernels per program, where the device tells
+
+    @property
+    def seconds(self) -> float:
+        return statistics.median(self.samples)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return median_interval(self.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How many times faster than a baseline: the median over rounds, and its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f}x [{self.low:.2f}, {self.high:.2f}]"
+
+
+def median_interval(samples: Sequence[float]) -> tuple[float, float]:
+    """An interval that holds the true median with 95% confidence, from order statistics (whatever the distribution).
+
+    With fewer than six samples no such interval exists, and the extremes are returned.
+    """
+    ordered, n = sorted(samples), len(samples)
+    if n < 6:
+        return ordered[0], ordered[-1]
+    tail, k = 0.5**n, 0  # tail = P(Binomial(n, 1/2) <= k)
+    while 2 * (grown := tail + math.comb(n, k + 1) * 0.5**n) <= 0.05:
+        tail, k = grown, k + 1
+    return ordered[k], ordered[n - 1 - k]
+
+
+def ratio(baseline: Timing, ours: Timing) -> Ratio:
+    """Speed-up of `ours` over `baseline`, sample by sample: both were taken in the same rounds."""
+    ratios = [b / o for b, o in zip(baseline.samples, ours.samples, strict=True)]
+    return Ratio(statistics.median(ratios), *median_interval(ratios))
+
+
+def sets_for(bytes_per_program: int) -> int:
+    """How many input sets a chain needs to be well above the level-2 cache."""
+    return max(2, min(MAX_SETS, math.ceil(4 * L2_BYTES / bytes_per_program)))
+
+
+def chain(fn: Callable[..., jax.Array]) -> Callable[[Sequence[tuple[jax.Array, ...]]], list[jax.Array]]:
+    """One jitted function that runs fn on every set of arguments, each after the one before.
+
+    The barrier makes a program's inputs wait for the previous output; that output is used again on the far side, or
+    XLA would drop it from the barrier and with it the order.
+    """
+
+    def run(all_args: Sequence[tuple[jax.Array, ...]]) -> list[jax.Array]:
+        outputs: list[jax.Array] = []
+        for args in all_args:
+            if outputs:
+                args, outputs[-1] = lax.optimization_barrier((args, outputs[-1]))
+            outputs.append(fn(*args))
+        return outputs
+
+    return jax.jit(run)
+
+
+def wall(call: Call, repeats: int = 1) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - start) / repeats
+
+
+def _rounds[T](labels: Iterable[str], rounds: int, measure: Callable[[str], T]) -> dict[str, list[tuple[T, T]]]:
+    """Per label and round, the measurements of the way there and of the way back."""
+    labels = list(labels)
+    out: dict[str, list[tuple[T, T]]] = {label: [] for label in labels}
+    for _ in range(rounds):
+        there = {label: measure(label) for label in labels}
+        back = {label: measure(label) for label in reversed(labels)}
+        for label in labels:
+            out[label].append((there[label], back[label]))
+    return out
+
+
+def time_wall(calls: Mapping[str, Call], rounds: int = 10, sample_seconds: float = SAMPLE_SECONDS) -> dict[str, Timing]:
+    """Wall-clock time per call. Every call must wait for its result; each is made once before, to compile."""
+    for call in calls.values():
+        call()
+    repeats = {label: max(1, round(sample_seconds / max(wall(call), 1e-9))) for label, call in calls.items()}
+    found = _rounds(calls, rounds, lambda label: wall(calls[label], repeats[label]))
+    return {label: Timing(tuple((a + b) / 2 for a, b in pairs)) for label, pairs in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """What one profiled call did on the device."""
+
+    seconds: float
+    kernels: int
+    names: tuple[str, ...]
+
+
+_STREAM = re.compile(r"^Stream #\d+")
+_TRANSFER = re.compile(r"^Memcpy(H2D|D2H|H2H)|^MemcpyHtoD|^MemcpyDtoH")
+
+
+def read_span(data: Any) -> Span | None:
+    """Of a `ProfileData`: first kernel's start to last kernel's end on the stream lines of the first GPU; None if there are none."""
+    for plane in data.planes:
+        if not plane.name.startswith("/device:GPU:"):
+            continue
+        events = [
+            (event.start_ns, event.start_ns + event.duration_ns, event.name)
+            for line in plane.lines
+            if _STREAM.match(line.name or "")
+            for event in line.events
+            if not _TRANSFER.match(event.name)
+        ]
+        if events:
+            events.sort()
+            seconds = (max(end for _, end, _ in events) - events[0][0]) * 1e-9
+            return Span(seconds, len(events), tuple(name for *_, name in events))
+    return None
+
+
+def profile(call: Call) -> Span:
+    """Device time of one call, which must be compiled already."""
+    with tempfile.TemporaryDirectory(prefix="mirage_jax") as folder:
+        with jax.profiler.trace(folder):
+            call()
+        files = glob.glob(os.path.join(glob.escape(folder), "**", "*.xplane.pb"), recursive=True)
+        span = read_span(ProfileData.from_file(files[0])) if files else None
+    if span is None:
+        raise RuntimeError("the profile of a call shows no kernel on a GPU")
+    return span
+
+
+def time_device(
+    calls: Mapping[str, Call], sets: int, rounds: int = 5, measure: Callable[[Call], Span] = profile
+) -> dict[str, Timing]:
+    """Device time per program of calls that each run `sets` programs in a chain."""
+    for call in calls.values():
+        call()
+        call()
+    found = _rounds(calls, rounds, lambda label: measure(calls[label]))
+    return {
+        label: Timing(
+            tuple((a.seconds + b.seconds) / 2 / sets for a, b in pairs),
+            statistics.median(a.kernels for a, _ in pairs) / sets,
+        )
+        for label, pairs in found.items()
+    }

@@ -1,0 +1,208 @@
+"""The benchmark measures what it says: limits, errors, order statistics, profiles, interleaving, tables."""
+
+import io
+import json
+import math
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+
+from mirage_jax.bench import programs, suite, timing
+from mirage_jax.errors import UsageError
+
+# The limits of the table of measured peers, in microseconds on one H200.
+LIMITS = {
+    "gqa_b1": 0.7, "mha_b1": 7.8, "mqa_b1": 1.4, "qknorm_gqa_b1": 0.7, "rmsnorm_b1": 11.7, "gated_mlp_b1": 15.6,
+    "ntrans_b1": 0.1, "lora_b1": 0.6, "gqa_b8": 5.5, "mha_b8": 62.7, "mqa_b8": 11.0, "qknorm_gqa_b8": 5.5,
+    "rmsnorm_b8": 11.8, "gated_mlp_b8": 15.9, "ntrans_b8": 0.5, "lora_b8": 0.8, "prefill_attn": 88.1,
+    "prefill_gated": 473.5, "prefill_rmsnorm": 132.2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_limit(name) -> None:
+    assert round(programs.program(name).limit() * 1e6, 1) == LIMITS[name]
+
+
+def test_suites() -> None:
+    assert len(programs.suite("mirage")) == 16
+    assert len(programs.suite("mirage") + programs.suite("prefill")) == 19
+    assert len(programs.suite("all")) == sum(len(programs.suite(s)) for s in programs.SUITES)
+    with pytest.raises(UsageError, match=r"'mirag'\. Did you mean 'mirage'"):
+        programs.suite("mirag")
+    with pytest.raises(UsageError, match=r"'gqa_b2'\. Did you mean 'gqa_b"):
+        programs.program("gqa_b2")
+
+
+SMALL = [p for p in programs.suite("all", small=True) if not p.name.endswith("_b8")]
+
+
+@pytest.mark.parametrize("program", SMALL, ids=lambda p: p.name)
+def test_small_program(program) -> None:
+    args = program.draw(1)
+    result = np.asarray(jax.jit(program.fn)(*args))
+    reference = program.in_float64(args)
+    assert str(result.dtype) == program.dtype and reference.dtype == np.float64
+    error, error_rms = suite.errors_against(reference, result)
+    assert error < (1e-2 if program.dtype == "float16" else 1e-5)
+    assert error_rms > 0
+    assert program.bytes < 2e6
+
+
+def test_errors_against() -> None:
+    reference = np.array([1.0, -4.0])
+    assert suite.errors_against(reference, np.array([1.0, -3.0])) == (0.25, pytest.approx(math.sqrt(0.5 / 8.5)))
+    assert suite.errors_against(reference, np.array([1.0, np.nan]))[0] == math.inf
+    assert suite.errors_against(reference, np.array([1.0, np.inf]))[0] == math.inf
+
+
+# Timing.
+
+
+def test_median_interval_has_its_confidence() -> None:
+    rng, n, trials = random.Random(0), 10, 4000
+    covered = 0
+    for _ in range(trials):
+        low, high = timing.median_interval([rng.expovariate(1.0) for _ in range(n)])
+        covered += low <= math.log(2) <= high
+    assert covered / trials > 0.95
+    assert timing.median_interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
+    assert timing.median_interval(list(range(20))) == (5, 14)  # the textbook's interval for n = 20
+
+
+def test_ratio_is_paired() -> None:
+    drift = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]
+    base, ours = timing.Timing(tuple(2 * d for d in drift)), timing.Timing(tuple(drift))
+    assert timing.ratio(base, ours) == timing.Ratio(2.0, 2.0, 2.0)
+    assert str(timing.ratio(base, ours)) == "2.00x [2.00, 2.00]"
+
+
+def test_rounds_are_abba() -> None:
+    order: list[str] = []
+    timing._rounds(["a", "b"], 2, order.append)
+    assert "".join(order) == "abbaabba"
+
+
+def test_time_wall() -> None:
+    def spin(n):
+        return lambda: sum(range(n))
+
+    found = timing.time_wall({"slow": spin(200_000), "fast": spin(20_000)}, rounds=6, sample_seconds=2e-3)
+    assert timing.ratio(found["slow"], found["fast"]).value > 3
+    low, high = found["fast"].interval
+    assert low <= found["fast"].seconds <= high
+
+
+@pytest.mark.parametrize(("size", "sets"), [(1 << 10, 24), (64 << 20, 4), (1 << 30, 2)])
+def test_sets_for(size, sets) -> None:
+    assert timing.sets_for(size) == sets
+
+
+def test_chain_keeps_every_program() -> None:
+    fn = lambda x, w: jnp.tanh(x @ w)  # noqa: E731
+    args = [(jnp.full((4, 4), i + 1.0), jnp.eye(4)) for i in range(3)]
+    chained = timing.chain(fn)
+    for (x, w), y in zip(args, chained(args), strict=True):
+        np.testing.assert_allclose(y, fn(x, w), rtol=1e-6)
+    text = chained.lower(args).as_text()
+    assert text.count("optimization_barrier") >= 2 and text.count("stablehlo.dot_general") == 3
+
+
+PROFILE = """
+planes { name: "/host:CPU" lines { name: "python" events { metadata_id: 1 offset_ps: 0 duration_ps: 9000000 } }
+  event_metadata { key: 1 value { id: 1 name: "call" } } }
+planes { name: "/device:GPU:0"
+  lines { name: "Stream #14(MemcpyH2D)" timestamp_ns: 1000 events { metadata_id: 3 offset_ps: 0 duration_ps: 1000000 } }
+  lines { name: "Stream #13(Compute)" timestamp_ns: 1000
+    events { metadata_id: 1 offset_ps: 5000000 duration_ps: 2000000 }
+    events { metadata_id: 2 offset_ps: 8000000 duration_ps: 4000000 } }
+  lines { name: "XLA Ops" timestamp_ns: 1000 events { metadata_id: 1 offset_ps: 0 duration_ps: 90000000 } }
+  event_metadata { key: 1 value { id: 1 name: "gemm" } }
+  event_metadata { key: 2 value { id: 2 name: "softmax" } }
+  event_metadata { key: 3 value { id: 3 name: "MemcpyH2D" } }
+}
+"""
+
+
+def test_read_span_of_a_profile() -> None:
+    raw = jax.profiler.ProfileData.text_proto_to_serialized_xspace(PROFILE)
+    span = timing.read_span(jax.profiler.ProfileData.from_serialized_xspace(raw))
+    assert span is not None
+    assert (span.kernels, span.names) == (2, ("gemm", "softmax"))
+    assert span.seconds == pytest.approx(7e-6)  # from 5 to 12 microseconds; the copy from the host is no part of it
+
+
+def test_a_profile_without_a_gpu() -> None:
+    if jax.devices()[0].platform == "gpu":
+        pytest.skip("there is one")
+    with pytest.raises(RuntimeError, match="no kernel"):
+        timing.profile(lambda: jnp.ones(3).block_until_ready())
+
+
+def test_time_device_divides_by_the_sets() -> None:
+    spans = {"a": timing.Span(8e-6, 8, ()), "b": timing.Span(4e-6, 4, ())}
+    current: list[str] = []
+
+    def call(label):
+        return lambda: current.append(label)
+
+    def measure(run):
+        run()
+        return spans[current[-1]]
+
+    found = timing.time_device({n: call(n) for n in spans}, sets=4, rounds=3, measure=measure)
+    assert found["a"] == timing.Timing((2e-6,) * 3, 2.0)
+    assert timing.ratio(found["a"], found["b"]).value == 2.0
+
+
+@pytest.mark.gpu
+def test_device_time_of_a_matmul() -> None:
+    args = [(jnp.ones((4096, 4096), jnp.float16), jnp.ones((4096, 4096), jnp.float16)) for _ in range(3)]
+    chained = timing.chain(jnp.matmul)
+    found = timing.time_device({"xla": lambda: jax.block_until_ready(chained(args))}, sets=3)["xla"]
+    assert 50e-6 < found.seconds < 5e-3
+    assert found.launches is not None and found.launches >= 1
+
+
+# Suites.
+
+
+def _run(candidates, **keywords):
+    small = [programs.program(n, small=True) for n in ("lora_b1", "abv")]
+    return suite.run_suite(small, candidates, rounds=6, **keywords)
+
+
+def test_run_suite(tmp_path) -> None:
+    console = Console(record=True, width=200, file=io.StringIO())
+    result = _run({"xla": jax.jit, "again": jax.jit}, title="tiny", console=console)
+    assert [row.program for row in result.rows] == ["lora_b1", "abv"]
+    for row in result.rows:
+        assert not row.failures and set(row.results) == {"xla", "again"}
+        assert row.results["xla"].ratio is None and row.results["again"].ratio is not None
+        assert row.results["xla"].error == row.results["again"].error < 1e-2
+    console.print(result.table())
+    assert "2/2 abv" in (text := console.export_text()) and "tiny" in text
+    markdown = result.write(tmp_path / "deep" / "r.json")
+    assert markdown.read_text().count("\n| ") == 3
+    stored = json.loads((tmp_path / "deep" / "r.json").read_text())
+    assert stored["versions"]["jax"] == jax.__version__ and len(stored["rows"]) == 2
+
+
+def test_a_failing_candidate_is_a_row(tmp_path) -> None:
+    def broken(fn):
+        raise NotImplementedError("no such thing\nsecond line")
+
+    def wrong(fn):
+        return jax.jit(lambda *args: fn(*args) * jnp.inf)
+
+    result = _run({"xla": jax.jit, "broken": broken, "wrong": wrong})
+    for row in result.rows:
+        assert row.failures == {"broken": "NotImplementedError: no such thing"}
+        assert row.results["wrong"].error == math.inf
+    result.write(tmp_path / "r.json")
+    assert json.loads((tmp_path / "r.json").read_text())["rows"][0]["results"]["wrong"]["error"] is None
+    assert "broken: NotImplementedError" in result.to_markdown()
