@@ -1,0 +1,143 @@
+"""From source text to something that runs: load a kernel from text, and launch a muGraph's kernels inside a JAX trace.
+
+What runs is always the text that was just generated: a copy in `directory` is for people and profilers to read, never read back.
+Triton and jax-triton are imported on first use, so that a machine without them can import this module.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mirage_jax.errors import LoweringError
+from mirage_jax.lower.tiling import stored_shape
+from mirage_jax.lower.triton_source import KernelSource, Options, emit
+from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule
+
+if TYPE_CHECKING:
+    import jax
+
+type RunLibrary = Callable[[Library, Mapping[str, Any]], Any]
+"""Runs one library operator: given it and all device tensors so far by name, returns its result."""
+
+BACKEND_OPTIONS: Mapping[str, Any] = {"enable_fp_fusion": True}  # stated, because Triton's default is about to change
+
+
+@functools.cache
+def load_text(name: str, text: str, digest: str) -> Any:
+    """The `JITFunction` called `name` in `text`. The same text gives the same object, which compiles once.
+
+    Triton reads the source of a kernel back through `inspect`, hence the entry in `linecache`; the file name does not
+    depend on the user or the machine, so that every process compiles the same bytes.
+    """
+    import triton  # noqa: F401  (absent on machines without it; the error should be raised here)
+
+    file = f"mirage_jax_{name}_{digest}.py"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    namespace: dict[str, Any] = {"__name__": f"mirage_jax_{name}_{digest}"}
+    exec(compile(text, file, "exec"), namespace)
+    return namespace[name]
+
+
+def load_kernel(source: KernelSource, directory: Path | None = None) -> Any:
+    """The Triton function of `source`; leaves a copy of the text in `directory` for people to read."""
+    if directory is not None:
+        write_text(directory / f"k_{source.digest}.py", source.text)
+    return load_text(source.name, source.text, source.digest)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file so that no other process ever sees half of it."""
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+    os.replace(temporary, path)
+
+
+def sources(graph: KernelGraph, schedule: Schedule, options: Options = Options()) -> list[KernelSource | None]:
+    """The text of every kernel, in order; None for library operators."""
+    if len(schedule.kernels) != len(graph.kernels):
+        raise LoweringError(f"the schedule has {len(schedule.kernels)} kernels, the graph {len(graph.kernels)}")
+    return [
+        None if isinstance(kernel, Library) else emit(kernel, graph, sizes, schedule.part_counts, options)
+        for kernel, sizes in zip(graph.kernels, schedule.kernels, strict=True)
+    ]
+
+
+def run_cuda(
+    graph: KernelGraph,
+    schedule: Schedule,
+    arrays: Sequence[jax.Array],
+    run_library: RunLibrary,
+    *,
+    compute_capability: int | None = None,
+    directory: Path | None = None,
+    options: Options = Options(),
+) -> list[jax.Array]:
+    """Run the graph's kernels in order, inside a JAX trace; returns its outputs.
+
+    `compute_capability` (80, 90, 100) is needed where there is no GPU to ask. Bind this in lowering rules only
+    (`mlir.lower_fun`): jax-triton 0.4 has no dead-code rule that jax 0.12 accepts.
+    """
+    import jax
+
+    triton_call = _jax_triton().triton_call
+    env: dict[str, Any] = {t.name: a for t, a in zip(graph.inputs, arrays, strict=True)}
+    check_shapes(graph, env)
+    for kernel, source in zip(graph.kernels, sources(graph, schedule, options), strict=True):
+        if source is None:
+            assert isinstance(kernel, Library)
+            env[kernel.name] = run_library(kernel, env)
+            continue
+        types = zip(source.shapes, source.dtypes[len(source.inputs) :], strict=True)
+        results = triton_call(
+            *(env[name] for name in source.inputs),
+            kernel=load_kernel(source, directory),
+            out_type=tuple(jax.ShapeDtypeStruct(shape, NUMPY_TYPES[dtype]) for shape, dtype in types),
+            grid=source.grid,
+            name=source.name,
+            num_warps=source.num_warps,
+            num_stages=source.num_stages,
+            num_ctas=1,
+            compute_capability=compute_capability,
+            backend_options=dict(BACKEND_OPTIONS),
+        )
+        env |= zip(source.outputs, results, strict=True)
+    return [env[name] for name in graph.outputs]
+
+
+NUMPY_TYPES: Mapping[str, str] = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "i32": "int32", "bool": "bool"}
+
+
+def check_shapes(graph: KernelGraph, env: Mapping[str, Any]) -> None:
+    """Kernels trust their sizes: no array of another shape or type may reach one."""
+    for tensor in graph.inputs:
+        array, shape = env[tensor.name], stored_shape(tensor, graph, {})
+        if tuple(array.shape) != shape or str(array.dtype) != NUMPY_TYPES.get(tensor.dtype, tensor.dtype):
+            raise LoweringError(f"input {tensor} should be {tensor.dtype}{list(shape)}, got {array.dtype}{list(array.shape)}")
+
+
+@functools.cache
+def _jax_triton() -> Any:
+    """jax-triton, with Triton 3.6 as well, and without its removal of TRITON_CACHE_DIR from the environment."""
+    kept = os.environ.get("TRITON_CACHE_DIR")
+    try:
+        import triton.backends.nvidia.driver as driver
+
+        if not hasattr(driver, "TMA_TF32"):  # a constant new in Triton 3.7 that jax-triton 0.4 imports
+            driver.TMA_TF32 = 0
+        import jax_triton
+    except ImportError as error:
+        raise LoweringError(f"GPU kernels need jax-triton and triton: {error}") from error
+    finally:
+        if kept is not None:
+            os.environ["TRITON_CACHE_DIR"] = kept
+    return jax_triton

@@ -1,0 +1,251 @@
+"""How one block graph at concrete sizes lies in tiles: lanes per axis, order of tile dimensions, order of blocks.
+
+Pure arithmetic shared by everything that emits text. An axis of a kernel is divided over the grid, divided over the loop, or lies
+whole inside the tile. Its tile has `size` elements in `block` lanes, `block` being the next power of two (and at
+least 16 where a matrix product needs it); an axis with a single lane is a scalar index and no dimension of any tile.
+Lanes beyond the extent are *padded*: they are masked in loads and stores, and reductions must not see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import permutations
+from math import prod
+
+from mirage_jax.errors import LoweringError, UnsupportedError
+from mirage_jax.mugraph.graph import (
+    Axis,
+    BlockGraph,
+    KernelGraph,
+    KernelSchedule,
+    Library,
+    Op,
+    Tensor,
+    is_part,
+    origin,
+    part_axis,
+)
+
+MIN_DOT = 16  # tl.dot wants every dimension at least this large
+MAX_RANK = 3
+MAX_LANES = 1 << 20  # Triton's own limit on elements of a tile
+MAX_PERMUTED = 6  # axes up to which every order of tile dimensions is tried
+GROUP = 8  # blocks along the fastest grid axis that share the operands of the next one while they are in L2
+
+BYTES: Mapping[str, int] = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i32": 4, "bool": 1}
+
+
+def ceil_div(n: int, d: int) -> int:
+    return -(-n // d)
+
+
+def power_of_two(n: int) -> int:
+    """The next power of two, ``5 -> 8``."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def part_count(axis: Axis, parts: Mapping[Axis, int]) -> int:
+    """Extent of a part axis ``k.g``."""
+    split = origin(axis).removesuffix(".g")
+    for name in (split, origin(split)):
+        if name in parts:
+            return parts[name]
+    raise LoweringError(f"the schedule does not say into how many parts axis {split} is divided; it has {dict(parts)}")
+
+
+def extent(axis: Axis, graph: KernelGraph, parts: Mapping[Axis, int]) -> int:
+    """Full extent of an axis of a device tensor."""
+    return part_count(axis, parts) if is_part(axis) else graph.extent(axis)
+
+
+def stored_axes(tensor: Tensor, graph: KernelGraph) -> tuple[Axis, ...]:
+    """Axes in the order of memory: the parts of a partial result come first, so that each block writes contiguously.
+
+    Only tensors that nobody else sees are reordered: no inputs, no outputs, nothing that a library operator reads.
+    """
+    seen = {t.name for t in graph.inputs} | set(graph.outputs)
+    seen |= {load.tensor for k in graph.kernels if isinstance(k, Library) for load in k.loads}
+    seen |= {k.result.name for k in graph.kernels if isinstance(k, Library)}
+    if tensor.name in seen:
+        return tensor.axes
+    return tuple(sorted(tensor.axes, key=lambda a: not is_part(a)))
+
+
+def stored_shape(tensor: Tensor, graph: KernelGraph, parts: Mapping[Axis, int]) -> tuple[int, ...]:
+    """Shape in memory, in the order of `stored_axes`."""
+    return tuple(extent(a, graph, parts) for a in stored_axes(tensor, graph))
+
+
+@dataclass(frozen=True, slots=True)
+class TileAxis:
+    """One axis of a kernel. Local means: inside the part if the axis is split over the grid, else the whole axis."""
+
+    axis: Axis
+    full: int  # extent of the whole axis
+    local: int  # extent that this block's part covers
+    size: int  # elements per tile
+    block: int  # lanes per tile, a power of two
+    part: Axis | None  # the part axis in the grid, if the axis is split
+    parts: int = 1
+
+    @property
+    def count(self) -> int:
+        """Tiles along the axis (inside a part)."""
+        return ceil_div(self.local, self.size)
+
+    @property
+    def short_part(self) -> bool:
+        """Is the last part shorter than the others (possibly empty)?"""
+        return self.local * self.parts != self.full
+
+    @property
+    def ragged(self) -> bool:
+        """Are there padded lanes in some tile?"""
+        return self.block != self.size or self.local % self.size != 0 or self.short_part
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A `dot` that is a matrix product: ``[row, inner] x [inner, column]``; `swapped`: its second argument has the row."""
+
+    row: Axis
+    inner: tuple[Axis, ...]
+    column: Axis
+    swapped: bool = False
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Tiles of one kernel."""
+
+    kernel: BlockGraph
+    graph: KernelGraph
+    schedule: KernelSchedule
+    parts: Mapping[Axis, int]
+
+    @cached_property
+    def names(self) -> tuple[Axis, ...]:
+        """Every axis of the kernel in order of first appearance."""
+        values = [v.axes for v in (*self.kernel.loads, *self.kernel.ops)]
+        stores = [s.tensor.axes for s in self.kernel.stores]
+        loop = (self.kernel.loop,) if self.kernel.loop else ()
+        return tuple(dict.fromkeys(a for axes in (*values, *stores, self.kernel.grid, loop) for a in axes))
+
+    @cached_property
+    def axes(self) -> Mapping[Axis, TileAxis]:
+        plain = {a: self._tile_axis(a, 1) for a in self.names}
+        wide = {a for op in self.kernel.ops for a in _product_axes(op, self.kernel, plain)}
+        return {a: self._tile_axis(a, MIN_DOT if a in wide else 1) for a in self.names}
+
+    def _tile_axis(self, axis: Axis, least: int) -> TileAxis:
+        full = extent(axis, self.graph, self.parts)
+        if full < 1:
+            raise UnsupportedError(f"axis {axis} is empty")
+        part = part_axis(axis) if part_axis(axis) in self.kernel.grid else None
+        count = part_count(part, self.parts) if part else 1
+        local = ceil_div(full, count)
+        if axis in self.kernel.grid and is_part(axis):
+            size = 1
+        elif axis in self.kernel.grid or axis == self.kernel.loop:
+            size = min(self.schedule.tile(axis), local)
+        else:
+            size = local
+        if size < 1:
+            raise LoweringError(f"tile of axis {axis} is {size}; a tile has at least one element")
+        block = 1 if size == 1 else max(power_of_two(size), least)
+        return TileAxis(axis, full, local, size, block, part, count)
+
+    def dims(self, axes: Iterable[Axis]) -> tuple[Axis, ...]:
+        """Those of `axes` that are dimensions of a tile, in the kernel's order."""
+        present = {a for a in axes if self.axes[a].block > 1}
+        return tuple(a for a in self.order if a in present)
+
+    def lanes(self, axes: Iterable[Axis]) -> int:
+        return prod(self.axes[a].block for a in set(axes))
+
+    def product(self, op: Op) -> Product | None:
+        """The matrix product that `op` is, oriented by the kernel's order, or None."""
+        found = _product_axes(op, self.kernel, self.axes)
+        if not found:
+            return None
+        row, column, *inner = found
+        swapped = self.order.index(row) > self.order.index(column)
+        if swapped:
+            row, column = column, row
+        return Product(row, tuple(a for a in self.order if a in inner), column, swapped)
+
+    @cached_property
+    def order(self) -> tuple[Axis, ...]:
+        """Order of tile dimensions, the same for every value: the one that needs the fewest transposes of dot operands."""
+        wide = tuple(a for a in self.names if self.axes[a].block > 1)
+        if len(wide) > MAX_PERMUTED:
+            return wide
+        return min(permutations(wide), key=self._transposes)
+
+    def _transposes(self, order: tuple[Axis, ...]) -> float:
+        place = {a: n for n, a in enumerate(order)}
+        loads = {load.name: load.axes for load in self.kernel.loads}
+        cost = 0.0
+        for op in self.kernel.ops:
+            found = _product_axes(op, self.kernel, self.axes)
+            if not found:
+                continue
+            row, column, *inner = found
+            for free, arg in ((row, op.args[0]), (column, op.args[1])):
+                left = (place[row] < place[column]) == (free == row)  # is this operand the left one?
+                turned = any((place[free] < place[k]) != left for k in inner)
+                cost += turned * (1.0 if arg in loads else 4.0)
+            cost += 0.5 * (place[row] > place[column])
+        for axes in loads.values():
+            own = [place[a] for a in axes if a in place]
+            cost += 0.01 * sum(x > y for n, x in enumerate(own) for y in own[n + 1 :])
+        return cost
+
+    @cached_property
+    def programs(self) -> tuple[tuple[Axis, int], ...]:
+        """Grid axes with their number of blocks, fastest first: blocks that share the most bytes are neighbours."""
+        count = {a: self._blocks(a) for a in self.kernel.grid}
+        return tuple(sorted(count.items(), key=lambda item: (-self.shared_bytes(item[0]), self.kernel.grid.index(item[0]))))
+
+    def _blocks(self, axis: Axis) -> int:
+        return self.axes[axis].full if is_part(axis) else self.axes[axis].count
+
+    def shared_bytes(self, axis: Axis) -> int:
+        """Bytes of operands that blocks along `axis` have in common."""
+        covered = {axis, axis.removesuffix(".g")} if is_part(axis) else {axis}
+        return sum(
+            BYTES[self.graph.tensors[load.tensor].dtype] * prod(self.axes[a].full for a in load.axes)
+            for load in self.kernel.loads
+            if not covered & set(load.axes)
+        )
+
+    @property
+    def grid(self) -> int:
+        return prod(n for _, n in self.programs)
+
+    def check(self) -> None:
+        """Refuse what no tile can hold."""
+        for value in (*self.kernel.loads, *self.kernel.ops):
+            dims = self.dims(value.axes)
+            if len(dims) > MAX_RANK:
+                raise UnsupportedError(f"value {value.name} has {len(dims)} tile axes {dims}; at most {MAX_RANK} are emitted")
+            if self.lanes(dims) > MAX_LANES:
+                raise LoweringError(f"value {value.name} has {self.lanes(dims)} elements per tile, more than {MAX_LANES}")
+        for op in self.kernel.ops:
+            gone = set(op.attributes.get("axes", ())) & set(self.kernel.grid)  # type: ignore[arg-type]
+            if any(self._blocks(a) > 1 for a in gone):
+                raise LoweringError(f"{op} reduces {sorted(gone)}, which is divided over blocks; reduce it in a later kernel")
+
+
+def _product_axes(op: Op, kernel: BlockGraph, axes: Mapping[Axis, TileAxis]) -> tuple[Axis, ...]:
+    """``(row, column, *inner)`` of a dot that is a matrix product of two tiles, else ()."""
+    if op.op != "dot":
+        return ()
+    a, b = ({x for x in kernel.axes_of[arg] if axes[x].block > 1} for arg in op.args)
+    reduced = set(op.attributes["axes"]) & (a | b)  # type: ignore[arg-type]
+    row, column = a - reduced, b - reduced
+    if not reduced or reduced - a or reduced - b or len(row) != 1 or len(column) != 1 or row & column:
+        return ()
+    return (*row, *column, *sorted(reduced))

@@ -1,0 +1,216 @@
+"""Run generated kernels on the CPU through Triton's interpreter, on numpy arrays, without torch and without a GPU.
+
+The same text that is compiled for a GPU runs here, block by block: slow (use small shapes), but with the real masks, loops
+and orders of evaluation. Triton's interpreter needs help in three places, all of it undone afterwards, so that the same process
+can go on compiling kernels:
+
+* it expects torch tensors: `_Buffer` has the few methods that it calls;
+* ``tl.sum`` and friends are compiled-flavour functions that refuse to be called: `JITFunction.__call__` is replaced;
+* it computes bf16 on the integers that hold the bits: arithmetic is routed through f32 and rounded once.
+
+It does not model races, shared memory, or the rounding of tf32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from mirage_jax.lower.launch import NUMPY_TYPES, check_shapes, load_kernel, sources
+from mirage_jax.lower.triton_source import KernelSource, Options
+from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule
+
+_LOCK = threading.RLock()  # the patches are global
+
+
+def interpret(
+    graph: KernelGraph,
+    schedule: Schedule,
+    arrays: Sequence[np.ndarray],
+    run_library: Callable[[Library, Mapping[str, np.ndarray]], np.ndarray] | None = None,
+    options: Options = Options(),
+) -> list[np.ndarray]:
+    """Outputs of the graph for numpy inputs; `run_library` is needed if it has library operators."""
+    env = {t.name: np.ascontiguousarray(a) for t, a in zip(graph.inputs, arrays, strict=True)}
+    check_shapes(graph, env)
+    for kernel, source in zip(graph.kernels, sources(graph, schedule, options), strict=True):
+        if source is not None:
+            env |= zip(source.outputs, interpret_kernel(source, [env[n] for n in source.inputs]), strict=True)
+        elif run_library is not None and isinstance(kernel, Library):
+            env[kernel.name] = np.ascontiguousarray(run_library(kernel, env))
+        else:
+            raise ValueError(f"the graph has the library operator {kernel}, but nothing to run it with was passed")
+    return [env[name] for name in graph.outputs]
+
+
+def interpret_kernel(source: KernelSource, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Outputs of one kernel. Memory that it fails to write is NaN, so that a hole in a store does not pass for zeros."""
+    types = [_numpy_type(d) for d in source.dtypes[len(source.inputs) :]]
+    outputs = [_unwritten(shape, dtype) for shape, dtype in zip(source.shapes, types, strict=True)]
+    kernel = load_kernel(source)
+    with _LOCK, _interpreting() as interpreted, np.errstate(all="ignore"):
+        interpreted(kernel)[source.grid](*map(_Buffer, (*arrays, *outputs)))
+    return outputs
+
+
+def _numpy_type(dtype: str) -> np.dtype:
+    return np.dtype(ml_dtypes.bfloat16) if dtype == "bf16" else np.dtype(NUMPY_TYPES[dtype])
+
+
+def _unwritten(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    return np.full(shape, -(2**31) if dtype.kind == "i" else dtype.kind != "b" and np.nan, dtype)
+
+
+class _Name(str):
+    """Name of a type, with its size: what Triton asks of a tensor's dtype."""
+
+    itemsize: int
+
+
+class _Storage:
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def data_ptr(self) -> int:
+        return self.array.ctypes.data
+
+    def cpu(self) -> _Storage:
+        return self
+
+    def copy_(self, other: _Storage) -> None:
+        """Host and "device" are the same memory here."""
+
+
+class _Buffer:
+    """A numpy array dressed as the torch tensor that the interpreter expects."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array, self.storage = array, _Storage(array)
+
+    @property
+    def dtype(self) -> _Name:
+        name = _Name(self.array.dtype.name)
+        name.itemsize = self.array.dtype.itemsize
+        return name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    def data_ptr(self) -> int:
+        return self.array.ctypes.data
+
+    def untyped_storage(self) -> _Storage:
+        return self.storage
+
+    def storage_offset(self) -> int:
+        return 0
+
+    def size(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(s // self.array.itemsize for s in self.array.strides)
+
+    def new_empty(self, size: int, device: str | None = None) -> _Buffer:
+        return _Buffer(self.array)
+
+    def set_(self, storage: _Storage, offset: int, size: Any, stride: Any) -> _Buffer:
+        self.array, self.storage = storage.array, storage
+        return self
+
+
+_functions: dict[Callable[..., Any], Any] = {}  # Python function -> its interpreted form
+
+
+def _interpreted(kernel: Any) -> Any:
+    from triton.runtime.interpreter import InterpretedFunction
+
+    if isinstance(kernel, InterpretedFunction):
+        return kernel
+    if kernel.fn not in _functions:  # not keyed by the kernel: hashing that walks its globals
+        _functions[kernel.fn] = InterpretedFunction(kernel.fn)
+    return _functions[kernel.fn]
+
+
+@contextlib.contextmanager
+def _interpreting() -> Iterator[Callable[[Any], Any]]:
+    """Patch Triton for interpretation; yields the function that makes a kernel interpretable."""
+    import triton
+    from triton.runtime import interpreter, jit
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        function = _interpreted(self).rewrite()
+        scope = interpreter._patch_lang(self.fn)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            scope.restore()  # Triton's own version leaves the patches behind
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_replaced(jit.JITFunction, "__call__", call))
+        stack.enter_context(_replaced(triton.knobs.runtime, "interpret", True))
+        for owner, name, patch in _bf16_patches(interpreter, triton.language):
+            stack.enter_context(_replaced(owner, name, patch))
+        yield _interpreted
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    saved = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, saved)
+
+
+def _bf16_patches(interpreter: Any, tl: Any) -> list[tuple[Any, str, Any]]:
+    """Replacements that compute on bf16 in f32 and round once."""
+    handle, builder, reduce = interpreter.TensorHandle, interpreter.InterpreterBuilder, interpreter.ReduceOps
+    plain_dot, plain_binary, plain_unary = builder.create_dot, builder.binary_op, builder.unary_op
+
+    def is_bf16(x: Any) -> bool:
+        return x.dtype.scalar == tl.bfloat16
+
+    def wide(x: Any) -> Any:
+        return handle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32) if is_bf16(x) else x
+
+    def narrow(data: np.ndarray) -> np.ndarray:
+        return np.asarray(data, np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
+
+    def dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return plain_dot(self, wide(a), wide(b), *rest)
+
+    def binary(self: Any, left: Any, right: Any, op: Callable[..., Any]) -> Any:
+        if not (is_bf16(left) and is_bf16(right)):
+            return plain_binary(self, left, right, op)
+        result = op(wide(left).data, wide(right).data)
+        return handle(result, tl.int1) if result.dtype == np.bool_ else handle(narrow(result), tl.bfloat16)
+
+    def unary(self: Any, x: Any, op: Callable[..., Any]) -> Any:
+        return handle(narrow(op(wide(x).data)), tl.bfloat16) if is_bf16(x) else plain_unary(self, x, op)
+
+    def reduction(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def run(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(x, tl.core.tensor) or x.dtype.scalar != tl.bfloat16:
+                return plain(self, x, *args, **kwargs)
+            shape = [int(n) for n in x.type.shape]
+            out = plain(self, tl.core.tensor(wide(x.handle), tl.core.block_type(tl.float32, shape)), *args, **kwargs)
+            data = narrow(out.handle.data)
+            return self.to_tensor(data if out.type.is_block() else data.reshape(-1)[0], tl.bfloat16)
+
+        return run
+
+    return [
+        (builder, "create_dot", dot),
+        (builder, "binary_op", binary),
+        (builder, "unary_op", unary),
+        (reduce, "sum", reduction(reduce.sum)),
+        (reduce, "min_max", reduction(reduce.min_max)),
+    ]
