@@ -12,7 +12,6 @@ Nothing is verified, compiled or measured here; candidates are tried in order by
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -56,8 +55,6 @@ class Candidate:
     schedule: Schedule
     seconds: float
     family: str  # "kernels" | "algebra"
-    bytes: float
-    flops: float
     alternatives: tuple[tuple[KernelSchedule, ...], ...] = ()  # per kernel: other sizes, best first
 
 
@@ -239,14 +236,14 @@ class Search:
             except UnsupportedError as why:
                 self.report.dropped[str(why)] += 1
                 continue
-            traffic = sum(model.bytes(p) + sum(model.bytes(a) for a in s.args) for p, s in dag if not operator_is_pointwise(s.op))
-            yield Candidate(graph, Schedule(()), sum(model.library(p, s) for p, s in dag), "algebra", traffic, _flops(graph))
+            yield Candidate(graph, Schedule(()), sum(model.library(p, s) for p, s in dag), "algebra")
 
     # ------------------------------------------------------------------ kernels
 
     def _variants(self) -> Iterator[tuple[Axis | None, tuple[Root, ...]]]:
         yield None, self.roots
-        for axis in sorted(a for a in self.reduced if a == origin(a)):
+        free = frozenset[Axis]().union(*(self.e.axes(r.value) for r in self.roots))  # a free axis is divided over the grid as it is
+        for axis in sorted(a for a in self.reduced - free if a == origin(a)):
             if self.reference.extent(axis) < 4 * PARTS[0]:
                 continue
             split = tuple(replace(r, value=self.e.split(r.value, axis, (axis + PART, axis))) for r in self.roots)
@@ -305,22 +302,5 @@ class Search:
             schedule,
             sum(k.seconds for k in kernels),
             "kernels",
-            sum(k.bytes for k in kernels),
-            sum(k.flops for k in kernels),
             tuple(tuple(s for _, s in k.alternatives) for k in kernels),
         )
-
-
-def operator_is_pointwise(name: str) -> bool:
-    return operator(name).pointwise
-
-
-def _flops(graph: KernelGraph) -> float:
-    """Floating-point operations of a graph of library operators at full extents."""
-    total = 0.0
-    for k in graph.kernels:
-        axes = {load.name: load.axes for load in k.loads}
-        for op in k.ops:
-            space = {*op.axes, *(a for x in op.args for a in axes.get(x, ()))}
-            total += operator(op.op).flops * math.prod(graph.extent(a) for a in space)
-    return total

@@ -1,0 +1,65 @@
+"""Bytes moved and operations done by a muGraph: the figures of reports, and the terms of the cost of library operators.
+
+Input: a kernel graph and, if axes are split over the grid, the number of parts. Output: a `Footprint`. Every kernel reads each of its
+tensors from device memory once and writes its results once; of library operators, pointwise ones are taken to be fused into their
+neighbours by XLA, so that only matrix products, reductions and the graph's own outputs move bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from mirage_jax.mugraph.graph import Axis, Kernel, KernelGraph, Library, Tensor, is_part, origin
+from mirage_jax.mugraph.operators import operator
+
+BYTES = {"bool": 1, "i8": 1, "u8": 1, "f16": 2, "bf16": 2, "f32": 4, "i32": 4, "f64": 8, "i64": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Totals of a muGraph: bytes through device memory, floating-point operations, kernels launched."""
+
+    bytes: int
+    flops: float
+    kernels: int
+
+    def __str__(self) -> str:
+        return f"{_si(self.bytes)}B, {_si(self.flops)}FLOP, {self.kernels} kernel{'s' * (self.kernels != 1)}"
+
+
+def footprint(graph: KernelGraph, parts: Mapping[Axis, int] | None = None) -> Footprint:
+    """What `graph` moves and computes at its extents."""
+    parts = parts or {}
+
+    def extent(a: Axis) -> int:
+        return parts.get(origin(a).removesuffix(".g"), 1) if is_part(a) else graph.extent(a)
+
+    def size(t: Tensor) -> int:
+        return math.prod(map(extent, t.axes)) * BYTES[t.dtype]
+
+    moved, flops, launches = 0, 0.0, 0
+    for k in graph.kernels:
+        fused = isinstance(k, Library) and operator(k.op.op).pointwise
+        written = [s.tensor for s in k.stores if not fused or s.tensor.name in graph.outputs]
+        read = [] if fused else [graph.tensors[n] for n in dict.fromkeys(load.tensor for load in k.loads)]
+        moved += sum(map(size, (*read, *written)))
+        launches += bool(read or written)
+        flops += sum(operator(op.op).flops * math.prod(map(extent, space)) for op, space in iteration_spaces(k))
+    return Footprint(moved, flops, launches)
+
+
+def iteration_spaces(kernel: Kernel) -> Iterable[tuple]:
+    """(operator, axes over which it is evaluated) for every operator of a kernel."""
+    axes = {v.name: v.axes for v in (*kernel.loads, *kernel.ops)}
+    for op in kernel.ops:
+        yield op, {*op.axes, *(a for x in op.args for a in axes[x])}
+
+
+def _si(x: float) -> str:
+    for unit in ("", "k", "M", "G", "T"):
+        if x < 1000:
+            return f"{x:.3g} {unit}"
+        x /= 1000
+    return f"{x:.3g} P"
