@@ -73,16 +73,17 @@ class SuiteResult:
         """Header and body of the table, as text."""
         labels = list(dict.fromkeys(label for row in self.rows for label in (*row.results, *row.failures)))
         others = [label for label in labels if label != BASELINE]
+        has_limit = any(row.limit is not None for row in self.rows)
         header = [
             "program",
-            "limit",
+            *(["limit"] if has_limit else []),
             *labels,
             *(f"{o} over {BASELINE}" for o in others),
             *(f"error {n}" for n in labels),
         ]
         body = []
         for row in self.rows:
-            cells = [row.program, "" if row.limit is None else microseconds(row.limit)]
+            cells = [row.program, *([microseconds(row.limit or 0.0)] if has_limit else [])]
             cells += [_time_cell(row.results.get(label)) for label in labels]
             cells += [_ratio_cell(row.results.get(label)) for label in others]
             cells += [f"{r.error:.1e}" if (r := row.results.get(label)) else "failed" for label in labels]
@@ -234,7 +235,9 @@ def run_suite(
         row = run_program(program, candidates, rounds=rounds, seed=seed)
         rows.append(row)
         if console is not None:
-            console.print(f"{i}/{len(programs)} {program.name}: {_summary(row)}", highlight=False)
+            console.print(
+                f"{i}/{len(programs)} {program.name}: {_summary(row)}", highlight=False, markup=False, soft_wrap=True
+            )
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return SuiteResult(
         title, now, f"{device.platform}: {device.device_kind}", dict(versions()), f"{method}.", tuple(rows)

@@ -147,7 +147,7 @@ _TRANSFER = re.compile(r"^Memcpy(H2D|D2H|H2H)|^MemcpyHtoD|^MemcpyDtoH")
 
 
 def read_span(data: Any) -> Span | None:
-    """Of a `ProfileData`: first kernel's start to last kernel's end on the stream lines of the first GPU; None if there are none."""
+    """From the first kernel's start to the last one's end, on the first GPU of a `ProfileData`; None without any."""
     for plane in data.planes:
         if not plane.name.startswith("/device:GPU:"):
             continue

@@ -1,0 +1,5 @@
+"""``python -m mirage_jax``."""
+
+from mirage_jax.cli import run
+
+run()

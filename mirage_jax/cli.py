@@ -1,0 +1,191 @@
+"""The command line: ``python -m mirage_jax bench | doctor | explain``.
+
+Results go to standard output, progress and errors to standard error. Exit codes: 0 fine, 1 a problem was found, 2 wrong
+usage, 3 the environment does not work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax
+from rich.console import Console
+
+import mirage_jax
+from mirage_jax import doctor
+from mirage_jax.bench import programs, suite
+from mirage_jax.bench.suite import Transform
+from mirage_jax.cache import versions
+from mirage_jax.config import BACKENDS, ON_MISS, unknown
+from mirage_jax.errors import UsageError
+
+VERSION = dict(versions())["mirage-jax"] or "(not installed)"
+
+OK, PROBLEM, USAGE, ENVIRONMENT = range(4)
+
+DTYPES = {
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f32": "float32",
+    "f64": "float64",
+    "i32": "int32",
+    "i64": "int64",
+    "bool": "bool",
+}
+_AVAL = re.compile(r"\s*(\w+)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]\s*;?")
+
+
+def parse_arguments(text: str) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """``"f32[128,64] bf16[64]"`` as the arguments of a function."""
+    found, position = [], 0
+    while position < len(text.rstrip()):
+        match = _AVAL.match(text, position)
+        if match is None:
+            raise UsageError(f"arguments: found {text[position:]!r}; allowed are types such as f32[128,64] bf16[64]")
+        name, dims = match.groups()
+        if name not in DTYPES:
+            raise UsageError(f"arguments: {unknown('dtype', name, DTYPES)}")
+        found.append(jax.ShapeDtypeStruct(tuple(int(d) for d in dims.split(",") if d.strip()), DTYPES[name]))
+        position = match.end()
+    return tuple(found)
+
+
+def load_function(where: str) -> Callable[..., object]:
+    """``package.module:function``, importable from the current directory as ``python -m`` would."""
+    module, colon, name = where.partition(":")
+    if not colon or not module or not name:
+        raise UsageError(f"function: found {where!r}; allowed is module:function")
+    try:
+        value: object = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"function: {where!r} cannot be imported: {error}") from None
+    for part in name.split("."):
+        if not hasattr(value, part):
+            raise UsageError(f"function: {unknown('name', part, [n for n in dir(value) if not n.startswith('_')])}")
+        value = getattr(value, part)
+    if not callable(value):
+        raise UsageError(f"function: {where!r} is {type(value).__name__}, which cannot be called")
+    return value
+
+
+def _options(args: argparse.Namespace) -> dict[str, object]:
+    """The options of `optimize` that were given on the command line."""
+    given = {n: getattr(args, n) for n in ("on_miss", "budget", "backend", "cache_dir", "strict")}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _optimizer(args: argparse.Namespace) -> Transform:
+    options = _options(args)
+    return lambda fn: mirage_jax.optimize(fn, **options)
+
+
+def command_bench(args: argparse.Namespace, out: Console, err: Console) -> int:
+    if args.programs:
+        chosen = [programs.program(name.strip(), args.small) for name in args.programs.split(",")]
+    else:
+        chosen = programs.suite(args.suite, args.small)
+    if args.json is not None and args.json.is_dir():
+        raise UsageError(f"--json: {str(args.json)!r} is a directory; allowed is a file")
+    title = f"{args.programs or args.suite}{', small' if args.small else ''}"
+    candidates = {suite.BASELINE: jax.jit, "mirage": _optimizer(args)}
+    result = suite.run_suite(
+        chosen, candidates, title=title, rounds=args.rounds, seed=args.seed, console=None if args.quiet else err
+    )
+    out.print(result.table())
+    if args.json is not None:
+        markdown = result.write(args.json)
+        err.print(f"written: {args.json}, {markdown}", highlight=False)
+    for row in result.rows:
+        for label, why in row.failures.items():
+            err.print(f"{row.program}, {label}: {why}", highlight=False, markup=False)
+    return PROBLEM if any(row.failures for row in result.rows) else OK
+
+
+def command_doctor(args: argparse.Namespace, out: Console, err: Console) -> int:
+    del err
+    checks = doctor.examine()
+    if args.json:
+        out.print(doctor.to_json(checks), highlight=False, markup=False, soft_wrap=True)
+    else:
+        doctor.show(checks, out)
+    return ENVIRONMENT if any(check.status == "problem" for check in checks) else OK
+
+
+def command_explain(args: argparse.Namespace, out: Console, err: Console) -> int:
+    del err
+    sys.path.insert(0, os.getcwd())
+    function = load_function(args.function)
+    report = mirage_jax.optimize(function, **_options(args)).explain(*parse_arguments(args.arguments))
+    out.print(str(report), highlight=False, markup=False, soft_wrap=True)
+    return OK
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="mirage-jax", description="A superoptimizer for JAX.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"mirage-jax {VERSION}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+
+    optimizing = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    optimizing.add_argument("--budget", help="time for one search: 30s, 2m, ...")
+    optimizing.add_argument("--on-miss", choices=ON_MISS, help="what to do where no winner is stored")
+    optimizing.add_argument("--backend", choices=BACKENDS)
+    optimizing.add_argument("--cache-dir", help="where winners are stored")
+    optimizing.add_argument("--strict", action="store_true", default=None, help="raise instead of falling back to XLA")
+
+    bench = commands.add_parser("bench", parents=[optimizing], help="time XLA against the optimizer on a suite")
+    bench.add_argument("--suite", default="mirage", help=f"{', '.join(programs.SUITES)} or all (default: mirage)")
+    bench.add_argument("--programs", metavar="A,B", help="these programs instead of a suite")
+    bench.add_argument("--small", action="store_true", help="scaled-down extents, to try the command out")
+    bench.add_argument("--json", type=Path, metavar="FILE", help="write FILE, and the same as Markdown beside it")
+    bench.add_argument("--rounds", type=int, help="interleaved rounds per program")
+    bench.add_argument("--seed", type=int, default=0, help="of the inputs")
+    bench.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    bench.set_defaults(run=command_bench)
+
+    check = commands.add_parser("doctor", help="what works on this machine, and the fix for what does not")
+    check.add_argument("--json", action="store_true", help="print the findings as JSON")
+    check.set_defaults(run=command_doctor)
+
+    explain = commands.add_parser("explain", parents=[optimizing], help="what is found for a function")
+    explain.add_argument("function", help="module:function")
+    explain.add_argument("arguments", help="types of its arguments: 'f32[128,64] bf16[64]'")
+    explain.set_defaults(run=command_explain)
+    return parser
+
+
+class _NoGpuIsNoError(logging.Filter):
+    """JAX logs a traceback where its CUDA plugin is installed without a GPU, as it is where kernels are built ahead."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "plugin configuration error" not in record.getMessage()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    args = build_parser().parse_args(argv)
+    logging.getLogger("jax._src.xla_bridge").addFilter(_NoGpuIsNoError())
+    out, err = Console(), Console(stderr=True)
+    try:
+        if getattr(args, "rounds", None) is not None and args.rounds < 1:
+            raise UsageError(f"--rounds: found {args.rounds}; allowed is 1 or more")
+        return args.run(args, out, err)
+    except UsageError as error:
+        err.print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
+        return USAGE
+    except OSError as error:
+        err.print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
+        return ENVIRONMENT
+    except KeyboardInterrupt:
+        err.print("interrupted")
+        return 130
+
+
+def run() -> None:
+    sys.exit(main())

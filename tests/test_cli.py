@@ -1,0 +1,153 @@
+"""The command line: exit codes, what goes to which stream, and messages for what is wrong."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import pytest
+
+import mirage_jax
+from mirage_jax import cli, doctor
+from mirage_jax.errors import UsageError
+
+
+class Stub:
+    """Stands for an optimized function: these tests are about the command line, not about what it calls."""
+
+    def __init__(self, fn, **options) -> None:
+        self.options, self.jitted = options, jax.jit(fn)
+
+    def __call__(self, *args):
+        return self.jitted(*args)
+
+    def trace(self, *args):
+        return self.jitted.trace(*args)
+
+    def explain(self, *args) -> str:
+        return f"report [bold]of[/] {len(args)} arguments, {sorted(self.options.items())}"
+
+
+@pytest.fixture
+def stub(monkeypatch):
+    monkeypatch.setattr(mirage_jax, "optimize", Stub, raising=False)
+
+
+def test_bench(stub, capsys, tmp_path) -> None:
+    file = tmp_path / "r.json"
+    code = cli.main(["bench", "--programs", "lora_b1,abv", "--small", "--rounds", "2", "--json", str(file)])
+    out, err = capsys.readouterr()
+    assert code == cli.OK
+    assert "lora_b1" in out and "2/2 abv" in err and "2/2 abv" not in out
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["program"] for row in rows] == ["lora_b1", "abv"]
+    assert rows[0]["results"]["mirage"]["report"].startswith("report")
+    assert "| abv |" in file.with_suffix(".md").read_text()
+
+
+def test_bench_reports_a_failure(capsys, monkeypatch) -> None:
+    def broken(fn, **options):
+        raise RuntimeError("cannot")
+
+    monkeypatch.setattr(mirage_jax, "optimize", broken, raising=False)
+    code = cli.main(["bench", "--programs", "abv", "--small", "--rounds", "1", "-q"])
+    assert code == cli.PROBLEM
+    assert "abv, mirage: RuntimeError: cannot" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["bench", "--suite", "mirrage"], "Did you mean 'mirage'?"),
+        (["bench", "--programs", "gqa_b1,lorra_b8"], "Did you mean 'lora_b8'?"),
+        (["bench", "--rounds", "0"], "--rounds: found 0"),
+        (["bench", "--json", "."], "is a directory"),
+        (["explain", "nowhere", "f32[2]"], "allowed is module:function"),
+        (["explain", "no.such.module:f", "f32[2]"], "cannot be imported"),
+        (["explain", "math:sqr", "f32[2]"], "Did you mean 'sqrt'?"),
+        (["explain", "math:pi", "f32[2]"], "cannot be called"),
+        (["explain", "math:exp", "f31[2]"], "unknown dtype 'f31'. Did you mean 'f32'?"),
+        (["explain", "math:exp", "f32[2"], "allowed are types such as"),
+    ],
+)
+def test_usage(argv, message, stub, capsys) -> None:
+    assert cli.main(argv) == cli.USAGE
+    out, err = capsys.readouterr()
+    assert message in err and err.startswith("error: ") and not out
+
+
+@pytest.mark.parametrize("argv", [[], ["benchmark"], ["bench", "--on-miss", "hope"], ["doctor", "--what"]])
+def test_usage_of_argparse(argv, capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(argv)
+    assert stop.value.code == cli.USAGE
+    assert "usage: mirage-jax" in capsys.readouterr().err
+
+
+def test_explain(stub, capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_module.py").write_text("class Model:\n    @staticmethod\n    def f(x, y):\n        return x + y\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert cli.main(["explain", "my_module:Model.f", "f32[2, 3] bf16[]", "--budget", "3s", "--strict"]) == cli.OK
+    assert capsys.readouterr().out == "report [bold]of[/] 2 arguments, [('budget', '3s'), ('strict', True)]\n"
+
+
+def test_parse_arguments() -> None:
+    found = cli.parse_arguments("f32[128,64];bf16[] i32[ 7 ]")
+    assert [(a.shape, str(a.dtype)) for a in found] == [((128, 64), "float32"), ((), "bfloat16"), ((7,), "int32")]
+    assert cli.parse_arguments("") == ()
+    with pytest.raises(UsageError):
+        cli.parse_arguments("f32[-1]")
+
+
+# The doctor.
+
+
+def test_doctor_names_a_problem_and_its_fix(monkeypatch, capsys) -> None:
+    def missing():
+        raise ModuleNotFoundError("No module named 'triton'", name="triton")
+
+    def bad():
+        raise ValueError("[red]first[/]\nsecond")
+
+    monkeypatch.setattr(doctor, "CHECKS", {"a": lambda: doctor.Check("a", "ok", "fine"), "b": missing, "c": bad})
+    assert cli.main(["doctor"]) == cli.ENVIRONMENT
+    out = capsys.readouterr().out
+    assert "ok  a: fine" in out
+    assert (
+        "problem  b: ModuleNotFoundError: No module named 'triton'\n         fix: pip install --upgrade triton" in out
+    )
+    assert "ValueError: [red]first[/]\n" in out
+    assert cli.main(["doctor", "--json"]) == cli.ENVIRONMENT
+    assert [c["status"] for c in json.loads(capsys.readouterr().out)] == ["ok", "problem", "problem"]
+
+
+@pytest.mark.parametrize("name", ["versions", "devices", "processes", "settings", "cache", "Triton compiler"])
+def test_check(name) -> None:
+    check = doctor.CHECKS[name]()
+    assert check.status == "ok", check
+    assert check.name == name
+
+
+def test_doctor_sees_settings(monkeypatch) -> None:
+    monkeypatch.setenv("MIRAGE_JAX_BUDGET", "soon")
+    assert "MIRAGE_JAX_BUDGET: budget: found 'soon'" in doctor.check_settings().found
+    monkeypatch.setenv("MIRAGE_JAX_BUDGET", "3s")
+    monkeypatch.setenv("MIRAGE_JAX", "off")
+    assert doctor.check_settings().fix == "unset MIRAGE_JAX"
+
+
+def test_doctor_leaves_no_trace_in_the_cache_and_sees_a_broken_one(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("MIRAGE_JAX_CACHE_DIR", str(tmp_path))
+    assert doctor.check_cache().status == "ok"
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+    monkeypatch.setenv("MIRAGE_JAX_CACHE_DIR", str(tmp_path / "file"))
+    (tmp_path / "file").write_text("")
+    assert doctor.check_cache().status == "problem"
+
+
+def test_python_dash_m() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mirage_jax", "--version"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0 and done.stdout.startswith("mirage-jax ")
