@@ -6,10 +6,9 @@ exponential the q part is *poisoned* (None) and stays so (Mirage, section 5). Be
 
 * p, q, w, the inputs and the hash key are drawn afresh from secret randomness for every test: nothing can be fitted to them.
 * **Roots.** p = q = 3 (mod 4), and residues live in Z_p[i] = F_{p^2}, Z_q[i]: there every element x of Z_p has a root, x^((p+1)/4) or
-  i * (-x)^((p+1)/4), so sqrt(x)**2 == x and rsqrt(x) == 1/sqrt(x) hold always, and sqrt(exp(g)*y) == exp(g/2)*sqrt(y). Lost, that is, true but
-  not seen: sqrt(x)*sqrt(y) == sqrt(x*y) for other positive x, y; and squares of roots of values that contain a root of a
-  non-residue (those roots are uninterpreted). The sign of a root is arbitrary, so sqrt(x*x) == x is seen for single elements by
-  chance; a tensor of n of them is accepted with probability 2**-n only.
+  i * (-x)^((p+1)/4), so sqrt(x)**2 == x and rsqrt(x) == 1/sqrt(x) hold always. Lost, that is, true but not seen: sqrt(x)*sqrt(y) ==
+  sqrt(x*y) for positive x, y; and sqrt(x)**2 == x for x that contain exponentials or roots of non-residues (such roots are
+  uninterpreted). The sign of a root is arbitrary: sqrt(x*x) == x, which is false for negative x, holds for half of the elements only.
 * An exponent a + b*i becomes w ** (a + l*b) with a random l: an additive character, so exp(x+y) == exp(x)*exp(y) holds there too.
 * **Uninterpreted functions** are keyed hashes of the p residues of their arguments (equal values have equal p residues, whatever became of
   their q parts), with a fresh pair as value. So are: a second exponential on one path, odd powers, and ``maximum`` (of the *set* of values,
@@ -25,6 +24,7 @@ Values are numpy arrays of Python integers: exact at any size of primes.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -140,7 +140,7 @@ class Ring:
 
     def inverse(self, x: Residues) -> Residues:
         norm = x.re if x.im is None else _array((x.re * x.re + x.im * x.im) % self.m)
-        if (norm == 0).any():
+        if numpy.any(norm == 0):
             raise ZeroDivisor("division by zero")
         inverse = _each(lambda a: pow(a, -1, self.m), norm)
         return Residues(inverse) if x.im is None else self.make(x.re * inverse, -x.im * inverse)
@@ -184,7 +184,13 @@ class Draw:
 
     @cached_property
     def rng(self) -> Random:
-        return Random(int.from_bytes(self.seed))
+        """The source of inputs and shifts; the one part of a draw that changes when used."""
+        return Random(b"values" + self.seed)
+
+    @cached_property
+    def hashed(self) -> Counter[str]:
+        """How often each uninterpreted function was evaluated; the error bound needs it."""
+        return Counter()
 
     @cached_property
     def _primes(self) -> tuple[int, int]:
@@ -237,6 +243,7 @@ class Draw:
 
     def hash(self, name: str, arguments: Any) -> tuple[int, int]:
         """A pair of residues, random but the same for the same arguments."""
+        self.hashed[name] += 1
         n = (self.p_bits + self.q_bits) // 8 + 32
         digest = hashlib.shake_256(self.seed + repr((name, arguments)).encode()).digest(n)
         value = int.from_bytes(digest)
@@ -321,7 +328,7 @@ class FieldDomain:
     def power(self, x: Pair, exponent: Fraction) -> Pair:
         if exponent < 0:
             x, exponent = self._unary(Ring.inverse, x), -exponent
-        if exponent.denominator == 2:
+        if exponent.denominator == 2 and x.q is not None:
             x, exponent = self._root(x), exponent * 2
         if exponent.denominator != 1:
             x, exponent = self.function(f"power {exponent}", (x,)), Fraction(1)
@@ -362,7 +369,7 @@ class FieldDomain:
 
         parts = x.p.map(table)
         columns = [parts.map(lambda a, i=i: _array(a[..., i])) for i in range(parts.re.shape[-1])]
-        return columns and self._hash("max", rest, columns, sort=True)
+        return self._hash("max", rest, columns, sort=True)
 
     def shift(self, x: Pair, axes: tuple[Axis, ...]) -> Pair:
         kept = [(a, n) for a, n in zip(x.axes, x.p.re.shape, strict=True) if a not in axes]

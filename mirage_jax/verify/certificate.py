@@ -1,0 +1,264 @@
+"""Proof by random testing that a muGraph computes what the captured program computes, with a computed bound of its error.
+
+Both graphs are evaluated at reduced extents on random inputs over Z_p x Z_q (`mugraph.field`): the reference as straight-line
+code, the candidate block by block and step by step, with at least two tiles on every divided axis, ragged tails, and two
+ragged parts of split axes. `fingerprint` is one draw, for the search; `certify` makes as many as the bound (`verify.bound`) asks for.
+
+What it says: the two graphs are the same function in exact arithmetic, at the reduced extents (each sum weighed so that its mass is that of
+the real extent); see `mugraph.field` for functions outside the Lax fragment. Rounding, and the code generated from the graph, are the float gate's business.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy
+
+from mirage_jax.errors import GraphError, VerificationError
+from mirage_jax.mugraph.arrays import arrange
+from mirage_jax.mugraph.canonical import structure_hash
+from mirage_jax.mugraph.check import check_graph
+from mirage_jax.mugraph.evaluate import evaluate, part_length
+from mirage_jax.mugraph.field import Draw, FieldDomain, Pair, ZeroDivisor
+from mirage_jax.mugraph.graph import Axis, KernelGraph, KernelSchedule, Library, Schedule, is_part, origin
+from mirage_jax.verify.bound import Bound, BoundDomain, Difference, error_bound
+
+VERSION = 1
+TARGET = 1e-12
+MIN_DRAWS, MAX_DRAWS = 2, 8
+SIZES = ((127, 61), (191, 93), (255, 125), (383, 189), (511, 253))  # bits of p and q; larger ones for larger graphs
+REDRAWS = 5  # draws that meet a zero divisor before the graph itself is blamed
+
+type Entropy = Callable[[int], bytes]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What was tested, how, and how likely it is to be wrong. Plain data; see `to_json`."""
+
+    reference: str  # structure hashes, extents included
+    candidate: str
+    extents: tuple[tuple[Axis, int], ...]  # reduced, as tested
+    schedule: str
+    p_bits: int
+    q_bits: int
+    seeds: tuple[str, ...]  # one per draw, in hex: each fixes primes, root of unity, hash key and inputs
+    primes: tuple[tuple[int, int], ...]
+    log2_terms: float  # number of exponentials k in the cleared difference
+    degree: float  # of its polynomials
+    log2_height: float  # of their coefficients
+    hashed: int  # evaluations of uninterpreted functions
+    log2_per_draw: float
+    bound: float  # probability that a wrong candidate gets this certificate
+    version: int = VERSION
+
+    def __str__(self) -> str:
+        return (
+            f"certified: {len(self.seeds)} draws, p ~ 2^{self.p_bits}, q ~ 2^{self.q_bits}, k <= 2^{self.log2_terms:.1f}, d <= {self.degree:.0f}, "
+            f"ln H <= {self.log2_height * math.log(2):.0f}, {self.hashed} uninterpreted values; wrong with probability <= {self.bound:.1e}"
+        )
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Certificate:
+        try:
+            d = json.loads(text)
+            if d["version"] != VERSION:
+                raise VerificationError(f"certificate of version {d['version']}; this is version {VERSION}")
+            d["extents"] = tuple((str(a), int(n)) for a, n in d["extents"])
+            d["primes"] = tuple((int(p), int(q)) for p, q in d["primes"])
+            d["seeds"] = tuple(str(s) for s in d["seeds"])
+            return cls(**d)
+        except (KeyError, TypeError, ValueError) as e:
+            raise VerificationError(f"not a certificate: {e!r}") from None
+
+
+def fingerprint(reference: KernelGraph, candidate: KernelGraph, entropy: Entropy = secrets.token_bytes) -> bool:
+    """One draw: are the graphs equal at random inputs? (Refuses graphs that are not well formed or do not match in type.)"""
+    try:
+        _Comparison(reference, candidate).draw(Draw(entropy(32), *SIZES[0]))
+    except (VerificationError, ZeroDivisor, GraphError):
+        return False
+    return True
+
+
+def certify(reference: KernelGraph, candidate: KernelGraph, target: float = TARGET, entropy: Entropy = secrets.token_bytes) -> Certificate:
+    """A certificate with bound <= target; raises `VerificationError` if the graphs differ or the bound cannot be met."""
+    comparison = _Comparison(reference, candidate)
+    first = comparison.retry(entropy, *SIZES[0])  # finds most errors at once, and counts the hashed values
+    p_bits, q_bits, per_draw, draws = comparison.plan(target, first.hashed)
+    done = [first] if (first.p_bits, first.q_bits) == (p_bits, q_bits) else []
+    while len(done) < draws:
+        done.append(comparison.retry(entropy, p_bits, q_bits))
+    return comparison.certificate(done, per_draw)
+
+
+def recheck(certificate: Certificate, reference: KernelGraph, candidate: KernelGraph, entropy: Entropy = secrets.token_bytes) -> Certificate:
+    """A fresh certificate, if the given one is about these graphs and claims no more than is true. Stored seeds are not trusted."""
+    for what, graph in (("reference", reference), ("candidate", candidate)):
+        if getattr(certificate, what) != structure_hash(graph):
+            raise VerificationError(f"the certificate is about another {what}")
+    fresh = certify(reference, candidate, entropy=entropy)
+    claimed = len(certificate.seeds) * fresh.log2_per_draw if certificate.q_bits <= fresh.q_bits else -math.inf
+    if math.log2(max(certificate.bound, 1e-300)) < claimed - 1:
+        raise VerificationError(f"the certificate claims a bound of {certificate.bound:.1e}, of which {len(certificate.seeds)} draws fall short")
+    return fresh
+
+
+def replay(certificate: Certificate, reference: KernelGraph, candidate: KernelGraph) -> None:
+    """Repeat the very draws of a certificate, for bug reports; raises `VerificationError` if any differs."""
+    comparison = _Comparison(reference, candidate)
+    for seed, primes in zip(certificate.seeds, certificate.primes, strict=True):
+        draw = Draw(bytes.fromhex(seed), certificate.p_bits, certificate.q_bits)
+        if (draw.p, draw.q) != primes:
+            raise VerificationError(f"seed {seed} gives other primes than the certificate says")
+        comparison.draw(draw)
+
+
+def reduced(reference: KernelGraph, candidate: KernelGraph) -> tuple[dict[Axis, int], Schedule]:
+    """Extents at which to test, and a schedule of the candidate for them.
+
+    Axes of equal real extent keep equal extents. An axis that is split has 7 elements in 2 parts (4 and 3), a loop axis 5, others
+    3, in tiles of 2; no axis grows. So each divided axis has two tiles or more and a ragged last one.
+    """
+    real = dict(reference.extents) | dict(candidate.extents)
+    wanted = dict.fromkeys(real, 3)
+    for kernel in candidate:
+        if kernel.loop is not None:
+            wanted[origin(kernel.loop)] = 5
+    for axis in candidate.split_axes:
+        wanted[origin(axis)] = 7
+    by_size: dict[int, int] = {}
+    for axis, n in real.items():
+        by_size[n] = max(by_size.get(n, 1), min(n, wanted[axis]))
+    extents = {a: by_size[n] for a, n in real.items()}
+    parts = {a: 2 if extents[origin(a)] > 1 else 1 for a in candidate.split_axes}
+    kernels: list[KernelSchedule] = []
+    for kernel in candidate:
+        divided = [] if isinstance(kernel, Library) else [*kernel.grid, *([kernel.loop] if kernel.loop else [])]
+        length = {a: extents[origin(a)] for a in divided if not is_part(a)}
+        for a in length:
+            if a + ".g" in kernel.grid:
+                length[a] = part_length(length[a], parts[a])
+        kernels.append(KernelSchedule(tuple((a, _ragged(n)) for a, n in length.items())))
+    return extents, Schedule(tuple(kernels), tuple(sorted(parts.items())))
+
+
+def _ragged(n: int) -> int:
+    """A tile of which n elements need at least two, the last one shorter if possible: 3 -> 2, 4 -> 3, 5 -> 2, 7 -> 2."""
+    return 1 if n <= 2 else 2 if n % 2 else n // 2 + 1
+
+
+class _Comparison:
+    """A reference and a candidate at reduced extents."""
+
+    def __init__(self, reference: KernelGraph, candidate: KernelGraph):
+        _check_interface(reference, candidate)
+        self.hashes = structure_hash(reference), structure_hash(candidate)
+        extents, self.schedule = reduced(reference, candidate)
+        self.weights = {a: Fraction(n, extents[a]) for g in (reference, candidate) for a, n in g.extents}
+        self.reference, self.candidate = (g.with_extents({a: extents[a] for a in g.sizes}) for g in (reference, candidate))
+        self.extents = extents
+
+    def draw(self, draw: Draw) -> Draw:
+        """One test; raises `VerificationError` if an output differs."""
+        domain = FieldDomain(draw, self.weights)
+        inputs = [domain.random(t.axes, tuple(self.extents[origin(a)] for a in t.axes)) for t in self.reference.inputs]
+        want = evaluate(self.reference, inputs, domain)
+        have = evaluate(self.candidate, inputs, domain, self.schedule)
+        for name, x, y in zip(self.reference.outputs, want, have, strict=True):
+            if wrong := _differences(x, y):
+                raise VerificationError(f"output {name} differs in {wrong} of {x.p.re.size} elements (p = {draw.p}, q = {draw.q})")
+        return draw
+
+    def retry(self, entropy: Entropy, p_bits: int, q_bits: int) -> Draw:
+        """One test with a draw that meets no zero divisor."""
+        for _ in range(REDRAWS):
+            try:
+                return self.draw(Draw(entropy(32), p_bits, q_bits))
+            except ZeroDivisor:
+                continue
+        raise VerificationError("a graph divides by zero whatever the inputs")
+
+    # --- the bound
+
+    def plan(self, target: float, hashed: Mapping[str, int]) -> tuple[int, int, float, int]:
+        """Sizes of p and q, log2 of the error of one draw, and the number of draws."""
+        self._measure()
+        for p_bits, q_bits in SIZES:
+            per_draw = self._per_draw(p_bits, q_bits, hashed)
+            if per_draw < 0 and (draws := max(MIN_DRAWS, math.ceil(math.log2(target) / per_draw))) <= MAX_DRAWS:
+                return p_bits, q_bits, per_draw, draws
+        worst = max(self.differences, key=lambda d: d.top.terms + d.root_bits)
+        raise VerificationError(
+            f"the error bound misses {target:g} even with {MAX_DRAWS} draws at q ~ 2^{SIZES[-1][1]}: "
+            f"up to 2^{worst.top.terms:.0f} exponentials, 2^{worst.root_bits:.0f} roots"
+        )
+
+    def _measure(self) -> None:
+        domain = BoundDomain(self.extents, self.weights)
+        inputs = [domain.input(t.axes) for t in self.reference.inputs]
+        want: list[Bound] = evaluate(self.reference, inputs, domain)
+        have: list[Bound] = evaluate(self.candidate, inputs, domain, self.schedule)
+        self.differences = [Difference.between(domain, x, y) for x, y in zip(want, have, strict=True)]
+        self.arguments = {name: Difference.of_arguments(x) for name, x in domain.notes.arguments.items()}
+
+    def _per_draw(self, p_bits: int, q_bits: int, hashed: Mapping[str, int]) -> float:
+        """If the graphs differ, some output does: the worst output counts, not their sum. Collisions of hashes come on top."""
+        out = 2.0 ** max(error_bound(d, p_bits, q_bits) for d in self.differences)
+        for name, n in hashed.items():
+            out += 2.0 ** (2 * math.log2(n) + error_bound(self.arguments[name], p_bits, q_bits))
+        return math.log2(out) if out < 1 else 0.0
+
+    def certificate(self, draws: Sequence[Draw], per_draw: float) -> Certificate:
+        tops = [d.top for d in self.differences]
+        return Certificate(
+            *self.hashes, tuple(sorted(self.extents.items())), _text(self.schedule), draws[0].p_bits, draws[0].q_bits,
+            tuple(d.seed.hex() for d in draws), tuple((d.p, d.q) for d in draws),
+            max(t.terms for t in tops), max(t.degree for t in tops), max(t.height for t in tops),
+            max(d.hashed.total() for d in draws), per_draw, 2.0 ** max(per_draw * len(draws), -1000.0),
+        )  # fmt: skip
+
+
+def _check_interface(reference: KernelGraph, candidate: KernelGraph) -> None:
+    """Both well formed; the same inputs and outputs, in order, with equal axes, extents and types."""
+    try:
+        for graph in (reference, candidate):
+            check_graph(graph)
+    except GraphError as e:
+        raise VerificationError(f"not well formed: {e}") from None
+    for axis in set(reference.sizes) & set(candidate.sizes):
+        if reference.sizes[axis] != candidate.sizes[axis]:
+            raise VerificationError(f"axis {axis} has extent {reference.sizes[axis]}, in the candidate {candidate.sizes[axis]}")
+    if reference.inputs != candidate.inputs:
+        raise VerificationError(f"inputs differ: {_list(reference.inputs)} and {_list(candidate.inputs)}")
+    outs = [[replace(g.tensors[name], name="") for name in g.outputs] for g in (reference, candidate)]
+    if outs[0] != outs[1]:
+        raise VerificationError(f"outputs differ: {_list(outs[0])} and {_list(outs[1])}")
+
+
+def _list(xs: Sequence[Any]) -> str:
+    return ", ".join(str(x) for x in xs)
+
+
+def _text(schedule: Schedule) -> str:
+    tiles = "; ".join(" ".join(f"{a}={n}" for a, n in k.tiles) for k in schedule.kernels)
+    return f"tiles {tiles}" + ("".join(f"; {n} parts of {a}" for a, n in schedule.parts))
+
+
+def _differences(x: Pair, y: Pair) -> int:
+    """Number of elements that differ. Where both have a q part it must agree as well."""
+    y = y.map(x.axes, lambda a: arrange(a, y.axes, x.axes))
+    wrong = numpy.zeros(x.p.re.shape, bool)
+    for a, b in [(x.p, y.p)] + ([(x.q, y.q)] if x.q is not None and y.q is not None else []):
+        wrong |= numpy.asarray(a.re != b.re, bool)
+        wrong |= numpy.asarray((0 if a.im is None else a.im) != (0 if b.im is None else b.im), bool)
+    return int(wrong.sum())
