@@ -85,6 +85,8 @@ FUNCTIONS: dict[str, Function] = {
         Function("not", lambda xp, x: x == 0, "(({0}) == 0)", 1, 1),
         # where(c, x, y): x where the condition holds
         Function("where", lambda xp, c, x, y: xp.where(c != 0, x, y), "tl.where(({0}) != 0, {1}, {2})", 3, 1),
+        # mask(c, x): x where the condition holds, else minus infinity (which no constant can be: constants are fractions)
+        Function("mask", lambda xp, c, x: xp.where(c != 0, x, -xp.inf), "tl.where(({0}) != 0, {1}, float('-inf'))", 2, 1),
     )
 }
 

@@ -1,0 +1,84 @@
+"""The call primitive: captures a function as a jaxpr that every JAX transformation understands.
+
+`capture(fn, compiler)` traces `fn` and binds one `mirage_call`. JAX's own rules for call primitives rewrite that jaxpr under
+grad, vmap, remat, scan, shard_map and the rest; whatever finally reaches the lowering rule below is again a jaxpr,
+which `interpret` runs with compiled regions in it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from mirage_jax.jaxpr_frontend import jax_compat
+from mirage_jax.jaxpr_frontend.interpreter import Compiler, interpret
+from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr
+
+mirage_call_p = jax_compat.create_call_primitive("mirage_call")
+
+
+def capture[**P, T](fn: Callable[P, T], compiler: Compiler) -> Callable[P, T]:
+    """`fn` as one `mirage_call`. Wrap it in `jax.jit`: called eagerly, a call primitive runs operator by operator.
+
+    Arguments that are not arrays (what `static_argnums` leaves behind) are closed over.
+    """
+
+    @functools.wraps(fn)
+    def captured(*args: P.args, **kwargs: P.kwargs) -> T:
+        jaxpr, operands, out_tree = trace(fn, args, kwargs)
+        results = mirage_call_p.bind(*operands, call_jaxpr=jaxpr, compiler=compiler)
+        return jax.tree.unflatten(out_tree, results)
+
+    return captured
+
+
+def trace(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Jaxpr, list[Any], Any]:
+    """The jaxpr of ``fn(*args, **kwargs)``, its operands (with tracers that `fn` closes over), and the output tree."""
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    is_operand = [_is_array(x) for x in leaves]
+    operands = [x for x, yes in zip(leaves, is_operand, strict=True) if yes]
+    out_tree: Any = None
+
+    def flat(*given: Any) -> list[Any]:
+        nonlocal out_tree
+        rest = iter(given)
+        merged = [next(rest) if yes else x for x, yes in zip(leaves, is_operand, strict=True)]
+        some_args, some_kwargs = jax.tree.unflatten(tree, merged)
+        out, out_tree = jax.tree.flatten(fn(*some_args, **some_kwargs))
+        return out
+
+    jaxpr = jax.make_jaxpr(flat)(*operands)
+    outer = list(jaxpr.consts)
+    if any(isinstance(c, jax.core.Tracer) for c in outer):  # values of an enclosing transformation become operands
+        inner, count = jaxpr.jaxpr, len(outer)
+
+        def hoisted(*given: Any) -> list[Any]:
+            return jax.core.eval_jaxpr(inner, given[:count], *given[count:])
+
+        operands = [*outer, *operands]
+        jaxpr = jax.make_jaxpr(hoisted)(*operands)
+    return jaxpr, operands, out_tree
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | jax.core.Tracer | np.ndarray | np.generic) or _is_shape(leaf)
+
+
+def _is_shape(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def _lower_call(context: Any, *operands: Any, call_jaxpr: Jaxpr, compiler: Compiler) -> Any:
+    sharded = jax_compat.is_partitioned(context)
+
+    def run(*args: Any) -> list[Any]:
+        return interpret(call_jaxpr, args, compiler, mirage_call_p, sharded)
+
+    return jax_compat.lower_traced(run, context, operands)
+
+
+jax_compat.register_lowering(mirage_call_p, _lower_call)

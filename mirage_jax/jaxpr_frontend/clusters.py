@@ -1,0 +1,118 @@
+"""Which equations can be taken out of a program together: convex clusters, and their division into small ones.
+
+A set of equations can become one step only if no path leaves it and comes back. Clusters are grown over producer-consumer
+edges and two are joined unless a path between them runs through anything else, so an unrelated equation that merely
+stands in between in the text separates nothing. All clusters together, each taken as one step, stay acyclic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from mirage_jax.jaxpr_frontend.flat import FlatProgram
+
+CUT_COST = 1 << 20  # bytes: what one more kernel launch is worth
+
+
+@dataclass(frozen=True)
+class Dependencies:
+    """Equations by position: who must come before whom. Effects stay in their order."""
+
+    before: tuple[frozenset[int], ...]
+    after: tuple[frozenset[int], ...]
+
+    @classmethod
+    def of(cls, program: FlatProgram) -> Dependencies:
+        made = {value: n for n, eqn in enumerate(program.eqns) for value in eqn.outputs}
+        before = [{made[v] for v in eqn.reads if v in made} for eqn in program.eqns]
+        with_effects = [n for n, eqn in enumerate(program.eqns) if eqn.effects]
+        for first, then in zip(with_effects, with_effects[1:], strict=False):
+            before[then].add(first)
+        after: list[set[int]] = [set() for _ in before]
+        for n, earlier in enumerate(before):
+            for e in earlier:
+                after[e].add(n)
+        return cls(tuple(map(frozenset, before)), tuple(map(frozenset, after)))
+
+
+def convex_clusters(dependencies: Dependencies, members: Collection[int]) -> list[tuple[int, ...]]:
+    """The coarsest clusters of `members` that this greedy joining finds, in order of their first equation."""
+    steps = _Steps(dependencies)
+    members = set(members)
+    for n in sorted(members):
+        for producer in sorted(dependencies.before[n] & members, reverse=True):
+            steps.join(producer, n)
+    clusters: dict[int, list[int]] = {}
+    for n in sorted(members):
+        clusters.setdefault(steps.find(n), []).append(n)
+    return [tuple(c) for c in clusters.values()]
+
+
+class _Steps:
+    """Equations contracted into steps: union-find that also keeps the edges between steps."""
+
+    def __init__(self, dependencies: Dependencies):
+        self.parent = list(range(len(dependencies.before)))
+        self.after = [set(s) for s in dependencies.after]
+
+    def find(self, n: int) -> int:
+        while self.parent[n] != n:
+            self.parent[n] = n = self.parent[self.parent[n]]
+        return n
+
+    def join(self, a: int, b: int) -> bool:
+        """Make two steps one, unless that would put a step both before and after it."""
+        a, b = self.find(a), self.find(b)
+        if a == b:
+            return True
+        if self._has_detour(a, b) or self._has_detour(b, a):
+            return False
+        self.parent[b] = a
+        self.after[a] |= self.after[b]
+        return True
+
+    def _successors(self, n: int) -> set[int]:
+        found = {self.find(m) for m in self.after[n]} - {n}
+        self.after[n] = found
+        return found
+
+    def _has_detour(self, a: int, b: int) -> bool:
+        """Whether some path from a to b passes through a third step."""
+        todo = [n for n in self._successors(a) if n != b]
+        seen = set(todo)
+        while todo:
+            for n in self._successors(todo.pop()):
+                if n == b:
+                    return True
+                if n not in seen:
+                    seen.add(n)
+                    todo.append(n)
+        return False
+
+
+def divide(
+    order: Sequence[Sequence[int]], weight: Callable[[int], int], crossing: Callable[[int], int], max_weight: int
+) -> list[tuple[int, ...]]:
+    """Contiguous segments of `order` of at most `max_weight`, such that the fewest bytes cross the cuts.
+
+    `order` is a topological order of groups that are not cut; `crossing(p)` are the bytes alive between groups p-1 and p.
+    """
+    weights = [sum(map(weight, group)) for group in order]
+    best: list[tuple[int, int]] = [(0, 0)]  # cost of the first p groups, start of their last segment
+    for end in range(1, len(order) + 1):
+        options: list[tuple[int, int]] = []
+        total = 0
+        for start in range(end - 1, -1, -1):
+            total += weights[start]
+            if total > max_weight and start < end - 1:
+                break
+            options.append((best[start][0] + (crossing(start) + CUT_COST if start else 0), start))
+        best.append(min(options))
+    segments: list[tuple[int, ...]] = []
+    end = len(order)
+    while end:
+        start = best[end][1]
+        segments.append(tuple(n for group in order[start:end] for n in group))
+        end = start
+    return segments[::-1]

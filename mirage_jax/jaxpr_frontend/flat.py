@@ -1,0 +1,124 @@
+"""A jaxpr opened up: one list of equations over numbered values, with every call replaced by its content.
+
+Values are renamed, never traced again: tracing from shapes would lose shardings and the axes of shard_map. Equations
+keep their JAX originals, so that whatever is not optimized is bound exactly as JAX would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mirage_jax.jaxpr_frontend import jax_compat
+from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, JaxprEqn, Literal
+
+type Atom = int | Literal  # a numbered value, or a literal
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlatEqn:
+    """`outputs` = the JAX equation `eqn` applied to `inputs`."""
+
+    eqn: JaxprEqn
+    inputs: tuple[Atom, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def primitive(self) -> str:
+        return self.eqn.primitive.name
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        return self.eqn.params
+
+    @property
+    def effects(self) -> Any:
+        return self.eqn.effects
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The numbered values among the inputs."""
+        return tuple(a for a in self.inputs if isinstance(a, int))
+
+    @property
+    def out_avals(self) -> list[Any]:
+        return [v.aval for v in self.eqn.outvars]
+
+    @property
+    def in_avals(self) -> list[Any]:
+        return [v.aval for v in self.eqn.invars]
+
+    @property
+    def where(self) -> str:
+        return jax_compat.source_line(self.eqn)
+
+
+@dataclass(frozen=True)
+class FlatProgram:
+    """Equations in execution order; `constants` are the arrays that the jaxpr closes over."""
+
+    inputs: tuple[int, ...]
+    constants: Mapping[int, Any]
+    eqns: tuple[FlatEqn, ...]
+    outputs: tuple[Atom, ...]
+    avals: Mapping[int, Any] = field(repr=False)
+
+
+def evaluate(eqns: Sequence[FlatEqn], values: dict[int, Any]) -> None:
+    """Bind equations as JAX would, adding their results to `values`."""
+    for eqn in eqns:
+        results = jax_compat.bind(eqn.eqn, [read(values, a) for a in eqn.inputs])
+        values.update(zip(eqn.outputs, results, strict=True))
+
+
+def read(values: Mapping[int, Any], atom: Atom) -> Any:
+    return values[atom] if isinstance(atom, int) else atom.val
+
+
+def flatten(jaxpr: Jaxpr) -> FlatProgram:
+    """Open up every call of `jaxpr` and drop the equations that nobody needs."""
+    return without_dead_code(_Flattener().program(jaxpr))
+
+
+class _Flattener:
+    def __init__(self) -> None:
+        self.avals: dict[int, Any] = {}
+        self.constants: dict[int, Any] = {}
+        self.eqns: list[FlatEqn] = []
+
+    def program(self, jaxpr: Jaxpr) -> FlatProgram:
+        inputs = tuple(self.new(v.aval) for v in jaxpr.invars)
+        outputs = self.inline(jaxpr, inputs)
+        return FlatProgram(inputs, self.constants, tuple(self.eqns), outputs, self.avals)
+
+    def new(self, aval: Any) -> int:
+        number = len(self.avals)
+        self.avals[number] = aval
+        return number
+
+    def inline(self, jaxpr: Jaxpr, args: Sequence[Atom]) -> tuple[Atom, ...]:
+        env: dict[Any, Atom] = dict(zip(jaxpr.invars, args, strict=True))
+        for var, value in zip(jaxpr.constvars, jaxpr.consts, strict=True):
+            env[var] = number = self.new(var.aval)
+            self.constants[number] = value
+        for eqn in jaxpr.eqns:
+            operands = tuple(v if isinstance(v, Literal) else env[v] for v in eqn.invars)
+            if (called := jax_compat.called_jaxpr(eqn)) is not None:
+                results = self.inline(called, operands)
+            else:
+                results = tuple(self.new(v.aval) for v in eqn.outvars)
+                self.eqns.append(FlatEqn(eqn, operands, results))
+            env.update(zip(eqn.outvars, results, strict=True))
+        return tuple(v if isinstance(v, Literal) else env[v] for v in jaxpr.outvars)
+
+
+def without_dead_code(program: FlatProgram) -> FlatProgram:
+    """The program without equations that have no effect and whose results nobody reads."""
+    needed = {a for a in program.outputs if isinstance(a, int)}
+    kept: list[FlatEqn] = []
+    for eqn in reversed(program.eqns):
+        if eqn.effects or not needed.isdisjoint(eqn.outputs):
+            kept.append(eqn)
+            needed.update(eqn.reads)
+    return replace(program, eqns=tuple(reversed(kept)))

@@ -1,0 +1,143 @@
+"""Everything that depends on the version of JAX, or on names that JAX does not promise to keep.
+
+The rest of the package sees jaxprs through these few functions. Parameters are read by name with a default, and what is
+not known here is left to XLA, so that a new JAX version costs speed at worst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax.extend import core as jex_core
+from jax.extend import source_info_util
+from jax.interpreters import mlir
+
+Jaxpr = jex_core.Jaxpr
+JaxprEqn = jex_core.JaxprEqn
+Literal = jex_core.Literal
+Primitive = jex_core.Primitive
+
+# Parameter that holds the jaxpr of primitives which only call it: their equations are taken over by the caller.
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "mirage_call": "call_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+}
+# Parameters that hold the bodies of primitives with a control flow or a scope of their own.
+_BODIES = {
+    "scan": ("jaxpr",),
+    "while": ("body_jaxpr",),
+    "cond": ("branches",),
+    "shard_map": ("jaxpr",),
+    "remat2": ("jaxpr",),
+    "checkpoint": ("jaxpr",),
+}
+
+
+def create_call_primitive(name: str) -> Primitive:
+    """A primitive with parameter `call_jaxpr` and every transformation rule of JAX (jax >= 0.11.1)."""
+    return jex_core.create_call_primitive(name)
+
+
+def create_leaf_primitive(name: str) -> Primitive:
+    """A primitive with several results whose avals are its parameter `out_avals`."""
+    primitive = jex_core.Primitive(name)
+    primitive.multiple_results = True
+
+    @primitive.def_abstract_eval
+    def _(*_: Any, out_avals: Sequence[Any], **__: Any) -> list[Any]:
+        return list(out_avals)
+
+    return primitive
+
+
+def register_lowering(primitive: Primitive, rule: Callable[..., Any], platform: str | None = None) -> None:
+    """`rule(context, *operands, **params)` produces the MLIR of `primitive`."""
+    mlir.register_lowering(primitive, rule, platform=platform)
+
+
+def lower_traced(fn: Callable[..., list[Any]], context: Any, operands: Sequence[Any]) -> Any:
+    """Trace `fn`, a function of JAX values, and lower what it does in place."""
+    return mlir.lower_fun(fn, multiple_results=True)(context, *operands)
+
+
+def is_partitioned(context: Any) -> bool:
+    """Whether the compiler will divide what is lowered here over several devices (it cannot divide a custom call).
+
+    Inside of shard_map every axis is manual and shapes are local: nothing is left to divide.
+    """
+    axes = context.module_context.axis_context
+    manual = getattr(axes, "manual_axes", None)
+    if manual is not None:
+        return any(size > 1 and name not in manual for name, size in axes.mesh.shape.items())
+    return (getattr(axes, "num_devices", None) or 1) > 1
+
+
+def called_jaxpr(eqn: JaxprEqn) -> Jaxpr | None:
+    """The jaxpr of an equation that can be replaced by its content, else None."""
+    params, name = eqn.params, eqn.primitive.name
+    if name not in _CALLS or _CALLS[name] not in params:
+        return None
+    if name in ("jit", "pjit") and not all(
+        type(s).__name__ == "UnspecifiedValue"
+        for s in (*params.get("in_shardings", ()), *params.get("out_shardings", ()))
+    ):
+        return None
+    # A differentiated checkpoint recomputes on purpose: without its barrier XLA would merge the copies again.
+    if name in ("remat2", "checkpoint") and params.get("differentiated") and params.get("prevent_cse"):
+        return None
+    return params[_CALLS[name]]
+
+
+def bodies(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:
+    """The jaxprs that an equation runs in a scope of its own."""
+    found = (eqn.params.get(name) for name in _BODIES.get(eqn.primitive.name, ()))
+    return tuple(j for value in found if value is not None for j in (value if isinstance(value, tuple) else (value,)))
+
+
+def with_bodies(eqn: JaxprEqn, change: Callable[[Jaxpr], Jaxpr]) -> dict[str, Any]:
+    """The parameters of `eqn` with every body changed."""
+    params = dict(eqn.params)
+    for name in _BODIES.get(eqn.primitive.name, ()):
+        value = params[name]
+        params[name] = tuple(map(change, value)) if isinstance(value, tuple) else change(value)
+    return params
+
+
+def as_one_call(jaxpr: Jaxpr, primitive: Primitive, **params: Any) -> Jaxpr:
+    """A jaxpr of the same type whose only equation is a call of `jaxpr` by `primitive`. Built, never traced."""
+    if not jaxpr.eqns:
+        return jaxpr
+    outvars = [jex_core.Var(v.aval) for v in jaxpr.outvars]
+    first = jaxpr.eqns[0]
+    call = jex_core.new_jaxpr_eqn(
+        list(jaxpr.invars),
+        outvars,
+        primitive,
+        {"call_jaxpr": jaxpr, **params},
+        jaxpr.effects,
+        first.source_info,
+        first.ctx,
+    )
+    return jex_core.Jaxpr((), jaxpr.invars, outvars, [call], jaxpr.effects, jaxpr.debug_info, consts=())
+
+
+def bind(eqn: JaxprEqn, values: Sequence[Any], params: dict[str, Any] | None = None) -> list[Any]:
+    """Evaluate one equation under the context in which it was traced."""
+    with eqn.ctx.manager:
+        out = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params if params is None else params))
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def source_line(eqn: JaxprEqn) -> str:
+    """``file.py:12:4 (function)``: where the user wrote it."""
+    return source_info_util.summarize(eqn.source_info)

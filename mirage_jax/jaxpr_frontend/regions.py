@@ -1,0 +1,291 @@
+"""Cuts a flat program into regions that a muGraph can express, and says of every other equation why it is left out.
+
+1. Each equation gets a reason to stay with XLA, or none (`_reason`).
+2. Constants, iotas and masks made of them are *free*: every region that reads one computes its own.
+3. Expressible equations are clustered (clusters.py); a large cluster is divided where the fewest bytes cross, never
+   between a cast or a broadcast and the one operator that reads it.
+4. Each piece is translated. An equation that turns out not to be expressible is left out, and the cut is made again.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from mirage_jax.jaxpr_frontend import jax_compat, rules
+from mirage_jax.jaxpr_frontend.clusters import Dependencies, convex_clusters, divide
+from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, flatten
+from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr
+from mirage_jax.jaxpr_frontend.reasons import Code, LeftOut, NotExpressible
+from mirage_jax.jaxpr_frontend.translate import Refused, Region, translate
+
+MAX_OPS = 16
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A program as steps in execution order: a region, or the position of an equation that XLA keeps."""
+
+    program: FlatProgram
+    steps: tuple[Region | int, ...]
+    left_out: tuple[LeftOut, ...]
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        return tuple(s for s in self.steps if isinstance(s, Region))
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """All regions of a jaxpr and of the bodies of its control flow, and what was left out."""
+
+    regions: tuple[Region, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+def analyse(jaxpr: Jaxpr, max_ops: int = MAX_OPS) -> Analysis:
+    """What would be optimized in `jaxpr`; runs nothing."""
+    found = partition(flatten(jaxpr), max_ops)
+    inner = [analyse(body, max_ops) for eqn in found.program.eqns for body in jax_compat.bodies(eqn.eqn)]
+    return Analysis(
+        found.regions + tuple(r for a in inner for r in a.regions),
+        found.left_out + tuple(x for a in inner for x in a.left_out),
+    )
+
+
+def partition(program: FlatProgram, max_ops: int = MAX_OPS) -> Partition:
+    """Divide a program into regions and left-out equations."""
+    return _Partitioner(program, max_ops).run()
+
+
+class _Partitioner:
+    def __init__(self, program: FlatProgram, max_ops: int):
+        self.program, self.max_ops = program, max_ops
+        self.eqns = program.eqns
+        self.dependencies = Dependencies.of(program)
+        self.made = {v: n for n, eqn in enumerate(self.eqns) for v in eqn.outputs}
+        self.free = self._free()
+        self.reasons: dict[int, tuple[Code, str]] = {}
+        for n, eqn in enumerate(self.eqns):
+            if n not in self.free and (reason := _reason(eqn)) is not None:
+                self.reasons[n] = reason
+        self.translated: dict[tuple[int, ...], Region | None] = {}
+
+    def run(self) -> Partition:
+        while True:
+            try:
+                regions = [r for piece in self._pieces() if (r := self._region(piece)) is not None]
+            except _LeftOutLate:
+                continue
+            return Partition(self.program, self._schedule(regions), self._left_out(regions))
+
+    # --- kinds of equations
+
+    @cached_property
+    def readers(self) -> dict[int, list[int]]:
+        """Positions of the equations that read each value; -1 for the program's results."""
+        out: dict[int, list[int]] = {}
+        for n, eqn in enumerate(self.eqns):
+            for v in dict.fromkeys(eqn.reads):
+                out.setdefault(v, []).append(n)
+        for v in self.program.outputs:
+            if isinstance(v, int):
+                out.setdefault(v, []).append(-1)
+        return out
+
+    def _free(self) -> set[int]:
+        """Equations made of literals and iotas only, which every region may repeat."""
+        free: set[int] = set()
+        for n, eqn in enumerate(self.eqns):
+            known = eqn.primitive in rules.LIGHT or eqn.primitive in rules.FOLDS or eqn.primitive == "select_n"
+            if known and all(self.made.get(v) in free for v in eqn.reads) and _reason(eqn, scalars=True) is None:
+                free.add(n)
+        return free
+
+    def _is_scalar_constant(self, eqn: FlatEqn) -> bool:
+        """Whether some operand is a literal, or a literal's copy in another shape."""
+        return any(not isinstance(a, int) or self._traces_to_literal(a) for a in eqn.inputs)
+
+    def _traces_to_literal(self, value: int) -> bool:
+        n = self.made.get(value)
+        if n is None or n not in self.free:
+            return False
+        eqn = self.eqns[n]
+        return eqn.primitive != "iota" and all(self._traces_to_literal(v) for v in eqn.reads)
+
+    def _weight(self, n: int) -> int:
+        """What an equation adds to the size of a region: nothing for layouts, casts, masks and literal operands."""
+        eqn = self.eqns[n]
+        if n in self.free or eqn.primitive in rules.LIGHT:
+            return 0
+        if eqn.primitive in ("add", "sub", "mul", "div") and self._is_scalar_constant(eqn):
+            return 0
+        if eqn.primitive == "max" and any(not isinstance(a, int) and float(a.val) == -math.inf for a in eqn.inputs):
+            return 0
+        return 1
+
+    # --- pieces
+
+    def _pieces(self) -> list[tuple[int, ...]]:
+        members = [n for n in range(len(self.eqns)) if n not in self.free and n not in self.reasons]
+        pieces: list[tuple[int, ...]] = []
+        for cluster in convex_clusters(self.dependencies, members):
+            if sum(map(self._weight, cluster)) <= self.max_ops:
+                pieces.append(cluster)
+                continue
+            for segment in self._divide(cluster):
+                pieces += self._connected(segment)
+        return [p for p in pieces if any(self.eqns[n].primitive in rules.HEAVY for n in p)]
+
+    def _divide(self, cluster: Sequence[int]) -> list[tuple[int, ...]]:
+        order = self._groups(cluster)
+        group_of = {n: g for g, group in enumerate(order) for n in group}
+        alive = [0] * (len(order) + 1)
+        for n in cluster:
+            for v in self.eqns[n].outputs:
+                last = max((group_of[r] for r in self.readers.get(v, ()) if r in group_of), default=-1)
+                outside = any(r not in group_of for r in self.readers.get(v, ()))
+                for cut in range(group_of[n] + 1, last + 1):
+                    alive[cut] += _bytes(self.program.avals[v]) * (1 if outside else 2)
+        return divide(order, self._weight, alive.__getitem__, self.max_ops)
+
+    def _groups(self, cluster: Sequence[int]) -> list[list[int]]:
+        """A topological order in which layouts and casts stand beside the operator that they serve, as one group."""
+        inside = set(cluster)
+        place: dict[int, tuple[int, int, int]] = {}
+        anchored: dict[int, int] = {}  # light equation -> first weighty equation below it
+        for n in reversed(cluster):
+            if self._weight(n):
+                anchored[n] = n
+                continue
+            below = [anchored[r] for v in self.eqns[n].outputs for r in self.readers.get(v, ()) if r in anchored]
+            if below:
+                anchored[n] = min(below)
+        for n in cluster:
+            if n in anchored:
+                place[n] = (anchored[n], 1 if anchored[n] == n else 0, n)
+            else:
+                above = [place[p][:1] for p in self.dependencies.before[n] if p in inside]
+                place[n] = (max(above)[0] if above else n, 2, n)
+        groups: dict[int, list[int]] = {}
+        for n in sorted(cluster, key=place.__getitem__):
+            groups.setdefault(place[n][0], []).append(n)
+        return [groups[k] for k in sorted(groups)]
+
+    def _connected(self, segment: Sequence[int]) -> list[tuple[int, ...]]:
+        """Parts of a segment that share no value inside of it."""
+        inside = set(segment)
+        parts: list[set[int]] = []
+        for n in sorted(segment):
+            touching = [p for p in parts if p & self.dependencies.before[n] & inside]
+            parts = [p for p in parts if p not in touching] + [{n}.union(*touching)]
+        return [tuple(sorted(p)) for p in parts]
+
+    # --- regions
+
+    def _region(self, piece: tuple[int, ...]) -> Region | None:
+        if piece in self.translated:
+            return self.translated[piece]
+        whole = sorted({*piece, *self._free_below(piece)})
+        inside = set(whole)
+        results = [
+            v
+            for n in piece
+            for v in self.eqns[n].outputs
+            if any(r not in inside for r in self.readers.get(v, ()))
+        ]
+        try:
+            region = translate(self.program, [self.eqns[n] for n in whole], results)
+        except Refused as refused:
+            position = whole[refused.position]
+            if position in self.free:
+                self.free.discard(position)
+            self.reasons[position] = (refused.reason.code, refused.reason.why)
+            raise _LeftOutLate from None
+        self.translated[piece] = region
+        return region
+
+    def _free_below(self, piece: Iterable[int]) -> set[int]:
+        found: set[int] = set()
+        todo = [p for n in piece for p in self.dependencies.before[n] if p in self.free]
+        while todo:
+            if (n := todo.pop()) not in found:
+                found.add(n)
+                todo += [p for p in self.dependencies.before[n] if p in self.free]
+        return found
+
+    def _schedule(self, regions: Sequence[Region]) -> tuple[Region | int, ...]:
+        """Steps in an order that respects every dependency; ties are broken by the order of the program."""
+        owner = {v: region for region in regions for v in region.results}
+        position = {id(eqn): n for n, eqn in enumerate(self.eqns)}
+        taken: dict[int, int] = {}  # position of an equation -> position that stands for its step
+        step: dict[int, Region | int] = {n: n for n in range(len(self.eqns))}
+        for region in regions:
+            own = [n for eqn in region.equations if (n := position[id(eqn)]) not in self.free]
+            for n in own:
+                taken[n] = own[0]
+                del step[n]
+            step[own[0]] = region
+        head = {n: taken.get(n, n) for n in range(len(self.eqns))}
+        before: dict[int, set[int]] = {n: set() for n in step}
+        for n in range(len(self.eqns)):
+            before[head[n]] |= {head[p] for p in self.dependencies.before[n]} - {head[n]}
+        after: dict[int, set[int]] = {n: set() for n in step}
+        for n, earlier in before.items():
+            for e in earlier:
+                after[e].add(n)
+        ready = [n for n, earlier in before.items() if not earlier]
+        heapq.heapify(ready)
+        order: list[Region | int] = []
+        while ready:
+            n = heapq.heappop(ready)
+            order.append(step[n])
+            for then in after[n]:
+                before[then].discard(n)
+                if not before[then]:
+                    heapq.heappush(ready, then)
+        assert len(order) == len(step), f"regions depend on each other in a circle: {owner}"
+        return tuple(order)
+
+    def _left_out(self, regions: Sequence[Region]) -> tuple[LeftOut, ...]:
+        inside = {id(eqn) for region in regions for eqn in region.equations}
+        out: list[LeftOut] = []
+        for n, eqn in enumerate(self.eqns):
+            if id(eqn) in inside or n in self.free:
+                continue
+            code, why = self.reasons.get(n, (Code.NO_HEAVY_OP, "XLA fuses what is only pointwise or layout"))
+            out.append(LeftOut(eqn.primitive, code, why, eqn.where))
+        return tuple(out)
+
+
+class _LeftOutLate(Exception):
+    """An equation was left out while regions were being made: cut again."""
+
+
+def _bytes(aval: object) -> int:
+    return math.prod(aval.shape) * aval.dtype.itemsize  # type: ignore[attr-defined]
+
+
+def _reason(eqn: FlatEqn, scalars: bool = False) -> tuple[Code, str] | None:
+    """Why an equation cannot be in a muGraph, as far as can be said before translating it."""
+    if eqn.effects:
+        return Code.EFFECT, "its effects must happen in order"
+    if jax_compat.bodies(eqn.eqn):
+        return Code.CONTROL_FLOW, "its body is optimized on its own"
+    if eqn.primitive not in rules.RULES:
+        return Code.UNSUPPORTED_PRIMITIVE, rules.why_not(eqn.primitive)
+    for aval in (*eqn.in_avals, *eqn.out_avals):
+        if not all(isinstance(n, int) for n in aval.shape):
+            return Code.SYMBOLIC_DIM, f"shape {aval.shape}"
+        if 0 in aval.shape:
+            return Code.ZERO_SIZE, f"shape {aval.shape}"
+        try:
+            rules.dtype_name(aval.dtype)
+        except NotExpressible as e:
+            return e.code, e.why
+    if not scalars and all(aval.shape == () for aval in eqn.out_avals):
+        return Code.RANK0, "a scalar is no work for a kernel"
+    return None

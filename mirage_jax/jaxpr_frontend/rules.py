@@ -1,0 +1,439 @@
+"""One rule per JAX primitive: what it means for values over named axes.
+
+A rule takes the builder, the parameters, the type of the result and the operands. What it cannot express it refuses with
+`NotExpressible`; a primitive without a rule is left to XLA. `LIGHT` primitives cost nothing in a muGraph, `HEAVY` ones are
+what makes a region worth a search.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from mirage_jax.jaxpr_frontend.reasons import Code, NotExpressible
+from mirage_jax.jaxpr_frontend.values import Builder, Value
+
+DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "int32": "i32", "bool": "bool"}
+FLOATS = frozenset({"f16", "bf16", "f32", "f64"})
+HEAVY = frozenset({"dot_general", "reduce_sum", "reduce_max", "reduce_min"})
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a rule needs to know about the equation besides its operands."""
+
+    params: Mapping[str, Any]
+    shape: tuple[int, ...]
+    dtype: str
+    numpy_dtype: Any
+
+
+type Rule = Callable[..., Value]  # (builder, result, *operands) -> value
+
+RULES: dict[str, Rule] = {}
+LIGHT: set[str] = set()
+FOLDS: dict[str, Callable[..., Any]] = {}  # the same on numpy scalars, for constants
+TAKES_NEG_INF: set[str] = set()
+
+
+def rule(*names: str, light: bool = False, neg_inf: bool = False) -> Callable[[Rule], Rule]:
+    def register(fn: Rule) -> Rule:
+        for name in names:
+            RULES[name] = fn
+            if light:
+                LIGHT.add(name)
+            if light or neg_inf:
+                TAKES_NEG_INF.add(name)
+        return fn
+
+    return register
+
+
+def apply(primitive: str, builder: Builder, result: Result, operands: Sequence[Value]) -> Value:
+    """The value of one equation."""
+    if any(v.is_neg_inf for v in operands) and primitive not in TAKES_NEG_INF:
+        raise NotExpressible(Code.NON_FINITE, f"{primitive} of minus infinity")
+    if primitive in FOLDS and operands and all(v.is_constant and not v.is_neg_inf for v in operands):
+        return _fold(primitive, builder, result, operands)
+    return RULES[primitive](builder, result, *operands)
+
+
+def literal(builder: Builder, value: Any, aval: Any) -> Value:
+    """An exact constant: the literal as rounded to its dtype."""
+    return builder.constant(_exact(np.asarray(value).astype(aval.dtype)), dtype_name(aval.dtype))
+
+
+def dtype_name(dtype: Any) -> str:
+    try:
+        return DTYPES[str(dtype)]
+    except KeyError:
+        raise NotExpressible(Code.DTYPE, f"{dtype}; known are {', '.join(DTYPES)}") from None
+
+
+def _exact(value: Any) -> Fraction | None:
+    number = float(value)
+    if number == -math.inf:
+        return None
+    if not math.isfinite(number):
+        raise NotExpressible(Code.NON_FINITE, f"the constant {number}")
+    return Fraction(number)
+
+
+def _fold(primitive: str, builder: Builder, result: Result, operands: Sequence[Value]) -> Value:
+    numbers = [np.asarray(float(v.offset)).astype(_NUMPY[v.dtype]) for v in operands]
+    with np.errstate(all="ignore"):
+        folded = np.asarray(FOLDS[primitive](result.params, *numbers)).astype(result.numpy_dtype)
+    dims = max((v.dims for v in operands), key=len)
+    return builder.constant(_exact(folded), result.dtype, dims)
+
+
+_NUMPY: dict[str, Any] = {short: np.dtype(long) for long, short in DTYPES.items() if long != "bfloat16"}
+_NUMPY["bf16"] = np.float32  # a bf16 number is an f32 number; results are rounded to the dtype of the equation
+
+
+# --- layout and casts: names move, nothing is computed
+
+
+@rule("stop_gradient", "copy", "copy_p", "pvary", "pcast", "name", "reduce_precision", light=True)
+def _identity(b: Builder, out: Result, x: Value) -> Value:
+    return x
+
+
+@rule("convert_element_type", light=True)
+def _convert(b: Builder, out: Result, x: Value) -> Value:
+    if out.dtype not in FLOATS and x.dtype in FLOATS:
+        raise NotExpressible(Code.DTYPE, f"a cast from {x.dtype} to {out.dtype} rounds")
+    if out.dtype == "bool" and x.dtype != "bool":
+        raise NotExpressible(Code.DTYPE, f"a cast from {x.dtype} to bool compares")
+    if x.is_constant and not x.is_neg_inf:
+        rounded = np.asarray(float(x.offset)).astype(out.numpy_dtype)
+        return b.constant(_exact(rounded), out.dtype, x.dims)
+    return replace(x, dtype=out.dtype)
+
+
+@rule("transpose", light=True)
+def _transpose(b: Builder, out: Result, x: Value) -> Value:
+    return replace(x, dims=tuple(x.dims[p] for p in out.params["permutation"]))
+
+
+@rule("squeeze", light=True)
+def _squeeze(b: Builder, out: Result, x: Value) -> Value:
+    gone = {d % len(x.dims) for d in out.params["dimensions"]}
+    return replace(x, dims=tuple(dim for d, dim in enumerate(x.dims) if d not in gone))
+
+
+@rule("expand_dims", light=True)
+def _expand_dims(b: Builder, out: Result, x: Value) -> Value:
+    old = iter(x.dims)
+    new = {d % len(out.shape) for d in out.params["dimensions"]}
+    return replace(x, dims=tuple(() if d in new else next(old) for d in range(len(out.shape))))
+
+
+@rule("broadcast_in_dim", light=True)
+def _broadcast_in_dim(b: Builder, out: Result, x: Value) -> Value:
+    source = {target: d for d, target in enumerate(out.params["broadcast_dimensions"])}
+    old = b.dims(x)
+
+    def dimension(d: int, size: int) -> tuple[Any, ...]:
+        kept = old[source[d]] if d in source else ()
+        return kept or b.axes.dimension(size)
+
+    dims = tuple(dimension(d, size) for d, size in enumerate(out.shape))
+    b.axes.keep_apart(itertools.chain(*dims))
+    return replace(x, dims=dims)
+
+
+@rule("reshape", light=True)
+def _reshape(b: Builder, out: Result, x: Value) -> Value:
+    if out.params.get("dimensions") is not None:
+        raise NotExpressible(Code.PARAMETERS, "a reshape that also transposes")
+    return replace(x, dims=b.axes.regroup(x.dims, out.shape))
+
+
+# --- arithmetic
+
+
+def _needs_float(out: Result, what: str) -> None:
+    if out.dtype not in FLOATS:
+        raise NotExpressible(Code.DTYPE, f"{what} of {out.dtype}")
+
+
+@rule("add", "add_any")
+def _add(b: Builder, out: Result, x: Value, y: Value) -> Value:
+    return b.add(x, y, out.dtype)
+
+
+@rule("sub")
+def _sub(b: Builder, out: Result, x: Value, y: Value) -> Value:
+    return b.add(x, y, out.dtype, sign=Fraction(-1))
+
+
+@rule("mul")
+def _mul(b: Builder, out: Result, x: Value, y: Value) -> Value:
+    return b.mul(x, y, out.dtype)
+
+
+@rule("neg", light=True)
+def _neg(b: Builder, out: Result, x: Value) -> Value:
+    if x.is_neg_inf:
+        raise NotExpressible(Code.NON_FINITE, "plus infinity")
+    return b.scaled(x, Fraction(-1))
+
+
+@rule("div")
+def _div(b: Builder, out: Result, x: Value, y: Value) -> Value:
+    _needs_float(out, "a quotient")
+    return b.div(x, y, out.dtype)
+
+
+@rule("square")
+def _square(b: Builder, out: Result, x: Value) -> Value:
+    return b.mul(x, x, out.dtype)
+
+
+@rule("sqrt")
+def _sqrt(b: Builder, out: Result, x: Value) -> Value:
+    return b.power(x, Fraction(1, 2), out.dtype)
+
+
+@rule("rsqrt")
+def _rsqrt(b: Builder, out: Result, x: Value) -> Value:
+    return b.power(x, Fraction(-1, 2), out.dtype)
+
+
+@rule("integer_pow")
+def _integer_pow(b: Builder, out: Result, x: Value) -> Value:
+    _needs_float(out, "a power")
+    return b.power(x, Fraction(int(out.params["y"])), out.dtype)
+
+
+@rule("pow")
+def _pow(b: Builder, out: Result, x: Value, y: Value) -> Value:
+    _needs_float(out, "a power")
+    if not y.is_constant:
+        raise NotExpressible(Code.PARAMETERS, "the exponent is not a literal")
+    return b.power(b.widened(x, y), y.offset, out.dtype)
+
+
+@rule("exp")
+def _exp(b: Builder, out: Result, x: Value) -> Value:
+    return b.unary("exp", x, out.dtype)
+
+
+@rule("exp2")
+def _exp2(b: Builder, out: Result, x: Value) -> Value:
+    return b.unary("exp", b.scaled(x, Fraction(math.log(2))), out.dtype)
+
+
+def _function(primitive: str, op: str) -> None:
+    @rule(primitive)
+    def function(b: Builder, out: Result, x: Value) -> Value:
+        _needs_float(out, op)
+        return b.unary(op, x, out.dtype)
+
+
+for _name in ("logistic", "tanh", "erf", "erfc", "log", "log1p", "sin", "cos", "abs", "sign"):
+    _function(_name, _name)
+
+
+@rule("max", neg_inf=True)
+def _max(b: Builder, out: Result, x: Value, y: Value) -> Value:
+    if x.is_neg_inf:
+        return b.widened(y, x)
+    if y.is_neg_inf:
+        return b.widened(x, y)
+    return b.plain("maximum", (x, y), out.dtype)
+
+
+@rule("min")
+def _min(b: Builder, out: Result, x: Value, y: Value) -> Value:
+    return b.plain("minimum", (x, y), out.dtype)
+
+
+@rule("clamp")
+def _clamp(b: Builder, out: Result, low: Value, x: Value, high: Value) -> Value:
+    return b.plain("minimum", (b.plain("maximum", (x, low), out.dtype), high), out.dtype)
+
+
+# --- masks
+
+
+def _comparison(primitive: str, op: str, swap: bool = False, invert: bool = False) -> None:
+    @rule(primitive, light=True)
+    def comparison(b: Builder, out: Result, x: Value, y: Value) -> Value:
+        if x.is_neg_inf or y.is_neg_inf:
+            raise NotExpressible(Code.NON_FINITE, f"{primitive} of minus infinity")
+        value = b.plain(op, (y, x) if swap else (x, y), out.dtype)
+        return b.plain("not", (value,), out.dtype) if invert else value
+
+
+for _name, _op, _swap, _invert in (
+    ("lt", "lt", False, False),
+    ("le", "le", False, False),
+    ("gt", "lt", True, False),
+    ("ge", "le", True, False),
+    ("eq", "eq", False, False),
+    ("ne", "eq", False, True),
+):
+    _comparison(_name, _op, _swap, _invert)
+
+
+def _logical(primitive: str) -> None:
+    @rule(primitive, light=True)
+    def logical(b: Builder, out: Result, *operands: Value) -> Value:
+        if out.dtype != "bool":
+            raise NotExpressible(Code.DTYPE, f"bitwise {primitive} of {out.dtype}")
+        if primitive != "not":
+            for constant, other in (operands, operands[::-1]):
+                if constant.is_constant:  # true and x = x; false and x = false; or: the other way round
+                    is_neutral = bool(constant.offset) == (primitive == "and")
+                    return b.widened(other if is_neutral else constant, constant if is_neutral else other)
+        return b.plain(primitive, operands, out.dtype)
+
+
+for _name in ("and", "or", "not"):
+    _logical(_name)
+
+
+@rule("select_n", neg_inf=True)
+def _select_n(b: Builder, out: Result, condition: Value, *cases: Value) -> Value:
+    if condition.dtype != "bool" or len(cases) != 2:
+        raise NotExpressible(Code.PARAMETERS, "a select that is not between two cases")
+    if condition.is_constant:
+        return cases[int(condition.offset)]
+    no, yes = cases
+    if no.is_neg_inf and yes.is_neg_inf:
+        return b.widened(no, yes)
+    if no.is_neg_inf:
+        return b.plain("mask", (condition, b.widened(yes, no)), out.dtype)
+    if yes.is_neg_inf:
+        return b.plain("mask", (b.plain("not", (condition,), "bool"), b.widened(no, yes)), out.dtype)
+    return b.plain("where", (condition, yes, no), out.dtype)
+
+
+@rule("iota", light=True)
+def _iota(b: Builder, out: Result) -> Value:
+    dimension = out.params["dimension"]
+    dims = tuple(map(b.axes.dimension, out.shape))
+    if not dims[dimension]:
+        return b.constant(Fraction(0), out.dtype, dims)
+    return b.iota(dims, dimension, out.dtype)
+
+
+# --- reductions and contractions
+
+
+def _reduced(b: Builder, x: Value, axes: Sequence[int]) -> tuple[Any, Any]:
+    dims = b.dims(x)
+    over = tuple(itertools.chain(*(dims[a] for a in axes)))
+    return over, tuple(dim for d, dim in enumerate(dims) if d not in axes)
+
+
+@rule("reduce_sum")
+def _reduce_sum(b: Builder, out: Result, x: Value) -> Value:
+    _needs_float(out, "a sum")
+    return b.sum(x, *_reduced(b, x, out.params["axes"]), out.dtype)
+
+
+@rule("reduce_max")
+def _reduce_max(b: Builder, out: Result, x: Value) -> Value:
+    _needs_float(out, "a maximum")
+    return b.maximum(x, *_reduced(b, x, out.params["axes"]), out.dtype)
+
+
+@rule("reduce_min")
+def _reduce_min(b: Builder, out: Result, x: Value) -> Value:
+    _needs_float(out, "a minimum")
+    over, dims = _reduced(b, x, out.params["axes"])
+    return b.scaled(b.maximum(b.scaled(x, Fraction(-1)), over, dims, out.dtype), Fraction(-1))
+
+
+@rule("dot_general")
+def _dot_general(b: Builder, out: Result, x: Value, y: Value) -> Value:
+    _needs_float(out, "a contraction")
+    _check_precision(out.params.get("precision"), (x.dtype, y.dtype))
+    (x_sum, y_sum), (x_batch, y_batch) = out.params["dimension_numbers"]
+    view = b.axes.unify([x.dims[d] for d in (*x_batch, *x_sum)], [y.dims[d] for d in (*y_batch, *y_sum)])
+    x_dims, y_dims = b.dims(x), b.dims(y)
+    x_free = tuple(dim for d, dim in enumerate(x_dims) if d not in (*x_sum, *x_batch))
+    y_free = tuple(dim for d, dim in enumerate(y_dims) if d not in (*y_sum, *y_batch))
+    used = set(itertools.chain(*x_dims))
+    for key in itertools.chain(*y_free):  # the free axes of the two operands are different ones
+        if key in used:
+            view[key] = b.axes.copy_of(key, used)
+        used.add(view.get(key, key))
+    b.axes.keep_apart(used)
+    seen = tuple(tuple(view.get(k, k) for k in dim) for dim in y_free)
+    over = tuple(itertools.chain(*(x_dims[d] for d in x_sum)))
+    dims = (*(x_dims[d] for d in x_batch), *x_free, *seen)
+    return b.contract(x, y, view, over, dims, out.dtype)
+
+
+def _check_precision(precision: Any, dtypes: tuple[str, str]) -> None:
+    """Kernels accumulate in f32 and may use tensor cores: more than that, asked for by name, is XLA's."""
+    names = precision if isinstance(precision, tuple) else (precision,)
+    low = all(d in ("f16", "bf16") for d in dtypes)
+    for p in names:
+        name = getattr(p, "name", str(p)).upper()
+        if p is None or name == "DEFAULT" or (low and "F64" not in name):
+            continue
+        raise NotExpressible(Code.PRECISION, f"a contraction of {' and '.join(dtypes)} in precision {name}")
+
+
+# --- constants
+
+FOLDS.update(
+    add=lambda p, x, y: x + y,
+    add_any=lambda p, x, y: x + y,
+    sub=lambda p, x, y: x - y,
+    mul=lambda p, x, y: x * y,
+    div=lambda p, x, y: x / y if np.issubdtype(x.dtype, np.floating) else np.trunc(x / y),
+    neg=lambda p, x: -x,
+    max=lambda p, x, y: np.maximum(x, y),
+    min=lambda p, x, y: np.minimum(x, y),
+    sqrt=lambda p, x: np.sqrt(x),
+    rsqrt=lambda p, x: 1 / np.sqrt(x),
+    square=lambda p, x: x * x,
+    integer_pow=lambda p, x: x ** float(p["y"]),
+    pow=lambda p, x, y: x**y,
+    exp=lambda p, x: np.exp(x),
+    exp2=lambda p, x: np.exp2(x),
+    log=lambda p, x: np.log(x),
+    lt=lambda p, x, y: x < y,
+    le=lambda p, x, y: x <= y,
+    gt=lambda p, x, y: x > y,
+    ge=lambda p, x, y: x >= y,
+    eq=lambda p, x, y: x == y,
+    ne=lambda p, x, y: x != y,
+)
+FOLDS["and"] = lambda p, x, y: np.logical_and(x, y)
+FOLDS["or"] = lambda p, x, y: np.logical_or(x, y)
+FOLDS["not"] = lambda p, x: np.logical_not(x)
+
+
+def broadcast_scalar(b: Builder, x: Value, shape: Sequence[int]) -> Value:
+    """A scalar seen as an array of `shape`."""
+    dims = tuple(map(b.axes.dimension, shape))
+    b.axes.keep_apart(itertools.chain(*dims))
+    return replace(x, dims=dims)
+
+
+_FAMILIES = {
+    "an index into data": ("gather", "scatter", "dynamic_slice", "dynamic_update_slice", "scatter_add", "take"),
+    "slices and concatenations are not index maps of a muGraph yet": ("slice", "concatenate", "split", "pad", "rev"),
+    "a scan along an axis": ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"),
+    "random bits": ("random_bits", "random_seed", "random_wrap", "random_unwrap", "random_fold_in", "threefry2x32"),
+    "a collective": ("psum", "psum_invariant", "all_gather", "all_to_all", "ppermute", "reduce_scatter", "pmax"),
+    "an order of elements": ("sort", "top_k", "argmax", "argmin"),
+}
+
+
+def why_not(primitive: str) -> str:
+    """What to tell a user about a primitive without a rule."""
+    return next((why for why, names in _FAMILIES.items() if primitive in names), "no rule for it")

@@ -1,0 +1,269 @@
+"""Values over named axes, and the builder that turns operations on them into nodes of a muGraph.
+
+A `Value` is ``scale * node + offset`` seen through JAX dimensions. Scalars ride along and land in the next operator that
+takes them for free (OPERATORS: pointwise functions act on ``scale * x + offset``, `add` on ``ca * x + cb * y``), so a
+division by a literal, a mean or an epsilon costs no node. A node depends on *its* axes only; dimensions that are merely
+broadcast have axes that the node does not know.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from mirage_jax.jaxpr_frontend.axes import AxisTable, Dims, Key, View
+from mirage_jax.jaxpr_frontend.reasons import Code, NotExpressible
+from mirage_jax.mugraph.graph import Attr
+
+ONE, ZERO = Fraction(1), Fraction(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A node as an operator sees it: its axes under these names, its elements as this dtype."""
+
+    node: int
+    axes: tuple[Key, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An input (`op` is "input") or one elementary operator; `over` are the axes that it names (reduced, or counted)."""
+
+    op: str
+    uses: tuple[Use, ...]
+    axes: tuple[Key, ...]
+    over: tuple[Key, ...]
+    attrs: tuple[tuple[str, Attr], ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """``scale * node + offset``, of JAX dimensions `dims`. Without a node: the constant `offset`, or minus infinity."""
+
+    dims: Dims
+    dtype: str
+    node: int | None = None
+    scale: Fraction = ONE
+    offset: Fraction = ZERO
+    is_neg_inf: bool = False
+
+    @property
+    def is_constant(self) -> bool:
+        return self.node is None
+
+    @property
+    def is_plain(self) -> bool:
+        return self.node is not None and self.scale == 1 and self.offset == 0
+
+
+class Builder:
+    """Nodes in order, and the table of their axes."""
+
+    def __init__(self) -> None:
+        self.axes = AxisTable()
+        self.nodes: list[Node] = []
+
+    # --- values
+
+    def dims(self, value: Value) -> Dims:
+        return self.axes.resolve_dims(value.dims)
+
+    def value(self, dims: Dims, dtype: str, node: int | None, scale: Fraction = ONE, offset: Fraction = ZERO) -> Value:
+        self.axes.keep_apart(k for dim in dims for k in dim)
+        return Value(dims, dtype, node, scale, offset)
+
+    def input(self, shape: Sequence[int], dtype: str) -> Value:
+        dims = tuple(map(self.axes.dimension, shape))
+        axes = tuple(k for dim in dims for k in dim)
+        self.nodes.append(Node("input", (), axes, (), (), dtype))
+        return self.value(dims, dtype, len(self.nodes) - 1)
+
+    def constant(self, value: Fraction | None, dtype: str, dims: Dims = ()) -> Value:
+        """An exact constant; None is minus infinity."""
+        return Value(dims, dtype, None, ONE, value if value is not None else ZERO, is_neg_inf=value is None)
+
+    def materialize(self, x: Value) -> Value:
+        """The same value as a node of its own."""
+        if x.is_plain:
+            return x
+        if x.is_neg_inf:
+            raise NotExpressible(Code.NON_FINITE, "minus infinity that is not a mask")
+        elif x.is_constant:
+            node = self._append("const", (), (), x.dtype, value=x.offset)
+        else:
+            node = self._append("affine", (self._use(x, {}),), (), x.dtype, scale=x.scale, offset=x.offset)
+        return self.value(x.dims, x.dtype, node)
+
+    # --- nodes
+
+    def _use(self, x: Value, view: View) -> Use:
+        assert x.node is not None
+        axes = self.axes.resolve(self.nodes[x.node].axes)
+        return Use(x.node, tuple(view.get(k, k) for k in axes), x.dtype)
+
+    def _append(self, op: str, uses: tuple[Use, ...], over: tuple[Key, ...], dtype: str, **attrs: Attr) -> int:
+        seen = dict.fromkeys(k for use in uses for k in use.axes)
+        axes = over if op == "iota" else tuple(k for k in seen if k not in over)
+        defaults = {"scale": ONE, "offset": ZERO, "ca": ONE, "cb": ONE}
+        kept = tuple(sorted((k, v) for k, v in attrs.items() if defaults.get(k) != v))
+        self.nodes.append(Node(op, uses, axes, over, kept, dtype))
+        return len(self.nodes) - 1
+
+    def depends_on(self, x: Value) -> tuple[Key, ...]:
+        return () if x.node is None else self.axes.resolve(self.nodes[x.node].axes)
+
+    def together(self, values: Sequence[Value]) -> tuple[Dims, list[View]]:
+        """Common dimensions of operands of a pointwise operator, and the view of each.
+
+        Operands have the same rank, with dimensions of size 1 that stretch, or are scalars.
+        """
+        rank = max(len(v.dims) for v in values)
+        full = [n for n, v in enumerate(values) if len(v.dims) == rank]
+        first = next((n for n in full if not values[n].is_constant), full[0])
+        common = list(values[first].dims)
+        views: list[View] = [{} for _ in values]
+        for n in full:
+            if n != first:
+                views[n] = self._join(common, values[n].dims)
+        return self.axes.resolve_dims(tuple(common)), [self.axes.resolve_view(view) for view in views]
+
+    def _join(self, common: list[tuple[Key, ...]], dims: Dims) -> View:
+        """Unify the dimensions of one more operand with `common`, which takes over those that it lacks."""
+        shared = [d for d, dim in enumerate(common) if dim and dims[d]]
+        view = self.axes.unify([common[d] for d in shared], [dims[d] for d in shared])
+        taken = set(self.axes.resolve(itertools.chain(*common)))
+        for d, dim in enumerate(dims):
+            if not common[d]:
+                for key in self.axes.resolve(dim):
+                    seen = self.axes.copy_of(key, taken) if key in taken else key
+                    taken.add(seen)
+                    if seen != key:
+                        view[key] = seen
+                    common[d] += (seen,)
+        self.axes.keep_apart(itertools.chain(*common))
+        return view
+
+    def pointwise(self, op: str, values: Sequence[Value], dtype: str, **attrs: Attr) -> Value:
+        """`op` of the nodes of `values`; their scales and offsets are the caller's business."""
+        dims, views = self.together(values)
+        uses = tuple(self._use(v, view) for v, view in zip(values, views, strict=True))
+        return self.value(dims, dtype, self._append(op, uses, (), dtype, **attrs))
+
+    # --- arithmetic
+
+    def scaled(self, x: Value, scale: Fraction, offset: Fraction = ZERO, dtype: str | None = None) -> Value:
+        """``scale * x + offset``."""
+        dtype = dtype or x.dtype
+        if x.is_constant or scale == 0:
+            return self.constant(scale * x.offset + offset, dtype, x.dims)
+        return replace(x, scale=scale * x.scale, offset=scale * x.offset + offset, dtype=dtype)
+
+    def without_offset(self, x: Value) -> Value:
+        return x if x.node is not None and x.offset == 0 else self.materialize(x)
+
+    def widened(self, x: Value, like: Value) -> Value:
+        """A scalar, or a value with dimensions of size 1, stretched to the dimensions of the other operand."""
+        if len(x.dims) < len(like.dims):
+            return replace(x, dims=like.dims)
+        if len(x.dims) > len(like.dims) or all(own or not other for own, other in zip(x.dims, like.dims, strict=True)):
+            return x
+        common = list(x.dims)
+        self._join(common, like.dims)
+        return replace(x, dims=self.axes.resolve_dims(tuple(common)))
+
+    def add(self, x: Value, y: Value, dtype: str, sign: Fraction = ONE) -> Value:
+        """``x + sign * y``."""
+        if y.is_constant:
+            return self.scaled(self.widened(x, y), ONE, sign * y.offset, dtype)
+        if x.is_constant:
+            return self.scaled(self.widened(y, x), sign, x.offset, dtype)
+        ca, cb = x.scale, sign * y.scale
+        common = ca if abs(ca) == abs(cb) and ca > 0 else ONE  # s*x - s*m = s*(x - m): what a safe softmax looks like
+        out = self.pointwise("add", (x, y), dtype, ca=ca / common, cb=cb / common)
+        return replace(out, scale=common, offset=x.offset + sign * y.offset)
+
+    def mul(self, x: Value, y: Value, dtype: str) -> Value:
+        if y.is_constant:
+            return self.scaled(self.widened(x, y), y.offset, ZERO, dtype)
+        if x.is_constant:
+            return self.scaled(self.widened(y, x), x.offset, ZERO, dtype)
+        x, y = self.without_offset(x), self.without_offset(y)
+        return replace(self.pointwise("mul", (x, y), dtype), scale=x.scale * y.scale)
+
+    def div(self, x: Value, y: Value, dtype: str) -> Value:
+        if y.is_constant:
+            if y.offset == 0:
+                raise NotExpressible(Code.NON_FINITE, "division by a constant zero")
+            return self.scaled(self.widened(x, y), 1 / y.offset, ZERO, dtype)
+        if x.is_constant:
+            return self.scaled(self.power(self.widened(y, x), Fraction(-1), dtype), x.offset)
+        x, y = self.without_offset(x), self.without_offset(y)
+        return replace(self.pointwise("div", (x, y), dtype), scale=x.scale / y.scale)
+
+    def power(self, x: Value, exponent: Fraction, dtype: str) -> Value:
+        if exponent.denominator not in (1, 2) or abs(exponent) > 8:
+            raise NotExpressible(Code.PARAMETERS, f"the exponent {exponent} is not a small multiple of 1/2")
+        if exponent == 0:
+            return self.constant(ONE, dtype, x.dims)
+        if exponent == 1:
+            return replace(x, dtype=dtype)
+        if exponent == 2:
+            return self.mul(x, x, dtype)
+        x = self.materialize(x) if x.is_constant else x
+        if exponent.denominator == 1 and x.offset == 0:
+            return replace(self.pointwise("pow", (x,), dtype, exponent=exponent), scale=x.scale ** int(exponent))
+        return self.pointwise("pow", (x,), dtype, exponent=exponent, scale=x.scale, offset=x.offset)
+
+    def unary(self, op: str, x: Value, dtype: str) -> Value:
+        """`op` of ``scale * node + offset``."""
+        x = self.materialize(x) if x.is_constant else x
+        return self.pointwise(op, (x,), dtype, scale=x.scale, offset=x.offset)
+
+    def plain(self, op: str, values: Sequence[Value], dtype: str) -> Value:
+        """`op` of operands that do not take a scale."""
+        return self.pointwise(op, [self.materialize(v) for v in values], dtype)
+
+    def iota(self, dims: Dims, dimension: int, dtype: str) -> Value:
+        (axis,) = dims[dimension]
+        return self.value(dims, dtype, self._append("iota", (), (axis,), dtype))
+
+    # --- reductions
+
+    def sum(self, x: Value, over: tuple[Key, ...], dims: Dims, dtype: str) -> Value:
+        """Sum over axes; `dims` are the remaining dimensions. Axes that x does not depend on give their extent."""
+        over = self.axes.resolve(over)
+        count = Fraction(math.prod(map(self.axes.extent, over)))
+        if not over:
+            return replace(x, dims=dims, dtype=dtype)
+        if x.is_constant:
+            return self.constant(x.offset * count, dtype, dims)
+        node = self._append("sum", (self._use(x, {}),), over, dtype)
+        return self.value(dims, dtype, node, x.scale, x.offset * count)
+
+    def maximum(self, x: Value, over: tuple[Key, ...], dims: Dims, dtype: str) -> Value:
+        """Maximum over axes. A positive scale and an offset commute with it."""
+        over = tuple(k for k in self.axes.resolve(over) if k in self.depends_on(x))
+        if not over:
+            return replace(x, dims=dims, dtype=dtype)
+        x = x if x.scale > 0 else self.materialize(x)
+        return self.value(dims, dtype, self._append("max", (self._use(x, {}),), over, dtype), x.scale, x.offset)
+
+    def contract(self, x: Value, y: Value, view: View, over: tuple[Key, ...], dims: Dims, dtype: str) -> Value:
+        """Sum over axes of x * y, with y seen through `view`."""
+        x, y = self.without_offset(x), self.without_offset(y)
+        over = self.axes.resolve(over)
+        uses = [self._use(x, {}), self._use(y, view)]
+        absent = math.prod(self.axes.extent(k) for k in over if k not in uses[0].axes + uses[1].axes)
+        for n, other in ((0, 1), (1, 0)):  # what only one operand has is summed before they meet
+            if alone := tuple(k for k in over if k in uses[n].axes and k not in uses[other].axes):
+                kept = tuple(k for k in uses[n].axes if k not in alone)
+                uses[n] = Use(self._append("sum", (uses[n],), alone, uses[n].dtype), kept, uses[n].dtype)
+        both = tuple(k for k in over if k in uses[0].axes and k in uses[1].axes)
+        node = self._append("dot" if both else "mul", tuple(uses), both, dtype)
+        return self.value(dims, dtype, node, x.scale * y.scale * absent)
