@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from mirage_jax.bench import programs, suite, timing
+from mirage_jax import timing
+from mirage_jax.bench import programs, suite
 from mirage_jax.errors import UsageError
 
 # The limits of the table of measured peers, in microseconds on one H200.

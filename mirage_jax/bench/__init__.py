@@ -1,1 +1,1 @@
-"""The benchmark: programs with the limits of the hardware, timing that means something, and suites."""
+"""The benchmark: programs with the limits of the hardware, and suites of them."""

@@ -19,10 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 import mirage_jax
-from mirage_jax.bench import timing
+from mirage_jax import timing
 from mirage_jax.bench.programs import Program
-from mirage_jax.bench.timing import Ratio, Timing
 from mirage_jax.cache import versions
+from mirage_jax.timing import Ratio, Timing
 
 type Transform = Callable[[Callable[..., jax.Array]], Callable[..., jax.Array]]
 

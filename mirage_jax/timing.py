@@ -87,15 +87,15 @@ def sets_for(bytes_per_program: int) -> int:
     return max(2, min(MAX_SETS, math.ceil(4 * L2_BYTES / bytes_per_program)))
 
 
-def chain(fn: Callable[..., jax.Array]) -> Callable[[Sequence[tuple[jax.Array, ...]]], list[jax.Array]]:
+def chain(fn: Callable[..., Any]) -> Any:
     """One jitted function that runs fn on every set of arguments, each after the one before.
 
     The barrier makes a program's inputs wait for the previous output; that output is used again on the far side, or
     XLA would drop it from the barrier and with it the order.
     """
 
-    def run(all_args: Sequence[tuple[jax.Array, ...]]) -> list[jax.Array]:
-        outputs: list[jax.Array] = []
+    def run(all_args: Sequence[tuple[jax.Array, ...]]) -> list[Any]:
+        outputs: list[Any] = []
         for args in all_args:
             if outputs:
                 args, outputs[-1] = lax.optimization_barrier((args, outputs[-1]))
