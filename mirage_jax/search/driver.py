@@ -175,7 +175,7 @@ class Search:
             self.report.stop = StopReason.INTERRUPTED
             log.warning("search interrupted: keeping the best of %d candidates", len(found))
         self._collect()
-        unique = {str(c.graph): c for c in sorted(found, key=lambda c: -c.seconds)}
+        unique = {(str(c.graph), c.schedule.parts): c for c in sorted(found, key=lambda c: -c.seconds)}
         return sorted(unique.values(), key=lambda c: c.seconds)
 
     # ------------------------------------------------------------------ preparation

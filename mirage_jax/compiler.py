@@ -1,0 +1,458 @@
+"""Decides for each region who computes it: cache, else search -> check -> fingerprint -> measure -> certify -> gate -> cache.
+
+A candidate replaces XLA only if all of this holds: its muGraph is well formed; it equals the region's program over finite
+fields, with a certificate whose error bound is computed; its floats are as accurate as XLA's against float64 on every
+input class; and it was measured faster than XLA on this device, beyond noise. Whatever fails is dropped and counted, and
+where nothing is left the user's own equations run.
+
+Nothing here may break the user's program: `decide` turns every exception into a decision for XLA, unless `strict`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirage_jax import timing
+from mirage_jax.cache import Cache, CacheKey, Entry
+from mirage_jax.config import Options
+from mirage_jax.errors import CacheError, MirageError, UsageError
+from mirage_jax.jaxpr_frontend.regions import MAX_OPS
+from mirage_jax.jaxpr_frontend.translate import Region
+from mirage_jax.lower import launch
+from mirage_jax.mugraph import evaluate
+from mirage_jax.mugraph.check import check_graph
+from mirage_jax.mugraph.footprint import footprint
+from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
+from mirage_jax.mugraph.merge import merge_axes
+from mirage_jax.mugraph.parser import parse
+from mirage_jax.report import Decision
+from mirage_jax.search.devices import device_for
+from mirage_jax.search.driver import Candidate, Search
+from mirage_jax.search.frontier import Space
+from mirage_jax.verify import certificate as certificates
+from mirage_jax.verify import float_gate
+
+log = logging.getLogger("mirage_jax")
+
+POLICY = "certificate 1e-12, float gate 2.1, lower bound of the ratio at least 1.03"
+MARGIN = 1.03  # lower 95% bound of XLA's time over ours, below which XLA stays
+PROMISING = 0.97  # on CPU only candidates that the model puts below this fraction of XLA's estimate are measured
+FINALISTS = 4
+
+
+@dataclass(frozen=True)
+class Winner:
+    """A muGraph that runs in place of a region. Takes and returns arrays in the layout of the region's own graph."""
+
+    graph: KernelGraph
+    schedule: Schedule
+    shapes_in: tuple[tuple[int, ...], ...]  # of the merged graph's inputs and of the region's outputs
+    shapes_out: tuple[tuple[int, ...], ...]
+    family: str
+    directory: Path | None = None
+
+    def portable(self, *arrays: jax.Array) -> list[jax.Array]:
+        """As plain JAX: every backend, and the meaning of the kernels."""
+        return self._shaped(lambda xs: evaluate.run(self.graph, xs, xp=jnp, dtype=None), arrays)
+
+    def _kernels(self, *arrays: jax.Array) -> list[jax.Array]:
+        return self._shaped(lambda xs: launch.run_cuda(self.graph, self.schedule, xs, _run_library(self.graph), directory=self.directory), arrays)
+
+    @property
+    def cuda(self) -> Callable[..., list[jax.Array]] | None:
+        """As Triton kernels; None if every operator is a library operator, which XLA runs best itself."""
+        return self._kernels if self.family == "kernels" else None
+
+    def on(self, platform: str) -> Callable[..., list[jax.Array]]:
+        return self._kernels if platform in ("cuda", "gpu") and self.cuda is not None else self.portable
+
+    def _shaped(self, run: Callable[[list[jax.Array]], list[jax.Array]], arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        inputs = [jnp.reshape(x, shape) for x, shape in zip(arrays, self.shapes_in, strict=True)]
+        return [jnp.reshape(y, shape) for y, shape in zip(run(inputs), self.shapes_out, strict=True)]
+
+
+def _run_library(graph: KernelGraph) -> Callable[..., Any]:
+    """Runs one library operator of a graph with XLA."""
+
+    def run(kernel: Any, tensors: Mapping[str, Any]) -> Any:
+        inputs = tuple(graph.tensors[n] for n in dict.fromkeys(load.tensor for load in kernel.loads))
+        alone = KernelGraph(inputs, (kernel,), (kernel.result.name,), graph.extents)
+        return evaluate.run(alone, [tensors[t.name] for t in inputs], xp=jnp, dtype=None)[0]
+
+    return run
+
+
+def _shape(graph: KernelGraph, axes: Sequence[str]) -> tuple[int, ...]:
+    return tuple(graph.extent(a) for a in axes)
+
+
+@dataclass
+class _Attempt:
+    """One region on one device, on its way to a decision."""
+
+    region: Region
+    platform: str
+    device: Any
+    options: Options
+    tried: Counter[str] = field(default_factory=Counter)
+
+    @cached_property
+    def reference(self) -> KernelGraph:
+        """The region's program over as few axes as possible: what is searched, verified and keyed."""
+        return merge_axes(self.region.graph)
+
+    def winner(self, graph: KernelGraph, schedule: Schedule, family: str, directory: Path | None = None) -> Winner:
+        own = self.region.graph
+        shapes_in = tuple(_shape(self.reference, t.axes) for t in self.reference.inputs)
+        shapes_out = tuple(_shape(own, own.tensors[n].axes) for n in own.outputs)
+        return Winner(graph, schedule, shapes_in, shapes_out, family, directory)
+
+    # ------------------------------------------------------------------ functions of the region's JAX values
+
+    def xla(self, *values: jax.Array) -> list[jax.Array]:
+        return list(self.region.reference(*values))
+
+    def ours(self, winner: Winner) -> Callable[..., list[jax.Array]]:
+        def run(*values: jax.Array) -> list[jax.Array]:
+            return list(self.region.finish(winner.on(self.platform)(*self.region.prepare(values))))
+
+        return run
+
+    def oracle(self, values: Sequence[Any]) -> list[np.ndarray]:
+        """The region in float64, inputs upcast after rounding to their own dtype."""
+        own = self.region.graph
+        arrays = [np.asarray(v).reshape(_shape(own, t.axes)) for v, t in zip(values, own.inputs, strict=True)]
+        tensors = dict(zip(own.outputs, evaluate.run(own, arrays), strict=True))
+
+        def outward(b: Any) -> np.ndarray:  # Region.finish without the cast
+            x = np.transpose(tensors[b.tensor], b.permutation).reshape(b.spread)
+            return np.broadcast_to(x, b.full).reshape(b.shape)
+
+        return [outward(b) for b in self.region.outputs]
+
+    @cached_property
+    def specs(self) -> list[tuple[tuple[int, ...], np.dtype]]:
+        """Shapes and dtypes of the region's inputs."""
+        avals = [self.region.avals[b.value] for b in self.region.inputs]
+        return [(tuple(a.shape), np.dtype(a.dtype)) for a in avals]
+
+    # ------------------------------------------------------------------ stages
+
+    def candidates(self, seconds: float, states: int | None) -> tuple[list[Candidate], str]:
+        """Search; well-formed candidates, best estimate first, and the search's report."""
+        search = Search(self.reference, device_for(self.device.device_kind), SPACE, seconds, states or 2_000_000)
+        found = search.run()
+        self.tried["found"] = len(found)
+        return found, str(search.report)
+
+    def verified(self, found: Sequence[Candidate]) -> Iterator[Candidate]:
+        """Those that are well formed and pass one draw of the fingerprint."""
+        for c in found:
+            try:
+                check_graph(c.graph)
+                same = certificates.fingerprint(self.reference, c.graph)
+            except MirageError as why:
+                self.tried["refused by the checker"] += 1
+                log.info("candidate refused: %s", why)
+                continue
+            if same:
+                yield c
+            else:
+                self.tried["refused by the fingerprint"] += 1
+
+    def inputs(self, seed: int) -> list[jax.Array]:
+        """Random inputs of the region, on its device."""
+        rng = np.random.default_rng(seed)
+
+        def draw(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+            if dtype == bool:
+                return rng.random(shape) < 0.9
+            return rng.standard_normal(shape).astype(dtype) if jnp.issubdtype(dtype, jnp.floating) else np.zeros(shape, dtype)
+
+        return [jax.device_put(draw(*spec), self.device) for spec in self.specs]
+
+    def timings(self, functions: Mapping[str, Callable[..., Any]], rounds: int) -> dict[str, timing.Timing]:
+        """Interleaved times of functions of the region's values; a function that fails is left out and counted."""
+        on_gpu = self.platform in ("cuda", "gpu")
+        size = sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in self.specs)
+        sets = timing.sets_for(size) if on_gpu else 1
+        args = [tuple(self.inputs(i)) for i in range(sets)]
+
+        def prepare(item: tuple[str, Callable[..., Any]]) -> tuple[str, timing.Call] | None:
+            label, f = item
+            try:
+                compiled = (timing.chain(f).lower(args) if on_gpu else jax.jit(f).lower(*args[0])).compile()
+                call = (lambda: jax.block_until_ready(compiled(args))) if on_gpu else (lambda: jax.block_until_ready(compiled(*args[0])))
+                call()
+            except Exception as why:  # a kernel that cannot be compiled or launched is one candidate less
+                self.tried["not compiled"] += 1
+                log.info("%s not compiled: %s: %s", label, type(why).__name__, str(why).partition("\n")[0])
+                return None
+            return label, call
+
+        with ThreadPoolExecutor(8 if on_gpu else 1) as pool:
+            calls = dict(x for x in pool.map(prepare, functions.items()) if x is not None)
+        return timing.time_device(calls, sets, rounds) if on_gpu else timing.time_wall(calls, rounds)
+
+    def gate(self, winner: Winner) -> tuple[bool, str]:
+        """Are the winner's floats as good as XLA's on every input class?"""
+        ours, xla = jax.jit(self.ours(winner)), jax.jit(self.xla)
+        passed = 0
+        for name, values in float_gate.input_classes(self.specs, 0).items():
+            args = [jax.device_put(v, self.device) for v in values]
+            candidate = [np.asarray(y) for y in ours(*args)]
+            if any(not np.array_equal(a, np.asarray(b), equal_nan=True) for a, b in zip(candidate, ours(*args), strict=True)):
+                return False, f"{name}: two runs differ"
+            results = zip(self.oracle(values), xla(*args), candidate, strict=True)
+            for r, x, c in results:
+                verdict = float_gate.float_gate(r, np.asarray(x), c)
+                if not verdict.passed:
+                    return False, f"{name}: {'; '.join(verdict.reasons)}"
+            passed += 1
+        return True, f"passed on {passed} input classes, repeated runs equal bit for bit"
+
+
+SPACE = Space()
+
+
+def variants(c: Candidate, per_kernel: int) -> Iterator[Schedule]:
+    """Schedules to try for a candidate: the model's first choice, then other tile sizes, warps and stages, one kernel at a time."""
+    yield c.schedule
+    seen = {c.schedule}
+    for i, alternatives in enumerate(c.alternatives):
+        for sizes in alternatives[:per_kernel]:
+            for warps, stages in ((4, 2), (4, 3), (8, 3), (4, 4), (8, 2)):
+                kernel = KernelSchedule(sizes.tiles, warps, stages)
+                changed = replace(c.schedule, kernels=(*c.schedule.kernels[:i], kernel, *c.schedule.kernels[i + 1 :]))
+                if changed not in seen:
+                    seen.add(changed)
+                    yield changed
+
+
+class Compiler:
+    """Decides for the regions of one optimized function; hashable by identity, so that it can be a parameter of a primitive."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.cache = Cache(options.cache_dir)
+        self.decisions: dict[tuple[str, str], Decision] = {}
+        self._lock = threading.RLock()
+
+    max_ops = MAX_OPS
+
+    @property
+    def strict(self) -> bool:
+        return self.options.strict
+
+    def compile_region(self, region: Region) -> Winner | None:
+        """What runs instead of the region's equations, or None: XLA."""
+        return self.decide(region, jax.default_backend()).winner
+
+    def decide(self, region: Region, platform: str, on_miss: str | None = None) -> Decision:
+        """The decision for a region, made once per process and program text."""
+        platform = "cuda" if platform == "gpu" else platform
+        memo = (str(region.graph), platform)
+        with self._lock:
+            if memo in self.decisions and on_miss is None:
+                return self.decisions[memo]
+            try:
+                decision = self._decide(region, platform, on_miss or self.options.on_miss or _default_on_miss())
+            except UsageError:
+                raise
+            except Exception as why:
+                if self.strict:
+                    raise
+                text = str(why).partition("\n")[0]
+                log.warning("a region stays with XLA: %s: %s", type(why).__name__, text)
+                decision = Decision(None, f"{type(why).__name__}: {text}", "policy", platform)
+            self.decisions[memo] = decision
+            return decision
+
+    def _decide(self, region: Region, platform: str, on_miss: str) -> Decision:
+        try:
+            device = jax.local_devices(backend=platform)[0]
+        except RuntimeError:
+            return Decision(None, f"there is no {platform} device here to measure on", "policy", platform)
+        attempt = _Attempt(region, platform, device, self.options)
+        key = CacheKey.here(
+            graph=str(attempt.reference),
+            extents=attempt.reference.sizes,
+            backend=self.options.backend,
+            policy=POLICY,
+            device=device,
+        )
+        before = footprint(attempt.reference)
+        base = Decision(None, "", "policy", platform, key=key.digest, before=before)
+        entry, reason = self.cache.lookup(key)
+        if entry is not None:
+            try:
+                return self._from_cache(attempt, key, entry, base)
+            except MirageError as why:
+                log.warning("cache entry %s is not used: %s", key.digest[:12], why)
+                reason = f"the stored entry is not usable: {why}"
+        match on_miss:
+            case "error":
+                raise UsageError(f"on_miss='error': no stored decision for a region of {len(region.equations)} equations ({reason})")
+            case "fallback":
+                return replace(base, why=f"no stored decision ({reason}) and on_miss='fallback'")
+            case _:
+                with ThreadPoolExecutor(1) as pool:  # a thread of its own: JAX operations in a lowering rule are traced, not run
+                    x64 = jax.config.jax_enable_x64
+                    decision = pool.submit(self._search, attempt, key, base, on_miss == "search", x64).result()
+        return decision
+
+    def _search(self, attempt: _Attempt, key: CacheKey, base: Decision, measure: bool, x64: bool) -> Decision:
+        with jax.enable_x64(x64):
+            budget = self.options.budget
+            found, report = attempt.candidates(budget.seconds, budget.states)
+            base = replace(base, search=report, source="search", tried=attempt.tried)
+            if self.options.backend == "jax":
+                found = [c for c in found if c.family == "algebra"]
+            if attempt.platform == "cpu":
+                found = [c for c in found if self._promising(attempt, base, c)]
+            finalists = [c for c, _ in zip(attempt.verified(found), range(FINALISTS), strict=False)]
+            if not finalists:
+                return self._keep(key, replace(base, why="no candidate promises to beat XLA"))
+            if not measure:
+                return self._accept(attempt, key, base, [attempt.winner(c.graph, c.schedule, c.family) for c in finalists], {})
+            return self._measure(attempt, key, base, finalists)
+
+    def _promising(self, attempt: _Attempt, base: Decision, c: Candidate) -> bool:
+        """Does the model expect an algebraic candidate to do clearly less than the program as it stands?"""
+        after = footprint(c.graph)
+        device = device_for(attempt.device.device_kind)
+
+        def estimate(f: Any) -> float:
+            return max(f.flops / device.matrix_flops_f32, f.bytes / device.bandwidth)
+
+        promising = estimate(after) < PROMISING * estimate(base.before)
+        attempt.tried["not cheaper than the program"] += not promising
+        return promising
+
+    def _measure(self, attempt: _Attempt, key: CacheKey, base: Decision, finalists: Sequence[Candidate]) -> Decision:
+        """Screen all variants once, then time the best few against XLA, interleaved."""
+        directory = self.cache.kernel_path(key).parent
+        variations = {
+            f"{i}.{j}": attempt.winner(c.graph, s, c.family, directory)
+            for i, c in enumerate(finalists)
+            for j, s in enumerate(variants(c, VARIANTS[i]))
+        }
+        if len(variations) > 1:
+            screened = attempt.timings({label: attempt.ours(w) for label, w in variations.items()}, rounds=1)
+            best = sorted(screened, key=lambda label: screened[label].seconds)[:3]
+        else:
+            best = list(variations)
+        measured = attempt.timings({"xla": attempt.xla, **{label: attempt.ours(variations[label]) for label in best}}, rounds=10)
+        ratios = {label: timing.ratio(measured["xla"], measured[label]) for label in best if label in measured}
+        order = sorted(ratios, key=lambda label: -ratios[label].value)
+        base = replace(base, timings={"xla": measured["xla"].seconds} | {f"candidate {k}": measured[k].seconds for k in order[:1]})
+        faster = [label for label in order if ratios[label].low >= MARGIN]
+        if not faster:
+            top = f"the best candidate is {ratios[order[0]]}" if order else "no candidate could be compiled"
+            return self._keep(key, replace(base, why=f"XLA is as fast: {top}"))
+        seconds = {label: {"xla": measured["xla"].seconds, "mirage": measured[label].seconds} for label in faster}
+        return self._accept(attempt, key, base, [variations[label] for label in faster], dict(zip(faster, seconds.values(), strict=True)), ratios)
+
+    def _accept(
+        self, attempt: _Attempt, key: CacheKey, base: Decision, winners: Sequence[Winner], seconds: Mapping[str, Any], ratios: Mapping[str, Any] | None = None
+    ) -> Decision:
+        """The first of the winners, fastest first, that gets a certificate and passes the float gate."""
+        labels = list(seconds) or [""] * len(winners)
+        for label, winner in zip(labels, winners, strict=True):
+            try:
+                certificate = certificates.certify(attempt.reference, winner.graph)
+            except MirageError as why:
+                attempt.tried["refused by the certificate"] += 1
+                log.info("no certificate: %s", why)
+                continue
+            passed, gate = attempt.gate(winner)
+            if not passed:
+                attempt.tried["refused by the float gate"] += 1
+                base = replace(base, gate=gate)
+                log.info("float gate: %s", gate)
+                continue
+            why = f"{ratios[label]} over XLA" if ratios else "the model's first choice, not measured (on_miss='heuristic')"
+            after = footprint(winner.graph, winner.schedule.part_counts)
+            decision = replace(
+                base, winner=winner, why=why, after=after, certificate=certificate, gate=gate, timings=seconds.get(label, {})
+            )
+            return self._keep(key, decision) if ratios else decision
+        return self._keep(key, replace(base, why="no candidate passed certificate and float gate"))
+
+    # ------------------------------------------------------------------ the cache
+
+    def _keep(self, key: CacheKey, d: Decision) -> Decision:
+        w = d.winner
+        entry = Entry(
+            decision="xla" if w is None else "win",
+            graph=None if w is None else str(w.graph),
+            schedule=None if w is None else schedule_to_json(w.schedule),
+            certificate=None if d.certificate is None else json.loads(d.certificate.to_json()),
+            timings=dict(d.timings),
+            reasons=(d.why, d.gate, "" if w is None else w.family),
+        )
+        kernels = None if w is None else self.readable(w)
+        path = self.cache.put(key, entry, kernels)
+        return replace(d, kernels=str(path.with_suffix(".py")) if path is not None and kernels else "")
+
+    def readable(self, w: Winner) -> str:
+        """The text of a winner's kernels; for algebra, the muGraph that JAX runs operator by operator."""
+        head = "".join(f"# {line}\n" for line in str(w.graph).splitlines())
+        if w.cuda is None:
+            return head
+        return head + "\n\n".join(s.text for s in launch.sources(w.graph, w.schedule) if s is not None)
+
+    def _from_cache(self, attempt: _Attempt, key: CacheKey, entry: Entry, base: Decision) -> Decision:
+        base = replace(base, source="cache", timings=dict(entry.timings), gate=entry.reasons[1])
+        if entry.decision == "xla":
+            return replace(base, why=entry.reasons[0])
+        graph, schedule = parse(entry.graph or ""), schedule_from_json(entry.schedule)
+        check_graph(graph)
+        certificate = certificates.certify(attempt.reference, graph)  # proof-carrying: what is read is proved again
+        directory = self.cache.kernel_path(key).parent
+        winner = attempt.winner(graph, schedule, entry.reasons[2], directory)
+        after = footprint(graph, schedule.part_counts)
+        kernels = str(self.cache.kernel_path(key))
+        return replace(base, winner=winner, why=entry.reasons[0], after=after, certificate=certificate, kernels=kernels)
+
+
+VARIANTS = (6, 3, 2, 1)  # tile sizes per kernel tried for the first, second, ... finalist
+
+
+def _default_on_miss() -> str:
+    """All processes of one program must lower the same code, so only a single process searches by itself."""
+    return "search" if jax.process_count() == 1 else "fallback"
+
+
+def schedule_to_json(s: Schedule) -> Any:
+    kernels = [{"tiles": [list(t) for t in k.tiles], "num_warps": k.num_warps, "num_stages": k.num_stages} for k in s.kernels]
+    return {"kernels": kernels, "parts": [list(p) for p in s.parts]}
+
+
+def schedule_from_json(value: Any) -> Schedule:
+    """Raises CacheError unless the value has exactly the form that `schedule_to_json` gives."""
+
+    def pairs(x: Any) -> tuple[tuple[str, int], ...]:
+        out = tuple((str(a), int(n)) for a, n in x)
+        if any(not 0 < n <= 1 << 20 for _, n in out):
+            raise ValueError(out)
+        return out
+
+    try:
+        kernels = tuple(KernelSchedule(pairs(k["tiles"]), int(k["num_warps"]), int(k["num_stages"])) for k in value["kernels"])
+        return Schedule(kernels, pairs(value["parts"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CacheError(f"a stored schedule is malformed ({error})") from None
