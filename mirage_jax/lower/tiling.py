@@ -9,7 +9,7 @@ Lanes beyond the extent are *padded*: they are masked in loads and stores, and r
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import permutations
 from math import prod
@@ -124,6 +124,7 @@ class Tiling:
     graph: KernelGraph
     schedule: KernelSchedule
     parts: Mapping[Axis, int]
+    least: int = MIN_DOT  # lanes per axis of a matrix product
 
     @cached_property
     def names(self) -> tuple[Axis, ...]:
@@ -137,7 +138,7 @@ class Tiling:
     def axes(self) -> Mapping[Axis, TileAxis]:
         plain = {a: self._tile_axis(a, 1) for a in self.names}
         wide = {a for op in self.kernel.ops for a in _product_axes(op, self.kernel, plain)}
-        return {a: self._tile_axis(a, MIN_DOT if a in wide else 1) for a in self.names}
+        return {a: self._tile_axis(a, self.least if a in wide else 1) for a in self.names}
 
     def _tile_axis(self, axis: Axis, least: int) -> TileAxis:
         full = extent(axis, self.graph, self.parts)
@@ -224,6 +225,24 @@ class Tiling:
     @property
     def grid(self) -> int:
         return prod(n for _, n in self.programs)
+
+    def pointwise(self, values: Iterable[str], most: int) -> Tiling:
+        """Tiles for a loop that only reads `values` and has no matrix product: no lanes for the sake of products, and
+        steps along the loop axis as long as tiles of `most` lanes allow, since such a loop waits for memory in each step."""
+        loop = self.kernel.loop
+        assert loop is not None
+        axes = [self.kernel.axes_of[v] for v in values]
+        best = self
+        size = self.axes[loop].size
+        while True:
+            tiles = tuple((a, size if a == loop else t) for a, t in self.schedule.tiles)
+            tiling = replace(self, schedule=replace(self.schedule, tiles=tiles), least=1)
+            if max(tiling.lanes(a) for a in axes) > most:
+                return best
+            best = tiling
+            if size >= self.axes[loop].local:
+                return best
+            size *= 2
 
     def check(self) -> None:
         """Refuse what no tile can hold."""

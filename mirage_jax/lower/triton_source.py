@@ -127,12 +127,16 @@ class _Emitter:
     def __init__(self, tiling: Tiling, options: Options) -> None:
         self.tiling, self.options = tiling, options
         self.graph = tiling.kernel
-        self.axes = tiling.axes
         self.w = Writer()
         self.ops = {op.name: op for op in self.graph.ops}
         self.loads = {load.name: load for load in self.graph.loads}
         self.env: ChainMap[Any, Any] = ChainMap()  # what is in scope: ("value", name), ("index", axis), ("mask", axis) ..
         self.arguments: dict[str, str] = {}
+        self.uses: set[tuple[str, str]] = set()  # how the loop that is being emitted uses each load: "dot" or "tile"
+
+    @property
+    def axes(self) -> Mapping[Axis, TileAxis]:
+        return self.tiling.axes
 
     # --- the function ---------------------------------------------------------------------------------------------
 
@@ -235,6 +239,7 @@ class _Emitter:
             return
         lanes = [f"tl.arange(0, {axis.block})"] if axis.block > 1 else []
         self.env["index", axis.axis] = index = self._let_axis(axis, " + ".join(starts + lanes) or "0")
+        self.env["mask", axis.axis] = ""
         if axis.ragged:
             end = self._end(axis, part, starts)
             self.env["mask", axis.axis] = name = self.w.name(f"{identifier(axis.axis)}_mask")
@@ -276,7 +281,7 @@ class _Emitter:
 
     def _mask(self, axes: Iterable[Axis], dims: tuple[Axis, ...]) -> str:
         """Conjunction of the masks of the padded ones of `axes`, or ""."""
-        names = [(a, self.env["mask", a]) for a in dict.fromkeys(axes) if ("mask", a) in self.env]
+        names = [(a, self.env["mask", a]) for a in dict.fromkeys(axes) if self.env.get(("mask", a))]
         return " & ".join(self._expand(name, self.tiling.dims((a,)), dims) for a, name in names)
 
     # --- loads and stores -----------------------------------------------------------------------------------------
@@ -303,7 +308,7 @@ class _Emitter:
     def _raw(self, load: Load, use: str) -> Value:
         """The tile of a load in the tensor's own type, once per kind of use: a load that feeds a matrix product and
         pointwise operators alike would not be pipelined. Different eviction policies keep the two from being merged."""
-        twice = len(self._uses(load.name)) > 1 and self.graph.stages[load.name].body
+        twice = {(load.name, "dot"), (load.name, "tile")} <= self.uses
         key = ("raw", load.name, use if twice else "")
         if key not in self.env:
             tensor = self.tiling.graph.tensors[load.tensor]
@@ -318,11 +323,6 @@ class _Emitter:
             pads = {a: 0.0 for a in load.axes if self.axes[a].ragged}
             self.env[key] = Value(self.w.let("load", text + ")"), dims, pads)
         return self.env[key]
-
-    def _uses(self, load: str) -> set[str]:
-        """Kinds of use of a load in this kernel: "dot" for matrix products, "tile" for anything else."""
-        users = [self.ops[u] for u in self.graph.users[load]]
-        return {"dot" if self.tiling.product(u) else "tile" for u in users}
 
     def _store(self, store: Store) -> None:
         value = self._natural(store.value)
@@ -376,7 +376,7 @@ class _Emitter:
     def _zeroed(self, value: Value, axes: Iterable[Axis], neutral: float = 0.0) -> Value:
         """`value` with `neutral` in the padded lanes along `axes`."""
         axes = tuple(a for a in axes if self.axes[a].ragged and value.pads.get(a) != neutral)
-        axes = tuple(a for a in axes if ("mask", a) in self.env)
+        axes = tuple(a for a in axes if self.env.get(("mask", a)))
         if not axes:
             return value
         key = ("neutral", value.text, axes, neutral)
@@ -658,21 +658,20 @@ class _Emitter:
     def _loop(self, group: _Group) -> None:
         """One pass over the loop axis."""
         assert self.graph.loop is not None
-        axis = self.axes[self.graph.loop]
         body = [op for op in self.graph.ops if op.name in group.body]
         self._hoist(body, group)
+        outer, wide = self.env, self.tiling
+        self.env, self.uses = outer.new_child(), group.uses
+        narrowed = self._narrow(body, group)
         absorbed = {op.args[0]: self._absorbs(op) for op in group.accumulators}
         plans = [(op, absorbed[op.args[0]]) for op in group.accumulators]
         carried = [op for op in body if op.op in ("shift", "max") and self.graph.loop in _reduced(op)]
         running = {op.name: self._start(op, op.op, "-inf") for op in carried}
         sums = {op.name: self._start(self._carrier(op, how), "acc", "0.0") for op, how in plans if op.op != "last"}
-        outer = self.env
-        self.env = outer.new_child({("carried", n): name for n, name in running.items()})
+        self.env |= {("carried", n): name for n, name in running.items()}
+        axis = self.axes[self.graph.loop]
         step = self.w.name(identifier(axis.axis) + "_start")
-        count = f"0, {axis.local}, {axis.size}"
-        pipelined = any(self.tiling.product(op) for op in body)
-        stages = "" if pipelined else f", num_stages={self.tiling.schedule.num_stages}"
-        with self.w.block(f"for {step} in {'range' if pipelined else 'tl.range'}({count}{stages}):"):
+        with self.w.block(f"for {step} in {self._range(axis, body)}:", step):
             self._index(axis, step)
             for op in body:
                 if not absorbed.get(op.name):
@@ -685,15 +684,52 @@ class _Emitter:
             ends = {op.name: self.env["value", op.name] for op in carried}
             for name, variable in running.items():
                 self.w.line(f"{variable} = {ends[name].text}")
-        self.env = outer
         for op, how in plans:
             if op.op == "last":
                 if op.args[0] not in running:
                     raise UnsupportedError(f"{op}: only a running maximum has a last value")
                 end = ends[op.args[0]]
-                self.env["value", op.name] = Value(running[op.args[0]], end.dims, unit=end.unit)
+                value = Value(running[op.args[0]], end.dims, unit=end.unit)
             else:
-                self.env["value", op.name] = self._finished(op, how, sums[op.name])
+                value = self._widened(self._finished(op, how, sums[op.name]), narrowed, outer)
+            outer["value", op.name] = value
+        self.env, self.uses, self.tiling = outer, set(), wide
+
+    def _range(self, axis: TileAxis, body: Sequence[Op]) -> str:
+        """Triton pipelines the loads of matrix products by itself; other loops must ask for it."""
+        count = f"0, {axis.local}, {axis.size}"
+        if axis.count == 1 or any(self.tiling.product(op) for op in body):
+            return f"range({count})"
+        return f"tl.range({count}, num_stages={self.tiling.schedule.num_stages})"
+
+    def _narrow(self, body: Sequence[Op], group: _Group) -> dict[Axis, str]:
+        """Give a loop without matrix products tiles of its own, if another loop has some; the axes whose lanes differ."""
+        tiling, stages = self.tiling, self.graph.stages
+        products = any(self.graph.loop in _reduced(op) for op in self.graph.ops if tiling.product(op))
+        if not products or group.stores or any(tiling.product(op) for op in body):
+            return {}
+        if any(op.op != "acc" for op in group.accumulators):
+            return {}
+        values = {op.name for op in body} | {a for op in body for a in op.args}
+        own = tiling.pointwise(values, DEFERRED_LANES * tiling.schedule.num_warps)
+        changed = [a for a in tiling.names if a != tiling.kernel.loop and own.axes[a].block != tiling.axes[a].block]
+        outside = {a for v in values if not stages[v].body for a in self.graph.axes_of[v]}
+        results = [tiling.dims(op.axes) for op in group.accumulators]
+        if outside & set(changed) or any(len(dims) > 1 and set(dims) & set(changed) for dims in results):
+            return {}
+        self.tiling = own
+        for a in changed:
+            self._index(self.axes[a])
+        return {a: self.env["index", a] for a in changed}
+
+    def _widened(self, value: Value, narrowed: Mapping[Axis, str], outer: ChainMap[Any, Any]) -> Value:
+        """A vector over fewer lanes, spread over the lanes that the rest of the kernel uses."""
+        if not set(value.dims) & set(narrowed):
+            return value
+        (axis,) = value.dims
+        same = f"{outer['index', axis]}[:, None] == {narrowed[axis]}[None, :]"
+        text = f"tl.sum(tl.where({same}, {value.text}[None, :], 0.0), axis=1)"
+        return Value(self.w.let("wide", text), value.dims)
 
     def _hoist(self, body: Sequence[Op], group: _Group) -> None:
         """Emit everything that does not change in the loop before it."""

@@ -33,14 +33,16 @@ class Writer:
         self._lines.append(INDENT * self._depth + text if text else "")
 
     @contextmanager
-    def block(self, head: str) -> Iterator[None]:
-        """``head`` and the lines below it, one level deeper."""
+    def block(self, head: str, own: str = "") -> Iterator[None]:
+        """``head`` and the lines below it, one level deeper; `own` and the names made inside are free again afterwards."""
         self.line(head)
         self._depth += 1
+        taken = self._taken - {own}
         try:
             yield
         finally:
             self._depth -= 1
+            self._taken = taken
 
     def name(self, hint: str) -> str:
         """`hint` itself if it is free, else with the first free number."""
