@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import jax
 
+from mirage_jax.errors import UsageError
 from mirage_jax.jaxpr_frontend import jax_compat, rules
 from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, evaluate, flatten, read
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, Primitive
@@ -119,7 +120,7 @@ def _has_work(jaxpr: Jaxpr) -> bool:
 
 
 def _failed(error: Exception, compiler: Compiler, doing: str) -> None:
-    if compiler.strict:
+    if compiler.strict or isinstance(error, UsageError):
         raise error
     _warn_once(f"{Code.INTERNAL} while {doing}, your own code runs: {type(error).__name__}: {error}")
 

@@ -1,0 +1,79 @@
+"""A compiler that replaces every region by an evaluation of its reference muGraph, and remembers what it saw."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirage_jax.jaxpr_frontend.capture import capture
+from mirage_jax.jaxpr_frontend.regions import MAX_OPS, Analysis, analyse
+from mirage_jax.jaxpr_frontend.translate import Region
+from mirage_jax.mugraph.check import check_graph
+from mirage_jax.mugraph.evaluate import run
+from mirage_jax.mugraph.graph import KernelGraph
+from mirage_jax.mugraph.parser import parse
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The portable lowering of a reference graph."""
+
+    graph: KernelGraph
+    cuda: None = None
+
+    def portable(self, *tensors: Any) -> list[Any]:
+        return run(self.graph, tensors, xp=jnp, dtype=None)
+
+
+@dataclass(frozen=True, eq=False)
+class Replacing:
+    """Replaces all regions. `regions` grows with every region that is lowered."""
+
+    strict: bool = True
+    max_ops: int = MAX_OPS
+    regions: list[Region] = field(default_factory=list)
+
+    def compile_region(self, region: Region) -> Evaluated:
+        self.regions.append(region)
+        check(region.graph)
+        return Evaluated(region.graph)
+
+
+def check(graph: KernelGraph) -> None:
+    check_graph(graph)
+    assert parse(str(graph)) == graph
+
+
+def optimized(fn: Callable[..., Any], compiler: Replacing | None = None, **jit_options: Any) -> Any:
+    return jax.jit(capture(fn, compiler or Replacing()), **jit_options)
+
+
+def analysis(fn: Callable[..., Any], *args: Any, max_ops: int = MAX_OPS) -> Analysis:
+    found = analyse(jax.make_jaxpr(fn)(*args), max_ops)
+    for region in found.regions:
+        check(region.graph)
+    return found
+
+
+def random(*shape: int, dtype: Any = "float32", seed: int = 0, scale: float = 0.3) -> jax.Array:
+    rng = np.random.default_rng((seed, *shape))
+    return jnp.asarray(rng.normal(size=shape) * scale, dtype)
+
+
+def assert_close(have: Any, want: Any, tolerance: float = 1e-4) -> None:
+    def one(a: Any, b: Any) -> None:
+        assert a.dtype == b.dtype
+        assert a.shape == b.shape
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * max(1.0, float(np.abs(b).max(initial=0))))
+
+    jax.tree.map(one, have, want)
+
+
+def oracle(region: Region, operands: Sequence[Any]) -> list[Any]:
+    """Results of the region's graph in float64."""
+    tensors = [np.asarray(x) for x in region.prepare(operands)]
+    return region.finish([jnp.asarray(t) for t in run(region.graph, tensors)])

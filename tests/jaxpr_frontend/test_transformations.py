@@ -1,0 +1,269 @@
+"""Every JAX transformation of a captured function gives what it gives for the function itself, with regions replaced."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import io_callback
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jax.test_util import check_grads
+from jaxpr_frontend.replacing import Replacing, assert_close, optimized, random
+
+X, W1, W2, G = random(8, 16), random(16, 32), random(32, 16), random(16)
+ARGS = (X, W1, W2, G)
+QKV = tuple(random(8, 16, seed=n) for n in range(3))
+LAYERS = (random(4, 16, 32), random(4, 32, 16), random(4, 16))
+
+
+def mlp(x, w1, w2, g):
+    normed = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + 1e-6) * g
+    return jax.nn.silu(normed @ w1) @ w2
+
+
+def attention(q, k, v):
+    s = q @ k.T / jnp.sqrt(q.shape[-1]).astype(q.dtype)
+    s = jnp.where(jnp.tril(jnp.ones(s.shape, bool)), s, -jnp.inf)
+    return jax.nn.softmax(s) @ v
+
+
+def squares(fn):
+    return lambda *args: jnp.sum(fn(*args) ** 2)
+
+
+def layers(fn):
+    return lambda x, *stack: jax.lax.scan(lambda c, p: (c + fn(c, *p), None), x, stack)[0]
+
+
+type Transformation = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+# Each takes the function (captured or not) to what is compared, called with ARGS.
+TRANSFORMATIONS: dict[str, Transformation] = {
+    "plain": lambda f: f,
+    "jit": jax.jit,
+    "grad": lambda f: jax.grad(squares(f), (0, 1, 2, 3)),
+    "grad of one argument": lambda f: jax.grad(squares(f), 1),
+    "jvp": lambda f: lambda *a: jax.jvp(f, a, a),
+    "jacfwd": lambda f: lambda x, *w: jax.jacfwd(f)(x[:2], *w),
+    "jacrev": lambda f: lambda x, *w: jax.jacrev(f)(x[:2], *w),
+    "hessian": lambda f: jax.hessian(squares(f), 3),
+    "linearize": lambda f: lambda *a: jax.linearize(f, *a)[1](*a),
+    "vmap": lambda f: lambda x, *w: jax.vmap(f, (0, None, None, None))(jnp.stack([x, 2 * x]), *w),
+    "vmap of weights": lambda f: lambda x, w, *r: jax.vmap(f, (None, 1, None, None), 2)(x, jnp.stack([w, 2 * w], 1), *r),
+    "vmap of grad": lambda f: lambda x, *w: jax.vmap(jax.grad(squares(f), 1), (0, None, None, None))(x[:, None], *w),
+    "checkpoint": lambda f: jax.grad(squares(jax.checkpoint(f)), (0, 1)),
+    "checkpoint with policy": lambda f: jax.grad(
+        squares(jax.checkpoint(f, policy=jax.checkpoint_policies.dots_saveable)), (0, 1)
+    ),
+    "cond in fori": lambda f: lambda x, *w: jax.lax.fori_loop(
+        0, 3, lambda i, c: jax.lax.cond(i % 2 == 0, lambda c: c + f(c, *w), lambda c: c, c), x
+    ),
+    "scan": lambda f: lambda x, *_: layers(f)(x, *LAYERS),
+    "grad of scan": lambda f: lambda x, *_: jax.grad(lambda *a: layers(f)(*a).sum(), (0, 1))(x, *LAYERS),
+    "grad of scan of checkpoint": lambda f: lambda x, *_: jax.grad(
+        lambda *a: layers(jax.checkpoint(f, prevent_cse=False))(*a).sum(), (0, 1)
+    )(x, *LAYERS),
+    "linear transpose": lambda f: lambda x, *w: jax.linear_transpose(lambda v: f(x, w[0], v, w[2]), w[1])(x),
+    "eval_shape": lambda f: lambda *a: jnp.zeros(jax.eval_shape(f, *a).shape),
+    "nested": lambda f: lambda *a: optimized(lambda *b: f(*b) + 1)(*a),
+    "keyword arguments": lambda f: lambda x, *w: f(x, w1=w[0], w2=w[1], g=w[2]),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+def test_transformation(name: str) -> None:
+    compiler, transform = Replacing(), TRANSFORMATIONS[name]
+    have = jax.jit(transform(optimized(mlp, compiler)))(*ARGS)
+    assert_close(have, transform(mlp)(*ARGS), 1e-3 if name == "hessian" else 1e-4)
+    assert compiler.regions or name in ("eval_shape", "nested", "cond in fori")
+
+
+def test_gradient_of_attention() -> None:
+    have = jax.jit(jax.grad(squares(optimized(attention)), (0, 1, 2)))(*QKV)
+    assert_close(have, jax.grad(squares(attention), (0, 1, 2))(*QKV))
+
+
+@pytest.mark.parametrize("prevent_cse", [True, False])
+def test_inside(prevent_cse: bool) -> None:
+    """Checkpoint, scan, cond and while inside of the captured function; their bodies are regions too."""
+
+    def fn(x, *stack):
+        y = jax.lax.scan(jax.checkpoint(lambda c, p: (c + mlp(c, *p), None), prevent_cse=prevent_cse), x, stack)[0]
+        y = jax.lax.cond(y[0, 0] > 0, lambda y: y @ y.T, lambda y: y @ y.T + 1, y)
+        return jax.lax.fori_loop(0, 2, lambda i, c: c @ c / 100, y)
+
+    compiler = Replacing()
+    assert_close(optimized(fn, compiler)(X, *LAYERS), fn(X, *LAYERS))
+    assert len(compiler.regions) >= 4
+    grad = jax.grad(lambda *a: layers(jax.checkpoint(mlp, prevent_cse=prevent_cse))(*a).sum(), (0, 1))
+    assert_close(optimized(grad)(X, *LAYERS), grad(X, *LAYERS))
+
+
+def test_closed_over_tracers() -> None:
+    def outer(wrap, x, s):
+        return wrap(lambda y: mlp(y * s, W1, W2, G))(x)
+
+    have, want = partial(outer, optimized), partial(outer, lambda f: f)
+    assert_close(jax.jit(have)(X, 2.0), want(X, 2.0))
+    assert_close(jax.grad(lambda s: have(X, s).sum())(2.0), jax.grad(lambda s: want(X, s).sum())(2.0))
+    assert_close(jax.vmap(have, (None, 0))(X, jnp.arange(3.0)), jax.vmap(want, (None, 0))(X, jnp.arange(3.0)))
+
+
+def test_custom_rules_inside() -> None:
+    @jax.custom_vjp
+    def wave(x):
+        return jnp.sin(x)
+
+    wave.defvjp(lambda x: (jnp.sin(x), x), lambda r, g: (g * 2 * jnp.cos(r),))
+
+    def fn(x, w):
+        return jax.nn.relu(wave(x @ w)) @ w.T
+
+    assert_close(jax.jit(jax.grad(squares(optimized(fn))))(X, W1), jax.grad(squares(fn))(X, W1))
+
+
+def test_export() -> None:
+    for platforms in (["cpu"], ["cpu", "cuda"]):
+        exported = jax.export.export(optimized(mlp), platforms=platforms)(*ARGS)
+        assert exported.platforms == tuple(platforms)
+        assert_close(exported.call(*ARGS), mlp(*ARGS))
+
+
+def test_export_to_bytes() -> None:
+    pytest.importorskip("flatbuffers")
+    exported = jax.export.export(optimized(mlp))(*ARGS)
+    again = jax.export.deserialize(exported.serialize(vjp_order=1))
+    assert_close(again.call(*ARGS), mlp(*ARGS))
+    assert_close(jax.grad(squares(again.call))(*ARGS), jax.grad(squares(mlp))(*ARGS))
+
+
+def test_export_with_symbolic_sizes() -> None:
+    (b,) = jax.export.symbolic_shape("b")
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in ARGS[1:]]
+    exported = jax.export.export(optimized(mlp))(jax.ShapeDtypeStruct((b, 16), jnp.float32), *shapes)
+    assert_close(exported.call(*ARGS), mlp(*ARGS))
+
+
+def mesh(kind: AxisType) -> jax.sharding.Mesh:
+    return jax.make_mesh((4,), ("d",), axis_types=(kind,))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_shard_map(check_vma: bool) -> None:
+    compiler = Replacing()
+    specs = dict(mesh=mesh(AxisType.Auto), in_specs=(P("d"), P(), P(), P()), out_specs=P("d"), check_vma=check_vma)
+
+    def mapped(fn):
+        return jax.jit(jax.shard_map(lambda *a: fn(*a), **specs))
+
+    assert_close(mapped(optimized(mlp, compiler))(*ARGS), mlp(*ARGS))
+    assert compiler.regions
+    have = jax.jit(jax.grad(squares(mapped(optimized(mlp))), (0, 1)))(*ARGS)
+    assert_close(have, jax.grad(squares(mlp), (0, 1))(*ARGS))
+    inside = Replacing()
+    assert_close(optimized(mapped(mlp), inside)(*ARGS), mlp(*ARGS))
+    assert inside.regions, "shapes are local inside of shard_map: its body is optimized"
+
+
+def test_collectives() -> None:
+    def inner(x, w):
+        return jax.lax.psum(x @ w, "d")
+
+    def mapped(fn):
+        return jax.jit(jax.shard_map(fn, mesh=mesh(AxisType.Auto), in_specs=(P(None, "d"), P("d")), out_specs=P()))
+
+    assert_close(mapped(optimized(inner))(X, W1), X @ W1)
+    assert_close(jax.grad(squares(mapped(optimized(inner))))(X, W1), jax.grad(squares(jnp.matmul))(X, W1))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_sharded_arguments_are_left_to_xla(kind: AxisType, caplog: pytest.LogCaptureFixture) -> None:
+    compiler, devices = Replacing(), mesh(kind)
+    with jax.set_mesh(devices):
+        rows = jax.device_put(X, NamedSharding(devices, P("d")))
+        others = [jax.device_put(a, NamedSharding(devices, P())) for a in ARGS[1:]]
+        assert_close(optimized(mlp, compiler)(rows, *others), mlp(*ARGS))
+        have = jax.jit(jax.grad(squares(optimized(mlp, compiler)), 1))(rows, *others)
+        assert_close(have, jax.grad(squares(mlp), 1)(*ARGS))
+    assert not compiler.regions
+
+
+def test_effects_keep_their_order(capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[int] = []
+
+    def fn(x, w):
+        io_callback(lambda _: seen.append(1), None, x[0, 0], ordered=True)
+        y = x @ w
+        jax.debug.print("half way {}", y.shape[0])
+        io_callback(lambda _: seen.append(2), None, y[0, 0], ordered=True)
+        return y @ w.T
+
+    compiler = Replacing()
+    assert_close(optimized(fn, compiler)(X, W1), X @ W1 @ W1.T)
+    jax.effects_barrier()
+    assert seen == [1, 2]
+    assert "half way 8" in capsys.readouterr().out
+    assert len(compiler.regions) == 1, "an effect beside the products does not part them"
+
+
+def test_random_numbers_references_and_integers() -> None:
+    def noisy(key, x, w):
+        return jax.random.bernoulli(key, 0.5, x.shape) * x @ w
+
+    key = jax.random.key(0)
+    assert_close(optimized(noisy)(key, X, W1), noisy(key, X, W1))
+
+    def stateful(x, w):
+        ref = jax.new_ref(x)
+        return optimized(lambda r, w: r[...] @ w)(ref, w)
+
+    assert_close(jax.jit(stateful)(X, W1), X @ W1)
+
+    def embed(ids, table):
+        return table[ids] @ table.T
+
+    ids, table = jnp.arange(4), random(8, 16)
+    assert_close(optimized(embed)(ids, table), embed(ids, table))
+    have = jax.grad(lambda t: optimized(embed)(ids, t).sum())(table)
+    assert_close(have, jax.grad(lambda t: embed(ids, t).sum())(table))
+
+
+def test_arguments_of_jit() -> None:
+    def power(x, w, n, mode):
+        for _ in range(n):
+            x = x @ w
+        return x if mode == "plain" else -x
+
+    square = random(16, 16)
+    fn = optimized(power, static_argnums=(2,), static_argnames=("mode",), donate_argnums=(0,))
+    assert_close(fn(X + 0, square, 3, mode="plain"), power(X, square, 3, "plain"))
+    assert_close(fn(X + 0, square, 2, mode="negative"), power(X, square, 2, "negative"))
+
+
+def test_unused_outputs_are_not_computed() -> None:
+    compiler = Replacing()
+    both = optimized(lambda x, w: (x @ w, jnp.exp(x) @ w), compiler)
+    assert_close(jax.jit(lambda x, w: both(x, w)[0])(X, W1), X @ W1)
+    assert [r.primitives for r in compiler.regions] == [("dot_general",)]
+
+
+def test_same_program_text_every_time() -> None:
+    def text():
+        return optimized(mlp).lower(*ARGS).as_text()
+
+    assert text() == text()
+
+
+def test_disable_jit_and_double_precision() -> None:
+    with jax.disable_jit():
+        assert_close(optimized(mlp)(*ARGS), mlp(*ARGS))
+    with jax.enable_x64(True):
+        args = [a.astype(jnp.float64) for a in ARGS]
+        assert_close(optimized(mlp)(*args), mlp(*args), 1e-12)
+
+
+def test_second_order_gradients() -> None:
+    check_grads(optimized(mlp), ARGS, order=2, modes=("fwd", "rev"), atol=0.1, rtol=0.1)
