@@ -1,0 +1,223 @@
+"""The floating-point gate: a candidate must be as accurate as XLA's own code, measured against float64, on many classes of inputs.
+
+Functions of arrays only: the caller runs the three programs. Per output, ALL of (e_x = XLA - r, e_c = candidate - r; r in float64):
+
+1. equal shapes and dtypes; NaN where XLA has NaN, the same infinities; but finite where only XLA is not, and should be, is allowed;
+2. max |e_c| <= 2 max |e_x| + 2 max |(r + 0.3 - 0.3) - r|, the latter in the type of the output (FlashAttention's rule);
+3. rms(e_c) <= 1.5 rms(e_x) + 0.5 eps rms(r);
+4. the worst row, max |e_c| / max |r| over its elements, is at most twice XLA's worst row + 4 eps: one wrong tile cannot hide;
+5. bias: |mean e_c| <= 2 |mean e_x| + 3 rms(e_c) / sqrt(N) + 0.5 eps rms(r) (the last term for inputs whose errors are all the same one);
+6. |e_c| <= `ceiling`, if given: an a-priori bound, so that a bad XLA does not license a bad candidate;
+7. if `exact` is set and XLA is exact, the candidate is exact: integers find wrong indices and masks that tolerances hide.
+
+Integer and boolean outputs must equal XLA's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from mirage_jax.mugraph.arrays import is_float
+
+type Spec = tuple[tuple[int, ...], Any]  # shape, dtype
+type Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """`ratios`: measured over allowed, per rule; at most 1 where passed."""
+
+    passed: bool
+    reasons: tuple[str, ...] = ()
+    ratios: tuple[tuple[str, float], ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+
+def float_gate(
+    reference64: Array, xla: Array, candidate: Array, *, exact: bool = False, kinds: bool = True, ceiling: Array | None = None
+) -> GateResult:
+    """Is one output of the candidate as good as XLA's? `kinds` False: any non-finite value may stand for another (re-association of infinities)."""
+    if xla.shape != candidate.shape or xla.dtype != candidate.dtype or reference64.shape != xla.shape:
+        return GateResult(False, (f"{candidate.dtype}{candidate.shape} instead of {xla.dtype}{xla.shape}",))
+    if not is_float(xla.dtype):
+        same = np.array_equal(xla, candidate)
+        return GateResult(same, () if same else (f"{int((xla != candidate).sum())} elements differ from XLA's",))
+    if xla.size == 0:
+        return GateResult(True)
+    r, x, c = (np.asarray(a, np.float64) for a in (reference64, xla, candidate))
+    if strange := _strange(r, x, c, kinds):
+        return GateResult(False, (strange,))
+    good = np.isfinite(r) & np.isfinite(x) & np.isfinite(c)
+    if not good.any():
+        return GateResult(True)
+    r, ex, ec = (np.where(good, a, 0.0) for a in (r, x - r, c - r)) if not good.all() else (r, x - r, c - r)
+    limits = _limits(r, ex, ec, int(good.sum()), xla.dtype)
+    if ceiling is not None:
+        limits["ceiling"] = (float(np.max(np.abs(ec) / np.maximum(ceiling, 1e-300))), 1.0)
+    if exact and not ex.any():
+        limits["exact"] = (float(np.abs(ec).max()), 0.0)
+    reasons = tuple(f"{name}: {have:.3g}, allowed {most:.3g}" for name, (have, most) in limits.items() if not have <= most)
+    ratios = tuple((name, have / most if most else (0.0 if not have else np.inf)) for name, (have, most) in limits.items())
+    return GateResult(not reasons, reasons, ratios)
+
+
+def _strange(r: Array, x: Array, c: Array, kinds: bool) -> str:
+    """What is wrong with the non-finite values, if anything."""
+    repaired = ~np.isfinite(x) & np.isfinite(r) & np.isfinite(c)
+    if kinds:
+        differ = (np.isnan(x) != np.isnan(c)) | (np.isinf(x) != np.isinf(c)) | (np.isinf(x) & (x != c))
+    else:
+        differ = np.isfinite(x) != np.isfinite(c)
+    wrong = differ & ~repaired
+    if not wrong.any():
+        return ""
+    at = tuple(int(i) for i in np.argwhere(wrong)[0])
+    return f"{int(wrong.sum())} non-finite values differ from XLA's, as {c[at]} instead of {x[at]} at {at}"
+
+
+def _limits(r: Array, ex: Array, ec: Array, n: int, dtype: Any) -> dict[str, tuple[float, float]]:
+    """Rules 2 to 5: measured and allowed."""
+    eps = float(ml_dtypes.finfo(dtype).eps)
+    own = np.asarray(r).astype(dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        moved = np.abs(((own + own.dtype.type(0.3)) - own.dtype.type(0.3)).astype(np.float64) - own.astype(np.float64))
+    floor = float(np.max(np.where(np.isfinite(moved), moved, 0.0)))
+    size = _rms(r, n)
+    return {
+        "max error": (float(np.abs(ec).max()), 2 * float(np.abs(ex).max()) + 2 * floor),
+        "rms error": (_rms(ec, n), 1.5 * _rms(ex, n) + 0.5 * eps * size),
+        "worst row": (_worst_row(r, ec), 2 * _worst_row(r, ex) + 4 * eps),
+        "bias": (abs(ec.sum()) / n, 2 * abs(ex.sum()) / n + 3 * _rms(ec, n) / n**0.5 + 0.5 * eps * size),
+    }
+
+
+def _rms(x: Array, n: int) -> float:
+    top = float(np.abs(x).max())  # scaled, or the square of large values overflows
+    return top * float(np.sqrt(np.sum((x / top) ** 2) / n)) if top else 0.0
+
+
+def _worst_row(r: Array, e: Array) -> float:
+    rows, errors = (np.abs(a).reshape(-1, a.shape[-1] if a.ndim else 1).max(-1) for a in (r, e))
+    return float(np.max(np.where(rows > 0, errors / np.where(rows > 0, rows, 1.0), 0.0)))
+
+
+# --- inputs
+
+
+class InputClasses(Mapping[str, list[Array]]):
+    """Classes of inputs by name; made when asked for, since a set of weights is large."""
+
+    def __init__(self, specs: Sequence[Spec], seed: int):
+        self.specs, self.seed = [(tuple(s), np.dtype(d)) for s, d in specs], seed
+
+    def __getitem__(self, name: str) -> list[Array]:
+        rng = np.random.default_rng([self.seed, *name.encode()])
+        out = [_draw(CLASSES[name], rng, shape, dtype, i) for i, (shape, dtype) in enumerate(self.specs)]
+        if name in SPOILED:
+            _spoil(out, rng, SPOILED[name])
+        return out
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(CLASSES)
+
+    def __len__(self) -> int:
+        return len(CLASSES)
+
+
+def input_classes(specs: Sequence[Spec], seed: int) -> InputClasses:
+    """The input classes of the gate for arrays of the given shapes and dtypes."""
+    return InputClasses(specs, seed)
+
+
+type Maker = Callable[[np.random.Generator, tuple[int, ...], int], Array]
+
+
+def _draw(make: Maker, rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, position: int) -> Array:
+    if dtype == bool:
+        return rng.random(shape) < 0.9
+    if not is_float(dtype):
+        return rng.integers(0, 4, shape).astype(dtype)
+    most = float(ml_dtypes.finfo(dtype).max)
+    return np.clip(make(rng, shape, position), -most, most).astype(dtype)
+
+
+def _normal(rng: np.random.Generator, shape: tuple[int, ...], position: int) -> Array:
+    return rng.standard_normal(shape)
+
+
+def _scaled(scale: float) -> Maker:
+    return lambda rng, shape, position: scale * rng.standard_normal(shape)
+
+
+def _zero_rows(rng: np.random.Generator, shape: tuple[int, ...], position: int) -> Array:
+    return rng.standard_normal(shape) * (rng.random((*shape[:-1], 1)[: len(shape)]) < 0.5)
+
+
+def _one_hot(rng: np.random.Generator, shape: tuple[int, ...], position: int) -> Array:
+    if not shape or shape[-1] == 0:
+        return np.ones(shape)
+    return (np.arange(shape[-1]) == rng.integers(0, shape[-1], (*shape[:-1], 1))).astype(np.float64)
+
+
+def _constant_rows(rng: np.random.Generator, shape: tuple[int, ...], position: int) -> Array:
+    return np.broadcast_to(rng.standard_normal((*shape[:-1], 1)[: len(shape)]), shape)
+
+
+def _cancelling(rng: np.random.Generator, shape: tuple[int, ...], position: int) -> Array:
+    """Pairs a, -a and a little noise, along the last dimension."""
+    x = rng.standard_normal(shape)
+    if shape and shape[-1] > 1:
+        half = shape[-1] // 2
+        x[..., half : 2 * half] = -x[..., :half]
+    return x + 1e-3 * rng.standard_normal(shape)
+
+
+def _far(*dims: int) -> Maker:
+    """Ordinary values, but one index of a dimension is +-45: products of two such are near +-2000 with ordinary spread."""
+
+    def make(rng: np.random.Generator, shape: tuple[int, ...], position: int) -> Array:
+        x = rng.standard_normal(shape)
+        dim = dims[min(position, len(dims) - 1)]
+        if len(shape) >= 2 and shape[dim] > 0:
+            sign = rng.choice([-1.0, 1.0], shape) if position == 0 else 1.0
+            np.copyto(x, 45.0 * sign, where=np.moveaxis(np.arange(shape[dim]) == np.zeros((1,) * len(shape), int), -1, dim))
+        return x
+
+    return make
+
+
+CLASSES: dict[str, Maker] = {
+    "normal": _normal,
+    "small": _scaled(1e-3),
+    "large": _scaled(1e3),
+    "uniform": lambda rng, shape, position: rng.random(shape),
+    "heavy tail": lambda rng, shape, position: rng.standard_t(2, shape),
+    "zeros": lambda rng, shape, position: np.zeros(shape),
+    "zero rows": _zero_rows,
+    "one hot": _one_hot,
+    "constant rows": _constant_rows,
+    "cancelling": _cancelling,
+    "integers": lambda rng, shape, position: rng.integers(-3, 4, shape).astype(np.float64),
+    "large logits": _far(-1, -2),
+    "large logits, transposed": _far(-1),
+    "denormal": _scaled(1e-39),
+    "near overflow": lambda rng, shape, position: rng.choice([-1.0, 1.0], shape) * (6e4 if position == 0 else 1.0),
+    "nan": _normal,
+    "inf": _normal,
+    "-inf": _normal,
+}
+SPOILED = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}  # classes in which one element of one input has this value
+
+
+def _spoil(arrays: list[Array], rng: np.random.Generator, value: float) -> None:
+    eligible = [x for x in arrays if is_float(x.dtype) and x.size]
+    if eligible:
+        x = eligible[rng.integers(len(eligible))]
+        x.reshape(-1)[rng.integers(x.size)] = value
