@@ -225,21 +225,30 @@ class _Attempt:
         return True, f"passed on {passed} input classes, repeated runs equal bit for bit"
 
 
-SPACE = Space()
+SPACE = Space(max_ops=14)
 
 
-def variants(c: Candidate, per_kernel: int) -> Iterator[Schedule]:
-    """Schedules to try for a candidate: the model's first choice, then other tile sizes, warps and stages, one kernel at a time."""
-    yield c.schedule
-    seen = {c.schedule}
-    for i, alternatives in enumerate(c.alternatives):
-        for sizes in alternatives[:per_kernel]:
-            for warps, stages in ((4, 2), (4, 3), (8, 3), (4, 4), (8, 2)):
-                kernel = KernelSchedule(sizes.tiles, warps, stages)
-                changed = replace(c.schedule, kernels=(*c.schedule.kernels[:i], kernel, *c.schedule.kernels[i + 1 :]))
-                if changed not in seen:
-                    seen.add(changed)
-                    yield changed
+def tile_variants(c: Candidate, n: int) -> Iterator[Schedule]:
+    """The model's first choice, then other tile sizes, one kernel at a time."""
+    seen: set[Schedule] = set()
+    for i, alternatives in enumerate(c.alternatives or ((),)):
+        for sizes in (*c.schedule.kernels[i : i + 1], *alternatives[:n]):
+            changed = replace(c.schedule, kernels=(*c.schedule.kernels[:i], sizes, *c.schedule.kernels[i + 1 :]))
+            if changed not in seen:
+                seen.add(changed)
+                yield changed
+    if not seen:
+        yield c.schedule
+
+
+def launch_variants(w: Winner) -> Iterator[Schedule]:
+    """Other numbers of warps and pipeline stages, one kernel at a time."""
+    for i, (kernel, sizes) in enumerate(zip(w.graph.kernels, w.schedule.kernels, strict=False)):
+        for warps in (2, 4, 8):
+            for stages in (2, 3, 4, 5) if kernel.loop else (1,):
+                if (warps, stages) != (sizes.num_warps, sizes.num_stages):
+                    changed = replace(sizes, num_warps=warps, num_stages=stages)
+                    yield replace(w.schedule, kernels=(*w.schedule.kernels[:i], changed, *w.schedule.kernels[i + 1 :]))
 
 
 class Compiler:
@@ -345,16 +354,12 @@ class Compiler:
     def _measure(self, attempt: _Attempt, key: CacheKey, base: Decision, finalists: Sequence[Candidate]) -> Decision:
         """Screen all variants once, then time the best few against XLA, interleaved."""
         directory = self.cache.kernel_path(key).parent
-        variations = {
-            f"{i}.{j}": attempt.winner(c.graph, s, c.family, directory)
-            for i, c in enumerate(finalists)
-            for j, s in enumerate(variants(c, VARIANTS[i]))
-        }
-        if len(variations) > 1:
-            screened = attempt.timings({label: attempt.ours(w) for label, w in variations.items()}, rounds=1)
-            best = sorted(screened, key=lambda label: screened[label].seconds)[:3]
-        else:
-            best = list(variations)
+        tiles = [(c, s) for i, c in enumerate(finalists) for s in tile_variants(c, TILES[i])]
+        best = self._screen(attempt, [attempt.winner(c.graph, s, c.family, directory) for c, s in tiles], 3)
+        launches = [replace(w, schedule=s) for w in best for s in launch_variants(w)]
+        best = self._screen(attempt, [*best, *launches], 3)
+        variations = {str(i): w for i, w in enumerate(best)}
+        best = list(variations)
         measured = attempt.timings({"xla": attempt.xla, **{label: attempt.ours(variations[label]) for label in best}}, rounds=10)
         ratios = {label: timing.ratio(measured["xla"], measured[label]) for label in best if label in measured}
         order = sorted(ratios, key=lambda label: -ratios[label].value)
@@ -365,6 +370,14 @@ class Compiler:
             return self._keep(key, replace(base, why=f"XLA is as fast: {top}"))
         seconds = {label: {"xla": measured["xla"].seconds, "mirage": measured[label].seconds} for label in faster}
         return self._accept(attempt, key, base, [variations[label] for label in faster], dict(zip(faster, seconds.values(), strict=True)), ratios)
+
+    def _screen(self, attempt: _Attempt, winners: Sequence[Winner], keep: int) -> list[Winner]:
+        """The fastest few of many, timed once."""
+        if len(winners) <= keep:
+            return list(winners)
+        timed = attempt.timings({str(i): attempt.ours(w) for i, w in enumerate(winners)}, rounds=1)
+        attempt.tried["timed"] += len(timed)
+        return [winners[int(i)] for i in sorted(timed, key=lambda i: timed[i].seconds)[:keep]]
 
     def _accept(
         self, attempt: _Attempt, key: CacheKey, base: Decision, winners: Sequence[Winner], seconds: Mapping[str, Any], ratios: Mapping[str, Any] | None = None
@@ -429,7 +442,7 @@ class Compiler:
         return replace(base, winner=winner, why=entry.reasons[0], after=after, certificate=certificate, kernels=kernels)
 
 
-VARIANTS = (6, 3, 2, 1)  # tile sizes per kernel tried for the first, second, ... finalist
+TILES = (10, 6, 4, 4)  # tile sizes per kernel tried for the first, second, ... finalist
 
 
 def _default_on_miss() -> str:

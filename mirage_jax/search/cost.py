@@ -88,7 +88,7 @@ class Model:
         traffic = sum(self.bytes(p) for p in (*outs, *leaves))
         return max(self.device.shortest, traffic / self.device.bandwidth) + self.device.launch
 
-    def _work(self, p: Poly, s: Step, size: Mapping[Axis, int]) -> tuple[float, float]:
+    def work(self, p: Poly, s: Step, size: Mapping[Axis, int]) -> tuple[float, float]:
         """(matrix seconds, vector seconds) of one application at given axis sizes, on the whole device."""
         e = self.frontiers.axioms.e
         n = math.prod(size[origin(a)] for a in {*e.axes(p), *s.reduced})
@@ -109,7 +109,7 @@ class Model:
         """Seconds of one operator over whole tensors, assuming that XLA fuses pointwise chains."""
         e = self.frontiers.axioms.e
         size = {origin(a): self.extent(a) for a in {*e.axes(p), *s.reduced}}
-        matrix, vector = self._work(p, s, size)
+        matrix, vector = self.work(p, s, size)
         traffic = 0.0
         if not operator(s.op).pointwise:
             traffic = sum(self.bytes(o) for o in {*s.args}) + self.bytes(p)
@@ -135,7 +135,7 @@ class Model:
             typical = {a: 1 if a in must or a in f.batch else min(64, self.extent(a)) for a in grid}
             if loop:
                 typical[loop] = min(64, self.extent(loop))
-            dag = f.cheapest(outs, leaves, loop, lambda p, s, t=typical, k=loop: sum(self._work(p, s, self._inside(t, k))) + 1e-15)
+            dag = f.cheapest(outs, leaves, loop, lambda p, s, t=typical, k=loop: sum(self.work(p, s, self._inside(t, k))) + 1e-15)
             if dag is None:
                 continue
             for tiles in self._tilings(grid, must, loop):
@@ -200,7 +200,7 @@ class Model:
         matrix = vector = 0.0
         for p, s in dag:
             repeat = steps if loop and any(origin(a) == loop + LOOP for a in (*e.axes(p), *s.reduced)) else 1
-            m, v = self._work(p, s, size)
+            m, v = self.work(p, s, size)
             matrix, vector = matrix + m * repeat, vector + v * repeat
         waves = math.ceil(blocks / d.blocks)
         full = blocks / (waves * d.blocks)

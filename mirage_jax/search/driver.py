@@ -22,7 +22,7 @@ from fractions import Fraction
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.mugraph.graph import Axis, KernelGraph, KernelSchedule, Schedule, origin
 from mirage_jax.mugraph.operators import operator
-from mirage_jax.search.axioms import PART, Axioms
+from mirage_jax.search.axioms import PART, Axioms, Step
 from mirage_jax.search.cost import Model, Priced
 from mirage_jax.search.devices import Device
 from mirage_jax.search.extract import Extractor, Root, block_plan, common, library_plan
@@ -186,6 +186,7 @@ class Search:
         known = express(r, self.e)
         self.axioms = Axioms(self.e)
         outs = [r.tensors[name] for name in dict.fromkeys(r.outputs)]
+        self.native = {self.e.affine_parts(p)[0] for p in known.values()}
         parts = [self.e.affine_parts(known[t.name]) for t in outs]
         self.roots = tuple(Root(t, q, c, o) for t, (q, c, o) in zip(outs, parts, strict=True))
         for root in self.roots:
@@ -220,13 +221,23 @@ class Search:
     # ------------------------------------------------------------------ algebra
 
     def _algebra(self) -> Iterator[Candidate]:
-        """The cheapest DAG of library operators, under the device's weights and under pure operation counts."""
+        """The cheapest DAGs of library operators: by the device's weights, by operation counts, and near to the program.
+
+        The last prefers values that the program itself computes, at some cost: where the very cheapest order of evaluation loses
+        too much accuracy, one with fewer new intermediates is often nearly as fast.
+        """
         f = self._frontiers(self.roots, replace(self.space, max_rank=99), frozenset())
         model = self._model(f)
         outs = frozenset(r.value for r in self.roots)
         sizes = {a: self.reference.extent(a) for a in self.reference.sizes}
-        weights = (model.library, lambda p, s: sum(model._work(p, s, sizes)) + 1e-12)
-        for weight in weights:
+
+        def work(p: Poly, s: Step) -> float:
+            return sum(model.work(p, s, sizes)) + 1e-12
+
+        def near(p: Poly, s: Step) -> float:
+            return model.library(p, s) * (0.2 if p in self.native else 1.0)
+
+        for weight in (model.library, work, near):
             dag = f.cheapest(outs, EMPTY, None, weight)
             if dag is None:
                 continue

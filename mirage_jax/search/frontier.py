@@ -239,6 +239,7 @@ class Frontiers:
             if frontier in table:
                 return table[frontier]
             self.tick()
+            self.stats["states"] += 1
             (_, top, loops_left), rest = frontier[0], frontier[1:]
             best: dict[Leaves, tuple[float, Dag]] = {}
             if self.legal(top):
@@ -246,6 +247,7 @@ class Frontiers:
                     is_acc = s.op == "acc"
                     if (is_acc and loops_left == 0) or not self.readable(s, parts):
                         continue
+                    self.stats["steps"] += 1
                     used = frozenset(o for o in s.args if o in leaf and o not in must)
                     made = Step(s.op, tuple(o for o in s.args if o not in used), s.attrs, s.times)
                     cost = weight(top, s)
