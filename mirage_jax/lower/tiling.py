@@ -29,6 +29,7 @@ from mirage_jax.mugraph.graph import (
 )
 
 MIN_DOT = 16  # tl.dot wants every dimension at least this large
+SINGLE: Axis = "*"  # the one row (or column) of a vector in a matrix product; not a name that an axis can have
 MAX_RANK = 3
 MAX_LANES = 1 << 20  # Triton's own limit on elements of a tile
 MAX_PERMUTED = 6  # axes up to which every order of tile dimensions is tried
@@ -108,12 +109,19 @@ class TileAxis:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A `dot` that is a matrix product: ``[row, inner] x [inner, column]``; `swapped`: its second argument has the row."""
+    """A `dot` that is a matrix product: ``[row, inner] x [inner, column]``; `swapped`: its second argument has the row.
+
+    A vector is a matrix whose only row (or column) is the axis `SINGLE`.
+    """
 
     row: Axis
     inner: tuple[Axis, ...]
     column: Axis
     swapped: bool = False
+
+    @property
+    def dims(self) -> tuple[Axis, ...]:
+        return (self.row, self.column)
 
 
 @dataclass(frozen=True)
@@ -137,8 +145,9 @@ class Tiling:
     @cached_property
     def axes(self) -> Mapping[Axis, TileAxis]:
         plain = {a: self._tile_axis(a, 1) for a in self.names}
-        wide = {a for op in self.kernel.ops for a in _product_axes(op, self.kernel, plain)}
-        return {a: self._tile_axis(a, self.least if a in wide else 1) for a in self.names}
+        wide = {a for op in self.kernel.ops for a in self._product_axes(op, plain)}
+        out = {a: self._tile_axis(a, self.least if a in wide else 1) for a in self.names}
+        return out | {SINGLE: TileAxis(SINGLE, 1, 1, 1, MIN_DOT, None)} if SINGLE in wide else out
 
     def _tile_axis(self, axis: Axis, least: int) -> TileAxis:
         full = extent(axis, self.graph, self.parts)
@@ -168,7 +177,7 @@ class Tiling:
 
     def product(self, op: Op) -> Product | None:
         """The matrix product that `op` is, oriented by the kernel's order, or None."""
-        found = _product_axes(op, self.kernel, self.axes)
+        found = self._product_axes(op, self.axes)
         if not found:
             return None
         row, column, *inner = found
@@ -180,7 +189,7 @@ class Tiling:
     @cached_property
     def order(self) -> tuple[Axis, ...]:
         """Order of tile dimensions, the same for every value: the one that needs the fewest transposes of dot operands."""
-        wide = tuple(a for a in self.names if self.axes[a].block > 1)
+        wide = tuple(a for a, axis in self.axes.items() if axis.block > 1)
         if len(wide) > MAX_PERMUTED:
             return wide
         return min(permutations(wide), key=self._transposes)
@@ -190,7 +199,7 @@ class Tiling:
         loads = {load.name: load.axes for load in self.kernel.loads}
         cost = 0.0
         for op in self.kernel.ops:
-            found = _product_axes(op, self.kernel, self.axes)
+            found = self._product_axes(op, self.axes)
             if not found:
                 continue
             row, column, *inner = found
@@ -203,6 +212,26 @@ class Tiling:
             own = [place[a] for a in axes if a in place]
             cost += 0.01 * sum(x > y for n, x in enumerate(own) for y in own[n + 1 :])
         return cost
+
+    def _product_axes(self, op: Op, axes: Mapping[Axis, TileAxis]) -> tuple[Axis, ...]:
+        """``(row, column, *inner)`` of a dot that is a matrix product of two tiles, else ()."""
+        if op.op != "dot":
+            return ()
+        a, b = ({x for x in self.kernel.axes_of[arg] if axes[x].block > 1} for arg in op.args)
+        reduced = set(op.attributes["axes"]) & (a | b)  # type: ignore[arg-type]
+        row, column = a - reduced, b - reduced
+        if not reduced or reduced - a or reduced - b or row & column:
+            return ()
+        if (len(row), len(column)) == (0, 1) and self._is_half(op.args[1]):
+            row = {SINGLE}
+        if (len(row), len(column)) == (1, 0) and self._is_half(op.args[0]):
+            column = {SINGLE}
+        return (*row, *column, *sorted(reduced)) if len(row) == len(column) == 1 else ()
+
+    def _is_half(self, value: str) -> bool:
+        """Is a value the tile of a 16-bit tensor? Tensor cores are worth it for these, even for one row in sixteen."""
+        tensors = [self.graph.tensors[load.tensor] for load in self.kernel.loads if load.name == value]
+        return any(BYTES[t.dtype] == 2 for t in tensors)
 
     @cached_property
     def programs(self) -> tuple[tuple[Axis, int], ...]:
@@ -256,15 +285,3 @@ class Tiling:
             gone = set(op.attributes.get("axes", ())) & set(self.kernel.grid)  # type: ignore[arg-type]
             if any(self._blocks(a) > 1 for a in gone):
                 raise LoweringError(f"{op} reduces {sorted(gone)}, which is divided over blocks; reduce it in a later kernel")
-
-
-def _product_axes(op: Op, kernel: BlockGraph, axes: Mapping[Axis, TileAxis]) -> tuple[Axis, ...]:
-    """``(row, column, *inner)`` of a dot that is a matrix product of two tiles, else ()."""
-    if op.op != "dot":
-        return ()
-    a, b = ({x for x in kernel.axes_of[arg] if axes[x].block > 1} for arg in op.args)
-    reduced = set(op.attributes["axes"]) & (a | b)  # type: ignore[arg-type]
-    row, column = a - reduced, b - reduced
-    if not reduced or reduced - a or reduced - b or len(row) != 1 or len(column) != 1 or row & column:
-        return ()
-    return (*row, *column, *sorted(reduced))

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from mirage_jax.errors import LoweringError, UnsupportedError
-from mirage_jax.lower.tiling import GROUP, Product, TileAxis, Tiling, extent, stored_axes, stored_shape
+from mirage_jax.lower.tiling import GROUP, SINGLE, Product, TileAxis, Tiling, extent, stored_axes, stored_shape
 from mirage_jax.lower.writer import Writer, identifier
 from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, Load, Op, Store, Tensor
 from mirage_jax.mugraph.operators import ACCUMULATORS, FUNCTIONS, operator
@@ -242,11 +242,11 @@ class _Emitter:
         self.env["mask", axis.axis] = ""
         if axis.ragged:
             end = self._end(axis, part, starts)
-            self.env["mask", axis.axis] = name = self.w.name(f"{identifier(axis.axis)}_mask")
+            self.env["mask", axis.axis] = name = self.w.name(f"{index}_mask")
             self.w.line(f"{name} = {index} < {end}")
 
     def _let_axis(self, axis: TileAxis, text: str) -> str:
-        name = self.w.name(identifier(axis.axis))
+        name = self.w.name("single" if axis.axis == SINGLE else identifier(axis.axis))
         self.w.line(f"{name} = {text}")
         return name
 
@@ -296,6 +296,8 @@ class _Emitter:
         shape = [extent(a, graph, parts) for a in stored]
         wide = prod(shape) >= LARGE
         scalars, vectors = [], []
+        if SINGLE in dims:  # all lanes but one are masked: their addresses do not matter, as long as they look aligned
+            vectors.append(f"{self._expand(self.env['index', SINGLE], (SINGLE,), dims)} * 64")
         for n, a in enumerate(stored):
             index, stride = self.env["index", sizes[a]], prod(shape[n + 1 :])
             if index == "0" or shape[n] == 1:
@@ -305,18 +307,19 @@ class _Emitter:
             (vectors if own else scalars).append(text if stride == 1 else f"{text} * {stride}")
         return " + ".join([self.arguments[tensor.name], *scalars, *vectors])
 
-    def _raw(self, load: Load, use: str) -> Value:
+    def _raw(self, load: Load, use: str, single: bool = False) -> Value:
         """The tile of a load in the tensor's own type, once per kind of use: a load that feeds a matrix product and
         pointwise operators alike would not be pipelined. Different eviction policies keep the two from being merged."""
         twice = {(load.name, "dot"), (load.name, "tile")} <= self.uses
-        key = ("raw", load.name, use if twice else "")
+        key = ("raw", load.name, use if twice else "", single)
         if key not in self.env:
             tensor = self.tiling.graph.tensors[load.tensor]
             if tensor.dtype not in TRITON_TYPES:
                 raise UnsupportedError(f"tensor {tensor} has type {tensor.dtype}; kernels take {', '.join(TRITON_TYPES)}")
-            dims = self.tiling.dims(load.axes)
+            axes = (*load.axes, SINGLE) if single else load.axes
+            dims = self.tiling.dims(axes)
             text = f"tl.load({self._pointer(tensor, load.axes, dims)}"
-            if mask := self._mask(load.axes, dims):
+            if mask := self._mask(axes, dims):
                 text += f", mask={mask}, other={'0' if tensor.dtype in ('i32', 'bool') else '0.0'}"
             if twice:
                 text += ', eviction_policy="evict_last"' if use == "dot" else ""
@@ -545,7 +548,8 @@ class _Emitter:
     def _dot(self, op: Op) -> Value:
         product = self.tiling.product(op)
         if product:
-            return Value(self.w.let("dot", f"tl.dot({self._operands(op, product)})"), self.tiling.dims(op.axes))
+            text = f"tl.dot({self._operands(op, product)}{self._precision(op)})"
+            return self._single_row(Value(self.w.let("dot", text), product.dims))
         x = self._products(op)
         return Value(self.w.let("dot", _reduction("tl.sum", x, _reduced(op))), self.tiling.dims(op.axes), self._kept(op, x))
 
@@ -559,16 +563,23 @@ class _Emitter:
         mul = Op(op.name, "mul", op.args, union)
         return self._zeroed(self._made(mul, " * ".join(self._at(v, dims) for v in args), args), _reduced(op))
 
+    def _single_row(self, value: Value) -> Value:
+        """The product of a vector, without the rows (or columns) of zeros that made it a matrix."""
+        if SINGLE not in value.dims:
+            return value
+        text = f"tl.sum({value.text}, axis={value.dims.index(SINGLE)})"
+        return Value(self.w.let("row", text), tuple(a for a in value.dims if a != SINGLE))
+
     def _operands(self, op: Op, product: Product) -> str:
         """``a, b`` and options of tl.dot, in the orientation of the kernel's order."""
         dtype = self._operand_type(op)
         names = op.args[::-1] if product.swapped else op.args
-        values = [self._operand(n, dtype) for n in names]
+        sides = ((product.row, *product.inner), (*product.inner, product.column))
+        values = [self._operand(n, dtype, SINGLE in side) for n, side in zip(names, sides, strict=True)]
         for a in product.inner:
             pads = [v.pads.get(a) for v in values]
             if not (0.0 in pads and all(p is not None and math.isfinite(p) for p in pads)):
                 values = [self._zeroed(v, (a,)) for v in values]
-        sides = ((product.row, *product.inner), (*product.inner, product.column))
         texts = [self._oriented(self._cast(v, n, dtype), side) for v, n, side in zip(values, names, sides, strict=True)]
         return ", ".join(texts)
 
@@ -580,10 +591,17 @@ class _Emitter:
         exact = any(t.dtype not in HALF and t.name in given for t in tensors)
         return halves.pop() if len(halves) == 1 and not exact else "f32"
 
-    def _operand(self, name: str, dtype: str) -> Value:
+    def _operand(self, name: str, dtype: str, single: bool) -> Value:
+        """A dot operand before its cast; a vector (`single`) as a matrix of one row and zeros."""
         if name in self.loads and self.tiling.graph.tensors[self.loads[name].tensor].dtype == dtype:
-            return self._raw(self.loads[name], "dot")
-        return self._natural(name)
+            return self._raw(self.loads[name], "dot", single)
+        value = self._natural(name)
+        key = ("single", value.text)
+        if single and key not in self.env:
+            dims = self.tiling.dims((*value.dims, SINGLE))
+            text = f"tl.where({self._mask((SINGLE,), dims)}, {self._at(value, dims)}, 0.0)"
+            self.env[key] = Value(self.w.let("single", text), dims, value.pads)
+        return self.env[key] if single else value
 
     def _cast(self, value: Value, name: str, dtype: str) -> Value:
         is_raw = name in self.loads and self.tiling.graph.tensors[self.loads[name].tensor].dtype == dtype
@@ -666,7 +684,7 @@ class _Emitter:
         absorbed = {op.args[0]: self._absorbs(op) for op in group.accumulators}
         plans = [(op, absorbed[op.args[0]]) for op in group.accumulators]
         carried = [op for op in body if op.op in ("shift", "max") and self.graph.loop in _reduced(op)]
-        running = {op.name: self._start(op, op.op, "-inf") for op in carried}
+        running = {op.name: self._start(self.tiling.dims(op.axes), op.op, "-inf") for op in carried}
         sums = {op.name: self._start(self._carrier(op, how), "acc", "0.0") for op, how in plans if op.op != "last"}
         self.env |= {("carried", n): name for n, name in running.items()}
         axis = self.axes[self.graph.loop]
@@ -740,7 +758,7 @@ class _Emitter:
                 if stages[a].body:
                     continue
                 if product:
-                    self._operand(a, self._operand_type(op))
+                    self._operand(a, self._operand_type(op), SINGLE in product.dims and len(self.tiling.dims(self.graph.axes_of[a])) == len(product.inner))
                 else:
                     self._value(a)
 
@@ -759,21 +777,24 @@ class _Emitter:
         whole = self.graph.loop in reduced and set(reduced) <= set(union)
         return "tile" if op.op == "acc" and whole and small and len(self.tiling.dims(union)) <= 3 else ""
 
-    def _carrier(self, op: Op, how: str) -> Op:
-        """The operator whose axes the carried variable has."""
+    def _carrier(self, op: Op, how: str) -> tuple[Axis, ...]:
+        """Dimensions of the variable that the loop carries for an accumulator."""
         x = self.ops.get(op.args[0])
-        if how != "tile" or x is None:
-            return op
-        return Op(op.name, op.op, op.args, tuple(dict.fromkeys(a for arg in x.args for a in self.graph.axes_of[arg])))
+        product = self.tiling.product(x) if x is not None and how == "dot" else None
+        if product:
+            return product.dims
+        if how == "tile" and x is not None:
+            return self.tiling.dims(a for arg in x.args for a in self.graph.axes_of[arg])
+        return self.tiling.dims(op.axes)
 
-    def _start(self, op: Op, hint: str, value: str) -> str:
-        lanes = tuple(self.axes[a].block for a in self.tiling.dims(op.axes))
+    def _start(self, dims: tuple[Axis, ...], hint: str, value: str) -> str:
+        lanes = tuple(self.axes[a].block for a in dims)
         number = 'float("-inf")' if value == "-inf" else value
         return self.w.let(hint, f"tl.full({lanes}, {number}, tl.float32)")
 
     def _accumulate(self, op: Op, how: str, name: str, running: Mapping[str, str]) -> None:
         x = self.ops.get(op.args[0])
-        kept = self._decayed(op, name, running) if op.op == "accs" else name
+        kept = self._decayed(op, name, self._carrier(op, how), running) if op.op == "accs" else name
         if how == "dot" and x is not None:
             product = self.tiling.product(x)
             assert product is not None
@@ -790,7 +811,7 @@ class _Emitter:
                 value = self._zeroed(value, (self.graph.loop,))
         self.w.line(f"{name} = {kept} + {value.text}")
 
-    def _decayed(self, op: Op, name: str, running: Mapping[str, str]) -> str:
+    def _decayed(self, op: Op, name: str, dims: tuple[Axis, ...], running: Mapping[str, str]) -> str:
         """The accumulator relative to the shift of this step; the running shift may have moved."""
         shift = op.args[1]
         if shift not in running:
@@ -805,17 +826,17 @@ class _Emitter:
         if key not in self.env:
             moved = _difference(running[shift], value.unit, self._finite(value).text, value.unit, degree)
             self.env[key] = Value(self.w.let("decay", f"tl.exp2({moved})"), value.dims)
-        return f"{name} * {self._at(self.env[key], self.tiling.dims(op.axes))}"
+        return f"{name} * {self._at(self.env[key], dims)}"
 
     def _finished(self, op: Op, how: str, name: str) -> Value:
         """The accumulator after the loop; lanes of the loop axis that it kept are all real, masked ones having added 0."""
         dims = self.tiling.dims(op.axes)
         if how == "tile":
             x = self.ops[op.args[0]]
-            carrier = Value(name, self.tiling.dims(self._carrier(op, how).axes))
+            carrier = Value(name, self._carrier(op, how))
             return Value(self.w.let("acc", _reduction("tl.sum", carrier, _reduced(x))), dims)
         pads = {self.graph.loop: 0.0} if self.graph.loop in op.axes else {}
-        return Value(name, dims, pads)
+        return self._single_row(Value(name, self._carrier(op, how), pads))
 
     def _precision(self, op: Op) -> str:
         return f', input_precision="{self.options.dot_precision}"' if self._operand_type(op) == "f32" else ""
