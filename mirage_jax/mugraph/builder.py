@@ -34,11 +34,9 @@ def attributes(given: Mapping[str, Given]) -> tuple[tuple[str, Attr], ...]:
 
 
 def _attribute(key: str, value: Given) -> Attr:
-    if key == "axes":
-        return axes_of(value)  # type: ignore[arg-type]
-    if isinstance(value, int | float):
-        return Fraction(value)
-    return value if isinstance(value, str | Fraction) else tuple(value)
+    if isinstance(value, str):
+        return axes_of(value) if key == "axes" else value
+    return Fraction(value) if isinstance(value, int | float | Fraction) else tuple(value)
 
 
 def library(op: str, args: Sequence[tuple[Tensor | str, Axes]], result: Tensor, **attrs: Given) -> Library:

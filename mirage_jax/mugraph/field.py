@@ -7,7 +7,7 @@ exponential the q part is *poisoned* (None) and stays so (Mirage, section 5). Be
 * p, q, w, the inputs and the hash key are drawn afresh from secret randomness for every test: nothing can be fitted to them.
 * **Roots.** p = q = 3 (mod 4), and residues live in Z_p[i] = F_{p^2}, Z_q[i]: there every element x of Z_p has a root, x^((p+1)/4) or
   i * (-x)^((p+1)/4), so sqrt(x)**2 == x and rsqrt(x) == 1/sqrt(x) hold always. Lost, that is, true but not seen: sqrt(x)*sqrt(y) ==
-  sqrt(x*y) for positive x, y; and sqrt(x)**2 == x for x that contain exponentials or roots of non-residues (such roots are
+  sqrt(x*y) for positive x, y, sqrt(1/x) == 1/sqrt(x); and sqrt(x)**2 == x for x that contain exponentials or roots of non-residues (such roots are
   uninterpreted). The sign of a root is arbitrary: sqrt(x*x) == x, which is false for negative x, holds for half of the elements only.
 * An exponent a + b*i becomes w ** (a + l*b) with a random l: an additive character, so exp(x+y) == exp(x)*exp(y) holds there too.
 * **Uninterpreted functions** are keyed hashes of the p residues of their arguments (equal values have equal p residues, whatever became of
@@ -326,8 +326,8 @@ class FieldDomain:
         return self._both("mul", x, y)
 
     def power(self, x: Pair, exponent: Fraction) -> Pair:
-        if exponent < 0:
-            x, exponent = self._unary(Ring.inverse, x), -exponent
+        if exponent < 0:  # 1 / root(x), not root(1 / x): their signs differ
+            return self._unary(Ring.inverse, self.power(x, -exponent))
         if exponent.denominator == 2 and x.q is not None:
             x, exponent = self._root(x), exponent * 2
         if exponent.denominator != 1:

@@ -202,7 +202,7 @@ class BoundDomain:
 
     def power(self, x: Bound, exponent: Fraction) -> Bound:
         if exponent < 0:
-            return self.power(self._inverse(x), -exponent)
+            return self._inverse(self.power(x, -exponent))
         if exponent.denominator == 2 and not x.poisoned:
             x, exponent = self._root(x), exponent * 2
         if exponent.denominator != 1:

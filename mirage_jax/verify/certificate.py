@@ -147,7 +147,7 @@ def reduced(reference: KernelGraph, candidate: KernelGraph) -> tuple[dict[Axis, 
         length = {a: extents[origin(a)] for a in divided if not is_part(a)}
         for a in length:
             if a + ".g" in kernel.grid:
-                length[a] = part_length(length[a], parts[a])
+                length[a] -= (parts[a] - 1) * part_length(length[a], parts[a])  # of the last, shortest part
         kernels.append(KernelSchedule(tuple((a, _ragged(n)) for a, n in length.items())))
     return extents, Schedule(tuple(kernels), tuple(sorted(parts.items())))
 
