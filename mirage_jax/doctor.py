@@ -15,18 +15,24 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import jax
+import jax.extend as jex
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters import mlir
 from rich.console import Console
 from rich.text import Text
 
 import mirage_jax
 from mirage_jax.cache import Cache, CacheKey, Entry, versions
 from mirage_jax.config import Budget, is_disabled, parse_switch
-from mirage_jax.errors import UsageError
+from mirage_jax.errors import LoweringError, UsageError
+from mirage_jax.lower import aot, launch
+from mirage_jax.mugraph.graph import KernelSchedule, Schedule
+from mirage_jax.mugraph.parser import parse
 
 type Status = Literal["ok", "note", "problem"]
 
@@ -73,10 +79,10 @@ def check_processes() -> Check:
 def check_settings() -> Check:
     given = {name: os.environ[name] for name in SETTINGS if os.environ.get(name)}
     wrong = []
-    for name, parse in {**dict.fromkeys(SWITCHES, parse_switch), "MIRAGE_JAX_BUDGET": Budget.parse}.items():
+    for name, reader in {**dict.fromkeys(SWITCHES, parse_switch), "MIRAGE_JAX_BUDGET": Budget.parse}.items():
         try:
             if name in given:
-                parse(given[name])
+                reader(given[name])
         except UsageError as error:
             wrong.append(f"{name}: {error}")
     if wrong:
@@ -111,63 +117,93 @@ def _arguments(dtype: str = "float32") -> tuple[jax.Array, jax.Array]:
     return jnp.asarray(rng.standard_normal((16, 64)), dtype), jnp.asarray(rng.standard_normal((64, 32)) / 8, dtype)
 
 
-def _optimized(backend: str) -> Callable[..., jax.Array]:
-    return mirage_jax.optimize(_example, backend=backend, on_miss="heuristic", strict=True)
+def _optimized(backend: str, cache_dir: str) -> Callable[..., jax.Array]:
+    """The example decided afresh, in a cache of its own."""
+    return mirage_jax.optimize(_example, backend=backend, on_miss="heuristic", strict=True, cache_dir=cache_dir)
 
 
 def check_portable() -> Check:
     """Capture, search, proof and the portable lowering, on one small function with its gradient."""
     x, w = _arguments()
-    optimized = _optimized("jax")
-    np.testing.assert_allclose(optimized(x, w), _example(x, w), rtol=1e-4, atol=1e-5)
-    loss = lambda f: lambda x, w: jnp.sum(f(x, w) ** 2)  # noqa: E731
-    for ours, theirs in zip(
-        jax.grad(loss(optimized), (0, 1))(x, w), jax.grad(loss(_example), (0, 1))(x, w), strict=True
-    ):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+    with TemporaryDirectory() as folder:
+        optimized = _optimized("jax", folder)
+        np.testing.assert_allclose(optimized(x, w), _example(x, w), rtol=1e-4, atol=1e-5)
+        ours, theirs = (jax.grad(lambda x, w, f=f: jnp.sum(f(x, w) ** 2), (0, 1))(x, w) for f in (optimized, _example))
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
     return Check("capture, search, proof, portable lowering", "ok", "a function and its gradient agree with JAX")
 
 
+# The softmax of every row, as one kernel: small, and with what every kernel has.
+KERNEL = parse(
+    """
+    mugraph {
+      extents i=256 k=64
+      input X: f16[i,k]
+      kernel softmax grid(i) {
+        %x = load X[i,k]
+        %m[i] = max{axes=(k)} %x
+        %d[i,k] = add{cb=-1} %x %m
+        %e[i,k] = exp %d
+        %s[i] = sum{axes=(k)} %e
+        %y[i,k] = div %e %s
+        store Y: f16[i,k] = %y
+      }
+      output Y
+    }
+    """
+)
+SCHEDULE = Schedule((KernelSchedule((("i", 16),)),))
+INSTALL = {
+    "triton": "pip install 'mirage-jax[triton]'",
+    "jax_triton": "pip install 'mirage-jax[triton]'",
+    "jax_plugins": "pip install 'mirage-jax[cuda13]', or 'mirage-jax[aot]' where there is no GPU",
+}
+
+
+def _missing(name: str, *packages: str) -> Check | None:
+    for package in packages:
+        if find_spec(package) is None:
+            return Check(name, "note", f"{package} is not installed: functions are lowered to JAX", INSTALL[package])
+    return None
+
+
 def check_triton() -> Check:
-    """Triton compiles for a GPU, with or without one."""
-    name = "Triton compiler"
-    if find_spec("triton") is None:
-        return Check(name, "note", "not installed: kernels are lowered to JAX", "pip install 'mirage-jax[triton]'")
-    import triton
-    import triton.language as tl
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    def double(x, y, n: tl.constexpr):  # type: ignore[valid-type]
-        i = tl.arange(0, n)
-        tl.store(y + i, 2 * tl.load(x + i))
-
-    source = ASTSource(triton.jit(double), {"x": "*fp32", "y": "*fp32", "n": "constexpr"}, {"n": 128})
-    sizes = {}
-    for capability in (80, 90, 100):
-        with warnings.catch_warnings(action="ignore"):  # of Triton's about its own defaults
-            compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
-        sizes[f"sm_{capability}"] = len(compiled.asm["cubin"])
-    return Check(name, "ok", f"compiles for {', '.join(sizes)}")
+    """Triton compiles a generated kernel for GPUs, with or without having one."""
+    name = "generated kernels"
+    if missing := _missing(name, "triton"):
+        return missing
+    (source,) = launch.sources(KERNEL, SCHEDULE)
+    if source is None:
+        raise LoweringError("the kernel graph was taken for a library operator")
+    with warnings.catch_warnings(action="ignore"):  # Triton's, about its own defaults
+        resources = [aot.compile_for(source, arch) for arch in (80, 90, 100)]
+    return Check(name, "ok", f"Triton compiles for {', '.join(f'sm_{r.arch}' for r in resources)}")
 
 
 def check_gpu_lowering() -> Check:
-    """A function goes all the way to a kernel in XLA's program for an NVIDIA GPU."""
-    name = "lowering to GPU kernels"
-    for package in ("triton", "jax_triton"):
-        if find_spec(package) is None:
-            return Check(name, "note", f"{package} is not installed", "pip install 'mirage-jax[triton]'")
-    x, w = _arguments("float16")
-    on_gpu = jax.devices()[0].platform == "gpu"
-    optimized = _optimized("triton")
-    if on_gpu:
-        np.testing.assert_allclose(optimized(x, w), _example(x, w), rtol=2e-2, atol=2e-2)
-        return Check(name, "ok", "a kernel ran and agrees with JAX")
-    text = optimized.trace(x, w).lower(lowering_platforms=("cuda",)).as_text()  # type: ignore[attr-defined]
+    """A generated kernel becomes a custom call in XLA's program for an NVIDIA GPU; where there is one, it runs."""
+    name = "GPU lowering"
+    if missing := _missing(name, "triton", "jax_triton", "jax_plugins"):
+        return missing
+    if jax.devices()[0].platform == "gpu":
+        x, w = _arguments("float16")
+        with TemporaryDirectory() as folder:
+            np.testing.assert_allclose(_optimized("triton", folder)(x, w), _example(x, w), rtol=2e-2, atol=2e-2)
+        return Check(name, "ok", "an optimized function runs and agrees with JAX")
+    softmax = jex.core.Primitive("mirage_doctor")  # a leaf: jax-triton binds only inside of a lowering rule
+    softmax.def_abstract_eval(lambda x: x)
+    rule = lambda x: launch.run_cuda(KERNEL, SCHEDULE, [x], _no_library, compute_capability=90)[0]  # noqa: E731
+    mlir.register_lowering(softmax, mlir.lower_fun(rule, multiple_results=False), platform="cuda")
+    x = jax.ShapeDtypeStruct((256, 64), jnp.float16)
+    text = jax.jit(softmax.bind).trace(x).lower(lowering_platforms=("cuda",)).as_text()
     if "triton_kernel_call" not in text:
-        fix = "pip install 'mirage-jax[aot]' on a machine without a GPU, 'mirage-jax[cuda13]' on one with it"
-        return Check(name, "note", "lowered, without a kernel of ours", fix)
-    return Check(name, "ok", "lowered to a kernel; not run, for lack of a GPU")
+        return Check(name, "problem", "a kernel is missing in the lowered program", INSTALL["jax_plugins"])
+    return Check(name, "ok", "kernels lower to calls in XLA's program; to run and be measured they need a GPU")
+
+
+def _no_library(*_: object) -> object:
+    raise LoweringError("the kernel graph has no library operator")
 
 
 CHECKS: dict[str, Callable[[], Check]] = {
@@ -177,8 +213,8 @@ CHECKS: dict[str, Callable[[], Check]] = {
     "settings": check_settings,
     "cache": check_cache,
     "capture, search, proof, portable lowering": check_portable,
-    "Triton compiler": check_triton,
-    "lowering to GPU kernels": check_gpu_lowering,
+    "generated kernels": check_triton,
+    "GPU lowering": check_gpu_lowering,
 }
 
 

@@ -122,7 +122,9 @@ def test_doctor_names_a_problem_and_its_fix(monkeypatch, capsys) -> None:
     assert [c["status"] for c in json.loads(capsys.readouterr().out)] == ["ok", "problem", "problem"]
 
 
-@pytest.mark.parametrize("name", ["versions", "devices", "processes", "settings", "cache", "Triton compiler"])
+@pytest.mark.parametrize(
+    "name", ["versions", "devices", "processes", "settings", "cache", "generated kernels", "GPU lowering"]
+)
 def test_check(name) -> None:
     check = doctor.CHECKS[name]()
     assert check.status == "ok", check
