@@ -36,13 +36,13 @@ def interpret(
     options: Options = Options(),
 ) -> list[np.ndarray]:
     """Outputs of the graph for numpy inputs; `run_library` is needed if it has library operators."""
-    env = {t.name: np.ascontiguousarray(a) for t, a in zip(graph.inputs, arrays, strict=True)}
+    env = {t.name: np.asarray(a, order="C") for t, a in zip(graph.inputs, arrays, strict=True)}
     check_shapes(graph, env)
     for kernel, source in zip(graph.kernels, sources(graph, schedule, options), strict=True):
         if source is not None:
             env |= zip(source.outputs, interpret_kernel(source, [env[n] for n in source.inputs]), strict=True)
         elif run_library is not None and isinstance(kernel, Library):
-            env[kernel.name] = np.ascontiguousarray(run_library(kernel, env))
+            env[kernel.name] = np.asarray(run_library(kernel, env), order="C")
         else:
             raise ValueError(f"the graph has the library operator {kernel}, but nothing to run it with was passed")
     return [env[name] for name in graph.outputs]

@@ -532,14 +532,19 @@ class _Emitter:
         x = self._natural(op.args[0])
         own = self.graph.axes_of[op.args[0]]
         axes = [a for a in _reduced(op) if a in own]
-        missing = [self.axes[a] if a in self.axes else None for a in _reduced(op) if a not in own]
         x = self._zeroed(x, axes)
         text = _reduction("tl.sum", x, axes)
-        if any(a is None or a.short_part for a in missing):
-            raise UnsupportedError(f"{op}: the number of elements differs from part to part")
-        if missing:
-            text = f"{text} * {_number(float(prod(a.local for a in missing if a)))}"
+        if missing := [a for a in _reduced(op) if a not in own]:
+            text = f"{text} * {_number(float(prod(map(self._elements, missing))))}"
         return Value(self.w.let(op.op, text), self.tiling.dims(op.axes), self._kept(op, x))
+
+    def _elements(self, axis: Axis) -> int:
+        """Elements of an axis that a block sees."""
+        if axis not in self.axes:
+            return extent(axis, self.tiling.graph, self.tiling.parts)
+        if self.axes[axis].short_part:
+            raise UnsupportedError(f"the number of elements of axis {axis} differs from part to part")
+        return self.axes[axis].local
 
     def _kept(self, op: Op, x: Value) -> dict[Axis, float]:
         """Lanes that are 0 along an axis stay 0 when other axes are summed."""
@@ -567,7 +572,8 @@ class _Emitter:
         """The product of a vector, without the rows (or columns) of zeros that made it a matrix."""
         if SINGLE not in value.dims:
             return value
-        text = f"tl.sum({value.text}, axis={value.dims.index(SINGLE)})"
+        mask = self._mask((SINGLE,), value.dims)  # zeros times an infinite operand are not zeros
+        text = f"tl.sum(tl.where({mask}, {value.text}, 0.0), axis={value.dims.index(SINGLE)})"
         return Value(self.w.let("row", text), tuple(a for a in value.dims if a != SINGLE))
 
     def _operands(self, op: Op, product: Product) -> str:
@@ -698,6 +704,8 @@ class _Emitter:
                 if op.op != "last":
                     self._accumulate(op, how, sums[op.name], running)
             for store in group.stores:
+                if axis.axis not in store.tensor.axes and axis.count > 1:
+                    raise LoweringError(f"{store}: each step of the loop over {axis.axis} would overwrite it")
                 self._store(store)
             ends = {op.name: self.env["value", op.name] for op in carried}
             for name, variable in running.items():

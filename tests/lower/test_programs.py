@@ -1,0 +1,112 @@
+"""The benchmark programs, from block graph to numbers: interpreter against float64, and compilers for three GPU generations."""
+
+import hashlib
+from fractions import Fraction as Q
+
+import numpy as np
+import pytest
+from lower.programs import PROGRAMS, RAGGED, Program, attention, rmsnorm, split_attention
+
+triton = pytest.importorskip("triton")
+
+from mirage_jax.lower.aot import compile_for  # noqa: E402
+from mirage_jax.lower.launch import sources  # noqa: E402
+from mirage_jax.lower.triton_interpreter import interpret  # noqa: E402
+from mirage_jax.lower.triton_source import Options  # noqa: E402
+
+TOLERANCE = {"f16": 2e-3, "bf16": 1.6e-2, "f32": 2e-6}  # of the largest output
+
+
+def error(program: Program, seed: int = 0, options: Options = Options()) -> float:
+    """Largest error over the largest output; one input set, float64 as reference."""
+    inputs = program.inputs(seed)
+    (got,) = interpret(program.graph, program.schedule, inputs, options=options)
+    want = program.want(inputs)
+    assert got.shape == want.shape
+    return float(np.abs(got.astype(np.float64) - want).max() / np.abs(want).max())
+
+
+@pytest.mark.parametrize("ragged", [False, True], ids=["divisible", "ragged"])
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_numbers(name: str, dtype: str, ragged: bool) -> None:
+    program = PROGRAMS[name](dtype, **(RAGGED[name] if ragged else {}))
+    assert error(program) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_compiles(name: str, arch: int) -> None:
+    for sizes in ({}, RAGGED[name]):
+        program = PROGRAMS[name]("f16", **sizes)
+        for source in sources(program.graph, program.schedule):
+            assert source is not None
+            resources = compile_for(source, arch)
+            assert resources.fits and resources.registers and not resources.spills
+            assert ".target sm_" in resources.ptx
+
+
+@pytest.mark.parametrize("name", ["rmsnorm", "lora", "gated_mlp", "attention", "split_attention", "qknorm_attention"])
+def test_one_row(name: str) -> None:
+    """Vectors times matrices, at one row and at one row per block."""
+    assert error(PROGRAMS[name]("f16", i=1)) < TOLERANCE["f16"]
+    assert error(PROGRAMS[name]("f32", i=1)) < TOLERANCE["f32"]
+
+
+def test_one_row_per_block() -> None:
+    program = attention(i=3, n=40, tiles={"h": 1, "i": 1, "n": 16})
+    assert "single" in sources(program.graph, program.schedule)[0].text
+    assert error(program) < TOLERANCE["f16"]
+
+
+def test_loops_together_and_apart() -> None:
+    """A load with two uses: two loops, or one loop that loads it twice."""
+    program = rmsnorm(i=5, k=50, j=27)
+    apart, together = (sources(program.graph, program.schedule, Options(split_loops=s))[0].text for s in (True, False))
+    assert apart.count("for ") == 2 and together.count("for ") == 1
+    assert together.count("tl.load(in0") == 2 and together.count("evict_last") == 1
+    assert error(program, options=Options(split_loops=False)) < TOLERANCE["f16"]
+
+
+def test_large_logits() -> None:
+    """Logits in the thousands: nothing may overflow, and the rescaling must be right to matter."""
+    assert error(attention("f32", i=20, n=50, d=24, spread=500.0)) < 1e-4
+
+
+def test_empty_part() -> None:
+    """Nine keys in four parts of three leave one part empty: its shift is -inf and its sums are 0."""
+    assert error(split_attention(i=9, n=9, d=20, parts=4)) < TOLERANCE["f16"]
+
+
+def test_tiles_that_are_no_powers_of_two() -> None:
+    assert error(rmsnorm(i=7, k=50, j=50, tiles={"i": 7, "j": 12, "k": 20})) < TOLERANCE["f16"]
+
+
+def test_bitwise_repeatable() -> None:
+    program = split_attention(i=20, n=50, d=24, parts=3, scale=Q(1, 4))
+    first, second = (interpret(program.graph, program.schedule, program.inputs())[0] for _ in range(2))
+    assert first.tobytes() == second.tobytes()
+
+
+@pytest.mark.parametrize("name", ["rmsnorm", "lora", "split_attention", "qknorm_attention"])
+def test_golden(name: str, golden) -> None:
+    program = PROGRAMS[name]("f16", **RAGGED[name])
+    golden("\n\n".join(s.text for s in sources(program.graph, program.schedule) if s is not None))
+
+
+def test_text_is_a_function_of_its_input() -> None:
+    """Same text each time, for any names in the graph, and with nothing of these names that is not an identifier."""
+    program = attention()
+    text = sources(program.graph, program.schedule)[0].text
+    renamed = str(program.graph).replace("%v", "%w")
+    assert renamed != str(program.graph)
+    assert hashlib.sha256(text.encode()).digest() == hashlib.sha256(sources(program.graph, program.schedule)[0].text.encode()).digest()
+
+
+def test_interpretation_leaves_the_compiler_intact() -> None:
+    """Compile, interpret, compile again, in one process."""
+    program = rmsnorm()
+    source = sources(program.graph, program.schedule)[0]
+    before = compile_for(source, 90)
+    assert error(program) < TOLERANCE["f16"]
+    assert compile_for(source, 90) == before

@@ -1,0 +1,243 @@
+"""Block graphs that no benchmark has, one feature each: what the search may hand over."""
+
+from fractions import Fraction as Q
+
+import numpy as np
+import pytest
+from lower.programs import Block, Program, graph, schedule, softmax, tensor
+from lower.test_programs import error
+
+from mirage_jax.errors import LoweringError, UnsupportedError
+from mirage_jax.lower.launch import sources
+from mirage_jax.lower.triton_interpreter import interpret
+from mirage_jax.mugraph.graph import KernelGraph, Library, Load, Op
+
+
+def one(block: Block, inputs, extents, tiles, expected, parts=None) -> Program:
+    return Program(graph(inputs, [block], block.stores[0].tensor.name, extents), schedule(tiles, parts=parts), expected)
+
+
+def f32(name: str, axes: str):
+    return tensor(name, axes, "f32")
+
+
+@pytest.mark.parametrize("masked", [-(10**9), Q(int(np.finfo(np.float32).min))], ids=["1e9", "min"])
+@pytest.mark.parametrize("n", [32, 41])
+def test_causal_attention(masked, n: int) -> None:
+    """A mask made of index comparisons; the first rows see whole tiles of masked keys, with numbers that overflow in log2."""
+    b = Block("causal", "i", "n")
+    q, k, v = b.load("Q", "i d"), b.load("K", "d n"), b.load("V", "n e")
+    seen = b.le(b.iota(axis="n"), b.iota(axis="i"))
+    s = b.where(seen, b.dot(q, k, axes="d"), b.const(value=masked))
+    m = b.shift(s, axes="n", scale=Q(1, 4))
+    p = b.exps(s, m, scale=Q(1, 4))
+    l, o = b.accs(b.sum(p, axes="n"), m), b.accs(b.dot(p, v, axes="n"), m)
+    b.store(f32("Y", "i e"), b.div(o, l))
+    inputs = [f32("Q", "i d"), f32("K", "d n"), f32("V", "n e")]
+
+    def expected(q, k, v):
+        s = np.where(np.tri(n, n, dtype=bool), q @ k, -1e9) / 4
+        return softmax(s) @ v
+
+    assert error(one(b, inputs, {"i": n, "n": n, "d": 16, "e": 16}, {"i": 16, "n": 16}, expected)) < 1e-5
+
+
+def test_rows_without_any_key_are_uniform() -> None:
+    """softmax over equal huge negative numbers is 1/n in JAX; it must not become 0/0 here."""
+    b = Block("masked", "i", "n")
+    x, keep = b.load("X", "i n"), b.load("keep", "i n")
+    s = b.where(keep, x, b.const(value=Q(int(np.finfo(np.float32).min))))
+    m = b.shift(s, axes="n", scale=Q(2))
+    b.store(f32("Y", "i"), b.accs(b.sum(b.exps(s, m, scale=Q(2)), axes="n"), m))
+    g = graph([f32("X", "i n"), tensor("keep", "i n", "bool")], [b], "Y", {"i": 4, "n": 37})
+    (y,) = interpret(g, schedule({"i": 4, "n": 16}), [np.ones((4, 37), np.float32), np.zeros((4, 37), bool)])
+    np.testing.assert_array_equal(y, 37.0)
+
+
+@pytest.mark.parametrize("k", [64, 50])
+def test_second_loop(k: int) -> None:
+    """A body value of the second loop needs an accumulator of the first."""
+    b = Block("two_loops", "i j", "k")
+    x, w = b.load("X", "i k"), b.load("W", "k j")
+    scale = b.pow(b.acc(b.dot(x, x, axes="k")), scale=Q(1, k), offset=Q(1, 10**6), exponent=Q(-1, 2))
+    b.store(f32("Y", "i j"), b.acc(b.dot(b.mul(x, scale), w, axes="k")))
+    program = one(
+        b, [f32("X", "i k"), f32("W", "k j")], {"i": 16, "k": k, "j": 16}, {"i": 16, "j": 16, "k": 16},
+        lambda x, w: x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) @ w,
+    )  # fmt: skip
+    assert sources(program.graph, program.schedule)[0].text.count("for ") == 2
+    assert error(program) < 2e-6
+
+
+@pytest.mark.parametrize("n", [64, 50])
+def test_store_in_each_step(n: int) -> None:
+    """Row-tiled softmax: the first loop finds shift and sum, the second recomputes and stores."""
+    b = Block("softmax", "i", "n")
+    x = b.load("X", "i n")
+    m = b.shift(x, axes="n")
+    l, top = b.accs(b.sum(b.exps(x, m), axes="n"), m), b.last(m)
+    b.store(f32("Y", "i n"), b.div(b.exps(x, top), l))
+    assert error(one(b, [f32("X", "i n")], {"i": 3, "n": n}, {"i": 1, "n": 16}, softmax)) < 2e-6
+
+
+def test_several_contracted_axes() -> None:
+    b = Block("joint", "i j")
+    b.store(f32("Y", "i j"), b.dot(b.load("X", "k i l"), b.load("W", "l j k"), axes="k l"))
+    inputs, extents = [f32("X", "k i l"), f32("W", "l j k")], {"i": 20, "j": 9, "k": 3, "l": 5}
+    program = one(b, inputs, extents, {"i": 16, "j": 16}, lambda x, w: np.einsum("kil,ljk->ij", x, w))
+    assert error(program) < 2e-6
+
+
+def test_batched_elementwise_product() -> None:
+    """Three tile axes: a product with a shared free axis is a sum of products, not a matrix product."""
+    b = Block("batched", "h")
+    b.store(f32("Y", "h i"), b.dot(b.load("X", "h i k"), b.load("W", "h i k"), axes="k"))
+    program = one(b, [f32("X", "h i k"), f32("W", "h i k")], {"h": 6, "i": 5, "k": 7}, {"h": 4},
+                  lambda x, w: np.einsum("hik,hik->hi", x, w))  # fmt: skip
+    assert error(program) < 2e-6
+
+
+def test_transposed_operands_and_copies() -> None:
+    """X Xᵀ: one tensor under two names, and a result whose transpose is stored as well."""
+    b = Block("gram", "i i'", "k")
+    y = b.acc(b.dot(b.load("X", "i k"), b.load("X", "i' k"), axes="k"))
+    b.store(f32("Y", "i' i"), y)
+    program = one(b, [f32("X", "i k")], {"i": 20, "k": 40}, {"i": 16, "i'": 16, "k": 16}, lambda x: x @ x.T)
+    assert error(program) < 2e-6
+
+
+def test_sum_after_unreduced_accumulator() -> None:
+    b = Block("late", "i", "k")
+    x = b.load("X", "i k")
+    b.store(f32("Y", "i"), b.sum(b.acc(b.exp(x, scale=Q(1, 2), offset=1)), axes="k"))
+    program = one(b, [f32("X", "i k")], {"i": 5, "k": 50}, {"i": 2, "k": 16}, lambda x: np.exp(x / 2 + 1).sum(-1))
+    assert error(program) < 2e-6
+
+
+def test_sum_over_an_absent_axis_counts() -> None:
+    b = Block("count", "i")
+    b.store(f32("Y", "i"), b.sum(b.load("X", "i"), axes="k"))
+    assert error(one(b, [f32("X", "i")], {"i": 5, "k": 7}, {"i": 4}, lambda x: 7 * x)) < 2e-6
+
+
+def test_scalars_and_whole_reductions() -> None:
+    b = Block("scalar", "")
+    x, s = b.load("X", "i k"), b.load("s", "")
+    b.store(f32("Y", ""), b.mul(b.sum(x, axes="i k"), b.pow(b.affine(s, offset=3), exponent=-1)))
+    assert error(one(b, [f32("X", "i k"), f32("s", "")], {"i": 5, "k": 7}, {}, lambda x, s: x.sum() / (s + 3))) < 2e-6
+
+
+def test_running_maximum() -> None:
+    b = Block("maximum", "i", "k")
+    b.store(f32("Y", "i"), b.last(b.max(b.load("X", "i k"), axes="k")))
+    assert error(one(b, [f32("X", "i k")], {"i": 5, "k": 50}, {"i": 4, "k": 16}, lambda x: x.max(-1) - 0 * x[:, 0])) < 1e-6
+
+
+def test_index_inside_a_part() -> None:
+    """An index is global, also where its axis is divided into parts."""
+    b = Block("ramp", "i k.g", "k")
+    x = b.load("X", "i k")
+    b.store(f32("P", "i k.g"), b.acc(b.sum(b.mul(x, b.iota(axis="k")), axes="k")))
+    c = Block("combine", "i")
+    c.store(f32("Y", "i"), c.sum(c.load("P", "i k.g"), axes="k.g"))
+    g = graph([f32("X", "i k")], [b, c], "Y", {"i": 3, "k": 50})
+    program = Program(g, schedule({"i": 1, "k": 8}, {"i": 2}, parts={"k": 3}), lambda x: x @ np.arange(50))
+    assert error(program) < 2e-6
+
+
+def test_every_function_of_the_table_has_text_that_runs() -> None:
+    from mirage_jax.mugraph.operators import FUNCTIONS
+
+    for f in FUNCTIONS.values():
+        b = Block("pointwise", "i")
+        names = [f"x{n}" for n in range(f.arity)]
+        b.store(f32("Y", "i"), b.op(f.name, *(b.load(n, "i") for n in names)))
+        g = graph([f32(n, "i") for n in names], [b], "Y", {"i": 40})
+        rng = np.random.default_rng(0)
+        xs = [rng.standard_normal(40).round(1).astype(np.float32) for _ in names]
+        if f.name in ("log", "log1p"):
+            xs = [np.abs(x) + np.float32(1e-3) for x in xs]
+        (y,) = interpret(g, schedule({"i": 16}), xs)
+        want = np.asarray(f.value(np, *(x.astype(np.float64) for x in xs)), np.float64)
+        np.testing.assert_allclose(y, want, rtol=2e-6, atol=2e-6, err_msg=f.name)
+
+
+@pytest.mark.parametrize("exponent", [-2, -1, Q(-1, 2), Q(1, 2), 2, 3, Q(3, 2), Q(-3, 2), Q(1, 3), 11])
+def test_powers(exponent) -> None:
+    b = Block("power", "i")
+    b.store(f32("Y", "i"), b.pow(b.load("X", "i"), exponent=exponent, scale=2, offset=Q(1, 2)))
+    g = graph([f32("X", "i")], [b], "Y", {"i": 40})
+    x = np.random.default_rng(0).random(40).astype(np.float32)
+    (y,) = interpret(g, schedule({"i": 16}), [x])
+    np.testing.assert_allclose(y, (2 * x.astype(np.float64) + 0.5) ** float(exponent), rtol=4e-6)
+
+
+def test_padded_lanes_never_reach_a_sum() -> None:
+    """1/x is infinite in padded lanes; the sums must not see them."""
+    b = Block("reciprocal", "i", "k")
+    r = b.pow(b.load("X", "i k"), exponent=-1)
+    b.store(f32("Y", "i j"), b.acc(b.dot(r, b.load("W", "k j"), axes="k")))
+    b.store(f32("Z", "i"), b.acc(b.sum(r, axes="k")))
+    g = graph([f32("X", "i k"), f32("W", "k j")], [b], "Y Z", {"i": 5, "k": 21, "j": 5})
+    rng = np.random.default_rng(0)
+    x, w = (1 + rng.random((5, 21))).astype(np.float32), rng.random((21, 5)).astype(np.float32)
+    y, z = interpret(g, schedule({"i": 5, "k": 16}), [x, w])
+    np.testing.assert_allclose(y, 1 / x.astype(np.float64) @ w, rtol=2e-6)
+    np.testing.assert_allclose(z, (1 / x.astype(np.float64)).sum(-1), rtol=2e-6)
+
+
+def test_library_operators_run_between_kernels() -> None:
+    b = Block("square", "i")
+    x = b.load("X", "i k")
+    b.store(f32("S", "i k"), b.mul(x, x))
+    s = Load("s", "S", ("i", "k"))
+    total = Library((s,), Op("t", "sum", ("s",), ("i",), (("axes", ("k",)),)), f32("Y", "i"))
+    g = KernelGraph((f32("X", "i k"),), (b.build(), total), ("Y",), (("i", 3), ("k", 5)))
+    data = np.arange(15, dtype=np.float32).reshape(3, 5)
+    (y,) = interpret(g, schedule({"i": 2}, {}), [data], lambda kernel, env: env["S"].sum(-1))
+    np.testing.assert_array_equal(y, (data**2).sum(-1))
+
+
+def test_large_tensors_have_wide_offsets() -> None:
+    b = Block("copy", "i k")
+    b.store(f32("Y", "i k"), b.affine(b.load("X", "i k"), scale=2))
+    g = graph([f32("X", "i k")], [b], "Y", {"i": 1 << 16, "k": 1 << 15})
+    (source,) = sources(g, schedule({"i": 1, "k": 1024}))
+    assert ".to(tl.int64)" in source.text and source.grid == (1 << 21,)
+
+
+def test_names_are_not_code() -> None:
+    """A graph may come from a file: its names do not get into the text."""
+    evil = 'x"\n    import os  #'
+    b = Block(evil, "i")
+    b.store(f32(evil, "i"), b.exp(b.load("X", "i")))
+    g = graph([f32("X", "i")], [b], "Y", {"i": 4})
+    g = KernelGraph(g.inputs, g.kernels, (evil,), g.extents)
+    (source,) = sources(g, schedule({"i": 4}))
+    assert "import os" not in source.text
+
+
+def test_refusals() -> None:
+    def emit_of(block: Block, inputs, extents, tiles) -> None:
+        sources(graph(inputs, [block], block.stores[0].tensor.name, extents), schedule(tiles))
+
+    b = Block("wide", "")
+    b.store(f32("Y", "a b c d"), b.affine(b.load("X", "a b c d"), scale=2))
+    with pytest.raises(UnsupportedError, match="tile axes"):
+        emit_of(b, [f32("X", "a b c d")], dict.fromkeys("abcd", 2), {})
+    b = Block("double", "")
+    b.store(tensor("Y", "a", "f64"), b.affine(b.load("X", "a"), scale=2))
+    with pytest.raises(UnsupportedError, match="f64"):
+        emit_of(b, [tensor("X", "a", "f64")], {"a": 4}, {})
+    b = Block("leak", "i", "k")
+    b.store(f32("Y", "i"), b.sum(b.load("X", "i k"), axes="k"))
+    with pytest.raises(LoweringError):
+        emit_of(b, [f32("X", "i k")], {"i": 4, "k": 32}, {"i": 4, "k": 16})
+    b = Block("race", "i k")
+    b.store(f32("Y", "i"), b.affine(b.load("X", "i"), scale=2))
+    with pytest.raises(LoweringError, match="blocks differ"):
+        emit_of(b, [f32("X", "i")], {"i": 4, "k": 32}, {"i": 4, "k": 16})
+    b = Block("huge", "")
+    b.store(f32("Y", "i k"), b.affine(b.load("X", "i k"), scale=2))
+    with pytest.raises(LoweringError, match="elements per tile"):
+        emit_of(b, [f32("X", "i k")], {"i": 2048, "k": 2048}, {})
