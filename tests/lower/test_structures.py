@@ -5,9 +5,10 @@ from fractions import Fraction as Q
 import numpy as np
 import pytest
 from lower.programs import Block, Program, graph, schedule, softmax, tensor
-from lower.test_programs import error
+from lower.test_programs import error as interpreted_error
 
 from mirage_jax.errors import LoweringError, UnsupportedError
+from mirage_jax.lower.aot import compile_for
 from mirage_jax.lower.launch import sources
 from mirage_jax.lower.triton_interpreter import interpret
 from mirage_jax.mugraph.graph import KernelGraph, Library, Load, Op
@@ -15,6 +16,13 @@ from mirage_jax.mugraph.graph import KernelGraph, Library, Load, Op
 
 def one(block: Block, inputs, extents, tiles, expected, parts=None) -> Program:
     return Program(graph(inputs, [block], block.stores[0].tensor.name, extents), schedule(tiles, parts=parts), expected)
+
+
+def error(program: Program) -> float:
+    """The error in the interpreter, for a graph that the compiler takes as well."""
+    for source in sources(program.graph, program.schedule):
+        assert source is None or compile_for(source, 90).fits
+    return interpreted_error(program)
 
 
 def f32(name: str, axes: str):
@@ -157,7 +165,9 @@ def test_every_function_of_the_table_has_text_that_runs() -> None:
         xs = [rng.standard_normal(40).round(1).astype(np.float32) for _ in names]
         if f.name in ("log", "log1p"):
             xs = [np.abs(x) + np.float32(1e-3) for x in xs]
-        (y,) = interpret(g, schedule({"i": 16}), xs)
+        sizes = schedule({"i": 16})
+        (y,) = interpret(g, sizes, xs)
+        assert compile_for(sources(g, sizes)[0], 90).fits
         want = np.asarray(f.value(np, *(x.astype(np.float64) for x in xs)), np.float64)
         np.testing.assert_allclose(y, want, rtol=2e-6, atol=2e-6, err_msg=f.name)
 
@@ -169,6 +179,7 @@ def test_powers(exponent) -> None:
     g = graph([f32("X", "i")], [b], "Y", {"i": 40})
     x = np.random.default_rng(0).random(40).astype(np.float32)
     (y,) = interpret(g, schedule({"i": 16}), [x])
+    assert compile_for(sources(g, schedule({"i": 16}))[0], 90).fits
     np.testing.assert_allclose(y, (2 * x.astype(np.float64) + 0.5) ** float(exponent), rtol=4e-6)
 
 

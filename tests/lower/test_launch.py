@@ -1,0 +1,100 @@
+"""Loading kernels, and lowering them through jax-triton for a GPU that is not there."""
+
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend import core as extend
+from jax.interpreters import mlir
+from lower.programs import PROGRAMS, RAGGED, attention, rmsnorm, split_attention
+
+from mirage_jax.errors import LoweringError
+from mirage_jax.lower.launch import load_kernel, run_cuda, sources
+
+triton = pytest.importorskip("triton")
+pytest.importorskip("jax_triton")
+pytest.importorskip("jax_cuda13_plugin")
+
+
+def lowered(graph, schedule, run_library=None, directory=None) -> str:
+    """StableHLO for sm_90 of a leaf primitive that runs the graph, lowered on this machine."""
+    leaf = extend.Primitive("leaf")
+    leaf.multiple_results = True
+    outputs = [graph.tensors[name] for name in graph.outputs]
+    names = {"f16": jnp.float16, "f32": jnp.float32}
+    shapes = [(tuple(graph.extent(a) for a in t.axes), names[t.dtype]) for t in outputs]
+    leaf.def_abstract_eval(lambda *_: [jax.core.ShapedArray(*s) for s in shapes])
+
+    def rule(*xs):
+        return run_cuda(graph, schedule, xs, run_library, compute_capability=90, directory=directory)
+
+    mlir.register_lowering(leaf, mlir.lower_fun(rule, multiple_results=True), platform="cuda")
+    inputs = [jax.ShapeDtypeStruct([graph.extent(a) for a in t.axes], names[t.dtype]) for t in graph.inputs]
+    return jax.jit(lambda *xs: leaf.bind(*xs)).trace(*inputs).lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_lowers_for_cuda_without_a_gpu(name: str) -> None:
+    program = PROGRAMS[name]("f16", **RAGGED[name])
+    text = lowered(program.graph, program.schedule)
+    assert text.count("triton_kernel_call_ffi") == len(program.graph.kernels)
+
+
+def test_identical_lowerings() -> None:
+    program = split_attention()
+    assert lowered(program.graph, program.schedule) == lowered(program.graph, program.schedule)
+
+
+def test_library_operators_go_to_the_caller() -> None:
+    from mirage_jax.mugraph.graph import KernelGraph, Library, Load, Op, Tensor
+
+    program = rmsnorm()
+    total = Library((Load("y", "Y", ("i", "j")),), Op("t", "sum", ("y",), ("i",), (("axes", ("j",)),)), Tensor("T", ("i",), "f16"))
+    g = program.graph
+    g = KernelGraph(g.inputs, (*g.kernels, total), ("T",), g.extents)
+    schedule = type(program.schedule)((*program.schedule.kernels, type(program.schedule.kernels[0])()))
+    text = lowered(g, schedule, lambda kernel, env: env["Y"].sum(-1))
+    assert text.count("triton_kernel_call_ffi") == 1 and "stablehlo.reduce" in text
+
+
+def test_one_kernel_per_text(tmp_path: Path) -> None:
+    """Identical layers share one kernel; the copy on disk is for people and is never read."""
+    first, second = (sources(p.graph, p.schedule)[0] for p in (attention(), attention()))
+    kernel = load_kernel(first, tmp_path)
+    assert load_kernel(second, tmp_path) is kernel
+    (file,) = tmp_path.iterdir()
+    assert file.read_text() == first.text
+    file.write_text("raise SystemExit")
+    assert load_kernel(second, tmp_path) is kernel
+
+
+def test_wrong_shapes_never_reach_a_kernel() -> None:
+    program = rmsnorm()
+    x, w = program.inputs()
+    with pytest.raises(LoweringError, match="input X"):
+        run_cuda(program.graph, program.schedule, [jnp.asarray(x[:8]), jnp.asarray(w)], None)
+    with pytest.raises(LoweringError, match="input W"):
+        run_cuda(program.graph, program.schedule, [jnp.asarray(x), jnp.asarray(w, jnp.float32)], None)
+
+
+def test_import_leaves_triton_alone() -> None:
+    """The CPU-only install has no Triton."""
+    import subprocess
+
+    code = "import sys, mirage_jax.lower.launch, mirage_jax.lower.aot, mirage_jax.lower.triton_interpreter as t; " \
+           "sys.exit('triton' in sys.modules or 'jax_triton' in sys.modules)"  # fmt: skip
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_runs_on_a_gpu(name: str) -> None:
+    for sizes in ({}, RAGGED[name], {"i": 1}):
+        program = PROGRAMS[name]("f16", **sizes)
+        inputs = program.inputs()
+        (got,) = jax.jit(lambda *xs, p=program: run_cuda(p.graph, p.schedule, xs, None))(*map(jnp.asarray, inputs))
+        want = program.want(inputs)
+        assert np.abs(np.asarray(got, np.float64) - want).max() < 2e-3 * np.abs(want).max()
