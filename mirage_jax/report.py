@@ -5,6 +5,7 @@ A `Decision` is made once per region by `compiler`; a `Report` collects the deci
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,9 @@ from textwrap import indent
 from typing import Any
 
 from mirage_jax.mugraph.footprint import Footprint
+
+
+_COLUMN = re.compile(r"(:\d+):\d+(?=\s|$)")  # file.py:12:34 (f) -> file.py:12 (f)
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class RegionReport:
         times = f" ({self.occurrences} times)" if self.occurrences > 1 else ""
         verdict = "optimized" if d.winner is not None else "left to XLA"
         out = [f"{verdict}{times}: {d.why} [{d.source}]"]
-        out += [f"source: {line}" for line in self.where]
+        out += [f"source: {line}" for line in dict.fromkeys(_COLUMN.sub(r"\1", line) for line in self.where)]
         if d.before is not None:
             out.append(f"before: {d.before}")
         if d.after is not None:

@@ -73,10 +73,10 @@ def _is_shape(leaf: Any) -> bool:
 
 
 def _lower_call(context: Any, *operands: Any, call_jaxpr: Jaxpr, compiler: Compiler) -> Any:
-    sharded = jax_compat.is_partitioned(context)
+    sharded, platforms = jax_compat.is_partitioned(context), jax_compat.platforms(context)
 
     def run(*args: Any) -> list[Any]:
-        return interpret(call_jaxpr, args, compiler, mirage_call_p, sharded)
+        return interpret(call_jaxpr, args, compiler, mirage_call_p, sharded, platforms)
 
     return jax_compat.lower_traced(run, context, operands)
 

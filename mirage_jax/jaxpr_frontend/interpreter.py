@@ -41,20 +41,29 @@ class Compiler(Protocol):
     strict: bool
     max_ops: int
 
-    def compile_region(self, region: Region) -> CompiledRegion | None: ...
+    def compile_region(self, region: Region, platforms: tuple[str, ...]) -> CompiledRegion | None:
+        """`platforms` are those that the program is being lowered for, as JAX names them: "cpu", "cuda", ..."""
+        ...
 
 
 mirage_region_p = jax_compat.create_leaf_primitive("mirage_region")
 
 
-def interpret(jaxpr: Jaxpr, args: Sequence[Any], compiler: Compiler, call: Primitive, sharded: bool = False) -> list[Any]:
+def interpret(
+    jaxpr: Jaxpr,
+    args: Sequence[Any],
+    compiler: Compiler,
+    call: Primitive,
+    sharded: bool = False,
+    platforms: tuple[str, ...] = (),
+) -> list[Any]:
     """Evaluate `jaxpr`. `call` is the primitive that brings a body back here; `sharded` leaves all regions to XLA."""
     program = flatten(jaxpr)
     values = {**program.constants, **dict(zip(program.inputs, args, strict=True))}
     for step in _steps(program, compiler, sharded):
         if not isinstance(step, Region):
             _run_equation(program.eqns[step], values, compiler, call)
-        elif (compiled := _compile(step, compiler)) is not None:
+        elif (compiled := _compile(step, compiler, platforms)) is not None:
             _run_region(step, compiled, values)
         else:
             evaluate(step.equations, values)
@@ -74,10 +83,10 @@ def _steps(program: FlatProgram, compiler: Compiler, sharded: bool) -> Sequence[
         return everything
 
 
-def _compile(region: Region, compiler: Compiler) -> CompiledRegion | None:
+def _compile(region: Region, compiler: Compiler, platforms: tuple[str, ...]) -> CompiledRegion | None:
     """The replacement of a region, if there is one and it has the right type."""
     try:
-        compiled = compiler.compile_region(region)
+        compiled = compiler.compile_region(region, platforms)
         if compiled is None:
             return None
         graph = region.graph

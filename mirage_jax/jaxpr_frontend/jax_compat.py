@@ -70,6 +70,11 @@ def lower_traced(fn: Callable[..., list[Any]], context: Any, operands: Sequence[
     return mlir.lower_fun(fn, multiple_results=True)(context, *operands)
 
 
+def platforms(context: Any) -> tuple[str, ...]:
+    """The platforms that a program is being lowered for: usually one, several under `jax.export`."""
+    return tuple(context.platforms or context.module_context.platforms)
+
+
 def is_partitioned(context: Any) -> bool:
     """Whether the compiler will divide what is lowered here over several devices (it cannot divide a custom call).
 

@@ -2,9 +2,10 @@
 
 Functions of arrays only: the caller runs the three programs. Per output, ALL of (e_x = XLA - r, e_c = candidate - r; r in float64):
 
-1. equal shapes and dtypes; NaN where XLA has NaN, the same infinities; but finite where only XLA is not, and should be, is allowed;
+1. equal shapes and dtypes; NaN where XLA has NaN, the same infinities; but what float64 gives, rounded to the output's type, is always
+   allowed (XLA in float16 may make NaN of an overflow that is none), and so is finite where only XLA is not, and should be;
 2. max |e_c| <= 2 max |e_x| + 2 max |(r + 0.3 - 0.3) - r|, the latter in the type of the output (FlashAttention's rule);
-3. rms(e_c) <= 1.5 rms(e_x) + 0.5 eps rms(r);
+3. rms(e_c) <= `rms_factor` rms(e_x) + 0.5 eps rms(r), the factor being 1.5 (3 on `DEGENERATE` classes, which have few distinct errors);
 4. the worst row, max |e_c| / max |r| over its elements, is at most twice XLA's worst row + 4 eps: one wrong tile cannot hide;
 5. bias: |mean e_c| <= 2 |mean e_x| + 3 rms(e_c) / sqrt(N) + 0.5 eps rms(r) (the last term for inputs whose errors are all the same one);
 6. |e_c| <= `ceiling`, if given: an a-priori bound, so that a bad XLA does not license a bad candidate;
@@ -41,7 +42,8 @@ class GateResult:
 
 
 def float_gate(
-    reference64: Array, xla: Array, candidate: Array, *, exact: bool = False, kinds: bool = True, ceiling: Array | None = None
+    reference64: Array, xla: Array, candidate: Array, *, exact: bool = False, kinds: bool = True, ceiling: Array | None = None,
+    rms_factor: float = 1.5,
 ) -> GateResult:
     """Is one output of the candidate as good as XLA's? `kinds` False: any non-finite value may stand for another (re-association of infinities)."""
     if xla.shape != candidate.shape or xla.dtype != candidate.dtype or reference64.shape != xla.shape:
@@ -52,13 +54,14 @@ def float_gate(
     if xla.size == 0:
         return GateResult(True)
     r, x, c = (np.asarray(a, np.float64) for a in (reference64, xla, candidate))
-    if strange := _strange(r, x, c, kinds):
+    if strange := _strange(r, x, c, kinds, xla.dtype):
         return GateResult(False, (strange,))
     good = np.isfinite(r) & np.isfinite(x) & np.isfinite(c)
     if not good.any():
         return GateResult(True)
-    r, ex, ec = (np.where(good, a, 0.0) for a in (r, x - r, c - r)) if not good.all() else (r, x - r, c - r)
-    limits = _limits(r, ex, ec, int(good.sum()), xla.dtype)
+    r, x, c = (a if good.all() else np.where(good, a, 0.0) for a in (r, x, c))
+    ex, ec = x - r, c - r
+    limits = _limits(r, ex, ec, int(good.sum()), xla.dtype, rms_factor)
     if ceiling is not None:
         limits["ceiling"] = (float(np.max(np.abs(ec) / np.maximum(ceiling, 1e-300))), 1.0)
     if exact and not ex.any():
@@ -68,21 +71,24 @@ def float_gate(
     return GateResult(not reasons, reasons, ratios)
 
 
-def _strange(r: Array, x: Array, c: Array, kinds: bool) -> str:
+def _strange(r: Array, x: Array, c: Array, kinds: bool, dtype: Any) -> str:
     """What is wrong with the non-finite values, if anything."""
     repaired = ~np.isfinite(x) & np.isfinite(r) & np.isfinite(c)
     if kinds:
         differ = (np.isnan(x) != np.isnan(c)) | (np.isinf(x) != np.isinf(c)) | (np.isinf(x) & (x != c))
     else:
         differ = np.isfinite(x) != np.isfinite(c)
-    wrong = differ & ~repaired
+    with np.errstate(over="ignore"):
+        ideal = r.astype(dtype).astype(np.float64)
+    as_float64 = (np.isnan(c) & np.isnan(ideal)) | (np.isinf(c) & (c == ideal))
+    wrong = differ & ~repaired & ~as_float64
     if not wrong.any():
         return ""
     at = tuple(int(i) for i in np.argwhere(wrong)[0])
     return f"{int(wrong.sum())} non-finite values differ from XLA's, as {c[at]} instead of {x[at]} at {at}"
 
 
-def _limits(r: Array, ex: Array, ec: Array, n: int, dtype: Any) -> dict[str, tuple[float, float]]:
+def _limits(r: Array, ex: Array, ec: Array, n: int, dtype: Any, rms_factor: float) -> dict[str, tuple[float, float]]:
     """Rules 2 to 5: measured and allowed."""
     eps = float(ml_dtypes.finfo(dtype).eps)
     own = np.asarray(r).astype(dtype)
@@ -92,7 +98,7 @@ def _limits(r: Array, ex: Array, ec: Array, n: int, dtype: Any) -> dict[str, tup
     size = _rms(r, n)
     return {
         "max error": (float(np.abs(ec).max()), 2 * float(np.abs(ex).max()) + 2 * floor),
-        "rms error": (_rms(ec, n), 1.5 * _rms(ex, n) + 0.5 * eps * size),
+        "rms error": (_rms(ec, n), rms_factor * _rms(ex, n) + 0.5 * eps * size),
         "worst row": (_worst_row(r, ec), 2 * _worst_row(r, ex) + 4 * eps),
         "bias": (abs(ec.sum()) / n, 2 * abs(ex.sum()) / n + 3 * _rms(ec, n) / n**0.5 + 0.5 * eps * size),
     }
@@ -141,11 +147,11 @@ type Maker = Callable[[np.random.Generator, tuple[int, ...], int], Array]
 
 def _draw(make: Maker, rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, position: int) -> Array:
     if dtype == bool:
-        return rng.random(shape) < 0.9
+        return np.asarray(rng.random(shape) < 0.9)
     if not is_float(dtype):
-        return rng.integers(0, 4, shape).astype(dtype)
+        return np.asarray(rng.integers(0, 4, shape), dtype)
     most = float(ml_dtypes.finfo(dtype).max)
-    return np.clip(make(rng, shape, position), -most, most).astype(dtype)
+    return np.asarray(np.clip(make(rng, shape, position), -most, most), dtype)  # an array also where the shape is ()
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...], position: int) -> Array:
@@ -213,6 +219,7 @@ CLASSES: dict[str, Maker] = {
     "inf": _normal,
     "-inf": _normal,
 }
+DEGENERATE = frozenset({"constant rows", "near overflow", "large logits, transposed", "one hot", "denormal"})
 SPOILED = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}  # classes in which one element of one input has this value
 
 

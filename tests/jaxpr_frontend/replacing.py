@@ -11,6 +11,7 @@ import numpy as np
 from mirage_jax.jaxpr_frontend.capture import capture
 from mirage_jax.jaxpr_frontend.regions import MAX_OPS, Analysis, analyse
 from mirage_jax.jaxpr_frontend.translate import Region
+from mirage_jax.mugraph.arrays import numpy_dtype
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import KernelGraph
@@ -19,13 +20,16 @@ from mirage_jax.mugraph.parser import parse
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The portable lowering of a reference graph."""
+    """A reference graph evaluated without rounding in between: in f32, or f64 if it has any."""
 
     graph: KernelGraph
     cuda: None = None
 
     def portable(self, *tensors: Any) -> list[Any]:
-        return run(self.graph, tensors, xp=jnp, dtype=None)
+        kinds = {t.name: numpy_dtype(t.dtype) for t in self.graph.tensors.values()}
+        wide = "float64" if np.float64 in kinds.values() else "float32"
+        results = run(self.graph, tensors, xp=jnp, dtype=wide)
+        return [jnp.asarray(x, kinds[name]) for x, name in zip(results, self.graph.outputs, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +40,7 @@ class Replacing:
     max_ops: int = MAX_OPS
     regions: list[Region] = field(default_factory=list)
 
-    def compile_region(self, region: Region) -> Evaluated:
+    def compile_region(self, region: Region, platforms: tuple[str, ...] = ()) -> Evaluated:
         self.regions.append(region)
         check(region.graph)
         return Evaluated(region.graph)
