@@ -18,11 +18,12 @@ type Atom = int | Literal  # a numbered value, or a literal
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatEqn:
-    """`outputs` = the JAX equation `eqn` applied to `inputs`."""
+    """`outputs` = the JAX equation `eqn` applied to `inputs`; `calls` brought it here, outermost first."""
 
     eqn: JaxprEqn
     inputs: tuple[Atom, ...]
     outputs: tuple[int, ...]
+    calls: tuple[JaxprEqn, ...] = ()
 
     @property
     def primitive(self) -> str:
@@ -51,7 +52,9 @@ class FlatEqn:
 
     @property
     def where(self) -> str:
-        return jax_compat.source_line(self.eqn)
+        """The user's line; that of the call if JAX itself wrote the equation."""
+        lines = map(jax_compat.source_line, (self.eqn, *reversed(self.calls)))
+        return next(filter(None, lines), "unknown line")
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,9 @@ class _Flattener:
         self.avals[number] = aval
         return number
 
-    def inline(self, jaxpr: Jaxpr, args: Sequence[Atom]) -> tuple[Atom, ...]:
+    def inline(
+        self, jaxpr: Jaxpr, args: Sequence[Atom], calls: tuple[JaxprEqn, ...] = ()
+    ) -> tuple[Atom, ...]:
         env: dict[Any, Atom] = dict(zip(jaxpr.invars, args, strict=True))
         for var, value in zip(jaxpr.constvars, jaxpr.consts, strict=True):
             env[var] = number = self.new(var.aval)
@@ -105,10 +110,10 @@ class _Flattener:
         for eqn in jaxpr.eqns:
             operands = tuple(v if isinstance(v, Literal) else env[v] for v in eqn.invars)
             if (called := jax_compat.called_jaxpr(eqn)) is not None:
-                results = self.inline(called, operands)
+                results = self.inline(called, operands, (*calls, eqn))
             else:
                 results = tuple(self.new(v.aval) for v in eqn.outvars)
-                self.eqns.append(FlatEqn(eqn, operands, results))
+                self.eqns.append(FlatEqn(eqn, operands, results, calls))
             env.update(zip(eqn.outvars, results, strict=True))
         return tuple(v if isinstance(v, Literal) else env[v] for v in jaxpr.outvars)
 

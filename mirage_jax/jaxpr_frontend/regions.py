@@ -72,12 +72,13 @@ class _Partitioner:
         for n, eqn in enumerate(self.eqns):
             if n not in self.free and (reason := _reason(eqn)) is not None:
                 self.reasons[n] = reason
-        self.translated: dict[tuple[int, ...], Region | None] = {}
+        self.translated: dict[object, Region | None] = {}
+        self.own: dict[Region, tuple[int, ...]] = {}  # the equations that a region takes over, without repeated ones
 
     def run(self) -> Partition:
         while True:
             try:
-                regions = [r for piece in self._pieces() if (r := self._region(piece)) is not None]
+                regions = self._regions(self._pieces())
             except _LeftOutLate:
                 continue
             return Partition(self.program, self._schedule(regions), self._left_out(regions))
@@ -143,13 +144,16 @@ class _Partitioner:
     def _divide(self, cluster: Sequence[int]) -> list[tuple[int, ...]]:
         order = self._groups(cluster)
         group_of = {n: g for g, group in enumerate(order) for n in group}
+        last: dict[int, int] = {}  # value -> last group that reads it, or a view of it
+        for n in cluster:
+            for v in map(self._source, self.eqns[n].reads):
+                last[v] = max(last.get(v, 0), group_of[n])
         alive = [0] * (len(order) + 1)
         for n in cluster:
             for v in self.eqns[n].outputs:
-                last = max((group_of[r] for r in self.readers.get(v, ()) if r in group_of), default=-1)
-                outside = any(r not in group_of for r in self.readers.get(v, ()))
-                for cut in range(group_of[n] + 1, last + 1):
-                    alive[cut] += _bytes(self.program.avals[v]) * (1 if outside else 2)
+                is_stored_anyway = any(r not in group_of for r in self.readers.get(v, ()))
+                for cut in range(group_of[n] + 1, last.get(v, -1) + 1):
+                    alive[cut] += _bytes(self.program.avals[v]) * (1 if is_stored_anyway else 2)
         return divide(order, self._weight, alive.__getitem__, self.max_ops)
 
     def _groups(self, cluster: Sequence[int]) -> list[list[int]]:
@@ -186,45 +190,65 @@ class _Partitioner:
 
     # --- regions
 
-    def _region(self, piece: tuple[int, ...]) -> Region | None:
-        if piece in self.translated:
-            return self.translated[piece]
-        whole = sorted({*piece, *self._free_below(piece)})
-        inside = set(whole)
-        results = [
-            v
-            for n in piece
-            for v in self.eqns[n].outputs
-            if any(r not in inside for r in self.readers.get(v, ()))
-        ]
-        try:
-            region = translate(self.program, [self.eqns[n] for n in whole], results)
-        except Refused as refused:
-            position = whole[refused.position]
-            if position in self.free:
-                self.free.discard(position)
-            self.reasons[position] = (refused.reason.code, refused.reason.why)
-            raise _LeftOutLate from None
-        self.translated[piece] = region
-        return region
+    def _regions(self, pieces: Sequence[tuple[int, ...]]) -> list[Region]:
+        wholes = [tuple(sorted({*piece, *self._repeated(piece)})) for piece in pieces]
+        inside = {n for piece in pieces for n in piece}
+        demanded = {v for v in self.program.outputs if isinstance(v, int)}
+        demanded.update(v for n, eqn in enumerate(self.eqns) if n not in inside for v in eqn.reads)
+        for whole in wholes:
+            own = {v for n in whole for v in self.eqns[n].outputs}
+            demanded.update(v for n in whole for v in self.eqns[n].reads if v not in own)
+        regions: list[Region] = []
+        for piece, whole in zip(pieces, wholes, strict=True):
+            results = tuple(v for n in piece for v in self.eqns[n].outputs if v in demanded)
+            if (region := self._region(whole, results)) is not None:
+                regions.append(region)
+                self.own[region] = piece
+        return regions
 
-    def _free_below(self, piece: Iterable[int]) -> set[int]:
+    def _region(self, whole: tuple[int, ...], results: tuple[int, ...]) -> Region | None:
+        key = whole, results
+        if key not in self.translated:
+            try:
+                self.translated[key] = translate(self.program, [self.eqns[n] for n in whole], results)
+            except Refused as refused:
+                position = whole[refused.position]
+                self.free.discard(position)
+                self.reasons[position] = (refused.reason.code, refused.reason.why)
+                raise _LeftOutLate from None
+        return self.translated[key]
+
+    def _repeated(self, piece: Iterable[int]) -> set[int]:
+        """Equations outside of a piece that it repeats: constants, and views of what it reads."""
         found: set[int] = set()
-        todo = [p for n in piece for p in self.dependencies.before[n] if p in self.free]
+        todo = list(piece)
         while todo:
-            if (n := todo.pop()) not in found:
-                found.add(n)
-                todo += [p for p in self.dependencies.before[n] if p in self.free]
+            for v in self.eqns[todo.pop()].reads:
+                n = self.made.get(v)
+                if n is not None and n not in found and (n in self.free or self._is_view(n)):
+                    found.add(n)
+                    todo.append(n)
         return found
+
+    def _is_view(self, n: int) -> bool:
+        """Whether an equation only shows its operand differently, and reading the operand costs no more."""
+        eqn = self.eqns[n]
+        if n in self.reasons or eqn.primitive not in rules.VIEWS or len(eqn.reads) != 1:
+            return False
+        return _bytes(eqn.in_avals[0]) <= _bytes(eqn.out_avals[0])
+
+    def _source(self, value: int) -> int:
+        """The value that a region reads if it repeats the views of it."""
+        while (n := self.made.get(value)) is not None and n not in self.free and self._is_view(n):
+            (value,) = self.eqns[n].reads
+        return value
 
     def _schedule(self, regions: Sequence[Region]) -> tuple[Region | int, ...]:
         """Steps in an order that respects every dependency; ties are broken by the order of the program."""
-        owner = {v: region for region in regions for v in region.results}
-        position = {id(eqn): n for n, eqn in enumerate(self.eqns)}
         taken: dict[int, int] = {}  # position of an equation -> position that stands for its step
         step: dict[int, Region | int] = {n: n for n in range(len(self.eqns))}
         for region in regions:
-            own = [n for eqn in region.equations if (n := position[id(eqn)]) not in self.free]
+            own = self.own[region]
             for n in own:
                 taken[n] = own[0]
                 del step[n]
@@ -247,7 +271,7 @@ class _Partitioner:
                 before[then].discard(n)
                 if not before[then]:
                     heapq.heappush(ready, then)
-        assert len(order) == len(step), f"regions depend on each other in a circle: {owner}"
+        assert len(order) == len(step), "regions depend on each other in a circle"
         return tuple(order)
 
     def _left_out(self, regions: Sequence[Region]) -> tuple[LeftOut, ...]:

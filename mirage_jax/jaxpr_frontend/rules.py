@@ -38,17 +38,20 @@ type Rule = Callable[..., Value]  # (builder, result, *operands) -> value
 
 RULES: dict[str, Rule] = {}
 LIGHT: set[str] = set()
+VIEWS: set[str] = set()  # the light ones that show one operand in another shape or dtype
 FOLDS: dict[str, Callable[..., Any]] = {}  # the same on numpy scalars, for constants
 TAKES_NEG_INF: set[str] = set()
 
 
-def rule(*names: str, light: bool = False, neg_inf: bool = False) -> Callable[[Rule], Rule]:
+def rule(*names: str, light: bool = False, view: bool = False, neg_inf: bool = False) -> Callable[[Rule], Rule]:
     def register(fn: Rule) -> Rule:
         for name in names:
             RULES[name] = fn
-            if light:
+            if light or view:
                 LIGHT.add(name)
-            if light or neg_inf:
+            if view:
+                VIEWS.add(name)
+            if light or view or neg_inf:
                 TAKES_NEG_INF.add(name)
         return fn
 
@@ -100,12 +103,12 @@ _NUMPY["bf16"] = np.float32  # a bf16 number is an f32 number; results are round
 # --- layout and casts: names move, nothing is computed
 
 
-@rule("stop_gradient", "copy", "copy_p", "pvary", "pcast", "name", "reduce_precision", light=True)
+@rule("stop_gradient", "copy", "copy_p", "pvary", "pcast", "name", "reduce_precision", view=True)
 def _identity(b: Builder, out: Result, x: Value) -> Value:
     return x
 
 
-@rule("convert_element_type", light=True)
+@rule("convert_element_type", view=True)
 def _convert(b: Builder, out: Result, x: Value) -> Value:
     if out.dtype not in FLOATS and x.dtype in FLOATS:
         raise NotExpressible(Code.DTYPE, f"a cast from {x.dtype} to {out.dtype} rounds")
@@ -117,25 +120,25 @@ def _convert(b: Builder, out: Result, x: Value) -> Value:
     return replace(x, dtype=out.dtype)
 
 
-@rule("transpose", light=True)
+@rule("transpose", view=True)
 def _transpose(b: Builder, out: Result, x: Value) -> Value:
     return replace(x, dims=tuple(x.dims[p] for p in out.params["permutation"]))
 
 
-@rule("squeeze", light=True)
+@rule("squeeze", view=True)
 def _squeeze(b: Builder, out: Result, x: Value) -> Value:
     gone = {d % len(x.dims) for d in out.params["dimensions"]}
     return replace(x, dims=tuple(dim for d, dim in enumerate(x.dims) if d not in gone))
 
 
-@rule("expand_dims", light=True)
+@rule("expand_dims", view=True)
 def _expand_dims(b: Builder, out: Result, x: Value) -> Value:
     old = iter(x.dims)
     new = {d % len(out.shape) for d in out.params["dimensions"]}
     return replace(x, dims=tuple(() if d in new else next(old) for d in range(len(out.shape))))
 
 
-@rule("broadcast_in_dim", light=True)
+@rule("broadcast_in_dim", view=True)
 def _broadcast_in_dim(b: Builder, out: Result, x: Value) -> Value:
     source = {target: d for d, target in enumerate(out.params["broadcast_dimensions"])}
     old = b.dims(x)
@@ -149,7 +152,7 @@ def _broadcast_in_dim(b: Builder, out: Result, x: Value) -> Value:
     return replace(x, dims=dims)
 
 
-@rule("reshape", light=True)
+@rule("reshape", view=True)
 def _reshape(b: Builder, out: Result, x: Value) -> Value:
     if out.params.get("dimensions") is not None:
         raise NotExpressible(Code.PARAMETERS, "a reshape that also transposes")
@@ -197,6 +200,11 @@ def _square(b: Builder, out: Result, x: Value) -> Value:
     return b.mul(x, x, out.dtype)
 
 
+@rule("one_minus_square")
+def _one_minus_square(b: Builder, out: Result, x: Value) -> Value:
+    return b.scaled(b.mul(x, x, out.dtype), Fraction(-1), Fraction(1))
+
+
 @rule("sqrt")
 def _sqrt(b: Builder, out: Result, x: Value) -> Value:
     return b.power(x, Fraction(1, 2), out.dtype)
@@ -229,6 +237,11 @@ def _exp(b: Builder, out: Result, x: Value) -> Value:
 @rule("exp2")
 def _exp2(b: Builder, out: Result, x: Value) -> Value:
     return b.unary("exp", b.scaled(x, Fraction(math.log(2))), out.dtype)
+
+
+@rule("log2")
+def _log2(b: Builder, out: Result, x: Value) -> Value:
+    return b.scaled(b.unary("log", x, out.dtype), 1 / Fraction(math.log(2)))
 
 
 def _function(primitive: str, op: str) -> None:
@@ -375,15 +388,17 @@ def _dot_general(b: Builder, out: Result, x: Value, y: Value) -> Value:
     return b.contract(x, y, view, over, dims, out.dtype)
 
 
+# Presets that ask for no more than what a kernel does: products of narrow operands, summed in f32.
+NARROW_PRECISIONS = frozenset({"DEFAULT", "F16_F16_F16", "F16_F16_F32", "BF16_BF16_BF16", "BF16_BF16_F32", "TF32_TF32_F32"})
+
+
 def _check_precision(precision: Any, dtypes: tuple[str, str]) -> None:
     """Kernels accumulate in f32 and may use tensor cores: more than that, asked for by name, is XLA's."""
-    names = precision if isinstance(precision, tuple) else (precision,)
     low = all(d in ("f16", "bf16") for d in dtypes)
-    for p in names:
+    for p in precision if isinstance(precision, tuple) else (precision,):
         name = getattr(p, "name", str(p)).upper()
-        if p is None or name == "DEFAULT" or (low and "F64" not in name):
-            continue
-        raise NotExpressible(Code.PRECISION, f"a contraction of {' and '.join(dtypes)} in precision {name}")
+        if p is not None and name not in NARROW_PRECISIONS and (not low or "F64" in name):
+            raise NotExpressible(Code.PRECISION, f"a contraction of {' and '.join(dtypes)} in precision {name}")
 
 
 # --- constants

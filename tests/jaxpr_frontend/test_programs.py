@@ -1,0 +1,81 @@
+"""What becomes of real programs: how many regions, what is left out, and that the graphs mean what the program means."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxpr_frontend.programs import PROGRAMS, Program
+from jaxpr_frontend.replacing import Replacing, analysis, assert_close, optimized, oracle
+
+from mirage_jax.jaxpr_frontend.reasons import Code
+
+SLICES = {"split", "concatenate"}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_forward(name: str, golden: Callable[[str], None]) -> None:
+    program, compiler = PROGRAMS[name], Replacing()
+    have = optimized(program.fn, compiler)(*program.args)
+    assert_close(have, jax.jit(program.fn)(*program.args), program.tolerance)
+    (region,) = compiler.regions
+    left_out = analysis(program.fn, *program.args).left_out
+    assert {x.primitive for x in left_out if x.code != Code.NO_HEAVY_OP} == (SLICES if name == "rope" else set())
+    golden(str(region.graph))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_gradient(name: str) -> None:
+    program, compiler = PROGRAMS[name], Replacing()
+    grad = _gradient(program)
+    have, want = optimized(grad, compiler)(*program.args), jax.jit(grad)(*program.args)
+    assert_close(have, want, program.tolerance)
+    assert 1 <= len(compiler.regions) <= 6
+    codes = {x.code for x in analysis(grad, *program.args).left_out}
+    assert codes <= {Code.NO_HEAVY_OP, Code.UNSUPPORTED_PRIMITIVE, Code.RANK0, Code.DTYPE}
+
+
+def _gradient(program: Program) -> Callable[..., object]:
+    """Gradients with respect to all floating operands of a sum with fixed, uneven weights."""
+
+    def loss(*args):
+        def weighted(y):
+            return jnp.sum(y.astype(jnp.float32) * jnp.cos(jnp.arange(y.size)).reshape(y.shape))
+
+        return sum(map(weighted, jax.tree.leaves(program.fn(*args))))
+
+    floats = [n for n, a in enumerate(program.args) if all(jnp.issubdtype(x, jnp.inexact) for x in jax.tree.leaves(a))]
+    return jax.grad(loss, floats)
+
+
+@pytest.mark.parametrize("name", [n for n, p in PROGRAMS.items() if p.tolerance < 1e-2])
+def test_reference_in_double_precision(name: str) -> None:
+    """`reference` runs the original equations on the values of a region's inputs; the graph agrees with it."""
+    program, compiler = PROGRAMS[name], Replacing()
+    optimized(program.fn, compiler).lower(*program.args)
+    (region,) = compiler.regions
+    rng = np.random.default_rng(1)
+    values = [jnp.asarray(rng.integers(-4, 9, b_shape(region, b)) / 8, b.dtype) for b in region.inputs]
+    assert_close(oracle(region, values), region.reference(*values))
+
+
+def b_shape(region, boundary):
+    return region.avals[boundary.value].shape
+
+
+def test_layers_are_one_structure() -> None:
+    """Equal layers give equal graphs, whatever they are called."""
+    program = PROGRAMS["gated mlp"]
+    x, w, v = program.args
+
+    def model(x, weights):
+        for first, second, down in weights:
+            x = x + program.fn(x, first, second) @ down
+        return x
+
+    down = jnp.ones((16, 32))
+    found = analysis(model, x, [(w, v, down)] * 6, max_ops=7)
+    assert len(found.regions) == 6
+    assert len({str(r.graph) for r in found.regions}) == 1
+    assert len({r.where for r in found.regions}) == 1

@@ -1,0 +1,163 @@
+"""Where programs are cut, and why equations are left out."""
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jaxpr_frontend.replacing import Evaluated, Replacing, analysis, assert_close, optimized, random
+
+from mirage_jax.errors import UsageError
+from mirage_jax.jaxpr_frontend.clusters import Dependencies, convex_clusters, divide
+from mirage_jax.jaxpr_frontend.reasons import Code
+from mirage_jax.jaxpr_frontend.translate import Region
+
+X, W = random(8, 16), random(16, 16, seed=1)
+
+LEFT_OUT = {
+    "sort": (lambda x: jnp.sort(x) @ W, Code.UNSUPPORTED_PRIMITIVE),
+    "reduce_sum": (lambda x: x.sum() * x @ W, Code.RANK0),
+    "dot_general": (lambda x: jnp.dot(x, W, precision="highest"), Code.PRECISION),
+    "convert_element_type": (lambda x: x.astype("int8").sum(0).astype("float32") @ W, Code.DTYPE),
+    "exp": (lambda x: jnp.exp(x), Code.NO_HEAVY_OP),
+    "concatenate": (lambda x: jnp.concatenate([x, x]) @ W, Code.UNSUPPORTED_PRIMITIVE),
+    "div": (lambda x: (x / 0.0) @ W, Code.NON_FINITE),
+    "pow": (lambda x: (x**0.3) @ W, Code.PARAMETERS),
+    "debug_print": (lambda x: (jax.debug.print("{}", x[0, 0]), x @ W)[1], Code.EFFECT),
+    "scan": (lambda x: jax.lax.scan(lambda c, _: (c @ W, None), x, length=3)[0], Code.CONTROL_FLOW),
+    "broadcast_in_dim": (lambda x: x[:0] @ W, Code.ZERO_SIZE),
+}
+
+
+@pytest.mark.parametrize("primitive", [p for p in LEFT_OUT if p != "broadcast_in_dim"])
+def test_reasons(primitive: str) -> None:
+    fn, code = LEFT_OUT[primitive]
+    found = {x.primitive: x for x in analysis(fn, X).left_out}
+    assert found[primitive].code == code
+    assert "test_regions.py" in found[primitive].where
+    have, want = optimized(fn)(X), fn(X)
+    assert_close(jnp.nan_to_num(have), jnp.nan_to_num(want))
+
+
+def test_empty_arrays_run() -> None:
+    assert optimized(lambda x: x[:0] @ W)(X).shape == (0, 16)
+    assert {x.code for x in analysis(lambda x: x[:0] @ W, X).left_out} >= {Code.ZERO_SIZE}
+
+
+def test_an_unrelated_equation_parts_nothing() -> None:
+    def fn(x, w):
+        y = x @ w
+        order = jnp.argsort(w[0])  # between the products in the text, on no path between them
+        return jax.nn.softmax(y) @ w, order
+
+    assert len(analysis(fn, X, W).regions) == 1
+    have, want = optimized(fn)(X, W), fn(X, W)
+    assert_close(have, want)
+
+
+def test_an_equation_on_a_path_parts() -> None:
+    """What needs the sorted values comes after, what does not stays together."""
+
+    def fn(x, w):
+        y = x @ w
+        z = jnp.sort(y) @ w
+        return y * z
+
+    compiler = Replacing()
+    assert_close(optimized(fn, compiler)(X, W), fn(X, W))
+    assert len(compiler.regions) == 2
+
+
+def test_clusters_do_not_depend_on_each_other_in_a_circle() -> None:
+    """a -> b and c -> d: {a, d} and {b, c} are convex each, but not one after the other."""
+    before = (frozenset(), frozenset(), frozenset({0}), frozenset({1}), frozenset({0, 3}), frozenset({1, 2}))
+    after = tuple(frozenset(n for n in range(6) if m in before[n]) for m in range(6))
+    clusters = convex_clusters(Dependencies(before, after), range(6))
+    owner = {n: c for c in clusters for n in c}
+    edges = {(owner[m], owner[n]) for n in range(6) for m in before[n]}
+    assert not any(a != b and (b, a) in edges for a, b in edges)
+
+
+def test_division_cuts_where_the_fewest_bytes_cross() -> None:
+    crossing = [0, 9 << 20, 1 << 20, 9 << 20, 9 << 20]
+    assert divide([[0], [1], [2], [3]], lambda _: 1, crossing.__getitem__, 3) == [(0, 1), (2, 3)]
+    assert divide([[0], [1]], lambda _: 9, crossing.__getitem__, 3) == [(0,), (1,)]
+
+
+def test_masks_are_repeated_and_not_passed() -> None:
+    """Every layer gets its own causal mask, made of indices."""
+
+    def model(x):
+        mask = jnp.tril(jnp.ones((32, 32), bool))
+        for _ in range(3):
+            x = jax.nn.softmax(jnp.where(mask, x @ x.T, -jnp.inf)) @ x
+        return x
+
+    x = random(32, 8)
+    found = analysis(model, x, max_ops=9)
+    assert [len(r.inputs) for r in found.regions] == [1, 1, 1]
+    assert len({str(r.graph) for r in found.regions}) == 1
+    assert_close(optimized(model, Replacing(max_ops=9))(x), model(x))
+
+
+def test_casts_are_repeated_and_not_passed() -> None:
+    def fn(x, w):
+        wide = x.astype(jnp.float32)
+        y = jnp.sort(wide @ w)
+        return y @ w.T + wide
+
+    found = analysis(fn, X.astype(jnp.bfloat16), W)
+    assert len(found.regions) == 2
+    assert all("bf16" in str(r.graph) for r in found.regions)
+
+
+def test_bodies_are_analysed() -> None:
+    def fn(x):
+        x = jax.lax.scan(lambda c, _: (jax.nn.softmax(c @ W), None), x, length=3)[0]
+        return jax.lax.cond(x[0, 0] > 0, lambda x: x @ W, lambda x: x @ W.T, x)
+
+    assert len(analysis(fn, X).regions) == 3
+
+
+@dataclass(frozen=True, eq=False)
+class Failing:
+    """A compiler that fails in one of several ways."""
+
+    how: str
+    strict: bool = False
+    max_ops: int = 16
+    asked: list[Any] = field(default_factory=list)
+
+    def compile_region(self, region: Region, platforms: tuple[str, ...] = ()) -> Any:
+        self.asked.append(region)
+        match self.how:
+            case "raises":
+                raise RuntimeError("no luck")
+            case "declines":
+                return None
+            case "misuse":
+                raise UsageError("nonsense")
+        return Wrong(region.graph)
+
+
+class Wrong(Evaluated):
+    def portable(self, *tensors: Any) -> list[Any]:
+        return [x[:1] for x in super().portable(*tensors)]
+
+
+@pytest.mark.parametrize("how", ["raises", "declines", "wrong shapes"])
+def test_failures_run_the_original(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    compiler = Failing(how)
+    with caplog.at_level(logging.WARNING, "mirage_jax"):
+        assert_close(optimized(lambda x: x @ W, compiler)(X), X @ W)  # type: ignore[arg-type]
+    assert compiler.asked
+    assert len(caplog.records) <= 1
+
+
+def test_strict_raises() -> None:
+    with pytest.raises(RuntimeError, match="no luck"):
+        optimized(lambda x: x @ W, Failing("raises", strict=True))(X)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="nonsense"):
+        optimized(lambda x: x @ W, Failing("misuse"))(X)  # type: ignore[arg-type]
