@@ -130,14 +130,14 @@ def _jax_triton() -> Any:
     """jax-triton, with Triton 3.6 as well, and without its removal of TRITON_CACHE_DIR from the environment."""
     kept = os.environ.get("TRITON_CACHE_DIR")
     try:
-        import triton.backends.nvidia.driver as driver
-
-        if not hasattr(driver, "TMA_TF32"):  # a constant new in Triton 3.7 that jax-triton 0.4 imports
-            driver.TMA_TF32 = 0
         import jax_triton
+        import triton.backends.nvidia.compiler as compiler
     except ImportError as error:
         raise LoweringError(f"GPU kernels need jax-triton and triton: {error}") from error
     finally:
         if kept is not None:
             os.environ["TRITON_CACHE_DIR"] = kept
+    library = jax_triton.triton_lib
+    if not hasattr(library.cb, "BaseBackend"):  # a stub: Triton 3.6 lacks a constant for tensor descriptors, not used here
+        library.cb = compiler
     return jax_triton
