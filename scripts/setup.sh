@@ -27,7 +27,7 @@ make_venv() {
   if base="$(find_python)" && "$base" -m venv --clear "$venv" >&2; then
     return
   fi
-  if command -v uv >/dev/null 2>&1 && uv venv --clear --seed --python 3.12 "$venv" >&2; then
+  if command -v uv >/dev/null 2>&1 && uv venv --clear --seed --python '>=3.12' "$venv" >&2; then
     return
   fi
   say "error: no usable Python of version 3.12 or newer was found (looked at \$PYTHON, PATH, pyenv and uv)."

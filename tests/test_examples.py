@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-SMALL = {"quickstart": ["--length", "128", "--width", "32", "--heads", "2", "--budget", "5s", "--rounds", "2"]}
+SMALL = {"quickstart": ["--length", "128", "--width", "32", "--heads", "2", "--budget", "2s", "--rounds", "2"]}
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.py")), ids=lambda f: f.stem)
