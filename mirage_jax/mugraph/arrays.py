@@ -7,6 +7,7 @@ reductions, products of two 16-bit operands accumulate in float32, and stores ro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -49,6 +50,11 @@ def is_narrow(dtype: Any) -> bool:
     return numpy.dtype(dtype) in (DTYPES["f16"], DTYPES["bf16"])
 
 
+def lowest(dtype: Any) -> float:
+    """The most negative finite number of a type of floats."""
+    return float(ml_dtypes.finfo(dtype).min)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+
+
 @dataclass(frozen=True, slots=True)
 class Named:
     """An array whose dimensions are the axes `axes`; a Python number if it has none."""
@@ -71,11 +77,11 @@ def arrange(array: Any, have: tuple[Axis, ...], want: tuple[Axis, ...]) -> Any:
 
 @dataclass(frozen=True)
 class FloatDomain:
-    """Floating-point meaning of the operators on numpy or jax.numpy arrays. `dtype` None: each value in its own precision."""
+    """Floating-point meaning of the operators on arrays of `xp`. `dtype` None: each value in its own precision."""
 
     xp: Any = numpy
     dtype: str | None = None
-    ranges: Mapping[Axis, range] = field(default_factory=dict)  # indices that the axes run over here
+    ranges: Mapping[Axis, range] = field(default_factory=dict[Axis, range])  # indices that the axes run over here
 
     representative = False
 
@@ -97,7 +103,9 @@ class FloatDomain:
         array = arrange(array, x.axes, tensor.axes)
         return Named(tensor.axes, array if array.dtype == dtype else array.astype(dtype))
 
-    def assemble(self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], Named]]) -> Named:
+    def assemble(
+        self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], Named]]
+    ) -> Named:
         out = numpy.empty(shape, pieces[0][1].array.dtype)  # the walk has seen to it that the pieces cover it
         for ranges, piece in pieces:
             out[tuple(slice(r.start, r.stop) for r in ranges)] = piece.array
@@ -164,8 +172,7 @@ class FloatDomain:
     def shift(self, x: Named, axes: tuple[Axis, ...]) -> Named:
         """The maximum, but never -inf: a fully masked tile must not turn ``exp(-inf - -inf)`` into NaN for its row."""
         m = self._reduce(self.xp.max, x, axes)
-        lowest = ml_dtypes.finfo(m.array.dtype).min
-        return Named(m.axes, self.xp.maximum(m.array, self.xp.asarray(lowest, m.array.dtype)))
+        return Named(m.axes, self.xp.maximum(m.array, self.xp.asarray(lowest(m.array.dtype), m.array.dtype)))
 
     def iota(self, axis: Axis) -> Named:
         here = self.ranges[axis]
@@ -188,7 +195,7 @@ class FloatDomain:
 
     def _common(self, *xs: Any) -> list[Any]:
         """The arrays in one arithmetic type; Python numbers adapt to it by themselves."""
-        dtypes = [numpy.dtype(x.dtype) for x in xs if hasattr(x, "dtype")]
+        dtypes: list[Any] = [numpy.dtype(x.dtype) for x in xs if hasattr(x, "dtype")]
         if not dtypes:
             return list(xs)
         if self.dtype is not None:
@@ -218,7 +225,6 @@ def _matmul(x: Named, y: Named, axes: tuple[Axis, ...]) -> Named:
     b = arrange(y.array, y.axes, (*batch, *axes, *columns))
     nb, nr, nk = len(batch), len(rows), len(axes)
     shape = (*a.shape[: nb + nr], *b.shape[nb + nk :])
-    inner = int(numpy.prod(a.shape[nb + nr :]))
-    left = a.reshape(*a.shape[:nb], int(numpy.prod(a.shape[nb : nb + nr])), inner)
-    right = b.reshape(*b.shape[:nb], inner, int(numpy.prod(b.shape[nb + nk :])))
+    left = a.reshape(*a.shape[:nb], math.prod(a.shape[nb : nb + nr]), math.prod(a.shape[nb + nr :]))
+    right = b.reshape(*b.shape[:nb], math.prod(b.shape[nb : nb + nk]), math.prod(b.shape[nb + nk :]))
     return Named((*batch, *rows, *columns), numpy.matmul(left, right).reshape(shape))

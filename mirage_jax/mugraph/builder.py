@@ -40,7 +40,10 @@ def _attribute(key: str, value: Given) -> Attr:
 
 
 def library(op: str, args: Sequence[tuple[Tensor | str, Axes]], result: Tensor, **attrs: Given) -> Library:
-    """One operator over whole tensors: `args` are (tensor, axes under which it is read). Loads are named by position, the operator by its result."""
+    """One operator over whole tensors; `args` are tensors, each with the axes under which it is read.
+
+    Loads are named by position, the operator by its result.
+    """
     loads = tuple(Load(str(i), t if isinstance(t, str) else t.name, axes_of(a)) for i, (t, a) in enumerate(args))
     return Library(loads, Op(result.name, op, tuple(x.name for x in loads), result.axes, attributes(attrs)), result)
 

@@ -1,7 +1,8 @@
 """A stable name for the structure of a muGraph: the same for graphs that differ only in names.
 
-Axes, tensors, kernels and values are renamed in order of appearance (copies ``k'`` and parts ``k.g`` follow their axis), then the text form
-is hashed. Order of operators and of arguments counts: this tells *written* programs apart, it does not decide equivalence.
+Axes, tensors, kernels and values are renamed in order of appearance (copies ``k'`` and parts ``k.g`` follow their
+axis), then the text form is hashed. Order of operators and of arguments counts: this tells *written* programs apart,
+it does not decide equivalence.
 """
 
 from __future__ import annotations

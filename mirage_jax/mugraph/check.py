@@ -1,4 +1,4 @@
-"""Well-formedness of muGraphs and of schedules: what the constructors cannot see. Raises `GraphError`, or returns nothing.
+"""Well-formedness of muGraphs and of schedules: what the constructors cannot see. Raises `GraphError`.
 
 Run at each border of a package: after the frontend, after the search, after reading a cache entry.
 """
@@ -16,10 +16,12 @@ from mirage_jax.mugraph.operators import ACCUMULATORS, operator
 
 
 def check_graph(graph: KernelGraph) -> None:
-    """Names are defined before use, axes are what the operators infer, stores cover their tensors, loops are reduced by accumulators."""
+    """Names are defined before use, axes are as inferred, stores cover their tensors, accumulators end loops."""
     unique((a for a, _ in graph.extents), "axis in extents")
     for axis, n in graph.extents:
-        _require(not is_part(axis) and "'" not in axis, f"extents name axis {axis}; copies and parts have none of their own")
+        _require(
+            not is_part(axis) and "'" not in axis, f"extents name axis {axis}; copies and parts have none of their own"
+        )
         _require(n >= 1, f"axis {axis} has extent {n}")
     known: dict[str, Tensor] = {}
     for t in graph.inputs:
@@ -38,13 +40,18 @@ def check_graph(graph: KernelGraph) -> None:
 
 def check_schedule(graph: KernelGraph, schedule: Schedule) -> None:
     """Every divided axis has a tile of at least 1 and no part of a split axis is empty."""
-    _require(len(schedule.kernels) == len(graph.kernels), f"{len(schedule.kernels)} kernel schedules for {len(graph.kernels)} kernels")
+    _require(
+        len(schedule.kernels) == len(graph.kernels),
+        f"{len(schedule.kernels)} kernel schedules for {len(graph.kernels)} kernels",
+    )
     for axis in graph.split_axes:
         _require(axis in schedule.part_counts, f"no number of parts for split axis {axis}")
         part_length(graph.extent(axis), schedule.part_counts[axis])
     for kernel, sizes in zip(graph, schedule.kernels, strict=True):
         for axis in (*kernel.grid, *([kernel.loop] if kernel.loop else [])):
-            _require(is_part(axis) or sizes.tile(axis) >= 1, f"kernel {kernel.name}: tile of axis {axis} is less than 1")
+            _require(
+                is_part(axis) or sizes.tile(axis) >= 1, f"kernel {kernel.name}: tile of axis {axis} is less than 1"
+            )
 
 
 def unique(names: Iterable[str], what: str) -> None:
@@ -76,6 +83,8 @@ def _extent(graph: KernelGraph, axis: Axis) -> int | Axis:
 
 def _check_kernel(graph: KernelGraph, known: Mapping[str, Tensor], kernel: Kernel) -> None:
     unique((v.name for v in (*kernel.loads, *kernel.ops)), "value")
+    for axis in kernel.grid:
+        _require(not (is_part(axis) and axis.endswith("'")), f"copy {axis} of a part axis cannot be on the grid")
     unique((s.tensor.name for s in kernel.stores), "tensor")
     axes: dict[str, tuple[Axis, ...]] = {}
     for load in kernel.loads:
@@ -83,7 +92,9 @@ def _check_kernel(graph: KernelGraph, known: Mapping[str, Tensor], kernel: Kerne
         unique(load.axes, f"load of {load.tensor}: axis")
         have = [_extent(graph, a) for a in known[load.tensor].axes]
         seen = [_extent(graph, a) for a in load.axes]
-        _require(have == seen, f"loads {known[load.tensor]} of extents {have} as [{','.join(load.axes)}] of extents {seen}")
+        _require(
+            have == seen, f"loads {known[load.tensor]} of extents {have} as [{','.join(load.axes)}] of extents {seen}"
+        )
         axes[load.name] = load.axes
     for op in kernel.ops:
         _check_op(graph, axes, op)
@@ -100,21 +111,31 @@ def _check_op(graph: KernelGraph, axes: Mapping[str, tuple[Axis, ...]], op: Op) 
     record, attrs = operator(op.op), op.attributes
     for a in op.args:
         _require(a in axes, f"value {op.name} = {op.op} reads {a}, which is not defined before it")
-    _require(len(op.args) == record.arity, f"value {op.name}: {op.op} takes {record.arity} arguments, got {len(op.args)}")
+    _require(
+        len(op.args) == record.arity, f"value {op.name}: {op.op} takes {record.arity} arguments, got {len(op.args)}"
+    )
     for key in record.required:
         _require(key in attrs, f"value {op.name}: {op.op} needs attribute {key}")
     for key in attrs:
         known = {*record.required, *record.defaults}
-        _require(key in known, f"value {op.name}: {op.op} has no attribute {key}; it has {', '.join(sorted(known)) or 'none'}")
+        _require(
+            key in known,
+            f"value {op.name}: {op.op} has no attribute {key}; it has {', '.join(sorted(known)) or 'none'}",
+        )
     _require(op.attrs == tuple(sorted(op.attrs)), f"value {op.name}: attributes are not sorted")
     for axis in _mentioned(op):
         _extent(graph, axis)
     want = record.infer(tuple(axes[a] for a in op.args), attrs)
     _require(len(set(op.axes)) == len(op.axes), f"value {op.name}: an axis twice in [{','.join(op.axes)}]")
-    _require(set(want) == set(op.axes), f"value {op.name} = {op.head()} has axes [{','.join(want)}], declared [{','.join(op.axes)}]")
+    _require(
+        set(want) == set(op.axes),
+        f"value {op.name} = {op.head()} has axes [{','.join(want)}], declared [{','.join(op.axes)}]",
+    )
     if op.op == "dot":
         for axis in attrs["axes"]:  # type: ignore[union-attr]
-            _require(all(axis in axes[a] for a in op.args), f"value {op.name}: dot over {axis}, which only one side has")
+            _require(
+                all(axis in axes[a] for a in op.args), f"value {op.name}: dot over {axis}, which only one side has"
+            )
 
 
 def _mentioned(op: Op) -> tuple[Axis, ...]:
@@ -133,7 +154,10 @@ def _check_store(grid: Sequence[Axis], have: tuple[Axis, ...], store: Store) -> 
         if axis in parts:
             inside = axis.removesuffix(".g")
             covers = (axis in want) != (inside in want)
-            _require(covers, f"{store.tensor} needs axis {axis} (one slice per part) or {inside} (the parts side by side), not both")
+            _require(
+                covers,
+                f"{store.tensor} needs axis {axis} (one slice per part) or {inside} (the parts side by side), not both",
+            )
         else:
             _require(axis in want, f"{store.tensor} lacks grid axis {axis}: blocks would overwrite each other")
 
@@ -142,13 +166,18 @@ def _check_block(graph: KernelGraph, kernel: BlockGraph) -> None:
     unique(kernel.grid, "grid axis")
     for axis in (*kernel.grid, *([kernel.loop] if kernel.loop else [])):
         _extent(graph, axis)
-        _require(not (is_part(axis) and axis.endswith("'")), f"copy {axis} of a part axis cannot be divided")
-        _require(axis not in kernel.grid or not is_part(axis) or axis.removesuffix(".g") not in kernel.grid, f"both {axis} and its inside on the grid")
+        _require(
+            axis not in kernel.grid or not is_part(axis) or axis.removesuffix(".g") not in kernel.grid,
+            f"both {axis} and its inside on the grid",
+        )
     _require(kernel.loop not in kernel.grid, f"axis {kernel.loop} is on the grid and the loop")
     _require(kernel.loop is None or not is_part(kernel.loop), f"loop over part axis {kernel.loop}")
     for op in kernel.ops:
         lost = {a for a in _mentioned(op) if op.op not in ("iota",) and a in kernel.grid}
-        _require(not lost, f"value {op.name} = {op.head()} reduces grid axes {', '.join(sorted(lost))}, of which a block sees one tile")
+        _require(
+            not lost,
+            f"value {op.name} = {op.head()} reduces grid axes {', '.join(sorted(lost))}: a block sees one tile",
+        )
         if kernel.loop is None:
             _require(op.op not in ACCUMULATORS, f"value {op.name} = {op.op} accumulates, but the kernel has no loop")
         else:
@@ -156,7 +185,10 @@ def _check_block(graph: KernelGraph, kernel: BlockGraph) -> None:
     for s in kernel.stores:
         body = kernel.stages[s.value].body
         in_loop = kernel.loop in kernel.axes_of[s.value]
-        _require(body == in_loop, f"store {s.tensor.name}: value {s.value} of the loop body needs an accumulator (or the loop axis)")
+        _require(
+            body == in_loop,
+            f"store {s.tensor.name}: value {s.value} of the loop body needs an accumulator (or the loop axis)",
+        )
 
 
 def _check_loop(kernel: BlockGraph, op: Op, loop: Axis) -> None:
@@ -164,9 +196,15 @@ def _check_loop(kernel: BlockGraph, op: Op, loop: Axis) -> None:
     if op.op in ACCUMULATORS:
         x = op.args[0]
         _require(stages[x].body, f"value {op.name} = {op.op} accumulates {x}, which is the same in every step")
-        _require(loop not in op.axes, f"value {op.name} = {op.op} still has the loop axis {loop}; reduce it within the tile first")
+        _require(
+            loop not in op.axes,
+            f"value {op.name} = {op.op} still has the loop axis {loop}; reduce it within the tile first",
+        )
         if op.op == "accs":
-            _require(set(kernel.axes_of[op.args[1]]) <= set(kernel.axes_of[x]), f"value {op.name}: its shift has more axes than its value")
+            _require(
+                set(kernel.axes_of[op.args[1]]) <= set(kernel.axes_of[x]),
+                f"value {op.name}: its shift has more axes than its value",
+            )
         return
     for a in op.args:
         source = next((o for o in kernel.ops if o.name == a), None)

@@ -1,19 +1,22 @@
 """What a muGraph computes: one walk over kernels, blocks and loop steps, for every domain of arrays.
 
 Input: a kernel graph, the values of its inputs, a domain, and a schedule. Output: the values of its outputs. With a
-schedule each kernel runs block by block and step by step, exactly as a GPU would: this is the meaning of a schedule, and what
-the verifier tests. Without one every axis is a single tile and every kernel is straight-line code (traceable by JAX): this is
-the portable lowering, and the meaning of a captured program.
+schedule each kernel runs block by block and step by step, exactly as a GPU would: this is the meaning of a schedule,
+and what the verifier tests. Without one every axis is a single tile and every kernel is straight-line code (traceable
+by JAX): this is the portable lowering, and the meaning of a captured program.
 
 The rules (Mirage, section 2, with named axes):
 
-* a grid axis ``a`` with tile T gives block i the indices [i*T, min((i+1)*T, extent)); tails are shorter slices, not masks;
-* a part axis ``k.g`` in the grid gives part g the indices [g*L, min((g+1)*L, N)) of axis ``k``, L = ceil(N / parts); a count of parts
-  that leaves one of them empty is refused. Copies (``k'``) are axes of their own and are not cut along with ``k``;
+* a grid axis ``a`` with tile T gives block i the indices [i*T, min((i+1)*T, extent)); tails are shorter slices, not
+  masks;
+* a part axis ``k.g`` in the grid gives part g the indices [g*L, min((g+1)*L, N)) of axis ``k``, L = ceil(N / parts);
+  a count of parts that leaves one of them empty is refused. Copies (``k'``) are axes of their own and are not cut
+  along with ``k``;
 * the loop cuts the loop axis (inside the part, if split) into tiles; all other axes are whole;
 * a value of the loop body that a later loop needs is computed again there;
-* ``acc`` sums over the steps. A ``shift`` over the loop axis is carried: its value at step t is the maximum of its tile and its
-  value at step t-1. ``accs x m`` keeps its state relative to the current m: state = rescale(state, m before, m) + x;
+* ``acc`` sums over the steps. A ``shift`` over the loop axis is carried: its value at step t is the maximum of its
+  tile and its value at step t-1. ``accs x m`` keeps its state relative to the current m: state = rescale(state, m
+  before, m) + x;
 * every element of a stored tensor is written exactly once. Without a schedule a split axis has one part.
 """
 
@@ -71,7 +74,9 @@ class ArrayDomain[V](Domain[V], Protocol):
     def assemble(self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], V]]) -> V: ...
 
 
-def evaluate[V](graph: KernelGraph, inputs: Sequence[V], domain: ArrayDomain[V], schedule: Schedule | None = None) -> list[V]:
+def evaluate[V](
+    graph: KernelGraph, inputs: Sequence[V], domain: ArrayDomain[V], schedule: Schedule | None = None
+) -> list[V]:
     """Values of the outputs of `graph`, in order."""
     if len(inputs) != len(graph.inputs):
         raise GraphError(f"the graph has {len(graph.inputs)} inputs, got {len(inputs)} values")
@@ -87,8 +92,14 @@ def evaluate[V](graph: KernelGraph, inputs: Sequence[V], domain: ArrayDomain[V],
     return [tensors[name] for name in graph.outputs]
 
 
-def run(graph: KernelGraph, arrays: Sequence[Any], schedule: Schedule | None = None, xp: Any = numpy, dtype: str | None = "float64") -> list[Any]:
-    """Evaluate on plain arrays; by default with the float64 oracle. ``run(g, xs, xp=jax.numpy, dtype=None)`` is the portable lowering."""
+def run(
+    graph: KernelGraph,
+    arrays: Sequence[Any],
+    schedule: Schedule | None = None,
+    xp: Any = numpy,
+    dtype: str | None = "float64",
+) -> list[Any]:
+    """Evaluate on plain arrays: the float64 oracle, or, with ``xp=jax.numpy, dtype=None``, the portable lowering."""
     inputs = [Named(t.axes, xp.asarray(a)) for t, a in zip(graph.inputs, arrays, strict=True)]
     for tensor, x in zip(graph.inputs, inputs, strict=True):
         want = tuple(graph.extent(a) for a in tensor.axes)
@@ -101,13 +112,16 @@ def part_length(extent: int, parts: int) -> int:
     """Elements per part of a split axis; the last part may be shorter but not empty."""
     length = -(-extent // parts)
     if parts < 1 or (parts - 1) * length >= extent:
-        raise GraphError(f"cannot split an axis of extent {extent} into {parts} parts of {length}: some part would be empty")
+        raise GraphError(
+            f"cannot split an axis of extent {extent} into {parts} parts of {length}: some part would be empty"
+        )
     return length
 
 
 def carried(kernel: BlockGraph, op: Op) -> bool:
     """Is it a shift whose value moves from step to step?"""
-    return op.op == "shift" and kernel.stages[op.name].body and kernel.loop in op.attributes["axes"]  # type: ignore[operator]
+    axes = op.attributes.get("axes", ())
+    return op.op == "shift" and kernel.stages[op.name].body and isinstance(axes, tuple) and kernel.loop in axes
 
 
 class _Sizes:
@@ -128,7 +142,9 @@ class _Sizes:
 
     def whole(self, kernel: Kernel) -> dict[Axis, range]:
         """All axes of a kernel, each as one tile."""
-        mentioned = [a for v in (*kernel.loads, *kernel.ops) for a in v.axes] + [a for s in kernel.stores for a in s.tensor.axes]
+        mentioned = [a for v in (*kernel.loads, *kernel.ops) for a in v.axes] + [
+            a for s in kernel.stores for a in s.tensor.axes
+        ]
         for op in kernel.ops:
             mentioned += [a for v in op.attributes.values() if isinstance(v, tuple) for a in v]
         return {a: range(self(a)) for a in (*mentioned, *kernel.grid)}
@@ -145,7 +161,9 @@ def _whole(kernel: Kernel, domain: ArrayDomain[Any], tensors: Mapping[str, Any])
     return {s.tensor.name: domain.store(env[s.value], s.tensor) for s in kernel.stores}
 
 
-def _tiled(kernel: BlockGraph, domain: ArrayDomain[Any], sizes: _Sizes, tiles: KernelSchedule, tensors: Mapping[str, Any]) -> dict[str, Any]:
+def _tiled(
+    kernel: BlockGraph, domain: ArrayDomain[Any], sizes: _Sizes, tiles: KernelSchedule, tensors: Mapping[str, Any]
+) -> dict[str, Any]:
     pieces: dict[str, list[tuple[tuple[range, ...], Any]]] = {s.tensor.name: [] for s in kernel.stores}
     whole = sizes.whole(kernel)
     for cut in _blocks(kernel, sizes, tiles):
@@ -157,7 +175,9 @@ def _tiled(kernel: BlockGraph, domain: ArrayDomain[Any], sizes: _Sizes, tiles: K
     if not domain.representative:
         for name, written in pieces.items():
             _check_cover(name, shapes[name], [where for where, _ in written])
-    return {s.tensor.name: domain.assemble(s.tensor, shapes[s.tensor.name], pieces[s.tensor.name]) for s in kernel.stores}
+    return {
+        s.tensor.name: domain.assemble(s.tensor, shapes[s.tensor.name], pieces[s.tensor.name]) for s in kernel.stores
+    }
 
 
 def _blocks(kernel: BlockGraph, sizes: _Sizes, tiles: KernelSchedule) -> Iterator[dict[Axis, range]]:
@@ -187,16 +207,23 @@ def _check_cover(name: str, shape: tuple[int, ...], pieces: Sequence[tuple[range
         count[tuple(slice(r.start, r.stop) for r in where)] += 1
     if (count != 1).any():
         at = tuple(int(i) for i in numpy.argwhere(count != 1)[0])
-        raise GraphError(f"element {at} of tensor {name} is written {count[at]} times; the store must cover each element once")
+        raise GraphError(
+            f"element {at} of tensor {name} is written {count[at]} times; the store must cover each element once"
+        )
 
 
 class _Block:
     """One block of a kernel: straight-line code of depth 0, loop 0, straight-line code of depth 1, loop 1, ..."""
 
     def __init__(
-        self, kernel: BlockGraph, domain: ArrayDomain[Any], ranges: Ranges, tiles: KernelSchedule, tensors: Mapping[str, Any],
+        self,
+        kernel: BlockGraph,
+        domain: ArrayDomain[Any],
+        ranges: Ranges,
+        tiles: KernelSchedule,
+        tensors: Mapping[str, Any],
         pieces: dict[str, list[tuple[tuple[range, ...], Any]]],
-    ):  # fmt: skip
+    ):
         self.kernel, self.domain, self.ranges, self.tensors, self.pieces = kernel, domain, ranges, tensors, pieces
         loop = kernel.loop
         self.steps = [] if loop is None else [{**ranges, loop: r} for r in _cut(ranges[loop], tiles.tile(loop))]

@@ -1,22 +1,28 @@
 """Exact arithmetic in which muGraphs are tested: pairs over Z_p x Z_q with q | p - 1, random primes, random functions.
 
-A value is a pair of residues (mod p, mod q). The Lax fragment acts on both parts; ``exp`` takes the q part into an exponent,
-``exp(x) = (w ** x_q mod p, undefined)`` with w of order q, because w ** x does not depend on multiples of q. After an
-exponential the q part is *poisoned* (None) and stays so (Mirage, section 5). Beyond the paper:
+A value is a pair of residues (mod p, mod q). The Lax fragment acts on both parts; ``exp`` takes the q part into an
+exponent, ``exp(x) = (w ** x_q mod p, undefined)`` with w of order q, because w ** x does not depend on multiples of
+q. After an exponential the q part is *poisoned* (None) and stays so (Mirage, section 5). Beyond the paper:
 
-* p, q, w, the inputs and the hash key are drawn afresh from secret randomness for every test: nothing can be fitted to them.
-* **Roots.** p = q = 3 (mod 4), and residues live in Z_p[i] = F_{p^2}, Z_q[i]: there every element x of Z_p has a root, x^((p+1)/4) or
-  i * (-x)^((p+1)/4), so sqrt(x)**2 == x and rsqrt(x) == 1/sqrt(x) hold always. Lost, that is, true but not seen: sqrt(x)*sqrt(y) ==
-  sqrt(x*y) for positive x, y, sqrt(1/x) == 1/sqrt(x); and sqrt(x)**2 == x for x that contain exponentials or roots of non-residues (such roots are
-  uninterpreted). The sign of a root is arbitrary: sqrt(x*x) == x, which is false for negative x, holds for half of the elements only.
-* An exponent a + b*i becomes w ** (a + l*b) with a random l: an additive character, so exp(x+y) == exp(x)*exp(y) holds there too.
-* **Uninterpreted functions** are keyed hashes of the p residues of their arguments (equal values have equal p residues, whatever became of
-  their q parts), with a fresh pair as value. So are: a second exponential on one path, odd powers, and ``maximum`` (of the *set* of values,
-  since max is symmetric and idempotent). Nothing is assumed of them except that equal arguments give equal values.
+* p, q, w, the inputs and the hash key are drawn afresh from secret randomness for every test: nothing can be fitted
+  to them.
+* **Roots.** p = q = 3 (mod 4), and residues live in Z_p[i] = F_{p^2}, Z_q[i]: there every element x of Z_p has a
+  root, x^((p+1)/4) or i * (-x)^((p+1)/4), so sqrt(x)**2 == x and rsqrt(x) == 1/sqrt(x) hold always. Lost, that is,
+  true but not seen: sqrt(x)*sqrt(y) == sqrt(x*y) for positive x, y, sqrt(1/x) == 1/sqrt(x); and sqrt(x)**2 == x for x
+  that contain exponentials or roots of non-residues (such roots are uninterpreted). The sign of a root is arbitrary:
+  sqrt(x*x) == x, which is false for negative x, holds for half of all x. So the verifier prefers draws in which all
+  roots are uninterpreted, and takes these only for graphs that need sqrt(x)**2 == x (`algebraic_roots`).
+* An exponent a + b*i becomes w ** (a + l*b) with a random l: an additive character, so exp(x+y) == exp(x)*exp(y)
+  holds there too.
+* **Uninterpreted functions** are keyed hashes of the p residues of their arguments (equal values have equal p
+  residues, whatever became of their q parts), with a fresh pair as value. So are: a second exponential on one path,
+  other fractional powers, and ``maximum`` (of the *set* of values, since max is symmetric and idempotent). Nothing is
+  assumed of them except that equal arguments give equal values.
 * ``shift`` is a fresh random pair at each call: only graphs that do not depend on it agree.
-* **Measures.** Tests run at reduced extents, but programs contain their real extents as constants (1/4096 in a mean). So the elements of an axis
-  weigh real/reduced each: a sum over an axis has total mass equal to its *real* extent, also for values that do not have the axis.
-  Every identity of sums (linearity, order of summation, a constant summed is N times it) holds for such measures.
+* **Measures.** Tests run at reduced extents, but programs contain their real extents as constants (1/4096 in a mean).
+  So the elements of an axis weigh real/reduced each: a sum over an axis has total mass equal to its *real* extent,
+  also for values that do not have the axis. Every identity of sums (linearity, order of summation, a constant summed
+  is N times it) holds for such measures.
 
 Values are numpy arrays of Python integers: exact at any size of primes.
 """
@@ -50,7 +56,7 @@ class ZeroDivisor(MirageError):
 
 
 def is_prime(n: int) -> bool:
-    """Miller-Rabin with the first 13 primes as bases: exact below 3.3e24, error below 4**-13 for random larger numbers (far below in fact)."""
+    """Miller-Rabin with the first 13 primes as bases: exact below 3.3e24; wrong for at most 4**-13 of larger ones."""
     bases = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41)
     if n < 2 or any(n % b == 0 for b in bases):
         return n in bases
@@ -136,7 +142,11 @@ class Ring:
         return x if value == 1 else self.mul(x, Residues(_array(self.fraction(value))))
 
     def sum(self, x: Residues, dims: tuple[int, ...]) -> Residues:
-        return x if not dims else self.make(*(None if part is None else numpy.add.reduce(part, axis=dims) for part in (x.re, x.im)))
+        return (
+            x
+            if not dims
+            else self.make(*(None if part is None else numpy.add.reduce(part, axis=dims) for part in (x.re, x.im)))
+        )
 
     def inverse(self, x: Residues) -> Residues:
         norm = x.re if x.im is None else _array((x.re * x.re + x.im * x.im) % self.m)
@@ -176,11 +186,12 @@ def _each(f: Callable[[Any], Any], x: Any) -> Any:
 
 @dataclass(frozen=True)
 class Draw:
-    """All that one random test fixes: primes, a root of unity, a character, a hash key; everything follows from `seed`."""
+    """All that one random test fixes: primes, root of unity, character, hash key; everything follows from `seed`."""
 
     seed: bytes
     p_bits: int = 61
     q_bits: int = 31
+    algebraic_roots: bool = True  # False: roots are uninterpreted functions
 
     @cached_property
     def rng(self) -> Random:
@@ -273,8 +284,8 @@ class FieldDomain:
     """Meaning of the operators over Z_p x Z_q. `weights` gives the mass of one element of each axis (default 1)."""
 
     draw: Draw
-    weights: Mapping[Axis, Fraction] = field(default_factory=dict)
-    ranges: Mapping[Axis, range] = field(default_factory=dict)
+    weights: Mapping[Axis, Fraction] = field(default_factory=dict[Axis, Fraction])
+    ranges: Mapping[Axis, range] = field(default_factory=dict[Axis, range])
 
     representative = False
 
@@ -298,7 +309,9 @@ class FieldDomain:
     def store(self, x: Pair, tensor: Tensor) -> Pair:
         return x.map(tensor.axes, lambda a: _array(arrange(a, x.axes, tensor.axes)))
 
-    def assemble(self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], Pair]]) -> Pair:
+    def assemble(
+        self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], Pair]]
+    ) -> Pair:
         def paste(parts: list[Any]) -> Any:
             out = numpy.zeros(shape, dtype=object)
             for (ranges, _), part in zip(pieces, parts, strict=True):
@@ -328,10 +341,11 @@ class FieldDomain:
     def power(self, x: Pair, exponent: Fraction) -> Pair:
         if exponent < 0:  # 1 / root(x), not root(1 / x): their signs differ
             return self._unary(Ring.inverse, self.power(x, -exponent))
-        if exponent.denominator == 2 and x.q is not None:
+        if exponent.denominator == 2 and x.q is not None and self.draw.algebraic_roots:
             x, exponent = self._root(x), exponent * 2
         if exponent.denominator != 1:
-            x, exponent = self.function(f"power {exponent}", (x,)), Fraction(1)
+            root = Fraction(1, exponent.denominator)
+            x, exponent = self.function(f"power {root}", (x,)), exponent / root
         return self._unary(lambda ring, a: ring.power(a, int(exponent)), x)
 
     def exp(self, x: Pair) -> Pair:

@@ -1,6 +1,7 @@
 """Reads the text form of muGraphs back: ``parse(str(g)) == g``.
 
-One statement per line; lines that are empty or start with ``#`` are skipped. Reading checks the grammar only; `check.check_graph` checks the graph.
+One statement per line; lines that are empty or start with ``#`` are skipped. Reading checks the grammar only;
+`check.check_graph` checks the graph.
 """
 
 from __future__ import annotations

@@ -1,20 +1,23 @@
 """How likely one random test accepts a wrong graph: an upper bound, computed from the graphs themselves.
 
-The difference of the outputs of two graphs, cleared of denominators, is F = sum over i <= k of P_i(x) * exp(G_i(x)) with integer polynomials P_i of
-degree <= d and coefficients of total size <= H, and rational exponents. `BoundDomain` carries upper bounds of k, d, H and of the degrees of
-the exponents through the very walk that evaluates the graphs (`evaluate`), one block standing for all. If F is not zero, a test with q prime of
-`q_bits`, p = 1 mod q prime of `p_bits`, X = 2**(p_bits-1), accepts with probability at most
+The difference of the outputs of two graphs, cleared of denominators, is F = sum over i <= k of P_i(x) * exp(G_i(x))
+with integer polynomials P_i of degree <= d and coefficients of total size <= H, and rational exponents. `BoundDomain`
+carries upper bounds of k, d, H and of the degrees of the exponents through the very walk that evaluates the graphs
+(`evaluate`), one block standing for all. If F is not zero, a test with q prime of `q_bits`, p = 1 mod q prime of
+`p_bits`, X = 2**(p_bits-1), accepts with probability at most
 
     S * (k-1) * d_G / q  +  S * d / X  +  4 * q * ln H / X  +  (k-1) * 3 * h_G / q        (error_bound)
 
-1. two exponents that differ agree modulo q (Schwartz-Zippel); 2. the remaining combination of q-th roots of unity, an integer of norm <= H**(q-1) in
-the cyclotomic field, vanishes modulo the random prime above p (4 = 2 for p = 3 mod 4, times 2 for the density of primes); 3. the polynomial vanishes
-at the random inputs; 4. q divides a difference of exponents of height 2**h_G. Square roots are points of the variety s*s*D = N: its degree S, the
-product of the degrees of these equations, multiplies 1 and 3 (Bezout). Uninterpreted functions are fresh variables as
-long as different arguments have different residues: every pair of calls adds the bound for the difference of two arguments.
+1. two exponents that differ agree modulo q (Schwartz-Zippel); 2. the remaining combination of q-th roots of unity, an
+   integer of norm <= H**(q-1) in the cyclotomic field, vanishes modulo the random prime above p (4 = 2 for p = 3 mod
+   4, times 2 for the density of primes); 3. the polynomial vanishes at the random inputs; 4. q divides a difference
+   of exponents of height 2**h_G. Square roots are points of the variety s*s*D = N: its degree S, the product of the
+   degrees of these equations, multiplies 1 and 3 (Bezout). Uninterpreted functions are fresh variables as long as
+   different arguments have different residues: every pair of calls adds the bound for the difference of two
+   arguments.
 
-Assumptions, stated and not proven here: the density of primes p = 1 mod q in [X, 2X] is the expected one (checked by sampling), and hashes are random.
-All sizes that multiply are base-2 logarithms.
+Assumptions, stated and not proven here: the density of primes p = 1 mod q in [X, 2X] is the expected one (checked by
+sampling), and hashes are random. All sizes that multiply are base-2 logarithms.
 """
 
 from __future__ import annotations
@@ -57,9 +60,8 @@ class Poly:
         if n == 0:
             return ONE
         tall = n * self.tall + math.log2(n)
-        return Poly(
-            n * self.degree, n * self.terms, n * self.height, n * self.scale, self.up + (n - 1) * self.down, n * self.down, tall
-        )  # fmt: skip
+        up = self.up + (n - 1) * self.down
+        return Poly(n * self.degree, n * self.terms, n * self.height, n * self.scale, up, n * self.down, tall)
 
     def plus(self, y: Poly) -> Poly:
         height = max(self.height + y.scale, y.height + self.scale) + 1
@@ -107,7 +109,7 @@ class Radical:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Bounds for every element of a tensor: top / product of factors; `roots` counts the radicals that one element depends on."""
+    """Bounds for every element of a tensor: top / product of factors; `roots` counts the radicals it depends on."""
 
     axes: tuple[Axis, ...]
     top: Poly
@@ -135,7 +137,9 @@ class Notes:
     """What the walk leaves behind besides its values."""
 
     count: int = 0
-    arguments: dict[str, Bound] = field(default_factory=dict)  # of each uninterpreted function: a bound for all its arguments
+    arguments: dict[str, Bound] = field(
+        default_factory=dict
+    )  # of each uninterpreted function: a bound for all its arguments
 
     def fresh(self) -> int:
         self.count += 1
@@ -150,6 +154,7 @@ class BoundDomain:
     weights: Mapping[Axis, Fraction] = field(default_factory=dict)
     ranges: Mapping[Axis, range] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
+    algebraic_roots: bool = True
 
     representative = True
 
@@ -170,8 +175,8 @@ class BoundDomain:
         def renamed[F: (Factor, Radical)](f: F) -> F:
             return replace(f, key=(f.key, x.axes, axes), axes=frozenset(new.get(a, a) for a in f.axes))
 
-        bottom, roots = ({renamed(f): n for f, n in m.items()} for m in (x.bottom, x.roots))
-        return replace(x, axes=axes, bottom=bottom, roots=roots)  # type: ignore[arg-type]
+        bottom = {renamed(f): n for f, n in x.bottom.items()}
+        return replace(x, axes=axes, bottom=bottom, roots={renamed(r): n for r, n in x.roots.items()})
 
     def store(self, x: Bound, tensor: Tensor) -> Bound:
         """Blocks have factors of their own: they depend on every axis that is divided here."""
@@ -180,7 +185,9 @@ class BoundDomain:
         roots = {replace(f, axes=f.axes | divided): n for f, n in x.roots.items()}
         return replace(x, axes=tensor.axes, bottom=bottom, roots=roots)
 
-    def assemble(self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], Bound]]) -> Bound:
+    def assemble(
+        self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], Bound]]
+    ) -> Bound:
         out = pieces[0][1]
         for _, x in pieces[1:]:
             out = _either(out, x)
@@ -203,10 +210,11 @@ class BoundDomain:
     def power(self, x: Bound, exponent: Fraction) -> Bound:
         if exponent < 0:
             return self._inverse(self.power(x, -exponent))
-        if exponent.denominator == 2 and not x.poisoned:
+        if exponent.denominator == 2 and not x.poisoned and self.algebraic_roots:
             x, exponent = self._root(x), exponent * 2
         if exponent.denominator != 1:
-            return self.function(f"power {exponent}", (x,))
+            root = Fraction(1, exponent.denominator)
+            x, exponent = self.function(f"power {root}", (x,)), exponent / root
         n = int(exponent)
         return replace(x, top=x.top.power(n), bottom={f: n * e for f, e in x.bottom.items()})
 
@@ -224,19 +232,15 @@ class BoundDomain:
         return Bound(union(tuple(x.axes for x in args)), VARIABLE)
 
     def sum(self, x: Bound, axes: tuple[Axis, ...]) -> Bound:
-        top, bottom = x.top, dict[Factor, int]()
+        top, bottom, roots = x.top, dict[Factor, int](), dict[Radical, int]()
         for f, e in x.bottom.items():
-            gone = sorted(f.axes & set(axes))
-            n = math.prod(len(self.ranges[a]) for a in gone)
+            one, n = self._merged(f, axes)
             top = top.times(f.poly.power(e * (n - 1)))
-            where = tuple((a, self.ranges[a]) for a in gone)
-            merged = replace(f, key=(f.key, where), axes=f.axes - set(axes), poly=f.poly.power(n)) if gone else f
-            bottom[merged] = bottom.get(merged, 0) + e
-        roots = {
-            (replace(r, key=(r.key, self._where(r.axes & set(axes))), axes=r.axes - set(axes)) if r.axes & set(axes) else r):
-            e * math.prod(len(self.ranges[a]) for a in r.axes & set(axes))
-            for r, e in x.roots.items()
-        }  # fmt: skip
+            all_of_them = replace(one, poly=f.poly.power(n))
+            bottom[all_of_them] = bottom.get(all_of_them, 0) + e
+        for r, e in x.roots.items():
+            one, n = self._merged(r, axes)
+            roots[one] = roots.get(one, 0) + n * e
         top = top.repeated(math.prod(len(self.ranges[a]) for a in axes if a in x.axes))
         for a in axes:
             mass = self.weights.get(origin(a), Fraction(1)) * (1 if a in x.axes else len(self.ranges[a]))
@@ -247,7 +251,11 @@ class BoundDomain:
         return self.sum(self.mul(x, y), axes)
 
     def maximum(self, x: Bound, axes: tuple[Axis, ...]) -> Bound:
-        return replace(self.function("max", (x,)), axes=tuple(a for a in x.axes if a not in axes)) if set(axes) & set(x.axes) else x
+        return (
+            replace(self.function("max", (x,)), axes=tuple(a for a in x.axes if a not in axes))
+            if set(axes) & set(x.axes)
+            else x
+        )
 
     def shift(self, x: Bound, axes: tuple[Axis, ...]) -> Bound:
         return Bound(tuple(a for a in x.axes if a not in axes), VARIABLE)
@@ -257,8 +265,13 @@ class BoundDomain:
 
     # --- helpers
 
-    def _where(self, axes: frozenset[Axis]) -> tuple[tuple[Axis, range], ...]:
-        return tuple((a, self.ranges[a]) for a in sorted(axes))
+    def _merged[F: (Factor, Radical)](self, f: F, axes: tuple[Axis, ...]) -> tuple[F, int]:
+        """What stands for all indices of `axes` here, and how many there are."""
+        gone = sorted(f.axes & set(axes))
+        if not gone:
+            return f, 1
+        key = (f.key, tuple((a, self.ranges[a]) for a in gone))
+        return replace(f, key=key, axes=f.axes - set(axes)), math.prod(len(self.ranges[a]) for a in gone)
 
     def _joined(self, x: Bound, y: Bound, top: Poly, bottom: Mapping[Factor, int]) -> Bound:
         return Bound(union((x.axes, y.axes)), top, bottom, _most(x.roots, y.roots), x.poisoned or y.poisoned)
@@ -278,7 +291,9 @@ class BoundDomain:
 
 
 def _either(x: Bound, y: Bound) -> Bound:
-    return Bound(x.axes, x.top.either(y.top), _most(x.bottom, y.bottom), _most(x.roots, y.roots), x.poisoned or y.poisoned)
+    return Bound(
+        x.axes, x.top.either(y.top), _most(x.bottom, y.bottom), _most(x.roots, y.roots), x.poisoned or y.poisoned
+    )
 
 
 @dataclass(frozen=True)

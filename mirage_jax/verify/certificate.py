@@ -1,11 +1,13 @@
-"""Proof by random testing that a muGraph computes what the captured program computes, with a computed bound of its error.
+"""Proof by random testing that a muGraph computes what the program computes, with a computed bound of its error.
 
-Both graphs are evaluated at reduced extents on random inputs over Z_p x Z_q (`mugraph.field`): the reference as straight-line
-code, the candidate block by block and step by step, with at least two tiles on every divided axis, ragged tails, and two
-ragged parts of split axes. `fingerprint` is one draw, for the search; `certify` makes as many as the bound (`verify.bound`) asks for.
+Both graphs are evaluated at reduced extents on random inputs over Z_p x Z_q (`mugraph.field`): the reference as
+straight-line code, the candidate block by block and step by step, with at least two tiles on every divided axis,
+ragged tails, and two ragged parts of split axes. `fingerprint` is one draw, for the search; `certify` makes as many
+as the bound (`verify.bound`) asks for.
 
-What it says: the two graphs are the same function in exact arithmetic, at the reduced extents (each sum weighed so that its mass is that of
-the real extent); see `mugraph.field` for functions outside the Lax fragment. Rounding, and the code generated from the graph, are the float gate's business.
+What it says: the two graphs are the same function in exact arithmetic, at the reduced extents (each sum weighed so
+that its mass is that of the real extent); see `mugraph.field` for functions outside the Lax fragment. Rounding, and
+the code generated from the graph, are the float gate's business.
 """
 
 from __future__ import annotations
@@ -54,14 +56,16 @@ class Certificate:
     degree: float  # of its polynomials
     log2_height: float  # of their coefficients
     hashed: int  # evaluations of uninterpreted functions
+    algebraic_roots: bool  # are square roots taken in the field? (else uninterpreted)
     log2_per_draw: float
     bound: float  # probability that a wrong candidate gets this certificate
     version: int = VERSION
 
     def __str__(self) -> str:
         return (
-            f"certified: {len(self.seeds)} draws, p ~ 2^{self.p_bits}, q ~ 2^{self.q_bits}, k <= 2^{self.log2_terms:.1f}, d <= {self.degree:.0f}, "
-            f"ln H <= {self.log2_height * math.log(2):.0f}, {self.hashed} uninterpreted values; wrong with probability <= {self.bound:.1e}"
+            f"certified: {len(self.seeds)} draws, p ~ 2^{self.p_bits}, q ~ 2^{self.q_bits}, "
+            f"k <= 2^{self.log2_terms:.1f}, d <= {self.degree:.0f}, ln H <= {self.log2_height * math.log(2):.0f}, "
+            f"{self.hashed} uninterpreted values; wrong with probability <= {self.bound:.1e}"
         )
 
     def to_json(self) -> str:
@@ -82,7 +86,7 @@ class Certificate:
 
 
 def fingerprint(reference: KernelGraph, candidate: KernelGraph, entropy: Entropy = secrets.token_bytes) -> bool:
-    """One draw: are the graphs equal at random inputs? (Refuses graphs that are not well formed or do not match in type.)"""
+    """One draw: are the graphs equal at random inputs? (False also if they are not well formed or differ in type.)"""
     try:
         _Comparison(reference, candidate).draw(Draw(entropy(32), *SIZES[0]))
     except (VerificationError, ZeroDivisor, GraphError):
@@ -90,10 +94,23 @@ def fingerprint(reference: KernelGraph, candidate: KernelGraph, entropy: Entropy
     return True
 
 
-def certify(reference: KernelGraph, candidate: KernelGraph, target: float = TARGET, entropy: Entropy = secrets.token_bytes) -> Certificate:
-    """A certificate with bound <= target; raises `VerificationError` if the graphs differ or the bound cannot be met."""
+def certify(
+    reference: KernelGraph, candidate: KernelGraph, target: float = TARGET, entropy: Entropy = secrets.token_bytes
+) -> Certificate:
+    """A certificate with bound <= target; `VerificationError` if the graphs differ or the bound cannot be met.
+
+    Square roots are uninterpreted functions first. If the graphs are equal only by sqrt(x)**2 == x, roots are taken in
+    the field, where their signs are arbitrary: were a radicand a square, a wrong graph (x for sqrt(x*x)) would pass one
+    draw in two. So a draw then counts for one half only (assuming that no wrong graph depends on several such signs).
+    """
     comparison = _Comparison(reference, candidate)
-    first = comparison.retry(entropy, *SIZES[0])  # finds most errors at once, and counts the hashed values
+    try:
+        first = comparison.retry(entropy, *SIZES[0])  # finds most errors at once, and counts the hashed values
+    except VerificationError:
+        if not comparison.has_roots:
+            raise
+        comparison = _Comparison(reference, candidate, algebraic_roots=True)
+        first = comparison.retry(entropy, *SIZES[0])
     p_bits, q_bits, per_draw, draws = comparison.plan(target, first.hashed)
     done = [first] if (first.p_bits, first.q_bits) == (p_bits, q_bits) else []
     while len(done) < draws:
@@ -101,15 +118,22 @@ def certify(reference: KernelGraph, candidate: KernelGraph, target: float = TARG
     return comparison.certificate(done, per_draw)
 
 
-def recheck(certificate: Certificate, reference: KernelGraph, candidate: KernelGraph, entropy: Entropy = secrets.token_bytes) -> Certificate:
-    """A fresh certificate, if the given one is about these graphs and claims no more than is true. Stored seeds are not trusted."""
+def recheck(
+    certificate: Certificate, reference: KernelGraph, candidate: KernelGraph, entropy: Entropy = secrets.token_bytes
+) -> Certificate:
+    """A fresh certificate, if the given one is about these graphs and claims no more than its draws can show.
+
+    The draws themselves are not trusted: whoever chose their seeds may have chosen them well.
+    """
     for what, graph in (("reference", reference), ("candidate", candidate)):
         if getattr(certificate, what) != structure_hash(graph):
             raise VerificationError(f"the certificate is about another {what}")
     fresh = certify(reference, candidate, entropy=entropy)
-    claimed = len(certificate.seeds) * fresh.log2_per_draw if certificate.q_bits <= fresh.q_bits else -math.inf
-    if math.log2(max(certificate.bound, 1e-300)) < claimed - 1:
-        raise VerificationError(f"the certificate claims a bound of {certificate.bound:.1e}, of which {len(certificate.seeds)} draws fall short")
+    shown = len(certificate.seeds) * fresh.log2_per_draw if certificate.q_bits <= fresh.q_bits else -math.inf
+    if math.log2(max(certificate.bound, 1e-300)) < shown - 1:
+        raise VerificationError(
+            f"the certificate claims a bound of {certificate.bound:.1e}, more than {len(certificate.seeds)} draws show"
+        )
     return fresh
 
 
@@ -117,7 +141,7 @@ def replay(certificate: Certificate, reference: KernelGraph, candidate: KernelGr
     """Repeat the very draws of a certificate, for bug reports; raises `VerificationError` if any differs."""
     comparison = _Comparison(reference, candidate)
     for seed, primes in zip(certificate.seeds, certificate.primes, strict=True):
-        draw = Draw(bytes.fromhex(seed), certificate.p_bits, certificate.q_bits)
+        draw = Draw(bytes.fromhex(seed), certificate.p_bits, certificate.q_bits, certificate.algebraic_roots)
         if (draw.p, draw.q) != primes:
             raise VerificationError(f"seed {seed} gives other primes than the certificate says")
         comparison.draw(draw)
@@ -126,8 +150,8 @@ def replay(certificate: Certificate, reference: KernelGraph, candidate: KernelGr
 def reduced(reference: KernelGraph, candidate: KernelGraph) -> tuple[dict[Axis, int], Schedule]:
     """Extents at which to test, and a schedule of the candidate for them.
 
-    Axes of equal real extent keep equal extents. An axis that is split has 7 elements in 2 parts (4 and 3), a loop axis 5, others
-    3, in tiles of 2; no axis grows. So each divided axis has two tiles or more and a ragged last one.
+    Axes of equal real extent keep equal extents. An axis that is split has 7 elements in 2 parts (4 and 3), a loop axis
+    5, others 3, in tiles of 2; no axis grows. So each divided axis has two tiles or more and a ragged last one.
     """
     real = dict(reference.extents) | dict(candidate.extents)
     wanted = dict.fromkeys(real, 3)
@@ -153,19 +177,22 @@ def reduced(reference: KernelGraph, candidate: KernelGraph) -> tuple[dict[Axis, 
 
 
 def _ragged(n: int) -> int:
-    """A tile of which n elements need at least two, the last one shorter if possible: 3 -> 2, 4 -> 3, 5 -> 2, 7 -> 2."""
+    """A tile of which n elements need two or more, the last one shorter if possible: 3 -> 2, 4 -> 3, 5 -> 2."""
     return 1 if n <= 2 else 2 if n % 2 else n // 2 + 1
 
 
 class _Comparison:
     """A reference and a candidate at reduced extents."""
 
-    def __init__(self, reference: KernelGraph, candidate: KernelGraph):
+    def __init__(self, reference: KernelGraph, candidate: KernelGraph, algebraic_roots: bool = False):
         _check_interface(reference, candidate)
+        self.algebraic_roots = algebraic_roots
         self.hashes = structure_hash(reference), structure_hash(candidate)
         extents, self.schedule = reduced(reference, candidate)
         self.weights = {a: Fraction(n, extents[a]) for g in (reference, candidate) for a, n in g.extents}
-        self.reference, self.candidate = (g.with_extents({a: extents[a] for a in g.sizes}) for g in (reference, candidate))
+        self.reference, self.candidate = (
+            g.with_extents({a: extents[a] for a in g.sizes}) for g in (reference, candidate)
+        )
         self.extents = extents
 
     def draw(self, draw: Draw) -> Draw:
@@ -176,17 +203,25 @@ class _Comparison:
         have = evaluate(self.candidate, inputs, domain, self.schedule)
         for name, x, y in zip(self.reference.outputs, want, have, strict=True):
             if wrong := _differences(x, y):
-                raise VerificationError(f"output {name} differs in {wrong} of {x.p.re.size} elements (p = {draw.p}, q = {draw.q})")
+                raise VerificationError(
+                    f"output {name} differs in {wrong} of {x.p.re.size} elements (p = {draw.p}, q = {draw.q})"
+                )
         return draw
 
     def retry(self, entropy: Entropy, p_bits: int, q_bits: int) -> Draw:
         """One test with a draw that meets no zero divisor."""
         for _ in range(REDRAWS):
             try:
-                return self.draw(Draw(entropy(32), p_bits, q_bits))
+                return self.draw(Draw(entropy(32), p_bits, q_bits, self.algebraic_roots))
             except ZeroDivisor:
                 continue
         raise VerificationError("a graph divides by zero whatever the inputs")
+
+    @property
+    def has_roots(self) -> bool:
+        ops = [op for g in (self.reference, self.candidate) for k in g for op in k.ops if op.op == "pow"]
+        powers = [op.attributes["exponent"] for op in ops]
+        return any(isinstance(e, Fraction) and e.denominator == 2 for e in powers)
 
     # --- the bound
 
@@ -195,8 +230,11 @@ class _Comparison:
         self._measure()
         for p_bits, q_bits in SIZES:
             per_draw = self._per_draw(p_bits, q_bits, hashed)
-            if per_draw < 0 and (draws := max(MIN_DRAWS, math.ceil(math.log2(target) / per_draw))) <= MAX_DRAWS:
-                return p_bits, q_bits, per_draw, draws
+            if per_draw > math.log2(target) / MAX_DRAWS:
+                continue
+            if self.algebraic_roots:
+                per_draw = -1.0  # signs of roots; larger than what was computed
+            return p_bits, q_bits, per_draw, max(MIN_DRAWS, math.ceil(math.log2(target) / per_draw))
         worst = max(self.differences, key=lambda d: d.top.terms + d.root_bits)
         raise VerificationError(
             f"the error bound misses {target:g} even with {MAX_DRAWS} draws at q ~ 2^{SIZES[-1][1]}: "
@@ -204,7 +242,7 @@ class _Comparison:
         )
 
     def _measure(self) -> None:
-        domain = BoundDomain(self.extents, self.weights)
+        domain = BoundDomain(self.extents, self.weights, algebraic_roots=self.algebraic_roots)
         inputs = [domain.input(t.axes) for t in self.reference.inputs]
         want: list[Bound] = evaluate(self.reference, inputs, domain)
         have: list[Bound] = evaluate(self.candidate, inputs, domain, self.schedule)
@@ -212,7 +250,7 @@ class _Comparison:
         self.arguments = {name: Difference.of_arguments(x) for name, x in domain.notes.arguments.items()}
 
     def _per_draw(self, p_bits: int, q_bits: int, hashed: Mapping[str, int]) -> float:
-        """If the graphs differ, some output does: the worst output counts, not their sum. Collisions of hashes come on top."""
+        """If the graphs differ, one output does: the worst counts, not their sum. Collisions of hashes come on top."""
         out = 2.0 ** max(error_bound(d, p_bits, q_bits) for d in self.differences)
         for name, n in hashed.items():
             out += 2.0 ** (2 * math.log2(n) + error_bound(self.arguments[name], p_bits, q_bits))
@@ -221,11 +259,22 @@ class _Comparison:
     def certificate(self, draws: Sequence[Draw], per_draw: float) -> Certificate:
         tops = [d.top for d in self.differences]
         return Certificate(
-            *self.hashes, tuple(sorted(self.extents.items())), _text(self.schedule), draws[0].p_bits, draws[0].q_bits,
-            tuple(d.seed.hex() for d in draws), tuple((d.p, d.q) for d in draws),
-            max(t.terms for t in tops), max(t.degree for t in tops), max(t.height for t in tops),
-            max(d.hashed.total() for d in draws), per_draw, 2.0 ** max(per_draw * len(draws), -1000.0),
-        )  # fmt: skip
+            reference=self.hashes[0],
+            candidate=self.hashes[1],
+            extents=tuple(sorted(self.extents.items())),
+            schedule=_text(self.schedule),
+            p_bits=draws[0].p_bits,
+            q_bits=draws[0].q_bits,
+            seeds=tuple(d.seed.hex() for d in draws),
+            primes=tuple((d.p, d.q) for d in draws),
+            log2_terms=max(t.terms for t in tops),
+            degree=max(t.degree for t in tops),
+            log2_height=max(t.height for t in tops),
+            hashed=max(d.hashed.total() for d in draws),
+            algebraic_roots=self.algebraic_roots,
+            log2_per_draw=per_draw,
+            bound=2.0 ** max(per_draw * len(draws), -1000.0),
+        )
 
 
 def _check_interface(reference: KernelGraph, candidate: KernelGraph) -> None:
@@ -237,7 +286,9 @@ def _check_interface(reference: KernelGraph, candidate: KernelGraph) -> None:
         raise VerificationError(f"not well formed: {e}") from None
     for axis in set(reference.sizes) & set(candidate.sizes):
         if reference.sizes[axis] != candidate.sizes[axis]:
-            raise VerificationError(f"axis {axis} has extent {reference.sizes[axis]}, in the candidate {candidate.sizes[axis]}")
+            raise VerificationError(
+                f"axis {axis} has extent {reference.sizes[axis]}, in the candidate {candidate.sizes[axis]}"
+            )
     if reference.inputs != candidate.inputs:
         raise VerificationError(f"inputs differ: {_list(reference.inputs)} and {_list(candidate.inputs)}")
     outs = [[replace(g.tensors[name], name="") for name in g.outputs] for g in (reference, candidate)]

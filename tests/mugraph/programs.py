@@ -127,7 +127,10 @@ RMSNORM = Program(
           %r[i,j] = pow{exponent=-1/2, offset=1/1000, scale=1/7} %ts
           %y[i,j] = mul %es %r
           store O: f32[i,j] = %y
-        }""".replace("store T: f32[k.g,i,j] = %t2", "%o[i,j] = affine{scale=0} %e\n%t2[i,j] = add %t %o\nstore T: f32[k.g,i,j] = %t2"),
+        }""".replace(
+            "store T: f32[k.g,i,j] = %t2",
+            "%o[i,j] = affine{scale=0} %e\n%t2[i,j] = add %t %o\nstore T: f32[k.g,i,j] = %t2",
+        ),
     },
     "O",
     lambda x, w: rms(x) @ w,
@@ -263,9 +266,15 @@ ATTENTION = Program(
     {
         "online": ONLINE,
         "split keys": SPLIT_KV,
-        "whole rows": ONLINE.replace("loop(n) ", "").replace("accs %t %m", "affine %t").replace("accs %u %m", "affine %u"),
-        "unsafe": ONLINE.replace("exps %s %m", "exp %s").replace("accs %t %m", "acc %t").replace("accs %u %m", "acc %u"),
-        "normalised partials": ONLINE.replace("%y[h,i,e] = div %o %l", "%r[h,i] = pow{exponent=-1} %l\n%y[h,i,e] = mul %r %o"),
+        "whole rows": ONLINE.replace("loop(n) ", "")
+        .replace("accs %t %m", "affine %t")
+        .replace("accs %u %m", "affine %u"),
+        "unsafe": ONLINE.replace("exps %s %m", "exp %s")
+        .replace("accs %t %m", "acc %t")
+        .replace("accs %u %m", "acc %u"),
+        "normalised partials": ONLINE.replace(
+            "%y[h,i,e] = div %o %l", "%r[h,i] = pow{exponent=-1} %l\n%y[h,i,e] = mul %r %o"
+        ),
     },
     "O",
     attention,
@@ -539,6 +548,7 @@ MEAN_OF_SHIFTED = Program(
 )
 
 PROGRAMS = (
-    RMSNORM, LORA, GATED_MLP, ATTENTION, QKNORM, CAUSAL, NTRANS, LAYER_NORM, ROW_SOFTMAX, MATRIX_VECTOR, GRAM, MEAN_OF_SHIFTED,
+    RMSNORM, LORA, GATED_MLP, ATTENTION, QKNORM, CAUSAL, NTRANS, LAYER_NORM, ROW_SOFTMAX, MATRIX_VECTOR, GRAM,
+    MEAN_OF_SHIFTED,
 )  # fmt: skip
 CANDIDATES = [(p, name) for p in PROGRAMS for name in p.candidates]

@@ -1,5 +1,7 @@
 """The finite fields: exact arithmetic, the identities that must hold, and every operator of the table."""
 
+# ruff: noqa: E501 (tables with one case per line)
+
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -63,7 +65,10 @@ def test_draws(bits: tuple[int, int]) -> None:
 @settings(max_examples=50, deadline=None)
 def test_ring_is_a_field(values: list[int], imaginary: bool) -> None:
     ring = Ring(1_000_003)  # 3 mod 4
-    x, y = (ring.make(np.array([a], object), np.array([b], object) if imaginary else None) for a, b in (values[:2], values[2:]))
+    x, y = (
+        ring.make(np.array([a], object), np.array([b], object) if imaginary else None)
+        for a, b in (values[:2], values[2:])
+    )
     try:
         quotient = ring.mul(x, ring.inverse(y))
     except ZeroDivisor:
@@ -135,7 +140,13 @@ def test_same_residues_as_exact_fractions() -> None:
     """The field is a homomorphic image of the rationals."""
     d, rng = domain(), default_rng(0)
     values = [[Fraction(int(a), int(b)) for a, b in zip(*rng.integers(1, 99, (2, 4)), strict=True)] for _ in range(3)]
-    x = Pair(("i", "k"), *(type(d.random((), ()).p)(np.array([[r.fraction(v) for v in row] for row in values], object)) for r in d.rings))
+    x = Pair(
+        ("i", "k"),
+        *(
+            type(d.random((), ()).p)(np.array([[r.fraction(v) for v in row] for row in values], object))
+            for r in d.rings
+        ),
+    )
     result = d.power(d.add(d.sum(d.mul(x, x), ("k",)), d.constant(Fraction(1, 1000))), -ONE)
     want = [1 / (sum((v * v for v in row), Fraction(0)) + Fraction(1, 1000)) for row in values]
     assert list(result.p.re) == [d.rings[0].fraction(v) for v in want]

@@ -1,5 +1,7 @@
 """The verifier accepts what is right and refuses what is wrong; what it refuses is the test of it."""
 
+# ruff: noqa: E501 (tables with one case per line)
+
 import dataclasses
 import math
 
@@ -170,14 +172,71 @@ def test_inputs_and_extents_must_match() -> None:
         certify(reference, candidate.with_extents({**candidate.sizes, "k": 8}))
 
 
+# --- square roots
+
+
+SQUARES = Program(
+    "squares",
+    "extents i=1 k=5\ninput X: f32[i,k]\ninput Y: f32[i,k]",
+    """
+    library a: f32[i] = dot{axes=(k)} X[i,k] X[i,k]
+    library r: f32[i] = pow{exponent=-1/2, offset=1/1000} a[i]
+    library x: f32[i,k] = mul X[i,k] r[i]
+    library y: f32[i,k] = mul Y[i,k] r[i]
+    library O: f32[i,k] = mul x[i,k] y[i,k]
+    """,
+    {
+        "division": """
+        library a: f32[i] = dot{axes=(k)} X[i,k] X[i,k]
+        library b: f32[i] = affine{offset=1/1000} a[i]
+        library c: f32[i,k] = mul X[i,k] Y[i,k]
+        library O: f32[i,k] = div c[i,k] b[i]""",
+    },
+    "O",
+    lambda x, y: x * y / ((x * x).sum(-1, keepdims=True) + 1e-3),
+)
+
+
+def test_square_of_a_root() -> None:
+    """sqrt(x)**2 == x is seen, at the price of more draws, for signs of roots are arbitrary."""
+    reference, candidate = SQUARES.graph(SQUARES.reference), SQUARES.graph(SQUARES.candidates["division"])
+    assert fingerprint(reference, candidate)
+    proof = certify(reference, candidate)
+    assert proof.algebraic_roots
+    assert proof.bound <= 1e-12
+    assert len(proof.seeds) == 40
+    replay(proof, reference, candidate)
+    assert not certify(reference, reference).algebraic_roots
+    with pytest.raises(VerificationError):
+        certify(reference, SQUARES.graph(SQUARES.candidates["division"].replace("1/1000", "1/1001")))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_root_of_a_square(seed: int) -> None:
+    """|x| is not x, though a single element passes one draw in two."""
+    head = "extents i=1\ninput X: f32[i]"
+    root = Program(
+        "root", head, "library a: f32[i] = mul X[i] X[i]\nlibrary O: f32[i] = pow{exponent=1/2} a[i]", {}, "O", abs
+    )
+    graphs = root.graph(root.reference), root.graph("library O: f32[i] = affine X[i]")
+    with pytest.raises(VerificationError, match="differs"):
+        certify(*graphs)
+    rng = np.random.default_rng(seed)
+    assert any(fingerprint(*graphs, entropy=rng.bytes) for _ in range(30))
+
+
 # --- what the certificate says
 
 
 def test_real_extents_count() -> None:
     """1/4096 is right for an axis of 4096 elements though only a few are tested, and wrong for one of 4095."""
-    reference, candidate = (RMSNORM.graph(t.replace("1/7", "1/4096")) for t in (RMSNORM.reference, RMSNORM.candidates["split k"]))
+    reference, candidate = (
+        RMSNORM.graph(t.replace("1/7", "1/4096")) for t in (RMSNORM.reference, RMSNORM.candidates["split k"])
+    )
     certify(*(g.with_extents({"i": 16, "j": 6144, "k": 4096}) for g in (reference, candidate)))
-    layer = [LAYER_NORM.graph(t.replace("1/5", "1/4096")) for t in (LAYER_NORM.reference, LAYER_NORM.candidates["one loop"])]
+    layer = [
+        LAYER_NORM.graph(t.replace("1/5", "1/4096")) for t in (LAYER_NORM.reference, LAYER_NORM.candidates["one loop"])
+    ]
     certify(*(g.with_extents({"i": 16, "j": 6144, "k": 4096}) for g in layer))
     with pytest.raises(VerificationError):
         certify(*(g.with_extents({"i": 16, "j": 6144, "k": 4095}) for g in layer))

@@ -1,0 +1,147 @@
+"""The float gate: what rounding may do passes, what a wrong kernel does fails."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from mirage_jax.verify.float_gate import CLASSES, float_gate, input_classes
+
+RNG = np.random.default_rng(0)
+R = RNG.standard_normal((64, 96))
+DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32]
+
+
+def rounded(r: np.ndarray, dtype: type, noise: float = 0.0, seed: int = 0) -> np.ndarray:
+    """r as an implementation with some rounding noise, in units of eps, returns it."""
+    eps = float(ml_dtypes.finfo(dtype).eps)
+    return (r + noise * eps * np.random.default_rng(seed).standard_normal(r.shape)).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_passes(dtype: type) -> None:
+    xla = rounded(R, dtype, 0.3, 1)
+    for seed in range(2, 8):
+        result = float_gate(R, xla, rounded(R, dtype, 0.3, seed))
+        assert result, result.reasons
+    assert float_gate(R, xla, rounded(R, dtype))
+    assert all(ratio <= 1 for _, ratio in result.ratios)
+
+
+def broken(what: str, dtype: type) -> np.ndarray:
+    c, eps = rounded(R, dtype, 0.3, 2).astype(np.float64), float(ml_dtypes.finfo(dtype).eps)
+    match what:
+        case "one element":
+            c[3, 4] += 0.1
+        case "one tile":
+            c[16:32, 32:48] = c[:16, 32:48]
+        case "noise":
+            c += 6 * eps * RNG.standard_normal(c.shape)
+        case "bias":
+            c += 3 * eps
+        case "scale":
+            c *= 1 + 8 * eps
+        case "nan":
+            c[0, 0] = np.nan
+        case "inf":
+            c[0, 0] = np.inf
+        case "zero":
+            c[:] = 0
+    return c.astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("what", ["one element", "one tile", "noise", "bias", "scale", "nan", "inf", "zero"])
+def test_fails(what: str, dtype: type) -> None:
+    result = float_gate(R, rounded(R, dtype, 0.3, 1), broken(what, dtype))
+    assert not result
+    assert result.reasons
+
+
+def test_wrong_tile_in_a_small_row() -> None:
+    """A row of small values is wrong by half: far below the largest error, but not in its own row."""
+    r = R.copy()
+    r[5] *= 1e-3
+    candidate = r.copy()
+    candidate[5] *= 1.05
+    result = float_gate(r, r.astype(np.float16), candidate.astype(np.float16))
+    assert [x.partition(":")[0] for x in result.reasons] == ["worst row"]
+
+
+def test_types_and_shapes() -> None:
+    xla = R.astype(np.float32)
+    assert "instead of" in float_gate(R, xla, R.astype(np.float16)).reasons[0]
+    assert "instead of" in float_gate(R, xla, xla[:1]).reasons[0]
+    assert float_gate(R > 0, R > 0, R > 0)
+    assert "differ from XLA's" in float_gate(R > 0, R > 0, R > 1).reasons[0]
+    empty = np.zeros((0, 3), np.float32)
+    assert float_gate(empty.astype(np.float64), empty, empty)
+    scalar = np.float32(2.0)
+    assert float_gate(np.float64(2), scalar, scalar)
+
+
+def test_non_finite() -> None:
+    r = R.copy()
+    r[0, 0], r[1, 1], r[2, 2] = np.nan, np.inf, -np.inf
+    xla = r.astype(np.float32)
+    assert float_gate(r, xla, xla)
+    other = xla.copy()
+    other[1, 1] = -np.inf
+    assert not float_gate(r, xla, other)
+    assert float_gate(r, xla, other, kinds=False)
+    other[1, 1] = 1
+    assert not float_gate(r, xla, other, kinds=False)
+    overflown = R.astype(np.float32)
+    overflown[4, 4] = (
+        np.inf
+    )  # XLA overflows where the result is finite: the candidate may do better, but not worse elsewhere
+    assert float_gate(R, overflown, R.astype(np.float32))
+    assert not float_gate(R, R.astype(np.float32), overflown)
+    nothing = np.full((2, 2), np.nan)
+    assert float_gate(nothing, nothing.astype(np.float32), nothing.astype(np.float32))
+
+
+def test_ceiling_and_exactness() -> None:
+    bad = (R + 0.5).astype(np.float32)
+    assert float_gate(R, bad, bad)
+    assert float_gate(R, bad, bad, ceiling=np.full(R.shape, 0.1)).reasons[0].startswith("ceiling")
+    integers = RNG.integers(-9, 9, (8, 8)).astype(np.float64)
+    xla = integers.astype(np.float32)
+    off = xla.copy()
+    off[0, 0] = np.nextafter(off[0, 0], np.float32(99))
+    assert not float_gate(integers, xla, off, exact=True)
+    assert float_gate(integers, off, off, exact=True)  # XLA is not exact either
+
+
+def test_large_values_do_not_overflow() -> None:
+    r = R * 1e200
+    assert float_gate(r, r * (1 + 1e-16), r)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("dtype", [*DTYPES, np.int32, np.bool_, np.float64])
+def test_input_classes(name: str, dtype: type) -> None:
+    specs = [((4, 6), dtype), ((2, 6, 8), dtype), ((), dtype), ((5,), dtype), ((0, 3), dtype), ((1, 1), dtype)]
+    one, two = input_classes(specs, 0)[name], input_classes(specs, 0)[name]
+    for (shape, _), x, y in zip(specs, one, two, strict=True):
+        assert x.shape == shape
+        assert x.dtype == dtype
+        np.testing.assert_array_equal(x.astype(np.float64), y.astype(np.float64))
+    if dtype is np.float32:
+        assert (
+            any(not np.array_equal(x, y) for x, y in zip(one, input_classes(specs, 1)[name], strict=True))
+            or name == "zeros"
+        )
+        assert (name in ("nan", "inf", "-inf")) == any(not np.isfinite(x).all() for x in one)
+
+
+def test_input_classes_are_a_mapping() -> None:
+    classes = input_classes([((2, 2), np.float32)], 0)
+    assert set(classes) == set(CLASSES)
+    assert len(classes) == len(list(classes.items())) >= 15
+
+
+def test_large_logits() -> None:
+    q, k = input_classes([((8, 16), np.float32), ((16, 32), np.float32)], 0)["large logits"]
+    logits = q.astype(np.float64) @ k
+    assert np.all(np.abs(np.abs(logits) - 2025) < 50)
+    assert 1 < logits.std(axis=1).mean() < 20
