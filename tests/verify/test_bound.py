@@ -51,7 +51,7 @@ def test_bound_holds(name: str) -> None:
 
 
 def test_growth() -> None:
-    """A softmax over n has k <= n * n after clearing denominators; sums share those that do not depend on their axis."""
+    """A softmax over n has k <= n * n after clearing denominators; sums share what is the same along their axis."""
     b = BoundDomain({"i": 1, "n": 7}).within(RANGES)
 
     def softmax_dot(x: Bound, v: Bound) -> Bound:
