@@ -1,7 +1,8 @@
 """Nodes -> reference muGraph: one `Library` kernel per elementary operator, under canonical names.
 
-Axes are named in the order in which they first occur, equal kernels are made once, what no output needs is dropped. Nothing
-depends on the user's names: two identical layers give equal graphs, which is what the cache and deduplication rest on.
+Axes are named in the order in which they first occur, equal kernels are made once, what no output needs is dropped.
+Nothing depends on the user's names: two identical layers give equal graphs, which is what the cache and deduplication
+rest on.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ the empty tuple. Then transpose, broadcast, squeeze and reshape only move names 
 * reshape regroups axes, and where a dimension is divided it *splits* an axis, ``k -> (k0, k1)``, everywhere at once;
 * operators *merge* axes: in ``dot(x[i,k], w[a,j])`` contracting k with a, the axes k and a become one.
 
-An axis is a base and a copy number (printed as primes): copies have the extent of their base. Where merging would put one
-axis twice into one tensor or one operator (``x @ x.T``), the merged axis becomes another copy, and the operator *views* its
-operand under other names. So names never limit what can be expressed; they only show what is common.
+An axis is a base and a copy number (printed as primes): copies have the extent of their base. Where merging would put
+one axis twice into one tensor or one operator (``x @ x.T``), the merged axis becomes another copy, and the operator
+*views* its operand under other names. So names never limit what can be expressed; they only show what is common.
 """
 
 from __future__ import annotations
@@ -123,7 +123,9 @@ class AxisTable:
                 x, y = self.resolve(a)[n], self.resolve(b)[n]
                 if x.base != y.base:
                     self._merge(x, y)
-        pairs = [p for a, b in zip(left, right, strict=True) for p in zip(self.resolve(b), self.resolve(a), strict=True)]
+        pairs = [
+            p for a, b in zip(left, right, strict=True) for p in zip(self.resolve(b), self.resolve(a), strict=True)
+        ]
         return {y: x for y, x in pairs if y != x}
 
     def _align(self, left: tuple[Key, ...], right: tuple[Key, ...]) -> None:

@@ -1,8 +1,8 @@
 """The call primitive: captures a function as a jaxpr that every JAX transformation understands.
 
-`capture(fn, compiler)` traces `fn` and binds one `mirage_call`. JAX's own rules for call primitives rewrite that jaxpr under
-grad, vmap, remat, scan, shard_map and the rest; whatever finally reaches the lowering rule below is again a jaxpr,
-which `interpret` runs with compiled regions in it.
+`capture(fn, compiler)` traces `fn` and binds one `mirage_call`. JAX's own rules for call primitives rewrite that
+jaxpr under grad, vmap, remat, scan, shard_map and the rest; whatever finally reaches the lowering rule below is again
+a jaxpr, which `interpret` runs with compiled regions in it.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def trace(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Jaxpr, list[A
 
     jaxpr = jax.make_jaxpr(flat)(*operands)
     outer = list(jaxpr.consts)
-    if any(isinstance(c, jax.core.Tracer) for c in outer):  # values of an enclosing transformation become operands
+    if any(isinstance(c, jax_compat.Tracer) for c in outer):  # values of an enclosing transformation become operands
         inner, count = jaxpr.jaxpr, len(outer)
 
         def hoisted(*given: Any) -> list[Any]:
-            return jax.core.eval_jaxpr(inner, given[:count], *given[count:])
+            return jax_compat.eval_jaxpr(inner, given[:count], *given[count:])
 
         operands = [*outer, *operands]
         jaxpr = jax.make_jaxpr(hoisted)(*operands)
@@ -65,11 +65,7 @@ def trace(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Jaxpr, list[A
 
 
 def _is_array(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array | jax.core.Tracer | np.ndarray | np.generic) or _is_shape(leaf)
-
-
-def _is_shape(leaf: Any) -> bool:
-    return isinstance(leaf, jax.ShapeDtypeStruct)
+    return isinstance(leaf, jax.Array | jax_compat.Tracer | np.ndarray | np.generic | jax.ShapeDtypeStruct)
 
 
 def _lower_call(context: Any, *operands: Any, call_jaxpr: Jaxpr, compiler: Compiler) -> Any:

@@ -1,12 +1,14 @@
 """Which equations can be taken out of a program together: convex clusters, and their division into small ones.
 
-A set of equations can become one step only if no path leaves it and comes back. Clusters are grown over producer-consumer
-edges and two are joined unless a path between them runs through anything else, so an unrelated equation that merely
-stands in between in the text separates nothing. All clusters together, each taken as one step, stay acyclic.
+A set of equations can become one step only if no path leaves it and comes back. Clusters are grown over
+producer-consumer edges and two are joined unless a path between them runs through anything else, so an unrelated
+equation that merely stands in between in the text separates nothing. All clusters together, each taken as one step,
+stay acyclic.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -20,20 +22,15 @@ class Dependencies:
     """Equations by position: who must come before whom. Effects stay in their order."""
 
     before: tuple[frozenset[int], ...]
-    after: tuple[frozenset[int], ...]
 
     @classmethod
     def of(cls, program: FlatProgram) -> Dependencies:
         made = {value: n for n, eqn in enumerate(program.eqns) for value in eqn.outputs}
         before = [{made[v] for v in eqn.reads if v in made} for eqn in program.eqns]
         with_effects = [n for n, eqn in enumerate(program.eqns) if eqn.effects]
-        for first, then in zip(with_effects, with_effects[1:], strict=False):
+        for first, then in itertools.pairwise(with_effects):
             before[then].add(first)
-        after: list[set[int]] = [set() for _ in before]
-        for n, earlier in enumerate(before):
-            for e in earlier:
-                after[e].add(n)
-        return cls(tuple(map(frozenset, before)), tuple(map(frozenset, after)))
+        return cls(tuple(map(frozenset, before)))
 
 
 def convex_clusters(dependencies: Dependencies, members: Collection[int]) -> list[tuple[int, ...]]:
@@ -54,7 +51,7 @@ class _Steps:
 
     def __init__(self, dependencies: Dependencies):
         self.parent = list(range(len(dependencies.before)))
-        self.after = [set(s) for s in dependencies.after]
+        self.before = [set(s) for s in dependencies.before]
 
     def find(self, n: int) -> int:
         while self.parent[n] != n:
@@ -69,21 +66,24 @@ class _Steps:
         if self._has_detour(a, b) or self._has_detour(b, a):
             return False
         self.parent[b] = a
-        self.after[a] |= self.after[b]
+        self.before[a] |= self.before[b]
         return True
 
-    def _successors(self, n: int) -> set[int]:
-        found = {self.find(m) for m in self.after[n]} - {n}
-        self.after[n] = found
+    def _predecessors(self, n: int) -> set[int]:
+        found = {self.find(m) for m in self.before[n]} - {n}
+        self.before[n] = found
         return found
 
     def _has_detour(self, a: int, b: int) -> bool:
-        """Whether some path from a to b passes through a third step."""
-        todo = [n for n in self._successors(a) if n != b]
+        """Whether some path from a to b passes through a third step.
+
+        Walks back from b: equations join in order, so what lies before is contracted already, what lies after is not.
+        """
+        todo = [n for n in self._predecessors(b) if n != a]
         seen = set(todo)
         while todo:
-            for n in self._successors(todo.pop()):
-                if n == b:
+            for n in self._predecessors(todo.pop()):
+                if n == a:
                     return True
                 if n not in seen:
                     seen.add(n)
@@ -96,7 +96,8 @@ def divide(
 ) -> list[tuple[int, ...]]:
     """Contiguous segments of `order` of at most `max_weight`, such that the fewest bytes cross the cuts.
 
-    `order` is a topological order of groups that are not cut; `crossing(p)` are the bytes alive between groups p-1 and p.
+    `order` is a topological order of groups that are not cut; `crossing(p)` are the bytes alive between groups p-1
+    and p.
     """
     weights = [sum(map(weight, group)) for group in order]
     best: list[tuple[int, int]] = [(0, 0)]  # cost of the first p groups, start of their last segment

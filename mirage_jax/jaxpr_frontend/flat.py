@@ -100,9 +100,7 @@ class _Flattener:
         self.avals[number] = aval
         return number
 
-    def inline(
-        self, jaxpr: Jaxpr, args: Sequence[Atom], calls: tuple[JaxprEqn, ...] = ()
-    ) -> tuple[Atom, ...]:
+    def inline(self, jaxpr: Jaxpr, args: Sequence[Atom], calls: tuple[JaxprEqn, ...] = ()) -> tuple[Atom, ...]:
         env: dict[Any, Atom] = dict(zip(jaxpr.invars, args, strict=True))
         for var, value in zip(jaxpr.constvars, jaxpr.consts, strict=True):
             env[var] = number = self.new(var.aval)

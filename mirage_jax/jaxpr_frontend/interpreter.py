@@ -1,8 +1,8 @@
 """Runs a captured jaxpr at lowering time, with compiled regions in the place of their equations.
 
-By then every transformation has been applied: the jaxpr may be a forward or backward pass, batched or not. A region that
-the compiler takes becomes one `mirage_region`, a leaf primitive with one lowering per platform; everything else is
-bound as it was. Bodies of scan, while, cond, shard_map and checkpoint become calls that arrive here on their own.
+By then every transformation has been applied: the jaxpr may be a forward or backward pass, batched or not. A region
+that the compiler takes becomes one `mirage_region`, a leaf primitive with one lowering per platform; everything else
+is bound as it was. Bodies of scan, while, cond, shard_map and checkpoint become calls that arrive here on their own.
 """
 
 from __future__ import annotations
@@ -110,12 +110,15 @@ def _run_region(region: Region, compiled: CompiledRegion, values: dict[int, Any]
 
 def _run_equation(eqn: FlatEqn, values: dict[int, Any], compiler: Compiler, call: Primitive) -> None:
     params = None
-    if any(not body.effects and _has_work(body) for body in jax_compat.bodies(eqn.eqn)):
+    try:
+        if any(not body.effects and _has_work(body) for body in jax_compat.bodies(eqn.eqn)):
 
-        def as_call(body: Jaxpr) -> Jaxpr:
-            return body if body.effects else jax_compat.as_one_call(body, call, compiler=compiler)
+            def as_call(body: Jaxpr) -> Jaxpr:
+                return body if body.effects else jax_compat.as_one_call(body, call, compiler=compiler)
 
-        params = jax_compat.with_bodies(eqn.eqn, as_call)
+            params = jax_compat.with_bodies(eqn.eqn, as_call)
+    except Exception as e:
+        _failed(e, compiler, f"opening the body of {eqn.primitive}")
     results = jax_compat.bind(eqn.eqn, [read(values, a) for a in eqn.inputs], params)
     values.update(zip(eqn.outputs, results, strict=True))
 
@@ -149,7 +152,9 @@ def _lower_cuda(context: Any, *tensors: Any, out_avals: Any, compiled: CompiledR
     try:
         return jax_compat.lower_traced(compiled.cuda, context, tensors)
     except Exception as e:
-        _warn_once(f"{Code.INTERNAL} while lowering a kernel, the same program runs as plain JAX: {type(e).__name__}: {e}")
+        _warn_once(
+            f"{Code.INTERNAL} while lowering a kernel, the same program runs as plain JAX: {type(e).__name__}: {e}"
+        )
         return _lower_portable(context, *tensors, out_avals=out_avals, compiled=compiled)
 
 

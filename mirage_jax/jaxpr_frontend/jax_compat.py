@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jax import core
 from jax.extend import core as jex_core
 from jax.extend import source_info_util
 from jax.interpreters import mlir
@@ -17,6 +18,8 @@ Jaxpr = jex_core.Jaxpr
 JaxprEqn = jex_core.JaxprEqn
 Literal = jex_core.Literal
 Primitive = jex_core.Primitive
+Tracer = core.Tracer
+eval_jaxpr = core.eval_jaxpr
 
 # Parameter that holds the jaxpr of primitives which only call it: their equations are taken over by the caller.
 _CALLS = {

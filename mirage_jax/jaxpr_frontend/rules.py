@@ -1,8 +1,8 @@
 """One rule per JAX primitive: what it means for values over named axes.
 
-A rule takes the builder, the parameters, the type of the result and the operands. What it cannot express it refuses with
-`NotExpressible`; a primitive without a rule is left to XLA. `LIGHT` primitives cost nothing in a muGraph, `HEAVY` ones are
-what makes a region worth a search.
+A rule takes the builder, the parameters, the type of the result and the operands. What it cannot express it refuses
+with `NotExpressible`; a primitive without a rule is left to XLA. `LIGHT` primitives cost nothing in a muGraph,
+`HEAVY` ones are what makes a region worth a search.
 """
 
 from __future__ import annotations
@@ -321,6 +321,8 @@ def _select_n(b: Builder, out: Result, condition: Value, *cases: Value) -> Value
     if condition.is_constant:
         return cases[int(condition.offset)]
     no, yes = cases
+    if out.dtype == "bool" and no.is_constant and yes.is_constant and no.offset != yes.offset:
+        return b.widened(condition if yes.offset else b.plain("not", (condition,), "bool"), no)
     if no.is_neg_inf and yes.is_neg_inf:
         return b.widened(no, yes)
     if no.is_neg_inf:
@@ -389,7 +391,9 @@ def _dot_general(b: Builder, out: Result, x: Value, y: Value) -> Value:
 
 
 # Presets that ask for no more than what a kernel does: products of narrow operands, summed in f32.
-NARROW_PRECISIONS = frozenset({"DEFAULT", "F16_F16_F16", "F16_F16_F32", "BF16_BF16_BF16", "BF16_BF16_F32", "TF32_TF32_F32"})
+NARROW_PRECISIONS = frozenset(
+    {"DEFAULT", "F16_F16_F16", "F16_F16_F32", "BF16_BF16_BF16", "BF16_BF16_F32", "TF32_TF32_F32"}
+)
 
 
 def _check_precision(precision: Any, dtypes: tuple[str, str]) -> None:

@@ -85,7 +85,9 @@ class Region:
         """The original equations, from the values of `inputs` to those of `outputs`."""
         given = dict(zip((b.value for b in self.inputs), values, strict=True))
         # An operand that is no input of the graph has no influence on the result: any value will do.
-        env = {v: given[v] if v in given else jnp.zeros(a.shape, a.dtype) for v in self.operands for a in [self.avals[v]]}
+        env = {
+            v: given[v] if v in given else jnp.zeros(a.shape, a.dtype) for v in self.operands for a in [self.avals[v]]
+        }
         evaluate(self.equations, env)
         return [env[b.value] for b in self.outputs]
 
@@ -111,7 +113,7 @@ class Refused(Exception):
 
 
 def translate(program: FlatProgram, eqns: Sequence[FlatEqn], results: Sequence[int]) -> Region | None:
-    """The region that `eqns` form; `results` are the values that are read outside. None if nothing is left to compute."""
+    """The region that `eqns` form, of which `results` are read outside. None if nothing is left to compute."""
     made = {v for eqn in eqns for v in eqn.outputs}
     operands = tuple(dict.fromkeys(v for eqn in eqns for v in eqn.reads if v not in made))
     builder = Builder()

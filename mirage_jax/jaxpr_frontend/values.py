@@ -1,9 +1,9 @@
 """Values over named axes, and the builder that turns operations on them into nodes of a muGraph.
 
-A `Value` is ``scale * node + offset`` seen through JAX dimensions. Scalars ride along and land in the next operator that
-takes them for free (OPERATORS: pointwise functions act on ``scale * x + offset``, `add` on ``ca * x + cb * y``), so a
-division by a literal, a mean or an epsilon costs no node. A node depends on *its* axes only; dimensions that are merely
-broadcast have axes that the node does not know.
+A `Value` is ``scale * node + offset`` seen through JAX dimensions. Scalars ride along and land in the next operator
+that takes them for free (OPERATORS: pointwise functions act on ``scale * x + offset``, `add` on ``ca * x + cb * y``),
+so a division by a literal, a mean or an epsilon costs no node. A node depends on *its* axes only; dimensions that are
+merely broadcast have axes that the node does not know.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An input (`op` is "input") or one elementary operator; `over` are the axes that it names (reduced, or counted)."""
+    """An input (`op` is "input") or one elementary operator; `over` are the axes that it reduces or counts."""
 
     op: str
     uses: tuple[Use, ...]
@@ -160,7 +160,9 @@ class Builder:
     def scaled(self, x: Value, scale: Fraction, offset: Fraction = ZERO, dtype: str | None = None) -> Value:
         """``scale * x + offset``."""
         dtype = dtype or x.dtype
-        if x.is_constant or scale == 0:
+        if scale == 0 and not x.is_constant:
+            raise NotExpressible(Code.NON_FINITE, "a product with zero, which is no zero for every operand")
+        if x.is_constant:
             return self.constant(scale * x.offset + offset, dtype, x.dims)
         return replace(x, scale=scale * x.scale, offset=scale * x.offset + offset, dtype=dtype)
 

@@ -15,7 +15,11 @@ from mirage_jax.jaxpr_frontend.reasons import Code, NotExpressible
 def factorizations(n: int) -> list[tuple[int, ...]]:
     """Shapes of n elements, up to three dimensions, with 1 as an allowed size."""
     divisors = [d for d in range(1, n + 1) if n % d == 0]
-    return [(n,)] + [(a, n // a) for a in divisors] + [(a, b, n // a // b) for a in divisors for b in divisors if n % (a * b) == 0]
+    return (
+        [(n,)]
+        + [(a, n // a) for a in divisors]
+        + [(a, b, n // a // b) for a in divisors for b in divisors if n % (a * b) == 0]
+    )
 
 
 def walk(x, data: st.DataObject, steps: int):

@@ -1,4 +1,4 @@
-"""What becomes of real programs: how many regions, what is left out, and that the graphs mean what the program means."""
+"""What becomes of real programs: how many regions, what is left out, and that graphs mean what programs mean."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Every JAX transformation of a captured function gives what it gives for the function itself, with regions replaced."""
+"""Every JAX transformation of a captured function gives what it gives for the function, with regions replaced."""
 
 from collections.abc import Callable
 from functools import partial
@@ -52,20 +52,24 @@ TRANSFORMATIONS: dict[str, Transformation] = {
     "hessian": lambda f: jax.hessian(squares(f), 3),
     "linearize": lambda f: lambda *a: jax.linearize(f, *a)[1](*a),
     "vmap": lambda f: lambda x, *w: jax.vmap(f, (0, None, None, None))(jnp.stack([x, 2 * x]), *w),
-    "vmap of weights": lambda f: lambda x, w, *r: jax.vmap(f, (None, 1, None, None), 2)(x, jnp.stack([w, 2 * w], 1), *r),
+    "vmap of weights": lambda f: (
+        lambda x, w, *r: jax.vmap(f, (None, 1, None, None), 2)(x, jnp.stack([w, 2 * w], 1), *r)
+    ),
     "vmap of grad": lambda f: lambda x, *w: jax.vmap(jax.grad(squares(f), 1), (0, None, None, None))(x[:, None], *w),
     "checkpoint": lambda f: jax.grad(squares(jax.checkpoint(f)), (0, 1)),
     "checkpoint with policy": lambda f: jax.grad(
         squares(jax.checkpoint(f, policy=jax.checkpoint_policies.dots_saveable)), (0, 1)
     ),
-    "cond in fori": lambda f: lambda x, *w: jax.lax.fori_loop(
-        0, 3, lambda i, c: jax.lax.cond(i % 2 == 0, lambda c: c + f(c, *w), lambda c: c, c), x
+    "cond in fori": lambda f: (
+        lambda x, *w: jax.lax.fori_loop(
+            0, 3, lambda i, c: jax.lax.cond(i % 2 == 0, lambda c: c + f(c, *w), lambda c: c, c), x
+        )
     ),
     "scan": lambda f: lambda x, *_: layers(f)(x, *LAYERS),
     "grad of scan": lambda f: lambda x, *_: jax.grad(lambda *a: layers(f)(*a).sum(), (0, 1))(x, *LAYERS),
-    "grad of scan of checkpoint": lambda f: lambda x, *_: jax.grad(
-        lambda *a: layers(jax.checkpoint(f, prevent_cse=False))(*a).sum(), (0, 1)
-    )(x, *LAYERS),
+    "grad of scan of checkpoint": lambda f: (
+        lambda x, *_: jax.grad(lambda *a: layers(jax.checkpoint(f, prevent_cse=False))(*a).sum(), (0, 1))(x, *LAYERS)
+    ),
     "linear transpose": lambda f: lambda x, *w: jax.linear_transpose(lambda v: f(x, w[0], v, w[2]), w[1])(x),
     "eval_shape": lambda f: lambda *a: jnp.zeros(jax.eval_shape(f, *a).shape),
     "nested": lambda f: lambda *a: optimized(lambda *b: f(*b) + 1)(*a),
@@ -154,10 +158,13 @@ def mesh(kind: AxisType) -> jax.sharding.Mesh:
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_shard_map(check_vma: bool) -> None:
     compiler = Replacing()
-    specs = dict(mesh=mesh(AxisType.Auto), in_specs=(P("d"), P(), P(), P()), out_specs=P("d"), check_vma=check_vma)
 
     def mapped(fn):
-        return jax.jit(jax.shard_map(lambda *a: fn(*a), **specs))
+        specs = (P("d"), P(), P(), P())
+        over = jax.shard_map(
+            lambda *a: fn(*a), mesh=mesh(AxisType.Auto), in_specs=specs, out_specs=P("d"), check_vma=check_vma
+        )
+        return jax.jit(over)
 
     assert_close(mapped(optimized(mlp, compiler))(*ARGS), mlp(*ARGS))
     assert compiler.regions
