@@ -18,7 +18,7 @@ import hashlib
 import math
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from math import prod
@@ -83,6 +83,7 @@ class Value:
     pads: Mapping[Axis, float] = field(default_factory=dict)
     unit: float = 1.0
     constant: float | None = None  # the same known number in every lane
+    settled: bool = False  # a maximum of at least one number that no mask has made -inf
 
 
 class _Lanes:
@@ -232,7 +233,8 @@ class _Emitter:
         block, part = self.env.get(("block", axis.axis), "0"), self.env.get(("block", axis.part), "0")
         starts = [f"{part} * {axis.local}"] if part != "0" else []
         starts += [f"{block} * {axis.size}" if axis.size > 1 else block] if block != "0" else []
-        starts += [step] if step else []
+        if step:  # a tensor also in the interpreter, whose loops count with Python's integers
+            starts.append(step if axis.block > 1 else f"tl.full((), 0, tl.int32) + {step}")
         if axis.block == 1 and not axis.ragged and len(starts) <= 1:
             text = starts[0] if starts else "0"
             self.env["index", axis.axis] = text if text.isidentifier() or text == "0" else self._let_axis(axis, text)
@@ -472,6 +474,8 @@ class _Emitter:
 
     def _finite(self, shift: Value) -> Value:
         """A shift to subtract: 0 where nothing has been seen yet (-inf), since -inf - -inf is no number."""
+        if shift.settled:
+            return shift
         key = ("finite", shift.text)
         if key not in self.env:
             text = f'tl.where({shift.text} == float("-inf"), 0.0, {shift.text})'
@@ -491,6 +495,11 @@ class _Emitter:
         moved = _difference(self._at(old, dims), old.unit, self._at(new, dims), new.unit, degree)
         return self._made(op, f"{self._at(x, dims)} * tl.exp2({moved})", [x, old, new])
 
+    def _from_product(self, name: str) -> bool:
+        """Is a value the result of a matrix product, possibly masked with minus infinity?"""
+        op = self.ops.get(name)
+        return op is not None and (op.op == "dot" or (op.op == "mask" and self._from_product(op.args[1])))
+
     def _shift(self, op: Op) -> Value:
         """The maximum of ``scale * x``, in the unit in which its exponentials need no further rounding.
 
@@ -498,19 +507,18 @@ class _Emitter:
         Others may be masked with huge numbers, for which that fma would not cancel: these stay in the unit of x.
         """
         x, scale = self._value(op.args[0]), float(_attr(op, "scale", 1))
-        producer = self.ops.get(op.args[0])
         if scale <= 0.0:
-            x, unit, factor = self._natural(op.args[0]), 1.0, scale
+            x, unit, factor = self._natural(op.args[0]), 1.0, 1.0
             x = Value(self.w.let("scaled", f"{x.text} * {_number(scale)}"), x.dims)
-            factor = 1.0
-        elif producer is not None and producer.op == "dot" and x.unit == 1.0:
+        elif self._from_product(op.args[0]) and x.unit == 1.0:
             unit, factor = LN2, scale * LOG2E
         else:
             unit, factor = scale * x.unit, 1.0
         text = self._maximum(op, x)
         if factor != 1.0:
             text = f"{text} * {_number(factor)}"
-        return self._carried(op, text, unit)
+        settled = unit == LN2 and self.ops[op.args[0]].op == "dot" and not any(self.axes[a].short_part for a in _reduced(op) if a in self.axes)
+        return self._carried(op, text, unit, settled)
 
     def _max(self, op: Op) -> Value:
         return self._carried(op, self._maximum(op, self._natural(op.args[0])), 1.0)
@@ -519,12 +527,12 @@ class _Emitter:
         axes = [a for a in _reduced(op) if a in self.graph.axes_of[op.args[0]]]
         return _reduction("tl.max", self._zeroed(x, axes, -math.inf), axes)
 
-    def _carried(self, op: Op, text: str, unit: float) -> Value:
+    def _carried(self, op: Op, text: str, unit: float, settled: bool = False) -> Value:
         """A maximum; a running one if it reduces the axis of the loop."""
         dims = self.tiling.dims(op.axes)
         if ("carried", op.name) in self.env:
             text = f"tl.maximum({self.env['carried', op.name]}, {text})"
-        return Value(self.w.let(op.op, text), dims, unit=unit)
+        return Value(self.w.let(op.op, text), dims, unit=unit, settled=settled)
 
     # --- reductions -----------------------------------------------------------------------------------------------
 
@@ -715,7 +723,7 @@ class _Emitter:
                 if op.args[0] not in running:
                     raise UnsupportedError(f"{op}: only a running maximum has a last value")
                 end = ends[op.args[0]]
-                value = Value(running[op.args[0]], end.dims, unit=end.unit)
+                value = replace(end, text=running[op.args[0]])
             else:
                 value = self._widened(self._finished(op, how, sums[op.name]), narrowed, outer)
             outer["value", op.name] = value

@@ -62,6 +62,9 @@ def _special(name: str) -> Callable[..., Any]:
     return value
 
 
+# log(1 + x) without losing small x: the rounding error of 1 + x is divided out again
+LOG1P = "tl.where(1.0 + {0} == 1.0, {0}, tl.log(1.0 + {0}) * ({0} / ((1.0 + {0}) - 1.0)))"
+
 FUNCTIONS: dict[str, Function] = {
     f.name: f
     for f in (
@@ -70,19 +73,19 @@ FUNCTIONS: dict[str, Function] = {
         Function("erf", _special("erf"), "tl.erf({0})"),
         Function("erfc", _special("erfc"), "(1.0 - tl.erf({0}))"),
         Function("log", lambda xp, x: xp.log(x), "tl.log({0})"),
-        Function("log1p", lambda xp, x: xp.log1p(x), "tl.log(1.0 + ({0}))"),
+        Function("log1p", lambda xp, x: xp.log1p(x), LOG1P),
         Function("sin", lambda xp, x: xp.sin(x), "tl.sin({0})"),
         Function("cos", lambda xp, x: xp.cos(x), "tl.cos({0})"),
         Function("abs", lambda xp, x: xp.abs(x), "tl.abs({0})", flops=1),
         Function("sign", lambda xp, x: xp.sign(x), "(({0} > 0).to(tl.float32) - ({0} < 0).to(tl.float32))", flops=1),
         Function("maximum", lambda xp, x, y: xp.maximum(x, y), "tl.maximum({0}, {1})", 2, 1),
         Function("minimum", lambda xp, x, y: xp.minimum(x, y), "tl.minimum({0}, {1})", 2, 1),
-        Function("lt", lambda xp, x, y: x < y, "(({0}) < ({1}))", 2, 1),
-        Function("le", lambda xp, x, y: x <= y, "(({0}) <= ({1}))", 2, 1),
-        Function("eq", lambda xp, x, y: x == y, "(({0}) == ({1}))", 2, 1),
-        Function("and", lambda xp, x, y: (x != 0) & (y != 0), "((({0}) != 0) & (({1}) != 0))", 2, 1),
-        Function("or", lambda xp, x, y: (x != 0) | (y != 0), "((({0}) != 0) | (({1}) != 0))", 2, 1),
-        Function("not", lambda xp, x: x == 0, "(({0}) == 0)", 1, 1),
+        Function("lt", lambda xp, x, y: x < y, "(({0}) < ({1})).to(tl.float32)", 2, 1),
+        Function("le", lambda xp, x, y: x <= y, "(({0}) <= ({1})).to(tl.float32)", 2, 1),
+        Function("eq", lambda xp, x, y: x == y, "(({0}) == ({1})).to(tl.float32)", 2, 1),
+        Function("and", lambda xp, x, y: (x != 0) & (y != 0), "((({0}) != 0) & (({1}) != 0)).to(tl.float32)", 2, 1),
+        Function("or", lambda xp, x, y: (x != 0) | (y != 0), "((({0}) != 0) | (({1}) != 0)).to(tl.float32)", 2, 1),
+        Function("not", lambda xp, x: x == 0, "(({0}) == 0).to(tl.float32)", 1, 1),
         # where(c, x, y): x where the condition holds
         Function("where", lambda xp, c, x, y: xp.where(c != 0, x, y), "tl.where(({0}) != 0, {1}, {2})", 3, 1),
         # mask(c, x): x where the condition holds, else minus infinity (which no constant can be: constants are fractions)

@@ -14,10 +14,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from fractions import Fraction
+from itertools import product
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.mugraph.graph import Axis, KernelGraph, KernelSchedule, Schedule, origin
@@ -26,14 +26,18 @@ from mirage_jax.search.axioms import PART, Axioms, Step
 from mirage_jax.search.cost import Model, Priced
 from mirage_jax.search.devices import Device
 from mirage_jax.search.extract import Extractor, Root, block_plan, common, library_plan
-from mirage_jax.search.frontier import EMPTY, BudgetExceeded, Frontiers, Space
+from mirage_jax.search.frontier import EMPTY, BudgetExceeded, Dag, Frontiers, Leaves, Space
 from mirage_jax.search.grading import Grading
 from mirage_jax.search.normal_form import Expressions, NormalFormDomain, Poly
 from mirage_jax.search.plans import Plan, Plans
+from mirage_jax.search.windows import Window, replace_windows, windows
 
 log = logging.getLogger("mirage_jax")
 WIDTHS = {"bool": 1, "f16": 2, "bf16": 2, "f32": 4, "i32": 4, "f64": 8}
 PARTS = (4, 8, 16, 32)
+WINDOW_FACTORS = (9, 7, 5)  # widest products of a region's windows; smaller ones are tried while a window has too many values
+MAX_CLASSES = 300
+ALGEBRA_STATES = 12_000
 MAX_TERMS = 64  # a sum of more products than this is not searched
 
 
@@ -43,6 +47,7 @@ class StopReason(Enum):
     EXHAUSTED = "exhausted the space"
     SECONDS = "time budget used up"
     STATES = "state budget used up"
+    ALGEBRA = "common subexpressions of the algebra not exhausted (state limit)"
     PLANS = "plan limit reached"
     INTERRUPTED = "interrupted; best so far kept"
 
@@ -74,6 +79,15 @@ class SearchReport:
     dropped: Counter[str] = field(default_factory=Counter)  # plans that could not be written, by reason
     pruned: Counter[str] = field(default_factory=Counter)  # states and steps not followed, by rule
     fired: Counter[str] = field(default_factory=Counter)  # steps made, by axiom
+    windows: int = 1
+
+    def add(self, other: SearchReport) -> None:
+        """Add the report of a search over one window."""
+        for name in ("seconds", "classes", "states", "steps", "plans", "structures", "priced"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.dropped, self.pruned, self.fired = self.dropped + other.dropped, self.pruned + other.pruned, self.fired + other.fired
+        if other.stop is not StopReason.EXHAUSTED:
+            self.stop = other.stop
 
     def __str__(self) -> str:
         lines = [
@@ -81,7 +95,7 @@ class SearchReport:
             f" {self.plans} plans standing for {self.structures:.3g} structures, {self.priced} priced"
         ]
         if self.stop is StopReason.EXHAUSTED:
-            lines.append(f"exhaustive {self.space}")
+            lines.append(f"exhaustive {self.space}" + (f", in each of {self.windows} windows" if self.windows > 1 else ""))
         lines.append("pruned: " + (", ".join(f"{k} {v}" for k, v in sorted(self.pruned.items())) or "nothing"))
         lines.append("axioms: " + ", ".join(f"{k} {v}" for k, v in sorted(self.fired.items())))
         if self.dropped:
@@ -104,6 +118,17 @@ class _Clock:
             raise BudgetExceeded(StopReason.STATES)
         if self.ticks % 64 == 0:
             self.check()
+
+    def limited(self, states: int, reason: StopReason) -> Callable[[], None]:
+        """A tick that also stops after so many more states, for that reason."""
+        end = self.ticks + states
+
+        def tick() -> None:
+            self.tick()
+            if self.ticks > end:
+                raise BudgetExceeded(reason)
+
+        return tick
 
     def check(self) -> None:
         if time.monotonic() - self.began > self.seconds:
@@ -142,6 +167,72 @@ def batch_axes(reference: KernelGraph, roots: list[Poly], axioms: Axioms, reduce
     return batch
 
 
+def search(
+    reference: KernelGraph, device: Device, space: Space, seconds: float, states: int = 2_000_000
+) -> tuple[list[Candidate], SearchReport]:
+    """Ranked candidates for a region, and what was looked at. A region too wide to exhaust is searched window by window."""
+    parts = _narrow_windows(reference, device, space)
+    if len(parts) == 1:
+        one = Search(reference, device, space, seconds, states)
+        return one.run(), one.report
+    report = SearchReport(space, windows=len(parts))
+    found: dict[int, list[Candidate]] = {}
+    until = time.monotonic() + seconds
+    for n, w in enumerate(parts):
+        one = Search(w.graph, device, space, max(0.5, (until - time.monotonic()) / (len(parts) - n)), states)
+        try:
+            found[n] = one.run()
+        except UnsupportedError as why:
+            one.report.dropped[str(why)] += 1
+        report.add(one.report)
+    return _compose(reference, parts, found), report
+
+
+def _narrow_windows(reference: KernelGraph, device: Device, space: Space) -> list[Window]:
+    """Windows of at most `MAX_CLASSES` values each, the widest that there are."""
+    parts: list[Window] = []
+    for factors in WINDOW_FACTORS:
+        parts = windows(reference, factors)
+        if all(_classes(w.graph, device, space) <= MAX_CLASSES for w in parts):
+            break
+    return parts
+
+
+def _classes(graph: KernelGraph, device: Device, space: Space) -> int:
+    """Number of values in the AND-OR graph, or more than the limit if it takes long to say."""
+    probe = Search(graph, device, space, seconds=1.0)
+    try:
+        probe.start()
+    except BudgetExceeded:
+        return MAX_CLASSES + 1
+    except UnsupportedError:
+        return 0  # not searched at all
+    return probe.report.classes
+
+
+def _compose(reference: KernelGraph, parts: list[Window], found: dict[int, list[Candidate]]) -> list[Candidate]:
+    """The reference with windows replaced: all by their best algebra, all by their best kernels, and each by each alone."""
+    best: dict[str, dict[int, Candidate]] = {
+        family: {n: c for n, cs in found.items() for c in [next((c for c in cs if c.family == family), None)] if c is not None}
+        for family in ("kernels", "algebra")
+    }
+    choices = [best["kernels"] | {}, best["algebra"] | {}, best["algebra"] | best["kernels"]]
+    choices += [{n: c} for chosen in best.values() for n, c in chosen.items()]
+    out: dict[str, Candidate] = {}
+    for chosen in choices:
+        if chosen:
+            graph, places = replace_windows(reference, {n: c.graph for n, c in chosen.items()}, parts)
+            own = [chosen[n].schedule.kernels[i] if i >= 0 else KernelSchedule() for n, i in places]
+            others = [chosen[n].alternatives[i] if i >= 0 and chosen[n].alternatives else () for n, i in places]
+            split = tuple(sorted({p for c in chosen.values() for p in c.schedule.parts}))
+            family = "kernels" if any(c.family == "kernels" for c in chosen.values()) else "algebra"
+            if len({axis for axis, _ in split}) == len(split):  # an axis cannot be split into two numbers of parts
+                rest = sum(cs[0].seconds for n, cs in found.items() if cs and n not in chosen)
+                seconds = sum(c.seconds for c in chosen.values()) + rest
+                out.setdefault(str(graph), Candidate(graph, Schedule(tuple(own), split), seconds, family, tuple(others)))
+    return sorted(out.values(), key=lambda c: c.seconds)
+
+
 @dataclass
 class Search:
     """One search over one region for one device. Call `run`; the report fills as it goes, so an interrupt keeps it."""
@@ -158,6 +249,7 @@ class Search:
     def __post_init__(self) -> None:
         self.report = SearchReport(self.space)
         self.clock = _Clock(self.seconds, self.states)
+        self.wide = "f64" if any(t.dtype == "f64" for t in self.reference.inputs) else "f32"
         self.narrow = min((t.dtype for t in self.reference.inputs if t.dtype not in ("bool", "i32")), key=lambda d: WIDTHS[d], default="f32")
 
     def run(self) -> list[Candidate]:
@@ -165,7 +257,7 @@ class Search:
         self.clock = _Clock(self.seconds, self.states)
         found: list[Candidate] = []
         try:
-            self._start()
+            self.start()
             for produce in (self._algebra, self._kernels) if self.device.is_gpu else (self._algebra,):
                 for c in produce():
                     found.append(c)
@@ -180,7 +272,8 @@ class Search:
 
     # ------------------------------------------------------------------ preparation
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Normal forms of the outputs, the values below them, and the region's batch axes."""
         r = self.reference
         self.e = Expressions(r.extent)
         known = express(r, self.e)
@@ -194,7 +287,7 @@ class Search:
                 raise UnsupportedError(f"output {root.tensor.name} is an input or a constant, scaled")
         values = [root.value for root in self.roots]
         grading = Grading(self.e, tuple(values))
-        probe = Frontiers(self.axioms, grading, self.space, frozenset())
+        probe = Frontiers(self.axioms, grading, self.space, frozenset(), self.clock.tick)
         self.reduced = frozenset[Axis]().union(*(probe.reduced_axes(v) for v in values))
         self.batch = batch_axes(r, values, self.axioms, self.reduced)
         self.tables: list[Frontiers] = []
@@ -237,17 +330,30 @@ class Search:
         def near(p: Poly, s: Step) -> float:
             return model.library(p, s) * (0.2 if p in self.native else 1.0)
 
-        for weight in (model.library, work, near):
-            dag = f.cheapest(outs, EMPTY, None, weight)
+        weights = (model.library, work, near)
+
+        def shared(outs: Leaves, weight: Callable[[Poly, Step], float]) -> Dag | None:
+            return f.cheapest(outs, EMPTY, None, weight, self.clock.limited(ALGEBRA_STATES, StopReason.ALGEBRA))
+
+        searches = (f.cheapest_tree, shared)
+        for find, weight in product(searches, weights):
+            try:
+                dag = find(outs, weight)
+            except BudgetExceeded as stop:
+                if stop.args[0] is not StopReason.ALGEBRA:
+                    raise
+                self.report.stop = StopReason.ALGEBRA
+                continue
             if dag is None:
                 continue
             try:
-                extractor = Extractor(f, self.reference, self.roots, common(f, [(dag, EMPTY)]), self.narrow)
-                graph = library_plan(extractor, dag, outs)
+                cuts = common(f, [(dag, EMPTY)])
+                graph = library_plan(Extractor(f, self.reference, self.roots, cuts, self.narrow, self.wide), dag, outs)
             except UnsupportedError as why:
                 self.report.dropped[str(why)] += 1
                 continue
-            yield Candidate(graph, Schedule(()), sum(model.library(p, s) for p, s in dag), "algebra")
+            schedule = Schedule((KernelSchedule(),) * len(graph.kernels))
+            yield Candidate(graph, schedule, sum(model.library(p, s) for p, s in dag), "algebra")
 
     # ------------------------------------------------------------------ kernels
 
@@ -306,7 +412,7 @@ class Search:
     def _candidate(self, model: Model, kernels: list[Priced], axis: Axis | None, parts: int, roots: tuple[Root, ...]) -> Candidate:
         f = model.frontiers
         cuts = common(f, [(k.dag, k.leaves) for k in kernels])
-        graph = block_plan(Extractor(f, self.reference, roots, cuts, self.narrow), kernels)
+        graph = block_plan(Extractor(f, self.reference, roots, cuts, self.narrow, self.wide), kernels)
         schedule = Schedule(tuple(k.schedule for k in kernels), ((axis, parts),) if axis else ())
         return Candidate(
             graph,

@@ -78,6 +78,7 @@ class Extractor:
     roots: tuple[Root, ...]
     cuts: Cuts
     narrow: str  # dtype of intermediates that are neither partial nor shifted
+    wide: str  # dtype of all others
     tensors: dict[Poly, Tensor] = field(default_factory=dict)
     shift_of: dict[Poly, Tensor] = field(default_factory=dict)
     count: int = 0
@@ -88,8 +89,11 @@ class Extractor:
         self.rank |= {part: -1 for part in [a + ".g" for a in self.rank]}
 
     def fresh(self) -> str:
-        self.count += 1
-        return f"t{self.count - 1}"
+        """A name for an intermediate, which no tensor of the reference has."""
+        while True:
+            self.count += 1
+            if (name := f"m{self.count - 1}") not in self.reference.tensors:
+                return name
 
     def kernel(self, outs: Leaves, leaves: Leaves, loop: Axis | None, grid: tuple[Axis, ...], dag: Dag, name: str) -> BlockGraph:
         return _KernelWriter(self, loop, grid, {self.frontiers.in_loop(p, loop): p for p in leaves}).write(outs, dag, name)
@@ -244,7 +248,7 @@ class _KernelWriter:
     def _store_intermediate(self, p: Poly, value: str) -> Store:
         x = self.x
         wide = bool(x.frontiers.grading.degree(p)) or any(is_part(a) for a in self._memory_order(value))
-        x.tensors[p] = Tensor(x.fresh(), self._memory_order(value), "f32" if wide else x.narrow)
+        x.tensors[p] = Tensor(x.fresh(), self._memory_order(value), x.wide if wide else x.narrow)
         return Store(x.tensors[p], value)
 
     def _memory_order(self, value: str) -> tuple[Axis, ...]:
@@ -268,7 +272,7 @@ class _KernelWriter:
                 axes = self._memory_order(value)
                 if not set(self.grid) <= set(axes):
                     raise UnsupportedError("a stored shift does not have every axis of the grid")
-                out[group] = Store(Tensor(x.fresh(), axes, "f32"), value)
+                out[group] = Store(Tensor(x.fresh(), axes, x.wide), value)
             x.shift_of[p] = out[group].tensor
         return list(out.values())
 
@@ -284,11 +288,13 @@ def library_plan(extractor: Extractor, dag: Dag, outs: Leaves) -> KernelGraph:
     block = extractor.kernel(outs, frozenset(), None, (), dag, "k0")
     tensor_of = {load.name: (load.tensor, load.axes) for load in block.loads}
     finals = {s.value: s.tensor for s in block.stores}
+    if len(finals) < len(block.stores):
+        raise UnsupportedError("two outputs are the same value")
     kernels: list[Kernel] = []
     for op in block.ops:
-        result = finals.get(op.name) or Tensor(f"v{op.name}", op.axes, extractor.narrow if op.op == "dot" else "f32")
+        result = finals.get(op.name) or Tensor(extractor.fresh(), op.axes, extractor.narrow if op.op == "dot" else extractor.wide)
         loads = tuple(Load(str(i), *tensor_of[a]) for i, a in enumerate(op.args))
-        out = Op(result.name, op.op, tuple(load.name for load in loads), op.axes, op.attrs)
+        out = Op(result.name, op.op, tuple(load.name for load in loads), result.axes, op.attrs)
         kernels.append(Library(loads, out, result))
         tensor_of[op.name] = (result.name, result.axes)
     return extractor.graph(kernels)

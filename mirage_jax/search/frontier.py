@@ -92,6 +92,7 @@ class Frontiers:
             q = todo.pop()
             if q in stop or self.axioms.is_input(q):
                 continue
+            self.tick()
             for s in self.axioms.steps(q):
                 for o in s.args:
                     if o not in seen:
@@ -223,11 +224,19 @@ class Frontiers:
                 nxt[o] = (self.order(o), o, left)
         return tuple(sorted(nxt.values(), reverse=True))
 
-    def cheapest(self, outs: Leaves, leaves: Leaves, loop: Axis | None, weight: Callable[[Poly, Step], float]) -> Dag | None:
+    def cheapest(
+        self,
+        outs: Leaves,
+        leaves: Leaves,
+        loop: Axis | None,
+        weight: Callable[[Poly, Step], float],
+        within: Callable[[], None] | None = None,
+    ) -> Dag | None:
         """The cheapest DAG for `outs` that loads exactly `leaves`, each operator costing `weight`; operands first.
 
-        A DAG that ignores one of the leaves belongs to another plan.
+        A DAG that ignores one of the leaves belongs to another plan. `within` is called once per state, for a limit of its own.
         """
+        check = within or self.tick
         parts = self.parts_of(outs)
         leaf = {self.in_loop(p, loop) for p in leaves}
         must = {self.in_loop(o, loop) for o in outs}
@@ -238,7 +247,7 @@ class Frontiers:
                 return {EMPTY: (0.0, ())}
             if frontier in table:
                 return table[frontier]
-            self.tick()
+            check()
             self.stats["states"] += 1
             (_, top, loops_left), rest = frontier[0], frontier[1:]
             best: dict[Leaves, tuple[float, Dag]] = {}
@@ -261,3 +270,33 @@ class Frontiers:
         start = tuple(sorted(((self.order(o), o, self.space.loops if loop else 0) for o in must), reverse=True))
         found = solve(start).get(frozenset(leaf))
         return tuple(reversed(found[1])) if found else None
+
+    def cheapest_tree(self, outs: Leaves, weight: Callable[[Poly, Step], float]) -> Dag | None:
+        """A cheap DAG for `outs` without loads and loop, found value by value as if nothing were shared.
+
+        Linear in the number of steps: what there is when `cheapest` does not end within its budget.
+        """
+        best: dict[Poly, tuple[float, Step] | None] = {}
+        for p in sorted(frozenset[Poly]().union(*(self.reach(o) for o in outs)), key=self.order):
+            self.tick()
+            if self.axioms.is_input(p):
+                continue
+            found: tuple[float, Step] | None = None
+            for s in self.axioms.steps(p) if self.legal(p) else ():
+                made = [best.get(o) for o in s.args if not self.axioms.is_input(o)]
+                if all(m is not None for m in made):
+                    cost = weight(p, s) + sum(m[0] for m in made if m is not None)
+                    if found is None or cost < found[0]:
+                        found = (cost, s)
+            best[p] = found
+        dag: dict[Poly, Step] = {}
+        todo = list(outs)
+        while todo:
+            p = todo.pop()
+            chosen = best.get(p)
+            if chosen is None:
+                return None
+            if p not in dag:
+                dag[p] = chosen[1]
+                todo += [o for o in chosen[1].args if not self.axioms.is_input(o)]
+        return tuple(sorted(dag.items(), key=lambda x: self.order(x[0])))

@@ -1,0 +1,149 @@
+"""Divide a large region into windows that can each be searched exhaustively.
+
+The number of subexpressions of a product grows as 2^factors, so what matters is not how many operators a region has but how wide
+its products get: three normalized projections inside one linear attention multiply twelve factors. Where a value would get too wide,
+the results of contractions below it are *cut*: kept as tensors, in the order of their size (smallest first, all of one size at once,
+so that q, k and v are cut together and not the score matrix). Kernels between cuts form windows.
+
+A window is a muGraph of its own; `replace_windows` puts found graphs in the place of some of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from mirage_jax.mugraph.graph import BlockGraph, Kernel, KernelGraph, Library, Store, Tensor
+
+MAX_FACTORS = 9
+MAX_TERMS = 8
+
+
+@dataclass(frozen=True)
+class Window:
+    """Kernels of a reference, by position, and the muGraph that they form."""
+
+    positions: tuple[int, ...]
+    graph: KernelGraph
+
+
+def windows(reference: KernelGraph, max_factors: int = MAX_FACTORS) -> list[Window]:
+    """The windows of a graph of library operators, in execution order; one window if it is narrow enough."""
+    sizes = {k.name: math.prod(map(reference.extent, k.result.axes)) for k in _libraries(reference) if k.op.op == "dot"}
+    levels = sorted({n for name, n in sizes.items() if name not in reference.outputs})
+    for level in (-1, *levels):
+        cut = {name for name, n in sizes.items() if n <= level}
+        if _widest(reference, cut) <= max_factors or level == (levels or [-1])[-1]:
+            found = _divide(reference, cut)
+            if found is not None:
+                return found
+    return [Window(tuple(range(len(reference.kernels))), reference)]
+
+
+def _libraries(graph: KernelGraph) -> Iterator[Library]:
+    for k in graph.kernels:
+        assert isinstance(k, Library), "windows are cut before kernels are formed"
+        yield k
+
+
+def _widest(reference: KernelGraph, cut: set[str]) -> int:
+    """The most factors that a product has if the results in `cut` count as tensors; sums of too many terms count as too wide."""
+    factors = {t.name: 1 for t in reference.inputs}
+    terms = {t.name: 1 for t in reference.inputs}
+    widest = 1
+    for k in _libraries(reference):
+        f = [factors[x.tensor] for x in k.loads]
+        t = [terms[x.tensor] for x in k.loads]
+        match k.op.op:
+            case "dot" | "mul":
+                both = all(n > 1 for n in t)  # two sums stay factors
+                made = (2 if both else sum(f), 1 if both else math.prod(t))
+            case "div":
+                made = (f[0] + 1, t[0])
+            case "add":
+                made = (max(f), sum(t))
+            case "sum" | "affine" | "acc":
+                made = (f[0], t[0])
+            case _:
+                made = (1, 1)
+        widest = max(widest, made[0], made[0] if made[1] <= MAX_TERMS else 99)
+        factors[k.name], terms[k.name] = (1, 1) if k.name in cut else made
+    return widest
+
+
+def _divide(reference: KernelGraph, cut: set[str]) -> list[Window] | None:
+    """Windows between the cuts; None if windows would depend on each other in a circle."""
+    maker = {k.name: i for i, k in enumerate(reference.kernels)}
+    roots = [n for n in maker if n in cut or n in reference.outputs]
+
+    def below(root: str) -> set[int]:
+        seen, todo = set[int](), [maker[root]]
+        while todo:
+            i = todo.pop()
+            if i not in seen:
+                seen.add(i)
+                reads = (x.tensor for x in reference.kernels[i].loads)
+                todo += [maker[t] for t in reads if t in maker and t not in roots]
+        return seen
+
+    groups: list[tuple[set[int], set[str]]] = []  # roots that share kernels are one window
+    for root in roots:
+        kernels, names = below(root), {root}
+        for g in [g for g in groups if g[0] & kernels]:
+            kernels, names = kernels | g[0], names | g[1]
+            groups.remove(g)
+        groups.append((kernels, names))
+    graphs = [_window(reference, sorted(kernels), names) for kernels, names in groups]
+    order: list[Window] = []
+    known = {t.name for t in reference.inputs}
+    while graphs:
+        ready = next((w for w in graphs if all(t.name in known for t in w.graph.inputs)), None)
+        if ready is None:
+            return None
+        graphs.remove(ready)
+        order.append(ready)
+        known.update(ready.graph.outputs)
+    return order
+
+
+def _window(reference: KernelGraph, positions: list[int], roots: set[str]) -> Window:
+    kernels = tuple(reference.kernels[i] for i in positions)
+    own = {k.name for k in kernels}
+    reads = dict.fromkeys(x.tensor for k in kernels for x in k.loads if x.tensor not in own)
+    used = {a for k in kernels for v in (*k.loads, *k.ops) for a in v.axes} | {a for k in kernels for s in k.stores for a in s.tensor.axes}
+    extents = tuple((a, n) for a, n in reference.extents if any(u.rstrip("'") == a for u in used))
+    outputs = tuple(k.name for k in kernels if k.name in roots)
+    return Window(tuple(positions), KernelGraph(tuple(reference.tensors[t] for t in reads), kernels, outputs, extents))
+
+
+def replace_windows(reference: KernelGraph, found: Mapping[int, KernelGraph], parts: list[Window]) -> tuple[KernelGraph, list[tuple[int, int]]]:
+    """The reference with the graphs `found` (by number of window) in place of windows.
+
+    Also returns, for every kernel, (window, position in the window's found graph), position -1 where the reference's own kernel stays.
+    """
+    kernels: list[Kernel] = []
+    places: list[tuple[int, int]] = []
+    for n, w in enumerate(parts):
+        if n in found:
+            made = [_prefixed(k, f"w{n}", {*(t.name for t in reference.inputs), *reference.tensors}) for k in found[n].kernels]
+            places += [(n, i) for i in range(len(made))]
+            kernels += made
+        else:
+            kernels += w.graph.kernels
+            places += [(n, -1)] * len(w.graph.kernels)
+    return KernelGraph(reference.inputs, tuple(kernels), reference.outputs, reference.extents), places
+
+
+def _prefixed(kernel: Kernel, prefix: str, keep: set[str]) -> Kernel:
+    """Intermediates of a window get names that no other window has."""
+
+    def tensor(t: Tensor) -> Tensor:
+        return t if t.name in keep else replace(t, name=prefix + t.name)
+
+    loads = tuple(x if x.tensor in keep else replace(x, tensor=prefix + x.tensor) for x in kernel.loads)
+    if isinstance(kernel, BlockGraph):
+        stores = tuple(Store(tensor(s.tensor), s.value) for s in kernel.stores)
+        return replace(kernel, name=prefix + kernel.name, loads=loads, stores=stores)
+    result = tensor(kernel.result)
+    return replace(kernel, loads=loads, result=result, op=replace(kernel.op, name=result.name))
