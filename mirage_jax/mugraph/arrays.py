@@ -154,7 +154,7 @@ class FloatDomain:
         return total if missing == 1 else Named(total.axes, total.array * missing)
 
     def dot(self, x: Named, y: Named, axes: tuple[Axis, ...]) -> Named:
-        narrow = self.dtype is None and is_narrow(x.array.dtype) and x.array.dtype == y.array.dtype
+        narrow = self.dtype is None and not self.widen and is_narrow(x.array.dtype) and x.array.dtype == y.array.dtype
         if not narrow or self.xp is numpy:
             a, b = self._common(x.array, y.array)
             x, y = Named(x.axes, a), Named(y.axes, b)
