@@ -82,6 +82,7 @@ class FloatDomain:
     xp: Any = numpy
     dtype: str | None = None
     ranges: Mapping[Axis, range] = field(default_factory=dict[Axis, range])  # indices that the axes run over here
+    widen: bool = False  # multiply 16-bit operands as float32: XLA for CPUs lacks some 16-bit products
 
     representative = False
 
