@@ -1,12 +1,13 @@
 """Run generated kernels on the CPU through Triton's interpreter, on numpy arrays, without torch and without a GPU.
 
 The same text that is compiled for a GPU runs here, block by block: slow (use small shapes), but with the real masks, loops
-and orders of evaluation. Triton's interpreter needs help in three places, all of it undone afterwards, so that the same process
+and orders of evaluation. Triton's interpreter needs help in four places, all of it undone afterwards, so that the same process
 can go on compiling kernels:
 
 * it expects torch tensors: `_Buffer` has the few methods that it calls;
 * ``tl.sum`` and friends are compiled-flavour functions that refuse to be called: `JITFunction.__call__` is replaced;
-* it computes bf16 on the integers that hold the bits: arithmetic is routed through f32 and rounded once.
+* it computes bf16 on the integers that hold the bits: arithmetic is routed through f32 and rounded once;
+* a truth value spread over a tile becomes integers, which no load takes as a mask.
 
 It does not model races, shared memory, or the rounding of tf32.
 """
@@ -157,7 +158,19 @@ def _interpreting() -> Iterator[Callable[[Any], Any]]:
         stack.enter_context(_replaced(triton.knobs.runtime, "interpret", True))
         for owner, name, patch in _bf16_patches(interpreter, triton.language):
             stack.enter_context(_replaced(owner, name, patch))
+        splat = interpreter.InterpreterBuilder.create_splat
+        stack.enter_context(_replaced(interpreter.InterpreterBuilder, "create_splat", _bool_splat(splat)))
         yield _interpreted
+
+
+def _bool_splat(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def splat(self: Any, shape: Any, x: Any) -> Any:
+        out = plain(self, shape, x)
+        if x.data.dtype == np.bool_:
+            out.data = out.data.astype(np.bool_)
+        return out
+
+    return splat
 
 
 @contextlib.contextmanager
