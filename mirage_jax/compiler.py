@@ -14,10 +14,11 @@ import json
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ log = logging.getLogger("mirage_jax")
 POLICY = "certificate 1e-12, float gate 2.1, lower bound of the ratio at least 1.03"
 MARGIN = 1.03  # lower 95% bound of XLA's time over ours, below which XLA stays
 PROMISING = 0.97  # on CPU only candidates that the model puts below this fraction of XLA's estimate are measured
-FINALISTS = 4
+FINALISTS = 6
 EVERY_CLASS = 5e8  # operations of a region up to which the float gate runs every class; beyond, float64 takes its time
 CORE_CLASSES = ("normal", "large", "heavy tail", "zero rows", "cancelling", "integers", "large logits", "nan", "inf")
 
@@ -164,7 +165,7 @@ class _Attempt:
         self.tried["found"] = len(found)
         return found, str(report)
 
-    def verified(self, found: Sequence[Candidate]) -> Iterator[Candidate]:
+    def verified(self, found: Iterable[Candidate]) -> Iterator[Candidate]:
         """Those that are well formed and pass one draw of the fingerprint."""
         for c in found:
             try:
@@ -236,6 +237,16 @@ class _Attempt:
 
 
 SPACE = Space(max_ops=14)
+
+
+def diverse(found: Iterable[Candidate]) -> Iterator[Candidate]:
+    """At most two of a kind: near the top of the ranking most candidates differ in next to nothing."""
+    kinds: Counter[object] = Counter()
+    for c in found:
+        kind = c.family if c.family == "algebra" else tuple((k.grid, k.loop) for k in c.graph.kernels)
+        kinds[kind] += 1
+        if kinds[kind] <= 2:
+            yield c
 
 
 def tile_variants(c: Candidate, n: int) -> Iterator[Schedule]:
@@ -347,7 +358,7 @@ class Compiler:
                 found = [c for c in found if c.family == "algebra"]
             if attempt.platform == "cpu":
                 found = [c for c in found if self._promising(attempt, base, c)]
-            finalists = [c for c, _ in zip(attempt.verified(found), range(FINALISTS), strict=False)]
+            finalists = list(islice(attempt.verified(diverse(found)), FINALISTS))
             if not finalists:
                 return self._keep(key, replace(base, why="no candidate promises to beat XLA"))
             if not measure:
@@ -457,7 +468,7 @@ class Compiler:
         return replace(base, winner=winner, why=entry.reasons[0], after=after, certificate=certificate, kernels=kernels)
 
 
-TILES = (10, 6, 4, 4)  # tile sizes per kernel tried for the first, second, ... finalist
+TILES = (10, 6, 5, 4, 4, 4)  # tile sizes per kernel tried for the first, second, ... finalist
 
 
 def _default_on_miss() -> str:
