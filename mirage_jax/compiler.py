@@ -36,9 +36,10 @@ from mirage_jax.lower import launch
 from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.footprint import footprint
-from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Library, Schedule
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Library, Schedule
 from mirage_jax.mugraph.merge import merge_axes
 from mirage_jax.mugraph.parser import parse
+from mirage_jax.mugraph.thread import thread_graphs
 from mirage_jax.report import Decision
 from mirage_jax.search.devices import device_for
 from mirage_jax.search.driver import Candidate, search
@@ -449,7 +450,8 @@ class Compiler:
 
     def readable(self, w: Winner) -> str:
         """The text of a winner's kernels; for algebra, the muGraph that JAX runs operator by operator."""
-        head = "".join(f"# {line}\n" for line in str(w.graph).splitlines())
+        threads = [f"{k.name}: {t}" for k in w.graph.kernels if isinstance(k, BlockGraph) for t in thread_graphs(k)]
+        head = "".join(f"# {line}\n" for line in (*str(w.graph).splitlines(), *threads))
         if w.cuda is None:
             return head
         return head + "\n\n".join(s.text for s in launch.sources(w.graph, w.schedule) if s is not None)

@@ -13,7 +13,7 @@ a split axis ``k`` is divided over the grid (split-K, split-KV). If ``k.g`` is i
 Kernel graph = `KernelGraph`: library operators (`Library`, left to XLA) and graph-defined kernels (`BlockGraph`) over
 device tensors (`Tensor`). Block graph: input iterators (`Load`), operators (`Op`), accumulators (operators ``acc``, ``accs``,
 ``last``; the carried ``shift``), output savers (`Store`), a grid and at most one loop axis. The thread graph is derived by rule: chains
-of elementwise operators stay in registers (`BlockGraph.thread_graphs`). Sizes of tiles are not part of a
+of elementwise operators stay in registers (`mugraph.thread`). Sizes of tiles are not part of a
 muGraph but of a `Schedule`, so one structure serves every shape.
 
 Where an operator runs is derived too (`BlockGraph.stages`): an operator is in the *body* of the loop if it depends on a load
