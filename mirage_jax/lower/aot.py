@@ -1,6 +1,6 @@
 """Compile a kernel for a GPU that need not be there, and read off what it will occupy.
 
-Triton and its ptxas come in one wheel, so a CPU machine can tell whether a kernel fits: the resource check of tuner and tests.
+Triton and its ptxas come in one wheel, so a CPU machine can tell whether a kernel fits: for tuners and tests.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def compile_for(source: KernelSource, arch: int) -> Resources:
     options = {"num_warps": source.num_warps, "num_stages": source.num_stages, **BACKEND_OPTIONS}
     try:
         compiled = triton.compile(
-            ASTSource(kernel, signature, constexprs={}, attrs=aligned), target=GPUTarget("cuda", arch, 32), options=options
+            ASTSource(kernel, signature, constexprs={}, attrs=aligned),
+            target=GPUTarget("cuda", arch, 32),
+            options=options,
         )
     except Exception as error:  # whatever the compiler's many stages raise
         raise LoweringError(f"kernel {source.name} does not compile for sm_{arch}: {_last_line(error)}") from error

@@ -1,6 +1,7 @@
 """From source text to something that runs: load a kernel from text, and launch a muGraph's kernels inside a JAX trace.
 
-What runs is always the text that was just generated: a copy in `directory` is for people and profilers to read, never read back.
+What runs is always the text that was just generated: a copy in `directory` is for people to read and never
+read back.
 Triton and jax-triton are imported on first use, so that a machine without them can import this module.
 """
 
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mirage_jax.errors import LoweringError
 from mirage_jax.lower.tiling import stored_shape
-from mirage_jax.lower.triton_source import KernelSource, Options, emit
+from mirage_jax.lower.triton_source import DEFAULT, KernelSource, Options, emit
 from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def write_text(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def sources(graph: KernelGraph, schedule: Schedule, options: Options = Options()) -> list[KernelSource | None]:
+def sources(graph: KernelGraph, schedule: Schedule, options: Options = DEFAULT) -> list[KernelSource | None]:
     """The text of every kernel, in order; None for library operators."""
     if len(schedule.kernels) != len(graph.kernels):
         raise LoweringError(f"the schedule has {len(schedule.kernels)} kernels, the graph {len(graph.kernels)}")
@@ -80,7 +81,7 @@ def run_cuda(
     *,
     compute_capability: int | None = None,
     directory: Path | None = None,
-    options: Options = Options(),
+    options: Options = DEFAULT,
 ) -> list[jax.Array]:
     """Run the graph's kernels in order, inside a JAX trace; returns its outputs.
 
@@ -114,7 +115,13 @@ def run_cuda(
     return [env[name] for name in graph.outputs]
 
 
-NUMPY_TYPES: Mapping[str, str] = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "i32": "int32", "bool": "bool"}
+NUMPY_TYPES: Mapping[str, str] = {
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f32": "float32",
+    "i32": "int32",
+    "bool": "bool",
+}
 
 
 def check_shapes(graph: KernelGraph, env: Mapping[str, Any]) -> None:
@@ -122,7 +129,8 @@ def check_shapes(graph: KernelGraph, env: Mapping[str, Any]) -> None:
     for tensor in graph.inputs:
         array, shape = env[tensor.name], stored_shape(tensor, graph, {})
         if tuple(array.shape) != shape or str(array.dtype) != NUMPY_TYPES.get(tensor.dtype, tensor.dtype):
-            raise LoweringError(f"input {tensor} should be {tensor.dtype}{list(shape)}, got {array.dtype}{list(array.shape)}")
+            got = f"{array.dtype}{list(array.shape)}"
+            raise LoweringError(f"input {tensor} should be {tensor.dtype}{list(shape)}, got {got}")
 
 
 @functools.cache
@@ -137,7 +145,7 @@ def _jax_triton() -> Any:
     finally:
         if kept is not None:
             os.environ["TRITON_CACHE_DIR"] = kept
-    library = jax_triton.triton_lib
-    if not hasattr(library.cb, "BaseBackend"):  # a stub: Triton 3.6 lacks a constant for tensor descriptors, not used here
+    library: Any = jax_triton.triton_lib  # type: ignore[attr-defined]
+    if not hasattr(library.cb, "BaseBackend"):  # a stub, as Triton 3.6 lacks a constant that we do not need
         library.cb = compiler
     return jax_triton

@@ -1,7 +1,7 @@
 """How one block graph at concrete sizes lies in tiles: lanes per axis, order of tile dimensions, order of blocks.
 
-Pure arithmetic shared by everything that emits text. An axis of a kernel is divided over the grid, divided over the loop, or lies
-whole inside the tile. Its tile has `size` elements in `block` lanes, `block` being the next power of two (and at
+Pure arithmetic shared by all that emit text. An axis of a kernel is divided over the grid, divided over the loop, or
+lies whole inside the tile. Its tile has `size` elements in `block` lanes, `block` being the next power of two (and at
 least 16 where a matrix product needs it); an axis with a single lane is a scalar index and no dimension of any tile.
 Lanes beyond the extent are *padded*: they are masked in loads and stores, and reductions must not see them.
 """
@@ -188,7 +188,7 @@ class Tiling:
 
     @cached_property
     def order(self) -> tuple[Axis, ...]:
-        """Order of tile dimensions, the same for every value: the one that needs the fewest transposes of dot operands."""
+        """Order of tile dimensions, the same for every value: the one with the fewest transposed dot operands."""
         wide = tuple(a for a, axis in self.axes.items() if axis.block > 1)
         if len(wide) > MAX_PERMUTED:
             return wide
@@ -237,7 +237,9 @@ class Tiling:
     def programs(self) -> tuple[tuple[Axis, int], ...]:
         """Grid axes with their number of blocks, fastest first: blocks that share the most bytes are neighbours."""
         count = {a: self._blocks(a) for a in self.kernel.grid}
-        return tuple(sorted(count.items(), key=lambda item: (-self.shared_bytes(item[0]), self.kernel.grid.index(item[0]))))
+        return tuple(
+            sorted(count.items(), key=lambda item: (-self.shared_bytes(item[0]), self.kernel.grid.index(item[0])))
+        )
 
     def _blocks(self, axis: Axis) -> int:
         return self.axes[axis].full if is_part(axis) else self.axes[axis].count
@@ -257,7 +259,8 @@ class Tiling:
 
     def pointwise(self, values: Iterable[str], most: int) -> Tiling:
         """Tiles for a loop that only reads `values` and has no matrix product: no lanes for the sake of products, and
-        steps along the loop axis as long as tiles of `most` lanes allow, since such a loop waits for memory in each step."""
+        steps along the loop axis as long as tiles of `most` lanes allow, since such a loop waits for memory in each.
+        """
         loop = self.kernel.loop
         assert loop is not None
         axes = [self.kernel.axes_of[v] for v in values]
@@ -278,10 +281,16 @@ class Tiling:
         for value in (*self.kernel.loads, *self.kernel.ops):
             dims = self.dims(value.axes)
             if len(dims) > MAX_RANK:
-                raise UnsupportedError(f"value {value.name} has {len(dims)} tile axes {dims}; at most {MAX_RANK} are emitted")
+                raise UnsupportedError(
+                    f"value {value.name} has {len(dims)} tile axes {dims}; at most {MAX_RANK} are emitted"
+                )
             if self.lanes(dims) > MAX_LANES:
-                raise LoweringError(f"value {value.name} has {self.lanes(dims)} elements per tile, more than {MAX_LANES}")
+                raise LoweringError(
+                    f"value {value.name} has {self.lanes(dims)} elements per tile, more than {MAX_LANES}"
+                )
         for op in self.kernel.ops:
             gone = set(op.attributes.get("axes", ())) & set(self.kernel.grid)  # type: ignore[arg-type]
             if any(self._blocks(a) > 1 for a in gone):
-                raise LoweringError(f"{op} reduces {sorted(gone)}, which is divided over blocks; reduce it in a later kernel")
+                raise LoweringError(
+                    f"{op} reduces {sorted(gone)}, which is divided over blocks; reduce it in a later kernel"
+                )

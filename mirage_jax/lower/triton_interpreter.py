@@ -1,8 +1,8 @@
 """Run generated kernels on the CPU through Triton's interpreter, on numpy arrays, without torch and without a GPU.
 
-The same text that is compiled for a GPU runs here, block by block: slow (use small shapes), but with the real masks, loops
-and orders of evaluation. Triton's interpreter needs help in four places, all of it undone afterwards, so that the same process
-can go on compiling kernels:
+The text that is compiled for a GPU runs here, block by block: slow (use small shapes), but with the real masks, loops
+and orders of evaluation. Triton's interpreter needs help in four places, all of it undone afterwards, so that the same
+process can go on compiling kernels:
 
 * it expects torch tensors: `_Buffer` has the few methods that it calls;
 * ``tl.sum`` and friends are compiled-flavour functions that refuse to be called: `JITFunction.__call__` is replaced;
@@ -23,7 +23,7 @@ import ml_dtypes
 import numpy as np
 
 from mirage_jax.lower.launch import NUMPY_TYPES, check_shapes, load_kernel, sources
-from mirage_jax.lower.triton_source import KernelSource, Options
+from mirage_jax.lower.triton_source import DEFAULT, KernelSource, Options
 from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule
 
 _LOCK = threading.RLock()  # the patches are global
@@ -34,7 +34,7 @@ def interpret(
     schedule: Schedule,
     arrays: Sequence[np.ndarray],
     run_library: Callable[[Library, Mapping[str, np.ndarray]], np.ndarray] | None = None,
-    options: Options = Options(),
+    options: Options = DEFAULT,
 ) -> list[np.ndarray]:
     """Outputs of the graph for numpy inputs; `run_library` is needed if it has library operators."""
     env = {t.name: np.asarray(a, order="C") for t, a in zip(graph.inputs, arrays, strict=True)}
@@ -50,7 +50,7 @@ def interpret(
 
 
 def interpret_kernel(source: KernelSource, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Outputs of one kernel. Memory that it fails to write is NaN, so that a hole in a store does not pass for zeros."""
+    """Outputs of one kernel. Memory that it fails to write is NaN: a hole in a store is no zero."""
     types = [_numpy_type(d) for d in source.dtypes[len(source.inputs) :]]
     outputs = [_unwritten(shape, dtype) for shape, dtype in zip(source.shapes, types, strict=True)]
     kernel = load_kernel(source)
@@ -142,7 +142,8 @@ def _interpreted(kernel: Any) -> Any:
 @contextlib.contextmanager
 def _interpreting() -> Iterator[Callable[[Any], Any]]:
     """Patch Triton for interpretation; yields the function that makes a kernel interpretable."""
-    import triton
+    import triton.language
+    from triton import knobs
     from triton.runtime import interpreter, jit
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -155,7 +156,7 @@ def _interpreting() -> Iterator[Callable[[Any], Any]]:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(_replaced(jit.JITFunction, "__call__", call))
-        stack.enter_context(_replaced(triton.knobs.runtime, "interpret", True))
+        stack.enter_context(_replaced(knobs.runtime, "interpret", True))
         for owner, name, patch in _bf16_patches(interpreter, triton.language):
             stack.enter_context(_replaced(owner, name, patch))
         splat = interpreter.InterpreterBuilder.create_splat

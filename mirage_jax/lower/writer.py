@@ -34,7 +34,7 @@ class Writer:
 
     @contextmanager
     def block(self, head: str, own: str = "") -> Iterator[None]:
-        """``head`` and the lines below it, one level deeper; `own` and the names made inside are free again afterwards."""
+        """``head`` and the lines below it, one level deeper; `own` and names made inside are free again after it."""
         self.line(head)
         self._depth += 1
         taken = self._taken - {own}

@@ -78,7 +78,9 @@ def graph(inputs: list[Tensor], kernels: list[Block], outputs: str, extents: Map
     )
 
 
-def schedule(*tiles: Mapping[str, int], parts: Mapping[str, int] | None = None, warps: int = 4, stages: int = 2) -> Schedule:
+def schedule(
+    *tiles: Mapping[str, int], parts: Mapping[str, int] | None = None, warps: int = 4, stages: int = 2
+) -> Schedule:
     kernels = tuple(KernelSchedule(tuple(sorted(t.items())), warps, stages) for t in tiles)
     return Schedule(kernels, tuple(sorted((parts or {}).items())))
 
@@ -92,7 +94,9 @@ def softmax(x: np.ndarray) -> np.ndarray:
     return e / e.sum(-1, keepdims=True)
 
 
-def rmsnorm(dtype: str = "f16", i: int = 16, k: int = 64, j: int = 32, tiles: Mapping[str, int] | None = None) -> Program:
+def rmsnorm(
+    dtype: str = "f16", i: int = 16, k: int = 64, j: int = 32, tiles: Mapping[str, int] | None = None
+) -> Program:
     """rms(X) W, the scale applied after the loop."""
     b = Block("rmsnorm", "i j", "k")
     x, w = b.load("X", "i k"), b.load("W", "k j")
@@ -105,7 +109,9 @@ def rmsnorm(dtype: str = "f16", i: int = 16, k: int = 64, j: int = 32, tiles: Ma
     return Program(g, schedule(tiles), lambda x, w: rms(x) @ w)
 
 
-def gated_mlp(dtype: str = "f16", i: int = 16, k: int = 64, j: int = 32, tiles: Mapping[str, int] | None = None) -> Program:
+def gated_mlp(
+    dtype: str = "f16", i: int = 16, k: int = 64, j: int = 32, tiles: Mapping[str, int] | None = None
+) -> Program:
     """silu(X W1) * (X W2), two accumulators in one loop."""
     b = Block("gated_mlp", "i j", "k")
     x, w1, w2 = b.load("X", "i k"), b.load("W1", "k j"), b.load("W2", "k j")
@@ -125,7 +131,12 @@ def lora(
     x, w, a, c = b.load("X", "i k"), b.load("W", "k j"), b.load("A", "k r"), b.load("B", "r j")
     main, low = b.acc(b.dot(x, w, axes="k")), b.acc(b.dot(x, a, axes="k"))
     b.store(tensor("Y", "i j", dtype), b.add(main, b.dot(low, c, axes="r")))
-    inputs = [tensor("X", "i k", dtype), tensor("W", "k j", dtype), tensor("A", "k r", dtype), tensor("B", "r j", dtype)]
+    inputs = [
+        tensor("X", "i k", dtype),
+        tensor("W", "k j", dtype),
+        tensor("A", "k r", dtype),
+        tensor("B", "r j", dtype),
+    ]
     g = graph(inputs, [b], "Y", {"i": i, "j": j, "k": k, "r": r})
     tiles = tiles or {"i": 16, "j": 16, "k": 32}
     return Program(g, schedule(tiles), lambda x, w, a, b: x @ w + x @ a @ b, (1.0, 1.0, 0.3, 0.3))
@@ -167,8 +178,8 @@ def attention(
     """softmax(scale Q K) V in one kernel."""
     b = Block("attention", "h i", "n")
     q, k, v = b.load("Q", "h i d"), b.load("K", "h d n"), b.load("V", "h n e")
-    o, l, _ = attention_step(b, q, k, v, scale)
-    b.store(tensor("Y", "h i e", dtype), b.div(o, l))
+    o, total, _ = attention_step(b, q, k, v, scale)
+    b.store(tensor("Y", "h i e", dtype), b.div(o, total))
     g = graph(attention_inputs(dtype), [b], "Y", attention_sizes(h, i, n, d))
     tiles = tiles or {"h": 1, "i": 16, "n": 32}
     return Program(g, schedule(tiles), lambda q, k, v: softmax(float(Q(scale)) * q @ k) @ v, (spread, 1.0, 1.0))
@@ -181,15 +192,15 @@ def split_attention(
     """The same, with the keys divided over blocks and a second kernel that combines the parts."""
     b = Block("split", "h i n.g", "n")
     q, k, v = b.load("Q", "h i d"), b.load("K", "h d n"), b.load("V", "h n e")
-    o, l, m = attention_step(b, q, k, v, scale)
+    o, total, m = attention_step(b, q, k, v, scale)
     b.store(tensor("O", "h i e n.g", "f32"), o)
-    b.store(tensor("L", "h i n.g", "f32"), l)
+    b.store(tensor("L", "h i n.g", "f32"), total)
     b.store(tensor("M", "h i n.g", "f32"), b.last(m))
     c = Block("combine", "h i")
-    o, l, m = c.load("O", "h i e n.g"), c.load("L", "h i n.g"), c.load("M", "h i n.g")
+    o, total, m = c.load("O", "h i e n.g"), c.load("L", "h i n.g"), c.load("M", "h i n.g")
     top = c.shift(m, axes="n.g")
-    o, l = (c.sum(c.rescale(x, m, top), axes="n.g") for x in (o, l))
-    c.store(tensor("Y", "h i e", dtype), c.div(o, l))
+    o, total = (c.sum(c.rescale(x, m, top), axes="n.g") for x in (o, total))
+    c.store(tensor("Y", "h i e", dtype), c.div(o, total))
     g = graph(attention_inputs(dtype), [b, c], "Y", attention_sizes(h, i, n, d))
     sizes = schedule(tiles or {"h": 1, "i": 16, "n": 16}, combine or {"h": 1, "i": 1}, parts={"n": parts})
     return Program(g, sizes, lambda q, k, v: softmax(float(Q(scale)) * q @ k) @ v)
@@ -206,9 +217,9 @@ def qknorm_attention(
     s = b.dot(b.mul(q, rq), k, axes="d")
     m = b.shift(s, axes="n")
     p = b.exps(s, m)
-    l = b.accs(b.sum(p, axes="n"), m)
+    total = b.accs(b.sum(p, axes="n"), m)
     o = b.accs(b.dot(b.mul(p, rv), v, axes="n"), m)
-    b.store(tensor("Y", "h i e", dtype), b.div(o, l))
+    b.store(tensor("Y", "h i e", dtype), b.div(o, total))
     g = graph(attention_inputs(dtype), [b], "Y", attention_sizes(h, i, n, d))
     tiles = tiles or {"h": 1, "i": 16, "n": 32}
     return Program(g, schedule(tiles), lambda q, k, v: softmax(rms(q) @ k) @ rms(v))

@@ -52,7 +52,9 @@ def test_library_operators_go_to_the_caller() -> None:
     from mirage_jax.mugraph.graph import KernelGraph, Library, Load, Op, Tensor
 
     program = rmsnorm()
-    total = Library((Load("y", "Y", ("i", "j")),), Op("t", "sum", ("y",), ("i",), (("axes", ("j",)),)), Tensor("T", ("i",), "f16"))
+    total = Library(
+        (Load("y", "Y", ("i", "j")),), Op("t", "sum", ("y",), ("i",), (("axes", ("j",)),)), Tensor("T", ("i",), "f16")
+    )
     g = program.graph
     g = KernelGraph(g.inputs, (*g.kernels, total), ("T",), g.extents)
     schedule = type(program.schedule)((*program.schedule.kernels, type(program.schedule.kernels[0])()))

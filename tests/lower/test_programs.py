@@ -1,4 +1,4 @@
-"""The benchmark programs, from block graph to numbers: interpreter against float64, and compilers for three GPU generations."""
+"""The benchmark programs: interpreter against float64, compilation for three GPU generations, golden text."""
 
 import hashlib
 from fractions import Fraction as Q
@@ -12,12 +12,12 @@ triton = pytest.importorskip("triton")
 from mirage_jax.lower.aot import compile_for  # noqa: E402
 from mirage_jax.lower.launch import sources  # noqa: E402
 from mirage_jax.lower.triton_interpreter import interpret  # noqa: E402
-from mirage_jax.lower.triton_source import Options  # noqa: E402
+from mirage_jax.lower.triton_source import DEFAULT, Options  # noqa: E402
 
 TOLERANCE = {"f16": 2e-3, "bf16": 1.6e-2, "f32": 2e-6}  # of the largest output
 
 
-def error(program: Program, seed: int = 0, options: Options = Options()) -> float:
+def error(program: Program, seed: int = 0, options: Options = DEFAULT) -> float:
     """Largest error over the largest output; one input set, float64 as reference."""
     inputs = program.inputs(seed)
     (got,) = interpret(program.graph, program.schedule, inputs, options=options)
@@ -100,7 +100,10 @@ def test_text_is_a_function_of_its_input() -> None:
     text = sources(program.graph, program.schedule)[0].text
     renamed = str(program.graph).replace("%v", "%w")
     assert renamed != str(program.graph)
-    assert hashlib.sha256(text.encode()).digest() == hashlib.sha256(sources(program.graph, program.schedule)[0].text.encode()).digest()
+    assert (
+        hashlib.sha256(text.encode()).digest()
+        == hashlib.sha256(sources(program.graph, program.schedule)[0].text.encode()).digest()
+    )
 
 
 def test_interpretation_leaves_the_compiler_intact() -> None:

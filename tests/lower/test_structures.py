@@ -32,15 +32,15 @@ def f32(name: str, axes: str):
 @pytest.mark.parametrize("masked", [-(10**9), Q(int(np.finfo(np.float32).min))], ids=["1e9", "min"])
 @pytest.mark.parametrize("n", [32, 41])
 def test_causal_attention(masked, n: int) -> None:
-    """A mask made of index comparisons; the first rows see whole tiles of masked keys, with numbers that overflow in log2."""
+    """A mask of index comparisons: the first rows see whole tiles of masked keys, by numbers that overflow in log2."""
     b = Block("causal", "i", "n")
     q, k, v = b.load("Q", "i d"), b.load("K", "d n"), b.load("V", "n e")
     seen = b.le(b.iota(axis="n"), b.iota(axis="i"))
     s = b.where(seen, b.dot(q, k, axes="d"), b.const(value=masked))
     m = b.shift(s, axes="n", scale=Q(1, 4))
     p = b.exps(s, m, scale=Q(1, 4))
-    l, o = b.accs(b.sum(p, axes="n"), m), b.accs(b.dot(p, v, axes="n"), m)
-    b.store(f32("Y", "i e"), b.div(o, l))
+    total, o = b.accs(b.sum(p, axes="n"), m), b.accs(b.dot(p, v, axes="n"), m)
+    b.store(f32("Y", "i e"), b.div(o, total))
     inputs = [f32("Q", "i d"), f32("K", "d n"), f32("V", "n e")]
 
     def expected(q, k, v):
@@ -83,8 +83,8 @@ def test_store_in_each_step(n: int) -> None:
     b = Block("softmax", "i", "n")
     x = b.load("X", "i n")
     m = b.shift(x, axes="n")
-    l, top = b.accs(b.sum(b.exps(x, m), axes="n"), m), b.last(m)
-    b.store(f32("Y", "i n"), b.div(b.exps(x, top), l))
+    total, top = b.accs(b.sum(b.exps(x, m), axes="n"), m), b.last(m)
+    b.store(f32("Y", "i n"), b.div(b.exps(x, top), total))
     assert error(one(b, [f32("X", "i n")], {"i": 3, "n": n}, {"i": 1, "n": 16}, softmax)) < 2e-6
 
 
@@ -138,7 +138,9 @@ def test_scalars_and_whole_reductions() -> None:
 def test_running_maximum() -> None:
     b = Block("maximum", "i", "k")
     b.store(f32("Y", "i"), b.last(b.max(b.load("X", "i k"), axes="k")))
-    assert error(one(b, [f32("X", "i k")], {"i": 5, "k": 50}, {"i": 4, "k": 16}, lambda x: x.max(-1) - 0 * x[:, 0])) < 1e-6
+    assert (
+        error(one(b, [f32("X", "i k")], {"i": 5, "k": 50}, {"i": 4, "k": 16}, lambda x: x.max(-1) - 0 * x[:, 0])) < 1e-6
+    )
 
 
 def test_index_inside_a_part() -> None:

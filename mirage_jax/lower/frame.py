@@ -1,0 +1,189 @@
+"""What surrounds the arithmetic of a kernel: which block this is, indices and masks of its tile, addresses of tensors.
+
+`Frame.env` says what is in scope, under keys such as ("value", name), ("index", axis) or ("mask", axis); a loop opens a
+scope of its own.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from mirage_jax.errors import LoweringError, UnsupportedError
+from mirage_jax.lower.expressions import Value
+from mirage_jax.lower.tiling import GROUP, SINGLE, TileAxis, Tiling, extent, stored_axes, stored_shape
+from mirage_jax.lower.writer import Writer, identifier
+from mirage_jax.mugraph.graph import Axis, Tensor
+
+LARGE = 1 << 31  # from this many elements on, offsets need 64 bits
+MANY_BYTES = 4 << 20  # an operand this large is worth keeping in L2 for several blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the emitter may do; part of the text, hence of its hash."""
+
+    dot_precision: str = "ieee"  # of f32 matrix products: ieee, tf32 or tf32x3
+    split_loops: bool = True  # independent accumulators that need one load in two layouts get a loop each
+
+
+DEFAULT = Options()
+
+
+class Frame:
+    """State of one emission, and the text around the values."""
+
+    def __init__(self, tiling: Tiling, options: Options) -> None:
+        self.tiling, self.options = tiling, options
+        self.graph = tiling.kernel
+        self.w = Writer()
+        self.ops = {op.name: op for op in self.graph.ops}
+        self.loads = {load.name: load for load in self.graph.loads}
+        self.env: ChainMap[Any, Any] = (
+            ChainMap()
+        )  # what is in scope: ("value", name), ("index", axis), ("mask", axis) ..
+        self.arguments: dict[str, str] = {}
+        self.uses: set[tuple[str, str]] = set()  # how the loop that is being emitted uses each load: "dot" or "tile"
+
+    @property
+    def axes(self) -> Mapping[Axis, TileAxis]:
+        return self.tiling.axes
+
+    # --- the function ---------------------------------------------------------------------------------------------
+
+    def header(self, tensors: Iterable[Tensor]) -> None:
+        graph, parts = self.tiling.graph, self.tiling.parts
+        for tensor in tensors:
+            shape = stored_shape(tensor, graph, parts)
+            axes = ", ".join(f"{identifier(a)}={n}" for a, n in zip(stored_axes(tensor, graph), shape, strict=True))
+            self.w.line(f"# {self.arguments[tensor.name]}: {tensor.dtype}[{axes}]")
+
+    def live(self) -> set[str]:
+        """Loads and operators that some store depends on."""
+        live: set[str] = set()
+        todo = [s.value for s in self.graph.stores]
+        while todo:
+            name = todo.pop()
+            if name not in live:
+                live.add(name)
+                todo += self.ops[name].args if name in self.ops else ()
+        return live
+
+    def blocks(self) -> None:
+        """Which block this program is, per grid axis; the first of `Tiling.programs` varies fastest."""
+        many = [(a, n) for a, n in self.tiling.programs if n > 1]
+        for a, n in self.tiling.programs:
+            if n == 1:
+                self.env["block", a] = "0"
+        if not many:
+            return
+        names = {a: self.w.name(f"{identifier(a)}_block") for a, _ in many}
+        self.env |= {("block", a): name for a, name in names.items()}
+        if len(many) == 1:
+            self.w.line(f"{names[many[0][0]]} = tl.program_id(0)")
+            return
+        pid = self.w.name("pid")
+        self.w.line(f"{pid} = tl.program_id(0)")
+        (fast, wide), (slow, deep), *outer = many
+        if wide > GROUP and self.tiling.shared_bytes(slow) > MANY_BYTES:
+            self.grouped(pid, names[fast], wide, names[slow], deep, bool(outer))
+            many, step = outer, wide * deep
+        else:
+            step = 1
+        for n, (a, count) in enumerate(many):
+            text = pid if step == 1 else f"{pid} // {step}"
+            self.w.line(f"{names[a]} = {text}" + (f" % {count}" if n < len(many) - 1 else ""))
+            step *= count
+
+    def grouped(self, pid: str, fast: str, wide: int, slow: str, deep: int, outer: bool) -> None:
+        """Blocks in groups of `GROUP` along the fast axis, so that both operands are reused while they are in L2."""
+        area, inner = wide * deep, f"{pid} % {wide * deep}" if outer else pid
+        if wide % GROUP == 0:
+            width = str(GROUP)
+        else:
+            width = self.w.let("width", f"tl.minimum({wide} - {inner} // {GROUP * deep} * {GROUP}, {GROUP})")
+        member = self.w.let("member", f"{pid} % {area} % {GROUP * deep}" if outer else f"{pid} % {GROUP * deep}")
+        self.w.line(f"{fast} = {inner} // {GROUP * deep} * {GROUP} + {member} % {width}")
+        self.w.line(f"{slow} = {member} // {width}")
+
+    def index(self, axis: TileAxis, step: str = "") -> None:
+        """Define the index along an axis, and the mask of its real lanes if it has padded ones."""
+        block, part = self.env.get(("block", axis.axis), "0"), self.env.get(("block", axis.part), "0")
+        starts = [f"{part} * {axis.local}"] if part != "0" else []
+        starts += [f"{block} * {axis.size}" if axis.size > 1 else block] if block != "0" else []
+        if step:  # a tensor also in the interpreter, whose loops count with Python's integers
+            starts.append(step if axis.block > 1 else f"tl.full((), 0, tl.int32) + {step}")
+        if axis.block == 1 and not axis.ragged and len(starts) <= 1:
+            text = starts[0] if starts else "0"
+            self.env["index", axis.axis] = text if text.isidentifier() or text == "0" else self.let_axis(axis, text)
+            return
+        lanes = [f"tl.arange(0, {axis.block})"] if axis.block > 1 else []
+        self.env["index", axis.axis] = index = self.let_axis(axis, " + ".join(starts + lanes) or "0")
+        self.env["mask", axis.axis] = ""
+        if axis.ragged:
+            end = self.end(axis, part, starts)
+            self.env["mask", axis.axis] = name = self.w.name(f"{index}_mask")
+            self.w.line(f"{name} = {index} < {end}")
+
+    def let_axis(self, axis: TileAxis, text: str) -> str:
+        name = self.w.name("single" if axis.axis == SINGLE else identifier(axis.axis))
+        self.w.line(f"{name} = {text}")
+        return name
+
+    def end(self, axis: TileAxis, part: str, starts: list[str]) -> str:
+        """First index that this tile does not cover: the end of the axis, of the part or of the tile."""
+        ends = []
+        if axis.block != axis.size and axis.count > 1:
+            ends.append(" + ".join([*starts, str(axis.size)]))
+        if axis.part is None:
+            ends += [str(axis.full)] if axis.local % axis.size or axis.count == 1 else []
+        else:
+            overrun = axis.local % axis.size or (axis.block != axis.size and axis.count == 1)
+            ends += [f"{part} * {axis.local} + {axis.local}"] if overrun else []
+            ends += [str(axis.full)] if axis.short_part else []
+        text = ends[-1]
+        for end in ends[:-1]:
+            text = f"tl.minimum({end}, {text})"
+        return text
+
+    def expand(self, text: str, own: tuple[Axis, ...], dims: tuple[Axis, ...]) -> str:
+        """`text` over the dimensions `own`, made broadcastable to `dims`: ``m -> m[:, None]``."""
+        if not own or own == dims:
+            return text
+        if set(own) - set(dims):
+            raise LoweringError(f"a value over {own} is used where only {dims} remain")
+        if not text.isidentifier():
+            text = f"({text})"
+        return f"{text}[{', '.join(':' if a in own else 'None' for a in dims)}]"
+
+    def at(self, value: Value, dims: tuple[Axis, ...]) -> str:
+        return self.expand(value.text, value.dims, dims)
+
+    def mask(self, axes: Iterable[Axis], dims: tuple[Axis, ...]) -> str:
+        """Conjunction of the masks of the padded ones of `axes`, or ""."""
+        names = [(a, self.env["mask", a]) for a in dict.fromkeys(axes) if self.env.get(("mask", a))]
+        return " & ".join(self.expand(name, self.tiling.dims((a,)), dims) for a, name in names)
+
+    def pointer(self, tensor: Tensor, axes: tuple[Axis, ...], dims: tuple[Axis, ...]) -> str:
+        """Address of a tile; `axes` names the tensor's dimensions in the kernel's words."""
+        graph, parts = self.tiling.graph, self.tiling.parts
+        sizes = dict(zip(tensor.axes, axes, strict=True))
+        if any(a + ".g" in sizes for a in sizes):
+            raise UnsupportedError(f"tensor {tensor} has a split axis and its parts at once")
+        stored = stored_axes(tensor, graph)
+        shape = [extent(a, graph, parts) for a in stored]
+        wide = prod(shape) >= LARGE
+        scalars, vectors = [], []
+        if SINGLE in dims:  # all lanes but one are masked: their addresses do not matter, as long as they look aligned
+            vectors.append(f"{self.expand(self.env['index', SINGLE], (SINGLE,), dims)} * 64")
+        for n, a in enumerate(stored):
+            index, stride = self.env["index", sizes[a]], prod(shape[n + 1 :])
+            if index == "0" or shape[n] == 1:
+                continue
+            own = self.tiling.dims((sizes[a],))
+            text = self.expand(index, own, dims) + (".to(tl.int64)" if wide else "")
+            (vectors if own else scalars).append(text if stride == 1 else f"{text} * {stride}")
+        return " + ".join([self.arguments[tensor.name], *scalars, *vectors])

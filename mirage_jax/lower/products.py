@@ -1,0 +1,137 @@
+"""Sums and products: reductions of tiles, and matrix products on tensor cores.
+
+Operands of a matrix product are 16-bit if one of them comes from a 16-bit tensor, else f32; sums are always f32. A
+vector becomes a matrix whose other rows are zero (`tiling.SINGLE`): still much faster than a sum of products.
+"""
+
+from __future__ import annotations
+
+import math
+from math import prod
+
+from mirage_jax.errors import UnsupportedError
+from mirage_jax.lower.expressions import Value, literal, reduced, reduction
+from mirage_jax.lower.tiling import MAX_RANK, SINGLE, Product, extent
+from mirage_jax.lower.values import TRITON_TYPES, Values, rule
+from mirage_jax.mugraph.graph import Axis, Op
+
+HALF = ("f16", "bf16")
+
+
+class Products(Values):
+    """Values with the operators that reduce."""
+
+    @rule("sum")
+    def sum(self, op: Op) -> Value:
+        x = self.natural(op.args[0])
+        own = self.graph.axes_of[op.args[0]]
+        axes = [a for a in reduced(op) if a in own]
+        x = self.zeroed(x, axes)
+        text = reduction("tl.sum", x, axes)
+        if missing := [a for a in reduced(op) if a not in own]:
+            text = f"{text} * {literal(float(prod(map(self.elements, missing))))}"
+        return Value(self.w.let(op.op, text), self.tiling.dims(op.axes), self.kept(op, x))
+
+    def elements(self, axis: Axis) -> int:
+        """Elements of an axis that a block sees."""
+        if axis not in self.axes:
+            return extent(axis, self.tiling.graph, self.tiling.parts)
+        if self.axes[axis].short_part:
+            raise UnsupportedError(f"the number of elements of axis {axis} differs from part to part")
+        return self.axes[axis].local
+
+    def kept(self, op: Op, x: Value) -> dict[Axis, float]:
+        """Lanes that are 0 along an axis stay 0 when other axes are summed."""
+        return {a: 0.0 for a in op.axes if x.pads.get(a) == 0.0}
+
+    @rule("dot")
+    def dot(self, op: Op) -> Value:
+        product = self.tiling.product(op)
+        if product:
+            text = f"tl.dot({self.operands(op, product)}{self.precision(op)})"
+            return self.single_row(Value(self.w.let("dot", text), product.dims))
+        x = self.products(op)
+        return Value(
+            self.w.let("dot", reduction("tl.sum", x, reduced(op))), self.tiling.dims(op.axes), self.kept(op, x)
+        )
+
+    def products(self, op: Op) -> Value:
+        """``x * y`` of a dot that is no matrix product, neutral in the padded lanes of what it sums over."""
+        union = tuple(dict.fromkeys(a for arg in op.args for a in self.graph.axes_of[arg]))
+        dims = self.tiling.dims(union)
+        if len(dims) > MAX_RANK:
+            raise UnsupportedError(
+                f"{op}: neither a matrix product nor a product with at most 3 tile axes, but over {dims}"
+            )
+        args = [self.natural(a) for a in op.args]
+        mul = Op(op.name, "mul", op.args, union)
+        return self.zeroed(self.made(mul, " * ".join(self.at(v, dims) for v in args), args), reduced(op))
+
+    def single_row(self, value: Value) -> Value:
+        """The product of a vector, without the rows (or columns) of zeros that made it a matrix."""
+        if SINGLE not in value.dims:
+            return value
+        mask = self.mask((SINGLE,), value.dims)  # zeros times an infinite operand are not zeros
+        text = f"tl.sum(tl.where({mask}, {value.text}, 0.0), axis={value.dims.index(SINGLE)})"
+        return Value(self.w.let("row", text), tuple(a for a in value.dims if a != SINGLE))
+
+    def operands(self, op: Op, product: Product) -> str:
+        """``a, b`` and options of tl.dot, in the orientation of the kernel's order."""
+        dtype = self.operand_type(op)
+        names = op.args[::-1] if product.swapped else op.args
+        sides = ((product.row, *product.inner), (*product.inner, product.column))
+        values = [self.operand(n, dtype, SINGLE in side) for n, side in zip(names, sides, strict=True)]
+        for a in product.inner:
+            pads = [v.pads.get(a) for v in values]
+            if not (0.0 in pads and all(p is not None and math.isfinite(p) for p in pads)):
+                values = [self.zeroed(v, (a,)) for v in values]
+        texts = [
+            self.oriented(self.cast(v, n, dtype), side, product.inner)
+            for v, n, side in zip(values, names, sides, strict=True)
+        ]
+        return ", ".join(texts)
+
+    def operand_type(self, op: Op) -> str:
+        """16 bits if an operand is a tensor of that type, unless the other one is an f32 input of the program."""
+        tensors = [self.tiling.graph.tensors[self.loads[a].tensor] for a in op.args if a in self.loads]
+        given = {t.name for t in self.tiling.graph.inputs}
+        halves = {t.dtype for t in tensors if t.dtype in HALF}
+        exact = any(t.dtype not in HALF and t.name in given for t in tensors)
+        return halves.pop() if len(halves) == 1 and not exact else "f32"
+
+    def operand(self, name: str, dtype: str, single: bool) -> Value:
+        """A dot operand before its cast; a vector (`single`) as a matrix of one row and zeros."""
+        if name in self.loads and self.tiling.graph.tensors[self.loads[name].tensor].dtype == dtype:
+            return self.raw(self.loads[name], "dot", single)
+        value = self.natural(name)
+        key = ("single", value.text)
+        if single and key not in self.env:
+            dims = self.tiling.dims((*value.dims, SINGLE))
+            text = f"tl.where({self.mask((SINGLE,), dims)}, {self.at(value, dims)}, 0.0)"
+            self.env[key] = Value(self.w.let("single", text), dims, value.pads)
+        return self.env[key] if single else value
+
+    def cast(self, value: Value, name: str, dtype: str) -> Value:
+        is_raw = name in self.loads and self.tiling.graph.tensors[self.loads[name].tensor].dtype == dtype
+        if is_raw or dtype == "f32":
+            return value
+        key = ("cast", value.text, dtype)
+        if key not in self.env:
+            text = self.w.let("half", f"{value.text}.to({TRITON_TYPES[dtype]})")
+            self.env[key] = Value(text, value.dims, value.pads)
+        return self.env[key]
+
+    def oriented(self, value: Value, side: tuple[Axis, ...], inner: tuple[Axis, ...]) -> str:
+        """A dot operand as a matrix with the dimensions `side`; several inner axes are flattened into one."""
+        text = value.text
+        if value.dims != side:
+            order = ", ".join(str(value.dims.index(a)) for a in side)
+            text = f"tl.trans({text})" if len(side) == 2 else f"tl.permute({text}, ({order}))"
+        if len(inner) == 1:
+            return text
+        flat = self.tiling.lanes(inner)
+        free = self.tiling.lanes(side) // flat
+        return f"tl.reshape({text}, {(flat, free) if side[0] in inner else (free, flat)})"
+
+    def precision(self, op: Op) -> str:
+        return f', input_precision="{self.options.dot_precision}"' if self.operand_type(op) == "f32" else ""

@@ -1,0 +1,305 @@
+"""Values of a kernel as f32 tiles: loads, stores, pointwise operators and exponentials relative to a shift.
+
+Everything is emitted where it is first needed. For every padded axis of a value we track what its padded lanes hold, by
+evaluating the operators' own meaning on the constants there (a masked load holds 0); reductions then select only where
+that is not already neutral.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from mirage_jax.errors import LoweringError, UnsupportedError
+from mirage_jax.lower.expressions import LN2, LOG2E, Value, attr, difference, literal, power, reduced, reduction
+from mirage_jax.lower.frame import Frame
+from mirage_jax.lower.tiling import SINGLE
+from mirage_jax.mugraph.graph import Axis, Load, Op, Store
+from mirage_jax.mugraph.operators import ACCUMULATORS, FUNCTIONS, operator
+
+TRITON_TYPES: Mapping[str, str] = {
+    "f16": "tl.float16", "bf16": "tl.bfloat16", "f32": "tl.float32", "i32": "tl.int32", "bool": "tl.int1",
+}  # fmt: skip
+
+type Rule = Callable[[Any, Op], Value]
+RULES: dict[str, Rule] = {}
+
+
+def rule(name: str) -> Callable[[Rule], Rule]:
+    """Declare how an operator without a template in its record is emitted."""
+
+    def register(method: Rule) -> Rule:
+        RULES[name] = method
+        return method
+
+    return register
+
+
+class Lanes:
+    """The domain of one number per value: what an operator makes of the constants in padded lanes."""
+
+    def constant(self, value: Fraction) -> float:
+        return float(value)
+
+    def add(self, x: float, y: float) -> float:
+        return x + y
+
+    def mul(self, x: float, y: float) -> float:
+        return x * y
+
+    def power(self, x: float, exponent: Fraction) -> float:
+        return float(np.power(np.float64(x), float(exponent)))
+
+    def exp(self, x: float) -> float:
+        return float(np.exp(np.float64(x)))
+
+    def function(self, name: str, args: Sequence[float]) -> float:
+        return float(FUNCTIONS[name].value(np, *map(np.float64, args)))
+
+
+class Values(Frame):
+    """Tiles of values by name."""
+
+    def raw(self, load: Load, use: str, single: bool = False) -> Value:
+        """The tile of a load in the tensor's own type, once per kind of use: a load that feeds a matrix product and
+        pointwise operators alike would not be pipelined. Different eviction policies keep the two from being merged."""
+        twice = {(load.name, "dot"), (load.name, "tile")} <= self.uses
+        key = ("raw", load.name, use if twice else "", single)
+        if key not in self.env:
+            tensor = self.tiling.graph.tensors[load.tensor]
+            if tensor.dtype not in TRITON_TYPES:
+                raise UnsupportedError(
+                    f"tensor {tensor} has type {tensor.dtype}; kernels take {', '.join(TRITON_TYPES)}"
+                )
+            axes = (*load.axes, SINGLE) if single else load.axes
+            dims = self.tiling.dims(axes)
+            text = f"tl.load({self.pointer(tensor, load.axes, dims)}"
+            if mask := self.mask(axes, dims):
+                text += f", mask={mask}, other={'0' if tensor.dtype in ('i32', 'bool') else '0.0'}"
+            if twice:
+                text += ', eviction_policy="evict_last"' if use == "dot" else ""
+            pads = {a: 0.0 for a in load.axes if self.axes[a].ragged}
+            self.env[key] = Value(self.w.let("load", text + ")"), dims, pads)
+        return self.env[key]
+
+    def store(self, store: Store) -> None:
+        value = self.natural(store.value)
+        axes = store.tensor.axes
+        for a, n in self.tiling.programs:
+            if n > 1 and a not in axes and a.removesuffix(".g") not in axes:
+                raise LoweringError(f"{store}: blocks differ along {a}, but the tensor does not have it")
+        dims = self.tiling.dims(axes)
+        pointer = self.pointer(store.tensor, axes, dims)
+        text = self.at(value, dims)
+        if store.tensor.dtype == "bool":
+            text = f"({text} != 0)"
+        elif store.tensor.dtype not in TRITON_TYPES:
+            raise UnsupportedError(
+                f"tensor {store.tensor} has type {store.tensor.dtype}; kernels store {', '.join(TRITON_TYPES)}"
+            )
+        elif store.tensor.dtype != "f32":
+            text = f"{text if text.isidentifier() else f'({text})'}.to({TRITON_TYPES[store.tensor.dtype]})"
+        mask = self.mask(axes, dims)
+        self.w.line(f"tl.store({pointer}, {text}{f', mask={mask}' if mask else ''})")
+
+    def value(self, name: str) -> Value:
+        """The f32 tile of a value; emits it, and what it needs, if it is not in scope yet."""
+        key = ("value", name)
+        if key not in self.env:
+            if name in self.loads:
+                self.env[key] = self.loaded(self.loads[name])
+            else:
+                op = self.ops[name]
+                if op.op in ACCUMULATORS or (self.graph.stages[name].body and len(self.env.maps) == 1):
+                    raise LoweringError(f"{op}: is needed outside of the loop that makes it")
+                self.env[key] = RULES.get(op.op, Values.pointwise)(self, op)
+        return self.env[key]
+
+    def loaded(self, load: Load) -> Value:
+        raw = self.raw(load, "tile")
+        if self.tiling.graph.tensors[load.tensor].dtype == "f32":
+            return raw
+        return Value(self.w.let("x", f"{raw.text}.to(tl.float32)"), raw.dims, raw.pads)
+
+    def natural(self, name: str) -> Value:
+        """A value in the graph's own unit."""
+        value = self.value(name)
+        if value.unit == 1.0:
+            return value
+        key = ("natural", value.text)
+        if key not in self.env:
+            self.env[key] = Value(self.w.let("natural", f"{value.text} * {value.unit!r}"), value.dims)
+        return self.env[key]
+
+    def zeroed(self, value: Value, axes: Iterable[Axis], neutral: float = 0.0) -> Value:
+        """`value` with `neutral` in the padded lanes along `axes`."""
+        axes = tuple(a for a in axes if self.axes[a].ragged and value.pads.get(a) != neutral)
+        axes = tuple(a for a in axes if self.env.get(("mask", a)))
+        if not axes:
+            return value
+        key = ("neutral", value.text, axes, neutral)
+        if key not in self.env:
+            mask = self.mask(axes, value.dims)
+            text = f"tl.where({mask}, {value.text}, {literal(neutral)})"
+            pads = {**value.pads, **dict.fromkeys(axes, neutral)}
+            self.env[key] = Value(self.w.let("masked", text), value.dims, pads, value.unit)
+        return self.env[key]
+
+    def pads(self, op: Op, args: Sequence[Value]) -> dict[Axis, float]:
+        """What padded lanes of a pointwise operator hold, axis by axis."""
+        out: dict[Axis, float] = {}
+        for a in op.axes:
+            lanes = [v.pads.get(a, v.constant) for v in args]
+            if not self.axes[a].ragged or None in lanes or any(v.unit != 1.0 for v in args):
+                continue
+            try:
+                with np.errstate(all="ignore"):
+                    out[a] = operator(op.op).meaning(Lanes(), *lanes, **op.attributes)
+            except (ArithmeticError, AttributeError):
+                continue
+        return out
+
+    def made(self, op: Op, text: str, args: Sequence[Value]) -> Value:
+        """Assign the result of a pointwise operator."""
+        return Value(self.w.let(op.op, text), self.tiling.dims(op.axes), self.pads(op, args))
+
+    def affine(self, op: Op, value: Value, dims: tuple[Axis, ...]) -> str:
+        """``scale * x + offset`` as an operand: a name, or an expression in parentheses."""
+        scale, offset = float(attr(op, "scale", 1)), float(attr(op, "offset", 0))
+        text = self.at(value, dims)
+        if scale != 1.0:
+            text = f"-{text}" if scale == -1.0 else f"{text} * {literal(scale)}"
+        if offset != 0.0:
+            text = f"{text} + {literal(offset)}"
+        return text
+
+    # --- pointwise operators
+
+    def pointwise(self, op: Op) -> Value:
+        """Any operator whose record has a Triton template."""
+        record = operator(op.op)
+        if not record.triton:
+            raise UnsupportedError(f"operator {op.op} has no Triton text")
+        dims = self.tiling.dims(op.axes)
+        args = [self.natural(a) for a in op.args]
+        texts = [self.at(v, dims) for v in args]
+        if record.arity == 1:
+            texts = [self.affine(op, args[0], dims)]
+            if not texts[0].isidentifier() and record.triton != "{0}":
+                texts = [self.w.let("scaled", texts[0])]
+        return self.made(op, record.triton.format(*texts), args)
+
+    @rule("const")
+    def const(self, op: Op) -> Value:
+        number = float(attr(op, "value"))
+        name = self.w.let("const", f"tl.full((), {literal(number)}, tl.float32)")
+        return Value(name, constant=number)
+
+    @rule("iota")
+    def iota(self, op: Op) -> Value:
+        (axis,) = op.axes
+        index = self.env["index", axis]
+        if index == "0":
+            return Value(self.w.let("iota", "tl.full((), 0.0, tl.float32)"), constant=0.0)
+        return Value(self.w.let("iota", f"{index}.to(tl.float32)"), self.tiling.dims((axis,)))
+
+    @rule("add")
+    def add(self, op: Op) -> Value:
+        dims = self.tiling.dims(op.axes)
+        args = [self.natural(a) for a in op.args]
+        x, y = (self.at(v, dims) for v in args)
+        ca, cb = float(attr(op, "ca", 1)), float(attr(op, "cb", 1))
+        left = x if ca == 1.0 else f"-{x}" if ca == -1.0 else f"{x} * {literal(ca)}"
+        right = y if abs(cb) == 1.0 else f"{y} * {literal(abs(cb))}"
+        return self.made(op, f"{left} {'-' if cb < 0 else '+'} {right}", args)
+
+    @rule("pow")
+    def pow(self, op: Op) -> Value:
+        x = self.natural(op.args[0])
+        text = self.affine(op, x, x.dims)
+        if not text.isidentifier():
+            text = self.w.let("scaled", text)
+        return self.made(op, power(text, Fraction(attr(op, "exponent"))), [x])
+
+    @rule("exp")
+    def exp(self, op: Op) -> Value:
+        x = self.natural(op.args[0])
+        scale, offset = float(attr(op, "scale", 1)), float(attr(op, "offset", 0))
+        text = f"{x.text} * {literal(scale * LOG2E)}" + (f" + {literal(offset * LOG2E)}" if offset else "")
+        return self.made(op, f"tl.exp2({text})", [x])
+
+    # --- exponentials relative to a shift
+
+    def finite(self, shift: Value) -> Value:
+        """A shift to subtract: 0 where nothing has been seen yet (-inf), since -inf - -inf is no number."""
+        if shift.settled:
+            return shift
+        key = ("finite", shift.text)
+        if key not in self.env:
+            text = f'tl.where({shift.text} == float("-inf"), 0.0, {shift.text})'
+            self.env[key] = Value(self.w.let("finite", text), shift.dims, unit=shift.unit)
+        return self.env[key]
+
+    @rule("exps")
+    def exps(self, op: Op) -> Value:
+        dims = self.tiling.dims(op.axes)
+        x, m = self.natural(op.args[0]), self.finite(self.value(op.args[1]))
+        scale = float(attr(op, "scale", 1))
+        return self.made(op, f"tl.exp2({difference(self.at(x, dims), scale, self.at(m, dims), m.unit)})", [x, m])
+
+    @rule("rescale")
+    def rescale(self, op: Op) -> Value:
+        dims = self.tiling.dims(op.axes)
+        x, old, new = self.natural(op.args[0]), self.value(op.args[1]), self.finite(self.value(op.args[2]))
+        degree = float(attr(op, "degree", 1))
+        moved = difference(self.at(old, dims), old.unit, self.at(new, dims), new.unit, degree)
+        return self.made(op, f"{self.at(x, dims)} * tl.exp2({moved})", [x, old, new])
+
+    def from_product(self, name: str) -> bool:
+        """Is a value the result of a matrix product, possibly masked with minus infinity?"""
+        op = self.ops.get(name)
+        return op is not None and (op.op == "dot" or (op.op == "mask" and self.from_product(op.args[1])))
+
+    @rule("shift")
+    def shift(self, op: Op) -> Value:
+        """The maximum of ``scale * x``, in the unit in which its exponentials need no further rounding.
+
+        Logits straight from a matrix product are kept times log2(e), so that an exponential costs one fma and one exp2.
+        Others may be masked with huge numbers, for which that fma would not cancel: these stay in the unit of x.
+        """
+        x, scale = self.value(op.args[0]), float(attr(op, "scale", 1))
+        if scale <= 0.0:
+            x, unit, factor = self.natural(op.args[0]), 1.0, 1.0
+            x = Value(self.w.let("scaled", f"{x.text} * {literal(scale)}"), x.dims)
+        elif self.from_product(op.args[0]) and x.unit == 1.0:
+            unit, factor = LN2, scale * LOG2E
+        else:
+            unit, factor = scale * x.unit, 1.0
+        text = self.maximum(op, x)
+        if factor != 1.0:
+            text = f"{text} * {literal(factor)}"
+        settled = (
+            unit == LN2
+            and self.ops[op.args[0]].op == "dot"
+            and not any(self.axes[a].short_part for a in reduced(op) if a in self.axes)
+        )
+        return self.carried(op, text, unit, settled)
+
+    @rule("max")
+    def max(self, op: Op) -> Value:
+        return self.carried(op, self.maximum(op, self.natural(op.args[0])), 1.0)
+
+    def maximum(self, op: Op, x: Value) -> str:
+        axes = [a for a in reduced(op) if a in self.graph.axes_of[op.args[0]]]
+        return reduction("tl.max", self.zeroed(x, axes, -math.inf), axes)
+
+    def carried(self, op: Op, text: str, unit: float, settled: bool = False) -> Value:
+        """A maximum; a running one if it reduces the axis of the loop."""
+        dims = self.tiling.dims(op.axes)
+        if ("carried", op.name) in self.env:
+            text = f"tl.maximum({self.env['carried', op.name]}, {text})"
+        return Value(self.w.let(op.op, text), dims, unit=unit, settled=settled)
