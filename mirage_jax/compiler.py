@@ -10,12 +10,14 @@ Nothing here may break the user's program: `decide` turns every exception into a
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -40,7 +42,7 @@ from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Li
 from mirage_jax.mugraph.merge import merge_axes
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.thread import thread_graphs
-from mirage_jax.report import Decision
+from mirage_jax.report import Decision, places
 from mirage_jax.search.devices import device_for
 from mirage_jax.search.driver import Candidate, search
 from mirage_jax.search.frontier import Space
@@ -143,7 +145,8 @@ class _Attempt:
         """The region in float64, inputs upcast after rounding to their own dtype."""
         own = self.region.graph
         arrays = [np.asarray(v).reshape(_shape(own, t.axes)) for v, t in zip(values, own.inputs, strict=True)]
-        tensors = dict(zip(own.outputs, evaluate.run(own, arrays), strict=True))
+        with np.errstate(all="ignore"):  # infinities and NaN are among the inputs
+            tensors = dict(zip(own.outputs, evaluate.run(own, arrays), strict=True))
 
         def outward(b: Any) -> np.ndarray:  # Region.finish without the cast
             x = np.transpose(tensors[b.tensor], b.permutation).reshape(b.spread)
@@ -311,9 +314,9 @@ class Compiler:
             except Exception as why:
                 if self.strict:
                     raise
-                text = str(why).partition("\n")[0]
-                log.warning("a region stays with XLA: %s: %s", type(why).__name__, text)
-                decision = Decision(None, f"{type(why).__name__}: {text}", "policy", platform)
+                text = _in_one_line(why)
+                log.warning("the region at %s stays with XLA: %s", ", ".join(places(region.where)[:1]), text)
+                decision = Decision(None, text, "policy", platform)
             self.decisions[memo] = decision
             return decision
 
@@ -336,23 +339,23 @@ class Compiler:
         if entry is not None:
             try:
                 return self._from_cache(attempt, key, entry, base)
-            except MirageError as why:
-                log.warning("cache entry %s is not used: %s", key.digest[:12], why)
-                reason = f"the stored entry is not usable: {why}"
+            except Exception as why:  # whatever is in a file, it is a miss
+                log.warning("cache entry %s is not used: %s", key.digest[:12], _in_one_line(why))
+                reason = f"the stored entry is not usable: {_in_one_line(why)}"
         match on_miss:
             case "error":
                 raise UsageError(f"on_miss='error': no stored decision for a region of {len(region.equations)} equations ({reason})")
             case "fallback":
                 return replace(base, why=f"no stored decision ({reason}) and on_miss='fallback'")
             case _:
-                with ThreadPoolExecutor(1) as pool:  # a thread of its own: JAX operations in a lowering rule are traced, not run
-                    x64 = jax.config.jax_enable_x64
-                    decision = pool.submit(self._search, attempt, key, base, on_miss == "search", x64).result()
-        return decision
+                x64 = jax.config.jax_enable_x64
+                return apart(lambda: self._search(attempt, key, base, on_miss == "search", x64))
 
     def _search(self, attempt: _Attempt, key: CacheKey, base: Decision, measure: bool, x64: bool) -> Decision:
-        with jax.enable_x64(x64):
+        with jax.enable_x64(x64), jax.debug_nans(False), jax.debug_infs(False):  # the gate's inputs have both
             budget = self.options.budget
+            operators = len(attempt.reference.kernels)
+            log.info("region of %d operators: searching for at most %s", operators, budget)
             found, report = attempt.candidates(budget.seconds, budget.states)
             base = replace(base, search=report, source="search", tried=attempt.tried)
             if self.options.backend == "jax":
@@ -362,6 +365,7 @@ class Compiler:
             finalists = list(islice(attempt.verified(diverse(found)), FINALISTS))
             if not finalists:
                 return self._keep(key, replace(base, why="no candidate promises to beat XLA"))
+            log.info("region of %d operators: %d candidates, of which %d are tried", operators, attempt.tried["found"], len(finalists))
             if not measure:
                 return self._accept(attempt, key, base, [attempt.winner(c.graph, c.schedule, c.family) for c in finalists], {})
             return self._measure(attempt, key, base, finalists)
@@ -382,12 +386,15 @@ class Compiler:
         """Screen all variants once, then time the best few against XLA, interleaved."""
         directory = self.cache.kernel_path(key).parent
         tiles = [(c, s) for i, c in enumerate(finalists) for s in tile_variants(c, TILES[i])]
+        log.info("compiling and timing %d variants", len(tiles))
         best = self._screen(attempt, [attempt.winner(c.graph, s, c.family, directory) for c, s in tiles], 3)
         launches = [replace(w, schedule=s) for w in best for s in launch_variants(w)]
         best = self._screen(attempt, [*best, *launches], 3)
         variations = {str(i): w for i, w in enumerate(best)}
         best = list(variations)
         measured = attempt.timings({"xla": attempt.xla, **{label: attempt.ours(variations[label]) for label in best}}, rounds=10)
+        if "xla" not in measured:
+            return replace(base, why="XLA's own code for this region cannot be timed alone")
         ratios = {label: timing.ratio(measured["xla"], measured[label]) for label in best if label in measured}
         order = sorted(ratios, key=lambda label: -ratios[label].value)
         base = replace(base, timings={"xla": measured["xla"].seconds} | {f"candidate {k}": measured[k].seconds for k in order[:1]})
@@ -412,6 +419,7 @@ class Compiler:
         """The first of the winners, fastest first, that gets a certificate and passes the float gate."""
         labels = list(seconds) or [""] * len(winners)
         for label, winner in zip(labels, winners, strict=True):
+            log.info("proving a candidate equal to the program, then comparing its floats with float64")
             try:
                 certificate = certificates.certify(attempt.reference, winner.graph)
             except MirageError as why:
@@ -471,6 +479,35 @@ class Compiler:
 
 
 TILES = (10, 6, 5, 4, 4, 4)  # tile sizes per kernel tried for the first, second, ... finalist
+
+
+def apart[T](work: Callable[[], T]) -> T:
+    """The result of `work`, done on a thread of its own: JAX operations in a lowering rule are traced, not run.
+
+    An interrupt of the waiting thread is passed on to the working one, and raised when that has ended.
+    """
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as why:
+            done.set_exception(why)
+
+    thread = threading.Thread(target=run, name="mirage_jax", daemon=True)
+    thread.start()
+    try:
+        return done.result()
+    finally:
+        until = time.monotonic() + PATIENCE
+        while thread.is_alive() and time.monotonic() < until:
+            if not done.done():
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt))
+            thread.join(0.1)
+
+
+def _in_one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition('\n')[0]}"
 
 
 def _default_on_miss() -> str:
