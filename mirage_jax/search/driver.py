@@ -36,7 +36,7 @@ log = logging.getLogger("mirage_jax")
 WIDTHS = {"bool": 1, "f16": 2, "bf16": 2, "f32": 4, "i32": 4, "f64": 8}
 PARTS = (4, 8, 16, 32)
 WINDOW_FACTORS = (9, 7, 5)  # widest products of a region's windows; smaller ones are tried while a window has too many values
-MAX_CLASSES = 300
+MAX_CLASSES = 100
 ALGEBRA_STATES = 12_000
 MAX_TERMS = 64  # a sum of more products than this is not searched
 

@@ -163,17 +163,36 @@ class Expressions:
             case ("E", t):
                 return self.bases.id(("E", self._sub_term(t, tuple(sorted(m.items())), everywhere)))
             case (_, name, polys, removed):
-                inner = m if everywhere else {a: v for a, v in m.items() if a not in removed}
-                gone = self._rename(removed, m) if everywhere else removed
+                inner, gone = m, self._rename(removed, m) if everywhere else removed
+                if not everywhere:
+                    inner, gone = self._avoiding_capture(frozenset(removed), self.base_axes(b), m)
                 return self.bases.id(("f", name, tuple(self._sub_poly(p, inner, everywhere) for p in polys), tuple(sorted(gone))))
         raise AssertionError
 
     @memo
     def _sub_term(self, t: Term, items: tuple[tuple[Axis, tuple[Axis, ...]], ...], everywhere: bool) -> Term:
         bound, factors = self.term(t)
-        m = dict(items) if everywhere else {a: v for a, v in items if a not in bound}
-        names = self._rename(bound, m) if everywhere else bound
+        m = dict(items)
+        names: Iterable[Axis] = self._rename(bound, m)
+        if not everywhere:
+            m, names = self._avoiding_capture(bound, self.term_axes(t), m)
         return self.make_term(names, [(self._sub_base(b, m, everywhere), q) for b, q in factors])
+
+    @staticmethod
+    def _avoiding_capture(
+        bound: Axes, free: Axes, m: Mapping[Axis, tuple[Axis, ...]]
+    ) -> tuple[dict[Axis, tuple[Axis, ...]], tuple[Axis, ...]]:
+        """A substitution of free axes under a binder: bound axes step aside for the names that come in."""
+        inner = {a: v for a, v in m.items() if a in free}
+        taken = {x for v in inner.values() for x in v}
+        used = taken | bound | free
+        for x in sorted(bound & taken):
+            y = x
+            while y in used:
+                y += "'"
+            used.add(y)
+            inner[x] = (y,)
+        return inner, tuple(inner.get(x, (x,))[0] for x in sorted(bound))
 
     def _sub_poly(self, p: Poly, m: Mapping[Axis, tuple[Axis, ...]], everywhere: bool) -> Poly:
         items = tuple(sorted(m.items()))
