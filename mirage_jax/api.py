@@ -7,6 +7,7 @@ primitive (`jaxpr_frontend.capture`), and where JAX lowers it, `compiler.Compile
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from types import MethodType
 from typing import Any, overload
@@ -20,7 +21,18 @@ from mirage_jax.jaxpr_frontend.capture import capture
 from mirage_jax.jaxpr_frontend.regions import analyse
 from mirage_jax.report import RegionReport, Report
 
-JIT_OPTIONS = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "in_shardings", "out_shardings", "keep_unused", "device", "inline")
+JIT_OPTIONS = (
+    "static_argnums",
+    "static_argnames",
+    "donate_argnums",
+    "donate_argnames",
+    "in_shardings",
+    "out_shardings",
+    "keep_unused",
+    "device",
+    "inline",
+    "compiler_options",
+)
 
 
 class Optimized:
@@ -46,10 +58,15 @@ class Optimized:
         return self._active(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else MethodType(self, instance)
+        return self if instance is None else Method(self, instance)
+
+    @property
+    def name(self) -> str:
+        """The function's name; that of its type if it has none, as a callable module."""
+        return getattr(self.__wrapped__, "__qualname__", type(self.__wrapped__).__qualname__)
 
     def __repr__(self) -> str:
-        return f"mirage_jax.optimize({getattr(self.__wrapped__, '__qualname__', self.__wrapped__)!s})"
+        return f"mirage_jax.optimize({self.name})"
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """As `jax.jit(f).lower`."""
@@ -75,10 +92,10 @@ class Optimized:
         return self._report(args, kwargs, on_miss=None)
 
     def _report(self, args: tuple[Any, ...], kwargs: dict[str, Any], on_miss: str | None) -> Report:
-        name = getattr(self.__wrapped__, "__qualname__", type(self.__wrapped__).__name__)
         if is_disabled():
-            return Report(name, (), notes=("disabled: runs as plain jax.jit",))
-        analysis = analyse(self._jit.trace(*args, **kwargs).jaxpr, self.compiler.max_ops)
+            return Report(self.name, (), notes=("disabled: runs as plain jax.jit",))
+        traced = self._jit.trace(*args, **kwargs)
+        analysis = analyse(traced.jaxpr, self.compiler.max_ops, self._is_partitioned(args, kwargs))
         reports: dict[str, RegionReport] = {}
         for region in analysis.regions:
             text = str(region.graph)
@@ -88,16 +105,59 @@ class Optimized:
             else:
                 decision = self.compiler.decide(region, jax.default_backend(), on_miss)
                 reports[text] = RegionReport(region.where, text, decision)
-        return Report(name, tuple(reports.values()), tuple(analysis.left_out))
+        return Report(self.name, tuple(reports.values()), tuple(analysis.left_out))
+
+    def _is_partitioned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether XLA will divide the program over several devices."""
+        if jax.device_count() == 1:
+            return False
+        module = self._plain.lower(*args, **kwargs).compiler_ir("stablehlo")
+        attributes: Any = module.operation.attributes  # type: ignore[union-attr]
+        return "mhlo.num_partitions" in attributes and attributes["mhlo.num_partitions"].value > 1
+
+
+class Method:
+    """An optimized function bound to the object on which it was looked up, with everything that `Optimized` has."""
+
+    def __init__(self, function: Optimized, instance: Any) -> None:
+        self.__func__, self.__self__ = function, instance
+        functools.update_wrapper(self, MethodType(function.__wrapped__, instance), updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__func__(self.__self__, *args, **kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        return self.__func__.lower(self.__self__, *args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        return self.__func__.trace(self.__self__, *args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__func__.eval_shape(self.__self__, *args, **kwargs)
+
+    def explain(self, *args: Any, **kwargs: Any) -> Report:
+        return self.__func__.explain(self.__self__, *args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Method) and self.__func__ is other.__func__ and self.__self__ is other.__self__
+
+    def __hash__(self) -> int:
+        return hash((id(self.__func__), id(self.__self__)))
+
+    def __repr__(self) -> str:
+        return f"{self.__func__!r} of a {type(self.__self__).__qualname__}"
+
+
+_NOT_GIVEN: Any = object()
 
 
 @overload
 def optimize(fn: Callable[..., Any], /, **options: Any) -> Optimized: ...
 @overload
-def optimize(fn: None = None, /, **options: Any) -> Callable[[Callable[..., Any]], Optimized]: ...
+def optimize(**options: Any) -> Callable[[Callable[..., Any]], Optimized]: ...
 
 
-def optimize(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+def optimize(fn: Any = _NOT_GIVEN, /, **options: Any) -> Any:
     """Wrap a function like `jax.jit`, with its regions of the Lax fragment superoptimized.
 
     Use bare (``@optimize``) or with options (``@optimize(on_miss="fallback")``):
@@ -114,13 +174,32 @@ def optimize(fn: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """
     jit_options = {k: options.pop(k) for k in JIT_OPTIONS if k in options}
     chosen = Options.make(options, also=JIT_OPTIONS)
-    if fn is None:
+    if fn is _NOT_GIVEN:
         return lambda f: optimize(f, **jit_options, **options)
-    if isinstance(fn, Optimized) and not options and not jit_options:
+    if isinstance(fn, Optimized | Method) and not options and not jit_options:
         return fn
-    if not callable(fn):
-        raise UsageError(f"optimize: found {fn!r} ({type(fn).__name__}); it takes a function or a callable module")
+    if (problem := _why_not(fn)) is not None:
+        raise UsageError(f"optimize: found {_brief(fn)}{problem}; it takes a function, a method or a callable module")
     return Optimized(fn, chosen, jit_options)
+
+
+def _why_not(fn: Any) -> str | None:
+    """Why something cannot be optimized: a text to go behind its description."""
+    if not callable(fn):
+        return ""
+    if inspect.isclass(fn):
+        return ", not an instance of it"
+    for code in (fn, type(fn).__call__):
+        if inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code):
+            return ", which is asynchronous: optimize the function that it awaits for"
+        if inspect.isgeneratorfunction(code):
+            return ", which is a generator: return its values instead"
+    return None
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return f"{text if len(text) <= 80 else text[:77] + '...'} ({type(value).__name__})"
 
 
 def tune(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
@@ -128,6 +207,8 @@ def tune(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
 
     Arguments may be arrays or `jax.ShapeDtypeStruct`s. Winners go to the cache, and later calls of `fn` use them.
     """
+    if isinstance(fn, Method):
+        fn, args = fn.__func__, (fn.__self__, *args)
     f = fn if isinstance(fn, Optimized) else optimize(fn)
     report = f._report(args, kwargs, on_miss="search")
     f.clear_cache()

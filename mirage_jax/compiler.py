@@ -478,6 +478,7 @@ class Compiler:
         return replace(base, winner=winner, why=entry.reasons[0], after=after, certificate=certificate, kernels=kernels)
 
 
+PATIENCE = 10.0  # seconds that an interrupted search has to end
 TILES = (10, 6, 5, 4, 4, 4)  # tile sizes per kernel tried for the first, second, ... finalist
 
 
@@ -502,7 +503,8 @@ def apart[T](work: Callable[[], T]) -> T:
         until = time.monotonic() + PATIENCE
         while thread.is_alive() and time.monotonic() < until:
             if not done.done():
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(KeyboardInterrupt))
+                number = ctypes.c_ulong(thread.ident or 0)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(KeyboardInterrupt))
             thread.join(0.1)
 
 

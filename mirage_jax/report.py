@@ -1,21 +1,24 @@
 """What was found, refused and decided: the text that `explain` prints and the benchmark stores.
 
 A `Decision` is made once per region by `compiler`; a `Report` collects the decisions of one function with what the capture left to XLA.
+Source lines are told briefly: one text per file, the user's own files before those of installed packages.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import sysconfig
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from textwrap import indent
 from typing import Any
 
 from mirage_jax.mugraph.footprint import Footprint
 
-
-_COLUMN = re.compile(r"(:\d+):\d+(?=\s|$)")  # file.py:12:34 (f) -> file.py:12 (f)
+MAX_NAMES = 3  # functions named per file
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class RegionReport:
         times = f" ({self.occurrences} times)" if self.occurrences > 1 else ""
         verdict = "optimized" if d.winner is not None else "left to XLA"
         out = [f"{verdict}{times}: {d.why} [{d.source}]"]
-        out += [f"source: {line}" for line in dict.fromkeys(_COLUMN.sub(r"\1", line) for line in self.where)]
+        out += [f"source: {place}" for place in places(self.where)]
         if d.before is not None:
             out.append(f"before: {d.before}")
         if d.after is not None:
@@ -82,6 +85,30 @@ class RegionReport:
             out += ["runs as:", indent(str(d.winner.graph), "  ")]
         return "\n".join(out)
 
+    def to_dict(self) -> dict[str, Any]:
+        """As values of JSON."""
+        d = self.decision
+        return {
+            "where": list(self.where),
+            "occurrences": self.occurrences,
+            "decision": "xla" if d.winner is None else "mirage",
+            "why": d.why,
+            "source": d.source,
+            "platform": d.platform,
+            "before": None if d.before is None else asdict(d.before),
+            "after": None if d.after is None else asdict(d.after),
+            "seconds": dict(d.timings),
+            "speedup": d.speedup,
+            "certificate": None if d.certificate is None else json.loads(d.certificate.to_json()),
+            "gate": d.gate,
+            "search": d.search,
+            "candidates": dict(d.tried),
+            "key": d.key,
+            "kernels": d.kernels,
+            "program": self.reference,
+            "graph": None if d.winner is None else str(d.winner.graph),
+        }
+
 
 @dataclass(frozen=True)
 class Report:
@@ -104,9 +131,68 @@ class Report:
             out += [f"region {i}:", indent(str(r), "  ")]
         if self.left_out:
             out.append(f"equations left to XLA: {len(self.left_out)}")
-            out += [f"  {line}" + (f" ({count} times)" if count > 1 else "") for line, count in _counted(self.left_out)]
+            out += [f"  {line}" for line in _left_out(self.left_out)]
         return "\n".join(out)
 
+    def to_json(self) -> str:
+        """The whole report, for programs."""
+        value = {
+            "name": self.name,
+            "notes": list(self.notes),
+            "regions": [r.to_dict() for r in self.regions],
+            "left_out": [
+                {"primitive": x.primitive, "code": str(x.code), "why": x.why, "where": x.where} for x in self.left_out
+            ],
+        }
+        return json.dumps(value, indent=1)
 
-def _counted(lines: Sequence[Any]) -> list[tuple[str, int]]:
-    return list(Counter(map(str, lines)).items())
+
+def _left_out(equations: Iterable[Any]) -> list[str]:
+    """``code (why): add 3, mul`` and the places below, once per code and reason."""
+    groups: dict[tuple[str, str], list[Any]] = {}
+    for x in equations:
+        groups.setdefault((str(x.code), x.why), []).append(x)
+    out: list[str] = []
+    for (code, why), members in groups.items():
+        counts = Counter(x.primitive for x in members)
+        out.append(f"{code} ({why}): " + ", ".join(f"{name} {n}" if n > 1 else name for name, n in counts.items()))
+        out += [f"  at {place}" for place in places(x.where for x in members)]
+    return out
+
+
+_PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?::\d+)?(?: \((?P<function>.*)\))?")
+_INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
+
+
+def places(where: Iterable[str]) -> list[str]:
+    """``path/file.py:12:4 (f)`` and others, as one ``file.py:12,30 (f, g)`` per file; installed packages come last."""
+    lines: dict[str, dict[int, None]] = {}
+    names: dict[str, dict[str, None]] = {}
+    for text in dict.fromkeys(where):
+        found = _PLACE.fullmatch(text)
+        file = found["file"] if found else text or "unknown line"
+        lines.setdefault(file, {})
+        names.setdefault(file, {})
+        if found:
+            lines[file][int(found["line"])] = None
+            if function := (found["function"] or "").replace(".<locals>", "").replace(".<genexpr>", ""):
+                names[file][function] = None
+    out: dict[str, bool] = {}
+    for file, numbers in lines.items():
+        short, is_installed = _short(file)
+        functions = list(names[file])
+        more = [f"{len(functions) - MAX_NAMES} more"] if len(functions) > MAX_NAMES else []
+        text = short + (":" + ",".join(map(str, sorted(numbers))) if numbers else "")
+        out[text + (f" ({', '.join(functions[:MAX_NAMES] + more)})" if functions else "")] = is_installed
+    return sorted(out, key=out.__getitem__)
+
+
+def _short(file: str) -> tuple[str, bool]:
+    """A path as a reader knows it, and whether it belongs to an installed package or to Python itself."""
+    if found := _INSTALLED.match(file):
+        return file[found.end() :], True
+    library = sysconfig.get_path("stdlib") + os.sep
+    if file.startswith(library):
+        return file[len(library) :], True
+    here = os.getcwd() + os.sep
+    return file.removeprefix(here), False

@@ -46,13 +46,25 @@ class Analysis:
     left_out: tuple[LeftOut, ...]
 
 
-def analyse(jaxpr: Jaxpr, max_ops: int = MAX_OPS) -> Analysis:
-    """What would be optimized in `jaxpr`; runs nothing."""
+def analyse(jaxpr: Jaxpr, max_ops: int = MAX_OPS, sharded: bool = False) -> Analysis:
+    """What would be optimized in `jaxpr`; runs nothing.
+
+    sharded: XLA divides the program over several devices, except for the bodies of shard_map.
+    """
     found = partition(flatten(jaxpr), max_ops)
-    inner = [analyse(body, max_ops) for eqn in found.program.eqns for body in jax_compat.bodies(eqn.eqn)]
+    inner = [
+        analyse(body, max_ops, sharded and eqn.primitive != "shard_map")
+        for eqn in found.program.eqns
+        for body in jax_compat.bodies(eqn.eqn)
+    ]
+    regions, left_out = found.regions, found.left_out
+    if sharded:
+        why = "XLA divides this program over several devices and cannot divide a kernel"
+        left_out += tuple(LeftOut(e.primitive, Code.SHARDED, why, e.where) for r in regions for e in r.equations)
+        regions = ()
     return Analysis(
-        found.regions + tuple(r for a in inner for r in a.regions),
-        found.left_out + tuple(x for a in inner for x in a.left_out),
+        regions + tuple(r for a in inner for r in a.regions),
+        left_out + tuple(x for a in inner for x in a.left_out),
     )
 
 
