@@ -1,11 +1,15 @@
 """The benchmark programs: interpreter against float64, compilation for three GPU generations, golden text."""
 
 import hashlib
+import random
+from dataclasses import replace
 from fractions import Fraction as Q
 
 import numpy as np
 import pytest
 from lower.programs import PROGRAMS, RAGGED, Program, attention, rmsnorm, split_attention
+
+from mirage_jax.mugraph.graph import Schedule
 
 triton = pytest.importorskip("triton")
 
@@ -66,6 +70,21 @@ def test_loops_together_and_apart() -> None:
     assert apart.count("for ") == 2 and together.count("for ") == 1
     assert together.count("tl.load(in0") == 2 and together.count("evict_last") == 1
     assert error(program, options=Options(split_loops=False)) < TOLERANCE["f16"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_any_sizes(name: str, seed: int) -> None:
+    """Random extents, tiles and parts: the text may differ wildly, the numbers may not."""
+    rng = random.Random(f"{name} {seed}")
+    sizes = {axis: rng.randint(1, 40) for axis in ("i", "k", "j", "n", "d", "r") if axis in RAGGED[name]}
+    program = PROGRAMS[name]("f32", **sizes)
+    kernels = tuple(
+        replace(k, tiles=tuple((a, 1 if a == "h" else rng.choice([1, 3, 4, 8, 16, 32])) for a, _ in k.tiles))
+        for k in program.schedule.kernels
+    )
+    parts = tuple((a, rng.randint(1, 4)) for a, _ in program.schedule.parts)
+    assert error(replace(program, schedule=Schedule(kernels, parts)), seed) < 5e-6
 
 
 def test_large_logits() -> None:
