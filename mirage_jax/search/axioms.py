@@ -206,14 +206,15 @@ def cut_product(e: Expressions, p: Poly) -> Iterator[Step]:
     Undistributes too: X W + X A B = X (W + A B). A contraction takes all shared tile axes at once and never a loop axis.
     """
     rows = _rows(e, p)
-    if not rows or any(t == e.one for *_, t in rows) or (len(rows) == 1 and len(rows[0][1]) < 2 and _atomic(rows[0][1])):
+    if not rows or any(t == e.one for *_, t in rows) or (len(rows) == 1 and len(rows[0][1]) < 2 and _atomic(e, rows[0][1])):
         return
     common = dict(rows[0][1])
     for _, factors, *_ in rows[1:]:
         here = dict(factors)
-        common = {b: q for b, q in ((b, _shared_power(q, here.get(b))) for b, q in common.items()) if q}
+        shared_powers = ((b, _shared_power(q, here.get(b), _divisible(e, b))) for b, q in common.items())
+        common = {b: q for b, q in shared_powers if q}
     seen: set[tuple[frozenset[Poly], tuple[Axis, ...]]] = set()
-    for group in _submultisets(tuple(sorted(common.items()))):
+    for group in _submultisets(e, tuple(sorted(common.items()))):
         rests = [_without(factors, group) for _, factors, *_ in rows]
         if not group or not all(rests):
             continue
@@ -246,22 +247,29 @@ def cut_product(e: Expressions, p: Poly) -> Iterator[Step]:
                 yield _step("div", (x, divisor), scale)
 
 
-def _atomic(factors: Factors) -> bool:
-    return all(q.denominator != 1 or q <= 1 for _, q in factors)
+def _atomic(e: Expressions, factors: Factors) -> bool:
+    return all(q.denominator != 1 or q <= 1 or not _divisible(e, b) for b, q in factors)
 
 
-def _shared_power(q: Fraction, other: Fraction | None) -> Fraction | None:
+def _divisible(e: Expressions, b: Base) -> bool:
+    """May a power be split, x^3 = x x^2? Not of an exponential: exp(x)^3 is exp(3 x), one operator."""
+    return e.base(b)[0] != "E"
+
+
+def _shared_power(q: Fraction, other: Fraction | None, divisible: bool) -> Fraction | None:
     if other is None:
         return None
     if q == other:
         return q
     both_positive_integers = q.denominator == other.denominator == 1 and q > 0 and other > 0
-    return min(q, other) if both_positive_integers else None
+    return min(q, other) if both_positive_integers and divisible else None
 
 
-def _submultisets(factors: Factors) -> Iterator[Factors]:
-    options = [range(int(q) + 1) if q.denominator == 1 and q > 1 else (0, q) for _, q in factors]
-    for pick in product(*options):
+def _submultisets(e: Expressions, factors: Factors) -> Iterator[Factors]:
+    def powers(b: Base, q: Fraction) -> Iterable[int | Fraction]:
+        return range(int(q) + 1) if q.denominator == 1 and q > 1 and _divisible(e, b) else (0, q)
+
+    for pick in product(*(powers(b, q) for b, q in factors)):
         yield tuple((b, Fraction(n)) for (b, _), n in zip(factors, pick, strict=True) if n)
 
 

@@ -30,12 +30,11 @@ from mirage_jax.search.frontier import EMPTY, BudgetExceeded, Dag, Frontiers, Le
 from mirage_jax.search.grading import Grading
 from mirage_jax.search.normal_form import Expressions, NormalFormDomain, Poly
 from mirage_jax.search.plans import Plan, Plans
-from mirage_jax.search.windows import Window, replace_windows, windows
+from mirage_jax.search.windows import Window, divisions, replace_windows
 
 log = logging.getLogger("mirage_jax")
 WIDTHS = {"bool": 1, "f16": 2, "bf16": 2, "f32": 4, "i32": 4, "f64": 8}
 PARTS = (4, 8, 16, 32)
-WINDOW_FACTORS = (9, 7, 5)  # widest products of a region's windows; smaller ones are tried while a window has too many values
 MAX_CLASSES = 100
 ALGEBRA_STATES = 12_000
 MAX_TERMS = 64  # a sum of more products than this is not searched
@@ -189,10 +188,9 @@ def search(
 
 
 def _narrow_windows(reference: KernelGraph, device: Device, space: Space) -> list[Window]:
-    """Windows of at most `MAX_CLASSES` values each, the widest that there are."""
+    """The coarsest division into windows of at most `MAX_CLASSES` values each, else the finest."""
     parts: list[Window] = []
-    for factors in WINDOW_FACTORS:
-        parts = windows(reference, factors)
+    for parts in divisions(reference):
         if all(_classes(w.graph, device, space) <= MAX_CLASSES for w in parts):
             break
     return parts

@@ -13,6 +13,7 @@ constructors:
 * a single term distributes over a sum; two real sums stay factors, because undoing their expansion would need factorization;
 * sums over axes move as far out as possible, bound axes get canonical names (alpha equivalence);
 * exp(a + b) = exp(a) exp(b), so exp(-max) leaves a softmax's sums and cancels: safe and unsafe softmax have one id;
+* a product of equal sums is a power of the sum, (S[k] x)^2, so that polynomials of a contraction stay small;
 * integer powers distribute over products and pull out of sums what the sum does not touch; other powers pull out only exp.
 
 Ids depend on creation order: never use them as keys outside of one `Expressions`; `text` is structural.
@@ -136,7 +137,7 @@ class Expressions:
         bound, factors = self.term(t)
 
         def weight(b: Base, q: Fraction) -> int:
-            copies = int(q) if q.denominator == 1 and q > 1 else 1
+            copies = int(q) if q.denominator == 1 and q > 1 and self.base(b)[0] != "E" else 1
             return self._base_size(b) * copies + (q != 1)
 
         return 1 + len(bound) + sum(weight(b, q) for b, q in factors)
@@ -213,8 +214,7 @@ class Expressions:
         powers: dict[Base, Fraction] = {}
         for b, q in factors:
             powers[b] = powers.get(b, Fraction(0)) + q
-        rows = [(b, q) for b, q in powers.items() if q != 0]
-        bound = frozenset(bound)
+        bound, rows = self._opened(frozenset(bound), [(b, q) for b, q in powers.items() if q != 0])
         for x in bound:
             if not any(x in self.base_axes(b) for b, _ in rows):
                 raise UnsupportedError(f"sum over axis {x}, on which no factor depends any more")
@@ -236,6 +236,32 @@ class Expressions:
                 best = row
         assert best is not None
         return self.terms.id(best)
+
+    def _opened(self, bound: Axes, rows: list[tuple[Base, Fraction]]) -> tuple[Axes, list[tuple[Base, Fraction]]]:
+        """A factor (S[k] t)^1 beside others is no power: its sum joins those of the product."""
+        for b, q in rows:
+            match self.base(b):
+                case ("P", p) if q == 1 and len(rows) > 1 and len(self.poly(p)) == 1 and self.poly(p)[0][1] == 1:
+                    inner, factors = self.term(self.poly(p)[0][0])
+                    others = [x for x in rows if x[0] != b]
+                    used = set(bound.union(inner, *(self.base_axes(x) for x, _ in (*rows, *factors))))
+                    m: dict[Axis, tuple[Axis, ...]] = {}
+                    for x in sorted(inner):
+                        if x in bound or any(x in self.base_axes(y) for y, _ in others):
+                            y = x
+                            while y in used:
+                                y += "'"
+                            used.add(y)
+                            m[x] = (y,)
+                    moved = [(self._sub_base(x, m, False), power) for x, power in factors]
+                    merged: dict[Base, Fraction] = {}
+                    for x, power in (*others, *moved):
+                        merged[x] = merged.get(x, Fraction(0)) + power
+                    renamed = frozenset(m.get(x, (x,))[0] for x in inner)
+                    return self._opened(bound | renamed, [x for x in merged.items() if x[1]])
+                case _:
+                    continue
+        return bound, rows
 
     @staticmethod
     def _bound_names(o: Axis, n: int, free: Axes) -> list[Axis]:
@@ -303,6 +329,12 @@ class Expressions:
         return self.make_poly([(self._mul_terms(s, t), c * d) for s, c in self.poly(p) for t, d in self.poly(q)])
 
     def _mul_terms(self, s: Term, t: Term) -> Term:
+        for whole, other in ((t, s), (s, t)):  # a product of equal sums is a power of the sum
+            base, (bound, factors) = self._sum_base(whole), self.term(other)
+            if base is not None and whole == other:
+                return self.make_term((), [(base, Fraction(2))])
+            if base in dict(factors) and not bound & self.term_axes(whole):
+                return self.make_term(bound, [*factors, (base, ONE)])
         (bound_s, fs), (bound_t, ft) = self.term(s), self.term(t)
         used = set(bound_s | bound_t | self.term_axes(s) | self.term_axes(t))
 
@@ -321,17 +353,15 @@ class Expressions:
         bt, ft2 = fresh(bound_t, ft, self.term_axes(s) | set(bs))
         return self.make_term([*bs, *bt], [*fs2, *ft2])
 
+    def _sum_base(self, t: Term) -> Base | None:
+        """A term that is a sum over axes, as one factor."""
+        return self.bases.id(("P", self.make_poly([(t, ONE)]))) if self.term(t)[0] else None
+
     def power(self, p: Poly, r: Fraction) -> Poly:
         """p ** r: pulls out the common factors that no sum touches (non-integer r: only exp, which is positive)."""
         rows = [self.term(t) for t, _ in self.poly(p)]
         if not rows:
             raise UnsupportedError("power of zero")
-        if r.denominator == 1 and r > 1 and len(rows) == 1 and rows[0][0]:
-            out = p  # (sum_k x)^2 = (sum_k x)(sum_k' x): a product of sums with fresh bound axes
-            for _ in range(int(r) - 1):
-                out = self.mul(out, p)
-            return out
-
         def pullable(bound: Axes, factors: Factors) -> dict[Base, Fraction]:
             ok = r.denominator == 1
             return {b: q for b, q in factors if not (self.base_axes(b) & bound) and (ok or self.base(b)[0] == "E")}

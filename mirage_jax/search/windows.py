@@ -1,9 +1,9 @@
 """Divide a large region into windows that can each be searched exhaustively.
 
 The number of subexpressions of a product grows as 2^factors, so what matters is not how many operators a region has but how wide
-its products get: three normalized projections inside one linear attention multiply twelve factors. Where a value would get too wide,
-the results of contractions below it are *cut*: kept as tensors, in the order of their size (smallest first, all of one size at once,
-so that q, k and v are cut together and not the score matrix). Kernels between cuts form windows.
+its products get: three normalized projections inside one linear attention multiply twelve factors. Where a region has too many
+values, results of contractions are *cut*: kept as tensors, in the order of their size, smallest first and all of one size at
+once, so that q, k and v are cut together and not the score matrix. Kernels between cuts form windows.
 
 A window is a muGraph of its own; `replace_windows` puts found graphs in the place of some of them.
 """
@@ -16,9 +16,6 @@ from dataclasses import dataclass, replace
 
 from mirage_jax.mugraph.graph import BlockGraph, Kernel, KernelGraph, Library, Store, Tensor
 
-MAX_FACTORS = 9
-MAX_TERMS = 8
-
 
 @dataclass(frozen=True)
 class Window:
@@ -28,48 +25,20 @@ class Window:
     graph: KernelGraph
 
 
-def windows(reference: KernelGraph, max_factors: int = MAX_FACTORS) -> list[Window]:
-    """The windows of a graph of library operators, in execution order; one window if it is narrow enough."""
+def divisions(reference: KernelGraph) -> Iterator[list[Window]]:
+    """Ever finer divisions of a graph of library operators, the whole graph first; windows in execution order."""
+    yield [Window(tuple(range(len(reference.kernels))), reference)]
     sizes = {k.name: math.prod(map(reference.extent, k.result.axes)) for k in _libraries(reference) if k.op.op == "dot"}
-    levels = sorted({n for name, n in sizes.items() if name not in reference.outputs})
-    for level in (-1, *levels):
-        cut = {name for name, n in sizes.items() if n <= level}
-        if _widest(reference, cut) <= max_factors or level == (levels or [-1])[-1]:
-            found = _divide(reference, cut)
-            if found is not None:
-                return found
-    return [Window(tuple(range(len(reference.kernels))), reference)]
+    for level in sorted({n for name, n in sizes.items() if name not in reference.outputs}):
+        found = _divide(reference, {name for name, n in sizes.items() if n <= level})
+        if found is not None and len(found) > 1:
+            yield found
 
 
 def _libraries(graph: KernelGraph) -> Iterator[Library]:
     for k in graph.kernels:
         assert isinstance(k, Library), "windows are cut before kernels are formed"
         yield k
-
-
-def _widest(reference: KernelGraph, cut: set[str]) -> int:
-    """The most factors that a product has if the results in `cut` count as tensors; sums of too many terms count as too wide."""
-    factors = {t.name: 1 for t in reference.inputs}
-    terms = {t.name: 1 for t in reference.inputs}
-    widest = 1
-    for k in _libraries(reference):
-        f = [factors[x.tensor] for x in k.loads]
-        t = [terms[x.tensor] for x in k.loads]
-        match k.op.op:
-            case "dot" | "mul":
-                both = all(n > 1 for n in t)  # two sums stay factors
-                made = (2 if both else sum(f), 1 if both else math.prod(t))
-            case "div":
-                made = (f[0] + 1, t[0])
-            case "add":
-                made = (max(f), sum(t))
-            case "sum" | "affine" | "acc":
-                made = (f[0], t[0])
-            case _:
-                made = (1, 1)
-        widest = max(widest, made[0], made[0] if made[1] <= MAX_TERMS else 99)
-        factors[k.name], terms[k.name] = (1, 1) if k.name in cut else made
-    return widest
 
 
 def _divide(reference: KernelGraph, cut: set[str]) -> list[Window] | None:
