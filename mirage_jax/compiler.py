@@ -35,6 +35,7 @@ from mirage_jax.errors import CacheError, MirageError, UsageError
 from mirage_jax.jaxpr_frontend.regions import MAX_OPS
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.lower import launch
+from mirage_jax.lower.frame import Options as EmitOptions
 from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.footprint import footprint
@@ -55,6 +56,8 @@ POLICY = "certificate 1e-12, float gate 2.1, lower bound of the ratio at least 1
 MARGIN = 1.03  # lower 95% bound of XLA's time over ours, below which XLA stays
 PROMISING = 0.97  # on CPU only candidates that the model puts below this fraction of XLA's estimate are measured
 FINALISTS = 6
+# A float32 product that asks for more than the default precision is not captured, and XLA's default on GPUs is tf32 too.
+KERNEL_OPTIONS = EmitOptions(dot_precision="tf32")
 EVERY_CLASS = 5e8  # operations of a region up to which the float gate runs every class; beyond, float64 takes its time
 CORE_CLASSES = ("normal", "large", "heavy tail", "zero rows", "cancelling", "integers", "large logits", "nan", "inf")
 
@@ -77,7 +80,11 @@ class Winner:
         return self._shaped(lambda xs: evaluate.run(self.graph, xs, xp=jnp, dtype=None, widen=widen), arrays)
 
     def _kernels(self, *arrays: jax.Array) -> list[jax.Array]:
-        return self._shaped(lambda xs: launch.run_cuda(self.graph, self.schedule, xs, _run_library(self.graph), directory=self.directory), arrays)
+        def run(xs: list[jax.Array]) -> list[jax.Array]:
+            libraries = _run_library(self.graph)
+            return launch.run_cuda(self.graph, self.schedule, xs, libraries, directory=self.directory, options=KERNEL_OPTIONS)
+
+        return self._shaped(run, arrays)
 
     @property
     def cuda(self) -> Callable[..., list[jax.Array]] | None:
@@ -462,20 +469,26 @@ class Compiler:
         head = "".join(f"# {line}\n" for line in (*str(w.graph).splitlines(), *threads))
         if w.cuda is None:
             return head
-        return head + "\n\n".join(s.text for s in launch.sources(w.graph, w.schedule) if s is not None)
+        return head + "\n\n".join(s.text for s in launch.sources(w.graph, w.schedule, KERNEL_OPTIONS) if s is not None)
 
     def _from_cache(self, attempt: _Attempt, key: CacheKey, entry: Entry, base: Decision) -> Decision:
-        base = replace(base, source="cache", timings=dict(entry.timings), gate=entry.reasons[1])
+        if len(entry.reasons) != 3:
+            raise CacheError(f"found {len(entry.reasons)} texts where why, gate and family must be")
+        why, gate, family = entry.reasons
+        base = replace(base, source="cache", why=why, timings=dict(entry.timings), gate=gate)
         if entry.decision == "xla":
-            return replace(base, why=entry.reasons[0])
+            return base
         graph, schedule = parse(entry.graph or ""), schedule_from_json(entry.schedule)
         check_graph(graph)
+        if family not in ("kernels", "algebra") or len(schedule.kernels) != len(graph.kernels):
+            raise CacheError(f"family {family!r} or the schedule of {len(schedule.kernels)} kernels does not fit")
         certificate = certificates.certify(attempt.reference, graph)  # proof-carrying: what is read is proved again
         directory = self.cache.kernel_path(key).parent
-        winner = attempt.winner(graph, schedule, entry.reasons[2], directory)
+        winner = attempt.winner(graph, schedule, family, directory)
         after = footprint(graph, schedule.part_counts)
-        kernels = str(self.cache.kernel_path(key))
-        return replace(base, winner=winner, why=entry.reasons[0], after=after, certificate=certificate, kernels=kernels)
+        text = self.cache.kernel_path(key)
+        kernels = str(text) if text.is_file() else ""
+        return replace(base, winner=winner, after=after, certificate=certificate, kernels=kernels)
 
 
 PATIENCE = 10.0  # seconds that an interrupted search has to end
