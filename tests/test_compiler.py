@@ -1,0 +1,427 @@
+"""Decisions: made once, kept, proved again when read, and never in the way of the program, whatever fails."""
+
+import logging
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from deciding import N, assert_same, chain, flops, measured, operands
+
+import mirage_jax
+from mirage_jax import cache as caches
+from mirage_jax import compiler as compilers
+from mirage_jax import timing
+from mirage_jax.cache import Cache, CacheKey, Entry, encode
+from mirage_jax.errors import CacheError, UsageError, VerificationError
+from mirage_jax.verify import certificate as certificates
+
+ARGS = operands()
+CHEAP = 4 * N * N  # two products of a matrix and a vector; the product of the matrices is 2 * N ** 3
+
+
+@pytest.fixture(autouse=True)
+def _wins():
+    """Every candidate is faster, however small the program."""
+    with measured(2.0) as calls:
+        yield calls
+
+
+def decided(f, *args):
+    (region,) = f.explain(*(args or ARGS)).regions
+    return region.decision
+
+
+def warnings(caplog) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+# What wins.
+
+
+def test_the_big_product_is_gone() -> None:
+    f = mirage_jax.optimize(chain)
+    assert flops(jax.jit(chain), *ARGS) > 2 * N**3
+    assert flops(f, *ARGS) <= 1.1 * CHEAP
+    assert f"tensor<{N}x{N}xf32>) -> tensor<{N}x{N}xf32>" not in f.lower(*ARGS).as_text()
+    assert_same(f(*ARGS), chain(*ARGS))
+
+
+def test_with_the_clock() -> None:
+    """The one test that measures: the margin is wide enough for any machine."""
+    args = operands(448)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timing, "time_wall", REAL_TIME_WALL)
+        f = mirage_jax.optimize(chain)
+        d = decided(f, *args)
+    assert d.winner is not None and d.speedup > 1.03
+    assert_same(f(*args), chain(*args))
+
+
+REAL_TIME_WALL = timing.time_wall
+
+
+def test_linear_attention() -> None:
+    def attention(q, k, v):
+        return (q @ k.T) @ v
+
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.normal(size=(2, 64, 8)), jnp.float32) for _ in range(3))
+    f = mirage_jax.optimize(jax.vmap(attention))
+    assert flops(f, q, k, v) < flops(jax.jit(jax.vmap(attention)), q, k, v) / 2
+    assert_same(f(q, k, v), jax.vmap(attention)(q, k, v))
+
+
+def test_what_is_not_faster_stays() -> None:
+    with measured(1.02):
+        f = mirage_jax.optimize(chain)
+        d = decided(f)
+    assert d.winner is None
+    assert "XLA is as fast" in d.why and "1.02x" in d.why
+    assert flops(f, *ARGS) > 2 * N**3
+    again = decided(mirage_jax.optimize(chain))
+    assert (again.winner, again.source, again.why) == (None, "cache", d.why)
+
+
+def test_no_candidate_compiles(monkeypatch) -> None:
+    def broken(self, winner):
+        def run(*values):
+            raise RuntimeError("does not compile")
+
+        return run
+
+    monkeypatch.setattr(compilers._Attempt, "ours", broken)
+    d = decided(mirage_jax.optimize(chain, strict=True))
+    assert d.winner is None and "no candidate could be compiled" in d.why
+    assert d.tried["not compiled"] >= 1
+
+
+def test_heuristic_is_not_measured(_wins) -> None:
+    f = mirage_jax.optimize(chain, on_miss="heuristic")
+    d = decided(f)
+    assert d.winner is not None and d.certificate is not None and "not measured" in d.why
+    assert not _wins and not d.timings
+    assert flops(f, *ARGS) <= 1.1 * CHEAP
+    assert decided(mirage_jax.optimize(chain, on_miss="fallback")).winner is None  # it was not stored
+
+
+def test_fallback_and_error() -> None:
+    f = mirage_jax.optimize(chain, on_miss="fallback")
+    assert "on_miss='fallback'" in decided(f).why
+    assert_same(f(*ARGS), chain(*ARGS), 0)
+    g = mirage_jax.optimize(chain, on_miss="error")
+    for use in (g, g.lower, g.explain):
+        with pytest.raises(UsageError, match="no stored decision .*never decided before"):
+            use(*ARGS)
+    mirage_jax.tune(g, *ARGS)
+    assert flops(g, *ARGS) <= 1.1 * CHEAP
+
+
+# The cache.
+
+
+def entry_of(f, *args):
+    """The compiler's cache, the key of the only region, its entry and its file."""
+    key = None
+    lookup = Cache.lookup
+
+    def spy(self, wanted):
+        nonlocal key
+        key = wanted
+        return lookup(self, wanted)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Cache, "lookup", spy)
+        patch.setattr(f.compiler, "decisions", {})
+        f.explain(*(args or ARGS))
+    assert key is not None
+    cache = f.compiler.cache
+    return key, cache.get(key), cache.path(key)
+
+
+def test_the_second_process_reads(tmp_path, monkeypatch) -> None:
+    one = mirage_jax.optimize(chain, cache_dir=str(tmp_path / "c"))
+    first = decided(one)
+    assert first.source == "search"
+    two = mirage_jax.optimize(chain, cache_dir=str(tmp_path / "c"), on_miss="error")
+    monkeypatch.setattr(compilers, "search", None)
+    second = decided(two)
+    assert (second.source, second.key, second.why) == ("cache", first.key, first.why)
+    assert second.winner == first.winner
+    assert second.timings == first.timings
+    assert second.certificate.bound <= 1e-12
+    assert second.certificate != first.certificate, "proved again, with new primes and points"
+    assert flops(two, *ARGS) <= 1.1 * CHEAP
+    assert_same(two(*ARGS), chain(*ARGS))
+
+
+def test_what_misses(tmp_path) -> None:
+    make = lambda **k: mirage_jax.optimize(chain, cache_dir=str(tmp_path), **k)  # noqa: E731
+    seen = {decided(make()).key}
+    others = {
+        "shape": lambda: decided(make(on_miss="fallback"), *operands(N + 1)),
+        "dtype": lambda: decided(make(on_miss="fallback"), *operands(dtype="bfloat16")),
+        "backend": lambda: decided(make(on_miss="fallback", backend="jax")),
+    }
+    for name, decide in others.items():
+        d = decide()
+        assert (d.source, d.winner) == ("policy", None), name
+        seen.add(d.key)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+        seen.add(decided(make(on_miss="fallback")).key)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(caches, "versions", lambda: (("jax", "99"),))
+        seen.add(decided(make(on_miss="fallback")).key)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compilers, "POLICY", "stricter")
+        seen.add(decided(make(on_miss="fallback")).key)
+    assert len(seen) == 7
+    assert decided(make(on_miss="fallback")).source == "cache"
+
+
+def garbage(key: CacheKey, entry: Entry) -> bytes:
+    return b"garbage"
+
+
+def torn(key: CacheKey, entry: Entry) -> bytes:
+    return encode(key, entry)[:-100]
+
+
+def of_another_key(key: CacheKey, entry: Entry) -> bytes:
+    return encode(replace(key, device_kind="abacus"), entry)
+
+
+def wrong_graph(key: CacheKey, entry: Entry) -> bytes:
+    """Well formed, and sealed by somebody who can: only a proof can tell."""
+    return encode(key, replace(entry, graph=entry.graph.replace("dot{axes=(k)} x1[j,k]", "dot{axes=(j)} x1[k,j]")))
+
+
+def scaled_graph(key: CacheKey, entry: Entry) -> bytes:
+    lines = entry.graph.splitlines()
+    at, line = next((n, text) for n, text in enumerate(lines) if " t1: " in text)
+    lines[at : at + 1] = [line.replace(" t1: ", " t9: "), "  library t1: f32[i] = add{ca=1/2, cb=1/3} t9[i] t9[i]"]
+    return encode(key, replace(entry, graph="\n".join(lines)))
+
+
+def other_outputs(key: CacheKey, entry: Entry) -> bytes:
+    return encode(key, replace(entry, graph=entry.graph.replace("output t1", "output m0")))
+
+
+def no_graph_at_all(key: CacheKey, entry: Entry) -> bytes:
+    return encode(key, replace(entry, graph="mugraph { nonsense }"))
+
+
+def other_extents(key: CacheKey, entry: Entry) -> bytes:
+    return encode(key, replace(entry, graph=entry.graph.replace(f"i={N}", f"i={N + 1}")))
+
+
+def no_reasons(key: CacheKey, entry: Entry) -> bytes:
+    return encode(key, replace(entry, reasons=()))
+
+
+def no_schedule(key: CacheKey, entry: Entry) -> bytes:
+    return encode(key, replace(entry, schedule={"kernels": 7}))
+
+
+def short_schedule(key: CacheKey, entry: Entry) -> bytes:
+    return encode(key, replace(entry, schedule={"kernels": [], "parts": []}))
+
+
+def unknown_family(key: CacheKey, entry: Entry) -> bytes:
+    return encode(key, replace(entry, reasons=(*entry.reasons[:2], "oracle")))
+
+
+BAD_ENTRIES = [
+    garbage,
+    torn,
+    of_another_key,
+    wrong_graph,
+    scaled_graph,
+    other_outputs,
+    no_graph_at_all,
+    other_extents,
+    no_reasons,
+    no_schedule,
+    short_schedule,
+    unknown_family,
+]
+
+
+@pytest.mark.parametrize("spoil", BAD_ENTRIES)
+def test_bad_entry_is_a_miss(spoil, tmp_path, caplog) -> None:
+    options = {"cache_dir": str(tmp_path)}
+    key, entry, path = entry_of(mirage_jax.optimize(chain, **options))
+    bad = spoil(key, entry)
+    assert bad != encode(key, entry)
+    path.write_bytes(bad)
+    f = mirage_jax.optimize(chain, on_miss="fallback", **options)
+    d = decided(f)
+    assert d.winner is None and "not usable" in d.why
+    (line,) = warnings(caplog)
+    assert line.startswith("cache entry") and "\n" not in line
+    assert_same(f(*ARGS), chain(*ARGS), 0)
+
+    caplog.clear()
+    path.write_bytes(bad)
+    g = mirage_jax.optimize(chain, strict=True, **options)  # strict is about the optimizer's own failures
+    assert decided(g).source == "search"
+    assert len(warnings(caplog)) == 1
+    assert flops(g, *ARGS) <= 1.1 * CHEAP
+    assert decided(mirage_jax.optimize(chain, **options)).source == "cache"
+
+
+# Failures.
+
+BREAK = {
+    "search": (compilers, "search"),
+    "fingerprint": (certificates, "fingerprint"),
+    "certify": (certificates, "certify"),
+    "gate": (compilers._Attempt, "gate"),
+    "timing": (timing, "time_wall"),
+    "cache lookup": (Cache, "lookup"),
+    "cache put": (Cache, "put"),
+    "cache key": (CacheKey, "here"),
+    "kernel text": (compilers.Compiler, "readable"),
+}
+
+
+def fail(*args, **kwargs):
+    raise RuntimeError("out of\nluck")
+
+
+@pytest.mark.parametrize("stage", BREAK)
+def test_failure(stage, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(*BREAK[stage], fail)
+    f = mirage_jax.optimize(chain)
+    assert_same(f(*ARGS), chain(*ARGS), 0)
+    assert_same(f(*ARGS), chain(*ARGS), 0)
+    d = decided(f)
+    assert d.winner is None and "RuntimeError: out of" in d.why
+    (line,) = warnings(caplog)
+    assert "RuntimeError: out of" in line and "test_compiler" in line or "deciding.py" in line
+    assert "RuntimeError: out of" in str(f.explain(*ARGS))
+
+    g = mirage_jax.optimize(chain, strict=True)
+    for use in (g, g.explain, g.lower):
+        with pytest.raises(RuntimeError, match="out of\nluck"):
+            use(*ARGS)
+
+
+def test_refusals_are_no_failures(monkeypatch, caplog) -> None:
+    """A candidate that the checks refuse is counted; nothing is raised or logged as a warning, even if strict."""
+
+    def refuse(*args, **kwargs):
+        raise VerificationError("not the same")
+
+    monkeypatch.setattr(certificates, "certify", refuse)
+    d = decided(mirage_jax.optimize(chain, strict=True, on_miss="heuristic"))
+    assert d.winner is None and d.tried["refused by the certificate"] >= 1
+    monkeypatch.undo()
+    monkeypatch.setattr(compilers._Attempt, "gate", lambda self, winner: (False, "large: 9 times XLA's error"))
+    with measured(2.0):
+        d = decided(mirage_jax.optimize(chain, strict=True))
+    assert d.winner is None and d.tried["refused by the float gate"] >= 1
+    assert "9 times" in d.gate
+    assert not warnings(caplog)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="modes are another matter there")
+def test_unwritable_cache(tmp_path, caplog) -> None:
+    caches._warn_once.cache_clear()
+    tmp_path.chmod(0o777)  # anybody could write there: not trusted, not used
+    f = mirage_jax.optimize(chain, cache_dir=str(tmp_path), strict=True)
+    assert decided(f).winner is not None
+    assert_same(f(*ARGS), chain(*ARGS))
+    assert warnings(caplog) and all("chmod" in line for line in warnings(caplog))
+
+
+def test_threads_share_a_decision(monkeypatch) -> None:
+    searches = []
+    search = compilers.search
+
+    def counted(*args, **kwargs):
+        searches.append(threading.get_ident())
+        time.sleep(0.05)
+        return search(*args, **kwargs)
+
+    monkeypatch.setattr(compilers, "search", counted)
+    f = mirage_jax.optimize(chain)
+    together = threading.Barrier(8)
+
+    def call(_):
+        together.wait()
+        return f(*ARGS)
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(call, range(8)))
+    assert len(searches) == 1
+    for y in results:
+        assert_same(y, chain(*ARGS))
+
+
+@pytest.mark.parametrize("where", ["the search", "the caller"])
+def test_interrupt(where, monkeypatch) -> None:
+    began, real, threads = threading.Event(), compilers.search, threading.active_count()
+
+    def search(*args, **kwargs):
+        if where == "the search":
+            raise KeyboardInterrupt
+        began.set()
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            time.sleep(0.01)
+        raise AssertionError("not interrupted")
+
+    class Waiting(compilers.Future):
+        def result(self, timeout=None):
+            if where == "the caller":
+                assert began.wait(30)
+                raise KeyboardInterrupt
+            return super().result(timeout)
+
+    monkeypatch.setattr(compilers, "search", search)
+    monkeypatch.setattr(compilers, "Future", Waiting)
+    f = mirage_jax.optimize(chain)
+    with pytest.raises(KeyboardInterrupt):
+        f(*ARGS)
+    assert threading.active_count() == threads
+    monkeypatch.setattr(compilers, "search", real)
+    monkeypatch.undo()
+    with measured(2.0):
+        assert decided(f).winner is not None
+        assert flops(f, *ARGS) <= 1.1 * CHEAP
+    assert_same(f(*ARGS), chain(*ARGS))
+
+
+def test_schedules_round_trip() -> None:
+    s = compilers.Schedule((compilers.KernelSchedule((("i", 16),), 4, 2),), (("k", 8),))
+    assert compilers.schedule_from_json(compilers.schedule_to_json(s)) == s
+    for bad in (None, {}, {"kernels": [{}], "parts": []}, {"kernels": [], "parts": [["k", 0]]}, [1]):
+        with pytest.raises(CacheError):
+            compilers.schedule_from_json(bad)
+
+
+def test_under_debugging_modes() -> None:
+    """Settings for finding bugs in user programs find none in the optimizer's own work."""
+    with (
+        jax.debug_nans(True),
+        jax.debug_infs(True),
+        jax.enable_checks(True),
+        jax.numpy_dtype_promotion("strict"),
+        jax.numpy_rank_promotion("raise"),
+        jax.checking_leaks(),
+    ):
+        f = mirage_jax.optimize(chain, strict=True)
+        assert decided(f).winner is not None
+        assert_same(f(*ARGS), chain(*ARGS))
+    jax.config.update("jax_debug_nans", True)
+    try:
+        assert decided(mirage_jax.optimize(chain, strict=True), *operands(N + 2)).winner is not None
+    finally:
+        jax.config.update("jax_debug_nans", False)
