@@ -9,12 +9,15 @@ that it is faster. Where it finds nothing faster, XLA's own code runs.
 from __future__ import annotations
 
 import argparse
+import logging
 import math
 import os
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before jax is imported; unset it to use another device
 
@@ -24,11 +27,14 @@ import numpy as np
 from flax import nnx
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import mirage_jax
 from mirage_jax import timing
+from mirage_jax.summary import summarize
 
+LABELS = ("xla", "mirage")
 TEXT = Path(__file__).parent / "data" / "alice.txt"
 
 
@@ -91,42 +97,88 @@ def max_error(found: jax.Array, reference: np.ndarray) -> float:
     return float(np.abs(np.asarray(found, np.float64) - reference).max() / np.abs(reference).max())
 
 
+class Stages(logging.Handler):
+    """Shows what the optimizer is doing: a spinner on a terminal, and a line with the time everywhere."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.INFO)
+        self.console, self.start = console, time.perf_counter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.show(record.getMessage())
+
+    def show(self, what: str) -> None:
+        self.console.print(
+            f"[dim]{time.perf_counter() - self.start:5.1f} s[/] {escape(what)}", highlight=False, soft_wrap=True
+        )
+
+
 @contextmanager
-def step(console: Console, what: str) -> Iterator[None]:
-    """Shows what is going on: a spinner on a terminal, and a line with the seconds it took everywhere."""
-    start = time.perf_counter()
-    with console.status(what):
-        yield
-    console.print(f"{what}: {time.perf_counter() - start:.1f} s", highlight=False)
+def stages(console: Console) -> Iterator[Stages]:
+    """Inside, the stages that `mirage_jax` logs are shown."""
+    handler, log = Stages(console), logging.getLogger("mirage_jax")
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        with console.status("working"):
+            yield handler
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
 
 
-def demonstrate(
-    name: str, model: ByteModel, text: jax.Array, budget: str, rounds: int, console: Console
-) -> tuple[list[str], bool]:
-    """Optimize one model and print the report; its row of the closing table, and whether it is as accurate as XLA's."""
-    console.rule(name)
-    plain, optimized = jax.jit(forward), mirage_jax.optimize(forward, budget=budget)
-    with step(console, f"{name}: searching, proving, measuring"):
+class Outcome(NamedTuple):
+    """One model under plain `jax.jit` and under `mirage_jax.optimize`."""
+
+    report: mirage_jax.Report
+    times: dict[str, timing.Timing]
+    errors: dict[str, float]  # against float64, relative to the largest logit
+    memory: dict[str, int]  # bytes for intermediate results, as XLA has planned them
+
+    @property
+    def ratio(self) -> timing.Ratio:
+        return timing.ratio(self.times["xla"], self.times["mirage"])
+
+    @property
+    def accurate(self) -> bool:
+        return self.errors["mirage"] <= 2 * self.errors["xla"] + 1e-7
+
+
+def demonstrate(model: ByteModel, text: jax.Array, options: dict[str, str], rounds: int, console: Console) -> Outcome:
+    """Optimize one model, compare it with float64, and time it beside plain `jax.jit`."""
+    plain, optimized = jax.jit(forward), mirage_jax.optimize(forward, **options)
+    with stages(console) as now:
+        now.show("capturing the model and cutting out regions")
         report = optimized.explain(model, text)
-    console.print(str(report), markup=False, highlight=False, soft_wrap=True)
-    with step(console, f"{name}: comparing with float64"):
+        now.show("running in float64, to compare with")
         reference = in_float64(model, text)
+        now.show("running beside plain jax.jit")
         results = {"xla": plain(model, text), "mirage": optimized(model, text)}
-        errors = {label: max_error(result, reference) for label, result in results.items()}
-    with step(console, f"{name}: timing beside plain jax.jit"):
         calls: dict[str, timing.Call] = {
             "xla": lambda: jax.block_until_ready(plain(model, text)),
             "mirage": lambda: jax.block_until_ready(optimized(model, text)),
         }
         times = timing.time_wall(calls, rounds)
-    ratio = timing.ratio(times["xla"], times["mirage"])
-    row = [
-        name,
-        *(f"{times[label].seconds * 1e3:.2f}" for label in ("xla", "mirage")),
-        str(ratio),
-        *(f"{errors[label]:.1e}" for label in ("xla", "mirage")),
-    ]
-    return row, errors["mirage"] <= 2 * errors["xla"] + 1e-7
+        now.show("done")
+    errors = {label: max_error(found, reference) for label, found in results.items()}
+    programs = {"xla": plain.lower(model, text), "mirage": optimized.lower(model, text)}
+    memory = {label: program.compile().memory_analysis().temp_size_in_bytes for label, program in programs.items()}
+    return Outcome(report, times, errors, memory)
+
+
+def closing_table(outcomes: Mapping[str, Outcome]) -> Table:
+    table = Table(
+        title="whole models: plain jax.jit and mirage_jax.optimize", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    table.caption = "error: the largest against float64, of the largest logit; memory: for intermediate results"
+    for column in ("", "XLA", "ours", "speed-up [95%]"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for name, o in outcomes.items():
+        table.add_row(f"{name}, ms", *(f"{o.times[k].seconds * 1e3:.2f}" for k in LABELS), escape(str(o.ratio)))
+        table.add_row("  error", *(f"{o.errors[k]:.1e}" for k in LABELS))
+        table.add_row("  memory, MB", *(f"{o.memory[k] / 1e6:.1f}" for k in LABELS))
+    return table
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -136,6 +188,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--budget", default="20s", help="time for the search of one region")
     parser.add_argument("--rounds", type=int, default=10, help="interleaved rounds of timing")
+    parser.add_argument("--full", action="store_true", help="print the whole reports")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write the whole reports to FILE")
+    parser.add_argument("--fresh", action="store_true", help="search again, whatever is stored")
     args = parser.parse_args(argv)
 
     console = Console()
@@ -143,21 +198,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = jnp.asarray(np.frombuffer(raw, np.uint8).astype(np.int32))
     sizes = f"{len(raw)} bytes of {TEXT.name}, width {args.width}, {args.heads} heads, float32"
     console.print(f"{sizes}, on {jax.devices()[0].device_kind}", highlight=False)
-    table = Table(title="plain jax.jit beside mirage_jax.optimize", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.caption = "milliseconds, interleaved; largest error against float64, of the largest logit"
-    for column in ("block", "XLA", "ours", "speed-up [95%]", "error XLA", "error ours"):
-        table.add_column(column, justify="left" if column == "block" else "right", no_wrap=True)
-    accurate = True
-    for name, attend in (("transformer", softmax_attention), ("linear attention", linear_attention)):
-        model = ByteModel(attend, args.width, args.heads, rngs=nnx.Rngs(0))
-        row, good = demonstrate(name, model, text, args.budget, args.rounds, console)
-        table.add_row(*row)
-        accurate &= good
+    outcomes: dict[str, Outcome] = {}
+    with tempfile.TemporaryDirectory() as empty:
+        options = {"budget": args.budget} | ({"cache_dir": empty} if args.fresh else {})
+        for name, attend in (("transformer", softmax_attention), ("linear attention", linear_attention)):
+            console.rule(name)
+            model = ByteModel(attend, args.width, args.heads, rngs=nnx.Rngs(0))
+            outcome = outcomes[name] = demonstrate(model, text, options, args.rounds, console)
+            text_of_report = str(outcome.report) if args.full else summarize(outcome.report)
+            console.print(text_of_report, markup=False, highlight=False, soft_wrap=True)
     console.rule("summary")
-    console.print(table)
-    if not accurate:
+    console.print(closing_table(outcomes))
+    if args.report is not None:
+        args.report.write_text("\n\n".join(f"{name}\n{o.report}" for name, o in outcomes.items()) + "\n")
+        console.print(f"written: {args.report}", highlight=False)
+    if not all(o.accurate for o in outcomes.values()):
         console.print("a result is less accurate than XLA's", style="red")
-    return 0 if accurate else 1
+        return 1
+    if any(r.decision.source == "cache" for o in outcomes.values() for r in o.report.regions):
+        console.print("Decisions came from the cache of an earlier run; --fresh searches again.", highlight=False)
+    console.print("--full prints the whole reports: every graph, what was searched, and why.", highlight=False)
+    return 0
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import logging
 import os
 import re
@@ -25,9 +26,11 @@ from mirage_jax.bench.suite import Transform
 from mirage_jax.cache import versions
 from mirage_jax.config import BACKENDS, ON_MISS, unknown
 from mirage_jax.errors import UsageError
+from mirage_jax.summary import summarize
 
 VERSION = dict(versions())["mirage-jax"] or "(not installed)"
 
+WIDTH = 160  # of tables that go to a file or a pipe
 OK, PROBLEM, USAGE, ENVIRONMENT = range(4)
 
 DTYPES = {
@@ -73,6 +76,17 @@ def load_function(where: str) -> Callable[..., object]:
     if not callable(value):
         raise UsageError(f"function: {where!r} is {type(value).__name__}, which cannot be called")
     return value
+
+
+def _check_count(function: Callable[..., object], arguments: Sequence[object]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # built-in functions may have none
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise UsageError(f"arguments: found {len(arguments)}; the function takes {signature}: {error}") from None
 
 
 def _options(args: argparse.Namespace) -> dict[str, object]:
@@ -121,9 +135,11 @@ def command_doctor(args: argparse.Namespace, out: Console, err: Console) -> int:
 def command_explain(args: argparse.Namespace, out: Console, err: Console) -> int:
     del err
     sys.path.insert(0, os.getcwd())
-    function = load_function(args.function)
-    report = mirage_jax.optimize(function, **_options(args)).explain(*parse_arguments(args.arguments))
-    out.print(str(report), highlight=False, markup=False, soft_wrap=True)
+    function, arguments = load_function(args.function), parse_arguments(args.arguments)
+    _check_count(function, arguments)
+    report = mirage_jax.optimize(function, **_options(args)).explain(*arguments)
+    text = report.to_json() if args.json else summarize(report) if args.brief else str(report)
+    out.print(text, highlight=False, markup=False, soft_wrap=True)
     return OK
 
 
@@ -156,6 +172,9 @@ def build_parser() -> argparse.ArgumentParser:
     explain = commands.add_parser("explain", parents=[optimizing], help="what is found for a function")
     explain.add_argument("function", help="module:function")
     explain.add_argument("arguments", help="types of its arguments: 'f32[128,64] bf16[64]'")
+    form = explain.add_mutually_exclusive_group()
+    form.add_argument("--brief", action="store_true", help="a few lines per region")
+    form.add_argument("--json", action="store_true", help="the whole report as JSON")
     explain.set_defaults(run=command_explain)
     return parser
 
@@ -171,7 +190,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     args = build_parser().parse_args(argv)
     logging.getLogger("jax._src.xla_bridge").addFilter(_NoGpuIsNoError())
-    out, err = Console(), Console(stderr=True)
+    wide = None if sys.stdout.isatty() else WIDTH
+    out, err = Console(width=wide), Console(stderr=True)
     try:
         if getattr(args, "rounds", None) is not None and args.rounds < 1:
             raise UsageError(f"--rounds: found {args.rounds}; allowed is 1 or more")

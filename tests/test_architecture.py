@@ -18,7 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("mugraph",),
     ("jaxpr_frontend", "search", "verify", "lower"),
     ("cache", "report", "timing"),
-    ("compiler",),
+    ("compiler", "summary"),
     ("api",),
     ("__init__",),
     ("bench", "doctor"),

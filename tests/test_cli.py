@@ -92,6 +92,24 @@ def test_explain(stub, capsys, tmp_path, monkeypatch) -> None:
     assert capsys.readouterr().out == "report [bold]of[/] 2 arguments, [('budget', '3s'), ('strict', True)]\n"
 
 
+ABV = "mirage_jax.bench.programs:matrix_matrix_vector"
+
+
+@pytest.mark.parametrize(("form", "text"), [("--brief", "what changed"), ("--json", '"why"')])
+def test_explain_forms(form, text, capsys, tmp_path) -> None:
+    options = ["--on-miss", "heuristic", "--strict", "--cache-dir", str(tmp_path), form]
+    assert cli.main(["explain", ABV, "f32[256,256] f32[256,256] f32[256]", *options]) == cli.OK
+    out = capsys.readouterr().out
+    assert text in out
+    if form == "--json":
+        assert json.loads(out)["regions"][0]["decision"] == "mirage"
+
+
+def test_explain_counts_arguments(capsys) -> None:
+    assert cli.main(["explain", ABV, "f32[256,256]"]) == cli.USAGE
+    assert "found 1; the function takes (a:" in capsys.readouterr().err
+
+
 def test_parse_arguments() -> None:
     found = cli.parse_arguments("f32[128,64];bf16[] i32[ 7 ]")
     assert [(a.shape, str(a.dtype)) for a in found] == [((128, 64), "float32"), ((), "bfloat16"), ((7,), "int32")]
