@@ -1,0 +1,85 @@
+"""Programs as the search gets them: captured from plain JAX functions, over as few axes as possible."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirage_jax.bench.programs import program
+from mirage_jax.jaxpr_frontend.regions import analyse
+from mirage_jax.jaxpr_frontend.translate import Region
+from mirage_jax.mugraph.evaluate import run
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Library, Schedule, is_part
+from mirage_jax.mugraph.merge import merge_axes
+from mirage_jax.search.devices import DEVICES
+from mirage_jax.search.driver import Candidate, SearchReport, search
+from mirage_jax.search.frontier import Space
+
+type Shape = tuple[int, ...]
+
+H200 = DEVICES["H200"]
+TWO_KERNELS = Space(max_ops=14, max_kernels=2)
+# one program of each structure of the benchmark
+NAMES = ["rmsnorm_b1", "lora_b1", "gated_mlp_b1", "ntrans_b1", "gqa_b1", "qknorm_gqa_b1", "mlp", "moe", "abv"]
+NAMES += ["linear_attention"]
+
+
+def region(fn: Callable[..., Any], *shapes: Shape, dtype: str = "float32") -> Region:
+    """The one region of a function of arrays of these shapes; its values are numbered as the arguments are."""
+    specs = [jax.ShapeDtypeStruct(s, jnp.dtype(dtype)) for s in shapes]
+    (only,) = analyse(jax.make_jaxpr(fn)(*specs).jaxpr).regions
+    return only
+
+
+def captured(fn: Callable[..., Any], *shapes: Shape, dtype: str = "float32") -> KernelGraph:
+    """Its graph, over as few axes as possible."""
+    return merge_axes(region(fn, *shapes, dtype=dtype).graph)
+
+
+def reference(name: str, small: bool = False) -> KernelGraph:
+    """A program of the benchmark at its own sizes, or at those for tests."""
+    p = program(name, small)
+    return captured(p.fn, *(shape for _, shape in p.shapes), dtype=p.dtype)
+
+
+def found(graph: KernelGraph, space: Space = TWO_KERNELS) -> tuple[list[Candidate], SearchReport]:
+    """Candidates for an H200, best first."""
+    return search(graph, H200, space, seconds=120.0)
+
+
+def kernels_of(candidates: list[Candidate], number: int, split: str | None = None) -> Iterator[KernelGraph]:
+    """Graphs of so many graph-defined kernels; with axis `split` divided over the grid, or none."""
+    axes = (split,) if split else ()
+    for c in candidates:
+        if c.family == "kernels" and len(c.graph.kernels) == number and c.graph.split_axes == axes:
+            yield c.graph
+
+
+def blocks(graph: KernelGraph) -> list[BlockGraph]:
+    assert all(isinstance(k, BlockGraph) for k in graph.kernels)
+    return list(graph.kernels)  # type: ignore[arg-type]
+
+
+def small_schedule(graph: KernelGraph, tile: int = 2, parts: int = 2) -> Schedule:
+    """The same tile for every divided axis."""
+    kernels = []
+    for k in graph:
+        divided = () if isinstance(k, Library) else (*k.grid, *([k.loop] if k.loop else []))
+        kernels.append(KernelSchedule(tuple((a, tile) for a in divided if not is_part(a))))
+    return Schedule(tuple(kernels), tuple((a, parts) for a in graph.split_axes))
+
+
+def shrunk(graph: KernelGraph, reference: KernelGraph, sizes: dict[str, int]) -> tuple[KernelGraph, KernelGraph]:
+    """Both graphs at other extents; scalars such as 1/4096 stay what they are."""
+    extents = {a: sizes[a] for a in reference.sizes}
+    return graph.with_extents(extents), reference.with_extents(extents)
+
+
+def worst_error(graph: KernelGraph, schedule: Schedule | None, reference: KernelGraph, seed: int = 0) -> float:
+    """Largest error of a graph, tile by tile in float64, relative to the reference's largest output."""
+    rng = np.random.default_rng(seed)
+    arrays = [rng.standard_normal([reference.extent(a) for a in t.axes]) for t in reference.inputs]
+    have, want = run(graph, arrays, schedule), run(reference, arrays)
+    return max(float(np.abs(h - w).max() / np.abs(w).max()) for h, w in zip(have, want, strict=True))
