@@ -1,4 +1,4 @@
-"""The command line: ``python -m mirage_jax bench | doctor | explain``.
+"""The command line: ``python -m mirage_jax bench | doctor | explain | preview``.
 
 Results go to standard output, progress and errors to standard error. Exit codes: 0 fine, 1 a problem was found, 2 wrong
 usage, 3 the environment does not work.
@@ -24,8 +24,9 @@ from mirage_jax import doctor
 from mirage_jax.bench import programs, suite
 from mirage_jax.bench.suite import Transform
 from mirage_jax.cache import versions
-from mirage_jax.config import BACKENDS, ON_MISS, unknown
+from mirage_jax.config import BACKENDS, ON_MISS, Budget, unknown
 from mirage_jax.errors import UsageError
+from mirage_jax.preview import preview
 from mirage_jax.summary import summarize
 
 VERSION = dict(versions())["mirage-jax"] or "(not installed)"
@@ -143,6 +144,16 @@ def command_explain(args: argparse.Namespace, out: Console, err: Console) -> int
     return OK
 
 
+def command_preview(args: argparse.Namespace, out: Console, err: Console) -> int:
+    del err
+    sys.path.insert(0, os.getcwd())
+    function, arguments = load_function(args.function), parse_arguments(args.arguments)
+    _check_count(function, arguments)
+    text = preview(function, arguments, args.device, Budget.parse(args.budget))
+    out.print(text, highlight=False, markup=False, soft_wrap=True)
+    return OK
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mirage-jax", description="A superoptimizer for JAX.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"mirage-jax {VERSION}")
@@ -176,6 +187,13 @@ def build_parser() -> argparse.ArgumentParser:
     form.add_argument("--brief", action="store_true", help="a few lines per region")
     form.add_argument("--json", action="store_true", help="the whole report as JSON")
     explain.set_defaults(run=command_explain)
+
+    look = commands.add_parser("preview", help="kernels that would be tried on a GPU, which need not be here")
+    look.add_argument("function", help="module:function")
+    look.add_argument("arguments", help="types of its arguments: 'f16[128,64] f16[64]'")
+    look.add_argument("--device", default="H200", help="A100, H100, H200 (default) or B200")
+    look.add_argument("--budget", help="time for one search: 30s, 2m, ...")
+    look.set_defaults(run=command_preview)
     return parser
 
 

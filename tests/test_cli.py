@@ -110,6 +110,20 @@ def test_explain_counts_arguments(capsys) -> None:
     assert "found 1; the function takes (a:" in capsys.readouterr().err
 
 
+LORA = "f16[16,256] f16[256,4096] f16[256,16] f16[16,4096]"
+
+
+def test_preview(capsys) -> None:
+    assert cli.main(["preview", "mirage_jax.bench.programs:lora", LORA, "--budget", "20s"]) == cli.OK
+    out = capsys.readouterr().out
+    assert "kernel k0 grid(" in out and "certified" in out and "@triton.jit" in out
+
+
+def test_preview_of_an_unknown_device(capsys) -> None:
+    assert cli.main(["preview", "math:exp", "f32[2]", "--device", "H20"]) == cli.USAGE
+    assert "Did you mean 'H200'?" in capsys.readouterr().err
+
+
 def test_parse_arguments() -> None:
     found = cli.parse_arguments("f32[128,64];bf16[] i32[ 7 ]")
     assert [(a.shape, str(a.dtype)) for a in found] == [((128, 64), "float32"), ((), "bfloat16"), ((7,), "int32")]

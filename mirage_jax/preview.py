@@ -1,0 +1,59 @@
+"""What would be tried on a GPU that need not be here: the search's best kernels for a function, proven, not measured.
+
+Input: a function, types of its arguments, the name of a device. Output: text, region by region: the program, the first
+candidate that is a kernel, its certificate and the Triton source at the tile sizes that the cost model likes best.
+Nothing is stored, and nothing of the function is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from mirage_jax.compiler import SPACE
+from mirage_jax.config import Budget, unknown
+from mirage_jax.errors import MirageError, UsageError
+from mirage_jax.jaxpr_frontend.regions import analyse
+from mirage_jax.lower import launch
+from mirage_jax.mugraph.check import check_graph
+from mirage_jax.mugraph.graph import KernelGraph
+from mirage_jax.mugraph.merge import merge_axes
+from mirage_jax.search.devices import DEVICES, Device
+from mirage_jax.search.driver import Candidate, search
+from mirage_jax.verify import certificate as certificates
+
+
+def preview(fn: Callable[..., Any], arguments: Sequence[Any], device: str, budget: Budget) -> str:
+    """The text; `UsageError` for a device that is no GPU with a description."""
+    gpus = [name for name, d in DEVICES.items() if d.is_gpu]
+    if device not in gpus:
+        raise UsageError(unknown("device", device, gpus))
+    regions = analyse(jax.make_jaxpr(fn)(*arguments)).regions
+    lines = [f"{len(regions)} region{'s' * (len(regions) != 1)}, for {device}; proven, not measured"]
+    for i, region in enumerate(regions):
+        lines += [f"region {i}:", *_region(merge_axes(region.graph), DEVICES[device], budget)]
+    return "\n".join(lines)
+
+
+def _region(program: KernelGraph, device: Device, budget: Budget) -> Iterator[str]:
+    yield str(program)
+    found, report = search(program, device, SPACE, budget.seconds, budget.states or 2_000_000)
+    yield f"search: {report}"
+    for candidate in found:
+        if candidate.family == "kernels":
+            try:
+                yield from _kernels(program, candidate)
+                return
+            except MirageError as why:
+                yield f"a candidate is refused: {why}"
+    yield "no candidate is a kernel"
+
+
+def _kernels(program: KernelGraph, candidate: Candidate) -> list[str]:
+    check_graph(candidate.graph)
+    certificate = certificates.certify(program, candidate.graph)
+    kernels = [source.text for source in launch.sources(candidate.graph, candidate.schedule) if source is not None]
+    estimate = f"estimated at {candidate.seconds * 1e6:.1f} us"
+    return [str(candidate.graph), str(certificate), estimate, *kernels]
