@@ -284,9 +284,23 @@ class Expressions:
             if not bound and len(factors) == 1 and factors[0][1] == 1 and self.base(factors[0][0])[0] == "P":
                 for u, e in self.poly(self.base(factors[0][0])[1]):  # (poly)^1 is the poly
                     put(u, c * e)
+            elif (loose := next(((b, q) for b, q in factors if q.denominator == 1 and q != 1 and self._is_loose(b)), None)) is not None:
+                rest = self.make_poly([(self.make_term((), [x for x in factors if x != loose]), c)])
+                for u, e in self.poly(self.sum(self.mul(self.power(self.base(loose[0])[1], loose[1]), rest), tuple(sorted(bound)))):
+                    put(u, e)
             else:
                 put(t, c)
         return self.polys.id(tuple(sorted((t, c) for t, c in coefficients.items() if c != 0)))
+
+    @memo
+    def _is_loose(self, b: Base) -> bool:
+        """Could an integer power go further in? Roots keep (x)^(1/2) and (2 x + 1)^(1/2) whole; a product of two need not."""
+        match self.base(b):
+            case ("P", p):
+                rows = self.poly(p)
+                return self.monic(p)[1] != 1 or (len(rows) == 1 and not self.term(rows[0][0])[0])
+            case _:
+                return False
 
     def _factor(self, base: tuple[Any, ...], power: Fraction = ONE) -> Poly:
         return self.make_poly([(self.make_term((), [(self.bases.id(base), power)]), ONE)])

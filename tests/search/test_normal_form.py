@@ -1,0 +1,237 @@
+"""Normal forms mean what the expression means, and expressions that the axioms make equal have equal ids."""
+
+import math
+from fractions import Fraction as Q
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from search.expressions import (
+    ATOMS,
+    SIZES,
+    SPLIT,
+    Tree,
+    corners,
+    extent,
+    form,
+    formed,
+    meaning,
+    tame,
+    trees,
+    value,
+)  # fmt: skip
+
+from mirage_jax.errors import UnsupportedError
+from mirage_jax.search.normal_form import Expressions, NormalFormDomain, Poly
+
+relaxed = settings(deadline=None, max_examples=120, suppress_health_check=list(HealthCheck), derandomize=True)
+
+
+def domain() -> NormalFormDomain:
+    return NormalFormDomain(Expressions(extent))
+
+
+def close(have: float, want: float, scale: float) -> bool:
+    return math.isclose(have, want, rel_tol=1e-9, abs_tol=1e-9 * (1 + scale))
+
+
+# --- meaning
+
+
+@relaxed
+@given(trees())
+def test_means_the_expression(tree: Tree) -> None:
+    d, scale = domain(), tame(tree)
+    p = formed(d, tree)
+    for at in corners():
+        assert close(value(d.e, p, at), meaning(tree, at), scale)
+
+
+@relaxed
+@given(trees())
+def test_splitting_an_axis_keeps_the_meaning(tree: Tree) -> None:
+    d, scale = domain(), tame(tree)
+    p = d.e.split(formed(d, tree), "j", ("j.l", "j"))
+    for at in corners():
+        inside = at | {"j.l": at["j"] // 2, "j": at["j"] % 2}
+        assert close(value(d.e, p, inside, SPLIT), meaning(tree, at), scale)
+
+
+@relaxed
+@given(trees())
+def test_renaming_free_axes_keeps_the_meaning_and_can_be_undone(tree: Tree) -> None:
+    d, scale = domain(), tame(tree)
+    p = formed(d, tree)
+    q = d.e.rename(p, {"j": "j'", "k": "k''"})
+    assert not d.e.axes(q) & {"j", "k"}
+    for at in corners():
+        assert close(value(d.e, q, {"i": at["i"], "j'": at["j"], "k''": at["k"]}), meaning(tree, at), scale)
+    assert d.e.rename(q, {"j'": "j", "k''": "k"}) == p
+
+
+@relaxed
+@given(trees())
+def test_parts_recombine(tree: Tree) -> None:
+    d = domain()
+    p = formed(d, tree)
+    q, c, offset = d.e.affine_parts(p)
+    assert d.e.add(d.e.scale(q, c), d.e.constant(offset)) == p
+    assert d.e.affine_parts(q) == (q, 1, 0) or d.e.is_constant(p)
+    monic, c = d.e.monic(p)
+    assert d.e.scale(monic, c) == p
+
+
+@relaxed
+@given(trees(), trees())
+def test_text_does_not_depend_on_the_order_of_creation(first: Tree, second: Tree) -> None:
+    one, other = domain(), domain()
+    p = formed(one, first), formed(one, second)
+    q = reversed([formed(other, second), formed(other, first)])
+    assert [one.e.text(x) for x in p] == [other.e.text(x) for x in q]
+
+
+# --- laws, as equality of ids
+
+
+def same(law: str, left: Tree, right: Tree, d: NormalFormDomain | None = None) -> None:
+    d = d or domain()
+    have, want = form(d, left), form(d, right)
+    assert have == want, f"{law}: {d.e.text(have)} is not {d.e.text(want)}"
+
+
+@relaxed
+@given(trees(), trees(), trees())
+def test_sums_and_products_commute_and_sums_associate(x: Tree, y: Tree, z: Tree) -> None:
+    d = domain()
+    for t in (x, y, z):
+        formed(d, t)
+    same("x + y", ("add", x, y), ("add", y, x), d)
+    same("x y", ("mul", x, y), ("mul", y, x), d)
+    same("x + (y + z)", ("add", x, ("add", y, z)), ("add", ("add", x, y), z), d)
+    same("c (x + y)", ("scale", ("add", x, y), Q(-3, 2)), ("add", ("scale", x, Q(-3, 2)), ("scale", y, Q(-3, 2))), d)
+
+
+@relaxed
+@given(trees(), trees(), st.sampled_from(sorted(SIZES)), st.sampled_from(sorted(SIZES)))
+def test_reductions_are_linear_and_commute(x: Tree, y: Tree, a: str, b: str) -> None:
+    d = domain()
+    for t in (x, y):
+        formed(d, t)
+    same("S(x + y)", ("sum", ("add", x, y), a), ("add", ("sum", x, a), ("sum", y, a)), d)
+    same("S S x", ("sum", ("sum", x, a), b), ("sum", ("sum", x, b), a), d)
+    if a not in d.e.axes(form(d, x)):
+        same("S c", ("sum", x, a), ("scale", x, Q(SIZES[a])), d)
+
+
+@relaxed
+@given(trees(), trees())
+def test_exponentials_of_sums_are_products(x: Tree, y: Tree) -> None:
+    d, c = domain(), Q(1, 16)
+    for t in (x, y):
+        formed(d, t)
+    same("exp(x + y)", ("exp", ("add", x, y), c), ("mul", ("exp", x, c), ("exp", y, c)), d)
+    same("exp(x)^2", ("pow", ("exp", x, c), Q(2)), ("exp", x, 2 * c), d)
+    same("1 / exp(x)", ("pow", ("exp", x, c), Q(-1)), ("exp", x, -c), d)
+    same("sqrt(exp(x))", ("pow", ("exp", x, c), Q(1, 2)), ("exp", x, c / 2), d)
+
+
+def atom(name: str) -> Tree:
+    return ("atom", name)
+
+
+def add(*xs: Tree) -> Tree:
+    return xs[0] if len(xs) == 1 else ("add", xs[0], add(*xs[1:]))
+
+
+def mul(*xs: Tree) -> Tree:
+    return xs[0] if len(xs) == 1 else ("mul", xs[0], mul(*xs[1:]))
+
+
+def power(x: Tree, q: Q | int) -> Tree:
+    return ("pow", x, Q(q))
+
+
+def total(x: Tree, *axes: str) -> Tree:
+    return total(("sum", x, axes[0]), *axes[1:]) if axes else x
+
+
+A, B, X, W, V, S = map(atom, ATOMS)
+MEAN = ("offset", ("scale", total(mul(X, X), "j"), Q(1, 4)), Q(1, 3))
+XW, XB = total(mul(X, W), "j"), total(mul(X, B), "j")
+ONE = ("offset", ("scale", A, Q(0)), Q(1))
+
+LAWS: dict[str, tuple[Tree, Tree]] = {
+    "distribute": (mul(A, add(X, B)), add(mul(A, X), mul(A, B))),
+    "cancel": (mul(X, power(X, -1), B), B),
+    "cancel a reduction": (mul(XB, power(XB, -1)), ONE),
+    "collect": (mul(X, X, X), power(X, 3)),
+    "reciprocal of a product": (power(mul(A, X), -1), mul(power(A, -1), power(X, -1))),
+    "power of a power": (power(power(X, 2), -1), power(X, -2)),
+    "out of the sum": (total(mul(A, X), "j"), mul(A, total(X, "j"))),
+    "scale after the product": (total(mul(power(A, -1), X, W), "j"), mul(power(A, -1), XW)),
+    "normalize after the product": (total(mul(power(MEAN, Q(-1, 2)), X, W), "j"), mul(power(MEAN, Q(-1, 2)), XW)),
+    "associate products": (total(mul(XW, V), "k"), total(mul(X, total(mul(W, V), "k")), "j")),
+    "square of a sum": (power(XB, 2), mul(XB, XB)),
+    "reciprocal out of a sum": (power(total(mul(A, X), "j"), -1), mul(power(A, -1), power(total(X, "j"), -1))),
+    "factor out": (power(add(mul(A, X), mul(A, B)), -1), mul(power(A, -1), power(add(X, B), -1))),
+    "two roots": (mul(power(MEAN, Q(-1, 2)), power(MEAN, Q(-1, 2))), power(MEAN, -1)),
+    "two roots of an input": (mul(power(X, Q(-1, 2)), power(X, Q(-1, 2))), power(X, -1)),
+    "root and factor": (mul(power(X, Q(1, 2)), mul(power(X, Q(1, 2)), B)), mul(X, B)),
+    "rsqrt of the square": (power(mul(power(MEAN, Q(1, 2)), power(MEAN, Q(1, 2))), -1), power(MEAN, -1)),
+    "two roots in a sum": (
+        total(mul(power(X, Q(-1, 2)), B, power(X, Q(-1, 2))), "j"),
+        total(mul(power(X, -1), B), "j"),
+    ),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_laws(law: str) -> None:
+    left, right = LAWS[law]
+    for at in corners():  # the law itself is right
+        assert close(meaning(left, at), meaning(right, at), 1.0)
+    same(law, left, right)
+
+
+def test_safe_and_unsafe_softmax_are_one() -> None:
+    """exp(x - max x) / sum exp(x - max x), whatever x is."""
+    d = domain()
+    e = d.e
+    for tree in (X, XW, add(X, mul(A, B)), ("scale", X, Q(-1, 8))):
+        x = form(d, tree)
+        axes = tuple(sorted(e.axes(x) - {"i"}))
+        shifted = d.add(x, d.mul(d.constant(Q(-1)), d.maximum(x, axes)))
+
+        def softmax(y: Poly, over: tuple[str, ...] = axes) -> Poly:
+            return d.mul(d.exp(y), d.power(d.sum(d.exp(y), over), Q(-1)))
+
+        assert softmax(x) == softmax(shifted)
+        weighted = [d.sum(d.mul(softmax(y), form(d, B)), axes) for y in (x, shifted)]
+        assert weighted[0] == weighted[1]
+
+
+def test_bound_axes_have_no_name_of_their_own() -> None:
+    d = domain()
+    e = d.e
+
+    def product(j: str) -> Poly:
+        return e.sum(e.mul(e.atom("x", ("i", j)), e.atom("w", (j, "k"))), (j,))
+
+    assert product("j") == product("j'") == product("j'''")
+    square = e.mul(product("j"), product("j'"))
+    assert square == e.mul(product("j'"), product("j")) == e.power(product("j"), Q(2))
+    gram = e.mul(e.atom("x", ("i", "j")), e.sum(e.mul(e.atom("x", ("i", "j")), e.atom("b", ("j",))), ("j",)))
+    other = e.mul(e.atom("x", ("i", "j")), e.sum(e.mul(e.atom("x", ("i", "j'")), e.atom("b", ("j'",))), ("j'",)))
+    assert gram == other and e.axes(gram) == {"i", "j"}
+
+
+def test_splits_commute() -> None:
+    d = domain()
+    p = form(d, power(total(mul(XW, V), "k"), 2))
+    parts = lambda q, a, b: d.e.split(d.e.split(q, a, (a + ".l", a)), b, (b + ".l", b))  # noqa: E731
+    assert parts(p, "j", "k") == parts(p, "k", "j")
+
+
+def test_power_of_zero() -> None:
+    with pytest.raises(UnsupportedError, match="power of zero"):
+        form(domain(), power(add(X, ("scale", X, Q(-1))), -1))
