@@ -1,0 +1,75 @@
+"""The documents are true: README's Python runs, links lead somewhere, options and operators are all in their tables."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from mirage_jax import config
+from mirage_jax.cli import build_parser
+from mirage_jax.mugraph.operators import FUNCTIONS, OPERATORS
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+
+# Written by whoever runs the benchmark on that machine.
+LATER = {"results/h200-mirage.md", "results/h200-mirage.json"}
+
+
+def operators() -> str:
+    """docs/operators.md, from the table of operators."""
+    lines = [
+        "# Operators",
+        "",
+        "Generated from `mugraph/operators.py`; `./scripts/test tests/test_docs.py --update-golden` writes it anew.",
+        "",
+        "| operator | operands | attributes | meaning |",
+        "|---|---|---|---|",
+    ]
+    for op in OPERATORS.values():
+        if op.name not in FUNCTIONS:
+            optional = [f"{name}={value}" for name, value in op.defaults.items()]
+            lines.append(f"| `{op.name}` | {op.arity} | {', '.join((*op.required, *optional))} | {op.summary} |")
+    lines += [
+        "",
+        "Pointwise functions, uninterpreted in proofs; those of one operand act on `scale * x + offset`:",
+        ", ".join(f"`{f.name}`" + (f" ({f.arity})" if f.arity > 1 else "") for f in FUNCTIONS.values()) + ".",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def test_operators(request: pytest.FixtureRequest) -> None:
+    file = ROOT / "docs" / "operators.md"
+    if request.config.getoption("--update-golden"):
+        file.write_text(operators())
+    assert file.read_text() == operators(), f"{file} is out of date: run this with --update-golden"
+
+
+def test_python_in_the_readme_runs() -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    assert blocks
+    namespace: dict[str, object] = {"__name__": "readme"}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), namespace)
+    assert len(namespace["report"].regions) == 1  # type: ignore[attr-defined]
+    assert [g.shape for g in namespace["gradients"]] == [(4, 1024, 32)] * 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=lambda f: f.name)
+def test_links(file) -> None:
+    for link in re.findall(r"\]\(([^)#]+)\)", file.read_text()):
+        if not link.startswith("https://") and link not in LATER:
+            assert (file.parent / link).exists(), f"{file.name} links to {link}, which is not there"
+
+
+def test_every_option_is_in_the_readme() -> None:
+    for field in fields(config.Options):
+        assert f"| `{field.name}` |" in README, field.name
+
+
+@pytest.mark.parametrize("line", re.findall(r"python -m mirage_jax (.+?)(?:`|  #|\n)", README))
+def test_commands_of_the_readme_are_accepted(line) -> None:
+    words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', line)]
+    assert build_parser().parse_args(words).run is not None
