@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -32,6 +33,7 @@ from mirage_jax import timing
 from mirage_jax.cache import Cache, CacheKey, Entry
 from mirage_jax.config import Options
 from mirage_jax.errors import CacheError, MirageError, UsageError
+from mirage_jax.jaxpr_frontend.flat import FlatEqn
 from mirage_jax.jaxpr_frontend.regions import MAX_OPS
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.lower import launch
@@ -40,7 +42,7 @@ from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.footprint import footprint
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Library, Schedule
-from mirage_jax.mugraph.merge import merge_axes
+from mirage_jax.mugraph.merge import simplify_axes
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.thread import thread_graphs
 from mirage_jax.report import Decision, places
@@ -116,6 +118,14 @@ def _shape(graph: KernelGraph, axes: Sequence[str]) -> tuple[int, ...]:
     return tuple(graph.extent(a) for a in axes)
 
 
+def _product_flops(eqn: FlatEqn) -> float:
+    if eqn.primitive != "dot_general":
+        return 0.0
+    ((contracted, _), _) = eqn.params["dimension_numbers"]
+    left, (out,) = eqn.in_avals[0], eqn.out_avals
+    return 2.0 * math.prod(out.shape) * math.prod(left.shape[i] for i in contracted)
+
+
 @dataclass
 class _Attempt:
     """One region on one device, on its way to a decision."""
@@ -129,7 +139,12 @@ class _Attempt:
     @cached_property
     def reference(self) -> KernelGraph:
         """The region's program over as few axes as possible: what is searched, verified and keyed."""
-        return merge_axes(self.region.graph)
+        return simplify_axes(self.region.graph)
+
+    @cached_property
+    def products(self) -> float:
+        """Operations of the matrix products in the user's equations; a muGraph may have folded some of them away."""
+        return sum(map(_product_flops, self.region.equations))
 
     def winner(self, graph: KernelGraph, schedule: Schedule, family: str, directory: Path | None = None) -> Winner:
         own = self.region.graph
@@ -341,6 +356,7 @@ class Compiler:
             device=device,
         )
         before = footprint(attempt.reference)
+        before = replace(before, flops=max(before.flops, attempt.products))
         base = Decision(None, "", "policy", platform, key=key.digest, before=before)
         entry, reason = self.cache.lookup(key)
         if entry is not None:

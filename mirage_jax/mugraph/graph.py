@@ -120,6 +120,21 @@ class Stage:
     body: bool
 
 
+def stage_of(op: Op, known: Mapping[str, Stage], loop: Axis | None) -> Stage:
+    """Stage of an operator, given those of its arguments.
+
+    A loop-invariant value may be consumed at any depth; a body value that also needs a finished accumulator belongs to a
+    later loop, which is what the maximum over the arguments says.
+    """
+    args = [known[a] for a in op.args]
+    depth = max((s.depth for s in args), default=0)
+    if op.op in ("acc", "accs", "last"):
+        return Stage(depth + 1, False)
+    if op.op == "iota":
+        return Stage(0, loop is not None and loop in op.axes)
+    return Stage(depth, any(s.body for s in args))
+
+
 @dataclass(frozen=True)
 class Library:
     """One operator over whole tensors, left to XLA (a predefined operator of the paper's kernel graph)."""
@@ -176,17 +191,7 @@ class BlockGraph:
         for load in self.loads:
             out[load.name] = Stage(0, self.loop is not None and self.loop in load.axes)
         for op in self.ops:
-            args = [out[a] for a in op.args]
-            depth = max((s.depth for s in args), default=0)
-            body = any(s.body for s in args)
-            if op.op in ("acc", "accs", "last"):
-                out[op.name] = Stage(depth + 1, False)
-            elif op.op == "iota":
-                out[op.name] = Stage(0, self.loop is not None and self.loop in op.axes)
-            else:
-                # A loop-invariant load may be consumed at any depth; a body value that also needs a finished accumulator
-                # belongs to a later loop, which is what the maximum over the arguments says.
-                out[op.name] = Stage(depth, body)
+            out[op.name] = stage_of(op, out, self.loop)
         return out
 
     @cached_property

@@ -140,7 +140,7 @@ def unary(e: Expressions, p: Poly) -> Iterator[Step]:
     if all(e.base(b)[0] == "E" for b, _ in factors) and factors:
         q, c, offset = e.affine_parts(e.make_poly([(e.base(b)[1], power) for b, power in factors]))
         if e.is_constant(q):
-            yield _step("const", (), value=offset)  # never reached: exp of a constant is folded at capture
+            yield _step("exp", (e.constant(offset),))
         else:
             yield _step("exp", (q,), **_affine(c, offset))
         return

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import product
@@ -375,37 +375,53 @@ class Search:
             if best and level * (self.device.shortest + self.device.launch) > self.slack * best[0]:
                 self.report.pruned["cost bound"] += 1
                 return
-            todo: list[tuple[float, int, Plan, Axis | None, int, tuple[Root, ...]]] = []
-            for axis, roots in variants:
-                for plan, structures in plans[axis].with_kernels(level):
-                    self.clock.check()
-                    self.report.plans += 1
-                    self.report.structures += structures
-                    for n in counts[axis]:
-                        bound = sum(models[axis, n].bound(*cut) for cut in plan)
-                        todo.append((bound, len(todo), plan, axis, n, roots))
-                    if self.report.plans >= self.max_plans:
-                        self.report.stop = StopReason.PLANS
-                        break
-            todo.sort(key=lambda x: x[:2])
-            for i, (bound, _, plan, axis, n, roots) in enumerate(todo):
+            yield from self._level(level, variants, plans, counts, models, best)
+            if level == 1 and not best:  # rows too long for a tile: one kernel with more passes over them
+                more = self._frontiers(self.roots, replace(self.space, loops=self.space.loops + 1), self.batch)
+                again = {None: Plans(more, frozenset(r.value for r in self.roots))}
+                yield from self._level(1, variants[:1], again, counts, {(None, 1): self._model(more)}, best)
+
+    def _level(
+        self,
+        level: int,
+        variants: list[tuple[Axis | None, tuple[Root, ...]]],
+        plans: Mapping[Axis | None, Plans],
+        counts: Mapping[Axis | None, list[int]],
+        models: Mapping[tuple[Axis | None, int], Model],
+        best: list[float],
+    ) -> Iterator[Candidate]:
+        """Plans of exactly `level` kernels; `best` holds the best estimates so far, and is added to."""
+        todo: list[tuple[float, int, Plan, Axis | None, int, tuple[Root, ...]]] = []
+        for axis, roots in variants:
+            for plan, structures in plans[axis].with_kernels(level):
                 self.clock.check()
-                # Exact for the model: no completion of the plan is cheaper than its bound.
-                if best and (bound > self.slack * best[0] or (len(best) >= self.keep and bound >= best[self.keep - 1])):
-                    self.report.pruned["cost bound"] += len(todo) - i
+                self.report.plans += 1
+                self.report.structures += structures
+                for n in counts[axis]:
+                    bound = sum(models[axis, n].bound(*cut) for cut in plan)
+                    todo.append((bound, len(todo), plan, axis, n, roots))
+                if self.report.plans >= self.max_plans:
+                    self.report.stop = StopReason.PLANS
                     break
-                self.report.priced += 1
-                priced = [models[axis, n].kernel(*cut) for cut in plan]
-                if any(k is None for k in priced):
-                    self.report.dropped["no tile fits"] += 1
-                    continue
-                try:
-                    candidate = self._candidate(models[axis, n], [k for k in reversed(priced) if k is not None], axis, n, roots)
-                except UnsupportedError as why:
-                    self.report.dropped[str(why)] += 1
-                    continue
-                best = sorted([*best, candidate.seconds])[: self.keep]
-                yield candidate
+        todo.sort(key=lambda x: x[:2])
+        for i, (bound, _, plan, axis, n, roots) in enumerate(todo):
+            self.clock.check()
+            # Exact for the model: no completion of the plan is cheaper than its bound.
+            if best and (bound > self.slack * best[0] or (len(best) >= self.keep and bound >= best[self.keep - 1])):
+                self.report.pruned["cost bound"] += len(todo) - i
+                break
+            self.report.priced += 1
+            priced = [models[axis, n].kernel(*cut) for cut in plan]
+            if any(k is None for k in priced):
+                self.report.dropped["no tile fits"] += 1
+                continue
+            try:
+                candidate = self._candidate(models[axis, n], [k for k in reversed(priced) if k is not None], axis, n, roots)
+            except UnsupportedError as why:
+                self.report.dropped[str(why)] += 1
+                continue
+            best[:] = sorted([*best, candidate.seconds])[: self.keep]
+            yield candidate
 
     def _candidate(self, model: Model, kernels: list[Priced], axis: Axis | None, parts: int, roots: tuple[Root, ...]) -> Candidate:
         f = model.frontiers

@@ -6,6 +6,7 @@ stands by itself and the verifier need not trust the search:
 * an exponential of degree 1 becomes ``m = shift x; p = exps x m``, the shift reducing every axis over which values of the
   group are summed anywhere in the plan; inside a loop over such an axis it is carried (online softmax);
 * accumulators of degree d become ``accs v m {degree=d}``: rescaled whenever m moves;
+* a later loop uses exponentials relative to the final shift, ``exps x (last m)``;
 * a stored value of degree d is accompanied by its shift; a kernel that sums over the parts of a split axis first moves
   what it loads to a common shift: ``M = shift m; v' = rescale v m M``. The combine kernel is one more loop step.
 """
@@ -27,15 +28,18 @@ from mirage_jax.mugraph.graph import (
     Library,
     Load,
     Op,
+    Stage,
     Store,
     Tensor,
     is_part,
     origin,
+    stage_of,
 )
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.axioms import Step, kind
 from mirage_jax.search.cost import Priced
 from mirage_jax.search.frontier import Dag, Frontiers, Leaves
+from mirage_jax.search.grading import Degree
 from mirage_jax.search.normal_form import Poly
 
 
@@ -84,7 +88,7 @@ class Extractor:
     count: int = 0
 
     def __post_init__(self) -> None:
-        known = [a for r in self.roots for a in r.tensor.axes] + [a for t in self.reference.inputs for a in t.axes]
+        known = [a for t in (*(r.tensor for r in self.roots), *self.reference.inputs) for a in t.axes] + list(self.reference.sizes)
         self.rank = {a: i for i, a in enumerate(dict.fromkeys(map(origin, known)))}
         self.rank |= {part: -1 for part in [a + ".g" for a in self.rank]}
 
@@ -115,6 +119,9 @@ class _KernelWriter:
     axes: dict[str, tuple[Axis, ...]] = field(default_factory=dict)
     shifts: dict[int, str] = field(default_factory=dict)  # group -> value that holds its current shift
     exponentials: dict[int, Poly] = field(default_factory=dict)
+    stages: dict[str, Stage] = field(default_factory=dict)
+    degrees: dict[str, Degree] = field(default_factory=dict)
+    final: dict[str, str] = field(default_factory=dict)  # shift, or value relative to it -> the same after the loop
 
     # ------------------------------------------------------------------ parts
 
@@ -123,15 +130,19 @@ class _KernelWriter:
             args = tuple(sorted(args, key=lambda v: ([self.x.rank[origin(a)] for a in self.axes[v] if a not in attrs.get("axes", ())] or [99], v)))
         axes = operator(op).infer(tuple(self.axes[a] for a in args), attrs)
         name = str(len(self.ops))
-        self.ops.append(Op(name, op, args, axes, tuple(sorted(attrs.items()))))
+        made = Op(name, op, args, axes, tuple(sorted(attrs.items())))
+        self.ops.append(made)
         self.axes[name] = axes
+        self.stages[name] = stage_of(made, self.stages, self.loop)
         return name
 
     def load(self, tensor: str, axes: tuple[Axis, ...]) -> str:
         key = (tensor, axes)
         if key not in self.loads:
             self.loads[key] = Load(f"x{len(self.loads)}", tensor, axes)
-            self.axes[self.loads[key].name] = axes
+            name = self.loads[key].name
+            self.axes[name] = axes
+            self.stages[name] = Stage(0, self.loop is not None and self.loop in axes)
         return self.loads[key].name
 
     def value(self, p: Poly) -> str:
@@ -198,10 +209,39 @@ class _KernelWriter:
         else:
             if "axes" in attrs:
                 attrs["axes"] = tuple(attrs["axes"])
-            name = self.emit(s.op, *(self.value(a) for a in s.args), **attrs)
+            args = [self.value(a) for a in s.args]
+            depth = max((self.stages[a].depth for a in args), default=0)
+            name = self.emit(s.op, *(self._in_loop(a, depth) for a in args), **attrs)
         if s.times != 1:
             name = self.emit("affine", name, scale=s.times)
         self.values[p] = name
+        self.degrees[name] = degree or ()
+
+    def _in_loop(self, name: str, depth: int) -> str:
+        """A value for use in loop number `depth`: relative to a carried shift, it has to be made anew in a later loop."""
+        stage = self.stages[name]
+        if not self.degrees.get(name) or not stage.body or stage.depth == depth or name in self.final:
+            return self.final.get(name, name)
+        op = self.ops[int(name)]
+        if op.op == "exps":
+            x, m = op.args
+            if not self._is_carried(m):
+                return name
+            made = self.emit("exps", x, self._last(m), **op.attributes)
+        else:
+            made = self.emit(op.op, *(self._in_loop(a, depth) for a in op.args), **op.attributes)
+        self.final[name] = made
+        return made
+
+    def _is_carried(self, shift: str) -> bool:
+        """Does the shift move from loop step to loop step?"""
+        op = self.ops[int(shift)] if shift.isdigit() else None
+        return op is not None and op.op == "shift" and self.loop is not None and self.loop in op.attributes["axes"]  # type: ignore[operator]
+
+    def _last(self, shift: str) -> str:
+        if shift not in self.final:
+            self.final[shift] = self.emit("last", shift)
+        return self.final[shift]
 
     def _accumulate(self, s: Step, degree: Any) -> str:
         value = self.value(s.args[0])
@@ -233,6 +273,8 @@ class _KernelWriter:
             self.step(p, s)
         for p in sorted(outs, key=x.frontiers.order):
             inside = self.values[x.frontiers.in_loop(p, self.loop)]
+            if self.stages[inside].body and any(self._is_carried(self.shifts[g]) for g, _ in x.frontiers.grading.degree(p) or ()):
+                raise UnsupportedError("a value relative to a moving shift would be stored")
             roots = [r for r in x.roots if r.value == p]
             for r in roots:
                 plain = r.scale == 1 and r.offset == 0
@@ -266,9 +308,7 @@ class _KernelWriter:
             group, _ = self._one_group(degree)
             if group not in out:
                 m = self.shifts[group]
-                op = next((o for o in self.ops if o.name == m), None)
-                carried = op is not None and self.loop is not None and self.loop in op.attributes["axes"]  # type: ignore[operator]
-                value = self.emit("last", m) if carried else m
+                value = self._last(m) if self._is_carried(m) else m
                 axes = self._memory_order(value)
                 if not set(self.grid) <= set(axes):
                     raise UnsupportedError("a stored shift does not have every axis of the grid")

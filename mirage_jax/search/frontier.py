@@ -35,12 +35,12 @@ class Space:
     max_loaded: int = 2  # intermediates loaded by one kernel (region inputs are not counted)
     max_outputs: int = 2
     max_rank: int = 2  # axes of a tile, batch axes not counted
-    loops: int = 1  # loops in sequence inside one kernel
+    loops: int = 2  # passes over the loop axis, one after the other, inside one kernel
 
     def __str__(self) -> str:
         return (
             f"up to {self.max_ops} operators per kernel, {self.max_kernels} kernels, {self.max_loaded} loaded intermediates,"
-            f" tiles of rank {self.max_rank}, {self.loops} loop"
+            f" tiles of rank {self.max_rank}, {self.loops} loops in sequence"
         )
 
 
@@ -79,8 +79,9 @@ class Frontiers:
         return True
 
     def order(self, p: Poly) -> tuple[int, int]:
-        """Operands come strictly before the values made from them."""
-        return (self.axioms.e.size(p), p)
+        """Operands come strictly before the values made from them; c x has the size of x and comes after it."""
+        scaled = self.axioms.e.affine_parts(p)[0] != p
+        return (2 * self.axioms.e.size(p) + scaled, p)
 
     # ------------------------------------------------------------------ reachability
 
@@ -111,10 +112,9 @@ class Frontiers:
         return frozenset(out)
 
     def loops_for(self, outs: Leaves) -> tuple[Axis | None, ...]:
-        """Axes that a kernel with these outputs may loop over: reduced inside and free in no output."""
-        free = frozenset[Axis]().union(*(self.axioms.e.axes(o) for o in outs))
+        """Axes that a kernel with these outputs may loop over: those reduced inside. An output that has the axis is stored step by step."""
         inside = frozenset[Axis]().union(*(self.reduced_axes(o) for o in outs))
-        return (None, *sorted(a for a in inside - {origin(a) for a in free} if kind(a) == "t"))
+        return (None, *sorted(a for a in inside if kind(a) == "t"))
 
     def grid_for(self, outs: Leaves, leaves: Leaves) -> tuple[frozenset[Axis], frozenset[Axis]]:
         """(mandatory, optional) grid axes: free in every output and reduced nowhere above the loads."""
@@ -136,8 +136,11 @@ class Frontiers:
         """Part axes on the grid of a kernel with these outputs: those free in all of them."""
         return frozenset(a for a in frozenset.intersection(*(self.axioms.e.axes(o) for o in outs)) if kind(a) == "g")
 
-    def readable(self, s: Step, parts: frozenset[Axis]) -> bool:
-        """A region input is read along a part axis only by kernels that have it on their grid."""
+    def possible(self, s: Step, parts: frozenset[Axis]) -> bool:
+        """A region input is read along a part axis only by kernels that have it on their grid; a loop runs over no copy of an axis."""
+        if s.op == "acc" and s.reduced[0] != origin(s.reduced[0]):
+            self.stats["loop over a copy"] += 1
+            return False
         if all(kind(a) != "g" or a in parts for o in s.args if self.axioms.is_input(o) for a in self.axioms.atom(o)[1]):
             return True
         self.stats["part read outside of the grid"] += 1
@@ -152,7 +155,7 @@ class Frontiers:
     @memo
     def kernels(self, outs: Leaves, loop: Axis | None) -> dict[Leaves, Counter[int]]:
         """{loaded values: {number of operators: number of DAGs}} over all kernels that compute `outs`."""
-        e, space, stats = self.axioms.e, self.space, self.stats
+        space, stats = self.space, self.stats
         parts = self.parts_of(outs)
         reachable = frozenset[Poly]().union(*(self.reach(o) for o in outs))
         inside = {p: self.in_loop(p, loop) for p in reachable}
@@ -198,21 +201,28 @@ class Frontiers:
                     if is_acc and loops_left == 0:
                         stats["second loop"] += 1
                         continue
-                    if not self.readable(s, parts):
+                    if not self.possible(s, parts):
                         continue
                     for (loaded, used), h in solve(self._extend(rest, s, loops_left - is_acc)).items():
                         put((loaded, used or is_acc), h, s.op not in FREE)
             table[frontier] = out
             return out
 
-        start = tuple(sorted(((self.order(inside[o]), inside[o], space.loops if loop else 0) for o in outs), reverse=True))
         found: dict[Leaves, Counter[int]] = {}
-        if loop and any(loop + LOOP in {origin(a) for a in e.axes(inside[o])} for o in outs):
-            return found  # an output may not depend on the loop step
-        for (loaded, used), h in solve(start).items():
+        for (loaded, used), h in solve(self._start(outs, loop)).items():
             if used or loop is None:
                 found.setdefault(loaded, Counter()).update({n: c for n, c in enumerate(h) if c})
         return found
+
+    def _start(self, outs: Leaves, loop: Axis | None) -> tuple[tuple[tuple[int, int], Poly, int], ...]:
+        """The frontier that a kernel begins with. An output stored inside a loop leaves one loop less for what it needs."""
+
+        def entry(o: Poly) -> tuple[tuple[int, int], Poly, int]:
+            p = self.in_loop(o, loop)
+            streamed = loop is not None and any(origin(a) == loop + LOOP for a in self.axioms.e.axes(p))
+            return (self.order(p), p, self.space.loops - streamed if loop else 0)
+
+        return tuple(sorted(map(entry, outs), reverse=True))
 
     def _extend(
         self, rest: tuple[tuple[tuple[int, int], Poly, int], ...], s: Step, loops_left: int
@@ -254,7 +264,7 @@ class Frontiers:
             if self.legal(top):
                 for s in self.axioms.steps(top):
                     is_acc = s.op == "acc"
-                    if (is_acc and loops_left == 0) or not self.readable(s, parts):
+                    if (is_acc and loops_left == 0) or not self.possible(s, parts):
                         continue
                     self.stats["steps"] += 1
                     used = frozenset(o for o in s.args if o in leaf and o not in must)
@@ -267,8 +277,7 @@ class Frontiers:
             table[frontier] = best
             return best
 
-        start = tuple(sorted(((self.order(o), o, self.space.loops if loop else 0) for o in must), reverse=True))
-        found = solve(start).get(frozenset(leaf))
+        found = solve(self._start(outs, loop)).get(frozenset(leaf))
         return tuple(reversed(found[1])) if found else None
 
     def cheapest_tree(self, outs: Leaves, weight: Callable[[Poly, Step], float]) -> Dag | None:
