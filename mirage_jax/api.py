@@ -198,7 +198,7 @@ def _why_not(fn: Any) -> str | None:
 
 
 def _brief(value: Any) -> str:
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return f"{text if len(text) <= 80 else text[:77] + '...'} ({type(value).__name__})"
 
 

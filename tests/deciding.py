@@ -1,4 +1,4 @@
-"""For tests of the whole pipeline on CPU: a small program that algebra shortens, and timings that do not depend on the machine."""
+"""For tests of the whole pipeline on CPU: a small program that algebra shortens, and timings the same on any machine."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

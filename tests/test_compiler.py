@@ -116,7 +116,7 @@ def test_fallback_and_error() -> None:
     assert_same(f(*ARGS), chain(*ARGS), 0)
     g = mirage_jax.optimize(chain, on_miss="error")
     for use in (g, g.lower, g.explain):
-        with pytest.raises(UsageError, match="no stored decision .*never decided before"):
+        with pytest.raises(UsageError, match=r"no stored decision .*never decided before"):
             use(*ARGS)
     mirage_jax.tune(g, *ARGS)
     assert flops(g, *ARGS) <= 1.1 * CHEAP
@@ -304,7 +304,7 @@ def test_failure(stage, monkeypatch, caplog) -> None:
     d = decided(f)
     assert d.winner is None and "RuntimeError: out of" in d.why
     (line,) = warnings(caplog)
-    assert "RuntimeError: out of" in line and "test_compiler" in line or "deciding.py" in line
+    assert line.endswith("RuntimeError: out of") and "deciding.py:" in line
     assert "RuntimeError: out of" in str(f.explain(*ARGS))
 
     g = mirage_jax.optimize(chain, strict=True)
@@ -319,13 +319,13 @@ def test_refusals_are_no_failures(monkeypatch, caplog) -> None:
     def refuse(*args, **kwargs):
         raise VerificationError("not the same")
 
-    monkeypatch.setattr(certificates, "certify", refuse)
-    d = decided(mirage_jax.optimize(chain, strict=True, on_miss="heuristic"))
-    assert d.winner is None and d.tried["refused by the certificate"] >= 1
-    monkeypatch.undo()
-    monkeypatch.setattr(compilers._Attempt, "gate", lambda self, winner: (False, "large: 9 times XLA's error"))
-    with measured(2.0):
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, "certify", refuse)
         d = decided(mirage_jax.optimize(chain, strict=True))
+    assert d.winner is None and d.tried["refused by the certificate"] >= 1
+    with monkeypatch.context() as patch:
+        patch.setattr(compilers._Attempt, "gate", lambda self, winner: (False, "large: 9 times XLA's error"))
+        d = decided(mirage_jax.optimize(chain, strict=True), *operands(N - 1))
     assert d.winner is None and d.tried["refused by the float gate"] >= 1
     assert "9 times" in d.gate
     assert not warnings(caplog)
@@ -367,7 +367,7 @@ def test_threads_share_a_decision(monkeypatch) -> None:
 
 @pytest.mark.parametrize("where", ["the search", "the caller"])
 def test_interrupt(where, monkeypatch) -> None:
-    began, real, threads = threading.Event(), compilers.search, threading.active_count()
+    began, threads = threading.Event(), threading.active_count()
 
     def search(*args, **kwargs):
         if where == "the search":
@@ -385,17 +385,15 @@ def test_interrupt(where, monkeypatch) -> None:
                 raise KeyboardInterrupt
             return super().result(timeout)
 
-    monkeypatch.setattr(compilers, "search", search)
-    monkeypatch.setattr(compilers, "Future", Waiting)
     f = mirage_jax.optimize(chain)
-    with pytest.raises(KeyboardInterrupt):
-        f(*ARGS)
+    with monkeypatch.context() as patch:
+        patch.setattr(compilers, "search", search)
+        patch.setattr(compilers, "Future", Waiting)
+        with pytest.raises(KeyboardInterrupt):
+            f(*ARGS)
     assert threading.active_count() == threads
-    monkeypatch.setattr(compilers, "search", real)
-    monkeypatch.undo()
-    with measured(2.0):
-        assert decided(f).winner is not None
-        assert flops(f, *ARGS) <= 1.1 * CHEAP
+    assert decided(f).winner is not None
+    assert flops(f, *ARGS) <= 1.1 * CHEAP
     assert_same(f(*ARGS), chain(*ARGS))
 
 

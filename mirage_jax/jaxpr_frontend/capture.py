@@ -27,7 +27,7 @@ def capture[**P, T](fn: Callable[P, T], compiler: Compiler) -> Callable[P, T]:
     Arguments that are not arrays (what `static_argnums` leaves behind) are closed over.
     """
 
-    @functools.wraps(fn)
+    @functools.wraps(fn, updated=())
     def captured(*args: P.args, **kwargs: P.kwargs) -> T:
         jaxpr, operands, out_tree = trace(fn, args, kwargs)
         results = mirage_call_p.bind(*operands, call_jaxpr=jaxpr, compiler=compiler)
@@ -41,17 +41,23 @@ def trace(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Jaxpr, list[A
     leaves, tree = jax.tree.flatten((args, kwargs))
     is_operand = [_is_array(x) for x in leaves]
     operands = [x for x, yes in zip(leaves, is_operand, strict=True) if yes]
-    out_tree: Any = None
 
-    def flat(*given: Any) -> list[Any]:
-        nonlocal out_tree
+    def fresh(*some_args: Any, **some_kwargs: Any) -> Any:  # not `fn` itself: JAX would remember tracers it closes over
+        return fn(*some_args, **some_kwargs)
+
+    def merged(*given: Any) -> Any:
         rest = iter(given)
-        merged = [next(rest) if yes else x for x, yes in zip(leaves, is_operand, strict=True)]
-        some_args, some_kwargs = jax.tree.unflatten(tree, merged)
-        out, out_tree = jax.tree.flatten(fn(*some_args, **some_kwargs))
-        return out
+        some_args, some_kwargs = jax.tree.unflatten(
+            tree, [next(rest) if yes else x for x, yes in zip(leaves, is_operand, strict=True)]
+        )
+        return fn(*some_args, **some_kwargs)
 
-    jaxpr = jax.make_jaxpr(flat)(*operands)
+    # JAX's messages name the user's function, and its arguments if they are what is traced.
+    if all(is_operand):
+        jaxpr, shapes = jax.make_jaxpr(_named_as(fn, fresh), return_shape=True)(*args, **kwargs)
+    else:
+        jaxpr, shapes = jax.make_jaxpr(_named_as(fn, merged), return_shape=True)(*operands)
+    out_tree = jax.tree.structure(shapes)
     outer = list(jaxpr.consts)
     if any(isinstance(c, jax_compat.Tracer) for c in outer):  # values of an enclosing transformation become operands
         inner, count = jaxpr.jaxpr, len(outer)
@@ -62,6 +68,10 @@ def trace(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Jaxpr, list[A
         operands = [*outer, *operands]
         jaxpr = jax.make_jaxpr(hoisted)(*operands)
     return jaxpr, operands, out_tree
+
+
+def _named_as(fn: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.wraps(fn, updated=())(wrapper)
 
 
 def _is_array(leaf: Any) -> bool:

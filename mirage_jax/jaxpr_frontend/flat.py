@@ -6,7 +6,7 @@ keep their JAX originals, so that whatever is not optimized is bound exactly as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -68,10 +68,13 @@ class FlatProgram:
     avals: Mapping[int, Any] = field(repr=False)
 
 
-def evaluate(eqns: Sequence[FlatEqn], values: dict[int, Any]) -> None:
+type Bind = Callable[[JaxprEqn, list[Any]], list[Any]]
+
+
+def evaluate(eqns: Sequence[FlatEqn], values: dict[int, Any], bind: Bind = jax_compat.bind) -> None:
     """Bind equations as JAX would, adding their results to `values`."""
     for eqn in eqns:
-        results = jax_compat.bind(eqn.eqn, [read(values, a) for a in eqn.inputs])
+        results = bind(eqn.eqn, [read(values, a) for a in eqn.inputs])
         values.update(zip(eqn.outputs, results, strict=True))
 
 

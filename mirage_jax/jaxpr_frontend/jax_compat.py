@@ -6,7 +6,9 @@ not known here is left to XLA, so that a new JAX version costs speed at worst.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from jax import core
@@ -44,6 +46,11 @@ _BODIES = {
     "remat2": ("jaxpr",),
     "checkpoint": ("jaxpr",),
 }
+
+
+# Where an equation comes from is a line of the user, or of a library, not one of the wrapper around them.
+source_info_util.register_exclusion(str(Path(__file__).parent) + os.sep)
+source_info_util.register_exclusion(str(Path(__file__).parents[1] / "api.py"))
 
 
 def create_call_primitive(name: str) -> Primitive:
@@ -143,6 +150,14 @@ def bind(eqn: JaxprEqn, values: Sequence[Any], params: dict[str, Any] | None = N
     """Evaluate one equation under the context in which it was traced."""
     with eqn.ctx.manager:
         out = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params if params is None else params))
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def bind_alone(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
+    """Evaluate one equation outside of the shard_map that it stands in: on one device nothing varies."""
+    if eqn.primitive.name in ("pvary", "pcast"):
+        return list(values)
+    out = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
     return list(out) if eqn.primitive.multiple_results else [out]
 
 

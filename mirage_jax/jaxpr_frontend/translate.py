@@ -14,7 +14,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from mirage_jax.jaxpr_frontend import rules
+from mirage_jax.jaxpr_frontend import jax_compat, rules
 from mirage_jax.jaxpr_frontend.assemble import Assembled, assemble
 from mirage_jax.jaxpr_frontend.axes import Key
 from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, evaluate
@@ -82,13 +82,13 @@ class Region:
         return [one(b) for b in self.outputs]
 
     def reference(self, *values: Any) -> list[Any]:
-        """The original equations, from the values of `inputs` to those of `outputs`."""
+        """The original equations, from the values of `inputs` to those of `outputs`, alone on one device."""
         given = dict(zip((b.value for b in self.inputs), values, strict=True))
         # An operand that is no input of the graph has no influence on the result: any value will do.
         env = {
             v: given[v] if v in given else jnp.zeros(a.shape, a.dtype) for v in self.operands for a in [self.avals[v]]
         }
-        evaluate(self.equations, env)
+        evaluate(self.equations, env, jax_compat.bind_alone)
         return [env[b.value] for b in self.outputs]
 
     def tensor_avals(self) -> list[Any]:

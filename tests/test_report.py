@@ -1,0 +1,111 @@
+"""Reports: what people read, and what programs read."""
+
+import json
+import os
+import sysconfig
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import pytest
+from deciding import chain, measured, operands
+
+import mirage_jax
+from mirage_jax.jaxpr_frontend.reasons import Code, LeftOut
+from mirage_jax.report import Decision, RegionReport, Report, places
+
+HERE = os.path.join(os.getcwd(), "models", "net.py")
+FLAX = "/usr/lib/python3.12/site-packages/flax/nnx/nn/normalization.py"
+
+
+@pytest.mark.parametrize(
+    ("where", "want"),
+    [
+        ([f"{HERE}:12:4 (f)"], ["models/net.py:12 (f)"]),
+        ([f"{HERE}:12:4 (f)", f"{HERE}:12:9 (f)", f"{HERE}:7:1 (g)"], ["models/net.py:7,12 (f, g)"]),
+        ([f"{FLAX}:47:2 (_abs_sq)", f"{HERE}:3:1 (f)"], ["models/net.py:3 (f)", "flax/nnx/nn/normalization.py:47 (_abs_sq)"]),
+        ([r"C:\v\Lib\site-packages\flax\core.py:3:1 (f)"], [r"flax\core.py:3 (f)"]),
+        ([f"{sysconfig.get_path('stdlib')}/functools.py:9 (w)", "/home/me/a.py:1 (f)"], ["/home/me/a.py:1 (f)", "functools.py:9 (w)"]),
+        (["/home/me/a.py:1:2 (make.<locals>.f.<locals>.<lambda>)"], ["/home/me/a.py:1 (make.f.<lambda>)"]),
+        ([f"/m.py:{n} (f{n})" for n in range(1, 6)], ["/m.py:1,2,3,4,5 (f1, f2, f3, 2 more)"]),
+        (["/m.py:5"], ["/m.py:5"]),
+        (["", "unknown line"], ["unknown line"]),
+        ([], []),
+        (["<ipython-input-3>:2 (f)"], ["<ipython-input-3>:2 (f)"]),
+    ],
+)  # fmt: skip
+def test_places(where, want) -> None:
+    assert places(where) == want
+
+
+def test_left_out_is_grouped() -> None:
+    def out(primitive, code, why, line):
+        return LeftOut(primitive, code, why, f"{HERE}:{line}:1 (f)" if line else "")
+
+    pointwise = Code.NO_HEAVY_OP, "XLA fuses it"
+    lines = [
+        out("add", *pointwise, 3),
+        out("mul", *pointwise, 5),
+        out("add", *pointwise, 3),
+        out("sort", Code.UNSUPPORTED_PRIMITIVE, "no sum", 0),
+    ]
+    assert str(Report("f", (), tuple(lines))).splitlines() == [
+        "f: 0 regions, 0 optimized",
+        "equations left to XLA: 4",
+        "  no contraction or reduction (XLA fuses it): add 2, mul",
+        "    at models/net.py:3,5 (f)",
+        "  unsupported primitive (no sum): sort",
+        "    at unknown line",
+    ]
+
+
+def test_a_region_left_to_xla() -> None:
+    d = Decision(None, "XLA is as fast", "search", "cpu", timings={"xla": 2e-3}, tried=Counter(found=3))
+    report = Report("f", (RegionReport((f"{HERE}:1:2 (f)",), "mugraph {\n}", d, occurrences=4),), notes=("a note",))
+    assert str(report).splitlines() == [
+        "f: 1 region, 0 optimized",
+        "note: a note",
+        "region 0:",
+        "  left to XLA (4 times): XLA is as fast [search]",
+        "  source: models/net.py:1 (f)",
+        "  measured: xla 2,000.0 us",
+        "  candidates: found 3",
+        "  the program:",
+        "    mugraph {",
+        "    }",
+    ]
+    assert d.speedup is None
+
+
+def test_json() -> None:
+    def f(a, b, v, n):
+        return jnp.sort(chain(a, b, v)) + (n @ n)[0, 0]
+
+    shapes = [*operands(), jnp.ones((4, 4), int)]
+    with measured(2.0):
+        report = mirage_jax.optimize(f).explain(*shapes)
+    value = json.loads(report.to_json())
+    assert value["name"].endswith("f")
+    (region,) = value["regions"]
+    (own,) = report.regions
+    assert (region["decision"], region["speedup"], region["source"]) == ("mirage", 2.0, "search")
+    assert region["before"]["flops"] > 5 * region["after"]["flops"]
+    assert region["certificate"] == json.loads(own.decision.certificate.to_json())
+    assert region["graph"] == str(own.decision.winner.graph)
+    assert {"unsupported primitive", "dtype"} <= {x["code"] for x in value["left_out"]}
+    left = json.loads(mirage_jax.optimize(f, on_miss="fallback", backend="jax").explain(*shapes).to_json())
+    assert left["regions"][0]["decision"] == "xla" and left["regions"][0]["certificate"] is None
+
+
+def test_same_regions_are_told_once() -> None:
+    def f(a, b, v):
+        def layer(x, w):
+            return jax.nn.softmax(w @ jnp.sort(x)), None
+
+        x, _ = layer(v, a)
+        x, _ = layer(x, b)
+        return jax.lax.scan(layer, x, jnp.stack([a, b]))[0]
+
+    report = mirage_jax.optimize(f, on_miss="fallback").explain(*operands(8))
+    assert sum(r.occurrences for r in report.regions) == 3
+    assert len({r.reference for r in report.regions}) == len(report.regions)
