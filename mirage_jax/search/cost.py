@@ -1,20 +1,30 @@
 """The cost model: what a kernel should take, from bytes, operations, launches and how well it fills the device.
 
-It orders candidates before anything is measured; it never decides that a candidate is used. Three levels:
+It orders candidates before anything is measured; it never decides that a candidate is used.
 
-* `Model.bound`: a lower bound for any kernel with given outputs and loads (launch + compulsory bytes): orders plans;
-* `Model.kernel`: the best operator DAG and tile sizes of one kernel under a roofline with wave quantization;
-* `Model.library`: one operator left to XLA, for plans that are pure algebra.
+A kernel is priced from its `Outline`: what it loads, computes and stores, each as a list of axes. `Terms` are then products and
+quotients of extents and tile sizes, written once over an `Arithmetic`: arrays (all tilings of a kernel priced at once) or sympy
+expressions (formulas for people, and for reuse over shapes: `formula`). `seconds` is a roofline with wave quantization:
+
+    launch + max(shortest, memory / fill, compute / fill, latency)
+
+where memory is the larger of compulsory bytes over the bandwidth and of all loads over the cache's, fill is the part of the device that the
+blocks keep busy, and latency bounds a loop whose every step is a trip to memory and back.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
-from mirage_jax.mugraph.graph import Axis, KernelSchedule, origin
+import numpy as np
+import sympy
+
+from mirage_jax.mugraph.footprint import BYTES
+from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, is_part, origin, part_axis
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.axioms import LOOP, PART, Step, kind
 from mirage_jax.search.devices import Device
@@ -24,27 +34,251 @@ from mirage_jax.search.normal_form import Poly
 GRID_TILES = (1, 16, 32, 64, 128, 256)
 LOOP_TILES = (16, 32, 64, 128, 256)
 LARGEST_TILE = 32768  # elements of one value: 128 f32 registers for each of 256 threads
+SMALLEST_PRODUCT = 16  # rows, columns and depth of a matrix product are padded to this
+STEP_LATENCY = 0.4e-6  # seconds of a loop step that waits for memory
+KEPT = 64  # tilings kept per kernel, for the tuner
+
+type Axes = tuple[Axis, ...]
+type Number = Any  # int, array of tilings, or sympy expression
+
+
+# ---------------------------------------------------------------------- what a kernel does
+
+
+@dataclass(frozen=True)
+class Read:
+    """One load: the axes under which a tensor is read, its bytes per element, and how often the loop reads all of it."""
+
+    tensor: str
+    axes: Axes
+    width: int
+    passes: int = 1
+
+
+@dataclass(frozen=True)
+class Work:
+    """One operator: the axes it is evaluated over, FLOPs per point, and whether in the loop's body. `product`: its row, column and depth axes."""
+
+    axes: Axes
+    result: Axes
+    flops: float
+    in_body: bool
+    product: Axes = ()
+    narrow: bool = False  # 16-bit operands
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What pricing needs to know of a kernel. Axes are those of the muGraph: a loop step is not an axis."""
+
+    grid: Axes
+    loop: Axis | None
+    reads: tuple[Read, ...]
+    work: tuple[Work, ...]
+    writes: tuple[tuple[Axes, int], ...]
+
+
+def outline(kernel: BlockGraph, graph: KernelGraph) -> Outline:
+    """The outline of a block graph."""
+    passes = {x.name: 1 for x in kernel.loads}
+    for load in kernel.loads:
+        reached = {load.name}
+        for op in kernel.ops:
+            if kernel.stages[op.name].body and reached & set(op.args):
+                reached.add(op.name)
+                passes[load.name] = max(passes[load.name], kernel.stages[op.name].depth + 1)
+    widths = {x.name: BYTES[graph.tensors[x.tensor].dtype] for x in kernel.loads}
+    reads = tuple(Read(x.tensor, x.axes, widths[x.name], passes[x.name]) for x in kernel.loads)
+    work: list[Work] = []
+    for op in kernel.ops:
+        gone = op.attributes.get("axes", ())
+        assert isinstance(gone, tuple)
+        space = tuple(dict.fromkeys((*op.axes, *gone)))
+        body = kernel.stages[op.name].body or op.op in ("acc", "accs", "last")
+        sides = [set(kernel.axes_of[a]) for a in op.args]
+        narrow = any(widths.get(a, 4) <= 2 for a in op.args)
+        work.append(Work(space, op.axes, operator(op.op).flops, body, _product(op.op, sides, gone), narrow))
+    writes = tuple((s.tensor.axes, BYTES[s.tensor.dtype]) for s in kernel.stores)
+    return Outline(kernel.grid, kernel.loop, reads, tuple(work), writes)
+
+
+def _product(op: str, sides: Sequence[set[Axis]], gone: Axes) -> Axes:
+    """Row, column and depth axes of a matrix product (free rows on one side, free columns on the other), or none."""
+    if op != "dot" or not sides[0] - sides[1] or not sides[1] - sides[0]:
+        return ()
+    return (*sorted(sides[0] ^ sides[1]), *gone)
+
+
+# ---------------------------------------------------------------------- formulas
+
+
+class Arrays:
+    """Arithmetic on numbers and arrays of tilings."""
+
+    @staticmethod
+    def ceil(a: Number, b: Number) -> Number:
+        return -(-a // b)
+
+    maximum = staticmethod(np.maximum)
+    minimum = staticmethod(np.minimum)
+
+
+class Symbols:
+    """Arithmetic on sympy expressions."""
+
+    @staticmethod
+    def ceil(a: Number, b: Number) -> Number:
+        return sympy.ceiling(sympy.sympify(a) / b)
+
+    maximum = sympy.Max
+    minimum = sympy.Min
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a kernel costs in units of hardware; numbers, arrays over tilings, or sympy expressions."""
+
+    blocks: Number
+    steps: Number
+    traffic: Number  # bytes through device memory, each tensor once
+    fetched: Number  # bytes that blocks load, all together
+    narrow_flops: Number  # of 16-bit matrix products, all blocks
+    wide_flops: Number  # of f32 matrix products
+    vector_flops: Number
+    shared: Number  # bytes that one loop step holds
+    largest: Number  # elements of the largest value in a block
+
+
+def terms(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], Number], math_: Any = Arrays) -> Terms:
+    """The formulas. `extent` gives whole sizes (of a split axis: inside its part), `tile` those of grid and loop axes."""
+    divided = {*o.grid, *([o.loop] if o.loop else [])}
+
+    def whole(axes: Iterable[Axis]) -> Number:
+        """Elements in memory: all parts of a split axis, whether or not it is one of the tensor's."""
+        axes = list(axes)
+        parts = [part_axis(a) for a in axes if part_axis(a) in o.grid and part_axis(a) not in axes]
+        return math.prod(map(extent, (*axes, *parts)))
+
+    def held(axes: Iterable[Axis]) -> Number:
+        return math.prod(math_.minimum(tile(a), extent(a)) if a in divided else extent(a) for a in axes)
+
+    def padded(axes: Iterable[Axis], product_axes: Axes) -> Number:
+        return math.prod(math_.maximum(held((a,)), SMALLEST_PRODUCT) if a in product_axes else held((a,)) for a in axes)
+
+    blocks = math.prod(math_.ceil(extent(a), tile(a)) for a in o.grid)
+    steps = math_.ceil(extent(o.loop), tile(o.loop)) if o.loop else 1
+    seen = {r.tensor: r for r in o.reads}
+    traffic = sum(whole(r.axes) * r.width for r in seen.values()) + sum(math.prod(map(extent, axes)) * w for axes, w in o.writes)
+    fetched: Number = 0
+    for r in o.reads:
+        copies = math.prod(math_.ceil(extent(a), tile(a)) for a in o.grid if a not in r.axes and not (is_part(a) and _split(a) in r.axes))
+        fetched = fetched + whole(r.axes) * r.width * r.passes * copies
+    flops: dict[str, Number] = {"narrow": 0, "wide": 0, "vector": 0}
+    for w in o.work:
+        unit = "vector" if not w.product else "narrow" if w.narrow else "wide"
+        per_step = padded(w.axes, w.product) if w.product else held(w.axes)
+        flops[unit] = flops[unit] + w.flops * per_step * (steps if w.in_body else 1) * blocks
+    shared = sum((held(r.axes) * r.width for r in o.reads), start=0)
+    largest: Number = 1
+    for w in o.work:
+        largest = math_.maximum(largest, held(w.result))
+    return Terms(blocks, steps, traffic, fetched, flops["narrow"], flops["wide"], flops["vector"], shared, largest)
+
+
+def _split(part: Axis) -> Axis:
+    return part.removesuffix(".g")
+
+
+def seconds(t: Terms, d: Device, math_: Any = Arrays) -> Number:
+    """The estimate."""
+    waves = math_.ceil(t.blocks, d.blocks)
+    fill = t.blocks / (waves * d.blocks)
+    # Few blocks cannot keep enough loads in flight to use all of the bandwidth.
+    memory = math_.maximum(t.traffic / d.bandwidth, t.fetched / d.cache_bandwidth) / math_.minimum(1.0, 0.05 + fill)
+    compute = (t.narrow_flops / d.matrix_flops + t.wide_flops / d.matrix_flops_f32 + t.vector_flops / d.vector_flops) / fill
+    latency = t.steps * waves * STEP_LATENCY
+    return math_.maximum(math_.maximum(memory, compute), math_.maximum(latency, d.shortest)) + d.launch
+
+
+def formula(kernel: BlockGraph, graph: KernelGraph, device: Device) -> sympy.Expr:
+    """The estimate of a kernel in seconds as a sympy expression: ``k`` is an extent, ``T_k`` the tile of a divided axis."""
+
+    def symbol(prefix: str) -> Callable[[Axis], sympy.Symbol]:
+        return lambda a: sympy.Symbol(prefix + a, positive=True, integer=True)
+
+    return seconds(terms(outline(kernel, graph), symbol(""), symbol("T_"), Symbols), device, Symbols)
+
+
+# ---------------------------------------------------------------------- tilings
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """A tiling and its estimate in seconds."""
+
+    seconds: float
+    schedule: KernelSchedule
+
+
+def tilings(o: Outline, extent: Callable[[Axis], int], single: frozenset[Axis], device: Device) -> list[Tiled]:
+    """Tilings of a kernel that fit the device, best estimate first; axes in `single` have tiles of one element."""
+
+    def options(a: Axis) -> list[int]:
+        n = extent(a)
+        if a in single or is_part(a):
+            return [1]
+        if a == o.loop:
+            return [t for t in LOOP_TILES if t < n] or [1 << (n - 1).bit_length()]
+        whole = {1 << (n - 1).bit_length()} if n <= 4096 else set[int]()
+        return sorted({t for t in GRID_TILES if t < n} | whole) or [1]
+
+    axes = (*o.grid, *([o.loop] if o.loop else []))
+    choices = list(product(*map(options, axes)))
+    table = np.array(choices, dtype=np.int64).reshape(len(choices), len(axes))
+    column = {a: table[:, i] for i, a in enumerate(axes)}
+    t = terms(o, extent, column.__getitem__)
+    rows = len(table)
+    cost = np.broadcast_to(np.asarray(seconds(t, device), float), rows)
+    work = np.broadcast_to(np.asarray(t.vector_flops / device.vector_flops + (t.narrow_flops + t.wide_flops) / device.matrix_flops, float), rows)
+    fits = np.broadcast_to((np.asarray(t.shared) * 2 <= device.shared_bytes) & (np.asarray(t.largest) <= LARGEST_TILE), rows)
+    fetched = np.broadcast_to(np.asarray(t.fetched, float), rows)
+    largest = np.broadcast_to(np.asarray(t.largest), rows)
+    order = [i for i in np.lexsort((fetched, work, cost)) if fits[i]][:KEPT]
+    return [
+        Tiled(
+            float(cost[i]),
+            KernelSchedule(tuple(sorted(zip(axes, map(int, table[i]), strict=True))), 8 if largest[i] > 8192 else 4, 3 if o.loop else 1),
+        )
+        for i in order
+    ]
+
+
+# ---------------------------------------------------------------------- kernels of a search
 
 
 @dataclass(frozen=True)
 class Priced:
-    """One kernel with its best structure and sizes under the model; `seconds` is an estimate."""
+    """One kernel with its best loop axis, operator DAG and sizes under the model."""
 
     outs: Leaves
     leaves: Leaves
     loop: Axis | None
-    grid: tuple[Axis, ...]
+    grid: Axes
     dag: Dag
-    schedule: KernelSchedule
-    seconds: float
-    bytes: float
-    flops: float
-    alternatives: tuple[tuple[float, KernelSchedule], ...] = ()  # other sizes, best first, for the tuner
+    tilings: tuple[Tiled, ...]
+
+    @property
+    def seconds(self) -> float:
+        return self.tilings[0].seconds
+
+    @property
+    def schedule(self) -> KernelSchedule:
+        return self.tilings[0].schedule
 
 
 @dataclass
 class Model:
-    """Prices kernels of one search variant; `parts` gives split axes their number of parts."""
+    """Prices kernels of one search variant; `parts` gives the split axis its number of parts."""
 
     frontiers: Frontiers
     device: Device
@@ -56,8 +290,6 @@ class Model:
     def __post_init__(self) -> None:
         self._kernels: dict[tuple[Leaves, Leaves], Priced | None] = {}
 
-    # ------------------------------------------------------------------ sizes
-
     def extent(self, axis: Axis) -> int:
         a = origin(axis)
         if self.split is not None:
@@ -66,9 +298,6 @@ class Model:
             if a == self.split:
                 return math.ceil(self.extents[a] / self.parts)
         return self.extents[a]
-
-    def elements(self, axes: Iterable[Axis]) -> int:
-        return math.prod(self.extent(a) for a in axes)
 
     def width(self, p: Poly) -> int:
         """Bytes per element as stored: inputs as they are, partial or shifted values in f32, other intermediates narrow."""
@@ -79,140 +308,93 @@ class Model:
         return 4 if partial or f.grading.degree(p) else min(self.widths.values())
 
     def bytes(self, p: Poly) -> int:
-        return self.elements(self.frontiers.axioms.e.axes(p)) * self.width(p)
-
-    # ------------------------------------------------------------------ estimates
+        return math.prod(map(self.extent, self.frontiers.axioms.e.axes(p))) * self.width(p)
 
     def bound(self, outs: Leaves, leaves: Leaves) -> float:
         """No kernel with these outputs and loaded intermediates is faster."""
         traffic = sum(self.bytes(p) for p in (*outs, *leaves))
         return max(self.device.shortest, traffic / self.device.bandwidth) + self.device.launch
 
-    def work(self, p: Poly, s: Step, size: Mapping[Axis, int]) -> tuple[float, float]:
-        """(matrix seconds, vector seconds) of one application at given axis sizes, on the whole device."""
-        e = self.frontiers.axioms.e
-        n = math.prod(size[origin(a)] for a in {*e.axes(p), *s.reduced})
-        flops = n * operator("sum" if s.op == "acc" else s.op).flops
-        if s.op == "dot" and self.is_matmul(s, size):
-            narrow = any(self.frontiers.axioms.is_input(o) and self.width(o) <= 2 for o in s.args)
-            return flops / (self.device.matrix_flops if narrow else self.device.matrix_flops_f32), 0.0
-        return 0.0, flops / self.device.vector_flops
+    # ------------------------------------------------------------------ one operator
 
-    def is_matmul(self, s: Step, size: Mapping[Axis, int]) -> bool:
-        """Does a dot have free rows on one side and free columns on the other, so that matrix units apply?"""
-        e = self.frontiers.axioms.e
-        x, y = (e.axes(o) - set(s.reduced) for o in s.args)
-        big = lambda axes: any(size[origin(a)] > 1 for a in axes)  # noqa: E731
-        return big(x - y) and big(y - x)
+    def work(self, p: Poly, s: Step, size: Mapping[Axis, int]) -> float:
+        """Seconds of one application at given axis sizes, on the whole device."""
+        e, d = self.frontiers.axioms.e, self.device
+        points = math.prod(size[origin(a)] for a in {*e.axes(p), *s.reduced})
+        flops = points * operator("sum" if s.op == "acc" else s.op).flops
+        if s.op == "dot":
+            x, y = ({a for a in e.axes(o) - set(s.reduced) if size[origin(a)] > 1} for o in s.args)
+            if x - y and y - x:
+                narrow = any(self.frontiers.axioms.is_input(o) and self.width(o) <= 2 for o in s.args)
+                return flops / (d.matrix_flops if narrow else d.matrix_flops_f32)
+        return flops / d.vector_flops
 
     def library(self, p: Poly, s: Step) -> float:
         """Seconds of one operator over whole tensors, assuming that XLA fuses pointwise chains."""
-        e = self.frontiers.axioms.e
-        size = {origin(a): self.extent(a) for a in {*e.axes(p), *s.reduced}}
-        matrix, vector = self.work(p, s, size)
-        traffic = 0.0
-        if not operator(s.op).pointwise:
-            traffic = sum(self.bytes(o) for o in {*s.args}) + self.bytes(p)
-        else:
-            traffic = self.bytes(p)
-        launch = 0.0 if operator(s.op).pointwise else self.device.launch
-        return max(matrix + vector, traffic / self.device.bandwidth) + launch
+        size = {origin(a): self.extent(a) for a in {*self.frontiers.axioms.e.axes(p), *s.reduced}}
+        fused = operator(s.op).pointwise
+        traffic = self.bytes(p) + (0 if fused else sum(self.bytes(o) for o in {*s.args}))
+        return max(self.work(p, s, size), traffic / self.device.bandwidth) + (0.0 if fused else self.device.launch)
+
+    # ------------------------------------------------------------------ one kernel
 
     def kernel(self, outs: Leaves, leaves: Leaves) -> Priced | None:
         """The best loop axis, operator DAG and tile sizes for a kernel; None if no tile fits."""
         if (outs, leaves) not in self._kernels:
-            self._kernels[outs, leaves] = self._kernel(outs, leaves)
+            found = [k for loop in self.frontiers.loops_for(outs) if (k := self._with_loop(outs, leaves, loop)) is not None]
+            self._kernels[outs, leaves] = min(found, key=lambda k: k.seconds, default=None)
         return self._kernels[outs, leaves]
 
-    def _kernel(self, outs: Leaves, leaves: Leaves) -> Priced | None:
+    def _with_loop(self, outs: Leaves, leaves: Leaves, loop: Axis | None) -> Priced | None:
         f = self.frontiers
+        if leaves not in f.kernels(outs, loop):
+            return None
         must, optional = f.grid_for(outs, leaves)
         grid = tuple(sorted(must | optional, key=lambda a: (kind(a) != "g" and a not in f.batch, a)))
-        found: list[tuple[tuple[float, float, float], Priced]] = []
-        for loop in f.loops_for(outs):
-            if leaves not in f.kernels(outs, loop):
-                continue
-            typical = {a: 1 if a in must or a in f.batch else min(64, self.extent(a)) for a in grid}
-            if loop:
-                typical[loop] = min(64, self.extent(loop))
-            dag = f.cheapest(outs, leaves, loop, lambda p, s, t=typical, k=loop: sum(self.work(p, s, self._inside(t, k))) + 1e-15)
-            if dag is None:
-                continue
-            for tiles in self._tilings(grid, must, loop):
-                priced = self._price(outs, leaves, loop, grid, dag, tiles)
-                if priced is not None:
-                    found.append(priced)
-        if not found:
-            return None
-        found.sort(key=lambda x: x[0])
-        best = found[0][1]
-        same = [(k[0], x.schedule) for k, x in found if x.loop == best.loop and x.dag == best.dag]
-        return Priced(**{**best.__dict__, "alternatives": tuple(same[:64])})
-
-    def _tilings(self, grid: tuple[Axis, ...], must: frozenset[Axis], loop: Axis | None) -> Iterable[dict[Axis, int]]:
-        def options(a: Axis) -> list[int]:
-            n = self.extent(a)
-            if a in must or a in self.frontiers.batch:
-                return [1]
-            whole = {1 << (n - 1).bit_length()} if n <= 4096 else set[int]()
-            return sorted({t for t in GRID_TILES if t < n} | whole) or [1]
-
-        axes = list(grid)
-        choices = [options(a) for a in grid]
-        if loop:
-            axes.append(loop)
-            choices.append([t for t in LOOP_TILES if t < self.extent(loop)] or [1 << (self.extent(loop) - 1).bit_length()])
-        for pick in product(*choices):
-            yield dict(zip(axes, pick, strict=True))
-
-    def _inside(self, tiles: Mapping[Axis, int], loop: Axis | None) -> dict[Axis, int]:
-        """Size of every axis inside one block in one loop step."""
-        size = {a: min(tiles.get(a, self.extent(a)), self.extent(a)) for a in self.extents}
+        single = must | f.batch
+        size = {a: min(64, self.extent(a)) if a in grid or a == loop else self.extent(a) for a in self.extents}
+        size |= dict.fromkeys(single, 1) | ({loop + LOOP: 1} if loop else {})
         if self.split is not None:
-            size[self.split + PART] = tiles.get(self.split + PART, self.parts)
-        if loop:
-            size[loop + LOOP] = 1
-        return size
-
-    def _price(
-        self, outs: Leaves, leaves: Leaves, loop: Axis | None, grid: tuple[Axis, ...], dag: Dag, tiles: dict[Axis, int]
-    ) -> tuple[tuple[float, float, float], Priced] | None:
-        f, d = self.frontiers, self.device
-        e = f.axioms.e
-        size = self._inside(tiles, loop)
-        loaded = {o for _, s in dag for o in s.args if f.axioms.is_input(o)} | {f.in_loop(p, loop) for p in leaves}
-
-        def held(p: Poly) -> int:
-            return math.prod(max(size[origin(a)], 1) for a in e.axes(p))
-
-        step_bytes = sum(held(p) * self._loaded_width(p, loop) for p in loaded)
-        if step_bytes * 2 > d.shared_bytes or any(held(p) > LARGEST_TILE for p, _ in dag):
+            size.setdefault(self.split + PART, self.parts)
+        dag = f.cheapest(outs, leaves, loop, lambda p, s: self.work(p, s, size) + 1e-15)
+        if dag is None:
             return None
-        steps = math.ceil(self.extent(loop) / tiles[loop]) if loop else 1
-        blocks = math.prod(math.ceil(self.extent(a) / tiles[a]) for a in grid)
-        traffic = sum(self.bytes(o) for o in (*outs, *leaves))
-        refetch = 0.0
-        for p in loaded:
-            whole = {a for a in (origin(a) for a in e.axes(p)) if not a.endswith(LOOP)}
-            n = self.elements(whole) * self._loaded_width(p, loop)
-            traffic += n if f.axioms.is_input(p) else 0
-            refetch += n * math.prod(math.ceil(self.extent(a) / tiles[a]) for a in grid if a not in whole)
-        matrix = vector = 0.0
-        for p, s in dag:
-            repeat = steps if loop and any(origin(a) == loop + LOOP for a in (*e.axes(p), *s.reduced)) else 1
-            m, v = self.work(p, s, size)
-            matrix, vector = matrix + m * repeat, vector + v * repeat
-        waves = math.ceil(blocks / d.blocks)
-        full = blocks / (waves * d.blocks)
-        # Few blocks cannot keep enough loads in flight to use all of the bandwidth.
-        memory = max(traffic / d.bandwidth, refetch / d.cache_bandwidth) / min(1.0, 0.05 + full)
-        compute = (matrix + vector) * blocks / full
-        latency = steps * waves * 0.4e-6 if d.is_gpu else 0.0  # a loop step cannot be faster than a trip to memory and back
-        seconds = max(d.shortest, memory, compute, latency) + d.launch
-        schedule = KernelSchedule(tuple(sorted(tiles.items())), num_warps=8 if max(map(held, (p for p, _ in dag))) > 8192 else 4, num_stages=3 if loop else 1)
-        flops = (matrix * d.matrix_flops + vector * d.vector_flops) * blocks
-        priced = Priced(outs, leaves, loop, grid, dag, schedule, seconds, traffic, flops)
-        return (seconds, matrix + vector, refetch), priced
+        found = tilings(self._outline(outs, leaves, loop, grid, dag), self.extent, frozenset(single), self.device)
+        return Priced(outs, leaves, loop, grid, dag, tuple(found)) if found else None
 
-    def _loaded_width(self, p: Poly, loop: Axis | None) -> int:
-        return self.width(p) if self.frontiers.axioms.is_input(p) else 4
+    def _outline(self, outs: Leaves, leaves: Leaves, loop: Axis | None, grid: Axes, dag: Dag) -> Outline:
+        """The outline of a kernel that is not written yet."""
+        f = self.frontiers
+        loaded = {f.in_loop(p, loop): p for p in leaves}
+
+        def visible(p: Poly) -> Axes:
+            return tuple(sorted(a for a in f.axioms.e.axes(p) if kind(a) == "t" or kind(a) == "g" and a not in grid))
+
+        def in_body(p: Poly) -> bool:
+            return loop is not None and any(origin(a) == loop + LOOP for a in f.axioms.e.axes(p))
+
+        depth: dict[Poly, int] = {}
+        reads: dict[Poly, Read] = {}
+        work: list[Work] = []
+        for p, s in dag:
+            depth[p] = max((depth.get(o, 0) for o in s.args), default=0) + (s.op == "acc")
+            for o in s.args:
+                if f.axioms.is_input(o) or o in loaded:
+                    name = f.axioms.atom(o)[0] if f.axioms.is_input(o) else f"%{o}"
+                    passes = depth[p] + 1 if in_body(p) and s.op != "acc" else 1
+                    old = reads.get(o)
+                    reads[o] = Read(name, visible(o), self._width(o, loaded), max(passes, old.passes if old else 1))
+            sides = [set(visible(o)) for o in s.args]
+            gone = tuple(a for a in s.reduced if kind(a) != "l")
+            space = tuple(dict.fromkeys((*visible(p), *gone)))
+            narrow = any(f.axioms.is_input(o) and self.width(o) <= 2 for o in s.args)
+            op = "sum" if s.op == "acc" else s.op
+            body = in_body(p) or s.op == "acc"
+            work.append(Work(space, visible(p), operator(op).flops, body, _product(op, sides, gone), narrow))
+        writes = tuple((tuple(sorted(f.axioms.e.axes(o))), self.width(o)) for o in outs)
+        return Outline(grid, loop, tuple(reads.values()), tuple(work), writes)
+
+    def _width(self, p: Poly, loaded: Mapping[Poly, Poly]) -> int:
+        return self.width(loaded.get(p, p))
+
+

@@ -323,7 +323,7 @@ class Search:
         sizes = {a: self.reference.extent(a) for a in self.reference.sizes}
 
         def work(p: Poly, s: Step) -> float:
-            return sum(model.work(p, s, sizes)) + 1e-12
+            return model.work(p, s, sizes) + 1e-12
 
         def near(p: Poly, s: Step) -> float:
             return model.library(p, s) * (0.2 if p in self.native else 1.0)
@@ -433,5 +433,5 @@ class Search:
             schedule,
             sum(k.seconds for k in kernels),
             "kernels",
-            tuple(tuple(s for _, s in k.alternatives) for k in kernels),
+            tuple(tuple(t.schedule for t in k.tilings) for k in kernels),
         )

@@ -297,10 +297,24 @@ class Expressions:
         """Could an integer power go further in? Roots keep (x)^(1/2) and (2 x + 1)^(1/2) whole; a product of two need not."""
         match self.base(b):
             case ("P", p):
-                rows = self.poly(p)
-                return self.monic(p)[1] != 1 or (len(rows) == 1 and not self.term(rows[0][0])[0])
+                alone = len(self.poly(p)) == 1 and not self.term(self.poly(p)[0][0])[0]
+                return alone or self.monic(p)[1] != 1 or bool(self._common(p, ONE))
             case _:
                 return False
+
+    def _common(self, p: Poly, r: Fraction) -> dict[Base, Fraction]:
+        """Factors of all terms that may be pulled out of p ** r: those that no sum touches; of a root only exp, which is positive."""
+
+        def pullable(bound: Axes, factors: Factors) -> dict[Base, Fraction]:
+            ok = r.denominator == 1
+            return {b: q for b, q in factors if not (self.base_axes(b) & bound) and (ok or self.base(b)[0] == "E")}
+
+        rows = [self.term(t) for t, _ in self.poly(p)]
+        common = pullable(*rows[0])
+        for bound, factors in rows[1:]:
+            here = pullable(bound, factors)
+            common = {b: q for b, q in common.items() if here.get(b) == q}
+        return common
 
     def _factor(self, base: tuple[Any, ...], power: Fraction = ONE) -> Poly:
         return self.make_poly([(self.make_term((), [(self.bases.id(base), power)]), ONE)])
@@ -376,14 +390,7 @@ class Expressions:
         rows = [self.term(t) for t, _ in self.poly(p)]
         if not rows:
             raise UnsupportedError("power of zero")
-        def pullable(bound: Axes, factors: Factors) -> dict[Base, Fraction]:
-            ok = r.denominator == 1
-            return {b: q for b, q in factors if not (self.base_axes(b) & bound) and (ok or self.base(b)[0] == "E")}
-
-        common = pullable(*rows[0])
-        for bound, factors in rows[1:]:
-            here = pullable(bound, factors)
-            common = {b: q for b, q in common.items() if here.get(b) == q}
+        common = self._common(p, r)
         out = self.make_poly([(self.make_term((), [(b, q * r) for b, q in common.items()]), ONE)])
         rest = self.make_poly(
             [(self.make_term(self.term(t)[0], [(b, q) for b, q in self.term(t)[1] if b not in common]), c) for t, c in self.poly(p)]
