@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from mirage_jax.mugraph.graph import Axis, Kernel, KernelGraph, Library, Tensor, is_part, origin
+from mirage_jax.mugraph.graph import Axis, Kernel, KernelGraph, Library, Op, Tensor, is_part, origin
 from mirage_jax.mugraph.operators import operator
 
 BYTES = {"bool": 1, "i8": 1, "u8": 1, "f16": 2, "bf16": 2, "f32": 4, "i32": 4, "f64": 8, "i64": 8}
@@ -50,7 +50,7 @@ def footprint(graph: KernelGraph, parts: Mapping[Axis, int] | None = None) -> Fo
     return Footprint(moved, flops, launches)
 
 
-def iteration_spaces(kernel: Kernel) -> Iterable[tuple]:
+def iteration_spaces(kernel: Kernel) -> Iterable[tuple[Op, set[Axis]]]:
     """(operator, axes over which it is evaluated) for every operator of a kernel."""
     axes = {v.name: v.axes for v in (*kernel.loads, *kernel.ops)}
     for op in kernel.ops:

@@ -6,6 +6,9 @@ Nobody else asks ``if op == ...``, except the block-graph walkers for the three 
 Scalars ride for free: pointwise unary operators act on ``scale * x + offset``, `add` on ``ca * x + cb * y``. Fractions are exact.
 """
 
+# A record's lambdas take values of any domain and arrays of any library: their parameters have no type to name.
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportUnknownMemberType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -13,7 +16,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-import scipy.special
+import scipy.special  # pyright: ignore[reportMissingTypeStubs]
 
 from mirage_jax.errors import GraphError
 from mirage_jax.mugraph.domain import Domain
@@ -32,7 +35,7 @@ class OpDef:
     arity: int
     infer: Callable[[tuple[Axes, ...], Mapping[str, Attr]], Axes]  # axes of the result
     meaning: Meaning
-    defaults: Mapping[str, Attr] = field(default_factory=dict)  # attributes that may be left out
+    defaults: Mapping[str, Attr] = field(default_factory=dict[str, Attr])  # attributes that may be left out
     required: tuple[str, ...] = ()  # attributes that may not
     flops: float = 1.0  # per element of the iteration space (result axes and reduced axes)
     triton: str = ""  # f32 tile expression over {0}, {1}, ..; "" where the emitter owns the operator (dot, sum, ...)

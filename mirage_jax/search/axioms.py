@@ -69,8 +69,8 @@ class Axioms:
     """Backwards rules over one table of expressions. `fired` counts the steps of each rule."""
 
     e: Expressions
-    fired: dict[str, int] = field(default_factory=dict)
-    _steps: dict[Poly, tuple[Step, ...]] = field(default_factory=dict)
+    fired: dict[str, int] = field(default_factory=dict[str, int])
+    _steps: dict[Poly, tuple[Step, ...]] = field(default_factory=dict[Poly, tuple[Step, ...]])
 
     def steps(self, p: Poly) -> tuple[Step, ...]:
         """All ways to finish `p` with one operator. Each value is expanded once."""
@@ -193,7 +193,7 @@ def reduce_last(e: Expressions, p: Poly) -> Iterator[Step]:
     rows = _rows(e, p)
     if not rows or any(t == e.one for *_, t in rows):
         return
-    for x in sorted(frozenset.intersection(*(bound for bound, *_ in rows))):
+    for x in sorted(frozenset[Axis].intersection(*(bound for bound, *_ in rows))):
         if kind(x) == "t" and any(part_of(x) in bound for bound, *_ in rows):
             continue
         a, scale = e.monic(e.make_poly([(e.make_term(bound - {x}, factors), c) for bound, factors, c, _ in rows]))

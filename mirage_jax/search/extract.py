@@ -70,7 +70,7 @@ def common(frontiers: Frontiers, kernels: Sequence[tuple[Dag, Leaves]]) -> Cuts:
                 for group, _ in frontiers.grading.degree(a) or ():
                     axes = frozenset(x for x in map(origin, s.reduced) if kind(x) != "l")
                     reduced[group] = reduced.get(group, frozenset()) | axes
-    return Cuts(reduced, frozenset().union(*(leaves for _, leaves in kernels)))
+    return Cuts(reduced, frozenset[Poly]().union(*(leaves for _, leaves in kernels)))
 
 
 @dataclass
@@ -83,8 +83,8 @@ class Extractor:
     cuts: Cuts
     narrow: str  # dtype of intermediates that are neither partial nor shifted
     wide: str  # dtype of all others
-    tensors: dict[Poly, Tensor] = field(default_factory=dict)
-    shift_of: dict[Poly, Tensor] = field(default_factory=dict)
+    tensors: dict[Poly, Tensor] = field(default_factory=dict[Poly, Tensor])
+    shift_of: dict[Poly, Tensor] = field(default_factory=dict[Poly, Tensor])
     count: int = 0
 
     def __post_init__(self) -> None:
@@ -113,21 +113,22 @@ class _KernelWriter:
     loop: Axis | None
     grid: tuple[Axis, ...]
     leaves: Mapping[Poly, Poly]  # as seen inside the kernel -> kernel-level value
-    loads: dict[tuple[str, tuple[Axis, ...]], Load] = field(default_factory=dict)
-    ops: list[Op] = field(default_factory=list)
-    values: dict[Poly, str] = field(default_factory=dict)
-    axes: dict[str, tuple[Axis, ...]] = field(default_factory=dict)
-    shifts: dict[int, str] = field(default_factory=dict)  # group -> value that holds its current shift
-    exponentials: dict[int, Poly] = field(default_factory=dict)
-    stages: dict[str, Stage] = field(default_factory=dict)
-    degrees: dict[str, Degree] = field(default_factory=dict)
-    final: dict[str, str] = field(default_factory=dict)  # shift, or value relative to it -> the same after the loop
+    loads: dict[tuple[str, tuple[Axis, ...]], Load] = field(default_factory=dict[tuple[str, tuple[Axis, ...]], Load])
+    ops: list[Op] = field(default_factory=list[Op])
+    values: dict[Poly, str] = field(default_factory=dict[Poly, str])
+    axes: dict[str, tuple[Axis, ...]] = field(default_factory=dict[str, tuple[Axis, ...]])
+    shifts: dict[int, str] = field(default_factory=dict[int, str])  # group -> value that holds its current shift
+    exponentials: dict[int, Poly] = field(default_factory=dict[int, Poly])
+    stages: dict[str, Stage] = field(default_factory=dict[str, Stage])
+    degrees: dict[str, Degree] = field(default_factory=dict[str, Degree])
+    final: dict[str, str] = field(default_factory=dict[str, str])  # shift, or value relative to it -> the same after the loop
 
     # ------------------------------------------------------------------ parts
 
     def emit(self, op: str, *args: str, **attrs: Attr) -> str:
         if op in ("dot", "mul"):  # commutative: the operand with the outer axes of the result first, for people and for memory order
-            args = tuple(sorted(args, key=lambda v: ([self.x.rank[origin(a)] for a in self.axes[v] if a not in attrs.get("axes", ())] or [99], v)))
+            gone: Any = attrs.get("axes", ())
+            args = tuple(sorted(args, key=lambda v: ([self.x.rank[origin(a)] for a in self.axes[v] if a not in gone] or [99], v)))
         axes = operator(op).infer(tuple(self.axes[a] for a in args), attrs)
         name = str(len(self.ops))
         made = Op(name, op, args, axes, tuple(sorted(attrs.items())))

@@ -57,8 +57,8 @@ class Frontiers:
     space: Space
     batch: frozenset[Axis]
     tick: Callable[[], None] = lambda: None  # called once per state: budget check
-    stats: Counter[str] = field(default_factory=Counter)
-    _memo: dict[str, dict[object, object]] = field(default_factory=dict)
+    stats: Counter[str] = field(default_factory=Counter[str])
+    _memo: dict[str, dict[object, object]] = field(default_factory=dict[str, dict[object, object]])
 
     # ------------------------------------------------------------------ legality
 
@@ -118,12 +118,12 @@ class Frontiers:
 
     def grid_for(self, outs: Leaves, leaves: Leaves) -> tuple[frozenset[Axis], frozenset[Axis]]:
         """(mandatory, optional) grid axes: free in every output and reduced nowhere above the loads."""
-        free = frozenset.intersection(*(self.axioms.e.axes(o) for o in outs))
+        free = frozenset[Axis].intersection(*(self.axioms.e.axes(o) for o in outs))
         inside = frozenset[Axis]().union(*(self.reduced_axes(o, leaves) for o in outs))
         ok = frozenset(a for a in free - inside if a == origin(a))
         for o in outs:
             if self.grading.degree(o):  # its shift is stored too, and a store has every grid axis
-                ok &= frozenset.intersection(*self.grading.group_axes(o).values())
+                ok &= frozenset[Axis].intersection(*self.grading.group_axes(o).values())
         parts = frozenset(a for a in ok if kind(a) == "g")
         return parts, ok - parts
 
@@ -134,7 +134,7 @@ class Frontiers:
 
     def parts_of(self, outs: Leaves) -> frozenset[Axis]:
         """Part axes on the grid of a kernel with these outputs: those free in all of them."""
-        return frozenset(a for a in frozenset.intersection(*(self.axioms.e.axes(o) for o in outs)) if kind(a) == "g")
+        return frozenset(a for a in frozenset[Axis].intersection(*(self.axioms.e.axes(o) for o in outs)) if kind(a) == "g")
 
     def possible(self, s: Step, parts: frozenset[Axis]) -> bool:
         """A region input is read along a part axis only by kernels that have it on their grid; a loop runs over no copy of an axis."""

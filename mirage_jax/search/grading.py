@@ -28,12 +28,12 @@ class Grading:
 
     e: Expressions
     roots: tuple[Poly, ...]
-    groups: list[frozenset[str]] = field(default_factory=list)
+    groups: list[frozenset[str]] = field(default_factory=list[frozenset[str]])
     shifted: frozenset[int] = frozenset()
-    _group_of: dict[str, tuple[int, Fraction]] = field(default_factory=dict)  # signature -> (group, degree of power 1)
-    _degree: dict[Poly, Degree | None] = field(default_factory=dict)
-    _signatures: dict[Base, str] = field(default_factory=dict)
-    _splits: dict[Poly, bool] = field(default_factory=dict)
+    _group_of: dict[str, tuple[int, Fraction]] = field(default_factory=dict[str, tuple[int, Fraction]])  # signature -> (group, degree of power 1)
+    _degree: dict[Poly, Degree | None] = field(default_factory=dict[Poly, Degree | None])
+    _signatures: dict[Base, str] = field(default_factory=dict[Base, str])
+    _splits: dict[Poly, bool] = field(default_factory=dict[Poly, bool])
 
     def __post_init__(self) -> None:
         powers: dict[str, Fraction] = {}
@@ -53,7 +53,7 @@ class Grading:
         shifted = frozenset(range(len(self.groups)))
         while True:  # a group that some root is not of degree 0 in is computed plainly, which may free or bind others
             self.shifted, self._degree = shifted, {}
-            bad = set()
+            bad = set[int]()
             for root in self.roots:
                 d = self.degree(root)
                 bad |= set(shifted) if d is None else {i for i, _ in d}

@@ -103,7 +103,8 @@ class Expressions:
                 return self.axes(p)
             case ("E", t):
                 return self.term_axes(t)
-            case (_, _, polys, removed):
+            case function:
+                _, _, polys, removed = function
                 return NO_AXES.union(*(self.axes(p) for p in polys)) - frozenset(removed)
         raise AssertionError(self.base(b))
 
@@ -128,7 +129,8 @@ class Expressions:
                 return 1 + self.size(p)
             case ("E", t):
                 return 1 + self._term_size(t)
-            case (_, _, polys, removed):
+            case function:
+                _, _, polys, removed = function
                 return 1 + len(removed) + sum(self.size(p) for p in polys)
         raise AssertionError
 
@@ -163,7 +165,8 @@ class Expressions:
                 return self.bases.id(("P", self._sub_poly(p, m, everywhere)))
             case ("E", t):
                 return self.bases.id(("E", self._sub_term(t, tuple(sorted(m.items())), everywhere)))
-            case (_, name, polys, removed):
+            case function:
+                _, name, polys, removed = function
                 inner, gone = m, self._rename(removed, m) if everywhere else removed
                 if not everywhere:
                     inner, gone = self._avoiding_capture(frozenset(removed), self.base_axes(b), m)
@@ -441,7 +444,8 @@ class Expressions:
                 return f"({self.text(p)})"
             case ("E", t):
                 return f"exp({self._term_text(t)})"
-            case (_, name, polys, removed):
+            case function:
+                _, name, polys, removed = function
                 gone = f"{{{','.join(removed)}}}" if removed else ""
                 return f"{name}{gone}({', '.join(self.text(p) for p in polys)})"
         raise AssertionError

@@ -8,6 +8,7 @@ really is partial, else it would repeat an unsplit plan.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
@@ -34,7 +35,7 @@ class Plans:
         f = self.frontiers
         outs, leaves = cut
         _, optional = f.grid_for(outs, leaves)
-        return sum(sum(f.kernels(outs, x).get(leaves, {}).values()) for x in f.loops_for(outs)) * 2 ** len(optional)
+        return sum(sum(f.kernels(outs, x).get(leaves, Counter[int]()).values()) for x in f.loops_for(outs)) * 2 ** len(optional)
 
     def with_kernels(self, n: int) -> Iterator[tuple[Plan, int]]:
         """Yield (plan, number of structures it stands for) for all plans of exactly n kernels."""
