@@ -15,6 +15,7 @@ blocks keep busy, and latency bounds a loop whose every step is a trip to memory
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -25,7 +26,7 @@ import sympy
 
 from mirage_jax.mugraph.footprint import BYTES
 from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, is_part, origin, part_axis
-from mirage_jax.mugraph.operators import operator
+from mirage_jax.mugraph.operators import ACCUMULATORS, operator
 from mirage_jax.search.axioms import LOOP, PART, Step, kind
 from mirage_jax.search.devices import Device
 from mirage_jax.search.frontier import Dag, Frontiers, Leaves
@@ -80,26 +81,38 @@ class Outline:
 
 def outline(kernel: BlockGraph, graph: KernelGraph) -> Outline:
     """The outline of a block graph."""
-    passes = {x.name: 1 for x in kernel.loads}
-    for load in kernel.loads:
-        reached = {load.name}
-        for op in kernel.ops:
-            if kernel.stages[op.name].body and reached & set(op.args):
-                reached.add(op.name)
-                passes[load.name] = max(passes[load.name], kernel.stages[op.name].depth + 1)
+    stages = kernel.stages
+    args = {op.name: op.args for op in kernel.ops}
+    body = {n for n, stage in stages.items() if stage.body}
+    ends = [(stages[op.name].depth - 1, op.args) for op in kernel.ops if op.op in ACCUMULATORS]
+    ends += [(stages[x.value].depth, (x.value,)) for x in kernel.stores if stages[x.value].body]
+    passes = _passes(ends, lambda n: args.get(n, ()) if n in body else ())
     widths = {x.name: BYTES[graph.tensors[x.tensor].dtype] for x in kernel.loads}
-    reads = tuple(Read(x.tensor, x.axes, widths[x.name], passes[x.name]) for x in kernel.loads)
+    reads = tuple(Read(x.tensor, x.axes, widths[x.name], max(1, passes[x.name])) for x in kernel.loads)
     work: list[Work] = []
     for op in kernel.ops:
         gone = op.attributes.get("axes", ())
         assert isinstance(gone, tuple)
         space = tuple(dict.fromkeys((*op.axes, *gone)))
-        body = kernel.stages[op.name].body or op.op in ("acc", "accs", "last")
+        in_body = stages[op.name].body or op.op in ACCUMULATORS
         sides = [set(kernel.axes_of[a]) for a in op.args]
         narrow = any(widths.get(a, 4) <= 2 for a in op.args)
-        work.append(Work(space, op.axes, operator(op.op).flops, body, _product(op.op, sides, gone), narrow))
+        work.append(Work(space, op.axes, operator(op.op).flops, in_body, _product(op.op, sides, gone), narrow))
     writes = tuple((s.tensor.axes, BYTES[s.tensor.dtype]) for s in kernel.stores)
     return Outline(kernel.grid, kernel.loop, reads, tuple(work), writes)
+
+
+def _passes[N](ends: Iterable[tuple[int, Iterable[N]]], below: Callable[[N], Iterable[N]]) -> Counter[N]:
+    """In how many loops each value is needed. `ends` are what loop number d is run for, `below` the values of its body under one."""
+    loops: dict[int, set[N]] = {}
+    for depth, names in ends:
+        seen, todo = loops.setdefault(depth, set()), list(names)
+        while todo:
+            n = todo.pop()
+            if n not in seen:
+                seen.add(n)
+                todo += below(n)
+    return Counter(n for seen in loops.values() for n in seen)
 
 
 def _product(op: str, sides: Sequence[set[Axis]], gone: Axes) -> Axes:
@@ -353,7 +366,7 @@ class Model:
         grid = tuple(sorted(must | optional, key=lambda a: (kind(a) != "g" and a not in f.batch, a)))
         single = must | f.batch
         size = {a: min(64, self.extent(a)) if a in grid or a == loop else self.extent(a) for a in self.extents}
-        size |= dict.fromkeys(single, 1) | ({loop + LOOP: 1} if loop else {})
+        size |= dict.fromkeys(single, 1) | ({loop + LOOP: math.ceil(self.extent(loop) / size[loop])} if loop else {})
         if self.split is not None:
             size.setdefault(self.split + PART, self.parts)
         dag = f.cheapest(outs, leaves, loop, lambda p, s: self.work(p, s, size) + 1e-15)
@@ -373,17 +386,20 @@ class Model:
         def in_body(p: Poly) -> bool:
             return loop is not None and any(origin(a) == loop + LOOP for a in f.axioms.e.axes(p))
 
+        steps = dict(dag)
         depth: dict[Poly, int] = {}
+        for p, s in dag:
+            depth[p] = max((depth.get(o, 0) for o in s.args), default=0) + (s.op == "acc")
+        ends = [(depth[p] - 1, s.args) for p, s in dag if s.op == "acc"]
+        ends += [(depth[p], (p,)) for p in (f.in_loop(o, loop) for o in outs) if in_body(p)]
+        passes = _passes(ends, lambda p: steps[p].args if p in steps and in_body(p) else ())
         reads: dict[Poly, Read] = {}
         work: list[Work] = []
         for p, s in dag:
-            depth[p] = max((depth.get(o, 0) for o in s.args), default=0) + (s.op == "acc")
             for o in s.args:
                 if f.axioms.is_input(o) or o in loaded:
                     name = f.axioms.atom(o)[0] if f.axioms.is_input(o) else f"%{o}"
-                    passes = depth[p] + 1 if in_body(p) and s.op != "acc" else 1
-                    old = reads.get(o)
-                    reads[o] = Read(name, visible(o), self._width(o, loaded), max(passes, old.passes if old else 1))
+                    reads[o] = Read(name, visible(o), self.width(loaded.get(o, o)), max(1, passes[o]) if in_body(o) else 1)
             sides = [set(visible(o)) for o in s.args]
             gone = tuple(a for a in s.reduced if kind(a) != "l")
             space = tuple(dict.fromkeys((*visible(p), *gone)))
@@ -393,8 +409,3 @@ class Model:
             work.append(Work(space, visible(p), operator(op).flops, body, _product(op, sides, gone), narrow))
         writes = tuple((tuple(sorted(f.axioms.e.axes(o))), self.width(o)) for o in outs)
         return Outline(grid, loop, tuple(reads.values()), tuple(work), writes)
-
-    def _width(self, p: Poly, loaded: Mapping[Poly, Poly]) -> int:
-        return self.width(loaded.get(p, p))
-
-

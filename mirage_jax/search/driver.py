@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import product
@@ -30,11 +30,12 @@ from mirage_jax.search.frontier import EMPTY, BudgetExceeded, Dag, Frontiers, Le
 from mirage_jax.search.grading import Grading
 from mirage_jax.search.normal_form import Expressions, NormalFormDomain, Poly
 from mirage_jax.search.plans import Plan, Plans
+from mirage_jax.search.structures import PARTS, Candidate
 from mirage_jax.search.windows import Window, divisions, replace_windows
 
 log = logging.getLogger("mirage_jax")
 WIDTHS = {"bool": 1, "f16": 2, "bf16": 2, "f32": 4, "i32": 4, "f64": 8}
-PARTS = (4, 8, 16, 32)
+FAMILIES = ("algebra", "kernels")
 MAX_CLASSES = 100
 ALGEBRA_STATES = 12_000
 MAX_TERMS = 64  # a sum of more products than this is not searched
@@ -49,17 +50,6 @@ class StopReason(Enum):
     ALGEBRA = "common subexpressions of the algebra not exhausted (state limit)"
     PLANS = "plan limit reached"
     INTERRUPTED = "interrupted; best so far kept"
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A muGraph that should compute the region, with sizes to start tuning from. Estimates are the model's, in seconds."""
-
-    graph: KernelGraph
-    schedule: Schedule
-    seconds: float
-    family: str  # "kernels" | "algebra"
-    alternatives: tuple[tuple[KernelSchedule, ...], ...] = ()  # per kernel: other sizes, best first
 
 
 @dataclass
@@ -167,18 +157,23 @@ def batch_axes(reference: KernelGraph, roots: list[Poly], axioms: Axioms, reduce
 
 
 def search(
-    reference: KernelGraph, device: Device, space: Space, seconds: float, states: int = 2_000_000
+    reference: KernelGraph,
+    device: Device,
+    space: Space,
+    seconds: float,
+    states: int = 2_000_000,
+    families: Sequence[str] = FAMILIES,
 ) -> tuple[list[Candidate], SearchReport]:
     """Ranked candidates for a region, and what was looked at. A region too wide to exhaust is searched window by window."""
     parts = _narrow_windows(reference, device, space)
     if len(parts) == 1:
-        one = Search(reference, device, space, seconds, states)
+        one = Search(reference, device, space, seconds, states, families)
         return one.run(), one.report
     report = SearchReport(space, windows=len(parts))
     found: dict[int, list[Candidate]] = {}
     until = time.monotonic() + seconds
     for n, w in enumerate(parts):
-        one = Search(w.graph, device, space, max(0.5, (until - time.monotonic()) / (len(parts) - n)), states)
+        one = Search(w.graph, device, space, max(0.5, (until - time.monotonic()) / (len(parts) - n)), states, families)
         try:
             found[n] = one.run()
         except UnsupportedError as why:
@@ -227,7 +222,8 @@ def _compose(reference: KernelGraph, parts: list[Window], found: dict[int, list[
             if len({axis for axis, _ in split}) == len(split):  # an axis cannot be split into two numbers of parts
                 rest = sum(cs[0].seconds for n, cs in found.items() if cs and n not in chosen)
                 seconds = sum(c.seconds for c in chosen.values()) + rest
-                out.setdefault(str(graph), Candidate(graph, Schedule(tuple(own), split), seconds, family, tuple(others)))
+                single = tuple(sorted({a for c in chosen.values() for a in c.single}))
+                out.setdefault(str(graph), Candidate(graph, Schedule(tuple(own), split), seconds, family, tuple(others), single))
     return sorted(out.values(), key=lambda c: c.seconds)
 
 
@@ -240,6 +236,7 @@ class Search:
     space: Space = Space()
     seconds: float = 30.0
     states: int = 2_000_000
+    families: Sequence[str] = FAMILIES  # of candidates; kernels are for GPUs only
     max_plans: int = 20_000
     keep: int = 8  # candidates looked for
     slack: float = 2.5  # plans whose bound exceeds the best estimate by this factor are not priced
@@ -256,8 +253,10 @@ class Search:
         found: list[Candidate] = []
         try:
             self.start()
-            for produce in (self._algebra, self._kernels) if self.device.is_gpu else (self._algebra,):
-                for c in produce():
+            if "algebra" in self.families:
+                found.extend(self._algebra())
+            if "kernels" in self.families and self.device.is_gpu:
+                for c in self._kernels():
                     found.append(c)
         except BudgetExceeded as stop:
             self.report.stop = stop.args[0]
@@ -434,4 +433,5 @@ class Search:
             sum(k.seconds for k in kernels),
             "kernels",
             tuple(tuple(t.schedule for t in k.tilings) for k in kernels),
+            tuple(sorted(self.batch)),
         )

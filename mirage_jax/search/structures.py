@@ -1,0 +1,142 @@
+"""Structures: muGraphs without sizes, so that what was found for one shape serves every shape.
+
+A structure is the text of a candidate in which sizes are symbols: extents, and the scales of operators that equal the extent of an axis or
+its reciprocal (1/4096 of a mean over k is ``1/|k|``). `restore` puts the sizes of another shape in and chooses tiles: no search. Where
+a scale equals a size by accident, the restored graph is another program, which its certificate will refuse: a lost
+opportunity, never a wrong result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+from mirage_jax.errors import GraphError, ParseError
+from mirage_jax.mugraph.graph import (
+    Attr,
+    Axis,
+    BlockGraph,
+    KernelGraph,
+    KernelSchedule,
+    Library,
+    Op,
+    Schedule,
+    is_part,
+    origin,
+)
+from mirage_jax.mugraph.parser import parse
+from mirage_jax.search.cost import Tiled, outline, tilings
+from mirage_jax.search.devices import Device
+
+PARTS = (4, 8, 16, 32)
+SIZE = re.compile(r"(1/)?\|([a-z]\w*)\|")
+SCALES = ("scale", "ca", "cb", "offset")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A muGraph that should compute the region, with sizes to start tuning from. Estimates are the model's, in seconds."""
+
+    graph: KernelGraph
+    schedule: Schedule
+    seconds: float
+    family: str  # "kernels" | "algebra"
+    alternatives: tuple[tuple[KernelSchedule, ...], ...] = ()  # per kernel: other sizes, best first
+    single: tuple[Axis, ...] = ()  # axes of which tiles have one element
+
+
+def structure(graph: KernelGraph) -> str:
+    """The text of a graph with symbols for sizes."""
+    sizes = {n: a for a, n in sorted(graph.extents, reverse=True)}  # of equal extents, the first name
+
+    def symbol(key: str, value: Attr) -> Attr:
+        if key not in SCALES or not isinstance(value, Fraction | int) or abs(value) == 1 or value == 0:
+            return value
+        f = Fraction(value)
+        sign = "-" if f < 0 else ""
+        if abs(f.numerator) == 1 and f.denominator in sizes:
+            return f"{sign}1/|{sizes[f.denominator]}|"
+        if f.denominator == 1 and abs(f.numerator) in sizes:
+            return f"{sign}|{sizes[abs(f.numerator)]}|"
+        return value
+
+    def op(x: Op) -> Op:
+        return replace(x, attrs=tuple((k, symbol(k, v)) for k, v in x.attrs))
+
+    kernels = [replace(k, op=op(k.op)) if isinstance(k, Library) else replace(k, ops=tuple(map(op, k.ops))) for k in graph.kernels]
+    text = str(replace(graph, kernels=tuple(kernels)))
+    axes = " ".join(a for a, _ in graph.extents)
+    return re.sub(r"extents .*", f"extents {axes}", text, count=1)
+
+
+def with_sizes(text: str, extents: Mapping[Axis, int]) -> KernelGraph:
+    """The graph of a structure at given extents. Raises `ParseError` or `GraphError` if the text is not a structure over these axes."""
+
+    def number(m: re.Match[str]) -> str:
+        if m[2] not in extents:
+            raise GraphError(f"the structure has a size |{m[2]}|, which is no axis here")
+        return f"{m[1] or ''}{extents[m[2]]}"
+
+    head = re.search(r"extents (.*)", text)
+    if head is None or set(head[1].split()) != set(extents):
+        raise ParseError(f"not a structure over the axes {', '.join(sorted(extents))}")
+    sized = text.replace(head[0], "extents " + " ".join(f"{a}={n}" for a, n in sorted(extents.items())), 1)
+    return parse(SIZE.sub(number, sized))
+
+
+def tiled(graph: KernelGraph, family: str, single: Sequence[Axis], device: Device) -> Candidate | None:
+    """A candidate with the model's best tiles for every kernel and the best number of parts; None if no tile fits."""
+    best: Candidate | None = None
+    split = graph.split_axes
+    for parts in product(*([n for n in PARTS if graph.extent(a) // n >= 16] for a in split)):
+        counts = dict(zip(split, parts, strict=True))
+        found = [_kernel_tilings(k, graph, counts, single, device) for k in graph.kernels]
+        if not all(found):
+            continue
+        seconds = sum(x[0].seconds for x in found)
+        if best is None or seconds < best.seconds:
+            schedule = Schedule(tuple(x[0].schedule for x in found), tuple(counts.items()))
+            others = tuple(tuple(t.schedule for t in x) for x in found)
+            best = Candidate(graph, schedule, seconds, family, others, tuple(single))
+    return best
+
+
+def _kernel_tilings(
+    kernel: Library | BlockGraph, graph: KernelGraph, parts: Mapping[Axis, int], single: Sequence[Axis], device: Device
+) -> list[Tiled]:
+    if isinstance(kernel, Library):
+        return [Tiled(device.launch, KernelSchedule())]
+    return tilings(outline(kernel, graph), _extents(kernel, graph, parts), frozenset(single), device)
+
+
+def _extents(kernel: BlockGraph, graph: KernelGraph, parts: Mapping[Axis, int]) -> Callable[[Axis], int]:
+    def extent(a: Axis) -> int:
+        if is_part(a):
+            return parts[origin(a).removesuffix(".g")]
+        n = graph.extent(a)
+        return -(-n // parts[a]) if a in parts and a + ".g" in kernel.grid else n
+
+    return extent
+
+
+def to_json(candidates: Sequence[Candidate]) -> list[Any]:
+    """Structures of candidates, to be stored."""
+    return [{"structure": structure(c.graph), "family": c.family, "single": list(c.single)} for c in candidates]
+
+
+def restore(stored: Any, reference: KernelGraph, device: Device) -> list[Candidate]:
+    """Candidates for a region from stored structures, best estimate first; what does not fit is left out."""
+    out: list[Candidate] = []
+    for entry in stored if isinstance(stored, list) else []:
+        try:
+            graph = with_sizes(str(entry["structure"]), reference.sizes)
+            candidate = tiled(graph, str(entry["family"]), [str(a) for a in entry["single"]], device)
+        except (GraphError, ParseError, KeyError, TypeError):
+            continue
+        if candidate is not None:
+            out.append(candidate)
+    return sorted(out, key=lambda c: c.seconds)
