@@ -1,4 +1,4 @@
-"""For tests of the whole pipeline on CPU: a small program that algebra shortens, and timings the same on any machine."""
+"""For tests of the whole pipeline on CPU: a program that algebra shortens, and timings that are always the same."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

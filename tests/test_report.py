@@ -15,7 +15,8 @@ from mirage_jax.jaxpr_frontend.reasons import Code, LeftOut
 from mirage_jax.report import Decision, RegionReport, Report, places
 
 HERE = os.path.join(os.getcwd(), "models", "net.py")
-FLAX = "/usr/lib/python3.12/site-packages/flax/nnx/nn/normalization.py"
+NORM = "/usr/lib/python3.12/site-packages/flax/nnx/norm.py"
+STANDARD = sysconfig.get_path("stdlib")
 
 
 @pytest.mark.parametrize(
@@ -23,9 +24,9 @@ FLAX = "/usr/lib/python3.12/site-packages/flax/nnx/nn/normalization.py"
     [
         ([f"{HERE}:12:4 (f)"], ["models/net.py:12 (f)"]),
         ([f"{HERE}:12:4 (f)", f"{HERE}:12:9 (f)", f"{HERE}:7:1 (g)"], ["models/net.py:7,12 (f, g)"]),
-        ([f"{FLAX}:47:2 (_abs_sq)", f"{HERE}:3:1 (f)"], ["models/net.py:3 (f)", "flax/nnx/nn/normalization.py:47 (_abs_sq)"]),
+        ([f"{NORM}:47:2 (_abs_sq)", f"{HERE}:3:1 (f)"], ["models/net.py:3 (f)", "flax/nnx/norm.py:47 (_abs_sq)"]),
         ([r"C:\v\Lib\site-packages\flax\core.py:3:1 (f)"], [r"flax\core.py:3 (f)"]),
-        ([f"{sysconfig.get_path('stdlib')}/functools.py:9 (w)", "/home/me/a.py:1 (f)"], ["/home/me/a.py:1 (f)", "functools.py:9 (w)"]),
+        ([f"{STANDARD}/functools.py:9 (w)", "/a.py:1 (f)"], ["/a.py:1 (f)", "functools.py:9 (w)"]),
         (["/home/me/a.py:1:2 (make.<locals>.f.<locals>.<lambda>)"], ["/home/me/a.py:1 (make.f.<lambda>)"]),
         ([f"/m.py:{n} (f{n})" for n in range(1, 6)], ["/m.py:1,2,3,4,5 (f1, f2, f3, 2 more)"]),
         (["/m.py:5"], ["/m.py:5"]),
