@@ -1,7 +1,7 @@
 """Random expressions over named axes, and what an expression and a normal form mean, element by element.
 
-Trees are nested tuples: ("atom", name), (op, tree, tree), ("sum", tree, axis), ("pow", tree, exponent), ... Both readers are
-a few lines of scalar code that share nothing with the package.
+Trees are nested tuples: ("atom", name), (op, tree, tree), ("sum", tree, axis), ("pow", tree, exponent), ... Both
+readers are a few lines of scalar code that share nothing with the package.
 """
 
 import math
@@ -37,29 +37,38 @@ def extent(axis: str) -> int:
 # --- expressions
 
 
-def _extend(trees: st.SearchStrategy[Tree]) -> st.SearchStrategy[Tree]:
-    positive = trees.filter(is_positive)
-    roots = st.sampled_from([Q(-1), Q(1, 2), Q(-1, 2), Q(2), Q(3), Q(3, 2), Q(-2)])
-    factors = st.sampled_from([Q(1, 4), Q(-1), Q(2), Q(-1, 2)])
-    return st.one_of(
-        st.tuples(st.just("add"), trees, trees),
-        st.tuples(st.just("mul"), trees, trees),
-        st.tuples(st.just("mul"), trees, trees),
-        st.tuples(st.just("sum"), trees, st.sampled_from(sorted(SIZES))),
-        st.tuples(st.just("sum"), trees, st.sampled_from(sorted(SIZES))),
-        st.tuples(st.just("pow"), positive, roots),
-        st.tuples(st.just("scale"), trees, factors),
-        st.tuples(st.just("offset"), trees, st.sampled_from([Q(1), Q(1, 3)])),
-        st.tuples(st.just("exp"), trees, st.sampled_from([Q(1, 16), Q(-1, 8)])),
-        st.tuples(st.just("tanh"), trees),
-        st.tuples(st.just("maximum"), trees, trees),
-        st.tuples(st.just("max"), trees, st.sampled_from(sorted(SIZES))),
-    )
+ROOTS = (Q(-1), Q(1, 2), Q(-1, 2), Q(3, 2), Q(-2))
+ARGUMENTS: dict[str, st.SearchStrategy[Any]] = {
+    "sum": st.sampled_from(sorted(SIZES)),
+    "max": st.sampled_from(sorted(SIZES)),
+    "scale": st.sampled_from([Q(1, 4), Q(-1), Q(2), Q(-1, 2)]),
+    "offset": st.sampled_from([Q(1), Q(1, 3)]),
+    "exp": st.sampled_from([Q(1, 16), Q(-1, 8)]),
+}
+OPERATORS = ("mul", "add", "sum", "mul", "add", "sum", "pow", "exp", "scale", "offset", "tanh", "maximum", "max")
 
 
-def trees(leaves: int = 7) -> st.SearchStrategy[Tree]:
-    atoms = st.sampled_from([("atom", name) for name in ATOMS])
-    return st.recursive(atoms, _extend, max_leaves=leaves)
+@st.composite
+def trees(draw: st.DrawFn, steps: int = 8, largest: int = 40) -> Tree:
+    """An expression grown operator by operator, each on the last value and any value before: some are shared."""
+    values: list[Tree] = [("atom", name) for name in ATOMS]
+    last = draw(st.sampled_from(values))
+    for _ in range(draw(st.integers(1, steps))):
+        op = draw(st.sampled_from(OPERATORS))
+        if op in ("mul", "add", "maximum"):
+            made = (op, last, draw(st.sampled_from(values[::-1])))
+        elif op == "pow":
+            made = (op, last, draw(st.sampled_from(ROOTS)) if is_positive(last) else Q(draw(st.integers(2, 3))))
+        else:
+            made = (op, last, *([draw(ARGUMENTS[op])] if op in ARGUMENTS else []))
+        if nodes(made) > largest:
+            break
+        values.append(last := made)
+    return last
+
+
+def nodes(tree: Tree) -> int:
+    return 1 + sum(nodes(t) for t in tree if isinstance(t, tuple))
 
 
 def is_positive(tree: Tree) -> bool:

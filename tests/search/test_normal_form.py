@@ -24,7 +24,7 @@ from search.expressions import (
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.search.normal_form import Expressions, NormalFormDomain, Poly
 
-relaxed = settings(deadline=None, max_examples=120, suppress_health_check=list(HealthCheck), derandomize=True)
+relaxed = settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
 def domain() -> NormalFormDomain:

@@ -1,0 +1,193 @@
+"""Every backward step recombines to the value that it came from, out of smaller values: rules are sound, and end."""
+
+import math
+from collections import Counter
+from fractions import Fraction as Q
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from search.expressions import SIZES, Tree, corners, extent, formed, tame, trees, value
+from search.programs import NAMES, reference
+
+from mirage_jax.mugraph.operators import operator
+from mirage_jax.search.axioms import LOOP, PART, RULES, Axioms, Step, part_of
+from mirage_jax.search.driver import express
+from mirage_jax.search.frontier import Frontiers, Space
+from mirage_jax.search.grading import Grading
+from mirage_jax.search.normal_form import Expressions, NormalFormDomain, Poly
+
+relaxed = settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck), derandomize=True)
+MOST = 60  # values looked at below one expression
+
+
+def made(e: Expressions, s: Step) -> Poly:
+    """What a step makes, by the meaning of its operator."""
+    d = NormalFormDomain(e)
+    if s.op == "acc":
+        return e.scale(e.sum(s.args[0], s.reduced), s.times)
+    return e.scale(operator(s.op).meaning(d, *s.args, **dict(s.attrs)), s.times)
+
+
+def below(axioms: Axioms, p: Poly) -> list[Poly]:
+    """Values reachable from p, at most MOST of them."""
+    seen, todo = {p: None}, [p]
+    while todo and len(seen) < MOST:
+        for s in axioms.steps(todo.pop()):
+            for o in s.args:
+                if o not in seen:
+                    seen[o] = None
+                    todo.append(o)
+    return list(seen)
+
+
+def rank(axioms: Axioms, p: Poly) -> tuple[int, int]:
+    f = Frontiers(axioms, Grading(axioms.e, (p,)), Space(), frozenset())
+    return f.order(p)
+
+
+def equal(e: Expressions, p: Poly, q: Poly, part: str) -> bool:
+    """In value. Only products and powers of sums, which are not expanded, have more than one form."""
+    names = [a + part + copy for a in SIZES for part in ("", LOOP, PART) for copy in ("", "'", "''", 3 * "'")]
+    halves = {"j": 2, "j.l": 2, "j.g": 2} if part else {}
+    values = [[value(e, x, dict.fromkeys(names, n), SIZES | halves) for x in (p, q)] for n in (0, 1)]
+    return all(math.isclose(*pair, rel_tol=1e-6, abs_tol=1e-6) for pair in values)
+
+
+def check(axioms: Axioms, p: Poly, exactly: bool = False, part: str = "") -> None:
+    e = axioms.e
+    for s in axioms.steps(p):
+        q = made(e, s)
+        assert q == p or (not exactly and equal(e, q, p, part)), (
+            f"{e.text(p)} is not {s.op} of {', '.join(map(e.text, s.args))}"
+        )
+        assert all(e.size(o) < e.size(p) or s.op == "affine" for o in s.args)
+
+
+@relaxed
+@given(trees())
+def test_steps_recombine(tree: Tree) -> None:
+    e = Expressions(extent)
+    axioms = Axioms(e)
+    for p in below(axioms, formed(NormalFormDomain(e), tree)):
+        check(axioms, p)
+
+
+@relaxed
+@given(trees(), st.sampled_from([LOOP, PART]))
+def test_steps_of_a_split_axis_recombine(tree: Tree, part: str) -> None:
+    """A tile is summed before the steps are accumulated and the parts are combined."""
+    e = Expressions(extent)
+    axioms = Axioms(e)
+    root = e.split(formed(NormalFormDomain(e), tree), "j", ("j" + part, "j"))
+    for p in below(axioms, root):
+        check(axioms, p, part=part)
+        for s in axioms.steps(p):
+            gone = s.reduced
+            assert all((a + LOOP in gone) == (s.op == "acc") for a in ("j",) if a + LOOP in gone)
+            if part == PART and "j" in gone:
+                assert all(part_of("j") not in bound for bound, _ in (e.term(t) for t, _ in e.poly(p))) or "j.g" in gone
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_of_programs_recombine(name: str) -> None:
+    graph = reference(name)
+    e = Expressions(graph.extent)
+    axioms = Axioms(e)
+    known = express(graph, e)
+    for root in graph.outputs:
+        values = below(axioms, e.affine_parts(known[root])[0])
+        assert len(values) < MOST
+        for p in values:
+            check(axioms, p, exactly=True)
+        assert {p for p in values if not axioms.steps(p)} == {p for p in values if axioms.is_input(p)}
+
+
+def test_every_rule_and_operator_occurs() -> None:
+    """Over the programs and one function of each other kind."""
+    fired, ops = Counter[str](), Counter[str]()
+    for name in NAMES:
+        graph = reference(name)
+        e = Expressions(lambda a, g=graph: g.extent(a.removesuffix(LOOP)))
+        axioms = Axioms(e)
+        for root in (express(graph, e)[n] for n in graph.outputs):
+            for axis in (None, *graph.sizes):
+                split = root if axis is None or axis in e.axes(root) else e.split(root, axis, (axis + LOOP, axis))
+                ops.update(s.op for p in below(axioms, split) for s in axioms.steps(p))
+        fired.update(axioms.fired)
+    e = Expressions(extent)
+    axioms, d = Axioms(e), NormalFormDomain(e)
+    x, y = e.atom("x", ("i", "j")), e.atom("b", ("j",))
+    for p in (
+        d.maximum(x, ("j",)),
+        d.function("where", [d.function("lt", [d.iota("i"), d.iota("j")]), x, d.constant(Q(1, 2))]),
+        d.power(d.add(d.mul(d.constant(Q(2)), x), y), Q(-1, 2)),
+        d.add(d.mul(d.constant(Q(-3)), x), d.constant(Q(1))),
+    ):
+        ops.update(s.op for q in below(axioms, p) for s in axioms.steps(q))
+    fired.update(axioms.fired)
+    assert set(fired) == {rule.__name__ for rule in RULES} and all(fired.values())
+    expected = "exp pow logistic max where lt add sum acc mul div dot affine const iota"
+    assert set(ops) == set(expected.split())
+
+
+def test_operands_are_ordered_before_results() -> None:
+    """Scaling does not change a value's size, yet it must come after it."""
+    e = Expressions(extent)
+    axioms = Axioms(e)
+    x = e.atom("x", ("i", "j"))
+    (term, _), *_ = e.poly(x)
+    scaled = e.make_poly([(e.make_term((), [(e.bases.id(("E", term)), Q(1))]), Q(2))])  # before exp(x) has an id
+    for p in (scaled, e.function("maximum", (scaled, e.exp(x))), e.function("max", (e.scale(x, Q(-1)),), ("j",))):
+        for s in axioms.steps(p):
+            assert all(rank(axioms, o) < rank(axioms, p) for o in s.args)
+
+
+@relaxed
+@given(trees())
+def test_steps_are_right_in_numbers(tree: Tree) -> None:
+    """The same without trusting the constructors: operands read element by element."""
+    e = Expressions(extent)
+    axioms, scale = Axioms(e), tame(tree)
+    p = formed(NormalFormDomain(e), tree)
+    axes = {a + q: 0 for a in SIZES for q in ("", "'", "''")}
+    for s in axioms.steps(p):
+        for corner in corners():
+            at = axes | corner
+            want = value(e, p, at)
+            have = float(s.times) * number(e, s, at)
+            assert math.isclose(have, want, rel_tol=1e-9, abs_tol=1e-9 * (1 + scale))
+
+
+def number(e: Expressions, s: Step, at: dict[str, int]) -> float:
+    """An operator applied to numbers."""
+    a = dict(s.attrs)
+    if s.op in ("sum", "dot", "acc", "max"):
+        x, *rest = s.reduced
+        inner = Step(s.op, s.args, (("axes", tuple(rest)),))
+        values = [number(e, inner, at | {x: n}) for n in range(extent(x))] if rest else []
+        if not rest:
+            values = [math.prod(value(e, o, at | {x: n}) for o in s.args) for n in range(extent(x))]
+        return max(values) if s.op == "max" else sum(values)
+    xs = [value(e, o, at) for o in s.args]
+    affine = lambda x: float(a.get("scale", 1)) * x + float(a.get("offset", 0))  # noqa: E731
+    match s.op:
+        case "const":
+            return float(a["value"])
+        case "affine":
+            return affine(*xs)
+        case "add":
+            return float(a.get("ca", 1)) * xs[0] + float(a.get("cb", 1)) * xs[1]
+        case "mul":
+            return xs[0] * xs[1]
+        case "div":
+            return xs[0] / xs[1]
+        case "pow":
+            return affine(*xs) ** float(a["exponent"])
+        case "exp":
+            return math.exp(affine(*xs))
+        case "tanh":
+            return math.tanh(affine(*xs))
+        case "maximum":
+            return max(xs)
+    raise AssertionError(s.op)
