@@ -708,7 +708,7 @@ def test_without_a_file(tmp_path) -> None:
     environment = {k: v for k, v in os.environ.items() if k not in ("HOME", "XDG_CACHE_HOME", "MIRAGE_JAX_CACHE_DIR")}
     done = subprocess.run(
         [sys.executable, "-O", "-c", program],
-        env=environment | {"JAX_PLATFORMS": "cpu", "HOME": str(tmp_path)},
+        env=environment | {"JAX_PLATFORMS": "cpu", "HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""},
         cwd=tmp_path, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
