@@ -34,10 +34,10 @@ def kind(axis: Axis) -> str:
     return "l" if o.endswith(LOOP) else "g" if o.endswith(PART) else "t"
 
 
-def part_of(axis: Axis) -> Axis:
-    """``k'`` -> ``k.g'``: the part axis that belongs to a tile axis."""
+def part_of(axis: Axis, suffix: str = PART) -> Axis:
+    """``k'`` -> ``k.g'`` (``k.l'``): the part axis (the loop steps) that belongs to a tile axis."""
     o = origin(axis)
-    return o + PART + axis[len(o) :]
+    return o + suffix + axis[len(o) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +188,13 @@ def split_sum(e: Expressions, p: Poly) -> Iterator[Step]:
 def reduce_last(e: Expressions, p: Poly) -> Iterator[Step]:
     """S[x] t -> reduce over x: a tile sum, the accumulator of the loop, or the combination of grid parts.
 
-    The grid part of a split axis is always summed outermost: the order of two commuting sums is fixed, nothing is lost.
+    A tile is summed before the loop steps and before the grid parts: the order of commuting sums is fixed, nothing is lost.
     """
     rows = _rows(e, p)
     if not rows or any(t == e.one for *_, t in rows):
         return
     for x in sorted(frozenset[Axis].intersection(*(bound for bound, *_ in rows))):
-        if kind(x) == "t" and any(part_of(x) in bound for bound, *_ in rows):
+        if kind(x) == "t" and any(part_of(x) in bound or part_of(x, LOOP) in bound for bound, *_ in rows):
             continue
         a, scale = e.monic(e.make_poly([(e.make_term(bound - {x}, factors), c) for bound, factors, c, _ in rows]))
         yield _step("acc" if kind(x) == "l" else "sum", (a,), scale, axes=(x,))
