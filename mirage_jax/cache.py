@@ -40,7 +40,7 @@ log = logging.getLogger("mirage_jax.cache")
 SCHEMA = 1
 MAX_BYTES = 1 << 20
 XLA_LIFETIME = 30 * 86400.0  # seconds: that nothing won is worth asking again after a month
-DECISIONS = ("win", "xla")
+DECISIONS = ("win", "xla", "structures")
 PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "triton", "jax-triton", "mirage-jax")
 SETTINGS = ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE", "LIBTPU_INIT_ARGS")
 
@@ -124,7 +124,10 @@ class CacheKey:
 
 @dataclass(frozen=True)
 class Entry:
-    """What was decided for a key. "win": `graph` beats XLA, with `schedule` and `certificate`. "xla": nothing does."""
+    """What was decided for a key. "win": `graph` beats XLA, with `schedule` and `certificate`. "xla": nothing does.
+
+    "structures" is no decision: `schedule` holds what a search found, without sizes, for regions of the same structure.
+    """
 
     decision: str
     graph: str | None = None

@@ -46,9 +46,11 @@ from mirage_jax.mugraph.merge import simplify_axes
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.thread import thread_graphs
 from mirage_jax.report import Decision, places
-from mirage_jax.search.devices import device_for
-from mirage_jax.search.driver import Candidate, search
+from mirage_jax.search import structures
+from mirage_jax.search.devices import Device, device_for
+from mirage_jax.search.driver import FAMILIES, search
 from mirage_jax.search.frontier import Space
+from mirage_jax.search.structures import Candidate
 from mirage_jax.verify import certificate as certificates
 from mirage_jax.verify import float_gate
 
@@ -58,6 +60,7 @@ POLICY = "certificate 1e-12, float gate 2.1, lower bound of the ratio at least 1
 MARGIN = 1.03  # lower 95% bound of XLA's time over ours, below which XLA stays
 PROMISING = 0.97  # on CPU only candidates that the model puts below this fraction of XLA's estimate are measured
 FINALISTS = 6
+STORED = 16  # structures kept for other sizes
 # A float32 product that asks for more than the default precision is not captured, and XLA's default on GPUs is tf32 too.
 KERNEL_OPTIONS = EmitOptions(dot_precision="tf32")
 EVERY_CLASS = 5e8  # operations of a region up to which the float gate runs every class; beyond, float64 takes its time
@@ -184,12 +187,31 @@ class _Attempt:
 
     # ------------------------------------------------------------------ stages
 
-    def candidates(self, seconds: float, states: int | None) -> tuple[list[Candidate], str]:
-        """Search; well-formed candidates, best estimate first, and the search's report."""
-        device = device_for(self.device.device_kind)
-        found, report = search(self.reference, device, SPACE, seconds, states or 2_000_000)
+    @property
+    def description(self) -> Device:
+        """What the cost model knows of the device."""
+        return device_for(self.device.device_kind)
+
+    def candidates(self, cache: Cache, key: CacheKey) -> tuple[list[Candidate], str]:
+        """Well-formed candidates, best estimate first, and the search's report.
+
+        Kernels that were found for the same structure at other sizes are tiled for these; only algebra is searched then, because
+        what order of evaluation is cheap depends on sizes.
+        """
+        budget, device = self.options.budget, self.description
+        key = replace(key, graph=structures.structure(self.reference), extents=(), policy=f"structures, {SPACE}")
+        known = cache.get(key) if device.is_gpu else None
+        kernels = [] if known is None else structures.restore(known.schedule, self.reference, device)
+        families = ("algebra",) if kernels or self.options.backend == "jax" else FAMILIES
+        found, report = search(self.reference, device, SPACE, budget.seconds, budget.states or 2_000_000, families)
+        text = str(report)
+        if kernels:
+            text = f"kernels: {len(kernels)} structures known from other sizes, only their tiles were chosen\nalgebra: {text}"
+        elif new := [c for c in found if c.family == "kernels"][:STORED]:
+            cache.put(key, Entry("structures", schedule=structures.to_json(new)))
+        found = sorted([*kernels, *found], key=lambda c: c.seconds)
         self.tried["found"] = len(found)
-        return found, str(report)
+        return found, text
 
     def verified(self, found: Iterable[Candidate]) -> Iterator[Candidate]:
         """Those that are well formed and pass one draw of the fingerprint."""
@@ -379,10 +401,8 @@ class Compiler:
             budget = self.options.budget
             operators = len(attempt.reference.kernels)
             log.info("region of %d operators: searching for at most %s", operators, budget)
-            found, report = attempt.candidates(budget.seconds, budget.states)
+            found, report = attempt.candidates(self.cache, key)
             base = replace(base, search=report, source="search", tried=attempt.tried)
-            if self.options.backend == "jax":
-                found = [c for c in found if c.family == "algebra"]
             if attempt.platform == "cpu":
                 found = [c for c in found if self._promising(attempt, base, c)]
             finalists = list(islice(attempt.verified(diverse(found)), FINALISTS))
@@ -396,7 +416,7 @@ class Compiler:
     def _promising(self, attempt: _Attempt, base: Decision, c: Candidate) -> bool:
         """Does the model expect an algebraic candidate to do clearly less than the program as it stands?"""
         after = footprint(c.graph)
-        device = device_for(attempt.device.device_kind)
+        device = attempt.description
 
         def estimate(f: Any) -> float:
             return max(f.flops / device.matrix_flops_f32, f.bytes / device.bandwidth)
