@@ -47,7 +47,7 @@ class Optimized:
         self.__wrapped__ = fn
         self._jit_options = jit_options
         self._plain = jax.jit(fn, **jit_options)
-        self._jit = jax.jit(capture(fn, self.compiler), **jit_options)
+        self._jit: Any = jax.jit(capture(fn, self.compiler), **jit_options)
         functools.update_wrapper(self, fn, updated=())
 
     @property

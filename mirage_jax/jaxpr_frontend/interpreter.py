@@ -31,15 +31,21 @@ class CompiledRegion(Protocol):
     Hashable, because identical regions share one lowering if they share one object.
     """
 
-    portable: Callable[..., list[Any]]
-    cuda: Callable[..., list[Any]] | None
+    @property
+    def portable(self) -> Callable[..., list[Any]]: ...
+
+    @property
+    def cuda(self) -> Callable[..., list[Any]] | None: ...
 
 
 class Compiler(Protocol):
     """Decides what replaces a region; None leaves it to XLA. Frozen and hashable: it is a parameter of an equation."""
 
-    strict: bool
-    max_ops: int
+    @property
+    def strict(self) -> bool: ...
+
+    @property
+    def max_ops(self) -> int: ...
 
     def compile_region(self, region: Region, platforms: tuple[str, ...]) -> CompiledRegion | None:
         """`platforms` are those that the program is being lowered for, as JAX names them: "cpu", "cuda", ..."""
