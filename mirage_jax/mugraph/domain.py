@@ -1,8 +1,9 @@
 """The primitive operations in terms of which every operator is defined, and who interprets them.
 
-An operator is written once, as a function over an abstract `Domain` (registry: `operators.py`). Each reader of a muGraph
-is a domain: float64 numpy (the oracle), jax.numpy (the portable lowering), pairs over Z_p x Z_q (the verifier) and
-normal forms (the abstract expressions that guide the search). One record, many readers: they cannot disagree.
+An operator is written once, as a function over an abstract `Domain` (registry: `operators.py`). Each reader of a
+muGraph is a domain: float64 numpy (the oracle), jax.numpy (the portable lowering), pairs over Z_p x Z_q (the
+verifier) and normal forms (the abstract expressions that guide the search). One record, many readers: they cannot
+disagree.
 """
 
 from __future__ import annotations

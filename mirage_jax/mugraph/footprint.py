@@ -1,8 +1,9 @@
 """Bytes moved and operations done by a muGraph: the figures of reports, and the terms of the cost of library operators.
 
-Input: a kernel graph and, if axes are split over the grid, the number of parts. Output: a `Footprint`. Every kernel reads each of its
-tensors from device memory once and writes its results once; of library operators, pointwise ones are taken to be fused into their
-neighbours by XLA, so that only matrix products, reductions and the graph's own outputs move bytes.
+Input: a kernel graph and, if axes are split over the grid, the number of parts. Output: a `Footprint`. Every kernel
+reads each of its tensors from device memory once and writes its results once; of library operators, pointwise ones
+are taken to be fused into their neighbours by XLA, so that only matrix products, reductions and the graph's own
+outputs move bytes.
 """
 
 from __future__ import annotations

@@ -7,18 +7,19 @@ assignment of axes to {grid, loop, inside the tile}, and the paper's maps are re
 * fmap: it is divided over the loop steps if it has the loop axis, and is the same in each step otherwise;
 * omap: a store has every grid axis, so blocks write disjoint slices.
 
-Axis names: ``k``; ``k'`` is another axis of the same extent (a bound or renamed copy); ``k.g`` counts the parts into which
-a split axis ``k`` is divided over the grid (split-K, split-KV). If ``k.g`` is in a kernel's grid, ``k`` means "inside the part".
+Axis names: ``k``; ``k'`` is another axis of the same extent (a bound or renamed copy); ``k.g`` counts the parts into
+which a split axis ``k`` is divided over the grid (split-K, split-KV). If ``k.g`` is in a kernel's grid, ``k`` means
+"inside the part".
 
 Kernel graph = `KernelGraph`: library operators (`Library`, left to XLA) and graph-defined kernels (`BlockGraph`) over
-device tensors (`Tensor`). Block graph: input iterators (`Load`), operators (`Op`), accumulators (operators ``acc``, ``accs``,
-``last``; the carried ``shift``), output savers (`Store`), a grid and at most one loop axis. The thread graph is derived by rule: chains
-of elementwise operators stay in registers (`mugraph.thread`). Sizes of tiles are not part of a
-muGraph but of a `Schedule`, so one structure serves every shape.
+device tensors (`Tensor`). Block graph: input iterators (`Load`), operators (`Op`), accumulators (operators ``acc``,
+``accs``, ``last``; the carried ``shift``), output savers (`Store`), a grid and at most one loop axis. The thread
+graph is derived by rule: chains of elementwise operators stay in registers (`mugraph.thread`). Sizes of tiles are not
+part of a muGraph but of a `Schedule`, so one structure serves every shape.
 
-Where an operator runs is derived too (`BlockGraph.stages`): an operator is in the *body* of the loop if it depends on a load
-that has the loop axis, other than through an accumulator; its *depth* is the number of accumulators below it. Body
-operators of depth d run in loop number d, so a graph may pass over its data more than once.
+Where an operator runs is derived too (`BlockGraph.stages`): an operator is in the *body* of the loop if it depends on
+a load that has the loop axis, other than through an accumulator; its *depth* is the number of accumulators below it.
+Body operators of depth d run in loop number d, so a graph may pass over its data more than once.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def origin(axis: Axis) -> Axis:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor in device memory, row-major in the order of its axes. dtype: f16 bf16 f32 f64 i32 bool (numpy short names)."""
+    """A tensor in device memory, row-major in the order of its axes. dtype: f16 bf16 f32 f64 i32 bool."""
 
     name: str
     axes: tuple[Axis, ...]
@@ -63,7 +64,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Input iterator: value `name` is tensor `tensor`, its dimensions seen under the names `axes` (same length and extents)."""
+    """Input iterator: value `name` is tensor `tensor`, its dimensions seen under the names `axes` (equal extents)."""
 
     name: str
     tensor: str
@@ -123,8 +124,8 @@ class Stage:
 def stage_of(op: Op, known: Mapping[str, Stage], loop: Axis | None) -> Stage:
     """Stage of an operator, given those of its arguments.
 
-    A loop-invariant value may be consumed at any depth; a body value that also needs a finished accumulator belongs to a
-    later loop, which is what the maximum over the arguments says.
+    A loop-invariant value may be consumed at any depth; a body value that also needs a finished accumulator belongs
+    to a later loop, which is what the maximum over the arguments says.
     """
     args = [known[a] for a in op.args]
     depth = max((s.depth for s in args), default=0)

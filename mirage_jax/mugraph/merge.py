@@ -4,19 +4,22 @@
 
 before -> after:  input X: f32[b,t,k]; dot{axes=(k)} X[b,t,k] W[k,j]  ->  input X: f32[b,k]; ... with |b| := |b| * |t|
 
-Two axes merge if they are neighbours, in the same order, in every input and output that has either, if every value has both or
-neither, and if no operator tells them apart (reduces one of them, or asks for its index). Arrays only change their shape, row-major,
-so merging costs nothing; a graph with fewer axes has smaller tiles to choose and fewer programs equal to it.
+Two axes merge if they are neighbours, in the same order, in every input and output that has either, if every value
+has both or neither, and if no operator tells them apart (reduces one of them, or asks for its index). Arrays only
+change their shape, row-major, so merging costs nothing; a graph with fewer axes has smaller tiles to choose and fewer
+programs equal to it.
 
-`separate_copies`: where a tensor is read a second time under copies of its axes (q and k of self-attention come from one x[i,c], k
-read as x[i',c]), the copy becomes an axis of its own, so that it can be looped over while i is divided over the grid.
+`separate_copies`: where a tensor is read a second time under copies of its axes (q and k of self-attention come from
+one x[i,c], k read as x[i',c]), the copy becomes an axis of its own, so that it can be looped over while i is divided
+over the grid.
 
 before -> after:  dot{axes=(c)} q[i,c] k[i',c]  ->  dot{axes=(c)} q[i,c] k[a,c], |a| = |i|
 
-`sink_renames`: an intermediate that is only ever read under other names gets these names, and so does what it is made from, up to the
-inputs; equal values then have equal names, whatever names the frontend met them under.
+`sink_renames`: an intermediate that is only ever read under other names gets these names, and so does what it is made
+from, up to the inputs; equal values then have equal names, whatever names the frontend met them under.
 
-before -> after:  t: f32[i,j] = exp s[i,j];  dot{axes=(i)} t[j,i] v[i,e]  ->  t: f32[j,i] = exp s[j,i];  dot{axes=(i)} t[j,i] v[i,e]
+before -> after:  t: f32[i,j] = exp s[i,j];  dot{axes=(i)} t[j,i] v[i,e]
+              ->  t: f32[j,i] = exp s[j,i];  dot{axes=(i)} t[j,i] v[i,e]
 """
 
 from __future__ import annotations
@@ -77,7 +80,9 @@ def _renamed(k: Library, m: Mapping[Axis, Axis]) -> Library:
 
 def separate_copies(graph: KernelGraph) -> KernelGraph:
     """The same program without copies of axes; a graph of library operators."""
-    used = [a for t in graph.tensors.values() for a in t.axes] + [a for k in graph.kernels for x in k.loads for a in x.axes]
+    used = [a for t in graph.tensors.values() for a in t.axes] + [
+        a for k in graph.kernels for x in k.loads for a in x.axes
+    ]
     names = (c for c in (*ascii_lowercase, *map("a{}".format, range(1, 1000))) if c not in graph.sizes)
     m = {a: next(names) for a in dict.fromkeys(used) if a != origin(a)}
     if not m:
@@ -90,7 +95,7 @@ def separate_copies(graph: KernelGraph) -> KernelGraph:
 
 
 def merge_axes(graph: KernelGraph) -> KernelGraph:
-    """The same program over as few axes as possible; a graph of library operators. Inputs and outputs keep order and names."""
+    """The same program over as few axes as possible; of library operators. Inputs and outputs keep order and names."""
     while (pair := _mergeable(graph)) is not None:
         graph = _merge(graph, *pair)
     return graph
@@ -115,7 +120,7 @@ def _goes_together(graph: KernelGraph, border: list[Tensor], a: Axis, b: Axis) -
                 return False  # the tensor is read under other names
         for op in k.ops:
             values = op.attributes.values()
-            if not together(op.axes) or any(v in (a, b) or isinstance(v, tuple) and not together(v) for v in values):
+            if not together(op.axes) or any(v in (a, b) or (isinstance(v, tuple) and not together(v)) for v in values):
                 return False
     return not any(x.startswith((a + "'", b + "'")) for k in graph.kernels for v in (*k.loads, *k.ops) for x in v.axes)
 

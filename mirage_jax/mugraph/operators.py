@@ -1,9 +1,11 @@
 """The table of operators: one record each, read by everybody (STYLE: "one operator, one record").
 
-To add an operator, add a record here; checker, evaluators, verifier, cost model, portable and Triton lowerings pick it up.
-Nobody else asks ``if op == ...``, except the block-graph walkers for the three accumulators, whose meaning is the loop itself.
+To add an operator, add a record here; checker, evaluators, verifier, cost model, portable and Triton lowerings pick
+it up. Nobody else asks ``if op == ...``, except the block-graph walkers for the three accumulators, whose meaning is
+the loop itself.
 
-Scalars ride for free: pointwise unary operators act on ``scale * x + offset``, `add` on ``ca * x + cb * y``. Fractions are exact.
+Scalars ride for free: pointwise unary operators act on ``scale * x + offset``, `add` on ``ca * x + cb * y``.
+Fractions are exact.
 """
 
 # A record's lambdas take values of any domain and arrays of any library: their parameters have no type to name.
@@ -91,8 +93,10 @@ FUNCTIONS: dict[str, Function] = {
         Function("not", lambda xp, x: x == 0, "(({0}) == 0).to(tl.float32)", 1, 1),
         # where(c, x, y): x where the condition holds
         Function("where", lambda xp, c, x, y: xp.where(c != 0, x, y), "tl.where(({0}) != 0, {1}, {2})", 3, 1),
-        # mask(c, x): x where the condition holds, else minus infinity (which no constant can be: constants are fractions)
-        Function("mask", lambda xp, c, x: xp.where(c != 0, x, -xp.inf), "tl.where(({0}) != 0, {1}, float('-inf'))", 2, 1),
+        # mask(c, x): x where the condition holds, else minus infinity (no constant: those are fractions)
+        Function(
+            "mask", lambda xp, c, x: xp.where(c != 0, x, -xp.inf), "tl.where(({0}) != 0, {1}, float('-inf'))", 2, 1
+        ),
     )
 }
 
@@ -151,7 +155,9 @@ def _opaque(f: Function) -> OpDef:
         return d.function(f.name, xs)
 
     defaults: dict[str, Attr] = {"scale": ONE, "offset": ZERO} if f.arity == 1 else {}
-    return OpDef(f.name, f.arity, _pointwise, meaning, defaults, flops=f.flops, triton=f.triton, summary="uninterpreted")
+    return OpDef(
+        f.name, f.arity, _pointwise, meaning, defaults, flops=f.flops, triton=f.triton, summary="uninterpreted"
+    )
 
 
 def _loop_only[V](d: Domain[V], *xs: V, **_: Attr) -> V:
@@ -171,16 +177,27 @@ def register(op: OpDef) -> None:
     OPERATORS[op.name] = op
 
 
+# fmt: off
 for _op in (
-    OpDef("const", 0, _constant, lambda d, *, value: d.constant(value), required=("value",), flops=0, summary="a scalar"),
-    OpDef("iota", 0, _iota, lambda d, *, axis: d.iota(axis), required=("axis",), flops=0, summary="index along an axis"),
     OpDef(
-        "affine", 1, _pointwise, lambda d, x, *, scale=ONE, offset=ZERO: affine(d, x, scale, offset), UNARY, triton="{0}",
+        "const", 0, _constant, lambda d, *, value: d.constant(value), required=("value",), flops=0,
+        summary="a scalar",
+    ),
+    OpDef(
+        "iota", 0, _iota, lambda d, *, axis: d.iota(axis), required=("axis",), flops=0,
+        summary="index along an axis",
+    ),
+    OpDef(
+        "affine", 1, _pointwise, lambda d, x, *, scale=ONE, offset=ZERO: affine(d, x, scale, offset), UNARY,
+        triton="{0}",
         summary="scale * x + offset",
     ),
     OpDef("add", 2, _pointwise, _add, {"ca": ONE, "cb": ONE}, triton="{0} + {1}", summary="ca * x + cb * y"),
     OpDef("mul", 2, _pointwise, lambda d, x, y: d.mul(x, y), triton="{0} * {1}", summary="x * y"),
-    OpDef("div", 2, _pointwise, lambda d, x, y: d.mul(x, d.power(y, Fraction(-1))), flops=3, triton="{0} / {1}", summary="x / y"),
+    OpDef(
+        "div", 2, _pointwise, lambda d, x, y: d.mul(x, d.power(y, Fraction(-1))), flops=3, triton="{0} / {1}",
+        summary="x / y",
+    ),
     OpDef(
         "pow", 1, _pointwise,
         lambda d, x, *, exponent, scale=ONE, offset=ZERO: d.power(affine(d, x, scale, offset), exponent),
@@ -191,16 +208,25 @@ for _op in (
     OpDef("exps", 2, _pointwise, _exp_shifted, {"scale": ONE}, flops=4, summary="exp(scale * x - m)"),
     OpDef("rescale", 3, _pointwise, _rescale, {"degree": ONE}, flops=6, summary="x * exp(degree * (old - new))"),
     OpDef(
-        "shift", 1, _reduced, lambda d, x, *, axes, scale=ONE: d.shift(affine(d, x, scale, ZERO), axes), {"scale": ONE}, ("axes",),
-        pointwise=False, summary="shift of a safe softmax: max(scale * x) over axes, carried over the loop if it reduces the loop axis",
+        "shift", 1, _reduced, lambda d, x, *, axes, scale=ONE: d.shift(affine(d, x, scale, ZERO), axes),
+        {"scale": ONE}, ("axes",),
+        pointwise=False,
+        summary="shift of a safe softmax: max(scale * x) over axes, "
+        "carried over the loop if it reduces the loop axis",
     ),
     # --- reductions
-    OpDef("sum", 1, _reduced, lambda d, x, *, axes: d.sum(x, axes), required=("axes",), pointwise=False, summary="sum over axes"),
+    OpDef(
+        "sum", 1, _reduced, lambda d, x, *, axes: d.sum(x, axes), required=("axes",), pointwise=False,
+        summary="sum over axes",
+    ),
     OpDef(
         "dot", 2, _reduced, lambda d, x, y, *, axes: d.dot(x, y, axes), required=("axes",), flops=2, pointwise=False,
         summary="sum over axes of x * y",
     ),
-    OpDef("max", 1, _reduced, lambda d, x, *, axes: d.maximum(x, axes), required=("axes",), pointwise=False, summary="maximum over axes"),
+    OpDef(
+        "max", 1, _reduced, lambda d, x, *, axes: d.maximum(x, axes), required=("axes",), pointwise=False,
+        summary="maximum over axes",
+    ),
     # --- accumulators: their meaning is the loop
     OpDef(
         "acc", 1, _pointwise, _loop_only, pointwise=False, summary="sum of x over the loop steps",
@@ -212,6 +238,7 @@ for _op in (
     OpDef("last", 1, _pointwise, _loop_only, flops=0, pointwise=False, summary="value of x after the last loop step"),
 ):
     register(_op)
+# fmt: on
 for _f in FUNCTIONS.values():
     register(_opaque(_f))
 

@@ -1,9 +1,10 @@
-"""Thread graphs: the third level of a muGraph, formed by rule (Mirage, OSDI'25, section 4.2 "thread graph construction").
+"""Thread graphs: the third level of a muGraph, formed by rule (Mirage, OSDI'25, section 4.2).
 
-Input: a block graph. Output: its thread graphs, the maximal connected groups of pointwise operators of one stage. Inside a
-group every value has one element per thread position and lives in registers; only what a contraction, a reduction, an accumulator or
-a store reads leaves it (`outputs`), and only that may be laid out anew between threads. Triton's compiler does the
-same to the expressions that `lower.triton_source` writes for a group, so the rule says what runs, and costs nothing to search.
+Input: a block graph. Output: its thread graphs, the maximal connected groups of pointwise operators of one stage.
+Inside a group every value has one element per thread position and lives in registers; only what a contraction, a
+reduction, an accumulator or a store reads leaves it (`outputs`), and only that may be laid out anew between threads.
+Triton's compiler does the same to the expressions that `lower.triton_source` writes for a group, so the rule says
+what runs, and costs nothing to search.
 """
 
 from __future__ import annotations

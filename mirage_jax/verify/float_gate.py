@@ -9,17 +9,17 @@ r in float64):
 2. max |e_c| <= 2 spread max |e_x| + 2 max |(r + 0.3 - 0.3) - r|, the latter in the type of the output (FlashAttention's
    rule);
 3. rms(e_c) <= 1.5 spread rms(e_x) + 0.5 eps rms(r);
-4. the worst row, max |e_c| / max |r| over its elements, is at most 2 spread times XLA's worst row + 4 eps: one wrong tile
-   cannot hide;
+4. the worst row, max |e_c| / max |r| over its elements, is at most 2 spread times XLA's worst row + 4 eps: one wrong
+   tile cannot hide;
 5. bias: |mean e_c| / spread <= 2 |mean e_x| + 3 rms(e_c) / sqrt(N) + 0.5 eps rms(r) (the last term for inputs whose
    errors are all the same one);
 6. |e_c| <= `ceiling`, if given: an a-priori bound, so that a bad XLA does not license a bad candidate;
 7. if `exact` is set and XLA is exact, the candidate is exact: integers find wrong indices and masks that tolerances
    hide.
 
-`spread` is 1 for a kernel that keeps the program's order of evaluation, 2 for another order (whose errors are others, not
-more of the same), and doubled on `DEGENERATE` classes, where few errors are distinct and statistics over many say less.
-Integer and boolean outputs must equal XLA's.
+`spread` is 1 for a kernel that keeps the program's order of evaluation, 2 for another order (whose errors are others,
+not more of the same), and doubled on `DEGENERATE` classes, where few errors are distinct and statistics over many say
+less. Integer and boolean outputs must equal XLA's.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _cancelling(rng: np.random.Generator, shape: tuple[int, ...], position: int)
 
 
 def _far(*dims: int) -> Maker:
-    """Ordinary values, but one index of a dimension is +-45: products of two such are near +-2000 with ordinary spread."""
+    """Ordinary values, but one index of a dimension is +-45: products of two such are near +-2000, spread as usual."""
 
     def make(rng: np.random.Generator, shape: tuple[int, ...], position: int) -> Array:
         x = rng.standard_normal(shape)
@@ -242,7 +242,9 @@ CLASSES: dict[str, Maker] = {
     "inf": _normal,
     "-inf": _normal,
 }
-DEGENERATE = frozenset({"constant rows", "near overflow", "large logits, transposed", "one hot", "denormal", "nan", "inf", "-inf"})
+DEGENERATE = frozenset(
+    {"constant rows", "near overflow", "large logits, transposed", "one hot", "denormal", "nan", "inf", "-inf"}
+)
 SPOILED = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}  # classes in which one element of one input has this value
 
 
