@@ -21,7 +21,7 @@ from rich.console import Console
 
 import mirage_jax
 from mirage_jax import doctor
-from mirage_jax.bench import programs, suite
+from mirage_jax.bench import programs, search_suite, suite
 from mirage_jax.bench.suite import Transform
 from mirage_jax.cache import versions
 from mirage_jax.config import BACKENDS, ON_MISS, Budget, unknown
@@ -101,13 +101,25 @@ def _optimizer(args: argparse.Namespace) -> Transform:
     return lambda fn: mirage_jax.optimize(fn, **options)
 
 
+def _bench_search(args: argparse.Namespace, out: Console, err: Console) -> int:
+    names = args.programs.split(",") if args.programs else None
+    chosen = [programs.program(n.strip()) for n in names] if names else programs.suite("all")
+    result = search_suite.run_search_suite(chosen, console=None if args.quiet else err)
+    out.print(result.table())
+    if args.json is not None:
+        err.print(f"written: {args.json}, {result.write(args.json)}", highlight=False)
+    return OK
+
+
 def command_bench(args: argparse.Namespace, out: Console, err: Console) -> int:
+    if args.json is not None and args.json.is_dir():
+        raise UsageError(f"--json: {str(args.json)!r} is a directory; allowed is a file")
+    if args.suite == "search":
+        return _bench_search(args, out, err)
     if args.programs:
         chosen = [programs.program(name.strip(), args.small) for name in args.programs.split(",")]
     else:
         chosen = programs.suite(args.suite, args.small)
-    if args.json is not None and args.json.is_dir():
-        raise UsageError(f"--json: {str(args.json)!r} is a directory; allowed is a file")
     title = f"{args.programs or args.suite}{', small' if args.small else ''}"
     candidates = {suite.BASELINE: jax.jit, "mirage": _optimizer(args)}
     result = suite.run_suite(
@@ -167,7 +179,7 @@ def build_parser() -> argparse.ArgumentParser:
     optimizing.add_argument("--strict", action="store_true", default=None, help="raise instead of falling back to XLA")
 
     bench = commands.add_parser("bench", parents=[optimizing], help="time XLA against the optimizer on a suite")
-    bench.add_argument("--suite", default="mirage", help=f"{', '.join(programs.SUITES)} or all (default: mirage)")
+    bench.add_argument("--suite", default="mirage", help=f"{', '.join(programs.SUITES)}, all, or search: the search space (default: mirage)")
     bench.add_argument("--programs", metavar="A,B", help="these programs instead of a suite")
     bench.add_argument("--small", action="store_true", help="scaled-down extents, to try the command out")
     bench.add_argument("--json", type=Path, metavar="FILE", help="write FILE, and the same as Markdown beside it")

@@ -267,6 +267,23 @@ class Search:
         unique = {(str(c.graph), c.schedule.parts): c for c in sorted(found, key=lambda c: -c.seconds)}
         return sorted(unique.values(), key=lambda c: c.seconds)
 
+    def count(self) -> SearchReport:
+        """Enumerate every plan of kernels within the space, price none: how large the space is, and how long looking at all of it takes."""
+        self.clock = _Clock(self.seconds, self.states)
+        try:
+            self.start()
+            for axis, roots in self._variants():
+                plans = Plans(self._frontiers(roots, self.space, self.batch), frozenset(r.value for r in roots), axis)
+                for level in range(1, self.space.max_kernels + 1):
+                    for _, structures in plans.with_kernels(level):
+                        self.clock.check()
+                        self.report.plans += 1
+                        self.report.structures += structures
+        except BudgetExceeded as stop:
+            self.report.stop = stop.args[0]
+        self._collect()
+        return self.report
+
     # ------------------------------------------------------------------ preparation
 
     def start(self) -> None:

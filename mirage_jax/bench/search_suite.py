@@ -1,0 +1,140 @@
+"""How large the search space is, how long all of it takes, and what each pruning rule is worth: no device is needed.
+
+Per program: values, states, plans and structures with up to n operators per kernel for growing n, and the time to enumerate them
+all; then the same search with one rule taken away. Compare with Table 5 of the paper (RMSNorm, 11 operators: 28 s with 8
+threads; without abstract expressions more than 10 hours).
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import resource
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+from mirage_jax.bench.programs import Program
+from mirage_jax.cache import versions
+from mirage_jax.jaxpr_frontend.regions import analyse
+from mirage_jax.mugraph.graph import KernelGraph
+from mirage_jax.mugraph.merge import simplify_axes
+from mirage_jax.search.devices import DEVICES
+from mirage_jax.search.driver import Search, StopReason
+from mirage_jax.search.frontier import Space
+from mirage_jax.search.structures import structure
+
+LIMITS = (5, 7, 9, 11, 14)  # operators per kernel
+CUT = 60.0  # seconds after which a count is given up, and printed as such
+DEVICE = "H200"
+RULES = {  # name -> the space without it
+    "rank": lambda space: replace(space, max_rank=99),
+    "second loop": lambda space: replace(space, loops=3),
+    "loaded intermediates": lambda space: replace(space, max_loaded=3),
+}
+
+
+@dataclass(frozen=True)
+class Count:
+    """One enumeration of a space."""
+
+    program: str
+    what: str  # "5", "7", ...: operators per kernel; "without RULE"
+    stop: str
+    seconds: float
+    classes: int
+    states: int
+    plans: int
+    structures: int
+    pruned: dict[str, int]
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """All counts, and the time of a whole search (priced and extracted) per program."""
+
+    date: str
+    machine: str
+    versions: dict[str, str]
+    counts: tuple[Count, ...]
+    searches: dict[str, float]
+    peak_mib: float
+
+    def table(self) -> Table:
+        """Rows by program; columns by limit, time and what is left without a rule."""
+        table = Table(title="search", caption=f"{self.date}, {self.machine}, one process, peak {self.peak_mib:.0f} MiB; {CUT:g} s and more: cut")
+        for name in ("program", "space", "values", "states", "plans", "structures", "seconds", "pruned"):
+            table.add_column(name, justify="left" if name in ("program", "space", "pruned") else "right", no_wrap=name == "program")
+        for c in self.counts:
+            cut = "" if c.stop == StopReason.EXHAUSTED.value else " (cut)"
+            pruned = ", ".join(f"{k} {v}" for k, v in sorted(c.pruned.items(), key=lambda x: -x[1])[:4])
+            table.add_row(c.program, c.what, str(c.classes), str(c.states), str(c.plans), f"{c.structures:.3g}", f"{c.seconds:.2f}{cut}", pruned)
+        return table
+
+    def to_markdown(self) -> str:
+        lines = [f"# Search\n\n{self.date}, {self.machine}, one process, peak memory {self.peak_mib:.0f} MiB. Enumerations over {CUT:g} s are cut.\n"]
+        lines += ["| program | space | values | states | plans | structures | seconds |", "|---|---|---|---|---|---|---|"]
+        for c in self.counts:
+            cut = "" if c.stop == StopReason.EXHAUSTED.value else " (cut)"
+            lines.append(f"| {c.program} | {c.what} | {c.classes} | {c.states} | {c.plans} | {c.structures:.3g} | {c.seconds:.2f}{cut} |")
+        lines += ["\nWhole searches, with pricing and extraction, as the optimizer runs them:\n", "| program | seconds |", "|---|---|"]
+        lines += [f"| {name} | {seconds:.2f} |" for name, seconds in self.searches.items()]
+        return "\n".join(lines) + "\n"
+
+    def write(self, file: Path) -> Path:
+        """Write the JSON to `file` and the Markdown beside it; the Markdown's path."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(asdict(self), indent=1, sort_keys=True) + "\n")
+        markdown = file.with_suffix(".md")
+        markdown.write_text(self.to_markdown())
+        return markdown
+
+
+def regions(programs: Iterable[Program]) -> dict[str, KernelGraph]:
+    """The region of each program, programs of one structure once."""
+    found: dict[str, KernelGraph] = {}
+    seen: set[str] = set()
+    for p in programs:
+        for n, region in enumerate(analyse(jax.make_jaxpr(p.fn)(*p.inputs)).regions):
+            graph = simplify_axes(region.graph)
+            if (text := structure(graph)) not in seen:
+                seen.add(text)
+                found[f"{p.name}.{n}" if n else p.name] = graph
+    return found
+
+
+def run_search_suite(programs: Iterable[Program], space: Space = Space(), console: Console | None = None) -> SearchResult:
+    """Count the space of every program, without each rule, and time whole searches."""
+    counts: list[Count] = []
+    searches: dict[str, float] = {}
+    for name, graph in regions(programs).items():
+        if console is not None:
+            console.print(f"search: {name}", highlight=False)
+        for limit in LIMITS:
+            counts.append(_count(name, str(limit), graph, replace(space, max_ops=limit)))
+            if counts[-1].seconds >= CUT:
+                break
+        for rule, without in RULES.items():
+            counts.append(_count(name, f"11, without {rule}", graph, without(replace(space, max_ops=11))))
+        began = time.perf_counter()
+        Search(graph, DEVICES[DEVICE], replace(space, max_ops=14), seconds=CUT).run()
+        searches[name] = time.perf_counter() - began
+    return SearchResult(
+        datetime.date.today().isoformat(),
+        f"{platform.machine()}, {DEVICE} cost model",
+        {k: v for k, v in versions() if v},
+        tuple(counts),
+        searches,
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    )
+
+
+def _count(program: str, what: str, graph: KernelGraph, space: Space) -> Count:
+    r = Search(graph, DEVICES[DEVICE], space, seconds=CUT, states=1 << 62).count()
+    return Count(program, what, r.stop.value, r.seconds, r.classes, r.states, r.plans, r.structures, dict(r.pruned))
