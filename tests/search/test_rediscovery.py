@@ -180,11 +180,7 @@ def test_every_candidate_is_right(name: str) -> None:
         assert worst_error(tiled, small_schedule(tiled, tile=2 + n % 3), small) < 1e-12
 
 
-GOLDEN = {"rmsnorm_b1": 1, "lora_b1": 1, "gated_mlp_b1": 1, "gqa_b1": 2, "linear_attention": 1}
-
-
-@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize("name", ["rmsnorm_b1", "lora_b1", "gated_mlp_b1", "gqa_b1", "ntrans_b1"])
 def test_winners(name: str, golden) -> None:
-    """The first kernels of the ranking."""
-    candidates, _ = found(reference(name), TWO_KERNELS)
-    golden(str(next(c.graph for c in candidates if c.family == "kernels" and len(c.graph.kernels) == GOLDEN[name])))
+    """The best single kernels."""
+    golden(str(next(kernels_of(found(reference(name), ONE_KERNEL)[0], 1))))
