@@ -22,7 +22,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import sympy
+import sympy  # pyright: ignore[reportMissingTypeStubs]
 
 from mirage_jax.mugraph.footprint import BYTES
 from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, is_part, origin, part_axis
@@ -141,7 +141,7 @@ class Symbols:
 
     @staticmethod
     def ceil(a: Number, b: Number) -> Number:
-        return sympy.ceiling(sympy.sympify(a) / b)
+        return sympy.ceiling(sympy.sympify(a) / b)  # pyright: ignore[reportUnknownArgumentType]
 
     maximum = sympy.Max
     minimum = sympy.Min
@@ -381,7 +381,7 @@ class Model:
         loaded = {f.in_loop(p, loop): p for p in leaves}
 
         def visible(p: Poly) -> Axes:
-            return tuple(sorted(a for a in f.axioms.e.axes(p) if kind(a) == "t" or kind(a) == "g" and a not in grid))
+            return tuple(sorted(a for a in f.axioms.e.axes(p) if kind(a) == "t" or (kind(a) == "g" and a not in grid)))
 
         def in_body(p: Poly) -> bool:
             return loop is not None and any(origin(a) == loop + LOOP for a in f.axioms.e.axes(p))

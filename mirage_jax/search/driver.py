@@ -65,9 +65,9 @@ class SearchReport:
     plans: int = 0
     structures: int = 0
     priced: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)  # plans that could not be written, by reason
-    pruned: Counter[str] = field(default_factory=Counter)  # states and steps not followed, by rule
-    fired: Counter[str] = field(default_factory=Counter)  # steps made, by axiom
+    dropped: Counter[str] = field(default_factory=Counter[str])  # plans that could not be written, by reason
+    pruned: Counter[str] = field(default_factory=Counter[str])  # states and steps not followed, by rule
+    fired: Counter[str] = field(default_factory=Counter[str])  # steps made, by axiom
     windows: int = 1
 
     def add(self, other: SearchReport) -> None:
@@ -146,7 +146,7 @@ def express(reference: KernelGraph, e: Expressions) -> dict[str, Poly]:
 def batch_axes(reference: KernelGraph, roots: list[Poly], axioms: Axioms, reduced: frozenset[Axis]) -> frozenset[Axis]:
     """Axes that tiles have one element of: in every output, never reduced, and in every large input or needed to bound the rank."""
     e = axioms.e
-    candidates = frozenset.intersection(*(e.axes(r) for r in roots)) - reduced
+    candidates = frozenset[Axis].intersection(*(e.axes(r) for r in roots)) - reduced
     shapes = [frozenset(t.axes) for t in reference.inputs if len(t.axes) > 1] + [e.axes(r) for r in roots]
     big = [s for s in shapes if len(s) > 2]
     batch = frozenset(a for a in candidates if big and all(a in s for s in big))
@@ -209,7 +209,7 @@ def _compose(reference: KernelGraph, parts: list[Window], found: dict[int, list[
         family: {n: c for n, cs in found.items() for c in [next((c for c in cs if c.family == family), None)] if c is not None}
         for family in ("kernels", "algebra")
     }
-    choices = [best["kernels"] | {}, best["algebra"] | {}, best["algebra"] | best["kernels"]]
+    choices = [best["kernels"], best["algebra"], best["algebra"] | best["kernels"]]
     choices += [{n: c} for chosen in best.values() for n, c in chosen.items()]
     out: dict[str, Candidate] = {}
     for chosen in choices:
@@ -314,7 +314,8 @@ class Search:
 
     def _collect(self) -> None:
         self.report.seconds = time.monotonic() - self.clock.began
-        for f in getattr(self, "tables", []):
+        tables: list[Frontiers] = getattr(self, "tables", [])
+        for f in tables:
             stats = Counter(f.stats)
             self.report.states += stats.pop("states", 0)
             self.report.steps += stats.pop("steps", 0)
@@ -394,7 +395,7 @@ class Search:
             yield from self._level(level, variants, plans, counts, models, best)
             if level == 1 and not best:  # rows too long for a tile: one kernel with more passes over them
                 more = self._frontiers(self.roots, replace(self.space, loops=self.space.loops + 1), self.batch)
-                again = {None: Plans(more, frozenset(r.value for r in self.roots))}
+                again: dict[Axis | None, Plans] = {None: Plans(more, frozenset(r.value for r in self.roots))}
                 yield from self._level(1, variants[:1], again, counts, {(None, 1): self._model(more)}, best)
 
     def _level(

@@ -90,7 +90,7 @@ class Extractor:
     def __post_init__(self) -> None:
         known = [a for t in (*(r.tensor for r in self.roots), *self.reference.inputs) for a in t.axes] + list(self.reference.sizes)
         self.rank = {a: i for i, a in enumerate(dict.fromkeys(map(origin, known)))}
-        self.rank |= {part: -1 for part in [a + ".g" for a in self.rank]}
+        self.rank |= dict.fromkeys([a + ".g" for a in self.rank], -1)
 
     def fresh(self) -> str:
         """A name for an intermediate, which no tensor of the reference has."""
@@ -283,7 +283,7 @@ class _KernelWriter:
                 stores.append(Store(r.tensor, inside if plain else self.emit("affine", inside, **attrs)))
                 if plain:
                     x.tensors.setdefault(p, r.tensor)
-            if p in x.cuts.loaded and p not in x.tensors or not roots:
+            if (p in x.cuts.loaded and p not in x.tensors) or not roots:
                 stores.append(self._store_intermediate(p, inside))
         stores += self._shift_stores(outs)
         return BlockGraph(name, self.grid, self.loop, tuple(self.loads.values()), tuple(self.ops), tuple(stores))

@@ -131,7 +131,8 @@ def to_json(candidates: Sequence[Candidate]) -> list[Any]:
 def restore(stored: Any, reference: KernelGraph, device: Device) -> list[Candidate]:
     """Candidates for a region from stored structures, best estimate first; what does not fit is left out."""
     out: list[Candidate] = []
-    for entry in stored if isinstance(stored, list) else []:
+    entries: list[Any] = stored if isinstance(stored, list) else []  # pyright: ignore[reportUnknownVariableType]
+    for entry in entries:
         try:
             graph = with_sizes(str(entry["structure"]), reference.sizes)
             candidate = tiled(graph, str(entry["family"]), [str(a) for a in entry["single"]], device)
