@@ -1,0 +1,117 @@
+"""Wide regions are divided into windows; the program stays the same, whatever is put in the place of its windows."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from search.programs import H200, TWO_KERNELS, captured, found, small_schedule, worst_error
+
+from mirage_jax.bench.programs import rms
+from mirage_jax.mugraph.check import check_graph, check_schedule
+from mirage_jax.mugraph.evaluate import run
+from mirage_jax.mugraph.graph import KernelGraph, Library
+from mirage_jax.search import driver
+from mirage_jax.search.driver import search
+from mirage_jax.search.windows import Window, divisions, replace_windows
+from mirage_jax.verify.certificate import fingerprint
+
+
+def linear_attention(x: jax.Array, a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
+    """Twelve factors in one product."""
+    q, k, v = rms(x @ a), rms(x @ b), x @ c
+    return (q @ k.T) @ v
+
+
+def shared(x: jax.Array, a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Two outputs with a value in common."""
+    y = x @ a
+    return jax.nn.silu(y) @ b, (y * y) @ b
+
+
+def chain(x: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.exp(jnp.tanh(x @ a) @ b) @ a
+
+
+PROGRAMS = {
+    "linear attention": captured(linear_attention, (64, 32), (32, 16), (32, 16), (32, 16)),
+    "shared": captured(shared, (16, 32), (32, 24), (24, 8)),
+    "chain": captured(chain, (64, 32), (32, 16), (16, 32)),
+}
+
+
+@pytest.fixture(params=PROGRAMS)
+def graph(request: pytest.FixtureRequest) -> KernelGraph:
+    return PROGRAMS[request.param]
+
+
+def inputs(graph: KernelGraph) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [0.3 * rng.standard_normal([graph.extent(a) for a in t.axes]) for t in graph.inputs]
+
+
+def test_divisions_are_ever_finer(graph: KernelGraph) -> None:
+    """The whole first; every kernel in exactly one window; no window reads what a later one makes."""
+    all_of_them = list(divisions(graph))
+    assert all_of_them[0] == [Window(tuple(range(len(graph.kernels))), graph)] and len(all_of_them) > 1
+    assert [len(parts) for parts in all_of_them] == sorted(len(parts) for parts in all_of_them)
+    for parts in all_of_them:
+        assert sorted(i for w in parts for i in w.positions) == list(range(len(graph.kernels)))
+        known = {t.name for t in graph.inputs}
+        for w in parts:
+            check_graph(w.graph)
+            assert {t.name for t in w.graph.inputs} <= known
+            known |= set(w.graph.outputs)
+        assert set(graph.outputs) <= known
+
+
+def test_windows_together_are_the_program(graph: KernelGraph) -> None:
+    arrays = inputs(graph)
+    want = run(graph, arrays)
+    for parts in divisions(graph):
+        tensors = dict(zip((t.name for t in graph.inputs), arrays, strict=True))
+        for w in parts:
+            made = run(w.graph, [tensors[t.name] for t in w.graph.inputs])
+            tensors |= zip(w.graph.outputs, made, strict=True)
+        again, places = replace_windows(graph, {}, parts)
+        check_graph(again)
+        assert set(again.kernels) == set(graph.kernels) and {i for _, i in places} == {-1}
+        for have in ([tensors[name] for name in graph.outputs], run(again, arrays)):
+            for x, y in zip(have, want, strict=True):
+                np.testing.assert_allclose(x, y, rtol=1e-12)
+
+
+def test_replaced_windows_give_an_equal_program(graph: KernelGraph) -> None:
+    """Each window by what the search finds for it, alone and all together."""
+    *_, parts = divisions(graph)
+    best = {}
+    for n, w in enumerate(parts):
+        candidates, _ = found(w.graph)
+        best[n] = next(c.graph for c in candidates if c.family == "kernels")
+    for chosen in [best, *({n: g} for n, g in best.items())]:
+        whole, places = replace_windows(graph, chosen, parts)
+        check_graph(whole)
+        assert len(places) == len(whole.kernels)
+        assert all((i < 0) == isinstance(k, Library) for k, (_, i) in zip(whole.kernels, places, strict=True))
+        assert all((n in chosen) == (i >= 0) for n, i in places)
+        assert worst_error(whole, small_schedule(whole, tile=5), graph) < 1e-11
+        assert fingerprint(graph, whole)
+
+
+def test_a_wide_region_is_searched_window_by_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit on values decides; what comes out is candidates for the whole region, all of them right."""
+    graph = PROGRAMS["linear attention"]
+    monkeypatch.setattr(driver, "MAX_CLASSES", 30)
+    candidates, report = search(graph, H200, TWO_KERNELS, 60.0)
+    assert report.windows > 1 and f"in each of {report.windows} windows" in str(report)
+    assert {c.family for c in candidates} == {"kernels", "algebra"}
+    for c in candidates:
+        check_graph(c.graph)
+        check_schedule(c.graph, c.schedule)
+        assert (c.graph.inputs, c.graph.outputs) == (graph.inputs, graph.outputs)
+        assert fingerprint(graph, c.graph), c.graph
+        assert worst_error(c.graph, None, graph) < 1e-11
+
+
+def test_a_narrow_region_is_one_window() -> None:
+    _, report = found(captured(lambda x, a, b: (x @ a) @ b, (16, 32), (32, 16), (16, 8)))
+    assert report.windows == 1 and "windows" not in str(report)
