@@ -457,10 +457,10 @@ from functools import partial
 from jax.sharding import NamedSharding, PartitionSpec as P, AxisType
 from deciding import chain, operands, measured, assert_same, flops
 import mirage_jax
-from mirage_jax import compiler
+from mirage_jax.compiler.attempt import Attempt
 
 assert jax.device_count() == 8
-compiler._Attempt.gate = lambda self, winner: (True, "not the matter here")
+Attempt.gate = lambda self, winner: (True, "not the matter here")
 N = 256
 args = A, B, V = operands(N)
 want = chain(*args)

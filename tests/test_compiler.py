@@ -15,10 +15,13 @@ from deciding import N, assert_same, chain, flops, measured, operands
 
 import mirage_jax
 from mirage_jax import cache as caches
-from mirage_jax import compiler as compilers
 from mirage_jax import timing
 from mirage_jax.cache import Cache, CacheKey, Entry, encode
+from mirage_jax.compiler import attempt as attempts
+from mirage_jax.compiler import decide, threads
+from mirage_jax.compiler.winner import schedule_from_json, schedule_to_json
 from mirage_jax.errors import CacheError, UsageError, VerificationError
+from mirage_jax.mugraph.graph import KernelSchedule, Schedule
 from mirage_jax.verify import certificate as certificates
 
 ARGS = operands()
@@ -95,7 +98,7 @@ def test_no_candidate_compiles(monkeypatch) -> None:
 
         return run
 
-    monkeypatch.setattr(compilers._Attempt, "ours", broken)
+    monkeypatch.setattr(attempts.Attempt, "ours", broken)
     d = decided(mirage_jax.optimize(chain, strict=True))
     assert d.winner is None and "no candidate could be compiled" in d.why
     assert d.tried["not compiled"] >= 1
@@ -149,7 +152,7 @@ def test_the_second_process_reads(tmp_path, monkeypatch) -> None:
     first = decided(one)
     assert first.source == "search"
     two = mirage_jax.optimize(chain, cache_dir=str(tmp_path / "c"), on_miss="error")
-    monkeypatch.setattr(compilers, "search", None)
+    monkeypatch.setattr(attempts, "search", None)
     second = decided(two)
     assert (second.source, second.key, second.why) == ("cache", first.key, first.why)
     assert second.winner == first.winner
@@ -179,7 +182,7 @@ def test_what_misses(tmp_path) -> None:
         patch.setattr(caches, "versions", lambda: (("jax", "99"),))
         seen.add(decided(make(on_miss="fallback")).key)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compilers, "POLICY", "stricter")
+        patch.setattr(decide, "POLICY", "stricter")
         seen.add(decided(make(on_miss="fallback")).key)
     assert len(seen) == 7
     assert decided(make(on_miss="fallback")).source == "cache"
@@ -279,15 +282,15 @@ def test_bad_entry_is_a_miss(spoil, tmp_path, caplog) -> None:
 # Failures.
 
 BREAK = {
-    "search": (compilers, "search"),
+    "search": (attempts, "search"),
     "fingerprint": (certificates, "fingerprint"),
     "certify": (certificates, "certify"),
-    "gate": (compilers._Attempt, "gate"),
+    "gate": (attempts.Attempt, "gate"),
     "timing": (timing, "time_wall"),
     "cache lookup": (Cache, "lookup"),
     "cache put": (Cache, "put"),
     "cache key": (CacheKey, "here"),
-    "kernel text": (compilers.Compiler, "readable"),
+    "kernel text": (decide, "readable"),
 }
 
 
@@ -324,7 +327,7 @@ def test_refusals_are_no_failures(monkeypatch, caplog) -> None:
         d = decided(mirage_jax.optimize(chain, strict=True))
     assert d.winner is None and d.tried["refused by the certificate"] >= 1
     with monkeypatch.context() as patch:
-        patch.setattr(compilers._Attempt, "gate", lambda self, winner: (False, "large: 9 times XLA's error"))
+        patch.setattr(attempts.Attempt, "gate", lambda self, winner: (False, "large: 9 times XLA's error"))
         d = decided(mirage_jax.optimize(chain, strict=True), *operands(N - 1))
     assert d.winner is None and d.tried["refused by the float gate"] >= 1
     assert "9 times" in d.gate
@@ -343,14 +346,14 @@ def test_unwritable_cache(tmp_path, caplog) -> None:
 
 def test_threads_share_a_decision(monkeypatch) -> None:
     searches = []
-    search = compilers.search
+    search = attempts.search
 
     def counted(*args, **kwargs):
         searches.append(threading.get_ident())
         time.sleep(0.05)
         return search(*args, **kwargs)
 
-    monkeypatch.setattr(compilers, "search", counted)
+    monkeypatch.setattr(attempts, "search", counted)
     f = mirage_jax.optimize(chain)
     together = threading.Barrier(8)
 
@@ -367,7 +370,7 @@ def test_threads_share_a_decision(monkeypatch) -> None:
 
 @pytest.mark.parametrize("where", ["the search", "the caller"])
 def test_interrupt(where, monkeypatch) -> None:
-    began, threads = threading.Event(), threading.active_count()
+    began, running = threading.Event(), threading.active_count()
 
     def search(*args, **kwargs):
         if where == "the search":
@@ -378,7 +381,7 @@ def test_interrupt(where, monkeypatch) -> None:
             time.sleep(0.01)
         raise AssertionError("not interrupted")
 
-    class Waiting(compilers.Future):
+    class Waiting(threads.Future):
         def result(self, timeout=None):
             if where == "the caller":
                 assert began.wait(30)
@@ -387,22 +390,22 @@ def test_interrupt(where, monkeypatch) -> None:
 
     f = mirage_jax.optimize(chain)
     with monkeypatch.context() as patch:
-        patch.setattr(compilers, "search", search)
-        patch.setattr(compilers, "Future", Waiting)
+        patch.setattr(attempts, "search", search)
+        patch.setattr(threads, "Future", Waiting)
         with pytest.raises(KeyboardInterrupt):
             f(*ARGS)
-    assert threading.active_count() == threads
+    assert threading.active_count() == running
     assert decided(f).winner is not None
     assert flops(f, *ARGS) <= 1.1 * CHEAP
     assert_same(f(*ARGS), chain(*ARGS))
 
 
 def test_schedules_round_trip() -> None:
-    s = compilers.Schedule((compilers.KernelSchedule((("i", 16),), 4, 2),), (("k", 8),))
-    assert compilers.schedule_from_json(compilers.schedule_to_json(s)) == s
+    s = Schedule((KernelSchedule((("i", 16),), 4, 2),), (("k", 8),))
+    assert schedule_from_json(schedule_to_json(s)) == s
     for bad in (None, {}, {"kernels": [{}], "parts": []}, {"kernels": [], "parts": [["k", 0]]}, [1]):
         with pytest.raises(CacheError):
-            compilers.schedule_from_json(bad)
+            schedule_from_json(bad)
 
 
 def test_under_debugging_modes() -> None:

@@ -1,0 +1,228 @@
+"""One region on one device: candidates for it, how long they take, and whether their floats are good enough."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirage_jax import timing
+from mirage_jax.cache import Cache, CacheKey, Entry
+from mirage_jax.compiler.winner import Winner
+from mirage_jax.config import Options
+from mirage_jax.errors import MirageError
+from mirage_jax.jaxpr_frontend.flat import FlatEqn
+from mirage_jax.jaxpr_frontend.translate import Region
+from mirage_jax.mugraph import evaluate
+from mirage_jax.mugraph.check import check_graph
+from mirage_jax.mugraph.footprint import Footprint, footprint
+from mirage_jax.mugraph.graph import KernelGraph, Schedule
+from mirage_jax.mugraph.merge import simplify_axes
+from mirage_jax.search import structures
+from mirage_jax.search.devices import Device, device_for
+from mirage_jax.search.driver import FAMILIES, search
+from mirage_jax.search.frontier import Space
+from mirage_jax.search.structures import Candidate
+from mirage_jax.verify import certificate as certificates
+from mirage_jax.verify import float_gate
+
+log = logging.getLogger("mirage_jax")
+
+SPACE = Space(max_ops=14)
+STORED = 16  # structures kept for other sizes
+EVERY_CLASS = 5e8  # operations of a region up to which the float gate runs every class; beyond, float64 takes its time
+CORE_CLASSES = ("normal", "large", "heavy tail", "zero rows", "cancelling", "integers", "large logits", "nan", "inf")
+PROMISING = 0.97  # on CPU only candidates that the model puts below this fraction of XLA's estimate are measured
+
+
+@dataclass
+class Attempt:
+    """One region on one device, on its way to a decision."""
+
+    region: Region
+    platform: str
+    device: Any
+    options: Options
+    tried: Counter[str] = field(default_factory=Counter)
+
+    @cached_property
+    def reference(self) -> KernelGraph:
+        """The region's program over as few axes as possible: what is searched, verified and keyed."""
+        return simplify_axes(self.region.graph)
+
+    @cached_property
+    def products(self) -> float:
+        """Operations of the matrix products in the user's equations; a muGraph may have folded some of them away."""
+        return sum(map(_product_flops, self.region.equations))
+
+    @cached_property
+    def before(self) -> Footprint:
+        """What the program itself moves and computes."""
+        f = footprint(self.reference)
+        return replace(f, flops=max(f.flops, self.products))
+
+    def winner(self, graph: KernelGraph, schedule: Schedule, family: str, directory: Path | None = None) -> Winner:
+        own = self.region.graph
+        shapes_in = tuple(_shape(self.reference, t.axes) for t in self.reference.inputs)
+        shapes_out = tuple(_shape(own, own.tensors[n].axes) for n in own.outputs)
+        return Winner(graph, schedule, shapes_in, shapes_out, family, self.platform, directory)
+
+    # ------------------------------------------------------------------ functions of the region's JAX values
+
+    def xla(self, *values: jax.Array) -> list[jax.Array]:
+        return list(self.region.reference(*values))
+
+    def ours(self, winner: Winner) -> Callable[..., list[jax.Array]]:
+        def run(*values: jax.Array) -> list[jax.Array]:
+            return list(self.region.finish(winner.run(*self.region.prepare(values))))
+
+        return run
+
+    def oracle(self, values: Sequence[Any]) -> list[np.ndarray]:
+        """The region in float64, inputs upcast after rounding to their own dtype."""
+        own = self.region.graph
+        arrays = [np.asarray(v).reshape(_shape(own, t.axes)) for v, t in zip(values, own.inputs, strict=True)]
+        with np.errstate(all="ignore"):  # infinities and NaN are among the inputs
+            tensors = dict(zip(own.outputs, evaluate.run(own, arrays), strict=True))
+
+        def outward(b: Any) -> np.ndarray:  # Region.finish without the cast
+            x = np.transpose(tensors[b.tensor], b.permutation).reshape(b.spread)
+            return np.broadcast_to(x, b.full).reshape(b.shape)
+
+        return [outward(b) for b in self.region.outputs]
+
+    @cached_property
+    def specs(self) -> list[tuple[tuple[int, ...], np.dtype]]:
+        """Shapes and dtypes of the region's inputs."""
+        avals = [self.region.avals[b.value] for b in self.region.inputs]
+        return [(tuple(a.shape), np.dtype(a.dtype)) for a in avals]
+
+    # ------------------------------------------------------------------ stages
+
+    @property
+    def description(self) -> Device:
+        """What the cost model knows of the device."""
+        return device_for(self.device.device_kind)
+
+    def candidates(self, cache: Cache, key: CacheKey) -> tuple[list[Candidate], str]:
+        """Well-formed candidates, best estimate first, and the search's report.
+
+        Kernels that were found for the same structure at other sizes are tiled for these; only algebra is searched then, because
+        what order of evaluation is cheap depends on sizes.
+        """
+        budget, device = self.options.budget, self.description
+        key = replace(key, graph=structures.structure(self.reference), extents=(), policy=f"structures, {SPACE}")
+        known = cache.get(key) if device.is_gpu else None
+        kernels = [] if known is None else structures.restore(known.schedule, self.reference, device)
+        families = ("algebra",) if kernels or self.options.backend == "jax" else FAMILIES
+        found, report = search(self.reference, device, SPACE, budget.seconds, budget.states or 2_000_000, families)
+        text = str(report)
+        if kernels:
+            text = f"kernels: {len(kernels)} structures known from other sizes, only their tiles were chosen\nalgebra: {text}"
+        elif new := [c for c in found if c.family == "kernels"][:STORED]:
+            cache.put(key, Entry("structures", schedule=structures.to_json(new)))
+        found = sorted([*kernels, *found], key=lambda c: c.seconds)
+        self.tried["found"] = len(found)
+        return found, text
+
+    def promising(self, c: Candidate) -> bool:
+        """Does the model expect a candidate of library operators to do clearly less than the program as it stands?"""
+
+        def estimate(f: Footprint) -> float:
+            return max(f.flops / self.description.matrix_flops_f32, f.bytes / self.description.bandwidth)
+
+        promising = estimate(footprint(c.graph)) < PROMISING * estimate(self.before)
+        self.tried["not cheaper than the program"] += not promising
+        return promising
+
+    def verified(self, found: Iterable[Candidate]) -> Iterator[Candidate]:
+        """Those that are well formed and pass one draw of the fingerprint."""
+        for c in found:
+            try:
+                check_graph(c.graph)
+                same = certificates.fingerprint(self.reference, c.graph)
+            except MirageError as why:
+                self.tried["refused by the checker"] += 1
+                log.info("candidate refused: %s", why)
+                continue
+            if same:
+                yield c
+            else:
+                self.tried["refused by the fingerprint"] += 1
+
+    def inputs(self, seed: int) -> list[jax.Array]:
+        """Random inputs of the region, on its device."""
+        rng = np.random.default_rng(seed)
+
+        def draw(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+            if dtype == bool:
+                return rng.random(shape) < 0.9
+            return rng.standard_normal(shape).astype(dtype) if jnp.issubdtype(dtype, jnp.floating) else np.zeros(shape, dtype)
+
+        return [jax.device_put(draw(*spec), self.device) for spec in self.specs]
+
+    def timings(self, functions: Mapping[str, Callable[..., Any]], rounds: int) -> dict[str, timing.Timing]:
+        """Interleaved times of functions of the region's values; a function that fails is left out and counted."""
+        on_gpu = self.platform == "cuda"
+        size = sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in self.specs)
+        sets = timing.sets_for(size) if on_gpu else 1
+        args = [tuple(self.inputs(i)) for i in range(sets)]
+
+        def prepare(item: tuple[str, Callable[..., Any]]) -> tuple[str, timing.Call] | None:
+            label, f = item
+            try:
+                compiled = (timing.chain(f).lower(args) if on_gpu else jax.jit(f).lower(*args[0])).compile()
+                call = (lambda: jax.block_until_ready(compiled(args))) if on_gpu else (lambda: jax.block_until_ready(compiled(*args[0])))
+                call()
+            except Exception as why:  # a kernel that cannot be compiled or launched is one candidate less
+                self.tried["not compiled"] += 1
+                log.info("%s not compiled: %s: %s", label, type(why).__name__, str(why).partition("\n")[0])
+                return None
+            return label, call
+
+        with ThreadPoolExecutor(8 if on_gpu else 1) as pool:
+            calls = dict(x for x in pool.map(prepare, functions.items()) if x is not None)
+        return timing.time_device(calls, sets, rounds) if on_gpu else timing.time_wall(calls, rounds)
+
+    def gate(self, winner: Winner) -> tuple[bool, str]:
+        """Are the winner's floats as good as XLA's on every input class?"""
+        ours, xla = jax.jit(self.ours(winner)), jax.jit(self.xla)
+        passed, reordered = 0, winner.family == "algebra"  # another order meets other roundings, and infinities in another order
+        classes = float_gate.input_classes(self.specs, 0)
+        small = footprint(self.reference).flops < EVERY_CLASS
+        for name in classes if small else CORE_CLASSES:
+            values = classes[name]
+            args = [jax.device_put(v, self.device) for v in values]
+            candidate = [np.asarray(y) for y in ours(*args)]
+            if any(not np.array_equal(a, np.asarray(b), equal_nan=True) for a, b in zip(candidate, ours(*args), strict=True)):
+                return False, f"{name}: two runs differ"
+            results = zip(self.oracle(values), xla(*args), candidate, strict=True)
+            for r, x, c in results:
+                spread = (2.0 if reordered else 1.0) * (2.0 if name in float_gate.DEGENERATE else 1.0)
+                verdict = float_gate.float_gate(r, np.asarray(x), c, kinds=not reordered, spread=spread)
+                if not verdict.passed:
+                    return False, f"{name}: {'; '.join(verdict.reasons)}"
+            passed += 1
+        return True, f"passed on {passed} input classes, repeated runs equal bit for bit"
+
+
+def _shape(graph: KernelGraph, axes: Sequence[str]) -> tuple[int, ...]:
+    return tuple(graph.extent(a) for a in axes)
+
+
+def _product_flops(eqn: FlatEqn) -> float:
+    if eqn.primitive != "dot_general":
+        return 0.0
+    ((contracted, _), _) = eqn.params["dimension_numbers"]
+    left, (out,) = eqn.in_avals[0], eqn.out_avals
+    return 2.0 * math.prod(out.shape) * math.prod(left.shape[i] for i in contracted)

@@ -1,0 +1,211 @@
+"""Decides for each region who computes it: cache, else search -> check -> fingerprint -> measure -> certify -> gate -> cache.
+
+A candidate replaces XLA only if all of this holds: its muGraph is well formed; it equals the region's program over finite
+fields, with a certificate whose error bound is computed; its floats are as accurate as XLA's against float64 on every
+input class; and it was measured faster than XLA on this device, beyond noise. Whatever fails is dropped and counted, and
+where nothing is left the user's own equations run.
+
+Nothing here may break the user's program: `decide` turns every exception into a decision for XLA, unless `strict`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import islice
+
+import jax
+
+from mirage_jax.cache import Cache, CacheKey, Entry
+from mirage_jax.compiler import tuning
+from mirage_jax.compiler.attempt import Attempt
+from mirage_jax.compiler.threads import apart
+from mirage_jax.compiler.winner import Winner, readable, schedule_from_json, schedule_to_json
+from mirage_jax.config import Options
+from mirage_jax.errors import CacheError, MirageError, UsageError
+from mirage_jax.jaxpr_frontend.regions import MAX_OPS
+from mirage_jax.jaxpr_frontend.translate import Region
+from mirage_jax.mugraph.check import check_graph
+from mirage_jax.mugraph.footprint import footprint
+from mirage_jax.mugraph.parser import parse
+from mirage_jax.report import Decision, places
+from mirage_jax.search.structures import Candidate
+from mirage_jax.verify import certificate as certificates
+
+log = logging.getLogger("mirage_jax")
+
+POLICY = "certificate 1e-12, float gate 2.1, lower bound of the ratio at least 1.03"
+
+
+class Compiler:
+    """Decides for the regions of one optimized function; hashable by identity, so that it can be a parameter of a primitive."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.cache = Cache(options.cache_dir)
+        self.decisions: dict[tuple[str, str], Decision] = {}
+        self._lock = threading.RLock()
+
+    max_ops = MAX_OPS
+
+    @property
+    def strict(self) -> bool:
+        return self.options.strict
+
+    def compile_region(self, region: Region, platforms: tuple[str, ...]) -> Winner | None:
+        """What runs instead of the region's equations, or None: XLA. A program exported for several platforms stays with XLA."""
+        if len(platforms) != 1:
+            log.info("a program lowered for %s stays with XLA: regions are decided for one platform", ", ".join(platforms))
+            return None
+        return self.decide(region, platforms[0]).winner
+
+    def decide(self, region: Region, platform: str, on_miss: str | None = None) -> Decision:
+        """The decision for a region, made once per process and program text."""
+        platform = "cuda" if platform == "gpu" else platform
+        memo = (str(region.graph), platform)
+        with self._lock:
+            if memo in self.decisions and on_miss is None:
+                return self.decisions[memo]
+            try:
+                decision = self._decide(region, platform, on_miss or self.options.on_miss or _default_on_miss())
+            except UsageError:
+                raise
+            except Exception as why:
+                if self.strict:
+                    raise
+                text = _in_one_line(why)
+                log.warning("the region at %s stays with XLA: %s", ", ".join(places(region.where)[:1]), text)
+                decision = Decision(None, text, "policy", platform)
+            self.decisions[memo] = decision
+            return decision
+
+    def _decide(self, region: Region, platform: str, on_miss: str) -> Decision:
+        try:
+            device = jax.local_devices(backend=platform)[0]
+        except RuntimeError:
+            return Decision(None, f"there is no {platform} device here to measure on", "policy", platform)
+        attempt = Attempt(region, platform, device, self.options)
+        key = CacheKey.here(
+            graph=str(attempt.reference),
+            extents=attempt.reference.sizes,
+            backend=self.options.backend,
+            policy=POLICY,
+            device=device,
+        )
+        base = Decision(None, "", "policy", platform, key=key.digest, before=attempt.before)
+        entry, reason = self.cache.lookup(key)
+        if entry is not None:
+            try:
+                return self._from_cache(attempt, key, entry, base)
+            except Exception as why:  # whatever is in a file, it is a miss
+                log.warning("cache entry %s is not used: %s", key.digest[:12], _in_one_line(why))
+                reason = f"the stored entry is not usable: {_in_one_line(why)}"
+        match on_miss:
+            case "error":
+                raise UsageError(f"on_miss='error': no stored decision for a region of {len(region.equations)} equations ({reason})")
+            case "fallback":
+                return replace(base, why=f"no stored decision ({reason}) and on_miss='fallback'")
+            case _:
+                x64 = jax.config.jax_enable_x64
+                return apart(lambda: self._search(attempt, key, base, on_miss == "search", x64))
+
+    def _search(self, attempt: Attempt, key: CacheKey, base: Decision, measure: bool, x64: bool) -> Decision:
+        with jax.enable_x64(x64), jax.debug_nans(False), jax.debug_infs(False):  # the gate's inputs have both
+            budget = self.options.budget
+            operators = len(attempt.reference.kernels)
+            log.info("region of %d operators: searching for at most %s", operators, budget)
+            found, report = attempt.candidates(self.cache, key)
+            base = replace(base, search=report, source="search", tried=attempt.tried)
+            if attempt.platform == "cpu":
+                found = [c for c in found if attempt.promising(c)]
+            finalists = list(islice(attempt.verified(tuning.diverse(found)), tuning.FINALISTS))
+            if not finalists:
+                return self._keep(key, replace(base, why="no candidate promises to beat XLA"))
+            log.info("region of %d operators: %d candidates, of which %d are tried", operators, attempt.tried["found"], len(finalists))
+            if measure:
+                return self._measure(attempt, key, base, finalists)
+            decision = self._accepted(attempt, base, (attempt.winner(c.graph, c.schedule, c.family) for c in finalists))
+            if decision.winner is None:
+                return self._keep(key, decision)
+            return replace(decision, why="the model's first choice, not measured (on_miss='heuristic')")
+
+    def _measure(self, attempt: Attempt, key: CacheKey, base: Decision, finalists: Sequence[Candidate]) -> Decision:
+        found = tuning.compare(attempt, finalists, self.cache.kernel_path(key).parent)
+        if found.xla is None:
+            return replace(base, why="XLA's own code for this region cannot be timed alone")
+        base = replace(base, timings={"xla": found.xla.seconds} | ({"best candidate": found.best[0].seconds} if found.best else {}))
+        if not found.faster:
+            top = f"the best candidate is {found.best[1]}" if found.best else "no candidate could be compiled"
+            return self._keep(key, replace(base, why=f"XLA is as fast: {top}"))
+        decision = self._accepted(attempt, base, (w for w, _, _ in found.faster))
+        for winner, seconds, ratio in found.faster:
+            if winner is decision.winner:
+                times = {"xla": found.xla.seconds, "mirage": seconds.seconds}
+                decision = replace(decision, why=f"{ratio} over XLA", timings=times)
+        return self._keep(key, decision)
+
+    def _accepted(self, attempt: Attempt, base: Decision, winners: Iterable[Winner]) -> Decision:
+        """The first of the winners that gets a certificate and passes the float gate."""
+        for winner in winners:
+            log.info("proving a candidate equal to the program, then comparing its floats with float64")
+            try:
+                certificate = certificates.certify(attempt.reference, winner.graph)
+            except MirageError as why:
+                attempt.tried["refused by the certificate"] += 1
+                log.info("no certificate: %s", why)
+                continue
+            passed, gate = attempt.gate(winner)
+            base = replace(base, gate=gate)
+            if passed:
+                after = footprint(winner.graph, winner.schedule.part_counts)
+                return replace(base, winner=winner, after=after, certificate=certificate)
+            attempt.tried["refused by the float gate"] += 1
+            log.info("float gate: %s", gate)
+        return replace(base, why="no candidate passed certificate and float gate")
+
+    # ------------------------------------------------------------------ the cache
+
+    def _keep(self, key: CacheKey, d: Decision) -> Decision:
+        w = d.winner
+        entry = Entry(
+            decision="xla" if w is None else "win",
+            graph=None if w is None else str(w.graph),
+            schedule=None if w is None else schedule_to_json(w.schedule),
+            certificate=None if d.certificate is None else json.loads(d.certificate.to_json()),
+            timings=dict(d.timings),
+            reasons=(d.why, d.gate, "" if w is None else w.family),
+        )
+        kernels = None if w is None else readable(w)
+        path = self.cache.put(key, entry, kernels)
+        return replace(d, kernels=str(path.with_suffix(".py")) if path is not None and kernels else "")
+
+    def _from_cache(self, attempt: Attempt, key: CacheKey, entry: Entry, base: Decision) -> Decision:
+        if len(entry.reasons) != 3:
+            raise CacheError(f"found {len(entry.reasons)} texts where why, gate and family must be")
+        why, gate, family = entry.reasons
+        base = replace(base, source="cache", why=why, timings=dict(entry.timings), gate=gate)
+        if entry.decision == "xla":
+            return base
+        graph, schedule = parse(entry.graph or ""), schedule_from_json(entry.schedule)
+        check_graph(graph)
+        if family not in ("kernels", "algebra") or len(schedule.kernels) != len(graph.kernels):
+            raise CacheError(f"family {family!r} or the schedule of {len(schedule.kernels)} kernels does not fit")
+        certificate = certificates.certify(attempt.reference, graph)  # proof-carrying: what is read is proved again
+        directory = self.cache.kernel_path(key).parent
+        winner = attempt.winner(graph, schedule, family, directory)
+        after = footprint(graph, schedule.part_counts)
+        text = self.cache.kernel_path(key)
+        kernels = str(text) if text.is_file() else ""
+        return replace(base, winner=winner, after=after, certificate=certificate, kernels=kernels)
+
+
+def _in_one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition('\n')[0]}"
+
+
+def _default_on_miss() -> str:
+    """All processes of one program must lower the same code, so only a single process searches by itself."""
+    return "search" if jax.process_count() == 1 else "fallback"
