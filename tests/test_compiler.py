@@ -171,8 +171,8 @@ def test_what_misses(tmp_path) -> None:
         "dtype": lambda: decided(make(on_miss="fallback"), *operands(dtype="bfloat16")),
         "backend": lambda: decided(make(on_miss="fallback", backend="jax")),
     }
-    for name, decide in others.items():
-        d = decide()
+    for name, ask in others.items():
+        d = ask()
         assert (d.source, d.winner) == ("policy", None), name
         seen.add(d.key)
     with pytest.MonkeyPatch.context() as patch:
