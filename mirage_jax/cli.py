@@ -179,7 +179,8 @@ def build_parser() -> argparse.ArgumentParser:
     optimizing.add_argument("--strict", action="store_true", default=None, help="raise instead of falling back to XLA")
 
     bench = commands.add_parser("bench", parents=[optimizing], help="time XLA against the optimizer on a suite")
-    bench.add_argument("--suite", default="mirage", help=f"{', '.join(programs.SUITES)}, all, or search: the search space (default: mirage)")
+    suites = f"{', '.join(programs.SUITES)}, all, or search: the search space (default: mirage)"
+    bench.add_argument("--suite", default="mirage", help=suites)
     bench.add_argument("--programs", metavar="A,B", help="these programs instead of a suite")
     bench.add_argument("--small", action="store_true", help="scaled-down extents, to try the command out")
     bench.add_argument("--json", type=Path, metavar="FILE", help="write FILE, and the same as Markdown beside it")
