@@ -65,7 +65,8 @@ def check_devices() -> Check:
         return Check(
             "devices", "problem", f"{found}, though there is an NVIDIA GPU", "pip install 'mirage-jax[cuda13]'"
         )
-    return Check("devices", "ok", f"{found}; GPU kernels can be generated and compiled here, not run")
+    kernels = "; GPU kernels can be generated and compiled here, not run" if find_spec("triton") else ""
+    return Check("devices", "ok", found + kernels)
 
 
 def check_processes() -> Check:
