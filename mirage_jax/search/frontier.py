@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import zip_longest
 
 from mirage_jax.mugraph.graph import Axis, origin
 from mirage_jax.search.axioms import LOOP, Axioms, Step, kind, part_of
@@ -20,9 +19,10 @@ from mirage_jax.search.grading import Grading
 from mirage_jax.search.normal_form import Poly, memo
 
 type Leaves = frozenset[Poly]
-type Histogram = tuple[int, ...]  # [n] = number of DAGs with n operators
+type Histogram = int  # number of DAGs with n operators, in bits n * LANE and up: adding and shifting are one operation each
 type Dag = tuple[tuple[Poly, Step], ...]  # values with the step that makes each, operands first
 EMPTY: Leaves = frozenset()
+LANE = 128
 FREE = frozenset({"affine", "const", "iota"})  # scalars ride for free: not counted as operators
 
 
@@ -162,25 +162,17 @@ class Frontiers:
         outside = {q: p for p, q in inside.items()}
         must = frozenset(inside[o] for o in outs)
         table: dict[tuple[tuple[tuple[int, int], Poly, int], ...], dict[tuple[Leaves, bool], Histogram]] = {}
+        limit = (1 << LANE * (space.max_ops + 1)) - 1
 
         def solve(frontier: tuple[tuple[tuple[int, int], Poly, int], ...]) -> dict[tuple[Leaves, bool], Histogram]:
             if not frontier:
-                return {(EMPTY, False): (1,)}
+                return {(EMPTY, False): 1}
             if frontier in table:
                 return table[frontier]
             self.tick()
             stats["states"] += 1
             (_, top, loops_left), rest = frontier[0], frontier[1:]
             out: dict[tuple[Leaves, bool], Histogram] = {}
-
-            def put(key: tuple[Leaves, bool], h: Histogram, ops: int) -> None:
-                h = h[: space.max_ops + 1 - ops]
-                if not any(h):
-                    stats["operator limit"] += 1
-                    return
-                h = (0,) * ops + h
-                old = out.get(key)
-                out[key] = h if old is None else tuple(x + y for x, y in zip_longest(old, h, fillvalue=0))
 
             if top not in must:
                 whole = outside.get(top)
@@ -193,7 +185,8 @@ class Frontiers:
                 else:
                     for (loaded, used), h in solve(rest).items():
                         if len(loaded) < space.max_loaded:
-                            put((loaded | {whole}, used), h, 0)
+                            key = (loaded | {whole}, used)
+                            out[key] = out.get(key, 0) + h
             if self.legal(top):
                 for s in self.axioms.steps(top):
                     stats["steps"] += 1
@@ -203,15 +196,20 @@ class Frontiers:
                         continue
                     if not self.possible(s, parts):
                         continue
+                    shift = 0 if s.op in FREE else LANE
                     for (loaded, used), h in solve(self._extend(rest, s, loops_left - is_acc)).items():
-                        put((loaded, used or is_acc), h, s.op not in FREE)
+                        if more := h << shift & limit:
+                            key = (loaded, used or is_acc)
+                            out[key] = out.get(key, 0) + more
+                        else:
+                            stats["operator limit"] += 1
             table[frontier] = out
             return out
 
         found: dict[Leaves, Counter[int]] = {}
         for (loaded, used), h in solve(self._start(outs, loop)).items():
             if used or loop is None:
-                found.setdefault(loaded, Counter()).update({n: c for n, c in enumerate(h) if c})
+                found.setdefault(loaded, Counter()).update(_unpacked(h))
         return found
 
     def _start(self, outs: Leaves, loop: Axis | None) -> tuple[tuple[tuple[int, int], Poly, int], ...]:
@@ -309,3 +307,9 @@ class Frontiers:
                 dag[p] = chosen[1]
                 todo += [o for o in chosen[1].args if not self.axioms.is_input(o)]
         return tuple(sorted(dag.items(), key=lambda x: self.order(x[0])))
+
+
+def _unpacked(h: Histogram) -> dict[int, int]:
+    """{number of operators: number of DAGs}"""
+    lanes = range(-(-h.bit_length() // LANE))
+    return {n: c for n in lanes if (c := h >> n * LANE & ((1 << LANE) - 1))}
