@@ -70,6 +70,7 @@ class Axioms:
 
     e: Expressions
     fired: dict[str, int] = field(default_factory=dict[str, int])
+    _inputs: dict[Poly, bool] = field(default_factory=dict[Poly, bool])
     _steps: dict[Poly, tuple[Step, ...]] = field(default_factory=dict[Poly, tuple[Step, ...]])
 
     def steps(self, p: Poly) -> tuple[Step, ...]:
@@ -88,6 +89,12 @@ class Axioms:
 
     def is_input(self, p: Poly) -> bool:
         """A tensor of the region, just as it is."""
+        known = self._inputs.get(p)
+        if known is None:
+            known = self._inputs[p] = self._is_input(p)
+        return known
+
+    def _is_input(self, p: Poly) -> bool:
         e = self.e
         rows = e.poly(p)
         if len(rows) != 1 or rows[0][1] != 1:
@@ -128,7 +135,7 @@ def leaves(e: Expressions, p: Poly) -> Iterator[Step]:
         if not bound and len(factors) == 1 and factors[0][1] == 1:
             base = e.base(factors[0][0])
             if base[0] == "atom" and base[1] == "#iota":
-                yield _step("iota", (), axis=base[2][0])
+                yield _step("iota", (), axis=base[2][-1])  # parts and steps come first; the index counts all of them
 
 
 def unary(e: Expressions, p: Poly) -> Iterator[Step]:

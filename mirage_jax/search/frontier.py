@@ -62,22 +62,26 @@ class Frontiers:
 
     # ------------------------------------------------------------------ legality
 
+    @memo
     def tile_axes(self, p: Poly) -> frozenset[Axis]:
         return frozenset(a for a in self.axioms.e.axes(p) if kind(a) == "t" and origin(a) not in self.batch)
 
     def legal(self, p: Poly) -> bool:
         """May this value exist inside a kernel? Each refusal is counted under its rule's name."""
-        if len(self.tile_axes(p)) > self.space.max_rank:
-            self.stats["rank"] += 1
-            return False
-        if self.grading.splits_a_group(p):
-            self.stats["exp group split"] += 1
-            return False
-        if self.grading.degree(p) is None:
-            self.stats["inhomogeneous exp"] += 1
-            return False
-        return True
+        why = self._illegal(p)
+        if why:
+            self.stats[why] += 1
+        return not why
 
+    @memo
+    def _illegal(self, p: Poly) -> str:
+        if len(self.tile_axes(p)) > self.space.max_rank:
+            return "rank"
+        if self.grading.splits_a_group(p):
+            return "exp group split"
+        return "inhomogeneous exp" if self.grading.degree(p) is None else ""
+
+    @memo
     def order(self, p: Poly) -> tuple[int, int]:
         """Operands come strictly before the values made from them; c x has the size of x and comes after it."""
         scaled = self.axioms.e.affine_parts(p)[0] != p
