@@ -127,10 +127,28 @@ class Loops(Products):
 
     def range(self, axis: TileAxis, body: Sequence[Op]) -> str:
         """Triton pipelines the loads of matrix products by itself; other loops must ask for it."""
-        count = f"0, {axis.local}, {axis.size}"
+        first, end = self.bounds(axis)
+        count = f"{first}, {end}, {axis.size}"
         if axis.count == 1 or any(self.tiling.product(op) for op in body):
             return f"range({count})"
         return f"tl.range({count}, num_stages={self.tiling.schedule.num_stages})"
+
+    def bounds(self, axis: TileAxis) -> tuple[str, str]:
+        """First element of the first step that is in the span of the loop, and what lies beyond the last one."""
+        span, part = self.graph.span, self.env.get(("block", axis.part), "0")
+        if span is None or axis.count == 1:
+            return "0", str(axis.local)
+        around, block = self.axes[span.axis], self.env["block", span.axis]
+        if block == part == "0":  # one block: known here
+            first = max(span.low or 0, 0) // axis.size * axis.size
+            return str(first), str(axis.local if span.high is None else min(around.size + span.high, axis.local))
+        start = f"{block} * {around.size}" + ("" if part == "0" else f" - {part} * {axis.local}")
+        first, end = "0", str(axis.local)
+        if span.low is not None:
+            first = self.w.let("first", f"tl.maximum({start}{_offset(span.low)}, 0) // {axis.size} * {axis.size}")
+        if span.high is not None:
+            end = self.w.let("end", f"tl.minimum({start}{_offset(around.size + span.high)}, {axis.local})")
+        return first, end
 
     def narrow(self, body: Sequence[Op], group: Group) -> dict[Axis, str]:
         """Give a loop without matrix products its own tiles, if another loop has some; the axes whose lanes differ."""
@@ -250,3 +268,7 @@ class Loops(Products):
             return Value(self.w.let("acc", reduction("tl.sum", carrier, reduced(x))), dims)
         pads = {self.graph.loop: 0.0} if self.graph.loop in op.axes else {}
         return self.single_row(Value(name, self.carrier(op, how), pads))
+
+
+def _offset(n: int) -> str:
+    return f" - {-n}" if n < 0 else f" + {n}" if n else ""

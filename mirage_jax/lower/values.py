@@ -284,6 +284,7 @@ class Values(Frame):
             text = f"{text} * {literal(factor)}"
         settled = (
             unit == LN2
+            and self.graph.span is None
             and self.ops[op.args[0]].op == "dot"
             and not any(self.axes[a].short_part for a in reduced(op) if a in self.axes)
         )

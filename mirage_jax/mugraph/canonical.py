@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from mirage_jax.mugraph.graph import Attr, Axis, BlockGraph, Kernel, KernelGraph, Library, Load, Op, Store, Tensor
 
@@ -74,4 +75,5 @@ class _Names:
             values[op.name] = ops[-1].name
         stores = tuple(Store(self.tensor(s.tensor), values[s.value]) for s in kernel.stores)
         loop = None if kernel.loop is None else self.axis(kernel.loop)
-        return BlockGraph(f"k{number}", self.all(kernel.grid), loop, loads, tuple(ops), stores)
+        span = kernel.span and replace(kernel.span, axis=self.axis(kernel.span.axis))
+        return BlockGraph(f"k{number}", self.all(kernel.grid), loop, loads, tuple(ops), stores, span)

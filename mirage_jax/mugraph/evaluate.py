@@ -12,7 +12,9 @@ The rules (Mirage, section 2, with named axes):
 * a part axis ``k.g`` in the grid gives part g the indices [g*L, min((g+1)*L, N)) of axis ``k``, L = ceil(N / parts);
   a count of parts that leaves one of them empty is refused. Copies (``k'``) are axes of their own and are not cut
   along with ``k``;
-* the loop cuts the loop axis (inside the part, if split) into tiles; all other axes are whole;
+* the loop cuts the loop axis (inside the part, if split) into tiles; all other axes are whole. Steps outside of the
+  kernel's span are left out. Where none is left, ``acc`` and ``accs`` are 0 and a shift is any number (here: that of
+  the first step), since only what does not depend on it is right;
 * a value of the loop body that a later loop needs is computed again there;
 * ``acc`` sums over the steps. A ``shift`` over the loop axis is carried: its value at step t is the maximum of its
   tile and its value at step t-1. ``accs x m`` keeps its state relative to the current m: state = rescale(state, m
@@ -46,7 +48,7 @@ from mirage_jax.mugraph.graph import (
     is_part,
     origin,
 )
-from mirage_jax.mugraph.operators import ACCUMULATORS, operator
+from mirage_jax.mugraph.operators import ACCUMULATORS, ZERO, operator
 
 type Ranges = Mapping[Axis, range]
 
@@ -226,8 +228,11 @@ class _Block:
         pieces: dict[str, list[tuple[tuple[range, ...], Any]]],
     ):
         self.kernel, self.domain, self.ranges, self.tensors, self.pieces = kernel, domain, ranges, tensors, pieces
-        loop = kernel.loop
+        loop, span = kernel.loop, None if domain.representative else kernel.span
         self.steps = [] if loop is None else [{**ranges, loop: r} for r in _cut(ranges[loop], tiles.tile(loop))]
+        within = self.steps if span is None else [s for s in self.steps if span.meets(s[loop or ""], ranges[span.axis])]
+        self.idle = not within and bool(self.steps)  # nothing to do, but values have axes and types
+        self.steps = self.steps[:1] if self.idle else within
 
     def run(self) -> None:
         kernel, stages = self.kernel, self.kernel.stages
@@ -261,7 +266,8 @@ class _Block:
                 state[op.name] = _accumulate(here, op, state.get(op.name), before, now)
             self._store(here, ranges, now, stored)
             before = now
-        return state
+        sums = [op.name for op in accumulators if op.op != "last"] if self.idle else []
+        return state | {name: self.domain.mul(self.domain.constant(ZERO), state[name]) for name in sums}
 
     def _store(self, here: ArrayDomain[Any], ranges: Ranges, env: Mapping[str, Any], values: Sequence[str]) -> None:
         for s in self.kernel.stores:

@@ -19,6 +19,11 @@ q. After an exponential the q part is *poisoned* (None) and stays so (Mirage, se
   other fractional powers, and ``maximum`` (of the *set* of values, since max is symmetric and idempotent). Nothing is
   assumed of them except that equal arguments give equal values.
 * ``shift`` is a fresh random pair at each call: only graphs that do not depend on it agree.
+* **Masks.** What indices alone tell (`predicates`) comes on top, if a `scale` is given, as it is where loops end early:
+  an exponential of what a mask makes minus infinity is exactly 0, and so is ``where(c, x, 0)`` outside of c. All else
+  stays as it was: a mask is a hash of its condition and its value, and conditions are hashed with the constants of the
+  program, so that no two masks are taken for one because they happen to agree at reduced extents. Every assumption
+  made is an identity of real numbers, and the zeros come on both sides alike.
 * **Measures.** Tests run at reduced extents, but programs contain their real extents as constants (1/4096 in a mean).
   So the elements of an axis weigh real/reduced each: a sum over an axis has total mass equal to its *real* extent,
   also for values that do not have the axis. Every identity of sums (linearity, order of summation, a constant summed
@@ -41,9 +46,11 @@ from typing import Any
 import numpy
 
 from mirage_jax.errors import MirageError
+from mirage_jax.mugraph import predicates
 from mirage_jax.mugraph.arrays import arrange
 from mirage_jax.mugraph.graph import Axis, Tensor, origin
 from mirage_jax.mugraph.operators import union
+from mirage_jax.mugraph.predicates import Fact, Scale, Zero
 
 SYMMETRIC = frozenset({"maximum", "minimum", "eq", "and", "or"})  # functions of two arguments in any order
 
@@ -274,18 +281,23 @@ class Pair:
     axes: tuple[Axis, ...]
     p: Residues
     q: Residues | None
+    fact: Fact = None
 
     def map(self, axes: tuple[Axis, ...], f: Callable[[Any], Any]) -> Pair:
-        return Pair(axes, self.p.map(f), None if self.q is None else self.q.map(f))
+        return Pair(axes, self.p.map(f), None if self.q is None else self.q.map(f), self.fact)
 
 
 @dataclass(frozen=True)
 class FieldDomain:
-    """Meaning of the operators over Z_p x Z_q. `weights` gives the mass of one element of each axis (default 1)."""
+    """Meaning of the operators over Z_p x Z_q. `weights` gives the mass of one element of each axis (default 1).
+
+    `scale` says where cuts of indices lie at these extents; None: masks are uninterpreted throughout.
+    """
 
     draw: Draw
     weights: Mapping[Axis, Fraction] = field(default_factory=dict[Axis, Fraction])
     ranges: Mapping[Axis, range] = field(default_factory=dict[Axis, range])
+    scale: Scale | None = None
 
     representative = False
 
@@ -304,7 +316,8 @@ class FieldDomain:
 
     def load(self, x: Pair, axes: tuple[Axis, ...]) -> Pair:
         cut = tuple(slice(self.ranges[a].start, self.ranges[a].stop) for a in axes)
-        return x.map(axes, lambda a: _array(a[cut]))
+        fact = predicates.renamed(x.fact, dict(zip(x.axes, axes, strict=True)))
+        return replace(x.map(axes, lambda a: _array(a[cut])), fact=fact)
 
     def store(self, x: Pair, tensor: Tensor) -> Pair:
         return x.map(tensor.axes, lambda a: _array(arrange(a, x.axes, tensor.axes)))
@@ -324,19 +337,20 @@ class FieldDomain:
             return Residues(paste([x.re for x in parts]), None if real else paste([x.im for x in parts]))
 
         qs = [x.q for _, x in pieces if x.q is not None]
-        return Pair(tensor.axes, join([x.p for _, x in pieces]), join(qs) if len(qs) == len(pieces) else None)
+        q, fact = join(qs) if len(qs) == len(pieces) else None, pieces[0][1].fact
+        return Pair(tensor.axes, join([x.p for _, x in pieces]), q, fact)
 
     # --- operators
 
     def constant(self, value: Fraction) -> Pair:
         p, q = (Residues(_array(ring.fraction(value))) for ring in self.rings)
-        return Pair((), p, q)
+        return Pair((), p, q, predicates.constant(value))
 
     def add(self, x: Pair, y: Pair) -> Pair:
-        return self._both("add", x, y)
+        return replace(self._both("add", x, y), fact=predicates.add(x.fact, y.fact))
 
     def mul(self, x: Pair, y: Pair) -> Pair:
-        return self._both("mul", x, y)
+        return self._known(self._both("mul", x, y), predicates.mul(x.fact, y.fact))
 
     def power(self, x: Pair, exponent: Fraction) -> Pair:
         if exponent < 0:  # 1 / root(x), not root(1 / x): their signs differ
@@ -352,12 +366,13 @@ class FieldDomain:
         if x.q is None:
             return self.function("exp", (x,))
         exponent = x.q.re if x.q.im is None else (x.q.re + self.draw.character * x.q.im) % self.draw.q
-        return Pair(x.axes, Residues(_each(self.draw.w_to, exponent)), None)
+        return self._known(Pair(x.axes, Residues(_each(self.draw.w_to, exponent)), None), predicates.exp(x.fact))
 
     def function(self, name: str, args: Sequence[Pair]) -> Pair:
         axes = union(tuple(x.axes for x in args))
         columns = [x.p.map(lambda a, x=x: arrange(a, x.axes, axes)) for x in args]
-        return self._hash(name, axes, columns, sort=name in SYMMETRIC)
+        value = self._hash(name, axes, columns, sort=name in SYMMETRIC)
+        return self._known(value, predicates.function(name, [x.fact for x in args]))
 
     def sum(self, x: Pair, axes: tuple[Axis, ...]) -> Pair:
         dims = tuple(i for i, a in enumerate(x.axes) if a in axes)
@@ -391,9 +406,16 @@ class FieldDomain:
 
     def iota(self, axis: Axis) -> Pair:
         index = Residues(_fill(list(self.ranges[axis]), (len(self.ranges[axis]),)))
-        return Pair((axis,), index, index)
+        return Pair((axis,), index, index, predicates.iota(axis))
 
     # --- helpers
+
+    def _known(self, x: Pair, fact: Fact) -> Pair:
+        """`x`, of which `fact` is true: zero where that says so."""
+        if self.scale is None or not isinstance(fact, Zero):
+            return replace(x, fact=fact)
+        kept = predicates.may_hold(fact.unless, x.axes, self.ranges, self.scale)
+        return replace(x.map(x.axes, lambda a: _array(numpy.where(kept, a, 0))), fact=fact)
 
     def _unary(self, f: Callable[[Ring, Residues], Residues], x: Pair) -> Pair:
         p, q = self.rings

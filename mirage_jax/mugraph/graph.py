@@ -20,6 +20,8 @@ part of a muGraph but of a `Schedule`, so one structure serves every shape.
 Where an operator runs is derived too (`BlockGraph.stages`): an operator is in the *body* of the loop if it depends on
 a load that has the loop axis, other than through an accumulator; its *depth* is the number of accumulators below it.
 Body operators of depth d run in loop number d, so a graph may pass over its data more than once.
+
+A loop may have a *span* (`Span`): steps wholly outside of it are not run. So causal attention does half of the work.
 """
 
 from __future__ import annotations
@@ -114,6 +116,39 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """Which steps of a loop over n run: those with an index n for which the block has an index i of its grid axis
+    `axis` such that ``low <= n - i <= high`` (None: unbounded). Indices count from the start of the whole axis, also
+    where n is split into parts. Sums over no step at all are zero.
+    """
+
+    axis: Axis
+    low: int | None
+    high: int | None
+
+    def __post_init__(self) -> None:
+        if self.low is None and self.high is None:
+            raise GraphError(f"span around {self.axis} without a bound")
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise GraphError(f"span {self} is empty")
+
+    def __str__(self) -> str:
+        """``i-127..i+0``"""
+        return "..".join("" if bound is None else f"{self.axis}{bound:+}" for bound in (self.low, self.high))
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """Both as cuts: ``i - n <= -low`` and ``n - i <= high``."""
+        return tuple(s * b for s, b in ((-1, self.low), (1, self.high)) if b is not None)
+
+    def meets(self, loop: range, grid: range) -> bool:
+        """Is there such a pair?"""
+        return (self.low is None or loop.stop - 1 - grid.start >= self.low) and (
+            self.high is None or loop.start - (grid.stop - 1) <= self.high
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """Where a value is computed: before/after loops (body False) or inside loop number `depth` (body True)."""
 
@@ -179,6 +214,7 @@ class BlockGraph:
     loads: tuple[Load, ...]
     ops: tuple[Op, ...]
     stores: tuple[Store, ...]
+    span: Span | None = None
 
     @cached_property
     def axes_of(self) -> Mapping[str, tuple[Axis, ...]]:
@@ -205,7 +241,9 @@ class BlockGraph:
         return {k: tuple(v) for k, v in out.items()}
 
     def __str__(self) -> str:
-        head = f"kernel {self.name} grid({','.join(self.grid)})" + (f" loop({self.loop})" if self.loop else "")
+        head = f"kernel {self.name} grid({','.join(self.grid)})"
+        if self.loop:
+            head += f" loop({self.loop} in {self.span})" if self.span else f" loop({self.loop})"
         body = "\n".join(str(x) for x in (*self.loads, *self.ops, *self.stores))
         return head + " {\n" + indent(body, "  ") + "\n}"
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from mirage_jax.errors import ParseError
 from mirage_jax.mugraph.builder import library
-from mirage_jax.mugraph.graph import Attr, Axis, BlockGraph, Kernel, KernelGraph, Load, Op, Store, Tensor
+from mirage_jax.mugraph.graph import Attr, Axis, BlockGraph, Kernel, KernelGraph, Load, Op, Span, Store, Tensor
 
 _NAME = r"[^\s\[\](){}=,:%]+"
 _AXES = r"\[([^\[\]]*)\]"
@@ -24,7 +24,8 @@ _OP = re.compile(rf"%({_NAME}){_AXES} = {_HEAD}((?: %{_NAME})*)")
 _STORE = re.compile(rf"store {_TENSOR} = %({_NAME})")
 _INPUT = re.compile(rf"input {_TENSOR}")
 _LIBRARY = re.compile(rf"library {_TENSOR} = {_HEAD}((?: {_NAME}{_AXES})*)")
-_KERNEL = re.compile(rf"kernel ({_NAME}) grid\(([^()]*)\)(?: loop\(({_NAME})\))? \{{")
+_KERNEL = re.compile(rf"kernel ({_NAME}) grid\(([^()]*)\)(?: loop\(({_NAME})(?: in ({_NAME}))?\))? \{{")
+_SPAN = re.compile(rf"(?:({_NAME}?)([+-]\d+))?\.\.(?:({_NAME}?)([+-]\d+))?")
 _EXTENT = re.compile(rf"({_NAME})=(\d+)")
 _ATTR = re.compile(rf"({_NAME})=(\([^()]*\)|[^,()\s]+)(?:, |$)")
 _NUMBER = re.compile(r"-?\d+(/\d+)?")
@@ -89,7 +90,7 @@ class _Reader:
         return library(m[4], args, Tensor(m[1], _axes(m[3]), m[2]), **self.attributes(m[5]))
 
     def kernel(self) -> Kernel:
-        head = self.match(_KERNEL, "kernel name grid(axes) loop(axis) {")
+        head = self.match(_KERNEL, "kernel name grid(axes) loop(axis in span) {")
         loads: list[Load] = []
         ops: list[Op] = []
         stores: list[Store] = []
@@ -103,7 +104,15 @@ class _Reader:
                 stores.append(Store(Tensor(m[1], _axes(m[3]), m[2]), m[4]))
             else:
                 self.fail("a load, an operator, a store or '}'")
-        return BlockGraph(head[1], _axes(head[2]), head[3], tuple(loads), tuple(ops), tuple(stores))
+        span = self.span(head[4]) if head[4] else None
+        return BlockGraph(head[1], _axes(head[2]), head[3], tuple(loads), tuple(ops), tuple(stores), span)
+
+    def span(self, text: str) -> Span:
+        m = _SPAN.fullmatch(text) or self.fail("a span such as i-15..i+0", repr(text))
+        if len(names := {m[1], m[3]} - {None}) != 1:
+            self.fail("a span around one axis", repr(text))
+        low, high = (None if bound is None else int(bound) for bound in (m[2], m[4]))
+        return Span(names.pop(), low, high)
 
     def attributes(self, text: str | None) -> dict[str, Attr]:
         out: dict[str, Attr] = {}

@@ -41,6 +41,7 @@ from mirage_jax.search.cost import Priced
 from mirage_jax.search.frontier import Dag, Frontiers, Leaves
 from mirage_jax.search.grading import Degree
 from mirage_jax.search.normal_form import Poly
+from mirage_jax.search.spans import with_span
 
 
 @dataclass(frozen=True)
@@ -286,7 +287,8 @@ class _KernelWriter:
             if (p in x.cuts.loaded and p not in x.tensors) or not roots:
                 stores.append(self._store_intermediate(p, inside))
         stores += self._shift_stores(outs)
-        return BlockGraph(name, self.grid, self.loop, tuple(self.loads.values()), tuple(self.ops), tuple(stores))
+        loads = tuple(self.loads.values())
+        return with_span(BlockGraph(name, self.grid, self.loop, loads, tuple(self.ops), tuple(stores)))
 
     def _store_intermediate(self, p: Poly, value: str) -> Store:
         x = self.x

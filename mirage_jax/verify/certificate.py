@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -28,7 +28,19 @@ from mirage_jax.mugraph.canonical import structure_hash
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.evaluate import evaluate, part_length
 from mirage_jax.mugraph.field import Draw, FieldDomain, Pair, ZeroDivisor
-from mirage_jax.mugraph.graph import Axis, KernelGraph, KernelSchedule, Library, Schedule, is_part, origin
+from mirage_jax.mugraph.graph import (
+    Axis,
+    BlockGraph,
+    Kernel,
+    KernelGraph,
+    KernelSchedule,
+    Library,
+    Schedule,
+    Span,
+    is_part,
+    origin,
+)
+from mirage_jax.mugraph.predicates import FactDomain, Known, Scale
 from mirage_jax.verify.bound import Bound, BoundDomain, Difference, error_bound
 
 VERSION = 1
@@ -147,11 +159,36 @@ def replay(certificate: Certificate, reference: KernelGraph, candidate: KernelGr
         comparison.draw(draw)
 
 
-def reduced(reference: KernelGraph, candidate: KernelGraph) -> tuple[dict[Axis, int], Schedule]:
+def scale_of(reference: KernelGraph, candidate: KernelGraph) -> Scale | None:
+    """Where the cuts of masks and spans lie at reduced extents; None if the candidate has no span.
+
+    Windows may be longer than a reduced axis, so all cuts in both graphs move closer together, in order.
+    """
+    spans = [span for _, span in _spans(candidate)]
+    if not spans:
+        return None
+    domain = FactDomain({b for span in spans for b in span.bounds})
+    for graph in (reference, candidate):
+        evaluate(graph, [Known(axes=t.axes) for t in graph.inputs], domain)
+    return Scale.of(sorted(domain.seen))
+
+
+def _spans(graph: KernelGraph) -> Iterator[tuple[Axis, Span]]:
+    """Loop axis and span of every kernel that has one."""
+    for kernel in graph:
+        if isinstance(kernel, BlockGraph) and kernel.loop is not None and kernel.span is not None:
+            yield kernel.loop, kernel.span
+
+
+def reduced(
+    reference: KernelGraph, candidate: KernelGraph, scale: Scale | None = None
+) -> tuple[dict[Axis, int], Schedule]:
     """Extents at which to test, and a schedule of the candidate for them.
 
     Axes of equal real extent keep equal extents. An axis that is split has 7 elements in 2 parts (4 and 3), a loop axis
     5, others 3, in tiles of 2; no axis grows. So each divided axis has two tiles or more and a ragged last one.
+    Where a loop has a span, both its axes reach beyond every cut (see `scale_of`), and their tiles are of 1 and 2
+    elements, so that a bound too tight by one leaves out some step that counts.
     """
     real = dict(reference.extents) | dict(candidate.extents)
     wanted = dict.fromkeys(real, 3)
@@ -160,6 +197,9 @@ def reduced(reference: KernelGraph, candidate: KernelGraph) -> tuple[dict[Axis, 
             wanted[origin(kernel.loop)] = 5
     for axis in candidate.split_axes:
         wanted[origin(axis)] = 7
+    for loop, span in _spans(candidate):
+        for axis in map(origin, (loop, span.axis)):
+            wanted[axis] = max(wanted[axis], (scale.largest if scale else 0) + 3 | 1, 5)
     by_size: dict[int, int] = {}
     for axis, n in real.items():
         by_size[n] = max(by_size.get(n, 1), min(n, wanted[axis]))
@@ -172,8 +212,24 @@ def reduced(reference: KernelGraph, candidate: KernelGraph) -> tuple[dict[Axis, 
         for a in length:
             if a + ".g" in kernel.grid:
                 length[a] -= (parts[a] - 1) * part_length(length[a], parts[a])  # of the last, shortest part
-        kernels.append(KernelSchedule(tuple((a, _ragged(n)) for a, n in length.items())))
+        tiles = {a: _ragged(n) for a, n in length.items()}
+        if isinstance(kernel, BlockGraph) and kernel.loop is not None and kernel.span is not None:
+            tiles |= {kernel.span.axis: 1, kernel.loop: min(tiles[kernel.loop], 2)}
+        kernels.append(KernelSchedule(tuple(tiles.items())))
     return extents, Schedule(tuple(kernels), tuple(sorted(parts.items())))
+
+
+def _scaled(graph: KernelGraph, scale: Scale | None) -> KernelGraph:
+    """The graph with its spans at reduced extents."""
+    if scale is None:
+        return graph
+    return replace(graph, kernels=tuple(_narrowed(k, scale) for k in graph))
+
+
+def _narrowed(kernel: Kernel, scale: Scale) -> Kernel:
+    if not isinstance(kernel, BlockGraph) or kernel.span is None:
+        return kernel
+    return replace(kernel, span=scale.span(kernel.span))
 
 
 def _ragged(n: int) -> int:
@@ -188,16 +244,18 @@ class _Comparison:
         _check_interface(reference, candidate)
         self.algebraic_roots = algebraic_roots
         self.hashes = structure_hash(reference), structure_hash(candidate)
-        extents, self.schedule = reduced(reference, candidate)
+        self.scale = scale_of(reference, candidate)
+        extents, self.schedule = reduced(reference, candidate, self.scale)
         self.weights = {a: Fraction(n, extents[a]) for g in (reference, candidate) for a, n in g.extents}
         self.reference, self.candidate = (
-            g.with_extents({a: extents[a] for a in g.sizes}) for g in (reference, candidate)
+            _scaled(g, self.scale).with_extents({a: extents[a] for a in g.sizes})
+            for g in (reference, candidate)
         )
         self.extents = extents
 
     def draw(self, draw: Draw) -> Draw:
         """One test; raises `VerificationError` if an output differs."""
-        domain = FieldDomain(draw, self.weights)
+        domain = FieldDomain(draw, self.weights, scale=self.scale)
         inputs = [domain.random(t.axes, tuple(self.extents[origin(a)] for a in t.axes)) for t in self.reference.inputs]
         want = evaluate(self.reference, inputs, domain)
         have = evaluate(self.candidate, inputs, domain, self.schedule)
@@ -262,7 +320,7 @@ class _Comparison:
             reference=self.hashes[0],
             candidate=self.hashes[1],
             extents=tuple(sorted(self.extents.items())),
-            schedule=_text(self.schedule),
+            schedule=_text(self.schedule, self.scale),
             p_bits=draws[0].p_bits,
             q_bits=draws[0].q_bits,
             seeds=tuple(d.seed.hex() for d in draws),
@@ -300,9 +358,14 @@ def _list(xs: Sequence[Any]) -> str:
     return ", ".join(str(x) for x in xs)
 
 
-def _text(schedule: Schedule) -> str:
+def _text(schedule: Schedule, scale: Scale | None) -> str:
     tiles = "; ".join(" ".join(f"{a}={n}" for a, n in k.tiles) for k in schedule.kernels)
-    return f"tiles {tiles}" + ("".join(f"; {n} parts of {a}" for a, n in schedule.parts))
+    moved = {a: b for a, b in scale.to.items() if a != b} if scale else {}
+    return (
+        f"tiles {tiles}"
+        + "".join(f"; {n} parts of {a}" for a, n in schedule.parts)
+        + "".join(f"; {b} for {a} in masks" for a, b in moved.items())
+    )
 
 
 def _differences(x: Pair, y: Pair) -> int:

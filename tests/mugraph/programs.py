@@ -363,6 +363,66 @@ CAUSAL = Program(
     lambda q, k, v: softmax(np.where(np.tri(len(q), dtype=bool), q @ k.T, -1e9)) @ v,
 )
 
+# the mask is minus infinity, so steps of the loop in which everything is masked may be left out
+CAUSAL_SPAN = Program(
+    "causal_span",
+    CAUSAL.head,
+    CAUSAL.reference.replace("library z: f32[] = const{value=-1000000000}\n", "")
+    .replace("where c[n',n] s[n',n] z[]", "mask c[n',n] s[n',n]"),
+    {
+        "online": CAUSAL.candidates["online"]
+        .replace("loop(n)", "loop(n in ..n'+0)")
+        .replace("%z[] = const{value=-1000000000}\n", "")
+        .replace("where %c %s %z", "mask %c %s"),
+    },
+    "O",
+    lambda q, k, v: softmax(np.where(np.tri(len(q), dtype=bool), q @ k.T, -np.inf)) @ v,
+)  # fmt: skip
+PARTIALS = """
+          store P: f32[n.g,n',e] = %o
+          store L: f32[n.g,n'] = %l
+          store M: f32[n.g,n'] = %f
+        }
+        kernel b grid(n') {
+          %o = load P[n.g,n',e]
+          %l = load L[n.g,n']
+          %m = load M[n.g,n']
+          %c[n'] = shift{axes=(n.g)} %m
+          %p[n.g,n',e] = rescale %o %m %c
+          %r[n.g,n'] = rescale %l %m %c
+          %u[n',e] = sum{axes=(n.g)} %p
+          %t[n'] = sum{axes=(n.g)} %r
+          %y[n',e] = div %u %t
+          store O: f32[n',e] = %y
+        }"""
+CAUSAL_SPAN.candidates["split keys"] = (
+    CAUSAL_SPAN.candidates["online"]
+    .replace("grid(n')", "grid(n',n.g)")
+    .replace("%y[n',e] = div %o %l", "%f[n'] = last %m")
+    .replace("store O: f32[n',e] = %y\n        }", PARTIALS.strip())
+)
+
+WINDOW = Program(
+    "window",
+    CAUSAL.head,
+    CAUSAL_SPAN.reference.replace(
+        "library c: bool[n',n] = le b[n] a[n']",
+        """library f: i32[n] = affine{offset=3} b[n]
+        library g: bool[n',n] = le b[n] a[n']
+        library j: bool[n',n] = lt a[n'] f[n]
+        library c: bool[n',n] = and g[n',n] j[n',n]""",
+    ),
+    {
+        name: text.replace("in ..n'+0", "in n'-2..n'+0").replace(
+            "%c[n,n'] = le %b %a",
+            "%h[n] = affine{offset=3} %b\n%g[n,n'] = le %b %a\n%j[n,n'] = lt %a %h\n%c[n,n'] = and %g %j",
+        )
+        for name, text in CAUSAL_SPAN.candidates.items()
+    },
+    "O",
+    lambda q, k, v: softmax(np.where(np.tri(len(q)) - np.tri(len(q), k=-3) > 0, q @ k.T, -np.inf)) @ v,
+)
+
 NTRANS = Program(
     "ntrans",
     "extents i=3 k=5\ninput H: f32[i,k]\ninput X: f32[i,k]\ninput A: f32[i,k]",
@@ -548,7 +608,7 @@ MEAN_OF_SHIFTED = Program(
 )
 
 PROGRAMS = (
-    RMSNORM, LORA, GATED_MLP, ATTENTION, QKNORM, CAUSAL, NTRANS, LAYER_NORM, ROW_SOFTMAX, MATRIX_VECTOR, GRAM,
-    MEAN_OF_SHIFTED,
+    RMSNORM, LORA, GATED_MLP, ATTENTION, QKNORM, CAUSAL, CAUSAL_SPAN, WINDOW, NTRANS, LAYER_NORM, ROW_SOFTMAX,
+    MATRIX_VECTOR, GRAM, MEAN_OF_SHIFTED,
 )  # fmt: skip
 CANDIDATES = [(p, name) for p in PROGRAMS for name in p.candidates]

@@ -11,7 +11,7 @@ from mugraph.programs import CANDIDATES, PROGRAMS, RMSNORM, Program
 from mirage_jax.errors import ParseError
 from mirage_jax.mugraph.builder import library
 from mirage_jax.mugraph.canonical import canonical, structure_hash
-from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Library, Load, Op, Store, Tensor
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Library, Load, Op, Span, Store, Tensor
 from mirage_jax.mugraph.operators import OPERATORS
 from mirage_jax.mugraph.parser import parse
 
@@ -44,9 +44,12 @@ def some(x: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, ...]]:
     return st.lists(x, max_size=3).map(tuple)
 
 
+BOUNDS = st.none() | st.integers(-(10**4), 10**4)
+SPANS = st.tuples(AXIS, BOUNDS, BOUNDS).filter(lambda s: s[1:] != (None, None) and (None in s or s[1] <= s[2]))
 BLOCKS = st.builds(
-    BlockGraph, NAMES, AXES, st.none() | AXIS, some(st.builds(Load, NAMES, NAMES, AXES)), some(OPS),
-    some(st.builds(Store, TENSORS, NAMES)),
+    lambda name, grid, loop, *rest, span: BlockGraph(name, grid, loop, *rest, span if loop else None),
+    NAMES, AXES, st.none() | AXIS, some(st.builds(Load, NAMES, NAMES, AXES)), some(OPS),
+    some(st.builds(Store, TENSORS, NAMES)), span=st.none() | SPANS.map(lambda s: Span(*s)),
 )  # fmt: skip
 LIBRARIES = st.builds(
     lambda op, args, result, attrs: library(op, args, result, **attrs),

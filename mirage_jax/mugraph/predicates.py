@@ -1,0 +1,335 @@
+"""What indices alone tell of values: masks made of iotas are exact predicates, not uninterpreted functions.
+
+A `Fact` about a value is one of
+
+* `Affine`: it is this affine function of indices (iota, constants, sums and multiples of such);
+* `Truth`: it is the truth value of this condition (comparisons of affine values; and, or, not);
+* `Masked`: it is minus infinity wherever the condition does not hold (``mask``; sums and positive multiples of such);
+* `Zero`: it is zero wherever the condition does not hold (exponentials of masked values, and products with them);
+
+or None, nothing. Conditions are in negation normal form over *cuts*, ``sum of c * index <= bound`` in integers; what is
+not known is the condition UNKNOWN, which may hold or not (a padding mask that is an input). Two readers: the field sets
+exponentials of masked elements to zero, and the search lets loops end early.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy
+
+from mirage_jax.mugraph.arrays import arrange
+from mirage_jax.mugraph.graph import Axis, Span, Tensor
+from mirage_jax.mugraph.operators import ONE, ZERO
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """``sum of coefficient * index <= bound``; coefficients are integers without common divisor, sorted by axis."""
+
+    form: tuple[tuple[Axis, int], ...]
+    bound: int
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """All of these hold. With no parts: true."""
+
+    parts: tuple[Condition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Some:
+    """One of these holds. With no parts: false."""
+
+    parts: tuple[Condition, ...]
+
+
+type Condition = Cut | Every | Some | None
+UNKNOWN = None
+
+
+def negation(c: Condition) -> Condition:
+    match c:
+        case Cut(form, bound):
+            return Cut(tuple((a, -n) for a, n in form), -bound - 1)
+        case Every(parts):
+            return Some(tuple(map(negation, parts)))
+        case Some(parts):
+            return Every(tuple(map(negation, parts)))
+        case None:
+            return UNKNOWN
+
+
+def cuts(c: Condition) -> Iterator[Cut]:
+    """Every cut in a condition."""
+    match c:
+        case Cut():
+            yield c
+        case Every(parts) | Some(parts):
+            for part in parts:
+                yield from cuts(part)
+        case None:
+            pass
+
+
+def may_hold(c: Condition, axes: tuple[Axis, ...], ranges: Mapping[Axis, range], scale: Scale) -> Any:
+    """Where the condition holds or might: a boolean array over `axes`."""
+    match c:
+        case Cut(form, bound) if all(a in axes for a, _ in form):
+            total: Any = numpy.zeros((1,) * len(axes), int)
+            for a, n in form:
+                total = total + arrange(n * numpy.arange(ranges[a].start, ranges[a].stop), (a,), axes)
+            return total <= scale(bound)
+        case Every(parts) | Some(parts):
+            join = numpy.logical_and if isinstance(c, Every) else numpy.logical_or
+            out: Any = numpy.full((1,) * len(axes), isinstance(c, Every))
+            for part in parts:
+                out = join(out, may_hold(part, axes, ranges, scale))
+            return out
+        case _:
+            return numpy.ones((1,) * len(axes), bool)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Bounds of cuts at reduced extents, in order: where the program says 128 and the axis has 5 elements, 2.
+
+    Which of two cuts comes first is all that matters to whether one condition implies another, so any map that keeps
+    order, and takes ``f <= t`` and its mirror image ``-f <= -t - 1`` alike, tests the same implications. Neighbours end
+    up at most 2 apart.
+    """
+
+    to: Mapping[int, int] = field(default_factory=dict[int, int])  # bounds >= 0
+
+    @classmethod
+    def of(cls, bounds: Sequence[int]) -> Scale:
+        to: dict[int, int] = {}
+        real = small = 0
+        for t in sorted({max(b, -b - 1) for b in bounds}):
+            small += min(t - real, 2)
+            to[t], real = small, t
+        return cls(to)
+
+    def __call__(self, bound: int) -> int:
+        return self.to.get(bound, bound) if bound >= 0 else -self.to.get(-bound - 1, -bound - 1) - 1
+
+    def span(self, span: Span) -> Span:
+        """``low <= n - i`` is the cut ``i - n <= -low``."""
+        low, high = (None if b is None else s * self(s * b) for s, b in ((-1, span.low), (1, span.high)))
+        return replace(span, low=low, high=high)
+
+    @property
+    def largest(self) -> int:
+        return max(self.to.values(), default=0)
+
+
+# --- facts
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    coefficients: Mapping[Axis, Fraction]
+    constant: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    holds: Condition
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    unless: Condition
+
+
+@dataclass(frozen=True, slots=True)
+class Zero:
+    unless: Condition
+
+
+type Fact = Affine | Truth | Masked | Zero | None
+
+
+def constant(value: Fraction) -> Fact:
+    return Affine({}, value)
+
+
+def iota(axis: Axis) -> Fact:
+    return Affine({axis: ONE}, ZERO)
+
+
+def add(x: Fact, y: Fact) -> Fact:
+    match x, y:
+        case Affine(a, b), Affine(c, d):
+            return Affine({k: n for k in (*a, *c) if (n := a.get(k, ZERO) + c.get(k, ZERO))}, b + d)
+        case Masked(c), Masked(d):
+            return Masked(Every((c, d)))
+        case (Masked(c), _) | (_, Masked(c)):
+            return Masked(c)
+        case Zero(c), Zero(d):
+            return Zero(Some((c, d)))
+        case _:
+            return None
+
+
+def mul(x: Fact, y: Fact) -> Fact:
+    """Products with what may be infinite are not known to be zero."""
+    match x, y:
+        case (Affine(c, n), other) | (other, Affine(c, n)) if not c and isinstance(other, Affine | Masked):
+            if isinstance(other, Affine):
+                return Affine({k: v * n for k, v in other.coefficients.items() if n}, other.constant * n)
+            return other if n > 0 else None
+        case (Masked(), _) | (_, Masked()):
+            return None
+        case (Zero(c) | Truth(c), _) | (_, Zero(c) | Truth(c)):
+            return Zero(c)
+        case _:
+            return None
+
+
+def power(x: Fact, exponent: Fraction) -> Fact:
+    return x if isinstance(x, Zero) and exponent > 0 else None
+
+
+def exp(x: Fact) -> Fact:
+    return Zero(x.unless) if isinstance(x, Masked) else None
+
+
+def function(name: str, args: Sequence[Fact]) -> Fact:
+    match name, args:
+        case ("lt" | "le", (Affine() as x, Affine() as y)):
+            return Truth(_at_most(x, y, strict=name == "lt"))
+        case "eq", (Affine() as x, Affine() as y):
+            return Truth(Every((_at_most(x, y), _at_most(y, x))))
+        case ("lt" | "le" | "eq"), _:
+            return Truth(UNKNOWN)
+        case ("and" | "or"), (x, y):
+            return Truth((Every if name == "and" else Some)((_truth(x), _truth(y))))
+        case "not", (x,):
+            return Truth(negation(_truth(x)))
+        case "mask", (c, Masked(d)):
+            return Masked(Every((_truth(c), d)))
+        case "mask", (c, _):
+            return Masked(_truth(c))
+        case "where", (c, x, Affine(a, n)) if not a and not n and not isinstance(x, Masked):
+            return Zero(_truth(c))
+        case "where", (c, Affine(a, n), y) if not a and not n and not isinstance(y, Masked):
+            return Zero(negation(_truth(c)))
+        case _:
+            return None
+
+
+def _truth(x: Fact) -> Condition:
+    return x.holds if isinstance(x, Truth) else UNKNOWN
+
+
+def _at_most(x: Affine, y: Affine, strict: bool = False) -> Condition:
+    """``x <= y``, or ``x < y``."""
+    d = add(x, Affine({k: -v for k, v in y.coefficients.items()}, -y.constant))
+    assert isinstance(d, Affine)
+    if not d.coefficients:
+        return Every(()) if d.constant < 0 or (d.constant == 0 and not strict) else Some(())
+    values = d.coefficients.values()
+    unit = Fraction(math.gcd(*(v.numerator for v in values)), math.lcm(*(v.denominator for v in values)))
+    form = tuple(sorted((k, int(v / unit)) for k, v in d.coefficients.items()))
+    bound = -d.constant / unit
+    return Cut(form, math.ceil(bound) - 1 if strict else math.floor(bound))
+
+
+def renamed(x: Fact, names: Mapping[Axis, Axis]) -> Fact:
+    """The same about a value whose axes are seen under other names."""
+
+    def of(c: Condition) -> Condition:
+        match c:
+            case Cut(form, bound):
+                return Cut(tuple(sorted((names.get(a, a), n) for a, n in form)), bound)
+            case Every(parts) | Some(parts):
+                return type(c)(tuple(map(of, parts)))
+            case None:
+                return UNKNOWN
+
+    match x:
+        case Affine(c, n):
+            return Affine({names.get(k, k): v for k, v in c.items()}, n)
+        case Truth(c) | Masked(c) | Zero(c):
+            return type(x)(of(c))
+        case None:
+            return None
+
+
+# --- facts about a whole graph
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A fact; `axes` are those of the tensor for what lies in memory."""
+
+    fact: Fact = None
+    axes: tuple[Axis, ...] = ()
+
+
+@dataclass(frozen=True)
+class FactDomain:
+    """Meaning of the operators as facts. `seen` collects the bounds of all cuts.
+
+    Sums keep what is zero: under a summed axis, read "for all its indices here".
+    """
+
+    seen: set[int] = field(default_factory=set[int])
+
+    representative = True
+
+    def within(self, ranges: Mapping[Axis, range]) -> FactDomain:
+        return self
+
+    def load(self, x: Known, axes: tuple[Axis, ...]) -> Known:
+        return Known(renamed(x.fact, dict(zip(x.axes, axes, strict=True))))
+
+    def store(self, x: Known, tensor: Tensor) -> Known:
+        return Known(None if isinstance(x.fact, Zero) else x.fact, tensor.axes)
+
+    def assemble(
+        self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], Known]]
+    ) -> Known:
+        return Known(pieces[0][1].fact, tensor.axes)
+
+    def constant(self, value: Fraction) -> Known:
+        return Known(constant(value))
+
+    def add(self, x: Known, y: Known) -> Known:
+        return Known(add(x.fact, y.fact))
+
+    def mul(self, x: Known, y: Known) -> Known:
+        return Known(mul(x.fact, y.fact))
+
+    def power(self, x: Known, exponent: Fraction) -> Known:
+        return Known(power(x.fact, exponent))
+
+    def exp(self, x: Known) -> Known:
+        return Known(exp(x.fact))
+
+    def function(self, name: str, args: Sequence[Known]) -> Known:
+        fact = function(name, [x.fact for x in args])
+        if isinstance(fact, Truth):
+            self.seen.update(c.bound for c in cuts(fact.holds))
+        return Known(fact)
+
+    def sum(self, x: Known, axes: tuple[Axis, ...]) -> Known:
+        return x if isinstance(x.fact, Zero) else Known()
+
+    def dot(self, x: Known, y: Known, axes: tuple[Axis, ...]) -> Known:
+        return self.sum(self.mul(x, y), axes)
+
+    def maximum(self, x: Known, axes: tuple[Axis, ...]) -> Known:
+        return Known()
+
+    def shift(self, x: Known, axes: tuple[Axis, ...]) -> Known:
+        return Known()
+
+    def iota(self, axis: Axis) -> Known:
+        return Known(iota(axis))

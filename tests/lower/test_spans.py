@@ -1,0 +1,66 @@
+"""Loops with a span in Triton: fewer steps, the same numbers."""
+
+import numpy as np
+import pytest
+from lower.programs import NUMPY
+from mugraph.programs import CAUSAL_SPAN, WINDOW, Program
+
+from mirage_jax.lower.aot import compile_for
+from mirage_jax.lower.launch import sources
+from mirage_jax.lower.triton_interpreter import interpret
+from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
+from mirage_jax.mugraph.parser import parse
+
+
+def sized(program: Program, name: str, n: int, dtype: str = "f32") -> KernelGraph:
+    text = str(program.graph(program.candidates[name]))
+    for tensor in "QKV":
+        text = text.replace(f"input {tensor}: f32", f"input {tensor}: {dtype}")
+    return parse(text).with_extents({"n": n, "d": 16, "e": 16})
+
+
+def tiles(graph: KernelGraph, rows: int, columns: int, parts: int = 1) -> Schedule:
+    sizes = KernelSchedule((("n'", rows), ("n", columns)))
+    return Schedule((sizes,) * len(graph.kernels), (("n", parts),) if graph.split_axes else ())
+
+
+def error(program: Program, graph: KernelGraph, schedule: Schedule) -> float:
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal([graph.extent(a) for a in t.axes]).astype(NUMPY[t.dtype]) for t in graph.inputs]
+    want = program.value(*(x.astype(np.float64) for x in arrays))
+    return float(np.abs(interpret(graph, schedule, arrays)[0] - want).max())
+
+
+@pytest.mark.parametrize("dtype,tolerance", [("f32", 1e-5), ("f16", 5e-3)])
+@pytest.mark.parametrize("n,rows,columns", [(64, 16, 16), (50, 16, 16), (70, 32, 16), (70, 16, 32), (16, 16, 16)])
+@pytest.mark.parametrize("name,parts", [("online", 1), ("split keys", 2), ("split keys", 3)])
+@pytest.mark.parametrize("program", [CAUSAL_SPAN, WINDOW], ids=lambda p: p.name)
+def test_values(
+    program: Program, name: str, parts: int, n: int, rows: int, columns: int, dtype: str, tolerance: float
+) -> None:
+    graph = sized(program, name, n, dtype)
+    assert error(program, graph, tiles(graph, rows, columns, parts)) < tolerance
+
+
+@pytest.mark.parametrize("program", [CAUSAL_SPAN, WINDOW], ids=lambda p: p.name)
+@pytest.mark.parametrize("name", ["online", "split keys"])
+def test_compiles(program: Program, name: str) -> None:
+    graph = sized(program, name, 100, "f16")
+    for source in sources(graph, tiles(graph, 32, 16, 2)):
+        assert source is not None and compile_for(source, 90).fits
+
+
+@pytest.mark.parametrize("name", ["online", "split keys"])
+def test_golden(name: str, golden) -> None:
+    graph = sized(WINDOW, name, 100)
+    (source, *_) = sources(graph, tiles(graph, 16, 32, 2))
+    assert source is not None
+    golden(source.text)
+
+
+def test_one_block_knows_its_bounds() -> None:
+    """No more rows than a tile has: the last of 7 tiles of columns is beyond all of them."""
+    graph = sized(CAUSAL_SPAN, "online", 100)
+    text = str(graph).replace("n'", "i").replace("d=16", "d=16 i=20")
+    (source,) = sources(parse(text), Schedule((KernelSchedule((("i", 32), ("n", 16))),)))
+    assert source is not None and "range(0, 20, 16)" in source.text

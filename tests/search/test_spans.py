@@ -1,0 +1,103 @@
+"""Masked programs end their loops early: found from the function, certified, and right tile by tile and in Triton."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from search.programs import captured, found, kernels_of, small_schedule, worst_error
+
+from mirage_jax.lower.triton_interpreter import interpret
+from mirage_jax.mugraph.evaluate import run
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Schedule, Span
+from mirage_jax.search.spans import with_span
+from mirage_jax.verify.certificate import certify, fingerprint
+
+QKV = ((2, 1024, 64),) * 3
+
+
+def attention(mask):
+    """`mask` is a function of the indices of rows i and columns n."""
+
+    def fn(q, k, v):
+        i, n = jnp.arange(q.shape[1])[:, None], jnp.arange(k.shape[1])[None, :]
+        s = jnp.where(mask(i, n), q @ k.swapaxes(-1, -2) / 8, -jnp.inf)
+        return jax.nn.softmax(s) @ v
+
+    return fn
+
+
+def linear(q, k, v):
+    """No softmax: what is masked is zero at once."""
+    return jnp.tril(q @ k.swapaxes(-1, -2)) @ v
+
+
+PROGRAMS = {
+    "causal": (attention(lambda i, n: n <= i), (None, 0)),
+    "window": (attention(lambda i, n: (n <= i) & (n > i - 128)), (-127, 0)),
+    "window of distances": (attention(lambda i, n: (i - n >= 0) & (i - n < 128)), (-127, 0)),
+    "both sides": (attention(lambda i, n: (n - i <= 5) & (i - n <= 5)), (-5, 5)),
+    "ahead": (attention(lambda i, n: i <= n), (0, None)),
+    "linear": (linear, (None, 0)),
+    "prefix": (attention(lambda i, n: (n <= i) | (n < 64)), None),
+    "tokens": (attention(lambda i, n: n < 500), None),
+}
+
+
+def span_in(graph: KernelGraph) -> tuple[int | None, int | None] | None:
+    """Of the kernel that computes the logits."""
+    (span, *_) = [k.span for k in graph.kernels if isinstance(k, BlockGraph) and any(o.op == "iota" for o in k.ops)]
+    return (span.low, span.high) if span else None
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_loops_end_early(name: str) -> None:
+    fn, span = PROGRAMS[name]
+    graph = captured(fn, *QKV)
+    candidates, _ = found(graph)
+    best = next(kernels_of(candidates, 1))
+    assert span_in(best) == span
+    assert certify(graph, best).bound <= 1e-12
+    (axis,) = best.kernels[0].loop or ""
+    split = list(kernels_of(candidates, 2, split=axis))
+    assert split and all(span_in(g) == span for g in split if g.kernels[0].loop)
+    size = {a: 9 if n == 1024 else 16 if n == 64 else n for a, n in graph.extents}
+    for g in (best, *split[:3]):
+        assert fingerprint(graph, g)
+        if name not in ("tokens", "prefix"):
+            small, original = g.with_extents(size), graph.with_extents(size)
+            for tile in (1, 2, 4):
+                assert worst_error(small, small_schedule(small, tile), original) < 1e-12
+
+
+@pytest.mark.parametrize("name", ["causal", "both sides", "linear"])
+@pytest.mark.parametrize("n", [64, 50])
+def test_in_triton(name: str, n: int) -> None:
+    graph = captured(PROGRAMS[name][0], *QKV)
+    best = next(kernels_of(found(graph)[0], 1))
+    sizes = {a: n if extent == 1024 else 16 if extent == 64 else extent for a, extent in graph.extents}
+    small = best.with_extents(sizes)
+    (kernel,) = small.kernels
+    assert isinstance(kernel, BlockGraph) and kernel.loop and kernel.span
+    tiles = dict.fromkeys((*kernel.grid, kernel.loop), 16) | {kernel.grid[0]: 1}
+    schedule = Schedule((KernelSchedule(tuple(tiles.items())),))
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal([small.extent(a) for a in t.axes]).astype(np.float32) for t in small.inputs]
+    (want,) = run(graph.with_extents(sizes), arrays)
+    np.testing.assert_allclose(interpret(small, schedule, arrays)[0], want, atol=1e-5 * np.abs(want).max())
+
+
+def test_only_what_adds_nothing_is_left_out() -> None:
+    """A kernel that also sums something unmasked runs all of its loop; so does one that stores in each step."""
+
+    def also_all(q, k, v):
+        s = jnp.where(jnp.tril(jnp.ones((q.shape[1],) * 2, bool)), q @ k.swapaxes(-1, -2) / 8, -jnp.inf)
+        return jax.nn.softmax(s) @ v + v.sum(1, keepdims=True)
+
+    graph = captured(also_all, *QKV)
+    spans = [
+        (k.span, {o.op for o in k.ops}) for c in found(graph)[0] for k in c.graph.kernels if isinstance(k, BlockGraph)
+    ]
+    assert all("acc" not in ops or not ("accs" in ops and span) for span, ops in spans)
+    plain = next(kernels_of(found(captured(PROGRAMS["causal"][0], *QKV))[0], 1)).kernels[0]
+    assert isinstance(plain, BlockGraph) and plain.span == Span(plain.span.axis, None, 0)  # type: ignore[union-attr]
+    assert with_span(plain) == plain

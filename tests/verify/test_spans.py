@@ -1,0 +1,79 @@
+"""A loop that ends early is certified if what it leaves out is masked to zero, and refused if a step too few runs."""
+
+import pytest
+from mugraph.programs import CAUSAL, CAUSAL_SPAN, WINDOW, Program
+
+from mirage_jax.mugraph.graph import KernelGraph
+from mirage_jax.verify.certificate import certify, fingerprint, reduced, scale_of
+
+FAR = 128  # a window longer than any reduced axis
+
+
+def far(program: Program, text: str) -> KernelGraph:
+    """Windows and spans of 128 instead of 3, over axes of 1000."""
+    text = text.replace("offset=3", f"offset={FAR}").replace("n'-2..", f"n'-{FAR - 1}..")
+    graph = program.graph(text)
+    return graph.with_extents({**graph.sizes, "n": 1000})
+
+
+WRONG = [
+    (CAUSAL_SPAN, "..n'+0", "..n'-1"),
+    (CAUSAL_SPAN, "..n'+0", "n'+0.."),
+    (CAUSAL_SPAN, "..n'+0", "n'-3..n'+0"),
+    (CAUSAL_SPAN, "mask %c %s", "affine %s"),  # the span without the mask is no causal mask: tiles are coarser
+    (CAUSAL_SPAN, "le %b %a", "lt %b %a"),
+    (WINDOW, "n'-2..", "n'-1.."),
+    (WINDOW, "n'-2..n'+0", "n'-2..n'-1"),
+    (WINDOW, "n'-2..n'+0", "n'+0..n'+2"),
+    (WINDOW, "and %g %j", "affine %g"),
+    (WINDOW, "offset=3", "offset=4"),
+]
+LOOSE = [(CAUSAL_SPAN, "..n'+0", "..n'+1"), (WINDOW, "n'-2..n'+0", "n'-3..n'+2"), (WINDOW, "n'-2..n'+0", "..n'+0")]
+
+
+@pytest.mark.parametrize("name", ["online", "split keys"])
+@pytest.mark.parametrize("program,old,new", WRONG)
+def test_refuses(program: Program, name: str, old: str, new: str) -> None:
+    text = program.candidates[name]
+    assert old in text
+    assert not fingerprint(program.graph(program.reference), program.graph(text.replace(old, new)))
+
+
+@pytest.mark.parametrize("program,old,new", LOOSE)
+def test_accepts_steps_too_many(program: Program, old: str, new: str) -> None:
+    text = program.candidates["online"]
+    assert fingerprint(program.graph(program.reference), program.graph(text.replace(old, new)))
+
+
+@pytest.mark.parametrize("name", ["online", "split keys"])
+def test_long_windows_are_scaled(name: str) -> None:
+    reference, right = far(WINDOW, WINDOW.reference), far(WINDOW, WINDOW.candidates[name])
+    proof = certify(reference, right)
+    assert "2 for 127 in masks" in proof.schedule and dict(proof.extents)["n"] <= 7
+    for off in (FAR - 2, FAR - 3, 3):
+        text = str(right).replace(f"n'-{FAR - 1}..", f"n'-{off}..")
+        assert not fingerprint(reference, far(WINDOW, WINDOW.candidates[name].replace("n'-2..", f"n'-{off}.."))), text
+    assert fingerprint(reference, far(WINDOW, WINDOW.candidates[name].replace("n'-2..", f"n'-{FAR}..")))
+    # a mask with another window is another function
+    assert not fingerprint(reference, far(WINDOW, WINDOW.candidates[name].replace("offset=3", f"offset={FAR + 1}")))
+
+
+def test_without_a_span_nothing_is_known() -> None:
+    """The zeros are there for spans only: other certificates rest on what they rested on before."""
+    reference = CAUSAL_SPAN.graph(CAUSAL_SPAN.reference)
+    plain = CAUSAL_SPAN.graph(CAUSAL_SPAN.candidates["online"].replace(" in ..n'+0", ""))
+    assert scale_of(reference, plain) is None
+    assert fingerprint(reference, plain)
+
+
+def test_a_finite_mask_is_not_zero() -> None:
+    text = CAUSAL.candidates["online"]
+    reference, spanned = CAUSAL.graph(CAUSAL.reference), CAUSAL.graph(text.replace("loop(n)", "loop(n in ..n'+0)"))
+    assert not fingerprint(reference, spanned)
+
+
+def test_tiles_of_the_grid_axis_are_single() -> None:
+    reference, candidate = WINDOW.graph(WINDOW.reference), WINDOW.graph(WINDOW.candidates["online"])
+    extents, schedule = reduced(reference, candidate, scale_of(reference, candidate))
+    assert schedule.kernels[0].tile("n'") == 1 and schedule.kernels[0].tile("n") == 2
+    assert extents["n"] >= 5
