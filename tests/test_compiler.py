@@ -21,6 +21,7 @@ from mirage_jax.compiler import attempt as attempts
 from mirage_jax.compiler import decide, threads
 from mirage_jax.compiler.winner import schedule_from_json, schedule_to_json
 from mirage_jax.errors import CacheError, UsageError, VerificationError
+from mirage_jax.jaxpr_frontend import rules
 from mirage_jax.mugraph.graph import KernelSchedule, Schedule
 from mirage_jax.verify import certificate as certificates
 
@@ -426,3 +427,14 @@ def test_under_debugging_modes() -> None:
         assert decided(mirage_jax.optimize(chain, strict=True), *operands(N + 2)).winner is not None
     finally:
         jax.config.update("jax_debug_nans", False)
+
+
+def test_a_wrong_translation_is_refused(monkeypatch, _wins) -> None:
+    """A rule that reads `sub` as `add` deceives the certificate, which compares muGraphs, but not the float gate."""
+    monkeypatch.setitem(rules.RULES, "sub", rules.RULES["add"])
+
+    def fn(a, b, v):
+        return ((a - b) @ b) @ v
+
+    d = decided(mirage_jax.optimize(fn, strict=True))
+    assert d.winner is None and "differs from the user's" in d.gate

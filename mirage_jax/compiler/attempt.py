@@ -200,6 +200,7 @@ class Attempt:
         passed, reordered = 0, winner.family == "algebra"  # another order meets other roundings, and infinities in another order
         classes = float_gate.input_classes(self.specs, 0)
         small = footprint(self.reference).flops < EVERY_CLASS
+        narrowest = min((dtype.itemsize for _, dtype in self.specs if jnp.issubdtype(dtype, jnp.floating)), default=4)
         for name in classes if small else CORE_CLASSES:
             values = classes[name]
             args = [jax.device_put(v, self.device) for v in values]
@@ -208,6 +209,8 @@ class Attempt:
                 return False, f"{name}: two runs differ"
             results = zip(self.oracle(values), xla(*args), candidate, strict=True)
             for r, x, c in results:
+                if name in float_gate.ORDINARY and (wrong := float_gate.misread(r, np.asarray(x), narrowest)):
+                    return False, f"{name}: {wrong}"
                 spread = (2.0 if reordered else 1.0) * (2.0 if name in float_gate.DEGENERATE else 1.0)
                 verdict = float_gate.float_gate(r, np.asarray(x), c, kinds=not reordered, spread=spread)
                 if not verdict.passed:

@@ -92,6 +92,28 @@ def float_gate(
     return GateResult(not reasons, reasons, ratios)
 
 
+ROUNDING = {2: 0.1, 4: 1e-2, 8: 1e-6}  # rms error over rms value that XLA may have on ordinary inputs, by bytes of the narrowest type
+
+
+def misread(reference64: Array, xla: Array, narrowest: int) -> str:
+    """Does float64, which evaluates the program *as it was translated*, differ from XLA by more than rounding can explain?
+
+    The certificate compares a candidate with the translated program, so the translation itself has to be compared with the
+    user's own equations: a wrong rule gives errors of the order of the values. `narrowest`: bytes of the narrowest float.
+    Returns what was found, or "". Meant for ordinary inputs, where rounding stays small.
+    """
+    if not is_float(xla.dtype):
+        return ""
+    r, x = (np.asarray(a, np.float64) for a in (reference64, xla))
+    good = np.isfinite(r) & np.isfinite(x)
+    if not good.any():
+        return ""
+    size, error = (float(np.sqrt(np.mean(np.square(a[good])))) for a in (r, x - r))
+    if error <= ROUNDING[narrowest] * size:
+        return ""
+    return f"the translated program differs from the user's by {error:.2g}, the values being of size {size:.2g}"
+
+
 def _strange(r: Array, x: Array, c: Array, kinds: bool, dtype: Any) -> str:
     """What is wrong with the non-finite values, if anything."""
     repaired = ~np.isfinite(x) & np.isfinite(r) & np.isfinite(c)
@@ -222,6 +244,7 @@ def _far(*dims: int) -> Maker:
     return make
 
 
+ORDINARY = ("normal", "uniform")
 CLASSES: dict[str, Maker] = {
     "normal": _normal,
     "small": _scaled(1e-3),
