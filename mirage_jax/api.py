@@ -1,7 +1,8 @@
 """The public surface: `optimize` and `tune`.
 
-``@mirage_jax.optimize`` wraps a function as `jax.jit` does; the captured program travels through every transformation as one call
-primitive (`jaxpr_frontend.capture`), and where JAX lowers it, `compiler.Compiler` decides region by region.
+``@mirage_jax.optimize`` wraps a function as `jax.jit` does; the captured program travels through every transformation
+as one call primitive (`jaxpr_frontend.capture`), and where JAX lowers it, `compiler.Compiler` decides region by
+region.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class Optimized:
         self._jit.clear_cache()
 
     def explain(self, *args: Any, **kwargs: Any) -> Report:
-        """What happens to this function at these argument shapes: regions, decisions, evidence. Arguments may be `jax.ShapeDtypeStruct`s.
+        """What happens to this function at these argument shapes: regions, decisions, evidence. Arguments may be
+        `jax.ShapeDtypeStruct`s.
 
         Makes the same decisions as a call would; nothing of the function is run.
         """
@@ -101,7 +103,9 @@ class Optimized:
             text = str(region.graph)
             if text in reports:
                 old = reports[text]
-                reports[text] = RegionReport(tuple(dict.fromkeys((*old.where, *region.where))), text, old.decision, old.occurrences + 1)
+                reports[text] = RegionReport(
+                    tuple(dict.fromkeys((*old.where, *region.where))), text, old.decision, old.occurrences + 1
+                )
             else:
                 decision = self.compiler.decide(region, jax.default_backend(), on_miss)
                 reports[text] = RegionReport(region.where, text, decision)
@@ -162,8 +166,9 @@ def optimize(fn: Any = _NOT_GIVEN, /, **options: Any) -> Any:
 
     Use bare (``@optimize``) or with options (``@optimize(on_miss="fallback")``):
 
-    * on_miss: what to do with a region that was never decided before: "search" (default in a single process), "heuristic" (the cost
-      model's choice, verified but not measured), "fallback" (leave to XLA; default in several processes) or "error".
+    * on_miss: what to do with a region that was never decided before: "search" (default in a single process),
+      "heuristic" (the cost model's choice, verified but not measured), "fallback" (leave to XLA; default in several
+      processes) or "error".
     * budget: of one search: seconds, or a text such as "30s"; see `mirage_jax.Budget`.
     * backend: "auto", "triton" (kernels on GPUs) or "jax" (algebra only).
     * cache_dir: where winners are kept; default: the user's cache directory.

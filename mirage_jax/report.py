@@ -1,7 +1,8 @@
 """What was found, refused and decided: the text that `explain` prints and the benchmark stores.
 
-A `Decision` is made once per region by `compiler`; a `Report` collects the decisions of one function with what the capture left to XLA.
-Source lines are told briefly: one text per file, the user's own files before those of installed packages.
+A `Decision` is made once per region by `compiler`; a `Report` collects the decisions of one function with what the
+capture left to XLA. Source lines are told briefly: one text per file, the user's own files before those of installed
+packages.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How large the search space is, how long all of it takes, and what each pruning rule is worth: no device is needed.
 
-Per program: values, states, plans and structures with up to n operators per kernel for growing n, and the time to enumerate them
-all; then the same search with one rule taken away. Compare with Table 5 of the paper (RMSNorm, 11 operators: 28 s with 8
-threads; without abstract expressions more than 10 hours).
+Per program: values, states, plans and structures with up to n operators per kernel for growing n, and the time to
+enumerate them all; then the same search with one rule taken away. Compare with Table 5 of the paper (RMSNorm, 11
+operators: 28 s with 8 threads; without abstract expressions more than 10 hours).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from mirage_jax.search.frontier import Space
 from mirage_jax.search.structures import structure
 
 LIMITS = (5, 7, 9, 11, 14)  # operators per kernel
+SPACE = Space()
 CUT = 60.0  # seconds after which a count is given up, and printed as such
 DEVICE = "H200"
 RULES = {  # name -> the space without it
@@ -68,22 +69,49 @@ class SearchResult:
 
     def table(self) -> Table:
         """Rows by program; columns by limit, time and what is left without a rule."""
-        table = Table(title="search", caption=f"{self.date}, {self.machine}, one process, peak {self.peak_mib:.0f} MiB; {CUT:g} s and more: cut")
+        table = Table(
+            title="search",
+            caption=f"{self.date}, {self.machine}, one process, peak {self.peak_mib:.0f} MiB; {CUT:g} s and more: cut",
+        )
         for name in ("program", "space", "values", "states", "plans", "structures", "seconds", "pruned"):
-            table.add_column(name, justify="left" if name in ("program", "space", "pruned") else "right", no_wrap=name == "program")
+            table.add_column(
+                name, justify="left" if name in ("program", "space", "pruned") else "right", no_wrap=name == "program"
+            )
         for c in self.counts:
             cut = "" if c.stop == StopReason.EXHAUSTED.value else " (cut)"
             pruned = ", ".join(f"{k} {v}" for k, v in sorted(c.pruned.items(), key=lambda x: -x[1])[:4])
-            table.add_row(c.program, c.what, str(c.classes), str(c.states), str(c.plans), f"{c.structures:.3g}", f"{c.seconds:.2f}{cut}", pruned)
+            table.add_row(
+                c.program,
+                c.what,
+                str(c.classes),
+                str(c.states),
+                str(c.plans),
+                f"{c.structures:.3g}",
+                f"{c.seconds:.2f}{cut}",
+                pruned,
+            )
         return table
 
     def to_markdown(self) -> str:
-        lines = [f"# Search\n\n{self.date}, {self.machine}, one process, peak memory {self.peak_mib:.0f} MiB. Enumerations over {CUT:g} s are cut.\n"]
-        lines += ["| program | space | values | states | plans | structures | seconds |", "|---|---|---|---|---|---|---|"]
+        lines = [
+            f"# Search\n\n{self.date}, {self.machine}, one process, peak memory {self.peak_mib:.0f} MiB."
+            f" Enumerations over {CUT:g} s are cut.\n"
+        ]
+        lines += [
+            "| program | space | values | states | plans | structures | seconds |",
+            "|---|---|---|---|---|---|---|",
+        ]
         for c in self.counts:
             cut = "" if c.stop == StopReason.EXHAUSTED.value else " (cut)"
-            lines.append(f"| {c.program} | {c.what} | {c.classes} | {c.states} | {c.plans} | {c.structures:.3g} | {c.seconds:.2f}{cut} |")
-        lines += ["\nWhole searches, with pricing and extraction, as the optimizer runs them:\n", "| program | seconds |", "|---|---|"]
+            lines.append(
+                f"| {c.program} | {c.what} | {c.classes} | {c.states} | {c.plans} | {c.structures:.3g}"
+                f" | {c.seconds:.2f}{cut} |"
+            )
+        lines += [
+            "\nWhole searches, with pricing and extraction, as the optimizer runs them:\n",
+            "| program | seconds |",
+            "|---|---|",
+        ]
         lines += [f"| {name} | {seconds:.2f} |" for name, seconds in self.searches.items()]
         return "\n".join(lines) + "\n"
 
@@ -109,7 +137,7 @@ def regions(programs: Iterable[Program]) -> dict[str, KernelGraph]:
     return found
 
 
-def run_search_suite(programs: Iterable[Program], space: Space = Space(), console: Console | None = None) -> SearchResult:
+def run_search_suite(programs: Iterable[Program], space: Space = SPACE, console: Console | None = None) -> SearchResult:
     """Count the space of every program, without each rule, and time whole searches."""
     counts: list[Count] = []
     searches: dict[str, float] = {}

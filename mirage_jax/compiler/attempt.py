@@ -117,8 +117,8 @@ class Attempt:
     def candidates(self, cache: Cache, key: CacheKey) -> tuple[list[Candidate], str]:
         """Well-formed candidates, best estimate first, and the search's report.
 
-        Kernels that were found for the same structure at other sizes are tiled for these; only algebra is searched then, because
-        what order of evaluation is cheap depends on sizes.
+        Kernels that were found for the same structure at other sizes are tiled for these; only algebra is searched
+        then, because what order of evaluation is cheap depends on sizes.
         """
         budget, device = self.options.budget, self.description
         key = replace(key, graph=structures.structure(self.reference), extents=(), policy=f"structures, {SPACE}")
@@ -128,7 +128,7 @@ class Attempt:
         found, report = search(self.reference, device, SPACE, budget.seconds, budget.states or 2_000_000, families)
         text = str(report)
         if kernels:
-            text = f"kernels: {len(kernels)} structures known from other sizes, only their tiles were chosen\nalgebra: {text}"
+            text = f"kernels: {len(kernels)} structures known from other sizes, only tiles were chosen\nalgebra: {text}"
         elif new := [c for c in found if c.family == "kernels"][:STORED]:
             cache.put(key, Entry("structures", schedule=structures.to_json(new)))
         found = sorted([*kernels, *found], key=lambda c: c.seconds)
@@ -165,9 +165,13 @@ class Attempt:
         rng = np.random.default_rng(seed)
 
         def draw(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-            if dtype == bool:
+            if dtype.kind == "b":
                 return rng.random(shape) < 0.9
-            return rng.standard_normal(shape).astype(dtype) if jnp.issubdtype(dtype, jnp.floating) else np.zeros(shape, dtype)
+            return (
+                rng.standard_normal(shape).astype(dtype)
+                if jnp.issubdtype(dtype, jnp.floating)
+                else np.zeros(shape, dtype)
+            )
 
         return [jax.device_put(draw(*spec), self.device) for spec in self.specs]
 
@@ -182,7 +186,11 @@ class Attempt:
             label, f = item
             try:
                 compiled = (timing.chain(f).lower(args) if on_gpu else jax.jit(f).lower(*args[0])).compile()
-                call = (lambda: jax.block_until_ready(compiled(args))) if on_gpu else (lambda: jax.block_until_ready(compiled(*args[0])))
+                call = (
+                    (lambda: jax.block_until_ready(compiled(args)))
+                    if on_gpu
+                    else (lambda: jax.block_until_ready(compiled(*args[0])))
+                )
                 call()
             except Exception as why:  # a kernel that cannot be compiled or launched is one candidate less
                 self.tried["not compiled"] += 1
@@ -197,7 +205,10 @@ class Attempt:
     def gate(self, winner: Winner) -> tuple[bool, str]:
         """Are the winner's floats as good as XLA's on every input class?"""
         ours, xla = jax.jit(self.ours(winner)), jax.jit(self.xla)
-        passed, reordered = 0, winner.family == "algebra"  # another order meets other roundings, and infinities in another order
+        passed, reordered = (
+            0,
+            winner.family == "algebra",
+        )  # another order meets other roundings, and infinities in another order
         classes = float_gate.input_classes(self.specs, 0)
         small = footprint(self.reference).flops < EVERY_CLASS
         narrowest = min((dtype.itemsize for _, dtype in self.specs if jnp.issubdtype(dtype, jnp.floating)), default=4)
@@ -205,7 +216,10 @@ class Attempt:
             values = classes[name]
             args = [jax.device_put(v, self.device) for v in values]
             candidate = [np.asarray(y) for y in ours(*args)]
-            if any(not np.array_equal(a, np.asarray(b), equal_nan=True) for a, b in zip(candidate, ours(*args), strict=True)):
+            if any(
+                not np.array_equal(a, np.asarray(b), equal_nan=True)
+                for a, b in zip(candidate, ours(*args), strict=True)
+            ):
                 return False, f"{name}: two runs differ"
             results = zip(self.oracle(values), xla(*args), candidate, strict=True)
             for r, x, c in results:

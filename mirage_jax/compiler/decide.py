@@ -1,9 +1,10 @@
-"""Decides for each region who computes it: cache, else search -> check -> fingerprint -> measure -> certify -> gate -> cache.
+"""Decides for each region who computes it: cache, else search -> check -> fingerprint -> measure -> certify -> gate
+-> cache.
 
-A candidate replaces XLA only if all of this holds: its muGraph is well formed; it equals the region's program over finite
-fields, with a certificate whose error bound is computed; its floats are as accurate as XLA's against float64 on every
-input class; and it was measured faster than XLA on this device, beyond noise. Whatever fails is dropped and counted, and
-where nothing is left the user's own equations run.
+A candidate replaces XLA only if all of this holds: its muGraph is well formed; it equals the region's program over
+finite fields, with a certificate whose error bound is computed; its floats are as accurate as XLA's against float64
+on every input class; and it was measured faster than XLA on this device, beyond noise. Whatever fails is dropped and
+counted, and where nothing is left the user's own equations run.
 
 Nothing here may break the user's program: `decide` turns every exception into a decision for XLA, unless `strict`.
 """
@@ -41,7 +42,9 @@ POLICY = "certificate 1e-12, float gate 2.1, lower bound of the ratio at least 1
 
 
 class Compiler:
-    """Decides for the regions of one optimized function; hashable by identity, so that it can be a parameter of a primitive."""
+    """Decides for the regions of one optimized function; hashable by identity, so that it can be a parameter of a
+    primitive.
+    """
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -56,9 +59,13 @@ class Compiler:
         return self.options.strict
 
     def compile_region(self, region: Region, platforms: tuple[str, ...]) -> Winner | None:
-        """What runs instead of the region's equations, or None: XLA. A program exported for several platforms stays with XLA."""
+        """What runs instead of the region's equations, or None: XLA. A program exported for several platforms stays
+        with XLA.
+        """
         if len(platforms) != 1:
-            log.info("a program lowered for %s stays with XLA: regions are decided for one platform", ", ".join(platforms))
+            log.info(
+                "a program lowered for %s stays with XLA: regions are decided for one platform", ", ".join(platforms)
+            )
             return None
         return self.decide(region, platforms[0]).winner
 
@@ -105,7 +112,9 @@ class Compiler:
                 reason = f"the stored entry is not usable: {_in_one_line(why)}"
         match on_miss:
             case "error":
-                raise UsageError(f"on_miss='error': no stored decision for a region of {len(region.equations)} equations ({reason})")
+                raise UsageError(
+                    f"on_miss='error': no stored decision for a region of {len(region.equations)} equations ({reason})"
+                )
             case "fallback":
                 return replace(base, why=f"no stored decision ({reason}) and on_miss='fallback'")
             case _:
@@ -124,7 +133,12 @@ class Compiler:
             finalists = list(islice(attempt.verified(tuning.diverse(found)), tuning.FINALISTS))
             if not finalists:
                 return self._keep(key, replace(base, why="no candidate promises to beat XLA"))
-            log.info("region of %d operators: %d candidates, of which %d are tried", operators, attempt.tried["found"], len(finalists))
+            log.info(
+                "region of %d operators: %d candidates, of which %d are tried",
+                operators,
+                attempt.tried["found"],
+                len(finalists),
+            )
             if measure:
                 return self._measure(attempt, key, base, finalists)
             decision = self._accepted(attempt, base, (attempt.winner(c.graph, c.schedule, c.family) for c in finalists))
@@ -136,7 +150,9 @@ class Compiler:
         found = tuning.compare(attempt, finalists, self.cache.kernel_path(key).parent)
         if found.xla is None:
             return replace(base, why="XLA's own code for this region cannot be timed alone")
-        base = replace(base, timings={"xla": found.xla.seconds} | ({"best candidate": found.best[0].seconds} if found.best else {}))
+        base = replace(
+            base, timings={"xla": found.xla.seconds} | ({"best candidate": found.best[0].seconds} if found.best else {})
+        )
         if not found.faster:
             top = f"the best candidate is {found.best[1]}" if found.best else "no candidate could be compiled"
             return self._keep(key, replace(base, why=f"XLA is as fast: {top}"))

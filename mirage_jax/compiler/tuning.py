@@ -1,7 +1,7 @@
 """Which sizes of which candidates are timed, and which of them is the fastest.
 
-Two screens, each variant timed once: tile sizes of several kinds of candidates, then warps and pipeline stages of the best few. What is
-left is timed against XLA, interleaved, and has to be faster beyond noise.
+Two screens, each variant timed once: tile sizes of several kinds of candidates, then warps and pipeline stages of the
+best few. What is left is timed against XLA, interleaved, and has to be faster beyond noise.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path) -
     log.info("compiling and timing %d variants", len(tiles))
     best = _screen(attempt, [attempt.winner(c.graph, s, c.family, directory) for c, s in tiles])
     best = _screen(attempt, [*best, *(replace(w, schedule=s) for w in best for s in launch_variants(w))])
-    timed = attempt.timings({"xla": attempt.xla, **{str(i): attempt.ours(w) for i, w in enumerate(best)}}, rounds=ROUNDS)
+    timed = attempt.timings(
+        {"xla": attempt.xla, **{str(i): attempt.ours(w) for i, w in enumerate(best)}}, rounds=ROUNDS
+    )
     xla = timed.get("xla")
     if xla is None:
         return Comparison(None, (), None)

@@ -17,7 +17,8 @@ from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.thread import thread_graphs
 
-# A float32 product that asks for more than the default precision is not captured, and XLA's default on GPUs is tf32 too.
+# A float32 product that asks for more than the default precision is not captured, and XLA's default on GPUs is tf32
+# too.
 KERNEL_OPTIONS = EmitOptions(dot_precision="tf32")
 
 
@@ -41,7 +42,9 @@ class Winner:
     def _kernels(self, *arrays: jax.Array) -> list[jax.Array]:
         def run(xs: list[jax.Array]) -> list[jax.Array]:
             libraries = _run_library(self.graph)
-            return launch.run_cuda(self.graph, self.schedule, xs, libraries, directory=self.directory, options=KERNEL_OPTIONS)
+            return launch.run_cuda(
+                self.graph, self.schedule, xs, libraries, directory=self.directory, options=KERNEL_OPTIONS
+            )
 
         return self._shaped(run, arrays)
 
@@ -55,7 +58,9 @@ class Winner:
         """What runs on the winner's own platform."""
         return self._kernels if self.platform == "cuda" and self.cuda is not None else self.portable
 
-    def _shaped(self, run: Callable[[list[jax.Array]], list[jax.Array]], arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    def _shaped(
+        self, run: Callable[[list[jax.Array]], list[jax.Array]], arrays: Sequence[jax.Array]
+    ) -> list[jax.Array]:
         inputs = [jnp.reshape(x, shape) for x, shape in zip(arrays, self.shapes_in, strict=True)]
         return [jnp.reshape(y, shape) for y, shape in zip(run(inputs), self.shapes_out, strict=True)]
 
@@ -81,7 +86,9 @@ def readable(w: Winner) -> str:
 
 
 def schedule_to_json(s: Schedule) -> Any:
-    kernels = [{"tiles": [list(t) for t in k.tiles], "num_warps": k.num_warps, "num_stages": k.num_stages} for k in s.kernels]
+    kernels = [
+        {"tiles": [list(t) for t in k.tiles], "num_warps": k.num_warps, "num_stages": k.num_stages} for k in s.kernels
+    ]
     return {"kernels": kernels, "parts": [list(p) for p in s.parts]}
 
 
@@ -95,7 +102,9 @@ def schedule_from_json(value: Any) -> Schedule:
         return out
 
     try:
-        kernels = tuple(KernelSchedule(pairs(k["tiles"]), int(k["num_warps"]), int(k["num_stages"])) for k in value["kernels"])
+        kernels = tuple(
+            KernelSchedule(pairs(k["tiles"]), int(k["num_warps"]), int(k["num_stages"])) for k in value["kernels"]
+        )
         return Schedule(kernels, pairs(value["parts"]))
     except (KeyError, TypeError, ValueError) as error:
         raise CacheError(f"a stored schedule is malformed ({error})") from None

@@ -1,16 +1,17 @@
 """The axioms, run backwards: every way to make a value with ONE operator from strictly smaller values.
 
-A `Rule` looks at a normal form and yields `Step`s. Because operands are strictly smaller (`Expressions.size`), the AND-OR graph that
-the rules span from a target is finite and acyclic, and it contains exactly the subexpressions of the target modulo the axioms:
-"is this prefix useful?", which Mirage asks a solver about each prefix, is answered by construction.
+A `Rule` looks at a normal form and yields `Step`s. Because operands are strictly smaller (`Expressions.size`), the
+AND-OR graph that the rules span from a target is finite and acyclic, and it contains exactly the subexpressions of
+the target modulo the axioms: "is this prefix useful?", which Mirage asks a solver about each prefix, is answered by
+construction.
 
-| rule | value            | operator              | axiom of the paper (Table 2) it inverts                             |
-|------|------------------|-----------------------|---------------------------------------------------------------------|
-| unary| f(c x + o)       | exp, pow, function    | (uninterpreted functions: congruence)                               |
-| merge| exp(a) exp(b)    | exp of a sum          | mul(exp x, exp y) = exp(add(x, y))                                  |
-| split| t1 + ... + tn    | add of a bipartition  | add associative, commutative                                        |
-| sum  | S[x] t           | sum / acc over x last | sum(i, sum(j, x)) = sum(i j, x), sum over add                       |
-| cut  | G * rest         | mul, div, dot         | mul associative, commutative, distributive; sum(i, x y) = x sum(i, y)|
+| rule | value            | operator             | axiom of the paper (Table 2) it inverts |
+|------|------------------|----------------------|-----------------------------------------|
+| unary| f(c x + o)       | exp, pow, function   | (uninterpreted functions: congruence) |
+| merge| exp(a) exp(b)    | exp of a sum         | mul(exp x, exp y) = exp(add(x, y)) |
+| split| t1 + ... + tn    | add of a bipartition | add associative, commutative |
+| sum  | S[x] t           | sum / acc over x last| sum(i, sum(j, x)) = sum(i j, x), sum over add |
+| cut  | G * rest         | mul, div, dot        | mul assoc., comm., distributive; sum(i, x y) = x sum(i, y) |
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ PART = ".g"
 
 
 def kind(axis: Axis) -> str:
-    """"l" loop step, "g" part of a grid split, "t" inside the tile."""
+    """What an axis counts: "l" loop steps, "g" parts of a grid split, "t" elements inside the tile."""
     o = origin(axis)
     return "l" if o.endswith(LOOP) else "g" if o.endswith(PART) else "t"
 
@@ -42,7 +43,9 @@ def part_of(axis: Axis, suffix: str = PART) -> Axis:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """value = times * op(args). `attrs` are attributes of the muGraph operator; "acc" stands for an accumulator over `attrs.axes`."""
+    """value = times * op(args). `attrs` are attributes of the muGraph operator; "acc" stands for an accumulator over
+    `attrs.axes`.
+    """
 
     op: str
     args: tuple[Poly, ...]
@@ -195,7 +198,8 @@ def split_sum(e: Expressions, p: Poly) -> Iterator[Step]:
 def reduce_last(e: Expressions, p: Poly) -> Iterator[Step]:
     """S[x] t -> reduce over x: a tile sum, the accumulator of the loop, or the combination of grid parts.
 
-    A tile is summed before the loop steps and before the grid parts: the order of commuting sums is fixed, nothing is lost.
+    A tile is summed before the loop steps and before the grid parts: the order of commuting sums is fixed, nothing is
+    lost.
     """
     rows = _rows(e, p)
     if not rows or any(t == e.one for *_, t in rows):
@@ -210,10 +214,15 @@ def reduce_last(e: Expressions, p: Poly) -> Iterator[Step]:
 def cut_product(e: Expressions, p: Poly) -> Iterator[Step]:
     """G * rest -> mul, div or dot: a group G of factors common to all terms against the rest.
 
-    Undistributes too: X W + X A B = X (W + A B). A contraction takes all shared tile axes at once and never a loop axis.
+    Undistributes too: X W + X A B = X (W + A B). A contraction takes all shared tile axes at once and never a loop
+    axis.
     """
     rows = _rows(e, p)
-    if not rows or any(t == e.one for *_, t in rows) or (len(rows) == 1 and len(rows[0][1]) < 2 and _atomic(e, rows[0][1])):
+    if (
+        not rows
+        or any(t == e.one for *_, t in rows)
+        or (len(rows) == 1 and len(rows[0][1]) < 2 and _atomic(e, rows[0][1]))
+    ):
         return
     common = dict(rows[0][1])
     for _, factors, *_ in rows[1:]:
@@ -234,11 +243,18 @@ def cut_product(e: Expressions, p: Poly) -> Iterator[Step]:
         shared = frozenset(x for x in bound_in_group if any(x in r for r in rest_axes))
         if any(kind(x) == "l" for x in shared) or any(x not in r for x in shared for r in rest_axes):
             continue
-        if any(kind(x) == "t" and part_of(x) in bound and part_of(x) not in shared for x in shared for bound, *_ in rows):
+        if any(
+            kind(x) == "t" and part_of(x) in bound and part_of(x) not in shared for x in shared for bound, *_ in rows
+        ):
             continue
         g = _single(e, bound_in_group - shared, group)
         r, scale = e.monic(
-            e.make_poly([(e.make_term(bound - bound_in_group, rest), c) for (bound, _, c, _), rest in zip(rows, rests, strict=True)])
+            e.make_poly(
+                [
+                    (e.make_term(bound - bound_in_group, rest), c)
+                    for (bound, _, c, _), rest in zip(rows, rests, strict=True)
+                ]
+            )
         )
         axes = tuple(sorted(shared))
         if (key := (frozenset((g, r)), axes)) in seen:

@@ -2,14 +2,15 @@
 
 It orders candidates before anything is measured; it never decides that a candidate is used.
 
-A kernel is priced from its `Outline`: what it loads, computes and stores, each as a list of axes. `Terms` are then products and
-quotients of extents and tile sizes, written once over an `Arithmetic`: arrays (all tilings of a kernel priced at once) or sympy
-expressions (formulas for people, and for reuse over shapes: `formula`). `seconds` is a roofline with wave quantization:
+A kernel is priced from its `Outline`: what it loads, computes and stores, each as a list of axes. `Terms` are then
+products and quotients of extents and tile sizes, written once over an `Arithmetic`: arrays (all tilings of a kernel
+priced at once) or sympy expressions (formulas for people, and for reuse over shapes: `formula`). `seconds` is a
+roofline with wave quantization:
 
     launch + max(shortest, memory / fill, compute / fill, latency)
 
-where memory is the larger of compulsory bytes over the bandwidth and of all loads over the cache's, fill is the part of the device that the
-blocks keep busy, and latency bounds a loop whose every step is a trip to memory and back.
+where memory is the larger of compulsory bytes over the bandwidth and of all loads over the cache's, fill is the part
+of the device that the blocks keep busy, and latency bounds a loop whose every step is a trip to memory and back.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ type Number = Any  # int, array of tilings, or sympy expression
 
 @dataclass(frozen=True)
 class Read:
-    """One load: the axes under which a tensor is read, its bytes per element, and how often the loop reads all of it."""
+    """One load: the axes under which a tensor is read, bytes per element, and how many loops read all of it."""
 
     tensor: str
     axes: Axes
@@ -58,7 +59,9 @@ class Read:
 
 @dataclass(frozen=True)
 class Work:
-    """One operator: the axes it is evaluated over, FLOPs per point, and whether in the loop's body. `product`: its row, column and depth axes."""
+    """One operator: the axes it is evaluated over, FLOPs per point, and whether in the loop's body. `product`: its
+    row, column and depth axes.
+    """
 
     axes: Axes
     result: Axes
@@ -103,7 +106,9 @@ def outline(kernel: BlockGraph, graph: KernelGraph) -> Outline:
 
 
 def _passes[N](ends: Iterable[tuple[int, Iterable[N]]], below: Callable[[N], Iterable[N]]) -> Counter[N]:
-    """In how many loops each value is needed. `ends` are what loop number d is run for, `below` the values of its body under one."""
+    """In how many loops each value is needed. `ends` are what loop number d is run for, `below` the values of its
+    body under one.
+    """
     loops: dict[int, set[N]] = {}
     for depth, names in ends:
         seen, todo = loops.setdefault(depth, set()), list(names)
@@ -163,7 +168,7 @@ class Terms:
 
 
 def terms(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], Number], math_: Any = Arrays) -> Terms:
-    """The formulas. `extent` gives whole sizes (of a split axis: inside its part), `tile` those of grid and loop axes."""
+    """The formulas. `extent` gives whole sizes (of a split axis: in its part), `tile` those of grid and loop axes."""
     divided = {*o.grid, *([o.loop] if o.loop else [])}
 
     def whole(axes: Iterable[Axis]) -> Number:
@@ -181,10 +186,16 @@ def terms(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], N
     blocks = math.prod(math_.ceil(extent(a), tile(a)) for a in o.grid)
     steps = math_.ceil(extent(o.loop), tile(o.loop)) if o.loop else 1
     seen = {r.tensor: r for r in o.reads}
-    traffic = sum(whole(r.axes) * r.width for r in seen.values()) + sum(math.prod(map(extent, axes)) * w for axes, w in o.writes)
+    traffic = sum(whole(r.axes) * r.width for r in seen.values()) + sum(
+        math.prod(map(extent, axes)) * w for axes, w in o.writes
+    )
     fetched: Number = 0
     for r in o.reads:
-        copies = math.prod(math_.ceil(extent(a), tile(a)) for a in o.grid if a not in r.axes and not (is_part(a) and _split(a) in r.axes))
+        copies = math.prod(
+            math_.ceil(extent(a), tile(a))
+            for a in o.grid
+            if a not in r.axes and not (is_part(a) and _split(a) in r.axes)
+        )
         fetched = fetched + whole(r.axes) * r.width * r.passes * copies
     flops: dict[str, Number] = {"narrow": 0, "wide": 0, "vector": 0}
     for w in o.work:
@@ -208,13 +219,17 @@ def seconds(t: Terms, d: Device, math_: Any = Arrays) -> Number:
     fill = t.blocks / (waves * d.blocks)
     # Few blocks cannot keep enough loads in flight to use all of the bandwidth.
     memory = math_.maximum(t.traffic / d.bandwidth, t.fetched / d.cache_bandwidth) / math_.minimum(1.0, 0.05 + fill)
-    compute = (t.narrow_flops / d.matrix_flops + t.wide_flops / d.matrix_flops_f32 + t.vector_flops / d.vector_flops) / fill
+    compute = (
+        t.narrow_flops / d.matrix_flops + t.wide_flops / d.matrix_flops_f32 + t.vector_flops / d.vector_flops
+    ) / fill
     latency = t.steps * waves * STEP_LATENCY
     return math_.maximum(math_.maximum(memory, compute), math_.maximum(latency, d.shortest)) + d.launch
 
 
 def formula(kernel: BlockGraph, graph: KernelGraph, device: Device) -> sympy.Expr:
-    """The estimate of a kernel in seconds as a sympy expression: ``k`` is an extent, ``T_k`` the tile of a divided axis."""
+    """The estimate of a kernel in seconds as a sympy expression: ``k`` is an extent, ``T_k`` the tile of a divided
+    axis.
+    """
 
     def symbol(prefix: str) -> Callable[[Axis], sympy.Symbol]:
         return lambda a: sympy.Symbol(prefix + a, positive=True, integer=True)
@@ -252,15 +267,24 @@ def tilings(o: Outline, extent: Callable[[Axis], int], single: frozenset[Axis], 
     t = terms(o, extent, column.__getitem__)
     rows = len(table)
     cost = np.broadcast_to(np.asarray(seconds(t, device), float), rows)
-    work = np.broadcast_to(np.asarray(t.vector_flops / device.vector_flops + (t.narrow_flops + t.wide_flops) / device.matrix_flops, float), rows)
-    fits = np.broadcast_to((np.asarray(t.shared) * 2 <= device.shared_bytes) & (np.asarray(t.largest) <= LARGEST_TILE), rows)
+    work = np.broadcast_to(
+        np.asarray(t.vector_flops / device.vector_flops + (t.narrow_flops + t.wide_flops) / device.matrix_flops, float),
+        rows,
+    )
+    fits = np.broadcast_to(
+        (np.asarray(t.shared) * 2 <= device.shared_bytes) & (np.asarray(t.largest) <= LARGEST_TILE), rows
+    )
     fetched = np.broadcast_to(np.asarray(t.fetched, float), rows)
     largest = np.broadcast_to(np.asarray(t.largest), rows)
     order = [i for i in np.lexsort((fetched, work, cost)) if fits[i]][:KEPT]
     return [
         Tiled(
             float(cost[i]),
-            KernelSchedule(tuple(sorted(zip(axes, map(int, table[i]), strict=True))), 8 if largest[i] > 8192 else 4, 3 if o.loop else 1),
+            KernelSchedule(
+                tuple(sorted(zip(axes, map(int, table[i]), strict=True))),
+                8 if largest[i] > 8192 else 4,
+                3 if o.loop else 1,
+            ),
         )
         for i in order
     ]
@@ -313,7 +337,9 @@ class Model:
         return self.extents[a]
 
     def width(self, p: Poly) -> int:
-        """Bytes per element as stored: inputs as they are, partial or shifted values in f32, other intermediates narrow."""
+        """Bytes per element as stored: inputs as they are, partial or shifted values in f32, other intermediates
+        narrow.
+        """
         f = self.frontiers
         if f.axioms.is_input(p):
             return self.widths[f.axioms.atom(p)[0]]
@@ -354,7 +380,9 @@ class Model:
     def kernel(self, outs: Leaves, leaves: Leaves) -> Priced | None:
         """The best loop axis, operator DAG and tile sizes for a kernel; None if no tile fits."""
         if (outs, leaves) not in self._kernels:
-            found = [k for loop in self.frontiers.loops_for(outs) if (k := self._with_loop(outs, leaves, loop)) is not None]
+            found = [
+                k for loop in self.frontiers.loops_for(outs) if (k := self._with_loop(outs, leaves, loop)) is not None
+            ]
             self._kernels[outs, leaves] = min(found, key=lambda k: k.seconds, default=None)
         return self._kernels[outs, leaves]
 
@@ -399,7 +427,9 @@ class Model:
             for o in s.args:
                 if f.axioms.is_input(o) or o in loaded:
                     name = f.axioms.atom(o)[0] if f.axioms.is_input(o) else f"%{o}"
-                    reads[o] = Read(name, visible(o), self.width(loaded.get(o, o)), max(1, passes[o]) if in_body(o) else 1)
+                    reads[o] = Read(
+                        name, visible(o), self.width(loaded.get(o, o)), max(1, passes[o]) if in_body(o) else 1
+                    )
             sides = [set(visible(o)) for o in s.args]
             gone = tuple(a for a in s.reduced if kind(a) != "l")
             space = tuple(dict.fromkeys((*visible(p), *gone)))

@@ -38,7 +38,7 @@ DEVICES: dict[str, Device] = {
 
 
 def device_for(kind: str) -> Device:
-    """The description for a `jax.Device.device_kind`; an unknown GPU is described as an H100, anything else as a CPU."""
+    """The description for a `jax.Device.device_kind`; an unknown GPU is taken for an H100, all else for a CPU."""
     for name, device in DEVICES.items():
         if name.lower() in kind.lower():
             return device

@@ -1,10 +1,11 @@
 """The search: from a region's reference muGraph to ranked candidate muGraphs, and a report of what was looked at.
 
-Reference -> normal forms of its outputs -> variants (the region itself; each reduced axis split over the grid) -> plans of every
-variant, best lower bound first -> priced, extracted, ranked. Two families of candidates:
+Reference -> normal forms of its outputs -> variants (the region itself; each reduced axis split over the grid) ->
+plans of every variant, best lower bound first -> priced, extracted, ranked. Two families of candidates:
 
 * `kernels`: graph-defined kernels with their block graphs (GPU);
-* `algebra`: the cheapest operator DAG as library operators (every backend): re-association, distribution, common factors.
+* `algebra`: the cheapest operator DAG as library operators (every backend): re-association, distribution, common
+  factors.
 
 Nothing is verified, compiled or measured here; candidates are tried in order by `api`.
 """
@@ -35,6 +36,7 @@ from mirage_jax.search.windows import Window, divisions, replace_windows
 
 log = logging.getLogger("mirage_jax")
 WIDTHS = {"bool": 1, "f16": 2, "bf16": 2, "f32": 4, "i32": 4, "f64": 8}
+DEFAULT_SPACE = Space()
 FAMILIES = ("algebra", "kernels")
 MAX_CLASSES = 100
 ALGEBRA_STATES = 12_000
@@ -74,17 +76,24 @@ class SearchReport:
         """Add the report of a search over one window."""
         for name in ("seconds", "classes", "states", "steps", "plans", "structures", "priced"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.dropped, self.pruned, self.fired = self.dropped + other.dropped, self.pruned + other.pruned, self.fired + other.fired
+        self.dropped, self.pruned, self.fired = (
+            self.dropped + other.dropped,
+            self.pruned + other.pruned,
+            self.fired + other.fired,
+        )
         if other.stop is not StopReason.EXHAUSTED:
             self.stop = other.stop
 
     def __str__(self) -> str:
         lines = [
-            f"{self.stop.value} in {self.seconds:.2f} s: {self.classes} classes, {self.states} states, {self.steps} steps,"
+            f"{self.stop.value} in {self.seconds:.2f} s: {self.classes} classes, {self.states} states,"
+            f" {self.steps} steps,"
             f" {self.plans} plans standing for {self.structures:.3g} structures, {self.priced} priced"
         ]
         if self.stop is StopReason.EXHAUSTED:
-            lines.append(f"exhaustive {self.space}" + (f", in each of {self.windows} windows" if self.windows > 1 else ""))
+            lines.append(
+                f"exhaustive {self.space}" + (f", in each of {self.windows} windows" if self.windows > 1 else "")
+            )
         lines.append("pruned: " + (", ".join(f"{k} {v}" for k, v in sorted(self.pruned.items())) or "nothing"))
         lines.append("axioms: " + ", ".join(f"{k} {v}" for k, v in sorted(self.fired.items())))
         if self.dropped:
@@ -130,7 +139,9 @@ def express(reference: KernelGraph, e: Expressions) -> dict[str, Poly]:
     known = {t.name: e.atom(t.name, t.axes) for t in reference.inputs}
     for k in reference.kernels:
         values = {
-            load.name: e.rename(known[load.tensor], dict(zip(reference.tensors[load.tensor].axes, load.axes, strict=True)))
+            load.name: e.rename(
+                known[load.tensor], dict(zip(reference.tensors[load.tensor].axes, load.axes, strict=True))
+            )
             for load in k.loads
         }
         for op in k.ops:
@@ -144,7 +155,9 @@ def express(reference: KernelGraph, e: Expressions) -> dict[str, Poly]:
 
 
 def batch_axes(reference: KernelGraph, roots: list[Poly], axioms: Axioms, reduced: frozenset[Axis]) -> frozenset[Axis]:
-    """Axes that tiles have one element of: in every output, never reduced, and in every large input or needed to bound the rank."""
+    """Axes that tiles have one element of: in every output, never reduced, and in every large input or needed to
+    bound the rank.
+    """
     e = axioms.e
     candidates = frozenset[Axis].intersection(*(e.axes(r) for r in roots)) - reduced
     shapes = [frozenset(t.axes) for t in reference.inputs if len(t.axes) > 1] + [e.axes(r) for r in roots]
@@ -164,7 +177,9 @@ def search(
     states: int = 2_000_000,
     families: Sequence[str] = FAMILIES,
 ) -> tuple[list[Candidate], SearchReport]:
-    """Ranked candidates for a region, and what was looked at. A region too wide to exhaust is searched window by window."""
+    """Ranked candidates for a region, and what was looked at. A region too wide to exhaust is searched window by
+    window.
+    """
     parts = _narrow_windows(reference, device, space)
     if len(parts) == 1:
         one = Search(reference, device, space, seconds, states, families)
@@ -204,9 +219,16 @@ def _classes(graph: KernelGraph, device: Device, space: Space) -> int:
 
 
 def _compose(reference: KernelGraph, parts: list[Window], found: dict[int, list[Candidate]]) -> list[Candidate]:
-    """The reference with windows replaced: all by their best algebra, all by their best kernels, and each by each alone."""
+    """The reference with windows replaced: all by their best algebra, all by their best kernels, and each by each
+    alone.
+    """
     best: dict[str, dict[int, Candidate]] = {
-        family: {n: c for n, cs in found.items() for c in [next((c for c in cs if c.family == family), None)] if c is not None}
+        family: {
+            n: c
+            for n, cs in found.items()
+            for c in [next((c for c in cs if c.family == family), None)]
+            if c is not None
+        }
         for family in ("kernels", "algebra")
     }
     choices = [best["kernels"], best["algebra"], best["algebra"] | best["kernels"]]
@@ -223,7 +245,9 @@ def _compose(reference: KernelGraph, parts: list[Window], found: dict[int, list[
                 rest = sum(cs[0].seconds for n, cs in found.items() if cs and n not in chosen)
                 seconds = sum(c.seconds for c in chosen.values()) + rest
                 single = tuple(sorted({a for c in chosen.values() for a in c.single}))
-                out.setdefault(str(graph), Candidate(graph, Schedule(tuple(own), split), seconds, family, tuple(others), single))
+                out.setdefault(
+                    str(graph), Candidate(graph, Schedule(tuple(own), split), seconds, family, tuple(others), single)
+                )
     return sorted(out.values(), key=lambda c: c.seconds)
 
 
@@ -233,7 +257,7 @@ class Search:
 
     reference: KernelGraph
     device: Device
-    space: Space = Space()
+    space: Space = DEFAULT_SPACE
     seconds: float = 30.0
     states: int = 2_000_000
     families: Sequence[str] = FAMILIES  # of candidates; kernels are for GPUs only
@@ -245,7 +269,11 @@ class Search:
         self.report = SearchReport(self.space)
         self.clock = _Clock(self.seconds, self.states)
         self.wide = "f64" if any(t.dtype == "f64" for t in self.reference.inputs) else "f32"
-        self.narrow = min((t.dtype for t in self.reference.inputs if t.dtype not in ("bool", "i32")), key=lambda d: WIDTHS[d], default="f32")
+        self.narrow = min(
+            (t.dtype for t in self.reference.inputs if t.dtype not in ("bool", "i32")),
+            key=lambda d: WIDTHS[d],
+            default="f32",
+        )
 
     def run(self) -> list[Candidate]:
         """Ranked candidates, best estimate first; raises `UnsupportedError` if the region has no useful normal form."""
@@ -268,7 +296,9 @@ class Search:
         return sorted(unique.values(), key=lambda c: c.seconds)
 
     def count(self) -> SearchReport:
-        """Enumerate every plan of kernels within the space, price none: how large the space is, and how long looking at all of it takes."""
+        """Enumerate every plan of kernels within the space, price none: how large the space is, and how long looking
+        at all of it takes.
+        """
         self.clock = _Clock(self.seconds, self.states)
         try:
             self.start()
@@ -329,10 +359,11 @@ class Search:
     # ------------------------------------------------------------------ algebra
 
     def _algebra(self) -> Iterator[Candidate]:
-        """The cheapest DAGs of library operators: by the device's weights, by operation counts, and near to the program.
+        """The cheapest DAGs of library operators: by the device's weights, by operation counts, and near to the
+        program.
 
-        The last prefers values that the program itself computes, at some cost: where the very cheapest order of evaluation loses
-        too much accuracy, one with fewer new intermediates is often nearly as fast.
+        The last prefers values that the program itself computes, at some cost: where the very cheapest order of
+        evaluation loses too much accuracy, one with fewer new intermediates is often nearly as fast.
         """
         f = self._frontiers(self.roots, replace(self.space, max_rank=99), frozenset())
         model = self._model(f)
@@ -374,7 +405,9 @@ class Search:
 
     def _variants(self) -> Iterator[tuple[Axis | None, tuple[Root, ...]]]:
         yield None, self.roots
-        free = frozenset[Axis]().union(*(self.e.axes(r.value) for r in self.roots))  # a free axis is divided over the grid as it is
+        free = frozenset[Axis]().union(
+            *(self.e.axes(r.value) for r in self.roots)
+        )  # a free axis is divided over the grid as it is
         for axis in sorted(a for a in self.reduced - free if a == origin(a)):
             if self.reference.extent(axis) < 4 * PARTS[0]:
                 continue
@@ -384,8 +417,13 @@ class Search:
     def _kernels(self) -> Iterator[Candidate]:
         """Plans of one kernel, then two, ...; each level best bound first, until no bound is near the best estimate."""
         variants = list(self._variants())
-        plans = {axis: Plans(self._frontiers(roots, self.space, self.batch), frozenset(r.value for r in roots), axis) for axis, roots in variants}
-        counts = {axis: [n for n in PARTS if self.reference.extent(axis) // n >= 16] if axis else [1] for axis, _ in variants}
+        plans = {
+            axis: Plans(self._frontiers(roots, self.space, self.batch), frozenset(r.value for r in roots), axis)
+            for axis, roots in variants
+        }
+        counts = {
+            axis: [n for n in PARTS if self.reference.extent(axis) // n >= 16] if axis else [1] for axis, _ in variants
+        }
         models = {(axis, n): self._model(plans[axis].frontiers, axis, n) for axis, _ in variants for n in counts[axis]}
         best: list[float] = []
         for level in range(1, self.space.max_kernels + 1):
@@ -433,14 +471,18 @@ class Search:
                 self.report.dropped["no tile fits"] += 1
                 continue
             try:
-                candidate = self._candidate(models[axis, n], [k for k in reversed(priced) if k is not None], axis, n, roots)
+                candidate = self._candidate(
+                    models[axis, n], [k for k in reversed(priced) if k is not None], axis, n, roots
+                )
             except UnsupportedError as why:
                 self.report.dropped[str(why)] += 1
                 continue
             best[:] = sorted([*best, candidate.seconds])[: self.keep]
             yield candidate
 
-    def _candidate(self, model: Model, kernels: list[Priced], axis: Axis | None, parts: int, roots: tuple[Root, ...]) -> Candidate:
+    def _candidate(
+        self, model: Model, kernels: list[Priced], axis: Axis | None, parts: int, roots: tuple[Root, ...]
+    ) -> Candidate:
         f = model.frontiers
         cuts = common(f, [(k.dag, k.leaves) for k in kernels])
         graph = block_plan(Extractor(f, self.reference, roots, cuts, self.narrow, self.wide), kernels)

@@ -1,10 +1,12 @@
-"""One kernel: all operator DAGs that compute given outputs, counted and extracted by dynamic programming over frontiers.
+"""One kernel: all operator DAGs that compute given outputs, counted and extracted by dynamic programming over
+frontiers.
 
-A *frontier* is the set of values that still have to be made. Always the largest one is popped: every consumer of it is already
-placed, so each DAG, with sharing, is generated exactly once, without a visited set and without permutations. The popped value is
-either loaded (it is materialized, by another kernel) or made by one `Step`. The memo maps a frontier to
-{(loaded values, is the loop used?): histogram over the number of operators}: all kernel cuts and exact counts come from one pass.
-Mirage extends prefixes forwards and asks a solver whether each is useful; backwards, every state is useful.
+A *frontier* is the set of values that still have to be made. Always the largest one is popped: every consumer of it
+is already placed, so each DAG, with sharing, is generated exactly once, without a visited set and without
+permutations. The popped value is either loaded (it is materialized, by another kernel) or made by one `Step`. The
+memo maps a frontier to {(loaded values, is the loop used?): histogram over the number of operators}: all kernel cuts
+and exact counts come from one pass. Mirage extends prefixes forwards and asks a solver whether each is useful;
+backwards, every state is useful.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from mirage_jax.search.grading import Grading
 from mirage_jax.search.normal_form import Poly, memo
 
 type Leaves = frozenset[Poly]
-type Histogram = int  # number of DAGs with n operators, in bits n * LANE and up: adding and shifting are one operation each
+type Histogram = (
+    int  # number of DAGs with n operators, in bits n * LANE and up: adding and shifting are one operation each
+)
 type Dag = tuple[tuple[Poly, Step], ...]  # values with the step that makes each, operands first
 EMPTY: Leaves = frozenset()
 LANE = 128
@@ -39,7 +43,8 @@ class Space:
 
     def __str__(self) -> str:
         return (
-            f"up to {self.max_ops} operators per kernel, {self.max_kernels} kernels, {self.max_loaded} loaded intermediates,"
+            f"up to {self.max_ops} operators per kernel, {self.max_kernels} kernels,"
+            f" {self.max_loaded} loaded intermediates,"
             f" tiles of rank {self.max_rank}, {self.loops} loops in sequence"
         )
 
@@ -116,7 +121,9 @@ class Frontiers:
         return frozenset(out)
 
     def loops_for(self, outs: Leaves) -> tuple[Axis | None, ...]:
-        """Axes that a kernel with these outputs may loop over: those reduced inside. An output that has the axis is stored step by step."""
+        """Axes that a kernel with these outputs may loop over: those reduced inside. An output that has the axis is
+        stored step by step.
+        """
         inside = frozenset[Axis]().union(*(self.reduced_axes(o) for o in outs))
         return (None, *sorted(a for a in inside if kind(a) == "t"))
 
@@ -138,10 +145,14 @@ class Frontiers:
 
     def parts_of(self, outs: Leaves) -> frozenset[Axis]:
         """Part axes on the grid of a kernel with these outputs: those free in all of them."""
-        return frozenset(a for a in frozenset[Axis].intersection(*(self.axioms.e.axes(o) for o in outs)) if kind(a) == "g")
+        return frozenset(
+            a for a in frozenset[Axis].intersection(*(self.axioms.e.axes(o) for o in outs)) if kind(a) == "g"
+        )
 
     def possible(self, s: Step, parts: frozenset[Axis]) -> bool:
-        """A region input is read along a part axis only by kernels that have it on their grid; a loop runs over no copy of an axis."""
+        """A region input is read along a part axis only by kernels that have it on their grid; a loop runs over no
+        copy of an axis.
+        """
         if s.op == "acc" and s.reduced[0] != origin(s.reduced[0]):
             self.stats["loop over a copy"] += 1
             return False
@@ -217,7 +228,9 @@ class Frontiers:
         return found
 
     def _start(self, outs: Leaves, loop: Axis | None) -> tuple[tuple[tuple[int, int], Poly, int], ...]:
-        """The frontier that a kernel begins with. An output stored inside a loop leaves one loop less for what it needs."""
+        """The frontier that a kernel begins with. An output stored inside a loop leaves one loop less for what it
+        needs.
+        """
 
         def entry(o: Poly) -> tuple[tuple[int, int], Poly, int]:
             p = self.in_loop(o, loop)
@@ -246,7 +259,8 @@ class Frontiers:
     ) -> Dag | None:
         """The cheapest DAG for `outs` that loads exactly `leaves`, each operator costing `weight`; operands first.
 
-        A DAG that ignores one of the leaves belongs to another plan. `within` is called once per state, for a limit of its own.
+        A DAG that ignores one of the leaves belongs to another plan. `within` is called once per state, for a limit
+        of its own.
         """
         check = within or self.tick
         parts = self.parts_of(outs)

@@ -1,9 +1,10 @@
 """Safe softmax as a grading: which values may be stored relative to a running maximum.
 
-A value of degree d is stored as ``a`` with true value ``a * exp(d * m)``, m being a shift that all values of one *exp group* share: an
-exponential has degree 1, so have its row sum l and the weighted sum O, 1/l has degree -1 and O/l has degree 0. A group may be
-shifted if every output of the region has degree 0: then m cancels, whatever it is, and may be chosen as the maximum. A
-value that is not homogeneous (exp(x) + 1) has no shifted form and cannot occur in such a program.
+A value of degree d is stored as ``a`` with true value ``a * exp(d * m)``, m being a shift that all values of one *exp
+group* share: an exponential has degree 1, so have its row sum l and the weighted sum O, 1/l has degree -1 and O/l has
+degree 0. A group may be shifted if every output of the region has degree 0: then m cancels, whatever it is, and may
+be chosen as the maximum. A value that is not homogeneous (exp(x) + 1) has no shifted form and cannot occur in such a
+program.
 
 Exponentials that the program multiplies together form one group, computed as one exp of the sum: exp(a) exp(b) would
 be fine in algebra and 0 * inf in floats.
@@ -30,7 +31,9 @@ class Grading:
     roots: tuple[Poly, ...]
     groups: list[frozenset[str]] = field(default_factory=list[frozenset[str]])
     shifted: frozenset[int] = frozenset()
-    _group_of: dict[str, tuple[int, Fraction]] = field(default_factory=dict[str, tuple[int, Fraction]])  # signature -> (group, degree of power 1)
+    _group_of: dict[str, tuple[int, Fraction]] = field(
+        default_factory=dict[str, tuple[int, Fraction]]
+    )  # signature -> (group, degree of power 1)
     _degree: dict[Poly, Degree | None] = field(default_factory=dict[Poly, Degree | None])
     _signatures: dict[Base, str] = field(default_factory=dict[Base, str])
     _splits: dict[Poly, bool] = field(default_factory=dict[Poly, bool])
@@ -126,7 +129,9 @@ class Grading:
     def splits_a_group(self, p: Poly) -> bool:
         """Does a term hold some but not all exponentials of a group that the program multiplies together?"""
         if p not in self._splits:
-            here = [{self.signature(b) for b, _ in self.e.term(t)[1] if self.e.base(b)[0] == "E"} for t, _ in self.e.poly(p)]
+            here = [
+                {self.signature(b) for b, _ in self.e.term(t)[1] if self.e.base(b)[0] == "E"} for t, _ in self.e.poly(p)
+            ]
             self._splits[p] = any(names & g and not g <= names for names in here for g in self.groups if len(g) > 1)
         return self._splits[p]
 

@@ -1,20 +1,23 @@
-"""Abstract expressions as hash-consed normal forms over named axes (Mirage, OSDI'25, section 4.3: expression-guided search).
+"""Abstract expressions as hash-consed normal forms over named axes (Mirage, OSDI'25, section 4.3: expression-guided
+search).
 
 Every value that a muGraph can compute is given a sum-of-products normal form,
 
     poly = sum of coefficient * term,    term = SUM over bound axes of a PRODUCT of base ^ power,
     base = atom (a tensor under axis names) | (poly) | exp(term) | function(polys).
 
-All rows are interned, so equality modulo the axioms is equality of ids, and one id serves tiles, loop steps, split-K partials
-and whole tensors: splitting an axis ``k -> (k.g, k)`` or ``(k.l, k)`` is a substitution. The axioms are built into the
-constructors:
+All rows are interned, so equality modulo the axioms is equality of ids, and one id serves tiles, loop steps, split-K
+partials and whole tensors: splitting an axis ``k -> (k.g, k)`` or ``(k.l, k)`` is a substitution. The axioms are
+built into the constructors:
 
 * products and powers merge (x * x^-1 = 1), sums flatten, coefficients are pulled to the front (scalars ride for free);
-* a single term distributes over a sum; two real sums stay factors, because undoing their expansion would need factorization;
+* a single term distributes over a sum; two real sums stay factors, because undoing their expansion would need
+  factorization;
 * sums over axes move as far out as possible, bound axes get canonical names (alpha equivalence);
 * exp(a + b) = exp(a) exp(b), so exp(-max) leaves a softmax's sums and cancels: safe and unsafe softmax have one id;
 * a product of equal sums is a power of the sum, (S[k] x)^2, so that polynomials of a contraction stay small;
-* integer powers distribute over products and pull out of sums what the sum does not touch; other powers pull out only exp.
+* integer powers distribute over products and pull out of sums what the sum does not touch; other powers pull out only
+  exp.
 
 Ids depend on creation order: never use them as keys outside of one `Expressions`; `text` is structural.
 """
@@ -170,7 +173,9 @@ class Expressions:
                 inner, gone = m, self._rename(removed, m) if everywhere else removed
                 if not everywhere:
                     inner, gone = self._avoiding_capture(frozenset(removed), self.base_axes(b), m)
-                return self.bases.id(("f", name, tuple(self._sub_poly(p, inner, everywhere) for p in polys), tuple(sorted(gone))))
+                return self.bases.id(
+                    ("f", name, tuple(self._sub_poly(p, inner, everywhere) for p in polys), tuple(sorted(gone)))
+                )
         raise AssertionError
 
     @memo
@@ -287,9 +292,13 @@ class Expressions:
             if not bound and len(factors) == 1 and factors[0][1] == 1 and self.base(factors[0][0])[0] == "P":
                 for u, e in self.poly(self.base(factors[0][0])[1]):  # (poly)^1 is the poly
                     put(u, c * e)
-            elif (loose := next(((b, q) for b, q in factors if q.denominator == 1 and q != 1 and self._is_loose(b)), None)) is not None:
+            elif (
+                loose := next(((b, q) for b, q in factors if q.denominator == 1 and q != 1 and self._is_loose(b)), None)
+            ) is not None:
                 rest = self.make_poly([(self.make_term((), [x for x in factors if x != loose]), c)])
-                for u, e in self.poly(self.sum(self.mul(self.power(self.base(loose[0])[1], loose[1]), rest), tuple(sorted(bound)))):
+                for u, e in self.poly(
+                    self.sum(self.mul(self.power(self.base(loose[0])[1], loose[1]), rest), tuple(sorted(bound)))
+                ):
                     put(u, e)
             else:
                 put(t, c)
@@ -297,7 +306,9 @@ class Expressions:
 
     @memo
     def _is_loose(self, b: Base) -> bool:
-        """Could an integer power go further in? Roots keep (x)^(1/2) and (2 x + 1)^(1/2) whole; a product of two need not."""
+        """Could an integer power go further in? Roots keep (x)^(1/2) and (2 x + 1)^(1/2) whole; a product of two need
+        not.
+        """
         match self.base(b):
             case ("P", p):
                 alone = len(self.poly(p)) == 1 and not self.term(self.poly(p)[0][0])[0]
@@ -306,7 +317,9 @@ class Expressions:
                 return False
 
     def _common(self, p: Poly, r: Fraction) -> dict[Base, Fraction]:
-        """Factors of all terms that may be pulled out of p ** r: those that no sum touches; of a root only exp, which is positive."""
+        """Factors of all terms that may be pulled out of p ** r: those that no sum touches; of a root only exp, which
+        is positive.
+        """
 
         def pullable(bound: Axes, factors: Factors) -> dict[Base, Fraction]:
             ok = r.denominator == 1
@@ -369,7 +382,9 @@ class Expressions:
         (bound_s, fs), (bound_t, ft) = self.term(s), self.term(t)
         used = set(bound_s | bound_t | self.term_axes(s) | self.term_axes(t))
 
-        def fresh(bound: Axes, factors: Factors, taken: Axes | set[Axis]) -> tuple[list[Axis], list[tuple[Base, Fraction]]]:
+        def fresh(
+            bound: Axes, factors: Factors, taken: Axes | set[Axis]
+        ) -> tuple[list[Axis], list[tuple[Base, Fraction]]]:
             m: dict[Axis, tuple[Axis, ...]] = {}
             for x in sorted(bound):
                 if x in taken:
@@ -396,7 +411,10 @@ class Expressions:
         common = self._common(p, r)
         out = self.make_poly([(self.make_term((), [(b, q * r) for b, q in common.items()]), ONE)])
         rest = self.make_poly(
-            [(self.make_term(self.term(t)[0], [(b, q) for b, q in self.term(t)[1] if b not in common]), c) for t, c in self.poly(p)]
+            [
+                (self.make_term(self.term(t)[0], [(b, q) for b, q in self.term(t)[1] if b not in common]), c)
+                for t, c in self.poly(p)
+            ]
         )
         if self.poly(rest) == ((self.one, ONE),):
             return out
@@ -406,7 +424,9 @@ class Expressions:
             if t == self.one:
                 return self.scale(out, c ** int(r))
             if not bound:  # a product without a sum: the power distributes
-                return self.mul(out, self.make_poly([(self.make_term((), [(b, q * r) for b, q in factors]), c ** int(r))]))
+                return self.mul(
+                    out, self.make_poly([(self.make_term((), [(b, q * r) for b, q in factors]), c ** int(r))])
+                )
         return self.mul(out, self._raw_power(rest, r))
 
     def _raw_power(self, p: Poly, r: Fraction) -> Poly:

@@ -1,9 +1,9 @@
 """Kernel level: sequences of kernels that produce all outputs of a region.
 
-A plan is found backwards: of the tensors still to be produced take the largest, choose tensors to be produced together with it,
-choose one of the cuts that `Frontiers.kernels` found for them, and go on with what the kernel loads. Splitting an axis over the
-grid (split-K, split-KV) is not a rule but another root, ``k -> (k.g, k)``; such a variant keeps a plan only if some tensor
-really is partial, else it would repeat an unsplit plan.
+A plan is found backwards: of the tensors still to be produced take the largest, choose tensors to be produced
+together with it, choose one of the cuts that `Frontiers.kernels` found for them, and go on with what the kernel
+loads. Splitting an axis over the grid (split-K, split-KV) is not a rule but another root, ``k -> (k.g, k)``; such a
+variant keeps a plan only if some tensor really is partial, else it would repeat an unsplit plan.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Plans:
         f = self.frontiers
         outs, leaves = cut
         _, optional = f.grid_for(outs, leaves)
-        return sum(sum(f.kernels(outs, x).get(leaves, Counter[int]()).values()) for x in f.loops_for(outs)) * 2 ** len(optional)
+        return sum(sum(f.kernels(outs, x).get(leaves, Counter[int]()).values()) for x in f.loops_for(outs)) * 2 ** len(
+            optional
+        )
 
     def with_kernels(self, n: int) -> Iterator[tuple[Plan, int]]:
         """Yield (plan, number of structures it stands for) for all plans of exactly n kernels."""
@@ -58,7 +60,11 @@ class Plans:
                 cuts = dict.fromkeys(leaves for x in f.loops_for(outs) for leaves in f.kernels(outs, x))
                 for leaves in cuts:
                     left = (todo - outs) | leaves
-                    if outs & left or len(left) > max(f.space.max_loaded, len(self.roots)) or bool(left) == (kernels_left == 1):
+                    if (
+                        outs & left
+                        or len(left) > max(f.space.max_loaded, len(self.roots))
+                        or bool(left) == (kernels_left == 1)
+                    ):
                         continue
                     here = self.structures((outs, leaves))
                     for tail, count in self._extend(left, kernels_left - 1, partial or self._partial(leaves)):

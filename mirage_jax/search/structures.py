@@ -1,9 +1,9 @@
 """Structures: muGraphs without sizes, so that what was found for one shape serves every shape.
 
-A structure is the text of a candidate in which sizes are symbols: extents, and the scales of operators that equal the extent of an axis or
-its reciprocal (1/4096 of a mean over k is ``1/|k|``). `restore` puts the sizes of another shape in and chooses tiles: no search. Where
-a scale equals a size by accident, the restored graph is another program, which its certificate will refuse: a lost
-opportunity, never a wrong result.
+A structure is the text of a candidate in which sizes are symbols: extents, and the scales of operators that equal the
+extent of an axis or its reciprocal (1/4096 of a mean over k is ``1/|k|``). `restore` puts the sizes of another shape
+in and chooses tiles: no search. Where a scale equals a size by accident, the restored graph is another program, which
+its certificate will refuse: a lost opportunity, never a wrong result.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SCALES = ("scale", "ca", "cb", "offset")
 
 @dataclass(frozen=True)
 class Candidate:
-    """A muGraph that should compute the region, with sizes to start tuning from. Estimates are the model's, in seconds."""
+    """A muGraph that should compute the region, with sizes to start tuning from, and the model's estimate."""
 
     graph: KernelGraph
     schedule: Schedule
@@ -67,14 +67,19 @@ def structure(graph: KernelGraph) -> str:
     def op(x: Op) -> Op:
         return replace(x, attrs=tuple((k, symbol(k, v)) for k, v in x.attrs))
 
-    kernels = [replace(k, op=op(k.op)) if isinstance(k, Library) else replace(k, ops=tuple(map(op, k.ops))) for k in graph.kernels]
+    kernels = [
+        replace(k, op=op(k.op)) if isinstance(k, Library) else replace(k, ops=tuple(map(op, k.ops)))
+        for k in graph.kernels
+    ]
     text = str(replace(graph, kernels=tuple(kernels)))
     axes = " ".join(a for a, _ in graph.extents)
     return re.sub(r"extents .*", f"extents {axes}", text, count=1)
 
 
 def with_sizes(text: str, extents: Mapping[Axis, int]) -> KernelGraph:
-    """The graph of a structure at given extents. Raises `ParseError` or `GraphError` if the text is not a structure over these axes."""
+    """The graph of a structure at given extents. Raises `ParseError` or `GraphError` if the text is not a structure
+    over these axes.
+    """
 
     def number(m: re.Match[str]) -> str:
         if m[2] not in extents:

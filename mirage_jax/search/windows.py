@@ -1,9 +1,10 @@
 """Divide a large region into windows that can each be searched exhaustively.
 
-The number of subexpressions of a product grows as 2^factors, so what matters is not how many operators a region has but how wide
-its products get: three normalized projections inside one linear attention multiply twelve factors. Where a region has too many
-values, results of contractions are *cut*: kept as tensors, in the order of their size, smallest first and all of one size at
-once, so that q, k and v are cut together and not the score matrix. Kernels between cuts form windows.
+The number of subexpressions of a product grows as 2^factors, so what matters is not how many operators a region has
+but how wide its products get: three normalized projections inside one linear attention multiply twelve factors. Where
+a region has too many values, results of contractions are *cut*: kept as tensors, in the order of their size, smallest
+first and all of one size at once, so that q, k and v are cut together and not the score matrix. Kernels between cuts
+form windows.
 
 A window is a muGraph of its own; `replace_windows` puts found graphs in the place of some of them.
 """
@@ -80,22 +81,30 @@ def _window(reference: KernelGraph, positions: list[int], roots: set[str]) -> Wi
     kernels = tuple(reference.kernels[i] for i in positions)
     own = {k.name for k in kernels}
     reads = dict.fromkeys(x.tensor for k in kernels for x in k.loads if x.tensor not in own)
-    used = {a for k in kernels for v in (*k.loads, *k.ops) for a in v.axes} | {a for k in kernels for s in k.stores for a in s.tensor.axes}
+    used = {a for k in kernels for v in (*k.loads, *k.ops) for a in v.axes} | {
+        a for k in kernels for s in k.stores for a in s.tensor.axes
+    }
     extents = tuple((a, n) for a, n in reference.extents if any(u.rstrip("'") == a for u in used))
     outputs = tuple(k.name for k in kernels if k.name in roots)
     return Window(tuple(positions), KernelGraph(tuple(reference.tensors[t] for t in reads), kernels, outputs, extents))
 
 
-def replace_windows(reference: KernelGraph, found: Mapping[int, KernelGraph], parts: list[Window]) -> tuple[KernelGraph, list[tuple[int, int]]]:
+def replace_windows(
+    reference: KernelGraph, found: Mapping[int, KernelGraph], parts: list[Window]
+) -> tuple[KernelGraph, list[tuple[int, int]]]:
     """The reference with the graphs `found` (by number of window) in place of windows.
 
-    Also returns, for every kernel, (window, position in the window's found graph), position -1 where the reference's own kernel stays.
+    Also returns, for every kernel, (window, position in the window's found graph), position -1 where the reference's
+    own kernel stays.
     """
     kernels: list[Kernel] = []
     places: list[tuple[int, int]] = []
     for n, w in enumerate(parts):
         if n in found:
-            made = [_prefixed(k, f"w{n}", {*(t.name for t in reference.inputs), *reference.tensors}) for k in found[n].kernels]
+            made = [
+                _prefixed(k, f"w{n}", {*(t.name for t in reference.inputs), *reference.tensors})
+                for k in found[n].kernels
+            ]
             places += [(n, i) for i in range(len(made))]
             kernels += made
         else:

@@ -248,8 +248,7 @@ class _Comparison:
         extents, self.schedule = reduced(reference, candidate, self.scale)
         self.weights = {a: Fraction(n, extents[a]) for g in (reference, candidate) for a, n in g.extents}
         self.reference, self.candidate = (
-            _scaled(g, self.scale).with_extents({a: extents[a] for a in g.sizes})
-            for g in (reference, candidate)
+            _scaled(g, self.scale).with_extents({a: extents[a] for a in g.sizes}) for g in (reference, candidate)
         )
         self.extents = extents
 

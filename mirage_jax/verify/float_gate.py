@@ -92,15 +92,20 @@ def float_gate(
     return GateResult(not reasons, reasons, ratios)
 
 
-ROUNDING = {2: 0.1, 4: 1e-2, 8: 1e-6}  # rms error over rms value that XLA may have on ordinary inputs, by bytes of the narrowest type
+ROUNDING = {
+    2: 0.1,
+    4: 1e-2,
+    8: 1e-6,
+}  # rms error over rms value that XLA may have on ordinary inputs, by bytes of the narrowest type
 
 
 def misread(reference64: Array, xla: Array, narrowest: int) -> str:
-    """Does float64, which evaluates the program *as it was translated*, differ from XLA by more than rounding can explain?
+    """Does float64, which evaluates the program *as it was translated*, differ from XLA by more than rounding can
+    explain?
 
-    The certificate compares a candidate with the translated program, so the translation itself has to be compared with the
-    user's own equations: a wrong rule gives errors of the order of the values. `narrowest`: bytes of the narrowest float.
-    Returns what was found, or "". Meant for ordinary inputs, where rounding stays small.
+    The certificate compares a candidate with the translated program, so the translation itself has to be compared
+    with the user's own equations: a wrong rule gives errors of the order of the values. `narrowest`: bytes of the
+    narrowest float. Returns what was found, or "". Meant for ordinary inputs, where rounding stays small.
     """
     if not is_float(xla.dtype):
         return ""

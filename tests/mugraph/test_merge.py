@@ -54,7 +54,9 @@ def test_rows_merge():
 
 
 def test_axes_that_are_told_apart_stay():
-    text = ROWS.replace("mul X[b,t,k] X[b,t,k]", "mul X[b,t,k] M[t,k]").replace("  input W", "  input M: f32[t,k]\n  input W")
+    text = ROWS.replace("mul X[b,t,k] X[b,t,k]", "mul X[b,t,k] M[t,k]").replace(
+        "  input W", "  input M: f32[t,k]\n  input W"
+    )
     assert merge_axes(parse(text)).sizes == parse(text).sizes
 
 
