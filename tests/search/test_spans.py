@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from search.programs import captured, found, kernels_of, small_schedule, worst_error
+from search.programs import H200, captured, found, kernels_of, small_schedule, worst_error
 
 from mirage_jax.lower.triton_interpreter import interpret
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Schedule, Span
+from mirage_jax.search.cost import formula, outline, tilings
 from mirage_jax.search.spans import with_span
 from mirage_jax.verify.certificate import certify, fingerprint
 
@@ -84,6 +85,24 @@ def test_in_triton(name: str, n: int) -> None:
     arrays = [rng.standard_normal([small.extent(a) for a in t.axes]).astype(np.float32) for t in small.inputs]
     (want,) = run(graph.with_extents(sizes), arrays)
     np.testing.assert_allclose(interpret(small, schedule, arrays)[0], want, atol=1e-5 * np.abs(want).max())
+
+
+def test_the_model_counts_the_steps_that_run() -> None:
+    """At length 4096 half of the steps for a causal mask, few for a window; whether the kernel is written yet or not."""
+    big = ((16, 4096, 64),) * 3
+    seconds: dict[str, float] = {}
+    for name in ("tokens", "causal", "window"):
+        graph = captured(PROGRAMS[name][0], *big)
+        best = next(c for c in found(graph)[0] if len(c.graph.kernels) == 1)
+        (kernel,) = best.graph.kernels
+        assert isinstance(kernel, BlockGraph)
+        written = outline(kernel, graph)
+        costs = tilings(written, graph.extent, frozenset({kernel.grid[0]}), H200)
+        assert np.isclose(costs[0].seconds, best.seconds, rtol=1e-3)
+        seconds[name] = best.seconds
+    assert 0.4 < seconds["causal"] / seconds["tokens"] < 0.6
+    assert seconds["window"] / seconds["tokens"] < 0.1
+    assert "Min" in str(formula(kernel, graph, H200))
 
 
 def test_only_what_adds_nothing_is_left_out() -> None:
