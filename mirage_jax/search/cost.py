@@ -26,12 +26,13 @@ import numpy as np
 import sympy  # pyright: ignore[reportMissingTypeStubs]
 
 from mirage_jax.mugraph.footprint import BYTES
-from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, is_part, origin, part_axis
+from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, Op, Span, is_part, origin, part_axis
 from mirage_jax.mugraph.operators import ACCUMULATORS, operator
 from mirage_jax.search.axioms import LOOP, PART, Step, kind
 from mirage_jax.search.devices import Device
 from mirage_jax.search.frontier import Dag, Frontiers, Leaves
 from mirage_jax.search.normal_form import Poly
+from mirage_jax.search.spans import span_of
 
 GRID_TILES = (1, 16, 32, 64, 128, 256)
 LOOP_TILES = (16, 32, 64, 128, 256)
@@ -80,6 +81,7 @@ class Outline:
     reads: tuple[Read, ...]
     work: tuple[Work, ...]
     writes: tuple[tuple[Axes, int], ...]
+    span: Span | None = None
 
 
 def outline(kernel: BlockGraph, graph: KernelGraph) -> Outline:
@@ -102,7 +104,7 @@ def outline(kernel: BlockGraph, graph: KernelGraph) -> Outline:
         narrow = any(widths.get(a, 4) <= 2 for a in op.args)
         work.append(Work(space, op.axes, operator(op.op).flops, in_body, _product(op.op, sides, gone), narrow))
     writes = tuple((s.tensor.axes, BYTES[s.tensor.dtype]) for s in kernel.stores)
-    return Outline(kernel.grid, kernel.loop, reads, tuple(work), writes)
+    return Outline(kernel.grid, kernel.loop, reads, tuple(work), writes, kernel.span)
 
 
 def _passes[N](ends: Iterable[tuple[int, Iterable[N]]], below: Callable[[N], Iterable[N]]) -> Counter[N]:
@@ -185,6 +187,8 @@ def terms(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], N
 
     blocks = math.prod(math_.ceil(extent(a), tile(a)) for a in o.grid)
     steps = math_.ceil(extent(o.loop), tile(o.loop)) if o.loop else 1
+    share = _share(o, extent, tile, math_)
+    steps = steps * share
     seen = {r.tensor: r for r in o.reads}
     traffic = sum(whole(r.axes) * r.width for r in seen.values()) + sum(
         math.prod(map(extent, axes)) * w for axes, w in o.writes
@@ -196,7 +200,7 @@ def terms(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], N
             for a in o.grid
             if a not in r.axes and not (is_part(a) and _split(a) in r.axes)
         )
-        fetched = fetched + whole(r.axes) * r.width * r.passes * copies
+        fetched = fetched + whole(r.axes) * r.width * r.passes * copies * (share if o.loop in r.axes else 1)
     flops: dict[str, Number] = {"narrow": 0, "wide": 0, "vector": 0}
     for w in o.work:
         unit = "vector" if not w.product else "narrow" if w.narrow else "wide"
@@ -207,6 +211,18 @@ def terms(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], N
     for w in o.work:
         largest = math_.maximum(largest, held(w.result))
     return Terms(blocks, steps, traffic, fetched, flops["narrow"], flops["wide"], flops["vector"], shared, largest)
+
+
+def _share(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], Number], math_: Any) -> Number:
+    """The part of the loop's steps that its span leaves: that of the block in the middle stands for all."""
+    if o.loop is None or o.span is None:
+        return 1
+    rows, part = o.span.axis, part_axis(o.loop)
+    whole = extent(o.loop) * (extent(part) if part in o.grid else 1)
+    middle, half = extent(rows) / 2, math_.minimum(tile(rows), extent(rows)) / 2
+    end = whole if o.span.high is None else math_.minimum(middle + half + o.span.high, whole)
+    start = 0 if o.span.low is None else math_.maximum(middle - half + o.span.low, 0)
+    return math_.minimum(math_.maximum(end - start, tile(o.loop)) / whole, 1)
 
 
 def _split(part: Axis) -> Axis:
@@ -438,4 +454,8 @@ class Model:
             body = in_body(p) or s.op == "acc"
             work.append(Work(space, visible(p), operator(op).flops, body, _product(op, sides, gone), narrow))
         writes = tuple((tuple(sorted(f.axioms.e.axes(o))), self.width(o)) for o in outs)
-        return Outline(grid, loop, tuple(reads.values()), tuple(work), writes)
+        if loop is None or any(in_body(f.in_loop(o, loop)) for o in outs):
+            span = None
+        else:
+            span = span_of([Op(str(p), s.op, tuple(map(str, s.args)), (), s.attrs) for p, s in dag], grid, loop)
+        return Outline(grid, loop, tuple(reads.values()), tuple(work), writes, span)
