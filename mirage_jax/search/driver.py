@@ -18,10 +18,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from fractions import Fraction
 from itertools import product
 
 from mirage_jax.errors import UnsupportedError
-from mirage_jax.mugraph.graph import Axis, KernelGraph, KernelSchedule, Schedule, origin
+from mirage_jax.mugraph.graph import Axis, KernelGraph, KernelSchedule, Schedule, Tensor, origin
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.axioms import PART, Axioms, Step
 from mirage_jax.search.cost import Model, Priced
@@ -324,11 +325,7 @@ class Search:
         self.axioms = Axioms(self.e)
         outs = [r.tensors[name] for name in dict.fromkeys(r.outputs)]
         self.native = {self.e.affine_parts(p)[0] for p in known.values()}
-        parts = [self.e.affine_parts(known[t.name]) for t in outs]
-        self.roots = tuple(Root(t, q, c, o) for t, (q, c, o) in zip(outs, parts, strict=True))
-        for root in self.roots:
-            if self.e.is_constant(root.value) or self.axioms.is_input(root.value):
-                raise UnsupportedError(f"output {root.tensor.name} is an input or a constant, scaled")
+        self.roots = tuple(self._root(t, known[t.name]) for t in outs)
         values = [root.value for root in self.roots]
         grading = Grading(self.e, tuple(values))
         probe = Frontiers(self.axioms, grading, self.space, frozenset(), self.clock.tick)
@@ -336,6 +333,15 @@ class Search:
         self.batch = batch_axes(r, values, self.axioms, self.reduced)
         self.tables: list[Frontiers] = []
         self.report.classes = len(frozenset[Poly]().union(*(probe.reach(v) for v in values)))
+
+    def _root(self, tensor: Tensor, p: Poly) -> Root:
+        """An output as ``scale * value + offset``; an input that is only scaled is a value of its own."""
+        value, scale, offset = self.e.affine_parts(p)
+        if self.e.is_constant(value) or self.axioms.is_input(p):
+            raise UnsupportedError(f"output {tensor.name} is an input or a constant")
+        if self.axioms.is_input(value):
+            value, scale, offset = p, Fraction(1), Fraction(0)
+        return Root(tensor, value, scale, offset)
 
     def _frontiers(self, roots: tuple[Root, ...], space: Space, batch: frozenset[Axis]) -> Frontiers:
         f = Frontiers(self.axioms, Grading(self.e, tuple(r.value for r in roots)), space, batch, self.clock.tick)
