@@ -121,8 +121,7 @@ def stages(console: Console) -> Iterator[Stages]:
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
-        with console.status("working"):
-            yield handler
+        yield handler
     finally:
         log.removeHandler(handler)
         log.setLevel(level)

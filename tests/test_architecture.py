@@ -17,7 +17,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("config",),
     ("mugraph",),
     ("jaxpr_frontend", "search", "verify", "lower"),
-    ("cache", "report", "timing"),
+    ("cache", "progress", "report", "timing"),
     ("compiler", "summary"),
     ("api",),
     ("__init__",),

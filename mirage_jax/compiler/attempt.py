@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirage_jax import timing
+from mirage_jax import progress, timing
 from mirage_jax.cache import Cache, CacheKey, Entry
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options
@@ -114,7 +114,7 @@ class Attempt:
         """What the cost model knows of the device."""
         return device_for(self.device.device_kind)
 
-    def candidates(self, cache: Cache, key: CacheKey) -> tuple[list[Candidate], str]:
+    def candidates(self, cache: Cache, key: CacheKey, say: progress.Say) -> tuple[list[Candidate], str]:
         """Well-formed candidates, best estimate first, and the search's report.
 
         Kernels that were found for the same structure at other sizes are tiled for these; only algebra is searched
@@ -125,7 +125,9 @@ class Attempt:
         known = cache.get(key) if device.is_gpu else None
         kernels = [] if known is None else structures.restore(known.schedule, self.reference, device)
         families = ("algebra",) if kernels or self.options.backend == "jax" else FAMILIES
-        found, report = search(self.reference, device, SPACE, budget.seconds, budget.states or 2_000_000, families)
+        notify = progress.searching(say, budget.seconds)
+        states = budget.states or 2_000_000
+        found, report = search(self.reference, device, SPACE, budget.seconds, states, families, notify)
         text = str(report)
         if kernels:
             text = f"kernels: {len(kernels)} structures known from other sizes, only tiles were chosen\nalgebra: {text}"

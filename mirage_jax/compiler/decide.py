@@ -20,6 +20,7 @@ from itertools import islice
 
 import jax
 
+from mirage_jax import progress
 from mirage_jax.cache import Cache, CacheKey, Entry
 from mirage_jax.compiler import tuning
 from mirage_jax.compiler.attempt import Attempt
@@ -122,23 +123,21 @@ class Compiler:
                 return apart(lambda: self._search(attempt, key, base, on_miss == "search", x64))
 
     def _search(self, attempt: Attempt, key: CacheKey, base: Decision, measure: bool, x64: bool) -> Decision:
-        with jax.enable_x64(x64), jax.debug_nans(False), jax.debug_infs(False):  # the gate's inputs have both
+        # The gate's inputs have NaN and infinities.
+        with jax.enable_x64(x64), jax.debug_nans(False), jax.debug_infs(False), progress.line() as say:
             budget = self.options.budget
             operators = len(attempt.reference.kernels)
             log.info("region of %d operators: searching for at most %s", operators, budget)
-            found, report = attempt.candidates(self.cache, key)
+            found, report = attempt.candidates(self.cache, key, say)
             base = replace(base, search=report, source="search", tried=attempt.tried)
             if attempt.platform == "cpu":
                 found = [c for c in found if attempt.promising(c)]
             finalists = list(islice(attempt.verified(tuning.diverse(found)), tuning.FINALISTS))
             if not finalists:
                 return self._keep(key, replace(base, why="no candidate promises to beat XLA"))
-            log.info(
-                "region of %d operators: %d candidates, of which %d are tried",
-                operators,
-                attempt.tried["found"],
-                len(finalists),
-            )
+            tried = f"{attempt.tried['found']} candidates, of which {len(finalists)} are tried"
+            log.info("region of %d operators: %s", operators, tried)
+            say(f"{tried}: proving and measuring")
             if measure:
                 return self._measure(attempt, key, base, finalists)
             decision = self._accepted(attempt, base, (attempt.winner(c.graph, c.schedule, c.family) for c in finalists))

@@ -38,6 +38,8 @@ from mirage_jax.search.windows import Window, divisions, replace_windows
 log = logging.getLogger("mirage_jax")
 WIDTHS = {"bool": 1, "f16": 2, "bf16": 2, "f32": 4, "i32": 4, "f64": 8}
 DEFAULT_SPACE = Space()
+TELL_SECONDS = 0.2
+type Notify = Callable[[int, float | None, float], None]
 FAMILIES = ("algebra", "kernels")
 MAX_CLASSES = 100
 ALGEBRA_STATES = 12_000
@@ -110,6 +112,8 @@ class _Clock:
     states: int
     began: float = field(default_factory=time.monotonic)
     ticks: int = 0
+    tell: Callable[[int, float], None] | None = None
+    told: float = 0.0
 
     def tick(self) -> None:
         self.ticks += 1
@@ -130,7 +134,11 @@ class _Clock:
         return tick
 
     def check(self) -> None:
-        if time.monotonic() - self.began > self.seconds:
+        elapsed = time.monotonic() - self.began
+        if self.tell is not None and elapsed > self.told + TELL_SECONDS:
+            self.told = elapsed
+            self.tell(self.ticks, elapsed)
+        if elapsed > self.seconds:
             raise BudgetExceeded(StopReason.SECONDS)
 
 
@@ -177,19 +185,28 @@ def search(
     seconds: float,
     states: int = 2_000_000,
     families: Sequence[str] = FAMILIES,
+    notify: Notify | None = None,
 ) -> tuple[list[Candidate], SearchReport]:
     """Ranked candidates for a region, and what was looked at. A region too wide to exhaust is searched window by
     window.
     """
     parts = _narrow_windows(reference, device, space)
     if len(parts) == 1:
-        one = Search(reference, device, space, seconds, states, families)
+        one = Search(reference, device, space, seconds, states, families, notify=notify)
         return one.run(), one.report
     report = SearchReport(space, windows=len(parts))
     found: dict[int, list[Candidate]] = {}
     until = time.monotonic() + seconds
     for n, w in enumerate(parts):
-        one = Search(w.graph, device, space, max(0.5, (until - time.monotonic()) / (len(parts) - n)), states, families)
+        one = Search(
+            w.graph,
+            device,
+            space,
+            max(0.5, (until - time.monotonic()) / (len(parts) - n)),
+            states,
+            families,
+            notify=notify,
+        )
         try:
             found[n] = one.run()
         except UnsupportedError as why:
@@ -264,6 +281,7 @@ class Search:
     families: Sequence[str] = FAMILIES  # of candidates; kernels are for GPUs only
     max_plans: int = 20_000
     keep: int = 8  # candidates looked for
+    notify: Notify | None = None  # told now and then: states, best estimate so far, seconds
     slack: float = 2.5  # plans whose bound exceeds the best estimate by this factor are not priced
 
     def __post_init__(self) -> None:
@@ -278,8 +296,13 @@ class Search:
 
     def run(self) -> list[Candidate]:
         """Ranked candidates, best estimate first; raises `UnsupportedError` if the region has no useful normal form."""
-        self.clock = _Clock(self.seconds, self.states)
         found: list[Candidate] = []
+
+        def tell(states: int, elapsed: float) -> None:
+            if self.notify is not None:
+                self.notify(states, min((c.seconds for c in found), default=None), elapsed)
+
+        self.clock = _Clock(self.seconds, self.states, tell=tell)
         try:
             self.start()
             if "algebra" in self.families:
