@@ -21,7 +21,8 @@ from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.merge import merge_axes
 from mirage_jax.search.devices import DEVICES, Device
-from mirage_jax.search.driver import Candidate, search
+from mirage_jax.search.driver import search
+from mirage_jax.search.structures import Candidate
 from mirage_jax.verify import certificate as certificates
 
 

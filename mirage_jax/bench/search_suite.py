@@ -26,9 +26,10 @@ from mirage_jax.jaxpr_frontend.regions import analyse
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.merge import simplify_axes
 from mirage_jax.search.devices import DEVICES
-from mirage_jax.search.driver import Search, StopReason
 from mirage_jax.search.frontier import Space
+from mirage_jax.search.report import StopReason
 from mirage_jax.search.structures import structure
+from mirage_jax.search.window_search import Search
 
 LIMITS = (5, 7, 9, 11, 14)  # operators per kernel
 SPACE = Space()

@@ -30,9 +30,10 @@ from mirage_jax.mugraph.graph import KernelGraph, Schedule
 from mirage_jax.mugraph.merge import simplify_axes
 from mirage_jax.search import structures
 from mirage_jax.search.devices import Device, device_for
-from mirage_jax.search.driver import FAMILIES, search
+from mirage_jax.search.driver import search
 from mirage_jax.search.frontier import Space
 from mirage_jax.search.structures import Candidate
+from mirage_jax.search.window_search import FAMILIES
 from mirage_jax.verify import certificate as certificates
 from mirage_jax.verify import float_gate
 

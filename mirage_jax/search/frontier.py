@@ -50,7 +50,7 @@ class Space:
 
 
 class BudgetExceeded(Exception):
-    """Raised inside the search when its budget is used up; never leaves `search.driver`."""
+    """Raised inside the search when its budget is used up; never leaves the search."""
 
 
 @dataclass

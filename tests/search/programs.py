@@ -14,8 +14,10 @@ from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Library, Schedule, is_part
 from mirage_jax.mugraph.merge import merge_axes
 from mirage_jax.search.devices import DEVICES
-from mirage_jax.search.driver import Candidate, SearchReport, search
+from mirage_jax.search.driver import search
 from mirage_jax.search.frontier import Space
+from mirage_jax.search.report import SearchReport
+from mirage_jax.search.structures import Candidate
 
 type Shape = tuple[int, ...]
 

@@ -12,10 +12,10 @@ from search.programs import NAMES, reference
 
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.axioms import LOOP, PART, RULES, Axioms, Step, part_of
-from mirage_jax.search.driver import express
 from mirage_jax.search.frontier import Frontiers, Space
 from mirage_jax.search.grading import Grading
 from mirage_jax.search.normal_form import Expressions, NormalFormDomain, Poly
+from mirage_jax.search.roots import express
 
 relaxed = settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck), derandomize=True)
 MOST = 60  # values looked at below one expression

@@ -12,8 +12,11 @@ from search.programs import H200, NAMES, TWO_KERNELS, captured, found, reference
 
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.search.axioms import LOOP
-from mirage_jax.search.driver import Candidate, Search, SearchReport, StopReason, search
+from mirage_jax.search.driver import search
 from mirage_jax.search.frontier import EMPTY
+from mirage_jax.search.report import SearchReport, StopReason
+from mirage_jax.search.structures import Candidate
+from mirage_jax.search.window_search import Search
 
 ONE_LOOP = replace(TWO_KERNELS, loops=1)
 

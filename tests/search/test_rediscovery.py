@@ -11,7 +11,7 @@ from search.programs import NAMES, TWO_KERNELS, captured, found, kernels_of, ref
 
 from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Library, Op
-from mirage_jax.search.driver import StopReason
+from mirage_jax.search.report import StopReason
 from mirage_jax.verify.certificate import fingerprint
 
 ONE_KERNEL = replace(TWO_KERNELS, max_kernels=1)  # there are four hundred ways to make nTrans of two

@@ -1,0 +1,112 @@
+"""What a search looked at, why it ended, and the clock that ends it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from mirage_jax.search.frontier import BudgetExceeded, Space
+
+TELL_SECONDS = 0.2  # between two notes on the progress of a search
+
+type Notify = Callable[[int, float | None, float], None]
+"""Told now and then: states, best estimate so far, seconds."""
+
+
+class StopReason(Enum):
+    """Why a search ended."""
+
+    EXHAUSTED = "exhausted the space"
+    SECONDS = "time budget used up"
+    STATES = "state budget used up"
+    ALGEBRA = "common subexpressions of the algebra not exhausted (state limit)"
+    PLANS = "plan limit reached"
+    INTERRUPTED = "interrupted; best so far kept"
+
+
+@dataclass
+class SearchReport:
+    """What was looked at: printed by explain() and by the benchmark."""
+
+    space: Space
+    stop: StopReason = StopReason.EXHAUSTED
+    seconds: float = 0.0
+    classes: int = 0
+    states: int = 0
+    steps: int = 0
+    plans: int = 0
+    structures: int = 0
+    priced: int = 0
+    dropped: Counter[str] = field(default_factory=Counter[str])  # plans that could not be written, by reason
+    pruned: Counter[str] = field(default_factory=Counter[str])  # states and steps not followed, by rule
+    fired: Counter[str] = field(default_factory=Counter[str])  # steps made, by axiom
+    windows: int = 1
+
+    def add(self, other: SearchReport) -> None:
+        """Add the report of a search over one window."""
+        for name in ("seconds", "classes", "states", "steps", "plans", "structures", "priced"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.dropped, self.pruned, self.fired = (
+            self.dropped + other.dropped,
+            self.pruned + other.pruned,
+            self.fired + other.fired,
+        )
+        if other.stop is not StopReason.EXHAUSTED:
+            self.stop = other.stop
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.stop.value} in {self.seconds:.2f} s: {self.classes} classes, {self.states} states,"
+            f" {self.steps} steps,"
+            f" {self.plans} plans standing for {self.structures:.3g} structures, {self.priced} priced"
+        ]
+        if self.stop is StopReason.EXHAUSTED:
+            lines.append(
+                f"exhaustive {self.space}" + (f", in each of {self.windows} windows" if self.windows > 1 else "")
+            )
+        lines.append("pruned: " + (", ".join(f"{k} {v}" for k, v in sorted(self.pruned.items())) or "nothing"))
+        lines.append("axioms: " + ", ".join(f"{k} {v}" for k, v in sorted(self.fired.items())))
+        if self.dropped:
+            lines.append("plans not expressible: " + ", ".join(f"{k} {v}" for k, v in sorted(self.dropped.items())))
+        return "\n".join(lines)
+
+
+@dataclass
+class Clock:
+    """Counts states and time against the budget."""
+
+    seconds: float
+    states: int
+    began: float = field(default_factory=time.monotonic)
+    ticks: int = 0
+    tell: Callable[[int, float], None] | None = None
+    told: float = 0.0
+
+    def tick(self) -> None:
+        self.ticks += 1
+        if self.ticks > self.states:
+            raise BudgetExceeded(StopReason.STATES)
+        if self.ticks % 64 == 0:
+            self.check()
+
+    def limited(self, states: int, reason: StopReason) -> Callable[[], None]:
+        """A tick that also stops after so many more states, for that reason."""
+        end = self.ticks + states
+
+        def tick() -> None:
+            self.tick()
+            if self.ticks > end:
+                raise BudgetExceeded(reason)
+
+        return tick
+
+    def check(self) -> None:
+        elapsed = time.monotonic() - self.began
+        if self.tell is not None and elapsed > self.told + TELL_SECONDS:
+            self.told = elapsed
+            self.tell(self.ticks, elapsed)
+        if elapsed > self.seconds:
+            raise BudgetExceeded(StopReason.SECONDS)

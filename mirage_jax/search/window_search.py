@@ -1,0 +1,294 @@
+"""One window: reference -> normal forms of its outputs -> variants -> plans, best bound first -> priced -> extracted.
+
+Variants are the region itself, and the region with each reduced axis split over the grid. Two families of candidates:
+
+* `kernels`: graph-defined kernels with their block graphs (GPU);
+* `algebra`: the cheapest operator DAG as library operators (every backend): re-association, common factors, ...
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import product
+
+from mirage_jax.errors import UnsupportedError
+from mirage_jax.mugraph.graph import Axis, KernelGraph, KernelSchedule, Schedule, Tensor, origin
+from mirage_jax.search.axioms import PART, Axioms, Step
+from mirage_jax.search.cost import Model, Priced
+from mirage_jax.search.devices import Device
+from mirage_jax.search.extract import Extractor, Root, block_plan, common, library_plan
+from mirage_jax.search.frontier import EMPTY, BudgetExceeded, Dag, Frontiers, Leaves, Space
+from mirage_jax.search.grading import Grading
+from mirage_jax.search.normal_form import Expressions, Poly
+from mirage_jax.search.plans import Plan, Plans
+from mirage_jax.search.report import Clock, Notify, SearchReport, StopReason
+from mirage_jax.search.roots import batch_axes, express
+from mirage_jax.search.structures import PARTS, Candidate
+
+log = logging.getLogger("mirage_jax")
+WIDTHS = {"bool": 1, "f16": 2, "bf16": 2, "f32": 4, "i32": 4, "f64": 8}
+DEFAULT_SPACE = Space()
+FAMILIES = ("algebra", "kernels")
+ALGEBRA_STATES = 12_000  # of the search for shared algebra, which is a luxury
+
+
+@dataclass
+class Search:
+    """One search over one region for one device. Call `run`; the report fills as it goes, so an interrupt keeps it."""
+
+    reference: KernelGraph
+    device: Device
+    space: Space = DEFAULT_SPACE
+    seconds: float = 30.0
+    states: int = 2_000_000
+    families: Sequence[str] = FAMILIES  # of candidates; kernels are for GPUs only
+    max_plans: int = 20_000
+    keep: int = 8  # candidates looked for
+    notify: Notify | None = None  # told now and then: states, best estimate so far, seconds
+    slack: float = 2.5  # plans whose bound exceeds the best estimate by this factor are not priced
+
+    def __post_init__(self) -> None:
+        self.report = SearchReport(self.space)
+        self.clock = Clock(self.seconds, self.states)
+        self.wide = "f64" if any(t.dtype == "f64" for t in self.reference.inputs) else "f32"
+        self.narrow = min(
+            (t.dtype for t in self.reference.inputs if t.dtype not in ("bool", "i32")),
+            key=lambda d: WIDTHS[d],
+            default="f32",
+        )
+
+    def run(self) -> list[Candidate]:
+        """Ranked candidates, best estimate first; raises `UnsupportedError` if the region has no useful normal form."""
+        found: list[Candidate] = []
+
+        def tell(states: int, elapsed: float) -> None:
+            if self.notify is not None:
+                self.notify(states, min((c.seconds for c in found), default=None), elapsed)
+
+        self.clock = Clock(self.seconds, self.states, tell=tell)
+        try:
+            self.start()
+            if "algebra" in self.families:
+                found.extend(self._algebra())
+            if "kernels" in self.families and self.device.is_gpu:
+                for c in self._kernels():
+                    found.append(c)
+        except BudgetExceeded as stop:
+            self.report.stop = stop.args[0]
+        except KeyboardInterrupt:
+            self.report.stop = StopReason.INTERRUPTED
+            log.warning("search interrupted: keeping the best of %d candidates", len(found))
+        self._collect()
+        unique = {(str(c.graph), c.schedule.parts): c for c in sorted(found, key=lambda c: -c.seconds)}
+        return sorted(unique.values(), key=lambda c: c.seconds)
+
+    def count(self) -> SearchReport:
+        """Enumerate every plan of kernels within the space, price none: how large the space is, and how long looking
+        at all of it takes.
+        """
+        self.clock = Clock(self.seconds, self.states)
+        try:
+            self.start()
+            for axis, roots in self._variants():
+                plans = Plans(self._frontiers(roots, self.space, self.batch), frozenset(r.value for r in roots), axis)
+                for level in range(1, self.space.max_kernels + 1):
+                    for _, structures in plans.with_kernels(level):
+                        self.clock.check()
+                        self.report.plans += 1
+                        self.report.structures += structures
+        except BudgetExceeded as stop:
+            self.report.stop = stop.args[0]
+        self._collect()
+        return self.report
+
+    # ------------------------------------------------------------------ preparation
+
+    def start(self) -> None:
+        """Normal forms of the outputs, the values below them, and the region's batch axes."""
+        r = self.reference
+        self.e = Expressions(r.extent)
+        known = express(r, self.e)
+        self.axioms = Axioms(self.e)
+        outs = [r.tensors[name] for name in dict.fromkeys(r.outputs)]
+        self.native = {self.e.affine_parts(p)[0] for p in known.values()}
+        self.roots = tuple(self._root(t, known[t.name]) for t in outs)
+        values = [root.value for root in self.roots]
+        grading = Grading(self.e, tuple(values))
+        probe = Frontiers(self.axioms, grading, self.space, frozenset(), self.clock.tick)
+        self.reduced = frozenset[Axis]().union(*(probe.reduced_axes(v) for v in values))
+        self.batch = batch_axes(r, values, self.axioms, self.reduced)
+        self.tables: list[Frontiers] = []
+        self.report.classes = len(frozenset[Poly]().union(*(probe.reach(v) for v in values)))
+
+    def _root(self, tensor: Tensor, p: Poly) -> Root:
+        """An output as ``scale * value + offset``; an input that is only scaled is a value of its own."""
+        value, scale, offset = self.e.affine_parts(p)
+        if self.e.is_constant(value) or self.axioms.is_input(p):
+            raise UnsupportedError(f"output {tensor.name} is an input or a constant")
+        if self.axioms.is_input(value):
+            value, scale, offset = p, Fraction(1), Fraction(0)
+        return Root(tensor, value, scale, offset)
+
+    def _frontiers(self, roots: tuple[Root, ...], space: Space, batch: frozenset[Axis]) -> Frontiers:
+        f = Frontiers(self.axioms, Grading(self.e, tuple(r.value for r in roots)), space, batch, self.clock.tick)
+        self.tables.append(f)
+        return f
+
+    def _collect(self) -> None:
+        self.report.seconds = time.monotonic() - self.clock.began
+        tables: list[Frontiers] = getattr(self, "tables", [])
+        for f in tables:
+            stats = Counter(f.stats)
+            self.report.states += stats.pop("states", 0)
+            self.report.steps += stats.pop("steps", 0)
+            self.report.pruned += stats
+        self.report.fired = Counter(getattr(self, "axioms", Axioms(Expressions(self.reference.extent))).fired)
+
+    def _model(self, f: Frontiers, split: Axis | None = None, parts: int = 1) -> Model:
+        widths = {t.name: WIDTHS[t.dtype] for t in self.reference.inputs}
+        return Model(f, self.device, self.reference.sizes, widths, split, parts)
+
+    # ------------------------------------------------------------------ algebra
+
+    def _algebra(self) -> Iterator[Candidate]:
+        """The cheapest DAGs of library operators: by the device's weights, by operation counts, and near to the
+        program.
+
+        The last prefers values that the program itself computes, at some cost: where the very cheapest order of
+        evaluation loses too much accuracy, one with fewer new intermediates is often nearly as fast.
+        """
+        f = self._frontiers(self.roots, replace(self.space, max_rank=99), frozenset())
+        model = self._model(f)
+        outs = frozenset(r.value for r in self.roots)
+        sizes = {a: self.reference.extent(a) for a in self.reference.sizes}
+
+        def work(p: Poly, s: Step) -> float:
+            return model.work(p, s, sizes) + 1e-12
+
+        def near(p: Poly, s: Step) -> float:
+            return model.library(p, s) * (0.2 if p in self.native else 1.0)
+
+        weights = (model.library, work, near)
+
+        def shared(outs: Leaves, weight: Callable[[Poly, Step], float]) -> Dag | None:
+            return f.cheapest(outs, EMPTY, None, weight, self.clock.limited(ALGEBRA_STATES, StopReason.ALGEBRA))
+
+        searches = (f.cheapest_tree, shared)
+        for find, weight in product(searches, weights):
+            try:
+                dag = find(outs, weight)
+            except BudgetExceeded as stop:
+                if stop.args[0] is not StopReason.ALGEBRA:
+                    raise
+                self.report.stop = StopReason.ALGEBRA
+                continue
+            if dag is None:
+                continue
+            try:
+                cuts = common(f, [(dag, EMPTY)])
+                graph = library_plan(Extractor(f, self.reference, self.roots, cuts, self.narrow, self.wide), dag, outs)
+            except UnsupportedError as why:
+                self.report.dropped[str(why)] += 1
+                continue
+            schedule = Schedule((KernelSchedule(),) * len(graph.kernels))
+            yield Candidate(graph, schedule, sum(model.library(p, s) for p, s in dag), "algebra")
+
+    # ------------------------------------------------------------------ kernels
+
+    def _variants(self) -> Iterator[tuple[Axis | None, tuple[Root, ...]]]:
+        yield None, self.roots
+        free = frozenset[Axis]().union(
+            *(self.e.axes(r.value) for r in self.roots)
+        )  # a free axis is divided over the grid as it is
+        for axis in sorted(a for a in self.reduced - free if a == origin(a)):
+            if self.reference.extent(axis) < 4 * PARTS[0]:
+                continue
+            split = tuple(replace(r, value=self.e.split(r.value, axis, (axis + PART, axis))) for r in self.roots)
+            yield axis, split
+
+    def _kernels(self) -> Iterator[Candidate]:
+        """Plans of one kernel, then two, ...; each level best bound first, until no bound is near the best estimate."""
+        variants = list(self._variants())
+        plans = {
+            axis: Plans(self._frontiers(roots, self.space, self.batch), frozenset(r.value for r in roots), axis)
+            for axis, roots in variants
+        }
+        counts = {
+            axis: [n for n in PARTS if self.reference.extent(axis) // n >= 16] if axis else [1] for axis, _ in variants
+        }
+        models = {(axis, n): self._model(plans[axis].frontiers, axis, n) for axis, _ in variants for n in counts[axis]}
+        best: list[float] = []
+        for level in range(1, self.space.max_kernels + 1):
+            if best and level * (self.device.shortest + self.device.launch) > self.slack * best[0]:
+                self.report.pruned["cost bound"] += 1
+                return
+            yield from self._level(level, variants, plans, counts, models, best)
+            if level == 1 and not best:  # rows too long for a tile: one kernel with more passes over them
+                more = self._frontiers(self.roots, replace(self.space, loops=self.space.loops + 1), self.batch)
+                again: dict[Axis | None, Plans] = {None: Plans(more, frozenset(r.value for r in self.roots))}
+                yield from self._level(1, variants[:1], again, counts, {(None, 1): self._model(more)}, best)
+
+    def _level(
+        self,
+        level: int,
+        variants: list[tuple[Axis | None, tuple[Root, ...]]],
+        plans: Mapping[Axis | None, Plans],
+        counts: Mapping[Axis | None, list[int]],
+        models: Mapping[tuple[Axis | None, int], Model],
+        best: list[float],
+    ) -> Iterator[Candidate]:
+        """Plans of exactly `level` kernels; `best` holds the best estimates so far, and is added to."""
+        todo: list[tuple[float, int, Plan, Axis | None, int, tuple[Root, ...]]] = []
+        for axis, roots in variants:
+            for plan, structures in plans[axis].with_kernels(level):
+                self.clock.check()
+                self.report.plans += 1
+                self.report.structures += structures
+                for n in counts[axis]:
+                    bound = sum(models[axis, n].bound(*cut) for cut in plan)
+                    todo.append((bound, len(todo), plan, axis, n, roots))
+                if self.report.plans >= self.max_plans:
+                    self.report.stop = StopReason.PLANS
+                    break
+        todo.sort(key=lambda x: x[:2])
+        for i, (bound, _, plan, axis, n, roots) in enumerate(todo):
+            self.clock.check()
+            # Exact for the model: no completion of the plan is cheaper than its bound.
+            if best and (bound > self.slack * best[0] or (len(best) >= self.keep and bound >= best[self.keep - 1])):
+                self.report.pruned["cost bound"] += len(todo) - i
+                break
+            self.report.priced += 1
+            priced = [models[axis, n].kernel(*cut) for cut in plan]
+            if any(k is None for k in priced):
+                self.report.dropped["no tile fits"] += 1
+                continue
+            try:
+                candidate = self._candidate(
+                    models[axis, n], [k for k in reversed(priced) if k is not None], axis, n, roots
+                )
+            except UnsupportedError as why:
+                self.report.dropped[str(why)] += 1
+                continue
+            best[:] = sorted([*best, candidate.seconds])[: self.keep]
+            yield candidate
+
+    def _candidate(
+        self, model: Model, kernels: list[Priced], axis: Axis | None, parts: int, roots: tuple[Root, ...]
+    ) -> Candidate:
+        f = model.frontiers
+        cuts = common(f, [(k.dag, k.leaves) for k in kernels])
+        graph = block_plan(Extractor(f, self.reference, roots, cuts, self.narrow, self.wide), kernels)
+        schedule = Schedule(tuple(k.schedule for k in kernels), ((axis, parts),) if axis else ())
+        return Candidate(
+            graph,
+            schedule,
+            sum(k.seconds for k in kernels),
+            "kernels",
+            tuple(tuple(t.schedule for t in k.tilings) for k in kernels),
+            tuple(sorted(self.batch)),
+        )
