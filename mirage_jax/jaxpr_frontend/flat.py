@@ -106,6 +106,9 @@ class _Flattener:
     def inline(self, jaxpr: Jaxpr, args: Sequence[Atom], calls: tuple[JaxprEqn, ...] = ()) -> tuple[Atom, ...]:
         env: dict[Any, Atom] = dict(zip(jaxpr.invars, args, strict=True))
         for var, value in zip(jaxpr.constvars, jaxpr.consts, strict=True):
+            if (counted := jax_compat.as_range(value)) is not None:
+                (env[var],) = self.inline(counted, (), calls)
+                continue
             env[var] = number = self.new(var.aval)
             self.constants[number] = value
         for eqn in jaxpr.eqns:

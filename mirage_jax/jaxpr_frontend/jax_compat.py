@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import core
 from jax.extend import core as jex_core
 from jax.extend import source_info_util
@@ -111,6 +114,17 @@ def called_jaxpr(eqn: JaxprEqn) -> Jaxpr | None:
     if name in ("remat2", "checkpoint") and params.get("differentiated") and params.get("prevent_cse"):
         return None
     return params[_CALLS[name]]
+
+
+def as_range(value: Any) -> Jaxpr | None:
+    """A jaxpr that makes a constant array a, a + 1, a + 2, .. (positions, of which masks are made), else None."""
+    known = not isinstance(value, Tracer) and getattr(value, "is_fully_addressable", True)
+    if not known or getattr(value, "ndim", 0) != 1 or value.size < 2 or str(value.dtype) != "int32":
+        return None
+    numbers = np.asarray(value)
+    if (np.diff(numbers) != 1).any():
+        return None
+    return jax.make_jaxpr(lambda: jnp.arange(int(numbers[0]), int(numbers[-1]) + 1, dtype="int32"))()
 
 
 def bodies(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:

@@ -107,6 +107,9 @@ PROGRAMS: dict[str, Program] = {
     "dot product attention": Program(jax.nn.dot_product_attention, tuple(HEADS)),
     "grouped query attention": Program(jax.nn.dot_product_attention, (HEADS[0], *FEWER)),
     "causal": Program(lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True), tuple(HEADS)),
+    "local window": Program(
+        lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=(5, 0)), tuple(HEADS)
+    ),
     "causal by hand": Program(causal_attention, tuple(HEADS)),
     "padding mask": Program(padded_attention, (*(x.astype("float32") for x in HEADS), jnp.array([3, 16]))),
     "layer norm": Program(layer_norm, (X, random(32, seed=3), random(32, seed=4))),

@@ -50,6 +50,19 @@ def span_in(graph: KernelGraph) -> tuple[int | None, int | None] | None:
     return (span.low, span.high) if span else None
 
 
+@pytest.mark.parametrize("window,span", [(None, (None, 0)), ((127, 0), (-127, 0)), ((15, 3), (-15, 0))])
+def test_attention_of_jax(window: tuple[int, int] | None, span: tuple[int | None, int]) -> None:
+    """It masks with a huge negative number, and makes windows of constant arrays."""
+
+    def fn(q, k, v):
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=window)
+
+    graph = captured(fn, *((2, 1024, 4, 64),) * 3, dtype="float16")
+    best = next(kernels_of(found(graph)[0], 1))
+    assert span_in(best) == span
+    assert certify(graph, best).bound <= 1e-12
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_loops_end_early(name: str) -> None:
     fn, span = PROGRAMS[name]
