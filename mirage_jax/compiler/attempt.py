@@ -212,6 +212,7 @@ class Attempt:
             0,
             winner.family == "algebra",
         )  # another order meets other roundings, and infinities in another order
+        skips = any(k.span for k in winner.graph)
         classes = float_gate.input_classes(self.specs, 0)
         small = footprint(self.reference).flops < EVERY_CLASS
         narrowest = min((dtype.itemsize for _, dtype in self.specs if jnp.issubdtype(dtype, jnp.floating)), default=4)
@@ -229,7 +230,7 @@ class Attempt:
                 if name in float_gate.ORDINARY and (wrong := float_gate.misread(r, np.asarray(x), narrowest)):
                     return False, f"{name}: {wrong}"
                 spread = (2.0 if reordered else 1.0) * (2.0 if name in float_gate.DEGENERATE else 1.0)
-                verdict = float_gate.float_gate(r, np.asarray(x), c, kinds=not reordered, spread=spread)
+                verdict = float_gate.float_gate(r, np.asarray(x), c, kinds=not reordered, spread=spread, skips=skips)
                 if not verdict.passed:
                     return False, f"{name}: {'; '.join(verdict.reasons)}"
             passed += 1

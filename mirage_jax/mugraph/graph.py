@@ -192,6 +192,10 @@ class Library:
         return None
 
     @property
+    def span(self) -> None:
+        return None
+
+    @property
     def ops(self) -> tuple[Op, ...]:
         return (self.op,)
 

@@ -347,7 +347,7 @@ def holds_somewhere(c: Condition, n: Axis, extent: Callable[[Axis], int]) -> boo
         return any(holds_somewhere(part, n, extent) for part in c.parts)
     lows: list[tuple[Axis | None, int]] = [(None, 0)]
     highs: list[tuple[Axis | None, int]] = [(None, extent(n) - 1)]
-    todo = [c]
+    todo: list[Condition] = [c]
     while todo:
         match todo.pop():
             case Every(parts):

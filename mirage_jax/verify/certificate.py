@@ -176,7 +176,7 @@ def scale_of(reference: KernelGraph, candidate: KernelGraph) -> Scale | None:
 def _spans(graph: KernelGraph) -> Iterator[tuple[Axis, Span]]:
     """Loop axis and span of every kernel that has one."""
     for kernel in graph:
-        if isinstance(kernel, BlockGraph) and kernel.loop is not None and kernel.span is not None:
+        if kernel.loop is not None and kernel.span is not None:
             yield kernel.loop, kernel.span
 
 
@@ -213,7 +213,7 @@ def reduced(
             if a + ".g" in kernel.grid:
                 length[a] -= (parts[a] - 1) * part_length(length[a], parts[a])  # of the last, shortest part
         tiles = {a: _ragged(n) for a, n in length.items()}
-        if isinstance(kernel, BlockGraph) and kernel.loop is not None and kernel.span is not None:
+        if kernel.loop is not None and kernel.span is not None:
             tiles |= {kernel.span.axis: 1, kernel.loop: min(tiles[kernel.loop], 2)}
         kernels.append(KernelSchedule(tuple(tiles.items())))
     return extents, Schedule(tuple(kernels), tuple(sorted(parts.items())))

@@ -1,10 +1,12 @@
 """A loop that ends early is certified if what it leaves out is masked to zero, and refused if a step too few runs."""
 
+import numpy as np
 import pytest
 from mugraph.programs import CAUSAL, CAUSAL_SPAN, WINDOW, Program
 
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.verify.certificate import certify, fingerprint, reduced, scale_of
+from mirage_jax.verify.float_gate import float_gate
 
 FAR = 128  # a window longer than any reduced axis
 
@@ -77,3 +79,12 @@ def test_tiles_of_the_grid_axis_are_single() -> None:
     extents, schedule = reduced(reference, candidate, scale_of(reference, candidate))
     assert schedule.kernels[0].tile("n'") == 1 and schedule.kernels[0].tile("n") == 2
     assert extents["n"] >= 5
+
+
+def test_the_gate_allows_products_that_are_left_out() -> None:
+    """Masked zeros times infinities are NaN where they are computed; a loop that ends early does not compute them."""
+    nan, one = np.full(4, np.nan, np.float32), np.ones(4, np.float32)
+    assert float_gate(nan, nan, one, skips=True)
+    assert not float_gate(nan, nan, one)
+    assert not float_gate(one, one, nan, skips=True)
+    assert not float_gate(np.full(4, np.inf), np.full(4, np.inf, np.float32), one, skips=True)
