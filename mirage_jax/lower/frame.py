@@ -84,6 +84,7 @@ class Frame:
         self.env |= {("block", a): name for a, name in names.items()}
         if len(many) == 1:
             self.w.line(f"{names[many[0][0]]} = tl.program_id(0)")
+            self.longest_first()
             return
         pid = self.w.name("pid")
         self.w.line(f"{pid} = tl.program_id(0)")
@@ -97,6 +98,13 @@ class Frame:
             text = pid if step == 1 else f"{pid} // {step}"
             self.w.line(f"{names[a]} = {text}" + (f" % {count}" if n < len(many) - 1 else ""))
             step *= count
+        self.longest_first()
+
+    def longest_first(self) -> None:
+        """Where loops get longer from block to block, the last block goes first: no long loop is left at the end."""
+        span = self.graph.span
+        if span is not None and span.low is None and (name := self.env["block", span.axis]) != "0":
+            self.w.line(f"{name} = {self.axes[span.axis].count - 1} - {name}")
 
     def grouped(self, pid: str, fast: str, wide: int, slow: str, deep: int, outer: bool) -> None:
         """Blocks in groups of `GROUP` along the fast axis, so that both operands are reused while they are in L2."""

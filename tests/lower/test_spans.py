@@ -50,9 +50,12 @@ def test_compiles(program: Program, name: str) -> None:
         assert source is not None and compile_for(source, 90).fits
 
 
-@pytest.mark.parametrize("name", ["online", "split keys"])
-def test_golden(name: str, golden) -> None:
-    graph = sized(WINDOW, name, 100)
+GOLDEN = [(WINDOW, "online"), (WINDOW, "split keys"), (CAUSAL_SPAN, "online")]
+
+
+@pytest.mark.parametrize("program,name", GOLDEN, ids=lambda x: getattr(x, "name", x))
+def test_golden(program: Program, name: str, golden) -> None:
+    graph = sized(program, name, 100)
     (source, *_) = sources(graph, tiles(graph, 16, 32, 2))
     assert source is not None
     golden(source.text)
