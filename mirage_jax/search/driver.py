@@ -16,7 +16,7 @@ from mirage_jax.search.frontier import BudgetExceeded, Space
 from mirage_jax.search.report import Notify, SearchReport
 from mirage_jax.search.structures import Candidate
 from mirage_jax.search.window_search import FAMILIES, Search
-from mirage_jax.search.windows import Window, divisions, replace_windows
+from mirage_jax.search.windows import Window, divide, replace_windows
 
 MAX_CLASSES = 100  # values in a window: more are not exhausted in seconds
 
@@ -33,7 +33,7 @@ def search(
     """Ranked candidates for a region, and what was looked at. A region too wide to exhaust is searched window by
     window.
     """
-    parts = _narrow_windows(reference, device, space)
+    parts = divide(reference, lambda graph: _fits(graph, device, space))
     if len(parts) == 1:
         one = Search(reference, device, space, seconds, states, families, notify=notify)
         return one.run(), one.report
@@ -58,25 +58,16 @@ def search(
     return _compose(reference, parts, found), report
 
 
-def _narrow_windows(reference: KernelGraph, device: Device, space: Space) -> list[Window]:
-    """The coarsest division into windows of at most `MAX_CLASSES` values each, else the finest."""
-    parts: list[Window] = []
-    for parts in divisions(reference):
-        if all(_classes(w.graph, device, space) <= MAX_CLASSES for w in parts):
-            break
-    return parts
-
-
-def _classes(graph: KernelGraph, device: Device, space: Space) -> int:
-    """Number of values in the AND-OR graph, or more than the limit if it takes long to say."""
+def _fits(graph: KernelGraph, device: Device, space: Space) -> bool:
+    """Are there few enough values in the AND-OR graph for an exhaustive search?"""
     probe = Search(graph, device, space, seconds=1.0)
     try:
         probe.start()
     except BudgetExceeded:
-        return MAX_CLASSES + 1
+        return False
     except UnsupportedError:
-        return 0  # not searched at all
-    return probe.report.classes
+        return True  # not searched at all
+    return probe.report.classes <= MAX_CLASSES
 
 
 def _compose(reference: KernelGraph, parts: list[Window], found: dict[int, list[Candidate]]) -> list[Candidate]:

@@ -2,9 +2,9 @@
 
 The number of subexpressions of a product grows as 2^factors, so what matters is not how many operators a region has
 but how wide its products get: three normalized projections inside one linear attention multiply twelve factors. Where
-a region has too many values, results of contractions are *cut*: kept as tensors, in the order of their size, smallest
-first and all of one size at once, so that q, k and v are cut together and not the score matrix. Kernels between cuts
-form windows.
+a region has too many values, it is *cut* at tensors: results of contractions, and values that several operators read.
+Kernels between cuts form windows. Large tensors are cut last, for keeping them from memory is what a kernel is good
+for.
 
 A window is a muGraph of its own; `replace_windows` puts found graphs in the place of some of them.
 """
@@ -12,7 +12,8 @@ A window is a muGraph of its own; `replace_windows` puts found graphs in the pla
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from mirage_jax.mugraph.graph import BlockGraph, Kernel, KernelGraph, Library, Store, Tensor
@@ -26,14 +27,37 @@ class Window:
     graph: KernelGraph
 
 
-def divisions(reference: KernelGraph) -> Iterator[list[Window]]:
-    """Ever finer divisions of a graph of library operators, the whole graph first; windows in execution order."""
-    yield [Window(tuple(range(len(reference.kernels))), reference)]
-    sizes = {k.name: math.prod(map(reference.extent, k.result.axes)) for k in _libraries(reference) if k.op.op == "dot"}
-    for level in sorted({n for name, n in sizes.items() if name not in reference.outputs}):
-        found = _divide(reference, {name for name, n in sizes.items() if n <= level})
-        if found is not None and len(found) > 1:
-            yield found
+def divide(reference: KernelGraph, fits: Callable[[KernelGraph], bool]) -> list[Window]:
+    """Windows that fit, none of which could be joined with its neighbours, in execution order; the whole graph if it
+    fits.
+
+    Everything that may be cut is cut first; then cuts are taken back, largest tensors first, as long as what is joined
+    fits. A window that does not fit even so is left as it is.
+    """
+    whole = [Window(tuple(range(len(reference.kernels))), reference)]
+    if fits(reference):
+        return whole
+    sizes = _cuttable(reference)
+    cut = set(sizes)
+    parts = _cut(reference, cut)
+    if parts is None:
+        return whole
+    for name in sorted(sizes, key=lambda n: (-sizes[n], n)):
+        joined = _cut(reference, cut - {name})
+        if joined is not None and all(w in parts or fits(w.graph) for w in joined):
+            cut, parts = cut - {name}, joined
+    return parts
+
+
+def _cuttable(reference: KernelGraph) -> dict[str, int]:
+    """Sizes of the tensors at which a graph may be cut: results of contractions, and what several operators read."""
+    readers = Counter(name for k in _libraries(reference) for name in {x.tensor for x in k.loads})
+    inner = [k for k in _libraries(reference) if k.name not in reference.outputs]
+    return {
+        k.name: math.prod(map(reference.extent, k.result.axes))
+        for k in inner
+        if k.op.op == "dot" or readers[k.name] > 1
+    }
 
 
 def _libraries(graph: KernelGraph) -> Iterator[Library]:
@@ -42,7 +66,7 @@ def _libraries(graph: KernelGraph) -> Iterator[Library]:
         yield k
 
 
-def _divide(reference: KernelGraph, cut: set[str]) -> list[Window] | None:
+def _cut(reference: KernelGraph, cut: set[str]) -> list[Window] | None:
     """Windows between the cuts; None if windows would depend on each other in a circle."""
     maker = {k.name: i for i, k in enumerate(reference.kernels)}
     roots = [n for n in maker if n in cut or n in reference.outputs]

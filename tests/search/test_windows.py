@@ -12,7 +12,7 @@ from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import KernelGraph, Library
 from mirage_jax.search import driver
 from mirage_jax.search.driver import search
-from mirage_jax.search.windows import Window, divisions, replace_windows
+from mirage_jax.search.windows import Window, divide, replace_windows
 from mirage_jax.verify.certificate import fingerprint
 
 
@@ -47,6 +47,11 @@ def graph(request: pytest.FixtureRequest) -> KernelGraph:
 def inputs(graph: KernelGraph) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     return [0.3 * rng.standard_normal([graph.extent(a) for a in t.axes]) for t in graph.inputs]
+
+
+def divisions(graph: KernelGraph) -> list[list[Window]]:
+    """Divisions into windows of ever fewer operators."""
+    return [divide(graph, lambda g, most=most: len(g.kernels) <= most) for most in (99, 6, 3, 1)]
 
 
 def test_divisions_are_ever_finer(graph: KernelGraph) -> None:
