@@ -20,9 +20,12 @@ from mirage_jax.cache import Cache, CacheKey, Entry, encode
 from mirage_jax.compiler import attempt as attempts
 from mirage_jax.compiler import decide, threads
 from mirage_jax.compiler.winner import schedule_from_json, schedule_to_json
+from mirage_jax.config import Options
 from mirage_jax.errors import CacheError, UsageError, VerificationError
 from mirage_jax.jaxpr_frontend import rules
+from mirage_jax.jaxpr_frontend.regions import analyse
 from mirage_jax.mugraph.graph import KernelSchedule, Schedule
+from mirage_jax.search.devices import DEVICES
 from mirage_jax.verify import certificate as certificates
 
 ARGS = operands()
@@ -438,3 +441,34 @@ def test_a_wrong_translation_is_refused(monkeypatch, _wins) -> None:
 
     d = decided(mirage_jax.optimize(fn, strict=True))
     assert d.winner is None and "differs from the user's" in d.gate
+
+
+def test_a_known_structure_is_not_searched_again(monkeypatch, tmp_path) -> None:
+    """On a GPU, kernels found at one size are tiled for another; the report says so. (The device is made up.)"""
+    monkeypatch.setattr(attempts, "device_for", lambda kind: DEVICES["H200"])
+    families = []
+    search = attempts.search
+
+    def recorded(*args):
+        families.append(args[5])
+        return search(*args)
+
+    monkeypatch.setattr(attempts, "search", recorded)
+    cache = Cache(tmp_path / "cache")
+    texts = []
+    for n in (256, 512):
+        args = jnp.zeros((16, n)), jnp.zeros((n, 128))
+        (region,) = analyse(jax.make_jaxpr(lambda x, w: jax.nn.silu(x @ w))(*args)).regions
+        attempt = attempts.Attempt(region, "cuda", jax.devices()[0], Options(cache_dir=str(tmp_path / "cache")))
+        key = CacheKey.here(
+            graph=str(attempt.reference),
+            extents=attempt.reference.sizes,
+            backend="auto",
+            policy="",
+            device=attempt.device,
+        )
+        candidates, text = attempt.candidates(cache, key, lambda _: None)
+        texts.append(text)
+        assert any(c.family == "kernels" for c in attempt.verified(candidates))
+    assert families == [("algebra", "kernels"), ("algebra",)]
+    assert "structures known from other sizes" not in texts[0] and "structures known from other sizes" in texts[1]

@@ -1,0 +1,71 @@
+"""Structures serve every shape; formulas say in symbols what the cost model computes in numbers."""
+
+import jax
+import pytest
+from search.programs import H200, captured, found
+
+from mirage_jax.bench.programs import attention, gated_mlp, lora, rmsnorm
+from mirage_jax.errors import GraphError, ParseError
+from mirage_jax.mugraph.check import check_graph, check_schedule
+from mirage_jax.mugraph.graph import BlockGraph, is_part
+from mirage_jax.search.cost import formula
+from mirage_jax.search.structures import restore, structure, to_json, with_sizes
+from mirage_jax.verify.certificate import fingerprint
+
+SHAPES = {
+    "rmsnorm": (rmsnorm, [(16, 512), (512, 384)], [(4, 1024), (1024, 768)]),
+    "lora": (lora, [(16, 256), (256, 512), (256, 16), (16, 512)], [(48, 128), (128, 768), (128, 8), (8, 768)]),
+    "gated_mlp": (gated_mlp, [(8, 512), (512, 512), (512, 512)], [(32, 256), (256, 1024), (256, 1024)]),
+    "attention": (attention, [(2, 64, 64), (2, 64, 512), (2, 512, 64)], [(6, 32, 32), (6, 32, 2048), (6, 2048, 32)]),
+}
+
+
+@pytest.fixture(params=SHAPES)
+def pair(request: pytest.FixtureRequest):
+    fn, here, there = SHAPES[request.param]
+    return captured(fn, *here, dtype="float16"), captured(fn, *there, dtype="float16")
+
+
+def test_found_once_for_every_shape(pair) -> None:
+    """What a search finds at one shape is, at another, well formed, tiled for it and equal to the program there."""
+    here, there = pair
+    assert structure(here) == structure(there), "the mean's 1/4096 is the extent of an axis"
+    candidates, _ = found(here)
+    kernels = [c for c in candidates if c.family == "kernels"]
+    restored = restore(to_json(kernels), there, H200)
+    assert restored and [c.seconds for c in restored] == sorted(c.seconds for c in restored)
+    assert {structure(c.graph) for c in restored} <= {structure(c.graph) for c in kernels}
+    for c in restored:
+        check_graph(c.graph)
+        check_schedule(c.graph, c.schedule)
+        assert c.graph.sizes == there.sizes and fingerprint(there, c.graph)
+
+
+def test_same_shape_gives_the_same_graphs(pair) -> None:
+    here, _ = pair
+    candidates, _ = found(here)
+    kernels = {str(c.graph) for c in candidates if c.family == "kernels"}
+    assert {str(c.graph) for c in restore(to_json(candidates), here, H200) if c.family == "kernels"} == kernels
+
+
+def test_what_is_no_structure() -> None:
+    graph = captured(lora, *SHAPES["lora"][1])
+    text = structure(graph)
+    with pytest.raises(ParseError, match="not a structure over the axes"):
+        with_sizes(text, {"i": 3})
+    with pytest.raises(GraphError, match=r"\|zz\|"):
+        with_sizes(text.replace("add ", "add{ca=|zz|} "), graph.sizes)
+    for nonsense in (None, {}, [1], [{}], [{"structure": "x", "family": "kernels", "single": []}]):
+        assert restore(nonsense, graph, H200) == []
+
+
+def test_formula_is_the_model_in_symbols() -> None:
+    graph = captured(lambda x, w: jax.nn.silu(x @ w), (64, 512), (512, 256), dtype="float16")
+    best = next(c for c in found(graph)[0] if c.family == "kernels" and not c.graph.split_axes)
+    total = 0.0
+    for kernel, sizes in zip(best.graph.kernels, best.schedule.kernels, strict=True):
+        assert isinstance(kernel, BlockGraph)
+        values = {f"T_{a}": n for a, n in sizes.tiles if not is_part(a)} | dict(best.graph.sizes)
+        expression = formula(kernel, best.graph, H200)
+        total += float(expression.subs({s: values[s.name] for s in expression.free_symbols}))
+    assert total == pytest.approx(best.seconds, rel=1e-6)
