@@ -45,7 +45,8 @@ def span_of(ops: Iterable[Op], grid: Iterable[Axis], loop: Axis) -> Span | None:
             return None
     for axis in grid:
         low, high = _either(_band(c, loop, axis) for c in summed) if not is_part(axis) else (None, None)
-        if (low is not None or high is not None) and (low or 0) <= 0 <= (high or 0):
+        bounded = low is not None or high is not None
+        if bounded and (high is None or high >= max(low or 0, 0)):  # else the first rows are empty, or all
             return Span(axis, low, high)
     return None
 

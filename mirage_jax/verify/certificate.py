@@ -187,8 +187,8 @@ def reduced(
 
     Axes of equal real extent keep equal extents. An axis that is split has 7 elements in 2 parts (4 and 3), a loop axis
     5, others 3, in tiles of 2; no axis grows. So each divided axis has two tiles or more and a ragged last one.
-    Where a loop has a span, both its axes reach beyond every cut (see `scale_of`), and their tiles are of 1 and 2
-    elements, so that a bound too tight by one leaves out some step that counts.
+    Where a loop has a span, both its axes reach beyond every cut (see `scale_of`), the loop's also from the last row,
+    and their tiles are of 1 and 2 elements, so that a bound too tight by one leaves out some step that counts.
     """
     real = dict(reference.extents) | dict(candidate.extents)
     wanted = dict.fromkeys(real, 3)
@@ -198,8 +198,9 @@ def reduced(
     for axis in candidate.split_axes:
         wanted[origin(axis)] = 7
     for loop, span in _spans(candidate):
-        for axis in map(origin, (loop, span.axis)):
-            wanted[axis] = max(wanted[axis], (scale.largest if scale else 0) + 3 | 1, 5)
+        rows, columns, scaled = origin(span.axis), origin(loop), (scale or Scale()).span(span)
+        wanted[rows] = max(wanted[rows], (scale.largest if scale else 0) + 3 | 1, 5)
+        wanted[columns] = max(wanted[columns], wanted[rows] + max(scaled.high or 0, 0) | 1)
     by_size: dict[int, int] = {}
     for axis, n in real.items():
         by_size[n] = max(by_size.get(n, 1), min(n, wanted[axis]))

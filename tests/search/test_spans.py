@@ -1,5 +1,7 @@
 """Masked programs end their loops early: found from the function, certified, and right tile by tile and in Triton."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,6 +83,25 @@ def test_loops_end_early(name: str) -> None:
             small, original = g.with_extents(size), graph.with_extents(size)
             for tile in (1, 2, 4):
                 assert worst_error(small, small_schedule(small, tile), original) < 1e-12
+
+
+@pytest.mark.parametrize("window,low", [(None, None), (128, 385), (600, -87)])
+def test_queries_behind_a_cache(window: int | None, low: int | None) -> None:
+    """512 queries after 512 keys: the diagonal is not in the band."""
+    fn = attention(lambda i, n: (n <= i + 512) & (True if window is None else n > i + 512 - window))
+    graph = captured(fn, (2, 512, 64), (2, 1024, 64), (2, 1024, 64))
+    best = next(kernels_of(found(graph)[0], 1))
+    assert span_in(best) == (low, 512)
+    assert certify(graph, best).bound <= 1e-12
+    (kernel,) = best.kernels
+    assert isinstance(kernel, BlockGraph) and kernel.span
+    for tight in ((low, 511), *([(low + 1, 512)] if low is not None else [])):
+        wrong = replace(kernel, span=replace(kernel.span, low=tight[0], high=tight[1]))
+        assert not fingerprint(graph, replace(best, kernels=(wrong,)))
+    sizes = {a: 8 if n == 64 else n for a, n in graph.extents}
+    tiles = dict.fromkeys((*kernel.grid, kernel.loop or ""), 64) | {kernel.grid[0]: 1}
+    schedule = Schedule((KernelSchedule(tuple(tiles.items())),))
+    assert worst_error(best.with_extents(sizes), schedule, graph.with_extents(sizes)) < 1e-12
 
 
 @pytest.mark.parametrize("name", ["causal", "both sides", "linear"])
