@@ -1,10 +1,10 @@
 """From plans to muGraphs: name the values, write loads and stores, and make exponentials relative to a running maximum.
 
-The search knows a value's degree (`grading`), not its shift. Here the shift becomes explicit operators, so that a muGraph's meaning
-stands by itself and the verifier need not trust the search:
+The search knows a value's degree (`grading`), not its shift. Here the shift becomes explicit operators, so that a
+muGraph's meaning stands by itself and the verifier need not trust the search:
 
-* an exponential of degree 1 becomes ``m = shift x; p = exps x m``, the shift reducing every axis over which values of the
-  group are summed anywhere in the plan; inside a loop over such an axis it is carried (online softmax);
+* an exponential of degree 1 becomes ``m = shift x; p = exps x m``, the shift reducing every axis over which values of
+  the group are summed anywhere in the plan; inside a loop over such an axis it is carried (online softmax);
 * accumulators of degree d become ``accs v m {degree=d}``: rescaled whenever m moves;
 * a later loop uses exponentials relative to the final shift, ``exps x (last m)``;
 * a stored value of degree d is accompanied by its shift; a kernel that sums over the parts of a split axis first moves
@@ -89,7 +89,9 @@ class Extractor:
     count: int = 0
 
     def __post_init__(self) -> None:
-        known = [a for t in (*(r.tensor for r in self.roots), *self.reference.inputs) for a in t.axes] + list(self.reference.sizes)
+        known = [a for t in (*(r.tensor for r in self.roots), *self.reference.inputs) for a in t.axes] + list(
+            self.reference.sizes
+        )
         self.rank = {a: i for i, a in enumerate(dict.fromkeys(map(origin, known)))}
         self.rank |= dict.fromkeys([a + ".g" for a in self.rank], -1)
 
@@ -100,8 +102,12 @@ class Extractor:
             if (name := f"m{self.count - 1}") not in self.reference.tensors:
                 return name
 
-    def kernel(self, outs: Leaves, leaves: Leaves, loop: Axis | None, grid: tuple[Axis, ...], dag: Dag, name: str) -> BlockGraph:
-        return _KernelWriter(self, loop, grid, {self.frontiers.in_loop(p, loop): p for p in leaves}).write(outs, dag, name)
+    def kernel(
+        self, outs: Leaves, leaves: Leaves, loop: Axis | None, grid: tuple[Axis, ...], dag: Dag, name: str
+    ) -> BlockGraph:
+        return _KernelWriter(self, loop, grid, {self.frontiers.in_loop(p, loop): p for p in leaves}).write(
+            outs, dag, name
+        )
 
     def graph(self, kernels: Sequence[Kernel]) -> KernelGraph:
         r = self.reference
@@ -122,14 +128,21 @@ class _KernelWriter:
     exponentials: dict[int, Poly] = field(default_factory=dict[int, Poly])
     stages: dict[str, Stage] = field(default_factory=dict[str, Stage])
     degrees: dict[str, Degree] = field(default_factory=dict[str, Degree])
-    final: dict[str, str] = field(default_factory=dict[str, str])  # shift, or value relative to it -> the same after the loop
+    final: dict[str, str] = field(
+        default_factory=dict[str, str]
+    )  # shift, or value relative to it -> the same after the loop
 
     # ------------------------------------------------------------------ parts
 
     def emit(self, op: str, *args: str, **attrs: Attr) -> str:
-        if op in ("dot", "mul"):  # commutative: the operand with the outer axes of the result first, for people and for memory order
+        if op in (
+            "dot",
+            "mul",
+        ):  # commutative: the operand with the outer axes of the result first, for people and for memory order
             gone: Any = attrs.get("axes", ())
-            args = tuple(sorted(args, key=lambda v: ([self.x.rank[origin(a)] for a in self.axes[v] if a not in gone] or [99], v)))
+            args = tuple(
+                sorted(args, key=lambda v: ([self.x.rank[origin(a)] for a in self.axes[v] if a not in gone] or [99], v))
+            )
         axes = operator(op).infer(tuple(self.axes[a] for a in args), attrs)
         name = str(len(self.ops))
         made = Op(name, op, args, axes, tuple(sorted(attrs.items())))
@@ -220,7 +233,7 @@ class _KernelWriter:
         self.degrees[name] = degree or ()
 
     def _in_loop(self, name: str, depth: int) -> str:
-        """A value for use in loop number `depth`: relative to a carried shift, it has to be made anew in a later loop."""
+        """A value for use in loop number `depth`: relative to a carried shift, it is made anew in a later loop."""
         stage = self.stages[name]
         if not self.degrees.get(name) or not stage.body or stage.depth == depth or name in self.final:
             return self.final.get(name, name)
@@ -275,12 +288,16 @@ class _KernelWriter:
             self.step(p, s)
         for p in sorted(outs, key=x.frontiers.order):
             inside = self.values[x.frontiers.in_loop(p, self.loop)]
-            if self.stages[inside].body and any(self._is_carried(self.shifts[g]) for g, _ in x.frontiers.grading.degree(p) or ()):
+            if self.stages[inside].body and any(
+                self._is_carried(self.shifts[g]) for g, _ in x.frontiers.grading.degree(p) or ()
+            ):
                 raise UnsupportedError("a value relative to a moving shift would be stored")
             roots = [r for r in x.roots if r.value == p]
             for r in roots:
                 plain = r.scale == 1 and r.offset == 0
-                attrs = {k: v for k, v in (("scale", r.scale), ("offset", r.offset)) if v != operator("affine").defaults[k]}
+                attrs = {
+                    k: v for k, v in (("scale", r.scale), ("offset", r.offset)) if v != operator("affine").defaults[k]
+                }
                 stores.append(Store(r.tensor, inside if plain else self.emit("affine", inside, **attrs)))
                 if plain:
                     x.tensors.setdefault(p, r.tensor)
@@ -335,7 +352,9 @@ def library_plan(extractor: Extractor, dag: Dag, outs: Leaves) -> KernelGraph:
         raise UnsupportedError("two outputs are the same value")
     kernels: list[Kernel] = []
     for op in block.ops:
-        result = finals.get(op.name) or Tensor(extractor.fresh(), op.axes, extractor.narrow if op.op == "dot" else extractor.wide)
+        result = finals.get(op.name) or Tensor(
+            extractor.fresh(), op.axes, extractor.narrow if op.op == "dot" else extractor.wide
+        )
         loads = tuple(Load(str(i), *tensor_of[a]) for i, a in enumerate(op.args))
         out = Op(result.name, op.op, tuple(load.name for load in loads), result.axes, op.attrs)
         kernels.append(Library(loads, out, result))
