@@ -208,10 +208,8 @@ class Attempt:
     def gate(self, winner: Winner) -> tuple[bool, str]:
         """Are the winner's floats as good as XLA's on every input class?"""
         ours, xla = jax.jit(self.ours(winner)), jax.jit(self.xla)
-        passed, reordered = (
-            0,
-            winner.family == "algebra",
-        )  # another order meets other roundings, and infinities in another order
+        passed = 0
+        reordered = winner.family == "algebra"  # another order meets other roundings, infinities in another order
         skips = any(k.span for k in winner.graph)
         classes = float_gate.input_classes(self.specs, 0)
         small = footprint(self.reference).flops < EVERY_CLASS
@@ -229,7 +227,8 @@ class Attempt:
             for r, x, c in results:
                 if name in float_gate.ORDINARY and (wrong := float_gate.misread(r, np.asarray(x), narrowest)):
                     return False, f"{name}: {wrong}"
-                spread = (2.0 if reordered else 1.0) * (2.0 if name in float_gate.DEGENERATE else 1.0)
+                degenerate = name in float_gate.DEGENERATE or (reordered and name in float_gate.LOGITS)
+                spread = (2.0 if reordered else 1.0) * (2.0 if degenerate else 1.0)
                 verdict = float_gate.float_gate(r, np.asarray(x), c, kinds=not reordered, spread=spread, skips=skips)
                 if not verdict.passed:
                     return False, f"{name}: {'; '.join(verdict.reasons)}"

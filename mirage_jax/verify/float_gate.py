@@ -19,7 +19,8 @@ r in float64):
 
 `spread` is 1 for a kernel that keeps the program's order of evaluation, 2 for another order (whose errors are others,
 not more of the same), and doubled on `DEGENERATE` classes, where few errors are distinct and statistics over many say
-less. Integer and boolean outputs must equal XLA's.
+less. For another order that includes `LOGITS`: without its exponential, such a class is one large column among small
+ones. Integer and boolean outputs must equal XLA's.
 """
 
 from __future__ import annotations
@@ -275,6 +276,7 @@ CLASSES: dict[str, Maker] = {
 DEGENERATE = frozenset(
     {"constant rows", "near overflow", "large logits, transposed", "one hot", "denormal", "nan", "inf", "-inf"}
 )
+LOGITS = frozenset({"large logits", "large logits, transposed"})
 SPOILED = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}  # classes in which one element of one input has this value
 
 
