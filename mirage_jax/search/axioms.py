@@ -161,7 +161,7 @@ def unary(e: Expressions, p: Poly) -> Iterator[Step]:
         case ("P", inner) if power != 1 and not (power.denominator == 1 and power > 1):
             q, c, offset = e.affine_parts(inner)
             yield _step("pow", (q,), exponent=power, **_affine(c, offset))
-        case ("atom", _, _) | ("f", _, _, _) if power in (Fraction(-1), Fraction(-1, 2), Fraction(1, 2)):
+        case ("atom", _, _) | ("f", _, _, _) if power != 1 and not (power.denominator == 1 and power > 1):
             yield _step("pow", (_single(e, (), [(b, ONE)]),), exponent=power)
         case ("f", "max", (inner,), removed) if power == 1:
             if all(kind(a) == "t" for a in removed):

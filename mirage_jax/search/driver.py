@@ -6,6 +6,7 @@ looked at. Nothing is verified, compiled or measured here; `compiler` tries cand
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -18,7 +19,8 @@ from mirage_jax.search.structures import Candidate
 from mirage_jax.search.window_search import FAMILIES, Search
 from mirage_jax.search.windows import Window, divide, replace_windows
 
-MAX_CLASSES = 100  # values in a window: more are not exhausted in seconds
+PROBE_SECONDS = 0.3  # a window that takes longer to look at does not fit
+MAX_CLASSES = 100  # values in a window with one output: more are not exhausted in seconds
 
 
 def search(
@@ -33,13 +35,13 @@ def search(
     """Ranked candidates for a region, and what was looked at. A region too wide to exhaust is searched window by
     window.
     """
+    until = time.monotonic() + seconds
     parts = divide(reference, lambda graph: _fits(graph, device, space))
     if len(parts) == 1:
         one = Search(reference, device, space, seconds, states, families, notify=notify)
         return one.run(), one.report
     report = SearchReport(space, windows=len(parts))
     found: dict[int, list[Candidate]] = {}
-    until = time.monotonic() + seconds
     for n, w in enumerate(parts):
         one = Search(
             w.graph,
@@ -60,14 +62,14 @@ def search(
 
 def _fits(graph: KernelGraph, device: Device, space: Space) -> bool:
     """Are there few enough values in the AND-OR graph for an exhaustive search?"""
-    probe = Search(graph, device, space, seconds=1.0)
+    probe = Search(graph, device, space, seconds=PROBE_SECONDS)
     try:
         probe.start()
     except BudgetExceeded:
         return False
     except UnsupportedError:
         return True  # not searched at all
-    return probe.report.classes <= MAX_CLASSES
+    return probe.report.classes * math.sqrt(len(probe.roots)) <= MAX_CLASSES  # outputs multiply frontiers
 
 
 def _compose(reference: KernelGraph, parts: list[Window], found: dict[int, list[Candidate]]) -> list[Candidate]:
