@@ -14,11 +14,12 @@ muGraph's meaning stands by itself and the verifier need not trust the search:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
 from mirage_jax.errors import UnsupportedError
+from mirage_jax.mugraph.builder import library
 from mirage_jax.mugraph.graph import (
     Attr,
     Axis,
@@ -360,3 +361,21 @@ def library_plan(extractor: Extractor, dag: Dag, outs: Leaves) -> KernelGraph:
         kernels.append(Library(loads, out, result))
         tensor_of[op.name] = (result.name, result.axes)
     return extractor.graph(kernels)
+
+
+def with_libraries(graph: KernelGraph) -> KernelGraph | None:
+    """The graph with kernels that are one matrix product left to XLA; None if there are none beside other kernels."""
+    kernels = [_as_library(k) if isinstance(k, BlockGraph) else k for k in graph.kernels]
+    left = sum(isinstance(k, BlockGraph) for k in kernels)
+    return replace(graph, kernels=tuple(kernels)) if 0 < left < len(kernels) else None
+
+
+def _as_library(kernel: BlockGraph) -> Kernel:
+    product, *rest = kernel.ops
+    alone = product.op == "dot" and len(kernel.stores) == 1 and [op.op for op in rest] in ([], ["acc"])
+    if not alone or any(is_part(a) for a in (*kernel.grid, *kernel.stores[0].tensor.axes)):
+        return kernel
+    seen = {load.name: (load.tensor, load.axes) for load in kernel.loads}
+    axes = product.attributes["axes"]
+    assert isinstance(axes, tuple)
+    return library("dot", [seen[a] for a in product.args], kernel.stores[0].tensor, axes=axes)

@@ -21,7 +21,7 @@ from mirage_jax.mugraph.graph import Axis, KernelGraph, KernelSchedule, Schedule
 from mirage_jax.search.axioms import PART, Axioms, Step
 from mirage_jax.search.cost import Model, Priced
 from mirage_jax.search.devices import Device
-from mirage_jax.search.extract import Extractor, Root, block_plan, common, library_plan
+from mirage_jax.search.extract import Extractor, Root, block_plan, common, library_plan, with_libraries
 from mirage_jax.search.frontier import EMPTY, BudgetExceeded, Dag, Frontiers, Leaves, Space
 from mirage_jax.search.grading import Grading
 from mirage_jax.search.normal_form import Expressions, Poly
@@ -34,6 +34,7 @@ log = logging.getLogger("mirage_jax")
 WIDTHS = {"bool": 1, "f16": 2, "bf16": 2, "f32": 4, "i32": 4, "f64": 8}
 DEFAULT_SPACE = Space()
 FAMILIES = ("algebra", "kernels")
+TIE = 1e-3  # the model prices a library's product as our own; at a tie ours is tried first
 ALGEBRA_STATES = 12_000  # of the search for shared algebra, which is a luxury
 
 
@@ -276,6 +277,9 @@ class Search:
                 continue
             best[:] = sorted([*best, candidate.seconds])[: self.keep]
             yield candidate
+            mixed = with_libraries(candidate.graph)
+            if mixed is not None:  # large matrix products are what XLA's libraries are best at
+                yield replace(candidate, graph=mixed, seconds=candidate.seconds * (1 + TIE))
 
     def _candidate(
         self, model: Model, kernels: list[Priced], axis: Axis | None, parts: int, roots: tuple[Root, ...]

@@ -143,6 +143,20 @@ def dots(graph: KernelGraph) -> list[Op]:
     return [o for k in graph.kernels for o in k.ops if o.op == "dot"]
 
 
+def test_products_beside_kernels_may_be_left_to_the_library() -> None:
+    """A plan whose kernel is one product also comes with XLA's product in its place, right after the plan itself."""
+    graph = captured(lambda x, w, v: (jax.nn.silu(x @ w) * x) @ v, (256, 512), (512, 512), (512, 384))
+    candidates, _ = found(graph)
+    mixed = [c for c in candidates if len({type(k) for k in c.graph.kernels}) == 2]
+    assert mixed
+    for c in mixed:
+        check_graph(c.graph)
+        check_schedule(c.graph, c.schedule)
+        assert fingerprint(graph, c.graph)
+        assert all(op.op == "dot" for k in c.graph.kernels if isinstance(k, Library) for op in k.ops)
+        assert any(d.seconds < c.seconds and len(d.graph.kernels) == len(c.graph.kernels) for d in candidates)
+
+
 def test_products_are_reassociated() -> None:
     """(A B) v -> A (B v); (Q K^T) V -> Q (K^T V): no product is as large as the one that the program makes first."""
     for name in ("abv", "linear_attention"):
