@@ -6,6 +6,7 @@ found, first of its kind in its own ranking.
 """
 
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from jaxpr_frontend.programs import PROGRAMS
 from search.programs import TWO_KERNELS, captured, found, reference, region
 
 from mirage_jax.bench.programs import Program, program
+from mirage_jax.compiler.tuning import diverse, tile_variants
 from mirage_jax.jaxpr_frontend.regions import analyse
 from mirage_jax.mugraph.arrays import numpy_dtype
 from mirage_jax.mugraph.check import check_schedule
@@ -176,3 +178,17 @@ def test_compiles(name: str) -> None:
             assert source is not None
             resources = compile_for(source, arch)
             assert resources.registers and ".target sm_" in resources.ptx
+
+
+@pytest.mark.parametrize("name", ["gated_mlp_b8", "qknorm_gqa_b8"])
+def test_large_tiles_fit(name: str) -> None:
+    """Tiles are large at a batch of eight; the pipeline gets no more stages than the shared memory has buffers for."""
+    candidates, _ = found(reference(name))
+    texts: set[str] = set()
+    for c in islice((c for c in diverse(candidates) if c.family == "kernels"), 4):
+        for schedule in islice(tile_variants(c, 2), 3):
+            for source in sources(c.graph, schedule):
+                if source is not None and source.text not in texts:
+                    texts.add(source.text)
+                    assert compile_for(source, 90).fits, schedule
+    assert len(texts) > 4

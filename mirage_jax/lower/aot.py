@@ -9,7 +9,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mirage_jax.errors import LoweringError
@@ -28,7 +28,7 @@ class Resources:
     shared: int  # bytes of shared memory per block
     registers: int  # per thread
     spills: int  # bytes stored to and loaded from local memory per thread
-    ptx: str
+    ptx: str = field(repr=False)
 
     @property
     def fits(self) -> bool:

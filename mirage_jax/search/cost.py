@@ -39,6 +39,7 @@ LOOP_TILES = (16, 32, 64, 128, 256)
 LARGEST_TILE = 32768  # elements of one value: 128 f32 registers for each of 256 threads
 SMALLEST_PRODUCT = 16  # rows, columns and depth of a matrix product are padded to this
 STEP_LATENCY = 0.4e-6  # seconds of a loop step that waits for memory
+STAGES = 3  # of the pipeline of a loop's loads, the tuner's start
 KEPT = 64  # tilings kept per kernel, for the tuner
 
 type Axes = tuple[Axis, ...]
@@ -166,6 +167,7 @@ class Terms:
     wide_flops: Number  # of f32 matrix products
     vector_flops: Number
     shared: Number  # bytes that one loop step holds
+    streamed: Number  # bytes of these that the next step loads anew
     largest: Number  # elements of the largest value in a block
 
 
@@ -207,10 +209,12 @@ def terms(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], N
         per_step = padded(w.axes, w.product) if w.product else held(w.axes)
         flops[unit] = flops[unit] + w.flops * per_step * (steps if w.in_body else 1) * blocks
     shared = sum((held(r.axes) * r.width for r in o.reads), start=0)
+    streamed = sum((held(r.axes) * r.width for r in o.reads if o.loop in r.axes), start=0)
     largest: Number = 1
     for w in o.work:
         largest = math_.maximum(largest, held(w.result))
-    return Terms(blocks, steps, traffic, fetched, flops["narrow"], flops["wide"], flops["vector"], shared, largest)
+    units = (flops["narrow"], flops["wide"], flops["vector"])
+    return Terms(blocks, steps, traffic, fetched, *units, shared, streamed, largest)
 
 
 def _share(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], Number], math_: Any) -> Number:
@@ -292,6 +296,8 @@ def tilings(o: Outline, extent: Callable[[Axis], int], single: frozenset[Axis], 
     )
     fetched = np.broadcast_to(np.asarray(t.fetched, float), rows)
     largest = np.broadcast_to(np.asarray(t.largest), rows)
+    # Every stage of the pipeline has its own buffers, beside what the step at work holds.
+    deep = np.broadcast_to(np.asarray(t.shared + STAGES * t.streamed <= device.shared_bytes), rows)
     order = [i for i in np.lexsort((fetched, work, cost)) if fits[i]][:KEPT]
     return [
         Tiled(
@@ -299,7 +305,7 @@ def tilings(o: Outline, extent: Callable[[Axis], int], single: frozenset[Axis], 
             KernelSchedule(
                 tuple(sorted(zip(axes, map(int, table[i]), strict=True))),
                 8 if largest[i] > 8192 else 4,
-                3 if o.loop else 1,
+                1 if not o.loop else STAGES if deep[i] else STAGES - 1,
             ),
         )
         for i in order
