@@ -131,6 +131,8 @@ class Search:
         value, scale, offset = self.e.affine_parts(p)
         if self.e.is_constant(value) or self.axioms.is_input(p):
             raise UnsupportedError(f"output {tensor.name} is an input or a constant")
+        if lost := set(tensor.axes) - self.e.axes(value):  # a v / a over [i,k]: no operator of ours repeats a value
+            raise UnsupportedError(f"output {tensor.name} is the same all along {', '.join(sorted(lost))}")
         if self.axioms.is_input(value):
             value, scale, offset = p, Fraction(1), Fraction(0)
         return Root(tensor, value, scale, offset)

@@ -1,6 +1,9 @@
 """Random programs through the whole search: every candidate is well formed and computes the program."""
 
+from fractions import Fraction
+
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from search.expressions import ATOMS, SIZES, Tree, is_positive, nodes, trees
 from search.programs import H200, TWO_KERNELS, small_schedule, worst_error
@@ -82,3 +85,11 @@ def test_candidates_are_right(tree: Tree) -> None:
             with np.errstate(all="ignore"):
                 error = worst_error(c.graph, small_schedule(c.graph, tile=24), graph, positive=True)
             assert not error > 1e-9, c.graph  # not a number: too large for floats
+
+
+def test_an_output_that_loses_an_axis_is_left_alone() -> None:
+    """(a v v)^-1 (a v) = v^-1 for a[i], v[k]: the output repeats a value along i, which no candidate can say."""
+    av: Tree = ("mul", ("atom", "a"), ("atom", "v"))
+    graph = program(("mul", ("pow", ("mul", av, ("atom", "v")), Fraction(-1)), av))
+    with pytest.raises(UnsupportedError, match="the same all along i"):
+        search(graph, H200, TWO_KERNELS, 1.0)
