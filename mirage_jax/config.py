@@ -71,15 +71,6 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class SearchConfig:
-    """Bounds of one search: it is exhaustive inside of them unless the budget ends first."""
-
-    max_kernels: int = 3
-    max_ops: int = 24  # per graph-defined kernel
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Options:
     """Everything `mirage_jax.optimize` can be told about optimizing, apart from jit's own arguments.
 

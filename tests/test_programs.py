@@ -106,7 +106,7 @@ def schedule(graph: KernelGraph, case: Case) -> Schedule:
     """Tiles so small that there are several blocks and, in kernels with a loop, several steps: 16, of short axes 1."""
 
     def one(kernel: Kernel) -> KernelSchedule:
-        divided = [a for a in (*kernel.grid, *([kernel.loop] if kernel.loop else [])) if not is_part(a)]
+        divided = [a for a in kernel.divided if not is_part(a)]
         tiles = KernelSchedule(tuple((a, 1 if graph.extent(a) < 16 else 16) for a in divided))
         assert any(graph.extent(a) > tiles.tile(a) for a in kernel.grid if not is_part(a))
         assert kernel.loop is None or graph.extent(kernel.loop) > tiles.tile(kernel.loop)
@@ -149,10 +149,7 @@ def test_other_functions(name: str) -> None:
     (region,) = analyse(jax.make_jaxpr(p.fn)(*p.args).jaxpr).regions
     graph = merge_axes(region.graph)
     c = next(c for c in found(graph)[0] if c.family == "kernels")
-    sizes = [
-        KernelSchedule(tuple((a, 1 if a in c.single else 16) for a in (*k.grid, *([k.loop] if k.loop else []))))
-        for k in c.graph
-    ]
+    sizes = [KernelSchedule(tuple((a, 1 if a in c.single else 16) for a in k.divided)) for k in c.graph]
     inputs = sample(graph)
     (have,) = interpret(c.graph, Schedule(tuple(sizes)), inputs)
     (want,) = run(graph, inputs)

@@ -16,7 +16,7 @@ from mirage_jax.errors import LoweringError, UnsupportedError
 from mirage_jax.lower.expressions import Value
 from mirage_jax.lower.tiling import GROUP, SINGLE, TileAxis, Tiling, extent, stored_axes, stored_shape
 from mirage_jax.lower.writer import Writer, identifier
-from mirage_jax.mugraph.graph import Axis, Tensor
+from mirage_jax.mugraph.graph import Axis, Tensor, part_axis
 
 LARGE = 1 << 31  # from this many elements on, offsets need 64 bits
 MANY_BYTES = 4 << 20  # an operand this large is worth keeping in L2 for several blocks
@@ -179,7 +179,7 @@ class Frame:
         """Address of a tile; `axes` names the tensor's dimensions in the kernel's words."""
         graph, parts = self.tiling.graph, self.tiling.parts
         sizes = dict(zip(tensor.axes, axes, strict=True))
-        if any(a + ".g" in sizes for a in sizes):
+        if any(part_axis(a) in sizes for a in sizes):
             raise UnsupportedError(f"tensor {tensor} has a split axis and its parts at once")
         stored = stored_axes(tensor, graph)
         shape = [extent(a, graph, parts) for a in stored]

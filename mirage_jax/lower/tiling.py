@@ -26,6 +26,7 @@ from mirage_jax.mugraph.graph import (
     is_part,
     origin,
     part_axis,
+    split_axis,
 )
 
 MIN_DOT = 16  # tl.dot wants every dimension at least this large
@@ -49,7 +50,7 @@ def power_of_two(n: int) -> int:
 
 def part_count(axis: Axis, parts: Mapping[Axis, int]) -> int:
     """Extent of a part axis ``k.g``."""
-    split = origin(axis).removesuffix(".g")
+    split = split_axis(origin(axis))
     for name in (split, origin(split)):
         if name in parts:
             return parts[name]
@@ -139,8 +140,7 @@ class Tiling:
         """Every axis of the kernel in order of first appearance."""
         values = [v.axes for v in (*self.kernel.loads, *self.kernel.ops)]
         stores = [s.tensor.axes for s in self.kernel.stores]
-        loop = (self.kernel.loop,) if self.kernel.loop else ()
-        return tuple(dict.fromkeys(a for axes in (*values, *stores, self.kernel.grid, loop) for a in axes))
+        return tuple(dict.fromkeys(a for axes in (*values, *stores, self.kernel.divided) for a in axes))
 
     @cached_property
     def axes(self) -> Mapping[Axis, TileAxis]:
@@ -246,7 +246,7 @@ class Tiling:
 
     def shared_bytes(self, axis: Axis) -> int:
         """Bytes of operands that blocks along `axis` have in common."""
-        covered = {axis, axis.removesuffix(".g")} if is_part(axis) else {axis}
+        covered = {axis, split_axis(axis)}
         return sum(
             BYTES[self.graph.tensors[load.tensor].dtype] * prod(self.axes[a].full for a in load.axes)
             for load in self.kernel.loads

@@ -18,7 +18,7 @@ from mirage_jax.errors import LoweringError, UnsupportedError
 from mirage_jax.lower.expressions import LN2, LOG2E, Value, attr, difference, literal, power, reduced, reduction
 from mirage_jax.lower.frame import Frame
 from mirage_jax.lower.tiling import SINGLE
-from mirage_jax.mugraph.graph import Axis, Load, Op, Store
+from mirage_jax.mugraph.graph import Axis, Load, Op, Store, split_axis
 from mirage_jax.mugraph.operators import ACCUMULATORS, FUNCTIONS, operator
 
 TRITON_TYPES: Mapping[str, str] = {
@@ -90,7 +90,7 @@ class Values(Frame):
         value = self.natural(store.value)
         axes = store.tensor.axes
         for a, n in self.tiling.programs:
-            if n > 1 and a not in axes and a.removesuffix(".g") not in axes:
+            if n > 1 and a not in axes and split_axis(a) not in axes:
                 raise LoweringError(f"{store}: blocks differ along {a}, but the tensor does not have it")
         dims = self.tiling.dims(axes)
         pointer = self.pointer(store.tensor, axes, dims)

@@ -11,7 +11,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from mirage_jax.errors import GraphError
 from mirage_jax.mugraph.arrays import numpy_dtype
 from mirage_jax.mugraph.evaluate import carried, part_length
-from mirage_jax.mugraph.graph import Axis, BlockGraph, Kernel, KernelGraph, Op, Schedule, Store, Tensor, is_part, origin
+from mirage_jax.mugraph.graph import (
+    Axis,
+    BlockGraph,
+    Kernel,
+    KernelGraph,
+    Op,
+    Schedule,
+    Store,
+    Tensor,
+    is_part,
+    origin,
+    split_axis,
+)
 from mirage_jax.mugraph.operators import ACCUMULATORS, operator
 
 
@@ -48,7 +60,7 @@ def check_schedule(graph: KernelGraph, schedule: Schedule) -> None:
         _require(axis in schedule.part_counts, f"no number of parts for split axis {axis}")
         part_length(graph.extent(axis), schedule.part_counts[axis])
     for kernel, sizes in zip(graph, schedule.kernels, strict=True):
-        for axis in (*kernel.grid, *([kernel.loop] if kernel.loop else [])):
+        for axis in kernel.divided:
             _require(
                 is_part(axis) or sizes.tile(axis) >= 1, f"kernel {kernel.name}: tile of axis {axis} is less than 1"
             )
@@ -77,7 +89,7 @@ def _extent(graph: KernelGraph, axis: Axis) -> int | Axis:
     """Extent of an axis; a part axis, which has none of its own, stands for itself."""
     if not is_part(axis):
         return graph.extent(axis)
-    graph.extent(origin(axis).removesuffix(".g"))
+    graph.extent(split_axis(origin(axis)))
     return origin(axis)
 
 
@@ -152,7 +164,7 @@ def _check_store(grid: Sequence[Axis], have: tuple[Axis, ...], store: Store) -> 
     _require(set(have) & parts <= want, f"stores a value over [{','.join(have)}] as {store.tensor}")
     for axis in grid:
         if axis in parts:
-            inside = axis.removesuffix(".g")
+            inside = split_axis(axis)
             covers = (axis in want) != (inside in want)
             _require(
                 covers,
@@ -164,10 +176,10 @@ def _check_store(grid: Sequence[Axis], have: tuple[Axis, ...], store: Store) -> 
 
 def _check_block(graph: KernelGraph, kernel: BlockGraph) -> None:
     unique(kernel.grid, "grid axis")
-    for axis in (*kernel.grid, *([kernel.loop] if kernel.loop else [])):
+    for axis in kernel.divided:
         _extent(graph, axis)
         _require(
-            axis not in kernel.grid or not is_part(axis) or axis.removesuffix(".g") not in kernel.grid,
+            axis not in kernel.grid or not is_part(axis) or split_axis(axis) not in kernel.grid,
             f"both {axis} and its inside on the grid",
         )
     _require(kernel.loop not in kernel.grid, f"axis {kernel.loop} is on the grid and the loop")

@@ -47,6 +47,7 @@ from mirage_jax.mugraph.graph import (
     Tensor,
     is_part,
     origin,
+    split_axis,
 )
 from mirage_jax.mugraph.operators import ACCUMULATORS, ZERO, operator
 
@@ -138,7 +139,7 @@ class _Sizes:
     def __call__(self, axis: Axis) -> int:
         if not is_part(axis):
             return self.graph.extent(axis)
-        split = origin(axis).removesuffix(".g")
+        split = split_axis(origin(axis))
         if split not in self.parts and self.scheduled:
             raise GraphError(f"the schedule does not say into how many parts axis {split} is split")
         return self.parts.get(split, 1)
@@ -188,7 +189,7 @@ def _blocks(kernel: BlockGraph, sizes: _Sizes, tiles: KernelSchedule) -> Iterato
     choices: list[list[dict[Axis, range]]] = []
     for axis in kernel.grid:
         if is_part(axis):
-            split, parts = axis.removesuffix(".g"), sizes(axis)
+            split, parts = split_axis(axis), sizes(axis)
             length = part_length(sizes(split), parts)
             inside = _cut(range(sizes(split)), length)
             choices.append([{axis: range(g, g + 1), split: r} for g, r in enumerate(inside)])

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from mirage_jax.mugraph.graph import Axis, Kernel, KernelGraph, Library, Op, Tensor, is_part, origin
+from mirage_jax.mugraph.graph import Axis, Kernel, KernelGraph, Library, Op, Tensor, is_part, origin, split_axis
 from mirage_jax.mugraph.operators import operator
 
 BYTES = {"bool": 1, "i8": 1, "u8": 1, "f16": 2, "bf16": 2, "f32": 4, "i32": 4, "f64": 8, "i64": 8}
@@ -35,7 +35,7 @@ def footprint(graph: KernelGraph, parts: Mapping[Axis, int] | None = None) -> Fo
     parts = parts or {}
 
     def extent(a: Axis) -> int:
-        return parts.get(origin(a).removesuffix(".g"), 1) if is_part(a) else graph.extent(a)
+        return parts.get(split_axis(origin(a)), 1) if is_part(a) else graph.extent(a)
 
     def size(t: Tensor) -> int:
         return math.prod(map(extent, t.axes)) * BYTES[t.dtype]

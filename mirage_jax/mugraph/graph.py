@@ -38,13 +38,21 @@ type Axis = str
 type Attr = Fraction | int | str | tuple[Axis, ...]
 
 
+PART = ".g"  # ends the name of an axis that counts parts
+
+
 def part_axis(axis: Axis) -> Axis:
     """``k -> k.g``: the axis that counts the parts of a split axis."""
-    return axis + ".g"
+    return axis + PART
+
+
+def split_axis(axis: Axis) -> Axis:
+    """``k.g -> k``: the axis whose parts are counted; every other axis is its own."""
+    return axis.removesuffix(PART)
 
 
 def is_part(axis: Axis) -> bool:
-    return axis.rstrip("'").endswith(".g")
+    return origin(axis).endswith(PART)
 
 
 def origin(axis: Axis) -> Axis:
@@ -192,6 +200,10 @@ class Library:
         return None
 
     @property
+    def divided(self) -> tuple[Axis, ...]:
+        return ()
+
+    @property
     def span(self) -> None:
         return None
 
@@ -219,6 +231,11 @@ class BlockGraph:
     ops: tuple[Op, ...]
     stores: tuple[Store, ...]
     span: Span | None = None
+
+    @property
+    def divided(self) -> tuple[Axis, ...]:
+        """Axes that blocks and loop steps see a tile of at a time."""
+        return (*self.grid, self.loop) if self.loop else self.grid
 
     @cached_property
     def axes_of(self) -> Mapping[str, tuple[Axis, ...]]:
@@ -296,7 +313,7 @@ class KernelGraph:
     @property
     def split_axes(self) -> tuple[Axis, ...]:
         """Axes ``k`` for which a part axis ``k.g`` occurs in some kernel's grid."""
-        return tuple(sorted({g[: -len(".g")] for k in self.kernels for g in k.grid if is_part(g)}))
+        return tuple(sorted({split_axis(g) for k in self.kernels for g in k.grid if is_part(g)}))
 
     def __iter__(self) -> Iterator[Kernel]:
         return iter(self.kernels)

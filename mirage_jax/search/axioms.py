@@ -22,11 +22,10 @@ from fractions import Fraction
 from itertools import combinations, product
 from typing import Any
 
-from mirage_jax.mugraph.graph import Axis, origin
+from mirage_jax.mugraph.graph import PART, Axis, origin
 from mirage_jax.search.normal_form import NO_AXES, ONE, Base, Expressions, Factors, Poly, Term
 
 LOOP = ".l"  # k.l: the loop-step part of an axis during search; muGraphs call (k.l, k) by the one name k again
-PART = ".g"
 
 
 def kind(axis: Axis) -> str:

@@ -26,9 +26,21 @@ import numpy as np
 import sympy  # pyright: ignore[reportMissingTypeStubs]
 
 from mirage_jax.mugraph.footprint import BYTES
-from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, Op, Span, is_part, origin, part_axis
+from mirage_jax.mugraph.graph import (
+    PART,
+    Axis,
+    BlockGraph,
+    KernelGraph,
+    KernelSchedule,
+    Op,
+    Span,
+    is_part,
+    origin,
+    part_axis,
+    split_axis,
+)
 from mirage_jax.mugraph.operators import ACCUMULATORS, operator
-from mirage_jax.search.axioms import LOOP, PART, Step, kind
+from mirage_jax.search.axioms import LOOP, Step, kind
 from mirage_jax.search.devices import Device
 from mirage_jax.search.frontier import Dag, Frontiers, Leaves
 from mirage_jax.search.normal_form import Poly
@@ -83,6 +95,10 @@ class Outline:
     work: tuple[Work, ...]
     writes: tuple[tuple[Axes, int], ...]
     span: Span | None = None
+
+    @property
+    def divided(self) -> Axes:
+        return (*self.grid, self.loop) if self.loop else self.grid
 
 
 def outline(kernel: BlockGraph, graph: KernelGraph) -> Outline:
@@ -173,7 +189,7 @@ class Terms:
 
 def terms(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], Number], math_: Any = Arrays) -> Terms:
     """The formulas. `extent` gives whole sizes (of a split axis: in its part), `tile` those of grid and loop axes."""
-    divided = {*o.grid, *([o.loop] if o.loop else [])}
+    divided = o.divided
 
     def whole(axes: Iterable[Axis]) -> Number:
         """Elements in memory: all parts of a split axis, whether or not it is one of the tensor's."""
@@ -200,7 +216,7 @@ def terms(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], N
         copies = math.prod(
             math_.ceil(extent(a), tile(a))
             for a in o.grid
-            if a not in r.axes and not (is_part(a) and _split(a) in r.axes)
+            if a not in r.axes and not (is_part(a) and split_axis(a) in r.axes)
         )
         fetched = fetched + whole(r.axes) * r.width * r.passes * copies * (share if o.loop in r.axes else 1)
     flops: dict[str, Number] = {"narrow": 0, "wide": 0, "vector": 0}
@@ -227,10 +243,6 @@ def _share(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], 
     end = whole if o.span.high is None else math_.minimum(middle + half + o.span.high, whole)
     start = 0 if o.span.low is None else math_.maximum(middle - half + o.span.low, 0)
     return math_.minimum(math_.maximum(end - start, tile(o.loop)) / whole, 1)
-
-
-def _split(part: Axis) -> Axis:
-    return part.removesuffix(".g")
 
 
 def seconds(t: Terms, d: Device, math_: Any = Arrays) -> Number:
@@ -280,7 +292,7 @@ def tilings(o: Outline, extent: Callable[[Axis], int], single: frozenset[Axis], 
         whole = {1 << (n - 1).bit_length()} if n <= 4096 else set[int]()
         return sorted({t for t in GRID_TILES if t < n} | whole) or [1]
 
-    axes = (*o.grid, *([o.loop] if o.loop else []))
+    axes = o.divided
     choices = list(product(*map(options, axes)))
     table = np.array(choices, dtype=np.int64).reshape(len(choices), len(axes))
     column = {a: table[:, i] for i, a in enumerate(axes)}

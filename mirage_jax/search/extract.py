@@ -34,6 +34,7 @@ from mirage_jax.mugraph.graph import (
     Tensor,
     is_part,
     origin,
+    part_axis,
     stage_of,
 )
 from mirage_jax.mugraph.operators import operator
@@ -94,7 +95,7 @@ class Extractor:
             self.reference.sizes
         )
         self.rank = {a: i for i, a in enumerate(dict.fromkeys(map(origin, known)))}
-        self.rank |= dict.fromkeys([a + ".g" for a in self.rank], -1)
+        self.rank |= dict.fromkeys(map(part_axis, self.rank), -1)
 
     def fresh(self) -> str:
         """A name for an intermediate, which no tensor of the reference has."""

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
-from mirage_jax.mugraph.graph import Axis
-from mirage_jax.search.axioms import PART
+from mirage_jax.mugraph.graph import PART, Axis
 from mirage_jax.search.frontier import EMPTY, Frontiers, Leaves
 from mirage_jax.search.normal_form import Poly
 

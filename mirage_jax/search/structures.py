@@ -27,6 +27,8 @@ from mirage_jax.mugraph.graph import (
     Schedule,
     is_part,
     origin,
+    part_axis,
+    split_axis,
 )
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.search.cost import Tiled, outline, tilings
@@ -121,9 +123,9 @@ def _kernel_tilings(
 def _extents(kernel: BlockGraph, graph: KernelGraph, parts: Mapping[Axis, int]) -> Callable[[Axis], int]:
     def extent(a: Axis) -> int:
         if is_part(a):
-            return parts[origin(a).removesuffix(".g")]
+            return parts[split_axis(origin(a))]
         n = graph.extent(a)
-        return -(-n // parts[a]) if a in parts and a + ".g" in kernel.grid else n
+        return -(-n // parts[a]) if a in parts and part_axis(a) in kernel.grid else n
 
     return extent
 

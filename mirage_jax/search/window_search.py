@@ -17,8 +17,8 @@ from fractions import Fraction
 from itertools import product
 
 from mirage_jax.errors import UnsupportedError
-from mirage_jax.mugraph.graph import Axis, KernelGraph, KernelSchedule, Schedule, Tensor, origin
-from mirage_jax.search.axioms import PART, Axioms, Step
+from mirage_jax.mugraph.graph import PART, Axis, KernelGraph, KernelSchedule, Schedule, Tensor, origin
+from mirage_jax.search.axioms import Axioms, Step
 from mirage_jax.search.cost import Model, Priced
 from mirage_jax.search.devices import Device
 from mirage_jax.search.extract import Extractor, Root, block_plan, common, library_plan, with_libraries

@@ -34,11 +34,11 @@ from mirage_jax.mugraph.graph import (
     Kernel,
     KernelGraph,
     KernelSchedule,
-    Library,
     Schedule,
     Span,
     is_part,
     origin,
+    part_axis,
 )
 from mirage_jax.mugraph.predicates import FactDomain, Known, Scale
 from mirage_jax.verify.bound import Bound, BoundDomain, Difference, error_bound
@@ -208,10 +208,9 @@ def reduced(
     parts = {a: 2 if extents[origin(a)] > 1 else 1 for a in candidate.split_axes}
     kernels: list[KernelSchedule] = []
     for kernel in candidate:
-        divided = [] if isinstance(kernel, Library) else [*kernel.grid, *([kernel.loop] if kernel.loop else [])]
-        length = {a: extents[origin(a)] for a in divided if not is_part(a)}
+        length = {a: extents[origin(a)] for a in kernel.divided if not is_part(a)}
         for a in length:
-            if a + ".g" in kernel.grid:
+            if part_axis(a) in kernel.grid:
                 length[a] -= (parts[a] - 1) * part_length(length[a], parts[a])  # of the last, shortest part
         tiles = {a: _ragged(n) for a, n in length.items()}
         if kernel.loop is not None and kernel.span is not None:

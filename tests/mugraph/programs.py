@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Library, Schedule, is_part
+from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule, is_part
 from mirage_jax.mugraph.parser import parse
 
 Arrays = Callable[..., Any]
@@ -35,8 +35,7 @@ def schedule(graph: KernelGraph, tile: int = 2, parts: int = 2) -> Schedule:
     """The same tile for every divided axis."""
     kernels = []
     for k in graph:
-        divided = () if isinstance(k, Library) else (*k.grid, *([k.loop] if k.loop else []))
-        kernels.append(KernelSchedule(tuple((a, tile) for a in divided if not is_part(a))))
+        kernels.append(KernelSchedule(tuple((a, tile) for a in k.divided if not is_part(a))))
     return Schedule(tuple(kernels), tuple((a, parts) for a in graph.split_axes))
 
 

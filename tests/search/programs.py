@@ -11,7 +11,7 @@ from mirage_jax.bench.programs import program
 from mirage_jax.jaxpr_frontend.regions import analyse
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.mugraph.evaluate import run
-from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Library, Schedule, is_part
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Schedule
 from mirage_jax.mugraph.merge import merge_axes
 from mirage_jax.search.devices import DEVICES
 from mirage_jax.search.driver import search
@@ -62,15 +62,6 @@ def kernels_of(candidates: list[Candidate], number: int, split: str | None = Non
 def blocks(graph: KernelGraph) -> list[BlockGraph]:
     assert all(isinstance(k, BlockGraph) for k in graph.kernels)
     return list(graph.kernels)  # type: ignore[arg-type]
-
-
-def small_schedule(graph: KernelGraph, tile: int = 2, parts: int = 2) -> Schedule:
-    """The same tile for every divided axis."""
-    kernels = []
-    for k in graph:
-        divided = () if isinstance(k, Library) else (*k.grid, *([k.loop] if k.loop else []))
-        kernels.append(KernelSchedule(tuple((a, tile) for a in divided if not is_part(a))))
-    return Schedule(tuple(kernels), tuple((a, parts) for a in graph.split_axes))
 
 
 def worst_error(graph: KernelGraph, schedule: Schedule | None, reference: KernelGraph, positive: bool = False) -> float:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from search.expressions import SIZES, Tree, corners, extent, formed, tame, trees, value
 from search.programs import NAMES, reference
 
+from mirage_jax.mugraph.graph import PART
 from mirage_jax.mugraph.operators import operator
-from mirage_jax.search.axioms import LOOP, PART, RULES, Axioms, Step, part_of
+from mirage_jax.search.axioms import LOOP, RULES, Axioms, Step, part_of
 from mirage_jax.search.frontier import Frontiers, Space
 from mirage_jax.search.grading import Grading
 from mirage_jax.search.normal_form import Expressions, NormalFormDomain, Poly

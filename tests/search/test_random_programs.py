@@ -5,8 +5,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
+from mugraph.programs import schedule
 from search.expressions import ATOMS, SIZES, Tree, is_positive, nodes, trees
-from search.programs import H200, TWO_KERNELS, small_schedule, worst_error
+from search.programs import H200, TWO_KERNELS, worst_error
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.mugraph.check import check_graph, check_schedule
@@ -83,7 +84,7 @@ def test_candidates_are_right(tree: Tree) -> None:
         assert fingerprint(graph, c.graph) or beyond_fields(tree), c.graph
         if is_positive(tree):
             with np.errstate(all="ignore"):
-                error = worst_error(c.graph, small_schedule(c.graph, tile=24), graph, positive=True)
+                error = worst_error(c.graph, schedule(c.graph, tile=24), graph, positive=True)
             assert not error > 1e-9, c.graph  # not a number: too large for floats
 
 

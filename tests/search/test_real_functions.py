@@ -3,7 +3,8 @@
 import jax
 import pytest
 from jaxpr_frontend.programs import PROGRAMS
-from search.programs import H200, TWO_KERNELS, small_schedule, worst_error
+from mugraph.programs import schedule
+from search.programs import H200, TWO_KERNELS, worst_error
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.jaxpr_frontend.regions import analyse
@@ -32,7 +33,7 @@ def test_candidates_are_right(name: str, gradient: bool) -> None:
             check_schedule(c.graph, c.schedule)
             assert fingerprint(graph, c.graph), c.graph
         for c in candidates[:2]:
-            assert worst_error(c.graph, small_schedule(c.graph, tile=5), graph) < 1e-10
+            assert worst_error(c.graph, schedule(c.graph, tile=5), graph) < 1e-10
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

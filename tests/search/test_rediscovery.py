@@ -7,7 +7,8 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
-from search.programs import NAMES, TWO_KERNELS, captured, found, kernels_of, reference, small_schedule, worst_error
+from mugraph.programs import schedule
+from search.programs import NAMES, TWO_KERNELS, captured, found, kernels_of, reference, worst_error
 
 from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Library, Op
@@ -191,7 +192,7 @@ def test_every_candidate_is_right(name: str) -> None:
     small = graph.with_extents(sizes)
     for n, c in enumerate(candidates[:8]):
         tiled = c.graph.with_extents(sizes)
-        assert worst_error(tiled, small_schedule(tiled, tile=2 + n % 3), small) < 1e-12
+        assert worst_error(tiled, schedule(tiled, tile=2 + n % 3), small) < 1e-12
 
 
 @pytest.mark.parametrize("name", ["rmsnorm_b1", "lora_b1", "gated_mlp_b1", "gqa_b1", "ntrans_b1"])

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from search.programs import H200, captured, found, kernels_of, small_schedule, worst_error
+from mugraph.programs import schedule
+from search.programs import H200, captured, found, kernels_of, worst_error
 
 from mirage_jax.lower.triton_interpreter import interpret
 from mirage_jax.mugraph.evaluate import run
@@ -82,7 +83,7 @@ def test_loops_end_early(name: str) -> None:
         if name not in ("tokens", "prefix"):
             small, original = g.with_extents(size), graph.with_extents(size)
             for tile in (1, 2, 4):
-                assert worst_error(small, small_schedule(small, tile), original) < 1e-12
+                assert worst_error(small, schedule(small, tile), original) < 1e-12
 
 
 @pytest.mark.parametrize("window,low", [(None, None), (128, 385), (600, -87)])

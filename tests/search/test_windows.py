@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from search.programs import H200, TWO_KERNELS, captured, found, small_schedule, worst_error
+from mugraph.programs import schedule
+from search.programs import H200, TWO_KERNELS, captured, found, worst_error
 
 from mirage_jax.bench.programs import rms
 from mirage_jax.mugraph.check import check_graph, check_schedule
@@ -98,7 +99,7 @@ def test_replaced_windows_give_an_equal_program(graph: KernelGraph) -> None:
         assert len(places) == len(whole.kernels)
         assert all((i < 0) == isinstance(k, Library) for k, (_, i) in zip(whole.kernels, places, strict=True))
         assert all((n in chosen) == (i >= 0) for n, i in places)
-        assert worst_error(whole, small_schedule(whole, tile=5), graph) < 1e-11
+        assert worst_error(whole, schedule(whole, tile=5), graph) < 1e-11
         assert fingerprint(graph, whole)
 
 
