@@ -394,7 +394,7 @@ class Model:
         """Seconds of one application at given axis sizes, on the whole device."""
         e, d = self.frontiers.axioms.e, self.device
         points = math.prod(size[origin(a)] for a in {*e.axes(p), *s.reduced})
-        flops = points * operator("sum" if s.op == "acc" else s.op).flops
+        flops = points * s.record.flops
         if s.op == "dot":
             x, y = ({a for a in e.axes(o) - set(s.reduced) if size[origin(a)] > 1} for o in s.args)
             if x - y and y - x:
@@ -451,8 +451,8 @@ class Model:
         steps = dict(dag)
         depth: dict[Poly, int] = {}
         for p, s in dag:
-            depth[p] = max((depth.get(o, 0) for o in s.args), default=0) + (s.op == "acc")
-        ends = [(depth[p] - 1, s.args) for p, s in dag if s.op == "acc"]
+            depth[p] = max((depth.get(o, 0) for o in s.args), default=0) + s.accumulates
+        ends = [(depth[p] - 1, s.args) for p, s in dag if s.accumulates]
         ends += [(depth[p], (p,)) for p in (f.in_loop(o, loop) for o in outs) if in_body(p)]
         passes = _passes(ends, lambda p: steps[p].args if p in steps and in_body(p) else ())
         reads: dict[Poly, Read] = {}
@@ -468,9 +468,8 @@ class Model:
             gone = tuple(a for a in s.reduced if kind(a) != "l")
             space = tuple(dict.fromkeys((*visible(p), *gone)))
             narrow = any(f.axioms.is_input(o) and self.width(o) <= 2 for o in s.args)
-            op = "sum" if s.op == "acc" else s.op
-            body = in_body(p) or s.op == "acc"
-            work.append(Work(space, visible(p), operator(op).flops, body, _product(op, sides, gone), narrow))
+            body = in_body(p) or s.accumulates
+            work.append(Work(space, visible(p), s.record.flops, body, _product(s.op, sides, gone), narrow))
         writes = tuple((tuple(sorted(f.axioms.e.axes(o))), self.width(o)) for o in outs)
         if loop is None or any(in_body(f.in_loop(o, loop)) for o in outs):
             span = None

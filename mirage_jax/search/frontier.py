@@ -153,7 +153,7 @@ class Frontiers:
         """A region input is read along a part axis only by kernels that have it on their grid; a loop runs over no
         copy of an axis.
         """
-        if s.op == "acc" and s.reduced[0] != origin(s.reduced[0]):
+        if s.accumulates and s.reduced[0] != origin(s.reduced[0]):
             self.stats["loop over a copy"] += 1
             return False
         if all(kind(a) != "g" or a in parts for o in s.args if self.axioms.is_input(o) for a in self.axioms.atom(o)[1]):
@@ -205,7 +205,7 @@ class Frontiers:
             if self.legal(top):
                 for s in self.axioms.steps(top):
                     stats["steps"] += 1
-                    is_acc = s.op == "acc"
+                    is_acc = s.accumulates
                     if is_acc and loops_left == 0:
                         stats["second loop"] += 1
                         continue
@@ -279,7 +279,7 @@ class Frontiers:
             best: dict[Leaves, tuple[float, Dag]] = {}
             if self.legal(top):
                 for s in self.axioms.steps(top):
-                    is_acc = s.op == "acc"
+                    is_acc = s.accumulates
                     if (is_acc and loops_left == 0) or not self.possible(s, parts):
                         continue
                     self.stats["steps"] += 1
