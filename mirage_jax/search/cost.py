@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -52,6 +52,7 @@ LARGEST_TILE = 32768  # elements of one value: 128 f32 registers for each of 256
 SMALLEST_PRODUCT = 16  # rows, columns and depth of a matrix product are padded to this
 STEP_LATENCY = 0.4e-6  # seconds of a loop step that waits for memory
 STAGES = 3  # of the pipeline of a loop's loads, the tuner's start
+TYPICAL_TILE, TYPICAL_PARTS = 64, 8  # for which operators are chosen
 KEPT = 64  # tilings kept per kernel, for the tuner
 
 type Axes = tuple[Axis, ...]
@@ -357,17 +358,18 @@ class Model:
     widths: Mapping[str, int]  # bytes per element of the region's inputs
     split: Axis | None = None
     parts: int = 1
+    dags: dict[Any, Mapping[Leaves, Dag]] = field(default_factory=dict[Any, Mapping[Leaves, Dag]])  # for any `parts`
 
     def __post_init__(self) -> None:
         self._kernels: dict[tuple[Leaves, Leaves], Priced | None] = {}
 
-    def extent(self, axis: Axis) -> int:
-        a = origin(axis)
+    def extent(self, axis: Axis, parts: int | None = None) -> int:
+        a, parts = origin(axis), parts or self.parts
         if self.split is not None:
             if a == self.split + PART:
-                return self.parts
+                return parts
             if a == self.split:
-                return math.ceil(self.extents[a] / self.parts)
+                return math.ceil(self.extents[a] / parts)
         return self.extents[a]
 
     def width(self, p: Poly) -> int:
@@ -427,15 +429,28 @@ class Model:
         must, optional = f.grid_for(outs, leaves)
         grid = tuple(sorted(must | optional, key=lambda a: (kind(a) != "g" and a not in f.batch, a)))
         single = must | f.batch
-        size = {a: min(64, self.extent(a)) if a in grid or a == loop else self.extent(a) for a in self.extents}
-        size |= dict.fromkeys(single, 1) | ({loop + LOOP: math.ceil(self.extent(loop) / size[loop])} if loop else {})
-        if self.split is not None:
-            size.setdefault(self.split + PART, self.parts)
-        dag = f.cheapest(outs, leaves, loop, lambda p, s: self.work(p, s, size) + 1e-15)
+        dag = self._cheapest(outs, leaves, loop, grid, single)
         if dag is None:
             return None
-        found = tilings(self._outline(outs, leaves, loop, grid, dag), self.extent, frozenset(single), self.device)
+        found = tilings(self._outline(outs, leaves, loop, grid, dag), self.extent, single, self.device)
         return Priced(outs, leaves, loop, grid, dag, tuple(found)) if found else None
+
+    def _cheapest(
+        self, outs: Leaves, leaves: Leaves, loop: Axis | None, grid: Axes, single: frozenset[Axis]
+    ) -> Dag | None:
+        """The DAG that does the least work at typical tiles; found for all `leaves` and any number of parts at once."""
+        most = self.frontiers.space.max_loaded if leaves else 0
+        key = (outs, loop, most, frozenset(grid), single)
+        if key not in self.dags:
+            whole = {a: self.extent(a, TYPICAL_PARTS) for a in self.extents}
+            size = {a: min(TYPICAL_TILE, n) if a in grid or a == loop else n for a, n in whole.items()}
+            size |= dict.fromkeys(single, 1)
+            if loop is not None:
+                size[loop + LOOP] = math.ceil(whole[loop] / size[loop])
+            if self.split is not None:
+                size.setdefault(self.split + PART, TYPICAL_PARTS)
+            self.dags[key] = self.frontiers.cheapest(outs, loop, lambda p, s: self.work(p, s, size) + 1e-15, most)
+        return self.dags[key].get(leaves)
 
     def _outline(self, outs: Leaves, leaves: Leaves, loop: Axis | None, grid: Axes, dag: Dag) -> Outline:
         """The outline of a kernel that is not written yet."""
