@@ -144,7 +144,7 @@ class FloatDomain:
         return Named(x.axes, self.xp.exp(self._array(x.array)))
 
     def log_product(self, x: Named, m: Named) -> Named:
-        """log(x) + m; infinite where m is: sums relative to an infinite maximum are NaN, their logarithm is infinite."""
+        """log(x) + m; infinite where m is, since sums relative to an infinite maximum are NaN."""
         axes, (a, b) = self._align(x, m)
         return Named(axes, self.xp.where(b == self.xp.inf, b, self.xp.log(a) + b))
 

@@ -16,9 +16,9 @@ The rules (Mirage, section 2, with named axes):
   kernel's span are left out. Where none is left, ``acc`` and ``accs`` are 0 and a shift is any number (here: that of
   the first step), since only what does not depend on it is right;
 * a value of the loop body that a later loop needs is computed again there;
-* ``acc`` sums over the steps. A ``shift`` or ``max`` over the loop axis is carried: its value at step t is the maximum
-  of its tile and its value at step t-1. ``accs x m`` keeps its state relative to the current m: state = rescale(state, m
-  before, m) + x;
+* ``acc`` sums over the steps. A ``shift`` or ``max`` over the loop axis is carried: its value at step t is the
+  maximum of its tile and its value at step t-1. ``accs x m`` keeps its state relative to the current m: state =
+  rescale(state, m before, m) + x;
 * every element of a stored tensor is written exactly once. Without a schedule a split axis has one part.
 """
 

@@ -17,8 +17,8 @@ q. After an exponential the q part is *poisoned* (None) and stays so (Mirage, se
 * **Uninterpreted functions** are keyed hashes of the p residues of their arguments (equal values have equal p
   residues, whatever became of their q parts), with a fresh pair as value. So are: a second exponential on one path,
   other fractional powers. Nothing is assumed of them except that equal arguments give equal values.
-* **Maxima** are hashes of the *set* of values that they are the maximum of, and a maximum of maxima is that of the union
-  of their sets: commutative, associative and idempotent, which is all that is assumed (minima alike).
+* **Maxima** are hashes of the *set* of values that they are the maximum of, and a maximum of maxima is that of the
+  union of their sets: commutative, associative and idempotent, which is all that is assumed (minima alike).
 * ``shift`` is a fresh random pair at each call: only graphs that do not depend on it agree.
 * **Masks.** What indices alone tell (`predicates`) comes on top, if a `scale` is given, as it is where loops end early:
   an exponential of what a mask makes minus infinity is exactly 0, and so is ``where(c, x, 0)`` outside of c. All else

@@ -44,8 +44,8 @@ def part_of(axis: Axis, suffix: str = PART) -> Axis:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """value = times * op(args). `attrs` are attributes of the muGraph operator; "acc" stands for an accumulator over the
-    loop steps `attrs.axes`, "last" for the end of a maximum that is carried through them.
+    """value = times * op(args). `attrs` are attributes of the muGraph operator; "acc" stands for an accumulator over
+    the loop steps `attrs.axes`, "last" for the end of a maximum that is carried through them.
     """
 
     op: str

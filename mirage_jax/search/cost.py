@@ -25,14 +25,16 @@ from typing import Any
 import numpy as np
 import sympy  # pyright: ignore[reportMissingTypeStubs]
 
-from mirage_jax.mugraph.footprint import BYTES
+from mirage_jax.mugraph.footprint import BYTES, iteration_spaces
 from mirage_jax.mugraph.graph import (
     PART,
     Axis,
     BlockGraph,
     KernelGraph,
     KernelSchedule,
+    Library,
     Op,
+    Schedule,
     Span,
     is_part,
     origin,
@@ -74,8 +76,8 @@ class Read:
 
 @dataclass(frozen=True)
 class Work:
-    """One operator: the axes it is evaluated over, FLOPs per point, and whether in the loop's body. `product`: its
-    row, column and depth axes.
+    """One operator: the axes it is evaluated over, FLOPs per point in all loops that make it, and whether in a loop's
+    body. `product`: its row, column and depth axes.
     """
 
     axes: Axes
@@ -120,7 +122,8 @@ def outline(kernel: BlockGraph, graph: KernelGraph) -> Outline:
         in_body = stages[op.name].body or op.op in ACCUMULATORS
         sides = [set(kernel.axes_of[a]) for a in op.args]
         narrow = any(widths.get(a, 4) <= 2 for a in op.args)
-        work.append(Work(space, op.axes, operator(op.op).flops, in_body, _product(op.op, sides, gone), narrow))
+        flops = operator(op.op).flops * max(1, passes[op.name])
+        work.append(Work(space, op.axes, flops, in_body, _product(op.op, sides, gone), narrow))
     writes = tuple((s.tensor.axes, BYTES[s.tensor.dtype]) for s in kernel.stores)
     return Outline(kernel.grid, kernel.loop, reads, tuple(work), writes, kernel.span)
 
@@ -257,6 +260,44 @@ def seconds(t: Terms, d: Device, math_: Any = Arrays) -> Number:
     ) / fill
     latency = t.steps * waves * STEP_LATENCY
     return math_.maximum(math_.maximum(memory, compute), math_.maximum(latency, d.shortest)) + d.launch
+
+
+def extents_inside(kernel: BlockGraph, graph: KernelGraph, parts: Mapping[Axis, int]) -> Callable[[Axis], int]:
+    """Extents as a kernel's blocks see them: of a split axis, its part."""
+
+    def extent(a: Axis) -> int:
+        if is_part(a):
+            return parts[split_axis(origin(a))]
+        n = graph.extent(a)
+        return -(-n // parts[a]) if a in parts and part_axis(a) in kernel.grid else n
+
+    return extent
+
+
+def estimate(graph: KernelGraph, schedule: Schedule, device: Device) -> float:
+    """Seconds of a scheduled graph; library operators as XLA would run them alone, pointwise ones fused."""
+    total = 0.0
+    for kernel, sizes in zip(graph, schedule.kernels, strict=True):
+        if isinstance(kernel, BlockGraph):
+            extent = extents_inside(kernel, graph, schedule.part_counts)
+            tile = dict(sizes.tiles)
+            total += float(seconds(terms(outline(kernel, graph), extent, lambda a, t=tile: t.get(a, 1)), device))
+        else:
+            total += _library(kernel, graph, device)
+    return total
+
+
+def _library(kernel: Library, graph: KernelGraph, device: Device) -> float:
+    record = operator(kernel.op.op)
+    ((_, space),) = iteration_spaces(kernel)
+    sides = [set(x.axes) for x in kernel.loads]
+    is_product = bool(_product(kernel.op.op, sides, ()))
+    narrow = any(BYTES[graph.tensors[x.tensor].dtype] <= 2 for x in kernel.loads)
+    peak = device.vector_flops if not is_product else device.matrix_flops if narrow else device.matrix_flops_f32
+    work = record.flops * math.prod(map(graph.extent, space)) / peak
+    read = [] if record.pointwise else [graph.tensors[x.tensor] for x in kernel.loads]
+    moved = sum(math.prod(map(graph.extent, t.axes)) * BYTES[t.dtype] for t in (*read, kernel.result))
+    return max(work, moved / device.bandwidth) + (0.0 if record.pointwise else device.launch)
 
 
 def formula(kernel: BlockGraph, graph: KernelGraph, device: Device) -> sympy.Expr:
@@ -460,16 +501,13 @@ class Model:
         def visible(p: Poly) -> Axes:
             return tuple(sorted(a for a in f.axioms.e.axes(p) if kind(a) == "t" or (kind(a) == "g" and a not in grid)))
 
-        def in_body(p: Poly) -> bool:
-            return loop is not None and any(origin(a) == loop + LOOP for a in f.axioms.e.axes(p))
-
         steps = dict(dag)
         depth: dict[Poly, int] = {}
         for p, s in dag:
             depth[p] = max((depth.get(o, 0) for o in s.args), default=0) + s.accumulates
         ends = [(depth[p] - 1, s.args) for p, s in dag if s.accumulates]
-        ends += [(depth[p], (p,)) for p in (f.in_loop(o, loop) for o in outs) if in_body(p)]
-        passes = _passes(ends, lambda p: steps[p].args if p in steps and in_body(p) else ())
+        ends += [(depth[p], (p,)) for p in (f.in_loop(o, loop) for o in outs) if f.in_body(p)]
+        passes = _passes(ends, lambda p: steps[p].args if p in steps and f.in_body(p) else ())
         reads: dict[Poly, Read] = {}
         work: list[Work] = []
         for p, s in dag:
@@ -477,16 +515,17 @@ class Model:
                 if f.axioms.is_input(o) or o in loaded:
                     name = f.axioms.atom(o)[0] if f.axioms.is_input(o) else f"%{o}"
                     reads[o] = Read(
-                        name, visible(o), self.width(loaded.get(o, o)), max(1, passes[o]) if in_body(o) else 1
+                        name, visible(o), self.width(loaded.get(o, o)), max(1, passes[o]) if f.in_body(o) else 1
                     )
             sides = [set(visible(o)) for o in s.args]
             gone = tuple(a for a in s.reduced if kind(a) != "l")
             space = tuple(dict.fromkeys((*visible(p), *gone)))
             narrow = any(f.axioms.is_input(o) and self.width(o) <= 2 for o in s.args)
-            body = in_body(p) or s.accumulates
-            work.append(Work(space, visible(p), s.record.flops, body, _product(s.op, sides, gone), narrow))
+            body = f.in_body(p) or s.accumulates
+            flops = s.record.flops * max(1, passes[p])
+            work.append(Work(space, visible(p), flops, body, _product(s.op, sides, gone), narrow))
         writes = tuple((tuple(sorted(f.axioms.e.axes(o))), self.width(o)) for o in outs)
-        if loop is None or any(in_body(f.in_loop(o, loop)) for o in outs):
+        if loop is None or any(f.in_body(f.in_loop(o, loop)) for o in outs):
             span = None
         else:
             span = span_of([Op(str(p), s.op, tuple(map(str, s.args)), (), s.attrs) for p, s in dag], grid, loop)

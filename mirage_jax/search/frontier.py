@@ -26,7 +26,8 @@ type Histogram = (
 )
 type Dag = tuple[tuple[Poly, Step], ...]  # values with the step that makes each, operands first
 type _Chain = tuple[tuple[Poly, Step], _Chain] | None  # the same, results first
-type Frontier = tuple[tuple[tuple[int, int], Poly, int], ...]  # (order, value, loops left) by falling order
+type Frontier = tuple[tuple[tuple[int, int], Poly, int], ...]  # (order, value, passes) by falling order
+# passes: the loops in which a value is needed, bit n for the one that n more may precede
 EMPTY: Leaves = frozenset()
 LANE = 128
 FREE = frozenset({"affine", "const", "iota"})  # scalars ride for free: not counted as operators
@@ -203,7 +204,7 @@ class Frontiers:
                 return table[frontier]
             self.tick()
             stats["states"] += 1
-            (_, top, loops_left), rest = frontier[0], frontier[1:]
+            (_, top, passes), rest = frontier[0], frontier[1:]
             out: dict[tuple[Leaves, bool], Histogram] = {}
 
             if top not in must:
@@ -219,13 +220,13 @@ class Frontiers:
             if self.legal(top):
                 for s in self.axioms.steps(top):
                     stats["steps"] += 1
-                    if s.accumulates and loops_left == 0:
+                    if s.accumulates and passes & 1:
                         stats["second loop"] += 1
                         continue
                     if not self.possible(s, parts):
                         continue
                     shift = 0 if s.op in FREE else LANE
-                    for (loaded, used), h in solve(self._extend(rest, s, loops_left - s.accumulates)).items():
+                    for (loaded, used), h in solve(self._extend(rest, s, passes)).items():
                         if more := h << shift & limit:
                             key = (loaded, used or s.accumulates)
                             out[key] = out.get(key, 0) + more
@@ -247,18 +248,28 @@ class Frontiers:
 
         def entry(o: Poly) -> tuple[tuple[int, int], Poly, int]:
             p = self.in_loop(o, loop)
-            streamed = loop is not None and any(origin(a) == loop + LOOP for a in self.axioms.e.axes(p))
-            return (self.order(p), p, self.space.loops - streamed if loop else 0)
+            streamed = self.in_body(p)
+            return (self.order(p), p, 1 << (self.space.loops - streamed if loop else 0))
 
         return tuple(sorted(map(entry, outs), reverse=True))
 
-    def _extend(self, rest: Frontier, s: Step, loops_left: int) -> Frontier:
+    def _extend(self, rest: Frontier, s: Step, passes: int) -> Frontier:
+        """What is still to be made after a step whose result is needed in `passes`. What does not change in a loop is
+        made once, before the first of them.
+        """
+        if s.accumulates:
+            passes = _first(passes) >> 1
         nxt = {entry[1]: entry for entry in rest}
         for o in s.args:
             if not self.axioms.is_input(o):
-                left = min(loops_left, nxt[o][2]) if o in nxt else loops_left
-                nxt[o] = (self.order(o), o, left)
+                here = passes | nxt[o][2] if o in nxt else passes
+                nxt[o] = (self.order(o), o, here if self.in_body(o) else _first(here))
         return tuple(sorted(nxt.values(), reverse=True))
+
+    @memo
+    def in_body(self, p: Poly) -> bool:
+        """Does a value differ from loop step to loop step?"""
+        return any(kind(a) == "l" for a in self.axioms.e.axes(p))
 
     def cheapest(
         self,
@@ -285,7 +296,7 @@ class Frontiers:
                 return table[frontier]
             check()
             self.stats["states"] += 1
-            (_, top, loops_left), rest = frontier[0], frontier[1:]
+            (_, top, passes), rest = frontier[0], frontier[1:]
             best: dict[Leaves, tuple[float, _Chain]] = {}
             whole = outside.get(top)
             if max_loaded and whole is not None and top not in must and not self._unloadable(whole):
@@ -294,11 +305,11 @@ class Frontiers:
                         best[loaded | {whole}] = found
             if self.legal(top):
                 for s in self.axioms.steps(top):
-                    if (s.accumulates and loops_left == 0) or not self.possible(s, parts):
+                    if (s.accumulates and passes & 1) or not self.possible(s, parts):
                         continue
                     self.stats["steps"] += 1
-                    cost = weight(top, s)
-                    for loaded, (c, dag) in solve(self._extend(rest, s, loops_left - s.accumulates)).items():
+                    cost = weight(top, s) * passes.bit_count()  # made anew in each loop that needs it
+                    for loaded, (c, dag) in solve(self._extend(rest, s, passes)).items():
                         if loaded not in best or c + cost < best[loaded][0]:
                             best[loaded] = (c + cost, ((top, s), dag))
             table[frontier] = best
@@ -335,6 +346,11 @@ class Frontiers:
                 dag[p] = chosen[1]
                 todo += [o for o in chosen[1].args if not self.axioms.is_input(o)]
         return tuple(sorted(dag.items(), key=lambda x: self.order(x[0])))
+
+
+def _first(passes: int) -> int:
+    """The first of several loops alone."""
+    return passes & -passes
 
 
 def _unchained(chain: _Chain) -> Dag:

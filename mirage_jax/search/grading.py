@@ -2,9 +2,9 @@
 
 A value of degree d is stored as ``a`` with true value ``a * exp(d * m)``, m being a shift that all values of one *exp
 group* share: an exponential has degree 1, so have its row sum l and the weighted sum O, 1/l has degree -1 and O/l has
-degree 0; so has log l, computed as log(a) + m. A group may be shifted if every output of the region has degree 0: then m cancels, whatever it is, and may
-be chosen as the maximum. A value that is not homogeneous (exp(x) + 1) has no shifted form and cannot occur in such a
-program.
+degree 0; so has log l, computed as log(a) + m. A group may be shifted if every output of the region has degree 0: then
+m cancels, whatever it is, and may be chosen as the maximum. A value that is not homogeneous (exp(x) + 1) has no shifted
+form and cannot occur in such a program.
 
 Exponentials that the program multiplies together form one group, computed as one exp of the sum: exp(a) exp(b) would
 be fine in algebra and 0 * inf in floats.

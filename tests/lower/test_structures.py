@@ -63,7 +63,7 @@ def test_rows_without_any_key_are_uniform() -> None:
 
 
 @pytest.mark.parametrize("n", [64, 50])
-def test_running_maximum(n: int) -> None:
+def test_running_maximum_of_a_product(n: int) -> None:
     """A maximum over the axis of the loop is carried; padded lanes of the last step are not in it."""
     b = Block("row_max", "i", "n")
     q, k = b.load("Q", "i d"), b.load("K", "d n")
