@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy
 
-from mirage_jax.errors import GraphError, VerificationError
+from mirage_jax.errors import DifferentError, GraphError, VerificationError
 from mirage_jax.mugraph.arrays import arrange
 from mirage_jax.mugraph.canonical import structure_hash
 from mirage_jax.mugraph.check import check_graph
@@ -260,7 +260,7 @@ class _Comparison:
         have = evaluate(self.candidate, inputs, domain, self.schedule)
         for name, x, y in zip(self.reference.outputs, want, have, strict=True):
             if wrong := _differences(x, y):
-                raise VerificationError(
+                raise DifferentError(
                     f"output {name} differs in {wrong} of {x.p.re.size} elements (p = {draw.p}, q = {draw.q})"
                 )
         return draw
