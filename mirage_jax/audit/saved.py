@@ -29,7 +29,7 @@ from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.mugraph.arrays import numpy_dtype
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.merge import separate_copies, sink_renames
-from mirage_jax.mugraph.mirage_file import SavedGraph, SavedTensor, read_mirage_json
+from mirage_jax.mugraph.mirage_file import SavedGraph, read_mirage_json
 from mirage_jax.mugraph.mirage_json import import_graph
 from mirage_jax.verify.certificate import certify
 
@@ -129,7 +129,7 @@ def judge(graphs: Iterable[SavedGraph], fn: Fn) -> Iterator[Verdict]:
     """Verdicts in order; the reference is captured once for all graphs of one interface."""
     captured = cache(partial(reference_graph, fn))
     for saved in graphs:
-        yield _verdict(saved, partial(captured, saved.inputs))
+        yield _verdict(saved, partial(captured, tuple((t.shape, t.dtype) for t in saved.inputs)))
 
 
 def _verdict(saved: SavedGraph, reference: Callable[[], KernelGraph]) -> Verdict:
@@ -147,10 +147,10 @@ def _verdict(saved: SavedGraph, reference: Callable[[], KernelGraph]) -> Verdict
     return Verdict(saved.number, Kind.CERTIFIED, str(certificate), certificate.bound, text)
 
 
-def reference_graph(fn: Fn, inputs: tuple[SavedTensor, ...]) -> KernelGraph:
+def reference_graph(fn: Fn, inputs: tuple[tuple[tuple[int, ...], str], ...]) -> KernelGraph:
     """The muGraph of a function of arrays of these shapes and types, all of it in one region."""
-    shown = ", ".join(f"{t.dtype}{list(t.shape)}" for t in inputs)
-    specs = [jax.ShapeDtypeStruct(t.shape, numpy_dtype(t.dtype)) for t in inputs]
+    shown = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in inputs)
+    specs = [jax.ShapeDtypeStruct(shape, numpy_dtype(dtype)) for shape, dtype in inputs]
     try:
         jaxpr = jax.make_jaxpr(fn)(*specs)
     except (TypeError, ValueError) as error:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn, cast
+from typing import NoReturn
 
 from mirage_jax.errors import ParseError
 
@@ -21,6 +21,7 @@ DTYPES = {930: "f8", 935: "i8", 940: "bf16", 941: "f16", 945: "u16", 950: "f32",
 MAX_DIMS = 4
 _OP_TYPE = re.compile(r"(kn|tb)_(\w+)_op")
 
+type Json = dict[str, Json] | list[Json] | str | float | bool | None
 type Triple = tuple[int, int, int]  # by x, y and z of the grid
 NOWHERE: Triple = (-1, -1, -1)
 
@@ -72,7 +73,7 @@ class SavedGraph:
         return tuple(op.inputs[0] for op in self.ops if op.kind == "output")
 
 
-def read_mirage_json(source: str | Sequence[object]) -> list[SavedGraph]:
+def read_mirage_json(source: str | list[Json]) -> list[SavedGraph]:
     """The graphs of a file (or the one graph that it is); `ParseError` says what is wrong where."""
     if isinstance(source, str):
         try:
@@ -92,7 +93,7 @@ def read_mirage_json(source: str | Sequence[object]) -> list[SavedGraph]:
 class _Node:
     """A value of the file and where it stands."""
 
-    value: object
+    value: Json
     where: str
 
     def fail(self, expected: str) -> NoReturn:
@@ -104,13 +105,13 @@ class _Node:
         return replace(self, where=where)
 
     def __getitem__(self, key: str) -> _Node:
-        fields = cast(Mapping[str, object], self.value if isinstance(self.value, dict) else self.fail("an object"))
+        fields = self.value if isinstance(self.value, dict) else self.fail("an object")
         if key not in fields:
             raise ParseError(f"{self.where}: no {key!r}; it has {', '.join(map(repr, sorted(fields))) or 'nothing'}")
         return _Node(fields[key], f"{self.where}, {key}")
 
     def items(self) -> list[_Node]:
-        values = cast(Sequence[object], self.value if isinstance(self.value, list) else self.fail("an array"))
+        values = self.value if isinstance(self.value, list) else self.fail("an array")
         return [_Node(v, f"{self.where}[{n}]") for n, v in enumerate(values)]
 
     def integer(self, low: int, high: int | None = None) -> int:

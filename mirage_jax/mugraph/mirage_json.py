@@ -33,7 +33,7 @@ from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.factors import Dim, Dims, Factors, Key
 from mirage_jax.mugraph.graph import Attr, Axis, Kernel, KernelGraph, KernelSchedule, Schedule, Tensor
 from mirage_jax.mugraph.merge import divide_axes
-from mirage_jax.mugraph.mirage_file import SavedBlock, SavedGraph, SavedOp, SavedTensor, read_mirage_json
+from mirage_jax.mugraph.mirage_file import Json, SavedBlock, SavedGraph, SavedOp, SavedTensor, read_mirage_json
 from mirage_jax.mugraph.mirage_rules import Sketch, Step, Value, apply, require_shape
 from mirage_jax.mugraph.operators import operator
 
@@ -58,7 +58,7 @@ class Refused:
     reason: str
 
 
-def from_mirage_json(source: str | Sequence[object]) -> list[Imported | Refused]:
+def from_mirage_json(source: str | list[Json]) -> list[Imported | Refused]:
     """The graphs of a file; `ParseError` if it is malformed."""
     out: list[Imported | Refused] = []
     for saved in read_mirage_json(source):
