@@ -30,7 +30,7 @@ class VerificationError(MirageError):
 
 
 class DifferentError(VerificationError):
-    """The graphs were evaluated at the same inputs and gave different outputs."""
+    """The graphs are different functions: in the shapes of inputs or outputs, or in what they compute."""
 
 
 class LoweringError(MirageError):

@@ -144,7 +144,7 @@ def _verdict(saved: SavedGraph, reference: Callable[[], KernelGraph]) -> Verdict
         return Verdict(saved.number, Kind.DIFFERENT, str(error), graph=text)
     except MirageError as error:
         return Verdict(saved.number, Kind.REFUSED, str(error), graph=text)
-    return Verdict(saved.number, Kind.CERTIFIED, str(certificate), certificate.bound, text)
+    return Verdict(saved.number, Kind.CERTIFIED, str(certificate).removeprefix("certified: "), certificate.bound, text)
 
 
 def reference_graph(fn: Fn, inputs: tuple[tuple[tuple[int, ...], str], ...]) -> KernelGraph:

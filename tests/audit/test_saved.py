@@ -3,7 +3,10 @@
 import json
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
+from mugraph import mirage
 from mugraph.mirage import Json, Writer, split_attention
 
 from mirage_jax import cli
@@ -43,6 +46,20 @@ def test_split_attention_is_right() -> None:
     (safe,) = judge(read_mirage_json([graph]), programs.attention)
     assert safe.kind is Kind.CERTIFIED
     assert verdicts(graph, "qknorm_gqa") == [Kind.DIFFERENT]
+
+
+def test_why_the_wrong_ones_passed() -> None:
+    """They are right where K counts up, K[k,n] = 4096 k + n, as it did in the test that accepted them."""
+    rng = np.random.default_rng(0)
+    shapes = [(2, 256, 64), (2, 64, 4096), (2, 4096, 64)]
+    q, k, v = (rng.normal(size=s) for s in shapes)
+    counting = np.arange(k.size).reshape(k.shape) * 1e-5
+    with jax.enable_x64(True):
+        for graph in json.loads((DATA / "qknorm_gqa_bs1.json").read_text()):
+            for keys, right in ((counting, True), (k, False)):
+                (have,) = mirage.evaluate(graph, [q, keys, v])
+                want = np.asarray(PROGRAMS["qknorm_gqa"](q, keys, v))
+                assert np.allclose(have, want, rtol=1e-6, atol=1e-9) == right
 
 
 def with_qknorm(norm_of_v: bool) -> list[Json]:
