@@ -22,20 +22,17 @@ tile. Given a reference graph, the two are brought to common axes, so that they 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain, count
-from string import ascii_lowercase
+from dataclasses import dataclass
+from itertools import chain
 
 from mirage_jax.errors import DifferentError, GraphError, ParseError, UnsupportedError
-from mirage_jax.mugraph.builder import KernelBuilder, library
 from mirage_jax.mugraph.check import check_graph, check_schedule
-from mirage_jax.mugraph.factors import Dim, Dims, Factors, Key
-from mirage_jax.mugraph.graph import Attr, Axis, Kernel, KernelGraph, KernelSchedule, Schedule, Tensor
+from mirage_jax.mugraph.factors import Dim, Dims, Factors
+from mirage_jax.mugraph.graph import Axis, KernelGraph, Schedule, Tensor
 from mirage_jax.mugraph.merge import divide_axes
+from mirage_jax.mugraph.mirage_assemble import Device, KernelSketch, ProgramSketch, assemble, letters
 from mirage_jax.mugraph.mirage_file import Json, SavedBlock, SavedGraph, SavedOp, SavedTensor, read_mirage_json
-from mirage_jax.mugraph.mirage_rules import Sketch, Step, Value, apply, require_shape
-from mirage_jax.mugraph.operators import operator
+from mirage_jax.mugraph.mirage_rules import Sketch, Value, apply, require_shape
 
 DTYPES = ("f16", "bf16", "f32", "f64")
 
@@ -81,12 +78,12 @@ def import_graph(saved: SavedGraph, reference: KernelGraph | None = None) -> Imp
         translation.run(op)
     if reference is not None:
         translation.tie_outputs(reference)
-    graph, schedule, parts = translation.build()
     try:
+        graph, schedule, parts = assemble(translation.program, {} if reference is None else reference.sizes)
         check_graph(graph)
         check_schedule(graph, schedule)
-    except GraphError as error:
-        raise UnsupportedError(f"graph {saved.number}: not a muGraph here: {error}") from None
+    except (GraphError, UnsupportedError) as error:
+        raise UnsupportedError(f"graph {saved.number}: {error}") from None
     same = graph if reference is None else divide_axes(reference, parts, graph.sizes)
     return Imported(saved.number, graph, schedule, same)
 
@@ -96,13 +93,8 @@ type Names = tuple[tuple[tuple[tuple[Axis, int], ...], ...], ...]  # by input an
 
 def _interface(saved: SavedGraph) -> Names:
     """Each dimension of each input has an axis of its own."""
-    letters = _letters(())
-    return tuple(tuple(((next(letters), n),) if n > 1 else () for n in t.shape) for t in saved.inputs)
-
-
-def _letters(used: Sequence[Axis]) -> Iterator[Axis]:
-    names = chain("ijklmnpqrstuvwxyzabcdefgh", (f"{a}{n}" for n in count() for a in ascii_lowercase))
-    return (a for a in names if a not in used)
+    names = letters()
+    return tuple(tuple(((next(names), n),) if n > 1 else () for n in t.shape) for t in saved.inputs)
 
 
 def _interface_of(reference: KernelGraph, saved: SavedGraph) -> Names:
@@ -131,82 +123,51 @@ def _grouped(graph: KernelGraph, tensor: Tensor, shape: tuple[int, ...]) -> tupl
     return tuple(out)
 
 
-@dataclass
-class _Device:
-    """A tensor in device memory; its axes have names once the kernel that makes it has."""
-
-    name: str
-    dims: Dims
-    dtype: str
-    axes: tuple[Axis, ...] = ()
-
-
-@dataclass
-class _Kernel:
-    """A sketch with its border to device memory. `grid`: per block dimension; None for a predefined operator."""
-
-    name: str
-    sketch: Sketch
-    grid: tuple[Dim, ...] | None = None
-    loads: list[tuple[_Device, Value, Dims]] = field(default_factory=list[tuple[_Device, Value, Dims]])
-    stores: list[tuple[_Device, Value]] = field(default_factory=list[tuple[_Device, Value]])
-
-    @property
-    def loop(self) -> Dim:
-        return self.sketch.loop if any(value.looped for _, value, _ in self.loads) else ()
-
-
 class _Translation:
     """One graph of the file; `names` are those of the axes of its inputs."""
 
     def __init__(self, saved: SavedGraph, names: Names, reference: KernelGraph | None):
         self.saved, self.reference = saved, reference
-        self.reserved: Mapping[Axis, int] = {} if reference is None else reference.sizes
         self.factors = Factors()
-        self.axes: dict[Axis, Dim] = {}
+        self.program = ProgramSketch(self.factors)
+        self.axes = self.program.axes
         for axis, n in chain(*chain(*names)):
             self.axes.setdefault(axis, self.factors.dim(n))
         self.names = iter(names)
-        self.inputs: list[_Device] = []
-        self.outputs: list[_Device] = []
-        self.devices: dict[int, _Device] = {}
-        self.kernels: list[_Kernel] = []
-        self.wanted: dict[str, tuple[Axis, ...]] = {}  # names of axes that outputs must have
-
-    # --- operators
+        self.devices: dict[int, Device] = {}
 
     def run(self, op: SavedOp) -> None:
         if op.kind == "input":
             dims = tuple(tuple(chain(*(self.axes[a] for a, _ in group))) for group in next(self.names))
-            n = len(self.inputs)
+            n = len(self.program.inputs)
             name = f"x{n}" if self.reference is None else self.reference.inputs[n].name
-            self.inputs.append(self._device(op, op.outputs[0], name, dims))
+            self.program.inputs.append(self._device(op, op.outputs[0], name, dims))
         elif op.kind == "output":
-            self.outputs.append(self.devices[op.inputs[0].guid])
+            self.program.outputs.append(self.devices[op.inputs[0].guid])
         elif op.block is not None:
             self._customized(op, op.block)
         else:
             self._predefined(op)
 
-    def _device(self, op: SavedOp, tensor: SavedTensor, name: str, dims: Dims) -> _Device:
+    def _device(self, op: SavedOp, tensor: SavedTensor, name: str, dims: Dims) -> Device:
         if tensor.dtype not in DTYPES:
             raise UnsupportedError(f"{op.where}: type {tensor.dtype}; muGraphs here have {', '.join(DTYPES)}")
-        device = self.devices[tensor.guid] = _Device(name, dims, tensor.dtype)
+        device = self.devices[tensor.guid] = Device(name, dims, tensor.dtype)
         return device
 
     def _predefined(self, op: SavedOp) -> None:
-        kernel = _Kernel(f"k{len(self.kernels)}", Sketch(self.factors))
+        kernel = KernelSketch(f"k{len(self.program.kernels)}", Sketch(self.factors))
         args = [self._load(kernel, op, self.devices[t.guid], t.shape) for t in op.inputs]
         value = apply(kernel.sketch, op, tuple(args))
         if value in args:  # e.g. a sum over a dimension of 1
             value = kernel.sketch.pointwise("affine", value)
         self._store(kernel, op, op.outputs[0], value, value.dims)
-        self.kernels.append(kernel)
+        self.program.kernels.append(kernel)
 
     def _customized(self, op: SavedOp, block: SavedBlock) -> None:
         loop = self.factors.dim(block.forloop_range)
         sketch = Sketch(self.factors, loop, block.forloop_range)
-        kernel = _Kernel(f"k{len(self.kernels)}", sketch, tuple(map(self.factors.dim, block.grid)))
+        kernel = KernelSketch(f"k{len(self.program.kernels)}", sketch, tuple(map(self.factors.dim, block.grid)))
         values: dict[int, Value] = {}
         for inner in block.ops:
             if inner.kind == "input" and inner.device is not None:
@@ -218,9 +179,9 @@ class _Translation:
             else:
                 value = apply(sketch, inner, tuple(values[t.guid] for t in inner.inputs))
             values[inner.outputs[0].guid] = value
-        self.kernels.append(kernel)
+        self.program.kernels.append(kernel)
 
-    def _load(self, kernel: _Kernel, op: SavedOp, device: _Device, shape: tuple[int, ...]) -> Value:
+    def _load(self, kernel: KernelSketch, op: SavedOp, device: Device, shape: tuple[int, ...]) -> Value:
         """A tile of a tensor: each of its dimensions is (blocks)(steps)(tile)."""
         grid = self._divided(kernel, op, len(device.dims))
         tile = tuple(map(self.factors.dim, shape))
@@ -236,7 +197,7 @@ class _Translation:
         kernel.loads.append((device, value, seen))
         return value
 
-    def _whole(self, kernel: _Kernel, op: SavedOp, tile: Dims) -> Dims:
+    def _whole(self, kernel: KernelSketch, op: SavedOp, tile: Dims) -> Dims:
         """Dimensions of a tensor whose tiles the blocks write."""
         grid = self._divided(kernel, op, len(tile))
         for letter, dim, to in zip("xyz", kernel.grid or (), op.divided, strict=True):
@@ -244,7 +205,7 @@ class _Translation:
                 raise UnsupportedError(f"{op.where}: blocks along grid {letter} write over each other")
         return tuple((*g, *t) for g, t in zip(grid, tile, strict=True))
 
-    def _divided(self, kernel: _Kernel, op: SavedOp, rank: int) -> Dims:
+    def _divided(self, kernel: KernelSketch, op: SavedOp, rank: int) -> Dims:
         """By dimension of a tensor: the axis of the grid that divides it."""
         out: list[Dim] = [()] * rank
         for dim, to in zip(kernel.grid or (), op.divided, strict=False):
@@ -256,141 +217,20 @@ class _Translation:
                 out[to] = dim
         return tuple(out)
 
-    def _store(self, kernel: _Kernel, op: SavedOp, tensor: SavedTensor, value: Value, dims: Dims) -> None:
+    def _store(self, kernel: KernelSketch, op: SavedOp, tensor: SavedTensor, value: Value, dims: Dims) -> None:
         require_shape(op, tensor.shape, self.factors.shape(dims))
-        number = sum(len(k.stores) for k in (*self.kernels, kernel))
+        number = sum(len(k.stores) for k in (*self.program.kernels, kernel))
         kernel.stores.append((self._device(op, tensor, f"t{number}", dims), value))
 
     def tie_outputs(self, reference: KernelGraph) -> None:
         """Outputs have the axes of the reference's, in number and order."""
-        if len(self.outputs) != len(reference.outputs):
-            raise DifferentError(f"{len(self.outputs)} outputs, where the program has {len(reference.outputs)}")
-        for saved, device, name in zip(self.saved.outputs, self.outputs, reference.outputs, strict=True):
+        if len(self.program.outputs) != len(reference.outputs):
+            raise DifferentError(f"{len(self.program.outputs)} outputs, where the program has {len(reference.outputs)}")
+        for saved, device, name in zip(self.saved.outputs, self.program.outputs, reference.outputs, strict=True):
             tensor = reference.tensors[name]
-            self.wanted[device.name] = tensor.axes
+            self.program.wanted[device.name] = tensor.axes
             for group, dim in zip(_grouped(reference, tensor, saved.shape), device.dims, strict=True):
                 for a, n in group:
                     self.axes.setdefault(a, self.factors.dim(n))
                 own = tuple(chain(*(self.axes[a] for a, _ in group)))
                 self.factors.unify(self.factors.copy(own), self.factors.copy(dim))
-
-    # --- names
-
-    def build(self) -> tuple[KernelGraph, Schedule, dict[Axis, tuple[Axis, ...]]]:
-        """The graph, its schedule, and the parts into which axes of the interface were divided."""
-        parts = self._parts()
-        extents = {a: n for a, n in self.reserved.items() if a not in self.axes}
-        for axis, keys in zip(self.axes, map(self.factors.resolve, self.axes.values()), strict=True):
-            extents |= {a: self.factors.extent(k) for a, k in zip(parts[axis], keys, strict=True)}
-        by_key = {
-            k: a for axis, dim in self.axes.items() for k, a in zip(self.factors.resolve(dim), parts[axis], strict=True)
-        }
-        for x in self.inputs:
-            x.axes = tuple(by_key[k] for k in self._keys(x.dims))
-        wanted = {name: tuple(chain(*(parts[a] for a in axes))) for name, axes in self.wanted.items()}
-        kernels: list[Kernel] = []
-        schedules: list[KernelSchedule] = []
-        for k in self.kernels:
-            names = self._names(k, wanted, extents)
-            for device, _ in k.stores:
-                device.axes = names(self._keys(device.dims))
-            built = self._library(k, names) if k.grid is None else [self._block(k, k.grid, names)]
-            kernels += built
-            schedules += [KernelSchedule(tuple((a, 1) for a in b.divided)) for b in built]
-        inputs = tuple(Tensor(x.name, x.axes, x.dtype) for x in self.inputs)
-        graph = KernelGraph(inputs, tuple(kernels), tuple(x.name for x in self.outputs), tuple(sorted(extents.items())))
-        return graph, Schedule(tuple(schedules)), parts
-
-    def _keys(self, dims: Dims) -> tuple[Key, ...]:
-        return self.factors.resolve(tuple(chain(*dims)))
-
-    def _parts(self) -> dict[Axis, tuple[Axis, ...]]:
-        """Names for the parts of every axis of the interface: ``k -> k0 k1``; an axis that is whole keeps its own."""
-        parts: dict[Axis, tuple[Axis, ...]] = {}
-        used = {*self.axes, *self.reserved}
-        for axis, dim in self.axes.items():
-            n = len(self.factors.resolve(dim))
-            free = (a for i in count() if (a := f"{axis}{i}") not in used)
-            parts[axis] = (axis,) if n == 1 else tuple(next(free) for _ in range(n))
-            used.update(parts[axis])
-        return parts
-
-    def _names(self, kernel: _Kernel, wanted: Mapping[str, tuple[Axis, ...]], extents: dict[Axis, int]) -> _Names:
-        names = _Names(self.factors, extents)
-        for device, _ in kernel.stores:
-            for key, axis in zip(self._keys(device.dims), wanted.get(device.name, ()), strict=device.name in wanted):
-                names.want(key, axis)
-        for device, _, dims in kernel.loads:
-            for key, axis in zip(self._keys(dims), device.axes, strict=True):
-                names.prefer(key, axis)
-        values = [*(v for _, v, _ in kernel.loads), *(s.result for s in kernel.sketch.steps)]
-        for keys in [self._keys(v.dims) for v in values]:
-            if len(set(keys)) != len(keys):
-                raise UnsupportedError(
-                    f"graph {self.saved.number}, kernel {kernel.name}: two dimensions of one tile are the same axis"
-                )
-        return names
-
-    def _block(self, kernel: _Kernel, grid: tuple[Dim, ...], names: _Names) -> Kernel:
-        loop = names(self.factors.resolve(kernel.loop))
-        builder = KernelBuilder(kernel.name, names(self._keys(grid)), loop[0] if loop else None)
-        for device, value, dims in kernel.loads:
-            builder.load(device.name, names(self._keys(dims)), value.name)
-        for step in kernel.sketch.steps:
-            builder.op(step.op, *step.args, name=step.result.name, **self._attrs(step, names))
-        for device, value in kernel.stores:
-            spread = value.name
-            for axis in device.axes:  # blocks that all compute the same value
-                if axis not in builder.axes(spread):
-                    zero = builder.op("affine", builder.op("iota", axis=axis), scale=0)
-                    spread = builder.op("add", spread, zero)
-            builder.store(Tensor(device.name, device.axes, device.dtype), spread)
-        return builder.build()
-
-    def _library(self, kernel: _Kernel, names: _Names) -> list[Kernel]:
-        """A predefined operator is one or more of ours, over whole tensors."""
-        ((result, _),) = kernel.stores
-        made = {value.name: (device.name, names(self._keys(dims))) for device, value, dims in kernel.loads}
-        out: list[Kernel] = []
-        for n, step in enumerate(kernel.sketch.steps):
-            attrs = self._attrs(step, names)
-            axes = operator(step.op).infer(tuple(made[a][1] for a in step.args), attrs)
-            tensor = Tensor(f"{result.name}.{step.result.name}", axes, "f32")
-            if n == len(kernel.sketch.steps) - 1:
-                tensor = Tensor(result.name, result.axes, result.dtype)
-            made[step.result.name] = tensor.name, tensor.axes
-            out.append(library(step.op, [made[a] for a in step.args], tensor, **attrs))
-        return out
-
-    def _attrs(self, step: Step, names: _Names) -> dict[str, Attr]:
-        return {k: names(self.factors.resolve(v)) if isinstance(v, tuple) else v for k, v in step.attrs.items()}
-
-
-class _Names:
-    """Names of the axes of one kernel; another kernel may use them for other axes of the same extents."""
-
-    def __init__(self, factors: Factors, extents: dict[Axis, int]):
-        self.factors, self.extents = factors, extents
-        self.given: dict[Key, Axis] = {}
-
-    def __call__(self, keys: Sequence[Key]) -> tuple[Axis, ...]:
-        for key in keys:
-            if key not in self.given:
-                self.given[key] = self._free(self.factors.extent(key))
-        return tuple(self.given[k] for k in keys)
-
-    def want(self, key: Key, axis: Axis) -> None:
-        if self.given.setdefault(key, axis) != axis or list(self.given.values()).count(axis) > 1:
-            raise UnsupportedError(f"two outputs of one kernel would need axis {axis} under two names")
-
-    def prefer(self, key: Key, axis: Axis) -> None:
-        if key not in self.given and axis not in self.given.values():
-            self.given[key] = axis
-
-    def _free(self, extent: int) -> Axis:
-        used = set(self.given.values())
-        axis = next((a for a, n in self.extents.items() if n == extent and a not in used), None)
-        if axis is None:
-            axis = next(_letters(tuple(self.extents)))
-            self.extents[axis] = extent
-        return axis
