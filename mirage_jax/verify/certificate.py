@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy
 
-from mirage_jax.errors import GraphError, VerificationError
+from mirage_jax.errors import DifferentError, GraphError, VerificationError
 from mirage_jax.mugraph.arrays import arrange
 from mirage_jax.mugraph.canonical import structure_hash
 from mirage_jax.mugraph.check import check_graph
@@ -258,10 +258,10 @@ class _Comparison:
         inputs = [domain.random(t.axes, tuple(self.extents[origin(a)] for a in t.axes)) for t in self.reference.inputs]
         want = evaluate(self.reference, inputs, domain)
         have = evaluate(self.candidate, inputs, domain, self.schedule)
-        for name, x, y in zip(self.reference.outputs, want, have, strict=True):
+        for n, (name, x, y) in enumerate(zip(self.reference.outputs, want, have, strict=True)):
             if wrong := _differences(x, y):
-                raise VerificationError(
-                    f"output {name} differs in {wrong} of {x.p.re.size} elements (p = {draw.p}, q = {draw.q})"
+                raise DifferentError(
+                    f"output {n} ({name}) differs in {wrong} of {x.p.re.size} elements (p = {draw.p}, q = {draw.q})"
                 )
         return draw
 
