@@ -28,9 +28,9 @@ from mirage_jax.jaxpr_frontend.regions import partition
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.mugraph.arrays import numpy_dtype
 from mirage_jax.mugraph.graph import KernelGraph
+from mirage_jax.mugraph.importer.file import SavedGraph, read_mirage_json
+from mirage_jax.mugraph.importer.graphs import import_graph
 from mirage_jax.mugraph.merge import separate_copies, sink_renames
-from mirage_jax.mugraph.mirage_file import SavedGraph, read_mirage_json
-from mirage_jax.mugraph.mirage_json import import_graph
 from mirage_jax.verify.certificate import certify
 
 MAX_OPS = 1000  # equations in one region: the program is not to be divided

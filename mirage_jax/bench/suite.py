@@ -218,8 +218,9 @@ def _explained(function: object, args: Iterable[object]) -> dict[str, Any]:
     if explain is None:
         return {}
     try:
-        report: Report = explain(*args)
-        variants = [pair for r in report.regions for pair in r.decision.measured]
+        report: object = explain(*args)
+        regions = report.regions if isinstance(report, Report) else ()
+        variants = [pair for r in regions for pair in r.decision.measured]
         return {"report": str(report), "model": rank_correlation(variants)}
     except Exception as error:  # a benchmark's figures must not depend on a report
         return {"report": f"no report: {type(error).__name__}: {error}"}

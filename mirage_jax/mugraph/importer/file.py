@@ -1,7 +1,7 @@
 """Saved muGraphs of CMU's Mirage, as its JSON files have them: an array of graphs, each an array of operators.
 
 Input: the text, or what a JSON reader made of it. Output: one `SavedGraph` per graph, in which every tensor that is
-used is one that was made before, of the same shape. What the operators mean is `mugraph.mirage_json`'s business.
+used is one that was made before, of the same shape. What the operators mean is `importer.graphs`'s business.
 
 Tensors stand in the file by value wherever they are used, and are the same if they have the same `guid`. Their layouts,
 strides and places in shared memory say where elements lie and not what they are: they are not read.

@@ -1,6 +1,6 @@
 """Reads saved muGraphs of CMU's Mirage into ours, exactly as they are, right or wrong.
 
-Input: the JSON of a file (`mugraph.mirage_file`). Output: for each graph a `KernelGraph` with the `Schedule` that the
+Input: the JSON of a file (`importer.file`). Output: for each graph a `KernelGraph` with the `Schedule` that the
 file gives it, or the reason why it cannot be written here.
 
 The peer's tensors have numbered dimensions, and a block graph says which dimension is divided by which grid dimension
@@ -16,7 +16,7 @@ own; any other tiles of g and l compute the same, since no operator in a block s
 the verifier may choose its own at reduced extents.
 
 Where a tensor is divided in one way by one kernel and in another by the next, axes are divided until both can be
-written (`mugraph.factors`); a loop over an axis that is divided runs over its first part, and the others lie in the
+written (`importer.factors`); a loop over an axis that is divided runs over its first part, and the others lie in the
 tile. Given a reference graph, the two are brought to common axes, so that they can be compared.
 """
 
@@ -27,12 +27,12 @@ from itertools import chain
 
 from mirage_jax.errors import DifferentError, GraphError, ParseError, UnsupportedError
 from mirage_jax.mugraph.check import check_graph, check_schedule
-from mirage_jax.mugraph.factors import Dim, Dims, Factors
 from mirage_jax.mugraph.graph import Axis, KernelGraph, Schedule, Tensor
+from mirage_jax.mugraph.importer.assemble import Device, KernelSketch, ProgramSketch, assemble, letters
+from mirage_jax.mugraph.importer.factors import Dim, Dims, Factors
+from mirage_jax.mugraph.importer.file import Json, SavedBlock, SavedGraph, SavedOp, SavedTensor, read_mirage_json
+from mirage_jax.mugraph.importer.rules import Sketch, Value, apply, require_shape
 from mirage_jax.mugraph.merge import divide_axes
-from mirage_jax.mugraph.mirage_assemble import Device, KernelSketch, ProgramSketch, assemble, letters
-from mirage_jax.mugraph.mirage_file import Json, SavedBlock, SavedGraph, SavedOp, SavedTensor, read_mirage_json
-from mirage_jax.mugraph.mirage_rules import Sketch, Value, apply, require_shape
 
 DTYPES = ("f16", "bf16", "f32", "f64")
 

@@ -1,6 +1,6 @@
 """What the operators of CMU's Mirage mean, written with ours: one rule each, for all levels.
 
-A `Sketch` is a kernel in the making, whose values have numbered dimensions (`mugraph.factors`); names of axes come
+A `Sketch` is a kernel in the making, whose values have numbered dimensions (`importer.factors`); names of axes come
 later, when all dimensions are known. In a block, tensors have the dimensions of one tile. The axes that count blocks
 and loop steps are in none of them: an operator meets its operands block by block and step by step, so these axes go
 through every operator as they are, and only accumulators reduce the one of the loop.
@@ -16,8 +16,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from mirage_jax.errors import ParseError, UnsupportedError
-from mirage_jax.mugraph.factors import Dim, Dims, Factors
-from mirage_jax.mugraph.mirage_file import SavedOp
+from mirage_jax.mugraph.importer.factors import Dim, Dims, Factors
+from mirage_jax.mugraph.importer.file import SavedOp
 
 HALF = Fraction(1, 2)
 

@@ -14,9 +14,9 @@ from string import ascii_lowercase
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.mugraph.builder import KernelBuilder, library
-from mirage_jax.mugraph.factors import Dim, Dims, Factors, Key
 from mirage_jax.mugraph.graph import Attr, Axis, Kernel, KernelGraph, KernelSchedule, Schedule, Tensor
-from mirage_jax.mugraph.mirage_rules import Sketch, Step, Value
+from mirage_jax.mugraph.importer.factors import Dim, Dims, Factors, Key
+from mirage_jax.mugraph.importer.rules import Sketch, Step, Value
 from mirage_jax.mugraph.operators import operator
 
 
