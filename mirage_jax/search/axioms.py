@@ -42,7 +42,7 @@ def part_of(axis: Axis, suffix: str = PART) -> Axis:
     return o + suffix + axis[len(o) :]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """value = times * op(args). `attrs` are attributes of the muGraph operator; "acc" stands for an accumulator over
     the loop steps `attrs.axes`, "last" for the end of a maximum that is carried through them.
@@ -91,14 +91,14 @@ class Axioms:
         """All ways to finish `p` with one operator. Each value is expanded once."""
         found = self._steps.get(p)
         if found is None:
-            unique: dict[Step, None] = {}
+            unique: dict[object, Step] = {}
             for rule in RULES:
                 made = list(rule(self.e, p))
                 self.fired[rule.__name__] = self.fired.get(rule.__name__, 0) + len(made)
-                unique.update(dict.fromkeys(made))
+                unique.update({(s.op, s.args, s.attrs, s.times): s for s in made})
                 if rule is leaves and made:  # c x + o is always made from x: no other rule sees scales and offsets
                     break
-            found = self._steps[p] = tuple(unique)
+            found = self._steps[p] = tuple(unique.values())
         return found
 
     def is_input(self, p: Poly) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -44,7 +44,7 @@ from mirage_jax.mugraph.graph import (
 from mirage_jax.mugraph.operators import ACCUMULATORS, operator
 from mirage_jax.search.axioms import LOOP, Step, kind
 from mirage_jax.search.devices import Device
-from mirage_jax.search.frontier import Dag, Frontiers, Leaves
+from mirage_jax.search.frontier import Cheapest, Dag, Frontiers, Leaves
 from mirage_jax.search.normal_form import Poly
 from mirage_jax.search.spans import span_of
 
@@ -400,9 +400,11 @@ class Model:
     split: Axis | None = None
     parts: int = 1
     dags: dict[Any, Mapping[Leaves, Dag]] = field(default_factory=dict[Any, Mapping[Leaves, Dag]])  # for any `parts`
+    tables: dict[Any, Cheapest] = field(default_factory=dict[Any, Cheapest])
 
     def __post_init__(self) -> None:
         self._kernels: dict[tuple[Leaves, Leaves], Priced | None] = {}
+        self._spaces: dict[tuple[Poly, Step], tuple[float, Axes, tuple[frozenset[Axis], ...], float]] = {}
 
     def extent(self, axis: Axis, parts: int | None = None) -> int:
         a, parts = origin(axis), parts or self.parts
@@ -435,15 +437,27 @@ class Model:
 
     def work(self, p: Poly, s: Step, size: Mapping[Axis, int]) -> float:
         """Seconds of one application at given axis sizes, on the whole device."""
-        e, d = self.frontiers.axioms.e, self.device
-        points = math.prod(size[origin(a)] for a in {*e.axes(p), *s.reduced})
-        flops = points * s.record.flops
-        if s.op == "dot":
-            x, y = ({a for a in e.axes(o) - set(s.reduced) if size[origin(a)] > 1} for o in s.args)
+        key = (p, s)
+        if key not in self._spaces:
+            self._spaces[key] = self._space(p, s)
+        flops, space, sides, peak = self._spaces[key]
+        for a in space:
+            flops *= size[a]
+        if sides:
+            x, y = ({a for a in side if size[a] > 1} for side in sides)
             if x - y and y - x:
-                narrow = any(self.frontiers.axioms.is_input(o) and self.width(o) <= 2 for o in s.args)
-                return flops / (d.matrix_flops if narrow else d.matrix_flops_f32)
-        return flops / d.vector_flops
+                return flops / peak
+        return flops / self.device.vector_flops
+
+    def _space(self, p: Poly, s: Step) -> tuple[float, Axes, tuple[frozenset[Axis], ...], float]:
+        """FLOPs per point, axes of the points; for a dot, the free axes of its operands and the matrix unit's speed."""
+        e, d = self.frontiers.axioms.e, self.device
+        space = tuple(origin(a) for a in {*e.axes(p), *s.reduced})
+        if s.op != "dot":
+            return s.record.flops, space, (), 0.0
+        sides = tuple(frozenset(map(origin, e.axes(o) - set(s.reduced))) for o in s.args)
+        narrow = any(self.frontiers.axioms.is_input(o) and self.width(o) <= 2 for o in s.args)
+        return s.record.flops, space, sides, d.matrix_flops if narrow else d.matrix_flops_f32
 
     def library(self, p: Poly, s: Step) -> float:
         """Seconds of one operator over whole tensors, assuming that XLA fuses pointwise chains."""
@@ -468,20 +482,35 @@ class Model:
         if leaves not in f.kernels(outs, loop):
             return None
         must, optional = f.grid_for(outs, leaves)
-        grid = tuple(sorted(must | optional, key=lambda a: (kind(a) != "g" and a not in f.batch, a)))
+        plain = must | optional
+        # Axes that some DAGs reduce and others need not, since they load what it takes.
+        avoided = [self._on_grid(outs, leaves, loop, plain | {a}, {a}) for a in f.free_axes(outs) - plain - {loop}]
+        found = [k for k in (self._on_grid(outs, leaves, loop, plain, set()), *avoided) if k is not None]
+        wide = frozenset(a for k in found for a in k.grid)
+        if len(found) > 2:
+            found += [k for k in [self._on_grid(outs, leaves, loop, wide, wide - plain)] if k is not None]
+        return min(found, key=lambda k: k.seconds, default=None)
+
+    def _on_grid(
+        self, outs: Leaves, leaves: Leaves, loop: Axis | None, axes: Set[Axis], kept: Set[Axis]
+    ) -> Priced | None:
+        """The cheapest kernel with these axes on its grid, no operator of which reduces those in `kept`."""
+        f = self.frontiers
+        must = frozenset(a for a in axes if kind(a) == "g")
+        grid = tuple(sorted(axes, key=lambda a: (kind(a) != "g" and a not in f.batch, a)))
         single = must | f.batch
-        dag = self._cheapest(outs, leaves, loop, grid, single)
+        dag = self._cheapest(outs, leaves, loop, grid, single, frozenset(kept))
         if dag is None:
             return None
         found = tilings(self._outline(outs, leaves, loop, grid, dag), self.extent, single, self.device)
         return Priced(outs, leaves, loop, grid, dag, tuple(found)) if found else None
 
     def _cheapest(
-        self, outs: Leaves, leaves: Leaves, loop: Axis | None, grid: Axes, single: frozenset[Axis]
+        self, outs: Leaves, leaves: Leaves, loop: Axis | None, grid: Axes, single: frozenset[Axis], kept: frozenset[Axis]
     ) -> Dag | None:
         """The DAG that does the least work at typical tiles; found for all `leaves` and any number of parts at once."""
         most = self.frontiers.space.max_loaded if leaves else 0
-        key = (outs, loop, most, frozenset(grid), single)
+        key = (outs, loop, most, frozenset(grid), single, kept)
         if key not in self.dags:
             whole = {a: self.extent(a, TYPICAL_PARTS) for a in self.extents}
             size = {a: min(TYPICAL_TILE, n) if a in grid or a == loop else n for a, n in whole.items()}
@@ -490,7 +519,9 @@ class Model:
                 size[loop + LOOP] = math.ceil(whole[loop] / size[loop])
             if self.split is not None:
                 size.setdefault(self.split + PART, TYPICAL_PARTS)
-            self.dags[key] = self.frontiers.cheapest(outs, loop, lambda p, s: self.work(p, s, size) + 1e-15, most)
+            weight = lambda p, s: self.work(p, s, size) + 1e-15  # noqa: E731
+            table = self.tables.setdefault((loop, self.frontiers.parts_of(outs), *key[2:]), {})
+            self.dags[key] = self.frontiers.cheapest(outs, loop, weight, most, kept=kept, table=table)
         return self.dags[key].get(leaves)
 
     def _outline(self, outs: Leaves, leaves: Leaves, loop: Axis | None, grid: Axes, dag: Dag) -> Outline:

@@ -7,6 +7,7 @@ muGraph's meaning stands by itself and the verifier need not trust the search:
   the group are summed anywhere in the plan; inside a loop over such an axis it is carried (online softmax);
 * accumulators of degree d become ``accs v m {degree=d}``: rescaled whenever m moves;
 * a later loop uses exponentials relative to the final shift, ``exps x (last m)``;
+* so does a later kernel that makes them anew, beside sums of them that it loads;
 * the logarithm of a value of degree d is ``logs v m {degree=d}``, which has degree 0;
 * a stored value of degree d is accompanied by its shift; a kernel that sums over the parts of a split axis first moves
   what it loads to a common shift: ``M = shift m; v' = rescale v m M``. The combine kernel is one more loop step.
@@ -196,8 +197,6 @@ class _KernelWriter:
 
     def _to_common_shift(self, name: str, shift: Tensor, group: int, degree: Fraction) -> str:
         """A loaded value relative to `shift`, made relative to one shift for all parts that this plan sums over."""
-        if group in self.exponentials:
-            raise UnsupportedError("a kernel both makes and loads values of one exp group")
         m = self.load(shift.name, shift.axes)
         gone = tuple(a for a in shift.axes if a in self.x.cuts.reduced[group] and a not in self.grid)
         if not gone:
@@ -273,17 +272,20 @@ class _KernelWriter:
         return self.emit("accs", value, self.shifts[group], **({} if d == 1 else {"degree": d}))
 
     def _exponential(self, p: Poly, s: Step, group: int, degree: Fraction) -> str:
-        if degree != 1 or self.exponentials.setdefault(group, p) != p or (group in self.shifts):
+        if degree != 1 or self.exponentials.setdefault(group, p) != p:
             raise UnsupportedError("several exponentials of one exp group in a kernel")
         x = self.value(s.args[0])
         scale, offset = s.attr("scale", Fraction(1)), s.attr("offset", Fraction(0))
         if offset:
             x, scale = self.emit("affine", x, scale=scale, offset=offset), Fraction(1)
-        over = [a for a in self.axes[x] if a in self.x.cuts.reduced.get(group, ()) and not is_part(a)]
-        if any(a in self.grid for a in over):
-            raise UnsupportedError("a shift would have to reduce an axis of the grid")
         attrs = {} if scale == 1 else {"scale": scale}
-        self.shifts[group] = self.emit("shift", x, axes=tuple(over), **attrs)
+        if group not in self.shifts:
+            over = [a for a in self.axes[x] if a in self.x.cuts.reduced.get(group, ()) and not is_part(a)]
+            if any(a in self.grid for a in over):
+                raise UnsupportedError("a shift would have to reduce an axis of the grid")
+            self.shifts[group] = self.emit("shift", x, axes=tuple(over), **attrs)
+        elif not set(self.axes[self.shifts[group]]) <= set(self.axes[x]):
+            raise UnsupportedError("an exponential made anew would be relative to several shifts")
         return self.emit("exps", x, self.shifts[group], **attrs)
 
     def _logarithm(self, s: Step, group: int, degree: Fraction) -> str:
@@ -299,6 +301,9 @@ class _KernelWriter:
     def write(self, outs: Leaves, dag: Dag, name: str) -> BlockGraph:
         x = self.x
         stores: list[Store] = []
+        for p in sorted(self.leaves, key=x.frontiers.order):
+            if x.frontiers.grading.degree(self.leaves[p]):
+                self.value(p)  # brings its shift, to which exponentials that are made anew are relative
         for p, s in dag:
             self.step(p, s)
         for p in sorted(outs, key=x.frontiers.order):

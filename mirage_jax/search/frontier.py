@@ -27,7 +27,10 @@ type Histogram = (
 type Dag = tuple[tuple[Poly, Step], ...]  # values with the step that makes each, operands first
 type _Chain = tuple[tuple[Poly, Step], _Chain] | None  # the same, results first
 type Frontier = tuple[tuple[tuple[int, int], Poly, int], ...]  # (order, value, passes) by falling order
-# passes: the loops in which a value is needed, bit n for the one that n more may precede
+type Counted = dict[Frontier, dict[tuple[Leaves, bool], Histogram]]
+type Cheapest = dict[Frontier, dict[Leaves, tuple[float, _Chain]]]
+# passes: the loops in which a value is needed, bit n for the one that n more may precede; MUST is set for outputs
+MUST = 1 << 16
 EMPTY: Leaves = frozenset()
 LANE = 128
 FREE = frozenset({"affine", "const", "iota"})  # scalars ride for free: not counted as operators
@@ -67,6 +70,9 @@ class Frontiers:
     tick: Callable[[], None] = lambda: None  # called once per state: budget check
     stats: Counter[str] = field(default_factory=Counter[str])
     _memo: dict[str, dict[object, object]] = field(default_factory=dict[str, dict[object, object]])
+    _counted: dict[tuple[Axis | None, frozenset[Axis]], Counted] = field(
+        default_factory=dict[tuple[Axis | None, frozenset[Axis]], Counted]
+    )
 
     # ------------------------------------------------------------------ legality
 
@@ -132,14 +138,19 @@ class Frontiers:
 
     def grid_for(self, outs: Leaves, leaves: Leaves) -> tuple[frozenset[Axis], frozenset[Axis]]:
         """(mandatory, optional) grid axes: free in every output and reduced nowhere above the loads."""
-        free = frozenset[Axis].intersection(*(self.axioms.e.axes(o) for o in outs))
         inside = frozenset[Axis]().union(*(self.reduced_axes(o, leaves) for o in outs))
-        ok = frozenset(a for a in free - inside if a == origin(a))
-        for o in outs:
-            if self.grading.degree(o):  # its shift is stored too, and a store has every grid axis
-                ok &= frozenset[Axis].intersection(*self.grading.group_axes(o).values())
+        ok = self.free_axes(outs) - inside
         parts = frozenset(a for a in ok if kind(a) == "g")
         return parts, ok - parts
+
+    @memo
+    def free_axes(self, outs: Leaves) -> frozenset[Axis]:
+        """Axes that every store of a kernel with these outputs has: on the grid unless the kernel reduces them."""
+        free = frozenset[Axis].intersection(*(self.axioms.e.axes(o) for o in outs))
+        for o in outs:
+            if self.grading.degree(o):  # its shift is stored too
+                free &= frozenset[Axis].intersection(*self.grading.group_axes(o).values())
+        return frozenset(a for a in free if a == origin(a))
 
     @memo
     def _unloadable(self, p: Poly) -> str:
@@ -183,18 +194,17 @@ class Frontiers:
         return p if loop is None else self.axioms.e.split(p, loop, (loop + LOOP, loop))
 
     @memo
-    def _outside(self, outs: Leaves, loop: Axis | None) -> dict[Poly, Poly]:
-        """Values inside of a kernel that computes `outs` -> the same as tensors."""
-        return {self.in_loop(p, loop): p for o in outs for p in self.reach(o)}
+    def _outside(self, loop: Axis | None) -> dict[Poly, Poly]:
+        """Values inside of a kernel -> the same as tensors."""
+        return {self.in_loop(p, loop): p for o in self.grading.roots for p in self.reach(o)}
 
     @memo
     def kernels(self, outs: Leaves, loop: Axis | None) -> dict[Leaves, Counter[int]]:
         """{loaded values: {number of operators: number of DAGs}} over all kernels that compute `outs`."""
         space, stats = self.space, self.stats
         parts = self.parts_of(outs)
-        outside = self._outside(outs, loop)
-        must = {self.in_loop(o, loop) for o in outs}
-        table: dict[Frontier, dict[tuple[Leaves, bool], Histogram]] = {}
+        outside = self._outside(loop)
+        table = self._counted.setdefault((loop, parts), {})  # kernels with other outputs meet the same frontiers
         limit = (1 << LANE * (space.max_ops + 1)) - 1
 
         def solve(frontier: Frontier) -> dict[tuple[Leaves, bool], Histogram]:
@@ -207,7 +217,7 @@ class Frontiers:
             (_, top, passes), rest = frontier[0], frontier[1:]
             out: dict[tuple[Leaves, bool], Histogram] = {}
 
-            if top not in must:
+            if not passes & MUST:
                 whole = outside.get(top)
                 why = "partial sum is not a tensor" if whole is None else self._unloadable(whole)
                 if whole is None or why:
@@ -249,7 +259,7 @@ class Frontiers:
         def entry(o: Poly) -> tuple[tuple[int, int], Poly, int]:
             p = self.in_loop(o, loop)
             streamed = self.in_body(p)
-            return (self.order(p), p, 1 << (self.space.loops - streamed if loop else 0))
+            return (self.order(p), p, MUST | 1 << (self.space.loops - streamed if loop else 0))
 
         return tuple(sorted(map(entry, outs), reverse=True))
 
@@ -257,14 +267,20 @@ class Frontiers:
         """What is still to be made after a step whose result is needed in `passes`. What does not change in a loop is
         made once, before the first of them.
         """
-        if s.accumulates:
-            passes = _first(passes) >> 1
+        passes = _first(passes) >> 1 if s.accumulates else passes & ~MUST
+        needs = self._needs(s)
+        if not needs:
+            return rest
         nxt = {entry[1]: entry for entry in rest}
-        for o in s.args:
-            if not self.axioms.is_input(o):
-                here = passes | nxt[o][2] if o in nxt else passes
-                nxt[o] = (self.order(o), o, here if self.in_body(o) else _first(here))
+        for order, o, in_body in needs:
+            here = passes | nxt[o][2] if o in nxt else passes
+            nxt[o] = (order, o, here if in_body else _first(here) | here & MUST)
         return tuple(sorted(nxt.values(), reverse=True))
+
+    @memo
+    def _needs(self, s: Step) -> tuple[tuple[tuple[int, int], Poly, bool], ...]:
+        """Operands of a step that have to be made: their place in a frontier, and whether in a loop's body."""
+        return tuple((self.order(o), o, self.in_body(o)) for o in s.args if not self.axioms.is_input(o))
 
     @memo
     def in_body(self, p: Poly) -> bool:
@@ -278,28 +294,30 @@ class Frontiers:
         weight: Callable[[Poly, Step], float],
         max_loaded: int,
         within: Callable[[], None] | None = None,
+        kept: frozenset[Axis] = frozenset(),
+        table: Cheapest | None = None,
     ) -> dict[Leaves, Dag]:
         """{loaded values: the cheapest DAG for `outs` that loads them}, each operator costing `weight`; operands first.
 
-        `within` is called once per state, for a limit of its own.
+        No operator reduces an axis in `kept`. `within` is called once per state, for a limit of its own. `table` is
+        shared by calls that differ in `outs` only.
         """
         check = within or self.tick
         parts = self.parts_of(outs)
-        outside = self._outside(outs, loop)
-        must = {self.in_loop(o, loop) for o in outs}
-        table: dict[Frontier, dict[Leaves, tuple[float, _Chain]]] = {}
+        outside = self._outside(loop)
+        known: Cheapest = {} if table is None else table
 
         def solve(frontier: Frontier) -> dict[Leaves, tuple[float, _Chain]]:
             if not frontier:
                 return {EMPTY: (0.0, None)}
-            if frontier in table:
-                return table[frontier]
+            if frontier in known:
+                return known[frontier]
             check()
             self.stats["states"] += 1
             (_, top, passes), rest = frontier[0], frontier[1:]
             best: dict[Leaves, tuple[float, _Chain]] = {}
             whole = outside.get(top)
-            if max_loaded and whole is not None and top not in must and not self._unloadable(whole):
+            if max_loaded and whole is not None and not passes & MUST and not self._unloadable(whole):
                 for loaded, found in solve(rest).items():
                     if len(loaded) < max_loaded:
                         best[loaded | {whole}] = found
@@ -307,12 +325,14 @@ class Frontiers:
                 for s in self.axioms.steps(top):
                     if (s.accumulates and passes & 1) or not self.possible(s, parts):
                         continue
+                    if kept and not kept.isdisjoint(map(origin, s.reduced)):
+                        continue
                     self.stats["steps"] += 1
-                    cost = weight(top, s) * passes.bit_count()  # made anew in each loop that needs it
+                    cost = weight(top, s) * (passes & ~MUST).bit_count()  # made anew in each loop that needs it
                     for loaded, (c, dag) in solve(self._extend(rest, s, passes)).items():
                         if loaded not in best or c + cost < best[loaded][0]:
                             best[loaded] = (c + cost, ((top, s), dag))
-            table[frontier] = best
+            known[frontier] = best
             return best
 
         return {loaded: _unchained(dag) for loaded, (_, dag) in solve(self._start(outs, loop)).items()}
@@ -350,7 +370,7 @@ class Frontiers:
 
 def _first(passes: int) -> int:
     """The first of several loops alone."""
-    return passes & -passes
+    return passes & -passes & ~MUST
 
 
 def _unchained(chain: _Chain) -> Dag:

@@ -9,10 +9,11 @@ Variants are the region itself, and the region with each reduced axis split over
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import product
 
@@ -36,6 +37,26 @@ DEFAULT_SPACE = Space()
 FAMILIES = ("algebra", "kernels")
 TIE = 1e-3  # the model prices a library's product as our own; at a tie ours is tried first
 ALGEBRA_STATES = 12_000  # of the search for shared algebra, which is a luxury
+
+
+@dataclass
+class _Best:
+    """The best few estimates so far of each variant: at a tie, one variant must not crowd out another."""
+
+    keep: int
+    kept: dict[Axis | None, list[float]] = field(default_factory=dict[Axis | None, list[float]])
+
+    @property
+    def seconds(self) -> float:
+        return min((x[0] for x in self.kept.values()), default=math.inf)
+
+    def takes(self, axis: Axis | None, seconds: float) -> bool:
+        """Could a plan that takes at least so long be among the best?"""
+        known = self.kept.get(axis, [])
+        return len(known) < self.keep or seconds < known[-1]
+
+    def add(self, axis: Axis | None, seconds: float) -> None:
+        self.kept[axis] = sorted([*self.kept.get(axis, []), seconds])[: self.keep]
 
 
 @dataclass
@@ -229,13 +250,13 @@ class Search:
         for axis, _ in variants:
             first = self._model(plans[axis].frontiers, axis)
             models |= {(axis, n): replace(first, parts=n) for n in counts[axis]}
-        best: list[float] = []
+        best = _Best(self.keep)
         for level in range(1, self.space.max_kernels + 1):
-            if best and level * (self.device.shortest + self.device.launch) > self.slack * best[0]:
+            if level * (self.device.shortest + self.device.launch) > self.slack * best.seconds:
                 self.report.pruned["cost bound"] += 1
                 return
             yield from self._level(level, variants, plans, counts, models, best)
-            if level == 1 and not best:  # rows too long for a tile: one kernel with more passes over them
+            if level == 1 and not best.kept:  # rows too long for a tile: one kernel with more passes over them
                 more = self._frontiers(self.roots, replace(self.space, loops=self.space.loops + 1), self.batch)
                 again: dict[Axis | None, Plans] = {None: Plans(more, frozenset(r.value for r in self.roots))}
                 yield from self._level(1, variants[:1], again, counts, {(None, 1): self._model(more)}, best)
@@ -247,7 +268,7 @@ class Search:
         plans: Mapping[Axis | None, Plans],
         counts: Mapping[Axis | None, list[int]],
         models: Mapping[tuple[Axis | None, int], Model],
-        best: list[float],
+        best: _Best,
     ) -> Iterator[Candidate]:
         """Plans of exactly `level` kernels; `best` holds the best estimates so far, and is added to."""
         todo: list[tuple[float, int, Plan, Axis | None, int, tuple[Root, ...]]] = []
@@ -266,16 +287,16 @@ class Search:
         for i, (bound, _, plan, axis, n, roots) in enumerate(todo):
             self.clock.check()
             # Exact for the model: no completion of the plan is cheaper than its bound.
-            if best and (bound > self.slack * best[0] or (len(best) >= self.keep and bound >= best[self.keep - 1])):
+            if bound > self.slack * best.seconds:
                 self.report.pruned["cost bound"] += len(todo) - i
                 break
+            if not best.takes(axis, bound):
+                self.report.pruned["cost bound"] += 1
+                continue
             self.report.priced += 1
             priced = [models[axis, n].kernel(*cut) for cut in plan]
             if any(k is None for k in priced):
                 self.report.dropped["no tile fits"] += 1
-                continue
-            if best and sum(k.seconds for k in priced if k is not None) > self.slack * best[0]:
-                self.report.pruned["cost bound"] += 1
                 continue
             try:
                 candidate = self._candidate(
@@ -284,7 +305,7 @@ class Search:
             except UnsupportedError as why:
                 self.report.dropped[str(why)] += 1
                 continue
-            best[:] = sorted([*best, candidate.seconds])[: self.keep]
+            best.add(axis, candidate.seconds)
             yield candidate
             mixed = with_libraries(candidate.graph)
             if mixed is not None:  # large matrix products are what XLA's libraries are best at
