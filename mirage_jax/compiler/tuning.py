@@ -24,6 +24,7 @@ MARGIN = 1.03  # lower 95% bound of XLA's time over ours, below which XLA stays
 TILES = (10, 6, 5, 4, 4, 4)  # tile sizes per kernel tried for the first, second, ... finalist
 FINALISTS = len(TILES)
 KEPT = 3  # variants that survive a screen
+SECOND = 1.5  # how much slower than its estimate the second candidate of a kind is taken to be
 ROUNDS = 10  # of the comparison with XLA
 
 
@@ -65,13 +66,17 @@ def _screen(attempt: Attempt, winners: Sequence[Winner]) -> list[Winner]:
 
 
 def diverse(found: Iterable[Candidate]) -> Iterator[Candidate]:
-    """At most two of a kind: near the top of the ranking most candidates differ in next to nothing."""
+    """At most two of a kind, the second as if it were slower: near the top of the ranking most candidates differ in
+    next to nothing.
+    """
     kinds: Counter[object] = Counter()
-    for c in found:
+    ranked: list[tuple[float, int, Candidate]] = []
+    for n, c in enumerate(found):
         kind = c.family if c.family == "algebra" else tuple((k.grid, k.loop) for k in c.graph.kernels)
         kinds[kind] += 1
         if kinds[kind] <= 2:
-            yield c
+            ranked.append((c.seconds * (SECOND if kinds[kind] == 2 else 1.0), n, c))
+    return iter(c for *_, c in sorted(ranked, key=lambda row: row[:2]))
 
 
 def tile_variants(c: Candidate, n: int) -> Iterator[Schedule]:

@@ -22,7 +22,7 @@ from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr
 from mirage_jax.jaxpr_frontend.reasons import Code, LeftOut, NotExpressible
 from mirage_jax.jaxpr_frontend.translate import Refused, Region, translate
 
-MAX_OPS = 16
+MAX_OPS = 24
 
 
 @dataclass(frozen=True)

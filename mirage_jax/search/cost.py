@@ -506,7 +506,13 @@ class Model:
         return Priced(outs, leaves, loop, grid, dag, tuple(found)) if found else None
 
     def _cheapest(
-        self, outs: Leaves, leaves: Leaves, loop: Axis | None, grid: Axes, single: frozenset[Axis], kept: frozenset[Axis]
+        self,
+        outs: Leaves,
+        leaves: Leaves,
+        loop: Axis | None,
+        grid: Axes,
+        single: frozenset[Axis],
+        kept: frozenset[Axis],
     ) -> Dag | None:
         """The DAG that does the least work at typical tiles; found for all `leaves` and any number of parts at once."""
         most = self.frontiers.space.max_loaded if leaves else 0
@@ -519,7 +525,10 @@ class Model:
                 size[loop + LOOP] = math.ceil(whole[loop] / size[loop])
             if self.split is not None:
                 size.setdefault(self.split + PART, TYPICAL_PARTS)
-            weight = lambda p, s: self.work(p, s, size) + 1e-15  # noqa: E731
+
+            def weight(p: Poly, s: Step) -> float:
+                return self.work(p, s, size) + 1e-15
+
             table = self.tables.setdefault((loop, self.frontiers.parts_of(outs), *key[2:]), {})
             self.dags[key] = self.frontiers.cheapest(outs, loop, weight, most, kept=kept, table=table)
         return self.dags[key].get(leaves)

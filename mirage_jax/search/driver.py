@@ -1,4 +1,4 @@
-"""A region of any size: divided into windows, each searched, and what was found put together again.
+"""A region of any size: divided into windows and into cones, each searched, and what was found put together again.
 
 `search` is the way in: from a region's reference muGraph to ranked candidate muGraphs, and a report of what was
 looked at. Nothing is verified, compiled or measured here; `compiler` tries candidates in order.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
+from mirage_jax.search.cones import cone, joined
 from mirage_jax.search.devices import Device
 from mirage_jax.search.frontier import BudgetExceeded, Space
 from mirage_jax.search.report import Notify, SearchReport
@@ -21,6 +23,7 @@ from mirage_jax.search.windows import Window, divide, replace_windows
 
 PROBE_SECONDS = 0.3  # a window that takes longer to look at does not fit
 MAX_CLASSES = 100  # values in a window with one output: more are not exhausted in seconds
+CONE_CLASSES = 220  # in a cone, of which plans of at most two kernels are looked at: tens of seconds
 
 
 def search(
@@ -33,34 +36,35 @@ def search(
     notify: Notify | None = None,
 ) -> tuple[list[Candidate], SearchReport]:
     """Ranked candidates for a region, and what was looked at. A region too wide to exhaust is searched window by
-    window.
+    window, and output by output.
     """
     until = time.monotonic() + seconds
     parts = divide(reference, lambda graph: _fits(graph, device, space))
     if len(parts) == 1:
         one = Search(reference, device, space, seconds, states, families, notify=notify)
         return one.run(), one.report
-    report = SearchReport(space, windows=len(parts))
-    found: dict[int, list[Candidate]] = {}
-    for n, w in enumerate(parts):
-        one = Search(
-            w.graph,
-            device,
-            space,
-            max(0.5, (until - time.monotonic()) / (len(parts) - n)),
-            states,
-            families,
-            notify=notify,
-        )
+    pair = replace(space, max_kernels=min(2, space.max_kernels))
+    cones = [cone(reference, name) for name in dict.fromkeys(reference.outputs)]
+    if "kernels" not in families or not device.is_gpu or not all(_fits(c, device, pair, CONE_CLASSES) for c in cones):
+        cones = []
+    report = SearchReport(space, windows=len(parts), cones=len(cones))
+    todo = [(w.graph, space) for w in parts] + [(c, pair) for c in cones]
+    found: list[list[Candidate]] = []
+    for n, (graph, bounds) in enumerate(todo):
+        left = max(0.5, (until - time.monotonic()) / (len(todo) - n))
+        one = Search(graph, device, bounds, left, states, families, notify=notify)
         try:
-            found[n] = one.run()
+            found.append(one.run())
         except UnsupportedError as why:
+            found.append([])
             one.report.dropped[str(why)] += 1
         report.add(one.report)
-    return _compose(reference, parts, found), report
+    out = _compose(reference, parts, {n: cs for n, cs in enumerate(found[: len(parts)]) if cs})
+    whole = joined(reference, found[len(parts) :]) if cones else None
+    return sorted([*out, *([whole] if whole else [])], key=lambda c: c.seconds), report
 
 
-def _fits(graph: KernelGraph, device: Device, space: Space) -> bool:
+def _fits(graph: KernelGraph, device: Device, space: Space, most: int = MAX_CLASSES) -> bool:
     """Are there few enough values in the AND-OR graph for an exhaustive search?"""
     probe = Search(graph, device, space, seconds=PROBE_SECONDS)
     try:
@@ -69,7 +73,7 @@ def _fits(graph: KernelGraph, device: Device, space: Space) -> bool:
         return False
     except UnsupportedError:
         return True  # not searched at all
-    return probe.report.classes * math.sqrt(len(probe.roots)) <= MAX_CLASSES  # outputs multiply frontiers
+    return probe.report.classes * math.sqrt(len(probe.roots)) <= most  # outputs multiply frontiers
 
 
 def _compose(reference: KernelGraph, parts: list[Window], found: dict[int, list[Candidate]]) -> list[Candidate]:

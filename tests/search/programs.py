@@ -71,4 +71,4 @@ def worst_error(graph: KernelGraph, schedule: Schedule | None, reference: Kernel
     arrays = [np.abs(x) if positive else x for x in arrays]
     arrays = [x > -1 if t.dtype == "bool" else x for x, t in zip(arrays, reference.inputs, strict=True)]
     have, want = ([1.0 * y for y in run(g, arrays, s)] for g, s in ((graph, schedule), (reference, None)))
-    return max(float(np.abs(h - w).max() / np.abs(w).max()) for h, w in zip(have, want, strict=True))
+    return max(float(np.abs(h - w).max() / (np.abs(w).max() or 1.0)) for h, w in zip(have, want, strict=True))
