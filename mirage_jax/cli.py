@@ -1,4 +1,4 @@
-"""The command line: ``python -m mirage_jax bench | doctor | explain | preview``.
+"""The command line: ``python -m mirage_jax bench | doctor | explain | mutate | preview``.
 
 Results go to standard output, progress and errors to standard error. Exit codes: 0 fine, 1 a problem was found, 2 wrong
 usage, 3 the environment does not work.
@@ -21,6 +21,8 @@ from rich.console import Console
 
 import mirage_jax
 from mirage_jax import doctor
+from mirage_jax.audit import mutants
+from mirage_jax.audit.sources import sources
 from mirage_jax.bench import programs, search_suite, suite
 from mirage_jax.bench.suite import Transform
 from mirage_jax.cache import versions
@@ -112,8 +114,7 @@ def _bench_search(args: argparse.Namespace, out: Console, err: Console) -> int:
 
 
 def command_bench(args: argparse.Namespace, out: Console, err: Console) -> int:
-    if args.json is not None and args.json.is_dir():
-        raise UsageError(f"--json: {str(args.json)!r} is a directory; allowed is a file")
+    _check_file(args.json)
     if args.suite == "search":
         return _bench_search(args, out, err)
     if args.programs:
@@ -166,6 +167,27 @@ def command_preview(args: argparse.Namespace, out: Console, err: Console) -> int
     return OK
 
 
+def command_mutate(args: argparse.Namespace, out: Console, err: Console) -> int:
+    if args.count < 1:
+        raise UsageError(f"--count: found {args.count}; allowed is 1 or more")
+    _check_file(args.json)
+    err.print("searching for candidates to mutate", highlight=False)
+    found = sources(args.seed)
+    progress = None if args.quiet else lambda result: err.print(result.summary(), highlight=False)
+    result = mutants.mutate(found, args.count, args.seed, notify=progress)
+    out.print(result.table())
+    for accepted in result.accepted:
+        out.print(str(accepted), highlight=False, markup=False, soft_wrap=True)
+    if args.json is not None:
+        err.print(f"written: {args.json}, {result.write(args.json)}", highlight=False)
+    return PROBLEM if result.accepted else OK
+
+
+def _check_file(file: Path | None) -> None:
+    if file is not None and file.is_dir():
+        raise UsageError(f"--json: {str(file)!r} is a directory; allowed is a file")
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mirage-jax", description="A superoptimizer for JAX.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"mirage-jax {VERSION}")
@@ -200,6 +222,13 @@ def build_parser() -> argparse.ArgumentParser:
     form.add_argument("--brief", action="store_true", help="a few lines per region")
     form.add_argument("--json", action="store_true", help="the whole report as JSON")
     explain.set_defaults(run=command_explain)
+
+    wrong = commands.add_parser("mutate", help="wrong candidates, all of which the verifier has to refuse")
+    wrong.add_argument("--count", type=int, default=3000, help="how many that are not equivalent (default: 3000)")
+    wrong.add_argument("--seed", type=int, default=0)
+    wrong.add_argument("--json", type=Path, metavar="FILE", help="write FILE, and the same as Markdown beside it")
+    wrong.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    wrong.set_defaults(run=command_mutate)
 
     look = commands.add_parser("preview", help="kernels that would be tried on a GPU, which need not be here")
     look.add_argument("function", help="module:function")

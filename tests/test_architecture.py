@@ -22,6 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("api",),
     ("__init__",),
     ("bench", "doctor", "preview"),
+    ("audit",),
     ("cli",),
     ("__main__",),
 )

@@ -39,7 +39,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from random import Random
 from typing import Any
 
@@ -159,7 +159,7 @@ class Ring:
         norm = x.re if x.im is None else _array((x.re * x.re + x.im * x.im) % self.m)
         if numpy.any(norm == 0):
             raise ZeroDivisor("division by zero")
-        inverse = _each(lambda a: pow(a, -1, self.m), norm)
+        inverse = _each(lambda a: _pow(a, -1, self.m), norm)
         return Residues(inverse) if x.im is None else self.make(x.re * inverse, -x.im * inverse)
 
     def power(self, x: Residues, n: int) -> Residues:
@@ -173,13 +173,19 @@ class Ring:
     def root(self, x: Residues) -> Residues:
         """Roots of elements without imaginary part (the part is ignored)."""
         e, m = (self.m + 1) // 4, self.m
-        r = _each(lambda a: pow(a, e, m), x.re)
+        r = _each(lambda a: _pow(a, e, m), x.re)
         square = (r * r - x.re) % m == 0
         if numpy.all(square):
             return Residues(r)
         # r**2 == -x for the others, and (-x)**e == ± r: e is even or odd, so take the power itself
-        s = _each(lambda a: pow(-a, e, m), x.re)
+        s = _each(lambda a: _pow(-a, e, m), x.re)
         return Residues(_array(numpy.where(square, r, 0)), _array(numpy.where(square, 0, s)))
+
+
+@lru_cache(maxsize=1 << 14)
+def _pow(base: int, exponent: int, m: int) -> int:
+    """Remembered, because blocks, loop steps and candidates for one reference come upon the same elements again."""
+    return pow(base, exponent, m)
 
 
 def _each(f: Callable[[Any], Any], x: Any) -> Any:

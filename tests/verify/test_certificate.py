@@ -270,6 +270,19 @@ def test_reduced_extents_are_ragged() -> None:
     assert small["n"] == small["h"] * 7
 
 
+@pytest.mark.parametrize("n", [2, 4, 5])
+def test_short_axes_have_tiles_of_several_elements(n: int) -> None:
+    """exp(sum s) for sum(exp s) within a tile is wrong, however short the axis; with tiles of one it would be right."""
+    reference = ATTENTION.graph(ATTENTION.reference)
+    sizes = {**reference.sizes, "n": n}
+    right, wrong = (
+        ATTENTION.graph(ATTENTION.candidates["split keys"].replace(*change)).with_extents(sizes)
+        for change in (("", ""), ("%t[h,i] = sum{axes=(n)} %p", "%t0[h,i] = sum{axes=(n)} %s\n%t[h,i] = exps %t0 %m"))
+    )
+    assert certify(reference.with_extents(sizes), right).bound <= 1e-12
+    assert not fingerprint(reference.with_extents(sizes), wrong)
+
+
 def test_fresh_randomness() -> None:
     reference, candidate = (RMSNORM.graph(t) for t in (RMSNORM.reference, RMSNORM.candidates["split k"]))
     one, two = certify(reference, candidate), certify(reference, candidate)
@@ -311,5 +324,5 @@ def test_str() -> None:
     reference, candidate = (GATED_MLP.graph(t) for t in (GATED_MLP.reference, GATED_MLP.candidates["one kernel"]))
     proof = certify(reference, candidate)
     assert "wrong with probability <=" in str(proof)
-    assert proof.hashed == 2 * 9
+    assert proof.hashed == 3 * 9  # the reference, the candidate as straight-line code and tile by tile
     assert math.isclose(proof.bound, 2 ** (proof.log2_per_draw * len(proof.seeds)))
