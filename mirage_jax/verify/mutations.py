@@ -365,9 +365,18 @@ def _ratio_of_sums(p: Place) -> Iterator[Term]:
     makers = [p.maker(a) for a in p.op.args]
     if p.op.op == "sum" and (d := makers[0]) is not None and d.op == "div":
         yield term("div", *(like(p.op, a) for a in d.args))
-    if p.op.op == "div" and all(m is not None and m.op in ("sum", "acc") for m in makers):
-        x, y = (m for m in makers if m is not None)
-        yield like(y, like(p.op, x.args[0], y.args[0]))
+    if p.op.op == "div":
+        yield from _sum_of_ratios(p, makers[0], makers[1], lambda y: y)
+    if p.op.op == "mul":  # by a power of a sum
+        for x, power in (makers, makers[::-1]):
+            if power is not None and power.op == "pow":
+                yield from _sum_of_ratios(p, x, p.maker(power.args[0]), partial(like, power))
+
+
+def _sum_of_ratios(p: Place, x: Op | None, y: Op | None, f: Callable[[str], str | Term]) -> Iterator[Term]:
+    """(sum x) f(sum y) -> sum x f(y)"""
+    if x is not None and y is not None and {x.op, y.op} <= {"sum", "acc", "accs"}:
+        yield like(x, like(p.op, x.args[0], f(y.args[0])), *x.args[1:])
 
 
 def _exponential_of_sum(p: Place) -> Iterator[Term]:
