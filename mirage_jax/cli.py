@@ -1,4 +1,5 @@
-"""The command line: ``python -m mirage_jax bench | doctor | explain | mutate | preview``.
+"""The command line: ``python -m mirage_jax bench | doctor | explain | mutate | preview |
+rewrite``.
 
 Results go to standard output, progress and errors to standard error. Exit codes: 0 fine, 1 a problem was found, 2 wrong
 usage, 3 the environment does not work.
@@ -21,8 +22,9 @@ from rich.console import Console
 
 import mirage_jax
 from mirage_jax import doctor
-from mirage_jax.audit import mutants
-from mirage_jax.audit.sources import sources
+from mirage_jax.audit import mutants, rewrites
+from mirage_jax.audit.report import Report
+from mirage_jax.audit.sources import Source, sources
 from mirage_jax.bench import programs, search_suite, suite
 from mirage_jax.bench.suite import Transform
 from mirage_jax.cache import versions
@@ -167,20 +169,36 @@ def command_preview(args: argparse.Namespace, out: Console, err: Console) -> int
     return OK
 
 
-def command_mutate(args: argparse.Namespace, out: Console, err: Console) -> int:
+def _campaign(args: argparse.Namespace, err: Console) -> list[Source]:
+    """What every campaign starts from."""
     if args.count < 1:
         raise UsageError(f"--count: found {args.count}; allowed is 1 or more")
     _check_file(args.json)
-    err.print("searching for candidates to mutate", highlight=False)
-    found = sources(args.seed)
-    progress = None if args.quiet else lambda result: err.print(result.summary(), highlight=False)
-    result = mutants.mutate(found, args.count, args.seed, notify=progress)
+    if not args.quiet:
+        err.print("searching for right candidates", highlight=False)
+    return sources(args.seed)
+
+
+def _show(result: Report, args: argparse.Namespace, out: Console, err: Console) -> None:
     out.print(result.table())
-    for accepted in result.accepted:
-        out.print(str(accepted), highlight=False, markup=False, soft_wrap=True)
+    for detail in result.details():
+        out.print(detail, highlight=False, markup=False, soft_wrap=True)
     if args.json is not None:
         err.print(f"written: {args.json}, {result.write(args.json)}", highlight=False)
+
+
+def command_mutate(args: argparse.Namespace, out: Console, err: Console) -> int:
+    found = _campaign(args, err)
+    progress = None if args.quiet else lambda result: err.print(result.summary(), highlight=False)
+    result = mutants.mutate(found, args.count, args.seed, notify=progress)
+    _show(result, args, out, err)
     return PROBLEM if result.accepted else OK
+
+
+def command_rewrite(args: argparse.Namespace, out: Console, err: Console) -> int:
+    result = rewrites.rewrite(_campaign(args, err), args.count, args.seed)
+    _show(result, args, out, err)
+    return PROBLEM if result.unexplained else OK
 
 
 def _check_file(file: Path | None) -> None:
@@ -223,12 +241,18 @@ def build_parser() -> argparse.ArgumentParser:
     form.add_argument("--json", action="store_true", help="the whole report as JSON")
     explain.set_defaults(run=command_explain)
 
-    wrong = commands.add_parser("mutate", help="wrong candidates, all of which the verifier has to refuse")
+    campaign = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    campaign.add_argument("--seed", type=int, default=0)
+    campaign.add_argument("--json", type=Path, metavar="FILE", help="write FILE, and the same as Markdown beside it")
+    campaign.add_argument("-q", "--quiet", action="store_true", help="no progress")
+
+    wrong = commands.add_parser("mutate", parents=[campaign], help="wrong candidates, which must all be refused")
     wrong.add_argument("--count", type=int, default=3000, help="how many that are not equivalent (default: 3000)")
-    wrong.add_argument("--seed", type=int, default=0)
-    wrong.add_argument("--json", type=Path, metavar="FILE", help="write FILE, and the same as Markdown beside it")
-    wrong.add_argument("-q", "--quiet", action="store_true", help="no progress")
     wrong.set_defaults(run=command_mutate)
+
+    right = commands.add_parser("rewrite", parents=[campaign], help="right candidates written anew, to be accepted")
+    right.add_argument("--count", type=int, default=400, help="how many (default: 400)")
+    right.set_defaults(run=command_rewrite)
 
     look = commands.add_parser("preview", help="kernels that would be tried on a GPU, which need not be here")
     look.add_argument("function", help="module:function")

@@ -10,18 +10,16 @@ gate has to refuse these (*gate*). A mutant made by two operators counts for bot
 from __future__ import annotations
 
 import datetime
-import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import cycle
-from pathlib import Path
 from random import Random
-
-from rich.table import Table
+from typing import ClassVar
 
 from mirage_jax.audit.oracle import Oracle
+from mirage_jax.audit.report import Report
 from mirage_jax.audit.sources import Source
 from mirage_jax.errors import GraphError, UsageError, VerificationError
 from mirage_jax.mugraph.check import check_graph
@@ -55,8 +53,12 @@ class Accepted:
 
 
 @dataclass
-class Result:
+class Result(Report):
     """What a campaign found. `operators`: fates per mutation operator; `total`: per mutant."""
+
+    title: ClassVar[str] = "Mutants"
+    header: ClassVar[tuple[str, ...]] = ("operator", "change", *(f.value for f in Fate))
+    words: ClassVar[int] = 2
 
     seed: int
     sources: int
@@ -84,32 +86,8 @@ class Result:
         counts = [[name, changes[name], *(str(n) for n in fates.values())] for name, fates in self.operators.items()]
         return [*counts, ["", "all mutants", *(str(n) for n in self.total.values())]]
 
-    def table(self) -> Table:
-        table = Table(title=self.summary())
-        for i, name in enumerate(HEADER):
-            table.add_column(name, justify="left" if i < 2 else "right", no_wrap=i == 0)
-        for row in self.rows():
-            table.add_row(*row)
-        return table
-
-    def to_markdown(self) -> str:
-        lines = ["# Mutants", "", f"{self.date}: {self.summary()}.", ""]
-        lines += [f"{self.by_certificate} of those rejected passed one draw of the fingerprint.", ""]
-        lines += [f"| {' | '.join(HEADER)} |", "|---|---|" + "---:|" * (len(HEADER) - 2)]
-        lines += [f"| {' | '.join(row)} |" for row in self.rows()]
-        lines += [f"\n```\n{a}\n```" for a in self.accepted]
-        return "\n".join(lines) + "\n"
-
-    def write(self, file: Path) -> Path:
-        """Write the JSON to `file` and the Markdown beside it; the Markdown's path."""
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(asdict(self), indent=1) + "\n")
-        markdown = file.with_suffix(".md")
-        markdown.write_text(self.to_markdown())
-        return markdown
-
-
-HEADER = ("operator", "change", *(f.value for f in Fate))
+    def details(self) -> list[str]:
+        return list(map(str, self.accepted))
 
 
 class Subject:
