@@ -45,7 +45,7 @@ HALF, TWO, MINUS = Fraction(1, 2), Fraction(2), Fraction(-1)
 
 @dataclass(frozen=True)
 class Rewrite:
-    """`edits.change` is the identity. `missed`: why the verifier does not see it (`sometimes`: may not), "" if it does."""
+    """`edits.change` is the identity. `missed`: why the verifier does not see it, or not always (`sometimes`)."""
 
     edits: Mutation
     missed: str = ""
