@@ -78,7 +78,7 @@ LOWERING: tuple[TextMutation, ...] = (
         "another type",
         _text(
             (r"\.to\(tl\.float16\)", ".to(tl.bfloat16).to(tl.float16)"),
-            (r"(?<= )(\w+) = (tl\.load\(.*\))$", r"\1 = \2.to(tl.float16).to(tl.float32)"),
+            (r"^( +)(\w+) = tl\.load\(.*\)$", r"\g<0>\n\1\2 = \2.to(tl.float16).to(\2.dtype)"),
         ),
         rounding=True,
     ),

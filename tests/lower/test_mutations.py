@@ -1,5 +1,6 @@
 """Mutants of generated kernels do not get through the interpreter, unless they compute the very same bits."""
 
+import warnings
 from collections import Counter
 from dataclasses import dataclass
 
@@ -17,9 +18,7 @@ from mirage_jax.lower.triton_source import KernelSource
 CASES = {
     "rmsnorm": (rmsnorm("f32", i=5, k=50, j=27), 1, 2e-6),
     "gated_mlp": (gated_mlp("f16", i=19, k=40, j=20), 1, 2e-3),
-    "attention": (attention("f32", i=20, n=50, d=8), 1, 2e-6),
     "attention, large": (attention("f32", i=20, n=50, d=8), 500, 1e-3),
-    "split_attention": (split_attention("f16", i=9, n=50, d=8, parts=3), 1, 2e-3),
     "split_attention, large": (split_attention("f16", i=9, n=50, d=8, parts=3), 500, 1e-2),
     "ntrans": (ntrans("f32", i=3, k=37), 1, 2e-6),
 }
@@ -42,8 +41,9 @@ class Case:
 
     def fate(self, changed: list[KernelSource]) -> str:
         try:
-            got = run(self.program.graph, changed, self.inputs)
-        except Exception:  # whatever a mutant raises, it is noticed
+            with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # about rows that are all NaN
+                got = run(self.program.graph, changed, self.inputs)
+        except LoweringError:  # writes where it may not
             return "killed"
         if error(got, self.want) >= self.tolerance:
             return "killed"
