@@ -3,8 +3,9 @@
 Input: right candidates (`sources`). One or two mutation operators are applied to each. A mutant that the checker
 refuses is *stillborn*; one that computes the reference in float64 is *equivalent*; what is left is wrong, and passes
 the verifier's fingerprint and certificate or does not. One kind of wrong mutant is none in exact arithmetic, and has a
-right to its certificate: relative to a finite shift it computes the reference, but its shift is infinite. The float
-gate has to refuse these (*gate*). A mutant made by two operators counts for both.
+right to its certificate: were what is masked a large number, it would compute the reference, but it is minus infinity,
+and an infinite shift or a difference of infinities is NaN. The float gate has to refuse these (*gate*). A mutant made
+by two operators counts for both.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class Ring:
     def fraction(self, value: Fraction) -> int:
         if value.denominator % self.m == 0:
             raise ZeroDivisor(f"the denominator of {value} is 0 modulo {self.m}")
-        return value.numerator * pow(value.denominator, -1, self.m) % self.m
+        return value.numerator * _pow(value.denominator, -1, self.m) % self.m
 
     def add(self, x: Residues, y: Residues) -> Residues:
         if x.im is None and y.im is None:
@@ -215,6 +215,11 @@ class Draw:
     def hashed(self) -> Counter[str]:
         """How often each uninterpreted function was evaluated; the error bound needs it."""
         return Counter()
+
+    @cached_property
+    def rooted(self) -> set[tuple[int, int]]:
+        """Values of which a fractional power was taken, real part and imaginary."""
+        return set()
 
     @cached_property
     def _primes(self) -> tuple[int, int]:
@@ -353,7 +358,7 @@ class FieldDomain:
         return Pair((), p, q, predicates.constant(value))
 
     def add(self, x: Pair, y: Pair) -> Pair:
-        return replace(self._both("add", x, y), fact=predicates.add(x.fact, y.fact))
+        return _stating(self._both("add", x, y), predicates.add(x.fact, y.fact))
 
     def mul(self, x: Pair, y: Pair) -> Pair:
         return self._known(self._both("mul", x, y), predicates.mul(x.fact, y.fact))
@@ -361,6 +366,9 @@ class FieldDomain:
     def power(self, x: Pair, exponent: Fraction) -> Pair:
         if exponent < 0:  # 1 / root(x), not root(1 / x): their signs differ
             return self._unary(Ring.inverse, self.power(x, -exponent))
+        if exponent.denominator != 1:
+            re, im = (_flat(part, x.p.re.shape) for part in (x.p.re, x.p.im))
+            self.draw.rooted.update(zip(re, im, strict=True))
         if exponent.denominator == 2 and x.q is not None and self.draw.algebraic_roots:
             x, exponent = self._root(x), exponent * 2
         if exponent.denominator != 1:
@@ -419,7 +427,7 @@ class FieldDomain:
     def _known(self, x: Pair, fact: Fact) -> Pair:
         """`x`, of which `fact` is true: zero where that says so."""
         if self.scale is None or not isinstance(fact, Zero):
-            return replace(x, fact=fact)
+            return _stating(x, fact)
         kept = predicates.may_hold(fact.unless, x.axes, self.ranges, self.scale)
         return replace(x.map(x.axes, lambda a: _array(numpy.where(kept, a, 0))), fact=fact)
 
@@ -462,6 +470,11 @@ class FieldDomain:
         values = [self.draw.hash(name, sorted(set(row)) if sort else row) for row in rows]
         p, q = (Residues(_fill(list(v), shape)) for v in zip(*values, strict=True))
         return Pair(axes, p, q)
+
+
+def _stating(x: Pair, fact: Fact) -> Pair:
+    """`x`, of which `fact` is known and nothing else."""
+    return x if x.fact is fact else replace(x, fact=fact)
 
 
 def _flat(part: Any, shape: tuple[int, ...]) -> list[int]:

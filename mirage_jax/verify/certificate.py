@@ -266,6 +266,7 @@ class _Values:
     draw: Draw
     inputs: Sequence[Pair]
     want: Sequence[Pair]
+    rooted: frozenset[tuple[int, int]]
 
 
 class _Comparison:
@@ -301,11 +302,16 @@ class _Comparison:
     def values(self, draw: Draw) -> _Values:
         domain = self._domain(draw)
         inputs = [domain.random(t.axes, tuple(self.extents[origin(a)] for a in t.axes)) for t in self.reference.inputs]
-        return _Values(draw, inputs, evaluate(self.reference, inputs, domain))
+        draw.rooted.clear()
+        want = evaluate(self.reference, inputs, domain)
+        return _Values(draw, inputs, want, frozenset(draw.rooted))
 
     def test(self, known: _Values) -> None:
-        """Raises `VerificationError` if an output of the candidate differs."""
+        """Raises `VerificationError` if an output of the candidate differs, or if it takes roots of what the reference
+        takes none of: were these negative, it would compute nothing, though sqrt(x) sqrt(x) is x where it does.
+        """
         draw = known.draw
+        draw.rooted.clear()
         for schedule in (None, self.schedule) if self.divides else (None,):
             have = evaluate(self.candidate, known.inputs, self._domain(draw), schedule)
             for name, x, y in zip(self.reference.outputs, known.want, have, strict=True):
@@ -313,6 +319,8 @@ class _Comparison:
                     raise VerificationError(
                         f"output {name} differs in {wrong} of {x.p.re.size} elements (p = {draw.p}, q = {draw.q})"
                     )
+        if not draw.rooted <= known.rooted:
+            raise VerificationError("the candidate takes roots of what the program takes none of")
 
     def _domain(self, draw: Draw) -> FieldDomain:
         return FieldDomain(draw, self.weights, scale=self.scale)

@@ -211,6 +211,18 @@ def test_square_of_a_root() -> None:
         certify(reference, SQUARES.graph(SQUARES.candidates["division"].replace("1/1000", "1/1001")))
 
 
+def test_no_roots_of_what_has_none() -> None:
+    """x = sqrt(x) sqrt(x) where x is not negative, and what has no root is in no certificate."""
+    head = "extents i=3\ninput X: f32[i]"
+    twice = "library a: f32[i] = pow{exponent=1/2} X[i]\nlibrary O: f32[i] = mul a[i] a[i]"
+    plain = "library O: f32[i] = affine X[i]"
+    program = Program("root", head, twice, {"plain": plain}, "O", abs)
+    certify(program.graph(twice), program.graph(plain))
+    with pytest.raises(VerificationError, match="takes roots"):
+        certify(program.graph(plain), program.graph(twice))
+    assert not fingerprint(program.graph(plain), program.graph(twice))
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_root_of_a_square(seed: int) -> None:
     """|x| is not x, though a single element passes one draw in two."""

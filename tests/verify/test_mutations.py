@@ -91,11 +91,18 @@ def test_fates(old: str, new: str, fate: Fate) -> None:
     assert subject.fate(mutant) == (fate, "")
 
 
-def test_infinite_shifts_are_left_to_the_gate() -> None:
-    """Relative to any finite shift it is right, so it is certified; the maximum of an absolute infinity is none."""
+@pytest.mark.parametrize(
+    "old,new",
+    [
+        ("shift{axes=(n)} %x", "shift{axes=(n), scale=-1} %x"),
+        ("%p[n,n'] = exps %x %m", "%x2[n,n'] = add %x %m\n%p[n,n'] = exps{scale=2} %x %x2"),
+    ],
+    ids=["an infinite shift", "a difference of infinities"],
+)
+def test_infinities_are_left_to_the_gate(old: str, new: str) -> None:
+    """Right in exact arithmetic, so it is certified; minus infinity makes NaN of it."""
     subject = Subject(source(CAUSAL_SPAN, "online"), seed=0)
-    text = CAUSAL_SPAN.candidates["online"].replace("shift{axes=(n)} %x", "shift{axes=(n), scale=-1} %x")
-    mutant = CAUSAL_SPAN.graph(text)
+    mutant = CAUSAL_SPAN.graph(CAUSAL_SPAN.candidates["online"].replace(old, new))
     assert subject.fingerprint(mutant) and not subject.oracle.same(mutant) and subject.oracle.same(mutant, finite=True)
     assert subject.fate(mutant) == (Fate.GATE, "")
 
