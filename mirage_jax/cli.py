@@ -189,7 +189,14 @@ def _show(result: Report, args: argparse.Namespace, out: Console, err: Console) 
 
 def command_mutate(args: argparse.Namespace, out: Console, err: Console) -> int:
     found = _campaign(args, err)
-    progress = None if args.quiet else lambda result: err.print(result.summary(), highlight=False)
+
+    def progress(result: mutants.Result) -> None:
+        """A long campaign that is interrupted leaves what it has."""
+        if not args.quiet:
+            err.print(result.summary(), highlight=False)
+        if args.json is not None:
+            result.write(args.json)
+
     result = mutants.mutate(found, args.count, args.seed, notify=progress)
     _show(result, args, out, err)
     return PROBLEM if result.accepted else OK

@@ -103,7 +103,8 @@ class Fingerprint:
 
     The draw, the inputs and the reference's values are made once for all candidates that reduce its extents alike.
     Each candidate is a graph that was there before the draw was looked at, so each passes wrongly with the probability
-    of one draw. False also for a candidate that is not well formed or differs in type.
+    of one draw. False also for a candidate that is not well formed or differs in type. Blocks along a grid axis do not
+    know each other (no block may reduce one), so here there is only one along each: that takes a fraction of the time.
     """
 
     def __init__(self, reference: KernelGraph, entropy: Entropy = secrets.token_bytes):
@@ -112,7 +113,7 @@ class Fingerprint:
 
     def __call__(self, candidate: KernelGraph) -> bool:
         try:
-            comparison = _Comparison(self.reference, candidate)
+            comparison = _Comparison(self.reference, candidate, cut_grid=False)
             key = comparison.key
             if key not in self._known:
                 self._known[key] = comparison.values(self._draw)
@@ -202,7 +203,7 @@ def _spans(graph: KernelGraph) -> Iterator[tuple[Axis, Span]]:
 
 
 def reduced(
-    reference: KernelGraph, candidate: KernelGraph, scale: Scale | None = None
+    reference: KernelGraph, candidate: KernelGraph, scale: Scale | None = None, cut_grid: bool = True
 ) -> tuple[dict[Axis, int], Schedule]:
     """Extents at which to test, and a schedule of the candidate for them.
 
@@ -211,6 +212,7 @@ def reduced(
     axis has two tiles or more and a ragged last one, and no tile is a single element, for which sum(f(x)) is f(sum(x)).
     Where a loop has a span, both its axes reach beyond every cut (see `scale_of`), the loop's also from the last row,
     and their tiles are of 1 and 2 elements, so that a bound too tight by one leaves out some step that counts.
+    `cut_grid` False: one block along each grid axis, parts and spans excepted.
     """
     real = dict(reference.extents) | dict(candidate.extents)
     wanted = dict.fromkeys(real, 3)
@@ -234,7 +236,7 @@ def reduced(
         for a in length:
             if part_axis(a) in kernel.grid:
                 length[a] -= (parts[a] - 1) * part_length(length[a], parts[a])  # of the last, shortest part
-        tiles = {a: _ragged(n) for a, n in length.items()}
+        tiles = {a: _ragged(n) if cut_grid or a == kernel.loop else n for a, n in length.items()}
         if kernel.loop is not None and kernel.span is not None:
             tiles |= {kernel.span.axis: 1, kernel.loop: min(tiles[kernel.loop], 2)}
         kernels.append(KernelSchedule(tuple(tiles.items())))
@@ -272,12 +274,14 @@ class _Values:
 class _Comparison:
     """A reference and a candidate at reduced extents."""
 
-    def __init__(self, reference: KernelGraph, candidate: KernelGraph, algebraic_roots: bool = False):
+    def __init__(
+        self, reference: KernelGraph, candidate: KernelGraph, algebraic_roots: bool = False, cut_grid: bool = True
+    ):
         _check_interface(reference, candidate)
         self.algebraic_roots = algebraic_roots
         self.given = reference, candidate
         self.scale = scale_of(reference, candidate)
-        self.extents, self.schedule = reduced(reference, candidate, self.scale)
+        self.extents, self.schedule = reduced(reference, candidate, self.scale, cut_grid)
         self.weights = {a: Fraction(n, self.extents[a]) for g in self.given for a, n in g.extents}
         self.reference, self.candidate = (
             _scaled(g, self.scale).with_extents({a: self.extents[a] for a in g.sizes}) for g in self.given
