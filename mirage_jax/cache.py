@@ -23,7 +23,7 @@ import socket
 import stat
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import metadata
@@ -37,7 +37,7 @@ from mirage_jax.errors import CacheError
 
 log = logging.getLogger("mirage_jax.cache")
 
-SCHEMA = 1
+SCHEMA = 2
 MAX_BYTES = 1 << 20
 XLA_LIFETIME = 30 * 86400.0  # seconds: that nothing won is worth asking again after a month
 DECISIONS = ("win", "xla", "structures")
@@ -134,6 +134,7 @@ class Entry:
     schedule: Json = None
     certificate: Json = None
     timings: Mapping[str, float] = field(default_factory=dict)  # label -> seconds
+    measured: Sequence[tuple[float, float]] = ()  # of each variant that was timed: the model's seconds, and real ones
     reasons: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)  # where it was measured; for people
     created: float = 0.0  # seconds since 1970
@@ -151,10 +152,14 @@ class Entry:
         texts = [value["decision"], *_list(value["reasons"]), *_dict(value["environment"]).values()]
         if not all(isinstance(t, str) for t in texts) or not isinstance(value["graph"], str | None):
             raise CacheError("a field that must be text is not")
-        numbers = [value["created"], *_dict(value["timings"]).values()]
+        pairs = [_list(pair) for pair in _list(value["measured"])]
+        if any(len(pair) != 2 for pair in pairs):
+            raise CacheError("a measured variant is not a pair of times")
+        numbers = [value["created"], *_dict(value["timings"]).values(), *(n for pair in pairs for n in pair)]
         if any(isinstance(n, bool) or not isinstance(n, int | float) for n in numbers):
             raise CacheError("a field that must be a number is not")
-        return cls(**{**value, "reasons": tuple(value["reasons"])})
+        own = {"reasons": tuple(value["reasons"]), "measured": tuple(map(tuple, pairs))}
+        return cls(**{**value, **own})
 
 
 def _list(value: Any) -> list[Any]:

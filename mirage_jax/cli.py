@@ -1,5 +1,4 @@
-"""The command line: ``python -m mirage_jax bench | doctor | explain | mutate | preview |
-rewrite``.
+"""The command line: ``python -m mirage_jax bench | doctor | explain | mutate | preview | rewrite | verify``.
 
 Results go to standard output, progress and errors to standard error. Exit codes: 0 fine, 1 a problem was found, 2 wrong
 usage, 3 the environment does not work.
@@ -22,7 +21,7 @@ from rich.console import Console
 
 import mirage_jax
 from mirage_jax import doctor
-from mirage_jax.audit import mutants, rewrites
+from mirage_jax.audit import mutants, rewrites, saved
 from mirage_jax.audit.report import Report
 from mirage_jax.audit.sources import Source, sources
 from mirage_jax.bench import programs, search_suite, suite
@@ -213,6 +212,22 @@ def _check_file(file: Path | None) -> None:
         raise UsageError(f"--json: {str(file)!r} is a directory; allowed is a file")
 
 
+def command_verify(args: argparse.Namespace, out: Console, err: Console) -> int:
+    if args.program in saved.PROGRAMS:
+        function = saved.PROGRAMS[args.program]
+    elif ":" in args.program:
+        sys.path.insert(0, os.getcwd())
+        function = load_function(args.program)
+    else:
+        raise UsageError(f"--program: {unknown('program', args.program, saved.PROGRAMS)}, or module:function")
+    verdicts = saved.examine(args.file, args.program, function)
+    out.print(verdicts.table())
+    if args.json is not None:
+        args.json.write_text(verdicts.to_json())
+        err.print(f"written: {args.json}", highlight=False)
+    return OK if verdicts.all_certified else PROBLEM
+
+
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mirage-jax", description="A superoptimizer for JAX.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"mirage-jax {VERSION}")
@@ -267,6 +282,13 @@ def build_parser() -> argparse.ArgumentParser:
     look.add_argument("--device", default="H200", help="A100, H100, H200 (default) or B200")
     look.add_argument("--budget", help="time for one search: 30s, 2m, ...")
     look.set_defaults(run=command_preview)
+
+    proof = commands.add_parser("verify", help="are muGraphs saved by CMU's Mirage right?")
+    proof.add_argument("file", type=Path, help="a JSON file of saved muGraphs")
+    names = f"{', '.join(saved.PROGRAMS)} (as Mirage's benchmark defines them), or module:function"
+    proof.add_argument("--program", required=True, metavar="NAME", help=f"what they should compute: {names}")
+    proof.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts, with the graphs as text")
+    proof.set_defaults(run=command_verify)
     return parser
 
 

@@ -18,7 +18,7 @@ class GraphError(MirageError):
 
 
 class ParseError(MirageError):
-    """The text form of a muGraph could not be read; says the line and what was expected."""
+    """The text of a muGraph could not be read; says where, what was expected and what was found."""
 
 
 class UnsupportedError(MirageError):
@@ -27,6 +27,10 @@ class UnsupportedError(MirageError):
 
 class VerificationError(MirageError):
     """A certificate cannot be issued: the graphs differ, or the error bound misses its target."""
+
+
+class DifferentError(VerificationError):
+    """The graphs are different functions: in the shapes of inputs or outputs, or in what they compute."""
 
 
 class LoweringError(MirageError):

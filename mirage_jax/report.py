@@ -12,10 +12,12 @@ import os
 import re
 import sysconfig
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from textwrap import indent
 from typing import Any
+
+import numpy as np
 
 from mirage_jax.mugraph.footprint import Footprint
 
@@ -34,6 +36,7 @@ class Decision:
     before: Footprint | None = None
     after: Footprint | None = None
     timings: Mapping[str, float] = field(default_factory=dict)  # seconds; "xla" and one per candidate measured
+    measured: tuple[tuple[float, float], ...] = ()  # of each variant that was timed: the model's seconds, and real ones
     certificate: Any = None
     gate: str = ""
     search: str = ""
@@ -46,6 +49,20 @@ class Decision:
         if self.winner is None or not {"xla", "mirage"} <= self.timings.keys():
             return None
         return self.timings["xla"] / self.timings["mirage"]
+
+
+def rank_correlation(measured: Sequence[tuple[float, float]]) -> float | None:
+    """Spearman's, of the cost model's estimates with measured times; None if there are too few, or all are equal."""
+    if len(measured) < 3 or any(len(set(column)) == 1 for column in zip(*measured, strict=True)):
+        return None
+    ranks = [_ranks(np.array(column)) for column in zip(*measured, strict=True)]
+    return float(np.corrcoef(ranks)[0, 1])
+
+
+def _ranks(column: np.ndarray) -> np.ndarray:
+    """Ranks from 1; equal values share the mean of theirs."""
+    _, place, counts = np.unique(column, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[place]
 
 
 @dataclass(frozen=True)
@@ -69,6 +86,8 @@ class RegionReport:
             out.append(f"after:  {d.after}")
         if d.timings:
             out.append("measured: " + ", ".join(f"{k} {v * 1e6:,.1f} us" for k, v in d.timings.items()))
+        if (rank := rank_correlation(d.measured)) is not None:
+            out.append(f"cost model: rank correlation {rank:.2f} with the times of {len(d.measured)} variants")
         if d.tried:
             out.append("candidates: " + ", ".join(f"{k} {v}" for k, v in d.tried.items()))
         if d.search:
@@ -100,6 +119,7 @@ class RegionReport:
             "after": None if d.after is None else asdict(d.after),
             "seconds": dict(d.timings),
             "speedup": d.speedup,
+            "measured": [list(pair) for pair in d.measured],
             "certificate": None if d.certificate is None else json.loads(d.certificate.to_json()),
             "gate": d.gate,
             "search": d.search,

@@ -8,11 +8,12 @@ from collections import Counter
 import jax
 import jax.numpy as jnp
 import pytest
+import scipy.stats
 from deciding import chain, measured, operands
 
 import mirage_jax
 from mirage_jax.jaxpr_frontend.reasons import Code, LeftOut
-from mirage_jax.report import Decision, RegionReport, Report, places
+from mirage_jax.report import Decision, RegionReport, Report, places, rank_correlation
 
 HERE = os.path.join(os.getcwd(), "models", "net.py")
 NORM = "/usr/lib/python3.12/site-packages/flax/nnx/norm.py"
@@ -110,3 +111,11 @@ def test_same_regions_are_told_once() -> None:
     report = mirage_jax.optimize(f, on_miss="fallback").explain(*operands(8))
     assert sum(r.occurrences for r in report.regions) == 3
     assert len({r.reference for r in report.regions}) == len(report.regions)
+
+
+def test_rank_correlation() -> None:
+    assert rank_correlation([(1.0, 10.0), (2.0, 11.0), (3.0, 50.0)]) == pytest.approx(1.0)
+    assert rank_correlation([(1.0, 3.0), (2.0, 2.0), (3.0, 1.0)]) == pytest.approx(-1.0)
+    pairs = [(1.0, 2.0), (2.0, 1.0), (2.0, 3.0), (4.0, 3.0)]
+    assert rank_correlation(pairs) == pytest.approx(scipy.stats.spearmanr(pairs).statistic)
+    assert rank_correlation(pairs[:2]) is None and rank_correlation([(1.0, 2.0)] * 3) is None

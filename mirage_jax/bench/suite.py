@@ -1,7 +1,9 @@
 """Run a suite: every program under every candidate, interleaved in one process, with errors against float64.
 
 A candidate is a way to run a function: "xla", plain `jax.jit`, is what the others are compared with. A candidate that
-fails is a row that says so. Results print as a table and are written as JSON, with the same as Markdown beside it.
+fails is a row that says so. "Model rank" is Spearman's correlation of the cost model's estimates with the times of the
+variants that were measured on the way. Results print as a table and are written as JSON, with the same as Markdown
+beside it.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,6 +25,7 @@ import mirage_jax
 from mirage_jax import timing
 from mirage_jax.bench.programs import Program
 from mirage_jax.cache import versions
+from mirage_jax.report import Report, rank_correlation
 from mirage_jax.timing import Ratio, Timing
 
 type Transform = Callable[[Callable[..., jax.Array]], Callable[..., jax.Array]]
@@ -47,6 +51,7 @@ class Result:
     error_rms: float
     ratio: Ratio | None
     report: str | None = None
+    model: float | None = None  # rank correlation of the cost model with the times of the variants that were tried
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,9 @@ class SuiteResult:
         """Header and body of the table, as text."""
         labels = list(dict.fromkeys(label for row in self.rows for label in (*row.results, *row.failures)))
         others = [label for label in labels if label != BASELINE]
+        modelled = [
+            o for o in others if any(o in row.results and row.results[o].model is not None for row in self.rows)
+        ]
         has_limit = any(row.limit is not None for row in self.rows)
         header = [
             "program",
@@ -80,6 +88,7 @@ class SuiteResult:
             *labels,
             *(f"{o} over {BASELINE}" for o in others),
             *(f"error {n}" for n in labels),
+            *(f"model rank {o}" for o in modelled),
         ]
         body = []
         for row in self.rows:
@@ -87,6 +96,8 @@ class SuiteResult:
             cells += [_time_cell(row.results.get(label)) for label in labels]
             cells += [_ratio_cell(row.results.get(label)) for label in others]
             cells += [f"{r.error:.1e}" if (r := row.results.get(label)) else "failed" for label in labels]
+            ranks = [r.model if (r := row.results.get(o)) else None for o in modelled]
+            cells += ["" if rank is None else f"{rank:.2f}" for rank in ranks]
             body.append(cells)
         return header, body
 
@@ -170,7 +181,7 @@ def run_program(
             t.launches,
             *errors[label],
             ratio=None if label == BASELINE or BASELINE not in timings else timing.ratio(timings[BASELINE], t),
-            report=_report(functions[label], args),
+            **_explained(functions[label], args),
         )
         for label, t in timings.items()
     }
@@ -201,15 +212,18 @@ def _time(
     return timing.time_device(calls, sets, rounds or 6)
 
 
-def _report(function: object, args: Iterable[object]) -> str | None:
+def _explained(function: object, args: Iterable[object]) -> dict[str, Any]:
     """What the candidate says about itself, if it can."""
     explain = getattr(function, "explain", None)
     if explain is None:
-        return None
+        return {}
     try:
-        return str(explain(*args))
+        report: object = explain(*args)
+        regions = report.regions if isinstance(report, Report) else ()
+        variants = [pair for r in regions for pair in r.decision.measured]
+        return {"report": str(report), "model": rank_correlation(variants)}
     except Exception as error:  # a benchmark's figures must not depend on a report
-        return f"no report: {type(error).__name__}: {error}"
+        return {"report": f"no report: {type(error).__name__}: {error}"}
 
 
 def run_suite(

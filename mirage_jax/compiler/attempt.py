@@ -29,6 +29,7 @@ from mirage_jax.mugraph.footprint import Footprint, footprint
 from mirage_jax.mugraph.graph import KernelGraph, Schedule
 from mirage_jax.mugraph.merge import simplify_axes
 from mirage_jax.search import structures
+from mirage_jax.search.cost import estimate
 from mirage_jax.search.devices import Device, device_for
 from mirage_jax.search.driver import search
 from mirage_jax.search.frontier import Space
@@ -55,6 +56,7 @@ class Attempt:
     device: Any
     options: Options
     tried: Counter[str] = field(default_factory=Counter)
+    measured: list[tuple[float, float]] = field(default_factory=list)  # of each variant: the model's seconds, and real
 
     @cached_property
     def reference(self) -> KernelGraph:
@@ -205,6 +207,11 @@ class Attempt:
         with ThreadPoolExecutor(8 if on_gpu else 1) as pool:
             calls = dict(x for x in pool.map(prepare, functions.items()) if x is not None)
         return timing.time_device(calls, sets, rounds) if on_gpu else timing.time_wall(calls, rounds)
+
+    def record(self, timed: Iterable[tuple[Winner, timing.Timing]]) -> None:
+        """Keep what the model said about variants that were timed, and what they took."""
+        for winner, t in timed:
+            self.measured.append((estimate(winner.graph, winner.schedule, self.description), t.seconds))
 
     def gate(self, winner: Winner) -> tuple[bool, str]:
         """Are the winner's floats as good as XLA's on every input class?"""

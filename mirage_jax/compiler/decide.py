@@ -149,6 +149,7 @@ class Compiler:
         found = tuning.compare(attempt, finalists, self.cache.kernel_path(key).parent)
         if found.xla is None:
             return replace(base, why="XLA's own code for this region cannot be timed alone")
+        base = replace(base, measured=tuple(attempt.measured))
         base = replace(
             base, timings={"xla": found.xla.seconds} | ({"best candidate": found.best[0].seconds} if found.best else {})
         )
@@ -191,6 +192,7 @@ class Compiler:
             schedule=None if w is None else schedule_to_json(w.schedule),
             certificate=None if d.certificate is None else json.loads(d.certificate.to_json()),
             timings=dict(d.timings),
+            measured=d.measured,
             reasons=(d.why, d.gate, "" if w is None else w.family),
         )
         kernels = None if w is None else readable(w)
@@ -202,6 +204,7 @@ class Compiler:
             raise CacheError(f"found {len(entry.reasons)} texts where why, gate and family must be")
         why, gate, family = entry.reasons
         base = replace(base, source="cache", why=why, timings=dict(entry.timings), gate=gate)
+        base = replace(base, measured=tuple(entry.measured))
         if entry.decision == "xla":
             return base
         graph, schedule = parse(entry.graph or ""), schedule_from_json(entry.schedule)

@@ -48,6 +48,7 @@ def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path) -
     xla = timed.get("xla")
     if xla is None:
         return Comparison(None, (), None)
+    attempt.record((w, timed[str(i)]) for i, w in enumerate(best) if str(i) in timed)
     rows = [(w, timed[str(i)], timing.ratio(xla, timed[str(i)])) for i, w in enumerate(best) if str(i) in timed]
     rows.sort(key=lambda row: -row[2].value)
     return Comparison(xla, tuple(row for row in rows if row[2].low >= MARGIN), rows[0][1:] if rows else None)
@@ -59,6 +60,7 @@ def _screen(attempt: Attempt, winners: Sequence[Winner]) -> list[Winner]:
         return list(winners)
     timed = attempt.timings({str(i): attempt.ours(w) for i, w in enumerate(winners)}, rounds=1)
     attempt.tried["timed"] += len(timed)
+    attempt.record((winners[int(i)], t) for i, t in timed.items())
     return [winners[int(i)] for i in sorted(timed, key=lambda i: timed[i].seconds)[:KEPT]]
 
 

@@ -255,6 +255,11 @@ for _name in ("logistic", "tanh", "erf", "erfc", "log", "log1p", "sin", "cos", "
     _function(_name, _name)
 
 
+@rule("is_finite", light=True)
+def _is_finite(b: Builder, out: Result, x: Value) -> Value:
+    return b.unary("isfinite", x, out.dtype)
+
+
 @rule("max", neg_inf=True)
 def _max(b: Builder, out: Result, x: Value, y: Value) -> Value:
     if x.is_neg_inf:

@@ -22,6 +22,7 @@ from mirage_jax.jaxpr_frontend.reasons import NotExpressible
 from mirage_jax.jaxpr_frontend.values import Builder, Value
 from mirage_jax.mugraph.arrays import numpy_dtype
 from mirage_jax.mugraph.graph import KernelGraph
+from mirage_jax.mugraph.logarithms import join_shifts
 from mirage_jax.mugraph.sentinels import sentinels_to_masks
 
 
@@ -134,7 +135,7 @@ def translate(program: FlatProgram, eqns: Sequence[FlatEqn], results: Sequence[i
     assembled = assemble(builder, [n for n in nodes.values() if n is not None], list(values.values()))
     used = [v for v in operands if nodes[v] in assembled.tensors]
     return Region(
-        graph=sentinels_to_masks(assembled.graph),
+        graph=join_shifts(sentinels_to_masks(assembled.graph)),
         inputs=tuple(_inward(builder, assembled, v, env[v], program) for v in used),
         outputs=tuple(_outward(builder, assembled, v, values[v], program) for v in computed),
         equations=tuple(eqns),

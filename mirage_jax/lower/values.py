@@ -251,6 +251,14 @@ class Values(Frame):
         scale = float(attr(op, "scale", 1))
         return self.made(op, f"tl.exp2({difference(self.at(x, dims), scale, self.at(m, dims), m.unit)})", [x, m])
 
+    @rule("logs")
+    def logs(self, op: Op) -> Value:
+        dims = self.tiling.dims(op.axes)
+        x, m = self.natural(op.args[0]), self.natural(op.args[1])
+        shift, degree = self.at(m, dims), float(attr(op, "degree", 1))
+        total = f"tl.log({self.at(x, dims)}) + {shift if degree == 1 else f'{shift} * {literal(degree)}'}"
+        return self.made(op, f'tl.where({shift} == float("inf"), {shift}, {total})', [x, m])
+
     @rule("rescale")
     def rescale(self, op: Op) -> Value:
         dims = self.tiling.dims(op.axes)

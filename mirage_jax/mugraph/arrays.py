@@ -143,6 +143,11 @@ class FloatDomain:
     def exp(self, x: Named) -> Named:
         return Named(x.axes, self.xp.exp(self._array(x.array)))
 
+    def log_product(self, x: Named, m: Named) -> Named:
+        """log(x) + m; infinite where m is, since sums relative to an infinite maximum are NaN."""
+        axes, (a, b) = self._align(x, m)
+        return Named(axes, self.xp.where(b == self.xp.inf, b, self.xp.log(a) + b))
+
     def function(self, name: str, args: Sequence[Named]) -> Named:
         axes, arrays = self._align(*args)
         return Named(axes, FUNCTIONS[name].value(self.xp, *arrays))

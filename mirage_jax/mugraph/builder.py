@@ -74,6 +74,10 @@ class KernelBuilder:
         self._axes[node.name] = axes
         return node.name
 
+    def axes(self, value: str) -> tuple[Axis, ...]:
+        """Axes of a value."""
+        return self._axes[value]
+
     def store(self, target: Tensor, value: str) -> None:
         self._stores.append(Store(target, value))
 

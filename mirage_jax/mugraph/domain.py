@@ -32,6 +32,10 @@ class Domain[V](Protocol):
 
     def exp(self, x: V) -> V: ...
 
+    def log_product(self, x: V, m: V) -> V:
+        """``log(x * exp(m))``: where x is relative to a shift m, this is not. In floats ``log(x) + m``."""
+        ...
+
     def function(self, name: str, args: Sequence[V]) -> V:
         """A pointwise function outside the Lax fragment; uninterpreted in the field and in normal forms."""
         ...

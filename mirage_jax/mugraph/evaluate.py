@@ -16,9 +16,9 @@ The rules (Mirage, section 2, with named axes):
   kernel's span are left out. Where none is left, ``acc`` and ``accs`` are 0 and a shift is any number (here: that of
   the first step), since only what does not depend on it is right;
 * a value of the loop body that a later loop needs is computed again there;
-* ``acc`` sums over the steps. A ``shift`` over the loop axis is carried: its value at step t is the maximum of its
-  tile and its value at step t-1. ``accs x m`` keeps its state relative to the current m: state = rescale(state, m
-  before, m) + x;
+* ``acc`` sums over the steps. A ``shift`` or ``max`` over the loop axis is carried: its value at step t is the
+  maximum of its tile and its value at step t-1. ``accs x m`` keeps its state relative to the current m: state =
+  rescale(state, m before, m) + x;
 * every element of a stored tensor is written exactly once. Without a schedule a split axis has one part.
 """
 
@@ -123,9 +123,9 @@ def part_length(extent: int, parts: int) -> int:
 
 
 def carried(kernel: BlockGraph, op: Op) -> bool:
-    """Is it a shift whose value moves from step to step?"""
+    """Is it a maximum whose value moves from step to step?"""
     axes = op.attributes.get("axes", ())
-    return op.op == "shift" and kernel.stages[op.name].body and isinstance(axes, tuple) and kernel.loop in axes
+    return op.op in ("shift", "max") and kernel.stages[op.name].body and isinstance(axes, tuple) and kernel.loop in axes
 
 
 class _Sizes:

@@ -16,8 +16,9 @@ q. After an exponential the q part is *poisoned* (None) and stays so (Mirage, se
   holds there too.
 * **Uninterpreted functions** are keyed hashes of the p residues of their arguments (equal values have equal p
   residues, whatever became of their q parts), with a fresh pair as value. So are: a second exponential on one path,
-  other fractional powers, and ``maximum`` (of the *set* of values, since max is symmetric and idempotent). Nothing is
-  assumed of them except that equal arguments give equal values.
+  other fractional powers. Nothing is assumed of them except that equal arguments give equal values.
+* **Maxima** are hashes of the *set* of values that they are the maximum of, and a maximum of maxima is that of the
+  union of their sets: commutative, associative and idempotent, which is all that is assumed (minima alike).
 * ``shift`` is a fresh random pair at each call: only graphs that do not depend on it agree.
 * **Masks.** What indices alone tell (`predicates`) comes on top, if a `scale` is given, as it is where loops end early:
   an exponential of what a mask makes minus infinity is exactly 0, and so is ``where(c, x, 0)`` outside of c. All else
@@ -52,7 +53,8 @@ from mirage_jax.mugraph.graph import Axis, Tensor, origin
 from mirage_jax.mugraph.operators import union
 from mirage_jax.mugraph.predicates import Fact, Scale, Zero
 
-SYMMETRIC = frozenset({"maximum", "minimum", "eq", "and", "or"})  # functions of two arguments in any order
+SYMMETRIC = frozenset({"eq", "and", "or"})  # functions of two arguments in any order
+SEMILATTICES = frozenset({"maximum", "minimum"})
 
 
 class ZeroDivisor(MirageError):
@@ -279,7 +281,7 @@ class Draw:
         return value % self.p, (value >> (self.p_bits + 128)) % self.q
 
 
-def _fill(values: list[int], shape: tuple[int, ...]) -> Any:
+def _fill(values: Sequence[Any], shape: tuple[int, ...]) -> Any:
     out = numpy.empty(shape, dtype=object)
     out.reshape(-1)[:] = values
     return out
@@ -287,15 +289,21 @@ def _fill(values: list[int], shape: tuple[int, ...]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A tensor over Z_p x Z_q; `q` is None once poisoned by an exponential."""
+    """A tensor over Z_p x Z_q; `q` is None once poisoned by an exponential.
+
+    `among`: for a maximum (or minimum), its name and per element the set of residues that it is the maximum of.
+    """
 
     axes: tuple[Axis, ...]
     p: Residues
     q: Residues | None
     fact: Fact = None
+    among: tuple[str, Any] | None = None
 
     def map(self, axes: tuple[Axis, ...], f: Callable[[Any], Any]) -> Pair:
-        return Pair(axes, self.p.map(f), None if self.q is None else self.q.map(f), self.fact)
+        """The same elements in another arrangement."""
+        among = None if self.among is None else (self.among[0], f(self.among[1]))
+        return Pair(axes, self.p.map(f), None if self.q is None else self.q.map(f), self.fact, among)
 
 
 @dataclass(frozen=True)
@@ -349,7 +357,9 @@ class FieldDomain:
 
         qs = [x.q for _, x in pieces if x.q is not None]
         q, fact = join(qs) if len(qs) == len(pieces) else None, pieces[0][1].fact
-        return Pair(tensor.axes, join([x.p for _, x in pieces]), q, fact)
+        sets = [x.among for _, x in pieces if x.among is not None]
+        among = (sets[0][0], paste([s for _, s in sets])) if len(sets) == len(pieces) else None
+        return Pair(tensor.axes, join([x.p for _, x in pieces]), q, fact, among)
 
     # --- operators
 
@@ -382,10 +392,17 @@ class FieldDomain:
         exponent = x.q.re if x.q.im is None else (x.q.re + self.draw.character * x.q.im) % self.draw.q
         return self._known(Pair(x.axes, Residues(_each(self.draw.w_to, exponent)), None), predicates.exp(x.fact))
 
+    def log_product(self, x: Pair, m: Pair) -> Pair:
+        return self.function("log", (self.mul(x, self.exp(m)),))
+
     def function(self, name: str, args: Sequence[Pair]) -> Pair:
         axes = union(tuple(x.axes for x in args))
-        columns = [x.p.map(lambda a, x=x: arrange(a, x.axes, axes)) for x in args]
-        value = self._hash(name, axes, columns, sort=name in SYMMETRIC)
+        if name in SEMILATTICES:
+            sets = numpy.broadcast_arrays(*(arrange(_among(name, x), x.axes, axes) for x in args))
+            value = self._extremum(name, axes, sets)
+        else:
+            columns = [x.p.map(lambda a, x=x: arrange(a, x.axes, axes)) for x in args]
+            value = self._hash(name, axes, columns, sort=name in SYMMETRIC)
         return self._known(value, predicates.function(name, [x.fact for x in args]))
 
     def sum(self, x: Pair, axes: tuple[Axis, ...]) -> Pair:
@@ -404,15 +421,9 @@ class FieldDomain:
         rest = tuple(a for a in x.axes if a not in axes)
         if rest == x.axes:
             return x
-        reduced = tuple(a for a in x.axes if a in axes)
-
-        def table(a: Any) -> Any:
-            a = arrange(a, x.axes, (*rest, *reduced))
-            return a.reshape(*a.shape[: len(rest)], -1)
-
-        parts = x.p.map(table)
-        columns = [parts.map(lambda a, i=i: _array(a[..., i])) for i in range(parts.re.shape[-1])]
-        return self._hash("max", rest, columns, sort=True)
+        sets = arrange(_among("maximum", x), x.axes, (*rest, *(a for a in x.axes if a in axes)))
+        columns = sets.reshape(*sets.shape[: len(rest)], -1)
+        return self._extremum("maximum", rest, [columns[..., i] for i in range(columns.shape[-1])])
 
     def shift(self, x: Pair, axes: tuple[Axis, ...]) -> Pair:
         kept = [(a, n) for a, n in zip(x.axes, x.p.re.shape, strict=True) if a not in axes]
@@ -465,11 +476,30 @@ class FieldDomain:
     def _hash(self, name: str, axes: tuple[Axis, ...], columns: Sequence[Residues], sort: bool) -> Pair:
         """Hash of corresponding elements of `columns`."""
         shape = numpy.broadcast_shapes(*(c.re.shape for c in columns))
-        lists = [list(zip(*(_flat(part, shape) for part in (c.re, c.im)), strict=True)) for c in columns]
-        rows = zip(*lists, strict=True)
+        rows = zip(*(_elements(c, shape) for c in columns), strict=True)
         values = [self.draw.hash(name, sorted(set(row)) if sort else row) for row in rows]
         p, q = (Residues(_fill(list(v), shape)) for v in zip(*values, strict=True))
         return Pair(axes, p, q)
+
+    def _extremum(self, name: str, axes: tuple[Axis, ...], columns: Sequence[Any]) -> Pair:
+        """Hash of the union of corresponding sets, elementwise."""
+        shape = columns[0].shape
+        sets = [frozenset[Any]().union(*row) for row in zip(*(c.ravel().tolist() for c in columns), strict=True)]
+        values = [self.draw.hash(name, sorted(s)) for s in sets]
+        p, q = (Residues(_fill(list(v), shape)) for v in zip(*values, strict=True))
+        return Pair(axes, p, q, among=(name, _fill(sets, shape)))
+
+
+def _among(name: str, x: Pair) -> Any:
+    """Per element, the set of residues that it is the maximum (minimum) of: for any other value, its own."""
+    if x.among is not None and x.among[0] == name:
+        return x.among[1]
+    shape = x.p.re.shape
+    return _fill([frozenset((element,)) for element in _elements(x.p, shape)], shape)
+
+
+def _elements(x: Residues, shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    return list(zip(_flat(x.re, shape), _flat(x.im, shape), strict=True))
 
 
 def _stating(x: Pair, fact: Fact) -> Pair:

@@ -20,6 +20,10 @@ from, up to the inputs; equal values then have equal names, whatever names the f
 
 before -> after:  t: f32[i,j] = exp s[i,j];  dot{axes=(i)} t[j,i] v[i,e]
               ->  t: f32[j,i] = exp s[j,i];  dot{axes=(i)} t[j,i] v[i,e]
+
+`divide_axes` goes the other way as `merge_axes`, where a graph is compared with one whose axes are divided.
+
+before -> after:  dot{axes=(k)} x[i,k] w[k,j]  ->  dot{axes=(k0,k1)} x[i,k0,k1] w[k0,k1,j]
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from dataclasses import replace
 from itertools import pairwise
 from string import ascii_lowercase
 
-from mirage_jax.errors import GraphError
+from mirage_jax.errors import GraphError, UnsupportedError
 from mirage_jax.mugraph.graph import Attr, Axis, KernelGraph, Library, Load, Tensor, origin
 
 
@@ -141,6 +145,31 @@ def _merge(graph: KernelGraph, a: Axis, b: Axis) -> KernelGraph:
     sizes = dict(graph.extents)
     sizes[a] *= sizes.pop(b)
     return KernelGraph(tuple(map(tensor, graph.inputs)), tuple(kernels), graph.outputs, tuple(sorted(sizes.items())))
+
+
+def divide_axes(graph: KernelGraph, parts: Mapping[Axis, tuple[Axis, ...]], sizes: Mapping[Axis, int]) -> KernelGraph:
+    """The same program with each axis in `parts` as several; `sizes` are their extents. Of library operators."""
+
+    def divided(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        return tuple(p for a in axes for p in parts.get(a, (a,)))
+
+    def attr(value: Attr) -> Attr:
+        if isinstance(value, str) and parts.get(value, (value,)) != (value,):
+            raise UnsupportedError(f"axis {value} cannot be divided: the program asks for its index")
+        return divided(value) if isinstance(value, tuple) else value
+
+    extents = {p: sizes.get(p, graph.extent(a)) for a in graph.sizes for p in parts.get(a, (a,))}
+    kernels: list[Library] = []
+    for k in _libraries(graph):
+        for load in k.loads:
+            for a, b in zip(graph.tensors[load.tensor].axes, load.axes, strict=True):
+                if [extents[p] for p in divided((a,))] != [extents[p] for p in divided((b,))]:
+                    raise UnsupportedError(f"axis {a} cannot be divided: the program reads {load.tensor} also as {b}")
+        op = replace(k.op, axes=divided(k.op.axes), attrs=tuple((n, attr(v)) for n, v in k.op.attrs))
+        loads = tuple(replace(x, axes=divided(x.axes)) for x in k.loads)
+        kernels.append(Library(loads, op, replace(k.result, axes=divided(k.result.axes))))
+    inputs = tuple(replace(t, axes=divided(t.axes)) for t in graph.inputs)
+    return KernelGraph(inputs, tuple(kernels), graph.outputs, tuple(sorted(extents.items())))
 
 
 def _libraries(graph: KernelGraph) -> Iterator[Library]:

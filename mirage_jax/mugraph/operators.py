@@ -82,6 +82,7 @@ FUNCTIONS: dict[str, Function] = {
         Function("sin", lambda xp, x: xp.sin(x), "tl.sin({0})"),
         Function("cos", lambda xp, x: xp.cos(x), "tl.cos({0})"),
         Function("abs", lambda xp, x: xp.abs(x), "tl.abs({0})", flops=1),
+        Function("isfinite", lambda xp, x: xp.isfinite(x), "(tl.abs({0}) < float('inf')).to(tl.float32)", flops=1),
         Function("sign", lambda xp, x: xp.sign(x), "(({0} > 0).to(tl.float32) - ({0} < 0).to(tl.float32))", flops=1),
         Function("maximum", lambda xp, x, y: xp.maximum(x, y), "tl.maximum({0}, {1})", 2, 1),
         Function("minimum", lambda xp, x, y: xp.minimum(x, y), "tl.minimum({0}, {1})", 2, 1),
@@ -148,6 +149,10 @@ def _rescale[V](d: Domain[V], x: V, old: V, new: V, *, degree: Fraction = ONE) -
     return d.mul(x, d.exp(moved))
 
 
+def _log_shifted[V](d: Domain[V], x: V, m: V, *, degree: Fraction = ONE) -> V:
+    return d.log_product(x, affine(d, m, degree, ZERO))
+
+
 def _opaque(f: Function) -> OpDef:
     def meaning[V](d: Domain[V], *xs: V, scale: Fraction = ONE, offset: Fraction = ZERO) -> V:
         if f.arity == 1:
@@ -207,6 +212,7 @@ for _op in (
     # --- safe softmax: exponentials relative to a shift (a free variable of the algebra, a running maximum in floats)
     OpDef("exps", 2, _pointwise, _exp_shifted, {"scale": ONE}, flops=4, summary="exp(scale * x - m)"),
     OpDef("rescale", 3, _pointwise, _rescale, {"degree": ONE}, flops=6, summary="x * exp(degree * (old - new))"),
+    OpDef("logs", 2, _pointwise, _log_shifted, {"degree": ONE}, flops=6, summary="log(x * exp(degree * m))"),
     OpDef(
         "shift", 1, _reduced, lambda d, x, *, axes, scale=ONE: d.shift(affine(d, x, scale, ZERO), axes),
         {"scale": ONE}, ("axes",),

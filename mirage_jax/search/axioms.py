@@ -11,6 +11,7 @@ construction.
 | merge| exp(a) exp(b)    | exp of a sum         | mul(exp x, exp y) = exp(add(x, y)) |
 | split| t1 + ... + tn    | add of a bipartition | add associative, commutative |
 | sum  | S[x] t           | sum / acc over x last| sum(i, sum(j, x)) = sum(i j, x), sum over add |
+| max  | max[x y] t       | max / last over x last| max(i, max(j, x)) = max(i j, x) |
 | cut  | G * rest         | mul, div, dot        | mul assoc., comm., distributive; sum(i, x y) = x sum(i, y) |
 """
 
@@ -23,6 +24,7 @@ from itertools import combinations, product
 from typing import Any
 
 from mirage_jax.mugraph.graph import PART, Axis, origin
+from mirage_jax.mugraph.operators import ACCUMULATORS, OpDef, operator
 from mirage_jax.search.normal_form import NO_AXES, ONE, Base, Expressions, Factors, Poly, Term
 
 LOOP = ".l"  # k.l: the loop-step part of an axis during search; muGraphs call (k.l, k) by the one name k again
@@ -43,7 +45,7 @@ def part_of(axis: Axis, suffix: str = PART) -> Axis:
 @dataclass(frozen=True, slots=True)
 class Step:
     """value = times * op(args). `attrs` are attributes of the muGraph operator; "acc" stands for an accumulator over
-    `attrs.axes`.
+    the loop steps `attrs.axes`, "last" for the end of a maximum that is carried through them.
     """
 
     op: str
@@ -58,6 +60,16 @@ class Step:
     def reduced(self) -> tuple[Axis, ...]:
         """Axes that this step removes."""
         return self.attr("axes", ())
+
+    @property
+    def accumulates(self) -> bool:
+        """Does it end a loop?"""
+        return self.op in ACCUMULATORS
+
+    @property
+    def record(self) -> OpDef:
+        """What one loop step (or the one evaluation) of it costs."""
+        return operator({"acc": "sum", "last": "max"}.get(self.op, self.op))
 
 
 def _step(op: str, args: tuple[Poly, ...], times: Fraction = ONE, **attrs: Any) -> Step:
@@ -97,19 +109,13 @@ class Axioms:
         return known
 
     def _is_input(self, p: Poly) -> bool:
-        e = self.e
-        rows = e.poly(p)
-        if len(rows) != 1 or rows[0][1] != 1:
-            return False
-        bound, factors = e.term(rows[0][0])
-        if bound or len(factors) != 1 or factors[0][1] != 1:
-            return False
-        base = e.base(factors[0][0])
-        return base[0] == "atom" and not base[1].startswith("#")
+        base = self.e.only_base(p)
+        return base is not None and base[0] == "atom" and not base[1].startswith("#")
 
     def atom(self, p: Poly) -> tuple[str, tuple[Axis, ...]]:
         """(tensor, axes) of an input."""
-        base = self.e.base(self.e.term(self.e.poly(p)[0][0])[1][0][0])
+        base = self.e.only_base(p)
+        assert base is not None
         return base[1], base[2]
 
 
@@ -131,13 +137,11 @@ def leaves(e: Expressions, p: Poly) -> Iterator[Step]:
     if q != p:
         yield _step("affine", (q,), **_affine(c, offset))
         return
-    rows = e.poly(p)
-    if len(rows) == 1:
-        bound, factors = e.term(rows[0][0])
-        if not bound and len(factors) == 1 and factors[0][1] == 1:
-            base = e.base(factors[0][0])
-            if base[0] == "atom" and base[1] == "#iota":
-                yield _step("iota", (), axis=base[2][-1])  # parts and steps come first; the index counts all of them
+    match e.only_base(p):
+        case ("atom", "#iota", axes):
+            yield _step("iota", (), axis=axes[-1])  # parts and steps come first; the index counts all of them
+        case _:
+            return
 
 
 def unary(e: Expressions, p: Poly) -> Iterator[Step]:
@@ -163,8 +167,12 @@ def unary(e: Expressions, p: Poly) -> Iterator[Step]:
         case ("atom", _, _) | ("f", _, _, _) if power != 1 and not (power.denominator == 1 and power > 1):
             yield _step("pow", (_single(e, (), [(b, ONE)]),), exponent=power)
         case ("f", "max", (inner,), removed) if power == 1:
-            if all(kind(a) == "t" for a in removed):
+            outer = [a for a in removed if kind(a) != "t"]  # a tile first, then loop steps and grid parts, as for sums
+            if not outer:
                 yield _step("max", (inner,), axes=removed)
+            for x in outer:
+                rest = e.function("max", (inner,), tuple(a for a in removed if a != x))
+                yield _step("last" if kind(x) == "l" else "max", (rest,), axes=(x,))
         case ("f", name, (inner,), ()) if power == 1:
             q, c, offset = e.affine_parts(inner)
             if e.is_constant(inner):

@@ -18,21 +18,23 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
 import numpy as np
 import sympy  # pyright: ignore[reportMissingTypeStubs]
 
-from mirage_jax.mugraph.footprint import BYTES
+from mirage_jax.mugraph.footprint import BYTES, iteration_spaces
 from mirage_jax.mugraph.graph import (
     PART,
     Axis,
     BlockGraph,
     KernelGraph,
     KernelSchedule,
+    Library,
     Op,
+    Schedule,
     Span,
     is_part,
     origin,
@@ -52,6 +54,7 @@ LARGEST_TILE = 32768  # elements of one value: 128 f32 registers for each of 256
 SMALLEST_PRODUCT = 16  # rows, columns and depth of a matrix product are padded to this
 STEP_LATENCY = 0.4e-6  # seconds of a loop step that waits for memory
 STAGES = 3  # of the pipeline of a loop's loads, the tuner's start
+TYPICAL_TILE, TYPICAL_PARTS = 64, 8  # for which operators are chosen
 KEPT = 64  # tilings kept per kernel, for the tuner
 
 type Axes = tuple[Axis, ...]
@@ -73,8 +76,8 @@ class Read:
 
 @dataclass(frozen=True)
 class Work:
-    """One operator: the axes it is evaluated over, FLOPs per point, and whether in the loop's body. `product`: its
-    row, column and depth axes.
+    """One operator: the axes it is evaluated over, FLOPs per point in all loops that make it, and whether in a loop's
+    body. `product`: its row, column and depth axes.
     """
 
     axes: Axes
@@ -119,7 +122,8 @@ def outline(kernel: BlockGraph, graph: KernelGraph) -> Outline:
         in_body = stages[op.name].body or op.op in ACCUMULATORS
         sides = [set(kernel.axes_of[a]) for a in op.args]
         narrow = any(widths.get(a, 4) <= 2 for a in op.args)
-        work.append(Work(space, op.axes, operator(op.op).flops, in_body, _product(op.op, sides, gone), narrow))
+        flops = operator(op.op).flops * max(1, passes[op.name])
+        work.append(Work(space, op.axes, flops, in_body, _product(op.op, sides, gone), narrow))
     writes = tuple((s.tensor.axes, BYTES[s.tensor.dtype]) for s in kernel.stores)
     return Outline(kernel.grid, kernel.loop, reads, tuple(work), writes, kernel.span)
 
@@ -258,6 +262,44 @@ def seconds(t: Terms, d: Device, math_: Any = Arrays) -> Number:
     return math_.maximum(math_.maximum(memory, compute), math_.maximum(latency, d.shortest)) + d.launch
 
 
+def extents_inside(kernel: BlockGraph, graph: KernelGraph, parts: Mapping[Axis, int]) -> Callable[[Axis], int]:
+    """Extents as a kernel's blocks see them: of a split axis, its part."""
+
+    def extent(a: Axis) -> int:
+        if is_part(a):
+            return parts[split_axis(origin(a))]
+        n = graph.extent(a)
+        return -(-n // parts[a]) if a in parts and part_axis(a) in kernel.grid else n
+
+    return extent
+
+
+def estimate(graph: KernelGraph, schedule: Schedule, device: Device) -> float:
+    """Seconds of a scheduled graph; library operators as XLA would run them alone, pointwise ones fused."""
+    total = 0.0
+    for kernel, sizes in zip(graph, schedule.kernels, strict=True):
+        if isinstance(kernel, BlockGraph):
+            extent = extents_inside(kernel, graph, schedule.part_counts)
+            tile = dict(sizes.tiles)
+            total += float(seconds(terms(outline(kernel, graph), extent, lambda a, t=tile: t.get(a, 1)), device))
+        else:
+            total += _library(kernel, graph, device)
+    return total
+
+
+def _library(kernel: Library, graph: KernelGraph, device: Device) -> float:
+    record = operator(kernel.op.op)
+    ((_, space),) = iteration_spaces(kernel)
+    sides = [set(x.axes) for x in kernel.loads]
+    is_product = bool(_product(kernel.op.op, sides, ()))
+    narrow = any(BYTES[graph.tensors[x.tensor].dtype] <= 2 for x in kernel.loads)
+    peak = device.vector_flops if not is_product else device.matrix_flops if narrow else device.matrix_flops_f32
+    work = record.flops * math.prod(map(graph.extent, space)) / peak
+    read = [] if record.pointwise else [graph.tensors[x.tensor] for x in kernel.loads]
+    moved = sum(math.prod(map(graph.extent, t.axes)) * BYTES[t.dtype] for t in (*read, kernel.result))
+    return max(work, moved / device.bandwidth) + (0.0 if record.pointwise else device.launch)
+
+
 def formula(kernel: BlockGraph, graph: KernelGraph, device: Device) -> sympy.Expr:
     """The estimate of a kernel in seconds as a sympy expression: ``k`` is an extent, ``T_k`` the tile of a divided
     axis.
@@ -357,17 +399,18 @@ class Model:
     widths: Mapping[str, int]  # bytes per element of the region's inputs
     split: Axis | None = None
     parts: int = 1
+    dags: dict[Any, Mapping[Leaves, Dag]] = field(default_factory=dict[Any, Mapping[Leaves, Dag]])  # for any `parts`
 
     def __post_init__(self) -> None:
         self._kernels: dict[tuple[Leaves, Leaves], Priced | None] = {}
 
-    def extent(self, axis: Axis) -> int:
-        a = origin(axis)
+    def extent(self, axis: Axis, parts: int | None = None) -> int:
+        a, parts = origin(axis), parts or self.parts
         if self.split is not None:
             if a == self.split + PART:
-                return self.parts
+                return parts
             if a == self.split:
-                return math.ceil(self.extents[a] / self.parts)
+                return math.ceil(self.extents[a] / parts)
         return self.extents[a]
 
     def width(self, p: Poly) -> int:
@@ -394,7 +437,7 @@ class Model:
         """Seconds of one application at given axis sizes, on the whole device."""
         e, d = self.frontiers.axioms.e, self.device
         points = math.prod(size[origin(a)] for a in {*e.axes(p), *s.reduced})
-        flops = points * operator("sum" if s.op == "acc" else s.op).flops
+        flops = points * s.record.flops
         if s.op == "dot":
             x, y = ({a for a in e.axes(o) - set(s.reduced) if size[origin(a)] > 1} for o in s.args)
             if x - y and y - x:
@@ -427,15 +470,28 @@ class Model:
         must, optional = f.grid_for(outs, leaves)
         grid = tuple(sorted(must | optional, key=lambda a: (kind(a) != "g" and a not in f.batch, a)))
         single = must | f.batch
-        size = {a: min(64, self.extent(a)) if a in grid or a == loop else self.extent(a) for a in self.extents}
-        size |= dict.fromkeys(single, 1) | ({loop + LOOP: math.ceil(self.extent(loop) / size[loop])} if loop else {})
-        if self.split is not None:
-            size.setdefault(self.split + PART, self.parts)
-        dag = f.cheapest(outs, leaves, loop, lambda p, s: self.work(p, s, size) + 1e-15)
+        dag = self._cheapest(outs, leaves, loop, grid, single)
         if dag is None:
             return None
-        found = tilings(self._outline(outs, leaves, loop, grid, dag), self.extent, frozenset(single), self.device)
+        found = tilings(self._outline(outs, leaves, loop, grid, dag), self.extent, single, self.device)
         return Priced(outs, leaves, loop, grid, dag, tuple(found)) if found else None
+
+    def _cheapest(
+        self, outs: Leaves, leaves: Leaves, loop: Axis | None, grid: Axes, single: frozenset[Axis]
+    ) -> Dag | None:
+        """The DAG that does the least work at typical tiles; found for all `leaves` and any number of parts at once."""
+        most = self.frontiers.space.max_loaded if leaves else 0
+        key = (outs, loop, most, frozenset(grid), single)
+        if key not in self.dags:
+            whole = {a: self.extent(a, TYPICAL_PARTS) for a in self.extents}
+            size = {a: min(TYPICAL_TILE, n) if a in grid or a == loop else n for a, n in whole.items()}
+            size |= dict.fromkeys(single, 1)
+            if loop is not None:
+                size[loop + LOOP] = math.ceil(whole[loop] / size[loop])
+            if self.split is not None:
+                size.setdefault(self.split + PART, TYPICAL_PARTS)
+            self.dags[key] = self.frontiers.cheapest(outs, loop, lambda p, s: self.work(p, s, size) + 1e-15, most)
+        return self.dags[key].get(leaves)
 
     def _outline(self, outs: Leaves, leaves: Leaves, loop: Axis | None, grid: Axes, dag: Dag) -> Outline:
         """The outline of a kernel that is not written yet."""
@@ -445,16 +501,13 @@ class Model:
         def visible(p: Poly) -> Axes:
             return tuple(sorted(a for a in f.axioms.e.axes(p) if kind(a) == "t" or (kind(a) == "g" and a not in grid)))
 
-        def in_body(p: Poly) -> bool:
-            return loop is not None and any(origin(a) == loop + LOOP for a in f.axioms.e.axes(p))
-
         steps = dict(dag)
         depth: dict[Poly, int] = {}
         for p, s in dag:
-            depth[p] = max((depth.get(o, 0) for o in s.args), default=0) + (s.op == "acc")
-        ends = [(depth[p] - 1, s.args) for p, s in dag if s.op == "acc"]
-        ends += [(depth[p], (p,)) for p in (f.in_loop(o, loop) for o in outs) if in_body(p)]
-        passes = _passes(ends, lambda p: steps[p].args if p in steps and in_body(p) else ())
+            depth[p] = max((depth.get(o, 0) for o in s.args), default=0) + s.accumulates
+        ends = [(depth[p] - 1, s.args) for p, s in dag if s.accumulates]
+        ends += [(depth[p], (p,)) for p in (f.in_loop(o, loop) for o in outs) if f.in_body(p)]
+        passes = _passes(ends, lambda p: steps[p].args if p in steps and f.in_body(p) else ())
         reads: dict[Poly, Read] = {}
         work: list[Work] = []
         for p, s in dag:
@@ -462,17 +515,17 @@ class Model:
                 if f.axioms.is_input(o) or o in loaded:
                     name = f.axioms.atom(o)[0] if f.axioms.is_input(o) else f"%{o}"
                     reads[o] = Read(
-                        name, visible(o), self.width(loaded.get(o, o)), max(1, passes[o]) if in_body(o) else 1
+                        name, visible(o), self.width(loaded.get(o, o)), max(1, passes[o]) if f.in_body(o) else 1
                     )
             sides = [set(visible(o)) for o in s.args]
             gone = tuple(a for a in s.reduced if kind(a) != "l")
             space = tuple(dict.fromkeys((*visible(p), *gone)))
             narrow = any(f.axioms.is_input(o) and self.width(o) <= 2 for o in s.args)
-            op = "sum" if s.op == "acc" else s.op
-            body = in_body(p) or s.op == "acc"
-            work.append(Work(space, visible(p), operator(op).flops, body, _product(op, sides, gone), narrow))
+            body = f.in_body(p) or s.accumulates
+            flops = s.record.flops * max(1, passes[p])
+            work.append(Work(space, visible(p), flops, body, _product(s.op, sides, gone), narrow))
         writes = tuple((tuple(sorted(f.axioms.e.axes(o))), self.width(o)) for o in outs)
-        if loop is None or any(in_body(f.in_loop(o, loop)) for o in outs):
+        if loop is None or any(f.in_body(f.in_loop(o, loop)) for o in outs):
             span = None
         else:
             span = span_of([Op(str(p), s.op, tuple(map(str, s.args)), (), s.attrs) for p, s in dag], grid, loop)

@@ -7,6 +7,7 @@ muGraph's meaning stands by itself and the verifier need not trust the search:
   the group are summed anywhere in the plan; inside a loop over such an axis it is carried (online softmax);
 * accumulators of degree d become ``accs v m {degree=d}``: rescaled whenever m moves;
 * a later loop uses exponentials relative to the final shift, ``exps x (last m)``;
+* the logarithm of a value of degree d is ``logs v m {degree=d}``, which has degree 0;
 * a stored value of degree d is accompanied by its shift; a kernel that sums over the parts of a split axis first moves
   what it loads to a common shift: ``M = shift m; v' = rescale v m M``. The combine kernel is one more loop step.
 """
@@ -221,6 +222,10 @@ class _KernelWriter:
         attrs: dict[str, Any] = dict(s.attrs)
         if s.op == "acc":
             name = self._accumulate(s, degree)
+        elif s.op == "last":
+            name = self.emit("last", self.value(s.args[0]))
+        elif s.op == "log" and (relative := self.x.frontiers.grading.degree(s.args[0])):
+            name = self._logarithm(s, *self._one_group(relative))
         elif s.op == "exp" and degree:
             name = self._exponential(p, s, *self._one_group(degree))
         else:
@@ -280,6 +285,14 @@ class _KernelWriter:
         attrs = {} if scale == 1 else {"scale": scale}
         self.shifts[group] = self.emit("shift", x, axes=tuple(over), **attrs)
         return self.emit("exps", x, self.shifts[group], **attrs)
+
+    def _logarithm(self, s: Step, group: int, degree: Fraction) -> str:
+        x, m = self.value(s.args[0]), self.shifts[group]
+        if scale := s.attr("scale"):
+            x = self.emit("affine", x, scale=scale)
+        if self._is_carried(m) and not self.stages[x].body:
+            m = self._last(m)
+        return self.emit("logs", x, m, **({} if degree == 1 else {"degree": degree}))
 
     # ------------------------------------------------------------------ the kernel
 

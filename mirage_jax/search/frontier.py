@@ -25,6 +25,9 @@ type Histogram = (
     int  # number of DAGs with n operators, in bits n * LANE and up: adding and shifting are one operation each
 )
 type Dag = tuple[tuple[Poly, Step], ...]  # values with the step that makes each, operands first
+type _Chain = tuple[tuple[Poly, Step], _Chain] | None  # the same, results first
+type Frontier = tuple[tuple[tuple[int, int], Poly, int], ...]  # (order, value, passes) by falling order
+# passes: the loops in which a value is needed, bit n for the one that n more may precede
 EMPTY: Leaves = frozenset()
 LANE = 128
 FREE = frozenset({"affine", "const", "iota"})  # scalars ride for free: not counted as operators
@@ -138,10 +141,17 @@ class Frontiers:
         parts = frozenset(a for a in ok if kind(a) == "g")
         return parts, ok - parts
 
-    def whole(self, p: Poly) -> bool:
-        """May this value be a device tensor? One that has both halves of a split axis repeats an unsplit plan."""
+    @memo
+    def _unloadable(self, p: Poly) -> str:
+        """Why this value may not be a device tensor, or "". One with both halves of a split axis repeats an unsplit
+        plan.
+        """
         axes = self.axioms.e.axes(p)
-        return not self.axioms.e.is_constant(p) and not any(kind(a) == "t" and part_of(a) in axes for a in axes)
+        if len(self.tile_axes(p)) > self.space.max_rank:
+            return "rank"
+        if self.axioms.e.is_constant(p) or any(kind(a) == "t" and part_of(a) in axes for a in axes):
+            return "both halves of a split axis"
+        return ""
 
     def parts_of(self, outs: Leaves) -> frozenset[Axis]:
         """Part axes on the grid of a kernel with these outputs: those free in all of them."""
@@ -153,13 +163,18 @@ class Frontiers:
         """A region input is read along a part axis only by kernels that have it on their grid; a loop runs over no
         copy of an axis.
         """
-        if s.op == "acc" and s.reduced[0] != origin(s.reduced[0]):
+        if s.accumulates and s.reduced[0] != origin(s.reduced[0]):
             self.stats["loop over a copy"] += 1
             return False
-        if all(kind(a) != "g" or a in parts for o in s.args if self.axioms.is_input(o) for a in self.axioms.atom(o)[1]):
+        if self._parts_read(s) <= parts:
             return True
         self.stats["part read outside of the grid"] += 1
         return False
+
+    @memo
+    def _parts_read(self, s: Step) -> frozenset[Axis]:
+        inputs = (self.axioms.atom(o)[1] for o in s.args if self.axioms.is_input(o))
+        return frozenset(a for axes in inputs for a in axes if kind(a) == "g")
 
     # ------------------------------------------------------------------ the dynamic programs
 
@@ -168,35 +183,35 @@ class Frontiers:
         return p if loop is None else self.axioms.e.split(p, loop, (loop + LOOP, loop))
 
     @memo
+    def _outside(self, outs: Leaves, loop: Axis | None) -> dict[Poly, Poly]:
+        """Values inside of a kernel that computes `outs` -> the same as tensors."""
+        return {self.in_loop(p, loop): p for o in outs for p in self.reach(o)}
+
+    @memo
     def kernels(self, outs: Leaves, loop: Axis | None) -> dict[Leaves, Counter[int]]:
         """{loaded values: {number of operators: number of DAGs}} over all kernels that compute `outs`."""
         space, stats = self.space, self.stats
         parts = self.parts_of(outs)
-        reachable = frozenset[Poly]().union(*(self.reach(o) for o in outs))
-        inside = {p: self.in_loop(p, loop) for p in reachable}
-        outside = {q: p for p, q in inside.items()}
-        must = frozenset(inside[o] for o in outs)
-        table: dict[tuple[tuple[tuple[int, int], Poly, int], ...], dict[tuple[Leaves, bool], Histogram]] = {}
+        outside = self._outside(outs, loop)
+        must = {self.in_loop(o, loop) for o in outs}
+        table: dict[Frontier, dict[tuple[Leaves, bool], Histogram]] = {}
         limit = (1 << LANE * (space.max_ops + 1)) - 1
 
-        def solve(frontier: tuple[tuple[tuple[int, int], Poly, int], ...]) -> dict[tuple[Leaves, bool], Histogram]:
+        def solve(frontier: Frontier) -> dict[tuple[Leaves, bool], Histogram]:
             if not frontier:
                 return {(EMPTY, False): 1}
             if frontier in table:
                 return table[frontier]
             self.tick()
             stats["states"] += 1
-            (_, top, loops_left), rest = frontier[0], frontier[1:]
+            (_, top, passes), rest = frontier[0], frontier[1:]
             out: dict[tuple[Leaves, bool], Histogram] = {}
 
             if top not in must:
                 whole = outside.get(top)
-                if whole is None:
-                    stats["partial sum is not a tensor"] += 1
-                elif len(self.tile_axes(whole)) > space.max_rank:
-                    stats["rank"] += 1
-                elif not self.whole(whole):
-                    stats["both halves of a split axis"] += 1
+                why = "partial sum is not a tensor" if whole is None else self._unloadable(whole)
+                if whole is None or why:
+                    stats[why] += 1
                 else:
                     for (loaded, used), h in solve(rest).items():
                         if len(loaded) < space.max_loaded:
@@ -205,16 +220,15 @@ class Frontiers:
             if self.legal(top):
                 for s in self.axioms.steps(top):
                     stats["steps"] += 1
-                    is_acc = s.op == "acc"
-                    if is_acc and loops_left == 0:
+                    if s.accumulates and passes & 1:
                         stats["second loop"] += 1
                         continue
                     if not self.possible(s, parts):
                         continue
                     shift = 0 if s.op in FREE else LANE
-                    for (loaded, used), h in solve(self._extend(rest, s, loops_left - is_acc)).items():
+                    for (loaded, used), h in solve(self._extend(rest, s, passes)).items():
                         if more := h << shift & limit:
-                            key = (loaded, used or is_acc)
+                            key = (loaded, used or s.accumulates)
                             out[key] = out.get(key, 0) + more
                         else:
                             stats["operator limit"] += 1
@@ -227,74 +241,81 @@ class Frontiers:
                 found.setdefault(loaded, Counter()).update(_unpacked(h))
         return found
 
-    def _start(self, outs: Leaves, loop: Axis | None) -> tuple[tuple[tuple[int, int], Poly, int], ...]:
+    def _start(self, outs: Leaves, loop: Axis | None) -> Frontier:
         """The frontier that a kernel begins with. An output stored inside a loop leaves one loop less for what it
         needs.
         """
 
         def entry(o: Poly) -> tuple[tuple[int, int], Poly, int]:
             p = self.in_loop(o, loop)
-            streamed = loop is not None and any(origin(a) == loop + LOOP for a in self.axioms.e.axes(p))
-            return (self.order(p), p, self.space.loops - streamed if loop else 0)
+            streamed = self.in_body(p)
+            return (self.order(p), p, 1 << (self.space.loops - streamed if loop else 0))
 
         return tuple(sorted(map(entry, outs), reverse=True))
 
-    def _extend(
-        self, rest: tuple[tuple[tuple[int, int], Poly, int], ...], s: Step, loops_left: int
-    ) -> tuple[tuple[tuple[int, int], Poly, int], ...]:
+    def _extend(self, rest: Frontier, s: Step, passes: int) -> Frontier:
+        """What is still to be made after a step whose result is needed in `passes`. What does not change in a loop is
+        made once, before the first of them.
+        """
+        if s.accumulates:
+            passes = _first(passes) >> 1
         nxt = {entry[1]: entry for entry in rest}
         for o in s.args:
             if not self.axioms.is_input(o):
-                left = min(loops_left, nxt[o][2]) if o in nxt else loops_left
-                nxt[o] = (self.order(o), o, left)
+                here = passes | nxt[o][2] if o in nxt else passes
+                nxt[o] = (self.order(o), o, here if self.in_body(o) else _first(here))
         return tuple(sorted(nxt.values(), reverse=True))
+
+    @memo
+    def in_body(self, p: Poly) -> bool:
+        """Does a value differ from loop step to loop step?"""
+        return any(kind(a) == "l" for a in self.axioms.e.axes(p))
 
     def cheapest(
         self,
         outs: Leaves,
-        leaves: Leaves,
         loop: Axis | None,
         weight: Callable[[Poly, Step], float],
+        max_loaded: int,
         within: Callable[[], None] | None = None,
-    ) -> Dag | None:
-        """The cheapest DAG for `outs` that loads exactly `leaves`, each operator costing `weight`; operands first.
+    ) -> dict[Leaves, Dag]:
+        """{loaded values: the cheapest DAG for `outs` that loads them}, each operator costing `weight`; operands first.
 
-        A DAG that ignores one of the leaves belongs to another plan. `within` is called once per state, for a limit
-        of its own.
+        `within` is called once per state, for a limit of its own.
         """
         check = within or self.tick
         parts = self.parts_of(outs)
-        leaf = {self.in_loop(p, loop) for p in leaves}
+        outside = self._outside(outs, loop)
         must = {self.in_loop(o, loop) for o in outs}
-        table: dict[object, dict[Leaves, tuple[float, Dag]]] = {}
+        table: dict[Frontier, dict[Leaves, tuple[float, _Chain]]] = {}
 
-        def solve(frontier: tuple[tuple[tuple[int, int], Poly, int], ...]) -> dict[Leaves, tuple[float, Dag]]:
+        def solve(frontier: Frontier) -> dict[Leaves, tuple[float, _Chain]]:
             if not frontier:
-                return {EMPTY: (0.0, ())}
+                return {EMPTY: (0.0, None)}
             if frontier in table:
                 return table[frontier]
             check()
             self.stats["states"] += 1
-            (_, top, loops_left), rest = frontier[0], frontier[1:]
-            best: dict[Leaves, tuple[float, Dag]] = {}
+            (_, top, passes), rest = frontier[0], frontier[1:]
+            best: dict[Leaves, tuple[float, _Chain]] = {}
+            whole = outside.get(top)
+            if max_loaded and whole is not None and top not in must and not self._unloadable(whole):
+                for loaded, found in solve(rest).items():
+                    if len(loaded) < max_loaded:
+                        best[loaded | {whole}] = found
             if self.legal(top):
                 for s in self.axioms.steps(top):
-                    is_acc = s.op == "acc"
-                    if (is_acc and loops_left == 0) or not self.possible(s, parts):
+                    if (s.accumulates and passes & 1) or not self.possible(s, parts):
                         continue
                     self.stats["steps"] += 1
-                    used = frozenset(o for o in s.args if o in leaf and o not in must)
-                    made = Step(s.op, tuple(o for o in s.args if o not in used), s.attrs, s.times)
-                    cost = weight(top, s)
-                    for have, (c, dag) in solve(self._extend(rest, made, loops_left - is_acc)).items():
-                        have |= used
-                        if have not in best or c + cost < best[have][0]:
-                            best[have] = (c + cost, ((top, s), *dag))
+                    cost = weight(top, s) * passes.bit_count()  # made anew in each loop that needs it
+                    for loaded, (c, dag) in solve(self._extend(rest, s, passes)).items():
+                        if loaded not in best or c + cost < best[loaded][0]:
+                            best[loaded] = (c + cost, ((top, s), dag))
             table[frontier] = best
             return best
 
-        found = solve(self._start(outs, loop)).get(frozenset(leaf))
-        return tuple(reversed(found[1])) if found else None
+        return {loaded: _unchained(dag) for loaded, (_, dag) in solve(self._start(outs, loop)).items()}
 
     def cheapest_tree(self, outs: Leaves, weight: Callable[[Poly, Step], float]) -> Dag | None:
         """A cheap DAG for `outs` without loads and loop, found value by value as if nothing were shared.
@@ -325,6 +346,19 @@ class Frontiers:
                 dag[p] = chosen[1]
                 todo += [o for o in chosen[1].args if not self.axioms.is_input(o)]
         return tuple(sorted(dag.items(), key=lambda x: self.order(x[0])))
+
+
+def _first(passes: int) -> int:
+    """The first of several loops alone."""
+    return passes & -passes
+
+
+def _unchained(chain: _Chain) -> Dag:
+    out: list[tuple[Poly, Step]] = []
+    while chain is not None:
+        out.append(chain[0])
+        chain = chain[1]
+    return tuple(reversed(out))
 
 
 def _unpacked(h: Histogram) -> dict[int, int]:

@@ -2,9 +2,9 @@
 
 A value of degree d is stored as ``a`` with true value ``a * exp(d * m)``, m being a shift that all values of one *exp
 group* share: an exponential has degree 1, so have its row sum l and the weighted sum O, 1/l has degree -1 and O/l has
-degree 0. A group may be shifted if every output of the region has degree 0: then m cancels, whatever it is, and may
-be chosen as the maximum. A value that is not homogeneous (exp(x) + 1) has no shifted form and cannot occur in such a
-program.
+degree 0; so has log l, computed as log(a) + m. A group may be shifted if every output of the region has degree 0: then
+m cancels, whatever it is, and may be chosen as the maximum. A value that is not homogeneous (exp(x) + 1) has no shifted
+form and cannot occur in such a program.
 
 Exponentials that the program multiplies together form one group, computed as one exp of the sum: exp(a) exp(b) would
 be fine in algebra and 0 * inf in floats.
@@ -118,6 +118,10 @@ class Grading:
                             return None
                         for g, v in d:
                             total[g] = total.get(g, Fraction(0)) + v * q
+                    case ("f", "log", (argument,), _):  # log(a exp(d m)) = log(a) + d m
+                        d = self.degree(argument)
+                        if d is None or len(d) > 1:
+                            return None
                     case ("f", _, polys, _):
                         if any(self.degree(x) != NONE for x in polys):
                             return None

@@ -362,6 +362,18 @@ class Expressions:
         q, c = self.monic(self.make_poly([(t, c) for t, c in self.poly(p) if t != self.one]))
         return q, c, offset
 
+    def only_base(self, p: Poly) -> tuple[Any, ...] | None:
+        """The base that a value is, if it is one and nothing else."""
+        match self.poly(p):
+            case ((t, c),) if c == 1 and not self.term(t)[0]:
+                match self.term(t)[1]:
+                    case ((b, q),) if q == 1:
+                        return self.base(b)
+                    case _:
+                        return None
+            case _:
+                return None
+
     def is_constant(self, p: Poly) -> bool:
         return all(t == self.one for t, _ in self.poly(p))
 
@@ -503,6 +515,9 @@ class NormalFormDomain:
     def exp(self, x: Poly) -> Poly:
         return self.e.exp(x)
 
+    def log_product(self, x: Poly, m: Poly) -> Poly:
+        return self.e.function("log", (self.e.mul(x, self.e.exp(m)),))
+
     def function(self, name: str, args: Iterable[Poly]) -> Poly:
         return self.e.function(name, tuple(args))
 
@@ -513,10 +528,20 @@ class NormalFormDomain:
         return self.e.sum(self.e.mul(x, y), axes)
 
     def maximum(self, x: Poly, axes: tuple[Axis, ...]) -> Poly:
+        axes = tuple(a for a in axes if a in self.e.axes(x))
         q, c, offset = self.e.affine_parts(x)
-        if c > 0 and not self.e.is_constant(x):  # max(c x + o) = c max(x) + o
-            return self.e.add(self.e.scale(self.e.function("max", (q,), axes), c), self.e.constant(offset))
-        return self.e.function("max", (x,), axes)
+        if not axes:
+            return x
+        if c > 0:  # max(c x + o) = c max(x) + o
+            return self.e.add(self.e.scale(self._maximum(q, axes), c), self.e.constant(offset))
+        return self._maximum(x, axes)
+
+    def _maximum(self, x: Poly, axes: tuple[Axis, ...]) -> Poly:
+        match self.e.only_base(x):
+            case ("f", "max", (inner,), removed):  # max over i of max over j is max over i and j
+                return self.e.function("max", (inner,), (*removed, *axes))
+            case _:
+                return self.e.function("max", (x,), axes)
 
     def shift(self, x: Poly, axes: tuple[Axis, ...]) -> Poly:
         raise UnsupportedError("a shift has no normal form: it is added after the search")

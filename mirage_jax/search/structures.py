@@ -9,7 +9,7 @@ its certificate will refuse: a lost opportunity, never a wrong result.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
@@ -25,13 +25,9 @@ from mirage_jax.mugraph.graph import (
     Library,
     Op,
     Schedule,
-    is_part,
-    origin,
-    part_axis,
-    split_axis,
 )
 from mirage_jax.mugraph.parser import parse
-from mirage_jax.search.cost import Tiled, outline, tilings
+from mirage_jax.search.cost import Tiled, extents_inside, outline, tilings
 from mirage_jax.search.devices import Device
 
 PARTS = (4, 8, 16, 32)
@@ -117,17 +113,7 @@ def _kernel_tilings(
 ) -> list[Tiled]:
     if isinstance(kernel, Library):
         return [Tiled(device.launch, KernelSchedule())]
-    return tilings(outline(kernel, graph), _extents(kernel, graph, parts), frozenset(single), device)
-
-
-def _extents(kernel: BlockGraph, graph: KernelGraph, parts: Mapping[Axis, int]) -> Callable[[Axis], int]:
-    def extent(a: Axis) -> int:
-        if is_part(a):
-            return parts[split_axis(origin(a))]
-        n = graph.extent(a)
-        return -(-n // parts[a]) if a in parts and part_axis(a) in kernel.grid else n
-
-    return extent
+    return tilings(outline(kernel, graph), extents_inside(kernel, graph, parts), frozenset(single), device)
 
 
 def to_json(candidates: Sequence[Candidate]) -> list[Any]:

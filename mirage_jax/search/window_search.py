@@ -152,9 +152,9 @@ class Search:
             self.report.pruned += stats
         self.report.fired = Counter(getattr(self, "axioms", Axioms(Expressions(self.reference.extent))).fired)
 
-    def _model(self, f: Frontiers, split: Axis | None = None, parts: int = 1) -> Model:
+    def _model(self, f: Frontiers, split: Axis | None = None) -> Model:
         widths = {t.name: WIDTHS[t.dtype] for t in self.reference.inputs}
-        return Model(f, self.device, self.reference.sizes, widths, split, parts)
+        return Model(f, self.device, self.reference.sizes, widths, split)
 
     # ------------------------------------------------------------------ algebra
 
@@ -179,7 +179,8 @@ class Search:
         weights = (model.library, work, near)
 
         def shared(outs: Leaves, weight: Callable[[Poly, Step], float]) -> Dag | None:
-            return f.cheapest(outs, EMPTY, None, weight, self.clock.limited(ALGEBRA_STATES, StopReason.ALGEBRA))
+            within = self.clock.limited(ALGEBRA_STATES, StopReason.ALGEBRA)
+            return f.cheapest(outs, None, weight, max_loaded=0, within=within).get(EMPTY)
 
         searches = (f.cheapest_tree, shared)
         for find, weight in product(searches, weights):
@@ -224,7 +225,10 @@ class Search:
         counts = {
             axis: [n for n in PARTS if self.reference.extent(axis) // n >= 16] if axis else [1] for axis, _ in variants
         }
-        models = {(axis, n): self._model(plans[axis].frontiers, axis, n) for axis, _ in variants for n in counts[axis]}
+        models: dict[tuple[Axis | None, int], Model] = {}
+        for axis, _ in variants:
+            first = self._model(plans[axis].frontiers, axis)
+            models |= {(axis, n): replace(first, parts=n) for n in counts[axis]}
         best: list[float] = []
         for level in range(1, self.space.max_kernels + 1):
             if best and level * (self.device.shortest + self.device.launch) > self.slack * best[0]:
@@ -269,6 +273,9 @@ class Search:
             priced = [models[axis, n].kernel(*cut) for cut in plan]
             if any(k is None for k in priced):
                 self.report.dropped["no tile fits"] += 1
+                continue
+            if best and sum(k.seconds for k in priced if k is not None) > self.slack * best[0]:
+                self.report.pruned["cost bound"] += 1
                 continue
             try:
                 candidate = self._candidate(

@@ -225,6 +225,9 @@ class BoundDomain:
         tall = max(x.top.height + below.scale, below.height + x.top.scale, 1.0)
         return Bound(x.axes, Poly(up=x.top.degree, down=below.degree, tall=tall), {}, x.roots, poisoned=True)
 
+    def log_product(self, x: Bound, m: Bound) -> Bound:
+        return self.function("log", (self.mul(x, self.exp(m)),))
+
     def function(self, name: str, args: Sequence[Bound]) -> Bound:
         for x in args:
             known = self.notes.arguments.get(name)
@@ -252,7 +255,7 @@ class BoundDomain:
 
     def maximum(self, x: Bound, axes: tuple[Axis, ...]) -> Bound:
         return (
-            replace(self.function("max", (x,)), axes=tuple(a for a in x.axes if a not in axes))
+            replace(self.function("maximum", (x,)), axes=tuple(a for a in x.axes if a not in axes))
             if set(axes) & set(x.axes)
             else x
         )

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy
 
-from mirage_jax.errors import GraphError, VerificationError
+from mirage_jax.errors import DifferentError, GraphError, VerificationError
 from mirage_jax.mugraph.arrays import arrange
 from mirage_jax.mugraph.canonical import structure_hash
 from mirage_jax.mugraph.check import check_graph
@@ -318,10 +318,10 @@ class _Comparison:
         draw.rooted.clear()
         for schedule in (None, self.schedule) if self.divides else (None,):
             have = evaluate(self.candidate, known.inputs, self._domain(draw), schedule)
-            for name, x, y in zip(self.reference.outputs, known.want, have, strict=True):
+            for n, (name, x, y) in enumerate(zip(self.reference.outputs, known.want, have, strict=True)):
                 if wrong := _differences(x, y):
-                    raise VerificationError(
-                        f"output {name} differs in {wrong} of {x.p.re.size} elements (p = {draw.p}, q = {draw.q})"
+                    raise DifferentError(
+                        f"output {n} ({name}) differs in {wrong} of {x.p.re.size} elements (p = {draw.p}, q = {draw.q})"
                     )
         if not draw.rooted <= known.rooted:
             raise VerificationError("the candidate takes roots of what the program takes none of")

@@ -62,6 +62,38 @@ def test_rows_without_any_key_are_uniform() -> None:
     np.testing.assert_array_equal(y, 37.0)
 
 
+@pytest.mark.parametrize("n", [64, 50])
+def test_running_maximum_of_a_product(n: int) -> None:
+    """A maximum over the axis of the loop is carried; padded lanes of the last step are not in it."""
+    b = Block("row_max", "i", "n")
+    q, k = b.load("Q", "i d"), b.load("K", "d n")
+    squares = b.dot(b.mul(q, q), b.mul(k, k), axes="d")
+    b.store(f32("Y", "i"), b.last(b.max(b.affine(squares, scale=-1), axes="n")))
+    program = one(
+        b, [f32("Q", "i d"), f32("K", "d n")], {"i": 24, "d": 16, "n": n}, {"i": 16, "n": 16},
+        lambda q, k: -(q * q @ (k * k)).min(-1),
+    )  # fmt: skip
+    assert error(program) < 1e-6
+
+
+@pytest.mark.parametrize("n", [64, 50])
+def test_logarithm_of_a_sum_of_exponentials(n: int) -> None:
+    """In one pass over logits that are never stored."""
+    b = Block("logsumexp", "i", "n")
+    q, k = b.load("Q", "i d"), b.load("K", "d n")
+    s = b.dot(q, k, axes="d")
+    m = b.shift(s, axes="n", scale=Q(8))
+    total = b.accs(b.sum(b.exps(s, m, scale=Q(8)), axes="n"), m)
+    b.store(f32("Y", "i"), b.logs(total, b.last(m)))
+
+    def expected(q, k):
+        s = 8 * (q @ k)
+        return s.max(-1) + np.log(np.exp(s - s.max(-1, keepdims=True)).sum(-1))
+
+    inputs = [f32("Q", "i d"), f32("K", "d n")]
+    assert error(one(b, inputs, {"i": 24, "d": 16, "n": n}, {"i": 16, "n": 16}, expected)) < 1e-6
+
+
 @pytest.mark.parametrize("k", [64, 50])
 def test_second_loop(k: int) -> None:
     """A body value of the second loop needs an accumulator of the first."""

@@ -2,13 +2,13 @@
 
 import jax
 import pytest
-from search.programs import H200, captured, found
+from search.programs import H200, captured, found, reference
 
 from mirage_jax.bench.programs import attention, gated_mlp, lora, rmsnorm
 from mirage_jax.errors import GraphError, ParseError
 from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.graph import BlockGraph, is_part
-from mirage_jax.search.cost import formula
+from mirage_jax.search.cost import estimate, formula
 from mirage_jax.search.structures import restore, structure, to_json, with_sizes
 from mirage_jax.verify.certificate import fingerprint
 
@@ -69,3 +69,13 @@ def test_formula_is_the_model_in_symbols() -> None:
         expression = formula(kernel, best.graph, H200)
         total += float(expression.subs({s: values[s.name] for s in expression.free_symbols}))
     assert total == pytest.approx(best.seconds, rel=1e-6)
+
+
+def test_estimate_of_a_written_graph_is_the_model_of_the_search() -> None:
+    """What is compared with measured times is what candidates were ordered by."""
+    graph = reference("gqa_b1")
+    candidates = [c for c in found(graph)[0] if c.family == "kernels"]
+    assert any(c.graph.split_axes for c in candidates)
+    for c in candidates:
+        if all(isinstance(k, BlockGraph) for k in c.graph):
+            assert estimate(c.graph, c.schedule, H200) == pytest.approx(c.seconds, rel=0.1), c.graph  # shifts come last

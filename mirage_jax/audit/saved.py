@@ -1,0 +1,171 @@
+"""Are saved muGraphs of CMU's Mirage right? A verdict on each graph of a file, against a program that is given by name.
+
+Input: a file and a JAX function. The function is captured at the shapes of the file's inputs, and every graph is proven
+equal to it (`verify.certificate`), found to differ from it, or refused with a reason. `PROGRAMS` are the eight of the
+peer's benchmark *as the peer defines them*: nothing is added under the root of an RMS norm, no maximum is subtracted in
+a softmax, and nTrans adds where nGPT subtracts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from functools import cache, partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from rich.markup import escape
+from rich.table import Table
+
+from mirage_jax.bench.programs import gated_mlp, lora
+from mirage_jax.errors import DifferentError, MirageError, ParseError, UsageError
+from mirage_jax.jaxpr_frontend.flat import flatten
+from mirage_jax.jaxpr_frontend.regions import partition
+from mirage_jax.jaxpr_frontend.translate import Region
+from mirage_jax.mugraph.arrays import numpy_dtype
+from mirage_jax.mugraph.graph import KernelGraph
+from mirage_jax.mugraph.importer.file import SavedGraph, read_mirage_json
+from mirage_jax.mugraph.importer.graphs import import_graph
+from mirage_jax.mugraph.merge import separate_copies, sink_renames
+from mirage_jax.verify.certificate import certify
+
+MAX_OPS = 1000  # equations in one region: the program is not to be divided
+
+type Fn = Callable[..., object]
+
+
+def rms(x: jax.Array) -> jax.Array:
+    return x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True))
+
+
+def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    weights = jnp.exp(q @ k)
+    return weights / jnp.sum(weights, axis=-1, keepdims=True) @ v
+
+
+def qknorm_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return attention(rms(q), k, rms(v))
+
+
+def rmsnorm(x: jax.Array, w: jax.Array) -> jax.Array:
+    return rms(x) @ w
+
+
+def ntrans(h: jax.Array, x: jax.Array, a: jax.Array) -> jax.Array:
+    return rms(x + a * (rms(h) + x))
+
+
+PROGRAMS: dict[str, Fn] = {
+    "gqa": attention,
+    "mha": attention,
+    "mqa": attention,
+    "qknorm_gqa": qknorm_attention,
+    "rmsnorm": rmsnorm,
+    "gated_mlp": gated_mlp,
+    "ntrans": ntrans,
+    "lora": lora,
+}
+
+
+class Kind(StrEnum):
+    CERTIFIED = "certified"
+    DIFFERENT = "different"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """On one graph. `detail` is the certificate in words, what differs, or why there is no answer."""
+
+    number: int
+    kind: Kind
+    detail: str
+    bound: float | None = None  # probability that a wrong graph is certified
+    graph: str | None = None  # the muGraph in text form
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    file: str
+    program: str
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def all_certified(self) -> bool:
+        return all(v.kind is Kind.CERTIFIED for v in self.verdicts)
+
+    @property
+    def totals(self) -> str:
+        count = Counter(v.kind for v in self.verdicts)
+        return f"{len(self.verdicts)} graphs: " + ", ".join(f"{count[k]} {k}" for k in Kind)
+
+    def table(self) -> Table:
+        table = Table(title=f"{self.file} against {self.program}", caption=self.totals)
+        table.add_column("graph", justify="right")
+        table.add_column("verdict")
+        table.add_column("because", overflow="fold")
+        for v in self.verdicts:
+            table.add_row(str(v.number), v.kind, escape(v.detail))
+        return table
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self) | {"totals": self.totals}, indent=1, sort_keys=True) + "\n"
+
+
+def examine(file: Path, program: str, fn: Fn) -> Verdicts:
+    """A verdict on every graph of `file` against `fn`; `UsageError` if the file is malformed or does not fit `fn`."""
+    try:
+        graphs = read_mirage_json(file.read_text())
+        return Verdicts(file.name, program, tuple(judge(graphs, fn)))
+    except (ParseError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file}: {error}") from None
+
+
+def judge(graphs: Iterable[SavedGraph], fn: Fn) -> Iterator[Verdict]:
+    """Verdicts in order; the reference is captured once for all graphs of one interface."""
+    captured = cache(partial(reference_graph, fn))
+    for saved in graphs:
+        yield _verdict(saved, partial(captured, tuple((t.shape, t.dtype) for t in saved.inputs)))
+
+
+def _verdict(saved: SavedGraph, reference: Callable[[], KernelGraph]) -> Verdict:
+    text = None
+    try:
+        imported = import_graph(saved, reference())
+        text = str(imported.graph)
+        certificate = certify(imported.reference, imported.graph)
+    except (ParseError, UsageError):
+        raise
+    except DifferentError as error:
+        return Verdict(saved.number, Kind.DIFFERENT, str(error), graph=text)
+    except MirageError as error:
+        return Verdict(saved.number, Kind.REFUSED, str(error), graph=text)
+    return Verdict(saved.number, Kind.CERTIFIED, str(certificate).removeprefix("certified: "), certificate.bound, text)
+
+
+def reference_graph(fn: Fn, inputs: tuple[tuple[tuple[int, ...], str], ...]) -> KernelGraph:
+    """The muGraph of a function of arrays of these shapes and types, all of it in one region."""
+    shown = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in inputs)
+    specs = [jax.ShapeDtypeStruct(shape, numpy_dtype(dtype)) for shape, dtype in inputs]
+    try:
+        jaxpr = jax.make_jaxpr(fn)(*specs)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the program does not take the file's inputs {shown}: {error}") from None
+    found = partition(flatten(jaxpr), max_ops=MAX_OPS)
+    region = found.regions[0] if len(found.steps) == 1 and found.regions else None
+    if region is None or len(region.inputs) != len(inputs) or not _whole(region, found.program.outputs):
+        why = "; ".join(map(str, found.left_out)) or "it does not use them all, or returns one of them rearranged"
+        raise UsageError(f"the program is not one muGraph of the file's inputs {shown}: {why}")
+    tensors = {b.value: t for b, t in zip(region.inputs, region.graph.inputs, strict=True)}
+    graph = replace(region.graph, inputs=tuple(tensors[v] for v in found.program.inputs))
+    return separate_copies(sink_renames(graph))
+
+
+def _whole(region: Region, outputs: Sequence[object]) -> bool:
+    """Are the outputs of the graph the outputs of the program, as they are and in order?"""
+    plain = all(b.permutation == tuple(range(len(b.full))) and b.spread == b.full for b in region.outputs)
+    return plain and [b.value for b in region.outputs] == list(outputs)

@@ -1,0 +1,1 @@
+"""Reads muGraphs that CMU's Mirage has saved."""

@@ -1,0 +1,265 @@
+"""Saved muGraphs of CMU's Mirage, as its JSON files have them: an array of graphs, each an array of operators.
+
+Input: the text, or what a JSON reader made of it. Output: one `SavedGraph` per graph, in which every tensor that is
+used is one that was made before, of the same shape. What the operators mean is `importer.graphs`'s business.
+
+Tensors stand in the file by value wherever they are used, and are the same if they have the same `guid`. Their layouts,
+strides and places in shared memory say where elements lie and not what they are: they are not read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from mirage_jax.errors import ParseError
+
+DTYPES = {930: "f8", 935: "i8", 940: "bf16", 941: "f16", 945: "u16", 950: "f32", 960: "f64"}
+MAX_DIMS = 4
+_OP_TYPE = re.compile(r"(kn|tb)_(\w+)_op")
+
+type Json = dict[str, Json] | list[Json] | str | float | bool | None
+type Triple = tuple[int, int, int]  # by x, y and z of the grid
+NOWHERE: Triple = (-1, -1, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    guid: int
+    shape: tuple[int, ...]
+    dtype: str
+    after_accum: bool = False  # of tensors in shared memory: does it wait for the end of the loop?
+
+
+@dataclass(frozen=True, slots=True)
+class SavedOp:
+    """One operator, of the kernel graph or of a block graph; `kind` is its op_type without the level and ``_op``."""
+
+    kind: str
+    where: str
+    inputs: tuple[SavedTensor, ...]
+    outputs: tuple[SavedTensor, ...]
+    block: SavedBlock | None = None  # of a customized operator
+    device: SavedTensor | None = None  # of a block's input or output: the tensor in device memory
+    divided: Triple = NOWHERE  # of a block's input or output: the dimension that each grid dimension divides (or -1)
+    forloop_dim: int = -1  # of a block's input: the dimension that the loop divides (or -1)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedBlock:
+    """A block graph. `dimx` is what reductions "to dimx" leave of a dimension."""
+
+    grid: Triple
+    forloop_range: int
+    dimx: int
+    ops: tuple[SavedOp, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedGraph:
+    number: int
+    ops: tuple[SavedOp, ...]
+
+    @property
+    def inputs(self) -> tuple[SavedTensor, ...]:
+        """Of the program, in the order of its arguments."""
+        return tuple(op.outputs[0] for op in self.ops if op.kind == "input")
+
+    @property
+    def outputs(self) -> tuple[SavedTensor, ...]:
+        return tuple(op.inputs[0] for op in self.ops if op.kind == "output")
+
+
+def read_mirage_json(source: str | list[Json]) -> list[SavedGraph]:
+    """The graphs of a file (or the one graph that it is); `ParseError` says what is wrong where."""
+    if isinstance(source, str):
+        try:
+            source = json.loads(source)
+        except (ValueError, RecursionError) as error:
+            raise ParseError(f"not JSON: {error}") from None
+    top = _Node(source, "the file")
+    items = top.items()
+    if not items:
+        top.fail("at least one graph")
+    if isinstance(items[0].value, dict):  # a graph by itself
+        return [_graph(top, 0)]
+    return [_graph(node.called(f"graph {n}"), n) for n, node in enumerate(items)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A value of the file and where it stands."""
+
+    value: Json
+    where: str
+
+    def fail(self, expected: str) -> NoReturn:
+        shown = json.dumps(self.value, default=repr)
+        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+        raise ParseError(f"{self.where}: expected {expected}, found {shown}")
+
+    def called(self, where: str) -> _Node:
+        return replace(self, where=where)
+
+    def __getitem__(self, key: str) -> _Node:
+        fields = self.value if isinstance(self.value, dict) else self.fail("an object")
+        if key not in fields:
+            raise ParseError(f"{self.where}: no {key!r}; it has {', '.join(map(repr, sorted(fields))) or 'nothing'}")
+        return _Node(fields[key], f"{self.where}, {key}")
+
+    def items(self) -> list[_Node]:
+        values = self.value if isinstance(self.value, list) else self.fail("an array")
+        return [_Node(v, f"{self.where}[{n}]") for n, v in enumerate(values)]
+
+    def integer(self, low: int, high: int | None = None) -> int:
+        value = self.value
+        if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
+            self.fail(f"an integer from {low}" + (f" to {high}" if high is not None else ""))
+        return value
+
+    def boolean(self) -> bool:
+        return self.value if isinstance(self.value, bool) else self.fail("true or false")
+
+    def text(self) -> str:
+        return self.value if isinstance(self.value, str) else self.fail("a string")
+
+    def triple(self, low: int, high: int | None = None) -> Triple:
+        x, y, z = (self[axis].integer(low, high) for axis in "xyz")
+        return x, y, z
+
+
+def _tensor(node: _Node, shared: bool = False) -> SavedTensor:
+    rank = node["num_dims"].integer(1, MAX_DIMS)
+    dims = node["dim"].items()
+    if len(dims) < rank:
+        node["dim"].fail(f"at least {rank} numbers")
+    dtype = node["data_type"].integer(0)
+    if dtype not in DTYPES:
+        node["data_type"].fail(f"one of {', '.join(f'{k} ({v})' for k, v in DTYPES.items())}")
+    after = shared and node["after_accum"].boolean()
+    return SavedTensor(node["guid"].integer(0), tuple(d.integer(1) for d in dims[:rank]), DTYPES[dtype], after)
+
+
+class _Made:
+    """Tensors that operators have made so far."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[int, SavedTensor] = {}
+
+    def use(self, node: _Node, shared: bool = False) -> SavedTensor:
+        tensor = _tensor(node, shared)
+        known = self.tensors.get(tensor.guid)
+        if known is None:
+            raise ParseError(f"{node.where}: tensor {tensor.guid} is used, and no operator before this one makes it")
+        if known != tensor:
+            raise ParseError(f"{node.where}: found {_shown(tensor)}, which was made as {_shown(known)}")
+        return tensor
+
+    def make(self, node: _Node, shared: bool = False) -> SavedTensor:
+        tensor = _tensor(node, shared)
+        if tensor.guid in self.tensors:
+            raise ParseError(f"{node.where}: tensor {tensor.guid} is made a second time")
+        self.tensors[tensor.guid] = tensor
+        return tensor
+
+
+def _shown(tensor: SavedTensor) -> str:
+    after = ", after accumulation" if tensor.after_accum else ""
+    return f"{tensor.dtype}{list(tensor.shape)} (guid {tensor.guid}{after})"
+
+
+def _ops(node: _Node, level: str) -> Iterator[tuple[_Node, str]]:
+    """Operators of one level, each with its kind."""
+    for n, op in enumerate(node.items()):
+        op_type = op["op_type"].text()
+        match = _OP_TYPE.fullmatch(op_type)
+        if match is None or match[1] != level:
+            op["op_type"].fail(f"{level}_..._op")
+        kind = match[2].replace("forloop_accum_", "accum_")  # older files: tb_accum_...
+        yield op.called(f"{node.where}, operator {n} ({op_type})"), kind
+
+
+def _graph(node: _Node, number: int) -> SavedGraph:
+    made = _Made()
+    ops: list[SavedOp] = []
+    for op, kind in _ops(node, "kn"):
+        inputs = tuple(map(made.use, op["input_tensors"].items()))
+        outputs = tuple(map(made.make, op["output_tensors"].items()))
+        block = _block(op["bgraph"], inputs, outputs) if kind == "customized" else None
+        ops.append(SavedOp(kind, op.where, inputs, outputs, block))
+        _count(ops[-1])
+    graph = SavedGraph(number, tuple(ops))
+    for what, found in (("kn_input_op", graph.inputs), ("kn_output_op", graph.outputs)):
+        if not found:
+            raise ParseError(f"{node.where}: no {what}")
+    return graph
+
+
+def _block(node: _Node, inputs: tuple[SavedTensor, ...], outputs: tuple[SavedTensor, ...]) -> SavedBlock:
+    made = _Made()
+    ops: list[SavedOp] = []
+    stored: list[SavedTensor] = []
+    for op, kind in _ops(node["operators"], "tb"):
+        used = tuple(made.use(t, shared=True) for t in op["input_tensors"].items())
+        new = tuple(made.make(t, shared=True) for t in op["output_tensors"].items())
+        saved = SavedOp(kind, op.where, used, new)
+        if kind == "input":
+            device = _device(op, inputs, "an input")
+            saved = replace(
+                saved,
+                device=device,
+                divided=op["input_map"].triple(-1, len(device.shape) - 1),
+                forloop_dim=op["forloop_dim"].integer(-1, len(device.shape) - 1),
+            )
+        elif kind == "output":
+            device = _device(op, outputs, "an output")
+            stored.append(device)
+            saved = replace(saved, device=device, divided=op["output_map"].triple(-1, len(device.shape) - 1))
+        _count(saved)
+        _check_accumulation(saved)
+        ops.append(saved)
+    if stored != list(outputs):
+        found = ", ".join(str(t.guid) for t in stored)
+        raise ParseError(
+            f"{node.where}: its tb_output_op write tensors {found or 'none'}; "
+            f"the kernel's outputs are {', '.join(str(t.guid) for t in outputs)}"
+        )
+    return SavedBlock(
+        node["grid_dim"].triple(1), node["forloop_range"].integer(1), node["reduction_dimx"].integer(1), tuple(ops)
+    )
+
+
+def _device(op: _Node, known: Sequence[SavedTensor], what: str) -> SavedTensor:
+    tensor = _tensor(op["dtensor"])
+    if tensor not in known:
+        raise ParseError(f"{op.where}: {_shown(tensor)} is not {what} of the kernel")
+    return tensor
+
+
+def _count(op: SavedOp) -> None:
+    """Inputs have one tensor, outputs one operand, other operators (but for kernels) one result."""
+    want = {"input": (0, 1), "output": (1, 0)}.get(op.kind, (None, 1))
+    for what, n, found in (("input", want[0], op.inputs), ("output", want[1], op.outputs)):
+        if n is not None and len(found) != n and op.kind != "customized":
+            raise ParseError(f"{op.where}: {len(found)} {what} tensors; it has {n}")
+
+
+def _check_accumulation(op: SavedOp) -> None:
+    """Every path from an input to an output of a block has exactly one accumulator (Mirage, definition 2.1)."""
+    before, after = {t.after_accum for t in op.inputs}, {t.after_accum for t in op.outputs}
+    if op.kind.startswith("accum_"):
+        right = before == {False} and after == {True}
+    elif op.kind == "input":
+        right = after == {False}
+    elif op.kind == "output":
+        right = before == {True}
+    else:
+        right = len(before) == 1 and before == after
+    if not right:
+        raise ParseError(
+            f"{op.where}: after_accum is {sorted(before)} for its inputs and {sorted(after)} for its outputs; "
+            "every path through a block has one accumulator"
+        )

@@ -1,0 +1,132 @@
+"""What the search finds beyond the paper's programs, from captured functions: told by structure, each certified.
+
+Every function is searched exhaustively for single kernels.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from mugraph.programs import schedule
+from search.programs import TWO_KERNELS, captured, found, kernels_of, worst_error
+
+from mirage_jax.mugraph.check import check_graph
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph
+from mirage_jax.search.report import StopReason
+from mirage_jax.verify.certificate import certify
+
+HEADS = ((2, 256, 64), (2, 64, 4096), (2, 4096, 64))
+
+
+def rms(x: jax.Array) -> jax.Array:
+    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+
+
+def layer_norm(x: jax.Array, gain: jax.Array, bias: jax.Array) -> jax.Array:
+    centred = x - x.mean(-1, keepdims=True)
+    return centred * jax.lax.rsqrt(jnp.mean(centred**2, -1, keepdims=True) + 1e-6) * gain + bias
+
+
+def padded(q: jax.Array, k: jax.Array, v: jax.Array, keep: jax.Array) -> jax.Array:
+    return jax.nn.softmax(jnp.where(keep[:, None, :] > 0, q @ k, -jnp.inf)) @ v
+
+
+def causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return jax.nn.softmax(jnp.where(jnp.tri(q.shape[1], dtype=bool), q @ k, -jnp.inf)) @ v
+
+
+def grouped(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    weights = jax.nn.softmax(jnp.einsum("tkgd,skd->kgts", q, k))
+    return jnp.einsum("kgts,skd->tkgd", weights, v)
+
+
+def lora(x: jax.Array, w: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    return x @ w + (x @ a) @ b
+
+
+def is_online_softmax(kernel: BlockGraph, ops: Counter[str]) -> bool:
+    """Two sums, both relative to one maximum that moves through the loop."""
+    shifts = [o for o in kernel.ops if o.op == "shift" and kernel.loop in o.attributes["axes"]]
+    return len(shifts) == 1 and ops["exps"] == 1 and ops["accs"] == 2
+
+
+def attends_with(op: str, number: int = 1) -> Callable[[BlockGraph, Counter[str]], bool]:
+    return lambda kernel, ops: is_online_softmax(kernel, ops) and ops[op] == number
+
+
+CASES: dict[str, tuple[Callable[..., jax.Array], tuple[tuple[int, ...], ...], Callable[..., bool]]] = {
+    "additive bias": (
+        lambda q, k, v, bias: jax.nn.softmax(q @ k + bias) @ v, (*HEADS, (2, 256, 4096)), attends_with("add"),
+    ),
+    "padding mask": (padded, (*HEADS, (2, 4096)), attends_with("mask")),
+    "causal mask": (
+        causal, ((2, 1024, 64), (2, 64, 1024), (2, 1024, 64)),
+        lambda kernel, ops: is_online_softmax(kernel, ops) and kernel.span is not None and kernel.span.high == 0,
+    ),
+    "grouped queries": (
+        grouped, ((256, 2, 4, 64), (4096, 2, 64), (4096, 2, 64)),
+        lambda kernel, ops: is_online_softmax(kernel, ops) and sorted(len(x.axes) for x in kernel.loads) == [3, 3, 4],
+    ),
+    "rms norm with gain": (
+        lambda x, g, w: (rms(x) * g) @ w, ((16, 4096), (4096,), (4096, 6144)),
+        lambda kernel, ops: kernel.loop is not None and ops["acc"] == 2 and ops["pow"] == 1,
+    ),
+    "lora on rms norm": (
+        lambda x, w, a, b: lora(rms(x), w, a, b), ((16, 4096), (4096, 4096), (4096, 16), (16, 4096)),
+        lambda kernel, ops: kernel.loop is not None and ops["acc"] == 3 and ops["dot"] == 4,
+    ),
+    "layer norm, long rows": (
+        lambda x, w: layer_norm(x, jnp.ones(()), jnp.zeros(())) @ w, ((16, 65536), (65536, 64)),
+        lambda kernel, ops: kernel.loop is not None and ops["pow"] == 1,
+    ),
+    "log-sum-exp of a product, in one pass": (
+        lambda h, w: jax.nn.logsumexp(h @ w, axis=-1), ((256, 512), (512, 50000)),
+        lambda kernel, ops: ops["accs"] == ops["logs"] == ops["dot"] == 1 and max_depth(kernel) == 1,
+    ),
+    "cross-entropy of a product, in one pass": (
+        lambda h, w, y: jnp.sum(y * jax.nn.log_softmax(h @ w), -1), ((256, 512), (512, 50000), (256, 50000)),
+        lambda kernel, ops: ops["accs"] == ops["logs"] == 1 and ops["acc"] == 2 and max_depth(kernel) == 1,
+    ),
+    "row maximum of a product": (
+        lambda q, k: jnp.max(q @ k, -1), ((256, 64), (64, 50000)),
+        lambda kernel, ops: kernel.loop is not None and ops["max"] == ops["last"] == 1,
+    ),
+}  # fmt: skip
+
+
+def max_depth(kernel: BlockGraph) -> int:
+    """Number of loops."""
+    return max(stage.depth for stage in kernel.stages.values())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_found_as_one_kernel(name: str) -> None:
+    fn, shapes, expected = CASES[name]
+    graph = captured(fn, *shapes)
+    candidates, report = found(graph, replace(TWO_KERNELS, max_kernels=1))
+    assert report.stop is StopReason.EXHAUSTED
+    kernels = list(kernels_of(candidates, 1))
+    chosen = next((g for g in kernels if expected(g.kernels[0], Counter(o.op for o in g.kernels[0].ops))), None)
+    assert chosen is not None, "\n".join(map(str, kernels))
+    check_right(graph, chosen)
+
+
+def check_right(graph: KernelGraph, chosen: KernelGraph) -> None:
+    check_graph(chosen)
+    certify(graph, chosen)
+    sizes = {a: 7 if n > 16 else 3 for a, n in graph.sizes.items()}
+    small, tiled = graph.with_extents(sizes), chosen.with_extents(sizes)
+    assert worst_error(tiled, schedule(tiled, tile=2), small) < 1e-12
+
+
+def test_split_log_sum_exp() -> None:
+    """Few rows: the axis that is summed is divided over the grid, and a second kernel combines the parts."""
+    graph = captured(lambda h, w: jax.nn.logsumexp(h @ w, axis=-1), (16, 512), (512, 50000))
+    candidates, _ = found(graph)
+    split = next(c.graph for c in candidates if c.graph.split_axes and len(c.graph.kernels) == 2)
+    ops = [Counter(o.op for o in k.ops) for k in split.kernels]
+    assert ops[0]["exps"] == 1 and ops[0]["logs"] == 0 and ops[1]["rescale"] == ops[1]["logs"] == 1
+    certify(graph, split)
