@@ -1,4 +1,4 @@
-"""The command line: ``python -m mirage_jax bench | doctor | explain | preview | verify``.
+"""The command line: ``python -m mirage_jax bench | doctor | explain | mutate | preview | rewrite | verify``.
 
 Results go to standard output, progress and errors to standard error. Exit codes: 0 fine, 1 a problem was found, 2 wrong
 usage, 3 the environment does not work.
@@ -21,7 +21,9 @@ from rich.console import Console
 
 import mirage_jax
 from mirage_jax import doctor
-from mirage_jax.audit import saved
+from mirage_jax.audit import mutants, rewrites, saved
+from mirage_jax.audit.report import Report
+from mirage_jax.audit.sources import Source, sources
 from mirage_jax.bench import programs, search_suite, suite
 from mirage_jax.bench.suite import Transform
 from mirage_jax.cache import versions
@@ -113,8 +115,7 @@ def _bench_search(args: argparse.Namespace, out: Console, err: Console) -> int:
 
 
 def command_bench(args: argparse.Namespace, out: Console, err: Console) -> int:
-    if args.json is not None and args.json.is_dir():
-        raise UsageError(f"--json: {str(args.json)!r} is a directory; allowed is a file")
+    _check_file(args.json)
     if args.suite == "search":
         return _bench_search(args, out, err)
     if args.programs:
@@ -167,6 +168,50 @@ def command_preview(args: argparse.Namespace, out: Console, err: Console) -> int
     return OK
 
 
+def _campaign(args: argparse.Namespace, err: Console) -> list[Source]:
+    """What every campaign starts from."""
+    if args.count < 1:
+        raise UsageError(f"--count: found {args.count}; allowed is 1 or more")
+    _check_file(args.json)
+    if not args.quiet:
+        err.print("searching for right candidates", highlight=False)
+    return sources(args.seed)
+
+
+def _show(result: Report, args: argparse.Namespace, out: Console, err: Console) -> None:
+    out.print(result.table())
+    for detail in result.details():
+        out.print(detail, highlight=False, markup=False, soft_wrap=True)
+    if args.json is not None:
+        err.print(f"written: {args.json}, {result.write(args.json)}", highlight=False)
+
+
+def command_mutate(args: argparse.Namespace, out: Console, err: Console) -> int:
+    found = _campaign(args, err)
+
+    def progress(result: mutants.Result) -> None:
+        """A long campaign that is interrupted leaves what it has."""
+        if not args.quiet:
+            err.print(result.summary(), highlight=False)
+        if args.json is not None:
+            result.write(args.json)
+
+    result = mutants.mutate(found, args.count, args.seed, notify=progress)
+    _show(result, args, out, err)
+    return PROBLEM if result.accepted else OK
+
+
+def command_rewrite(args: argparse.Namespace, out: Console, err: Console) -> int:
+    result = rewrites.rewrite(_campaign(args, err), args.count, args.seed)
+    _show(result, args, out, err)
+    return PROBLEM if result.unexplained else OK
+
+
+def _check_file(file: Path | None) -> None:
+    if file is not None and file.is_dir():
+        raise UsageError(f"--json: {str(file)!r} is a directory; allowed is a file")
+
+
 def command_verify(args: argparse.Namespace, out: Console, err: Console) -> int:
     if args.program in saved.PROGRAMS:
         function = saved.PROGRAMS[args.program]
@@ -217,6 +262,19 @@ def build_parser() -> argparse.ArgumentParser:
     form.add_argument("--brief", action="store_true", help="a few lines per region")
     form.add_argument("--json", action="store_true", help="the whole report as JSON")
     explain.set_defaults(run=command_explain)
+
+    campaign = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    campaign.add_argument("--seed", type=int, default=0)
+    campaign.add_argument("--json", type=Path, metavar="FILE", help="write FILE, and the same as Markdown beside it")
+    campaign.add_argument("-q", "--quiet", action="store_true", help="no progress")
+
+    wrong = commands.add_parser("mutate", parents=[campaign], help="wrong candidates, which must all be refused")
+    wrong.add_argument("--count", type=int, default=3000, help="how many that are not equivalent (default: 3000)")
+    wrong.set_defaults(run=command_mutate)
+
+    right = commands.add_parser("rewrite", parents=[campaign], help="right candidates written anew, to be accepted")
+    right.add_argument("--count", type=int, default=400, help="how many (default: 400)")
+    right.set_defaults(run=command_rewrite)
 
     look = commands.add_parser("preview", help="kernels that would be tried on a GPU, which need not be here")
     look.add_argument("function", help="module:function")

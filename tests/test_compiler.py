@@ -287,7 +287,7 @@ def test_bad_entry_is_a_miss(spoil, tmp_path, caplog) -> None:
 
 BREAK = {
     "search": (attempts, "search"),
-    "fingerprint": (certificates, "fingerprint"),
+    "fingerprint": (certificates, "Fingerprint"),
     "certify": (certificates, "certify"),
     "gate": (attempts.Attempt, "gate"),
     "timing": (timing, "time_wall"),

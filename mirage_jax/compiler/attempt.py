@@ -152,10 +152,11 @@ class Attempt:
 
     def verified(self, found: Iterable[Candidate]) -> Iterator[Candidate]:
         """Those that are well formed and pass one draw of the fingerprint."""
+        fingerprint = certificates.Fingerprint(self.reference)
         for c in found:
             try:
                 check_graph(c.graph)
-                same = certificates.fingerprint(self.reference, c.graph)
+                same = fingerprint(c.graph)
             except MirageError as why:
                 self.tried["refused by the checker"] += 1
                 log.info("candidate refused: %s", why)

@@ -22,6 +22,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from mirage_jax.errors import LoweringError
 from mirage_jax.lower.launch import NUMPY_TYPES, check_shapes, load_kernel, sources
 from mirage_jax.lower.triton_source import DEFAULT, KernelSource, Options
 from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule
@@ -50,13 +51,35 @@ def interpret(
 
 
 def interpret_kernel(source: KernelSource, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Outputs of one kernel. Memory that it fails to write is NaN: a hole in a store is no zero."""
+    """Outputs of one kernel. Memory that it fails to write is NaN: a hole in a store is no zero. So is what lies around
+    every array, where nothing may be written: `LoweringError` if something is.
+    """
     types = [_numpy_type(d) for d in source.dtypes[len(source.inputs) :]]
     outputs = [_unwritten(shape, dtype) for shape, dtype in zip(source.shapes, types, strict=True)]
+    buffers = [_between_redzones(a) for a in (*arrays, *outputs)]
     kernel = load_kernel(source)
     with _LOCK, _interpreting() as interpreted, np.errstate(all="ignore"):
-        interpreted(kernel)[source.grid](*map(_Buffer, (*arrays, *outputs)))
-    return outputs
+        interpreted(kernel)[source.grid](*map(_Buffer, buffers))
+    for name, buffer in zip((*source.inputs, *source.outputs), buffers, strict=True):
+        if not _redzones_intact(buffer):
+            raise LoweringError(f"kernel {source.name} writes outside of {name}")
+    return [b.copy() for b in buffers[len(arrays) :]]
+
+
+REDZONE = 1 << 14  # elements
+
+
+def _between_redzones(array: np.ndarray) -> np.ndarray:
+    memory = _unwritten((array.size + 2 * REDZONE,), array.dtype)
+    inside = memory[REDZONE : REDZONE + array.size].reshape(array.shape)
+    inside[...] = array
+    return inside
+
+
+def _redzones_intact(array: np.ndarray) -> bool:
+    untouched = _unwritten((REDZONE,), array.dtype).tobytes()
+    memory = array.base
+    return memory is not None and memory[:REDZONE].tobytes() == untouched == memory[-REDZONE:].tobytes()
 
 
 def _numpy_type(dtype: str) -> np.dtype:

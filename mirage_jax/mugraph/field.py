@@ -40,7 +40,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from random import Random
 from typing import Any
 
@@ -129,7 +129,7 @@ class Ring:
     def fraction(self, value: Fraction) -> int:
         if value.denominator % self.m == 0:
             raise ZeroDivisor(f"the denominator of {value} is 0 modulo {self.m}")
-        return value.numerator * pow(value.denominator, -1, self.m) % self.m
+        return value.numerator * _pow(value.denominator, -1, self.m) % self.m
 
     def add(self, x: Residues, y: Residues) -> Residues:
         if x.im is None and y.im is None:
@@ -161,7 +161,7 @@ class Ring:
         norm = x.re if x.im is None else _array((x.re * x.re + x.im * x.im) % self.m)
         if numpy.any(norm == 0):
             raise ZeroDivisor("division by zero")
-        inverse = _each(lambda a: pow(a, -1, self.m), norm)
+        inverse = _each(lambda a: _pow(a, -1, self.m), norm)
         return Residues(inverse) if x.im is None else self.make(x.re * inverse, -x.im * inverse)
 
     def power(self, x: Residues, n: int) -> Residues:
@@ -175,13 +175,19 @@ class Ring:
     def root(self, x: Residues) -> Residues:
         """Roots of elements without imaginary part (the part is ignored)."""
         e, m = (self.m + 1) // 4, self.m
-        r = _each(lambda a: pow(a, e, m), x.re)
+        r = _each(lambda a: _pow(a, e, m), x.re)
         square = (r * r - x.re) % m == 0
         if numpy.all(square):
             return Residues(r)
         # r**2 == -x for the others, and (-x)**e == ± r: e is even or odd, so take the power itself
-        s = _each(lambda a: pow(-a, e, m), x.re)
+        s = _each(lambda a: _pow(-a, e, m), x.re)
         return Residues(_array(numpy.where(square, r, 0)), _array(numpy.where(square, 0, s)))
+
+
+@lru_cache(maxsize=1 << 14)
+def _pow(base: int, exponent: int, m: int) -> int:
+    """Remembered, because blocks, loop steps and candidates for one reference come upon the same elements again."""
+    return pow(base, exponent, m)
 
 
 def _each(f: Callable[[Any], Any], x: Any) -> Any:
@@ -211,6 +217,11 @@ class Draw:
     def hashed(self) -> Counter[str]:
         """How often each uninterpreted function was evaluated; the error bound needs it."""
         return Counter()
+
+    @cached_property
+    def rooted(self) -> set[tuple[int, int]]:
+        """Values of which a fractional power was taken, real part and imaginary."""
+        return set()
 
     @cached_property
     def _primes(self) -> tuple[int, int]:
@@ -357,7 +368,7 @@ class FieldDomain:
         return Pair((), p, q, predicates.constant(value))
 
     def add(self, x: Pair, y: Pair) -> Pair:
-        return replace(self._both("add", x, y), fact=predicates.add(x.fact, y.fact))
+        return _stating(self._both("add", x, y), predicates.add(x.fact, y.fact))
 
     def mul(self, x: Pair, y: Pair) -> Pair:
         return self._known(self._both("mul", x, y), predicates.mul(x.fact, y.fact))
@@ -365,6 +376,9 @@ class FieldDomain:
     def power(self, x: Pair, exponent: Fraction) -> Pair:
         if exponent < 0:  # 1 / root(x), not root(1 / x): their signs differ
             return self._unary(Ring.inverse, self.power(x, -exponent))
+        if exponent.denominator != 1:
+            re, im = (_flat(part, x.p.re.shape) for part in (x.p.re, x.p.im))
+            self.draw.rooted.update(zip(re, im, strict=True))
         if exponent.denominator == 2 and x.q is not None and self.draw.algebraic_roots:
             x, exponent = self._root(x), exponent * 2
         if exponent.denominator != 1:
@@ -424,7 +438,7 @@ class FieldDomain:
     def _known(self, x: Pair, fact: Fact) -> Pair:
         """`x`, of which `fact` is true: zero where that says so."""
         if self.scale is None or not isinstance(fact, Zero):
-            return replace(x, fact=fact)
+            return _stating(x, fact)
         kept = predicates.may_hold(fact.unless, x.axes, self.ranges, self.scale)
         return replace(x.map(x.axes, lambda a: _array(numpy.where(kept, a, 0))), fact=fact)
 
@@ -486,6 +500,11 @@ def _among(name: str, x: Pair) -> Any:
 
 def _elements(x: Residues, shape: tuple[int, ...]) -> list[tuple[int, int]]:
     return list(zip(_flat(x.re, shape), _flat(x.im, shape), strict=True))
+
+
+def _stating(x: Pair, fact: Fact) -> Pair:
+    """`x`, of which `fact` is known and nothing else."""
+    return x if x.fact is fact else replace(x, fact=fact)
 
 
 def _flat(part: Any, shape: tuple[int, ...]) -> list[int]:

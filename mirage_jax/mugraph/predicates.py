@@ -179,8 +179,10 @@ def add(x: Fact, y: Fact) -> Fact:
 
 def mul(x: Fact, y: Fact) -> Fact:
     """Products with what may be infinite are not known to be zero."""
+    if isinstance(y, Affine) and not y.coefficients:
+        x, y = y, x
     match x, y:
-        case (Affine(c, n), other) | (other, Affine(c, n)) if not c and isinstance(other, Affine | Masked):
+        case (Affine(c, n), other) if not c and isinstance(other, Affine | Masked):
             if isinstance(other, Affine):
                 return Affine({k: v * n for k, v in other.coefficients.items() if n}, other.constant * n)
             return other if n > 0 else None

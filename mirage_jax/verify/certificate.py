@@ -1,9 +1,10 @@
 """Proof by random testing that a muGraph computes what the program computes, with a computed bound of its error.
 
 Both graphs are evaluated at reduced extents on random inputs over Z_p x Z_q (`mugraph.field`): the reference as
-straight-line code, the candidate block by block and step by step, with at least two tiles on every divided axis,
-ragged tails, and two ragged parts of split axes. `fingerprint` is one draw, for the search; `certify` makes as many
-as the bound (`verify.bound`) asks for.
+straight-line code, the candidate as that (which finds most errors at once, and is what the portable lowering runs) and
+then block by block and step by step, with at least two tiles on every divided axis, ragged tails, and two ragged parts
+of split axes. `Fingerprint` is one draw for any number of candidates, for the
+search; `certify` makes as many as the bound (`verify.bound`) asks for.
 
 What it says: the two graphs are the same function in exact arithmetic, at the reduced extents (each sum weighed so
 that its mass is that of the real extent); see `mugraph.field` for functions outside the Lax fragment. Rounding, and
@@ -97,13 +98,34 @@ class Certificate:
             raise VerificationError(f"not a certificate: {e!r}") from None
 
 
+class Fingerprint:
+    """One draw for any number of candidates of one reference: are the graphs equal at random inputs?
+
+    The draw, the inputs and the reference's values are made once for all candidates that reduce its extents alike.
+    Each candidate is a graph that was there before the draw was looked at, so each passes wrongly with the probability
+    of one draw. False also for a candidate that is not well formed or differs in type. Blocks along a grid axis do not
+    know each other (no block may reduce one), so here there is only one along each: that takes a fraction of the time.
+    """
+
+    def __init__(self, reference: KernelGraph, entropy: Entropy = secrets.token_bytes):
+        self.reference, self._draw = reference, Draw(entropy(32), *SIZES[0])
+        self._known: dict[object, _Values] = {}
+
+    def __call__(self, candidate: KernelGraph) -> bool:
+        try:
+            comparison = _Comparison(self.reference, candidate, cut_grid=False)
+            key = comparison.key
+            if key not in self._known:
+                self._known[key] = comparison.values(self._draw)
+            comparison.test(self._known[key])
+        except (VerificationError, ZeroDivisor, GraphError):
+            return False
+        return True
+
+
 def fingerprint(reference: KernelGraph, candidate: KernelGraph, entropy: Entropy = secrets.token_bytes) -> bool:
-    """One draw: are the graphs equal at random inputs? (False also if they are not well formed or differ in type.)"""
-    try:
-        _Comparison(reference, candidate).draw(Draw(entropy(32), *SIZES[0]))
-    except (VerificationError, ZeroDivisor, GraphError):
-        return False
-    return True
+    """One draw for one candidate."""
+    return Fingerprint(reference, entropy)(candidate)
 
 
 def certify(
@@ -181,14 +203,16 @@ def _spans(graph: KernelGraph) -> Iterator[tuple[Axis, Span]]:
 
 
 def reduced(
-    reference: KernelGraph, candidate: KernelGraph, scale: Scale | None = None
+    reference: KernelGraph, candidate: KernelGraph, scale: Scale | None = None, cut_grid: bool = True
 ) -> tuple[dict[Axis, int], Schedule]:
     """Extents at which to test, and a schedule of the candidate for them.
 
     Axes of equal real extent keep equal extents. An axis that is split has 7 elements in 2 parts (4 and 3), a loop axis
-    5, others 3, in tiles of 2; no axis grows. So each divided axis has two tiles or more and a ragged last one.
+    5, others 3, in tiles of 2; so does an axis that has fewer really, unless it has just one element. So each divided
+    axis has two tiles or more and a ragged last one, and no tile is a single element, for which sum(f(x)) is f(sum(x)).
     Where a loop has a span, both its axes reach beyond every cut (see `scale_of`), the loop's also from the last row,
     and their tiles are of 1 and 2 elements, so that a bound too tight by one leaves out some step that counts.
+    `cut_grid` False: one block along each grid axis, parts and spans excepted.
     """
     real = dict(reference.extents) | dict(candidate.extents)
     wanted = dict.fromkeys(real, 3)
@@ -203,7 +227,7 @@ def reduced(
         wanted[columns] = max(wanted[columns], wanted[rows] + max(scaled.high or 0, 0) | 1)
     by_size: dict[int, int] = {}
     for axis, n in real.items():
-        by_size[n] = max(by_size.get(n, 1), min(n, wanted[axis]))
+        by_size[n] = max(by_size.get(n, 1), wanted[axis] if n > 1 else 1)
     extents = {a: by_size[n] for a, n in real.items()}
     parts = {a: 2 if extents[origin(a)] > 1 else 1 for a in candidate.split_axes}
     kernels: list[KernelSchedule] = []
@@ -212,7 +236,7 @@ def reduced(
         for a in length:
             if part_axis(a) in kernel.grid:
                 length[a] -= (parts[a] - 1) * part_length(length[a], parts[a])  # of the last, shortest part
-        tiles = {a: _ragged(n) for a, n in length.items()}
+        tiles = {a: _ragged(n) if cut_grid or a == kernel.loop else n for a, n in length.items()}
         if kernel.loop is not None and kernel.span is not None:
             tiles |= {kernel.span.axis: 1, kernel.loop: min(tiles[kernel.loop], 2)}
         kernels.append(KernelSchedule(tuple(tiles.items())))
@@ -237,33 +261,73 @@ def _ragged(n: int) -> int:
     return 1 if n <= 2 else 2 if n % 2 else n // 2 + 1
 
 
+@dataclass(frozen=True)
+class _Values:
+    """What one draw gives a reference at reduced extents."""
+
+    draw: Draw
+    inputs: Sequence[Pair]
+    want: Sequence[Pair]
+    rooted: frozenset[tuple[int, int]]
+
+
 class _Comparison:
     """A reference and a candidate at reduced extents."""
 
-    def __init__(self, reference: KernelGraph, candidate: KernelGraph, algebraic_roots: bool = False):
+    def __init__(
+        self, reference: KernelGraph, candidate: KernelGraph, algebraic_roots: bool = False, cut_grid: bool = True
+    ):
         _check_interface(reference, candidate)
         self.algebraic_roots = algebraic_roots
-        self.hashes = structure_hash(reference), structure_hash(candidate)
+        self.given = reference, candidate
         self.scale = scale_of(reference, candidate)
-        extents, self.schedule = reduced(reference, candidate, self.scale)
-        self.weights = {a: Fraction(n, extents[a]) for g in (reference, candidate) for a, n in g.extents}
+        self.extents, self.schedule = reduced(reference, candidate, self.scale, cut_grid)
+        self.weights = {a: Fraction(n, self.extents[a]) for g in self.given for a, n in g.extents}
         self.reference, self.candidate = (
-            _scaled(g, self.scale).with_extents({a: extents[a] for a in g.sizes}) for g in (reference, candidate)
+            _scaled(g, self.scale).with_extents({a: self.extents[a] for a in g.sizes}) for g in self.given
         )
-        self.extents = extents
+
+    @property
+    def divides(self) -> bool:
+        """Does the candidate cut any axis into tiles or parts?"""
+        return any(kernel.divided for kernel in self.candidate)
+
+    @property
+    def key(self) -> object:
+        """All that the reference's values depend on besides the draw."""
+        scale = self.scale and frozenset(self.scale.to.items())
+        return self.reference.extents, scale
 
     def draw(self, draw: Draw) -> Draw:
         """One test; raises `VerificationError` if an output differs."""
-        domain = FieldDomain(draw, self.weights, scale=self.scale)
-        inputs = [domain.random(t.axes, tuple(self.extents[origin(a)] for a in t.axes)) for t in self.reference.inputs]
-        want = evaluate(self.reference, inputs, domain)
-        have = evaluate(self.candidate, inputs, domain, self.schedule)
-        for n, (name, x, y) in enumerate(zip(self.reference.outputs, want, have, strict=True)):
-            if wrong := _differences(x, y):
-                raise DifferentError(
-                    f"output {n} ({name}) differs in {wrong} of {x.p.re.size} elements (p = {draw.p}, q = {draw.q})"
-                )
+        self.test(self.values(draw))
         return draw
+
+    def values(self, draw: Draw) -> _Values:
+        domain = self._domain(draw)
+        inputs = [domain.random(t.axes, tuple(self.extents[origin(a)] for a in t.axes)) for t in self.reference.inputs]
+        draw.rooted.clear()
+        want = evaluate(self.reference, inputs, domain)
+        return _Values(draw, inputs, want, frozenset(draw.rooted))
+
+    def test(self, known: _Values) -> None:
+        """Raises `VerificationError` if an output of the candidate differs, or if it takes roots of what the reference
+        takes none of: were these negative, it would compute nothing, though sqrt(x) sqrt(x) is x where it does.
+        """
+        draw = known.draw
+        draw.rooted.clear()
+        for schedule in (None, self.schedule) if self.divides else (None,):
+            have = evaluate(self.candidate, known.inputs, self._domain(draw), schedule)
+            for n, (name, x, y) in enumerate(zip(self.reference.outputs, known.want, have, strict=True)):
+                if wrong := _differences(x, y):
+                    raise DifferentError(
+                        f"output {n} ({name}) differs in {wrong} of {x.p.re.size} elements (p = {draw.p}, q = {draw.q})"
+                    )
+        if not draw.rooted <= known.rooted:
+            raise VerificationError("the candidate takes roots of what the program takes none of")
+
+    def _domain(self, draw: Draw) -> FieldDomain:
+        return FieldDomain(draw, self.weights, scale=self.scale)
 
     def retry(self, entropy: Entropy, p_bits: int, q_bits: int) -> Draw:
         """One test with a draw that meets no zero divisor."""
@@ -316,8 +380,8 @@ class _Comparison:
     def certificate(self, draws: Sequence[Draw], per_draw: float) -> Certificate:
         tops = [d.top for d in self.differences]
         return Certificate(
-            reference=self.hashes[0],
-            candidate=self.hashes[1],
+            reference=structure_hash(self.given[0]),
+            candidate=structure_hash(self.given[1]),
             extents=tuple(sorted(self.extents.items())),
             schedule=_text(self.schedule, self.scale),
             p_bits=draws[0].p_bits,

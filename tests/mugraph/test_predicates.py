@@ -45,6 +45,13 @@ def indices():
     return np.meshgrid(np.arange(3, 8), np.arange(0, 7), indexing="ij")
 
 
+def test_constants_on_either_side() -> None:
+    three, masked = constant(Q(3)), function("mask", [CAUSAL, None])
+    assert mul(N, three) == mul(three, N) == Affine({"n": Q(3)}, Q(0))
+    assert mul(masked, three) == mul(three, masked) == masked
+    assert mul(three, constant(Q(2))) == constant(Q(6))
+
+
 def test_comparisons_are_exact() -> None:
     i, n = indices()
     shifted = add(mul(constant(Q(1, 2)), N), constant(Q(1)))

@@ -211,6 +211,18 @@ def test_square_of_a_root() -> None:
         certify(reference, SQUARES.graph(SQUARES.candidates["division"].replace("1/1000", "1/1001")))
 
 
+def test_no_roots_of_what_has_none() -> None:
+    """x = sqrt(x) sqrt(x) where x is not negative, and what has no root is in no certificate."""
+    head = "extents i=3\ninput X: f32[i]"
+    twice = "library a: f32[i] = pow{exponent=1/2} X[i]\nlibrary O: f32[i] = mul a[i] a[i]"
+    plain = "library O: f32[i] = affine X[i]"
+    program = Program("root", head, twice, {"plain": plain}, "O", abs)
+    certify(program.graph(twice), program.graph(plain))
+    with pytest.raises(VerificationError, match="takes roots"):
+        certify(program.graph(plain), program.graph(twice))
+    assert not fingerprint(program.graph(plain), program.graph(twice))
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_root_of_a_square(seed: int) -> None:
     """|x| is not x, though a single element passes one draw in two."""
@@ -270,6 +282,19 @@ def test_reduced_extents_are_ragged() -> None:
     assert small["n"] == small["h"] * 7
 
 
+@pytest.mark.parametrize("n", [2, 4, 5])
+def test_short_axes_have_tiles_of_several_elements(n: int) -> None:
+    """exp(sum s) for sum(exp s) within a tile is wrong, however short the axis; with tiles of one it would be right."""
+    reference = ATTENTION.graph(ATTENTION.reference)
+    sizes = {**reference.sizes, "n": n}
+    right, wrong = (
+        ATTENTION.graph(ATTENTION.candidates["split keys"].replace(*change)).with_extents(sizes)
+        for change in (("", ""), ("%t[h,i] = sum{axes=(n)} %p", "%t0[h,i] = sum{axes=(n)} %s\n%t[h,i] = exps %t0 %m"))
+    )
+    assert certify(reference.with_extents(sizes), right).bound <= 1e-12
+    assert not fingerprint(reference.with_extents(sizes), wrong)
+
+
 def test_fresh_randomness() -> None:
     reference, candidate = (RMSNORM.graph(t) for t in (RMSNORM.reference, RMSNORM.candidates["split k"]))
     one, two = certify(reference, candidate), certify(reference, candidate)
@@ -311,5 +336,5 @@ def test_str() -> None:
     reference, candidate = (GATED_MLP.graph(t) for t in (GATED_MLP.reference, GATED_MLP.candidates["one kernel"]))
     proof = certify(reference, candidate)
     assert "wrong with probability <=" in str(proof)
-    assert proof.hashed == 2 * 9
+    assert proof.hashed == 3 * 9  # the reference, the candidate as straight-line code and tile by tile
     assert math.isclose(proof.bound, 2 ** (proof.log2_per_draw * len(proof.seeds)))

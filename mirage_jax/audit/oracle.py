@@ -1,0 +1,124 @@
+"""Do two muGraphs compute the same? As float64 sees it, on three sets of inputs: the judge of mutants. A graph has to
+do so as straight-line code and tile by tile.
+
+It shares the meaning of operators with the verifier, but neither its fields nor its reduced extents. A shift is a true
+running maximum here: safe softmax with another shift is still right, and is found to be. But what is masked is minus
+infinity, a maximum over it may be, and differences of infinities are NaN. Certificates are about exact arithmetic
+without infinities (see docs/soundness.md), so with `finite` masks and shifts are finite, in the program as well; the
+rest is the float gate's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import cached_property
+
+import numpy as np
+
+from mirage_jax.errors import GraphError
+from mirage_jax.mugraph.arrays import FloatDomain, Named
+from mirage_jax.mugraph.evaluate import evaluate, part_length
+from mirage_jax.mugraph.graph import Axis, KernelGraph, KernelSchedule, Schedule, is_part
+from mirage_jax.verify.float_gate import float_gate
+
+TOLERANCE = 1e-6  # relative to the largest element of an output
+TILES = ((2, 2), (3, 3), (2, 3))  # of divided axes and numbers of parts, for each set of inputs
+
+
+def uniform_schedule(graph: KernelGraph, tile: int, parts: int) -> Schedule:
+    """The same tile for every divided axis and, where none would be empty, as many parts of every split one."""
+    kernels = [KernelSchedule(tuple((a, tile) for a in k.divided if not is_part(a))) for k in graph]
+    return Schedule(tuple(kernels), tuple((a, _parts(graph.extent(a), parts)) for a in graph.split_axes))
+
+
+def _parts(extent: int, wanted: int) -> int:
+    for parts in range(wanted, 1, -1):
+        try:
+            part_length(extent, parts)
+        except GraphError:
+            continue
+        return parts
+    return 1
+
+
+class FiniteDomain(FloatDomain):
+    """Floats in which every shift is a number between -50 and 50, and what is masked is -1000."""
+
+    def shift(self, x: Named, axes: tuple[Axis, ...]) -> Named:
+        m = super().shift(x, axes)
+        return Named(m.axes, np.clip(np.nan_to_num(m.array), -50.0, 50.0))
+
+    def function(self, name: str, args: Sequence[Named]) -> Named:
+        if name == "mask":
+            return super().function("where", [*args, self.constant(Fraction(-1000))])
+        return super().function(name, args)
+
+
+def _run(graph: KernelGraph, arrays: Sequence[np.ndarray], schedule: Schedule | None, finite: bool) -> list[np.ndarray]:
+    inputs = [Named(t.axes, a) for t, a in zip(graph.inputs, arrays, strict=True)]
+    domain = (FiniteDomain if finite else FloatDomain)(np, "float64")
+    with np.errstate(all="ignore"):
+        return [x.array for x in evaluate(graph, inputs, domain, schedule)]
+
+
+class Oracle:
+    """A reference's values on three sets of inputs, with which any number of graphs are compared."""
+
+    def __init__(self, reference: KernelGraph, seed: int):
+        rng = np.random.default_rng(seed)
+        self.reference = reference
+        self.inputs = [
+            [_draw(reference, t.axes, t.dtype, positive, rng) for t in reference.inputs] for positive in KIND
+        ]
+        self.want = [_run(reference, xs, None, False) for xs in self.inputs]
+
+    @property
+    def defined(self) -> bool:
+        """Is the reference finite on all inputs? (No judge of anything else.)"""
+        return all(np.isfinite(y).all() for ys in self.want for y in ys)
+
+    @cached_property
+    def _finite(self) -> list[list[np.ndarray]]:
+        return [_run(self.reference, xs, None, True) for xs in self.inputs]
+
+    def same(self, graph: KernelGraph, finite: bool = False) -> bool:
+        """Does it compute the reference, up to rounding? `GraphError` if it cannot be run."""
+        try:
+            return all(
+                _close(want, self._values(graph, n, tiled, finite))
+                for tiled in (False, True)
+                for n, want in enumerate(self._finite if finite else self.want)
+            )
+        except ArithmeticError:  # of constants, which are Python's numbers
+            return False
+
+    def passes_gate(self, graph: KernelGraph) -> bool:
+        """Would the float gate let it pass, were the reference XLA's code?"""
+        pairs = [
+            (x, y)
+            for n, want in enumerate(self.want)
+            for x, y in zip(want, self._values(graph, n, True, False), strict=True)
+        ]
+        return all(float_gate(x, x, y) for x, y in pairs)
+
+    def _values(self, graph: KernelGraph, n: int, tiled: bool, finite: bool) -> list[np.ndarray]:
+        return _run(graph, self.inputs[n], uniform_schedule(graph, *TILES[n]) if tiled else None, finite)
+
+
+KIND = (False, True, False)  # positive inputs?
+
+
+def _draw(graph: KernelGraph, axes: Sequence[str], dtype: str, positive: bool, rng: np.random.Generator) -> np.ndarray:
+    shape = [graph.extent(a) for a in axes]
+    if dtype == "bool":
+        return rng.random(shape) < 0.7
+    if dtype == "i32":
+        return rng.integers(0, 4, shape)
+    return rng.uniform(0.5, 1.5, shape) if positive else rng.standard_normal(shape)
+
+
+def _close(want: Sequence[np.ndarray], have: Sequence[np.ndarray]) -> bool:
+    with np.errstate(all="ignore"):
+        errors = [np.abs(1.0 * y - x).max() / np.abs(1.0 * x).max() for x, y in zip(want, have, strict=True)]
+        return all(bool(e <= TOLERANCE) or np.array_equal(x, y) for e, x, y in zip(errors, want, have, strict=True))

@@ -1,0 +1,141 @@
+"""No mutant of a right candidate gets a certificate, and every operator of the table makes some that are refused."""
+
+import random
+
+import pytest
+from mugraph.programs import ATTENTION, CAUSAL_SPAN, GRAM, RMSNORM, ROW_SOFTMAX, Program
+
+from mirage_jax import cli
+from mirage_jax.audit import mutants
+from mirage_jax.audit.mutants import Fate, Result, Subject, mutate
+from mirage_jax.audit.oracle import Oracle
+from mirage_jax.audit.sources import Source, sources
+from mirage_jax.errors import UsageError
+from mirage_jax.mugraph.check import check_graph
+from mirage_jax.mugraph.graph import KernelGraph
+from mirage_jax.mugraph.parser import parse
+from mirage_jax.verify.mutations import MUTATIONS, Mutation
+
+NAMES = ["rmsnorm_b1", "gated_mlp_b1", "gqa_b1", "abv", "causal", "window", "log_softmax", "two_outputs", "relu_mlp"]
+NAMES += ["exp_of_sum", "gram"]
+COUNT = 3000
+
+
+def by_name(name: str) -> Mutation:
+    (found,) = [m for m in MUTATIONS if m.name == name]
+    return found
+
+
+def source(program: Program, name: str) -> Source:
+    return Source(program.name, program.graph(program.reference), program.graph(program.candidates[name]))
+
+
+@pytest.fixture(scope="module")
+def campaign() -> Result:
+    return mutate(sources(1, NAMES, randoms=8, each=4), COUNT, seed=1)
+
+
+def test_no_mutant_is_accepted(campaign: Result) -> None:
+    assert campaign.wrong >= COUNT
+    assert not campaign.accepted, "\n".join(map(str, campaign.accepted))
+
+
+@pytest.mark.parametrize("operator", MUTATIONS, ids=str)
+def test_every_operator_kills(campaign: Result, operator: Mutation) -> None:
+    assert campaign.operators[operator.name][Fate.REJECTED.value] > 0
+
+
+# operator, program, candidate, what all its mutants together must contain
+MADE = [
+    ("M1", ATTENTION, "online", "div %l %o"),
+    ("M3", GRAM, "loop", "output S O"),
+    ("M14", RMSNORM, "two loops", "exponent=-1/2"),
+    ("M20", RMSNORM, "two loops", "affine{offset=1/1000}"),
+    ("M26", ATTENTION, "whole rows", "sum{axes=(n)} %s"),
+    ("S3", ATTENTION, "online", "last %t"),
+    ("S6", ATTENTION, "online", "acc %t"),
+    ("S7", ROW_SOFTMAX, "stored in the second loop", "shift{axes=(n), scale=2}"),
+    ("S11", CAUSAL_SPAN, "online", "loop(n in ..n'-1)"),
+]
+
+
+@pytest.mark.parametrize("name,program,candidate,text", MADE, ids=[m[0] for m in MADE])
+def test_operators(name: str, program: Program, candidate: str, text: str) -> None:
+    graph = program.graph(program.candidates[candidate])
+    made = list(by_name(name).mutants(graph))
+    assert any(text in str(m) for m in made), "\n".join(map(str, made))
+    assert all(m != graph and parse(str(m)) == m for m in made)
+
+
+def test_drawing_is_repeatable() -> None:
+    graph = ATTENTION.graph(ATTENTION.candidates["split keys"])
+    one, two = ([m.draw(graph, random.Random(5)) for m in MUTATIONS] for _ in range(2))
+    assert one == two and sum(g is not None for g in one) > 20
+
+
+# --- what becomes of a mutant
+
+
+FATES = [
+    ("%o[h,i,e] = accs %u %m", "%o[h,i,e] = acc %u", Fate.REJECTED),
+    ("%l[h,i] = accs %t %m", "%l[h,i] = affine %t", Fate.STILLBORN),
+    ("shift{axes=(n)} %s", "shift{axes=(n), scale=2} %s", Fate.EQUIVALENT),
+]
+
+
+@pytest.mark.parametrize("old,new,fate", FATES)
+def test_fates(old: str, new: str, fate: Fate) -> None:
+    subject = Subject(source(ATTENTION, "online"), seed=0)
+    assert subject.sound
+    mutant = ATTENTION.graph(ATTENTION.candidates["online"].replace(old, new))
+    assert subject.fate(mutant) == (fate, "")
+
+
+@pytest.mark.parametrize(
+    "old,new",
+    [
+        ("shift{axes=(n)} %x", "shift{axes=(n), scale=-1} %x"),
+        ("%p[n,n'] = exps %x %m", "%x2[n,n'] = add %x %m\n%p[n,n'] = exps{scale=2} %x %x2"),
+    ],
+    ids=["an infinite shift", "a difference of infinities"],
+)
+def test_infinities_are_left_to_the_gate(old: str, new: str) -> None:
+    """Right in exact arithmetic, so it is certified; minus infinity makes NaN of it."""
+    subject = Subject(source(CAUSAL_SPAN, "online"), seed=0)
+    mutant = CAUSAL_SPAN.graph(CAUSAL_SPAN.candidates["online"].replace(old, new))
+    assert subject.fingerprint(mutant) and not subject.oracle.same(mutant) and subject.oracle.same(mutant, finite=True)
+    assert subject.fate(mutant) == (Fate.GATE, "")
+
+
+def test_the_oracle_sees_tiles() -> None:
+    """Right as straight-line code, wrong step by step."""
+    reference, right = (RMSNORM.graph(t) for t in (RMSNORM.reference, RMSNORM.candidates["two loops"]))
+    last = RMSNORM.graph(RMSNORM.candidates["two loops"].replace("acc %d", "last %d"))
+    oracle = Oracle(reference, seed=0)
+    assert oracle.defined and oracle.same(right) and not oracle.same(last)
+
+
+def accept_all(reference: KernelGraph, candidate: KernelGraph) -> str:
+    return "certified"
+
+
+def test_what_is_accepted_is_printed(monkeypatch: pytest.MonkeyPatch, tmp_path, capsys) -> None:
+    """A verifier that accepts everything is found out by the command."""
+    monkeypatch.setattr(cli, "sources", lambda seed: [source(RMSNORM, "two loops")])
+    file = tmp_path / "r.json"
+    command = ["mutate", "--count", "40", "-q", "--json", str(file)]
+    assert cli.main(command) == cli.OK
+    assert "0 of 40 non-equivalent mutants accepted" in " ".join(file.with_suffix(".md").read_text().split())
+    capsys.readouterr()
+    monkeypatch.setattr(mutants, "certify", accept_all)
+    monkeypatch.setattr(mutants.Fingerprint, "__call__", lambda self, candidate: True)
+    assert cli.main(command) == cli.PROBLEM
+    out, _ = capsys.readouterr()
+    text = out[out.rindex("mugraph {") :]
+    check_graph(parse(text[: text.index("\n}") + 2]))
+
+
+def test_no_mutants_of_what_is_wrong_already() -> None:
+    wrong = RMSNORM.graph(RMSNORM.candidates["two loops"].replace("acc %d", "last %d"))
+    with pytest.raises(UsageError, match="none of 1 sources is right"):
+        mutate([Source("wrong", RMSNORM.graph(RMSNORM.reference), wrong)], 1, 0)
