@@ -6,7 +6,8 @@ running softmax is exact too (compare `field`). The float says what order and in
 larger, whether a value is masked with minus infinity or is no number at all. It never enters a residue. So:
 
 * other functions (square roots, logarithms, ..) are hashes of the residue modulo P, and so is what an exponential
-  leaves modulo Q: a second exponential sees all of its argument;
+  leaves modulo Q: a second exponential sees all of its argument, and a softmax relative to another shift, which is
+  right modulo P, differs modulo Q;
 * an exponential of minus infinity is 0, its reciprocal not a number that equals any other;
 * constants are exact fractions; log2(e) is an arbitrary number `LOG2E`, since no identity of rationals knows it.
 
@@ -15,6 +16,9 @@ A wrong value agrees by chance with probability about 1/Q.
 
 Numbers are numpy arrays of the structured type `EXACT`: whatever only moves elements around needs not know about them.
 """
+
+# Arrays of a structured type have no elements that a type checker could know.
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -96,7 +100,7 @@ def inverse(x: Numbers) -> Numbers:
     """1 / x; of a zero divisor some number that is the same always."""
     with np.errstate(divide="ignore"):
         out = made(_raised(x["p"], P - 2, P), _raised(x["q"], Q - 2, Q), 1 / x["real"])
-    return np.where(np.isinf(x["real"]), ZERO, out)
+    return choose(np.isinf(x["real"]), ZERO, out)
 
 
 def divide(x: Numbers, y: Numbers) -> Numbers:
@@ -119,7 +123,8 @@ def _raised(x: Any, n: int, m: int) -> Any:
 
 def total(x: Numbers, dims: tuple[int, ...]) -> Numbers:
     """Sum over dimensions."""
-    return made(*(np.sum(x[part], axis=dims) % m for part, m in (("p", P), ("q", Q))), np.sum(x["real"], axis=dims))
+    p, q, real = (np.sum(x[part], axis=dims) for part in ("p", "q", "real"))
+    return made(p % P, q % Q, real)
 
 
 def matmul(x: Numbers, y: Numbers) -> Numbers:
@@ -148,8 +153,8 @@ def _powers() -> Any:
 def exp(x: Numbers) -> Numbers:
     p = _powers()[x["q"]]
     with np.errstate(over="ignore"):
-        out = made(p, _mixed(p, 0) % Q, np.exp(x["real"]))
-    return np.where(x["real"] == -math.inf, ZERO, out)
+        out = made(p, np.where(p == 1, 1, _mixed(p, 0) % Q), np.exp(x["real"]))  # exp(0) is 1 in both
+    return choose(x["real"] == -math.inf, ZERO, out)
 
 
 def exp2(x: Numbers) -> Numbers:
@@ -193,10 +198,14 @@ def rsqrt(x: Numbers) -> Numbers:
 # --- order and choice
 
 
+def choose(condition: Any, x: Any, y: Any) -> Any:
+    return np.where(condition, x, y)
+
+
 def equal(x: Numbers, y: Numbers) -> Any:
     """Truth values. Two finite numbers are equal if they are so modulo P."""
     finite = np.isfinite(x["real"]) & np.isfinite(y["real"])
-    return np.where(finite, x["p"] == y["p"], x["real"] == y["real"])
+    return choose(finite, x["p"] == y["p"], x["real"] == y["real"])
 
 
 def less(x: Numbers, y: Numbers) -> Any:
@@ -208,28 +217,36 @@ def less_equal(x: Numbers, y: Numbers) -> Any:
 
 
 def maximum(x: Numbers, y: Numbers) -> Numbers:
-    return np.where(less(x, y) | np.isnan(y["real"]), y, x)
+    """Of equal floats the larger residue, so that the order of arguments does not matter; what is no number wins."""
+    tie = (x["real"] == y["real"]) & (x["p"] < y["p"])
+    return choose((x["real"] < y["real"]) | tie | np.isnan(y["real"]), y, x)
 
 
 def minimum(x: Numbers, y: Numbers) -> Numbers:
-    return np.where(less(y, x) | np.isnan(y["real"]), y, x)
+    return negative(maximum(negative(x), negative(y)))
 
 
 def largest(x: Numbers, dim: int) -> Numbers:
-    """Maximum over a dimension; what is no number wins."""
-    place = np.expand_dims(np.argmax(x["real"], axis=dim), dim)
+    """`maximum` over a dimension."""
+    real = x["real"]
+    top = np.isnan(real) | (real == np.max(real, axis=dim, keepdims=True))
+    place = np.expand_dims(np.argmax(np.where(top, x["p"], -1), axis=dim), dim)
     return np.take_along_axis(x, place, axis=dim).squeeze(dim)
 
 
 def absolute(x: Numbers) -> Numbers:
-    return np.where(less(x, ZERO), negative(x), x)
+    return choose(less(x, ZERO), negative(x), x)
 
 
-def differences(x: Numbers, y: Numbers) -> Any:
-    """Where two arrays of numbers are not the same: another residue modulo P, or another infinity or NaN."""
+def differences(x: Numbers, y: Numbers, shifts: bool = True) -> Any:
+    """Where two arrays of numbers are not the same: other residues, or another infinity or NaN.
+
+    Modulo Q they are the same only if exponentials were taken relative to the same shifts; not so modulo P.
+    """
     finite, ours = np.isfinite(x["real"]), np.isfinite(y["real"])
     strange = np.where(np.isnan(x["real"]), ~np.isnan(y["real"]), x["real"] != y["real"])
-    return np.where(finite & ours, x["p"] != y["p"], strange)
+    other = (x["p"] != y["p"]) | (shifts & (x["q"] != y["q"]))
+    return np.where(finite & ours, other, strange)
 
 
 def logistic(x: Numbers) -> Numbers:
@@ -242,11 +259,11 @@ def tanh(x: Numbers) -> Numbers:
 
 
 def log1p(x: Numbers) -> Numbers:
-    return np.where(equal(x, ZERO), x, log(add(ONE, x)))
+    return choose(equal(x, ZERO), x, log(add(ONE, x)))
 
 
 def where(c: Numbers, x: Numbers, y: Numbers) -> Numbers:
-    return np.where(equal(c, ZERO), y, x)
+    return choose(equal(c, ZERO), y, x)
 
 
 def _truth(test: Callable[..., Any]) -> Callable[..., Numbers]:

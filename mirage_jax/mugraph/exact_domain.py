@@ -133,7 +133,9 @@ def _power(x: exact.Numbers, exponent: Fraction) -> exact.Numbers:
 
 
 def _power_by_logarithm(x: exact.Numbers, exponent: Fraction) -> exact.Numbers:
-    """``x ** exponent`` as kernels have it; of |x|, with the sign put back, for integers."""
+    """As kernels have it; for integers of |x|, with the sign put back."""
     integer = exponent.denominator == 1
     magnitude = exact.exp(exact.multiply(exact.constant(exponent), exact.log(exact.absolute(x) if integer else x)))
-    return np.where(exact.less(x, exact.ZERO), exact.negative(magnitude), magnitude) if exponent % 2 == 1 else magnitude
+    if not integer or exponent % 2 == 0:
+        return magnitude
+    return exact.choose(exact.less(x, exact.ZERO), exact.negative(magnitude), magnitude)
