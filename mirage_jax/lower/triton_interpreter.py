@@ -47,22 +47,9 @@ def interpret(
     """Outputs of the graph for numpy inputs; `run_library` is needed if it has library operators."""
     env = {t.name: np.asarray(a, order="C") for t, a in zip(graph.inputs, arrays, strict=True)}
     check_shapes(graph, env)
-    return interpret_sources(graph, sources(graph, schedule, options), env, run_library)
-
-
-def interpret_sources(
-    graph: KernelGraph,
-    texts: Sequence[KernelSource | None],
-    inputs: Mapping[str, np.ndarray],
-    run_library: Callable[[Library, Mapping[str, np.ndarray]], np.ndarray] | None = None,
-    exact: bool = False,
-) -> list[np.ndarray]:
-    """Outputs of the graph, given the text of each of its kernels and the values of its inputs by name."""
-    env = dict(inputs)
-    for kernel, source in zip(graph.kernels, texts, strict=True):
+    for kernel, source in zip(graph.kernels, sources(graph, schedule, options), strict=True):
         if source is not None:
-            results = interpret_kernel(source, [env[n] for n in source.inputs], exact)
-            env |= zip(source.outputs, results, strict=True)
+            env |= zip(source.outputs, interpret_kernel(source, [env[n] for n in source.inputs]), strict=True)
         elif run_library is not None and isinstance(kernel, Library):
             env[kernel.name] = np.asarray(run_library(kernel, env), order="C")
         else:

@@ -238,15 +238,11 @@ def absolute(x: Numbers) -> Numbers:
     return choose(less(x, ZERO), negative(x), x)
 
 
-def differences(x: Numbers, y: Numbers, shifts: bool = True) -> Any:
-    """Where two arrays of numbers are not the same: other residues, or another infinity or NaN.
-
-    Modulo Q they are the same only if exponentials were taken relative to the same shifts; not so modulo P.
-    """
-    finite, ours = np.isfinite(x["real"]), np.isfinite(y["real"])
+def differences(x: Numbers, y: Numbers) -> Any:
+    """Where two arrays of numbers are not the same: another residue, or another infinity or NaN."""
+    finite = np.isfinite(x["real"]) & np.isfinite(y["real"])
     strange = np.where(np.isnan(x["real"]), ~np.isnan(y["real"]), x["real"] != y["real"])
-    other = (x["p"] != y["p"]) | (shifts & (x["q"] != y["q"]))
-    return np.where(finite & ours, other, strange)
+    return np.where(finite, (x["p"] != y["p"]) | (x["q"] != y["q"]), strange)
 
 
 def logistic(x: Numbers) -> Numbers:
