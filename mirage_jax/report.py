@@ -36,6 +36,7 @@ class Decision:
     timings: Mapping[str, float] = field(default_factory=dict)  # seconds; "xla" and one per candidate measured
     certificate: Any = None
     gate: str = ""
+    exact: str = ""  # of the text of kernels, on exact numbers
     search: str = ""
     tried: Counter[str] = field(default_factory=Counter)  # what happened to the candidates
     kernels: str = ""  # path of the readable kernels
@@ -75,6 +76,8 @@ class RegionReport:
             out += ["search: " + d.search.replace("\n", "\n        ")]
         if d.certificate is not None:
             out.append(f"certificate: {d.certificate}")
+        if d.exact:
+            out.append(f"exact check: {d.exact}")
         if d.gate:
             out.append(f"float gate: {d.gate}")
         if d.key:
@@ -102,6 +105,7 @@ class RegionReport:
             "speedup": d.speedup,
             "certificate": None if d.certificate is None else json.loads(d.certificate.to_json()),
             "gate": d.gate,
+            "exact": d.exact,
             "search": d.search,
             "candidates": dict(d.tried),
             "key": d.key,

@@ -64,7 +64,7 @@ class Memory:
         if found := self._find(pointers, mask, "stores"):
             buffer, index = found
             if buffer.stores is None:
-                raise KernelFault(f"a store into the input {buffer.name}")
+                raise KernelFault(f"the kernel stores into {buffer.name}")
             stores, flat = buffer.stores.reshape(-1), buffer.array.reshape(-1)
             np.add.at(stores, index, 1)
             if (twice := stores[index] > 1).any():

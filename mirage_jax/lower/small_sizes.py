@@ -1,8 +1,9 @@
 """Small extents at which a kernel does all that it does at large ones: the same tiles, only fewer of them.
 
 Input: a kernel of a graph, its sizes and numbers of parts. Output: the graph and the numbers of parts at extents where
-every axis that the kernel divides has two tiles or three. Tile sizes stay, and so do the lengths of axes that lie whole
-inside a tile. `ragged`: the last tile is not full wherever it may be so, else only where it is at the real extents.
+every axis that the kernel divides has two tiles, or three, and every axis that it splits two parts. Tile sizes stay,
+and so do the lengths of axes that lie whole inside a tile. `ragged`: the last tile is not full wherever it may be so,
+else only where it is at the real extents.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from mirage_jax.lower.tiling import ceil_div
 from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, origin, part_axis
 
-PARTS = 3  # a first, an inner and a last one
+PARTS = 2
 FARTHEST = 512  # windows up to this are reached by more tiles
 
 
@@ -20,7 +21,7 @@ def small_sizes(
     kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule, parts: Mapping[Axis, int], ragged: bool
 ) -> tuple[KernelGraph, Mapping[Axis, int]]:
     split = {a for a in parts if part_axis(a) in kernel.grid}
-    few = {a: min(n, PARTS) if a in split else max(n - ragged, min(n, 2)) for a, n in parts.items()}
+    few = {a: min(n, PARTS) if a in split else max(n - ragged, min(n, PARTS)) for a, n in parts.items()}
     extents = {}
     for a, real in graph.extents:
         count = parts[a] if a in split else 1

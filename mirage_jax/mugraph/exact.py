@@ -33,9 +33,9 @@ import scipy.special  # pyright: ignore[reportMissingTypeStubs]
 
 from mirage_jax.errors import UnsupportedError
 
-P, Q, W = 2141437999, 131071, 1618430724  # primes, P = 16338 Q + 1 < 2**31; W has order Q modulo P
+P, Q, W = 60554803, 131071, 32227351  # primes, P = 462 Q + 1 < 2**26; W has order Q modulo P
 EXACT = np.dtype([("p", np.int64), ("q", np.int64), ("real", np.float64)])
-LIMB = 16  # bits: products of limbs are summed in float64 without rounding, up to 2**21 of them
+HALF = 1 << 13  # products with residues below it can be summed in float64 without rounding, up to 2**14 of them
 
 type Numbers = Any  # an array of type EXACT
 
@@ -75,7 +75,7 @@ def random_numbers(rng: np.random.Generator, shape: tuple[int, ...]) -> Numbers:
 
 
 ZERO, ONE, MINUS_INFINITY = constant(Fraction(0)), constant(Fraction(1)), special(-math.inf)
-LOG2E = made(1263498713, 78923, math.log2(math.e))
+LOG2E = made(9017031, 74606, math.log2(math.e))
 
 # --- arithmetic
 
@@ -132,10 +132,12 @@ def matmul(x: Numbers, y: Numbers) -> Numbers:
 
 
 def _product(x: Any, y: Any, m: int) -> Any:
-    """A matrix product modulo m by products of limbs in float64, which numpy does fast."""
-    (x0, x1), (y0, y1) = (((z & (1 << LIMB) - 1).astype(np.float64), (z >> LIMB).astype(np.float64)) for z in (x, y))
-    low, middle, high = (np.asarray(z, np.int64) % m for z in (x0 @ y0, x0 @ y1 + x1 @ y0, x1 @ y1))
-    return (((high << LIMB) + middle) % m * (1 << LIMB) + low) % m
+    """A matrix product modulo m in float64, in which numpy is fast; x in two parts if sums would round otherwise."""
+    y = y.astype(np.float64)
+    if m * m * x.shape[-1] < 1 << 53:
+        return (x.astype(np.float64) @ y).astype(np.int64) % m
+    low, high = ((part.astype(np.float64) @ y).astype(np.int64) % m for part in (x % HALF, x // HALF))
+    return (high * HALF + low) % m
 
 
 # --- exponentials and other functions
