@@ -37,5 +37,9 @@ class LoweringError(MirageError):
     """A kernel could not be generated, compiled or launched."""
 
 
+class KernelFault(LoweringError):
+    """A kernel touched memory that is not its own, or did not write each element of its results once."""
+
+
 class CacheError(MirageError):
     """A cache entry is broken or does not belong to its key; always treated as a miss."""

@@ -39,6 +39,7 @@ class Decision:
     measured: tuple[tuple[float, float], ...] = ()  # of each variant that was timed: the model's seconds, and real ones
     certificate: Any = None
     gate: str = ""
+    exact: str = ""  # of the text of kernels, on exact numbers
     search: str = ""
     tried: Counter[str] = field(default_factory=Counter)  # what happened to the candidates
     kernels: str = ""  # path of the readable kernels
@@ -94,6 +95,8 @@ class RegionReport:
             out += ["search: " + d.search.replace("\n", "\n        ")]
         if d.certificate is not None:
             out.append(f"certificate: {d.certificate}")
+        if d.exact:
+            out.append(f"exact check: {d.exact}")
         if d.gate:
             out.append(f"float gate: {d.gate}")
         if d.key:
@@ -122,6 +125,7 @@ class RegionReport:
             "measured": [list(pair) for pair in d.measured],
             "certificate": None if d.certificate is None else json.loads(d.certificate.to_json()),
             "gate": d.gate,
+            "exact": d.exact,
             "search": d.search,
             "candidates": dict(d.tried),
             "key": d.key,

@@ -50,6 +50,8 @@ def _region(region: RegionReport) -> Iterator[str]:
     yield "what changed (- the program, + what runs):"
     yield indent("\n".join(changes(program, graph)), "  ")
     yield f"certificate: {d.certificate}"
+    if d.exact:
+        yield f"exact check: {d.exact}"
     yield f"float gate: {d.gate}"
 
 

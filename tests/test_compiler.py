@@ -19,12 +19,15 @@ from mirage_jax import timing
 from mirage_jax.cache import Cache, CacheKey, Entry, encode
 from mirage_jax.compiler import attempt as attempts
 from mirage_jax.compiler import decide, threads
-from mirage_jax.compiler.winner import schedule_from_json, schedule_to_json
+from mirage_jax.compiler.winner import Winner, schedule_from_json, schedule_to_json
 from mirage_jax.config import Options
 from mirage_jax.errors import CacheError, UsageError, VerificationError
 from mirage_jax.jaxpr_frontend import rules
 from mirage_jax.jaxpr_frontend.regions import analyse
+from mirage_jax.lower import twin
 from mirage_jax.mugraph.graph import KernelSchedule, Schedule
+from mirage_jax.mugraph.parser import parse
+from mirage_jax.report import Decision, RegionReport
 from mirage_jax.search.devices import DEVICES
 from mirage_jax.verify import certificate as certificates
 
@@ -241,7 +244,7 @@ def short_schedule(key: CacheKey, entry: Entry) -> bytes:
 
 
 def unknown_family(key: CacheKey, entry: Entry) -> bytes:
-    return encode(key, replace(entry, reasons=(*entry.reasons[:2], "oracle")))
+    return encode(key, replace(entry, reasons=(*entry.reasons[:2], "oracle", "")))
 
 
 BAD_ENTRIES = [
@@ -336,6 +339,46 @@ def test_refusals_are_no_failures(monkeypatch, caplog) -> None:
     assert d.winner is None and d.tried["refused by the float gate"] >= 1
     assert "9 times" in d.gate
     assert not warnings(caplog)
+
+
+KERNEL = """mugraph {
+  extents i=64 j=96 k=128
+  input x: f16[i,k]
+  input w: f16[k,j]
+  kernel k0 grid(i,j) loop(k) {
+    %x = load x[i,k]
+    %w = load w[k,j]
+    %d[i,j] = dot{axes=(k)} %x %w
+    %y[i,j] = acc %d
+    store y: f16[i,j] = %y
+  }
+  output y
+}"""
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_wrong_kernel_is_refused(wrong: bool, monkeypatch, caplog) -> None:
+    """By the exact check of its text, before the float gate, and with a warning: it is an error of ours."""
+    pytest.importorskip("triton")
+    g = parse(KERNEL)
+    attempt = attempts.Attempt(None, "cuda", None, Options())
+    attempt.reference = g
+    winner = Winner(g, Schedule((KernelSchedule((("i", 16), ("j", 32), ("k", 32))),)), (), (), "kernels", "cuda")
+    monkeypatch.setattr(attempts.Attempt, "gate", lambda self, winner: (True, "not the matter here"))
+    if wrong:
+        emit = twin.emit
+
+        def skip_a_step(*args):
+            source = emit(*args)
+            return replace(source, text=source.text.replace("in range(0,", "in range(32,"))
+
+        monkeypatch.setattr(twin, "emit", skip_a_step)
+    d = decide.Compiler(Options())._accepted(attempt, Decision(None, "", "search", "cuda"), [winner])
+    if wrong:
+        assert d.winner is None and attempt.tried["refused by the exact check"] == 1 and not d.gate
+        assert "elements of y differ from the graph's" in d.exact and warnings(caplog)
+    else:
+        assert d.winner is winner and "bit for bit" in d.exact and d.exact in str(RegionReport((), "", d))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes are another matter there")

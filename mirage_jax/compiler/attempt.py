@@ -18,11 +18,12 @@ import numpy as np
 
 from mirage_jax import progress, timing
 from mirage_jax.cache import Cache, CacheKey, Entry
-from mirage_jax.compiler.winner import Winner
+from mirage_jax.compiler.winner import KERNEL_OPTIONS, Winner
 from mirage_jax.config import Options
-from mirage_jax.errors import MirageError
+from mirage_jax.errors import MirageError, UnsupportedError
 from mirage_jax.jaxpr_frontend.flat import FlatEqn
 from mirage_jax.jaxpr_frontend.translate import Region
+from mirage_jax.lower import twin
 from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.footprint import Footprint, footprint
@@ -212,6 +213,22 @@ class Attempt:
         """Keep what the model said about variants that were timed, and what they took."""
         for winner, t in timed:
             self.measured.append((estimate(winner.graph, winner.schedule, self.description), t.seconds))
+
+    def exact(self, winner: Winner) -> tuple[bool, str]:
+        """Does the text of the winner's kernels compute what its graph says, on numbers without rounding?
+
+        Where it cannot be done, the float gate decides alone, and the report says so.
+        """
+        if winner.cuda is None:
+            return True, ""
+        try:
+            wrong = twin.exact_check(winner.graph, winner.schedule, KERNEL_OPTIONS)
+        except UnsupportedError as why:
+            return True, f"not done: {why}"
+        except Exception as why:  # Triton's interpreter changes from version to version; a wrong text did compile
+            log.warning("kernels are not checked on exact numbers: %s: %s", type(why).__name__, why)
+            return True, f"not done: {type(why).__name__}: {str(why).partition('\n')[0]}"
+        return not wrong, wrong or "kernels agree with the graph bit for bit on exact numbers, at small sizes"
 
     def gate(self, winner: Winner) -> tuple[bool, str]:
         """Are the winner's floats as good as XLA's on every input class?"""

@@ -1,8 +1,9 @@
-"""Decides for each region who computes it: cache, else search -> check -> fingerprint -> measure -> certify -> gate
--> cache.
+"""Decides for each region who computes it: cache, else search -> check -> fingerprint -> measure -> certify -> exact
+check -> gate -> cache.
 
 A candidate replaces XLA only if all of this holds: its muGraph is well formed; it equals the region's program over
-finite fields, with a certificate whose error bound is computed; its floats are as accurate as XLA's against float64
+finite fields, with a certificate whose error bound is computed; the text of its kernels computes what its muGraph
+says, bit for bit on exact numbers; its floats are as accurate as XLA's against float64
 on every input class; and it was measured faster than XLA on this device, beyond noise. Whatever fails is dropped and
 counted, and where nothing is left the user's own equations run.
 
@@ -164,7 +165,7 @@ class Compiler:
         return self._keep(key, decision)
 
     def _accepted(self, attempt: Attempt, base: Decision, winners: Iterable[Winner]) -> Decision:
-        """The first of the winners that gets a certificate and passes the float gate."""
+        """The first of the winners that gets a certificate and passes the exact check and the float gate."""
         for winner in winners:
             log.info("proving a candidate equal to the program, then comparing its floats with float64")
             try:
@@ -173,6 +174,12 @@ class Compiler:
                 attempt.tried["refused by the certificate"] += 1
                 log.info("no certificate: %s", why)
                 continue
+            agrees, exact = attempt.exact(winner)
+            base = replace(base, exact=exact)
+            if not agrees:
+                attempt.tried["refused by the exact check"] += 1
+                log.warning("a generated kernel is wrong and is not used: %s", exact)
+                continue
             passed, gate = attempt.gate(winner)
             base = replace(base, gate=gate)
             if passed:
@@ -180,7 +187,7 @@ class Compiler:
                 return replace(base, winner=winner, after=after, certificate=certificate)
             attempt.tried["refused by the float gate"] += 1
             log.info("float gate: %s", gate)
-        return replace(base, why="no candidate passed certificate and float gate")
+        return replace(base, why="no candidate passed certificate, exact check and float gate")
 
     # ------------------------------------------------------------------ the cache
 
@@ -193,17 +200,17 @@ class Compiler:
             certificate=None if d.certificate is None else json.loads(d.certificate.to_json()),
             timings=dict(d.timings),
             measured=d.measured,
-            reasons=(d.why, d.gate, "" if w is None else w.family),
+            reasons=(d.why, d.gate, "" if w is None else w.family, d.exact),
         )
         kernels = None if w is None else readable(w)
         path = self.cache.put(key, entry, kernels)
         return replace(d, kernels=str(path.with_suffix(".py")) if path is not None and kernels else "")
 
     def _from_cache(self, attempt: Attempt, key: CacheKey, entry: Entry, base: Decision) -> Decision:
-        if len(entry.reasons) != 3:
-            raise CacheError(f"found {len(entry.reasons)} texts where why, gate and family must be")
-        why, gate, family = entry.reasons
-        base = replace(base, source="cache", why=why, timings=dict(entry.timings), gate=gate)
+        if len(entry.reasons) != 4:
+            raise CacheError(f"found {len(entry.reasons)} texts where why, gate, family and exact check must be")
+        why, gate, family, exact = entry.reasons
+        base = replace(base, source="cache", why=why, timings=dict(entry.timings), gate=gate, exact=exact)
         base = replace(base, measured=tuple(entry.measured))
         if entry.decision == "xla":
             return base

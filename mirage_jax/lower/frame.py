@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from mirage_jax.errors import LoweringError, UnsupportedError
-from mirage_jax.lower.expressions import Value
+from mirage_jax.lower.expressions import Number, Value, literal
 from mirage_jax.lower.tiling import GROUP, SINGLE, TileAxis, Tiling, extent, stored_axes, stored_shape
 from mirage_jax.lower.writer import Writer, identifier
 from mirage_jax.mugraph.graph import Axis, Tensor, part_axis
@@ -46,6 +46,7 @@ class Frame:
             ChainMap()
         )  # what is in scope: ("value", name), ("index", axis), ("mask", axis) ..
         self.arguments: dict[str, str] = {}
+        self.numbers: dict[float, set[Number]] = {}  # what the literals of the text stand for
         self.uses: set[tuple[str, str]] = set()  # how the loop that is being emitted uses each load: "dot" or "tile"
 
     @property
@@ -166,6 +167,11 @@ class Frame:
         if not text.isidentifier():
             text = f"({text})"
         return f"{text}[{', '.join(':' if a in own else 'None' for a in dims)}]"
+
+    def literal(self, number: Number) -> str:
+        """The nearest float; what it stands for is kept for whoever runs the text on exact numbers."""
+        self.numbers.setdefault(float(number), set()).add(number)
+        return literal(float(number))
 
     def at(self, value: Value, dims: tuple[Axis, ...]) -> str:
         return self.expand(value.text, value.dims, dims)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mirage_jax.errors import LoweringError, UnsupportedError
-from mirage_jax.lower.expressions import Value, attr, difference, reduced, reduction
+from mirage_jax.lower.expressions import Value, number, reduced, reduction
 from mirage_jax.lower.products import Products
 from mirage_jax.lower.tiling import TileAxis
 from mirage_jax.lower.writer import identifier
@@ -249,13 +249,13 @@ class Loops(Products):
             if self.graph.stages[shift].body:
                 raise UnsupportedError(f"{op}: its shift changes in the loop but is no running maximum")
             return name
-        degree = float(attr(op, "degree", 1))
-        if degree <= 0:
-            raise UnsupportedError(f"{op}: an accumulator of degree {degree} starts at 0 * inf")
+        degree = number(op, "degree", 1)
+        if degree.value <= 0:
+            raise UnsupportedError(f"{op}: an accumulator of degree {degree.value} starts at 0 * inf")
         value = self.value(shift)
         key = ("moved", shift, degree)
         if key not in self.env:
-            moved = difference(running[shift], value.unit, self.finite(value).text, value.unit, degree)
+            moved = self.difference(running[shift], value.unit, self.finite(value).text, value.unit, degree)
             self.env[key] = Value(self.w.let("decay", f"tl.exp2({moved})"), value.dims)
         return f"{name} * {self.at(self.env[key], dims)}"
 

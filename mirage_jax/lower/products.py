@@ -7,10 +7,11 @@ vector becomes a matrix whose other rows are zero (`tiling.SINGLE`): still much 
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from math import prod
 
 from mirage_jax.errors import UnsupportedError
-from mirage_jax.lower.expressions import Value, literal, reduced, reduction
+from mirage_jax.lower.expressions import Number, Value, reduced, reduction
 from mirage_jax.lower.tiling import MAX_RANK, SINGLE, Product, extent
 from mirage_jax.lower.values import TRITON_TYPES, Values, rule
 from mirage_jax.mugraph.graph import Axis, Op
@@ -29,7 +30,7 @@ class Products(Values):
         x = self.zeroed(x, axes)
         text = reduction("tl.sum", x, axes)
         if missing := [a for a in reduced(op) if a not in own]:
-            text = f"{text} * {literal(float(prod(map(self.elements, missing))))}"
+            text = f"{text} * {self.literal(Number(Fraction(prod(map(self.elements, missing)))))}"
         return Value(self.w.let(op.op, text), self.tiling.dims(op.axes), self.kept(op, x))
 
     def elements(self, axis: Axis) -> int:

@@ -1,10 +1,12 @@
 """Run generated kernels on the CPU through Triton's interpreter, on numpy arrays, without torch and without a GPU.
 
 The text that is compiled for a GPU runs here, block by block: slow (use small shapes), but with the real masks, loops
-and orders of evaluation. Triton's interpreter needs help in four places, all of it undone afterwards, so that the same
-process can go on compiling kernels:
+and orders of evaluation. Floats are floats, or exact numbers (`interpreter_exact`), on which the result can be compared
+bit for bit with what the graph says. Triton's interpreter needs help in five places, all of it undone afterwards, so
+that the same process can go on compiling kernels:
 
-* it expects torch tensors: `_Buffer` has the few methods that it calls;
+* it expects torch tensors: `_Pointer` has the few methods that it calls;
+* it reads and writes whatever an address points to: `interpreter_memory` checks each access;
 * ``tl.sum`` and friends are compiled-flavour functions that refuse to be called: `JITFunction.__call__` is replaced;
 * it computes bf16 on the integers that hold the bits: arithmetic is routed through f32 and rounded once;
 * a truth value spread over a tile becomes integers, which no load takes as a mask.
@@ -22,9 +24,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from mirage_jax.errors import LoweringError
+from mirage_jax.errors import MirageError
+from mirage_jax.lower.expressions import Number
+from mirage_jax.lower.interpreter_exact import exact_patches
+from mirage_jax.lower.interpreter_memory import Buffer, Memory, memory_patches
 from mirage_jax.lower.launch import NUMPY_TYPES, check_shapes, load_kernel, sources
+from mirage_jax.lower.tiling import BYTES
 from mirage_jax.lower.triton_source import DEFAULT, KernelSource, Options
+from mirage_jax.mugraph import exact as numbers
 from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule
 
 _LOCK = threading.RLock()  # the patches are global
@@ -50,44 +57,35 @@ def interpret(
     return [env[name] for name in graph.outputs]
 
 
-def interpret_kernel(source: KernelSource, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Outputs of one kernel. Memory that it fails to write is NaN: a hole in a store is no zero. So is what lies around
-    every array, where nothing may be written: `LoweringError` if something is.
+def interpret_kernel(source: KernelSource, arrays: Sequence[np.ndarray], exact: bool = False) -> list[np.ndarray]:
+    """Outputs of one kernel, for arrays of the types of its tensors (`exact`: numbers in place of floats).
+
+    Raises `KernelFault` if it reads or writes outside of its tensors, or does not write each element of its results
+    exactly once.
     """
-    types = [_numpy_type(d) for d in source.dtypes[len(source.inputs) :]]
-    outputs = [_unwritten(shape, dtype) for shape, dtype in zip(source.shapes, types, strict=True)]
-    buffers = [_between_redzones(a) for a in (*arrays, *outputs)]
+    types = [_numpy_type(d, exact) for d in source.dtypes]
+    outputs = [np.zeros(shape, t) for shape, t in zip(source.shapes, types[len(source.inputs) :], strict=True)]
+    names = [*(f"input {name}" for name in source.inputs), *(f"output {name}" for name in source.outputs)]
+    dtypes = [(name, _numpy_type(d).name, BYTES[d]) for name, d in zip(names, source.dtypes, strict=True)]
+    arrays = [np.asarray(x, t, order="C") for x, t in zip(arrays, types[: len(arrays)], strict=True)]
+    memory = Memory([*arrays, *outputs], dtypes, len(arrays))
     kernel = load_kernel(source)
-    with _LOCK, _interpreting() as interpreted, np.errstate(all="ignore"):
-        interpreted(kernel)[source.grid](*map(_Buffer, buffers))
-    for name, buffer in zip((*source.inputs, *source.outputs), buffers, strict=True):
-        if not _redzones_intact(buffer):
-            raise LoweringError(f"kernel {source.name} writes outside of {name}")
-    return [b.copy() for b in buffers[len(arrays) :]]
+    with _LOCK, _interpreting(memory, source.numbers if exact else None) as interpreted, np.errstate(all="ignore"):
+        try:
+            interpreted(kernel)[source.grid](*map(_Pointer, memory.buffers))
+        except Exception as error:
+            if isinstance(error.__cause__, MirageError):  # Triton's interpreter wraps what is raised below it
+                raise error.__cause__ from None
+            raise
+    for buffer in memory.buffers:
+        buffer.check_written()
+    return outputs
 
 
-REDZONE = 1 << 14  # elements
-
-
-def _between_redzones(array: np.ndarray) -> np.ndarray:
-    memory = _unwritten((array.size + 2 * REDZONE,), array.dtype)
-    inside = memory[REDZONE : REDZONE + array.size].reshape(array.shape)
-    inside[...] = array
-    return inside
-
-
-def _redzones_intact(array: np.ndarray) -> bool:
-    untouched = _unwritten((REDZONE,), array.dtype).tobytes()
-    memory = array.base
-    return memory is not None and memory[:REDZONE].tobytes() == untouched == memory[-REDZONE:].tobytes()
-
-
-def _numpy_type(dtype: str) -> np.dtype:
+def _numpy_type(dtype: str, exact: bool = False) -> np.dtype:
+    if exact and dtype in ("f16", "bf16", "f32"):
+        return numbers.EXACT
     return np.dtype(ml_dtypes.bfloat16) if dtype == "bf16" else np.dtype(NUMPY_TYPES[dtype])
-
-
-def _unwritten(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    return np.full(shape, -(2**31) if dtype.kind == "i" else dtype.kind != "b" and np.nan, dtype)
 
 
 class _Name(str):
@@ -96,56 +94,47 @@ class _Name(str):
     itemsize: int
 
 
-class _Storage:
-    def __init__(self, array: np.ndarray) -> None:
-        self.array = array
+class _Pointer:
+    """A buffer dressed as the torch tensor that the interpreter expects; "host" and "device" are the same memory."""
 
-    def data_ptr(self) -> int:
-        return self.array.ctypes.data
-
-    def cpu(self) -> _Storage:
-        return self
-
-    def copy_(self, other: _Storage) -> None:
-        """Host and "device" are the same memory here."""
-
-
-class _Buffer:
-    """A numpy array dressed as the torch tensor that the interpreter expects."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self.array, self.storage = array, _Storage(array)
+    def __init__(self, buffer: Buffer) -> None:
+        self.buffer = buffer
 
     @property
     def dtype(self) -> _Name:
-        name = _Name(self.array.dtype.name)
-        name.itemsize = self.array.dtype.itemsize
+        name = _Name(self.buffer.dtype)
+        name.itemsize = self.buffer.itemsize
         return name
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.array.shape
+        return self.buffer.array.shape
 
     def data_ptr(self) -> int:
-        return self.array.ctypes.data
+        return self.buffer.address
 
-    def untyped_storage(self) -> _Storage:
-        return self.storage
+    def untyped_storage(self) -> _Pointer:
+        return self
+
+    cpu = untyped_storage
+
+    def copy_(self, other: _Pointer) -> None:
+        """Nothing to copy."""
 
     def storage_offset(self) -> int:
         return 0
 
     def size(self) -> tuple[int, ...]:
-        return self.array.shape
+        return self.shape
 
     def stride(self) -> tuple[int, ...]:
-        return tuple(s // self.array.itemsize for s in self.array.strides)
+        return tuple(s // self.buffer.array.itemsize for s in self.buffer.array.strides)
 
-    def new_empty(self, size: int, device: str | None = None) -> _Buffer:
-        return _Buffer(self.array)
+    def new_empty(self, size: int, device: str | None = None) -> _Pointer:
+        return _Pointer(self.buffer)
 
-    def set_(self, storage: _Storage, offset: int, size: Any, stride: Any) -> _Buffer:
-        self.array, self.storage = storage.array, storage
+    def set_(self, storage: _Pointer, offset: int, size: Any, stride: Any) -> _Pointer:
+        self.buffer = storage.buffer
         return self
 
 
@@ -163,8 +152,11 @@ def _interpreted(kernel: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _interpreting() -> Iterator[Callable[[Any], Any]]:
-    """Patch Triton for interpretation; yields the function that makes a kernel interpretable."""
+def _interpreting(memory: Memory, constants: Mapping[float, Number | None] | None) -> Iterator[Callable[[Any], Any]]:
+    """Patch Triton for interpretation; yields the function that makes a kernel interpretable.
+
+    `constants`: what literals stand for if floats are to be exact numbers, else None.
+    """
     import triton.language
     from triton import knobs
     from triton.runtime import interpreter, jit
@@ -180,7 +172,9 @@ def _interpreting() -> Iterator[Callable[[Any], Any]]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(_replaced(jit.JITFunction, "__call__", call))
         stack.enter_context(_replaced(knobs.runtime, "interpret", True))
-        for owner, name, patch in _bf16_patches(interpreter, triton.language):
+        lang = triton.language
+        floats = _bf16_patches(interpreter, lang) if constants is None else exact_patches(interpreter, lang, constants)
+        for owner, name, patch in (*memory_patches(interpreter, memory), *floats):
             stack.enter_context(_replaced(owner, name, patch))
         splat = interpreter.InterpreterBuilder.create_splat
         stack.enter_context(_replaced(interpreter.InterpreterBuilder, "create_splat", _bool_splat(splat)))

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
+from mirage_jax.lower.expressions import Number
 from mirage_jax.lower.frame import DEFAULT, Options
 from mirage_jax.lower.loops import Loops
 from mirage_jax.lower.tiling import Tiling, stored_shape
@@ -42,6 +43,8 @@ class KernelSource:
     shapes: tuple[tuple[int, ...], ...]  # of outputs, in memory order
     num_warps: int
     num_stages: int
+    numbers: Mapping[float, Number | None] = field(default_factory=dict, compare=False)
+    """What literals of the text stand for exactly, where they are not what they say; None: more than one number."""
 
     @cached_property
     def digest(self) -> str:
@@ -95,4 +98,5 @@ class _Emitter(Loops):
             name, self.w.text(), (self.tiling.grid,), inputs, outputs, tuple(t.dtype for t in used),
             tuple(stored_shape(s.tensor, graph, parts) for s in self.graph.stores),
             schedule.num_warps, schedule.num_stages,
+            {x: next(iter(meant)) if len(meant) == 1 else None for x, meant in self.numbers.items()},
         )  # fmt: skip

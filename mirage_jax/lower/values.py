@@ -15,7 +15,18 @@ from typing import Any
 import numpy as np
 
 from mirage_jax.errors import LoweringError, UnsupportedError
-from mirage_jax.lower.expressions import LN2, LOG2E, Value, attr, difference, literal, power, reduced, reduction
+from mirage_jax.lower.expressions import (
+    OCTAVE,
+    PER_OCTAVE,
+    UNIT,
+    Number,
+    Value,
+    attr,
+    literal,
+    number,
+    reduced,
+    reduction,
+)
 from mirage_jax.lower.frame import Frame
 from mirage_jax.lower.tiling import SINGLE
 from mirage_jax.mugraph.graph import Axis, Load, Op, Store, split_axis
@@ -24,6 +35,8 @@ from mirage_jax.mugraph.operators import ACCUMULATORS, FUNCTIONS, operator
 TRITON_TYPES: Mapping[str, str] = {
     "f16": "tl.float16", "bf16": "tl.bfloat16", "f32": "tl.float32", "i32": "tl.int32", "bool": "tl.int1",
 }  # fmt: skip
+
+MAX_FACTORS = 8  # of a power that is written as a product
 
 type Rule = Callable[[Any, Op], Value]
 RULES: dict[str, Rule] = {}
@@ -128,11 +141,11 @@ class Values(Frame):
     def natural(self, name: str) -> Value:
         """A value in the graph's own unit."""
         value = self.value(name)
-        if value.unit == 1.0:
+        if value.unit == UNIT:
             return value
         key = ("natural", value.text)
         if key not in self.env:
-            self.env[key] = Value(self.w.let("natural", f"{value.text} * {value.unit!r}"), value.dims)
+            self.env[key] = Value(self.w.let("natural", f"{value.text} * {self.literal(value.unit)}"), value.dims)
         return self.env[key]
 
     def zeroed(self, value: Value, axes: Iterable[Axis], neutral: float = 0.0) -> Value:
@@ -154,7 +167,7 @@ class Values(Frame):
         out: dict[Axis, float] = {}
         for a in op.axes:
             lanes = [v.pads.get(a, v.constant) for v in args]
-            if not self.axes[a].ragged or None in lanes or any(v.unit != 1.0 for v in args):
+            if not self.axes[a].ragged or None in lanes or any(v.unit != UNIT for v in args):
                 continue
             try:
                 with np.errstate(all="ignore"):
@@ -169,12 +182,12 @@ class Values(Frame):
 
     def affine(self, op: Op, value: Value, dims: tuple[Axis, ...]) -> str:
         """``scale * x + offset`` as an operand: a name, or an expression in parentheses."""
-        scale, offset = float(attr(op, "scale", 1)), float(attr(op, "offset", 0))
+        scale, offset = number(op, "scale", 1), number(op, "offset", 0)
         text = self.at(value, dims)
-        if scale != 1.0:
-            text = f"-{text}" if scale == -1.0 else f"{text} * {literal(scale)}"
-        if offset != 0.0:
-            text = f"{text} + {literal(offset)}"
+        if float(scale) != 1.0:
+            text = f"-{text}" if float(scale) == -1.0 else f"{text} * {self.literal(scale)}"
+        if float(offset) != 0.0:
+            text = f"{text} + {self.literal(offset)}"
         return text
 
     # --- pointwise operators
@@ -195,9 +208,9 @@ class Values(Frame):
 
     @rule("const")
     def const(self, op: Op) -> Value:
-        number = float(attr(op, "value"))
-        name = self.w.let("const", f"tl.full((), {literal(number)}, tl.float32)")
-        return Value(name, constant=number)
+        value = number(op, "value")
+        name = self.w.let("const", f"tl.full((), {self.literal(value)}, tl.float32)")
+        return Value(name, constant=float(value))
 
     @rule("iota")
     def iota(self, op: Op) -> Value:
@@ -212,10 +225,10 @@ class Values(Frame):
         dims = self.tiling.dims(op.axes)
         args = [self.natural(a) for a in op.args]
         x, y = (self.at(v, dims) for v in args)
-        ca, cb = float(attr(op, "ca", 1)), float(attr(op, "cb", 1))
-        left = x if ca == 1.0 else f"-{x}" if ca == -1.0 else f"{x} * {literal(ca)}"
-        right = y if abs(cb) == 1.0 else f"{y} * {literal(abs(cb))}"
-        return self.made(op, f"{left} {'-' if cb < 0 else '+'} {right}", args)
+        ca, cb = number(op, "ca", 1), number(op, "cb", 1)
+        left = x if float(ca) == 1.0 else f"-{x}" if float(ca) == -1.0 else f"{x} * {self.literal(ca)}"
+        right = y if abs(float(cb)) == 1.0 else f"{y} * {self.literal(Number(abs(cb.value)))}"
+        return self.made(op, f"{left} {'-' if cb.value < 0 else '+'} {right}", args)
 
     @rule("pow")
     def pow(self, op: Op) -> Value:
@@ -223,13 +236,32 @@ class Values(Frame):
         text = self.affine(op, x, x.dims)
         if not text.isidentifier():
             text = self.w.let("scaled", text)
-        return self.made(op, power(text, Fraction(attr(op, "exponent"))), [x])
+        return self.made(op, self.power(text, Fraction(attr(op, "exponent"))), [x])
+
+    def power(self, x: str, exponent: Fraction) -> str:
+        """``x ** exponent`` for a name `x`: products for integers, roots for halves, exp2 of the logarithm for the
+        rest.
+        """
+        whole, rest = divmod(abs(exponent), 1)
+        if rest not in (0, Fraction(1, 2)) or whole > MAX_FACTORS:
+            times = self.literal(Number(exponent))
+            if exponent.denominator == 1:
+                magnitude = f"tl.exp2({times} * tl.log2(tl.abs({x})))"
+                return f"tl.where({x} < 0, -{magnitude}, {magnitude})" if exponent % 2 else magnitude
+            return f"tl.exp2({times} * tl.log2({x}))"
+        factors = [x] * int(whole)
+        if exponent == Fraction(-1, 2):
+            return f"tl.rsqrt({x})"
+        if rest:
+            factors.append(f"tl.sqrt({x})")
+        text = " * ".join(factors) or "1.0"
+        return text if exponent > 0 else f"1.0 / ({text})"
 
     @rule("exp")
     def exp(self, op: Op) -> Value:
         x = self.natural(op.args[0])
-        scale, offset = float(attr(op, "scale", 1)), float(attr(op, "offset", 0))
-        text = f"{x.text} * {literal(scale * LOG2E)}" + (f" + {literal(offset * LOG2E)}" if offset else "")
+        scale, offset = (number(op, name, default) * PER_OCTAVE for name, default in (("scale", 1), ("offset", 0)))
+        text = f"{x.text} * {self.literal(scale)}" + (f" + {self.literal(offset)}" if offset.value else "")
         return self.made(op, f"tl.exp2({text})", [x])
 
     # --- exponentials relative to a shift
@@ -248,8 +280,19 @@ class Values(Frame):
     def exps(self, op: Op) -> Value:
         dims = self.tiling.dims(op.axes)
         x, m = self.natural(op.args[0]), self.finite(self.value(op.args[1]))
-        scale = float(attr(op, "scale", 1))
-        return self.made(op, f"tl.exp2({difference(self.at(x, dims), scale, self.at(m, dims), m.unit)})", [x, m])
+        moved = self.difference(self.at(x, dims), number(op, "scale", 1), self.at(m, dims), m.unit)
+        return self.made(op, f"tl.exp2({moved})", [x, m])
+
+    def difference(self, x: str, x_unit: Number, y: str, y_unit: Number, degree: Number = UNIT) -> str:
+        """``degree * (x * x_unit - y * y_unit) * log2(e)``.
+
+        Equal units are applied after the subtraction, which then cancels exactly.
+        """
+        a, b = x_unit * degree * PER_OCTAVE, y_unit * degree * PER_OCTAVE
+        if a == b:
+            return f"{x} - {y}" if a == UNIT else f"({x} - {y}) * {self.literal(a)}"
+        left, right = (t if f == UNIT else f"{t} * {self.literal(f)}" for t, f in ((x, a), (y, b)))
+        return f"{left} - {right}"
 
     @rule("logs")
     def logs(self, op: Op) -> Value:
@@ -263,8 +306,8 @@ class Values(Frame):
     def rescale(self, op: Op) -> Value:
         dims = self.tiling.dims(op.axes)
         x, old, new = self.natural(op.args[0]), self.value(op.args[1]), self.finite(self.value(op.args[2]))
-        degree = float(attr(op, "degree", 1))
-        moved = difference(self.at(old, dims), old.unit, self.at(new, dims), new.unit, degree)
+        degree = number(op, "degree", 1)
+        moved = self.difference(self.at(old, dims), old.unit, self.at(new, dims), new.unit, degree)
         return self.made(op, f"{self.at(x, dims)} * tl.exp2({moved})", [x, old, new])
 
     def from_product(self, name: str) -> bool:
@@ -279,19 +322,19 @@ class Values(Frame):
         Logits straight from a matrix product are kept times log2(e), so that an exponential costs one fma and one exp2.
         Others may be masked with huge numbers, for which that fma would not cancel: these stay in the unit of x.
         """
-        x, scale = self.value(op.args[0]), float(attr(op, "scale", 1))
-        if scale <= 0.0:
-            x, unit, factor = self.natural(op.args[0]), 1.0, 1.0
-            x = Value(self.w.let("scaled", f"{x.text} * {literal(scale)}"), x.dims)
-        elif self.from_product(op.args[0]) and x.unit == 1.0:
-            unit, factor = LN2, scale * LOG2E
+        x, scale = self.value(op.args[0]), number(op, "scale", 1)
+        if scale.value <= 0:
+            x, unit, factor = self.natural(op.args[0]), UNIT, UNIT
+            x = Value(self.w.let("scaled", f"{x.text} * {self.literal(scale)}"), x.dims)
+        elif self.from_product(op.args[0]) and x.unit == UNIT:
+            unit, factor = OCTAVE, scale * PER_OCTAVE
         else:
-            unit, factor = scale * x.unit, 1.0
+            unit, factor = scale * x.unit, UNIT
         text = self.maximum(op, x)
-        if factor != 1.0:
-            text = f"{text} * {literal(factor)}"
+        if factor != UNIT:
+            text = f"{text} * {self.literal(factor)}"
         settled = (
-            unit == LN2
+            unit == OCTAVE
             and self.graph.span is None
             and self.ops[op.args[0]].op == "dot"
             and not any(self.axes[a].short_part for a in reduced(op) if a in self.axes)
@@ -300,13 +343,13 @@ class Values(Frame):
 
     @rule("max")
     def max(self, op: Op) -> Value:
-        return self.carried(op, self.maximum(op, self.natural(op.args[0])), 1.0)
+        return self.carried(op, self.maximum(op, self.natural(op.args[0])), UNIT)
 
     def maximum(self, op: Op, x: Value) -> str:
         axes = [a for a in reduced(op) if a in self.graph.axes_of[op.args[0]]]
         return reduction("tl.max", self.zeroed(x, axes, -math.inf), axes)
 
-    def carried(self, op: Op, text: str, unit: float, settled: bool = False) -> Value:
+    def carried(self, op: Op, text: str, unit: Number, settled: bool = False) -> Value:
         """A maximum; a running one if it reduces the axis of the loop."""
         dims = self.tiling.dims(op.axes)
         if ("carried", op.name) in self.env:

@@ -1,0 +1,109 @@
+"""The exact check of generated kernels: the text that will be compiled, run on numbers without rounding.
+
+Input: a graph and its schedule. Output: how a kernel's results differ from those of the graph, or "". Both sides
+compute on `mugraph.exact`: the text in the interpreter, block by block, with its own index arithmetic, masks, loops and
+constants; the kernel's graph by `mugraph.evaluate`, under the same schedule. They share no code but the numbers, and
+must agree in every bit; so what a tolerance would forgive (a lane too many in a large sum, a rescaling forgotten where
+maxima hardly move) is caught as surely as a wrong stride. The interpreter checks every access to memory on top
+(`interpreter_memory`).
+
+This is Mirage's twin in Z_p of a kernel, except that it needs no second text: the kernel's own gets another meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mirage_jax.errors import KernelFault
+from mirage_jax.lower.small_sizes import small_sizes
+from mirage_jax.lower.tiling import extent, stored_axes
+from mirage_jax.lower.triton_interpreter import interpret_kernel
+from mirage_jax.lower.triton_source import DEFAULT, KernelSource, Options, emit
+from mirage_jax.mugraph import exact
+from mirage_jax.mugraph.arrays import Named, arrange, is_float, numpy_dtype
+from mirage_jax.mugraph.evaluate import evaluate
+from mirage_jax.mugraph.exact_domain import ExactDomain
+from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, Library, Schedule, Store, Tensor
+
+
+def exact_check(graph: KernelGraph, schedule: Schedule, options: Options = DEFAULT) -> str:
+    """What is wrong with a kernel of the graph at small extents (`small_sizes`), with full and with ragged tiles.
+
+    Raises `UnsupportedError` for a kernel that the exact numbers cannot express.
+    """
+    for kernel, sizes in zip(graph.kernels, schedule.kernels, strict=True):
+        if isinstance(kernel, Library):
+            continue
+        for ragged in (False, True):
+            small, parts = small_sizes(kernel, graph, sizes, schedule.part_counts, ragged)
+            if wrong := disagreement(kernel, small, sizes, parts, emit(kernel, small, sizes, parts, options)):
+                return f"kernel {kernel.name} at {' '.join(f'{a}={n}' for a, n in small.extents)}: {wrong}"
+    return ""
+
+
+def disagreement(
+    kernel: BlockGraph,
+    graph: KernelGraph,
+    sizes: KernelSchedule,
+    parts: Mapping[Axis, int],
+    source: KernelSource,
+    seed: int = 0,
+) -> str:
+    """Run the text of a kernel, and the kernel, on the same random numbers; "" if all results agree."""
+    rng = np.random.default_rng(seed)
+    inputs = {name: _random(graph.tensors[name], graph, parts, rng) for name in source.inputs}
+    try:
+        memory = [arrange(x.array, x.axes, stored_axes(graph.tensors[n], graph)) for n, x in inputs.items()]
+        results = interpret_kernel(source, memory, exact=True)
+    except KernelFault as fault:
+        return str(fault)
+    expected = _expected(kernel, graph, Schedule((sizes,), tuple(sorted(parts.items()))), inputs)
+    for store, have, want in zip(kernel.stores, results, expected, strict=True):
+        have = arrange(have, stored_axes(store.tensor, graph), want.axes)
+        wrong = exact.differences(have, want.array) if have.dtype == exact.EXACT else have != want.array
+        if _is_shift(kernel, store):  # of nothing but what is masked: minus infinity in kernels, any number in graphs
+            wrong &= have["real"] != -np.inf
+        if wrong.any():
+            at = tuple(int(i) for i in np.argwhere(wrong)[0])
+            return (
+                f"{int(wrong.sum())} of {wrong.size} elements of {store.tensor.name} differ from the graph's, "
+                f"the first at {at}"
+            )
+    return ""
+
+
+def _expected(kernel: BlockGraph, graph: KernelGraph, schedule: Schedule, inputs: Mapping[str, Named]) -> list[Named]:
+    """What the graph says of one kernel, in the order of its stores."""
+    names = tuple(dict.fromkeys(load.tensor for load in kernel.loads))  # also of loads that the text has no use for
+    tensors = tuple(graph.tensors[n] for n in names)
+    outputs = tuple(s.tensor.name for s in kernel.stores)
+    alone = KernelGraph(tensors, (kernel,), outputs, graph.extents)
+    values = [inputs[n] if n in inputs else _random(graph.tensors[n], graph, schedule.part_counts) for n in names]
+    with np.errstate(all="ignore"):
+        return evaluate(alone, values, ExactDomain(), schedule)
+
+
+def _random(
+    tensor: Tensor, graph: KernelGraph, parts: Mapping[Axis, int], rng: np.random.Generator | None = None
+) -> Named:
+    rng = rng or np.random.default_rng(0)
+    shape, dtype = tuple(extent(a, graph, parts) for a in tensor.axes), numpy_dtype(tensor.dtype)
+    array: Any
+    if is_float(dtype):
+        array = exact.random_numbers(rng, shape)
+    elif tensor.dtype == "bool":
+        array = rng.random(shape) < 0.8
+    else:
+        array = rng.integers(0, 4, shape).astype(dtype)
+    return Named(tensor.axes, array)
+
+
+def _is_shift(kernel: BlockGraph, store: Store) -> bool:
+    ops = {op.name: op for op in kernel.ops}
+    op = ops.get(store.value)
+    if op is not None and op.op == "last":
+        op = ops.get(op.args[0])
+    return op is not None and op.op == "shift"

@@ -1,0 +1,300 @@
+"""Exact numbers in place of floats, on which a kernel's text and its graph can be run and compared bit for bit.
+
+A number is a residue modulo P, a residue modulo Q with Q | P - 1, and a float. Sums, products and quotients are exact
+in both residues, in any order; ``exp(x) = w ** x_q`` with w of order Q modulo P turns sums into products, so that a
+running softmax is exact too (compare `field`). The float says what order and infinities need: which of two numbers is
+larger, whether a value is masked with minus infinity or is no number at all. It never enters a residue. So:
+
+* other functions (square roots, logarithms, ..) are hashes of the residue modulo P, and so is what an exponential
+  leaves modulo Q: a second exponential sees all of its argument, and a softmax relative to another shift, which is
+  right modulo P, differs modulo Q;
+* an exponential of minus infinity is 0, its reciprocal not a number that equals any other;
+* constants are exact fractions; log2(e) is an arbitrary number `LOG2E`, since no identity of rationals knows it.
+
+The primes are fixed: this finds errors of indices, masks, loops and constants, and no one chooses programs against it.
+A wrong value agrees by chance with probability about 1/Q.
+
+Numbers are numpy arrays of the structured type `EXACT`: whatever only moves elements around needs not know about them.
+"""
+
+# Arrays of a structured type have no elements that a type checker could know.
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import numpy as np
+import scipy.special  # pyright: ignore[reportMissingTypeStubs]
+
+from mirage_jax.errors import UnsupportedError
+
+P, Q, W = 60554803, 131071, 32227351  # primes, P = 462 Q + 1 < 2**26; W has order Q modulo P
+EXACT = np.dtype([("p", np.int64), ("q", np.int64), ("real", np.float64)])
+HALF = 1 << 13  # products with residues below it can be summed in float64 without rounding, up to 2**14 of them
+
+type Numbers = Any  # an array of type EXACT
+
+
+def made(p: Any, q: Any, real: Any) -> Numbers:
+    out = np.empty(np.broadcast_shapes(np.shape(p), np.shape(q), np.shape(real)), EXACT)
+    out["p"], out["q"], out["real"] = p, q, real
+    return out
+
+
+def constant(value: Fraction) -> Numbers:
+    """A number without dimensions."""
+    n, d = value.numerator, value.denominator
+    if d % P == 0 or d % Q == 0:
+        raise UnsupportedError(f"the denominator of {value} is 0 modulo {P} or {Q}")
+    try:
+        real = float(value)
+    except OverflowError:
+        real = math.copysign(math.inf, n)
+    return made(n * pow(d, -1, P) % P, n * pow(d, -1, Q) % Q, real)
+
+
+def special(real: float) -> Numbers:
+    """An infinity, or NaN."""
+    return made(0, 0, real)
+
+
+def integers(values: Any) -> Numbers:
+    """Integers or truth values as numbers."""
+    values = np.asarray(values, np.int64)
+    return made(values % P, values % Q, values.astype(np.float64))
+
+
+def random_numbers(rng: np.random.Generator, shape: tuple[int, ...]) -> Numbers:
+    """Uniform residues; small floats, so that none overflows."""
+    return made(rng.integers(P, size=shape), rng.integers(Q, size=shape), rng.uniform(-1, 1, shape))
+
+
+ZERO, ONE, MINUS_INFINITY = constant(Fraction(0)), constant(Fraction(1)), special(-math.inf)
+LOG2E = made(9017031, 74606, math.log2(math.e))
+
+# --- arithmetic
+
+
+def add(x: Numbers, y: Numbers) -> Numbers:
+    return made((x["p"] + y["p"]) % P, (x["q"] + y["q"]) % Q, x["real"] + y["real"])
+
+
+def negative(x: Numbers) -> Numbers:
+    return made(-x["p"] % P, -x["q"] % Q, -x["real"])
+
+
+def subtract(x: Numbers, y: Numbers) -> Numbers:
+    return add(x, negative(y))
+
+
+def multiply(x: Numbers, y: Numbers) -> Numbers:
+    return made(x["p"] * y["p"] % P, x["q"] * y["q"] % Q, x["real"] * y["real"])
+
+
+def inverse(x: Numbers) -> Numbers:
+    """1 / x; of a zero divisor some number that is the same always."""
+    with np.errstate(divide="ignore"):
+        out = made(_raised(x["p"], P - 2, P), _raised(x["q"], Q - 2, Q), 1 / x["real"])
+    return choose(np.isinf(x["real"]), ZERO, out)
+
+
+def divide(x: Numbers, y: Numbers) -> Numbers:
+    return multiply(x, inverse(y))
+
+
+def power(x: Numbers, n: int) -> Numbers:
+    """x ** n for n >= 0."""
+    return made(_raised(x["p"], n, P), _raised(x["q"], n, Q), x["real"] ** n)
+
+
+def _raised(x: Any, n: int, m: int) -> Any:
+    out = np.ones_like(x)
+    while n:
+        if n & 1:
+            out = out * x % m
+        x, n = x * x % m, n >> 1
+    return out
+
+
+def total(x: Numbers, dims: tuple[int, ...]) -> Numbers:
+    """Sum over dimensions."""
+    p, q, real = (np.sum(x[part], axis=dims) for part in ("p", "q", "real"))
+    return made(p % P, q % Q, real)
+
+
+def matmul(x: Numbers, y: Numbers) -> Numbers:
+    return made(_product(x["p"], y["p"], P), _product(x["q"], y["q"], Q), np.matmul(x["real"], y["real"]))
+
+
+def _product(x: Any, y: Any, m: int) -> Any:
+    """A matrix product modulo m in float64, in which numpy is fast; x in two parts if sums would round otherwise."""
+    y = y.astype(np.float64)
+    if m * m * x.shape[-1] < 1 << 53:
+        return (x.astype(np.float64) @ y).astype(np.int64) % m
+    low, high = ((part.astype(np.float64) @ y).astype(np.int64) % m for part in (x % HALF, x // HALF))
+    return (high * HALF + low) % m
+
+
+# --- exponentials and other functions
+
+
+@cache
+def _powers() -> Any:
+    """W ** k for all k below Q."""
+    out, step = np.ones(1, np.int64), W
+    while len(out) < Q:
+        out, step = np.concatenate([out, out * step % P]), step * step % P
+    return out[:Q]
+
+
+def exp(x: Numbers) -> Numbers:
+    p = _powers()[x["q"]]
+    with np.errstate(over="ignore"):
+        out = made(p, np.where(p == 1, 1, _mixed(p, 0) % Q), np.exp(x["real"]))  # exp(0) is 1 in both
+    return choose(x["real"] == -math.inf, ZERO, out)
+
+
+def exp2(x: Numbers) -> Numbers:
+    return exp(divide(x, LOG2E))
+
+
+def log2(x: Numbers) -> Numbers:
+    return multiply(log(x), LOG2E)
+
+
+def _mixed(p: Any, seed: int) -> Any:
+    """A hash with 63 bits (the finalizer of splitmix64)."""
+    z = np.asarray(p).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15 * (seed + 1) % (1 << 64))
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((z ^ (z >> np.uint64(31))) >> np.uint64(1)).astype(np.int64)
+
+
+def _hashed(seed: int, real: Callable[[Any], Any]) -> Callable[[Numbers], Numbers]:
+    """A function of which only its value as a float is known."""
+
+    def function(x: Numbers) -> Numbers:
+        with np.errstate(all="ignore"):
+            return made(_mixed(x["p"], 2 * seed) % P, _mixed(x["p"], 2 * seed + 1) % Q, real(x["real"]))
+
+    return function
+
+
+# of magnitudes, where a function has no value for negative numbers: residues have no sign
+log = _hashed(1, lambda x: np.log(np.abs(x)))
+sqrt = _hashed(2, lambda x: np.sqrt(np.abs(x)))
+erf = _hashed(3, scipy.special.erf)
+sin = _hashed(4, np.sin)
+cos = _hashed(5, np.cos)
+
+
+def rsqrt(x: Numbers) -> Numbers:
+    return inverse(sqrt(x))
+
+
+# --- order and choice
+
+
+def choose(condition: Any, x: Any, y: Any) -> Any:
+    return np.where(condition, x, y)
+
+
+def equal(x: Numbers, y: Numbers) -> Any:
+    """Truth values. Two finite numbers are equal if they are so modulo P."""
+    finite = np.isfinite(x["real"]) & np.isfinite(y["real"])
+    return choose(finite, x["p"] == y["p"], x["real"] == y["real"])
+
+
+def less(x: Numbers, y: Numbers) -> Any:
+    return (x["real"] < y["real"]) & ~equal(x, y)
+
+
+def less_equal(x: Numbers, y: Numbers) -> Any:
+    return (x["real"] < y["real"]) | equal(x, y)
+
+
+def maximum(x: Numbers, y: Numbers) -> Numbers:
+    """Of equal floats the larger residue, so that the order of arguments does not matter; what is no number wins."""
+    tie = (x["real"] == y["real"]) & (x["p"] < y["p"])
+    return choose((x["real"] < y["real"]) | tie | np.isnan(y["real"]), y, x)
+
+
+def minimum(x: Numbers, y: Numbers) -> Numbers:
+    return negative(maximum(negative(x), negative(y)))
+
+
+def largest(x: Numbers, dim: int) -> Numbers:
+    """`maximum` over a dimension."""
+    real = x["real"]
+    top = np.isnan(real) | (real == np.max(real, axis=dim, keepdims=True))
+    place = np.expand_dims(np.argmax(np.where(top, x["p"], -1), axis=dim), dim)
+    return np.take_along_axis(x, place, axis=dim).squeeze(dim)
+
+
+def absolute(x: Numbers) -> Numbers:
+    return choose(less(x, ZERO), negative(x), x)
+
+
+def differences(x: Numbers, y: Numbers) -> Any:
+    """Where two arrays of numbers are not the same: another residue, or another infinity or NaN."""
+    finite = np.isfinite(x["real"]) & np.isfinite(y["real"])
+    strange = np.where(np.isnan(x["real"]), ~np.isnan(y["real"]), x["real"] != y["real"])
+    return np.where(finite, (x["p"] != y["p"]) | (x["q"] != y["q"]), strange)
+
+
+def logistic(x: Numbers) -> Numbers:
+    return inverse(add(ONE, exp(negative(x))))
+
+
+def tanh(x: Numbers) -> Numbers:
+    two = add(ONE, ONE)
+    return subtract(ONE, divide(two, add(ONE, exp(multiply(two, x)))))
+
+
+def log1p(x: Numbers) -> Numbers:
+    return choose(equal(x, ZERO), x, log(add(ONE, x)))
+
+
+def where(c: Numbers, x: Numbers, y: Numbers) -> Numbers:
+    return choose(equal(c, ZERO), y, x)
+
+
+def _truth(test: Callable[..., Any]) -> Callable[..., Numbers]:
+    return lambda *xs: integers(test(*xs))
+
+
+FUNCTIONS: Mapping[str, Callable[..., Numbers]] = {
+    "logistic": logistic,
+    "tanh": tanh,
+    "erf": erf,
+    "erfc": lambda x: subtract(ONE, erf(x)),
+    "log": log,
+    "log1p": log1p,
+    "sin": sin,
+    "cos": cos,
+    "abs": absolute,
+    "sign": lambda x: subtract(integers(less(ZERO, x)), integers(less(x, ZERO))),
+    "isfinite": _truth(lambda x: np.isfinite(x["real"])),
+    "maximum": maximum,
+    "minimum": minimum,
+    "lt": _truth(less),
+    "le": _truth(less_equal),
+    "eq": _truth(equal),
+    "and": _truth(lambda x, y: ~equal(x, ZERO) & ~equal(y, ZERO)),
+    "or": _truth(lambda x, y: ~equal(x, ZERO) | ~equal(y, ZERO)),
+    "not": _truth(lambda x: equal(x, ZERO)),
+    "where": where,
+    "mask": lambda c, x: where(c, x, MINUS_INFINITY),
+}
+
+
+def function(name: str, args: Sequence[Numbers]) -> Numbers:
+    """The meaning of an operator outside the Lax fragment (`operators.FUNCTIONS`)."""
+    if name not in FUNCTIONS:
+        raise UnsupportedError(f"function {name} has no meaning on exact numbers; known: {', '.join(FUNCTIONS)}")
+    return FUNCTIONS[name](*args)

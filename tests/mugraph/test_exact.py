@@ -1,0 +1,76 @@
+"""Exact numbers: the laws that kernels rely on, and none that would hide an error."""
+
+from fractions import Fraction as Q
+
+import numpy as np
+import pytest
+
+from mirage_jax.errors import UnsupportedError
+from mirage_jax.mugraph import exact
+from mirage_jax.mugraph.operators import FUNCTIONS
+
+RNG = np.random.default_rng(0)
+
+
+def draw(*shape: int) -> exact.Numbers:
+    return exact.random_numbers(RNG, shape)
+
+
+def same(x: exact.Numbers, y: exact.Numbers) -> bool:
+    return not exact.differences(x, y).any()
+
+
+def test_primes() -> None:
+    assert (exact.P - 1) % exact.Q == 0 and exact.P * exact.HALF << 14 <= 1 << 53
+    assert exact.W != 1 and pow(exact.W, exact.Q, exact.P) == 1
+    assert all(n % d for n in (exact.P, exact.Q) for d in range(2, int(n**0.5) + 1))
+
+
+def test_field() -> None:
+    x, y, z = draw(50), draw(50), draw(50)
+    assert same(exact.multiply(x, exact.add(y, z)), exact.add(exact.multiply(x, y), exact.multiply(x, z)))
+    assert same(exact.multiply(exact.divide(x, y), y), x)
+    assert same(exact.power(x, 3), exact.multiply(x, exact.multiply(x, x)))
+    assert same(exact.multiply(exact.constant(Q(3, 7)), exact.constant(Q(7))), exact.constant(Q(3)))
+    with pytest.raises(UnsupportedError, match="denominator"):
+        exact.constant(Q(1, exact.Q))
+
+
+def test_products_of_matrices_do_not_round() -> None:
+    x, y = draw(3, 5000), draw(5000, 2)
+    z = exact.matmul(x, y)
+    for part, m in (("p", exact.P), ("q", exact.Q)):
+        np.testing.assert_array_equal(z[part], (x[part].astype(object) @ y[part].astype(object)) % m)
+
+
+def test_exponentials_turn_sums_into_products() -> None:
+    x, y = draw(50), draw(50)
+    both, product = exact.exp(exact.add(x, y)), exact.multiply(exact.exp(x), exact.exp(y))
+    np.testing.assert_array_equal(both["p"], product["p"])
+    assert (both["q"] != product["q"]).mean() > 0.9  # relative to another shift is not the same
+    assert same(exact.exp(exact.ZERO), exact.ONE)
+    assert same(exact.exp(exact.MINUS_INFINITY), exact.ZERO)
+    assert same(exact.exp2(exact.multiply(x, exact.LOG2E)), exact.exp(x))
+
+
+def test_what_is_no_number_stays() -> None:
+    nan = exact.special(np.nan)
+    for x in (exact.add(nan, draw(4)), exact.multiply(nan, exact.ZERO), exact.maximum(draw(4), nan)):
+        assert np.isnan(x["real"]).all()
+    assert not np.isfinite(exact.inverse(exact.ZERO)["real"])
+    assert same(exact.inverse(exact.special(np.inf)), exact.ZERO)
+    assert not same(exact.MINUS_INFINITY, exact.ZERO) and same(nan, nan)
+
+
+def test_order() -> None:
+    x = draw(6, 40)
+    top = exact.largest(x, 1)
+    np.testing.assert_array_equal(top["real"], x["real"].max(1))
+    tied = exact.made(RNG.integers(exact.P, size=(6, 40)), 0, 0.5)
+    assert same(exact.largest(tied, 1), exact.largest(tied[:, ::-1], 1))
+
+
+def test_every_function_has_a_meaning() -> None:
+    assert exact.FUNCTIONS.keys() == FUNCTIONS.keys()
+    with pytest.raises(UnsupportedError, match="known: logistic"):
+        exact.function("gamma", [draw(2)])
