@@ -1,0 +1,286 @@
+"""One program through the whole optimizer, against float64: what differs beyond rounding, and what was raised.
+
+Everything that is about being right is the real thing: capture, regions, search, fingerprint, certificate, float gate,
+lowering. What is replaced is the knowledge of speed: every proven candidate counts as faster than XLA, so that wrong
+ones would run. Every candidate that passes the fingerprint is evaluated as well, tile by tile if it has kernels, and
+where asked for in Triton's interpreter.
+
+A difference counts only if neither XLA's own error nor the noise of rounding every step of the program (float64.py)
+is as large. XLA is asked only if the noise does not explain a difference, which saves a compilation.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from mirage_jax import timing
+from mirage_jax.audit import float64
+from mirage_jax.compiler import Compiler
+from mirage_jax.compiler.attempt import Attempt
+from mirage_jax.compiler.tuning import Comparison
+from mirage_jax.config import Budget, Options
+from mirage_jax.errors import LoweringError, UnsupportedError
+from mirage_jax.jaxpr_frontend.capture import capture
+from mirage_jax.jaxpr_frontend.translate import Region
+from mirage_jax.lower.triton_interpreter import interpret
+from mirage_jax.mugraph import evaluate
+from mirage_jax.mugraph.arrays import is_float, numpy_dtype
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Library, Schedule, is_part
+from mirage_jax.search.devices import DEVICES, Device
+from mirage_jax.search.structures import Candidate
+from mirage_jax.verify.float_gate import float_gate
+
+type Function = Callable[..., Any]
+
+SAMPLES = 4  # of rounding noise
+SPREAD = 4.0  # how much worse than the noise, or than XLA, a result may be
+EXACT = 1e-6  # relative error of a candidate in float64; a wrong one is off by the size of its values
+RAGGED = (2, 3, 5)  # tile sizes that divide next to nothing
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a program is examined. `device` names the cost model: with that of a GPU there are kernels to check."""
+
+    device: str = "CPU"
+    interpret: bool = False  # run kernels in Triton's interpreter
+    seconds: float = 5.0
+    states: int = 4000
+    cache_dir: str | None = None
+    seed: int = 0
+
+
+@dataclass
+class Outcome:
+    """What happened to one program."""
+
+    problems: list[str] = field(default_factory=list)
+    regions: int = 0
+    accepted: int = 0  # regions that a candidate replaces
+    changed: int = 0  # of these, with another graph than the program's own
+    counts: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)  # why regions stay with XLA
+
+    @property
+    def is_hit(self) -> bool:
+        return self.accepted > 0
+
+
+class Trial(Attempt):
+    """An attempt for which every candidate is worth trying, on a device that need not be here."""
+
+    model: Device = DEVICES["CPU"]
+
+    @property
+    def description(self) -> Device:
+        return self.model
+
+    def promising(self, c: Candidate) -> bool:
+        return True
+
+
+class Unmeasured(Compiler):
+    """A compiler for which whatever is proven is fast; checks every candidate that it is shown on the way."""
+
+    def __init__(self, setting: Setting, outcome: Outcome) -> None:
+        budget = Budget(setting.seconds, setting.states)
+        super().__init__(Options("search", budget, cache_dir=setting.cache_dir, strict=True))
+        self.setting, self.outcome = setting, outcome
+
+    def attempt(self, region: Region, platform: str, device: Any) -> Attempt:
+        trial = Trial(region, platform, device, self.options)
+        trial.model = DEVICES[self.setting.device]
+        return trial
+
+    def compare(self, attempt: Attempt, finalists: Sequence[Candidate], directory: Path) -> Comparison:
+        for c in finalists:
+            self.outcome.problems += check_candidate(attempt.reference, c, self.setting, self.outcome.counts)
+        turn = self.setting.seed % len(finalists)  # not always the model's favourite
+        same = timing.Timing((1.0,) * 6)
+        ratio = timing.ratio(same, same)
+        winners = [attempt.winner(c.graph, c.schedule, c.family, directory) for c in (*finalists[turn:], *finalists[:turn])]
+        return Comparison(same, tuple((w, same, ratio) for w in winners), (same, ratio))
+
+
+# ---------------------------------------------------------------------- candidates
+
+
+def check_candidate(reference: KernelGraph, c: Candidate, setting: Setting, counts: Counter[str]) -> Iterator[str]:
+    """What is wrong with a candidate that passed the fingerprint."""
+    rng = np.random.default_rng(setting.seed)
+    inputs = [_draw(rng, tuple(map(reference.extent, t.axes)), t.dtype) for t in reference.inputs]
+    moved = [x * (1 + 1e-13 * rng.uniform(-1, 1, x.shape)) if is_float(x.dtype) else x for x in map(_wide, inputs)]
+    counts["candidates"] += 1
+    with np.errstate(all="ignore"):
+        want = evaluate.run(reference, inputs)
+        slack = [np.abs(1.0 * a - b) for a, b in zip(want, evaluate.run(reference, moved), strict=True)]
+        yield from _unequal("a candidate", c.graph, want, slack, evaluate.run(c.graph, inputs))
+        if any(isinstance(k, BlockGraph) for k in c.graph):
+            counts["tiled"] += 1
+            schedule = _ragged(c, setting.seed)
+            have = evaluate.run(c.graph, inputs, schedule)
+            yield from _unequal(f"a candidate in tiles {schedule}", c.graph, want, slack, have)
+            if setting.interpret:
+                yield from _interpreted(reference, c, inputs, want, counts)
+
+
+def _draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    if dtype == "bool":
+        return rng.random(shape) < 0.8
+    if dtype.startswith("i"):
+        return rng.integers(0, 4, shape).astype(numpy_dtype(dtype))
+    return rng.standard_normal(shape).astype(numpy_dtype(dtype))
+
+
+def _wide(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float64) if is_float(x.dtype) else x
+
+
+def _ragged(c: Candidate, seed: int) -> Schedule:
+    """Tiles that do not divide extents; numbers of parts as the candidate has them."""
+    kernels = tuple(
+        KernelSchedule(
+            tuple((a, RAGGED[(seed + n) % len(RAGGED)]) for n, a in enumerate(k.divided) if not is_part(a))
+            if isinstance(k, BlockGraph)
+            else ()
+        )
+        for k in c.graph.kernels
+    )
+    return Schedule(kernels, c.schedule.parts)
+
+
+def _unequal(
+    what: str, graph: KernelGraph, want: Sequence[np.ndarray], slack: Sequence[np.ndarray], have: Sequence[np.ndarray]
+) -> Iterator[str]:
+    for n, (r, s, c) in enumerate(zip(want, slack, have, strict=True)):
+        good = np.isfinite(r) & np.isfinite(s)
+        if not good.any():
+            continue
+        size = float(np.abs(np.where(good, r, 0)).max())
+        off = np.where(good, np.abs(np.asarray(c, np.float64) - r), 0)  # NaN where the candidate has one
+        limit = EXACT * size + 1e4 * float(np.where(good, s, 0).max())
+        if not off.max() <= limit:
+            yield f"{what} is off by {off.max():.3g}, values of size {size:.3g}, in output {n}\n{graph}"
+
+
+def _interpreted(
+    reference: KernelGraph, c: Candidate, inputs: Sequence[np.ndarray], want: Sequence[np.ndarray], counts: Counter[str]
+) -> Iterator[str]:
+    """The text of the kernels, run by Triton's interpreter at the candidate's own tile sizes."""
+
+    def library(kernel: Library, tensors: Any) -> np.ndarray:
+        arrays = {load.tensor: tensors[load.tensor] for load in kernel.loads}
+        alone = KernelGraph(
+            tuple(c.graph.tensors[n] for n in arrays), (kernel,), (kernel.result.name,), c.graph.extents
+        )
+        (out,) = evaluate.run(alone, list(arrays.values()))
+        return out.astype(numpy_dtype(kernel.result.dtype))
+
+    try:
+        have = interpret(c.graph, c.schedule, inputs, library)
+    except (LoweringError, UnsupportedError) as why:  # a candidate less, as it is in the optimizer
+        counts[f"not lowered: {str(why).partition(chr(10))[0][:60]}"] += 1
+        return
+    counts["interpreted"] += 1
+    for n, (r, y) in enumerate(zip(want, have, strict=True)):
+        good = np.isfinite(r)
+        scale = float(np.abs(np.where(good, r, 0)).max())
+        limit = {2: 0.1, 4: 2e-3}.get(min(x.dtype.itemsize for x in (*inputs, y) if is_float(x.dtype)), 2e-3)
+        off = float(np.where(good, np.abs(y.astype(np.float64) - r), 0).max())
+        if not off <= limit * scale:
+            yield f"a kernel is off by {off:.3g}, values of size {scale:.3g}, in output {n}\n{c.graph}\n{c.schedule}"
+
+
+# ---------------------------------------------------------------------- whole programs
+
+
+def examine(program: Callable[[Callable[[Function], Function]], Function], args: Sequence[Any], setting: Setting) -> Outcome:
+    """`program` gives the wrapped function for an optimizer, plain `jax.jit` among them."""
+    outcome = Outcome()
+    plain = jax.jit(program(jax.jit)).trace(*args)
+    exact = float64.evaluate(plain.jaxpr, args)
+    compiler = Unmeasured(setting, outcome)
+    with _overheard(outcome.problems):
+        try:
+            ours = jax.jit(program(lambda f: jax.jit(capture(f, compiler))))
+            lowered = ours.lower(*args)
+            results = lowered.compile()(*args)
+        except Exception as why:
+            text = " ".join(str(why).split())
+            outcome.problems.append(f"raised {type(why).__name__}: {text[:500]}")
+            return outcome
+    _count(compiler, outcome)
+    if jax.tree.structure(results) != jax.tree.structure(plain.out_info):
+        outcome.problems.append("another structure of results")
+        return outcome
+    noise = float64.spread(plain.jaxpr, args, exact, SAMPLES, setting.seed)
+    have = [np.asarray(y) for y in jax.tree.leaves(results)]
+    if any(_differences(exact, noise, None, have)):
+        outcome.counts["compared with XLA"] += 1
+        xla = [np.asarray(y) for y in jax.tree.leaves(plain.lower().compile()(*args))]
+        outcome.problems += _differences(exact, noise, xla, have)
+    return outcome
+
+
+def _differences(
+    exact: Sequence[np.ndarray],
+    noise: Sequence[np.ndarray],
+    xla: Sequence[np.ndarray] | None,
+    have: Sequence[np.ndarray],
+) -> list[str]:
+    """Results worse than the noise of rounding or XLA's error, whichever is larger."""
+    out: list[str] = []
+    for n, (r, s, c) in enumerate(zip(exact, noise, have, strict=True)):
+        with np.errstate(all="ignore"):
+            x = r.astype(c.dtype) if xla is None else xla[n]
+        if not is_float(c.dtype):
+            if not np.array_equal(x, c):
+                out.append(f"result {n} differs from XLA's in {int((x != c).sum())} elements")
+            continue
+        with np.errstate(all="ignore"):
+            error = np.fmax(np.abs(x.astype(np.float64) - r), s)
+            worst = np.where(np.isfinite(x) & np.isfinite(r), r + error, x.astype(np.float64)).astype(c.dtype)
+        if verdict := float_gate(r, worst, c, kinds=False, spread=SPREAD, skips=True):
+            continue
+        out.append(f"result {n}: {'; '.join(verdict.reasons)}")
+    return out
+
+
+def _count(compiler: Unmeasured, outcome: Outcome) -> None:
+    for (text, _), d in compiler.decisions.items():
+        outcome.regions += 1
+        if d.winner is None:
+            outcome.refused[d.gate.partition(":")[2].strip().partition(" ")[0] and f"float gate: {d.gate}" or d.why] += 1
+        else:
+            outcome.accepted += 1
+            outcome.changed += str(d.winner.graph) != text
+        outcome.counts.update(d.tried)
+
+
+@contextmanager
+def _overheard(problems: list[str]) -> Iterator[None]:
+    """Whatever the optimizer warns of is a problem."""
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            problems.append(f"logged: {record.getMessage()}")
+
+    listener, log = Listener(logging.WARNING), logging.getLogger("mirage_jax")
+    log.addHandler(listener)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+        problems += [f"warned: {w.category.__name__}: {w.message} ({Path(w.filename).name}:{w.lineno})" for w in caught]
+    finally:
+        log.removeHandler(listener)
