@@ -1,4 +1,4 @@
-"""The command line: ``python -m mirage_jax bench | doctor | explain | preview``.
+"""The command line: ``python -m mirage_jax bench | doctor | explain | fuzz | preview``.
 
 Results go to standard output, progress and errors to standard error. Exit codes: 0 fine, 1 a problem was found, 2 wrong
 usage, 3 the environment does not work.
@@ -20,7 +20,8 @@ import jax
 from rich.console import Console
 
 import mirage_jax
-from mirage_jax import doctor
+from mirage_jax import doctor, progress
+from mirage_jax.audit import fuzz
 from mirage_jax.bench import programs, search_suite, suite
 from mirage_jax.bench.suite import Transform
 from mirage_jax.cache import versions
@@ -156,6 +157,23 @@ def command_explain(args: argparse.Namespace, out: Console, err: Console) -> int
     return OK
 
 
+def command_fuzz(args: argparse.Namespace, out: Console, err: Console) -> int:
+    for name in ("programs", "workers"):
+        if getattr(args, name) < 1:
+            raise UsageError(f"--{name}: found {getattr(args, name)}; allowed is 1 or more")
+    if args.json is not None and args.json.is_dir():
+        raise UsageError(f"--json: {str(args.json)!r} is a directory; allowed is a file")
+    with progress.line() as say:
+        found = fuzz.campaign(args.programs, args.seed, args.out, args.workers, say)
+    out.print(found.table())
+    if args.json is not None:
+        err.print(f"written: {args.json}, {found.write(args.json)}", highlight=False)
+    for failure in found.failures:
+        text = f"program {failure.number}: {failure.problems[0]}\n  {failure.script}"
+        err.print(text, highlight=False, markup=False, soft_wrap=True)
+    return PROBLEM if found.failures else OK
+
+
 def command_preview(args: argparse.Namespace, out: Console, err: Console) -> int:
     del err
     sys.path.insert(0, os.getcwd())
@@ -200,6 +218,14 @@ def build_parser() -> argparse.ArgumentParser:
     form.add_argument("--brief", action="store_true", help="a few lines per region")
     form.add_argument("--json", action="store_true", help="the whole report as JSON")
     explain.set_defaults(run=command_explain)
+
+    campaign = commands.add_parser("fuzz", help="random programs through the whole optimizer, against float64")
+    campaign.add_argument("--programs", type=int, default=300, metavar="N", help="how many (default: 300)")
+    campaign.add_argument("--seed", type=int, default=0, help="of the programs and their inputs")
+    campaign.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default: 1)")
+    campaign.add_argument("--out", type=Path, default=Path("fuzz-failures"), metavar="DIR", help="scripts of failures")
+    campaign.add_argument("--json", type=Path, metavar="FILE", help="write FILE, and the same as Markdown beside it")
+    campaign.set_defaults(run=command_fuzz)
 
     look = commands.add_parser("preview", help="kernels that would be tried on a GPU, which need not be here")
     look.add_argument("function", help="module:function")

@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("compiler", "summary"),
     ("api",),
     ("__init__",),
-    ("bench", "doctor", "preview"),
+    ("audit", "bench", "doctor", "preview"),
     ("cli",),
     ("__main__",),
 )

@@ -69,8 +69,10 @@ def _apply(eqn: FlatEqn, xs: list[Array], noise: np.random.Generator | None) -> 
 def _scan(eqn: FlatEqn, xs: list[Array], noise: np.random.Generator | None) -> list[Array]:
     """Which operands are constants, carried or cut into slices is read from shapes: parameters vary with JAX."""
     params, (body,) = eqn.params, jax_compat.bodies(eqn.eqn)
-    cut = sum(x.aval.shape != a.shape for x, a in zip(body.invars, eqn.in_avals, strict=True))
-    carried = sum(y.aval.shape == a.shape for y, a in zip(body.outvars, eqn.out_avals, strict=True))
+    inside: list[Any] = [v.aval for v in body.invars]
+    results: list[Any] = [v.aval for v in body.outvars]
+    cut = sum(x.shape != a.shape for x, a in zip(inside, eqn.in_avals, strict=True))
+    carried = sum(y.shape == a.shape for y, a in zip(results, eqn.out_avals, strict=True))
     consts = len(xs) - cut - carried
     fixed, carry, rows = xs[:consts], xs[consts : consts + carried], xs[consts + carried :]
     order = range(params["length"])
@@ -148,7 +150,11 @@ def _dot(xs: list[Array], eqn: FlatEqn) -> Array:
 
 
 def _cast(xs: list[Array], eqn: FlatEqn) -> Array:
-    return _wide(xs[0]) if is_float(eqn.out_avals[0].dtype) and is_float(xs[0].dtype) else _wide(xs[0].astype(eqn.out_avals[0].dtype))
+    return (
+        _wide(xs[0])
+        if is_float(eqn.out_avals[0].dtype) and is_float(xs[0].dtype)
+        else _wide(xs[0].astype(eqn.out_avals[0].dtype))
+    )
 
 
 def _bits(xs: list[Array], eqn: FlatEqn) -> Array:
@@ -173,14 +179,23 @@ def _pad(xs: list[Array], eqn: FlatEqn) -> Array:
     out = np.full(eqn.out_avals[0].shape, value, x.dtype)
     if any(low < 0 or high < 0 for low, high, _ in eqn.params["padding_config"]):
         raise UnsupportedError("the float64 reference does not know negative padding")
-    out[tuple(slice(low, n - high, 1 + i) for (low, high, i), n in zip(eqn.params["padding_config"], out.shape, strict=True))] = x
+    out[
+        tuple(
+            slice(low, n - high, 1 + i)
+            for (low, high, i), n in zip(eqn.params["padding_config"], out.shape, strict=True)
+        )
+    ] = x
     return out
 
 
 def _iota(xs: list[Array], eqn: FlatEqn) -> Array:
     shape = [1] * len(eqn.out_avals[0].shape)
     shape[eqn.params["dimension"]] = -1
-    return _wide(np.broadcast_to(np.arange(eqn.out_avals[0].shape[eqn.params["dimension"]]).reshape(shape), eqn.out_avals[0].shape).astype(eqn.out_avals[0].dtype))
+    return _wide(
+        np.broadcast_to(
+            np.arange(eqn.out_avals[0].shape[eqn.params["dimension"]]).reshape(shape), eqn.out_avals[0].shape
+        ).astype(eqn.out_avals[0].dtype)
+    )
 
 
 def _reduce(function: Callable[..., Array]) -> Structural:
@@ -223,7 +238,7 @@ SEVERAL: dict[str, Callable[[list[Array], FlatEqn], list[Array]]] = {
 EXACT = frozenset(
     "neg max min abs sign stop_gradient copy copy_p name clamp select_n broadcast_in_dim reshape squeeze expand_dims "
     "transpose rev concatenate slice pad iota reduce_max reduce_min split optimization_barrier scan "
-    "remat2 checkpoint".split()
+    "remat2 checkpoint".split()  # noqa: SIM905
 )
 
 

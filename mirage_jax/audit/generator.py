@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from mirage_jax.audit.program import Program, Step, Value, Wrapper, shape_of, size_of
+from mirage_jax.audit.program import Program, Step, Value, Wrapper, size_of
 
 SIZES = (1, 2, 3, 7, 8, 16, 17, 31, 32, 33)
 MAX_ELEMENTS = 1 << 16  # of one value: everything stays fast
@@ -149,11 +150,8 @@ def masked(b: Builder, s: Value, n: str, m: str) -> Value:
     elif choice < 0.6:
         mask = b.step(f"jnp.arange({n})[:, None] >= jnp.arange({m})[None, :]", shape=[n, m], dtype="bool")
     elif choice < 0.8:
-        mask = b.step(
-            f"(jnp.arange({n})[:, None] - jnp.arange({m})[None, :] < 3) & (jnp.arange({n})[:, None] >= jnp.arange({m}))",
-            shape=[n, m],
-            dtype="bool",
-        )
+        behind = f"jnp.arange({n})[:, None] - jnp.arange({m})"
+        mask = b.step(f"({behind} >= 0) & ({behind} < 3)", shape=[n, m], dtype="bool")
     else:
         mask = b.input(rng.choice(([n, m], [m])), "bool")
     return b.step(f"jnp.where({{1}}, {{0}}, {low})", s, mask, shape=s.shape)
@@ -313,7 +311,6 @@ def generate(rng: random.Random, seed: int = 0) -> Program:
         outputs=outputs,
         kind=rng.choice(KINDS),
         seed=seed,
-        device="H200" if rng.random() < 0.2 else "CPU",
     )
     return _wrapped(rng, program)
 
@@ -351,13 +348,6 @@ def _wrapped(rng: random.Random, p: Program) -> Program:
     if any(w.name == "grad" for w in wrappers) and not any(v.is_float for v in p.inputs):
         wrappers = []
     cut = rng.randint(0, len(wrappers))
-    p = Program(
-        p.sizes, p.inputs, p.steps, p.outputs, tuple(wrappers[:cut]), tuple(wrappers[cut:]), (), p.kind, p.seed, p.device
-    )
-    specs = p.specs
-    pairs = [(i, j) for i in range(len(specs)) for j in range(i) if specs[i] == specs[j]]
-    same = (rng.choice(pairs),) if pairs and rng.random() < 0.15 else ()
-    return Program(p.sizes, p.inputs, p.steps, p.outputs, p.inner, p.outer, same, p.kind, p.seed, p.device)
-
-
-__all__ = ["generate", "shape_of"]
+    p = replace(p, inner=tuple(wrappers[:cut]), outer=tuple(wrappers[cut:]))
+    pairs = [(i, j) for i, a in enumerate(p.specs) for j, b in enumerate(p.specs[:i]) if a == b]
+    return replace(p, same=(rng.choice(pairs),)) if pairs and rng.random() < 0.15 else p

@@ -85,7 +85,6 @@ class Program:
     same: tuple[tuple[int, int], ...] = ()
     kind: str = "normal"
     seed: int = 0
-    device: str = "CPU"  # whose cost model ranks the candidates, and whose kinds of candidates there are
 
     @property
     def values(self) -> dict[str, Value]:
@@ -114,15 +113,18 @@ class Program:
             text = wrapper.format(text)
         return text
 
-    def script(self, title: str = "") -> str:
-        """A file that runs the program alone and says what differs."""
+    def script(self, setting: object, title: str = "", flags: str = "") -> str:
+        """A file that runs the program alone and says what differs; `flags` are XLA's."""
         specs = ", ".join(f"({shape}, {dtype!r})" for shape, dtype in self.specs)
         used = {w.name for w in self.inner + self.outer}
         helpers = [inspect.getsource(h) for name, h in wrappers.HELPERS.items() if name in used]
         return "\n".join(
             [
                 *(f"# {line}" for line in title.splitlines()),
+                "import os",
                 "import sys",
+                "",
+                f'os.environ.setdefault("JAX_PLATFORMS", "cpu")\nos.environ.setdefault("XLA_FLAGS", "{flags}")',
                 "",
                 "import jax",
                 "import jax.numpy as jnp",
@@ -138,7 +140,7 @@ class Program:
                 "",
                 "",
                 f"args = arguments([{specs}], {self.kind!r}, {self.seed}, {self.same})",
-                f"outcome = examine(program, args, Setting({self.device!r}))",
+                f"outcome = examine(program, args, {setting!r})",
                 'print("\\n".join(outcome.problems) or "agrees with float64 as well as plain jax.jit does")',
                 "sys.exit(bool(outcome.problems))",
                 "",

@@ -116,7 +116,8 @@ def misread(reference64: Array, xla: Array, narrowest: int) -> str:
     good = np.isfinite(r) & np.isfinite(x)
     if not good.any():
         return ""
-    size, error = (float(np.sqrt(np.mean(np.square(a[good])))) for a in (r, x - r))
+    r, x = r[good], x[good]
+    size, error = (float(np.sqrt(np.mean(np.square(a)))) for a in (r, x - r))
     if error <= ROUNDING[narrowest] * size:
         return ""
     return f"the translated program differs from the user's by {error:.2g}, the values being of size {size:.2g}"
