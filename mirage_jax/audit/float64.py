@@ -235,11 +235,9 @@ SEVERAL: dict[str, Callable[[list[Array], FlatEqn], list[Array]]] = {
     "split": _split,
     "optimization_barrier": lambda xs, eqn: xs,
 }
-EXACT = frozenset(
-    "neg max min abs sign stop_gradient copy copy_p name clamp select_n broadcast_in_dim reshape squeeze expand_dims "
-    "transpose rev concatenate slice pad iota reduce_max reduce_min split optimization_barrier scan "
-    "remat2 checkpoint".split()  # noqa: SIM905
-)
+ROUNDED = frozenset({"dot_general", "convert_element_type", "integer_pow", "reduce_sum", "reduce_prod"})
+EXACT = (STRUCTURAL.keys() - ROUNDED) | SEVERAL.keys() | {"scan", "remat2", "checkpoint"}
+EXACT |= {"neg", "max", "min", "abs", "sign", "stop_gradient", "copy", "copy_p", "name", "clamp", "select_n"}
 
 
 def spread(jaxpr: Jaxpr, args: Sequence[Any], exact: Sequence[Array], samples: int, seed: int) -> list[Array]:
