@@ -45,7 +45,7 @@ from mirage_jax.verify.float_gate import float_gate
 
 type Function = Callable[..., Any]
 
-SAMPLES = 4  # of rounding noise
+SAMPLES = 8  # of rounding noise
 SPREAD = 4.0  # how much worse than the noise, or than XLA, a result may be
 EXACT = 1e-6  # relative error of a candidate in float64; a wrong one is off by the size of its values
 RAGGED = (2, 3, 5)  # tile sizes that divide next to nothing
@@ -59,7 +59,7 @@ class Setting:
     gate: bool = True  # False: the float gate is asked only about what differs
     interpret: bool = False  # run kernels in Triton's interpreter
     seconds: float = 5.0
-    states: int = 4000
+    states: int = 1000
     cache_dir: str | None = None
     seed: int = 0
 

@@ -1,7 +1,7 @@
 """A jaxpr in float64 on numpy: the reference of a differential test, made by neither XLA nor the optimizer.
 
-Inputs are upcast after rounding to their own dtype, casts between floats do nothing, and nothing is rounded. With a
-generator, the same walk instead disturbs the result of every equation by as much as rounding to its own dtype might
+Inputs are upcast after rounding to their own dtype, casts between floats do nothing, and nothing is rounded. With
+`Noise`, the same walk instead disturbs the result of every equation by as much as rounding to its own dtype might
 (Monte Carlo arithmetic, Parker 1997): how far such runs are from the undisturbed one says what errors a correct
 program in these dtypes may have, whatever the order of its operations.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -25,16 +26,28 @@ from mirage_jax.mugraph.arrays import is_float
 type Array = np.ndarray
 
 
-def evaluate(jaxpr: Jaxpr, args: Sequence[Any], noise: np.random.Generator | None = None) -> list[Array]:
+@dataclass(frozen=True)
+class Noise:
+    """Relative errors: of every element on its own, or the same of a whole result, as equal rows have them."""
+
+    rng: np.random.Generator
+    together: bool = False
+
+    def draw(self, shape: tuple[int, ...]) -> Array:
+        return self.rng.uniform(-1, 1, (1,) * len(shape) if self.together else shape)
+
+
+def evaluate(jaxpr: Jaxpr, args: Sequence[Any], noise: Noise | None = None) -> list[Array]:
     """Results of the jaxpr, floats as float64; raises `UnsupportedError` for a primitive that is not known here."""
     program = flatten(jaxpr)
     values = dict(zip(program.inputs, map(_wide, args), strict=True))
     values |= {v: _wide(c) for v, c in program.constants.items()}
     with np.errstate(all="ignore"):
         for eqn in program.eqns:
-            results = _apply(eqn, [_wide(read(values, a)) for a in eqn.inputs], noise)
+            xs = [_wide(read(values, a)) for a in eqn.inputs]
+            results = _apply(eqn, xs, noise)
             for number, aval, result in zip(eqn.outputs, eqn.out_avals, results, strict=True):
-                values[number] = result if noise is None else _disturbed(result, eqn, aval.dtype, noise)
+                values[number] = result if noise is None else _disturbed(result, eqn, xs, aval.dtype, noise)
     return [_wide(read(values, a)) for a in program.outputs]
 
 
@@ -43,15 +56,18 @@ def _wide(x: Any) -> Array:
     return x.astype(np.float64) if is_float(x.dtype) else x
 
 
-def _disturbed(x: Array, eqn: FlatEqn, dtype: Any, noise: np.random.Generator) -> Array:
-    """`x` with the relative error that rounding may have; a sum may have that of its terms' partial sums."""
+def _disturbed(x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, noise: Noise) -> Array:
+    """`x` with the relative error that rounding may have; a sum may also have that of its partial sums in float32."""
     if eqn.primitive in EXACT or not is_float(dtype):
         return x
-    eps = float(ml_dtypes.finfo(dtype).eps)
-    return x * (1 + eps * noise.uniform(-1, 1, np.shape(x)))
+    y = x * (1 + float(ml_dtypes.finfo(dtype).eps) * noise.draw(np.shape(x)))
+    if eqn.primitive in ("dot_general", "reduce_sum"):
+        (terms,) = _apply(eqn, [np.abs(operand) for operand in xs], None)
+        y += float(np.finfo(np.float32).eps) * terms * noise.draw(np.shape(x))
+    return y
 
 
-def _apply(eqn: FlatEqn, xs: list[Array], noise: np.random.Generator | None) -> list[Array]:
+def _apply(eqn: FlatEqn, xs: list[Array], noise: Noise | None) -> list[Array]:
     name = eqn.primitive
     if name == "scan":
         return _scan(eqn, xs, noise)
@@ -66,7 +82,7 @@ def _apply(eqn: FlatEqn, xs: list[Array], noise: np.random.Generator | None) -> 
     return [STRUCTURAL[name](xs, eqn)]
 
 
-def _scan(eqn: FlatEqn, xs: list[Array], noise: np.random.Generator | None) -> list[Array]:
+def _scan(eqn: FlatEqn, xs: list[Array], noise: Noise | None) -> list[Array]:
     """Which operands are constants, carried or cut into slices is read from shapes: parameters vary with JAX."""
     params, (body,) = eqn.params, jax_compat.bodies(eqn.eqn)
     inside: list[Any] = [v.aval for v in body.invars]
@@ -244,7 +260,7 @@ def spread(jaxpr: Jaxpr, args: Sequence[Any], exact: Sequence[Array], samples: i
     """Per result, how far disturbed runs are from the undisturbed one, elementwise at most."""
     out = [np.zeros(np.shape(r)) for r in exact]
     for n in range(samples):
-        noisy = evaluate(jaxpr, args, np.random.default_rng([seed, n]))
+        noisy = evaluate(jaxpr, args, Noise(np.random.default_rng([seed, n]), n % 2 == 1))
         for i, (x, r) in enumerate(zip(noisy, exact, strict=True)):
             if is_float(np.asarray(r).dtype):
                 with np.errstate(invalid="ignore"):

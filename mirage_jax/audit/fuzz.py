@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 import jax
@@ -34,7 +34,7 @@ from mirage_jax.progress import Say
 FLAGS = "--xla_backend_optimization_level=0"
 CHUNK = 25  # programs per task
 CHUNKS = 20  # tasks per process
-GPU_EVERY, GATE_EVERY, INTERPRET_EVERY = 8, 8, 64  # one program in so many
+GPU_EVERY, GATE_EVERY, INTERPRET_EVERY = 4, 8, 32  # one program in so many
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,9 @@ class Campaign:
         return table
 
     def to_json(self) -> str:
+        body = {f.name: getattr(self, f.name) for f in fields(self)} | {"failures": [asdict(f) for f in self.failures]}
         head = {"date": datetime.date.today().isoformat(), "versions": dict(versions()), "hit_rate": self.hit_rate}
-        return json.dumps(head | asdict(self), indent=1)
+        return json.dumps(head | body, indent=1)
 
     def to_markdown(self) -> str:
         lines = [f"# Random programs, seed {self.seed}", "", f"{datetime.date.today().isoformat()}.", ""]

@@ -95,7 +95,8 @@ class Program:
         """What a shrinker makes smaller."""
         sizes = dict(self.sizes)
         elements = sum(size_of(v.shape, sizes) for v in self.values.values())
-        return (len(self.steps), len(self.inner + self.outer), len(self.outputs), len(self.inputs), elements)
+        wrappers = len(self.inner + self.outer)
+        return (len(self.steps), wrappers, len(self.outputs), len(self.inputs), len(sizes), elements)
 
     # ------------------------------------------------------------------ text
 

@@ -6,6 +6,7 @@ not fail. Greedy: the first smaller program that still fails is where the next r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -80,9 +81,13 @@ def tidy(p: Program) -> Program:
             needed.update(step.reads)
     keep = [i for i, v in enumerate(p.inputs) if v.name in needed] or [0]
     place = {old: new for new, old in enumerate(keep)}
+    inputs = tuple(p.inputs[i] for i in keep)
+    texts = " ".join([*(s.text for s in kept), *(d for v in (*inputs, *(s.value for s in kept)) for d in v.shape)])
+    words = set(re.findall(r"\w+", texts))
     return replace(
         p,
-        inputs=tuple(p.inputs[i] for i in keep),
+        sizes=tuple((name, n) for name, n in p.sizes if name in words),
+        inputs=inputs,
         steps=tuple(reversed(kept)),
         same=tuple((place[i], place[j]) for i, j in p.same if i in place and j in place),
         **_wrappers(p, lambda mapped: tuple(mapped[i] for i in keep)),
