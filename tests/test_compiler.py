@@ -21,7 +21,7 @@ from mirage_jax.compiler import attempt as attempts
 from mirage_jax.compiler import decide, threads
 from mirage_jax.compiler.winner import schedule_from_json, schedule_to_json
 from mirage_jax.config import Options
-from mirage_jax.errors import CacheError, UsageError, VerificationError
+from mirage_jax.errors import CacheError, UnsupportedError, UsageError, VerificationError
 from mirage_jax.jaxpr_frontend import rules
 from mirage_jax.jaxpr_frontend.regions import analyse
 from mirage_jax.mugraph.graph import KernelSchedule, Schedule
@@ -335,6 +335,17 @@ def test_refusals_are_no_failures(monkeypatch, caplog) -> None:
         d = decided(mirage_jax.optimize(chain, strict=True), *operands(N - 1))
     assert d.winner is None and d.tried["refused by the float gate"] >= 1
     assert "9 times" in d.gate
+    assert not warnings(caplog)
+
+
+def test_a_region_that_cannot_be_searched_is_no_failure(monkeypatch, caplog) -> None:
+    def unsupported(*args, **kwargs):
+        raise UnsupportedError("output t5 is the same all along k")
+
+    monkeypatch.setattr(attempts, "search", unsupported)
+    d = decided(mirage_jax.optimize(chain, strict=True))
+    assert d.winner is None and "the same all along k" in d.why
+    assert decided(mirage_jax.optimize(chain)).source == "cache"
     assert not warnings(caplog)
 
 
