@@ -338,6 +338,17 @@ def test_refusals_are_no_failures(monkeypatch, caplog) -> None:
     assert not warnings(caplog)
 
 
+def test_a_kernel_without_text_is_one_candidate_less(monkeypatch, caplog) -> None:
+    """Where nothing is measured, the gate is the first that compiles a candidate."""
+
+    def cannot(self, winner):
+        raise UnsupportedError("4 tile axes; at most 3 are emitted")
+
+    monkeypatch.setattr(attempts.Attempt, "gate", cannot)
+    d = decided(mirage_jax.optimize(chain, on_miss="heuristic", strict=True))
+    assert d.winner is None and d.tried["not compiled"] >= 1 and not warnings(caplog)
+
+
 def test_a_region_that_cannot_be_searched_is_no_failure(monkeypatch, caplog) -> None:
     def unsupported(*args, **kwargs):
         raise UnsupportedError("output t5 is the same all along k")

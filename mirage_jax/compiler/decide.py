@@ -29,7 +29,7 @@ from mirage_jax.compiler.attempt import Attempt
 from mirage_jax.compiler.threads import apart
 from mirage_jax.compiler.winner import Winner, readable, schedule_from_json, schedule_to_json
 from mirage_jax.config import Options
-from mirage_jax.errors import CacheError, MirageError, UnsupportedError, UsageError
+from mirage_jax.errors import CacheError, LoweringError, MirageError, UnsupportedError, UsageError
 from mirage_jax.jaxpr_frontend.regions import MAX_OPS
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.mugraph.check import check_graph
@@ -187,7 +187,12 @@ class Compiler:
                 attempt.tried["refused by the certificate"] += 1
                 log.info("no certificate: %s", why)
                 continue
-            passed, gate = attempt.gate(winner)
+            try:
+                passed, gate = attempt.gate(winner)
+            except (LoweringError, UnsupportedError) as why:  # not seen before where nothing was measured
+                attempt.tried["not compiled"] += 1
+                log.info("not lowered: %s", why)
+                continue
             base = replace(base, gate=gate)
             if passed:
                 after = footprint(winner.graph, winner.schedule.part_counts)
