@@ -17,7 +17,7 @@ import re
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,7 +40,9 @@ from mirage_jax.lower.launch import sources
 from mirage_jax.lower.triton_interpreter import interpret
 from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.arrays import is_float, numpy_dtype
+from mirage_jax.mugraph.footprint import footprint
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Library, Schedule, is_part
+from mirage_jax.mugraph.parser import parse
 from mirage_jax.search.devices import DEVICES, Device
 from mirage_jax.search.structures import Candidate
 from mirage_jax.verify.float_gate import float_gate
@@ -77,7 +79,7 @@ class Outcome:
     problems: list[str] = field(default_factory=list)
     regions: int = 0
     accepted: int = 0  # regions that a candidate replaces
-    changed: int = 0  # of these, with another graph than the program's own
+    changed: int = 0  # of these, with other operators, kernels or amounts of work than the program's own
     counts: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)  # why regions stay with XLA
 
@@ -312,7 +314,7 @@ def _count(compiler: Unmeasured, outcome: Outcome) -> None:
         outcome.regions += 1
         if d.winner is not None:
             outcome.accepted += 1
-            outcome.changed += str(d.winner.graph) != text
+            outcome.changed += _work(parse(text)) != _work(d.winner.graph, d.winner.schedule.part_counts)
         elif d.gate:
             outcome.refused["by the float gate"] += 1
             if "translated program" in d.gate:
@@ -320,6 +322,12 @@ def _count(compiler: Unmeasured, outcome: Outcome) -> None:
         else:
             outcome.refused[re.sub(r"\b[a-z]\d+\b|\d+", "_", d.why)] += 1
         outcome.counts.update(d.tried)
+
+
+def _work(graph: KernelGraph, parts: Mapping[str, int] | None = None) -> tuple[Counter[str], int, float]:
+    """What tells a program from a copy of it under other names."""
+    operators = Counter(op.op for k in graph.kernels for op in k.ops)
+    return operators, len(graph.kernels), footprint(graph, parts or {}).flops
 
 
 @contextmanager

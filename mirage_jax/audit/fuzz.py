@@ -54,7 +54,7 @@ class Campaign:
     seed: int
     programs: int = 0
     hits: int = 0  # programs with a region that a candidate replaces
-    changed: int = 0  # programs with one whose graph is not the program's own
+    changed: int = 0  # programs with one that does other work than the program says
     regions: int = 0
     accepted: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -88,7 +88,7 @@ class Campaign:
         yield "programs", f"{self.programs:,}"
         yield "mismatches and exceptions", f"{len(self.failures):,}"
         yield "with an optimized region (hit rate)", f"{self.hits:,} ({self.hit_rate:.1%})"
-        yield "with another graph than their own", f"{self.changed:,}"
+        yield "with another program in its place", f"{self.changed:,} ({self.changed / max(self.programs, 1):.1%})"
         yield "regions", f"{self.regions:,}, of which {self.accepted:,} are replaced"
         for why, n in self.refused.most_common():
             yield f"left to XLA: {why}", f"{n:,}"
@@ -233,6 +233,6 @@ def _pool(
             why = f"crashed: a process died in programs {dead.start} to {dead.stop - 1}"
             found.failures.append(Failure(dead.start, (why,), "", 0))
         except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
             raise
     return left
