@@ -136,9 +136,16 @@ def test_shrinking_keeps_what_fails(seed: int) -> None:
 
 
 def test_a_right_program(tmp_path) -> None:
-    outcome = fuzz.run_one(chain(7, 33, 17, 1), Setting(cache_dir=str(tmp_path)))
+    outcome = fuzz.run_one(chain(7, 33, 17, 2), Setting(cache_dir=str(tmp_path)))
     assert not outcome.problems
     assert outcome.accepted == outcome.changed == 1 and outcome.counts["candidates"] >= 1
+
+
+def test_the_users_own_decisions_stay_as_they_are(tmp_path, monkeypatch) -> None:
+    """What counts as fast here must never be taken for fast elsewhere."""
+    monkeypatch.setenv("MIRAGE_JAX_CACHE_DIR", str(tmp_path))
+    assert fuzz.run_one(chain(7, 33, 17, 1), Setting()).accepted
+    assert not list(tmp_path.rglob("*"))
 
 
 def test_kernels_are_checked_in_tiles_and_as_text(tmp_path) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
+import tempfile
 import traceback
 import warnings
 from collections import Counter
@@ -61,7 +62,10 @@ RAGGED = (2, 3, 5)  # tile sizes that divide next to nothing
 
 @dataclass(frozen=True)
 class Setting:
-    """How a program is examined. `device` names the cost model: with that of a GPU there are kernels to check."""
+    """How a program is examined. `device` names the cost model: with that of a GPU there are kernels to check.
+
+    `cache_dir` is for what is decided on the way, never the user's own; None is one that is empty and then deleted.
+    """
 
     device: str = "CPU"
     gate: bool = True  # False: the float gate is asked only about what differs
@@ -82,10 +86,6 @@ class Outcome:
     changed: int = 0  # of these, with other operators, kernels or amounts of work than the program's own
     counts: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)  # why regions stay with XLA
-
-    @property
-    def is_hit(self) -> bool:
-        return self.accepted > 0
 
 
 class Trial(Attempt):
@@ -268,21 +268,25 @@ def _optimized(
 ) -> tuple[Outcome, Any]:
     """What the optimized program gives, None if something was raised."""
     outcome = Outcome()
-    if setting.cache_dir is not None:  # what was accepted without the gate is no decision for a run with it
-        setting = replace(setting, cache_dir=str(Path(setting.cache_dir, f"{setting.device}-{setting.gate}")))
-    compiler = Unmeasured(setting, outcome)
-    with _overheard(outcome.problems):
-        try:
-            ours = jax.jit(program(lambda f: jax.jit(capture(f, compiler))))
-            have = jax.tree.map(np.asarray, ours.lower(*args).compile()(*args))
-        except Exception as why:
-            where = traceback.extract_tb(why.__traceback__)[-1]
-            text = " ".join(str(why).split())
-            at = f"{Path(where.filename).name}:{where.lineno}"
-            outcome.problems.append(f"raised {type(why).__name__}: {text[:500]} ({at})")
-            return outcome, None
+    with tempfile.TemporaryDirectory(prefix="mirage_jax") as empty:
+        # What was accepted without the gate is no decision for a run with it.
+        folder = Path(setting.cache_dir or empty, f"{setting.device}-{setting.gate}")
+        compiler = Unmeasured(replace(setting, cache_dir=str(folder)), outcome)
+        with _overheard(outcome.problems):
+            try:
+                ours = jax.jit(program(lambda f: jax.jit(capture(f, compiler))))
+                have = jax.tree.map(np.asarray, ours.lower(*args).compile()(*args))
+            except Exception as why:
+                outcome.problems.append(_raised(why))
+                return outcome, None
     _count(compiler, outcome)
     return outcome, have
+
+
+def _raised(why: Exception) -> str:
+    where = traceback.extract_tb(why.__traceback__)[-1]
+    text = " ".join(str(why).split())[:500]
+    return f"raised {type(why).__name__}: {text} ({Path(where.filename).name}:{where.lineno})"
 
 
 def _differences(
