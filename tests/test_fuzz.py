@@ -219,11 +219,17 @@ def test_what_the_optimizer_raises_or_logs_is_found(how: str, tmp_path, monkeypa
     assert problem.startswith(how) and "out of luck" in problem
 
 
+def test_a_program_that_means_nothing_is_a_problem_of_its_own() -> None:
+    nonsense = replace(chain(7, 8, 17, 2), steps=(Step(Value("t2", ("a",), "float32"), "{0} @ {0}", ("x0",)),))
+    (problem,) = fuzz.run_one(nonsense, Setting()).problems
+    assert problem.startswith("not examined: TypeError")
+
+
 # Campaigns.
 
 
 def test_three_hundred_programs(tmp_path) -> None:
-    """The settings of the command; one program in four has candidates with kernels, one in eight asks the float gate
+    """The settings of the command; one program in four has candidates with kernels, one in seven asks the float gate
     at once, one in thirty-two runs its kernels in Triton's interpreter."""
     found = fuzz.campaign(300, 0, tmp_path, workers=1)
     assert not found.failures, found.failures[0]
