@@ -1,4 +1,4 @@
-"""The command line: ``python -m mirage_jax bench | doctor | explain | mutate | preview | rewrite | verify``.
+"""The command line: ``python -m mirage_jax`` and one of the commands below.
 
 Results go to standard output, progress and errors to standard error. Exit codes: 0 fine, 1 a problem was found, 2 wrong
 usage, 3 the environment does not work.
@@ -14,14 +14,15 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import jax
 from rich.console import Console
 
 import mirage_jax
-from mirage_jax import doctor
-from mirage_jax.audit import mutants, rewrites, saved
+from mirage_jax import doctor, progress
+from mirage_jax.audit import fuzz, mutants, rewrites, saved
 from mirage_jax.audit.report import Report
 from mirage_jax.audit.sources import Source, sources
 from mirage_jax.bench import programs, search_suite, suite
@@ -158,6 +159,23 @@ def command_explain(args: argparse.Namespace, out: Console, err: Console) -> int
     return OK
 
 
+def command_fuzz(args: argparse.Namespace, out: Console, err: Console) -> int:
+    for name in ("programs", "workers"):
+        if getattr(args, name) < 1:
+            raise UsageError(f"--{name}: found {getattr(args, name)}; allowed is 1 or more")
+    if args.json is not None and args.json.is_dir():
+        raise UsageError(f"--json: {str(args.json)!r} is a directory; allowed is a file")
+    with nullcontext(lambda text: None) if args.quiet else progress.line() as say:
+        found = fuzz.campaign(args.programs, args.seed, args.out, args.workers, say)
+    out.print(found.table())
+    if args.json is not None:
+        err.print(f"written: {args.json}, {found.write(args.json)}", highlight=False)
+    for failure in found.failures:
+        text = f"program {failure.number}: {failure.problems[0]}\n  {failure.script}"
+        err.print(text, highlight=False, markup=False, soft_wrap=True)
+    return PROBLEM if found.failures else OK
+
+
 def command_preview(args: argparse.Namespace, out: Console, err: Console) -> int:
     del err
     sys.path.insert(0, os.getcwd())
@@ -275,6 +293,12 @@ def build_parser() -> argparse.ArgumentParser:
     right = commands.add_parser("rewrite", parents=[campaign], help="right candidates written anew, to be accepted")
     right.add_argument("--count", type=int, default=400, help="how many (default: 400)")
     right.set_defaults(run=command_rewrite)
+
+    random = commands.add_parser("fuzz", parents=[campaign], help="random programs, whole pipeline, against float64")
+    random.add_argument("--programs", type=int, default=300, metavar="N", help="how many (default: 300)")
+    random.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default: 1)")
+    random.add_argument("--out", type=Path, default=Path("fuzz-failures"), metavar="DIR", help="scripts of failures")
+    random.set_defaults(run=command_fuzz)
 
     look = commands.add_parser("preview", help="kernels that would be tried on a GPU, which need not be here")
     look.add_argument("function", help="module:function")

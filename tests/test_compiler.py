@@ -21,7 +21,7 @@ from mirage_jax.compiler import attempt as attempts
 from mirage_jax.compiler import decide, threads
 from mirage_jax.compiler.winner import Winner, schedule_from_json, schedule_to_json
 from mirage_jax.config import Options
-from mirage_jax.errors import CacheError, UsageError, VerificationError
+from mirage_jax.errors import CacheError, UnsupportedError, UsageError, VerificationError
 from mirage_jax.jaxpr_frontend import rules
 from mirage_jax.jaxpr_frontend.regions import analyse
 from mirage_jax.lower import twin
@@ -379,6 +379,28 @@ def test_a_wrong_kernel_is_refused(wrong: bool, monkeypatch, caplog) -> None:
         assert "elements of y differ from the graph's" in d.exact and warnings(caplog)
     else:
         assert d.winner is winner and "bit for bit" in d.exact and d.exact in str(RegionReport((), "", d))
+
+
+def test_a_kernel_without_text_is_one_candidate_less(monkeypatch, caplog) -> None:
+    """Where nothing is measured, the gate is the first that compiles a candidate."""
+
+    def cannot(self, winner):
+        raise UnsupportedError("4 tile axes; at most 3 are emitted")
+
+    monkeypatch.setattr(attempts.Attempt, "gate", cannot)
+    d = decided(mirage_jax.optimize(chain, on_miss="heuristic", strict=True))
+    assert d.winner is None and d.tried["not compiled"] >= 1 and not warnings(caplog)
+
+
+def test_a_region_that_cannot_be_searched_is_no_failure(monkeypatch, caplog) -> None:
+    def unsupported(*args, **kwargs):
+        raise UnsupportedError("output t5 is the same all along k")
+
+    monkeypatch.setattr(attempts, "search", unsupported)
+    d = decided(mirage_jax.optimize(chain, strict=True))
+    assert d.winner is None and "the same all along k" in d.why
+    assert decided(mirage_jax.optimize(chain)).source == "cache"
+    assert not warnings(caplog)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes are another matter there")

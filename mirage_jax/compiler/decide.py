@@ -18,6 +18,8 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -28,7 +30,7 @@ from mirage_jax.compiler.attempt import Attempt
 from mirage_jax.compiler.threads import apart
 from mirage_jax.compiler.winner import Winner, readable, schedule_from_json, schedule_to_json
 from mirage_jax.config import Options
-from mirage_jax.errors import CacheError, MirageError, UsageError
+from mirage_jax.errors import CacheError, LoweringError, MirageError, UnsupportedError, UsageError
 from mirage_jax.jaxpr_frontend.regions import MAX_OPS
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.mugraph.check import check_graph
@@ -91,12 +93,22 @@ class Compiler:
             self.decisions[memo] = decision
             return decision
 
+    # What is known of the device's speed. A campaign that tests everything else replaces these two.
+
+    def attempt(self, region: Region, platform: str, device: Any) -> Attempt:
+        """A new attempt at a region."""
+        return Attempt(region, platform, device, self.options)
+
+    def compare(self, attempt: Attempt, finalists: Sequence[Candidate], directory: Path) -> tuning.Comparison:
+        """Which candidates are faster than XLA."""
+        return tuning.compare(attempt, finalists, directory)
+
     def _decide(self, region: Region, platform: str, on_miss: str) -> Decision:
         try:
             device = jax.local_devices(backend=platform)[0]
         except RuntimeError:
             return Decision(None, f"there is no {platform} device here to measure on", "policy", platform)
-        attempt = Attempt(region, platform, device, self.options)
+        attempt = self.attempt(region, platform, device)
         key = CacheKey.here(
             graph=str(attempt.reference),
             extents=attempt.reference.sizes,
@@ -129,7 +141,10 @@ class Compiler:
             budget = self.options.budget
             operators = len(attempt.reference.kernels)
             log.info("region of %d operators: searching for at most %s", operators, budget)
-            found, report = attempt.candidates(self.cache, key, say)
+            try:
+                found, report = attempt.candidates(self.cache, key, say)
+            except UnsupportedError as why:  # nothing is wrong: the search has nothing to say about such a region
+                return self._keep(key, replace(base, source="search", why=f"not searched: {why}"))
             base = replace(base, search=report, source="search", tried=attempt.tried)
             if attempt.platform == "cpu":
                 found = [c for c in found if attempt.promising(c)]
@@ -147,7 +162,7 @@ class Compiler:
             return replace(decision, why="the model's first choice, not measured (on_miss='heuristic')")
 
     def _measure(self, attempt: Attempt, key: CacheKey, base: Decision, finalists: Sequence[Candidate]) -> Decision:
-        found = tuning.compare(attempt, finalists, self.cache.kernel_path(key).parent)
+        found = self.compare(attempt, finalists, self.cache.kernel_path(key).parent)
         if found.xla is None:
             return replace(base, why="XLA's own code for this region cannot be timed alone")
         base = replace(base, measured=tuple(attempt.measured))
@@ -180,7 +195,12 @@ class Compiler:
                 attempt.tried["refused by the exact check"] += 1
                 log.warning("a generated kernel is wrong and is not used: %s", exact)
                 continue
-            passed, gate = attempt.gate(winner)
+            try:
+                passed, gate = attempt.gate(winner)
+            except (LoweringError, UnsupportedError) as why:  # not seen before where nothing was measured
+                attempt.tried["not compiled"] += 1
+                log.info("not lowered: %s", why)
+                continue
             base = replace(base, gate=gate)
             if passed:
                 after = footprint(winner.graph, winner.schedule.part_counts)

@@ -423,7 +423,7 @@ class Model:
         if f.axioms.is_input(p):
             return self.widths[f.axioms.atom(p)[0]]
         partial = any(kind(a) == "g" for a in f.axioms.e.axes(p))
-        return 4 if partial or f.grading.degree(p) else min(self.widths.values())
+        return 4 if partial or f.grading.degree(p) else min(self.widths.values(), default=4)
 
     def bytes(self, p: Poly) -> int:
         return math.prod(map(self.extent, self.frontiers.axioms.e.axes(p))) * self.width(p)

@@ -105,9 +105,10 @@ def _window(reference: KernelGraph, positions: list[int], roots: set[str]) -> Wi
     kernels = tuple(reference.kernels[i] for i in positions)
     own = {k.name for k in kernels}
     reads = dict.fromkeys(x.tensor for k in kernels for x in k.loads if x.tensor not in own)
-    used = {a for k in kernels for v in (*k.loads, *k.ops) for a in v.axes} | {
-        a for k in kernels for s in k.stores for a in s.tensor.axes
-    }
+    used = {a for k in kernels for v in (*k.loads, *k.ops) for a in v.axes}
+    used |= {a for k in kernels for s in k.stores for a in s.tensor.axes}
+    attributes = [v for k in kernels for op in k.ops for v in op.attributes.values()]
+    used |= {a for v in attributes if isinstance(v, tuple) for a in v}  # a sum may count an axis that no value has
     extents = tuple((a, n) for a, n in reference.extents if any(u.rstrip("'") == a for u in used))
     outputs = tuple(k.name for k in kernels if k.name in roots)
     return Window(tuple(positions), KernelGraph(tuple(reference.tensors[t] for t in reads), kernels, outputs, extents))

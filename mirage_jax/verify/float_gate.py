@@ -116,7 +116,8 @@ def misread(reference64: Array, xla: Array, narrowest: int) -> str:
     good = np.isfinite(r) & np.isfinite(x)
     if not good.any():
         return ""
-    size, error = (float(np.sqrt(np.mean(np.square(a[good])))) for a in (r, x - r))
+    r, x = r[good], x[good]
+    size, error = (float(np.sqrt(np.mean(np.square(a)))) for a in (r, x - r))
     if error <= ROUNDING[narrowest] * size:
         return ""
     return f"the translated program differs from the user's by {error:.2g}, the values being of size {size:.2g}"
@@ -142,8 +143,8 @@ def _strange(r: Array, x: Array, c: Array, kinds: bool, skips: bool, dtype: Any)
 def _limits(r: Array, ex: Array, ec: Array, n: int, dtype: Any, spread: float) -> dict[str, tuple[float, float]]:
     """Rules 2 to 5: measured and allowed."""
     eps = float(ml_dtypes.finfo(dtype).eps)
-    own = np.asarray(r).astype(dtype)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # a value may be too large for the type
+        own = np.asarray(r).astype(dtype)
         moved = np.abs(((own + own.dtype.type(0.3)) - own.dtype.type(0.3)).astype(np.float64) - own.astype(np.float64))
     floor = float(np.max(np.where(np.isfinite(moved), moved, 0.0)))
     size = _rms(r, n)

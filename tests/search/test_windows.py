@@ -10,8 +10,9 @@ from search.programs import H200, TWO_KERNELS, captured, found, worst_error
 from mirage_jax.bench.programs import rms
 from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.evaluate import run
-from mirage_jax.mugraph.graph import KernelGraph, Library
+from mirage_jax.mugraph.graph import KernelGraph, Library, Load, Op, Tensor
 from mirage_jax.search import driver
+from mirage_jax.search.devices import DEVICES
 from mirage_jax.search.driver import search
 from mirage_jax.search.windows import Window, divide, replace_windows
 from mirage_jax.verify.certificate import fingerprint
@@ -33,6 +34,7 @@ def chain(x: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.exp(jnp.tanh(x @ a) @ b) @ a
 
 
+CPU = DEVICES["CPU"]
 PROGRAMS = {
     "linear attention": captured(linear_attention, (64, 32), (32, 16), (32, 16), (32, 16)),
     "shared": captured(shared, (16, 32), (32, 24), (24, 8)),
@@ -121,3 +123,34 @@ def test_a_wide_region_is_searched_window_by_window(monkeypatch: pytest.MonkeyPa
 def test_a_narrow_region_is_one_window() -> None:
     _, report = found(captured(lambda x, a, b: (x @ a) @ b, (16, 32), (32, 16), (16, 8)))
     assert report.windows == 1 and "windows" not in str(report)
+
+
+def test_a_sum_may_count_an_axis_that_no_value_of_a_window_has() -> None:
+    """The gradient of what vmap does not map: t[i] summed over n, which only the sum names."""
+    i, n = ("i", 8), ("n", 3)
+    x = Tensor("x", ("i",), "f32")
+    kernels = (
+        Library((Load("a", "x", ("i",)),), Op("t", "exp", ("a",), ("i",)), Tensor("t", ("i",), "f32")),
+        Library(
+            (Load("a", "t", ("i",)),), Op("y", "sum", ("a",), ("i",), (("axes", ("n",)),)), Tensor("y", ("i",), "f32")
+        ),
+    )
+    graph = KernelGraph((x,), kernels, ("t", "y"), (i, n))
+    for parts in divisions(graph):
+        for w in parts:
+            check_graph(w.graph)
+    assert dict(divide(graph, lambda g: len(g.kernels) < 2)[-1].graph.extents) == {"i": 8, "n": 3}
+
+
+def test_a_window_without_inputs() -> None:
+    """A mask that two operators read is a window of its own, made of indices alone."""
+
+    def loss(x: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        mask = jnp.tril(jnp.ones((32, 32), bool))
+        return jnp.sum(jnp.square(jnp.where(mask, x @ k.T, -100) @ v))
+
+    graph = captured(jax.grad(loss, (0, 1, 2)), (32, 32), (32, 32), (32, 17))
+    (mask,) = [w.graph for w in divide(graph, lambda g: len(g.kernels) <= 3) if not w.graph.inputs]
+    for device in (CPU, H200):
+        for candidate in search(mask, device, TWO_KERNELS, seconds=20.0)[0]:
+            assert fingerprint(mask, candidate.graph)

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mirage_jax.verify.float_gate import CLASSES, float_gate, input_classes
+from mirage_jax.verify.float_gate import CLASSES, float_gate, input_classes, misread
 
 RNG = np.random.default_rng(0)
 R = RNG.standard_normal((64, 96))
@@ -15,6 +15,15 @@ def rounded(r: np.ndarray, dtype: type, noise: float = 0.0, seed: int = 0) -> np
     """r as an implementation with some rounding noise, in units of eps, returns it."""
     eps = float(ml_dtypes.finfo(dtype).eps)
     return (r + noise * eps * np.random.default_rng(seed).standard_normal(r.shape)).astype(dtype)
+
+
+def test_too_large_for_the_type_is_no_warning() -> None:
+    """Values of float64 that overflow float16, and infinities on both sides: warnings are errors here."""
+    r = np.array([[1e6, 1.0, np.inf], [2.0, -1e6, 3.0]])
+    with np.errstate(over="ignore"):
+        own = r.astype(np.float16)
+    assert float_gate(r, own, own, kinds=False)
+    assert not misread(r, own, 2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,0 +1,353 @@
+"""One program through the whole optimizer, against float64: what differs beyond rounding, and what was raised.
+
+Everything that is about being right is the real thing: capture, regions, search, fingerprint, certificate, float gate,
+lowering. What is replaced is the knowledge of speed: every proven candidate counts as faster than XLA, so that wrong
+ones would run. Every candidate that passes the fingerprint is evaluated as well, tile by tile if it has kernels, and
+where asked for in Triton's interpreter.
+
+A difference counts only if neither XLA's own error nor the noise of rounding every step of the program (float64.py)
+is as large. XLA is asked only if the noise does not explain a difference, which saves a compilation.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import re
+import tempfile
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from mirage_jax import timing
+from mirage_jax.audit import float64
+from mirage_jax.compiler import Compiler
+from mirage_jax.compiler.attempt import Attempt
+from mirage_jax.compiler.tuning import Comparison
+from mirage_jax.compiler.winner import Winner
+from mirage_jax.config import Budget, Options
+from mirage_jax.errors import LoweringError, UnsupportedError
+from mirage_jax.jaxpr_frontend.capture import capture
+from mirage_jax.jaxpr_frontend.translate import Region
+from mirage_jax.lower.launch import sources
+from mirage_jax.lower.triton_interpreter import interpret
+from mirage_jax.mugraph import evaluate
+from mirage_jax.mugraph.arrays import is_float, numpy_dtype
+from mirage_jax.mugraph.footprint import footprint
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Library, Schedule, is_part
+from mirage_jax.mugraph.parser import parse
+from mirage_jax.search.devices import DEVICES, Device
+from mirage_jax.search.structures import Candidate
+from mirage_jax.verify.float_gate import float_gate
+
+log = logging.getLogger("mirage_jax")
+
+type Function = Callable[..., Any]
+
+SAMPLES = 8  # of rounding noise
+SPREAD = 4.0  # how much worse than the noise, or than XLA, a result may be
+EXACT = 1e-6  # relative error of a candidate in float64; a wrong one is off by the size of its values
+TINY = 1e-12  # the same, relative to the largest value on the way: results may be what is left of large terms
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+RAGGED = (2, 3, 5)  # tile sizes that divide next to nothing
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a program is examined. `device` names the cost model: with that of a GPU there are kernels to check.
+
+    `cache_dir` is for what is decided on the way, never the user's own; None is one that is empty and then deleted.
+    """
+
+    device: str = "CPU"
+    gate: bool = True  # False: the float gate is asked only about what differs
+    interpret: bool = False  # run kernels in Triton's interpreter
+    seconds: float = 5.0
+    states: int = 1000
+    cache_dir: str | None = None
+    seed: int = 0
+
+
+@dataclass
+class Outcome:
+    """What happened to one program."""
+
+    problems: list[str] = field(default_factory=list)
+    regions: int = 0
+    accepted: int = 0  # regions that a candidate replaces
+    changed: int = 0  # of these, with other operators, kernels or amounts of work than the program's own
+    counts: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)  # why regions stay with XLA
+
+
+class Trial(Attempt):
+    """An attempt for which every candidate is worth trying, on a device that need not be here."""
+
+    setting: Setting = Setting()
+
+    @property
+    def description(self) -> Device:
+        return DEVICES[self.setting.device]
+
+    def promising(self, c: Candidate) -> bool:
+        return True
+
+    def gate(self, winner: Winner) -> tuple[bool, str]:
+        return super().gate(winner) if self.setting.gate else (True, "not asked")
+
+
+class Unmeasured(Compiler):
+    """A compiler for which whatever is proven is fast; checks every candidate that it is shown on the way."""
+
+    def __init__(self, setting: Setting, outcome: Outcome) -> None:
+        budget = Budget(setting.seconds, setting.states)
+        super().__init__(Options("search", budget, cache_dir=setting.cache_dir, strict=True))
+        self.setting, self.outcome = setting, outcome
+
+    def attempt(self, region: Region, platform: str, device: Any) -> Attempt:
+        trial = Trial(region, platform, device, self.options)
+        trial.setting = self.setting
+        return trial
+
+    def compare(self, attempt: Attempt, finalists: Sequence[Candidate], directory: Path) -> Comparison:
+        counts, same = self.outcome.counts, timing.Timing((1.0,) * 6)
+        for c in finalists:
+            self.outcome.problems += check_candidate(attempt.reference, c, self.setting, counts)
+        running = [c for c in finalists if _has_text(c, counts)]
+        if not running:
+            return Comparison(same, (), None)
+        turn = self.setting.seed % len(running)  # not always the model's favourite
+        turned = (*running[turn:], *running[:turn])
+        ratio = timing.ratio(same, same)
+        winners = [attempt.winner(c.graph, c.schedule, c.family, directory) for c in turned]
+        return Comparison(same, tuple((w, same, ratio) for w in winners), (same, ratio))
+
+
+# ---------------------------------------------------------------------- candidates
+
+
+def _has_text(c: Candidate, counts: Counter[str]) -> bool:
+    """Whether kernels can be written down; where they run, those that cannot are not measured either."""
+    try:
+        return c.family != "kernels" or bool(sources(c.graph, c.schedule))
+    except (LoweringError, UnsupportedError) as why:
+        counts["not lowered"] += 1
+        log.info("not lowered: %s", why)
+        return False
+
+
+def check_candidate(reference: KernelGraph, c: Candidate, setting: Setting, counts: Counter[str]) -> Iterator[str]:
+    """What is wrong with a candidate that passed the fingerprint."""
+    rng = np.random.default_rng(setting.seed)
+    inputs = [_draw(rng, tuple(map(reference.extent, t.axes)), t.dtype) for t in reference.inputs]
+    moved = [x * (1 + 1e-13 * rng.uniform(-1, 1, x.shape)) if is_float(x.dtype) else x for x in map(_wide, inputs)]
+    counts["candidates"] += 1
+    with np.errstate(all="ignore"):
+        want = evaluate.run(reference, inputs)
+        everything = evaluate.run(replace(reference, outputs=tuple(k.name for k in reference.kernels)), inputs)
+        top = max(float(np.abs(np.where(np.isfinite(x), x, 0)).max()) for x in everything)
+        again = evaluate.run(reference, moved)
+        slack = [TINY * top + 1e4 * np.abs(1.0 * a - b) for a, b in zip(want, again, strict=True)]
+        yield from _unequal("a candidate", c.graph, want, slack, evaluate.run(c.graph, inputs))
+        if any(isinstance(k, BlockGraph) for k in c.graph):
+            counts["tiled"] += 1
+            schedule = _ragged(c, setting.seed)
+            have = evaluate.run(c.graph, inputs, schedule)
+            yield from _unequal(f"a candidate in tiles {schedule}", c.graph, want, slack, have)
+            if setting.interpret and HAS_TRITON:
+                yield from _interpreted(reference, c, inputs, want, counts)
+
+
+def _draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    if dtype == "bool":
+        return rng.random(shape) < 0.8
+    if dtype.startswith("i"):
+        return rng.integers(0, 4, shape).astype(numpy_dtype(dtype))
+    return rng.standard_normal(shape).astype(numpy_dtype(dtype))
+
+
+def _wide(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.float64) if is_float(x.dtype) else x
+
+
+def _ragged(c: Candidate, seed: int) -> Schedule:
+    """Tiles that do not divide extents; numbers of parts as the candidate has them."""
+    kernels = tuple(
+        KernelSchedule(
+            tuple((a, RAGGED[(seed + n) % len(RAGGED)]) for n, a in enumerate(k.divided) if not is_part(a))
+            if isinstance(k, BlockGraph)
+            else ()
+        )
+        for k in c.graph.kernels
+    )
+    return Schedule(kernels, c.schedule.parts)
+
+
+def _unequal(
+    what: str, graph: KernelGraph, want: Sequence[np.ndarray], slack: Sequence[np.ndarray], have: Sequence[np.ndarray]
+) -> Iterator[str]:
+    for n, (r, s, c) in enumerate(zip(want, slack, have, strict=True)):
+        good = np.isfinite(r) & np.isfinite(s)
+        if not good.any():
+            continue
+        size = float(np.abs(np.where(good, r, 0)).max())
+        off = np.where(good, np.abs(np.asarray(c, np.float64) - r), 0)  # NaN where the candidate has one
+        limit = EXACT * size + float(np.where(good, s, 0).max())
+        if not off.max() <= limit:
+            yield f"{what} is off by {off.max():.3g}, values of size {size:.3g}, in output {n}\n{graph}"
+
+
+def _interpreted(
+    reference: KernelGraph, c: Candidate, inputs: Sequence[np.ndarray], want: Sequence[np.ndarray], counts: Counter[str]
+) -> Iterator[str]:
+    """The text of the kernels, run by Triton's interpreter at the candidate's own tile sizes."""
+
+    def library(kernel: Library, tensors: Any) -> np.ndarray:
+        arrays = {load.tensor: tensors[load.tensor] for load in kernel.loads}
+        alone = KernelGraph(
+            tuple(c.graph.tensors[n] for n in arrays), (kernel,), (kernel.result.name,), c.graph.extents
+        )
+        (out,) = evaluate.run(alone, list(arrays.values()))
+        return out.astype(numpy_dtype(kernel.result.dtype))
+
+    try:
+        have = interpret(c.graph, c.schedule, inputs, library)
+    except (LoweringError, UnsupportedError):
+        return
+    counts["interpreted"] += 1
+    for n, (r, y) in enumerate(zip(want, have, strict=True)):
+        good = np.isfinite(r)
+        scale = float(np.abs(np.where(good, r, 0)).max())
+        limit = {2: 0.1, 4: 2e-3}.get(min(x.dtype.itemsize for x in (*inputs, y) if is_float(x.dtype)), 2e-3)
+        off = float(np.where(good, np.abs(y.astype(np.float64) - r), 0).max())
+        if not off <= limit * scale:
+            yield f"a kernel is off by {off:.3g}, values of size {scale:.3g}, in output {n}\n{c.graph}\n{c.schedule}"
+
+
+# ---------------------------------------------------------------------- whole programs
+
+
+def examine(
+    program: Callable[[Callable[[Function], Function]], Function], args: Sequence[Any], setting: Setting
+) -> Outcome:
+    """`program` gives the wrapped function for an optimizer, plain `jax.jit` among them.
+
+    With ``setting.gate`` False a result that differs is computed again with the float gate: what that refuses is no
+    problem. This runs more than the optimizer would, in less time.
+    """
+    plain = jax.jit(program(jax.jit)).trace(*args)
+    exact = float64.evaluate(plain.jaxpr, args)
+    noise = float64.spread(plain.jaxpr, args, exact, SAMPLES, setting.seed)
+    outcome, have = _optimized(program, args, setting)
+    if have is None:
+        return outcome
+    if jax.tree.structure(have) != jax.tree.structure(plain.out_info):
+        outcome.problems.append("another structure of results")
+    elif any(_differences(exact, noise, None, jax.tree.leaves(have))):
+        outcome.counts["compared with XLA"] += 1
+        xla = jax.tree.map(np.asarray, jax.tree.leaves(plain.lower().compile()(*args)))
+        if different := _differences(exact, noise, xla, jax.tree.leaves(have)):
+            if not setting.gate:
+                again = examine(program, args, replace(setting, gate=True))
+                again.counts["asked the float gate"] += 1
+                return again
+            outcome.problems += different
+    return outcome
+
+
+def _optimized(
+    program: Callable[[Callable[[Function], Function]], Function], args: Sequence[Any], setting: Setting
+) -> tuple[Outcome, Any]:
+    """What the optimized program gives, None if something was raised."""
+    outcome = Outcome()
+    with tempfile.TemporaryDirectory(prefix="mirage_jax") as empty:
+        # What was accepted without the gate is no decision for a run with it.
+        folder = Path(setting.cache_dir or empty, f"{setting.device}-{setting.gate}")
+        compiler = Unmeasured(replace(setting, cache_dir=str(folder)), outcome)
+        with _overheard(outcome.problems):
+            try:
+                ours = jax.jit(program(lambda f: jax.jit(capture(f, compiler))))
+                have = jax.tree.map(np.asarray, ours.lower(*args).compile()(*args))
+            except Exception as why:
+                outcome.problems.append(_raised(why))
+                return outcome, None
+    _count(compiler, outcome)
+    return outcome, have
+
+
+def _raised(why: Exception) -> str:
+    where = traceback.extract_tb(why.__traceback__)[-1]
+    text = " ".join(str(why).split())[:500]
+    return f"raised {type(why).__name__}: {text} ({Path(where.filename).name}:{where.lineno})"
+
+
+def _differences(
+    exact: Sequence[np.ndarray],
+    noise: Sequence[np.ndarray],
+    xla: Sequence[np.ndarray] | None,
+    have: Sequence[np.ndarray],
+) -> list[str]:
+    """Results worse than the noise of rounding or XLA's error, whichever is larger."""
+    out: list[str] = []
+    for n, (r, s, c) in enumerate(zip(exact, noise, have, strict=True)):
+        with np.errstate(all="ignore"):
+            x = r.astype(c.dtype) if xla is None else xla[n]
+        if not is_float(c.dtype):
+            if not np.array_equal(x, c):
+                out.append(f"result {n} differs from XLA's in {int((x != c).sum())} elements")
+            continue
+        with np.errstate(all="ignore"):
+            error = np.fmax(np.abs(x.astype(np.float64) - r), s)
+            worst = np.where(np.isfinite(x) & np.isfinite(r), r + error, x.astype(np.float64)).astype(c.dtype)
+        if verdict := float_gate(r, worst, c, kinds=False, spread=SPREAD, skips=True):
+            continue
+        out.append(f"result {n}: {'; '.join(verdict.reasons)}")
+    return out
+
+
+def _count(compiler: Unmeasured, outcome: Outcome) -> None:
+    for (text, _), d in compiler.decisions.items():
+        outcome.regions += 1
+        if d.winner is not None:
+            outcome.accepted += 1
+            outcome.changed += _work(parse(text)) != _work(d.winner.graph, d.winner.schedule.part_counts)
+        elif d.gate:
+            outcome.refused["by the float gate"] += 1
+            if "translated program" in d.gate:
+                outcome.counts["misread"] += 1
+        else:
+            outcome.refused[re.sub(r"\b[a-z]\d+\b|\d+", "_", d.why)] += 1
+        outcome.counts.update(d.tried)
+
+
+def _work(graph: KernelGraph, parts: Mapping[str, int] | None = None) -> tuple[Counter[str], int, float]:
+    """What tells a program from a copy of it under other names."""
+    operators = Counter(op.op for k in graph.kernels for op in k.ops)
+    return operators, len(graph.kernels), footprint(graph, parts or {}).flops
+
+
+@contextmanager
+def _overheard(problems: list[str]) -> Iterator[None]:
+    """Whatever the optimizer warns of is a problem."""
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            problems.append(f"logged: {record.getMessage()}")
+
+    listener = Listener(logging.WARNING)
+    log.addHandler(listener)
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+        problems += [f"warned: {w.category.__name__}: {w.message} ({Path(w.filename).name}:{w.lineno})" for w in caught]
+    finally:
+        log.removeHandler(listener)

@@ -1,0 +1,268 @@
+"""A jaxpr in float64 on numpy: the reference of a differential test, made by neither XLA nor the optimizer.
+
+Inputs are upcast after rounding to their own dtype, casts between floats do nothing, and nothing is rounded. With
+`Noise`, the same walk instead disturbs the result of every equation by as much as rounding to its own dtype might
+(Monte Carlo arithmetic, Parker 1997): how far such runs are from the undisturbed one says what errors a correct
+program in these dtypes may have, whatever the order of its operations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import scipy.special
+
+from mirage_jax.errors import UnsupportedError
+from mirage_jax.jaxpr_frontend import jax_compat
+from mirage_jax.jaxpr_frontend.flat import FlatEqn, flatten, read
+from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr
+from mirage_jax.mugraph.arrays import is_float
+
+type Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Relative errors: of every element on its own, or the same of a whole result, as equal rows have them."""
+
+    rng: np.random.Generator
+    together: bool = False
+
+    def draw(self, shape: tuple[int, ...]) -> Array:
+        return self.rng.uniform(-1, 1, (1,) * len(shape) if self.together else shape)
+
+
+def evaluate(jaxpr: Jaxpr, args: Sequence[Any], noise: Noise | None = None) -> list[Array]:
+    """Results of the jaxpr, floats as float64; raises `UnsupportedError` for a primitive that is not known here."""
+    program = flatten(jaxpr)
+    values = dict(zip(program.inputs, map(_wide, args), strict=True))
+    values |= {v: _wide(c) for v, c in program.constants.items()}
+    with np.errstate(all="ignore"):
+        for eqn in program.eqns:
+            xs = [_wide(read(values, a)) for a in eqn.inputs]
+            results = _apply(eqn, xs, noise)
+            for number, aval, result in zip(eqn.outputs, eqn.out_avals, results, strict=True):
+                values[number] = result if noise is None else _disturbed(result, eqn, xs, aval.dtype, noise)
+    return [_wide(read(values, a)) for a in program.outputs]
+
+
+def _wide(x: Any) -> Array:
+    x = np.asarray(x)
+    return x.astype(np.float64) if is_float(x.dtype) else x
+
+
+def _disturbed(x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, noise: Noise) -> Array:
+    """`x` with the relative error that rounding may have; a sum may also have that of its partial sums in float32."""
+    if eqn.primitive in EXACT or not is_float(dtype):
+        return x
+    y = x * (1 + float(ml_dtypes.finfo(dtype).eps) * noise.draw(np.shape(x)))
+    if eqn.primitive in ("dot_general", "reduce_sum"):
+        (terms,) = _apply(eqn, [np.abs(operand) for operand in xs], None)
+        y += float(np.finfo(np.float32).eps) * terms * noise.draw(np.shape(x))
+    return y
+
+
+def _apply(eqn: FlatEqn, xs: list[Array], noise: Noise | None) -> list[Array]:
+    name = eqn.primitive
+    if name == "scan":
+        return _scan(eqn, xs, noise)
+    if name in ("remat2", "checkpoint"):  # differentiated: a scope of its own
+        return evaluate(jax_compat.bodies(eqn.eqn)[0], xs, noise)
+    if name in SEVERAL:
+        return SEVERAL[name](xs, eqn)
+    if name in POINTWISE:
+        return [POINTWISE[name](*xs)]
+    if name not in STRUCTURAL:
+        raise UnsupportedError(f"the float64 reference does not know the primitive {name}")
+    return [STRUCTURAL[name](xs, eqn)]
+
+
+def _scan(eqn: FlatEqn, xs: list[Array], noise: Noise | None) -> list[Array]:
+    """Which operands are constants, carried or cut into slices is read from shapes: parameters vary with JAX."""
+    params, (body,) = eqn.params, jax_compat.bodies(eqn.eqn)
+    inside: list[Any] = [v.aval for v in body.invars]
+    results: list[Any] = [v.aval for v in body.outvars]
+    cut = sum(x.shape != a.shape for x, a in zip(inside, eqn.in_avals, strict=True))
+    carried = sum(y.shape == a.shape for y, a in zip(results, eqn.out_avals, strict=True))
+    consts = len(xs) - cut - carried
+    fixed, carry, rows = xs[:consts], xs[consts : consts + carried], xs[consts + carried :]
+    order = range(params["length"])
+    stacked: list[list[Array]] = []
+    for i in reversed(order) if params["reverse"] else order:
+        out = evaluate(body, [*fixed, *carry, *(x[i] for x in rows)], noise)
+        carry = out[:carried]
+        stacked.append(out[carried:])
+    if params["reverse"]:
+        stacked.reverse()
+    return [*carry, *(np.stack(column) for column in zip(*stacked, strict=True))]
+
+
+# ---------------------------------------------------------------------- primitives
+
+POINTWISE: dict[str, Callable[..., Array]] = {
+    "add": np.add,
+    "add_any": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "neg": np.negative,
+    "max": np.maximum,
+    "min": np.minimum,
+    "pow": np.power,
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "expm1": np.expm1,
+    "log": np.log,
+    "log1p": np.log1p,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "square": np.square,
+    "one_minus_square": lambda x: (1 + x) * (1 - x),
+    "polynomial": lambda x, *coefficients: sum(c * x**n for n, c in enumerate(coefficients)),
+    "tanh": np.tanh,
+    "sin": np.sin,
+    "cos": np.cos,
+    "logistic": scipy.special.expit,
+    "erf": scipy.special.erf,
+    "erfc": scipy.special.erfc,
+    "abs": np.abs,
+    "sign": np.sign,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "not": np.bitwise_not,
+    "is_finite": np.isfinite,
+    "stop_gradient": lambda x: x,
+    "copy": lambda x: x,
+    "copy_p": lambda x: x,
+    "name": lambda x: x,
+    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
+    "select_n": lambda which, *cases: np.choose(which.astype(np.int8), cases),
+}
+
+type Structural = Callable[[list[Array], FlatEqn], Array]
+
+
+def _dot(xs: list[Array], eqn: FlatEqn) -> Array:
+    (left_summed, right_summed), (left_batch, right_batch) = eqn.params["dimension_numbers"]
+    x, y = xs
+    left, right = list(range(x.ndim)), [x.ndim + i for i in range(y.ndim)]
+    for i, j in zip((*left_summed, *left_batch), (*right_summed, *right_batch), strict=True):
+        right[j] = left[i]
+    batch = [left[i] for i in left_batch]
+    out = batch + [a for i, a in enumerate(left) if i not in (*left_summed, *left_batch)]
+    out += [a for j, a in enumerate(right) if j not in (*right_summed, *right_batch)]
+    return np.einsum(x, left, y, right, out)
+
+
+def _cast(xs: list[Array], eqn: FlatEqn) -> Array:
+    return (
+        _wide(xs[0])
+        if is_float(eqn.out_avals[0].dtype) and is_float(xs[0].dtype)
+        else _wide(xs[0].astype(eqn.out_avals[0].dtype))
+    )
+
+
+def _bits(xs: list[Array], eqn: FlatEqn) -> Array:
+    """Only as JAX's own functions use it: to cut a float in two, which need not be exact here."""
+    return _wide(xs[0].astype(eqn.in_avals[0].dtype).view(eqn.out_avals[0].dtype))
+
+
+def _broadcast(xs: list[Array], eqn: FlatEqn) -> Array:
+    shape = [1] * len(eqn.params["shape"])
+    for size, dim in zip(xs[0].shape, eqn.params["broadcast_dimensions"], strict=True):
+        shape[dim] = size
+    return np.broadcast_to(xs[0].reshape(shape), eqn.params["shape"])
+
+
+def _slice(xs: list[Array], eqn: FlatEqn) -> Array:
+    steps = eqn.params["strides"] or (1,) * xs[0].ndim
+    return xs[0][tuple(map(slice, eqn.params["start_indices"], eqn.params["limit_indices"], steps))]
+
+
+def _pad(xs: list[Array], eqn: FlatEqn) -> Array:
+    x, value = xs
+    out = np.full(eqn.out_avals[0].shape, value, x.dtype)
+    if any(low < 0 or high < 0 for low, high, _ in eqn.params["padding_config"]):
+        raise UnsupportedError("the float64 reference does not know negative padding")
+    out[
+        tuple(
+            slice(low, n - high, 1 + i)
+            for (low, high, i), n in zip(eqn.params["padding_config"], out.shape, strict=True)
+        )
+    ] = x
+    return out
+
+
+def _iota(xs: list[Array], eqn: FlatEqn) -> Array:
+    shape = [1] * len(eqn.out_avals[0].shape)
+    shape[eqn.params["dimension"]] = -1
+    return _wide(
+        np.broadcast_to(
+            np.arange(eqn.out_avals[0].shape[eqn.params["dimension"]]).reshape(shape), eqn.out_avals[0].shape
+        ).astype(eqn.out_avals[0].dtype)
+    )
+
+
+def _reduce(function: Callable[..., Array]) -> Structural:
+    return lambda xs, eqn: np.asarray(function(xs[0], axis=tuple(eqn.params["axes"])))
+
+
+STRUCTURAL: dict[str, Structural] = {
+    "dot_general": _dot,
+    "convert_element_type": _cast,
+    "bitcast_convert_type": _bits,
+    "reduce_precision": lambda xs, eqn: xs[0],
+    "broadcast_in_dim": _broadcast,
+    "reshape": lambda xs, eqn: xs[0].reshape(eqn.out_avals[0].shape),
+    "squeeze": lambda xs, eqn: xs[0].reshape(eqn.out_avals[0].shape),
+    "expand_dims": lambda xs, eqn: xs[0].reshape(eqn.out_avals[0].shape),
+    "transpose": lambda xs, eqn: np.transpose(xs[0], eqn.params["permutation"]),
+    "rev": lambda xs, eqn: np.flip(xs[0], eqn.params["dimensions"]),
+    "concatenate": lambda xs, eqn: np.concatenate(xs, eqn.params["dimension"]),
+    "slice": _slice,
+    "pad": _pad,
+    "iota": _iota,
+    "integer_pow": lambda xs, eqn: xs[0] ** eqn.params["y"],
+    "reduce_sum": _reduce(np.sum),
+    "reduce_max": _reduce(np.max),
+    "reduce_min": _reduce(np.min),
+    "reduce_prod": _reduce(np.prod),
+    "reduce_and": _reduce(np.all),
+    "reduce_or": _reduce(np.any),
+}
+
+
+def _split(xs: list[Array], eqn: FlatEqn) -> list[Array]:
+    return np.split(xs[0], np.cumsum(eqn.params["sizes"])[:-1], axis=eqn.params["axis"])
+
+
+SEVERAL: dict[str, Callable[[list[Array], FlatEqn], list[Array]]] = {
+    "split": _split,
+    "optimization_barrier": lambda xs, eqn: xs,
+}
+ROUNDED = frozenset({"dot_general", "convert_element_type", "integer_pow", "reduce_sum", "reduce_prod"})
+EXACT = (STRUCTURAL.keys() - ROUNDED) | SEVERAL.keys() | {"scan", "remat2", "checkpoint"}
+EXACT |= {"neg", "max", "min", "abs", "sign", "stop_gradient", "copy", "copy_p", "name", "clamp", "select_n"}
+
+
+def spread(jaxpr: Jaxpr, args: Sequence[Any], exact: Sequence[Array], samples: int, seed: int) -> list[Array]:
+    """Per result, how far disturbed runs are from the undisturbed one, elementwise at most."""
+    out = [np.zeros(np.shape(r)) for r in exact]
+    for n in range(samples):
+        noisy = evaluate(jaxpr, args, Noise(np.random.default_rng([seed, n]), n % 2 == 1))
+        for i, (x, r) in enumerate(zip(noisy, exact, strict=True)):
+            if is_float(np.asarray(r).dtype):
+                with np.errstate(invalid="ignore"):
+                    out[i] = np.fmax(out[i], np.where(np.isnan(x) & np.isnan(r) | (x == r), 0.0, np.abs(x - r)))
+    return [np.where(np.isnan(x), math.inf, x) for x in out]

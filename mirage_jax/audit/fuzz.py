@@ -1,0 +1,234 @@
+"""A campaign: many random programs through the whole optimizer, what was found in them, and scripts of what failed.
+
+Program number n of seed S is always the same program, whatever the number of workers. Workers are processes of their
+own, started anew after some programs, because JAX keeps what it compiled; in them LLVM optimizes little, which halves
+the time and changes no meaning. Nothing of the user's cache of decisions is read or written.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import multiprocessing
+import os
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+
+import jax
+from rich.table import Table
+
+from mirage_jax.audit.differential import Outcome, Setting, examine
+from mirage_jax.audit.generator import generate
+from mirage_jax.audit.program import Program
+from mirage_jax.audit.shrink import shrink
+from mirage_jax.cache import versions
+from mirage_jax.progress import Say
+
+FLAGS = "--xla_backend_optimization_level=0"
+CHUNK = 25  # programs per task
+CHUNKS = 20  # tasks per process
+GPU_EVERY, GATE_EVERY, INTERPRET_EVERY = 4, 7, 32  # one program in so many
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A program for which something is wrong, made small."""
+
+    number: int
+    problems: tuple[str, ...]
+    script: str
+    steps: int
+
+
+@dataclass
+class Campaign:
+    """What a campaign found."""
+
+    seed: int
+    programs: int = 0
+    hits: int = 0  # programs with a region that a candidate replaces
+    changed: int = 0  # programs with one that does other work than the program says
+    regions: int = 0
+    accepted: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+    failures: list[Failure] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hits / self.programs if self.programs else 0.0
+
+    def add(self, outcome: Outcome) -> None:
+        self.programs += 1
+        self.hits += outcome.accepted > 0
+        self.changed += outcome.changed > 0
+        self.regions += outcome.regions
+        self.accepted += outcome.accepted
+        self.counts.update(outcome.counts)
+        self.refused.update(outcome.refused)
+
+    def merge(self, other: Campaign) -> None:
+        for name in ("programs", "hits", "changed", "regions", "accepted"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.counts.update(other.counts)
+        self.refused.update(other.refused)
+        self.failures += other.failures
+
+    # ------------------------------------------------------------------ what is shown
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        yield "programs", f"{self.programs:,}"
+        yield "mismatches and exceptions", f"{len(self.failures):,}"
+        yield "with an optimized region (hit rate)", f"{self.hits:,} ({self.hit_rate:.1%})"
+        yield "with another program in its place", f"{self.changed:,} ({self.changed / max(self.programs, 1):.1%})"
+        yield "regions", f"{self.regions:,}, of which {self.accepted:,} are replaced"
+        for why, n in self.refused.most_common():
+            yield f"left to XLA: {why}", f"{n:,}"
+        for what, n in sorted(self.counts.items()):
+            yield what, f"{n:,}"
+        yield "seconds", f"{self.seconds:,.0f} ({self.seconds / max(self.programs, 1):.2f} per program)"
+
+    def table(self) -> Table:
+        table = Table("", "", title=f"Random programs, seed {self.seed}", show_header=False)
+        for what, value in self.rows():
+            table.add_row(what, value)
+        return table
+
+    def to_json(self) -> str:
+        body = {f.name: getattr(self, f.name) for f in fields(self)} | {"failures": [asdict(f) for f in self.failures]}
+        head = {"date": datetime.date.today().isoformat(), "versions": dict(versions()), "hit_rate": self.hit_rate}
+        return json.dumps(head | body, indent=1)
+
+    def to_markdown(self) -> str:
+        lines = [f"# Random programs, seed {self.seed}", "", f"{datetime.date.today().isoformat()}.", ""]
+        lines += ["| | |", "|---|---|", *(f"| {what} | {value} |" for what, value in self.rows())]
+        lines += [f"\nProgram {f.number}, {f.steps} steps: {f.problems[0]}" for f in self.failures]
+        return "\n".join(lines) + "\n"
+
+    def write(self, file: Path) -> Path:
+        """Write the JSON to `file` and the Markdown beside it; the Markdown's path."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(self.to_json() + "\n")
+        markdown = file.with_suffix(".md")
+        markdown.write_text(self.to_markdown())
+        return markdown
+
+
+# ---------------------------------------------------------------------- the programs of a campaign
+
+
+def program_of(seed: int, number: int) -> tuple[Program, Setting]:
+    """One program of a campaign, and how it is examined."""
+    program = generate(random.Random(f"{seed}/{number}"), number)
+    setting = Setting(
+        device="H200" if number % GPU_EVERY == 0 else "CPU",
+        gate=number % GATE_EVERY == 0,
+        interpret=number % INTERPRET_EVERY == 0,
+        seed=number,
+    )
+    return program, setting
+
+
+def run_one(program: Program, setting: Setting) -> Outcome:
+    """Examine one program; where plain JAX or the reference refuse it, that is the problem."""
+    try:
+        return examine(program.function(), program.arguments(), setting)
+    except Exception as why:
+        return Outcome([f"not examined: {type(why).__name__}: {why}"])
+
+
+def run_programs(seed: int, numbers: Sequence[int], out: Path, cache_dir: str) -> Campaign:
+    """Some programs of a campaign, in this process."""
+    found = Campaign(seed)
+    for number in numbers:
+        program, setting = program_of(seed, number)
+        outcome = run_one(program, replace(setting, cache_dir=cache_dir))
+        found.add(outcome)
+        if outcome.problems:
+            found.failures.append(report(seed, number, program, setting, outcome.problems, out))
+    jax.clear_caches()
+    return found
+
+
+def report(seed: int, number: int, program: Program, setting: Setting, problems: Sequence[str], out: Path) -> Failure:
+    """Shrink a failing program and write its script."""
+    wanted = kind_of(problems[0])
+
+    def fails(p: Program) -> bool:
+        return any(kind_of(x) == wanted for x in run_one(p, setting).problems)
+
+    small = shrink(program, fails)
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / f"fuzz_{seed}_{number}.py"
+    title = f"Program {number} of seed {seed}, shrunk from {len(program.steps)} steps to {len(small.steps)}:"
+    file.write_text(small.script(setting, f"{title}\n{problems[0]}", FLAGS))
+    return Failure(number, tuple(problems), str(file), len(small.steps))
+
+
+def kind_of(problem: str) -> str:
+    """The first words of a problem: what a smaller program must have in common."""
+    return " ".join(problem.split()[:2]).rstrip("0123456789:")
+
+
+# ---------------------------------------------------------------------- workers
+
+
+def _start_worker() -> None:
+    os.environ["XLA_FLAGS"] = FLAGS
+    jax.config.update("jax_platforms", "cpu")
+    for name in [n for n in os.environ if n == "MIRAGE_JAX" or n.startswith("MIRAGE_JAX_")]:
+        del os.environ[name]
+
+
+def campaign(programs: int, seed: int, out: Path, workers: int = 1, say: Say = lambda _: None) -> Campaign:
+    """Programs 0 .. of a seed. An interrupt ends it early, with what was found so far."""
+    found, start = Campaign(seed), time.perf_counter()
+    todo = [range(n, min(n + CHUNK, programs)) for n in range(0, programs, CHUNK)]
+    with tempfile.TemporaryDirectory(prefix="mirage_jax") as cache_dir:
+        try:
+            while todo:
+                todo = _pool(todo, found, out, cache_dir, workers, lambda: say(_line(found, programs, start)))
+        except KeyboardInterrupt:
+            pass
+    found.seconds = time.perf_counter() - start
+    found.failures.sort(key=lambda f: f.number)
+    return found
+
+
+def _line(found: Campaign, programs: int, start: float) -> str:
+    each = (time.perf_counter() - start) / max(found.programs, 1)
+    rate = f"hit rate {found.hit_rate:.0%} | {len(found.failures)} failures | {each:.2f}s each"
+    return f"fuzz | {found.programs} of {programs} programs | {rate}"
+
+
+def _pool(
+    todo: list[range], found: Campaign, out: Path, cache_dir: str, workers: int, tell: Callable[[], None]
+) -> list[range]:
+    """Run tasks in processes; what is left to do if one of them died."""
+    context = multiprocessing.get_context("spawn")
+    left = list(todo)
+    with ProcessPoolExecutor(workers, context, _start_worker, max_tasks_per_child=CHUNKS) as pool:
+        tasks: dict[Future[Campaign], range] = {
+            pool.submit(run_programs, found.seed, numbers, out, cache_dir): numbers for numbers in todo
+        }
+        try:
+            for task in as_completed(tasks):
+                found.merge(task.result())
+                left.remove(tasks[task])
+                tell()
+        except BrokenProcessPool:
+            dead = left.pop(0)  # tasks are taken in order; a task that ran beside the dead one is run again
+            why = f"crashed: a process died in programs {dead.start} to {dead.stop - 1}"
+            found.failures.append(Failure(dead.start, (why,), "", 0))
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return left

@@ -1,0 +1,353 @@
+"""Random programs: fragments that occur in models, put together, with random glue and in random transformations.
+
+A *policy* is a weighting of fragments: programs that mean nothing but look like attention, norms, MLPs, LoRA or chains
+of products find more than a uniform choice of operators, most of which would end outside of every region. Each
+fragment takes a value of the program (or a new input) and gives a new one; glue reads anything at hand. Everything is
+drawn from the generator that is passed in: same seed, same program.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from mirage_jax.audit.program import Program, Step, Value, Wrapper, size_of
+
+SIZES = (1, 2, 3, 7, 8, 16, 17, 31, 32, 33)
+MAX_ELEMENTS = 1 << 16  # of one value: everything stays fast
+MAX_STEPS = 24
+KINDS = ("normal",) * 12 + ("uniform", "large", "zero rows", "one hot", "constant rows", "integers", "small", "nan")
+DTYPES = ("float32",) * 7 + ("bfloat16", "float16", "float16")
+ACTIVATIONS = (
+    "jax.nn.silu({0})",
+    "jax.nn.gelu({0})",
+    "jax.nn.gelu({0}, approximate=False)",
+    "jax.nn.relu({0})",
+    "jnp.square(jax.nn.relu({0}))",
+    "jax.nn.sigmoid({0})",
+    "jnp.tanh({0})",
+    "4 * jnp.tanh({0} / 4)",
+    "jnp.exp(-jnp.square({0}))",
+    "{0} / (1 + jnp.abs({0}))",
+)
+NORMS = (
+    "{0} * jax.lax.rsqrt(jnp.mean(jnp.square({0}), -1, keepdims=True) + 1e-6)",
+    "{0} / jnp.sqrt(jnp.mean({0} * {0}, -1, keepdims=True) + 1e-3)",
+    "({0} - jnp.mean({0}, -1, keepdims=True)) * jax.lax.rsqrt(jnp.var({0}, -1, keepdims=True) + 1e-5)",
+    "{0} / (jnp.sqrt(jnp.sum({0} * {0}, -1, keepdims=True)) + 1e-3)",
+    "jax.nn.softmax({0}, -1)",
+    "jax.nn.log_softmax({0}, -1)",
+    "{0} - jnp.max({0}, -1, keepdims=True)",
+    "{0} / (1 + jnp.sum(jnp.abs({0}), -1, keepdims=True))",
+)
+POINTWISE = (
+    "-{0}",
+    "{0} * 0.5",
+    "{0} + 1",
+    "{0} / 3",
+    "2 - {0}",
+    "{0} * {0}",
+    "jnp.exp({0} * 0.25)",
+    "jnp.sqrt({0} * {0} + 1)",
+    "1 / ({0} * {0} + 1)",
+    "jnp.where({0} > 0, {0}, 0.1 * {0})",
+    "jnp.maximum({0}, -1)",
+    "jnp.log1p({0} * {0})",
+    *ACTIVATIONS,
+)
+BINARY = ("{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} / (2 + jnp.abs({1}))", "jnp.maximum({0}, {1})", "{0} + 0.5 * {1}")
+REDUCTIONS = ("jnp.sum({0}, -1)", "jnp.mean({0}, -1)", "jnp.max({0}, -1)", "jnp.sum({0} * {0}, -1)", "jnp.var({0}, -1)")
+
+type Fragment = Callable[[Builder, Value], Value]
+
+
+class Builder:
+    """A program that grows; every choice comes from `rng`."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.dtype = rng.choice(DTYPES)
+        self.sizes: dict[str, int] = {}
+        self.inputs: list[Value] = []
+        self.steps: list[Step] = []
+        for name in "abcd"[: rng.randint(2, 4)]:
+            self.sizes[name] = rng.choice(SIZES)
+
+    def size(self) -> str:
+        return self.rng.choice(list(self.sizes))
+
+    def input(self, shape: Sequence[str], dtype: str | None = None) -> Value:
+        """A new argument, or at times an earlier one of the same type."""
+        dtype = dtype or self.dtype
+        known = [v for v in self.inputs if v.shape == tuple(shape) and v.dtype == dtype]
+        if known and self.rng.random() < 0.15:
+            return self.rng.choice(known)
+        self.inputs.append(Value(f"x{len(self.inputs)}", tuple(shape), dtype))
+        return self.inputs[-1]
+
+    def step(self, text: str, *reads: Value, shape: Sequence[str], dtype: str | None = None) -> Value:
+        made = Value(f"t{len(self.steps)}", tuple(shape), dtype or reads[0].dtype)
+        self.steps.append(Step(made, text, tuple(v.name for v in reads)))
+        return made
+
+    def like(self, text: str, *reads: Value) -> Value:
+        return self.step(text, *reads, shape=reads[0].shape)
+
+    def elements(self, *shape: str) -> int:
+        return size_of(shape, self.sizes)
+
+    @property
+    def values(self) -> list[Value]:
+        return [*self.inputs, *(s.value for s in self.steps)]
+
+    def any(self, rank: int = 0) -> Value:
+        """A value of at least this rank, the newer the likelier; a new input if there is none."""
+        found = [v for v in self.values if len(v.shape) >= rank and v.is_float]
+        if not found or self.rng.random() < 0.2:
+            prefix = [self.size()] if self.rng.random() < 0.2 else []
+            return self.input([*prefix, *(self.size() for _ in range(max(rank, 2)))])
+        return found[max(self.rng.randrange(len(found)), self.rng.randrange(len(found)))]
+
+    def with_type(self, v: Value, dtype: str) -> Value:
+        return v if v.dtype == dtype else self.step(f"{{0}}.astype({dtype!r})", v, shape=v.shape, dtype=dtype)
+
+
+# ---------------------------------------------------------------------- fragments
+
+
+def attention(b: Builder, q: Value) -> Value:
+    """Softmax, unsafe softmax or no softmax; scaled, soft-capped, biased and masked in several ways, or not at all."""
+    rng, (*batch, n, d) = b.rng, q.shape
+    m, e = b.size(), b.size()
+    k, v = b.input([*batch, m, d], q.dtype), b.input([*batch, m, e], q.dtype)
+    s = b.step("{0} @ jnp.swapaxes({1}, -1, -2)", q, k, shape=[*batch, n, m])
+    if rng.random() < 0.6:
+        s = b.like(f"{{0}} * {d} ** -0.5", s)
+    if rng.random() < 0.15:
+        s = b.like("8 * jnp.tanh({0} / 8)", s)
+    if rng.random() < 0.3:
+        s = b.like("{0} + {1}", s, b.input(rng.choice(([n, m], [m])), q.dtype))
+    if rng.random() < 0.45:
+        s = masked(b, s, n, m)
+    flavour = rng.random()
+    if flavour < 0.55:
+        s = b.like("jax.nn.softmax({0}, -1)", s)
+    elif flavour < 0.7:
+        s = b.like("jnp.exp({0})", b.like("jnp.minimum({0}, 4)", s))
+        if rng.random() < 0.5:
+            s = b.like("{0} / (1e-6 + jnp.sum({0}, -1, keepdims=True))", s)
+    return b.step("{0} @ {1}", s, v, shape=[*batch, n, e])
+
+
+def masked(b: Builder, s: Value, n: str, m: str) -> Value:
+    """Scores where a mask holds, something large and negative elsewhere."""
+    rng = b.rng
+    low = rng.choice(("-jnp.inf", "-1e9" if s.dtype != "float16" else "-6e4", f"jnp.finfo('{s.dtype}').min"))
+    choice = rng.random()
+    if choice < 0.35:
+        mask = b.step(f"jnp.tril(jnp.ones(({n}, {m}), bool))", shape=[n, m], dtype="bool")
+    elif choice < 0.6:
+        mask = b.step(f"jnp.arange({n})[:, None] >= jnp.arange({m})[None, :]", shape=[n, m], dtype="bool")
+    elif choice < 0.8:
+        behind = f"jnp.arange({n})[:, None] - jnp.arange({m})"
+        mask = b.step(f"({behind} >= 0) & ({behind} < 3)", shape=[n, m], dtype="bool")
+    else:
+        mask = b.input(rng.choice(([n, m], [m])), "bool")
+    return b.step(f"jnp.where({{1}}, {{0}}, {low})", s, mask, shape=s.shape)
+
+
+def norm(b: Builder, x: Value) -> Value:
+    """Norms of the last dimension, with a gain and a product behind them, or not."""
+    wide = b.with_type(x, "float32") if b.rng.random() < 0.4 else x
+    y = b.with_type(b.like(b.rng.choice(NORMS), wide), x.dtype)
+    if b.rng.random() < 0.5:
+        y = b.like("{0} * {1}", y, b.input([x.shape[-1]], x.dtype))
+    return linear(b, y) if b.rng.random() < 0.6 else y
+
+
+def linear(b: Builder, x: Value) -> Value:
+    *rest, d = x.shape
+    out = b.size()
+    wide = b.rng.random() < 0.1
+    text = "jnp.matmul({0}, {1}, preferred_element_type='float32')" if wide else "{0} @ {1}"
+    dtype = "float32" if wide else x.dtype
+    y = b.step(text, x, b.input([d, out], x.dtype), shape=[*rest, out], dtype=dtype)
+    return b.like("{0} + {1}", y, b.input([out], dtype)) if b.rng.random() < 0.25 else y
+
+
+def mlp(b: Builder, x: Value) -> Value:
+    """One or two products around an activation, gated or not."""
+    *rest, d = x.shape
+    hidden = b.size()
+    up = b.step("{0} @ {1}", x, b.input([d, hidden], x.dtype), shape=[*rest, hidden])
+    y = b.like(b.rng.choice(ACTIVATIONS), up)
+    if b.rng.random() < 0.5:
+        gate = b.step("{0} @ {1}", x, b.input([d, hidden], x.dtype), shape=[*rest, hidden])
+        y = b.like("{0} * {1}", y, gate)
+    return linear(b, y) if b.rng.random() < 0.6 else y
+
+
+def lora(b: Builder, x: Value) -> Value:
+    *rest, d = x.shape
+    rank, out = b.size(), b.size()
+    w, p, q = b.input([d, out], x.dtype), b.input([d, rank], x.dtype), b.input([rank, out], x.dtype)
+    text = b.rng.choice(
+        ("{0} @ {1} + ({0} @ {2}) @ {3}", "{0} @ ({1} + 0.5 * ({2} @ {3}))", "{0} @ {1} + 2 * ({0} @ ({2} @ {3}))")
+    )
+    return b.step(text, x, w, p, q, shape=[*rest, out])
+
+
+def chain(b: Builder, x: Value) -> Value:
+    """Products that associativity, distributivity and scaling can rearrange."""
+    *rest, n, d = x.shape
+    m, e = b.size(), b.size()
+    k, v, w, u = [m, d], [m, e], [d, e], [e]
+    texts: list[tuple[str, list[list[str]], list[str]]] = [
+        ("({0} @ {1}.T) @ {2}", [k, v], [*rest, n, e]),
+        ("({0} @ {1}.T) @ {2} / (1 + {3})", [k, v, [e]], [*rest, n, e]),
+        ("({0} @ {1}) @ {2}", [w, u], [*rest, n]),
+        ("{0} @ {1} + {0} @ {2}", [w, w], [*rest, n, e]),
+        ("({0} * {1}) @ {2}", [[d], w], [*rest, n, e]),
+        ("({0} @ {1}) * {2}", [w, u], [*rest, n, e]),
+        ("jnp.sum({0} @ {1}, -1)", [w], [*rest, n]),
+        ("jnp.mean({0} @ {1}, -2)", [w], [*rest, e]),
+        ("jnp.swapaxes({0}, -1, -2) @ ({0} @ {1})", [w], [*rest, d, e]),
+        ("jnp.einsum('...nd,md,me->...ne', {0}, {1}, {2})", [k, v], [*rest, n, e]),
+        ("jnp.einsum('...nd,...nd->...n', {0}, {0} * {1})", [[d]], [*rest, n]),
+        ("jnp.einsum('...nd,de->...en', {0}, {1})", [w], [*rest, e, n]),
+        ("jnp.sum({0}[..., None] * {1}, -2)", [w], [*rest, n, e]),
+        ("({0} - jnp.mean({0}, -2, keepdims=True)) @ {1}", [w], [*rest, n, e]),
+        ("({0} @ {1}) @ ({2}.T @ {2})", [w, v], [*rest, n, e]),
+    ]
+    text, shapes, out = b.rng.choice(texts)
+    return b.step(text, x, *(b.input(s, x.dtype) for s in shapes), shape=out)
+
+
+def reduction(b: Builder, x: Value) -> Value:
+    """A reduction, and often what it was taken from put against it."""
+    rng = b.rng
+    *rest, d = x.shape
+    r = b.step(rng.choice(REDUCTIONS), x, shape=rest)
+    if rng.random() < 0.6:
+        y = b.step(rng.choice(BINARY).replace("{1}", "{1}[..., None]"), x, r, shape=[*rest, d])
+        return linear(b, y) if rng.random() < 0.6 else y
+    return r
+
+
+def reuse(b: Builder, x: Value) -> Value:
+    """Several readers of one value, put together again."""
+    y = b.like(b.rng.choice(POINTWISE), x)
+    left, right = linear(b, y), b.like(b.rng.choice(BINARY), y, x)
+    found = [v for v in b.values if v.shape == left.shape and v.dtype == left.dtype and v.name != left.name]
+    if found:
+        return b.like(b.rng.choice(BINARY), left, b.rng.choice(found))
+    return b.step("jnp.sum({0}, -1) * jnp.sum({1}, -1)", left, right, shape=left.shape[:-1])
+
+
+def layout(b: Builder, x: Value) -> Value:
+    """Transposes, reshapes, broadcasts and casts; at times a slice or a concatenation, which end a region."""
+    rng = b.rng
+    *rest, n, d = x.shape
+    texts: list[tuple[str, list[str]]] = [
+        ("jnp.swapaxes({0}, -1, -2)", [*rest, d, n]),
+        (f"{{0}}.reshape({', '.join([*rest, f'({n}) * ({d})'])})", [*rest, f"({n}) * ({d})"]),
+        (f"{{0}}[..., None, :] + jnp.zeros((2, {d}), {{0}}.dtype)", [*rest, n, "2", d]),
+        (f"jnp.broadcast_to({{0}}, (2, {', '.join(x.shape)}))", ["2", *x.shape]),
+        ("{0}[..., ::-1]", list(x.shape)),
+        ("jnp.concatenate([{0}, {0}], -1)", [*rest, n, f"2 * ({d})"]),
+        (f"{{0}}[..., : ({d} + 1) // 2]", [*rest, n, f"({d} + 1) // 2"]),
+        ("jnp.moveaxis({0}, -1, 0)", [d, *rest, n]),
+    ]
+    text, shape = rng.choices(texts, (4, 3, 2, 2, 1, 1, 1, 2))[0]
+    return b.step(text, x, shape=shape)
+
+
+def pointwise(b: Builder, x: Value) -> Value:
+    rng = b.rng
+    mates = [v for v in b.values if v.shape == x.shape and v.dtype == x.dtype]
+    if len(mates) > 1 and rng.random() < 0.5:
+        return b.like(rng.choice(BINARY), x, rng.choice(mates))
+    if rng.random() < 0.2:
+        return b.like("jnp.where({1}, {0}, 0)", x, b.input(x.shape[-1:], "bool"))
+    if rng.random() < 0.15:
+        return b.with_type(x, rng.choice(DTYPES))
+    return b.like(rng.choice(POINTWISE), x)
+
+
+HEAVY: tuple[Fragment, ...] = (attention, norm, mlp, lora, chain, reduction, reuse)
+GLUE: tuple[Fragment, ...] = (layout, pointwise, pointwise)
+POLICIES: dict[str, tuple[float, ...]] = {  # weights of HEAVY
+    "attention": (6, 1, 0, 0, 1, 0, 0),
+    "norm": (0, 6, 1, 0, 1, 1, 0),
+    "mlp": (0, 1, 6, 1, 0, 0, 1),
+    "lora": (0, 1, 0, 6, 1, 0, 0),
+    "algebra": (1, 0, 0, 1, 6, 1, 1),
+    "reductions": (0, 1, 0, 0, 1, 6, 1),
+    "reuse": (1, 1, 1, 1, 1, 1, 6),
+    "anything": (1, 1, 1, 1, 1, 1, 1),
+}
+
+
+# ---------------------------------------------------------------------- whole programs
+
+
+def generate(rng: random.Random, seed: int = 0) -> Program:
+    """A random program; `seed` is what its input values are drawn from."""
+    b = Builder(rng)
+    weights = POLICIES[rng.choice(list(POLICIES))]
+    for _ in range(rng.choice((1, 1, 1, 2, 2, 3))):
+        if rng.random() < 0.25:
+            _grow(b, rng.choice(GLUE))
+        _grow(b, rng.choices(HEAVY, weights)[0])
+        while rng.random() < 0.35:
+            _grow(b, rng.choice(GLUE))
+    outputs = _outputs(b)
+    used = _used(b, outputs)
+    program = Program(
+        sizes=tuple(b.sizes.items()),
+        inputs=tuple(v for v in b.inputs if v.name in used),
+        steps=tuple(b.steps),
+        outputs=outputs,
+        kind=rng.choice(KINDS),
+        seed=seed,
+    )
+    return _wrapped(rng, program)
+
+
+def _grow(b: Builder, fragment: Fragment) -> None:
+    """Add a fragment; undone if a value gets too large."""
+    inputs, steps = list(b.inputs), list(b.steps)
+    fragment(b, b.any(rank=2))
+    new = [v for v in b.values if v not in inputs]
+    if len(b.steps) > MAX_STEPS or any(b.elements(*v.shape) > MAX_ELEMENTS or len(v.shape) > 4 for v in new):
+        b.inputs, b.steps = inputs, steps
+
+
+def _outputs(b: Builder) -> tuple[str, ...]:
+    """Mostly the last value; at times several, and what is not among them may be dead code."""
+    floats = [s.value.name for s in b.steps if s.value.is_float] or [b.any().name]
+    extra = [n for n in floats[:-1] if b.rng.random() < 0.5] if b.rng.random() < 0.3 else []
+    return (*extra, floats[-1])
+
+
+def _used(b: Builder, outputs: Sequence[str]) -> set[str]:
+    return {*outputs, *(n for s in b.steps for n in s.reads)}
+
+
+def _wrapped(rng: random.Random, p: Program) -> Program:
+    """In up to three transformations around and inside of the optimizer, and with an input given twice."""
+    wrappers: list[Wrapper] = []
+    for name in rng.choices(("", "jit", "grad", "vmap", "scan", "checkpoint"), (9, 1, 3, 3, 2, 1), k=3):
+        if name in ("vmap", "scan"):
+            mapped = [rng.random() < 0.6 for _ in p.inputs]
+            mapped[rng.randrange(len(mapped))] = True
+            wrappers.append(Wrapper(name, tuple(mapped), rng.choice((1, 2, 3))))
+        elif name and not (name == "grad" and any(w.name == "grad" for w in wrappers)):
+            wrappers.append(Wrapper(name))
+    if any(w.name == "grad" for w in wrappers) and not any(v.is_float for v in p.inputs):
+        wrappers = []
+    cut = rng.randint(0, len(wrappers))
+    p = replace(p, inner=tuple(wrappers[:cut]), outer=tuple(wrappers[cut:]))
+    pairs = [(i, j) for i, a in enumerate(p.specs) for j, b in enumerate(p.specs[:i]) if a == b]
+    return replace(p, same=(rng.choice(pairs),)) if pairs and rng.random() < 0.15 else p

@@ -1,0 +1,104 @@
+"""Makes a failing program smaller while it keeps failing: fewer steps, transformations and results, smaller sizes.
+
+Any step may become an argument, because its shape and dtype are known; a program that means nothing is one that does
+not fail. Greedy: the first smaller program that still fails is where the next round starts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from mirage_jax.audit.program import Program, Wrapper
+
+TRIALS = 150  # programs tried at most
+
+
+def shrink(program: Program, fails: Callable[[Program], bool], trials: int = TRIALS) -> Program:
+    """The smallest failing program found; `program` itself if nothing smaller fails."""
+    tried = {program}
+    progress = True
+    while progress:
+        progress = False
+        for candidate in smaller(program):
+            if candidate in tried or candidate.cost >= program.cost:
+                continue
+            if len(tried) > trials:
+                return program
+            tried.add(candidate)
+            if fails(candidate):
+                program, progress = candidate, True
+                break
+    return program
+
+
+def smaller(p: Program) -> Iterator[Program]:
+    """Programs with one thing less, large parts first."""
+    for which in ("outer", "inner"):
+        wrappers: tuple[Wrapper, ...] = getattr(p, which)
+        for i in range(len(wrappers)):
+            yield replace(p, **{which: wrappers[:i] + wrappers[i + 1 :]})
+    if len(p.outputs) > 1:
+        for name in p.outputs:
+            yield tidy(replace(p, outputs=(name,)))
+        for name in p.outputs:
+            yield tidy(replace(p, outputs=tuple(n for n in p.outputs if n != name)))
+    yield tidy(p)
+    made = {s.value.name: s for s in p.steps}
+    for name in p.outputs:
+        for read in made[name].reads if name in made else ():
+            if read in made and made[read].value.is_float:
+                yield tidy(replace(p, outputs=tuple(read if n == name else n for n in p.outputs)))
+    for name in reversed(made):
+        if name not in p.outputs:
+            yield tidy(as_input(p, name))
+    for name, n in p.sizes:
+        for less in dict.fromkeys((1, 2, n // 2, n - 1)):
+            if 0 < less < n:
+                yield replace(p, sizes=tuple((s, less if s == name else m) for s, m in p.sizes))
+    if p.same:
+        yield replace(p, same=())
+    for which in ("outer", "inner"):
+        wrappers = getattr(p, which)
+        if any(w.size > 1 for w in wrappers):
+            yield replace(p, **{which: tuple(replace(w, size=min(w.size, 1)) for w in wrappers)})
+
+
+def as_input(p: Program, name: str) -> Program:
+    """The program with a step's value given as an argument."""
+    step = next(s for s in p.steps if s.value.name == name)
+    steps = tuple(s for s in p.steps if s is not step)
+    return replace(p, inputs=(*p.inputs, step.value), steps=steps, **_wrappers(p, lambda mapped: (*mapped, True)))
+
+
+def tidy(p: Program) -> Program:
+    """The program without steps and arguments that nothing needs."""
+    needed, kept = set(p.outputs), []
+    for step in reversed(p.steps):
+        if step.value.name in needed:
+            kept.append(step)
+            needed.update(step.reads)
+    keep = [i for i, v in enumerate(p.inputs) if v.name in needed] or [0]
+    place = {old: new for new, old in enumerate(keep)}
+    inputs = tuple(p.inputs[i] for i in keep)
+    texts = " ".join([*(s.text for s in kept), *(d for v in (*inputs, *(s.value for s in kept)) for d in v.shape)])
+    words = set(re.findall(r"\w+", texts))
+    return replace(
+        p,
+        sizes=tuple((name, n) for name, n in p.sizes if name in words),
+        inputs=inputs,
+        steps=tuple(reversed(kept)),
+        same=tuple((place[i], place[j]) for i, j in p.same if i in place and j in place),
+        **_wrappers(p, lambda mapped: tuple(mapped[i] for i in keep)),
+    )
+
+
+def _wrappers(p: Program, change: Callable[[tuple[bool, ...]], tuple[bool, ...]]) -> dict[str, tuple[Wrapper, ...]]:
+    """Both groups of wrappers with other mapped arguments; one that maps nothing any more is left out."""
+
+    def one(w: Wrapper) -> Wrapper:
+        return replace(w, mapped=change(w.mapped)) if w.mapped else w
+
+    changed = {which: tuple(map(one, getattr(p, which))) for which in ("inner", "outer")}
+    return {which: tuple(w for w in ws if not w.mapped or any(w.mapped)) for which, ws in changed.items()}

@@ -1,0 +1,255 @@
+"""The fuzzer: what it generates, that it finds what is wrong, and three hundred programs in which nothing is."""
+
+import json
+import random
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mirage_jax import cli
+from mirage_jax.audit import differential, float64, fuzz
+from mirage_jax.audit.differential import Setting
+from mirage_jax.audit.generator import generate
+from mirage_jax.audit.program import Program, Step, Value, Wrapper, shape_of
+from mirage_jax.audit.shrink import shrink, smaller, tidy
+from mirage_jax.compiler import attempt as attempts
+from mirage_jax.jaxpr_frontend import interpreter
+from mirage_jax.mugraph.graph import Library
+from mirage_jax.verify import certificate as certificates
+
+SEEDS = st.integers(0, 10**6)
+FEW = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck), derandomize=True)
+
+
+def drawn(seed: int) -> Program:
+    return generate(random.Random(seed), seed)
+
+
+def chain(*sizes: int, **more) -> Program:
+    """(x0 @ x1) @ x2, and something beside it that is not needed."""
+    names = dict(zip("abcd", sizes, strict=True))
+    inputs = tuple(Value(f"x{i}", tuple("abcd"[i : i + 2]), "float32") for i in range(3))
+    steps = (
+        Step(Value("t0", ("a", "c"), "float32"), "{0} @ {1}", ("x0", "x1")),
+        Step(Value("t1", ("a", "c"), "float32"), "jnp.exp({0})", ("t0",)),
+        Step(Value("t2", ("a", "d"), "float32"), "{0} @ {1}", ("t0", "x2")),
+    )
+    return Program(tuple(names.items()), inputs, steps, ("t2",), **more)
+
+
+# What is generated.
+
+
+@FEW
+@given(SEEDS)
+def test_same_seed_same_program(seed: int) -> None:
+    program = drawn(seed)
+    assert program == drawn(seed)
+    assert all(
+        np.array_equal(a, b, equal_nan=True) for a, b in zip(program.arguments(), drawn(seed).arguments(), strict=True)
+    )
+    compile(program.script(Setting()), "script", "exec")
+
+
+@FEW
+@given(SEEDS)
+def test_types_are_what_jax_says(seed: int) -> None:
+    """Of every step: the shrinker relies on it."""
+    program = replace(drawn(seed), inner=(), outer=())
+    everything = replace(program, outputs=tuple(s.value.name for s in program.steps) or program.outputs)
+    found = jax.eval_shape(everything.function()(jax.jit), *everything.arguments())
+    values, sizes = everything.values, dict(everything.sizes)
+    for name, aval in zip(everything.outputs, found, strict=True):
+        assert (aval.shape, str(aval.dtype)) == (shape_of(values[name].shape, sizes), values[name].dtype), (
+            program.source()
+        )
+
+
+def test_policies_reach_every_kind_of_program() -> None:
+    programs = [drawn(seed) for seed in range(400)]
+    seen = Counter(w.name for p in programs for w in p.inner + p.outer)
+    assert {"jit", "grad", "vmap", "scan", "checkpoint"} <= seen.keys()
+    text = "".join(p.source() for p in programs)
+    for part in (
+        "softmax",
+        "rsqrt",
+        "silu",
+        "tril",
+        "einsum",
+        "astype",
+        "concatenate",
+        "swapaxes",
+        "jnp.max",
+        "einsum",
+    ):
+        assert part in text, part
+    assert {v.dtype for p in programs for v in p.inputs} == {"float32", "bfloat16", "float16", "bool"}
+    assert any(p.same for p in programs) and any(len(p.outputs) > 1 for p in programs)
+
+
+@FEW
+@given(SEEDS)
+def test_the_reference_agrees_with_xla(seed: int) -> None:
+    """Plain JAX differs from the float64 reference by no more than the noise that is expected of its dtypes."""
+    program = replace(drawn(seed), kind="normal")
+    args = program.arguments()
+    traced = jax.jit(program.function()(jax.jit)).trace(*args)
+    exact = float64.evaluate(traced.jaxpr, args)
+    noise = float64.spread(traced.jaxpr, args, exact, differential.SAMPLES, seed)
+    xla = [np.asarray(y) for y in jax.tree.leaves(traced.lower().compile()(*args))]
+    assert not differential._differences(exact, noise, None, xla), program.source()
+
+
+# What is made smaller.
+
+
+@FEW
+@given(SEEDS)
+def test_smaller_programs_are_programs(seed: int) -> None:
+    program = drawn(seed)
+    for p in [q for q in smaller(program) if q.sizes == program.sizes][:8]:
+        jax.eval_shape(p.function()(jax.jit), *p.arguments())
+
+
+@FEW
+@given(SEEDS)
+def test_shrinking_keeps_what_fails(seed: int) -> None:
+    def fails(p: Program) -> bool:
+        return any(" @ " in s.text for s in tidy(p).steps)
+
+    program = drawn(seed)
+    small = shrink(program, fails, trials=1000) if fails(program) else None
+    if small is not None:
+        assert fails(small) and small.cost <= program.cost
+        assert len(small.steps) <= 2 and not small.inner + small.outer and all(n == 1 for _, n in small.sizes)
+
+
+# What is found.
+
+
+def test_a_right_program(tmp_path) -> None:
+    outcome = fuzz.run_one(chain(7, 33, 17, 2), Setting(cache_dir=str(tmp_path)))
+    assert not outcome.problems
+    assert outcome.accepted == outcome.changed == 1 and outcome.counts["candidates"] >= 1
+
+
+def test_the_users_own_decisions_stay_as_they_are(tmp_path, monkeypatch) -> None:
+    """What counts as fast here must never be taken for fast elsewhere."""
+    monkeypatch.setenv("MIRAGE_JAX_CACHE_DIR", str(tmp_path))
+    assert fuzz.run_one(chain(7, 33, 17, 1), Setting()).accepted
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_kernels_are_checked_in_tiles_and_as_text(tmp_path) -> None:
+    pytest.importorskip("triton")
+    outcome = fuzz.run_one(chain(17, 33, 31, 16), Setting("H200", interpret=True, cache_dir=str(tmp_path)))
+    assert not outcome.problems
+    assert outcome.counts["tiled"] and outcome.counts["interpreted"]
+
+
+def test_a_wrong_lowering_is_found_and_shrunk(tmp_path, monkeypatch) -> None:
+    """The result of a region is off by a thousandth, behind all checks; the script says so, until the bug is gone."""
+    right = interpreter._run_region
+
+    def wrong(region, compiled, values) -> None:
+        right(region, compiled, values)
+        values[region.outputs[0].value] = values[region.outputs[0].value] * 1.001
+
+    program = chain(7, 33, 17, 2, outer=(Wrapper("jit"),))
+    monkeypatch.setattr(interpreter, "_run_region", wrong)
+    outcome = fuzz.run_one(program, Setting(cache_dir=str(tmp_path / "cache")))
+    assert outcome.problems and outcome.problems[0].startswith("result 0: ")
+    failure = fuzz.report(0, 7, program, Setting(), outcome.problems, tmp_path)
+    assert failure.steps <= 2
+    text = Path(failure.script).read_text()
+    assert "shrunk from 3 steps" in text and text.count(" @ ") <= 2
+    monkeypatch.undo()
+    done = subprocess.run([sys.executable, failure.script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "agrees" in done.stdout, done.stderr
+
+
+def doubled(search):
+    """A search of which every candidate is wrong: its last operator adds up to twice as much."""
+
+    def wrong(*args, **kwargs):
+        found, report = search(*args, **kwargs)
+        return [replace(c, graph=twice(c.graph)) for c in found], report
+
+    def twice(graph):
+        *others, last = graph.kernels
+        assert isinstance(last, Library)
+        loads = tuple(replace(x, name=f"{x.name}_") for x in last.loads)
+        op = replace(last.op, args=tuple(x.name for x in loads), name="half")
+        half = Library(loads, op, replace(last.result, name="half"))
+        load = replace(loads[0], name="h", tensor="half", axes=last.result.axes)
+        whole = replace(last.op, op="add", args=("h", "h"), attrs=())
+        return replace(graph, kernels=(*others, half, Library((load,), whole, last.result)))
+
+    return wrong
+
+
+def test_a_wrong_candidate_is_refused_and_without_proofs_found(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(attempts, "search", doubled(attempts.search))
+    outcome = fuzz.run_one(chain(7, 8, 17, 2), Setting(cache_dir=str(tmp_path / "1")))
+    assert not outcome.problems and not outcome.accepted and outcome.counts["refused by the fingerprint"]
+    monkeypatch.setattr(certificates, "fingerprint", lambda *args: True)
+    outcome = fuzz.run_one(chain(7, 8, 17, 2), Setting(cache_dir=str(tmp_path / "2")))
+    assert outcome.problems[0].startswith("a candidate is off by")
+    assert not outcome.accepted and outcome.counts["refused by the certificate"]
+
+
+@pytest.mark.parametrize("how", ["raised", "logged"])
+def test_what_the_optimizer_raises_or_logs_is_found(how: str, tmp_path, monkeypatch) -> None:
+    def broken(*args):
+        if how == "raised":
+            raise RuntimeError("out of luck")
+        interpreter.log.warning("out of luck")
+        return None
+
+    monkeypatch.setattr(differential.Unmeasured, "compile_region", broken)
+    (problem,) = fuzz.run_one(chain(7, 8, 17, 2), Setting(cache_dir=str(tmp_path))).problems
+    assert problem.startswith(how) and "out of luck" in problem
+
+
+def test_a_program_that_means_nothing_is_a_problem_of_its_own() -> None:
+    nonsense = replace(chain(7, 8, 17, 2), steps=(Step(Value("t2", ("a",), "float32"), "{0} @ {0}", ("x0",)),))
+    (problem,) = fuzz.run_one(nonsense, Setting()).problems
+    assert problem.startswith("not examined: TypeError")
+
+
+# Campaigns.
+
+
+def test_three_hundred_programs(tmp_path) -> None:
+    """The settings of the command; one program in four has candidates with kernels, one in seven asks the float gate
+    at once, one in thirty-two runs its kernels in Triton's interpreter."""
+    found = fuzz.campaign(300, 0, tmp_path, workers=1)
+    assert not found.failures, found.failures[0]
+    assert found.programs == 300
+    assert found.hit_rate >= 0.6
+    assert found.counts["tiled"] and found.counts["candidates"] > found.accepted
+
+
+def test_command(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(fuzz, "CHUNK", 2)
+    file = tmp_path / "r.json"
+    argv = ["fuzz", "--programs", "3", "--seed", "4", "--json", str(file), "--out", str(tmp_path / "failures")]
+    assert cli.main(argv) == cli.OK
+    assert "hit rate" in capsys.readouterr().out
+    assert json.loads(file.read_text())["programs"] == 3 and not (tmp_path / "failures").exists()
+    assert cli.main(["fuzz", "--programs", "0"]) == cli.USAGE
+
+
+def test_command_reports_failures(tmp_path, capsys, monkeypatch) -> None:
+    failure = fuzz.Failure(7, ("result 0: off",), "fuzz_0_7.py", 1)
+    monkeypatch.setattr(fuzz, "campaign", lambda *args: fuzz.Campaign(0, 10, 8, failures=[failure]))
+    assert cli.main(["fuzz"]) == cli.PROBLEM
+    assert "program 7: result 0: off" in capsys.readouterr().err
