@@ -22,13 +22,25 @@ def small_sizes(
 ) -> tuple[KernelGraph, Mapping[Axis, int]]:
     split = {a for a in parts if part_axis(a) in kernel.grid}
     few = {a: min(n, PARTS) if a in split else max(n - ragged, min(n, PARTS)) for a, n in parts.items()}
-    extents = {}
+    extents: dict[Axis, int] = {}
     for a, real in graph.extents:
         count = parts[a] if a in split else 1
         local = _local(a, kernel, sizes, ceil_div(real, count), ragged)
         missing = max(count * ceil_div(real, count) - real, int(ragged)) if a in split and few[a] > 1 else 0
         extents[a] = (few[a] if a in split else 1) * local - min(missing, local - 1)
-    return graph.with_extents(extents), few
+    return graph.with_extents(_agreeing(extents, kernel, graph)), few
+
+
+def _agreeing(extents: dict[Axis, int], kernel: BlockGraph, graph: KernelGraph) -> dict[Axis, int]:
+    """Axes under which one dimension of a tensor is read are as long as the longest of them."""
+    read = [
+        (origin(a), origin(b)) for x in kernel.loads for a, b in zip(graph.tensors[x.tensor].axes, x.axes, strict=True)
+    ]
+    while any(extents[a] != extents[b] for a, b in read if a in extents and b in extents):
+        for a, b in read:
+            if a in extents and b in extents:
+                extents[a] = extents[b] = max(extents[a], extents[b])
+    return extents
 
 
 def _local(axis: Axis, kernel: BlockGraph, sizes: KernelSchedule, real: int, ragged: bool) -> int:

@@ -232,3 +232,12 @@ def test_small_sizes_keep_tiles(ragged: bool) -> None:
     assert g.sizes["i"] == (21 if ragged else 40) and g.sizes["n"] == (41 if ragged else 64)
     small, real = (Tiling(kernel, x, sizes, p) for x, p in ((g, parts), (program.graph, program.schedule.part_counts)))
     assert {a: t.block for a, t in small.axes.items()} == {a: t.block for a, t in real.axes.items()}
+
+
+def test_a_tensor_read_under_two_names() -> None:
+    """x x: a row of x in one operand is a column in the other, so both names have to have one length."""
+    b = Block("square", "i a", "k")
+    x, y = b.load("X", "i k"), b.load("X", "k a")
+    b.store(tensor("Y", "i a", "f32"), b.acc(b.dot(x, y, axes="k")))
+    g = graph([tensor("X", "i k", "f32")], [b], "Y", {"i": 64, "a": 64, "k": 64})
+    assert exact_check(g, schedule({"i": 16, "a": 32, "k": 16})) == ""
