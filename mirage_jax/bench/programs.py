@@ -1,9 +1,10 @@
 """The programs of the benchmark: plain JAX functions, their shapes, and what the hardware allows.
 
 Suite "mirage" has the eight programs of Mirage (OSDI'25, section 8) at batch sizes 1 and 8; "prefill" has the same kind
-of program at the size of a prompt; "also" has those of the paper's first version; "algebra" has programs that only
-another order of evaluation makes fast, on any device. Data is float16 ("algebra": float32) and normal; a weight is
-scaled by the root of its fan-in so that no program overflows.
+of program at the size of a prompt; "also" has those of the paper's first version; "beyond" has what people write
+beside these: layer normalization, a whole gated block, a loss, gradients; "algebra" has programs that only another
+order of evaluation makes fast, on any device. Data is float16 ("algebra": float32) and normal; a weight is scaled by
+the root of its fan-in so that no program overflows.
 """
 
 from __future__ import annotations
@@ -60,6 +61,32 @@ def exp_mlp(x: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
 
 def matrix_matrix_vector(a: jax.Array, b: jax.Array, v: jax.Array) -> jax.Array:
     return (a @ b) @ v
+
+
+def layer_norm(x: jax.Array, gain: jax.Array, bias: jax.Array, w: jax.Array) -> jax.Array:
+    wide = _wide(x)
+    centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    scale = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + 1e-6)
+    return (centred * scale * gain + bias).astype(x.dtype) @ w
+
+
+def gated_block(x: jax.Array, w1: jax.Array, w2: jax.Array, w3: jax.Array) -> jax.Array:
+    return gated_mlp(rms(x), w1, w2) @ w3
+
+
+def lora_rmsnorm(x: jax.Array, w: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    return lora(rms(x), w, a, b)
+
+
+def cross_entropy(h: jax.Array, w: jax.Array, y: jax.Array) -> jax.Array:
+    """Of logits h w, which need not be stored, with targets y."""
+    return -jnp.sum(y * jax.nn.log_softmax(_wide(h @ w), axis=-1), axis=-1).astype(h.dtype)
+
+
+def attention_gradients(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array) -> jax.Array:
+    """dQ, dK and dV, from the inputs alone."""
+    attend = lambda q, k, v: jax.nn.softmax(q @ jnp.swapaxes(k, -1, -2), axis=-1) @ v  # noqa: E731
+    return jnp.stack(jax.vjp(attend, q, k, v)[1](g))
 
 
 def linear_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -204,6 +231,8 @@ def _register(registry: _Registry) -> None:
     moe = {"x": (8, 8, 4096), "a": (8, 4096, 4096), "b": (8, 4096, 4096)}
     registry.add("moe", "also", exp_mlp, _two_matmuls_flops, moe, weights="a b")
 
+    _register_beyond(registry)
+
     attend("prefill_attn", "prefill", 32, 2048, 2048, d=128)
     gate("prefill_gated", "prefill", 2048, 11008)
     norm("prefill_rmsnorm", "prefill", 2048)
@@ -214,10 +243,26 @@ def _register(registry: _Registry) -> None:
     registry.add("linear_attention", "algebra", linear_attention, _linear_flops, long, dtype="float32", weights="v")
 
 
+def _register_beyond(registry: _Registry) -> None:
+    """What people write beside the paper's programs."""
+    wide = {"x": (16, 4096), "gain": (4096,), "bias": (4096,), "w": (4096, 4096)}
+    registry.add("layer_norm", "beyond", layer_norm, lambda x, gain, bias, w: _matmul_flops(x, w), wide, weights="w")
+    block = {"x": (8, 4096), "w1": (4096, 11008), "w2": (4096, 11008), "w3": (11008, 4096)}
+    count = lambda x, w1, w2, w3: _matmul_flops(x, w1, w2) + _matmul_flops((x[0], w3[0]), w3)  # noqa: E731
+    registry.add("gated_block", "beyond", gated_block, count, block, weights="w1 w2 w3")
+    low_rank = {"x": (16, 4096), "w": (4096, 4096), "a": (4096, 16), "b": (16, 4096)}
+    registry.add("lora_rmsnorm", "beyond", lora_rmsnorm, _lora_flops, low_rank, weights="w a b")
+    tokens = {"h": (1024, 1024), "w": (1024, 50304), "y": (1024, 50304)}
+    registry.add("cross_entropy", "beyond", cross_entropy, lambda h, w, y: _matmul_flops(h, w), tokens, weights="w")
+    heads = dict.fromkeys("qkvg", (16, 4096, 64))
+    flops = lambda q, k, v, g: 10 * math.prod(q) * k[1]  # noqa: E731
+    registry.add("attention_gradients", "beyond", attention_gradients, flops, heads)
+
+
 _REGISTRY = _Registry({}, {})
 _register(_REGISTRY)
 
-SUITES = ("mirage", "prefill", "also", "algebra")
+SUITES = ("mirage", "prefill", "also", "beyond", "algebra")
 
 
 def program(name: str, small: bool = False) -> Program:

@@ -26,6 +26,7 @@ from mirage_jax.jaxpr_frontend.regions import analyse
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.merge import simplify_axes
 from mirage_jax.search.devices import DEVICES
+from mirage_jax.search.driver import is_narrow, search
 from mirage_jax.search.frontier import Space
 from mirage_jax.search.report import StopReason
 from mirage_jax.search.structures import structure
@@ -58,6 +59,16 @@ class Count:
 
 
 @dataclass(frozen=True)
+class Whole:
+    """One search as the optimizer runs it."""
+
+    seconds: float
+    stop: str
+    windows: int
+    cones: int
+
+
+@dataclass(frozen=True)
 class SearchResult:
     """All counts, and the time of a whole search (priced and extracted) per program."""
 
@@ -65,7 +76,7 @@ class SearchResult:
     machine: str
     versions: dict[str, str]
     counts: tuple[Count, ...]
-    searches: dict[str, float]
+    searches: dict[str, Whole]
     peak_mib: float
 
     def table(self) -> Table:
@@ -109,11 +120,12 @@ class SearchResult:
                 f" | {c.seconds:.2f}{cut} |"
             )
         lines += [
-            "\nWhole searches, with pricing and extraction, as the optimizer runs them:\n",
-            "| program | seconds |",
-            "|---|---|",
+            "\nWhole searches, with pricing and extraction, as the optimizer runs them. A region too wide to exhaust as"
+            " one is searched in windows, and each of its outputs alone (cones):\n",
+            "| program | seconds | windows | cones | |",
+            "|---|---|---|---|---|",
         ]
-        lines += [f"| {name} | {seconds:.2f} |" for name, seconds in self.searches.items()]
+        lines += [f"| {n} | {w.seconds:.2f} | {w.windows} | {w.cones} | {w.stop} |" for n, w in self.searches.items()]
         return "\n".join(lines) + "\n"
 
     def write(self, file: Path) -> Path:
@@ -141,19 +153,16 @@ def regions(programs: Iterable[Program]) -> dict[str, KernelGraph]:
 def run_search_suite(programs: Iterable[Program], space: Space = SPACE, console: Console | None = None) -> SearchResult:
     """Count the space of every program, without each rule, and time whole searches."""
     counts: list[Count] = []
-    searches: dict[str, float] = {}
+    searches: dict[str, Whole] = {}
     for name, graph in regions(programs).items():
         if console is not None:
             console.print(f"search: {name}", highlight=False)
-        for limit in LIMITS:
-            counts.append(_count(name, str(limit), graph, replace(space, max_ops=limit)))
-            if counts[-1].seconds >= CUT:
-                break
-        for rule, without in RULES.items():
-            counts.append(_count(name, f"11, without {rule}", graph, without(replace(space, max_ops=11))))
+        full = replace(space, max_ops=14)
+        if is_narrow(graph, DEVICES[DEVICE], full):
+            counts += _counts(name, graph, space)
         began = time.perf_counter()
-        Search(graph, DEVICES[DEVICE], replace(space, max_ops=14), seconds=CUT).run()
-        searches[name] = time.perf_counter() - began
+        _, report = search(graph, DEVICES[DEVICE], full, seconds=CUT)
+        searches[name] = Whole(time.perf_counter() - began, report.stop.value, report.windows, report.cones)
     return SearchResult(
         datetime.date.today().isoformat(),
         f"{platform.machine()}, {DEVICE} cost model",
@@ -162,6 +171,17 @@ def run_search_suite(programs: Iterable[Program], space: Space = SPACE, console:
         searches,
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     )
+
+
+def _counts(name: str, graph: KernelGraph, space: Space) -> list[Count]:
+    counts: list[Count] = []
+    for limit in LIMITS:
+        counts.append(_count(name, str(limit), graph, replace(space, max_ops=limit)))
+        if counts[-1].seconds >= CUT:
+            break
+    for rule, without in RULES.items():
+        counts.append(_count(name, f"11, without {rule}", graph, without(replace(space, max_ops=11))))
+    return counts
 
 
 def _count(program: str, what: str, graph: KernelGraph, space: Space) -> Count:

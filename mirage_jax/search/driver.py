@@ -39,13 +39,17 @@ def search(
     window, and output by output.
     """
     until = time.monotonic() + seconds
-    parts = divide(reference, lambda graph: _fits(graph, device, space))
+    parts = divide(reference, lambda graph: is_narrow(graph, device, space))
     if len(parts) == 1:
         one = Search(reference, device, space, seconds, states, families, notify=notify)
         return one.run(), one.report
     pair = replace(space, max_kernels=min(2, space.max_kernels))
     cones = [cone(reference, name) for name in dict.fromkeys(reference.outputs)]
-    if "kernels" not in families or not device.is_gpu or not all(_fits(c, device, pair, CONE_CLASSES) for c in cones):
+    if (
+        "kernels" not in families
+        or not device.is_gpu
+        or not all(is_narrow(c, device, pair, CONE_CLASSES) for c in cones)
+    ):
         cones = []
     report = SearchReport(space, windows=len(parts), cones=len(cones))
     todo = [(w.graph, space) for w in parts] + [(c, pair) for c in cones]
@@ -64,7 +68,7 @@ def search(
     return sorted([*out, *([whole] if whole else [])], key=lambda c: c.seconds), report
 
 
-def _fits(graph: KernelGraph, device: Device, space: Space, most: int = MAX_CLASSES) -> bool:
+def is_narrow(graph: KernelGraph, device: Device, space: Space, most: int = MAX_CLASSES) -> bool:
     """Are there few enough values in the AND-OR graph for an exhaustive search?"""
     probe = Search(graph, device, space, seconds=PROBE_SECONDS)
     try:

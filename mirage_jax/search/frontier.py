@@ -251,6 +251,10 @@ class Frontiers:
                 found.setdefault(loaded, Counter()).update(_unpacked(h))
         return found
 
+    def forget(self) -> None:
+        """Give back the memory of `kernels`, which is not asked about other outputs any more."""
+        self._counted.clear()
+
     def _start(self, outs: Leaves, loop: Axis | None) -> Frontier:
         """The frontier that a kernel begins with. An output stored inside a loop leaves one loop less for what it
         needs.

@@ -283,6 +283,9 @@ class Search:
                 if self.report.plans >= self.max_plans:
                     self.report.stop = StopReason.PLANS
                     break
+        if level == self.space.max_kernels:
+            for p in plans.values():
+                p.frontiers.forget()
         todo.sort(key=lambda x: x[:2])
         for i, (bound, _, plan, axis, n, roots) in enumerate(todo):
             self.clock.check()
