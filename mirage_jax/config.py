@@ -32,16 +32,22 @@ _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long one search may take: seconds, and optionally states visited (the same answer on any machine)."""
+    """How long one search may take: seconds, and optionally states visited (the same answer on any machine).
+
+    workers: processes among which the parts of a wide region are divided.
+    """
 
     seconds: float = DEFAULT_SECONDS
     states: int | None = None
+    workers: int = 1
 
     def __post_init__(self) -> None:
         if not self.seconds > 0:  # NaN too
             raise UsageError(f"a budget must be positive, found {self.seconds!r} seconds")
         if self.states is not None and self.states <= 0:
             raise UsageError(f"a budget of states must be positive or None, found {self.states!r}")
+        if self.workers < 1:
+            raise UsageError(f"a budget has at least one worker, found {self.workers!r}")
 
     @classmethod
     def parse(cls, value: Budget | str | float | None) -> Budget:

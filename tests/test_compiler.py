@@ -19,14 +19,15 @@ from mirage_jax import timing
 from mirage_jax.cache import Cache, CacheKey, Entry, encode
 from mirage_jax.compiler import attempt as attempts
 from mirage_jax.compiler import decide, threads
-from mirage_jax.compiler.winner import Winner, schedule_from_json, schedule_to_json
+from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options
-from mirage_jax.errors import CacheError, UnsupportedError, UsageError, VerificationError
+from mirage_jax.errors import GraphError, UnsupportedError, UsageError, VerificationError
 from mirage_jax.jaxpr_frontend import rules
 from mirage_jax.jaxpr_frontend.regions import analyse
 from mirage_jax.lower import twin
 from mirage_jax.mugraph.graph import KernelSchedule, Schedule
 from mirage_jax.mugraph.parser import parse
+from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
 from mirage_jax.report import Decision, RegionReport
 from mirage_jax.search.devices import DEVICES
 from mirage_jax.verify import certificate as certificates
@@ -473,7 +474,7 @@ def test_schedules_round_trip() -> None:
     s = Schedule((KernelSchedule((("i", 16),), 4, 2),), (("k", 8),))
     assert schedule_from_json(schedule_to_json(s)) == s
     for bad in (None, {}, {"kernels": [{}], "parts": []}, {"kernels": [], "parts": [["k", 0]]}, [1]):
-        with pytest.raises(CacheError):
+        with pytest.raises(GraphError):
             schedule_from_json(bad)
 
 

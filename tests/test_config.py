@@ -32,6 +32,8 @@ def test_budget_constructor_refuses() -> None:
         Budget(float("nan"))
     with pytest.raises(UsageError, match="states"):
         Budget(1.0, 0)
+    with pytest.raises(UsageError, match="at least one worker"):
+        Budget(1.0, workers=0)
 
 
 def test_options_are_values() -> None:

@@ -131,7 +131,7 @@ class Attempt:
         families = ("algebra",) if kernels or self.options.backend == "jax" else FAMILIES
         notify = progress.searching(say, budget.seconds)
         states = budget.states or 2_000_000
-        found, report = search(self.reference, device, SPACE, budget.seconds, states, families, notify)
+        found, report = search(self.reference, device, SPACE, budget.seconds, states, families, notify, budget.workers)
         text = str(report)
         if kernels:
             text = f"kernels: {len(kernels)} structures known from other sizes, only tiles were chosen\nalgebra: {text}"

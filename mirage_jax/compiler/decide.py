@@ -28,14 +28,15 @@ from mirage_jax.cache import Cache, CacheKey, Entry
 from mirage_jax.compiler import tuning
 from mirage_jax.compiler.attempt import Attempt
 from mirage_jax.compiler.threads import apart
-from mirage_jax.compiler.winner import Winner, readable, schedule_from_json, schedule_to_json
+from mirage_jax.compiler.winner import Winner, readable
 from mirage_jax.config import Options
 from mirage_jax.errors import CacheError, LoweringError, MirageError, UnsupportedError, UsageError
 from mirage_jax.jaxpr_frontend.regions import MAX_OPS
 from mirage_jax.jaxpr_frontend.translate import Region
-from mirage_jax.mugraph.check import check_graph
+from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.footprint import footprint
 from mirage_jax.mugraph.parser import parse
+from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
 from mirage_jax.report import Decision, places
 from mirage_jax.search.structures import Candidate
 from mirage_jax.verify import certificate as certificates
@@ -236,6 +237,7 @@ class Compiler:
             return base
         graph, schedule = parse(entry.graph or ""), schedule_from_json(entry.schedule)
         check_graph(graph)
+        check_schedule(graph, schedule)
         if family not in ("kernels", "algebra") or len(schedule.kernels) != len(graph.kernels):
             raise CacheError(f"family {family!r} or the schedule of {len(schedule.kernels)} kernels does not fit")
         certificate = certificates.certify(attempt.reference, graph)  # proof-carrying: what is read is proved again

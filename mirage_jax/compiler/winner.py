@@ -1,4 +1,4 @@
-"""What runs in the place of a region, on every platform, and how it is stored and shown."""
+"""What runs in the place of a region, on every platform, and how it is shown."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mirage_jax.errors import CacheError
 from mirage_jax.lower import launch
 from mirage_jax.lower.frame import Options as EmitOptions
 from mirage_jax.mugraph import evaluate
-from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Schedule
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Schedule
 from mirage_jax.mugraph.thread import thread_graphs
 
 # A float32 product that asks for more than the default precision is not captured, and XLA's default on GPUs is tf32
@@ -83,28 +82,3 @@ def readable(w: Winner) -> str:
     if w.cuda is None:
         return head
     return head + "\n\n".join(s.text for s in launch.sources(w.graph, w.schedule, KERNEL_OPTIONS) if s is not None)
-
-
-def schedule_to_json(s: Schedule) -> Any:
-    kernels = [
-        {"tiles": [list(t) for t in k.tiles], "num_warps": k.num_warps, "num_stages": k.num_stages} for k in s.kernels
-    ]
-    return {"kernels": kernels, "parts": [list(p) for p in s.parts]}
-
-
-def schedule_from_json(value: Any) -> Schedule:
-    """Raises CacheError unless the value has exactly the form that `schedule_to_json` gives."""
-
-    def pairs(x: Any) -> tuple[tuple[str, int], ...]:
-        out = tuple((str(a), int(n)) for a, n in x)
-        if any(not 0 < n <= 1 << 20 for _, n in out):
-            raise ValueError(out)
-        return out
-
-    try:
-        kernels = tuple(
-            KernelSchedule(pairs(k["tiles"]), int(k["num_warps"]), int(k["num_stages"])) for k in value["kernels"]
-        )
-        return Schedule(kernels, pairs(value["parts"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise CacheError(f"a stored schedule is malformed ({error})") from None

@@ -16,6 +16,7 @@ from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.search.cones import cone, joined
 from mirage_jax.search.devices import Device
 from mirage_jax.search.frontier import BudgetExceeded, Space
+from mirage_jax.search.parts import Part, search_parts
 from mirage_jax.search.report import Notify, SearchReport
 from mirage_jax.search.structures import Candidate
 from mirage_jax.search.window_search import FAMILIES, Search
@@ -34,9 +35,10 @@ def search(
     states: int = 2_000_000,
     families: Sequence[str] = FAMILIES,
     notify: Notify | None = None,
+    workers: int = 1,
 ) -> tuple[list[Candidate], SearchReport]:
     """Ranked candidates for a region, and what was looked at. A region too wide to exhaust is searched window by
-    window, and output by output.
+    window, and output by output, in up to `workers` processes.
     """
     until = time.monotonic() + seconds
     parts = divide(reference, lambda graph: is_narrow(graph, device, space))
@@ -52,17 +54,12 @@ def search(
     ):
         cones = []
     report = SearchReport(space, windows=len(parts), cones=len(cones))
-    todo = [(w.graph, space) for w in parts] + [(c, pair) for c in cones]
+    todo = [Part(w.graph, device, space, states, families) for w in parts]
+    todo += [Part(c, device, pair, states, families) for c in cones]
     found: list[list[Candidate]] = []
-    for n, (graph, bounds) in enumerate(todo):
-        left = max(0.5, (until - time.monotonic()) / (len(todo) - n))
-        one = Search(graph, device, bounds, left, states, families, notify=notify)
-        try:
-            found.append(one.run())
-        except UnsupportedError as why:
-            found.append([])
-            one.report.dropped[str(why)] += 1
-        report.add(one.report)
+    for candidates, own in search_parts(todo, until - time.monotonic(), workers, notify):
+        found.append(candidates)
+        report.add(own)
     out = _compose(reference, parts, {n: cs for n, cs in enumerate(found[: len(parts)]) if cs})
     whole = joined(reference, found[len(parts) :]) if cones else None
     return sorted([*out, *([whole] if whole else [])], key=lambda c: c.seconds), report

@@ -1,0 +1,37 @@
+"""Schedules as values of JSON: how caches and processes hand them on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mirage_jax.errors import GraphError
+from mirage_jax.mugraph.graph import Axis, KernelSchedule, Schedule
+
+LARGEST = 1 << 20  # tile, and number of parts, that is taken for one
+
+
+def schedule_to_json(s: Schedule) -> Any:
+    return {"kernels": [kernel_to_json(k) for k in s.kernels], "parts": [list(p) for p in s.parts]}
+
+
+def kernel_to_json(k: KernelSchedule) -> Any:
+    return {"tiles": [list(t) for t in k.tiles], "num_warps": k.num_warps, "num_stages": k.num_stages}
+
+
+def schedule_from_json(value: Any) -> Schedule:
+    """Raises `GraphError` unless the value has exactly the form that `schedule_to_json` gives."""
+    try:
+        return Schedule(tuple(map(kernel_from_json, value["kernels"])), _pairs(value["parts"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise GraphError(f"a stored schedule is malformed ({error})") from None
+
+
+def kernel_from_json(value: Any) -> KernelSchedule:
+    return KernelSchedule(_pairs(value["tiles"]), int(value["num_warps"]), int(value["num_stages"]))
+
+
+def _pairs(x: Any) -> tuple[tuple[Axis, int], ...]:
+    out = tuple((str(a), int(n)) for a, n in x)
+    if any(not 0 < n <= LARGEST for _, n in out):
+        raise ValueError(out)
+    return out

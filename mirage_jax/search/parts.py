@@ -1,0 +1,137 @@
+"""Searches of the parts of a region, one after the other or in processes of their own.
+
+Parts do not depend on each other, so what is found is the same in any order; only a budget of seconds goes further. A
+process is this Python, started afresh with ``-m mirage_jax.search``: a fork would take over JAX's threads, and
+`multiprocessing` would run the user's main module once more. Tasks and results are text. A process that fails costs
+time, not the result: its part is searched here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from mirage_jax.errors import MirageError, UnsupportedError
+from mirage_jax.mugraph.graph import KernelGraph
+from mirage_jax.mugraph.parser import parse
+from mirage_jax.mugraph.schedule_json import kernel_from_json, kernel_to_json, schedule_from_json, schedule_to_json
+from mirage_jax.search.devices import Device
+from mirage_jax.search.frontier import Space
+from mirage_jax.search.report import Notify, SearchReport, StopReason
+from mirage_jax.search.structures import Candidate
+from mirage_jax.search.window_search import Search
+
+log = logging.getLogger("mirage_jax")
+
+LEAST = 0.5  # seconds for a part, however late it is
+START = 20.0  # seconds that a process may take to begin and to end
+TOLD = 32  # candidates of each family that a process tells of, best first
+
+type Found = tuple[list[Candidate], SearchReport]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One search to be run."""
+
+    graph: KernelGraph
+    device: Device
+    space: Space
+    states: int
+    families: Sequence[str]
+    seconds: float = LEAST
+
+
+def search_part(part: Part, notify: Notify | None = None) -> Found:
+    """Candidates of one part; none if it has no useful normal form."""
+    one = Search(part.graph, part.device, part.space, part.seconds, part.states, part.families, notify=notify)
+    try:
+        return one.run(), one.report
+    except UnsupportedError as why:
+        one.report.dropped[str(why)] += 1
+        return [], one.report
+
+
+def search_parts(parts: Sequence[Part], seconds: float, workers: int = 1, notify: Notify | None = None) -> list[Found]:
+    """All parts within `seconds`, shared among those that are left."""
+    if workers > 1 and len(parts) > 1:
+        share = max(LEAST, seconds * min(workers, len(parts)) / len(parts))
+        with ThreadPoolExecutor(workers) as pool:
+            return list(pool.map(_elsewhere, [replace(p, seconds=share) for p in parts]))
+    until = time.monotonic() + seconds
+    found: list[Found] = []
+    for n, p in enumerate(parts):
+        share = max(LEAST, (until - time.monotonic()) / (len(parts) - n))
+        found.append(search_part(replace(p, seconds=share), notify))
+    return found
+
+
+def _elsewhere(part: Part) -> Found:
+    """`search_part` in a process of its own, which needs no accelerator."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "mirage_jax.search"],
+            input=part_to_text(part),
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=part.seconds + START,
+            check=True,
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        )
+        return found_from_text(done.stdout)
+    except (OSError, subprocess.SubprocessError, MirageError, KeyError, TypeError, ValueError) as why:
+        log.info("a search process failed: %s: %s", type(why).__name__, why)
+        return search_part(part)
+
+
+# --- as text
+
+
+def part_to_text(part: Part) -> str:
+    plain = {f.name: getattr(part, f.name) for f in fields(part)}
+    return json.dumps({**plain, "graph": str(part.graph), "device": asdict(part.device), "space": asdict(part.space)})
+
+
+def part_from_text(text: str) -> Part:
+    d: dict[str, Any] = json.loads(text)
+    return Part(**{**d, "graph": parse(d["graph"]), "device": Device(**d["device"]), "space": Space(**d["space"])})
+
+
+def found_to_text(found: Found) -> str:
+    candidates, report = found
+    told: Counter[str] = Counter()
+    rows: list[Any] = []
+    for c in candidates:
+        told[c.family] += 1
+        if told[c.family] <= TOLD:
+            others = [[kernel_to_json(k) for k in ks] for ks in c.alternatives]
+            row = {"graph": str(c.graph), "schedule": schedule_to_json(c.schedule), "alternatives": others}
+            rows.append({**row, "seconds": c.seconds, "family": c.family, "single": c.single})
+    return json.dumps({"candidates": rows, "report": {**asdict(report), "stop": report.stop.value}})
+
+
+def found_from_text(text: str) -> Found:
+    d: dict[str, Any] = json.loads(text)
+    candidates = [
+        Candidate(
+            parse(c["graph"]),
+            schedule_from_json(c["schedule"]),
+            float(c["seconds"]),
+            str(c["family"]),
+            tuple(tuple(map(kernel_from_json, ks)) for ks in c["alternatives"]),
+            tuple(c["single"]),
+        )
+        for c in d["candidates"]
+    ]
+    r: dict[str, Any] = d["report"]
+    r |= {name: Counter[str](r[name]) for name in ("dropped", "pruned", "fired")}
+    return candidates, SearchReport(**(r | {"space": Space(**r["space"]), "stop": StopReason(r["stop"])}))

@@ -1,0 +1,53 @@
+"""Parts of a region in processes of their own: the same answer, and no harm where a process fails."""
+
+import subprocess
+
+import jax
+import pytest
+from search.programs import H200, TWO_KERNELS, captured
+
+from mirage_jax.mugraph.graph import KernelGraph
+from mirage_jax.search import parts
+from mirage_jax.search.driver import is_narrow, search
+from mirage_jax.search.parts import Part, search_parts
+from mirage_jax.search.report import StopReason
+
+
+def of(graph: KernelGraph) -> Part:
+    return Part(graph, H200, TWO_KERNELS, 1_000_000, ("algebra", "kernels"))
+
+
+@pytest.fixture(scope="module")
+def two() -> list[Part]:
+    fns = (lambda x, w, v: jax.nn.silu(x @ w) * (x @ v), lambda x, w, v: (x @ w) @ v.T)
+    return [of(captured(fn, (64, 256), (256, 128), (256, 128))) for fn in fns]
+
+
+def test_same_in_processes(two: list[Part]) -> None:
+    here, apart = search_parts(two, 30.0), search_parts(two, 30.0, workers=2)
+    assert all(candidates for candidates, _ in here)
+    assert [cs[:8] for cs, _ in here] == [cs[:8] for cs, _ in apart]
+    for (_, a), (_, b) in zip(here, apart, strict=True):
+        assert (a.plans, a.structures, a.stop, b.stop) == (b.plans, b.structures, *[StopReason.EXHAUSTED] * 2)
+
+
+def test_a_process_that_fails_costs_nothing_but_time(two: list[Part], monkeypatch) -> None:
+    def fails(*args, **kwargs):
+        raise subprocess.CalledProcessError(1, "python")
+
+    monkeypatch.setattr(parts.subprocess, "run", fails)
+    assert [len(cs) for cs, _ in search_parts(two, 30.0, workers=2)] == [len(cs) for cs, _ in search_parts(two, 30.0)]
+
+
+def test_the_driver_divides_what_is_wide() -> None:
+    def three(x, w, v, u):
+        def norm(y):
+            return y * jax.lax.rsqrt((y * y).mean(-1, keepdims=True) + 1e-6)
+
+        return norm(x @ w) @ norm(x @ v).T @ norm(x @ u)
+
+    graph = captured(three, (64, 48), (48, 40), (48, 40), (48, 40))
+    assert not is_narrow(graph, H200, TWO_KERNELS)
+    (one, a), (two, b) = (search(graph, H200, TWO_KERNELS, 60.0, workers=n) for n in (1, 2))
+    assert a.windows == b.windows > 1
+    assert one == two
