@@ -63,16 +63,17 @@ def search_part(part: Part, notify: Notify | None = None) -> Found:
 
 def search_parts(parts: Sequence[Part], seconds: float, workers: int = 1, notify: Notify | None = None) -> list[Found]:
     """All parts within `seconds`, shared among those that are left."""
-    if workers > 1 and len(parts) > 1:
-        share = max(LEAST, seconds * min(workers, len(parts)) / len(parts))
-        with ThreadPoolExecutor(workers) as pool:
-            return list(pool.map(_elsewhere, [replace(p, seconds=share) for p in parts]))
     until = time.monotonic() + seconds
-    found: list[Found] = []
-    for n, p in enumerate(parts):
-        share = max(LEAST, (until - time.monotonic()) / (len(parts) - n))
-        found.append(search_part(replace(p, seconds=share), notify))
-    return found
+
+    def share(n: int) -> Part:
+        """Part number n, with its share of the time that is left when it begins."""
+        rounds = -(-(len(parts) - n) // workers)
+        return replace(parts[n], seconds=max(LEAST, (until - time.monotonic()) / rounds))
+
+    if workers == 1 or len(parts) == 1:
+        return [search_part(share(n), notify) for n in range(len(parts))]
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(lambda n: _elsewhere(share(n)), range(len(parts))))
 
 
 def _elsewhere(part: Part) -> Found:
@@ -81,7 +82,7 @@ def _elsewhere(part: Part) -> Found:
         done = subprocess.run(
             [sys.executable, "-m", "mirage_jax.search"],
             input=part_to_text(part),
-            stdout=subprocess.PIPE,
+            capture_output=True,
             text=True,
             timeout=part.seconds + START,
             check=True,
@@ -89,7 +90,8 @@ def _elsewhere(part: Part) -> Found:
         )
         return found_from_text(done.stdout)
     except (OSError, subprocess.SubprocessError, MirageError, KeyError, TypeError, ValueError) as why:
-        log.info("a search process failed: %s: %s", type(why).__name__, why)
+        detail = getattr(why, "stderr", None) or why
+        log.warning("a search process failed, its part is searched here: %s: %s", type(why).__name__, detail)
         return search_part(part)
 
 
@@ -97,13 +99,18 @@ def _elsewhere(part: Part) -> Found:
 
 
 def part_to_text(part: Part) -> str:
-    plain = {f.name: getattr(part, f.name) for f in fields(part)}
-    return json.dumps({**plain, "graph": str(part.graph), "device": asdict(part.device), "space": asdict(part.space)})
+    own = {"graph": str(part.graph), "device": asdict(part.device), "space": asdict(part.space)}
+    return json.dumps(_fields(part) | own)
+
+
+def _fields(x: Part | SearchReport) -> dict[str, Any]:
+    return {f.name: getattr(x, f.name) for f in fields(x)}
 
 
 def part_from_text(text: str) -> Part:
     d: dict[str, Any] = json.loads(text)
-    return Part(**{**d, "graph": parse(d["graph"]), "device": Device(**d["device"]), "space": Space(**d["space"])})
+    d["graph"], d["device"], d["space"] = parse(d["graph"]), Device(**d["device"]), Space(**d["space"])
+    return Part(**d)
 
 
 def found_to_text(found: Found) -> str:
@@ -116,7 +123,8 @@ def found_to_text(found: Found) -> str:
             others = [[kernel_to_json(k) for k in ks] for ks in c.alternatives]
             row = {"graph": str(c.graph), "schedule": schedule_to_json(c.schedule), "alternatives": others}
             rows.append({**row, "seconds": c.seconds, "family": c.family, "single": c.single})
-    return json.dumps({"candidates": rows, "report": {**asdict(report), "stop": report.stop.value}})
+    own = {**_fields(report), "space": asdict(report.space), "stop": report.stop.value}
+    return json.dumps({"candidates": rows, "report": own})
 
 
 def found_from_text(text: str) -> Found:
@@ -133,5 +141,7 @@ def found_from_text(text: str) -> Found:
         for c in d["candidates"]
     ]
     r: dict[str, Any] = d["report"]
-    r |= {name: Counter[str](r[name]) for name in ("dropped", "pruned", "fired")}
-    return candidates, SearchReport(**(r | {"space": Space(**r["space"]), "stop": StopReason(r["stop"])}))
+    for name in ("dropped", "pruned", "fired"):
+        r[name] = Counter[str](r[name])
+    r["space"], r["stop"] = Space(**r["space"]), StopReason(r["stop"])
+    return candidates, SearchReport(**r)

@@ -23,23 +23,25 @@ def two() -> list[Part]:
     return [of(captured(fn, (64, 256), (256, 128), (256, 128))) for fn in fns]
 
 
-def test_same_in_processes(two: list[Part]) -> None:
+def test_same_in_processes(two: list[Part], caplog) -> None:
     here, apart = search_parts(two, 30.0), search_parts(two, 30.0, workers=2)
-    assert all(candidates for candidates, _ in here)
+    assert all(candidates for candidates, _ in here) and not caplog.records
     assert [cs[:8] for cs, _ in here] == [cs[:8] for cs, _ in apart]
     for (_, a), (_, b) in zip(here, apart, strict=True):
         assert (a.plans, a.structures, a.stop, b.stop) == (b.plans, b.structures, *[StopReason.EXHAUSTED] * 2)
+        assert a.fired == b.fired and a.pruned == b.pruned and a.space == b.space
 
 
-def test_a_process_that_fails_costs_nothing_but_time(two: list[Part], monkeypatch) -> None:
+def test_a_process_that_fails_costs_nothing_but_time(two: list[Part], monkeypatch, caplog) -> None:
     def fails(*args, **kwargs):
         raise subprocess.CalledProcessError(1, "python")
 
     monkeypatch.setattr(parts.subprocess, "run", fails)
     assert [len(cs) for cs, _ in search_parts(two, 30.0, workers=2)] == [len(cs) for cs, _ in search_parts(two, 30.0)]
+    assert "a search process failed" in caplog.text
 
 
-def test_the_driver_divides_what_is_wide() -> None:
+def test_the_driver_divides_what_is_wide(caplog) -> None:
     def three(x, w, v, u):
         def norm(y):
             return y * jax.lax.rsqrt((y * y).mean(-1, keepdims=True) + 1e-6)
@@ -50,4 +52,4 @@ def test_the_driver_divides_what_is_wide() -> None:
     assert not is_narrow(graph, H200, TWO_KERNELS)
     (one, a), (two, b) = (search(graph, H200, TWO_KERNELS, 60.0, workers=n) for n in (1, 2))
     assert a.windows == b.windows > 1
-    assert one == two
+    assert one == two and not caplog.records
