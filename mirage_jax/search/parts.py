@@ -70,10 +70,13 @@ def search_parts(parts: Sequence[Part], seconds: float, workers: int = 1, notify
         rounds = -(-(len(parts) - n) // workers)
         return replace(parts[n], seconds=max(LEAST, (until - time.monotonic()) / rounds))
 
+    def elsewhere(n: int) -> Found:
+        return _elsewhere(share(n))
+
     if workers == 1 or len(parts) == 1:
         return [search_part(share(n), notify) for n in range(len(parts))]
     with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(lambda n: _elsewhere(share(n)), range(len(parts))))
+        return list(pool.map(elsewhere, range(len(parts))))
 
 
 def _elsewhere(part: Part) -> Found:
