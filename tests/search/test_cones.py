@@ -71,6 +71,20 @@ def test_gradient_of_the_keys_makes_the_weights_anew(gradient: KernelGraph) -> N
     assert worst_error(tiled, schedule(tiled, tile=3), small) < 1e-12
 
 
+def test_gradient_of_the_queries_in_one_kernel(gradient: KernelGraph) -> None:
+    """One pass over the keys: both sums of which the gradient is a difference, and the row sums that scale them."""
+    name = next(n for n in gradient.outputs if shapes(gradient, n) == {"i", "j", "k"})
+    one = cone(gradient, name)
+    one = one.with_extents({a: 4096 if n == 512 else n for a, n in one.sizes.items()})
+    (best, *_) = Search(one, H200, Space(max_ops=14, max_kernels=1), 120.0, 20_000_000, ("kernels",)).run()
+    (kernel,) = best.graph.kernels
+    assert isinstance(kernel, BlockGraph) and kernel.loop == "l" and "j" in kernel.grid
+    assert certify(one, best.graph).bound <= 1e-12
+    sizes = {a: 7 if n == 4096 else 4 if n == 64 else n for a, n in one.sizes.items()}
+    small, tiled = one.with_extents(sizes), best.graph.with_extents(sizes)
+    assert worst_error(tiled, schedule(tiled, tile=3), small) < 1e-12
+
+
 def test_equal_kernels_run_once() -> None:
     """Two outputs that need the same sums: what both cones begin with is one kernel of the whole."""
 
