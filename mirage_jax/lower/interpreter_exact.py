@@ -96,7 +96,8 @@ def _constants(interpreter: Any, numbers: Mapping[float, Number | None]) -> list
 
     tl, builder = interpreter.tl, interpreter.InterpreterBuilder
     types = {"fp16": tl.float16, "bf16": tl.bfloat16, "fp32": tl.float32, "fp64": tl.float64}
-    return [(builder, f"get_{name}", constant(dtype)) for name, dtype in types.items()]
+    known = ((f"get_{name}", dtype) for name, dtype in types.items())  # Triton 3.6 has no bf16 constants
+    return [(builder, name, constant(dtype)) for name, dtype in known if hasattr(builder, name)]
 
 
 def _arithmetic(interpreter: Any, tl: Any) -> list[Patch]:

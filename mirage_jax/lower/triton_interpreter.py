@@ -169,7 +169,16 @@ def _interpreting(memory: Memory, constants: Mapping[float, Number | None] | Non
         finally:
             scope.restore()  # Triton's own version leaves the patches behind
 
+    plain_patch = interpreter._patch_lang
+
+    def patch_language(fn: Any) -> Any:
+        """Triton 3.6 makes a number of an array with one element in a way that NumPy has given up."""
+        scope = plain_patch(fn)
+        scope.set_attr(triton.language.tensor, "__index__", lambda tensor: int(tensor.handle.data.squeeze()))
+        return scope
+
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_replaced(interpreter, "_patch_lang", patch_language))
         stack.enter_context(_replaced(jit.JITFunction, "__call__", call))
         stack.enter_context(_replaced(knobs.runtime, "interpret", True))
         lang = triton.language

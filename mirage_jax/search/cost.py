@@ -484,7 +484,8 @@ class Model:
         must, optional = f.grid_for(outs, leaves)
         plain = must | optional
         # Axes that some DAGs reduce and others need not, since they load what it takes.
-        avoided = [self._on_grid(outs, leaves, loop, plain | {a}, {a}) for a in f.free_axes(outs) - plain - {loop}]
+        others = sorted(f.free_axes(outs) - plain - {loop})
+        avoided = [self._on_grid(outs, leaves, loop, plain | {a}, {a}) for a in others]
         found = [k for k in (self._on_grid(outs, leaves, loop, plain, set()), *avoided) if k is not None]
         wide = frozenset(a for k in found for a in k.grid)
         if len(found) > 2:
