@@ -14,6 +14,7 @@ import sysconfig
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from textwrap import indent
 from typing import Any
 
@@ -50,6 +51,15 @@ class Decision:
         if self.winner is None or not {"xla", "mirage"} <= self.timings.keys():
             return None
         return self.timings["xla"] / self.timings["mirage"]
+
+
+def write_beside(file: Path, text: str, markdown: str) -> Path:
+    """Write the JSON `text` to `file`, and the same as Markdown beside it; the Markdown's path."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text + "\n")
+    beside = file.with_suffix(".md")
+    beside.write_text(markdown)
+    return beside
 
 
 def rank_correlation(measured: Sequence[tuple[float, float]]) -> float | None:

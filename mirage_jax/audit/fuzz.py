@@ -30,6 +30,7 @@ from mirage_jax.audit.program import Program
 from mirage_jax.audit.shrink import shrink
 from mirage_jax.cache import versions
 from mirage_jax.progress import Say
+from mirage_jax.report import write_beside
 
 FLAGS = "--xla_backend_optimization_level=0"
 CHUNK = 25  # programs per task
@@ -115,11 +116,7 @@ class Campaign:
 
     def write(self, file: Path) -> Path:
         """Write the JSON to `file` and the Markdown beside it; the Markdown's path."""
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(self.to_json() + "\n")
-        markdown = file.with_suffix(".md")
-        markdown.write_text(self.to_markdown())
-        return markdown
+        return write_beside(file, self.to_json(), self.to_markdown())
 
 
 # ---------------------------------------------------------------------- the programs of a campaign

@@ -10,6 +10,8 @@ from typing import ClassVar
 
 from rich.table import Table
 
+from mirage_jax.report import write_beside
+
 
 @dataclass
 class Report(ABC):
@@ -48,8 +50,4 @@ class Report(ABC):
 
     def write(self, file: Path) -> Path:
         """Write the JSON to `file` and the Markdown beside it; the Markdown's path."""
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(asdict(self), indent=1) + "\n")
-        markdown = file.with_suffix(".md")
-        markdown.write_text(self.to_markdown())
-        return markdown
+        return write_beside(file, json.dumps(asdict(self), indent=1), self.to_markdown())

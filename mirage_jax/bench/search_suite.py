@@ -25,6 +25,7 @@ from mirage_jax.cache import versions
 from mirage_jax.jaxpr_frontend.regions import analyse
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.merge import simplify_axes
+from mirage_jax.report import write_beside
 from mirage_jax.search.devices import DEVICES
 from mirage_jax.search.driver import is_narrow, search
 from mirage_jax.search.frontier import Space
@@ -130,11 +131,7 @@ class SearchResult:
 
     def write(self, file: Path) -> Path:
         """Write the JSON to `file` and the Markdown beside it; the Markdown's path."""
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(asdict(self), indent=1, sort_keys=True) + "\n")
-        markdown = file.with_suffix(".md")
-        markdown.write_text(self.to_markdown())
-        return markdown
+        return write_beside(file, json.dumps(asdict(self), indent=1, sort_keys=True), self.to_markdown())
 
 
 def regions(programs: Iterable[Program]) -> dict[str, KernelGraph]:

@@ -25,7 +25,7 @@ import mirage_jax
 from mirage_jax import timing
 from mirage_jax.bench.programs import Program
 from mirage_jax.cache import versions
-from mirage_jax.report import Report, rank_correlation
+from mirage_jax.report import Report, rank_correlation, write_beside
 from mirage_jax.timing import Ratio, Timing
 
 type Transform = Callable[[Callable[..., jax.Array]], Callable[..., jax.Array]]
@@ -112,11 +112,7 @@ class SuiteResult:
 
     def write(self, file: Path) -> Path:
         """Write the JSON to `file` and the Markdown beside it; the Markdown's path."""
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(self.to_json() + "\n")
-        markdown = file.with_suffix(".md")
-        markdown.write_text(self.to_markdown())
-        return markdown
+        return write_beside(file, self.to_json(), self.to_markdown())
 
     def table(self) -> Table:
         header, body = self.cells()

@@ -21,7 +21,7 @@ from functools import partial
 from itertools import combinations
 from random import Random
 
-from mirage_jax.mugraph.field import SYMMETRIC
+from mirage_jax.mugraph.field import SEMILATTICES, SYMMETRIC
 from mirage_jax.mugraph.graph import (
     Attr,
     Axis,
@@ -182,7 +182,7 @@ def with_kernel(graph: KernelGraph, n: int, kernel: Kernel) -> KernelGraph:
 
 def _swapped_operands(p: Place) -> Iterator[Term]:
     op, a = p.op, p.op.attributes
-    same = op.op in ("mul", "dot", *SYMMETRIC) or (op.op == "add" and a.get("ca", 1) == a.get("cb", 1))
+    same = op.op in ("mul", "dot", *SYMMETRIC, *SEMILATTICES) or (op.op == "add" and a.get("ca", 1) == a.get("cb", 1))
     for i, j in combinations(range(len(op.args)), 2):
         if not same:
             args = list(op.args)
