@@ -211,7 +211,8 @@ def reduced(
     5, others 3, in tiles of 2; so does an axis that has fewer really, unless it has just one element. So each divided
     axis has two tiles or more and a ragged last one, and no tile is a single element, for which sum(f(x)) is f(sum(x)).
     Where a loop has a span, both its axes reach beyond every cut (see `scale_of`), the loop's also from the last row,
-    and their tiles are of 1 and 2 elements, so that a bound too tight by one leaves out some step that counts.
+    and their tiles are of 1 and 2 elements, so that a bound too tight by one leaves out some step that counts; if the
+    loop's axis is also split, both of 1: some window of three then has two steps in one part and one in the other.
     `cut_grid` False: one block along each grid axis, parts and spans excepted.
     """
     real = dict(reference.extents) | dict(candidate.extents)
@@ -238,7 +239,8 @@ def reduced(
                 length[a] -= (parts[a] - 1) * part_length(length[a], parts[a])  # of the last, shortest part
         tiles = {a: _ragged(n) if cut_grid or a == kernel.loop else n for a, n in length.items()}
         if kernel.loop is not None and kernel.span is not None:
-            tiles |= {kernel.span.axis: 1, kernel.loop: min(tiles[kernel.loop], 2)}
+            most = 1 if part_axis(kernel.loop) in kernel.grid else 2
+            tiles |= {kernel.span.axis: 1, kernel.loop: min(tiles[kernel.loop], most)}
         kernels.append(KernelSchedule(tuple(tiles.items())))
     return extents, Schedule(tuple(kernels), tuple(sorted(parts.items())))
 

@@ -88,3 +88,14 @@ def test_the_gate_allows_products_that_are_left_out() -> None:
     assert not float_gate(nan, nan, one)
     assert not float_gate(one, one, nan, skips=True)
     assert not float_gate(np.full(4, np.inf), np.full(4, np.inf, np.float32), one, skips=True)
+
+
+@pytest.mark.parametrize("program", [CAUSAL_SPAN, WINDOW], ids=lambda p: p.name)
+def test_a_summed_shift_is_no_last_one(program: Program) -> None:
+    """It is the same wherever all steps of a row are in one part, for then the shift cancels whatever it is: some row
+    has two steps in one part and one in the other.
+    """
+    text = program.candidates["split keys"]
+    (line,) = [x for x in text.splitlines() if "last %" in x]
+    wrong = program.graph(text.replace(line, line.replace("last %", "acc %")))
+    assert not fingerprint(program.graph(program.reference), wrong)
