@@ -191,8 +191,9 @@ def campaign(programs: int, seed: int, out: Path, workers: int = 1, say: Say = l
     todo = [range(n, min(n + CHUNK, programs)) for n in range(0, programs, CHUNK)]
     with tempfile.TemporaryDirectory(prefix="mirage_jax") as cache_dir:
         try:
-            while todo:
-                todo = _pool(todo, found, out, cache_dir, workers, lambda: say(_line(found, programs, start)))
+            while todo:  # each pool is a fresh one; Python's own way to renew processes can hang (max_tasks_per_child)
+                now, todo = todo[: CHUNKS * workers], todo[CHUNKS * workers :]
+                todo = _pool(now, found, out, cache_dir, workers, lambda: say(_line(found, programs, start))) + todo
         except KeyboardInterrupt:
             pass
     found.seconds = time.perf_counter() - start
@@ -212,7 +213,7 @@ def _pool(
     """Run tasks in processes; what is left to do if one of them died."""
     context = multiprocessing.get_context("spawn")
     left = list(todo)
-    with ProcessPoolExecutor(workers, context, _start_worker, max_tasks_per_child=CHUNKS) as pool:
+    with ProcessPoolExecutor(workers, context, _start_worker) as pool:
         tasks: dict[Future[Campaign], range] = {
             pool.submit(run_programs, found.seed, numbers, out, cache_dir): numbers for numbers in todo
         }
