@@ -104,13 +104,15 @@ class _Joiner:
         if total is None:
             return k
         shape = self.made[log.tensor].result
+        seen = dict(zip(log.axes, shape.axes, strict=True))
+        args = (
+            Load("0", total.tensor, tuple(seen[a] for a in total.axes)),
+            Load("1", m.tensor, tuple(seen[a] for a in m.axes)),
+        )
         joined = f"{log.tensor}_{m.tensor}"
+        while joined in self.made and self.made[joined].loads != args:  # m may be read in several ways
+            joined += "_"
         if joined not in self.made:
-            seen = dict(zip(log.axes, shape.axes, strict=True))
-            args = (
-                Load("0", total.tensor, tuple(seen[a] for a in total.axes)),
-                Load("1", m.tensor, tuple(seen[a] for a in m.axes)),
-            )
             self._insert_before(k.name, self._with(replace(k, result=replace(shape, name=joined)), "logs", args, {}))
         return self._with(k, "add", (replace(y, name="0"), Load("1", joined, log.axes)), {"cb": -1})
 

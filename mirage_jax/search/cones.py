@@ -10,11 +10,12 @@ Kernels that come out equal in several cones, as those of row sums do, run once 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from mirage_jax.mugraph.graph import BlockGraph, Kernel, KernelGraph, KernelSchedule, Library, Schedule, Store, Tensor
+from mirage_jax.mugraph.graph import BlockGraph, Kernel, KernelGraph, KernelSchedule, Library, Schedule, Tensor
 from mirage_jax.search.structures import Candidate
+from mirage_jax.search.windows import prefixed
 
 
 def cone(reference: KernelGraph, output: str) -> KernelGraph:
@@ -65,7 +66,7 @@ class _Join:
     def add(self, c: Candidate, prefix: str) -> None:
         names: dict[str, str] = {}  # of the candidate's intermediates
         for i, kernel in enumerate(c.graph.kernels):
-            made = _renamed(kernel, prefix, names, self.taken)
+            made = prefixed(kernel, prefix, self.taken, names)
             key = (_unnamed(made), c.schedule.kernels[i])
             own = [s.tensor for s in kernel.stores]
             if key in self.known and not any(t.name in self.taken for t in own):
@@ -76,18 +77,6 @@ class _Join:
             self.kernels.append(made)
             self.sizes.append(c.schedule.kernels[i])
             self.others.append(c.alternatives[i] if c.alternatives else ())
-
-
-def _renamed(kernel: Kernel, prefix: str, names: Mapping[str, str], keep: set[str]) -> Kernel:
-    def tensor(t: Tensor) -> Tensor:
-        return t if t.name in keep else replace(t, name=f"{prefix}{t.name}")
-
-    loads = tuple(replace(x, tensor=names.get(x.tensor, x.tensor)) for x in kernel.loads)
-    if isinstance(kernel, Library):
-        result = tensor(kernel.result)
-        return Library(loads, replace(kernel.op, name=result.name), result)
-    stores = tuple(Store(tensor(s.tensor), s.value) for s in kernel.stores)
-    return replace(kernel, name=f"{prefix}{kernel.name}", loads=loads, stores=stores)
 
 
 def _unnamed(kernel: Kernel) -> object:

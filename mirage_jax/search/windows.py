@@ -127,7 +127,7 @@ def replace_windows(
     for n, w in enumerate(parts):
         if n in found:
             made = [
-                _prefixed(k, f"w{n}", {*(t.name for t in reference.inputs), *reference.tensors})
+                prefixed(k, f"w{n}", {*(t.name for t in reference.inputs), *reference.tensors})
                 for k in found[n].kernels
             ]
             places += [(n, i) for i in range(len(made))]
@@ -138,13 +138,17 @@ def replace_windows(
     return KernelGraph(reference.inputs, tuple(kernels), reference.outputs, reference.extents), places
 
 
-def _prefixed(kernel: Kernel, prefix: str, keep: set[str]) -> Kernel:
-    """Intermediates of a window get names that no other window has."""
+def prefixed(kernel: Kernel, prefix: str, keep: set[str], known: Mapping[str, str] | None = None) -> Kernel:
+    """Intermediates of a part get names that no other part has; `known`: those that have others."""
+    names = known or {}
 
     def tensor(t: Tensor) -> Tensor:
         return t if t.name in keep else replace(t, name=prefix + t.name)
 
-    loads = tuple(x if x.tensor in keep else replace(x, tensor=prefix + x.tensor) for x in kernel.loads)
+    def source(name: str) -> str:
+        return names.get(name, name if name in keep else prefix + name)
+
+    loads = tuple(replace(x, tensor=source(x.tensor)) for x in kernel.loads)
     if isinstance(kernel, BlockGraph):
         stores = tuple(Store(tensor(s.tensor), s.value) for s in kernel.stores)
         return replace(kernel, name=prefix + kernel.name, loads=loads, stores=stores)

@@ -98,3 +98,26 @@ def test_infinities() -> None:
     total, shift = (Named(("i",), jnp.array(a, "float32")) for a in ([np.nan, 0.0, 2.0], [np.inf, -1e38, 1.0]))
     got = domain.log_product(total, shift).array
     np.testing.assert_allclose(got, [np.inf, -np.inf, 1 + np.log(2.0)], rtol=1e-6)
+
+
+def test_one_logarithm_with_a_shift_read_in_two_ways() -> None:
+    """The same numbers subtracted as they are, and transposed: two different results."""
+    text = """mugraph {
+      extents i=3 n=5
+      input x: f32[i,i',n]
+      input m: f32[i,i']
+      library d: f32[i,i',n] = add{cb=-1} x[i,i',n] m[i,i']
+      library p: f32[i,i',n] = exp d[i,i',n]
+      library l: f32[i,i'] = sum{axes=(n)} p[i,i',n]
+      library g: f32[i,i'] = log l[i,i']
+      library e: f32[i,i',n] = add{cb=-1} x[i,i',n] m[i',i]
+      library A: f32[i,i',n] = add{cb=-1} d[i,i',n] g[i,i']
+      library B: f32[i,i',n] = add{cb=-1} e[i,i',n] g[i,i']
+      output A B
+    }"""
+    graph = parse(text)
+    joined = join_shifts(graph)
+    check_graph(joined)
+    arrays = [np.random.default_rng(0).standard_normal(s) for s in ((3, 3, 5), (3, 3))]
+    for x, y in zip(run(graph, arrays), run(joined, arrays), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-12)
