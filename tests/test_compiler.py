@@ -509,6 +509,32 @@ def test_a_wrong_translation_is_refused(monkeypatch, _wins) -> None:
     assert d.winner is None and "differs from the user's" in d.gate
 
 
+@pytest.mark.parametrize("stored", ["f32", "f16"])
+def test_overflow_where_xla_has_none_is_refused(stored: str) -> None:
+    """float16 holds (x @ w) / 64, but not x @ w: a candidate that stores the latter narrow has a shorter range."""
+    def fn(x, w):
+        return (x / 64) @ w
+
+    x, w = jnp.ones((8, 32), "float16"), jnp.ones((32, 8), "float16")
+    (region,) = analyse(jax.make_jaxpr(fn)(x, w)).regions
+    attempt = attempts.Attempt(region, "cpu", jax.devices()[0], Options())
+    own = attempt.reference
+    i, j, k = own.inputs[0].axes[0], own.inputs[0].axes[1], own.inputs[1].axes[1]
+    sizes = " ".join(f"{a}={n}" for a, n in own.sizes.items())
+    g = parse(f"""
+    mugraph {{
+      extents {sizes}
+      input x0: f16[{i},{j}]
+      input x1: f16[{j},{k}]
+      library m0: {stored}[{i},{k}] = dot{{axes=({j})}} x0[{i},{j}] x1[{j},{k}]
+      library {own.outputs[0]}: f16[{i},{k}] = affine{{scale=1/64}} m0[{i},{k}]
+      output {own.outputs[0]}
+    }}
+    """)
+    passed, why = attempt.gate(attempt.winner(g, Schedule((KernelSchedule(),) * 2), "algebra"))
+    assert passed == (stored == "f32") and (passed or "overflow" in why or "non-finite" in why)
+
+
 def test_a_known_structure_is_not_searched_again(monkeypatch, tmp_path) -> None:
     """On a GPU, kernels found at one size are tiled for another; the report says so. (The device is made up.)"""
     monkeypatch.setattr(attempts, "device_for", lambda kind: DEVICES["H200"])

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 
 from mirage_jax import timing
@@ -163,7 +164,7 @@ def check_candidate(reference: KernelGraph, c: Candidate, setting: Setting, coun
             have = evaluate.run(c.graph, inputs, schedule)
             yield from _unequal(f"a candidate in tiles {schedule}", c.graph, want, slack, have)
             if setting.interpret and HAS_TRITON:
-                yield from _interpreted(reference, c, inputs, want, counts)
+                yield from _interpreted(c, inputs, want, top, counts)
 
 
 def _draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
@@ -206,9 +207,15 @@ def _unequal(
 
 
 def _interpreted(
-    reference: KernelGraph, c: Candidate, inputs: Sequence[np.ndarray], want: Sequence[np.ndarray], counts: Counter[str]
+    c: Candidate, inputs: Sequence[np.ndarray], want: Sequence[np.ndarray], top: float, counts: Counter[str]
 ) -> Iterator[str]:
-    """The text of the kernels, run by Triton's interpreter at the candidate's own tile sizes."""
+    """The text of the kernels, run by Triton's interpreter at the candidate's own tile sizes.
+
+    `top` is the largest value on the way: a result may be what is left of such, and types may be too narrow for it.
+    """
+    narrow = min((numpy_dtype(t.dtype) for t in c.graph.tensors.values() if t.dtype != "bool"), key=_largest)
+    if top > 0.1 * _largest(narrow):
+        return
 
     def library(kernel: Library, tensors: Any) -> np.ndarray:
         arrays = {load.tensor: tensors[load.tensor] for load in kernel.loads}
@@ -228,8 +235,12 @@ def _interpreted(
         scale = float(np.abs(np.where(good, r, 0)).max())
         limit = {2: 0.1, 4: 2e-3}.get(min(x.dtype.itemsize for x in (*inputs, y) if is_float(x.dtype)), 2e-3)
         off = float(np.where(good, np.abs(y.astype(np.float64) - r), 0).max())
-        if not off <= limit * scale:
+        if not off <= limit * (scale + 0.01 * top):
             yield f"a kernel is off by {off:.3g}, values of size {scale:.3g}, in output {n}\n{c.graph}\n{c.schedule}"
+
+
+def _largest(dtype: np.dtype) -> float:
+    return float(ml_dtypes.finfo(dtype).max) if is_float(dtype) else float(np.iinfo(dtype).max)
 
 
 # ---------------------------------------------------------------------- whole programs

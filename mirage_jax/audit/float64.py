@@ -16,6 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import scipy.special
+from jax import lax
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.jaxpr_frontend import jax_compat
@@ -110,6 +111,7 @@ POINTWISE: dict[str, Callable[..., Array]] = {
     "sub": np.subtract,
     "mul": np.multiply,
     "div": np.divide,
+    "rem": np.fmod,
     "neg": np.negative,
     "max": np.maximum,
     "min": np.minimum,
@@ -218,7 +220,14 @@ def _reduce(function: Callable[..., Array]) -> Structural:
     return lambda xs, eqn: np.asarray(function(xs[0], axis=tuple(eqn.params["axes"])))
 
 
+def _round(xs: list[Array], eqn: FlatEqn) -> Array:
+    if eqn.params["rounding_method"] == lax.RoundingMethod.TO_NEAREST_EVEN:
+        return np.round(xs[0])
+    return np.trunc(xs[0] + np.copysign(0.5, xs[0]))
+
+
 STRUCTURAL: dict[str, Structural] = {
+    "round": _round,
     "dot_general": _dot,
     "convert_element_type": _cast,
     "bitcast_convert_type": _bits,

@@ -45,6 +45,8 @@ SPACE = Space(max_ops=14)
 STORED = 16  # structures kept for other sizes
 EVERY_CLASS = 5e8  # operations of a region up to which the float gate runs every class; beyond, float64 takes its time
 CORE_CLASSES = ("normal", "large", "heavy tail", "zero rows", "cancelling", "integers", "large logits", "nan", "inf")
+BRINK = 13  # inputs of size one times 2**13 are still float16 numbers
+BEYOND = 3  # powers of two beyond the last at which XLA gives only finite numbers
 PROMISING = 0.97  # on CPU only candidates that the model puts below this fraction of XLA's estimate are measured
 
 
@@ -258,7 +260,33 @@ class Attempt:
                 if not verdict.passed:
                     return False, f"{name}: {'; '.join(verdict.reasons)}"
             passed += 1
+        if overflow := self._overflow(ours, xla):
+            return False, overflow
         return True, f"passed on {passed} input classes, repeated runs equal bit for bit"
+
+    def _overflow(self, ours: Callable[..., Any], xla: Callable[..., Any]) -> str:
+        """Does the candidate leave the range of float16 before XLA does? Other orders have other intermediate values.
+
+        All inputs together, then each of them alone, are scaled up until XLA is about to overflow.
+        """
+        floats = [i for i, (_, dtype) in enumerate(self.specs) if jnp.issubdtype(dtype, jnp.floating)]
+        if not any(dtype == np.float16 for _, dtype in self.specs):
+            return ""
+        values = self.inputs(0)
+
+        def scaled(which: Sequence[int], n: int) -> list[jax.Array]:
+            return [x * jnp.asarray(2.0**n, x.dtype) if i in which else x for i, x in enumerate(values)]
+
+        for which in (floats, *([i] for i in floats if len(floats) > 1)):
+            in_range = lambda n, w=which: all(bool(jnp.isfinite(y).all()) for y in xla(*scaled(w, n)))  # noqa: E731
+            last = float_gate.brink(in_range, BRINK)
+            for n in range(max(last, 0), min(last + BEYOND, BRINK) + 1):
+                args = scaled(which, n)
+                results = zip(xla(*args), ours(*args), strict=True)
+                if any((jnp.isfinite(x) & ~jnp.isfinite(y)).any() for x, y in results):
+                    what = "all inputs" if which is floats else f"input {which[0]}"
+                    return f"overflows with {what} times 2**{n}, where XLA does not"
+        return ""
 
 
 def _shape(graph: KernelGraph, axes: Sequence[str]) -> tuple[int, ...]:

@@ -372,14 +372,35 @@ def library_plan(extractor: Extractor, dag: Dag, outs: Leaves) -> KernelGraph:
         raise UnsupportedError("two outputs are the same value")
     kernels: list[Kernel] = []
     for op in block.ops:
-        result = finals.get(op.name) or Tensor(
-            extractor.fresh(), op.axes, extractor.narrow if op.op == "dot" else extractor.wide
-        )
+        dtype = extractor.narrow if op.op == "dot" else extractor.wide
+        result = finals.get(op.name) or Tensor(extractor.fresh(), op.axes, dtype)
         loads = tuple(Load(str(i), *tensor_of[a]) for i, a in enumerate(op.args))
         out = Op(result.name, op.op, tuple(load.name for load in loads), result.axes, op.attrs)
         kernels.append(Library(loads, out, result))
         tensor_of[op.name] = (result.name, result.axes)
-    return extractor.graph(kernels)
+    return widened(extractor.graph(kernels), extractor.narrow, extractor.wide)
+
+
+def widened(graph: KernelGraph, narrow: str, wide: str) -> KernelGraph:
+    """Narrow intermediates made wide unless they are operands of matrix products, whose units want them narrow.
+
+    They are values that the program does not have, such as what it scales before it rounds: in float16 they overflow
+    where its own do not.
+    """
+    fixed = {t.name for t in graph.inputs} | set(graph.outputs)
+    for k in graph.kernels:
+        inside = {load.name: load.tensor for load in k.loads}
+        fixed |= {inside[a] for op in k.ops if op.op == "dot" for a in op.args if a in inside}
+
+    def tensor(t: Tensor) -> Tensor:
+        return replace(t, dtype=wide) if t.dtype == narrow and t.name not in fixed else t
+
+    def kernel(k: Kernel) -> Kernel:
+        if isinstance(k, BlockGraph):
+            return replace(k, stores=tuple(replace(s, tensor=tensor(s.tensor)) for s in k.stores))
+        return replace(k, result=tensor(k.result))
+
+    return replace(graph, kernels=tuple(map(kernel, graph.kernels)))
 
 
 def with_libraries(graph: KernelGraph) -> KernelGraph | None:

@@ -73,9 +73,13 @@ class _Table[Row]:
 
 
 class Expressions:
-    """The tables of one search, and the constructors that keep every row in normal form."""
+    """The tables of one search, and the constructors that keep every row in normal form.
 
-    def __init__(self, extent: Callable[[Axis], int]) -> None:
+    A polynomial can have more terms than there is time or memory for: `check` is called for each, and may raise.
+    """
+
+    def __init__(self, extent: Callable[[Axis], int], check: Callable[[], None] = lambda: None) -> None:
+        self.check = check
         self._memo: dict[str, dict[Any, Any]] = {}
         self.extent = extent
         self.bases: _Table[tuple[Any, ...]] = _Table()
@@ -235,6 +239,7 @@ class Expressions:
             return self.terms.id((bound, tuple(sorted(rows))))
         best: tuple[Axes, Factors] | None = None  # canonical alpha names: the smallest row over the few permutations
         for combination in product(*(permutations(ns) for _, ns in named)):
+            self.check()
             new = {x: n for (xs, _), ns in zip(named, combination, strict=True) for x, n in zip(xs, ns, strict=True)}
             aside = {x: (x + "#",) for x in new}  # two steps, so that renaming captures nothing
             back = {x + "#": (n,) for x, n in new.items()}
@@ -282,6 +287,7 @@ class Expressions:
         return out
 
     def make_poly(self, items: Iterable[tuple[Term, Fraction]]) -> Poly:
+        self.check()
         coefficients: dict[Term, Fraction] = {}
 
         def put(t: Term, c: Fraction) -> None:

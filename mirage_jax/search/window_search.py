@@ -20,9 +20,9 @@ from itertools import product
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.mugraph.graph import PART, Axis, KernelGraph, KernelSchedule, Schedule, Tensor, origin
 from mirage_jax.search.axioms import Axioms, Step
-from mirage_jax.search.cost import Model, Priced
+from mirage_jax.search.cost import Model, Priced, estimate
 from mirage_jax.search.devices import Device
-from mirage_jax.search.extract import Extractor, Root, block_plan, common, library_plan, with_libraries
+from mirage_jax.search.extract import Extractor, Root, block_plan, common, library_plan, widened, with_libraries
 from mirage_jax.search.frontier import EMPTY, BudgetExceeded, Dag, Frontiers, Leaves, Space
 from mirage_jax.search.grading import Grading
 from mirage_jax.search.normal_form import Expressions, Poly
@@ -133,7 +133,7 @@ class Search:
     def start(self) -> None:
         """Normal forms of the outputs, the values below them, and the region's batch axes."""
         r = self.reference
-        self.e = Expressions(r.extent)
+        self.e = Expressions(r.extent, self.clock.check)
         known = express(r, self.e)
         self.axioms = Axioms(self.e)
         outs = [r.tensors[name] for name in dict.fromkeys(r.outputs)]
@@ -319,12 +319,13 @@ class Search:
     ) -> Candidate:
         f = model.frontiers
         cuts = common(f, [(k.dag, k.leaves) for k in kernels])
-        graph = block_plan(Extractor(f, self.reference, roots, cuts, self.narrow, self.wide), kernels)
+        priced = block_plan(Extractor(f, self.reference, roots, cuts, self.narrow, self.wide), kernels)
         schedule = Schedule(tuple(k.schedule for k in kernels), ((axis, parts),) if axis else ())
+        graph, seconds = widened(priced, self.narrow, self.wide), sum(k.seconds for k in kernels)
         return Candidate(
             graph,
             schedule,
-            sum(k.seconds for k in kernels),
+            seconds if graph == priced else estimate(graph, schedule, self.device),
             "kernels",
             tuple(tuple(t.schedule for t in k.tilings) for k in kernels),
             tuple(sorted(self.batch)),

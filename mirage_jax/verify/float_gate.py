@@ -123,6 +123,15 @@ def misread(reference64: Array, xla: Array, narrowest: int) -> str:
     return f"the translated program differs from the user's by {error:.2g}, the values being of size {size:.2g}"
 
 
+def brink(in_range: Callable[[int], bool], most: int) -> int:
+    """The largest n from 0 to `most` that is in range, -1 if none is, for a property that larger numbers lose."""
+    low, high = -1, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if in_range(middle) else (low, middle - 1)
+    return low
+
+
 def _strange(r: Array, x: Array, c: Array, kinds: bool, skips: bool, dtype: Any) -> str:
     """What is wrong with the non-finite values, if anything."""
     repaired = ~np.isfinite(x) & (np.isfinite(r) | (skips & np.isnan(x) & np.isnan(r))) & np.isfinite(c)

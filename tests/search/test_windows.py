@@ -34,6 +34,13 @@ def chain(x: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.exp(jnp.tanh(x @ a) @ b) @ a
 
 
+def towers(x: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Sums times sums, three high: more terms as one polynomial than memory has room for."""
+    for _ in range(3):
+        x = ((x @ a + x) * (x @ b - x)) @ a
+    return x
+
+
 CPU = DEVICES["CPU"]
 PROGRAMS = {
     "linear attention": captured(linear_attention, (64, 32), (32, 16), (32, 16), (32, 16)),
@@ -154,3 +161,8 @@ def test_a_window_without_inputs() -> None:
     for device in (CPU, H200):
         for candidate in search(mask, device, TWO_KERNELS, seconds=20.0)[0]:
             assert fingerprint(mask, candidate.graph)
+
+
+def test_the_look_at_a_region_ends() -> None:
+    graph = captured(towers, (8, 8), (8, 8), (8, 8))
+    assert not driver.is_narrow(graph, CPU, TWO_KERNELS)  # ends at all
