@@ -373,7 +373,7 @@ def _work(graph: KernelGraph, parts: Mapping[str, int] | None = None) -> tuple[C
 
 @contextmanager
 def _overheard(problems: list[str]) -> Iterator[None]:
-    """Whatever the optimizer warns of is a problem."""
+    """Whatever the optimizer warns of is a problem; what Triton says about itself is not."""
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -385,6 +385,7 @@ def _overheard(problems: list[str]) -> Iterator[None]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield
-        problems += [f"warned: {w.category.__name__}: {w.message} ({Path(w.filename).name}:{w.lineno})" for w in caught]
+        ours = [w for w in caught if not {"triton", "jax_triton"} & set(Path(w.filename).parts)]
+        problems += [f"warned: {w.category.__name__}: {w.message} ({Path(w.filename).name}:{w.lineno})" for w in ours]
     finally:
         log.removeHandler(listener)

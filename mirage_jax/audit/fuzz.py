@@ -44,6 +44,7 @@ ENVIRONMENT: Mapping[str, Mapping[str, str]] = {
 CHUNK = 10  # programs per task
 CHUNKS = 50  # tasks per process
 TRIALS = {"cpu": 150, "cuda": 40}  # programs tried to make one that fails smaller
+SHRUNK = 2  # failures per task that are made smaller: where all programs fail, a campaign should end nevertheless
 STOP = "stop"  # a file of this name tells workers to end
 LOST = ("ILLEGAL_ADDRESS", "ILLEGAL_INSTRUCTION", "MISALIGNED_ADDRESS", "LAUNCH_FAILED")  # CUDA errors that stay
 KERNELS_EVERY, GATE_EVERY, INTERPRET_EVERY = 4, 7, 32  # one program in so many
@@ -170,7 +171,7 @@ def run_programs(seed: int, numbers: Sequence[int], out: Path, cache_dir: str, p
         found.add(outcome)
         lost = any(word in problem for problem in outcome.problems for word in LOST)
         if outcome.problems:
-            trials = 0 if lost else TRIALS[platform]
+            trials = 0 if lost or len(found.failures) >= SHRUNK else TRIALS[platform]
             stop = Path(cache_dir, STOP).exists
             found.failures.append(report(seed, number, program, setting, outcome.problems, out, trials, stop))
         if lost:

@@ -57,14 +57,18 @@ def interpret(
     return [env[name] for name in graph.outputs]
 
 
-def interpret_kernel(source: KernelSource, arrays: Sequence[np.ndarray], exact: bool = False) -> list[np.ndarray]:
+def interpret_kernel(
+    source: KernelSource, arrays: Sequence[np.ndarray], exact: bool = False, before: Sequence[np.ndarray] | None = None
+) -> list[np.ndarray]:
     """Outputs of one kernel, for arrays of the types of its tensors (`exact`: numbers in place of floats).
 
     Raises `KernelFault` if it reads or writes outside of its tensors, or does not write each element of its results
-    exactly once.
+    exactly once; with `before`, what its outputs hold at first, it may leave elements as they are.
     """
     types = [_numpy_type(d, exact) for d in source.dtypes]
     outputs = [np.zeros(shape, t) for shape, t in zip(source.shapes, types[len(source.inputs) :], strict=True)]
+    for x, y in zip(before or (), outputs, strict=bool(before)):
+        y[...] = x
     names = [*(f"input {name}" for name in source.inputs), *(f"output {name}" for name in source.outputs)]
     dtypes = [(name, _numpy_type(d).name, BYTES[d]) for name, d in zip(names, source.dtypes, strict=True)]
     arrays = [np.asarray(x, t, order="C") for x, t in zip(arrays, types[: len(arrays)], strict=True)]
@@ -77,7 +81,7 @@ def interpret_kernel(source: KernelSource, arrays: Sequence[np.ndarray], exact: 
             if isinstance(error.__cause__, MirageError):  # Triton's interpreter wraps what is raised below it
                 raise error.__cause__ from None
             raise
-    for buffer in memory.buffers:
+    for buffer in memory.buffers if before is None else ():
         buffer.check_written()
     return outputs
 
