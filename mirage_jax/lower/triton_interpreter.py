@@ -8,7 +8,8 @@ that the same process can go on compiling kernels:
 * it expects torch tensors: `_Pointer` has the few methods that it calls;
 * it reads and writes whatever an address points to: `interpreter_memory` checks each access;
 * ``tl.sum`` and friends are compiled-flavour functions that refuse to be called: `JITFunction.__call__` is replaced;
-* it computes bf16 on the integers that hold the bits: arithmetic is routed through f32 and rounded once;
+* it computes bf16 on the integers that hold the bits, and casts by cutting bits off: arithmetic is routed through f32
+  and rounded once, to nearest;
 * a truth value spread over a tile becomes integers, which no load takes as a mask.
 
 It does not model races, shared memory, or the rounding of tf32.
@@ -218,6 +219,7 @@ def _bf16_patches(interpreter: Any, tl: Any) -> list[tuple[Any, str, Any]]:
     """Replacements that compute on bf16 in f32 and round once."""
     handle, builder, reduce = interpreter.TensorHandle, interpreter.InterpreterBuilder, interpreter.ReduceOps
     plain_dot, plain_binary, plain_unary = builder.create_dot, builder.binary_op, builder.unary_op
+    plain_cast = builder.cast_impl
 
     def is_bf16(x: Any) -> bool:
         return x.dtype.scalar == tl.bfloat16
@@ -227,6 +229,13 @@ def _bf16_patches(interpreter: Any, tl: Any) -> list[tuple[Any, str, Any]]:
 
     def narrow(data: np.ndarray) -> np.ndarray:
         return np.asarray(data, np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
+
+    def cast(self: Any, x: Any, dtype: Any) -> Any:
+        if is_bf16(x) and dtype.scalar == tl.float32:
+            return wide(x)
+        if x.dtype.scalar == tl.float32 and dtype.scalar == tl.bfloat16:
+            return handle(narrow(x.data), tl.bfloat16)
+        return plain_cast(self, x, dtype)
 
     def dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         return plain_dot(self, wide(a), wide(b), *rest)
@@ -252,6 +261,7 @@ def _bf16_patches(interpreter: Any, tl: Any) -> list[tuple[Any, str, Any]]:
         return run
 
     return [
+        (builder, "cast_impl", cast),
         (builder, "create_dot", dot),
         (builder, "binary_op", binary),
         (builder, "unary_op", unary),

@@ -1,7 +1,8 @@
 """Kernels where they belong: between guard zones on a GPU, against float64 and XLA, and a hundred times over."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from lower.programs import PROGRAMS, RAGGED, Program
 from mirage_jax.audit.redzones import run_guarded
 from mirage_jax.compiler.winner import KERNEL_OPTIONS
 from mirage_jax.lower.launch import run_cuda
+from mirage_jax.lower.triton_source import DEFAULT, Options
 from mirage_jax.mugraph import evaluate
 from mirage_jax.verify import float_gate
 
@@ -26,26 +28,44 @@ everything = pytest.mark.parametrize(
 
 
 @functools.cache
-def made(name: str, dtype: str, ragged: bool) -> tuple[Program, Callable[..., list[jax.Array]]]:
+def made(name: str, dtype: str, ragged: bool, options: Options = KERNEL_OPTIONS) -> tuple[Program, Any]:
     """A program, and its kernels as they are launched for users."""
     program = PROGRAMS[name](dtype, **(RAGGED[name] if ragged else {}))
-    return program, jax.jit(lambda *xs: run_cuda(program.graph, program.schedule, xs, None, options=KERNEL_OPTIONS))
+    return program, jax.jit(lambda *xs: run_cuda(program.graph, program.schedule, xs, None, options=options))
 
 
-def gate(program: Program, name: str, run: Callable[..., list]) -> None:
-    """The float gate on one class of inputs, as for a winner: XLA is plain JAX on the program's own operators."""
-    specs = [
-        ([program.graph.extent(a) for a in t.axes], x.dtype)
-        for t, x in zip(program.graph.inputs, program.inputs(), strict=True)
-    ]
-    inputs = float_gate.input_classes(specs, 0)[name]
-    with np.errstate(all="ignore"):
-        exact = evaluate.run(program.graph, inputs)
-    xla = jax.jit(lambda *xs: evaluate.run(program.graph, xs, xp=jnp, dtype=None))(*inputs)
-    spread = 2.0 if name in float_gate.DEGENERATE else 1.0
-    for r, x, c in zip(exact, xla, run(*inputs), strict=True):
-        verdict = float_gate.float_gate(r, np.asarray(x), np.asarray(c), spread=spread)
-        assert verdict.passed, f"{name}: {'; '.join(verdict.reasons)}"
+def rms(x: jax.Array) -> jax.Array:
+    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + 1e-6)
+
+
+def written(name: str, ragged: bool) -> Callable[..., jax.Array]:
+    """What a user would write for a program."""
+    scale = float(RAGGED[name].get("scale", 1)) if ragged else 1.0
+
+    def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return jax.nn.softmax(scale * (q @ k), -1) @ v
+
+    return {
+        "rmsnorm": lambda x, w: rms(x) @ w,
+        "gated_mlp": lambda x, w1, w2: jax.nn.silu(x @ w1) * (x @ w2),
+        "lora": lambda x, w, a, b: x @ w + x @ a @ b,
+        "ntrans": lambda h, x, a: rms(x + a * (rms(h) - x)),
+        "attention": attention,
+        "split_attention": attention,
+        "qknorm_attention": lambda q, k, v: attention(rms(q), k, rms(v)),
+    }[name]
+
+
+def refused(program: Program, plain: Callable[..., Any], run: Callable[..., Any], spread: float) -> Iterator[str]:
+    """What the float gate says against a kernel, on any class of inputs, as it would of a winner."""
+    specs = [(x.shape, x.dtype) for x in program.inputs()]
+    for name, inputs in float_gate.input_classes(specs, 0).items():
+        with np.errstate(all="ignore"):
+            exact = evaluate.run(program.graph, inputs)
+        wider = spread * (2.0 if name in float_gate.DEGENERATE else 1.0)
+        for r, x, c in zip(exact, [plain(*inputs)], run(*inputs), strict=True):
+            verdict = float_gate.float_gate(r, np.asarray(x), np.asarray(c), spread=wider)
+            yield from (f"{name}: {why}" for why in verdict.reasons)
 
 
 @pytest.mark.gpu
@@ -72,6 +92,9 @@ def test_a_hundred_times(name: str, dtype: str, ragged: bool) -> None:
 @pytest.mark.gpu
 @everything
 def test_as_accurate_as_xla(name: str, dtype: str, ragged: bool) -> None:
-    program, run = made(name, dtype, ragged)
-    for inputs in float_gate.CLASSES:
-        gate(program, inputs, run)
+    """Products of float32 in full precision, for XLA too: TF32 would hide all other errors. What is left then of
+    attention's is the scale of its exponentials, which are powers of two: one rounding more than XLA."""
+    program, run = made(name, dtype, ragged, DEFAULT)
+    spread = 2.0 if dtype == "f32" else 1.0
+    with jax.default_matmul_precision("highest" if dtype == "f32" else "default"):
+        assert not list(refused(program, jax.jit(written(name, ragged)), run, spread))
