@@ -166,7 +166,8 @@ def command_fuzz(args: argparse.Namespace, out: Console, err: Console) -> int:
     if args.json is not None and args.json.is_dir():
         raise UsageError(f"--json: {str(args.json)!r} is a directory; allowed is a file")
     with nullcontext(lambda text: None) if args.quiet else progress.line() as say:
-        found = fuzz.campaign(args.programs, args.seed, args.out, args.workers, say)
+        platform = {"cpu": "cpu", "gpu": "cuda"}[args.device]
+        found = fuzz.campaign(args.programs, args.seed, args.out, args.workers, say, platform)
     out.print(found.table())
     if args.json is not None:
         err.print(f"written: {args.json}, {found.write(args.json)}", highlight=False)
@@ -297,6 +298,8 @@ def build_parser() -> argparse.ArgumentParser:
     random = commands.add_parser("fuzz", parents=[campaign], help="random programs, whole pipeline, against float64")
     random.add_argument("--programs", type=int, default=300, metavar="N", help="how many (default: 300)")
     random.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default: 1)")
+    where = "where programs run; on a GPU all regions get kernels, and these run (default: cpu)"
+    random.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help=where)
     random.add_argument("--out", type=Path, default=Path("fuzz-failures"), metavar="DIR", help="scripts of failures")
     random.set_defaults(run=command_fuzz)
 

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import random
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +13,9 @@ import pytest
 from rich.console import Console
 
 from mirage_jax import timing
-from mirage_jax.bench import programs, suite
+from mirage_jax.bench import calibration, programs, suite
 from mirage_jax.errors import UsageError
+from mirage_jax.search.devices import DEVICES
 
 # The limits of the table of measured peers, in microseconds on one H200.
 LIMITS = {
@@ -207,3 +209,12 @@ def test_a_failing_candidate_is_a_row(tmp_path) -> None:
     result.write(tmp_path / "r.json")
     assert json.loads((tmp_path / "r.json").read_text())["rows"][0]["results"]["wrong"]["error"] is None
     assert "broken: NotImplementedError" in result.to_markdown()
+
+
+def test_the_cost_model_orders_measured_kernels() -> None:
+    """Kernels of 23 programs, as they were timed on an H200: a change of the model must not lose their order."""
+    (file,) = Path(__file__).parents[1].glob("results/kernels-h200-*.jsonl.gz")
+    found = calibration.pairs(calibration.load(file), DEVICES["H200"])
+    assert len(found) == 23 and sum(map(len, found.values())) > 2500
+    assert calibration.mean_rank(found) > 0.9
+    assert calibration.mean_rank(calibration.pairs(calibration.load(file), DEVICES["CPU"])) < 0.9  # of another device

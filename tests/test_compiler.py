@@ -512,6 +512,7 @@ def test_a_wrong_translation_is_refused(monkeypatch, _wins) -> None:
 @pytest.mark.parametrize("stored", ["f32", "f16"])
 def test_overflow_where_xla_has_none_is_refused(stored: str) -> None:
     """float16 holds (x @ w) / 64, but not x @ w: a candidate that stores the latter narrow has a shorter range."""
+
     def fn(x, w):
         return (x / 64) @ w
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,8 +22,12 @@ from mirage_jax.audit.generator import generate
 from mirage_jax.audit.program import Program, Step, Value, Wrapper, shape_of
 from mirage_jax.audit.shrink import shrink, smaller, tidy
 from mirage_jax.compiler import attempt as attempts
+from mirage_jax.compiler.winner import Winner
 from mirage_jax.jaxpr_frontend import interpreter
-from mirage_jax.mugraph.graph import Library
+from mirage_jax.lower import launch
+from mirage_jax.lower.triton_interpreter import interpret
+from mirage_jax.mugraph.graph import BlockGraph, Library
+from mirage_jax.search.devices import DEVICES
 from mirage_jax.verify import certificate as certificates
 
 SEEDS = st.integers(0, 10**6)
@@ -155,6 +160,85 @@ def test_kernels_are_checked_in_tiles_and_as_text(tmp_path) -> None:
     assert outcome.counts["tiled"] and outcome.counts["interpreted"]
 
 
+@pytest.fixture
+def gpu_that_interprets(monkeypatch) -> list[str]:
+    """Programs are decided for a GPU, and their kernels run in Triton's interpreter; lists the kernels that ran."""
+    pytest.importorskip("triton")
+    ran: list[str] = []
+
+    def run_cuda(graph, schedule, arrays, run_library, **_) -> list[jax.Array]:
+        def run(*inputs):
+            ran.extend(k.name for k in graph.kernels if isinstance(k, BlockGraph))
+            out = interpret(graph, schedule, [np.asarray(x) for x in inputs], library)
+            return [np.asarray(y) for y in out]
+
+        def library(kernel, tensors):
+            return np.asarray(run_library(kernel, {name: jnp.asarray(x) for name, x in tensors.items()}))
+
+        tensors = [graph.tensors[name] for name in graph.outputs]
+        types = [
+            jax.ShapeDtypeStruct(tuple(map(graph.extent, t.axes)), launch.NUMPY_TYPES.get(t.dtype, t.dtype))
+            for t in tensors
+        ]
+        return jax.pure_callback(run, types, *arrays)
+
+    plain = Winner.portable
+    monkeypatch.setattr(Winner, "portable", lambda w, *xs: plain(w, *xs) if w.cuda is None else w._kernels(*xs))
+    monkeypatch.setattr(launch, "run_cuda", run_cuda)
+    monkeypatch.setattr(attempts, "device_for", lambda kind: DEVICES["H200"])
+    right = differential.Unmeasured.attempt
+    monkeypatch.setattr(
+        differential.Unmeasured, "attempt", lambda self, region, _, device: right(self, region, "cuda", device)
+    )
+    return ran
+
+
+def test_on_a_gpu_kernels_run(tmp_path, gpu_that_interprets) -> None:
+    outcome = fuzz.run_one(chain(17, 16, 16, 16), Setting(platform="cuda", gate=False, cache_dir=str(tmp_path)))
+    assert not outcome.problems
+    counts = outcome.counts
+    assert counts["programs run through Triton"] == counts["regions run through Triton"] == outcome.accepted == 1
+    assert 1 <= counts["kernels run through Triton"] <= len(gpu_that_interprets)
+
+
+def test_on_a_gpu_what_cannot_be_launched_is_left_out(tmp_path, gpu_that_interprets, monkeypatch) -> None:
+    def broken(*args, **kwargs):
+        raise RuntimeError("out of shared memory")
+
+    monkeypatch.setattr(launch, "run_cuda", broken)
+    outcome = fuzz.run_one(chain(17, 16, 16, 16), Setting(platform="cuda", gate=False, cache_dir=str(tmp_path)))
+    assert not outcome.problems
+    assert outcome.counts["not compiled: RuntimeError"] and not outcome.counts["regions run through Triton"]
+
+
+def test_on_a_gpu_a_wrong_kernel_is_found(tmp_path, gpu_that_interprets, monkeypatch) -> None:
+    right = launch.run_cuda
+    monkeypatch.setattr(launch, "run_cuda", lambda *args, **kwargs: [1.02 * y for y in right(*args, **kwargs)])
+    outcome = fuzz.run_one(chain(17, 16, 16, 16), Setting(platform="cuda", gate=False, cache_dir=str(tmp_path)))
+    assert outcome.counts["asked the float gate"] and outcome.refused["by the float gate"]
+    monkeypatch.setattr(differential.Trial, "gate", lambda *args: (True, ""))
+    outcome = fuzz.run_one(chain(17, 16, 16, 16), Setting(platform="cuda", cache_dir=str(tmp_path / "again")))
+    assert outcome.problems and outcome.problems[0].startswith("result 0: ")
+
+
+def test_tf32_is_noise_of_float32_products_only() -> None:
+    """Operands rounded to 10 bits explain an error of 1e-3 in a product on a GPU, in nothing else and nowhere else."""
+    x = np.random.default_rng(0).standard_normal((32, 32)).astype(np.float32)
+
+    def noise(f, *args, tf32: bool) -> float:
+        jaxpr = jax.make_jaxpr(f)(*args)
+        exact = float64.evaluate(jaxpr, args)
+        return float(float64.spread(jaxpr, args, exact, 4, 0, tf32=tf32)[0].max() / np.abs(exact[0]).max())
+
+    assert 1e-4 < noise(jnp.matmul, x, x, tf32=True) < 2e-3
+    assert noise(jnp.matmul, x, x, tf32=False) < 2e-6
+    assert noise(lambda a, b: jnp.matmul(a, b, precision="highest"), x, x, tf32=True) < 2e-6
+    assert noise(lambda a: jnp.sum(a * a, -1), x, tf32=True) < 2e-6
+    half = x.astype(np.float16)
+    f16 = (noise(jnp.matmul, half, half, tf32=t) for t in (True, False))
+    assert len(set(f16)) == 1
+
+
 def test_a_wrong_lowering_is_found_and_shrunk(tmp_path, monkeypatch) -> None:
     """The result of a region is off by a thousandth, behind all checks; the script says so, until the bug is gone."""
     right = interpreter._run_region
@@ -238,13 +322,31 @@ def test_three_hundred_programs(tmp_path) -> None:
     assert found.counts["tiled"] and found.counts["candidates"] > found.accepted
 
 
+def test_an_interrupt_keeps_what_was_found(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(fuzz, "CHUNK", 2)
+
+    def interrupt(text: str) -> None:
+        raise KeyboardInterrupt
+
+    found = fuzz.campaign(200, 4, tmp_path, 1, interrupt)
+    assert 2 <= found.programs < 200
+
+
+def test_no_gpu_is_an_error(capsys) -> None:
+    if jax.devices()[0].platform == "gpu":
+        pytest.skip("there is one")
+    assert cli.main(["fuzz", "--device", "gpu"]) == cli.USAGE
+    assert "--device: found gpu; allowed is cpu" in capsys.readouterr().err
+
+
 def test_command(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(fuzz, "CHUNK", 2)
     file = tmp_path / "r.json"
     argv = ["fuzz", "--programs", "3", "--seed", "4", "--json", str(file), "--out", str(tmp_path / "failures")]
     assert cli.main(argv) == cli.OK
     assert "hit rate" in capsys.readouterr().out
-    assert json.loads(file.read_text())["programs"] == 3 and not (tmp_path / "failures").exists()
+    written = json.loads(file.read_text())
+    assert written["programs"] == 3 and written["device"] == "cpu" and not (tmp_path / "failures").exists()
     assert cli.main(["fuzz", "--programs", "0"]) == cli.USAGE
 
 

@@ -3,7 +3,8 @@
 Everything that is about being right is the real thing: capture, regions, search, fingerprint, certificate, float gate,
 lowering. What is replaced is the knowledge of speed: every proven candidate counts as faster than XLA, so that wrong
 ones would run. Every candidate that passes the fingerprint is evaluated as well, tile by tile if it has kernels, and
-where asked for in Triton's interpreter.
+where asked for in Triton's interpreter. On a GPU the kernels themselves run, at tile sizes and with launch parameters
+that vary from program to program.
 
 A difference counts only if neither XLA's own error nor the noise of rounding every step of the program (float64.py)
 is as large. XLA is asked only if the noise does not explain a difference, which saves a compilation.
@@ -18,9 +19,10 @@ import tempfile
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ import numpy as np
 
 from mirage_jax import timing
 from mirage_jax.audit import float64
-from mirage_jax.compiler import Compiler
+from mirage_jax.compiler import Compiler, tuning
 from mirage_jax.compiler.attempt import Attempt
 from mirage_jax.compiler.tuning import Comparison
 from mirage_jax.compiler.winner import Winner
@@ -63,12 +65,14 @@ RAGGED = (2, 3, 5)  # tile sizes that divide next to nothing
 
 @dataclass(frozen=True)
 class Setting:
-    """How a program is examined. `device` names the cost model: with that of a GPU there are kernels to check.
+    """How a program is examined. `device` names the cost model: with that of a GPU there are kernels to check. On
+    `platform` "cuda" it is that of the GPU that is here, on which the program runs.
 
     `cache_dir` is for what is decided on the way, never the user's own; None is one that is empty and then deleted.
     """
 
     device: str = "CPU"
+    platform: str = "cpu"
     gate: bool = True  # False: the float gate is asked only about what differs
     interpret: bool = False  # run kernels in Triton's interpreter
     seconds: float = 5.0
@@ -96,7 +100,7 @@ class Trial(Attempt):
 
     @property
     def description(self) -> Device:
-        return DEVICES[self.setting.device]
+        return super().description if self.setting.platform == "cuda" else DEVICES[self.setting.device]
 
     def promising(self, c: Candidate) -> bool:
         return True
@@ -128,8 +132,13 @@ class Unmeasured(Compiler):
         turn = self.setting.seed % len(running)  # not always the model's favourite
         turned = (*running[turn:], *running[:turn])
         ratio = timing.ratio(same, same)
-        winners = [attempt.winner(c.graph, c.schedule, c.family, directory) for c in turned]
-        return Comparison(same, tuple((w, same, ratio) for w in winners), (same, ratio))
+        winners: Iterable[Winner] = (attempt.winner(c.graph, c.schedule, c.family, directory) for c in turned)
+        if self.setting.platform == "cuda":
+            kernels_first = sorted(turned, key=lambda c: c.family != "kernels")
+            variants = (_variant(attempt, c, directory, self.setting.seed) for c in kernels_first)
+            winners = islice((w for w in variants if _launches(attempt, w, counts)), 1)  # each takes time to compile
+        faster = tuple((w, same, ratio) for w in winners)
+        return Comparison(same, faster, (same, ratio) if faster else None)
 
 
 # ---------------------------------------------------------------------- candidates
@@ -143,6 +152,28 @@ def _has_text(c: Candidate, counts: Counter[str]) -> bool:
         counts["not lowered"] += 1
         log.info("not lowered: %s", why)
         return False
+
+
+def _variant(attempt: Attempt, c: Candidate, directory: Path, seed: int) -> Winner:
+    """A candidate at one of the tile sizes, numbers of warps and pipeline stages that tuning would try."""
+    rng = np.random.default_rng(seed)
+    tiles = list(tuning.tile_variants(c, tuning.TILES[0]))
+    winner = attempt.winner(c.graph, tiles[rng.integers(len(tiles))], c.family, directory)
+    if winner.cuda is None:
+        return winner
+    launches = [winner.schedule, *tuning.launch_variants(winner)]
+    return replace(winner, schedule=launches[rng.integers(len(launches))])
+
+
+def _launches(attempt: Attempt, winner: Winner, counts: Counter[str]) -> bool:
+    """Whether a winner compiles and runs; tuning leaves out what does not, for want of shared memory for one."""
+    try:
+        jax.block_until_ready(jax.jit(attempt.ours(winner))(*attempt.inputs(0)))
+    except Exception as why:
+        counts[f"not compiled: {type(why).__name__}"] += 1
+        log.info("not compiled: %s", why)
+        return False
+    return True
 
 
 def check_candidate(reference: KernelGraph, c: Candidate, setting: Setting, counts: Counter[str]) -> Iterator[str]:
@@ -256,7 +287,7 @@ def examine(
     """
     plain = jax.jit(program(jax.jit)).trace(*args)
     exact = float64.evaluate(plain.jaxpr, args)
-    noise = float64.spread(plain.jaxpr, args, exact, SAMPLES, setting.seed)
+    noise = float64.spread(plain.jaxpr, args, exact, SAMPLES, setting.seed, tf32=setting.platform == "cuda")
     outcome, have = _optimized(program, args, setting)
     if have is None:
         return outcome
@@ -281,7 +312,7 @@ def _optimized(
     outcome = Outcome()
     with tempfile.TemporaryDirectory(prefix="mirage_jax") as empty:
         # What was accepted without the gate is no decision for a run with it.
-        folder = Path(setting.cache_dir or empty, f"{setting.device}-{setting.gate}")
+        folder = Path(setting.cache_dir or empty, f"{setting.platform}-{setting.device}-{setting.gate}")
         compiler = Unmeasured(replace(setting, cache_dir=str(folder)), outcome)
         with _overheard(outcome.problems):
             try:
@@ -325,11 +356,15 @@ def _differences(
 
 
 def _count(compiler: Unmeasured, outcome: Outcome) -> None:
+    kernels = 0
     for (text, _), d in compiler.decisions.items():
         outcome.regions += 1
         if d.winner is not None:
             outcome.accepted += 1
             outcome.changed += _work(parse(text)) != _work(d.winner.graph, d.winner.schedule.part_counts)
+            if d.winner.platform == "cuda" and d.winner.cuda is not None:
+                outcome.counts["regions run through Triton"] += 1
+                kernels += sum(isinstance(k, BlockGraph) for k in d.winner.graph)
         elif d.gate:
             outcome.refused["by the float gate"] += 1
             if "translated program" in d.gate:
@@ -337,6 +372,8 @@ def _count(compiler: Unmeasured, outcome: Outcome) -> None:
         else:
             outcome.refused[re.sub(r"\b[a-z]\d+\b|\d+", "_", d.why)] += 1
         outcome.counts.update(d.tried)
+    if kernels:
+        outcome.counts.update({"programs run through Triton": 1, "kernels run through Triton": kernels})
 
 
 def _work(graph: KernelGraph, parts: Mapping[str, int] | None = None) -> tuple[Counter[str], int, float]:
@@ -347,7 +384,7 @@ def _work(graph: KernelGraph, parts: Mapping[str, int] | None = None) -> tuple[C
 
 @contextmanager
 def _overheard(problems: list[str]) -> Iterator[None]:
-    """Whatever the optimizer warns of is a problem."""
+    """Whatever the optimizer warns of is a problem; what Triton says about itself is not."""
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -359,6 +396,7 @@ def _overheard(problems: list[str]) -> Iterator[None]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield
-        problems += [f"warned: {w.category.__name__}: {w.message} ({Path(w.filename).name}:{w.lineno})" for w in caught]
+        ours = [w for w in caught if not {"triton", "jax_triton"} & set(Path(w.filename).parts)]
+        problems += [f"warned: {w.category.__name__}: {w.message} ({Path(w.filename).name}:{w.lineno})" for w in ours]
     finally:
         log.removeHandler(listener)

@@ -26,13 +26,19 @@ from mirage_jax.mugraph.arrays import is_float
 
 type Array = np.ndarray
 
+TF32 = 2.0**-10  # the type has 10 bits of mantissa
+
 
 @dataclass(frozen=True)
 class Noise:
-    """Relative errors: of every element on its own, or the same of a whole result, as equal rows have them."""
+    """Relative errors: of every element on its own, or the same of a whole result, as equal rows have them.
+
+    `tf32`: operands of products of float32 are rounded to TF32, as on NVIDIA GPUs by default.
+    """
 
     rng: np.random.Generator
     together: bool = False
+    tf32: bool = False
 
     def draw(self, shape: tuple[int, ...]) -> Array:
         return self.rng.uniform(-1, 1, (1,) * len(shape) if self.together else shape)
@@ -46,6 +52,8 @@ def evaluate(jaxpr: Jaxpr, args: Sequence[Any], noise: Noise | None = None) -> l
     with np.errstate(all="ignore"):
         for eqn in program.eqns:
             xs = [_wide(read(values, a)) for a in eqn.inputs]
+            if noise is not None and noise.tf32 and _is_product_of_float32(eqn):
+                xs = [x * (1 + TF32 * noise.draw(np.shape(x))) for x in xs]
             results = _apply(eqn, xs, noise)
             for number, aval, result in zip(eqn.outputs, eqn.out_avals, results, strict=True):
                 values[number] = result if noise is None else _disturbed(result, eqn, xs, aval.dtype, noise)
@@ -55,6 +63,12 @@ def evaluate(jaxpr: Jaxpr, args: Sequence[Any], noise: Noise | None = None) -> l
 def _wide(x: Any) -> Array:
     x = np.asarray(x)
     return x.astype(np.float64) if is_float(x.dtype) else x
+
+
+def _is_product_of_float32(eqn: FlatEqn) -> bool:
+    """In the default precision."""
+    plain = eqn.primitive == "dot_general" and eqn.params["precision"] is None
+    return plain and all(a.dtype == np.float32 for a in eqn.in_avals)
 
 
 def _disturbed(x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, noise: Noise) -> Array:
@@ -265,11 +279,13 @@ EXACT = (STRUCTURAL.keys() - ROUNDED) | SEVERAL.keys() | {"scan", "remat2", "che
 EXACT |= {"neg", "max", "min", "abs", "sign", "stop_gradient", "copy", "copy_p", "name", "clamp", "select_n"}
 
 
-def spread(jaxpr: Jaxpr, args: Sequence[Any], exact: Sequence[Array], samples: int, seed: int) -> list[Array]:
+def spread(
+    jaxpr: Jaxpr, args: Sequence[Any], exact: Sequence[Array], samples: int, seed: int, tf32: bool = False
+) -> list[Array]:
     """Per result, how far disturbed runs are from the undisturbed one, elementwise at most."""
     out = [np.zeros(np.shape(r)) for r in exact]
     for n in range(samples):
-        noisy = evaluate(jaxpr, args, Noise(np.random.default_rng([seed, n]), n % 2 == 1))
+        noisy = evaluate(jaxpr, args, Noise(np.random.default_rng([seed, n]), n % 2 == 1, tf32))
         for i, (x, r) in enumerate(zip(noisy, exact, strict=True)):
             if is_float(np.asarray(r).dtype):
                 with np.errstate(invalid="ignore"):

@@ -3,6 +3,9 @@
 Program number n of seed S is always the same program, whatever the number of workers. Workers are processes of their
 own, started anew after some programs, because JAX keeps what it compiled; in them LLVM optimizes little, which halves
 the time and changes no meaning. Nothing of the user's cache of decisions is read or written.
+
+On a GPU (platform "cuda") every program is decided for it and runs there, its regions as Triton kernels where there are
+any; XLA's flags are the user's own.
 """
 
 from __future__ import annotations
@@ -12,10 +15,11 @@ import json
 import multiprocessing
 import os
 import random
+import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -29,13 +33,21 @@ from mirage_jax.audit.generator import generate
 from mirage_jax.audit.program import Program
 from mirage_jax.audit.shrink import shrink
 from mirage_jax.cache import versions
+from mirage_jax.errors import UsageError
 from mirage_jax.progress import Say
 from mirage_jax.report import write_beside
 
-FLAGS = "--xla_backend_optimization_level=0"
-CHUNK = 25  # programs per task
-CHUNKS = 20  # tasks per process
-GPU_EVERY, GATE_EVERY, INTERPRET_EVERY = 4, 7, 32  # one program in so many
+ENVIRONMENT: Mapping[str, Mapping[str, str]] = {
+    "cpu": {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_level=0"},
+    "cuda": {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},  # processes share the memory of one GPU
+}
+CHUNK = 10  # programs per task
+CHUNKS = 50  # tasks per process
+TRIALS = {"cpu": 150, "cuda": 40}  # programs tried to make one that fails smaller
+SHRUNK = 2  # failures per task that are made smaller: where all programs fail, a campaign should end nevertheless
+STOP = "stop"  # a file of this name tells workers to end
+LOST = ("ILLEGAL_ADDRESS", "ILLEGAL_INSTRUCTION", "MISALIGNED_ADDRESS", "LAUNCH_FAILED")  # CUDA errors that stay
+KERNELS_EVERY, GATE_EVERY, INTERPRET_EVERY = 4, 7, 32  # one program in so many
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,7 @@ class Campaign:
     refused: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
     seconds: float = 0.0
+    device: str = "cpu"
 
     @property
     def hit_rate(self) -> float:
@@ -97,8 +110,12 @@ class Campaign:
             yield what, f"{n:,}"
         yield "seconds", f"{self.seconds:,.0f} ({self.seconds / max(self.programs, 1):.2f} per program)"
 
+    @property
+    def title(self) -> str:
+        return f"Random programs, seed {self.seed}, on {self.device}"
+
     def table(self) -> Table:
-        table = Table("", "", title=f"Random programs, seed {self.seed}", show_header=False)
+        table = Table("", "", title=self.title, show_header=False)
         for what, value in self.rows():
             table.add_row(what, value)
         return table
@@ -109,7 +126,7 @@ class Campaign:
         return json.dumps(head | body, indent=1)
 
     def to_markdown(self) -> str:
-        lines = [f"# Random programs, seed {self.seed}", "", f"{datetime.date.today().isoformat()}.", ""]
+        lines = [f"# {self.title}", "", f"{datetime.date.today().isoformat()}.", ""]
         lines += ["| | |", "|---|---|", *(f"| {what} | {value} |" for what, value in self.rows())]
         lines += [f"\nProgram {f.number}, {f.steps} steps: {f.problems[0]}" for f in self.failures]
         return "\n".join(lines) + "\n"
@@ -122,11 +139,12 @@ class Campaign:
 # ---------------------------------------------------------------------- the programs of a campaign
 
 
-def program_of(seed: int, number: int) -> tuple[Program, Setting]:
+def program_of(seed: int, number: int, platform: str = "cpu") -> tuple[Program, Setting]:
     """One program of a campaign, and how it is examined."""
     program = generate(random.Random(f"{seed}/{number}"), number)
     setting = Setting(
-        device="H200" if number % GPU_EVERY == 0 else "CPU",
+        device="H200" if number % KERNELS_EVERY == 0 else "CPU",
+        platform=platform,
         gate=number % GATE_EVERY == 0,
         interpret=number % INTERPRET_EVERY == 0,
         seed=number,
@@ -142,31 +160,47 @@ def run_one(program: Program, setting: Setting) -> Outcome:
         return Outcome([f"not examined: {type(why).__name__}: {why}"])
 
 
-def run_programs(seed: int, numbers: Sequence[int], out: Path, cache_dir: str) -> Campaign:
+def run_programs(seed: int, numbers: Sequence[int], out: Path, cache_dir: str, platform: str = "cpu") -> Campaign:
     """Some programs of a campaign, in this process."""
     found = Campaign(seed)
     for number in numbers:
-        program, setting = program_of(seed, number)
+        if Path(cache_dir, STOP).exists():
+            break
+        program, setting = program_of(seed, number, platform)
         outcome = run_one(program, replace(setting, cache_dir=cache_dir))
         found.add(outcome)
+        lost = any(word in problem for problem in outcome.problems for word in LOST)
         if outcome.problems:
-            found.failures.append(report(seed, number, program, setting, outcome.problems, out))
+            trials = 0 if lost or len(found.failures) >= SHRUNK else TRIALS[platform]
+            stop = Path(cache_dir, STOP).exists
+            found.failures.append(report(seed, number, program, setting, outcome.problems, out, trials, stop))
+        if lost:
+            os._exit(1)  # nothing runs on the GPU any more in this process
     jax.clear_caches()
     return found
 
 
-def report(seed: int, number: int, program: Program, setting: Setting, problems: Sequence[str], out: Path) -> Failure:
-    """Shrink a failing program and write its script."""
+def report(
+    seed: int,
+    number: int,
+    program: Program,
+    setting: Setting,
+    problems: Sequence[str],
+    out: Path,
+    trials: int = TRIALS["cpu"],
+    stop: Callable[[], bool] = lambda: False,
+) -> Failure:
+    """Shrink a failing program, until `stop`, and write its script."""
     wanted = kind_of(problems[0])
 
     def fails(p: Program) -> bool:
-        return any(kind_of(x) == wanted for x in run_one(p, setting).problems)
+        return not stop() and any(kind_of(x) == wanted for x in run_one(p, setting).problems)
 
-    small = shrink(program, fails)
+    small = shrink(program, fails, trials)
     out.mkdir(parents=True, exist_ok=True)
     file = out / f"fuzz_{seed}_{number}.py"
     title = f"Program {number} of seed {seed}, shrunk from {len(program.steps)} steps to {len(small.steps)}:"
-    file.write_text(small.script(setting, f"{title}\n{problems[0]}", FLAGS))
+    file.write_text(small.script(setting, f"{title}\n{problems[0]}", ENVIRONMENT[setting.platform]))
     return Failure(number, tuple(problems), str(file), len(small.steps))
 
 
@@ -178,22 +212,37 @@ def kind_of(problem: str) -> str:
 # ---------------------------------------------------------------------- workers
 
 
-def _start_worker() -> None:
-    os.environ["XLA_FLAGS"] = FLAGS
-    jax.config.update("jax_platforms", "cpu")
+def find_gpu() -> str:
+    """The kind of the GPU that campaigns run on; raises `UsageError` if there is none."""
+    os.environ.update(ENVIRONMENT["cuda"])
+    try:
+        return jax.local_devices(backend="cuda")[0].device_kind
+    except RuntimeError as why:
+        raise UsageError(f"--device: found gpu; allowed is cpu, where JAX sees no NVIDIA GPU: {why}") from None
+
+
+def _start_worker(platform: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the campaign ends them
+    os.environ.update(ENVIRONMENT[platform])
+    if platform == "cpu":
+        jax.config.update("jax_platforms", "cpu")
     for name in [n for n in os.environ if n == "MIRAGE_JAX" or n.startswith("MIRAGE_JAX_")]:
         del os.environ[name]
 
 
-def campaign(programs: int, seed: int, out: Path, workers: int = 1, say: Say = lambda _: None) -> Campaign:
+def campaign(
+    programs: int, seed: int, out: Path, workers: int = 1, say: Say = lambda _: None, platform: str = "cpu"
+) -> Campaign:
     """Programs 0 .. of a seed. An interrupt ends it early, with what was found so far."""
-    found, start = Campaign(seed), time.perf_counter()
+    device = "cpu" if platform == "cpu" else find_gpu()
+    found, start = Campaign(seed, device=device), time.perf_counter()
     todo = [range(n, min(n + CHUNK, programs)) for n in range(0, programs, CHUNK)]
     with tempfile.TemporaryDirectory(prefix="mirage_jax") as cache_dir:
         try:
             while todo:  # each pool is a fresh one; Python's own way to renew processes can hang (max_tasks_per_child)
                 now, todo = todo[: CHUNKS * workers], todo[CHUNKS * workers :]
-                todo = _pool(now, found, out, cache_dir, workers, lambda: say(_line(found, programs, start))) + todo
+                more = (out, cache_dir, platform)
+                todo = _pool(now, found, more, workers, lambda: say(_line(found, programs, start))) + todo
         except KeyboardInterrupt:
             pass
     found.seconds = time.perf_counter() - start
@@ -208,14 +257,14 @@ def _line(found: Campaign, programs: int, start: float) -> str:
 
 
 def _pool(
-    todo: list[range], found: Campaign, out: Path, cache_dir: str, workers: int, tell: Callable[[], None]
+    todo: list[range], found: Campaign, more: tuple[Path, str, str], workers: int, tell: Callable[[], None]
 ) -> list[range]:
-    """Run tasks in processes; what is left to do if one of them died."""
+    """Run tasks in processes; what is left to do if one of them died. `more`: arguments of `run_programs`."""
     context = multiprocessing.get_context("spawn")
     left = list(todo)
-    with ProcessPoolExecutor(workers, context, _start_worker) as pool:
+    with ProcessPoolExecutor(workers, context, _start_worker, more[-1:]) as pool:
         tasks: dict[Future[Campaign], range] = {
-            pool.submit(run_programs, found.seed, numbers, out, cache_dir): numbers for numbers in todo
+            pool.submit(run_programs, found.seed, numbers, *more): numbers for numbers in todo
         }
         try:
             for task in as_completed(tasks):
@@ -227,6 +276,10 @@ def _pool(
             why = f"crashed: a process died in programs {dead.start} to {dead.stop - 1}"
             found.failures.append(Failure(dead.start, (why,), "", 0))
         except KeyboardInterrupt:
+            Path(more[1], STOP).touch()
             pool.shutdown(cancel_futures=True)
+            for task, numbers in tasks.items():
+                if numbers in left and not task.cancelled() and task.exception() is None:
+                    found.merge(task.result())
             raise
     return left

@@ -11,6 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -114,8 +115,8 @@ class Program:
             text = wrapper.format(text)
         return text
 
-    def script(self, setting: object, title: str = "", flags: str = "") -> str:
-        """A file that runs the program alone and says what differs; `flags` are XLA's."""
+    def script(self, setting: object, title: str = "", environment: Mapping[str, str] = MappingProxyType({})) -> str:
+        """A file that runs the program alone and says what differs; `environment`: variables that it sets."""
         specs = ", ".join(f"({shape}, {dtype!r})" for shape, dtype in self.specs)
         used = {w.name for w in self.inner + self.outer}
         helpers = [inspect.getsource(h) for name, h in wrappers.HELPERS.items() if name in used]
@@ -125,7 +126,7 @@ class Program:
                 "import os",
                 "import sys",
                 "",
-                f'os.environ.setdefault("JAX_PLATFORMS", "cpu")\nos.environ.setdefault("XLA_FLAGS", "{flags}")',
+                *(f"os.environ.setdefault({name!r}, {value!r})" for name, value in environment.items()),
                 "",
                 "import jax",
                 "import jax.numpy as jnp",

@@ -12,11 +12,9 @@ from dataclasses import replace
 
 from mirage_jax.audit.program import Program, Wrapper
 
-TRIALS = 150  # programs tried at most
 
-
-def shrink(program: Program, fails: Callable[[Program], bool], trials: int = TRIALS) -> Program:
-    """The smallest failing program found; `program` itself if nothing smaller fails."""
+def shrink(program: Program, fails: Callable[[Program], bool], trials: int = 150) -> Program:
+    """The smallest failing program found among `trials` at most; `program` itself if nothing smaller fails."""
     tried = {program}
     progress = True
     while progress:

@@ -21,7 +21,7 @@ from mirage_jax.search.structures import Candidate
 log = logging.getLogger("mirage_jax")
 
 MARGIN = 1.03  # lower 95% bound of XLA's time over ours, below which XLA stays
-TILES = (10, 6, 5, 4, 4, 4, 4)  # tile sizes per kernel tried for the first, second, ... finalist
+TILES = (8, 5, 4, 3, 3, 3, 3)  # tile sizes per kernel tried for the first, second, ... finalist
 FINALISTS = len(TILES)
 KEPT = 3  # variants that survive a screen
 SECOND = 1.5  # how much slower than its estimate the second candidate of a kind is taken to be

@@ -88,9 +88,6 @@ def run_cuda(
     `compute_capability` (80, 90, 100) is needed where there is no GPU to ask. Bind this in lowering rules only
     (`mlir.lower_fun`): jax-triton 0.4 has no dead-code rule that jax 0.12 accepts.
     """
-    import jax
-
-    triton_call = _jax_triton().triton_call
     env: dict[str, Any] = {t.name: a for t, a in zip(graph.inputs, arrays, strict=True)}
     check_shapes(graph, env)
     for kernel, source in zip(graph.kernels, sources(graph, schedule, options), strict=True):
@@ -98,21 +95,38 @@ def run_cuda(
             assert isinstance(kernel, Library)
             env[kernel.name] = run_library(kernel, env)
             continue
-        types = zip(source.shapes, source.dtypes[len(source.inputs) :], strict=True)
-        results = triton_call(
-            *(env[name] for name in source.inputs),
-            kernel=load_kernel(source, directory),
-            out_type=tuple(jax.ShapeDtypeStruct(shape, NUMPY_TYPES[dtype]) for shape, dtype in types),
-            grid=source.grid,
-            name=source.name,
-            num_warps=source.num_warps,
-            num_stages=source.num_stages,
-            num_ctas=1,
-            compute_capability=compute_capability,
-            backend_options=dict(BACKEND_OPTIONS),
-        )
+        arrays = [env[name] for name in source.inputs]
+        results = call_kernel(source, arrays, compute_capability=compute_capability, directory=directory)
         env |= zip(source.outputs, results, strict=True)
     return [env[name] for name in graph.outputs]
+
+
+def call_kernel(
+    source: KernelSource,
+    arrays: Sequence[jax.Array],
+    *,
+    compute_capability: int | None = None,
+    directory: Path | None = None,
+    in_place: bool = False,
+) -> list[jax.Array]:
+    """Launch one kernel inside a JAX trace. `in_place`: after its inputs, `arrays` has what it is to write into."""
+    import jax
+
+    types = zip(source.shapes, source.dtypes[len(source.inputs) :], strict=True)
+    aliases = {len(source.inputs) + n: n for n in range(len(source.outputs))} if in_place else None
+    return _jax_triton().triton_call(
+        *arrays,
+        kernel=load_kernel(source, directory),
+        out_type=[jax.ShapeDtypeStruct(shape, NUMPY_TYPES[dtype]) for shape, dtype in types],
+        grid=source.grid,
+        name=source.name,
+        num_warps=source.num_warps,
+        num_stages=source.num_stages,
+        num_ctas=1,
+        compute_capability=compute_capability,
+        backend_options=dict(BACKEND_OPTIONS),
+        input_output_aliases=aliases,
+    )
 
 
 NUMPY_TYPES: Mapping[str, str] = {

@@ -8,7 +8,8 @@ that the same process can go on compiling kernels:
 * it expects torch tensors: `_Pointer` has the few methods that it calls;
 * it reads and writes whatever an address points to: `interpreter_memory` checks each access;
 * ``tl.sum`` and friends are compiled-flavour functions that refuse to be called: `JITFunction.__call__` is replaced;
-* it computes bf16 on the integers that hold the bits: arithmetic is routed through f32 and rounded once;
+* it computes bf16 on the integers that hold the bits, and casts by cutting bits off: arithmetic is routed through f32
+  and rounded once, to nearest;
 * a truth value spread over a tile becomes integers, which no load takes as a mask.
 
 It does not model races, shared memory, or the rounding of tf32.
@@ -57,14 +58,18 @@ def interpret(
     return [env[name] for name in graph.outputs]
 
 
-def interpret_kernel(source: KernelSource, arrays: Sequence[np.ndarray], exact: bool = False) -> list[np.ndarray]:
+def interpret_kernel(
+    source: KernelSource, arrays: Sequence[np.ndarray], exact: bool = False, before: Sequence[np.ndarray] | None = None
+) -> list[np.ndarray]:
     """Outputs of one kernel, for arrays of the types of its tensors (`exact`: numbers in place of floats).
 
     Raises `KernelFault` if it reads or writes outside of its tensors, or does not write each element of its results
-    exactly once.
+    exactly once; with `before`, what its outputs hold at first, it may leave elements as they are.
     """
     types = [_numpy_type(d, exact) for d in source.dtypes]
     outputs = [np.zeros(shape, t) for shape, t in zip(source.shapes, types[len(source.inputs) :], strict=True)]
+    for x, y in zip(before or (), outputs, strict=bool(before)):
+        y[...] = x
     names = [*(f"input {name}" for name in source.inputs), *(f"output {name}" for name in source.outputs)]
     dtypes = [(name, _numpy_type(d).name, BYTES[d]) for name, d in zip(names, source.dtypes, strict=True)]
     arrays = [np.asarray(x, t, order="C") for x, t in zip(arrays, types[: len(arrays)], strict=True)]
@@ -77,7 +82,7 @@ def interpret_kernel(source: KernelSource, arrays: Sequence[np.ndarray], exact: 
             if isinstance(error.__cause__, MirageError):  # Triton's interpreter wraps what is raised below it
                 raise error.__cause__ from None
             raise
-    for buffer in memory.buffers:
+    for buffer in memory.buffers if before is None else ():
         buffer.check_written()
     return outputs
 
@@ -214,6 +219,7 @@ def _bf16_patches(interpreter: Any, tl: Any) -> list[tuple[Any, str, Any]]:
     """Replacements that compute on bf16 in f32 and round once."""
     handle, builder, reduce = interpreter.TensorHandle, interpreter.InterpreterBuilder, interpreter.ReduceOps
     plain_dot, plain_binary, plain_unary = builder.create_dot, builder.binary_op, builder.unary_op
+    plain_cast = builder.cast_impl
 
     def is_bf16(x: Any) -> bool:
         return x.dtype.scalar == tl.bfloat16
@@ -223,6 +229,13 @@ def _bf16_patches(interpreter: Any, tl: Any) -> list[tuple[Any, str, Any]]:
 
     def narrow(data: np.ndarray) -> np.ndarray:
         return np.asarray(data, np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
+
+    def cast(self: Any, x: Any, dtype: Any) -> Any:
+        if is_bf16(x) and dtype.scalar == tl.float32:
+            return wide(x)
+        if x.dtype.scalar == tl.float32 and dtype.scalar == tl.bfloat16:
+            return handle(narrow(x.data), tl.bfloat16)
+        return plain_cast(self, x, dtype)
 
     def dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         return plain_dot(self, wide(a), wide(b), *rest)
@@ -248,6 +261,7 @@ def _bf16_patches(interpreter: Any, tl: Any) -> list[tuple[Any, str, Any]]:
         return run
 
     return [
+        (builder, "cast_impl", cast),
         (builder, "create_dot", dot),
         (builder, "binary_op", binary),
         (builder, "unary_op", unary),

@@ -5,12 +5,14 @@ It orders candidates before anything is measured; it never decides that a candid
 A kernel is priced from its `Outline`: what it loads, computes and stores, each as a list of axes. `Terms` are then
 products and quotients of extents and tile sizes, written once over an `Arithmetic`: arrays (all tilings of a kernel
 priced at once) or sympy expressions (formulas for people, and for reuse over shapes: `formula`). `seconds` is a
-roofline with wave quantization:
+roofline with wave quantization, whose terms hide each other in part:
 
-    launch + max(shortest, memory / fill, compute / fill, latency)
+    launch + sqrt(shortest^2 + memory^2 + compute^2 + latency^2)
 
-where memory is the larger of compulsory bytes over the bandwidth and of all loads over the cache's, fill is the part
-of the device that the blocks keep busy, and latency bounds a loop whose every step is a trip to memory and back.
+Memory is the larger of compulsory bytes over the bandwidth and of all loads over the cache's; memory and compute are
+divided by the part of the device that the blocks keep busy; latency is that of loop steps that wait for loads, less
+with more stages and more blocks at a time. Constants were fitted to times of 2,900 kernels on one GPU
+(bench/calibration.py); ones that only move all estimates together do not matter for an order.
 """
 
 from __future__ import annotations
@@ -52,8 +54,14 @@ GRID_TILES = (1, 16, 32, 64, 128, 256)
 LOOP_TILES = (16, 32, 64, 128, 256)
 LARGEST_TILE = 32768  # elements of one value: 128 f32 registers for each of 256 threads
 SMALLEST_PRODUCT = 16  # rows, columns and depth of a matrix product are padded to this
-STEP_LATENCY = 0.4e-6  # seconds of a loop step that waits for memory
-STAGES = 3  # of the pipeline of a loop's loads, the tuner's start
+STEP_LATENCY = 0.8e-6  # seconds of a loop step that waits for memory
+WARPS = (4, 8)  # per block, and
+STAGES = (2, 3, 4)  # of the pipeline of a loop's loads: where the tuner starts
+RESIDENT = 8  # blocks at a time on one processor, at most
+RESIDENT_WARPS = 64  # the same of all blocks' warps
+ENOUGH_WARPS = 8  # to keep one processor's pointwise units busy
+REGISTERS = 255  # per thread
+LIVE = 2.2  # as many values as the largest take registers at a time
 TYPICAL_TILE, TYPICAL_PARTS = 64, 8  # for which operators are chosen
 KEPT = 64  # tilings kept per kernel, for the tuner
 
@@ -249,17 +257,23 @@ def _share(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], 
     return math_.minimum(math_.maximum(end - start, tile(o.loop)) / whole, 1)
 
 
-def seconds(t: Terms, d: Device, math_: Any = Arrays) -> Number:
-    """The estimate."""
-    waves = math_.ceil(t.blocks, d.blocks)
-    fill = t.blocks / (waves * d.blocks)
+def seconds(t: Terms, d: Device, math_: Any = Arrays, warps: Number = WARPS[0], stages: Number = STAGES[1]) -> Number:
+    """The estimate. `warps` per block and `stages` of the pipeline are numbers or arrays."""
+    held = t.shared + t.streamed * math_.maximum(stages - 2, 0)
+    resident = math_.minimum(d.shared_bytes // math_.maximum(held, 1024), RESIDENT_WARPS // warps)
+    resident = math_.minimum(math_.maximum(resident, 1), RESIDENT)
+    fill = t.blocks / (math_.ceil(t.blocks, d.blocks) * d.blocks)
     # Few blocks cannot keep enough loads in flight to use all of the bandwidth.
     memory = math_.maximum(t.traffic / d.bandwidth, t.fetched / d.cache_bandwidth) / math_.minimum(1.0, 0.05 + fill)
-    compute = (
-        t.narrow_flops / d.matrix_flops + t.wide_flops / d.matrix_flops_f32 + t.vector_flops / d.vector_flops
-    ) / fill
-    latency = t.steps * waves * STEP_LATENCY
-    return math_.maximum(math_.maximum(memory, compute), math_.maximum(latency, d.shortest)) + d.launch
+    at_once = math_.minimum(math_.maximum(t.blocks / d.blocks, 1), resident)
+    busy = math_.minimum(at_once * warps / ENOUGH_WARPS, 1)
+    spills = math_.maximum(LIVE * t.largest / (32 * warps) / REGISTERS, 1)
+    products = t.narrow_flops / d.matrix_flops + t.wide_flops / d.matrix_flops_f32
+    compute = (products + t.vector_flops / d.vector_flops / busy) / fill * spills
+    waves = math_.ceil(t.blocks, d.blocks * resident)
+    ahead = math_.maximum(math_.minimum(stages - 1, t.steps), 1)
+    latency = t.steps * waves * STEP_LATENCY / ahead
+    return (memory**2 + compute**2 + latency**2 + d.shortest**2) ** 0.5 + d.launch
 
 
 def extents_inside(kernel: BlockGraph, graph: KernelGraph, parts: Mapping[Axis, int]) -> Callable[[Axis], int]:
@@ -276,15 +290,21 @@ def extents_inside(kernel: BlockGraph, graph: KernelGraph, parts: Mapping[Axis, 
 
 def estimate(graph: KernelGraph, schedule: Schedule, device: Device) -> float:
     """Seconds of a scheduled graph; library operators as XLA would run them alone, pointwise ones fused."""
-    total = 0.0
-    for kernel, sizes in zip(graph, schedule.kernels, strict=True):
-        if isinstance(kernel, BlockGraph):
-            extent = extents_inside(kernel, graph, schedule.part_counts)
-            tile = dict(sizes.tiles)
-            total += float(seconds(terms(outline(kernel, graph), extent, lambda a, t=tile: t.get(a, 1)), device))
-        else:
-            total += _library(kernel, graph, device)
-    return total
+    return sum(
+        kernel_estimate(kernel, graph, sizes, schedule.part_counts, device)
+        if isinstance(kernel, BlockGraph)
+        else _library(kernel, graph, device)
+        for kernel, sizes in zip(graph, schedule.kernels, strict=True)
+    )
+
+
+def kernel_estimate(
+    kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule, parts: Mapping[Axis, int], device: Device
+) -> float:
+    """Seconds of one of a graph's kernels at given sizes."""
+    tile = dict(sizes.tiles)
+    t = terms(outline(kernel, graph), extents_inside(kernel, graph, parts), lambda a: tile.get(a, 1))
+    return float(seconds(t, device, Arrays, sizes.num_warps, sizes.num_stages))
 
 
 def _library(kernel: Library, graph: KernelGraph, device: Device) -> float:
@@ -300,7 +320,9 @@ def _library(kernel: Library, graph: KernelGraph, device: Device) -> float:
     return max(work, moved / device.bandwidth) + (0.0 if record.pointwise else device.launch)
 
 
-def formula(kernel: BlockGraph, graph: KernelGraph, device: Device) -> sympy.Expr:
+def formula(
+    kernel: BlockGraph, graph: KernelGraph, device: Device, warps: int = WARPS[0], stages: int = STAGES[1]
+) -> sympy.Expr:
     """The estimate of a kernel in seconds as a sympy expression: ``k`` is an extent, ``T_k`` the tile of a divided
     axis.
     """
@@ -308,7 +330,7 @@ def formula(kernel: BlockGraph, graph: KernelGraph, device: Device) -> sympy.Exp
     def symbol(prefix: str) -> Callable[[Axis], sympy.Symbol]:
         return lambda a: sympy.Symbol(prefix + a, positive=True, integer=True)
 
-    return seconds(terms(outline(kernel, graph), symbol(""), symbol("T_"), Symbols), device, Symbols)
+    return seconds(terms(outline(kernel, graph), symbol(""), symbol("T_"), Symbols), device, Symbols, warps, stages)
 
 
 # ---------------------------------------------------------------------- tilings
@@ -339,8 +361,15 @@ def tilings(o: Outline, extent: Callable[[Axis], int], single: frozenset[Axis], 
     table = np.array(choices, dtype=np.int64).reshape(len(choices), len(axes))
     column = {a: table[:, i] for i, a in enumerate(axes)}
     t = terms(o, extent, column.__getitem__)
+    # Of every tiling the best launch; all stages of a pipeline have their own buffers, beside what is at work.
+    launches = np.array(list(product(WARPS, STAGES if o.loop else (1,))), dtype=np.int64)
+    warps, stages = launches[:, :1], launches[:, 1:]
     rows = len(table)
-    cost = np.broadcast_to(np.asarray(seconds(t, device), float), rows)
+    room = (t.shared + stages * t.streamed <= device.shared_bytes) | (stages <= STAGES[0])
+    priced = np.where(room, seconds(t, device, Arrays, warps, stages), np.inf)
+    priced = np.broadcast_to(priced, (len(launches), rows))
+    best = priced.argmin(0)
+    cost = priced[best, np.arange(rows)]
     work = np.broadcast_to(
         np.asarray(t.vector_flops / device.vector_flops + (t.narrow_flops + t.wide_flops) / device.matrix_flops, float),
         rows,
@@ -349,18 +378,11 @@ def tilings(o: Outline, extent: Callable[[Axis], int], single: frozenset[Axis], 
         (np.asarray(t.shared) * 2 <= device.shared_bytes) & (np.asarray(t.largest) <= LARGEST_TILE), rows
     )
     fetched = np.broadcast_to(np.asarray(t.fetched, float), rows)
-    largest = np.broadcast_to(np.asarray(t.largest), rows)
-    # Every stage of the pipeline has its own buffers, beside what the step at work holds.
-    deep = np.broadcast_to(np.asarray(t.shared + STAGES * t.streamed <= device.shared_bytes), rows)
     order = [i for i in np.lexsort((fetched, work, cost)) if fits[i]][:KEPT]
     return [
         Tiled(
             float(cost[i]),
-            KernelSchedule(
-                tuple(sorted(zip(axes, map(int, table[i]), strict=True))),
-                8 if largest[i] > 8192 else 4,
-                1 if not o.loop else STAGES if deep[i] else STAGES - 1,
-            ),
+            KernelSchedule(tuple(sorted(zip(axes, map(int, table[i]), strict=True))), *map(int, launches[best[i]])),
         )
         for i in order
     ]
@@ -431,7 +453,7 @@ class Model:
     def bound(self, outs: Leaves, leaves: Leaves) -> float:
         """No kernel with these outputs and loaded intermediates is faster."""
         traffic = sum(self.bytes(p) for p in (*outs, *leaves))
-        return max(self.device.shortest, traffic / self.device.bandwidth) + self.device.launch
+        return math.hypot(self.device.shortest, traffic / self.device.bandwidth) + self.device.launch
 
     # ------------------------------------------------------------------ one operator
 
@@ -503,7 +525,10 @@ class Model:
         dag = self._cheapest(outs, leaves, loop, grid, single, frozenset(kept))
         if dag is None:
             return None
-        found = tilings(self._outline(outs, leaves, loop, grid, dag), self.extent, single, self.device)
+        o = self._outline(outs, leaves, loop, grid, dag)
+        if loop is not None and not any(loop in w.axes for w in o.work):
+            return None  # what has the axis is loaded without it
+        found = tilings(o, self.extent, single, self.device)
         return Priced(outs, leaves, loop, grid, dag, tuple(found)) if found else None
 
     def _cheapest(

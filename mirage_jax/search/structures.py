@@ -30,7 +30,7 @@ from mirage_jax.mugraph.parser import parse
 from mirage_jax.search.cost import Tiled, extents_inside, outline, tilings
 from mirage_jax.search.devices import Device
 
-PARTS = (4, 8, 16, 32)
+PARTS = (2, 4, 8, 16, 32)
 SIZE = re.compile(r"(1/)?\|([a-z]\w*)\|")
 SCALES = ("scale", "ca", "cb", "offset")
 

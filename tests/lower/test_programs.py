@@ -18,7 +18,7 @@ from mirage_jax.lower.launch import sources  # noqa: E402
 from mirage_jax.lower.triton_interpreter import interpret  # noqa: E402
 from mirage_jax.lower.triton_source import DEFAULT, Options  # noqa: E402
 
-TOLERANCE = {"f16": 2e-3, "bf16": 1.6e-2, "f32": 2e-6}  # of the largest output
+TOLERANCE = {"f16": 2e-3, "bf16": 8e-3, "f32": 2e-6}  # of the largest output
 
 
 def error(program: Program, seed: int = 0, options: Options = DEFAULT) -> float:

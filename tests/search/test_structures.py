@@ -66,7 +66,7 @@ def test_formula_is_the_model_in_symbols() -> None:
     for kernel, sizes in zip(best.graph.kernels, best.schedule.kernels, strict=True):
         assert isinstance(kernel, BlockGraph)
         values = {f"T_{a}": n for a, n in sizes.tiles if not is_part(a)} | dict(best.graph.sizes)
-        expression = formula(kernel, best.graph, H200)
+        expression = formula(kernel, best.graph, H200, sizes.num_warps, sizes.num_stages)
         total += float(expression.subs({s: values[s.name] for s in expression.free_symbols}))
     assert total == pytest.approx(best.seconds, rel=1e-6)
 
