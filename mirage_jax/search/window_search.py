@@ -231,7 +231,7 @@ class Search:
             *(self.e.axes(r.value) for r in self.roots)
         )  # a free axis is divided over the grid as it is
         for axis in sorted(a for a in self.reduced - free if a == origin(a)):
-            if self.reference.extent(axis) < 4 * PARTS[0]:
+            if self.reference.extent(axis) < 16 * PARTS[0]:
                 continue
             split = tuple(replace(r, value=self.e.split(r.value, axis, (axis + PART, axis))) for r in self.roots)
             yield axis, split
