@@ -15,6 +15,7 @@ muGraph's meaning stands by itself and the verifier need not trust the search:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -67,12 +68,19 @@ class Cuts:
 
 
 def common(frontiers: Frontiers, kernels: Sequence[tuple[Dag, Leaves]]) -> Cuts:
-    """Collect `Cuts` over the kernels of a plan."""
+    """Collect `Cuts` over the kernels of a plan.
+
+    What is summed has one shift for all terms, unless it cancels in each of them: exponentials times their own
+    reciprocals are free to have another in every row, and need it, or rows far below the largest would be lost.
+    """
     reduced: dict[int, frozenset[Axis]] = {}
     for dag, _ in kernels:
         for _, s in dag:
+            powers: Counter[int] = Counter()
             for a in s.args:
-                for group, _ in frontiers.grading.degree(a) or ():
+                powers.update(dict(frontiers.grading.degree(a) or ()))
+            for group, power in powers.items():
+                if power:
                     axes = frozenset(x for x in map(origin, s.reduced) if kind(x) != "l")
                     reduced[group] = reduced.get(group, frozenset()) | axes
     return Cuts(reduced, frozenset[Poly]().union(*(leaves for _, leaves in kernels)))
