@@ -95,15 +95,11 @@ class Attempt:
     def oracle(self, values: Sequence[Any]) -> list[np.ndarray]:
         """The region in float64, inputs upcast after rounding to their own dtype."""
         own = self.region.graph
-        arrays = [np.asarray(v).reshape(_shape(own, t.axes)) for v, t in zip(values, own.inputs, strict=True)]
+        pairs = zip(self.region.inputs, values, strict=True)
+        arrays = [window for boundary, v in pairs for window in boundary.windows(np.asarray(v))]
         with np.errstate(all="ignore"):  # infinities and NaN are among the inputs
             tensors = dict(zip(own.outputs, evaluate.run(own, arrays), strict=True))
-
-        def outward(b: Any) -> np.ndarray:  # Region.finish without the cast
-            x = np.transpose(tensors[b.tensor], b.permutation).reshape(b.spread)
-            return np.broadcast_to(x, b.full).reshape(b.shape)
-
-        return [outward(b) for b in self.region.outputs]
+        return [b.joined(tensors, np) for b in self.region.outputs]  # Region.finish without the cast
 
     @cached_property
     def specs(self) -> list[tuple[tuple[int, ...], np.dtype]]:

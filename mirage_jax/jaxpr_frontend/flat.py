@@ -117,9 +117,18 @@ class _Flattener:
                 results = self.inline(called, operands, (*calls, eqn))
             else:
                 results = tuple(self.new(v.aval) for v in eqn.outvars)
-                self.eqns.append(FlatEqn(eqn, operands, results, calls))
+                self.eqns += _equations(eqn, operands, results, calls)
             env.update(zip(eqn.outvars, results, strict=True))
         return tuple(v if isinstance(v, Literal) else env[v] for v in jaxpr.outvars)
+
+
+def _equations(
+    eqn: JaxprEqn, operands: tuple[Atom, ...], results: tuple[int, ...], calls: tuple[JaxprEqn, ...]
+) -> list[FlatEqn]:
+    """An equation, or several with one result each that mean the same."""
+    if (slices := jax_compat.as_slices(eqn)) is not None:
+        return [FlatEqn(one, operands, (result,), calls) for one, result in zip(slices, results, strict=True)]
+    return [FlatEqn(eqn, operands, results, calls)]
 
 
 def without_dead_code(program: FlatProgram) -> FlatProgram:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import core
+from jax import core, lax
 from jax.extend import core as jex_core
 from jax.extend import source_info_util
 from jax.interpreters import mlir
@@ -125,6 +125,24 @@ def as_range(value: Any) -> Jaxpr | None:
     if (np.diff(numbers) != 1).any():
         return None
     return jax.make_jaxpr(lambda: jnp.arange(int(numbers[0]), int(numbers[-1]) + 1, dtype="int32"))()
+
+
+def as_slices(eqn: JaxprEqn) -> list[JaxprEqn] | None:
+    """The slices that a `split` is, one for each of its results; None for another equation."""
+    if eqn.primitive.name != "split":
+        return None
+    (operand,), axis = eqn.invars, eqn.params["axis"]
+    slices: list[JaxprEqn] = []
+    at = 0
+    for var, size in zip(eqn.outvars, eqn.params["sizes"], strict=True):
+        starts, limits = [0] * operand.aval.ndim, list(operand.aval.shape)
+        starts[axis], limits[axis] = at, at + size
+        at += size
+        params = {"start_indices": tuple(starts), "limit_indices": tuple(limits), "strides": None}
+        slices.append(
+            jex_core.new_jaxpr_eqn([operand], [var], lax.slice_p, params, eqn.effects, eqn.source_info, eqn.ctx)
+        )
+    return slices
 
 
 def bodies(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -146,12 +146,36 @@ class _Partitioner:
         members = [n for n in range(len(self.eqns)) if n not in self.free and n not in self.reasons]
         pieces: list[tuple[int, ...]] = []
         for cluster in convex_clusters(self.dependencies, members):
-            if sum(map(self._weight, cluster)) <= self.max_ops:
-                pieces.append(cluster)
-                continue
-            for segment in self._divide(cluster):
-                pieces += self._connected(segment)
+            small = sum(map(self._weight, cluster)) <= self.max_ops
+            for segment in [cluster] if small else self._divide(cluster):
+                kept = self._without_last_parts(segment)
+                pieces += [segment] if small and kept == segment else self._connected(kept)
         return [p for p in pieces if any(self.eqns[n].primitive in rules.HEAVY for n in p)]
+
+    def _without_last_parts(self, segment: tuple[int, ...]) -> tuple[int, ...]:
+        """A segment without what only takes its results apart or puts them together, which XLA does as well.
+
+        Slices stay if what they leave out need not be computed then.
+        """
+        inside, last, gone = set(segment), set[int](), set[int]()
+        for n in reversed(segment):
+            after = [r for v in self.eqns[n].outputs for r in self.readers.get(v, ()) if r in inside]
+            if self.eqns[n].primitive in rules.LIGHT and last.issuperset(after):
+                last.add(n)
+        for n in sorted(last):
+            is_part = self.eqns[n].primitive in rules.PARTS and not self._is_less(n, last)
+            if is_part or not gone.isdisjoint(self.dependencies.before[n]):
+                gone.add(n)
+        return tuple(n for n in segment if n not in gone)
+
+    def _is_less(self, n: int, last: Collection[int]) -> bool:
+        """Whether a slice, with others at the end of a region, shows less than all of what it is a slice of."""
+        if self.eqns[n].primitive != "slice":
+            return False
+        (value,) = self.eqns[n].reads
+        readers = self.readers[value]
+        is_all = sum(_bytes(self.eqns[r].out_avals[0]) for r in readers if r >= 0) >= _bytes(self.program.avals[value])
+        return not is_all and all(r in last and self.eqns[r].primitive == "slice" for r in readers)
 
     def _divide(self, cluster: Sequence[int]) -> list[tuple[int, ...]]:
         order = self._groups(cluster)
