@@ -127,22 +127,33 @@ def as_range(value: Any) -> Jaxpr | None:
     return jax.make_jaxpr(lambda: jnp.arange(int(numbers[0]), int(numbers[-1]) + 1, dtype="int32"))()
 
 
-def as_slices(eqn: JaxprEqn) -> list[JaxprEqn] | None:
-    """The slices that a `split` is, one for each of its results; None for another equation."""
-    if eqn.primitive.name != "split":
-        return None
+def as_slices(eqn: JaxprEqn) -> list[list[JaxprEqn]] | None:
+    """For each result of a `split` or `unstack` the equations that make it alone; None for another primitive."""
+    match eqn.primitive.name:
+        case "split":
+            sizes = eqn.params["sizes"]
+        case "unstack":
+            sizes = (1,) * len(eqn.outvars)
+        case _:
+            return None
+    starts = (sum(sizes[:n]) for n in range(len(sizes)))
+    return [_slice(eqn, *one) for one in zip(eqn.outvars, starts, sizes, strict=True)]
+
+
+def _slice(eqn: JaxprEqn, result: Any, start: int, size: int) -> list[JaxprEqn]:
     (operand,), axis = eqn.invars, eqn.params["axis"]
-    slices: list[JaxprEqn] = []
-    at = 0
-    for var, size in zip(eqn.outvars, eqn.params["sizes"], strict=True):
-        starts, limits = [0] * operand.aval.ndim, list(operand.aval.shape)
-        starts[axis], limits[axis] = at, at + size
-        at += size
-        params = {"start_indices": tuple(starts), "limit_indices": tuple(limits), "strides": None}
-        slices.append(
-            jex_core.new_jaxpr_eqn([operand], [var], lax.slice_p, params, eqn.effects, eqn.source_info, eqn.ctx)
-        )
-    return slices
+    starts, limits = [0] * operand.aval.ndim, list(operand.aval.shape)
+    starts[axis], limits[axis] = start, start + size
+    params = {"start_indices": tuple(starts), "limit_indices": tuple(limits), "strides": None}
+    context = eqn.effects, eqn.source_info, eqn.ctx
+    if result.aval.ndim == operand.aval.ndim:
+        return [jex_core.new_jaxpr_eqn([operand], [result], lax.slice_p, params, *context)]
+    shape = (*operand.aval.shape[:axis], 1, *operand.aval.shape[axis + 1 :])
+    whole = jex_core.Var(operand.aval.update(shape=shape))
+    return [
+        jex_core.new_jaxpr_eqn([operand], [whole], lax.slice_p, params, *context),
+        jex_core.new_jaxpr_eqn([whole], [result], lax.squeeze_p, {"dimensions": (axis,)}, *context),
+    ]
 
 
 def bodies(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:

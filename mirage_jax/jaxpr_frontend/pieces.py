@@ -122,8 +122,10 @@ class Resolver:
                 elif key == group[0]:
                     inner = math.prod(map(self.b.axes.extent, group[1 : len(group) - len(minor)]))
                     out[major] = out.get(major, frozenset()) | {at + bound * inner for bound in bounds}
-                else:
-                    raise NotExpressible(Code.LAYOUT, "a concatenation of what is in pieces along another axis")
+                else:  # rows in pieces: the concatenation is one of rows
+                    row = math.prod(map(self.b.axes.extent, group[group.index(key) : len(group) - len(minor)]))
+                    self.b.axes.split(major, self.b.axes.extent(major) // row)
+                    return self._concat_cuts(n)
             if at:
                 out[major] = out.get(major, frozenset()) | {at}
             at += part.size // stride

@@ -23,7 +23,7 @@ from mirage_jax.jaxpr_frontend.windows import concatenated, sliced
 DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "int32": "i32", "bool": "bool"}
 FLOATS = frozenset({"f16", "bf16", "f32", "f64"})
 HEAVY = frozenset({"dot_general", "reduce_sum", "reduce_max", "reduce_min"})
-PARTS = frozenset({"slice", "concatenate", "pad"})  # what takes arrays apart and puts them together
+PARTS = frozenset({"slice", "concatenate", "stack", "pad"})  # what takes arrays apart and puts them together
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +182,25 @@ def _every(b: Builder, x: Value, d: int, start: int, size: int, step: int) -> Va
     return replace(column, dims=(*column.dims[: d + 1], *column.dims[d + 2 :]))
 
 
+def _spread(b: Builder, x: Value, d: int, before: int, after: int, padding: Value, out: Result) -> Value:
+    """Every element along dimension d with padding before and after it."""
+    shape = b.axes.size(x.dims)
+    column = replace(x, dims=(*x.dims[: d + 1], (), *x.dims[d + 1 :]))
+    rows = _between(b, before, column, after, padding, d + 1, out.dtype)
+    return replace(rows, dims=b.axes.regroup(rows.dims, (*shape[:d], shape[d] * (before + 1 + after), *shape[d + 1 :])))
+
+
+def _between(b: Builder, before: int, x: Value, after: int, padding: Value, d: int, dtype: str) -> Value:
+    """x between paddings along dimension d."""
+    shape = b.axes.size(x.dims)
+
+    def end(size: int) -> list[Value]:
+        return [broadcast_scalar(b, padding, (*shape[:d], size, *shape[d + 1 :]))] if size > 0 else []
+
+    parts = [*end(before), x, *end(after)]
+    return concatenated(b, parts, d, dtype) if len(parts) > 1 else x
+
+
 @rule("concatenate", light=True)
 def _concatenate(b: Builder, out: Result, *operands: Value) -> Value:
     if len(operands) == 1:
@@ -191,22 +210,28 @@ def _concatenate(b: Builder, out: Result, *operands: Value) -> Value:
     return concatenated(b, operands, out.params["dimension"], out.dtype)
 
 
+@rule("stack", light=True)
+def _stack(b: Builder, out: Result, *operands: Value) -> Value:
+    axis = out.params["axis"]
+    return _concatenate(
+        b,
+        replace(out, params={"dimension": axis}),
+        *(replace(v, dims=(*v.dims[:axis], (), *v.dims[axis:])) for v in operands),
+    )
+
+
 @rule("pad", light=True)
 def _pad(b: Builder, out: Result, x: Value, padding: Value) -> Value:
     if not padding.is_constant or padding.is_neg_inf:
         raise NotExpressible(Code.PARAMETERS, "padding that is not a finite literal")
     for d, (low, high, inner) in enumerate(out.params["padding_config"]):
         if inner:
-            raise NotExpressible(Code.PARAMETERS, "padding between the elements")
+            before = min(max(low, 0), inner)
+            x = _spread(b, x, d, before, inner - before, padding, out)
+            low, high = low - before, high - (inner - before)
         shape = list(b.axes.size(x.dims))
         begin, end = max(-low, 0), shape[d] - max(-high, 0)
-        kept = sliced(b, x, d, begin, end - begin)
-
-        def end(n: int, d: int = d, shape: list[int] = shape) -> list[Value]:
-            return [broadcast_scalar(b, padding, (*shape[:d], n, *shape[d + 1 :]))] if n > 0 else []
-
-        around = [*end(low), kept, *end(high)]
-        x = concatenated(b, around, d, out.dtype) if len(around) > 1 else kept
+        x = _between(b, low, sliced(b, x, d, begin, end - begin), high, padding, d, out.dtype)
     return x
 
 
