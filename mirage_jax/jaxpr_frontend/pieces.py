@@ -1,9 +1,9 @@
 """What becomes of concatenations: results in pieces, and reductions that are sums of pieces.
 
 A concatenation *cuts* its axis, and so do all results that have this axis. Where an axis that is cut is reduced, the
-reduction is that of the pieces, one by one, joined: ``[x, y] @ w -> x @ w[:k] + y @ w[k:]``, and a maximum is a maximum
-of maxima. Where a result of the region has such an axis, it leaves the region in pieces, which the border joins. So no
-concatenation is left, and none of its operands is copied.
+reduction is the sum of those of the pieces: ``[x, y] @ w -> x @ w[:k] + y @ w[k:]``. Where a result of the region has
+such an axis, it leaves the region in pieces, which the border joins. So no concatenation is left, and none of its
+operands is copied. (A maximum over pieces is refused: the search knows no online softmax with a maximum of maxima.)
 
 What is zero in a piece (padding) is dropped there: products with it and sums of it are no operators.
 """
@@ -23,8 +23,6 @@ from mirage_jax.jaxpr_frontend.windows import aligned, alias, restrict, seen
 from mirage_jax.mugraph.graph import Attr
 
 type Cuts = dict[Key, frozenset[int]]  # axis -> where a new piece begins
-
-REDUCTIONS = {"sum": "add", "dot": "add", "max": "maximum"}  # and what joins the pieces of one
 
 
 @dataclass(frozen=True)
@@ -63,6 +61,7 @@ class Resolver:
         if size == self.b.axes.extent(key):
             return value
         assert value.node is not None
+        self.b.equation = self._to_blame(value.node, key)
         node, window = restrict(self.b, value.node, key, start, size)
         dims = list(self.b.dims(value))
         dims[d] = window
@@ -131,6 +130,20 @@ class Resolver:
             at += part.size // stride
         return out
 
+    def _to_blame(self, n: int, key: Key) -> int:
+        """The last equation that cuts an axis of a node, or one that it reduces; -1 for none."""
+        if n in self.b.concats:
+            concat = self.b.concats[n]
+            if key in self.b.axes.resolve(concat.axis):
+                return concat.equation
+            return max(self._to_blame(part.node, key) for part in concat.parts)
+        found = -1
+        for use in self.b.nodes[n].uses:
+            seen_as, own = self.b.axes.resolve(use.axes), self.b.axes.resolve(self.b.nodes[use.node].axes)
+            if key in seen_as:
+                found = max(found, self._to_blame(use.node, own[seen_as.index(key)]))
+        return found
+
     # --- nodes without concatenations
 
     def node(self, n: int) -> Use:
@@ -163,8 +176,12 @@ class Resolver:
         return Use(inner.node, tuple(names[k] for k in self.b.axes.resolve(inner.axes)), use.dtype)
 
     def _joined(self, n: int, key: Key, segments: Sequence[tuple[int, int]]) -> Use:
-        """The reduction of each segment of an axis, joined."""
+        """The sum of the reductions of each segment of an axis."""
         b, node = self.b, self.b.nodes[n]
+        b.equation = self._to_blame(n, key)
+        if node.op == "max":
+            why = "a maximum over a concatenation, which is no shift of a softmax"
+            raise NotExpressible(Code.LAYOUT, why, b.equation)
         total: Use | None = None
         for start, size in segments:
             window = b.axes.dimension(size)
@@ -173,7 +190,7 @@ class Resolver:
             part = b.append(node.op, uses, over, node.dtype, **dict(node.attrs))
             b.origins[part] = b.origins.get(n, n)
             use = self.node(part)
-            total = use if total is None else self._made(REDUCTIONS[node.op], (total, use), (), node.dtype, {})
+            total = use if total is None else self._made("add", (total, use), (), node.dtype, {})
         assert total is not None
         return total
 

@@ -173,6 +173,7 @@ def translate(program: FlatProgram, eqns: Sequence[FlatEqn], results: Sequence[i
     builder = Builder()
     env = {v: _input(builder, program.avals[v]) for v in operands}
     for position, eqn in enumerate(eqns):
+        builder.equation = position
         try:
             (out,) = eqn.outputs
             env[out] = _apply(builder, eqn, env)
@@ -180,15 +181,14 @@ def translate(program: FlatProgram, eqns: Sequence[FlatEqn], results: Sequence[i
             raise Refused(position, reason) from None
     try:
         outward = _resolved(builder, {v: env[v] for v in results})
+        _check_work(builder, [v for pieces in outward.values() for v in pieces.values])
     except NotExpressible as reason:
-        raise Refused(_last_of_parts(eqns), reason) from None
+        raise Refused(_last_of_parts(eqns) if reason.equation is None else reason.equation, reason) from None
     if not outward:
         return None
     flat = [v for pieces in outward.values() for v in pieces.values if not v.is_constant]
     inputs = _inputs(builder, {v: env[v].node for v in operands})
     assembled = assemble(builder, [n for nodes in inputs.values() for n in nodes], flat)
-    if (repeated := _repeated_work(builder, assembled)) is not None:
-        raise Refused(_last_of_parts(eqns), repeated)
     return Region(
         graph=join_shifts(sentinels_to_masks(assembled.graph)),
         inputs=tuple(
@@ -235,16 +235,18 @@ def _last_of_parts(eqns: Sequence[FlatEqn]) -> int:
     return max(n for n, eqn in enumerate(eqns) if eqn.primitive in rules.PARTS)
 
 
-def _repeated_work(builder: Builder, assembled: Assembled) -> NotExpressible | None:
+def _check_work(builder: Builder, values: Sequence[Value]) -> None:
     """The parts of a contraction or reduction may be no more work together than the whole of it."""
     work: dict[int, int] = {}
-    for n in assembled.tensors:
-        if builder.nodes[n].over:
-            origin = builder.origins.get(n, n)
-            work[origin] = work.get(origin, 0) + _work(builder, n)
-    if any(total > _work(builder, origin) for origin, total in work.items()):
-        return NotExpressible(Code.LAYOUT, "a part of what is needed as a whole too would be computed twice")
-    return None
+    live = [n for n in builder.live(values) if builder.nodes[n].over]
+    for n in live:
+        origin = builder.origins.get(n, n)
+        work[origin] = work.get(origin, 0) + _work(builder, n)
+    repeated = {origin for origin, total in work.items() if total > _work(builder, origin)}
+    if repeated:
+        to_blame = (builder.asked_by[n] for n in live if n in builder.asked_by and builder.origins[n] in repeated)
+        why = "a part of what is needed as a whole too would be computed twice"
+        raise NotExpressible(Code.LAYOUT, why, max(to_blame, default=None))
 
 
 def _work(builder: Builder, n: int) -> int:

@@ -77,6 +77,7 @@ class Concat:
 
     axis: tuple[Key, ...]
     parts: tuple[Part, ...]
+    equation: int  # position of the one that asks for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,8 @@ class Builder:
         self.windows: dict[int, Window] = {}
         self.versions: dict[tuple[int, int, int], list[tuple[Key, int, tuple[Key, ...]]]] = {}
         self.origins: dict[int, int] = {}  # node -> the node of the program of which it computes a part
+        self.equation = 0  # position of the one that is being translated
+        self.asked_by: dict[int, int] = {}  # part of a node -> position of the equation that needs it
 
     # --- values
 
@@ -141,6 +144,16 @@ class Builder:
         if x.node is None or self.nodes[x.node].op != "input":
             return x
         return self.value(x.dims, x.dtype, self.append("affine", (self.use(x, {}),), (), x.dtype))
+
+    def live(self, values: Sequence[Value]) -> set[int]:
+        """The nodes that values depend on."""
+        live: set[int] = set()
+        todo = [v.node for v in values if v.node is not None]
+        while todo:
+            if (n := todo.pop()) not in live:
+                live.add(n)
+                todo += [use.node for use in self.nodes[n].uses]
+        return live
 
     # --- nodes
 

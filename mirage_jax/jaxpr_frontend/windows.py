@@ -67,6 +67,7 @@ def restrict(b: Builder, n: int, key: Key, start: int, size: int) -> tuple[int, 
     node, window = _restricted(b, n, key, start, size)
     known.append((key, node, window))
     b.origins.setdefault(node, b.origins.get(n, n))
+    b.asked_by.setdefault(node, b.equation)
     return node, b.axes.resolve(window)
 
 
@@ -158,20 +159,20 @@ def concatenated(b: Builder, values: Sequence[Value], dimension: int, dtype: str
     parts = tuple(Part(alias(b, u), g, n) for u, g, n in zip(uses, groups, sizes, strict=True))
     axis = (b.axes.fresh(sum(sizes)),)
     common[dimension] = axis
-    return b.value(b.axes.resolve_dims(tuple(common)), dtype, add_concat(b, axis, parts, dtype))
+    return b.value(b.axes.resolve_dims(tuple(common)), dtype, add_concat(b, Concat(axis, parts, b.equation), dtype))
 
 
-def add_concat(b: Builder, axis: Keys, parts: Sequence[Part], dtype: str) -> int:
-    """A placeholder for parts along `axis`."""
+def add_concat(b: Builder, concat: Concat, dtype: str) -> int:
+    """A placeholder for a concatenation."""
     others: dict[Key, None] = {}
-    for part in parts:
+    for part in concat.parts:
         group = b.axes.resolve(part.group)
         b.axes.keep_apart(dict.fromkeys((*b.axes.resolve(b.nodes[part.node].axes), *group)))
         others |= dict.fromkeys(k for k in b.axes.resolve(b.nodes[part.node].axes) if k not in group)
-    axes = (*others, *(k for k in b.axes.resolve(axis) if k not in others))
+    axes = (*others, *(k for k in b.axes.resolve(concat.axis) if k not in others))
     b.axes.keep_apart(axes)
     b.nodes.append(Node("concat", (), axes, (), (), dtype))
-    b.concats[len(b.nodes) - 1] = Concat(axis, tuple(parts))
+    b.concats[len(b.nodes) - 1] = concat
     return len(b.nodes) - 1
 
 
@@ -188,9 +189,10 @@ def aligned(b: Builder, n: int) -> Concat:
         stride = _extent(b, minor)
         if any(part.size % stride for part in concat.parts):
             sizes = ", ".join(str(part.size) for part in concat.parts)
-            raise NotExpressible(Code.LAYOUT, f"a concatenation of {sizes} is divided into rows of {stride}")
+            why = f"a concatenation of {sizes} is divided into rows of {stride}"
+            raise NotExpressible(Code.LAYOUT, why, concat.equation)
         parts = tuple(_aligned(b, part, tuple(minor), part.size // stride) for part in concat.parts)
-        b.concats[n] = Concat(concat.axis, parts)
+        b.concats[n] = replace(concat, parts=parts)
         if b.axes.resolve(concat.axis) == (major, *minor):
             return b.concats[n]
 
@@ -223,7 +225,7 @@ def _restricted_concat(b: Builder, n: int, key: Key, start: int, size: int) -> t
         kept = tuple(itertools.chain(*(window if k == key else (k,) for k in group)))
         length = part.size // extent * size if key in group else part.size
         parts.append(Part(alias(b, use), kept, length))
-    return add_concat(b, axis, parts, dtype), window
+    return add_concat(b, Concat(axis, tuple(parts), concat.equation), dtype), window
 
 
 def _picked(b: Builder, concat: Concat, minor: Keys, start: int, size: int, dtype: str) -> tuple[int, Keys]:
@@ -243,7 +245,7 @@ def _picked(b: Builder, concat: Concat, minor: Keys, start: int, size: int, dtyp
         group = b.axes.resolve(part.group)
         return part.node, group[: len(group) - len(b.axes.resolve(minor))]
     window = b.axes.dimension(size)
-    return add_concat(b, (*window, *minor), parts, dtype), window
+    return add_concat(b, Concat((*window, *minor), tuple(parts), concat.equation), dtype), window
 
 
 def _extent(b: Builder, keys: Sequence[Key]) -> int:
