@@ -142,14 +142,14 @@ def as_slices(eqn: JaxprEqn) -> list[list[JaxprEqn]] | None:
 
 def _slice(eqn: JaxprEqn, result: Any, start: int, size: int) -> list[JaxprEqn]:
     (operand,), axis = eqn.invars, eqn.params["axis"]
-    starts, limits = [0] * operand.aval.ndim, list(operand.aval.shape)
+    aval: Any = operand.aval
+    starts, limits = [0] * aval.ndim, list(aval.shape)
     starts[axis], limits[axis] = start, start + size
     params = {"start_indices": tuple(starts), "limit_indices": tuple(limits), "strides": None}
     context = eqn.effects, eqn.source_info, eqn.ctx
-    if result.aval.ndim == operand.aval.ndim:
+    if result.aval.ndim == aval.ndim:
         return [jex_core.new_jaxpr_eqn([operand], [result], lax.slice_p, params, *context)]
-    shape = (*operand.aval.shape[:axis], 1, *operand.aval.shape[axis + 1 :])
-    whole = jex_core.Var(operand.aval.update(shape=shape))
+    whole = jex_core.Var(aval.update(shape=(*aval.shape[:axis], 1, *aval.shape[axis + 1 :])))
     return [
         jex_core.new_jaxpr_eqn([operand], [whole], lax.slice_p, params, *context),
         jex_core.new_jaxpr_eqn([whole], [result], lax.squeeze_p, {"dimensions": (axis,)}, *context),

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 from mirage_jax.jaxpr_frontend.axes import Key
 from mirage_jax.jaxpr_frontend.reasons import Code, NotExpressible
 from mirage_jax.jaxpr_frontend.values import ONE, ZERO, Builder, Node, Use, Value
-from mirage_jax.jaxpr_frontend.windows import aligned, alias, restrict, seen
+from mirage_jax.jaxpr_frontend.windows import aligned, restrict, seen
 from mirage_jax.mugraph.graph import Attr
 
 type Cuts = dict[Key, frozenset[int]]  # axis -> where a new piece begins
@@ -198,29 +199,27 @@ class Resolver:
         self, op: str, uses: tuple[Use, ...], over: tuple[Key, ...], dtype: str, attrs: Mapping[str, Attr]
     ) -> Use:
         """A new node, unless constants make it simpler; `over` may have axes that the operands have not."""
-        constants = [_constant(self.b.nodes[use.node]) for use in uses]
-        scalar = lambda name, default: Fraction(attrs.get(name, default))  # type: ignore[arg-type]  # noqa: E731
-        match op, constants:
+        if op in ("sum", "dot", "max"):
+            return self._reduction(op, uses, over, dtype)
+        number: dict[str, Any] = {"scale": ONE, "offset": ZERO, "ca": ONE, "cb": ONE, **attrs}
+        match op, [_constant(self.b.nodes[use.node]) for use in uses]:
             case "affine", [None]:
-                return self._affine(uses[0], scalar("scale", ONE), scalar("offset", ZERO), dtype)
-            case "affine", [c]:
-                return self._constant(scalar("scale", ONE) * c + scalar("offset", ZERO), dtype)
+                return self._affine(uses[0], number["scale"], number["offset"], dtype)
+            case "affine", [Fraction() as c]:
+                return self._constant(number["scale"] * c + number["offset"], dtype)
             case "add", [Fraction() as c, _]:
-                offset = scalar("ca", ONE) * c
-                return self._made("affine", uses[1:], (), dtype, {"scale": scalar("cb", ONE), "offset": offset})
+                shifted = {"scale": number["cb"], "offset": number["ca"] * c}
+                return self._made("affine", uses[1:], (), dtype, shifted)
             case "add", [None, Fraction() as c]:
-                return self._affine(uses[0], scalar("ca", ONE), scalar("cb", ONE) * c, dtype)
-            case ("mul" | "div"), [Fraction() as c, _] if c == 0:
+                return self._affine(uses[0], number["ca"], number["cb"] * c, dtype)
+            case (("mul" | "div"), [Fraction() as c, _]) if c == 0:
                 return self._constant(ZERO, dtype)
             case "mul", [Fraction() as c, _]:
                 return self._made("affine", uses[1:], (), dtype, {"scale": c})
-            case "mul", [None, Fraction() as c]:
+            case "mul", [None, Fraction()]:
                 return self._made("mul", uses[::-1], (), dtype, {})
-            case ("sum" | "dot" | "max"), _:
-                return self._reduction(op, uses, over, dtype)
             case _:
-                pass
-        return self._append(op, uses, over, dtype, attrs)
+                return self._append(op, uses, over, dtype, attrs)
 
     def _reduction(self, op: str, uses: tuple[Use, ...], over: tuple[Key, ...], dtype: str) -> Use:
         """A reduction whose operands may have lost some of its axes."""
@@ -230,7 +229,9 @@ class Resolver:
         if lost:
             return self._made("affine", (self._reduction(op, uses, over, dtype),), (), dtype, {"scale": count})
         if op == "dot":
-            alone = [tuple(k for k in over if sum(k in other.axes for other in uses) == 1 and k in u.axes) for u in uses]
+            alone = [
+                tuple(k for k in over if sum(k in other.axes for other in uses) == 1 and k in u.axes) for u in uses
+            ]
             uses = tuple(
                 self._made("sum", (use,), own, use.dtype, {}) if own else use
                 for use, own in zip(uses, alone, strict=True)

@@ -281,9 +281,7 @@ def _aside(eqns: Sequence[FlatEqn], wanted: Sequence[int]) -> tuple[FlatEqn, ...
     return tuple(reversed(kept))
 
 
-def _inward(
-    builder: Builder, graph: Assembled, number: int, nodes: Sequence[int], program: FlatProgram
-) -> Inward:
+def _inward(builder: Builder, graph: Assembled, number: int, nodes: Sequence[int], program: FlatProgram) -> Inward:
     names = tuple(graph.tensors[n] for n in nodes)
     shapes = tuple(tuple(map(builder.axes.extent, graph.axes[name])) for name in names)
     return Inward(number, program.avals[number].dtype, names, tuple(_cuts(builder, n) for n in nodes), shapes)

@@ -146,7 +146,7 @@ def _restricted_iota(b: Builder, n: int, key: Key, start: int, size: int) -> tup
 
 def concatenated(b: Builder, values: Sequence[Value], dimension: int, dtype: str) -> Value:
     """Values one after the other along a dimension; they have the same shape otherwise."""
-    values = [v for v in map(b.materialize, values)]
+    values = list(map(b.materialize, values))
     common = list(b.dims(values[0]))
     groups, views = [common[dimension]], [{}]
     for v in values[1:]:
