@@ -152,8 +152,7 @@ class Resolver:
         if n not in self.known:
             self.known[n] = self._node(n)
             self.b.origins.setdefault(self.known[n].node, self.b.origins.get(n, n))
-        use = self.known[n]
-        return replace(use, axes=self.b.axes.resolve(use.axes))
+        return self._renewed(self.known[n])
 
     def _node(self, n: int) -> Use:
         b, node = self.b, self.b.nodes[n]
@@ -165,9 +164,13 @@ class Resolver:
         if cut := next((k for k in b.axes.resolve(node.over) if k in cuts), None):
             return self._joined(n, cut, _segments(cuts[cut], b.axes.extent(cut)))
         uses = tuple(map(self._use, node.uses))
-        if uses == tuple(replace(use, axes=b.axes.resolve(use.axes)) for use in node.uses) and not _is_alias(node):
-            return own
+        if tuple(map(self._renewed, uses)) == tuple(map(self._renewed, node.uses)) and not _is_alias(node):
+            return self._renewed(own)
         return self._made(node.op, uses, b.axes.resolve(node.over), node.dtype, dict(node.attrs))
+
+    def _renewed(self, use: Use) -> Use:
+        """The same under names that are not outdated: restricting an operand may merge axes of another."""
+        return replace(use, axes=self.b.axes.resolve(use.axes))
 
     def _use(self, use: Use) -> Use:
         """An operand without concatenations, as its operator sees it."""
@@ -188,7 +191,7 @@ class Resolver:
             window = b.axes.dimension(size)
             uses = seen(b, node.uses, key, start, size, window)
             over = tuple(itertools.chain(*(window if k == key else (k,) for k in b.axes.resolve(node.over))))
-            part = b.append(node.op, uses, over, node.dtype, **dict(node.attrs))
+            part = b.append(node.op, uses, b.axes.resolve(over), node.dtype, **dict(node.attrs))
             b.origins[part] = b.origins.get(n, n)
             use = self.node(part)
             total = use if total is None else self._made("add", (total, use), (), node.dtype, {})
@@ -199,6 +202,7 @@ class Resolver:
         self, op: str, uses: tuple[Use, ...], over: tuple[Key, ...], dtype: str, attrs: Mapping[str, Attr]
     ) -> Use:
         """A new node, unless constants make it simpler; `over` may have axes that the operands have not."""
+        uses, over = tuple(map(self._renewed, uses)), self.b.axes.resolve(over)
         if op in ("sum", "dot", "max"):
             return self._reduction(op, uses, over, dtype)
         number: dict[str, Any] = {"scale": ONE, "offset": ZERO, "ca": ONE, "cb": ONE, **attrs}

@@ -84,6 +84,8 @@ class _Partitioner:
         for n, eqn in enumerate(self.eqns):
             if n not in self.free and (reason := _reason(eqn)) is not None:
                 self.reasons[n] = reason
+        for n in self._between_products():
+            self.reasons[n] = Code.LAYOUT, "a product is taken apart into operands of other products: a border"
         self.translated: dict[object, Region | None] = {}
         self.own: dict[Region, tuple[int, ...]] = {}  # the equations that a region takes over, without repeated ones
 
@@ -117,6 +119,47 @@ class _Partitioner:
             if known and all(self.made.get(v) in free for v in eqn.reads) and _reason(eqn, scalars=True) is None:
                 free.add(n)
         return free
+
+    def _between_products(self) -> set[int]:
+        """Slices that take all of a product apart, where a product reads one of them: fused projections of attention.
+
+        One kernel for both sides would compute the projections again and again, and what parts them well, products
+        by XLA and one kernel that reads three results, is no plan of the search.
+        """
+        by_source: dict[int, list[int]] = {}
+        for n, eqn in enumerate(self.eqns):
+            if eqn.primitive == "slice" and eqn.reads and n not in self.reasons:
+                by_source.setdefault(eqn.reads[0], []).append(n)
+        return {
+            n
+            for source, slices in by_source.items()
+            if self._is_product(source)
+            and sum(_bytes(self.eqns[s].out_avals[0]) for s in slices) >= _bytes(self.program.avals[source])
+            and any(self._is_operand(v) for s in slices for v in self.eqns[s].outputs)
+            for n in slices
+        }
+
+    def _is_product(self, value: int) -> bool:
+        """Whether a value is a contraction, seen through views and pointwise operators."""
+        todo, known = [value], {value}
+        while todo:
+            n = self.made.get(todo.pop())
+            if n is None or self.eqns[n].primitive in rules.PARTS:
+                continue
+            if self.eqns[n].primitive == "dot_general":
+                return True
+            if n not in self.reasons and self.eqns[n].primitive not in rules.HEAVY:
+                todo += [v for v in self.eqns[n].reads if v not in known]
+                known.update(self.eqns[n].reads)
+        return False
+
+    def _is_operand(self, value: int) -> bool:
+        """Whether a contraction reads a value, or a view of it."""
+        readers = [self.eqns[r] for r in self.readers.get(value, ()) if r >= 0]
+        return any(
+            e.primitive == "dot_general" or (e.primitive in rules.VIEWS and any(map(self._is_operand, e.outputs)))
+            for e in readers
+        )
 
     def _is_scalar_constant(self, eqn: FlatEqn) -> bool:
         """Whether some operand is a literal, or a literal's copy in another shape."""
