@@ -230,6 +230,7 @@ STRUCTURAL: dict[str, Structural] = {
     "transpose": lambda xs, eqn: np.transpose(xs[0], eqn.params["permutation"]),
     "rev": lambda xs, eqn: np.flip(xs[0], eqn.params["dimensions"]),
     "concatenate": lambda xs, eqn: np.concatenate(xs, eqn.params["dimension"]),
+    "stack": lambda xs, eqn: np.stack(xs, eqn.params["axis"]),
     "slice": _slice,
     "pad": _pad,
     "iota": _iota,
@@ -243,12 +244,7 @@ STRUCTURAL: dict[str, Structural] = {
 }
 
 
-def _split(xs: list[Array], eqn: FlatEqn) -> list[Array]:
-    return np.split(xs[0], np.cumsum(eqn.params["sizes"])[:-1], axis=eqn.params["axis"])
-
-
 SEVERAL: dict[str, Callable[[list[Array], FlatEqn], list[Array]]] = {
-    "split": _split,
     "optimization_barrier": lambda xs, eqn: xs,
 }
 ROUNDED = frozenset({"dot_general", "convert_element_type", "integer_pow", "reduce_sum", "reduce_prod"})
