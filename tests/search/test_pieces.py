@@ -6,11 +6,12 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import pytest
-from search.programs import H200, TWO_KERNELS, Shape, found, kernels_of, region
+from search.programs import H200, Shape, found, kernels_of, region
 from search.test_beyond import check_right, is_online_softmax
 
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph
 from mirage_jax.mugraph.merge import simplify_axes
+from mirage_jax.search.frontier import Space
 from mirage_jax.search.structures import Candidate
 
 X, Y, WEIGHTS = (4096, 3072), (4096, 1024), (4096, 1024)
@@ -65,12 +66,13 @@ def cheapest(graph: KernelGraph) -> Candidate:
     return found(graph)[0][0]
 
 
-def test_rope_before_attention() -> None:
+@pytest.mark.parametrize("number", [1, 2])
+def test_rope_before_attention(number: int) -> None:
     """Scores are the sum of two products of halves; the last kernel is an online softmax, whatever precedes it."""
     graph = captured(rope_attention, *[(8, 1024, 128)] * 3, (1024, 64), (1024, 64))
     assert len(graph.inputs) == 7
-    candidates, _ = found(graph, TWO_KERNELS)
-    kernels = next(kernels_of(candidates, 2))
+    candidates, _ = found(graph, Space(max_ops=24, max_kernels=number))
+    kernels = next(kernels_of(candidates, number))
     last = kernels.kernels[-1]
     assert isinstance(last, BlockGraph)
     assert is_online_softmax(last, Counter(o.op for o in last.ops))
