@@ -192,16 +192,14 @@ def _slice(xs: list[Array], eqn: FlatEqn) -> Array:
 
 def _pad(xs: list[Array], eqn: FlatEqn) -> Array:
     x, value = xs
-    out = np.full(eqn.out_avals[0].shape, value, x.dtype)
-    if any(low < 0 or high < 0 for low, high, _ in eqn.params["padding_config"]):
-        raise UnsupportedError("the float64 reference does not know negative padding")
-    out[
-        tuple(
-            slice(low, n - high, 1 + i)
-            for (low, high, i), n in zip(eqn.params["padding_config"], out.shape, strict=True)
-        )
-    ] = x
-    return out
+    config = eqn.params["padding_config"]
+    ends = [(max(low, 0), max(high, 0)) for low, high, _ in config]
+    spread = [n + i * max(n - 1, 0) for n, (_, _, i) in zip(x.shape, config, strict=True)]
+    out = np.full([n + low + high for n, (low, high) in zip(spread, ends, strict=True)], value, x.dtype)
+    rows = zip(ends, spread, config, strict=True)
+    out[tuple(slice(low, low + n, 1 + i) for (low, _), n, (_, _, i) in rows)] = x
+    kept = zip(out.shape, config, strict=True)
+    return out[tuple(slice(max(-low, 0), n - max(-high, 0)) for n, (low, high, _) in kept)]
 
 
 def _iota(xs: list[Array], eqn: FlatEqn) -> Array:

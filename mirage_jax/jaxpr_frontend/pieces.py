@@ -101,6 +101,7 @@ class Resolver:
 
     def _seen_cuts(self, uses: Sequence[Use]) -> Cuts:
         out: Cuts = {}
+        self._settle([use.node for use in uses])
         for use in uses:
             cuts = self.cuts(use.node)
             axes = zip(self.b.axes.resolve(use.axes), self.b.axes.resolve(self.b.nodes[use.node].axes), strict=True)
@@ -109,8 +110,17 @@ class Resolver:
                     out[name] = out.get(name, frozenset()) | cuts[own]
         return out
 
+    def _settle(self, nodes: Sequence[int]) -> bool:
+        """Finds out where axes are cut, which may divide axes of other nodes; whether it did."""
+        before = [self.b.axes.resolve(self.b.nodes[n].axes) for n in nodes]
+        for n in nodes:
+            self.cuts(n)
+        return before != [self.b.axes.resolve(self.b.nodes[n].axes) for n in nodes]
+
     def _concat_cuts(self, n: int) -> Cuts:
-        concat = aligned(self.b, n)
+        while self._settle([part.node for part in aligned(self.b, n).parts]):
+            pass
+        concat = self.b.concats[n]
         major, *minor = self.b.axes.resolve(concat.axis)
         stride, at = math.prod(map(self.b.axes.extent, minor)), 0
         out: Cuts = {}
@@ -130,6 +140,11 @@ class Resolver:
                 out[major] = out.get(major, frozenset()) | {at}
             at += part.size // stride
         return out
+
+    def to_blame(self, value: Value) -> int:
+        """The last equation that cuts a value."""
+        assert value.node is not None
+        return max(self._to_blame(value.node, key) for key in self.cuts(value.node))
 
     def _to_blame(self, n: int, key: Key) -> int:
         """The last equation that cuts an axis of a node, or one that it reduces; -1 for none."""

@@ -214,9 +214,13 @@ def _resolved(builder: Builder, results: Mapping[int, Value]) -> dict[int, Piece
 
     for number, value in results.items():
         pieces = resolver.pieces(value)
-        if not all(map(is_given, pieces.values)):
-            values = tuple(v if v.is_constant else builder.computed(v) for v in pieces.values)
-            out[number] = replace(pieces, values=values)
+        if all(map(is_given, pieces.values)):
+            continue
+        if any(is_given(v) and not v.is_constant for v in pieces.values):
+            why = "an operand is a part of a result: XLA copies it"
+            raise NotExpressible(Code.LAYOUT, why, resolver.to_blame(value))
+        values = tuple(v if v.is_constant else builder.materialize(v) for v in pieces.values)
+        out[number] = replace(pieces, values=values)
     return out
 
 

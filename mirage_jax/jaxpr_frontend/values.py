@@ -138,13 +138,6 @@ class Builder:
             node = self.append("affine", (self.use(x, {}),), (), x.dtype, scale=x.scale, offset=x.offset)
         return self.value(x.dims, x.dtype, node)
 
-    def computed(self, x: Value) -> Value:
-        """The same value as a node of its own that is no input."""
-        x = self.materialize(x)
-        if x.node is None or self.nodes[x.node].op != "input":
-            return x
-        return self.value(x.dims, x.dtype, self.append("affine", (self.use(x, {}),), (), x.dtype))
-
     def live(self, values: Sequence[Value]) -> set[int]:
         """The nodes that values depend on."""
         live: set[int] = set()
