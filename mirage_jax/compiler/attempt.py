@@ -48,6 +48,12 @@ CORE_CLASSES = ("normal", "large", "heavy tail", "zero rows", "cancelling", "int
 PROMISING = 0.97  # on CPU only candidates that the model puts below this fraction of XLA's estimate are measured
 
 
+def space_for(region: Region) -> Space:
+    """What is searched. Where operands are read in windows, pointwise operators stand there once for each."""
+    in_windows = any(len(b.tensors) > 1 for b in region.inputs)
+    return replace(SPACE, max_ops=2 * SPACE.max_ops) if in_windows else SPACE
+
+
 @dataclass
 class Attempt:
     """One region on one device, on its way to a decision."""
@@ -63,6 +69,10 @@ class Attempt:
     def reference(self) -> KernelGraph:
         """The region's program over as few axes as possible: what is searched, verified and keyed."""
         return simplify_axes(self.region.graph)
+
+    @cached_property
+    def space(self) -> Space:
+        return space_for(self.region)
 
     @cached_property
     def products(self) -> float:
@@ -121,13 +131,15 @@ class Attempt:
         then, because what order of evaluation is cheap depends on sizes.
         """
         budget, device = self.options.budget, self.description
-        key = replace(key, graph=structures.structure(self.reference), extents=(), policy=f"structures, {SPACE}")
+        key = replace(key, graph=structures.structure(self.reference), extents=(), policy=f"structures, {self.space}")
         known = cache.get(key) if device.is_gpu else None
         kernels = [] if known is None else structures.restore(known.schedule, self.reference, device)
         families = ("algebra",) if kernels or self.options.backend == "jax" else FAMILIES
         notify = progress.searching(say, budget.seconds)
         states = budget.states or 2_000_000
-        found, report = search(self.reference, device, SPACE, budget.seconds, states, families, notify, budget.workers)
+        found, report = search(
+            self.reference, device, self.space, budget.seconds, states, families, notify, budget.workers
+        )
         text = str(report)
         if kernels:
             text = f"kernels: {len(kernels)} structures known from other sizes, only tiles were chosen\nalgebra: {text}"
