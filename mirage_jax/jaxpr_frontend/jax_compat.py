@@ -131,7 +131,7 @@ def as_slices(eqn: JaxprEqn) -> list[list[JaxprEqn]] | None:
     """For each result of a `split` or `unstack` the equations that make it alone; None for another primitive."""
     match eqn.primitive.name:
         case "split":
-            sizes = eqn.params["sizes"]
+            sizes = tuple(map(int, eqn.params["sizes"]))
         case "unstack":
             sizes = (1,) * len(eqn.outvars)
         case _:

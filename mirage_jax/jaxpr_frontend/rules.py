@@ -168,7 +168,8 @@ def _reshape(b: Builder, out: Result, x: Value) -> Value:
 def _slice(b: Builder, out: Result, x: Value) -> Value:
     starts, strides = out.params["start_indices"], out.params["strides"] or (1,) * len(x.dims)
     for d, (start, size, step) in enumerate(zip(starts, out.shape, strides, strict=True)):
-        x = sliced(b, x, d, start, size) if step == 1 or size == 1 else _every(b, x, d, start, size, step)
+        at = int(start)
+        x = sliced(b, x, d, at, size) if step == 1 or size == 1 else _every(b, x, d, at, size, int(step))
     return x
 
 
@@ -224,7 +225,8 @@ def _stack(b: Builder, out: Result, *operands: Value) -> Value:
 def _pad(b: Builder, out: Result, x: Value, padding: Value) -> Value:
     if not padding.is_constant or padding.is_neg_inf:
         raise NotExpressible(Code.PARAMETERS, "padding that is not a finite literal")
-    for d, (low, high, inner) in enumerate(out.params["padding_config"]):
+    for d, config in enumerate(out.params["padding_config"]):
+        low, high, inner = map(int, config)  # numpy's integers, at times
         if inner:
             before = min(max(low, 0), inner)
             x = _spread(b, x, d, before, inner - before, padding, out)

@@ -159,6 +159,12 @@ def test_a_part_of_a_product_is_a_product_with_a_part() -> None:
     assert [b.shape for b in region.outputs] == [(1, 7)]
 
 
+def test_extents_are_plain_integers() -> None:
+    """JAX writes some parameters as numpy's integers, which no JSON file of a decision could hold."""
+    region = only_region(lambda x, w: jnp.exp(jnp.pad(x, ((0, 0), (1, 2)))).sum(0) + jnp.split(w[0], [35])[0], X, W)
+    assert {type(n) for n in region.graph.sizes.values()} == {int}
+
+
 def test_windows_are_made_once() -> None:
     region = only_region(lambda x, w: jnp.exp(x[:, :8]) @ w[:8] + jnp.sin(x[:, :8]) @ w[:8], X, W)
     assert [len(b.tensors) for b in region.inputs] == [1, 1]
