@@ -12,16 +12,17 @@ from typing import Any
 
 import jax
 
-from mirage_jax.compiler import SPACE
+from mirage_jax.compiler import space_for
 from mirage_jax.config import Budget, unknown
 from mirage_jax.errors import MirageError, UsageError
 from mirage_jax.jaxpr_frontend.regions import analyse
 from mirage_jax.lower import launch
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.graph import KernelGraph
-from mirage_jax.mugraph.merge import merge_axes
+from mirage_jax.mugraph.merge import simplify_axes
 from mirage_jax.search.devices import DEVICES, Device
 from mirage_jax.search.driver import search
+from mirage_jax.search.frontier import Space
 from mirage_jax.search.structures import Candidate
 from mirage_jax.verify import certificate as certificates
 
@@ -34,13 +35,13 @@ def preview(fn: Callable[..., Any], arguments: Sequence[Any], device: str, budge
     regions = analyse(jax.make_jaxpr(fn)(*arguments)).regions
     lines = [f"{len(regions)} region{'s' * (len(regions) != 1)}, for {device}; proven, not measured"]
     for i, region in enumerate(regions):
-        lines += [f"region {i}:", *_region(merge_axes(region.graph), DEVICES[device], budget)]
+        lines += [f"region {i}:", *_region(simplify_axes(region.graph), space_for(region), DEVICES[device], budget)]
     return "\n".join(lines)
 
 
-def _region(program: KernelGraph, device: Device, budget: Budget) -> Iterator[str]:
+def _region(program: KernelGraph, space: Space, device: Device, budget: Budget) -> Iterator[str]:
     yield str(program)
-    found, report = search(program, device, SPACE, budget.seconds, budget.states or 2_000_000)
+    found, report = search(program, device, space, budget.seconds, budget.states or 2_000_000)
     yield f"search: {report}"
     for candidate in found:
         if candidate.family == "kernels":

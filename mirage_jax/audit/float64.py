@@ -208,16 +208,14 @@ def _slice(xs: list[Array], eqn: FlatEqn) -> Array:
 
 def _pad(xs: list[Array], eqn: FlatEqn) -> Array:
     x, value = xs
-    out = np.full(eqn.out_avals[0].shape, value, x.dtype)
-    if any(low < 0 or high < 0 for low, high, _ in eqn.params["padding_config"]):
-        raise UnsupportedError("the float64 reference does not know negative padding")
-    out[
-        tuple(
-            slice(low, n - high, 1 + i)
-            for (low, high, i), n in zip(eqn.params["padding_config"], out.shape, strict=True)
-        )
-    ] = x
-    return out
+    config = eqn.params["padding_config"]
+    ends = [(max(low, 0), max(high, 0)) for low, high, _ in config]
+    spread = [n + i * max(n - 1, 0) for n, (_, _, i) in zip(x.shape, config, strict=True)]
+    out = np.full([n + low + high for n, (low, high) in zip(spread, ends, strict=True)], value, x.dtype)
+    rows = zip(ends, spread, config, strict=True)
+    out[tuple(slice(low, low + n, 1 + i) for (low, _), n, (_, _, i) in rows)] = x
+    kept = zip(out.shape, config, strict=True)
+    return out[tuple(slice(max(-low, 0), n - max(-high, 0)) for n, (low, high, _) in kept)]
 
 
 def _iota(xs: list[Array], eqn: FlatEqn) -> Array:
@@ -253,6 +251,7 @@ STRUCTURAL: dict[str, Structural] = {
     "transpose": lambda xs, eqn: np.transpose(xs[0], eqn.params["permutation"]),
     "rev": lambda xs, eqn: np.flip(xs[0], eqn.params["dimensions"]),
     "concatenate": lambda xs, eqn: np.concatenate(xs, eqn.params["dimension"]),
+    "stack": lambda xs, eqn: np.stack(xs, eqn.params["axis"]),
     "slice": _slice,
     "pad": _pad,
     "iota": _iota,
@@ -266,12 +265,7 @@ STRUCTURAL: dict[str, Structural] = {
 }
 
 
-def _split(xs: list[Array], eqn: FlatEqn) -> list[Array]:
-    return np.split(xs[0], np.cumsum(eqn.params["sizes"])[:-1], axis=eqn.params["axis"])
-
-
 SEVERAL: dict[str, Callable[[list[Array], FlatEqn], list[Array]]] = {
-    "split": _split,
     "optimization_barrier": lambda xs, eqn: xs,
 }
 ROUNDED = frozenset({"dot_general", "convert_element_type", "integer_pow", "reduce_sum", "reduce_prod"})

@@ -246,7 +246,7 @@ def reuse(b: Builder, x: Value) -> Value:
 
 
 def layout(b: Builder, x: Value) -> Value:
-    """Transposes, reshapes, broadcasts and casts; at times a slice or a concatenation, which end a region."""
+    """Transposes, reshapes, broadcasts and casts; at times an order backwards, which ends a region."""
     rng = b.rng
     *rest, n, d = x.shape
     texts: list[tuple[str, list[str]]] = [
@@ -255,12 +255,32 @@ def layout(b: Builder, x: Value) -> Value:
         (f"{{0}}[..., None, :] + jnp.zeros((2, {d}), {{0}}.dtype)", [*rest, n, "2", d]),
         (f"jnp.broadcast_to({{0}}, (2, {', '.join(x.shape)}))", ["2", *x.shape]),
         ("{0}[..., ::-1]", list(x.shape)),
-        ("jnp.concatenate([{0}, {0}], -1)", [*rest, n, f"2 * ({d})"]),
-        (f"{{0}}[..., : ({d} + 1) // 2]", [*rest, n, f"({d} + 1) // 2"]),
         ("jnp.moveaxis({0}, -1, 0)", [d, *rest, n]),
     ]
-    text, shape = rng.choices(texts, (4, 3, 2, 2, 1, 1, 1, 2))[0]
+    text, shape = rng.choices(texts, (4, 3, 2, 2, 1, 2))[0]
     return b.step(text, x, shape=shape)
+
+
+def parts(b: Builder, x: Value) -> Value:
+    """Slices and concatenations: of anything, as in gates and rotary embeddings, and mostly before a product."""
+    rng = b.rng
+    *rest, n, d = x.shape
+    half, twice, row = f"({d} + 1) // 2", f"2 * ({d})", f"({n} + 1) // 2"
+    texts: list[tuple[str, list[str]]] = [
+        (f"{{0}}[..., : {half}]", [*rest, n, half]),
+        (f"{{0}}[..., -({row}) :, :]", [*rest, row, d]),
+        (f"{{0}}[..., : {half}] * jnp.tanh({{0}}[..., -({half}) :])", [*rest, n, half]),
+        ("jnp.concatenate([{0}, jnp.sin({0})], -1)", [*rest, n, twice]),
+        (f"jnp.concatenate([-{{0}}[..., {half} :], {{0}}[..., : {half}]], -1) + {{0}}", [*rest, n, d]),
+        ("jnp.stack([{0}, 2 * {0}], -1).reshape(*{0}.shape[:-1], -1)", [*rest, n, twice]),
+        (f"jnp.concatenate([{{0}}, {{0}}], -1)[..., {d} // 2 : {d} // 2 + {d}]", [*rest, n, d]),
+        ("jnp.pad({0}, [(0, 0)] * ({0}.ndim - 1) + [(1, 2)])", [*rest, n, f"({d}) + 3"]),
+        ("jnp.concatenate([{0}, {0}], -1)[..., ::2]", [*rest, n, d]),
+        ("sum(jnp.split(jnp.concatenate([{0}, {0} * {0}], -2), 2, -2))", [*rest, n, d]),
+    ]
+    text, shape = rng.choice(texts)
+    y = b.step(text, x, shape=shape)
+    return linear(b, y) if rng.random() < 0.5 else y
 
 
 def pointwise(b: Builder, x: Value) -> Value:
@@ -276,7 +296,7 @@ def pointwise(b: Builder, x: Value) -> Value:
 
 
 HEAVY: tuple[Fragment, ...] = (attention, norm, mlp, lora, chain, reduction, reuse)
-GLUE: tuple[Fragment, ...] = (layout, pointwise, pointwise)
+GLUE: tuple[Fragment, ...] = (layout, parts, pointwise, pointwise)
 POLICIES: dict[str, tuple[float, ...]] = {  # weights of HEAVY
     "attention": (6, 1, 0, 0, 1, 0, 0),
     "norm": (0, 6, 1, 0, 1, 1, 0),

@@ -167,5 +167,7 @@ def reference_graph(fn: Fn, inputs: tuple[tuple[tuple[int, ...], str], ...]) -> 
 
 def _whole(region: Region, outputs: Sequence[object]) -> bool:
     """Are the outputs of the graph the outputs of the program, as they are and in order?"""
-    plain = all(b.permutation == tuple(range(len(b.full))) and b.spread == b.full for b in region.outputs)
+    pieces = [p for b in region.outputs for p in b.pieces]
+    whole = len(pieces) == len(region.outputs) and all(len(b.tensors) == 1 for b in region.inputs)
+    plain = whole and all(p.permutation == tuple(range(len(p.full))) and p.spread == p.full for p in pieces)
     return plain and [b.value for b in region.outputs] == list(outputs)

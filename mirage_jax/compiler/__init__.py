@@ -4,5 +4,5 @@
 `winner` what runs.
 """
 
-from mirage_jax.compiler.attempt import SPACE as SPACE
+from mirage_jax.compiler.attempt import space_for as space_for
 from mirage_jax.compiler.decide import Compiler as Compiler

@@ -50,6 +50,12 @@ BEYOND = 3  # powers of two beyond the last at which XLA gives only finite numbe
 PROMISING = 0.97  # on CPU only candidates that the model puts below this fraction of XLA's estimate are measured
 
 
+def space_for(region: Region) -> Space:
+    """What is searched. Where operands are read in windows, pointwise operators stand there once for each."""
+    in_windows = any(len(b.tensors) > 1 for b in region.inputs)
+    return replace(SPACE, max_ops=2 * SPACE.max_ops) if in_windows else SPACE
+
+
 @dataclass
 class Attempt:
     """One region on one device, on its way to a decision."""
@@ -65,6 +71,10 @@ class Attempt:
     def reference(self) -> KernelGraph:
         """The region's program over as few axes as possible: what is searched, verified and keyed."""
         return simplify_axes(self.region.graph)
+
+    @cached_property
+    def space(self) -> Space:
+        return space_for(self.region)
 
     @cached_property
     def products(self) -> float:
@@ -97,15 +107,11 @@ class Attempt:
     def oracle(self, values: Sequence[Any]) -> list[np.ndarray]:
         """The region in float64, inputs upcast after rounding to their own dtype."""
         own = self.region.graph
-        arrays = [np.asarray(v).reshape(_shape(own, t.axes)) for v, t in zip(values, own.inputs, strict=True)]
+        pairs = zip(self.region.inputs, values, strict=True)
+        arrays = [window for boundary, v in pairs for window in boundary.windows(np.asarray(v))]
         with np.errstate(all="ignore"):  # infinities and NaN are among the inputs
             tensors = dict(zip(own.outputs, evaluate.run(own, arrays), strict=True))
-
-        def outward(b: Any) -> np.ndarray:  # Region.finish without the cast
-            x = np.transpose(tensors[b.tensor], b.permutation).reshape(b.spread)
-            return np.broadcast_to(x, b.full).reshape(b.shape)
-
-        return [outward(b) for b in self.region.outputs]
+        return [b.joined(tensors, np) for b in self.region.outputs]  # Region.finish without the cast
 
     @cached_property
     def specs(self) -> list[tuple[tuple[int, ...], np.dtype]]:
@@ -127,13 +133,15 @@ class Attempt:
         then, because what order of evaluation is cheap depends on sizes.
         """
         budget, device = self.options.budget, self.description
-        key = replace(key, graph=structures.structure(self.reference), extents=(), policy=f"structures, {SPACE}")
+        key = replace(key, graph=structures.structure(self.reference), extents=(), policy=f"structures, {self.space}")
         known = cache.get(key) if device.is_gpu else None
         kernels = [] if known is None else structures.restore(known.schedule, self.reference, device)
         families = ("algebra",) if kernels or self.options.backend == "jax" else FAMILIES
         notify = progress.searching(say, budget.seconds)
         states = budget.states or 2_000_000
-        found, report = search(self.reference, device, SPACE, budget.seconds, states, families, notify, budget.workers)
+        found, report = search(
+            self.reference, device, self.space, budget.seconds, states, families, notify, budget.workers
+        )
         text = str(report)
         if kernels:
             text = f"kernels: {len(kernels)} structures known from other sizes, only tiles were chosen\nalgebra: {text}"

@@ -68,7 +68,7 @@ class _Assembler:
         self.axes: dict[str, tuple[Key, ...]] = {}
         self.made: dict[object, str] = {}
         self.kernels: list[Library] = []
-        self.live = self._live()
+        self.live = builder.live(outputs)
         self.dtypes = self._dtypes()
         self.order = self._output_orders()
 
@@ -86,15 +86,6 @@ class _Assembler:
         outputs = tuple(dict.fromkeys(self.tensors[v.node] for v in self.outputs if v.node is not None))
         graph = KernelGraph(tuple(declared), tuple(self.kernels), outputs, self.names.extents())
         return Assembled(graph, self.tensors, self.axes)
-
-    def _live(self) -> set[int]:
-        live: set[int] = set()
-        todo = [v.node for v in self.outputs if v.node is not None]
-        while todo:
-            if (n := todo.pop()) not in live:
-                live.add(n)
-                todo += [use.node for use in self.builder.nodes[n].uses]
-        return live
 
     def _dtypes(self) -> dict[int, str]:
         """Stored dtypes: a node that is only ever used after a cast is stored as what it is cast to."""

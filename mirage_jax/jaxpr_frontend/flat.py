@@ -117,9 +117,24 @@ class _Flattener:
                 results = self.inline(called, operands, (*calls, eqn))
             else:
                 results = tuple(self.new(v.aval) for v in eqn.outvars)
-                self.eqns.append(FlatEqn(eqn, operands, results, calls))
+                self.append(eqn, operands, results, calls)
             env.update(zip(eqn.outvars, results, strict=True))
         return tuple(v if isinstance(v, Literal) else env[v] for v in jaxpr.outvars)
+
+    def append(
+        self, eqn: JaxprEqn, operands: tuple[Atom, ...], results: tuple[int, ...], calls: tuple[JaxprEqn, ...]
+    ) -> None:
+        """An equation, or for each result of one that takes an array apart those that make it alone."""
+        if (chains := jax_compat.as_slices(eqn)) is None:
+            self.eqns.append(FlatEqn(eqn, operands, results, calls))
+            return
+        for chain, result in zip(chains, results, strict=True):
+            inputs = operands
+            for one in chain[:-1]:
+                made = (self.new(one.outvars[0].aval),)
+                self.eqns.append(FlatEqn(one, inputs, made, calls))
+                inputs = made
+            self.eqns.append(FlatEqn(chain[-1], inputs, (result,), calls))
 
 
 def without_dead_code(program: FlatProgram) -> FlatProgram:

@@ -21,6 +21,7 @@ from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, Primitive
 from mirage_jax.jaxpr_frontend.reasons import Code
 from mirage_jax.jaxpr_frontend.regions import partition
 from mirage_jax.jaxpr_frontend.translate import Region
+from mirage_jax.mugraph.arrays import numpy_dtype
 
 log = logging.getLogger("mirage_jax")
 
@@ -97,7 +98,8 @@ def _compile(region: Region, compiler: Compiler, platforms: tuple[str, ...]) -> 
             return None
         graph = region.graph
         want = [(a.shape, a.dtype) for a in region.tensor_avals()]
-        given = [jax.ShapeDtypeStruct(b.shape, b.dtype) for b in region.inputs]
+        sizes = [tuple(map(graph.extent, t.axes)) for t in graph.inputs]
+        given = [jax.ShapeDtypeStruct(s, numpy_dtype(t.dtype)) for s, t in zip(sizes, graph.inputs, strict=True)]
         have = [(a.shape, a.dtype) for a in jax.eval_shape(compiled.portable, *given)]
         if want != have:
             raise TypeError(f"the replacement of outputs {graph.outputs} returns {have}, expected {want}")

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import core
+from jax import core, lax
 from jax.extend import core as jex_core
 from jax.extend import source_info_util
 from jax.interpreters import mlir
@@ -125,6 +125,35 @@ def as_range(value: Any) -> Jaxpr | None:
     if (np.diff(numbers) != 1).any():
         return None
     return jax.make_jaxpr(lambda: jnp.arange(int(numbers[0]), int(numbers[-1]) + 1, dtype="int32"))()
+
+
+def as_slices(eqn: JaxprEqn) -> list[list[JaxprEqn]] | None:
+    """For each result of a `split` or `unstack` the equations that make it alone; None for another primitive."""
+    match eqn.primitive.name:
+        case "split":
+            sizes = tuple(map(int, eqn.params["sizes"]))
+        case "unstack":
+            sizes = (1,) * len(eqn.outvars)
+        case _:
+            return None
+    starts = (sum(sizes[:n]) for n in range(len(sizes)))
+    return [_slice(eqn, *one) for one in zip(eqn.outvars, starts, sizes, strict=True)]
+
+
+def _slice(eqn: JaxprEqn, result: Any, start: int, size: int) -> list[JaxprEqn]:
+    (operand,), axis = eqn.invars, eqn.params["axis"]
+    aval: Any = operand.aval
+    starts, limits = [0] * aval.ndim, list(aval.shape)
+    starts[axis], limits[axis] = start, start + size
+    params = {"start_indices": tuple(starts), "limit_indices": tuple(limits), "strides": None}
+    context = eqn.effects, eqn.source_info, eqn.ctx
+    if result.aval.ndim == aval.ndim:
+        return [jex_core.new_jaxpr_eqn([operand], [result], lax.slice_p, params, *context)]
+    whole = jex_core.Var(aval.update(shape=(*aval.shape[:axis], 1, *aval.shape[axis + 1 :])))
+    return [
+        jex_core.new_jaxpr_eqn([operand], [whole], lax.slice_p, params, *context),
+        jex_core.new_jaxpr_eqn([whole], [result], lax.squeeze_p, {"dimensions": (axis,)}, *context),
+    ]
 
 
 def bodies(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:

@@ -44,9 +44,13 @@ class LeftOut:
 
 
 class NotExpressible(UnsupportedError):
-    """A muGraph cannot say what this equation does; the equation is left out of its region."""
+    """A muGraph cannot say what this equation does; the equation is left out of its region.
 
-    def __init__(self, code: Code, why: str):
+    `equation`: its position, where another equation than the one that is being translated is to blame.
+    """
+
+    def __init__(self, code: Code, why: str, equation: int | None = None):
         super().__init__(f"{code}: {why}")
         self.code = code
         self.why = why
+        self.equation = equation

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -84,6 +84,8 @@ class _Partitioner:
         for n, eqn in enumerate(self.eqns):
             if n not in self.free and (reason := _reason(eqn)) is not None:
                 self.reasons[n] = reason
+        for n in self._between_products():
+            self.reasons[n] = Code.LAYOUT, "a product is taken apart into operands of other products: a border"
         self.translated: dict[object, Region | None] = {}
         self.own: dict[Region, tuple[int, ...]] = {}  # the equations that a region takes over, without repeated ones
 
@@ -118,6 +120,47 @@ class _Partitioner:
                 free.add(n)
         return free
 
+    def _between_products(self) -> set[int]:
+        """Slices that take all of a product apart, where a product reads one of them: fused projections of attention.
+
+        One kernel for both sides would compute the projections again and again, and what parts them well, products
+        by XLA and one kernel that reads three results, is no plan of the search.
+        """
+        by_source: dict[int, list[int]] = {}
+        for n, eqn in enumerate(self.eqns):
+            if eqn.primitive == "slice" and eqn.reads and n not in self.reasons:
+                by_source.setdefault(eqn.reads[0], []).append(n)
+        return {
+            n
+            for source, slices in by_source.items()
+            if self._is_product(source)
+            and sum(_bytes(self.eqns[s].out_avals[0]) for s in slices) >= _bytes(self.program.avals[source])
+            and any(self._is_operand(v) for s in slices for v in self.eqns[s].outputs)
+            for n in slices
+        }
+
+    def _is_product(self, value: int) -> bool:
+        """Whether a value is a contraction, seen through views and pointwise operators."""
+        todo, known = [value], {value}
+        while todo:
+            n = self.made.get(todo.pop())
+            if n is None or self.eqns[n].primitive in rules.PARTS:
+                continue
+            if self.eqns[n].primitive == "dot_general":
+                return True
+            if n not in self.reasons and self.eqns[n].primitive not in rules.HEAVY:
+                todo += [v for v in self.eqns[n].reads if v not in known]
+                known.update(self.eqns[n].reads)
+        return False
+
+    def _is_operand(self, value: int) -> bool:
+        """Whether a contraction reads a value, or a view of it."""
+        readers = [self.eqns[r] for r in self.readers.get(value, ()) if r >= 0]
+        return any(
+            e.primitive == "dot_general" or (e.primitive in rules.VIEWS and any(map(self._is_operand, e.outputs)))
+            for e in readers
+        )
+
     def _is_scalar_constant(self, eqn: FlatEqn) -> bool:
         """Whether some operand is a literal, or a literal's copy in another shape."""
         return any(not isinstance(a, int) or self._traces_to_literal(a) for a in eqn.inputs)
@@ -146,12 +189,36 @@ class _Partitioner:
         members = [n for n in range(len(self.eqns)) if n not in self.free and n not in self.reasons]
         pieces: list[tuple[int, ...]] = []
         for cluster in convex_clusters(self.dependencies, members):
-            if sum(map(self._weight, cluster)) <= self.max_ops:
-                pieces.append(cluster)
-                continue
-            for segment in self._divide(cluster):
-                pieces += self._connected(segment)
+            small = sum(map(self._weight, cluster)) <= self.max_ops
+            for segment in [cluster] if small else self._divide(cluster):
+                kept = self._without_last_parts(segment)
+                pieces += [segment] if small and kept == segment else self._connected(kept)
         return [p for p in pieces if any(self.eqns[n].primitive in rules.HEAVY for n in p)]
+
+    def _without_last_parts(self, segment: tuple[int, ...]) -> tuple[int, ...]:
+        """A segment without what only takes its results apart or puts them together, which XLA does as well.
+
+        Slices stay if what they leave out need not be computed then.
+        """
+        inside, last, gone = set(segment), set[int](), set[int]()
+        for n in reversed(segment):
+            after = [r for v in self.eqns[n].outputs for r in self.readers.get(v, ()) if r in inside]
+            if self.eqns[n].primitive in rules.LIGHT and last.issuperset(after):
+                last.add(n)
+        for n in sorted(last):
+            is_part = self.eqns[n].primitive in rules.PARTS and not self._is_less(n, last)
+            if is_part or not gone.isdisjoint(self.dependencies.before[n]):
+                gone.add(n)
+        return tuple(n for n in segment if n not in gone)
+
+    def _is_less(self, n: int, last: Collection[int]) -> bool:
+        """Whether a slice, with others at the end of a region, shows less than all of what it is a slice of."""
+        if self.eqns[n].primitive != "slice":
+            return False
+        (value,) = self.eqns[n].reads
+        readers = self.readers[value]
+        is_all = sum(_bytes(self.eqns[r].out_avals[0]) for r in readers if r >= 0) >= _bytes(self.program.avals[value])
+        return not is_all and all(r in last and self.eqns[r].primitive == "slice" for r in readers)
 
     def _divide(self, cluster: Sequence[int]) -> list[tuple[int, ...]]:
         order = self._groups(cluster)

@@ -18,10 +18,12 @@ import numpy as np
 
 from mirage_jax.jaxpr_frontend.reasons import Code, NotExpressible
 from mirage_jax.jaxpr_frontend.values import Builder, Value
+from mirage_jax.jaxpr_frontend.windows import concatenated, sliced
 
 DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "int32": "i32", "bool": "bool"}
 FLOATS = frozenset({"f16", "bf16", "f32", "f64"})
 HEAVY = frozenset({"dot_general", "reduce_sum", "reduce_max", "reduce_min"})
+PARTS = frozenset({"slice", "concatenate", "stack", "pad"})  # what takes arrays apart and puts them together
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,82 @@ def _reshape(b: Builder, out: Result, x: Value) -> Value:
     if out.params.get("dimensions") is not None:
         raise NotExpressible(Code.PARAMETERS, "a reshape that also transposes")
     return replace(x, dims=b.axes.regroup(x.dims, out.shape))
+
+
+# --- parts of arrays: windows and pieces
+
+
+@rule("slice", light=True)
+def _slice(b: Builder, out: Result, x: Value) -> Value:
+    starts, strides = out.params["start_indices"], out.params["strides"] or (1,) * len(x.dims)
+    for d, (start, size, step) in enumerate(zip(starts, out.shape, strides, strict=True)):
+        at = int(start)
+        x = sliced(b, x, d, at, size) if step == 1 or size == 1 else _every(b, x, d, at, size, int(step))
+    return x
+
+
+def _every(b: Builder, x: Value, d: int, start: int, size: int, step: int) -> Value:
+    """Every `step`-th element along dimension d: one column of its rows of `step`."""
+    shape = b.axes.size(x.dims)
+    if shape[d] % step:
+        raise NotExpressible(Code.LAYOUT, f"every {step}-th of {shape[d]} elements")
+    rows = replace(x, dims=b.axes.regroup(x.dims, (*shape[:d], shape[d] // step, step, *shape[d + 1 :])))
+    column = sliced(b, sliced(b, rows, d + 1, start % step, 1), d, start // step, size)
+    return replace(column, dims=(*column.dims[: d + 1], *column.dims[d + 2 :]))
+
+
+def _spread(b: Builder, x: Value, d: int, before: int, after: int, padding: Value, out: Result) -> Value:
+    """Every element along dimension d with padding before and after it."""
+    shape = b.axes.size(x.dims)
+    column = replace(x, dims=(*x.dims[: d + 1], (), *x.dims[d + 1 :]))
+    rows = _between(b, before, column, after, padding, d + 1, out.dtype)
+    return replace(rows, dims=b.axes.regroup(rows.dims, (*shape[:d], shape[d] * (before + 1 + after), *shape[d + 1 :])))
+
+
+def _between(b: Builder, before: int, x: Value, after: int, padding: Value, d: int, dtype: str) -> Value:
+    """x between paddings along dimension d."""
+    shape = b.axes.size(x.dims)
+
+    def end(size: int) -> list[Value]:
+        return [broadcast_scalar(b, padding, (*shape[:d], size, *shape[d + 1 :]))] if size > 0 else []
+
+    parts = [*end(before), x, *end(after)]
+    return concatenated(b, parts, d, dtype) if len(parts) > 1 else x
+
+
+@rule("concatenate", light=True)
+def _concatenate(b: Builder, out: Result, *operands: Value) -> Value:
+    if len(operands) == 1:
+        return operands[0]
+    if all(v.is_constant and v.offset == operands[0].offset and not v.is_neg_inf for v in operands):
+        return broadcast_scalar(b, replace(operands[0], dims=()), out.shape)
+    return concatenated(b, operands, out.params["dimension"], out.dtype)
+
+
+@rule("stack", light=True)
+def _stack(b: Builder, out: Result, *operands: Value) -> Value:
+    axis = out.params["axis"]
+    return _concatenate(
+        b,
+        replace(out, params={"dimension": axis}),
+        *(replace(v, dims=(*v.dims[:axis], (), *v.dims[axis:])) for v in operands),
+    )
+
+
+@rule("pad", light=True)
+def _pad(b: Builder, out: Result, x: Value, padding: Value) -> Value:
+    if not padding.is_constant or padding.is_neg_inf:
+        raise NotExpressible(Code.PARAMETERS, "padding that is not a finite literal")
+    for d, config in enumerate(out.params["padding_config"]):
+        low, high, inner = map(int, config)  # numpy's integers, at times
+        if inner:
+            before = min(max(low, 0), inner)
+            x = _spread(b, x, d, before, inner - before, padding, out)
+            low, high = low - before, high - (inner - before)
+        shape = list(b.axes.size(x.dims))
+        begin, end = max(-low, 0), shape[d] - max(-high, 0)
+        x = _between(b, low, sliced(b, x, d, begin, end - begin), high, padding, d, out.dtype)
+    return x
 
 
 # --- arithmetic
@@ -450,7 +528,7 @@ def broadcast_scalar(b: Builder, x: Value, shape: Sequence[int]) -> Value:
 
 _FAMILIES = {
     "an index into data": ("gather", "scatter", "dynamic_slice", "dynamic_update_slice", "scatter_add", "take"),
-    "slices and concatenations are not index maps of a muGraph yet": ("slice", "concatenate", "split", "pad", "rev"),
+    "an order backwards": ("rev",),
     "a scan along an axis": ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"),
     "random bits": ("random_bits", "random_seed", "random_wrap", "random_unwrap", "random_fold_in", "threefry2x32"),
     "a collective": ("psum", "psum_invariant", "all_gather", "all_to_all", "ppermute", "reduce_scatter", "pmax"),

@@ -7,8 +7,11 @@ in the algebra; tensors have the dtypes that the program stores.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +21,8 @@ from mirage_jax.jaxpr_frontend import jax_compat, rules
 from mirage_jax.jaxpr_frontend.assemble import Assembled, assemble
 from mirage_jax.jaxpr_frontend.axes import Key
 from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, evaluate
-from mirage_jax.jaxpr_frontend.reasons import NotExpressible
+from mirage_jax.jaxpr_frontend.pieces import Pieces, Resolver
+from mirage_jax.jaxpr_frontend.reasons import Code, NotExpressible
 from mirage_jax.jaxpr_frontend.values import Builder, Value
 from mirage_jax.mugraph.arrays import numpy_dtype
 from mirage_jax.mugraph.graph import KernelGraph
@@ -27,20 +31,73 @@ from mirage_jax.mugraph.sentinels import sentinels_to_masks
 
 
 @dataclass(frozen=True, slots=True)
-class Boundary:
-    """How a JAX value and a graph tensor become each other, all row-major.
+class Cut:
+    """A step from an array to a part of it: reshape to `shape`, then slice. Row-major."""
 
-    In: reshape to `shape`. Out: transpose by `permutation`, reshape to `spread` (1 for axes that the tensor does not
-    depend on), broadcast to `full`, reshape to `shape`, cast to `dtype`.
-    """
+    shape: tuple[int, ...]
+    starts: tuple[int, ...]
+    limits: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Inward:
+    """How a JAX value becomes graph tensors: for each one cuts, if it is a window, and a reshape to its shape."""
 
     value: int  # number of the value in the flat program
-    tensor: str
+    dtype: Any
+    tensors: tuple[str, ...]
+    cuts: tuple[tuple[Cut, ...], ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    def windows(self, x: Any) -> list[Any]:
+        """The graph tensors, of an array of JAX or numpy."""
+        return [_window(x, cuts).reshape(shape) for cuts, shape in zip(self.cuts, self.shapes, strict=True)]
+
+
+def _window(x: Any, cuts: Sequence[Cut]) -> Any:
+    for cut in cuts:
+        x = x.reshape(cut.shape)[tuple(map(slice, cut.starts, cut.limits))]
+    return x
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """How a graph tensor becomes a piece of a JAX value: transpose by `permutation`, reshape to `spread` (1 for axes
+    that the tensor does not depend on), broadcast to `full`, reshape to `shape`. Without a tensor: a constant.
+    """
+
+    tensor: str | None
+    constant: Fraction
+    permutation: tuple[int, ...]
+    spread: tuple[int, ...]
+    full: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def array(self, tensors: Mapping[str, Any], dtype: Any, xp: Any) -> Any:
+        if self.tensor is None:
+            return xp.full(self.shape, float(self.constant), dtype)
+        x = xp.transpose(tensors[self.tensor], self.permutation).reshape(self.spread)
+        return xp.broadcast_to(x, self.full).reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Outward:
+    """How graph tensors become a JAX value: pieces, in row-major order of `grid`, joined and reshaped to `shape`."""
+
+    value: int
     shape: tuple[int, ...]
     dtype: Any
-    permutation: tuple[int, ...] = ()
-    spread: tuple[int, ...] = ()
-    full: tuple[int, ...] = ()
+    pieces: tuple[Piece, ...]
+    grid: tuple[int, ...]
+
+    def joined(self, tensors: Mapping[str, Any], xp: Any) -> Any:
+        """The JAX value, in the dtypes of the tensors."""
+        arrays = [piece.array(tensors, self.dtype, xp) for piece in self.pieces]
+        for axis, count in reversed(list(enumerate(self.grid))):
+            if count > 1:
+                arrays = [xp.concatenate(arrays[n : n + count], axis) for n in range(0, len(arrays), count)]
+        (whole,) = arrays
+        return whole.reshape(self.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +109,8 @@ class Region:
     """
 
     graph: KernelGraph
-    inputs: tuple[Boundary, ...]
-    outputs: tuple[Boundary, ...]
+    inputs: tuple[Inward, ...]
+    outputs: tuple[Outward, ...]
     equations: tuple[FlatEqn, ...]
     aside: tuple[FlatEqn, ...] = ()
     operands: tuple[int, ...] = ()  # values that the equations read from outside
@@ -71,17 +128,12 @@ class Region:
 
     def prepare(self, values: Sequence[Any]) -> list[Any]:
         """JAX values of `inputs` -> input tensors of the graph."""
-        return [jnp.reshape(v, b.shape) for v, b in zip(values, self.inputs, strict=True)]
+        return [t for v, b in zip(values, self.inputs, strict=True) for t in b.windows(v)]
 
     def finish(self, tensors: Sequence[Any]) -> list[Any]:
         """Output tensors of the graph -> JAX values of `outputs`."""
         by_name = dict(zip(self.graph.outputs, tensors, strict=True))
-
-        def one(b: Boundary) -> Any:
-            x = jnp.transpose(by_name[b.tensor], b.permutation)
-            return jnp.broadcast_to(x.reshape(b.spread), b.full).reshape(b.shape).astype(b.dtype)
-
-        return [one(b) for b in self.outputs]
+        return [b.joined(by_name, jnp).astype(b.dtype) for b in self.outputs]
 
     def reference(self, *values: Any) -> list[Any]:
         """The original equations, from the values of `inputs` to those of `outputs`, alone on one device."""
@@ -95,7 +147,7 @@ class Region:
 
     def tensor_avals(self) -> list[Any]:
         """Avals of the graph's outputs, varying over the same manual axes as the JAX values that they become."""
-        by_name = {b.tensor: b for b in reversed(self.outputs)}
+        by_name = {piece.tensor: b for b in reversed(self.outputs) for piece in b.pieces}
 
         def one(name: str) -> Any:
             tensor, boundary = self.graph.tensors[name], by_name[name]
@@ -121,29 +173,89 @@ def translate(program: FlatProgram, eqns: Sequence[FlatEqn], results: Sequence[i
     builder = Builder()
     env = {v: _input(builder, program.avals[v]) for v in operands}
     for position, eqn in enumerate(eqns):
+        builder.equation = position
         try:
             (out,) = eqn.outputs
             env[out] = _apply(builder, eqn, env)
         except NotExpressible as reason:
             raise Refused(position, reason) from None
-    free = {env[v].node for v in operands}
-    computed = [v for v in results if not env[v].is_constant and (env[v].node not in free or not env[v].is_plain)]
-    if not computed:
+    try:
+        outward = _resolved(builder, {v: env[v] for v in results})
+        _check_work(builder, [v for pieces in outward.values() for v in pieces.values])
+    except NotExpressible as reason:
+        raise Refused(_last_of_parts(eqns) if reason.equation is None else reason.equation, reason) from None
+    if not outward:
         return None
-    values = {v: builder.materialize(env[v]) for v in computed}
-    nodes = {v: env[v].node for v in operands}
-    assembled = assemble(builder, [n for n in nodes.values() if n is not None], list(values.values()))
-    used = [v for v in operands if nodes[v] in assembled.tensors]
+    flat = [v for pieces in outward.values() for v in pieces.values if not v.is_constant]
+    inputs = _inputs(builder, {v: env[v].node for v in operands})
+    assembled = assemble(builder, [n for nodes in inputs.values() for n in nodes], flat)
     return Region(
         graph=join_shifts(sentinels_to_masks(assembled.graph)),
-        inputs=tuple(_inward(builder, assembled, v, env[v], program) for v in used),
-        outputs=tuple(_outward(builder, assembled, v, values[v], program) for v in computed),
+        inputs=tuple(
+            _inward(builder, assembled, v, used, program)
+            for v, nodes in inputs.items()
+            if (used := [n for n in nodes if n in assembled.tensors])
+        ),
+        outputs=tuple(_outward(builder, assembled, v, pieces, program) for v, pieces in outward.items()),
         equations=tuple(eqns),
-        aside=_aside(eqns, [v for v in results if v not in values]),
+        aside=_aside(eqns, [v for v in results if v not in outward]),
         operands=operands,
         results=tuple(results),
         avals={v: program.avals[v] for v in (*operands, *results)},
     )
+
+
+def _resolved(builder: Builder, results: Mapping[int, Value]) -> dict[int, Pieces]:
+    """The results that need a kernel, in pieces of which each is constant or a node."""
+    resolver, out = Resolver(builder), {}
+
+    def is_given(v: Value) -> bool:
+        return v.node is None or (v.is_plain and builder.nodes[v.node].op == "input")
+
+    for number, value in results.items():
+        pieces = resolver.pieces(value)
+        if all(map(is_given, pieces.values)):
+            continue
+        if any(is_given(v) and not v.is_constant for v in pieces.values):
+            why = "an operand is a part of a result: XLA copies it"
+            raise NotExpressible(Code.LAYOUT, why, resolver.to_blame(value))
+        values = tuple(v if v.is_constant else builder.materialize(v) for v in pieces.values)
+        out[number] = replace(pieces, values=values)
+    return out
+
+
+def _inputs(builder: Builder, operands: Mapping[int, int | None]) -> dict[int, list[int]]:
+    """For each operand the inputs that are the whole of it, or windows of it."""
+    out = {v: [n] for v, n in operands.items() if n is not None}
+    number = {n: v for v, n in operands.items() if n is not None}
+    for n, window in sorted(builder.windows.items()):
+        number[n] = number[window.parent]
+        out[number[n]].append(n)
+    return out
+
+
+def _last_of_parts(eqns: Sequence[FlatEqn]) -> int:
+    """The equation that is left out if the parts of a region do not fit together."""
+    return max(n for n, eqn in enumerate(eqns) if eqn.primitive in rules.PARTS)
+
+
+def _check_work(builder: Builder, values: Sequence[Value]) -> None:
+    """The parts of a contraction or reduction may be no more work together than the whole of it."""
+    work: dict[int, int] = {}
+    live = [n for n in builder.live(values) if builder.nodes[n].over]
+    for n in live:
+        origin = builder.origins.get(n, n)
+        work[origin] = work.get(origin, 0) + _work(builder, n)
+    repeated = {origin for origin, total in work.items() if total > _work(builder, origin)}
+    if repeated:
+        to_blame = (builder.asked_by[n] for n in live if n in builder.asked_by and builder.origins[n] in repeated)
+        why = "a part of what is needed as a whole too would be computed twice"
+        raise NotExpressible(Code.LAYOUT, why, max(to_blame, default=None))
+
+
+def _work(builder: Builder, n: int) -> int:
+    axes = itertools.chain(builder.nodes[n].over, *(use.axes for use in builder.nodes[n].uses))
+    return math.prod(map(builder.axes.extent, dict.fromkeys(builder.axes.resolve(axes))))
 
 
 def _input(builder: Builder, aval: Any) -> Value:
@@ -173,25 +285,37 @@ def _aside(eqns: Sequence[FlatEqn], wanted: Sequence[int]) -> tuple[FlatEqn, ...
     return tuple(reversed(kept))
 
 
-def _inward(builder: Builder, graph: Assembled, number: int, value: Value, program: FlatProgram) -> Boundary:
-    assert value.node is not None
-    name = graph.tensors[value.node]
-    shape = tuple(map(builder.axes.extent, graph.axes[name]))
-    return Boundary(number, name, shape, program.avals[number].dtype)
+def _inward(builder: Builder, graph: Assembled, number: int, nodes: Sequence[int], program: FlatProgram) -> Inward:
+    names = tuple(graph.tensors[n] for n in nodes)
+    shapes = tuple(tuple(map(builder.axes.extent, graph.axes[name])) for name in names)
+    return Inward(number, program.avals[number].dtype, names, tuple(_cuts(builder, n) for n in nodes), shapes)
 
 
-def _outward(builder: Builder, graph: Assembled, number: int, value: Value, program: FlatProgram) -> Boundary:
-    assert value.node is not None
+def _cuts(builder: Builder, node: int) -> tuple[Cut, ...]:
+    if (window := builder.windows.get(node)) is None:
+        return ()
+    limits = tuple(map(operator.add, window.starts, window.sizes))
+    return (*_cuts(builder, window.parent), Cut(window.shape, window.starts, limits))
+
+
+def _outward(builder: Builder, graph: Assembled, number: int, pieces: Pieces, program: FlatProgram) -> Outward:
+    aval = program.avals[number]
+    outward = tuple(_piece(builder, graph, v) for v in pieces.values)
+    return Outward(number, tuple(aval.shape), aval.dtype, outward, pieces.grid)
+
+
+def _piece(builder: Builder, graph: Assembled, value: Value) -> Piece:
+    axes = tuple(itertools.chain(*builder.dims(value)))
+    extents, shape = tuple(map(builder.axes.extent, axes)), builder.axes.size(value.dims)
+    if value.node is None:
+        return Piece(None, value.offset, (), (), extents, shape)
     name = graph.tensors[value.node]
     stored: tuple[Key, ...] = graph.axes[name]
-    axes = tuple(itertools.chain(*builder.dims(value)))
-    extents = tuple(map(builder.axes.extent, axes))
-    return Boundary(
-        value=number,
+    return Piece(
         tensor=name,
-        shape=tuple(program.avals[number].shape),
-        dtype=program.avals[number].dtype,
+        constant=Fraction(0),
         permutation=tuple(stored.index(k) for k in axes if k in stored),
         spread=tuple(n if k in stored else 1 for k, n in zip(axes, extents, strict=True)),
         full=extents,
+        shape=shape,
     )

@@ -62,12 +62,50 @@ class Value:
         return self.node is not None and self.scale == 1 and self.offset == 0
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a concatenation: a node, and the axes (major first) along which it is one of the parts."""
+
+    node: int
+    group: tuple[Key, ...]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Concat:
+    """Parts one after the other along `axis` (several axes after a split, major first); they share all other axes."""
+
+    axis: tuple[Key, ...]
+    parts: tuple[Part, ...]
+    equation: int  # position of the one that asks for it
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Which part of the input `parent`, of this shape, another input is."""
+
+    parent: int
+    shape: tuple[int, ...]
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
 class Builder:
-    """Nodes in order, and the table of their axes."""
+    """Nodes in order, and the table of their axes.
+
+    Nodes of `concats` are placeholders, which `pieces` replaces before the graph is assembled; `windows` says of inputs
+    that they are parts of others.
+    """
 
     def __init__(self) -> None:
         self.axes = AxisTable()
         self.nodes: list[Node] = []
+        self.concats: dict[int, Concat] = {}
+        self.windows: dict[int, Window] = {}
+        self.versions: dict[tuple[int, int, int], list[tuple[Key, int, tuple[Key, ...]]]] = {}
+        self.origins: dict[int, int] = {}  # node -> the node of the program of which it computes a part
+        self.equation = 0  # position of the one that is being translated
+        self.asked_by: dict[int, int] = {}  # part of a node -> position of the equation that needs it
 
     # --- values
 
@@ -95,19 +133,31 @@ class Builder:
         if x.is_neg_inf:
             raise NotExpressible(Code.NON_FINITE, "minus infinity that is not a mask")
         elif x.is_constant:
-            node = self._append("const", (), (), x.dtype, value=x.offset)
+            node = self.append("const", (), (), x.dtype, value=x.offset)
         else:
-            node = self._append("affine", (self._use(x, {}),), (), x.dtype, scale=x.scale, offset=x.offset)
+            node = self.append("affine", (self.use(x, {}),), (), x.dtype, scale=x.scale, offset=x.offset)
         return self.value(x.dims, x.dtype, node)
+
+    def live(self, values: Sequence[Value]) -> set[int]:
+        """The nodes that values depend on."""
+        live: set[int] = set()
+        todo = [v.node for v in values if v.node is not None]
+        while todo:
+            if (n := todo.pop()) not in live:
+                live.add(n)
+                todo += [use.node for use in self.nodes[n].uses]
+        return live
 
     # --- nodes
 
-    def _use(self, x: Value, view: View) -> Use:
+    def use(self, x: Value, view: View) -> Use:
+        """The node of x as an operator sees it."""
         assert x.node is not None
         axes = self.axes.resolve(self.nodes[x.node].axes)
         return Use(x.node, tuple(view.get(k, k) for k in axes), x.dtype)
 
-    def _append(self, op: str, uses: tuple[Use, ...], over: tuple[Key, ...], dtype: str, **attrs: Attr) -> int:
+    def append(self, op: str, uses: tuple[Use, ...], over: tuple[Key, ...], dtype: str, **attrs: Attr) -> int:
+        """A new node."""
         seen = dict.fromkeys(k for use in uses for k in use.axes)
         axes = over if op == "iota" else tuple(k for k in seen if k not in over)
         defaults = {"scale": ONE, "offset": ZERO, "ca": ONE, "cb": ONE}
@@ -130,10 +180,10 @@ class Builder:
         views: list[View] = [{} for _ in values]
         for n in full:
             if n != first:
-                views[n] = self._join(common, values[n].dims)
+                views[n] = self.join(common, values[n].dims)
         return self.axes.resolve_dims(tuple(common)), [self.axes.resolve_view(view) for view in views]
 
-    def _join(self, common: list[tuple[Key, ...]], dims: Dims) -> View:
+    def join(self, common: list[tuple[Key, ...]], dims: Dims) -> View:
         """Unify the dimensions of one more operand with `common`, which takes over those that it lacks."""
         shared = [d for d, dim in enumerate(common) if dim and dims[d]]
         view = self.axes.unify([common[d] for d in shared], [dims[d] for d in shared])
@@ -152,8 +202,8 @@ class Builder:
     def pointwise(self, op: str, values: Sequence[Value], dtype: str, **attrs: Attr) -> Value:
         """`op` of the nodes of `values`; their scales and offsets are the caller's business."""
         dims, views = self.together(values)
-        uses = tuple(self._use(v, view) for v, view in zip(values, views, strict=True))
-        return self.value(dims, dtype, self._append(op, uses, (), dtype, **attrs))
+        uses = tuple(self.use(v, view) for v, view in zip(values, views, strict=True))
+        return self.value(dims, dtype, self.append(op, uses, (), dtype, **attrs))
 
     # --- arithmetic
 
@@ -176,7 +226,7 @@ class Builder:
         if len(x.dims) > len(like.dims) or all(own or not other for own, other in zip(x.dims, like.dims, strict=True)):
             return x
         common = list(x.dims)
-        self._join(common, like.dims)
+        self.join(common, like.dims)
         return replace(x, dims=self.axes.resolve_dims(tuple(common)))
 
     def add(self, x: Value, y: Value, dtype: str, sign: Fraction = ONE) -> Value:
@@ -233,7 +283,7 @@ class Builder:
 
     def iota(self, dims: Dims, dimension: int, dtype: str) -> Value:
         (axis,) = dims[dimension]
-        return self.value(dims, dtype, self._append("iota", (), (axis,), dtype))
+        return self.value(dims, dtype, self.append("iota", (), (axis,), dtype))
 
     # --- reductions
 
@@ -245,7 +295,7 @@ class Builder:
             return replace(x, dims=dims, dtype=dtype)
         if x.is_constant:
             return self.constant(x.offset * count, dtype, dims)
-        node = self._append("sum", (self._use(x, {}),), over, dtype)
+        node = self.append("sum", (self.use(x, {}),), over, dtype)
         return self.value(dims, dtype, node, x.scale, x.offset * count)
 
     def maximum(self, x: Value, over: tuple[Key, ...], dims: Dims, dtype: str) -> Value:
@@ -254,18 +304,18 @@ class Builder:
         if not over:
             return replace(x, dims=dims, dtype=dtype)
         x = x if x.scale > 0 else self.materialize(x)
-        return self.value(dims, dtype, self._append("max", (self._use(x, {}),), over, dtype), x.scale, x.offset)
+        return self.value(dims, dtype, self.append("max", (self.use(x, {}),), over, dtype), x.scale, x.offset)
 
     def contract(self, x: Value, y: Value, view: View, over: tuple[Key, ...], dims: Dims, dtype: str) -> Value:
         """Sum over axes of x * y, with y seen through `view`."""
         x, y = self.without_offset(x), self.without_offset(y)
         over = self.axes.resolve(over)
-        uses = [self._use(x, {}), self._use(y, view)]
+        uses = [self.use(x, {}), self.use(y, view)]
         absent = math.prod(self.axes.extent(k) for k in over if k not in uses[0].axes + uses[1].axes)
         for n, other in ((0, 1), (1, 0)):  # what only one operand has is summed before they meet
             if alone := tuple(k for k in over if k in uses[n].axes and k not in uses[other].axes):
                 kept = tuple(k for k in uses[n].axes if k not in alone)
-                uses[n] = Use(self._append("sum", (uses[n],), alone, uses[n].dtype), kept, uses[n].dtype)
+                uses[n] = Use(self.append("sum", (uses[n],), alone, uses[n].dtype), kept, uses[n].dtype)
         both = tuple(k for k in over if k in uses[0].axes and k in uses[1].axes)
-        node = self._append("dot" if both else "mul", tuple(uses), both, dtype)
+        node = self.append("dot" if both else "mul", tuple(uses), both, dtype)
         return self.value(dims, dtype, node, x.scale * y.scale * absent)
