@@ -21,7 +21,7 @@ from mirage_jax.search.structures import Candidate
 log = logging.getLogger("mirage_jax")
 
 MARGIN = 1.03  # lower 95% bound of XLA's time over ours, below which XLA stays
-TILES = (8, 5, 4, 3, 3, 3, 3)  # tile sizes per kernel tried for the first, second, ... finalist
+TILES = (6, 4, 3, 2, 2, 2, 2)  # tile sizes per kernel tried for the first, second, ... finalist
 FINALISTS = len(TILES)
 KEPT = 3  # variants that survive a screen
 SECOND = 1.5  # how much slower than its estimate the second candidate of a kind is taken to be
@@ -80,14 +80,17 @@ def diverse(found: Iterable[Candidate]) -> Iterator[Candidate]:
 
 
 def tile_variants(c: Candidate, n: int) -> Iterator[Schedule]:
-    """The model's first choice, then other tile sizes, one kernel at a time."""
+    """The model's first choice, then other tile sizes, one kernel at a time; each as the model would launch it, and
+    once more as most kernels like it.
+    """
     seen: set[Schedule] = set()
     for i, alternatives in enumerate(c.alternatives or ((),)):
-        for sizes in (*c.schedule.kernels[i : i + 1], *alternatives[:n]):
-            changed = replace(c.schedule, kernels=(*c.schedule.kernels[:i], sizes, *c.schedule.kernels[i + 1 :]))
-            if changed not in seen:
-                seen.add(changed)
-                yield changed
+        for tiles in (*c.schedule.kernels[i : i + 1], *alternatives[:n]):
+            for sizes in (tiles, replace(tiles, num_warps=4, num_stages=min(tiles.num_stages, 3))):
+                changed = replace(c.schedule, kernels=(*c.schedule.kernels[:i], sizes, *c.schedule.kernels[i + 1 :]))
+                if changed not in seen:
+                    seen.add(changed)
+                    yield changed
     if not seen:
         yield c.schedule
 
