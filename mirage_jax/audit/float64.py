@@ -26,6 +26,7 @@ from mirage_jax.mugraph.arrays import is_float
 
 type Array = np.ndarray
 
+EARLIER = 2.0**-8  # of the largest number, from where a result may overflow
 TF32 = 2.0**-10  # the type has 10 bits of mantissa
 
 
@@ -72,14 +73,19 @@ def _is_product_of_float32(eqn: FlatEqn) -> bool:
 
 
 def _disturbed(x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, noise: Noise) -> Array:
-    """`x` with the relative error that rounding may have; a sum may also have that of its partial sums in float32."""
+    """`x` with the relative error that rounding may have; a sum may also have that of its partial sums in float32.
+
+    What is beyond the range of the type may overflow. (XLA may keep it in a wider one; of float32, whose range nobody
+    comes near by chance, another order may leave it a little earlier.)
+    """
     if eqn.primitive in EXACT or not is_float(dtype):
         return x
     y = x * (1 + float(ml_dtypes.finfo(dtype).eps) * noise.draw(np.shape(x)))
     if eqn.primitive in ("dot_general", "reduce_sum"):
         (terms,) = _apply(eqn, [np.abs(operand) for operand in xs], None)
         y += float(np.finfo(np.float32).eps) * terms * noise.draw(np.shape(x))
-    return y
+    most = float(ml_dtypes.finfo(dtype).max)
+    return np.where(np.abs(y) > (most if dtype == np.float16 else EARLIER * most), np.copysign(math.inf, y), y)
 
 
 def _apply(eqn: FlatEqn, xs: list[Array], noise: Noise | None) -> list[Array]:

@@ -47,6 +47,7 @@ EVERY_CLASS = 5e8  # operations of a region up to which the float gate runs ever
 CORE_CLASSES = ("normal", "large", "heavy tail", "zero rows", "cancelling", "integers", "large logits", "nan", "inf")
 BRINK = 13  # inputs of size one times 2**13 are still float16 numbers
 BEYOND = 3  # powers of two beyond the last at which XLA gives only finite numbers
+NEAREST, FARTHEST, MOST_NEAR = 2.0**-4, 2.0**10, 3  # constants of a program near which inputs are tried, and how many
 PROMISING = 0.97  # on CPU only candidates that the model puts below this fraction of XLA's estimate are measured
 
 
@@ -246,10 +247,11 @@ class Attempt:
         passed = 0
         reordered = winner.family == "algebra"  # another order meets other roundings, infinities in another order
         skips = any(k.span for k in winner.graph)
-        classes = float_gate.input_classes(self.specs, 0)
+        near = _cancelled_by(self.region.graph)
+        classes = float_gate.input_classes(self.specs, 0, near)
         small = footprint(self.reference).flops < EVERY_CLASS
         narrowest = min((dtype.itemsize for _, dtype in self.specs if jnp.issubdtype(dtype, jnp.floating)), default=4)
-        for name in classes if small else CORE_CLASSES:
+        for name in classes if small else (*CORE_CLASSES, *[n for n in classes if n.startswith("near ")]):
             values = classes[name]
             args = [jax.device_put(v, self.device) for v in values]
             candidate = [np.asarray(y) for y in ours(*args)]
@@ -299,6 +301,16 @@ class Attempt:
 
 def _shape(graph: KernelGraph, axes: Sequence[str]) -> tuple[int, ...]:
     return tuple(graph.extent(a) for a in axes)
+
+
+def _cancelled_by(graph: KernelGraph) -> list[float]:
+    """Values that cancel a constant of the program: c of x - c. Other orders of evaluation differ there."""
+    found: dict[float, None] = {}
+    for op in (op for k in graph.kernels for op in k.ops):
+        scale, offset = (float(op.attributes.get(n, d)) for n, d in (("scale", 1), ("offset", 0)))  # pyright: ignore[reportArgumentType]
+        if scale and NEAREST <= abs(offset / scale) <= FARTHEST:
+            found[-offset / scale] = None
+    return list(found)[:MOST_NEAR]
 
 
 def _product_flops(eqn: FlatEqn) -> float:

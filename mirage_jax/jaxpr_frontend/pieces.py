@@ -171,7 +171,8 @@ class Resolver:
 
     def _node(self, n: int) -> Use:
         b, node = self.b, self.b.nodes[n]
-        assert n not in b.concats, "the axis of a concatenation is cut"
+        if n in b.concats:
+            raise NotExpressible(Code.LAYOUT, "the axis of a concatenation is cut", b.concats[n].equation)
         own = Use(n, b.axes.resolve(node.axes), node.dtype)
         if not node.uses:
             return own

@@ -31,8 +31,14 @@ from mirage_jax.search.cost import Tiled, extents_inside, outline, tilings
 from mirage_jax.search.devices import Device
 
 PARTS = (2, 4, 8, 16, 32)
+SHORTEST_PART = 16  # elements
 SIZE = re.compile(r"(1/)?\|([a-z]\w*)\|")
 SCALES = ("scale", "ca", "cb", "offset")
+
+
+def parts_of(extent: int) -> list[int]:
+    """Into how many parts an axis may be split, none of them short or empty."""
+    return [n for n in PARTS if extent // n >= SHORTEST_PART and (n - 1) * -(-extent // n) < extent]
 
 
 @dataclass(frozen=True)
@@ -95,7 +101,7 @@ def tiled(graph: KernelGraph, family: str, single: Sequence[Axis], device: Devic
     """A candidate with the model's best tiles for every kernel and the best number of parts; None if no tile fits."""
     best: Candidate | None = None
     split = graph.split_axes
-    for parts in product(*([n for n in PARTS if graph.extent(a) // n >= 16] for a in split)):
+    for parts in product(*(parts_of(graph.extent(a)) for a in split)):
         counts = dict(zip(split, parts, strict=True))
         found = [_kernel_tilings(k, graph, counts, single, device) for k in graph.kernels]
         if not all(found):

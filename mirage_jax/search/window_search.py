@@ -29,7 +29,7 @@ from mirage_jax.search.normal_form import Expressions, Poly
 from mirage_jax.search.plans import Plan, Plans
 from mirage_jax.search.report import Clock, Notify, SearchReport, StopReason
 from mirage_jax.search.roots import batch_axes, express
-from mirage_jax.search.structures import PARTS, Candidate
+from mirage_jax.search.structures import Candidate, parts_of
 
 log = logging.getLogger("mirage_jax")
 WIDTHS = {"bool": 1, "f16": 2, "bf16": 2, "f32": 4, "i32": 4, "f64": 8}
@@ -231,7 +231,7 @@ class Search:
             *(self.e.axes(r.value) for r in self.roots)
         )  # a free axis is divided over the grid as it is
         for axis in sorted(a for a in self.reduced - free if a == origin(a)):
-            if self.reference.extent(axis) < 16 * PARTS[0]:
+            if not parts_of(self.reference.extent(axis)):
                 continue
             split = tuple(replace(r, value=self.e.split(r.value, axis, (axis + PART, axis))) for r in self.roots)
             yield axis, split
@@ -243,9 +243,7 @@ class Search:
             axis: Plans(self._frontiers(roots, self.space, self.batch), frozenset(r.value for r in roots), axis)
             for axis, roots in variants
         }
-        counts = {
-            axis: [n for n in PARTS if self.reference.extent(axis) // n >= 16] if axis else [1] for axis, _ in variants
-        }
+        counts = {axis: parts_of(self.reference.extent(axis)) if axis else [1] for axis, _ in variants}
         models: dict[tuple[Axis | None, int], Model] = {}
         for axis, _ in variants:
             first = self._model(plans[axis].frontiers, axis)

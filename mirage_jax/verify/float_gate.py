@@ -202,26 +202,29 @@ def _worst_row(r: Array, e: Array) -> float:
 class InputClasses(Mapping[str, list[Array]]):
     """Classes of inputs by name; made when asked for, since a set of weights is large."""
 
-    def __init__(self, specs: Sequence[Spec], seed: int):
+    def __init__(self, specs: Sequence[Spec], seed: int, near: Sequence[float]):
         self.specs, self.seed = [(tuple(s), np.dtype(d)) for s, d in specs], seed
+        self.makers = CLASSES | {f"near {value:.6g}": _near(value) for value in near}
 
     def __getitem__(self, name: str) -> list[Array]:
         rng = np.random.default_rng([self.seed, *name.encode()])
-        out = [_draw(CLASSES[name], rng, shape, dtype, i) for i, (shape, dtype) in enumerate(self.specs)]
+        out = [_draw(self.makers[name], rng, shape, dtype, i) for i, (shape, dtype) in enumerate(self.specs)]
         if name in SPOILED:
             _spoil(out, rng, SPOILED[name])
         return out
 
     def __iter__(self) -> Iterator[str]:
-        return iter(CLASSES)
+        return iter(self.makers)
 
     def __len__(self) -> int:
-        return len(CLASSES)
+        return len(self.makers)
 
 
-def input_classes(specs: Sequence[Spec], seed: int) -> InputClasses:
-    """The input classes of the gate for arrays of the given shapes and dtypes."""
-    return InputClasses(specs, seed)
+def input_classes(specs: Sequence[Spec], seed: int, near: Sequence[float] = ()) -> InputClasses:
+    """The input classes of the gate for arrays of the given shapes and dtypes, and one for each value in `near`: where
+    a program subtracts a constant, inputs that are almost this constant.
+    """
+    return InputClasses(specs, seed, near)
 
 
 type Maker = Callable[[np.random.Generator, tuple[int, ...], int], Array]
@@ -242,6 +245,10 @@ def _normal(rng: np.random.Generator, shape: tuple[int, ...], position: int) -> 
 
 def _scaled(scale: float) -> Maker:
     return lambda rng, shape, position: scale * rng.standard_normal(shape)
+
+
+def _near(value: float) -> Maker:
+    return lambda rng, shape, position: value * (1 + 1e-2 * rng.standard_normal(shape))
 
 
 def _zero_rows(rng: np.random.Generator, shape: tuple[int, ...], position: int) -> Array:
