@@ -69,7 +69,7 @@ class Search:
     seconds: float = 30.0
     states: int = 2_000_000
     families: Sequence[str] = FAMILIES  # of candidates; kernels are for GPUs only
-    max_plans: int = 20_000
+    max_plans: int = 50_000
     keep: int = 8  # candidates looked for
     notify: Notify | None = None  # told now and then: states, best estimate so far, seconds
     slack: float = 2.5  # plans whose bound exceeds the best estimate by this factor are not priced
