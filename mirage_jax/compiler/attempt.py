@@ -44,7 +44,18 @@ log = logging.getLogger("mirage_jax")
 SPACE = Space(max_ops=14)
 STORED = 16  # structures kept for other sizes
 EVERY_CLASS = 5e8  # operations of a region up to which the float gate runs every class; beyond, float64 takes its time
-CORE_CLASSES = ("normal", "large", "heavy tail", "zero rows", "cancelling", "integers", "large logits", "nan", "inf")
+CORE_CLASSES = (
+    "normal",
+    "large",
+    "near overflow",
+    "heavy tail",
+    "zero rows",
+    "cancelling",
+    "integers",
+    "large logits",
+    "nan",
+    "inf",
+)
 BRINK = 13  # inputs of size one times 2**13 are still float16 numbers
 BEYOND = 3  # powers of two beyond the last at which XLA gives only finite numbers
 NEAREST, FARTHEST, MOST_NEAR = 2.0**-4, 2.0**10, 3  # constants of a program near which inputs are tried, and how many
@@ -251,7 +262,7 @@ class Attempt:
         classes = float_gate.input_classes(self.specs, 0, near)
         small = footprint(self.reference).flops < EVERY_CLASS
         narrowest = min((dtype.itemsize for _, dtype in self.specs if jnp.issubdtype(dtype, jnp.floating)), default=4)
-        for name in classes if small else (*CORE_CLASSES, *[n for n in classes if n.startswith("near ")]):
+        for name in classes if small else (*CORE_CLASSES, *classes.own):
             values = classes[name]
             args = [jax.device_put(v, self.device) for v in values]
             candidate = [np.asarray(y) for y in ours(*args)]

@@ -204,7 +204,8 @@ class InputClasses(Mapping[str, list[Array]]):
 
     def __init__(self, specs: Sequence[Spec], seed: int, near: Sequence[float]):
         self.specs, self.seed = [(tuple(s), np.dtype(d)) for s, d in specs], seed
-        self.makers = CLASSES | {f"near {value:.6g}": _near(value) for value in near}
+        self.own = {f"near {value:.6g}": _near(value) for value in near}  # classes of this program alone
+        self.makers = CLASSES | self.own
 
     def __getitem__(self, name: str) -> list[Array]:
         rng = np.random.default_rng([self.seed, *name.encode()])
