@@ -1,7 +1,8 @@
 """Which sizes of which candidates are timed, and which of them is the fastest.
 
-Two screens, each variant timed once: tile sizes of several kinds of candidates, then warps and pipeline stages of the
-best few. What is left is timed against XLA, interleaved, and has to be faster beyond noise.
+Screens, each variant timed once: tile sizes of several kinds of candidates, then warps and pipeline stages of the best
+few, then tiles near those of the best one (the model knows a device only roughly), and its launches again if that
+helped. What is left is timed against XLA, interleaved, and has to be faster beyond noise.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 from mirage_jax import timing
 from mirage_jax.compiler.attempt import Attempt
 from mirage_jax.compiler.winner import Winner
-from mirage_jax.mugraph.graph import Library, Schedule
+from mirage_jax.mugraph.graph import Library, Schedule, is_part
+from mirage_jax.search.cost import estimate
+from mirage_jax.search.devices import Device
 from mirage_jax.search.structures import Candidate
 
 log = logging.getLogger("mirage_jax")
@@ -25,6 +29,8 @@ TILES = (6, 4, 3, 2, 2, 2, 2)  # tile sizes per kernel tried for the first, seco
 FINALISTS = len(TILES)
 KEPT = 3  # variants that survive a screen
 SECOND = 1.5  # how much slower than its estimate the second candidate of a kind is taken to be
+CLIMBS = 2  # how often launches and tiles near the best ones are tried
+NEARBY = 1.6  # estimate of a neighbour over that of the best one up to which it is tried
 ROUNDS = 10  # of the comparison with XLA
 
 
@@ -42,7 +48,12 @@ def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path) -
     tiles = [(c, s) for i, c in enumerate(finalists) for s in tile_variants(c, TILES[i])]
     log.info("compiling and timing %d variants", len(tiles))
     best = _screen(attempt, [attempt.winner(c.graph, s, c.family, directory) for c, s in tiles])
-    best = _screen(attempt, [*best, *(replace(w, schedule=s) for w in best for s in launch_variants(w))])
+    for _ in range(CLIMBS):
+        best = _screen(attempt, [*best, *(replace(w, schedule=s) for w in best for s in launch_variants(w))])
+        top = best[0]
+        best = _screen(attempt, [*best, *(replace(top, schedule=s) for s in nearby(top, attempt.description))])
+        if best[0] is top:
+            break
     timed = attempt.timings(
         {"xla": attempt.xla, **{str(i): attempt.ours(w) for i, w in enumerate(best)}}, rounds=ROUNDS
     )
@@ -101,7 +112,29 @@ def launch_variants(w: Winner) -> Iterator[Schedule]:
         if isinstance(kernel, Library):
             continue
         for warps in (2, 4, 8):
-            for stages in (2, 3, 4, 5) if kernel.loop else (1,):
+            for stages in (2, 3, 4, 5, 6) if kernel.loop else (1,):
                 if (warps, stages) != (sizes.num_warps, sizes.num_stages):
                     changed = replace(sizes, num_warps=warps, num_stages=stages)
                     yield replace(w.schedule, kernels=(*w.schedule.kernels[:i], changed, *w.schedule.kernels[i + 1 :]))
+
+
+def nearby(w: Winner, device: Device) -> Iterator[Schedule]:
+    """Tiles of a half or twice the size along one axis, or moved from one axis to another, one kernel at a time."""
+    if w.family == "algebra":
+        return
+    now = estimate(w.graph, w.schedule, device)
+    for i, (kernel, sizes) in enumerate(zip(w.graph.kernels, w.schedule.kernels, strict=True)):
+        if isinstance(kernel, Library):
+            continue
+        tiles = dict(sizes.tiles)
+        axes = [a for a, n in tiles.items() if n > 1]
+        for up, down in product((None, *axes), repeat=2):
+            if up == down:
+                continue
+            moved = {a: n * 2 if a == up else n // 2 if a == down else n for a, n in tiles.items()}
+            if any(n >= 2 * w.graph.extent(a) for a, n in moved.items() if not is_part(a)):
+                continue
+            changed = replace(sizes, tiles=tuple(moved.items()))
+            schedule = replace(w.schedule, kernels=(*w.schedule.kernels[:i], changed, *w.schedule.kernels[i + 1 :]))
+            if estimate(w.graph, schedule, device) <= NEARBY * now:
+                yield schedule
