@@ -28,6 +28,7 @@ from mirage_jax.cache import Cache, CacheKey, Entry
 from mirage_jax.compiler import tuning
 from mirage_jax.compiler.attempt import Attempt
 from mirage_jax.compiler.threads import apart
+from mirage_jax.compiler.trials import trials
 from mirage_jax.compiler.winner import Winner, readable
 from mirage_jax.config import Options
 from mirage_jax.errors import CacheError, LoweringError, MirageError, UnsupportedError, UsageError
@@ -138,7 +139,13 @@ class Compiler:
 
     def _search(self, attempt: Attempt, key: CacheKey, base: Decision, measure: bool, x64: bool) -> Decision:
         # The gate's inputs have NaN and infinities.
-        with jax.enable_x64(x64), jax.debug_nans(False), jax.debug_infs(False), progress.line() as say:
+        with (
+            jax.enable_x64(x64),
+            jax.debug_nans(False),
+            jax.debug_infs(False),
+            progress.line() as say,
+            trials([attempt.device] if measure else []) as attempt.trials,
+        ):
             budget = self.options.budget
             operators = len(attempt.reference.kernels)
             log.info("region of %d operators: searching for at most %s", operators, budget)
