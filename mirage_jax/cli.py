@@ -25,7 +25,7 @@ from mirage_jax import doctor, progress
 from mirage_jax.audit import fuzz, mutants, rewrites, saved
 from mirage_jax.audit.report import Report
 from mirage_jax.audit.sources import Source, sources
-from mirage_jax.bench import programs, search_suite, suite
+from mirage_jax.bench import programs, search_suite, start, suite
 from mirage_jax.bench.suite import Transform
 from mirage_jax.cache import versions
 from mirage_jax.config import BACKENDS, ON_MISS, Budget, unknown
@@ -115,10 +115,23 @@ def _bench_search(args: argparse.Namespace, out: Console, err: Console) -> int:
     return OK
 
 
+def _bench_start(args: argparse.Namespace, out: Console, err: Console) -> int:
+    names = [n.strip() for n in args.programs.split(",")] if args.programs else start.PROGRAMS
+    result = start.run_start_suite(
+        names, small=args.small, rounds=args.rounds or start.ROUNDS, console=None if args.quiet else err
+    )
+    out.print(result.table())
+    if args.json is not None:
+        err.print(f"written: {args.json}, {result.write(args.json)}", highlight=False)
+    return OK
+
+
 def command_bench(args: argparse.Namespace, out: Console, err: Console) -> int:
     _check_file(args.json)
     if args.suite == "search":
         return _bench_search(args, out, err)
+    if args.suite == "start":
+        return _bench_start(args, out, err)
     if args.programs:
         chosen = [programs.program(name.strip(), args.small) for name in args.programs.split(",")]
     else:
@@ -260,7 +273,7 @@ def build_parser() -> argparse.ArgumentParser:
     optimizing.add_argument("--strict", action="store_true", default=None, help="raise instead of falling back to XLA")
 
     bench = commands.add_parser("bench", parents=[optimizing], help="time XLA against the optimizer on a suite")
-    suites = f"{', '.join(programs.SUITES)}, all, or search: the search space (default: mirage)"
+    suites = f"{', '.join(programs.SUITES)}, all, search: the search space, or start: fresh processes (default: mirage)"
     bench.add_argument("--suite", default="mirage", help=suites)
     bench.add_argument("--programs", metavar="A,B", help="these programs instead of a suite")
     bench.add_argument("--small", action="store_true", help="scaled-down extents, to try the command out")
