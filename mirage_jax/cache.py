@@ -64,9 +64,7 @@ def source_digest() -> str:
     root = os.path.dirname(__file__)
     folders = ((d, names) for d, _, names in os.walk(root) if not d[len(root) + 1 :].startswith(("audit", "bench")))
     for folder, name in sorted((d, n) for d, names in folders for n in names if n.endswith(".py")):
-        with open(
-            os.path.join(folder, name), "rb"
-        ) as file:  # pathlib takes twice as long
+        with open(os.path.join(folder, name), "rb") as file:  # pathlib takes twice as long
             digest.update(f"{folder[len(root) :]}/{name}\n".encode() + file.read())
     return digest.hexdigest()[:16]
 

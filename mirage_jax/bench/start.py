@@ -135,9 +135,7 @@ def _row(name: str, small: bool, rounds: int, environment: Mapping[str, str]) ->
         for label in LABELS if n % 2 else reversed(LABELS):
             samples[label].append(_sample(label, name, small, environment))
     times = {  # without the first, which wrote bytecode
-        what: {
-            label: Timing(tuple(s[what] for s in samples[label][1:])) for label in LABELS
-        }
+        what: {label: Timing(tuple(s[what] for s in samples[label][1:])) for label in LABELS}
         for what in ("call", "process")
     }
     seconds = {what: {label: t.seconds for label, t in by.items()} for what, by in times.items()}
