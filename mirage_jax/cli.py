@@ -25,11 +25,11 @@ from mirage_jax import doctor, progress
 from mirage_jax.audit import fuzz, mutants, rewrites, saved
 from mirage_jax.audit.report import Report
 from mirage_jax.audit.sources import Source, sources
-from mirage_jax.bench import peers, programs, search_suite, start, suite
+from mirage_jax.bench import peers, plot, programs, search_suite, start, suite
 from mirage_jax.bench.suite import Transform
 from mirage_jax.cache import versions
 from mirage_jax.config import BACKENDS, ON_MISS, Budget, unknown
-from mirage_jax.errors import UsageError
+from mirage_jax.errors import UnsupportedError, UsageError
 from mirage_jax.preview import preview
 from mirage_jax.summary import summarize
 
@@ -126,7 +126,19 @@ def _bench_start(args: argparse.Namespace, out: Console, err: Console) -> int:
     return OK
 
 
+def _draw(file: Path, err: Console) -> int:
+    """Draw a stored table."""
+    try:
+        err.print(f"written: {plot.draw(plot.load(file), file)}", highlight=False)
+    except UnsupportedError as why:
+        err.print(f"error: {why}", highlight=False, markup=False)
+        return ENVIRONMENT
+    return OK
+
+
 def command_bench(args: argparse.Namespace, out: Console, err: Console) -> int:
+    if args.plot is not None:
+        return _draw(args.plot, err)
     _check_file(args.json)
     if args.suite == "search":
         return _bench_search(args, out, err)
@@ -147,6 +159,10 @@ def command_bench(args: argparse.Namespace, out: Console, err: Console) -> int:
     if args.json is not None:
         markdown = result.write(args.json)
         err.print(f"written: {args.json}, {markdown}", highlight=False)
+        try:
+            err.print(f"written: {plot.draw(plot.load(args.json), args.json)}", highlight=False)
+        except UnsupportedError as why:
+            err.print(f"no picture: {why}", highlight=False, markup=False)
     for row in result.rows:
         for label, why in row.failures.items():
             err.print(f"{row.program}, {label}: {why}", highlight=False, markup=False)
@@ -280,7 +296,11 @@ def build_parser() -> argparse.ArgumentParser:
     bench.add_argument("--programs", metavar="A,B", help="these programs instead of a suite")
     bench.add_argument("--small", action="store_true", help="scaled-down extents, to try the command out")
     bench.add_argument("--peers", action="store_true", help="also time cuDNN's attention and, where it is, torch")
-    bench.add_argument("--json", type=Path, metavar="FILE", help="write FILE, and the same as Markdown beside it")
+    beside = "write FILE, and the same as Markdown and (with matplotlib) as a picture beside it"
+    bench.add_argument("--json", type=Path, metavar="FILE", help=beside)
+    bench.add_argument(
+        "--plot", type=Path, metavar="FILE", help="run nothing: draw FILE, which --json wrote, beside it"
+    )
     bench.add_argument("--rounds", type=int, help="interleaved rounds per program")
     bench.add_argument("--seed", type=int, default=0, help="of the inputs")
     bench.add_argument("-q", "--quiet", action="store_true", help="no progress")

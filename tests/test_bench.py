@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from mirage_jax import timing
-from mirage_jax.bench import calibration, peers, programs, suite
+from mirage_jax.bench import calibration, peers, plot, programs, suite
 from mirage_jax.errors import UnsupportedError, UsageError
 from mirage_jax.search.devices import DEVICES
 
@@ -304,3 +304,46 @@ def test_peers_on_a_gpu(label) -> None:
     call = peer.call(program, [args, program.draw(1)])
     found = timing.time_device({label: call}, sets=2, rounds=2)[label]
     assert 1e-6 < found.seconds < 1e-3
+
+
+# Pictures.
+
+(H200,) = Path(__file__).parents[1].glob("results/h200-mirage-2026-11-20.json")
+
+
+def test_bars_of_a_stored_table() -> None:
+    table = plot.load(H200)
+    found = plot.bars(table)
+    assert len(found) == 16 and all(b.peer is None and b.limit for b in found)
+    assert plot.geometric_mean([b.speedup for b in found]) == pytest.approx(1.57, abs=0.01)
+    table["peers"] = ["slow", "fast", "none"]
+    for row in table["rows"]:
+        row["results"] |= {"slow": {"seconds": 2.0}, "fast": {"seconds": 1.0}}
+    assert {b.peer for b in plot.bars(table)} == {("fast", 1.0)}
+
+
+@pytest.mark.parametrize("with_peers", [False, True])
+def test_a_picture(tmp_path, with_peers) -> None:
+    pytest.importorskip("matplotlib")
+    table = plot.load(H200)
+    if with_peers:
+        table["peers"] = ["torch.compile"]
+        table["rows"][0]["results"]["torch.compile"] = {"seconds": 1e-5}
+    text = plot.draw(table, tmp_path / "t.json").read_text()
+    assert text.startswith("<?xml") and "Date" not in text
+    for row in table["rows"]:
+        assert text.count(f"<!-- {row['program']} -->") == 2
+    assert ("<!-- torch.compile -->" in text) == with_peers
+
+
+def test_what_is_no_table(tmp_path) -> None:
+    for text in ("not JSON", "[]", '{"rows": [{}]}'):
+        (tmp_path / "t.json").write_text(text)
+        with pytest.raises(UsageError, match=r"is not a table that `bench --json` wrote"):
+            plot.load(tmp_path / "t.json")
+
+
+def test_matplotlib_is_missing(monkeypatch, tmp_path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(UnsupportedError, match=r"mirage-jax\[plot\]"):
+        plot.draw(plot.load(H200), tmp_path / "t.json")
