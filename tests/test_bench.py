@@ -287,9 +287,20 @@ def test_torch_spellings_say_what_the_programs_say(kind) -> None:
     torch = pytest.importorskip("torch")
     program = next(p for p in programs.suite("all", small=True) if p.kind == kind)
     args = program.draw()
-    found = peers.SPELLINGS[kind](torch, *(torch.from_numpy(np.asarray(a, np.float32)) for a in args))
+    found = peers.SPELLINGS[kind](torch, *(torch.from_numpy(np.array(a, np.float32)) for a in args))
     error, _ = suite.errors_against(program.in_float64(args), found.numpy())
     assert error < 1e-4
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("gqa_b1", "float16"), ("causal_bf16_d64", "bfloat16")])
+def test_torch_attention_in_its_own_layout(name, dtype, monkeypatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(peers, "_torch", lambda: torch)  # its CPU will do
+    program = programs.program(name, small=True)
+    args = program.draw()
+    found = peers.TorchAttention().result(program, args)
+    error, _ = suite.errors_against(program.in_float64(args), found)
+    assert found.shape == args[0].shape and error < 3e-2
 
 
 @pytest.mark.gpu
