@@ -96,7 +96,7 @@ def _check_count(function: Callable[..., object], arguments: Sequence[object]) -
 
 def _options(args: argparse.Namespace) -> dict[str, object]:
     """The options of `optimize` that were given on the command line."""
-    given = {n: getattr(args, n) for n in ("on_miss", "budget", "backend", "cache_dir", "strict")}
+    given = {n: getattr(args, n) for n in ("on_miss", "budget", "backend", "cache_dir", "strict", "devices")}
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -289,6 +289,8 @@ def build_parser() -> argparse.ArgumentParser:
     optimizing.add_argument("--backend", choices=BACKENDS)
     optimizing.add_argument("--cache-dir", help="where winners are stored")
     optimizing.add_argument("--strict", action="store_true", default=None, help="raise instead of falling back to XLA")
+
+    optimizing.add_argument("--devices", metavar="0,2", help="local devices that measure (default: the first)")
 
     bench = commands.add_parser("bench", parents=[optimizing], help="time XLA against the optimizer on a suite")
     suites = f"{', '.join(programs.SUITES)}, all, search: the search space, or start: fresh processes (default: mirage)"

@@ -234,6 +234,17 @@ def test_the_cost_model_orders_measured_kernels() -> None:
     assert calibration.mean_rank(calibration.pairs(calibration.load(file), DEVICES["CPU"])) < 0.9  # of another device
 
 
+def test_equal_runs() -> None:
+    x = jnp.array([1.0, jnp.nan, -0.0], jnp.float16)
+    assert suite.equal_runs(lambda x: x, (x,), 5) == 5  # NaN is equal to itself, bit for bit
+    runs = iter([x, x, x, jnp.abs(x)])
+    assert suite.equal_runs(lambda: next(runs), (), 9) == 2  # the sign of a zero
+    row = suite.run_program(programs.program("abv", small=True), {"mirage": jax.jit}, rounds=2, repeats=3)
+    assert row.results["mirage"].repeats == 3
+    header, (cells,) = suite.SuiteResult("", "", "", {}, "", (row,)).cells()
+    assert cells[header.index("equal runs")] == "3"
+
+
 # Peers.
 
 

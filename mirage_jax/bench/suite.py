@@ -12,13 +12,15 @@ from __future__ import annotations
 import datetime
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from rich.console import Console
 from rich.table import Table
 
@@ -37,6 +39,7 @@ type Transform = Callable[[Callable[..., jax.Array]], Callable[..., jax.Array]]
 PEAKS = {"NVIDIA H200": (4.3e12, 780e12)}
 
 BASELINE, OURS = "xla", "mirage"
+REPEATS = 100  # runs of ours that have to be equal bit for bit
 
 
 def default_candidates() -> dict[str, Transform]:
@@ -54,6 +57,7 @@ class Result:
     error_rms: float
     ratio: Ratio | None
     report: str | None = None
+    repeats: int | None = None  # further runs on the same inputs, all equal to the first bit for bit; None: not run
     model: float | None = None  # rank correlation of the cost model with the times of the variants that were tried
 
 
@@ -93,6 +97,7 @@ class SuiteResult:
         modelled = [
             o for o in others if any(o in row.results and row.results[o].model is not None for row in self.rows)
         ]
+        repeated = any(r.repeats is not None for row in self.rows for r in row.results.values())
         has_limit = any(row.limit is not None for row in self.rows)
         header = [
             "program",
@@ -101,6 +106,7 @@ class SuiteResult:
             *(f"{o} over {BASELINE}" for o in others),
             *([f"{OURS} over the best other"] if self.peers else []),
             *(f"error {n}" for n in labels),
+            *(["equal runs"] if repeated else []),
             *(f"model rank {o}" for o in modelled),
         ]
         body = []
@@ -110,6 +116,8 @@ class SuiteResult:
             cells += [_ratio_cell(row.results.get(label)) for label in others]
             cells += [f"{row.best[1]:.2f}x ({row.best[0]})" if row.best else ""] if self.peers else []
             cells += [f"{r.error:.1e}" if (r := row.results.get(label)) else _absent(row, label) for label in labels]
+            ours = row.results.get(OURS)
+            cells += ["" if ours is None or ours.repeats is None else str(ours.repeats)] if repeated else []
             ranks = [r.model if (r := row.results.get(o)) else None for o in modelled]
             cells += ["" if rank is None else f"{rank:.2f}" for rank in ranks]
             body.append(cells)
@@ -177,9 +185,13 @@ def run_program(
     *,
     rounds: int | None = None,
     seed: int = 0,
+    repeats: int | None = None,
 ) -> Row:
-    """One row: check every candidate's and peer's result, then time those that gave one."""
+    """One row: check every candidate's and peer's result, then time those that gave one. `repeats`: how often ours has
+    to give the same bits again; by default only kernels on a GPU have to.
+    """
     device = jax.devices()[0]
+    repeats = (REPEATS if device.platform == "gpu" else 0) if repeats is None else repeats
     args = program.draw(seed)
     reference = program.in_float64(args)
     functions: dict[str, Callable[..., jax.Array]] = {}
@@ -210,6 +222,7 @@ def run_program(
             t.launches,
             *errors[label],
             ratio=None if label == BASELINE or BASELINE not in timings else timing.ratio(timings[BASELINE], t),
+            repeats=equal_runs(functions[label], args, repeats) if label == OURS and repeats else None,
             **_explained(functions.get(label), args),
         )
         for label, t in timings.items()
@@ -224,6 +237,21 @@ def errors_against(reference: np.ndarray, found: np.ndarray) -> tuple[float, flo
         return float("inf"), float("inf")
     scale, mean = np.abs(reference).max(), np.sqrt(np.mean(reference**2))
     return float(difference.max() / (scale or 1.0)), float(np.sqrt(np.mean(difference**2)) / (mean or 1.0))
+
+
+def equal_runs(function: Callable[..., jax.Array], args: Sequence[jax.Array], repeats: int) -> int:
+    """How many runs on the same inputs in a row are equal to the first, bit for bit, of at most `repeats`."""
+
+    @jax.jit
+    def same(a: jax.Array, b: jax.Array) -> jax.Array:
+        bits = f"uint{8 * a.dtype.itemsize}"
+        return jnp.array_equal(lax.bitcast_convert_type(a, bits), lax.bitcast_convert_type(b, bits))
+
+    first = function(*args)
+    for n in range(repeats):
+        if not same(first, function(*args)):
+            return n
+    return repeats
 
 
 def _time(

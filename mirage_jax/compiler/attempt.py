@@ -79,7 +79,9 @@ class Attempt:
     options: Options
     tried: Counter[str] = field(default_factory=Counter)
     measured: list[tuple[float, float]] = field(default_factory=list)  # of each variant: the model's seconds, and real
+    devices: Sequence[Any] = ()  # of the same kind, on which variants may be tried
     trials: Trials | None = None  # where variants are tried first; None: in this process
+    say: progress.Say = lambda _: None
 
     @cached_property
     def reference(self) -> KernelGraph:
@@ -241,7 +243,9 @@ class Attempt:
             found = self.timings({str(i): self.ours(w) for i, w in enumerate(winners)}, rounds=1)
             return {int(i): t for i, t in found.items()}
         try:
-            outcomes = self.trials.times([w.to_json() for w in winners])
+            tell = progress.measuring(self.say, len(winners))
+            notify = lambda outcome: tell(outcome.seconds if isinstance(outcome, timing.Timing) else None)  # noqa: E731
+            outcomes = self.trials.times([w.to_json() for w in winners], notify)
         except TrialError as why:
             log.warning("variants are tried in this process: %s", why)
             self.trials = None

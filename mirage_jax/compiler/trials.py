@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -35,6 +35,7 @@ from mirage_jax.errors import TrialError
 log = logging.getLogger("mirage_jax")
 
 type Variant = Mapping[str, Any]  # a value of JSON that says what to run
+type Notify = Callable[[timing.Timing | Failure], None]
 
 COMMAND = (sys.executable, "-m", "mirage_jax.compiler.worker")
 BATCH = 32  # variants that are compiled before they are run: a crash costs the others at most their compilation
@@ -79,15 +80,19 @@ class Session:
             self._child.kill()
             self._child = None
 
-    def times(self, variants: Sequence[Variant]) -> list[timing.Timing | Failure]:
+    def times(self, variants: Sequence[Variant], notify: Notify = lambda _: None) -> list[timing.Timing | Failure]:
         """The time of each variant, or why it has none. Raises `TrialError` if no child can be made to work."""
         found: dict[int, timing.Timing | Failure] = {}
         for first in range(0, len(variants), BATCH):
-            self._batch(variants, range(first, min(first + BATCH, len(variants))), found)
+            self._batch(variants, range(first, min(first + BATCH, len(variants))), found, notify)
         return [found[i] for i in range(len(variants))]
 
     def _batch(
-        self, variants: Sequence[Variant], numbers: Sequence[int], found: dict[int, timing.Timing | Failure]
+        self,
+        variants: Sequence[Variant],
+        numbers: Sequence[int],
+        found: dict[int, timing.Timing | Failure],
+        notify: Notify,
     ) -> None:
         """Try until each has a result. Every turn gives one to at least one, or narrows the suspects to one."""
         threads = THREADS
@@ -95,7 +100,7 @@ class Session:
             if self._deaths > self.patience.deaths:
                 found.update(dict.fromkeys(left, Failure("not tried", "too many variants crashed before")))
                 return
-            turn = _Turn(left)
+            turn = _Turn(left, notify)
             try:
                 self._ready().send({"variants": [variants[i] for i in left], "threads": threads})
                 turn.listen(self._ready(), self.patience)
@@ -104,6 +109,7 @@ class Session:
                 self._start()
                 if (guilty := turn.guilty) is not None:
                     found[guilty] = Failure(death.kind, why := f"{death} while {turn.doing(guilty)}")
+                    notify(found[guilty])
                     log.info("variant dropped: the process that tried it %s", why)
                 elif not turn.found and threads == 1:
                     raise TrialError(f"the process that tries variants {death}") from None
@@ -138,12 +144,12 @@ class Trials:
 
     sessions: Sequence[Session]
 
-    def times(self, variants: Sequence[Variant]) -> list[timing.Timing | Failure]:
+    def times(self, variants: Sequence[Variant], notify: Notify = lambda _: None) -> list[timing.Timing | Failure]:
         """As `Session.times`."""
         shares = [range(n, len(variants), len(self.sessions)) for n in range(len(self.sessions))]
         found: dict[int, timing.Timing | Failure] = {}
         with ThreadPoolExecutor(len(self.sessions)) as pool:
-            results = pool.map(lambda s, share: s.times([variants[i] for i in share]), self.sessions, shares)
+            results = pool.map(lambda s, share: s.times([variants[i] for i in share], notify), self.sessions, shares)
             for share, times in zip(shares, results, strict=True):
                 found.update(zip(share, times, strict=True))
         return [found[i] for i in range(len(variants))]
@@ -190,6 +196,7 @@ class _Turn:
     """One request to a child, and what is known about each of its variants when it ends."""
 
     numbers: Sequence[int]
+    notify: Notify
     found: dict[int, timing.Timing | Failure] = field(default_factory=dict)
     compiling: set[int] = field(default_factory=set)
     running: int | None = None
@@ -205,17 +212,20 @@ class _Turn:
                 case {"running": n}:
                     self.running = self.numbers[n]
                 case {"timed": n, "samples": samples, "launches": launches}:
-                    self.found[self.numbers[n]] = timing.Timing(tuple(samples), launches)
-                    self.running = None
+                    self._settle(self.numbers[n], timing.Timing(tuple(samples), launches))
                 case {"failed": n, "why": why}:
                     kind = "failed to run" if self.running == self.numbers[n] else "not compiled"
-                    self.found[self.numbers[n]] = Failure(kind, str(why))
-                    self.compiling.discard(self.numbers[n])
-                    self.running = None
+                    self._settle(self.numbers[n], Failure(kind, str(why)))
                 case {"done": _}:
                     return
                 case other:
                     raise TrialError(f"the process that tries variants said {other}")
+
+    def _settle(self, number: int, outcome: timing.Timing | Failure) -> None:
+        self.found[number] = outcome
+        self.compiling.discard(number)
+        self.running = None
+        self.notify(outcome)
 
     @property
     def guilty(self) -> int | None:

@@ -33,24 +33,19 @@ def timed(seconds: float) -> timing.Timing:
 def test_the_rest_goes_on(monkeypatch) -> None:
     monkeypatch.setattr(module, "BATCH", 4)  # the second batch meets the child that the first one left
     todo = [fine(1.0), {"do": "abort"}, fine(2.0), {"do": "refuse"}, {"do": "hang"}, {"do": "raise"}, fine(3.0)]
+    todo += [{"do": "poison"}, fine(4.0)]  # an error after which the child gives up its device, and ends
     with Session(FAKE, patience=QUICK, kind="fake device") as session:
         found = session.times(todo)
         pid = session._child._process.pid
-    assert [found[i] for i in (0, 2, 6)] == [timed(1.0), timed(2.0), timed(3.0)]
-    crashed, refused, hung, raised = (found[i] for i in (1, 3, 4, 5))
+    assert [found[i] for i in (0, 2, 6, 8)] == [timed(1.0), timed(2.0), timed(3.0), timed(4.0)]
+    crashed, refused, hung, raised, poisoned = (found[i] for i in (1, 3, 4, 5, 7))
     assert crashed.kind == "crashed" and "code -6 (illegal access) while running" in crashed.why
     assert refused == Failure("not compiled", "ValueError: cannot be compiled")
     assert hung == Failure("hung", "said nothing for 1 s while running")
     assert raised == Failure("failed to run", "RuntimeError: launch failure")
+    assert poisoned == Failure("failed to run", "RuntimeError: illegal address")
     with pytest.raises(ProcessLookupError):  # nothing is left behind
         os.kill(pid, 0)
-
-
-def test_a_lost_device_is_left() -> None:
-    """An error that says that the device is lost ends the child; what was next has its time from another one."""
-    with Session(FAKE, patience=QUICK) as session:
-        found = session.times([{"do": "poison"}, fine(1.0)])
-    assert found == [Failure("failed to run", "RuntimeError: illegal address"), timed(1.0)]
 
 
 def test_a_crash_of_the_compiler_is_found_among_several() -> None:
@@ -73,17 +68,19 @@ def test_no_child(command, kind) -> None:
 
 
 def test_several_devices_share_the_work() -> None:
+    told: list = []
     with Session(FAKE) as a, Session(FAKE) as b:
-        found = Trials([a, b]).times([fine(1.0), {"do": "abort"}, fine(2.0)])
+        found = Trials([a, b]).times([fine(1.0), {"do": "abort"}, fine(2.0)], told.append)
     assert found[0] == timed(1.0) and found[2] == timed(2.0)
     assert (a._deaths, b._deaths) == (0, 1)
+    assert set(told) == set(found)  # as they come
 
 
 def test_what_fails_is_counted(caplog) -> None:
     program = PROGRAMS["rmsnorm"]("f16")
     winner = Winner(program.graph, program.schedule, (), (), "kernels", "cuda")
     outcomes = [Failure("crashed", "ended with code -6"), timed(1.0), Failure("hung", "said nothing")]
-    tried = SimpleNamespace(times=lambda variants: outcomes)
+    tried = SimpleNamespace(times=lambda variants, notify: outcomes)
     attempt = Attempt(Any, "cuda", SimpleNamespace(device_kind="NVIDIA H200"), Options(), trials=tried)
     assert attempt.screen([winner] * 3) == {1: timed(1.0)}
     assert attempt.tried == {"crashed": 1, "hung": 1}
@@ -91,7 +88,7 @@ def test_what_fails_is_counted(caplog) -> None:
 
 
 def test_without_a_child_variants_run_here(caplog, monkeypatch) -> None:
-    def times(variants):
+    def times(variants, notify):
         raise TrialError("no process can be started")
 
     attempt = Attempt(Any, "cuda", None, Options(), trials=SimpleNamespace(times=times))
