@@ -173,6 +173,7 @@ def optimize(fn: Any = _NOT_GIVEN, /, **options: Any) -> Any:
     * backend: "auto", "triton" (kernels on GPUs) or "jax" (algebra only).
     * cache_dir: where winners are kept; default: the user's cache directory.
     * strict: raise what would otherwise be logged and left to XLA.
+    * devices: which of `jax.local_devices()` measure, by number; several share the variants that are tried.
     * static_argnums, static_argnames, donate_argnums, donate_argnames, ...: as for `jax.jit`.
 
     Raises `UsageError` for anything else. An optimized function is returned as it is if no options are given.

@@ -19,6 +19,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import socket
 import stat
 import time
@@ -44,6 +45,8 @@ DECISIONS = ("win", "xla", "structures")
 PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "triton", "jax-triton", "mirage-jax")
 SETTINGS = ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE", "LIBTPU_INIT_ARGS")
 
+_VERSION = re.compile(r"^Version: *(\S+)", re.MULTILINE)  # parsing all of the metadata takes ten times as long
+
 type Json = bool | int | float | str | list[Json] | dict[str, Json] | None
 
 
@@ -54,11 +57,15 @@ def canonical(value: object) -> bytes:
 
 @functools.cache
 def source_digest() -> str:
-    """Digest of this package's own source, so that a changed optimizer does not believe its predecessor."""
+    """Digest of this package's own source, so that a changed optimizer does not believe its predecessor. What only uses
+    the optimizer is left out.
+    """
     digest = hashlib.sha256()
-    root = Path(__file__).parent
-    for file in sorted(root.rglob("*.py")):
-        digest.update(f"{file.relative_to(root)}\n".encode() + file.read_bytes())
+    root = os.path.dirname(__file__)
+    folders = ((d, names) for d, _, names in os.walk(root) if not d[len(root) + 1 :].startswith(("audit", "bench")))
+    for folder, name in sorted((d, n) for d, names in folders for n in names if n.endswith(".py")):
+        with open(os.path.join(folder, name), "rb") as file:  # pathlib takes twice as long
+            digest.update(f"{folder[len(root) :]}/{name}\n".encode() + file.read())
     return digest.hexdigest()[:16]
 
 
@@ -68,9 +75,10 @@ def versions() -> tuple[tuple[str, str], ...]:
 
     def version(name: str) -> str:
         try:
-            return metadata.version(name)
+            text = metadata.distribution(name).read_text("METADATA") or ""
         except metadata.PackageNotFoundError:
             return ""
+        return found.group(1) if (found := _VERSION.search(text)) else metadata.version(name)
 
     return (*((name, version(name)) for name in PACKAGES), ("source", source_digest()))
 

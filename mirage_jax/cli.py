@@ -25,11 +25,11 @@ from mirage_jax import doctor, progress
 from mirage_jax.audit import fuzz, mutants, rewrites, saved
 from mirage_jax.audit.report import Report
 from mirage_jax.audit.sources import Source, sources
-from mirage_jax.bench import programs, search_suite, suite
+from mirage_jax.bench import peers, plot, programs, search_suite, start, suite
 from mirage_jax.bench.suite import Transform
 from mirage_jax.cache import versions
 from mirage_jax.config import BACKENDS, ON_MISS, Budget, unknown
-from mirage_jax.errors import UsageError
+from mirage_jax.errors import UnsupportedError, UsageError
 from mirage_jax.preview import preview
 from mirage_jax.summary import summarize
 
@@ -96,7 +96,7 @@ def _check_count(function: Callable[..., object], arguments: Sequence[object]) -
 
 def _options(args: argparse.Namespace) -> dict[str, object]:
     """The options of `optimize` that were given on the command line."""
-    given = {n: getattr(args, n) for n in ("on_miss", "budget", "backend", "cache_dir", "strict")}
+    given = {n: getattr(args, n) for n in ("on_miss", "budget", "backend", "cache_dir", "strict", "devices")}
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -115,27 +115,58 @@ def _bench_search(args: argparse.Namespace, out: Console, err: Console) -> int:
     return OK
 
 
+def _bench_start(args: argparse.Namespace, out: Console, err: Console) -> int:
+    names = [n.strip() for n in args.programs.split(",")] if args.programs else start.PROGRAMS
+    result = start.run_start_suite(
+        names, small=args.small, rounds=args.rounds or start.ROUNDS, console=None if args.quiet else err
+    )
+    out.print(result.table())
+    if args.json is not None:
+        err.print(f"written: {args.json}, {result.write(args.json)}", highlight=False)
+    return OK
+
+
+def _draw(file: Path, err: Console) -> int:
+    """Draw a stored table."""
+    try:
+        err.print(f"written: {plot.draw(plot.load(file), file)}", highlight=False)
+    except UnsupportedError as why:
+        err.print(f"error: {why}", highlight=False, markup=False)
+        return ENVIRONMENT
+    return OK
+
+
 def command_bench(args: argparse.Namespace, out: Console, err: Console) -> int:
+    if args.plot is not None:
+        return _draw(args.plot, err)
     _check_file(args.json)
     if args.suite == "search":
         return _bench_search(args, out, err)
+    if args.suite == "start":
+        return _bench_start(args, out, err)
     if args.programs:
         chosen = [programs.program(name.strip(), args.small) for name in args.programs.split(",")]
     else:
         chosen = programs.suite(args.suite, args.small)
     title = f"{args.programs or args.suite}{', small' if args.small else ''}"
-    candidates = {suite.BASELINE: jax.jit, "mirage": _optimizer(args)}
+    candidates = {suite.BASELINE: jax.jit, suite.OURS: _optimizer(args)}
+    rivals = peers.PEERS if args.peers else {}
+    console = None if args.quiet else err
     result = suite.run_suite(
-        chosen, candidates, title=title, rounds=args.rounds, seed=args.seed, console=None if args.quiet else err
+        chosen, candidates, rivals, title=title, rounds=args.rounds, seed=args.seed, console=console
     )
     out.print(result.table())
     if args.json is not None:
         markdown = result.write(args.json)
         err.print(f"written: {args.json}, {markdown}", highlight=False)
+        try:
+            err.print(f"written: {plot.draw(plot.load(args.json), args.json)}", highlight=False)
+        except UnsupportedError as why:
+            err.print(f"no picture: {why}", highlight=False, markup=False)
     for row in result.rows:
         for label, why in row.failures.items():
             err.print(f"{row.program}, {label}: {why}", highlight=False, markup=False)
-    return PROBLEM if any(row.failures for row in result.rows) else OK
+    return PROBLEM if any(row.failures.keys() - rivals.keys() for row in result.rows) else OK
 
 
 def command_doctor(args: argparse.Namespace, out: Console, err: Console) -> int:
@@ -259,12 +290,19 @@ def build_parser() -> argparse.ArgumentParser:
     optimizing.add_argument("--cache-dir", help="where winners are stored")
     optimizing.add_argument("--strict", action="store_true", default=None, help="raise instead of falling back to XLA")
 
+    optimizing.add_argument("--devices", metavar="0,2", help="local devices that measure (default: the first)")
+
     bench = commands.add_parser("bench", parents=[optimizing], help="time XLA against the optimizer on a suite")
-    suites = f"{', '.join(programs.SUITES)}, all, or search: the search space (default: mirage)"
+    suites = f"{', '.join(programs.SUITES)}, all, search: the search space, or start: fresh processes (default: mirage)"
     bench.add_argument("--suite", default="mirage", help=suites)
     bench.add_argument("--programs", metavar="A,B", help="these programs instead of a suite")
     bench.add_argument("--small", action="store_true", help="scaled-down extents, to try the command out")
-    bench.add_argument("--json", type=Path, metavar="FILE", help="write FILE, and the same as Markdown beside it")
+    bench.add_argument("--peers", action="store_true", help="also time cuDNN's attention and, where it is, torch")
+    beside = "write FILE, and the same as Markdown and (with matplotlib) as a picture beside it"
+    bench.add_argument("--json", type=Path, metavar="FILE", help=beside)
+    bench.add_argument(
+        "--plot", type=Path, metavar="FILE", help="run nothing: draw FILE, which --json wrote, beside it"
+    )
     bench.add_argument("--rounds", type=int, help="interleaved rounds per program")
     bench.add_argument("--seed", type=int, default=0, help="of the inputs")
     bench.add_argument("-q", "--quiet", action="store_true", help="no progress")

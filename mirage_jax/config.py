@@ -83,6 +83,9 @@ class Options:
     on_miss: what to do where no winner is stored: "search" within the budget, take the "heuristic" choice unmeasured,
     "fallback" to XLA, or raise an "error". None means search in a single process and fallback in several, since
     all hosts of one program must lower the same code.
+
+    devices: which local devices measure, by their place in `jax.local_devices()`; several share the variants. The
+    first is what candidates are compared with XLA on.
     """
 
     on_miss: str | None = None
@@ -90,6 +93,7 @@ class Options:
     backend: str = "auto"
     cache_dir: str | None = None
     strict: bool = False
+    devices: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.on_miss is not None:
@@ -100,6 +104,7 @@ class Options:
             object.__setattr__(self, "cache_dir", _directory("cache_dir", self.cache_dir))
         if not isinstance(self.strict, bool):
             raise UsageError(f"strict: found {self.strict!r}; allowed are True and False")
+        object.__setattr__(self, "devices", _numbers("devices", self.devices))
 
     @classmethod
     def make(cls, keywords: Mapping[str, object], also: Iterable[str] = ()) -> Options:
@@ -137,6 +142,18 @@ def _directory(name: str, value: object) -> str:
     return path
 
 
+def _numbers(name: str, value: object) -> tuple[int, ...]:
+    """``(0, 2)``, or ``"0,2"``."""
+    parts = value.split(",") if isinstance(value, str) else value
+    try:
+        found = tuple(int(str(n)) for n in parts)  # type: ignore[union-attr]
+    except (TypeError, ValueError):
+        found = (-1,)
+    if any(n < 0 for n in found) or len(set(found)) < len(found):
+        raise UsageError(f"{name}: found {value!r}; allowed are different numbers from 0 on, such as (0, 2) or '0,2'")
+    return found
+
+
 # The environment.
 
 _TRUE, _FALSE = ("1", "on", "true", "yes"), ("0", "off", "false", "no")
@@ -154,6 +171,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "backend": ("MIRAGE_JAX_BACKEND", str.lower),
     "cache_dir": ("MIRAGE_JAX_CACHE_DIR", str),
     "strict": ("MIRAGE_JAX_STRICT", parse_switch),
+    "devices": ("MIRAGE_JAX_DEVICES", str),
 }
 
 

@@ -43,3 +43,7 @@ class KernelFault(LoweringError):
 
 class CacheError(MirageError):
     """A cache entry is broken or does not belong to its key; always treated as a miss."""
+
+
+class TrialError(MirageError):
+    """No process can be made to work that tries variants; they are tried in the user's process then."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Lock
 
 from rich.console import Console
 from rich.errors import LiveError
@@ -36,5 +37,20 @@ def searching(say: Say, budget: float) -> Callable[[int, float | None, float], N
     def tell(states: int, best: float | None, elapsed: float) -> None:
         estimate = "" if best is None else f" | best estimate {best * 1e6:.1f} us"
         say(f"search | {states / 1000:.0f}k states{estimate} | {elapsed:.0f}s of {budget:g}s")
+
+    return tell
+
+
+def measuring(say: Say, total: int) -> Callable[[float | None], None]:
+    """Tells about variants that are tried, each with its seconds, or None if it failed; how many, and the best."""
+    lock, seconds = Lock(), list[float | None]()
+
+    def tell(found: float | None) -> None:
+        with lock:  # several devices may try variants
+            seconds.append(found)
+            times = [s for s in seconds if s is not None]
+        failed = len(seconds) - len(times)
+        best = f" | best {min(times) * 1e6:.1f} us" if times else ""
+        say(f"measuring | {len(seconds)} of {total} variants{best}" + (f" | {failed} failed" if failed else ""))
 
     return tell

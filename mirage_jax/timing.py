@@ -135,10 +135,10 @@ def time_wall(calls: Mapping[str, Call], rounds: int = 10, sample_seconds: float
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What one profiled call did on the device."""
+    """What one call did on the device."""
 
     seconds: float
-    kernels: int
+    kernels: int | None  # None where nobody counted them
     names: tuple[str, ...]
 
 
@@ -177,8 +177,14 @@ def profile(call: Call) -> Span:
     return span
 
 
+def span_of(call: Call) -> Span:
+    """Device time of one call: its own `span`, if it times itself, else from a profile."""
+    own: Callable[[], Span] | None = getattr(call, "span", None)
+    return profile(call) if own is None else own()
+
+
 def time_device(
-    calls: Mapping[str, Call], sets: int, rounds: int = 5, measure: Callable[[Call], Span] = profile
+    calls: Mapping[str, Call], sets: int, rounds: int = 5, measure: Callable[[Call], Span] = span_of
 ) -> dict[str, Timing]:
     """Device time per program of calls that each run `sets` programs in a chain."""
     for call in calls.values():
@@ -188,7 +194,12 @@ def time_device(
     return {
         label: Timing(
             tuple((a.seconds + b.seconds) / 2 / sets for a, b in pairs),
-            statistics.median(a.kernels for a, _ in pairs) / sets,
+            _launches([a for a, _ in pairs], sets),
         )
         for label, pairs in found.items()
     }
+
+
+def _launches(spans: Sequence[Span], sets: int) -> float | None:
+    counted = [s.kernels for s in spans if s.kernels is not None]
+    return statistics.median(counted) / sets if counted else None

@@ -28,8 +28,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
-# Imported where they are used: a CPU-only installation has no Triton, and muGraphs can be handled without JAX.
-LAZY = {"triton", "jax_triton", "jax"}
+# Imported where they are used: a CPU-only installation has no Triton, muGraphs can be handled without JAX, and only the
+# benchmark draws pictures and knows torch.
+LAZY = {"triton", "jax_triton", "jax", "torch", "matplotlib"}
 PRIVATE_HOME = f"{PACKAGE}.jaxpr_frontend.jax_compat"
 
 

@@ -4,6 +4,8 @@ import io
 import json
 import math
 import random
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -13,8 +15,8 @@ import pytest
 from rich.console import Console
 
 from mirage_jax import timing
-from mirage_jax.bench import calibration, programs, suite
-from mirage_jax.errors import UsageError
+from mirage_jax.bench import calibration, peers, plot, programs, suite
+from mirage_jax.errors import UnsupportedError, UsageError
 from mirage_jax.search.devices import DEVICES
 
 # The limits of the table of measured peers, in microseconds on one H200.
@@ -51,7 +53,7 @@ def test_small_program(program) -> None:
     reference = program.in_float64(args)
     assert str(result.dtype) == program.dtype and reference.dtype == np.float64
     error, error_rms = suite.errors_against(reference, result)
-    assert error < (1e-2 if program.dtype == "float16" else 1e-5)
+    assert error < {"float16": 1e-2, "bfloat16": 5e-2, "float32": 1e-5}[program.dtype]
     assert error_rms > 0
     assert program.bytes < 2e6
 
@@ -162,6 +164,18 @@ def test_time_device_divides_by_the_sets() -> None:
     assert timing.ratio(found["a"], found["b"]).value == 2.0
 
 
+def test_a_call_may_time_itself() -> None:
+    class Timed:
+        def __call__(self) -> None:
+            pass
+
+        def span(self) -> timing.Span:
+            return timing.Span(6e-6, None, ())
+
+    found = timing.time_device({"peer": Timed()}, sets=3, rounds=2)
+    assert found["peer"] == timing.Timing((2e-6, 2e-6), None)
+
+
 @pytest.mark.gpu
 def test_device_time_of_a_matmul() -> None:
     args = [(jnp.ones((4096, 4096), jnp.float16), jnp.ones((4096, 4096), jnp.float16)) for _ in range(3)]
@@ -218,3 +232,140 @@ def test_the_cost_model_orders_measured_kernels() -> None:
     assert len(found) == 23 and sum(map(len, found.values())) > 2500
     assert calibration.mean_rank(found) > 0.9
     assert calibration.mean_rank(calibration.pairs(calibration.load(file), DEVICES["CPU"])) < 0.9  # of another device
+
+
+def test_equal_runs() -> None:
+    x = jnp.array([1.0, jnp.nan, -0.0], jnp.float16)
+    assert suite.equal_runs(lambda x: x, (x,), 5) == 5  # NaN is equal to itself, bit for bit
+    runs = iter([x, x, x, jnp.abs(x)])
+    assert suite.equal_runs(lambda: next(runs), (), 9) == 2  # the sign of a zero
+    row = suite.run_program(programs.program("abv", small=True), {"mirage": jax.jit}, rounds=2, repeats=3)
+    assert row.results["mirage"].repeats == 3
+    header, (cells,) = suite.SuiteResult("", "", "", {}, "", (row,)).cells()
+    assert cells[header.index("equal runs")] == "3"
+
+
+# Peers.
+
+
+@pytest.mark.parametrize("name", ["gqa_b1", "causal_f16_d64"])
+def test_attention_in_another_layout(name) -> None:
+    """What cuDNN gets is the same program: here XLA runs it from the same arguments."""
+    program = replace(programs.program(name, small=True), dtype="float32")  # on CPUs it takes no float16
+    peer = peers.JaxAttention("xla")
+    args = program.draw()
+    error, _ = suite.errors_against(program.in_float64(args), peer.result(program, args))
+    assert error < 1e-2
+    call = peer.call(program, [args, program.draw(1)])
+    assert timing.time_wall({"peer": call}, rounds=2)["peer"].seconds > 0
+
+
+def test_peers_in_the_table(tmp_path) -> None:
+    chosen = [replace(programs.program(n, small=True), dtype="float32") for n in ("gqa_b1", "lora_b1")]
+    rivals = {"attention": peers.JaxAttention("xla"), "broken": peers.JaxAttention("no such implementation")}
+    result = suite.run_suite(chosen, {"xla": jax.jit, "mirage": jax.jit}, rivals, rounds=2)
+    gqa, lora = result.rows
+    assert gqa.results["attention"].error < 1e-2 and "broken" in gqa.failures and not lora.failures
+    label, times = gqa.best
+    others = {n: r.seconds for n, r in gqa.results.items() if n != "mirage"}
+    assert others[label] == min(others.values()) and times == others[label] / gqa.results["mirage"].seconds
+    header, (first, second) = result.cells()
+    assert header[1:6] == ["xla", "mirage", "attention", "broken", "mirage over xla"]
+    assert first[header.index("broken")] == "failed" and second[header.index("attention")] == "-"
+    assert f"({label})" in first[header.index("mirage over the best other")]
+    assert "gqa_b1, broken: " in result.to_markdown()
+    result.write(tmp_path / "r.json")
+    assert json.loads((tmp_path / "r.json").read_text())["peers"] == ["attention", "broken"]
+
+
+def test_every_program_of_the_paper_has_a_torch_spelling() -> None:
+    for program in programs.suite("mirage") + programs.suite("prefill") + programs.suite("attention"):
+        assert peers.TorchPeer().serves(program)
+    assert [p.name for p in programs.suite("mirage") if peers.TorchAttention().serves(p)] == [
+        f"{name}_b{b}" for b in (1, 8) for name in ("gqa", "mha", "mqa")
+    ]
+
+
+def test_torch_is_missing(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    program = programs.program("lora_b1", small=True)
+    with pytest.raises(UnsupportedError, match="torch is not installed"):
+        peers.TorchPeer().result(program, program.draw())
+
+
+@pytest.mark.parametrize("kind", peers.SPELLINGS)
+def test_torch_spellings_say_what_the_programs_say(kind) -> None:
+    torch = pytest.importorskip("torch")
+    program = next(p for p in programs.suite("all", small=True) if p.kind == kind)
+    args = program.draw()
+    found = peers.SPELLINGS[kind](torch, *(torch.from_numpy(np.array(a, np.float32)) for a in args))
+    error, _ = suite.errors_against(program.in_float64(args), found.numpy())
+    assert error < 1e-4
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("gqa_b1", "float16"), ("causal_bf16_d64", "bfloat16")])
+def test_torch_attention_in_its_own_layout(name, dtype, monkeypatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(peers, "_torch", lambda: torch)  # its CPU will do
+    program = programs.program(name, small=True)
+    args = program.draw()
+    found = peers.TorchAttention().result(program, args)
+    error, _ = suite.errors_against(program.in_float64(args), found)
+    assert found.shape == args[0].shape and error < 3e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("label", ["torch.compile", "torch sdpa", "cudnn"])
+def test_peers_on_a_gpu(label) -> None:
+    if label != "cudnn":
+        pytest.importorskip("torch")
+    program, peer = programs.program("gqa_b1"), peers.PEERS[label]
+    args = program.draw()
+    error, _ = suite.errors_against(program.in_float64(args), peer.result(program, args))
+    assert error < 2e-2
+    call = peer.call(program, [args, program.draw(1)])
+    found = timing.time_device({label: call}, sets=2, rounds=2)[label]
+    assert 1e-6 < found.seconds < 1e-3
+
+
+# Pictures.
+
+(H200,) = Path(__file__).parents[1].glob("results/h200-mirage-2026-11-20.json")
+
+
+def test_bars_of_a_stored_table() -> None:
+    table = plot.load(H200)
+    found = plot.bars(table)
+    assert len(found) == 16 and all(b.peer is None and b.limit for b in found)
+    assert plot.geometric_mean([b.speedup for b in found]) == pytest.approx(1.57, abs=0.01)
+    table["peers"] = ["slow", "fast", "none"]
+    for row in table["rows"]:
+        row["results"] |= {"slow": {"seconds": 2.0}, "fast": {"seconds": 1.0}}
+    assert {b.peer for b in plot.bars(table)} == {("fast", 1.0)}
+
+
+@pytest.mark.parametrize("with_peers", [False, True])
+def test_a_picture(tmp_path, with_peers) -> None:
+    pytest.importorskip("matplotlib")
+    table = plot.load(H200)
+    if with_peers:
+        table["peers"] = ["torch.compile"]
+        table["rows"][0]["results"]["torch.compile"] = {"seconds": 1e-5}
+    text = plot.draw(table, tmp_path / "t.json").read_text()
+    assert text.startswith("<?xml") and "Date" not in text
+    for row in table["rows"]:
+        assert text.count(f"<!-- {row['program']} -->") == 2
+    assert ("<!-- torch.compile -->" in text) == with_peers
+
+
+def test_what_is_no_table(tmp_path) -> None:
+    for text in ("not JSON", "[]", '{"rows": [{}]}'):
+        (tmp_path / "t.json").write_text(text)
+        with pytest.raises(UsageError, match=r"is not a table that `bench --json` wrote"):
+            plot.load(tmp_path / "t.json")
+
+
+def test_matplotlib_is_missing(monkeypatch, tmp_path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(UnsupportedError, match=r"mirage-jax\[plot\]"):
+        plot.draw(plot.load(H200), tmp_path / "t.json")

@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -131,6 +132,15 @@ def test_fallback_and_error() -> None:
             use(*ARGS)
     mirage_jax.tune(g, *ARGS)
     assert flops(g, *ARGS) <= 1.1 * CHEAP
+
+
+def test_devices_that_measure() -> None:
+    a, b = (SimpleNamespace(device_kind=kind) for kind in ("NVIDIA H200", "NVIDIA A100"))
+    assert decide._chosen([a, b], ()) == [a] and decide._chosen([a, b, a], (2, 0)) == [a, a]
+    with pytest.raises(UsageError, match="found NVIDIA A100, NVIDIA H200; allowed are devices of one kind"):
+        decide._chosen([a, b], (0, 1))
+    with pytest.raises(UsageError, match=f"devices: found 99; there are {jax.local_device_count()} of this platform"):
+        mirage_jax.optimize(chain, devices=(99,))(*ARGS)
 
 
 # The cache.

@@ -54,6 +54,9 @@ def test_options_are_values() -> None:
         ({"cache_dir": 7}, "cache_dir: found 7"),
         ({"cache_dir": "/dev/null"}, "not a directory"),
         ({"budget": "soon"}, "budget: found 'soon'"),
+        ({"devices": "0,first"}, "devices: found '0,first'; allowed are different numbers"),
+        ({"devices": [1, 1]}, "devices: found"),
+        ({"devices": -1}, "devices: found -1"),
     ],
 )
 def test_options_refuse(keywords, message) -> None:
@@ -65,7 +68,9 @@ def test_environment_is_below_arguments_and_above_defaults(monkeypatch) -> None:
     monkeypatch.setenv("MIRAGE_JAX_BUDGET", "7s")
     monkeypatch.setenv("MIRAGE_JAX_ON_MISS", "fallback")
     monkeypatch.setenv("MIRAGE_JAX_STRICT", "1")
+    monkeypatch.setenv("MIRAGE_JAX_DEVICES", "0, 2")
     options = Options.make({"on_miss": "search"})
+    assert options.devices == Options.make({"devices": (0, 2)}).devices == (0, 2)
     assert (options.budget, options.on_miss, options.strict) == (Budget(7.0), "search", True)
 
 

@@ -25,3 +25,15 @@ def test_beside_another_live_display(monkeypatch):
     monkeypatch.setattr(progress, "Console", lambda **_: console)
     with console.status("the program's own"), progress.line() as say:
         say("unheard")
+
+
+def test_measuring() -> None:
+    said: list[str] = []
+    tell = progress.measuring(said.append, 3)
+    for seconds in (None, 2e-6, 1e-6):
+        tell(seconds)
+    assert said == [
+        "measuring | 1 of 3 variants | 1 failed",
+        "measuring | 2 of 3 variants | best 2.0 us | 1 failed",
+        "measuring | 3 of 3 variants | best 1.0 us | 1 failed",
+    ]

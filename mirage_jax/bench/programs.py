@@ -1,7 +1,8 @@
 """The programs of the benchmark: plain JAX functions, their shapes, and what the hardware allows.
 
 Suite "mirage" has the eight programs of Mirage (OSDI'25, section 8) at batch sizes 1 and 8; "prefill" has the same kind
-of program at the size of a prompt; "also" has those of the paper's first version; "beyond" has what people write
+of program at the size of a prompt; "attention" has that of a prompt, plain and causal, in the usual types and widths;
+"also" has those of the paper's first version; "beyond" has what people write
 beside these: layer normalization, a whole gated block, a loss, gradients; "algebra" has programs that only another
 order of evaluation makes fast, on any device. Data is float16 ("algebra": float32) and normal; a weight is scaled by
 the root of its fan-in so that no program overflows.
@@ -33,6 +34,12 @@ def rms(x: jax.Array) -> jax.Array:
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return jax.nn.softmax(q @ k, axis=-1) @ v
+
+
+def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    scores = q @ k
+    seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+    return jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1) @ v
 
 
 def qknorm_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -110,6 +117,11 @@ class Program:
     dtype: str = "float16"
 
     @property
+    def kind(self) -> str:
+        """What it computes, whatever its sizes: how peers know it."""
+        return self.fn.__name__
+
+    @property
     def inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         return tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(self.dtype)) for _, shape in self.shapes)
 
@@ -171,6 +183,11 @@ def _attention_flops(q: Shape, k: Shape, v: Shape) -> int:
     return 2 * math.prod(q) * k[-1] + 2 * math.prod(q[:-1]) * math.prod(v[-2:])
 
 
+def _causal_flops(q: Shape, k: Shape, v: Shape) -> int:
+    """Of as many queries as keys."""
+    return _attention_flops(q, k, v) * (k[-1] + 1) // (2 * k[-1])
+
+
 def _matmul_flops(x: Shape, *ws: Shape) -> int:
     """Of one x times each of the matrices ws."""
     return sum(2 * math.prod(x) * w[-1] for w in ws)
@@ -196,9 +213,12 @@ def _linear_flops(q: Shape, k: Shape, v: Shape) -> int:
 
 
 def _register(registry: _Registry) -> None:
-    def attend(name: str, suite: str, heads: int, queries: int, keys: int, d: int = 64, fn: Fn = attention) -> None:
+    def attend(
+        name: str, suite: str, heads: int, queries: int, keys: int, d: int = 64, fn: Fn = attention, dtype="float16"
+    ) -> None:
         shapes = {"q": (heads, queries, d), "k": (heads, d, keys), "v": (heads, keys, d)}
-        registry.add(name, suite, fn, _attention_flops, shapes)
+        flops = _causal_flops if fn is causal_attention else _attention_flops
+        registry.add(name, suite, fn, flops, shapes, dtype=dtype)
 
     def gate(name: str, suite: str, rows: int, inner: int) -> None:
         shapes = {"x": (rows, 4096), "w1": (4096, inner), "w2": (4096, inner)}
@@ -237,6 +257,11 @@ def _register(registry: _Registry) -> None:
     gate("prefill_gated", "prefill", 2048, 11008)
     norm("prefill_rmsnorm", "prefill", 2048)
 
+    for dtype, short in (("float16", "f16"), ("bfloat16", "bf16")):
+        for d in (64, 128):
+            attend(f"plain_{short}_d{d}", "attention", 32, 2048, 2048, d, attention, dtype)
+            attend(f"causal_{short}_d{d}", "attention", 32, 2048, 2048, d, causal_attention, dtype)
+
     square = {"a": (2048, 2048), "b": (2048, 2048), "v": (2048,)}
     registry.add("abv", "algebra", matrix_matrix_vector, _abv_flops, square, dtype="float32", weights="a b")
     long = dict.fromkeys("qkv", (8, 2048, 64))
@@ -262,7 +287,7 @@ def _register_beyond(registry: _Registry) -> None:
 _REGISTRY = _Registry({}, {})
 _register(_REGISTRY)
 
-SUITES = ("mirage", "prefill", "also", "beyond", "algebra")
+SUITES = ("mirage", "prefill", "attention", "also", "beyond", "algebra")
 
 
 def program(name: str, small: bool = False) -> Program:

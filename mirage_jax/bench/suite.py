@@ -1,9 +1,10 @@
 """Run a suite: every program under every candidate, interleaved in one process, with errors against float64.
 
-A candidate is a way to run a function: "xla", plain `jax.jit`, is what the others are compared with. A candidate that
-fails is a row that says so. "Model rank" is Spearman's correlation of the cost model's estimates with the times of the
-variants that were measured on the way. Results print as a table and are written as JSON, with the same as Markdown
-beside it.
+A candidate is a way to run a function: "xla", plain `jax.jit`, is what the others are compared with. Peers
+(`bench.peers`) run programs of some kinds their own way; they stand in the same table, and the best of all others,
+XLA included, beside ours. Who fails is a row that says so. "Model rank" is Spearman's correlation of the cost model's
+estimates with the times of the variants that were measured on the way. Results print as a table and are written as
+JSON, with the same as Markdown beside it.
 """
 
 from __future__ import annotations
@@ -11,18 +12,22 @@ from __future__ import annotations
 import datetime
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from rich.console import Console
 from rich.table import Table
 
 import mirage_jax
 from mirage_jax import timing
+from mirage_jax.bench.peers import Peer
+from mirage_jax.bench.peers import versions as peer_versions
 from mirage_jax.bench.programs import Program
 from mirage_jax.cache import versions
 from mirage_jax.report import Report, rank_correlation, write_beside
@@ -33,11 +38,12 @@ type Transform = Callable[[Callable[..., jax.Array]], Callable[..., jax.Array]]
 # What a device reaches in practice: bytes per second of a copy, and FLOP/s of a large half-precision matmul.
 PEAKS = {"NVIDIA H200": (4.3e12, 780e12)}
 
-BASELINE = "xla"
+BASELINE, OURS = "xla", "mirage"
+REPEATS = 100  # runs of ours that have to be equal bit for bit
 
 
 def default_candidates() -> dict[str, Transform]:
-    return {BASELINE: jax.jit, "mirage": mirage_jax.optimize}
+    return {BASELINE: jax.jit, OURS: mirage_jax.optimize}
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,7 @@ class Result:
     error_rms: float
     ratio: Ratio | None
     report: str | None = None
+    repeats: int | None = None  # further runs on the same inputs, all equal to the first bit for bit; None: not run
     model: float | None = None  # rank correlation of the cost model with the times of the variants that were tried
 
 
@@ -61,6 +68,14 @@ class Row:
     results: Mapping[str, Result]
     failures: Mapping[str, str]
 
+    @property
+    def best(self) -> tuple[str, float] | None:
+        """The fastest of all others, and how many times as fast as that ours is."""
+        if OURS not in self.results:
+            return None
+        others = [(r.seconds, label) for label, r in self.results.items() if label != OURS and math.isfinite(r.error)]
+        return (min(others)[1], min(others)[0] / self.results[OURS].seconds) if others else None
+
 
 @dataclass(frozen=True)
 class SuiteResult:
@@ -70,6 +85,7 @@ class SuiteResult:
     versions: Mapping[str, str]
     method: str
     rows: tuple[Row, ...]
+    peers: tuple[str, ...] = ()  # labels of candidates that are not ours to choose from
 
     def to_json(self) -> str:
         return json.dumps(_finite(asdict(self)), indent=1, sort_keys=True, allow_nan=False)
@@ -77,25 +93,31 @@ class SuiteResult:
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Header and body of the table, as text."""
         labels = list(dict.fromkeys(label for row in self.rows for label in (*row.results, *row.failures)))
-        others = [label for label in labels if label != BASELINE]
+        others = [label for label in labels if label != BASELINE and label not in self.peers]
         modelled = [
             o for o in others if any(o in row.results and row.results[o].model is not None for row in self.rows)
         ]
+        repeated = any(r.repeats is not None for row in self.rows for r in row.results.values())
         has_limit = any(row.limit is not None for row in self.rows)
         header = [
             "program",
             *(["limit"] if has_limit else []),
             *labels,
             *(f"{o} over {BASELINE}" for o in others),
+            *([f"{OURS} over the best other"] if self.peers else []),
             *(f"error {n}" for n in labels),
+            *(["equal runs"] if repeated else []),
             *(f"model rank {o}" for o in modelled),
         ]
         body = []
         for row in self.rows:
             cells = [row.program, *([microseconds(row.limit or 0.0)] if has_limit else [])]
-            cells += [_time_cell(row.results.get(label)) for label in labels]
+            cells += [_time_cell(row, label) for label in labels]
             cells += [_ratio_cell(row.results.get(label)) for label in others]
-            cells += [f"{r.error:.1e}" if (r := row.results.get(label)) else "failed" for label in labels]
+            cells += [f"{row.best[1]:.2f}x ({row.best[0]})" if row.best else ""] if self.peers else []
+            cells += [f"{r.error:.1e}" if (r := row.results.get(label)) else _absent(row, label) for label in labels]
+            ours = row.results.get(OURS)
+            cells += ["" if ours is None or ours.repeats is None else str(ours.repeats)] if repeated else []
             ranks = [r.model if (r := row.results.get(o)) else None for o in modelled]
             cells += ["" if rank is None else f"{rank:.2f}" for rank in ranks]
             body.append(cells)
@@ -140,9 +162,14 @@ def microseconds(seconds: float) -> str:
     return f"{seconds * 1e6:,.1f}"
 
 
-def _time_cell(result: Result | None) -> str:
+def _absent(row: Row, label: str) -> str:
+    return "failed" if label in row.failures else "-"
+
+
+def _time_cell(row: Row, label: str) -> str:
+    result = row.results.get(label)
     if result is None:
-        return "failed"
+        return _absent(row, label)
     launches = "" if result.launches is None else f" ({result.launches:.0f})"
     return microseconds(result.seconds) + launches
 
@@ -152,10 +179,19 @@ def _ratio_cell(result: Result | None) -> str:
 
 
 def run_program(
-    program: Program, candidates: Mapping[str, Transform], *, rounds: int | None = None, seed: int = 0
+    program: Program,
+    candidates: Mapping[str, Transform],
+    peers: Mapping[str, Peer] | None = None,
+    *,
+    rounds: int | None = None,
+    seed: int = 0,
+    repeats: int | None = None,
 ) -> Row:
-    """One row: check every candidate's result, then time those that gave one."""
+    """One row: check every candidate's and peer's result, then time those that gave one. `repeats`: how often ours has
+    to give the same bits again; by default only kernels on a GPU have to.
+    """
     device = jax.devices()[0]
+    repeats = (REPEATS if device.platform == "gpu" else 0) if repeats is None else repeats
     args = program.draw(seed)
     reference = program.in_float64(args)
     functions: dict[str, Callable[..., jax.Array]] = {}
@@ -168,7 +204,16 @@ def run_program(
             functions[label] = function
         except Exception as error:  # whatever a candidate raises is a result of the benchmark
             failures[label] = f"{type(error).__name__}: {error}".splitlines()[0]
-    timings = _time(program, functions, device.platform == "gpu", rounds, seed)
+    runnable: dict[str, Peer] = {}
+    for label, peer in (peers or {}).items():
+        if not peer.serves(program):
+            continue
+        try:
+            errors[label] = errors_against(reference, peer.result(program, args))
+            runnable[label] = peer
+        except Exception as error:  # so is what a peer raises
+            failures[label] = f"{type(error).__name__}: {error}".splitlines()[0]
+    timings = _time(program, functions, runnable, failures, rounds, seed)
     peaks = PEAKS.get(device.device_kind)
     results = {
         label: Result(
@@ -177,7 +222,8 @@ def run_program(
             t.launches,
             *errors[label],
             ratio=None if label == BASELINE or BASELINE not in timings else timing.ratio(timings[BASELINE], t),
-            **_explained(functions[label], args),
+            repeats=equal_runs(functions[label], args, repeats) if label == OURS and repeats else None,
+            **_explained(functions.get(label), args),
         )
         for label, t in timings.items()
     }
@@ -193,19 +239,49 @@ def errors_against(reference: np.ndarray, found: np.ndarray) -> tuple[float, flo
     return float(difference.max() / (scale or 1.0)), float(np.sqrt(np.mean(difference**2)) / (mean or 1.0))
 
 
+def equal_runs(function: Callable[..., jax.Array], args: Sequence[jax.Array], repeats: int) -> int:
+    """How many runs on the same inputs in a row are equal to the first, bit for bit, of at most `repeats`."""
+
+    @jax.jit
+    def same(a: jax.Array, b: jax.Array) -> jax.Array:
+        bits = f"uint{8 * a.dtype.itemsize}"
+        return jnp.array_equal(lax.bitcast_convert_type(a, bits), lax.bitcast_convert_type(b, bits))
+
+    first = function(*args)
+    for n in range(repeats):
+        if not same(first, function(*args)):
+            return n
+    return repeats
+
+
 def _time(
-    program: Program, functions: Mapping[str, Callable[..., jax.Array]], on_gpu: bool, rounds: int | None, seed: int
+    program: Program,
+    functions: Mapping[str, Callable[..., jax.Array]],
+    peers: Mapping[str, Peer],
+    failures: dict[str, str],
+    rounds: int | None,
+    seed: int,
 ) -> dict[str, Timing]:
+    """Interleaved times of all; a peer that cannot be timed becomes a failure."""
+    on_gpu = jax.devices()[0].platform == "gpu"
+    sets = timing.sets_for(program.bytes) if on_gpu else 1
+    all_args = [program.draw(seed + i) for i in range(sets)]
+
     def waiting(function: Callable[..., object], *args: object) -> timing.Call:
         return lambda: jax.block_until_ready(function(*args))
 
-    if not on_gpu:
-        args = program.draw(seed)
-        return timing.time_wall({n: waiting(f, *args) for n, f in functions.items()}, rounds or 10)
-    sets = timing.sets_for(program.bytes)
-    all_args = [program.draw(seed + i) for i in range(sets)]
-    calls = {name: waiting(timing.chain(function), all_args) for name, function in functions.items()}
-    return timing.time_device(calls, sets, rounds or 6)
+    calls = {
+        label: waiting(timing.chain(f), all_args) if on_gpu else waiting(f, *all_args[0])
+        for label, f in functions.items()
+    }
+    for label, peer in peers.items():
+        try:
+            call = peer.call(program, all_args)
+            call()
+            calls[label] = call
+        except Exception as error:
+            failures[label] = f"{type(error).__name__}: {error}".splitlines()[0]
+    return timing.time_device(calls, sets, rounds or 6) if on_gpu else timing.time_wall(calls, rounds or 10)
 
 
 def _explained(function: object, args: Iterable[object]) -> dict[str, Any]:
@@ -225,6 +301,7 @@ def _explained(function: object, args: Iterable[object]) -> dict[str, Any]:
 def run_suite(
     programs: Iterable[Program],
     candidates: Mapping[str, Transform] | None = None,
+    peers: Mapping[str, Peer] | None = None,
     *,
     title: str = "benchmark",
     rounds: int | None = None,
@@ -242,16 +319,16 @@ def run_suite(
     )
     rows = []
     for i, program in enumerate(programs, 1):
-        row = run_program(program, candidates, rounds=rounds, seed=seed)
+        row = run_program(program, candidates, peers, rounds=rounds, seed=seed)
         rows.append(row)
         if console is not None:
             console.print(
                 f"{i}/{len(programs)} {program.name}: {_summary(row)}", highlight=False, markup=False, soft_wrap=True
             )
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return SuiteResult(
-        title, now, f"{device.platform}: {device.device_kind}", dict(versions()), f"{method}.", tuple(rows)
-    )
+    where = f"{device.platform}: {device.device_kind}"
+    installed = dict(versions()) | (peer_versions() if peers else {})
+    return SuiteResult(title, now, where, installed, f"{method}.", tuple(rows), tuple(peers or ()))
 
 
 def _summary(row: Row) -> str:

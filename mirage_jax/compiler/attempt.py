@@ -18,9 +18,10 @@ import numpy as np
 
 from mirage_jax import progress, timing
 from mirage_jax.cache import Cache, CacheKey, Entry
+from mirage_jax.compiler.trials import Failure, Trials
 from mirage_jax.compiler.winner import KERNEL_OPTIONS, Winner
 from mirage_jax.config import Options
-from mirage_jax.errors import MirageError, UnsupportedError
+from mirage_jax.errors import MirageError, TrialError, UnsupportedError
 from mirage_jax.jaxpr_frontend.flat import FlatEqn
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.lower import twin
@@ -78,6 +79,9 @@ class Attempt:
     options: Options
     tried: Counter[str] = field(default_factory=Counter)
     measured: list[tuple[float, float]] = field(default_factory=list)  # of each variant: the model's seconds, and real
+    devices: Sequence[Any] = ()  # of the same kind, on which variants may be tried
+    trials: Trials | None = None  # where variants are tried first; None: in this process
+    say: progress.Say = lambda _: None
 
     @cached_property
     def reference(self) -> KernelGraph:
@@ -230,6 +234,27 @@ class Attempt:
         with ThreadPoolExecutor(8 if on_gpu else 1) as pool:
             calls = dict(x for x in pool.map(prepare, functions.items()) if x is not None)
         return timing.time_device(calls, sets, rounds) if on_gpu else timing.time_wall(calls, rounds)
+
+    def screen(self, winners: Sequence[Winner]) -> dict[int, timing.Timing]:
+        """Variants timed once each, by position; in another process where there is one, so that none that faults or
+        hangs is ever run in this one. Those that fail are left out and counted.
+        """
+        if self.trials is None:
+            found = self.timings({str(i): self.ours(w) for i, w in enumerate(winners)}, rounds=1)
+            return {int(i): t for i, t in found.items()}
+        try:
+            tell = progress.measuring(self.say, len(winners))
+            notify = lambda outcome: tell(outcome.seconds if isinstance(outcome, timing.Timing) else None)  # noqa: E731
+            outcomes = self.trials.times([w.to_json() for w in winners], notify)
+        except TrialError as why:
+            log.warning("variants are tried in this process: %s", why)
+            self.trials = None
+            return self.screen(winners)
+        for i, outcome in enumerate(outcomes):
+            if isinstance(outcome, Failure):
+                self.tried[outcome.kind] += 1
+                log.info("%d %s: %s", i, outcome.kind, outcome.why)
+        return {i: t for i, t in enumerate(outcomes) if isinstance(t, timing.Timing)}
 
     def record(self, timed: Iterable[tuple[Winner, timing.Timing]]) -> None:
         """Keep what the model said about variants that were timed, and what they took."""

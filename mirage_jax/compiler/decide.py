@@ -28,6 +28,7 @@ from mirage_jax.cache import Cache, CacheKey, Entry
 from mirage_jax.compiler import tuning
 from mirage_jax.compiler.attempt import Attempt
 from mirage_jax.compiler.threads import apart
+from mirage_jax.compiler.trials import trials
 from mirage_jax.compiler.winner import Winner, readable
 from mirage_jax.config import Options
 from mirage_jax.errors import CacheError, LoweringError, MirageError, UnsupportedError, UsageError
@@ -106,10 +107,12 @@ class Compiler:
 
     def _decide(self, region: Region, platform: str, on_miss: str) -> Decision:
         try:
-            device = jax.local_devices(backend=platform)[0]
+            devices = _chosen(jax.local_devices(backend=platform), self.options.devices)
         except RuntimeError:
             return Decision(None, f"there is no {platform} device here to measure on", "policy", platform)
+        device = devices[0]
         attempt = self.attempt(region, platform, device)
+        attempt.devices = devices
         key = CacheKey.here(
             graph=str(attempt.reference),
             extents=attempt.reference.sizes,
@@ -138,7 +141,14 @@ class Compiler:
 
     def _search(self, attempt: Attempt, key: CacheKey, base: Decision, measure: bool, x64: bool) -> Decision:
         # The gate's inputs have NaN and infinities.
-        with jax.enable_x64(x64), jax.debug_nans(False), jax.debug_infs(False), progress.line() as say:
+        with (
+            jax.enable_x64(x64),
+            jax.debug_nans(False),
+            jax.debug_infs(False),
+            progress.line() as say,
+            trials(attempt.devices if measure else []) as attempt.trials,
+        ):
+            attempt.say = say
             budget = self.options.budget
             operators = len(attempt.reference.kernels)
             log.info("region of %d operators: searching for at most %s", operators, budget)
@@ -247,6 +257,16 @@ class Compiler:
         text = self.cache.kernel_path(key)
         kernels = str(text) if text.is_file() else ""
         return replace(base, winner=winner, after=after, certificate=certificate, kernels=kernels)
+
+
+def _chosen(devices: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
+    """Those of the local devices that are to measure, all of one kind; the first if none are named."""
+    if wrong := [n for n in numbers if n >= len(devices)]:
+        raise UsageError(f"devices: found {wrong[0]}; there are {len(devices)} of this platform here, counted from 0")
+    chosen = [devices[n] for n in numbers or (0,)]
+    if len(kinds := sorted({d.device_kind for d in chosen})) > 1:
+        raise UsageError(f"devices: found {', '.join(kinds)}; allowed are devices of one kind")
+    return chosen
 
 
 def _in_one_line(error: Exception) -> str:

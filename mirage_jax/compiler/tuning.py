@@ -68,12 +68,12 @@ def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path) -
 
 def _screen(attempt: Attempt, winners: Sequence[Winner]) -> list[Winner]:
     """The fastest few of many, timed once."""
-    if len(winners) <= KEPT:
+    if len(winners) <= KEPT and attempt.trials is None:
         return list(winners)
-    timed = attempt.timings({str(i): attempt.ours(w) for i, w in enumerate(winners)}, rounds=1)
+    timed = attempt.screen(winners)
     attempt.tried["timed"] += len(timed)
-    attempt.record((winners[int(i)], t) for i, t in timed.items())
-    return [winners[int(i)] for i in sorted(timed, key=lambda i: timed[i].seconds)[:KEPT]]
+    attempt.record((winners[i], t) for i, t in timed.items())
+    return [winners[i] for i in sorted(timed, key=lambda i: timed[i].seconds)[:KEPT]]
 
 
 def diverse(found: Iterable[Candidate]) -> Iterator[Candidate]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,8 @@ from mirage_jax.lower import launch
 from mirage_jax.lower.frame import Options as EmitOptions
 from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Schedule
+from mirage_jax.mugraph.parser import parse
+from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
 from mirage_jax.mugraph.thread import thread_graphs
 
 # A float32 product that asks for more than the default precision is not captured, and XLA's default on GPUs is tf32
@@ -32,6 +34,18 @@ class Winner:
     family: str
     platform: str
     directory: Path | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """What another process needs to run it: the graph as text, the schedule and the family."""
+        return {"graph": str(self.graph), "schedule": schedule_to_json(self.schedule), "family": self.family}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], platform: str) -> Self:
+        """A winner over its graph's own inputs and outputs, without the border of a region."""
+        graph = parse(value["graph"])
+        tensors = [graph.tensors[n] for n in graph.outputs]
+        shapes_in, shapes_out = (tuple(tuple(map(graph.extent, t.axes)) for t in ts) for ts in (graph.inputs, tensors))
+        return cls(graph, schedule_from_json(value["schedule"]), shapes_in, shapes_out, str(value["family"]), platform)
 
     def portable(self, *arrays: jax.Array) -> list[jax.Array]:
         """As plain JAX: every backend, and the meaning of the kernels."""

@@ -11,12 +11,15 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mirage_jax.errors import LoweringError
-from mirage_jax.lower.launch import BACKEND_OPTIONS, load_kernel
+from mirage_jax.lower.launch import BACKEND_OPTIONS, jax_triton_library, load_kernel
 from mirage_jax.lower.triton_source import KernelSource
 
 SHARED_LIMIT: Mapping[int, int] = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
+REGISTERS = 65536  # of one multiprocessor
+SPILLS = 4096  # bytes per thread, above which a kernel waits for its own local memory
 POINTERS: Mapping[str, str] = {"f16": "*fp16", "bf16": "*bf16", "f32": "*fp32", "i32": "*i32", "bool": "*i1"}
 
 
@@ -33,7 +36,12 @@ class Resources:
     @property
     def fits(self) -> bool:
         """Can it be launched at all?"""
-        return self.shared <= SHARED_LIMIT.get(self.arch, 101376)
+        return self.shared <= shared_limit(self.arch)
+
+
+def shared_limit(arch: int) -> int:
+    """Bytes of shared memory that one block may have."""
+    return SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values()))
 
 
 def compile_for(source: KernelSource, arch: int) -> Resources:
@@ -57,6 +65,35 @@ def compile_for(source: KernelSource, arch: int) -> Resources:
         raise LoweringError(f"kernel {source.name} does not compile for sm_{arch}: {_last_line(error)}") from error
     registers, spills = _ptxas(compiled.asm["ptx"], arch)
     return Resources(arch, compiled.metadata.shared, registers, spills, compiled.asm["ptx"])
+
+
+def refuse_what_does_not_fit() -> None:
+    """From now on jax-triton raises a `LoweringError` for a kernel that could not be launched, or that spills so much
+    that it is not worth it, when it has compiled it. For processes that try kernels: it costs a run of ptxas for each.
+    """
+    library = jax_triton_library()
+    compile_kernel = library.compile_ttir_inplace
+
+    def checked(ttir: Any, backend: Any, options: Any, target: Any) -> Any:
+        result = compile_kernel(ttir, backend, options, target)
+        registers, spills = _ptxas(result.binary, target.arch)
+        found = Resources(target.arch, result.shared_mem_bytes, registers, spills, result.binary)
+        if problem := refusal(found, 32 * options.num_warps):
+            raise LoweringError(f"kernel {result.name} {problem}")
+        return result
+
+    library.compile_ttir_inplace = checked
+
+
+def refusal(found: Resources, threads: int) -> str:
+    """Why a kernel of so many threads a block is not to be launched; empty if it may be."""
+    if not found.fits:
+        return f"takes {found.shared} bytes of shared memory, sm_{found.arch} has {shared_limit(found.arch)}"
+    if found.registers * threads > REGISTERS:
+        return f"takes {found.registers} registers in each of {threads} threads, there are {REGISTERS}"
+    if found.spills > SPILLS:
+        return f"spills {found.spills} bytes per thread, allowed are {SPILLS}"
+    return ""
 
 
 def _ptxas(ptx: str, arch: int) -> tuple[int, int]:

@@ -163,3 +163,8 @@ def _jax_triton() -> Any:
     if not hasattr(library.cb, "BaseBackend"):  # a stub, as Triton 3.6 lacks a constant that we do not need
         library.cb = compiler
     return jax_triton
+
+
+def jax_triton_library() -> Any:
+    """The module of jax-triton that compiles kernels."""
+    return _jax_triton().triton_lib

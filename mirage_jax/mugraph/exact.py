@@ -29,7 +29,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import scipy.special  # pyright: ignore[reportMissingTypeStubs]
+import scipy  # pyright: ignore[reportMissingTypeStubs]
 
 from mirage_jax.errors import UnsupportedError
 
@@ -188,7 +188,7 @@ def _hashed(seed: int, real: Callable[[Any], Any]) -> Callable[[Numbers], Number
 # of magnitudes, where a function has no value for negative numbers: residues have no sign
 log = _hashed(1, lambda x: np.log(np.abs(x)))
 sqrt = _hashed(2, lambda x: np.sqrt(np.abs(x)))
-erf = _hashed(3, scipy.special.erf)
+erf = _hashed(3, lambda x: scipy.special.erf(x))  # scipy imports its parts on first use
 sin = _hashed(4, np.sin)
 cos = _hashed(5, np.cos)
 

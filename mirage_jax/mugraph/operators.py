@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-import scipy.special  # pyright: ignore[reportMissingTypeStubs]
+import scipy  # pyright: ignore[reportMissingTypeStubs]
 
 from mirage_jax.errors import GraphError
 from mirage_jax.mugraph.domain import Domain
@@ -59,7 +59,7 @@ class Function:
 def _special(name: str) -> Callable[..., Any]:
     def value(xp: Any, x: Any) -> Any:
         if xp.__name__ == "numpy":
-            return getattr(scipy.special, name)(x)
+            return getattr(scipy.special, name)(x)  # imported by scipy on first use: it takes a while
         import jax.scipy.special  # jax.numpy was passed in, so jax is loaded already; mugraph itself stays free of it
 
         return getattr(jax.scipy.special, name)(x)

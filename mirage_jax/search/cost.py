@@ -25,7 +25,6 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import sympy  # pyright: ignore[reportMissingTypeStubs]
 
 from mirage_jax.mugraph.footprint import BYTES, iteration_spaces
 from mirage_jax.mugraph.graph import (
@@ -172,17 +171,6 @@ class Arrays:
     minimum = staticmethod(np.minimum)
 
 
-class Symbols:
-    """Arithmetic on sympy expressions."""
-
-    @staticmethod
-    def ceil(a: Number, b: Number) -> Number:
-        return sympy.ceiling(sympy.sympify(a) / b)  # pyright: ignore[reportUnknownArgumentType]
-
-    maximum = sympy.Max
-    minimum = sympy.Min
-
-
 @dataclass(frozen=True)
 class Terms:
     """What a kernel costs in units of hardware; numbers, arrays over tilings, or sympy expressions."""
@@ -318,19 +306,6 @@ def _library(kernel: Library, graph: KernelGraph, device: Device) -> float:
     read = [] if record.pointwise else [graph.tensors[x.tensor] for x in kernel.loads]
     moved = sum(math.prod(map(graph.extent, t.axes)) * BYTES[t.dtype] for t in (*read, kernel.result))
     return max(work, moved / device.bandwidth) + (0.0 if record.pointwise else device.launch)
-
-
-def formula(
-    kernel: BlockGraph, graph: KernelGraph, device: Device, warps: int = WARPS[0], stages: int = STAGES[1]
-) -> sympy.Expr:
-    """The estimate of a kernel in seconds as a sympy expression: ``k`` is an extent, ``T_k`` the tile of a divided
-    axis.
-    """
-
-    def symbol(prefix: str) -> Callable[[Axis], sympy.Symbol]:
-        return lambda a: sympy.Symbol(prefix + a, positive=True, integer=True)
-
-    return seconds(terms(outline(kernel, graph), symbol(""), symbol("T_"), Symbols), device, Symbols, warps, stages)
 
 
 # ---------------------------------------------------------------------- tilings

@@ -12,6 +12,7 @@ from jax.interpreters import mlir
 from lower.programs import PROGRAMS, RAGGED, attention, rmsnorm, split_attention
 
 from mirage_jax.errors import LoweringError
+from mirage_jax.lower import aot
 from mirage_jax.lower.launch import load_kernel, run_cuda, sources
 
 triton = pytest.importorskip("triton")
@@ -100,3 +101,23 @@ def test_runs_on_a_gpu(name: str) -> None:
         (got,) = jax.jit(lambda *xs, p=program: run_cuda(p.graph, p.schedule, xs, None))(*map(jnp.asarray, inputs))
         want = program.want(inputs)
         assert np.abs(np.asarray(got, np.float64) - want).max() < 2e-3 * np.abs(want).max()
+
+
+def test_a_kernel_that_does_not_fit_is_refused_when_it_is_compiled(monkeypatch) -> None:
+    library = aot.jax_triton_library()
+    monkeypatch.setattr(library, "compile_ttir_inplace", library.compile_ttir_inplace)  # to be undone
+    aot.refuse_what_does_not_fit()
+    program = attention("f16", i=64)
+    lowered(program.graph, program.schedule)  # as it is, it may be launched
+    monkeypatch.setitem(aot.SHARED_LIMIT, 90, 16)
+    program = attention("f16", i=80)
+    for _ in range(2):  # no cache remembers it as compiled
+        with pytest.raises(LoweringError, match=r"mirage_attention takes \d+ bytes of shared memory, sm_90 has 16"):
+            lowered(program.graph, program.schedule)
+
+
+def test_what_is_refused() -> None:
+    assert aot.refusal(aot.Resources(90, 1000, 255, 0, ""), 256) == ""
+    assert "255 registers in each of 512 threads" in aot.refusal(aot.Resources(90, 1000, 255, 0, ""), 512)
+    assert "spills 5000 bytes" in aot.refusal(aot.Resources(90, 1000, 255, 5000, ""), 128)
+    assert "sm_121 has 101376" in aot.refusal(aot.Resources(121, 200000, 32, 0, ""), 128)

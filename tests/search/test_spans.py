@@ -12,7 +12,8 @@ from search.programs import H200, captured, found, kernels_of, worst_error
 from mirage_jax.lower.triton_interpreter import interpret
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Schedule, Span
-from mirage_jax.search.cost import formula, outline, tilings
+from mirage_jax.search.cost import outline, tilings
+from mirage_jax.search.formula import formula
 from mirage_jax.search.spans import with_span
 from mirage_jax.verify.certificate import certify, fingerprint
 

@@ -8,7 +8,8 @@ from mirage_jax.bench.programs import attention, gated_mlp, lora, rmsnorm
 from mirage_jax.errors import GraphError, ParseError
 from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.graph import BlockGraph, is_part
-from mirage_jax.search.cost import estimate, formula
+from mirage_jax.search.cost import estimate
+from mirage_jax.search.formula import formula
 from mirage_jax.search.structures import restore, structure, to_json, with_sizes
 from mirage_jax.verify.certificate import fingerprint
 

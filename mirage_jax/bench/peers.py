@@ -1,0 +1,201 @@
+"""What others make of the programs, in the same run: cuDNN's attention from JAX, torch.compile, and torch's
+`scaled_dot_product_attention`.
+
+A peer serves the kinds of programs that it names (`Program.kind`) and gets the arguments of a program in the layout
+that it likes best: rearranging them is not part of its time. cuDNN's attention and torch's take keys as
+[heads, keys, d], where the programs have [heads, d, keys]. JAX peers are timed as every JAX candidate is; torch peers
+time themselves, as one CUDA graph over the same sets of inputs, between two events. torch is imported on first use. It
+takes its memory from what JAX has left: a quarter of the GPU, or all that is not in use with
+``XLA_PYTHON_CLIENT_PREALLOCATE=false``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirage_jax import timing
+from mirage_jax.bench.programs import Program
+from mirage_jax.errors import UnsupportedError
+
+type Arguments = tuple[jax.Array, ...]
+
+
+class Peer(Protocol):
+    """Somebody else's implementation of some kinds of programs."""
+
+    def serves(self, program: Program) -> bool: ...
+
+    def result(self, program: Program, args: Arguments) -> np.ndarray:
+        """In the layout of the program. Raises whatever keeps the peer from running it."""
+        ...
+
+    def call(self, program: Program, sets: Sequence[Arguments]) -> timing.Call:
+        """What runs the program on all sets, one after the other, and waits; with a `span` if it times itself."""
+        ...
+
+
+# cuDNN from JAX.
+
+
+def keys_first(q: jax.Array, k: jax.Array, v: jax.Array) -> Arguments:
+    """Q[h,i,d] K[h,d,n] V[h,n,e] as [batch, length, heads, width], each head a batch element of its own."""
+    return tuple(jnp.expand_dims(x, 2) for x in (q, k.swapaxes(-1, -2), v))
+
+
+@dataclass(frozen=True)
+class JaxAttention:
+    """`jax.nn.dot_product_attention`, unscaled."""
+
+    implementation: Any = "cudnn"
+
+    def serves(self, program: Program) -> bool:
+        return program.kind in ("attention", "causal_attention")
+
+    def function(self, program: Program) -> Callable[..., jax.Array]:
+        options = {"scale": 1.0, "is_causal": program.kind == "causal_attention", "implementation": self.implementation}
+        return jax.jit(functools.partial(jax.nn.dot_product_attention, **options))
+
+    def result(self, program: Program, args: Arguments) -> np.ndarray:
+        return np.asarray(jnp.squeeze(self.function(program)(*keys_first(*args)), 2))
+
+    def call(self, program: Program, sets: Sequence[Arguments]) -> timing.Call:
+        chained, arranged = timing.chain(self.function(program)), jax.block_until_ready([keys_first(*s) for s in sets])
+        return lambda: jax.block_until_ready(chained(arranged))
+
+
+# torch.
+
+
+def _torch() -> Any:
+    try:
+        import torch  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise UnsupportedError("torch is not installed") from None
+    if not torch.cuda.is_available():
+        raise UnsupportedError("torch sees no CUDA device")
+    return torch
+
+
+def _rms(torch: Any, x: Any) -> Any:
+    wide = x.float()
+    return (wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def _causal(torch: Any, q: Any, k: Any, v: Any) -> Any:
+    scores = q @ k
+    mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    return torch.softmax(scores.masked_fill(~mask, float("-inf")), -1) @ v
+
+
+# The programs of `bench.programs` as one writes them in torch, by kind; the module comes first.
+SPELLINGS: Mapping[str, Callable[..., Any]] = {
+    "attention": lambda torch, q, k, v: torch.softmax(q @ k, -1) @ v,
+    "causal_attention": _causal,
+    "qknorm_attention": lambda torch, q, k, v: torch.softmax(_rms(torch, q) @ k, -1) @ _rms(torch, v),
+    "rmsnorm": lambda torch, x, w: _rms(torch, x) @ w,
+    "gated_mlp": lambda torch, x, w1, w2: torch.nn.functional.silu(x @ w1) * (x @ w2),
+    "ntrans": lambda torch, h, x, a: _rms(torch, x + a * (_rms(torch, h) - x)),
+    "lora": lambda torch, x, w, a, b: x @ w + (x @ a) @ b,
+    "exp_mlp": lambda torch, x, a, b: torch.exp(x @ a) @ b,
+    "matrix_matrix_vector": lambda torch, a, b, v: (a @ b) @ v,
+    "linear_attention": lambda torch, q, k, v: (q @ k.transpose(-1, -2)) @ v,
+}
+
+
+class TorchPeer:
+    """A torch function of tensors, in the program's layout unless a subclass says otherwise."""
+
+    def serves(self, program: Program) -> bool:
+        return program.kind in SPELLINGS
+
+    def function(self, torch: Any, program: Program) -> Callable[..., Any]:
+        return torch.compile(functools.partial(SPELLINGS[program.kind], torch), dynamic=False)
+
+    def arranged(self, torch: Any, args: Arguments) -> tuple[Any, ...]:
+        return tuple(map(torch.from_dlpack, jax.block_until_ready(args)))
+
+    def restored(self, found: Any) -> Any:
+        return found
+
+    def result(self, program: Program, args: Arguments) -> np.ndarray:
+        torch = _torch()
+        with torch.no_grad():
+            found = self.function(torch, program)(*self.arranged(torch, args))
+        return self.restored(found).float().cpu().numpy()
+
+    def call(self, program: Program, sets: Sequence[Arguments]) -> timing.Call:
+        torch = _torch()
+        return Replay(torch, self.function(torch, program), [self.arranged(torch, args) for args in sets])
+
+
+class TorchAttention(TorchPeer):
+    """`scaled_dot_product_attention`, unscaled; the fastest of its backends is torch's choice."""
+
+    def serves(self, program: Program) -> bool:
+        return program.kind in ("attention", "causal_attention")
+
+    def function(self, torch: Any, program: Program) -> Callable[..., Any]:
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return functools.partial(attend, scale=1.0, is_causal=program.kind == "causal_attention")
+
+    def arranged(self, torch: Any, args: Arguments) -> tuple[Any, ...]:
+        q, k, v = super().arranged(torch, args)
+        return tuple(x.contiguous()[None] for x in (q, k.transpose(-1, -2), v))
+
+    def restored(self, found: Any) -> Any:
+        return found[0]
+
+
+class Replay:
+    """A CUDA graph of a function on every set of arguments, which knows how long the device takes for it."""
+
+    def __init__(self, torch: Any, function: Callable[..., Any], sets: Sequence[tuple[Any, ...]]) -> None:
+        self.torch, self.graph = torch, torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.no_grad():
+            with torch.cuda.stream(stream):  # libraries choose kernels and take memory before anything is captured
+                for args in (*sets, *sets[:1]):
+                    function(*args)
+            torch.cuda.synchronize()
+            with torch.cuda.graph(self.graph, stream=stream):
+                self.outputs = [function(*args) for args in sets]
+
+    def __call__(self) -> None:
+        self.graph.replay()
+        self.torch.cuda.synchronize()
+
+    def span(self) -> timing.Span:
+        """Of the second of two replays: the host is ahead of the device by then, which never waits for it."""
+        start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.graph.replay()
+        start.record()
+        self.graph.replay()
+        end.record()
+        end.synchronize()
+        return timing.Span(start.elapsed_time(end) * 1e-3, None, ())
+
+
+PEERS: Mapping[str, Peer] = {"cudnn": JaxAttention(), "torch.compile": TorchPeer(), "torch sdpa": TorchAttention()}
+
+PACKAGES = ("torch", "triton", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
+
+
+def versions() -> dict[str, str]:
+    """Of what the peers run on, as far as it is installed."""
+
+    def installed(name: str) -> str:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return ""
+
+    return {name: version for name in PACKAGES if (version := installed(name))}

@@ -1,0 +1,315 @@
+"""Variants are tried in a process of their own, so that a kernel that faults or hangs takes nothing of the user's with
+it: an illegal access poisons the CUDA context of its process for good.
+
+A `Session` keeps one child (`compiler.worker`, started with ``python -m``: the user's script is not run again) for as
+long as a region is tuned. It gets muGraphs and schedules as text, builds the programs, runs and times each, and tells
+what it is doing before it does it. What it was at when it died, or when it said nothing for too long, is dropped and
+counted; a new child goes on with the rest. Several devices have a child each and share the variants.
+
+Messages are JSON, one to a line. To the child: {"variants": [..], "threads": n}. From it: {"ready": device kind},
+{"compiling": i}, {"compiled": i}, {"running": i}, {"timed": i, ..}, {"failed": i, "why": ..}, {"done": n}.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+
+from mirage_jax import timing
+from mirage_jax.errors import TrialError
+
+log = logging.getLogger("mirage_jax")
+
+type Variant = Mapping[str, Any]  # a value of JSON that says what to run
+type Notify = Callable[[timing.Timing | Failure], None]
+
+COMMAND = (sys.executable, "-m", "mirage_jax.compiler.worker")
+BATCH = 32  # variants that are compiled before they are run: a crash costs the others at most their compilation
+THREADS = 8  # that compile
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds without a word after which a child is taken to hang, by what it is doing, and how often one may die."""
+
+    start: float = 180.0
+    compile: float = 120.0
+    run: float = 60.0
+    deaths: int = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a variant has no time. `kind` is what the report counts."""
+
+    kind: str  # "not compiled" | "failed to run" | "crashed" | "hung" | "not tried"
+    why: str
+
+
+@dataclass
+class Session:
+    """A child process, and another one whenever it dies."""
+
+    command: Sequence[str] = COMMAND
+    environment: Mapping[str, str] = field(default_factory=dict)
+    patience: Patience = Patience()
+    kind: str | None = None  # of the device that the child must have
+    _child: _Child | None = field(default=None, repr=False)
+    _deaths: int = 0
+
+    def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+
+    def times(self, variants: Sequence[Variant], notify: Notify = lambda _: None) -> list[timing.Timing | Failure]:
+        """The time of each variant, or why it has none. Raises `TrialError` if no child can be made to work."""
+        found: dict[int, timing.Timing | Failure] = {}
+        for first in range(0, len(variants), BATCH):
+            self._batch(variants, range(first, min(first + BATCH, len(variants))), found, notify)
+        return [found[i] for i in range(len(variants))]
+
+    def _batch(
+        self,
+        variants: Sequence[Variant],
+        numbers: Sequence[int],
+        found: dict[int, timing.Timing | Failure],
+        notify: Notify,
+    ) -> None:
+        """Try until each has a result. Every turn gives one to at least one, or narrows the suspects to one."""
+        threads = THREADS
+        while left := [i for i in numbers if i not in found]:
+            if self._deaths > self.patience.deaths:
+                found.update(dict.fromkeys(left, Failure("not tried", "too many variants crashed before")))
+                return
+            turn = _Turn(left, notify)
+            try:
+                self._ready().send({"variants": [variants[i] for i in left], "threads": threads})
+                turn.listen(self._ready(), self.patience)
+            except _Died as death:
+                self._deaths += 1
+                self._start()
+                if (guilty := turn.guilty) is not None:
+                    found[guilty] = Failure(death.kind, why := f"{death} while {turn.doing(guilty)}")
+                    notify(found[guilty])
+                    log.info("variant dropped: the process that tried it %s", why)
+                elif not turn.found and threads == 1:
+                    raise TrialError(f"the process that tries variants {death}") from None
+                else:  # it ended between two of them, or compiling several: one by one it is clear which one it is
+                    threads = THREADS if turn.found and not turn.compiling else 1
+            found.update(turn.found)
+
+    def _ready(self) -> _Child:
+        """The child, when it has started."""
+        if self._child is None:
+            self._start()
+        assert self._child is not None
+        if not self._child.ready:
+            try:
+                message = self._child.receive(self.patience.start)
+            except _Died as death:
+                raise TrialError(f"no process can be started that tries variants: it {death}") from None
+            if "ready" not in message or self.kind not in (None, message["ready"]):
+                raise TrialError(f"the process that tries variants has {message}, wanted is a {self.kind}")
+            self._child.ready = True
+        return self._child
+
+    def _start(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+        self._child = _Child(self.command, self.environment)
+
+
+@dataclass
+class Trials:
+    """Sessions on several devices of a kind, which share the variants."""
+
+    sessions: Sequence[Session]
+
+    def times(self, variants: Sequence[Variant], notify: Notify = lambda _: None) -> list[timing.Timing | Failure]:
+        """As `Session.times`."""
+        shares = [range(n, len(variants), len(self.sessions)) for n in range(len(self.sessions))]
+        found: dict[int, timing.Timing | Failure] = {}
+        with ThreadPoolExecutor(len(self.sessions)) as pool:
+            results = pool.map(lambda s, share: s.times([variants[i] for i in share], notify), self.sessions, shares)
+            for share, times in zip(shares, results, strict=True):
+                found.update(zip(share, times, strict=True))
+        return [found[i] for i in range(len(variants))]
+
+
+@contextmanager
+def trials(devices: Sequence[Any]) -> Iterator[Trials | None]:
+    """Children on these GPUs, which start while the caller does something else; None where there is no GPU: what XLA
+    compiles for a CPU is timed where it will run.
+    """
+    if not devices or devices[0].platform != "gpu" or not sys.executable:
+        yield None
+        return
+    with ExitStack() as stack:
+        sessions = [Session(environment=environment(d), kind=d.device_kind) for d in devices]
+        try:
+            for s in sessions:
+                stack.enter_context(s)
+        except OSError as why:
+            log.warning("variants are tried in this process, as no other one can be started: %s", why)
+            yield None
+            return
+        yield Trials(sessions)
+
+
+def environment(device: Any) -> dict[str, str]:
+    """What a child needs to have this device alone, to take no more of its memory than it uses, and to compute as its
+    parent does.
+    """
+    ordinal = device.local_hardware_id
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    precision = jax.config.jax_default_matmul_precision
+    return {
+        "CUDA_VISIBLE_DEVICES": visible[ordinal] if ordinal < len(visible) else str(ordinal),
+        "JAX_PLATFORMS": "cuda,cpu",
+        "JAX_ENABLE_X64": str(jax.config.jax_enable_x64),
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        **({"JAX_DEFAULT_MATMUL_PRECISION": str(precision)} if precision else {}),
+    }
+
+
+@dataclass
+class _Turn:
+    """One request to a child, and what is known about each of its variants when it ends."""
+
+    numbers: Sequence[int]
+    notify: Notify
+    found: dict[int, timing.Timing | Failure] = field(default_factory=dict)
+    compiling: set[int] = field(default_factory=set)
+    running: int | None = None
+
+    def listen(self, child: _Child, patience: Patience) -> None:
+        while True:
+            seconds = patience.compile if self.running is None else patience.run
+            match child.receive(seconds):
+                case {"compiling": n}:
+                    self.compiling.add(self.numbers[n])
+                case {"compiled": n}:
+                    self.compiling.discard(self.numbers[n])
+                case {"running": n}:
+                    self.running = self.numbers[n]
+                case {"timed": n, "samples": samples, "launches": launches}:
+                    self._settle(self.numbers[n], timing.Timing(tuple(samples), launches))
+                case {"failed": n, "why": why}:
+                    kind = "failed to run" if self.running == self.numbers[n] else "not compiled"
+                    self._settle(self.numbers[n], Failure(kind, str(why)))
+                case {"done": _}:
+                    return
+                case other:
+                    raise TrialError(f"the process that tries variants said {other}")
+
+    def _settle(self, number: int, outcome: timing.Timing | Failure) -> None:
+        self.found[number] = outcome
+        self.compiling.discard(number)
+        self.running = None
+        self.notify(outcome)
+
+    @property
+    def guilty(self) -> int | None:
+        """What it was at, if that was one thing."""
+        if self.running is not None:
+            return self.running
+        return next(iter(self.compiling)) if len(self.compiling) == 1 else None
+
+    def doing(self, n: int) -> str:
+        return "running" if n == self.running else "compiling"
+
+
+class _Died(Exception):
+    """A child has ended or says nothing any more."""
+
+    def __init__(self, kind: str, text: str):
+        super().__init__(text)
+        self.kind = kind
+
+
+class _Child:
+    """A process and the lines that it writes."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.ready = False
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by kill)
+        package = str(Path(__file__).parents[2])
+        path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env={**os.environ, "PYTHONPATH": path, **environment},
+            start_new_session=True,  # an interrupt from the keyboard is for the parent, which ends the child
+            text=True,
+        )
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self._lines.put(line)
+        self._lines.put(None)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise self._death() from None
+
+    def receive(self, seconds: float) -> dict[str, Any]:
+        try:
+            line = self._lines.get(timeout=seconds)
+        except queue.Empty:
+            raise _Died("hung", f"said nothing for {seconds:g} s") from None
+        if line is None:
+            raise self._death()
+        try:
+            return json.loads(line)
+        except ValueError:
+            raise TrialError(f"the process that tries variants wrote {line[:80]!r}") from None
+
+    def _death(self) -> _Died:
+        code = self._process.wait()
+        last = self.last_words
+        return _Died("crashed", f"ended with code {code}" + (f" ({last})" if last else ""))
+
+    @property
+    def last_words(self) -> str:
+        """The last line that it wrote to standard error."""
+        self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - 4096))
+        return (self._errors.read().decode(errors="replace").strip().splitlines() or [""])[-1][:200]
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        if self._process.stdin is not None:
+            with suppress(OSError):  # what was not read any more
+                self._process.stdin.close()
+        self._errors.close()

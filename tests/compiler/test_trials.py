@@ -1,0 +1,150 @@
+"""Variants that crash, hang or fail take nothing with them: not the process that tunes, and not the other variants."""
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from lower.programs import PROGRAMS
+
+from mirage_jax import timing
+from mirage_jax.compiler import trials as module
+from mirage_jax.compiler import tuning, worker
+from mirage_jax.compiler.attempt import Attempt
+from mirage_jax.compiler.trials import Failure, Patience, Session, Trials
+from mirage_jax.compiler.winner import Winner
+from mirage_jax.config import Options
+from mirage_jax.errors import TrialError
+
+FAKE = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
+QUICK = Patience(start=60, compile=30, run=1.0, deaths=4)
+
+
+def fine(seconds: float) -> dict:
+    return {"do": "fine", "seconds": seconds}
+
+
+def timed(seconds: float) -> timing.Timing:
+    return timing.Timing((seconds,), 1.0)
+
+
+def test_the_rest_goes_on(monkeypatch) -> None:
+    monkeypatch.setattr(module, "BATCH", 4)  # the second batch meets the child that the first one left
+    todo = [fine(1.0), {"do": "abort"}, fine(2.0), {"do": "refuse"}, {"do": "hang"}, {"do": "raise"}, fine(3.0)]
+    todo += [{"do": "poison"}, fine(4.0)]  # an error after which the child gives up its device, and ends
+    with Session(FAKE, patience=QUICK, kind="fake device") as session:
+        found = session.times(todo)
+        pid = session._child._process.pid
+    assert [found[i] for i in (0, 2, 6, 8)] == [timed(1.0), timed(2.0), timed(3.0), timed(4.0)]
+    crashed, refused, hung, raised, poisoned = (found[i] for i in (1, 3, 4, 5, 7))
+    assert crashed.kind == "crashed" and "code -6 (illegal access) while running" in crashed.why
+    assert refused == Failure("not compiled", "ValueError: cannot be compiled")
+    assert hung == Failure("hung", "said nothing for 1 s while running")
+    assert raised == Failure("failed to run", "RuntimeError: launch failure")
+    assert poisoned == Failure("failed to run", "RuntimeError: illegal address")
+    with pytest.raises(ProcessLookupError):  # nothing is left behind
+        os.kill(pid, 0)
+
+
+def test_a_crash_of_the_compiler_is_found_among_several() -> None:
+    with Session(FAKE, patience=QUICK) as session:
+        found = session.times([fine(1.0), {"do": "abort while compiling"}, {"do": "abort while compiling"}, fine(2.0)])
+    assert [found[0], found[3]] == [timed(1.0), timed(2.0)]
+    assert {f.kind for f in found[1:3]} == {"crashed"} and all("while compiling" in f.why for f in found[1:3])
+
+
+def test_too_many_crashes() -> None:
+    with Session(FAKE, patience=Patience(deaths=0)) as session:
+        found = session.times([{"do": "abort"}, fine(1.0)])
+    assert [f.kind for f in found] == ["crashed", "not tried"]
+
+
+@pytest.mark.parametrize(("command", "kind"), [((*FAKE, "never ready"), None), (FAKE, "another device")])
+def test_no_child(command, kind) -> None:
+    with pytest.raises(TrialError), Session(command, kind=kind) as session:
+        session.times([fine(1.0)])
+
+
+def test_several_devices_share_the_work() -> None:
+    told: list = []
+    with Session(FAKE) as a, Session(FAKE) as b:
+        found = Trials([a, b]).times([fine(1.0), {"do": "abort"}, fine(2.0)], told.append)
+    assert found[0] == timed(1.0) and found[2] == timed(2.0)
+    assert (a._deaths, b._deaths) == (0, 1)
+    assert set(told) == set(found)  # as they come
+
+
+def test_what_fails_is_counted(caplog) -> None:
+    program = PROGRAMS["rmsnorm"]("f16")
+    winner = Winner(program.graph, program.schedule, (), (), "kernels", "cuda")
+    outcomes = [Failure("crashed", "ended with code -6"), timed(1.0), Failure("hung", "said nothing")]
+    tried = SimpleNamespace(times=lambda variants, notify: outcomes)
+    attempt = Attempt(Any, "cuda", SimpleNamespace(device_kind="NVIDIA H200"), Options(), trials=tried)
+    assert attempt.screen([winner] * 3) == {1: timed(1.0)}
+    assert attempt.tried == {"crashed": 1, "hung": 1}
+    assert tuning._screen(attempt, [winner] * 3) == [winner]  # even a few are tried before they run here
+
+
+def test_without_a_child_variants_run_here(caplog, monkeypatch) -> None:
+    def times(variants, notify):
+        raise TrialError("no process can be started")
+
+    attempt = Attempt(Any, "cuda", None, Options(), trials=SimpleNamespace(times=times))
+    monkeypatch.setattr(attempt, "timings", lambda functions, rounds: {"1": timed(2.0)})
+    assert attempt.screen([]) == {1: timed(2.0)}
+    assert "are tried in this process: no process can be started" in caplog.text and attempt.trials is None
+
+
+def test_the_environment_of_a_child(monkeypatch) -> None:
+    device = SimpleNamespace(local_hardware_id=1)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert module.environment(device)["CUDA_VISIBLE_DEVICES"] == "1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,MIG-7")
+    assert module.environment(device)["CUDA_VISIBLE_DEVICES"] == "MIG-7"
+
+
+def test_a_child_that_computes() -> None:
+    """The real worker on this machine: graphs arrive as text, run on what it draws, and have times."""
+    program = PROGRAMS["attention"]("f16")
+    winner = Winner(program.graph, program.schedule, (), (), "kernels", "cpu")
+    broken = {**winner.to_json(), "graph": "mugraph {"}
+    with Session(environment={"JAX_PLATFORMS": "cpu"}, patience=Patience(start=60)) as session:
+        good, bad = session.times([winner.to_json(), broken])
+    assert isinstance(good, timing.Timing) and good.seconds > 0
+    assert isinstance(bad, Failure) and bad.kind == "not compiled" and "ParseError" in bad.why
+    again = Winner.from_json(winner.to_json(), "cpu")
+    assert (again.graph, again.schedule, again.family) == (winner.graph, winner.schedule, "kernels")
+
+
+def test_a_child_ends_with_its_parent() -> None:
+    session = Session((*FAKE,), patience=QUICK).__enter__()
+    process = session._ready()._process
+    session._child.send({"variants": [{"do": "hang"}], "threads": 1})
+    assert session._child.receive(10) == {"compiling": 0}
+    process.stdin.close()
+    assert process.wait(10) == 0
+    session.__exit__()
+
+
+def test_interleaved_messages_name_what_runs() -> None:
+    said: list = []
+    runs = [fine(1.0), {"do": "raise"}, fine(2.0)]
+
+    def prepare(variant):
+        def run():
+            if variant["do"] == "raise":
+                raise RuntimeError("no")
+            return timed(variant["seconds"])
+
+        return run
+
+    request = module.json.dumps({"variants": runs, "threads": 2})
+    worker.serve([request], said.append, prepare, lambda: True)
+    assert [m for m in said if "running" in m or "timed" in m or "failed" in m] == [
+        {"running": 0}, {"timed": 0, "samples": (1.0,), "launches": 1.0},
+        {"running": 1}, {"failed": 1, "why": "RuntimeError: no"},
+        {"running": 2}, {"timed": 2, "samples": (2.0,), "launches": 1.0},
+    ]  # fmt: skip
+    assert said[-1] == {"done": 3}
