@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,7 +85,8 @@ def test_what_fails_is_counted(caplog) -> None:
     attempt = Attempt(Any, "cuda", SimpleNamespace(device_kind="NVIDIA H200"), Options(), trials=tried)
     assert attempt.screen([winner] * 3) == {1: timed(1.0)}
     assert attempt.tried == {"crashed": 1, "hung": 1}
-    assert tuning._screen(attempt, [winner] * 3) == [winner]  # even a few are tried before they run here
+    others = [replace(winner, family=name) for name in "ab"]
+    assert tuning.Screen(attempt)([winner, *others]) == [others[0]]  # even a few are tried before they run here
 
 
 def test_without_a_child_variants_run_here(caplog, monkeypatch) -> None:
