@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from mirage_jax.compiler import space_for
+from mirage_jax.compiler.attempt import space_for
 from mirage_jax.config import Budget, unknown
 from mirage_jax.errors import MirageError, UsageError
 from mirage_jax.jaxpr_frontend.regions import analyse

@@ -20,7 +20,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -121,6 +121,9 @@ class Unmeasured(Compiler):
         trial = Trial(region, platform, device, self.options)
         trial.setting = self.setting
         return trial
+
+    def trials(self, attempt: Attempt) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def compare(self, attempt: Attempt, finalists: Sequence[Candidate], directory: Path) -> Comparison:
         counts, same = self.outcome.counts, timing.Timing((1.0,) * 6)

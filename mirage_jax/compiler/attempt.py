@@ -1,15 +1,15 @@
-"""One region on one device: candidates for it, how long they take, and whether their floats are good enough."""
+"""One region on one device, where no decision is stored: candidates for it, how long they take, and whether their
+floats are good enough.
+"""
 
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,18 +18,16 @@ import numpy as np
 
 from mirage_jax import progress, timing
 from mirage_jax.cache import Cache, CacheKey, Entry
+from mirage_jax.compiler.subject import Subject
 from mirage_jax.compiler.trials import Failure, Trials
 from mirage_jax.compiler.winner import KERNEL_OPTIONS, Winner
-from mirage_jax.config import Options
 from mirage_jax.errors import MirageError, TrialError, UnsupportedError
-from mirage_jax.jaxpr_frontend.flat import FlatEqn
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.lower import twin
 from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.footprint import Footprint, footprint
-from mirage_jax.mugraph.graph import KernelGraph, Schedule
-from mirage_jax.mugraph.merge import simplify_axes
+from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.search import structures
 from mirage_jax.search.cost import estimate
 from mirage_jax.search.devices import Device, device_for
@@ -70,13 +68,9 @@ def space_for(region: Region) -> Space:
 
 
 @dataclass
-class Attempt:
-    """One region on one device, on its way to a decision."""
+class Attempt(Subject):
+    """A subject on its way to a decision."""
 
-    region: Region
-    platform: str
-    device: Any
-    options: Options
     tried: Counter[str] = field(default_factory=Counter)
     measured: list[tuple[float, float]] = field(default_factory=list)  # of each variant: the model's seconds, and real
     devices: Sequence[Any] = ()  # of the same kind, on which variants may be tried
@@ -84,41 +78,8 @@ class Attempt:
     say: progress.Say = lambda _: None
 
     @cached_property
-    def reference(self) -> KernelGraph:
-        """The region's program over as few axes as possible: what is searched, verified and keyed."""
-        return simplify_axes(self.region.graph)
-
-    @cached_property
     def space(self) -> Space:
         return space_for(self.region)
-
-    @cached_property
-    def products(self) -> float:
-        """Operations of the matrix products in the user's equations; a muGraph may have folded some of them away."""
-        return sum(map(_product_flops, self.region.equations))
-
-    @cached_property
-    def before(self) -> Footprint:
-        """What the program itself moves and computes."""
-        f = footprint(self.reference)
-        return replace(f, flops=max(f.flops, self.products))
-
-    def winner(self, graph: KernelGraph, schedule: Schedule, family: str, directory: Path | None = None) -> Winner:
-        own = self.region.graph
-        shapes_in = tuple(_shape(self.reference, t.axes) for t in self.reference.inputs)
-        shapes_out = tuple(_shape(own, own.tensors[n].axes) for n in own.outputs)
-        return Winner(graph, schedule, shapes_in, shapes_out, family, self.platform, directory)
-
-    # ------------------------------------------------------------------ functions of the region's JAX values
-
-    def xla(self, *values: jax.Array) -> list[jax.Array]:
-        return list(self.region.reference(*values))
-
-    def ours(self, winner: Winner) -> Callable[..., list[jax.Array]]:
-        def run(*values: jax.Array) -> list[jax.Array]:
-            return list(self.region.finish(winner.run(*self.region.prepare(values))))
-
-        return run
 
     def oracle(self, values: Sequence[Any]) -> list[np.ndarray]:
         """The region in float64, inputs upcast after rounding to their own dtype."""
@@ -335,10 +296,6 @@ class Attempt:
         return ""
 
 
-def _shape(graph: KernelGraph, axes: Sequence[str]) -> tuple[int, ...]:
-    return tuple(graph.extent(a) for a in axes)
-
-
 def _cancelled_by(graph: KernelGraph) -> list[float]:
     """Values that cancel a constant of the program: c of x - c. Other orders of evaluation differ there."""
     found: dict[float, None] = {}
@@ -347,11 +304,3 @@ def _cancelled_by(graph: KernelGraph) -> list[float]:
         if scale and NEAREST <= abs(offset / scale) <= FARTHEST:
             found[-offset / scale] = None
     return list(found)[:MOST_NEAR]
-
-
-def _product_flops(eqn: FlatEqn) -> float:
-    if eqn.primitive != "dot_general":
-        return 0.0
-    ((contracted, _), _) = eqn.params["dimension_numbers"]
-    left, (out,) = eqn.in_avals[0], eqn.out_avals
-    return 2.0 * math.prod(out.shape) * math.prod(left.shape[i] for i in contracted)

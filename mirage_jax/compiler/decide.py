@@ -16,19 +16,17 @@ import json
 import logging
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
-from mirage_jax import progress
 from mirage_jax.cache import Cache, CacheKey, Entry
-from mirage_jax.compiler import tuning
-from mirage_jax.compiler.attempt import Attempt
+from mirage_jax.compiler.subject import Subject
 from mirage_jax.compiler.threads import apart
-from mirage_jax.compiler.trials import trials
 from mirage_jax.compiler.winner import Winner, readable
 from mirage_jax.config import Options
 from mirage_jax.errors import CacheError, LoweringError, MirageError, UnsupportedError, UsageError
@@ -39,8 +37,13 @@ from mirage_jax.mugraph.footprint import footprint
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
 from mirage_jax.report import Decision, places
-from mirage_jax.search.structures import Candidate
 from mirage_jax.verify import certificate as certificates
+
+if TYPE_CHECKING:
+    from mirage_jax.compiler import tuning
+    from mirage_jax.compiler.attempt import Attempt
+    from mirage_jax.compiler.trials import Trials
+    from mirage_jax.search.structures import Candidate
 
 log = logging.getLogger("mirage_jax")
 
@@ -95,14 +98,25 @@ class Compiler:
             self.decisions[memo] = decision
             return decision
 
-    # What is known of the device's speed. A campaign that tests everything else replaces these two.
+    # What is known of the device's speed. A campaign that tests everything else replaces these three. What they and
+    # `_search` import is not loaded where every decision is stored: that would take longer than all the rest.
 
     def attempt(self, region: Region, platform: str, device: Any) -> Attempt:
         """A new attempt at a region."""
+        from mirage_jax.compiler.attempt import Attempt
+
         return Attempt(region, platform, device, self.options)
+
+    def trials(self, attempt: Attempt) -> AbstractContextManager[Trials | None]:
+        """Where variants are tried."""
+        from mirage_jax.compiler.trials import trials
+
+        return trials(attempt.devices)
 
     def compare(self, attempt: Attempt, finalists: Sequence[Candidate], directory: Path) -> tuning.Comparison:
         """Which candidates are faster than XLA."""
+        from mirage_jax.compiler import tuning
+
         return tuning.compare(attempt, finalists, directory)
 
     def _decide(self, region: Region, platform: str, on_miss: str) -> Decision:
@@ -111,20 +125,19 @@ class Compiler:
         except RuntimeError:
             return Decision(None, f"there is no {platform} device here to measure on", "policy", platform)
         device = devices[0]
-        attempt = self.attempt(region, platform, device)
-        attempt.devices = devices
+        subject = Subject(region, platform, device, self.options)
         key = CacheKey.here(
-            graph=str(attempt.reference),
-            extents=attempt.reference.sizes,
+            graph=str(subject.reference),
+            extents=subject.reference.sizes,
             backend=self.options.backend,
             policy=POLICY,
             device=device,
         )
-        base = Decision(None, "", "policy", platform, key=key.digest, before=attempt.before)
+        base = Decision(None, "", "policy", platform, key=key.digest, before=subject.before)
         entry, reason = self.cache.lookup(key)
         if entry is not None:
             try:
-                return self._from_cache(attempt, key, entry, base)
+                return self._from_cache(subject, key, entry, base)
             except Exception as why:  # whatever is in a file, it is a miss
                 log.warning("cache entry %s is not used: %s", key.digest[:12], _in_one_line(why))
                 reason = f"the stored entry is not usable: {_in_one_line(why)}"
@@ -137,16 +150,21 @@ class Compiler:
                 return replace(base, why=f"no stored decision ({reason}) and on_miss='fallback'")
             case _:
                 x64 = jax.config.jax_enable_x64
+                attempt = self.attempt(region, platform, device)
+                attempt.devices = devices
                 return apart(lambda: self._search(attempt, key, base, on_miss == "search", x64))
 
     def _search(self, attempt: Attempt, key: CacheKey, base: Decision, measure: bool, x64: bool) -> Decision:
+        from mirage_jax import progress
+        from mirage_jax.compiler import tuning
+
         # The gate's inputs have NaN and infinities.
         with (
             jax.enable_x64(x64),
             jax.debug_nans(False),
             jax.debug_infs(False),
             progress.line() as say,
-            trials(attempt.devices if measure else []) as attempt.trials,
+            self.trials(attempt) if measure else nullcontext() as attempt.trials,
         ):
             attempt.say = say
             budget = self.options.budget
@@ -237,7 +255,7 @@ class Compiler:
         path = self.cache.put(key, entry, kernels)
         return replace(d, kernels=str(path.with_suffix(".py")) if path is not None and kernels else "")
 
-    def _from_cache(self, attempt: Attempt, key: CacheKey, entry: Entry, base: Decision) -> Decision:
+    def _from_cache(self, subject: Subject, key: CacheKey, entry: Entry, base: Decision) -> Decision:
         if len(entry.reasons) != 4:
             raise CacheError(f"found {len(entry.reasons)} texts where why, gate, family and exact check must be")
         why, gate, family, exact = entry.reasons
@@ -250,9 +268,9 @@ class Compiler:
         check_schedule(graph, schedule)
         if family not in ("kernels", "algebra") or len(schedule.kernels) != len(graph.kernels):
             raise CacheError(f"family {family!r} or the schedule of {len(schedule.kernels)} kernels does not fit")
-        certificate = certificates.certify(attempt.reference, graph)  # proof-carrying: what is read is proved again
+        certificate = certificates.certify(subject.reference, graph)  # proof-carrying: what is read is proved again
         directory = self.cache.kernel_path(key).parent
-        winner = attempt.winner(graph, schedule, family, directory)
+        winner = subject.winner(graph, schedule, family, directory)
         after = footprint(graph, schedule.part_counts)
         text = self.cache.kernel_path(key)
         kernels = str(text) if text.is_file() else ""

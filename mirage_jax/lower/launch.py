@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mirage_jax.errors import LoweringError
+from mirage_jax.lower import kernel_cache
 from mirage_jax.lower.tiling import stored_shape
 from mirage_jax.lower.triton_source import DEFAULT, KernelSource, Options, emit
 from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule
@@ -162,6 +163,7 @@ def _jax_triton() -> Any:
     library: Any = jax_triton.triton_lib  # type: ignore[attr-defined]
     if not hasattr(library.cb, "BaseBackend"):  # a stub, as Triton 3.6 lacks a constant that we do not need
         library.cb = compiler
+    library.compile_ttir_inplace = kernel_cache.kept(library.compile_ttir_inplace, library.CompilationResult)
     return jax_triton
 
 

@@ -1,5 +1,6 @@
 """Loading kernels, and lowering them through jax-triton for a GPU that is not there."""
 
+import inspect
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from jax.interpreters import mlir
 from lower.programs import PROGRAMS, RAGGED, attention, rmsnorm, split_attention
 
 from mirage_jax.errors import LoweringError
-from mirage_jax.lower import aot
+from mirage_jax.lower import aot, kernel_cache
 from mirage_jax.lower.launch import load_kernel, run_cuda, sources
 
 triton = pytest.importorskip("triton")
@@ -121,3 +122,46 @@ def test_what_is_refused() -> None:
     assert "255 registers in each of 512 threads" in aot.refusal(aot.Resources(90, 1000, 255, 0, ""), 512)
     assert "spills 5000 bytes" in aot.refusal(aot.Resources(90, 1000, 255, 5000, ""), 128)
     assert "sm_121 has 101376" in aot.refusal(aot.Resources(121, 200000, 32, 0, ""), 128)
+
+
+@pytest.fixture
+def triton_cache(tmp_path, monkeypatch):
+    """A directory of compiled kernels, and the list of those that were compiled."""
+    compiled: list[str] = []
+    library = aot.jax_triton_library()
+    compile_kernel = inspect.unwrap(library.compile_ttir_inplace)
+
+    def counting(ttir, *rest):
+        compiled.append(str(ttir))
+        return compile_kernel(ttir, *rest)
+
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    monkeypatch.setattr(library, "compile_ttir_inplace", kernel_cache.kept(counting, library.CompilationResult))
+    return tmp_path, compiled
+
+
+def test_a_compiled_kernel_is_kept(triton_cache) -> None:
+    """As another process would find it: this one has forgotten."""
+    directory, compiled = triton_cache
+    program = attention("f16", i=48)
+
+    def again() -> str:
+        for source in filter(None, sources(program.graph, program.schedule)):
+            load_kernel(source)._jT_kernel_cache = {}
+        return lowered(program.graph, program.schedule)
+
+    first = again()
+    assert again() == first and len(compiled) == 1
+    (file,) = directory.glob("*/mirage_jax.json")
+    file.write_text(file.read_text().replace("ld.global", "ld.shared"))  # rot
+    assert again() == first and len(compiled) == 2
+    program = attention("f16", i=112)
+    assert again() != first and len(compiled) == 3
+
+
+def test_nothing_can_be_kept(triton_cache, monkeypatch) -> None:
+    directory, compiled = triton_cache
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(directory / "file"))
+    (directory / "file").write_text("in the way")
+    program = attention("f16", i=176)
+    assert "triton_kernel_call_ffi" in lowered(program.graph, program.schedule) and len(compiled) == 1
