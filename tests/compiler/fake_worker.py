@@ -43,5 +43,5 @@ if __name__ == "__main__":
     say = worker.channel()
     print("neither is this")
     say({"ready": "fake device"})
-    worker.serve(worker.lines_until_the_parent_ends(), say, prepare, lambda: healthy)
+    worker.serve(worker.lines_until_the_parent_ends(), say, prepare, lambda: healthy, worker.turns())
     os._exit(1)

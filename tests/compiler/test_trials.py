@@ -77,6 +77,14 @@ def test_several_devices_share_the_work() -> None:
     assert set(told) == set(found)  # as they come
 
 
+def test_children_take_turns_on_a_device(tmp_path) -> None:
+    """One that hangs while it has the device is ended, and then the other one has it."""
+    shared = {module.LOCK: str(tmp_path / "lock")}
+    with Session(FAKE, shared, QUICK) as a, Session(FAKE, shared, Patience(start=60, compile=30, run=30)) as b:
+        found = Trials([a, b]).times([{"do": "hang"}, fine(2.0)])
+    assert isinstance(found[0], Failure) and found[0].kind == "hung" and found[1] == timed(2.0)
+
+
 def test_what_fails_is_counted(caplog) -> None:
     program = PROGRAMS["rmsnorm"]("f16")
     winner = Winner(program.graph, program.schedule, (), (), "kernels", "cuda")
@@ -102,9 +110,9 @@ def test_without_a_child_variants_run_here(caplog, monkeypatch) -> None:
 def test_the_environment_of_a_child(monkeypatch) -> None:
     device = SimpleNamespace(local_hardware_id=1)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert module.environment(device)["CUDA_VISIBLE_DEVICES"] == "1"
+    assert module.environment(device, Path("lock"))["CUDA_VISIBLE_DEVICES"] == "1"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,MIG-7")
-    assert module.environment(device)["CUDA_VISIBLE_DEVICES"] == "MIG-7"
+    assert module.environment(device, Path("lock"))["CUDA_VISIBLE_DEVICES"] == "MIG-7"
 
 
 def test_a_child_that_computes() -> None:
