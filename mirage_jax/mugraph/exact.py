@@ -5,9 +5,9 @@ in both residues, in any order; ``exp(x) = w ** x_q`` with w of order Q modulo P
 running softmax is exact too (compare `field`). The float says what order and infinities need: which of two numbers is
 larger, whether a value is masked with minus infinity or is no number at all. It never enters a residue. So:
 
-* other functions (square roots, logarithms, ..) are hashes of the residue modulo P, and so is what an exponential
-  leaves modulo Q: a second exponential sees all of its argument, and a softmax relative to another shift, which is
-  right modulo P, differs modulo Q;
+* other functions (square roots, logarithms, ..) are hashes of the residue modulo P, except that sin(0) = 0 and so on,
+  and so is what an exponential leaves modulo Q: a second exponential sees all of its argument, and a softmax relative
+  to another shift, which is right modulo P, differs modulo Q;
 * an exponential of minus infinity is 0, its reciprocal not a number that equals any other;
 * constants are exact fractions; log2(e) is an arbitrary number `LOG2E`, since no identity of rationals knows it.
 
@@ -175,22 +175,28 @@ def _mixed(p: Any, seed: int) -> Any:
     return ((z ^ (z >> np.uint64(31))) >> np.uint64(1)).astype(np.int64)
 
 
-def _hashed(seed: int, real: Callable[[Any], Any]) -> Callable[[Numbers], Numbers]:
-    """A function of which only its value as a float is known."""
+def _hashed(seed: int, real: Callable[[Any], Any], known: Mapping[int, int]) -> Callable[[Numbers], Numbers]:
+    """A function of which only its value as a float is known, and its integer values at some integers: a kernel counts
+    on what it makes of the constants in padded lanes, as on sin(0) = 0.
+    """
 
     def function(x: Numbers) -> Numbers:
+        p, q, finite = _mixed(x["p"], 2 * seed) % P, _mixed(x["p"], 2 * seed + 1) % Q, np.isfinite(x["real"])
+        for at, value in known.items():
+            here = finite & (x["p"] == at)
+            p, q = np.where(here, value, p), np.where(here, value, q)
         with np.errstate(all="ignore"):
-            return made(_mixed(x["p"], 2 * seed) % P, _mixed(x["p"], 2 * seed + 1) % Q, real(x["real"]))
+            return made(p, q, real(x["real"]))
 
     return function
 
 
 # of magnitudes, where a function has no value for negative numbers: residues have no sign
-log = _hashed(1, lambda x: np.log(np.abs(x)))
-sqrt = _hashed(2, lambda x: np.sqrt(np.abs(x)))
-erf = _hashed(3, lambda x: scipy.special.erf(x))  # scipy imports its parts on first use
-sin = _hashed(4, np.sin)
-cos = _hashed(5, np.cos)
+log = _hashed(1, lambda x: np.log(np.abs(x)), {1: 0})
+sqrt = _hashed(2, lambda x: np.sqrt(np.abs(x)), {0: 0, 1: 1})
+erf = _hashed(3, lambda x: scipy.special.erf(x), {0: 0})  # scipy imports its parts on first use
+sin = _hashed(4, np.sin, {0: 0})
+cos = _hashed(5, np.cos, {0: 1})
 
 
 def rsqrt(x: Numbers) -> Numbers:

@@ -2,8 +2,9 @@
 
 A plan is found backwards: of the tensors still to be produced take the largest, choose tensors to be produced
 together with it, choose one of the cuts that `Frontiers.kernels` found for them, and go on with what the kernel
-loads. Splitting an axis over the grid (split-K, split-KV) is not a rule but another root, ``k -> (k.g, k)``; such a
-variant keeps a plan only if some tensor really is partial, else it would repeat an unsplit plan.
+loads. No kernel loads what a later one makes: that would be made twice. Splitting an axis over the grid (split-K,
+split-KV) is not a rule but another root, ``k -> (k.g, k)``; such a variant keeps a plan only if some tensor really is
+partial, else it would repeat an unsplit plan.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ class Plans:
 
     def with_kernels(self, n: int) -> Iterator[tuple[Plan, int]]:
         """Yield (plan, number of structures it stands for) for all plans of exactly n kernels."""
-        yield from self._extend(self.roots, n, False)
+        yield from self._extend(self.roots, EMPTY, n, False)
 
-    def _extend(self, todo: Leaves, kernels_left: int, partial: bool) -> Iterator[tuple[Plan, int]]:
+    def _extend(self, todo: Leaves, made: Leaves, kernels_left: int, partial: bool) -> Iterator[tuple[Plan, int]]:
+        """Kernels for `todo`; `made` is what the kernels after them make."""
         f = self.frontiers
         if not todo:
             if kernels_left == 0 and (partial or self.split is None):
@@ -60,13 +62,15 @@ class Plans:
                 for leaves in cuts:
                     left = (todo - outs) | leaves
                     if (
-                        outs & left
+                        not left.isdisjoint(made | outs)
                         or len(left) > max(f.space.max_loaded, len(self.roots))
                         or bool(left) == (kernels_left == 1)
                     ):
                         continue
                     here = self.structures((outs, leaves))
-                    for tail, count in self._extend(left, kernels_left - 1, partial or self._partial(leaves)):
+                    for tail, count in self._extend(
+                        left, made | outs, kernels_left - 1, partial or self._partial(leaves)
+                    ):
                         yield ((outs, leaves), *tail), here * count
 
     def _partial(self, leaves: Leaves = EMPTY) -> bool:

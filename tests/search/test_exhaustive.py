@@ -3,9 +3,12 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 from search.forward import Forward
 from search.programs import H200, NAMES, TWO_KERNELS, captured, found, reference
@@ -13,11 +16,13 @@ from search.programs import H200, NAMES, TWO_KERNELS, captured, found, reference
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.search.axioms import LOOP
 from mirage_jax.search.driver import search
-from mirage_jax.search.frontier import EMPTY
+from mirage_jax.search.frontier import EMPTY, Space
+from mirage_jax.search.plans import Plans
 from mirage_jax.search.report import SearchReport, StopReason
 from mirage_jax.search.structures import Candidate
 from mirage_jax.search.window_search import Search
 
+SPACE = Space(max_ops=14)
 ONE_LOOP = replace(TWO_KERNELS, loops=1)
 
 
@@ -67,6 +72,24 @@ def test_agrees_with_a_forward_enumeration(job: Job) -> None:
     unary = {replace(u, args=()) for u in unary}
     assert Forward(f, target, job.loop, unary, goal).count(inputs, job.ops) == dict(sorted(expected.items()))
     assert expected, "nothing to compare"
+
+
+def test_a_plan_makes_every_tensor_once() -> None:
+    """y needs n: a kernel that makes both may not come after one that needs n as an intermediate."""
+
+    def both(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        n = x / jnp.sum(x, -1, keepdims=True)
+        return n, jnp.tanh(n * w)
+
+    s = Search(captured(both, (16, 32), (32,)), H200, SPACE)
+    s.start()
+    roots = frozenset(r.value for r in s.roots)
+    plans = Plans(s._frontiers(s.roots, SPACE, s.batch), roots)
+    found = [plan for n in range(1, 4) for plan, _ in plans.with_kernels(n)]
+    assert max(map(len, found)) == 3
+    for plan in found:
+        made = Counter(p for outs, _ in plan for p in outs)
+        assert roots <= made.keys() and set(made.values()) == {1}
 
 
 def is_function(op: str) -> bool:
