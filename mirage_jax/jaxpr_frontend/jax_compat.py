@@ -43,7 +43,7 @@ _CALLS = {
 # Parameters that hold the bodies of primitives with a control flow or a scope of their own.
 _BODIES = {
     "scan": ("jaxpr",),
-    "while": ("body_jaxpr",),
+    "while": ("cond_jaxpr", "body_jaxpr"),
     "cond": ("branches",),
     "shard_map": ("jaxpr",),
     "remat2": ("jaxpr",),
