@@ -17,13 +17,16 @@ def assert_same(have: Any, want: Any, looser: float = 1.0) -> None:
     for a, b in zip(jax.tree.leaves(have), jax.tree.leaves(want), strict=True):
         assert type(a) is type(b)
         if isinstance(a, jax.Array):
-            assert (a.aval.shape, a.dtype, a.weak_type) == (b.aval.shape, b.dtype, b.weak_type)
-            assert a.sharding.is_equivalent_to(b.sharding, a.ndim), (a.sharding, b.sharding)
-            assert a.committed == b.committed
+            assert _description(a) == _description(b)
+            assert a.sharding.is_equivalent_to(b.sharding, a.ndim), f"{a.sharding} for {b.sharding}"
         if isinstance(a, jax.Array | np.ndarray):
             _assert_close(a, b, looser)
         else:
             assert a == b
+
+
+def _description(x: jax.Array) -> tuple[Any, ...]:
+    return x.shape, x.dtype, x.aval.weak_type, x.committed
 
 
 def _assert_close(a: Any, b: Any, looser: float) -> None:
@@ -41,6 +44,6 @@ def _assert_close(a: Any, b: Any, looser: float) -> None:
 
 def error_of(f: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[type, str]:
     """Type and first line of what a call raises."""
-    with pytest.raises(Exception) as info:  # noqa: PT011
+    with pytest.raises(Exception) as info:
         f(*args, **kwargs)
     return info.type, str(info.value).partition("\n")[0]
