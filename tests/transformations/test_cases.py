@@ -31,7 +31,12 @@ class Optimizing:
         return [d.winner is not None for f in self.made for d in f.compiler.decisions.values()]
 
 
-OPTIONS: dict[str, Any] = {"on_miss": "heuristic", "backend": "jax", "strict": True, "budget": mirage_jax.Budget(60, states=2000)}
+OPTIONS: dict[str, Any] = {
+    "on_miss": "heuristic",
+    "backend": "jax",
+    "strict": True,
+    "budget": mirage_jax.Budget(60, states=2000),
+}
 FOUND: dict[str, Any] = {}
 
 

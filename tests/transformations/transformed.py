@@ -138,4 +138,5 @@ def cases() -> Iterator[Case]:
             return jit(transform(sums))
 
         yield Case(f"{name}, inside", inside, **options)
-        yield Case(f"{name}, outside", outside, why="optimized: " if options.get("promise") is None else "", **options)
+        once = {k: v for k, v in options.items() if k != "gradient"}
+        yield Case(f"{name}, outside", outside, why="" if "promise" in options else "optimized: ", **once)
