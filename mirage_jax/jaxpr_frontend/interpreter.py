@@ -110,9 +110,11 @@ def _compile(region: Region, compiler: Compiler, platforms: tuple[str, ...]) -> 
 
 
 def _run_region(region: Region, compiled: CompiledRegion, values: dict[int, Any]) -> None:
-    tensors = region.prepare([values[b.value] for b in region.inputs])
-    made = mirage_region_p.bind(*tensors, out_avals=tuple(region.tensor_avals()), compiled=compiled)
-    values.update(zip((b.value for b in region.outputs), region.finish(made), strict=True))
+    last = region.equations[-1]
+    with jax_compat.written_at(last.eqn, last.calls):
+        tensors = region.prepare([values[b.value] for b in region.inputs])
+        made = mirage_region_p.bind(*tensors, out_avals=tuple(region.tensor_avals()), compiled=compiled)
+        values.update(zip((b.value for b in region.outputs), region.finish(made), strict=True))
     evaluate(region.aside, values)
 
 
@@ -127,7 +129,8 @@ def _run_equation(eqn: FlatEqn, values: dict[int, Any], compiler: Compiler, call
             params = jax_compat.with_bodies(eqn.eqn, as_call)
     except Exception as e:
         _failed(e, compiler, f"opening the body of {eqn.primitive}")
-    results = jax_compat.bind(eqn.eqn, [read(values, a) for a in eqn.inputs], params)
+    with jax_compat.written_at(eqn.eqn, eqn.calls):
+        results = jax_compat.bind(eqn.eqn, [read(values, a) for a in eqn.inputs], params)
     values.update(zip(eqn.outputs, results, strict=True))
 
 

@@ -7,7 +7,8 @@ not known here is left to XLA, so that a new JAX version costs speed at worst.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ _CALLS = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_vmap_call": "call",
     "mirage_call": "call_jaxpr",
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
@@ -189,6 +191,16 @@ def as_one_call(jaxpr: Jaxpr, primitive: Primitive, **params: Any) -> Jaxpr:
     return jex_core.Jaxpr((), jaxpr.invars, outvars, [call], jaxpr.effects, jaxpr.debug_info, consts=())
 
 
+@contextmanager
+def written_at(eqn: JaxprEqn, calls: Sequence[JaxprEqn] = ()) -> Iterator[None]:
+    """Give what is traced the line of the user and the name scopes of `eqn`, which `calls` brought here."""
+    scopes = source_info_util.current_name_stack()
+    for one in (*calls, eqn):
+        scopes += one.source_info.name_stack
+    with source_info_util.user_context(eqn.source_info.traceback, name_stack=scopes):
+        yield
+
+
 def bind(eqn: JaxprEqn, values: Sequence[Any], params: dict[str, Any] | None = None) -> list[Any]:
     """Evaluate one equation under the context in which it was traced."""
     with eqn.ctx.manager:
@@ -202,6 +214,16 @@ def bind_alone(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
         return list(values)
     out = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
     return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def has_context(eqn: JaxprEqn) -> bool:
+    """Whether an equation carries what an equation of another kind would lose: XLA metadata, or who is to compute it."""
+    return bool(getattr(eqn.ctx, "xla_metadata", None) or getattr(eqn.ctx, "compute_type", None))
+
+
+def is_on_device(aval: Any) -> bool:
+    """Whether a value is in the device's own memory, and not offloaded."""
+    return getattr(aval, "memory_space", jax.memory.Space.Device) != jax.memory.Space.Host
 
 
 def source_line(eqn: JaxprEqn) -> str:

@@ -380,7 +380,11 @@ def _reason(eqn: FlatEqn, scalars: bool = False) -> tuple[Code, str] | None:
         return Code.CONTROL_FLOW, "its body is optimized on its own"
     if eqn.primitive not in rules.RULES:
         return Code.UNSUPPORTED_PRIMITIVE, rules.why_not(eqn.primitive)
+    if jax_compat.has_context(eqn.eqn):
+        return Code.CONTEXT, "it carries XLA metadata, or the place where it is to be computed"
     for aval in (*eqn.in_avals, *eqn.out_avals):
+        if not jax_compat.is_on_device(aval):
+            return Code.CONTEXT, "it is in the memory of the host"
         if not all(isinstance(n, int) for n in aval.shape):
             return Code.SYMBOLIC_DIM, f"shape {aval.shape}"
         if 0 in aval.shape:
