@@ -24,6 +24,7 @@ Jaxpr = jex_core.Jaxpr
 JaxprEqn = jex_core.JaxprEqn
 Literal = jex_core.Literal
 Primitive = jex_core.Primitive
+ShapedArray = core.ShapedArray
 Tracer = core.Tracer
 eval_jaxpr = core.eval_jaxpr
 
@@ -158,6 +159,13 @@ def _slice(eqn: JaxprEqn, result: Any, start: int, size: int) -> list[JaxprEqn]:
     ]
 
 
+def with_avals(eqn: JaxprEqn, given: Sequence[Any], made: Sequence[Any], params: dict[str, Any]) -> JaxprEqn:
+    """The equation with these parameters, between variables of these types; literals stay."""
+    invars = [v if isinstance(v, Literal) else jex_core.Var(a) for v, a in zip(eqn.invars, given, strict=True)]
+    outvars = list(map(jex_core.Var, made))
+    return jex_core.new_jaxpr_eqn(invars, outvars, eqn.primitive, params, eqn.effects, eqn.source_info, eqn.ctx)
+
+
 def bodies(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:
     """The jaxprs that an equation runs in a scope of its own."""
     found = (eqn.params.get(name) for name in _BODIES.get(eqn.primitive.name, ()))
@@ -217,7 +225,7 @@ def bind_alone(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
 
 
 def has_context(eqn: JaxprEqn) -> bool:
-    """Whether an equation carries what an equation of another kind would lose: XLA metadata, or who is to compute it."""
+    """Whether an equation carries what a region would lose: XLA metadata, or who is to compute it."""
     return bool(getattr(eqn.ctx, "xla_metadata", None) or getattr(eqn.ctx, "compute_type", None))
 
 

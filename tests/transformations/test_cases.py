@@ -5,14 +5,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from transformations import special, transformed
+from transformations import devices, special, transformed
 from transformations.cases import DECIDED, WINS, XLA, Case
 from transformations.comparing import assert_same
 
 import mirage_jax
 from mirage_jax.compiler.attempt import Attempt
 
-CASES = [*transformed.cases(), *special.cases()]
+CASES = [*transformed.cases(), *special.cases(), *devices.cases()]
 
 
 class Optimizing:
