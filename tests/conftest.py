@@ -1,4 +1,5 @@
-"""Shared test set-up: the platform, the `gpu` marker and golden files (``--update-golden`` rewrites them)."""
+"""Shared test set-up: the platform, eight CPU devices, the `gpu` marker and golden files (``--update-golden`` rewrites
+them)."""
 
 import glob
 import os
@@ -10,6 +11,9 @@ import pytest
 HAS_GPU = bool(glob.glob("/dev/nvidia[0-9]*")) and os.environ.get("JAX_PLATFORMS") != "cpu"
 if not HAS_GPU:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before jax is imported: the CUDA plugin is here for lowering only
+
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
 
 GOLDEN = Path(__file__).parent / "golden"
 

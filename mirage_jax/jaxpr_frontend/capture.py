@@ -8,7 +8,7 @@ a jaxpr, which `interpret` runs with compiled regions in it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,13 +22,16 @@ mirage_call_p = jax_compat.create_call_primitive("mirage_call")
 
 
 def capture[**P, T](fn: Callable[P, T], compiler: Compiler) -> Callable[P, T]:
-    """`fn` as one `mirage_call`. Wrap it in `jax.jit`: called eagerly, a call primitive runs operator by operator.
+    """`fn` as one `mirage_call`, to be wrapped in `jax.jit`.
 
-    Arguments that are not arrays (what `static_argnums` leaves behind) are closed over.
+    Arguments that are not arrays (what `static_argnums` leaves behind) are closed over. Where `jax.jit` calls this with
+    values, it wants to see each operator run (`jax.disable_jit`, or the search for a NaN): then it is `fn`.
     """
 
     @functools.wraps(fn, updated=())
     def captured(*args: P.args, **kwargs: P.kwargs) -> T:
+        if _are_values(jax.tree.leaves((args, kwargs))):
+            return fn(*args, **kwargs)
         jaxpr, operands, out_tree = trace(fn, args, kwargs)
         results = mirage_call_p.bind(*operands, call_jaxpr=jaxpr, compiler=compiler)
         return jax.tree.unflatten(out_tree, results)
@@ -72,6 +75,11 @@ def trace(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Jaxpr, list[A
 
 def _named_as(fn: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
     return functools.wraps(fn, updated=())(wrapper)
+
+
+def _are_values(leaves: Sequence[Any]) -> bool:
+    """Whether nothing is being traced, as far as arguments tell."""
+    return any(map(_is_array, leaves)) and not any(isinstance(x, jax_compat.Tracer) for x in leaves)
 
 
 def _is_array(leaf: Any) -> bool:

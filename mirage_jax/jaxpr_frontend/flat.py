@@ -74,7 +74,8 @@ type Bind = Callable[[JaxprEqn, list[Any]], list[Any]]
 def evaluate(eqns: Sequence[FlatEqn], values: dict[int, Any], bind: Bind = jax_compat.bind) -> None:
     """Bind equations as JAX would, adding their results to `values`."""
     for eqn in eqns:
-        results = bind(eqn.eqn, [read(values, a) for a in eqn.inputs])
+        with jax_compat.written_at(eqn.eqn, eqn.calls):
+            results = bind(eqn.eqn, [read(values, a) for a in eqn.inputs])
         values.update(zip(eqn.outputs, results, strict=True))
 
 

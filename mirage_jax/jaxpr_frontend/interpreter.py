@@ -20,6 +20,7 @@ from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, evaluate, flatt
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, Primitive
 from mirage_jax.jaxpr_frontend.reasons import Code
 from mirage_jax.jaxpr_frontend.regions import partition
+from mirage_jax.jaxpr_frontend.shards import one_device
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.mugraph.arrays import numpy_dtype
 
@@ -64,30 +65,26 @@ def interpret(
     sharded: bool = False,
     platforms: tuple[str, ...] = (),
 ) -> list[Any]:
-    """Evaluate `jaxpr`. `call` is the primitive that brings a body back here; `sharded` leaves all regions to XLA."""
+    """Evaluate `jaxpr`. `call` is the primitive that brings a body back here; `sharded`: XLA divides the program."""
     program = flatten(jaxpr)
     values = {**program.constants, **dict(zip(program.inputs, args, strict=True))}
     for step in _steps(program, compiler, sharded):
         if not isinstance(step, Region):
             _run_equation(program.eqns[step], values, compiler, call)
-        elif (compiled := _compile(step, compiler, platforms)) is not None:
-            _run_region(step, compiled, values)
-        else:
+        elif not _run_region(step, values, compiler, sharded, platforms):
             evaluate(step.equations, values)
     return [read(values, atom) for atom in program.outputs]
 
 
 def _steps(program: FlatProgram, compiler: Compiler, sharded: bool) -> Sequence[Region | int]:
-    everything = range(len(program.eqns))
-    if sharded:
-        if any(eqn.primitive in rules.HEAVY for eqn in program.eqns):
-            _warn_once(f"{Code.SHARDED}: XLA divides this program over several devices and cannot divide a kernel")
-        return everything
     try:
-        return partition(program, compiler.max_ops).steps
+        found = partition(program, compiler.max_ops, sharded)
     except Exception as e:
         _failed(e, compiler, "dividing a program into regions")
-        return everything
+        return range(len(program.eqns))
+    if any(x.code is Code.SHARDED and x.primitive in rules.HEAVY for x in found.left_out):
+        _warn_once(f"{Code.SHARDED}: XLA divides this program over several devices and cannot divide a kernel")
+    return found.steps
 
 
 def _compile(region: Region, compiler: Compiler, platforms: tuple[str, ...]) -> CompiledRegion | None:
@@ -109,25 +106,42 @@ def _compile(region: Region, compiler: Compiler, platforms: tuple[str, ...]) -> 
         return None
 
 
-def _run_region(region: Region, compiled: CompiledRegion, values: dict[int, Any]) -> None:
-    tensors = region.prepare([values[b.value] for b in region.inputs])
-    made = mirage_region_p.bind(*tensors, out_avals=tuple(region.tensor_avals()), compiled=compiled)
-    values.update(zip((b.value for b in region.outputs), region.finish(made), strict=True))
+def _run_region(
+    region: Region, values: dict[int, Any], compiler: Compiler, sharded: bool, platforms: tuple[str, ...]
+) -> bool:
+    """Let the region's replacement add its results to `values`; False if there is none."""
+    shards = one_device(region) if sharded else None
+    if sharded and shards is None:
+        return False
+    local = region if shards is None else shards.region
+    if (compiled := _compile(local, compiler, platforms)) is None:
+        return False
+
+    def run(*operands: Any) -> list[Any]:
+        tensors = local.prepare(operands)
+        return local.finish(mirage_region_p.bind(*tensors, out_avals=tuple(local.tensor_avals()), compiled=compiled))
+
+    last = region.equations[-1]
+    with jax_compat.written_at(last.eqn, last.calls):
+        results = (run if shards is None else shards.mapped(run))(*(values[b.value] for b in local.inputs))
+    values.update(zip((b.value for b in region.outputs), results, strict=True))
     evaluate(region.aside, values)
+    return True
 
 
 def _run_equation(eqn: FlatEqn, values: dict[int, Any], compiler: Compiler, call: Primitive) -> None:
     params = None
     try:
-        if any(not body.effects and _has_work(body) for body in jax_compat.bodies(eqn.eqn)):
+        if any(_has_work(body) for body in jax_compat.bodies(eqn.eqn)):
 
             def as_call(body: Jaxpr) -> Jaxpr:
-                return body if body.effects else jax_compat.as_one_call(body, call, compiler=compiler)
+                return jax_compat.as_one_call(body, call, compiler=compiler)
 
             params = jax_compat.with_bodies(eqn.eqn, as_call)
     except Exception as e:
         _failed(e, compiler, f"opening the body of {eqn.primitive}")
-    results = jax_compat.bind(eqn.eqn, [read(values, a) for a in eqn.inputs], params)
+    with jax_compat.written_at(eqn.eqn, eqn.calls):
+        results = jax_compat.bind(eqn.eqn, [read(values, a) for a in eqn.inputs], params)
     values.update(zip(eqn.outputs, results, strict=True))
 
 

@@ -7,7 +7,8 @@ not known here is left to XLA, so that a new JAX version costs speed at worst.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ Jaxpr = jex_core.Jaxpr
 JaxprEqn = jex_core.JaxprEqn
 Literal = jex_core.Literal
 Primitive = jex_core.Primitive
+ShapedArray = core.ShapedArray
 Tracer = core.Tracer
 eval_jaxpr = core.eval_jaxpr
 
@@ -36,6 +38,7 @@ _CALLS = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_vmap_call": "call",
     "mirage_call": "call_jaxpr",
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
@@ -43,7 +46,7 @@ _CALLS = {
 # Parameters that hold the bodies of primitives with a control flow or a scope of their own.
 _BODIES = {
     "scan": ("jaxpr",),
-    "while": ("body_jaxpr",),
+    "while": ("cond_jaxpr", "body_jaxpr"),
     "cond": ("branches",),
     "shard_map": ("jaxpr",),
     "remat2": ("jaxpr",),
@@ -156,6 +159,13 @@ def _slice(eqn: JaxprEqn, result: Any, start: int, size: int) -> list[JaxprEqn]:
     ]
 
 
+def with_avals(eqn: JaxprEqn, given: Sequence[Any], made: Sequence[Any], params: dict[str, Any]) -> JaxprEqn:
+    """The equation with these parameters, between variables of these types; literals stay."""
+    invars = [v if isinstance(v, Literal) else jex_core.Var(a) for v, a in zip(eqn.invars, given, strict=True)]
+    outvars = list(map(jex_core.Var, made))
+    return jex_core.new_jaxpr_eqn(invars, outvars, eqn.primitive, params, eqn.effects, eqn.source_info, eqn.ctx)
+
+
 def bodies(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:
     """The jaxprs that an equation runs in a scope of its own."""
     found = (eqn.params.get(name) for name in _BODIES.get(eqn.primitive.name, ()))
@@ -189,6 +199,16 @@ def as_one_call(jaxpr: Jaxpr, primitive: Primitive, **params: Any) -> Jaxpr:
     return jex_core.Jaxpr((), jaxpr.invars, outvars, [call], jaxpr.effects, jaxpr.debug_info, consts=())
 
 
+@contextmanager
+def written_at(eqn: JaxprEqn, calls: Sequence[JaxprEqn] = ()) -> Iterator[None]:
+    """Give what is traced the line of the user and the name scopes of `eqn`, which `calls` brought here."""
+    scopes = source_info_util.current_name_stack()
+    for one in (*calls, eqn):
+        scopes += one.source_info.name_stack
+    with source_info_util.user_context(eqn.source_info.traceback, name_stack=scopes):
+        yield
+
+
 def bind(eqn: JaxprEqn, values: Sequence[Any], params: dict[str, Any] | None = None) -> list[Any]:
     """Evaluate one equation under the context in which it was traced."""
     with eqn.ctx.manager:
@@ -202,6 +222,16 @@ def bind_alone(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
         return list(values)
     out = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
     return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def has_context(eqn: JaxprEqn) -> bool:
+    """Whether an equation carries what a region would lose: XLA metadata, or who is to compute it."""
+    return bool(getattr(eqn.ctx, "xla_metadata", None) or getattr(eqn.ctx, "compute_type", None))
+
+
+def is_on_device(aval: Any) -> bool:
+    """Whether a value is in the device's own memory, and not offloaded."""
+    return getattr(aval, "memory_space", jax.memory.Space.Device) != jax.memory.Space.Host
 
 
 def source_line(eqn: JaxprEqn) -> str:

@@ -26,6 +26,7 @@ class Code(StrEnum):
     CONTROL_FLOW = "control flow"
     NO_HEAVY_OP = "no contraction or reduction"
     LAYOUT = "layout"
+    CONTEXT = "context"
     SHARDED = "sharded"
     INTERNAL = "failed"
 

@@ -20,6 +20,7 @@ from mirage_jax.jaxpr_frontend.clusters import Dependencies, convex_clusters, di
 from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, flatten
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr
 from mirage_jax.jaxpr_frontend.reasons import Code, LeftOut, NotExpressible
+from mirage_jax.jaxpr_frontend.shards import is_local, one_device
 from mirage_jax.jaxpr_frontend.translate import Refused, Region, translate
 
 MAX_OPS = 24
@@ -49,9 +50,10 @@ class Analysis:
 def analyse(jaxpr: Jaxpr, max_ops: int = MAX_OPS, sharded: bool = False) -> Analysis:
     """What would be optimized in `jaxpr`; runs nothing.
 
-    sharded: XLA divides the program over several devices, except for the bodies of shard_map.
+    sharded: XLA divides the program over several devices, except for the bodies of shard_map. Regions are those that
+    one device sees.
     """
-    found = partition(flatten(jaxpr), max_ops)
+    found = partition(flatten(jaxpr), max_ops, sharded)
     inner = [
         analyse(body, max_ops, sharded and eqn.primitive != "shard_map")
         for eqn in found.program.eqns
@@ -59,30 +61,28 @@ def analyse(jaxpr: Jaxpr, max_ops: int = MAX_OPS, sharded: bool = False) -> Anal
     ]
     regions, left_out = found.regions, found.left_out
     if sharded:
-        why = "XLA divides this program over several devices and cannot divide a kernel"
-        left_out += tuple(LeftOut(e.primitive, Code.SHARDED, why, e.where) for r in regions for e in r.equations)
-        regions = ()
+        regions = tuple(local.region for r in regions if (local := one_device(r)) is not None)
     return Analysis(
         regions + tuple(r for a in inner for r in a.regions),
         left_out + tuple(x for a in inner for x in a.left_out),
     )
 
 
-def partition(program: FlatProgram, max_ops: int = MAX_OPS) -> Partition:
-    """Divide a program into regions and left-out equations."""
-    return _Partitioner(program, max_ops).run()
+def partition(program: FlatProgram, max_ops: int = MAX_OPS, sharded: bool = False) -> Partition:
+    """Divide a program into regions and left-out equations. sharded: over several devices, by XLA."""
+    return _Partitioner(program, max_ops, sharded).run()
 
 
 class _Partitioner:
-    def __init__(self, program: FlatProgram, max_ops: int):
-        self.program, self.max_ops = program, max_ops
+    def __init__(self, program: FlatProgram, max_ops: int, sharded: bool):
+        self.program, self.max_ops, self.sharded = program, max_ops, sharded
         self.eqns = program.eqns
         self.dependencies = Dependencies.of(program)
         self.made = {v: n for n, eqn in enumerate(self.eqns) for v in eqn.outputs}
         self.free = self._free()
         self.reasons: dict[int, tuple[Code, str]] = {}
         for n, eqn in enumerate(self.eqns):
-            if n not in self.free and (reason := _reason(eqn)) is not None:
+            if n not in self.free and (reason := _reason(eqn, self.sharded)) is not None:
                 self.reasons[n] = reason
         for n in self._between_products():
             self.reasons[n] = Code.LAYOUT, "a product is taken apart into operands of other products: a border"
@@ -116,7 +116,11 @@ class _Partitioner:
         free: set[int] = set()
         for n, eqn in enumerate(self.eqns):
             known = eqn.primitive in rules.LIGHT or eqn.primitive in rules.FOLDS or eqn.primitive == "select_n"
-            if known and all(self.made.get(v) in free for v in eqn.reads) and _reason(eqn, scalars=True) is None:
+            if (
+                known
+                and all(self.made.get(v) in free for v in eqn.reads)
+                and _reason(eqn, self.sharded, scalars=True) is None
+            ):
                 free.add(n)
         return free
 
@@ -372,7 +376,7 @@ def _bytes(aval: object) -> int:
     return math.prod(aval.shape) * aval.dtype.itemsize  # type: ignore[attr-defined]
 
 
-def _reason(eqn: FlatEqn, scalars: bool = False) -> tuple[Code, str] | None:
+def _reason(eqn: FlatEqn, sharded: bool, scalars: bool = False) -> tuple[Code, str] | None:
     """Why an equation cannot be in a muGraph, as far as can be said before translating it."""
     if eqn.effects:
         return Code.EFFECT, "its effects must happen in order"
@@ -380,7 +384,11 @@ def _reason(eqn: FlatEqn, scalars: bool = False) -> tuple[Code, str] | None:
         return Code.CONTROL_FLOW, "its body is optimized on its own"
     if eqn.primitive not in rules.RULES:
         return Code.UNSUPPORTED_PRIMITIVE, rules.why_not(eqn.primitive)
+    if jax_compat.has_context(eqn.eqn):
+        return Code.CONTEXT, "it carries XLA metadata, or the place where it is to be computed"
     for aval in (*eqn.in_avals, *eqn.out_avals):
+        if not jax_compat.is_on_device(aval):
+            return Code.CONTEXT, "it is in the memory of the host"
         if not all(isinstance(n, int) for n in aval.shape):
             return Code.SYMBOLIC_DIM, f"shape {aval.shape}"
         if 0 in aval.shape:
@@ -389,6 +397,8 @@ def _reason(eqn: FlatEqn, scalars: bool = False) -> tuple[Code, str] | None:
             rules.dtype_name(aval.dtype)
         except NotExpressible as e:
             return e.code, e.why
+    if sharded and not is_local(eqn):
+        return Code.SHARDED, "XLA divides this program over several devices and cannot divide a kernel"
     if not scalars and all(aval.shape == () for aval in eqn.out_avals):
         return Code.RANK0, "a scalar is no work for a kernel"
     return None
