@@ -278,23 +278,28 @@ class _Partitioner:
             own = {v for n in whole for v in self.eqns[n].outputs}
             demanded.update(v for n in whole for v in self.eqns[n].reads if v not in own)
         regions: list[Region] = []
+        refused = False
         for piece, whole in zip(pieces, wholes, strict=True):
             results = tuple(v for n in piece for v in self.eqns[n].outputs if v in demanded)
-            if (region := self._region(whole, results)) is not None:
+            try:
+                region = self._region(whole, results)
+            except Refused as why:  # the others are asked too: in equal layers each refuses its own
+                position = whole[why.position]
+                self.free.discard(position)
+                self.reasons[position] = (why.reason.code, why.reason.why)
+                refused = True
+                continue
+            if region is not None:
                 regions.append(region)
                 self.own[region] = piece
+        if refused:
+            raise _LeftOutLate
         return regions
 
     def _region(self, whole: tuple[int, ...], results: tuple[int, ...]) -> Region | None:
         key = whole, results
         if key not in self.translated:
-            try:
-                self.translated[key] = translate(self.program, [self.eqns[n] for n in whole], results)
-            except Refused as refused:
-                position = whole[refused.position]
-                self.free.discard(position)
-                self.reasons[position] = (refused.reason.code, refused.reason.why)
-                raise _LeftOutLate from None
+            self.translated[key] = translate(self.program, [self.eqns[n] for n in whole], results)
         return self.translated[key]
 
     def _repeated(self, piece: Iterable[int]) -> set[int]:
