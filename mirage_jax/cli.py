@@ -25,7 +25,7 @@ from mirage_jax import doctor, progress
 from mirage_jax.audit import fuzz, mutants, rewrites, saved
 from mirage_jax.audit.report import Report
 from mirage_jax.audit.sources import Source, sources
-from mirage_jax.bench import programs, search_suite, suite
+from mirage_jax.bench import model_suite, programs, search_suite, steps, suite
 from mirage_jax.bench.suite import Transform
 from mirage_jax.cache import versions
 from mirage_jax.config import BACKENDS, ON_MISS, Budget, unknown
@@ -102,7 +102,7 @@ def _options(args: argparse.Namespace) -> dict[str, object]:
 
 def _optimizer(args: argparse.Namespace) -> Transform:
     options = _options(args)
-    return lambda fn: mirage_jax.optimize(fn, **options)
+    return lambda fn, **jit_options: mirage_jax.optimize(fn, **options, **jit_options)
 
 
 def _bench_search(args: argparse.Namespace, out: Console, err: Console) -> int:
@@ -119,15 +119,17 @@ def command_bench(args: argparse.Namespace, out: Console, err: Console) -> int:
     _check_file(args.json)
     if args.suite == "search":
         return _bench_search(args, out, err)
-    if args.programs:
-        chosen = [programs.program(name.strip(), args.small) for name in args.programs.split(",")]
-    else:
-        chosen = programs.suite(args.suite, args.small)
     title = f"{args.programs or args.suite}{', small' if args.small else ''}"
     candidates = {suite.BASELINE: jax.jit, "mirage": _optimizer(args)}
-    result = suite.run_suite(
-        chosen, candidates, title=title, rounds=args.rounds, seed=args.seed, console=None if args.quiet else err
-    )
+    console = None if args.quiet else err
+    names = [name.strip() for name in args.programs.split(",")] if args.programs else []
+    options = {"title": title, "rounds": args.rounds, "seed": args.seed, "console": console}
+    if args.suite == "models":
+        chosen = [steps.step(n, args.small) for n in names] or steps.steps(args.small)
+        options |= {"run": model_suite.run_step, "unit": "layer", "notes": model_suite.NOTES}
+    else:
+        chosen = [programs.program(n, args.small) for n in names] or programs.suite(args.suite, args.small)
+    result = suite.run_suite(chosen, candidates, **options)
     out.print(result.table())
     if args.json is not None:
         markdown = result.write(args.json)
@@ -260,7 +262,8 @@ def build_parser() -> argparse.ArgumentParser:
     optimizing.add_argument("--strict", action="store_true", default=None, help="raise instead of falling back to XLA")
 
     bench = commands.add_parser("bench", parents=[optimizing], help="time XLA against the optimizer on a suite")
-    suites = f"{', '.join(programs.SUITES)}, all, or search: the search space (default: mirage)"
+    names = ", ".join(programs.SUITES)
+    suites = f"{names}, all, models: steps of whole models, or search: the search space (default: mirage)"
     bench.add_argument("--suite", default="mirage", help=suites)
     bench.add_argument("--programs", metavar="A,B", help="these programs instead of a suite")
     bench.add_argument("--small", action="store_true", help="scaled-down extents, to try the command out")

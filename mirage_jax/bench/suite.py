@@ -11,10 +11,11 @@ from __future__ import annotations
 import datetime
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -28,7 +29,7 @@ from mirage_jax.cache import versions
 from mirage_jax.report import Report, rank_correlation, write_beside
 from mirage_jax.timing import Ratio, Timing
 
-type Transform = Callable[[Callable[..., jax.Array]], Callable[..., jax.Array]]
+type Transform = Callable[..., Callable[..., Any]]  # of a function, and of jit's options by name
 
 # What a device reaches in practice: bytes per second of a copy, and FLOP/s of a large half-precision matmul.
 PEAKS = {"NVIDIA H200": (4.3e12, 780e12)}
@@ -38,6 +39,26 @@ BASELINE = "xla"
 
 def default_candidates() -> dict[str, Transform]:
     return {BASELINE: jax.jit, "mirage": mirage_jax.optimize}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that XLA has planned: for intermediate results, and at the peak with arguments and results."""
+
+    temporary: int
+    peak: int
+
+
+@dataclass(frozen=True)
+class Regions:
+    """What a candidate made of a program's regions, and how many equations are in none, by reason."""
+
+    taken: int
+    refused: int
+    left_out: Mapping[str, int]
+
+    def __str__(self) -> str:
+        return f"{self.taken} of {self.taken + self.refused}"
 
 
 @dataclass(frozen=True)
@@ -52,6 +73,8 @@ class Result:
     ratio: Ratio | None
     report: str | None = None
     model: float | None = None  # rank correlation of the cost model with the times of the variants that were tried
+    memory: Memory | None = None
+    regions: Regions | None = None
 
 
 @dataclass(frozen=True)
@@ -78,28 +101,23 @@ class SuiteResult:
         """Header and body of the table, as text."""
         labels = list(dict.fromkeys(label for row in self.rows for label in (*row.results, *row.failures)))
         others = [label for label in labels if label != BASELINE]
-        modelled = [
-            o for o in others if any(o in row.results and row.results[o].model is not None for row in self.rows)
+        columns = [
+            *((name, _time_cell) for name in labels),
+            *((f"{o} over {BASELINE}", _ratio_cell) for o in others),
+            *((f"error {name}", _error_cell) for name in labels),
+            *((f"temp MB {name}", _memory_cell) for name in labels),
+            *((f"regions {o}", _regions_cell) for o in others),
+            *((f"model rank {o}", _model_cell) for o in others),
         ]
-        has_limit = any(row.limit is not None for row in self.rows)
-        header = [
-            "program",
-            *(["limit"] if has_limit else []),
-            *labels,
-            *(f"{o} over {BASELINE}" for o in others),
-            *(f"error {n}" for n in labels),
-            *(f"model rank {o}" for o in modelled),
-        ]
-        body = []
-        for row in self.rows:
-            cells = [row.program, *([microseconds(row.limit or 0.0)] if has_limit else [])]
-            cells += [_time_cell(row.results.get(label)) for label in labels]
-            cells += [_ratio_cell(row.results.get(label)) for label in others]
-            cells += [f"{r.error:.1e}" if (r := row.results.get(label)) else "failed" for label in labels]
-            ranks = [r.model if (r := row.results.get(o)) else None for o in modelled]
-            cells += ["" if rank is None else f"{rank:.2f}" for rank in ranks]
-            body.append(cells)
-        return header, body
+        of_column = [*labels, *others, *labels, *labels, *others, *others]
+        table = {
+            "program": [row.program for row in self.rows],
+            "limit": ["" if row.limit is None else microseconds(row.limit) for row in self.rows],
+        }
+        for (name, cell), label in zip(columns, of_column, strict=True):
+            table[name] = [cell(row.results.get(label)) for row in self.rows]
+        shown = {name: cells for name, cells in table.items() if any(cells)}
+        return list(shown), [list(cells) for cells in zip(*shown.values(), strict=True)]
 
     def to_markdown(self) -> str:
         header, body = self.cells()
@@ -151,6 +169,22 @@ def _ratio_cell(result: Result | None) -> str:
     return "" if result is None or result.ratio is None else str(result.ratio)
 
 
+def _error_cell(result: Result | None) -> str:
+    return "failed" if result is None else f"{result.error:.1e}"
+
+
+def _memory_cell(result: Result | None) -> str:
+    return "" if result is None or result.memory is None else f"{result.memory.temporary / 1e6:,.1f}"
+
+
+def _regions_cell(result: Result | None) -> str:
+    return "" if result is None or result.regions is None else str(result.regions)
+
+
+def _model_cell(result: Result | None) -> str:
+    return "" if result is None or result.model is None else f"{result.model:.2f}"
+
+
 def run_program(
     program: Program, candidates: Mapping[str, Transform], *, rounds: int | None = None, seed: int = 0
 ) -> Row:
@@ -177,7 +211,7 @@ def run_program(
             t.launches,
             *errors[label],
             ratio=None if label == BASELINE or BASELINE not in timings else timing.ratio(timings[BASELINE], t),
-            **_explained(functions[label], args),
+            **explained(functions[label], args),
         )
         for label, t in timings.items()
     }
@@ -208,41 +242,62 @@ def _time(
     return timing.time_device(calls, sets, rounds or 6)
 
 
-def _explained(function: object, args: Iterable[object]) -> dict[str, Any]:
-    """What the candidate says about itself, if it can."""
+def explained(function: object, args: Iterable[object]) -> dict[str, Any]:
+    """What the candidate says about itself, if it can: fields of a `Result`."""
     explain = getattr(function, "explain", None)
     if explain is None:
         return {}
     try:
         report: object = explain(*args)
-        regions = report.regions if isinstance(report, Report) else ()
-        variants = [pair for r in regions for pair in r.decision.measured]
-        return {"report": str(report), "model": rank_correlation(variants)}
+        if not isinstance(report, Report):
+            return {"report": str(report)}
+        variants = [pair for r in report.regions for pair in r.decision.measured]
+        taken = sum(r.occurrences for r in report.optimized)
+        refused = sum(r.occurrences for r in report.regions) - taken
+        left_out = Counter(str(x.code) for x in report.left_out)
+        return {
+            "report": str(report),
+            "model": rank_correlation(variants),
+            "regions": Regions(taken, refused, dict(left_out.most_common())),
+        }
     except Exception as error:  # a benchmark's figures must not depend on a report
         return {"report": f"no report: {type(error).__name__}: {error}"}
 
 
-def run_suite(
-    programs: Iterable[Program],
+class Named(Protocol):
+    """What a row of a suite is about."""
+
+    @property
+    def name(self) -> str: ...
+
+
+def run_suite[P: Named](
+    programs: Iterable[P],
     candidates: Mapping[str, Transform] | None = None,
     *,
+    run: Callable[..., Row] = run_program,
+    unit: str = "program",
+    notes: str = "",
     title: str = "benchmark",
     rounds: int | None = None,
     seed: int = 0,
     console: Console | None = None,
 ) -> SuiteResult:
-    """Every program in turn, with a line of progress to `console`."""
+    """Every program in turn by ``run(program, candidates, rounds=, seed=)``, with a line of progress to `console`.
+
+    `unit` is what a time is the time of; `notes` go under the table.
+    """
     programs = list(programs)
     candidates = default_candidates() if candidates is None else candidates
     device = jax.devices()[0]
     method = (
-        "Device time per program in microseconds (kernel launches), median of interleaved profiles"
+        f"Device time per {unit} in microseconds (kernel launches), median of interleaved profiles."
         if device.platform == "gpu"
-        else "Wall-clock time per call in microseconds, median of interleaved rounds"
+        else f"Wall-clock time per {unit} in microseconds, median of interleaved rounds."
     )
     rows = []
     for i, program in enumerate(programs, 1):
-        row = run_program(program, candidates, rounds=rounds, seed=seed)
+        row = run(program, candidates, rounds=rounds, seed=seed)
         rows.append(row)
         if console is not None:
             console.print(
@@ -250,7 +305,12 @@ def run_suite(
             )
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return SuiteResult(
-        title, now, f"{device.platform}: {device.device_kind}", dict(versions()), f"{method}.", tuple(rows)
+        title,
+        now,
+        f"{device.platform}: {device.device_kind}",
+        dict(versions()),
+        f"{method} {notes}".strip(),
+        tuple(rows),
     )
 
 

@@ -1,4 +1,4 @@
-"""What the models are made of: sizes, random weights, norms, rotary embedding, attention, MLPs, stacks of layers, losses.
+"""What the models share: sizes, random weights, norms, rotary embedding, attention, MLPs, stacks of layers, losses.
 
 Activations are [batch, position, width], or [batch, position, head, head size] inside of attention. Norms, softmax and
 losses are computed in float32 at least, products in the dtype of their operands. Weights are dicts of arrays.

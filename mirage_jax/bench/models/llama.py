@@ -79,8 +79,7 @@ def layer_with_cache(
     """One position more, whose keys and values go into the cache."""
     q, k, v = project(s, rms_norm(x, w["norm1"]), w, position[None])
     keys, values = (
-        jax.lax.dynamic_update_slice_in_dim(old, new, position, axis=1)
-        for old, new in zip(cache, (k, v), strict=True)
+        jax.lax.dynamic_update_slice_in_dim(old, new, position, axis=1) for old, new in zip(cache, (k, v), strict=True)
     )
     known = jnp.full(len(x), position + 1)
     mixed = jax.nn.dot_product_attention(q, keys, values, key_value_seq_lengths=known)
@@ -97,9 +96,7 @@ def read(s: Sizes, layers: list[Weights], x: jax.Array) -> tuple[jax.Array, Cach
     return x, cache
 
 
-def extend(
-    s: Sizes, layers: list[Weights], x: jax.Array, cache: Cache, position: jax.Array
-) -> tuple[jax.Array, Cache]:
+def extend(s: Sizes, layers: list[Weights], x: jax.Array, cache: Cache, position: jax.Array) -> tuple[jax.Array, Cache]:
     """The layers over one more position, and the cache with it."""
     new: Cache = []
     for w, old in zip(layers, cache, strict=True):
