@@ -53,7 +53,7 @@ def run_step(step: Step, candidates: Mapping[str, Transform], *, rounds: int | N
             function: Any = transform(step.fn, donate_argnums=0)
             compiled = function.lower(state, batch).compile()
             first = compiled(jax.tree.map(jnp.copy, state), batch)
-            error, error_rms = _errors(reference, first)
+            error, error_rms = worst_error(reference, first)
             fields[label] = {"error": error, "error_rms": error_rms, "memory": _memory(compiled)}
             fields[label] |= explained(function, (state, batch))
             running[label] = _Running(compiled, first[0], batch)
@@ -81,8 +81,8 @@ def _in_float32(step: Step, state: Any, batch: Any) -> list[np.ndarray]:
         return jax.tree.map(np.asarray, jax.tree.leaves(jax.jit(step.fn)(wide(state), wide(batch))))
 
 
-def _errors(reference: list[np.ndarray], found: Any) -> tuple[float, float]:
-    """The worst of all arrays."""
+def worst_error(reference: list[np.ndarray], found: Any) -> tuple[float, float]:
+    """Of all arrays of a tree: the largest, and the largest of root mean squares, each relative to its array."""
     pairs = zip(reference, jax.tree.leaves(found), strict=True)
     errors = [errors_against(wanted.astype(np.float64), np.asarray(y)) for wanted, y in pairs]
     return max(largest for largest, _ in errors), max(rms for _, rms in errors)

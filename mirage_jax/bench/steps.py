@@ -22,7 +22,7 @@ from mirage_jax.errors import UsageError
 
 LAYERS = 4  # enough that the first and the last do not dominate
 
-type Run[S: Sizes] = Callable[[S, Any, jax.Array], jax.Array]
+type Run = Callable[[Any, Any, jax.Array], Any]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def _drawn_layers(key: jax.Array, s: Sizes, init_layer: Callable[[Draw, Any], An
     return [init_layer(draw, s) for _ in range(s.layers)]
 
 
-def _train_layers(name: str, s: Sizes, init_layer: Callable[[Draw, Any], Any], run: Run[Any]) -> Step:
+def _train_layers(name: str, s: Sizes, init_layer: Callable[[Draw, Any], Any], run: Run) -> Step:
     """A training step of layers alone, towards random results."""
 
     def loss(layers: Any, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -58,7 +58,7 @@ def _train_layers(name: str, s: Sizes, init_layer: Callable[[Draw, Any], Any], r
     return Step(name, training.train_step(loss), draw, s.layers)
 
 
-def _forward(name: str, s: Sizes, init: Callable[[jax.Array], Any], run: Run[Any], prepare: Any = None) -> Step:
+def _forward(name: str, s: Sizes, init: Callable[[jax.Array], Any], run: Run, prepare: Any = None) -> Step:
     """Layers on random data: they have no state."""
 
     def step(state: tuple[()], batch: tuple[Any, jax.Array]) -> tuple[tuple[()], Any]:

@@ -105,19 +105,19 @@ def extend(s: Sizes, layers: list[Weights], x: jax.Array, cache: Cache, position
     return x, new
 
 
-def next_token(w: Weights, x: jax.Array) -> jax.Array:
-    """The likeliest token after the last position, [batch, 1]."""
-    return jnp.argmax(rms_norm(x[:, -1:], w["norm"]) @ w["head"], axis=-1)
+def logits(w: Weights, x: jax.Array) -> jax.Array:
+    """Of the token after the last position, [batch, vocab]."""
+    return rms_norm(x[:, -1], w["norm"]) @ w["head"]
 
 
 def prefill(s: Sizes, w: Weights, prompt: jax.Array) -> tuple[jax.Array, Cache]:
-    """The next token, and a cache of full capacity that has the prompt, [batch, positions]."""
+    """What follows the prompt, [batch, positions], and a cache of full capacity that has it."""
     x, made = read(s, w["layers"], w["tokens"][prompt])
     fill = lambda new, empty: jax.lax.dynamic_update_slice_in_dim(empty, new, 0, axis=1)  # noqa: E731
-    return next_token(w, x), jax.tree.map(fill, made, empty_cache(s))
+    return logits(w, x), jax.tree.map(fill, made, empty_cache(s))
 
 
 def decode(s: Sizes, w: Weights, token: jax.Array, cache: Cache, position: jax.Array) -> tuple[jax.Array, Cache]:
-    """The token after `token`, which stands at `position`."""
-    x, cache = extend(s, w["layers"], w["tokens"][token], cache, position)
-    return next_token(w, x), cache
+    """What follows `token`, [batch], which stands at `position`."""
+    x, cache = extend(s, w["layers"], w["tokens"][token[:, None]], cache, position)
+    return logits(w, x), cache
