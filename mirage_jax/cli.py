@@ -25,7 +25,7 @@ from mirage_jax import doctor, progress
 from mirage_jax.audit import fuzz, mutants, rewrites, saved
 from mirage_jax.audit.report import Report
 from mirage_jax.audit.sources import Source, sources
-from mirage_jax.bench import model_suite, programs, search_suite, steps, suite
+from mirage_jax.bench import compile_suite, model_suite, programs, search_suite, steps, suite
 from mirage_jax.bench.suite import Transform
 from mirage_jax.cache import versions
 from mirage_jax.config import BACKENDS, ON_MISS, Budget, unknown
@@ -115,6 +115,12 @@ def _bench_search(args: argparse.Namespace, out: Console, err: Console) -> int:
     return OK
 
 
+MODEL_SUITES = {
+    "models": {"run": model_suite.run_step, "unit": "layer", "notes": model_suite.NOTES},
+    "compile": {"run": compile_suite.run_compile, "unit": "model", "on_host": True, "notes": compile_suite.NOTES},
+}
+
+
 def command_bench(args: argparse.Namespace, out: Console, err: Console) -> int:
     _check_file(args.json)
     if args.suite == "search":
@@ -124,9 +130,9 @@ def command_bench(args: argparse.Namespace, out: Console, err: Console) -> int:
     console = None if args.quiet else err
     names = [name.strip() for name in args.programs.split(",")] if args.programs else []
     options = {"title": title, "rounds": args.rounds, "seed": args.seed, "console": console}
-    if args.suite == "models":
-        chosen = [steps.step(n, args.small) for n in names] or steps.steps(args.small)
-        options |= {"run": model_suite.run_step, "unit": "layer", "notes": model_suite.NOTES}
+    if args.suite in steps.SUITES:
+        chosen = [steps.step(args.suite, n, args.small) for n in names] or steps.steps(args.suite, args.small)
+        options |= MODEL_SUITES[args.suite]
     else:
         chosen = [programs.program(n, args.small) for n in names] or programs.suite(args.suite, args.small)
     result = suite.run_suite(chosen, candidates, **options)
@@ -263,7 +269,8 @@ def build_parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser("bench", parents=[optimizing], help="time XLA against the optimizer on a suite")
     names = ", ".join(programs.SUITES)
-    suites = f"{names}, all, models: steps of whole models, or search: the search space (default: mirage)"
+    more = "models: steps of whole models, compile: tracing and lowering, search: the search space"
+    suites = f"{names}, all; {more} (default: mirage)"
     bench.add_argument("--suite", default="mirage", help=suites)
     bench.add_argument("--programs", metavar="A,B", help="these programs instead of a suite")
     bench.add_argument("--small", action="store_true", help="scaled-down extents, to try the command out")

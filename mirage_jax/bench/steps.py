@@ -2,12 +2,13 @@
 
 Suite "models" has the layers of each model in `bench.models` without embedding and head, so that a figure per layer
 means what it says: training steps with AdamW, forward passes, and decoding with a full cache. The state of a step
-(weights in training, the cache in decoding) is donated. `small` is the same step at sizes that a CPU can afford.
+(weights in training, the cache in decoding) is donated. Suite "compile" has a few of them with 32 layers, to be lowered
+only. `small` is the same step at sizes that a CPU can afford.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from mirage_jax.config import unknown
 from mirage_jax.errors import UsageError
 
 LAYERS = 4  # enough that the first and the last do not dominate
+MANY = 32
 
 type Run = Callable[[Any, Any, jax.Array], Any]
 
@@ -58,7 +60,7 @@ def _train_layers(name: str, s: Sizes, init_layer: Callable[[Draw, Any], Any], r
     return Step(name, training.train_step(loss), draw, s.layers)
 
 
-def _forward(name: str, s: Sizes, init: Callable[[jax.Array], Any], run: Run, prepare: Any = None) -> Step:
+def _forward(name: str, s: Any, init: Callable[[jax.Array, Any], Any], run: Run, prepare: Any = None) -> Step:
     """Layers on random data: they have no state."""
 
     def step(state: tuple[()], batch: tuple[Any, jax.Array]) -> tuple[tuple[()], Any]:
@@ -67,9 +69,13 @@ def _forward(name: str, s: Sizes, init: Callable[[jax.Array], Any], run: Run, pr
     def draw(key: jax.Array) -> tuple[Any, Any]:
         k1, k2 = jax.random.split(key)
         x = _hidden(k2, s)
-        return (), (init(k1), x if prepare is None else prepare(x))
+        return (), (init(k1, s), x if prepare is None else prepare(x))
 
     return Step(name, step, draw, s.layers)
+
+
+def _prefill(name: str, s: Sizes) -> Step:
+    return _forward(name, s, partial(_drawn_layers, init_layer=llama.init_layer), llama.read)
 
 
 def _decode(name: str, s: Sizes) -> Step:
@@ -107,42 +113,51 @@ def _train_lora(name: str, s: lora.LoraSizes) -> Step:
     return Step(name, training.train_step(partial(lora.loss, s)), draw, s.layers)
 
 
-def _register(small: bool) -> Mapping[str, Step]:
+def _timed(small: bool) -> Iterator[Step]:
     def size[S: Sizes](published: S, tiny: S, **changes: int) -> S:
         return tiny if small else replace(published, layers=LAYERS, **changes)
 
-    llama_size = partial(size, llama.LLAMA3_8B, llama.SMALL)
-    prefill = llama_size(length=2048)
-    gpt = size(gpt2.MEDIUM, gpt2.SMALL, length=4096)
-    linear = size(linear_lm.M340, linear_lm.SMALL)
-    sphere = size(ngpt.HALF_B, ngpt.SMALL)
-    mixed = size(chameleon.CHAMELEON_7B, chameleon.SMALL, length=2048)
-    image = size(vit.LARGE, vit.SMALL)
-    steps = (
-        _decode("llama_decode_b1", replace(llama_size(), batch=1)),
-        _decode("llama_decode_b8", replace(llama_size(), batch=8)),
-        _forward("llama_prefill", prefill, lambda k: _drawn_layers(k, prefill, llama.init_layer), llama.read),
-        _train_bert("bert_train", size(bert.LARGE, bert.SMALL)),
-        _train_layers("gpt2_train", gpt, gpt2.init_layer, gpt2.run),
-        _train_lora("lora_train", size(lora.LLAMA3_8B, lora.SMALL)),
-        _forward("ngpt", sphere, lambda k: ngpt.init(k, sphere), ngpt.run, unit),
-        _forward("chameleon", mixed, lambda k: chameleon.init(k, mixed), chameleon.run),
-        _train_layers("linear_train", linear, linear_lm.init_layer, linear_lm.run),
-        _forward("vit", image, lambda k: _drawn_layers(k, image, vit.init_layer), vit.run),
+    llama_size = size(llama.LLAMA3_8B, llama.SMALL)
+    yield _decode("llama_decode_b1", replace(llama_size, batch=1))
+    yield _decode("llama_decode_b8", replace(llama_size, batch=8))
+    yield _prefill("llama_prefill", size(llama.LLAMA3_8B, llama.SMALL, length=2048))
+    yield _train_bert("bert_train", size(bert.LARGE, bert.SMALL))
+    yield _train_layers("gpt2_train", size(gpt2.MEDIUM, gpt2.SMALL, length=4096), gpt2.init_layer, gpt2.run)
+    yield _train_lora("lora_train", size(lora.LLAMA3_8B, lora.SMALL))
+    yield _forward("ngpt", size(ngpt.HALF_B, ngpt.SMALL), ngpt.init, ngpt.run, unit)
+    yield _forward(
+        "chameleon", size(chameleon.CHAMELEON_7B, chameleon.SMALL, length=2048), chameleon.init, chameleon.run
     )
-    return {step.name: step for step in steps}
+    yield _train_layers("linear_train", size(linear_lm.M340, linear_lm.SMALL), linear_lm.init_layer, linear_lm.run)
+    yield _forward("vit", size(vit.LARGE, vit.SMALL), partial(_drawn_layers, init_layer=vit.init_layer), vit.run)
 
 
-STEPS = {False: _register(False), True: _register(True)}
+def _compiled(small: bool) -> Iterator[Step]:
+    def size[S: Sizes](published: S, tiny: S, **changes: int) -> S:
+        return replace(tiny, layers=MANY) if small else replace(published, layers=MANY, **changes)
+
+    llama_size = size(llama.LLAMA3_8B, llama.SMALL)
+    yield _decode("llama_decode", llama_size)
+    yield _prefill("llama_prefill", size(llama.LLAMA3_8B, llama.SMALL, length=2048))
+    gpt = size(gpt2.MEDIUM, gpt2.SMALL)
+    yield _forward("gpt2", gpt, partial(_drawn_layers, init_layer=gpt2.init_layer), gpt2.run)
+    yield _train_layers("gpt2_train", gpt, gpt2.init_layer, gpt2.run)
 
 
-def step(name: str, small: bool = False) -> Step:
-    """A step by name."""
-    if name not in STEPS[small]:
-        raise UsageError(unknown("step", name, STEPS[small]))
-    return STEPS[small][name]
+SUITES = {"models": _timed, "compile": _compiled}
+STEPS = {
+    (name, small): {step.name: step for step in make(small)} for name, make in SUITES.items() for small in (False, True)
+}
 
 
-def steps(small: bool = False) -> list[Step]:
-    """All of them, in the order of the tables."""
-    return list(STEPS[small].values())
+def step(suite: str, name: str, small: bool = False) -> Step:
+    """A step of a suite by name."""
+    known = STEPS[suite, small]
+    if name not in known:
+        raise UsageError(unknown("step", name, known))
+    return known[name]
+
+
+def steps(suite: str, small: bool = False) -> list[Step]:
+    """All steps of a suite, in the order of the tables."""
+    return list(STEPS[suite, small].values())

@@ -67,10 +67,10 @@ class Result:
 
     seconds: float
     interval: tuple[float, float]
-    launches: float | None
-    error: float
-    error_rms: float
-    ratio: Ratio | None
+    launches: float | None = None
+    error: float | None = None
+    error_rms: float | None = None
+    ratio: Ratio | None = None
     report: str | None = None
     model: float | None = None  # rank correlation of the cost model with the times of the variants that were tried
     memory: Memory | None = None
@@ -170,7 +170,9 @@ def _ratio_cell(result: Result | None) -> str:
 
 
 def _error_cell(result: Result | None) -> str:
-    return "failed" if result is None else f"{result.error:.1e}"
+    if result is None:
+        return "failed"
+    return "" if result.error is None else f"{result.error:.1e}"
 
 
 def _memory_cell(result: Result | None) -> str:
@@ -209,7 +211,8 @@ def run_program(
             t.seconds,
             t.interval,
             t.launches,
-            *errors[label],
+            error=errors[label][0],
+            error_rms=errors[label][1],
             ratio=None if label == BASELINE or BASELINE not in timings else timing.ratio(timings[BASELINE], t),
             **explained(functions[label], args),
         )
@@ -277,6 +280,7 @@ def run_suite[P: Named](
     *,
     run: Callable[..., Row] = run_program,
     unit: str = "program",
+    on_host: bool = False,
     notes: str = "",
     title: str = "benchmark",
     rounds: int | None = None,
@@ -285,14 +289,14 @@ def run_suite[P: Named](
 ) -> SuiteResult:
     """Every program in turn by ``run(program, candidates, rounds=, seed=)``, with a line of progress to `console`.
 
-    `unit` is what a time is the time of; `notes` go under the table.
+    `unit` is what a time is the time of, always of the host's clock if `on_host`; `notes` go under the table.
     """
     programs = list(programs)
     candidates = default_candidates() if candidates is None else candidates
     device = jax.devices()[0]
     method = (
         f"Device time per {unit} in microseconds (kernel launches), median of interleaved profiles."
-        if device.platform == "gpu"
+        if device.platform == "gpu" and not on_host
         else f"Wall-clock time per {unit} in microseconds, median of interleaved rounds."
     )
     rows = []
