@@ -18,11 +18,13 @@ from functools import cached_property
 from mirage_jax.jaxpr_frontend import jax_compat, rules
 from mirage_jax.jaxpr_frontend.clusters import Dependencies, convex_clusters, divide
 from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, flatten
+from mirage_jax.jaxpr_frontend.forms import Forms
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr
 from mirage_jax.jaxpr_frontend.reasons import Code, LeftOut, NotExpressible
-from mirage_jax.jaxpr_frontend.translate import Refused, Region, translate
+from mirage_jax.jaxpr_frontend.translate import Refused, Region, renamed, translate
 
 MAX_OPS = 24
+BY_ITSELF = (Code.PARAMETERS, Code.PRECISION, Code.DTYPE)  # reasons that an equation has whatever is around it
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class _Partitioner:
         self.eqns = program.eqns
         self.dependencies = Dependencies.of(program)
         self.made = {v: n for n, eqn in enumerate(self.eqns) for v in eqn.outputs}
+        self.forms = Forms()
         self.free = self._free()
         self.reasons: dict[int, tuple[Code, str]] = {}
         for n, eqn in enumerate(self.eqns):
@@ -86,7 +89,7 @@ class _Partitioner:
                 self.reasons[n] = reason
         for n in self._between_products():
             self.reasons[n] = Code.LAYOUT, "a product is taken apart into operands of other products: a border"
-        self.translated: dict[object, Region | None] = {}
+        self.translated: dict[object, Region | Refused | None] = {}  # by form: equal layers are translated once
         self.own: dict[Region, tuple[int, ...]] = {}  # the equations that a region takes over, without repeated ones
 
     def run(self) -> Partition:
@@ -284,9 +287,7 @@ class _Partitioner:
             try:
                 region = self._region(whole, results)
             except Refused as why:  # the others are asked too: in equal layers each refuses its own
-                position = whole[why.position]
-                self.free.discard(position)
-                self.reasons[position] = (why.reason.code, why.reason.why)
+                self._leave_out(whole[why.position], why.reason)
                 refused = True
                 continue
             if region is not None:
@@ -297,10 +298,35 @@ class _Partitioner:
         return regions
 
     def _region(self, whole: tuple[int, ...], results: tuple[int, ...]) -> Region | None:
-        key = whole, results
-        if key not in self.translated:
-            self.translated[key] = translate(self.program, [self.eqns[n] for n in whole], results)
-        return self.translated[key]
+        eqns = [self.eqns[n] for n in whole]
+        form = self.forms.piece(eqns, results)
+        if form not in self.translated:
+            try:
+                self.translated[form] = translate(self.program, eqns, results)
+            except Refused as refused:
+                self.translated[form] = refused
+        match self.translated[form]:
+            case Region() as region:
+                return renamed(region, self.program, eqns)
+            case Refused() as refused:
+                raise refused
+        return None
+
+    def _leave_out(self, position: int, reason: NotExpressible) -> None:
+        """Give an equation its reason; all equal ones too, if it is one that no other cut would change."""
+        kind = self._kind(position)
+        positions = [position]
+        if reason.code in BY_ITSELF:
+            positions = [n for n, eqn in enumerate(self.eqns) if eqn.primitive == kind[0] and self._kind(n) == kind]
+        for n in positions:
+            self.free.discard(n)
+            self.reasons[n] = (reason.code, reason.why)
+
+    def _kind(self, n: int) -> tuple[object, ...]:
+        """Equations of one kind are expressible, or not, for the same reasons that they have by themselves."""
+        eqn = self.eqns[n]
+        literal = tuple(self._traces_to_literal(v) for v in eqn.reads)
+        return eqn.primitive, self.forms.equation(eqn.eqn), literal
 
     def _repeated(self, piece: Iterable[int]) -> set[int]:
         """Equations outside of a piece that it repeats: constants, and views of what it reads."""
