@@ -1,4 +1,4 @@
-"""Runs a captured jaxpr at lowering time, with compiled regions in the place of their equations.
+"""Plans and runs a captured jaxpr at lowering time, with compiled regions in the place of their equations.
 
 By then every transformation has been applied: the jaxpr may be a forward or backward pass, batched or not. A region
 that the compiler takes becomes one `mirage_region`, a leaf primitive with one lowering per platform; everything else
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
@@ -56,25 +57,50 @@ class Compiler(Protocol):
 mirage_region_p = jax_compat.create_leaf_primitive("mirage_region")
 
 
-def interpret(
-    jaxpr: Jaxpr,
-    args: Sequence[Any],
-    compiler: Compiler,
-    call: Primitive,
-    sharded: bool = False,
-    platforms: tuple[str, ...] = (),
-) -> list[Any]:
-    """Evaluate `jaxpr`. `call` is the primitive that brings a body back here; `sharded` leaves all regions to XLA."""
+@dataclass(frozen=True)
+class Plan:
+    """A program's steps in their order: a region with its replacement, equations as they are, or one with a body."""
+
+    program: FlatProgram
+    steps: tuple[tuple[Region, CompiledRegion] | tuple[FlatEqn, ...], ...]
+    compiler: Compiler
+    call: Primitive
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether the program runs as it was written."""
+        return all(isinstance(eqn, FlatEqn) and not _to_be_opened(eqn) for step in self.steps for eqn in step)
+
+    def run(self, *args: Any) -> list[Any]:
+        """Evaluate the program."""
+        values = {**self.program.constants, **dict(zip(self.program.inputs, args, strict=True))}
+        for step in self.steps:
+            match step:
+                case Region() as region, compiled:
+                    _run_region(region, compiled, values)
+                case (FlatEqn() as eqn,):
+                    _run_equation(eqn, values, self.compiler, self.call)
+                case equations:
+                    evaluate(equations, values)
+        return [read(values, atom) for atom in self.program.outputs]
+
+
+def plan(
+    jaxpr: Jaxpr, compiler: Compiler, call: Primitive, sharded: bool = False, platforms: tuple[str, ...] = ()
+) -> Plan:
+    """What replaces what in `jaxpr`. `call` brings a body back here; `sharded` leaves all regions to XLA."""
     program = flatten(jaxpr)
-    values = {**program.constants, **dict(zip(program.inputs, args, strict=True))}
+    known: dict[int, CompiledRegion | None] = {}  # by graph: equal layers share one
+    steps: list[Any] = []
     for step in _steps(program, compiler, sharded):
         if not isinstance(step, Region):
-            _run_equation(program.eqns[step], values, compiler, call)
-        elif (compiled := _compile(step, compiler, platforms)) is not None:
-            _run_region(step, compiled, values)
-        else:
-            evaluate(step.equations, values)
-    return [read(values, atom) for atom in program.outputs]
+            steps.append((program.eqns[step],))
+            continue
+        if id(step.graph) not in known:
+            known[id(step.graph)] = _compile(step, compiler, platforms)
+        compiled = known[id(step.graph)]
+        steps.append(step.equations if compiled is None else (step, compiled))
+    return Plan(program, tuple(steps), compiler, call)
 
 
 def _steps(program: FlatProgram, compiler: Compiler, sharded: bool) -> Sequence[Region | int]:
@@ -119,7 +145,7 @@ def _run_region(region: Region, compiled: CompiledRegion, values: dict[int, Any]
 def _run_equation(eqn: FlatEqn, values: dict[int, Any], compiler: Compiler, call: Primitive) -> None:
     params = None
     try:
-        if any(not body.effects and _has_work(body) for body in jax_compat.bodies(eqn.eqn)):
+        if _to_be_opened(eqn):
 
             def as_call(body: Jaxpr) -> Jaxpr:
                 return body if body.effects else jax_compat.as_one_call(body, call, compiler=compiler)
@@ -129,6 +155,10 @@ def _run_equation(eqn: FlatEqn, values: dict[int, Any], compiler: Compiler, call
         _failed(e, compiler, f"opening the body of {eqn.primitive}")
     results = jax_compat.bind(eqn.eqn, [read(values, a) for a in eqn.inputs], params)
     values.update(zip(eqn.outputs, results, strict=True))
+
+
+def _to_be_opened(eqn: FlatEqn) -> bool:
+    return any(not body.effects and _has_work(body) for body in jax_compat.bodies(eqn.eqn))
 
 
 def _has_work(jaxpr: Jaxpr) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,6 +24,7 @@ from mirage_jax.jaxpr_frontend.reasons import Code, LeftOut, NotExpressible
 from mirage_jax.jaxpr_frontend.translate import Refused, Region, renamed, translate
 
 MAX_OPS = 24
+RADIUS = 8  # how far around an equation is looked to say that another is like it
 BY_ITSELF = (Code.PARAMETERS, Code.PRECISION, Code.DTYPE)  # reasons that an equation has whatever is around it
 
 
@@ -313,20 +314,32 @@ class _Partitioner:
         return None
 
     def _leave_out(self, position: int, reason: NotExpressible) -> None:
-        """Give an equation its reason; all equal ones too, if it is one that no other cut would change."""
-        kind = self._kind(position)
-        positions = [position]
-        if reason.code in BY_ITSELF:
-            positions = [n for n, eqn in enumerate(self.eqns) if eqn.primitive == kind[0] and self._kind(n) == kind]
-        for n in positions:
-            self.free.discard(n)
-            self.reasons[n] = (reason.code, reason.why)
+        """Give an equation its reason, and all others that are like it: the same equations of equal layers."""
+        kinds = self._kinds if reason.code in BY_ITSELF else self._surroundings
+        for n, kind in enumerate(kinds):
+            if kind == kinds[position]:
+                self.free.discard(n)
+                self.reasons[n] = (reason.code, reason.why)
 
-    def _kind(self, n: int) -> tuple[object, ...]:
-        """Equations of one kind are expressible, or not, for the same reasons that they have by themselves."""
-        eqn = self.eqns[n]
-        literal = tuple(self._traces_to_literal(v) for v in eqn.reads)
-        return eqn.primitive, self.forms.equation(eqn.eqn), literal
+    @cached_property
+    def _kinds(self) -> list[Hashable]:
+        """Of each equation: what decides whether it is expressible by itself."""
+        is_literal = lambda v: self._traces_to_literal(v)  # noqa: E731
+        return [(self.forms.equation(eqn.eqn), *map(is_literal, eqn.reads)) for eqn in self.eqns]
+
+    @cached_property
+    def _surroundings(self) -> list[Hashable]:
+        """Of each equation: a hash of what is around it, as far as `RADIUS` equations away."""
+        kinds = [hash(kind) for kind in self._kinds]
+        after = [[r for v in eqn.outputs for r in self.readers.get(v, ())] for eqn in self.eqns]
+        before = [[self.made.get(v, -1) for v in eqn.reads] for eqn in self.eqns]
+        for _ in range(RADIUS):
+            known = [*kinds, 0]  # -1: an input or a result of the program
+            kinds = [
+                hash((known[n], tuple(known[p] for p in before[n]), tuple(sorted(known[r] for r in after[n]))))
+                for n in range(len(kinds))
+            ]
+        return list(kinds)
 
     def _repeated(self, piece: Iterable[int]) -> set[int]:
         """Equations outside of a piece that it repeats: constants, and views of what it reads."""
