@@ -25,7 +25,7 @@ from mirage_jax import doctor, progress
 from mirage_jax.audit import fuzz, mutants, rewrites, saved
 from mirage_jax.audit.report import Report
 from mirage_jax.audit.sources import Source, sources
-from mirage_jax.bench import peers, plot, programs, search_suite, start, suite
+from mirage_jax.bench import compile_suite, model_suite, peers, plot, programs, search_suite, start, steps, suite
 from mirage_jax.bench.suite import Transform
 from mirage_jax.cache import versions
 from mirage_jax.config import BACKENDS, ON_MISS, Budget, unknown
@@ -102,7 +102,7 @@ def _options(args: argparse.Namespace) -> dict[str, object]:
 
 def _optimizer(args: argparse.Namespace) -> Transform:
     options = _options(args)
-    return lambda fn: mirage_jax.optimize(fn, **options)
+    return lambda fn, **jit_options: mirage_jax.optimize(fn, **options, **jit_options)
 
 
 def _bench_search(args: argparse.Namespace, out: Console, err: Console) -> int:
@@ -113,6 +113,12 @@ def _bench_search(args: argparse.Namespace, out: Console, err: Console) -> int:
     if args.json is not None:
         err.print(f"written: {args.json}, {result.write(args.json)}", highlight=False)
     return OK
+
+
+MODEL_SUITES = {
+    "models": {"run": model_suite.run_step, "unit": "layer", "notes": model_suite.NOTES},
+    "compile": {"run": compile_suite.run_compile, "unit": "model", "on_host": True, "notes": compile_suite.NOTES},
+}
 
 
 def _bench_start(args: argparse.Namespace, out: Console, err: Console) -> int:
@@ -144,17 +150,18 @@ def command_bench(args: argparse.Namespace, out: Console, err: Console) -> int:
         return _bench_search(args, out, err)
     if args.suite == "start":
         return _bench_start(args, out, err)
-    if args.programs:
-        chosen = [programs.program(name.strip(), args.small) for name in args.programs.split(",")]
-    else:
-        chosen = programs.suite(args.suite, args.small)
     title = f"{args.programs or args.suite}{', small' if args.small else ''}"
     candidates = {suite.BASELINE: jax.jit, suite.OURS: _optimizer(args)}
-    rivals = peers.PEERS if args.peers else {}
     console = None if args.quiet else err
-    result = suite.run_suite(
-        chosen, candidates, rivals, title=title, rounds=args.rounds, seed=args.seed, console=console
-    )
+    names = [name.strip() for name in args.programs.split(",")] if args.programs else []
+    options = {"title": title, "rounds": args.rounds, "seed": args.seed, "console": console}
+    if args.suite in steps.SUITES:
+        chosen = [steps.step(args.suite, n, args.small) for n in names] or steps.steps(args.suite, args.small)
+        options |= MODEL_SUITES[args.suite]
+    else:
+        chosen = [programs.program(n, args.small) for n in names] or programs.suite(args.suite, args.small)
+        options["peers"] = peers.PEERS if args.peers else {}
+    result = suite.run_suite(chosen, candidates, **options)
     out.print(result.table())
     if args.json is not None:
         markdown = result.write(args.json)
@@ -166,7 +173,7 @@ def command_bench(args: argparse.Namespace, out: Console, err: Console) -> int:
     for row in result.rows:
         for label, why in row.failures.items():
             err.print(f"{row.program}, {label}: {why}", highlight=False, markup=False)
-    return PROBLEM if any(row.failures.keys() - rivals.keys() for row in result.rows) else OK
+    return PROBLEM if any(row.failures.keys() - peers.PEERS.keys() for row in result.rows) else OK
 
 
 def command_doctor(args: argparse.Namespace, out: Console, err: Console) -> int:
@@ -293,7 +300,11 @@ def build_parser() -> argparse.ArgumentParser:
     optimizing.add_argument("--devices", metavar="0,2", help="local devices that measure (default: the first)")
 
     bench = commands.add_parser("bench", parents=[optimizing], help="time XLA against the optimizer on a suite")
-    suites = f"{', '.join(programs.SUITES)}, all, search: the search space, or start: fresh processes (default: mirage)"
+    names = ", ".join(programs.SUITES)
+    more = (
+        "models: steps of whole models, compile: tracing and lowering, search: the search space, start: fresh processes"
+    )
+    suites = f"{names}, all; {more} (default: mirage)"
     bench.add_argument("--suite", default="mirage", help=suites)
     bench.add_argument("--programs", metavar="A,B", help="these programs instead of a suite")
     bench.add_argument("--small", action="store_true", help="scaled-down extents, to try the command out")

@@ -7,6 +7,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SMALL = {"quickstart": ["--length", "128", "--width", "32", "--heads", "2", "--budget", "2s", "--rounds", "2"]}
+TINY = ["--small", "--layers", "1", "--steps", "1", "--budget", "1s", "--on-miss", "fallback"]
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.py")), ids=lambda f: f.stem)
@@ -15,7 +16,7 @@ def test_example(file, capsys) -> None:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert module.main(SMALL[file.stem]) == 0
+    assert module.main(SMALL.get(file.stem, TINY)) == 0
     assert "summary" in capsys.readouterr().out
 
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 import datetime
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +34,7 @@ from mirage_jax.cache import versions
 from mirage_jax.report import Report, rank_correlation, write_beside
 from mirage_jax.timing import Ratio, Timing
 
-type Transform = Callable[[Callable[..., jax.Array]], Callable[..., jax.Array]]
+type Transform = Callable[..., Callable[..., Any]]  # of a function, and of jit's options by name
 
 # What a device reaches in practice: bytes per second of a copy, and FLOP/s of a large half-precision matmul.
 PEAKS = {"NVIDIA H200": (4.3e12, 780e12)}
@@ -47,18 +48,40 @@ def default_candidates() -> dict[str, Transform]:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """Bytes that XLA has planned: for intermediate results, and at the peak with arguments and results."""
+
+    temporary: int
+    peak: int
+
+
+@dataclass(frozen=True)
+class Regions:
+    """What a candidate made of a program's regions, and how many equations are in none, by reason."""
+
+    taken: int
+    refused: int
+    left_out: Mapping[str, int]
+
+    def __str__(self) -> str:
+        return f"{self.taken} of {self.taken + self.refused}"
+
+
+@dataclass(frozen=True)
 class Result:
     """One candidate on one program. `error` is the largest absolute error over the largest absolute reference value."""
 
     seconds: float
     interval: tuple[float, float]
-    launches: float | None
-    error: float
-    error_rms: float
-    ratio: Ratio | None
+    launches: float | None = None
+    error: float | None = None
+    error_rms: float | None = None
+    ratio: Ratio | None = None
     report: str | None = None
     repeats: int | None = None  # further runs on the same inputs, all equal to the first bit for bit; None: not run
     model: float | None = None  # rank correlation of the cost model with the times of the variants that were tried
+    memory: Memory | None = None
+    regions: Regions | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +96,8 @@ class Row:
         """The fastest of all others, and how many times as fast as that ours is."""
         if OURS not in self.results:
             return None
-        others = [(r.seconds, label) for label, r in self.results.items() if label != OURS and math.isfinite(r.error)]
+        right = {n: r for n, r in self.results.items() if r.error is None or math.isfinite(r.error)}
+        others = [(r.seconds, label) for label, r in right.items() if label != OURS]
         return (min(others)[1], min(others)[0] / self.results[OURS].seconds) if others else None
 
 
@@ -94,34 +118,24 @@ class SuiteResult:
         """Header and body of the table, as text."""
         labels = list(dict.fromkeys(label for row in self.rows for label in (*row.results, *row.failures)))
         others = [label for label in labels if label != BASELINE and label not in self.peers]
-        modelled = [
-            o for o in others if any(o in row.results and row.results[o].model is not None for row in self.rows)
+        columns: list[tuple[str, Callable[[Row, str], str], str]] = [
+            *((name, _time_cell, name) for name in labels),
+            *((f"{o} over {BASELINE}", _ratio_cell, o) for o in others),
+            *([(f"{OURS} over the best other", _best_cell, OURS)] if self.peers else []),
+            *((f"error {name}", _error_cell, name) for name in labels),
+            ("equal runs", _repeats_cell, OURS),
+            *((f"temp MB {name}", _memory_cell, name) for name in labels),
+            *((f"regions {o}", _regions_cell, o) for o in others),
+            *((f"model rank {o}", _model_cell, o) for o in others),
         ]
-        repeated = any(r.repeats is not None for row in self.rows for r in row.results.values())
-        has_limit = any(row.limit is not None for row in self.rows)
-        header = [
-            "program",
-            *(["limit"] if has_limit else []),
-            *labels,
-            *(f"{o} over {BASELINE}" for o in others),
-            *([f"{OURS} over the best other"] if self.peers else []),
-            *(f"error {n}" for n in labels),
-            *(["equal runs"] if repeated else []),
-            *(f"model rank {o}" for o in modelled),
-        ]
-        body = []
-        for row in self.rows:
-            cells = [row.program, *([microseconds(row.limit or 0.0)] if has_limit else [])]
-            cells += [_time_cell(row, label) for label in labels]
-            cells += [_ratio_cell(row.results.get(label)) for label in others]
-            cells += [f"{row.best[1]:.2f}x ({row.best[0]})" if row.best else ""] if self.peers else []
-            cells += [f"{r.error:.1e}" if (r := row.results.get(label)) else _absent(row, label) for label in labels]
-            ours = row.results.get(OURS)
-            cells += ["" if ours is None or ours.repeats is None else str(ours.repeats)] if repeated else []
-            ranks = [r.model if (r := row.results.get(o)) else None for o in modelled]
-            cells += ["" if rank is None else f"{rank:.2f}" for rank in ranks]
-            body.append(cells)
-        return header, body
+        table = {
+            "program": [row.program for row in self.rows],
+            "limit": ["" if row.limit is None else microseconds(row.limit) for row in self.rows],
+        }
+        for name, cell, label in columns:
+            table[name] = [cell(row, label) for row in self.rows]
+        shown = {name: cells for name, cells in table.items() if any(cells)}
+        return list(shown), [list(cells) for cells in zip(*shown.values(), strict=True)]
 
     def to_markdown(self) -> str:
         header, body = self.cells()
@@ -174,8 +188,40 @@ def _time_cell(row: Row, label: str) -> str:
     return microseconds(result.seconds) + launches
 
 
-def _ratio_cell(result: Result | None) -> str:
+def _ratio_cell(row: Row, label: str) -> str:
+    result = row.results.get(label)
     return "" if result is None or result.ratio is None else str(result.ratio)
+
+
+def _best_cell(row: Row, _: str) -> str:
+    return f"{row.best[1]:.2f}x ({row.best[0]})" if row.best else ""
+
+
+def _error_cell(row: Row, label: str) -> str:
+    result = row.results.get(label)
+    if result is None:
+        return _absent(row, label)
+    return "" if result.error is None else f"{result.error:.1e}"
+
+
+def _repeats_cell(row: Row, label: str) -> str:
+    result = row.results.get(label)
+    return "" if result is None or result.repeats is None else str(result.repeats)
+
+
+def _memory_cell(row: Row, label: str) -> str:
+    result = row.results.get(label)
+    return "" if result is None or result.memory is None else f"{result.memory.temporary / 1e6:,.1f}"
+
+
+def _regions_cell(row: Row, label: str) -> str:
+    result = row.results.get(label)
+    return "" if result is None or result.regions is None else str(result.regions)
+
+
+def _model_cell(row: Row, label: str) -> str:
+    result = row.results.get(label)
+    return "" if result is None or result.model is None else f"{result.model:.2f}"
 
 
 def run_program(
@@ -220,22 +266,28 @@ def run_program(
             t.seconds,
             t.interval,
             t.launches,
-            *errors[label],
+            error=errors[label][0],
+            error_rms=errors[label][1],
             ratio=None if label == BASELINE or BASELINE not in timings else timing.ratio(timings[BASELINE], t),
             repeats=equal_runs(functions[label], args, repeats) if label == OURS and repeats else None,
-            **_explained(functions.get(label), args),
+            **explained(functions.get(label), args),
         )
         for label, t in timings.items()
     }
     return Row(program.name, None if peaks is None else program.limit(*peaks), results, failures)
 
 
-def errors_against(reference: np.ndarray, found: np.ndarray) -> tuple[float, float]:
-    """Largest and root-mean-square error, relative to the same of the reference; infinite where found is not finite."""
+def errors_against(reference: np.ndarray, found: np.ndarray, largest: float | None = None) -> tuple[float, float]:
+    """Largest and root-mean-square error, relative to the same of the reference; infinite where found is not finite.
+
+    `largest` is what both are relative to, if not the reference itself.
+    """
     difference = np.abs(found.astype(np.float64) - reference)
     if not np.isfinite(difference).all():
         return float("inf"), float("inf")
     scale, mean = np.abs(reference).max(), np.sqrt(np.mean(reference**2))
+    if largest is not None:
+        scale = mean = largest
     return float(difference.max() / (scale or 1.0)), float(np.sqrt(np.mean(difference**2)) / (mean or 1.0))
 
 
@@ -284,42 +336,64 @@ def _time(
     return timing.time_device(calls, sets, rounds or 6) if on_gpu else timing.time_wall(calls, rounds or 10)
 
 
-def _explained(function: object, args: Iterable[object]) -> dict[str, Any]:
-    """What the candidate says about itself, if it can."""
+def explained(function: object, args: Iterable[object]) -> dict[str, Any]:
+    """What the candidate says about itself, if it can: fields of a `Result`."""
     explain = getattr(function, "explain", None)
     if explain is None:
         return {}
     try:
         report: object = explain(*args)
-        regions = report.regions if isinstance(report, Report) else ()
-        variants = [pair for r in regions for pair in r.decision.measured]
-        return {"report": str(report), "model": rank_correlation(variants)}
+        if not isinstance(report, Report):
+            return {"report": str(report)}
+        variants = [pair for r in report.regions for pair in r.decision.measured]
+        taken = sum(r.occurrences for r in report.optimized)
+        refused = sum(r.occurrences for r in report.regions) - taken
+        left_out = Counter(str(x.code) for x in report.left_out)
+        return {
+            "report": str(report),
+            "model": rank_correlation(variants),
+            "regions": Regions(taken, refused, dict(left_out.most_common())),
+        }
     except Exception as error:  # a benchmark's figures must not depend on a report
         return {"report": f"no report: {type(error).__name__}: {error}"}
 
 
-def run_suite(
-    programs: Iterable[Program],
+class Named(Protocol):
+    """What a row of a suite is about."""
+
+    @property
+    def name(self) -> str: ...
+
+
+def run_suite[P: Named](
+    programs: Iterable[P],
     candidates: Mapping[str, Transform] | None = None,
     peers: Mapping[str, Peer] | None = None,
     *,
+    run: Callable[..., Row] = run_program,
+    unit: str = "program",
+    on_host: bool = False,
+    notes: str = "",
     title: str = "benchmark",
     rounds: int | None = None,
     seed: int = 0,
     console: Console | None = None,
 ) -> SuiteResult:
-    """Every program in turn, with a line of progress to `console`."""
+    """Every program in turn by ``run(program, candidates, rounds=, seed=)``, with a line of progress to `console`.
+
+    `unit` is what a time is the time of, always of the host's clock if `on_host`; `notes` go under the table.
+    """
     programs = list(programs)
     candidates = default_candidates() if candidates is None else candidates
     device = jax.devices()[0]
     method = (
-        "Device time per program in microseconds (kernel launches), median of interleaved profiles"
-        if device.platform == "gpu"
-        else "Wall-clock time per call in microseconds, median of interleaved rounds"
+        f"Device time per {unit} in microseconds (kernel launches), median of interleaved profiles."
+        if device.platform == "gpu" and not on_host
+        else f"Wall-clock time per {unit} in microseconds, median of interleaved rounds."
     )
     rows = []
     for i, program in enumerate(programs, 1):
-        row = run_program(program, candidates, peers, rounds=rounds, seed=seed)
+        row = run(program, candidates, rounds=rounds, seed=seed, **({"peers": peers} if peers else {}))
         rows.append(row)
         if console is not None:
             console.print(
@@ -328,7 +402,7 @@ def run_suite(
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     where = f"{device.platform}: {device.device_kind}"
     installed = dict(versions()) | (peer_versions() if peers else {})
-    return SuiteResult(title, now, where, installed, f"{method}.", tuple(rows), tuple(peers or ()))
+    return SuiteResult(title, now, where, installed, f"{method} {notes}".strip(), tuple(rows), tuple(peers or ()))
 
 
 def _summary(row: Row) -> str:

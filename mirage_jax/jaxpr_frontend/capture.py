@@ -2,7 +2,7 @@
 
 `capture(fn, compiler)` traces `fn` and binds one `mirage_call`. JAX's own rules for call primitives rewrite that
 jaxpr under grad, vmap, remat, scan, shard_map and the rest; whatever finally reaches the lowering rule below is again
-a jaxpr, which `interpret` runs with compiled regions in it.
+a jaxpr, which is planned and run with compiled regions in it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from mirage_jax.jaxpr_frontend import jax_compat
-from mirage_jax.jaxpr_frontend.interpreter import Compiler, interpret
+from mirage_jax.jaxpr_frontend.interpreter import Compiler, plan
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr
 
 mirage_call_p = jax_compat.create_call_primitive("mirage_call")
@@ -88,11 +88,10 @@ def _is_array(leaf: Any) -> bool:
 
 def _lower_call(context: Any, *operands: Any, call_jaxpr: Jaxpr, compiler: Compiler) -> Any:
     sharded, platforms = jax_compat.is_partitioned(context), jax_compat.platforms(context)
-
-    def run(*args: Any) -> list[Any]:
-        return interpret(call_jaxpr, args, compiler, mirage_call_p, sharded, platforms)
-
-    return jax_compat.lower_traced(run, context, operands)
+    found = plan(call_jaxpr, compiler, mirage_call_p, sharded, platforms)
+    if found.changes_nothing and not call_jaxpr.effects:
+        return jax_compat.lower_as_written(call_jaxpr, context, operands)
+    return jax_compat.lower_traced(found.run, context, operands)
 
 
 jax_compat.register_lowering(mirage_call_p, _lower_call)

@@ -37,9 +37,11 @@ def convex_clusters(dependencies: Dependencies, members: Collection[int]) -> lis
     """The coarsest clusters of `members` that this greedy joining finds, in order of their first equation."""
     steps = _Steps(dependencies)
     members = set(members)
-    for n in sorted(members):
-        for producer in sorted(dependencies.before[n] & members, reverse=True):
-            steps.join(producer, n)
+    for n in range(len(dependencies.before)):
+        steps.add(n, n in members)
+        if n in members:
+            for producer in sorted(dependencies.before[n] & members, reverse=True):
+                steps.join(producer, n)
     clusters: dict[int, list[int]] = {}
     for n in sorted(members):
         clusters.setdefault(steps.find(n), []).append(n)
@@ -47,11 +49,28 @@ def convex_clusters(dependencies: Dependencies, members: Collection[int]) -> lis
 
 
 class _Steps:
-    """Equations contracted into steps: union-find that also keeps the edges between steps."""
+    """Equations contracted into steps: union-find that also keeps the edges between steps.
+
+    Every step has a level above those of the steps before it, so that a search for a path between two steps looks at
+    nothing that lies outside of their levels. What depends on no member has level 0, and no edges: it is on no path.
+    """
 
     def __init__(self, dependencies: Dependencies):
-        self.parent = list(range(len(dependencies.before)))
-        self.before = [set(s) for s in dependencies.before]
+        self.dependencies = dependencies
+        count = len(dependencies.before)
+        self.parent = list(range(count))
+        self.before: list[set[int]] = [set() for _ in range(count)]
+        self.after: list[set[int]] = [set() for _ in range(count)]
+        self.level = [0] * count
+
+    def add(self, n: int, is_member: bool) -> None:
+        """The next equation, as a step of its own."""
+        before = {m for p in self.dependencies.before[n] if self.level[m := self.find(p)]}
+        if before or is_member:
+            self.before[n] = before
+            self.level[n] = 1 + max((self.level[m] for m in before), default=0)
+        for m in before:
+            self.after[m].add(n)
 
     def find(self, n: int) -> int:
         while self.parent[n] != n:
@@ -59,36 +78,46 @@ class _Steps:
         return n
 
     def join(self, a: int, b: int) -> bool:
-        """Make two steps one, unless that would put a step both before and after it."""
+        """Make a step and one that reads it one, unless that would put a third step both before and after them."""
         a, b = self.find(a), self.find(b)
         if a == b:
             return True
-        if self._has_detour(a, b) or self._has_detour(b, a):
+        if self._has_detour(a, b):
             return False
         self.parent[b] = a
         self.before[a] |= self.before[b]
+        self.after[a] |= self.after[b]
+        self.before[b], self.after[b] = set(), set()
+        self._raise(a, max(self.level[a], self.level[b]))
         return True
 
-    def _predecessors(self, n: int) -> set[int]:
-        found = {self.find(m) for m in self.before[n]} - {n}
-        self.before[n] = found
+    def _neighbours(self, edges: list[set[int]], n: int) -> set[int]:
+        found = edges[n] = {self.find(m) for m in edges[n]} - {n}
         return found
 
     def _has_detour(self, a: int, b: int) -> bool:
-        """Whether some path from a to b passes through a third step.
-
-        Walks back from b: equations join in order, so what lies before is contracted already, what lies after is not.
-        """
-        todo = [n for n in self._predecessors(b) if n != a]
+        """Whether some path from a to b passes through a third step."""
+        todo = [n for n in self._neighbours(self.before, b) if n != a]
         seen = set(todo)
         while todo:
-            for n in self._predecessors(todo.pop()):
+            step = todo.pop()
+            if self.level[step] <= self.level[a]:
+                continue
+            for n in self._neighbours(self.before, step):
                 if n == a:
                     return True
                 if n not in seen:
                     seen.add(n)
                     todo.append(n)
         return False
+
+    def _raise(self, step: int, level: int) -> None:
+        """Give a step a level, and those after it higher ones where they have none."""
+        todo = [(step, level)]
+        while todo:
+            n, level = todo.pop()
+            self.level[n] = max(level, self.level[n])
+            todo += [(m, level + 1) for m in self._neighbours(self.after, n) if self.level[m] <= level]
 
 
 def divide(

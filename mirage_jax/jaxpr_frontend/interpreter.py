@@ -1,4 +1,4 @@
-"""Runs a captured jaxpr at lowering time, with compiled regions in the place of their equations.
+"""Plans and runs a captured jaxpr at lowering time, with compiled regions in the place of their equations.
 
 By then every transformation has been applied: the jaxpr may be a forward or backward pass, batched or not. A region
 that the compiler takes becomes one `mirage_region`, a leaf primitive with one lowering per platform; everything else
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
@@ -20,7 +21,7 @@ from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, evaluate, flatt
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, Primitive
 from mirage_jax.jaxpr_frontend.reasons import Code
 from mirage_jax.jaxpr_frontend.regions import partition
-from mirage_jax.jaxpr_frontend.shards import one_device
+from mirage_jax.jaxpr_frontend.shards import Shards, one_device
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.mugraph.arrays import numpy_dtype
 
@@ -57,23 +58,80 @@ class Compiler(Protocol):
 mirage_region_p = jax_compat.create_leaf_primitive("mirage_region")
 
 
-def interpret(
-    jaxpr: Jaxpr,
-    args: Sequence[Any],
-    compiler: Compiler,
-    call: Primitive,
-    sharded: bool = False,
-    platforms: tuple[str, ...] = (),
-) -> list[Any]:
-    """Evaluate `jaxpr`. `call` is the primitive that brings a body back here; `sharded`: XLA divides the program."""
+@dataclass(frozen=True)
+class Replacement:
+    """A region and what runs in its place: once, or on each device that XLA divides the program over."""
+
+    region: Region
+    compiled: CompiledRegion
+    shards: Shards | None = None
+
+    def run(self, values: dict[int, Any]) -> None:
+        """Add the region's results to `values`."""
+        region = self.region
+        local = region if self.shards is None else self.shards.region
+
+        def once(*operands: Any) -> list[Any]:
+            tensors, avals = local.prepare(operands), tuple(local.tensor_avals())
+            return local.finish(mirage_region_p.bind(*tensors, out_avals=avals, compiled=self.compiled))
+
+        last = region.equations[-1]
+        with jax_compat.written_at(last.eqn, last.calls):
+            made = (once if self.shards is None else self.shards.mapped(once))(
+                *(values[b.value] for b in region.inputs)
+            )
+        values.update(zip((b.value for b in region.outputs), made, strict=True))
+        evaluate(region.aside, values)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A program's steps in their order: what replaces a region, equations as they are, or one that has a body."""
+
+    program: FlatProgram
+    steps: tuple[Replacement | tuple[FlatEqn, ...], ...]
+    compiler: Compiler
+    call: Primitive
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether the program runs as it was written."""
+        return not any(isinstance(step, Replacement) or any(map(_to_be_opened, step)) for step in self.steps)
+
+    def run(self, *args: Any) -> list[Any]:
+        """Evaluate the program."""
+        values = {**self.program.constants, **dict(zip(self.program.inputs, args, strict=True))}
+        for step in self.steps:
+            match step:
+                case Replacement():
+                    step.run(values)
+                case (eqn,):
+                    _run_equation(eqn, values, self.compiler, self.call)
+                case equations:
+                    evaluate(equations, values)
+        return [read(values, atom) for atom in self.program.outputs]
+
+
+def plan(
+    jaxpr: Jaxpr, compiler: Compiler, call: Primitive, sharded: bool = False, platforms: tuple[str, ...] = ()
+) -> Plan:
+    """What replaces what in `jaxpr`. `call` brings a body back here; `sharded`: XLA divides the program."""
     program = flatten(jaxpr)
-    values = {**program.constants, **dict(zip(program.inputs, args, strict=True))}
+    known: dict[int, CompiledRegion | None] = {}  # by graph: equal layers share one
+    steps: list[Replacement | tuple[FlatEqn, ...]] = []
     for step in _steps(program, compiler, sharded):
         if not isinstance(step, Region):
-            _run_equation(program.eqns[step], values, compiler, call)
-        elif not _run_region(step, values, compiler, sharded, platforms):
-            evaluate(step.equations, values)
-    return [read(values, atom) for atom in program.outputs]
+            steps.append((program.eqns[step],))
+            continue
+        shards = one_device(step) if sharded else None
+        if sharded:
+            compiled = None if shards is None else _compile(shards.region, compiler, platforms)
+        else:
+            if id(step.graph) not in known:
+                known[id(step.graph)] = _compile(step, compiler, platforms)
+            compiled = known[id(step.graph)]
+        steps.append(step.equations if compiled is None else Replacement(step, compiled, shards))
+    return Plan(program, tuple(steps), compiler, call)
 
 
 def _steps(program: FlatProgram, compiler: Compiler, sharded: bool) -> Sequence[Region | int]:
@@ -106,33 +164,10 @@ def _compile(region: Region, compiler: Compiler, platforms: tuple[str, ...]) -> 
         return None
 
 
-def _run_region(
-    region: Region, values: dict[int, Any], compiler: Compiler, sharded: bool, platforms: tuple[str, ...]
-) -> bool:
-    """Let the region's replacement add its results to `values`; False if there is none."""
-    shards = one_device(region) if sharded else None
-    if sharded and shards is None:
-        return False
-    local = region if shards is None else shards.region
-    if (compiled := _compile(local, compiler, platforms)) is None:
-        return False
-
-    def run(*operands: Any) -> list[Any]:
-        tensors = local.prepare(operands)
-        return local.finish(mirage_region_p.bind(*tensors, out_avals=tuple(local.tensor_avals()), compiled=compiled))
-
-    last = region.equations[-1]
-    with jax_compat.written_at(last.eqn, last.calls):
-        results = (run if shards is None else shards.mapped(run))(*(values[b.value] for b in local.inputs))
-    values.update(zip((b.value for b in region.outputs), results, strict=True))
-    evaluate(region.aside, values)
-    return True
-
-
 def _run_equation(eqn: FlatEqn, values: dict[int, Any], compiler: Compiler, call: Primitive) -> None:
     params = None
     try:
-        if any(_has_work(body) for body in jax_compat.bodies(eqn.eqn)):
+        if _to_be_opened(eqn):
 
             def as_call(body: Jaxpr) -> Jaxpr:
                 return jax_compat.as_one_call(body, call, compiler=compiler)
@@ -143,6 +178,10 @@ def _run_equation(eqn: FlatEqn, values: dict[int, Any], compiler: Compiler, call
     with jax_compat.written_at(eqn.eqn, eqn.calls):
         results = jax_compat.bind(eqn.eqn, [read(values, a) for a in eqn.inputs], params)
     values.update(zip(eqn.outputs, results, strict=True))
+
+
+def _to_be_opened(eqn: FlatEqn) -> bool:
+    return any(_has_work(body) for body in jax_compat.bodies(eqn.eqn))
 
 
 def _has_work(jaxpr: Jaxpr) -> bool:

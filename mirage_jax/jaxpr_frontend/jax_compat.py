@@ -86,6 +86,11 @@ def lower_traced(fn: Callable[..., list[Any]], context: Any, operands: Sequence[
     return mlir.lower_fun(fn, multiple_results=True)(context, *operands)
 
 
+def lower_as_written(jaxpr: Jaxpr, context: Any, operands: Sequence[Any]) -> Any:
+    """Lower a jaxpr without effects as a call of it. Nothing is traced again."""
+    return mlir.core_call_lowering(context, *operands, name="mirage_call", call_jaxpr=jaxpr)
+
+
 def platforms(context: Any) -> tuple[str, ...]:
     """The platforms that a program is being lowered for: usually one, several under `jax.export`."""
     return tuple(context.platforms or context.module_context.platforms)

@@ -11,19 +11,22 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from mirage_jax.jaxpr_frontend import jax_compat, rules
 from mirage_jax.jaxpr_frontend.clusters import Dependencies, convex_clusters, divide
 from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, flatten
+from mirage_jax.jaxpr_frontend.forms import Forms
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr
 from mirage_jax.jaxpr_frontend.reasons import Code, LeftOut, NotExpressible
 from mirage_jax.jaxpr_frontend.shards import is_local, one_device
-from mirage_jax.jaxpr_frontend.translate import Refused, Region, translate
+from mirage_jax.jaxpr_frontend.translate import Refused, Region, renamed, translate
 
 MAX_OPS = 24
+RADIUS = 8  # how far around an equation is looked to say that another is like it
+BY_ITSELF = (Code.PARAMETERS, Code.PRECISION, Code.DTYPE)  # reasons that an equation has whatever is around it
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class _Partitioner:
         self.eqns = program.eqns
         self.dependencies = Dependencies.of(program)
         self.made = {v: n for n, eqn in enumerate(self.eqns) for v in eqn.outputs}
+        self.forms = Forms()
         self.free = self._free()
         self.reasons: dict[int, tuple[Code, str]] = {}
         for n, eqn in enumerate(self.eqns):
@@ -86,7 +90,7 @@ class _Partitioner:
                 self.reasons[n] = reason
         for n in self._between_products():
             self.reasons[n] = Code.LAYOUT, "a product is taken apart into operands of other products: a border"
-        self.translated: dict[object, Region | None] = {}
+        self.translated: dict[object, Region | Refused | None] = {}  # by form: equal layers are translated once
         self.own: dict[Region, tuple[int, ...]] = {}  # the equations that a region takes over, without repeated ones
 
     def run(self) -> Partition:
@@ -282,24 +286,64 @@ class _Partitioner:
             own = {v for n in whole for v in self.eqns[n].outputs}
             demanded.update(v for n in whole for v in self.eqns[n].reads if v not in own)
         regions: list[Region] = []
+        refused = False
         for piece, whole in zip(pieces, wholes, strict=True):
             results = tuple(v for n in piece for v in self.eqns[n].outputs if v in demanded)
-            if (region := self._region(whole, results)) is not None:
+            try:
+                region = self._region(whole, results)
+            except Refused as why:  # the others are asked too: in equal layers each refuses its own
+                self._leave_out(whole[why.position], why.reason)
+                refused = True
+                continue
+            if region is not None:
                 regions.append(region)
                 self.own[region] = piece
+        if refused:
+            raise _LeftOutLate
         return regions
 
     def _region(self, whole: tuple[int, ...], results: tuple[int, ...]) -> Region | None:
-        key = whole, results
-        if key not in self.translated:
+        eqns = [self.eqns[n] for n in whole]
+        form = self.forms.piece(eqns, results)
+        if form not in self.translated:
             try:
-                self.translated[key] = translate(self.program, [self.eqns[n] for n in whole], results)
+                self.translated[form] = translate(self.program, eqns, results)
             except Refused as refused:
-                position = whole[refused.position]
-                self.free.discard(position)
-                self.reasons[position] = (refused.reason.code, refused.reason.why)
-                raise _LeftOutLate from None
-        return self.translated[key]
+                self.translated[form] = refused
+        match self.translated[form]:
+            case Region() as region:
+                return renamed(region, self.program, eqns)
+            case Refused() as refused:
+                raise refused
+        return None
+
+    def _leave_out(self, position: int, reason: NotExpressible) -> None:
+        """Give an equation its reason, and all others that are like it: the same equations of equal layers."""
+        kinds = self._kinds if reason.code in BY_ITSELF else self._surroundings
+        for n, kind in enumerate(kinds):
+            if kind == kinds[position]:
+                self.free.discard(n)
+                self.reasons[n] = (reason.code, reason.why)
+
+    @cached_property
+    def _kinds(self) -> list[Hashable]:
+        """Of each equation: what decides whether it is expressible by itself."""
+        is_literal = lambda v: self._traces_to_literal(v)  # noqa: E731
+        return [(self.forms.equation(eqn.eqn), *map(is_literal, eqn.reads)) for eqn in self.eqns]
+
+    @cached_property
+    def _surroundings(self) -> list[Hashable]:
+        """Of each equation: a hash of what is around it, as far as `RADIUS` equations away."""
+        kinds = [hash(kind) for kind in self._kinds]
+        after = [[r for v in eqn.outputs for r in self.readers.get(v, ())] for eqn in self.eqns]
+        before = [[self.made.get(v, -1) for v in eqn.reads] for eqn in self.eqns]
+        for _ in range(RADIUS):
+            known = [*kinds, 0]  # -1: an input or a result of the program
+            kinds = [
+                hash((known[n], tuple(known[p] for p in before[n]), tuple(sorted(known[r] for r in after[n]))))
+                for n in range(len(kinds))
+            ]
+        return list(kinds)
 
     def _repeated(self, piece: Iterable[int]) -> set[int]:
         """Equations outside of a piece that it repeats: constants, and views of what it reads."""

@@ -205,6 +205,25 @@ def translate(program: FlatProgram, eqns: Sequence[FlatEqn], results: Sequence[i
     )
 
 
+def renamed(region: Region, program: FlatProgram, eqns: Sequence[FlatEqn]) -> Region:
+    """The region that `eqns` form, which are of the same form as those of `region`."""
+    names: dict[int, int] = {}
+    for old, new in zip(region.equations, eqns, strict=True):
+        names.update(zip((*old.reads, *old.outputs), (*new.reads, *new.outputs), strict=True))
+    position = {id(eqn): n for n, eqn in enumerate(region.equations)}
+    operands, results = (tuple(map(names.__getitem__, values)) for values in (region.operands, region.results))
+    return replace(
+        region,
+        inputs=tuple(replace(b, value=names[b.value]) for b in region.inputs),
+        outputs=tuple(replace(b, value=names[b.value]) for b in region.outputs),
+        equations=tuple(eqns),
+        aside=tuple(eqns[position[id(eqn)]] for eqn in region.aside),
+        operands=operands,
+        results=results,
+        avals={v: program.avals[v] for v in (*operands, *results)},
+    )
+
+
 def _resolved(builder: Builder, results: Mapping[int, Value]) -> dict[int, Pieces]:
     """The results that need a kernel, in pieces of which each is constant or a node."""
     resolver, out = Resolver(builder), {}

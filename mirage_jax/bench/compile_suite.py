@@ -1,0 +1,50 @@
+"""What the optimizer adds to tracing and lowering, for models of 32 equal layers in a Python loop.
+
+Both sides trace and lower the same function anew each time, as the first call in a process does: nothing is remembered
+but JAX's own traces of its library functions and, for the optimizer, the decisions that are stored on disk. These are
+made before the clock starts; every one that is read is proven again, which is part of the time. Nothing is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from mirage_jax import timing
+from mirage_jax.bench.steps import Step
+from mirage_jax.bench.suite import BASELINE, Result, Row, Transform, explained
+
+NOTES = "Tracing and lowering of 32 equal layers in a Python loop, with stored decisions. Nothing is compiled or run."
+
+
+def run_compile(step: Step, candidates: Mapping[str, Transform], *, rounds: int | None = None, seed: int = 0) -> Row:
+    """One row: seconds to trace and lower a step, per candidate."""
+    args = jax.eval_shape(step.draw, jax.random.key(seed))
+    calls: dict[str, timing.Call] = {}
+    reports: dict[str, dict[str, Any]] = {}
+    failures: dict[str, str] = {}
+    for label, transform in candidates.items():
+        try:
+            reports[label] = explained(transform(_anew(step.fn)), args)  # decides what is not decided yet
+            calls[label] = lambda t=transform: t(_anew(step.fn), donate_argnums=0).lower(*args)
+            calls[label]()
+        except Exception as why:  # whatever a candidate raises is a result of the benchmark
+            failures[label] = f"{type(why).__name__}: {why}".splitlines()[0]
+    timings = timing.time_wall(calls, rounds or 5)
+    results = {
+        label: Result(
+            seconds=t.seconds,
+            interval=t.interval,
+            ratio=None if label == BASELINE or BASELINE not in timings else timing.ratio(timings[BASELINE], t),
+            **reports[label],
+        )
+        for label, t in timings.items()
+    }
+    return Row(step.name, None, results, failures)
+
+
+def _anew(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function as an object that JAX has not traced."""
+    return lambda *args: fn(*args)

@@ -1,0 +1,163 @@
+"""Steps of models, to be timed: ``step(state, batch) -> (state, result)``, at the sizes of published models.
+
+Suite "models" has the layers of each model in `bench.models` without embedding and head, so that a figure per layer
+means what it says: training steps with AdamW, forward passes, and decoding with a full cache. The state of a step
+(weights in training, the cache in decoding) is donated. Suite "compile" has a few of them with 32 layers, to be lowered
+only. `small` is the same step at sizes that a CPU can afford.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mirage_jax.bench.models import bert, chameleon, gpt2, linear_lm, llama, lora, ngpt, training, vit
+from mirage_jax.bench.models.layers import Draw, Sizes, squared_error, unit
+from mirage_jax.config import unknown
+from mirage_jax.errors import UsageError
+
+LAYERS = 4  # enough that the first and the last do not dominate
+MANY = 32
+
+type Run = Callable[[Any, Any, jax.Array], Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One row of the suite. `draw(key)` makes the first state and a batch."""
+
+    name: str
+    fn: Callable[[Any, Any], tuple[Any, Any]]
+    draw: Callable[[jax.Array], tuple[Any, Any]]
+    layers: int
+
+
+def _hidden(key: jax.Array, s: Sizes, length: int | None = None) -> jax.Array:
+    """What an embedding might have made."""
+    return jax.random.normal(key, (s.batch, s.length if length is None else length, s.width), s.dtype)
+
+
+def _drawn_layers(key: jax.Array, s: Sizes, init_layer: Callable[[Draw, Any], Any]) -> list[Any]:
+    draw = Draw(key, s.dtype)
+    return [init_layer(draw, s) for _ in range(s.layers)]
+
+
+def _train_layers(name: str, s: Sizes, init_layer: Callable[[Draw, Any], Any], run: Run) -> Step:
+    """A training step of layers alone, towards random results."""
+
+    def loss(layers: Any, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return squared_error(run(s, layers, batch[0]), batch[1])
+
+    def draw(key: jax.Array) -> tuple[Any, Any]:
+        k1, k2, k3 = jax.random.split(key, 3)
+        return training.start(_drawn_layers(k1, s, init_layer)), (_hidden(k2, s), _hidden(k3, s))
+
+    return Step(name, training.train_step(loss), draw, s.layers)
+
+
+def _forward(name: str, s: Any, init: Callable[[jax.Array, Any], Any], run: Run, prepare: Any = None) -> Step:
+    """Layers on random data: they have no state."""
+
+    def step(state: tuple[()], batch: tuple[Any, jax.Array]) -> tuple[tuple[()], Any]:
+        return state, run(s, *batch)
+
+    def draw(key: jax.Array) -> tuple[Any, Any]:
+        k1, k2 = jax.random.split(key)
+        x = _hidden(k2, s)
+        return (), (init(k1, s), x if prepare is None else prepare(x))
+
+    return Step(name, step, draw, s.layers)
+
+
+def _prefill(name: str, s: Sizes) -> Step:
+    return _forward(name, s, partial(_drawn_layers, init_layer=llama.init_layer), llama.read)
+
+
+def _decode(name: str, s: Sizes) -> Step:
+    """One token more for texts that fill the cache but for one position."""
+
+    def step(cache: llama.Cache, batch: tuple[Any, jax.Array, jax.Array]) -> tuple[llama.Cache, jax.Array]:
+        layers, x, position = batch
+        y, cache = llama.extend(s, layers, x, cache, position)
+        return cache, y
+
+    def draw(key: jax.Array) -> tuple[Any, Any]:
+        k1, k2, k3 = jax.random.split(key, 3)
+        keys = iter(jax.random.split(k1, 2 * s.layers))
+        fill = lambda c: jax.random.normal(next(keys), c.shape, c.dtype)  # noqa: E731
+        cache = jax.tree.map(fill, llama.empty_cache(s))
+        return cache, (_drawn_layers(k2, s, llama.init_layer), _hidden(k3, s, 1), jnp.asarray(s.length - 1, jnp.int32))
+
+    return Step(name, step, draw, s.layers)
+
+
+def _train_bert(name: str, s: Sizes) -> Step:
+    def draw(key: jax.Array) -> tuple[Any, Any]:
+        k1, k2 = jax.random.split(key)
+        return training.start(bert.init(k1, s)), bert.batch(k2, s)
+
+    return Step(name, training.train_step(partial(bert.loss, s)), draw, s.layers)
+
+
+def _train_lora(name: str, s: lora.LoraSizes) -> Step:
+    def draw(key: jax.Array) -> tuple[Any, Any]:
+        k1, k2, k3, k4 = jax.random.split(key, 4)
+        layers = lora.init(k1, s)
+        return training.start(lora.init_adapters(k2, s, layers)), (layers, _hidden(k3, s), _hidden(k4, s))
+
+    return Step(name, training.train_step(partial(lora.loss, s)), draw, s.layers)
+
+
+def _timed(small: bool) -> Iterator[Step]:
+    def size[S: Sizes](published: S, tiny: S, **changes: int) -> S:
+        return tiny if small else replace(published, layers=LAYERS, **changes)
+
+    llama_size = size(llama.LLAMA3_8B, llama.SMALL)
+    yield _decode("llama_decode_b1", replace(llama_size, batch=1))
+    yield _decode("llama_decode_b8", replace(llama_size, batch=8))
+    yield _prefill("llama_prefill", size(llama.LLAMA3_8B, llama.SMALL, length=2048))
+    yield _train_bert("bert_train", size(bert.LARGE, bert.SMALL))
+    yield _train_layers("gpt2_train", size(gpt2.MEDIUM, gpt2.SMALL, length=4096), gpt2.init_layer, gpt2.run)
+    yield _train_lora("lora_train", size(lora.LLAMA3_8B, lora.SMALL))
+    yield _forward("ngpt", size(ngpt.HALF_B, ngpt.SMALL), ngpt.init, ngpt.run, unit)
+    yield _forward(
+        "chameleon", size(chameleon.CHAMELEON_7B, chameleon.SMALL, length=2048), chameleon.init, chameleon.run
+    )
+    yield _train_layers("linear_train", size(linear_lm.M340, linear_lm.SMALL), linear_lm.init_layer, linear_lm.run)
+    yield _forward("vit", size(vit.LARGE, vit.SMALL), partial(_drawn_layers, init_layer=vit.init_layer), vit.run)
+
+
+def _compiled(small: bool) -> Iterator[Step]:
+    def size[S: Sizes](published: S, tiny: S, **changes: int) -> S:
+        return replace(tiny, layers=MANY) if small else replace(published, layers=MANY, **changes)
+
+    llama_size = size(llama.LLAMA3_8B, llama.SMALL)
+    yield _decode("llama_decode", llama_size)
+    yield _prefill("llama_prefill", size(llama.LLAMA3_8B, llama.SMALL, length=2048))
+    gpt = size(gpt2.MEDIUM, gpt2.SMALL)
+    yield _forward("gpt2", gpt, partial(_drawn_layers, init_layer=gpt2.init_layer), gpt2.run)
+    yield _train_layers("gpt2_train", gpt, gpt2.init_layer, gpt2.run)
+
+
+SUITES = {"models": _timed, "compile": _compiled}
+STEPS = {
+    (name, small): {step.name: step for step in make(small)} for name, make in SUITES.items() for small in (False, True)
+}
+
+
+def step(suite: str, name: str, small: bool = False) -> Step:
+    """A step of a suite by name."""
+    known = STEPS[suite, small]
+    if name not in known:
+        raise UsageError(unknown("step", name, known))
+    return known[name]
+
+
+def steps(suite: str, small: bool = False) -> list[Step]:
+    """All steps of a suite, in the order of the tables."""
+    return list(STEPS[suite, small].values())
