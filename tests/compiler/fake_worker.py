@@ -4,8 +4,12 @@ import os
 import sys
 import time
 
+import numpy as np
+
 from mirage_jax import timing
 from mirage_jax.compiler import worker
+from mirage_jax.compiler.winner import Winner
+from mirage_jax.lower.triton_interpreter import interpret
 
 healthy = True
 
@@ -20,6 +24,11 @@ def prepare(variant):
     def run() -> timing.Timing:
         global healthy
         match variant["do"]:
+            case "interpret":
+                winner = Winner.from_json(variant, "cuda")
+                rng = np.random.default_rng(0)
+                arrays = [rng.normal(size=s).astype(np.float16) for s in winner.shapes_in]
+                interpret(winner.graph, winner.schedule, arrays)
             case "abort":
                 print("what a library prints is no message")
                 print("illegal access", file=sys.stderr)

@@ -48,6 +48,28 @@ def test_the_rest_goes_on(monkeypatch) -> None:
         os.kill(pid, 0)
 
 
+def test_generated_kernels_in_the_interpreter() -> None:
+    """Their texts are generated in the child, from the graph and the schedule that it was sent."""
+    pytest.importorskip("triton")
+    program = PROGRAMS["rmsnorm"]("f16")
+    winner = Winner(program.graph, program.schedule, (), (), "kernels", "cuda")
+    good = {"do": "interpret", "seconds": 1.0, **winner.to_json()}
+    short = {**good, "schedule": {"kernels": [], "parts": []}}
+    with Session(FAKE) as session:
+        found = session.times([good, short])
+    assert found[0] == timed(1.0)
+    assert found[1] == Failure("failed to run", "LoweringError: the schedule has 0 kernels, the graph 1")
+
+
+def test_an_interrupt_ends_all() -> None:
+    def interrupt(outcome) -> None:
+        raise KeyboardInterrupt
+
+    with Session(FAKE) as a, Session(FAKE) as b, pytest.raises(KeyboardInterrupt):
+        Trials([a, b]).times([fine(1.0), {"do": "hang"}], interrupt)
+    assert a._child._process.poll() is not None and b._child._process.poll() is not None
+
+
 def test_a_crash_of_the_compiler_is_found_among_several() -> None:
     with Session(FAKE, patience=QUICK) as session:
         found = session.times([fine(1.0), {"do": "abort while compiling"}, {"do": "abort while compiling"}, fine(2.0)])
