@@ -4,14 +4,35 @@ import os
 import sys
 import time
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mirage_jax import timing
 from mirage_jax.compiler import worker
 from mirage_jax.compiler.winner import Winner
+from mirage_jax.lower import launch
 from mirage_jax.lower.triton_interpreter import interpret
+from mirage_jax.lower.triton_source import KernelSource
 
 healthy = True
+
+
+FAULT = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def fault(x, y):
+    tl.store(y + 1099511627776, tl.load(x))
+"""
+
+
+def fault() -> None:
+    """On a GPU: write to an address that is nobody's."""
+    x = jnp.ones(1)
+    source = KernelSource("fault", FAULT, (1,), ("x",), ("y",), ("f32", "f32"), ((1,),), 1, 1)
+    jax.block_until_ready(jax.jit(lambda x: launch.call_kernel(source, [x]))(x))
 
 
 def prepare(variant):
@@ -34,6 +55,8 @@ def prepare(variant):
                 print("illegal access", file=sys.stderr)
                 sys.stderr.flush()
                 os.abort()
+            case "fault":
+                fault()
             case "hang":
                 time.sleep(600)
             case "raise":
@@ -52,5 +75,5 @@ if __name__ == "__main__":
     say = worker.channel()
     print("neither is this")
     say({"ready": "fake device"})
-    worker.serve(worker.lines_until_the_parent_ends(), say, prepare, lambda: healthy)
+    worker.serve(worker.lines_until_the_parent_ends(), say, prepare, lambda: healthy and worker.device_is_healthy())
     os._exit(1)

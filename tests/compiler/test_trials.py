@@ -6,6 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 from lower.programs import PROGRAMS
 
@@ -129,7 +131,7 @@ def test_the_environment_of_a_child(monkeypatch) -> None:
 
 def test_a_child_that_computes() -> None:
     """The real worker on this machine: graphs arrive as text, run on what it draws, and have times."""
-    program = PROGRAMS["attention"]("f16")
+    program = PROGRAMS["rmsnorm"]("f16")
     winner = Winner(program.graph, program.schedule, (), (), "kernels", "cpu")
     broken = {**winner.to_json(), "graph": "mugraph {"}
     with Session(environment={"JAX_PLATFORMS": "cpu"}, patience=Patience(start=60)) as session:
@@ -170,3 +172,22 @@ def test_interleaved_messages_name_what_runs() -> None:
         {"running": 2}, {"timed": 2, "samples": (2.0,), "launches": 1.0},
     ]  # fmt: skip
     assert said[-1] == {"done": 3}
+
+
+@pytest.mark.gpu
+def test_a_kernel_that_faults_on_a_gpu() -> None:
+    """The child's device is lost, and only its: this process goes on computing, and so do the other variants."""
+    with Session(FAKE, environment={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}) as session:
+        found = session.times([{"do": "fault"}, fine(1.0)])
+    assert isinstance(found[0], Failure) and found[0].kind in ("failed to run", "crashed")
+    assert found[1] == timed(1.0)
+    assert float(jnp.ones(8).sum()) == 8.0
+
+
+@pytest.mark.gpu
+def test_kernels_are_timed_on_a_gpu() -> None:
+    program = PROGRAMS["rmsnorm"]("f16")
+    winner = Winner(program.graph, program.schedule, (), (), "kernels", "cuda")
+    with module.trials(jax.devices()[:1]) as session:
+        (found,) = session.times([winner.to_json()])
+    assert isinstance(found, timing.Timing) and 0 < found.seconds < 1e-3 and found.launches == 1
