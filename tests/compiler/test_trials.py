@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,11 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from deciding import chain, measured, operands
 from lower.programs import PROGRAMS
 
+import mirage_jax
 from mirage_jax import timing
+from mirage_jax.compiler import decide, tuning, worker
 from mirage_jax.compiler import trials as module
-from mirage_jax.compiler import tuning, worker
 from mirage_jax.compiler.attempt import Attempt
 from mirage_jax.compiler.trials import Failure, Patience, Session, Trials
 from mirage_jax.compiler.winner import Winner
@@ -140,6 +143,21 @@ def test_a_child_that_computes() -> None:
     assert isinstance(bad, Failure) and bad.kind == "not compiled" and "ParseError" in bad.why
     again = Winner.from_json(winner.to_json(), "cpu")
     assert (again.graph, again.schedule, again.family) == (winner.graph, winner.schedule, "kernels")
+
+
+def test_the_whole_way(monkeypatch) -> None:
+    """A program is tuned with a child on this CPU, as it is on a GPU."""
+
+    @contextmanager
+    def on_the_cpu(self, attempt):
+        with Session(environment={"JAX_PLATFORMS": "cpu"}, kind=attempt.device.device_kind) as session:
+            yield Trials([session])
+
+    monkeypatch.setattr(decide.Compiler, "trials", on_the_cpu)
+    with measured(2.0):
+        (region,) = mirage_jax.optimize(chain, strict=True).explain(*operands()).regions
+    decision = region.decision
+    assert decision.winner is not None and decision.tried["timed"] >= 1
 
 
 def test_a_child_ends_with_its_parent() -> None:
