@@ -88,18 +88,21 @@ def sets_for(bytes_per_program: int) -> int:
 
 
 def chain(fn: Callable[..., Any]) -> Any:
-    """One jitted function that runs fn on every set of arguments, each after the one before.
+    """One jitted function that runs fn on every set of arguments, each after the one before. (XLA puts the calls of
+    `once` in line; JAX traces and lowers it only once.)
 
     The barrier makes a program's inputs wait for the previous output; that output is used again on the far side, or
     XLA would drop it from the barrier and with it the order.
     """
+
+    once = jax.jit(fn)
 
     def run(all_args: Sequence[tuple[jax.Array, ...]]) -> list[Any]:
         outputs: list[Any] = []
         for args in all_args:
             if outputs:
                 args, outputs[-1] = lax.optimization_barrier((args, outputs[-1]))
-            outputs.append(fn(*args))
+            outputs.append(once(*args))
         return outputs
 
     return jax.jit(run)

@@ -158,14 +158,14 @@ def _has_text(c: Candidate, counts: Counter[str]) -> bool:
 
 
 def _variant(attempt: Attempt, c: Candidate, directory: Path, seed: int) -> Winner:
-    """A candidate at one of the tile sizes, numbers of warps and pipeline stages that tuning would try."""
+    """A candidate at one of the sizes that tuning would try, or near one."""
     rng = np.random.default_rng(seed)
     tiles = list(tuning.tile_variants(c, tuning.TILES[0]))
     winner = attempt.winner(c.graph, tiles[rng.integers(len(tiles))], c.family, directory)
     if winner.cuda is None:
         return winner
-    launches = [winner.schedule, *tuning.launch_variants(winner)]
-    return replace(winner, schedule=launches[rng.integers(len(launches))])
+    near = [winner.schedule, *tuning.nearby(winner, attempt.description)]
+    return replace(winner, schedule=near[rng.integers(len(near))])
 
 
 def _launches(attempt: Attempt, winner: Winner, counts: Counter[str]) -> bool:

@@ -2,10 +2,11 @@
 
 Input: right candidates (`sources`). One or two mutation operators are applied to each. A mutant that the checker
 refuses is *stillborn*; one that computes the reference in float64 is *equivalent*; what is left is wrong, and passes
-the verifier's fingerprint and certificate or does not. One kind of wrong mutant is none in exact arithmetic, and has a
-right to its certificate: were what is masked a large number, it would compute the reference, but it is minus infinity,
-and an infinite shift or a difference of infinities is NaN. The float gate has to refuse these (*gate*). A mutant made
-by two operators counts for both.
+the verifier's fingerprint and certificate or does not. Two kinds of wrong mutants are none in exact arithmetic, and
+have a right to their certificates. Were what is masked a large number, one would compute the reference, but it is minus
+infinity, and an infinite shift or a difference of infinities is NaN. Another computes (c x) / (c y) for x / y, where c
+is no zero as long as functions are uninterpreted, but is one in fact: NaN again. The float gate has to refuse these
+(*gate*). A mutant made by two operators counts for both.
 """
 
 from __future__ import annotations
@@ -122,7 +123,8 @@ class Subject:
         except VerificationError:
             self.late += 1
             return Fate.REJECTED, ""
-        if self.oracle.same(mutant, finite=True) and not self.oracle.passes_gate(mutant):
+        exactly = self.oracle.same(mutant, finite=True) or self.oracle.same_where_finite(mutant)
+        if exactly and not self.oracle.passes_gate(mutant):
             return Fate.GATE, ""
         return Fate.ACCEPTED, str(certificate)
 

@@ -93,6 +93,17 @@ class Oracle:
         except ArithmeticError:  # of constants, which are Python's numbers
             return False
 
+    def same_where_finite(self, graph: KernelGraph) -> bool:
+        """Is every number that it computes the reference's? It may compute none: what it divides by may be zero."""
+        return all(
+            _close(
+                [np.where(np.isfinite(y), x, 0) for x, y in zip(want, have, strict=True)],
+                [np.nan_to_num(y, nan=0.0, posinf=0.0, neginf=0.0) for y in have],
+            )
+            for n, want in enumerate(self.want)
+            for have in [self._values(graph, n, True, False)]
+        )
+
     def passes_gate(self, graph: KernelGraph) -> bool:
         """Would the float gate let it pass, were the reference XLA's code?"""
         pairs = [

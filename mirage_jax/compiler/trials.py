@@ -4,7 +4,8 @@ it: an illegal access poisons the CUDA context of its process for good.
 A `Session` keeps one child (`compiler.worker`, started with ``python -m``: the user's script is not run again) for as
 long as a region is tuned. It gets muGraphs and schedules as text, builds the programs, runs and times each, and tells
 what it is doing before it does it. What it was at when it died, or when it said nothing for too long, is dropped and
-counted; a new child goes on with the rest. Several devices have a child each and share the variants.
+counted; a new child goes on with the rest. Each device has several children, which share the variants: they compile
+at once (in Python, mostly: threads would wait for each other) and take turns on the device.
 
 Messages are JSON, one to a line. To the child: {"variants": [..], "threads": n}. From it: {"ready": device kind},
 {"compiling": i}, {"compiled": i}, {"running": i}, {"timed": i, ..}, {"failed": i, "why": ..}, {"done": n}.
@@ -40,7 +41,9 @@ type Notify = Callable[[timing.Timing | Failure], None]
 
 COMMAND = (sys.executable, "-m", "mirage_jax.compiler.worker")
 BATCH = 32  # variants that are compiled before they are run: a crash costs the others at most their compilation
-THREADS = 8  # that compile
+THREADS = 4  # that compile in a child
+CHILDREN = max(1, min(4, (os.cpu_count() or 1) // THREADS))  # of a device
+LOCK = "MIRAGE_JAX_WORKER_LOCK"  # environment: the file that a child locks while it has the device
 SLICE = 0.1  # seconds of waiting at a time: an interrupt is noticed in between
 
 
@@ -186,10 +189,13 @@ def trials(devices: Sequence[Any]) -> Iterator[Trials | None]:
         yield None
         return
     with ExitStack() as stack:
-        sessions = [Session(environment=environment(d), kind=d.device_kind) for d in devices]
         try:
-            for s in sessions:
-                stack.enter_context(s)
+            locks = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mirage_jax")))
+            sessions = [
+                stack.enter_context(Session(environment=environment(d, locks / str(n)), kind=d.device_kind))
+                for n, d in enumerate(devices)
+                for _ in range(CHILDREN)
+            ]
         except OSError as why:
             log.warning("variants are tried in this process, as no other one can be started: %s", why)
             yield None
@@ -197,15 +203,16 @@ def trials(devices: Sequence[Any]) -> Iterator[Trials | None]:
         yield Trials(sessions)
 
 
-def environment(device: Any) -> dict[str, str]:
-    """What a child needs to have this device alone, to take no more of its memory than it uses, and to compute as its
-    parent does.
+def environment(device: Any, lock: Path) -> dict[str, str]:
+    """What a child needs to see this device alone, to take turns on it with others by a lock on a file, to take no more
+    of its memory than it uses, and to compute as its parent does.
     """
     ordinal = device.local_hardware_id
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     precision = jax.config.jax_default_matmul_precision
     return {
         "CUDA_VISIBLE_DEVICES": visible[ordinal] if ordinal < len(visible) else str(ordinal),
+        LOCK: str(lock),
         "JAX_PLATFORMS": "cuda,cpu",
         "JAX_ENABLE_X64": str(jax.config.jax_enable_x64),
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",

@@ -1,21 +1,27 @@
 """Which sizes of which candidates are timed, and which of them is the fastest.
 
-Two screens, each variant timed once: tile sizes of several kinds of candidates, then warps and pipeline stages of the
-best few. What is left is timed against XLA, interleaved, and has to be faster beyond noise.
+First the tile sizes that the model likes, for several kinds of candidates; then, from the best of these, a climb: other
+tiles, warps and pipeline stages near the best two so far, as long as that helps (the model knows a device only
+roughly). Each variant is timed once. The best few are timed against XLA, interleaved, and have to be faster beyond
+noise.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 
 from mirage_jax import timing
 from mirage_jax.compiler.attempt import Attempt
 from mirage_jax.compiler.winner import Winner
-from mirage_jax.mugraph.graph import Library, Schedule
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Library, Schedule, is_part
+from mirage_jax.search.cost import estimate
+from mirage_jax.search.devices import Device
 from mirage_jax.search.structures import Candidate
 
 log = logging.getLogger("mirage_jax")
@@ -25,6 +31,9 @@ TILES = (6, 4, 3, 2, 2, 2, 2)  # tile sizes per kernel tried for the first, seco
 FINALISTS = len(TILES)
 KEPT = 3  # variants that survive a screen
 SECOND = 1.5  # how much slower than its estimate the second candidate of a kind is taken to be
+STEPS = 4  # of the climb
+NEARBY = 1.6  # estimate of a neighbour over that of its origin up to which it is tried
+WARPS, STAGES = (2, 4, 8), range(2, 7)
 ROUNDS = 10  # of the comparison with XLA
 
 
@@ -40,9 +49,13 @@ class Comparison:
 def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path) -> Comparison:
     """Screen all variants of the finalists, then time the best few against XLA."""
     tiles = [(c, s) for i, c in enumerate(finalists) for s in tile_variants(c, TILES[i])]
-    log.info("compiling and timing %d variants", len(tiles))
-    best = _screen(attempt, [attempt.winner(c.graph, s, c.family, directory) for c, s in tiles])
-    best = _screen(attempt, [*best, *(replace(w, schedule=s) for w in best for s in launch_variants(w))])
+    screen = Screen(attempt)
+    best = screen([attempt.winner(c.graph, s, c.family, directory) for c, s in tiles])
+    for _ in range(STEPS):
+        before = best[:1]
+        best = screen([replace(w, schedule=s) for w in best[:2] for s in nearby(w, attempt.description)])
+        if best[:1] == before:
+            break
     timed = attempt.timings(
         {"xla": attempt.xla, **{str(i): attempt.ours(w) for i, w in enumerate(best)}}, rounds=ROUNDS
     )
@@ -55,14 +68,26 @@ def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path) -
     return Comparison(xla, tuple(row for row in rows if row[2].low >= MARGIN), rows[0][1:] if rows else None)
 
 
-def _screen(attempt: Attempt, winners: Sequence[Winner]) -> list[Winner]:
-    """The fastest few of many, timed once."""
-    if len(winners) <= KEPT and attempt.trials is None:
-        return list(winners)
-    timed = attempt.screen(winners)
-    attempt.tried["timed"] += len(timed)
-    attempt.record((winners[i], t) for i, t in timed.items())
-    return [winners[i] for i in sorted(timed, key=lambda i: timed[i].seconds)[:KEPT]]
+@dataclass
+class Screen:
+    """Times variants once each and remembers them all."""
+
+    attempt: Attempt
+    seconds: dict[Winner, float] = field(default_factory=dict)
+
+    def __call__(self, variants: Iterable[Winner]) -> list[Winner]:
+        """Time those that are new; the fastest few so far."""
+        new = [w for w in dict.fromkeys(variants) if w not in self.seconds]
+        run_here = self.attempt.platform == "cpu" and self.attempt.trials is None
+        if run_here and len(new) + len(self.seconds) <= KEPT:
+            self.seconds |= dict.fromkeys(new, 0.0)  # few enough to be compared with XLA at once
+        elif new:
+            log.info("compiling and timing %d variants", len(new))
+            timed = self.attempt.screen(new)
+            self.attempt.tried["timed"] += len(timed)
+            self.attempt.record((new[i], t) for i, t in timed.items())
+            self.seconds |= {w: timed[i].seconds if i in timed else math.inf for i, w in enumerate(new)}
+        return sorted((w for w, s in self.seconds.items() if s < math.inf), key=self.seconds.__getitem__)[:KEPT]
 
 
 def diverse(found: Iterable[Candidate]) -> Iterator[Candidate]:
@@ -95,13 +120,33 @@ def tile_variants(c: Candidate, n: int) -> Iterator[Schedule]:
         yield c.schedule
 
 
-def launch_variants(w: Winner) -> Iterator[Schedule]:
-    """Other numbers of warps and pipeline stages, one kernel at a time."""
+def nearby(w: Winner, device: Device) -> Iterator[Schedule]:
+    """One change to one kernel: other warps, a pipeline stage or two more or less, a tile of half or twice the size
+    along one axis, or moved from one axis to another, if the model does not take it to be much slower.
+    """
+    now = estimate(w.graph, w.schedule, device)
     for i, (kernel, sizes) in enumerate(zip(w.graph.kernels, w.schedule.kernels, strict=True)):
         if isinstance(kernel, Library):
             continue
-        for warps in (2, 4, 8):
-            for stages in (2, 3, 4, 5) if kernel.loop else (1,):
-                if (warps, stages) != (sizes.num_warps, sizes.num_stages):
-                    changed = replace(sizes, num_warps=warps, num_stages=stages)
-                    yield replace(w.schedule, kernels=(*w.schedule.kernels[:i], changed, *w.schedule.kernels[i + 1 :]))
+        for changed in (*_launches(kernel, sizes), *_tiles(kernel, w.graph, sizes)):
+            schedule = replace(w.schedule, kernels=(*w.schedule.kernels[:i], changed, *w.schedule.kernels[i + 1 :]))
+            if estimate(w.graph, schedule, device) <= NEARBY * now:
+                yield schedule
+
+
+def _launches(kernel: BlockGraph, sizes: KernelSchedule) -> Iterator[KernelSchedule]:
+    for warps in WARPS:
+        if warps != sizes.num_warps:
+            yield replace(sizes, num_warps=warps)
+    for more in (-2, -1, 1, 2) if kernel.loop else ():
+        if (stages := sizes.num_stages + more) in STAGES:
+            yield replace(sizes, num_stages=stages)
+
+
+def _tiles(kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule) -> Iterator[KernelSchedule]:
+    tiles = dict(sizes.tiles)
+    axes = [a for a, n in tiles.items() if n > 1]
+    for up, down in product((None, *axes), repeat=2):
+        moved = {a: n * 2 if a == up else n // 2 if a == down else n for a, n in tiles.items()}
+        if up != down and all(0 < n < 2 * graph.extent(a) for a, n in moved.items() if not is_part(a)):
+            yield replace(sizes, tiles=tuple(moved.items()))

@@ -7,6 +7,7 @@ is doing, and after an error from which the device does not recover.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import itertools
 import json
@@ -14,14 +15,16 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from mirage_jax import timing
+from mirage_jax.compiler.trials import LOCK
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.lower import aot
 from mirage_jax.mugraph.arrays import numpy_dtype
@@ -30,8 +33,16 @@ type Say = Callable[[Mapping[str, Any]], None]
 type Prepare = Callable[[Mapping[str, Any]], Callable[[], timing.Timing]]  # variant -> what runs and times it
 
 
-def serve(requests: Iterable[str], say: Say, prepare: Prepare, healthy: Callable[[], bool]) -> None:
-    """Answer requests until there are no more, or until the device is not healthy any more."""
+def serve(
+    requests: Iterable[str],
+    say: Say,
+    prepare: Prepare,
+    healthy: Callable[[], bool],
+    turn: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> None:
+    """Answer requests until there are no more, or until the device is not healthy any more. Variants are run within
+    `turn`, since others may use the device.
+    """
     for line in requests:
         request = json.loads(line)
         with ThreadPoolExecutor(request["threads"]) as pool:
@@ -40,15 +51,16 @@ def serve(requests: Iterable[str], say: Say, prepare: Prepare, healthy: Callable
         for i, run in enumerate(prepared):
             if run is None:
                 continue
-            say({"running": i})
-            try:
-                found = run()
-            except Exception as why:
-                say({"failed": i, "why": _in_one_line(why)})
-                if not healthy():
-                    return
-            else:
-                say({"timed": i, "samples": found.samples, "launches": found.launches})
+            with turn():
+                say({"running": i})
+                try:
+                    found = run()
+                except Exception as why:
+                    say({"failed": i, "why": _in_one_line(why)})
+                    if not healthy():
+                        return
+                else:
+                    say({"timed": i, "samples": found.samples, "launches": found.launches})
         say({"done": len(prepared)})
 
 
@@ -61,6 +73,20 @@ def _prepare(say: Say, prepare: Prepare, i: int, variant: Mapping[str, Any]) -> 
         return None
     say({"compiled": i})
     return run
+
+
+@contextmanager
+def alone(lock: str) -> Iterator[None]:
+    """While no other process has a lock on this file; it ends with the process that has it."""
+    with open(lock, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def turns() -> Callable[[], AbstractContextManager[object]]:
+    """What makes this process wait for its turn on the device, if it shares that."""
+    lock = os.environ.get(LOCK)
+    return functools.partial(alone, lock) if lock else nullcontext
 
 
 def _in_one_line(error: Exception) -> str:
@@ -157,7 +183,7 @@ def main() -> None:
         aot.refuse_what_does_not_fit()
     device_is_healthy()  # makes the context, before anything is timed
     say({"ready": device.device_kind})
-    serve(lines_until_the_parent_ends(), say, prepare_winner, device_is_healthy)
+    serve(lines_until_the_parent_ends(), say, prepare_winner, device_is_healthy, turns())
     os._exit(1)  # the device is lost: nothing there can be tidied up
 
 

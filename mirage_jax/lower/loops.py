@@ -62,11 +62,18 @@ class Loops(Products):
                 groups.append(self.group([], [store], (store.value,)))
         merged: list[Group] = []
         for group in groups:
-            for other in [g for g in merged if not self.options.split_loops or g.shares(group)]:
+            for other in [g for g in merged if not self.splits_loops or g.shares(group)]:
                 merged.remove(other)
                 group = other.joined(group)
             merged.append(group)
         return merged
+
+    @property
+    def splits_loops(self) -> bool:
+        """Do accumulators that need one load in two layouts get a loop each? Not where one pass waits for memory
+        anyway and has room for a second copy of the few rows.
+        """
+        return self.options.split_loops and not self.tiling.skinny
 
     def group(self, accumulators: list[Op], stores: list[Store], roots: Sequence[str]) -> Group:
         body: set[str] = set()
@@ -126,10 +133,11 @@ class Loops(Products):
         self.env, self.uses, self.tiling = outer, set(), wide
 
     def range(self, axis: TileAxis, body: Sequence[Op]) -> str:
-        """Triton pipelines the loads of matrix products by itself; other loops must ask for it."""
+        """Triton pipelines the loads of matrix products by itself; others must ask for it."""
         first, end = self.bounds(axis)
         count = f"{first}, {end}, {axis.size}"
-        if axis.count == 1 or any(self.tiling.product(op) for op in body):
+        twice = any({(name, "dot"), (name, "tile")} <= self.uses for name in self.loads)
+        if axis.count == 1 or (any(self.tiling.product(op) for op in body) and not twice):
             return f"range({count})"
         return f"tl.range({count}, num_stages={self.tiling.schedule.num_stages})"
 

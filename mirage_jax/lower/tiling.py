@@ -34,6 +34,7 @@ SINGLE: Axis = "*"  # the one row (or column) of a vector in a matrix product; n
 MAX_RANK = 3
 MAX_LANES = 1 << 20  # Triton's own limit on elements of a tile
 MAX_PERMUTED = 6  # axes up to which every order of tile dimensions is tried
+WIDE_ROWS = 64  # rows of Hopper's matrix instructions (wgmma); fewer rows take older and slower ones
 GROUP = 8  # blocks along the fastest grid axis that share the operands of the next one while they are in L2
 
 BYTES: Mapping[str, int] = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i32": 4, "bool": 1}
@@ -194,6 +195,17 @@ class Tiling:
             return wide
         return min(permutations(wide), key=self._transposes)
 
+    @cached_property
+    def skinny(self) -> bool:
+        """Does the kernel only stream a matrix past a few rows (or columns)? Then the long side gives the rows."""
+        products = [op for op in self.kernel.ops if self._product_axes(op, self.axes)]
+        summed = {op.args[0] for op in self.kernel.ops if op.op == "acc"}
+        return bool(products) and all(self._is_skinny(op) and op.name in summed for op in products)
+
+    def _is_skinny(self, op: Op) -> bool:
+        few, many = sorted(self.axes[a].block for a in self._product_axes(op, self.axes)[:2])
+        return few < WIDE_ROWS <= many
+
     def _transposes(self, order: tuple[Axis, ...]) -> float:
         place = {a: n for n, a in enumerate(order)}
         loads = {load.name: load.axes for load in self.kernel.loads}
@@ -207,7 +219,10 @@ class Tiling:
                 left = (place[row] < place[column]) == (free == row)  # is this operand the left one?
                 turned = any((place[free] < place[k]) != left for k in inner)
                 cost += turned * (1.0 if arg in loads else 4.0)
-            cost += 0.5 * (place[row] > place[column])
+            if self.skinny:
+                cost += (place[row] < place[column]) == (self.axes[row].block < self.axes[column].block)
+            else:
+                cost += 0.5 * (place[row] > place[column])
         for axes in loads.values():
             own = [place[a] for a in axes if a in place]
             cost += 0.01 * sum(x > y for n, x in enumerate(own) for y in own[n + 1 :])

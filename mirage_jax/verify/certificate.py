@@ -48,6 +48,7 @@ VERSION = 1
 TARGET = 1e-12
 MIN_DRAWS, MAX_DRAWS = 2, 8
 SIZES = ((127, 61), (191, 93), (255, 125), (383, 189), (511, 253))  # bits of p and q; larger ones for larger graphs
+FULL, QUICK = (3, 5, 7), (2, 3, 6)  # elements of an axis that is whole or in the grid, in a loop, split
 REDRAWS = 5  # draws that meet a zero divisor before the graph itself is blamed
 
 type Entropy = Callable[[int], bytes]
@@ -103,17 +104,20 @@ class Fingerprint:
 
     The draw, the inputs and the reference's values are made once for all candidates that reduce its extents alike.
     Each candidate is a graph that was there before the draw was looked at, so each passes wrongly with the probability
-    of one draw. False also for a candidate that is not well formed or differs in type. Blocks along a grid axis do not
-    know each other (no block may reduce one), so here there is only one along each: that takes a fraction of the time.
+    of one draw. False also for a candidate that is not well formed or differs in type. A filter, to be followed by a
+    certificate, so it does a fraction of the work: blocks along a grid axis do not know each other (no block may reduce
+    one), so there is only one along each; axes are as short as two tiles allow; and what is run in tiles is not run as
+    straight-line code before.
     """
 
     def __init__(self, reference: KernelGraph, entropy: Entropy = secrets.token_bytes):
+        check_graph(reference)
         self.reference, self._draw = reference, Draw(entropy(32), *SIZES[0])
         self._known: dict[object, _Values] = {}
 
     def __call__(self, candidate: KernelGraph) -> bool:
         try:
-            comparison = _Comparison(self.reference, candidate, cut_grid=False)
+            comparison = _Comparison(self.reference, candidate, quick=True)
             key = comparison.key
             if key not in self._known:
                 self._known[key] = comparison.values(self._draw)
@@ -203,7 +207,7 @@ def _spans(graph: KernelGraph) -> Iterator[tuple[Axis, Span]]:
 
 
 def reduced(
-    reference: KernelGraph, candidate: KernelGraph, scale: Scale | None = None, cut_grid: bool = True
+    reference: KernelGraph, candidate: KernelGraph, scale: Scale | None = None, quick: bool = False
 ) -> tuple[dict[Axis, int], Schedule]:
     """Extents at which to test, and a schedule of the candidate for them.
 
@@ -213,19 +217,22 @@ def reduced(
     Where a loop has a span, both its axes reach beyond every cut (see `scale_of`), the loop's also from the last row,
     and their tiles are of 1 and 2 elements, so that a bound too tight by one leaves out some step that counts; if the
     loop's axis is also split, both of 1: some window of three then has two steps in one part and one in the other.
-    `cut_grid` False: one block along each grid axis, parts and spans excepted.
+    `quick`: shorter axes, and one block along each grid axis, parts and spans excepted.
     """
     real = dict(reference.extents) | dict(candidate.extents)
-    wanted = dict.fromkeys(real, 3)
+    plain, looped, split = QUICK if quick else FULL
+    wanted = dict.fromkeys(real, plain)
     for kernel in candidate:
         if kernel.loop is not None:
-            wanted[origin(kernel.loop)] = 5
+            wanted[origin(kernel.loop)] = looped
     for axis in candidate.split_axes:
-        wanted[origin(axis)] = 7
+        wanted[origin(axis)] = split
     for loop, span in _spans(candidate):
         rows, columns, scaled = origin(span.axis), origin(loop), (scale or Scale()).span(span)
-        wanted[rows] = max(wanted[rows], (scale.largest if scale else 0) + 3 | 1, 5)
-        wanted[columns] = max(wanted[columns], wanted[rows] + max(scaled.high or 0, 0) | 1)
+        beyond = (scale.largest if scale else 0) + 3
+        wanted[rows] = max(wanted[rows], beyond if quick else beyond | 1, looped)
+        columns_reached = wanted[rows] + max(scaled.high or 0, 0)
+        wanted[columns] = max(wanted[columns], columns_reached if quick else columns_reached | 1)
     by_size: dict[int, int] = {}
     for axis, n in real.items():
         by_size[n] = max(by_size.get(n, 1), wanted[axis] if n > 1 else 1)
@@ -237,7 +244,7 @@ def reduced(
         for a in length:
             if part_axis(a) in kernel.grid:
                 length[a] -= (parts[a] - 1) * part_length(length[a], parts[a])  # of the last, shortest part
-        tiles = {a: _ragged(n) if cut_grid or a == kernel.loop else n for a, n in length.items()}
+        tiles = {a: n if quick and a != kernel.loop else _ragged(n) for a, n in length.items()}
         if kernel.loop is not None and kernel.span is not None:
             most = 1 if part_axis(kernel.loop) in kernel.grid else 2
             tiles |= {kernel.span.axis: 1, kernel.loop: min(tiles[kernel.loop], most)}
@@ -277,13 +284,13 @@ class _Comparison:
     """A reference and a candidate at reduced extents."""
 
     def __init__(
-        self, reference: KernelGraph, candidate: KernelGraph, algebraic_roots: bool = False, cut_grid: bool = True
+        self, reference: KernelGraph, candidate: KernelGraph, algebraic_roots: bool = False, quick: bool = False
     ):
-        _check_interface(reference, candidate)
-        self.algebraic_roots = algebraic_roots
+        _check_interface(reference, candidate, known=quick)
+        self.algebraic_roots, self.quick = algebraic_roots, quick
         self.given = reference, candidate
         self.scale = scale_of(reference, candidate)
-        self.extents, self.schedule = reduced(reference, candidate, self.scale, cut_grid)
+        self.extents, self.schedule = reduced(reference, candidate, self.scale, quick)
         self.weights = {a: Fraction(n, self.extents[a]) for g in self.given for a, n in g.extents}
         self.reference, self.candidate = (
             _scaled(g, self.scale).with_extents({a: self.extents[a] for a in g.sizes}) for g in self.given
@@ -318,7 +325,8 @@ class _Comparison:
         """
         draw = known.draw
         draw.rooted.clear()
-        for schedule in (None, self.schedule) if self.divides else (None,):
+        schedules = (None,) if not self.divides else (self.schedule,) if self.quick else (None, self.schedule)
+        for schedule in schedules:
             have = evaluate(self.candidate, known.inputs, self._domain(draw), schedule)
             for n, (name, x, y) in enumerate(zip(self.reference.outputs, known.want, have, strict=True)):
                 if wrong := _differences(x, y):
@@ -400,10 +408,12 @@ class _Comparison:
         )
 
 
-def _check_interface(reference: KernelGraph, candidate: KernelGraph) -> None:
-    """Both well formed; the same inputs and outputs, in order, with equal axes, extents and types."""
+def _check_interface(reference: KernelGraph, candidate: KernelGraph, known: bool = False) -> None:
+    """Both well formed (the reference is `known` to be); the same inputs and outputs, in order, with equal axes,
+    extents and types.
+    """
     try:
-        for graph in (reference, candidate):
+        for graph in (candidate,) if known else (reference, candidate):
             check_graph(graph)
     except GraphError as e:
         raise VerificationError(f"not well formed: {e}") from None

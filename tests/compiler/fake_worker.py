@@ -75,5 +75,6 @@ if __name__ == "__main__":
     say = worker.channel()
     print("neither is this")
     say({"ready": "fake device"})
-    worker.serve(worker.lines_until_the_parent_ends(), say, prepare, lambda: healthy and worker.device_is_healthy())
+    fine = lambda: healthy and worker.device_is_healthy()  # noqa: E731
+    worker.serve(worker.lines_until_the_parent_ends(), say, prepare, fine, worker.turns())
     os._exit(1)

@@ -3,6 +3,7 @@
 import os
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -103,6 +104,14 @@ def test_several_devices_share_the_work() -> None:
     assert set(told) == set(found)  # as they come
 
 
+def test_children_take_turns_on_a_device(tmp_path) -> None:
+    """One that hangs while it has the device is ended, and then the other one has it."""
+    shared = {module.LOCK: str(tmp_path / "lock")}
+    with Session(FAKE, shared, QUICK) as a, Session(FAKE, shared, Patience(start=60, compile=30, run=30)) as b:
+        found = Trials([a, b]).times([{"do": "hang"}, fine(2.0)])
+    assert isinstance(found[0], Failure) and found[0].kind == "hung" and found[1] == timed(2.0)
+
+
 def test_what_fails_is_counted(caplog) -> None:
     program = PROGRAMS["rmsnorm"]("f16")
     winner = Winner(program.graph, program.schedule, (), (), "kernels", "cuda")
@@ -111,7 +120,8 @@ def test_what_fails_is_counted(caplog) -> None:
     attempt = Attempt(Any, "cuda", SimpleNamespace(device_kind="NVIDIA H200"), Options(), trials=tried)
     assert attempt.screen([winner] * 3) == {1: timed(1.0)}
     assert attempt.tried == {"crashed": 1, "hung": 1}
-    assert tuning._screen(attempt, [winner] * 3) == [winner]  # even a few are tried before they run here
+    others = [replace(winner, family=name) for name in "ab"]
+    assert tuning.Screen(attempt)([winner, *others]) == [others[0]]  # even a few are tried before they run here
 
 
 def test_without_a_child_variants_run_here(caplog, monkeypatch) -> None:
@@ -127,9 +137,9 @@ def test_without_a_child_variants_run_here(caplog, monkeypatch) -> None:
 def test_the_environment_of_a_child(monkeypatch) -> None:
     device = SimpleNamespace(local_hardware_id=1)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert module.environment(device)["CUDA_VISIBLE_DEVICES"] == "1"
+    assert module.environment(device, Path("lock"))["CUDA_VISIBLE_DEVICES"] == "1"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,MIG-7")
-    assert module.environment(device)["CUDA_VISIBLE_DEVICES"] == "MIG-7"
+    assert module.environment(device, Path("lock"))["CUDA_VISIBLE_DEVICES"] == "MIG-7"
 
 
 def test_a_child_that_computes() -> None:

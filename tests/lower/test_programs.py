@@ -72,6 +72,17 @@ def test_loops_together_and_apart() -> None:
     assert error(program, options=Options(split_loops=False)) < TOLERANCE["f16"]
 
 
+@pytest.mark.parametrize("name", ["rmsnorm", "gated_mlp"])
+def test_few_rows(name: str) -> None:
+    """A matrix streams past a few rows: its long side gives the rows of the product, in one loop."""
+    for j, shape in ((32, "(16, 32)"), (128, "(128, 16)")):
+        program = PROGRAMS[name]("f16", i=5, k=200, j=140, tiles={"i": 8, "j": j, "k": 64})
+        (source,) = sources(program.graph, program.schedule)
+        assert source is not None and f"tl.full({shape}, 0.0, tl.float32)" in source.text
+        assert source.text.count("for ") == 1 + (name == "rmsnorm" and j == 32)
+        assert error(program) < TOLERANCE["f16"]
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_any_sizes(name: str, seed: int) -> None:

@@ -107,6 +107,27 @@ def test_infinities_are_left_to_the_gate(old: str, new: str) -> None:
     assert subject.fate(mutant) == (Fate.GATE, "")
 
 
+RATIO = """mugraph {
+  extents i=4 j=5
+  input x: f32[i,j]
+  input y: f32[i,j]
+  library e: f32[i,j] = exp x[i,j]
+  library c: f32[i] = sum{axes=(j)} e[i,j]
+  library a: f32[i,j] = mul c[i] x[i,j]
+  library b: f32[i,j] = mul c[i] y[i,j]
+  library r: f32[i,j] = div a[i,j] b[i,j]
+  output r
+}"""
+
+
+def test_divisors_that_are_always_zero_are_left_to_the_gate() -> None:
+    """(c x) / (c y) is x / y, but c counts how often two random numbers agree."""
+    subject = Subject(Source("ratio", parse(RATIO), parse(RATIO)), seed=0)
+    mutant, wrong = (parse(RATIO.replace("exp x[i,j]", f"eq x[i,j] {y}[i,j]")) for y in "yx")
+    assert subject.fate(mutant) == (Fate.GATE, "")
+    assert subject.fate(wrong) == (Fate.EQUIVALENT, "")  # here c is the number of columns
+
+
 def test_the_oracle_sees_tiles() -> None:
     """Right as straight-line code, wrong step by step."""
     reference, right = (RMSNORM.graph(t) for t in (RMSNORM.reference, RMSNORM.candidates["two loops"]))
