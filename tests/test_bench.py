@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import os
 import random
 import sys
 from dataclasses import replace
@@ -15,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from mirage_jax import timing
-from mirage_jax.bench import calibration, peers, plot, programs, suite
+from mirage_jax.bench import calibration, peers, plot, programs, start, suite
 from mirage_jax.errors import UnsupportedError, UsageError
 from mirage_jax.search.devices import DEVICES
 
@@ -370,3 +371,21 @@ def test_matplotlib_is_missing(monkeypatch, tmp_path) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UnsupportedError, match=r"mirage-jax\[plot\]"):
         plot.draw(plot.load(H200), tmp_path / "t.json")
+
+
+# Cold start.
+
+
+def test_start(tmp_path) -> None:
+    result = start.run_start_suite(["abv"], small=True, rounds=1)
+    (row,) = result.rows
+    for times in (row.call, row.process):
+        assert set(times) == {"xla", "mirage"} and min(times.values()) > 0
+    assert row.process["xla"] > row.call["xla"] and row.call_ratio.value > 0
+    markdown = result.write(tmp_path / "start.json").read_text()
+    assert f"| abv | {row.call['xla'] * 1e3:,.0f} |" in markdown and "jax" in markdown
+
+
+def test_a_process_that_fails() -> None:
+    with pytest.raises(UsageError, match=r"abv, mirage: the process ended with code 1: .*no stored decision"):
+        start._sample("mirage", "abv", True, {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])})

@@ -110,6 +110,15 @@ SPELLINGS: Mapping[str, Callable[..., Any]] = {
 }
 
 
+@functools.lru_cache(maxsize=1)
+def _compiled(torch: Any, program: Program) -> Callable[..., Any]:
+    """Compiled for the sizes of this program. Without the reset, torch would give up on a kind after a few sizes and
+    run its programs operator by operator.
+    """
+    torch.compiler.reset()
+    return torch.compile(functools.partial(SPELLINGS[program.kind], torch), dynamic=False, fullgraph=True)
+
+
 class TorchPeer:
     """A torch function of tensors, in the program's layout unless a subclass says otherwise."""
 
@@ -117,7 +126,7 @@ class TorchPeer:
         return program.kind in SPELLINGS
 
     def function(self, torch: Any, program: Program) -> Callable[..., Any]:
-        return torch.compile(functools.partial(SPELLINGS[program.kind], torch), dynamic=False)
+        return _compiled(torch, program)
 
     def arranged(self, torch: Any, args: Arguments) -> tuple[Any, ...]:
         return tuple(map(torch.from_dlpack, jax.block_until_ready(args)))

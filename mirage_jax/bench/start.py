@@ -119,9 +119,10 @@ def run_start_suite(
     device = jax.devices()[0]
     rows = []
     with tempfile.TemporaryDirectory(prefix="mirage_jax") as folder:
-        environment = {**os.environ, "MIRAGE_JAX_CACHE_DIR": folder, "PYTHONPYCACHEPREFIX": f"{folder}/bytecode"}
-        environment |= {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "PYTHONPATH": str(Path(__file__).parents[2])}
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        environment = {**os.environ, "MIRAGE_JAX_CACHE_DIR": folder, "PYTHONPATH": str(Path(__file__).parents[2])}
+        environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+        if environment.pop("PYTHONDONTWRITEBYTECODE", None):
+            environment["PYTHONPYCACHEPREFIX"] = f"{folder}/bytecode"
         for name in names:
             program = programs.program(name, small)
             mirage_jax.tune(mirage_jax.optimize(program.fn, cache_dir=folder), *program.inputs)
@@ -151,6 +152,6 @@ def _sample(label: str, name: str, small: bool, environment: Mapping[str, str]) 
     command: Sequence[str] = (sys.executable, "-c", CHILD, label, name, "small" if small else "full", str(time.time()))
     done = subprocess.run(command, env=dict(environment), capture_output=True, text=True, check=False)
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise UsageError(f"{name}, {label}: the process ended with code {done.returncode}: {last}")
+        lines = [line for line in done.stderr.splitlines() if "Error: " in line] or ["no message"]
+        raise UsageError(f"{name}, {label}: the process ended with code {done.returncode}: {lines[-1]}")
     return json.loads(done.stdout.splitlines()[-1])

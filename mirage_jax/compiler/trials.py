@@ -21,8 +21,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,7 @@ BATCH = 32  # variants that are compiled before they are run: a crash costs the 
 THREADS = 4  # that compile in a child
 CHILDREN = max(1, min(4, (os.cpu_count() or 1) // THREADS))  # of a device
 LOCK = "MIRAGE_JAX_WORKER_LOCK"  # environment: the file that a child locks while it has the device
+SLICE = 0.1  # seconds of waiting at a time: an interrupt is noticed in between
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +75,20 @@ class Session:
     kind: str | None = None  # of the device that the child must have
     _child: _Child | None = field(default=None, repr=False)
     _deaths: int = 0
+    _closed: bool = False
 
     def __enter__(self) -> Self:
         self._start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the child; there will be no other."""
+        self._closed = True
         if self._child is not None:
             self._child.kill()
-            self._child = None
 
     def times(self, variants: Sequence[Variant], notify: Notify = lambda _: None) -> list[timing.Timing | Failure]:
         """The time of each variant, or why it has none. Raises `TrialError` if no child can be made to work."""
@@ -136,6 +143,8 @@ class Session:
         return self._child
 
     def _start(self) -> None:
+        if self._closed:
+            raise TrialError("the trials were ended")
         if self._child is not None:
             self._child.kill()
         self._child = _Child(self.command, self.environment)
@@ -149,12 +158,25 @@ class Trials:
 
     def times(self, variants: Sequence[Variant], notify: Notify = lambda _: None) -> list[timing.Timing | Failure]:
         """As `Session.times`."""
+        if len(self.sessions) == 1:
+            return self.sessions[0].times(variants, notify)
         shares = [range(n, len(variants), len(self.sessions)) for n in range(len(self.sessions))]
         found: dict[int, timing.Timing | Failure] = {}
         with ThreadPoolExecutor(len(self.sessions)) as pool:
-            results = pool.map(lambda s, share: s.times([variants[i] for i in share], notify), self.sessions, shares)
-            for share, times in zip(shares, results, strict=True):
-                found.update(zip(share, times, strict=True))
+            futures = [
+                pool.submit(s.times, [variants[i] for i in share], notify)
+                for s, share in zip(self.sessions, shares, strict=True)
+            ]
+            try:
+                while (state := wait(futures, SLICE)).not_done:
+                    for future in state.done:
+                        future.result()  # what one of them raises ends all
+            except BaseException:
+                for s in self.sessions:  # or the pool would wait for them
+                    s.close()
+                raise
+            for share, future in zip(shares, futures, strict=True):
+                found.update(zip(share, future.result(), strict=True))
         return [found[i] for i in range(len(variants))]
 
 
@@ -290,10 +312,14 @@ class _Child:
             raise self._death() from None
 
     def receive(self, seconds: float) -> dict[str, Any]:
-        try:
-            line = self._lines.get(timeout=seconds)
-        except queue.Empty:
-            raise _Died("hung", f"said nothing for {seconds:g} s") from None
+        line, until = None, time.monotonic() + seconds
+        while True:
+            try:
+                line = self._lines.get(timeout=SLICE)
+                break
+            except queue.Empty:
+                if time.monotonic() > until:
+                    raise _Died("hung", f"said nothing for {seconds:g} s") from None
         if line is None:
             raise self._death()
         try:
@@ -313,6 +339,7 @@ class _Child:
         return (self._errors.read().decode(errors="replace").strip().splitlines() or [""])[-1][:200]
 
     def kill(self) -> None:
+        """End the process, whatever it is doing; may be called twice."""
         self._process.kill()
         self._process.wait()
         self._reader.join()

@@ -78,7 +78,8 @@ class Screen:
     def __call__(self, variants: Iterable[Winner]) -> list[Winner]:
         """Time those that are new; the fastest few so far."""
         new = [w for w in dict.fromkeys(variants) if w not in self.seconds]
-        if self.attempt.platform == "cpu" and len(new) + len(self.seconds) <= KEPT:
+        run_here = self.attempt.platform == "cpu" and self.attempt.trials is None
+        if run_here and len(new) + len(self.seconds) <= KEPT:
             self.seconds |= dict.fromkeys(new, 0.0)  # few enough to be compared with XLA at once
         elif new:
             log.info("compiling and timing %d variants", len(new))

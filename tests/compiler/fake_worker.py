@@ -4,10 +4,35 @@ import os
 import sys
 import time
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from mirage_jax import timing
 from mirage_jax.compiler import worker
+from mirage_jax.compiler.winner import Winner
+from mirage_jax.lower import launch
+from mirage_jax.lower.triton_interpreter import interpret
+from mirage_jax.lower.triton_source import KernelSource
 
 healthy = True
+
+
+FAULT = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def fault(x, y):
+    tl.store(y + 1099511627776, tl.load(x))
+"""
+
+
+def fault() -> None:
+    """On a GPU: write to an address that is nobody's."""
+    x = jnp.ones(1)
+    source = KernelSource("fault", FAULT, (1,), ("x",), ("y",), ("f32", "f32"), ((1,),), 1, 1)
+    jax.block_until_ready(jax.jit(lambda x: launch.call_kernel(source, [x]))(x))
 
 
 def prepare(variant):
@@ -20,11 +45,18 @@ def prepare(variant):
     def run() -> timing.Timing:
         global healthy
         match variant["do"]:
+            case "interpret":
+                winner = Winner.from_json(variant, "cuda")
+                rng = np.random.default_rng(0)
+                arrays = [rng.normal(size=s).astype(np.float16) for s in winner.shapes_in]
+                interpret(winner.graph, winner.schedule, arrays)
             case "abort":
                 print("what a library prints is no message")
                 print("illegal access", file=sys.stderr)
                 sys.stderr.flush()
                 os.abort()
+            case "fault":
+                fault()
             case "hang":
                 time.sleep(600)
             case "raise":
@@ -43,5 +75,6 @@ if __name__ == "__main__":
     say = worker.channel()
     print("neither is this")
     say({"ready": "fake device"})
-    worker.serve(worker.lines_until_the_parent_ends(), say, prepare, lambda: healthy, worker.turns())
+    fine = lambda: healthy and worker.device_is_healthy()  # noqa: E731
+    worker.serve(worker.lines_until_the_parent_ends(), say, prepare, fine, worker.turns())
     os._exit(1)

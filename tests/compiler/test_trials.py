@@ -2,17 +2,22 @@
 
 import os
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
+from deciding import chain, measured, operands
 from lower.programs import PROGRAMS
 
+import mirage_jax
 from mirage_jax import timing
+from mirage_jax.compiler import decide, tuning, worker
 from mirage_jax.compiler import trials as module
-from mirage_jax.compiler import tuning, worker
 from mirage_jax.compiler.attempt import Attempt
 from mirage_jax.compiler.trials import Failure, Patience, Session, Trials
 from mirage_jax.compiler.winner import Winner
@@ -47,6 +52,28 @@ def test_the_rest_goes_on(monkeypatch) -> None:
     assert poisoned == Failure("failed to run", "RuntimeError: illegal address")
     with pytest.raises(ProcessLookupError):  # nothing is left behind
         os.kill(pid, 0)
+
+
+def test_generated_kernels_in_the_interpreter() -> None:
+    """Their texts are generated in the child, from the graph and the schedule that it was sent."""
+    pytest.importorskip("triton")
+    program = PROGRAMS["rmsnorm"]("f16")
+    winner = Winner(program.graph, program.schedule, (), (), "kernels", "cuda")
+    good = {"do": "interpret", "seconds": 1.0, **winner.to_json()}
+    short = {**good, "schedule": {"kernels": [], "parts": []}}
+    with Session(FAKE) as session:
+        found = session.times([good, short])
+    assert found[0] == timed(1.0)
+    assert found[1] == Failure("failed to run", "LoweringError: the schedule has 0 kernels, the graph 1")
+
+
+def test_an_interrupt_ends_all() -> None:
+    def interrupt(outcome) -> None:
+        raise KeyboardInterrupt
+
+    with Session(FAKE) as a, Session(FAKE) as b, pytest.raises(KeyboardInterrupt):
+        Trials([a, b]).times([fine(1.0), {"do": "hang"}], interrupt)
+    assert a._child._process.poll() is not None and b._child._process.poll() is not None
 
 
 def test_a_crash_of_the_compiler_is_found_among_several() -> None:
@@ -117,7 +144,7 @@ def test_the_environment_of_a_child(monkeypatch) -> None:
 
 def test_a_child_that_computes() -> None:
     """The real worker on this machine: graphs arrive as text, run on what it draws, and have times."""
-    program = PROGRAMS["attention"]("f16")
+    program = PROGRAMS["rmsnorm"]("f16")
     winner = Winner(program.graph, program.schedule, (), (), "kernels", "cpu")
     broken = {**winner.to_json(), "graph": "mugraph {"}
     with Session(environment={"JAX_PLATFORMS": "cpu"}, patience=Patience(start=60)) as session:
@@ -126,6 +153,21 @@ def test_a_child_that_computes() -> None:
     assert isinstance(bad, Failure) and bad.kind == "not compiled" and "ParseError" in bad.why
     again = Winner.from_json(winner.to_json(), "cpu")
     assert (again.graph, again.schedule, again.family) == (winner.graph, winner.schedule, "kernels")
+
+
+def test_the_whole_way(monkeypatch) -> None:
+    """A program is tuned with a child on this CPU, as it is on a GPU."""
+
+    @contextmanager
+    def on_the_cpu(self, attempt):
+        with Session(environment={"JAX_PLATFORMS": "cpu"}, kind=attempt.device.device_kind) as session:
+            yield Trials([session])
+
+    monkeypatch.setattr(decide.Compiler, "trials", on_the_cpu)
+    with measured(2.0):
+        (region,) = mirage_jax.optimize(chain, strict=True).explain(*operands()).regions
+    decision = region.decision
+    assert decision.winner is not None and decision.tried["timed"] >= 1
 
 
 def test_a_child_ends_with_its_parent() -> None:
@@ -158,3 +200,22 @@ def test_interleaved_messages_name_what_runs() -> None:
         {"running": 2}, {"timed": 2, "samples": (2.0,), "launches": 1.0},
     ]  # fmt: skip
     assert said[-1] == {"done": 3}
+
+
+@pytest.mark.gpu
+def test_a_kernel_that_faults_on_a_gpu() -> None:
+    """The child's device is lost, and only its: this process goes on computing, and so do the other variants."""
+    with Session(FAKE, environment={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}) as session:
+        found = session.times([{"do": "fault"}, fine(1.0)])
+    assert isinstance(found[0], Failure) and found[0].kind in ("failed to run", "crashed")
+    assert found[1] == timed(1.0)
+    assert float(jnp.ones(8).sum()) == 8.0
+
+
+@pytest.mark.gpu
+def test_kernels_are_timed_on_a_gpu() -> None:
+    program = PROGRAMS["rmsnorm"]("f16")
+    winner = Winner(program.graph, program.schedule, (), (), "kernels", "cuda")
+    with module.trials(jax.devices()[:1]) as session:
+        (found,) = session.times([winner.to_json()])
+    assert isinstance(found, timing.Timing) and 0 < found.seconds < 1e-3 and found.launches == 1
