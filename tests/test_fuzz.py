@@ -239,6 +239,27 @@ def test_tf32_is_noise_of_float32_products_only() -> None:
     assert len(set(f16)) == 1
 
 
+def test_what_cancels_in_a_product_of_16_bits_is_noise() -> None:
+    """(q k) w with q k near 0: q (k w) rounds k w, XLA does not. Where k w is near 0 it is the other way round."""
+    rng = np.random.default_rng(0)
+    q, k, w = (rng.standard_normal(shape) for shape in ((1, 8), (8, 1), (1, 8)))
+    q[0, -1] -= q[0] @ k[:, 0] / k[-1, 0]
+
+    def errors(dtype: str) -> tuple[float, float]:
+        args = [jnp.asarray(x, dtype) for x in (q, k, w)]
+        jaxpr = jax.make_jaxpr(lambda q, k, w: (q @ k) @ w)(*args)
+        exact = float64.evaluate(jaxpr, args)
+        other = args[0] @ (args[1] @ args[2])
+        noise = float64.spread(jaxpr, args, exact, differential.SAMPLES, 0)
+        return float(np.abs(np.asarray(other, np.float64) - exact[0]).max()), float(noise[0].max())
+
+    for dtype in ("bfloat16", "float16"):
+        error, noise = errors(dtype)
+        eps = float(jnp.finfo(dtype).eps)
+        assert 0.01 * eps < error < differential.SPREAD * noise < 100 * eps
+    assert errors("float32")[1] < 1e-4
+
+
 def test_a_wrong_lowering_is_found_and_shrunk(tmp_path, monkeypatch) -> None:
     """The result of a region is off by a thousandth, behind all checks; the script says so, until the bug is gone."""
     right = interpreter._run_region

@@ -22,7 +22,7 @@ from mirage_jax.errors import UnsupportedError
 from mirage_jax.jaxpr_frontend import jax_compat
 from mirage_jax.jaxpr_frontend.flat import FlatEqn, flatten, read
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr
-from mirage_jax.mugraph.arrays import is_float
+from mirage_jax.mugraph.arrays import is_float, is_narrow
 
 type Array = np.ndarray
 
@@ -34,7 +34,9 @@ TF32 = 2.0**-10  # the type has 10 bits of mantissa
 class Noise:
     """Relative errors: of every element on its own, or the same of a whole result, as equal rows have them.
 
-    `tf32`: operands of products of float32 are rounded to TF32, as on NVIDIA GPUs by default.
+    `tf32`: operands of products of float32 are rounded to TF32, as on NVIDIA GPUs by default. Those of products of
+    16-bit types always have an error too: ``a (b c)`` rounds a product that ``(a b) c`` does not, and so is off by eps
+    of its terms where ``a b`` cancels.
     """
 
     rng: np.random.Generator
@@ -43,6 +45,14 @@ class Noise:
 
     def draw(self, shape: tuple[int, ...]) -> Array:
         return self.rng.uniform(-1, 1, (1,) * len(shape) if self.together else shape)
+
+    def of_operands(self, eqn: FlatEqn) -> float:
+        """Relative errors that operands of an equation may have beside those of the equations that made them."""
+        if eqn.primitive != "dot_general":
+            return 0.0
+        if self.tf32 and eqn.params["precision"] is None and all(a.dtype == np.float32 for a in eqn.in_avals):
+            return TF32
+        return max(float(ml_dtypes.finfo(a.dtype).eps) if is_narrow(a.dtype) else 0.0 for a in eqn.in_avals)
 
 
 def evaluate(jaxpr: Jaxpr, args: Sequence[Any], noise: Noise | None = None) -> list[Array]:
@@ -53,8 +63,8 @@ def evaluate(jaxpr: Jaxpr, args: Sequence[Any], noise: Noise | None = None) -> l
     with np.errstate(all="ignore"):
         for eqn in program.eqns:
             xs = [_wide(read(values, a)) for a in eqn.inputs]
-            if noise is not None and noise.tf32 and _is_product_of_float32(eqn):
-                xs = [x * (1 + TF32 * noise.draw(np.shape(x))) for x in xs]
+            if noise is not None and (eps := noise.of_operands(eqn)):
+                xs = [x * (1 + eps * noise.draw(np.shape(x))) for x in xs]
             results = _apply(eqn, xs, noise)
             for number, aval, result in zip(eqn.outputs, eqn.out_avals, results, strict=True):
                 values[number] = result if noise is None else _disturbed(result, eqn, xs, aval.dtype, noise)
@@ -64,12 +74,6 @@ def evaluate(jaxpr: Jaxpr, args: Sequence[Any], noise: Noise | None = None) -> l
 def _wide(x: Any) -> Array:
     x = np.asarray(x)
     return x.astype(np.float64) if is_float(x.dtype) else x
-
-
-def _is_product_of_float32(eqn: FlatEqn) -> bool:
-    """In the default precision."""
-    plain = eqn.primitive == "dot_general" and eqn.params["precision"] is None
-    return plain and all(a.dtype == np.float32 for a in eqn.in_avals)
 
 
 def _disturbed(x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, noise: Noise) -> Array:

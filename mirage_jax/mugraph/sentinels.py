@@ -7,7 +7,8 @@ row's maximum is a logit, and the exponential of the sentinel less any logit is 
 before -> after:  t = where(n <= i, s, -2e38); exp(t - max[n] t)  ->  t = mask(n <= i, s); exp(t - max[n] t)
 
 Only there: every use of t has to be a maximum over a row that is not wholly masked, an exponential, or an exponential
-of its difference to such a maximum. (Logits near the sentinel, or infinite ones, would tell the difference.)
+of its difference to such a maximum. And no logit may be as low by the program's own doing: in a row of which it masked
+all the rest, too, the sentinel would be the maximum. (Inputs that low would tell the difference as well.)
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from mirage_jax.mugraph.graph import Axis, Kernel, KernelGraph, Library, Load
 from mirage_jax.mugraph.predicates import Affine, FactDomain, Known, Masked, Truth, holds_somewhere, renamed
 
 SENTINEL = -(10**30)  # no logit of a program that means something is as low
+LOW = frozenset({"mask", "log"})  # operators that make minus infinity of ordinary numbers
+FINITE = frozenset(
+    {"exp", "logistic", "tanh", "erf", "erfc", "sign", "isfinite", "lt", "le", "eq", "and", "or", "not"}
+)  # and those that give ordinary numbers also for minus infinity
 
 
 def sentinels_to_masks(graph: KernelGraph) -> KernelGraph:
@@ -27,18 +32,33 @@ def sentinels_to_masks(graph: KernelGraph) -> KernelGraph:
     every = replace(graph, outputs=tuple(graph.tensors))
     inputs = [Known(axes=t.axes) for t in graph.inputs]
     facts = dict(zip(every.outputs, evaluate(every, inputs, FactDomain()), strict=True))
-    kernels = tuple(_masked(graph, k, facts) for k in graph.kernels)
+    low = _as_low(graph)
+    kernels = tuple(_masked(graph, k, facts, low) for k in graph.kernels)
     unread = {x.tensor for k in graph for x in k.loads} - {x.tensor for k in kernels for x in k.loads}
     return replace(graph, kernels=tuple(k for k in kernels if k.name not in unread))
 
 
-def _masked(graph: KernelGraph, kernel: Kernel, facts: dict[str, Known]) -> Kernel:
+def _as_low(graph: KernelGraph) -> frozenset[str]:
+    """Tensors that may hold minus infinity, or a sentinel, where inputs are ordinary numbers."""
+    out: set[str] = set()
+    for k in graph.kernels:
+        if isinstance(k, Library):
+            numbers = (v for v in k.op.attributes.values() if not isinstance(v, str | tuple))
+            given = k.op.op not in FINITE and any(x.tensor in out for x in k.loads)
+            if given or k.op.op in LOW or any(abs(v) >= -SENTINEL for v in numbers):
+                out.add(k.name)
+    return frozenset(out)
+
+
+def _masked(graph: KernelGraph, kernel: Kernel, facts: dict[str, Known], as_low: frozenset[str]) -> Kernel:
     if not isinstance(kernel, Library) or kernel.op.op != "where":
         return kernel
     loads = {x.name: x for x in kernel.loads}
     condition, value, low = (loads[a] for a in kernel.op.args)
     match facts[low.tensor].fact, facts[condition.tensor].fact:
-        case Affine(coefficients, number), Truth(holds) if not coefficients and number <= SENTINEL:
+        case Affine(coefficients, number), Truth(holds) if (
+            not coefficients and number <= SENTINEL and value.tensor not in as_low
+        ):
             seen = renamed(Masked(holds), dict(zip(facts[condition.tensor].axes, condition.axes, strict=True)))
             if not _only_exponentials(graph, Known(seen, kernel.result.axes), kernel.name):
                 return kernel

@@ -114,6 +114,9 @@ def misread(reference64: Array, xla: Array, narrowest: int) -> str:
         return ""
     r, x = (np.asarray(a, np.float64) for a in (reference64, xla))
     good = np.isfinite(r) & np.isfinite(x)
+    if (np.isfinite(x) & ~good).any():  # nothing is in the range of XLA's types and not in that of float64
+        at = tuple(int(i) for i in np.argwhere(np.isfinite(x) & ~good)[0])
+        return f"the translated program gives {r[at]} instead of {x[at]} at {at}"
     if not good.any():
         return ""
     r, x = r[good], x[good]

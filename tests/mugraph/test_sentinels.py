@@ -39,6 +39,7 @@ SAME = {
     "unsafe": {"max{axes=(n)} t[n,i]": "sum{axes=(n)} s[i,n]", "exp d[n,i]": "exp{scale=1/2} t[n,i]", "add{cb=-1} t[n,i] m[i]": "add{cb=-1} s[i,n] m[i]"},
     "maximum used": {"output O": "output O m"},
     "longer rows": {"n=7": "n=9"},
+    "weights of masked logits": {"a: i32[i]": "s0: f32[i,n] = mask keep[n] s[i,n]\nlibrary s1: f32[i,n] = exp s0[i,n]\nlibrary a: i32[i]", "where c[n,i] s[i,n]": "where c[n,i] s1[i,n]"},
 }  # fmt: skip
 DIFFERENT = {
     "rows without a key": {"le b[n] a[i]": "lt b[n] a[i]"},
@@ -52,6 +53,11 @@ DIFFERENT = {
     "maximum over rows": {"m: f32[i] = max{axes=(n)} t[n,i]": "m: f32[n] = max{axes=(i)} s[i,n]", "d: f32[n,i] = add{cb=-1} t[n,i] m[i]": "d: f32[n,i] = add{cb=-1} t[n,i] m[n]"},
     "multiplied": {"dot{axes=(n)} w[n,i]": "dot{axes=(n)} t[n,i]"},
     "sum": {"cb=-1": "cb=1"},
+    "masked logits": {"a: i32[i]": "s0: f32[i,n] = mask keep[n] s[i,n]\nlibrary a: i32[i]", "where c[n,i] s[i,n]": "where c[n,i] s0[i,n]"},
+    "logits times what is masked": {"a: i32[i]": "k0: f32[n] = mask keep[n] s0[n]\nlibrary s1: f32[i,n] = mul s[i,n] k0[n]\nlibrary a: i32[i]", "where c[n,i] s[i,n]": "where c[n,i] s1[i,n]", "  input keep": "  input s0: f32[n]\n  input keep"},
+    "logarithms": {"a: i32[i]": "s0: f32[i,n] = log s[i,n]\nlibrary a: i32[i]", "where c[n,i] s[i,n]": "where c[n,i] s0[i,n]"},
+    "two sentinels": {"library t:": "library s0: f32[n,i] = where keep[n] s[i,n] z[]\nlibrary t:", "where c[n,i] s[i,n]": "where c[n,i] s0[n,i]"},
+    "sentinels added": {"library t:": "library s0: f32[n] = affine{scale=300000000000000000000000000000000000000} keep[n]\nlibrary s1: f32[n,i] = add s0[n] s[i,n]\nlibrary t:", "where c[n,i] s[i,n]": "where c[n,i] s1[n,i]"},
 }  # fmt: skip
 
 

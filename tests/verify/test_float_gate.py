@@ -26,6 +26,15 @@ def test_too_large_for_the_type_is_no_warning() -> None:
     assert not misread(r, own, 2)
 
 
+@pytest.mark.parametrize("strange", [np.nan, np.inf, -np.inf])
+def test_float64_alone_is_not_finite(strange: float) -> None:
+    """No rounding explains it: the candidate, which is right about the translated program, must not be believed."""
+    r = np.array([[strange, 1.0], [2.0, 3.0]])
+    own = np.array([[0.5, 1.0], [2.0, 3.0]], np.float32)
+    assert "instead of 0.5 at (0, 0)" in misread(r, own, 4)
+    assert not misread(r, r.astype(np.float32), 4) and not misread(own.astype(np.float64), r.astype(np.float32), 4)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_passes(dtype: type) -> None:
     xla = rounded(R, dtype, 0.3, 1)
