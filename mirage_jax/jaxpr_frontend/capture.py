@@ -87,10 +87,10 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _lower_call(context: Any, *operands: Any, call_jaxpr: Jaxpr, compiler: Compiler) -> Any:
-    sharded, platforms = jax_compat.is_partitioned(context), jax_compat.platforms(context)
+    target = jax_compat.target(context)
 
     def run(*args: Any) -> list[Any]:
-        return interpret(call_jaxpr, args, compiler, mirage_call_p, sharded, platforms)
+        return interpret(call_jaxpr, args, compiler, mirage_call_p, target)
 
     return jax_compat.lower_traced(run, context, operands)
 

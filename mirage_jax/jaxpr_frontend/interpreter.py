@@ -17,7 +17,7 @@ import jax
 from mirage_jax.errors import UsageError
 from mirage_jax.jaxpr_frontend import jax_compat, rules
 from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, evaluate, flatten, read
-from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, Primitive
+from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, Primitive, Target
 from mirage_jax.jaxpr_frontend.reasons import Code
 from mirage_jax.jaxpr_frontend.regions import partition
 from mirage_jax.jaxpr_frontend.shards import one_device
@@ -62,16 +62,15 @@ def interpret(
     args: Sequence[Any],
     compiler: Compiler,
     call: Primitive,
-    sharded: bool = False,
-    platforms: tuple[str, ...] = (),
+    target: Target,
 ) -> list[Any]:
-    """Evaluate `jaxpr`. `call` is the primitive that brings a body back here; `sharded`: XLA divides the program."""
+    """Evaluate `jaxpr`. `call` is the primitive that brings a body back here."""
     program = flatten(jaxpr)
     values = {**program.constants, **dict(zip(program.inputs, args, strict=True))}
-    for step in _steps(program, compiler, sharded):
+    for step in _steps(program, compiler, target.is_partitioned):
         if not isinstance(step, Region):
             _run_equation(program.eqns[step], values, compiler, call)
-        elif not _run_region(step, values, compiler, sharded, platforms):
+        elif not _run_region(step, values, compiler, target):
             evaluate(step.equations, values)
     return [read(values, atom) for atom in program.outputs]
 
@@ -106,15 +105,16 @@ def _compile(region: Region, compiler: Compiler, platforms: tuple[str, ...]) -> 
         return None
 
 
-def _run_region(
-    region: Region, values: dict[int, Any], compiler: Compiler, sharded: bool, platforms: tuple[str, ...]
-) -> bool:
+def _run_region(region: Region, values: dict[int, Any], compiler: Compiler, target: Target) -> bool:
     """Let the region's replacement add its results to `values`; False if there is none."""
-    shards = one_device(region) if sharded else None
-    if sharded and shards is None:
+    shards = one_device(region) if target.is_partitioned else None
+    if target.is_partitioned and shards is None:
         return False
     local = region if shards is None else shards.region
-    if (compiled := _compile(local, compiler, platforms)) is None:
+    if (compiled := _compile(local, compiler, target.platforms)) is None:
+        return False
+    if target.is_exported and "cuda" in target.platforms and compiled.cuda is not None:
+        _warn_once("an exported program has no kernels: jax.export promises nothing about their custom calls")
         return False
 
     def run(*operands: Any) -> list[Any]:

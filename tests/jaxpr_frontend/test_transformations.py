@@ -1,6 +1,7 @@
 """Every JAX transformation of a captured function gives what it gives for the function, with regions replaced."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -10,7 +11,10 @@ from jax.experimental import io_callback
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
-from jaxpr_frontend.replacing import Replacing, assert_close, optimized, random
+from jaxpr_frontend.replacing import Evaluated, Replacing, assert_close, optimized, random
+
+from mirage_jax.jaxpr_frontend import interpreter
+from mirage_jax.mugraph.graph import KernelGraph
 
 X, W1, W2, G = random(8, 16), random(16, 32), random(32, 16), random(16)
 ARGS = (X, W1, W2, G)
@@ -189,3 +193,35 @@ def test_unused_outputs_are_not_computed() -> None:
 
 def test_second_order_gradients() -> None:
     check_grads(optimized(mlp), ARGS, order=2, modes=("fwd", "rev"), atol=0.1, rtol=0.1)
+
+
+@dataclass(frozen=True, eq=False)
+class WithKernel:
+    """Remembers whether its kernels were lowered."""
+
+    graph: KernelGraph
+    lowered: list[int] = field(default_factory=list)
+
+    def portable(self, *tensors: Any) -> list[Any]:
+        return Evaluated(self.graph).portable(*tensors)
+
+    def cuda(self, *tensors: Any) -> list[Any]:
+        self.lowered.append(1)
+        return self.portable(*tensors)
+
+
+def test_exported_programs_have_no_kernels(caplog: pytest.LogCaptureFixture) -> None:
+    """Their custom calls are not among those that `jax.export` allows."""
+    made: list[WithKernel] = []
+
+    class Kernels(Replacing):
+        def compile_region(self, region, platforms=()):
+            made.append(WithKernel(region.graph))
+            return made[-1]
+
+    interpreter._warn_once.cache_clear()
+    jax.export.export(optimized(mlp, Kernels()), platforms=["cuda"])(*ARGS)
+    assert made and not any(m.lowered for m in made)
+    assert [r.getMessage().partition(":")[0] for r in caplog.records] == ["an exported program has no kernels"]
+    optimized(mlp, Kernels()).trace(*ARGS).lower(lowering_platforms=("cuda",))
+    assert any(m.lowered for m in made)

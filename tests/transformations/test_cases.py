@@ -15,7 +15,7 @@ from mirage_jax.compiler.attempt import Attempt
 
 CASES = [*transformed.cases(), *special.cases(), *devices.cases()]
 ALGEBRA = {"backend": "jax", "budget": mirage_jax.Budget(60, states=2000)}
-KERNELS = {"backend": "triton", "budget": mirage_jax.Budget(10)}
+KERNELS = {"backend": "triton", "budget": mirage_jax.Budget(20)}
 FOUND: dict[tuple[str, ...], Any] = {}
 
 
