@@ -92,9 +92,9 @@ TRANSFORMATIONS: dict[str, tuple[Transformation, dict[str, Any]]] = {
     ),
     "condition of while": (
         lambda f: lambda a, b, v: jax.lax.while_loop(lambda c: f(a, b, c).sum() < 3, lambda c: c + 1, v),
-        FORWARD,
+        {},
     ),
-    "fori_loop": (lambda f: lambda a, b, v: jax.lax.fori_loop(0, 3, lambda i, c: f(a, b, c) + i, v), REVERSE),
+    "fori_loop": (lambda f: lambda a, b, v: jax.lax.fori_loop(0, 3, lambda i, c: f(a, b, c) + i, v), {}),
     "cond in fori_loop": (alternating, {}),
     "checkpoint": (lambda f: jax.grad(squares(jax.checkpoint(f)), (0, 2)), GPU),
     "checkpoint, products saved": (
