@@ -87,8 +87,7 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _lower_call(context: Any, *operands: Any, call_jaxpr: Jaxpr, compiler: Compiler) -> Any:
-    sharded, platforms = jax_compat.is_partitioned(context), jax_compat.platforms(context)
-    found = plan(call_jaxpr, compiler, mirage_call_p, sharded, platforms)
+    found = plan(call_jaxpr, compiler, mirage_call_p, jax_compat.target(context))
     if found.changes_nothing and not call_jaxpr.effects:
         return jax_compat.lower_as_written(call_jaxpr, context, operands)
     return jax_compat.lower_traced(found.run, context, operands)

@@ -18,7 +18,7 @@ import jax
 from mirage_jax.errors import UsageError
 from mirage_jax.jaxpr_frontend import jax_compat, rules
 from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, evaluate, flatten, read
-from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, Primitive
+from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, Primitive, Target
 from mirage_jax.jaxpr_frontend.reasons import Code
 from mirage_jax.jaxpr_frontend.regions import partition
 from mirage_jax.jaxpr_frontend.shards import Shards, one_device
@@ -75,11 +75,9 @@ class Replacement:
             tensors, avals = local.prepare(operands), tuple(local.tensor_avals())
             return local.finish(mirage_region_p.bind(*tensors, out_avals=avals, compiled=self.compiled))
 
-        last = region.equations[-1]
+        run, last = once if self.shards is None else self.shards.mapped(once), region.equations[-1]
         with jax_compat.written_at(last.eqn, last.calls):
-            made = (once if self.shards is None else self.shards.mapped(once))(
-                *(values[b.value] for b in region.inputs)
-            )
+            made = run(*(values[b.value] for b in region.inputs))
         values.update(zip((b.value for b in region.outputs), made, strict=True))
         evaluate(region.aside, values)
 
@@ -112,23 +110,21 @@ class Plan:
         return [read(values, atom) for atom in self.program.outputs]
 
 
-def plan(
-    jaxpr: Jaxpr, compiler: Compiler, call: Primitive, sharded: bool = False, platforms: tuple[str, ...] = ()
-) -> Plan:
-    """What replaces what in `jaxpr`. `call` brings a body back here; `sharded`: XLA divides the program."""
+def plan(jaxpr: Jaxpr, compiler: Compiler, call: Primitive, target: Target) -> Plan:
+    """What replaces what in `jaxpr`. `call` brings a body back here."""
     program = flatten(jaxpr)
     known: dict[int, CompiledRegion | None] = {}  # by graph: equal layers share one
     steps: list[Replacement | tuple[FlatEqn, ...]] = []
-    for step in _steps(program, compiler, sharded):
+    for step in _steps(program, compiler, target.is_partitioned):
         if not isinstance(step, Region):
             steps.append((program.eqns[step],))
             continue
-        shards = one_device(step) if sharded else None
-        if sharded:
-            compiled = None if shards is None else _compile(shards.region, compiler, platforms)
+        shards = one_device(step) if target.is_partitioned else None
+        if target.is_partitioned:
+            compiled = None if shards is None else _compile(shards.region, compiler, target)
         else:
             if id(step.graph) not in known:
-                known[id(step.graph)] = _compile(step, compiler, platforms)
+                known[id(step.graph)] = _compile(step, compiler, target)
             compiled = known[id(step.graph)]
         steps.append(step.equations if compiled is None else Replacement(step, compiled, shards))
     return Plan(program, tuple(steps), compiler, call)
@@ -145,11 +141,14 @@ def _steps(program: FlatProgram, compiler: Compiler, sharded: bool) -> Sequence[
     return found.steps
 
 
-def _compile(region: Region, compiler: Compiler, platforms: tuple[str, ...]) -> CompiledRegion | None:
+def _compile(region: Region, compiler: Compiler, target: Target) -> CompiledRegion | None:
     """The replacement of a region, if there is one and it has the right type."""
     try:
-        compiled = compiler.compile_region(region, platforms)
+        compiled = compiler.compile_region(region, target.platforms)
         if compiled is None:
+            return None
+        if target.is_exported and "cuda" in target.platforms and compiled.cuda is not None:
+            _warn_once("an exported program has no kernels: jax.export promises nothing about their custom calls")
             return None
         graph = region.graph
         want = [(a.shape, a.dtype) for a in region.tensor_avals()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,16 +92,26 @@ def lower_as_written(jaxpr: Jaxpr, context: Any, operands: Sequence[Any]) -> Any
     return mlir.core_call_lowering(context, *operands, name="mirage_call", call_jaxpr=jaxpr)
 
 
-def platforms(context: Any) -> tuple[str, ...]:
-    """The platforms that a program is being lowered for: usually one, several under `jax.export`."""
-    return tuple(context.platforms or context.module_context.platforms)
+@dataclass(frozen=True)
+class Target:
+    """What a program is being lowered for."""
+
+    platforms: tuple[str, ...]  # usually one, several under `jax.export`
+    is_partitioned: bool = False  # the compiler will divide it over several devices (it cannot divide a custom call)
+    is_exported: bool = False  # it will be stored, which `jax.export` allows to few custom calls only
 
 
-def is_partitioned(context: Any) -> bool:
-    """Whether the compiler will divide what is lowered here over several devices (it cannot divide a custom call).
+def target(context: Any) -> Target:
+    parameters = getattr(context.module_context, "lowering_parameters", None)
+    return Target(
+        tuple(context.platforms or context.module_context.platforms),
+        _is_partitioned(context),
+        bool(getattr(parameters, "for_export", False)),
+    )
 
-    Inside of shard_map every axis is manual and shapes are local: nothing is left to divide.
-    """
+
+def _is_partitioned(context: Any) -> bool:
+    """Inside of shard_map every axis is manual and shapes are local: nothing is left to divide."""
     axes = context.module_context.axis_context
     manual = getattr(axes, "manual_axes", None)
     if manual is not None:

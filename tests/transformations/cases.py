@@ -26,7 +26,7 @@ class Case:
     """`make(jit)` gives the function that is called with `args`, inside of one more `jax.jit` unless `eager`.
 
     gradient: the whole is also differentiated, in "forward" or "reverse" mode. why: what `explain` says of a region, of
-    a function that is called with `args` itself. gpu: one of the subset that runs on GPUs. looser: a factor on the
+    a function that is called with `args` itself. gpu: one of the subset that runs on a GPU. looser: a factor on the
     tolerance.
     """
 
@@ -38,6 +38,7 @@ class Case:
     eager: bool = False
     why: str = ""
     gpu: bool = False
+    devices: int = 1
     looser: float = 1.0
 
     def __str__(self) -> str:

@@ -26,12 +26,13 @@ def placed(kind: AxisType, specs: Specs, args: tuple[Any, ...] = BATCHES) -> lis
 
 
 def cases() -> Iterator[Case]:
+    options: dict[str, Any] = {"eager": True, "devices": 8}
     for name, (make, specs, args, promise) in IN_SHARD_MAP.items():
-        yield Case(f"shard_map{name}", on_devices(AUTO, specs, make), args, promise, eager=True)
+        yield Case(f"shard_map{name}", on_devices(AUTO, specs, make), args, promise, **options)
     for name, (make, specs, promise) in EXPLICITLY.items():
-        yield Case(f"explicit{name}", on_devices(EXPLICIT, specs, make), BATCHES, promise, eager=True)
+        yield Case(f"explicit{name}", on_devices(EXPLICIT, specs, make), BATCHES, promise, **options)
     for name, make in AUTOMATICALLY.items():
-        yield Case(f"automatic{name}", on_devices(AUTO, (HEADS,) * 3, make), BATCHES, XLA, eager=True)
+        yield Case(f"automatic{name}", on_devices(AUTO, (HEADS,) * 3, make), BATCHES, XLA, **options)
 
 
 def on_devices(kind: AxisType, specs: Specs, make: Callable[[Jit], Any]) -> Callable[[Jit], Any]:
