@@ -12,6 +12,7 @@ Nothing here may break the user's program: `decide` turns every exception into a
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import threading
@@ -35,6 +36,7 @@ from mirage_jax.jaxpr_frontend.regions import MAX_OPS
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.footprint import footprint
+from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
 from mirage_jax.report import Decision, places
@@ -240,13 +242,19 @@ class Compiler:
         check_schedule(graph, schedule)
         if family not in ("kernels", "algebra") or len(schedule.kernels) != len(graph.kernels):
             raise CacheError(f"family {family!r} or the schedule of {len(schedule.kernels)} kernels does not fit")
-        certificate = certificates.certify(attempt.reference, graph)  # proof-carrying: what is read is proved again
+        certificate = _proved(attempt.reference, graph)
         directory = self.cache.kernel_path(key).parent
         winner = attempt.winner(graph, schedule, family, directory)
         after = footprint(graph, schedule.part_counts)
         text = self.cache.kernel_path(key)
         kernels = str(text) if text.is_file() else ""
         return replace(base, winner=winner, after=after, certificate=certificate, kernels=kernels)
+
+
+@functools.lru_cache(maxsize=256)
+def _proved(reference: KernelGraph, graph: KernelGraph) -> certificates.Certificate:
+    """Proof-carrying: what is read is proved again, once in a process."""
+    return certificates.certify(reference, graph)
 
 
 def _in_one_line(error: Exception) -> str:

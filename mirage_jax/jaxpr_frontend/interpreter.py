@@ -8,8 +8,10 @@ is bound as it was. Bodies of scan, while, cond, shard_map and checkpoint become
 from __future__ import annotations
 
 import functools
+import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -89,10 +91,12 @@ def plan(
     jaxpr: Jaxpr, compiler: Compiler, call: Primitive, sharded: bool = False, platforms: tuple[str, ...] = ()
 ) -> Plan:
     """What replaces what in `jaxpr`. `call` brings a body back here; `sharded` leaves all regions to XLA."""
-    program = flatten(jaxpr)
+    with _no_collection():
+        program = flatten(jaxpr)
+        found = _steps(program, compiler, sharded)
     known: dict[int, CompiledRegion | None] = {}  # by graph: equal layers share one
     steps: list[Any] = []
-    for step in _steps(program, compiler, sharded):
+    for step in found:
         if not isinstance(step, Region):
             steps.append((program.eqns[step],))
             continue
@@ -101,6 +105,20 @@ def plan(
         compiled = known[id(step.graph)]
         steps.append(step.equations if compiled is None else (step, compiled))
     return Plan(program, tuple(steps), compiler, call)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Dividing a large program makes many small objects without cycles: the collector would look at all that is alive
+    in the process, the user's program included, several times for nothing.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _steps(program: FlatProgram, compiler: Compiler, sharded: bool) -> Sequence[Region | int]:
