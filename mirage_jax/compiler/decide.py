@@ -12,6 +12,7 @@ Nothing here may break the user's program: `decide` turns every exception into a
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import threading
@@ -34,6 +35,7 @@ from mirage_jax.jaxpr_frontend.regions import MAX_OPS
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.footprint import footprint
+from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
 from mirage_jax.report import Decision, places
@@ -268,7 +270,7 @@ class Compiler:
         check_schedule(graph, schedule)
         if family not in ("kernels", "algebra") or len(schedule.kernels) != len(graph.kernels):
             raise CacheError(f"family {family!r} or the schedule of {len(schedule.kernels)} kernels does not fit")
-        certificate = certificates.certify(subject.reference, graph)  # proof-carrying: what is read is proved again
+        certificate = _proved(subject.reference, graph)
         directory = self.cache.kernel_path(key).parent
         winner = subject.winner(graph, schedule, family, directory)
         after = footprint(graph, schedule.part_counts)
@@ -285,6 +287,12 @@ def _chosen(devices: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
     if len(kinds := sorted({d.device_kind for d in chosen})) > 1:
         raise UsageError(f"devices: found {', '.join(kinds)}; allowed are devices of one kind")
     return chosen
+
+
+@functools.lru_cache(maxsize=256)
+def _proved(reference: KernelGraph, graph: KernelGraph) -> certificates.Certificate:
+    """Proof-carrying: what is read is proved again, once in a process."""
+    return certificates.certify(reference, graph)
 
 
 def _in_one_line(error: Exception) -> str:

@@ -24,6 +24,10 @@ class FlatEqn:
     inputs: tuple[Atom, ...]
     outputs: tuple[int, ...]
     calls: tuple[JaxprEqn, ...] = ()
+    reads: tuple[int, ...] = field(init=False)  # the numbered values among the inputs
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reads", tuple([a for a in self.inputs if isinstance(a, int)]))
 
     @property
     def primitive(self) -> str:
@@ -36,11 +40,6 @@ class FlatEqn:
     @property
     def effects(self) -> Any:
         return self.eqn.effects
-
-    @property
-    def reads(self) -> tuple[int, ...]:
-        """The numbered values among the inputs."""
-        return tuple(a for a in self.inputs if isinstance(a, int))
 
     @property
     def out_avals(self) -> list[Any]:

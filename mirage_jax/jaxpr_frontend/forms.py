@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mirage_jax.jaxpr_frontend.flat import FlatEqn
-from mirage_jax.jaxpr_frontend.jax_compat import JaxprEqn, Literal
+from mirage_jax.jaxpr_frontend.jax_compat import JaxprEqn, Literal, has_context
 
 
 class Forms:
@@ -28,7 +28,7 @@ class Forms:
             return known[1]
         inputs = tuple(_literal(v) if isinstance(v, Literal) else v.aval for v in eqn.invars)
         outputs = tuple(v.aval for v in eqn.outvars)
-        key: Hashable = (eqn.primitive.name, tuple(sorted(eqn.params.items())), inputs, outputs)
+        key: Hashable = (eqn.primitive.name, tuple(sorted(eqn.params.items())), inputs, outputs, has_context(eqn))
         try:
             number = self._numbers.setdefault(key, len(self._numbers))
         except TypeError:  # a parameter that has no hash: the equation is like no other

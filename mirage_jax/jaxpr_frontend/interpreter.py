@@ -8,8 +8,10 @@ is bound as it was. Bodies of scan, while, cond, shard_map and checkpoint become
 from __future__ import annotations
 
 import functools
+import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -112,10 +114,12 @@ class Plan:
 
 def plan(jaxpr: Jaxpr, compiler: Compiler, call: Primitive, target: Target) -> Plan:
     """What replaces what in `jaxpr`. `call` brings a body back here."""
-    program = flatten(jaxpr)
+    with _no_collection():
+        program = flatten(jaxpr)
+        found = _steps(program, compiler, target.is_partitioned)
     known: dict[int, CompiledRegion | None] = {}  # by graph: equal layers share one
     steps: list[Replacement | tuple[FlatEqn, ...]] = []
-    for step in _steps(program, compiler, target.is_partitioned):
+    for step in found:
         if not isinstance(step, Region):
             steps.append((program.eqns[step],))
             continue
@@ -128,6 +132,20 @@ def plan(jaxpr: Jaxpr, compiler: Compiler, call: Primitive, target: Target) -> P
             compiled = known[id(step.graph)]
         steps.append(step.equations if compiled is None else Replacement(step, compiled, shards))
     return Plan(program, tuple(steps), compiler, call)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Dividing a large program makes many small objects without cycles: the collector would look at all that is alive
+    in the process, the user's program included, several times for nothing.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _steps(program: FlatProgram, compiler: Compiler, sharded: bool) -> Sequence[Region | int]:

@@ -10,8 +10,9 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,7 +26,7 @@ from mirage_jax.jaxpr_frontend.shards import is_local, one_device
 from mirage_jax.jaxpr_frontend.translate import Refused, Region, renamed, translate
 
 MAX_OPS = 24
-RADIUS = 8  # how far around an equation is looked to say that another is like it
+RADIUS = 5  # how far around an equation is looked to say that another is like it
 BY_ITSELF = (Code.PARAMETERS, Code.PRECISION, Code.DTYPE)  # reasons that an equation has whatever is around it
 
 
@@ -83,11 +84,16 @@ class _Partitioner:
         self.dependencies = Dependencies.of(program)
         self.made = {v: n for n, eqn in enumerate(self.eqns) for v in eqn.outputs}
         self.forms = Forms()
+        self.known_reasons: dict[tuple[int, bool], tuple[Code, str] | None] = {}
+        self.weights: dict[int, int] = {}
         self.free = self._free()
         self.reasons: dict[int, tuple[Code, str]] = {}
         for n, eqn in enumerate(self.eqns):
-            if n not in self.free and (reason := _reason(eqn, self.sharded)) is not None:
+            if n not in self.free and (reason := self._reason(eqn)) is not None:
                 self.reasons[n] = reason
+        for n in list(self._without_literal()):
+            self.free.discard(n)
+            self.reasons[n] = Code.PARAMETERS, rules.NEEDS_LITERAL[self.eqns[n].primitive][1]
         for n in self._between_products():
             self.reasons[n] = Code.LAYOUT, "a product is taken apart into operands of other products: a border"
         self.translated: dict[object, Region | Refused | None] = {}  # by form: equal layers are translated once
@@ -102,6 +108,15 @@ class _Partitioner:
             return Partition(self.program, self._schedule(regions), self._left_out(regions))
 
     # --- kinds of equations
+
+    def _reason(self, eqn: FlatEqn, scalars: bool = False) -> tuple[Code, str] | None:
+        """Once for equations of one form."""
+        if eqn.effects:
+            return _reason(eqn, self.sharded, scalars)
+        key = self.forms.equation(eqn.eqn), scalars
+        if key not in self.known_reasons:
+            self.known_reasons[key] = _reason(eqn, self.sharded, scalars)
+        return self.known_reasons[key]
 
     @cached_property
     def readers(self) -> dict[int, list[int]]:
@@ -120,13 +135,17 @@ class _Partitioner:
         free: set[int] = set()
         for n, eqn in enumerate(self.eqns):
             known = eqn.primitive in rules.LIGHT or eqn.primitive in rules.FOLDS or eqn.primitive == "select_n"
-            if (
-                known
-                and all(self.made.get(v) in free for v in eqn.reads)
-                and _reason(eqn, self.sharded, scalars=True) is None
-            ):
+            if known and all(self.made.get(v) in free for v in eqn.reads) and self._reason(eqn, scalars=True) is None:
                 free.add(n)
         return free
+
+    def _without_literal(self) -> Iterator[int]:
+        """Equations with an operand that would have to be a literal."""
+        for n, eqn in enumerate(self.eqns):
+            if eqn.primitive in rules.NEEDS_LITERAL and n not in self.reasons:
+                operand = eqn.inputs[rules.NEEDS_LITERAL[eqn.primitive][0]]
+                if isinstance(operand, int) and not self._traces_to_literal(operand):
+                    yield n
 
     def _between_products(self) -> set[int]:
         """Slices that take all of a product apart, where a product reads one of them: fused projections of attention.
@@ -182,6 +201,11 @@ class _Partitioner:
 
     def _weight(self, n: int) -> int:
         """What an equation adds to the size of a region: nothing for layouts, casts, masks and literal operands."""
+        if n not in self.weights:
+            self.weights[n] = self._weighed(n)
+        return self.weights[n]
+
+    def _weighed(self, n: int) -> int:
         eqn = self.eqns[n]
         if n in self.free or eqn.primitive in rules.LIGHT:
             return 0
@@ -235,12 +259,15 @@ class _Partitioner:
         for n in cluster:
             for v in map(self._source, self.eqns[n].reads):
                 last[v] = max(last.get(v, 0), group_of[n])
-        alive = [0] * (len(order) + 1)
+        change = [0] * (len(order) + 2)  # of the bytes that are alive, from one cut to the next
         for n in cluster:
             for v in self.eqns[n].outputs:
-                is_stored_anyway = any(r not in group_of for r in self.readers.get(v, ()))
-                for cut in range(group_of[n] + 1, last.get(v, -1) + 1):
-                    alive[cut] += _bytes(self.program.avals[v]) * (1 if is_stored_anyway else 2)
+                if (end := last.get(v, -1)) > group_of[n]:
+                    is_stored_anyway = any(r not in group_of for r in self.readers.get(v, ()))
+                    size = _bytes(self.program.avals[v]) * (1 if is_stored_anyway else 2)
+                    change[group_of[n] + 1] += size
+                    change[end + 1] -= size
+        alive = list(itertools.accumulate(change))
         return divide(order, self._weight, alive.__getitem__, self.max_ops)
 
     def _groups(self, cluster: Sequence[int]) -> list[list[int]]:
@@ -291,9 +318,11 @@ class _Partitioner:
             results = tuple(v for n in piece for v in self.eqns[n].outputs if v in demanded)
             try:
                 region = self._region(whole, results)
-            except Refused as why:  # the others are asked too: in equal layers each refuses its own
+            except Refused as why:
                 self._leave_out(whole[why.position], why.reason)
                 refused = True
+                if why.reason.code in BY_ITSELF:  # the cut will be another; else all are asked, for it may stay
+                    break
                 continue
             if region is not None:
                 regions.append(region)
@@ -324,12 +353,12 @@ class _Partitioner:
             if kind == kinds[position]:
                 self.free.discard(n)
                 self.reasons[n] = (reason.code, reason.why)
+        self.weights.clear()
 
     @cached_property
     def _kinds(self) -> list[Hashable]:
         """Of each equation: what decides whether it is expressible by itself."""
-        is_literal = lambda v: self._traces_to_literal(v)  # noqa: E731
-        return [(self.forms.equation(eqn.eqn), *map(is_literal, eqn.reads)) for eqn in self.eqns]
+        return [(self.forms.equation(eqn.eqn), *map(self._traces_to_literal, eqn.reads)) for eqn in self.eqns]
 
     @cached_property
     def _surroundings(self) -> list[Hashable]:

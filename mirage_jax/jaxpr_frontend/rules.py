@@ -7,6 +7,7 @@ with `NotExpressible`; a primitive without a rule is left to XLA. `LIGHT` primit
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,9 @@ import numpy as np
 from mirage_jax.jaxpr_frontend.reasons import Code, NotExpressible
 from mirage_jax.jaxpr_frontend.values import Builder, Value
 from mirage_jax.jaxpr_frontend.windows import concatenated, sliced
+
+# Operands that must be literals, by position, and what is said where they are not.
+NEEDS_LITERAL = {"pow": (1, "the exponent is not a literal")}
 
 DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "int32": "i32", "bool": "bool"}
 FLOATS = frozenset({"f16", "bf16", "f32", "f64"})
@@ -74,6 +78,7 @@ def literal(builder: Builder, value: Any, aval: Any) -> Value:
     return builder.constant(_exact(np.asarray(value).astype(aval.dtype)), dtype_name(aval.dtype))
 
 
+@functools.cache
 def dtype_name(dtype: Any) -> str:
     try:
         return DTYPES[str(dtype)]
@@ -303,7 +308,7 @@ def _integer_pow(b: Builder, out: Result, x: Value) -> Value:
 def _pow(b: Builder, out: Result, x: Value, y: Value) -> Value:
     _needs_float(out, "a power")
     if not y.is_constant:
-        raise NotExpressible(Code.PARAMETERS, "the exponent is not a literal")
+        raise NotExpressible(Code.PARAMETERS, NEEDS_LITERAL["pow"][1])
     return b.power(b.widened(x, y), y.offset, out.dtype)
 
 

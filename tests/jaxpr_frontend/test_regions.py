@@ -1,12 +1,16 @@
 """Where programs are cut, and why equations are left out."""
 
 import logging
+import random as random_numbers
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jaxpr_frontend.replacing import Evaluated, Replacing, analysis, assert_close, optimized, random
 
 from mirage_jax.errors import UsageError
@@ -77,6 +81,21 @@ def test_clusters_do_not_depend_on_each_other_in_a_circle() -> None:
     owner = {n: c for c in clusters for n in c}
     edges = {(owner[m], owner[n]) for n in range(6) for m in before[n]}
     assert not any(a != b and (b, a) in edges for a, b in edges)
+
+
+@given(st.integers(0, 2**32))
+def test_clusters_of_random_programs_are_steps(seed: int) -> None:
+    """Each taken as one, with what is in none, they are still in an order."""
+    rng = random_numbers.Random(seed)
+    size = rng.randrange(2, 24)
+    before = tuple(frozenset(rng.sample(range(n), min(n, rng.randrange(3)))) for n in range(size))
+    members = {n for n in range(size) if rng.random() < 0.7}
+    clusters = convex_clusters(Dependencies(before), members)
+    assert sorted(n for c in clusters for n in c) == sorted(members)
+
+    owner = {n: n for n in range(size)} | {n: c for c in clusters for n in c}
+    steps = {s: {owner[m] for n in range(size) if owner[n] == s for m in before[n]} - {s} for s in owner.values()}
+    TopologicalSorter(steps).prepare()  # raises if they depend on each other in a circle
 
 
 def test_division_cuts_where_the_fewest_bytes_cross() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -38,6 +40,7 @@ def init_layer(draw: Draw, s: Sizes) -> Weights:
     }
 
 
+@partial(jax.jit, static_argnums=1)
 def init(key: jax.Array, s: Sizes) -> list[Weights]:
     draw = Draw(key, s.dtype)
     return [init_layer(draw, s) for _ in range(s.layers)]

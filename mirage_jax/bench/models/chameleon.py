@@ -26,6 +26,7 @@ SMALL = Sizes(layers=2, width=64, heads=4, kv_heads=4, hidden=192, vocab=0, batc
 THETA = 10000.0
 
 
+@partial(jax.jit, static_argnums=1)
 def init(key: jax.Array, s: Sizes) -> list[Weights]:
     draw = Draw(key, s.dtype)
     norms = lambda: {"norm_q": draw.norm(s.head), "norm_k": draw.norm(s.head)}  # noqa: E731

@@ -34,6 +34,7 @@ def init_layer(draw: Draw, s: Sizes) -> Weights:
     }
 
 
+@partial(jax.jit, static_argnums=1)
 def init(key: jax.Array, s: Sizes) -> Weights:
     draw = Draw(key, s.dtype)
     return {

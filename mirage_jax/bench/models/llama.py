@@ -6,6 +6,8 @@ pair [batch, capacity, kv head, head size] per layer; a step that is given it by
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -42,6 +44,7 @@ def init_layer(draw: Draw, s: Sizes) -> Weights:
     }
 
 
+@partial(jax.jit, static_argnums=1)
 def init(key: jax.Array, s: Sizes) -> Weights:
     draw = Draw(key, s.dtype)
     return {

@@ -6,6 +6,7 @@ The gradients are of A and B only; W is data of the step.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -37,12 +38,14 @@ SMALL = LoraSizes(layers=2, width=64, heads=4, kv_heads=2, hidden=256, vocab=0, 
 type Batch = tuple[list[Weights], jax.Array, jax.Array]
 
 
+@partial(jax.jit, static_argnums=1)
 def init(key: jax.Array, s: Sizes) -> list[Weights]:
     """The frozen layers."""
     draw = Draw(key, s.dtype)
     return [llama.init_layer(draw, s) for _ in range(s.layers)]
 
 
+@partial(jax.jit, static_argnums=1)
 def init_adapters(key: jax.Array, s: LoraSizes, layers: list[Weights]) -> list[Weights]:
     """A and B of each projection. Training starts with B = 0; that no sum is trivial here, it is not."""
     draw = Draw(key, s.dtype)

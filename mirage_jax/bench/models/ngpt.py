@@ -38,6 +38,7 @@ def init_layer(draw: Draw, s: Sizes) -> Weights:
     }
 
 
+@partial(jax.jit, static_argnums=1)
 def init(key: jax.Array, s: Sizes) -> list[Weights]:
     draw = Draw(key, s.dtype)
     return [init_layer(draw, s) for _ in range(s.layers)]

@@ -52,6 +52,7 @@ def init_layer(draw: Draw, s: Sizes) -> Weights:
     }
 
 
+@partial(jax.jit, static_argnums=1)
 def init(key: jax.Array, s: VitSizes) -> Weights:
     draw = Draw(key, s.dtype)
     return {
