@@ -23,8 +23,8 @@ from mirage_jax.audit.sources import Source
 from mirage_jax.errors import GraphError, VerificationError
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.field import SYMMETRIC
-from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, is_part
-from mirage_jax.mugraph.operators import ACCUMULATORS, ONE, ZERO, operator
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Op, is_part
+from mirage_jax.mugraph.operators import ACCUMULATORS, FUNCTIONS, ONE, ZERO, operator
 from mirage_jax.verify.certificate import certify
 from mirage_jax.verify.mutations import (
     Edit,
@@ -228,6 +228,39 @@ def _exponential_apart(p: Place) -> Iterator[Term]:
         yield term("pow", negated, exponent=MINUS)
 
 
+def _is_nested(p: Place) -> bool:
+    """Is the argument of this exponential made with another one, and nothing uninterpreted between them?"""
+    tensors: set[str] = set()
+    for kernel in map(as_block, p.graph):
+        values = {x.name for x in kernel.loads if x.tensor in tensors}
+        for op in kernel.ops:
+            below = not values.isdisjoint(op.args)
+            if (kernel.name, op.name) == (p.kernel.name, p.op.name):
+                return below
+            is_exponential = op.op in ("exp", "exps") and not below  # the second one is uninterpreted itself
+            is_made_with = op.op == "rescale" or (below and not _is_uninterpreted(op))
+            if is_exponential or is_made_with:
+                values.add(op.name)
+        tensors |= {s.tensor.name for s in kernel.stores if s.value in values}
+    return False
+
+
+def _is_uninterpreted(op: Op) -> bool:
+    """Given a value that contains an exponential."""
+    is_root = op.op == "pow" and Fraction(op.attributes["exponent"]).denominator != 1  # type: ignore[arg-type]
+    return is_root or op.op in FUNCTIONS or op.op in ("exp", "exps", "logs", "max", "shift")
+
+
+def _first_apart(p: Place) -> Iterator[Term]:
+    if p.op.op == "exp" and not _is_nested(p):
+        yield from _exponential_apart(p)
+
+
+def _second_apart(p: Place) -> Iterator[Term]:
+    if p.op.op == "exp" and _is_nested(p):
+        yield from _exponential_apart(p)
+
+
 def _shifted_exponential(p: Place) -> Iterator[Term]:
     if p.op.op == "exps":
         x, m = p.op.args
@@ -339,6 +372,7 @@ def _rewrite(name: str, edits: Edits, missed: str = "", sometimes: bool = False)
 
 OPAQUE = "{} is an uninterpreted function, of which only its own name is known"
 NESTED = "the root of what contains roots or exponentials is an uninterpreted function"
+SECOND = "a second exponential on one path is an uninterpreted function"
 REWRITES: tuple[Rewrite, ...] = (
     _rewrite("x y = y x", operators(_commuted)),
     _rewrite("(x y) z = x (y z)", operators(_reassociated)),
@@ -359,7 +393,8 @@ REWRITES: tuple[Rewrite, ...] = (
     _rewrite("x^-1/2 = x^1/2 / x", operators(_root_by_reciprocal), NESTED, sometimes=True),
     _rewrite("f(s x + o) = f(y), y = s x + o", operators(_offset_apart)),
     _rewrite("s x + o = x mul s add o", operators(_constant_apart)),
-    _rewrite("exp(x + y) = exp x exp y, exp(x) = exp(x / 2)^2 = 1 / exp(-x)", operators(_exponential_apart)),
+    _rewrite("exp(x + y) = exp x exp y, exp(x) = exp(x / 2)^2 = 1 / exp(-x)", operators(_first_apart)),
+    _rewrite("the same of an exponential of exponentials", operators(_second_apart), SECOND),
     _rewrite("exp(x - m) = exp x exp -m", operators(_shifted_exponential)),
     _rewrite("softmax for another shift", operators(_another_shift)),
     _rewrite("a value computed twice", operators(_computed_again)),

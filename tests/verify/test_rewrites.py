@@ -36,7 +36,8 @@ MORE = """mugraph {
     %n[i,j,k] = exp{scale=1/64} %m
     %p[i,j,k] = mul %h %f
     %r[i,j] = sum{axes=(k)} %p
-    %s[i,j,k] = add %p %n
+    %o[i,j,k] = exp{scale=-1/64} %n
+    %s[i,j,k] = add %p %o
     %t[i,j] = dot{axes=(k)} %s %l
     %u[i,j] = div %t %r
     store v: f32[i,j] = %u
