@@ -125,6 +125,12 @@ def _scan(eqn: FlatEqn, xs: list[Array], noise: Noise | None) -> list[Array]:
 
 # ---------------------------------------------------------------------- primitives
 
+
+def _shift_right_logical(x: Array, by: Array) -> Array:
+    unsigned = np.dtype(f"u{x.dtype.itemsize}")
+    return (x.view(unsigned) >> by.view(unsigned)).view(x.dtype)
+
+
 POINTWISE: dict[str, Callable[..., Array]] = {
     "add": np.add,
     "add_any": np.add,
@@ -153,6 +159,8 @@ POINTWISE: dict[str, Callable[..., Array]] = {
     "erf": scipy.special.erf,
     "erfc": scipy.special.erfc,
     "abs": np.abs,
+    "floor": np.floor,
+    "ceil": np.ceil,
     "sign": np.sign,
     "eq": np.equal,
     "ne": np.not_equal,
@@ -163,6 +171,9 @@ POINTWISE: dict[str, Callable[..., Array]] = {
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "not": np.bitwise_not,
+    "shift_left": np.left_shift,
+    "shift_right_arithmetic": np.right_shift,
+    "shift_right_logical": _shift_right_logical,
     "is_finite": np.isfinite,
     "stop_gradient": lambda x: x,
     "copy": lambda x: x,
@@ -276,7 +287,8 @@ SEVERAL: dict[str, Callable[[list[Array], FlatEqn], list[Array]]] = {
 }
 ROUNDED = frozenset({"dot_general", "convert_element_type", "integer_pow", "reduce_sum", "reduce_prod"})
 EXACT = (STRUCTURAL.keys() - ROUNDED) | SEVERAL.keys() | {"scan", "remat2", "checkpoint"}
-EXACT |= {"neg", "max", "min", "abs", "sign", "stop_gradient", "copy", "copy_p", "name", "clamp", "select_n"}
+EXACT |= {"neg", "max", "min", "abs", "sign", "floor", "ceil", "clamp", "select_n"}
+EXACT |= {"stop_gradient", "copy", "copy_p", "name"}
 
 
 def spread(

@@ -7,7 +7,8 @@ not known here is left to XLA, so that a new JAX version costs speed at worst.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,62 @@ def _slice(eqn: JaxprEqn, result: Any, start: int, size: int) -> list[JaxprEqn]:
         jex_core.new_jaxpr_eqn([operand], [whole], lax.slice_p, params, *context),
         jex_core.new_jaxpr_eqn([whole], [result], lax.squeeze_p, {"dimensions": (axis,)}, *context),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """Dimension numbers of a gather or scatter: of the operand those that an index picks (`mapped`), that are gone
+    (`collapsed`), that go with dimensions `index_batch` of the indices (`batch`); of the rest those of `window`.
+    """
+
+    window: tuple[int, ...]
+    collapsed: tuple[int, ...]
+    mapped: tuple[int, ...]
+    batch: tuple[int, ...]
+    index_batch: tuple[int, ...]
+
+
+def gather_dimensions(params: Mapping[str, Any]) -> Indexed:
+    d = params["dimension_numbers"]
+    return Indexed(
+        d.offset_dims, d.collapsed_slice_dims, d.start_index_map, d.operand_batching_dims, d.start_indices_batching_dims
+    )
+
+
+def scatter_dimensions(params: Mapping[str, Any]) -> Indexed:
+    d = params["dimension_numbers"]
+    return Indexed(
+        d.update_window_dims,
+        d.inserted_window_dims,
+        d.scatter_dims_to_operand_dims,
+        d.operand_batching_dims,
+        d.scatter_indices_batching_dims,
+    )
+
+
+def as_fill_apart(eqn: JaxprEqn) -> Jaxpr | None:
+    """A gather of one element per row, and then what stands where its index is out of range; None for others."""
+    if eqn.primitive.name != "gather" or eqn.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
+        return None
+    avals: list[Any] = [v.aval for v in eqn.invars]
+    params, fill = eqn.params, eqn.params["fill_value"]
+    one = not params["dimension_numbers"].offset_dims and jnp.issubdtype(avals[0].dtype, jnp.floating)
+    if any(map(_varies, avals)) or not one or len(params["dimension_numbers"].start_index_map) != 1:
+        return None
+    (axis,) = params["dimension_numbers"].start_index_map
+    inside = {**params, "mode": lax.GatherScatterMode.PROMISE_IN_BOUNDS, "fill_value": None}
+
+    def apart(x: Any, indices: Any) -> Any:
+        index = indices[..., 0]
+        in_range = (index >= 0) & (index < x.shape[axis])
+        return jnp.where(in_range, lax.gather_p.bind(x, indices, **inside), jnp.nan if fill is None else fill)
+
+    return jax.make_jaxpr(apart)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
+
+
+def _varies(aval: Any) -> bool:
+    """Whether a value differs over the manual axes of a shard_map: what is traced from its shape would not."""
+    return bool(getattr(aval, "vma", None) or getattr(getattr(aval, "mat", None), "varying", None))
 
 
 def bodies(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:

@@ -21,8 +21,10 @@ from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, flatten
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr
 from mirage_jax.jaxpr_frontend.reasons import Code, LeftOut, NotExpressible
 from mirage_jax.jaxpr_frontend.translate import Refused, Region, translate
+from mirage_jax.mugraph.arrays import is_float
 
 MAX_OPS = 24
+INDEXED = frozenset({"gather", "scatter-add"})
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,11 @@ class _Partitioner:
         for n, eqn in enumerate(self.eqns):
             if n not in self.free and (reason := _reason(eqn)) is not None:
                 self.reasons[n] = reason
+        for n, eqn in enumerate(self.eqns):
+            if eqn.primitive != "gather" and any(call.primitive.name == "gather" for call in eqn.calls):
+                self.reasons[n] = Code.NON_FINITE, "NaN where an index is out of range"
+        for n in self._indices():
+            self.reasons[n] = Code.NO_HEAVY_OP, "an index: XLA computes it"
         for n in self._between_products():
             self.reasons[n] = Code.LAYOUT, "a product is taken apart into operands of other products: a border"
         self.translated: dict[object, Region | None] = {}
@@ -119,6 +126,19 @@ class _Partitioner:
             if known and all(self.made.get(v) in free for v in eqn.reads) and _reason(eqn, scalars=True) is None:
                 free.add(n)
         return free
+
+    def _indices(self) -> set[int]:
+        """Equations on integers that only make indices: a region reads these, and has fewer operators."""
+        found: set[int] = set()
+        todo = [e.inputs[1] for n, e in enumerate(self.eqns) if e.primitive in INDEXED and n not in self.reasons]
+        while todo:
+            atom = todo.pop()
+            n = self.made.get(atom) if isinstance(atom, int) else None
+            if n is None or n in found or n in self.free or is_float(self.eqns[n].out_avals[0].dtype):
+                continue
+            found.add(n)
+            todo += self.eqns[n].reads
+        return found
 
     def _between_products(self) -> set[int]:
         """Slices that take all of a product apart, where a product reads one of them: fused projections of attention.

@@ -16,11 +16,21 @@ from typing import Any
 
 import numpy as np
 
+from mirage_jax.jaxpr_frontend import gathers, integers
 from mirage_jax.jaxpr_frontend.reasons import Code, NotExpressible
 from mirage_jax.jaxpr_frontend.values import Builder, Value
 from mirage_jax.jaxpr_frontend.windows import concatenated, sliced
 
-DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "int32": "i32", "bool": "bool"}
+DTYPES = {
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "f32",
+    "float64": "f64",
+    "int32": "i32",
+    "int8": "i8",
+    "uint8": "u8",
+    "bool": "bool",
+}
 FLOATS = frozenset({"f16", "bf16", "f32", "f64"})
 HEAVY = frozenset({"dot_general", "reduce_sum", "reduce_max", "reduce_min"})
 PARTS = frozenset({"slice", "concatenate", "stack", "pad"})  # what takes arrays apart and puts them together
@@ -66,7 +76,8 @@ def apply(primitive: str, builder: Builder, result: Result, operands: Sequence[V
         raise NotExpressible(Code.NON_FINITE, f"{primitive} of minus infinity")
     if primitive in FOLDS and operands and all(v.is_constant and not v.is_neg_inf for v in operands):
         return _fold(primitive, builder, result, operands)
-    return RULES[primitive](builder, result, *operands)
+    value = RULES[primitive](builder, result, *operands)
+    return integers.fitted(builder, value) if value.dtype in integers.RANGES else value
 
 
 def literal(builder: Builder, value: Any, aval: Any) -> Value:
@@ -329,8 +340,13 @@ def _function(primitive: str, op: str) -> None:
         return b.unary(op, x, out.dtype)
 
 
-for _name in ("logistic", "tanh", "erf", "erfc", "log", "log1p", "sin", "cos", "abs", "sign"):
+for _name in ("logistic", "tanh", "erf", "erfc", "log", "log1p", "expm1", "sin", "cos", "abs", "sign", "floor"):
     _function(_name, _name)
+
+
+@rule("ceil")
+def _ceil(b: Builder, out: Result, x: Value) -> Value:
+    return b.scaled(b.unary("floor", b.scaled(x, Fraction(-1)), out.dtype), Fraction(-1))
 
 
 @rule("is_finite", light=True)
@@ -383,6 +399,9 @@ for _name, _op, _swap, _invert in (
 def _logical(primitive: str) -> None:
     @rule(primitive, light=True)
     def logical(b: Builder, out: Result, *operands: Value) -> Value:
+        if primitive == "and" and out.dtype in integers.RANGES:
+            x, mask = operands if operands[1].is_constant else operands[::-1]
+            return integers.masked(b, x, mask)
         if out.dtype != "bool":
             raise NotExpressible(Code.DTYPE, f"bitwise {primitive} of {out.dtype}")
         if primitive != "not":
@@ -395,6 +414,21 @@ def _logical(primitive: str) -> None:
 
 for _name in ("and", "or", "not"):
     _logical(_name)
+
+
+@rule("shift_right_arithmetic")
+def _shift_right_arithmetic(b: Builder, out: Result, x: Value, by: Value) -> Value:
+    return integers.shifted_right(b, x, by, is_arithmetic=True)
+
+
+@rule("shift_right_logical")
+def _shift_right_logical(b: Builder, out: Result, x: Value, by: Value) -> Value:
+    return integers.shifted_right(b, x, by, is_arithmetic=False)
+
+
+@rule("shift_left")
+def _shift_left(b: Builder, out: Result, x: Value, by: Value) -> Value:
+    return integers.shifted_left(b, x, by)
 
 
 @rule("select_n", neg_inf=True)
@@ -450,6 +484,20 @@ def _reduce_min(b: Builder, out: Result, x: Value) -> Value:
     _needs_float(out, "a minimum")
     over, dims = _reduced(b, x, out.params["axes"])
     return b.scaled(b.maximum(b.scaled(x, Fraction(-1)), over, dims, out.dtype), Fraction(-1))
+
+
+# --- an element of every row
+
+
+@rule("gather")
+def _gather(b: Builder, out: Result, x: Value, index: Value) -> Value:
+    return gathers.picked(b, out.params, x, index, len(out.shape))
+
+
+@rule("scatter-add")
+def _scatter_add(b: Builder, out: Result, x: Value, index: Value, y: Value) -> Value:
+    _needs_float(out, "a sum")
+    return gathers.put(b, out.params, x, index, y, out.dtype)
 
 
 @rule("dot_general")
@@ -527,7 +575,7 @@ def broadcast_scalar(b: Builder, x: Value, shape: Sequence[int]) -> Value:
 
 
 _FAMILIES = {
-    "an index into data": ("gather", "scatter", "dynamic_slice", "dynamic_update_slice", "scatter_add", "take"),
+    "an index into data": ("gather", "scatter", "dynamic_slice", "dynamic_update_slice", "scatter-add", "take"),
     "an order backwards": ("rev",),
     "a scan along an axis": ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"),
     "random bits": ("random_bits", "random_seed", "random_wrap", "random_unwrap", "random_fold_in", "threefry2x32"),

@@ -191,6 +191,7 @@ sqrt = _hashed(2, lambda x: np.sqrt(np.abs(x)))
 erf = _hashed(3, scipy.special.erf)
 sin = _hashed(4, np.sin)
 cos = _hashed(5, np.cos)
+floor = _hashed(6, np.floor)
 
 
 def rsqrt(x: Numbers) -> Numbers:
@@ -260,6 +261,13 @@ def log1p(x: Numbers) -> Numbers:
     return choose(equal(x, ZERO), x, log(add(ONE, x)))
 
 
+def expm1(x: Numbers) -> Numbers:
+    series = ONE
+    for n in range(6, 1, -1):
+        series = add(ONE, multiply(divide(x, integers(n)), series))
+    return choose(less(absolute(x), constant(Fraction(1, 4))), multiply(x, series), subtract(exp(x), ONE))
+
+
 def where(c: Numbers, x: Numbers, y: Numbers) -> Numbers:
     return choose(equal(c, ZERO), y, x)
 
@@ -275,6 +283,8 @@ FUNCTIONS: Mapping[str, Callable[..., Numbers]] = {
     "erfc": lambda x: subtract(ONE, erf(x)),
     "log": log,
     "log1p": log1p,
+    "expm1": expm1,
+    "floor": floor,
     "sin": sin,
     "cos": cos,
     "abs": absolute,

@@ -32,7 +32,7 @@ from mirage_jax.search.roots import batch_axes, express
 from mirage_jax.search.structures import Candidate, parts_of
 
 log = logging.getLogger("mirage_jax")
-WIDTHS = {"bool": 1, "f16": 2, "bf16": 2, "f32": 4, "i32": 4, "f64": 8}
+WIDTHS = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
 DEFAULT_SPACE = Space()
 FAMILIES = ("algebra", "kernels")
 TIE = 1e-3  # the model prices a library's product as our own; at a tie ours is tried first
@@ -79,7 +79,7 @@ class Search:
         self.clock = Clock(self.seconds, self.states)
         self.wide = "f64" if any(t.dtype == "f64" for t in self.reference.inputs) else "f32"
         self.narrow = min(
-            (t.dtype for t in self.reference.inputs if t.dtype not in ("bool", "i32")),
+            (t.dtype for t in self.reference.inputs if t.dtype in WIDTHS),
             key=lambda d: WIDTHS[d],
             default="f32",
         )
