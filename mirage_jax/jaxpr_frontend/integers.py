@@ -1,15 +1,17 @@
-"""Integers of 8 bits as numbers: what wraps around, shifts and masks bits is written with `floor`.
+"""Integers of 8 bits as numbers: how they wrap around, are shifted and masked is said with `floor` and `fraction`.
 
-Kernels compute in float32, which holds these integers and what is made of them exactly. With n = 2 ** bits,
+Kernels compute in float32, which holds these integers and what is made of them exactly:
 
-    x >> k  ->  floor(x / 2**k)            x & (2**k - 1)  ->  x - 2**k * floor(x / 2**k)
+    x >> k  ->  floor(x / 2**k)            x & (2**k - 1)  ->  2**k * fraction(x / 2**k)
 
 for signed and unsigned x alike (two's complement), and a result that may leave the range of its type is brought back
-the same way. Which values may, is told by intervals: weights of 4 bits that are taken out of bytes never do.
+in the same way. Which may, is told by intervals: weights of 4 bits that are taken out of bytes never do. (`fraction` is
+x - floor(x) as one operator; as a difference it would make sums of products with weights longer.)
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 from mirage_jax.jaxpr_frontend.reasons import Code, NotExpressible
@@ -22,15 +24,15 @@ MOST = 1 << 22  # beyond, float32 would soon round
 type Interval = tuple[Fraction, Fraction]
 
 
-def fitted(b: Builder, x: Value) -> Value:
+def fitted(b: Builder, x: Value, dtype: str) -> Value:
     """A result of exact integer arithmetic, modulo 2**8 as its type has it."""
-    low, high = RANGES[x.dtype]
+    low, high = RANGES[dtype]
     found = _interval(b, x)
     if found is None or max(map(abs, found)) > MOST:
-        raise NotExpressible(Code.DTYPE, f"integers of unknown size as {x.dtype}")
-    if low <= found[0] and found[1] <= high:
-        return x
-    return b.scaled(_low_bits(b, b.scaled(x, Fraction(1), Fraction(-low)), 8), Fraction(1), Fraction(low))
+        raise NotExpressible(Code.DTYPE, f"integers of unknown size as {dtype}")
+    if not (low <= found[0] and found[1] <= high):
+        x = b.scaled(_low_bits(b, b.scaled(x, Fraction(1), Fraction(-low)), 8), Fraction(1), Fraction(low))
+    return replace(x, dtype=dtype)
 
 
 def shifted_right(b: Builder, x: Value, by: Value, is_arithmetic: bool) -> Value:
@@ -63,19 +65,19 @@ def masked(b: Builder, x: Value, mask: Value) -> Value:
 def _literal(x: Value, y: Value, what: str) -> int:
     if x.dtype not in RANGES:
         raise NotExpressible(Code.DTYPE, f"{what} of bits of {x.dtype}; known are {', '.join(RANGES)}")
-    if not y.is_constant or y.is_neg_inf:
+    if not y.is_constant:
         raise NotExpressible(Code.PARAMETERS, f"{what} that is not a literal")
     return int(y.offset)
 
 
 def _shifted(b: Builder, x: Value, places: int) -> Value:
     """floor(x / 2**places)."""
-    return b.unary("floor", b.scaled(x, Fraction(1, 2**places)), x.dtype) if places else x
+    return b.unary("floor", b.scaled(x, Fraction(1, 2**places)), "i32") if places else x
 
 
 def _low_bits(b: Builder, x: Value, count: int) -> Value:
-    """``x - 2**count * floor(x / 2**count)``."""
-    return b.add(x, b.scaled(_shifted(b, x, count), Fraction(2**count)), x.dtype, sign=Fraction(-1))
+    """``2**count * fraction(x / 2**count)``."""
+    return b.scaled(b.unary("fraction", b.scaled(x, Fraction(1, 2**count)), "f32"), Fraction(2**count))
 
 
 # --- intervals
@@ -83,8 +85,6 @@ def _low_bits(b: Builder, x: Value, count: int) -> Value:
 
 def _interval(b: Builder, x: Value) -> Interval | None:
     """Bounds of an integer value."""
-    if x.is_neg_inf:
-        return None
     if x.node is None:
         return x.offset, x.offset
     return _affine(_of_node(b, x.node), x.scale, x.offset)
@@ -101,8 +101,8 @@ def _of_node(b: Builder, n: int) -> Interval | None:
     node = b.nodes[n]
     if n in b.concats:
         return _around([_of_node(b, part.node) for part in b.concats[n].parts])
-    if node.op in ("input", "where", "maximum", "minimum") and node.dtype in RANGES:
-        low, high = RANGES[node.dtype]  # a choice between values of the type is one of them
+    if node.op == "input" and node.dtype in RANGES:
+        low, high = RANGES[node.dtype]
         return Fraction(low), Fraction(high)
     if node.op in TRUTHS or node.dtype == "bool":
         return Fraction(0), Fraction(1)
@@ -110,9 +110,7 @@ def _of_node(b: Builder, n: int) -> Interval | None:
 
 
 def _of_operator(b: Builder, node: Node) -> Interval | None:
-    if (found := _of_remainder(b, node)) is not None:
-        return found
-    number = _numbers(node)
+    number = {k: v for k, v in node.attrs if isinstance(v, Fraction)}
     scale, offset = number.get("scale", Fraction(1)), number.get("offset", Fraction(0))
     match node.op, [_of_node(b, use.node) for use in node.uses]:
         case "const", _:
@@ -122,6 +120,8 @@ def _of_operator(b: Builder, node: Node) -> Interval | None:
         case "floor", [x]:
             inside = _affine(x, scale, offset)
             return None if inside is None else (Fraction(inside[0] // 1), Fraction(inside[1] // 1))
+        case "fraction", _:
+            return Fraction(0), 1 - scale  # of an integer times 1 / n: 0, 1 / n, .. or (n - 1) / n
         case "add", [x, y]:
             x = _affine(x, number.get("ca", Fraction(1)), Fraction(0))
             y = _affine(y, number.get("cb", Fraction(1)), Fraction(0))
@@ -129,24 +129,12 @@ def _of_operator(b: Builder, node: Node) -> Interval | None:
         case "mul", [(a, c), (e, g)]:
             ends = (a * e, a * g, c * e, c * g)
             return min(ends), max(ends)
+        case "maximum" | "minimum", found:
+            return _around(found)
+        case "where", [_, *found]:
+            return _around(found)
         case _:
             return None
-
-
-def _of_remainder(b: Builder, node: Node) -> Interval | None:
-    """Of ``x - n * floor(x / n + c)``, which is a remainder of the division by n, moved by -n * c."""
-    n = -_numbers(node).get("cb", Fraction(1))
-    if node.op != "add" or n <= 1 or "ca" in _numbers(node) or b.nodes[node.uses[1].node].op != "floor":
-        return None
-    floor = b.nodes[node.uses[1].node]
-    if floor.uses[0].node != node.uses[0].node or _numbers(floor).get("scale") != 1 / n:
-        return None
-    low = -n * _numbers(floor).get("offset", Fraction(0))
-    return low, low + n - 1
-
-
-def _numbers(node: Node) -> dict[str, Fraction]:
-    return {k: v for k, v in node.attrs if isinstance(v, Fraction)}
 
 
 def _around(intervals: list[Interval | None]) -> Interval | None:

@@ -1,8 +1,8 @@
 """Flax's nnx modules as arguments: their state goes in and comes back as `flax.nnx.jit` does it.
 
 Under `jax.jit` a module is a pytree that the function gets a copy of: what it writes (running statistics, keys of
-dropout, new variables) is lost. `nnx.jit` splits modules, passes their state through a pure function, and writes back what
-changed. Here the same is done around the captured program: the pure function that nnx has made is what is captured.
+dropout, new variables) is lost. `nnx.jit` splits modules, passes their state through a pure function, and writes back
+what changed. The same is done here: the pure function that nnx makes is what is captured.
 """
 
 from __future__ import annotations

@@ -285,6 +285,7 @@ FUNCTIONS: Mapping[str, Callable[..., Numbers]] = {
     "log1p": log1p,
     "expm1": expm1,
     "floor": floor,
+    "fraction": lambda x: subtract(x, floor(x)),
     "sin": sin,
     "cos": cos,
     "abs": absolute,

@@ -86,6 +86,7 @@ FUNCTIONS: dict[str, Function] = {
         Function("log1p", lambda xp, x: xp.log1p(x), LOG1P),
         Function("expm1", lambda xp, x: xp.expm1(x), EXPM1, flops=12),
         Function("floor", lambda xp, x: xp.floor(x), "tl.floor({0})", flops=1),
+        Function("fraction", lambda xp, x: x - xp.floor(x), "({0} - tl.floor({0}))", flops=2),
         Function("sin", lambda xp, x: xp.sin(x), "tl.sin({0})"),
         Function("cos", lambda xp, x: xp.cos(x), "tl.cos({0})"),
         Function("abs", lambda xp, x: xp.abs(x), "tl.abs({0})", flops=1),

@@ -13,9 +13,22 @@ from jaxpr_frontend.replacing import random
 
 @dataclass(frozen=True)
 class Layer:
+    """`regions` and `gradients`: how many regions it has and how many its gradient has (0: it is not taken).
+
+    `inside`: primitives that must be in them; `outside`: those that stay with XLA for want of a meaning.
+    """
+
     fn: Callable[..., Any]
     args: tuple[Any, ...]
-    kernel: bool = True
+    regions: int = 1
+    gradients: int = 1
+    inside: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+    outside_gradient: tuple[str, ...] = ()
+
+    @property
+    def tolerance(self) -> float:
+        return 4e-2 if any(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(self.args)) else 2e-4
 
 
 B, T, N, K, H = 2, 16, 4, 2, 8  # batch, positions, heads of queries, of keys, width of a head
@@ -168,6 +181,13 @@ PACKED = jnp.asarray(np.random.default_rng(0).integers(0, 256, (16, 48)), jnp.ui
 KEEP = jnp.asarray(np.random.default_rng(1).random((B, N, T, T)) < 0.9)
 KEEP_X = jnp.asarray(np.random.default_rng(1).random((B, T, 48)) < 0.9)
 HALF_X = X.astype("bfloat16")
+INT4 = (INT8 // 16).astype(jnp.int4)
+SCALE, SCALES = jnp.full((48,), 0.01, "bfloat16"), jnp.full((4, 48), 0.01, "bfloat16")
+STATE = ADAMW.init(PARAMETERS)
+CAST = ("convert_element_type",)
+SPLIT = ("bitcast_convert_type", "and", "polynomial")  # of exp(-x * x) in float32, in newer versions of JAX
+
+NAN = ("squeeze", "ge", "lt", "and", "select_n")  # in place of what is picked out of range: XLA puts it in
 
 LAYERS: dict[str, Layer] = {
     "attention": Layer(attend, tuple(HALF)),
@@ -186,31 +206,33 @@ LAYERS: dict[str, Layer] = {
     "segment ids": Layer(segments, (*QKV, SEGMENTS)),
     "residual of attention": Layer(lambda q, k, v: attend(q, k, v, return_residual=True), QKV),
     "soft cap": Layer(soft_cap, QKV),
-    "alibi": Layer(alibi, QKV),
-    "rope": Layer(rope(rotated), QKV),
-    "interleaved rope": Layer(rope(interleaved), QKV),
-    "qk norm": Layer(qk_norm, (*QKV, random(H, seed=3), random(H, seed=4))),
+    "alibi": Layer(alibi, QKV, outside=("pow",), outside_gradient=("pow",)),
+    "rope": Layer(rope(rotated), QKV, gradients=2, outside=("pow",), outside_gradient=("pow",)),
+    "interleaved rope": Layer(rope(interleaved), QKV, gradients=2, outside=("pow",), outside_gradient=("pow",)),
+    "qk norm": Layer(qk_norm, (*QKV, random(H, seed=3), random(H, seed=4)), gradients=5),
     "attention dropout": Layer(dropout_attention, (*QKV, KEEP)),
     "rms norm": Layer(lambda x, g, w: rms_norm(x, g) @ w, (HALF_X, GAIN, W.astype("bfloat16"))),
-    "layer norm": Layer(lambda x, g, b, w: layer_norm(x, g, b) @ w, (X, GAIN, BIAS, W)),
-    "layer norm alone": Layer(layer_norm, (X, GAIN, BIAS)),
-    "standardize": Layer(lambda x, w: jax.nn.standardize(x) @ w, (X, W)),
+    "layer norm": Layer(lambda x, g, b, w: layer_norm(x, g, b) @ w, (X, GAIN, BIAS, W), gradients=2),
+    "layer norm alone": Layer(layer_norm, (X, GAIN, BIAS), gradients=4),
+    "standardize": Layer(lambda x, w: jax.nn.standardize(x) @ w, (X, W), gradients=3),
     "swiglu": Layer(gated(jax.nn.silu), (X, W, V, BACK)),
     "geglu": Layer(gated(jax.nn.gelu), (X, W, V, BACK)),
-    "exact geglu": Layer(gated(lambda x: jax.nn.gelu(x, approximate=False)), (X, W, V, BACK)),
+    "exact geglu": Layer(
+        gated(lambda x: jax.nn.gelu(x, approximate=False)), (X, W, V, BACK), gradients=2, outside_gradient=SPLIT
+    ),
     "relu mlp": Layer(lambda x, w, v: jax.nn.relu(x @ w) @ v, (X, W, BACK)),
     "elu mlp": Layer(lambda x, w, v: jax.nn.elu(x @ w) @ v, (X, W, BACK)),
     "softplus mlp": Layer(lambda x, w, v: jax.nn.softplus(x @ w) @ v, (X, W, BACK)),
     "leaky relu mlp": Layer(lambda x, w, v: jax.nn.leaky_relu(x @ w) @ v, (X, W, BACK)),
-    "cross entropy": Layer(cross_entropy, (X, W, LABELS)),
+    "cross entropy": Layer(cross_entropy, (X, W, LABELS), inside=("gather",), outside=NAN),
     "cross entropy of one-hot": Layer(one_hot_entropy, (X, W, LABELS)),
-    "cross entropy of optax": Layer(optax_entropy, (X, W, LABELS)),
-    "residual chain": Layer(residual, (X, GAIN, BIAS, W, BACK, GAIN, BIAS, W, BACK)),
-    "adamw": Layer(adamw, (PARAMETERS, ADAMW.init(PARAMETERS), PARAMETERS), kernel=False),
-    "train step": Layer(train_step, (PARAMETERS, ADAMW.init(PARAMETERS), X, random(B, T, 48))),
-    "int8 weights": Layer(w8a16, (HALF_X, INT8, jnp.full((48,), 0.01, "bfloat16"))),
-    "int8 weights, scaled late": Layer(w8a16_late, (HALF_X, INT8, jnp.full((48,), 0.01, "bfloat16"))),
-    "packed int4 weights": Layer(w4a16, (HALF_X, PACKED, jnp.full((4, 48), 0.01, "bfloat16"))),
-    "int4 weights": Layer(int4, (HALF_X, (INT8 // 16).astype(jnp.int4), jnp.full((48,), 0.01, "bfloat16"))),
+    "cross entropy of optax": Layer(optax_entropy, (X, W, LABELS), inside=("gather",), outside=NAN),
+    "residual chain": Layer(residual, (X, GAIN, BIAS, W, BACK, GAIN, BIAS, W, BACK), regions=2, gradients=4),
+    "adamw": Layer(adamw, (PARAMETERS, STATE, PARAMETERS), regions=0, gradients=0),
+    "train step": Layer(train_step, (PARAMETERS, STATE, X, random(B, T, 48)), gradients=2, inside=("sqrt",)),
+    "int8 weights": Layer(w8a16, (HALF_X, INT8, SCALE), inside=CAST),
+    "int8 weights, scaled late": Layer(w8a16_late, (HALF_X, INT8, SCALE), inside=CAST),
+    "packed int4 weights": Layer(w4a16, (HALF_X, PACKED, SCALES), inside=("and", "shift_right_logical", "stack")),
+    "int4 weights": Layer(int4, (HALF_X, INT4, SCALE), gradients=2, outside=CAST, outside_gradient=CAST),
     "dropout": Layer(dropout_mlp, (X, W, BACK, KEEP_X)),
 }
