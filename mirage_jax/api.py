@@ -60,6 +60,8 @@ class Optimized:
 
     def _jitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The function under plain jit, and optimized."""
+        if self._jit_options.get("static_argnums") is None and self._jit_options.get("static_argnames") is None:
+            modules.check_no_linen(args)
         return self._of_modules if modules.has_modules(args, kwargs) else (self._plain, self._jit)
 
     def _active(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 
+from mirage_jax.errors import UsageError
 from mirage_jax.jaxpr_frontend.capture import capture
 from mirage_jax.jaxpr_frontend.interpreter import Compiler
 
@@ -40,6 +41,14 @@ def has_modules(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         return False
     leaves = jax.tree.leaves(containers, is_leaf=lambda x: isinstance(x, nnx.Pytree | nnx.Variable | nnx.State))
     return any(isinstance(x, nnx.Pytree | nnx.Variable) for x in leaves)
+
+
+def check_no_linen(args: tuple[Any, ...]) -> None:
+    """linen gives the methods of a module their variables from outside: under jit there would be none."""
+    linen: Any = sys.modules.get("flax.linen")
+    if linen is not None and args and isinstance(args[0], linen.Module):
+        found = type(args[0]).__qualname__
+        raise UsageError(f"optimize: found a method of the linen module {found}; optimize {found}(..).apply instead")
 
 
 def owner(fn: Callable[..., Any]) -> Any:
