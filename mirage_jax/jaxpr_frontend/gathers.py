@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -25,61 +25,63 @@ from mirage_jax.jaxpr_frontend.windows import sliced
 type Keys = tuple[Key, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Dimensions of the operand (`axis`, `batch`) and of the indices (`index_batch`, in the order of `batch`)."""
-
-    axis: int
-    batch: tuple[int, ...]
-    index_batch: tuple[int, ...]
-
-
 def picked(b: Builder, params: Mapping[str, Any], x: Value, index: Value, rank: int) -> Value:
-    """`gather` of one element of every row, or of the same one of all rows if the index is a literal."""
+    """`gather` of few elements of every row, or of the same one of all rows if the index is a literal."""
     if index.is_constant and b.axes.size(index.dims) == (1,):
         return _slice(b, params, x, int(index.offset))
     if params["mode"].name == "FILL_OR_DROP":
         raise NotExpressible(Code.NON_FINITE, "an index out of range would pick NaN")
-    rows = _rows(jax_compat.gather_dimensions(params), len(x.dims))
-    if x.node is None or b.nodes[x.node].op == "input":
+    shape = b.axes.size(x.dims)
+    axis, places = _places(b, params, shape, index)
+    windows = [d for d, n in places if d is not None and n is None]
+    if x.node is None or b.nodes[x.node].op == "input" or any(params["slice_sizes"][d] != shape[d] for d in windows):
         raise NotExpressible(Code.UNSUPPORTED_PRIMITIVE, "an index into data")
-    index = b.materialize(_in_range(b, params, index, b.axes.size(x.dims)[rows.axis]))
-    view = b.axes.unify([x.dims[d] for d in rows.batch], [index.dims[d] for d in rows.index_batch])
+    index = b.materialize(_in_range(b, params, index, shape[axis]))
+    together = [(d, n) for d, n in places if d is not None and n is not None]
+    view = b.axes.unify([x.dims[d] for d, _ in together], [index.dims[n] for _, n in together])
     label, dims, seen = b.use(index, view), b.dims(x), b.axes.resolve_dims(index.dims)
-    of = dict(zip(rows.index_batch, rows.batch, strict=True))
-    out = tuple(dims[of[d]] if d in of else seen[d] for d in range(rank))
+    out = tuple(dims[d] if d is not None else seen[n or 0] for d, n in places)
     b.axes.keep_apart(dict.fromkeys(itertools.chain(*dims, *out)))
-    return replace(x, dims=out, node=_picked(b, x.node, dims[rows.axis], label))
+    return replace(x, dims=out, node=_picked(b, x.node, dims[axis], label))
 
 
 def put(b: Builder, params: Mapping[str, Any], x: Value, index: Value, y: Value, dtype: str) -> Value:
     """`scatter-add` of one element into every row."""
-    dimensions = jax_compat.scatter_dimensions(params)
-    shape = b.axes.size(x.dims)
+    dimensions, shape = jax_compat.indexed(params), b.axes.size(x.dims)
     is_first = index.is_constant and index.offset == 0 and b.axes.size(index.dims) == (1,)
     if is_first and all(shape[d] == 1 for d in dimensions.collapsed):
         return b.add(x, replace(y, dims=_inserted(y.dims, dimensions.collapsed, len(shape))), dtype)
-    rows = _rows(dimensions, len(shape))
-    if any(index.dims[d] for d in range(len(index.dims)) if d not in rows.index_batch):
+    axis, places = _places(b, params, shape, index)
+    updates = {d: o for o, (d, _) in enumerate(places) if d is not None}
+    indices = {d: n for d, n in places if d is not None and n is not None}
+    is_whole = all(b.axes.size(y.dims)[o] == shape[d] for d, o in updates.items())
+    if not is_whole or any(y.dims[o] for o, (d, _) in enumerate(places) if d is None):
         raise NotExpressible(Code.PARAMETERS, "several elements of a row")
-    index = _in_range(b, params, index, shape[rows.axis])
-
-    def arranged(v: Value) -> Value:
-        of = dict(zip(rows.batch, rows.index_batch, strict=True))
-        return replace(v, dims=tuple(v.dims[of[d]] if d in of else () for d in range(len(shape))))
-
-    places = tuple(b.axes.dimension(n) if d == rows.axis else () for d, n in enumerate(shape))
-    here = b.plain("eq", (b.iota(places, rows.axis, "i32"), arranged(index)), "bool")
-    added = b.plain("where", (here, arranged(y), b.constant(Fraction(0), dtype)), dtype)
+    y, label = _like(y, updates, len(shape)), _like(_in_range(b, params, index, shape[axis]), indices, len(shape))
+    here = b.plain("eq", (_position(b, shape, axis), label), "bool")
+    added = b.plain("where", (here, y, b.constant(Fraction(0), dtype)), dtype)
     return added if x.is_constant and x.offset == 0 else b.add(x, added, dtype)
 
 
-def _rows(dimensions: jax_compat.Indexed, rank: int) -> Rows:
-    """The dimensions of an operation on one element of every row; any other is refused."""
-    one = len(dimensions.collapsed) == 1 and dimensions.collapsed == dimensions.mapped and not dimensions.window
-    if not one or len(dimensions.batch) != rank - 1:
+def _like(v: Value, of: Mapping[int, int], rank: int) -> Value:
+    """A value with the dimensions of the operand: number d is its own dimension `of[d]`, or new."""
+    return replace(v, dims=tuple(v.dims[of[d]] if d in of else () for d in range(rank)))
+
+
+def _position(b: Builder, shape: tuple[int, ...], axis: int) -> Value:
+    """The index along one dimension."""
+    dims = tuple(b.axes.dimension(n) if d == axis else () for d, n in enumerate(shape))
+    return b.iota(dims, axis, "i32") if dims[axis] else b.constant(Fraction(0), "i32", dims)
+
+
+def _places(
+    b: Builder, params: Mapping[str, Any], shape: tuple[int, ...], index: Value
+) -> tuple[int, list[tuple[int | None, int | None]]]:
+    """The axis that is indexed, and where dimensions come from; what is no index into every row is refused."""
+    dimensions, index_shape = jax_compat.indexed(params), b.axes.size(index.dims)
+    if not dimensions.is_few(shape, index_shape):
         raise NotExpressible(Code.UNSUPPORTED_PRIMITIVE, "an index into data")
-    return Rows(dimensions.collapsed[0], dimensions.batch, dimensions.index_batch)
+    return dimensions.mapped[0], dimensions.places(len(shape), len(index_shape))
 
 
 def _in_range(b: Builder, params: Mapping[str, Any], index: Value, extent: int) -> Value:
@@ -91,7 +93,7 @@ def _in_range(b: Builder, params: Mapping[str, Any], index: Value, extent: int) 
 
 def _slice(b: Builder, params: Mapping[str, Any], x: Value, at: int) -> Value:
     """The same element of all rows."""
-    dimensions, shape = jax_compat.gather_dimensions(params), b.axes.size(x.dims)
+    dimensions, shape = jax_compat.indexed(params), b.axes.size(x.dims)
     (axis, *more), others = dimensions.collapsed, tuple(n for d, n in enumerate(shape) if d not in dimensions.collapsed)
     kept = tuple(n for d, n in enumerate(params["slice_sizes"]) if d != axis)
     if more or dimensions.mapped != (axis,) or kept != others or not 0 <= at < shape[axis]:

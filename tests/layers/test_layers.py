@@ -75,6 +75,7 @@ PICKED = {
     "of a view": lambda x, w: jnp.take_along_axis(
         (x @ w).reshape(2, 16, 6, 8), jnp.stack([LABELS % 8] * 6, -1)[..., None], -1
     ),
+    "of another batch": lambda x, w: jax.vmap(lambda x: jnp.take_along_axis(x @ w, LABELS[0, :, None], -1))(x),
     "always the same": lambda x, w: jnp.take(x @ w, 5, axis=-1),
 }
 
