@@ -35,7 +35,7 @@ def operators() -> str:
         "Pointwise functions, uninterpreted in proofs; those of one operand act on `scale * x + offset`:",
         ", ".join(f"`{f.name}`" + (f" ({f.arity})" if f.arity > 1 else "") for f in FUNCTIONS.values()) + ".",
         "",
-        "JAX primitives that regions may have; [layers.md](layers.md) says what becomes of layers, and why parts stay out:",
+        "JAX primitives that regions may have; [layers.md](layers.md) says what becomes of layers, and what stays out:",
         ", ".join(f"`{name}`" for name in sorted(RULES)) + ".",
     ]
     return "\n".join(lines) + "\n"

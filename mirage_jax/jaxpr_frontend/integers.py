@@ -32,7 +32,7 @@ def fitted(b: Builder, x: Value, dtype: str) -> Value:
         raise NotExpressible(Code.DTYPE, f"integers of unknown size as {dtype}")
     if not (low <= found[0] and found[1] <= high):
         x = b.scaled(_low_bits(b, b.scaled(x, Fraction(1), Fraction(-low)), 8), Fraction(1), Fraction(low))
-    return replace(x, dtype=dtype)
+    return replace(_without_offset(b, x), dtype=dtype)
 
 
 def shifted_right(b: Builder, x: Value, by: Value, is_arithmetic: bool) -> Value:
@@ -60,6 +60,19 @@ def masked(b: Builder, x: Value, mask: Value) -> Value:
     if start + count < 8 or low < 0:
         field = _low_bits(b, field, count)
     return b.scaled(field, Fraction(2**start))
+
+
+def _without_offset(b: Builder, x: Value) -> Value:
+    """``n * x + c -> floor(n * x + c)``, the same integer as one term: a zero point would make sums of products with
+    weights longer, and the search for what else computes these."""
+    if x.node is None or not x.offset:
+        return x
+    node = b.nodes[x.node]
+    if node.op != "floor" or x.scale != 1:
+        return b.unary("floor", x, "i32")
+    number = _numbers(node)
+    number["offset"] = number.get("offset", Fraction(0)) + x.offset
+    return b.value(x.dims, "i32", b.append("floor", node.uses, (), "i32", **number))
 
 
 def _literal(x: Value, y: Value, what: str) -> int:
@@ -110,7 +123,7 @@ def _of_node(b: Builder, n: int) -> Interval | None:
 
 
 def _of_operator(b: Builder, node: Node) -> Interval | None:
-    number = {k: v for k, v in node.attrs if isinstance(v, Fraction)}
+    number = _numbers(node)
     scale, offset = number.get("scale", Fraction(1)), number.get("offset", Fraction(0))
     match node.op, [_of_node(b, use.node) for use in node.uses]:
         case "const", _:
@@ -135,6 +148,10 @@ def _of_operator(b: Builder, node: Node) -> Interval | None:
             return _around(found)
         case _:
             return None
+
+
+def _numbers(node: Node) -> dict[str, Fraction]:
+    return {k: v for k, v in node.attrs if isinstance(v, Fraction)}
 
 
 def _around(intervals: list[Interval | None]) -> Interval | None:

@@ -34,9 +34,11 @@ ONE_KERNEL = (
     "cross entropy of optax",
     "int8 weights",
     "int8 weights, scaled late",
+    "packed int4 weights",
     "dropout",
 )
-COMPILED = ("elu mlp", "cross entropy", "int8 weights", "int8 weights, scaled late")  # what other tests do not have
+# what other tests do not have
+COMPILED = ("elu mlp", "cross entropy", "int8 weights", "int8 weights, scaled late", "packed int4 weights")
 
 
 @pytest.mark.parametrize("name", ONE_KERNEL)
