@@ -1,6 +1,7 @@
 """Layers of real models: what is taken of each and of its gradient, and that both mean what they mean in plain JAX."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 from jaxpr_frontend.replacing import Replacing, analysis, assert_close, optimized
 from layers.layers import LABELS, LAYERS, Layer, W, X
 
+from mirage_jax.audit.differential import Setting, examine
 from mirage_jax.jaxpr_frontend.reasons import Code
 
 TRIVIAL = {Code.NO_HEAVY_OP, Code.RANK0}  # what XLA does as well: pointwise rests, losses
@@ -141,3 +143,16 @@ def test_bits_that_are_no_numbers_stay_outside() -> None:
         assert_close(optimized(fn)(x), jax.jit(fn)(x))
         assert outside(fn, (x,)) <= {"and", "shift_right_logical", "convert_element_type"}
         assert outside(fn, (x,))
+
+
+WHOLE = ["int8 weights", "int8 weights, scaled late", "packed int4 weights", "cross entropy of optax"]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_the_whole_way(name: str, tmp_path: Path) -> None:
+    """Searched, proven, gated and run, as if everything that is proven were fast."""
+    layer = LAYERS[name]
+    args = [np.asarray(x) for x in layer.args]
+    outcome = examine(lambda optimize: optimize(layer.fn), args, Setting(cache_dir=str(tmp_path)))
+    assert not outcome.problems
+    assert (outcome.regions, outcome.accepted) == (1, 1)
