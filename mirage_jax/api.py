@@ -18,6 +18,7 @@ import jax
 from mirage_jax.compiler import Compiler
 from mirage_jax.config import Options, is_disabled
 from mirage_jax.errors import UsageError
+from mirage_jax.jaxpr_frontend import modules
 from mirage_jax.jaxpr_frontend.capture import capture
 from mirage_jax.jaxpr_frontend.regions import analyse
 from mirage_jax.report import RegionReport, Report
@@ -51,12 +52,23 @@ class Optimized:
         self._jit: Any = jax.jit(capture(fn, self.compiler), **jit_options)
         functools.update_wrapper(self, fn, updated=())
 
-    @property
-    def _active(self) -> Any:
-        return self._plain if is_disabled() else self._jit
+    @functools.cached_property
+    def _of_modules(self) -> tuple[Any, Any]:
+        """The same as `_plain` and `_jit` for arguments that are nnx modules, whose state has to come back."""
+        made = (modules.jit(self.__wrapped__, c, self._jit_options) for c in (None, self.compiler))
+        return next(made), next(made)
+
+    def _jitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """The function under plain jit, and optimized."""
+        if self._jit_options.get("static_argnums") is None and self._jit_options.get("static_argnames") is None:
+            modules.check_no_linen(args)
+        return self._of_modules if modules.has_modules(args, kwargs) else (self._plain, self._jit)
+
+    def _active(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._jitted(args, kwargs)[not is_disabled()]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._active(*args, **kwargs)
+        return self._active(args, kwargs)(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else Method(self, instance)
@@ -64,26 +76,28 @@ class Optimized:
     @property
     def name(self) -> str:
         """The function's name; that of its type if it has none, as a callable module."""
-        return getattr(self.__wrapped__, "__qualname__", type(self.__wrapped__).__qualname__)
+        name = getattr(self.__wrapped__, "__qualname__", type(self.__wrapped__).__qualname__)
+        return name.removesuffix(".__call__")
 
     def __repr__(self) -> str:
         return f"mirage_jax.optimize({self.name})"
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """As `jax.jit(f).lower`."""
-        return self._active.lower(*args, **kwargs)
+        return self._active(args, kwargs).lower(*args, **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """As `jax.jit(f).trace`."""
-        return self._active.trace(*args, **kwargs)
+        return self._active(args, kwargs).trace(*args, **kwargs)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """As `jax.jit(f).eval_shape`."""
-        return self._active.eval_shape(*args, **kwargs)
+        return self._active(args, kwargs).eval_shape(*args, **kwargs)
 
     def clear_cache(self) -> None:
         """Forget compiled programs; the next call compiles with the decisions known then."""
         self._jit.clear_cache()
+        self.__dict__.pop("_of_modules", None)
 
     def explain(self, *args: Any, **kwargs: Any) -> Report:
         """What happens to this function at these argument shapes: regions, decisions, evidence. Arguments may be
@@ -96,7 +110,8 @@ class Optimized:
     def _report(self, args: tuple[Any, ...], kwargs: dict[str, Any], on_miss: str | None) -> Report:
         if is_disabled():
             return Report(self.name, (), notes=("disabled: runs as plain jax.jit",))
-        traced = self._jit.trace(*args, **kwargs)
+        traced = self._jitted(args, kwargs)[1].trace(*args, **kwargs)
+        traced = getattr(traced, "traced", traced)  # nnx wraps that of JAX
         analysis = analyse(traced.jaxpr, self.compiler.max_ops, self._is_partitioned(args, kwargs))
         reports: dict[str, RegionReport] = {}
         for region in analysis.regions:
@@ -115,7 +130,7 @@ class Optimized:
         """Whether XLA will divide the program over several devices."""
         if jax.device_count() == 1:
             return False
-        module = self._plain.lower(*args, **kwargs).compiler_ir("stablehlo")
+        module = self._jitted(args, kwargs)[0].lower(*args, **kwargs).compiler_ir("stablehlo")
         attributes: Any = module.operation.attributes  # type: ignore[union-attr]
         return "mhlo.num_partitions" in attributes and attributes["mhlo.num_partitions"].value > 1
 
@@ -176,6 +191,8 @@ def optimize(fn: Any = _NOT_GIVEN, /, **options: Any) -> Any:
     * devices: which of `jax.local_devices()` measure, by number; several share the variants that are tried.
     * static_argnums, static_argnames, donate_argnums, donate_argnames, ...: as for `jax.jit`.
 
+    Arguments may be Flax modules: the state of nnx modules is passed and written back as `flax.nnx.jit` does.
+
     Raises `UsageError` for anything else. An optimized function is returned as it is if no options are given.
     """
     jit_options = {k: options.pop(k) for k in JIT_OPTIONS if k in options}
@@ -184,6 +201,8 @@ def optimize(fn: Any = _NOT_GIVEN, /, **options: Any) -> Any:
         return lambda f: optimize(f, **jit_options, **options)
     if isinstance(fn, Optimized | Method) and not options and not jit_options:
         return fn
+    if (module := modules.owner(fn)) is not None and callable(fn):
+        return Method(Optimized(modules.unbound(fn), chosen, modules.behind_module(jit_options)), module)
     if (problem := _why_not(fn)) is not None:
         raise UsageError(f"optimize: found {_brief(fn)}{problem}; it takes a function, a method or a callable module")
     return Optimized(fn, chosen, jit_options)

@@ -45,6 +45,8 @@ DTYPES = {
     "f64": "float64",
     "i32": "int32",
     "i64": "int64",
+    "i8": "int8",
+    "u8": "uint8",
     "bool": "bool",
 }
 _AVAL = re.compile(r"\s*(\w+)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]\s*;?")

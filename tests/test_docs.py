@@ -8,6 +8,7 @@ import pytest
 
 from mirage_jax import config
 from mirage_jax.cli import build_parser
+from mirage_jax.jaxpr_frontend.rules import RULES
 from mirage_jax.mugraph.operators import FUNCTIONS, OPERATORS
 
 ROOT = Path(__file__).parent.parent
@@ -33,6 +34,9 @@ def operators() -> str:
         "",
         "Pointwise functions, uninterpreted in proofs; those of one operand act on `scale * x + offset`:",
         ", ".join(f"`{f.name}`" + (f" ({f.arity})" if f.arity > 1 else "") for f in FUNCTIONS.values()) + ".",
+        "",
+        "JAX primitives that regions may have; [layers.md](layers.md) says what becomes of layers, and what stays out:",
+        ", ".join(f"`{name}`" for name in sorted(RULES)) + ".",
     ]
     return "\n".join(lines) + "\n"
 

@@ -96,7 +96,15 @@ def test_policies_reach_every_kind_of_program() -> None:
         "einsum",
     ):
         assert part in text, part
-    assert {v.dtype for p in programs for v in p.inputs} == {"float32", "bfloat16", "float16", "bool"}
+    assert {v.dtype for p in programs for v in p.inputs} == {
+        "float32",
+        "bfloat16",
+        "float16",
+        "bool",
+        "int8",
+        "uint8",
+        "int32",
+    }
     assert any(p.same for p in programs) and any(len(p.outputs) > 1 for p in programs)
 
 

@@ -43,7 +43,7 @@ from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.lower.launch import sources
 from mirage_jax.lower.triton_interpreter import interpret
 from mirage_jax.mugraph import evaluate
-from mirage_jax.mugraph.arrays import is_float, numpy_dtype
+from mirage_jax.mugraph.arrays import FLOATS, is_float, numpy_dtype, random_integers
 from mirage_jax.mugraph.footprint import footprint
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Library, Schedule, is_part
 from mirage_jax.mugraph.parser import parse
@@ -204,8 +204,8 @@ def check_candidate(reference: KernelGraph, c: Candidate, setting: Setting, coun
 def _draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     if dtype == "bool":
         return rng.random(shape) < 0.8
-    if dtype.startswith("i"):
-        return rng.integers(0, 4, shape).astype(numpy_dtype(dtype))
+    if dtype not in FLOATS:
+        return random_integers(rng, shape, numpy_dtype(dtype))
     return rng.standard_normal(shape).astype(numpy_dtype(dtype))
 
 
@@ -247,7 +247,7 @@ def _interpreted(
 
     `top` is the largest value on the way: a result may be what is left of such, and types may be too narrow for it.
     """
-    narrow = min((numpy_dtype(t.dtype) for t in c.graph.tensors.values() if t.dtype != "bool"), key=_largest)
+    narrow = min((numpy_dtype(t.dtype) for t in c.graph.tensors.values() if t.dtype in FLOATS), key=_largest)
     if top > 0.1 * _largest(narrow):
         return
 

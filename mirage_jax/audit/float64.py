@@ -129,6 +129,12 @@ def _scan(eqn: FlatEqn, xs: list[Array], noise: Noise | None) -> list[Array]:
 
 # ---------------------------------------------------------------------- primitives
 
+
+def _shift_right_logical(x: Array, by: Array) -> Array:
+    unsigned = np.dtype(f"u{x.dtype.itemsize}")
+    return (x.view(unsigned) >> by.view(unsigned)).view(x.dtype)
+
+
 POINTWISE: dict[str, Callable[..., Array]] = {
     "add": np.add,
     "add_any": np.add,
@@ -157,6 +163,8 @@ POINTWISE: dict[str, Callable[..., Array]] = {
     "erf": scipy.special.erf,
     "erfc": scipy.special.erfc,
     "abs": np.abs,
+    "floor": np.floor,
+    "ceil": np.ceil,
     "sign": np.sign,
     "eq": np.equal,
     "ne": np.not_equal,
@@ -167,6 +175,9 @@ POINTWISE: dict[str, Callable[..., Array]] = {
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "not": np.bitwise_not,
+    "shift_left": np.left_shift,
+    "shift_right_arithmetic": np.right_shift,
+    "shift_right_logical": _shift_right_logical,
     "is_finite": np.isfinite,
     "stop_gradient": lambda x: x,
     "copy": lambda x: x,
@@ -248,7 +259,40 @@ def _round(xs: list[Array], eqn: FlatEqn) -> Array:
     return np.trunc(xs[0] + np.copysign(0.5, xs[0]))
 
 
+def _elements(eqn: FlatEqn, x: Array, index: Array) -> tuple[list[Array], Array]:
+    """Of each dimension of the operand the indices, all of the shape of what is picked; and where they are in range."""
+    d = jax_compat.indexed(eqn.params)
+    if d.collapsed != d.mapped or len(d.mapped) != 1:
+        raise UnsupportedError(f"the float64 reference knows no {eqn.primitive} but one of elements of rows")
+    places, axis = d.places(x.ndim, index.ndim), d.mapped[0]
+    whole = [x.shape[n] if n is not None else index.shape[m or 0] for n, m in places]
+
+    def along(values: Array, out: Sequence[int]) -> Array:
+        shape = [n if o in out else 1 for o, n in enumerate(whole)]
+        return np.broadcast_to(values.reshape(shape), whole)
+
+    at = along(index[..., 0], [o for o, (_, m) in enumerate(places) if m is not None])
+    inside = (at >= 0) & (at < x.shape[axis])
+    rows = {n: along(np.arange(whole[o]), [o]) for o, (n, _) in enumerate(places) if n is not None}
+    return [np.clip(at, 0, x.shape[axis] - 1) if n == axis else rows[n] for n in range(x.ndim)], inside
+
+
+def _gather(xs: list[Array], eqn: FlatEqn) -> Array:
+    """Of indices in range: what stands for the others are equations of their own in a flat program."""
+    return xs[0][tuple(_elements(eqn, *xs)[0])]
+
+
+def _scatter_add(xs: list[Array], eqn: FlatEqn) -> Array:
+    x, index, y = xs
+    elements, inside = _elements(eqn, x, index)
+    out = np.array(x)
+    np.add.at(out, tuple(elements), y if eqn.params["mode"] == lax.GatherScatterMode.CLIP else np.where(inside, y, 0))
+    return out
+
+
 STRUCTURAL: dict[str, Structural] = {
+    "gather": _gather,
+    "scatter-add": _scatter_add,
     "round": _round,
     "dot_general": _dot,
     "convert_element_type": _cast,
@@ -278,9 +322,10 @@ STRUCTURAL: dict[str, Structural] = {
 SEVERAL: dict[str, Callable[[list[Array], FlatEqn], list[Array]]] = {
     "optimization_barrier": lambda xs, eqn: xs,
 }
-ROUNDED = frozenset({"dot_general", "convert_element_type", "integer_pow", "reduce_sum", "reduce_prod"})
+ROUNDED = frozenset({"dot_general", "scatter-add", "convert_element_type", "integer_pow", "reduce_sum", "reduce_prod"})
 EXACT = (STRUCTURAL.keys() - ROUNDED) | SEVERAL.keys() | {"scan", "remat2", "checkpoint"}
-EXACT |= {"neg", "max", "min", "abs", "sign", "stop_gradient", "copy", "copy_p", "name", "clamp", "select_n"}
+EXACT |= {"neg", "max", "min", "abs", "sign", "floor", "ceil", "clamp", "select_n"}
+EXACT |= {"stop_gradient", "copy", "copy_p", "name"}
 
 
 def spread(

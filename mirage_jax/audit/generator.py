@@ -54,6 +54,7 @@ POINTWISE = (
     "jnp.where({0} > 0, {0}, 0.1 * {0})",
     "jnp.maximum({0}, -1)",
     "jnp.log1p({0} * {0})",
+    "jax.nn.elu({0})",
     *ACTIVATIONS,
 )
 BINARY = ("{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} / (2 + jnp.abs({1}))", "jnp.maximum({0}, {1})", "{0} + 0.5 * {1}")
@@ -224,6 +225,37 @@ def chain(b: Builder, x: Value) -> Value:
     return b.step(text, x, *(b.input(s, x.dtype) for s in shapes), shape=out)
 
 
+def quantized(b: Builder, x: Value) -> Value:
+    """Weights of 8 bits, or of 4 bits in bytes, that are scaled before the product or after it."""
+    *rest, d = x.shape
+    out = b.size()
+    scale = b.input([out], x.dtype)
+    texts = (
+        ("{0} @ ({1}.astype({0}.dtype) * 0.01 * {2})", "int8"),
+        ("({0} @ {1}.astype({0}.dtype)) * 0.01 * {2}", "int8"),
+        ("{0} @ (({1}.astype({0}.dtype) - 128) * (0.01 * {2}))", "uint8"),
+        ("{0} @ ((({1} & 15).astype('int8') - 8).astype({0}.dtype) * {2})", "uint8"),
+        ("{0} @ ((({1} << 4) >> 4).astype({0}.dtype) * {2}) + {0} @ ({1} >> 4).astype({0}.dtype)", "int8"),
+        (
+            "jnp.concatenate([{0}, {0}], -1) @ "
+            f"(jnp.stack([{{1}} & 15, {{1}} >> 4], 1).reshape(-1, {out}).astype({{0}}.dtype) * {{2}})",
+            "uint8",
+        ),
+    )
+    text, dtype = b.rng.choice(texts)
+    return b.step(text, x, b.input([d, out], dtype), scale, shape=[*rest, out])
+
+
+def labelled(b: Builder, x: Value) -> Value:
+    """Logits at labels, as a cross-entropy has them, or something of every row at an index."""
+    *rest, d = x.shape
+    n = b.size()
+    y = b.step("{0} @ {1}", x, b.input([d, n], x.dtype), shape=[*rest, n])
+    y = b.like(b.rng.choice(("jax.nn.log_softmax({0}, -1)", "jnp.tanh({0})", "jnp.exp({0} * 0.25)", "2 * {0}")), y)
+    label = b.input(rest, "int32")
+    return b.step(f"jnp.take_along_axis({{0}}, {{1}}[..., None] % {n}, -1)", y, label, shape=[*rest, "1"])
+
+
 def reduction(b: Builder, x: Value) -> Value:
     """A reduction, and often what it was taken from put against it."""
     rng = b.rng
@@ -295,17 +327,17 @@ def pointwise(b: Builder, x: Value) -> Value:
     return b.like(rng.choice(POINTWISE), x)
 
 
-HEAVY: tuple[Fragment, ...] = (attention, norm, mlp, lora, chain, reduction, reuse)
+HEAVY: tuple[Fragment, ...] = (attention, norm, mlp, lora, chain, reduction, reuse, quantized, labelled)
 GLUE: tuple[Fragment, ...] = (layout, parts, pointwise, pointwise)
 POLICIES: dict[str, tuple[float, ...]] = {  # weights of HEAVY
-    "attention": (6, 1, 0, 0, 1, 0, 0),
-    "norm": (0, 6, 1, 0, 1, 1, 0),
-    "mlp": (0, 1, 6, 1, 0, 0, 1),
-    "lora": (0, 1, 0, 6, 1, 0, 0),
-    "algebra": (1, 0, 0, 1, 6, 1, 1),
-    "reductions": (0, 1, 0, 0, 1, 6, 1),
-    "reuse": (1, 1, 1, 1, 1, 1, 6),
-    "anything": (1, 1, 1, 1, 1, 1, 1),
+    "attention": (6, 1, 0, 0, 1, 0, 0, 0, 0),
+    "norm": (0, 6, 1, 0, 1, 1, 0, 0, 0),
+    "mlp": (0, 1, 6, 1, 0, 0, 1, 1, 0),
+    "lora": (0, 1, 0, 6, 1, 0, 0, 1, 0),
+    "algebra": (1, 0, 0, 1, 6, 1, 1, 0, 0),
+    "reductions": (0, 1, 0, 0, 1, 6, 1, 0, 2),
+    "reuse": (1, 1, 1, 1, 1, 1, 6, 0, 0),
+    "anything": (1, 1, 1, 1, 1, 1, 1, 1, 1),
 }
 
 

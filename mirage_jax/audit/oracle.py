@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from mirage_jax.errors import GraphError
-from mirage_jax.mugraph.arrays import FloatDomain, Named
+from mirage_jax.mugraph.arrays import FLOATS, FloatDomain, Named, numpy_dtype, random_integers
 from mirage_jax.mugraph.evaluate import evaluate, part_length
 from mirage_jax.mugraph.graph import Axis, KernelGraph, KernelSchedule, Schedule, is_part
 from mirage_jax.verify.float_gate import float_gate
@@ -124,8 +124,8 @@ def _draw(graph: KernelGraph, axes: Sequence[str], dtype: str, positive: bool, r
     shape = [graph.extent(a) for a in axes]
     if dtype == "bool":
         return rng.random(shape) < 0.7
-    if dtype == "i32":
-        return rng.integers(0, 4, shape)
+    if dtype not in FLOATS:
+        return random_integers(rng, shape, numpy_dtype(dtype))
     return rng.uniform(0.5, 1.5, shape) if positive else rng.standard_normal(shape)
 
 

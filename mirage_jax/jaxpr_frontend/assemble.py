@@ -99,7 +99,7 @@ class _Assembler:
         out: dict[int, str] = {}
         for n, dtypes in used.items():
             own = self.builder.nodes[n].dtype
-            casts = own in FLOAT_ORDER and own not in dtypes and self.builder.nodes[n].op != "input"
+            casts = own not in dtypes and {own, *dtypes} <= set(FLOAT_ORDER) and self.builder.nodes[n].op != "input"
             out[n] = max(dtypes, key=FLOAT_ORDER.index) if casts else own
         return out
 

@@ -115,6 +115,8 @@ class _Flattener:
             operands = tuple(v if isinstance(v, Literal) else env[v] for v in eqn.invars)
             if (called := jax_compat.called_jaxpr(eqn)) is not None:
                 results = self.inline(called, operands, (*calls, eqn))
+            elif (apart := jax_compat.as_fill_apart(eqn)) is not None:
+                results = self.inline(apart, operands, (*calls, eqn))
             else:
                 results = tuple(self.new(v.aval) for v in eqn.outvars)
                 self.append(eqn, operands, results, calls)

@@ -6,8 +6,9 @@ not known here is left to XLA, so that a new JAX version costs speed at worst.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,8 @@ _BODIES = {
     "checkpoint": ("jaxpr",),
 }
 
+
+FEW = 4  # elements of a row: each is looked for in all of it
 
 # Where an equation comes from is a line of the user, or of a library, not one of the wrapper around them.
 source_info_util.register_exclusion(str(Path(__file__).parent) + os.sep)
@@ -180,6 +183,73 @@ def with_avals(eqn: JaxprEqn, given: Sequence[Any], made: Sequence[Any], params:
     invars = [v if isinstance(v, Literal) else jex_core.Var(a) for v, a in zip(eqn.invars, given, strict=True)]
     outvars = list(map(jex_core.Var, made))
     return jex_core.new_jaxpr_eqn(invars, outvars, eqn.primitive, params, eqn.effects, eqn.source_info, eqn.ctx)
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """Dimension numbers of a gather, or of a scatter with the operand that it updates: which dimensions of the result
+    are windows of the operand, which dimensions of the operand an index picks (`mapped`) or goes with (`batch`, and
+    `index_batch` of the indices), and which are gone in the result (`collapsed`).
+    """
+
+    window: tuple[int, ...]
+    collapsed: tuple[int, ...]
+    mapped: tuple[int, ...]
+    batch: tuple[int, ...]
+    index_batch: tuple[int, ...]
+
+    def is_few(self, shape: Sequence[int], index_shape: Sequence[int]) -> bool:
+        """Whether the indices pick few elements of every row, and not rows or anything else."""
+        several = math.prod(n for d, n in enumerate(index_shape[:-1]) if d not in self.index_batch)
+        return len(self.mapped) == 1 and self.collapsed == self.mapped and several <= FEW
+
+    def places(self, rank: int, index_rank: int) -> list[tuple[int | None, int | None]]:
+        """For each dimension of the result (or of the updates) those of the operand and of the indices."""
+        windows = (d for d in range(rank) if d not in (*self.collapsed, *self.batch))
+        indices, of = iter(range(index_rank - 1)), dict(zip(self.index_batch, self.batch, strict=True))
+        out: list[tuple[int | None, int | None]] = []
+        for d in range(index_rank - 1 + len(self.window)):
+            if d in self.window:
+                out.append((next(windows), None))
+            else:
+                n = next(indices)
+                out.append((of.get(n), n))
+        return out
+
+
+def indexed(eqn_params: Mapping[str, Any]) -> Indexed:
+    """Of the parameters of a gather or scatter."""
+    d = eqn_params["dimension_numbers"]
+    if isinstance(d, lax.GatherDimensionNumbers):
+        parts = d.offset_dims, d.collapsed_slice_dims, d.start_index_map, d.operand_batching_dims
+        return Indexed(*parts, d.start_indices_batching_dims)
+    parts = d.update_window_dims, d.inserted_window_dims, d.scatter_dims_to_operand_dims, d.operand_batching_dims
+    return Indexed(*parts, d.scatter_indices_batching_dims)
+
+
+def as_fill_apart(eqn: JaxprEqn) -> Jaxpr | None:
+    """A gather of few elements of every row, and then what stands where an index is out of range; None for others."""
+    if eqn.primitive.name != "gather" or eqn.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
+        return None
+    avals: list[Any] = [v.aval for v in eqn.invars]
+    params, fill, dimensions = eqn.params, eqn.params["fill_value"], indexed(eqn.params)
+    shape, index_shape = (a.shape for a in avals)
+    known = all(isinstance(n, int) for n in (*shape, *index_shape)) and jnp.issubdtype(avals[0].dtype, jnp.floating)
+    if not known or any(map(_varies, avals)) or not dimensions.is_few(shape, index_shape):
+        return None
+    inside = {**params, "mode": lax.GatherScatterMode.PROMISE_IN_BOUNDS, "fill_value": None}
+
+    def apart(x: Any, indices: Any) -> Any:
+        in_range = (indices[..., 0] >= 0) & (indices[..., 0] < x.shape[dimensions.mapped[0]])
+        picked = lax.gather_p.bind(x, indices, **inside)
+        return jnp.where(jnp.expand_dims(in_range, dimensions.window), picked, jnp.nan if fill is None else fill)
+
+    return jax.make_jaxpr(apart)(*(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals))
+
+
+def _varies(aval: Any) -> bool:
+    """Whether a value differs over the manual axes of a shard_map: what is traced from its shape would not."""
+    return bool(getattr(aval, "vma", None) or getattr(getattr(aval, "mat", None), "varying", None))
 
 
 def bodies(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:

@@ -24,10 +24,12 @@ from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr
 from mirage_jax.jaxpr_frontend.reasons import Code, LeftOut, NotExpressible
 from mirage_jax.jaxpr_frontend.shards import is_local, one_device
 from mirage_jax.jaxpr_frontend.translate import Refused, Region, renamed, translate
+from mirage_jax.mugraph.arrays import is_float
 
 MAX_OPS = 24
 RADIUS = 5  # how far around an equation is looked to say that another is like it
 BY_ITSELF = (Code.PARAMETERS, Code.PRECISION, Code.DTYPE)  # reasons that an equation has whatever is around it
+INDEXED = frozenset({"gather", "scatter-add"})
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,11 @@ class _Partitioner:
         for n in list(self._without_literal()):
             self.free.discard(n)
             self.reasons[n] = Code.PARAMETERS, rules.NEEDS_LITERAL[self.eqns[n].primitive][1]
+        for n, eqn in enumerate(self.eqns):
+            if eqn.primitive != "gather" and any(call.primitive.name == "gather" for call in eqn.calls):
+                self.reasons[n] = Code.NON_FINITE, "NaN where an index is out of range"
+        for n in self._indices():
+            self.reasons[n] = Code.NO_HEAVY_OP, "an index: XLA computes it"
         for n in self._between_products():
             self.reasons[n] = Code.LAYOUT, "a product is taken apart into operands of other products: a border"
         self.translated: dict[object, Region | Refused | None] = {}  # by form: equal layers are translated once
@@ -146,6 +153,19 @@ class _Partitioner:
                 operand = eqn.inputs[rules.NEEDS_LITERAL[eqn.primitive][0]]
                 if isinstance(operand, int) and not self._traces_to_literal(operand):
                     yield n
+
+    def _indices(self) -> set[int]:
+        """Equations on integers that only make indices: a region reads these, and has fewer operators."""
+        found: set[int] = set()
+        todo = [e.inputs[1] for n, e in enumerate(self.eqns) if e.primitive in INDEXED and n not in self.reasons]
+        while todo:
+            atom = todo.pop()
+            n = self.made.get(atom) if isinstance(atom, int) else None
+            if n is None or n in found or n in self.free or is_float(self.eqns[n].out_avals[0].dtype):
+                continue
+            found.add(n)
+            todo += self.eqns[n].reads
+        return found
 
     def _between_products(self) -> set[int]:
         """Slices that take all of a product apart, where a product reads one of them: fused projections of attention.

@@ -17,15 +17,25 @@ from typing import Any
 
 import numpy as np
 
+from mirage_jax.jaxpr_frontend import gathers, integers
 from mirage_jax.jaxpr_frontend.reasons import Code, NotExpressible
 from mirage_jax.jaxpr_frontend.values import Builder, Value
 from mirage_jax.jaxpr_frontend.windows import concatenated, sliced
+from mirage_jax.mugraph.arrays import FLOATS, lowest, numpy_dtype
 
 # Operands that must be literals, by position, and what is said where they are not.
 NEEDS_LITERAL = {"pow": (1, "the exponent is not a literal")}
 
-DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64", "int32": "i32", "bool": "bool"}
-FLOATS = frozenset({"f16", "bf16", "f32", "f64"})
+DTYPES = {
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "f32",
+    "float64": "f64",
+    "int32": "i32",
+    "int8": "i8",
+    "uint8": "u8",
+    "bool": "bool",
+}
 HEAVY = frozenset({"dot_general", "reduce_sum", "reduce_max", "reduce_min"})
 PARTS = frozenset({"slice", "concatenate", "stack", "pad"})  # what takes arrays apart and puts them together
 
@@ -46,10 +56,10 @@ RULES: dict[str, Rule] = {}
 LIGHT: set[str] = set()
 VIEWS: set[str] = set()  # the light ones that show one operand in another shape or dtype
 FOLDS: dict[str, Callable[..., Any]] = {}  # the same on numpy scalars, for constants
-TAKES_NEG_INF: set[str] = set()
+TAKES_SPECIAL: set[str] = set()
 
 
-def rule(*names: str, light: bool = False, view: bool = False, neg_inf: bool = False) -> Callable[[Rule], Rule]:
+def rule(*names: str, light: bool = False, view: bool = False, special: bool = False) -> Callable[[Rule], Rule]:
     def register(fn: Rule) -> Rule:
         for name in names:
             RULES[name] = fn
@@ -57,8 +67,8 @@ def rule(*names: str, light: bool = False, view: bool = False, neg_inf: bool = F
                 LIGHT.add(name)
             if view:
                 VIEWS.add(name)
-            if light or view or neg_inf:
-                TAKES_NEG_INF.add(name)
+            if light or view or special:
+                TAKES_SPECIAL.add(name)
         return fn
 
     return register
@@ -66,11 +76,14 @@ def rule(*names: str, light: bool = False, view: bool = False, neg_inf: bool = F
 
 def apply(primitive: str, builder: Builder, result: Result, operands: Sequence[Value]) -> Value:
     """The value of one equation."""
-    if any(v.is_neg_inf for v in operands) and primitive not in TAKES_NEG_INF:
-        raise NotExpressible(Code.NON_FINITE, f"{primitive} of minus infinity")
-    if primitive in FOLDS and operands and all(v.is_constant and not v.is_neg_inf for v in operands):
+    if primitive in FOLDS and operands and all(v.is_constant for v in operands):
         return _fold(primitive, builder, result, operands)
-    return RULES[primitive](builder, result, *operands)
+    if special := [v.special for v in operands if v.special is not None and primitive not in TAKES_SPECIAL]:
+        raise NotExpressible(Code.NON_FINITE, f"{primitive} of {special[0]}")
+    if result.dtype not in integers.RANGES:
+        return RULES[primitive](builder, result, *operands)
+    wide = RULES[primitive](builder, replace(result, dtype="i32"), *operands)
+    return integers.fitted(builder, wide, result.dtype)
 
 
 def literal(builder: Builder, value: Any, aval: Any) -> Value:
@@ -86,17 +99,14 @@ def dtype_name(dtype: Any) -> str:
         raise NotExpressible(Code.DTYPE, f"{dtype}; known are {', '.join(DTYPES)}") from None
 
 
-def _exact(value: Any) -> Fraction | None:
+def _exact(value: Any) -> Fraction | float:
     number = float(value)
-    if number == -math.inf:
-        return None
-    if not math.isfinite(number):
-        raise NotExpressible(Code.NON_FINITE, f"the constant {number}")
-    return Fraction(number)
+    return Fraction(number) if math.isfinite(number) else number
 
 
 def _fold(primitive: str, builder: Builder, result: Result, operands: Sequence[Value]) -> Value:
-    numbers = [np.asarray(float(v.offset)).astype(_NUMPY[v.dtype]) for v in operands]
+    constants = (float(v.offset) if v.special is None else v.special for v in operands)
+    numbers = [np.asarray(c).astype(_NUMPY[v.dtype]) for c, v in zip(constants, operands, strict=True)]
     with np.errstate(all="ignore"):
         folded = np.asarray(FOLDS[primitive](result.params, *numbers)).astype(result.numpy_dtype)
     dims = max((v.dims for v in operands), key=len)
@@ -121,7 +131,7 @@ def _convert(b: Builder, out: Result, x: Value) -> Value:
         raise NotExpressible(Code.DTYPE, f"a cast from {x.dtype} to {out.dtype} rounds")
     if out.dtype == "bool" and x.dtype != "bool":
         raise NotExpressible(Code.DTYPE, f"a cast from {x.dtype} to bool compares")
-    if x.is_constant and not x.is_neg_inf:
+    if x.is_constant and x.special is None:
         rounded = np.asarray(float(x.offset)).astype(out.numpy_dtype)
         return b.constant(_exact(rounded), out.dtype, x.dims)
     return replace(x, dtype=out.dtype)
@@ -211,7 +221,7 @@ def _between(b: Builder, before: int, x: Value, after: int, padding: Value, d: i
 def _concatenate(b: Builder, out: Result, *operands: Value) -> Value:
     if len(operands) == 1:
         return operands[0]
-    if all(v.is_constant and v.offset == operands[0].offset and not v.is_neg_inf for v in operands):
+    if all(v.is_constant and v.offset == operands[0].offset and v.special is None for v in operands):
         return broadcast_scalar(b, replace(operands[0], dims=()), out.shape)
     return concatenated(b, operands, out.params["dimension"], out.dtype)
 
@@ -228,7 +238,7 @@ def _stack(b: Builder, out: Result, *operands: Value) -> Value:
 
 @rule("pad", light=True)
 def _pad(b: Builder, out: Result, x: Value, padding: Value) -> Value:
-    if not padding.is_constant or padding.is_neg_inf:
+    if not padding.is_constant or padding.special is not None:
         raise NotExpressible(Code.PARAMETERS, "padding that is not a finite literal")
     for d, config in enumerate(out.params["padding_config"]):
         low, high, inner = map(int, config)  # numpy's integers, at times
@@ -267,8 +277,8 @@ def _mul(b: Builder, out: Result, x: Value, y: Value) -> Value:
 
 @rule("neg", light=True)
 def _neg(b: Builder, out: Result, x: Value) -> Value:
-    if x.is_neg_inf:
-        raise NotExpressible(Code.NON_FINITE, "plus infinity")
+    if x.special is not None:
+        return replace(x, special=-x.special)
     return b.scaled(x, Fraction(-1))
 
 
@@ -334,8 +344,13 @@ def _function(primitive: str, op: str) -> None:
         return b.unary(op, x, out.dtype)
 
 
-for _name in ("logistic", "tanh", "erf", "erfc", "log", "log1p", "sin", "cos", "abs", "sign"):
+for _name in ("logistic", "tanh", "erf", "erfc", "log", "log1p", "expm1", "sin", "cos", "abs", "sign", "floor"):
     _function(_name, _name)
+
+
+@rule("ceil")
+def _ceil(b: Builder, out: Result, x: Value) -> Value:
+    return b.scaled(b.unary("floor", b.scaled(x, Fraction(-1)), out.dtype), Fraction(-1))
 
 
 @rule("is_finite", light=True)
@@ -343,7 +358,7 @@ def _is_finite(b: Builder, out: Result, x: Value) -> Value:
     return b.unary("isfinite", x, out.dtype)
 
 
-@rule("max", neg_inf=True)
+@rule("max", special=True)
 def _max(b: Builder, out: Result, x: Value, y: Value) -> Value:
     if x.is_neg_inf:
         return b.widened(y, x)
@@ -365,11 +380,25 @@ def _clamp(b: Builder, out: Result, low: Value, x: Value, high: Value) -> Value:
 # --- masks
 
 
+def _is_infinite(b: Builder, op: str, x: Value, y: Value) -> Value | None:
+    """``x == inf``, said with the largest number; None if neither operand is infinite."""
+    x, y = (y, x) if x.special is not None else (x, y)
+    if y.special is None:
+        return None
+    if op != "eq" or math.isnan(y.special) or x.dtype not in FLOATS:
+        raise NotExpressible(Code.NON_FINITE, f"a comparison with {y.special}")
+    x, most = (
+        b.widened(x, y),
+        b.constant(Fraction(lowest(numpy_dtype(x.dtype))) * (-1 if y.special > 0 else 1), x.dtype),
+    )
+    return b.plain("lt", (most, x) if y.special > 0 else (x, most), "bool")
+
+
 def _comparison(primitive: str, op: str, swap: bool = False, invert: bool = False) -> None:
     @rule(primitive, light=True)
     def comparison(b: Builder, out: Result, x: Value, y: Value) -> Value:
-        if x.is_neg_inf or y.is_neg_inf:
-            raise NotExpressible(Code.NON_FINITE, f"{primitive} of minus infinity")
+        if (found := _is_infinite(b, op, x, y)) is not None:
+            return b.plain("not", (found,), out.dtype) if invert else found
         value = b.plain(op, (y, x) if swap else (x, y), out.dtype)
         return b.plain("not", (value,), out.dtype) if invert else value
 
@@ -388,8 +417,11 @@ for _name, _op, _swap, _invert in (
 def _logical(primitive: str) -> None:
     @rule(primitive, light=True)
     def logical(b: Builder, out: Result, *operands: Value) -> Value:
+        if primitive == "and" and operands[0].dtype in integers.RANGES:
+            x, mask = operands if operands[1].is_constant else operands[::-1]
+            return integers.masked(b, x, mask)
         if out.dtype != "bool":
-            raise NotExpressible(Code.DTYPE, f"bitwise {primitive} of {out.dtype}")
+            raise NotExpressible(Code.DTYPE, f"bitwise {primitive} of {operands[0].dtype}")
         if primitive != "not":
             for constant, other in (operands, operands[::-1]):
                 if constant.is_constant:  # true and x = x; false and x = false; or: the other way round
@@ -402,7 +434,22 @@ for _name in ("and", "or", "not"):
     _logical(_name)
 
 
-@rule("select_n", neg_inf=True)
+@rule("shift_right_arithmetic")
+def _shift_right_arithmetic(b: Builder, out: Result, x: Value, by: Value) -> Value:
+    return integers.shifted_right(b, x, by, is_arithmetic=True)
+
+
+@rule("shift_right_logical")
+def _shift_right_logical(b: Builder, out: Result, x: Value, by: Value) -> Value:
+    return integers.shifted_right(b, x, by, is_arithmetic=False)
+
+
+@rule("shift_left")
+def _shift_left(b: Builder, out: Result, x: Value, by: Value) -> Value:
+    return integers.shifted_left(b, x, by)
+
+
+@rule("select_n", special=True)
 def _select_n(b: Builder, out: Result, condition: Value, *cases: Value) -> Value:
     if condition.dtype != "bool" or len(cases) != 2:
         raise NotExpressible(Code.PARAMETERS, "a select that is not between two cases")
@@ -411,6 +458,8 @@ def _select_n(b: Builder, out: Result, condition: Value, *cases: Value) -> Value
     no, yes = cases
     if out.dtype == "bool" and no.is_constant and yes.is_constant and no.offset != yes.offset:
         return b.widened(condition if yes.offset else b.plain("not", (condition,), "bool"), no)
+    if any(v.special is not None and not v.is_neg_inf for v in cases):
+        raise NotExpressible(Code.NON_FINITE, "a choice of plus infinity or NaN")
     if no.is_neg_inf and yes.is_neg_inf:
         return b.widened(no, yes)
     if no.is_neg_inf:
@@ -455,6 +504,20 @@ def _reduce_min(b: Builder, out: Result, x: Value) -> Value:
     _needs_float(out, "a minimum")
     over, dims = _reduced(b, x, out.params["axes"])
     return b.scaled(b.maximum(b.scaled(x, Fraction(-1)), over, dims, out.dtype), Fraction(-1))
+
+
+# --- an element of every row
+
+
+@rule("gather")
+def _gather(b: Builder, out: Result, x: Value, index: Value) -> Value:
+    return gathers.picked(b, out.params, x, index, len(out.shape))
+
+
+@rule("scatter-add")
+def _scatter_add(b: Builder, out: Result, x: Value, index: Value, y: Value) -> Value:
+    _needs_float(out, "a sum")
+    return gathers.put(b, out.params, x, index, y, out.dtype)
 
 
 @rule("dot_general")
@@ -532,7 +595,7 @@ def broadcast_scalar(b: Builder, x: Value, shape: Sequence[int]) -> Value:
 
 
 _FAMILIES = {
-    "an index into data": ("gather", "scatter", "dynamic_slice", "dynamic_update_slice", "scatter_add", "take"),
+    "an index into data": ("gather", "scatter", "dynamic_slice", "dynamic_update_slice", "scatter-add", "take"),
     "an order backwards": ("rev",),
     "a scan along an axis": ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"),
     "random bits": ("random_bits", "random_seed", "random_wrap", "random_unwrap", "random_fold_in", "threefry2x32"),

@@ -44,14 +44,20 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """``scale * node + offset``, of JAX dimensions `dims`. Without a node: the constant `offset`, or minus infinity."""
+    """``scale * node + offset``, of JAX dimensions `dims`. Without a node: the constant `offset`, or, if
+    there is one, `special`, an infinity or NaN.
+    """
 
     dims: Dims
     dtype: str
     node: int | None = None
     scale: Fraction = ONE
     offset: Fraction = ZERO
-    is_neg_inf: bool = False
+    special: float | None = None
+
+    @property
+    def is_neg_inf(self) -> bool:
+        return self.special == -math.inf
 
     @property
     def is_constant(self) -> bool:
@@ -122,16 +128,18 @@ class Builder:
         self.nodes.append(Node("input", (), axes, (), (), dtype))
         return self.value(dims, dtype, len(self.nodes) - 1)
 
-    def constant(self, value: Fraction | None, dtype: str, dims: Dims = ()) -> Value:
-        """An exact constant; None is minus infinity."""
-        return Value(dims, dtype, None, ONE, value if value is not None else ZERO, is_neg_inf=value is None)
+    def constant(self, value: Fraction | float, dtype: str, dims: Dims = ()) -> Value:
+        """An exact constant; a float is an infinity or NaN."""
+        if isinstance(value, Fraction):
+            return Value(dims, dtype, None, ONE, value)
+        return Value(dims, dtype, special=value)
 
     def materialize(self, x: Value) -> Value:
         """The same value as a node of its own."""
         if x.is_plain:
             return x
-        if x.is_neg_inf:
-            raise NotExpressible(Code.NON_FINITE, "minus infinity that is not a mask")
+        if x.special is not None:
+            raise NotExpressible(Code.NON_FINITE, f"the constant {x.special}, where it is not a mask")
         elif x.is_constant:
             node = self.append("const", (), (), x.dtype, value=x.offset)
         else:

@@ -21,7 +21,9 @@ from mirage_jax.lower.triton_source import KernelSource
 SHARED_LIMIT: Mapping[int, int] = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
 REGISTERS = 65536  # of one multiprocessor
 SPILLS = 4096  # bytes per thread, above which a kernel waits for its own local memory
-POINTERS: Mapping[str, str] = {"f16": "*fp16", "bf16": "*bf16", "f32": "*fp32", "i32": "*i32", "bool": "*i1"}
+POINTERS: Mapping[str, str] = {
+    "f16": "*fp16", "bf16": "*bf16", "f32": "*fp32", "i32": "*i32", "i8": "*i8", "u8": "*u8", "bool": "*i1",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ UNARY: Mapping[Callable[..., Any], Callable[..., Any]] = {
     np.sqrt: exact.sqrt,
     np.sin: exact.sin,
     np.cos: exact.cos,
+    np.floor: exact.floor,
 }
 
 

@@ -135,6 +135,8 @@ NUMPY_TYPES: Mapping[str, str] = {
     "bf16": "bfloat16",
     "f32": "float32",
     "i32": "int32",
+    "i8": "int8",
+    "u8": "uint8",
     "bool": "bool",
 }
 

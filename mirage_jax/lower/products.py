@@ -14,6 +14,7 @@ from mirage_jax.errors import UnsupportedError
 from mirage_jax.lower.expressions import Number, Value, reduced, reduction
 from mirage_jax.lower.tiling import MAX_RANK, SINGLE, Product, extent
 from mirage_jax.lower.values import TRITON_TYPES, Values, rule
+from mirage_jax.mugraph.arrays import SMALL_INTEGERS
 from mirage_jax.mugraph.graph import Axis, Op
 
 HALF = ("f16", "bf16")
@@ -93,11 +94,11 @@ class Products(Values):
         return ", ".join(texts)
 
     def operand_type(self, op: Op) -> str:
-        """16 bits if an operand is a tensor of that type, unless the other one is an f32 input of the program."""
+        """16 bits if an operand is a tensor of that type, unless the other one is an input that 16 bits do not hold."""
         tensors = [self.tiling.graph.tensors[self.loads[a].tensor] for a in op.args if a in self.loads]
         given = {t.name for t in self.tiling.graph.inputs}
         halves = {t.dtype for t in tensors if t.dtype in HALF}
-        exact = any(t.dtype not in HALF and t.name in given for t in tensors)
+        exact = any(t.dtype not in (*HALF, *SMALL_INTEGERS) and t.name in given for t in tensors)
         return halves.pop() if len(halves) == 1 and not exact else "f32"
 
     def operand(self, name: str, dtype: str, single: bool) -> Value:

@@ -37,7 +37,7 @@ MAX_PERMUTED = 6  # axes up to which every order of tile dimensions is tried
 WIDE_ROWS = 64  # rows of Hopper's matrix instructions (wgmma); fewer rows take older and slower ones
 GROUP = 8  # blocks along the fastest grid axis that share the operands of the next one while they are in L2
 
-BYTES: Mapping[str, int] = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i32": 4, "bool": 1}
+BYTES: Mapping[str, int] = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i32": 4, "i8": 1, "u8": 1, "bool": 1}
 
 
 def ceil_div(n: int, d: int) -> int:

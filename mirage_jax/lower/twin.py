@@ -23,7 +23,7 @@ from mirage_jax.lower.tiling import extent, stored_axes
 from mirage_jax.lower.triton_interpreter import interpret_kernel
 from mirage_jax.lower.triton_source import DEFAULT, KernelSource, Options, emit
 from mirage_jax.mugraph import exact
-from mirage_jax.mugraph.arrays import Named, arrange, is_float, numpy_dtype
+from mirage_jax.mugraph.arrays import Named, arrange, is_float, numpy_dtype, random_integers
 from mirage_jax.mugraph.evaluate import evaluate
 from mirage_jax.mugraph.exact_domain import ExactDomain
 from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, Library, Schedule, Store, Tensor
@@ -97,7 +97,7 @@ def _random(
     elif tensor.dtype == "bool":
         array = rng.random(shape) < 0.8
     else:
-        array = rng.integers(0, 4, shape).astype(dtype)
+        array = random_integers(rng, shape, dtype)
     return Named(tensor.axes, array)
 
 

@@ -29,11 +29,13 @@ from mirage_jax.lower.expressions import (
 )
 from mirage_jax.lower.frame import Frame
 from mirage_jax.lower.tiling import SINGLE
+from mirage_jax.mugraph.arrays import FLOATS
 from mirage_jax.mugraph.graph import Axis, Load, Op, Store, split_axis
 from mirage_jax.mugraph.operators import ACCUMULATORS, FUNCTIONS, operator
 
 TRITON_TYPES: Mapping[str, str] = {
-    "f16": "tl.float16", "bf16": "tl.bfloat16", "f32": "tl.float32", "i32": "tl.int32", "bool": "tl.int1",
+    "f16": "tl.float16", "bf16": "tl.bfloat16", "f32": "tl.float32",
+    "i32": "tl.int32", "i8": "tl.int8", "u8": "tl.uint8", "bool": "tl.int1",
 }  # fmt: skip
 
 MAX_FACTORS = 8  # of a power that is written as a product
@@ -92,7 +94,7 @@ class Values(Frame):
             dims = self.tiling.dims(axes)
             text = f"tl.load({self.pointer(tensor, load.axes, dims)}"
             if mask := self.mask(axes, dims):
-                text += f", mask={mask}, other={'0' if tensor.dtype in ('i32', 'bool') else '0.0'}"
+                text += f", mask={mask}, other={'0.0' if tensor.dtype in FLOATS else '0'}"
             if twice:
                 text += ', eviction_policy="evict_last"' if use == "dot" else ""
             pads = {a: 0.0 for a in load.axes if self.axes[a].ragged}

@@ -33,6 +33,10 @@ DTYPES: dict[str, Any] = {
 }
 
 
+FLOATS = ("f16", "bf16", "f32", "f64")
+SMALL_INTEGERS = ("i8", "u8", "bool")  # 16-bit floats hold all of them
+
+
 def numpy_dtype(short: str) -> Any:
     """``f16 -> dtype('float16')``."""
     try:
@@ -42,12 +46,23 @@ def numpy_dtype(short: str) -> Any:
 
 
 def is_float(dtype: Any) -> bool:
-    return numpy.dtype(dtype) in (DTYPES["f16"], DTYPES["bf16"], DTYPES["f32"], DTYPES["f64"])
+    return numpy.dtype(dtype) in [DTYPES[d] for d in FLOATS]
 
 
 def is_narrow(dtype: Any) -> bool:
     """Is it a 16-bit float?"""
     return numpy.dtype(dtype) in (DTYPES["f16"], DTYPES["bf16"])
+
+
+def is_small(dtype: Any) -> bool:
+    """Is it a type of integers that every type of floats holds?"""
+    return numpy.dtype(dtype) in [DTYPES[d] for d in SMALL_INTEGERS]
+
+
+def random_integers(rng: numpy.random.Generator, shape: Sequence[int], dtype: Any) -> Any:
+    """What integers of a type are like in programs: weights of 8 bits are anything, others are indices or counts."""
+    low, high = (numpy.iinfo(dtype).min, numpy.iinfo(dtype).max + 1) if is_small(dtype) else (0, 4)
+    return rng.integers(low, high, tuple(shape)).astype(dtype)
 
 
 def lowest(dtype: Any) -> float:
@@ -160,6 +175,7 @@ class FloatDomain:
         return total if missing == 1 else Named(total.axes, total.array * missing)
 
     def dot(self, x: Named, y: Named, axes: tuple[Axis, ...]) -> Named:
+        x, y = self._of_one_type(x, y), self._of_one_type(y, x)
         narrow = self.dtype is None and not self.widen and is_narrow(x.array.dtype) and x.array.dtype == y.array.dtype
         if not narrow or self.xp is numpy:
             a, b = self._common(x.array, y.array)
@@ -190,6 +206,12 @@ class FloatDomain:
         gone = tuple(i for i, a in enumerate(x.axes) if a in axes)
         array = self._array(x.array)
         return Named(tuple(a for a in x.axes if a not in axes), reduction(array, axis=gone) if gone else array)
+
+    def _of_one_type(self, x: Named, other: Named) -> Named:
+        """A small integer times a 16-bit float is a product of such floats, as the cast before it is exact."""
+        if self.dtype is None and is_small(x.array.dtype) and is_narrow(other.array.dtype):
+            return Named(x.axes, x.array.astype(other.array.dtype))
+        return x
 
     def _array(self, x: Any) -> Any:
         return self._common(x)[0]

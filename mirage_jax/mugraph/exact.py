@@ -197,6 +197,7 @@ sqrt = _hashed(2, lambda x: np.sqrt(np.abs(x)), {0: 0, 1: 1})
 erf = _hashed(3, lambda x: scipy.special.erf(x), {0: 0})  # scipy imports its parts on first use
 sin = _hashed(4, np.sin, {0: 0})
 cos = _hashed(5, np.cos, {0: 1})
+floor = _hashed(6, np.floor, {0: 0, 1: 1})
 
 
 def rsqrt(x: Numbers) -> Numbers:
@@ -266,6 +267,13 @@ def log1p(x: Numbers) -> Numbers:
     return choose(equal(x, ZERO), x, log(add(ONE, x)))
 
 
+def expm1(x: Numbers) -> Numbers:
+    series = ONE
+    for n in range(6, 1, -1):
+        series = add(ONE, multiply(divide(x, integers(n)), series))
+    return choose(less(absolute(x), constant(Fraction(1, 4))), multiply(x, series), subtract(exp(x), ONE))
+
+
 def where(c: Numbers, x: Numbers, y: Numbers) -> Numbers:
     return choose(equal(c, ZERO), y, x)
 
@@ -281,6 +289,9 @@ FUNCTIONS: Mapping[str, Callable[..., Numbers]] = {
     "erfc": lambda x: subtract(ONE, erf(x)),
     "log": log,
     "log1p": log1p,
+    "expm1": expm1,
+    "floor": floor,
+    "fraction": lambda x: subtract(x, floor(x)),
     "sin": sin,
     "cos": cos,
     "abs": absolute,

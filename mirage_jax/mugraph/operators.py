@@ -69,6 +69,11 @@ def _special(name: str) -> Callable[..., Any]:
 
 # log(1 + x) without losing small x: the rounding error of 1 + x is divided out again
 LOG1P = "tl.where(1.0 + {0} == 1.0, {0}, tl.log(1.0 + {0}) * ({0} / ((1.0 + {0}) - 1.0)))"
+# exp(x) - 1 without losing small x: its series there
+EXPM1 = (
+    "tl.where(tl.abs({0}) < 0.25, {0} * (1.0 + {0} / 2.0 * (1.0 + {0} / 3.0 * (1.0 + {0} / 4.0 * (1.0 + {0} / 5.0 "
+    "* (1.0 + {0} / 6.0))))), tl.exp({0}) - 1.0)"
+)
 
 FUNCTIONS: dict[str, Function] = {
     f.name: f
@@ -79,6 +84,9 @@ FUNCTIONS: dict[str, Function] = {
         Function("erfc", _special("erfc"), "(1.0 - tl.erf({0}))"),
         Function("log", lambda xp, x: xp.log(x), "tl.log({0})"),
         Function("log1p", lambda xp, x: xp.log1p(x), LOG1P),
+        Function("expm1", lambda xp, x: xp.expm1(x), EXPM1, flops=12),
+        Function("floor", lambda xp, x: xp.floor(x), "tl.floor({0})", flops=1),
+        Function("fraction", lambda xp, x: x - xp.floor(x), "({0} - tl.floor({0}))", flops=2),
         Function("sin", lambda xp, x: xp.sin(x), "tl.sin({0})"),
         Function("cos", lambda xp, x: xp.cos(x), "tl.cos({0})"),
         Function("abs", lambda xp, x: xp.abs(x), "tl.abs({0})", flops=1),

@@ -18,6 +18,8 @@ from fractions import Fraction
 from itertools import product
 
 from mirage_jax.errors import UnsupportedError
+from mirage_jax.mugraph.arrays import FLOATS
+from mirage_jax.mugraph.footprint import BYTES
 from mirage_jax.mugraph.graph import PART, Axis, KernelGraph, KernelSchedule, Schedule, Tensor, origin
 from mirage_jax.search.axioms import Axioms, Step
 from mirage_jax.search.cost import Model, Priced, estimate
@@ -32,7 +34,6 @@ from mirage_jax.search.roots import batch_axes, express
 from mirage_jax.search.structures import Candidate, parts_of
 
 log = logging.getLogger("mirage_jax")
-WIDTHS = {"bool": 1, "f16": 2, "bf16": 2, "f32": 4, "i32": 4, "f64": 8}
 DEFAULT_SPACE = Space()
 FAMILIES = ("algebra", "kernels")
 TIE = 1e-3  # the model prices a library's product as our own; at a tie ours is tried first
@@ -79,8 +80,8 @@ class Search:
         self.clock = Clock(self.seconds, self.states)
         self.wide = "f64" if any(t.dtype == "f64" for t in self.reference.inputs) else "f32"
         self.narrow = min(
-            (t.dtype for t in self.reference.inputs if t.dtype not in ("bool", "i32")),
-            key=lambda d: WIDTHS[d],
+            (t.dtype for t in self.reference.inputs if t.dtype in FLOATS),
+            key=lambda d: BYTES[d],
             default="f32",
         )
 
@@ -174,7 +175,7 @@ class Search:
         self.report.fired = Counter(getattr(self, "axioms", Axioms(Expressions(self.reference.extent))).fired)
 
     def _model(self, f: Frontiers, split: Axis | None = None) -> Model:
-        widths = {t.name: WIDTHS[t.dtype] for t in self.reference.inputs}
+        widths = {t.name: BYTES[t.dtype] for t in self.reference.inputs}
         return Model(f, self.device, self.reference.sizes, widths, split)
 
     # ------------------------------------------------------------------ algebra

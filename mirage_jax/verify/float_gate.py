@@ -32,7 +32,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from mirage_jax.mugraph.arrays import is_float
+from mirage_jax.mugraph.arrays import is_float, random_integers
 
 type Spec = tuple[tuple[int, ...], Any]  # shape, dtype
 type Array = np.ndarray
@@ -238,7 +238,7 @@ def _draw(make: Maker, rng: np.random.Generator, shape: tuple[int, ...], dtype: 
     if dtype.kind == "b":
         return np.asarray(rng.random(shape) < 0.9)
     if not is_float(dtype):
-        return np.asarray(rng.integers(0, 4, shape), dtype)
+        return random_integers(rng, shape, dtype)
     most = float(ml_dtypes.finfo(dtype).max)
     return np.asarray(np.clip(make(rng, shape, position), -most, most), dtype)  # an array also where the shape is ()
 

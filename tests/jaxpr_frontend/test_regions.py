@@ -24,7 +24,7 @@ LEFT_OUT = {
     "sort": (lambda x: jnp.sort(x) @ W, Code.UNSUPPORTED_PRIMITIVE),
     "reduce_sum": (lambda x: x.sum() * x @ W, Code.RANK0),
     "dot_general": (lambda x: jnp.dot(x, W, precision="highest"), Code.PRECISION),
-    "convert_element_type": (lambda x: x.astype("int8").sum(0).astype("float32") @ W, Code.DTYPE),
+    "convert_element_type": (lambda x: x.astype("int16").sum(0).astype("float32") @ W, Code.DTYPE),
     "exp": (lambda x: jnp.exp(x), Code.NO_HEAVY_OP),
     "rev": (lambda x: x[::-1] @ W, Code.UNSUPPORTED_PRIMITIVE),
     "div": (lambda x: (x / 0.0) @ W, Code.NON_FINITE),

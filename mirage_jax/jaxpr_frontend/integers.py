@@ -1,0 +1,159 @@
+"""Integers of 8 bits as numbers: how they wrap around, are shifted and masked is said with `floor` and `fraction`.
+
+Kernels compute in float32, which holds these integers and what is made of them exactly:
+
+    x >> k  ->  floor(x / 2**k)            x & (2**k - 1)  ->  2**k * fraction(x / 2**k)
+
+for signed and unsigned x alike (two's complement), and a result that may leave the range of its type is brought back
+in the same way. Which may, is told by intervals: weights of 4 bits that are taken out of bytes never do. (`fraction` is
+x - floor(x) as one operator; as a difference it would make sums of products with weights longer.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+from mirage_jax.jaxpr_frontend.reasons import Code, NotExpressible
+from mirage_jax.jaxpr_frontend.values import Builder, Node, Value
+
+RANGES = {"i8": (-128, 127), "u8": (0, 255)}
+TRUTHS = frozenset({"lt", "le", "eq", "and", "or", "not", "isfinite"})
+MOST = 1 << 22  # beyond, float32 would soon round
+
+type Interval = tuple[Fraction, Fraction]
+
+
+def fitted(b: Builder, x: Value, dtype: str) -> Value:
+    """A result of exact integer arithmetic, modulo 2**8 as its type has it."""
+    low, high = RANGES[dtype]
+    found = _interval(b, x)
+    if found is None or max(map(abs, found)) > MOST:
+        raise NotExpressible(Code.DTYPE, f"integers of unknown size as {dtype}")
+    if not (low <= found[0] and found[1] <= high):
+        x = b.scaled(_low_bits(b, b.scaled(x, Fraction(1), Fraction(-low)), 8), Fraction(1), Fraction(low))
+    return replace(_without_offset(b, x), dtype=dtype)
+
+
+def shifted_right(b: Builder, x: Value, by: Value, is_arithmetic: bool) -> Value:
+    """``x >> by``."""
+    places = _literal(x, by, "a shift")
+    if not is_arithmetic and (found := _interval(b, x)) is not None and found[0] < 0:
+        raise NotExpressible(Code.PARAMETERS, f"a logical shift of {x.dtype}, which has a sign")
+    return _shifted(b, x, places)
+
+
+def shifted_left(b: Builder, x: Value, by: Value) -> Value:
+    """``x << by``, before it is brought back into its range."""
+    return b.scaled(x, Fraction(2 ** _literal(x, by, "a shift")))
+
+
+def masked(b: Builder, x: Value, mask: Value) -> Value:
+    """``x & mask`` where the ones of the mask are neighbours."""
+    bits = _literal(x, mask, "a mask") % 256
+    start = (bits & -bits).bit_length() - 1
+    count = (bits >> max(start, 0)).bit_length()
+    if bits == 0 or bits >> start != (1 << count) - 1:
+        raise NotExpressible(Code.PARAMETERS, f"a mask of the bits {bits:#010b}, which are no neighbours")
+    low, _ = RANGES[x.dtype]
+    field = _shifted(b, x, start)
+    if start + count < 8 or low < 0:
+        field = _low_bits(b, field, count)
+    return b.scaled(field, Fraction(2**start))
+
+
+def _without_offset(b: Builder, x: Value) -> Value:
+    """``n * x + c -> floor(n * x + c)``, the same integer as one term: a zero point would make sums of products with
+    weights longer, and the search for what else computes these."""
+    if x.node is None or not x.offset:
+        return x
+    node = b.nodes[x.node]
+    if node.op != "floor" or x.scale != 1:
+        return b.unary("floor", x, "i32")
+    number = _numbers(node)
+    number["offset"] = number.get("offset", Fraction(0)) + x.offset
+    return b.value(x.dims, "i32", b.append("floor", node.uses, (), "i32", **number))
+
+
+def _literal(x: Value, y: Value, what: str) -> int:
+    if x.dtype not in RANGES:
+        raise NotExpressible(Code.DTYPE, f"{what} of bits of {x.dtype}; known are {', '.join(RANGES)}")
+    if not y.is_constant:
+        raise NotExpressible(Code.PARAMETERS, f"{what} that is not a literal")
+    return int(y.offset)
+
+
+def _shifted(b: Builder, x: Value, places: int) -> Value:
+    """floor(x / 2**places)."""
+    return b.unary("floor", b.scaled(x, Fraction(1, 2**places)), "i32") if places else x
+
+
+def _low_bits(b: Builder, x: Value, count: int) -> Value:
+    """``2**count * fraction(x / 2**count)``."""
+    return b.scaled(b.unary("fraction", b.scaled(x, Fraction(1, 2**count)), "f32"), Fraction(2**count))
+
+
+# --- intervals
+
+
+def _interval(b: Builder, x: Value) -> Interval | None:
+    """Bounds of an integer value."""
+    if x.node is None:
+        return x.offset, x.offset
+    return _affine(_of_node(b, x.node), x.scale, x.offset)
+
+
+def _affine(interval: Interval | None, scale: Fraction, offset: Fraction) -> Interval | None:
+    if interval is None:
+        return None
+    low, high = sorted(scale * end + offset for end in interval)
+    return low, high
+
+
+def _of_node(b: Builder, n: int) -> Interval | None:
+    node = b.nodes[n]
+    if n in b.concats:
+        return _around([_of_node(b, part.node) for part in b.concats[n].parts])
+    if node.op == "input" and node.dtype in RANGES:
+        low, high = RANGES[node.dtype]
+        return Fraction(low), Fraction(high)
+    if node.op in TRUTHS or node.dtype == "bool":
+        return Fraction(0), Fraction(1)
+    return _of_operator(b, node)
+
+
+def _of_operator(b: Builder, node: Node) -> Interval | None:
+    number = _numbers(node)
+    scale, offset = number.get("scale", Fraction(1)), number.get("offset", Fraction(0))
+    match node.op, [_of_node(b, use.node) for use in node.uses]:
+        case "const", _:
+            return number["value"], number["value"]
+        case "affine", [x]:
+            return _affine(x, scale, offset)
+        case "floor", [x]:
+            inside = _affine(x, scale, offset)
+            return None if inside is None else (Fraction(inside[0] // 1), Fraction(inside[1] // 1))
+        case "fraction", _:
+            return Fraction(0), 1 - scale  # of an integer times 1 / n: 0, 1 / n, .. or (n - 1) / n
+        case "add", [x, y]:
+            x = _affine(x, number.get("ca", Fraction(1)), Fraction(0))
+            y = _affine(y, number.get("cb", Fraction(1)), Fraction(0))
+            return None if x is None or y is None else (x[0] + y[0], x[1] + y[1])
+        case "mul", [(a, c), (e, g)]:
+            ends = (a * e, a * g, c * e, c * g)
+            return min(ends), max(ends)
+        case "maximum" | "minimum", found:
+            return _around(found)
+        case "where", [_, *found]:
+            return _around(found)
+        case _:
+            return None
+
+
+def _numbers(node: Node) -> dict[str, Fraction]:
+    return {k: v for k, v in node.attrs if isinstance(v, Fraction)}
+
+
+def _around(intervals: list[Interval | None]) -> Interval | None:
+    known = [i for i in intervals if i is not None]
+    return (min(i[0] for i in known), max(i[1] for i in known)) if len(known) == len(intervals) else None

@@ -1,0 +1,93 @@
+"""Flax's nnx modules as arguments: their state goes in and comes back as `flax.nnx.jit` does it.
+
+Under `jax.jit` a module is a pytree that the function gets a copy of: what it writes (running statistics, keys of
+dropout, new variables) is lost. `nnx.jit` splits modules, passes their state through a pure function, and writes back
+what changed. The same is done here: the pure function that nnx makes is what is captured.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from mirage_jax.errors import UsageError
+from mirage_jax.jaxpr_frontend.capture import capture
+from mirage_jax.jaxpr_frontend.interpreter import Compiler
+
+log = logging.getLogger("mirage_jax")
+
+SHARDINGS = ("in_shardings", "out_shardings")
+
+
+def is_module(x: Any) -> bool:
+    """Whether x has state that nnx keeps: a module, optimizer, metric, `Rngs` or variable."""
+    nnx: Any = sys.modules.get("flax.nnx")  # without it there is none
+    return nnx is not None and isinstance(x, nnx.Pytree | nnx.Variable)
+
+
+def has_modules(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether some argument is a module, or a container of one. (A `State`, split off by hand, is a plain pytree.)"""
+    nnx: Any = sys.modules.get("flax.nnx")
+    if nnx is None:
+        return False
+    containers = [x for x in (*args, *kwargs.values()) if not isinstance(x, jax.Array | nnx.State)]
+    if not containers:
+        return False
+    leaves = jax.tree.leaves(containers, is_leaf=lambda x: isinstance(x, nnx.Pytree | nnx.Variable | nnx.State))
+    return any(isinstance(x, nnx.Pytree | nnx.Variable) for x in leaves)
+
+
+def check_no_linen(args: tuple[Any, ...]) -> None:
+    """linen gives the methods of a module their variables from outside: under jit there would be none."""
+    linen: Any = sys.modules.get("flax.linen")
+    if linen is not None and args and isinstance(args[0], linen.Module):
+        found = type(args[0]).__qualname__
+        raise UsageError(f"optimize: found a method of the linen module {found}; optimize {found}(..).apply instead")
+
+
+def owner(fn: Callable[..., Any]) -> Any:
+    """The module of which `fn` is a bound method, or which it is; else None."""
+    instance = getattr(fn, "__self__", fn)
+    return instance if is_module(instance) else None
+
+
+def unbound(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that takes the module first."""
+    return fn.__func__ if inspect.ismethod(fn) else type(fn).__call__
+
+
+def behind_module(jit_options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a bound method, for the function that takes the module first."""
+    out = dict(jit_options)
+    for name in ("static_argnums", "donate_argnums"):
+        if out.get(name) is not None:
+            numbers = (out[name],) if isinstance(out[name], int) else tuple(out[name])
+            out[name] = tuple(n + 1 if n >= 0 else n for n in numbers)
+    if isinstance(out.get("in_shardings"), tuple | list):
+        out["in_shardings"] = (None, *out["in_shardings"])
+    return out
+
+
+def jit(fn: Callable[..., Any], compiler: Compiler | None, jit_options: Mapping[str, Any]) -> Any:
+    """``nnx.jit(fn)``, with its program captured if there is a compiler."""
+    nnx: Any = sys.modules["flax.nnx"]
+
+    @functools.wraps(fn, updated=())
+    def function(*args: Any, **kwargs: Any) -> Any:  # nnx takes no bound methods, of whatever they are
+        return fn(*args, **kwargs)
+
+    wrapped = nnx.jit(function, **jit_options)
+    if compiler is None:
+        return wrapped
+    pure = getattr(getattr(wrapped, "jitted_fn", None), "__wrapped__", None)
+    if pure is None or any(jit_options.get(name) is not None for name in SHARDINGS):
+        log.warning("a function of nnx modules with shardings (or under an unknown version of Flax) runs as in nnx.jit")
+        return wrapped
+    wrapped.jitted_fn = jax.jit(capture(pure, compiler), **jit_options)
+    return wrapped
