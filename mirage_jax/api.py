@@ -97,7 +97,7 @@ class Optimized:
         if is_disabled():
             return Report(self.name, (), notes=("disabled: runs as plain jax.jit",))
         traced = self._jit.trace(*args, **kwargs)
-        analysis = analyse(traced.jaxpr, self.compiler.max_ops, self._is_partitioned(args, kwargs))
+        analysis = analyse(traced.jaxpr, self.compiler.max_ops, self._is_partitioned(args, kwargs), self.compiler.remat)
         reports: dict[str, RegionReport] = {}
         for region in analysis.regions:
             text = str(region.graph)
@@ -171,6 +171,9 @@ def optimize(fn: Any = _NOT_GIVEN, /, **options: Any) -> Any:
       processes) or "error".
     * budget: of one search: seconds, or a text such as "30s"; see `mirage_jax.Budget`.
     * backend: "auto", "triton" (kernels on GPUs) or "jax" (algebra only).
+    * remat: "regions": scores of attention and the like, which are larger than what they are made of, are not kept for
+      the backward pass but made again from their operands, tile by tile where a kernel is found. Costs one more
+      product of queries and keys. Default: None, what JAX keeps.
     * cache_dir: where winners are kept; default: the user's cache directory.
     * strict: raise what would otherwise be logged and left to XLA.
     * static_argnums, static_argnames, donate_argnums, donate_argnames, ...: as for `jax.jit`.

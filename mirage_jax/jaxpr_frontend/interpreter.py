@@ -20,6 +20,7 @@ from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, evaluate, flatt
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, Primitive
 from mirage_jax.jaxpr_frontend.reasons import Code
 from mirage_jax.jaxpr_frontend.regions import partition
+from mirage_jax.jaxpr_frontend.remat import repeated
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.mugraph.arrays import numpy_dtype
 
@@ -48,6 +49,11 @@ class Compiler(Protocol):
     @property
     def max_ops(self) -> int: ...
 
+    @property
+    def remat(self) -> bool:
+        """Whether large values that are cheap to make again are not kept for the backward pass."""
+        ...
+
     def compile_region(self, region: Region, platforms: tuple[str, ...]) -> CompiledRegion | None:
         """`platforms` are those that the program is being lowered for, as JAX names them: "cpu", "cuda", ..."""
         ...
@@ -65,7 +71,7 @@ def interpret(
     platforms: tuple[str, ...] = (),
 ) -> list[Any]:
     """Evaluate `jaxpr`. `call` is the primitive that brings a body back here; `sharded` leaves all regions to XLA."""
-    program = flatten(jaxpr)
+    program = _opened(jaxpr, compiler)
     values = {**program.constants, **dict(zip(program.inputs, args, strict=True))}
     for step in _steps(program, compiler, sharded):
         if not isinstance(step, Region):
@@ -75,6 +81,16 @@ def interpret(
         else:
             evaluate(step.equations, values)
     return [read(values, atom) for atom in program.outputs]
+
+
+def _opened(jaxpr: Jaxpr, compiler: Compiler) -> FlatProgram:
+    program = flatten(jaxpr)
+    if compiler.remat:
+        try:
+            return repeated(program)
+        except Exception as e:
+            _failed(e, compiler, "looking for values to make again")
+    return program
 
 
 def _steps(program: FlatProgram, compiler: Compiler, sharded: bool) -> Sequence[Region | int]:

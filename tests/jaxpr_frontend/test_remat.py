@@ -1,0 +1,126 @@
+"""``remat="regions"``: values and gradients are the same, and no scores lie between the forward and the backward pass."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+from jaxpr_frontend.replacing import Replacing, assert_close, optimized, random
+
+from mirage_jax.jaxpr_frontend.flat import flatten
+from mirage_jax.jaxpr_frontend.remat import checkpointed, repeated
+
+T, H, D = 48, 2, 8
+SCORES = H * T * T
+WEIGHTS = tuple(random(H * D, 3 * H * D, seed=n) for n in range(2)), tuple(random(H * D, H * D, seed=n) for n in (3, 4))
+X = random(T, H * D)
+BIAS = random(1, T, T)
+
+
+def heads(x: jax.Array) -> jax.Array:
+    return jnp.moveaxis(x.reshape(T, H, D), 1, 0)
+
+
+def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    s = q @ k.swapaxes(-1, -2) / math.sqrt(D)
+    return jax.nn.softmax(jnp.where(jnp.tril(jnp.ones(s.shape[-2:], bool)), s, -jnp.inf)) @ v
+
+
+def biased(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    s = jnp.einsum("hqd,hkd->hqk", q, k) + BIAS.astype(q.dtype)
+    s = 5 * jnp.tanh(s / 5)
+    e = jnp.exp(s - jax.lax.stop_gradient(s.max(-1, keepdims=True)))
+    return (e / e.sum(-1, keepdims=True)) @ v
+
+
+def grouped(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    one = [jnp.moveaxis(x, 0, 1)[None] for x in (q, k[:1], v[:1])]
+    return jnp.moveaxis(jax.nn.dot_product_attention(*one, is_causal=True)[0], 1, 0)
+
+
+def layer(x: jax.Array, w: jax.Array, out: jax.Array, attend: Callable[..., jax.Array] = attention) -> jax.Array:
+    normed = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+    y = attend(*map(heads, jnp.split(normed @ w, 3, -1)))
+    return x + jnp.sin(jnp.moveaxis(y, 0, 1).reshape(T, H * D)) @ out
+
+
+def loop(x: jax.Array, ws: Any, outs: Any) -> jax.Array:
+    for w, out in zip(ws, outs, strict=True):
+        x = layer(x, w, out)
+    return x
+
+
+def scanned(x: jax.Array, ws: Any, outs: Any, each: Callable[..., jax.Array] = layer) -> jax.Array:
+    step = lambda c, p: (each(c, *p), None)  # noqa: E731
+    return jax.lax.scan(step, x, (jnp.stack(ws), jnp.stack(outs)))[0]
+
+
+MODELS: dict[str, Callable[..., jax.Array]] = {
+    "loop": loop,
+    "scan": scanned,
+    "scan in scan": lambda x, *p: jax.lax.scan(lambda c, _: (scanned(c, *p), None), x, length=2)[0],
+    "biased": lambda x, ws, outs: layer(x, ws[0], outs[0], biased),
+    "grouped": lambda x, ws, outs: layer(x, ws[0], outs[0], grouped),
+    "jit inside": jax.jit(loop),
+    "checkpoint inside": lambda x, ws, outs: jax.checkpoint(layer)(x, ws[0], outs[0]),
+    "checkpoint with policy": lambda x, ws, outs: jax.checkpoint(layer, policy=jax.checkpoint_policies.dots_saveable)(
+        x, ws[0], outs[0]
+    ),
+    "scan of checkpoint": partial(scanned, each=jax.checkpoint(layer, prevent_cse=False)),
+    "cond": lambda x, *p: jax.lax.cond(x[0, 0] > 0, loop, lambda x, *_: x, x, *p),
+    "vmap": lambda x, *p: jax.vmap(lambda x: loop(x, *p))(jnp.stack([x, 2 * x])),
+}
+SAVES_THEM = {"checkpoint with policy"}  # as the user says
+
+
+def square(f: Callable[..., jax.Array], *args: Any) -> jax.Array:
+    return (f(*args).astype(jnp.float32) ** 2).sum()
+
+
+def kept(f: Callable[..., Any], *args: Any) -> int:
+    """The most numbers that one value has which is kept for the backward pass."""
+    pullback = jax.eval_shape(lambda *a: jax.vjp(f, *a)[1], *args)
+    return max(x.size for x in jax.tree.leaves(pullback))
+
+
+def cast(dtype: str) -> Any:
+    return jax.tree.map(lambda x: x.astype(dtype), (X, *WEIGHTS))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_differentiated_from_outside(name: str, dtype: str) -> None:
+    args, f, compiler = cast(dtype), MODELS[name], Replacing(remat=True)
+    g = optimized(f, compiler)
+    tolerance = 1e-4 if dtype == "float32" else 2e-2
+    assert_close(g(*args), f(*args), tolerance)
+    have = jax.jit(jax.grad(partial(square, g), (0, 1, 2)))(*args)
+    assert_close(have, jax.grad(partial(square, f), (0, 1, 2))(*args), tolerance)
+    if name not in SAVES_THEM:
+        assert kept(g, *args) < SCORES
+        assert all(reads_less(region) for region in compiler.regions)
+    assert kept(optimized(f), *args) >= SCORES or "checkpoint" in name
+
+
+def reads_less(region: Any) -> bool:
+    """Whether a region neither reads nor makes what has as many elements as scores."""
+    graph = region.graph
+    tensors = [*graph.inputs, *(graph.tensors[n] for n in graph.outputs)]
+    return all(math.prod(map(graph.extent, t.axes)) < SCORES for t in tensors)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", ["loop", "biased", "grouped", "vmap"])
+def test_function_that_differentiates_itself(name: str, dtype: str) -> None:
+    args, f, compiler = cast(dtype), MODELS[name], Replacing(remat=True)
+    step = jax.grad(partial(square, f), (0, 1, 2))
+    assert_close(optimized(step, compiler)(*args), step(*args), 1e-4 if dtype == "float32" else 2e-2)
+    assert all(reads_less(region) for region in compiler.regions)
+    stored = Replacing()
+    optimized(step, stored).lower(*args)
+    assert not all(reads_less(region) for region in stored.regions)
