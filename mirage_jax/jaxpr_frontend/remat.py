@@ -98,21 +98,22 @@ class _Units:
         return is_cheap_product and eqn.out_avals[0].size > sum(a.size for a in eqn.in_avals)
 
     def _members(self, family: set[int]) -> set[int]:
-        """The equations that make or read a family's values, and what is between those that make them."""
+        """The equations that make or read a family's values, and those between them that make row statistics."""
         makers = {self.made[v] for v in family}
         readers = {
             n
             for n, eqn in enumerate(self.eqns)
             if (n in self.cheap or _is_product(eqn)) and not family.isdisjoint(eqn.reads)
         }
+        between = {n for n in self.cheap - self.free if not _is_product(self.eqns[n])}
         above, below = set(makers), set(makers)
-        for n in sorted(self.cheap):
+        for n in sorted(between):
             if below & self.dependencies.before[n]:
                 below.add(n)
-        for n in sorted(self.cheap | makers, reverse=True):
+        for n in sorted(between | makers, reverse=True):
             if n in above:
-                above |= self.dependencies.before[n] & self.cheap
-        return makers | readers | (above & below) - self.free
+                above |= self.dependencies.before[n] & between
+        return makers | readers | (above & below)
 
     def alone(self, unit: Unit) -> set[int]:
         """The cheap equations of a unit, and others that read nothing but what these make."""
@@ -214,7 +215,9 @@ def _as_checkpoint(program: FlatProgram, body: Sequence[FlatEqn], results: Seque
     operands = tuple(dict.fromkeys(v for eqn in body for v in eqn.reads if v not in made))
     inner = as_jaxpr(FlatProgram(operands, {}, tuple(body), tuple(results), program.avals), like)
     whole = jax_compat.as_checkpoint(inner, _keeps, prevent_cse=False)
-    outer = as_jaxpr(FlatProgram(operands, {}, (FlatEqn(whole, operands, tuple(results)),), tuple(results), program.avals), like)
+    outer = as_jaxpr(
+        FlatProgram(operands, {}, (FlatEqn(whole, operands, tuple(results)),), tuple(results), program.avals), like
+    )
     return FlatEqn(jax_compat.as_checkpoint(outer, _keeps), operands, tuple(results))
 
 
@@ -254,31 +257,26 @@ class _Copies:
         """Copies of what `unit` makes, if all that would keep it are equations that may be regions."""
         body = found.alone(unit)
         inside = body | set(unit.equations)
-        eqns = self.original.eqns
-        again: dict[int, set[int]] = {}  # value -> where its copy is read
-        for v in (v for n in body for v in eqns[n].outputs):
-            outside = self.read_by.get(v, set()) - inside
-            if v not in unit.large or outside <= found.members:
-                again[v] = outside & found.members
-        where_read = set[int]().union(*again.values())
-        first = min(where_read, default=0)
-        if not any(again.get(v) for v in unit.large):
+        outside = {v: self.read_by.get(v, set()) - inside for n in body for v in self.original.eqns[n].outputs}
+        large = {v for v in unit.large & outside.keys() if outside[v] <= found.members}
+        readers = set[int]().union(*(outside[v] for v in large))
+        if not readers:
             return
-        copied = found.sources({found.made[v] for v, where in again.items() if where}, body)
-        names = {v: self._new(v) for n in copied for v in eqns[n].outputs}
+        there = {n for c in found.clusters if not readers.isdisjoint(c) for n in c} - inside
         scope = unit.equations[0] + 1
-        self.scopes |= dict.fromkeys((n for c in found.clusters if not where_read.isdisjoint(c) for n in c), scope)
-        known = {v for n in body | found.free for v in eqns[n].outputs}
-        waits = tuple(v for v in eqns[first].reads if v not in known)
-        self.before.setdefault(first, []).extend(
-            replace(
-                _renamed(eqns[n], names), outputs=tuple(names[v] for v in eqns[n].outputs), after=waits, scope=scope
-            )
-            for n in copied
-        )
-        for v, where in again.items():
-            for n in where:
+        self.scopes |= dict.fromkeys(there, scope)
+        again = {v for v in outside if (v in large or v not in unit.large) and outside[v] & there}
+        copied = found.sources({found.made[v] for v in again}, body)
+        names = {v: self._new(v) for n in copied for v in self.original.eqns[n].outputs}
+        for v in again:
+            for n in outside[v] & there:
                 self.instead.setdefault(n, {})[v] = names[v]
+        known = {v for n in body | found.free for v in self.original.eqns[n].outputs}
+        waits = tuple(v for v in self.original.eqns[min(there)].reads if v not in known)
+        for eqn in (self.original.eqns[n] for n in copied):
+            outputs = tuple(names[v] for v in eqn.outputs)
+            copy = replace(_renamed(eqn, names), outputs=outputs, after=waits, scope=scope)
+            self.before.setdefault(min(there), []).append(copy)
 
     def _new(self, value: int) -> int:
         number = len(self.avals)
