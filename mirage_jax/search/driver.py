@@ -13,9 +13,10 @@ from dataclasses import replace
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
-from mirage_jax.search.cones import cone, joined
+from mirage_jax.search.cones import cone
 from mirage_jax.search.devices import Device
 from mirage_jax.search.frontier import BudgetExceeded, Space
+from mirage_jax.search.fusion import combined
 from mirage_jax.search.parts import Part, search_parts
 from mirage_jax.search.report import Notify, SearchReport
 from mirage_jax.search.structures import Candidate
@@ -61,7 +62,7 @@ def search(
         found.append(candidates)
         report.add(own)
     out = _compose(reference, parts, {n: cs for n, cs in enumerate(found[: len(parts)]) if cs})
-    whole = joined(reference, found[len(parts) :]) if cones else None
+    whole = combined(reference, found[len(parts) :], device) if cones else None
     return sorted([*out, *([whole] if whole else [])], key=lambda c: c.seconds), report
 
 

@@ -7,8 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 from jaxpr_frontend.replacing import Replacing, assert_close, optimized, random
+
+from mirage_jax.jaxpr_frontend.flat import flatten
+from mirage_jax.jaxpr_frontend.remat import checkpointed, repeated
 
 T, H, D = 64, 2, 8
 SCORES = H * T * T
@@ -125,3 +130,87 @@ def test_function_that_differentiates_itself(name: str, dtype: str) -> None:
     stored = Replacing()
     optimized(step, stored).lower(*args)
     assert not all(reads_less(region) for region in stored.regions)
+
+
+SMALL = (X, *(w[0] for w in WEIGHTS))
+
+
+def test_other_transformations() -> None:
+    g = optimized(layer, Replacing(remat=True))
+    weigh = lambda f: lambda s: square(f, s * X, *SMALL[1:])  # noqa: E731
+    for transform in (
+        lambda f: lambda *a: jax.jvp(f, a, a),
+        lambda f: lambda *a: jax.linearize(f, *a)[1](*a),
+        lambda f: lambda x, *w: jax.vmap(gradients(f), (0, None, None))(jnp.stack([x, 2 * x]), *w),
+        lambda f: lambda *_: jax.hessian(weigh(f))(1.0),
+    ):
+        assert_same_gradients(transform(g), transform(layer), SMALL)
+
+
+def test_forward_mode_makes_nothing_again() -> None:
+    g = optimized(layer, Replacing(remat=True))
+    for f in (g, lambda *a: jax.jvp(g, a, a)):
+        assert "optimization_barrier" not in jax.jit(f).lower(*SMALL).as_text()
+    assert "optimization_barrier" in jax.jit(gradients(g)).lower(*SMALL).as_text()
+
+
+def test_derivatives_of_their_own() -> None:
+    """What a function says of its derivative is not what follows from its content."""
+
+    @jax.custom_vjp
+    def clipped(s):
+        return jnp.tanh(s)
+
+    clipped.defvjp(lambda s: (jnp.tanh(s), None), lambda _, g: (3 * g,))
+
+    @jax.custom_jvp
+    def doubled(s):
+        return s * s
+
+    doubled.defjvp(lambda p, t: (p[0] * p[0], 7 * t[0]))
+
+    def attend(q, k, v):
+        return doubled(jax.nn.softmax(clipped(q @ k.swapaxes(-1, -2)))) @ v
+
+    f = partial(layer, attend=attend)
+    for g in (
+        lambda f: gradients(optimized(f, Replacing(remat=True))),
+        lambda f: optimized(gradients(f), Replacing(remat=True)),
+    ):
+        assert_same_gradients(g(f), gradients(f), SMALL)
+
+
+def test_what_is_left_as_it_is() -> None:
+    """Scores that the user names, that other primitives read, or that are no larger than what they are made of."""
+
+    def named(q, k, v):
+        return checkpoint_name(jax.nn.softmax(q @ k.swapaxes(-1, -2)), "weights") @ v
+
+    policy = jax.checkpoint_policies.save_only_these_names("weights")
+    f = jax.checkpoint(partial(layer, attend=named), policy=policy)
+    assert kept(optimized(f, Replacing(remat=True)), *SMALL) >= SCORES
+    assert_same_gradients(gradients(optimized(f, Replacing(remat=True))), gradients(f), SMALL)
+
+    def sorted_scores(q, k, v):
+        return jnp.sort(q @ k.swapaxes(-1, -2)) @ v
+
+    step = gradients(partial(layer, attend=sorted_scores))
+    assert_same_gradients(optimized(step, Replacing(remat=True)), step, SMALL)
+    short = jax.make_jaxpr(lambda q, k, v: jax.nn.softmax(q @ k.T) @ v)(*[jnp.ones((12, 8))] * 3)
+    assert checkpointed(short) is short
+    program = flatten(short)
+    assert repeated(program) is program
+
+
+def test_effects_and_constants_around_units() -> None:
+    table = np.linspace(0, 1, H * D, dtype="float32")
+
+    def f(x, w, out):
+        jax.debug.print("norm {}", jnp.sum(x * table))
+        return layer(x * table, w, out)
+
+    g = optimized(f, Replacing(remat=True))
+    assert_same_gradients(gradients(g), gradients(f), SMALL)
+    assert kept(g, *SMALL) < SCORES
+    counted = lambda x, w, out: layer(x, w, out) * jax.new_ref(x)[...]  # noqa: E731
+    assert_same_gradients(gradients(optimized(counted, Replacing(remat=True))), gradients(counted), SMALL)
