@@ -25,6 +25,8 @@ from mirage_jax.search.windows import Window, divide, replace_windows
 
 PROBE_SECONDS = 0.3  # a window that takes longer to look at does not fit
 MAX_CLASSES = 100  # values in a window with one output: more are not exhausted in seconds
+BLOCK = 8192  # elements of an output that one block makes, if there are many
+CONE_SECONDS = 3.0  # the same for a cone; there are few of them
 CONE_CLASSES = 220  # in a cone, of which plans of at most two kernels are looked at: tens of seconds
 
 
@@ -46,12 +48,12 @@ def search(
     if len(parts) == 1:
         one = Search(reference, device, space, seconds, states, families, notify=notify)
         return one.run(), one.report
-    pair = replace(space, max_kernels=min(2, space.max_kernels))
+    pair = replace(space, max_kernels=min(2, space.max_kernels), splits=not _fills(reference, device))
     cones = [cone(reference, name) for name in dict.fromkeys(reference.outputs)]
     if (
         "kernels" not in families
         or not device.is_gpu
-        or not all(is_narrow(c, device, pair, CONE_CLASSES) for c in cones)
+        or not all(is_narrow(c, device, pair, CONE_CLASSES, CONE_SECONDS) for c in cones)
     ):
         cones = []
     report = SearchReport(space, windows=len(parts), cones=len(cones))
@@ -66,9 +68,11 @@ def search(
     return sorted([*out, *([whole] if whole else [])], key=lambda c: c.seconds), report
 
 
-def is_narrow(graph: KernelGraph, device: Device, space: Space, most: int = MAX_CLASSES) -> bool:
+def is_narrow(
+    graph: KernelGraph, device: Device, space: Space, most: int = MAX_CLASSES, seconds: float = PROBE_SECONDS
+) -> bool:
     """Are there few enough values in the AND-OR graph for an exhaustive search?"""
-    probe = Search(graph, device, space, seconds=PROBE_SECONDS)
+    probe = Search(graph, device, space, seconds)
     try:
         probe.start()
     except BudgetExceeded:
@@ -76,6 +80,12 @@ def is_narrow(graph: KernelGraph, device: Device, space: Space, most: int = MAX_
     except UnsupportedError:
         return True  # not searched at all
     return probe.report.classes * math.sqrt(len(probe.roots)) <= most  # outputs multiply frontiers
+
+
+def _fills(reference: KernelGraph, device: Device) -> bool:
+    """Are there blocks enough for the device without sums that are split over the grid, whatever the output?"""
+    sizes = [math.prod(map(reference.extent, reference.tensors[name].axes)) for name in reference.outputs]
+    return min(sizes) >= 2 * device.blocks * BLOCK
 
 
 def _compose(reference: KernelGraph, parts: list[Window], found: dict[int, list[Candidate]]) -> list[Candidate]:
