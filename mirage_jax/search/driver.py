@@ -14,6 +14,7 @@ from dataclasses import replace
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.search.cones import cone
+from mirage_jax.search.cost import estimate
 from mirage_jax.search.devices import Device
 from mirage_jax.search.frontier import BudgetExceeded, Space
 from mirage_jax.search.fusion import combined
@@ -63,7 +64,7 @@ def search(
     for candidates, own in search_parts(todo, until - time.monotonic(), workers, notify):
         found.append(candidates)
         report.add(own)
-    out = _compose(reference, parts, {n: cs for n, cs in enumerate(found[: len(parts)]) if cs})
+    out = _compose(reference, parts, {n: cs for n, cs in enumerate(found[: len(parts)]) if cs}, device)
     whole = combined(reference, found[len(parts) :], device) if cones else None
     return sorted([*out, *([whole] if whole else [])], key=lambda c: c.seconds), report
 
@@ -88,7 +89,9 @@ def _fills(reference: KernelGraph, device: Device) -> bool:
     return min(sizes) >= 2 * device.blocks * BLOCK
 
 
-def _compose(reference: KernelGraph, parts: list[Window], found: dict[int, list[Candidate]]) -> list[Candidate]:
+def _compose(
+    reference: KernelGraph, parts: list[Window], found: dict[int, list[Candidate]], device: Device
+) -> list[Candidate]:
     """The reference with windows replaced: all by their best algebra, all by their best kernels, and each by each
     alone.
     """
@@ -103,6 +106,7 @@ def _compose(reference: KernelGraph, parts: list[Window], found: dict[int, list[
     }
     choices = [best["kernels"], best["algebra"], best["algebra"] | best["kernels"]]
     choices += [{n: c} for chosen in best.values() for n, c in chosen.items()]
+    kept = [estimate(w.graph, Schedule((KernelSchedule(),) * len(w.graph.kernels)), device) for w in parts]
     out: dict[str, Candidate] = {}
     for chosen in choices:
         if chosen:
@@ -112,7 +116,7 @@ def _compose(reference: KernelGraph, parts: list[Window], found: dict[int, list[
             split = tuple(sorted({p for c in chosen.values() for p in c.schedule.parts}))
             family = "kernels" if any(c.family == "kernels" for c in chosen.values()) else "algebra"
             if len({axis for axis, _ in split}) == len(split):  # an axis cannot be split into two numbers of parts
-                rest = sum(cs[0].seconds for n, cs in found.items() if cs and n not in chosen)
+                rest = sum(seconds for n, seconds in enumerate(kept) if n not in chosen)
                 seconds = sum(c.seconds for c in chosen.values()) + rest
                 single = tuple(sorted({a for c in chosen.values() for a in c.single}))
                 out.setdefault(
