@@ -15,9 +15,8 @@ import jax
 import numpy as np
 
 from mirage_jax.jaxpr_frontend import jax_compat
-from mirage_jax.jaxpr_frontend.interpreter import Compiler, interpret
+from mirage_jax.jaxpr_frontend.interpreter import Compiler, interpret, with_checkpoints
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr
-from mirage_jax.jaxpr_frontend.remat import checkpointed
 
 mirage_call_p = jax_compat.create_call_primitive("mirage_call")
 
@@ -31,9 +30,7 @@ def capture[**P, T](fn: Callable[P, T], compiler: Compiler) -> Callable[P, T]:
     @functools.wraps(fn, updated=())
     def captured(*args: P.args, **kwargs: P.kwargs) -> T:
         jaxpr, operands, out_tree = trace(fn, args, kwargs)
-        if compiler.remat:
-            jaxpr = checkpointed(jaxpr)
-        results = mirage_call_p.bind(*operands, call_jaxpr=jaxpr, compiler=compiler)
+        results = mirage_call_p.bind(*operands, call_jaxpr=with_checkpoints(jaxpr, compiler), compiler=compiler)
         return jax.tree.unflatten(out_tree, results)
 
     return captured

@@ -20,7 +20,7 @@ from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, evaluate, flatt
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, Primitive
 from mirage_jax.jaxpr_frontend.reasons import Code
 from mirage_jax.jaxpr_frontend.regions import partition
-from mirage_jax.jaxpr_frontend.remat import repeated
+from mirage_jax.jaxpr_frontend.remat import checkpointed, repeated
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.mugraph.arrays import numpy_dtype
 
@@ -83,14 +83,22 @@ def interpret(
     return [read(values, atom) for atom in program.outputs]
 
 
+def with_checkpoints(jaxpr: Jaxpr, compiler: Compiler) -> Jaxpr:
+    """A jaxpr that was captured, as it is differentiated: what the compiler wants to be made again is checkpointed."""
+    return _unless_it_fails(checkpointed, jaxpr, compiler) if compiler.remat else jaxpr
+
+
 def _opened(jaxpr: Jaxpr, compiler: Compiler) -> FlatProgram:
     program = flatten(jaxpr)
-    if compiler.remat:
-        try:
-            return repeated(program)
-        except Exception as e:
-            _failed(e, compiler, "looking for values to make again")
-    return program
+    return _unless_it_fails(repeated, program, compiler) if compiler.remat else program
+
+
+def _unless_it_fails[T](change: Callable[[T], T], x: T, compiler: Compiler) -> T:
+    try:
+        return change(x)
+    except Exception as e:
+        _failed(e, compiler, "looking for values to make again")
+        return x
 
 
 def _steps(program: FlatProgram, compiler: Compiler, sharded: bool) -> Sequence[Region | int]:

@@ -63,7 +63,8 @@ class _Units:
         units: list[Unit] = []
         for cluster in self.clusters:
             own = large & {v for n in cluster for v in self.eqns[n].outputs}
-            if any(self._expands(self.made[v]) for v in own):
+            used = {v for n in cluster if self.eqns[n].primitive not in rules.LIGHT for v in self.eqns[n].reads}
+            if own & used and any(self._expands(self.made[v]) for v in own):
                 units.append(Unit(cluster, frozenset(own)))
         return units
 
