@@ -65,8 +65,8 @@ def search(
         found.append(candidates)
         report.add(own)
     out = _compose(reference, parts, {n: cs for n, cs in enumerate(found[: len(parts)]) if cs}, device)
-    whole = combined(reference, found[len(parts) :], device) if cones else None
-    return sorted([*out, *([whole] if whole else [])], key=lambda c: c.seconds), report
+    whole = combined(reference, found[len(parts) :], device) if cones else []
+    return sorted([*out, *whole], key=lambda c: c.seconds), report
 
 
 def is_narrow(

@@ -7,6 +7,7 @@ operands read, once. `fuse` writes that kernel; `fused` takes the fusions that t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -20,27 +21,26 @@ SYMMETRIC = ("dot", "mul")
 TRIED = 8  # candidates of each cone that are joined with the best ones of the others
 
 
-def combined(reference: KernelGraph, found: Sequence[Sequence[Candidate]], device: Device) -> Candidate | None:
-    """Candidates of all cones as one, fused; None if some cone has none, or if none of them is of kernels.
+def combined(reference: KernelGraph, found: Sequence[Sequence[Candidate]], device: Device) -> list[Candidate]:
+    """Candidates of all cones as one, as they are and fused, best first; none if some cone has none.
 
-    What is fastest for each output alone need not share the most, so each cone's next best are tried too.
+    What is fastest for each output alone need not share the most, so each cone's next best are tried too, one cone
+    after the other.
     """
-    chosen = [list(candidates) for candidates in found]
+    whole: dict[str, Candidate] = {}
 
-    def whole() -> Candidate | None:
-        candidate = joined(reference, chosen)
-        return None if candidate is None else fused(candidate, device)
+    def add(chosen: Sequence[Sequence[Candidate]]) -> float:
+        if (candidate := joined(reference, chosen)) is None:
+            return math.inf
+        best = fused(candidate, device)
+        for c in (candidate, best):
+            whole.setdefault(str(c.graph), c)
+        return best.seconds
 
-    best = whole()
-    for n, candidates in enumerate(found):
-        keep = chosen[n]
-        for c in candidates[1:TRIED]:
-            chosen[n] = [c]
-            other = whole()
-            if other is not None and (best is None or other.seconds < best.seconds):
-                best, keep = other, chosen[n]
-        chosen[n] = keep
-    return best
+    chosen = [candidates[:TRIED] for candidates in found]
+    for n, candidates in enumerate(chosen):
+        chosen[n] = sorted(candidates, key=lambda c: add([*chosen[:n], [c], *chosen[n + 1 :]]))
+    return sorted(whole.values(), key=lambda c: c.seconds)
 
 
 def fused(candidate: Candidate, device: Device) -> Candidate:

@@ -89,8 +89,8 @@ def test_gradient_of_the_queries_in_one_kernel(gradient: KernelGraph, by_output:
 def test_all_gradients_in_two_kernels(gradient: KernelGraph, by_output: dict[str, list[Candidate]]) -> None:
     """One pass over the keys for the gradient of the queries and the row sums, one over the queries for the others."""
     names = {"".join(sorted(shapes(gradient, name))): name for name in gradient.outputs}
-    best = combined(gradient, [by_output[axes] for axes in names], H200)
-    assert best is not None
+    best, *others = combined(gradient, [by_output[axes] for axes in names], H200)
+    assert {len(c.graph.kernels) for c in others} > {2, 3}, "less of it in one kernel, for devices that disagree"
     rows, columns = best.graph.kernels
     assert isinstance(rows, BlockGraph) and isinstance(columns, BlockGraph)
     assert (rows.loop, columns.loop) == ("l", "j")
