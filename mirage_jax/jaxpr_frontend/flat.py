@@ -79,11 +79,15 @@ type Bind = Callable[[JaxprEqn, list[Any]], list[Any]]
 def evaluate(eqns: Sequence[FlatEqn], values: dict[int, Any], bind: Bind = jax_compat.bind) -> None:
     """Bind equations as JAX would, adding their results to `values`."""
     for eqn in eqns:
-        operands = [read(values, a) for a in eqn.inputs]
-        if waits := [values[v] for v in eqn.after if v in values]:
-            operands = jax_compat.held_back(operands, waits)
-        results = bind(eqn.eqn, operands)
+        results = bind(eqn.eqn, operands(eqn, values))
         values.update(zip(eqn.outputs, results, strict=True))
+
+
+def operands(eqn: FlatEqn, values: Mapping[int, Any]) -> list[Any]:
+    """What an equation is bound with, once all that it waits for is there (of what is evaluated here)."""
+    given = [read(values, a) for a in eqn.inputs]
+    waits = [values[v] for v in eqn.after if v in values]
+    return jax_compat.held_back(given, waits) if waits else given
 
 
 def read(values: Mapping[int, Any], atom: Atom) -> Any:

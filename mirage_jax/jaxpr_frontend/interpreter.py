@@ -16,7 +16,7 @@ import jax
 
 from mirage_jax.errors import UsageError
 from mirage_jax.jaxpr_frontend import jax_compat, rules
-from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, evaluate, flatten, read
+from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, evaluate, flatten, operands, read
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, Primitive
 from mirage_jax.jaxpr_frontend.reasons import Code
 from mirage_jax.jaxpr_frontend.regions import partition
@@ -151,7 +151,7 @@ def _run_equation(eqn: FlatEqn, values: dict[int, Any], compiler: Compiler, call
             params = jax_compat.with_bodies(eqn.eqn, as_call)
     except Exception as e:
         _failed(e, compiler, f"opening the body of {eqn.primitive}")
-    results = jax_compat.bind(eqn.eqn, [read(values, a) for a in eqn.inputs], params)
+    results = jax_compat.bind(eqn.eqn, operands(eqn, values), params)
     values.update(zip(eqn.outputs, results, strict=True))
 
 

@@ -147,14 +147,17 @@ def _summed(shape: Sequence[int], params: Mapping[str, Any]) -> int:
 
 def _is_cheap(eqn: FlatEqn) -> bool:
     """Whether it takes no longer to make the results again than to keep them in memory."""
-    if eqn.effects or not all(isinstance(n, int) for a in (*eqn.in_avals, *eqn.out_avals) for n in a.shape):
+    known = eqn.primitive in rules.RULES or eqn.primitive == "custom_jvp_call"
+    if not known or eqn.effects:
+        return False
+    if not all(isinstance(n, int) for a in (*eqn.in_avals, *eqn.out_avals) for n in a.shape):
         return False
     if eqn.primitive == "custom_jvp_call":
         body = jax_compat.called_jaxpr(eqn.eqn)
         return body is not None and all(map(_is_cheap, flatten(body).eqns))
     if _is_product(eqn):
         return _summed(eqn.in_avals[0].shape, eqn.params) <= CHEAP_SUM
-    return eqn.primitive in rules.RULES
+    return True
 
 
 # --- a function that is differentiated from outside
@@ -189,12 +192,19 @@ def _with_bodies(program: FlatProgram) -> tuple[FlatProgram, bool]:
     """The program with units checkpointed in what it runs in scopes of their own, and whether there are any."""
     eqns: list[FlatEqn] = []
     for eqn in program.eqns:
-        bodies = jax_compat.bodies(eqn.eqn)
-        if any(checkpointed(body) is not body for body in bodies):
-            eqn = replace(eqn, eqn=eqn.eqn.replace(params=jax_compat.with_bodies(eqn.eqn, checkpointed)))
+        if bodies := jax_compat.bodies(eqn.eqn):
+            new = eqn.eqn.replace(params=jax_compat.with_bodies(eqn.eqn, _checkpointed_body))
+            if any(a is not b for a, b in zip(jax_compat.bodies(new), bodies, strict=True)):
+                eqn = replace(eqn, eqn=new)
         eqns.append(eqn)
     changed = any(new is not old for new, old in zip(eqns, program.eqns, strict=True))
     return replace(program, eqns=tuple(eqns)), changed
+
+
+def _checkpointed_body(body: Jaxpr) -> Jaxpr:
+    """The same for a body, which may not close over more arrays than it does."""
+    new = checkpointed(body)
+    return new if len(new.consts) <= len(body.consts) else body
 
 
 def _readers(program: FlatProgram) -> dict[int, set[int]]:
@@ -269,15 +279,16 @@ class _Copies:
         again = {v for v in outside if (v in large or v not in unit.large) and outside[v] & there}
         copied = found.sources({found.made[v] for v in again}, body)
         names = {v: self._new(v) for n in copied for v in self.original.eqns[n].outputs}
-        for v in again:
-            for n in outside[v] & there:
-                self.instead.setdefault(n, {})[v] = names[v]
+        read_at = {(n, v) for v in again for n in outside[v] & there}
+        for n, v in read_at:
+            self.instead.setdefault(n, {})[v] = names[v]
+        first, _ = min(read_at)
         known = {v for n in body | found.free for v in self.original.eqns[n].outputs}
-        waits = tuple(v for v in self.original.eqns[min(there)].reads if v not in known)
+        waits = tuple(v for v in self.original.eqns[first].reads if v not in known)
         for eqn in (self.original.eqns[n] for n in copied):
             outputs = tuple(names[v] for v in eqn.outputs)
             copy = replace(_renamed(eqn, names), outputs=outputs, after=waits, scope=scope)
-            self.before.setdefault(min(there), []).append(copy)
+            self.before.setdefault(first, []).append(copy)
 
     def _new(self, value: int) -> int:
         number = len(self.avals)
