@@ -112,7 +112,8 @@ class Optimized:
             return Report(self.name, (), notes=("disabled: runs as plain jax.jit",))
         traced = self._jitted(args, kwargs)[1].trace(*args, **kwargs)
         traced = getattr(traced, "traced", traced)  # nnx wraps that of JAX
-        analysis = analyse(traced.jaxpr, self.compiler.max_ops, self._is_partitioned(args, kwargs))
+        sharded = self._is_partitioned(args, kwargs)
+        analysis = analyse(traced.jaxpr, self.compiler.max_ops, sharded, self.compiler.remat)
         reports: dict[str, RegionReport] = {}
         for region in analysis.regions:
             text = str(region.graph)
@@ -186,6 +187,9 @@ def optimize(fn: Any = _NOT_GIVEN, /, **options: Any) -> Any:
       processes) or "error".
     * budget: of one search: seconds, or a text such as "30s"; see `mirage_jax.Budget`.
     * backend: "auto", "triton" (kernels on GPUs) or "jax" (algebra only).
+    * remat: "regions": scores of attention and the like, which are larger than what they are made of, are not kept for
+      the backward pass but made again from their operands, tile by tile where a kernel is found. Costs one more
+      product of queries and keys. Default: None, what JAX keeps.
     * cache_dir: where winners are kept; default: the user's cache directory.
     * strict: raise what would otherwise be logged and left to XLA.
     * devices: which of `jax.local_devices()` measure, by number; several share the variants that are tried.

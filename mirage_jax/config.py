@@ -24,6 +24,7 @@ log = logging.getLogger("mirage_jax")
 
 ON_MISS = ("search", "heuristic", "fallback", "error")
 BACKENDS = ("auto", "jax", "triton")
+REMAT = ("regions",)
 DEFAULT_SECONDS = 30.0
 
 _DURATION = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|min|h)?\s*", re.IGNORECASE)
@@ -83,6 +84,7 @@ class Options:
     on_miss: what to do where no winner is stored: "search" within the budget, take the "heuristic" choice unmeasured,
     "fallback" to XLA, or raise an "error". None means search in a single process and fallback in several, since
     all hosts of one program must lower the same code.
+    remat: "regions" keeps no large values that are cheap to make again for a backward pass; None keeps what JAX keeps.
 
     devices: which local devices measure, by their place in `jax.local_devices()`; several share the variants. The
     first is what candidates are compared with XLA on.
@@ -93,11 +95,14 @@ class Options:
     backend: str = "auto"
     cache_dir: str | None = None
     strict: bool = False
+    remat: str | None = None
     devices: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.on_miss is not None:
             _one_of("on_miss", self.on_miss, ON_MISS)
+        if self.remat is not None:
+            _one_of("remat", self.remat, REMAT)
         _one_of("backend", self.backend, BACKENDS)
         object.__setattr__(self, "budget", Budget.parse(self.budget))
         if self.cache_dir is not None:
@@ -171,6 +176,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "backend": ("MIRAGE_JAX_BACKEND", str.lower),
     "cache_dir": ("MIRAGE_JAX_CACHE_DIR", str),
     "strict": ("MIRAGE_JAX_STRICT", parse_switch),
+    "remat": ("MIRAGE_JAX_REMAT", str.lower),
     "devices": ("MIRAGE_JAX_DEVICES", str),
 }
 

@@ -20,6 +20,7 @@ from deciding import N, assert_same, chain, flops, measured, operands
 
 import mirage_jax
 from mirage_jax import UsageError
+from mirage_jax.mugraph.parser import parse
 
 ARGS = A, B, V = operands()
 SMALL = operands(12)
@@ -284,6 +285,34 @@ def test_tune() -> None:
     assert_same(f(*ARGS), chain(*ARGS))
     with pytest.raises(UsageError, match="found 3"):
         mirage_jax.tune(3, *shapes)
+
+
+@pytest.mark.parametrize("outside", [True, False], ids=["differentiated", "differentiates"])
+def test_remat(outside) -> None:
+    """Less memory between the passes, as XLA counts it."""
+
+    def loss(x, ws):
+        for w in ws:
+            q, k, v = jnp.split(jnp.sin(x) @ w, 3, -1)
+            x = x + jax.nn.softmax(q @ k.T) @ v
+        return jnp.mean(x**2)
+
+    def gradient(**options):
+        wrap = functools.partial(quick, strict=True, **options)
+        return jax.jit(jax.grad(wrap(loss))) if outside else wrap(jax.grad(loss))
+
+    args = jnp.asarray(np.random.default_rng(0).normal(size=(512, 16)), "float32"), [jnp.eye(16, 48) / 9] * 4
+    kept, made = gradient(), gradient(remat="regions")
+    assert_same(made(*args), kept(*args))
+    memory = [f.lower(*args).compile().memory_analysis().temp_size_in_bytes for f in (kept, made)]
+    assert memory[1] < 0.7 * memory[0]
+    if not outside:  # what explain says of it too
+        stored = [[r for r in f.explain(*args).regions if reads_scores(parse(r.reference))] for f in (kept, made)]
+        assert stored[0] and not stored[1]
+
+
+def reads_scores(graph) -> bool:
+    return any([graph.extent(a) for a in t.axes].count(512) == 2 for t in graph.inputs)
 
 
 def test_disabled(monkeypatch) -> None:

@@ -51,6 +51,8 @@ def test_options_are_values() -> None:
         ({"backend": 3}, "backend: 3. Allowed: auto, jax, triton"),
         ({"backend": []}, "backend"),
         ({"strict": "yes"}, "strict: found 'yes'; allowed are True and False"),
+        ({"remat": "region"}, "remat: 'region'. Did you mean 'regions'[?] Allowed: regions"),
+        ({"remat": True}, "remat: True. Allowed: regions"),
         ({"cache_dir": 7}, "cache_dir: found 7"),
         ({"cache_dir": "/dev/null"}, "not a directory"),
         ({"budget": "soon"}, "budget: found 'soon'"),

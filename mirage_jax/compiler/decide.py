@@ -69,6 +69,10 @@ class Compiler:
     def strict(self) -> bool:
         return self.options.strict
 
+    @property
+    def remat(self) -> bool:
+        return self.options.remat == "regions"
+
     def compile_region(self, region: Region, platforms: tuple[str, ...]) -> Winner | None:
         """What runs instead of the region's equations, or None: XLA. A program exported for several platforms stays
         with XLA.

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from mirage_jax.jaxpr_frontend import jax_compat
-from mirage_jax.jaxpr_frontend.interpreter import Compiler, plan
+from mirage_jax.jaxpr_frontend.interpreter import Compiler, plan, with_checkpoints
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr
 
 mirage_call_p = jax_compat.create_call_primitive("mirage_call")
@@ -33,7 +33,7 @@ def capture[**P, T](fn: Callable[P, T], compiler: Compiler) -> Callable[P, T]:
         if _are_values(jax.tree.leaves((args, kwargs))):
             return fn(*args, **kwargs)
         jaxpr, operands, out_tree = trace(fn, args, kwargs)
-        results = mirage_call_p.bind(*operands, call_jaxpr=jaxpr, compiler=compiler)
+        results = mirage_call_p.bind(*operands, call_jaxpr=with_checkpoints(jaxpr, compiler), compiler=compiler)
         return jax.tree.unflatten(out_tree, results)
 
     return captured

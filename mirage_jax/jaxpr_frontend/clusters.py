@@ -8,8 +8,9 @@ stay acyclic.
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from mirage_jax.jaxpr_frontend.flat import FlatProgram
@@ -26,26 +27,61 @@ class Dependencies:
     @classmethod
     def of(cls, program: FlatProgram) -> Dependencies:
         made = {value: n for n, eqn in enumerate(program.eqns) for value in eqn.outputs}
-        before = [{made[v] for v in eqn.reads if v in made} for eqn in program.eqns]
+        before = [{made[v] for v in (*eqn.reads, *eqn.after) if v in made} for eqn in program.eqns]
         with_effects = [n for n, eqn in enumerate(program.eqns) if eqn.effects]
         for first, then in itertools.pairwise(with_effects):
             before[then].add(first)
         return cls(tuple(map(frozenset, before)))
 
 
-def convex_clusters(dependencies: Dependencies, members: Collection[int]) -> list[tuple[int, ...]]:
-    """The coarsest clusters of `members` that this greedy joining finds, in order of their first equation."""
+def convex_clusters(
+    dependencies: Dependencies, members: Collection[int], scope: Callable[[int], int] = lambda n: 0
+) -> list[tuple[int, ...]]:
+    """The coarsest clusters of `members` that this greedy joining finds, in order of their first equation. Equations
+    of different scopes are in different clusters.
+    """
     steps = _Steps(dependencies)
     members = set(members)
     for n in range(len(dependencies.before)):
         steps.add(n, n in members)
         if n in members:
             for producer in sorted(dependencies.before[n] & members, reverse=True):
-                steps.join(producer, n)
+                if scope(producer) == scope(n):
+                    steps.join(producer, n)
     clusters: dict[int, list[int]] = {}
     for n in sorted(members):
         clusters.setdefault(steps.find(n), []).append(n)
     return [tuple(c) for c in clusters.values()]
+
+
+def in_order(dependencies: Dependencies, clusters: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:
+    """All equations, each in its cluster or alone, such that every dependency is respected; ties are broken by the
+    order of the program. Each cluster is one step: together they may not depend on each other in a circle.
+    """
+    steps = {c[0]: tuple(c) for c in clusters}
+    head = {n: c[0] for c in steps.values() for n in c}
+    for n in range(len(dependencies.before)):
+        if n not in head:
+            head[n], steps[n] = n, (n,)
+    before: dict[int, set[int]] = {n: set() for n in steps}
+    for n, earlier in enumerate(dependencies.before):
+        before[head[n]] |= {head[p] for p in earlier} - {head[n]}
+    after: dict[int, set[int]] = {n: set() for n in steps}
+    for n, earlier in before.items():
+        for e in earlier:
+            after[e].add(n)
+    ready = [n for n, earlier in before.items() if not earlier]
+    heapq.heapify(ready)
+    order: list[tuple[int, ...]] = []
+    while ready:
+        n = heapq.heappop(ready)
+        order.append(steps[n])
+        for then in after[n]:
+            before[then].discard(n)
+            if not before[then]:
+                heapq.heappush(ready, then)
+    assert len(order) == len(steps), "clusters depend on each other in a circle"
+    return order
 
 
 class _Steps:

@@ -18,12 +18,17 @@ type Atom = int | Literal  # a numbered value, or a literal
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatEqn:
-    """`outputs` = the JAX equation `eqn` applied to `inputs`; `calls` brought it here, outermost first."""
+    """`outputs` = the JAX equation `eqn` applied to `inputs`; `calls` brought it here, outermost first.
+
+    after: values that it has to wait for, though it does not read them. scope: equations of one region have one scope.
+    """
 
     eqn: JaxprEqn
     inputs: tuple[Atom, ...]
     outputs: tuple[int, ...]
     calls: tuple[JaxprEqn, ...] = ()
+    after: tuple[int, ...] = ()
+    scope: int = 0
     reads: tuple[int, ...] = field(init=False)  # the numbered values among the inputs
 
     def __post_init__(self) -> None:
@@ -74,8 +79,15 @@ def evaluate(eqns: Sequence[FlatEqn], values: dict[int, Any], bind: Bind = jax_c
     """Bind equations as JAX would, adding their results to `values`."""
     for eqn in eqns:
         with jax_compat.written_at(eqn.eqn, eqn.calls):
-            results = bind(eqn.eqn, [read(values, a) for a in eqn.inputs])
+            results = bind(eqn.eqn, operands(eqn, values))
         values.update(zip(eqn.outputs, results, strict=True))
+
+
+def operands(eqn: FlatEqn, values: Mapping[int, Any]) -> list[Any]:
+    """What an equation is bound with, once all that it waits for is there (of what is evaluated here)."""
+    given = [read(values, a) for a in eqn.inputs]
+    waits = [values[v] for v in eqn.after if v in values]
+    return jax_compat.held_back(given, waits) if waits else given
 
 
 def read(values: Mapping[int, Any], atom: Atom) -> Any:
@@ -87,8 +99,14 @@ def flatten(jaxpr: Jaxpr) -> FlatProgram:
     return without_dead_code(_Flattener().program(jaxpr))
 
 
+def flatten_undifferentiated(jaxpr: Jaxpr) -> FlatProgram:
+    """The same with everything left whole that has a derivative of its own, or a say in what is kept for it."""
+    return without_dead_code(_Flattener(derivatives=True).program(jaxpr))
+
+
 class _Flattener:
-    def __init__(self) -> None:
+    def __init__(self, derivatives: bool = False) -> None:
+        self.derivatives = derivatives
         self.avals: dict[int, Any] = {}
         self.constants: dict[int, Any] = {}
         self.eqns: list[FlatEqn] = []
@@ -113,9 +131,10 @@ class _Flattener:
             self.constants[number] = value
         for eqn in jaxpr.eqns:
             operands = tuple(v if isinstance(v, Literal) else env[v] for v in eqn.invars)
-            if (called := jax_compat.called_jaxpr(eqn)) is not None:
+            called = jax_compat.called_jaxpr(eqn)
+            if called is not None and not (self.derivatives and jax_compat.is_differentiated_as_one(eqn)):
                 results = self.inline(called, operands, (*calls, eqn))
-            elif (apart := jax_compat.as_fill_apart(eqn)) is not None:
+            elif not self.derivatives and (apart := jax_compat.as_fill_apart(eqn)) is not None:
                 results = self.inline(apart, operands, (*calls, eqn))
             else:
                 results = tuple(self.new(v.aval) for v in eqn.outvars)
@@ -127,7 +146,8 @@ class _Flattener:
         self, eqn: JaxprEqn, operands: tuple[Atom, ...], results: tuple[int, ...], calls: tuple[JaxprEqn, ...]
     ) -> None:
         """An equation, or for each result of one that takes an array apart those that make it alone."""
-        if (chains := jax_compat.as_slices(eqn)) is None:
+        chains = None if self.derivatives else jax_compat.as_slices(eqn)
+        if chains is None:
             self.eqns.append(FlatEqn(eqn, operands, results, calls))
             return
         for chain, result in zip(chains, results, strict=True):
@@ -148,3 +168,19 @@ def without_dead_code(program: FlatProgram) -> FlatProgram:
             kept.append(eqn)
             needed.update(eqn.reads)
     return replace(program, eqns=tuple(reversed(kept)))
+
+
+def as_jaxpr(program: FlatProgram, like: Jaxpr) -> Jaxpr:
+    """The program, a part or another form of `like`, as a jaxpr. Built, never traced."""
+    variables: dict[int, Any] = {}
+
+    def atom(a: Atom) -> Any:
+        if not isinstance(a, int):
+            return a
+        if a not in variables:
+            variables[a] = jax_compat.Var(program.avals[a])
+        return variables[a]
+
+    invars, constvars = list(map(atom, program.inputs)), list(map(atom, program.constants))
+    eqns = [e.eqn.replace(invars=list(map(atom, e.inputs)), outvars=list(map(atom, e.outputs))) for e in program.eqns]
+    return jax_compat.built(like, invars, eqns, list(map(atom, program.outputs)), constvars, program.constants.values())

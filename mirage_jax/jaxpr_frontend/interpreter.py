@@ -19,10 +19,11 @@ import jax
 
 from mirage_jax.errors import UsageError
 from mirage_jax.jaxpr_frontend import jax_compat, rules
-from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, evaluate, flatten, read
+from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, evaluate, flatten, operands, read
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, Primitive, Target
 from mirage_jax.jaxpr_frontend.reasons import Code
 from mirage_jax.jaxpr_frontend.regions import partition
+from mirage_jax.jaxpr_frontend.remat import checkpointed, repeated
 from mirage_jax.jaxpr_frontend.shards import Shards, one_device
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.mugraph.arrays import numpy_dtype
@@ -51,6 +52,11 @@ class Compiler(Protocol):
 
     @property
     def max_ops(self) -> int: ...
+
+    @property
+    def remat(self) -> bool:
+        """Whether large values that are cheap to make again are not kept for the backward pass."""
+        ...
 
     def compile_region(self, region: Region, platforms: tuple[str, ...]) -> CompiledRegion | None:
         """`platforms` are those that the program is being lowered for, as JAX names them: "cpu", "cuda", ..."""
@@ -92,11 +98,13 @@ class Plan:
     steps: tuple[Replacement | tuple[FlatEqn, ...], ...]
     compiler: Compiler
     call: Primitive
+    is_as_written: bool = True  # apart from replacements
 
     @property
     def changes_nothing(self) -> bool:
         """Whether the program runs as it was written."""
-        return not any(isinstance(step, Replacement) or any(map(_to_be_opened, step)) for step in self.steps)
+        opened = any(isinstance(step, Replacement) or any(map(_to_be_opened, step)) for step in self.steps)
+        return self.is_as_written and not opened
 
     def run(self, *args: Any) -> list[Any]:
         """Evaluate the program."""
@@ -115,7 +123,8 @@ class Plan:
 def plan(jaxpr: Jaxpr, compiler: Compiler, call: Primitive, target: Target) -> Plan:
     """What replaces what in `jaxpr`. `call` brings a body back here."""
     with _no_collection():
-        program = flatten(jaxpr)
+        written = flatten(jaxpr)
+        program = _unless_it_fails(repeated, written, compiler) if compiler.remat else written
         found = _steps(program, compiler, target.is_partitioned)
     known: dict[int, CompiledRegion | None] = {}  # by graph: equal layers share one
     steps: list[Replacement | tuple[FlatEqn, ...]] = []
@@ -131,7 +140,7 @@ def plan(jaxpr: Jaxpr, compiler: Compiler, call: Primitive, target: Target) -> P
                 known[id(step.graph)] = _compile(step, compiler, target)
             compiled = known[id(step.graph)]
         steps.append(step.equations if compiled is None else Replacement(step, compiled, shards))
-    return Plan(program, tuple(steps), compiler, call)
+    return Plan(program, tuple(steps), compiler, call, program is written)
 
 
 @contextmanager
@@ -146,6 +155,19 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def with_checkpoints(jaxpr: Jaxpr, compiler: Compiler) -> Jaxpr:
+    """A jaxpr that was captured, as it is differentiated: what the compiler wants to be made again is checkpointed."""
+    return _unless_it_fails(checkpointed, jaxpr, compiler) if compiler.remat else jaxpr
+
+
+def _unless_it_fails[T](change: Callable[[T], T], x: T, compiler: Compiler) -> T:
+    try:
+        return change(x)
+    except Exception as e:
+        _failed(e, compiler, "looking for values to make again")
+        return x
 
 
 def _steps(program: FlatProgram, compiler: Compiler, sharded: bool) -> Sequence[Region | int]:
@@ -193,7 +215,7 @@ def _run_equation(eqn: FlatEqn, values: dict[int, Any], compiler: Compiler, call
     except Exception as e:
         _failed(e, compiler, f"opening the body of {eqn.primitive}")
     with jax_compat.written_at(eqn.eqn, eqn.calls):
-        results = jax_compat.bind(eqn.eqn, [read(values, a) for a in eqn.inputs], params)
+        results = jax_compat.bind(eqn.eqn, operands(eqn, values), params)
     values.update(zip(eqn.outputs, results, strict=True))
 
 

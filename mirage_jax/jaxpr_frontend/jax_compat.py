@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ JaxprEqn = jex_core.JaxprEqn
 Literal = jex_core.Literal
 Primitive = jex_core.Primitive
 ShapedArray = core.ShapedArray
+Var = jex_core.Var
 Tracer = core.Tracer
 eval_jaxpr = core.eval_jaxpr
 
@@ -138,6 +139,11 @@ def called_jaxpr(eqn: JaxprEqn) -> Jaxpr | None:
     return params[_CALLS[name]]
 
 
+def is_differentiated_as_one(eqn: JaxprEqn) -> bool:
+    """Whether a call has a derivative of its own, or says what is kept for it."""
+    return eqn.primitive.name.startswith("custom_") or eqn.primitive.name in ("remat2", "checkpoint")
+
+
 def as_range(value: Any) -> Jaxpr | None:
     """A jaxpr that makes a constant array a, a + 1, a + 2, .. (positions, of which masks are made), else None."""
     known = not isinstance(value, Tracer) and getattr(value, "is_fully_addressable", True)
@@ -171,7 +177,7 @@ def _slice(eqn: JaxprEqn, result: Any, start: int, size: int) -> list[JaxprEqn]:
     context = eqn.effects, eqn.source_info, eqn.ctx
     if result.aval.ndim == aval.ndim:
         return [jex_core.new_jaxpr_eqn([operand], [result], lax.slice_p, params, *context)]
-    whole = jex_core.Var(aval.update(shape=(*aval.shape[:axis], 1, *aval.shape[axis + 1 :])))
+    whole = Var(aval.update(shape=(*aval.shape[:axis], 1, *aval.shape[axis + 1 :])))
     return [
         jex_core.new_jaxpr_eqn([operand], [whole], lax.slice_p, params, *context),
         jex_core.new_jaxpr_eqn([whole], [result], lax.squeeze_p, {"dimensions": (axis,)}, *context),
@@ -271,7 +277,7 @@ def as_one_call(jaxpr: Jaxpr, primitive: Primitive, **params: Any) -> Jaxpr:
     """A jaxpr of the same type whose only equation is a call of `jaxpr` by `primitive`. Built, never traced."""
     if not jaxpr.eqns:
         return jaxpr
-    outvars = [jex_core.Var(v.aval) for v in jaxpr.outvars]
+    outvars = [Var(v.aval) for v in jaxpr.outvars]
     first = jaxpr.eqns[0]
     call = jex_core.new_jaxpr_eqn(
         list(jaxpr.invars),
@@ -293,6 +299,45 @@ def written_at(eqn: JaxprEqn, calls: Sequence[JaxprEqn] = ()) -> Iterator[None]:
         scopes += one.source_info.name_stack
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=scopes):
         yield
+
+
+def is_opaque(jaxpr: Jaxpr) -> bool:
+    """Whether effects of a jaxpr name its variables (references), so that it cannot be built of new ones."""
+    return any(hasattr(effect, "input") for effect in jaxpr.effects)
+
+
+def as_checkpoint(jaxpr: Jaxpr, policy: Callable[..., bool], prevent_cse: bool = True) -> JaxprEqn:
+    """The equation that `jax.checkpoint` makes of a function with this jaxpr, which must not close over anything."""
+    (template,) = jax.make_jaxpr(jax.checkpoint(lambda x: x + 1, policy=policy, prevent_cse=prevent_cse))(0.0).eqns
+    return template.replace(
+        invars=list(jaxpr.invars),
+        outvars=[Var(v.aval) for v in jaxpr.outvars],
+        params={**template.params, "jaxpr": jaxpr},
+        effects=jaxpr.effects,
+        source_info=jaxpr.eqns[0].source_info,
+        ctx=jaxpr.eqns[0].ctx,
+    )
+
+
+def built(
+    like: Jaxpr,
+    invars: Sequence[Any],
+    eqns: Sequence[JaxprEqn],
+    outvars: Sequence[Any],
+    constvars: Sequence[Any],
+    constants: Iterable[Any],
+) -> Jaxpr:
+    """A jaxpr of these equations, with the effects of another one that has all of them."""
+    effects = {effect for eqn in eqns for effect in eqn.effects} & like.effects
+    names = like.debug_info if len(invars) == len(like.invars) else like.debug_info.with_unknown_names()
+    return jex_core.Jaxpr(
+        list(constvars), list(invars), list(outvars), list(eqns), effects, names, consts=tuple(constants)
+    )
+
+
+def held_back(operands: Sequence[Any], waits: Sequence[Any]) -> list[Any]:
+    """Operands that the compiler can neither make before `waits` are there nor take for what they are copies of."""
+    return list(lax.optimization_barrier((tuple(operands), tuple(waits)))[0])
 
 
 def bind(eqn: JaxprEqn, values: Sequence[Any], params: dict[str, Any] | None = None) -> list[Any]:

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
@@ -17,11 +16,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mirage_jax.jaxpr_frontend import jax_compat, rules
-from mirage_jax.jaxpr_frontend.clusters import Dependencies, convex_clusters, divide
+from mirage_jax.jaxpr_frontend.clusters import Dependencies, convex_clusters, divide, in_order
 from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, flatten
 from mirage_jax.jaxpr_frontend.forms import Forms
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr
 from mirage_jax.jaxpr_frontend.reasons import Code, LeftOut, NotExpressible
+from mirage_jax.jaxpr_frontend.remat import repeated
 from mirage_jax.jaxpr_frontend.shards import is_local, one_device
 from mirage_jax.jaxpr_frontend.translate import Refused, Region, renamed, translate
 from mirage_jax.mugraph.arrays import is_float
@@ -53,15 +53,17 @@ class Analysis:
     left_out: tuple[LeftOut, ...]
 
 
-def analyse(jaxpr: Jaxpr, max_ops: int = MAX_OPS, sharded: bool = False) -> Analysis:
+def analyse(jaxpr: Jaxpr, max_ops: int = MAX_OPS, sharded: bool = False, remat: bool = False) -> Analysis:
     """What would be optimized in `jaxpr`; runs nothing.
 
     sharded: XLA divides the program over several devices, except for the bodies of shard_map. Regions are those that
     one device sees.
+    remat: large values that are cheap to make again are, as in `remat.repeated`.
     """
-    found = partition(flatten(jaxpr), max_ops, sharded)
+    program = flatten(jaxpr)
+    found = partition(repeated(program) if remat else program, max_ops, sharded)
     inner = [
-        analyse(body, max_ops, sharded and eqn.primitive != "shard_map")
+        analyse(body, max_ops, sharded and eqn.primitive != "shard_map", remat)
         for eqn in found.program.eqns
         for body in jax_compat.bodies(eqn.eqn)
     ]
@@ -240,7 +242,7 @@ class _Partitioner:
     def _pieces(self) -> list[tuple[int, ...]]:
         members = [n for n in range(len(self.eqns)) if n not in self.free and n not in self.reasons]
         pieces: list[tuple[int, ...]] = []
-        for cluster in convex_clusters(self.dependencies, members):
+        for cluster in convex_clusters(self.dependencies, members, lambda n: self.eqns[n].scope):
             small = sum(map(self._weight, cluster)) <= self.max_ops
             for segment in [cluster] if small else self._divide(cluster):
                 kept = self._without_last_parts(segment)
@@ -420,35 +422,10 @@ class _Partitioner:
         return value
 
     def _schedule(self, regions: Sequence[Region]) -> tuple[Region | int, ...]:
-        """Steps in an order that respects every dependency; ties are broken by the order of the program."""
-        taken: dict[int, int] = {}  # position of an equation -> position that stands for its step
-        step: dict[int, Region | int] = {n: n for n in range(len(self.eqns))}
-        for region in regions:
-            own = self.own[region]
-            for n in own:
-                taken[n] = own[0]
-                del step[n]
-            step[own[0]] = region
-        head = {n: taken.get(n, n) for n in range(len(self.eqns))}
-        before: dict[int, set[int]] = {n: set() for n in step}
-        for n in range(len(self.eqns)):
-            before[head[n]] |= {head[p] for p in self.dependencies.before[n]} - {head[n]}
-        after: dict[int, set[int]] = {n: set() for n in step}
-        for n, earlier in before.items():
-            for e in earlier:
-                after[e].add(n)
-        ready = [n for n, earlier in before.items() if not earlier]
-        heapq.heapify(ready)
-        order: list[Region | int] = []
-        while ready:
-            n = heapq.heappop(ready)
-            order.append(step[n])
-            for then in after[n]:
-                before[then].discard(n)
-                if not before[then]:
-                    heapq.heappush(ready, then)
-        assert len(order) == len(step), "regions depend on each other in a circle"
-        return tuple(order)
+        """Steps in an order that respects every dependency."""
+        region_at = {self.own[region][0]: region for region in regions}
+        order = in_order(self.dependencies, [self.own[region] for region in regions])
+        return tuple(region_at.get(step[0], step[0]) for step in order)
 
     def _left_out(self, regions: Sequence[Region]) -> tuple[LeftOut, ...]:
         inside = {id(eqn) for region in regions for eqn in region.equations}

@@ -13,9 +13,11 @@ from dataclasses import replace
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
-from mirage_jax.search.cones import cone, joined
+from mirage_jax.search.cones import cone
+from mirage_jax.search.cost import estimate
 from mirage_jax.search.devices import Device
 from mirage_jax.search.frontier import BudgetExceeded, Space
+from mirage_jax.search.fusion import combined
 from mirage_jax.search.parts import Part, search_parts
 from mirage_jax.search.report import Notify, SearchReport
 from mirage_jax.search.structures import Candidate
@@ -24,6 +26,8 @@ from mirage_jax.search.windows import Window, divide, replace_windows
 
 PROBE_SECONDS = 0.3  # a window that takes longer to look at does not fit
 MAX_CLASSES = 100  # values in a window with one output: more are not exhausted in seconds
+BLOCK = 8192  # elements of an output that one block makes, if there are many
+CONE_SECONDS = 3.0  # the same for a cone; there are few of them
 CONE_CLASSES = 220  # in a cone, of which plans of at most two kernels are looked at: tens of seconds
 
 
@@ -45,12 +49,12 @@ def search(
     if len(parts) == 1:
         one = Search(reference, device, space, seconds, states, families, notify=notify)
         return one.run(), one.report
-    pair = replace(space, max_kernels=min(2, space.max_kernels))
+    pair = replace(space, max_kernels=min(2, space.max_kernels), splits=not _fills(reference, device))
     cones = [cone(reference, name) for name in dict.fromkeys(reference.outputs)]
     if (
         "kernels" not in families
         or not device.is_gpu
-        or not all(is_narrow(c, device, pair, CONE_CLASSES) for c in cones)
+        or not all(is_narrow(c, device, pair, CONE_CLASSES, CONE_SECONDS) for c in cones)
     ):
         cones = []
     report = SearchReport(space, windows=len(parts), cones=len(cones))
@@ -60,14 +64,16 @@ def search(
     for candidates, own in search_parts(todo, until - time.monotonic(), workers, notify):
         found.append(candidates)
         report.add(own)
-    out = _compose(reference, parts, {n: cs for n, cs in enumerate(found[: len(parts)]) if cs})
-    whole = joined(reference, found[len(parts) :]) if cones else None
-    return sorted([*out, *([whole] if whole else [])], key=lambda c: c.seconds), report
+    out = _compose(reference, parts, {n: cs for n, cs in enumerate(found[: len(parts)]) if cs}, device)
+    whole = combined(reference, found[len(parts) :], device) if cones else []
+    return sorted([*out, *whole], key=lambda c: c.seconds), report
 
 
-def is_narrow(graph: KernelGraph, device: Device, space: Space, most: int = MAX_CLASSES) -> bool:
+def is_narrow(
+    graph: KernelGraph, device: Device, space: Space, most: int = MAX_CLASSES, seconds: float = PROBE_SECONDS
+) -> bool:
     """Are there few enough values in the AND-OR graph for an exhaustive search?"""
-    probe = Search(graph, device, space, seconds=PROBE_SECONDS)
+    probe = Search(graph, device, space, seconds)
     try:
         probe.start()
     except BudgetExceeded:
@@ -77,7 +83,15 @@ def is_narrow(graph: KernelGraph, device: Device, space: Space, most: int = MAX_
     return probe.report.classes * math.sqrt(len(probe.roots)) <= most  # outputs multiply frontiers
 
 
-def _compose(reference: KernelGraph, parts: list[Window], found: dict[int, list[Candidate]]) -> list[Candidate]:
+def _fills(reference: KernelGraph, device: Device) -> bool:
+    """Are there blocks enough for the device without sums that are split over the grid, whatever the output?"""
+    sizes = [math.prod(map(reference.extent, reference.tensors[name].axes)) for name in reference.outputs]
+    return min(sizes) >= 2 * device.blocks * BLOCK
+
+
+def _compose(
+    reference: KernelGraph, parts: list[Window], found: dict[int, list[Candidate]], device: Device
+) -> list[Candidate]:
     """The reference with windows replaced: all by their best algebra, all by their best kernels, and each by each
     alone.
     """
@@ -92,6 +106,7 @@ def _compose(reference: KernelGraph, parts: list[Window], found: dict[int, list[
     }
     choices = [best["kernels"], best["algebra"], best["algebra"] | best["kernels"]]
     choices += [{n: c} for chosen in best.values() for n, c in chosen.items()]
+    kept = [estimate(w.graph, Schedule((KernelSchedule(),) * len(w.graph.kernels)), device) for w in parts]
     out: dict[str, Candidate] = {}
     for chosen in choices:
         if chosen:
@@ -101,7 +116,7 @@ def _compose(reference: KernelGraph, parts: list[Window], found: dict[int, list[
             split = tuple(sorted({p for c in chosen.values() for p in c.schedule.parts}))
             family = "kernels" if any(c.family == "kernels" for c in chosen.values()) else "algebra"
             if len({axis for axis, _ in split}) == len(split):  # an axis cannot be split into two numbers of parts
-                rest = sum(cs[0].seconds for n, cs in found.items() if cs and n not in chosen)
+                rest = sum(seconds for n, seconds in enumerate(kept) if n not in chosen)
                 seconds = sum(c.seconds for c in chosen.values()) + rest
                 single = tuple(sorted({a for c in chosen.values() for a in c.single}))
                 out.setdefault(

@@ -46,12 +46,13 @@ class Space:
     max_outputs: int = 2
     max_rank: int = 2  # axes of a tile, batch axes not counted
     loops: int = 2  # passes over the loop axis, one after the other, inside one kernel
+    splits: bool = True  # whether what is summed may be split over the grid
 
     def __str__(self) -> str:
         return (
             f"up to {self.max_ops} operators per kernel, {self.max_kernels} kernels,"
             f" {self.max_loaded} loaded intermediates,"
-            f" tiles of rank {self.max_rank}, {self.loops} loops in sequence"
+            f" tiles of rank {self.max_rank}, {self.loops} loops in sequence{'' if self.splits else ', no split sums'}"
         )
 
 

@@ -228,6 +228,8 @@ class Search:
 
     def _variants(self) -> Iterator[tuple[Axis | None, tuple[Root, ...]]]:
         yield None, self.roots
+        if not self.space.splits:
+            return
         free = frozenset[Axis]().union(
             *(self.e.axes(r.value) for r in self.roots)
         )  # a free axis is divided over the grid as it is

@@ -38,6 +38,7 @@ class Replacing:
 
     strict: bool = True
     max_ops: int = MAX_OPS
+    remat: bool = False
     regions: list[Region] = field(default_factory=list)
 
     def compile_region(self, region: Region, platforms: tuple[str, ...] = ()) -> Evaluated:

@@ -146,6 +146,7 @@ class Failing:
     how: str
     strict: bool = False
     max_ops: int = 16
+    remat: bool = False
     asked: list[Any] = field(default_factory=list)
 
     def compile_region(self, region: Region, platforms: tuple[str, ...] = ()) -> Any:

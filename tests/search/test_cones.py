@@ -14,10 +14,12 @@ from mirage_jax.mugraph.graph import BlockGraph, KernelGraph
 from mirage_jax.mugraph.merge import simplify_axes
 from mirage_jax.search.cones import cone, joined
 from mirage_jax.search.frontier import Space
+from mirage_jax.search.fusion import combined
+from mirage_jax.search.structures import Candidate
 from mirage_jax.search.window_search import Search
 from mirage_jax.verify.certificate import certify, fingerprint
 
-QKV = ((2, 512, 64), (2, 64, 512), (2, 512, 64), (2, 512, 64))
+QKV = ((2, 4096, 64), (2, 64, 4096), (2, 4096, 64), (2, 4096, 64))
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -48,39 +50,65 @@ def test_cones_are_programs_of_their_own(gradient: KernelGraph) -> None:
         assert one.outputs == (name,) and len(one.kernels) < len(gradient.kernels)
 
 
-def test_gradient_of_the_keys_makes_the_weights_anew(gradient: KernelGraph) -> None:
+@pytest.fixture(scope="module")
+def by_output(gradient: KernelGraph) -> dict[str, list[Candidate]]:
+    """Kernels for the gradient of each operand alone, by its axes."""
+    space = Space(max_ops=14, max_kernels=2, splits=False)
+    return {
+        "".join(sorted(shapes(gradient, name))): Search(
+            cone(gradient, name), H200, space, 120.0, 20_000_000, ("kernels",)
+        ).run()
+        for name in gradient.outputs
+    }
+
+
+def test_gradient_of_the_keys_makes_the_weights_anew(
+    gradient: KernelGraph, by_output: dict[str, list[Candidate]]
+) -> None:
     """As FlashAttention's backward pass: row sums, and those of the weights' gradients, in one kernel; then a kernel
     over the keys that recomputes the weights from them. No tensor has both queries and keys as axes.
     """
-    name = next(n for n in gradient.outputs if shapes(gradient, n) == {"i", "k", "l"})
-    one = cone(gradient, name)
-    candidates = Search(one, H200, Space(max_ops=14, max_kernels=2), 120.0, 20_000_000, ("kernels",)).run()
-    whole = [c for c in candidates if not c.graph.split_axes]
-    best = next(c for c in whole if not any({"j", "l"} <= {*t.axes} for t in c.graph.tensors.values()))
+    best = next(c for c in by_output["ikl"] if not any({"j", "l"} <= {*t.axes} for t in c.graph.tensors.values()))
     first, second = best.graph.kernels
     assert isinstance(first, BlockGraph) and isinstance(second, BlockGraph)
     assert "j" in first.grid and "l" in second.grid and second.loop == "j"
     for kernel, shifts in ((first, 1), (second, 0)):
         ops = [o.op for o in kernel.ops]
         assert ops.count("exps") == 1 and ops.count("shift") == shifts
-    check_schedule(best.graph, best.schedule)
-    assert certify(one, best.graph).bound <= 1e-12
-    sizes = {a: 7 if n == 512 else 4 if n == 64 else n for a, n in one.sizes.items()}
-    small, tiled = one.with_extents(sizes), best.graph.with_extents(sizes)
-    assert worst_error(tiled, schedule(tiled, tile=3), small) < 1e-12
+    assert_same(gradient, best)
 
 
-def test_gradient_of_the_queries_in_one_kernel(gradient: KernelGraph) -> None:
+def test_gradient_of_the_queries_in_one_kernel(gradient: KernelGraph, by_output: dict[str, list[Candidate]]) -> None:
     """One pass over the keys: both sums of which the gradient is a difference, and the row sums that scale them."""
-    name = next(n for n in gradient.outputs if shapes(gradient, n) == {"i", "j", "k"})
-    one = cone(gradient, name)
-    one = one.with_extents({a: 4096 if n == 512 else n for a, n in one.sizes.items()})
-    (best, *_) = Search(one, H200, Space(max_ops=14, max_kernels=1), 120.0, 20_000_000, ("kernels",)).run()
+    best = by_output["ijk"][0]
     (kernel,) = best.graph.kernels
     assert isinstance(kernel, BlockGraph) and kernel.loop == "l" and "j" in kernel.grid
-    assert certify(one, best.graph).bound <= 1e-12
-    sizes = {a: 7 if n == 4096 else 4 if n == 64 else n for a, n in one.sizes.items()}
-    small, tiled = one.with_extents(sizes), best.graph.with_extents(sizes)
+    assert_same(gradient, best)
+
+
+def test_all_gradients_in_two_kernels(gradient: KernelGraph, by_output: dict[str, list[Candidate]]) -> None:
+    """One pass over the keys for the gradient of the queries and the row sums, one over the queries for the others."""
+    names = {"".join(sorted(shapes(gradient, name))): name for name in gradient.outputs}
+    best, *others = combined(gradient, [by_output[axes] for axes in names], H200)
+    assert {len(c.graph.kernels) for c in others} > {2, 3}, "less of it in one kernel, for devices that disagree"
+    rows, columns = best.graph.kernels
+    assert isinstance(rows, BlockGraph) and isinstance(columns, BlockGraph)
+    assert (rows.loop, columns.loop) == ("l", "j")
+    assert names["ijk"] in {s.tensor.name for s in rows.stores}
+    assert {s.tensor.name for s in columns.stores} == {*gradient.outputs} - {names["ijk"]}
+    for kernel in (rows, columns):
+        assert sum(op.op == "exps" for op in kernel.ops) == 1
+    assert not any({"j", "l"} <= {*t.axes} for t in best.graph.tensors.values())
+    assert_same(gradient, best)
+
+
+def assert_same(gradient: KernelGraph, found: Candidate) -> None:
+    """What was found is well formed, proven, and right tile by tile."""
+    program = gradient if len(found.graph.outputs) > 1 else cone(gradient, *found.graph.outputs)
+    check_schedule(found.graph, found.schedule)
+    assert certify(program, found.graph).bound <= 1e-12
+    sizes = {a: 7 if n == 4096 else 4 if n == 64 else n for a, n in program.sizes.items()}
+    small, tiled = program.with_extents(sizes), found.graph.with_extents(sizes)
     assert worst_error(tiled, schedule(tiled, tile=3), small) < 1e-12
 
 

@@ -1,0 +1,149 @@
+"""Kernels side by side: two kernels that do not depend on each other, over the same grid and loop, as one.
+
+What several outputs of a region need is found for each of them alone (`cones`), so that two kernels may compute the
+same tiles: the gradients of keys and values both need the weights. In one kernel these are computed, and their
+operands read, once. `fuse` writes that kernel; `fused` takes the fusions that the cost model likes, best first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+
+from mirage_jax.mugraph.graph import BlockGraph, Kernel, KernelGraph, Library, Load, Op, Store, is_part
+from mirage_jax.search.cones import joined
+from mirage_jax.search.devices import Device
+from mirage_jax.search.structures import Candidate, tiled
+
+SYMMETRIC = ("dot", "mul")
+TRIED = 8  # candidates of each cone that are joined with the best ones of the others
+
+
+def combined(reference: KernelGraph, found: Sequence[Sequence[Candidate]], device: Device) -> list[Candidate]:
+    """Candidates of all cones as one, as they are and fused, best first; none if some cone has none.
+
+    What is fastest for each output alone need not share the most, so each cone's next best are tried too, one cone
+    after the other.
+    """
+    whole: dict[str, Candidate] = {}
+
+    def add(chosen: Sequence[Sequence[Candidate]]) -> float:
+        if (candidate := joined(reference, chosen)) is None:
+            return math.inf
+        best = fused(candidate, device)
+        for c in (candidate, best):
+            whole.setdefault(str(c.graph), c)
+        return best.seconds
+
+    chosen = [candidates[:TRIED] for candidates in found]
+    for n, candidates in enumerate(chosen):
+        chosen[n] = sorted(candidates, key=lambda c: add([*chosen[:n], [c], *chosen[n + 1 :]]))
+    return sorted(whole.values(), key=lambda c: c.seconds)
+
+
+def fused(candidate: Candidate, device: Device) -> Candidate:
+    """The candidate with pairs of kernels fused as long as that makes it faster, by the model."""
+    best = candidate
+    while True:
+        found = (tiled(g, best.family, best.single, device) for g in _all_fusions(best.graph))
+        better = [c for c in found if c is not None and c.seconds < best.seconds]
+        if not better:
+            return best
+        best = min(better, key=lambda c: c.seconds)
+
+
+def _all_fusions(graph: KernelGraph) -> Iterator[KernelGraph]:
+    for a, b in combinations(range(len(graph.kernels)), 2):
+        if (both := fuse(graph, a, b)) is not None:
+            yield both
+
+
+def fuse(graph: KernelGraph, a: int, b: int) -> KernelGraph | None:
+    """The graph with kernels a < b, by position, as one; None if that cannot be.
+
+    An axis that only one of them has in its grid is inside the tiles of both.
+    """
+    first, second = graph.kernels[a], graph.kernels[b]
+    if isinstance(first, Library) or isinstance(second, Library):
+        return None
+    grid = tuple(x for x in first.grid if x in second.grid)
+    inside = {*first.grid, *second.grid} - {*grid}
+    if not grid or any(map(is_part, inside)) or (first.loop, first.span) != (second.loop, second.span):
+        return None
+    above = _above(graph, b)
+    if a in above:
+        return None
+    between = range(a + 1, b)
+    kernel, same = _Merge(first).add(second)
+    order: list[Kernel] = [*graph.kernels[:a], *(graph.kernels[n] for n in between if n in above)]
+    order += [replace(kernel, grid=grid), *(graph.kernels[n] for n in between if n not in above)]
+    order += graph.kernels[b + 1 :]
+    if set(same) & set(graph.outputs):
+        return None
+    return replace(graph, kernels=tuple(_reading(k, same) for k in order))
+
+
+def _above(graph: KernelGraph, position: int) -> set[int]:
+    """Positions of the kernels that one depends on."""
+    maker = {s.tensor.name: n for n, k in enumerate(graph.kernels) for s in k.stores}
+    found, todo = set[int](), [position]
+    while todo:
+        more = {maker[x.tensor] for x in graph.kernels[todo.pop()].loads if x.tensor in maker} - found
+        found |= more
+        todo += more
+    return found
+
+
+def _reading(kernel: Kernel, same: Mapping[str, str]) -> Kernel:
+    """A kernel that reads tensors under other names."""
+    return replace(kernel, loads=tuple(replace(x, tensor=same.get(x.tensor, x.tensor)) for x in kernel.loads))
+
+
+class _Merge:
+    """The loads, operators and stores of a kernel, and those of another that it does not have yet."""
+
+    def __init__(self, kernel: BlockGraph) -> None:
+        self.kernel = kernel
+        self.loads, self.ops, self.stores = list(kernel.loads), list(kernel.ops), list(kernel.stores)
+        self.known = {_meaning(x, {}): x.name for x in (*kernel.loads, *kernel.ops)}
+
+    def add(self, other: BlockGraph) -> tuple[BlockGraph, dict[str, str]]:
+        """The kernel of both, and the tensors of `other` that are the same as one of the first kernel's."""
+        names: dict[str, str] = {}
+        for x in (*other.loads, *other.ops):
+            meaning = _meaning(x, names)
+            if meaning not in self.known:
+                self.known[meaning] = name = self._fresh()
+                if isinstance(x, Load):
+                    self.loads.append(replace(x, name=name))
+                else:
+                    self.ops.append(replace(x, name=name, args=tuple(names[a] for a in x.args)))
+            names[x.name] = self.known[meaning]
+        same: dict[str, str] = {}
+        for s in other.stores:
+            value = names[s.value]
+            twin = next((t.tensor for t in self.stores if t.value == value and _alike(t, s)), None)
+            if twin is None:
+                self.stores.append(Store(s.tensor, value))
+            else:
+                same[s.tensor.name] = twin.name
+        parts = {"loads": tuple(self.loads), "ops": tuple(self.ops), "stores": tuple(self.stores)}
+        return replace(self.kernel, **parts), same
+
+    def _fresh(self) -> str:
+        taken = {x.name for x in (*self.loads, *self.ops)}
+        return next(name for n in range(len(taken) + 1) if (name := f"y{n}") not in taken)
+
+
+def _alike(a: Store, b: Store) -> bool:
+    return (a.tensor.axes, a.tensor.dtype) == (b.tensor.axes, b.tensor.dtype)
+
+
+def _meaning(x: Load | Op, names: Mapping[str, str]) -> object:
+    """Equal for loads and operators of one kernel that make the same value, but for the order of its axes."""
+    if isinstance(x, Load):
+        return x.tensor, x.axes
+    args: Sequence[str] = [names.get(a, a) for a in x.args]
+    return x.op, tuple(sorted(args)) if x.op in SYMMETRIC else tuple(args), frozenset(x.axes), x.attrs

@@ -1,0 +1,218 @@
+"""``remat="regions"``: the same values and gradients, and no scores between the forward and the backward pass."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+from jaxpr_frontend.replacing import Replacing, assert_close, optimized, random
+
+from mirage_jax.jaxpr_frontend.flat import flatten
+from mirage_jax.jaxpr_frontend.remat import checkpointed, repeated
+
+T, H, D = 64, 2, 8
+SCORES = H * T * T
+WEIGHTS = tuple(random(H * D, 3 * H * D, seed=n) for n in range(2)), tuple(random(H * D, H * D, seed=n) for n in (3, 4))
+X = random(T, H * D)
+BIAS = random(1, T, T)
+
+
+def heads(x: jax.Array) -> jax.Array:
+    return jnp.moveaxis(x.reshape(T, H, D), 1, 0)
+
+
+def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    s = q @ k.swapaxes(-1, -2) / math.sqrt(D)
+    return jax.nn.softmax(jnp.where(jnp.tril(jnp.ones(s.shape[-2:], bool)), s, -jnp.inf)) @ v
+
+
+def biased(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    s = jnp.einsum("hqd,hkd->hqk", q, k) + BIAS.astype(q.dtype)
+    s = 5 * jnp.tanh(s / 5)
+    e = jnp.exp(s - jax.lax.stop_gradient(s.max(-1, keepdims=True)))
+    return (e / e.sum(-1, keepdims=True)) @ v
+
+
+def grouped(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    one = [jnp.moveaxis(x, 0, 1)[None] for x in (q, k[:1], v[:1])]
+    return jnp.moveaxis(jax.nn.dot_product_attention(*one, is_causal=True)[0], 1, 0)
+
+
+def layer(x: jax.Array, w: jax.Array, out: jax.Array, attend: Callable[..., jax.Array] = attention) -> jax.Array:
+    normed = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+    y = attend(*map(heads, jnp.split(normed @ w, 3, -1)))
+    return x + jnp.sin(jnp.moveaxis(y, 0, 1).reshape(T, H * D)) @ out
+
+
+def loop(x: jax.Array, ws: Any, outs: Any) -> jax.Array:
+    for w, out in zip(ws, outs, strict=True):
+        x = layer(x, w, out)
+    return x
+
+
+def scanned(x: jax.Array, ws: Any, outs: Any, each: Callable[..., jax.Array] = layer) -> jax.Array:
+    step = lambda c, p: (each(c, *p), None)  # noqa: E731
+    return jax.lax.scan(step, x, (jnp.stack(ws), jnp.stack(outs)))[0]
+
+
+MODELS: dict[str, Callable[..., jax.Array]] = {
+    "loop": loop,
+    "scan": scanned,
+    "scan in scan": lambda x, *p: jax.lax.scan(lambda c, _: (scanned(c, *p), None), x, length=2)[0],
+    "biased": lambda x, ws, outs: layer(x, ws[0], outs[0], biased),
+    "grouped": lambda x, ws, outs: layer(x, ws[0], outs[0], grouped),
+    "jit inside": jax.jit(loop),
+    "checkpoint inside": lambda x, ws, outs: jax.checkpoint(layer)(x, ws[0], outs[0]),
+    "checkpoint with policy": lambda x, ws, outs: jax.checkpoint(layer, policy=jax.checkpoint_policies.dots_saveable)(
+        x, ws[0], outs[0]
+    ),
+    "scan of checkpoint": partial(scanned, each=jax.checkpoint(layer, prevent_cse=False)),
+    "cond": lambda x, *p: jax.lax.cond(x[0, 0] > 0, loop, lambda x, *_: x, x, *p),
+    "vmap": lambda x, ws, outs: jax.vmap(lambda x: layer(x, ws[0], outs[0]))(jnp.stack([x, 2 * x])),
+}
+SAVES_THEM = {"checkpoint with policy"}  # as the user says
+
+
+def square(f: Callable[..., jax.Array], *args: Any) -> jax.Array:
+    return (f(*args).astype(jnp.float32) ** 2).sum()
+
+
+def kept(f: Callable[..., Any], *args: Any) -> int:
+    """The most numbers that one value has which is kept for the backward pass."""
+    pullback = jax.eval_shape(lambda *a: jax.vjp(f, *a)[1], *args)
+    return max(x.size for x in jax.tree.leaves(pullback))
+
+
+def cast(dtype: str) -> Any:
+    return jax.tree.map(lambda x: x.astype(dtype), (X, *WEIGHTS))
+
+
+def assert_same_gradients(have: Callable[..., Any], want: Callable[..., Any], args: Any) -> None:
+    values = jax.jit(have)(*args), jax.jit(want)(*args)
+    assert_close(*values, 1e-4 if args[0].dtype == "float32" else 2e-2)
+
+
+def gradients(f: Callable[..., jax.Array]) -> Callable[..., Any]:
+    return jax.value_and_grad(partial(square, f), (0, 1, 2))
+
+
+CASES = [*((name, "float32") for name in MODELS), ("loop", "float16"), ("biased", "float16")]
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_differentiated_from_outside(name: str, dtype: str) -> None:
+    args, f, compiler = cast(dtype), MODELS[name], Replacing(remat=True)
+    g = optimized(f, compiler)
+    assert_same_gradients(gradients(g), gradients(f), args)
+    if name not in SAVES_THEM:
+        assert kept(g, *args) < SCORES
+        assert all(reads_less(region) for region in compiler.regions)
+    assert kept(optimized(f), *args) >= SCORES or "checkpoint" in name
+
+
+def reads_less(region: Any) -> bool:
+    """Whether a region neither reads nor makes what has as many elements as scores."""
+    graph = region.graph
+    tensors = [*graph.inputs, *(graph.tensors[n] for n in graph.outputs)]
+    return all(math.prod(map(graph.extent, t.axes)) < SCORES for t in tensors)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [c for c in CASES if c[0] in ("loop", "biased", "grouped", "vmap")])
+def test_function_that_differentiates_itself(name: str, dtype: str) -> None:
+    args, step, compiler = cast(dtype), gradients(MODELS[name]), Replacing(remat=True)
+    assert_same_gradients(optimized(step, compiler), step, args)
+    assert all(reads_less(region) for region in compiler.regions)
+    stored = Replacing()
+    optimized(step, stored).lower(*args)
+    assert not all(reads_less(region) for region in stored.regions)
+
+
+SMALL = (X, *(w[0] for w in WEIGHTS))
+QKV = tuple(random(H, T, D, seed=n) for n in range(3))
+
+
+TRANSFORMATIONS: dict[str, Callable[..., Any]] = {
+    "jvp": lambda f: lambda *a: jax.jvp(f, a, a),
+    "linearize": lambda f: lambda *a: jax.linearize(f, *a)[1](*a),
+    "vmap of grad": lambda f: jax.vmap(jax.grad(partial(square, f)), (0, None, None)),
+    "forward over reverse": lambda f: lambda *a: jax.jvp(jax.grad(partial(square, f)), a, a),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMATIONS)
+def test_other_transformations(name: str) -> None:
+    g, transform = optimized(attention, Replacing(remat=True)), TRANSFORMATIONS[name]
+    q, k, v = QKV
+    args = (jnp.stack([q, 2 * q]), k, v) if name.startswith("vmap") else QKV
+    assert_same_gradients(transform(g), transform(attention), args)
+
+
+def test_forward_mode_makes_nothing_again() -> None:
+    g = optimized(layer, Replacing(remat=True))
+    for f in (g, lambda *a: jax.jvp(g, a, a)):
+        assert "optimization_barrier" not in jax.jit(f).lower(*SMALL).as_text()
+    assert "optimization_barrier" in jax.jit(gradients(g)).lower(*SMALL).as_text()
+
+
+def test_derivatives_of_their_own() -> None:
+    """What a function says of its derivative is not what follows from its content."""
+
+    @jax.custom_vjp
+    def clipped(s):
+        return jnp.tanh(s)
+
+    clipped.defvjp(lambda s: (jnp.tanh(s), None), lambda _, g: (3 * g,))
+
+    @jax.custom_jvp
+    def doubled(s):
+        return s * s
+
+    doubled.defjvp(lambda p, t: (p[0] * p[0], 7 * t[0]))
+
+    def attend(q, k, v):
+        return doubled(jax.nn.softmax(clipped(q @ k.swapaxes(-1, -2)))) @ v
+
+    f = partial(layer, attend=attend)
+    for step in (gradients(optimized(f, Replacing(remat=True))), optimized(gradients(f), Replacing(remat=True))):
+        assert_same_gradients(step, gradients(f), SMALL)
+
+
+def test_what_is_left_as_it_is() -> None:
+    """Scores that the user names, that other primitives read, or that are no larger than what they are made of."""
+
+    def named(q, k, v):
+        return checkpoint_name(jax.nn.softmax(q @ k.swapaxes(-1, -2)), "weights") @ v
+
+    policy = jax.checkpoint_policies.save_only_these_names("weights")
+    f = jax.checkpoint(partial(layer, attend=named), policy=policy)
+    assert kept(optimized(f, Replacing(remat=True)), *SMALL) >= SCORES
+    assert_same_gradients(gradients(optimized(f, Replacing(remat=True))), gradients(f), SMALL)
+
+    def sorted_scores(q, k, v):
+        return jnp.sort(q @ k.swapaxes(-1, -2)) @ v
+
+    step = gradients(partial(layer, attend=sorted_scores))
+    assert_same_gradients(optimized(step, Replacing(remat=True)), step, SMALL)
+    short = jax.make_jaxpr(lambda q, k, v: jax.nn.softmax(q @ k.T) @ v)(*[jnp.ones((12, 8))] * 3)
+    assert checkpointed(short) is short
+    program = flatten(short)
+    assert repeated(program) is program
+
+
+def test_effects_and_constants_around_units() -> None:
+    table = np.linspace(0, 1, H * D, dtype="float32")
+
+    def f(x, w, out):
+        jax.debug.print("norm {}", jnp.sum(x * table))
+        return layer(x * table, w, out)
+
+    g = optimized(f, Replacing(remat=True))
+    assert_same_gradients(gradients(g), gradients(f), SMALL)
+    assert kept(g, *SMALL) < SCORES
+    counted = lambda x, w, out: layer(x, w, out) * jax.new_ref(x)[...]  # noqa: E731
+    assert_same_gradients(gradients(optimized(counted, Replacing(remat=True))), gradients(counted), SMALL)

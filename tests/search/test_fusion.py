@@ -1,0 +1,76 @@
+"""Two kernels over the same grid and loop as one: what both compute is computed once, and all of it is the same."""
+
+from dataclasses import replace
+
+import jax
+from mugraph.programs import schedule
+from search.programs import H200, TWO_KERNELS, captured, worst_error
+
+from mirage_jax.mugraph.builder import KernelBuilder, tensor
+from mirage_jax.mugraph.check import check_graph, check_schedule
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Span
+from mirage_jax.search.cones import cone, joined
+from mirage_jax.search.fusion import combined, fuse, fused
+from mirage_jax.search.window_search import Search
+from mirage_jax.verify.certificate import certify
+
+X, W, V = tensor("x0", "i,k"), tensor("x1", "j,k"), tensor("x2", "l,k")
+
+
+def kernel(name: str, weight: str, axis: str, grid: str, out: str) -> BlockGraph:
+    """out[i,axis] = sum over k of exp(x) weight, written with its operands in another order for each axis."""
+    k = KernelBuilder(name, grid, "k")
+    x, w = k.load(X), k.load(tensor(weight, (axis, "k")))
+    e = k.op("exp", x)
+    k.store(tensor(out, ("i", axis)), k.op("acc", k.op("dot", *((e, w) if axis == "j" else (w, e)), axes="k")))
+    return k.build()
+
+
+def pair(grid: str = "i", other: str = "i") -> KernelGraph:
+    kernels = kernel("k0", "x1", "j", grid, "t0"), kernel("k1", "x2", "l", other, "t1")
+    return KernelGraph((X, W, V), kernels, ("t0", "t1"), (("i", 64), ("j", 16), ("k", 256), ("l", 16)))
+
+
+def test_what_both_compute_is_computed_once() -> None:
+    graph = pair("i", "i,l")
+    whole = fuse(graph, 0, 1)
+    assert whole is not None
+    (one,) = whole.kernels
+    check_graph(whole)
+    assert one.grid == ("i",) and sum(op.op == "exp" for op in one.ops) == 1 and len(one.loads) == 3
+    assert worst_error(whole, schedule(whole, tile=5), graph) < 1e-12
+
+
+def test_what_cannot_be_one_kernel() -> None:
+    graph = pair()
+    first, second = graph.kernels
+    assert isinstance(first, BlockGraph) and isinstance(second, BlockGraph)
+
+    assert fuse(pair("i", "l"), 0, 1) is None, "no axis in both grids"
+    assert fuse(pair("i", "i,k.g"), 0, 1) is None, "a part of an axis is always on the grid"
+    spanned = replace(second, span=Span("i", None, 0))
+    assert fuse(replace(graph, kernels=(first, spanned)), 0, 1) is None, "other steps of the loop"
+    after = kernel("k1", "t0", "l", "i", "t1")
+    assert fuse(replace(graph, kernels=(first, after)), 0, 1) is None, "one reads what the other makes"
+
+
+def test_row_statistics_of_two_outputs() -> None:
+    """Two sums of a softmax: the maxima and sums of rows that each begins with are one kernel and one tensor."""
+
+    def both(x: jax.Array, w: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+        p = jax.nn.softmax(x)
+        return p @ w, p @ v
+
+    graph = captured(both, (4096, 4096), (4096, 64), (4096, 64))
+    found = [Search(cone(graph, n), H200, TWO_KERNELS, families=("kernels",)).run() for n in graph.outputs]
+    apart, (together, *_) = joined(graph, found), combined(graph, found, H200)
+    assert apart is not None
+    assert len(together.graph.kernels) < len(apart.graph.kernels) and together.seconds < apart.seconds
+    check_graph(together.graph)
+    check_schedule(together.graph, together.schedule)
+    assert certify(graph, together.graph).bound <= 1e-12
+    assert fused(together, H200) is together
+
+
+def test_no_cone_without_candidates() -> None:
+    assert combined(pair(), [[]], H200) == []
