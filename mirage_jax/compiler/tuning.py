@@ -27,7 +27,7 @@ from mirage_jax.search.structures import Candidate
 log = logging.getLogger("mirage_jax")
 
 MARGIN = 1.03  # lower 95% bound of XLA's time over ours, below which XLA stays
-TILES = (6, 4, 3, 2, 2, 2, 2)  # tile sizes per kernel tried for the first, second, ... finalist
+TILES = (5, 3, 2, 1, 1, 1, 1)  # tile sizes per kernel tried for the first, second, ... finalist
 FINALISTS = len(TILES)
 KEPT = 3  # variants that survive a screen
 SECOND = 1.5  # how much slower than its estimate the second candidate of a kind is taken to be
