@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from mirage_jax.errors import UsageError
 from mirage_jax.jaxpr_frontend.capture import capture
@@ -27,10 +28,12 @@ SHARDINGS = ("in_shardings", "out_shardings")
 
 @functools.cache
 def _is_stateful(kind: type) -> bool | None:
-    """Whether nnx keeps the state of such objects: modules, optimizers, metrics, `Rngs`, variables. None: a `State`,
-    split off by hand, which is a plain pytree."""
+    """Whether nnx keeps the state of such objects: modules, optimizers, metrics, `Rngs`, variables. None: there is
+    none in them, as in arrays, and in a `State` that was split off by hand, which is a plain pytree."""
     nnx: Any = sys.modules["flax.nnx"]
-    return None if issubclass(kind, nnx.State) else issubclass(kind, (nnx.Pytree, nnx.Variable))
+    if issubclass(kind, (nnx.Pytree, nnx.Variable)):
+        return True
+    return None if issubclass(kind, (nnx.State, np.ndarray, np.generic)) or hasattr(kind, "aval") else False
 
 
 def is_module(x: Any) -> bool:
@@ -46,14 +49,15 @@ def has_modules(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
 
 def _has_module(x: Any) -> bool:
     kind = type(x)
-    if kind is dict:  # most pytrees are of these containers, for which JAX's own walk takes longer than a call may
-        return any(map(_has_module, x.values()))
-    if kind is list or kind is tuple:
-        return any(map(_has_module, x))
-    if isinstance(x, jax.Array) or (stateful := _is_stateful(kind)) is None:
+    if kind is dict or kind is list or kind is tuple:  # for most pytrees JAX's own walk takes longer than a call may
+        for y in x.values() if kind is dict else x:  # noqa: SIM110 (in a loop, as this is run in every call)
+            if _has_module(y):
+                return True
         return False
+    if (stateful := _is_stateful(kind)) is not False:
+        return bool(stateful)
     leaves = jax.tree.leaves(x, is_leaf=lambda y: _is_stateful(type(y)) is not False)
-    return stateful or any(_is_stateful(type(y)) for y in leaves)
+    return any(_is_stateful(type(y)) for y in leaves)
 
 
 def check_no_linen(args: tuple[Any, ...]) -> None:
