@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from mirage_jax.errors import UsageError
 from mirage_jax.jaxpr_frontend.capture import capture
@@ -25,22 +26,38 @@ log = logging.getLogger("mirage_jax")
 SHARDINGS = ("in_shardings", "out_shardings")
 
 
+@functools.cache
+def _is_stateful(kind: type) -> bool | None:
+    """Whether nnx keeps the state of such objects: modules, optimizers, metrics, `Rngs`, variables. None: there is
+    none in them, as in arrays, and in a `State` that was split off by hand, which is a plain pytree."""
+    nnx: Any = sys.modules["flax.nnx"]
+    if issubclass(kind, (nnx.Pytree, nnx.Variable)):
+        return True
+    return None if issubclass(kind, (nnx.State, np.ndarray, np.generic)) or hasattr(kind, "aval") else False
+
+
 def is_module(x: Any) -> bool:
-    """Whether x has state that nnx keeps: a module, optimizer, metric, `Rngs` or variable."""
-    nnx: Any = sys.modules.get("flax.nnx")  # without it there is none
-    return nnx is not None and isinstance(x, nnx.Pytree | nnx.Variable)
+    return "flax.nnx" in sys.modules and bool(_is_stateful(type(x)))
 
 
 def has_modules(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether some argument is a module, or a container of one. (A `State`, split off by hand, is a plain pytree.)"""
-    nnx: Any = sys.modules.get("flax.nnx")
-    if nnx is None:
+    """Whether some argument is a module, or a container of one."""
+    if "flax.nnx" not in sys.modules:  # then there is none
         return False
-    containers = [x for x in (*args, *kwargs.values()) if not isinstance(x, jax.Array | nnx.State)]
-    if not containers:
+    return any(map(_has_module, args)) or any(map(_has_module, kwargs.values()))
+
+
+def _has_module(x: Any) -> bool:
+    kind = type(x)
+    if kind is dict or kind is list or kind is tuple:  # for most pytrees JAX's own walk takes longer than a call may
+        for y in x.values() if kind is dict else x:  # noqa: SIM110 (in a loop, as this is run in every call)
+            if _has_module(y):
+                return True
         return False
-    leaves = jax.tree.leaves(containers, is_leaf=lambda x: isinstance(x, nnx.Pytree | nnx.Variable | nnx.State))
-    return any(isinstance(x, nnx.Pytree | nnx.Variable) for x in leaves)
+    if (stateful := _is_stateful(kind)) is not False:
+        return bool(stateful)
+    leaves = jax.tree.leaves(x, is_leaf=lambda y: _is_stateful(type(y)) is not False)
+    return any(_is_stateful(type(y)) for y in leaves)
 
 
 def check_no_linen(args: tuple[Any, ...]) -> None:
