@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -277,20 +278,26 @@ class _Partitioner:
     def _divide(self, cluster: Sequence[int]) -> list[tuple[int, ...]]:
         order = self._groups(cluster)
         group_of = {n: g for g, group in enumerate(order) for n in group}
+        reach = list(itertools.accumulate((sum(map(self._weight, group)) for group in order), initial=0))
         last: dict[int, int] = {}  # value -> last group that reads it, or a view of it
         for n in cluster:
             for v in map(self._source, self.eqns[n].reads):
                 last[v] = max(last.get(v, 0), group_of[n])
-        change = [0] * (len(order) + 2)  # of the bytes that are alive, from one cut to the next
+        change = [0] * (len(order) + 2)  # of the bytes that cross, from one cut to the next
         for n in cluster:
             for v in self.eqns[n].outputs:
-                if (end := last.get(v, -1)) > group_of[n]:
-                    is_stored_anyway = any(r not in group_of for r in self.readers.get(v, ()))
-                    size = _bytes(self.program.avals[v]) * (1 if is_stored_anyway else 2)
-                    change[group_of[n] + 1] += size
-                    change[end + 1] -= size
-        alive = list(itertools.accumulate(change))
-        return divide(order, self._weight, alive.__getitem__, self.max_ops)
+                if (end := last.get(v, -1)) <= (start := group_of[n]):
+                    continue
+                size = _bytes(self.program.avals[v])
+                # No segment reaches further: what lives longer is stored and loaded wherever the cuts are. So a cut in
+                # one layer costs what it costs in an equal one, however much the first keeps for a backward pass.
+                change[min(end, max(start + 1, bisect_left(reach, reach[end] - self.max_ops)))] += size
+                change[end + 1] -= size
+                if all(r in group_of for r in self.readers.get(v, ())):  # else it is stored anyway
+                    change[start + 1] += size
+                    change[max(start + 2, min(end + 1, bisect_right(reach, reach[start] + self.max_ops)))] -= size
+        crossing = list(itertools.accumulate(change))
+        return divide(order, self._weight, crossing.__getitem__, self.max_ops)
 
     def _groups(self, cluster: Sequence[int]) -> list[list[int]]:
         """A topological order in which layouts and casts stand beside the operator that they serve, as one group."""
