@@ -196,7 +196,8 @@ def _rms(x: Array, n: int) -> float:
 
 def _worst_row(r: Array, e: Array) -> float:
     rows, errors = (np.abs(a).reshape(-1, a.shape[-1] if a.ndim else 1).max(-1) for a in (r, e))
-    return float(np.max(np.where(rows > 0, errors / np.where(rows > 0, rows, 1.0), 0.0)))
+    with np.errstate(over="ignore"):  # a row of denormal numbers
+        return float(np.max(np.where(rows > 0, errors / np.where(rows > 0, rows, 1.0), 0.0)))
 
 
 # --- inputs

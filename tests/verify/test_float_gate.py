@@ -26,6 +26,11 @@ def test_too_large_for_the_type_is_no_warning() -> None:
     assert not misread(r, own, 2)
 
 
+def test_an_error_beside_a_row_of_denormal_numbers_is_no_warning() -> None:
+    r = np.array([[1e-310, 0.0], [1.0, 2.0]])
+    assert not float_gate(r, r.astype(np.float32), (r + 1e3).astype(np.float32))
+
+
 @pytest.mark.parametrize("strange", [np.nan, np.inf, -np.inf])
 def test_float64_alone_is_not_finite(strange: float) -> None:
     """No rounding explains it: the candidate, which is right about the translated program, must not be believed."""
