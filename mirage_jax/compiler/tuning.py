@@ -1,9 +1,9 @@
 """Which sizes of which candidates are timed, and which of them is the fastest.
 
-First the tile sizes that the model likes, for several kinds of candidates; then, from the best of these, a climb: other
-tiles, warps and pipeline stages near the best two so far, as long as that helps (the model knows a device only
-roughly). Each variant is timed once. The best few are timed against XLA, interleaved, and have to be faster beyond
-noise.
+First the tile sizes that the model likes, for several kinds of candidates; then a climb from the best sizes of the best
+few muGraphs: other tiles, warps and pipeline stages near the best so far, as long as that helps (the model knows a
+device only roughly, and muGraphs like different launches). Each variant is timed once. The best few are timed against
+XLA, interleaved, and have to be faster beyond noise.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from mirage_jax.search.structures import Candidate
 log = logging.getLogger("mirage_jax")
 
 MARGIN = 1.03  # lower 95% bound of XLA's time over ours, below which XLA stays
-TILES = (5, 3, 2, 1, 1, 1, 1)  # tile sizes per kernel tried for the first, second, ... finalist
+TILES = (6, 4, 3, 2, 2, 2, 2)  # tile sizes per kernel tried for the first, second, ... finalist
 FINALISTS = len(TILES)
 KEPT = 3  # variants that survive a screen
 SECOND = 1.5  # how much slower than its estimate the second candidate of a kind is taken to be
 STEPS = 4  # of the climb
+ORIGINS = 3  # muGraphs from which it starts; it goes on from two
 NEARBY = 1.6  # estimate of a neighbour over that of its origin up to which it is tried
 WARPS, STAGES = (2, 4, 8), range(2, 7)
 ROUNDS = 10  # of the comparison with XLA
@@ -51,11 +52,13 @@ def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path) -
     tiles = [(c, s) for i, c in enumerate(finalists) for s in tile_variants(c, TILES[i])]
     screen = Screen(attempt)
     best = screen([attempt.winner(c.graph, s, c.family, directory) for c, s in tiles])
+    origins = screen.leaders(ORIGINS)
     for _ in range(STEPS):
         before = best[:1]
-        best = screen([replace(w, schedule=s) for w in best[:2] for s in nearby(w, attempt.description)])
+        best = screen([replace(w, schedule=s) for w in origins for s in nearby(w, attempt.description)])
         if best[:1] == before:
             break
+        origins = screen.leaders(2)
     timed = attempt.timings(
         {"xla": attempt.xla, **{str(i): attempt.ours(w) for i, w in enumerate(best)}}, rounds=ROUNDS
     )
@@ -87,7 +90,17 @@ class Screen:
             self.attempt.tried["timed"] += len(timed)
             self.attempt.record((new[i], t) for i, t in timed.items())
             self.seconds |= {w: timed[i].seconds if i in timed else math.inf for i, w in enumerate(new)}
-        return sorted((w for w, s in self.seconds.items() if s < math.inf), key=self.seconds.__getitem__)[:KEPT]
+        return self._ranked()[:KEPT]
+
+    def leaders(self, n: int) -> list[Winner]:
+        """The fastest variant of each of the n best muGraphs so far."""
+        fastest: dict[KernelGraph, Winner] = {}
+        for w in self._ranked():
+            fastest.setdefault(w.graph, w)
+        return list(fastest.values())[:n]
+
+    def _ranked(self) -> list[Winner]:
+        return sorted((w for w, s in self.seconds.items() if s < math.inf), key=self.seconds.__getitem__)
 
 
 def diverse(found: Iterable[Candidate]) -> Iterator[Candidate]:

@@ -1,0 +1,65 @@
+"""The climb from the model's sizes to better ones, on a device whose times are made up."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from lower.programs import PROGRAMS
+
+from mirage_jax import timing
+from mirage_jax.compiler import tuning
+from mirage_jax.compiler.attempt import Attempt
+from mirage_jax.compiler.trials import Failure
+from mirage_jax.compiler.winner import Winner
+from mirage_jax.config import Options
+from mirage_jax.mugraph.graph import Schedule
+from mirage_jax.mugraph.schedule_json import schedule_from_json
+from mirage_jax.search.devices import DEVICES
+
+PROGRAM = PROGRAMS["rmsnorm"]("f16", i=64, k=1024, j=512)
+WINNER = Winner(PROGRAM.graph, PROGRAM.schedule, (), (), "kernels", "cuda")
+
+
+def seconds(schedule: Schedule) -> float | None:
+    """Best at 64 x 128 with 8 warps and 4 stages; the more changes away, the slower. Too much is too much."""
+    (kernel,) = schedule.kernels
+    tiles = dict(kernel.tiles)
+    if tiles["j"] * tiles["k"] > 64 * 512:
+        return None
+    away = [tiles["j"] / 64, tiles["k"] / 128, kernel.num_warps / 8, kernel.num_stages / 4]
+    return 1.0 + sum(max(x, 1 / x) - 1 for x in away)
+
+
+def attempt(tried: list[Schedule]) -> Attempt:
+    def times(variants: Any, notify: Any) -> list[Any]:
+        schedules = [schedule_from_json(v["schedule"]) for v in variants]
+        tried.extend(schedules)
+        return [Failure("not compiled", "") if (s := seconds(x)) is None else timing.Timing((s,)) for x in schedules]
+
+    device = SimpleNamespace(device_kind="NVIDIA H200")
+    return Attempt(Any, "cuda", device, Options(), trials=SimpleNamespace(times=times))  # type: ignore[arg-type]
+
+
+def test_neighbours_differ_in_one_kernel_by_one_step() -> None:
+    near = list(tuning.nearby(WINNER, DEVICES["H200"]))
+    assert len(set(near)) == len(near) > 8 and PROGRAM.schedule not in near
+    (old,) = PROGRAM.schedule.kernels
+    for s in near:
+        (new,) = s.kernels
+        launch = (new.num_warps, new.num_stages) != (old.num_warps, old.num_stages)
+        changed = [n / o for (_, n), (_, o) in zip(new.tiles, old.tiles, strict=True) if n != o]
+        assert launch != bool(changed) and sorted(changed) in ([], [0.5], [2.0], [0.5, 2.0])
+
+
+def test_the_climb_finds_the_best_sizes() -> None:
+    tried: list[Schedule] = []
+    screen = tuning.Screen(attempt(tried))
+    best = screen([WINNER])
+    for _ in range(8):
+        origins = screen.leaders(2)
+        best = screen([replace(w, schedule=s) for w in origins for s in tuning.nearby(w, DEVICES["H200"])])
+    (kernel,) = best[0].schedule.kernels
+    assert (dict(kernel.tiles)["j"], dict(kernel.tiles)["k"]) == (64, 128)
+    assert (kernel.num_warps, kernel.num_stages) == (8, 4)
+    assert len(set(tried)) == len(tried)  # nothing is timed twice
+    assert len(best) == tuning.KEPT and screen.leaders(5) == best[:1]  # one muGraph
