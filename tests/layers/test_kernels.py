@@ -7,7 +7,7 @@ import pytest
 from jaxpr_frontend.replacing import analysis
 from layers.layers import LAYERS
 
-from mirage_jax.compiler import space_for
+from mirage_jax.compiler.attempt import space_for
 from mirage_jax.lower.aot import compile_for
 from mirage_jax.lower.launch import sources
 from mirage_jax.lower.triton_interpreter import interpret
