@@ -12,6 +12,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from mirage_jax.jaxpr_frontend.flat import FlatProgram
 
@@ -32,6 +33,15 @@ class Dependencies:
         for first, then in itertools.pairwise(with_effects):
             before[then].add(first)
         return cls(tuple(map(frozenset, before)))
+
+    @cached_property
+    def after(self) -> tuple[tuple[int, ...], ...]:
+        """The other way around: more than the readers of an equation's results, for some only wait for them."""
+        after: list[list[int]] = [[] for _ in self.before]
+        for n, earlier in enumerate(self.before):
+            for p in earlier:
+                after[p].append(n)
+        return tuple(map(tuple, after))
 
 
 def convex_clusters(

@@ -257,7 +257,7 @@ class _Partitioner:
         """
         inside, last, gone = set(segment), set[int](), set[int]()
         for n in reversed(segment):
-            after = [r for v in self.eqns[n].outputs for r in self.readers.get(v, ()) if r in inside]
+            after = [m for m in self.dependencies.after[n] if m in inside]
             if self.eqns[n].primitive in rules.LIGHT and last.issuperset(after):
                 last.add(n)
         for n in sorted(last):
@@ -303,12 +303,12 @@ class _Partitioner:
         """A topological order in which layouts and casts stand beside the operator that they serve, as one group."""
         inside = set(cluster)
         place: dict[int, tuple[int, int, int]] = {}
-        anchored: dict[int, int] = {}  # light equation -> first weighty equation below it
+        anchored: dict[int, int] = {}  # light equation -> first weighty equation that depends on it
         for n in reversed(cluster):
             if self._weight(n):
                 anchored[n] = n
                 continue
-            below = [anchored[r] for v in self.eqns[n].outputs for r in self.readers.get(v, ()) if r in anchored]
+            below = [anchored[m] for m in self.dependencies.after[n] if m in anchored]
             if below:
                 anchored[n] = min(below)
         for n in cluster:

@@ -45,7 +45,7 @@ class _Units:
     """Finds the units of a program."""
 
     def __init__(self, program: FlatProgram) -> None:
-        self.eqns = program.eqns
+        self.eqns, self.avals = program.eqns, program.avals
         self.dependencies = Dependencies.of(program)
         self.cheap = {n for n, eqn in enumerate(self.eqns) if _is_cheap(eqn)}
         self.made = {v: n for n, eqn in enumerate(self.eqns) for v in eqn.outputs}
@@ -78,20 +78,37 @@ class _Units:
         return free
 
     def _families(self) -> list[set[int]]:
-        """Large values; those that are made of each other are together."""
+        """Large values; those that are made of each other are together. What is made of another large value that has
+        to be kept is none: keeping the result instead takes no more (x W + x A B).
+        """
         families: list[set[int]] = []
         sizes: dict[int, int] = {}
+        held = self._held()
         for n in sorted(self.cheap - self.free):
             eqn = self.eqns[n]
             given = {v for v in eqn.reads if v in sizes}
             least = max((sizes[v] for v in given), default=math.inf)
             results = zip(eqn.outputs, eqn.out_avals, strict=True)
-            made = {v: a.size for v, a in results if self._expands(n) or a.size >= least}
+            kept = max((held.get(v, 0) for v in eqn.reads if v not in sizes), default=0)
+            made = {v: a.size for v, a in results if self._expands(n) or (a.size >= least and kept < _bytes(a))}
             if made:
                 touching = [f for f in families if f & given]
                 families = [f for f in families if f not in touching] + [set(made).union(*touching)]
                 sizes |= made
         return families
+
+    def _held(self) -> dict[int, int]:
+        """The bytes that have to be kept so that a value is there: of those that are not cheap, and of what is made of
+        one of these and has as many elements.
+        """
+        held: dict[int, int] = {}
+        for n, eqn in enumerate(self.eqns):
+            for v, aval in zip(eqn.outputs, eqn.out_avals, strict=True):
+                if n not in self.cheap:
+                    held[v] = _bytes(aval)
+                elif same := [held[u] for u in eqn.reads if held.get(u) and self.avals[u].size == aval.size]:
+                    held[v] = min(max(same), _bytes(aval))
+        return held
 
     def _expands(self, n: int) -> bool:
         eqn = self.eqns[n]
@@ -133,6 +150,13 @@ class _Units:
             found |= more
             todo += more
         return sorted(found)
+
+
+def _bytes(aval: Any) -> int:
+    """Of an array; 0 for what is none, or has no known size."""
+    if not isinstance(aval, jax_compat.ShapedArray) or not all(isinstance(n, int) for n in aval.shape):
+        return 0
+    return aval.size * aval.dtype.itemsize
 
 
 def _is_product(eqn: FlatEqn) -> bool:

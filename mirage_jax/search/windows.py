@@ -107,6 +107,7 @@ def _window(reference: KernelGraph, positions: list[int], roots: set[str]) -> Wi
     reads = dict.fromkeys(x.tensor for k in kernels for x in k.loads if x.tensor not in own)
     used = {a for k in kernels for v in (*k.loads, *k.ops) for a in v.axes}
     used |= {a for k in kernels for s in k.stores for a in s.tensor.axes}
+    used |= {a for t in reads for a in reference.tensors[t].axes}  # that a load may show under other names
     attributes = [v for k in kernels for op in k.ops for v in op.attributes.values()]
     used |= {a for v in attributes if isinstance(v, tuple) for a in v}  # a sum may count an axis that no value has
     extents = tuple((a, n) for a, n in reference.extents if any(u.rstrip("'") == a for u in used))

@@ -2,20 +2,23 @@
 
 import logging
 import random as random_numbers
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from graphlib import TopologicalSorter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxpr_frontend.replacing import Evaluated, Replacing, analysis, assert_close, optimized, random
 
 from mirage_jax.errors import UsageError
 from mirage_jax.jaxpr_frontend.clusters import Dependencies, convex_clusters, divide
+from mirage_jax.jaxpr_frontend.flat import FlatProgram, flatten
 from mirage_jax.jaxpr_frontend.reasons import Code
+from mirage_jax.jaxpr_frontend.regions import partition
 from mirage_jax.jaxpr_frontend.translate import Region
 
 X, W = random(8, 16), random(16, 16, seed=1)
@@ -102,6 +105,76 @@ def test_division_cuts_where_the_fewest_bytes_cross() -> None:
     crossing = [0, 9 << 20, 1 << 20, 9 << 20, 9 << 20]
     assert divide([[0], [1], [2], [3]], lambda _: 1, crossing.__getitem__, 3) == [(0, 1), (2, 3)]
     assert divide([[0], [1]], lambda _: 9, crossing.__getitem__, 3) == [(0,), (1,)]
+
+
+def cast_first(x, w, g):
+    late = g.astype(jnp.float32)
+    return (jnp.tanh(x @ w) * late).sum(-1)
+
+
+def part_first(x, w, g):
+    y = x @ w
+    return y[:, :8], y @ w * g
+
+
+WAITING = {"a cast": (cast_first, "convert_element_type", "tanh", 2), "a part": (part_first, "slice", "mul", 9)}
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_what_is_waited_for_comes_first(name: str) -> None:
+    """Though nothing that waits for it reads it."""
+    fn, early, late, max_ops = WAITING[name]
+    program = flatten(jax.make_jaxpr(fn)(X, W, X.astype(jnp.bfloat16)))
+    position = {eqn.primitive: n for n, eqn in enumerate(program.eqns)}
+    eqns = list(program.eqns)
+    for n in range(position[early] + 1, position[late] + 1):
+        eqns[n] = replace(eqns[n], after=eqns[position[early]].outputs)
+    assert_runs(replace(program, eqns=tuple(eqns)), max_ops)
+
+
+def assert_runs(program: FlatProgram, max_ops: int) -> None:
+    """Every step reads, and waits for, what steps before it made."""
+    eqns = program.eqns
+    there = {*program.inputs, *program.constants}
+    for step in partition(program, max_ops).steps:
+        part = step.equations if isinstance(step, Region) else (eqns[step],)
+        made = {v for eqn in part for v in eqn.outputs}
+        assert {v for eqn in part for v in (*eqn.reads, *eqn.after)} <= there | made
+        there |= made
+    assert there >= {v for v in program.outputs if isinstance(v, int)}
+
+
+OPERATORS: list[Callable[..., jax.Array]] = [
+    lambda x, y: x @ y,
+    lambda x, y: jnp.tanh(x) + y,
+    lambda x, y: x * jnp.exp(y).sum(-1, keepdims=True),
+    lambda x, y: jnp.concatenate([x[:, 4:], y[:, :4]], -1),
+    lambda x, y: x.astype(jnp.bfloat16).T.astype(jnp.float32),
+]
+
+
+@given(st.integers(0, 2**32))
+@settings(deadline=None)
+def test_random_programs_with_waits_are_steps(seed: int) -> None:
+    rng = random_numbers.Random(seed)
+
+    def fn(x):
+        values = [x]
+        for _ in range(rng.randrange(2, 16)):
+            values.append(rng.choice(OPERATORS)(*rng.choices(values[-3:], k=2)))
+        return values[1:]
+
+    program = flatten(jax.make_jaxpr(fn)(jnp.ones((8, 8))))
+    made = [v for eqn in program.eqns for v in eqn.outputs]
+    eqns = [
+        replace(
+            eqn,
+            after=tuple(rng.sample(made[:n], min(n, rng.choice((0, 0, 1, 2))))),
+            scope=rng.choice((0, 0, 1)),
+        )
+        for n, eqn in enumerate(program.eqns)
+    ]
+    assert_runs(replace(program, eqns=tuple(eqns)), rng.randrange(1, 12))
 
 
 def test_masks_are_repeated_and_not_passed() -> None:

@@ -204,6 +204,19 @@ def test_what_is_left_as_it_is() -> None:
     assert repeated(program) is program
 
 
+def test_adapters_are_not_made_again() -> None:
+    """x W + x A B: the first product takes long to make, and is as large as the sum."""
+
+    def f(x, w, a, b):
+        for _ in range(2):
+            x = jnp.tanh((x @ w + (x @ a) @ b).astype(jnp.float32)).astype(x.dtype)
+        return jnp.sort(x)
+
+    wide = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((64, 320), (320, 320), (320, 4), (4, 320))]
+    program = flatten(jax.make_jaxpr(jax.value_and_grad(partial(square, f), (2, 3)))(*wide))
+    assert repeated(program) is program
+
+
 def test_effects_and_constants_around_units() -> None:
     table = np.linspace(0, 1, H * D, dtype="float32")
 

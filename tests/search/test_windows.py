@@ -149,6 +149,19 @@ def test_a_sum_may_count_an_axis_that_no_value_of_a_window_has() -> None:
     assert dict(divide(graph, lambda g: len(g.kernels) < 2)[-1].graph.extents) == {"i": 8, "n": 3}
 
 
+def test_a_window_may_read_an_input_under_other_axes() -> None:
+    """What one kernel makes over j is read over i only."""
+    kernels = (
+        Library((Load("a", "x", ("j",)),), Op("t", "exp", ("a",), ("j",)), Tensor("t", ("j",), "f32")),
+        Library((Load("a", "t", ("i",)),), Op("y", "tanh", ("a",), ("i",)), Tensor("y", ("i",), "f32")),
+    )
+    graph = KernelGraph((Tensor("x", ("j",), "f32"),), kernels, ("t", "y"), (("i", 8), ("j", 8)))
+    parts = divide(graph, lambda g: len(g.kernels) < 2)
+    assert len(parts) == 2
+    for w in parts:
+        check_graph(w.graph)
+
+
 def test_a_window_without_inputs() -> None:
     """A mask that two operators read is a window of its own, made of indices alone."""
 
