@@ -16,7 +16,7 @@ from jaxpr_frontend.programs import PROGRAMS
 from search.programs import TWO_KERNELS, captured, found, reference, region
 
 from mirage_jax.bench.programs import Program, program
-from mirage_jax.compiler.tuning import diverse, tile_variants
+from mirage_jax.compiler.tuning import tile_variants
 from mirage_jax.jaxpr_frontend.regions import analyse
 from mirage_jax.mugraph.arrays import numpy_dtype
 from mirage_jax.mugraph.check import check_schedule
@@ -24,6 +24,7 @@ from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import Kernel, KernelGraph, KernelSchedule, Schedule, is_part
 from mirage_jax.mugraph.merge import simplify_axes
 from mirage_jax.search.frontier import Space
+from mirage_jax.search.structures import diverse
 
 triton = pytest.importorskip("triton")
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import jax
@@ -41,7 +42,7 @@ from mirage_jax.verify import float_gate
 log = logging.getLogger("mirage_jax")
 
 SPACE = Space(max_ops=14)
-STORED = 16  # structures kept for other sizes
+STORED = 48  # structures kept for other sizes, where others may be the best
 EVERY_CLASS = 5e8  # operations of a region up to which the float gate runs every class; beyond, float64 takes its time
 CORE_CLASSES = (
     "normal",
@@ -122,7 +123,7 @@ class Attempt(Subject):
         text = str(report)
         if kernels:
             text = f"kernels: {len(kernels)} structures known from other sizes, only tiles were chosen\nalgebra: {text}"
-        elif new := [c for c in found if c.family == "kernels"][:STORED]:
+        elif new := list(islice(structures.diverse(c for c in found if c.family == "kernels"), STORED)):
             cache.put(key, Entry("structures", schedule=structures.to_json(new)))
         found = sorted([*kernels, *found], key=lambda c: c.seconds)
         self.tried["found"] = len(found)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -23,6 +22,7 @@ from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Li
 from mirage_jax.search.cost import estimate
 from mirage_jax.search.devices import Device
 from mirage_jax.search.structures import Candidate
+from mirage_jax.search.structures import diverse as diverse
 
 log = logging.getLogger("mirage_jax")
 
@@ -30,7 +30,6 @@ MARGIN = 1.03  # lower 95% bound of XLA's time over ours, below which XLA stays
 TILES = (6, 4, 3, 2, 2, 2, 2)  # tile sizes per kernel tried for the first, second, ... finalist
 FINALISTS = len(TILES)
 KEPT = 3  # variants that survive a screen
-SECOND = 1.5  # how much slower than its estimate the second candidate of a kind is taken to be
 STEPS = 4  # of the climb
 ORIGINS = 3  # muGraphs from which it starts; it goes on from two
 NEARBY = 1.6  # estimate of a neighbour over that of its origin up to which it is tried
@@ -101,20 +100,6 @@ class Screen:
 
     def _ranked(self) -> list[Winner]:
         return sorted((w for w, s in self.seconds.items() if s < math.inf), key=self.seconds.__getitem__)
-
-
-def diverse(found: Iterable[Candidate]) -> Iterator[Candidate]:
-    """At most two of a kind, the second as if it were slower: near the top of the ranking most candidates differ in
-    next to nothing.
-    """
-    kinds: Counter[object] = Counter()
-    ranked: list[tuple[float, int, Candidate]] = []
-    for n, c in enumerate(found):
-        kind = c.family if c.family == "algebra" else tuple((k.grid, k.loop) for k in c.graph.kernels)
-        kinds[kind] += 1
-        if kinds[kind] <= 2:
-            ranked.append((c.seconds * (SECOND if kinds[kind] == 2 else 1.0), n, c))
-    return iter(c for *_, c in sorted(ranked, key=lambda row: row[:2]))
 
 
 def tile_variants(c: Candidate, n: int) -> Iterator[Schedule]:

@@ -281,7 +281,7 @@ def estimate(graph: KernelGraph, schedule: Schedule, device: Device) -> float:
     return sum(
         kernel_estimate(kernel, graph, sizes, schedule.part_counts, device)
         if isinstance(kernel, BlockGraph)
-        else _library(kernel, graph, device)
+        else library_estimate(kernel, graph, device)
         for kernel, sizes in zip(graph, schedule.kernels, strict=True)
     )
 
@@ -295,7 +295,7 @@ def kernel_estimate(
     return float(seconds(t, device, Arrays, sizes.num_warps, sizes.num_stages))
 
 
-def _library(kernel: Library, graph: KernelGraph, device: Device) -> float:
+def library_estimate(kernel: Library, graph: KernelGraph, device: Device) -> float:
     record = operator(kernel.op.op)
     ((_, space),) = iteration_spaces(kernel)
     sides = [set(x.axes) for x in kernel.loads]

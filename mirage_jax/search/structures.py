@@ -9,7 +9,8 @@ its certificate will refuse: a lost opportunity, never a wrong result.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
@@ -27,11 +28,12 @@ from mirage_jax.mugraph.graph import (
     Schedule,
 )
 from mirage_jax.mugraph.parser import parse
-from mirage_jax.search.cost import Tiled, extents_inside, outline, tilings
+from mirage_jax.search.cost import Tiled, extents_inside, library_estimate, outline, tilings
 from mirage_jax.search.devices import Device
 
 PARTS = (2, 4, 8, 16, 32)
 SHORTEST_PART = 16  # elements
+SECOND = 1.5  # how much slower than its estimate the second candidate of a kind is taken to be
 SIZE = re.compile(r"(1/)?\|([a-z]\w*)\|")
 SCALES = ("scale", "ca", "cb", "offset")
 
@@ -118,8 +120,22 @@ def _kernel_tilings(
     kernel: Library | BlockGraph, graph: KernelGraph, parts: Mapping[Axis, int], single: Sequence[Axis], device: Device
 ) -> list[Tiled]:
     if isinstance(kernel, Library):
-        return [Tiled(device.launch, KernelSchedule())]
+        return [Tiled(library_estimate(kernel, graph, device), KernelSchedule())]
     return tilings(outline(kernel, graph), extents_inside(kernel, graph, parts), frozenset(single), device)
+
+
+def diverse(found: Iterable[Candidate]) -> Iterator[Candidate]:
+    """At most two of a kind, the second as if it were slower: near the top of the ranking most candidates differ in
+    next to nothing. A kind is the grids and loops of the kernels.
+    """
+    kinds: Counter[object] = Counter()
+    ranked: list[tuple[float, int, Candidate]] = []
+    for n, c in enumerate(found):
+        kind = c.family if c.family == "algebra" else tuple((k.grid, k.loop) for k in c.graph.kernels)
+        kinds[kind] += 1
+        if kinds[kind] <= 2:
+            ranked.append((c.seconds * (SECOND if kinds[kind] == 2 else 1.0), n, c))
+    return iter(c for *_, c in sorted(ranked, key=lambda row: row[:2]))
 
 
 def to_json(candidates: Sequence[Candidate]) -> list[Any]:

@@ -229,7 +229,7 @@ def reduced(
         wanted[origin(axis)] = split
     for loop, span in _spans(candidate):
         rows, columns, scaled = origin(span.axis), origin(loop), (scale or Scale()).span(span)
-        beyond = (scale.largest if scale else 0) + 3
+        beyond = (scale.largest if scale else 0) + (2 if quick and span.low is None else 3)
         wanted[rows] = max(wanted[rows], beyond if quick else beyond | 1, looped)
         columns_reached = wanted[rows] + max(scaled.high or 0, 0)
         wanted[columns] = max(wanted[columns], columns_reached if quick else columns_reached | 1)

@@ -1,16 +1,19 @@
 """Structures serve every shape; formulas say in symbols what the cost model computes in numbers."""
 
+from itertools import islice
+
 import jax
 import pytest
 from search.programs import H200, captured, found, reference
 
 from mirage_jax.bench.programs import attention, gated_mlp, lora, rmsnorm
+from mirage_jax.compiler.attempt import STORED
 from mirage_jax.errors import GraphError, ParseError
 from mirage_jax.mugraph.check import check_graph, check_schedule
-from mirage_jax.mugraph.graph import BlockGraph, is_part
+from mirage_jax.mugraph.graph import BlockGraph, Library, is_part
 from mirage_jax.search.cost import estimate
 from mirage_jax.search.formula import formula
-from mirage_jax.search.structures import restore, structure, to_json, with_sizes
+from mirage_jax.search.structures import diverse, restore, structure, to_json, with_sizes
 from mirage_jax.verify.certificate import fingerprint
 
 SHAPES = {
@@ -47,6 +50,28 @@ def test_same_shape_gives_the_same_graphs(pair) -> None:
     candidates, _ = found(here)
     kernels = {str(c.graph) for c in candidates if c.family == "kernels"}
     assert {str(c.graph) for c in restore(to_json(candidates), here, H200) if c.family == "kernels"} == kernels
+
+
+BEST_ELSEWHERE = [("gqa_b8", "prefill_attn"), ("gqa_b1", "mha_b8"), ("gated_mlp_b1", "gated_mlp_b8")]
+
+
+@pytest.mark.parametrize("here,there", BEST_ELSEWHERE)
+def test_what_is_stored_is_good_elsewhere(here: str, there: str) -> None:
+    """For few rows the best plans split the keys, for many they do not: of each kind of plan some are kept."""
+    kernels = [c for c in found(reference(here))[0] if c.family == "kernels"]
+    best = next(c for c in found(reference(there))[0] if c.family == "kernels")
+    restored = restore(to_json(list(islice(diverse(kernels), STORED))), reference(there), H200)
+    assert best.seconds / 1.1 < restored[0].seconds < 1.1 * best.seconds
+
+
+def test_library_operators_cost_what_they_cost_in_a_search() -> None:
+    graph = reference("rmsnorm_b1")
+    for c in found(graph)[0]:
+        if c.family == "kernels" and any(isinstance(k, Library) for k in c.graph):
+            (same,) = restore(to_json([c]), graph, H200)
+            assert same.seconds == pytest.approx(estimate(same.graph, same.schedule, H200))
+            return
+    raise AssertionError("no candidate has both kernels and library operators")
 
 
 def test_what_is_no_structure() -> None:
