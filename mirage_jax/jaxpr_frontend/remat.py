@@ -4,6 +4,7 @@ A contraction *expands* if it makes more numbers than it reads and sums few of t
 pointwise operators make of its result is as large: masked scores, weights. JAX would keep such values from the forward
 to the backward pass. Here they form *units*, with the equations that read them (weights times values), and a unit
 keeps what it reads instead; a backward kernel makes tiles of the scores anew, as FlashAttention's does (Dao, 2023).
+Where a unit would read something small that is shown large, as a mask of lengths, it keeps what is small.
 
 Where the function is differentiated from outside, its units become checkpoints (`checkpointed`), and JAX's own rules do
 the rest. Where it differentiates itself, both passes are one program by now; the backward pass gets copies of the
@@ -315,10 +316,7 @@ class _Copies:
         readers = set[int]().union(*(outside[v] for v in large))
         if not readers:
             return
-        there = {n for c in found.clusters if not readers.isdisjoint(c) for n in c} - inside
-        for n in reversed(found.sources(there, found.shown_large - inside)):  # masks that JAX itself makes again
-            if set[int]().union(*(self.read_by.get(v, set()) for v in self.original.eqns[n].outputs)) <= there:
-                there.add(n)
+        there = self._around(found, readers, inside)
         scope = unit.equations[0] + 1
         self.scopes |= dict.fromkeys(there, scope)
         again = {v for v in outside if (v in large or v not in unit.large) and outside[v] & there}
@@ -334,6 +332,15 @@ class _Copies:
             outputs = tuple(names[v] for v in eqn.outputs)
             copy = replace(_renamed(eqn, names), outputs=outputs, after=waits, scope=scope)
             self.before.setdefault(first, []).append(copy)
+
+    def _around(self, found: _Units, readers: set[int], inside: set[int]) -> set[int]:
+        """The steps that the readers are in, and the masks that JAX itself makes again for these alone."""
+        there = {n for c in found.clusters if not readers.isdisjoint(c) for n in c} - inside
+        for n in reversed(found.sources(there, found.shown_large - inside)):
+            needed_by = set[int]().union(*(self.read_by.get(v, set()) for v in self.original.eqns[n].outputs))
+            if needed_by <= there and found.dependencies.before[n].isdisjoint(inside):
+                there.add(n)
+        return there
 
     def _new(self, value: int) -> int:
         number = len(self.avals)
