@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import jax
 from rich.console import Console
@@ -102,8 +103,8 @@ def _options(args: argparse.Namespace) -> dict[str, object]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _optimizer(args: argparse.Namespace) -> Transform:
-    options = _options(args)
+def _optimizer(args: argparse.Namespace, **more: Any) -> Transform:
+    options = _options(args) | more
     return lambda fn, **jit_options: mirage_jax.optimize(fn, **options, **jit_options)
 
 
@@ -148,12 +149,16 @@ def command_bench(args: argparse.Namespace, out: Console, err: Console) -> int:
     if args.plot is not None:
         return _draw(args.plot, err)
     _check_file(args.json)
+    if args.remat and args.suite != "models":
+        raise UsageError(f"--remat: training steps, which only --suite models has; found --suite {args.suite}")
     if args.suite == "search":
         return _bench_search(args, out, err)
     if args.suite == "start":
         return _bench_start(args, out, err)
     title = f"{args.programs or args.suite}{', small' if args.small else ''}"
     candidates = {suite.BASELINE: jax.jit, suite.OURS: _optimizer(args)}
+    if args.remat:
+        candidates[model_suite.REMAT] = _optimizer(args, remat="regions")
     console = None if args.quiet else err
     names = [name.strip() for name in args.programs.split(",")] if args.programs else []
     options = {"title": title, "rounds": args.rounds, "seed": args.seed, "console": console}
@@ -311,6 +316,7 @@ def build_parser() -> argparse.ArgumentParser:
     bench.add_argument("--programs", metavar="A,B", help="these programs instead of a suite")
     bench.add_argument("--small", action="store_true", help="scaled-down extents, to try the command out")
     bench.add_argument("--peers", action="store_true", help="also time cuDNN's attention and, where it is, torch")
+    bench.add_argument("--remat", action="store_true", help='--suite models: also training steps with remat="regions"')
     beside = "write FILE, and the same as Markdown and (with matplotlib) as a picture beside it"
     bench.add_argument("--json", type=Path, metavar="FILE", help=beside)
     bench.add_argument(

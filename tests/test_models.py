@@ -101,7 +101,8 @@ def test_a_refusal_in_one_layer_is_one_in_all() -> None:
 
 
 def _candidates():
-    return {"xla": jax.jit, "mirage": partial(mirage_jax.optimize, on_miss="fallback", strict=True)}
+    ours = partial(mirage_jax.optimize, on_miss="fallback", strict=True)
+    return {"xla": jax.jit, "mirage": ours, model_suite.REMAT: partial(ours, remat="regions")}
 
 
 STEPS = {
@@ -113,12 +114,16 @@ STEPS = {
 @pytest.mark.parametrize("name", STEPS)
 def test_run_step(name) -> None:
     row = model_suite.run_step(STEPS[name], _candidates(), rounds=2)
-    assert not row.failures and set(row.results) == {"xla", "mirage"}
+    again = {model_suite.REMAT} if name == "train" else set()
+    assert not row.failures and set(row.results) == {"xla", "mirage"} | again
     xla, ours = row.results["xla"], row.results["mirage"]
     assert 0 < ours.error < 0.1 and xla.error == pytest.approx(ours.error)  # bfloat16, both the same program
     assert ours.memory == xla.memory and ours.memory.temporary > 0
     assert ours.regions.taken == 0 and ours.regions.refused > 1 and ours.regions.left_out["scalar"] > 0
     assert ours.ratio is not None and xla.ratio is None
+    for label in again:
+        assert 0 < row.results[label].error < 0.1
+        assert row.results[label].memory.temporary < xla.memory.temporary
 
 
 def test_run_compile() -> None:

@@ -29,12 +29,13 @@ type Run = Callable[[Any, Any, jax.Array], Any]
 
 @dataclass(frozen=True)
 class Step:
-    """One row of the suite. `draw(key)` makes the first state and a batch."""
+    """One row of the suite. `draw(key)` makes the first state and a batch. trains: it has a backward pass."""
 
     name: str
     fn: Callable[[Any, Any], tuple[Any, Any]]
     draw: Callable[[jax.Array], tuple[Any, Any]]
     layers: int
+    trains: bool = False
 
 
 def _hidden(key: jax.Array, s: Sizes, length: int | None = None) -> jax.Array:
@@ -57,7 +58,7 @@ def _train_layers(name: str, s: Sizes, init_layer: Callable[[Draw, Any], Any], r
         k1, k2, k3 = jax.random.split(key, 3)
         return training.start(_drawn_layers(k1, s, init_layer)), (_hidden(k2, s), _hidden(k3, s))
 
-    return Step(name, training.train_step(loss), draw, s.layers)
+    return Step(name, training.train_step(loss), draw, s.layers, trains=True)
 
 
 def _forward(name: str, s: Any, init: Callable[[jax.Array, Any], Any], run: Run, prepare: Any = None) -> Step:
@@ -101,7 +102,7 @@ def _train_bert(name: str, s: Sizes) -> Step:
         k1, k2 = jax.random.split(key)
         return training.start(bert.init(k1, s)), bert.batch(k2, s)
 
-    return Step(name, training.train_step(partial(bert.loss, s)), draw, s.layers)
+    return Step(name, training.train_step(partial(bert.loss, s)), draw, s.layers, trains=True)
 
 
 def _train_lora(name: str, s: lora.LoraSizes) -> Step:
@@ -110,7 +111,7 @@ def _train_lora(name: str, s: lora.LoraSizes) -> Step:
         layers = lora.init(k1, s)
         return training.start(lora.init_adapters(k2, s, layers)), (layers, _hidden(k3, s), _hidden(k4, s))
 
-    return Step(name, training.train_step(partial(lora.loss, s)), draw, s.layers)
+    return Step(name, training.train_step(partial(lora.loss, s)), draw, s.layers, trains=True)
 
 
 def _timed(small: bool) -> Iterator[Step]:

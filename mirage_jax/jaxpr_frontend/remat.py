@@ -4,6 +4,7 @@ A contraction *expands* if it makes more numbers than it reads and sums few of t
 pointwise operators make of its result is as large: masked scores, weights. JAX would keep such values from the forward
 to the backward pass. Here they form *units*, with the equations that read them (weights times values), and a unit
 keeps what it reads instead; a backward kernel makes tiles of the scores anew, as FlashAttention's does (Dao, 2023).
+Where a unit would read something small that is shown large, as a mask of lengths, it keeps what is small.
 
 Where the function is differentiated from outside, its units become checkpoints (`checkpointed`), and JAX's own rules do
 the rest. Where it differentiates itself, both passes are one program by now; the backward pass gets copies of the
@@ -77,6 +78,22 @@ class _Units:
                 free.add(n)
         return free
 
+    @cached_property
+    def shown_large(self) -> set[int]:
+        """Equations that make more elements than they read, of free ones and of each other, and no sums: masks of
+        lengths and segments, broadcast statistics. Every unit makes its own of what is small.
+        """
+        found: set[int] = set()
+        for n in sorted(self.cheap - self.free):
+            eqn = self.eqns[n]
+            count = min(a.size for a in eqn.out_avals)
+            reads = [v for v in eqn.reads if self.made.get(v) not in self.free]
+            small = sum(self.avals[v].size for v in reads if self.made.get(v) not in found)
+            least = max((self.avals[v].size for v in reads if self.made.get(v) in found), default=0)
+            if eqn.primitive not in rules.HEAVY and small < count >= least:
+                found.add(n)
+        return found
+
     def _families(self) -> list[set[int]]:
         """Large values; those that are made of each other are together. What is made of another large value that has
         to be kept is none: keeping the result instead takes no more (x W + x A B).
@@ -134,8 +151,10 @@ class _Units:
         return makers | readers | (above & below)
 
     def alone(self, unit: Unit) -> set[int]:
-        """The cheap equations of a unit, and others that read nothing but what these make."""
-        body = self.cheap.intersection(unit.equations)
+        """The cheap equations of a unit, what is shown large to them, and others that read nothing but what these
+        make.
+        """
+        body = self.cheap.intersection(self.sources(unit.equations, self.shown_large))
         for n in sorted(self.cheap - self.free - body):
             reads = {self.made.get(v) for v in self.eqns[n].reads} - self.free
             if reads and reads <= body:
@@ -206,7 +225,7 @@ def checkpointed(jaxpr: Jaxpr) -> Jaxpr:
         part = [program.eqns[n] for n in step]
         if step[0] in units:
             results = [v for eqn in part for v in eqn.outputs if not read_by.get(v, set()) <= set(step)]
-            body = [program.eqns[n] for n in found.sources(step, found.free)]
+            body = [program.eqns[n] for n in found.sources(step, found.free | found.shown_large)]
             part = [_as_checkpoint(program, body, results, jaxpr)]
         eqns += part
     return as_jaxpr(replace(program, eqns=tuple(eqns)), jaxpr)
@@ -297,7 +316,7 @@ class _Copies:
         readers = set[int]().union(*(outside[v] for v in large))
         if not readers:
             return
-        there = {n for c in found.clusters if not readers.isdisjoint(c) for n in c} - inside
+        there = self._around(found, readers, inside)
         scope = unit.equations[0] + 1
         self.scopes |= dict.fromkeys(there, scope)
         again = {v for v in outside if (v in large or v not in unit.large) and outside[v] & there}
@@ -313,6 +332,15 @@ class _Copies:
             outputs = tuple(names[v] for v in eqn.outputs)
             copy = replace(_renamed(eqn, names), outputs=outputs, after=waits, scope=scope)
             self.before.setdefault(first, []).append(copy)
+
+    def _around(self, found: _Units, readers: set[int], inside: set[int]) -> set[int]:
+        """The steps that the readers are in, and the masks that JAX itself makes again for these alone."""
+        there = {n for c in found.clusters if not readers.isdisjoint(c) for n in c} - inside
+        for n in reversed(found.sources(there, found.shown_large - inside)):
+            needed_by = set[int]().union(*(self.read_by.get(v, set()) for v in self.original.eqns[n].outputs))
+            if needed_by <= there and found.dependencies.before[n].isdisjoint(inside):
+                there.add(n)
+        return there
 
     def _new(self, value: int) -> int:
         number = len(self.avals)

@@ -43,15 +43,22 @@ def grouped(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return jnp.moveaxis(jax.nn.dot_product_attention(*one, is_causal=True)[0], 1, 0)
 
 
+def padded(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """JAX shows the mask as large as the scores."""
+    is_token = v[0, :, 0] > -1
+    one = [jnp.moveaxis(x, 0, 1)[None] for x in (q, k, v)]
+    return jnp.moveaxis(jax.nn.dot_product_attention(*one, mask=is_token[None, None, None])[0], 1, 0)
+
+
 def layer(x: jax.Array, w: jax.Array, out: jax.Array, attend: Callable[..., jax.Array] = attention) -> jax.Array:
     normed = x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
     y = attend(*map(heads, jnp.split(normed @ w, 3, -1)))
     return x + jnp.sin(jnp.moveaxis(y, 0, 1).reshape(T, H * D)) @ out
 
 
-def loop(x: jax.Array, ws: Any, outs: Any) -> jax.Array:
+def loop(x: jax.Array, ws: Any, outs: Any, attend: Callable[..., jax.Array] = attention) -> jax.Array:
     for w, out in zip(ws, outs, strict=True):
-        x = layer(x, w, out)
+        x = layer(x, w, out, attend)
     return x
 
 
@@ -66,6 +73,7 @@ MODELS: dict[str, Callable[..., jax.Array]] = {
     "scan in scan": lambda x, *p: jax.lax.scan(lambda c, _: (scanned(c, *p), None), x, length=2)[0],
     "biased": lambda x, ws, outs: layer(x, ws[0], outs[0], biased),
     "grouped": lambda x, ws, outs: layer(x, ws[0], outs[0], grouped),
+    "padded": lambda x, ws, outs: loop(x, ws, outs, padded),
     "jit inside": jax.jit(loop),
     "checkpoint inside": lambda x, ws, outs: jax.checkpoint(layer)(x, ws[0], outs[0]),
     "checkpoint with policy": lambda x, ws, outs: jax.checkpoint(layer, policy=jax.checkpoint_policies.dots_saveable)(
@@ -122,7 +130,9 @@ def reads_less(region: Any) -> bool:
     return all(math.prod(map(graph.extent, t.axes)) < SCORES for t in tensors)
 
 
-@pytest.mark.parametrize(("name", "dtype"), [c for c in CASES if c[0] in ("loop", "biased", "grouped", "vmap")])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [c for c in CASES if c[0] in ("loop", "biased", "grouped", "padded", "vmap")]
+)
 def test_function_that_differentiates_itself(name: str, dtype: str) -> None:
     args, step, compiler = cast(dtype), gradients(MODELS[name]), Replacing(remat=True)
     assert_same_gradients(optimized(step, compiler), step, args)
