@@ -143,16 +143,16 @@ class _Steps:
 
     def _has_detour(self, a: int, b: int) -> bool:
         """Whether some path from a to b passes through a third step."""
-        todo = [n for n in self._neighbours(self.before, b) if n != a]
+        if self._neighbours(self.after, a) == {b}:
+            return False
+        above, level = self.level[a], self.level
+        todo = [n for n in self._neighbours(self.before, b) if level[n] > above]
         seen = set(todo)
         while todo:
-            step = todo.pop()
-            if self.level[step] <= self.level[a]:
-                continue
-            for n in self._neighbours(self.before, step):
+            for n in self._neighbours(self.before, todo.pop()):
                 if n == a:
                     return True
-                if n not in seen:
+                if n not in seen and level[n] > above:
                     seen.add(n)
                     todo.append(n)
         return False
