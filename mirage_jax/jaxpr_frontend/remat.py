@@ -115,16 +115,19 @@ class _Units:
         return families
 
     def _held(self) -> dict[int, int]:
-        """The bytes that have to be kept so that a value is there: of those that are not cheap, and of what is made of
-        one of these and has as many elements.
+        """The bytes that have to be kept so that a value is there. None for inputs of the program, which are kept
+        anyway, and for what is small but shown large; what is pointwise takes as much as its operands.
         """
         held: dict[int, int] = {}
         for n, eqn in enumerate(self.eqns):
+            if n in self.free or n in self.shown_large:
+                continue
             for v, aval in zip(eqn.outputs, eqn.out_avals, strict=True):
-                if n not in self.cheap:
-                    held[v] = _bytes(aval)
-                elif same := [held[u] for u in eqn.reads if held.get(u) and self.avals[u].size == aval.size]:
-                    held[v] = min(max(same), _bytes(aval))
+                held[v] = _bytes(aval)
+                if n not in self.cheap or _is_product(eqn):
+                    continue
+                if alike := [held.get(u, 0) for u in eqn.reads if self.avals[u].size == aval.size]:
+                    held[v] = min(held[v], max(alike))
         return held
 
     def _expands(self, n: int) -> bool:

@@ -214,16 +214,18 @@ def test_what_is_left_as_it_is() -> None:
     assert repeated(program) is program
 
 
-def test_adapters_are_not_made_again() -> None:
-    """x W + x A B: the first product takes long to make, and is as large as the sum."""
+@pytest.mark.parametrize("width", [64, 320])
+def test_adapters_are_not_made_again(width: int) -> None:
+    """x W + x A B: the first product is as large as the sum, and takes long to make if it is wide."""
 
     def f(x, w, a, b):
         for _ in range(2):
             x = jnp.tanh((x @ w + (x @ a) @ b).astype(jnp.float32)).astype(x.dtype)
         return jnp.sort(x)
 
-    wide = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((64, 320), (320, 320), (320, 4), (4, 320))]
-    program = flatten(jax.make_jaxpr(jax.value_and_grad(partial(square, f), (2, 3)))(*wide))
+    shapes = (64, width), (width, width), (width, 4), (4, width)
+    args = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+    program = flatten(jax.make_jaxpr(jax.value_and_grad(partial(square, f), (2, 3)))(*args))
     assert repeated(program) is program
 
 
