@@ -35,6 +35,7 @@ from mirage_jax.report import Report, rank_correlation, write_beside
 from mirage_jax.timing import Ratio, Timing
 
 type Transform = Callable[..., Callable[..., Any]]  # of a function, and of jit's options by name
+type Cell = Callable[[Row, str], str]  # of a row, for a candidate
 
 # What a device reaches in practice: bytes per second of a copy, and FLOP/s of a large half-precision matmul.
 PEAKS = {"NVIDIA H200": (4.3e12, 780e12)}
@@ -118,15 +119,15 @@ class SuiteResult:
         """Header and body of the table, as text."""
         labels = list(dict.fromkeys(label for row in self.rows for label in (*row.results, *row.failures)))
         others = [label for label in labels if label != BASELINE and label not in self.peers]
-        columns: list[tuple[str, Callable[[Row, str], str], str]] = [
+        columns: list[tuple[str, Cell, str]] = [
             *((name, _time_cell, name) for name in labels),
-            *((f"{o} over {BASELINE}", _ratio_cell, o) for o in others),
+            *((f"{o} over {BASELINE}", _cell("ratio"), o) for o in others),
             *([(f"{OURS} over the best other", _best_cell, OURS)] if self.peers else []),
             *((f"error {name}", _error_cell, name) for name in labels),
-            ("equal runs", _repeats_cell, OURS),
-            *((f"temp MB {name}", _memory_cell, name) for name in labels),
-            *((f"regions {o}", _regions_cell, o) for o in others),
-            *((f"model rank {o}", _model_cell, o) for o in others),
+            ("equal runs", _cell("repeats"), OURS),
+            *((f"temp MB {name}", _cell("memory", lambda m: f"{m.temporary / 1e6:,.1f}"), name) for name in labels),
+            *((f"regions {o}", _cell("regions"), o) for o in others),
+            *((f"model rank {o}", _cell("model", "{:.2f}".format), o) for o in others),
         ]
         table = {
             "program": [row.program for row in self.rows],
@@ -188,11 +189,6 @@ def _time_cell(row: Row, label: str) -> str:
     return microseconds(result.seconds) + launches
 
 
-def _ratio_cell(row: Row, label: str) -> str:
-    result = row.results.get(label)
-    return "" if result is None or result.ratio is None else str(result.ratio)
-
-
 def _best_cell(row: Row, _: str) -> str:
     return f"{row.best[1]:.2f}x ({row.best[0]})" if row.best else ""
 
@@ -204,24 +200,14 @@ def _error_cell(row: Row, label: str) -> str:
     return "" if result.error is None else f"{result.error:.1e}"
 
 
-def _repeats_cell(row: Row, label: str) -> str:
-    result = row.results.get(label)
-    return "" if result is None or result.repeats is None else str(result.repeats)
+def _cell(field: str, text: Callable[[Any], str] = str) -> Cell:
+    """A field of a result, where there is one."""
 
+    def cell(row: Row, label: str) -> str:
+        value = getattr(row.results.get(label), field, None)
+        return "" if value is None else text(value)
 
-def _memory_cell(row: Row, label: str) -> str:
-    result = row.results.get(label)
-    return "" if result is None or result.memory is None else f"{result.memory.temporary / 1e6:,.1f}"
-
-
-def _regions_cell(row: Row, label: str) -> str:
-    result = row.results.get(label)
-    return "" if result is None or result.regions is None else str(result.regions)
-
-
-def _model_cell(row: Row, label: str) -> str:
-    result = row.results.get(label)
-    return "" if result is None or result.model is None else f"{result.model:.2f}"
+    return cell
 
 
 def run_program(
