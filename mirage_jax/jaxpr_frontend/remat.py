@@ -86,7 +86,7 @@ class _Units:
         found: set[int] = set()
         for n in sorted(self.cheap - self.free):
             eqn = self.eqns[n]
-            count = min(a.size for a in eqn.out_avals)
+            count = min((a.size for a in eqn.out_avals), default=0)
             reads = [v for v in eqn.reads if self.made.get(v) not in self.free]
             small = sum(self.avals[v].size for v in reads if self.made.get(v) not in found)
             least = max((self.avals[v].size for v in reads if self.made.get(v) in found), default=0)
