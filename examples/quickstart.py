@@ -128,7 +128,7 @@ def stages(console: Console) -> Iterator[Stages]:
 
 
 class Outcome(NamedTuple):
-    """One model under plain `jax.jit` and under `mirage_jax.optimize`."""
+    """One model under plain `nnx.jit` and under `mirage_jax.optimize`."""
 
     report: mirage_jax.Report
     times: dict[str, timing.Timing]
@@ -145,14 +145,14 @@ class Outcome(NamedTuple):
 
 
 def demonstrate(model: ByteModel, text: jax.Array, options: dict[str, str], rounds: int, console: Console) -> Outcome:
-    """Optimize one model, compare it with float64, and time it beside plain `jax.jit`."""
-    plain, optimized = jax.jit(forward), mirage_jax.optimize(forward, **options)
+    """Optimize one model, compare it with float64, and time it beside plain `nnx.jit`."""
+    plain, optimized = nnx.jit(forward), mirage_jax.optimize(forward, **options)
     with stages(console) as now:
         now.show("capturing the model and cutting out regions")
         report = optimized.explain(model, text)
         now.show("running in float64, to compare with")
         reference = in_float64(model, text)
-        now.show("running beside plain jax.jit")
+        now.show("running beside plain nnx.jit")
         results = {"xla": plain(model, text), "mirage": optimized(model, text)}
         calls: dict[str, timing.Call] = {
             "xla": lambda: jax.block_until_ready(plain(model, text)),
@@ -168,7 +168,7 @@ def demonstrate(model: ByteModel, text: jax.Array, options: dict[str, str], roun
 
 def closing_table(outcomes: Mapping[str, Outcome]) -> Table:
     table = Table(
-        title="whole models: plain jax.jit and mirage_jax.optimize", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        title="whole models: plain nnx.jit and mirage_jax.optimize", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
     table.caption = "error: the largest against float64, of the largest logit; memory: for intermediate results"
     for column in ("", "XLA", "ours", "speed-up [95%]"):
