@@ -208,6 +208,11 @@ class Attempt(Subject):
             tell = progress.measuring(self.say, len(winners))
             notify = lambda outcome: tell(outcome.seconds if isinstance(outcome, timing.Timing) else None)  # noqa: E731
             outcomes = self.trials.times([w.to_json() for w in winners], notify)
+            failures = [o for o in outcomes if isinstance(o, Failure)]
+            if len(failures) == len(outcomes) and any(f.wants_memory for f in failures):
+                raise TrialError(
+                    "this process leaves no memory of the device (XLA_PYTHON_CLIENT_PREALLOCATE=false does)"
+                )
         except TrialError as why:
             log.warning("variants are tried in this process: %s", why)
             self.trials = None

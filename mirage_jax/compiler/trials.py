@@ -64,6 +64,11 @@ class Failure:
     kind: str  # "not compiled" | "failed to run" | "crashed" | "hung" | "not tried"
     why: str
 
+    @property
+    def wants_memory(self) -> bool:
+        """Whether there was no room on the device, which the parent may have taken for itself."""
+        return "out of memory" in self.why.lower().replace("_", " ")
+
 
 @dataclass
 class Session:

@@ -134,6 +134,15 @@ def test_without_a_child_variants_run_here(caplog, monkeypatch) -> None:
     assert "are tried in this process: no process can be started" in caplog.text and attempt.trials is None
 
 
+@pytest.mark.parametrize("why", ["RESOURCE_EXHAUSTED: Out of memory while trying", "CUDA_ERROR_OUT_OF_MEMORY"])
+def test_without_memory_for_a_child_variants_run_here(why: str, caplog, monkeypatch) -> None:
+    outcomes = [Failure("not compiled", "too many registers"), Failure("failed to run", why)]
+    attempt = Attempt(Any, "cuda", None, Options(), trials=SimpleNamespace(times=lambda variants, notify: outcomes))
+    monkeypatch.setattr(attempt, "timings", lambda functions, rounds: {"1": timed(2.0)})
+    assert attempt.screen([]) == {1: timed(2.0)} and not attempt.tried
+    assert "leaves no memory" in caplog.text and attempt.trials is None
+
+
 def test_the_environment_of_a_child(monkeypatch) -> None:
     device = SimpleNamespace(local_hardware_id=1)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
