@@ -110,7 +110,7 @@ def tile_variants(c: Candidate, n: int) -> Iterator[Schedule]:
     for i, alternatives in enumerate(c.alternatives or ((),)):
         for tiles in (*c.schedule.kernels[i : i + 1], *alternatives[:n]):
             for sizes in (tiles, replace(tiles, num_warps=4, num_stages=min(tiles.num_stages, 3))):
-                changed = replace(c.schedule, kernels=(*c.schedule.kernels[:i], sizes, *c.schedule.kernels[i + 1 :]))
+                changed = _with(c.schedule, i, sizes)
                 if changed not in seen:
                     seen.add(changed)
                     yield changed
@@ -127,9 +127,14 @@ def nearby(w: Winner, device: Device) -> Iterator[Schedule]:
         if isinstance(kernel, Library):
             continue
         for changed in (*_launches(kernel, sizes), *_tiles(kernel, w.graph, sizes)):
-            schedule = replace(w.schedule, kernels=(*w.schedule.kernels[:i], changed, *w.schedule.kernels[i + 1 :]))
+            schedule = _with(w.schedule, i, changed)
             if estimate(w.graph, schedule, device) <= NEARBY * now:
                 yield schedule
+
+
+def _with(schedule: Schedule, i: int, sizes: KernelSchedule) -> Schedule:
+    """The schedule with other sizes of kernel number i."""
+    return replace(schedule, kernels=(*schedule.kernels[:i], sizes, *schedule.kernels[i + 1 :]))
 
 
 def _launches(kernel: BlockGraph, sizes: KernelSchedule) -> Iterator[KernelSchedule]:

@@ -229,10 +229,10 @@ def reduced(
         wanted[origin(axis)] = split
     for loop, span in _spans(candidate):
         rows, columns, scaled = origin(span.axis), origin(loop), (scale or Scale()).span(span)
+        odd = 0 if quick else 1
         beyond = (scale.largest if scale else 0) + (2 if quick and span.low is None else 3)
-        wanted[rows] = max(wanted[rows], beyond if quick else beyond | 1, looped)
-        columns_reached = wanted[rows] + max(scaled.high or 0, 0)
-        wanted[columns] = max(wanted[columns], columns_reached if quick else columns_reached | 1)
+        wanted[rows] = max(wanted[rows], beyond | odd, looped)
+        wanted[columns] = max(wanted[columns], wanted[rows] + max(scaled.high or 0, 0) | odd)
     by_size: dict[int, int] = {}
     for axis, n in real.items():
         by_size[n] = max(by_size.get(n, 1), wanted[axis] if n > 1 else 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -60,6 +61,18 @@ class Draw:
 
     def dense(self, m: int, n: int) -> Weights:
         return {"w": self(m, n), "b": self.bias(n)}
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def init_language_model(key: jax.Array, s: Any, init_layer: Callable[[Draw, Any], Weights]) -> Weights:
+    """Layers between an embedding and a head of its own, with a norm before the head."""
+    draw = Draw(key, s.dtype)
+    return {
+        "tokens": draw(s.vocab, s.width, scale=1.0),
+        "layers": [init_layer(draw, s) for _ in range(s.layers)],
+        "norm": draw.gain(s.width),
+        "head": draw(s.width, s.vocab),
+    }
 
 
 def widen(x: jax.Array) -> jax.Array:

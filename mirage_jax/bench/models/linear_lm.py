@@ -17,6 +17,7 @@ from mirage_jax.bench.models.layers import (
     Weights,
     apply_layers,
     cross_entropy,
+    init_language_model,
     join_heads,
     rms_norm,
     split_heads,
@@ -43,15 +44,8 @@ def init_layer(draw: Draw, s: Sizes) -> Weights:
     }
 
 
-@partial(jax.jit, static_argnums=1)
 def init(key: jax.Array, s: Sizes) -> Weights:
-    draw = Draw(key, s.dtype)
-    return {
-        "tokens": draw(s.vocab, s.width, scale=1.0),
-        "layers": [init_layer(draw, s) for _ in range(s.layers)],
-        "norm": draw.gain(s.width),
-        "head": draw(s.width, s.vocab),
-    }
+    return init_language_model(key, s, init_layer)
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

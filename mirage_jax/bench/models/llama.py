@@ -6,8 +6,6 @@ pair [batch, capacity, kv head, head size] per layer; a step that is given it by
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 
@@ -15,6 +13,7 @@ from mirage_jax.bench.models.layers import (
     Draw,
     Sizes,
     Weights,
+    init_language_model,
     join_heads,
     rms_norm,
     rotary,
@@ -44,15 +43,8 @@ def init_layer(draw: Draw, s: Sizes) -> Weights:
     }
 
 
-@partial(jax.jit, static_argnums=1)
 def init(key: jax.Array, s: Sizes) -> Weights:
-    draw = Draw(key, s.dtype)
-    return {
-        "tokens": draw(s.vocab, s.width, scale=1.0),
-        "layers": [init_layer(draw, s) for _ in range(s.layers)],
-        "norm": draw.gain(s.width),
-        "head": draw(s.width, s.vocab),
-    }
+    return init_language_model(key, s, init_layer)
 
 
 def empty_cache(s: Sizes) -> Cache:
