@@ -211,6 +211,16 @@ def test_run_suite(tmp_path) -> None:
     assert stored["versions"]["jax"] == jax.__version__ and len(stored["rows"]) == 2
 
 
+def test_an_interrupt_keeps_complete_rows() -> None:
+    def run(program, candidates, **keywords):
+        if program.name == "abv":
+            raise KeyboardInterrupt
+        return suite.run_program(program, candidates, **keywords)
+
+    result = _run({"xla": jax.jit}, run=run, title="cut")
+    assert [row.program for row in result.rows] == ["lora_b1"] and "after 1 of 2" in result.title
+
+
 def test_a_failing_candidate_is_a_row(tmp_path) -> None:
     def broken(fn):
         raise NotImplementedError("no such thing\nsecond line")

@@ -367,7 +367,8 @@ def run_suite[P: Named](
 ) -> SuiteResult:
     """Every program in turn by ``run(program, candidates, rounds=, seed=)``, with a line of progress to `console`.
 
-    `unit` is what a time is the time of, always of the host's clock if `on_host`; `notes` go under the table.
+    `unit` is what a time is the time of, always of the host's clock if `on_host`; `notes` go under the table. An
+    interrupt ends the suite and keeps the rows that are complete.
     """
     programs = list(programs)
     candidates = default_candidates() if candidates is None else candidates
@@ -377,9 +378,13 @@ def run_suite[P: Named](
         if device.platform == "gpu" and not on_host
         else f"Wall-clock time per {unit} in microseconds, median of interleaved rounds."
     )
-    rows = []
+    rows: list[Row] = []
     for i, program in enumerate(programs, 1):
-        row = run(program, candidates, rounds=rounds, seed=seed, **({"peers": peers} if peers else {}))
+        try:
+            row = run(program, candidates, rounds=rounds, seed=seed, **({"peers": peers} if peers else {}))
+        except KeyboardInterrupt:
+            title = f"{title}, interrupted after {len(rows)} of {len(programs)}"
+            break
         rows.append(row)
         if console is not None:
             console.print(
