@@ -194,6 +194,25 @@ class _Partitioner:
             for n in slices
         }
 
+    @cached_property
+    def turned(self) -> dict[int, int]:
+        """Transposes of products, and views below them, by the product: it is as well written in their order, and
+        what reads it elsewhere has fewer axes then.
+        """
+        found: dict[int, int] = {}
+        for n, eqn in enumerate(self.eqns):
+            if eqn.primitive != "transpose" or n in self.reasons:
+                continue
+            chain = [n]
+            while (above := self.made.get(self.eqns[chain[-1]].reads[0])) is not None and above not in self.reasons:
+                if self.eqns[above].primitive == "dot_general":
+                    found |= dict.fromkeys(chain, above)
+                    break
+                if not self._is_view(above):
+                    break
+                chain.append(above)
+        return found
+
     def _is_product(self, value: int) -> bool:
         """Whether a value is a contraction, seen through views and pointwise operators."""
         todo, known = [value], {value}
@@ -324,6 +343,8 @@ class _Partitioner:
         place: dict[int, tuple[int, int, int]] = {}
         anchored: dict[int, int] = {}  # light equation -> first weighty equation that depends on it
         for n in reversed(cluster):
+            if self.turned.get(n) in inside:
+                continue
             if self._weight(n):
                 anchored[n] = n
                 continue
@@ -333,6 +354,8 @@ class _Partitioner:
         for n in cluster:
             if n in anchored:
                 place[n] = (anchored[n], 1 if anchored[n] == n else 0, n)
+            elif self.turned.get(n) in inside:
+                place[n] = (self.turned[n], 2, n)
             else:
                 above = [place[p][:1] for p in self.dependencies.before[n] if p in inside]
                 place[n] = (max(above)[0] if above else n, 2, n)
@@ -429,7 +452,7 @@ class _Partitioner:
         while todo:
             for v in self.eqns[todo.pop()].reads:
                 n = self.made.get(v)
-                if n is not None and n not in found and (n in self.free or self._is_view(n)):
+                if n is not None and n not in found and (n in self.free or (self._is_view(n) and n not in self.turned)):
                     found.add(n)
                     todo.append(n)
         return found
@@ -444,6 +467,8 @@ class _Partitioner:
     def _source(self, value: int) -> int:
         """The value that a region reads if it repeats the views of it."""
         while (n := self.made.get(value)) is not None and n not in self.free and self._is_view(n):
+            if n in self.turned:
+                break
             (value,) = self.eqns[n].reads
         return value
 
