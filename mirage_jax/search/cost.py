@@ -298,6 +298,17 @@ def kernel_estimate(
     return float(seconds(t, device, Arrays, sizes.num_warps, sizes.num_stages))
 
 
+def fused_estimate(reference: KernelGraph, device: Device) -> float:
+    """Seconds of a program of library operators as XLA runs it: products and reductions are kernels, and what is
+    pointwise is fused into them or, for results, into kernels of its own.
+    """
+    return sum(
+        max(library_estimate(k, reference, device), device.shortest)
+        for k in reference.kernels
+        if isinstance(k, Library) and (not operator(k.op.op).pointwise or k.name in reference.outputs)
+    )
+
+
 def library_estimate(kernel: Library, graph: KernelGraph, device: Device) -> float:
     record = operator(kernel.op.op)
     ((_, space),) = iteration_spaces(kernel)
