@@ -43,6 +43,7 @@ from mirage_jax.verify import float_gate
 log = logging.getLogger("mirage_jax")
 
 SPACE = Space(max_ops=14)
+LONG = 10.0  # seconds of a search that is worth remembering for other sizes
 STORED = 48  # structures kept for other sizes, where others may be the best
 EVERY_CLASS = 5e8  # operations of a region up to which the float gate runs every class; beyond, float64 takes its time
 CORE_CLASSES = (
@@ -123,8 +124,8 @@ class Attempt(Subject):
     def candidates(self, cache: Cache, key: CacheKey, say: progress.Say) -> tuple[list[Candidate], str]:
         """Well-formed candidates, best estimate first, and the search's report.
 
-        Kernels that were found for the same structure at other sizes are tiled for these; only algebra is searched
-        then, because what order of evaluation is cheap depends on sizes.
+        Kernels that a long search found for the same structure at other sizes are tiled for these; only algebra is
+        searched then, because what order of evaluation is cheap depends on sizes.
         """
         budget, device = self.options.budget, self.description
         key = replace(key, graph=structures.structure(self.reference), extents=(), policy=f"structures, {self.space}")
@@ -139,8 +140,10 @@ class Attempt(Subject):
         text = str(report)
         if kernels:
             text = f"kernels: {len(kernels)} structures known from other sizes, only tiles were chosen\nalgebra: {text}"
-        elif new := list(islice(structures.diverse(c for c in found if c.family == "kernels"), STORED)):
-            cache.put(key, Entry("structures", schedule=structures.to_json(new)))
+        elif report.seconds >= LONG:  # else the next time too: nothing beats candidates made for the sizes
+            kept = islice(structures.diverse(c for c in found if c.family == "kernels"), STORED)
+            if new := structures.to_json(list(kept)):
+                cache.put(key, Entry("structures", schedule=new))
         found = sorted([*kernels, *found], key=lambda c: c.seconds)
         self.tried["found"] = len(found)
         return found, text

@@ -25,7 +25,7 @@ LAUNCH = 2e-6  # seconds of one kernel more
 ON_CHIP = 512  # elements of an axis that a block keeps at most
 WORTHWHILE = 0.75  # of the time of a product: what writing and reading its operand must take to be worth avoiding
 NOTICEABLE = 0.1  # the same for what is around a product, to have it in a region at all
-SCALES = rules.VIEWS | {"neg", "mul", "div"}  # what products may be exchanged with
+SCALES = rules.VIEWS | {"neg"}  # what products may be exchanged with, beside factors
 SUMS = frozenset({"add", "sub", "add_any"})
 
 
@@ -128,12 +128,20 @@ class Borders:
                     found = -1
                 elif n in self.products:
                     found = n
-                elif scaled and self.eqns[n].primitive not in SCALES:
+                elif scaled and not self._scales(n):
                     found = -1
                 else:
                     found = max((self._last[u, scaled] for u in self.eqns[n].reads), default=-1)
                 self._last[v, scaled] = found
         return self._last[key]
+
+    def _scales(self, n: int) -> bool:
+        """Whether an equation is a view, or multiplies by what is the same all along some axis."""
+        eqn = self.eqns[n]
+        if eqn.primitive not in ("mul", "div"):
+            return eqn.primitive in SCALES
+        size = eqn.out_avals[0].size
+        return any(not isinstance(a, int) or self.avals[self._source(a)].size < size for a in eqn.inputs)
 
     def _below(self, value: int, scaled: bool) -> Iterator[int]:
         """Values that one is made of, not known yet, operands first, down to products; then the value itself."""
@@ -174,13 +182,12 @@ class Borders:
         """Sums that a product's result is a term of, but for views and factors."""
         todo, seen = list(self.eqns[product].outputs), set[int]()
         while todo:
-            for n in self.readers.get(todo.pop(), ()):
-                if n >= 0 and n in self.members and n not in seen and self.eqns[n].primitive in SCALES:
-                    seen.add(n)
-                    if self.eqns[n].primitive in SUMS:
-                        yield n
-                    else:
-                        todo += self.eqns[n].outputs
+            for n in set(self.readers.get(todo.pop(), ())) & self.members - seen:
+                seen.add(n)
+                if self.eqns[n].primitive in SUMS:
+                    yield n
+                elif self._scales(n):
+                    todo += self.eqns[n].outputs
 
     def _sums_products(self, n: int) -> bool:
         """Whether an equation adds products that have an operand in common, or whose first products have."""
