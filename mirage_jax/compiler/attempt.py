@@ -19,6 +19,7 @@ import numpy as np
 
 from mirage_jax import progress, timing
 from mirage_jax.cache import Cache, CacheKey, Entry
+from mirage_jax.compiler.inputs import one_set
 from mirage_jax.compiler.subject import Subject
 from mirage_jax.compiler.trials import Failure, Trials
 from mirage_jax.compiler.winner import KERNEL_OPTIONS, Winner
@@ -30,7 +31,7 @@ from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.footprint import Footprint, footprint
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.search import structures
-from mirage_jax.search.cost import estimate
+from mirage_jax.search.cost import estimate, fused_estimate
 from mirage_jax.search.devices import Device, device_for
 from mirage_jax.search.driver import search
 from mirage_jax.search.frontier import Space
@@ -42,6 +43,7 @@ from mirage_jax.verify import float_gate
 log = logging.getLogger("mirage_jax")
 
 SPACE = Space(max_ops=14)
+LONG = 10.0  # seconds of a search that is worth remembering for other sizes
 STORED = 48  # structures kept for other sizes, where others may be the best
 EVERY_CLASS = 5e8  # operations of a region up to which the float gate runs every class; beyond, float64 takes its time
 CORE_CLASSES = (
@@ -59,7 +61,8 @@ CORE_CLASSES = (
 BRINK = 13  # inputs of size one times 2**13 are still float16 numbers
 BEYOND = 3  # powers of two beyond the last at which XLA gives only finite numbers
 NEAREST, FARTHEST, MOST_NEAR = 2.0**-4, 2.0**10, 3  # constants of a program near which inputs are tried, and how many
-PROMISING = 0.97  # on CPU only candidates that the model puts below this fraction of XLA's estimate are measured
+PROMISING = 0.97  # other algebra is measured if the model puts it below this fraction of the program's own
+SLOWER = 1.5  # kernels are measured up to this multiple of the model's estimate of XLA, which it knows but roughly
 
 
 def space_for(region: Region) -> Space:
@@ -77,6 +80,7 @@ class Attempt(Subject):
     devices: Sequence[Any] = ()  # of the same kind, on which variants may be tried
     trials: Trials | None = None  # where variants are tried first; None: in this process
     say: progress.Say = lambda _: None
+    _wide: Callable[..., Any] | None = None
 
     @cached_property
     def space(self) -> Space:
@@ -88,8 +92,21 @@ class Attempt(Subject):
         pairs = zip(self.region.inputs, values, strict=True)
         arrays = [window for boundary, v in pairs for window in boundary.windows(np.asarray(v))]
         with np.errstate(all="ignore"):  # infinities and NaN are among the inputs
-            tensors = dict(zip(own.outputs, evaluate.run(own, arrays), strict=True))
+            results = evaluate.run(own, arrays) if self.is_small or self.platform == "cpu" else self._on_device(arrays)
+        tensors = dict(zip(own.outputs, results, strict=True))
         return [b.joined(tensors, np) for b in self.region.outputs]  # Region.finish without the cast
+
+    @cached_property
+    def is_small(self) -> bool:
+        """Is float64 soon done with it?"""
+        return footprint(self.reference).flops < EVERY_CLASS
+
+    def _on_device(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The region in float64 on the device: what would take a processor minutes."""
+        with jax.enable_x64(True):
+            if self._wide is None:
+                self._wide = jax.jit(lambda *xs: evaluate.run(self.region.graph, xs, xp=jnp))
+            return [np.asarray(y) for y in self._wide(*(jax.device_put(x, self.device) for x in arrays))]
 
     @cached_property
     def specs(self) -> list[tuple[tuple[int, ...], np.dtype]]:
@@ -107,8 +124,8 @@ class Attempt(Subject):
     def candidates(self, cache: Cache, key: CacheKey, say: progress.Say) -> tuple[list[Candidate], str]:
         """Well-formed candidates, best estimate first, and the search's report.
 
-        Kernels that were found for the same structure at other sizes are tiled for these; only algebra is searched
-        then, because what order of evaluation is cheap depends on sizes.
+        Kernels that a long search found for the same structure at other sizes are tiled for these; only algebra is
+        searched then, because what order of evaluation is cheap depends on sizes.
         """
         budget, device = self.options.budget, self.description
         key = replace(key, graph=structures.structure(self.reference), extents=(), policy=f"structures, {self.space}")
@@ -123,14 +140,22 @@ class Attempt(Subject):
         text = str(report)
         if kernels:
             text = f"kernels: {len(kernels)} structures known from other sizes, only tiles were chosen\nalgebra: {text}"
-        elif new := list(islice(structures.diverse(c for c in found if c.family == "kernels"), STORED)):
-            cache.put(key, Entry("structures", schedule=structures.to_json(new)))
+        elif report.seconds >= LONG:  # else the next time too: nothing beats candidates made for the sizes
+            kept = islice(structures.diverse(c for c in found if c.family == "kernels"), STORED)
+            if new := structures.to_json(list(kept)):
+                cache.put(key, Entry("structures", schedule=new))
         found = sorted([*kernels, *found], key=lambda c: c.seconds)
         self.tried["found"] = len(found)
         return found, text
 
     def promising(self, c: Candidate) -> bool:
-        """Does the model expect a candidate of library operators to do clearly less than the program as it stands?"""
+        """Is a candidate worth measuring? Library operators must do clearly less than the program as it stands, kernels
+        must not be far slower than XLA's.
+        """
+        if c.family == "kernels":
+            promising = c.seconds <= SLOWER * fused_estimate(self.reference, self.description)
+            self.tried["far slower than XLA by the model"] += not promising
+            return promising
 
         def estimate(f: Footprint) -> float:
             return max(f.flops / self.description.matrix_flops_f32, f.bytes / self.description.bandwidth)
@@ -155,27 +180,17 @@ class Attempt(Subject):
             else:
                 self.tried["refused by the fingerprint"] += 1
 
-    def inputs(self, seed: int) -> list[jax.Array]:
+    def inputs(self, seed: int) -> tuple[jax.Array, ...]:
         """Random inputs of the region, on its device."""
-        rng = np.random.default_rng(seed)
-
-        def draw(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-            if dtype.kind == "b":
-                return rng.random(shape) < 0.9
-            return (
-                rng.standard_normal(shape).astype(dtype)
-                if jnp.issubdtype(dtype, jnp.floating)
-                else np.zeros(shape, dtype)
-            )
-
-        return [jax.device_put(draw(*spec), self.device) for spec in self.specs]
+        with jax.default_device(self.device):
+            return one_set(tuple(jax.ShapeDtypeStruct(*spec) for spec in self.specs), jax.random.key(seed))
 
     def timings(self, functions: Mapping[str, Callable[..., Any]], rounds: int) -> dict[str, timing.Timing]:
         """Interleaved times of functions of the region's values; a function that fails is left out and counted."""
         on_gpu = self.platform == "cuda"
         size = sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in self.specs)
         sets = timing.sets_for(size) if on_gpu else 1
-        args = [tuple(self.inputs(i)) for i in range(sets)]
+        args = [self.inputs(i) for i in range(sets)]
 
         def prepare(item: tuple[str, Callable[..., Any]]) -> tuple[str, timing.Call] | None:
             label, f = item
@@ -252,9 +267,8 @@ class Attempt(Subject):
         skips = any(k.span for k in winner.graph)
         near = _cancelled_by(self.region.graph)
         classes = float_gate.input_classes(self.specs, 0, near)
-        small = footprint(self.reference).flops < EVERY_CLASS
         narrowest = min((dtype.itemsize for _, dtype in self.specs if jnp.issubdtype(dtype, jnp.floating)), default=4)
-        for name in classes if small else (*CORE_CLASSES, *classes.own):
+        for name in classes if self.is_small else (*CORE_CLASSES, *classes.own):
             values = classes[name]
             args = [jax.device_put(v, self.device) for v in values]
             candidate = [np.asarray(y) for y in ours(*args)]

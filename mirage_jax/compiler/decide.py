@@ -181,9 +181,8 @@ class Compiler:
             except UnsupportedError as why:  # nothing is wrong: the search has nothing to say about such a region
                 return self._keep(key, replace(base, source="search", why=f"not searched: {why}"))
             base = replace(base, search=report, source="search", tried=attempt.tried)
-            if attempt.platform == "cpu":
-                found = [c for c in found if attempt.promising(c)]
-            finalists = list(islice(attempt.verified(tuning.diverse(found)), tuning.FINALISTS))
+            promising = [c for c in found if attempt.promising(c)]
+            finalists = list(islice(attempt.verified(tuning.diverse(promising)), tuning.FINALISTS))
             if not finalists:
                 return self._keep(key, replace(base, why="no candidate promises to beat XLA"))
             tried = f"{attempt.tried['found']} candidates, of which {len(finalists)} are tried"

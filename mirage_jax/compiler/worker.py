@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from mirage_jax import timing
+from mirage_jax.compiler.inputs import Types, one_set
 from mirage_jax.compiler.trials import LOCK
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.lower import aot
@@ -116,27 +117,15 @@ def prepare_winner(variant: Mapping[str, Any]) -> Callable[[], timing.Timing]:
 _DRAWING = threading.Lock()
 
 
-def draw(types: tuple[jax.ShapeDtypeStruct, ...], sets: int) -> list[tuple[jax.Array, ...]]:
+def draw(types: Types, sets: int) -> list[tuple[jax.Array, ...]]:
     """Distinct sets of random inputs, the same for all variants of a region."""
     with _DRAWING:  # or several threads would draw the same
         return _draw(types, sets)
 
 
 @functools.lru_cache(maxsize=1)
-def _draw(types: tuple[jax.ShapeDtypeStruct, ...], sets: int) -> list[tuple[jax.Array, ...]]:
-    @jax.jit
-    def one_set(key: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(_random(k, t) for k, t in zip(jax.random.split(key, len(types)), types, strict=True))
-
-    return [one_set(jax.random.key(i)) for i in range(sets)]
-
-
-def _random(key: jax.Array, t: jax.ShapeDtypeStruct) -> jax.Array:
-    if t.dtype == bool:
-        return jax.random.bernoulli(key, 0.9, t.shape)
-    if jnp.issubdtype(t.dtype, jnp.floating):
-        return jax.random.normal(key, t.shape, jnp.float32).astype(t.dtype)
-    return jnp.zeros(t.shape, t.dtype)
+def _draw(types: Types, sets: int) -> list[tuple[jax.Array, ...]]:
+    return [one_set(types, jax.random.key(i)) for i in range(sets)]
 
 
 def device_is_healthy() -> bool:

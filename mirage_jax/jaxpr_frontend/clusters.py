@@ -45,12 +45,15 @@ class Dependencies:
 
 
 def convex_clusters(
-    dependencies: Dependencies, members: Collection[int], scope: Callable[[int], int] = lambda n: 0
+    dependencies: Dependencies,
+    members: Collection[int],
+    scope: Callable[[int], int] = lambda n: 0,
+    apart: Iterable[tuple[int, int]] = (),
 ) -> list[tuple[int, ...]]:
     """The coarsest clusters of `members` that this greedy joining finds, in order of their first equation. Equations
-    of different scopes are in different clusters.
+    of different scopes are in different clusters, and so are those of each pair of `apart`.
     """
-    steps = _Steps(dependencies)
+    steps = _Steps(dependencies, apart)
     members = set(members)
     for n in range(len(dependencies.before)):
         steps.add(n, n in members)
@@ -101,9 +104,13 @@ class _Steps:
     nothing that lies outside of their levels. What depends on no member has level 0, and no edges: it is on no path.
     """
 
-    def __init__(self, dependencies: Dependencies):
+    def __init__(self, dependencies: Dependencies, apart: Iterable[tuple[int, int]] = ()):
         self.dependencies = dependencies
         count = len(dependencies.before)
+        self.apart: dict[int, set[int]] = {}  # of a step: equations that may not be in it
+        for a, b in apart:
+            self.apart.setdefault(a, set()).add(b)
+            self.apart.setdefault(b, set()).add(a)
         self.parent = list(range(count))
         self.before: list[set[int]] = [set() for _ in range(count)]
         self.after: list[set[int]] = [set() for _ in range(count)]
@@ -124,13 +131,17 @@ class _Steps:
         return n
 
     def join(self, a: int, b: int) -> bool:
-        """Make a step and one that reads it one, unless that would put a third step both before and after them."""
+        """Make a step and one that reads it one, unless that would put a third step both before and after them, or
+        together what is to be apart.
+        """
         a, b = self.find(a), self.find(b)
         if a == b:
             return True
-        if self._has_detour(a, b):
+        if any(self.find(n) == b for n in self.apart.get(a, ())) or self._has_detour(a, b):
             return False
         self.parent[b] = a
+        if b in self.apart:
+            self.apart.setdefault(a, set()).update(self.apart.pop(b))
         self.before[a] |= self.before[b]
         self.after[a] |= self.after[b]
         self.before[b], self.after[b] = set(), set()
@@ -167,24 +178,35 @@ class _Steps:
 
 
 def divide(
-    order: Sequence[Sequence[int]], weight: Callable[[int], int], crossing: Callable[[int], int], max_weight: int
+    order: Sequence[Sequence[int]],
+    weight: Callable[[int], int],
+    crossing: Callable[[int], int],
+    max_weight: int,
+    apart: Iterable[tuple[int, int]] = (),
 ) -> list[tuple[int, ...]]:
     """Contiguous segments of `order` of at most `max_weight`, such that the fewest bytes cross the cuts.
 
     `order` is a topological order of groups that are not cut; `crossing(p)` are the bytes alive between groups p-1
-    and p.
+    and p. `apart`: pairs of groups, the earlier first, that may not be in one segment.
     """
+    first = [0] * (len(order) + 1)  # group with which a segment may begin that ends before a group
+    for a, b in apart:
+        first[b + 1] = max(first[b + 1], a + 1)
+    first = list(itertools.accumulate(first, max))
     weights = [sum(map(weight, group)) for group in order]
     best: list[tuple[int, int]] = [(0, 0)]  # cost of the first p groups, start of their last segment
     for end in range(1, len(order) + 1):
-        options: list[tuple[int, int]] = []
+        options: list[
+            tuple[int, int]
+        ] = []  # at a tie the later cut: what an operator makes is stored, not its operands
         total = 0
-        for start in range(end - 1, -1, -1):
+        for start in range(end - 1, min(first[end], end - 1) - 1, -1):
             total += weights[start]
             if total > max_weight and start < end - 1:
                 break
-            options.append((best[start][0] + (crossing(start) + CUT_COST if start else 0), start))
-        best.append(min(options))
+            options.append((best[start][0] + (crossing(start) + CUT_COST if start else 0), -start))
+        cost, start = min(options)
+        best.append((cost, -start))
     segments: list[tuple[int, ...]] = []
     end = len(order)
     while end:

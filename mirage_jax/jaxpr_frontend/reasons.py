@@ -25,6 +25,7 @@ class Code(StrEnum):
     EFFECT = "effect"
     CONTROL_FLOW = "control flow"
     NO_HEAVY_OP = "no contraction or reduction"
+    LIBRARY = "library"
     LAYOUT = "layout"
     CONTEXT = "context"
     SHARDED = "sharded"

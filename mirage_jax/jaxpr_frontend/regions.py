@@ -2,8 +2,9 @@
 
 1. Each equation gets a reason to stay with XLA, or none (`_reason`).
 2. Constants, iotas and masks made of them are *free*: every region that reads one computes its own.
-3. Expressible equations are clustered (clusters.py); a large cluster is divided where the fewest bytes cross, never
-   between a cast or a broadcast and the one operator that reads it.
+3. Expressible equations are clustered (clusters.py); a large cluster, or one of matrix products that are better kept
+   apart (borders.py), is divided where the fewest bytes cross, never between a cast or a broadcast and the one
+   operator that reads it.
 4. Each piece is translated. An equation that turns out not to be expressible is left out, and the cut is made again.
 """
 
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mirage_jax.jaxpr_frontend import jax_compat, rules
+from mirage_jax.jaxpr_frontend.borders import Borders
 from mirage_jax.jaxpr_frontend.clusters import Dependencies, convex_clusters, divide, in_order
 from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, flatten
 from mirage_jax.jaxpr_frontend.forms import Forms
@@ -31,6 +33,8 @@ MAX_OPS = 24
 RADIUS = 5  # how far around an equation is looked to say that another is like it
 BY_ITSELF = (Code.PARAMETERS, Code.PRECISION, Code.DTYPE)  # reasons that an equation has whatever is around it
 INDEXED = frozenset({"gather", "scatter-add"})
+NOT_HEAVY = (Code.NO_HEAVY_OP, "XLA fuses what is only pointwise or layout")
+LEFT_TO_LIBRARIES = (Code.LIBRARY, "a large matrix product with little around it: XLA's libraries are best at these")
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,7 @@ class _Partitioner:
         for n in self._between_products():
             self.reasons[n] = Code.LAYOUT, "a product is taken apart into operands of other products: a border"
         self.translated: dict[object, Region | Refused | None] = {}  # by form: equal layers are translated once
+        self.idle: set[int] = set()  # equations of pieces that no kernel could do faster than libraries
         self.own: dict[Region, tuple[int, ...]] = {}  # the equations that a region takes over, without repeated ones
 
     def run(self) -> Partition:
@@ -189,6 +194,25 @@ class _Partitioner:
             for n in slices
         }
 
+    @cached_property
+    def turned(self) -> dict[int, int]:
+        """Transposes of products, and views below them, by the product: it is as well written in their order, and
+        what reads it elsewhere has fewer axes then.
+        """
+        found: dict[int, int] = {}
+        for n, eqn in enumerate(self.eqns):
+            if eqn.primitive != "transpose" or n in self.reasons:
+                continue
+            chain = [n]
+            while (above := self.made.get(self.eqns[chain[-1]].reads[0])) is not None and above not in self.reasons:
+                if self.eqns[above].primitive == "dot_general":
+                    found |= dict.fromkeys(chain, above)
+                    break
+                if not self._is_view(above):
+                    break
+                chain.append(above)
+        return found
+
     def _is_product(self, value: int) -> bool:
         """Whether a value is a contraction, seen through views and pointwise operators."""
         todo, known = [value], {value}
@@ -242,13 +266,26 @@ class _Partitioner:
 
     def _pieces(self) -> list[tuple[int, ...]]:
         members = [n for n in range(len(self.eqns)) if n not in self.free and n not in self.reasons]
+        borders = Borders(self.program, members, self.readers)
+        at_operands = {(maker, then) for _, maker, then in borders.pairs if borders.at_operand(then)}
+        apart = {(first, then) for first, _, then in borders.pairs}
         pieces: list[tuple[int, ...]] = []
-        for cluster in convex_clusters(self.dependencies, members, lambda n: self.eqns[n].scope):
-            small = sum(map(self._weight, cluster)) <= self.max_ops
-            for segment in [cluster] if small else self._divide(cluster):
+        for cluster in convex_clusters(self.dependencies, members, lambda n: self.eqns[n].scope, at_operands):
+            inside = set(cluster)
+            pairs = [(a, b) for a, b in apart if a in inside and b in inside]
+            small = sum(map(self._weight, cluster)) <= self.max_ops and not pairs
+            for segment in [cluster] if small else self._divide(cluster, pairs):
                 kept = self._without_last_parts(segment)
                 pieces += [segment] if small and kept == segment else self._connected(kept)
-        return [p for p in pieces if any(self.eqns[n].primitive in rules.HEAVY for n in p)]
+        pieces = [p for p in pieces if any(self.eqns[n].primitive in rules.HEAVY for n in p)]
+        self.idle = {n for p in pieces if not borders.pays(p, self._read_elsewhere(p)) for n in p}
+        return [p for p in pieces if p[0] not in self.idle]
+
+    def _read_elsewhere(self, piece: Sequence[int]) -> set[int]:
+        """Values of a piece that something outside of it reads."""
+        inside = set(piece)
+        results = (v for n in piece for v in self.eqns[n].outputs)
+        return {v for v in results if not inside.issuperset(self.readers.get(v, ()))}
 
     def _without_last_parts(self, segment: tuple[int, ...]) -> tuple[int, ...]:
         """A segment without what only takes its results apart or puts them together, which XLA does as well.
@@ -275,7 +312,7 @@ class _Partitioner:
         is_all = sum(_bytes(self.eqns[r].out_avals[0]) for r in readers if r >= 0) >= _bytes(self.program.avals[value])
         return not is_all and all(r in last and self.eqns[r].primitive == "slice" for r in readers)
 
-    def _divide(self, cluster: Sequence[int]) -> list[tuple[int, ...]]:
+    def _divide(self, cluster: Sequence[int], apart: Iterable[tuple[int, int]]) -> list[tuple[int, ...]]:
         order = self._groups(cluster)
         group_of = {n: g for g, group in enumerate(order) for n in group}
         reach = list(itertools.accumulate((sum(map(self._weight, group)) for group in order), initial=0))
@@ -297,7 +334,8 @@ class _Partitioner:
                     change[start + 1] += size
                     change[max(start + 2, min(end + 1, bisect_right(reach, reach[start] + self.max_ops)))] -= size
         crossing = list(itertools.accumulate(change))
-        return divide(order, self._weight, crossing.__getitem__, self.max_ops)
+        pairs = [(group_of[a], group_of[b]) for a, b in apart]
+        return divide(order, self._weight, crossing.__getitem__, self.max_ops, pairs)
 
     def _groups(self, cluster: Sequence[int]) -> list[list[int]]:
         """A topological order in which layouts and casts stand beside the operator that they serve, as one group."""
@@ -305,6 +343,8 @@ class _Partitioner:
         place: dict[int, tuple[int, int, int]] = {}
         anchored: dict[int, int] = {}  # light equation -> first weighty equation that depends on it
         for n in reversed(cluster):
+            if self.turned.get(n) in inside:
+                continue
             if self._weight(n):
                 anchored[n] = n
                 continue
@@ -314,6 +354,8 @@ class _Partitioner:
         for n in cluster:
             if n in anchored:
                 place[n] = (anchored[n], 1 if anchored[n] == n else 0, n)
+            elif self.turned.get(n) in inside:
+                place[n] = (self.turned[n], 2, n)
             else:
                 above = [place[p][:1] for p in self.dependencies.before[n] if p in inside]
                 place[n] = (max(above)[0] if above else n, 2, n)
@@ -410,7 +452,7 @@ class _Partitioner:
         while todo:
             for v in self.eqns[todo.pop()].reads:
                 n = self.made.get(v)
-                if n is not None and n not in found and (n in self.free or self._is_view(n)):
+                if n is not None and n not in found and (n in self.free or (self._is_view(n) and n not in self.turned)):
                     found.add(n)
                     todo.append(n)
         return found
@@ -425,6 +467,8 @@ class _Partitioner:
     def _source(self, value: int) -> int:
         """The value that a region reads if it repeats the views of it."""
         while (n := self.made.get(value)) is not None and n not in self.free and self._is_view(n):
+            if n in self.turned:
+                break
             (value,) = self.eqns[n].reads
         return value
 
@@ -440,7 +484,7 @@ class _Partitioner:
         for n, eqn in enumerate(self.eqns):
             if id(eqn) in inside or n in self.free:
                 continue
-            code, why = self.reasons.get(n, (Code.NO_HEAVY_OP, "XLA fuses what is only pointwise or layout"))
+            code, why = self.reasons.get(n, LEFT_TO_LIBRARIES if n in self.idle else NOT_HEAVY)
             out.append(LeftOut(eqn.primitive, code, why, eqn.where))
         return tuple(out)
 

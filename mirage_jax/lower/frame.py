@@ -47,6 +47,7 @@ class Frame:
         )  # what is in scope: ("value", name), ("index", axis), ("mask", axis) ..
         self.arguments: dict[str, str] = {}
         self.numbers: dict[float, set[Number]] = {}  # what the literals of the text stand for
+        self.holding: frozenset[str] = frozenset()  # predicates that are true in all steps of the loop being emitted
         self.uses: set[tuple[str, str]] = set()  # how the loop that is being emitted uses each load: "dot" or "tile"
 
     @property
@@ -90,7 +91,7 @@ class Frame:
         pid = self.w.name("pid")
         self.w.line(f"{pid} = tl.program_id(0)")
         (fast, wide), (slow, deep), *outer = many
-        if wide > GROUP and self.tiling.shared_bytes(slow) > MANY_BYTES:
+        if wide > GROUP and self.tiling.shared_bytes(slow) > MANY_BYTES and not self.tiling.by_length:
             self.grouped(pid, names[fast], wide, names[slow], deep, bool(outer))
             many, step = outer, wide * deep
         else:

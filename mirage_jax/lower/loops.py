@@ -2,6 +2,9 @@
 
 Accumulators of one depth share a loop if they share operators, or use a load in the same way. Sums that feed an
 accumulator are carried unreduced where registers allow; products are accumulated in place.
+
+A loop with a mask made of indices runs in up to three parts: in the steps in the middle all that the mask keeps is
+there, and nothing is masked (as in FlashAttention-2, Dao 2023, section 3.1).
 """
 
 from __future__ import annotations
@@ -9,6 +12,8 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from mirage_jax.errors import LoweringError, UnsupportedError
@@ -17,8 +22,10 @@ from mirage_jax.lower.products import Products
 from mirage_jax.lower.tiling import TileAxis
 from mirage_jax.lower.writer import identifier
 from mirage_jax.mugraph.graph import Axis, Op, Store
-from mirage_jax.mugraph.operators import ACCUMULATORS
+from mirage_jax.mugraph.operators import ACCUMULATORS, operator
+from mirage_jax.mugraph.predicates import Condition, Cut, Every, FactDomain, Known, Truth
 
+MANY_STEPS = 4  # from which on a loop is worth to be run in parts
 DEFERRED_LANES = 64 * 32  # per warp: a sum may be carried unreduced through a loop up to this many registers
 
 
@@ -104,23 +111,28 @@ class Loops(Products):
         running = {op.name: self.start(self.tiling.dims(op.axes), op.op, "-inf") for op in carried}
         sums = {op.name: self.start(self.carrier(op, how), "acc", "0.0") for op, how in plans if op.op != "last"}
         self.env |= {("carried", n): name for n, name in running.items()}
-        axis = self.axes[self.graph.loop]
-        step = self.w.name(identifier(axis.axis) + "_start")
-        with self.w.block(f"for {step} in {self.range(axis, body)}:", step):
-            self.index(axis, step)
-            for op in body:
-                if not absorbed.get(op.name):
-                    self.value(op.name)
-            for op, how in plans:
-                if op.op != "last":
-                    self.accumulate(op, how, sums[op.name], running)
-            for store in group.stores:
-                if axis.axis not in store.tensor.axes and axis.count > 1:
-                    raise LoweringError(f"{store}: each step of the loop over {axis.axis} would overwrite it")
-                self.store(store)
-            ends = {op.name: self.env["value", op.name] for op in carried}
-            for name, variable in running.items():
-                self.w.line(f"{variable} = {ends[name].text}")
+        axis, before = self.axes[self.graph.loop], self.env
+        ends: dict[str, Value] = {}
+        for first, end, holding in self.parts(axis, body):
+            self.env, self.holding = before.new_child(), holding
+            step = self.w.name(identifier(axis.axis) + "_start")
+            with self.w.block(f"for {step} in {self.range(axis, body, first, end)}:", step):
+                self.index(axis, step)
+                needed = self.needed(group)
+                for op in body:
+                    if op.name in needed and not absorbed.get(op.name):
+                        self.value(op.name)
+                for op, how in plans:
+                    if op.op != "last":
+                        self.accumulate(op, how, sums[op.name], running)
+                for store in group.stores:
+                    if axis.axis not in store.tensor.axes and axis.count > 1:
+                        raise LoweringError(f"{store}: each step of the loop over {axis.axis} would overwrite it")
+                    self.store(store)
+                ends = {op.name: self.env["value", op.name] for op in carried}
+                for name, variable in running.items():
+                    self.w.line(f"{variable} = {ends[name].text}")
+        self.holding = frozenset()
         for op, how in plans:
             if op.op == "last":
                 if op.args[0] not in running:
@@ -132,9 +144,67 @@ class Loops(Products):
             outer["value", op.name] = value
         self.env, self.uses, self.tiling = outer, set(), wide
 
-    def range(self, axis: TileAxis, body: Sequence[Op]) -> str:
-        """Triton pipelines the loads of matrix products by itself; others must ask for it."""
+    def parts(self, axis: TileAxis, body: Sequence[Op]) -> list[tuple[str, str, frozenset[str]]]:
+        """Parts of the loop in order: first element, end, and the predicates that hold in all of its steps."""
         first, end = self.bounds(axis)
+        whole = [(first, end, frozenset[str]())]
+        span = self.graph.span
+        if span is None or axis.count < MANY_STEPS or self.env["block", span.axis] == "0":
+            return whole
+        holding = {n: band for n in self.predicates(body) if (band := self.band(n, axis.axis, span.axis)) is not None}
+        if not holding:
+            return whole
+        lows = [low for low, _ in holding.values() if low is not None]
+        highs = [high for _, high in holding.values() if high is not None]
+        size, start = axis.size, self.row(axis)
+        rows = self.axes[span.axis].size
+        marks, kept = [first], frozenset(holding)
+        if lows:  # from here on every element is far enough for the last row
+            text = f"{start}{_offset(rows - 1 + max(lows) + size - 1)}"
+            inner = f"tl.maximum({text}, 0) // {size} * {size}"
+            marks.append(self.w.let("inner", f"tl.minimum(tl.maximum({inner}, {first}), {end})"))
+        if highs:  # up to here every element is near enough for the first row
+            inner = f"tl.maximum({start}{_offset(min(highs) + 1)}, 0) // {size} * {size}"
+            marks.append(self.w.let("inner", f"tl.minimum(tl.maximum({inner}, {marks[-1]}), {end})"))
+        marks.append(end)
+        nothing = frozenset[str]()
+        return [(a, b, kept if n == bool(lows) else nothing) for n, (a, b) in enumerate(pairwise(marks))]
+
+    def needed(self, group: Group) -> set[str]:
+        """What of the body is needed in this part of the loop."""
+        found = set[str]()
+        todo = [a for op in group.accumulators for a in op.args] + [s.value for s in group.stores]
+        while todo:
+            name = self.unmasked(todo.pop())
+            if name in group.body and name not in found:
+                found.add(name)
+                todo += self.ops[name].args
+        return found
+
+    def predicates(self, body: Sequence[Op]) -> list[str]:
+        """What masks values of the loop's body that have all of its axes."""
+        return [
+            op.args[0]
+            for op in body
+            if op.op in ("mask", "where") and set(op.axes) <= set(self.graph.axes_of[op.args[1]])
+        ]
+
+    def band(self, predicate: str, n: Axis, row: Axis) -> tuple[int | None, int | None] | None:
+        """low and high if a predicate is just ``low <= n - row <= high``."""
+        fact = self.facts[predicate].fact if predicate in self.facts else None
+        return _band(fact.holds, n, row) if isinstance(fact, Truth) else None
+
+    @cached_property
+    def facts(self) -> dict[str, Known]:
+        """What indices alone tell of the operators' values."""
+        facts: dict[str, Known] = {}
+        for op in self.graph.ops:
+            args = [facts.get(a, Known()) for a in op.args]
+            facts[op.name] = operator(op.op).meaning(FactDomain(), *args, **op.attributes)
+        return facts
+
+    def range(self, axis: TileAxis, body: Sequence[Op], first: str, end: str) -> str:
+        """Triton pipelines the loads of matrix products by itself; others must ask for it."""
         count = f"{first}, {end}, {axis.size}"
         twice = any({(name, "dot"), (name, "tile")} <= self.uses for name in self.loads)
         if axis.count == 1 or (any(self.tiling.product(op) for op in body) and not twice):
@@ -150,13 +220,20 @@ class Loops(Products):
         if block == part == "0":  # one block: known here
             first = max(span.low or 0, 0) // axis.size * axis.size
             return str(first), str(axis.local if span.high is None else min(around.size + span.high, axis.local))
-        start = f"{block} * {around.size}" + ("" if part == "0" else f" - {part} * {axis.local}")
+        start = self.row(axis)
         first, end = "0", str(axis.local)
         if span.low is not None:
             first = self.w.let("first", f"tl.maximum({start}{_offset(span.low)}, 0) // {axis.size} * {axis.size}")
         if span.high is not None:
             end = self.w.let("end", f"tl.minimum({start}{_offset(around.size + span.high)}, {axis.local})")
         return first, end
+
+    def row(self, axis: TileAxis) -> str:
+        """The first row of this block, counted as the elements of the loop's axis are: inside of a part."""
+        assert self.graph.span is not None
+        around, block = self.graph.span.axis, self.env["block", self.graph.span.axis]
+        part = self.env.get(("block", axis.part), "0")
+        return f"{block} * {self.axes[around].size}" + ("" if part == "0" else f" - {part} * {axis.local}")
 
     def narrow(self, body: Sequence[Op], group: Group) -> dict[Axis, str]:
         """Give a loop without matrix products its own tiles, if another loop has some; the axes whose lanes differ."""
@@ -276,6 +353,20 @@ class Loops(Products):
             return Value(self.w.let("acc", reduction("tl.sum", carrier, reduced(x))), dims)
         pads = {self.graph.loop: 0.0} if self.graph.loop in op.axes else {}
         return self.single_row(Value(name, self.carrier(op, how), pads))
+
+
+def _band(c: Condition, n: Axis, row: Axis) -> tuple[int | None, int | None] | None:
+    match c:
+        case Cut(form, bound) if dict(form) == {n: 1, row: -1}:
+            return None, bound
+        case Cut(form, bound) if dict(form) == {n: -1, row: 1}:
+            return -bound, None
+        case Every((a, b)):
+            bands = _band(a, n, row), _band(b, n, row)
+            lows, highs = ([band[side] for band in bands if band and band[side] is not None] for side in (0, 1))
+            return (lows[0], highs[0]) if len(lows) == len(highs) == 1 else None
+        case _:
+            return None
 
 
 def _offset(n: int) -> str:

@@ -35,6 +35,7 @@ MAX_RANK = 3
 MAX_LANES = 1 << 20  # Triton's own limit on elements of a tile
 MAX_PERMUTED = 6  # axes up to which every order of tile dimensions is tried
 WIDE_ROWS = 64  # rows of Hopper's matrix instructions (wgmma); fewer rows take older and slower ones
+L2_BYTES = 40 << 20  # that blocks of any order find in the last-level cache
 GROUP = 8  # blocks along the fastest grid axis that share the operands of the next one while they are in L2
 
 BYTES: Mapping[str, int] = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i32": 4, "i8": 1, "u8": 1, "bool": 1}
@@ -252,9 +253,21 @@ class Tiling:
     def programs(self) -> tuple[tuple[Axis, int], ...]:
         """Grid axes with their number of blocks, fastest first: blocks that share the most bytes are neighbours."""
         count = {a: self._blocks(a) for a in self.kernel.grid}
+        last = self.kernel.span.axis if self.kernel.span is not None and self.by_length else None
         return tuple(
-            sorted(count.items(), key=lambda item: (-self.shared_bytes(item[0]), self.kernel.grid.index(item[0])))
+            sorted(
+                count.items(),
+                key=lambda item: (item[0] == last, -self.shared_bytes(item[0]), self.kernel.grid.index(item[0])),
+            )
         )
+
+    @cached_property
+    def by_length(self) -> bool:
+        """Do blocks with long loops come before all with shorter ones? Where what the loops read stays in L2."""
+        loads = {load.tensor: load.axes for load in self.kernel.loads if self.kernel.loop in load.axes}
+        tensors = self.graph.tensors
+        read = sum(BYTES[tensors[t].dtype] * prod(self.axes[a].full for a in axes) for t, axes in loads.items())
+        return self.kernel.span is not None and read <= L2_BYTES
 
     def _blocks(self, axis: Axis) -> int:
         return self.axes[axis].full if is_part(axis) else self.axes[axis].count

@@ -131,8 +131,15 @@ class Values(Frame):
                 op = self.ops[name]
                 if op.op in ACCUMULATORS or (self.graph.stages[name].body and len(self.env.maps) == 1):
                     raise LoweringError(f"{op}: is needed outside of the loop that makes it")
-                self.env[key] = RULES.get(op.op, Values.pointwise)(self, op)
+                same = self.unmasked(name)
+                self.env[key] = self.value(same) if same != name else RULES.get(op.op, Values.pointwise)(self, op)
         return self.env[key]
+
+    def unmasked(self, name: str) -> str:
+        """What a value is where the predicates hold that mask it."""
+        op = self.ops.get(name)
+        is_held = op is not None and op.op in ("mask", "where") and op.args[0] in self.holding
+        return self.unmasked(op.args[1]) if op is not None and is_held else name
 
     def loaded(self, load: Load) -> Value:
         raw = self.raw(load, "tile")
@@ -335,10 +342,12 @@ class Values(Frame):
         text = self.maximum(op, x)
         if factor != UNIT:
             text = f"{text} * {self.literal(factor)}"
+        source = self.ops.get(self.unmasked(op.args[0]))
         settled = (
             unit == OCTAVE
-            and self.graph.span is None
-            and self.ops[op.args[0]].op == "dot"
+            and (self.graph.span is None or bool(self.holding))
+            and source is not None
+            and source.op == "dot"
             and not any(self.axes[a].short_part for a in reduced(op) if a in self.axes)
         )
         return self.carried(op, text, unit, settled)

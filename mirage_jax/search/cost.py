@@ -84,14 +84,14 @@ class Read:
 @dataclass(frozen=True)
 class Work:
     """One operator: the axes it is evaluated over, FLOPs per point in all loops that make it, and whether in a loop's
-    body. `product`: its row, column and depth axes.
+    body. `product`: the axes of rows, of columns and of the depth of a matrix product.
     """
 
     axes: Axes
     result: Axes
     flops: float
     in_body: bool
-    product: Axes = ()
+    product: tuple[Axes, ...] = ()
     narrow: bool = False  # 16-bit operands
 
 
@@ -150,11 +150,13 @@ def _passes[N](ends: Iterable[tuple[int, Iterable[N]]], below: Callable[[N], Ite
     return Counter(n for seen in loops.values() for n in seen)
 
 
-def _product(op: str, sides: Sequence[set[Axis]], gone: Axes) -> Axes:
-    """Row, column and depth axes of a matrix product (free rows on one side, free columns on the other), or none."""
+def _product(op: str, sides: Sequence[set[Axis]], gone: Axes) -> tuple[Axes, ...]:
+    """Axes of rows, of columns and of the depth of a matrix product (free rows on one side, free columns on the
+    other), or none. Rows may be of several axes: queries and heads that share keys.
+    """
     if op != "dot" or not sides[0] - sides[1] or not sides[1] - sides[0]:
         return ()
-    return (*sorted(sides[0] ^ sides[1]), *gone)
+    return tuple(sorted(sides[0] - sides[1])), tuple(sorted(sides[1] - sides[0])), gone
 
 
 # ---------------------------------------------------------------------- formulas
@@ -200,8 +202,9 @@ def terms(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], N
     def held(axes: Iterable[Axis]) -> Number:
         return math.prod(math_.minimum(tile(a), extent(a)) if a in divided else extent(a) for a in axes)
 
-    def padded(axes: Iterable[Axis], product_axes: Axes) -> Number:
-        return math.prod(math_.maximum(held((a,)), SMALLEST_PRODUCT) if a in product_axes else held((a,)) for a in axes)
+    def padded(axes: Iterable[Axis], sides: Sequence[Axes]) -> Number:
+        batch = held(a for a in axes if not any(a in side for side in sides))
+        return batch * math.prod(math_.maximum(held(side), SMALLEST_PRODUCT) for side in sides)
 
     blocks = math.prod(math_.ceil(extent(a), tile(a)) for a in o.grid)
     steps = math_.ceil(extent(o.loop), tile(o.loop)) if o.loop else 1
@@ -293,6 +296,17 @@ def kernel_estimate(
     tile = dict(sizes.tiles)
     t = terms(outline(kernel, graph), extents_inside(kernel, graph, parts), lambda a: tile.get(a, 1))
     return float(seconds(t, device, Arrays, sizes.num_warps, sizes.num_stages))
+
+
+def fused_estimate(reference: KernelGraph, device: Device) -> float:
+    """Seconds of a program of library operators as XLA runs it: products and reductions are kernels, and what is
+    pointwise is fused into them or, for results, into kernels of its own.
+    """
+    return sum(
+        max(library_estimate(k, reference, device), device.shortest)
+        for k in reference.kernels
+        if isinstance(k, Library) and (not operator(k.op.op).pointwise or k.name in reference.outputs)
+    )
 
 
 def library_estimate(kernel: Library, graph: KernelGraph, device: Device) -> float:

@@ -25,6 +25,7 @@ ones. Integer and boolean outputs must equal XLA's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -213,7 +214,8 @@ class InputClasses(Mapping[str, list[Array]]):
 
     def __getitem__(self, name: str) -> list[Array]:
         rng = np.random.default_rng([self.seed, *name.encode()])
-        out = [_draw(self.makers[name], rng, shape, dtype, i) for i, (shape, dtype) in enumerate(self.specs)]
+        draw = _draw if name in LOGITS else _repeated
+        out = [draw(self.makers[name], rng, shape, dtype, i) for i, (shape, dtype) in enumerate(self.specs)]
         if name in SPOILED:
             _spoil(out, rng, SPOILED[name])
         return out
@@ -233,6 +235,7 @@ def input_classes(specs: Sequence[Spec], seed: int, near: Sequence[float] = ()) 
 
 
 type Maker = Callable[[np.random.Generator, tuple[int, ...], int], Array]
+LARGE, ROWS = 1 << 23, 251  # elements of an array that takes long to draw, and how many of its rows are drawn then
 
 
 def _draw(make: Maker, rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, position: int) -> Array:
@@ -242,6 +245,14 @@ def _draw(make: Maker, rng: np.random.Generator, shape: tuple[int, ...], dtype: 
         return random_integers(rng, shape, dtype)
     most = float(ml_dtypes.finfo(dtype).max)
     return np.asarray(np.clip(make(rng, shape, position), -most, most), dtype)  # an array also where the shape is ()
+
+
+def _repeated(make: Maker, rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, position: int) -> Array:
+    """The same; of a large array some rows, again and again. Their number is a prime, so that no tile is another."""
+    if len(shape) < 2 or shape[0] <= ROWS or math.prod(shape) <= LARGE:
+        return _draw(make, rng, shape, dtype, position)
+    rows = _draw(make, rng, (ROWS, *shape[1:]), dtype, position)
+    return rows[np.arange(shape[0]) % ROWS]
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...], position: int) -> Array:

@@ -1,0 +1,24 @@
+"""Random inputs to time programs on, made where they are needed: a set of weights is large."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+type Types = tuple[jax.ShapeDtypeStruct, ...]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def one_set(types: Types, key: jax.Array) -> tuple[jax.Array, ...]:
+    """Normal numbers, masks that are mostly true, integers that are 0, on the default device."""
+    return tuple(_random(k, t) for k, t in zip(jax.random.split(key, len(types)), types, strict=True))
+
+
+def _random(key: jax.Array, t: jax.ShapeDtypeStruct) -> jax.Array:
+    if t.dtype == bool:
+        return jax.random.bernoulli(key, 0.9, t.shape)
+    if jnp.issubdtype(t.dtype, jnp.floating):
+        return jax.random.normal(key, t.shape, jnp.float32).astype(t.dtype)
+    return jnp.zeros(t.shape, t.dtype)
