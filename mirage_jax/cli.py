@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,8 @@ def _check_count(function: Callable[..., object], arguments: Sequence[object]) -
 def _options(args: argparse.Namespace) -> dict[str, object]:
     """The options of `optimize` that were given on the command line."""
     given = {n: getattr(args, n) for n in ("on_miss", "budget", "backend", "cache_dir", "strict", "devices")}
+    if args.workers is not None:
+        given["budget"] = replace(Budget.parse(args.budget), workers=args.workers)
     return {name: value for name, value in given.items() if value is not None}
 
 
@@ -299,6 +302,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     optimizing = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     optimizing.add_argument("--budget", help="time for one search: 30s, 2m, ...")
+    optimizing.add_argument("--workers", type=int, metavar="N", help="processes for a search (default: 1)")
     optimizing.add_argument("--on-miss", choices=ON_MISS, help="what to do where no winner is stored")
     optimizing.add_argument("--backend", choices=BACKENDS)
     optimizing.add_argument("--cache-dir", help="where winners are stored")

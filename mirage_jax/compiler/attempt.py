@@ -62,7 +62,7 @@ BRINK = 13  # inputs of size one times 2**13 are still float16 numbers
 BEYOND = 3  # powers of two beyond the last at which XLA gives only finite numbers
 NEAREST, FARTHEST, MOST_NEAR = 2.0**-4, 2.0**10, 3  # constants of a program near which inputs are tried, and how many
 PROMISING = 0.97  # other algebra is measured if the model puts it below this fraction of the program's own
-SLOWER = 1.5  # kernels are measured up to this multiple of the model's estimate of XLA, which it knows but roughly
+SLOWER = 1.3  # kernels are measured up to this multiple of the model's estimate of XLA, which it knows but roughly
 
 
 def space_for(region: Region) -> Space:
