@@ -196,8 +196,8 @@ class _Partitioner:
 
     @cached_property
     def turned(self) -> dict[int, int]:
-        """Transposes of products, and views below them, by the product: it is as well written in their order, and
-        what reads it elsewhere has fewer axes then.
+        """Transposes of products that nothing else reads, and views between, by the product: it is as well written in
+        their order, and what reads it elsewhere has fewer axes then.
         """
         found: dict[int, int] = {}
         for n, eqn in enumerate(self.eqns):
@@ -205,6 +205,8 @@ class _Partitioner:
                 continue
             chain = [n]
             while (above := self.made.get(self.eqns[chain[-1]].reads[0])) is not None and above not in self.reasons:
+                if len(self.readers[self.eqns[chain[-1]].reads[0]]) > 1:
+                    break
                 if self.eqns[above].primitive == "dot_general":
                     found |= dict.fromkeys(chain, above)
                     break

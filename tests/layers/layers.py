@@ -215,7 +215,7 @@ LAYERS: dict[str, Layer] = {
     "rms norm": Layer(lambda x, g, w: rms_norm(x, g) @ w, (HALF_X, GAIN, W.astype("bfloat16"))),
     "layer norm": Layer(lambda x, g, b, w: layer_norm(x, g, b) @ w, (X, GAIN, BIAS, W), gradients=2),
     "layer norm alone": Layer(layer_norm, (X, GAIN, BIAS), gradients=4),
-    "standardize": Layer(lambda x, w: jax.nn.standardize(x) @ w, (X, W), gradients=3),
+    "standardize": Layer(lambda x, w: jax.nn.standardize(x) @ w, (X, W), gradients=2),
     "swiglu": Layer(gated(jax.nn.silu), (X, W, V, BACK)),
     "geglu": Layer(gated(jax.nn.gelu), (X, W, V, BACK)),
     "exact geglu": Layer(
