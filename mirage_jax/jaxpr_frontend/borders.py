@@ -83,7 +83,9 @@ class Borders:
         self.members = set(members)
         self.made = {v: n for n in self.members for v in self.eqns[n].outputs}
         self.products = {n: Product.of(e) for n in self.members if (e := self.eqns[n]).primitive == "dot_general"}
-        self._last: dict[tuple[int, bool], int] = {}
+        self._last: dict[int, int] = {}
+        self._scaled: dict[int, int] = {}
+        self._find_last()
 
     @cached_property
     def pairs(self) -> list[tuple[int, int, int]]:
@@ -120,20 +122,19 @@ class Borders:
         """The last product that a value is made of, with no other in between; -1 for none. scaled: only by views
         and factors.
         """
-        key = (value, scaled)
-        if key not in self._last:
-            for v in self._below(value, scaled):
-                n = self.made.get(v)
-                if n is None:
-                    found = -1
-                elif n in self.products:
-                    found = n
-                elif scaled and not self._scales(n):
-                    found = -1
-                else:
-                    found = max((self._last[u, scaled] for u in self.eqns[n].reads), default=-1)
-                self._last[v, scaled] = found
-        return self._last[key]
+        return (self._scaled if scaled else self._last).get(value, -1)
+
+    def _find_last(self) -> None:
+        for n in sorted(self.members):
+            eqn = self.eqns[n]
+            if n in self.products:
+                found = scaled = n
+            else:
+                found = max([self._last.get(v, -1) for v in eqn.reads], default=-1)
+                scaled = max([self._scaled.get(v, -1) for v in eqn.reads], default=-1)
+                scaled = scaled if scaled >= 0 and self._scales(n) else -1
+            for v in eqn.outputs:
+                self._last[v], self._scaled[v] = found, scaled
 
     def _scales(self, n: int) -> bool:
         """Whether an equation is a view, or multiplies by what is the same all along some axis."""
@@ -142,19 +143,6 @@ class Borders:
             return eqn.primitive in SCALES
         size = eqn.out_avals[0].size
         return any(not isinstance(a, int) or self.avals[self._source(a)].size < size for a in eqn.inputs)
-
-    def _below(self, value: int, scaled: bool) -> Iterator[int]:
-        """Values that one is made of, not known yet, operands first, down to products; then the value itself."""
-        todo = [(value, False)]
-        while todo:
-            v, ready = todo.pop()
-            if ready:
-                yield v
-            elif (v, scaled) not in self._last:
-                todo.append((v, True))
-                n = self.made.get(v)
-                if n is not None and n not in self.products:
-                    todo += [(u, False) for u in self.eqns[n].reads]
 
     def _apart(self, first: int, then: int, operand: int) -> bool:
         p, q = self.products[first], self.products[then]
