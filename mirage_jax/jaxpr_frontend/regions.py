@@ -271,6 +271,9 @@ class _Partitioner:
         borders = Borders(self.program, members, self.readers)
         at_operands = {(maker, then) for _, maker, then in borders.pairs if borders.at_operand(then)}
         apart = {(first, then) for first, _, then in borders.pairs}
+        for n in {n for _, maker, _ in borders.pairs for n in self._put_together(maker)}:
+            self.reasons[n] = Code.LAYOUT, "what a product reads is put together: a border"
+        members = [n for n in members if n not in self.reasons]
         pieces: list[tuple[int, ...]] = []
         for cluster in convex_clusters(self.dependencies, members, lambda n: self.eqns[n].scope, at_operands):
             inside = set(cluster)
@@ -282,6 +285,13 @@ class _Partitioner:
         pieces = [p for p in pieces if any(self.eqns[n].primitive in rules.HEAVY for n in p)]
         self.idle = {n for p in pieces if not borders.pays(p, self._read_elsewhere(p)) for n in p}
         return [p for p in pieces if p[0] not in self.idle]
+
+    def _put_together(self, n: int) -> Iterator[int]:
+        """The concatenation that an equation is, or shows."""
+        while self._is_view(n) and (above := self.made.get(self.eqns[n].reads[0])) is not None:
+            n = above
+        if self.eqns[n].primitive in rules.PARTS and self.eqns[n].primitive != "slice":
+            yield n
 
     def _read_elsewhere(self, piece: Sequence[int]) -> set[int]:
         """Values of a piece that something outside of it reads."""
