@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jaxpr_frontend.replacing import Replacing, analysis, assert_close, optimized, oracle, random
 
@@ -339,12 +339,15 @@ def test_random_programs(data: st.DataObject, steps: int) -> None:
 def test_gradients_of_random_programs(data: st.DataObject, steps: int) -> None:
     choose = Choices(data)
 
+    def walks(x, w):
+        return walk(x, choose, steps), walk(x @ w, choose, steps)
+
     def fn(x, w):
-        y = walk(x, choose, steps)
-        return jnp.sum(jnp.sin(y)) + jnp.sum(jnp.cos(walk(x @ w, choose, steps)))
+        y, z = walks(x, w)
+        return jnp.sum(jnp.sin(y)) + jnp.sum(jnp.cos(z))
 
     x, w = random(4, 6, scale=1.0), random(6, 6, seed=3)
-    fn(x, w)
+    assume(max(float(jnp.abs(y).max()) for y in walks(x, w)) < 1e3)  # in float32, sines of large numbers are noise
     have, want = optimized(jax.grad(fn, (0, 1)))(x, w), jax.grad(fn, (0, 1))(x, w)
     assert_close(have, want, 1e-3)
     assert np.isfinite(np.asarray(want[0])).all()
