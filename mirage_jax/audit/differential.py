@@ -125,11 +125,12 @@ class Unmeasured(Compiler):
     def trials(self, attempt: Attempt) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def compare(self, attempt: Attempt, finalists: Sequence[Candidate], directory: Path) -> Comparison:
+    def compare(self, attempt: Attempt, finalists: Sequence[Candidate], directory: Path, halves: int = 1) -> Comparison:
         counts, same = self.outcome.counts, timing.Timing((1.0,) * 6)
-        for c in finalists:
+        for c in finalists if halves == 1 else ():
             self.outcome.problems += check_candidate(attempt.reference, c, self.setting, counts)
-        running = [c for c in finalists if _has_text(c, counts)]
+        sized = [replace(c, schedule=tuning.with_halves(c.schedule, halves)) for c in finalists]
+        running = [c for c in sized if _has_text(c, counts)]
         if not running:
             return Comparison(same, (), None)
         turn = self.setting.seed % len(running)  # not always the model's favourite

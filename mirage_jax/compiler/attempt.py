@@ -31,7 +31,7 @@ from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.footprint import Footprint, footprint
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.search import structures
-from mirage_jax.search.cost import estimate, fused_estimate
+from mirage_jax.search.cost import bound_by_products, estimate, fused_estimate
 from mirage_jax.search.devices import Device, device_for
 from mirage_jax.search.driver import search
 from mirage_jax.search.frontier import Space
@@ -62,7 +62,8 @@ BRINK = 13  # inputs of size one times 2**13 are still float16 numbers
 BEYOND = 3  # powers of two beyond the last at which XLA gives only finite numbers
 NEAREST, FARTHEST, MOST_NEAR = 2.0**-4, 2.0**10, 3  # constants of a program near which inputs are tried, and how many
 PROMISING = 0.97  # other algebra is measured if the model puts it below this fraction of the program's own
-SLOWER = 1.3  # kernels are measured up to this multiple of the model's estimate of XLA, which it knows but roughly
+SLOWER = 1.5  # kernels are measured up to this multiple of the model's estimate of XLA, which it knows but roughly,
+NO_SLOWER = 1.0  # but well where the time goes into products of libraries
 
 
 def space_for(region: Region) -> Space:
@@ -148,12 +149,18 @@ class Attempt(Subject):
         self.tried["found"] = len(found)
         return found, text
 
+    @cached_property
+    def slowest(self) -> float:
+        """Seconds, by the model, up to which kernels are measured."""
+        most = NO_SLOWER if bound_by_products(self.reference, self.description) else SLOWER
+        return most * fused_estimate(self.reference, self.description)
+
     def promising(self, c: Candidate) -> bool:
         """Is a candidate worth measuring? Library operators must do clearly less than the program as it stands, kernels
         must not be far slower than XLA's.
         """
         if c.family == "kernels":
-            promising = c.seconds <= SLOWER * fused_estimate(self.reference, self.description)
+            promising = c.seconds <= self.slowest
             self.tried["far slower than XLA by the model"] += not promising
             return promising
 

@@ -119,11 +119,13 @@ class Compiler:
 
         return trials(attempt.devices)
 
-    def compare(self, attempt: Attempt, finalists: Sequence[Candidate], directory: Path) -> tuning.Comparison:
+    def compare(
+        self, attempt: Attempt, finalists: Sequence[Candidate], directory: Path, halves: int = 1
+    ) -> tuning.Comparison:
         """Which candidates are faster than XLA."""
         from mirage_jax.compiler import tuning
 
-        return tuning.compare(attempt, finalists, directory)
+        return tuning.compare(attempt, finalists, directory, halves)
 
     def _decide(self, region: Region, platform: str, on_miss: str) -> Decision:
         try:
@@ -196,22 +198,40 @@ class Compiler:
             return replace(decision, why="the model's first choice, not measured (on_miss='heuristic')")
 
     def _measure(self, attempt: Attempt, key: CacheKey, base: Decision, finalists: Sequence[Candidate]) -> Decision:
-        found = self.compare(attempt, finalists, self.cache.kernel_path(key).parent)
-        if found.xla is None:
+        """Take the fastest that is right. Where the float gate refused all that were, those that round what their
+        products read are measured again with more precise products.
+        """
+        from mirage_jax.compiler import tuning
+
+        directory = self.cache.kernel_path(key).parent
+        decision = self._fastest(attempt, base, finalists, directory)
+        if decision is not None and decision.winner is None and attempt.tried["refused by the float gate"]:
+            rounding = [c for c in finalists if tuning.rounds(c)]
+            log.info("%d candidates round too much: once more with more precise products", len(rounding))
+            if rounding:
+                decision = self._fastest(attempt, base, rounding, directory, halves=2)
+        if decision is None:
             return replace(base, why="XLA's own code for this region cannot be timed alone")
-        base = replace(base, measured=tuple(attempt.measured))
-        base = replace(
-            base, timings={"xla": found.xla.seconds} | ({"best candidate": found.best[0].seconds} if found.best else {})
-        )
+        return self._keep(key, decision)
+
+    def _fastest(
+        self, attempt: Attempt, base: Decision, finalists: Sequence[Candidate], directory: Path, halves: int = 1
+    ) -> Decision | None:
+        """The decision that measurements lead to; None if XLA cannot be measured."""
+        found = self.compare(attempt, finalists, directory, halves)
+        if found.xla is None:
+            return None
+        times = {"xla": found.xla.seconds} | ({"best candidate": found.best[0].seconds} if found.best else {})
+        base = replace(base, measured=tuple(attempt.measured), timings=times)
         if not found.faster:
             top = f"the best candidate is {found.best[1]}" if found.best else "no candidate could be compiled"
-            return self._keep(key, replace(base, why=f"XLA is as fast: {top}"))
+            return replace(base, why=f"XLA is as fast: {top}")
         decision = self._accepted(attempt, base, (w for w, _, _ in found.faster))
         for winner, seconds, ratio in found.faster:
             if winner is decision.winner:
                 times = {"xla": found.xla.seconds, "mirage": seconds.seconds}
                 decision = replace(decision, why=f"{ratio} over XLA", timings=times)
-        return self._keep(key, decision)
+        return decision
 
     def _accepted(self, attempt: Attempt, base: Decision, winners: Iterable[Winner]) -> Decision:
         """The first of the winners that gets a certificate and passes the exact check and the float gate."""

@@ -18,6 +18,8 @@ from pathlib import Path
 from mirage_jax import timing
 from mirage_jax.compiler.attempt import Attempt
 from mirage_jax.compiler.winner import Winner
+from mirage_jax.errors import LoweringError, UnsupportedError
+from mirage_jax.lower import launch
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Library, Schedule, is_part
 from mirage_jax.search.cost import estimate
 from mirage_jax.search.devices import Device
@@ -46,9 +48,9 @@ class Comparison:
     best: tuple[timing.Timing, timing.Ratio] | None
 
 
-def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path) -> Comparison:
-    """Screen all variants of the finalists, then time the best few against XLA."""
-    tiles = [(c, s) for i, c in enumerate(finalists) for s in tile_variants(c, TILES[i])]
+def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path, halves: int = 1) -> Comparison:
+    """Screen all variants of the finalists, then time the best few against XLA. `halves`: of all kernels."""
+    tiles = [(c, with_halves(s, halves)) for i, c in enumerate(finalists) for s in tile_variants(c, TILES[i])]
     screen = Screen(attempt)
     best = screen([attempt.winner(c.graph, s, c.family, directory) for c, s in tiles])
     origins = screen.leaders(ORIGINS)
@@ -68,6 +70,23 @@ def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path) -
     rows = [(w, timed[str(i)], timing.ratio(xla, timed[str(i)])) for i, w in enumerate(best) if str(i) in timed]
     rows.sort(key=lambda row: -row[2].value)
     return Comparison(xla, tuple(row for row in rows if row[2].low >= MARGIN), rows[0][1:] if rows else None)
+
+
+def with_halves(schedule: Schedule, halves: int) -> Schedule:
+    """The schedule with products of so many halves (`KernelSchedule.halves`)."""
+    return replace(schedule, kernels=tuple(replace(k, halves=halves) for k in schedule.kernels))
+
+
+def rounds(c: Candidate) -> bool:
+    """Does a candidate round what its matrix products read, which more halves would make more precise?"""
+    if c.family != "kernels":
+        return False
+    schedules = (with_halves(c.schedule, n) for n in (1, 2))
+    try:
+        one, two = ([source and source.text for source in launch.sources(c.graph, s)] for s in schedules)
+    except (LoweringError, UnsupportedError):
+        return False
+    return one != two
 
 
 @dataclass

@@ -314,7 +314,7 @@ class Loops(Products):
         if how == "dot" and x is not None:
             product = self.tiling.product(x)
             assert product is not None
-            self.w.line(f"{name} = tl.dot({self.operands(x, product)}, {kept}{self.precision(x)})")
+            self.w.line(f"{name} = {self.multiplied(x, product, kept)}")
             return
         if how == "tile" and x is not None:
             if x.op == "dot":

@@ -1,7 +1,9 @@
 """Sums and products: reductions of tiles, and matrix products on tensor cores.
 
-Operands of a matrix product are 16-bit if one of them comes from a 16-bit tensor, else f32; sums are always f32. A
-vector becomes a matrix whose other rows are zero (`tiling.SINGLE`): still much faster than a sum of products.
+Operands of a matrix product are 16-bit if one of them comes from a 16-bit tensor, else f32; sums are always f32. With
+``halves = 2`` a computed operand is two 16-bit numbers, its rounding and that of what remains: a product for each,
+together about as accurate as one of f32 (Markidis et al., 2018, section 5). A vector becomes a matrix whose other rows
+are zero (`tiling.SINGLE`): still much faster than a sum of products.
 """
 
 from __future__ import annotations
@@ -50,8 +52,7 @@ class Products(Values):
     def dot(self, op: Op) -> Value:
         product = self.tiling.product(op)
         if product:
-            text = f"tl.dot({self.operands(op, product)}{self.precision(op)})"
-            return self.single_row(Value(self.w.let("dot", text), product.dims))
+            return self.single_row(Value(self.w.let("dot", self.multiplied(op, product)), product.dims))
         x = self.products(op)
         return Value(
             self.w.let("dot", reduction("tl.sum", x, reduced(op))), self.tiling.dims(op.axes), self.kept(op, x)
@@ -77,8 +78,15 @@ class Products(Values):
         text = f"tl.sum(tl.where({mask}, {value.text}, 0.0), axis={value.dims.index(SINGLE)})"
         return Value(self.w.let("row", text), tuple(a for a in value.dims if a != SINGLE))
 
-    def operands(self, op: Op, product: Product) -> str:
-        """``a, b`` and options of tl.dot, in the orientation of the kernel's order."""
+    def multiplied(self, op: Op, product: Product, start: str = "") -> str:
+        """``tl.dot`` of the operands, in the orientation of the kernel's order, added to `start`."""
+        text = start
+        for pair in self.operands(op, product):
+            text = f"tl.dot({pair}{', ' if text else ''}{text}{self.precision(op)})"
+        return text
+
+    def operands(self, op: Op, product: Product) -> list[str]:
+        """``a, b`` of each tl.dot that the product takes, the smallest first."""
         dtype = self.operand_type(op)
         names = op.args[::-1] if product.swapped else op.args
         sides = ((product.row, *product.inner), (*product.inner, product.column))
@@ -87,11 +95,12 @@ class Products(Values):
             pads = [v.pads.get(a) for v in values]
             if not (0.0 in pads and all(p is not None and math.isfinite(p) for p in pads)):
                 values = [self.zeroed(v, (a,)) for v in values]
-        texts = [
-            self.oriented(self.cast(v, n, dtype), side, product.inner)
+        (a, a_rest), (b, b_rest) = (
+            [x and self.oriented(x, side, product.inner) for x in (self.cast(v, n, dtype), self.rest(v, n, dtype))]
             for v, n, side in zip(values, names, sides, strict=True)
-        ]
-        return ", ".join(texts)
+        )
+        pairs = ((a_rest, b), (a, b_rest), (a, b))
+        return [f"{x}, {y}" for x, y in pairs if x and y]
 
     def operand_type(self, op: Op) -> str:
         """16 bits if an operand is a tensor of that type, unless the other one is an input that 16 bits do not hold."""
@@ -121,6 +130,17 @@ class Products(Values):
         if key not in self.env:
             text = self.w.let("half", f"{value.text}.to({TRITON_TYPES[dtype]})")
             self.env[key] = Value(text, value.dims, value.pads)
+        return self.env[key]
+
+    def rest(self, value: Value, name: str, dtype: str) -> Value | None:
+        """What the cast of a computed operand leaves out, if that counts."""
+        half = self.cast(value, name, dtype)
+        if half is value or self.tiling.schedule.halves == 1:
+            return None
+        key = ("rest", value.text, dtype)
+        if key not in self.env:
+            text = f"({value.text} - {half.text}.to(tl.float32)).to({TRITON_TYPES[dtype]})"
+            self.env[key] = Value(self.w.let("rest", text), value.dims, value.pads)
         return self.env[key]
 
     def oriented(self, value: Value, side: tuple[Axis, ...], inner: tuple[Axis, ...]) -> str:

@@ -332,11 +332,15 @@ class KernelSchedule:
     """Sizes for one kernel: elements per tile of each grid axis and of the loop axis, and launch parameters.
 
     Axes that are neither grid nor loop lie whole inside the tile. Part axes ``k.g`` always have tile 1.
+
+    halves: how many 16-bit numbers stand for a computed value of 32 bits that a matrix product reads beside a 16-bit
+    tensor: 1, its rounding, or 2, also the rounding of what remains.
     """
 
     tiles: tuple[tuple[Axis, int], ...] = ()
     num_warps: int = 4
     num_stages: int = 2
+    halves: int = 1
 
     def tile(self, axis: Axis) -> int:
         for a, t in self.tiles:

@@ -15,7 +15,8 @@ def schedule_to_json(s: Schedule) -> Any:
 
 
 def kernel_to_json(k: KernelSchedule) -> Any:
-    return {"tiles": [list(t) for t in k.tiles], "num_warps": k.num_warps, "num_stages": k.num_stages}
+    tiles = [list(t) for t in k.tiles]
+    return {"tiles": tiles, "num_warps": k.num_warps, "num_stages": k.num_stages, "halves": k.halves}
 
 
 def schedule_from_json(value: Any) -> Schedule:
@@ -27,7 +28,10 @@ def schedule_from_json(value: Any) -> Schedule:
 
 
 def kernel_from_json(value: Any) -> KernelSchedule:
-    return KernelSchedule(_pairs(value["tiles"]), int(value["num_warps"]), int(value["num_stages"]))
+    halves = int(value["halves"])
+    if halves not in (1, 2):
+        raise ValueError(f"{halves} halves")
+    return KernelSchedule(_pairs(value["tiles"]), int(value["num_warps"]), int(value["num_stages"]), halves)
 
 
 def _pairs(x: Any) -> tuple[tuple[Axis, int], ...]:

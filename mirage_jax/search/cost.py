@@ -51,6 +51,7 @@ from mirage_jax.search.spans import span_of
 
 GRID_TILES = (1, 16, 32, 64, 128, 256)
 LOOP_TILES = (16, 32, 64, 128, 256)
+MUCH = 0.35  # of a program's time
 LARGEST_TILE = 32768  # elements of one value: 128 f32 registers for each of 256 threads
 SMALLEST_PRODUCT = 16  # rows, columns and depth of a matrix product are padded to this
 STEP_LATENCY = 0.8e-6  # seconds of a loop step that waits for memory
@@ -309,17 +310,34 @@ def fused_estimate(reference: KernelGraph, device: Device) -> float:
     )
 
 
+def bound_by_products(reference: KernelGraph, device: Device) -> bool:
+    """Does XLA spend much of the program's time in matrix products that keep its units busy?"""
+    busy = sum(
+        estimate
+        for k in reference.kernels
+        if isinstance(k, Library) and k.op.op == "dot"
+        for estimate in [library_estimate(k, reference, device)]
+        if _arithmetic(k, reference, device) >= estimate - device.launch
+    )
+    return busy >= MUCH * fused_estimate(reference, device)
+
+
 def library_estimate(kernel: Library, graph: KernelGraph, device: Device) -> float:
     record = operator(kernel.op.op)
+    work = _arithmetic(kernel, graph, device)
+    read = [] if record.pointwise else [graph.tensors[x.tensor] for x in kernel.loads]
+    moved = sum(math.prod(map(graph.extent, t.axes)) * BYTES[t.dtype] for t in (*read, kernel.result))
+    return max(work, moved / device.bandwidth) + (0.0 if record.pointwise else device.launch)
+
+
+def _arithmetic(kernel: Library, graph: KernelGraph, device: Device) -> float:
+    """Seconds of the arithmetic of an operator."""
     ((_, space),) = iteration_spaces(kernel)
     sides = [set(x.axes) for x in kernel.loads]
     is_product = bool(_product(kernel.op.op, sides, ()))
     narrow = any(BYTES[graph.tensors[x.tensor].dtype] <= 2 for x in kernel.loads)
     peak = device.vector_flops if not is_product else device.matrix_flops if narrow else device.matrix_flops_f32
-    work = record.flops * math.prod(map(graph.extent, space)) / peak
-    read = [] if record.pointwise else [graph.tensors[x.tensor] for x in kernel.loads]
-    moved = sum(math.prod(map(graph.extent, t.axes)) * BYTES[t.dtype] for t in (*read, kernel.result))
-    return max(work, moved / device.bandwidth) + (0.0 if record.pointwise else device.launch)
+    return operator(kernel.op.op).flops * math.prod(map(graph.extent, space)) / peak
 
 
 # ---------------------------------------------------------------------- tilings
