@@ -1,20 +1,27 @@
-"""The climb from the model's sizes to better ones, on a device whose times are made up."""
+"""The climb from the model's sizes to better ones, and to products that round less, on a device with made-up times."""
 
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import pytest
 from lower.programs import PROGRAMS
 
 from mirage_jax import timing
-from mirage_jax.compiler import tuning
+from mirage_jax.cache import CacheKey
+from mirage_jax.compiler import Compiler, tuning
 from mirage_jax.compiler.attempt import Attempt
 from mirage_jax.compiler.trials import Failure
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options
 from mirage_jax.mugraph.graph import Schedule
 from mirage_jax.mugraph.schedule_json import schedule_from_json
+from mirage_jax.report import Decision
 from mirage_jax.search.devices import DEVICES
+from mirage_jax.search.structures import Candidate
 
 PROGRAM = PROGRAMS["rmsnorm"]("f16", i=64, k=1024, j=512)
 WINNER = Winner(PROGRAM.graph, PROGRAM.schedule, (), (), "kernels", "cuda")
@@ -63,3 +70,34 @@ def test_the_climb_finds_the_best_sizes() -> None:
     assert (kernel.num_warps, kernel.num_stages) == (8, 4)
     assert len(set(tried)) == len(tried)  # nothing is timed twice
     assert len(best) == tuning.KEPT and screen.leaders(5) == best[:1]  # one muGraph
+
+
+@pytest.mark.parametrize("rounding", [True, False])
+def test_where_the_gate_refuses_rounding_products_are_more_precise(rounding: bool, tmp_path: Path) -> None:
+    """Candidates that round what their products read are measured again; others would be the same again."""
+    program = PROGRAMS["attention" if rounding else "rmsnorm"]("f16")
+    candidate = Candidate(program.graph, program.schedule, 1.0, "kernels")
+    timed: list[int] = []
+
+    class Refusing(Compiler):
+        def compare(self, attempt: Any, finalists: Any, directory: Path, halves: int = 1) -> tuning.Comparison:
+            timed.append(halves)
+            same = timing.Timing((1.0,))
+            winner = replace(WINNER, schedule=tuning.with_halves(program.schedule, halves))
+            return tuning.Comparison(same, ((winner, same, timing.ratio(same, same)),), None)
+
+        def _accepted(self, attempt: Any, base: Any, winners: Any) -> Any:
+            (winner,) = winners
+            if winner.schedule.kernels[0].halves == 2:
+                return replace(base, winner=winner)
+            attempt.tried["refused by the float gate"] += 1
+            return base
+
+        def _keep(self, key: Any, d: Any) -> Any:
+            return d
+
+    compiler = Refusing(Options(cache_dir=str(tmp_path)))
+    subject = SimpleNamespace(tried=Counter(), measured=[])
+    key = CacheKey.here(graph="", extents={}, backend="auto", policy="", device=jax.devices()[0])
+    decision = compiler._measure(subject, key, Decision(None, "", "search", "cuda"), [candidate])  # type: ignore[arg-type]
+    assert timed == ([1, 2] if rounding else [1]) and (decision.winner is not None) == rounding

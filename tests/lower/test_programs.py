@@ -7,7 +7,18 @@ from fractions import Fraction as Q
 
 import numpy as np
 import pytest
-from lower.programs import PROGRAMS, RAGGED, Program, attention, rmsnorm, split_attention
+from lower.programs import (
+    PROGRAMS,
+    RAGGED,
+    Block,
+    Program,
+    attention,
+    graph,
+    rmsnorm,
+    schedule,
+    split_attention,
+    tensor,
+)
 
 from mirage_jax.mugraph.graph import Schedule
 
@@ -17,6 +28,7 @@ from mirage_jax.lower.aot import compile_for  # noqa: E402
 from mirage_jax.lower.launch import sources  # noqa: E402
 from mirage_jax.lower.triton_interpreter import interpret  # noqa: E402
 from mirage_jax.lower.triton_source import DEFAULT, Options  # noqa: E402
+from mirage_jax.lower.twin import exact_check  # noqa: E402
 
 TOLERANCE = {"f16": 2e-3, "bf16": 8e-3, "f32": 2e-6}  # of the largest output
 
@@ -143,3 +155,29 @@ def test_interpretation_leaves_the_compiler_intact() -> None:
     before = compile_for(source, 90)
     assert error(program) < TOLERANCE["f16"]
     assert compile_for(source, 90) == before
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_halves(dtype: str) -> None:
+    """A computed operand as two numbers of 16 bits is worth one of f32; the sum of two as one rounding is not."""
+    b = Block("sums", "i j", "k")
+    x, y, w = b.load("X", "i k"), b.load("Y", "i k"), b.load("W", "k j")
+    b.store(tensor("Z", "i j", "f32"), b.acc(b.dot(b.add(x, y), w, axes="k")))
+    inputs = [tensor("X", "i k", "f32"), tensor("Y", "i k", "f32"), tensor("W", "k j", dtype)]
+    g = graph(inputs, [b], "Z", {"i": 16, "j": 16, "k": 64})
+    errors = []
+    for halves in (1, 2):
+        (sizes,) = schedule({"i": 16, "j": 16, "k": 32}).kernels
+        sized = Schedule((replace(sizes, halves=halves),))
+        assert exact_check(g, sized) == ""
+        errors.append(error(Program(g, sized, lambda x, y, w: (x + y) @ w)))
+    one, two = errors
+    assert one > 1e-4 and two < one / 60
+
+
+def test_nothing_is_rounded_twice_that_is_no_product() -> None:
+    """Halves are for computed operands: other texts are as they were."""
+    program = rmsnorm("f16")
+    (sizes,) = program.schedule.kernels
+    texts = [sources(program.graph, Schedule((replace(sizes, halves=n),)))[0] for n in (1, 2)]
+    assert texts[0] == texts[1]
