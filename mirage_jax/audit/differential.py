@@ -125,11 +125,13 @@ class Unmeasured(Compiler):
     def trials(self, attempt: Attempt) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def compare(self, attempt: Attempt, finalists: Sequence[Candidate], directory: Path, halves: int = 1) -> Comparison:
+    def compare(
+        self, attempt: Attempt, finalists: Sequence[Candidate], directory: Path, precise: bool = False
+    ) -> Comparison:
         counts, same = self.outcome.counts, timing.Timing((1.0,) * 6)
-        for c in finalists if halves == 1 else ():
+        for c in () if precise else finalists:
             self.outcome.problems += check_candidate(attempt.reference, c, self.setting, counts)
-        sized = [replace(c, schedule=tuning.with_halves(c.schedule, halves)) for c in finalists]
+        sized = [replace(c, schedule=tuning.as_precise(c.schedule, precise)) for c in finalists]
         running = [c for c in sized if _has_text(c, counts)]
         if not running:
             return Comparison(same, (), None)

@@ -120,12 +120,12 @@ class Compiler:
         return trials(attempt.devices)
 
     def compare(
-        self, attempt: Attempt, finalists: Sequence[Candidate], directory: Path, halves: int = 1
+        self, attempt: Attempt, finalists: Sequence[Candidate], directory: Path, precise: bool = False
     ) -> tuning.Comparison:
         """Which candidates are faster than XLA."""
         from mirage_jax.compiler import tuning
 
-        return tuning.compare(attempt, finalists, directory, halves)
+        return tuning.compare(attempt, finalists, directory, precise)
 
     def _decide(self, region: Region, platform: str, on_miss: str) -> Decision:
         try:
@@ -198,8 +198,8 @@ class Compiler:
             return replace(decision, why="the model's first choice, not measured (on_miss='heuristic')")
 
     def _measure(self, attempt: Attempt, key: CacheKey, base: Decision, finalists: Sequence[Candidate]) -> Decision:
-        """Take the fastest that is right. Where the float gate refused all that were, those that round what their
-        products read are measured again with more precise products.
+        """Take the fastest that is right. Where the float gate refused all that were, those that can round less do, and
+        are measured again.
         """
         from mirage_jax.compiler import tuning
 
@@ -207,18 +207,18 @@ class Compiler:
         decision = self._fastest(attempt, base, finalists, directory)
         if decision is not None and decision.winner is None and attempt.tried["refused by the float gate"]:
             rounding = [c for c in finalists if tuning.rounds(c)]
-            log.info("%d candidates round too much: once more with more precise products", len(rounding))
+            log.info("%d candidates can round less, and are measured again", len(rounding))
             if rounding:
-                decision = self._fastest(attempt, base, rounding, directory, halves=2)
+                decision = self._fastest(attempt, base, rounding, directory, precise=True)
         if decision is None:
             return replace(base, why="XLA's own code for this region cannot be timed alone")
         return self._keep(key, decision)
 
     def _fastest(
-        self, attempt: Attempt, base: Decision, finalists: Sequence[Candidate], directory: Path, halves: int = 1
+        self, attempt: Attempt, base: Decision, finalists: Sequence[Candidate], directory: Path, precise: bool = False
     ) -> Decision | None:
         """The decision that measurements lead to; None if XLA cannot be measured."""
-        found = self.compare(attempt, finalists, directory, halves)
+        found = self.compare(attempt, finalists, directory, precise)
         if found.xla is None:
             return None
         times = {"xla": found.xla.seconds} | ({"best candidate": found.best[0].seconds} if found.best else {})

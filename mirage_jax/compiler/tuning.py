@@ -48,9 +48,9 @@ class Comparison:
     best: tuple[timing.Timing, timing.Ratio] | None
 
 
-def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path, halves: int = 1) -> Comparison:
-    """Screen all variants of the finalists, then time the best few against XLA. `halves`: of all kernels."""
-    tiles = [(c, with_halves(s, halves)) for i, c in enumerate(finalists) for s in tile_variants(c, TILES[i])]
+def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path, precise: bool = False) -> Comparison:
+    """Screen all variants of the finalists, then time the best few against XLA. `precise`: all kernels."""
+    tiles = [(c, as_precise(s, precise)) for i, c in enumerate(finalists) for s in tile_variants(c, TILES[i])]
     screen = Screen(attempt)
     best = screen([attempt.winner(c.graph, s, c.family, directory) for c, s in tiles])
     origins = screen.leaders(ORIGINS)
@@ -72,16 +72,16 @@ def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path, h
     return Comparison(xla, tuple(row for row in rows if row[2].low >= MARGIN), rows[0][1:] if rows else None)
 
 
-def with_halves(schedule: Schedule, halves: int) -> Schedule:
-    """The schedule with products of so many halves (`KernelSchedule.halves`)."""
-    return replace(schedule, kernels=tuple(replace(k, halves=halves) for k in schedule.kernels))
+def as_precise(schedule: Schedule, precise: bool = True) -> Schedule:
+    """The schedule with all of its kernels precise, or none."""
+    return replace(schedule, kernels=tuple(replace(k, precise=precise) for k in schedule.kernels))
 
 
 def rounds(c: Candidate) -> bool:
-    """Does a candidate round what its matrix products read, which more halves would make more precise?"""
+    """Does a candidate round where it could be more precise?"""
     if c.family != "kernels":
         return False
-    schedules = (with_halves(c.schedule, n) for n in (1, 2))
+    schedules = (as_precise(c.schedule, precise) for precise in (False, True))
     try:
         one, two = ([source and source.text for source in launch.sources(c.graph, s)] for s in schedules)
     except (LoweringError, UnsupportedError):

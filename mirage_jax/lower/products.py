@@ -1,7 +1,7 @@
 """Sums and products: reductions of tiles, and matrix products on tensor cores.
 
-Operands of a matrix product are 16-bit if one of them comes from a 16-bit tensor, else f32; sums are always f32. With
-``halves = 2`` a computed operand is two 16-bit numbers, its rounding and that of what remains: a product for each,
+Operands of a matrix product are 16-bit if one of them comes from a 16-bit tensor, else f32; sums are always f32. In a
+precise schedule a computed operand is two 16-bit numbers, its rounding and that of what remains: a product for each,
 together about as accurate as one of f32 (Markidis et al., 2018, section 5). A vector becomes a matrix whose other rows
 are zero (`tiling.SINGLE`): still much faster than a sum of products.
 """
@@ -135,12 +135,14 @@ class Products(Values):
     def rest(self, value: Value, name: str, dtype: str) -> Value | None:
         """What the cast of a computed operand leaves out, if that counts."""
         half = self.cast(value, name, dtype)
-        if half is value or self.tiling.schedule.halves == 1:
+        if half is value or not self.tiling.schedule.precise:
             return None
         key = ("rest", value.text, dtype)
         if key not in self.env:
-            text = f"({value.text} - {half.text}.to(tl.float32)).to({TRITON_TYPES[dtype]})"
-            self.env[key] = Value(self.w.let("rest", text), value.dims, value.pads)
+            rest = self.w.let("rest", f"{value.text} - {half.text}.to(tl.float32)")
+            # What is infinite has no rest, or the sum of both products would be no number.
+            text = f"tl.where(tl.abs({rest}) < float('inf'), {rest}, 0.0).to({TRITON_TYPES[dtype]})"
+            self.env[key] = Value(self.w.let("half", text), value.dims, value.pads)
         return self.env[key]
 
     def oriented(self, value: Value, side: tuple[Axis, ...], inner: tuple[Axis, ...]) -> str:

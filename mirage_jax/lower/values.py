@@ -332,10 +332,11 @@ class Values(Frame):
         Others may be masked with huge numbers, for which that fma would not cancel: these stay in the unit of x.
         """
         x, scale = self.value(op.args[0]), number(op, "scale", 1)
+        precise = self.tiling.schedule.precise
         if scale.value <= 0:
             x, unit, factor = self.natural(op.args[0]), UNIT, UNIT
             x = Value(self.w.let("scaled", f"{x.text} * {self.literal(scale)}"), x.dims)
-        elif self.from_product(op.args[0]) and x.unit == UNIT:
+        elif self.from_product(op.args[0]) and x.unit == UNIT and not (precise and self.is_stored(op.name)):
             unit, factor = OCTAVE, scale * PER_OCTAVE
         else:
             unit, factor = scale * x.unit, UNIT
@@ -351,6 +352,11 @@ class Values(Frame):
             and not any(self.axes[a].short_part for a in reduced(op) if a in self.axes)
         )
         return self.carried(op, text, unit, settled)
+
+    def is_stored(self, shift: str) -> bool:
+        """Is a shift, or the last value of a running one, there for other kernels?"""
+        names = {shift, *(op.name for op in self.graph.ops if op.op == "last" and op.args[0] == shift)}
+        return any(s.value in names for s in self.graph.stores)
 
     @rule("max")
     def max(self, op: Op) -> Value:

@@ -333,14 +333,15 @@ class KernelSchedule:
 
     Axes that are neither grid nor loop lie whole inside the tile. Part axes ``k.g`` always have tile 1.
 
-    halves: how many 16-bit numbers stand for a computed value of 32 bits that a matrix product reads beside a 16-bit
-    tensor: 1, its rounding, or 2, also the rounding of what remains.
+    precise: round less, which costs time. A computed value of 32 bits that a matrix product reads beside a 16-bit
+    tensor is two numbers of 16 bits, its rounding and that of what remains; exponentials are relative to the shifts
+    that are stored, not to what these were rounded from.
     """
 
     tiles: tuple[tuple[Axis, int], ...] = ()
     num_warps: int = 4
     num_stages: int = 2
-    halves: int = 1
+    precise: bool = False
 
     def tile(self, axis: Axis) -> int:
         for a, t in self.tiles:

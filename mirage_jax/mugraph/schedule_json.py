@@ -16,7 +16,7 @@ def schedule_to_json(s: Schedule) -> Any:
 
 def kernel_to_json(k: KernelSchedule) -> Any:
     tiles = [list(t) for t in k.tiles]
-    return {"tiles": tiles, "num_warps": k.num_warps, "num_stages": k.num_stages, "halves": k.halves}
+    return {"tiles": tiles, "num_warps": k.num_warps, "num_stages": k.num_stages, "precise": k.precise}
 
 
 def schedule_from_json(value: Any) -> Schedule:
@@ -28,10 +28,9 @@ def schedule_from_json(value: Any) -> Schedule:
 
 
 def kernel_from_json(value: Any) -> KernelSchedule:
-    halves = int(value["halves"])
-    if halves not in (1, 2):
-        raise ValueError(f"{halves} halves")
-    return KernelSchedule(_pairs(value["tiles"]), int(value["num_warps"]), int(value["num_stages"]), halves)
+    if not isinstance(precise := value["precise"], bool):
+        raise TypeError(f"precise: {precise!r}")
+    return KernelSchedule(_pairs(value["tiles"]), int(value["num_warps"]), int(value["num_stages"]), precise)
 
 
 def _pairs(x: Any) -> tuple[tuple[Axis, int], ...]:

@@ -77,18 +77,18 @@ def test_where_the_gate_refuses_rounding_products_are_more_precise(rounding: boo
     """Candidates that round what their products read are measured again; others would be the same again."""
     program = PROGRAMS["attention" if rounding else "rmsnorm"]("f16")
     candidate = Candidate(program.graph, program.schedule, 1.0, "kernels")
-    timed: list[int] = []
+    timed: list[bool] = []
 
     class Refusing(Compiler):
-        def compare(self, attempt: Any, finalists: Any, directory: Path, halves: int = 1) -> tuning.Comparison:
-            timed.append(halves)
+        def compare(self, attempt: Any, finalists: Any, directory: Path, precise: bool = False) -> tuning.Comparison:
+            timed.append(precise)
             same = timing.Timing((1.0,))
-            winner = replace(WINNER, schedule=tuning.with_halves(program.schedule, halves))
+            winner = replace(WINNER, schedule=tuning.as_precise(program.schedule, precise))
             return tuning.Comparison(same, ((winner, same, timing.ratio(same, same)),), None)
 
         def _accepted(self, attempt: Any, base: Any, winners: Any) -> Any:
             (winner,) = winners
-            if winner.schedule.kernels[0].halves == 2:
+            if winner.schedule.kernels[0].precise:
                 return replace(base, winner=winner)
             attempt.tried["refused by the float gate"] += 1
             return base
@@ -100,4 +100,4 @@ def test_where_the_gate_refuses_rounding_products_are_more_precise(rounding: boo
     subject = SimpleNamespace(tried=Counter(), measured=[])
     key = CacheKey.here(graph="", extents={}, backend="auto", policy="", device=jax.devices()[0])
     decision = compiler._measure(subject, key, Decision(None, "", "search", "cuda"), [candidate])  # type: ignore[arg-type]
-    assert timed == ([1, 2] if rounding else [1]) and (decision.winner is not None) == rounding
+    assert timed == ([False, True] if rounding else [False]) and (decision.winner is not None) == rounding

@@ -158,7 +158,7 @@ def test_interpretation_leaves_the_compiler_intact() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-def test_halves(dtype: str) -> None:
+def test_precise_products(dtype: str) -> None:
     """A computed operand as two numbers of 16 bits is worth one of f32; the sum of two as one rounding is not."""
     b = Block("sums", "i j", "k")
     x, y, w = b.load("X", "i k"), b.load("Y", "i k"), b.load("W", "k j")
@@ -166,9 +166,9 @@ def test_halves(dtype: str) -> None:
     inputs = [tensor("X", "i k", "f32"), tensor("Y", "i k", "f32"), tensor("W", "k j", dtype)]
     g = graph(inputs, [b], "Z", {"i": 16, "j": 16, "k": 64})
     errors = []
-    for halves in (1, 2):
+    for precise in (False, True):
         (sizes,) = schedule({"i": 16, "j": 16, "k": 32}).kernels
-        sized = Schedule((replace(sizes, halves=halves),))
+        sized = Schedule((replace(sizes, precise=precise),))
         assert exact_check(g, sized) == ""
         errors.append(error(Program(g, sized, lambda x, y, w: (x + y) @ w)))
     one, two = errors
@@ -176,8 +176,8 @@ def test_halves(dtype: str) -> None:
 
 
 def test_nothing_is_rounded_twice_that_is_no_product() -> None:
-    """Halves are for computed operands: other texts are as they were."""
+    """What is precise as it is has the same text."""
     program = rmsnorm("f16")
     (sizes,) = program.schedule.kernels
-    texts = [sources(program.graph, Schedule((replace(sizes, halves=n),)))[0] for n in (1, 2)]
+    texts = [sources(program.graph, Schedule((replace(sizes, precise=p),)))[0] for p in (False, True)]
     assert texts[0] == texts[1]
