@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from mirage_jax.lower.expressions import Number
+from mirage_jax.lower.factors import factors_last
 from mirage_jax.lower.frame import DEFAULT, Options
 from mirage_jax.lower.loops import Loops
 from mirage_jax.lower.tiling import Tiling, stored_shape
@@ -62,6 +63,8 @@ def emit(
 
     Raises `UnsupportedError` for structures that no text is known for, `LoweringError` for sizes that cannot work.
     """
+    if schedule.precise:
+        kernel = factors_last(kernel, graph)
     tiling = Tiling(kernel, graph, schedule, parts)
     tiling.check()
     return _Emitter(tiling, options).kernel()

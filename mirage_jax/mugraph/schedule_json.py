@@ -20,7 +20,7 @@ def kernel_to_json(k: KernelSchedule) -> Any:
 
 
 def schedule_from_json(value: Any) -> Schedule:
-    """Raises `GraphError` unless the value has exactly the form that `schedule_to_json` gives."""
+    """Raises `GraphError` unless the value has the form that `schedule_to_json` gives."""
     try:
         return Schedule(tuple(map(kernel_from_json, value["kernels"])), _pairs(value["parts"]))
     except (KeyError, TypeError, ValueError) as error:
@@ -28,7 +28,7 @@ def schedule_from_json(value: Any) -> Schedule:
 
 
 def kernel_from_json(value: Any) -> KernelSchedule:
-    if not isinstance(precise := value["precise"], bool):
+    if not isinstance(precise := value.get("precise", False), bool):  # there are stored ones without
         raise TypeError(f"precise: {precise!r}")
     return KernelSchedule(_pairs(value["tiles"]), int(value["num_warps"]), int(value["num_stages"]), precise)
 

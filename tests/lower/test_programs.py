@@ -181,3 +181,20 @@ def test_nothing_is_rounded_twice_that_is_no_product() -> None:
     (sizes,) = program.schedule.kernels
     texts = [sources(program.graph, Schedule((replace(sizes, precise=p),)))[0] for p in (False, True)]
     assert texts[0] == texts[1]
+
+
+def test_factors_come_after_precise_products() -> None:
+    """A row of factors does not depend on what is summed: the product reads the tile itself, once."""
+    b = Block("scaled", "i j", "k")
+    s, x, w = b.load("S", "i"), b.load("X", "i k"), b.load("W", "k j")
+    b.store(tensor("Z", "i j", "f32"), b.acc(b.exp(b.dot(b.mul(s, x), w, axes="k"), scale=Q(1, 64))))
+    inputs = [tensor("S", "i", "f32"), tensor("X", "i k", "bf16"), tensor("W", "k j", "bf16")]
+    g = graph(inputs, [b], "Z", {"i": 16, "j": 16, "k": 16})
+    errors = []
+    for precise in (False, True):
+        (sizes,) = schedule({"i": 16, "j": 16, "k": 16}).kernels
+        sized = Schedule((replace(sizes, precise=precise),))
+        (source,) = sources(g, sized)
+        assert exact_check(g, sized) == "" and source is not None and source.text.count("tl.dot") == 1
+        errors.append(error(Program(g, sized, lambda s, x, w: np.exp((s[:, None] * x) @ w / 64))))
+    assert errors[1] < errors[0] / 30
