@@ -386,13 +386,12 @@ def tilings(o: Outline, extent: Callable[[Axis], int], single: frozenset[Axis], 
     )
     fetched = np.broadcast_to(np.asarray(t.fetched, float), rows)
     order = [i for i in np.lexsort((fetched, work, cost)) if fits[i]][:KEPT]
-    return [
-        Tiled(
-            float(cost[i]),
-            KernelSchedule(tuple(sorted(zip(axes, map(int, table[i]), strict=True))), *map(int, launches[best[i]])),
-        )
-        for i in order
-    ]
+    out: list[Tiled] = []
+    for i in order:
+        num_warps, num_stages = map(int, launches[best[i]])
+        tiles = tuple(sorted(zip(axes, map(int, table[i]), strict=True)))
+        out.append(Tiled(float(cost[i]), KernelSchedule(tiles, num_warps, num_stages)))
+    return out
 
 
 # ---------------------------------------------------------------------- kernels of a search
