@@ -39,6 +39,7 @@ from mirage_jax.search.structures import Candidate
 from mirage_jax.search.window_search import FAMILIES
 from mirage_jax.verify import certificate as certificates
 from mirage_jax.verify import float_gate
+from mirage_jax.verify.noise import noisy
 
 log = logging.getLogger("mirage_jax")
 
@@ -81,7 +82,7 @@ class Attempt(Subject):
     devices: Sequence[Any] = ()  # of the same kind, on which variants may be tried
     trials: Trials | None = None  # where variants are tried first; None: in this process
     say: progress.Say = lambda _: None
-    _wide: Callable[..., Any] | None = None
+    _wide: dict[Any, Callable[..., Any]] = field(default_factory=dict[Any, Callable[..., Any]])
 
     @cached_property
     def space(self) -> Space:
@@ -89,11 +90,21 @@ class Attempt(Subject):
 
     def oracle(self, values: Sequence[Any]) -> list[np.ndarray]:
         """The region in float64, inputs upcast after rounding to their own dtype."""
+        return self._in_float64(values, evaluate.run)
+
+    def noise(self, values: Sequence[Any], reference: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """How far rounding may carry results from those of the oracle."""
+        moved = self._in_float64(values, noisy)
+        with np.errstate(invalid="ignore"):  # infinities
+            return [m - r if r.dtype.kind == "f" else np.zeros(r.shape) for m, r in zip(moved, reference, strict=True)]
+
+    def _in_float64(self, values: Sequence[Any], program: Callable[..., list[Any]]) -> list[np.ndarray]:
         own = self.region.graph
         pairs = zip(self.region.inputs, values, strict=True)
         arrays = [window for boundary, v in pairs for window in boundary.windows(np.asarray(v))]
         with np.errstate(all="ignore"):  # infinities and NaN are among the inputs
-            results = evaluate.run(own, arrays) if self.is_small or self.platform == "cpu" else self._on_device(arrays)
+            here = self.is_small or self.platform == "cpu"
+            results = program(own, arrays) if here else self._on_device(arrays, program)
         tensors = dict(zip(own.outputs, results, strict=True))
         return [b.joined(tensors, np) for b in self.region.outputs]  # Region.finish without the cast
 
@@ -102,12 +113,12 @@ class Attempt(Subject):
         """Is float64 soon done with it?"""
         return footprint(self.reference).flops < EVERY_CLASS
 
-    def _on_device(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def _on_device(self, arrays: Sequence[np.ndarray], program: Callable[..., list[Any]]) -> list[np.ndarray]:
         """The region in float64 on the device: what would take a processor minutes."""
         with jax.enable_x64(True):
-            if self._wide is None:
-                self._wide = jax.jit(lambda *xs: evaluate.run(self.region.graph, xs, xp=jnp))
-            return [np.asarray(y) for y in self._wide(*(jax.device_put(x, self.device) for x in arrays))]
+            if program not in self._wide:
+                self._wide[program] = jax.jit(lambda *xs: program(self.region.graph, xs, xp=jnp))
+            return [np.asarray(y) for y in self._wide[program](*(jax.device_put(x, self.device) for x in arrays))]
 
     @cached_property
     def specs(self) -> list[tuple[tuple[int, ...], np.dtype]]:
@@ -286,13 +297,16 @@ class Attempt(Subject):
                 for a, b in zip(candidate, ours(*args), strict=True)
             ):
                 return False, f"{name}: two runs differ"
-            results = zip(self.oracle(values), xla(*args), candidate, strict=True)
-            for r, x, c in results:
+            reference = self.oracle(values)
+            results = zip(reference, xla(*args), candidate, self.noise(values, reference), strict=True)
+            for r, x, c, noise in results:
                 if name in float_gate.ORDINARY and (wrong := float_gate.misread(r, np.asarray(x), narrowest)):
                     return False, f"{name}: {wrong}"
                 degenerate = name in float_gate.DEGENERATE or (reordered and name in float_gate.LOGITS)
                 spread = (2.0 if reordered else 1.0) * (2.0 if degenerate else 1.0)
-                verdict = float_gate.float_gate(r, np.asarray(x), c, kinds=kinds, spread=spread, skips=skips)
+                verdict = float_gate.float_gate(
+                    r, np.asarray(x), c, kinds=kinds, spread=spread, skips=skips, noise=noise
+                )
                 if not verdict.passed:
                     return False, f"{name}: {'; '.join(verdict.reasons)}"
             passed += 1

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, Self
 
 import ml_dtypes
 import numpy
@@ -103,7 +103,7 @@ class FloatDomain:
 
     # --- tiles
 
-    def within(self, ranges: Mapping[Axis, range]) -> FloatDomain:
+    def within(self, ranges: Mapping[Axis, range]) -> Self:
         return replace(self, ranges=ranges)
 
     def load(self, x: Named, axes: tuple[Axis, ...]) -> Named:

@@ -17,6 +17,9 @@ r in float64):
 7. if `exact` is set and XLA is exact, the candidate is exact: integers find wrong indices and masks that tolerances
    hide.
 
+To what rules 2 to 5 allow comes the `noise` of the program itself (`verify.noise`), if given: four times its maximum in
+rule 2; in rule 4, of each error, four times its maximum in the row, or its rms; twice its rms in rule 3; its rms in 5.
+
 `spread` is 1 for a kernel that keeps the program's order of evaluation, 2 for another order (whose errors are others,
 not more of the same), and doubled on `DEGENERATE` classes, where few errors are distinct and statistics over many say
 less. For another order that includes `LOGITS`: without its exponential, such a class is one large column among small
@@ -61,6 +64,7 @@ def float_gate(
     ceiling: Array | None = None,
     spread: float = 1.0,
     skips: bool = False,
+    noise: Array | None = None,
 ) -> GateResult:
     """Is one output of the candidate as good as XLA's?
 
@@ -82,7 +86,8 @@ def float_gate(
         return GateResult(True)
     r, x, c = (a if good.all() else np.where(good, a, 0.0) for a in (r, x, c))
     ex, ec = x - r, c - r
-    limits = _limits(r, ex, ec, int(good.sum()), xla.dtype, spread)
+    moved = np.zeros_like(r) if noise is None else np.where(good & np.isfinite(noise), np.abs(noise), 0.0)
+    limits = _limits(r, ex, ec, moved, int(good.sum()), xla.dtype, spread)
     if ceiling is not None:
         limits["ceiling"] = (float(np.max(np.abs(ec) / np.maximum(ceiling, 1e-300))), 1.0)
     if exact and not ex.any():
@@ -174,19 +179,25 @@ def shorter_range(x: Array, c: Array) -> bool:
     return bool((np.isfinite(x64) & ~np.isfinite(c64) & ~_on_the_brink(x64, c64, x.dtype)).any())
 
 
-def _limits(r: Array, ex: Array, ec: Array, n: int, dtype: Any, spread: float) -> dict[str, tuple[float, float]]:
+def _limits(
+    r: Array, ex: Array, ec: Array, noise: Array, n: int, dtype: Any, spread: float
+) -> dict[str, tuple[float, float]]:
     """Rules 2 to 5: measured and allowed."""
     eps = float(ml_dtypes.finfo(dtype).eps)
     with np.errstate(over="ignore", invalid="ignore"):  # a value may be too large for the type
         own = np.asarray(r).astype(dtype)
         moved = np.abs(((own + own.dtype.type(0.3)) - own.dtype.type(0.3)).astype(np.float64) - own.astype(np.float64))
     floor = float(np.max(np.where(np.isfinite(moved), moved, 0.0)))
-    size = _rms(r, n)
+    size, own_rms = _rms(r, n), _rms(noise, n)
+    most = 2 * spread * float(np.abs(ex).max()) + 2 * floor + 4 * float(noise.max())
+    by_row = np.maximum(noise.max(-1, keepdims=True) if noise.ndim else noise, own_rms)
+    rows = np.maximum(np.abs(ec) - 4 * by_row, 0.0)
+    bias = 2 * abs(ex.sum()) / n + 3 * _rms(ec, n) / n**0.5 + 0.5 * eps * size + own_rms
     return {
-        "max error": (float(np.abs(ec).max()), 2 * spread * float(np.abs(ex).max()) + 2 * floor),
-        "rms error": (_rms(ec, n), 1.5 * spread * _rms(ex, n) + 0.5 * eps * size),
-        "worst row": (_worst_row(r, ec), 2 * spread * _worst_row(r, ex) + 4 * eps),
-        "bias": (abs(ec.sum()) / n / spread, 2 * abs(ex.sum()) / n + 3 * _rms(ec, n) / n**0.5 + 0.5 * eps * size),
+        "max error": (float(np.abs(ec).max()), most),
+        "rms error": (_rms(ec, n), 1.5 * spread * _rms(ex, n) + 0.5 * eps * size + 2 * own_rms),
+        "worst row": (_worst_row(r, rows), 2 * spread * _worst_row(r, ex) + 4 * eps),
+        "bias": (abs(ec.sum()) / n / spread, bias),
     }
 
 

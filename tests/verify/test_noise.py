@@ -1,0 +1,54 @@
+"""What rounding may make of results that cancel, and a gate that knows it."""
+
+import jax.numpy as jnp
+import numpy as np
+from search.programs import captured
+
+from mirage_jax.mugraph.evaluate import run
+from mirage_jax.mugraph.parser import parse
+from mirage_jax.verify.float_gate import float_gate
+from mirage_jax.verify.noise import HALF_UNIT, noisy
+
+ROWS = 64
+
+
+def spread_from_mean(x, w):
+    """Rows of equal numbers give nothing: x w - mean(x) sum(w)."""
+    y = x * w
+    return y - jnp.mean(y, axis=-1, keepdims=True)
+
+
+def noise_of(dtype: str, value: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    graph = parse(str(captured(spread_from_mean, (ROWS, 32), (32,))).replace("f32", dtype))
+    sizes = [[graph.extent(a) for a in t.axes] for t in graph.inputs]
+    arrays = [np.full(n, value if len(n) > 1 else 3.0) for n in sizes]
+    reference = run(graph, arrays)[0]
+    return reference, noisy(graph, arrays)[0] - reference
+
+
+def test_noise_is_of_the_size_of_what_cancels() -> None:
+    for value in (1.0, 1e6):
+        reference, noise = noise_of("f32", value)
+        assert not reference.any()
+        assert HALF_UNIT < np.abs(noise).max() / (3 * value) < 4 * HALF_UNIT
+
+
+def test_indices_and_float64_have_none() -> None:
+    reference, noise = noise_of("f64")
+    assert not noise.any() and reference.shape == noise.shape
+    graph = captured(lambda x: jnp.where(jnp.tril(jnp.ones((32, 32), bool)), x, 0.0).sum(-1), (32, 32))
+    x = 1 + np.arange(32.0 * 32).reshape(32, 32)
+    assert np.abs(noisy(graph, [x])[0] / run(graph, [x])[0] - 1).max() < 3 * HALF_UNIT
+
+
+def test_the_gate_forgives_noise_and_no_more() -> None:
+    """XLA is exact by luck: it subtracts a number from itself."""
+    reference, noise = noise_of("f32")
+    xla = np.zeros(reference.shape, np.float32)
+    some = np.random.default_rng(0).choice([-1.0, 1.0], xla.shape) * np.abs(noise).max()
+    assert not float_gate(reference, xla, some.astype(np.float32))
+    assert float_gate(reference, xla, some.astype(np.float32), noise=noise)
+    assert not float_gate(reference, xla, (10 * some).astype(np.float32), noise=noise)
+    one = xla.copy()
+    one[5, 7] = 1e-3
+    assert not float_gate(reference, xla, one, noise=noise)
