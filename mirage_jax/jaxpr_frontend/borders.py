@@ -6,7 +6,7 @@ and read the tensor, no kernel for both is faster than one for each, and a regio
 queries, keys and values come from memory to an attention, which keeps its scores; the two products of a wide MLP are
 apart, each with what is pointwise around it. A large product with nothing around it is left to XLA's libraries.
 
-Where algebra might change what is to be computed ((A B) v, X W + (X A) B), products are never kept apart.
+Two products that take less in another order ((A B) v), or with a common factor (X W + (X A) B), are not kept apart.
 """
 
 from __future__ import annotations
