@@ -196,9 +196,8 @@ def divide(
     weights = [sum(map(weight, group)) for group in order]
     best: list[tuple[int, int]] = [(0, 0)]  # cost of the first p groups, start of their last segment
     for end in range(1, len(order) + 1):
-        options: list[
-            tuple[int, int]
-        ] = []  # at a tie the later cut: what an operator makes is stored, not its operands
+        # At a tie the later cut: what an operator makes is stored, not its operands.
+        options: list[tuple[int, int]] = []
         total = 0
         for start in range(end - 1, min(first[end], end - 1) - 1, -1):
             total += weights[start]
