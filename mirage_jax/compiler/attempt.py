@@ -82,43 +82,44 @@ class Attempt(Subject):
     devices: Sequence[Any] = ()  # of the same kind, on which variants may be tried
     trials: Trials | None = None  # where variants are tried first; None: in this process
     say: progress.Say = lambda _: None
-    _wide: dict[Any, Callable[..., Any]] = field(default_factory=dict[Any, Callable[..., Any]])
 
     @cached_property
     def space(self) -> Space:
         return space_for(self.region)
 
-    def oracle(self, values: Sequence[Any]) -> list[np.ndarray]:
-        """The region in float64, inputs upcast after rounding to their own dtype."""
-        return self._in_float64(values, evaluate.run)
-
-    def noise(self, values: Sequence[Any], reference: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """How far rounding may carry results from those of the oracle."""
-        moved = self._in_float64(values, noisy)
-        with np.errstate(invalid="ignore"):  # infinities
-            return [m - r if r.dtype.kind == "f" else np.zeros(r.shape) for m, r in zip(moved, reference, strict=True)]
-
-    def _in_float64(self, values: Sequence[Any], program: Callable[..., list[Any]]) -> list[np.ndarray]:
+    def in_float64(self, values: Sequence[Any]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """The region in float64, inputs upcast after rounding to their own dtype, and how far rounding may carry its
+        results from these.
+        """
         own = self.region.graph
         pairs = zip(self.region.inputs, values, strict=True)
         arrays = [window for boundary, v in pairs for window in boundary.windows(np.asarray(v))]
+
+        def joined(results: Sequence[np.ndarray]) -> list[np.ndarray]:  # Region.finish without the cast
+            tensors = dict(zip(own.outputs, results, strict=True))
+            return [b.joined(tensors, np) for b in self.region.outputs]
+
         with np.errstate(all="ignore"):  # infinities and NaN are among the inputs
             here = self.is_small or self.platform == "cpu"
-            results = program(own, arrays) if here else self._on_device(arrays, program)
-        tensors = dict(zip(own.outputs, results, strict=True))
-        return [b.joined(tensors, np) for b in self.region.outputs]  # Region.finish without the cast
+            exact, moved = map(joined, _with_noise(own, arrays) if here else self._on_device(arrays))
+            return exact, [
+                m - r if r.dtype.kind == "f" else np.zeros(r.shape) for m, r in zip(moved, exact, strict=True)
+            ]
 
     @cached_property
     def is_small(self) -> bool:
         """Is float64 soon done with it?"""
         return footprint(self.reference).flops < EVERY_CLASS
 
-    def _on_device(self, arrays: Sequence[np.ndarray], program: Callable[..., list[Any]]) -> list[np.ndarray]:
-        """The region in float64 on the device: what would take a processor minutes."""
+    def _on_device(self, arrays: Sequence[np.ndarray]) -> tuple[list[np.ndarray], ...]:
+        """The same on the device: what would take a processor minutes."""
         with jax.enable_x64(True):
-            if program not in self._wide:
-                self._wide[program] = jax.jit(lambda *xs: program(self.region.graph, xs, xp=jnp))
-            return [np.asarray(y) for y in self._wide[program](*(jax.device_put(x, self.device) for x in arrays))]
+            results = self._wide(*(jax.device_put(x, self.device) for x in arrays))
+            return tuple([np.asarray(y) for y in ys] for ys in results)
+
+    @cached_property
+    def _wide(self) -> Callable[..., Any]:
+        return jax.jit(lambda *xs: _with_noise(self.region.graph, xs, jnp))
 
     @cached_property
     def specs(self) -> list[tuple[tuple[int, ...], np.dtype]]:
@@ -297,15 +298,14 @@ class Attempt(Subject):
                 for a, b in zip(candidate, ours(*args), strict=True)
             ):
                 return False, f"{name}: two runs differ"
-            reference = self.oracle(values)
-            results = zip(reference, xla(*args), candidate, self.noise(values, reference), strict=True)
-            for r, x, c, noise in results:
+            reference, noise = self.in_float64(values)
+            for r, moved, x, c in zip(reference, noise, xla(*args), candidate, strict=True):
                 if name in float_gate.ORDINARY and (wrong := float_gate.misread(r, np.asarray(x), narrowest)):
                     return False, f"{name}: {wrong}"
                 degenerate = name in float_gate.DEGENERATE or (reordered and name in float_gate.LOGITS)
                 spread = (2.0 if reordered else 1.0) * (2.0 if degenerate else 1.0)
                 verdict = float_gate.float_gate(
-                    r, np.asarray(x), c, kinds=kinds, spread=spread, skips=skips, noise=noise
+                    r, np.asarray(x), c, kinds=kinds, spread=spread, skips=skips, noise=moved
                 )
                 if not verdict.passed:
                     return False, f"{name}: {'; '.join(verdict.reasons)}"
@@ -337,6 +337,10 @@ class Attempt(Subject):
                     what = "all inputs" if which is floats else f"input {which[0]}"
                     return f"overflows with {what} times 2**{n}, where XLA does not"
         return ""
+
+
+def _with_noise(graph: KernelGraph, arrays: Sequence[Any], xp: Any = np) -> tuple[list[Any], list[Any]]:
+    return evaluate.run(graph, arrays, xp=xp), noisy(graph, arrays, xp)
 
 
 def _cancelled_by(graph: KernelGraph) -> list[float]:

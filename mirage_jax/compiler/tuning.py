@@ -72,7 +72,7 @@ def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path, p
     return Comparison(xla, tuple(row for row in rows if row[2].low >= MARGIN), rows[0][1:] if rows else None)
 
 
-def as_precise(schedule: Schedule, precise: bool = True) -> Schedule:
+def as_precise(schedule: Schedule, precise: bool) -> Schedule:
     """The schedule with all of its kernels precise, or none."""
     return replace(schedule, kernels=tuple(replace(k, precise=precise) for k in schedule.kernels))
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mirage_jax.jaxpr_frontend import rules
-from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram
+from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, bytes_of
 
 # A large accelerator. What matters is the order of magnitude, so programs are cut alike on all devices.
 FLOPS, BANDWIDTH = 7e14, 3.3e12  # of 16-bit products, per second; bytes per second
@@ -115,7 +115,7 @@ class Borders:
         stored = {self._source(v) for n in piece if n in self.products for v in self.eqns[n].reads}
         stored |= {v for n in piece if self.eqns[n].primitive in rules.HEAVY for v in self.eqns[n].outputs}
         stored &= {v for n in piece for v in self.eqns[n].outputs}
-        saved = sum(traffic(self._bytes(v)) for v in stored.difference(crossing))
+        saved = sum(traffic(bytes_of(self.avals[v])) for v in stored.difference(crossing))
         return saved >= NOTICEABLE * sum(p.seconds for p in products)
 
     def last(self, value: int, scaled: bool = False) -> int:
@@ -152,7 +152,7 @@ class Borders:
         if free <= ON_CHIP and p.batch == q.batch:
             return False  # a block makes each tile of the operand once, and needs it no longer
         fits = q.summed <= ON_CHIP or free <= ON_CHIP
-        return not fits or traffic(self._bytes(operand)) < WORTHWHILE * max(p.seconds, q.seconds)
+        return not fits or traffic(bytes_of(self.avals[operand])) < WORTHWHILE * max(p.seconds, q.seconds)
 
     def _rearranges(self, first: int, then: int) -> bool:
         """Might algebra do with less than both products as they are: in another order, or with a common factor?"""
@@ -195,7 +195,3 @@ class Borders:
         while (n := self.made.get(value)) is not None and self.eqns[n].primitive in rules.VIEWS and self.eqns[n].reads:
             value = self.eqns[n].reads[0]
         return value
-
-    def _bytes(self, value: int) -> int:
-        aval = self.avals[value]
-        return aval.size * aval.dtype.itemsize

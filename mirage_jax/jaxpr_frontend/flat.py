@@ -72,6 +72,13 @@ class FlatProgram:
     avals: Mapping[int, Any] = field(repr=False)
 
 
+def bytes_of(aval: Any) -> int:
+    """Of an array; 0 for what is none, or has no known size."""
+    if not isinstance(aval, jax_compat.ShapedArray) or not all(isinstance(n, int) for n in aval.shape):
+        return 0
+    return aval.size * aval.dtype.itemsize
+
+
 type Bind = Callable[[JaxprEqn, list[Any]], list[Any]]
 
 

@@ -20,7 +20,7 @@ from functools import cached_property
 from mirage_jax.jaxpr_frontend import jax_compat, rules
 from mirage_jax.jaxpr_frontend.borders import Borders
 from mirage_jax.jaxpr_frontend.clusters import Dependencies, convex_clusters, divide, in_order
-from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, flatten
+from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, bytes_of, flatten
 from mirage_jax.jaxpr_frontend.forms import Forms
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr
 from mirage_jax.jaxpr_frontend.reasons import Code, LeftOut, NotExpressible
@@ -189,7 +189,7 @@ class _Partitioner:
             n
             for source, slices in by_source.items()
             if self._is_product(source)
-            and sum(_bytes(self.eqns[s].out_avals[0]) for s in slices) >= _bytes(self.program.avals[source])
+            and sum(bytes_of(self.eqns[s].out_avals[0]) for s in slices) >= bytes_of(self.program.avals[source])
             and any(self._is_operand(v) for s in slices for v in self.eqns[s].outputs)
             for n in slices
         }
@@ -203,9 +203,9 @@ class _Partitioner:
         for n, eqn in enumerate(self.eqns):
             if eqn.primitive != "transpose" or n in self.reasons:
                 continue
-            chain = [n]
-            while (above := self.made.get(self.eqns[chain[-1]].reads[0])) is not None and above not in self.reasons:
-                if len(self.readers[self.eqns[chain[-1]].reads[0]]) > 1:
+            chain, (value,) = [n], eqn.reads
+            while (above := self.made.get(value)) is not None and above not in self.reasons:
+                if len(self.readers[value]) > 1:
                     break
                 if self.eqns[above].primitive == "dot_general":
                     found |= dict.fromkeys(chain, above)
@@ -213,6 +213,7 @@ class _Partitioner:
                 if not self._is_view(above):
                     break
                 chain.append(above)
+                (value,) = self.eqns[above].reads
         return found
 
     def _is_product(self, value: int) -> bool:
@@ -321,7 +322,9 @@ class _Partitioner:
             return False
         (value,) = self.eqns[n].reads
         readers = self.readers[value]
-        is_all = sum(_bytes(self.eqns[r].out_avals[0]) for r in readers if r >= 0) >= _bytes(self.program.avals[value])
+        is_all = sum(bytes_of(self.eqns[r].out_avals[0]) for r in readers if r >= 0) >= bytes_of(
+            self.program.avals[value]
+        )
         return not is_all and all(r in last and self.eqns[r].primitive == "slice" for r in readers)
 
     def _divide(self, cluster: Sequence[int], apart: Iterable[tuple[int, int]]) -> list[tuple[int, ...]]:
@@ -337,7 +340,7 @@ class _Partitioner:
             for v in self.eqns[n].outputs:
                 if (end := last.get(v, -1)) <= (start := group_of[n]):
                     continue
-                size = _bytes(self.program.avals[v])
+                size = bytes_of(self.program.avals[v])
                 # No segment reaches further: what lives longer is stored and loaded wherever the cuts are. So a cut in
                 # one layer costs what it costs in an equal one, however much the first keeps for a backward pass.
                 change[min(end, max(start + 1, bisect_left(reach, reach[end] - self.max_ops)))] += size
@@ -474,7 +477,7 @@ class _Partitioner:
         eqn = self.eqns[n]
         if n in self.reasons or eqn.primitive not in rules.VIEWS or len(eqn.reads) != 1:
             return False
-        return _bytes(eqn.in_avals[0]) <= _bytes(eqn.out_avals[0])
+        return bytes_of(eqn.in_avals[0]) <= bytes_of(eqn.out_avals[0])
 
     def _source(self, value: int) -> int:
         """The value that a region reads if it repeats the views of it."""
@@ -503,10 +506,6 @@ class _Partitioner:
 
 class _LeftOutLate(Exception):
     """An equation was left out while regions were being made: cut again."""
-
-
-def _bytes(aval: object) -> int:
-    return math.prod(aval.shape) * aval.dtype.itemsize  # type: ignore[attr-defined]
 
 
 def _reason(eqn: FlatEqn, sharded: bool, scalars: bool = False) -> tuple[Code, str] | None:

@@ -25,6 +25,7 @@ from mirage_jax.jaxpr_frontend.flat import (
     FlatEqn,
     FlatProgram,
     as_jaxpr,
+    bytes_of,
     flatten,
     flatten_undifferentiated,
     without_dead_code,
@@ -107,7 +108,7 @@ class _Units:
             least = max((sizes[v] for v in given), default=math.inf)
             results = zip(eqn.outputs, eqn.out_avals, strict=True)
             kept = max((held.get(v, 0) for v in eqn.reads if v not in sizes), default=0)
-            made = {v: a.size for v, a in results if self._expands(n) or (a.size >= least and kept < _bytes(a))}
+            made = {v: a.size for v, a in results if self._expands(n) or (a.size >= least and kept < bytes_of(a))}
             if made:
                 touching = [f for f in families if f & given]
                 families = [f for f in families if f not in touching] + [set(made).union(*touching)]
@@ -123,7 +124,7 @@ class _Units:
             if n in self.free or n in self.shown_large:
                 continue
             for v, aval in zip(eqn.outputs, eqn.out_avals, strict=True):
-                held[v] = _bytes(aval)
+                held[v] = bytes_of(aval)
                 if n not in self.cheap or _is_product(eqn):
                     continue
                 if alike := [held.get(u, 0) for u in eqn.reads if self.avals[u].size == aval.size]:
@@ -172,13 +173,6 @@ class _Units:
             found |= more
             todo += more
         return sorted(found)
-
-
-def _bytes(aval: Any) -> int:
-    """Of an array; 0 for what is none, or has no known size."""
-    if not isinstance(aval, jax_compat.ShapedArray) or not all(isinstance(n, int) for n in aval.shape):
-        return 0
-    return aval.size * aval.dtype.itemsize
 
 
 def _is_product(eqn: FlatEqn) -> bool:

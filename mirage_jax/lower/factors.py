@@ -12,10 +12,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mirage_jax.lower.expressions import reduced
+from mirage_jax.lower.products import HALF
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Op
 from mirage_jax.mugraph.operators import ACCUMULATORS
-
-HALF = ("f16", "bf16")
 
 
 def factors_last(kernel: BlockGraph, graph: KernelGraph) -> BlockGraph:

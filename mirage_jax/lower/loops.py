@@ -22,10 +22,9 @@ from mirage_jax.lower.products import Products
 from mirage_jax.lower.tiling import TileAxis
 from mirage_jax.lower.writer import identifier
 from mirage_jax.mugraph.graph import Axis, Op, Store
-from mirage_jax.mugraph.operators import ACCUMULATORS, operator
-from mirage_jax.mugraph.predicates import Condition, Cut, Every, FactDomain, Known, Truth
+from mirage_jax.mugraph.operators import ACCUMULATORS
+from mirage_jax.mugraph.predicates import Band, Known, Truth, band, is_band, known
 
-MANY_STEPS = 4  # from which on a loop is worth to be run in parts
 DEFERRED_LANES = 64 * 32  # per warp: a sum may be carried unreduced through a loop up to this many registers
 
 
@@ -149,7 +148,7 @@ class Loops(Products):
         first, end = self.bounds(axis)
         whole = [(first, end, frozenset[str]())]
         span = self.graph.span
-        if span is None or axis.count < MANY_STEPS or self.env["block", span.axis] == "0":
+        if span is None or axis.count == 1 or self.env["block", span.axis] == "0":
             return whole
         holding = {n: band for n in self.predicates(body) if (band := self.band(n, axis.axis, span.axis)) is not None}
         if not holding:
@@ -189,19 +188,14 @@ class Loops(Products):
             if op.op in ("mask", "where") and set(op.axes) <= set(self.graph.axes_of[op.args[1]])
         ]
 
-    def band(self, predicate: str, n: Axis, row: Axis) -> tuple[int | None, int | None] | None:
+    def band(self, predicate: str, n: Axis, row: Axis) -> Band | None:
         """low and high if a predicate is just ``low <= n - row <= high``."""
         fact = self.facts[predicate].fact if predicate in self.facts else None
-        return _band(fact.holds, n, row) if isinstance(fact, Truth) else None
+        return band(fact.holds, n, row) if isinstance(fact, Truth) and is_band(fact.holds, n, row) else None
 
     @cached_property
     def facts(self) -> dict[str, Known]:
-        """What indices alone tell of the operators' values."""
-        facts: dict[str, Known] = {}
-        for op in self.graph.ops:
-            args = [facts.get(a, Known()) for a in op.args]
-            facts[op.name] = operator(op.op).meaning(FactDomain(), *args, **op.attributes)
-        return facts
+        return known(self.graph.ops)
 
     def range(self, axis: TileAxis, body: Sequence[Op], first: str, end: str) -> str:
         """Triton pipelines the loads of matrix products by itself; others must ask for it."""
@@ -353,20 +347,6 @@ class Loops(Products):
             return Value(self.w.let("acc", reduction("tl.sum", carrier, reduced(x))), dims)
         pads = {self.graph.loop: 0.0} if self.graph.loop in op.axes else {}
         return self.single_row(Value(name, self.carrier(op, how), pads))
-
-
-def _band(c: Condition, n: Axis, row: Axis) -> tuple[int | None, int | None] | None:
-    match c:
-        case Cut(form, bound) if dict(form) == {n: 1, row: -1}:
-            return None, bound
-        case Cut(form, bound) if dict(form) == {n: -1, row: 1}:
-            return -bound, None
-        case Every((a, b)):
-            bands = _band(a, n, row), _band(b, n, row)
-            lows, highs = ([band[side] for band in bands if band and band[side] is not None] for side in (0, 1))
-            return (lows[0], highs[0]) if len(lows) == len(highs) == 1 else None
-        case _:
-            return None
 
 
 def _offset(n: int) -> str:

@@ -15,7 +15,7 @@ exponentials of masked elements to zero, and the search lets loops end early.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -23,8 +23,8 @@ from typing import Any
 import numpy
 
 from mirage_jax.mugraph.arrays import arrange
-from mirage_jax.mugraph.graph import Axis, Span, Tensor
-from mirage_jax.mugraph.operators import ONE, ZERO
+from mirage_jax.mugraph.graph import Axis, Op, Span, Tensor
+from mirage_jax.mugraph.operators import ONE, ZERO, operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +338,61 @@ class FactDomain:
 
     def iota(self, axis: Axis) -> Known:
         return Known(iota(axis))
+
+
+def known(ops: Iterable[Op]) -> dict[str, Known]:
+    """What indices alone tell of the values of one kernel."""
+    facts: dict[str, Known] = {}
+    for op in ops:
+        args = [facts.get(a, Known()) for a in op.args]  # of what is loaded, nothing
+        facts[op.name] = operator(op.op).meaning(FactDomain(), *args, **op.attributes)
+    return facts
+
+
+# --- bands
+
+type Band = tuple[int | None, int | None]  # low <= n - i <= high
+NOTHING: Band = (1, 0)
+
+
+def band(c: Condition, n: Axis, i: Axis) -> Band:
+    """The narrowest band that the condition implies."""
+    match c:
+        case Cut(form, bound) if dict(form) == {n: 1, i: -1}:
+            return None, bound
+        case Cut(form, bound) if dict(form) == {n: -1, i: 1}:
+            return -bound, None
+        case Every(parts):
+            bands = [band(part, n, i) for part in parts]
+            lows, highs = [low for low, _ in bands if low is not None], [high for _, high in bands if high is not None]
+            return max(lows, default=None), min(highs, default=None)
+        case Some(parts):
+            return hull(band(part, n, i) for part in parts)
+        case _:
+            return None, None
+
+
+def hull(bands: Iterable[Band]) -> Band:
+    """The hull of several bands."""
+    some = [b for b in bands if b[0] is None or b[1] is None or b[0] <= b[1]]
+    if not some:
+        return NOTHING
+    lows, highs = [low for low, _ in some], [high for _, high in some]
+    return (
+        None if None in lows else min(x for x in lows if x is not None),
+        None if None in highs else max(x for x in highs if x is not None),
+    )
+
+
+def is_band(c: Condition, n: Axis, i: Axis) -> bool:
+    """Does the condition say that n is in its band, and nothing else?"""
+    match c:
+        case Cut(form):
+            return dict(form) in ({n: 1, i: -1}, {n: -1, i: 1})
+        case Every(parts):
+            return all(is_band(part, n, i) for part in parts)
+        case _:
+            return False
 
 
 # --- what holds somewhere

@@ -312,13 +312,12 @@ def fused_estimate(reference: KernelGraph, device: Device) -> float:
 
 def bound_by_products(reference: KernelGraph, device: Device) -> bool:
     """Does XLA spend much of the program's time in matrix products that keep its units busy?"""
-    busy = sum(
-        estimate
-        for k in reference.kernels
-        if isinstance(k, Library) and k.op.op == "dot"
-        for estimate in [library_estimate(k, reference, device)]
-        if _arithmetic(k, reference, device) >= estimate - device.launch
-    )
+    busy = 0.0
+    for k in reference.kernels:
+        if isinstance(k, Library) and k.op.op == "dot":
+            seconds_of_it = library_estimate(k, reference, device)
+            if _arithmetic(k, reference, device) >= seconds_of_it - device.launch:
+                busy += seconds_of_it
     return busy >= MUCH * fused_estimate(reference, device)
 
 

@@ -13,11 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from mirage_jax.mugraph.graph import Axis, BlockGraph, Op, Span, is_part
-from mirage_jax.mugraph.operators import operator
-from mirage_jax.mugraph.predicates import Condition, Cut, Every, FactDomain, Known, Some, Zero
-
-type Band = tuple[int | None, int | None]  # low <= n - i <= high
-NOTHING: Band = (1, 0)
+from mirage_jax.mugraph.predicates import Condition, Zero, band, hull, known
 
 
 def with_span(kernel: BlockGraph) -> BlockGraph:
@@ -30,12 +26,11 @@ def with_span(kernel: BlockGraph) -> BlockGraph:
 
 def span_of(ops: Iterable[Op], grid: Iterable[Axis], loop: Axis) -> Span | None:
     """The span of a loop over `loop` with these operators, none of which is stored in each step."""
-    domain = FactDomain()
-    facts: dict[str, Known] = {}
+    ops = tuple(ops)
+    facts = known(ops)
     summed: list[Condition] = []
     shifts: set[str] = set()
     for op in ops:
-        facts[op.name] = operator(op.op).meaning(domain, *(facts.get(a, Known()) for a in op.args), **op.attributes)
         if op.op == "shift":
             shifts.add(op.name)
         if op.op in ("acc", "accs"):
@@ -44,37 +39,8 @@ def span_of(ops: Iterable[Op], grid: Iterable[Axis], loop: Axis) -> Span | None:
         elif op.op == "last" and op.args[0] not in shifts:
             return None
     for axis in grid:
-        low, high = _either(_band(c, loop, axis) for c in summed) if not is_part(axis) else (None, None)
+        low, high = hull(band(c, loop, axis) for c in summed) if not is_part(axis) else (None, None)
         bounded = low is not None or high is not None
         if bounded and (high is None or high >= max(low or 0, 0)):  # else the first rows are empty, or all
             return Span(axis, low, high)
     return None
-
-
-def _band(c: Condition, n: Axis, i: Axis) -> Band:
-    """The narrowest band that the condition implies."""
-    match c:
-        case Cut(form, bound) if dict(form) == {n: 1, i: -1}:
-            return None, bound
-        case Cut(form, bound) if dict(form) == {n: -1, i: 1}:
-            return -bound, None
-        case Every(parts):
-            bands = [_band(part, n, i) for part in parts]
-            lows, highs = [low for low, _ in bands if low is not None], [high for _, high in bands if high is not None]
-            return max(lows, default=None), min(highs, default=None)
-        case Some(parts):
-            return _either(_band(part, n, i) for part in parts)
-        case _:
-            return None, None
-
-
-def _either(bands: Iterable[Band]) -> Band:
-    """The hull of several bands."""
-    some = [b for b in bands if b[0] is None or b[1] is None or b[0] <= b[1]]
-    if not some:
-        return NOTHING
-    lows, highs = [low for low, _ in some], [high for _, high in some]
-    return (
-        None if None in lows else min(x for x in lows if x is not None),
-        None if None in highs else max(x for x in highs if x is not None),
-    )

@@ -7,8 +7,11 @@ from mugraph.programs import CAUSAL_SPAN, WINDOW, Program
 
 from mirage_jax.lower.aot import compile_for
 from mirage_jax.lower.launch import sources
+from mirage_jax.lower.small_sizes import small_sizes
 from mirage_jax.lower.triton_interpreter import interpret
-from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
+from mirage_jax.lower.triton_source import emit
+from mirage_jax.lower.twin import exact_check
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.parser import parse
 
 
@@ -67,3 +70,34 @@ def test_one_block_knows_its_bounds() -> None:
     text = str(graph).replace("n'", "i").replace("d=16", "d=16 i=20")
     (source,) = sources(parse(text), Schedule((KernelSchedule((("i", 32), ("n", 16))),)))
     assert source is not None and "range(0, 20, 16)" in source.text
+
+
+@pytest.mark.parametrize("condition", ["and %c %w", "and %w %c"])
+def test_masks_that_are_data_stay(condition: str) -> None:
+    """In the middle of a window nothing is masked for its place, but padding is wherever it is."""
+    text = str(sized(WINDOW, "online", 128)).replace("offset=3", "offset=60").replace("n'-2..", "n'-59..")
+    text = text.replace("  input V: f32[n,e]\n", "  input V: f32[n,e]\n  input P: bool[n]\n")
+    text = text.replace("%v = load V[n,e]\n", "%v = load V[n,e]\n    %w = load P[n]\n")
+    text = text.replace("    %x[n,n'] = mask %c", f"    %z[n,n'] = {condition}\n    %x[n,n'] = mask %z")
+    graph = parse(text)
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((128, 16)).astype(np.float32) for _ in range(3))
+    p = np.arange(128) % 3 != 1
+    (row, column) = np.indices((128, 128))
+    seen = (column <= row) & (row - column < 60) & p
+    seen[0, 0] = p[0] = True
+    weights = np.exp(np.where(seen, q @ k.T, -np.inf))
+    want = weights @ v / weights.sum(-1, keepdims=True)
+    assert exact_check(graph, tiles(graph, 16, 16)) == ""
+    assert np.abs(interpret(graph, tiles(graph, 16, 16), [q, k, v, p])[0] - want).max() < 1e-5
+
+
+@pytest.mark.parametrize("program", [CAUSAL_SPAN, WINDOW], ids=lambda p: p.name)
+def test_the_exact_check_sees_all_parts_of_a_loop(program: Program) -> None:
+    """At its small sizes the text has the loops that it has at large ones."""
+    graph, schedule = sized(program, "online", 1024), tiles(sized(program, "online", 1024), 16, 16)
+    (kernel,), (sizes,) = graph.kernels, schedule.kernels
+    assert isinstance(kernel, BlockGraph)
+    small, parts = small_sizes(kernel, graph, sizes, {}, ragged=False)
+    loops = [emit(kernel, g, sizes, parts).text.count("for n_start") for g in (graph, small)]
+    assert loops[0] == loops[1] == (2 if program is CAUSAL_SPAN else 3)
