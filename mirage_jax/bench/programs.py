@@ -2,10 +2,10 @@
 
 Suite "mirage" has the eight programs of Mirage (OSDI'25, section 8) at batch sizes 1 and 8; "prefill" has the same kind
 of program at the size of a prompt; "attention" has that of a prompt, plain and causal, in the usual types and widths;
-"also" has those of the paper's first version; "beyond" has what people write
-beside these: layer normalization, a whole gated block, a loss, gradients; "algebra" has programs that only another
+"also" has those of the paper's first version; "beyond" has what people write beside these: layer normalization, a whole
+gated block, a loss, gradients, weights of 4 and 8 bits with scales of groups; "algebra" has programs that only another
 order of evaluation makes fast, on any device. Data is float16 ("algebra": float32) and normal; a weight is scaled by
-the root of its fan-in so that no program overflows.
+the root of its fan-in so that no program overflows. Bytes are uniform.
 """
 
 from __future__ import annotations
@@ -96,6 +96,23 @@ def attention_gradients(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array) 
     return jnp.stack(jax.vjp(attend, q, k, v)[1](g))
 
 
+def _scaled(w: jax.Array, scale: jax.Array) -> jax.Array:
+    """Weights [k, n] of integers by their scales [groups, n]: k / groups rows in a row share one (AWQ, GPTQ)."""
+    groups = w.reshape(scale.shape[0], -1, w.shape[1]).astype(scale.dtype)
+    return (groups * scale[:, None]).reshape(w.shape)
+
+
+def w8a16(x: jax.Array, w: jax.Array, scale: jax.Array) -> jax.Array:
+    """Weights are bytes with a zero point of 128."""
+    return x @ _scaled(w.astype(jnp.int32) - 128, scale)
+
+
+def w4a16(x: jax.Array, w: jax.Array, scale: jax.Array) -> jax.Array:
+    """Weights are halves of bytes, the low one first, with a zero point of 8."""
+    halves = jnp.stack([w & 15, w >> 4], axis=1).reshape(-1, w.shape[1])
+    return x @ _scaled(halves.astype(jnp.int32) - 8, scale)
+
+
 def linear_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return (q @ jnp.swapaxes(k, -1, -2)) @ v
 
@@ -115,6 +132,7 @@ class Program:
     scales: tuple[float, ...]
     flops: int
     dtype: str = "float16"
+    packed: tuple[str, ...] = ()  # arguments that are bytes
 
     @property
     def kind(self) -> str:
@@ -123,7 +141,8 @@ class Program:
 
     @property
     def inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        return tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(self.dtype)) for _, shape in self.shapes)
+        dtypes = ("uint8" if name in self.packed else self.dtype for name, _ in self.shapes)
+        return tuple(jax.ShapeDtypeStruct(s, jnp.dtype(d)) for (_, s), d in zip(self.shapes, dtypes, strict=True))
 
     @property
     def bytes(self) -> int:
@@ -138,15 +157,19 @@ class Program:
     def draw(self, seed: int = 0) -> tuple[jax.Array, ...]:
         """Arguments on the default device: the same on every machine for the same seed."""
         rng = np.random.default_rng(seed)
-        return tuple(
-            jnp.asarray((rng.standard_normal(shape, np.float32) * np.float32(scale)).astype(self.dtype))
-            for (_, shape), scale in zip(self.shapes, self.scales, strict=True)
-        )
+
+        def one(like: jax.ShapeDtypeStruct, scale: float) -> np.ndarray:
+            if like.dtype == np.uint8:
+                return rng.integers(0, 256, like.shape, np.uint8)
+            return (rng.standard_normal(like.shape, np.float32) * np.float32(scale)).astype(like.dtype)
+
+        return tuple(jnp.asarray(one(*both)) for both in zip(self.inputs, self.scales, strict=True))
 
     def in_float64(self, args: Iterable[jax.Array]) -> np.ndarray:
         """The same function evaluated in float64 on the same inputs: what errors are measured against."""
         with jax.enable_x64(True):
-            return np.asarray(jax.jit(self.fn)(*(jnp.asarray(np.asarray(a), jnp.float64) for a in args)))
+            wide = (np.asarray(a, np.uint8 if a.dtype == np.uint8 else np.float64) for a in args)
+            return np.asarray(jax.jit(self.fn)(*map(jnp.asarray, wide)))
 
 
 def _shrunk(size: int) -> int:
@@ -169,14 +192,18 @@ class _Registry:
         *,
         dtype: str = "float16",
         weights: str = "",
+        packed: str = "",
     ) -> None:
-        """flops takes the shapes by name; `weights` names the arguments that are scaled by the root of their fan-in."""
+        """flops takes the shapes by name; `weights` names the arguments that are scaled by the root of their fan-in,
+        `packed` those that are bytes.
+        """
         if name in self.programs:
             raise UsageError(f"program {name!r} is registered twice")
         for table, size in ((self.programs, int), (self.small, _shrunk)):
             sized = {n: tuple(size(d) for d in s) for n, s in shapes.items()}
             scales = tuple(s[-2] ** -0.5 if n in weights.split() else 1.0 for n, s in sized.items())
-            table[name] = Program(name, suite, fn, tuple(sized.items()), scales, flops(**sized), dtype)
+            shaped = tuple(sized.items())
+            table[name] = Program(name, suite, fn, shaped, scales, flops(**sized), dtype, tuple(packed.split()))
 
 
 def _attention_flops(q: Shape, k: Shape, v: Shape) -> int:
@@ -282,6 +309,10 @@ def _register_beyond(registry: _Registry) -> None:
     heads = dict.fromkeys("qkvg", (16, 4096, 64))
     flops = lambda q, k, v, g: 10 * math.prod(q) * k[1]  # noqa: E731
     registry.add("attention_gradients", "beyond", attention_gradients, flops, heads)
+    for fn, per_byte in ((w8a16, 1), (w4a16, 2)):
+        quantized = {"x": (8, 4096), "w": (4096 // per_byte, 14336), "scale": (32, 14336)}
+        flops = lambda x, w, scale: _matmul_flops(x, w)  # noqa: E731
+        registry.add(fn.__name__, "beyond", fn, flops, quantized, weights="scale", packed="w")
 
 
 _REGISTRY = _Registry({}, {})

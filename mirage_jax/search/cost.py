@@ -533,6 +533,8 @@ class Model:
         o = self._outline(outs, leaves, loop, grid, dag)
         if loop is not None and not any(loop in w.axes for w in o.work):
             return None  # what has the axis is loaded without it
+        if not all(f.batch & set(w.axes) <= {*grid, loop} for w in o.work):
+            return None  # a tile would have more than one element of a batch axis
         found = tilings(o, self.extent, single, self.device)
         return Priced(outs, leaves, loop, grid, dag, tuple(found)) if found else None
 

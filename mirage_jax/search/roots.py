@@ -35,6 +35,9 @@ def express(reference: KernelGraph, e: Expressions) -> dict[str, Poly]:
 def batch_axes(reference: KernelGraph, roots: list[Poly], axioms: Axioms, reduced: frozenset[Axis]) -> frozenset[Axis]:
     """Axes that tiles have one element of: in every output, never reduced, and in every large input or needed to
     bound the rank.
+
+    Of a tensor that is summed over several axes one of these does that: a loop then takes its elements one by one. So
+    scales that groups of weights share are applied behind the product of a group.
     """
     e = axioms.e
     candidates = frozenset[Axis].intersection(*(e.axes(r) for r in roots)) - reduced
@@ -42,6 +45,8 @@ def batch_axes(reference: KernelGraph, roots: list[Poly], axioms: Axioms, reduce
     big = [s for s in shapes if len(s) > 2]
     batch = frozenset(a for a in candidates if big and all(a in s for s in big))
     for s in sorted(shapes, key=lambda s: (-len(s), sorted(s))):
-        while len(s - batch) > 2 and (s - batch) & candidates:
-            batch |= {min((s - batch) & candidates, key=lambda a: (reference.extent(a), a))}
+        while len(s - batch) > 2 and ((s - batch) & candidates or len(s & reduced - batch) > 1):
+            summed = s & reduced - batch
+            chosen = summed if len(summed) > 1 else (s - batch) & candidates
+            batch |= {min(chosen, key=lambda a: (reference.extent(a), a))}
     return batch

@@ -7,11 +7,13 @@ import pytest
 from jaxpr_frontend.replacing import analysis
 from layers.layers import LAYERS
 
+from mirage_jax.bench.programs import program
 from mirage_jax.compiler.attempt import space_for
 from mirage_jax.lower.aot import compile_for
 from mirage_jax.lower.launch import sources
 from mirage_jax.lower.triton_interpreter import interpret
 from mirage_jax.mugraph.arrays import is_float
+from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import BlockGraph
 from mirage_jax.mugraph.merge import simplify_axes
 from mirage_jax.search.devices import DEVICES
@@ -45,25 +47,52 @@ COMPILED = ("elu mlp", "cross entropy", "int8 weights", "int8 weights, scaled la
 def test_one_kernel(name: str) -> None:
     layer = LAYERS[name]
     (region,) = analysis(layer.fn, *layer.args).regions
-    program = simplify_axes(region.graph)
-    found, _ = search(program, DEVICES["H200"], space_for(region), seconds=120.0, states=20_000)
+    reference = simplify_axes(region.graph)
+    found, _ = search(reference, DEVICES["H200"], space_for(region), seconds=120.0, states=20_000)
     best = next(c for c in found if c.family == "kernels")
     (kernel,) = best.graph.kernels
     assert isinstance(kernel, BlockGraph)
-    certify(program, best.graph)
+    certify(reference, best.graph)
     (source,) = sources(best.graph, best.schedule)
     assert source is not None
     if name not in COMPILED:
         return
     assert compile_for(source, 90).fits
     values = _operands(region)
-    shapes = [tuple(map(program.extent, t.axes)) for t in program.inputs]  # of fewer axes than the region's own
+    shapes = [tuple(map(reference.extent, t.axes)) for t in reference.inputs]  # of fewer axes than the region's own
     tensors = [np.asarray(x).reshape(n) for x, n in zip(region.prepare(values), shapes, strict=True)]
     made = interpret(best.graph, best.schedule, tensors)
     have = [jnp.asarray(x).reshape(a.shape) for x, a in zip(made, region.tensor_avals(), strict=True)]
     for x, y in zip(region.finish(have), region.reference(*values), strict=True):
         x, y = x.astype("float32"), y.astype("float32")
         np.testing.assert_allclose(x, y, rtol=2e-2, atol=2e-2 * float(jnp.abs(y).max()))
+
+
+@pytest.mark.parametrize("name", ["w8a16", "w4a16"])
+def test_scales_of_groups(name: str) -> None:
+    """One kernel goes through the groups: a product for each, then its scale. Nothing is unpacked in memory."""
+    p = program(name)
+    (region,) = analysis(p.fn, *p.inputs).regions
+    reference = simplify_axes(region.graph)
+    found, _ = search(reference, DEVICES["H200"], space_for(region), seconds=120.0, states=60_000)
+    best = next(c for c in found if c.family == "kernels" and not c.schedule.parts)
+    (kernel,) = best.graph.kernels
+    assert isinstance(kernel, BlockGraph)
+    certify(reference, best.graph)
+    assert kernel.loop is not None and reference.extent(kernel.loop) == 32
+    assert best.schedule.kernels[0].tile(kernel.loop) == 1
+    (source,) = sources(best.graph, best.schedule)
+    assert source is not None and compile_for(source, 90).fits
+    small = {a: min(n, 4 if a == kernel.loop else 32) for a, n in reference.extents}
+    rng = np.random.default_rng(0)
+    shapes = [[small[a] for a in t.axes] for t in reference.inputs]
+    tensors = [
+        rng.integers(0, 256, n, np.uint8) if t.dtype == "u8" else rng.standard_normal(n).astype(np.float16)
+        for t, n in zip(reference.inputs, shapes, strict=True)
+    ]
+    (result,) = interpret(best.graph.with_extents(small), best.schedule, tensors)
+    (wanted,) = run(reference.with_extents(small), tensors)
+    np.testing.assert_allclose(result, wanted, rtol=0, atol=5e-3 * np.abs(wanted).max())
 
 
 def _operands(region) -> list[jax.Array]:
