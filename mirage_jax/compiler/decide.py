@@ -198,21 +198,36 @@ class Compiler:
             return replace(decision, why="the model's first choice, not measured (on_miss='heuristic')")
 
     def _measure(self, attempt: Attempt, key: CacheKey, base: Decision, finalists: Sequence[Candidate]) -> Decision:
-        """Take the fastest that is right. Where the float gate refused all that were, those that can round less do, and
-        are measured again.
+        """Take the fastest that is right. Where the float gate refuses those that round, they are written to round
+        less: before they are measured if ordinary inputs show it, else they are measured again.
         """
         from mirage_jax.compiler import tuning
 
         directory = self.cache.kernel_path(key).parent
-        decision = self._fastest(attempt, base, finalists, directory)
-        if decision is not None and decision.winner is None and attempt.tried["refused by the float gate"]:
-            rounding = [c for c in finalists if tuning.rounds(c)]
+        rounding = [c for c in finalists if tuning.rounds(c)]
+        precise = self._round_too_much(attempt, rounding, directory)
+        decision = self._fastest(attempt, base, finalists, directory, precise)
+        refused = decision is not None and decision.winner is None and attempt.tried["refused by the float gate"]
+        if refused and rounding and not precise:
             log.info("%d candidates can round less, and are measured again", len(rounding))
-            if rounding:
-                decision = self._fastest(attempt, base, rounding, directory, precise=True)
+            decision = self._fastest(attempt, base, rounding, directory, precise=True)
         if decision is None:
             return replace(base, why="XLA's own code for this region cannot be timed alone")
         return self._keep(key, decision)
+
+    def _round_too_much(self, attempt: Attempt, rounding: Sequence[Candidate], directory: Path) -> bool:
+        """Does the float gate refuse ordinary inputs? Asked of the first candidate that runs, in seconds, where to
+        measure all of them takes minutes.
+        """
+        if attempt.trials is None:
+            return False
+        for c in rounding:
+            winner = attempt.winner(c.graph, c.schedule, c.family, directory)
+            if attempt.screen([winner]):
+                passed, why = attempt.gate(winner, ("normal",))
+                log.info("a first candidate: %s", why)
+                return not passed
+        return False
 
     def _fastest(
         self, attempt: Attempt, base: Decision, finalists: Sequence[Candidate], directory: Path, precise: bool = False

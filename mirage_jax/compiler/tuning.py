@@ -32,6 +32,7 @@ MARGIN = 1.03  # lower 95% bound of XLA's time over ours, below which XLA stays
 TILES = (6, 4, 3, 2, 2, 2, 2)  # tile sizes per kernel tried for the first, second, ... finalist
 FINALISTS = len(TILES)
 KEPT = 3  # variants that survive a screen
+MOST = 72  # variants that are compiled for one: graphs of several large kernels have more
 STEPS = 4  # of the climb
 ORIGINS = 3  # muGraphs from which it starts; it goes on from two
 NEARBY = 1.6  # estimate of a neighbour over that of its origin up to which it is tried
@@ -52,11 +53,12 @@ def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path, p
     """Screen all variants of the finalists, then time the best few against XLA. `precise`: all kernels."""
     tiles = [(c, as_precise(s, precise)) for i, c in enumerate(finalists) for s in tile_variants(c, TILES[i])]
     screen = Screen(attempt)
-    best = screen([attempt.winner(c.graph, s, c.family, directory) for c, s in tiles])
+    best = screen(screen.likely(attempt.winner(c.graph, s, c.family, directory) for c, s in tiles))
     origins = screen.leaders(ORIGINS)
     for _ in range(STEPS):
         before = best[:1]
-        best = screen([replace(w, schedule=s) for w in origins for s in nearby(w, attempt.description)])
+        near = (replace(w, schedule=s) for w in origins for s in nearby(w, attempt.description))
+        best = screen(screen.likely(near))
         if best[:1] == before:
             break
         origins = screen.leaders(2)
@@ -109,6 +111,15 @@ class Screen:
             self.attempt.record((new[i], t) for i, t in timed.items())
             self.seconds |= {w: timed[i].seconds if i in timed else math.inf for i, w in enumerate(new)}
         return self._ranked()[:KEPT]
+
+    def likely(self, variants: Iterable[Winner]) -> list[Winner]:
+        """Those that are new, the `MOST` among them that the model likes best, and one of each muGraph."""
+        new = [w for w in dict.fromkeys(variants) if w not in self.seconds]
+        if len(new) <= MOST:
+            return new
+        first = {w.graph: w for w in reversed(new)}
+        price = {w: estimate(w.graph, w.schedule, self.attempt.description) for w in new}
+        return list(dict.fromkeys((*first.values(), *sorted(new, key=price.__getitem__))))[:MOST]
 
     def leaders(self, n: int) -> list[Winner]:
         """The fastest variant of each of the n best muGraphs so far."""

@@ -3,11 +3,13 @@
 Functions of arrays only: the caller runs the three programs. Per output, ALL of (e_x = XLA - r, e_c = candidate - r;
 r in float64):
 
-1. equal shapes and dtypes; NaN where XLA has NaN, the same infinities; but what float64 gives, rounded to the
-   output's type, is always allowed (XLA in float16 may make NaN of an overflow that is none), and so is finite where
-   only XLA is not, and should be; an infinity may stand for a number so close to the largest that rounding decides;
+1. equal shapes and dtypes; NaN where XLA has NaN, the same infinities (any of these for another where an input has
+   some); but what float64 gives, rounded to the output's type, is always allowed (XLA in float16 may make NaN of an
+   overflow that is none), and so is finite where only XLA is not, and should be; an infinity may stand for a number so
+   close to the largest that rounding decides;
 2. max |e_c| <= 2 spread max |e_x| + 2 max |(r + 0.3 - 0.3) - r|, the latter in the type of the output (FlashAttention's
-   rule);
+   rule), or c is one of the two numbers of the output's type beside r (faithful rounding: where weights of a softmax
+   are all but 0 and 1, XLA is exact, and a sum in another order may still round the other way);
 3. rms(e_c) <= 1.5 spread rms(e_x) + 0.5 eps rms(r);
 4. the worst row, max |e_c| / max |r| over its elements, is at most 2 spread times XLA's worst row + 4 eps: one wrong
    tile cannot hide;
@@ -68,8 +70,9 @@ def float_gate(
 ) -> GateResult:
     """Is one output of the candidate as good as XLA's?
 
-    `kinds` False: any non-finite value may stand for another (re-association of infinities). `skips`: a finite value
-    may stand for NaN (a loop that ends early leaves out zeros of a mask times infinities, which would be NaN).
+    `kinds` False: any non-finite value may stand for another (other orders of evaluation meet other infinities).
+    `skips`: a finite value may stand for NaN (a loop that ends early leaves out zeros of a mask times infinities, which
+    would be NaN).
     """
     if xla.shape != candidate.shape or xla.dtype != candidate.dtype or reference64.shape != xla.shape:
         return GateResult(False, (f"{candidate.dtype}{candidate.shape} instead of {xla.dtype}{xla.shape}",))
@@ -193,12 +196,18 @@ def _limits(
     by_row = np.maximum(noise.max(-1, keepdims=True) if noise.ndim else noise, own_rms)
     rows = np.maximum(np.abs(ec) - 4 * by_row, 0.0)
     bias = 2 * abs(ex.sum()) / n + 3 * _rms(ec, n) / n**0.5 + 0.5 * eps * size + own_rms
+    unfaithful = np.where(np.abs(ec) < _unit(np.minimum(np.abs(r), np.abs(r + ec)), eps), 0.0, np.abs(ec))
     return {
-        "max error": (float(np.abs(ec).max()), most),
+        "max error": (float(unfaithful.max()), most),
         "rms error": (_rms(ec, n), 1.5 * spread * _rms(ex, n) + 0.5 * eps * size + 2 * own_rms),
         "worst row": (_worst_row(r, rows), 2 * spread * _worst_row(r, ex) + 4 * eps),
         "bias": (abs(ec.sum()) / n / spread, bias),
     }
+
+
+def _unit(size: Array, eps: float) -> Array:
+    """The distance from a number to the next larger one of its type."""
+    return np.ldexp(eps, np.frexp(size)[1] - 1) * (size != 0)
 
 
 def _rms(x: Array, n: int) -> float:

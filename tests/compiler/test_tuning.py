@@ -97,7 +97,21 @@ def test_where_the_gate_refuses_rounding_products_are_more_precise(rounding: boo
             return d
 
     compiler = Refusing(Options(cache_dir=str(tmp_path)))
-    subject = SimpleNamespace(tried=Counter(), measured=[])
+    subject = SimpleNamespace(tried=Counter(), measured=[], trials=None)
     key = CacheKey.here(graph="", extents={}, backend="auto", policy="", device=jax.devices()[0])
-    decision = compiler._measure(subject, key, Decision(None, "", "search", "cuda"), [candidate])  # type: ignore[arg-type]
+
+    def decide() -> Decision:
+        return compiler._measure(subject, key, Decision(None, "", "search", "cuda"), [candidate])  # type: ignore[arg-type]
+
+    decision = decide()
     assert timed == ([False, True] if rounding else [False]) and (decision.winner is not None) == rounding
+
+    timed.clear()
+    subject.trials, subject.winner, subject.screen = (
+        object(),
+        lambda *_: WINNER,
+        lambda winners: dict(enumerate(winners)),
+    )
+    subject.gate = lambda winner, only: (False, "refused")
+    assert (decide().winner is not None) == rounding
+    assert timed == [rounding], "what ordinary inputs refuse is not measured"

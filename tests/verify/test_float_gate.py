@@ -102,6 +102,21 @@ def test_types_and_shapes() -> None:
     assert float_gate(np.float64(2), scalar, scalar)
 
 
+def test_a_neighbour_is_right() -> None:
+    """XLA is exact: what rounds to the other side is not worse than half a unit, in rare places."""
+    r = np.full((64, 64), 4352.0)
+    r[3, 4] += 15.9
+    xla = r.astype(ml_dtypes.bfloat16)
+    ours = xla.copy()
+    assert xla[3, 4] == 4352
+    ours[3, 4] = 4384
+    assert float_gate(r, xla, ours)
+    ours[3, 4] = 4416
+    assert "max error" in float_gate(r, xla, ours).reasons[0]
+    below = np.full((64, 64), 4097.0)
+    assert not float_gate(below, below.astype(ml_dtypes.bfloat16), np.full((64, 64), 4080).astype(ml_dtypes.bfloat16))
+
+
 def test_non_finite() -> None:
     r = R.copy()
     r[0, 0], r[1, 1], r[2, 2] = np.nan, np.inf, -np.inf
