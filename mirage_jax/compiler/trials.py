@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -165,7 +166,9 @@ class Trials:
         """As `Session.times`."""
         if len(self.sessions) == 1:
             return self.sessions[0].times(variants, notify)
-        shares = [range(n, len(variants), len(self.sessions)) for n in range(len(self.sessions))]
+        # Neighbours, which have kernels in common, go to the same child: it compiles these once.
+        ends = [n * len(variants) // len(self.sessions) for n in range(len(self.sessions) + 1)]
+        shares = [range(*pair) for pair in pairwise(ends)]
         found: dict[int, timing.Timing | Failure] = {}
         with ThreadPoolExecutor(len(self.sessions)) as pool:
             futures = [

@@ -9,7 +9,9 @@ import inspect
 import re
 import subprocess
 import tempfile
+import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,10 +75,24 @@ def compile_for(source: KernelSource, arch: int) -> Resources:
 def refuse_what_does_not_fit() -> None:
     """From now on jax-triton raises a `LoweringError` for a kernel that could not be launched, or that spills so much
     that it is not worth it, when it has compiled it. For processes that try kernels: it costs a run of ptxas for each.
-    What they try, they do not keep on disk.
+    What they try, they do not keep on disk, but remember, refusals too: graphs that differ in one kernel share others.
     """
     library = jax_triton_library()
     compile_kernel = inspect.unwrap(library.compile_ttir_inplace)
+    known: dict[tuple[str, ...], Future[Any]] = {}
+    lock = threading.Lock()
+
+    def once(ttir: Any, backend: Any, options: Any, target: Any) -> Any:
+        key = (str(ttir), str(options), str(target))
+        mine: Future[Any] = Future()
+        with lock:
+            future = known.setdefault(key, mine)
+        if future is mine:
+            try:
+                future.set_result(checked(ttir, backend, options, target))
+            except BaseException as why:  # for all who wait
+                future.set_exception(why)
+        return future.result()
 
     def checked(ttir: Any, backend: Any, options: Any, target: Any) -> Any:
         result = compile_kernel(ttir, backend, options, target)
@@ -89,7 +105,7 @@ def refuse_what_does_not_fit() -> None:
             raise LoweringError(f"kernel {result.name} {problem}")
         return result
 
-    library.compile_ttir_inplace = checked
+    library.compile_ttir_inplace = once
 
 
 def refusal(found: Resources, threads: int) -> str:

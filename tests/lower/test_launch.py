@@ -106,7 +106,9 @@ def test_runs_on_a_gpu(name: str) -> None:
 
 def test_a_kernel_that_does_not_fit_is_refused_when_it_is_compiled(monkeypatch) -> None:
     library = aot.jax_triton_library()
-    monkeypatch.setattr(library, "compile_ttir_inplace", library.compile_ttir_inplace)  # to be undone
+    compile_kernel, compiled = inspect.unwrap(library.compile_ttir_inplace), []
+    counted = lambda *args: compiled.append(1) or compile_kernel(*args)  # noqa: E731
+    monkeypatch.setattr(library, "compile_ttir_inplace", counted)
     aot.refuse_what_does_not_fit()
     program = attention("f16", i=64)
     lowered(program.graph, program.schedule)  # as it is, it may be launched
@@ -115,6 +117,7 @@ def test_a_kernel_that_does_not_fit_is_refused_when_it_is_compiled(monkeypatch) 
     for _ in range(2):  # no cache remembers it as compiled
         with pytest.raises(LoweringError, match=r"mirage_attention takes \d+ bytes of shared memory, sm_90 has 16"):
             lowered(program.graph, program.schedule)
+    assert len(compiled) == 2, "each kernel once, a refused one too"
 
 
 def test_what_is_refused() -> None:
