@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -34,6 +35,7 @@ FINALISTS = len(TILES)
 KEPT = 3  # variants that survive a screen
 MOST = 72  # variants that are compiled for one: graphs of several large kernels have more
 STEPS = 4  # of the climb
+LONG = 120.0  # seconds of climbing after which there is no further step
 ORIGINS = 3  # muGraphs from which it starts; it goes on from two
 NEARBY = 1.6  # estimate of a neighbour over that of its origin up to which it is tried
 WARPS, STAGES = (2, 4, 8), range(2, 7)
@@ -55,11 +57,12 @@ def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path, p
     screen = Screen(attempt)
     best = screen(screen.likely(attempt.winner(c.graph, s, c.family, directory) for c, s in tiles))
     origins = screen.leaders(ORIGINS)
+    until = time.monotonic() + LONG
     for _ in range(STEPS):
         before = best[:1]
         near = (replace(w, schedule=s) for w in origins for s in nearby(w, attempt.description))
         best = screen(screen.likely(near))
-        if best[:1] == before:
+        if best[:1] == before or time.monotonic() > until:
             break
         origins = screen.leaders(2)
     timed = attempt.timings(
