@@ -499,15 +499,15 @@ class Model:
         """The best loop axis, operator DAG and tile sizes for a kernel; None if no tile fits."""
         if (outs, leaves) not in self._kernels:
             found = [
-                k for loop in self.frontiers.loops_for(outs) if (k := self._with_loop(outs, leaves, loop)) is not None
+                k
+                for loop in self.frontiers.loops_of(outs, leaves)
+                if (k := self._with_loop(outs, leaves, loop)) is not None
             ]
             self._kernels[outs, leaves] = min(found, key=lambda k: k.seconds, default=None)
         return self._kernels[outs, leaves]
 
     def _with_loop(self, outs: Leaves, leaves: Leaves, loop: Axis | None) -> Priced | None:
         f = self.frontiers
-        if leaves not in f.kernels(outs, loop):
-            return None
         must, optional = f.grid_for(outs, leaves)
         plain = must | optional
         # Axes that some DAGs reduce and others need not, since they load what it takes.
@@ -524,6 +524,8 @@ class Model:
     ) -> Priced | None:
         """The cheapest kernel with these axes on its grid, no operator of which reduces those in `kept`."""
         f = self.frontiers
+        if f.batch & f.free_axes(outs) - axes - {loop}:
+            return None
         must = frozenset(a for a in axes if kind(a) == "g")
         grid = tuple(sorted(axes, key=lambda a: (kind(a) != "g" and a not in f.batch, a)))
         single = must | f.batch

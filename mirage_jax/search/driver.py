@@ -51,15 +51,15 @@ def search(
         return one.run(), one.report
     pair = replace(space, max_kernels=min(2, space.max_kernels), splits=not _fills(reference, device))
     cones = [cone(reference, name) for name in dict.fromkeys(reference.outputs)]
-    if (
-        "kernels" not in families
-        or not device.is_gpu
-        or not all(is_narrow(c, device, pair, CONE_CLASSES, CONE_SECONDS) for c in cones)
-    ):
-        cones = []
+    probes = [_probe(c, device, pair, CONE_SECONDS) for c in cones if "kernels" in families and device.is_gpu]
+    if not probes or not all(_width(p) <= CONE_CLASSES for p in probes):
+        cones, probes = [], []
     report = SearchReport(space, windows=len(parts), cones=len(cones))
     todo = [Part(w.graph, device, space, states, families) for w in parts]
-    todo += [Part(c, device, pair, states, families) for c in cones]
+    for c, p in zip(cones, probes, strict=True):
+        # Summing what tiles have one element of may take one more: gradients of keys that several heads share.
+        more = p is not None and bool(p.batch & p.reduced) and pair.max_kernels < space.max_kernels
+        todo.append(Part(c, device, replace(pair, max_kernels=pair.max_kernels + more), states, families))
     found: list[list[Candidate]] = []
     for candidates, own in search_parts(todo, until - time.monotonic(), workers, notify):
         found.append(candidates)
@@ -73,14 +73,24 @@ def is_narrow(
     graph: KernelGraph, device: Device, space: Space, most: int = MAX_CLASSES, seconds: float = PROBE_SECONDS
 ) -> bool:
     """Are there few enough values in the AND-OR graph for an exhaustive search?"""
+    return _width(_probe(graph, device, space, seconds)) <= most
+
+
+def _probe(graph: KernelGraph, device: Device, space: Space, seconds: float) -> Search | None:
+    """A search that has found out which values there are; None where that takes too long."""
     probe = Search(graph, device, space, seconds)
     try:
         probe.start()
     except BudgetExceeded:
-        return False
+        return None
     except UnsupportedError:
-        return True  # not searched at all
-    return probe.report.classes * math.sqrt(len(probe.roots)) <= most  # outputs multiply frontiers
+        pass  # not searched at all
+    return probe
+
+
+def _width(probe: Search | None) -> float:
+    """Values in the AND-OR graph; outputs multiply frontiers."""
+    return math.inf if probe is None else probe.report.classes * math.sqrt(len(probe.roots))
 
 
 def _fills(reference: KernelGraph, device: Device) -> bool:

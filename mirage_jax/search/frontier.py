@@ -137,6 +137,13 @@ class Frontiers:
         inside = frozenset[Axis]().union(*(self.reduced_axes(o) for o in outs))
         return (None, *sorted(a for a in inside if kind(a) == "t"))
 
+    @memo
+    def loops_of(self, outs: Leaves, leaves: Leaves) -> tuple[Axis | None, ...]:
+        """Of these the ones that a kernel with this cut may have: a batch axis that it sums is taken one by one."""
+        inside = frozenset[Axis]().union(*(self.reduced_axes(o, leaves) for o in outs))
+        summed = inside & self.batch - self.free_axes(outs)
+        return tuple(x for x in self.loops_for(outs) if summed <= {x} and leaves in self.kernels(outs, x))
+
     def grid_for(self, outs: Leaves, leaves: Leaves) -> tuple[frozenset[Axis], frozenset[Axis]]:
         """(mandatory, optional) grid axes: free in every output and reduced nowhere above the loads."""
         inside = frozenset[Axis]().union(*(self.reduced_axes(o, leaves) for o in outs))

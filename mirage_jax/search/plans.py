@@ -9,7 +9,6 @@ partial, else it would repeat an unsplit plan.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
@@ -35,9 +34,7 @@ class Plans:
         f = self.frontiers
         outs, leaves = cut
         _, optional = f.grid_for(outs, leaves)
-        return sum(sum(f.kernels(outs, x).get(leaves, Counter[int]()).values()) for x in f.loops_for(outs)) * 2 ** len(
-            optional
-        )
+        return sum(f.kernels(outs, x)[leaves].total() for x in f.loops_of(outs, leaves)) * 2 ** len(optional)
 
     def with_kernels(self, n: int) -> Iterator[tuple[Plan, int]]:
         """Yield (plan, number of structures it stands for) for all plans of exactly n kernels."""
@@ -62,7 +59,8 @@ class Plans:
                 for leaves in cuts:
                     left = (todo - outs) | leaves
                     if (
-                        not left.isdisjoint(made | outs)
+                        not f.loops_of(outs, leaves)
+                        or not left.isdisjoint(made | outs)
                         or len(left) > max(f.space.max_loaded, len(self.roots))
                         or bool(left) == (kernels_left == 1)
                     ):

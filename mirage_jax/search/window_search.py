@@ -78,6 +78,8 @@ class Search:
     def __post_init__(self) -> None:
         self.report = SearchReport(self.space)
         self.clock = Clock(self.seconds, self.states)
+        self.roots: tuple[Root, ...] = ()
+        self.batch = self.reduced = frozenset[Axis]()
         self.wide = "f64" if any(t.dtype == "f64" for t in self.reference.inputs) else "f32"
         self.narrow = min(
             (t.dtype for t in self.reference.inputs if t.dtype in FLOATS),

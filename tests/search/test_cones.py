@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from mugraph.programs import schedule
@@ -100,6 +101,34 @@ def test_all_gradients_in_two_kernels(gradient: KernelGraph, by_output: dict[str
         assert sum(op.op == "exps" for op in kernel.ops) == 1
     assert not any({"j", "l"} <= {*t.axes} for t in best.graph.tensors.values())
     assert_same(gradient, best)
+
+
+def test_heads_that_share_keys() -> None:
+    """The gradient of their values is a sum over queries and over heads: these one by one, and no scores in memory."""
+
+    def gradient(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array) -> jax.Array:
+        def attend(v: jax.Array) -> jax.Array:
+            return jnp.einsum("hgqk,khd->qhgd", jax.nn.softmax(jnp.einsum("qhgd,khd->hgqk", q, k)), v)
+
+        return jax.vjp(attend, v)[1](g)[0]
+
+    queries, keys = (4096, 8, 4, 64), (4096, 8, 64)
+    graph = captured(gradient, queries, keys, keys, queries, dtype="bfloat16")
+    best = next(c for c in found(graph, replace(TWO_KERNELS, max_kernels=3))[0] if c.family == "kernels")
+    kernels = [k for k in best.graph.kernels if isinstance(k, BlockGraph)]
+    assert len(kernels) == len(best.graph.kernels)
+    (head,) = (a for a, n in graph.extents if n == 4)
+    summing = [k for k in kernels if k.loop == head]
+    assert summing and all(head in k.grid for k in kernels if k not in summing)
+    scores = graph.extent(head) * 8 * 4096**2
+    assert all(np.prod([graph.extent(a) for a in t.axes]) < scores for t in best.graph.tensors.values())
+    assert certify(graph, best.graph).bound <= 1e-12
+    sizes = {a: 7 if n == 4096 else 4 if n == 64 else 2 if n == 8 else n for a, n in graph.sizes.items()}
+    small, tiled = graph.with_extents(sizes), best.graph.with_extents(sizes)
+    plan = schedule(tiled, tile=3)
+    one = dict.fromkeys(best.single, 1)
+    single = tuple(replace(k, tiles=tuple((a, one.get(a, n)) for a, n in k.tiles)) for k in plan.kernels)
+    assert worst_error(tiled, replace(plan, kernels=single), small) < 1e-12
 
 
 def assert_same(gradient: KernelGraph, found: Candidate) -> None:
