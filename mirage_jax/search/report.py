@@ -68,7 +68,7 @@ class SearchReport:
             lines.append(
                 f"exhaustive {self.space}"
                 + (f", in each of {self.windows} windows" if self.windows > 1 else "")
-                + (f", and of plans of two kernels for each of {self.cones} outputs" if self.cones else "")
+                + (f", and of plans of few kernels for each of {self.cones} outputs" if self.cones else "")
             )
         lines.append("pruned: " + (", ".join(f"{k} {v}" for k, v in sorted(self.pruned.items())) or "nothing"))
         lines.append("axioms: " + ", ".join(f"{k} {v}" for k, v in sorted(self.fired.items())))
