@@ -91,9 +91,8 @@ class Attempt(Subject):
         """The region in float64, inputs upcast after rounding to their own dtype."""
         return self._evaluated(values, None)
 
-    def noise(self, values: Sequence[Any], samples: int) -> list[np.ndarray]:
-        """How far rounding may carry its results from these: root mean square of so many samples."""
-        exact = self.in_float64(values)
+    def noise(self, values: Sequence[Any], exact: Sequence[np.ndarray], samples: int) -> list[np.ndarray]:
+        """How far rounding may carry its results from these exact ones: root mean square of so many samples."""
         squares = [np.zeros(r.shape) for r in exact]
         with np.errstate(all="ignore"):  # infinities and NaN are among the inputs
             for sample in range(samples):
@@ -321,7 +320,7 @@ class Attempt(Subject):
             )
             # Noise takes time, and only some results are near it.
             for samples in (0, 1, SAMPLES):
-                noise = self.noise(values, samples) if samples else [None] * len(reference)
+                noise = self.noise(values, reference, samples) if samples else [None] * len(reference)
                 rows = zip(reference, found, candidate, noise, strict=True)
                 reasons = [reason for r, x, c, n in rows for reason in gate(r, x, c, noise=n).reasons]
                 if not reasons:

@@ -28,7 +28,7 @@ PROBE_SECONDS = 0.3  # a window that takes longer to look at does not fit
 MAX_CLASSES = 100  # values in a window with one output: more are not exhausted in seconds
 BLOCK = 8192  # elements of an output that one block makes, if there are many
 CONE_SECONDS = 3.0  # the same for a cone; there are few of them
-CONE_CLASSES = 220  # in a cone, of which plans of at most two kernels are looked at: tens of seconds
+CONE_CLASSES = 220  # in a cone, of which plans of two or three kernels are looked at: tens of seconds
 
 
 def search(

@@ -7,7 +7,7 @@ from search.programs import captured
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.verify.float_gate import float_gate
-from mirage_jax.verify.noise import HALF_UNIT, noisy
+from mirage_jax.verify.noise import HALF_UNIT, SAMPLES, noisy
 
 ROWS = 64
 
@@ -52,3 +52,16 @@ def test_the_gate_forgives_noise_and_no_more() -> None:
     one = xla.copy()
     one[5, 7] = 1e-3
     assert not float_gate(reference, xla, one, noise=noise)
+
+
+def test_one_sample_may_have_luck_and_eight_have_not() -> None:
+    """Each row has one number and loses it. Somewhere a sample moves the number and the sum alike."""
+    graph = captured(lambda x, w: x * w - jnp.sum(x * w, axis=-1, keepdims=True), (4096, 4), (4,))
+    x, w = np.eye(4)[np.arange(4096) % 4], np.full(4, 3.0)
+    arrays = [x if len(t.axes) == 2 else w for t in graph.inputs]
+    (reference,) = run(graph, arrays)
+    samples = [np.abs(noisy(graph, arrays, sample=n)[0] - reference) for n in range(SAMPLES)]
+    lost = x == 1
+    assert not reference[lost].any()
+    size = [np.sqrt(np.mean(np.square(samples[:n]), 0))[lost] / (3 * HALF_UNIT) for n in (1, SAMPLES)]
+    assert size[0].min() < 0.02 < 0.1 < size[1].min() < size[1].max() < 4
