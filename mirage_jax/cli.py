@@ -302,7 +302,9 @@ def build_parser() -> argparse.ArgumentParser:
 
     optimizing = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     optimizing.add_argument("--budget", help="time for one search: 30s, 2m, ...")
-    optimizing.add_argument("--workers", type=int, metavar="N", help="processes for a search (default: 1)")
+    optimizing.add_argument(
+        "--workers", type=int, metavar="N", help="processes for a search (default: one for two processors)"
+    )
     optimizing.add_argument("--on-miss", choices=ON_MISS, help="what to do where no winner is stored")
     optimizing.add_argument("--backend", choices=BACKENDS)
     optimizing.add_argument("--cache-dir", help="where winners are stored")

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 from mirage_jax.errors import UsageError
 
@@ -35,12 +35,13 @@ _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 class Budget:
     """How long one search may take: seconds, and optionally states visited (the same answer on any machine).
 
-    workers: processes among which the parts of a wide region are divided.
+    workers: processes among which the parts of a wide region are divided; one for two processors, at most 8, if none
+    are named.
     """
 
     seconds: float = DEFAULT_SECONDS
     states: int | None = None
-    workers: int = 1
+    workers: int = field(default_factory=lambda: max(1, min(8, (os.cpu_count() or 1) // 2)))
 
     def __post_init__(self) -> None:
         if not self.seconds > 0:  # NaN too
@@ -188,10 +189,10 @@ def _warn_once(message: str) -> None:
 
 def _from_environment() -> Options:
     options = Options()
-    for field, (variable, parse) in _VARIABLES.items():
+    for name, (variable, parse) in _VARIABLES.items():
         if text := os.environ.get(variable):
             try:
-                options = replace(options, **{field: parse(text)})
+                options = replace(options, **{name: parse(text)})
             except UsageError as error:
                 _warn_once(f"{variable} is ignored: {error}")
     return options

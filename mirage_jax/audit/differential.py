@@ -105,15 +105,15 @@ class Trial(Attempt):
     def promising(self, c: Candidate) -> bool:
         return True
 
-    def gate(self, winner: Winner) -> tuple[bool, str]:
-        return super().gate(winner) if self.setting.gate else (True, "not asked")
+    def gate(self, winner: Winner, only: Sequence[str] = ()) -> tuple[bool, str]:
+        return super().gate(winner, only) if self.setting.gate else (True, "not asked")
 
 
 class Unmeasured(Compiler):
     """A compiler for which whatever is proven is fast; checks every candidate that it is shown on the way."""
 
     def __init__(self, setting: Setting, outcome: Outcome) -> None:
-        budget = Budget(setting.seconds, setting.states)
+        budget = Budget(setting.seconds, setting.states, workers=1)
         super().__init__(Options("search", budget, cache_dir=setting.cache_dir, strict=True))
         self.setting, self.outcome = setting, outcome
 
