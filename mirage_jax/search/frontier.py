@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from mirage_jax.mugraph.graph import Axis, origin
 from mirage_jax.search.axioms import LOOP, Axioms, Step, kind, part_of
@@ -140,9 +141,15 @@ class Frontiers:
     @memo
     def loops_of(self, outs: Leaves, leaves: Leaves) -> tuple[Axis | None, ...]:
         """Of these the ones that a kernel with this cut may have: a batch axis that it sums is taken one by one."""
-        inside = frozenset[Axis]().union(*(self.reduced_axes(o, leaves) for o in outs))
-        summed = inside & self.batch - self.free_axes(outs)
+        summed = self._summed_batch - self.free_axes(outs)
+        if summed:
+            summed &= frozenset[Axis]().union(*(self.reduced_axes(o, leaves) for o in outs))
         return tuple(x for x in self.loops_for(outs) if summed <= {x} and leaves in self.kernels(outs, x))
+
+    @cached_property
+    def _summed_batch(self) -> frozenset[Axis]:
+        """Batch axes that are reduced somewhere."""
+        return self.batch & frozenset[Axis]().union(*(self.reduced_axes(o) for o in self.grading.roots))
 
     def grid_for(self, outs: Leaves, leaves: Leaves) -> tuple[frozenset[Axis], frozenset[Axis]]:
         """(mandatory, optional) grid axes: free in every output and reduced nowhere above the loads."""

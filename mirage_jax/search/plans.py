@@ -59,10 +59,10 @@ class Plans:
                 for leaves in cuts:
                     left = (todo - outs) | leaves
                     if (
-                        not f.loops_of(outs, leaves)
-                        or not left.isdisjoint(made | outs)
+                        not left.isdisjoint(made | outs)
                         or len(left) > max(f.space.max_loaded, len(self.roots))
                         or bool(left) == (kernels_left == 1)
+                        or not f.loops_of(outs, leaves)
                     ):
                         continue
                     here = self.structures((outs, leaves))
