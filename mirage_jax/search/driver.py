@@ -51,8 +51,12 @@ def search(
         return one.run(), one.report
     pair = replace(space, max_kernels=min(2, space.max_kernels), splits=not _fills(reference, device))
     cones = [cone(reference, name) for name in dict.fromkeys(reference.outputs)]
-    probes = [_probe(c, device, pair, CONE_SECONDS) for c in cones if "kernels" in families and device.is_gpu]
-    if not probes or not all(_width(p) <= CONE_CLASSES for p in probes):
+    probes: list[Search | None] = []
+    for c in cones if "kernels" in families and device.is_gpu else ():
+        probes.append(_probe(c, device, pair, CONE_SECONDS))
+        if _width(probes[-1]) > CONE_CLASSES:
+            break
+    if len(probes) < len(cones) or any(_width(p) > CONE_CLASSES for p in probes):
         cones, probes = [], []
     report = SearchReport(space, windows=len(parts), cones=len(cones))
     todo = [Part(w.graph, device, space, states, families) for w in parts]
