@@ -87,34 +87,37 @@ class Attempt(Subject):
     def space(self) -> Space:
         return space_for(self.region)
 
-    def in_float64(self, values: Sequence[Any]) -> list[np.ndarray]:
-        """The region in float64, inputs upcast after rounding to their own dtype."""
-        return self._evaluated(values, None)
+    def wide_inputs(self, values: Sequence[Any]) -> list[Any]:
+        """What `in_float64` takes; on the device where a processor would take minutes."""
+        pairs = zip(self.region.inputs, values, strict=True)
+        arrays = [window for boundary, v in pairs for window in boundary.windows(np.asarray(v))]
+        if self.is_small or self.platform == "cpu":
+            return arrays
+        with jax.enable_x64(True):
+            return [jax.device_put(x, self.device) for x in arrays]
 
-    def noise(self, values: Sequence[Any], exact: Sequence[np.ndarray], samples: int) -> list[np.ndarray]:
+    def in_float64(self, inputs: Sequence[Any], sample: int | None = None) -> list[np.ndarray]:
+        """The region in float64, inputs upcast from their own dtype; with noise if `sample` is a number."""
+        graph = self.region.graph
+        with np.errstate(all="ignore"):  # infinities and NaN are among the inputs
+            if self.is_small or self.platform == "cpu":
+                results = _wide(graph, inputs, np, sample)
+            else:
+                with jax.enable_x64(True):
+                    number = None if sample is None else float(sample)
+                    results = [np.asarray(y) for y in self._on_device(number, *inputs)]
+        tensors = dict(zip(graph.outputs, results, strict=True))
+        return [b.joined(tensors, np) for b in self.region.outputs]  # Region.finish without the cast
+
+    def noise(self, inputs: Sequence[Any], exact: Sequence[np.ndarray], samples: int) -> list[np.ndarray]:
         """How far rounding may carry its results from these exact ones: root mean square of so many samples."""
         squares = [np.zeros(r.shape) for r in exact]
-        with np.errstate(all="ignore"):  # infinities and NaN are among the inputs
+        with np.errstate(all="ignore"):
             for sample in range(samples):
-                for total, r, moved in zip(squares, exact, self._evaluated(values, sample), strict=True):
+                for total, r, moved in zip(squares, exact, self.in_float64(inputs, sample), strict=True):
                     if r.dtype.kind == "f":
                         total += (moved - r) ** 2 / samples
             return [np.sqrt(x) for x in squares]
-
-    def _evaluated(self, values: Sequence[Any], sample: int | None) -> list[np.ndarray]:
-        """In float64, with noise if `sample` is a number; on the device if a processor would take minutes."""
-        pairs = zip(self.region.inputs, values, strict=True)
-        arrays = [window for boundary, v in pairs for window in boundary.windows(np.asarray(v))]
-        with np.errstate(all="ignore"):
-            if self.is_small or self.platform == "cpu":
-                results = _wide(self.region.graph, arrays, np, sample)
-            else:
-                with jax.enable_x64(True):
-                    inputs = [jax.device_put(x, self.device) for x in arrays]
-                    run = self._exact if sample is None else partial(self._noisy, float(sample))
-                    results = [np.asarray(y) for y in run(*inputs)]
-        tensors = dict(zip(self.region.graph.outputs, results, strict=True))
-        return [b.joined(tensors, np) for b in self.region.outputs]  # Region.finish without the cast
 
     @cached_property
     def is_small(self) -> bool:
@@ -122,11 +125,7 @@ class Attempt(Subject):
         return footprint(self.reference).flops < EVERY_CLASS
 
     @cached_property
-    def _exact(self) -> Callable[..., Any]:
-        return jax.jit(lambda *xs: _wide(self.region.graph, xs, jnp, None))
-
-    @cached_property
-    def _noisy(self) -> Callable[..., Any]:
+    def _on_device(self) -> Callable[..., Any]:
         return jax.jit(lambda sample, *xs: _wide(self.region.graph, xs, jnp, sample))
 
     @cached_property
@@ -306,7 +305,8 @@ class Attempt(Subject):
                 for a, b in zip(candidate, ours(*args), strict=True)
             ):
                 return False, f"{name}: two runs differ"
-            reference, found = self.in_float64(values), [np.asarray(x) for x in xla(*args)]
+            inputs = self.wide_inputs(values)
+            reference, found = self.in_float64(inputs), [np.asarray(x) for x in xla(*args)]
             if name in float_gate.ORDINARY:
                 for r, x in zip(reference, found, strict=True):
                     if wrong := float_gate.misread(r, x, narrowest):
@@ -320,7 +320,7 @@ class Attempt(Subject):
             )
             # Noise takes time, and only some results are near it.
             for samples in (0, 1, SAMPLES):
-                noise = self.noise(values, reference, samples) if samples else [None] * len(reference)
+                noise = self.noise(inputs, reference, samples) if samples else [None] * len(reference)
                 rows = zip(reference, found, candidate, noise, strict=True)
                 reasons = [reason for r, x, c, n in rows for reason in gate(r, x, c, noise=n).reasons]
                 if not reasons:

@@ -55,13 +55,12 @@ def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path, p
     """Screen all variants of the finalists, then time the best few against XLA. `precise`: all kernels."""
     tiles = [(c, as_precise(s, precise)) for i, c in enumerate(finalists) for s in tile_variants(c, TILES[i])]
     screen = Screen(attempt)
-    best = screen(screen.likely(attempt.winner(c.graph, s, c.family, directory) for c, s in tiles))
+    best = screen(attempt.winner(c.graph, s, c.family, directory) for c, s in tiles)
     origins = screen.leaders(ORIGINS)
     until = time.monotonic() + LONG
     for _ in range(STEPS):
         before = best[:1]
-        near = (replace(w, schedule=s) for w in origins for s in nearby(w, attempt.description))
-        best = screen(screen.likely(near))
+        best = screen(replace(w, schedule=s) for w in origins for s in nearby(w, attempt.description))
         if best[:1] == before or time.monotonic() > until:
             break
         origins = screen.leaders(2)
@@ -102,8 +101,8 @@ class Screen:
     seconds: dict[Winner, float] = field(default_factory=dict)
 
     def __call__(self, variants: Iterable[Winner]) -> list[Winner]:
-        """Time those that are new; the fastest few so far."""
-        new = [w for w in dict.fromkeys(variants) if w not in self.seconds]
+        """Time those that are new, if they are not too many; the fastest few so far."""
+        new = self._likely([w for w in dict.fromkeys(variants) if w not in self.seconds])
         run_here = self.attempt.platform == "cpu" and self.attempt.trials is None
         if run_here and len(new) + len(self.seconds) <= KEPT:
             self.seconds |= dict.fromkeys(new, 0.0)  # few enough to be compared with XLA at once
@@ -115,9 +114,8 @@ class Screen:
             self.seconds |= {w: timed[i].seconds if i in timed else math.inf for i, w in enumerate(new)}
         return self._ranked()[:KEPT]
 
-    def likely(self, variants: Iterable[Winner]) -> list[Winner]:
-        """Those that are new, the `MOST` among them that the model likes best, and one of each muGraph."""
-        new = [w for w in dict.fromkeys(variants) if w not in self.seconds]
+    def _likely(self, new: list[Winner]) -> list[Winner]:
+        """The `MOST` that the model likes best, and one of each muGraph."""
         if len(new) <= MOST:
             return new
         first = {w.graph: w for w in reversed(new)}

@@ -525,7 +525,7 @@ class Model:
         """The cheapest kernel with these axes on its grid, no operator of which reduces those in `kept`."""
         f = self.frontiers
         if f.batch & f.free_axes(outs) - axes - {loop}:
-            return None
+            return None  # as below, but before a DAG is looked for
         must = frozenset(a for a in axes if kind(a) == "g")
         grid = tuple(sorted(axes, key=lambda a: (kind(a) != "g" and a not in f.batch, a)))
         single = must | f.batch

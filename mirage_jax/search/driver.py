@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
@@ -51,18 +52,17 @@ def search(
         return one.run(), one.report
     pair = replace(space, max_kernels=min(2, space.max_kernels), splits=not _fills(reference, device))
     cones = [cone(reference, name) for name in dict.fromkeys(reference.outputs)]
-    probes: list[Search | None] = []
-    for c in cones if "kernels" in families and device.is_gpu else ():
-        probes.append(_probe(c, device, pair, CONE_SECONDS))
-        if _width(probes[-1]) > CONE_CLASSES:
-            break
-    if len(probes) < len(cones) or any(_width(p) > CONE_CLASSES for p in probes):
+    probes: list[Search] = []
+    if "kernels" in families and device.is_gpu:
+        each = (_probe(c, device, pair, CONE_SECONDS) for c in cones)
+        probes = [p for p, _ in takewhile(lambda found: found[1] <= CONE_CLASSES, each)]
+    if len(probes) < len(cones):
         cones, probes = [], []
     report = SearchReport(space, windows=len(parts), cones=len(cones))
     todo = [Part(w.graph, device, space, states, families) for w in parts]
     for c, p in zip(cones, probes, strict=True):
         # Summing what tiles have one element of may take one more: gradients of keys that several heads share.
-        more = p is not None and bool(p.batch & p.reduced) and pair.max_kernels < space.max_kernels
+        more = bool(p.batch & p.reduced) and pair.max_kernels < space.max_kernels
         todo.append(Part(c, device, replace(pair, max_kernels=pair.max_kernels + more), states, families))
     found: list[list[Candidate]] = []
     for candidates, own in search_parts(todo, until - time.monotonic(), workers, notify):
@@ -77,24 +77,19 @@ def is_narrow(
     graph: KernelGraph, device: Device, space: Space, most: int = MAX_CLASSES, seconds: float = PROBE_SECONDS
 ) -> bool:
     """Are there few enough values in the AND-OR graph for an exhaustive search?"""
-    return _width(_probe(graph, device, space, seconds)) <= most
+    return _probe(graph, device, space, seconds)[1] <= most
 
 
-def _probe(graph: KernelGraph, device: Device, space: Space, seconds: float) -> Search | None:
-    """A search that has found out which values there are; None where that takes too long."""
+def _probe(graph: KernelGraph, device: Device, space: Space, seconds: float) -> tuple[Search, float]:
+    """A search that has found out which values there are, and how many; outputs multiply frontiers."""
     probe = Search(graph, device, space, seconds)
     try:
         probe.start()
     except BudgetExceeded:
-        return None
+        return probe, math.inf
     except UnsupportedError:
         pass  # not searched at all
-    return probe
-
-
-def _width(probe: Search | None) -> float:
-    """Values in the AND-OR graph; outputs multiply frontiers."""
-    return math.inf if probe is None else probe.report.classes * math.sqrt(len(probe.roots))
+    return probe, probe.report.classes * math.sqrt(len(probe.roots))
 
 
 def _fills(reference: KernelGraph, device: Device) -> bool:
