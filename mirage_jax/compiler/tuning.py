@@ -64,6 +64,7 @@ def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path, p
         if best[:1] == before or time.monotonic() > until:
             break
         origins = screen.leaders(2)
+    best = list(dict.fromkeys((*best, *screen.leaders(KEPT))))  # the float gate may refuse all variants of a muGraph
     timed = attempt.timings(
         {"xla": attempt.xla, **{str(i): attempt.ours(w) for i, w in enumerate(best)}}, rounds=ROUNDS
     )

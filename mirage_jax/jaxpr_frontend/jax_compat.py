@@ -65,7 +65,7 @@ source_info_util.register_exclusion(str(Path(__file__).parents[1] / "api.py"))
 
 
 def create_call_primitive(name: str) -> Primitive:
-    """A primitive with parameter `call_jaxpr` and every transformation rule of JAX (jax >= 0.11.1)."""
+    """A primitive with parameter `call_jaxpr` and every transformation rule of JAX (jax >= 0.11.2)."""
     return jex_core.create_call_primitive(name)
 
 

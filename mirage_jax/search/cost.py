@@ -131,7 +131,7 @@ def outline(kernel: BlockGraph, graph: KernelGraph) -> Outline:
         sides = [set(kernel.axes_of[a]) for a in op.args]
         narrow = any(widths.get(a, 4) <= 2 for a in op.args)
         flops = operator(op.op).flops * max(1, passes[op.name])
-        work.append(Work(space, op.axes, flops, in_body, _product(op.op, sides, gone), narrow))
+        work.append(Work(space, op.axes, flops, in_body, matrix_product(op.op, sides, gone), narrow))
     writes = tuple((s.tensor.axes, BYTES[s.tensor.dtype]) for s in kernel.stores)
     return Outline(kernel.grid, kernel.loop, reads, tuple(work), writes, kernel.span)
 
@@ -151,7 +151,7 @@ def _passes[N](ends: Iterable[tuple[int, Iterable[N]]], below: Callable[[N], Ite
     return Counter(n for seen in loops.values() for n in seen)
 
 
-def _product(op: str, sides: Sequence[set[Axis]], gone: Axes) -> tuple[Axes, ...]:
+def matrix_product(op: str, sides: Sequence[set[Axis]], gone: Axes) -> tuple[Axes, ...]:
     """Axes of rows, of columns and of the depth of a matrix product (free rows on one side, free columns on the
     other), or none. Rows may be of several axes: queries and heads that share keys.
     """
@@ -333,7 +333,7 @@ def _arithmetic(kernel: Library, graph: KernelGraph, device: Device) -> float:
     """Seconds of the arithmetic of an operator."""
     ((_, space),) = iteration_spaces(kernel)
     sides = [set(x.axes) for x in kernel.loads]
-    is_product = bool(_product(kernel.op.op, sides, ()))
+    is_product = bool(matrix_product(kernel.op.op, sides, ()))
     narrow = any(BYTES[graph.tensors[x.tensor].dtype] <= 2 for x in kernel.loads)
     peak = device.vector_flops if not is_product else device.matrix_flops if narrow else device.matrix_flops_f32
     return operator(kernel.op.op).flops * math.prod(map(graph.extent, space)) / peak
@@ -598,7 +598,7 @@ class Model:
             narrow = any(f.axioms.is_input(o) and self.width(o) <= 2 for o in s.args)
             body = f.in_body(p) or s.accumulates
             flops = s.record.flops * max(1, passes[p])
-            work.append(Work(space, visible(p), flops, body, _product(s.op, sides, gone), narrow))
+            work.append(Work(space, visible(p), flops, body, matrix_product(s.op, sides, gone), narrow))
         writes = tuple((tuple(sorted(f.axioms.e.axes(o))), self.width(o)) for o in outs)
         if loop is None or any(f.in_body(f.in_loop(o, loop)) for o in outs):
             span = None

@@ -42,7 +42,7 @@ from mirage_jax.mugraph.graph import (
 )
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.axioms import Step, kind
-from mirage_jax.search.cost import Priced
+from mirage_jax.search.cost import Priced, matrix_product
 from mirage_jax.search.frontier import Dag, Frontiers, Leaves
 from mirage_jax.search.grading import Degree
 from mirage_jax.search.normal_form import Poly
@@ -392,13 +392,15 @@ def library_plan(extractor: Extractor, dag: Dag, outs: Leaves) -> KernelGraph:
 def widened(graph: KernelGraph, narrow: str, wide: str) -> KernelGraph:
     """Narrow intermediates made wide unless they are operands of matrix products, whose units want them narrow.
 
-    They are values that the program does not have, such as what it scales before it rounds: in float16 they overflow
-    where its own do not.
+    They are values that the program does not have, such as what it scales before it rounds or sums of some of its
+    terms: in float16 they overflow where its own do not, and rounding them comes on top of what the program rounds.
     """
     fixed = {t.name for t in graph.inputs} | set(graph.outputs)
     for k in graph.kernels:
         inside = {load.name: load.tensor for load in k.loads}
-        fixed |= {inside[a] for op in k.ops if op.op == "dot" for a in op.args if a in inside}
+        axes = {v.name: set(v.axes) for v in (*k.loads, *k.ops)}
+        products = [op for op in k.ops if op.op == "dot" and matrix_product(op.op, [axes[a] for a in op.args], ())]
+        fixed |= {inside[a] for op in products for a in op.args if a in inside}
 
     def tensor(t: Tensor) -> Tensor:
         return replace(t, dtype=wide) if t.dtype == narrow and t.name not in fixed else t

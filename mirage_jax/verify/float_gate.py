@@ -20,7 +20,8 @@ r in float64):
    hide.
 
 To what rules 2 to 5 allow comes the `noise` of the program itself (`verify.noise`), if given: four times its maximum in
-rule 2; in rule 4, of each error, four times its maximum in the row, or its rms; twice its rms in rule 3; its rms in 5.
+rule 2; in rule 4, of each error, eight times its maximum in the row, or its rms (of many thousand rows some have little
+noise by chance), and a row counts as no smaller than its noise; twice its rms in rule 3; its rms in 5.
 
 `spread` is 1 for a kernel that keeps the program's order of evaluation, 2 for another order (whose errors are others,
 not more of the same), and doubled on `DEGENERATE` classes, where few errors are distinct and statistics over many say
@@ -194,13 +195,13 @@ def _limits(
     size, own_rms = _rms(r, n), _rms(noise, n)
     most = 2 * spread * float(np.abs(ex).max()) + 2 * floor + 4 * float(noise.max())
     by_row = np.maximum(noise.max(-1, keepdims=True) if noise.ndim else noise, own_rms)
-    rows = np.maximum(np.abs(ec) - 4 * by_row, 0.0)
+    rows, sizes = np.maximum(np.abs(ec) - 8 * by_row, 0.0), np.maximum(np.abs(r), by_row)
     bias = 2 * abs(ex.sum()) / n + 3 * _rms(ec, n) / n**0.5 + 0.5 * eps * size + own_rms
     unfaithful = np.where(np.abs(ec) < _unit(np.minimum(np.abs(r), np.abs(r + ec)), eps), 0.0, np.abs(ec))
     return {
         "max error": (float(unfaithful.max()), most),
         "rms error": (_rms(ec, n), 1.5 * spread * _rms(ex, n) + 0.5 * eps * size + 2 * own_rms),
-        "worst row": (_worst_row(r, rows), 2 * spread * _worst_row(r, ex) + 4 * eps),
+        "worst row": (_worst_row(sizes, rows), 2 * spread * _worst_row(sizes, ex) + 4 * eps),
         "bias": (abs(ec.sum()) / n / spread, bias),
     }
 

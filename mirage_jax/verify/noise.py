@@ -1,25 +1,31 @@
 """How far rounding may carry a program's results, whatever the order of its evaluation.
 
 The program is evaluated in float64 with every intermediate moved by chance, as rounding to float32 would, and every sum
-as rounding its terms one after the other would (Monte Carlo arithmetic, Parker, 1997). Where results cancel, as
-gradients of a saturated softmax do, one program may be exact by luck, because it subtracts a number from itself, while
-another is as good and is not. One sample may have that luck too; `SAMPLES` of them hardly ever all.
+as rounding its terms one after the other would (Monte Carlo arithmetic, Parker, 1997). Sums of products move further:
+matrix units cut off what does not fit, always towards zero (Fasi et al., Numerical behavior of NVIDIA tensor cores,
+2021), so that errors of a few steps add up; and where a product is used twice it may be computed twice, in two ways.
+Where results cancel, as gradients of a saturated softmax do, one program may be exact by luck, because it subtracts a
+number from itself, while another is as good and is not. One sample may have that luck too; `SAMPLES` of them hardly
+ever all.
 """
 
 from __future__ import annotations
 
+import itertools
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy
 
 from mirage_jax.mugraph.arrays import FloatDomain, Named, is_float
 from mirage_jax.mugraph.evaluate import evaluate
-from mirage_jax.mugraph.graph import Axis, KernelGraph, Tensor
+from mirage_jax.mugraph.graph import Axis, Kernel, KernelGraph, Library, Tensor
 
 HALF_UNIT = 2.0**-24
+CUT_OFF = 4 * HALF_UNIT  # up to a unit at each of some steps, all in one direction
 SAMPLES = 8
 
 
@@ -32,6 +38,7 @@ class NoisyDomain(FloatDomain):
     exact: frozenset[str] = frozenset()
     wide: bool = False
     sample: Any = 0
+    count: Iterator[int] = field(default_factory=itertools.count)  # of sums, each with noise of its own
 
     def store(self, x: Named, tensor: Tensor) -> Named:
         made = super().store(x, tensor)
@@ -42,20 +49,22 @@ class NoisyDomain(FloatDomain):
 
     def dot(self, x: Named, y: Named, axes: tuple[Axis, ...]) -> Named:
         total = super().dot(x, y, axes)
-        return total if self._is_exact(total) else self._moved(total, super().dot(_squared(x), _squared(y), axes))
+        if self._is_exact(total):
+            return total
+        return self._moved(total, super().dot(_squared(x), _squared(y), axes), CUT_OFF)
 
     def sum(self, x: Named, axes: tuple[Axis, ...]) -> Named:
         total = super().sum(x, axes)
-        return total if self._is_exact(total) else self._moved(total, super().sum(_squared(x), axes))
+        return total if self._is_exact(total) else self._moved(total, super().sum(_squared(x), axes), HALF_UNIT)
 
     def _is_exact(self, total: Named) -> bool:
         return self.wide or not is_float(total.array.dtype)
 
-    def _moved(self, total: Named, squares: Named) -> Named:
-        """A sum, moved as far as rounding where it stood after some of its terms; `squares` is the sum of theirs."""
+    def _moved(self, total: Named, squares: Named, unit: float) -> Named:
+        """A sum, moved by a unit of where it stood after some of its terms; `squares` is the sum of theirs."""
         size = self.xp.sqrt(squares.array)
-        stream = zlib.crc32(" ".join(total.axes).encode())
-        return Named(total.axes, total.array + HALF_UNIT * size * self._random(size, stream))
+        stream = zlib.crc32(" ".join(total.axes).encode()) + next(self.count)
+        return Named(total.axes, total.array + unit * size * self._random(size, stream))
 
     def _random(self, like: Any, stream: int) -> Any:
         """Numbers of mean 0 and variance 1 between -1.8 and 1.8, for the elements of an array."""
@@ -68,10 +77,27 @@ def _squared(x: Named) -> Named:
     return Named(x.axes, x.array * x.array)
 
 
+def unshared(graph: KernelGraph) -> KernelGraph:
+    """A graph of library operators in which each use of a product computes it anew."""
+    uses = Counter(load.tensor for k in graph for load in k.loads)
+    products = {k.name: k for k in graph if isinstance(k, Library) and k.op.op == "dot" and uses[k.name] > 1}
+    kernels: list[Kernel] = []
+    for k in graph:
+        loads = []
+        for n, load in enumerate(k.loads):
+            if product := products.get(load.tensor):
+                tensor = replace(product.result, name=f"{load.tensor}.{k.name}.{n}")
+                kernels.append(replace(product, result=tensor))
+                load = replace(load, tensor=tensor.name)
+            loads.append(load)
+        kernels.append(replace(k, loads=tuple(loads)))
+    return replace(graph, kernels=tuple(kernels))
+
+
 def noisy(graph: KernelGraph, arrays: Sequence[Any], xp: Any = numpy, sample: Any = 0) -> list[Any]:
     """Results of a graph of library operators, as `evaluate.run` gives them in float64, but with noise."""
     indices = frozenset(s.tensor.name for k in graph.kernels for op in k.ops if op.op == "iota" for s in k.stores)
     inputs = [Named(t.axes, xp.asarray(a)) for t, a in zip(graph.inputs, arrays, strict=True)]
     wide = any(t.dtype == "f64" for t in graph.tensors.values())
     domain = NoisyDomain(xp, "float64", exact=indices, wide=wide, sample=sample)
-    return [x.array for x in evaluate(graph, inputs, domain)]
+    return [x.array for x in evaluate(unshared(graph), inputs, domain)]

@@ -7,7 +7,7 @@ from search.programs import captured
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.verify.float_gate import float_gate
-from mirage_jax.verify.noise import HALF_UNIT, SAMPLES, noisy
+from mirage_jax.verify.noise import CUT_OFF, HALF_UNIT, SAMPLES, noisy, unshared
 
 ROWS = 64
 
@@ -39,6 +39,28 @@ def test_indices_and_float64_have_none() -> None:
     graph = captured(lambda x: jnp.where(jnp.tril(jnp.ones((32, 32), bool)), x, 0.0).sum(-1), (32, 32))
     x = 1 + np.arange(32.0 * 32).reshape(32, 32)
     assert np.abs(noisy(graph, [x])[0] / run(graph, [x])[0] - 1).max() < 3 * HALF_UNIT
+
+
+def test_a_product_that_is_used_twice_may_be_computed_twice() -> None:
+    """Gradients of a softmax whose weights are all but 0 and 1: a product minus its own weighted mean."""
+
+    def lost(weights, d, v):
+        y = d @ v.T
+        return weights * (y - jnp.sum(weights * y, axis=-1, keepdims=True))
+
+    graph = captured(lost, (16, 16), (16, 64), (16, 64))
+    rng = np.random.default_rng(0)
+    d, v = rng.standard_normal((2, 16, 64))
+    wide = iter((d, v))
+    arrays = [next(wide) if graph.extent(t.axes[1]) == 64 else np.eye(16) for t in graph.inputs]
+    (reference,) = run(graph, arrays)
+    assert not reference.any()
+    noise = np.sqrt(np.mean([np.diag(noisy(graph, arrays, sample=n)[0]) ** 2 for n in range(SAMPLES)], 0))
+    terms = np.sqrt(np.sum((d * v) ** 2, -1))
+    assert np.all(noise > 0.3 * CUT_OFF * terms) and np.all(noise < 4 * CUT_OFF * terms)
+    copies = unshared(graph)
+    assert len(copies.kernels) == len(graph.kernels) + 2 and copies.outputs == graph.outputs
+    assert all(np.array_equal(a, b) for a, b in zip(run(copies, arrays), run(graph, arrays), strict=True))
 
 
 def test_the_gate_forgives_noise_and_no_more() -> None:
