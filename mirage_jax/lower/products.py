@@ -2,8 +2,8 @@
 
 Operands of a matrix product are 16-bit if one of them comes from a 16-bit tensor, else f32; sums are always f32. In a
 precise schedule a computed operand is two 16-bit numbers, its rounding and that of what remains: a product for each,
-together about as accurate as one of f32 (Markidis et al., 2018, section 5). A vector becomes a matrix whose other rows
-are zero (`tiling.SINGLE`): still much faster than a sum of products.
+together about as accurate as one of f32 (Markidis et al., 2018, section 5); not where the result is rounded to 16 bits
+anyway. A vector becomes a matrix whose other rows are zero (`tiling.SINGLE`): still much faster than a sum of products.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from mirage_jax.mugraph.arrays import SMALL_INTEGERS
 from mirage_jax.mugraph.graph import Axis, Op
 
 HALF = ("f16", "bf16")
+SCALED = ("acc", "accs", "affine", "mul", "div")  # what keeps relative errors as they are
 
 
 class Products(Values):
@@ -95,12 +96,28 @@ class Products(Values):
             pads = [v.pads.get(a) for v in values]
             if not (0.0 in pads and all(p is not None and math.isfinite(p) for p in pads)):
                 values = [self.zeroed(v, (a,)) for v in values]
+        rests = [None if self.ends_narrow(op) else self.rest(v, n, dtype) for v, n in zip(values, names, strict=True)]
         (a, a_rest), (b, b_rest) = (
-            [x and self.oriented(x, side, product.inner) for x in (self.cast(v, n, dtype), self.rest(v, n, dtype))]
-            for v, n, side in zip(values, names, sides, strict=True)
+            [x and self.oriented(x, side, product.inner) for x in (self.cast(v, n, dtype), rest)]
+            for v, n, side, rest in zip(values, names, sides, rests, strict=True)
         )
         pairs = ((a_rest, b), (a, b_rest), (a, b))
         return [f"{x}, {y}" for x, y in pairs if x and y]
+
+    def ends_narrow(self, op: Op) -> bool:
+        """Is all that comes of a product tensors of 16 bits, with nothing added to it that it might cancel? Then what
+        rounding an operand does is lost in the rounding of the result.
+        """
+        todo = [op.name]
+        while todo:
+            name = todo.pop()
+            if any(s.value == name and s.tensor.dtype not in HALF for s in self.graph.stores):
+                return False
+            users = [self.ops[user] for user in self.graph.users[name]]
+            if any(u.op not in SCALED or u.attributes.get("offset") for u in users):
+                return False
+            todo += [u.name for u in users]
+        return True
 
     def operand_type(self, op: Op) -> str:
         """16 bits if an operand is a tensor of that type, unless the other one is an input that 16 bits do not hold."""

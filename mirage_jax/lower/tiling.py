@@ -36,6 +36,7 @@ MAX_LANES = 1 << 20  # Triton's own limit on elements of a tile
 MAX_PERMUTED = 6  # axes up to which every order of tile dimensions is tried
 WIDE_ROWS = 64  # rows of Hopper's matrix instructions (wgmma); fewer rows take older and slower ones
 L2_BYTES = 40 << 20  # that blocks of any order find in the last-level cache
+RIGHT = 2.0  # a right operand comes from shared memory, a left one from registers; a transposed load costs 1
 GROUP = 8  # blocks along the fastest grid axis that share the operands of the next one while they are in L2
 
 BYTES: Mapping[str, int] = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i32": 4, "i8": 1, "u8": 1, "bool": 1}
@@ -190,7 +191,9 @@ class Tiling:
 
     @cached_property
     def order(self) -> tuple[Axis, ...]:
-        """Order of tile dimensions, the same for every value: the one with the fewest transposed dot operands."""
+        """Order of tile dimensions, the same for every value: the one with the fewest dot operands that are
+        transposed or that each step of a loop has to put into shared memory.
+        """
         wide = tuple(a for a, axis in self.axes.items() if axis.block > 1)
         if len(wide) > MAX_PERMUTED:
             return wide
@@ -220,6 +223,8 @@ class Tiling:
                 left = (place[row] < place[column]) == (free == row)  # is this operand the left one?
                 turned = any((place[free] < place[k]) != left for k in inner)
                 cost += turned * (1.0 if arg in loads else 4.0)
+                if not left and not self.skinny and arg not in loads and self.kernel.stages[arg].body:
+                    cost += RIGHT
             if self.skinny:
                 cost += (place[row] < place[column]) == (self.axes[row].block < self.axes[column].block)
             else:

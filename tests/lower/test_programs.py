@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import re
 from dataclasses import replace
 from fractions import Fraction as Q
 
@@ -173,6 +174,43 @@ def test_precise_products(dtype: str) -> None:
         errors.append(error(Program(g, sized, lambda x, y, w: (x + y) @ w)))
     one, two = errors
     assert one > 1e-4 and two < one / 60
+
+
+@pytest.mark.parametrize(
+    ("dtype", "added", "dots"), [("f32", False, 2), ("bf16", False, 1), ("bf16", True, 2)], ids=str
+)
+def test_products_that_are_rounded_anyway_are_not_precise(dtype: str, added: bool, dots: int) -> None:
+    """A result of 16 bits needs no better operands, unless something is added to it that it might cancel."""
+    b = Block("sums", "i j", "k")
+    x, y, w = b.load("X", "i k"), b.load("Y", "i k"), b.load("W", "k j")
+    total = b.affine(b.acc(b.dot(b.add(x, y), w, axes="k")), scale=Q(1, 8))
+    b.store(tensor("Z", "i j", dtype), b.add(total, b.load("V", "i j")) if added else total)
+    inputs = [
+        tensor("X", "i k", "f32"),
+        tensor("Y", "i k", "f32"),
+        tensor("W", "k j", "bf16"),
+        tensor("V", "i j", "f32"),
+    ]
+    g = graph(inputs if added else inputs[:3], [b], "Z", {"i": 16, "j": 16, "k": 64})
+    (sizes,) = schedule({"i": 16, "j": 16, "k": 32}).kernels
+    (source,) = sources(g, Schedule((replace(sizes, precise=True),)))
+    assert source is not None and source.text.count("tl.dot") == dots
+
+
+def test_what_a_loop_computes_is_the_left_operand() -> None:
+    """The left operand of a matrix instruction comes from registers, the right one from shared memory. The results are
+    stored transposed, once.
+    """
+    b = Block("gradients", "m", "j")
+    q, k, d = b.load("Q", "j l"), b.load("K", "m l"), b.load("D", "n j")
+    p = b.exp(b.dot(k, q, axes="l"))
+    b.store(tensor("Z", "n m", "bf16"), b.acc(b.dot(d, p, axes="j")))
+    inputs = [tensor("Q", "j l", "bf16"), tensor("K", "m l", "bf16"), tensor("D", "n j", "bf16")]
+    g = graph(inputs, [b], "Z", {"j": 128, "l": 64, "m": 128, "n": 64})
+    sized = schedule({"j": 64, "m": 64})
+    (source,) = sources(g, sized)
+    assert source is not None and re.search(r"acc\d+ = tl.dot\(half\d+, ", source.text)
+    assert exact_check(g, sized) == ""
 
 
 def test_nothing_is_rounded_twice_that_is_no_product() -> None:
