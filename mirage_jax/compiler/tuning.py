@@ -2,8 +2,9 @@
 
 First the tile sizes that the model likes, for several kinds of candidates; then a climb from the best sizes of the best
 few muGraphs: other tiles, warps and pipeline stages near the best so far, as long as that helps (the model knows a
-device only roughly, and muGraphs like different launches). Each variant is timed once. The best few are timed against
-XLA, interleaved, and have to be faster beyond noise.
+device only roughly, and muGraphs like different launches). After each round what was best for each kernel is tried
+together. Each variant is timed once. The best few are timed against XLA, interleaved, and have to be faster beyond
+noise.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
+
+import numpy as np
 
 from mirage_jax import timing
 from mirage_jax.compiler.attempt import Attempt
@@ -55,12 +58,14 @@ def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path, p
     """Screen all variants of the finalists, then time the best few against XLA. `precise`: all kernels."""
     tiles = [(c, as_precise(s, precise)) for i, c in enumerate(finalists) for s in tile_variants(c, TILES[i])]
     screen = Screen(attempt)
-    best = screen(attempt.winner(c.graph, s, c.family, directory) for c, s in tiles)
+    screen(attempt.winner(c.graph, s, c.family, directory) for c, s in tiles)
+    best = screen(screen.joined())
     origins = screen.leaders(ORIGINS)
     until = time.monotonic() + LONG
     for _ in range(STEPS):
         before = best[:1]
-        best = screen(replace(w, schedule=s) for w in origins for s in nearby(w, attempt.description))
+        screen(replace(w, schedule=s) for w in origins for s in nearby(w, attempt.description))
+        best = screen(screen.joined())
         if best[:1] == before or time.monotonic() > until:
             break
         origins = screen.leaders(2)
@@ -122,6 +127,20 @@ class Screen:
         first = {w.graph: w for w in reversed(new)}
         price = {w: estimate(w.graph, w.schedule, self.attempt.description) for w in new}
         return list(dict.fromkeys((*first.values(), *sorted(new, key=price.__getitem__))))[:MOST]
+
+    def joined(self) -> Iterator[Winner]:
+        """Of each of the best muGraphs the sizes that seem best for each kernel, together. Kernels run one after the
+        other, so a variant's time is a sum of times, one for each kernel and its sizes (least squares).
+        """
+        for best in self.leaders(ORIGINS):
+            timed = [w for w in self._ranked() if w.graph == best.graph]
+            columns = list(dict.fromkeys(use for w in timed for use in enumerate(w.schedule.kernels)))
+            uses = [set(enumerate(w.schedule.kernels)) for w in timed]
+            rows = np.array([[column in use for column in columns] for use in uses], np.float64)
+            parts = np.linalg.lstsq(rows, np.array([self.seconds[w] for w in timed]))[0]
+            fastest = dict(columns[i] for i in np.argsort(-parts))  # later ones replace earlier ones
+            kernels = tuple(fastest[i] for i in range(len(fastest)))
+            yield replace(best, schedule=replace(best.schedule, kernels=kernels))
 
     def leaders(self, n: int) -> list[Winner]:
         """The fastest variant of each of the n best muGraphs so far."""

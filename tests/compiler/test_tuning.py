@@ -74,6 +74,22 @@ def test_the_climb_finds_the_best_sizes() -> None:
     assert len(best) == tuning.KEPT and screen.leaders(5) == best[:1]  # one muGraph
 
 
+def test_what_is_best_for_each_kernel_is_tried_together() -> None:
+    """Two kernels whose times add up; no variant has the best sizes of both."""
+    program = PROGRAMS["split_attention"]("f16")
+    assert len(program.schedule.kernels) == 2
+    screen = tuning.Screen(attempt([]))
+    for one, two in ((2, 2), (4, 2), (8, 2), (2, 4), (2, 8)):
+        warps = (one, two)
+        kernels = tuple(replace(k, num_warps=n) for k, n in zip(program.schedule.kernels, warps, strict=True))
+        variant = replace(WINNER, graph=program.graph, schedule=replace(program.schedule, kernels=kernels))
+        screen.seconds[variant] = abs(one - 4) + 3 * abs(two - 8)
+    (joined,) = screen.joined()
+    assert [k.num_warps for k in joined.schedule.kernels] == [4, 8] and joined not in screen.seconds
+    screen.seconds[joined] = 0.0
+    assert list(screen.joined()) == [joined]
+
+
 @pytest.mark.parametrize("rounding", [True, False])
 def test_where_the_gate_refuses_rounding_products_are_more_precise(rounding: bool, tmp_path: Path) -> None:
     """Candidates that round what their products read are measured again; others would be the same again."""
