@@ -126,7 +126,7 @@ class Unmeasured(Compiler):
         return nullcontext()
 
     def compare(
-        self, attempt: Attempt, finalists: Sequence[Candidate], directory: Path, precise: bool = False
+        self, attempt: Attempt, finalists: Sequence[Candidate], directory: Path, precise: int = 0
     ) -> Comparison:
         counts, same = self.outcome.counts, timing.Timing((1.0,) * 6)
         for c in () if precise else finalists:

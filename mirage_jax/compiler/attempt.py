@@ -321,8 +321,10 @@ class Attempt(Subject):
             # Noise takes time, and only some results are near it.
             for samples in (0, 1, SAMPLES):
                 noise = self.noise(inputs, reference, samples) if samples else [None] * len(reference)
-                rows = zip(reference, found, candidate, noise, strict=True)
-                reasons = [reason for r, x, c, n in rows for reason in gate(r, x, c, noise=n).reasons]
+                with ThreadPoolExecutor(len(reference)) as pool:
+                    rows = zip(reference, found, candidate, noise, strict=True)
+                    tasks = [pool.submit(gate, r, x, c, noise=n) for r, x, c, n in rows]
+                    reasons = [reason for task in tasks for reason in task.result().reasons]
                 if not reasons:
                     break
             if reasons:

@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mirage_jax")
 
-POLICY = "certificate 1e-12, float gate 2.2, lower bound of the ratio at least 1.03"
+PROBES = ("normal", "near overflow", "heavy tail", "large logits")  # what shows rounding
+POLICY = "certificate 1e-12, float gate 2.3, lower bound of the ratio at least 1.03"
 
 
 class Compiler:
@@ -120,7 +121,7 @@ class Compiler:
         return trials(attempt.devices)
 
     def compare(
-        self, attempt: Attempt, finalists: Sequence[Candidate], directory: Path, precise: bool = False
+        self, attempt: Attempt, finalists: Sequence[Candidate], directory: Path, precise: int = 0
     ) -> tuning.Comparison:
         """Which candidates are faster than XLA."""
         from mirage_jax.compiler import tuning
@@ -199,38 +200,53 @@ class Compiler:
 
     def _measure(self, attempt: Attempt, key: CacheKey, base: Decision, finalists: Sequence[Candidate]) -> Decision:
         """Take the fastest that is right. Where the float gate refuses those that round, they are written to round
-        less: before they are measured if ordinary inputs show it, else they are measured again.
+        less: before they are measured if a few classes of inputs show it, else they are measured again.
         """
         from mirage_jax.compiler import tuning
 
         directory = self.cache.kernel_path(key).parent
-        rounding = [c for c in finalists if tuning.rounds(c)]
-        precise = self._round_too_much(attempt, rounding, directory)
-        decision = self._fastest(attempt, base, finalists, directory, precise)
-        refused = decision is not None and decision.winner is None and attempt.tried["refused by the float gate"]
-        if refused and rounding and not precise:
-            log.info("%d candidates can round less, and are measured again", len(rounding))
-            decision = self._fastest(attempt, base, rounding, directory, precise=True)
-        if decision is None:
-            return replace(base, why="XLA's own code for this region cannot be timed alone")
+        possible = [tuning.precisions(c) for c in finalists]
+        precisions = sorted({0}.union(*possible))
+        first = self._least_precise(attempt, finalists, possible, directory)
+        decision = None
+        for precise in (p for p in precisions if p >= first):
+            chosen = [c for c, own in zip(finalists, possible, strict=True) if precise == first or precise in own]
+            refused = attempt.tried["refused by the float gate"]
+            decision = self._fastest(attempt, base, chosen, directory, precise)
+            if decision is None:
+                return replace(base, why="XLA's own code for this region cannot be timed alone")
+            if decision.winner is not None or attempt.tried["refused by the float gate"] == refused:
+                break
+            log.info("%d candidates rounded too much (%d)", len(chosen), precise)
+        assert decision is not None  # the last precision is never below the first
         return self._keep(key, decision)
 
-    def _round_too_much(self, attempt: Attempt, rounding: Sequence[Candidate], directory: Path) -> bool:
-        """Does the float gate refuse ordinary inputs? Asked of the first candidate that runs, in seconds, where to
-        measure all of them takes minutes.
+    def _least_precise(
+        self, attempt: Attempt, finalists: Sequence[Candidate], possible: Sequence[Sequence[int]], directory: Path
+    ) -> int:
+        """How precise kernels have to be for the float gate's first classes. Asked of the first candidate that runs, in
+        seconds, where to measure all of them takes minutes.
         """
+        from mirage_jax.compiler import tuning
+
         if attempt.trials is None:
-            return False
-        for c in rounding:
-            winner = attempt.winner(c.graph, c.schedule, c.family, directory)
-            if attempt.screen([winner]):
-                passed, why = attempt.gate(winner, ("normal",))
-                log.info("a first candidate: %s", why)
-                return not passed
-        return False
+            return 0
+        for c, precisions in zip(finalists, possible, strict=True):
+            for precise in precisions[:-1]:
+                winner = attempt.winner(c.graph, tuning.as_precise(c.schedule, precise), c.family, directory)
+                if not attempt.screen([winner]):
+                    break
+                passed, why = attempt.gate(winner, PROBES)
+                log.info("a first candidate (%d): %s", precise, why)
+                if passed:
+                    return precise
+            else:
+                if len(precisions) > 1:
+                    return precisions[-1]
+        return 0
 
     def _fastest(
-        self, attempt: Attempt, base: Decision, finalists: Sequence[Candidate], directory: Path, precise: bool = False
+        self, attempt: Attempt, base: Decision, finalists: Sequence[Candidate], directory: Path, precise: int = 0
     ) -> Decision | None:
         """The decision that measurements lead to; None if XLA cannot be measured."""
         found = self.compare(attempt, finalists, directory, precise)

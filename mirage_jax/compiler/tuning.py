@@ -54,8 +54,8 @@ class Comparison:
     best: tuple[timing.Timing, timing.Ratio] | None
 
 
-def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path, precise: bool = False) -> Comparison:
-    """Screen all variants of the finalists, then time the best few against XLA. `precise`: all kernels."""
+def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path, precise: int = 0) -> Comparison:
+    """Screen all variants of the finalists, then time the best few against XLA, with all kernels as `precise`."""
     tiles = [(c, as_precise(s, precise)) for i, c in enumerate(finalists) for s in tile_variants(c, TILES[i])]
     screen = Screen(attempt)
     screen(attempt.winner(c.graph, s, c.family, directory) for c, s in tiles)
@@ -82,21 +82,21 @@ def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path, p
     return Comparison(xla, tuple(row for row in rows if row[2].low >= MARGIN), rows[0][1:] if rows else None)
 
 
-def as_precise(schedule: Schedule, precise: bool) -> Schedule:
-    """The schedule with all of its kernels precise, or none."""
+def as_precise(schedule: Schedule, precise: int) -> Schedule:
+    """The schedule with all of its kernels as precise as that."""
     return replace(schedule, kernels=tuple(replace(k, precise=precise) for k in schedule.kernels))
 
 
-def rounds(c: Candidate) -> bool:
-    """Does a candidate round where it could be more precise?"""
-    if c.family != "kernels":
-        return False
-    schedules = (as_precise(c.schedule, precise) for precise in (False, True))
-    try:
-        one, two = ([source and source.text for source in launch.sources(c.graph, s)] for s in schedules)
-    except (LoweringError, UnsupportedError):
-        return False
-    return one != two
+def precisions(c: Candidate) -> list[int]:
+    """How precise a candidate can be, in which of these its kernels differ; 0 is one."""
+    found: dict[tuple[str, ...], int] = {}
+    for precise in (0, 1, 2) if c.family == "kernels" else ():
+        try:
+            sources = launch.sources(c.graph, as_precise(c.schedule, precise))
+        except (LoweringError, UnsupportedError):
+            break
+        found.setdefault(tuple(source.text if source else "" for source in sources), precise)
+    return list(found.values()) or [0]
 
 
 @dataclass

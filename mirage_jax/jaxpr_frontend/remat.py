@@ -331,12 +331,19 @@ class _Copies:
             self.before.setdefault(first, []).append(copy)
 
     def _around(self, found: _Units, readers: set[int], inside: set[int]) -> set[int]:
-        """The steps that the readers are in, and the masks that JAX itself makes again for these alone."""
+        """The steps that the readers are in, the masks that JAX itself makes again for these alone, and the casts and
+        transposes of what they make: a region stores its results as they are read.
+        """
         there = {n for c in found.clusters if not readers.isdisjoint(c) for n in c} - inside
         for n in reversed(found.sources(there, found.shown_large - inside)):
             needed_by = set[int]().union(*(self.read_by.get(v, set()) for v in self.original.eqns[n].outputs))
             if needed_by <= there and found.dependencies.before[n].isdisjoint(inside):
                 there.add(n)
+        results = {v for n in there for v in self.original.eqns[n].outputs}
+        for n, eqn in enumerate(self.original.eqns):
+            if eqn.primitive in rules.VIEWS and eqn.reads and results.issuperset(eqn.reads) and n not in inside:
+                there.add(n)
+                results.update(eqn.outputs)
         return there
 
     def _new(self, value: int) -> int:

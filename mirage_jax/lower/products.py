@@ -2,8 +2,9 @@
 
 Operands of a matrix product are 16-bit if one of them comes from a 16-bit tensor, else f32; sums are always f32. In a
 precise schedule a computed operand is two 16-bit numbers, its rounding and that of what remains: a product for each,
-together about as accurate as one of f32 (Markidis et al., 2018, section 5); not where the result is rounded to 16 bits
-anyway. A vector becomes a matrix whose other rows are zero (`tiling.SINGLE`): still much faster than a sum of products.
+together about as accurate as one of f32 (Markidis et al., 2018, section 5), if `precise` is 1 not where the result is
+rounded to 16 bits anyway. A vector becomes a matrix whose other rows are zero (`tiling.SINGLE`): still much faster
+than a sum of products.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ class Products(Values):
             pads = [v.pads.get(a) for v in values]
             if not (0.0 in pads and all(p is not None and math.isfinite(p) for p in pads)):
                 values = [self.zeroed(v, (a,)) for v in values]
-        rests = [None if self.ends_narrow(op) else self.rest(v, n, dtype) for v, n in zip(values, names, strict=True)]
+        with_rest = self.tiling.schedule.precise >= (2 if self.ends_narrow(op) else 1)
+        rests = [self.rest(v, n, dtype) if with_rest else None for v, n in zip(values, names, strict=True)]
         (a, a_rest), (b, b_rest) = (
             [x and self.oriented(x, side, product.inner) for x in (self.cast(v, n, dtype), rest)]
             for v, n, side, rest in zip(values, names, sides, rests, strict=True)
@@ -152,7 +154,7 @@ class Products(Values):
     def rest(self, value: Value, name: str, dtype: str) -> Value | None:
         """What the cast of a computed operand leaves out, if that counts."""
         half = self.cast(value, name, dtype)
-        if half is value or not self.tiling.schedule.precise:
+        if half is value:
             return None
         key = ("rest", value.text, dtype)
         if key not in self.env:

@@ -333,15 +333,15 @@ class KernelSchedule:
 
     Axes that are neither grid nor loop lie whole inside the tile. Part axes ``k.g`` always have tile 1.
 
-    precise: round less, which costs time. A computed value of 32 bits that a matrix product reads beside a 16-bit
-    tensor is two numbers of 16 bits, its rounding and that of what remains, unless the product is rounded to 16 bits
-    anyway; exponentials are relative to the shifts that are stored, not to what these were rounded from.
+    precise: 1 or 2 to round less, which costs time. A computed value of 32 bits that a matrix product reads beside a
+    16-bit tensor is two numbers of 16 bits, its rounding and that of what remains (1: not where the product is rounded
+    to 16 bits anyway); exponentials are relative to the shifts that are stored, not to what these were rounded from.
     """
 
     tiles: tuple[tuple[Axis, int], ...] = ()
     num_warps: int = 4
     num_stages: int = 2
-    precise: bool = False
+    precise: int = 0
 
     def tile(self, axis: Axis) -> int:
         for a, t in self.tiles:

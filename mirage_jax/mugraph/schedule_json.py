@@ -28,9 +28,9 @@ def schedule_from_json(value: Any) -> Schedule:
 
 
 def kernel_from_json(value: Any) -> KernelSchedule:
-    if not isinstance(precise := value.get("precise", False), bool):  # there are stored ones without
+    if (precise := value.get("precise", 0)) not in (0, 1, 2):  # there are stored ones without
         raise TypeError(f"precise: {precise!r}")
-    return KernelSchedule(_pairs(value["tiles"]), int(value["num_warps"]), int(value["num_stages"]), precise)
+    return KernelSchedule(_pairs(value["tiles"]), int(value["num_warps"]), int(value["num_stages"]), int(precise))
 
 
 def _pairs(x: Any) -> tuple[tuple[Axis, int], ...]:
