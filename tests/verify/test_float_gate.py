@@ -113,11 +113,6 @@ def test_a_neighbour_is_right() -> None:
     assert float_gate(r, xla, ours)
     ours[3, 4] = 4416
     assert "max error" in float_gate(r, xla, ours).reasons[0]
-    r[3, 4] += 10  # what it is made of was rounded before
-    xla[3, 4] = 4384
-    assert float_gate(r, xla, ours)
-    r[5], xla[5], ours[5] = r[3, 4], xla[3, 4], ours[3, 4]
-    assert "max error" in float_gate(r, xla, ours).reasons[0], "not in a whole row"
     below = np.full((64, 64), 4097.0)
     assert not float_gate(below, below.astype(ml_dtypes.bfloat16), np.full((64, 64), 4080).astype(ml_dtypes.bfloat16))
 
