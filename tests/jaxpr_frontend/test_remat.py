@@ -13,6 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxpr_frontend.replacing import Replacing, assert_close, optimized, random
 
 from mirage_jax.jaxpr_frontend.flat import flatten
+from mirage_jax.jaxpr_frontend.regions import analyse
 from mirage_jax.jaxpr_frontend.remat import checkpointed, repeated
 
 T, H, D = 64, 2, 8
@@ -241,3 +242,23 @@ def test_effects_and_constants_around_units() -> None:
     assert kept(g, *SMALL) < SCORES
     counted = lambda x, w, out: layer(x, w, out) * jax.new_ref(x)[...]  # noqa: E731
     assert_same_gradients(gradients(optimized(counted, Replacing(remat=True))), gradients(counted), SMALL)
+
+
+def test_gradients_are_stored_as_they_are_read() -> None:
+    """Scores in float32, operands in bfloat16: gradients are cast and transposed within the backward region."""
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        """q, k, v[T, H, D]."""
+        s = jnp.einsum("thd,shd->hts", q, k, preferred_element_type=jnp.float32)
+        p = jax.nn.softmax(s, axis=-1).astype(v.dtype)
+        return jnp.einsum("hts,shd->thd", p, v)
+
+    def step(q: jax.Array, k: jax.Array, v: jax.Array) -> Any:
+        return jax.grad(lambda *x: jnp.sum(jnp.sin(attend(*x).astype(jnp.float32))), argnums=(0, 1, 2))(q, k, v)
+
+    args = [jax.ShapeDtypeStruct((T, H, D), jnp.bfloat16)] * 3
+    regions = analyse(jax.make_jaxpr(step)(*args).jaxpr, remat=True).regions
+    backward = max(regions, key=lambda r: len(r.graph.kernels))
+    assert len(backward.outputs) >= 2
+    assert {backward.graph.tensors[name].dtype for name in backward.graph.outputs} == {"bf16"}
+    assert {o.shape for o in backward.outputs} == {(T, H, D)}
