@@ -114,6 +114,9 @@ class Optimized:
         traced = getattr(traced, "traced", traced)  # nnx wraps that of JAX
         sharded = self._is_partitioned(args, kwargs)
         analysis = analyse(traced.jaxpr, self.compiler.max_ops, sharded, self.compiler.remat)
+        if self.options.budget.total is not None:
+            self.compiler.prepare(analysis.regions, (jax.default_backend(),), on_miss)
+            on_miss = None
         reports: dict[str, RegionReport] = {}
         for region in analysis.regions:
             text = str(region.graph)

@@ -301,7 +301,9 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
 
     optimizing = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    optimizing.add_argument("--budget", help="time for one search: 30s, 2m, ...")
+    optimizing.add_argument(
+        "--budget", help="time for one search: 30s, 2m, ..; 20s/5m: for one, and for all of a function"
+    )
     optimizing.add_argument(
         "--workers", type=int, metavar="N", help="processes for a search (default: one for two processors)"
     )

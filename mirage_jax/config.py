@@ -36,24 +36,30 @@ class Budget:
     """How long one search may take: seconds, and optionally states visited (the same answer on any machine).
 
     workers: processes among which the parts of a wide region are divided; one for two processors, at most 8, if none
-    are named.
+    are named. total: seconds for searching and measuring all regions of a function together, those first at which most
+    time may be saved; a region that is begun is finished.
     """
 
     seconds: float = DEFAULT_SECONDS
     states: int | None = None
     workers: int = field(default_factory=lambda: max(1, min(8, (os.cpu_count() or 1) // 2)))
+    total: float | None = None
 
     def __post_init__(self) -> None:
         if not self.seconds > 0:  # NaN too
             raise UsageError(f"a budget must be positive, found {self.seconds!r} seconds")
         if self.states is not None and self.states <= 0:
             raise UsageError(f"a budget of states must be positive or None, found {self.states!r}")
+        if self.total is not None and not self.total > 0:
+            raise UsageError(f"a budget's total must be positive or None, found {self.total!r} seconds")
         if self.workers < 1:
             raise UsageError(f"a budget has at least one worker, found {self.workers!r}")
 
     @classmethod
     def parse(cls, value: Budget | str | float | None) -> Budget:
-        """``"30s"``, ``"500ms"``, ``"2m"``, ``"1h"``, a number of seconds, or None for the default."""
+        """``"30s"``, ``"500ms"``, ``"2m"``, ``"1h"``, a number of seconds, or None for the default; ``"20s/5m"`` for 20
+        seconds for one search and five minutes in all.
+        """
         match value:
             case None:
                 return cls()
@@ -63,19 +69,19 @@ class Budget:
                 pass
             case int() | float() if math.isfinite(value) and value > 0:
                 return cls(float(value))
-            case str() if found := _DURATION.fullmatch(value):
-                number, unit = found.groups()
-                seconds = float(number) * _UNITS[(unit or "s").lower()]
-                if seconds > 0 and math.isfinite(seconds):
-                    return cls(seconds)
+            case str():
+                found = [_DURATION.fullmatch(part) for part in value.split("/")]
+                times = [float(f[1]) * _UNITS[(f[2] or "s").lower()] for f in found if f is not None]
+                if len(times) == len(found) <= 2 and all(0 < t < math.inf for t in times):
+                    return cls(times[0], total=times[1] if len(times) == 2 else None)
         raise UsageError(
             f"budget: found {value!r}; allowed are a positive number of seconds or a text such as "
-            "'30s', '500ms', '2m', '1h'"
+            "'30s', '500ms', '2m', '1h', or '20s/5m' for one search and for all"
         )
 
     def __str__(self) -> str:
         states = "" if self.states is None else f", {self.states} states"
-        return f"{self.seconds:g}s{states}"
+        return f"{self.seconds:g}s{states}" + ("" if self.total is None else f", {self.total:g}s in all")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
-# Sourced by the other scripts: `use_environment EXTRA [REQUIREMENT...]` leaves `$python` set to an interpreter of the
-# project's own environment, `$venv`, in which the project with that extra and the requirements are installed. Makes the
-# environment when it is missing or broken, installs when pyproject.toml has changed since the last time, and does
-# nothing otherwise.
+# Sourced by the other scripts: `use_environment EXTRA` leaves `$python` set to an interpreter of the project's own
+# environment, .venv, in which the project and that extra are installed. Makes the environment when it is missing or
+# broken, installs when pyproject.toml has changed since the last time, and does nothing otherwise.
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="$root/.venv"
@@ -38,19 +37,18 @@ make_venv() {
 
 use_environment() {
   local extra="$1" wanted
-  shift
   python="$venv/bin/python"
   if ! is_new_enough "$python"; then
     say "making $venv"
     make_venv || exit 3
   fi
   # "test" contains what every other extra of ours needs, so its stamp stands for theirs.
-  wanted="$("$python" -c 'import hashlib, sys; print(hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest(), *sys.argv[2:], sys.version.split()[0])' "$root/pyproject.toml" "$venv" "$@")"
+  wanted="$("$python" -c 'import hashlib, sys; print(hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest(), sys.argv[2], sys.version.split()[0])' "$root/pyproject.toml" "$venv")"
   if [ "$wanted" = "$(cat "$venv/.installed-$extra" 2>/dev/null)" ] || [ "$wanted" = "$(cat "$venv/.installed-test" 2>/dev/null)" ]; then
     return
   fi
-  say "installing mirage-jax[$extra]${*:+ with $*} into $venv (a minute or two the first time)"
-  if ! "$python" -m pip install --quiet --disable-pip-version-check --no-input --editable "$root[$extra]" "$@" >&2; then
+  say "installing mirage-jax[$extra] into $venv (a minute or two the first time)"
+  if ! "$python" -m pip install --quiet --disable-pip-version-check --no-input --editable "$root[$extra]" >&2; then
     say "error: the installation failed; the lines above say why. Nothing outside of $venv was changed."
     exit 3
   fi

@@ -287,6 +287,25 @@ def test_tune() -> None:
         mirage_jax.tune(3, *shapes)
 
 
+def test_time_for_all_regions_goes_where_most_may_be_saved() -> None:
+    """Two regions with a border between them; the second of them has the larger product."""
+
+    def both(a: jax.Array, b: jax.Array, v: jax.Array) -> jax.Array:
+        first = jnp.sort(chain(a[:64, :64], b[:64, :64], v[:64]))
+        return chain(a, b, v) + first.sum()
+
+    f = mirage_jax.optimize(both, budget=mirage_jax.Budget(5, total=1e-9))
+    with measured(2.0):
+        compiled = f.lower(*ARGS).compile()
+        regions = f.explain(*ARGS).regions
+        assert [r.decision.winner is not None for r in regions] == [False, True]
+        assert regions[0].decision.why == "no time left of 1e-09 s for tuning all regions"
+        assert_same(compiled(*ARGS), both(*ARGS))
+        assert all(r.decision.winner for r in mirage_jax.tune(f, *ARGS).regions), "goes on where it ended"
+        again = mirage_jax.optimize(both, budget="5s/1h").explain(*ARGS)
+        assert all(r.decision.source == "cache" for r in again.regions)
+
+
 @pytest.mark.parametrize("outside", [True, False], ids=["differentiated", "differentiates"])
 def test_remat(outside) -> None:
     """Less memory between the passes, as XLA counts it."""

@@ -18,7 +18,30 @@ def test_budget_parse(text, seconds) -> None:
     assert Budget.parse(text) == Budget(seconds)
 
 
-BAD_BUDGETS = ["abc", "", "-3s", "0s", "3 days", -1, 0, float("nan"), float("inf"), True, [], b"3s", "9" * 400]
+def test_budget_of_one_search_and_of_all() -> None:
+    assert Budget.parse("20s/5m") == Budget(20, total=300)
+    assert str(Budget.parse("20s/5m")) == "20s, 300s in all" and str(Budget(20)) == "20s"
+
+
+BAD_BUDGETS = [
+    "1s/2s/3s",
+    "1s/0",
+    "/5s",
+    "5s/",
+    "abc",
+    "",
+    "-3s",
+    "0s",
+    "3 days",
+    -1,
+    0,
+    float("nan"),
+    float("inf"),
+    True,
+    [],
+    b"3s",
+    "9" * 400,
+]
 
 
 @pytest.mark.parametrize("bad", BAD_BUDGETS)
@@ -32,6 +55,8 @@ def test_budget_constructor_refuses() -> None:
         Budget(float("nan"))
     with pytest.raises(UsageError, match="states"):
         Budget(1.0, 0)
+    with pytest.raises(UsageError, match="total"):
+        Budget(1.0, total=0.0)
     with pytest.raises(UsageError, match="at least one worker"):
         Budget(1.0, workers=0)
 

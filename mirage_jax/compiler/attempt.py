@@ -5,6 +5,7 @@ floats are good enough.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,10 +29,11 @@ from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.lower import twin
 from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.check import check_graph
-from mirage_jax.mugraph.footprint import Footprint, footprint
-from mirage_jax.mugraph.graph import KernelGraph
+from mirage_jax.mugraph.footprint import BYTES, Footprint, footprint
+from mirage_jax.mugraph.graph import KernelGraph, Library
+from mirage_jax.mugraph.merge import simplify_axes
 from mirage_jax.search import structures
-from mirage_jax.search.cost import bound_by_products, estimate, fused_estimate
+from mirage_jax.search.cost import arithmetic, bound_by_products, estimate, fused_estimate
 from mirage_jax.search.devices import Device, device_for
 from mirage_jax.search.driver import search
 from mirage_jax.search.frontier import Space
@@ -357,6 +359,17 @@ class Attempt(Subject):
                     what = "all inputs" if which is floats else f"input {which[0]}"
                     return f"overflows with {what} times 2**{n}, where XLA does not"
         return ""
+
+
+def headroom(region: Region, platform: str) -> float:
+    """Seconds that may be saved, by the model: what XLA takes less what products, or inputs and outputs, take alone."""
+    reference = simplify_axes(region.graph)
+    device = device_for(jax.local_devices(backend=platform)[0].device_kind)
+    boundary = (*reference.inputs, *(reference.tensors[name] for name in reference.outputs))
+    moved = sum(math.prod(map(reference.extent, t.axes)) * BYTES[t.dtype] for t in boundary)
+    operators = [k for k in reference.kernels if isinstance(k, Library)]
+    products = sum(arithmetic(k, reference, device) for k in operators if k.op.op == "dot")
+    return fused_estimate(reference, device) - max(products, moved / device.bandwidth)
 
 
 def _wide(graph: KernelGraph, arrays: Sequence[Any], xp: Any, sample: Any) -> list[Any]:

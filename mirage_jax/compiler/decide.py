@@ -16,6 +16,8 @@ import functools
 import json
 import logging
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -62,6 +64,7 @@ class Compiler:
         self.options = options
         self.cache = Cache(options.cache_dir)
         self.decisions: dict[tuple[str, str], Decision] = {}
+        self.spent = 0.0  # seconds of tuning
         self._lock = threading.RLock()
 
     max_ops = MAX_OPS
@@ -73,6 +76,39 @@ class Compiler:
     @property
     def remat(self) -> bool:
         return self.options.remat == "regions"
+
+    def prepare(self, regions: Sequence[Region], platforms: tuple[str, ...], on_miss: str | None = None) -> None:
+        """Where the time for all regions of a function is limited, tune those first at which most time may be saved.
+        What is left when it is used up stays with XLA, undecided: another process, or another `tune`, goes on there.
+        """
+        total = self.options.budget.total
+        if total is None or len(platforms) != 1 or (on_miss or self.options.on_miss or _default_on_miss()) != "search":
+            return
+        if on_miss is not None:
+            self.spent = 0.0
+        platform = _cuda(platforms[0])
+        distinct = {str(r.graph): r for r in regions}
+        missing: dict[str, Region] = {}
+        for text, region in distinct.items():
+            known = self.decisions.get((text, platform))
+            if known is not None and (on_miss is None or known.source != "policy"):
+                continue
+            if self.decide(region, platform, "fallback").source != "cache":
+                missing[text] = region
+        if not missing:
+            return
+        count = Counter(str(r.graph) for r in regions)
+        saved = {text: count[text] * _headroom(r, platform) for text, r in missing.items()}
+        for text in sorted(missing, key=saved.__getitem__, reverse=True):
+            if self.spent < total:
+                started = time.monotonic()
+                self.decide(missing[text], platform, "search")
+                self.spent += time.monotonic() - started
+            else:
+                known = self.decisions[text, platform]
+                self.decisions[text, platform] = replace(
+                    known, why=f"no time left of {total:g} s for tuning all regions"
+                )
 
     def compile_region(self, region: Region, platforms: tuple[str, ...]) -> Winner | None:
         """What runs instead of the region's equations, or None: XLA. A program exported for several platforms stays
@@ -87,7 +123,7 @@ class Compiler:
 
     def decide(self, region: Region, platform: str, on_miss: str | None = None) -> Decision:
         """The decision for a region, made once per process and program text."""
-        platform = "cuda" if platform == "gpu" else platform
+        platform = _cuda(platform)
         memo = (str(region.graph), platform)
         with self._lock:
             if memo in self.decisions and on_miss is None:
@@ -335,6 +371,20 @@ class Compiler:
         text = self.cache.kernel_path(key)
         kernels = str(text) if text.is_file() else ""
         return replace(base, winner=winner, after=after, certificate=certificate, kernels=kernels)
+
+
+def _headroom(region: Region, platform: str) -> float:
+    from mirage_jax.compiler.attempt import headroom
+
+    try:
+        return headroom(region, platform)
+    except Exception as why:
+        log.warning("the region at %s is tuned last: %s", ", ".join(places(region.where)[:1]), _in_one_line(why))
+        return 0.0
+
+
+def _cuda(platform: str) -> str:
+    return "cuda" if platform == "gpu" else platform
 
 
 def _chosen(devices: Sequence[Any], numbers: Sequence[int]) -> list[Any]:

@@ -58,6 +58,10 @@ class Compiler(Protocol):
         """Whether large values that are cheap to make again are not kept for the backward pass."""
         ...
 
+    def prepare(self, regions: Sequence[Region], platforms: tuple[str, ...]) -> None:
+        """Told of all regions of a program before it is asked for each: it may decide them in another order."""
+        ...
+
     def compile_region(self, region: Region, platforms: tuple[str, ...]) -> CompiledRegion | None:
         """`platforms` are those that the program is being lowered for, as JAX names them: "cpu", "cuda", ..."""
         ...
@@ -126,13 +130,19 @@ def plan(jaxpr: Jaxpr, compiler: Compiler, call: Primitive, target: Target) -> P
         written = flatten(jaxpr)
         program = _unless_it_fails(repeated, written, compiler) if compiler.remat else written
         found = _steps(program, compiler, target.is_partitioned)
+    local = {n: one_device(step) for n, step in enumerate(found) if isinstance(step, Region) and target.is_partitioned}
+    if target.is_partitioned:
+        regions = [shards.region for shards in local.values() if shards is not None]
+    else:
+        regions = [step for step in found if isinstance(step, Region)]
+    _prepare(regions, compiler, target)
     known: dict[int, CompiledRegion | None] = {}  # by graph: equal layers share one
     steps: list[Replacement | tuple[FlatEqn, ...]] = []
-    for step in found:
+    for n, step in enumerate(found):
         if not isinstance(step, Region):
             steps.append((program.eqns[step],))
             continue
-        shards = one_device(step) if target.is_partitioned else None
+        shards = local.get(n)
         if target.is_partitioned:
             compiled = None if shards is None else _compile(shards.region, compiler, target)
         else:
@@ -179,6 +189,13 @@ def _steps(program: FlatProgram, compiler: Compiler, sharded: bool) -> Sequence[
     if any(x.code is Code.SHARDED and x.primitive in rules.HEAVY for x in found.left_out):
         _warn_once(f"{Code.SHARDED}: XLA divides this program over several devices and cannot divide a kernel")
     return found.steps
+
+
+def _prepare(regions: Sequence[Region], compiler: Compiler, target: Target) -> None:
+    try:
+        compiler.prepare(regions, target.platforms)
+    except Exception as e:
+        _failed(e, compiler, "choosing which regions to tune first")
 
 
 def _compile(region: Region, compiler: Compiler, target: Target) -> CompiledRegion | None:

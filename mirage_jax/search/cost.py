@@ -316,20 +316,20 @@ def bound_by_products(reference: KernelGraph, device: Device) -> bool:
     for k in reference.kernels:
         if isinstance(k, Library) and k.op.op == "dot":
             seconds_of_it = library_estimate(k, reference, device)
-            if _arithmetic(k, reference, device) >= seconds_of_it - device.launch:
+            if arithmetic(k, reference, device) >= seconds_of_it - device.launch:
                 busy += seconds_of_it
     return busy >= MUCH * fused_estimate(reference, device)
 
 
 def library_estimate(kernel: Library, graph: KernelGraph, device: Device) -> float:
     record = operator(kernel.op.op)
-    work = _arithmetic(kernel, graph, device)
+    work = arithmetic(kernel, graph, device)
     read = [] if record.pointwise else [graph.tensors[x.tensor] for x in kernel.loads]
     moved = sum(math.prod(map(graph.extent, t.axes)) * BYTES[t.dtype] for t in (*read, kernel.result))
     return max(work, moved / device.bandwidth) + (0.0 if record.pointwise else device.launch)
 
 
-def _arithmetic(kernel: Library, graph: KernelGraph, device: Device) -> float:
+def arithmetic(kernel: Library, graph: KernelGraph, device: Device) -> float:
     """Seconds of the arithmetic of an operator."""
     ((_, space),) = iteration_spaces(kernel)
     sides = [set(x.axes) for x in kernel.loads]

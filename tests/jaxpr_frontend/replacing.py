@@ -41,6 +41,9 @@ class Replacing:
     remat: bool = False
     regions: list[Region] = field(default_factory=list)
 
+    def prepare(self, regions: Any, platforms: tuple[str, ...]) -> None:
+        pass
+
     def compile_region(self, region: Region, platforms: tuple[str, ...] = ()) -> Evaluated:
         self.regions.append(region)
         check(region.graph)

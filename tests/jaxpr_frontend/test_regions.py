@@ -222,6 +222,9 @@ class Failing:
     remat: bool = False
     asked: list[Any] = field(default_factory=list)
 
+    def prepare(self, regions: Any, platforms: tuple[str, ...]) -> None:
+        pass
+
     def compile_region(self, region: Region, platforms: tuple[str, ...] = ()) -> Any:
         self.asked.append(region)
         match self.how:
