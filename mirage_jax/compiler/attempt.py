@@ -31,7 +31,6 @@ from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.footprint import BYTES, Footprint, footprint
 from mirage_jax.mugraph.graph import KernelGraph, Library
-from mirage_jax.mugraph.merge import simplify_axes
 from mirage_jax.search import structures
 from mirage_jax.search.cost import arithmetic, bound_by_products, estimate, fused_estimate
 from mirage_jax.search.devices import Device, device_for
@@ -142,6 +141,18 @@ class Attempt(Subject):
     def description(self) -> Device:
         """What the cost model knows of the device."""
         return device_for(self.device.device_kind)
+
+    @property
+    def headroom(self) -> float:
+        """Seconds that may be saved, by the model: what XLA takes less what products, or inputs and outputs, take
+        alone.
+        """
+        reference, device = self.reference, self.description
+        boundary = (*reference.inputs, *(reference.tensors[name] for name in reference.outputs))
+        moved = sum(math.prod(map(reference.extent, t.axes)) * BYTES[t.dtype] for t in boundary)
+        operators = [k for k in reference.kernels if isinstance(k, Library)]
+        products = sum(arithmetic(k, reference, device) for k in operators if k.op.op == "dot")
+        return fused_estimate(reference, device) - max(products, moved / device.bandwidth)
 
     def candidates(self, cache: Cache, key: CacheKey, say: progress.Say) -> tuple[list[Candidate], str]:
         """Well-formed candidates, best estimate first, and the search's report.
@@ -359,17 +370,6 @@ class Attempt(Subject):
                     what = "all inputs" if which is floats else f"input {which[0]}"
                     return f"overflows with {what} times 2**{n}, where XLA does not"
         return ""
-
-
-def headroom(region: Region, platform: str) -> float:
-    """Seconds that may be saved, by the model: what XLA takes less what products, or inputs and outputs, take alone."""
-    reference = simplify_axes(region.graph)
-    device = device_for(jax.local_devices(backend=platform)[0].device_kind)
-    boundary = (*reference.inputs, *(reference.tensors[name] for name in reference.outputs))
-    moved = sum(math.prod(map(reference.extent, t.axes)) * BYTES[t.dtype] for t in boundary)
-    operators = [k for k in reference.kernels if isinstance(k, Library)]
-    products = sum(arithmetic(k, reference, device) for k in operators if k.op.op == "dot")
-    return fused_estimate(reference, device) - max(products, moved / device.bandwidth)
 
 
 def _wide(graph: KernelGraph, arrays: Sequence[Any], xp: Any, sample: Any) -> list[Any]:

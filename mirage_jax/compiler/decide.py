@@ -87,9 +87,9 @@ class Compiler:
         if on_miss is not None:
             self.spent = 0.0
         platform = _cuda(platforms[0])
-        distinct = {str(r.graph): r for r in regions}
+        texts = [str(r.graph) for r in regions]
         missing: dict[str, Region] = {}
-        for text, region in distinct.items():
+        for text, region in dict(zip(texts, regions, strict=True)).items():
             known = self.decisions.get((text, platform))
             if known is not None and (on_miss is None or known.source != "policy"):
                 continue
@@ -97,8 +97,8 @@ class Compiler:
                 missing[text] = region
         if not missing:
             return
-        count = Counter(str(r.graph) for r in regions)
-        saved = {text: count[text] * _headroom(r, platform) for text, r in missing.items()}
+        count = Counter(texts)
+        saved = {text: count[text] * self._headroom(r, platform) for text, r in missing.items()}
         for text in sorted(missing, key=saved.__getitem__, reverse=True):
             if self.spent < total:
                 started = time.monotonic()
@@ -109,6 +109,13 @@ class Compiler:
                 self.decisions[text, platform] = replace(
                     known, why=f"no time left of {total:g} s for tuning all regions"
                 )
+
+    def _headroom(self, region: Region, platform: str) -> float:
+        try:
+            return self.attempt(region, platform, jax.local_devices(backend=platform)[0]).headroom
+        except Exception as why:
+            log.warning("the region at %s is tuned last: %s", ", ".join(places(region.where)[:1]), _in_one_line(why))
+            return 0.0
 
     def compile_region(self, region: Region, platforms: tuple[str, ...]) -> Winner | None:
         """What runs instead of the region's equations, or None: XLA. A program exported for several platforms stays
@@ -371,16 +378,6 @@ class Compiler:
         text = self.cache.kernel_path(key)
         kernels = str(text) if text.is_file() else ""
         return replace(base, winner=winner, after=after, certificate=certificate, kernels=kernels)
-
-
-def _headroom(region: Region, platform: str) -> float:
-    from mirage_jax.compiler.attempt import headroom
-
-    try:
-        return headroom(region, platform)
-    except Exception as why:
-        log.warning("the region at %s is tuned last: %s", ", ".join(places(region.where)[:1]), _in_one_line(why))
-        return 0.0
 
 
 def _cuda(platform: str) -> str:

@@ -339,11 +339,12 @@ class _Copies:
             needed_by = set[int]().union(*(self.read_by.get(v, set()) for v in self.original.eqns[n].outputs))
             if needed_by <= there and found.dependencies.before[n].isdisjoint(inside):
                 there.add(n)
-        results = {v for n in there for v in self.original.eqns[n].outputs}
-        for n, eqn in enumerate(self.original.eqns):
-            if eqn.primitive in rules.VIEWS and eqn.reads and results.issuperset(eqn.reads) and n not in inside:
-                there.add(n)
-                results.update(eqn.outputs)
+        todo = [v for n in there for v in self.original.eqns[n].outputs]
+        while todo:
+            for n in self.read_by.get(todo.pop(), set()) - inside - {-1}:
+                if self.original.eqns[n].primitive in rules.VIEWS:
+                    there.add(n)
+                    todo += self.original.eqns[n].outputs
         return there
 
     def _new(self, value: int) -> int:

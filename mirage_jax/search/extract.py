@@ -399,7 +399,7 @@ def widened(graph: KernelGraph, narrow: str, wide: str) -> KernelGraph:
     for k in graph.kernels:
         inside = {load.name: load.tensor for load in k.loads}
         axes = {v.name: set(v.axes) for v in (*k.loads, *k.ops)}
-        products = [op for op in k.ops if op.op == "dot" and matrix_product(op.op, [axes[a] for a in op.args], ())]
+        products = [op for op in k.ops if matrix_product(op.op, [axes[a] for a in op.args], ())]
         fixed |= {inside[a] for op in products for a in op.args if a in inside}
 
     def tensor(t: Tensor) -> Tensor:

@@ -125,7 +125,7 @@ class Frontiers:
     def reduced_axes(self, p: Poly, stop: Leaves = EMPTY) -> frozenset[Axis]:
         """Axes reduced somewhere below `p` and above `stop`."""
         out: set[Axis] = set()
-        for q in self.reach(p, stop) if stop else self.reach(p):
+        for q in self.reach(p, stop) if stop else self.reach(p):  # as others ask for it: the table goes by arguments
             if q not in stop and not self.axioms.is_input(q):
                 for s in self.axioms.steps(q):
                     out |= {origin(a) for a in s.reduced}
