@@ -119,7 +119,7 @@ class Optimized:
             on_miss = None
         reports: dict[str, RegionReport] = {}
         for region in analysis.regions:
-            text = str(region.graph)
+            text = region.text
             if text in reports:
                 old = reports[text]
                 reports[text] = RegionReport(

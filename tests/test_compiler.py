@@ -568,7 +568,7 @@ def test_a_known_structure_is_not_searched_again(monkeypatch, tmp_path, long: fl
         (region,) = analyse(jax.make_jaxpr(lambda x, w: jax.nn.silu(x @ w))(*args)).regions
         attempt = attempts.Attempt(region, "cuda", jax.devices()[0], Options(cache_dir=str(tmp_path / "cache")))
         key = CacheKey.here(
-            graph=str(attempt.reference),
+            graph=attempt.text,
             extents=attempt.reference.sizes,
             backend="auto",
             policy="",

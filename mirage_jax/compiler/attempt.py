@@ -23,7 +23,7 @@ from mirage_jax.cache import Cache, CacheKey, Entry
 from mirage_jax.compiler.inputs import one_set
 from mirage_jax.compiler.subject import Subject
 from mirage_jax.compiler.trials import Failure, Trials
-from mirage_jax.compiler.winner import KERNEL_OPTIONS, Winner
+from mirage_jax.compiler.winner import Winner
 from mirage_jax.errors import MirageError, TrialError, UnsupportedError
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.lower import twin
@@ -290,7 +290,7 @@ class Attempt(Subject):
         if winner.cuda is None:
             return True, ""
         try:
-            wrong = twin.exact_check(winner.graph, winner.schedule, KERNEL_OPTIONS)
+            wrong = twin.exact_check(winner.graph, winner.schedule, winner.options)
         except UnsupportedError as why:
             return True, f"not done: {why}"
         except Exception as why:  # Triton's interpreter changes from version to version; a wrong text did compile

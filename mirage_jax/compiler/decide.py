@@ -87,7 +87,7 @@ class Compiler:
         if on_miss is not None:
             self.spent = 0.0
         platform = _cuda(platforms[0])
-        texts = [str(r.graph) for r in regions]
+        texts = [r.text for r in regions]
         missing: dict[str, Region] = {}
         for text, region in dict(zip(texts, regions, strict=True)).items():
             known = self.decisions.get((text, platform))
@@ -131,7 +131,7 @@ class Compiler:
     def decide(self, region: Region, platform: str, on_miss: str | None = None) -> Decision:
         """The decision for a region, made once per process and program text."""
         platform = _cuda(platform)
-        memo = (str(region.graph), platform)
+        memo = (region.text, platform)
         with self._lock:
             if memo in self.decisions and on_miss is None:
                 return self.decisions[memo]
@@ -179,7 +179,7 @@ class Compiler:
         device = devices[0]
         subject = Subject(region, platform, device, self.options)
         key = CacheKey.here(
-            graph=str(subject.reference),
+            graph=subject.text,
             extents=subject.reference.sizes,
             backend=self.options.backend,
             policy=POLICY,

@@ -16,8 +16,9 @@ from mirage_jax.config import Options
 from mirage_jax.jaxpr_frontend.flat import FlatEqn
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.mugraph.footprint import Footprint, footprint
-from mirage_jax.mugraph.graph import KernelGraph, Schedule
+from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule
 from mirage_jax.mugraph.merge import simplify_axes
+from mirage_jax.mugraph.views import View
 
 
 @dataclass
@@ -34,6 +35,11 @@ class Subject:
         """The region's program over as few axes as possible: what is searched, verified and keyed."""
         return simplify_axes(self.region.graph)
 
+    @property
+    def text(self) -> str:
+        """What is decided about: the reference, and which parts of arrays are its inputs."""
+        return self.region.with_parts(self.reference)
+
     @cached_property
     def products(self) -> float:
         """Operations of the matrix products in the user's equations; a muGraph may have folded some of them away."""
@@ -47,9 +53,28 @@ class Subject:
 
     def winner(self, graph: KernelGraph, schedule: Schedule, family: str, directory: Path | None = None) -> Winner:
         own = self.region.graph
-        shapes_in = tuple(_shape(self.reference, t.axes) for t in self.reference.inputs)
+        libraries = {x.tensor for k in graph.kernels if isinstance(k, Library) for x in k.loads}
+        in_place = family == "kernels" and self.platform == "cuda"
+        views = tuple(
+            self._parts[t.name] if in_place and t.name in self._parts.keys() - libraries else view
+            for t, view in zip(own.inputs, self._reshapes, strict=True)
+        )
         shapes_out = tuple(_shape(own, own.tensors[n].axes) for n in own.outputs)
-        return Winner(graph, schedule, shapes_in, shapes_out, family, self.platform, directory)
+        return Winner(graph, schedule, views, shapes_out, family, self.platform, directory)
+
+    @cached_property
+    def _reshapes(self) -> list[View]:
+        """From the inputs of the region's graph to those of the reference."""
+        pairs = zip(self.region.graph.inputs, self.reference.inputs, strict=True)
+        return [View(_shape(self.region.graph, x.axes), (), _shape(self.reference, y.axes)) for x, y in pairs]
+
+    @cached_property
+    def _parts(self) -> dict[str, View]:
+        """Inputs that kernels read where they lie, in operands that are larger."""
+        inputs = zip(self.region.graph.inputs, self._reshapes, strict=True)
+        partial = self.region.partial
+        views = {t.name: replace(partial[t.name], shape=y.shape) for t, y in inputs if t.name in partial}
+        return {name: view for name, view in views.items() if view.place is not None}
 
     # ------------------------------------------------------------------ functions of the region's JAX values
 
@@ -58,7 +83,7 @@ class Subject:
 
     def ours(self, winner: Winner) -> Callable[..., list[jax.Array]]:
         def run(*values: jax.Array) -> list[jax.Array]:
-            return list(self.region.finish(winner.run(*self.region.prepare(values))))
+            return list(self.region.finish(winner.run(*self.region.prepare(values, winner.in_place))))
 
         return run
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,6 +18,7 @@ from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
 from mirage_jax.mugraph.thread import thread_graphs
+from mirage_jax.mugraph.views import View
 
 # A float32 product that asks for more than the default precision is not captured, and XLA's default on GPUs is tf32
 # too.
@@ -25,19 +27,26 @@ KERNEL_OPTIONS = EmitOptions(dot_precision="tf32")
 
 @dataclass(frozen=True)
 class Winner:
-    """A muGraph that runs in place of a region. Takes and returns arrays in the layout of the region's own graph."""
+    """A muGraph that runs in place of a region. Takes and returns arrays in the layout of the region's own graph, but
+    for operands of which its kernels read a part in place: these it takes as they are.
+    """
 
     graph: KernelGraph
     schedule: Schedule
-    shapes_in: tuple[tuple[int, ...], ...]  # of the merged graph's inputs and of the region's outputs
+    views: tuple[View, ...]  # from what it takes to the inputs of its graph
     shapes_out: tuple[tuple[int, ...], ...]
     family: str
     platform: str
     directory: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """What another process needs to run it: the graph as text, the schedule and the family."""
-        return {"graph": str(self.graph), "schedule": schedule_to_json(self.schedule), "family": self.family}
+        """What another process needs to run it: the graph as text, the schedule, the family, what is read in place."""
+        return {
+            "graph": str(self.graph),
+            "schedule": schedule_to_json(self.schedule),
+            "family": self.family,
+            "views": {name: view.to_json() for name, view in self.options.views},
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], platform: str) -> Self:
@@ -45,21 +54,32 @@ class Winner:
         graph = parse(value["graph"])
         tensors = [graph.tensors[n] for n in graph.outputs]
         shapes_in, shapes_out = (tuple(tuple(map(graph.extent, t.axes)) for t in ts) for ts in (graph.inputs, tensors))
-        return cls(graph, schedule_from_json(value["schedule"]), shapes_in, shapes_out, str(value["family"]), platform)
+        own = {name: View.from_json(view) for name, view in value["views"].items()}
+        views = tuple(own.get(t.name, View(n, (), n)) for t, n in zip(graph.inputs, shapes_in, strict=True))
+        return cls(graph, schedule_from_json(value["schedule"]), views, shapes_out, str(value["family"]), platform)
+
+    @cached_property
+    def options(self) -> EmitOptions:
+        """How its kernels are written."""
+        cut = tuple((t.name, view) for t, view in zip(self.graph.inputs, self.views, strict=False) if view.cuts)
+        return replace(KERNEL_OPTIONS, views=cut)
+
+    @property
+    def in_place(self) -> frozenset[str]:
+        """Inputs that are parts of what it takes."""
+        return frozenset(name for name, _ in self.options.views)
 
     def portable(self, *arrays: jax.Array) -> list[jax.Array]:
         """As plain JAX: every backend, and the meaning of the kernels."""
-        widen = self.platform == "cpu"
-        return self._shaped(lambda xs: evaluate.run(self.graph, xs, xp=jnp, dtype=None, widen=widen), arrays)
+        tensors = [view.of(x) for view, x in zip(self.views, arrays, strict=True)]
+        return self._shaped(evaluate.run(self.graph, tensors, xp=jnp, dtype=None, widen=self.platform == "cpu"))
 
     def _kernels(self, *arrays: jax.Array) -> list[jax.Array]:
-        def run(xs: list[jax.Array]) -> list[jax.Array]:
-            libraries = _run_library(self.graph)
-            return launch.run_cuda(
-                self.graph, self.schedule, xs, libraries, directory=self.directory, options=KERNEL_OPTIONS
-            )
-
-        return self._shaped(run, arrays)
+        given = [x if view.cuts else view.of(x) for view, x in zip(self.views, arrays, strict=True)]
+        libraries, directory = _run_library(self.graph), self.directory
+        return self._shaped(
+            launch.run_cuda(self.graph, self.schedule, given, libraries, directory=directory, options=self.options)
+        )
 
     @property
     def cuda(self) -> Callable[..., list[jax.Array]] | None:
@@ -71,11 +91,8 @@ class Winner:
         """What runs on the winner's own platform."""
         return self._kernels if self.platform == "cuda" and self.cuda is not None else self.portable
 
-    def _shaped(
-        self, run: Callable[[list[jax.Array]], list[jax.Array]], arrays: Sequence[jax.Array]
-    ) -> list[jax.Array]:
-        inputs = [jnp.reshape(x, shape) for x, shape in zip(arrays, self.shapes_in, strict=True)]
-        return [jnp.reshape(y, shape) for y, shape in zip(run(inputs), self.shapes_out, strict=True)]
+    def _shaped(self, results: Sequence[jax.Array]) -> list[jax.Array]:
+        return [jnp.reshape(y, shape) for y, shape in zip(results, self.shapes_out, strict=True)]
 
 
 def _run_library(graph: KernelGraph) -> Callable[..., Any]:
@@ -95,4 +112,4 @@ def readable(w: Winner) -> str:
     head = "".join(f"# {line}\n" for line in (*str(w.graph).splitlines(), *threads))
     if w.cuda is None:
         return head
-    return head + "\n\n".join(s.text for s in launch.sources(w.graph, w.schedule, KERNEL_OPTIONS) if s is not None)
+    return head + "\n\n".join(s.text for s in launch.sources(w.graph, w.schedule, w.options) if s is not None)

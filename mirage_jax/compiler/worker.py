@@ -99,8 +99,8 @@ def prepare_winner(variant: Mapping[str, Any]) -> Callable[[], timing.Timing]:
     device = jax.devices()[0]
     winner = Winner.from_json(variant, "cuda" if device.platform == "gpu" else device.platform)
     types = tuple(
-        jax.ShapeDtypeStruct(shape, numpy_dtype(t.dtype))
-        for t, shape in zip(winner.graph.inputs, winner.shapes_in, strict=True)
+        jax.ShapeDtypeStruct(view.whole, numpy_dtype(t.dtype))
+        for t, view in zip(winner.graph.inputs, winner.views, strict=True)
     )
     on_gpu = device.platform == "gpu"
     sets = timing.sets_for(sum(t.size * t.dtype.itemsize for t in types)) if on_gpu else 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -32,10 +32,14 @@ log = logging.getLogger("mirage_jax")
 
 
 class CompiledRegion(Protocol):
-    """A region's replacement: functions from the graph's input tensors to its output tensors.
+    """A region's replacement: functions from the graph's input tensors to its output tensors. Those inputs that it
+    reads `in_place` it takes as the whole operands of which they are parts.
 
     Hashable, because identical regions share one lowering if they share one object.
     """
+
+    @property
+    def in_place(self) -> Collection[str]: ...
 
     @property
     def portable(self) -> Callable[..., list[Any]]: ...
@@ -84,7 +88,7 @@ class Replacement:
         local = region if self.shards is None else self.shards.region
 
         def once(*operands: Any) -> list[Any]:
-            tensors, avals = local.prepare(operands), tuple(local.tensor_avals())
+            tensors, avals = local.prepare(operands, self.compiled.in_place), tuple(local.tensor_avals())
             return local.finish(mirage_region_p.bind(*tensors, out_avals=avals, compiled=self.compiled))
 
         run, last = once if self.shards is None else self.shards.mapped(once), region.equations[-1]
@@ -207,17 +211,21 @@ def _compile(region: Region, compiler: Compiler, target: Target) -> CompiledRegi
         if target.is_exported and "cuda" in target.platforms and compiled.cuda is not None:
             _warn_once("an exported program has no kernels: jax.export promises nothing about their custom calls")
             return None
-        graph = region.graph
         want = [(a.shape, a.dtype) for a in region.tensor_avals()]
-        sizes = [tuple(map(graph.extent, t.axes)) for t in graph.inputs]
-        given = [jax.ShapeDtypeStruct(s, numpy_dtype(t.dtype)) for s, t in zip(sizes, graph.inputs, strict=True)]
-        have = [(a.shape, a.dtype) for a in jax.eval_shape(compiled.portable, *given)]
+        have = [(a.shape, a.dtype) for a in jax.eval_shape(compiled.portable, *_tensors(region, compiled.in_place))]
         if want != have:
-            raise TypeError(f"the replacement of outputs {graph.outputs} returns {have}, expected {want}")
+            raise TypeError(f"the replacement of outputs {region.graph.outputs} returns {have}, expected {want}")
         return compiled
     except Exception as e:
         _failed(e, compiler, f"compiling the region at {', '.join(region.where[:1])}")
         return None
+
+
+def _tensors(region: Region, in_place: Collection[str]) -> list[jax.ShapeDtypeStruct]:
+    """Types of what `Region.prepare` gives."""
+    types = {t.name: (tuple(map(region.graph.extent, t.axes)), numpy_dtype(t.dtype)) for t in region.graph.inputs}
+    types |= {name: (view.whole, types[name][1]) for name, view in region.partial.items() if name in in_place}
+    return [jax.ShapeDtypeStruct(*types[t.name]) for t in region.graph.inputs]
 
 
 def _run_equation(eqn: FlatEqn, values: dict[int, Any], compiler: Compiler, call: Primitive) -> None:

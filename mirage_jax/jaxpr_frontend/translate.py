@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -28,36 +28,31 @@ from mirage_jax.mugraph.arrays import numpy_dtype
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.logarithms import join_shifts
 from mirage_jax.mugraph.sentinels import sentinels_to_masks
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A step from an array to a part of it: reshape to `shape`, then slice. Row-major."""
-
-    shape: tuple[int, ...]
-    starts: tuple[int, ...]
-    limits: tuple[int, ...]
+from mirage_jax.mugraph.views import Cut, View
 
 
 @dataclass(frozen=True, slots=True)
 class Inward:
-    """How a JAX value becomes graph tensors: for each one cuts, if it is a window, and a reshape to its shape."""
+    """How a JAX value becomes graph tensors: each is all of it, or a part."""
 
     value: int  # number of the value in the flat program
     dtype: Any
     tensors: tuple[str, ...]
-    cuts: tuple[tuple[Cut, ...], ...]
-    shapes: tuple[tuple[int, ...], ...]
+    views: tuple[View, ...]
+
+    @property
+    def parts(self) -> list[tuple[str, View]]:
+        return list(zip(self.tensors, self.views, strict=True))
 
     def windows(self, x: Any) -> list[Any]:
         """The graph tensors, of an array of JAX or numpy."""
-        return [_window(x, cuts).reshape(shape) for cuts, shape in zip(self.cuts, self.shapes, strict=True)]
+        return [view.of(x) for view in self.views]
 
-
-def _window(x: Any, cuts: Sequence[Cut]) -> Any:
-    for cut in cuts:
-        x = x.reshape(cut.shape)[tuple(map(slice, cut.starts, cut.limits))]
-    return x
+    @property
+    def is_mostly_read(self) -> bool:
+        """Is half of it or more in some tensor? If it is made for this, XLA makes no more than is read in copies."""
+        parts = {view.cuts: math.prod(view.shape) for view in self.views}
+        return 2 * sum(parts.values()) >= math.prod(self.views[0].whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +121,24 @@ class Region:
     def primitives(self) -> tuple[str, ...]:
         return tuple(eqn.primitive for eqn in self.equations)
 
-    def prepare(self, values: Sequence[Any]) -> list[Any]:
-        """JAX values of `inputs` -> input tensors of the graph."""
-        return [t for v, b in zip(values, self.inputs, strict=True) for t in b.windows(v)]
+    def prepare(self, values: Sequence[Any], in_place: Collection[str] = ()) -> list[Any]:
+        """JAX values of `inputs` -> input tensors of the graph; for those `in_place` all of the value."""
+        pairs = [(v, tensor, view) for v, b in zip(values, self.inputs, strict=True) for tensor, view in b.parts]
+        return [v if tensor in in_place else view.of(v) for v, tensor, view in pairs]
+
+    @property
+    def partial(self) -> dict[str, View]:
+        """Input tensors that are parts of operands of which much is read."""
+        return {name: view for b in self.inputs if b.is_mostly_read for name, view in b.parts if view.cuts}
+
+    @cached_property
+    def text(self) -> str:
+        """What is computed, and of which parts of the operands."""
+        return self.with_parts(self.graph)
+
+    def with_parts(self, graph: KernelGraph) -> str:
+        """The text of a graph with this one's inputs, and in comments which parts of the operands they are."""
+        return "\n".join((str(graph), *(f"# {name}: {view}" for name, view in self.partial.items())))
 
     def finish(self, tensors: Sequence[Any]) -> list[Any]:
         """Output tensors of the graph -> JAX values of `outputs`."""
@@ -305,9 +315,10 @@ def _aside(eqns: Sequence[FlatEqn], wanted: Sequence[int]) -> tuple[FlatEqn, ...
 
 
 def _inward(builder: Builder, graph: Assembled, number: int, nodes: Sequence[int], program: FlatProgram) -> Inward:
-    names = tuple(graph.tensors[n] for n in nodes)
-    shapes = tuple(tuple(map(builder.axes.extent, graph.axes[name])) for name in names)
-    return Inward(number, program.avals[number].dtype, names, tuple(_cuts(builder, n) for n in nodes), shapes)
+    names, aval = tuple(graph.tensors[n] for n in nodes), program.avals[number]
+    shapes = (tuple(map(builder.axes.extent, graph.axes[name])) for name in names)
+    views = (View(tuple(aval.shape), _cuts(builder, n), shape) for n, shape in zip(nodes, shapes, strict=True))
+    return Inward(number, aval.dtype, names, tuple(views))
 
 
 def _cuts(builder: Builder, node: int) -> tuple[Cut, ...]:

@@ -17,6 +17,7 @@ from mirage_jax.lower.expressions import Number, Value, literal
 from mirage_jax.lower.tiling import GROUP, SINGLE, TileAxis, Tiling, extent, stored_axes, stored_shape
 from mirage_jax.lower.writer import Writer, identifier
 from mirage_jax.mugraph.graph import Axis, Tensor, part_axis
+from mirage_jax.mugraph.views import View, row_major
 
 LARGE = 1 << 31  # from this many elements on, offsets need 64 bits
 MANY_BYTES = 4 << 20  # an operand this large is worth keeping in L2 for several blocks
@@ -28,6 +29,7 @@ class Options:
 
     dot_precision: str = "ieee"  # of f32 matrix products: ieee, tf32 or tf32x3
     split_loops: bool = True  # independent accumulators that need one load in two layouts get a loop each
+    views: tuple[tuple[str, View], ...] = ()  # inputs of the graph that are read as parts of larger arrays
 
 
 DEFAULT = Options()
@@ -38,6 +40,7 @@ class Frame:
 
     def __init__(self, tiling: Tiling, options: Options) -> None:
         self.tiling, self.options = tiling, options
+        self.views = dict(options.views)
         self.graph = tiling.kernel
         self.w = Writer()
         self.ops = {op.name: op for op in self.graph.ops}
@@ -61,7 +64,9 @@ class Frame:
         for tensor in tensors:
             shape = stored_shape(tensor, graph, parts)
             axes = ", ".join(f"{identifier(a)}={n}" for a, n in zip(stored_axes(tensor, graph), shape, strict=True))
-            self.w.line(f"# {self.arguments[tensor.name]}: {tensor.dtype}[{axes}]")
+            view = self.views.get(tensor.name)
+            whole = f", a part of {list(view.whole)}" if view else ""
+            self.w.line(f"# {self.arguments[tensor.name]}: {tensor.dtype}[{axes}]{whole}")
 
     def live(self) -> set[str]:
         """Loads and operators that some store depends on."""
@@ -190,13 +195,18 @@ class Frame:
             raise UnsupportedError(f"tensor {tensor} has a split axis and its parts at once")
         stored = stored_axes(tensor, graph)
         shape = [extent(a, graph, parts) for a in stored]
-        wide = prod(shape) >= LARGE
-        scalars, vectors = [], []
+        view = self.views.get(tensor.name)
+        place = view.place if view else (0, row_major(shape))
+        if place is None or (view and view.shape != tuple(shape)):
+            raise LoweringError(f"tensor {tensor} of shape {shape} cannot be read as {view}")
+        offset, strides = place
+        wide = prod(view.whole if view else shape) >= LARGE
+        scalars, vectors = [str(offset)] if offset else [], []
         if SINGLE in dims:  # all lanes but one are masked: their addresses do not matter, as long as they look aligned
             vectors.append(f"{self.expand(self.env['index', SINGLE], (SINGLE,), dims)} * 64")
-        for n, a in enumerate(stored):
-            index, stride = self.env["index", sizes[a]], prod(shape[n + 1 :])
-            if index == "0" or shape[n] == 1:
+        for a, n, stride in zip(stored, shape, strides, strict=True):
+            index = self.env["index", sizes[a]]
+            if index == "0" or n == 1:
                 continue
             own = self.tiling.dims((sizes[a],))
             text = self.expand(index, own, dims) + (".to(tl.int64)" if wide else "")

@@ -84,13 +84,14 @@ def run_cuda(
     directory: Path | None = None,
     options: Options = DEFAULT,
 ) -> list[jax.Array]:
-    """Run the graph's kernels in order, inside a JAX trace; returns its outputs.
+    """Run the graph's kernels in order, inside a JAX trace; returns its outputs. Inputs in `options.views` are arrays
+    of which the kernels read a part; library operators read no such inputs.
 
     `compute_capability` (80, 90, 100) is needed where there is no GPU to ask. Bind this in lowering rules only
     (`mlir.lower_fun`): jax-triton 0.4 has no dead-code rule that jax 0.12 accepts.
     """
     env: dict[str, Any] = {t.name: a for t, a in zip(graph.inputs, arrays, strict=True)}
-    check_shapes(graph, env)
+    check_shapes(graph, env, options)
     for kernel, source in zip(graph.kernels, sources(graph, schedule, options), strict=True):
         if source is None:
             assert isinstance(kernel, Library)
@@ -141,10 +142,12 @@ NUMPY_TYPES: Mapping[str, str] = {
 }
 
 
-def check_shapes(graph: KernelGraph, env: Mapping[str, Any]) -> None:
+def check_shapes(graph: KernelGraph, env: Mapping[str, Any], options: Options = DEFAULT) -> None:
     """Kernels trust their sizes: no array of another shape or type may reach one."""
+    views = dict(options.views)
     for tensor in graph.inputs:
-        array, shape = env[tensor.name], stored_shape(tensor, graph, {})
+        view = views.get(tensor.name)
+        array, shape = env[tensor.name], view.whole if view else stored_shape(tensor, graph, {})
         if tuple(array.shape) != shape or str(array.dtype) != NUMPY_TYPES.get(tensor.dtype, tensor.dtype):
             got = f"{array.dtype}{list(array.shape)}"
             raise LoweringError(f"input {tensor} should be {tensor.dtype}{list(shape)}, got {got}")

@@ -47,7 +47,7 @@ def interpret(
 ) -> list[np.ndarray]:
     """Outputs of the graph for numpy inputs; `run_library` is needed if it has library operators."""
     env = {t.name: np.asarray(a, order="C") for t, a in zip(graph.inputs, arrays, strict=True)}
-    check_shapes(graph, env)
+    check_shapes(graph, env, options)
     for kernel, source in zip(graph.kernels, sources(graph, schedule, options), strict=True):
         if source is not None:
             env |= zip(source.outputs, interpret_kernel(source, [env[n] for n in source.inputs]), strict=True)

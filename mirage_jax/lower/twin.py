@@ -13,6 +13,7 @@ This is Mirage's twin in Z_p of a kernel, except that it needs no second text: t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from mirage_jax.mugraph.arrays import Named, arrange, is_float, numpy_dtype, ran
 from mirage_jax.mugraph.evaluate import evaluate
 from mirage_jax.mugraph.exact_domain import ExactDomain
 from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, Library, Schedule, Store, Tensor
+from mirage_jax.mugraph.views import Cut, View
 
 
 def exact_check(graph: KernelGraph, schedule: Schedule, options: Options = DEFAULT) -> str:
@@ -34,12 +36,15 @@ def exact_check(graph: KernelGraph, schedule: Schedule, options: Options = DEFAU
 
     Raises `UnsupportedError` for a kernel that the exact numbers cannot express.
     """
+    cut = dict(options.views)
     for kernel, sizes in zip(graph.kernels, schedule.kernels, strict=True):
         if isinstance(kernel, Library):
             continue
         for ragged in (False, True):
             small, parts = small_sizes(kernel, graph, sizes, schedule.part_counts, ragged)
-            if wrong := disagreement(kernel, small, sizes, parts, emit(kernel, small, sizes, parts, options)):
+            views = {name: _with_a_border(tuple(map(small.extent, graph.tensors[name].axes))) for name in cut}
+            source = emit(kernel, small, sizes, parts, replace(options, views=tuple(views.items())))
+            if wrong := disagreement(kernel, small, sizes, parts, source, views=views):
                 return f"kernel {kernel.name} at {' '.join(f'{a}={n}' for a, n in small.extents)}: {wrong}"
     return ""
 
@@ -51,12 +56,16 @@ def disagreement(
     parts: Mapping[Axis, int],
     source: KernelSource,
     seed: int = 0,
+    views: Mapping[str, View] | None = None,
 ) -> str:
-    """Run the text of a kernel, and the kernel, on the same random numbers; "" if all results agree."""
+    """Run the text of a kernel, and the kernel, on the same random numbers; "" if all results agree. The text reads
+    inputs that have `views` as parts of arrays.
+    """
     rng = np.random.default_rng(seed)
     inputs = {name: _random(graph.tensors[name], graph, parts, rng) for name in source.inputs}
     try:
         memory = [arrange(x.array, x.axes, stored_axes(graph.tensors[n], graph)) for n, x in inputs.items()]
+        memory = [_inside(x, (views or {}).get(n), rng) for n, x in zip(inputs, memory, strict=True)]
         results = interpret_kernel(source, memory, exact=True)
     except KernelFault as fault:
         return str(fault)
@@ -99,6 +108,21 @@ def _random(
     else:
         array = random_integers(rng, shape, dtype)
     return Named(tensor.axes, array)
+
+
+def _with_a_border(shape: tuple[int, ...]) -> View:
+    """A part of an array that is larger along every axis."""
+    whole = tuple(n + 2 for n in shape)
+    return View(whole, (Cut(whole, (1,) * len(shape), tuple(n + 1 for n in shape)),), shape)
+
+
+def _inside(x: Any, view: View | None, rng: np.random.Generator) -> Any:
+    """An array of which x is the part that a view says, of other values around it."""
+    if view is None or not view.shape:
+        return x
+    whole = rng.choice(x.ravel(), view.whole)
+    view.of(whole)[...] = x
+    return whole
 
 
 def _is_shift(kernel: BlockGraph, store: Store) -> bool:

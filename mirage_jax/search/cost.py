@@ -54,6 +54,7 @@ LOOP_TILES = (16, 32, 64, 128, 256)
 MUCH = 0.35  # of a program's time
 LARGEST_TILE = 32768  # elements of one value: 128 f32 registers for each of 256 threads
 SMALLEST_PRODUCT = 16  # rows, columns and depth of a matrix product are padded to this
+SECTOR = 64  # bytes that are fetched at once: shorter rows of a tile fetch what other blocks need
 STEP_LATENCY = 0.8e-6  # seconds of a loop step that waits for memory
 WARPS = (4, 8, 2)  # per block, and
 STAGES = (2, 3, 4)  # of the pipeline of a loop's loads: where the tuner starts
@@ -74,12 +75,15 @@ type Number = Any  # int, array of tilings, or sympy expression
 
 @dataclass(frozen=True)
 class Read:
-    """One load: the axes under which a tensor is read, bytes per element, and how many loops read all of it."""
+    """One load: the axes under which a tensor is read, bytes per element, how many loops read all of it, and the axis
+    along which neighbours lie side by side.
+    """
 
     tensor: str
     axes: Axes
     width: int
     passes: int = 1
+    last: Axis | None = None
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,10 @@ def outline(kernel: BlockGraph, graph: KernelGraph) -> Outline:
     ends += [(stages[x.value].depth, (x.value,)) for x in kernel.stores if stages[x.value].body]
     passes = _passes(ends, lambda n: args.get(n, ()) if n in body else ())
     widths = {x.name: BYTES[graph.tensors[x.tensor].dtype] for x in kernel.loads}
-    reads = tuple(Read(x.tensor, x.axes, widths[x.name], max(1, passes[x.name])) for x in kernel.loads)
+    reads = tuple(
+        Read(x.tensor, x.axes, widths[x.name], max(1, passes[x.name]), x.axes[-1] if x.axes else None)
+        for x in kernel.loads
+    )
     work: list[Work] = []
     for op in kernel.ops:
         gone = op.attributes.get("axes", ())
@@ -222,7 +229,10 @@ def terms(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], N
             for a in o.grid
             if a not in r.axes and not (is_part(a) and split_axis(a) in r.axes)
         )
-        fetched = fetched + whole(r.axes) * r.width * r.passes * copies * (share if o.loop in r.axes else 1)
+        row = held((r.last,)) * r.width if r.last is not None else SECTOR
+        fetched = fetched + whole(r.axes) * r.width * r.passes * copies * (share if o.loop in r.axes else 1) * (
+            math_.maximum(SECTOR / row, 1)
+        )
     flops: dict[str, Number] = {"narrow": 0, "wide": 0, "vector": 0}
     for w in o.work:
         unit = "vector" if not w.product else "narrow" if w.narrow else "wide"
@@ -588,9 +598,10 @@ class Model:
         for p, s in dag:
             for o in s.args:
                 if f.axioms.is_input(o) or o in loaded:
-                    name = f.axioms.atom(o)[0] if f.axioms.is_input(o) else f"%{o}"
+                    name, stored = f.axioms.atom(o) if f.axioms.is_input(o) else (f"%{o}", visible(o))
+                    again = max(1, passes[o]) if f.in_body(o) else 1
                     reads[o] = Read(
-                        name, visible(o), self.width(loaded.get(o, o)), max(1, passes[o]) if f.in_body(o) else 1
+                        name, visible(o), self.width(loaded.get(o, o)), again, stored[-1] if stored else None
                     )
             sides = [set(visible(o)) for o in s.args]
             gone = tuple(a for a in s.reduced if kind(a) != "l")

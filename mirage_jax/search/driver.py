@@ -21,7 +21,7 @@ from mirage_jax.search.frontier import BudgetExceeded, Space
 from mirage_jax.search.fusion import combined
 from mirage_jax.search.parts import Part, search_parts
 from mirage_jax.search.report import Notify, SearchReport
-from mirage_jax.search.structures import Candidate
+from mirage_jax.search.structures import Candidate, tiled
 from mirage_jax.search.window_search import FAMILIES, Search
 from mirage_jax.search.windows import Window, divide, replace_windows
 
@@ -124,11 +124,13 @@ def _compose(
             others = [chosen[n].alternatives[i] if i >= 0 and chosen[n].alternatives else () for n, i in places]
             split = tuple(sorted({p for c in chosen.values() for p in c.schedule.parts}))
             family = "kernels" if any(c.family == "kernels" for c in chosen.values()) else "algebra"
-            if len({axis for axis, _ in split}) == len(split):  # an axis cannot be split into two numbers of parts
+            single = tuple(sorted({a for c in chosen.values() for a in c.single}))
+            if len({axis for axis, _ in split}) < len(split):  # an axis cannot be split into two numbers of parts
+                whole = tiled(graph, family, single, device)
+            else:
                 rest = sum(seconds for n, seconds in enumerate(kept) if n not in chosen)
                 seconds = sum(c.seconds for c in chosen.values()) + rest
-                single = tuple(sorted({a for c in chosen.values() for a in c.single}))
-                out.setdefault(
-                    str(graph), Candidate(graph, Schedule(tuple(own), split), seconds, family, tuple(others), single)
-                )
+                whole = Candidate(graph, Schedule(tuple(own), split), seconds, family, tuple(others), single)
+            if whole is not None:
+                out.setdefault(str(graph), whole)
     return sorted(out.values(), key=lambda c: c.seconds)

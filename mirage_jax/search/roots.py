@@ -33,8 +33,8 @@ def express(reference: KernelGraph, e: Expressions) -> dict[str, Poly]:
 
 
 def batch_axes(reference: KernelGraph, roots: list[Poly], axioms: Axioms, reduced: frozenset[Axis]) -> frozenset[Axis]:
-    """Axes that tiles have one element of: in every output, never reduced, and in every large input or needed to
-    bound the rank.
+    """Axes that tiles have one element of: in every output, never reduced, and in every large input, which keeps two
+    others, or needed to bound the rank. Rather not the last axis of an input: neighbours are read together.
 
     Of a tensor that is summed over several axes one of these does that: a loop then takes its elements one by one. So
     scales that groups of weights share are applied behind the product of a group.
@@ -43,7 +43,11 @@ def batch_axes(reference: KernelGraph, roots: list[Poly], axioms: Axioms, reduce
     candidates = frozenset[Axis].intersection(*(e.axes(r) for r in roots)) - reduced
     shapes = [frozenset(t.axes) for t in reference.inputs if len(t.axes) > 1] + [e.axes(r) for r in roots]
     big = [s for s in shapes if len(s) > 2]
-    batch = frozenset(a for a in candidates if big and all(a in s for s in big))
+    last = {t.axes[-1] for t in reference.inputs if len(t.axes) > 2}
+    batch = frozenset[Axis]()
+    for a in sorted(candidates, key=lambda a: (a in last, reference.extent(a), a)):
+        if big and all(a in s and len(s - batch) > 2 for s in big):
+            batch |= {a}
     for s in sorted(shapes, key=lambda s: (-len(s), sorted(s))):
         while len(s - batch) > 2 and ((s - batch) & candidates or len(s & reduced - batch) > 1):
             summed = s & reduced - batch

@@ -48,8 +48,8 @@ def prepare(variant):
             case "interpret":
                 winner = Winner.from_json(variant, "cuda")
                 rng = np.random.default_rng(0)
-                arrays = [rng.normal(size=s).astype(np.float16) for s in winner.shapes_in]
-                interpret(winner.graph, winner.schedule, arrays)
+                arrays = [rng.normal(size=view.whole).astype(np.float16) for view in winner.views]
+                interpret(winner.graph, winner.schedule, arrays, options=winner.options)
             case "abort":
                 print("what a library prints is no message")
                 print("illegal access", file=sys.stderr)

@@ -24,6 +24,7 @@ class Evaluated:
 
     graph: KernelGraph
     cuda: None = None
+    in_place: tuple[str, ...] = ()
 
     def portable(self, *tensors: Any) -> list[Any]:
         kinds = {t.name: numpy_dtype(t.dtype) for t in self.graph.tensors.values()}

@@ -201,6 +201,7 @@ class WithKernel:
 
     graph: KernelGraph
     lowered: list[int] = field(default_factory=list)
+    in_place: tuple[str, ...] = ()
 
     def portable(self, *tensors: Any) -> list[Any]:
         return Evaluated(self.graph).portable(*tensors)
