@@ -519,6 +519,35 @@ def test_a_wrong_translation_is_refused(monkeypatch, _wins) -> None:
     assert d.winner is None and "differs from the user's" in d.gate
 
 
+@pytest.mark.parametrize("written", ["bfloat16", "float32"])
+def test_a_rounding_that_the_program_does_not_ask_for_is_refused(written: str) -> None:
+    """Rows of one and the same number: all of a sum's terms are rounded the same way."""
+
+    def fn(x, w):
+        return jnp.dot((x * x).astype(written), w.astype(written), preferred_element_type="float32").sum(0)
+
+    x, w = jnp.ones((8, 512)), jnp.ones((512, 8))
+    (region,) = analyse(jax.make_jaxpr(fn)(x, w)).regions
+    attempt = attempts.Attempt(region, "cpu", jax.devices()[0], Options())
+    own = attempt.reference
+    sizes = " ".join(f"{a}={n}" for a, n in own.sizes.items())
+    (i, j), (_, k) = own.inputs[0].axes, own.inputs[1].axes
+    g = parse(f"""
+    mugraph {{
+      extents {sizes}
+      input x0: f32[{i},{j}]
+      input x1: f32[{j},{k}]
+      library m0: bf16[{i},{j}] = mul x0[{i},{j}] x0[{i},{j}]
+      library m1: f32[{i},{k}] = dot{{axes=({j})}} m0[{i},{j}] x1[{j},{k}]
+      library {own.outputs[0]}: f32[{k}] = sum{{axes=({i})}} m1[{i},{k}]
+      output {own.outputs[0]}
+    }}
+    """)
+    winner = attempt.winner(g, Schedule((KernelSchedule(),) * 3), "algebra")
+    passed, why = attempt.gate(winner, ["constant rows"])
+    assert passed == (written == "bfloat16"), why
+
+
 @pytest.mark.parametrize("stored", ["f32", "f16"])
 def test_overflow_where_xla_has_none_is_refused(stored: str) -> None:
     """float16 holds (x @ w) / 64, but not x @ w: a candidate that stores the latter narrow has a shorter range."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ from mirage_jax.errors import MirageError, TrialError, UnsupportedError
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.lower import twin
 from mirage_jax.mugraph import evaluate
+from mirage_jax.mugraph.arrays import is_float
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.footprint import BYTES, Footprint, footprint
 from mirage_jax.mugraph.graph import KernelGraph, Library
@@ -45,6 +47,7 @@ from mirage_jax.verify.noise import SAMPLES, noisy
 log = logging.getLogger("mirage_jax")
 
 SPACE = Space(max_ops=14)
+LEAST = 2.0  # seconds for a search, however late it is
 LONG = 10.0  # seconds of a search that is worth remembering for other sizes
 STORED = 48  # structures kept for other sizes, where others may be the best
 EVERY_CLASS = 5e8  # operations of a region up to which the float gate runs every class; beyond, float64 takes its time
@@ -60,6 +63,8 @@ CORE_CLASSES = (
     "nan",
     "inf",
 )
+AS_WRITTEN = -1  # in place of a number of samples of noise: also the roundings that the program's text asks for
+NEARBY, AROUND = 4, (0.97, 1.03)  # inputs on which the program's roundings are seen, and how much larger they are
 BRINK = 13  # inputs of size one times 2**13 are still float16 numbers
 BEYOND = 3  # powers of two beyond the last at which XLA gives only finite numbers
 NEAREST, FARTHEST, MOST_NEAR = 2.0**-4, 2.0**10, 3  # constants of a program near which inputs are tried, and how many
@@ -81,6 +86,7 @@ class Attempt(Subject):
     tried: Counter[str] = field(default_factory=Counter)
     measured: list[tuple[float, float]] = field(default_factory=list)  # of each variant: the model's seconds, and real
     devices: Sequence[Any] = ()  # of the same kind, on which variants may be tried
+    until: float = math.inf  # of `time.monotonic`: what tuning can do without is left out from then on
     trials: Trials | None = None  # where variants are tried first; None: in this process
     say: progress.Say = lambda _: None
 
@@ -119,6 +125,32 @@ class Attempt(Subject):
                     if r.dtype.kind == "f":
                         total += (moved - r) ** 2 / samples
             return [np.sqrt(x) for x in squares]
+
+    def written_errors(self, values: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+        """How far the user's equations are from float64 if they run one by one, each result rounded to its type: the
+        largest of a few times, with all inputs a little larger or smaller, since one rounding may undo another. None
+        where they cannot run so.
+        """
+        found: list[np.ndarray] = []
+        for sample in range(NEARBY):
+            rng = np.random.default_rng(sample)
+            near = [v * v.dtype.type(rng.uniform(*AROUND)) if is_float(v.dtype) else v for v in values]
+            try:
+                results = [np.asarray(y) for y in self.xla(*(jax.device_put(v, self.device) for v in near))]
+            except Exception as why:  # no memory for all intermediate results, say
+                log.info("not run operation by operation: %s: %s", type(why).__name__, str(why).partition("\n")[0])
+                return None
+            with np.errstate(all="ignore"):
+                exact = self.in_float64(self.wide_inputs(near))
+                errors = [np.abs(y.astype(np.float64) - r) for y, r in zip(results, exact, strict=True)]
+                found = [np.fmax(*pair) for pair in zip(found or errors, errors, strict=True)]
+        return found
+
+    @cached_property
+    def unit(self) -> float:
+        """A unit in the last place of 1 in the narrowest type of floats among the user's values."""
+        types = {np.dtype(a.dtype) for eqn in self.region.equations for a in (*eqn.in_avals, *eqn.out_avals)}
+        return max((float(jnp.finfo(t).eps) for t in types if is_float(t)), default=0.0)
 
     @cached_property
     def is_small(self) -> bool:
@@ -161,15 +193,14 @@ class Attempt(Subject):
         searched then, because what order of evaluation is cheap depends on sizes.
         """
         budget, device = self.options.budget, self.description
+        seconds = min(budget.seconds, max(self.until - time.monotonic(), LEAST))
         key = replace(key, graph=structures.structure(self.reference), extents=(), policy=f"structures, {self.space}")
         known = cache.get(key) if device.is_gpu else None
         kernels = [] if known is None else structures.restore(known.schedule, self.reference, device)
         families = ("algebra",) if kernels or self.options.backend == "jax" else FAMILIES
-        notify = progress.searching(say, budget.seconds)
+        notify = progress.searching(say, seconds)
         states = budget.states or 2_000_000
-        found, report = search(
-            self.reference, device, self.space, budget.seconds, states, families, notify, budget.workers
-        )
+        found, report = search(self.reference, device, self.space, seconds, states, families, notify, budget.workers)
         text = str(report)
         if kernels:
             text = f"kernels: {len(kernels)} structures known from other sizes, only tiles were chosen\nalgebra: {text}"
@@ -330,13 +361,18 @@ class Attempt(Subject):
                 kinds=kinds and name not in float_gate.SPOILED,
                 spread=(2.0 if reordered else 1.0) * (2.0 if degenerate else 1.0),
                 skips=skips,
+                unit=self.unit,
             )
             # Noise takes time, and only some results are near it.
-            for samples in (0, 1, SAMPLES):
-                noise = self.noise(inputs, reference, samples) if samples else [None] * len(reference)
+            nothing = [None] * len(reference)
+            for samples in (0, 1, SAMPLES, AS_WRITTEN):
+                if samples != AS_WRITTEN:
+                    noise, written = self.noise(inputs, reference, samples) if samples else nothing, nothing
+                elif (written := self.written_errors(values)) is None:
+                    break
                 with ThreadPoolExecutor(len(reference)) as pool:
-                    rows = zip(reference, found, candidate, noise, strict=True)
-                    tasks = [pool.submit(gate, r, x, c, noise=n) for r, x, c, n in rows]
+                    rows = zip(reference, found, candidate, noise, written, strict=True)
+                    tasks = [pool.submit(gate, r, x, c, noise=n, written=w) for r, x, c, n, w in rows]
                     reasons = [reason for task in tasks for reason in task.result().reasons]
                 if not reasons:
                     break

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mirage_jax")
 
 PROBES = ("normal", "near overflow", "heavy tail", "large logits")  # what shows rounding
-POLICY = "certificate 1e-12, float gate 2.3, lower bound of the ratio at least 1.03"
+POLICY = "certificate 1e-12, float gate 2.4, lower bound of the ratio at least 1.03"
 
 
 class Compiler:
@@ -65,6 +66,7 @@ class Compiler:
         self.cache = Cache(options.cache_dir)
         self.decisions: dict[tuple[str, str], Decision] = {}
         self.spent = 0.0  # seconds of tuning
+        self.until = math.inf  # of `time.monotonic`: when the time for all regions is used up
         self._lock = threading.RLock()
 
     max_ops = MAX_OPS
@@ -102,8 +104,9 @@ class Compiler:
         for text in sorted(missing, key=saved.__getitem__, reverse=True):
             if self.spent < total:
                 started = time.monotonic()
+                self.until = started + total - self.spent
                 self.decide(missing[text], platform, "search")
-                self.spent += time.monotonic() - started
+                self.until, self.spent = math.inf, self.spent + time.monotonic() - started
             else:
                 known = self.decisions[text, platform]
                 self.decisions[text, platform] = replace(
@@ -203,7 +206,7 @@ class Compiler:
             case _:
                 x64 = jax.config.jax_enable_x64
                 attempt = self.attempt(region, platform, device)
-                attempt.devices = devices
+                attempt.devices, attempt.until = devices, self.until
                 return apart(lambda: self._search(attempt, key, base, on_miss == "search", x64))
 
     def _search(self, attempt: Attempt, key: CacheKey, base: Decision, measure: bool, x64: bool) -> Decision:

@@ -61,12 +61,14 @@ def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path, p
     screen(attempt.winner(c.graph, s, c.family, directory) for c, s in tiles)
     best = screen(screen.joined())
     origins = screen.leaders(ORIGINS)
-    until = time.monotonic() + LONG
+    until = min(time.monotonic() + LONG, attempt.until)
     for _ in range(STEPS):
+        if time.monotonic() > until:
+            break
         before = best[:1]
         screen(replace(w, schedule=s) for w in origins for s in nearby(w, attempt.description))
         best = screen(screen.joined())
-        if best[:1] == before or time.monotonic() > until:
+        if best[:1] == before:
             break
         origins = screen.leaders(2)
     best = list(dict.fromkeys((*best, *screen.leaders(KEPT))))  # the float gate may refuse all variants of a muGraph

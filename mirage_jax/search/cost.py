@@ -9,10 +9,11 @@ roofline with wave quantization, whose terms hide each other in part:
 
     launch + sqrt(shortest^2 + memory^2 + compute^2 + latency^2)
 
-Memory is the larger of compulsory bytes over the bandwidth and of all loads over the cache's; memory and compute are
-divided by the part of the device that the blocks keep busy; latency is that of loop steps that wait for loads, less
-with more stages and more blocks at a time. Constants were fitted to times of 2,900 kernels on one GPU
-(bench/calibration.py); ones that only move all estimates together do not matter for an order.
+Memory is the larger of compulsory bytes over the bandwidth and of all loads over the cache's, where rows of a tile that
+are shorter than a sector fetch all of it; memory and compute are divided by the part of the device that the blocks keep
+busy; latency is that of loop steps that wait for loads, less with more stages and more blocks at a time. Constants were
+fitted to times of 2,900 kernels on one GPU (bench/calibration.py); ones that only move all estimates together do not
+matter for an order.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ LOOP_TILES = (16, 32, 64, 128, 256)
 MUCH = 0.35  # of a program's time
 LARGEST_TILE = 32768  # elements of one value: 128 f32 registers for each of 256 threads
 SMALLEST_PRODUCT = 16  # rows, columns and depth of a matrix product are padded to this
-SECTOR = 64  # bytes that are fetched at once: shorter rows of a tile fetch what other blocks need
+SECTOR = 64  # bytes that are fetched at once: shorter rows of a tile fetch what other blocks need too
 STEP_LATENCY = 0.8e-6  # seconds of a loop step that waits for memory
 WARPS = (4, 8, 2)  # per block, and
 STAGES = (2, 3, 4)  # of the pipeline of a loop's loads: where the tuner starts

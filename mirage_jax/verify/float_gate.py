@@ -23,6 +23,11 @@ To what rules 2 to 5 allow comes the `noise` of the program itself (`verify.nois
 rule 2; in rule 4, of each error, eight times its maximum in the row, or its rms (of many thousand rows some have little
 noise by chance), and a row counts as no smaller than its noise; twice its rms in rule 3; its rms in 5.
 
+`written` are errors of the program operation by operation, each of its intermediates rounded to its type. XLA leaves
+such roundings out where it makes one kernel of several operations; but the program's text asks for them, so in rules 2
+to 5 e_x is the larger of both. It is so only up to `unit`, which is one in the last place of the program's narrowest
+type, times the largest number of a row: a bad program licenses no worse.
+
 `spread` is 1 for a kernel that keeps the program's order of evaluation, 2 for another order (whose errors are others,
 not more of the same), and doubled on `DEGENERATE` classes, where few errors are distinct and statistics over many say
 less. For another order that includes `LOGITS`: without its exponential, such a class is one large column among small
@@ -68,6 +73,8 @@ def float_gate(
     spread: float = 1.0,
     skips: bool = False,
     noise: Array | None = None,
+    written: Array | None = None,
+    unit: float = 0.0,
 ) -> GateResult:
     """Is one output of the candidate as good as XLA's?
 
@@ -90,11 +97,15 @@ def float_gate(
         return GateResult(True)
     r, x, c = (a if good.all() else np.where(good, a, 0.0) for a in (r, x, c))
     ex, ec = x - r, c - r
+    exact = exact and not ex.any()
+    if written is not None:
+        ew = np.minimum(np.where(good & np.isfinite(written), np.abs(written), 0.0), unit * _largest(r))
+        ex = np.where(ew > np.abs(ex), np.copysign(ew, ex), ex)
     moved = np.zeros_like(r) if noise is None else np.where(good & np.isfinite(noise), np.abs(noise), 0.0)
     limits = _limits(r, ex, ec, moved, int(good.sum()), xla.dtype, spread)
     if ceiling is not None:
         limits["ceiling"] = (float(np.max(np.abs(ec) / np.maximum(ceiling, 1e-300))), 1.0)
-    if exact and not ex.any():
+    if exact:
         limits["exact"] = (float(np.abs(ec).max()), 0.0)
     reasons = tuple(
         f"{name}: {have:.3g}, allowed {most:.3g}" for name, (have, most) in limits.items() if not have <= most
@@ -204,6 +215,11 @@ def _limits(
         "worst row": (_worst_row(sizes, rows), 2 * spread * _worst_row(sizes, ex) + 4 * eps),
         "bias": (abs(ec.sum()) / n / spread, bias),
     }
+
+
+def _largest(r: Array) -> Array:
+    """The largest absolute value of each row."""
+    return np.abs(r).max(-1, keepdims=True) if r.ndim else np.abs(r)
 
 
 def _unit(size: Array, eps: float) -> Array:

@@ -1,5 +1,6 @@
 """The climb from the model's sizes to better ones, and to products that round less, on a device with made-up times."""
 
+import math
 import re
 from collections import Counter
 from dataclasses import replace
@@ -72,6 +73,16 @@ def test_the_climb_finds_the_best_sizes() -> None:
     assert (kernel.num_warps, kernel.num_stages) == (8, 4)
     assert len(set(tried)) == len(tried)  # nothing is timed twice
     assert len(best) == tuning.KEPT and screen.leaders(5) == best[:1]  # one muGraph
+
+
+@pytest.mark.parametrize("until", [0.0, math.inf])
+def test_no_climb_when_the_time_is_used_up(until: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Schedule] = []
+    late = replace(attempt(tried), until=until)
+    monkeypatch.setattr(late, "winner", lambda graph, schedule, *_: replace(WINNER, schedule=schedule))
+    monkeypatch.setattr(late, "timings", lambda functions, rounds: dict.fromkeys(functions, timing.Timing((1.0,))))
+    found = tuning.compare(late, [Candidate(PROGRAM.graph, PROGRAM.schedule, 1.0, "kernels")], Path())
+    assert found.best is not None and (len(tried) > 2) == (until > 0)
 
 
 def test_what_is_best_for_each_kernel_is_tried_together() -> None:

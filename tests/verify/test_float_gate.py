@@ -50,6 +50,17 @@ def test_passes(dtype: type) -> None:
     assert all(ratio <= 1 for _, ratio in result.ratios)
 
 
+def test_roundings_that_the_program_asks_for() -> None:
+    """XLA may have left them out; a candidate may not make more of them than a unit in the last place."""
+    eps = 2.0**-8
+    xla, once = R.astype(np.float32), (R * (1 + eps / 2)).astype(np.float32)
+    assert not float_gate(R, xla, once)
+    assert float_gate(R, xla, once, written=np.abs(R) * eps / 2, unit=eps)
+    assert not float_gate(R, xla, once, written=np.abs(R) * eps / 2, unit=2.0**-23)
+    assert not float_gate(R, xla, (R * (1 + 10 * eps)).astype(np.float32), written=np.abs(R) * 10 * eps, unit=eps)
+    assert not float_gate(R, xla, np.full_like(xla, np.nan), written=np.full_like(R, np.nan), unit=eps)
+
+
 def broken(what: str, dtype: type) -> np.ndarray:
     c, eps = rounded(R, dtype, 0.3, 2).astype(np.float64), float(ml_dtypes.finfo(dtype).eps)
     match what:
