@@ -17,6 +17,7 @@ construction.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -30,6 +31,7 @@ from mirage_jax.search.normal_form import NO_AXES, ONE, Base, Expressions, Facto
 LOOP = ".l"  # k.l: the loop-step part of an axis during search; muGraphs call (k.l, k) by the one name k again
 
 
+@functools.cache
 def kind(axis: Axis) -> str:
     """What an axis counts: "l" loop steps, "g" parts of a grid split, "t" elements inside the tile."""
     o = origin(axis)

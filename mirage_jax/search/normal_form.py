@@ -49,10 +49,13 @@ def memo[**P, R](method: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(method)
     def cached(self: Any, *args: Any) -> R:
-        table = self._memo.setdefault(name, {})
-        if args not in table:
-            table[args] = method(self, *args)  # type: ignore[call-arg]
-        return table[args]
+        try:
+            return self._memo[name][args]
+        except KeyError:
+            pass
+        result = method(self, *args)  # type: ignore[call-arg]
+        self._memo.setdefault(name, {})[args] = result
+        return result
 
     return cached  # type: ignore[return-value]
 
@@ -225,7 +228,7 @@ class Expressions:
     def make_term(self, bound: Iterable[Axis], factors: Iterable[tuple[Base, Fraction]]) -> Term:
         powers: dict[Base, Fraction] = {}
         for b, q in factors:
-            powers[b] = powers.get(b, Fraction(0)) + q
+            powers[b] = powers[b] + q if b in powers else q
         bound, rows = self._opened(frozenset(bound), [(b, q) for b, q in powers.items() if q != 0])
         for x in bound:
             if not any(x in self.base_axes(b) for b, _ in rows):
@@ -291,7 +294,7 @@ class Expressions:
         coefficients: dict[Term, Fraction] = {}
 
         def put(t: Term, c: Fraction) -> None:
-            coefficients[t] = coefficients.get(t, Fraction(0)) + c
+            coefficients[t] = coefficients[t] + c if t in coefficients else c
 
         for t, c in items:
             bound, factors = self.term(t)
