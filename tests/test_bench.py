@@ -242,7 +242,7 @@ def test_the_cost_model_orders_measured_kernels() -> None:
     (file,) = Path(__file__).parents[1].glob("results/kernels-h200-*.jsonl.gz")
     found = calibration.pairs(calibration.load(file), DEVICES["H200"])
     assert len(found) == 23 and sum(map(len, found.values())) > 2500
-    assert calibration.mean_rank(found) > 0.9
+    assert calibration.mean_rank(found) > 0.95
     assert calibration.mean_rank(calibration.pairs(calibration.load(file), DEVICES["CPU"])) < 0.9  # of another device
 
 

@@ -46,7 +46,7 @@ def search(
     window, and output by output, in up to `workers` processes.
     """
     until = time.monotonic() + seconds
-    parts = divide(reference, lambda graph: is_narrow(graph, device, space))
+    parts = divide(reference, lambda graph: is_narrow(graph, device, space, MAX_CLASSES))
     if len(parts) == 1:
         one = Search(reference, device, space, seconds, states, families, notify=notify)
         return one.run(), one.report

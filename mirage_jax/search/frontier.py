@@ -11,7 +11,7 @@ backwards, every state is useful.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -71,7 +71,7 @@ class Frontiers:
     batch: frozenset[Axis]
     tick: Callable[[], None] = lambda: None  # called once per state: budget check
     stats: Counter[str] = field(default_factory=Counter[str])
-    _memo: dict[str, dict[object, object]] = field(default_factory=dict[str, dict[object, object]])
+    _memo: defaultdict[str, dict[object, object]] = field(default_factory=lambda: defaultdict(dict))
     _counted: dict[tuple[Axis | None, frozenset[Axis]], Counted] = field(
         default_factory=dict[tuple[Axis | None, frozenset[Axis]], Counted]
     )

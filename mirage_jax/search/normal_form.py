@@ -24,6 +24,7 @@ Ids depend on creation order: never use them as keys outside of one `Expressions
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from functools import wraps
@@ -49,13 +50,13 @@ def memo[**P, R](method: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(method)
     def cached(self: Any, *args: Any) -> R:
+        table: dict[Any, R] = self._memo[name]
         try:
-            return self._memo[name][args]
+            return table[args]
         except KeyError:
             pass
-        result = method(self, *args)  # type: ignore[call-arg]
-        self._memo.setdefault(name, {})[args] = result
-        return result
+        table[args] = method(self, *args)  # type: ignore[call-arg]
+        return table[args]
 
     return cached  # type: ignore[return-value]
 
@@ -83,7 +84,7 @@ class Expressions:
 
     def __init__(self, extent: Callable[[Axis], int], check: Callable[[], None] = lambda: None) -> None:
         self.check = check
-        self._memo: dict[str, dict[Any, Any]] = {}
+        self._memo: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
         self.extent = extent
         self.bases: _Table[tuple[Any, ...]] = _Table()
         self.terms: _Table[tuple[Axes, Factors]] = _Table()

@@ -54,6 +54,22 @@ def test_one_kernel(name: str) -> None:
     check_right(graph, best)
 
 
+def test_rows_of_heads_are_tiles() -> None:
+    """``x w`` of one x, in halves of heads that are rotated: of the weights' two axes only one is taken one by one."""
+
+    def project(x: jax.Array, w: jax.Array, c: jax.Array, s: jax.Array) -> jax.Array:
+        a, b = jnp.split((x @ w).reshape(16, 128), 2, -1)
+        return a * c - b * s
+
+    graph = captured(project, (4096,), (4096, 2048), (64,), (64,))
+    best = next(c for c in found(graph, Space(max_ops=28, max_kernels=1))[0] if c.family == "kernels")
+    check_right(graph, best.graph)
+    (kernel,) = best.graph.kernels
+    assert isinstance(kernel, BlockGraph) and kernel.loop is not None and len(best.single) == 1
+    (halves,) = {graph.tensors[x.tensor].axes for x in kernel.loads if len(x.axes) == 3}
+    assert best.schedule.kernels[0].tile(halves[-1]) >= 16
+
+
 def test_nothing_is_copied_before_a_product() -> None:
     """The model's time for ``[x, y] @ w`` is less than that of writing [x, y] and reading it again."""
     fused = cheapest(captured(lambda x, y, w: jnp.concatenate([x, y], -1) @ w, X, Y, WEIGHTS))

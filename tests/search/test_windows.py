@@ -127,6 +127,25 @@ def test_a_wide_region_is_searched_window_by_window(monkeypatch: pytest.MonkeyPa
         assert worst_error(c.graph, None, graph) < 1e-11
 
 
+def test_windows_that_are_best_split_into_different_numbers_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An axis is split into one number of parts: that is chosen for all windows together."""
+
+    def two(x: jax.Array, a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y = jnp.tanh(x)
+        return y @ a, y @ b
+
+    graph = captured(two, (8192,), (8192, 2048), (8192, 128), dtype="bfloat16")
+    monkeypatch.setattr(driver, "MAX_CLASSES", 3)
+    candidates, report = search(graph, H200, TWO_KERNELS, 60.0)
+    assert report.windows == 3
+    alone = [c.schedule.parts for c in candidates if any(isinstance(k, Library) for k in c.graph.kernels)]
+    assert len({parts for parts in alone if parts}) == 2
+    split = [sum("i.g" in k.grid for k in c.graph.kernels if not isinstance(k, Library)) for c in candidates]
+    whole = next(c for c, n in zip(candidates, split, strict=True) if n == 2 and len(c.graph.kernels) == 5)
+    assert len(whole.schedule.parts) == 1 and fingerprint(graph, whole.graph)
+    check_schedule(whole.graph, whole.schedule)
+
+
 def test_a_narrow_region_is_one_window() -> None:
     _, report = found(captured(lambda x, a, b: (x @ a) @ b, (16, 32), (32, 16), (16, 8)))
     assert report.windows == 1 and "windows" not in str(report)
