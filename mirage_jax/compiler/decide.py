@@ -254,18 +254,21 @@ class Compiler:
         possible = [tuning.precisions(c) for c in finalists]
         precisions = sorted({0}.union(*possible))
         first = self._least_precise(attempt, finalists, possible, directory)
-        decision = None
+        decisions: list[Decision] = []
         for precise in (p for p in precisions if p >= first):
             chosen = [c for c, own in zip(finalists, possible, strict=True) if precise == first or precise in own]
             refused = attempt.tried["refused by the float gate"]
             decision = self._fastest(attempt, base, chosen, directory, precise)
             if decision is None:
                 return replace(base, why="XLA's own code for this region cannot be timed alone")
+            decisions.append(decision)
             if decision.winner is not None or attempt.tried["refused by the float gate"] == refused:
                 break
             log.info("%d candidates rounded too much (%d)", len(chosen), precise)
-        assert decision is not None  # the last precision is never below the first
-        return self._keep(key, decision)
+        first_refusal, last = decisions[0], decisions[-1]  # the last precision is never below the first
+        if last.winner is None:  # what was as fast as need be tells more than what was not
+            last = replace(first_refusal, measured=last.measured)
+        return self._keep(key, last)
 
     def _least_precise(
         self, attempt: Attempt, finalists: Sequence[Candidate], possible: Sequence[Sequence[int]], directory: Path
