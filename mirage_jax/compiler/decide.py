@@ -265,9 +265,9 @@ class Compiler:
             if decision.winner is not None or attempt.tried["refused by the float gate"] == refused:
                 break
             log.info("%d candidates rounded too much (%d)", len(chosen), precise)
-        first_refusal, last = decisions[0], decisions[-1]  # the last precision is never below the first
-        if last.winner is None:  # what was as fast as need be tells more than what was not
-            last = replace(first_refusal, measured=last.measured)
+        last = decisions[-1]  # there is one: the last precision is never below the first
+        if last.winner is None:  # why the fastest were refused tells more than what was tried instead
+            last = replace(decisions[0], measured=last.measured)
         return self._keep(key, last)
 
     def _least_precise(

@@ -230,10 +230,9 @@ def terms(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], N
             for a in o.grid
             if a not in r.axes and not (is_part(a) and split_axis(a) in r.axes)
         )
-        row = held((r.last,)) * r.width if r.last is not None else SECTOR
-        fetched = fetched + whole(r.axes) * r.width * r.passes * copies * (share if o.loop in r.axes else 1) * (
-            math_.maximum(SECTOR / row, 1)
-        )
+        row = SECTOR if r.last is None else held((r.last,)) * r.width
+        times = r.passes * copies * (share if o.loop in r.axes else 1) * math_.maximum(SECTOR / row, 1)
+        fetched = fetched + whole(r.axes) * r.width * times
     flops: dict[str, Number] = {"narrow": 0, "wide": 0, "vector": 0}
     for w in o.work:
         unit = "vector" if not w.product else "narrow" if w.narrow else "wide"

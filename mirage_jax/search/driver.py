@@ -14,6 +14,7 @@ from itertools import takewhile
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
+from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.cones import cone
 from mirage_jax.search.cost import estimate
 from mirage_jax.search.devices import Device
@@ -98,11 +99,15 @@ def _fills(reference: KernelGraph, device: Device) -> bool:
     return min(sizes) >= 2 * device.blocks * BLOCK
 
 
+def _is_pointwise(graph: KernelGraph) -> bool:
+    return all(operator(op.op).pointwise for k in graph.kernels for op in k.ops)
+
+
 def _compose(
     reference: KernelGraph, parts: list[Window], found: dict[int, list[Candidate]], device: Device
 ) -> list[Candidate]:
-    """The reference with windows replaced: all by their best algebra, all by their best kernels, and each by each
-    alone.
+    """The reference with windows replaced: all by their best algebra, all by their best kernels, and each that is not
+    only pointwise by each alone.
     """
     best: dict[str, dict[int, Candidate]] = {
         family: {
@@ -114,7 +119,7 @@ def _compose(
         for family in ("kernels", "algebra")
     }
     choices = [best["kernels"], best["algebra"], best["algebra"] | best["kernels"]]
-    choices += [{n: c} for chosen in best.values() for n, c in chosen.items()]
+    choices += [{n: c} for chosen in best.values() for n, c in chosen.items() if not _is_pointwise(parts[n].graph)]
     kept = [estimate(w.graph, Schedule((KernelSchedule(),) * len(w.graph.kernels)), device) for w in parts]
     out: dict[str, Candidate] = {}
     for chosen in choices:
