@@ -39,6 +39,7 @@ KEPT = 3  # variants that survive a screen
 MOST = 72  # variants that are compiled for one: graphs of several large kernels have more
 STEPS = 4  # of the climb
 LONG = 120.0  # seconds of climbing after which there is no further step
+GAIN = 0.98  # of the best time before a step: where other regions wait, one that gains less is the last
 ORIGINS = 3  # muGraphs from which it starts; it goes on from two
 NEARBY = 1.6  # estimate of a neighbour over that of its origin up to which it is tried
 WARPS, STAGES = (2, 4, 8), range(2, 7)
@@ -65,10 +66,10 @@ def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path, p
     for _ in range(STEPS):
         if time.monotonic() > until:
             break
-        before = best[:1]
+        before = screen.best
         screen(replace(w, schedule=s) for w in origins for s in nearby(w, attempt.description))
         best = screen(screen.joined())
-        if best[:1] == before:
+        if screen.best >= (GAIN if attempt.until < math.inf else 1.0) * before:
             break
         origins = screen.leaders(2)
     best = list(dict.fromkeys((*best, *screen.leaders(KEPT))))  # the float gate may refuse all variants of a muGraph
@@ -150,6 +151,11 @@ class Screen:
         for w in self._ranked():
             fastest.setdefault(w.graph, w)
         return list(fastest.values())[:n]
+
+    @property
+    def best(self) -> float:
+        """Seconds of the fastest variant so far."""
+        return min(self.seconds.values(), default=math.inf)
 
     def _ranked(self) -> list[Winner]:
         return sorted((w for w, s in self.seconds.items() if s < math.inf), key=self.seconds.__getitem__)
