@@ -134,7 +134,12 @@ class Attempt(Subject):
         found: list[np.ndarray] = []
         for sample in range(NEARBY):
             rng = np.random.default_rng(sample)
-            near = [v * v.dtype.type(rng.uniform(*AROUND)) if is_float(v.dtype) else v for v in values]
+            factors = rng.uniform(*AROUND, len(values))
+            with np.errstate(all="ignore"):  # the largest numbers of a type may overflow
+                near = [
+                    np.asarray(v * v.dtype.type(f), v.dtype) if is_float(v.dtype) else v
+                    for v, f in zip(values, factors, strict=True)
+                ]
             try:
                 results = [np.asarray(y) for y in self.xla(*(jax.device_put(v, self.device) for v in near))]
             except Exception as why:  # no memory for all intermediate results, say
