@@ -63,7 +63,6 @@ CORE_CLASSES = (
     "nan",
     "inf",
 )
-AS_WRITTEN = -1  # in place of a number of samples of noise: also the roundings that the program's text asks for
 NEARBY, AROUND = 4, (0.97, 1.03)  # inputs on which the program's roundings are seen, and how much larger they are
 BRINK = 13  # inputs of size one times 2**13 are still float16 numbers
 BEYOND = 3  # powers of two beyond the last at which XLA gives only finite numbers
@@ -96,8 +95,7 @@ class Attempt(Subject):
 
     def wide_inputs(self, values: Sequence[Any]) -> list[Any]:
         """What `in_float64` takes; on the device where a processor would take minutes."""
-        pairs = zip(self.region.inputs, values, strict=True)
-        arrays = [window for boundary, v in pairs for window in boundary.windows(np.asarray(v))]
+        arrays = self.region.prepare([np.asarray(v) for v in values])
         if self.is_small or self.platform == "cpu":
             return arrays
         with jax.enable_x64(True):
@@ -125,6 +123,20 @@ class Attempt(Subject):
                     if r.dtype.kind == "f":
                         total += (moved - r) ** 2 / samples
             return [np.sqrt(x) for x in squares]
+
+    def _allowances(
+        self, values: Sequence[np.ndarray], inputs: Sequence[Any], exact: Sequence[np.ndarray]
+    ) -> Iterator[tuple[Sequence[np.ndarray | None], Sequence[np.ndarray | None]]]:
+        """Noise and `written_errors` of each result that the gate allows for: none, then more and more, since they take
+        time and only some results are near them.
+        """
+        nothing = noise = [None] * len(exact)
+        yield noise, nothing
+        for samples in (1, SAMPLES):
+            noise = self.noise(inputs, exact, samples)
+            yield noise, nothing
+        if (written := self.written_errors(values)) is not None:
+            yield noise, written
 
     def written_errors(self, values: Sequence[np.ndarray]) -> list[np.ndarray] | None:
         """How far the user's equations are from float64 if they run one by one, each result rounded to its type: the
@@ -368,13 +380,7 @@ class Attempt(Subject):
                 skips=skips,
                 unit=self.unit,
             )
-            # Noise takes time, and only some results are near it.
-            nothing = [None] * len(reference)
-            for samples in (0, 1, SAMPLES, AS_WRITTEN):
-                if samples != AS_WRITTEN:
-                    noise, written = self.noise(inputs, reference, samples) if samples else nothing, nothing
-                elif (written := self.written_errors(values)) is None:
-                    break
+            for noise, written in self._allowances(values, inputs, reference):
                 with ThreadPoolExecutor(len(reference)) as pool:
                     rows = zip(reference, found, candidate, noise, written, strict=True)
                     tasks = [pool.submit(gate, r, x, c, noise=n, written=w) for r, x, c, n, w in rows]

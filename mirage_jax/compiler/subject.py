@@ -54,9 +54,9 @@ class Subject:
     def winner(self, graph: KernelGraph, schedule: Schedule, family: str, directory: Path | None = None) -> Winner:
         own = self.region.graph
         libraries = {x.tensor for k in graph.kernels if isinstance(k, Library) for x in k.loads}
-        in_place = family == "kernels" and self.platform == "cuda"
+        parts = self._parts if family == "kernels" and self.platform == "cuda" else {}
         views = tuple(
-            self._parts[t.name] if in_place and t.name in self._parts.keys() - libraries else view
+            view if t.name in libraries else parts.get(t.name, view)
             for t, view in zip(own.inputs, self._reshapes, strict=True)
         )
         shapes_out = tuple(_shape(own, own.tensors[n].axes) for n in own.outputs)

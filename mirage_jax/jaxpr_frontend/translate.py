@@ -44,10 +44,6 @@ class Inward:
     def parts(self) -> list[tuple[str, View]]:
         return list(zip(self.tensors, self.views, strict=True))
 
-    def windows(self, x: Any) -> list[Any]:
-        """The graph tensors, of an array of JAX or numpy."""
-        return [view.of(x) for view in self.views]
-
     @property
     def is_mostly_read(self) -> bool:
         """Is half of it or more in some tensor? If it is made for this, XLA makes no more than is read in copies."""
@@ -122,7 +118,7 @@ class Region:
         return tuple(eqn.primitive for eqn in self.equations)
 
     def prepare(self, values: Sequence[Any], in_place: Collection[str] = ()) -> list[Any]:
-        """JAX values of `inputs` -> input tensors of the graph; for those `in_place` all of the value."""
+        """Values of `inputs`, arrays of JAX or numpy -> input tensors of the graph; for those `in_place` all of it."""
         pairs = [(v, tensor, view) for v, b in zip(values, self.inputs, strict=True) for tensor, view in b.parts]
         return [v if tensor in in_place else view.of(v) for v, tensor, view in pairs]
 
