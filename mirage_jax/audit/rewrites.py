@@ -433,9 +433,19 @@ class Result(Report):
     def refused(self) -> int:
         return sum(refused for _, _, refused in self.rules.values())
 
+    @property
+    def share(self) -> float:
+        """Of all places, how many are refused: by rule, as of those drawn; all where none was drawn of what is missed.
+
+        It varies less from draw to draw than `refused / tried`, which knows the counts of places by chance only.
+        """
+        missed = {r.name for r in REWRITES if r.missed}
+        refused = (n * (bad / tried if tried else name in missed) for name, (n, tried, bad) in self.rules.items())
+        return sum(refused) / max(1, sum(n for n, _, _ in self.rules.values()))
+
     def summary(self) -> str:
         return (
-            f"{self.refused} of {self.tried} true rewrites refused, {100 * self.refused / max(1, self.tried):.1f} %, "
+            f"{self.refused} of {self.tried} true rewrites refused, {100 * self.share:.1f} % of all places, "
             f"{len(self.unexplained)} without a known reason ({self.sources} sources, seed {self.seed}, "
             f"{self.seconds:.0f} s)"
         )

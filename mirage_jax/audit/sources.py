@@ -28,7 +28,7 @@ from mirage_jax.search.frontier import Space
 from mirage_jax.search.structures import structure, with_sizes
 
 SPACE = Space(max_ops=14, max_kernels=2)
-SECONDS = 5.0
+SECONDS, STATES = 60.0, 10_000  # states decide: what is found is to be the same on a busy machine
 SIZES = (4, 5, 7)
 BENCHMARK = (
     "rmsnorm_b1", "lora_b1", "gated_mlp_b1", "gqa_b1", "qknorm_gqa_b1", "ntrans_b1", "mlp", "moe", "abv",
@@ -56,7 +56,7 @@ def sources(seed: int, names: Sequence[str] | None = None, randoms: int = 40, ea
 
 def _found(name: str, graph: KernelGraph, rng: Random, each: int) -> Iterator[Source]:
     try:
-        candidates, _ = search(graph, DEVICES["H200"], SPACE, SECONDS)
+        candidates, _ = search(graph, DEVICES["H200"], SPACE, SECONDS, STATES)
     except UnsupportedError:  # outside of what is searched: some random ones
         return
     kernels, algebra = ([c.graph for c in candidates if c.family == f] for f in ("kernels", "algebra"))

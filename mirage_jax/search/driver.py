@@ -26,10 +26,12 @@ from mirage_jax.search.structures import Candidate, tiled
 from mirage_jax.search.window_search import FAMILIES, Search
 from mirage_jax.search.windows import Window, divide, replace_windows
 
-PROBE_SECONDS = 0.3  # a window that takes longer to look at does not fit
+# Terms of normal forms seen in looking at a window: one that takes more does not fit. (Not seconds: what is found is
+# to be the same on a busy machine.)
+PROBE_TERMS = 6_000
 MAX_CLASSES = 100  # values in a window with one output: more are not exhausted in seconds
 BLOCK = 8192  # elements of an output that one block makes, if there are many
-CONE_SECONDS = 3.0  # the same for a cone; there are few of them
+CONE_TERMS = 60_000  # the same for a cone; there are few of them
 CONE_CLASSES = 220  # in a cone, of which plans of two or three kernels are looked at: tens of seconds
 
 
@@ -55,7 +57,7 @@ def search(
     cones = [cone(reference, name) for name in dict.fromkeys(reference.outputs)]
     probes: list[Search] = []
     if "kernels" in families and device.is_gpu:
-        each = (_probe(c, device, pair, CONE_SECONDS) for c in cones)
+        each = (_probe(c, device, pair, CONE_TERMS) for c in cones)
         probes = [p for p, _ in takewhile(lambda found: found[1] <= CONE_CLASSES, each)]
     if len(probes) < len(cones):
         cones, probes = [], []
@@ -74,16 +76,14 @@ def search(
     return sorted([*out, *whole], key=lambda c: c.seconds), report
 
 
-def is_narrow(
-    graph: KernelGraph, device: Device, space: Space, most: int = MAX_CLASSES, seconds: float = PROBE_SECONDS
-) -> bool:
+def is_narrow(graph: KernelGraph, device: Device, space: Space, most: int = MAX_CLASSES) -> bool:
     """Are there few enough values in the AND-OR graph for an exhaustive search?"""
-    return _probe(graph, device, space, seconds)[1] <= most
+    return _probe(graph, device, space, PROBE_TERMS)[1] <= most
 
 
-def _probe(graph: KernelGraph, device: Device, space: Space, seconds: float) -> tuple[Search, float]:
+def _probe(graph: KernelGraph, device: Device, space: Space, terms: int) -> tuple[Search, float]:
     """A search that has found out which values there are, and how many; outputs multiply frontiers."""
-    probe = Search(graph, device, space, seconds)
+    probe = Search(graph, device, space, math.inf, terms=terms)
     try:
         probe.start()
     except BudgetExceeded:

@@ -291,13 +291,13 @@ class Expressions:
         return out
 
     def make_poly(self, items: Iterable[tuple[Term, Fraction]]) -> Poly:
-        self.check()
         coefficients: dict[Term, Fraction] = {}
 
         def put(t: Term, c: Fraction) -> None:
             coefficients[t] = coefficients[t] + c if t in coefficients else c
 
         for t, c in items:
+            self.check()
             bound, factors = self.term(t)
             if not bound and len(factors) == 1 and factors[0][1] == 1 and self.base(factors[0][0])[0] == "P":
                 for u, e in self.poly(self.base(factors[0][0])[1]):  # (poly)^1 is the poly

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +23,7 @@ class StopReason(Enum):
     EXHAUSTED = "exhausted the space"
     SECONDS = "time budget used up"
     STATES = "state budget used up"
+    TERMS = "normal forms have more terms than were asked for"
     ALGEBRA = "common subexpressions of the algebra not exhausted (state limit)"
     PLANS = "plan limit reached"
     INTERRUPTED = "interrupted; best so far kept"
@@ -79,10 +81,12 @@ class SearchReport:
 
 @dataclass
 class Clock:
-    """Counts states and time against the budget."""
+    """Counts states, terms of normal forms, and time against the budget."""
 
     seconds: float
     states: int
+    terms: float = math.inf  # of normal forms, that may be looked at: about 20,000 a second
+    seen: int = 0
     began: float = field(default_factory=time.monotonic)
     ticks: int = 0
     tell: Callable[[int, float], None] | None = None
@@ -93,6 +97,13 @@ class Clock:
         if self.ticks > self.states:
             raise BudgetExceeded(StopReason.STATES)
         if self.ticks % 64 == 0:
+            self.check()
+
+    def term(self) -> None:
+        self.seen += 1
+        if self.seen > self.terms:
+            raise BudgetExceeded(StopReason.TERMS)
+        if self.seen % 64 == 0:
             self.check()
 
     def limited(self, states: int, reason: StopReason) -> Callable[[], None]:

@@ -73,11 +73,12 @@ class Search:
     max_plans: int = 50_000
     keep: int = 8  # candidates looked for
     notify: Notify | None = None  # told now and then: states, best estimate so far, seconds
+    terms: float = math.inf  # of normal forms, that may be looked at
     slack: float = 2.5  # plans whose bound exceeds the best estimate by this factor are not priced
 
     def __post_init__(self) -> None:
         self.report = SearchReport(self.space)
-        self.clock = Clock(self.seconds, self.states)
+        self.clock = Clock(self.seconds, self.states, self.terms)
         self.roots: tuple[Root, ...] = ()
         self.batch = self.reduced = frozenset[Axis]()
         self.wide = "f64" if any(t.dtype == "f64" for t in self.reference.inputs) else "f32"
@@ -95,7 +96,7 @@ class Search:
             if self.notify is not None:
                 self.notify(states, min((c.seconds for c in found), default=None), elapsed)
 
-        self.clock = Clock(self.seconds, self.states, tell=tell)
+        self.clock = Clock(self.seconds, self.states, self.terms, tell=tell)
         try:
             self.start()
             if "algebra" in self.families:
@@ -116,7 +117,7 @@ class Search:
         """Enumerate every plan of kernels within the space, price none: how large the space is, and how long looking
         at all of it takes.
         """
-        self.clock = Clock(self.seconds, self.states)
+        self.clock = Clock(self.seconds, self.states, self.terms)
         try:
             self.start()
             for axis, roots in self._variants():
@@ -136,7 +137,7 @@ class Search:
     def start(self) -> None:
         """Normal forms of the outputs, the values below them, and the region's batch axes."""
         r = self.reference
-        self.e = Expressions(r.extent, self.clock.check)
+        self.e = Expressions(r.extent, self.clock.term)
         known = express(r, self.e)
         self.axioms = Axioms(self.e)
         outs = [r.tensors[name] for name in dict.fromkeys(r.outputs)]

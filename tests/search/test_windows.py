@@ -1,5 +1,8 @@
 """Wide regions are divided into windows; the program stays the same, whatever is put in the place of its windows."""
 
+import itertools
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +14,7 @@ from mirage_jax.bench.programs import rms
 from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import KernelGraph, Library, Load, Op, Tensor
-from mirage_jax.search import driver
+from mirage_jax.search import driver, report
 from mirage_jax.search.devices import DEVICES
 from mirage_jax.search.driver import search
 from mirage_jax.search.windows import Window, divide, replace_windows
@@ -198,3 +201,11 @@ def test_a_window_without_inputs() -> None:
 def test_the_look_at_a_region_ends() -> None:
     graph = captured(towers, *[(8, 8)] * 9)
     assert not driver.is_narrow(graph, CPU, TWO_KERNELS)  # ends at all
+
+
+def test_what_fits_is_the_same_on_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = PROGRAMS["chain"]
+    found = driver._probe(graph, CPU, TWO_KERNELS, driver.PROBE_TERMS)[1]
+    ticks = itertools.count()
+    monkeypatch.setattr(report.time, "monotonic", lambda: 60.0 * next(ticks))
+    assert driver._probe(graph, CPU, TWO_KERNELS, driver.PROBE_TERMS)[1] == found < math.inf
