@@ -37,8 +37,9 @@ from mirage_jax.errors import UsageError
 from mirage_jax.progress import Say
 from mirage_jax.report import write_beside
 
+LITTLE_LLVM = ("--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true")
 ENVIRONMENT: Mapping[str, Mapping[str, str]] = {
-    "cpu": {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_level=0"},
+    "cpu": {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": " ".join(LITTLE_LLVM)},
     "cuda": {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},  # processes share the memory of one GPU
 }
 CHUNK = 10  # programs per task

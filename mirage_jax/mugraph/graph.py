@@ -26,10 +26,10 @@ A loop may have a *span* (`Span`): steps wholly outside of it are not run. So ca
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
 from textwrap import indent
 
 from mirage_jax.errors import GraphError
@@ -55,6 +55,7 @@ def is_part(axis: Axis) -> bool:
     return origin(axis).endswith(PART)
 
 
+@functools.cache
 def origin(axis: Axis) -> Axis:
     """The axis that a copy was made from: ``k'' -> k``. Copies share the extent of their origin."""
     return axis.rstrip("'")
@@ -237,12 +238,12 @@ class BlockGraph:
         """Axes that blocks and loop steps see a tile of at a time."""
         return (*self.grid, self.loop) if self.loop else self.grid
 
-    @cached_property
+    @functools.cached_property
     def axes_of(self) -> Mapping[str, tuple[Axis, ...]]:
         """Axes of every value by name."""
         return {v.name: v.axes for v in (*self.loads, *self.ops)}
 
-    @cached_property
+    @functools.cached_property
     def stages(self) -> Mapping[str, Stage]:
         """Stage of every value by name; see the module's docstring."""
         out: dict[str, Stage] = {}
@@ -252,7 +253,7 @@ class BlockGraph:
             out[op.name] = stage_of(op, out, self.loop)
         return out
 
-    @cached_property
+    @functools.cached_property
     def users(self) -> Mapping[str, tuple[str, ...]]:
         """Names of the operators that read each value (stores excluded)."""
         out: dict[str, list[str]] = {n: [] for n in self.axes_of}
@@ -284,7 +285,7 @@ class KernelGraph:
     outputs: tuple[str, ...]
     extents: tuple[tuple[Axis, int], ...]
 
-    @cached_property
+    @functools.cached_property
     def tensors(self) -> Mapping[str, Tensor]:
         """Every device tensor by name: inputs and results of kernels."""
         out = {t.name: t for t in self.inputs}
@@ -295,7 +296,7 @@ class KernelGraph:
                 out[s.tensor.name] = s.tensor
         return out
 
-    @cached_property
+    @functools.cached_property
     def sizes(self) -> Mapping[Axis, int]:
         return dict(self.extents)
 

@@ -18,10 +18,11 @@ construction.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import combinations, product
+from itertools import combinations, islice, product
 from typing import Any
 
 from mirage_jax.mugraph.graph import PART, Axis, origin
@@ -239,7 +240,7 @@ def cut_product(e: Expressions, p: Poly) -> Iterator[Step]:
         shared_powers = ((b, _shared_power(q, here.get(b), _divisible(e, b))) for b, q in common.items())
         common = {b: q for b, q in shared_powers if q}
     seen: set[tuple[frozenset[Poly], tuple[Axis, ...]]] = set()
-    for group in _submultisets(e, tuple(sorted(common.items()))):
+    for group in _submultisets(e, tuple(sorted(common.items())), halves=len(rows) == 1):
         rests = [_without(factors, group) for _, factors, *_ in rows]
         if not group or not all(rests):
             continue
@@ -297,11 +298,15 @@ def _shared_power(q: Fraction, other: Fraction | None, divisible: bool) -> Fract
     return min(q, other) if both_positive_integers and divisible else None
 
 
-def _submultisets(e: Expressions, factors: Factors) -> Iterator[Factors]:
-    def powers(b: Base, q: Fraction) -> Iterable[int | Fraction]:
+def _submultisets(e: Expressions, factors: Factors, halves: bool) -> Iterator[Factors]:
+    """All of them, or (`halves`) of each one and its complement the one that comes first."""
+
+    def powers(b: Base, q: Fraction) -> Sequence[int | Fraction]:
         return range(int(q) + 1) if q.denominator == 1 and q > 1 and _divisible(e, b) else (0, q)
 
-    for pick in product(*(powers(b, q) for b, q in factors)):
+    choices = [powers(b, q) for b, q in factors]
+    count = math.prod(map(len, choices))
+    for pick in islice(product(*choices), (count + 1) // 2 if halves else count):  # complements come in reverse order
         yield tuple((b, Fraction(n)) for (b, _), n in zip(factors, pick, strict=True) if n)
 
 

@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import takewhile
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
@@ -57,8 +56,11 @@ def search(
     cones = [cone(reference, name) for name in dict.fromkeys(reference.outputs)]
     probes: list[Search] = []
     if "kernels" in families and device.is_gpu:
-        each = (_probe(c, device, pair, CONE_TERMS) for c in cones)
-        probes = [p for p, _ in takewhile(lambda found: found[1] <= CONE_CLASSES, each)]
+        for c in cones:
+            probe = _probe(c, device, pair, CONE_CLASSES, CONE_TERMS)
+            if probe is None:
+                break
+            probes.append(probe)
     if len(probes) < len(cones):
         cones, probes = [], []
     report = SearchReport(space, windows=len(parts), cones=len(cones))
@@ -78,19 +80,21 @@ def search(
 
 def is_narrow(graph: KernelGraph, device: Device, space: Space, most: int = MAX_CLASSES) -> bool:
     """Are there few enough values in the AND-OR graph for an exhaustive search?"""
-    return _probe(graph, device, space, PROBE_TERMS)[1] <= most
+    return _probe(graph, device, space, most, PROBE_TERMS) is not None
 
 
-def _probe(graph: KernelGraph, device: Device, space: Space, terms: int) -> tuple[Search, float]:
-    """A search that has found out which values there are, and how many; outputs multiply frontiers."""
-    probe = Search(graph, device, space, math.inf, terms=terms)
+def _probe(graph: KernelGraph, device: Device, space: Space, most: int, terms: int) -> Search | None:
+    """A search that has found out which values there are, if they are few; outputs multiply frontiers."""
+    weight = math.sqrt(len(set(graph.outputs)))
+    # Each output looks at its own values, so what all have looked at is at most `weight ** 2` times the values.
+    probe = Search(graph, device, space, math.inf, states=int(most * weight), terms=terms)
     try:
         probe.start()
     except BudgetExceeded:
-        return probe, math.inf
+        return None
     except UnsupportedError:
         pass  # not searched at all
-    return probe, probe.report.classes * math.sqrt(len(probe.roots))
+    return probe if probe.report.classes * weight <= most else None
 
 
 def _fills(reference: KernelGraph, device: Device) -> bool:

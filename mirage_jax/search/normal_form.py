@@ -79,10 +79,11 @@ class _Table[Row]:
 class Expressions:
     """The tables of one search, and the constructors that keep every row in normal form.
 
-    A polynomial can have more terms than there is time or memory for: `check` is called for each, and may raise.
+    A polynomial can have more terms than there is time or memory for: `check` is told how many before they are looked
+    at, and may raise.
     """
 
-    def __init__(self, extent: Callable[[Axis], int], check: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, extent: Callable[[Axis], int], check: Callable[[int], None] = lambda n: None) -> None:
         self.check = check
         self._memo: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
         self.extent = extent
@@ -227,10 +228,14 @@ class Expressions:
     # ------------------------------------------------------------------ constructors of rows
 
     def make_term(self, bound: Iterable[Axis], factors: Iterable[tuple[Base, Fraction]]) -> Term:
+        return self._make_term(frozenset(bound), tuple(factors))
+
+    @memo
+    def _make_term(self, bound: Axes, factors: Factors) -> Term:
         powers: dict[Base, Fraction] = {}
         for b, q in factors:
             powers[b] = powers[b] + q if b in powers else q
-        bound, rows = self._opened(frozenset(bound), [(b, q) for b, q in powers.items() if q != 0])
+        bound, rows = self._opened(bound, [(b, q) for b, q in powers.items() if q != 0])
         for x in bound:
             if not any(x in self.base_axes(b) for b, _ in rows):
                 raise UnsupportedError(f"sum over axis {x}, on which no factor depends any more")
@@ -243,7 +248,7 @@ class Expressions:
             return self.terms.id((bound, tuple(sorted(rows))))
         best: tuple[Axes, Factors] | None = None  # canonical alpha names: the smallest row over the few permutations
         for combination in product(*(permutations(ns) for _, ns in named)):
-            self.check()
+            self.check(1)
             new = {x: n for (xs, _), ns in zip(named, combination, strict=True) for x, n in zip(xs, ns, strict=True)}
             aside = {x: (x + "#",) for x in new}  # two steps, so that renaming captures nothing
             back = {x + "#": (n,) for x, n in new.items()}
@@ -291,13 +296,18 @@ class Expressions:
         return out
 
     def make_poly(self, items: Iterable[tuple[Term, Fraction]]) -> Poly:
+        items = tuple(items)
+        self.check(len(items))
+        return self._make_poly(items)
+
+    @memo
+    def _make_poly(self, items: tuple[tuple[Term, Fraction], ...]) -> Poly:
         coefficients: dict[Term, Fraction] = {}
 
         def put(t: Term, c: Fraction) -> None:
             coefficients[t] = coefficients[t] + c if t in coefficients else c
 
         for t, c in items:
-            self.check()
             bound, factors = self.term(t)
             if not bound and len(factors) == 1 and factors[0][1] == 1 and self.base(factors[0][0])[0] == "P":
                 for u, e in self.poly(self.base(factors[0][0])[1]):  # (poly)^1 is the poly

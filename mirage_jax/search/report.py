@@ -99,11 +99,13 @@ class Clock:
         if self.ticks % 64 == 0:
             self.check()
 
-    def term(self) -> None:
-        self.seen += 1
+    def look(self, terms: int) -> None:
+        """So many more terms of normal forms are looked at."""
+        before = self.seen // 64
+        self.seen += terms
         if self.seen > self.terms:
             raise BudgetExceeded(StopReason.TERMS)
-        if self.seen % 64 == 0:
+        if self.seen // 64 > before:
             self.check()
 
     def limited(self, states: int, reason: StopReason) -> Callable[[], None]:

@@ -137,7 +137,7 @@ class Search:
     def start(self) -> None:
         """Normal forms of the outputs, the values below them, and the region's batch axes."""
         r = self.reference
-        self.e = Expressions(r.extent, self.clock.term)
+        self.e = Expressions(r.extent, self.clock.look)
         known = express(r, self.e)
         self.axioms = Axioms(self.e)
         outs = [r.tensors[name] for name in dict.fromkeys(r.outputs)]

@@ -17,6 +17,7 @@ from mirage_jax.mugraph.graph import KernelGraph, Library, Load, Op, Tensor
 from mirage_jax.search import driver, report
 from mirage_jax.search.devices import DEVICES
 from mirage_jax.search.driver import search
+from mirage_jax.search.window_search import Search
 from mirage_jax.search.windows import Window, divide, replace_windows
 from mirage_jax.verify.certificate import fingerprint
 
@@ -205,7 +206,16 @@ def test_the_look_at_a_region_ends() -> None:
 
 def test_what_fits_is_the_same_on_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = PROGRAMS["chain"]
-    found = driver._probe(graph, CPU, TWO_KERNELS, driver.PROBE_TERMS)[1]
     ticks = itertools.count()
     monkeypatch.setattr(report.time, "monotonic", lambda: 60.0 * next(ticks))
-    assert driver._probe(graph, CPU, TWO_KERNELS, driver.PROBE_TERMS)[1] == found < math.inf
+    assert driver.is_narrow(graph, CPU, TWO_KERNELS)
+
+
+@pytest.mark.parametrize("name", ["shared", "chain"])
+def test_what_fits_has_few_values(name: str) -> None:
+    graph = PROGRAMS[name]
+    whole = Search(graph, CPU, TWO_KERNELS)
+    whole.start()
+    values = math.ceil(whole.report.classes * math.sqrt(len(whole.roots)))
+    assert driver.is_narrow(graph, CPU, TWO_KERNELS, values)
+    assert not driver.is_narrow(graph, CPU, TWO_KERNELS, values - 1)
