@@ -48,26 +48,23 @@ def part_of(axis: Axis, suffix: str = PART) -> Axis:
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """value = times * op(args). `attrs` are attributes of the muGraph operator; "acc" stands for an accumulator over
-    the loop steps `attrs.axes`, "last" for the end of a maximum that is carried through them.
+    the loop steps `attrs.axes`, "last" for the end of a maximum that is carried through them. `reduced` are the axes
+    that this step removes, `accumulates` is whether it ends a loop.
     """
 
     op: str
     args: tuple[Poly, ...]
     attrs: tuple[tuple[str, Any], ...] = ()
     times: Fraction = ONE
+    reduced: tuple[Axis, ...] = field(init=False)
+    accumulates: bool = field(init=False)
+
+    def __post_init__(self) -> None:  # asked for in every state of a search
+        object.__setattr__(self, "reduced", self.attr("axes", ()))
+        object.__setattr__(self, "accumulates", self.op in ACCUMULATORS)
 
     def attr(self, name: str, default: Any = None) -> Any:
         return dict(self.attrs).get(name, default)
-
-    @property
-    def reduced(self) -> tuple[Axis, ...]:
-        """Axes that this step removes."""
-        return self.attr("axes", ())
-
-    @property
-    def accumulates(self) -> bool:
-        """Does it end a loop?"""
-        return self.op in ACCUMULATORS
 
     @property
     def record(self) -> OpDef:

@@ -18,6 +18,7 @@ matter for an order.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -46,7 +47,7 @@ from mirage_jax.mugraph.graph import (
 from mirage_jax.mugraph.operators import ACCUMULATORS, operator
 from mirage_jax.search.axioms import LOOP, Step, kind
 from mirage_jax.search.devices import Device
-from mirage_jax.search.frontier import Cheapest, Dag, Frontiers, Leaves
+from mirage_jax.search.frontier import Cheapest, Dag, Frontiers, Leaves, Weight
 from mirage_jax.search.normal_form import Poly
 from mirage_jax.search.spans import span_of
 
@@ -437,7 +438,7 @@ class Model:
     split: Axis | None = None
     parts: int = 1
     dags: dict[Any, Mapping[Leaves, Dag]] = field(default_factory=dict[Any, Mapping[Leaves, Dag]])  # for any `parts`
-    tables: dict[Any, Cheapest] = field(default_factory=dict[Any, Cheapest])
+    tables: dict[Any, tuple[Weight, Cheapest]] = field(default_factory=dict[Any, tuple[Weight, Cheapest]])
 
     def __post_init__(self) -> None:
         self._kernels: dict[tuple[Leaves, Leaves], Priced | None] = {}
@@ -563,20 +564,28 @@ class Model:
         most = self.frontiers.space.max_loaded if leaves else 0
         key = (outs, loop, most, frozenset(grid), single, kept)
         if key not in self.dags:
-            whole = {a: self.extent(a, TYPICAL_PARTS) for a in self.extents}
-            size = {a: min(TYPICAL_TILE, n) if a in grid or a == loop else n for a, n in whole.items()}
-            size |= dict.fromkeys(single, 1)
-            if loop is not None:
-                size[loop + LOOP] = math.ceil(whole[loop] / size[loop])
-            if self.split is not None:
-                size.setdefault(self.split + PART, TYPICAL_PARTS)
-
-            def weight(p: Poly, s: Step) -> float:
-                return self.work(p, s, size) + 1e-15
-
-            table = self.tables.setdefault((loop, self.frontiers.parts_of(outs), *key[2:]), {})
+            like = (loop, self.frontiers.parts_of(outs), *key[2:])
+            if like not in self.tables:
+                self.tables[like] = self._weight(loop, grid, single), {}
+            weight, table = self.tables[like]
             self.dags[key] = self.frontiers.cheapest(outs, loop, weight, most, kept=kept, table=table)
         return self.dags[key].get(leaves)
+
+    def _weight(self, loop: Axis | None, grid: Axes, single: frozenset[Axis]) -> Weight:
+        """Seconds of one operator at typical tiles."""
+        whole = {a: self.extent(a, TYPICAL_PARTS) for a in self.extents}
+        size = {a: min(TYPICAL_TILE, n) if a in grid or a == loop else n for a, n in whole.items()}
+        size |= dict.fromkeys(single, 1)
+        if loop is not None:
+            size[loop + LOOP] = math.ceil(whole[loop] / size[loop])
+        if self.split is not None:
+            size.setdefault(self.split + PART, TYPICAL_PARTS)
+
+        @functools.cache
+        def weight(p: Poly, s: Step) -> float:
+            return self.work(p, s, size) + 1e-15
+
+        return weight
 
     def _outline(self, outs: Leaves, leaves: Leaves, loop: Axis | None, grid: Axes, dag: Dag) -> Outline:
         """The outline of a kernel that is not written yet."""

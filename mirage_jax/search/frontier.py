@@ -29,6 +29,7 @@ type Dag = tuple[tuple[Poly, Step], ...]  # values with the step that makes each
 type _Chain = tuple[tuple[Poly, Step], _Chain] | None  # the same, results first
 type Frontier = tuple[tuple[tuple[int, int], Poly, int], ...]  # (order, value, passes) by falling order
 type Counted = dict[Frontier, dict[tuple[Leaves, bool], Histogram]]
+type Weight = Callable[[Poly, Step], float]
 type Cheapest = dict[Frontier, dict[Leaves, tuple[float, _Chain]]]
 # passes: the loops in which a value is needed, bit n for the one that n more may precede; MUST is set for outputs
 MUST = 1 << 16
@@ -189,18 +190,18 @@ class Frontiers:
         """A region input is read along a part axis only by kernels that have it on their grid; a loop runs over no
         copy of an axis.
         """
-        if s.accumulates and s.reduced[0] != origin(s.reduced[0]):
-            self.stats["loop over a copy"] += 1
-            return False
-        if self._parts_read(s) <= parts:
-            return True
-        self.stats["part read outside of the grid"] += 1
-        return False
+        why = self._impossible(s, parts)
+        if why:
+            self.stats[why] += 1
+        return not why
 
     @memo
-    def _parts_read(self, s: Step) -> frozenset[Axis]:
+    def _impossible(self, s: Step, parts: frozenset[Axis]) -> str:
+        if s.accumulates and s.reduced[0] != origin(s.reduced[0]):
+            return "loop over a copy"
         inputs = (self.axioms.atom(o)[1] for o in s.args if self.axioms.is_input(o))
-        return frozenset(a for axes in inputs for a in axes if kind(a) == "g")
+        read = {a for axes in inputs for a in axes if kind(a) == "g"}
+        return "" if read <= parts else "part read outside of the grid"
 
     # ------------------------------------------------------------------ the dynamic programs
 
@@ -310,7 +311,7 @@ class Frontiers:
         self,
         outs: Leaves,
         loop: Axis | None,
-        weight: Callable[[Poly, Step], float],
+        weight: Weight,
         max_loaded: int,
         within: Callable[[], None] | None = None,
         kept: frozenset[Axis] = frozenset(),
@@ -356,7 +357,7 @@ class Frontiers:
 
         return {loaded: _unchained(dag) for loaded, (_, dag) in solve(self._start(outs, loop)).items()}
 
-    def cheapest_tree(self, outs: Leaves, weight: Callable[[Poly, Step], float]) -> Dag | None:
+    def cheapest_tree(self, outs: Leaves, weight: Weight) -> Dag | None:
         """A cheap DAG for `outs` without loads and loop, found value by value as if nothing were shared.
 
         Linear in the number of steps: what there is when `cheapest` does not end within its budget.

@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import product
@@ -25,7 +25,7 @@ from mirage_jax.search.axioms import Axioms, Step
 from mirage_jax.search.cost import Model, Priced, estimate
 from mirage_jax.search.devices import Device
 from mirage_jax.search.extract import Extractor, Root, block_plan, common, library_plan, widened, with_libraries
-from mirage_jax.search.frontier import EMPTY, BudgetExceeded, Dag, Frontiers, Leaves, Space
+from mirage_jax.search.frontier import EMPTY, BudgetExceeded, Dag, Frontiers, Leaves, Space, Weight
 from mirage_jax.search.grading import Grading
 from mirage_jax.search.normal_form import Expressions, Poly
 from mirage_jax.search.plans import Plan, Plans
@@ -203,7 +203,7 @@ class Search:
 
         weights = (model.library, work, near)
 
-        def shared(outs: Leaves, weight: Callable[[Poly, Step], float]) -> Dag | None:
+        def shared(outs: Leaves, weight: Weight) -> Dag | None:
             within = self.clock.limited(ALGEBRA_STATES, StopReason.ALGEBRA)
             return f.cheapest(outs, None, weight, max_loaded=0, within=within).get(EMPTY)
 
