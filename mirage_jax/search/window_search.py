@@ -74,7 +74,9 @@ class Search:
     keep: int = 8  # candidates looked for
     notify: Notify | None = None  # told now and then: states, best estimate so far, seconds
     terms: float = math.inf  # of normal forms, that may be looked at
-    slack: float = 2.5  # plans whose bound exceeds the best estimate by this factor are not priced
+    # Plans whose bound exceeds the best estimate by this factor are not priced; of those whose own estimate does, only
+    # the `keep` best so far of a variant are written.
+    slack: float = 2.5
 
     def __post_init__(self) -> None:
         self.report = SearchReport(self.space)
@@ -301,14 +303,16 @@ class Search:
                 self.report.pruned["cost bound"] += 1
                 continue
             self.report.priced += 1
-            priced = [models[axis, n].kernel(*cut) for cut in plan]
-            if any(k is None for k in priced):
+            priced = [k for cut in reversed(plan) if (k := models[axis, n].kernel(*cut)) is not None]
+            if len(priced) < level:
                 self.report.dropped["no tile fits"] += 1
                 continue
+            seconds = sum(k.seconds for k in priced)
+            if seconds > self.slack * best.seconds and not best.takes(axis, seconds):
+                self.report.pruned["estimate"] += 1
+                continue
             try:
-                candidate = self._candidate(
-                    models[axis, n], [k for k in reversed(priced) if k is not None], axis, n, roots
-                )
+                candidate = self._candidate(models[axis, n], priced, axis, n, roots)
             except UnsupportedError as why:
                 self.report.dropped[str(why)] += 1
                 continue
