@@ -12,11 +12,9 @@ HAS_GPU = bool(glob.glob("/dev/nvidia[0-9]*")) and os.environ.get("JAX_PLATFORMS
 if not HAS_GPU:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before jax is imported: the CUDA plugin is here for lowering only
 
-FLAGS = (
-    "--xla_force_host_platform_device_count=8",
-    "--xla_backend_optimization_level=0",  # LLVM's work, not XLA's: nothing means something else, and tests take less
-    "--xla_llvm_disable_expensive_passes=true",
-)
+FLAGS = ["--xla_force_host_platform_device_count=8"]
+if not HAS_GPU:  # LLVM's work, not XLA's: nothing means something else, and tests take less time
+    FLAGS += ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
 for flag in FLAGS:
     if flag.partition("=")[0] not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
