@@ -1,5 +1,7 @@
 """Programs as the search gets them: captured from plain JAX functions, over as few axes as possible."""
 
+import itertools
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
@@ -7,6 +9,7 @@ from unittest.mock import patch
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from mirage_jax.bench.programs import program
 from mirage_jax.jaxpr_frontend.borders import Borders
@@ -77,3 +80,9 @@ def worst_error(graph: KernelGraph, schedule: Schedule | None, reference: Kernel
     arrays = [x > -1 if t.dtype == "bool" else x for x, t in zip(arrays, reference.inputs, strict=True)]
     have, want = ([1.0 * y for y in run(g, arrays, s)] for g, s in ((graph, schedule), (reference, None)))
     return max(float(np.abs(h - w).max() / (np.abs(w).max() or 1.0)) for h, w in zip(have, want, strict=True))
+
+
+def ticking(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """From now on so many seconds pass between two looks at the clock, on any machine."""
+    began, looks = time.monotonic(), itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: began + seconds * next(looks))

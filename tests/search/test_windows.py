@@ -1,6 +1,5 @@
 """Wide regions are divided into windows; the program stays the same, whatever is put in the place of its windows."""
 
-import itertools
 import math
 
 import jax
@@ -8,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from mugraph.programs import schedule
-from search.programs import H200, TWO_KERNELS, captured, found, worst_error
+from search.programs import H200, TWO_KERNELS, captured, found, reference, ticking, worst_error
 
 from mirage_jax.bench.programs import rms
 from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import KernelGraph, Library, Load, Op, Tensor
-from mirage_jax.search import driver, report
+from mirage_jax.search import driver
 from mirage_jax.search.devices import DEVICES
 from mirage_jax.search.driver import search
 from mirage_jax.search.window_search import Search
@@ -205,9 +204,8 @@ def test_the_look_at_a_region_ends() -> None:
 
 
 def test_what_fits_is_the_same_on_a_slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = PROGRAMS["chain"]
-    ticks = itertools.count()
-    monkeypatch.setattr(report.time, "monotonic", lambda: 60.0 * next(ticks))
+    graph = reference("qknorm_gqa_b1")
+    ticking(monkeypatch, 60.0)
     assert driver.is_narrow(graph, CPU, TWO_KERNELS)
 
 
