@@ -66,7 +66,6 @@ class Compiler:
         self.cache = Cache(options.cache_dir)
         self.decisions: dict[tuple[str, str], Decision] = {}
         self.spent = 0.0  # seconds of tuning
-        self.until = math.inf  # of `time.monotonic`: when the time for all regions is used up
         self._lock = threading.RLock()
 
     max_ops = MAX_OPS
@@ -104,9 +103,8 @@ class Compiler:
         for text in sorted(missing, key=saved.__getitem__, reverse=True):
             if self.spent < total:
                 started = time.monotonic()
-                self.until = started + total - self.spent
-                self.decide(missing[text], platform, "search")
-                self.until, self.spent = math.inf, self.spent + time.monotonic() - started
+                self.decide(missing[text], platform, "search", started + total - self.spent)
+                self.spent += time.monotonic() - started
             else:
                 known = self.decisions[text, platform]
                 self.decisions[text, platform] = replace(
@@ -131,15 +129,17 @@ class Compiler:
             return None
         return self.decide(region, platforms[0]).winner
 
-    def decide(self, region: Region, platform: str, on_miss: str | None = None) -> Decision:
-        """The decision for a region, made once per process and program text."""
+    def decide(self, region: Region, platform: str, on_miss: str | None = None, until: float = math.inf) -> Decision:
+        """The decision for a region, made once per process and program text; `until`, of `time.monotonic`, is when the
+        time for all regions is used up.
+        """
         platform = _cuda(platform)
         memo = (region.text, platform)
         with self._lock:
             if memo in self.decisions and on_miss is None:
                 return self.decisions[memo]
             try:
-                decision = self._decide(region, platform, on_miss or self.options.on_miss or _default_on_miss())
+                decision = self._decide(region, platform, on_miss or self.options.on_miss or _default_on_miss(), until)
             except UsageError:
                 raise
             except Exception as why:
@@ -174,7 +174,7 @@ class Compiler:
 
         return tuning.compare(attempt, finalists, directory, precise)
 
-    def _decide(self, region: Region, platform: str, on_miss: str) -> Decision:
+    def _decide(self, region: Region, platform: str, on_miss: str, until: float) -> Decision:
         try:
             devices = _chosen(jax.local_devices(backend=platform), self.options.devices)
         except RuntimeError:
@@ -206,7 +206,7 @@ class Compiler:
             case _:
                 x64 = jax.config.jax_enable_x64
                 attempt = self.attempt(region, platform, device)
-                attempt.devices, attempt.until = devices, self.until
+                attempt.devices, attempt.until = devices, until
                 return apart(lambda: self._search(attempt, key, base, on_miss == "search", x64))
 
     def _search(self, attempt: Attempt, key: CacheKey, base: Decision, measure: bool, x64: bool) -> Decision:

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
+from mirage_jax.compiler.inputs import one_set
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options
 from mirage_jax.jaxpr_frontend.flat import FlatEqn
@@ -50,6 +52,17 @@ class Subject:
         """What the program itself moves and computes."""
         f = footprint(self.reference)
         return replace(f, flops=max(f.flops, self.products))
+
+    @cached_property
+    def specs(self) -> list[tuple[tuple[int, ...], np.dtype]]:
+        """Shapes and dtypes of the region's inputs."""
+        avals = [self.region.avals[b.value] for b in self.region.inputs]
+        return [(tuple(a.shape), np.dtype(a.dtype)) for a in avals]
+
+    def inputs(self, seed: int) -> tuple[jax.Array, ...]:
+        """Random inputs of the region, on its device."""
+        with jax.default_device(self.device):
+            return one_set(tuple(jax.ShapeDtypeStruct(*spec) for spec in self.specs), jax.random.key(seed))
 
     def winner(self, graph: KernelGraph, schedule: Schedule, family: str, directory: Path | None = None) -> Winner:
         own = self.region.graph

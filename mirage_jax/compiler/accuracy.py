@@ -1,0 +1,245 @@
+"""Are a winner's floats as good as XLA's? Both run on classes of inputs, against the region in float64; the rule that
+compares three results is `verify.float_gate`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mirage_jax.compiler.subject import Subject
+from mirage_jax.compiler.winner import Winner
+from mirage_jax.mugraph import evaluate
+from mirage_jax.mugraph.arrays import is_float
+from mirage_jax.mugraph.footprint import footprint
+from mirage_jax.mugraph.graph import KernelGraph
+from mirage_jax.verify import float_gate
+from mirage_jax.verify.noise import SAMPLES, noisy
+
+log = logging.getLogger("mirage_jax")
+
+EVERY_CLASS = 5e8  # operations of a region up to which every class of inputs runs; beyond, float64 takes its time
+CORE_CLASSES = (
+    "normal",
+    "large",
+    "near overflow",
+    "heavy tail",
+    "zero rows",
+    "cancelling",
+    "integers",
+    "large logits",
+    "nan",
+    "inf",
+)
+NEARBY, AROUND = 4, (0.97, 1.03)  # inputs on which the program's roundings are seen, and how much larger they are
+BRINK = 13  # inputs of size one times 2**13 are still float16 numbers
+BEYOND = 3  # powers of two beyond the last at which XLA gives only finite numbers
+NEAREST, FARTHEST, MOST_NEAR = 2.0**-4, 2.0**10, 3  # constants of a program near which inputs are tried, and how many
+
+
+@dataclass
+class Accuracy:
+    """XLA's floats for a subject, and what its winners are held to."""
+
+    subject: Subject
+
+    def gate(self, winner: Winner, only: Sequence[str] = ()) -> tuple[bool, str]:
+        """Are the winner's floats as good as XLA's on every input class, or on those that are named? And why."""
+        ours, xla = jax.jit(self.subject.ours(winner)), jax.jit(self.subject.xla)
+        classes = float_gate.input_classes(self.subject.specs, 0, _cancelled_by(self.subject.region.graph))
+        names = list(only or (classes if self.is_small else (*CORE_CLASSES, *classes.own)))
+        for name in names:
+            if wrong := self._on_class(winner, name, classes[name], ours, xla):
+                return False, f"{name}: {wrong}"
+        if not only and (overflow := self._overflow(ours, xla)):
+            return False, overflow
+        return True, f"passed on {len(names)} input classes, repeated runs equal bit for bit"
+
+    def _on_class(
+        self,
+        winner: Winner,
+        name: str,
+        values: Sequence[np.ndarray],
+        ours: Callable[..., list[jax.Array]],
+        xla: Callable[..., list[jax.Array]],
+    ) -> str:
+        """What is wrong with the winner's results for these inputs; empty if nothing is."""
+        args = [jax.device_put(v, self.subject.device) for v in values]
+        candidate = [np.asarray(y) for y in ours(*args)]
+        if any(
+            not np.array_equal(a, np.asarray(b), equal_nan=True) for a, b in zip(candidate, ours(*args), strict=True)
+        ):
+            return "two runs differ"
+        inputs = self.wide_inputs(values)
+        reference, found = self.in_float64(inputs), [np.asarray(x) for x in xla(*args)]
+        if name in float_gate.ORDINARY:
+            for r, x in zip(reference, found, strict=True):
+                if wrong := float_gate.misread(r, x, self.narrowest):
+                    return wrong
+        reordered = winner.family == "algebra"  # another order meets other roundings, infinities in another order
+        # Of infinities and NaN one may stand for another where infinity times a rest of zero is NaN.
+        kinds = not reordered and not any(k.precise for k in winner.schedule.kernels)
+        degenerate = name in float_gate.DEGENERATE or (reordered and name in float_gate.LOGITS)
+        compare = partial(
+            float_gate.float_gate,
+            kinds=kinds and name not in float_gate.SPOILED,
+            spread=(2.0 if reordered else 1.0) * (2.0 if degenerate else 1.0),
+            skips=any(k.span for k in winner.graph),
+            unit=self.unit,
+        )
+        reasons: list[str] = []
+        for noise, written in self._allowances(values, inputs, reference):
+            with ThreadPoolExecutor(len(reference)) as pool:
+                rows = zip(reference, found, candidate, noise, written, strict=True)
+                tasks = [pool.submit(compare, r, x, c, noise=n, written=w) for r, x, c, n, w in rows]
+                reasons = [reason for task in tasks for reason in task.result().reasons]
+            if not reasons:
+                break
+        return "; ".join(reasons)
+
+    def _allowances(
+        self, values: Sequence[np.ndarray], inputs: Sequence[Any], exact: Sequence[np.ndarray]
+    ) -> Iterator[tuple[Sequence[np.ndarray | None], Sequence[np.ndarray | None]]]:
+        """Noise and `written_errors` of each result that the gate allows for: none, then more and more, since they take
+        time and only some results are near them.
+        """
+        nothing = noise = [None] * len(exact)
+        yield noise, nothing
+        for samples in (1, SAMPLES):
+            noise = self.noise(inputs, exact, samples)
+            yield noise, nothing
+        if (written := self.written_errors(values)) is not None:
+            yield noise, written
+
+    def _overflow(self, ours: Callable[..., Any], xla: Callable[..., Any]) -> str:
+        """Does the candidate leave the range of float16 before XLA does? Other orders have other intermediate values.
+
+        All inputs together, then each of them alone, are scaled up until XLA is about to overflow.
+        """
+        specs = self.subject.specs
+        floats = [i for i, (_, dtype) in enumerate(specs) if jnp.issubdtype(dtype, jnp.floating)]
+        if not any(dtype == np.float16 for _, dtype in specs):
+            return ""
+        values = self.subject.inputs(0)
+
+        def scaled(which: Sequence[int], n: int) -> list[jax.Array]:
+            return [x * jnp.asarray(2.0**n, x.dtype) if i in which else x for i, x in enumerate(values)]
+
+        for which in (floats, *([i] for i in floats if len(floats) > 1)):
+            in_range = lambda n, w=which: all(bool(jnp.isfinite(y).all()) for y in xla(*scaled(w, n)))  # noqa: E731
+            last = float_gate.brink(in_range, BRINK)
+            for n in range(max(last, 0), min(last + BEYOND, BRINK) + 1):
+                args = scaled(which, n)
+                results = zip(xla(*args), ours(*args), strict=True)
+                if any(float_gate.shorter_range(np.asarray(x), np.asarray(y)) for x, y in results):
+                    what = "all inputs" if which is floats else f"input {which[0]}"
+                    return f"overflows with {what} times 2**{n}, where XLA does not"
+        return ""
+
+    # ------------------------------------------------------------------ the region in float64
+
+    @cached_property
+    def is_small(self) -> bool:
+        """Is float64 soon done with it?"""
+        return footprint(self.subject.reference).flops < EVERY_CLASS
+
+    @property
+    def _on_host(self) -> bool:
+        return self.is_small or self.subject.platform == "cpu"
+
+    def wide_inputs(self, values: Sequence[Any]) -> list[Any]:
+        """What `in_float64` takes; on the device where a processor would take minutes."""
+        arrays = self.subject.region.prepare([np.asarray(v) for v in values])
+        if self._on_host:
+            return arrays
+        with jax.enable_x64(True):
+            return [jax.device_put(x, self.subject.device) for x in arrays]
+
+    def in_float64(self, inputs: Sequence[Any], sample: int | None = None) -> list[np.ndarray]:
+        """The region in float64, inputs upcast from their own dtype; with noise if `sample` is a number."""
+        graph = self.subject.region.graph
+        with np.errstate(all="ignore"):  # infinities and NaN are among the inputs
+            if self._on_host:
+                results = _wide(graph, inputs, np, sample)
+            else:
+                with jax.enable_x64(True):
+                    number = None if sample is None else float(sample)
+                    results = [np.asarray(y) for y in self._on_device(number, *inputs)]
+        tensors = dict(zip(graph.outputs, results, strict=True))
+        return [b.joined(tensors, np) for b in self.subject.region.outputs]  # Region.finish without the cast
+
+    @cached_property
+    def _on_device(self) -> Callable[..., Any]:
+        return jax.jit(lambda sample, *xs: _wide(self.subject.region.graph, xs, jnp, sample))
+
+    # ------------------------------------------------------------------ what rounding may do
+
+    def noise(self, inputs: Sequence[Any], exact: Sequence[np.ndarray], samples: int) -> list[np.ndarray]:
+        """How far rounding may carry its results from these exact ones: root mean square of so many samples."""
+        squares = [np.zeros(r.shape) for r in exact]
+        with np.errstate(all="ignore"):
+            for sample in range(samples):
+                for total, r, moved in zip(squares, exact, self.in_float64(inputs, sample), strict=True):
+                    if r.dtype.kind == "f":
+                        total += (moved - r) ** 2 / samples
+            return [np.sqrt(x) for x in squares]
+
+    def written_errors(self, values: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+        """How far the user's equations are from float64 if they run one by one, each result rounded to its type: the
+        largest of a few times, with all inputs a little larger or smaller, since one rounding may undo another. None
+        where they cannot run so.
+        """
+        found: list[np.ndarray] = []
+        for sample in range(NEARBY):
+            rng = np.random.default_rng(sample)
+            factors = rng.uniform(*AROUND, len(values))
+            with np.errstate(all="ignore"):  # the largest numbers of a type may overflow
+                near = [
+                    np.asarray(v * v.dtype.type(f), v.dtype) if is_float(v.dtype) else v
+                    for v, f in zip(values, factors, strict=True)
+                ]
+            try:
+                args = (jax.device_put(v, self.subject.device) for v in near)
+                results = [np.asarray(y) for y in self.subject.xla(*args)]
+            except Exception as why:  # no memory for all intermediate results, say
+                log.info("not run operation by operation: %s: %s", type(why).__name__, str(why).partition("\n")[0])
+                return None
+            with np.errstate(all="ignore"):
+                exact = self.in_float64(self.wide_inputs(near))
+                errors = [np.abs(y.astype(np.float64) - r) for y, r in zip(results, exact, strict=True)]
+                found = [np.fmax(*pair) for pair in zip(found or errors, errors, strict=True)]
+        return found
+
+    @cached_property
+    def unit(self) -> float:
+        """A unit in the last place of 1 in the narrowest type of floats among the user's values."""
+        types = {np.dtype(a.dtype) for eqn in self.subject.region.equations for a in (*eqn.in_avals, *eqn.out_avals)}
+        return max((float(jnp.finfo(t).eps) for t in types if is_float(t)), default=0.0)
+
+    @cached_property
+    def narrowest(self) -> int:
+        """Bytes of the narrowest floats among the inputs."""
+        floats = (dtype for _, dtype in self.subject.specs if jnp.issubdtype(dtype, jnp.floating))
+        return min((dtype.itemsize for dtype in floats), default=4)
+
+
+def _wide(graph: KernelGraph, arrays: Sequence[Any], xp: Any, sample: Any) -> list[Any]:
+    return evaluate.run(graph, arrays, xp=xp) if sample is None else noisy(graph, arrays, xp, sample)
+
+
+def _cancelled_by(graph: KernelGraph) -> list[float]:
+    """Values that cancel a constant of the program: c of x - c. Other orders of evaluation differ there."""
+    found: dict[float, None] = {}
+    for op in (op for k in graph.kernels for op in k.ops):
+        scale, offset = (float(op.attributes.get(n, d)) for n, d in (("scale", 1), ("offset", 0)))  # pyright: ignore[reportArgumentType]
+        if scale and NEAREST <= abs(offset / scale) <= FARTHEST:
+            found[-offset / scale] = None
+    return list(found)[:MOST_NEAR]
