@@ -27,6 +27,7 @@ import mirage_jax
 from mirage_jax import timing
 from mirage_jax.bench import programs
 from mirage_jax.cache import versions
+from mirage_jax.compiler.trials import importable
 from mirage_jax.errors import UsageError
 from mirage_jax.report import write_beside
 from mirage_jax.timing import Ratio, Timing
@@ -119,8 +120,8 @@ def run_start_suite(
     device = jax.devices()[0]
     rows = []
     with tempfile.TemporaryDirectory(prefix="mirage_jax") as folder:
-        environment = {**os.environ, "MIRAGE_JAX_CACHE_DIR": folder, "PYTHONPATH": str(Path(__file__).parents[2])}
-        environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+        environment = {**os.environ, "MIRAGE_JAX_CACHE_DIR": folder, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        environment["PYTHONPATH"] = importable()
         if environment.pop("PYTHONDONTWRITEBYTECODE", None):
             environment["PYTHONPYCACHEPREFIX"] = f"{folder}/bytecode"
         for name in names:

@@ -283,20 +283,23 @@ class _Died(Exception):
         self.kind = kind
 
 
+def importable() -> str:
+    """PYTHONPATH for another process: this package, whatever the folder is, and what this process was given."""
+    return os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
+
+
 class _Child:
     """A process and the lines that it writes."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.ready = False
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by kill)
-        package = str(Path(__file__).parents[2])
-        path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**os.environ, "PYTHONPATH": path, **environment},
+            env={**os.environ, "PYTHONPATH": importable(), **environment},
             start_new_session=True,  # an interrupt from the keyboard is for the parent, which ends the child
             text=True,
         )
