@@ -149,8 +149,12 @@ _STREAM = re.compile(r"^Stream #\d+")
 _TRANSFER = re.compile(r"^Memcpy(H2D|D2H|H2H)|^MemcpyHtoD|^MemcpyDtoH")
 
 
-def read_span(data: Any) -> Span | None:
-    """From the first kernel's start to the last one's end, on the first GPU of a `ProfileData`; None without any."""
+def read_span(data: Any, steps: int = 1) -> Span | None:
+    """From the first kernel's start to the last one's end, on the first GPU of a `ProfileData`; None without any.
+
+    steps: calls of one program in a row. Of these it is the sum, without what the device waits for the host between two
+    of them: a short step with many arguments is dispatched more slowly than it runs.
+    """
     for plane in data.planes:
         if not plane.name.startswith("/device:GPU:"):
             continue
@@ -163,18 +167,20 @@ def read_span(data: Any) -> Span | None:
         ]
         if events:
             events.sort()
-            seconds = (max(end for _, end, _ in events) - events[0][0]) * 1e-9
+            size = len(events) // steps if len(events) % steps == 0 else len(events)
+            each = [events[i : i + size] for i in range(0, len(events), size)]
+            seconds = sum(max(end for _, end, _ in step) - step[0][0] for step in each) * 1e-9
             return Span(seconds, len(events), tuple(name for *_, name in events))
     return None
 
 
-def profile(call: Call) -> Span:
-    """Device time of one call, which must be compiled already."""
+def profile(call: Call, steps: int = 1) -> Span:
+    """Device time of one call, which must be compiled already; of its `steps`, if it is of several."""
     with tempfile.TemporaryDirectory(prefix="mirage_jax") as folder:
         with jax.profiler.trace(folder):
             call()
         files = glob.glob(os.path.join(glob.escape(folder), "**", "*.xplane.pb"), recursive=True)
-        span = read_span(ProfileData.from_file(files[0])) if files else None
+        span = read_span(ProfileData.from_file(files[0]), steps) if files else None
     if span is None:
         raise RuntimeError("the profile of a call shows no kernel on a GPU")
     return span

@@ -143,6 +143,14 @@ def test_read_span_of_a_profile() -> None:
     assert span.seconds == pytest.approx(7e-6)  # from 5 to 12 microseconds; the copy from the host is no part of it
 
 
+@pytest.mark.parametrize(("steps", "seconds"), [(1, 7e-6), (2, 6e-6), (3, 7e-6)])
+def test_steps_in_a_row(steps: int, seconds: float) -> None:
+    """Two steps of a kernel each, of 2 and of 4 microseconds, and one between them. Two kernels are not three steps."""
+    raw = jax.profiler.ProfileData.text_proto_to_serialized_xspace(PROFILE)
+    span = timing.read_span(jax.profiler.ProfileData.from_serialized_xspace(raw), steps)
+    assert span is not None and span.seconds == pytest.approx(seconds) and span.kernels == 2
+
+
 def test_a_profile_without_a_gpu() -> None:
     if jax.devices()[0].platform == "gpu":
         pytest.skip("there is one")

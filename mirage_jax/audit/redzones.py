@@ -23,7 +23,7 @@ import numpy as np
 
 from mirage_jax.errors import KernelFault
 from mirage_jax.jaxpr_frontend import jax_compat
-from mirage_jax.lower.launch import NUMPY_TYPES, call_kernel, check_shapes, sources
+from mirage_jax.lower.launch import NUMPY_TYPES, call_kernel, check_shapes, launches
 from mirage_jax.lower.triton_source import DEFAULT, KernelSource, Options
 from mirage_jax.mugraph.arrays import is_float
 from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule
@@ -49,11 +49,11 @@ def run_guarded(
     """
     env = {t.name: np.asarray(a, order="C") for t, a in zip(graph.inputs, arrays, strict=True)}
     check_shapes(graph, env)
-    for kernel, source in zip(graph.kernels, sources(graph, schedule, options), strict=True):
-        if source is None:
-            if run_library is None or not isinstance(kernel, Library):
-                raise ValueError(f"the graph has the library operator {kernel}, but nothing to run it with was passed")
-            env[kernel.name] = np.asarray(run_library(kernel, env), order="C")
+    for source in launches(graph, schedule, options):
+        if isinstance(source, Library):
+            if run_library is None:
+                raise ValueError(f"the graph has the library operator {source}, but nothing to run it with was passed")
+            env[source.name] = np.asarray(run_library(source, env), order="C")
         else:
             results = run_kernel(source, [env[n] for n in source.inputs], launch or launch_on_gpu)
             env |= zip(source.outputs, results, strict=True)

@@ -1,9 +1,10 @@
 """Run the steps of models: time per layer, memory, errors, and what became of the regions, per candidate.
 
-A step runs again and again on its own donated state, as in training or decoding: a sample is a few calls in a row,
-on a GPU the device time of these. Errors are of everything that a first step returns, relative to the largest value of
-its kind: outputs, losses, caches, weights, and the moments of AdamW, which after one step are the gradients and
-their squares times constants. The reference is plain `jax.jit` with all data in float32 and exact products.
+A step runs again and again on its own donated state, as in training or decoding: a sample is a few calls in a row, on a
+GPU the device time of these, each from its first kernel to its last. Errors are of everything that a first step
+returns, relative to the largest value of its kind: outputs, losses, caches, weights, and the moments of AdamW, which
+after one step are the gradients and their squares times constants. The reference is plain `jax.jit` with all data in
+float32 and exact products.
 
 Candidate `REMAT`, ours with ``remat="regions"``, is for training steps: where nothing is kept, nothing is made again.
 """
@@ -11,6 +12,7 @@ Candidate `REMAT`, ours with ``remat="regions"``, is for training steps: where n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,10 +27,10 @@ from mirage_jax.timing import Timing
 REMAT = f"{OURS} remat"
 CALLS = 4  # steps in a row that are profiled together
 NOTES = (
-    "Steps as training and decoding run them, with donated state. Errors are the largest of all arrays that a step"
-    " returns (loss, moments of the gradients, weights, outputs, caches), relative to the largest"
-    " of their kind, against float32."
-    " Memory is what XLA plans for intermediate results of a whole step. Regions: optimized ones of all."
+    "Steps as training and decoding run them, with donated state, each from its first kernel to its last. Errors are "
+    "the largest of all arrays that a step returns (loss, moments of the gradients, weights, outputs, caches), "
+    "relative to the largest of their kind, against float32. Memory is what XLA plans for intermediate results of a "
+    "whole step. Regions: optimized ones of all."
 )
 
 
@@ -112,7 +114,7 @@ def _memory(compiled: Any) -> Memory:
 def _time(running: Mapping[str, _Running], rounds: int | None) -> dict[str, Timing]:
     if jax.devices()[0].platform == "gpu":
         calls = {label: lambda r=r: r(CALLS) for label, r in running.items()}
-        return timing.time_device(calls, CALLS, rounds or 6)
+        return timing.time_device(calls, CALLS, rounds or 6, partial(timing.profile, steps=CALLS))
     return timing.time_wall({label: lambda r=r: r(1) for label, r in running.items()}, rounds or 10)
 
 

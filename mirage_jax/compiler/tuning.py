@@ -3,8 +3,8 @@
 First the tile sizes that the model likes, for several kinds of candidates; then a climb from the best sizes of the best
 few muGraphs: other tiles, warps and pipeline stages near the best so far, as long as that helps (the model knows a
 device only roughly, and muGraphs like different launches). After each round what was best for each kernel is tried
-together. Each variant is timed once. The best few are timed against XLA, interleaved, and have to be faster beyond
-noise.
+together, and so are the best with kernels that do not wait for each other in one launch. Each variant is timed once.
+The best few are timed against XLA, interleaved, and have to be faster beyond noise.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path, p
     tiles = [(c, as_precise(s, precise)) for i, c in enumerate(finalists) for s in tile_variants(c, TILES[i])]
     screen = Screen(attempt)
     screen(attempt.winner(c.graph, s, c.family, directory) for c, s in tiles)
-    best = screen(screen.joined())
+    screen(screen.composed())
+    best = screen(screen.joint())
     origins = screen.leaders(ORIGINS)
     until = min(time.monotonic() + LONG, attempt.until)
     for _ in range(STEPS):
@@ -68,7 +69,8 @@ def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path, p
             break
         before = screen.best
         screen(replace(w, schedule=s) for w in origins for s in nearby(w, attempt.description))
-        best = screen(screen.joined())
+        screen(screen.composed())
+        best = screen(screen.joint())
         if screen.best >= (GAIN if attempt.until < math.inf else 1.0) * before:
             break
         origins = screen.leaders(2)
@@ -131,12 +133,13 @@ class Screen:
         price = {w: estimate(w.graph, w.schedule, self.attempt.description) for w in new}
         return list(dict.fromkeys((*first.values(), *sorted(new, key=price.__getitem__))))[:MOST]
 
-    def joined(self) -> Iterator[Winner]:
-        """Of each of the best muGraphs the sizes that seem best for each kernel, together. Kernels run one after the
-        other, so a variant's time is a sum of times, one for each kernel and its sizes (least squares).
+    def composed(self) -> Iterator[Winner]:
+        """Of each of the best muGraphs the sizes that seem best for each kernel, together. Launches run one after the
+        other, so a variant's time is taken for a sum of times, one for each kernel and its sizes (least squares).
         """
         for best in self.leaders(ORIGINS):
-            timed = [w for w in self._ranked() if w.graph == best.graph]
+            like = (best.graph, best.schedule.joint)
+            timed = [w for w in self._ranked() if (w.graph, w.schedule.joint) == like]
             columns = list(dict.fromkeys(use for w in timed for use in enumerate(w.schedule.kernels)))
             uses = [set(enumerate(w.schedule.kernels)) for w in timed]
             rows = np.array([[column in use for column in columns] for use in uses], np.float64)
@@ -144,6 +147,15 @@ class Screen:
             fastest = dict(columns[i] for i in np.argsort(-parts))  # later ones replace earlier ones
             kernels = tuple(fastest[i] for i in range(len(fastest)))
             yield replace(best, schedule=replace(best.schedule, kernels=kernels))
+
+    def joint(self) -> Iterator[Winner]:
+        """The best muGraphs with kernels that do not wait for each other in one launch."""
+        for best in self.leaders(ORIGINS):
+            schedule = replace(best.schedule, joint=True)
+            for wave in best.graph.waves:
+                schedule = _with_warps(schedule, wave, max(schedule.kernels[n].num_warps for n in wave))
+            if any(len(wave) > 1 for wave in best.graph.waves):
+                yield replace(best, schedule=schedule)
 
     def leaders(self, n: int) -> list[Winner]:
         """The fastest variant of each of the n best muGraphs so far."""
@@ -187,6 +199,8 @@ def nearby(w: Winner, device: Device) -> Iterator[Schedule]:
             continue
         for changed in (*_launches(kernel, sizes), *_tiles(kernel, w.graph, sizes)):
             schedule = _with(w.schedule, i, changed)
+            (wave,) = (wave for wave in schedule.waves(w.graph) if i in wave)
+            schedule = _with_warps(schedule, wave, changed.num_warps)
             if estimate(w.graph, schedule, device) <= NEARBY * now:
                 yield schedule
 
@@ -194,6 +208,13 @@ def nearby(w: Winner, device: Device) -> Iterator[Schedule]:
 def _with(schedule: Schedule, i: int, sizes: KernelSchedule) -> Schedule:
     """The schedule with other sizes of kernel number i."""
     return replace(schedule, kernels=(*schedule.kernels[:i], sizes, *schedule.kernels[i + 1 :]))
+
+
+def _with_warps(schedule: Schedule, wave: Sequence[int], warps: int) -> Schedule:
+    """The schedule with so many warps in each kernel of a launch."""
+    for n in wave:
+        schedule = _with(schedule, n, replace(schedule.kernels[n], num_warps=warps))
+    return schedule
 
 
 def _launches(kernel: BlockGraph, sizes: KernelSchedule) -> Iterator[KernelSchedule]:

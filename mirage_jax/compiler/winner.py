@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from mirage_jax.lower import launch
 from mirage_jax.lower.frame import Options as EmitOptions
 from mirage_jax.mugraph import evaluate
-from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Schedule
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Library, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
 from mirage_jax.mugraph.thread import thread_graphs
@@ -112,4 +112,5 @@ def readable(w: Winner) -> str:
     head = "".join(f"# {line}\n" for line in (*str(w.graph).splitlines(), *threads))
     if w.cuda is None:
         return head
-    return head + "\n\n".join(s.text for s in launch.sources(w.graph, w.schedule, w.options) if s is not None)
+    launches = launch.launches(w.graph, w.schedule, w.options)
+    return head + "\n\n".join(x.text for x in launches if not isinstance(x, Library))

@@ -30,6 +30,7 @@ class Options:
     dot_precision: str = "ieee"  # of f32 matrix products: ieee, tf32 or tf32x3
     split_loops: bool = True  # independent accumulators that need one load in two layouts get a loop each
     views: tuple[tuple[str, View], ...] = ()  # inputs of the graph that are read as parts of larger arrays
+    first: int = 0  # number of the kernel's first block in its launch
 
 
 DEFAULT = Options()
@@ -87,14 +88,15 @@ class Frame:
                 self.env["block", a] = "0"
         if not many:
             return
+        program = f"tl.program_id(0) - {self.options.first}" if self.options.first else "tl.program_id(0)"
         names = {a: self.w.name(f"{identifier(a)}_block") for a, _ in many}
         self.env |= {("block", a): name for a, name in names.items()}
         if len(many) == 1:
-            self.w.line(f"{names[many[0][0]]} = tl.program_id(0)")
+            self.w.line(f"{names[many[0][0]]} = {program}")
             self.longest_first()
             return
         pid = self.w.name("pid")
-        self.w.line(f"{pid} = tl.program_id(0)")
+        self.w.line(f"{pid} = {program}")
         (fast, wide), (slow, deep), *outer = many
         if wide > GROUP and self.tiling.shared_bytes(slow) > MANY_BYTES and not self.tiling.by_length:
             self.grouped(pid, names[fast], wide, names[slow], deep, bool(outer))

@@ -9,20 +9,29 @@ from __future__ import annotations
 
 import functools
 import linecache
+import logging
 import os
+import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from mirage_jax.errors import LoweringError
 from mirage_jax.lower import kernel_cache
+from mirage_jax.lower.joint import Emit, join
 from mirage_jax.lower.tiling import stored_shape
 from mirage_jax.lower.triton_source import DEFAULT, KernelSource, Options, emit
 from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule
 
 if TYPE_CHECKING:
     import jax
+
+log = logging.getLogger("mirage_jax")
 
 type RunLibrary = Callable[[Library, Mapping[str, Any]], Any]
 """Runs one library operator: given it and all device tensors so far by name, returns its result."""
@@ -65,13 +74,25 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sources(graph: KernelGraph, schedule: Schedule, options: Options = DEFAULT) -> list[KernelSource | None]:
-    """The text of every kernel, in order; None for library operators."""
+    """The text of every kernel by itself, in order; None for library operators."""
+    alone = launches(graph, replace(schedule, joint=False), options)
+    return [None if isinstance(launch, Library) else launch for launch in alone]
+
+
+def launches(graph: KernelGraph, schedule: Schedule, options: Options = DEFAULT) -> Iterator[Library | KernelSource]:
+    """What runs, in order: library operators, and texts, of several kernels each if the schedule joins them."""
     if len(schedule.kernels) != len(graph.kernels):
         raise LoweringError(f"the schedule has {len(schedule.kernels)} kernels, the graph {len(graph.kernels)}")
-    return [
-        None if isinstance(kernel, Library) else emit(kernel, graph, sizes, schedule.part_counts, options)
-        for kernel, sizes in zip(graph.kernels, schedule.kernels, strict=True)
-    ]
+    for wave in schedule.waves(graph):
+        members: list[Emit] = []
+        for n in wave:
+            kernel = graph.kernels[n]
+            if isinstance(kernel, Library):
+                yield kernel
+            else:
+                members.append(partial(emit, kernel, graph, schedule.kernels[n], schedule.part_counts))
+        if members:
+            yield join(members, options)
 
 
 def run_cuda(
@@ -92,14 +113,13 @@ def run_cuda(
     """
     env: dict[str, Any] = {t.name: a for t, a in zip(graph.inputs, arrays, strict=True)}
     check_shapes(graph, env, options)
-    for kernel, source in zip(graph.kernels, sources(graph, schedule, options), strict=True):
-        if source is None:
-            assert isinstance(kernel, Library)
-            env[kernel.name] = run_library(kernel, env)
+    for launch in launches(graph, schedule, options):
+        if isinstance(launch, Library):
+            env[launch.name] = run_library(launch, env)
             continue
-        arrays = [env[name] for name in source.inputs]
-        results = call_kernel(source, arrays, compute_capability=compute_capability, directory=directory)
-        env |= zip(source.outputs, results, strict=True)
+        arrays = [env[name] for name in launch.inputs]
+        results = call_kernel(launch, arrays, compute_capability=compute_capability, directory=directory)
+        env |= zip(launch.outputs, results, strict=True)
     return [env[name] for name in graph.outputs]
 
 
@@ -169,7 +189,35 @@ def _jax_triton() -> Any:
     if not hasattr(library.cb, "BaseBackend"):  # a stub, as Triton 3.6 lacks a constant that we do not need
         library.cb = compiler
     library.compile_ttir_inplace = kernel_cache.kept(library.compile_ttir_inplace, library.CompilationResult)
+    try:
+        _specialize_without_torch(compiler)
+    except Exception as why:  # Triton's own affair, which changes from version to version
+        log.info("Triton may import torch: %s: %s", type(why).__name__, why)
     return jax_triton
+
+
+def _specialize_without_torch(compiler: Any) -> None:
+    """Let Triton look at an argument for the first time. Version 3.6 then imports torch, where it is installed, which
+    takes a second or more, to know its tensors faster; no kernel of ours is called with any.
+    """
+    from triton._C import libtriton
+    from triton.backends.compiler import GPUTarget
+
+    class NoTorch:
+        thread = threading.get_ident()  # for others torch is there
+
+        @classmethod
+        def find_spec(cls, name: str, path: object = None, target: object = None) -> None:
+            if name == "torch" and threading.get_ident() == cls.thread:
+                raise ModuleNotFoundError(name)
+
+    backend = compiler.CUDABackend(GPUTarget("cuda", 90, 32))
+    pointer = SimpleNamespace(data_ptr=lambda: 16, dtype="fp32")
+    sys.meta_path.insert(0, NoTorch)
+    try:
+        libtriton.native_specialize_impl(backend, pointer, False, True, True)  # as jax-triton calls it
+    finally:
+        sys.meta_path.remove(NoTorch)
 
 
 def jax_triton_library() -> Any:

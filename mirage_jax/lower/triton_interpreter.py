@@ -29,7 +29,7 @@ from mirage_jax.errors import MirageError
 from mirage_jax.lower.expressions import Number
 from mirage_jax.lower.interpreter_exact import exact_patches
 from mirage_jax.lower.interpreter_memory import Buffer, Memory, memory_patches
-from mirage_jax.lower.launch import NUMPY_TYPES, check_shapes, load_kernel, sources
+from mirage_jax.lower.launch import NUMPY_TYPES, check_shapes, launches, load_kernel
 from mirage_jax.lower.tiling import BYTES
 from mirage_jax.lower.triton_source import DEFAULT, KernelSource, Options
 from mirage_jax.mugraph import exact as numbers
@@ -48,13 +48,13 @@ def interpret(
     """Outputs of the graph for numpy inputs; `run_library` is needed if it has library operators."""
     env = {t.name: np.asarray(a, order="C") for t, a in zip(graph.inputs, arrays, strict=True)}
     check_shapes(graph, env, options)
-    for kernel, source in zip(graph.kernels, sources(graph, schedule, options), strict=True):
-        if source is not None:
-            env |= zip(source.outputs, interpret_kernel(source, [env[n] for n in source.inputs]), strict=True)
-        elif run_library is not None and isinstance(kernel, Library):
-            env[kernel.name] = np.asarray(run_library(kernel, env), order="C")
+    for launch in launches(graph, schedule, options):
+        if not isinstance(launch, Library):
+            env |= zip(launch.outputs, interpret_kernel(launch, [env[n] for n in launch.inputs]), strict=True)
+        elif run_library is not None:
+            env[launch.name] = np.asarray(run_library(launch, env), order="C")
         else:
-            raise ValueError(f"the graph has the library operator {kernel}, but nothing to run it with was passed")
+            raise ValueError(f"the graph has the library operator {launch}, but nothing to run it with was passed")
     return [env[name] for name in graph.outputs]
 
 

@@ -12,13 +12,14 @@ This is Mirage's twin in Z_p of a kernel, except that it needs no second text: t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from mirage_jax.errors import KernelFault
+from mirage_jax.lower.joint import join
 from mirage_jax.lower.small_sizes import small_sizes
 from mirage_jax.lower.tiling import extent, stored_axes
 from mirage_jax.lower.triton_interpreter import interpret_kernel
@@ -27,26 +28,58 @@ from mirage_jax.mugraph import exact
 from mirage_jax.mugraph.arrays import Named, arrange, is_float, numpy_dtype, random_integers
 from mirage_jax.mugraph.evaluate import evaluate
 from mirage_jax.mugraph.exact_domain import ExactDomain
-from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, Library, Schedule, Store, Tensor
+from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, Schedule, Store, Tensor
 from mirage_jax.mugraph.views import Cut, View
 
 
+@dataclass(frozen=True)
+class Twin:
+    """A kernel of a graph at the sizes at which it is checked."""
+
+    kernel: BlockGraph
+    graph: KernelGraph
+    sizes: KernelSchedule
+    parts: Mapping[Axis, int]
+    views: Mapping[str, View] = field(default_factory=dict)  # inputs that the text reads as parts of arrays
+
+    def emit(self, options: Options) -> KernelSource:
+        return emit(self.kernel, self.graph, self.sizes, self.parts, replace(options, views=tuple(self.views.items())))
+
+    def stored(self, name: str, x: Named, rng: np.random.Generator) -> Any:
+        """A tensor as it lies in memory."""
+        array = arrange(x.array, x.axes, stored_axes(self.graph.tensors[name], self.graph))
+        return _inside(array, self.views.get(name), rng)
+
+    def __str__(self) -> str:
+        return f"kernel {self.kernel.name} at {' '.join(f'{a}={n}' for a, n in self.graph.extents)}"
+
+
 def exact_check(graph: KernelGraph, schedule: Schedule, options: Options = DEFAULT) -> str:
-    """What is wrong with a kernel of the graph at small extents (`small_sizes`), with full and with ragged tiles.
+    """What is wrong with a launch of the graph at small extents (`small_sizes`), with full and with ragged tiles.
 
     Raises `UnsupportedError` for a kernel that the exact numbers cannot express.
     """
-    cut = dict(options.views)
-    for kernel, sizes in zip(graph.kernels, schedule.kernels, strict=True):
-        if isinstance(kernel, Library):
-            continue
-        for ragged in (False, True):
-            small, parts = small_sizes(kernel, graph, sizes, schedule.part_counts, ragged)
-            views = {name: _with_a_border(tuple(map(small.extent, graph.tensors[name].axes))) for name in cut}
-            source = emit(kernel, small, sizes, parts, replace(options, views=tuple(views.items())))
-            if wrong := disagreement(kernel, small, sizes, parts, source, views=views):
-                return f"kernel {kernel.name} at {' '.join(f'{a}={n}' for a, n in small.extents)}: {wrong}"
+    for wave in schedule.waves(graph):
+        kernels = [(k, schedule.kernels[n]) for n in wave if isinstance(k := graph.kernels[n], BlockGraph)]
+        for ragged in (False, True) if kernels else ():
+            twins = [_twin(k, graph, sizes, schedule.part_counts, options, ragged) for k, sizes in kernels]
+            inputs = [twin.emit(options).inputs for twin in twins]
+            if wrong := _disagreement(twins, inputs, join([twin.emit for twin in twins], options), 0):
+                return wrong
     return ""
+
+
+def _twin(
+    kernel: BlockGraph,
+    graph: KernelGraph,
+    sizes: KernelSchedule,
+    parts: Mapping[Axis, int],
+    options: Options,
+    ragged: bool,
+) -> Twin:
+    small, parts = small_sizes(kernel, graph, sizes, parts, ragged)
+    views = {name: _with_a_border(tuple(map(small.extent, graph.tensors[name].axes))) for name, _ in options.views}
+    return Twin(kernel, small, sizes, parts, views)
 
 
 def disagreement(
@@ -56,32 +89,42 @@ def disagreement(
     parts: Mapping[Axis, int],
     source: KernelSource,
     seed: int = 0,
-    views: Mapping[str, View] | None = None,
 ) -> str:
-    """Run the text of a kernel, and the kernel, on the same random numbers; "" if all results agree. The text reads
-    inputs that have `views` as parts of arrays.
-    """
+    """Run the text of a kernel, and the kernel, on the same random numbers; "" if all results agree."""
+    return _disagreement([Twin(kernel, graph, sizes, parts)], [source.inputs], source, seed)
+
+
+def _disagreement(twins: Sequence[Twin], inputs: Sequence[tuple[str, ...]], source: KernelSource, seed: int) -> str:
+    """The same for a launch of several kernels, given the inputs of each."""
     rng = np.random.default_rng(seed)
-    inputs = {name: _random(graph.tensors[name], graph, parts, rng) for name in source.inputs}
+    given = [
+        {name: _random(twin.graph.tensors[name], twin.graph, twin.parts, rng) for name in names}
+        for twin, names in zip(twins, inputs, strict=True)
+    ]
+    memory = [twin.stored(name, x, rng) for twin, own in zip(twins, given, strict=True) for name, x in own.items()]
     try:
-        memory = [arrange(x.array, x.axes, stored_axes(graph.tensors[n], graph)) for n, x in inputs.items()]
-        memory = [_inside(x, (views or {}).get(n), rng) for n, x in zip(inputs, memory, strict=True)]
-        results = interpret_kernel(source, memory, exact=True)
+        results = iter(interpret_kernel(source, memory, exact=True))
     except KernelFault as fault:
-        return str(fault)
-    expected = _expected(kernel, graph, Schedule((sizes,), tuple(sorted(parts.items()))), inputs)
-    for store, have, want in zip(kernel.stores, results, expected, strict=True):
-        have = arrange(have, stored_axes(store.tensor, graph), want.axes)
-        wrong = exact.differences(have, want.array) if have.dtype == exact.EXACT else have != want.array
-        if _is_shift(kernel, store):  # of nothing but what is masked: minus infinity in kernels, any number in graphs
-            wrong &= have["real"] != -np.inf
-        if wrong.any():
-            at = tuple(int(i) for i in np.argwhere(wrong)[0])
-            return (
-                f"{int(wrong.sum())} of {wrong.size} elements of {store.tensor.name} differ from the graph's, "
-                f"the first at {at}"
-            )
+        return f"{', '.join(map(str, twins))}: {fault}"
+    for twin, own in zip(twins, given, strict=True):
+        expected = _expected(twin.kernel, twin.graph, Schedule((twin.sizes,), tuple(sorted(twin.parts.items()))), own)
+        for store, want in zip(twin.kernel.stores, expected, strict=True):
+            if wrong := _differences(twin, store, next(results), want):
+                return f"{twin}: {wrong}"
     return ""
+
+
+def _differences(twin: Twin, store: Store, have: Any, want: Named) -> str:
+    have = arrange(have, stored_axes(store.tensor, twin.graph), want.axes)
+    wrong = exact.differences(have, want.array) if have.dtype == exact.EXACT else have != want.array
+    if _is_shift(twin.kernel, store):  # of nothing but what is masked: minus infinity in kernels, any number in graphs
+        wrong &= have["real"] != -np.inf
+    if not wrong.any():
+        return ""
+    at = tuple(int(i) for i in np.argwhere(wrong)[0])
+    return (
+        f"{int(wrong.sum())} of {wrong.size} elements of {store.tensor.name} differ from the graph's, the first at {at}"
+    )
 
 
 def _expected(kernel: BlockGraph, graph: KernelGraph, schedule: Schedule, inputs: Mapping[str, Named]) -> list[Named]:

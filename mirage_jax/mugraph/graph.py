@@ -307,6 +307,19 @@ class KernelGraph:
         except KeyError:
             raise GraphError(f"axis {axis} has no extent; known axes: {', '.join(sorted(self.sizes))}") from None
 
+    @functools.cached_property
+    def waves(self) -> tuple[tuple[int, ...], ...]:
+        """Block graphs, by position, in groups that do not wait for each other: each kernel is in the first wave that
+        comes after all that it reads. Library operators are waves of their own.
+        """
+        level: dict[str, int] = {}
+        waves: dict[tuple[int, int], list[int]] = {}
+        for n, kernel in enumerate(self.kernels):
+            own = 1 + max((level.get(x.tensor, 0) for x in kernel.loads), default=0)
+            level |= {s.tensor.name: own for s in kernel.stores}
+            waves.setdefault((own, n if isinstance(kernel, Library) else -1), []).append(n)
+        return tuple(tuple(waves[key]) for key in sorted(waves))
+
     def with_extents(self, extents: Mapping[Axis, int]) -> KernelGraph:
         """The same structure at other sizes."""
         return replace(self, extents=tuple(sorted(extents.items())))
@@ -353,10 +366,18 @@ class KernelSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Sizes for a kernel graph: number of parts of every split axis, and one `KernelSchedule` per kernel, in order."""
+    """Sizes for a kernel graph: number of parts of every split axis, and one `KernelSchedule` per kernel, in order.
+
+    joint: kernels that do not wait for each other are one launch (`KernelGraph.waves`).
+    """
 
     kernels: tuple[KernelSchedule, ...]
     parts: tuple[tuple[Axis, int], ...] = ()  # split axis k -> number of parts, i.e. the extent of k.g
+    joint: bool = False
+
+    def waves(self, graph: KernelGraph) -> tuple[tuple[int, ...], ...]:
+        """Kernels of the graph, by position, of one launch each."""
+        return graph.waves if self.joint else tuple((n,) for n in range(len(graph.kernels)))
 
     @property
     def part_counts(self) -> dict[Axis, int]:

@@ -11,7 +11,8 @@ LARGEST = 1 << 20  # tile, and number of parts, that is taken for one
 
 
 def schedule_to_json(s: Schedule) -> Any:
-    return {"kernels": [kernel_to_json(k) for k in s.kernels], "parts": [list(p) for p in s.parts]}
+    parts = [list(p) for p in s.parts]
+    return {"kernels": [kernel_to_json(k) for k in s.kernels], "parts": parts, "joint": s.joint}
 
 
 def kernel_to_json(k: KernelSchedule) -> Any:
@@ -22,7 +23,8 @@ def kernel_to_json(k: KernelSchedule) -> Any:
 def schedule_from_json(value: Any) -> Schedule:
     """Raises `GraphError` unless the value has the form that `schedule_to_json` gives."""
     try:
-        return Schedule(tuple(map(kernel_from_json, value["kernels"])), _pairs(value["parts"]))
+        kernels = tuple(map(kernel_from_json, value["kernels"]))
+        return Schedule(kernels, _pairs(value["parts"]), bool(value.get("joint", False)))
     except (KeyError, TypeError, ValueError) as error:
         raise GraphError(f"a stored schedule is malformed ({error})") from None
 

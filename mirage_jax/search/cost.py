@@ -292,13 +292,21 @@ def extents_inside(kernel: BlockGraph, graph: KernelGraph, parts: Mapping[Axis, 
 
 
 def estimate(graph: KernelGraph, schedule: Schedule, device: Device) -> float:
-    """Seconds of a scheduled graph; library operators as XLA would run them alone, pointwise ones fused."""
-    return sum(
-        kernel_estimate(kernel, graph, sizes, schedule.part_counts, device)
-        if isinstance(kernel, BlockGraph)
-        else library_estimate(kernel, graph, device)
-        for kernel, sizes in zip(graph, schedule.kernels, strict=True)
-    )
+    """Seconds of a scheduled graph; library operators as XLA would run them alone, pointwise ones fused. Kernels of one
+    launch share what a launch takes.
+    """
+
+    def alone(n: int) -> float:
+        kernel = graph.kernels[n]
+        if isinstance(kernel, Library):
+            return library_estimate(kernel, graph, device)
+        return kernel_estimate(kernel, graph, schedule.kernels[n], schedule.part_counts, device)
+
+    def launch(wave: Sequence[int]) -> float:
+        least = device.launch + device.shortest
+        return sum(map(alone, wave)) if len(wave) == 1 else least + sum(max(alone(n) - least, 0.0) for n in wave)
+
+    return sum(map(launch, schedule.waves(graph)))
 
 
 def kernel_estimate(

@@ -19,10 +19,11 @@ from mirage_jax.compiler.attempt import Attempt
 from mirage_jax.compiler.trials import Failure
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options
-from mirage_jax.mugraph.graph import Schedule
+from mirage_jax.mugraph.graph import BlockGraph, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.schedule_json import schedule_from_json
 from mirage_jax.report import Decision
+from mirage_jax.search.cost import estimate
 from mirage_jax.search.devices import DEVICES
 from mirage_jax.search.structures import Candidate
 
@@ -95,10 +96,34 @@ def test_what_is_best_for_each_kernel_is_tried_together() -> None:
         kernels = tuple(replace(k, num_warps=n) for k, n in zip(program.schedule.kernels, warps, strict=True))
         variant = replace(WINNER, graph=program.graph, schedule=replace(program.schedule, kernels=kernels))
         screen.seconds[variant] = abs(one - 4) + 3 * abs(two - 8)
-    (joined,) = screen.joined()
-    assert [k.num_warps for k in joined.schedule.kernels] == [4, 8] and joined not in screen.seconds
-    screen.seconds[joined] = 0.0
-    assert list(screen.joined()) == [joined]
+    (composed,) = screen.composed()
+    assert [k.num_warps for k in composed.schedule.kernels] == [4, 8] and composed not in screen.seconds
+    screen.seconds[composed] = 0.0
+    assert list(screen.composed()) == [composed]
+
+
+def test_kernels_that_do_not_wait_for_each_other_are_tried_in_one_launch() -> None:
+    """Two copies of a kernel: the best sizes of both, then these in one launch, which has the warps of its widest."""
+    (kernel,) = PROGRAM.graph.kernels
+    assert isinstance(kernel, BlockGraph)
+    stores = tuple(replace(s, tensor=replace(s.tensor, name=f"{s.tensor.name}2")) for s in kernel.stores)
+    both = kernel, replace(kernel, name="again", stores=stores)
+    outputs = *PROGRAM.graph.outputs, *(s.tensor.name for s in stores)
+    graph = replace(PROGRAM.graph, kernels=both, outputs=outputs)
+    (sizes,) = PROGRAM.schedule.kernels
+    first = replace(WINNER, graph=graph, schedule=Schedule((sizes, replace(sizes, num_warps=8))))
+    screen = tuning.Screen(attempt([]))
+    assert list(screen.joint()) == []  # nothing is timed yet
+    screen.seconds[WINNER], screen.seconds[first] = 1.0, 2.0
+    (joint,) = screen.joint()
+    assert joint.schedule.joint and [k.num_warps for k in joint.schedule.kernels] == [8, 8]
+    screen.seconds[joint] = 0.5
+    assert screen.leaders(1) == [joint] and list(screen.joint()) == [joint]
+    near = list(tuning.nearby(joint, DEVICES["H200"]))
+    assert all(s.joint and len({k.num_warps for k in s.kernels}) == 1 for s in near)
+    assert {k.num_warps for s in near for k in s.kernels} == set(tuning.WARPS)
+    launches = estimate(graph, joint.schedule, DEVICES["H200"]), estimate(graph, first.schedule, DEVICES["H200"])
+    assert launches[0] < launches[1]
 
 
 @pytest.mark.parametrize("rounding", [True, False])
