@@ -168,7 +168,9 @@ def _variant(attempt: Attempt, c: Candidate, directory: Path, seed: int) -> Winn
     if winner.cuda is None:
         return winner
     near = [winner.schedule, *tuning.nearby(winner, attempt.description)]
-    return replace(winner, schedule=near[rng.integers(len(near))])
+    schedule = near[rng.integers(len(near))]
+    joint = [schedule, *tuning.in_one_launch(c.graph, schedule)]
+    return replace(winner, schedule=joint[rng.integers(len(joint))])
 
 
 def _launches(attempt: Attempt, winner: Winner, counts: Counter[str]) -> bool:
@@ -246,7 +248,7 @@ def _unequal(
 def _interpreted(
     c: Candidate, inputs: Sequence[np.ndarray], want: Sequence[np.ndarray], top: float, counts: Counter[str]
 ) -> Iterator[str]:
-    """The text of the kernels, run by Triton's interpreter at the candidate's own tile sizes.
+    """The text of the kernels, run by Triton's interpreter at the candidate's own tile sizes, in few launches.
 
     `top` is the largest value on the way: a result may be what is left of such, and types may be too narrow for it.
     """
@@ -263,7 +265,8 @@ def _interpreted(
         return out.astype(numpy_dtype(kernel.result.dtype))
 
     try:
-        have = interpret(c.graph, c.schedule, inputs, library)
+        schedule = next(tuning.in_one_launch(c.graph, c.schedule), c.schedule)
+        have = interpret(c.graph, schedule, inputs, library)
     except (LoweringError, UnsupportedError):
         return
     counts["interpreted"] += 1

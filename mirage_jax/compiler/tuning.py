@@ -151,11 +151,7 @@ class Screen:
     def joint(self) -> Iterator[Winner]:
         """The best muGraphs with kernels that do not wait for each other in one launch."""
         for best in self.leaders(ORIGINS):
-            schedule = replace(best.schedule, joint=True)
-            for wave in best.graph.waves:
-                schedule = _with_warps(schedule, wave, max(schedule.kernels[n].num_warps for n in wave))
-            if any(len(wave) > 1 for wave in best.graph.waves):
-                yield replace(best, schedule=schedule)
+            yield from (replace(best, schedule=s) for s in in_one_launch(best.graph, best.schedule))
 
     def leaders(self, n: int) -> list[Winner]:
         """The fastest variant of each of the n best muGraphs so far."""
@@ -187,6 +183,18 @@ def tile_variants(c: Candidate, n: int) -> Iterator[Schedule]:
                     yield changed
     if not seen:
         yield c.schedule
+
+
+def in_one_launch(graph: KernelGraph, schedule: Schedule) -> Iterator[Schedule]:
+    """The schedule with kernels that do not wait for each other in one launch, as wide as the widest, if there are such
+    kernels.
+    """
+    if all(len(wave) == 1 for wave in graph.waves):
+        return
+    schedule = replace(schedule, joint=True)
+    for wave in graph.waves:
+        schedule = _with_warps(schedule, wave, max(schedule.kernels[n].num_warps for n in wave))
+    yield schedule
 
 
 def nearby(w: Winner, device: Device) -> Iterator[Schedule]:
