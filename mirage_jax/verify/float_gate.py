@@ -101,7 +101,7 @@ def float_gate(
     if written is not None:
         ew = np.minimum(np.where(good & np.isfinite(written), np.abs(written), 0.0), unit * _largest(r))
         ex = np.where(ew > np.abs(ex), np.copysign(ew, ex), ex)
-    moved = np.zeros_like(r) if noise is None else np.where(good & np.isfinite(noise), np.abs(noise), 0.0)
+    moved = np.zeros((1,) * r.ndim) if noise is None else np.where(good & np.isfinite(noise), np.abs(noise), 0.0)
     limits = _limits(r, ex, ec, moved, int(good.sum()), xla.dtype, spread)
     if ceiling is not None:
         limits["ceiling"] = (float(np.max(np.abs(ec) / np.maximum(ceiling, 1e-300))), 1.0)
@@ -161,6 +161,8 @@ def brink(in_range: Callable[[int], bool], most: int) -> int:
 
 def _strange(r: Array, x: Array, c: Array, kinds: bool, skips: bool, dtype: Any) -> str:
     """What is wrong with the non-finite values, if anything."""
+    if np.isfinite(x).all() and np.isfinite(c).all():
+        return ""
     repaired = ~np.isfinite(x) & (np.isfinite(r) | (skips & np.isnan(x) & np.isnan(r))) & np.isfinite(c)
     if kinds:
         differ = (np.isnan(x) != np.isnan(c)) | (np.isinf(x) != np.isinf(c)) | (np.isinf(x) & (x != c))
@@ -198,23 +200,38 @@ def _limits(
     r: Array, ex: Array, ec: Array, noise: Array, n: int, dtype: Any, spread: float
 ) -> dict[str, tuple[float, float]]:
     """Rules 2 to 5: measured and allowed."""
-    eps = float(ml_dtypes.finfo(dtype).eps)
-    with np.errstate(over="ignore", invalid="ignore"):  # a value may be too large for the type
-        own = np.asarray(r).astype(dtype)
-        moved = np.abs(((own + own.dtype.type(0.3)) - own.dtype.type(0.3)).astype(np.float64) - own.astype(np.float64))
-    floor = float(np.max(np.where(np.isfinite(moved), moved, 0.0)))
+    eps, floor = float(ml_dtypes.finfo(dtype).eps), _floor(r, dtype)
     size, own_rms = _rms(r, n), _rms(noise, n)
     most = 2 * spread * float(np.abs(ex).max()) + 2 * floor + 4 * float(noise.max())
     by_row = np.maximum(noise.max(-1, keepdims=True) if noise.ndim else noise, own_rms)
     rows, sizes = np.maximum(np.abs(ec) - 8 * by_row, 0.0), np.maximum(np.abs(r), by_row)
     bias = 2 * abs(ex.sum()) / n + 3 * _rms(ec, n) / n**0.5 + 0.5 * eps * size + own_rms
-    unfaithful = np.where(np.abs(ec) < _unit(np.minimum(np.abs(r), np.abs(r + ec)), eps), 0.0, np.abs(ec))
     return {
-        "max error": (float(unfaithful.max()), most),
+        "max error": (_largest_unfaithful(r, ec, most, eps), most),
         "rms error": (_rms(ec, n), 1.5 * spread * _rms(ex, n) + 0.5 * eps * size + 2 * own_rms),
         "worst row": (_worst_row(sizes, rows), 2 * spread * _worst_row(sizes, ex) + 4 * eps),
         "bias": (abs(ec.sum()) / n / spread, bias),
     }
+
+
+def _floor(r: Array, dtype: Any) -> float:
+    """max |(r + 0.3 - 0.3) - r| in a type."""
+    with np.errstate(over="ignore", invalid="ignore"):  # a value may be too large for the type
+        own = np.asarray(r).astype(dtype)
+        if own.dtype.itemsize == 2:  # there are only so many numbers
+            own = np.flatnonzero(np.bincount(own.view(np.uint16).ravel())).astype(np.uint16).view(own.dtype)
+        moved = np.abs(((own + own.dtype.type(0.3)) - own.dtype.type(0.3)).astype(np.float64) - own.astype(np.float64))
+    return float(np.max(np.where(np.isfinite(moved), moved, 0.0)))
+
+
+def _largest_unfaithful(r: Array, ec: Array, most: float, eps: float) -> float:
+    """The largest error; if that is more than `most`, the largest that is no faithful rounding."""
+    size = np.abs(ec)
+    if (largest := float(size.max())) <= most:
+        return largest
+    far = size > most
+    r, ec, size = r[far], ec[far], size[far]
+    return float(np.where(size < _unit(np.minimum(np.abs(r), np.abs(r + ec)), eps), 0.0, size).max())
 
 
 def _largest(r: Array) -> Array:
@@ -228,8 +245,11 @@ def _unit(size: Array, eps: float) -> Array:
 
 
 def _rms(x: Array, n: int) -> float:
-    top = float(np.abs(x).max())  # scaled, or the square of large values overflows
-    return top * float(np.sqrt(np.sum((x / top) ** 2) / n)) if top else 0.0
+    top = float(max(x.max(), -x.min()))  # scaled, or the square of large values overflows
+    if not top:
+        return 0.0
+    scaled = np.ravel(x) / top
+    return top * float(np.sqrt(scaled @ scaled / n))
 
 
 def _worst_row(r: Array, e: Array) -> float:
