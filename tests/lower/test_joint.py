@@ -1,6 +1,7 @@
 """Kernels that do not wait for each other, in one launch."""
 
 from dataclasses import replace
+from fractions import Fraction as Q
 
 import numpy as np
 import pytest
@@ -21,14 +22,14 @@ from mirage_jax.lower.twin import exact_check
 EXTENTS = {"i": 16, "j": 48, "k": 64, "l": 20}
 
 
-def product(name: str, inputs: str, axes: str, loop: str | None = None) -> Block:
-    """A matrix product of float16 in a kernel called `name`, with 2 ** 0.5 as a constant."""
+def product(name: str, inputs: str, axes: str, loop: str | None = None, scale: Q = Q(1, 8)) -> Block:
+    """A matrix product of float16, scaled, in a kernel called `name`."""
     row, depth, column = axes.split()
     b = Block(name, f"{row} {column}", loop)
     left, right = inputs.split()
     found = b.dot(b.load(left, f"{row} {depth}"), b.load(right, f"{depth} {column}"), axes=depth)
     found = b.acc(found) if loop else found
-    b.store(tensor(f"{name}_out", f"{row} {column}", "f16"), b.affine(found, scale=1 / 8))
+    b.store(tensor(f"{name}_out", f"{row} {column}", "f16"), b.affine(found, scale=scale))
     return b
 
 
@@ -95,6 +96,18 @@ def test_blocks_of_the_wrong_kernel_are_found(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(frame.Frame, "blocks", shifted)
     assert exact_check(g, replace(sizes, joint=False)) == ""
     assert "loads element -16 of input V" in exact_check(g, sizes)
+
+
+@pytest.mark.parametrize("off", [0, 1])
+def test_one_float_for_two_numbers(monkeypatch: pytest.MonkeyPatch, off: int) -> None:
+    """1/3, and the float next to it: the kernels are checked one by one."""
+    inputs = [tensor("X", "i k", "f16"), tensor("W", "k j", "f16"), tensor("V", "k l", "f16")]
+    kernels = [product("a", "X W", "i k j", scale=Q(1, 3)), product("b", "X V", "i k l", scale=Q(float(Q(1, 3))))]
+    sizes = replace(schedule({"i": 16, "j": 16}, {"i": 16, "l": 16}), joint=True)
+    g = graph(inputs, kernels, "a_out b_out", EXTENTS)
+    plain = frame.Frame.mask
+    monkeypatch.setattr(frame.Frame, "mask", lambda *args: "" if off else plain(*args))
+    assert bool(exact_check(g, sizes)) == bool(off)
 
 
 def test_names_that_are_one_identifier() -> None:
