@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("mirage_jax")
 
 PROBES = ("normal", "near overflow", "heavy tail", "large logits")  # what shows rounding
+TINY = 1e-9  # seconds that any region may save, so that shares are numbers
 POLICY = "certificate 1e-12, float gate 2.4, lower bound of the ratio at least 1.03"
 
 
@@ -80,7 +81,8 @@ class Compiler:
 
     def prepare(self, regions: Sequence[Region], platforms: tuple[str, ...], on_miss: str | None = None) -> None:
         """Where the time for all regions of a function is limited, tune those first at which most time may be saved.
-        What is left when it is used up stays with XLA, undecided: another process, or another `tune`, goes on there.
+        Each gets a share of the time that is left, like its share of what is left to save. What is not tuned when it is
+        used up stays with XLA, undecided: another process, or another `tune`, goes on there.
         """
         total = self.options.budget.total
         if total is None or len(platforms) != 1 or (on_miss or self.options.on_miss or _default_on_miss()) != "search":
@@ -99,11 +101,13 @@ class Compiler:
         if not missing:
             return
         count = Counter(texts)
-        saved = {text: count[text] * self._headroom(r, platform) for text, r in missing.items()}
-        for text in sorted(missing, key=saved.__getitem__, reverse=True):
+        saved = {text: max(count[text] * self._headroom(r, platform), TINY) for text, r in missing.items()}
+        order = sorted(missing, key=saved.__getitem__, reverse=True)
+        for n, text in enumerate(order):
             if self.spent < total:
+                share = saved[text] / sum(saved[other] for other in order[n:])
                 started = time.monotonic()
-                self.decide(missing[text], platform, "search", started + total - self.spent)
+                self.decide(missing[text], platform, "search", started + share * (total - self.spent))
                 self.spent += time.monotonic() - started
             else:
                 known = self.decisions[text, platform]
