@@ -37,7 +37,6 @@ from mirage_jax.errors import CacheError, LoweringError, MirageError, Unsupporte
 from mirage_jax.jaxpr_frontend.regions import MAX_OPS
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.mugraph.check import check_graph, check_schedule
-from mirage_jax.mugraph.footprint import footprint
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
@@ -344,8 +343,7 @@ class Compiler:
                 continue
             base = replace(base, gate=gate)
             if passed:
-                after = footprint(winner.graph, winner.schedule.part_counts)
-                return replace(base, winner=winner, after=after, certificate=certificate)
+                return replace(base, winner=winner, after=winner.footprint, certificate=certificate)
             attempt.tried["refused by the float gate"] += 1
             refused.add(winner.graph)
             log.info("float gate: %s", gate)
@@ -384,10 +382,9 @@ class Compiler:
         certificate = _proved(subject.reference, graph)
         directory = self.cache.kernel_path(key).parent
         winner = subject.winner(graph, schedule, family, directory)
-        after = footprint(graph, schedule.part_counts)
         text = self.cache.kernel_path(key)
         kernels = str(text) if text.is_file() else ""
-        return replace(base, winner=winner, after=after, certificate=certificate, kernels=kernels)
+        return replace(base, winner=winner, after=winner.footprint, certificate=certificate, kernels=kernels)
 
 
 def _cuda(platform: str) -> str:

@@ -145,8 +145,8 @@ class Screen:
             rows = np.array([[column in use for column in columns] for use in uses], np.float64)
             parts = np.linalg.lstsq(rows, np.array([self.seconds[w] for w in timed]))[0]
             fastest = dict(columns[i] for i in np.argsort(-parts))  # later ones replace earlier ones
-            kernels = tuple(fastest[i] for i in range(len(fastest)))
-            yield replace(best, schedule=replace(best.schedule, kernels=kernels))
+            schedule = replace(best.schedule, kernels=tuple(fastest[i] for i in range(len(fastest))))
+            yield replace(best, schedule=as_wide(best.graph, schedule))
 
     def joint(self) -> Iterator[Winner]:
         """The best muGraphs with kernels that do not wait for each other in one launch."""
@@ -186,15 +186,16 @@ def tile_variants(c: Candidate, n: int) -> Iterator[Schedule]:
 
 
 def in_one_launch(graph: KernelGraph, schedule: Schedule) -> Iterator[Schedule]:
-    """The schedule with kernels that do not wait for each other in one launch, as wide as the widest, if there are such
-    kernels.
-    """
-    if all(len(wave) == 1 for wave in graph.waves):
-        return
-    schedule = replace(schedule, joint=True)
-    for wave in graph.waves:
+    """The schedule with kernels that do not wait for each other in one launch, if there are such kernels."""
+    if any(len(wave) > 1 for wave in graph.waves):
+        yield as_wide(graph, replace(schedule, joint=True))
+
+
+def as_wide(graph: KernelGraph, schedule: Schedule) -> Schedule:
+    """The schedule with all kernels of a launch as wide as the widest: that is how they are launched."""
+    for wave in schedule.waves(graph):
         schedule = _with_warps(schedule, wave, max(schedule.kernels[n].num_warps for n in wave))
-    yield schedule
+    return schedule
 
 
 def nearby(w: Winner, device: Device) -> Iterator[Schedule]:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from mirage_jax.lower import launch
 from mirage_jax.lower.frame import Options as EmitOptions
 from mirage_jax.mugraph import evaluate
+from mirage_jax.mugraph.footprint import Footprint, footprint
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Library, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
@@ -63,6 +64,12 @@ class Winner:
         """How its kernels are written."""
         cut = tuple((t.name, view) for t, view in zip(self.graph.inputs, self.views, strict=False) if view.cuts)
         return replace(KERNEL_OPTIONS, views=cut)
+
+    @property
+    def footprint(self) -> Footprint:
+        """What it moves, computes and launches."""
+        whole = footprint(self.graph, self.schedule.part_counts)
+        return replace(whole, kernels=len(self.schedule.waves(self.graph)))
 
     @property
     def in_place(self) -> frozenset[str]:

@@ -23,9 +23,10 @@ def kernel_to_json(k: KernelSchedule) -> Any:
 def schedule_from_json(value: Any) -> Schedule:
     """Raises `GraphError` unless the value has the form that `schedule_to_json` gives."""
     try:
-        kernels = tuple(map(kernel_from_json, value["kernels"]))
-        return Schedule(kernels, _pairs(value["parts"]), bool(value.get("joint", False)))
-    except (KeyError, TypeError, ValueError) as error:
+        if not isinstance(joint := value.get("joint", False), bool):  # there are stored ones without
+            raise TypeError(f"joint: {joint!r}")
+        return Schedule(tuple(map(kernel_from_json, value["kernels"])), _pairs(value["parts"]), joint)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise GraphError(f"a stored schedule is malformed ({error})") from None
 
 

@@ -3,13 +3,14 @@
 from dataclasses import replace
 from fractions import Fraction as Q
 
+import jax
 import numpy as np
 import pytest
 from lower.programs import NUMPY, Block, attention, graph, rmsnorm, schedule, tensor
 
-from mirage_jax.errors import LoweringError
+from mirage_jax.errors import GraphError, LoweringError
 from mirage_jax.lower import frame
-from mirage_jax.lower.launch import launches, sources
+from mirage_jax.lower.launch import launches, run_cuda, sources
 from mirage_jax.lower.triton_source import KernelSource
 from mirage_jax.mugraph.graph import KernelGraph, Schedule
 from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
@@ -131,3 +132,19 @@ def test_stored_schedules() -> None:
     old = schedule_to_json(sizes)
     del old["joint"]
     assert not schedule_from_json(old).joint
+    with pytest.raises(GraphError, match="joint: 'no'"):
+        schedule_from_json(old | {"joint": "no"})
+    with pytest.raises(GraphError, match="malformed"):
+        schedule_from_json([])
+
+
+@pytest.mark.gpu
+def test_on_gpu() -> None:
+    g, sizes = three_products()
+    xs = arrays(g)
+    together, apart = (
+        jax.jit(lambda *xs, s=s: run_cuda(g, s, xs, None))(*xs) for s in (sizes, replace(sizes, joint=False))
+    )
+    for x, y, interpreted in zip(together, apart, interpret(g, sizes, xs), strict=True):
+        np.testing.assert_array_equal(x, y)
+        np.testing.assert_allclose(x, interpreted, rtol=2e-3, atol=2e-3)
