@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property, partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from mirage_jax.compiler.winner import Winner
 from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.arrays import is_float
 from mirage_jax.mugraph.footprint import footprint
-from mirage_jax.mugraph.graph import KernelGraph
+from mirage_jax.mugraph.graph import KernelGraph, Library, Op
 from mirage_jax.verify import float_gate
 from mirage_jax.verify.noise import SAMPLES, noisy
 
@@ -54,7 +55,10 @@ class Accuracy:
     def gate(self, winner: Winner, only: Sequence[str] = ()) -> tuple[bool, str]:
         """Are the winner's floats as good as XLA's on every input class, or on those that are named? And why."""
         ours, xla = jax.jit(self.subject.ours(winner)), jax.jit(self.subject.xla)
-        classes = float_gate.input_classes(self.subject.specs, 0, _cancelled_by(self.subject.region.graph))
+        region = self.subject.region
+        roots = _under_roots(region.graph)
+        positions = [i for i, b in enumerate(region.inputs) if not roots.isdisjoint(b.tensors)]
+        classes = float_gate.input_classes(self.subject.specs, 0, _cancelled_by(region.graph), positions)
         names = list(only or (classes if self.is_small else (*CORE_CLASSES, *classes.own)))
         for name in names:
             if wrong := self._on_class(winner, name, classes[name], ours, xla):
@@ -235,11 +239,54 @@ def _wide(graph: KernelGraph, arrays: Sequence[Any], xp: Any, sample: Any) -> li
     return evaluate.run(graph, arrays, xp=xp) if sample is None else noisy(graph, arrays, xp, sample)
 
 
+def _under_roots(graph: KernelGraph) -> set[str]:
+    """Inputs that have to be positive, since what is under a root or a logarithm grows with them."""
+    operators = {k.name: k for k in graph.kernels if isinstance(k, Library)}
+    found: set[str] = set()
+    todo = [x for k in operators.values() if _is_root(k.op) for x in _grows_with(k)]
+    while todo:
+        if (name := todo.pop()) not in found:
+            found.add(name)
+            todo += _grows_with(operators[name]) if name in operators and not _is_root(operators[name].op) else ()
+    return found - operators.keys()
+
+
+def _is_root(op: Op) -> bool:
+    return op.op in ("log", "logs") or (op.op == "pow" and _number(op, "exponent").denominator > 1)
+
+
+def _grows_with(k: Library) -> list[str]:
+    """Operands that it is positive with, if they are."""
+    sources = {x.name: x.tensor for x in k.loads}
+    tensors = [sources[a] for a in k.op.args]
+    match k.op.op:
+        case "mul" | "dot" if tensors[0] == tensors[1]:
+            return []  # a square
+        case "add":
+            return [t for t, factor in zip(tensors, ("ca", "cb"), strict=True) if _number(k.op, factor) > 0]
+        case "affine" | "pow" | "log":
+            return tensors if _number(k.op, "scale") > 0 else []
+        case "logs":
+            return tensors[:1]
+        case "where" | "mask":
+            return tensors[1:]
+        case "mul" | "dot" | "div" | "sum" | "max":
+            return tensors
+        case _:
+            return []
+
+
+def _number(op: Op, attribute: str, default: int = 1) -> Fraction:
+    value = op.attributes.get(attribute, default)
+    assert isinstance(value, (int, Fraction)), f"{op}: {attribute}"
+    return Fraction(value)
+
+
 def _cancelled_by(graph: KernelGraph) -> list[float]:
     """Values that cancel a constant of the program: c of x - c. Other orders of evaluation differ there."""
     found: dict[float, None] = {}
     for op in (op for k in graph.kernels for op in k.ops):
-        scale, offset = (float(op.attributes.get(n, d)) for n, d in (("scale", 1), ("offset", 0)))  # pyright: ignore[reportArgumentType]
+        scale, offset = (float(_number(op, n, d)) for n, d in (("scale", 1), ("offset", 0)))
         if scale and NEAREST <= abs(offset / scale) <= FARTHEST:
             found[-offset / scale] = None
     return list(found)[:MOST_NEAR]

@@ -37,7 +37,7 @@ ones. Integer and boolean outputs must equal XLA's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -264,15 +264,19 @@ def _worst_row(r: Array, e: Array) -> float:
 class InputClasses(Mapping[str, list[Array]]):
     """Classes of inputs by name; made when asked for, since a set of weights is large."""
 
-    def __init__(self, specs: Sequence[Spec], seed: int, near: Sequence[float]):
+    def __init__(self, specs: Sequence[Spec], seed: int, near: Sequence[float], roots: Collection[int]):
         self.specs, self.seed = [(tuple(s), np.dtype(d)) for s, d in specs], seed
+        self.roots = frozenset(roots)
         self.own = {f"near {value:.6g}": _near(value) for value in near}  # classes of this program alone
+        self.own |= {BELOW_ZERO: _far_from_zero(self.roots)} if self.roots else {}
         self.makers = CLASSES | self.own
 
     def __getitem__(self, name: str) -> list[Array]:
         rng = np.random.default_rng([self.seed, *name.encode()])
         draw = _draw if name in LOGITS else _repeated
         out = [draw(self.makers[name], rng, shape, dtype, i) for i, (shape, dtype) in enumerate(self.specs)]
+        if name != BELOW_ZERO:
+            out = [np.abs(x) if i in self.roots and is_float(x.dtype) else x for i, x in enumerate(out)]
         if name in SPOILED:
             _spoil(out, rng, SPOILED[name])
         return out
@@ -284,11 +288,17 @@ class InputClasses(Mapping[str, list[Array]]):
         return len(self.makers)
 
 
-def input_classes(specs: Sequence[Spec], seed: int, near: Sequence[float] = ()) -> InputClasses:
+def input_classes(
+    specs: Sequence[Spec], seed: int, near: Sequence[float] = (), roots: Collection[int] = ()
+) -> InputClasses:
     """The input classes of the gate for arrays of the given shapes and dtypes, and one for each value in `near`: where
     a program subtracts a constant, inputs that are almost this constant.
+
+    Inputs in `roots`, by position, have no negative numbers, since the program takes roots or logarithms of them (as
+    AdamW does of second moments): half of the results would be NaN, and rounding decide which. But in one class more
+    they have, far from zero.
     """
-    return InputClasses(specs, seed, near)
+    return InputClasses(specs, seed, near, roots)
 
 
 type Maker = Callable[[np.random.Generator, tuple[int, ...], int], Array]
@@ -322,6 +332,12 @@ def _scaled(scale: float) -> Maker:
 
 def _near(value: float) -> Maker:
     return lambda rng, shape, position: value * (1 + 1e-2 * rng.standard_normal(shape))
+
+
+def _far_from_zero(roots: Collection[int]) -> Maker:
+    return lambda rng, shape, position: (
+        rng.choice([-FAR, FAR], shape) if position in roots else rng.standard_normal(shape)
+    )
 
 
 def _zero_rows(rng: np.random.Generator, shape: tuple[int, ...], position: int) -> Array:
@@ -364,6 +380,7 @@ def _far(*dims: int) -> Maker:
 
 
 ORDINARY = ("normal", "uniform")
+BELOW_ZERO, FAR = "below zero", 2.0**13  # under roots; sums of products of such numbers are exact
 CLASSES: dict[str, Maker] = {
     "normal": _normal,
     "small": _scaled(1e-3),

@@ -1,0 +1,93 @@
+"""On which inputs the float gate asks: what a region takes roots of is positive."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mirage_jax.compiler.accuracy import Accuracy, _under_roots
+from mirage_jax.compiler.attempt import Attempt
+from mirage_jax.config import Options
+from mirage_jax.jaxpr_frontend.regions import analyse
+from mirage_jax.jaxpr_frontend.translate import Region
+from mirage_jax.mugraph.graph import KernelSchedule, Schedule
+from mirage_jax.mugraph.parser import parse
+from mirage_jax.verify.float_gate import BELOW_ZERO, FAR, input_classes
+
+
+def region(fn: Any, *shapes: tuple[int, ...]) -> Region:
+    args = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    (found,) = analyse(jax.make_jaxpr(fn)(*args)).regions
+    return found
+
+
+def adamw(x, dy, mean, square, w, correction):
+    """The gradient of a product, and what AdamW does with it."""
+    g = x.T @ dy
+    mean, square = 0.9 * mean + 0.1 * g, 0.95 * square + 0.05 * g * g
+    return w - 0.01 * (mean / (jnp.sqrt(square / correction) + 1e-8) + 0.1 * w), mean, square
+
+
+ADAMW = region(adamw, (64, 32), (64, 48), (32, 48), (32, 48), (32, 48), ())
+
+
+def inputs_under_roots(r: Region) -> list[int]:
+    """By position among the function's arguments."""
+    found = _under_roots(r.graph)
+    return [b.value for b in r.inputs if not found.isdisjoint(b.tensors)]
+
+
+def rms(x, w):
+    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) @ w
+
+
+CASES: list[tuple[Any, list[tuple[int, ...]], list[int]]] = [
+    (adamw, [(64, 32), (64, 48), (32, 48), (32, 48), (32, 48), ()], [3, 5]),
+    (rms, [(16, 64), (64, 32)], []),  # a square is positive
+    (lambda x, r, w: x * jax.lax.rsqrt(r + 1e-6) @ w, [(16, 64), (16, 1), (64, 32)], [1]),
+    (lambda x, w: jax.nn.log_softmax(x @ w), [(16, 64), (64, 32)], []),
+    (lambda x, w: jnp.log(x @ w), [(16, 64), (64, 32)], [0, 1]),
+    (lambda x, w, c: jnp.sqrt(2.0 - x @ w + 3.0 * c), [(16, 64), (64, 32), (16, 32)], [2]),
+]
+
+
+@pytest.mark.parametrize(("fn", "shapes", "positive"), CASES)
+def test_what_has_to_be_positive(fn, shapes, positive) -> None:
+    assert inputs_under_roots(region(fn, *shapes)) == positive
+
+
+def test_classes() -> None:
+    specs = [((8, 16), np.float32)] * 2
+    plain, classes = input_classes(specs, 0), input_classes(specs, 0, roots=[1])
+    assert set(classes) == {*plain, BELOW_ZERO} and BELOW_ZERO in classes.own and not plain.own
+    for name in plain:
+        np.testing.assert_array_equal(plain[name][0], classes[name][0])
+        if name not in ("nan", "inf", "-inf"):
+            np.testing.assert_array_equal(np.abs(plain[name][1]), classes[name][1])
+    assert set(np.unique(classes[BELOW_ZERO][1])) == {-FAR, FAR} and (classes[BELOW_ZERO][0] < 0).any()
+    assert any(np.isneginf(x).any() for x in classes["-inf"])  # what spoils a class spoils it
+
+
+def test_no_result_of_an_optimizer_is_nan() -> None:
+    """Half of them would be, and rounding would decide which: where (1 - b) g g is all but as large as -b v."""
+    accuracy = Accuracy(Attempt(ADAMW, "cpu", jax.devices()[0], Options()))
+    positions = [i for i, b in enumerate(ADAMW.inputs) if not _under_roots(ADAMW.graph).isdisjoint(b.tensors)]
+    for roots, expected in ((positions, False), ([], True)):
+        values = input_classes(accuracy.subject.specs, 0, roots=roots)["normal"]
+        results = accuracy.in_float64(accuracy.wide_inputs(values))
+        assert any(np.isnan(y).any() for y in results) == expected
+
+
+def test_what_makes_numbers_of_nan_is_refused() -> None:
+    """sqrt(v) sqrt(v) is v only where v is not negative: the class below zero shows it."""
+    r = region(lambda v, x, w: jnp.sqrt(v) * (jnp.sqrt(v) * (x @ w)), (16, 32), (16, 64), (64, 32))
+    attempt = Attempt(r, "cpu", jax.devices()[0], Options())
+    own, schedule = attempt.reference, Schedule((KernelSchedule(),) * len(attempt.reference.kernels))
+    assert attempt.gate(attempt.winner(own, schedule, "algebra"))[0]
+    root, last = (re.compile(rf"(library {name}: .* = ).*") for name in ("t0", "t3"))
+    text = last.sub(r"\1affine t2[i,j]", root.sub(r"\1affine x0[i,j]", str(own)))
+    passed, why = attempt.gate(attempt.winner(parse(text), schedule, "algebra"))
+    assert not passed and why.startswith(f"{BELOW_ZERO}: ") and "non-finite" in why
