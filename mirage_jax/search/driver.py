@@ -18,7 +18,7 @@ from mirage_jax.search.cones import cone
 from mirage_jax.search.cost import estimate
 from mirage_jax.search.devices import Device
 from mirage_jax.search.frontier import BudgetExceeded, Space
-from mirage_jax.search.fusion import combined
+from mirage_jax.search.fusion import combined, inlined
 from mirage_jax.search.parts import Part, search_parts
 from mirage_jax.search.report import Notify, SearchReport
 from mirage_jax.search.structures import Candidate, tiled
@@ -141,5 +141,6 @@ def _compose(
                 seconds = sum(c.seconds for c in chosen.values()) + rest
                 whole = Candidate(graph, Schedule(tuple(own), split), seconds, family, tuple(others), single)
             if whole is not None:
-                out.setdefault(str(graph), whole)
+                candidates = (whole, inlined(whole, device)) if whole.family == "kernels" else (whole,)
+                out |= {str(c.graph): c for c in candidates if str(c.graph) not in out}
     return sorted(out.values(), key=lambda c: c.seconds)

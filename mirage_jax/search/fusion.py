@@ -3,16 +3,20 @@
 What several outputs of a region need is found for each of them alone (`cones`), so that two kernels may compute the
 same tiles: the gradients of keys and values both need the weights. In one kernel these are computed, and their
 operands read, once. `fuse` writes that kernel; `fused` takes the fusions that the cost model likes, best first.
+
+And one after the other: what a pointwise kernel makes can be computed by the kernels that read it (`inline`), where
+windows were cut because several do. Where it is small, that saves a launch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, count
 
 from mirage_jax.mugraph.graph import BlockGraph, Kernel, KernelGraph, Library, Load, Op, Store, is_part
+from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.cones import joined
 from mirage_jax.search.devices import Device
 from mirage_jax.search.structures import Candidate, tiled
@@ -45,9 +49,20 @@ def combined(reference: KernelGraph, found: Sequence[Sequence[Candidate]], devic
 
 def fused(candidate: Candidate, device: Device) -> Candidate:
     """The candidate with pairs of kernels fused as long as that makes it faster, by the model."""
+    return _improved(candidate, device, _all_fusions)
+
+
+def inlined(candidate: Candidate, device: Device) -> Candidate:
+    """The candidate with pointwise kernels inlined as long as that makes it faster, by the model."""
+    return _improved(candidate, device, _all_inlinings)
+
+
+def _improved(
+    candidate: Candidate, device: Device, changes: Callable[[KernelGraph], Iterator[KernelGraph]]
+) -> Candidate:
     best = candidate
     while True:
-        found = (tiled(g, best.family, best.single, device) for g in _all_fusions(best.graph))
+        found = (tiled(g, best.family, best.single, device) for g in changes(best.graph))
         better = [c for c in found if c is not None and c.seconds < best.seconds]
         if not better:
             return best
@@ -58,6 +73,71 @@ def _all_fusions(graph: KernelGraph) -> Iterator[KernelGraph]:
     for a, b in combinations(range(len(graph.kernels)), 2):
         if (both := fuse(graph, a, b)) is not None:
             yield both
+
+
+def _all_inlinings(graph: KernelGraph) -> Iterator[KernelGraph]:
+    for n in range(len(graph.kernels)):
+        if (without := inline(graph, n)) is not None:
+            yield without
+
+
+def inline(graph: KernelGraph, n: int) -> KernelGraph | None:
+    """The graph without its kernel number n, which is pointwise: what reads it computes it. None if that cannot be."""
+    kernel = graph.kernels[n]
+    if isinstance(kernel, Library) or not all(operator(op.op).pointwise and not _names_axes(op) for op in kernel.ops):
+        return None
+    stores = {s.tensor.name: s for s in kernel.stores}
+    readers = [k for k in graph.kernels if any(x.tensor in stores for x in k.loads)]
+    if not readers or not stores.keys().isdisjoint(graph.outputs) or any(isinstance(k, Library) for k in readers):
+        return None
+    kernels = [
+        _computing(k, kernel, stores) if isinstance(k, BlockGraph) and k in readers else k
+        for i, k in enumerate(graph.kernels)
+        if i != n
+    ]
+    return replace(graph, kernels=tuple(kernels))
+
+
+def _names_axes(op: Op) -> bool:
+    return any(isinstance(value, tuple) or key == "axis" for key, value in op.attrs)
+
+
+def _computing(kernel: BlockGraph, small: BlockGraph, stores: Mapping[str, Store]) -> BlockGraph:
+    """A kernel that computes what it has read of a pointwise kernel."""
+    for x in [x for x in kernel.loads if x.tensor in stores]:
+        store = stores[x.tensor]
+        axes = dict(zip(store.tensor.axes, x.axes, strict=True))  # the small kernel's in the words of this one
+        needed = _below(small, store.value)
+        taken = {v.name for v in (*kernel.loads, *kernel.ops)}
+        fresh = (name for i in count() if (name := f"z{i}") not in taken)
+        loads = [v for v in kernel.loads if v != x]
+        names: dict[str, str] = {}
+        for v in (v for v in small.loads if v.name in needed):
+            seen = tuple(axes[a] for a in v.axes)
+            known = next((u for u in loads if (u.tensor, u.axes) == (v.tensor, seen)), None)
+            loads += [] if known else [Load(next(fresh), v.tensor, seen)]
+            names[v.name] = known.name if known else loads[-1].name
+        ops: list[Op] = []
+        for v in (v for v in small.ops if v.name in needed):
+            names[v.name] = next(fresh)
+            args, seen = tuple(names[a] for a in v.args), tuple(axes[a] for a in v.axes)
+            ops.append(replace(v, name=names[v.name], args=args, axes=seen))
+        value = {x.name: names[store.value]}
+        ops += [replace(v, args=tuple(value.get(a, a) for a in v.args)) for v in kernel.ops]
+        outs = tuple(Store(s.tensor, value.get(s.value, s.value)) for s in kernel.stores)
+        kernel = replace(kernel, loads=tuple(loads), ops=tuple(ops), stores=outs)
+    return kernel
+
+
+def _below(kernel: BlockGraph, value: str) -> set[str]:
+    """The values that one is computed from, and itself."""
+    args = {op.name: op.args for op in kernel.ops}
+    found, todo = set[str](), [value]
+    while todo:
+        if (name := todo.pop()) not in found:
+            found.add(name)
+            todo += args.get(name, ())
+    return found
 
 
 def fuse(graph: KernelGraph, a: int, b: int) -> KernelGraph | None:

@@ -6,11 +6,12 @@ import jax
 from mugraph.programs import schedule
 from search.programs import H200, TWO_KERNELS, captured, worst_error
 
-from mirage_jax.mugraph.builder import KernelBuilder, tensor
+from mirage_jax.mugraph.builder import KernelBuilder, library, tensor
 from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Span
 from mirage_jax.search.cones import cone, joined
-from mirage_jax.search.fusion import combined, fuse, fused
+from mirage_jax.search.fusion import combined, fuse, fused, inline, inlined
+from mirage_jax.search.structures import tiled
 from mirage_jax.search.window_search import Search
 from mirage_jax.verify.certificate import certify
 
@@ -70,6 +71,45 @@ def test_row_statistics_of_two_outputs() -> None:
     check_schedule(together.graph, together.schedule)
     assert certify(graph, together.graph).bound <= 1e-12
     assert fused(together, H200) is together
+
+
+def small_and_two_readers() -> KernelGraph:
+    """t = exp(x) x, read as t[i,k] in a loop over k beside x, and as t[k,i] (x is square) in a kernel without one."""
+    x = tensor("x0", "i,k")
+    k = KernelBuilder("small", "i,k")
+    e = k.load(x)
+    k.store(tensor("t", "i,k", "f16"), k.op("mul", k.op("exp", e), e))
+    k.store(tensor("u", "i,k"), k.op("affine", e, scale=2))
+    one = KernelBuilder("one", "i", "k")
+    again, t, w = one.load(x), one.load(tensor("t", "i,k")), one.load(tensor("x1", "j,k"))
+    one.store(tensor("y", "i,j"), one.op("acc", one.op("dot", one.op("add", t, again), w, axes="k")))
+    two = KernelBuilder("two", "i")
+    two.store(tensor("z", "i"), two.op("sum", two.load("t", "k,i"), axes="k"))
+    extents = (("i", 24), ("j", 16), ("k", 24))
+    return KernelGraph((x, tensor("x1", "j,k")), (k.build(), one.build(), two.build()), ("y", "z"), extents)
+
+
+def test_what_is_pointwise_is_computed_where_it_is_read() -> None:
+    graph = small_and_two_readers()
+    without = inline(graph, 0)
+    assert without is not None and [k.name for k in without.kernels if isinstance(k, BlockGraph)] == ["one", "two"]
+    check_graph(without)
+    one, two = without.kernels
+    assert [(x.tensor, x.axes) for x in one.loads] == [("x0", ("i", "k")), ("x1", ("j", "k"))]  # x is read once
+    assert [(x.tensor, x.axes) for x in two.loads] == [("x0", ("k", "i"))] and "affine" not in str(without)
+    assert worst_error(without, schedule(without, tile=5), graph) < 1e-12
+    apart = tiled(graph, "kernels", (), H200)
+    assert apart is not None and inlined(apart, H200).graph == without
+
+
+def test_what_has_to_stay() -> None:
+    graph = small_and_two_readers()
+    small, one, _ = graph.kernels
+    assert inline(graph, 1) is None and inline(graph, 2) is None, "not pointwise"
+    assert inline(replace(graph, outputs=("y", "z", "t")), 0) is None, "a result"
+    assert inline(replace(graph, outputs=("u",), kernels=(small,)), 0) is None, "nobody reads it"
+    total = library("sum", [("t", "i,k")], tensor("z", "i"), axes="k")
+    assert inline(replace(graph, kernels=(small, one, total)), 0) is None, "XLA reads it"
 
 
 def test_no_cone_without_candidates() -> None:
