@@ -147,6 +147,9 @@ def test_windows_that_are_best_split_into_different_numbers_of_parts(monkeypatch
     whole = next(c for c, n in zip(candidates, split, strict=True) if n == 2 and len(c.graph.kernels) == 5)
     assert len(whole.schedule.parts) == 1 and fingerprint(graph, whole.graph)
     check_schedule(whole.graph, whole.schedule)
+    inside = next(c for c, n in zip(candidates, split, strict=True) if n == 2 and len(c.graph.kernels) == 4)
+    assert inside.seconds < whole.seconds and fingerprint(graph, inside.graph), "tanh is where it is read"
+    check_schedule(inside.graph, inside.schedule)
 
 
 def test_a_narrow_region_is_one_window() -> None:
