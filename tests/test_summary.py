@@ -31,8 +31,8 @@ mugraph {
 
 
 class Winner:
-    def __init__(self, graph) -> None:
-        self.graph = graph
+    def __init__(self, graph, joint: str = "") -> None:
+        self.graph, self.joint = graph, joint
 
 
 def report(winner) -> Report:
@@ -51,6 +51,13 @@ def test_changed_algebra() -> None:
     assert "the program forms S: f32[i,i'], 64 numbers; what runs never does" in text
     assert "no intermediate result of more than 8 (M: f32[j,k])" in text
     assert "    - library S" in text and "    + library M" in text and "input" not in text
+    assert "in one launch" not in text
+
+
+def test_several_kernels_in_one_launch() -> None:
+    found = report(Winner(parse(REORDERED), "k0 + k1"))
+    for text in (summary.summarize(found), str(found)):
+        assert "  in one launch each: k0 + k1" in text.splitlines()
 
 
 def test_left_to_xla() -> None:

@@ -72,6 +72,13 @@ class Winner:
         return replace(whole, kernels=len(self.schedule.waves(self.graph)))
 
     @property
+    def joint(self) -> str:
+        """Which of its kernels are one launch."""
+        waves = [wave for wave in self.schedule.waves(self.graph) if len(wave) > 1]
+        kernels = self.graph.kernels
+        return ", ".join(" + ".join(k.name for n in wave if isinstance(k := kernels[n], BlockGraph)) for wave in waves)
+
+    @property
     def in_place(self) -> frozenset[str]:
         """Inputs that are parts of what it takes."""
         return frozenset(name for name, _ in self.options.views)
