@@ -116,7 +116,7 @@ class RegionReport:
         out += ["the program:", indent(self.reference, "  ")]
         if d.winner is not None:
             out += ["runs as:", indent(str(d.winner.graph), "  ")]
-            out += [f"in one launch each: {d.winner.joint}"] if d.winner.joint else []
+            out += [f"in one launch each: {d.winner.together}"] if d.winner.together else []
         return "\n".join(out)
 
     def to_dict(self) -> dict[str, Any]:

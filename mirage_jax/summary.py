@@ -49,8 +49,8 @@ def _region(region: RegionReport) -> Iterator[str]:
         yield f"algebra: {sentence}"
     yield "what changed (- the program, + what runs):"
     yield indent("\n".join(changes(program, graph)), "  ")
-    if d.winner.joint:
-        yield f"in one launch each: {d.winner.joint}"
+    if d.winner.together:
+        yield f"in one launch each: {d.winner.together}"
     yield f"certificate: {d.certificate}"
     if d.exact:
         yield f"exact check: {d.exact}"

@@ -31,8 +31,8 @@ mugraph {
 
 
 class Winner:
-    def __init__(self, graph, joint: str = "") -> None:
-        self.graph, self.joint = graph, joint
+    def __init__(self, graph, together: str = "") -> None:
+        self.graph, self.together = graph, together
 
 
 def report(winner) -> Report:

@@ -18,6 +18,7 @@ import numpy as np
 
 from mirage_jax.compiler.subject import Subject
 from mirage_jax.compiler.winner import Winner
+from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.arrays import is_float
 from mirage_jax.mugraph.footprint import footprint
@@ -54,28 +55,27 @@ class Accuracy:
 
     def gate(self, winner: Winner, only: Sequence[str] = ()) -> tuple[bool, str]:
         """Are the winner's floats as good as XLA's on every input class, or on those that are named? And why."""
-        ours, xla = jax.jit(self.subject.ours(winner)), jax.jit(self.subject.xla)
-        region = self.subject.region
-        roots = _under_roots(region.graph)
-        positions = [i for i, b in enumerate(region.inputs) if not roots.isdisjoint(b.tensors)]
-        classes = float_gate.input_classes(self.subject.specs, 0, _cancelled_by(region.graph), positions)
+        ours, classes = jax.jit(self.subject.ours(winner)), self._classes
         names = list(only or (classes if self.is_small else (*CORE_CLASSES, *classes.own)))
         for name in names:
-            if wrong := self._on_class(winner, name, classes[name], ours, xla):
+            if wrong := self._on_class(winner, name, ours):
                 return False, f"{name}: {wrong}"
-        if not only and (overflow := self._overflow(ours, xla)):
+        if not only and (overflow := self._overflow(ours)):
             return False, overflow
         return True, f"passed on {len(names)} input classes, repeated runs equal bit for bit"
 
-    def _on_class(
-        self,
-        winner: Winner,
-        name: str,
-        values: Sequence[np.ndarray],
-        ours: Callable[..., list[jax.Array]],
-        xla: Callable[..., list[jax.Array]],
-    ) -> str:
-        """What is wrong with the winner's results for these inputs; empty if nothing is."""
+    @cached_property
+    def _xla(self) -> Callable[..., list[jax.Array]]:
+        return jax.jit(self.subject.xla)  # compiled once for all winners
+
+    @cached_property
+    def _classes(self) -> float_gate.InputClasses:
+        region = self.subject.region
+        return float_gate.input_classes(self.subject.specs, 0, _cancelled_by(region.graph), inputs_under_roots(region))
+
+    def _on_class(self, winner: Winner, name: str, ours: Callable[..., list[jax.Array]]) -> str:
+        """What is wrong with the winner's results for inputs of a class; empty if nothing is."""
+        values = self._classes[name]
         args = [jax.device_put(v, self.subject.device) for v in values]
         candidate = [np.asarray(y) for y in ours(*args)]
         if any(
@@ -83,7 +83,7 @@ class Accuracy:
         ):
             return "two runs differ"
         inputs = self.wide_inputs(values)
-        reference, found = self.in_float64(inputs), [np.asarray(x) for x in xla(*args)]
+        reference, found = self.in_float64(inputs), [np.asarray(x) for x in self._xla(*args)]
         if name in float_gate.ORDINARY:
             for r, x in zip(reference, found, strict=True):
                 if wrong := float_gate.misread(r, x, self.narrowest):
@@ -123,7 +123,7 @@ class Accuracy:
         if (written := self.written_errors(values)) is not None:
             yield noise, written
 
-    def _overflow(self, ours: Callable[..., Any], xla: Callable[..., Any]) -> str:
+    def _overflow(self, ours: Callable[..., Any]) -> str:
         """Does the candidate leave the range of float16 before XLA does? Other orders have other intermediate values.
 
         All inputs together, then each of them alone, are scaled up until XLA is about to overflow.
@@ -138,11 +138,11 @@ class Accuracy:
             return [x * jnp.asarray(2.0**n, x.dtype) if i in which else x for i, x in enumerate(values)]
 
         for which in (floats, *([i] for i in floats if len(floats) > 1)):
-            in_range = lambda n, w=which: all(bool(jnp.isfinite(y).all()) for y in xla(*scaled(w, n)))  # noqa: E731
+            in_range = lambda n, w=which: all(bool(jnp.isfinite(y).all()) for y in self._xla(*scaled(w, n)))  # noqa: E731
             last = float_gate.brink(in_range, BRINK)
             for n in range(max(last, 0), min(last + BEYOND, BRINK) + 1):
                 args = scaled(which, n)
-                results = zip(xla(*args), ours(*args), strict=True)
+                results = zip(self._xla(*args), ours(*args), strict=True)
                 if any(float_gate.shorter_range(np.asarray(x), np.asarray(y)) for x, y in results):
                     what = "all inputs" if which is floats else f"input {which[0]}"
                     return f"overflows with {what} times 2**{n}, where XLA does not"
@@ -239,16 +239,16 @@ def _wide(graph: KernelGraph, arrays: Sequence[Any], xp: Any, sample: Any) -> li
     return evaluate.run(graph, arrays, xp=xp) if sample is None else noisy(graph, arrays, xp, sample)
 
 
-def _under_roots(graph: KernelGraph) -> set[str]:
-    """Inputs that have to be positive, since what is under a root or a logarithm grows with them."""
-    operators = {k.name: k for k in graph.kernels if isinstance(k, Library)}
+def inputs_under_roots(region: Region) -> list[int]:
+    """Inputs, by position, that have to be positive, since what is under a root or a logarithm grows with them."""
+    operators = {k.name: k for k in region.graph.kernels if isinstance(k, Library)}
     found: set[str] = set()
     todo = [x for k in operators.values() if _is_root(k.op) for x in _grows_with(k)]
     while todo:
         if (name := todo.pop()) not in found:
             found.add(name)
             todo += _grows_with(operators[name]) if name in operators and not _is_root(operators[name].op) else ()
-    return found - operators.keys()
+    return [i for i, b in enumerate(region.inputs) if not found.isdisjoint(b.tensors)]
 
 
 def _is_root(op: Op) -> bool:

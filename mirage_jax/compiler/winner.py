@@ -72,11 +72,10 @@ class Winner:
         return replace(whole, kernels=len(self.schedule.waves(self.graph)))
 
     @property
-    def joint(self) -> str:
+    def together(self) -> str:
         """Which of its kernels are one launch."""
-        waves = [wave for wave in self.schedule.waves(self.graph) if len(wave) > 1]
-        kernels = self.graph.kernels
-        return ", ".join(" + ".join(k.name for n in wave if isinstance(k := kernels[n], BlockGraph)) for wave in waves)
+        waves = (wave for wave in self.schedule.waves(self.graph) if len(wave) > 1)
+        return ", ".join(" + ".join(self.graph.kernels[n].name for n in wave) for wave in waves)
 
     @property
     def in_place(self) -> frozenset[str]:

@@ -71,14 +71,7 @@ class Frame:
 
     def live(self) -> set[str]:
         """Loads and operators that some store depends on."""
-        live: set[str] = set()
-        todo = [s.value for s in self.graph.stores]
-        while todo:
-            name = todo.pop()
-            if name not in live:
-                live.add(name)
-                todo += self.ops[name].args if name in self.ops else ()
-        return live
+        return self.graph.below(s.value for s in self.graph.stores)
 
     def blocks(self) -> None:
         """Which block this program is, per grid axis; the first of `Tiling.programs` varies fastest."""

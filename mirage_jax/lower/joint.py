@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, chain, count
 
 from mirage_jax.errors import LoweringError
 from mirage_jax.lower.expressions import Number
@@ -34,20 +34,19 @@ def join(members: Sequence[Emit], options: Options) -> KernelSource:
     if len({s.name for s in sources}) < len(sources):
         raise LoweringError(f"kernels of one launch need different names: {', '.join(s.name for s in sources)}")
     name = "_".join((sources[0].name, *(s.name.removeprefix("mirage_") for s in sources[1:])))
-    count_in, count_out = sum(len(s.inputs) for s in sources), sum(len(s.outputs) for s in sources)
-    ins, outs = iter(range(count_in)), iter(range(count_out))
-    arguments = [[f"in{next(ins)}" for _ in s.inputs] + [f"out{next(outs)}" for _ in s.outputs] for s in sources]
-    own = [x for kind in ("in", "out") for names in arguments for x in names if x.startswith(kind)]
+    in_numbers, out_numbers = count(), count()
+    ins = [[f"in{next(in_numbers)}" for _ in s.inputs] for s in sources]
+    outs = [[f"out{next(out_numbers)}" for _ in s.outputs] for s in sources]
+    ends = list(accumulate(s.grid[0] for s in sources))
     w = Writer()
     for line in ("", "", "@triton.jit"):
         w.line(line)
-    with w.block(f"def {name}({', '.join(own)}):"):
+    with w.block(f"def {name}({', '.join(chain(*ins, *outs))}):"):
         w.line("block = tl.program_id(0)")
-        ends = list(accumulate(s.grid[0] for s in sources))
-        for i, (s, names) in enumerate(zip(sources, arguments, strict=True)):
+        for i, s in enumerate(sources):
             head = "else:" if i == len(sources) - 1 else f"{'el' if i else ''}if block < {ends[i]}:"
             with w.block(head):
-                w.line(f"{s.name}({', '.join(names)})")
+                w.line(f"{s.name}({', '.join((*ins[i], *outs[i]))})")
     texts = [sources[0].text, *("\n\n" + s.text[s.text.index("@triton.jit") :] for s in sources[1:])]
     dtypes_in = [d for s in sources for d in s.dtypes[: len(s.inputs)]]
     dtypes_out = [d for s in sources for d in s.dtypes[len(s.inputs) :]]

@@ -27,7 +27,7 @@ A loop may have a *span* (`Span`): steps wholly outside of it are not run. So ca
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from textwrap import indent
@@ -252,6 +252,16 @@ class BlockGraph:
         for op in self.ops:
             out[op.name] = stage_of(op, out, self.loop)
         return out
+
+    def below(self, values: Iterable[str]) -> set[str]:
+        """Loads and operators that these values depend on, and these."""
+        args = {op.name: op.args for op in self.ops}
+        found, todo = set[str](), list(values)
+        while todo:
+            if (name := todo.pop()) not in found:
+                found.add(name)
+                todo += args.get(name, ())
+        return found
 
     @functools.cached_property
     def users(self) -> Mapping[str, tuple[str, ...]]:

@@ -90,11 +90,8 @@ def inline(graph: KernelGraph, n: int) -> KernelGraph | None:
     readers = [k for k in graph.kernels if any(x.tensor in stores for x in k.loads)]
     if not readers or not stores.keys().isdisjoint(graph.outputs) or any(isinstance(k, Library) for k in readers):
         return None
-    kernels = [
-        _computing(k, kernel, stores) if isinstance(k, BlockGraph) and k in readers else k
-        for i, k in enumerate(graph.kernels)
-        if i != n
-    ]
+    others = (*graph.kernels[:n], *graph.kernels[n + 1 :])
+    kernels = (k if isinstance(k, Library) else _computing(k, kernel, stores) for k in others)
     return replace(graph, kernels=tuple(kernels))
 
 
@@ -103,11 +100,11 @@ def _names_axes(op: Op) -> bool:
 
 
 def _computing(kernel: BlockGraph, small: BlockGraph, stores: Mapping[str, Store]) -> BlockGraph:
-    """A kernel that computes what it has read of a pointwise kernel."""
+    """A kernel that computes what it has read of a pointwise kernel, if it has."""
     for x in [x for x in kernel.loads if x.tensor in stores]:
         store = stores[x.tensor]
         axes = dict(zip(store.tensor.axes, x.axes, strict=True))  # the small kernel's in the words of this one
-        needed = _below(small, store.value)
+        needed = small.below([store.value])
         taken = {v.name for v in (*kernel.loads, *kernel.ops)}
         fresh = (name for i in count() if (name := f"z{i}") not in taken)
         loads = [v for v in kernel.loads if v != x]
@@ -127,17 +124,6 @@ def _computing(kernel: BlockGraph, small: BlockGraph, stores: Mapping[str, Store
         outs = tuple(Store(s.tensor, value.get(s.value, s.value)) for s in kernel.stores)
         kernel = replace(kernel, loads=tuple(loads), ops=tuple(ops), stores=outs)
     return kernel
-
-
-def _below(kernel: BlockGraph, value: str) -> set[str]:
-    """The values that one is computed from, and itself."""
-    args = {op.name: op.args for op in kernel.ops}
-    found, todo = set[str](), [value]
-    while todo:
-        if (name := todo.pop()) not in found:
-            found.add(name)
-            todo += args.get(name, ())
-    return found
 
 
 def fuse(graph: KernelGraph, a: int, b: int) -> KernelGraph | None:

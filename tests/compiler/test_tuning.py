@@ -123,7 +123,7 @@ def test_kernels_that_do_not_wait_for_each_other_are_tried_in_one_launch() -> No
     assert all(s.joint and len({k.num_warps for k in s.kernels}) == 1 for s in near)
     assert {k.num_warps for s in near for k in s.kernels} == set(tuning.WARPS)
     assert (joint.footprint.kernels, first.footprint.kernels) == (1, 2)
-    assert (joint.joint, first.joint) == (f"{kernel.name} + again", "")
+    assert (joint.together, first.together) == (f"{kernel.name} + again", "")
     launches = estimate(graph, joint.schedule, DEVICES["H200"]), estimate(graph, first.schedule, DEVICES["H200"])
     assert launches[0] < launches[1]
 
