@@ -46,7 +46,7 @@ LEAST = 2.0  # seconds for a search, however late it is
 LONG = 10.0  # seconds of a search that is worth remembering for other sizes
 STORED = 48  # structures kept for other sizes, where others may be the best
 PROMISING = 0.97  # other algebra is measured if the model puts it below this fraction of the program's own
-SLOWER = 1.5  # kernels are measured up to this multiple of the model's estimate of XLA, which it knows but roughly,
+SLOWER = 1.75  # kernels are measured up to this multiple of the model's estimate of XLA, which it knows but roughly,
 NO_SLOWER = 1.0  # but well where the time goes into products of libraries
 
 

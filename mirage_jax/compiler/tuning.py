@@ -33,7 +33,7 @@ from mirage_jax.search.structures import diverse as diverse
 log = logging.getLogger("mirage_jax")
 
 MARGIN = 1.03  # lower 95% bound of XLA's time over ours, below which XLA stays
-TILES = (6, 4, 3, 2, 2, 2, 2)  # tile sizes per kernel tried for the first, second, ... finalist
+TILES = (6, 4, 3, 2, 2, 2, 2, 2, 2)  # tile sizes per kernel tried for the first, second, ... finalist
 FINALISTS = len(TILES)
 KEPT = 3  # variants that survive a screen
 MOST = 72  # variants that are compiled for one: graphs of several large kernels have more
@@ -41,6 +41,7 @@ STEPS = 4  # of the climb
 LONG = 120.0  # seconds of climbing after which there is no further step
 GAIN = 0.98  # of the best time before a step: where other regions wait, one that gains less is the last
 ORIGINS = 3  # muGraphs from which it starts; it goes on from two
+JOINED = 6  # muGraphs whose kernels are tried in one launch: what is slow alone may go well with others
 NEARBY = 1.6  # estimate of a neighbour over that of its origin up to which it is tried
 WARPS, STAGES = (2, 4, 8), range(2, 7)
 ROUNDS = 10  # of the comparison with XLA
@@ -150,7 +151,7 @@ class Screen:
 
     def joint(self) -> Iterator[Winner]:
         """The best muGraphs with kernels that do not wait for each other in one launch."""
-        for best in self.leaders(ORIGINS):
+        for best in self.leaders(JOINED):
             yield from (replace(best, schedule=s) for s in in_one_launch(best.graph, best.schedule))
 
     def leaders(self, n: int) -> list[Winner]:
@@ -200,18 +201,43 @@ def as_wide(graph: KernelGraph, schedule: Schedule) -> Schedule:
 
 def nearby(w: Winner, device: Device) -> Iterator[Schedule]:
     """One change to one kernel: other warps, a pipeline stage or two more or less, a tile of half or twice the size
-    along one axis, or moved from one axis to another, if the model does not take it to be much slower.
+    along one axis, or moved from one axis to another; or one change to all loops of a launch. Those that the model does
+    not take to be much slower.
     """
     now = estimate(w.graph, w.schedule, device)
-    for i, (kernel, sizes) in enumerate(zip(w.graph.kernels, w.schedule.kernels, strict=True)):
+    for schedule in (*_one_changed(w.graph, w.schedule), *_loops_changed(w.graph, w.schedule)):
+        if estimate(w.graph, schedule, device) <= NEARBY * now:
+            yield schedule
+
+
+def _one_changed(graph: KernelGraph, schedule: Schedule) -> Iterator[Schedule]:
+    for i, (kernel, sizes) in enumerate(zip(graph.kernels, schedule.kernels, strict=True)):
         if isinstance(kernel, Library):
             continue
-        for changed in (*_launches(kernel, sizes), *_tiles(kernel, w.graph, sizes)):
-            schedule = _with(w.schedule, i, changed)
-            (wave,) = (wave for wave in schedule.waves(w.graph) if i in wave)
-            schedule = _with_warps(schedule, wave, changed.num_warps)
-            if estimate(w.graph, schedule, device) <= NEARBY * now:
-                yield schedule
+        (wave,) = (wave for wave in schedule.waves(graph) if i in wave)
+        for changed in (*_launches(kernel, sizes), *_tiles(kernel, graph, sizes)):
+            yield _with_warps(_with(schedule, i, changed), wave, changed.num_warps)
+
+
+def _loops_changed(graph: KernelGraph, schedule: Schedule) -> Iterator[Schedule]:
+    """All loops of a launch with as many stages, or with steps of half or twice the length: the kernel that holds the
+    most says how many blocks of all there are at a time.
+    """
+    for wave in schedule.waves(graph):
+        loops = {n: k.loop for n in wave if isinstance(k := graph.kernels[n], BlockGraph) and k.loop}
+        if len(loops) < 2:
+            continue
+        for stages in STAGES:
+            changed = schedule
+            for n in loops:
+                changed = _with(changed, n, replace(schedule.kernels[n], num_stages=stages))
+            yield changed
+        for up, down in ((2, 1), (1, 2)):
+            changed = schedule
+            for n, loop in loops.items():
+                tiles = tuple((a, max(1, t * up // down) if a == loop else t) for a, t in schedule.kernels[n].tiles)
+                changed = _with(changed, n, replace(schedule.kernels[n], tiles=tiles))
+            yield changed
 
 
 def _with(schedule: Schedule, i: int, sizes: KernelSchedule) -> Schedule:

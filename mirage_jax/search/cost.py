@@ -7,13 +7,15 @@ products and quotients of extents and tile sizes, written once over an `Arithmet
 priced at once) or sympy expressions (formulas for people, and for reuse over shapes: `formula`). `seconds` is a
 roofline with wave quantization, whose terms hide each other in part:
 
-    launch + sqrt(shortest^2 + memory^2 + compute^2 + latency^2)
+    launch + exposed + sqrt(shortest^2 + memory^2 + compute^2 + latency^2)
 
 Memory is the larger of compulsory bytes over the bandwidth and of all loads over the cache's, where rows of a tile that
-are shorter than a sector fetch all of it; memory and compute are divided by the part of the device that the blocks keep
-busy; latency is that of loop steps that wait for loads, less with more stages and more blocks at a time. Constants were
-fitted to times of 2,900 kernels on one GPU (bench/calibration.py); ones that only move all estimates together do not
-matter for an order.
+are shorter than a sector fetch all of it. Compute is arithmetic, or what warps read of products' operands in shared
+memory, each for itself unless the tile is large enough for instructions of several warps; it is divided by the part of
+the device that the blocks keep busy. Latency is that of loop steps that wait for loads, less
+with more stages and more blocks at a time, and exposed in part where blocks load nothing ahead. Constants were fitted
+to times of 2,900 kernels on one GPU (bench/calibration.py); ones that only move all estimates together do not matter
+for an order.
 """
 
 from __future__ import annotations
@@ -56,12 +58,15 @@ LOOP_TILES = (16, 32, 64, 128, 256)
 MUCH = 0.35  # of a program's time
 LARGEST_TILE = 32768  # elements of one value: 128 f32 registers for each of 256 threads
 SMALLEST_PRODUCT = 16  # rows, columns and depth of a matrix product are padded to this
+WIDE_ROWS, WIDE_WARPS = 64, 4  # of a product whose warps read operands from shared memory together
 SECTOR = 64  # bytes that are fetched at once: shorter rows of a tile fetch what other blocks need too
-STEP_LATENCY = 0.8e-6  # seconds of a loop step that waits for memory
+STEP_LATENCY = 0.7e-6  # seconds of a loop step that waits for memory
+EXPOSED = 0.5  # of that where a block loads nothing ahead: what it does then hides no load of its own
 WARPS = (4, 8, 2)  # per block, and
 STAGES = (2, 3, 4)  # of the pipeline of a loop's loads: where the tuner starts
 RESIDENT = 8  # blocks at a time on one processor, at most
 RESIDENT_WARPS = 64  # the same of all blocks' warps
+DRAWN = 1.5  # times its share of the bandwidth: what one processor can draw while others have no block
 ENOUGH_WARPS = 8  # to keep one processor's pointwise units busy
 REGISTERS = 255  # per thread
 LIVE = 2.2  # as many values as the largest take registers at a time
@@ -139,8 +144,9 @@ def outline(kernel: BlockGraph, graph: KernelGraph) -> Outline:
         in_body = stages[op.name].body or op.op in ACCUMULATORS
         sides = [set(kernel.axes_of[a]) for a in op.args]
         narrow = any(widths.get(a, 4) <= 2 for a in op.args)
+        half = [widths.get(a) == 2 for a in op.args]
         flops = operator(op.op).flops * max(1, passes[op.name])
-        work.append(Work(space, op.axes, flops, in_body, matrix_product(op.op, sides, gone), narrow))
+        work.append(Work(space, op.axes, flops, in_body, matrix_product(op.op, sides, gone, half), narrow))
     writes = tuple((s.tensor.axes, BYTES[s.tensor.dtype]) for s in kernel.stores)
     return Outline(kernel.grid, kernel.loop, reads, tuple(work), writes, kernel.span)
 
@@ -160,13 +166,18 @@ def _passes[N](ends: Iterable[tuple[int, Iterable[N]]], below: Callable[[N], Ite
     return Counter(n for seen in loops.values() for n in seen)
 
 
-def matrix_product(op: str, sides: Sequence[set[Axis]], gone: Axes) -> tuple[Axes, ...]:
+def matrix_product(
+    op: str, sides: Sequence[set[Axis]], gone: Axes, half: Sequence[bool] = (False, False)
+) -> tuple[Axes, ...]:
     """Axes of rows, of columns and of the depth of a matrix product (free rows on one side, free columns on the
-    other), or none. Rows may be of several axes: queries and heads that share keys.
+    other), or none. Rows may be of several axes: queries and heads that share keys. `half`: which operands are tensors
+    of 16 bits; one with a free side is multiplied by a vector as by a matrix (`lower.tiling.SINGLE`).
     """
-    if op != "dot" or not sides[0] - sides[1] or not sides[1] - sides[0]:
+    if op != "dot":
         return ()
-    return tuple(sorted(sides[0] - sides[1])), tuple(sorted(sides[1] - sides[0])), gone
+    rows, columns = tuple(sorted(sides[0] - sides[1])), tuple(sorted(sides[1] - sides[0]))
+    product = (rows and columns) or (rows and half[0]) or (columns and half[1])
+    return (rows, columns, gone) if product else ()
 
 
 # ---------------------------------------------------------------------- formulas
@@ -194,6 +205,8 @@ class Terms:
     narrow_flops: Number  # of 16-bit matrix products, all blocks
     wide_flops: Number  # of f32 matrix products
     vector_flops: Number
+    operands: Number  # bytes of matrix products' operands, all blocks
+    wide_operands: Number  # of these those of products that warps can do together
     shared: Number  # bytes that one loop step holds
     streamed: Number  # bytes of these that the next step loads anew
     largest: Number  # elements of the largest value in a block
@@ -212,9 +225,10 @@ def terms(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], N
     def held(axes: Iterable[Axis]) -> Number:
         return math.prod(math_.minimum(tile(a), extent(a)) if a in divided else extent(a) for a in axes)
 
-    def padded(axes: Iterable[Axis], sides: Sequence[Axes]) -> Number:
-        batch = held(a for a in axes if not any(a in side for side in sides))
-        return batch * math.prod(math_.maximum(held(side), SMALLEST_PRODUCT) for side in sides)
+    def sizes(w: Work) -> tuple[Number, ...]:
+        """Of a matrix product in a block: how many there are, rows, columns and depth."""
+        batch = held(a for a in w.axes if not any(a in side for side in w.product))
+        return batch, *(math_.maximum(held(side), SMALLEST_PRODUCT) for side in w.product)
 
     blocks = math.prod(math_.ceil(extent(a), tile(a)) for a in o.grid)
     steps = math_.ceil(extent(o.loop), tile(o.loop)) if o.loop else 1
@@ -232,20 +246,28 @@ def terms(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], N
             if a not in r.axes and not (is_part(a) and split_axis(a) in r.axes)
         )
         row = SECTOR if r.last is None else held((r.last,)) * r.width
-        times = r.passes * copies * (share if o.loop in r.axes else 1) * math_.maximum(SECTOR / row, 1)
+        times = r.passes * copies * (share if o.loop in r.axes else 1) * math_.maximum(SECTOR, row) / row
         fetched = fetched + whole(r.axes) * r.width * times
     flops: dict[str, Number] = {"narrow": 0, "wide": 0, "vector": 0}
+    operands: Number = 0
+    wide_operands: Number = 0
     for w in o.work:
         unit = "vector" if not w.product else "narrow" if w.narrow else "wide"
-        per_step = padded(w.axes, w.product) if w.product else held(w.axes)
-        flops[unit] = flops[unit] + w.flops * per_step * (steps if w.in_body else 1) * blocks
+        per_step = math.prod(sizes(w)) if w.product else held(w.axes)
+        times = (steps if w.in_body else 1) * blocks
+        flops[unit] = flops[unit] + w.flops * per_step * times
+        if w.product:
+            batch, rows, columns, depth = sizes(w)
+            read = batch * (rows + columns) * depth * (2 if w.narrow else 4) * times
+            operands = operands + read
+            wide_operands = wide_operands + read * math_.minimum(math_.maximum(rows, columns) // WIDE_ROWS, 1)
     shared = sum((held(r.axes) * r.width for r in o.reads), start=0)
     streamed = sum((held(r.axes) * r.width for r in o.reads if o.loop in r.axes), start=0)
     largest: Number = 1
     for w in o.work:
         largest = math_.maximum(largest, held(w.result))
     units = (flops["narrow"], flops["wide"], flops["vector"])
-    return Terms(blocks, steps, traffic, fetched, *units, shared, streamed, largest)
+    return Terms(blocks, steps, traffic, fetched, *units, operands, wide_operands, shared, streamed, largest)
 
 
 def _share(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], Number], math_: Any) -> Number:
@@ -266,17 +288,20 @@ def seconds(t: Terms, d: Device, math_: Any = Arrays, warps: Number = WARPS[0], 
     resident = math_.minimum(d.shared_bytes // math_.maximum(held, 1024), RESIDENT_WARPS // warps)
     resident = math_.minimum(math_.maximum(resident, 1), RESIDENT)
     fill = t.blocks / (math_.ceil(t.blocks, d.blocks) * d.blocks)
-    # Few blocks cannot keep enough loads in flight to use all of the bandwidth.
-    memory = math_.maximum(t.traffic / d.bandwidth, t.fetched / d.cache_bandwidth) / math_.minimum(1.0, 0.05 + fill)
+    drawn = math_.minimum(DRAWN * t.blocks / d.blocks, 1)
+    memory = math_.maximum(t.traffic / d.bandwidth, t.fetched / d.cache_bandwidth) / drawn
     at_once = math_.minimum(math_.maximum(t.blocks / d.blocks, 1), resident)
     busy = math_.minimum(at_once * warps / ENOUGH_WARPS, 1)
     spills = math_.maximum(LIVE * t.largest / (32 * warps) / REGISTERS, 1)
     products = t.narrow_flops / d.matrix_flops + t.wide_flops / d.matrix_flops_f32
-    compute = (products + t.vector_flops / d.vector_flops / busy) / fill * spills
+    together = t.wide_operands * math_.minimum(warps // WIDE_WARPS, 1)
+    read = (together + (t.operands - together) * (1 + warps)) / d.shared_bandwidth
+    compute = (math_.maximum(products, read) + t.vector_flops / d.vector_flops / busy) / fill * spills
     waves = math_.ceil(t.blocks, d.blocks * resident)
     ahead = math_.maximum(math_.minimum(stages - 1, t.steps), 1)
-    latency = t.steps * waves * STEP_LATENCY / ahead
-    return (memory**2 + compute**2 + latency**2 + d.shortest**2) ** 0.5 + d.launch
+    waiting = t.steps * waves * STEP_LATENCY
+    exposed = EXPOSED * waiting * math_.maximum(2 - ahead, 0)
+    return (memory**2 + compute**2 + (waiting / ahead) ** 2 + d.shortest**2) ** 0.5 + exposed + d.launch
 
 
 def extents_inside(kernel: BlockGraph, graph: KernelGraph, parts: Mapping[Axis, int]) -> Callable[[Axis], int]:
@@ -624,9 +649,10 @@ class Model:
             gone = tuple(a for a in s.reduced if kind(a) != "l")
             space = tuple(dict.fromkeys((*visible(p), *gone)))
             narrow = any(f.axioms.is_input(o) and self.width(o) <= 2 for o in s.args)
+            half = [o in reads and reads[o].width == 2 for o in s.args]
             body = f.in_body(p) or s.accumulates
             flops = s.record.flops * max(1, passes[p])
-            work.append(Work(space, visible(p), flops, body, matrix_product(s.op, sides, gone), narrow))
+            work.append(Work(space, visible(p), flops, body, matrix_product(s.op, sides, gone, half), narrow))
         writes = tuple((tuple(sorted(f.axioms.e.axes(o))), self.width(o)) for o in outs)
         if loop is None or any(f.in_body(f.in_loop(o, loop)) for o in outs):
             span = None

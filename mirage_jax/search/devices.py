@@ -5,6 +5,7 @@ Peak figures are vendor data or, for the H200, measured (bandwidth counts bytes 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -22,29 +23,41 @@ class Device:
     launch: float  # seconds per kernel
     shortest: float  # seconds that even an empty kernel takes
     shared_bytes: int  # shared memory per block
+    shared_bandwidth: float  # bytes/s from the shared memory of all blocks
     is_gpu: bool = True
 
 
 # What kernels reach of the peaks, and the least time of one: fitted to measurements on an H200, taken for all GPUs.
-BANDWIDTH, CACHE, MATRIX, VECTOR = 0.77, 0.5, 0.9, 0.44
-SHORTEST, LAUNCH = 1.5e-6, 0.1e-6
+BANDWIDTH, CACHE, MATRIX, VECTOR = 0.9, 0.5, 0.9, 0.44
+SHORTEST, LAUNCH = 1.1e-6, 0.1e-6
+
+
+SHARED_ROW = 128  # bytes that shared memory delivers in a cycle
 
 
 def _gpu(
-    name: str, blocks: int, bandwidth: float, cache: float, matrix: float, wide: float, vector: float, shared: int
+    name: str,
+    blocks: int,
+    bandwidth: float,
+    cache: float,
+    matrix: float,
+    wide: float,
+    vector: float,
+    shared: int,
+    clock: float,
 ) -> Device:
     reached = (BANDWIDTH * bandwidth, CACHE * cache, MATRIX * matrix, MATRIX * wide, VECTOR * vector)
-    return Device(name, blocks, *reached, LAUNCH, SHORTEST, shared)
+    return Device(name, blocks, *reached, LAUNCH, SHORTEST, shared, SHARED_ROW * blocks * clock)
 
 
 DEVICES: dict[str, Device] = {
     d.name: d
     for d in (
-        _gpu("A100", 108, 1.4e12, 5e12, 280e12, 70e12, 15e12, 163 << 10),
-        _gpu("H100", 132, 2.9e12, 8e12, 700e12, 350e12, 25e12, 227 << 10),
-        _gpu("H200", 132, 4.3e12, 9e12, 780e12, 390e12, 25e12, 227 << 10),
-        _gpu("B200", 148, 7.0e12, 14e12, 2000e12, 900e12, 35e12, 227 << 10),
-        Device("CPU", 2, 1.2e10, 4e10, 8e10, 8e10, 4e9, 2e-6, 2e-6, 1 << 20, is_gpu=False),
+        _gpu("A100", 108, 1.4e12, 5e12, 280e12, 70e12, 15e12, 163 << 10, 1.4e9),
+        _gpu("H100", 132, 2.9e12, 8e12, 700e12, 350e12, 25e12, 227 << 10, 1.7e9),
+        _gpu("H200", 132, 4.3e12, 9e12, 780e12, 390e12, 25e12, 227 << 10, 1.7e9),
+        _gpu("B200", 148, 7.0e12, 14e12, 2000e12, 900e12, 35e12, 227 << 10, 1.9e9),
+        Device("CPU", 2, 1.2e10, 4e10, 8e10, 8e10, 4e9, 2e-6, 2e-6, 1 << 20, math.inf, is_gpu=False),
     )
 }
 

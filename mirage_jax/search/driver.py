@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mirage_jax.errors import UnsupportedError
-from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.cones import cone
 from mirage_jax.search.cost import estimate
@@ -32,6 +32,7 @@ MAX_CLASSES = 100  # values in a window with one output: more are not exhausted 
 BLOCK = 8192  # elements of an output that one block makes, if there are many
 CONE_TERMS = 60_000  # the same for a cone; there are few of them
 CONE_CLASSES = 220  # in a cone, of which plans of two or three kernels are looked at: tens of seconds
+WHOLE_CLASSES = 400  # in a region of which only one kernel that computes all of it is looked for: ten seconds
 
 
 def search(
@@ -52,23 +53,10 @@ def search(
     if len(parts) == 1:
         one = Search(reference, device, space, seconds, states, families, notify=notify)
         return one.run(), one.report
-    pair = replace(space, max_kernels=min(2, space.max_kernels), splits=not _fills(reference, device))
-    cones = [cone(reference, name) for name in dict.fromkeys(reference.outputs)]
-    probes: list[Search] = []
-    if "kernels" in families and device.is_gpu:
-        for c in cones:
-            probe = _probe(c, device, pair, CONE_CLASSES, CONE_TERMS)
-            if probe is None:
-                break
-            probes.append(probe)
-    if len(probes) < len(cones):
-        cones, probes = [], []
+    cones = _cones(reference, device, space) if "kernels" in families and device.is_gpu else []
     report = SearchReport(space, windows=len(parts), cones=len(cones))
     todo = [Part(w.graph, device, space, states, families) for w in parts]
-    for c, p in zip(cones, probes, strict=True):
-        # Summing what tiles have one element of may take one more: gradients of keys that several heads share.
-        more = bool(p.batch & p.reduced) and pair.max_kernels < space.max_kernels
-        todo.append(Part(c, device, replace(pair, max_kernels=pair.max_kernels + more), states, families))
+    todo += [Part(c, device, own, states, families) for c, own in cones]
     found: list[list[Candidate]] = []
     for candidates, own in search_parts(todo, until - time.monotonic(), workers, notify):
         found.append(candidates)
@@ -76,6 +64,25 @@ def search(
     out = _compose(reference, parts, {n: cs for n, cs in enumerate(found[: len(parts)]) if cs}, device)
     whole = combined(reference, found[len(parts) :], device) if cones else []
     return sorted([*out, *whole], key=lambda c: c.seconds), report
+
+
+def _cones(reference: KernelGraph, device: Device, space: Space) -> list[tuple[KernelGraph, Space]]:
+    """The cones of all outputs, and what is searched of each; none if one is too wide."""
+    pair = replace(space, max_kernels=min(2, space.max_kernels), splits=not _fills(reference, device))
+    found: list[tuple[KernelGraph, Space]] = []
+    outputs = dict.fromkeys(reference.outputs)
+    for name in outputs:
+        graph = cone(reference, name)
+        if (probe := _probe(graph, device, pair, CONE_CLASSES, CONE_TERMS)) is not None:
+            # Summing what tiles have one element of may take one more: gradients of keys that several heads share.
+            more = bool(probe.batch & probe.reduced) and pair.max_kernels < space.max_kernels
+            found.append((graph, replace(pair, max_kernels=pair.max_kernels + more)))
+            continue
+        whole = replace(space, max_kernels=1, splits=False)
+        if len(outputs) > 1 or _probe(graph, device, whole, WHOLE_CLASSES, CONE_TERMS) is None:
+            return []
+        found.append((graph, whole))
+    return found
 
 
 def is_narrow(graph: KernelGraph, device: Device, space: Space, most: int = MAX_CLASSES) -> bool:
@@ -107,11 +114,16 @@ def _is_pointwise(graph: KernelGraph) -> bool:
     return all(operator(op.op).pointwise for k in graph.kernels for op in k.ops)
 
 
+def _kind(c: Candidate) -> tuple[bool, bool]:
+    """Does a candidate split an axis over the grid, and does it loop? What suits one window suits others beside it."""
+    return bool(c.graph.split_axes), any(isinstance(k, BlockGraph) and k.loop for k in c.graph.kernels)
+
+
 def _compose(
     reference: KernelGraph, parts: list[Window], found: dict[int, list[Candidate]], device: Device
 ) -> list[Candidate]:
-    """The reference with windows replaced: all by their best algebra, all by their best kernels, and each that is not
-    only pointwise by each alone.
+    """The reference with windows replaced: all by their best algebra, all by their best kernels, by the best of each
+    kind of kernels where they have one, and each window that is not only pointwise by each alone.
     """
     best: dict[str, dict[int, Candidate]] = {
         family: {
@@ -123,6 +135,12 @@ def _compose(
         for family in ("kernels", "algebra")
     }
     choices = [best["kernels"], best["algebra"], best["algebra"] | best["kernels"]]
+    kinds: dict[object, dict[int, Candidate]] = {}
+    for n, cs in found.items():
+        for c in reversed(cs):  # the best last
+            if c.family == "kernels":
+                kinds.setdefault(_kind(c), {})[n] = c
+    choices += [best["kernels"] | alike for alike in kinds.values()]
     choices += [{n: c} for chosen in best.values() for n, c in chosen.items() if not _is_pointwise(parts[n].graph)]
     kept = [estimate(w.graph, Schedule((KernelSchedule(),) * len(w.graph.kernels)), device) for w in parts]
     out: dict[str, Candidate] = {}

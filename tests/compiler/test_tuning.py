@@ -122,6 +122,11 @@ def test_kernels_that_do_not_wait_for_each_other_are_tried_in_one_launch() -> No
     near = list(tuning.nearby(joint, DEVICES["H200"]))
     assert all(s.joint and len({k.num_warps for k in s.kernels}) == 1 for s in near)
     assert {k.num_warps for s in near for k in s.kernels} == set(tuning.WARPS)
+    alike = [s for s in near if len({k.num_stages for k in s.kernels}) == 1 and s.kernels[0].tiles == sizes.tiles]
+    assert {s.kernels[0].num_stages for s in alike} == set(tuning.STAGES), "all loops of a launch at once"
+    loop = kernel.loop
+    steps = {tuple(dict(k.tiles)[loop] / dict(sizes.tiles)[loop] for k in s.kernels) for s in near if loop}
+    assert (2.0, 2.0) in steps
     assert (joint.footprint.kernels, first.footprint.kernels) == (1, 2)
     assert (joint.together, first.together) == (f"{kernel.name} + again", "")
     launches = estimate(graph, joint.schedule, DEVICES["H200"]), estimate(graph, first.schedule, DEVICES["H200"])

@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 from mugraph.programs import schedule
-from search.programs import NAMES, TWO_KERNELS, captured, found, kernels_of, reference, worst_error
+from search.programs import H200, NAMES, TWO_KERNELS, captured, found, kernels_of, reference, worst_error
 
 from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Library, Op
+from mirage_jax.search.driver import search
+from mirage_jax.search.frontier import Space
 from mirage_jax.search.report import StopReason
 from mirage_jax.verify.certificate import fingerprint
 
@@ -49,11 +51,31 @@ def test_normalization_and_product_in_one_kernel() -> None:
     assert len(kernel.loads) == 2 and len(kernel.grid) == 2
 
 
+def test_a_normalized_gated_layer_in_one_kernel() -> None:
+    """silu(rms(x) W1) * (rms(x) W2), too wide for plans of two kernels: as a whole it is searched for one. What is not
+    split over the grid is tried beside what is.
+    """
+
+    def layer(x: jax.Array, gain: jax.Array, w1: jax.Array, w2: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.float32)
+        y = (wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-5)).astype(x.dtype) * gain
+        return jax.nn.silu(y @ w1) * (y @ w2)
+
+    graph = captured(layer, (1, 4096), (4096,), (4096, 14336), (4096, 14336), dtype="bfloat16")
+    candidates, report = search(graph, H200, Space(max_ops=14), 120.0, families=("kernels",))
+    assert report.windows > 1 and report.cones == 1
+    kernel = one(g for g in (c.graph for c in candidates) if len(g.kernels) == 1)
+    assert size(graph, kernel) == 4096 and ops(kernel, body=True)["dot"] == 3  # both products, and the mean square
+    assert fingerprint(graph, next(c.graph for c in candidates if len(c.graph.kernels) == 1))
+    splits = {bool(c.graph.split_axes) for c in candidates if not any(isinstance(k, Library) for k in c.graph.kernels)}
+    assert splits == {True, False}
+
+
 def test_low_rank_update_in_one_kernel() -> None:
-    """x W + (x A) B: one load of x for both products. At full width a loop is found as well."""
+    """x W + (x A) B: one load of x for both products, in one loop, also at full width."""
     graph = reference("lora_b1")
     kernel = one(kernels_of(found(graph)[0], 1))
-    assert Counter(o.op for o in kernel.ops) == Counter(dot=3, add=1)
+    assert Counter(o.op for o in kernel.ops) == Counter(dot=3, add=1, acc=2)
     long = captured(lambda x, w, a, b: x @ w + (x @ a) @ b, (16, 4096), (4096, 4096), (4096, 16), (16, 4096))
     kernel = one(kernels_of(found(long)[0], 1))
     assert size(long, kernel) == 4096
