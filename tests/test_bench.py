@@ -246,11 +246,11 @@ def test_a_failing_candidate_is_a_row(tmp_path) -> None:
 
 
 def test_the_cost_model_orders_measured_kernels() -> None:
-    """Kernels of 23 programs, as they were timed on an H200: a change of the model must not lose their order."""
+    """Kernels of 27 programs, as they were timed on an H200: a change of the model must not lose their order."""
     (file,) = Path(__file__).parents[1].glob("results/kernels-h200-*.jsonl.gz")
     found = calibration.pairs(calibration.load(file), DEVICES["H200"])
-    assert len(found) == 23 and sum(map(len, found.values())) > 2500
-    assert calibration.mean_rank(found) > 0.95
+    assert len(found) == 27 and sum(map(len, found.values())) > 4000
+    assert calibration.mean_rank(found) > 0.935
     assert calibration.mean_rank(calibration.pairs(calibration.load(file), DEVICES["CPU"])) < 0.9  # of another device
 
 

@@ -4,7 +4,7 @@ Stored measurements are lines of JSON, one per scheduled graph that ran on a GPU
 text, its schedule, and the median seconds of each of its kernels (from a profile, one launch alone). They hold nothing
 that the model made, so a changed model is judged by the same times.
 
-    python -m mirage_jax.bench.calibration results/kernels-h200-2026-11-20.jsonl.gz
+    python -m mirage_jax.bench.calibration results/kernels-h200-2026-11-22.jsonl.gz
 """
 
 from __future__ import annotations

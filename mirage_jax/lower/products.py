@@ -3,8 +3,8 @@
 Operands of a matrix product are 16-bit if one of them comes from a 16-bit tensor, else f32; sums are always f32. In a
 precise schedule a computed operand is two 16-bit numbers, its rounding and that of what remains: a product for each,
 together about as accurate as one of f32 (Markidis et al., 2018, section 5), if `precise` is 1 not where the result is
-rounded to 16 bits anyway. A vector becomes a matrix whose other rows are zero (`tiling.SINGLE`): still much faster
-than a sum of products.
+rounded to 16 bits anyway. A vector that no step of a loop computes becomes a matrix whose other rows are zero
+(`tiling.SINGLE`).
 """
 
 from __future__ import annotations

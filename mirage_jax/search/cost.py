@@ -12,10 +12,9 @@ roofline with wave quantization, whose terms hide each other in part:
 Memory is the larger of compulsory bytes over the bandwidth and of all loads over the cache's, where rows of a tile that
 are shorter than a sector fetch all of it. Compute is arithmetic, or what warps read of products' operands in shared
 memory, each for itself unless the tile is large enough for instructions of several warps; it is divided by the part of
-the device that the blocks keep busy. Latency is that of loop steps that wait for loads, less
-with more stages and more blocks at a time, and exposed in part where blocks load nothing ahead. Constants were fitted
-to times of 2,900 kernels on one GPU (bench/calibration.py); ones that only move all estimates together do not matter
-for an order.
+the device that the blocks keep busy. Latency is that of loop steps that wait for loads, less with more stages and more
+blocks at a time, and exposed in part where blocks load nothing ahead. Constants were fitted to times of 4,200 kernels
+on one GPU (bench/calibration.py); ones that only move all estimates together do not matter for an order.
 """
 
 from __future__ import annotations
@@ -144,7 +143,8 @@ def outline(kernel: BlockGraph, graph: KernelGraph) -> Outline:
         in_body = stages[op.name].body or op.op in ACCUMULATORS
         sides = [set(kernel.axes_of[a]) for a in op.args]
         narrow = any(widths.get(a, 4) <= 2 for a in op.args)
-        half = [widths.get(a) == 2 for a in op.args]
+        ready = [a in widths or not stages[a].body for a in op.args]
+        half = [widths.get(a) == 2 and x for a, x in zip(op.args, reversed(ready), strict=True)]
         flops = operator(op.op).flops * max(1, passes[op.name])
         work.append(Work(space, op.axes, flops, in_body, matrix_product(op.op, sides, gone, half), narrow))
     writes = tuple((s.tensor.axes, BYTES[s.tensor.dtype]) for s in kernel.stores)
@@ -171,7 +171,7 @@ def matrix_product(
 ) -> tuple[Axes, ...]:
     """Axes of rows, of columns and of the depth of a matrix product (free rows on one side, free columns on the
     other), or none. Rows may be of several axes: queries and heads that share keys. `half`: which operands are tensors
-    of 16 bits; one with a free side is multiplied by a vector as by a matrix (`lower.tiling.SINGLE`).
+    of 16 bits beside one that no step of a loop computes: a vector is a matrix then (`lower.tiling.SINGLE`).
     """
     if op != "dot":
         return ()
@@ -649,7 +649,8 @@ class Model:
             gone = tuple(a for a in s.reduced if kind(a) != "l")
             space = tuple(dict.fromkeys((*visible(p), *gone)))
             narrow = any(f.axioms.is_input(o) and self.width(o) <= 2 for o in s.args)
-            half = [o in reads and reads[o].width == 2 for o in s.args]
+            ready = [o in reads or not f.in_body(o) for o in s.args]
+            half = [o in reads and reads[o].width == 2 and x for o, x in zip(s.args, reversed(ready), strict=True)]
             body = f.in_body(p) or s.accumulates
             flops = s.record.flops * max(1, passes[p])
             work.append(Work(space, visible(p), flops, body, matrix_product(s.op, sides, gone, half), narrow))

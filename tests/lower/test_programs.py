@@ -21,7 +21,8 @@ from lower.programs import (
     tensor,
 )
 
-from mirage_jax.mugraph.graph import Schedule
+from mirage_jax.mugraph.graph import KernelSchedule, Schedule
+from mirage_jax.mugraph.parser import parse
 
 triton = pytest.importorskip("triton")
 
@@ -74,6 +75,34 @@ def test_one_row_per_block() -> None:
     program = attention(i=3, n=40, tiles={"h": 1, "i": 1, "n": 16})
     assert "single" in sources(program.graph, program.schedule)[0].text
     assert error(program) < TOLERANCE["f16"]
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_vector_that_a_loop_computes(scaled: bool) -> None:
+    """A vector that is read is a matrix of one row; one that each step computes is multiplied and summed."""
+    scale = "%2[i] = mul %x0 %x2" if scaled else ""
+    program = parse(f"""mugraph {{
+      extents i=200 j=70
+      input x0: bf16[i]
+      input x1: bf16[i,j]
+      input x2: bf16[i]
+      kernel k0 grid(j) loop(i) {{
+        %x0 = load x0[i]
+        %x1 = load x1[i,j]
+        {"%x2 = load x2[i]" if scaled else ""}
+        {scale}
+        %0[j] = dot{{axes=(i)}} {"%2" if scaled else "%x0"} %x1
+        %1[j] = acc %0
+        store t0: f32[j] = %1
+      }}
+      output t0
+    }}""")
+    sizes = Schedule((KernelSchedule((("i", 64), ("j", 32)), 4, 3),))
+    (source,) = sources(program, sizes)
+    assert source is not None and ("tl.dot" in source.text) != scaled
+    assert "num_stages=3" in source.text or not scaled, "its loads are pipelined all the same"
+    assert exact_check(program, sizes, DEFAULT) == ""
+    assert compile_for(source, 90).fits
 
 
 def test_loops_together_and_apart() -> None:
