@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -24,7 +24,7 @@ from mirage_jax.compiler.attempt import Attempt
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.errors import LoweringError, UnsupportedError
 from mirage_jax.lower import launch
-from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Library, Schedule, is_part
+from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, Library, Schedule, is_part
 from mirage_jax.search.cost import estimate
 from mirage_jax.search.devices import Device
 from mirage_jax.search.structures import Candidate
@@ -178,7 +178,7 @@ def tile_variants(c: Candidate, n: int) -> Iterator[Schedule]:
     for i, alternatives in enumerate(c.alternatives or ((),)):
         for tiles in (*c.schedule.kernels[i : i + 1], *alternatives[:n]):
             for sizes in (tiles, replace(tiles, num_warps=4, num_stages=min(tiles.num_stages, 3))):
-                changed = _with(c.schedule, i, sizes)
+                changed = _with(c.schedule, {i: sizes})
                 if changed not in seen:
                     seen.add(changed)
                     yield changed
@@ -216,7 +216,7 @@ def _one_changed(graph: KernelGraph, schedule: Schedule) -> Iterator[Schedule]:
             continue
         (wave,) = (wave for wave in schedule.waves(graph) if i in wave)
         for changed in (*_launches(kernel, sizes), *_tiles(kernel, graph, sizes)):
-            yield _with_warps(_with(schedule, i, changed), wave, changed.num_warps)
+            yield _with_warps(_with(schedule, {i: changed}), wave, changed.num_warps)
 
 
 def _loops_changed(graph: KernelGraph, schedule: Schedule) -> Iterator[Schedule]:
@@ -227,29 +227,27 @@ def _loops_changed(graph: KernelGraph, schedule: Schedule) -> Iterator[Schedule]
         loops = {n: k.loop for n in wave if isinstance(k := graph.kernels[n], BlockGraph) and k.loop}
         if len(loops) < 2:
             continue
+        sizes = {n: schedule.kernels[n] for n in loops}
         for stages in STAGES:
-            changed = schedule
-            for n in loops:
-                changed = _with(changed, n, replace(schedule.kernels[n], num_stages=stages))
-            yield changed
+            yield _with(schedule, {n: replace(k, num_stages=stages) for n, k in sizes.items()})
         for up, down in ((2, 1), (1, 2)):
-            changed = schedule
-            for n, loop in loops.items():
-                tiles = tuple((a, max(1, t * up // down) if a == loop else t) for a, t in schedule.kernels[n].tiles)
-                changed = _with(changed, n, replace(schedule.kernels[n], tiles=tiles))
-            yield changed
+            steps = {n: max(1, k.tile(loops[n]) * up // down) for n, k in sizes.items()}
+            yield _with(schedule, {n: _with_tile(k, loops[n], steps[n]) for n, k in sizes.items()})
 
 
-def _with(schedule: Schedule, i: int, sizes: KernelSchedule) -> Schedule:
-    """The schedule with other sizes of kernel number i."""
-    return replace(schedule, kernels=(*schedule.kernels[:i], sizes, *schedule.kernels[i + 1 :]))
+def _with(schedule: Schedule, sizes: Mapping[int, KernelSchedule]) -> Schedule:
+    """The schedule with other sizes of some kernels, by number."""
+    return replace(schedule, kernels=tuple(sizes.get(n, k) for n, k in enumerate(schedule.kernels)))
 
 
 def _with_warps(schedule: Schedule, wave: Sequence[int], warps: int) -> Schedule:
     """The schedule with so many warps in each kernel of a launch."""
-    for n in wave:
-        schedule = _with(schedule, n, replace(schedule.kernels[n], num_warps=warps))
-    return schedule
+    return _with(schedule, {n: replace(schedule.kernels[n], num_warps=warps) for n in wave})
+
+
+def _with_tile(sizes: KernelSchedule, axis: Axis, tile: int) -> KernelSchedule:
+    """The sizes with another tile along an axis."""
+    return replace(sizes, tiles=tuple((a, tile if a == axis else t) for a, t in sizes.tiles))
 
 
 def _launches(kernel: BlockGraph, sizes: KernelSchedule) -> Iterator[KernelSchedule]:
