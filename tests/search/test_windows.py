@@ -142,7 +142,7 @@ def test_windows_that_are_best_split_into_different_numbers_of_parts(monkeypatch
     candidates, report = search(graph, H200, TWO_KERNELS, 60.0)
     assert report.windows == 3
     alone = [c.schedule.parts for c in candidates if any(isinstance(k, Library) for k in c.graph.kernels)]
-    assert len({parts for parts in alone if parts}) == 2
+    assert len({parts for parts in alone if parts}) > 1
     split = [sum("i.g" in k.grid for k in c.graph.kernels if not isinstance(k, Library)) for c in candidates]
     whole = next(c for c, n in zip(candidates, split, strict=True) if n == 2 and len(c.graph.kernels) == 5)
     assert len(whole.schedule.parts) == 1 and fingerprint(graph, whole.graph)
