@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mirage_jax import config
-from mirage_jax.cli import build_parser
+from mirage_jax.cli import OK, build_parser, main
 from mirage_jax.jaxpr_frontend.rules import RULES
 from mirage_jax.mugraph.operators import FUNCTIONS, OPERATORS
 
@@ -74,3 +74,13 @@ def test_every_option_is_in_the_readme() -> None:
 def test_commands_of_the_readme_are_accepted(line) -> None:
     words = [word.strip('"') for word in re.findall(r'"[^"]*"|\S+', line)]
     assert build_parser().parse_args(words).run is not None
+
+
+def test_the_preview_in_the_readme_is_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("triton")
+    command, after = re.split(r"`\n", README[README.index("mirage_jax preview ") + len("mirage_jax ") :], maxsplit=1)
+    assert main([word.strip('"') for word in re.findall(r'"[^"]*"|\S+', command)]) == OK
+    printed = iter(capsys.readouterr().out.splitlines())
+    for block in re.findall(r"^```\n(.*?)^```$", after, re.DOTALL | re.MULTILINE)[:2]:
+        for line in block.splitlines():
+            assert line.startswith("certified: ") or line in printed, f"not printed, or in another order: {line}"
