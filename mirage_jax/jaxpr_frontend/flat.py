@@ -6,6 +6,7 @@ keep their JAX originals, so that whatever is not optimized is bound exactly as 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,13 +31,11 @@ class FlatEqn:
     after: tuple[int, ...] = ()
     scope: int = 0
     reads: tuple[int, ...] = field(init=False)  # the numbered values among the inputs
+    primitive: str = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reads", tuple([a for a in self.inputs if isinstance(a, int)]))
-
-    @property
-    def primitive(self) -> str:
-        return self.eqn.primitive.name
+        object.__setattr__(self, "primitive", self.eqn.primitive.name)
 
     @property
     def params(self) -> Mapping[str, Any]:
@@ -74,9 +73,8 @@ class FlatProgram:
 
 def bytes_of(aval: Any) -> int:
     """Of an array; 0 for what is none, or has no known size."""
-    if not isinstance(aval, jax_compat.ShapedArray) or not all(isinstance(n, int) for n in aval.shape):
-        return 0
-    return aval.size * aval.dtype.itemsize
+    size = math.prod(aval.shape) if isinstance(aval, jax_compat.ShapedArray) else None
+    return size * aval.dtype.itemsize if isinstance(size, int) else 0
 
 
 type Bind = Callable[[JaxprEqn, list[Any]], list[Any]]

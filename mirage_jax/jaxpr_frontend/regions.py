@@ -474,10 +474,18 @@ class _Partitioner:
 
     def _is_view(self, n: int) -> bool:
         """Whether an equation only shows its operand differently, and reading the operand costs no more."""
-        eqn = self.eqns[n]
-        if n in self.reasons or eqn.primitive not in rules.VIEWS or len(eqn.reads) != 1:
-            return False
-        return bytes_of(eqn.in_avals[0]) <= bytes_of(eqn.out_avals[0])
+        return n in self.views and n not in self.reasons
+
+    @cached_property
+    def views(self) -> frozenset[int]:
+        """Equations that are views, unless there is a reason against them."""
+        return frozenset(
+            n
+            for n, eqn in enumerate(self.eqns)
+            if eqn.primitive in rules.VIEWS
+            and len(eqn.reads) == 1
+            and bytes_of(eqn.in_avals[0]) <= bytes_of(eqn.out_avals[0])
+        )
 
     def _source(self, value: int) -> int:
         """The value that a region reads if it repeats the views of it."""
