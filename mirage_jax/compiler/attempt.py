@@ -21,6 +21,7 @@ import numpy as np
 from mirage_jax import progress, timing
 from mirage_jax.cache import Cache, CacheKey, Entry
 from mirage_jax.compiler.accuracy import Accuracy
+from mirage_jax.compiler.specialization import specialized
 from mirage_jax.compiler.subject import Subject
 from mirage_jax.compiler.trials import Failure, Trials
 from mirage_jax.compiler.winner import Winner
@@ -48,6 +49,8 @@ STORED = 48  # structures kept for other sizes, where others may be the best
 PROMISING = 0.97  # other algebra is measured if the model puts it below this fraction of the program's own
 SLOWER = 1.75  # kernels are measured up to this multiple of the model's estimate of XLA, which it knows but roughly,
 NO_SLOWER = 1.0  # but well where the time goes into products of libraries
+UNSPECIALIZED = 4.0  # times as slow as that a kernel may be by the model that is asked for with specialized warps,
+ASKED = 40  # of the first so many
 
 
 def space_for(region: Region) -> Space:
@@ -62,6 +65,7 @@ class Attempt(Subject):
 
     tried: Counter[str] = field(default_factory=Counter)
     measured: list[tuple[float, float]] = field(default_factory=list)  # of each variant: the model's seconds, and real
+    asked: int = 0  # candidates whose specialized form was priced
     devices: Sequence[Any] = ()  # of the same kind, on which variants may be tried
     until: float = math.inf  # of `time.monotonic`: what tuning can do without is left out from then on
     trials: Trials | None = None  # where variants are tried first; None: in this process
@@ -127,7 +131,7 @@ class Attempt(Subject):
         must not be far slower than XLA's.
         """
         if c.family == "kernels":
-            promising = c.seconds <= self.slowest
+            promising = c.seconds <= self.slowest or self._promising_specialized(c)
             self.tried["far slower than XLA by the model"] += not promising
             return promising
 
@@ -137,6 +141,14 @@ class Attempt(Subject):
         promising = estimate(footprint(c.graph)) < PROMISING * estimate(self.before)
         self.tried["not cheaper than the program"] += not promising
         return promising
+
+    def _promising_specialized(self, c: Candidate) -> bool:
+        """The same of its kernels with specialized warps. Asked of the first few: it takes its time."""
+        if c.seconds > UNSPECIALIZED * self.slowest or self.asked >= ASKED or not self.description.wgmma:
+            return False
+        self.asked += 1
+        best = specialized(c.graph, c.schedule, self.description)[:1]
+        return any(estimate(c.graph, s, self.description) <= self.slowest for s in best)
 
     def verified(self, found: Iterable[Candidate]) -> Iterator[Candidate]:
         """Those that are well formed and pass one draw of the fingerprint."""

@@ -21,6 +21,7 @@ import numpy as np
 
 from mirage_jax import timing
 from mirage_jax.compiler.attempt import Attempt
+from mirage_jax.compiler.specialization import is_written, specialized
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.errors import LoweringError, UnsupportedError
 from mirage_jax.lower import launch
@@ -59,6 +60,9 @@ class Comparison:
 def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path, precise: int = 0) -> Comparison:
     """Screen all variants of the finalists, then time the best few against XLA, with all kernels as `precise`."""
     tiles = [(c, as_precise(s, precise)) for i, c in enumerate(finalists) for s in tile_variants(c, TILES[i])]
+    if not precise:
+        device = attempt.description
+        tiles += [(c, s) for i, c in enumerate(finalists) for s in specialized(c.graph, c.schedule, device)[: TILES[i]]]
     screen = Screen(attempt)
     screen(attempt.winner(c.graph, s, c.family, directory) for c, s in tiles)
     screen(screen.composed())
@@ -188,7 +192,7 @@ def tile_variants(c: Candidate, n: int) -> Iterator[Schedule]:
 
 def in_one_launch(graph: KernelGraph, schedule: Schedule) -> Iterator[Schedule]:
     """The schedule with kernels that do not wait for each other in one launch, if there are such kernels."""
-    if any(len(wave) > 1 for wave in graph.waves):
+    if any(len(wave) > 1 for wave in graph.waves) and not any(k.specialized for k in schedule.kernels):
         yield as_wide(graph, replace(schedule, joint=True))
 
 
@@ -216,6 +220,8 @@ def _one_changed(graph: KernelGraph, schedule: Schedule) -> Iterator[Schedule]:
             continue
         (wave,) = (wave for wave in schedule.waves(graph) if i in wave)
         for changed in (*_launches(kernel, sizes), *_tiles(kernel, graph, sizes)):
+            if changed.specialized and not is_written(kernel, graph, changed, schedule):
+                continue
             yield _with_warps(_with(schedule, {i: changed}), wave, changed.num_warps)
 
 
@@ -251,7 +257,7 @@ def _with_tile(sizes: KernelSchedule, axis: Axis, tile: int) -> KernelSchedule:
 
 
 def _launches(kernel: BlockGraph, sizes: KernelSchedule) -> Iterator[KernelSchedule]:
-    for warps in WARPS:
+    for warps in () if sizes.specialized else WARPS:
         if warps != sizes.num_warps:
             yield replace(sizes, num_warps=warps)
     for more in (-2, -1, 1, 2) if kernel.loop else ():

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mirage_jax.errors import LoweringError
-from mirage_jax.lower.launch import BACKEND_OPTIONS, jax_triton_library, load_kernel
+from mirage_jax.lower.launch import BACKEND_OPTIONS, jax_triton_library, load_kernel, shared_layout, threads_of
 from mirage_jax.lower.triton_source import KernelSource
 
 SHARED_LIMIT: Mapping[int, int] = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
@@ -58,11 +58,19 @@ def compile_for(source: KernelSource, arch: int) -> Resources:
     kernel = load_kernel(source)
     names = kernel.arg_names
     signature = {name: POINTERS[dtype] for name, dtype in zip(names, source.dtypes, strict=True)}
-    aligned = {(n,): [["tt.divisibility", 16]] for n in range(len(names))}
+    source_type: Any = ASTSource
+    if source.descriptors:
+        from triton.experimental.gluon._runtime import GluonASTSource as source_type
+
+        for name, descriptor in zip(names, source.descriptors, strict=False):
+            if descriptor is not None:
+                element, (rows, columns) = signature[name][1:], descriptor.block
+                signature[name] = f"tensordesc<{element}[{rows}, {columns}],{shared_layout(descriptor)!r}>"
+    aligned = {(n,): [["tt.divisibility", 16]] for n, x in enumerate(signature.values()) if x.startswith("*")}
     options = {"num_warps": source.num_warps, "num_stages": source.num_stages, **BACKEND_OPTIONS}
     try:
         compiled = triton.compile(
-            ASTSource(kernel, signature, constexprs={}, attrs=aligned),
+            source_type(kernel, signature, constexprs={}, attrs=aligned),
             target=GPUTarget("cuda", arch, 32),
             options=options,
         )
@@ -101,7 +109,7 @@ def refuse_what_does_not_fit() -> None:
         except (ImportError, OSError, TypeError, AttributeError):  # Triton keeps its ptxas elsewhere from time to time
             registers, spills = 0, 0
         found = Resources(target.arch, result.shared_mem_bytes, registers, spills, result.binary)
-        if problem := refusal(found, 32 * options.num_warps):
+        if problem := refusal(found, threads_of(result.binary, 32 * options.num_warps)):
             raise LoweringError(f"kernel {result.name} {problem}")
         return result
 

@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from mirage_jax.errors import LoweringError, UnsupportedError
-from mirage_jax.lower.expressions import Number, Value, literal
+from mirage_jax.lower.expressions import Number, Value, literal, reduction
 from mirage_jax.lower.tiling import GROUP, SINGLE, TileAxis, Tiling, extent, stored_axes, stored_shape
 from mirage_jax.lower.writer import Writer, identifier
 from mirage_jax.mugraph.graph import Axis, Tensor, part_axis
@@ -121,22 +121,39 @@ class Frame:
 
     def index(self, axis: TileAxis, step: str = "") -> None:
         """Define the index along an axis, and the mask of its real lanes if it has padded ones."""
-        block, part = self.env.get(("block", axis.axis), "0"), self.env.get(("block", axis.part), "0")
-        starts = [f"{part} * {axis.local}"] if part != "0" else []
-        starts += [f"{block} * {axis.size}" if axis.size > 1 else block] if block != "0" else []
+        part = self.env.get(("block", axis.part), "0")
+        starts = self.starts(axis)
         if step:  # a tensor also in the interpreter, whose loops count with Python's integers
-            starts.append(step if axis.block > 1 else f"tl.full((), 0, tl.int32) + {step}")
+            starts.append(step if axis.block > 1 else f"{self.full((), '0', 'tl.int32')} + {step}")
         if axis.block == 1 and not axis.ragged and len(starts) <= 1:
             text = starts[0] if starts else "0"
             self.env["index", axis.axis] = text if text.isidentifier() or text == "0" else self.let_axis(axis, text)
             return
-        lanes = [f"tl.arange(0, {axis.block})"] if axis.block > 1 else []
+        lanes = [self.lanes(axis)] if axis.block > 1 else []
         self.env["index", axis.axis] = index = self.let_axis(axis, " + ".join(starts + lanes) or "0")
         self.env["mask", axis.axis] = ""
         if axis.ragged:
             end = self.end(axis, part, starts)
             self.env["mask", axis.axis] = name = self.w.name(f"{index}_mask")
             self.w.line(f"{name} = {index} < {end}")
+
+    def starts(self, axis: TileAxis) -> list[str]:
+        """Terms of the index of this block's first element along an axis."""
+        block, part = self.env.get(("block", axis.axis), "0"), self.env.get(("block", axis.part), "0")
+        starts = [f"{part} * {axis.local}"] if part != "0" else []
+        return starts + ([f"{block} * {axis.size}" if axis.size > 1 else block] if block != "0" else [])
+
+    def lanes(self, axis: TileAxis) -> str:
+        """The numbers of an axis' lanes."""
+        return f"tl.arange(0, {axis.block})"
+
+    def full(self, dims: tuple[Axis, ...], number: str, dtype: str = "tl.float32") -> str:
+        """A tile of one number."""
+        return f"tl.full({tuple(self.axes[a].block for a in dims)}, {number}, {dtype})"
+
+    def reduction(self, function: str, value: Value, axes: Iterable[Axis]) -> str:
+        """A tile reduced over some of its axes."""
+        return reduction(function, value, axes)
 
     def let_axis(self, axis: TileAxis, text: str) -> str:
         name = self.w.name("single" if axis.axis == SINGLE else identifier(axis.axis))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, count
 
-from mirage_jax.errors import LoweringError
+from mirage_jax.errors import LoweringError, UnsupportedError
 from mirage_jax.lower.expressions import Number
 from mirage_jax.lower.frame import Options
 from mirage_jax.lower.triton_source import KernelSource
@@ -33,6 +33,8 @@ def join(members: Sequence[Emit], options: Options) -> KernelSource:
         sources.append(member(replace(options, first=blocks)))
     if len({s.name for s in sources}) < len(sources):
         raise LoweringError(f"kernels of one launch need different names: {', '.join(s.name for s in sources)}")
+    if any(s.descriptors for s in sources):
+        raise UnsupportedError("a kernel with specialized warps is a launch of its own")
     name = "_".join((sources[0].name, *(s.name.removeprefix("mirage_") for s in sources[1:])))
     in_numbers, out_numbers = count(), count()
     ins = [[f"in{next(in_numbers)}" for _ in s.inputs] for s in sources]

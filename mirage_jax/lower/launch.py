@@ -11,6 +11,7 @@ import functools
 import linecache
 import logging
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from mirage_jax.errors import LoweringError
 from mirage_jax.lower import kernel_cache
 from mirage_jax.lower.joint import Emit, join
+from mirage_jax.lower.specialized import Descriptor
 from mirage_jax.lower.tiling import stored_shape
 from mirage_jax.lower.triton_source import DEFAULT, KernelSource, Options, emit
 from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule
@@ -37,6 +39,13 @@ type RunLibrary = Callable[[Library, Mapping[str, Any]], Any]
 """Runs one library operator: given it and all device tensors so far by name, returns its result."""
 
 BACKEND_OPTIONS: Mapping[str, Any] = {"enable_fp_fusion": True}  # stated, because Triton's default is about to change
+
+
+def shared_layout(descriptor: Descriptor) -> Any:
+    """Of the blocks that the copy engine brings."""
+    from triton.experimental.gluon import language as gl
+
+    return gl.NVMMASharedLayout(descriptor.swizzle, 16, 2)
 
 
 @functools.cache
@@ -136,8 +145,15 @@ def call_kernel(
 
     types = zip(source.shapes, source.dtypes[len(source.inputs) :], strict=True)
     aliases = {len(source.inputs) + n: n for n in range(len(source.outputs))} if in_place else None
-    return _jax_triton().triton_call(
-        *arrays,
+    jax_triton = _jax_triton()
+    operands: list[Any] = list(arrays)
+    for n, descriptor in enumerate(source.descriptors):
+        if descriptor is not None:
+            matrix = arrays[n].reshape(descriptor.shape)
+            layout = shared_layout(descriptor)
+            operands[n] = jax_triton.TensorDescriptor.from_array(matrix, descriptor.block, layout)
+    return jax_triton.triton_call(
+        *operands,
         kernel=load_kernel(source, directory),
         out_type=[jax.ShapeDtypeStruct(shape, NUMPY_TYPES[dtype]) for shape, dtype in types],
         grid=source.grid,
@@ -188,12 +204,54 @@ def _jax_triton() -> Any:
     library: Any = jax_triton.triton_lib  # type: ignore[attr-defined]
     if not hasattr(library.cb, "BaseBackend"):  # a stub, as Triton 3.6 lacks a constant that we do not need
         library.cb = compiler
-    library.compile_ttir_inplace = kernel_cache.kept(library.compile_ttir_inplace, library.CompilationResult)
+    compile_kernel = _with_gluon(library.compile_ttir_inplace, library.CompilationResult)
+    library.compile_ttir_inplace = kernel_cache.kept(compile_kernel, library.CompilationResult)
+    kernels = library.triton_kernel_call_lib
+    kernels.TritonKernel = _with_all_warps(kernels.TritonKernel)
     try:
         _specialize_without_torch(compiler)
     except Exception as why:  # Triton's own affair, which changes from version to version
         log.info("Triton may import torch: %s: %s", type(why).__name__, why)
     return jax_triton
+
+
+def _with_gluon(compile_kernel: kernel_cache.Compile, result_type: Any) -> kernel_cache.Compile:
+    """jax-triton 0.4 sends kernels in Gluon through the passes of Triton's language, which pipeline loops and move
+    instructions; this is what Triton's own compiler does for them.
+    """
+
+    def run(module: Any, backend: Any, options: Any, target: Any) -> Any:
+        if '"ttg.num-warps"' not in str(module):  # only Gluon has layouts before any pass
+            return compile_kernel(module, backend, options, target)
+        metadata: dict[str, Any] = {"num_warps": options.num_warps}
+        for stage in (backend.gluon_to_ttgir, backend.make_llir, backend.make_ptx):
+            module = stage(module, metadata, options, target.arch)
+        return result_type(
+            binary=module,
+            name=metadata["name"],
+            shared_mem_bytes=metadata["shared"],
+            ttgir="",
+            llir="",
+            tensordesc_meta=[{"is_im2col": False, **meta} for meta in metadata["tensordesc_meta"] or ()],
+        )
+
+    return run
+
+
+def _with_all_warps(kernel_type: Callable[..., Any]) -> Callable[..., Any]:
+    """jax-triton 0.4 launches as many warps as were asked for; the compiler adds those that other tasks have."""
+
+    @functools.wraps(kernel_type, updated=())
+    def kernel(name: str, num_warps: int, num_ctas: int, shared: int, binary: Any, *rest: Any) -> Any:
+        return kernel_type(name, threads_of(binary, 32 * num_warps) // 32, num_ctas, shared, binary, *rest)
+
+    return kernel
+
+
+def threads_of(ptx: str | bytes, asked: int) -> int:
+    """Threads of a block, of compiled code that was asked to have so many."""
+    found = re.search(r"\.reqntid\s+(\d+)", ptx if isinstance(ptx, str) else ptx.decode(errors="replace"))
+    return int(found[1]) if found else asked
 
 
 def _specialize_without_torch(compiler: Any) -> None:

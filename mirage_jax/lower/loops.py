@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from mirage_jax.errors import LoweringError, UnsupportedError
-from mirage_jax.lower.expressions import Value, number, reduced, reduction
+from mirage_jax.lower.expressions import Value, number, reduced
 from mirage_jax.lower.products import Products
 from mirage_jax.lower.tiling import TileAxis
 from mirage_jax.lower.writer import identifier
@@ -298,9 +298,7 @@ class Loops(Products):
         return self.tiling.dims(op.axes)
 
     def start(self, dims: tuple[Axis, ...], hint: str, value: str) -> str:
-        lanes = tuple(self.axes[a].block for a in dims)
-        number = 'float("-inf")' if value == "-inf" else value
-        return self.w.let(hint, f"tl.full({lanes}, {number}, tl.float32)")
+        return self.w.let(hint, self.full(dims, 'float("-inf")' if value == "-inf" else value))
 
     def accumulate(self, op: Op, how: str, name: str, running: Mapping[str, str]) -> None:
         x = self.ops.get(op.args[0])
@@ -344,7 +342,7 @@ class Loops(Products):
         if how == "tile":
             x = self.ops[op.args[0]]
             carrier = Value(name, self.carrier(op, how))
-            return Value(self.w.let("acc", reduction("tl.sum", carrier, reduced(x))), dims)
+            return Value(self.w.let("acc", self.reduction("tl.sum", carrier, reduced(x))), dims)
         pads = {self.graph.loop: 0.0} if self.graph.loop in op.axes else {}
         return self.single_row(Value(name, self.carrier(op, how), pads))
 

@@ -14,7 +14,7 @@ from fractions import Fraction
 from math import prod
 
 from mirage_jax.errors import UnsupportedError
-from mirage_jax.lower.expressions import Number, Value, reduced, reduction
+from mirage_jax.lower.expressions import Number, Value, reduced
 from mirage_jax.lower.tiling import MAX_RANK, SINGLE, Product, extent
 from mirage_jax.lower.values import TRITON_TYPES, Values, rule
 from mirage_jax.mugraph.arrays import SMALL_INTEGERS
@@ -33,7 +33,7 @@ class Products(Values):
         own = self.graph.axes_of[op.args[0]]
         axes = [a for a in reduced(op) if a in own]
         x = self.zeroed(x, axes)
-        text = reduction("tl.sum", x, axes)
+        text = self.reduction("tl.sum", x, axes)
         if missing := [a for a in reduced(op) if a not in own]:
             text = f"{text} * {self.literal(Number(Fraction(prod(map(self.elements, missing)))))}"
         return Value(self.w.let(op.op, text), self.tiling.dims(op.axes), self.kept(op, x))
@@ -57,7 +57,7 @@ class Products(Values):
             return self.single_row(Value(self.w.let("dot", self.multiplied(op, product)), product.dims))
         x = self.products(op)
         return Value(
-            self.w.let("dot", reduction("tl.sum", x, reduced(op))), self.tiling.dims(op.axes), self.kept(op, x)
+            self.w.let("dot", self.reduction("tl.sum", x, reduced(op))), self.tiling.dims(op.axes), self.kept(op, x)
         )
 
     def products(self, op: Op) -> Value:

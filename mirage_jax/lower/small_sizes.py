@@ -53,4 +53,6 @@ def _local(axis: Axis, kernel: BlockGraph, sizes: KernelSchedule, real: int, rag
     if kernel.span and kernel.loop and origin(kernel.loop) == axis:
         reach = max(map(abs, kernel.span.bounds))
         far = reach // tile * tile if reach <= FARTHEST else 0
+    if sizes.specialized and kernel.loop and origin(kernel.loop) == axis:
+        far += sizes.num_stages * tile  # every place of a ring is filled again
     return max(tile + tile // 3, 2) + far if ragged else min(2 * tile + real % tile + far, real)

@@ -18,6 +18,7 @@ It does not model races, shared memory, or the rounding of tf32.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -27,9 +28,10 @@ import numpy as np
 
 from mirage_jax.errors import MirageError
 from mirage_jax.lower.expressions import Number
+from mirage_jax.lower.gluon_interpreter import Words
 from mirage_jax.lower.interpreter_exact import exact_patches
 from mirage_jax.lower.interpreter_memory import Buffer, Memory, memory_patches
-from mirage_jax.lower.launch import NUMPY_TYPES, check_shapes, launches, load_kernel
+from mirage_jax.lower.launch import NUMPY_TYPES, check_shapes, launches, load_kernel, load_text
 from mirage_jax.lower.tiling import BYTES
 from mirage_jax.lower.triton_source import DEFAULT, KernelSource, Options
 from mirage_jax.mugraph import exact as numbers
@@ -74,14 +76,15 @@ def interpret_kernel(
     dtypes = [(name, _numpy_type(d).name, BYTES[d]) for name, d in zip(names, source.dtypes, strict=True)]
     arrays = [np.asarray(x, t, order="C") for x, t in zip(arrays, types[: len(arrays)], strict=True)]
     memory = Memory([*arrays, *outputs], dtypes, len(arrays))
-    kernel = load_kernel(source)
-    with _LOCK, _interpreting(memory, source.numbers if exact else None) as interpreted, np.errstate(all="ignore"):
-        try:
-            interpreted(kernel)[source.grid](*map(_Pointer, memory.buffers))
-        except Exception as error:
-            if isinstance(error.__cause__, MirageError):  # Triton's interpreter wraps what is raised below it
-                raise error.__cause__ from None
-            raise
+    with _LOCK:
+        kernel = _with_meaning(source, memory) if source.descriptors else load_kernel(source)
+        with _interpreting(memory, source.numbers if exact else None) as interpreted, np.errstate(all="ignore"):
+            try:
+                interpreted(kernel)[source.grid](*map(_Pointer, memory.buffers))
+            except Exception as error:
+                if isinstance(error.__cause__, MirageError):  # Triton's interpreter wraps what is raised below it
+                    raise error.__cause__ from None
+                raise
     for buffer in memory.buffers if before is None else ():
         buffer.check_written()
     return outputs
@@ -144,6 +147,23 @@ class _Pointer:
 
 
 _functions: dict[Callable[..., Any], Any] = {}  # Python function -> its interpreted form
+
+
+def _with_meaning(source: KernelSource, memory: Memory) -> Any:
+    """A kernel in Gluon, whose words have the meaning that they have in the interpreter."""
+    import triton.language
+
+    known = zip(memory.buffers, source.descriptors, strict=False)
+    matrices = {buffer.address: (d.shape, d.block) for buffer, d in known if d is not None}
+    kernel = _own_copy(source.name, source.text, source.digest)
+    kernel.fn.__globals__.update(Words(triton.language, matrices, _interpreted).namespace())
+    return kernel
+
+
+@functools.cache
+def _own_copy(name: str, text: str, digest: str) -> Any:
+    """A kernel whose globals are changed: the one that is compiled is another."""
+    return load_text.__wrapped__(name, text, digest)
 
 
 def _interpreted(kernel: Any) -> Any:

@@ -16,7 +16,7 @@ How a block graph becomes text:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -24,6 +24,7 @@ from mirage_jax.lower.expressions import Number
 from mirage_jax.lower.factors import factors_last
 from mirage_jax.lower.frame import DEFAULT, Options
 from mirage_jax.lower.loops import Loops
+from mirage_jax.lower.specialized import WARPS, Descriptor, Specialized
 from mirage_jax.lower.tiling import Tiling, stored_shape
 from mirage_jax.lower.writer import identifier
 from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule
@@ -46,6 +47,8 @@ class KernelSource:
     num_stages: int
     numbers: Mapping[float, Number | None] = field(default_factory=dict, compare=False)
     """What literals of the text stand for exactly, where they are not what they say; None: more than one number."""
+    descriptors: tuple[Descriptor | None, ...] = ()
+    """Of a kernel in Gluon: the inputs that it takes as descriptors for the copy engine."""
 
     @cached_property
     def digest(self) -> str:
@@ -67,7 +70,7 @@ def emit(
         kernel = factors_last(kernel, graph)
     tiling = Tiling(kernel, graph, schedule, parts)
     tiling.check()
-    return _Emitter(tiling, options).kernel()
+    return _SpecializedEmitter(tiling, options).kernel() if schedule.specialized else _Emitter(tiling, options).kernel()
 
 
 class _Emitter(Loops):
@@ -75,17 +78,28 @@ class _Emitter(Loops):
 
     def kernel(self) -> KernelSource:
         live = self.live()
-        tensors = self.tiling.graph.tensors
         inputs = tuple(dict.fromkeys(load.tensor for load in self.graph.loads if load.name in live))
         outputs = tuple(s.tensor.name for s in self.graph.stores)
         for kind, names in (("in", inputs), ("out", outputs)):
             self.arguments |= {name: self.w.name(f"{kind}{n}") for n, name in enumerate(names)}
-        used = [tensors[name] for name in (*inputs, *outputs)]
         name = self.w.name("mirage_" + identifier(self.graph.name))
+        text = self.function(name)
+        graph, parts, schedule = self.tiling.graph, self.tiling.parts, self.tiling.schedule
+        return KernelSource(
+            name, text, (self.tiling.grid,), inputs, outputs,
+            tuple(graph.tensors[t].dtype for t in (*inputs, *outputs)),
+            tuple(stored_shape(s.tensor, graph, parts) for s in self.graph.stores),
+            WARPS if schedule.specialized else schedule.num_warps, schedule.num_stages,
+            {x: next(iter(meant)) if len(meant) == 1 else None for x, meant in self.numbers.items()},
+            self.descriptors(inputs),
+        )  # fmt: skip
+
+    def function(self, name: str) -> str:
+        live, tensors = self.live(), self.tiling.graph.tensors
         for text in ("import triton", "import triton.language as tl", "", "", "@triton.jit"):
             self.w.line(text)
         with self.w.block(f"def {name}({', '.join(self.arguments.values())}):"):
-            self.header(used)
+            self.header([tensors[t] for t in self.arguments])
             self.blocks()
             for axis in self.axes.values():
                 if axis.axis != self.graph.loop:
@@ -96,10 +110,18 @@ class _Emitter(Loops):
             for store in self.graph.stores:
                 if not self.graph.stages[store.value].body:
                     self.store(store)
-        graph, parts, schedule = self.tiling.graph, self.tiling.parts, self.tiling.schedule
-        return KernelSource(
-            name, self.w.text(), (self.tiling.grid,), inputs, outputs, tuple(t.dtype for t in used),
-            tuple(stored_shape(s.tensor, graph, parts) for s in self.graph.stores),
-            schedule.num_warps, schedule.num_stages,
-            {x: next(iter(meant)) if len(meant) == 1 else None for x, meant in self.numbers.items()},
-        )  # fmt: skip
+        return self.w.text()
+
+    def descriptors(self, inputs: Sequence[str]) -> tuple[Descriptor | None, ...]:
+        return ()
+
+
+class _SpecializedEmitter(Specialized, _Emitter):
+    """The functions of a kernel with specialized warps."""
+
+    def function(self, name: str) -> str:
+        return self.functions(name)
+
+    def descriptors(self, inputs: Sequence[str]) -> tuple[Descriptor | None, ...]:
+        known = {t.load.tensor: t.descriptor for t in self.tiles.values()}
+        return tuple(map(known.get, inputs))

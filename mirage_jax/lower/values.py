@@ -25,12 +25,11 @@ from mirage_jax.lower.expressions import (
     literal,
     number,
     reduced,
-    reduction,
 )
 from mirage_jax.lower.frame import Frame
 from mirage_jax.lower.tiling import SINGLE
 from mirage_jax.mugraph.arrays import FLOATS
-from mirage_jax.mugraph.graph import Axis, Load, Op, Store, split_axis
+from mirage_jax.mugraph.graph import Axis, Load, Op, Store, Tensor, split_axis
 from mirage_jax.mugraph.operators import ACCUMULATORS, FUNCTIONS, operator
 
 TRITON_TYPES: Mapping[str, str] = {
@@ -108,18 +107,23 @@ class Values(Frame):
             if n > 1 and a not in axes and split_axis(a) not in axes:
                 raise LoweringError(f"{store}: blocks differ along {a}, but the tensor does not have it")
         dims = self.tiling.dims(axes)
-        pointer = self.pointer(store.tensor, axes, dims)
-        text = self.at(value, dims)
-        if store.tensor.dtype == "bool":
-            text = f"({text} != 0)"
-        elif store.tensor.dtype not in TRITON_TYPES:
-            raise UnsupportedError(
-                f"tensor {store.tensor} has type {store.tensor.dtype}; kernels store {', '.join(TRITON_TYPES)}"
-            )
-        elif store.tensor.dtype != "f32":
-            text = f"{text if text.isidentifier() else f'({text})'}.to({TRITON_TYPES[store.tensor.dtype]})"
+        text = self.cast_to(store.tensor, self.at(value, dims))
         mask = self.mask(axes, dims)
-        self.w.line(f"tl.store({pointer}, {text}{f', mask={mask}' if mask else ''})")
+        self.write(store.tensor, dims, text, f", mask={mask}" if mask else "")
+
+    def cast_to(self, tensor: Tensor, text: str) -> str:
+        """A tile in the type of a tensor."""
+        if tensor.dtype == "bool":
+            return f"({text} != 0)"
+        if tensor.dtype not in TRITON_TYPES:
+            raise UnsupportedError(f"tensor {tensor} has type {tensor.dtype}; kernels store {', '.join(TRITON_TYPES)}")
+        if tensor.dtype == "f32":
+            return text
+        return f"{text if text.isidentifier() else f'({text})'}.to({TRITON_TYPES[tensor.dtype]})"
+
+    def write(self, tensor: Tensor, dims: tuple[Axis, ...], text: str, mask: str) -> None:
+        """Write a tile to memory."""
+        self.w.line(f"tl.store({self.pointer(tensor, tensor.axes, dims)}, {text}{mask})")
 
     def value(self, name: str) -> Value:
         """The f32 tile of a value; emits it, and what it needs, if it is not in scope yet."""
@@ -218,7 +222,7 @@ class Values(Frame):
     @rule("const")
     def const(self, op: Op) -> Value:
         value = number(op, "value")
-        name = self.w.let("const", f"tl.full((), {self.literal(value)}, tl.float32)")
+        name = self.w.let("const", self.full((), self.literal(value)))
         return Value(name, constant=float(value))
 
     @rule("iota")
@@ -226,7 +230,7 @@ class Values(Frame):
         (axis,) = op.axes
         index = self.env["index", axis]
         if index == "0":
-            return Value(self.w.let("iota", "tl.full((), 0.0, tl.float32)"), constant=0.0)
+            return Value(self.w.let("iota", self.full((), "0.0")), constant=0.0)
         return Value(self.w.let("iota", f"{index}.to(tl.float32)"), self.tiling.dims((axis,)))
 
     @rule("add")
@@ -364,7 +368,7 @@ class Values(Frame):
 
     def maximum(self, op: Op, x: Value) -> str:
         axes = [a for a in reduced(op) if a in self.graph.axes_of[op.args[0]]]
-        return reduction("tl.max", self.zeroed(x, axes, -math.inf), axes)
+        return self.reduction("tl.max", self.zeroed(x, axes, -math.inf), axes)
 
     def carried(self, op: Op, text: str, unit: Number, settled: bool = False) -> Value:
         """A maximum; a running one if it reduces the axis of the loop."""

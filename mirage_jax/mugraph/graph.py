@@ -360,12 +360,16 @@ class KernelSchedule:
     precise: 1 or 2 to round less, which costs time. A computed value of 32 bits that a matrix product reads beside a
     16-bit tensor is two numbers of 16 bits, its rounding and that of what remains (1: not where the product is rounded
     to 16 bits anyway); exponentials are relative to the shifts that are stored, not to what these were rounded from.
+
+    specialized: one warp more only loads, and each four of the `num_warps` compute on rows of their own
+    (`lower.specialized`).
     """
 
     tiles: tuple[tuple[Axis, int], ...] = ()
     num_warps: int = 4
     num_stages: int = 2
     precise: int = 0
+    specialized: bool = False
 
     def tile(self, axis: Axis) -> int:
         for a, t in self.tiles:

@@ -17,7 +17,8 @@ def schedule_to_json(s: Schedule) -> Any:
 
 def kernel_to_json(k: KernelSchedule) -> Any:
     tiles = [list(t) for t in k.tiles]
-    return {"tiles": tiles, "num_warps": k.num_warps, "num_stages": k.num_stages, "precise": k.precise}
+    out = {"tiles": tiles, "num_warps": k.num_warps, "num_stages": k.num_stages, "precise": k.precise}
+    return {**out, "specialized": True} if k.specialized else out
 
 
 def schedule_from_json(value: Any) -> Schedule:
@@ -33,7 +34,10 @@ def schedule_from_json(value: Any) -> Schedule:
 def kernel_from_json(value: Any) -> KernelSchedule:
     if (precise := value.get("precise", 0)) not in (0, 1, 2):  # there are stored ones without
         raise TypeError(f"precise: {precise!r}")
-    return KernelSchedule(_pairs(value["tiles"]), int(value["num_warps"]), int(value["num_stages"]), int(precise))
+    if not isinstance(specialized := value.get("specialized", False), bool):
+        raise TypeError(f"specialized: {specialized!r}")
+    warps, stages = int(value["num_warps"]), int(value["num_stages"])
+    return KernelSchedule(_pairs(value["tiles"]), warps, stages, int(precise), specialized)
 
 
 def _pairs(x: Any) -> tuple[tuple[Axis, int], ...]:

@@ -63,6 +63,9 @@ STEP_LATENCY = 0.7e-6  # seconds of a loop step that waits for memory
 EXPOSED = 0.5  # of that where a block loads nothing ahead: what it does then hides no load of its own
 WARPS = (4, 8, 2)  # per block, and
 STAGES = (2, 3, 4)  # of the pipeline of a loop's loads: where the tuner starts
+# Where warps are specialized: of pointwise work what no product hides; the time of matrix units, which wait less, and
+# of copies, of which many are under way, over what it is elsewhere.
+BESIDE, AT_WORK, COPIED = 0.18, 0.92, 0.5
 RESIDENT = 8  # blocks at a time on one processor, at most
 RESIDENT_WARPS = 64  # the same of all blocks' warps
 DRAWN = 1.5  # times its share of the bandwidth: what one processor can draw while others have no block
@@ -104,6 +107,7 @@ class Work:
     in_body: bool
     product: tuple[Axes, ...] = ()
     narrow: bool = False  # 16-bit operands
+    sums_product: bool = False  # adds matrix products up, which matrix units do on their own
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,7 @@ def outline(kernel: BlockGraph, graph: KernelGraph) -> Outline:
         for x in kernel.loads
     )
     work: list[Work] = []
+    products = set[str]()
     for op in kernel.ops:
         gone = op.attributes.get("axes", ())
         assert isinstance(gone, tuple)
@@ -146,7 +151,10 @@ def outline(kernel: BlockGraph, graph: KernelGraph) -> Outline:
         ready = [a in widths or not stages[a].body for a in op.args]
         half = [widths.get(a) == 2 and x for a, x in zip(op.args, reversed(ready), strict=True)]
         flops = operator(op.op).flops * max(1, passes[op.name])
-        work.append(Work(space, op.axes, flops, in_body, matrix_product(op.op, sides, gone, half), narrow))
+        own = matrix_product(op.op, sides, gone, half)
+        products |= {op.name} if own else set()
+        sums = op.op == "acc" and op.args[0] in products
+        work.append(Work(space, op.axes, flops, in_body, own, narrow, sums))
     writes = tuple((s.tensor.axes, BYTES[s.tensor.dtype]) for s in kernel.stores)
     return Outline(kernel.grid, kernel.loop, reads, tuple(work), writes, kernel.span)
 
@@ -210,6 +218,7 @@ class Terms:
     shared: Number  # bytes that one loop step holds
     streamed: Number  # bytes of these that the next step loads anew
     largest: Number  # elements of the largest value in a block
+    sums: Number = 0  # of the vector FLOPs those that add matrix products up
 
 
 def terms(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], Number], math_: Any = Arrays) -> Terms:
@@ -250,12 +259,14 @@ def terms(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], N
         fetched = fetched + whole(r.axes) * r.width * times
     flops: dict[str, Number] = {"narrow": 0, "wide": 0, "vector": 0}
     operands: Number = 0
+    sums: Number = 0
     wide_operands: Number = 0
     for w in o.work:
         unit = "vector" if not w.product else "narrow" if w.narrow else "wide"
         per_step = math.prod(sizes(w)) if w.product else held(w.axes)
         times = (steps if w.in_body else 1) * blocks
         flops[unit] = flops[unit] + w.flops * per_step * times
+        sums = sums + (w.flops * per_step * times if w.sums_product else 0)
         if w.product:
             batch, rows, columns, depth = sizes(w)
             read = batch * (rows + columns) * depth * (2 if w.narrow else 4) * times
@@ -267,7 +278,7 @@ def terms(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], N
     for w in o.work:
         largest = math_.maximum(largest, held(w.result))
     units = (flops["narrow"], flops["wide"], flops["vector"])
-    return Terms(blocks, steps, traffic, fetched, *units, operands, wide_operands, shared, streamed, largest)
+    return Terms(blocks, steps, traffic, fetched, *units, operands, wide_operands, shared, streamed, largest, sums)
 
 
 def _share(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], Number], math_: Any) -> Number:
@@ -340,7 +351,20 @@ def kernel_estimate(
     """Seconds of one of a graph's kernels at given sizes."""
     tile = dict(sizes.tiles)
     t = terms(outline(kernel, graph), extents_inside(kernel, graph, parts), lambda a: tile.get(a, 1))
+    if sizes.specialized:
+        return float(specialized_seconds(t, device, sizes.num_warps))
     return float(seconds(t, device, Arrays, sizes.num_warps, sizes.num_stages))
+
+
+def specialized_seconds(t: Terms, d: Device, warps: int) -> float:
+    """The estimate for a kernel whose warps have different tasks (`lower.specialized`): loads wait for nothing but room
+    to load into, and pointwise work of one warpgroup stands beside products of others, if there are others.
+    """
+    fill = t.blocks / (-(-t.blocks // d.blocks) * d.blocks)
+    memory = max(t.traffic / d.bandwidth, COPIED * t.fetched / d.cache_bandwidth)
+    products = max(AT_WORK * t.narrow_flops / d.matrix_flops, t.wide_operands / d.shared_bandwidth)
+    compute = (products + (BESIDE if warps > WIDE_WARPS else 1) * (t.vector_flops - t.sums) / d.vector_flops) / fill
+    return max(memory, compute) + STEP_LATENCY + d.shortest + d.launch
 
 
 def fused_estimate(reference: KernelGraph, device: Device) -> float:

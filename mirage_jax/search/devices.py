@@ -25,6 +25,7 @@ class Device:
     shared_bytes: int  # shared memory per block
     shared_bandwidth: float  # bytes/s from the shared memory of all blocks
     is_gpu: bool = True
+    wgmma: bool = False  # has Hopper's matrix instructions, which warpgroups issue and do not wait for
 
 
 # What kernels reach of the peaks, and the least time of one: fitted to measurements on an H200, taken for all GPUs.
@@ -47,7 +48,8 @@ def _gpu(
     clock: float,
 ) -> Device:
     reached = (BANDWIDTH * bandwidth, CACHE * cache, MATRIX * matrix, MATRIX * wide, VECTOR * vector)
-    return Device(name, blocks, *reached, LAUNCH, SHORTEST, shared, SHARED_ROW * blocks * clock)
+    wgmma = name in ("H100", "H200")
+    return Device(name, blocks, *reached, LAUNCH, SHORTEST, shared, SHARED_ROW * blocks * clock, wgmma=wgmma)
 
 
 DEVICES: dict[str, Device] = {

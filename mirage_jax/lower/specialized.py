@@ -1,0 +1,667 @@
+"""Text of a kernel whose warps have different tasks, in Gluon (Triton's language of layouts and barriers), for Hopper.
+
+One warp only loads: it keeps rings of tiles in shared memory full, with the copy engine (TMA). One or more warpgroups
+only compute, each on `ROWS` rows of the block's tile, with asynchronous matrix instructions (wgmma). A ring's tiles are
+handed over and back through barriers, one pair for each place in it. This is the schedule of FlashAttention-3 (Shah et
+al., 2024, sections 3.1 and 3.2), derived from the block graph: products of what is loaded ("early") are issued for a
+step before the products of what the last step computed ("late"), so that the latter run while pointwise work is done.
+
+* Values, units and masks are those of every other kernel (`values`, `loops`); only layouts, loads and products differ.
+* Tiles with the rows have the layout of the instructions' results, vectors are slices of it.
+* What is not this pattern is refused (`UnsupportedError`): ragged tiles, operands that are also read as values, right
+  operands that are computed, several loops.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import prod
+
+from mirage_jax.errors import UnsupportedError
+from mirage_jax.lower.expressions import Value, reduced, reduction
+from mirage_jax.lower.frame import Options
+from mirage_jax.lower.loops import Group, Loops
+from mirage_jax.lower.products import HALF
+from mirage_jax.lower.tiling import SINGLE, Product, TileAxis, Tiling, extent, stored_axes
+from mirage_jax.lower.values import TRITON_TYPES
+from mirage_jax.mugraph.graph import Axis, Load, Op, Tensor
+
+ROWS = 64  # of a warpgroup's matrix instruction
+WARPS = 4  # of a warpgroup
+WIDEST = 256  # columns of a matrix instruction
+SHARED = 226 << 10  # bytes of tiles in shared memory: some are left for barriers, and to change layouts
+REGISTERS = {1: 240, 2: 240, 3: 160}  # of a thread that computes, by warpgroups; one that loads has `FEW`
+FEW = 24
+
+IMPORTS = """\
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+copy_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # as Triton 3.6 calls it
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """How an input lies in memory for the copy engine: as a matrix, of which a block is copied at once."""
+
+    shape: tuple[int, int]
+    block: tuple[int, int]
+
+    @property
+    def layout(self) -> str:
+        return f"gl.NVMMASharedLayout({self.swizzle}, 16, 2)"
+
+    @property
+    def swizzle(self) -> int:
+        """Bytes in which lines of the block are permuted: all of a line, at most 128."""
+        return min(128, 2 * self.block[1])
+
+
+@dataclass(frozen=True)
+class Tile:
+    """An operand in shared memory: of each place in its ring, or once and for all."""
+
+    load: Load
+    descriptor: Descriptor
+    axes: tuple[Axis, Axis]  # of its rows and its columns, as they lie in memory
+    copies: int  # one for each warpgroup if it has the rows
+    name: str
+
+    @property
+    def bytes(self) -> int:
+        return 2 * prod(self.descriptor.block) * self.copies
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Tiles that are loaded and given back together."""
+
+    tiles: tuple[Tile, ...]
+    full: str
+    free: str
+
+    @property
+    def bytes(self) -> int:
+        return sum(t.bytes for t in self.tiles)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Products of the loop by when they are issued: `values` and `sums` of what is loaded, `late` ones of what the step
+    before computed. By name, each with its orientation and the accumulator that takes it (`values`: none).
+    """
+
+    row: Axis
+    values: tuple[tuple[Op, Product], ...]
+    sums: tuple[tuple[Op, Product, Op], ...]
+    late: tuple[tuple[Op, Product, Op], ...]
+
+    @property
+    def products(self) -> list[tuple[Op, Product]]:
+        return [(x[0], x[1]) for x in (*self.values, *self.sums, *self.late)]
+
+
+@dataclass
+class State:
+    """Names of what the loop carries: running maxima, sums, and computed operands of the products of the last step."""
+
+    first: str  # element of the loop's axis
+    axis: TileAxis
+    body: Sequence[Op]
+    running: Mapping[str, str]
+    sums: Mapping[str, str]
+    held: Mapping[str, str]
+    ends: Mapping[str, Value] = field(default_factory=dict)
+
+
+class Specialized(Loops):
+    """The functions of one kernel. `tiling` is that of a block; a warpgroup computes on a tiling with fewer rows."""
+
+    def __init__(self, tiling: Tiling, options: Options) -> None:
+        super().__init__(tiling, options)
+        self.stages = max(tiling.schedule.num_stages, 2)
+        self.groups = tiling.schedule.num_warps // WARPS
+        self.is_storing = False
+        (self.work,) = self._loops()
+        self.plan = self._plan()
+        self.inner = self._inner()
+        self.blocks_tiling = tiling
+
+    # --- what is computed when
+
+    def _loops(self) -> list[Group]:
+        live = self.live()
+        depths = {self.graph.stages[n].depth for n in self.targets(live)}
+        found = self.loops(0, live) if depths == {0} else []
+        if len(found) != 1 or found[0].stores or self.options.first:
+            raise UnsupportedError("a kernel with specialized warps has one loop, and stores after it")
+        if self.tiling.schedule.precise or self.groups not in REGISTERS or self.tiling.schedule.num_warps % WARPS:
+            raise UnsupportedError("specialized warps: one to three warpgroups compute, and round as they do")
+        return found
+
+    def absorbs(self, op: Op) -> str:
+        """Products only: a tile that is summed later would take registers away from them."""
+        how = super().absorbs(op)
+        return how if how == "dot" else ""
+
+    def _plan(self) -> Plan:
+        stages, live = self.graph.stages, self.live()
+        values, sums, late = [], [], []
+        by_product = {op.args[0]: op for op in self.work.accumulators if self.absorbs(op)}
+        for op in self.graph.ops:
+            product = self.tiling.product(op) if op.name in live else None
+            if product is None:
+                continue
+            left, right = self.sides(op, product)
+            if not stages[op.name].body or right not in self.loads or self.operand_type(op) not in HALF:
+                raise UnsupportedError(f"{op}: not a product in the loop whose right operand is loaded")
+            if len(product.inner) != 1 or SINGLE in product.dims or any(
+                (a, "tile") in self.work.uses for a in op.args if a in self.loads
+            ):  # fmt: skip
+                raise UnsupportedError(f"{op}: an operand has several inner axes, one row, or is read as values too")
+            is_late = left not in self.loads and stages[left].body
+            if op.name not in by_product and is_late:
+                raise UnsupportedError(f"{op}: what is made of a computed operand is not summed by the loop")
+            if op.name not in by_product:
+                values.append((op, product))
+            else:
+                (late if is_late else sums).append((op, product, by_product[op.name]))
+        rows = {p.row for _, p, *_ in (*values, *sums, *late)}
+        if len(rows) != 1:
+            raise UnsupportedError(f"products have the rows {sorted(rows)}; warpgroups divide one axis")
+        if sums and late and not values:
+            raise UnsupportedError(
+                "specialized warps: sums of products of what is loaded beside those of what is computed"
+            )
+        return Plan(rows.pop(), tuple(values), tuple(sums), tuple(late))
+
+    def _inner(self) -> Tiling:
+        """The tiles of one warpgroup."""
+        row, tiling = self.plan.row, self.tiling
+        if any(axis.ragged for axis in tiling.axes.values()):
+            raise UnsupportedError("specialized warps: every tile is full")
+        if tiling.axes[row].size != ROWS * self.groups or row not in self.graph.grid:
+            raise UnsupportedError(f"specialized warps: {self.groups} warpgroups have {ROWS * self.groups} rows")
+        tiles = tuple((a, ROWS if a == row else n) for a, n in tiling.schedule.tiles)
+        inner = replace(tiling, schedule=replace(tiling.schedule, tiles=tiles))
+        if inner.order != tiling.order:
+            raise UnsupportedError("specialized warps: a warpgroup's tiles lie in another order")
+        for op, product in self.plan.products:
+            lanes = [inner.axes[a].block for a in (*product.inner, product.column)]
+            if any(n % 16 for n in lanes):
+                raise UnsupportedError(f"{op}: tiles of {lanes}, not of multiples of 16")
+        return inner
+
+    def sides(self, op: Op, product: Product) -> tuple[str, str]:
+        """Left and right operand."""
+        left, right = op.args[::-1] if product.swapped else op.args
+        return left, right
+
+    # --- tiles in shared memory
+
+    @cached_property
+    def tiles(self) -> Mapping[str, Tile]:
+        """By load."""
+        used = dict.fromkeys(a for op, _ in self.plan.products for a in op.args if a in self.loads)
+        return {name: self._tile(self.loads[name], f"tile{n}") for n, name in enumerate(used)}
+
+    def _tile(self, load: Load, name: str) -> Tile:
+        graph = self.tiling.graph
+        tensor = graph.tensors[load.tensor]
+        stored = stored_axes(tensor, graph)
+        shape = [extent(a, graph, self.tiling.parts) for a in stored]
+        named = dict(zip(tensor.axes, load.axes, strict=True))
+        places = [n for n, a in enumerate(stored) if self.inner.axes[named[a]].block > 1]
+        if len(places) != 2 or places[1] != len(stored) - 1 or tensor.dtype not in HALF:
+            raise UnsupportedError(f"{load}: the copy engine takes tiles of two axes, one of them contiguous")
+        if sum(x.tensor == load.tensor for x in self.graph.loads) > 1 or load.tensor in self.views:
+            raise UnsupportedError(f"{load}: a tensor that is loaded twice, or lies in another")
+        row, column = (named[stored[n]] for n in places)
+        matrix = prod(shape[: places[0] + 1]), prod(shape[places[0] + 1 :])
+        block = self.inner.axes[row].block, self.inner.axes[column].block
+        if matrix[1] % 8 or (block[1] not in (16, 32) and block[1] % 64) or max(block[0], min(block[1], 64)) > WIDEST:
+            raise UnsupportedError(f"{load}: blocks of {block} in a matrix of {matrix}")
+        copies = self.groups if self.plan.row in (row, column) else 1
+        return Tile(load, Descriptor(matrix, block), (row, column), copies, name)
+
+    @cached_property
+    def resident(self) -> tuple[Tile, ...]:
+        """Tiles that are loaded once."""
+        return tuple(t for t in self.tiles.values() if not self.graph.stages[t.load.name].body)
+
+    @cached_property
+    def early_ring(self) -> Ring | None:
+        return self._ring([op for op, *_ in (*self.plan.values, *self.plan.sums)], "")
+
+    @cached_property
+    def late_ring(self) -> Ring | None:
+        return self._ring([op for op, *_ in self.plan.late], "_late")
+
+    def _ring(self, products: Sequence[Op], suffix: str) -> Ring | None:
+        """The tiles that some products read of each step."""
+        read = {a for op in products for a in op.args}
+        tiles = tuple(t for name, t in self.tiles.items() if name in read and t not in self.resident)
+        return Ring(tiles, f"full{suffix}", f"free{suffix}") if tiles else None
+
+    @cached_property
+    def rings(self) -> tuple[Ring, ...]:
+        """In the order in which they are filled."""
+        found = tuple(ring for ring in (self.early_ring, self.late_ring) if ring is not None)
+        if len({t.name for ring in found for t in ring.tiles}) < sum(len(ring.tiles) for ring in found):
+            raise UnsupportedError("specialized warps: an early and a late product read one tile")
+        return found
+
+    def place(self, tile: Tile, slot: str, group: str) -> str:
+        """A tile in shared memory, as it lies there."""
+        if tile in self.resident:
+            return f"{tile.name}.index({group if tile.copies > 1 else 0})"
+        return (
+            f"{tile.name}.index({slot} * {self.groups} + {group})" if tile.copies > 1 else f"{tile.name}.index({slot})"
+        )
+
+    def smem(self, name: str, slot: str, side: tuple[Axis, Axis]) -> str:
+        """A loaded operand, as a matrix with the dimensions `side`."""
+        tile = self.tiles[name]
+        text = self.place(tile, slot, "group")
+        return text if tile.axes == side else f"{text}.permute((1, 0))"
+
+    # --- the functions
+
+    def functions(self, name: str) -> str:
+        """The text: what loads, what computes, and the kernel."""
+        tensors = list(self.arguments.values())
+        own = [t.name for t in self.tiles.values()] + (["kept"] if self.resident else [])
+        own += [barrier for ring in self.rings for barrier in (ring.full, ring.free)]
+        for function in (f"{name}_load", f"{name}_compute", *own):
+            self.w.name(function)
+        held = sum(t.bytes * (1 if t in self.resident else self.stages) for t in self.tiles.values())
+        if held > SHARED:
+            raise UnsupportedError(f"tiles of {held} bytes in shared memory, which has room for {SHARED}")
+        for line in IMPORTS.splitlines():
+            self.w.line(line)
+        arguments = ", ".join((*tensors, *own))
+        self._function(f"{name}_load({arguments})", self.load)
+        self._function(f"{name}_compute({arguments}, group: gl.constexpr)", self.compute)
+        self._function(f"{name}({', '.join(tensors)})", lambda: self.launch(name, arguments))
+        return re.sub(r"\btl\.", "gl.", self.w.text())
+
+    def _function(self, signature: str, body: Callable[[], None]) -> None:
+        for line in ("", "", "@gluon.jit"):
+            self.w.line(line)
+        with self.w.block(f"def {signature}:"):
+            self.env, self.tiling = ChainMap(), self.blocks_tiling
+            body()
+
+    def launch(self, name: str, arguments: str) -> None:
+        used = [self.tiling.graph.tensors[t] for t in self.arguments]
+        self.header(used)
+        for tile in self.tiles.values():
+            count = tile.copies * (1 if tile in self.resident else self.stages)
+            d, dtype = tile.descriptor, TRITON_TYPES[self.tiling.graph.tensors[tile.load.tensor].dtype]
+            shape = [count, *d.block]
+            self.w.line(f"{tile.name} = gl.allocate_shared_memory({dtype}, {shape}, {d.layout})")
+        barriers = [("kept", 1, 1)] if self.resident else []
+        for ring in self.rings:
+            barriers += [(ring.full, self.stages, 1), (ring.free, self.stages, self.groups)]
+        for barrier, count, arrivals in barriers:
+            self.w.line(f"{barrier} = gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())")
+            for n in range(count):
+                self.w.line(f"mbarrier.init({barrier}.index({n}), count={arrivals})")
+        self.w.line("fence_async_shared()")
+        self.w.line("gl.warp_specialize([")
+        for group in range(self.groups):
+            self.w.line(f"    ({name}_compute, ({arguments}, {group})),")
+        self.w.line(f"    ({name}_load, ({arguments})),")
+        warps = [WARPS] * (self.groups - 1) + [1]
+        registers = [REGISTERS[self.groups]] * (self.groups - 1) + [FEW]
+        self.w.line(f"], {warps}, {registers})")
+
+    def steps(self) -> tuple[str, str]:
+        """First element of the loop, and the number of its steps: at least one, so that there is a first."""
+        assert self.graph.loop is not None
+        axis = self.axes[self.graph.loop]
+        first, end = self.bounds(axis)
+        if first.isdigit() and end.isdigit():
+            return first, str(-(-(int(end) - int(first)) // axis.size))
+        if first != "0":
+            first = self.w.let("first", f"tl.minimum({first}, {axis.local - axis.size})")
+        return first, self.w.let("steps", f"tl.maximum(({end} - {first} + {axis.size - 1}) // {axis.size}, 1)")
+
+    # --- the warp that loads
+
+    def load(self) -> None:
+        assert self.graph.loop is not None
+        axis = self.axes[self.graph.loop]
+        self.blocks()
+        first, steps = self.steps()
+        if self.resident:
+            self.w.line(f"mbarrier.expect(kept.index(0), {sum(t.bytes for t in self.resident)})")
+            for tile in self.resident:
+                self.copy(tile, "0", "kept.index(0)", "")
+        step = self.w.name("step")
+        with self.w.block(f"for {step} in range({steps}):"):
+            at = self.w.let("at", self.position(first, step, axis))
+            slot, phase = self.slot(step), self.phase(step)
+            for ring in self.rings:
+                self.w.line(f"mbarrier.wait({ring.free}.index({slot}), {phase} ^ 1)")
+                self.w.line(f"mbarrier.expect({ring.full}.index({slot}), {ring.bytes})")
+                for tile in ring.tiles:
+                    self.copy(tile, slot, f"{ring.full}.index({slot})", at)
+
+    def position(self, first: str, step: str, axis: TileAxis) -> str:
+        """Of a step's first element."""
+        if step == "0":
+            return first
+        return f"{step} * {axis.size}" if first == "0" else f"{first} + {step} * {axis.size}"
+
+    def slot(self, step: str) -> str:
+        """Place in a ring."""
+        return str(int(step) % self.stages) if step.isdigit() else f"{step} % {self.stages}"
+
+    def phase(self, step: str) -> str:
+        """Of its barriers: how often the ring has been filled by then, modulo 2."""
+        return str(int(step) // self.stages & 1) if step.isdigit() else f"({step} // {self.stages} & 1)"
+
+    def copy(self, tile: Tile, slot: str, barrier: str, at: str) -> None:
+        tensor = self.tiling.graph.tensors[tile.load.tensor]
+        for group in range(tile.copies):
+            row, column = self.coordinates(tile, at, group)
+            place = self.place(tile, slot, str(group))
+            self.w.line(f"copy_tile({self.arguments[tensor.name]}, [{row}, {column}], {barrier}, {place})")
+
+    def coordinates(self, tile: Tile, at: str, group: int) -> tuple[str, str]:
+        """Of a block in the matrix as which a tensor lies in memory."""
+        graph, load = self.tiling.graph, tile.load
+        tensor = graph.tensors[load.tensor]
+        stored, named = stored_axes(tensor, graph), dict(zip(tensor.axes, load.axes, strict=True))
+        shape = [extent(a, graph, self.tiling.parts) for a in stored]
+        cut = [named[a] for a in stored].index(tile.axes[0]) + 1
+        found = []
+        for places in (range(cut), range(cut, len(stored))):
+            terms = []
+            for n in places:
+                axis = self.axes[named[stored[n]]]
+                starts = self.starts(axis)
+                starts += [at] if axis.axis == self.graph.loop and at else []
+                starts += [str(group * ROWS)] if axis.axis == self.plan.row and group else []
+                stride = prod(shape[n + 1 : places.stop])
+                if starts:
+                    text = " + ".join(starts)
+                    text = text if len(starts) == 1 and "*" not in text else f"({text})"
+                    terms.append(" + ".join(starts) if stride == 1 else f"{text} * {stride}")
+            found.append(" + ".join(terms) or "0")
+        return found[0], found[1]
+
+    # --- the warps that compute
+
+    def compute(self) -> None:
+        assert self.graph.loop is not None
+        for line in self.layouts():
+            self.w.line(line)
+        self.blocks()
+        first, steps = self.steps()
+        outer, row = self.tiling, self.plan.row
+        block = self.env.get(("block", row), "0")
+        self.tiling = self.inner
+        self.env["block", row] = self.w.let("rows", f"{block} * {self.groups} + group" if block != "0" else "group + 0")
+        for axis in self.axes.values():
+            if axis.axis != self.graph.loop:
+                self.index(axis)
+        self.steps_of(first, steps)
+        for store in self.graph.stores:
+            self.store(store)
+        self.tiling = outer
+
+    def steps_of(self, first: str, steps: str) -> None:
+        """The loop, one step of the early products ahead of the late ones."""
+        assert self.graph.loop is not None
+        axis, outer = self.axes[self.graph.loop], self.env
+        body = [op for op in self.graph.ops if op.name in self.work.body]
+        self.env, self.uses = outer.new_child(), self.work.uses
+        self.before_loop(body)
+        state = self._state(first, axis, body)
+        if self.resident:
+            self.w.line("mbarrier.wait(kept.index(0), 0)")
+        before, start = self.env, "0"
+        if self.plan.late:
+            self.env, self.holding, start = before.new_child(), frozenset(), "1"
+            self.step(state, "0")
+        for begin, end, holding in self.ranges(axis, body, first, steps, start):
+            self.env, self.holding = before.new_child(), holding
+            number = self.w.name("step")
+            with self.w.block(f"for {number} in range({begin}, {end}):", number):
+                self.step(state, number)
+        self.holding = frozenset()
+        if self.plan.late:
+            self.issue_late(state, steps)
+        if products := [*self.plan.late, *(self.plan.sums if not self.plan.values else ())]:
+            self.wait(0, [*(state.sums[acc.name] for _, _, acc in products), *state.held.values()])
+        for op in self.work.accumulators:
+            if op.op == "last":
+                if op.args[0] not in state.running:
+                    raise UnsupportedError(f"{op}: only a running maximum has a last value")
+                outer["value", op.name] = replace(state.ends[op.args[0]], text=state.running[op.args[0]])
+            else:
+                outer["value", op.name] = self.finished(op, self.absorbs(op), state.sums[op.name])
+        self.env, self.uses = outer, set()
+
+    def _state(self, first: str, axis: TileAxis, body: Sequence[Op]) -> State:
+        """Start what the loop carries."""
+        carried = [op for op in body if op.op in ("shift", "max") and axis.axis in reduced(op)]
+        running = {op.name: self.start(self.tiling.dims(op.axes), op.op, "-inf") for op in carried}
+        sums = {
+            op.name: self.start(self.carrier(op, self.absorbs(op)), "acc", "0.0")
+            for op in self.work.accumulators
+            if op.op != "last"
+        }
+        self.env |= {("carried", n): name for n, name in running.items()}
+        return State(first, axis, body, running, sums, {op.name: self.w.name("held") for op, _, _ in self.plan.late})
+
+    def step(self, state: State, number: str) -> None:
+        """One step of the early products and of what is made of them, while the late ones of the last step run."""
+        self.index(state.axis, self.w.let("at", self.position(state.first, number, state.axis)))
+        has_last = bool(self.plan.late) and number != "0"
+        self.issue_early(state, number, has_last)
+        needed, absorbed = self.needed(self.work), {x[0].name for x in (*self.plan.sums, *self.plan.late)}
+        for op in state.body:
+            if op.name in needed and op.name not in absorbed:
+                self.value(op.name)
+        decayed = self.accumulate_all(state)
+        operands = {op.name: self.register_operand(op, product) for op, product, _ in self.plan.late}
+        state.ends = {name: self.env["value", name] for name in state.running}
+        for name, variable in state.running.items():
+            self.w.line(f"{variable} = {state.ends[name].text}")
+        if has_last:
+            self.wait(0, [*(state.sums[acc.name] for _, _, acc in self.plan.late), *state.held.values()])
+            self.give_back(self.late_ring, _before(number))
+            for _, _, acc in self.plan.late:
+                if decayed.get(acc.name, state.sums[acc.name]) != state.sums[acc.name]:
+                    self.w.line(f"{state.sums[acc.name]} = {decayed[acc.name]}")
+        for name, text in operands.items():
+            self.w.line(f"{state.held[name]} = {text}")
+
+    def issue_early(self, state: State, number: str, has_last: bool) -> None:
+        """Issue the early products of a step and the late ones of the last, and wait for the former; where they are
+        all sums, for those of the last step.
+        """
+        plan, slot = self.plan, self.slot(number)
+        self.wait_for(self.early_ring, number)
+        made: list[str] = []
+        for op, product in plan.values:
+            start = f"{self.full(product.dims, '0.0')}, use_acc=False"
+            made.append(self.w.let("dot", f"warpgroup_mma({self.factors(op, product, slot)}, {start}, is_async=True)"))
+            self.env["value", op.name] = Value(made[-1], product.dims)
+        sums = [state.sums[acc.name] for _, _, acc in plan.sums]
+        for (op, product, _), total in zip(plan.sums, sums, strict=True):
+            self.w.line(f"{total} = warpgroup_mma({self.factors(op, product, slot)}, {total}, is_async=True)")
+        if has_last:
+            self.issue_late(state, number)
+        if plan.values:
+            self.wait(len(plan.late) if has_last else 0, [*made, *sums])
+            self.give_back(self.early_ring, number)
+        elif sums:
+            self.wait(len(sums), sums)
+            self.give_back(self.early_ring, _before(number), f", pred={number} > 0")
+
+    def issue_late(self, state: State, after: str) -> None:
+        """Issue the products of what the step before `after` computed."""
+        last = _before(after)
+        self.wait_for(self.late_ring, last)
+        for op, product, acc in self.plan.late:
+            (inner,), total = product.inner, state.sums[acc.name]
+            right = self.smem(self.sides(op, product)[1], self.slot(last), (inner, product.column))
+            self.w.line(f"{total} = warpgroup_mma({state.held[op.name]}, {right}, {total}, is_async=True)")
+
+    def accumulate_all(self, state: State) -> dict[str, str]:
+        """Add up what no product does; what becomes of sums of products where the running shift moved."""
+        decayed = dict[str, str]()
+        early = {acc.name for _, _, acc in self.plan.sums}
+        for op in self.work.accumulators:
+            if op.op == "last":
+                continue
+            total, how = state.sums[op.name], self.absorbs(op)
+            if how != "dot":
+                self.accumulate(op, how, total, state.running)
+            elif op.op == "accs":
+                decayed[op.name] = self.decayed(op, total, self.carrier(op, how), state.running)
+            if op.name in early and decayed.get(op.name, total) != total:
+                raise UnsupportedError(f"{op}: a sum of products of what is loaded, relative to a shift of the loop")
+        return decayed
+
+    def wait_for(self, ring: Ring | None, step: str) -> None:
+        """Until the tiles of a step are there."""
+        if ring is not None:
+            self.w.line(f"mbarrier.wait({ring.full}.index({self.slot(step)}), {self.phase(step)})")
+
+    def give_back(self, ring: Ring | None, step: str, condition: str = "") -> None:
+        """The tiles of a step may be loaded over."""
+        if ring is not None:
+            self.w.line(f"mbarrier.arrive({ring.free}.index({self.slot(step)}), count=1{condition})")
+
+    def before_loop(self, body: Sequence[Op]) -> None:
+        """Emit what the loop reads and does not change, but for what lies in shared memory."""
+        for op in (*body, *self.work.accumulators):
+            for a in op.args:
+                if not self.graph.stages[a].body and a not in self.tiles:
+                    self.value(a)
+        for op, product in self.plan.products:
+            left, _ = self.sides(op, product)
+            if left not in self.loads and not self.graph.stages[left].body:
+                self.env["operand", op.name] = self.w.let("operand", self.register_operand(op, product))
+
+    def factors(self, op: Op, product: Product, slot: str) -> str:
+        """Both operands of an early product."""
+        left, right = self.sides(op, product)
+        (inner,) = product.inner
+        if left in self.loads:
+            x = self.smem(left, slot, (product.row, inner))
+        else:
+            x = self.env["operand", op.name]
+        return f"{x}, {self.smem(right, slot, (inner, product.column))}"
+
+    def register_operand(self, op: Op, product: Product) -> str:
+        """A computed left operand, as matrix instructions take it from registers."""
+        left, _ = self.sides(op, product)
+        dtype = self.operand_type(op)
+        half = self.cast(self.operand(left, dtype, False), left, dtype)
+        return f"gl.convert_layout({half.text}, gl.DotOperandLayout(0, mma{self.columns(product.column)}, 2))"
+
+    def wait(self, outstanding: int, names: Sequence[str]) -> None:
+        """Until all but so many products are done."""
+        self.w.line(f"{', '.join(names)} = warpgroup_mma_wait({outstanding}, [{', '.join(names)}])")
+
+    def ranges(
+        self, axis: TileAxis, body: Sequence[Op], first: str, steps: str, start: str
+    ) -> list[tuple[str, str, frozenset[str]]]:
+        """Parts of the loop as numbers of steps, from step `start` on."""
+        if self.graph.span is None or steps.isdigit():
+            return [(start, steps, frozenset())]
+        parts = self.parts(axis, body)
+        marks = [f"({end} - {first}) // {axis.size}" for _, end, _ in parts[:-1]]
+        names = [self.w.let("mark", f"tl.minimum(tl.maximum({m}, {start}), {steps})") for m in marks]
+        begins, ends = [start, *names], [*names, steps]
+        return [(b, e, holding) for b, e, (_, _, holding) in zip(begins, ends, parts, strict=True)]
+
+    # --- layouts
+
+    def columns(self, axis: Axis) -> int:
+        return min(self.inner.axes[axis].block, WIDEST)
+
+    @cached_property
+    def slice_of(self) -> int:
+        """Columns of the tiles of which vectors along the rows are slices."""
+        return max(self.columns(p.column) for _, p in self.plan.products)
+
+    def layouts(self) -> Iterator[str]:
+        """What tiles and stored tiles are laid out as."""
+        row, axes = self.plan.row, self.inner.axes.values()
+        for n in sorted({self.columns(x.axis) for x in axes if x.axis != row and x.block > 1}):
+            yield f"mma{n}: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [{WARPS}, 1], [16, {n}, 16])"
+        stored = [self.inner.dims(s.tensor.axes) for s in self.graph.stores]
+        for n in sorted({self.inner.axes[dims[1]].block for dims in stored if len(dims) == 2}):
+            lanes = [max(256 // n, 1), min(n // 8, 32)]  # of a warp, 8 elements each
+            yield f"lines{n}: gl.constexpr = gl.BlockedLayout([1, 8], {lanes}, [{WARPS}, 1], [1, 0])"
+
+    def layout(self, dims: tuple[Axis, ...]) -> str:
+        """Of a tile with rows and columns."""
+        if len(dims) != 2 or dims[0] != self.plan.row:
+            raise UnsupportedError(f"specialized warps: a tile over {dims}, whose first axis is not {self.plan.row}")
+        return f"lines{self.inner.axes[dims[1]].block}" if self.is_storing else f"mma{self.columns(dims[1])}"
+
+    def vector_layout(self, axis: Axis) -> str:
+        if axis == self.plan.row:
+            return f"gl.SliceLayout(1, mma{self.slice_of})"
+        return f"gl.SliceLayout(0, mma{self.columns(axis)})"
+
+    def lanes(self, axis: TileAxis) -> str:
+        return f"tl.arange(0, {axis.block}, {self.vector_layout(axis.axis)})"
+
+    def full(self, dims: tuple[Axis, ...], number: str, dtype: str = "tl.float32") -> str:
+        if not dims:
+            return f"gl.to_tensor({number})"
+        layout = self.layout(dims) if len(dims) == 2 else self.vector_layout(*dims)
+        return f"tl.full({[self.axes[a].block for a in dims]}, {number}, {dtype}, {layout})"
+
+    def expand(self, text: str, own: tuple[Axis, ...], dims: tuple[Axis, ...]) -> str:
+        if not own or own == dims:
+            return text
+        place, layout = dims.index(own[0]), self.layout(dims)
+        wanted = f"gl.SliceLayout({1 - place}, {layout})"
+        if wanted != self.vector_layout(own[0]):
+            text = f"gl.convert_layout({text}, {wanted})"
+        elif not text.isidentifier():
+            text = f"({text})"
+        return f"{text}[{':, None' if place == 0 else 'None, :'}]"
+
+    def reduction(self, function: str, value: Value, axes: Iterable[Axis]) -> str:
+        gone = [a for a in value.dims if a in set(axes)]
+        if self.plan.row in gone:
+            raise UnsupportedError("specialized warps: a sum over rows, which warpgroups divide")
+        text = reduction(function, value, gone)
+        if len(value.dims) == 2 and gone and f"mma{self.columns(gone[0])}" != f"mma{self.slice_of}":
+            text = f"gl.convert_layout({text}, {self.vector_layout(self.plan.row)})"
+        return text
+
+    def write(self, tensor: Tensor, dims: tuple[Axis, ...], text: str, mask: str) -> None:
+        """What one thread holds of a result lies in several rows: it is passed on to be written line by line."""
+        if len(dims) == 2:
+            self.is_storing = True
+            text = self.w.let("out", f"gl.convert_layout({text}, {self.layout(dims)})")
+        super().write(tensor, dims, text, mask)
+        self.is_storing = False
+
+
+def _before(step: str) -> str:
+    return str(int(step) - 1) if step.isdigit() else f"({step} - 1)"

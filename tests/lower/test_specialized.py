@@ -1,0 +1,232 @@
+"""Kernels with specialized warps: right on exact numbers under any order of their tasks, and no wait too many."""
+
+import re
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from lower.programs import NUMPY, Program, attention, gated_mlp, rmsnorm, split_attention
+from lower.test_spans import sized
+from mugraph.programs import CAUSAL_SPAN, WINDOW
+
+from mirage_jax.compiler.specialization import specialized
+from mirage_jax.errors import GraphError, KernelFault, UnsupportedError
+from mirage_jax.lower.aot import compile_for
+from mirage_jax.lower.gluon_interpreter import Barrier, Tasks
+from mirage_jax.lower.launch import launches, run_cuda, sources
+from mirage_jax.lower.triton_interpreter import interpret, interpret_kernel
+from mirage_jax.lower.triton_source import KernelSource
+from mirage_jax.lower.twin import disagreement, exact_check
+from mirage_jax.mugraph import evaluate
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Schedule
+from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
+from mirage_jax.search.devices import DEVICES
+
+pytest.importorskip("triton.experimental.gluon.language.nvidia.hopper")
+
+type Sized = tuple[KernelGraph, Schedule]
+
+
+def as_specialized(p: Program, tiles: dict[str, int], stages: int = 2) -> Sized:
+    """A program whose first kernel has specialized warps, one warpgroup for 64 rows of axis i."""
+    first, *others = p.schedule.kernels
+    own = KernelSchedule(
+        tuple((a, tiles.get(a, n)) for a, n in first.tiles), tiles["i"] // 16, stages, specialized=True
+    )
+    return p.graph, replace(p.schedule, kernels=(own, *others))
+
+
+def masked(program: object, rows: int, columns: int, stages: int = 2) -> Sized:
+    graph = sized(program, "online", 512, "f16").with_extents({"n": 512, "n'": 512, "d": 64, "e": 64})  # type: ignore[arg-type]
+    return graph, Schedule((KernelSchedule((("n'", rows), ("n", columns)), rows // 16, stages, specialized=True),))
+
+
+FLASH = attention("f16", h=2, i=512, n=512, d=64, tiles={"h": 1, "i": 128, "n": 64})
+GATED = gated_mlp("f16", i=512, k=512, j=256, tiles={"i": 128, "j": 64, "k": 64})
+CASES: dict[str, Sized] = {
+    "attention": as_specialized(FLASH, {"i": 128, "n": 64}),
+    "attention, three stages": as_specialized(FLASH, {"i": 128, "n": 64}, 3),
+    "attention, one warpgroup": as_specialized(FLASH, {"i": 64, "n": 128}),
+    "attention, bf16": as_specialized(
+        attention("bf16", h=2, i=256, n=256, d=128, tiles={"h": 1, "i": 128, "n": 64}), {"i": 128}
+    ),
+    "split attention": as_specialized(
+        split_attention("f16", i=256, n=512, d=64, tiles={"h": 1, "i": 128, "n": 64, "n.g": 1}), {"i": 128}
+    ),
+    "causal attention": masked(CAUSAL_SPAN, 128, 64),
+    "causal attention, wide steps": masked(CAUSAL_SPAN, 64, 128, 3),
+    "a window of attention": masked(WINDOW, 128, 64),
+    "gated MLP": as_specialized(GATED, {"i": 128}, 4),
+    "gated MLP, one warpgroup": as_specialized(GATED, {"i": 64, "j": 128}, 2),
+}
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+def source_of(case: str) -> KernelSource:
+    source = sources(*CASES[case])[0]
+    assert source is not None
+    return source
+
+
+@every_case
+def test_exact(case: str) -> None:
+    assert exact_check(*CASES[case]) == ""
+
+
+@pytest.mark.parametrize("program, case", [(FLASH, "attention"), (GATED, "gated MLP")], ids=["attention", "gated"])
+def test_floats(program: Program, case: str) -> None:
+    inputs = program.inputs()
+    (have,), want = interpret(*CASES[case], inputs), program.want(inputs)
+    assert np.abs(have - want).max() < 3e-3 * np.abs(want).max()
+
+
+@every_case
+def test_compiles(case: str) -> None:
+    """For Hopper: with all warps, and registers that are handed from the warp that loads to those that compute."""
+    groups = CASES[case][1].kernels[0].num_warps // 4
+    found = compile_for(source_of(case), 90)
+    assert found.fits and not found.spills
+    assert f".reqntid {32 * 4 * (groups + 1)}" in found.ptx
+    assert ("setmaxnreg" in found.ptx) and "wgmma.mma_async" in found.ptx and "cp.async.bulk.tensor" in found.ptx
+
+
+@pytest.mark.gpu
+@every_case
+def test_on_a_gpu(case: str) -> None:
+    """Near float64, and the same bits a hundred times."""
+    if jax.devices()[0].compute_capability != "9.0":
+        pytest.skip("needs a Hopper GPU")
+    graph, schedule = CASES[case]
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal([graph.extent(a) for a in t.axes]).astype(NUMPY[t.dtype]) for t in graph.inputs]
+    run = jax.jit(lambda *xs: run_cuda(graph, schedule, xs, None)[0])
+    have = [np.asarray(run(*arrays)) for _ in range(100)]
+    assert len({x.tobytes() for x in have}) == 1
+    (want,) = evaluate.run(graph, arrays)
+    assert np.abs(have[0].astype(np.float64) - want).max() < 2e-2 * np.abs(want).max()
+
+
+def wrong(case: str, text: str) -> str:
+    """What the exact check says of a kernel with another text."""
+    graph, schedule = CASES[case]
+    kernel, source = graph.kernels[0], replace(source_of(case), text=text)
+    assert isinstance(kernel, BlockGraph)
+    return disagreement(kernel, graph, schedule.kernels[0], schedule.part_counts, source)
+
+
+ORDERING = re.compile(r"^( +)(?:.*= warpgroup_mma_wait\(|mbarrier\.(?:wait|arrive|expect|init)\(|copy_tile\()")
+
+
+@pytest.mark.parametrize("case", ["attention", "gated MLP"])
+def test_every_line_that_orders_counts(case: str) -> None:
+    """Without it, some order of tasks reads what is not there, overwrites what is read, or waits forever."""
+    lines = source_of(case).text.splitlines()
+    found = [n for n, line in enumerate(lines) if ORDERING.match(line)]
+    assert len(found) > 15
+    for n in found:
+        indent = lines[n][: len(lines[n]) - len(lines[n].lstrip())]
+        mutant = "\n".join([*lines[:n], f"{indent}pass", *lines[n + 1 :]]) + "\n"
+        assert wrong(case, mutant), f"not needed: {lines[n].strip()}"
+
+
+MUTANTS: dict[str, tuple[str, str, str]] = {
+    "a tile is given back before its product is done": (
+        "gated MLP",
+        r"free\.index\(\(step - 1\) % 4\), count=1, pred=step > 0",
+        "free.index(step % 4), count=1",
+    ),
+    "an early product is not waited for": ("attention", r"warpgroup_mma_wait\(1,", "warpgroup_mma_wait(2,"),
+    "the warp that loads waits for the wrong phase": ("attention", r" \^ 1\)", ")"),
+    "a late product reads the tile of another step": (
+        "attention",
+        r"tile2\.index\(\(step - 1\) % 2\)",
+        "tile2.index(step % 2)",
+    ),
+    "sums are not rescaled": ("attention", r"acc\d+ \* decay\d+\[:, None\]", "acc4"),
+    "both warpgroups have the same rows": ("attention", r"index\(group\)", "index(0)"),
+    "a copy from the neighbour": ("attention", r"\+ 64, 0\]", "+ 63, 0]"),
+    "fewer bytes than are copied": ("attention", r"(mbarrier\.expect\(full\.index\(.*), \d+\)", r"\1, 16)"),
+    "one arrival for two warpgroups": ("attention", r"(mbarrier\.init\(free.*count)=2", r"\1=1"),
+}
+
+
+@pytest.mark.parametrize("mutation", MUTANTS)
+def test_wrong_orders_are_found(mutation: str) -> None:
+    case, pattern, instead = MUTANTS[mutation]
+    text, count = re.subn(pattern, instead, source_of(case).text)
+    assert count and wrong(case, text)
+
+
+def test_tasks_that_wait_for_each_other() -> None:
+    tasks = Tasks(np.random.default_rng(0))
+    barriers = [Barrier(1, 1), Barrier(1, 1)]
+
+    def task(n: int) -> None:
+        tasks.wait_until(lambda: barriers[n].completed == 1)
+        barriers[1 - n].arrived(1, tasks.clock)
+
+    with pytest.raises(KernelFault, match="wait for each other"):
+        tasks.run([lambda: task(0), lambda: task(1)])
+
+
+REFUSED: dict[str, tuple[Sized, str]] = {
+    "rows that no warpgroups divide": (as_specialized(FLASH, {"i": 32}), "warpgroups"),
+    "ragged tiles": (
+        as_specialized(attention("f16", h=2, i=500, n=512, d=64, tiles={"h": 1, "i": 128, "n": 64}), {"i": 128}),
+        "every tile is full",
+    ),
+    "several loops": (
+        as_specialized(rmsnorm("f16", i=256, k=256, j=128, tiles={"i": 128, "j": 128, "k": 64}), {"i": 128}),
+        "one loop",
+    ),
+    "32 bits": (
+        as_specialized(gated_mlp("f32", i=256, k=256, j=128, tiles={"i": 128, "j": 64, "k": 64}), {"i": 128}),
+        "not a product in the loop",
+    ),
+    "too much for shared memory": (as_specialized(GATED, {"i": 128, "j": 256, "k": 128}, 4), "shared memory"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(case: str) -> None:
+    sized, why = REFUSED[case]
+    with pytest.raises(UnsupportedError, match=why):
+        sources(*sized)
+
+
+def test_a_launch_of_its_own() -> None:
+    first, *_ = GATED.graph.kernels
+    assert isinstance(first, BlockGraph)
+    second = replace(
+        first, name="other", stores=tuple(replace(s, tensor=replace(s.tensor, name="Z")) for s in first.stores)
+    )
+    graph = replace(GATED.graph, kernels=(first, second), outputs=("Y", "Z"))
+    (own,) = CASES["gated MLP"][1].kernels
+    with pytest.raises(UnsupportedError, match="launch of its own"):
+        list(launches(graph, Schedule((own, replace(own, specialized=False)), joint=True)))
+
+
+def test_stored() -> None:
+    schedule = CASES["gated MLP"][1]
+    assert schedule_from_json(schedule_to_json(schedule)) == schedule
+    with pytest.raises(GraphError, match="specialized"):
+        schedule_from_json({"kernels": [{"tiles": [], "num_warps": 8, "num_stages": 2, "specialized": 1}], "parts": []})
+
+
+@pytest.mark.parametrize("program", [FLASH, GATED], ids=["attention", "gated"])
+def test_sizes_for_the_tuner(program: Program) -> None:
+    """All are written and right; there are some on devices that have the instructions, and on no others."""
+    found = specialized(program.graph, program.schedule, DEVICES["H200"])
+    assert len(found) > 3 and all(s.kernels[0].specialized for s in found)
+    assert exact_check(program.graph, found[0]) == ""
+    assert not specialized(program.graph, program.schedule, DEVICES["A100"])
+
+
+def test_out_of_a_matrix() -> None:
+    source = source_of("gated MLP")
+    text = source.text.replace("* 128, at1]", "* 128 + 512, at1]")
+    assert text != source.text
+    inputs = [np.zeros(shape, np.float16) for shape in ((512, 512), (512, 256), (512, 256))]
+    with pytest.raises(KernelFault, match="of a matrix of 512 x 512"):
+        interpret_kernel(replace(source, text=text), inputs)
