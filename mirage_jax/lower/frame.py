@@ -7,7 +7,7 @@ scope of its own.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -199,6 +199,15 @@ class Frame:
         names = [(a, self.env["mask", a]) for a in dict.fromkeys(axes) if self.env.get(("mask", a))]
         return " & ".join(self.expand(name, self.tiling.dims((a,)), dims) for a, name in names)
 
+    def placed(self, tensor: Tensor, shape: Sequence[int]) -> tuple[int, int, tuple[int, ...]]:
+        """Elements of the array in which a tensor of this shape lies, before its first one, and between neighbours."""
+        view = self.views.get(tensor.name)
+        place = view.place if view else (0, row_major(shape))
+        if place is None or (view and view.shape != tuple(shape)):
+            raise LoweringError(f"tensor {tensor} of shape {list(shape)} cannot be read as {view}")
+        offset, strides = place
+        return prod(view.whole if view else shape), offset, strides
+
     def pointer(self, tensor: Tensor, axes: tuple[Axis, ...], dims: tuple[Axis, ...]) -> str:
         """Address of a tile; `axes` names the tensor's dimensions in the kernel's words."""
         graph, parts = self.tiling.graph, self.tiling.parts
@@ -207,12 +216,8 @@ class Frame:
             raise UnsupportedError(f"tensor {tensor} has a split axis and its parts at once")
         stored = stored_axes(tensor, graph)
         shape = [extent(a, graph, parts) for a in stored]
-        view = self.views.get(tensor.name)
-        place = view.place if view else (0, row_major(shape))
-        if place is None or (view and view.shape != tuple(shape)):
-            raise LoweringError(f"tensor {tensor} of shape {shape} cannot be read as {view}")
-        offset, strides = place
-        wide = prod(view.whole if view else shape) >= LARGE
+        elements, offset, strides = self.placed(tensor, shape)
+        wide = elements >= LARGE
         scalars, vectors = [str(offset)] if offset else [], []
         if SINGLE in dims:  # all lanes but one are masked: their addresses do not matter, as long as they look aligned
             vectors.append(f"{self.expand(self.env['index', SINGLE], (SINGLE,), dims)} * 64")

@@ -218,23 +218,32 @@ class Specialized(Loops):
         return {name: self._tile(self.loads[name], f"tile{n}") for n, name in enumerate(used)}
 
     def _tile(self, load: Load, name: str) -> Tile:
+        """A block of the matrix whose lines are as far apart as the rows of the tile."""
+        tensor = self.tiling.graph.tensors[load.tensor]
+        elements, offset, strides = self.place_of(load)
+        wide = [a for a in strides if self.inner.axes[a].block > 1]
+        if len(wide) != 2 or tensor.dtype not in HALF or strides[wide[1]] != 1:
+            raise UnsupportedError(f"{load}: the copy engine takes tiles of two axes, the last of them contiguous")
+        if sum(x.tensor == load.tensor for x in self.graph.loads) > 1:
+            raise UnsupportedError(f"{load}: a tensor that is loaded twice")
+        row, column = wide
+        line = strides[row]
+        inside = sum((self.axes[a].full - 1) * stride for a, stride in strides.items() if stride % line)
+        block = self.inner.axes[row].block, self.inner.axes[column].block
+        if line % 8 or elements % line or offset % line + inside >= line:
+            raise UnsupportedError(f"{load}: not part of a matrix with lines of {line} elements")
+        if (block[1] not in (16, 32) and block[1] % 64) or max(block[0], min(block[1], 64)) > WIDEST:
+            raise UnsupportedError(f"{load}: blocks of {block}")
+        copies = self.groups if self.plan.row in wide else 1
+        return Tile(load, Descriptor((elements // line, line), block), (row, column), copies, name)
+
+    def place_of(self, load: Load) -> tuple[int, int, dict[Axis, int]]:
+        """The same of the tensor of a load, by its axes."""
         graph = self.tiling.graph
         tensor = graph.tensors[load.tensor]
-        stored = stored_axes(tensor, graph)
-        shape = [extent(a, graph, self.tiling.parts) for a in stored]
-        named = dict(zip(tensor.axes, load.axes, strict=True))
-        places = [n for n, a in enumerate(stored) if self.inner.axes[named[a]].block > 1]
-        if len(places) != 2 or places[1] != len(stored) - 1 or tensor.dtype not in HALF:
-            raise UnsupportedError(f"{load}: the copy engine takes tiles of two axes, one of them contiguous")
-        if sum(x.tensor == load.tensor for x in self.graph.loads) > 1 or load.tensor in self.views:
-            raise UnsupportedError(f"{load}: a tensor that is loaded twice, or lies in another")
-        row, column = (named[stored[n]] for n in places)
-        matrix = prod(shape[: places[0] + 1]), prod(shape[places[0] + 1 :])
-        block = self.inner.axes[row].block, self.inner.axes[column].block
-        if matrix[1] % 8 or (block[1] not in (16, 32) and block[1] % 64) or max(block[0], min(block[1], 64)) > WIDEST:
-            raise UnsupportedError(f"{load}: blocks of {block} in a matrix of {matrix}")
-        copies = self.groups if self.plan.row in (row, column) else 1
-        return Tile(load, Descriptor(matrix, block), (row, column), copies, name)
+        stored, named = stored_axes(tensor, graph), dict(zip(tensor.axes, load.axes, strict=True))
+        elements, offset, strides = self.placed(tensor, [extent(a, graph, self.tiling.parts) for a in stored])
+        return elements, offset, {named[a]: stride for a, stride in zip(stored, strides, strict=True)}
 
     @cached_property
     def resident(self) -> tuple[Tile, ...]:
@@ -383,26 +392,21 @@ class Specialized(Loops):
 
     def coordinates(self, tile: Tile, at: str, group: int) -> tuple[str, str]:
         """Of a block in the matrix as which a tensor lies in memory."""
-        graph, load = self.tiling.graph, tile.load
-        tensor = graph.tensors[load.tensor]
-        stored, named = stored_axes(tensor, graph), dict(zip(tensor.axes, load.axes, strict=True))
-        shape = [extent(a, graph, self.tiling.parts) for a in stored]
-        cut = [named[a] for a in stored].index(tile.axes[0]) + 1
-        found = []
-        for places in (range(cut), range(cut, len(stored))):
-            terms = []
-            for n in places:
-                axis = self.axes[named[stored[n]]]
-                starts = self.starts(axis)
-                starts += [at] if axis.axis == self.graph.loop and at else []
-                starts += [str(group * ROWS)] if axis.axis == self.plan.row and group else []
-                stride = prod(shape[n + 1 : places.stop])
-                if starts:
-                    text = " + ".join(starts)
-                    text = text if len(starts) == 1 and "*" not in text else f"({text})"
-                    terms.append(" + ".join(starts) if stride == 1 else f"{text} * {stride}")
-            found.append(" + ".join(terms) or "0")
-        return found[0], found[1]
+        line = tile.descriptor.shape[1]
+        _, offset, strides = self.place_of(tile.load)
+        rows, columns = [str(offset // line)] if offset // line else [], [str(offset % line)] if offset % line else []
+        for a, stride in strides.items():
+            starts = self.starts(self.axes[a])
+            starts += [at] if a == self.graph.loop and at else []
+            starts += [str(group * ROWS)] if a == self.plan.row and group else []
+            if not starts:
+                continue
+            terms, factor = (columns, stride) if stride % line else (rows, stride // line)
+            text = " + ".join(starts)
+            if factor > 1:
+                text = f"{text} * {factor}" if len(starts) == 1 and "*" not in text else f"({text}) * {factor}"
+            terms.append(text)
+        return " + ".join(rows) or "0", " + ".join(columns) or "0"
 
     # --- the warps that compute
 

@@ -31,6 +31,8 @@ from mirage_jax.mugraph.exact_domain import ExactDomain
 from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, Schedule, Store, Tensor
 from mirage_jax.mugraph.views import Cut, View
 
+BORDER = 8  # elements
+
 
 @dataclass(frozen=True)
 class Twin:
@@ -165,9 +167,9 @@ def _random(
 
 
 def _with_a_border(shape: tuple[int, ...]) -> View:
-    """A part of an array that is larger along every axis."""
-    whole = tuple(n + 2 for n in shape)
-    return View(whole, (Cut(whole, (1,) * len(shape), tuple(n + 1 for n in shape)),), shape)
+    """A part of an array that is larger along every axis, by what leaves rows aligned."""
+    whole = tuple(n + 2 * BORDER for n in shape)
+    return View(whole, (Cut(whole, (BORDER,) * len(shape), tuple(n + BORDER for n in shape)),), shape)
 
 
 def _inside(x: Any, view: View | None, rng: np.random.Generator) -> Any:

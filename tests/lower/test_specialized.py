@@ -16,11 +16,12 @@ from mirage_jax.lower.aot import compile_for
 from mirage_jax.lower.gluon_interpreter import Barrier, Tasks
 from mirage_jax.lower.launch import launches, run_cuda, sources
 from mirage_jax.lower.triton_interpreter import interpret, interpret_kernel
-from mirage_jax.lower.triton_source import KernelSource
+from mirage_jax.lower.triton_source import KernelSource, Options
 from mirage_jax.lower.twin import disagreement, exact_check
 from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
+from mirage_jax.mugraph.views import Cut, View
 from mirage_jax.search.devices import DEVICES
 
 pytest.importorskip("triton.experimental.gluon.language.nvidia.hopper")
@@ -79,6 +80,27 @@ def test_floats(program: Program, case: str) -> None:
     inputs = program.inputs()
     (have,), want = interpret(*CASES[case], inputs), program.want(inputs)
     assert np.abs(have - want).max() < 3e-3 * np.abs(want).max()
+
+
+def test_operands_that_lie_in_others() -> None:
+    """Queries, keys and values are parts of one projection: blocks are copied from where they lie."""
+    graph, schedule = CASES["attention"]
+    whole = (2, 512, 192)
+    parts = {"Q": 0, "V": 128}
+    views = {name: View(whole, (Cut(whole, (0, 0, n), (2, 512, n + 64)),), (2, 512, 64)) for name, n in parts.items()}
+    options = Options(views=tuple(views.items()))
+    source = sources(graph, schedule, options)[0]
+    assert source is not None and [d and d.shape for d in source.descriptors] == [(1024, 192), (128, 512), (1024, 192)]
+    assert exact_check(graph, schedule, options) == ""
+    rng = np.random.default_rng(0)
+    q, k, v = FLASH.inputs()
+    projected = rng.standard_normal(whole).astype(np.float16)
+    projected[:, :, :64], projected[:, :, 128:] = q, v
+    (have,) = interpret(graph, schedule, [projected, k, projected], options=options)
+    assert np.abs(have - FLASH.want([q, k, v])).max() < 3e-3
+    bad = View((2, 512, 66), (Cut((2, 512, 66), (0, 0, 2), (2, 512, 66)),), (2, 512, 64))
+    with pytest.raises(UnsupportedError, match="lines of 66"):
+        sources(graph, schedule, Options(views=(("Q", bad),)))
 
 
 @every_case
