@@ -224,8 +224,8 @@ class Specialized(Loops):
         wide = [a for a in strides if self.inner.axes[a].block > 1]
         if len(wide) != 2 or tensor.dtype not in HALF or strides[wide[1]] != 1:
             raise UnsupportedError(f"{load}: the copy engine takes tiles of two axes, the last of them contiguous")
-        if sum(x.tensor == load.tensor for x in self.graph.loads) > 1:
-            raise UnsupportedError(f"{load}: a tensor that is loaded twice")
+        if sum(x.tensor == load.tensor for x in self.graph.loads) > 1 or len(strides) < len(load.axes):
+            raise UnsupportedError(f"{load}: a tensor that is loaded twice, or a diagonal of it")
         row, column = wide
         line = strides[row]
         inside = sum((self.axes[a].full - 1) * stride for a, stride in strides.items() if stride % line)
