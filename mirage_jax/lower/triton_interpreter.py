@@ -182,6 +182,7 @@ def _interpreting(memory: Memory, constants: Mapping[float, Number | None] | Non
 
     `constants`: what literals stand for if floats are to be exact numbers, else None.
     """
+    import triton.experimental.gluon.language  # on import it wraps what it finds in Triton's language: not our patches
     import triton.language
     from triton import knobs
     from triton.runtime import interpreter, jit

@@ -1,6 +1,8 @@
 """Loading kernels, and lowering them through jax-triton for a GPU that is not there."""
 
 import inspect
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -84,10 +86,20 @@ def test_wrong_shapes_never_reach_a_kernel() -> None:
         run_cuda(program.graph, program.schedule, [jnp.asarray(x), jnp.asarray(w, jnp.float32)], None)
 
 
+def test_interpretation_leaves_gluon_alone() -> None:
+    """Gluon wraps what it finds in Triton's language when it is imported: never the interpreter's patches."""
+    code = (
+        "from lower.programs import attention; from mirage_jax.lower.triton_interpreter import interpret;"
+        "p = attention(); interpret(p.graph, p.schedule, p.inputs());"
+        "import inspect; from triton.experimental.gluon import language as gl;"
+        "raise SystemExit('_semantic' not in inspect.signature(gl.exp2).parameters)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], check=False, env=environment).returncode == 0
+
+
 def test_import_leaves_triton_alone() -> None:
     """The CPU-only install has no Triton."""
-    import subprocess
-
     code = "import sys, mirage_jax.lower.launch, mirage_jax.lower.aot, mirage_jax.lower.triton_interpreter as t; " \
            "sys.exit('triton' in sys.modules or 'jax_triton' in sys.modules)"  # fmt: skip
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
