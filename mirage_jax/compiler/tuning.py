@@ -60,9 +60,9 @@ class Comparison:
 def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path, precise: int = 0) -> Comparison:
     """Screen all variants of the finalists, then time the best few against XLA, with all kernels as `precise`."""
     tiles = [(c, as_precise(s, precise)) for i, c in enumerate(finalists) for s in tile_variants(c, TILES[i])]
-    if not precise:
-        device = attempt.description
-        tiles += [(c, s) for i, c in enumerate(finalists) for s in specialized(c.graph, c.schedule, device)[: TILES[i]]]
+    for i, c in enumerate(finalists):
+        found = specialized(c.graph, c.schedule, attempt.description)
+        tiles += [(c, as_precise(s, precise)) for s in found[: TILES[i]]]
     screen = Screen(attempt)
     screen(attempt.winner(c.graph, s, c.family, directory) for c, s in tiles)
     screen(screen.composed())

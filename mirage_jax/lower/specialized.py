@@ -19,6 +19,7 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from math import prod
 
 from mirage_jax.errors import UnsupportedError
@@ -122,7 +123,7 @@ class State:
     body: Sequence[Op]
     running: Mapping[str, str]
     sums: Mapping[str, str]
-    held: Mapping[str, str]
+    held: Mapping[str, tuple[str, ...]]  # a number of 16 bits, or first what its rounding leaves out
     ends: Mapping[str, Value] = field(default_factory=dict)
 
 
@@ -147,8 +148,8 @@ class Specialized(Loops):
         found = self.loops(0, live) if depths == {0} else []
         if len(found) != 1 or found[0].stores or self.options.first:
             raise UnsupportedError("a kernel with specialized warps has one loop, and stores after it")
-        if self.tiling.schedule.precise or self.groups not in REGISTERS or self.tiling.schedule.num_warps % WARPS:
-            raise UnsupportedError("specialized warps: one to three warpgroups compute, and round as they do")
+        if self.groups not in REGISTERS or self.tiling.schedule.num_warps % WARPS:
+            raise UnsupportedError("specialized warps: one to three warpgroups compute")
         return found
 
     def absorbs(self, op: Op) -> str:
@@ -451,7 +452,7 @@ class Specialized(Loops):
         if self.plan.late:
             self.issue_late(state, steps)
         if products := [*self.plan.late, *(self.plan.sums if not self.plan.values else ())]:
-            self.wait(0, [*(state.sums[acc.name] for _, _, acc in products), *state.held.values()])
+            self.wait(0, [*(state.sums[acc.name] for _, _, acc in products), *chain(*state.held.values())])
         for op in self.work.accumulators:
             if op.op == "last":
                 if op.args[0] not in state.running:
@@ -471,7 +472,8 @@ class Specialized(Loops):
             if op.op != "last"
         }
         self.env |= {("carried", n): name for n, name in running.items()}
-        return State(first, axis, body, running, sums, {op.name: self.w.name("held") for op, _, _ in self.plan.late})
+        held = {op.name: tuple(self.w.name("held") for _ in range(self.numbers_of(op))) for op, *_ in self.plan.late}
+        return State(first, axis, body, running, sums, held)
 
     def step(self, state: State, number: str) -> None:
         """One step of the early products and of what is made of them, while the late ones of the last step run."""
@@ -483,18 +485,19 @@ class Specialized(Loops):
             if op.name in needed and op.name not in absorbed:
                 self.value(op.name)
         decayed = self.accumulate_all(state)
-        operands = {op.name: self.register_operand(op, product) for op, product, _ in self.plan.late}
+        operands = {op.name: self.register_operands(op, product) for op, product, _ in self.plan.late}
         state.ends = {name: self.env["value", name] for name in state.running}
         for name, variable in state.running.items():
             self.w.line(f"{variable} = {state.ends[name].text}")
         if has_last:
-            self.wait(0, [*(state.sums[acc.name] for _, _, acc in self.plan.late), *state.held.values()])
+            self.wait(0, [*(state.sums[acc.name] for _, _, acc in self.plan.late), *chain(*state.held.values())])
             self.give_back(self.late_ring, _before(number))
             for _, _, acc in self.plan.late:
                 if decayed.get(acc.name, state.sums[acc.name]) != state.sums[acc.name]:
                     self.w.line(f"{state.sums[acc.name]} = {decayed[acc.name]}")
-        for name, text in operands.items():
-            self.w.line(f"{state.held[name]} = {text}")
+        for op_name, texts in operands.items():
+            for name, text in zip(state.held[op_name], texts, strict=True):
+                self.w.line(f"{name} = {text}")
 
     def issue_early(self, state: State, number: str, has_last: bool) -> None:
         """Issue the early products of a step and the late ones of the last, and wait for the former; where they are
@@ -504,19 +507,21 @@ class Specialized(Loops):
         self.wait_for(self.early_ring, number)
         made: list[str] = []
         for op, product in plan.values:
+            first, *others = self.factors(op, product, slot)
             start = f"{self.full(product.dims, '0.0')}, use_acc=False"
-            made.append(self.w.let("dot", f"warpgroup_mma({self.factors(op, product, slot)}, {start}, is_async=True)"))
+            made.append(self.w.let("dot", f"warpgroup_mma({first}, {start}, is_async=True)"))
+            self.add_products(made[-1], others)
             self.env["value", op.name] = Value(made[-1], product.dims)
         sums = [state.sums[acc.name] for _, _, acc in plan.sums]
         for (op, product, _), total in zip(plan.sums, sums, strict=True):
-            self.w.line(f"{total} = warpgroup_mma({self.factors(op, product, slot)}, {total}, is_async=True)")
+            self.add_products(total, self.factors(op, product, slot))
         if has_last:
             self.issue_late(state, number)
         if plan.values:
-            self.wait(len(plan.late) if has_last else 0, [*made, *sums])
+            self.wait(sum(map(len, state.held.values())) if has_last else 0, [*made, *sums])
             self.give_back(self.early_ring, number)
         elif sums:
-            self.wait(len(sums), sums)
+            self.wait(sum(self.numbers_of(op) for op, *_ in plan.sums), sums)
             self.give_back(self.early_ring, _before(number), f", pred={number} > 0")
 
     def issue_late(self, state: State, after: str) -> None:
@@ -526,7 +531,12 @@ class Specialized(Loops):
         for op, product, acc in self.plan.late:
             (inner,), total = product.inner, state.sums[acc.name]
             right = self.smem(self.sides(op, product)[1], self.slot(last), (inner, product.column))
-            self.w.line(f"{total} = warpgroup_mma({state.held[op.name]}, {right}, {total}, is_async=True)")
+            self.add_products(total, [f"{name}, {right}" for name in state.held[op.name]])
+
+    def add_products(self, total: str, factors: Iterable[str]) -> None:
+        """Issue products that are added to a sum."""
+        for pair in factors:
+            self.w.line(f"{total} = warpgroup_mma({pair}, {total}, is_async=True)")
 
     def accumulate_all(self, state: State) -> dict[str, str]:
         """Add up what no product does; what becomes of sums of products where the running shift moved."""
@@ -563,24 +573,33 @@ class Specialized(Loops):
         for op, product in self.plan.products:
             left, _ = self.sides(op, product)
             if left not in self.loads and not self.graph.stages[left].body:
-                self.env["operand", op.name] = self.w.let("operand", self.register_operand(op, product))
+                self.env["operands", op.name] = [self.w.let("operand", x) for x in self.register_operands(op, product)]
 
-    def factors(self, op: Op, product: Product, slot: str) -> str:
-        """Both operands of an early product."""
+    def factors(self, op: Op, product: Product, slot: str) -> list[str]:
+        """Both operands of an early product; of several if the left one is computed before the loop and precise."""
         left, right = self.sides(op, product)
         (inner,) = product.inner
+        y = self.smem(right, slot, (inner, product.column))
         if left in self.loads:
-            x = self.smem(left, slot, (product.row, inner))
-        else:
-            x = self.env["operand", op.name]
-        return f"{x}, {self.smem(right, slot, (inner, product.column))}"
+            return [f"{self.smem(left, slot, (product.row, inner))}, {y}"]
+        return [f"{x}, {y}" for x in self.env["operands", op.name]]
 
-    def register_operand(self, op: Op, product: Product) -> str:
-        """A computed left operand, as matrix instructions take it from registers."""
-        left, _ = self.sides(op, product)
-        dtype = self.operand_type(op)
-        half = self.cast(self.operand(left, dtype, False), left, dtype)
-        return f"gl.convert_layout({half.text}, gl.DotOperandLayout(0, mma{self.columns(product.column)}, 2))"
+    def numbers_of(self, op: Op) -> int:
+        """Of 16 bits, as which a product reads its left operand (`Products.operands`)."""
+        product = self.tiling.product(op)
+        assert product is not None
+        is_precise = self.tiling.schedule.precise >= (2 if self.ends_narrow(op) else 1)
+        return 2 if is_precise and self.sides(op, product)[0] not in self.loads else 1
+
+    def register_operands(self, op: Op, product: Product) -> list[str]:
+        """A computed left operand, as matrix instructions take it from registers, the smaller number first."""
+        left, dtype = self.sides(op, product)[0], self.operand_type(op)
+        value = self.operand(left, dtype, False)
+        half, rest = self.cast(value, left, dtype), None
+        if self.numbers_of(op) == 2:
+            rest = self.rest(value, left, dtype)
+        layout = f"gl.DotOperandLayout(0, mma{self.columns(product.column)}, 2)"
+        return [f"gl.convert_layout({x.text}, {layout})" for x in (rest, half) if x is not None]
 
     def wait(self, outstanding: int, names: Sequence[str]) -> None:
         """Until all but so many products are done."""
