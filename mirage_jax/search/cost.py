@@ -369,12 +369,14 @@ def specialized_seconds(t: Terms, d: Device, warps: int) -> float:
 
 def fused_estimate(reference: KernelGraph, device: Device) -> float:
     """Seconds of a program of library operators as XLA runs it: products and reductions are kernels, and what is
-    pointwise is fused into them or, for results, into kernels of its own.
+    pointwise is fused into those that read it; but results and what products read is written first.
     """
+    operators = [k for k in reference.kernels if isinstance(k, Library)]
+    written = {x.tensor for k in operators if k.op.op == "dot" for x in k.loads} | set(reference.outputs)
     return sum(
         max(library_estimate(k, reference, device), device.shortest)
-        for k in reference.kernels
-        if isinstance(k, Library) and (not operator(k.op.op).pointwise or k.name in reference.outputs)
+        for k in operators
+        if not operator(k.op.op).pointwise or k.name in written
     )
 
 
