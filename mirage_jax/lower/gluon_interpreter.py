@@ -6,8 +6,8 @@ barrier, another goes on, drawn at random. A copy fills its tile some time later
 waited for. Vector clocks (Mattern, 1989) say what a task may know to have happened, from what it waited for; so that a
 missing wait, or a tile that is given back too early, is a fault in whatever order tasks ran. Faults are
 
-* a product that reads a tile that its task does not know to be filled;
-* a copy into a tile that its task does not know to have been read by all products that read it;
+* a read of a tile that its task does not know to be filled, by a product or as values;
+* a copy into a tile that its task does not know to have been read by all that read it;
 * more arrivals at a barrier than it counts; tasks that all wait; bytes that nobody expects;
 * a copy from outside of its matrix; the use of a product that is not done.
 """
@@ -34,21 +34,37 @@ BARRIER = "layout of barriers"
 type Clock = Counter[object]  # how many events of each task, and of each copy, are known to have happened
 
 
+@dataclass(eq=False, kw_only=True)
+class Reader:
+    """What reads tiles in shared memory."""
+
+    task: object
+    done: int = 0  # event of its task
+
+
 @dataclass(eq=False)
 class Slot:
-    """A tile in shared memory, the copy that fills it, and the products that read it since."""
+    """A tile in shared memory, the copy that fills it, and what reads it since."""
 
+    words: Words
     value: Any = None
     copy: object = None
-    readers: list[Product] = field(default_factory=list)
+    readers: list[Reader] = field(default_factory=list)
 
     def permute(self, order: Any) -> Transposed:
         return Transposed(self)
+
+    def load(self, layout: Any) -> Any:
+        return self.words.load(self)
 
 
 @dataclass(frozen=True)
 class Transposed:
     slot: Slot
+
+    def load(self, layout: Any) -> Any:
+        words = self.slot.words
+        return words.tl.trans(words.load(self.slot))
 
 
 @dataclass(frozen=True)
@@ -90,16 +106,14 @@ class Barrier:
             self.arriving = Counter()
 
 
-@dataclass(eq=False)
-class Product:
+@dataclass(eq=False, kw_only=True)
+class Product(Reader):
     """A matrix product that was issued."""
 
     left: Any
     right: Any
     start: Any  # a tile, a product that is done by then, or None
-    task: object
     value: Any = None
-    done: int = 0  # event of its task
 
 
 @dataclass
@@ -234,7 +248,7 @@ class Words:
         }
 
     def allocate(self, dtype: Any, shape: Sequence[int], layout: Any) -> Slots:
-        return Slots(tuple(Barrier() if layout is BARRIER else Slot() for _ in range(shape[0])))
+        return Slots(tuple(Barrier() if layout is BARRIER else Slot(self) for _ in range(shape[0])))
 
     def warp_specialize(self, tasks: Sequence[tuple[Any, tuple[Any, ...]]], warps: Any, registers: Any) -> None:
         self.tasks = Tasks(np.random.default_rng(self.seed))
@@ -276,7 +290,7 @@ class Words:
         if slot.copy is not None and not slot.readers and not clock[slot.copy]:
             raise KernelFault("a copy into a tile that another copy may be filling")
         if any(not x.done or clock[x.task] < x.done for x in slot.readers):
-            raise KernelFault("a copy into a tile that a product may be reading")
+            raise KernelFault("a copy into a tile that may be read still")
         slot.copy, slot.readers, slot.value = event, [], None
 
         def copy() -> None:
@@ -286,6 +300,20 @@ class Words:
 
         self.running.copies.append(copy)
 
+    # --- reads
+
+    def _read(self, slot: Slot, reader: Reader) -> None:
+        if slot.value is None or not self.running.clock[slot.copy]:
+            raise KernelFault("a tile is read that may not be there yet")
+        slot.readers.append(reader)
+
+    def load(self, slot: Slot) -> Any:
+        """A tile as values."""
+        task, clock = self.running.current, self.running.clock
+        clock[task] += 1
+        self._read(slot, Reader(task=task, done=clock[task]))
+        return slot.value
+
     # --- products
 
     def _issued(self) -> list[Product]:
@@ -293,11 +321,9 @@ class Words:
 
     def warpgroup_mma(self, left: Any, right: Any, start: Any, use_acc: bool = True, is_async: bool = False) -> Product:
         slots = [x.slot if isinstance(x, Transposed) else x for x in (left, right)]
-        product = Product(left, right, start if use_acc else None, self.running.current)
+        product = Product(task=self.running.current, left=left, right=right, start=start if use_acc else None)
         for slot in (x for x in slots if isinstance(x, Slot)):
-            if slot.value is None or not self.running.clock[slot.copy]:
-                raise KernelFault("a product reads a tile that may not be there yet")
-            slot.readers.append(product)
+            self._read(slot, product)
         self._issued().append(product)
         return product
 

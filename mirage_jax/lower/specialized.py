@@ -8,8 +8,8 @@ step before the products of what the last step computed ("late"), so that the la
 
 * Values, units and masks are those of every other kernel (`values`, `loops`); only layouts, loads and products differ.
 * Tiles with the rows have the layout of the instructions' results, vectors are slices of it.
-* What is not this pattern is refused (`UnsupportedError`): ragged tiles, operands that are also read as values, right
-  operands that are computed, several loops.
+* What is not this pattern is refused (`UnsupportedError`): ragged tiles, right operands that are computed or also read
+  as values, several loops.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from mirage_jax.lower.expressions import Value, reduced, reduction
 from mirage_jax.lower.frame import Options
 from mirage_jax.lower.loops import Group, Loops
 from mirage_jax.lower.products import HALF
-from mirage_jax.lower.tiling import SINGLE, Product, TileAxis, Tiling, extent, stored_axes
+from mirage_jax.lower.tiling import BYTES, SINGLE, Product, TileAxis, Tiling, extent, stored_axes
 from mirage_jax.lower.values import TRITON_TYPES
 from mirage_jax.mugraph.graph import Axis, Load, Op, Tensor
 
 ROWS = 64  # of a warpgroup's matrix instruction
 WARPS = 4  # of a warpgroup
 WIDEST = 256  # columns of a matrix instruction
-SHARED = 226 << 10  # bytes of tiles in shared memory: some are left for barriers, and to change layouts
+SHARED = 226 << 10  # bytes in shared memory: some are left for barriers
 REGISTERS = {1: 240, 2: 240, 3: 160}  # of a thread that computes, by warpgroups; one that loads has `FEW`
 FEW = 24
+LEAST_PASSED = 8 << 10  # bytes of a warpgroup
 
 IMPORTS = """\
 from triton.experimental import gluon
@@ -152,6 +153,11 @@ class Specialized(Loops):
             raise UnsupportedError("specialized warps: one to three warpgroups compute")
         return found
 
+    @property
+    def splits_loops(self) -> bool:
+        """What is read as operand and as values lies in shared memory once."""
+        return False
+
     def absorbs(self, op: Op) -> str:
         """Products only: a tile that is summed later would take registers away from them."""
         how = super().absorbs(op)
@@ -168,10 +174,8 @@ class Specialized(Loops):
             left, right = self.sides(op, product)
             if not stages[op.name].body or right not in self.loads or self.operand_type(op) not in HALF:
                 raise UnsupportedError(f"{op}: not a product in the loop whose right operand is loaded")
-            if len(product.inner) != 1 or SINGLE in product.dims or any(
-                (a, "tile") in self.work.uses for a in op.args if a in self.loads
-            ):  # fmt: skip
-                raise UnsupportedError(f"{op}: an operand has several inner axes, one row, or is read as values too")
+            if len(product.inner) != 1 or SINGLE in product.dims:
+                raise UnsupportedError(f"{op}: an operand has several inner axes, or one row")
             is_late = left not in self.loads and stages[left].body
             if op.name not in by_product and is_late:
                 raise UnsupportedError(f"{op}: what is made of a computed operand is not summed by the loop")
@@ -287,6 +291,23 @@ class Specialized(Loops):
         text = self.place(tile, slot, "group")
         return text if tile.axes == side else f"{text}.permute((1, 0))"
 
+    def raw(self, load: Load, use: str, single: bool = False) -> Value:
+        """An operand that is read as values too comes from shared memory."""
+        if load.name not in self.tiles:
+            return super().raw(load, use, single)
+        key = ("raw", load.name)
+        if key not in self.env:
+            dims = self.tiling.dims(load.axes)
+            layout = self.layout(dims)
+            text = f"{self.smem(load.name, self.env.get('slot', '0'), (dims[0], dims[1]))}.load({layout})"
+            self.env[key] = Value(self.w.let("load", text), dims)
+        return self.env[key]
+
+    @cached_property
+    def values_too(self) -> list[str]:
+        """Loaded operands of early products that pointwise operators of the loop read."""
+        return [name for name in self.tiles if (name, "tile") in self.work.uses]
+
     # --- the functions
 
     def functions(self, name: str) -> str:
@@ -296,7 +317,7 @@ class Specialized(Loops):
         own += [barrier for ring in self.rings for barrier in (ring.full, ring.free)]
         for function in (f"{name}_load", f"{name}_compute", *own):
             self.w.name(function)
-        held = sum(t.bytes * (1 if t in self.resident else self.stages) for t in self.tiles.values())
+        held = sum(t.bytes * (1 if t in self.resident else self.stages) for t in self.tiles.values()) + self.passed_on
         if held > SHARED:
             raise UnsupportedError(f"tiles of {held} bytes in shared memory, which has room for {SHARED}")
         for line in IMPORTS.splitlines():
@@ -434,11 +455,11 @@ class Specialized(Loops):
         assert self.graph.loop is not None
         axis, outer = self.axes[self.graph.loop], self.env
         body = [op for op in self.graph.ops if op.name in self.work.body]
+        if self.resident:
+            self.w.line("mbarrier.wait(kept.index(0), 0)")
         self.env, self.uses = outer.new_child(), self.work.uses
         self.before_loop(body)
         state = self._state(first, axis, body)
-        if self.resident:
-            self.w.line("mbarrier.wait(kept.index(0), 0)")
         before, start = self.env, "0"
         if self.plan.late:
             self.env, self.holding, start = before.new_child(), frozenset(), "1"
@@ -504,6 +525,7 @@ class Specialized(Loops):
         all sums, for those of the last step.
         """
         plan, slot = self.plan, self.slot(number)
+        self.env["slot"] = slot
         self.wait_for(self.early_ring, number)
         made: list[str] = []
         for op, product in plan.values:
@@ -517,6 +539,8 @@ class Specialized(Loops):
             self.add_products(total, self.factors(op, product, slot))
         if has_last:
             self.issue_late(state, number)
+        for name in self.values_too:  # while products run, and before the tiles are given back
+            self.value(name)
         if plan.values:
             self.wait(sum(map(len, state.held.values())) if has_last else 0, [*made, *sums])
             self.give_back(self.early_ring, number)
@@ -568,7 +592,7 @@ class Specialized(Loops):
         """Emit what the loop reads and does not change, but for what lies in shared memory."""
         for op in (*body, *self.work.accumulators):
             for a in op.args:
-                if not self.graph.stages[a].body and a not in self.tiles:
+                if not self.graph.stages[a].body and (a not in self.tiles or not self.tiling.product(op)):
                     self.value(a)
         for op, product in self.plan.products:
             left, _ = self.sides(op, product)
@@ -676,6 +700,13 @@ class Specialized(Loops):
         if len(value.dims) == 2 and gone and f"mma{self.columns(gone[0])}" != f"mma{self.slice_of}":
             text = f"gl.convert_layout({text}, {self.vector_layout(self.plan.row)})"
         return text
+
+    @property
+    def passed_on(self) -> int:
+        """Bytes of shared memory through which the warps pass on results to one another, half a tile at a time."""
+        wide = [(s.tensor, self.inner.dims(s.tensor.axes)) for s in self.graph.stores]
+        halves = [ROWS * self.inner.axes[dims[1]].block * BYTES[t.dtype] // 2 for t, dims in wide if len(dims) == 2]
+        return self.groups * max((max(n, LEAST_PASSED) for n in halves), default=0)
 
     def write(self, tensor: Tensor, dims: tuple[Axis, ...], text: str, mask: str) -> None:
         """What one thread holds of a result lies in several rows: it is passed on to be written line by line."""
