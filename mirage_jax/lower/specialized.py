@@ -53,6 +53,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 copy_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # as Triton 3.6 calls it
 """
 
+HOLD = """\
+@gluon.jit
+def hold(x):
+    # ptxas moves arithmetic behind a wait for products that it is meant to hide, but not behind what may sleep.
+    asleep: gl.constexpr = "{ .reg .pred odd; setp.nan.f32 odd, $1, $1; @odd nanosleep.u32 0; mov.b32 $0, $1; }"
+    return gl.inline_asm_elementwise(asleep, "=f,f", [x], dtype=gl.float32, is_pure=False, pack=1)
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
@@ -320,7 +328,8 @@ class Specialized(Loops):
         held = sum(t.bytes * (1 if t in self.resident else self.stages) for t in self.tiles.values()) + self.passed_on
         if held > SHARED:
             raise UnsupportedError(f"tiles of {held} bytes in shared memory, which has room for {SHARED}")
-        for line in IMPORTS.splitlines():
+        self.w.name("hold")
+        for line in (IMPORTS + ("\n\n" + HOLD if self.holds else "")).splitlines():
             self.w.line(line)
         arguments = ", ".join((*tensors, *own))
         self._function(f"{name}_load({arguments})", self.load)
@@ -506,6 +515,8 @@ class Specialized(Loops):
             if op.name in needed and op.name not in absorbed:
                 self.value(op.name)
         decayed = self.accumulate_all(state)
+        for op in self.holds if has_last else ():
+            self.w.line(f"{state.sums[op.name]} = hold({state.sums[op.name]})")
         operands = {op.name: self.register_operands(op, product) for op, product, _ in self.plan.late}
         state.ends = {name: self.env["value", name] for name in state.running}
         for name, variable in state.running.items():
@@ -577,6 +588,12 @@ class Specialized(Loops):
             if op.name in early and decayed.get(op.name, total) != total:
                 raise UnsupportedError(f"{op}: a sum of products of what is loaded, relative to a shift of the loop")
         return decayed
+
+    @cached_property
+    def holds(self) -> list[Op]:
+        """Sums that are made while late products run, of what those of the next step read, as in attention."""
+        sums = [op for op in self.work.accumulators if op.op != "last" and self.absorbs(op) != "dot"]
+        return sums if self.plan.late else []
 
     def wait_for(self, ring: Ring | None, step: str) -> None:
         """Until the tiles of a step are there."""

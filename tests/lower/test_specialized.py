@@ -1,7 +1,9 @@
 """Kernels with specialized warps: right on exact numbers under any order of their tasks, and no wait too many."""
 
 import re
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -119,6 +121,23 @@ def test_compiles(case: str) -> None:
     assert found.fits and not found.spills
     assert f".reqntid {32 * 4 * (groups + 1)}" in found.ptx
     assert ("setmaxnreg" in found.ptx) and "wgmma.mma_async" in found.ptx and "cp.async.bulk.tensor" in found.ptx
+
+
+@pytest.mark.parametrize(("case", "loops"), [("attention", 1), ("causal attention", 2)])
+def test_exponentials_hide_products(case: str, loops: int, tmp_path: Path) -> None:
+    """A step waits for its scores, then for the products of the last: all exponentials are executed in between."""
+    from triton import knobs
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    (tmp_path / "ptx").write_text(compile_for(source_of(case), 90).ptx)
+    assemble = [get_ptxas(90).path, "--gpu-name=sm_90a", str(tmp_path / "ptx"), "-o", str(tmp_path / "cubin")]
+    subprocess.run(assemble, check=True)
+    disassemble = [knobs.nvidia.nvdisasm.path, "-c", str(tmp_path / "cubin")]
+    text = subprocess.run(disassemble, check=True, capture_output=True, text=True).stdout
+    after_each_wait = [part.count("MUFU.EX2") for part in re.split(r"WARPGROUP\.DEPBAR", text)]
+    exponentials = 64 // 2 + 2  # of a thread: of two rows, and what sums are scaled by
+    first, steps, last = [exponentials], [exponentials, 0] * loops, [0]
+    assert after_each_wait == [0, *2 * [*first, *steps, *last]]  # of two warpgroups
 
 
 @pytest.mark.gpu
