@@ -204,9 +204,9 @@ def as_wide(graph: KernelGraph, schedule: Schedule) -> Schedule:
 
 
 def nearby(w: Winner, device: Device) -> Iterator[Schedule]:
-    """One change to one kernel: other warps, a pipeline stage or two more or less, a tile of half or twice the size
-    along one axis, or moved from one axis to another; or one change to all loops of a launch. Those that the model does
-    not take to be much slower.
+    """One change to one kernel: other warps, turns or none, a pipeline stage or two more or less, a tile of half or
+    twice the size along one axis, or moved from one axis to another; or one change to all loops of a launch. Those that
+    the model does not take to be much slower.
     """
     now = estimate(w.graph, w.schedule, device)
     for schedule in (*_one_changed(w.graph, w.schedule), *_loops_changed(w.graph, w.schedule)):
@@ -257,6 +257,8 @@ def _with_tile(sizes: KernelSchedule, axis: Axis, tile: int) -> KernelSchedule:
 
 
 def _launches(kernel: BlockGraph, sizes: KernelSchedule) -> Iterator[KernelSchedule]:
+    if sizes.specialized:
+        yield replace(sizes, turns=not sizes.turns)
     for warps in () if sizes.specialized else WARPS:
         if warps != sizes.num_warps:
             yield replace(sizes, num_warps=warps)

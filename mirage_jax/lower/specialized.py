@@ -5,6 +5,7 @@ only compute, each on `ROWS` rows of the block's tile, with asynchronous matrix 
 handed over and back through barriers, one pair for each place in it. This is the schedule of FlashAttention-3 (Shah et
 al., 2024, sections 3.1 and 3.2), derived from the block graph: products of what is loaded ("early") are issued for a
 step before the products of what the last step computed ("late"), so that the latter run while pointwise work is done.
+Two warpgroups may issue them in turn, so that either's pointwise work is done while the other's products run.
 
 * Values, units and masks are those of every other kernel (`values`, `loops`); only layouts, loads and products differ.
 * Tiles with the rows have the layout of the instructions' results, vectors are slices of it.
@@ -146,6 +147,11 @@ class Specialized(Loops):
         self.is_storing = False
         (self.work,) = self._loops()
         self.plan = self._plan()
+        self.turns = tiling.schedule.turns
+        if self.turns and not (self.groups == 2 and self.plan.late):
+            raise UnsupportedError(
+                "specialized warps: two warpgroups take turns, at products of what the loop computes"
+            )
         self.inner = self._inner()
         self.blocks_tiling = tiling
 
@@ -322,7 +328,7 @@ class Specialized(Loops):
         """The text: what loads, what computes, and the kernel."""
         tensors = list(self.arguments.values())
         own = [t.name for t in self.tiles.values()] + (["kept"] if self.resident else [])
-        own += [barrier for ring in self.rings for barrier in (ring.full, ring.free)]
+        own += [barrier for ring in self.rings for barrier in (ring.full, ring.free)] + (["turn"] if self.turns else [])
         for function in (f"{name}_load", f"{name}_compute", *own):
             self.w.name(function)
         held = sum(t.bytes * (1 if t in self.resident else self.stages) for t in self.tiles.values()) + self.passed_on
@@ -355,6 +361,7 @@ class Specialized(Loops):
         barriers = [("kept", 1, 1)] if self.resident else []
         for ring in self.rings:
             barriers += [(ring.full, self.stages, 1), (ring.free, self.stages, self.groups)]
+        barriers += [("turn", self.groups, 1)] if self.turns else []
         for barrier, count, arrivals in barriers:
             self.w.line(f"{barrier} = gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())")
             for n in range(count):
@@ -538,6 +545,9 @@ class Specialized(Loops):
         plan, slot = self.plan, self.slot(number)
         self.env["slot"] = slot
         self.wait_for(self.early_ring, number)
+        if self.turns:  # of the first warpgroup, to begin with
+            parity = str(int(number) & 1) if number.isdigit() else f"({number} & 1)"
+            self.w.line(f"mbarrier.wait(turn.index(group), {parity} ^ (1 - group))")
         made: list[str] = []
         for op, product in plan.values:
             first, *others = self.factors(op, product, slot)
@@ -550,6 +560,8 @@ class Specialized(Loops):
             self.add_products(total, self.factors(op, product, slot))
         if has_last:
             self.issue_late(state, number)
+        if self.turns:
+            self.w.line("mbarrier.arrive(turn.index(1 - group), count=1)")
         for name in self.values_too:  # while products run, and before the tiles are given back
             self.value(name)
         if plan.values:

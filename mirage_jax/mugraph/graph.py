@@ -362,7 +362,7 @@ class KernelSchedule:
     to 16 bits anyway); exponentials are relative to the shifts that are stored, not to what these were rounded from.
 
     specialized: one warp more only loads, and each four of the `num_warps` compute on rows of their own
-    (`lower.specialized`).
+    (`lower.specialized`). turns: two such fours issue their matrix products in turn.
     """
 
     tiles: tuple[tuple[Axis, int], ...] = ()
@@ -370,6 +370,7 @@ class KernelSchedule:
     num_stages: int = 2
     precise: int = 0
     specialized: bool = False
+    turns: bool = False
 
     def tile(self, axis: Axis) -> int:
         for a, t in self.tiles:

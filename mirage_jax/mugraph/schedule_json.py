@@ -7,6 +7,7 @@ from typing import Any
 from mirage_jax.errors import GraphError
 from mirage_jax.mugraph.graph import Axis, KernelSchedule, Schedule
 
+FLAGS = ("specialized", "turns")  # of a kernel, stored if set
 LARGEST = 1 << 20  # tile, and number of parts, that is taken for one
 
 
@@ -18,7 +19,7 @@ def schedule_to_json(s: Schedule) -> Any:
 def kernel_to_json(k: KernelSchedule) -> Any:
     tiles = [list(t) for t in k.tiles]
     out = {"tiles": tiles, "num_warps": k.num_warps, "num_stages": k.num_stages, "precise": k.precise}
-    return {**out, "specialized": True} if k.specialized else out
+    return out | {name: True for name in FLAGS if getattr(k, name)}
 
 
 def schedule_from_json(value: Any) -> Schedule:
@@ -34,10 +35,11 @@ def schedule_from_json(value: Any) -> Schedule:
 def kernel_from_json(value: Any) -> KernelSchedule:
     if (precise := value.get("precise", 0)) not in (0, 1, 2):  # there are stored ones without
         raise TypeError(f"precise: {precise!r}")
-    if not isinstance(specialized := value.get("specialized", False), bool):
-        raise TypeError(f"specialized: {specialized!r}")
+    flags = {name: value[name] for name in FLAGS if name in value}
+    if any(not isinstance(flag, bool) for flag in flags.values()):
+        raise TypeError(flags)
     warps, stages = int(value["num_warps"]), int(value["num_stages"])
-    return KernelSchedule(_pairs(value["tiles"]), warps, stages, int(precise), specialized)
+    return KernelSchedule(_pairs(value["tiles"]), warps, stages, int(precise), **flags)
 
 
 def _pairs(x: Any) -> tuple[tuple[Axis, int], ...]:

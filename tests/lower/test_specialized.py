@@ -40,6 +40,11 @@ def as_specialized(p: Program, tiles: dict[str, int], stages: int = 2) -> Sized:
     return p.graph, replace(p.schedule, kernels=(own, *others))
 
 
+def in_turn(graph: KernelGraph, schedule: Schedule) -> Sized:
+    first, *others = schedule.kernels
+    return graph, replace(schedule, kernels=(replace(first, turns=True), *others))
+
+
 def precise(graph: KernelGraph, schedule: Schedule) -> Sized:
     first, *others = schedule.kernels
     return graph, replace(schedule, kernels=(replace(first, precise=2), *others))
@@ -71,6 +76,8 @@ CASES: dict[str, Sized] = {
 }
 CASES["norm of what is multiplied"] = as_specialized(NORM, {"i": 128, "j": 128, "k": 64}, 3)
 CASES["attention, more precise"] = precise(*CASES["attention"])
+CASES["attention, in turn"] = in_turn(*CASES["attention, three stages"])
+CASES["causal attention, in turn"] = in_turn(*CASES["causal attention"])
 every_case = pytest.mark.parametrize("case", CASES)
 
 
@@ -238,6 +245,8 @@ REFUSED: dict[str, tuple[Sized, str]] = {
         as_specialized(gated_mlp("f32", i=256, k=256, j=128, tiles={"i": 128, "j": 64, "k": 64}), {"i": 128}),
         "not a product in the loop",
     ),
+    "turns of one warpgroup": (in_turn(*CASES["attention, one warpgroup"]), "take turns"),
+    "turns without a reason": (in_turn(*CASES["gated MLP"]), "take turns"),
     "too much for shared memory": (as_specialized(GATED, {"i": 128, "j": 256, "k": 128}, 4), "shared memory"),
 }
 
