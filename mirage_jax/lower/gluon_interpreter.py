@@ -243,7 +243,7 @@ class Words:
             "mbarrier": SimpleNamespace(MBarrierLayout=lambda: BARRIER, **barriers),
             "copy_tile": self.copy_tile,
             "fence_async_shared": nothing,
-            "hold": lambda x: x,
+            **dict.fromkeys(("hold", "hold_tile"), lambda x: x),
             "warpgroup_mma": self.warpgroup_mma,
             "warpgroup_mma_wait": self.warpgroup_mma_wait,
         }

@@ -54,12 +54,22 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 copy_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # as Triton 3.6 calls it
 """
 
+# ptxas moves arithmetic behind a wait for products that it is meant to hide, but not behind what may sleep.
 HOLD = """\
 @gluon.jit
 def hold(x):
-    # ptxas moves arithmetic behind a wait for products that it is meant to hide, but not behind what may sleep.
     asleep: gl.constexpr = "{ .reg .pred odd; setp.nan.f32 odd, $1, $1; @odd nanosleep.u32 0; mov.b32 $0, $1; }"
     return gl.inline_asm_elementwise(asleep, "=f,f", [x], dtype=gl.float32, is_pure=False, pack=1)
+"""
+HOLD_TILE = """\
+@gluon.jit
+def hold_tile(x):  # 8 numbers of 16 bits at a time
+    asleep: gl.constexpr = (
+        "{ .reg .pred odd; .reg .b32 both; and.b32 both, $4, $5; and.b32 both, both, $6; and.b32 both, both, $7; "
+        "setp.eq.b32 odd, both, -1; @odd nanosleep.u32 0; "
+        "mov.b32 $0, $4; mov.b32 $1, $5; mov.b32 $2, $6; mov.b32 $3, $7; }"
+    )
+    return gl.inline_asm_elementwise(asleep, "=r,=r,=r,=r,r,r,r,r", [x], dtype=x.dtype, is_pure=False, pack=8)
 """
 
 
@@ -135,6 +145,11 @@ class State:
     sums: Mapping[str, str]
     held: Mapping[str, tuple[str, ...]]  # a number of 16 bits, or first what its rounding leaves out
     ends: Mapping[str, Value] = field(default_factory=dict)
+
+    @property
+    def operands(self) -> list[str]:
+        """What is held, once each: two products may read the same."""
+        return list(dict.fromkeys(chain(*self.held.values())))
 
 
 class Specialized(Loops):
@@ -271,25 +286,35 @@ class Specialized(Loops):
 
     @cached_property
     def early_ring(self) -> Ring | None:
-        return self._ring([op for op, *_ in (*self.plan.values, *self.plan.sums)], "")
+        """Tiles that only early products read of each step."""
+        return self._ring(self._read_early - self._read_late, "")
 
     @cached_property
     def late_ring(self) -> Ring | None:
-        return self._ring([op for op, *_ in self.plan.late], "_late")
+        """Tiles that late products read, early ones too perhaps: these wait for them, and those give them back."""
+        return self._ring(self._read_late, "_late")
 
-    def _ring(self, products: Sequence[Op], suffix: str) -> Ring | None:
-        """The tiles that some products read of each step."""
-        read = {a for op in products for a in op.args}
+    def _ring(self, read: set[str], suffix: str) -> Ring | None:
         tiles = tuple(t for name, t in self.tiles.items() if name in read and t not in self.resident)
         return Ring(tiles, f"full{suffix}", f"free{suffix}") if tiles else None
 
     @cached_property
+    def _read_early(self) -> set[str]:
+        return {a for op, *_ in (*self.plan.values, *self.plan.sums) for a in op.args}
+
+    @cached_property
+    def _read_late(self) -> set[str]:
+        return {a for op, *_ in self.plan.late for a in op.args}
+
+    @cached_property
+    def shares(self) -> bool:
+        """Does an early product read a tile that a late one reads in the next step?"""
+        return self.late_ring is not None and any(t.load.name in self._read_early for t in self.late_ring.tiles)
+
+    @cached_property
     def rings(self) -> tuple[Ring, ...]:
         """In the order in which they are filled."""
-        found = tuple(ring for ring in (self.early_ring, self.late_ring) if ring is not None)
-        if len({t.name for ring in found for t in ring.tiles}) < sum(len(ring.tiles) for ring in found):
-            raise UnsupportedError("specialized warps: an early and a late product read one tile")
-        return found
+        return tuple(ring for ring in (self.early_ring, self.late_ring) if ring is not None)
 
     def place(self, tile: Tile, slot: str, group: str) -> str:
         """A tile in shared memory, as it lies there."""
@@ -334,8 +359,10 @@ class Specialized(Loops):
         held = sum(t.bytes * (1 if t in self.resident else self.stages) for t in self.tiles.values()) + self.passed_on
         if held > SHARED:
             raise UnsupportedError(f"tiles of {held} bytes in shared memory, which has room for {SHARED}")
-        self.w.name("hold")
-        for line in (IMPORTS + ("\n\n" + HOLD if self.holds else "")).splitlines():
+        for function in ("hold", "hold_tile"):
+            self.w.name(function)
+        holds = (HOLD if self.summed else "", HOLD_TILE if self.plan.late and not self.all_summed else "")
+        for line in "\n\n".join((IMPORTS, *filter(None, holds))).splitlines():
             self.w.line(line)
         arguments = ", ".join((*tensors, *own))
         self._function(f"{name}_load({arguments})", self.load)
@@ -489,7 +516,7 @@ class Specialized(Loops):
         if self.plan.late:
             self.issue_late(state, steps)
         if products := [*self.plan.late, *(self.plan.sums if not self.plan.values else ())]:
-            self.wait(0, [*(state.sums[acc.name] for _, _, acc in products), *chain(*state.held.values())])
+            self.wait(0, [*(state.sums[acc.name] for _, _, acc in products), *state.operands])
         for op in self.work.accumulators:
             if op.op == "last":
                 if op.args[0] not in state.running:
@@ -509,33 +536,42 @@ class Specialized(Loops):
             if op.op != "last"
         }
         self.env |= {("carried", n): name for n, name in running.items()}
-        held = {op.name: tuple(self.w.name("held") for _ in range(self.numbers_of(op))) for op, *_ in self.plan.late}
+        held = dict[str, tuple[str, ...]]()
+        same = dict[object, tuple[str, ...]]()
+        for op, product, _ in self.plan.late:
+            key = (self.sides(op, product)[0], self.operand_type(op), self.columns(product.column), self.numbers_of(op))
+            held[op.name] = same[key] = same.get(key) or tuple(self.w.name("held") for _ in range(key[-1]))
         return State(first, axis, body, running, sums, held)
 
     def step(self, state: State, number: str) -> None:
         """One step of the early products and of what is made of them, while the late ones of the last step run."""
         self.index(state.axis, self.w.let("at", self.position(state.first, number, state.axis)))
         has_last = bool(self.plan.late) and number != "0"
-        self.issue_early(state, number, has_last)
         needed, absorbed = self.needed(self.work), {x[0].name for x in (*self.plan.sums, *self.plan.late)}
+        for name in dict.fromkeys(a for op in state.body if op.name in needed for a in op.args):
+            if name in self.loads and name not in self.tiles and self.graph.stages[name].body:
+                self.raw(self.loads[name], "tile")  # on its way while products run
+        self.issue_early(state, number, has_last)
         for op in state.body:
             if op.name in needed and op.name not in absorbed:
                 self.value(op.name)
         decayed = self.accumulate_all(state)
-        for op in self.holds if has_last else ():
+        for op in self.summed if has_last else ():
             self.w.line(f"{state.sums[op.name]} = hold({state.sums[op.name]})")
-        operands = {op.name: self.register_operands(op, product) for op, product, _ in self.plan.late}
+        operands = {
+            state.held[op.name]: self.register_operands(op, product, has_last) for op, product, _ in self.plan.late
+        }
         state.ends = {name: self.env["value", name] for name in state.running}
         for name, variable in state.running.items():
             self.w.line(f"{variable} = {state.ends[name].text}")
         if has_last:
-            self.wait(0, [*(state.sums[acc.name] for _, _, acc in self.plan.late), *chain(*state.held.values())])
+            self.wait(0, [*(state.sums[acc.name] for _, _, acc in self.plan.late), *state.operands])
             self.give_back(self.late_ring, _before(number))
             for _, _, acc in self.plan.late:
                 if decayed.get(acc.name, state.sums[acc.name]) != state.sums[acc.name]:
                     self.w.line(f"{state.sums[acc.name]} = {decayed[acc.name]}")
-        for op_name, texts in operands.items():
-            for name, text in zip(state.held[op_name], texts, strict=True):
+        for names, texts in operands.items():
+            for name, text in zip(names, texts, strict=True):
                 self.w.line(f"{name} = {text}")
 
     def issue_early(self, state: State, number: str, has_last: bool) -> None:
@@ -545,6 +581,8 @@ class Specialized(Loops):
         plan, slot = self.plan, self.slot(number)
         self.env["slot"] = slot
         self.wait_for(self.early_ring, number)
+        if self.shares:
+            self.wait_for(self.late_ring, number)
         if self.turns:  # of the first warpgroup, to begin with
             parity = str(int(number) & 1) if number.isdigit() else f"({number} & 1)"
             self.w.line(f"mbarrier.wait(turn.index(group), {parity} ^ (1 - group))")
@@ -574,7 +612,8 @@ class Specialized(Loops):
     def issue_late(self, state: State, after: str) -> None:
         """Issue the products of what the step before `after` computed."""
         last = _before(after)
-        self.wait_for(self.late_ring, last)
+        if not self.shares:
+            self.wait_for(self.late_ring, last)
         for op, product, acc in self.plan.late:
             (inner,), total = product.inner, state.sums[acc.name]
             right = self.smem(self.sides(op, product)[1], self.slot(last), (inner, product.column))
@@ -602,10 +641,21 @@ class Specialized(Loops):
         return decayed
 
     @cached_property
-    def holds(self) -> list[Op]:
-        """Sums that are made while late products run, of what those of the next step read, as in attention."""
+    def summed(self) -> list[Op]:
+        """Sums that are made while late products run, but those of products."""
         sums = [op for op in self.work.accumulators if op.op != "last" and self.absorbs(op) != "dot"]
         return sums if self.plan.late else []
+
+    @cached_property
+    def all_summed(self) -> bool:
+        """Is each operand of late products part of a sum, as in attention? Then all is there when the sums are."""
+        todo, found = [a for op in self.summed for a in op.args], set[str]()
+        while todo:
+            name = todo.pop()
+            if name in self.ops and name not in found:
+                found.add(name)
+                todo += self.ops[name].args
+        return all(self.sides(op, product)[0] in found for op, product, _ in self.plan.late)
 
     def wait_for(self, ring: Ring | None, step: str) -> None:
         """Until the tiles of a step are there."""
@@ -644,13 +694,17 @@ class Specialized(Loops):
         is_precise = self.tiling.schedule.precise >= (2 if self.ends_narrow(op) else 1)
         return 2 if is_precise and self.sides(op, product)[0] not in self.loads else 1
 
-    def register_operands(self, op: Op, product: Product) -> list[str]:
-        """A computed left operand, as matrix instructions take it from registers, the smaller number first."""
+    def register_operands(self, op: Op, product: Product, hides: bool = False) -> list[str]:
+        """A computed left operand, as matrix instructions take it from registers, the smaller number first. `hides`:
+        products run meanwhile.
+        """
         left, dtype = self.sides(op, product)[0], self.operand_type(op)
         value = self.operand(left, dtype, False)
         half, rest = self.cast(value, left, dtype), None
         if self.numbers_of(op) == 2:
             rest = self.rest(value, left, dtype)
+        if hides and not self.all_summed:
+            half = replace(half, text=self.w.let("half", f"hold_tile({half.text})"))
         layout = f"gl.DotOperandLayout(0, mma{self.columns(product.column)}, 2)"
         return [f"gl.convert_layout({x.text}, {layout})" for x in (rest, half) if x is not None]
 

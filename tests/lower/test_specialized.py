@@ -3,12 +3,24 @@
 import re
 import subprocess
 from dataclasses import replace
+from fractions import Fraction as Q
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from lower.programs import NUMPY, Program, attention, gated_mlp, rmsnorm, split_attention
+from lower.programs import (
+    NUMPY,
+    Block,
+    Program,
+    attention,
+    gated_mlp,
+    graph,
+    rmsnorm,
+    schedule,
+    split_attention,
+    tensor,
+)
 from lower.test_spans import sized
 from mugraph.programs import CAUSAL_SPAN, WINDOW
 
@@ -31,11 +43,11 @@ pytest.importorskip("triton.experimental.gluon.language.nvidia.hopper")
 type Sized = tuple[KernelGraph, Schedule]
 
 
-def as_specialized(p: Program, tiles: dict[str, int], stages: int = 2) -> Sized:
-    """A program whose first kernel has specialized warps, one warpgroup for 64 rows of axis i."""
+def as_specialized(p: Program, tiles: dict[str, int], stages: int = 2, row: str = "i") -> Sized:
+    """A program whose first kernel has specialized warps, one warpgroup for 64 elements of an axis."""
     first, *others = p.schedule.kernels
     own = KernelSchedule(
-        tuple((a, tiles.get(a, n)) for a, n in first.tiles), tiles["i"] // 16, stages, specialized=True
+        tuple((a, tiles.get(a, n)) for a, n in first.tiles), tiles[row] // 16, stages, specialized=True
     )
     return p.graph, replace(p.schedule, kernels=(own, *others))
 
@@ -53,6 +65,20 @@ def precise(graph: KernelGraph, schedule: Schedule) -> Sized:
 def masked(program: object, rows: int, columns: int, stages: int = 2) -> Sized:
     graph = sized(program, "online", 512, "f16").with_extents({"n": 512, "n'": 512, "d": 64, "e": 64})  # type: ignore[arg-type]
     return graph, Schedule((KernelSchedule((("n'", rows), ("n", columns)), rows // 16, stages, specialized=True),))
+
+
+def backward() -> Program:
+    """As for the gradients of keys and values: late products read what early ones read, and one number twice."""
+    b = Block("backward", "h j", "i")
+    k, v, q, gradient = b.load("K", "h j d"), b.load("V", "h j d"), b.load("Q", "h i d"), b.load("G", "h i d")
+    p = b.exps(b.dot(k, q, axes="d"), b.load("M", "h i"), scale=Q(1, 16))
+    d = b.mul(p, b.add(b.dot(v, gradient, axes="d"), b.load("D", "h i"), cb=-1))
+    of_keys, of_values = b.acc(b.dot(d, q, axes="i")), b.acc(b.dot(p, gradient, axes="i"))
+    b.store(tensor("Y", "h j d", "f16"), b.add(b.add(of_keys, of_values), b.acc(b.dot(p, q, axes="i"))))
+    shapes = {"K": "h j d", "V": "h j d", "Q": "h i d", "G": "h i d", "M": "h i", "D": "h i"}
+    inputs = [tensor(name, axes, "f32" if name in "MD" else "f16") for name, axes in shapes.items()]
+    g = graph(inputs, [b], "Y", {"h": 2, "i": 512, "j": 256, "d": 64})
+    return Program(g, schedule({"h": 1, "j": 128, "i": 64}), lambda *arrays: arrays[0])
 
 
 FLASH = attention("f16", h=2, i=512, n=512, d=64, tiles={"h": 1, "i": 128, "n": 64})
@@ -76,6 +102,7 @@ CASES: dict[str, Sized] = {
 }
 CASES["norm of what is multiplied"] = as_specialized(NORM, {"i": 128, "j": 128, "k": 64}, 3)
 CASES["attention, more precise"] = precise(*CASES["attention"])
+CASES["gradients"] = as_specialized(backward(), {"i": 32, "j": 128}, 3, row="j")
 CASES["attention, in turn"] = in_turn(*CASES["attention, three stages"])
 CASES["causal attention, in turn"] = in_turn(*CASES["causal attention"])
 every_case = pytest.mark.parametrize("case", CASES)
@@ -130,8 +157,11 @@ def test_compiles(case: str) -> None:
     assert ("setmaxnreg" in found.ptx) and "wgmma.mma_async" in found.ptx and "cp.async.bulk.tensor" in found.ptx
 
 
-@pytest.mark.parametrize(("case", "loops"), [("attention", 1), ("causal attention", 2)])
-def test_exponentials_hide_products(case: str, loops: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("case", "loops", "exponentials"),  # of a thread: of two rows, and what sums are scaled by
+    [("attention", 1, 64 // 2 + 2), ("causal attention", 2, 64 // 2 + 2), ("gradients", 1, 32 // 2)],
+)
+def test_exponentials_hide_products(case: str, loops: int, exponentials: int, tmp_path: Path) -> None:
     """A step waits for its scores, then for the products of the last: all exponentials are executed in between."""
     from triton import knobs
     from triton.backends.nvidia.compiler import get_ptxas
@@ -142,7 +172,6 @@ def test_exponentials_hide_products(case: str, loops: int, tmp_path: Path) -> No
     disassemble = [knobs.nvidia.nvdisasm.path, "-c", str(tmp_path / "cubin")]
     text = subprocess.run(disassemble, check=True, capture_output=True, text=True).stdout
     after_each_wait = [part.count("MUFU.EX2") for part in re.split(r"WARPGROUP\.DEPBAR", text)]
-    exponentials = 64 // 2 + 2  # of a thread: of two rows, and what sums are scaled by
     first, steps, last = [exponentials], [exponentials, 0] * loops, [0]
     assert after_each_wait == [0, *2 * [*first, *steps, *last]]  # of two warpgroups
 
@@ -183,7 +212,9 @@ def test_precise_products() -> None:
     assert more < 0.02 and less > 10 * more
 
 
-@pytest.mark.parametrize("case", ["attention", "gated MLP", "norm of what is multiplied", "attention, more precise"])
+@pytest.mark.parametrize(
+    "case", ["attention", "gated MLP", "norm of what is multiplied", "gradients", "attention, more precise"]
+)
 def test_every_line_that_orders_counts(case: str) -> None:
     """Without it, some order of tasks reads what is not there, overwrites what is read, or waits forever."""
     lines = source_of(case).text.splitlines()
