@@ -204,22 +204,23 @@ def as_wide(graph: KernelGraph, schedule: Schedule) -> Schedule:
 
 
 def nearby(w: Winner, device: Device) -> Iterator[Schedule]:
-    """One change to one kernel: other warps, turns or none, a pipeline stage or two more or less, a tile of half or
+    """One change to one kernel: other warps, turns or none, as many programs as run at a time or as there are blocks,
+    a pipeline stage or two more or less, a tile of half or
     twice the size along one axis, or moved from one axis to another; or one change to all loops of a launch. Those that
     the model does not take to be much slower.
     """
     now = estimate(w.graph, w.schedule, device)
-    for schedule in (*_one_changed(w.graph, w.schedule), *_loops_changed(w.graph, w.schedule)):
+    for schedule in (*_one_changed(w.graph, w.schedule, device), *_loops_changed(w.graph, w.schedule)):
         if estimate(w.graph, schedule, device) <= NEARBY * now:
             yield schedule
 
 
-def _one_changed(graph: KernelGraph, schedule: Schedule) -> Iterator[Schedule]:
+def _one_changed(graph: KernelGraph, schedule: Schedule, device: Device) -> Iterator[Schedule]:
     for i, (kernel, sizes) in enumerate(zip(graph.kernels, schedule.kernels, strict=True)):
         if isinstance(kernel, Library):
             continue
         (wave,) = (wave for wave in schedule.waves(graph) if i in wave)
-        for changed in (*_launches(kernel, sizes), *_tiles(kernel, graph, sizes)):
+        for changed in (*_launches(kernel, sizes, device), *_tiles(kernel, graph, sizes)):
             if changed.specialized and not is_written(kernel, graph, changed, schedule):
                 continue
             yield _with_warps(_with(schedule, {i: changed}), wave, changed.num_warps)
@@ -256,9 +257,10 @@ def _with_tile(sizes: KernelSchedule, axis: Axis, tile: int) -> KernelSchedule:
     return replace(sizes, tiles=tuple((a, tile if a == axis else t) for a, t in sizes.tiles))
 
 
-def _launches(kernel: BlockGraph, sizes: KernelSchedule) -> Iterator[KernelSchedule]:
+def _launches(kernel: BlockGraph, sizes: KernelSchedule, device: Device) -> Iterator[KernelSchedule]:
     if sizes.specialized:
         yield replace(sizes, turns=not sizes.turns)
+        yield replace(sizes, programs=0 if sizes.programs else device.blocks)
     for warps in () if sizes.specialized else WARPS:
         if warps != sizes.num_warps:
             yield replace(sizes, num_warps=warps)

@@ -73,15 +73,20 @@ class Frame:
         """Loads and operators that some store depends on."""
         return self.graph.below(s.value for s in self.graph.stores)
 
+    @property
+    def number(self) -> str:
+        """Of the block that is computed."""
+        return f"tl.program_id(0) - {self.options.first}" if self.options.first else "tl.program_id(0)"
+
     def blocks(self) -> None:
-        """Which block this program is, per grid axis; the first of `Tiling.programs` varies fastest."""
+        """Which block it is, per grid axis; the first of `Tiling.programs` varies fastest."""
         many = [(a, n) for a, n in self.tiling.programs if n > 1]
         for a, n in self.tiling.programs:
             if n == 1:
                 self.env["block", a] = "0"
         if not many:
             return
-        program = f"tl.program_id(0) - {self.options.first}" if self.options.first else "tl.program_id(0)"
+        program = self.number
         names = {a: self.w.name(f"{identifier(a)}_block") for a, _ in many}
         self.env |= {("block", a): name for a, name in names.items()}
         if len(many) == 1:

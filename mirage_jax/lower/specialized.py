@@ -5,7 +5,8 @@ only compute, each on `ROWS` rows of the block's tile, with asynchronous matrix 
 handed over and back through barriers, one pair for each place in it. This is the schedule of FlashAttention-3 (Shah et
 al., 2024, sections 3.1 and 3.2), derived from the block graph: products of what is loaded ("early") are issued for a
 step before the products of what the last step computed ("late"), so that the latter run while pointwise work is done.
-Two warpgroups may issue them in turn, so that either's pointwise work is done while the other's products run.
+Two warpgroups may issue them in turn, so that either's pointwise work is done while the other's products run. Programs
+may compute several blocks each: what the next one needs first is loaded while results of the last are stored.
 
 * Values, units and masks are those of every other kernel (`values`, `loops`); only layouts, loads and products differ.
 * Tiles with the rows have the layout of the instructions' results, vectors are slices of it.
@@ -169,6 +170,7 @@ class Specialized(Loops):
             )
         self.inner = self._inner()
         self.blocks_tiling = tiling
+        self.round = self.done = ""  # blocks that this program has computed, and steps of their loops, if it has several
 
     # --- what is computed when
 
@@ -353,6 +355,7 @@ class Specialized(Loops):
         """The text: what loads, what computes, and the kernel."""
         tensors = list(self.arguments.values())
         own = [t.name for t in self.tiles.values()] + (["kept"] if self.resident else [])
+        own += ["kept_free"] if self.resident and self.shares_blocks else []
         own += [barrier for ring in self.rings for barrier in (ring.full, ring.free)] + (["turn"] if self.turns else [])
         for function in (f"{name}_load", f"{name}_compute", *own):
             self.w.name(function)
@@ -386,6 +389,7 @@ class Specialized(Loops):
             shape = [count, *d.block]
             self.w.line(f"{tile.name} = gl.allocate_shared_memory({dtype}, {shape}, {d.layout})")
         barriers = [("kept", 1, 1)] if self.resident else []
+        barriers += [("kept_free", 1, self.groups)] if self.resident and self.shares_blocks else []
         for ring in self.rings:
             barriers += [(ring.full, self.stages, 1), (ring.free, self.stages, self.groups)]
         barriers += [("turn", self.groups, 1)] if self.turns else []
@@ -402,6 +406,33 @@ class Specialized(Loops):
         registers = [REGISTERS[self.groups]] * (self.groups - 1) + [FEW]
         self.w.line(f"], {warps}, {registers})")
 
+    @property
+    def shares_blocks(self) -> bool:
+        """Does a program compute several blocks?"""
+        return self.blocks_tiling.launched < self.blocks_tiling.grid
+
+    @property
+    def number(self) -> str:
+        return f"{super().number} + {self.round} * {self.tiling.launched}" if self.round else super().number
+
+    def each_block(self, body: Callable[[str, str], None]) -> None:
+        """For the block of a program, or one after the other: which it is, its loop's `steps`, and what is done."""
+        if not self.shares_blocks:
+            self.blocks()
+            body(*self.steps())
+            return
+        blocks, programs, outer = self.tiling.grid, self.tiling.launched, self.env
+        count = f"({blocks + programs - 1} - {super().number}) // {programs}" if blocks % programs else blocks // programs
+        self.round, self.done = self.w.name("round"), self.w.name("done")
+        self.w.line(f"{self.done} = 0")
+        with self.w.block(f"for {self.round} in range({count}):", self.round):
+            self.env = outer.new_child()
+            self.blocks()
+            first, steps = self.steps()
+            body(first, steps)
+            self.w.line(f"{self.done} += {steps}")
+        self.env, self.round, self.done = outer, "", ""
+
     def steps(self) -> tuple[str, str]:
         """First element of the loop, and the number of its steps: at least one, so that there is a first."""
         assert self.graph.loop is not None
@@ -416,11 +447,14 @@ class Specialized(Loops):
     # --- the warp that loads
 
     def load(self) -> None:
+        self.each_block(self.load_block)
+
+    def load_block(self, first: str, steps: str) -> None:
         assert self.graph.loop is not None
         axis = self.axes[self.graph.loop]
-        self.blocks()
-        first, steps = self.steps()
         if self.resident:
+            if self.round:
+                self.w.line(f"mbarrier.wait(kept_free.index(0), ({self.round} & 1) ^ 1)")
             self.w.line(f"mbarrier.expect(kept.index(0), {sum(t.bytes for t in self.resident)})")
             for tile in self.resident:
                 self.copy(tile, "0", "kept.index(0)", "")
@@ -440,13 +474,19 @@ class Specialized(Loops):
             return first
         return f"{step} * {axis.size}" if first == "0" else f"{first} + {step} * {axis.size}"
 
+    def in_all(self, step: str) -> str:
+        """Steps of this program before a step of the block."""
+        return self.done + (f" + {step}" if step != "0" else "") if self.done else step
+
     def slot(self, step: str) -> str:
         """Place in a ring."""
-        return str(int(step) % self.stages) if step.isdigit() else f"{step} % {self.stages}"
+        number = self.in_all(step)
+        return str(int(number) % self.stages) if number.isdigit() else f"{_term(number)} % {self.stages}"
 
     def phase(self, step: str) -> str:
         """Of its barriers: how often the ring has been filled by then, modulo 2."""
-        return str(int(step) // self.stages & 1) if step.isdigit() else f"({step} // {self.stages} & 1)"
+        number = self.in_all(step)
+        return str(int(number) // self.stages & 1) if number.isdigit() else f"({_term(number)} // {self.stages} & 1)"
 
     def copy(self, tile: Tile, slot: str, barrier: str, at: str) -> None:
         tensor = self.tiling.graph.tensors[tile.load.tensor]
@@ -476,11 +516,11 @@ class Specialized(Loops):
     # --- the warps that compute
 
     def compute(self) -> None:
-        assert self.graph.loop is not None
         for line in self.layouts():
             self.w.line(line)
-        self.blocks()
-        first, steps = self.steps()
+        self.each_block(self.compute_block)
+
+    def compute_block(self, first: str, steps: str) -> None:
         outer, row = self.tiling, self.plan.row
         block = self.env.get(("block", row), "0")
         self.tiling = self.inner
@@ -499,7 +539,7 @@ class Specialized(Loops):
         axis, outer = self.axes[self.graph.loop], self.env
         body = [op for op in self.graph.ops if op.name in self.work.body]
         if self.resident:
-            self.w.line("mbarrier.wait(kept.index(0), 0)")
+            self.w.line(f"mbarrier.wait(kept.index(0), {f'{self.round} & 1' if self.round else 0})")
         self.env, self.uses = outer.new_child(), self.work.uses
         self.before_loop(body)
         state = self._state(first, axis, body)
@@ -517,6 +557,12 @@ class Specialized(Loops):
             self.issue_late(state, steps)
         if products := [*self.plan.late, *(self.plan.sums if not self.plan.values else ())]:
             self.wait(0, [*(state.sums[acc.name] for _, _, acc in products), *state.operands])
+        if self.round:  # for the next block
+            self.give_back(self.late_ring, _before(steps))
+            if not self.plan.values:
+                self.give_back(self.early_ring, _before(steps))
+            if self.resident:
+                self.w.line("mbarrier.arrive(kept_free.index(0), count=1)")
         for op in self.work.accumulators:
             if op.op == "last":
                 if op.args[0] not in state.running:
@@ -584,7 +630,8 @@ class Specialized(Loops):
         if self.shares:
             self.wait_for(self.late_ring, number)
         if self.turns:  # of the first warpgroup, to begin with
-            parity = str(int(number) & 1) if number.isdigit() else f"({number} & 1)"
+            count = self.in_all(number)
+            parity = str(int(count) & 1) if count.isdigit() else f"({_term(count)} & 1)"
             self.w.line(f"mbarrier.wait(turn.index(group), {parity} ^ (1 - group))")
         made: list[str] = []
         for op, product in plan.values:
@@ -607,7 +654,8 @@ class Specialized(Loops):
             self.give_back(self.early_ring, number)
         elif sums:
             self.wait(sum(self.numbers_of(op) for op, *_ in plan.sums), sums)
-            self.give_back(self.early_ring, _before(number), f", pred={number} > 0")
+            before = f"({number} + {self.stages - 1})"  # the place of the step before, and no negative number
+            self.give_back(self.early_ring, before, f", pred={number} > 0")
 
     def issue_late(self, state: State, after: str) -> None:
         """Issue the products of what the step before `after` computed."""
@@ -798,6 +846,10 @@ class Specialized(Loops):
             text = self.w.let("out", f"gl.convert_layout({text}, {self.layout(dims)})")
         super().write(tensor, dims, text, mask)
         self.is_storing = False
+
+
+def _term(text: str) -> str:
+    return text if text.isidentifier() or text[0] == "(" else f"({text})"
 
 
 def _before(step: str) -> str:

@@ -294,7 +294,13 @@ class Tiling:
 
     @property
     def grid(self) -> int:
+        """Number of blocks."""
         return prod(n for _, n in self.programs)
+
+    @property
+    def launched(self) -> int:
+        """Number of programs, each of which computes one block, or several."""
+        return min(self.schedule.programs or self.grid, self.grid)
 
     def pointwise(self, values: Iterable[str], most: int) -> Tiling:
         """Tiles for a loop that only reads `values` and has no matrix product: no lanes for the sake of products, and

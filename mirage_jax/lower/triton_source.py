@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from mirage_jax.errors import UnsupportedError
 from mirage_jax.lower.expressions import Number
 from mirage_jax.lower.factors import factors_last
 from mirage_jax.lower.frame import DEFAULT, Options
@@ -70,7 +71,11 @@ def emit(
         kernel = factors_last(kernel, graph)
     tiling = Tiling(kernel, graph, schedule, parts)
     tiling.check()
-    return _SpecializedEmitter(tiling, options).kernel() if schedule.specialized else _Emitter(tiling, options).kernel()
+    if schedule.specialized:
+        return _SpecializedEmitter(tiling, options).kernel()
+    if schedule.programs:
+        raise UnsupportedError("only programs with specialized warps compute several blocks")
+    return _Emitter(tiling, options).kernel()
 
 
 class _Emitter(Loops):
@@ -86,7 +91,7 @@ class _Emitter(Loops):
         text = self.function(name)
         graph, parts, schedule = self.tiling.graph, self.tiling.parts, self.tiling.schedule
         return KernelSource(
-            name, text, (self.tiling.grid,), inputs, outputs,
+            name, text, (self.tiling.launched,), inputs, outputs,
             tuple(graph.tensors[t].dtype for t in (*inputs, *outputs)),
             tuple(stored_shape(s.tensor, graph, parts) for s in self.graph.stores),
             WARPS if schedule.specialized else schedule.num_warps, schedule.num_stages,

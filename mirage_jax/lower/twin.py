@@ -21,7 +21,7 @@ import numpy as np
 from mirage_jax.errors import KernelFault, UnsupportedError
 from mirage_jax.lower.joint import join
 from mirage_jax.lower.small_sizes import small_sizes
-from mirage_jax.lower.tiling import extent, stored_axes
+from mirage_jax.lower.tiling import Tiling, extent, stored_axes
 from mirage_jax.lower.triton_interpreter import interpret_kernel
 from mirage_jax.lower.triton_source import DEFAULT, KernelSource, Options, emit
 from mirage_jax.mugraph import exact
@@ -91,6 +91,8 @@ def _twin(
     ragged: bool,
 ) -> Twin:
     small, parts = small_sizes(kernel, graph, sizes, parts, ragged)
+    if sizes.programs:  # two or three blocks for each, or all for one
+        sizes = replace(sizes, programs=max(Tiling(kernel, small, sizes, parts).grid * 2 // 5, 1))
     views = {name: _with_a_border(tuple(map(small.extent, graph.tensors[name].axes))) for name, _ in options.views}
     return Twin(kernel, small, sizes, parts, views)
 

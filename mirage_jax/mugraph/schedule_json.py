@@ -19,7 +19,8 @@ def schedule_to_json(s: Schedule) -> Any:
 def kernel_to_json(k: KernelSchedule) -> Any:
     tiles = [list(t) for t in k.tiles]
     out = {"tiles": tiles, "num_warps": k.num_warps, "num_stages": k.num_stages, "precise": k.precise}
-    return out | {name: True for name in FLAGS if getattr(k, name)}
+    out |= {name: True for name in FLAGS if getattr(k, name)}
+    return out | ({"programs": k.programs} if k.programs else {})
 
 
 def schedule_from_json(value: Any) -> Schedule:
@@ -38,8 +39,10 @@ def kernel_from_json(value: Any) -> KernelSchedule:
     flags = {name: value[name] for name in FLAGS if name in value}
     if any(not isinstance(flag, bool) for flag in flags.values()):
         raise TypeError(flags)
-    warps, stages = int(value["num_warps"]), int(value["num_stages"])
-    return KernelSchedule(_pairs(value["tiles"]), warps, stages, int(precise), **flags)
+    warps, stages, programs = int(value["num_warps"]), int(value["num_stages"]), int(value.get("programs", 0))
+    if not 0 <= programs <= LARGEST:
+        raise ValueError(f"programs: {programs}")
+    return KernelSchedule(_pairs(value["tiles"]), warps, stages, int(precise), programs=programs, **flags)
 
 
 def _pairs(x: Any) -> tuple[tuple[Axis, int], ...]:

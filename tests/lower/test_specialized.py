@@ -57,6 +57,12 @@ def in_turn(graph: KernelGraph, schedule: Schedule) -> Sized:
     return graph, replace(schedule, kernels=(replace(first, turns=True), *others))
 
 
+def several(graph: KernelGraph, schedule: Schedule, programs: int = 3) -> Sized:
+    """Each program computes several blocks."""
+    first, *others = schedule.kernels
+    return graph, replace(schedule, kernels=(replace(first, programs=programs), *others))
+
+
 def precise(graph: KernelGraph, schedule: Schedule) -> Sized:
     first, *others = schedule.kernels
     return graph, replace(schedule, kernels=(replace(first, precise=2), *others))
@@ -105,6 +111,17 @@ CASES["attention, more precise"] = precise(*CASES["attention"])
 CASES["gradients"] = as_specialized(backward(), {"i": 32, "j": 128}, 3, row="j")
 CASES["attention, in turn"] = in_turn(*CASES["attention, three stages"])
 CASES["causal attention, in turn"] = in_turn(*CASES["causal attention"])
+CASES |= {
+    f"{name}, several blocks": several(*CASES[name])
+    for name in (
+        "attention, three stages",
+        "causal attention, in turn",
+        "attention, more precise",
+        "gated MLP",
+        "norm of what is multiplied",
+        "gradients",
+    )
+}
 every_case = pytest.mark.parametrize("case", CASES)
 
 
@@ -213,7 +230,17 @@ def test_precise_products() -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["attention", "gated MLP", "norm of what is multiplied", "gradients", "attention, more precise"]
+    "case",
+    [
+        "attention",
+        "gated MLP",
+        "norm of what is multiplied",
+        "gradients",
+        "attention, more precise",
+        "attention, three stages, several blocks",
+        "gated MLP, several blocks",
+        "gradients, several blocks",
+    ],
 )
 def test_every_line_that_orders_counts(case: str) -> None:
     """Without it, some order of tasks reads what is not there, overwrites what is read, or waits forever."""
@@ -229,7 +256,7 @@ def test_every_line_that_orders_counts(case: str) -> None:
 MUTANTS: dict[str, tuple[str, str, str]] = {
     "a tile is given back before its product is done": (
         "gated MLP",
-        r"free\.index\(\(step - 1\) % 4\), count=1, pred=step > 0",
+        r"free\.index\(\(step \+ 3\) % 4\), count=1, pred=step > 0",
         "free.index(step % 4), count=1",
     ),
     "an early product is not waited for": ("attention", r"warpgroup_mma_wait\(1,", "warpgroup_mma_wait(2,"),
