@@ -170,7 +170,7 @@ class Specialized(Loops):
             )
         self.inner = self._inner()
         self.blocks_tiling = tiling
-        self.round = self.done = ""  # blocks that this program has computed, and steps of their loops, if it has several
+        self.round = self.done = ""  # of a program with several blocks: how many are done, and steps of their loops
 
     # --- what is computed when
 
@@ -422,10 +422,10 @@ class Specialized(Loops):
             body(*self.steps())
             return
         blocks, programs, outer = self.tiling.grid, self.tiling.launched, self.env
-        count = f"({blocks + programs - 1} - {super().number}) // {programs}" if blocks % programs else blocks // programs
+        rounds = f"({blocks + programs - 1} - {super().number}) // {programs}" if blocks % programs else blocks // programs
         self.round, self.done = self.w.name("round"), self.w.name("done")
         self.w.line(f"{self.done} = 0")
-        with self.w.block(f"for {self.round} in range({count}):", self.round):
+        with self.w.block(f"for {self.round} in range({rounds}):", self.round):
             self.env = outer.new_child()
             self.blocks()
             first, steps = self.steps()
