@@ -422,7 +422,9 @@ class Specialized(Loops):
             body(*self.steps())
             return
         blocks, programs, outer = self.tiling.grid, self.tiling.launched, self.env
-        rounds = f"({blocks + programs - 1} - {super().number}) // {programs}" if blocks % programs else blocks // programs
+        rounds = str(blocks // programs)
+        if blocks % programs:
+            rounds = f"({blocks + programs - 1} - {super().number}) // {programs}"
         self.round, self.done = self.w.name("round"), self.w.name("done")
         self.w.line(f"{self.done} = 0")
         with self.w.block(f"for {self.round} in range({rounds}):", self.round):
