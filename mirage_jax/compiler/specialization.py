@@ -30,7 +30,7 @@ def specialized(graph: KernelGraph, schedule: Schedule, device: Device) -> tuple
     found: dict[int, list[Schedule]] = {}
     for n, (kernel, sizes) in enumerate(zip(graph.kernels, schedule.kernels, strict=True)):
         if isinstance(kernel, BlockGraph) and kernel.loop and any(op.op == "dot" for op in kernel.ops):
-            options = [_with(schedule, n, own) for own in _sizes(kernel, graph, sizes, schedule)]
+            options = [_with(schedule, n, own) for own in _sizes(kernel, graph, sizes, schedule, device)]
             found[n] = sorted(options, key=lambda s: estimate(graph, s, device))
     one = [s for options in found.values() for s in options]
     several = [options[0] for options in found.values() if options]
@@ -52,7 +52,7 @@ def _with(schedule: Schedule, n: int, sizes: KernelSchedule) -> Schedule:
 
 
 def _sizes(
-    kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule, schedule: Schedule
+    kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule, schedule: Schedule, device: Device
 ) -> Iterator[KernelSchedule]:
     """Those that the emitter takes."""
     assert kernel.loop is not None
@@ -66,7 +66,10 @@ def _sizes(
             if any(own[a] > graph.extent(a) for a in tiled):
                 continue
             warps = WARPS * own[row] // ROWS
-            options = (KernelSchedule(tuple(own.items()), warps, s, specialized=True) for s in STAGES)
+            # Programs for several blocks: where blocks take as long as each other, and one at a time has room.
+            programs = device.blocks if own[row] > ROWS and not kernel.span else 0
+            made = KernelSchedule(tuple(own.items()), warps, specialized=True, programs=programs)
+            options = (replace(made, num_stages=s) for s in STAGES)
             yield from islice((x for x in options if is_written(kernel, graph, x, schedule)), DEEPEST)
 
 

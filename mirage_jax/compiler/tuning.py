@@ -204,10 +204,9 @@ def as_wide(graph: KernelGraph, schedule: Schedule) -> Schedule:
 
 
 def nearby(w: Winner, device: Device) -> Iterator[Schedule]:
-    """One change to one kernel: other warps, turns or none, as many programs as run at a time or as there are blocks,
-    a pipeline stage or two more or less, a tile of half or
-    twice the size along one axis, or moved from one axis to another; or one change to all loops of a launch. Those that
-    the model does not take to be much slower.
+    """One change to one kernel: other warps, as many programs as run at a time or as there are blocks, a pipeline stage
+    or two more or less, a tile of half or twice the size along one axis, or moved from one axis to another; or one
+    change to all loops of a launch. Those that the model does not take to be much slower.
     """
     now = estimate(w.graph, w.schedule, device)
     for schedule in (*_one_changed(w.graph, w.schedule, device), *_loops_changed(w.graph, w.schedule)):
@@ -259,7 +258,6 @@ def _with_tile(sizes: KernelSchedule, axis: Axis, tile: int) -> KernelSchedule:
 
 def _launches(kernel: BlockGraph, sizes: KernelSchedule, device: Device) -> Iterator[KernelSchedule]:
     if sizes.specialized:
-        yield replace(sizes, turns=not sizes.turns)
         yield replace(sizes, programs=0 if sizes.programs else device.blocks)
     for warps in () if sizes.specialized else WARPS:
         if warps != sizes.num_warps:

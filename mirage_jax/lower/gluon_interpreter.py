@@ -243,7 +243,6 @@ class Words:
             "mbarrier": SimpleNamespace(MBarrierLayout=lambda: BARRIER, **barriers),
             "copy_tile": self.copy_tile,
             "fence_async_shared": nothing,
-            **dict.fromkeys(("hold", "hold_tile"), lambda x: x),
             "warpgroup_mma": self.warpgroup_mma,
             "warpgroup_mma_wait": self.warpgroup_mma_wait,
         }

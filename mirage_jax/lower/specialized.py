@@ -5,8 +5,7 @@ only compute, each on `ROWS` rows of the block's tile, with asynchronous matrix 
 handed over and back through barriers, one pair for each place in it. This is the schedule of FlashAttention-3 (Shah et
 al., 2024, sections 3.1 and 3.2), derived from the block graph: products of what is loaded ("early") are issued for a
 step before the products of what the last step computed ("late"), so that the latter run while pointwise work is done.
-Two warpgroups may issue them in turn, so that either's pointwise work is done while the other's products run. Programs
-may compute several blocks each: what the next one needs first is loaded while results of the last are stored.
+Programs may compute several blocks each: what the next one needs first is loaded while results of the last are stored.
 
 * Values, units and masks are those of every other kernel (`values`, `loops`); only layouts, loads and products differ.
 * Tiles with the rows have the layout of the instructions' results, vectors are slices of it.
@@ -53,24 +52,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 copy_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # as Triton 3.6 calls it
-"""
-
-# ptxas moves arithmetic behind a wait for products that it is meant to hide, but not behind what may sleep.
-HOLD = """\
-@gluon.jit
-def hold(x):
-    asleep: gl.constexpr = "{ .reg .pred odd; setp.nan.f32 odd, $1, $1; @odd nanosleep.u32 0; mov.b32 $0, $1; }"
-    return gl.inline_asm_elementwise(asleep, "=f,f", [x], dtype=gl.float32, is_pure=False, pack=1)
-"""
-HOLD_TILE = """\
-@gluon.jit
-def hold_tile(x):  # 8 numbers of 16 bits at a time
-    asleep: gl.constexpr = (
-        "{ .reg .pred odd; .reg .b32 both; and.b32 both, $4, $5; and.b32 both, both, $6; and.b32 both, both, $7; "
-        "setp.eq.b32 odd, both, -1; @odd nanosleep.u32 0; "
-        "mov.b32 $0, $4; mov.b32 $1, $5; mov.b32 $2, $6; mov.b32 $3, $7; }"
-    )
-    return gl.inline_asm_elementwise(asleep, "=r,=r,=r,=r,r,r,r,r", [x], dtype=x.dtype, is_pure=False, pack=8)
 """
 
 
@@ -135,6 +116,15 @@ class Plan:
         return [(x[0], x[1]) for x in (*self.values, *self.sums, *self.late)]
 
 
+@dataclass(frozen=True)
+class Several:
+    """Names of what a program with several blocks counts: which it is, blocks that it has done, and their steps."""
+
+    program: str
+    turn: str
+    done: str
+
+
 @dataclass
 class State:
     """Names of what the loop carries: running maxima, sums, and computed operands of the products of the last step."""
@@ -163,14 +153,9 @@ class Specialized(Loops):
         self.is_storing = False
         (self.work,) = self._loops()
         self.plan = self._plan()
-        self.turns = tiling.schedule.turns
-        if self.turns and not (self.groups == 2 and self.plan.late):
-            raise UnsupportedError(
-                "specialized warps: two warpgroups take turns, at products of what the loop computes"
-            )
         self.inner = self._inner()
         self.blocks_tiling = tiling
-        self.round = self.done = ""  # of a program with several blocks: how many are done, and steps of their loops
+        self.several: Several | None = None
 
     # --- what is computed when
 
@@ -356,16 +341,13 @@ class Specialized(Loops):
         tensors = list(self.arguments.values())
         own = [t.name for t in self.tiles.values()] + (["kept"] if self.resident else [])
         own += ["kept_free"] if self.resident and self.shares_blocks else []
-        own += [barrier for ring in self.rings for barrier in (ring.full, ring.free)] + (["turn"] if self.turns else [])
+        own += [barrier for ring in self.rings for barrier in (ring.full, ring.free)]
         for function in (f"{name}_load", f"{name}_compute", *own):
             self.w.name(function)
         held = sum(t.bytes * (1 if t in self.resident else self.stages) for t in self.tiles.values()) + self.passed_on
         if held > SHARED:
             raise UnsupportedError(f"tiles of {held} bytes in shared memory, which has room for {SHARED}")
-        for function in ("hold", "hold_tile"):
-            self.w.name(function)
-        holds = (HOLD if self.summed else "", HOLD_TILE if self.plan.late and not self.all_summed else "")
-        for line in "\n\n".join((IMPORTS, *filter(None, holds))).splitlines():
+        for line in IMPORTS.splitlines():
             self.w.line(line)
         arguments = ", ".join((*tensors, *own))
         self._function(f"{name}_load({arguments})", self.load)
@@ -392,7 +374,6 @@ class Specialized(Loops):
         barriers += [("kept_free", 1, self.groups)] if self.resident and self.shares_blocks else []
         for ring in self.rings:
             barriers += [(ring.full, self.stages, 1), (ring.free, self.stages, self.groups)]
-        barriers += [("turn", self.groups, 1)] if self.turns else []
         for barrier, count, arrivals in barriers:
             self.w.line(f"{barrier} = gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())")
             for n in range(count):
@@ -413,27 +394,34 @@ class Specialized(Loops):
 
     @property
     def number(self) -> str:
-        return f"{super().number} + {self.round} * {self.tiling.launched}" if self.round else super().number
+        if self.several is None:
+            return super().number
+        program, turn, programs = self.several.program, self.several.turn, self.tiling.launched
+        turned = f" + ({turn} & 1) * ({programs - 1} - 2 * {program})" if self.graph.span else ""
+        return f"{turn} * {programs} + {program}{turned}"
 
     def each_block(self, body: Callable[[str, str], None]) -> None:
-        """For the block of a program, or one after the other: which it is, its loop's `steps`, and what is done."""
+        """For the block of a program, or one after the other: which it is, its loop's `steps`, and what is done. Where
+        loops get shorter from block to block, every other turn goes backwards, for programs to have as much to do.
+        """
         if not self.shares_blocks:
             self.blocks()
             body(*self.steps())
             return
         blocks, programs, outer = self.tiling.grid, self.tiling.launched, self.env
-        rounds = str(blocks // programs)
-        if blocks % programs:
-            rounds = f"({blocks + programs - 1} - {super().number}) // {programs}"
-        self.round, self.done = self.w.name("round"), self.w.name("done")
-        self.w.line(f"{self.done} = 0")
-        with self.w.block(f"for {self.round} in range({rounds}):", self.round):
+        self.several = own = Several(*map(self.w.name, ("program", "turn", "done")))
+        self.w.line(f"{own.program} = {super().number}")
+        self.w.line(f"{own.done} = 0")
+        turns, left = divmod(blocks, programs)
+        is_turned = self.graph.span is not None and turns % 2
+        count = f"({blocks} + {own.program})" if is_turned else f"({blocks + programs - 1} - {own.program})"
+        with self.w.block(f"for {own.turn} in range({f'{count} // {programs}' if left else turns}):", own.turn):
             self.env = outer.new_child()
             self.blocks()
             first, steps = self.steps()
             body(first, steps)
-            self.w.line(f"{self.done} += {steps}")
-        self.env, self.round, self.done = outer, "", ""
+            self.w.line(f"{own.done} += {steps}")
+        self.env, self.several = outer, None
 
     def steps(self) -> tuple[str, str]:
         """First element of the loop, and the number of its steps: at least one, so that there is a first."""
@@ -455,8 +443,8 @@ class Specialized(Loops):
         assert self.graph.loop is not None
         axis = self.axes[self.graph.loop]
         if self.resident:
-            if self.round:
-                self.w.line(f"mbarrier.wait(kept_free.index(0), ({self.round} & 1) ^ 1)")
+            if self.several:
+                self.w.line(f"mbarrier.wait(kept_free.index(0), ({self.several.turn} & 1) ^ 1)")
             self.w.line(f"mbarrier.expect(kept.index(0), {sum(t.bytes for t in self.resident)})")
             for tile in self.resident:
                 self.copy(tile, "0", "kept.index(0)", "")
@@ -478,7 +466,9 @@ class Specialized(Loops):
 
     def in_all(self, step: str) -> str:
         """Steps of this program before a step of the block."""
-        return self.done + (f" + {step}" if step != "0" else "") if self.done else step
+        if self.several is None:
+            return step
+        return self.several.done if step == "0" else f"{self.several.done} + {step}"
 
     def slot(self, step: str) -> str:
         """Place in a ring."""
@@ -541,7 +531,7 @@ class Specialized(Loops):
         axis, outer = self.axes[self.graph.loop], self.env
         body = [op for op in self.graph.ops if op.name in self.work.body]
         if self.resident:
-            self.w.line(f"mbarrier.wait(kept.index(0), {f'{self.round} & 1' if self.round else 0})")
+            self.w.line(f"mbarrier.wait(kept.index(0), {f'{self.several.turn} & 1' if self.several else 0})")
         self.env, self.uses = outer.new_child(), self.work.uses
         self.before_loop(body)
         state = self._state(first, axis, body)
@@ -559,7 +549,7 @@ class Specialized(Loops):
             self.issue_late(state, steps)
         if products := [*self.plan.late, *(self.plan.sums if not self.plan.values else ())]:
             self.wait(0, [*(state.sums[acc.name] for _, _, acc in products), *state.operands])
-        if self.round:  # for the next block
+        if self.several:  # for the next block
             self.give_back(self.late_ring, _before(steps))
             if not self.plan.values:
                 self.give_back(self.early_ring, _before(steps))
@@ -604,11 +594,7 @@ class Specialized(Loops):
             if op.name in needed and op.name not in absorbed:
                 self.value(op.name)
         decayed = self.accumulate_all(state)
-        for op in self.summed if has_last else ():
-            self.w.line(f"{state.sums[op.name]} = hold({state.sums[op.name]})")
-        operands = {
-            state.held[op.name]: self.register_operands(op, product, has_last) for op, product, _ in self.plan.late
-        }
+        operands = {state.held[op.name]: self.register_operands(op, product) for op, product, _ in self.plan.late}
         state.ends = {name: self.env["value", name] for name in state.running}
         for name, variable in state.running.items():
             self.w.line(f"{variable} = {state.ends[name].text}")
@@ -631,10 +617,6 @@ class Specialized(Loops):
         self.wait_for(self.early_ring, number)
         if self.shares:
             self.wait_for(self.late_ring, number)
-        if self.turns:  # of the first warpgroup, to begin with
-            count = self.in_all(number)
-            parity = str(int(count) & 1) if count.isdigit() else f"({_term(count)} & 1)"
-            self.w.line(f"mbarrier.wait(turn.index(group), {parity} ^ (1 - group))")
         made: list[str] = []
         for op, product in plan.values:
             first, *others = self.factors(op, product, slot)
@@ -647,8 +629,6 @@ class Specialized(Loops):
             self.add_products(total, self.factors(op, product, slot))
         if has_last:
             self.issue_late(state, number)
-        if self.turns:
-            self.w.line("mbarrier.arrive(turn.index(1 - group), count=1)")
         for name in self.values_too:  # while products run, and before the tiles are given back
             self.value(name)
         if plan.values:
@@ -690,23 +670,6 @@ class Specialized(Loops):
                 raise UnsupportedError(f"{op}: a sum of products of what is loaded, relative to a shift of the loop")
         return decayed
 
-    @cached_property
-    def summed(self) -> list[Op]:
-        """Sums that are made while late products run, but those of products."""
-        sums = [op for op in self.work.accumulators if op.op != "last" and self.absorbs(op) != "dot"]
-        return sums if self.plan.late else []
-
-    @cached_property
-    def all_summed(self) -> bool:
-        """Is each operand of late products part of a sum, as in attention? Then all is there when the sums are."""
-        todo, found = [a for op in self.summed for a in op.args], set[str]()
-        while todo:
-            name = todo.pop()
-            if name in self.ops and name not in found:
-                found.add(name)
-                todo += self.ops[name].args
-        return all(self.sides(op, product)[0] in found for op, product, _ in self.plan.late)
-
     def wait_for(self, ring: Ring | None, step: str) -> None:
         """Until the tiles of a step are there."""
         if ring is not None:
@@ -744,17 +707,13 @@ class Specialized(Loops):
         is_precise = self.tiling.schedule.precise >= (2 if self.ends_narrow(op) else 1)
         return 2 if is_precise and self.sides(op, product)[0] not in self.loads else 1
 
-    def register_operands(self, op: Op, product: Product, hides: bool = False) -> list[str]:
-        """A computed left operand, as matrix instructions take it from registers, the smaller number first. `hides`:
-        products run meanwhile.
-        """
+    def register_operands(self, op: Op, product: Product) -> list[str]:
+        """A computed left operand, as matrix instructions take it from registers, the smaller number first."""
         left, dtype = self.sides(op, product)[0], self.operand_type(op)
         value = self.operand(left, dtype, False)
         half, rest = self.cast(value, left, dtype), None
         if self.numbers_of(op) == 2:
             rest = self.rest(value, left, dtype)
-        if hides and not self.all_summed:
-            half = replace(half, text=self.w.let("half", f"hold_tile({half.text})"))
         layout = f"gl.DotOperandLayout(0, mma{self.columns(product.column)}, 2)"
         return [f"gl.convert_layout({x.text}, {layout})" for x in (rest, half) if x is not None]
 

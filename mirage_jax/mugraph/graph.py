@@ -362,8 +362,7 @@ class KernelSchedule:
     to 16 bits anyway); exponentials are relative to the shifts that are stored, not to what these were rounded from.
 
     specialized: one warp more only loads, and each four of the `num_warps` compute on rows of their own
-    (`lower.specialized`). turns: two such fours issue their matrix products in turn. programs: so many programs share
-    the blocks of the grid, if it has more; 0: each block is a program of its own.
+    (`lower.specialized`). programs: so many share the blocks of the grid, if it has more; 0: each block has its own.
     """
 
     tiles: tuple[tuple[Axis, int], ...] = ()
@@ -371,7 +370,6 @@ class KernelSchedule:
     num_stages: int = 2
     precise: int = 0
     specialized: bool = False
-    turns: bool = False
     programs: int = 0
 
     def tile(self, axis: Axis) -> int:

@@ -7,7 +7,6 @@ from typing import Any
 from mirage_jax.errors import GraphError
 from mirage_jax.mugraph.graph import Axis, KernelSchedule, Schedule
 
-FLAGS = ("specialized", "turns")  # of a kernel, stored if set
 LARGEST = 1 << 20  # tile, and number of parts, that is taken for one
 
 
@@ -19,8 +18,7 @@ def schedule_to_json(s: Schedule) -> Any:
 def kernel_to_json(k: KernelSchedule) -> Any:
     tiles = [list(t) for t in k.tiles]
     out = {"tiles": tiles, "num_warps": k.num_warps, "num_stages": k.num_stages, "precise": k.precise}
-    out |= {name: True for name in FLAGS if getattr(k, name)}
-    return out | ({"programs": k.programs} if k.programs else {})
+    return out | ({"specialized": True, "programs": k.programs} if k.specialized else {})
 
 
 def schedule_from_json(value: Any) -> Schedule:
@@ -36,13 +34,12 @@ def schedule_from_json(value: Any) -> Schedule:
 def kernel_from_json(value: Any) -> KernelSchedule:
     if (precise := value.get("precise", 0)) not in (0, 1, 2):  # there are stored ones without
         raise TypeError(f"precise: {precise!r}")
-    flags = {name: value[name] for name in FLAGS if name in value}
-    if any(not isinstance(flag, bool) for flag in flags.values()):
-        raise TypeError(flags)
+    if not isinstance(specialized := value.get("specialized", False), bool):
+        raise TypeError(f"specialized: {specialized!r}")
     warps, stages, programs = int(value["num_warps"]), int(value["num_stages"]), int(value.get("programs", 0))
     if not 0 <= programs <= LARGEST:
         raise ValueError(f"programs: {programs}")
-    return KernelSchedule(_pairs(value["tiles"]), warps, stages, int(precise), programs=programs, **flags)
+    return KernelSchedule(_pairs(value["tiles"]), warps, stages, int(precise), specialized, programs)
 
 
 def _pairs(x: Any) -> tuple[tuple[Axis, int], ...]:

@@ -66,6 +66,7 @@ STAGES = (2, 3, 4)  # of the pipeline of a loop's loads: where the tuner starts
 # Where warps are specialized: of pointwise work what no product hides; the time of matrix units, which wait less, and
 # of copies, of which many are under way, over what it is elsewhere.
 BESIDE, AT_WORK, COPIED = 0.18, 0.92, 0.5
+BLOCK = 1.5e-6  # seconds in which a processor begins and ends a block, unless it does the next one meanwhile
 RESIDENT = 8  # blocks at a time on one processor, at most
 RESIDENT_WARPS = 64  # the same of all blocks' warps
 DRAWN = 1.5  # times its share of the bandwidth: what one processor can draw while others have no block
@@ -352,19 +353,20 @@ def kernel_estimate(
     tile = dict(sizes.tiles)
     t = terms(outline(kernel, graph), extents_inside(kernel, graph, parts), lambda a: tile.get(a, 1))
     if sizes.specialized:
-        return float(specialized_seconds(t, device, sizes.num_warps))
+        return float(specialized_seconds(t, device, sizes))
     return float(seconds(t, device, Arrays, sizes.num_warps, sizes.num_stages))
 
 
-def specialized_seconds(t: Terms, d: Device, warps: int) -> float:
+def specialized_seconds(t: Terms, d: Device, sizes: KernelSchedule) -> float:
     """The estimate for a kernel whose warps have different tasks (`lower.specialized`): loads wait for nothing but room
     to load into, and pointwise work of one warpgroup stands beside products of others, if there are others.
     """
-    fill = t.blocks / (-(-t.blocks // d.blocks) * d.blocks)
+    waves = -(-t.blocks // d.blocks)
+    fill, beside = t.blocks / (waves * d.blocks), BESIDE if sizes.num_warps > WIDE_WARPS else 1
     memory = max(t.traffic / d.bandwidth, COPIED * t.fetched / d.cache_bandwidth)
     products = max(AT_WORK * t.narrow_flops / d.matrix_flops, t.wide_operands / d.shared_bandwidth)
-    compute = (products + (BESIDE if warps > WIDE_WARPS else 1) * (t.vector_flops - t.sums) / d.vector_flops) / fill
-    return max(memory, compute) + STEP_LATENCY + d.shortest + d.launch
+    compute = (products + beside * (t.vector_flops - t.sums) / d.vector_flops) / fill
+    return max(memory, compute) + (1 if sizes.programs else waves) * BLOCK + d.shortest + d.launch
 
 
 def fused_estimate(reference: KernelGraph, device: Device) -> float:

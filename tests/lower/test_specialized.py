@@ -1,10 +1,8 @@
 """Kernels with specialized warps: right on exact numbers under any order of their tasks, and no wait too many."""
 
 import re
-import subprocess
 from dataclasses import replace
 from fractions import Fraction as Q
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -50,11 +48,6 @@ def as_specialized(p: Program, tiles: dict[str, int], stages: int = 2, row: str 
         tuple((a, tiles.get(a, n)) for a, n in first.tiles), tiles[row] // 16, stages, specialized=True
     )
     return p.graph, replace(p.schedule, kernels=(own, *others))
-
-
-def in_turn(graph: KernelGraph, schedule: Schedule) -> Sized:
-    first, *others = schedule.kernels
-    return graph, replace(schedule, kernels=(replace(first, turns=True), *others))
 
 
 def several(graph: KernelGraph, schedule: Schedule, programs: int = 3) -> Sized:
@@ -109,13 +102,11 @@ CASES: dict[str, Sized] = {
 CASES["norm of what is multiplied"] = as_specialized(NORM, {"i": 128, "j": 128, "k": 64}, 3)
 CASES["attention, more precise"] = precise(*CASES["attention"])
 CASES["gradients"] = as_specialized(backward(), {"i": 32, "j": 128}, 3, row="j")
-CASES["attention, in turn"] = in_turn(*CASES["attention, three stages"])
-CASES["causal attention, in turn"] = in_turn(*CASES["causal attention"])
 CASES |= {
     f"{name}, several blocks": several(*CASES[name])
     for name in (
         "attention, three stages",
-        "causal attention, in turn",
+        "causal attention",
         "attention, more precise",
         "gated MLP",
         "norm of what is multiplied",
@@ -172,25 +163,6 @@ def test_compiles(case: str) -> None:
     assert found.fits and not found.spills
     assert f".reqntid {32 * 4 * (groups + 1)}" in found.ptx
     assert ("setmaxnreg" in found.ptx) and "wgmma.mma_async" in found.ptx and "cp.async.bulk.tensor" in found.ptx
-
-
-@pytest.mark.parametrize(
-    ("case", "loops", "exponentials"),  # of a thread: of two rows, and what sums are scaled by
-    [("attention", 1, 64 // 2 + 2), ("causal attention", 2, 64 // 2 + 2), ("gradients", 1, 32 // 2)],
-)
-def test_exponentials_hide_products(case: str, loops: int, exponentials: int, tmp_path: Path) -> None:
-    """A step waits for its scores, then for the products of the last: all exponentials are executed in between."""
-    from triton import knobs
-    from triton.backends.nvidia.compiler import get_ptxas
-
-    (tmp_path / "ptx").write_text(compile_for(source_of(case), 90).ptx)
-    assemble = [get_ptxas(90).path, "--gpu-name=sm_90a", str(tmp_path / "ptx"), "-o", str(tmp_path / "cubin")]
-    subprocess.run(assemble, check=True)
-    disassemble = [knobs.nvidia.nvdisasm.path, "-c", str(tmp_path / "cubin")]
-    text = subprocess.run(disassemble, check=True, capture_output=True, text=True).stdout
-    after_each_wait = [part.count("MUFU.EX2") for part in re.split(r"WARPGROUP\.DEPBAR", text)]
-    first, steps, last = [exponentials], [exponentials, 0] * loops, [0]
-    assert after_each_wait == [0, *2 * [*first, *steps, *last]]  # of two warpgroups
 
 
 @pytest.mark.gpu
@@ -303,8 +275,10 @@ REFUSED: dict[str, tuple[Sized, str]] = {
         as_specialized(gated_mlp("f32", i=256, k=256, j=128, tiles={"i": 128, "j": 64, "k": 64}), {"i": 128}),
         "not a product in the loop",
     ),
-    "turns of one warpgroup": (in_turn(*CASES["attention, one warpgroup"]), "take turns"),
-    "turns without a reason": (in_turn(*CASES["gated MLP"]), "take turns"),
+    "several blocks, without": (
+        several(FLASH.graph, FLASH.schedule),
+        "only programs with specialized warps compute several blocks",
+    ),
     "too much for shared memory": (as_specialized(GATED, {"i": 128, "j": 256, "k": 128}, 4), "shared memory"),
 }
 
@@ -329,15 +303,20 @@ def test_a_launch_of_its_own() -> None:
 
 
 def test_stored() -> None:
-    schedule = CASES["gated MLP"][1]
-    assert schedule_from_json(schedule_to_json(schedule)) == schedule
+    for case in ("gated MLP", "gated MLP, several blocks"):
+        schedule = CASES[case][1]
+        assert schedule_from_json(schedule_to_json(schedule)) == schedule
     with pytest.raises(GraphError, match="specialized"):
         schedule_from_json({"kernels": [{"tiles": [], "num_warps": 8, "num_stages": 2, "specialized": 1}], "parts": []})
+    with pytest.raises(GraphError, match="programs: -1"):
+        schedule_from_json({"kernels": [{"tiles": [], "num_warps": 8, "num_stages": 2, "programs": -1}], "parts": []})
 
 
 @pytest.mark.parametrize("program", [FLASH, GATED], ids=["attention", "gated"])
 def test_sizes_for_the_tuner(program: Program) -> None:
     """All are written and right; there are some on devices that have the instructions, and on no others."""
+    found = specialized(program.graph, program.schedule, replace(DEVICES["H200"], blocks=2))
+    assert {s.kernels[0].programs for s in found} == {0, 2}
     found = specialized(program.graph, program.schedule, DEVICES["H200"])
     assert len(found) > 3 and all(s.kernels[0].specialized for s in found)
     assert exact_check(program.graph, found[0]) == ""
