@@ -12,8 +12,8 @@ from dataclasses import replace
 from itertools import islice, product
 
 from mirage_jax.errors import LoweringError, UnsupportedError
-from mirage_jax.lower.specialized import ROWS, WARPS
 from mirage_jax.lower.triton_source import DEFAULT, emit
+from mirage_jax.lower.warpgroups import ROWS, WARPS
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Schedule, is_part
 from mirage_jax.search.cost import estimate
 from mirage_jax.search.devices import Device

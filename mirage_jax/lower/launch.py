@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from mirage_jax.errors import LoweringError
 from mirage_jax.lower import kernel_cache
 from mirage_jax.lower.joint import Emit, join
-from mirage_jax.lower.specialized import Descriptor
+from mirage_jax.lower.shared_tiles import Descriptor
 from mirage_jax.lower.tiling import stored_shape
 from mirage_jax.lower.triton_source import DEFAULT, KernelSource, Options, emit
 from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule

@@ -7,38 +7,31 @@ al., 2024, sections 3.1 and 3.2), derived from the block graph: products of what
 step before the products of what the last step computed ("late"), so that the latter run while pointwise work is done.
 Programs may compute several blocks each: what the next one needs first is loaded while results of the last are stored.
 
-* Values, units and masks are those of every other kernel (`values`, `loops`); only layouts, loads and products differ.
-* Tiles with the rows have the layout of the instructions' results, vectors are slices of it.
-* What is not this pattern is refused (`UnsupportedError`): ragged tiles, right operands that are computed or also read
-  as values, several loops.
+Values, units and masks are those of every other kernel (`values`, `loops`); what warpgroups compute and how is decided
+in `warpgroups`, what lies in shared memory in `shared_tiles`. What is not this pattern is refused (`UnsupportedError`):
+ragged tiles, right operands that are computed, several loops.
 """
 
 from __future__ import annotations
 
 import re
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import chain
-from math import prod
 
 from mirage_jax.errors import UnsupportedError
-from mirage_jax.lower.expressions import Value, reduced, reduction
+from mirage_jax.lower.expressions import Value, reduced
 from mirage_jax.lower.frame import Options
-from mirage_jax.lower.loops import Group, Loops
-from mirage_jax.lower.products import HALF
-from mirage_jax.lower.tiling import BYTES, SINGLE, Product, TileAxis, Tiling, extent, stored_axes
+from mirage_jax.lower.shared_tiles import Ring, SharedTiles, Tile
+from mirage_jax.lower.tiling import Product, TileAxis, Tiling
 from mirage_jax.lower.values import TRITON_TYPES
-from mirage_jax.mugraph.graph import Axis, Load, Op, Tensor
+from mirage_jax.lower.warpgroups import WARPS
+from mirage_jax.mugraph.graph import Op
 
-ROWS = 64  # of a warpgroup's matrix instruction
-WARPS = 4  # of a warpgroup
-WIDEST = 256  # columns of a matrix instruction
 SHARED = 226 << 10  # bytes in shared memory: some are left for barriers
 REGISTERS = {1: 240, 2: 240, 3: 160}  # of a thread that computes, by warpgroups; one that loads has `FEW`
 FEW = 24
-LEAST_PASSED = 8 << 10  # bytes of a warpgroup
 
 IMPORTS = """\
 from triton.experimental import gluon
@@ -53,67 +46,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 copy_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # as Triton 3.6 calls it
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Descriptor:
-    """How an input lies in memory for the copy engine: as a matrix, of which a block is copied at once."""
-
-    shape: tuple[int, int]
-    block: tuple[int, int]
-
-    @property
-    def layout(self) -> str:
-        return f"gl.NVMMASharedLayout({self.swizzle}, 16, 2)"
-
-    @property
-    def swizzle(self) -> int:
-        """Bytes in which lines of the block are permuted: all of a line, at most 128."""
-        return min(128, 2 * self.block[1])
-
-
-@dataclass(frozen=True)
-class Tile:
-    """An operand in shared memory: of each place in its ring, or once and for all."""
-
-    load: Load
-    descriptor: Descriptor
-    axes: tuple[Axis, Axis]  # of its rows and its columns, as they lie in memory
-    copies: int  # one for each warpgroup if it has the rows
-    name: str
-
-    @property
-    def bytes(self) -> int:
-        return 2 * prod(self.descriptor.block) * self.copies
-
-
-@dataclass(frozen=True)
-class Ring:
-    """Tiles that are loaded and given back together."""
-
-    tiles: tuple[Tile, ...]
-    full: str
-    free: str
-
-    @property
-    def bytes(self) -> int:
-        return sum(t.bytes for t in self.tiles)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Products of the loop by when they are issued: `values` and `sums` of what is loaded, `late` ones of what the step
-    before computed. By name, each with its orientation and the accumulator that takes it (`values`: none).
-    """
-
-    row: Axis
-    values: tuple[tuple[Op, Product], ...]
-    sums: tuple[tuple[Op, Product, Op], ...]
-    late: tuple[tuple[Op, Product, Op], ...]
-
-    @property
-    def products(self) -> list[tuple[Op, Product]]:
-        return [(x[0], x[1]) for x in (*self.values, *self.sums, *self.late)]
 
 
 @dataclass(frozen=True)
@@ -143,196 +75,13 @@ class State:
         return list(dict.fromkeys(chain(*self.held.values())))
 
 
-class Specialized(Loops):
-    """The functions of one kernel. `tiling` is that of a block; a warpgroup computes on a tiling with fewer rows."""
+class Specialized(SharedTiles):
+    """The functions of one kernel."""
 
     def __init__(self, tiling: Tiling, options: Options) -> None:
         super().__init__(tiling, options)
-        self.stages = max(tiling.schedule.num_stages, 2)
-        self.groups = tiling.schedule.num_warps // WARPS
-        self.is_storing = False
-        (self.work,) = self._loops()
-        self.plan = self._plan()
-        self.inner = self._inner()
         self.blocks_tiling = tiling
         self.several: Several | None = None
-
-    # --- what is computed when
-
-    def _loops(self) -> list[Group]:
-        live = self.live()
-        depths = {self.graph.stages[n].depth for n in self.targets(live)}
-        found = self.loops(0, live) if depths == {0} else []
-        if len(found) != 1 or found[0].stores or self.options.first:
-            raise UnsupportedError("a kernel with specialized warps has one loop, and stores after it")
-        if self.groups not in REGISTERS or self.tiling.schedule.num_warps % WARPS:
-            raise UnsupportedError("specialized warps: one to three warpgroups compute")
-        return found
-
-    @property
-    def splits_loops(self) -> bool:
-        """What is read as operand and as values lies in shared memory once."""
-        return False
-
-    def absorbs(self, op: Op) -> str:
-        """Products only: a tile that is summed later would take registers away from them."""
-        how = super().absorbs(op)
-        return how if how == "dot" else ""
-
-    def _plan(self) -> Plan:
-        stages, live = self.graph.stages, self.live()
-        values, sums, late = [], [], []
-        by_product = {op.args[0]: op for op in self.work.accumulators if self.absorbs(op)}
-        for op in self.graph.ops:
-            product = self.tiling.product(op) if op.name in live else None
-            if product is None:
-                continue
-            left, right = self.sides(op, product)
-            if not stages[op.name].body or right not in self.loads or self.operand_type(op) not in HALF:
-                raise UnsupportedError(f"{op}: not a product in the loop whose right operand is loaded")
-            if len(product.inner) != 1 or SINGLE in product.dims:
-                raise UnsupportedError(f"{op}: an operand has several inner axes, or one row")
-            is_late = left not in self.loads and stages[left].body
-            if op.name not in by_product and is_late:
-                raise UnsupportedError(f"{op}: what is made of a computed operand is not summed by the loop")
-            if op.name not in by_product:
-                values.append((op, product))
-            else:
-                (late if is_late else sums).append((op, product, by_product[op.name]))
-        rows = {p.row for _, p, *_ in (*values, *sums, *late)}
-        if len(rows) != 1:
-            raise UnsupportedError(f"products have the rows {sorted(rows)}; warpgroups divide one axis")
-        if sums and late and not values:
-            raise UnsupportedError(
-                "specialized warps: sums of products of what is loaded beside those of what is computed"
-            )
-        return Plan(rows.pop(), tuple(values), tuple(sums), tuple(late))
-
-    def _inner(self) -> Tiling:
-        """The tiles of one warpgroup."""
-        row, tiling = self.plan.row, self.tiling
-        if any(axis.ragged for axis in tiling.axes.values()):
-            raise UnsupportedError("specialized warps: every tile is full")
-        if tiling.axes[row].size != ROWS * self.groups or row not in self.graph.grid:
-            raise UnsupportedError(f"specialized warps: {self.groups} warpgroups have {ROWS * self.groups} rows")
-        tiles = tuple((a, ROWS if a == row else n) for a, n in tiling.schedule.tiles)
-        inner = replace(tiling, schedule=replace(tiling.schedule, tiles=tiles))
-        if inner.order != tiling.order:
-            raise UnsupportedError("specialized warps: a warpgroup's tiles lie in another order")
-        for op, product in self.plan.products:
-            lanes = [inner.axes[a].block for a in (*product.inner, product.column)]
-            if any(n % 16 for n in lanes):
-                raise UnsupportedError(f"{op}: tiles of {lanes}, not of multiples of 16")
-        return inner
-
-    def sides(self, op: Op, product: Product) -> tuple[str, str]:
-        """Left and right operand."""
-        left, right = op.args[::-1] if product.swapped else op.args
-        return left, right
-
-    # --- tiles in shared memory
-
-    @cached_property
-    def tiles(self) -> Mapping[str, Tile]:
-        """By load."""
-        used = dict.fromkeys(a for op, _ in self.plan.products for a in op.args if a in self.loads)
-        return {name: self._tile(self.loads[name], f"tile{n}") for n, name in enumerate(used)}
-
-    def _tile(self, load: Load, name: str) -> Tile:
-        """A block of the matrix whose lines are as far apart as the rows of the tile."""
-        tensor = self.tiling.graph.tensors[load.tensor]
-        elements, offset, strides = self.place_of(load)
-        wide = [a for a in strides if self.inner.axes[a].block > 1]
-        if len(wide) != 2 or tensor.dtype not in HALF or strides[wide[1]] != 1:
-            raise UnsupportedError(f"{load}: the copy engine takes tiles of two axes, the last of them contiguous")
-        if sum(x.tensor == load.tensor for x in self.graph.loads) > 1 or len(strides) < len(load.axes):
-            raise UnsupportedError(f"{load}: a tensor that is loaded twice, or a diagonal of it")
-        row, column = wide
-        line = strides[row]
-        inside = sum((self.axes[a].full - 1) * stride for a, stride in strides.items() if stride % line)
-        block = self.inner.axes[row].block, self.inner.axes[column].block
-        if line % 8 or elements % line or offset % line + inside >= line:
-            raise UnsupportedError(f"{load}: not part of a matrix with lines of {line} elements")
-        if (block[1] not in (16, 32) and block[1] % 64) or max(block[0], min(block[1], 64)) > WIDEST:
-            raise UnsupportedError(f"{load}: blocks of {block}")
-        copies = self.groups if self.plan.row in wide else 1
-        return Tile(load, Descriptor((elements // line, line), block), (row, column), copies, name)
-
-    def place_of(self, load: Load) -> tuple[int, int, dict[Axis, int]]:
-        """The same of the tensor of a load, by its axes."""
-        graph = self.tiling.graph
-        tensor = graph.tensors[load.tensor]
-        stored, named = stored_axes(tensor, graph), dict(zip(tensor.axes, load.axes, strict=True))
-        elements, offset, strides = self.placed(tensor, [extent(a, graph, self.tiling.parts) for a in stored])
-        return elements, offset, {named[a]: stride for a, stride in zip(stored, strides, strict=True)}
-
-    @cached_property
-    def resident(self) -> tuple[Tile, ...]:
-        """Tiles that are loaded once."""
-        return tuple(t for t in self.tiles.values() if not self.graph.stages[t.load.name].body)
-
-    @cached_property
-    def early_ring(self) -> Ring | None:
-        """Tiles that only early products read of each step."""
-        return self._ring(self._read_early - self._read_late, "")
-
-    @cached_property
-    def late_ring(self) -> Ring | None:
-        """Tiles that late products read, early ones too perhaps: these wait for them, and those give them back."""
-        return self._ring(self._read_late, "_late")
-
-    def _ring(self, read: set[str], suffix: str) -> Ring | None:
-        tiles = tuple(t for name, t in self.tiles.items() if name in read and t not in self.resident)
-        return Ring(tiles, f"full{suffix}", f"free{suffix}") if tiles else None
-
-    @cached_property
-    def _read_early(self) -> set[str]:
-        return {a for op, *_ in (*self.plan.values, *self.plan.sums) for a in op.args}
-
-    @cached_property
-    def _read_late(self) -> set[str]:
-        return {a for op, *_ in self.plan.late for a in op.args}
-
-    @cached_property
-    def shares(self) -> bool:
-        """Does an early product read a tile that a late one reads in the next step?"""
-        return self.late_ring is not None and any(t.load.name in self._read_early for t in self.late_ring.tiles)
-
-    @cached_property
-    def rings(self) -> tuple[Ring, ...]:
-        """In the order in which they are filled."""
-        return tuple(ring for ring in (self.early_ring, self.late_ring) if ring is not None)
-
-    def place(self, tile: Tile, slot: str, group: str) -> str:
-        """A tile in shared memory, as it lies there."""
-        if tile in self.resident:
-            return f"{tile.name}.index({group if tile.copies > 1 else 0})"
-        return (
-            f"{tile.name}.index({slot} * {self.groups} + {group})" if tile.copies > 1 else f"{tile.name}.index({slot})"
-        )
-
-    def smem(self, name: str, slot: str, side: tuple[Axis, Axis]) -> str:
-        """A loaded operand, as a matrix with the dimensions `side`."""
-        tile = self.tiles[name]
-        text = self.place(tile, slot, "group")
-        return text if tile.axes == side else f"{text}.permute((1, 0))"
-
-    def raw(self, load: Load, use: str, single: bool = False) -> Value:
-        """An operand that is read as values too comes from shared memory."""
-        if load.name not in self.tiles:
-            return super().raw(load, use, single)
-        key = ("raw", load.name)
-        if key not in self.env:
-            dims = self.tiling.dims(load.axes)
-            layout = self.layout(dims)
-            text = f"{self.smem(load.name, self.env.get('slot', '0'), (dims[0], dims[1]))}.load({layout})"
-            self.env[key] = Value(self.w.let("load", text), dims)
-        return self.env[key]
-
-    @cached_property
-    def values_too(self) -> list[str]:
-        """Loaded operands of early products that pointwise operators of the loop read."""
-        return [name for name in self.tiles if (name, "tile") in self.work.uses]
 
     # --- the functions
 
@@ -486,24 +235,6 @@ class Specialized(Loops):
             row, column = self.coordinates(tile, at, group)
             place = self.place(tile, slot, str(group))
             self.w.line(f"copy_tile({self.arguments[tensor.name]}, [{row}, {column}], {barrier}, {place})")
-
-    def coordinates(self, tile: Tile, at: str, group: int) -> tuple[str, str]:
-        """Of a block in the matrix as which a tensor lies in memory."""
-        line = tile.descriptor.shape[1]
-        _, offset, strides = self.place_of(tile.load)
-        rows, columns = [str(offset // line)] if offset // line else [], [str(offset % line)] if offset % line else []
-        for a, stride in strides.items():
-            starts = self.starts(self.axes[a])
-            starts += [at] if a == self.graph.loop and at else []
-            starts += [str(group * ROWS)] if a == self.plan.row and group else []
-            if not starts:
-                continue
-            terms, factor = (columns, stride) if stride % line else (rows, stride // line)
-            text = " + ".join(starts)
-            if factor > 1:
-                text = f"{text} * {factor}" if len(starts) == 1 and "*" not in text else f"({text}) * {factor}"
-            terms.append(text)
-        return " + ".join(rows) or "0", " + ".join(columns) or "0"
 
     # --- the warps that compute
 
@@ -732,81 +463,6 @@ class Specialized(Loops):
         names = [self.w.let("mark", f"tl.minimum(tl.maximum({m}, {start}), {steps})") for m in marks]
         begins, ends = [start, *names], [*names, steps]
         return [(b, e, holding) for b, e, (_, _, holding) in zip(begins, ends, parts, strict=True)]
-
-    # --- layouts
-
-    def columns(self, axis: Axis) -> int:
-        return min(self.inner.axes[axis].block, WIDEST)
-
-    @cached_property
-    def slice_of(self) -> int:
-        """Columns of the tiles of which vectors along the rows are slices."""
-        return max(self.columns(p.column) for _, p in self.plan.products)
-
-    def layouts(self) -> Iterator[str]:
-        """What tiles and stored tiles are laid out as."""
-        row, axes = self.plan.row, self.inner.axes.values()
-        for n in sorted({self.columns(x.axis) for x in axes if x.axis != row and x.block > 1}):
-            yield f"mma{n}: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [{WARPS}, 1], [16, {n}, 16])"
-        stored = [self.inner.dims(s.tensor.axes) for s in self.graph.stores]
-        for n in sorted({self.inner.axes[dims[1]].block for dims in stored if len(dims) == 2}):
-            lanes = [max(256 // n, 1), min(n // 8, 32)]  # of a warp, 8 elements each
-            yield f"lines{n}: gl.constexpr = gl.BlockedLayout([1, 8], {lanes}, [{WARPS}, 1], [1, 0])"
-
-    def layout(self, dims: tuple[Axis, ...]) -> str:
-        """Of a tile with rows and columns."""
-        if len(dims) != 2 or dims[0] != self.plan.row:
-            raise UnsupportedError(f"specialized warps: a tile over {dims}, whose first axis is not {self.plan.row}")
-        return f"lines{self.inner.axes[dims[1]].block}" if self.is_storing else f"mma{self.columns(dims[1])}"
-
-    def vector_layout(self, axis: Axis) -> str:
-        if axis == self.plan.row:
-            return f"gl.SliceLayout(1, mma{self.slice_of})"
-        return f"gl.SliceLayout(0, mma{self.columns(axis)})"
-
-    def lanes(self, axis: TileAxis) -> str:
-        return f"tl.arange(0, {axis.block}, {self.vector_layout(axis.axis)})"
-
-    def full(self, dims: tuple[Axis, ...], number: str, dtype: str = "tl.float32") -> str:
-        if not dims:
-            return f"gl.to_tensor({number})"
-        layout = self.layout(dims) if len(dims) == 2 else self.vector_layout(*dims)
-        return f"tl.full({[self.axes[a].block for a in dims]}, {number}, {dtype}, {layout})"
-
-    def expand(self, text: str, own: tuple[Axis, ...], dims: tuple[Axis, ...]) -> str:
-        if not own or own == dims:
-            return text
-        place, layout = dims.index(own[0]), self.layout(dims)
-        wanted = f"gl.SliceLayout({1 - place}, {layout})"
-        if wanted != self.vector_layout(own[0]):
-            text = f"gl.convert_layout({text}, {wanted})"
-        elif not text.isidentifier():
-            text = f"({text})"
-        return f"{text}[{':, None' if place == 0 else 'None, :'}]"
-
-    def reduction(self, function: str, value: Value, axes: Iterable[Axis]) -> str:
-        gone = [a for a in value.dims if a in set(axes)]
-        if self.plan.row in gone:
-            raise UnsupportedError("specialized warps: a sum over rows, which warpgroups divide")
-        text = reduction(function, value, gone)
-        if len(value.dims) == 2 and gone and f"mma{self.columns(gone[0])}" != f"mma{self.slice_of}":
-            text = f"gl.convert_layout({text}, {self.vector_layout(self.plan.row)})"
-        return text
-
-    @property
-    def passed_on(self) -> int:
-        """Bytes of shared memory through which the warps pass on results to one another, half a tile at a time."""
-        wide = [(s.tensor, self.inner.dims(s.tensor.axes)) for s in self.graph.stores]
-        halves = [ROWS * self.inner.axes[dims[1]].block * BYTES[t.dtype] // 2 for t, dims in wide if len(dims) == 2]
-        return self.groups * max((max(n, LEAST_PASSED) for n in halves), default=0)
-
-    def write(self, tensor: Tensor, dims: tuple[Axis, ...], text: str, mask: str) -> None:
-        """What one thread holds of a result lies in several rows: it is passed on to be written line by line."""
-        if len(dims) == 2:
-            self.is_storing = True
-            text = self.w.let("out", f"gl.convert_layout({text}, {self.layout(dims)})")
-        super().write(tensor, dims, text, mask)
-        self.is_storing = False
 
 
 def _term(text: str) -> str:

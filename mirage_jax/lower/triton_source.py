@@ -25,8 +25,10 @@ from mirage_jax.lower.expressions import Number
 from mirage_jax.lower.factors import factors_last
 from mirage_jax.lower.frame import DEFAULT, Options
 from mirage_jax.lower.loops import Loops
-from mirage_jax.lower.specialized import WARPS, Descriptor, Specialized
+from mirage_jax.lower.shared_tiles import Descriptor
+from mirage_jax.lower.specialized import Specialized
 from mirage_jax.lower.tiling import Tiling, stored_shape
+from mirage_jax.lower.warpgroups import WARPS
 from mirage_jax.lower.writer import identifier
 from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule
 
