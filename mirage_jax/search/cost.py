@@ -359,13 +359,15 @@ def kernel_estimate(
 
 def specialized_seconds(t: Terms, d: Device, sizes: KernelSchedule) -> float:
     """The estimate for a kernel whose warps have different tasks (`lower.specialized`): loads wait for nothing but room
-    to load into, and pointwise work of one warpgroup stands beside products of others, if there are others.
+    to load into, and pointwise work of one warpgroup stands beside products of others, if there are others, or takes
+    longer than these.
     """
     waves = -(-t.blocks // d.blocks)
     fill, beside = t.blocks / (waves * d.blocks), BESIDE if sizes.num_warps > WIDE_WARPS else 1
     memory = max(t.traffic / d.bandwidth, COPIED * t.fetched / d.cache_bandwidth)
     products = max(AT_WORK * t.narrow_flops / d.matrix_flops, t.wide_operands / d.shared_bandwidth)
-    compute = (products + beside * (t.vector_flops - t.sums) / d.vector_flops) / fill
+    pointwise = (t.vector_flops - t.sums) / d.vector_flops
+    compute = max(products + beside * pointwise, pointwise) / fill
     return max(memory, compute) + (1 if sizes.programs else waves) * BLOCK + d.shortest + d.launch
 
 
