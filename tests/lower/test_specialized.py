@@ -243,6 +243,18 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "a copy from the neighbour": ("attention", r"\+ 64, 0\]", "+ 63, 0]"),
     "fewer bytes than are copied": ("attention", r"(mbarrier\.expect\(full\.index\(.*), \d+\)", r"\1, 16)"),
     "one arrival for two warpgroups": ("attention", r"(mbarrier\.init\(free.*count)=2", r"\1=1"),
+    "steps of the last block are forgotten": ("attention, three stages, several blocks", r"done \+= 8", "done += 0"),
+    "operands of the last block are taken for the next one's": (
+        "attention, three stages, several blocks",
+        r"wait\(kept\.index\(0\), turn & 1\)",
+        "wait(kept.index(0), 0)",
+    ),
+    "a block is left out": ("gated MLP, several blocks", r"range\(\((\d+) - program\)", "range((2 - program)"),
+    "every turn goes the same way": (
+        "causal attention, several blocks",
+        r" \+ \(turn & 1\) \* \(2 - 2 \* program\)",
+        "",
+    ),
 }
 
 
