@@ -7,7 +7,9 @@ made before the clock starts; every one that is read is proven again, which is p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -35,7 +37,8 @@ def run_compile(step: Step, candidates: Mapping[str, Transform], *, rounds: int 
             calls[label]()
         except Exception as why:  # whatever a candidate raises is a result of the benchmark
             failures[label] = f"{type(why).__name__}: {why}".splitlines()[0]
-    timings = timing.time_wall(calls, rounds or 5)
+    with no_garbage_collection():
+        timings = timing.time_wall(calls, rounds or 5)
     results = {
         label: Result(
             seconds=t.seconds,
@@ -46,6 +49,19 @@ def run_compile(step: Step, candidates: Mapping[str, Transform], *, rounds: int 
         for label, t in timings.items()
     }
     return Row(step.name, None, results, failures)
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """As in `timeit`: it looks at all that the process holds, and falls into some calls and not into others."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _anew(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -170,7 +170,7 @@ class Borders:
         """Sums that a product's result is a term of, but for views and factors."""
         todo, seen = list(self.eqns[product].outputs), set[int]()
         while todo:
-            for n in set(self.readers.get(todo.pop(), ())) & self.members - seen:
+            for n in self.members.intersection(self.readers.get(todo.pop(), ())) - seen:
                 seen.add(n)
                 if self.eqns[n].primitive in SUMS:
                     yield n

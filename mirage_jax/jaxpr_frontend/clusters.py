@@ -137,15 +137,19 @@ class _Steps:
         a, b = self.find(a), self.find(b)
         if a == b:
             return True
-        if any(self.find(n) == b for n in self.apart.get(a, ())) or self._has_detour(a, b):
+        others = self._neighbours(self.after, a) - {b}
+        if (a in self.apart and any(self.find(n) == b for n in self.apart[a])) or (others and self._has_detour(a, b)):
             return False
         self.parent[b] = a
         if b in self.apart:
             self.apart.setdefault(a, set()).update(self.apart.pop(b))
         self.before[a] |= self.before[b]
-        self.after[a] |= self.after[b]
+        self.after[a] = others | self.after[b]
         self.before[b], self.after[b] = set(), set()
-        self._raise(a, max(self.level[a], self.level[b]))
+        if others:
+            self._raise(a, self.level[b])
+        else:
+            self.level[a] = self.level[b]  # what is after them is after that one, and high enough
         return True
 
     def _neighbours(self, edges: list[set[int]], n: int) -> set[int]:
@@ -154,8 +158,6 @@ class _Steps:
 
     def _has_detour(self, a: int, b: int) -> bool:
         """Whether some path from a to b passes through a third step."""
-        if self._neighbours(self.after, a) == {b}:
-            return False
         above, level = self.level[a], self.level
         todo = [n for n in self._neighbours(self.before, b) if level[n] > above]
         seen = set(todo)

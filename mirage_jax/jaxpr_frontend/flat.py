@@ -135,33 +135,36 @@ class _Flattener:
             env[var] = number = self.new(var.aval)
             self.constants[number] = value
         for eqn in jaxpr.eqns:
-            operands = tuple(v if isinstance(v, Literal) else env[v] for v in eqn.invars)
-            called = jax_compat.called_jaxpr(eqn)
-            if called is not None and not (self.derivatives and jax_compat.is_differentiated_as_one(eqn)):
-                results = self.inline(called, operands, (*calls, eqn))
-            elif not self.derivatives and (apart := jax_compat.as_fill_apart(eqn)) is not None:
-                results = self.inline(apart, operands, (*calls, eqn))
-            else:
-                results = tuple(self.new(v.aval) for v in eqn.outvars)
-                self.append(eqn, operands, results, calls)
-            env.update(zip(eqn.outvars, results, strict=True))
+            operands = tuple([v if isinstance(v, Literal) else env[v] for v in eqn.invars])
+            add = self.opened if eqn.primitive.name in jax_compat.OPENED else self.whole
+            env.update(zip(eqn.outvars, add(eqn, operands, calls), strict=True))
         return tuple(v if isinstance(v, Literal) else env[v] for v in jaxpr.outvars)
 
-    def append(
-        self, eqn: JaxprEqn, operands: tuple[Atom, ...], results: tuple[int, ...], calls: tuple[JaxprEqn, ...]
-    ) -> None:
-        """An equation, or for each result of one that takes an array apart those that make it alone."""
-        chains = None if self.derivatives else jax_compat.as_slices(eqn)
+    def whole(self, eqn: JaxprEqn, operands: tuple[Atom, ...], calls: tuple[JaxprEqn, ...]) -> tuple[Atom, ...]:
+        results = tuple([self.new(v.aval) for v in eqn.outvars])
+        self.eqns.append(FlatEqn(eqn, operands, results, calls))
+        return results
+
+    def opened(self, eqn: JaxprEqn, operands: tuple[Atom, ...], calls: tuple[JaxprEqn, ...]) -> tuple[Atom, ...]:
+        """The content of a call; equations that make apart what one makes together; or the equation itself."""
+        called = jax_compat.called_jaxpr(eqn)
+        if called is not None and not (self.derivatives and jax_compat.is_differentiated_as_one(eqn)):
+            return self.inline(called, operands, (*calls, eqn))
+        if self.derivatives:
+            return self.whole(eqn, operands, calls)
+        if (apart := jax_compat.as_fill_apart(eqn)) is not None:
+            return self.inline(apart, operands, (*calls, eqn))
+        chains = jax_compat.as_slices(eqn)
         if chains is None:
-            self.eqns.append(FlatEqn(eqn, operands, results, calls))
-            return
-        for chain, result in zip(chains, results, strict=True):
-            inputs = operands
-            for one in chain[:-1]:
-                made = (self.new(one.outvars[0].aval),)
-                self.eqns.append(FlatEqn(one, inputs, made, calls))
-                inputs = made
-            self.eqns.append(FlatEqn(chain[-1], inputs, (result,), calls))
+            return self.whole(eqn, operands, calls)
+        return tuple([self.chain(chain, operands, calls) for chain in chains])
+
+    def chain(self, chain: Sequence[JaxprEqn], operands: tuple[Atom, ...], calls: tuple[JaxprEqn, ...]) -> Atom:
+        """Equations of which each reads the one before."""
+        for eqn in chain:
+            operands = self.whole(eqn, operands, calls)
+        (result,) = operands
+        return result
 
 
 def without_dead_code(program: FlatProgram) -> FlatProgram:

@@ -26,9 +26,9 @@ class Forms:
         """Calls of one cached function share its equations, so most are known by identity."""
         if (known := self._known.get(id(eqn))) is not None:
             return known[1]
-        inputs = tuple(_literal(v) if isinstance(v, Literal) else v.aval for v in eqn.invars)
-        outputs = tuple(v.aval for v in eqn.outvars)
-        key: Hashable = (eqn.primitive.name, tuple(sorted(eqn.params.items())), inputs, outputs, has_context(eqn))
+        inputs = tuple([_literal(v) if isinstance(v, Literal) else v.aval for v in eqn.invars])
+        outputs = tuple([v.aval for v in eqn.outvars])
+        key: Hashable = (eqn.primitive.name, tuple(eqn.params.items()), inputs, outputs, has_context(eqn))
         try:
             number = self._numbers.setdefault(key, len(self._numbers))
         except TypeError:  # a parameter that has no hash: the equation is like no other

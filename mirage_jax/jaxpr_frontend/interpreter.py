@@ -190,7 +190,7 @@ def _steps(program: FlatProgram, compiler: Compiler, sharded: bool) -> Sequence[
     except Exception as e:
         _failed(e, compiler, "dividing a program into regions")
         return range(len(program.eqns))
-    if any(x.code is Code.SHARDED and x.primitive in rules.HEAVY for x in found.left_out):
+    if sharded and any(x.code is Code.SHARDED and x.primitive in rules.HEAVY for x in found.left_out):
         _warn_once(f"{Code.SHARDED}: XLA divides this program over several devices and cannot divide a kernel")
     return found.steps
 

@@ -46,6 +46,7 @@ _CALLS = {
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
 }
+OPENED = frozenset({*_CALLS, "gather", "split", "unstack"})  # what may be replaced by equations that it stands for
 # Parameters that hold the bodies of primitives with a control flow or a scope of their own.
 _BODIES = {
     "scan": ("jaxpr",),
@@ -260,7 +261,10 @@ def _varies(aval: Any) -> bool:
 
 def bodies(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:
     """The jaxprs that an equation runs in a scope of its own."""
-    found = (eqn.params.get(name) for name in _BODIES.get(eqn.primitive.name, ()))
+    names = _BODIES.get(eqn.primitive.name)
+    if names is None:
+        return ()
+    found = (eqn.params.get(name) for name in names)
     return tuple(j for value in found if value is not None for j in (value if isinstance(value, tuple) else (value,)))
 
 

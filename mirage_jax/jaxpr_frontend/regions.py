@@ -13,9 +13,9 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from mirage_jax.jaxpr_frontend import jax_compat, rules
 from mirage_jax.jaxpr_frontend.borders import Borders
@@ -43,7 +43,12 @@ class Partition:
 
     program: FlatProgram
     steps: tuple[Region | int, ...]
-    left_out: tuple[LeftOut, ...]
+    list_left_out: Callable[[], tuple[LeftOut, ...]]
+
+    @cached_property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Only reports ask for it: it names a line of the user's source for each equation."""
+        return self.list_left_out()
 
     @property
     def regions(self) -> tuple[Region, ...]:
@@ -120,7 +125,7 @@ class _Partitioner:
                 regions = self._regions(self._pieces())
             except _LeftOutLate:
                 continue
-            return Partition(self.program, self._schedule(regions), self._left_out(regions))
+            return Partition(self.program, self._schedule(regions), partial(self._left_out, regions))
 
     # --- kinds of equations
 
@@ -251,9 +256,10 @@ class _Partitioner:
 
     def _weight(self, n: int) -> int:
         """What an equation adds to the size of a region: nothing for layouts, casts, masks and literal operands."""
-        if n not in self.weights:
-            self.weights[n] = self._weighed(n)
-        return self.weights[n]
+        known = self.weights.get(n)
+        if known is None:
+            known = self.weights[n] = self._weighed(n)
+        return known
 
     def _weighed(self, n: int) -> int:
         eqn = self.eqns[n]
@@ -275,10 +281,17 @@ class _Partitioner:
         for n in {n for _, maker, _ in borders.pairs for n in self._put_together(maker)}:
             self.reasons[n] = Code.LAYOUT, "what a product reads is put together: a border"
         members = [n for n in members if n not in self.reasons]
+        clusters = convex_clusters(self.dependencies, members, lambda n: self.eqns[n].scope, at_operands)
+        cluster_of = {n: cluster[0] for cluster in clusters for n in cluster}
+        together: dict[int, list[tuple[int, int]]] = {}  # pairs to be apart that are in one cluster, by the cluster
+        for first, then in apart:
+            if first in cluster_of and cluster_of[first] == cluster_of.get(then):
+                together.setdefault(cluster_of[first], []).append((first, then))
         pieces: list[tuple[int, ...]] = []
-        for cluster in convex_clusters(self.dependencies, members, lambda n: self.eqns[n].scope, at_operands):
-            inside = set(cluster)
-            pairs = [(a, b) for a, b in apart if a in inside and b in inside]
+        for cluster in clusters:
+            if not any(self.eqns[n].primitive in rules.HEAVY for n in cluster):
+                continue
+            pairs = together.get(cluster[0], [])
             small = sum(map(self._weight, cluster)) <= self.max_ops and not pairs
             for segment in [cluster] if small else self._divide(cluster, pairs):
                 kept = self._without_last_parts(segment)
