@@ -7,9 +7,7 @@ made before the clock starts; every one that is read is proven again, which is p
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +15,7 @@ import jax
 from mirage_jax import timing
 from mirage_jax.bench.steps import Step
 from mirage_jax.bench.suite import BASELINE, Result, Row, Transform, explained
+from mirage_jax.jaxpr_frontend.interpreter import no_collection
 
 NOTES = (
     "Tracing and lowering of 32 equal layers in a Python loop, with stored decisions; 0.67x is"
@@ -33,12 +32,11 @@ def run_compile(step: Step, candidates: Mapping[str, Transform], *, rounds: int 
     for label, transform in candidates.items():
         try:
             reports[label] = explained(transform(_anew(step.fn)), args)  # decides what is not decided yet
-            calls[label] = lambda t=transform: t(_anew(step.fn), donate_argnums=0).lower(*args)
+            calls[label] = lambda t=transform: _lower(t, step, args)
             calls[label]()
         except Exception as why:  # whatever a candidate raises is a result of the benchmark
             failures[label] = f"{type(why).__name__}: {why}".splitlines()[0]
-    with no_garbage_collection():
-        timings = timing.time_wall(calls, rounds or 5)
+    timings = timing.time_wall(calls, rounds or 5)
     results = {
         label: Result(
             seconds=t.seconds,
@@ -51,17 +49,9 @@ def run_compile(step: Step, candidates: Mapping[str, Transform], *, rounds: int 
     return Row(step.name, None, results, failures)
 
 
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """As in `timeit`: it looks at all that the process holds, and falls into some calls and not into others."""
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+def _lower(transform: Transform, step: Step, args: Sequence[Any]) -> None:
+    with no_collection():  # as in `timeit`: it looks at all that the process holds, and falls into some calls only
+        transform(_anew(step.fn), donate_argnums=0).lower(*args)
 
 
 def _anew(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -130,7 +130,7 @@ class Plan:
 
 def plan(jaxpr: Jaxpr, compiler: Compiler, call: Primitive, target: Target) -> Plan:
     """What replaces what in `jaxpr`. `call` brings a body back here."""
-    with _no_collection():
+    with no_collection():
         written = flatten(jaxpr)
         program = _unless_it_fails(repeated, written, compiler) if compiler.remat else written
         found = _steps(program, compiler, target.is_partitioned)
@@ -158,7 +158,7 @@ def plan(jaxpr: Jaxpr, compiler: Compiler, call: Primitive, target: Target) -> P
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """Dividing a large program makes many small objects without cycles: the collector would look at all that is alive
     in the process, the user's program included, several times for nothing.
     """
