@@ -131,8 +131,9 @@ class Borders:
                 found = scaled = n
             else:
                 found = max([self._last.get(v, -1) for v in eqn.reads], default=-1)
-                scaled = max([self._scaled.get(v, -1) for v in eqn.reads], default=-1)
-                scaled = scaled if scaled >= 0 and self._scales(n) else -1
+                scaled = -1  # as is all that is made of no product
+                if found >= 0 and self._scales(n):
+                    scaled = max([self._scaled.get(v, -1) for v in eqn.reads])
             for v in eqn.outputs:
                 self._last[v], self._scaled[v] = found, scaled
 

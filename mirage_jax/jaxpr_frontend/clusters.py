@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -196,22 +197,22 @@ def divide(
         first[b + 1] = max(first[b + 1], a + 1)
     first = list(itertools.accumulate(first, max))
     weights = [sum(map(weight, group)) for group in order]
-    best: list[tuple[int, int]] = [(0, 0)]  # cost of the first p groups, start of their last segment
+    cut: list[float] = [0]  # bytes that cross cuts of the first p groups, and one after them
+    starts = [0]  # of the last segment of the first p groups
     for end in range(1, len(order) + 1):
-        # At a tie the later cut: what an operator makes is stored, not its operands.
-        options: list[tuple[int, int]] = []
-        total = 0
+        total, cost, best = 0, math.inf, 0
         for start in range(end - 1, min(first[end], end - 1) - 1, -1):
             total += weights[start]
             if total > max_weight and start < end - 1:
                 break
-            options.append((best[start][0] + (crossing(start) + CUT_COST if start else 0), -start))
-        cost, start = min(options)
-        best.append((cost, -start))
+            if cut[start] < cost:  # at a tie the later cut: what an operator makes is stored, not its operands
+                cost, best = cut[start], start
+        cut.append(cost + crossing(end) + CUT_COST if end < len(order) else cost)
+        starts.append(best)
     segments: list[tuple[int, ...]] = []
     end = len(order)
     while end:
-        start = best[end][1]
+        start = starts[end]
         segments.append(tuple(n for group in order[start:end] for n in group))
         end = start
     return segments[::-1]

@@ -51,4 +51,4 @@ class Forms:
 def _literal(literal: Any) -> Hashable:
     """By its bytes: nan is nan, and -0.0 is not 0.0."""
     value = np.asarray(literal.val)
-    return str(value.dtype), value.tobytes(), literal.aval
+    return value.dtype, value.tobytes(), literal.aval
