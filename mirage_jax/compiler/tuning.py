@@ -25,10 +25,19 @@ from mirage_jax.compiler.specialization import is_written, specialized
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.errors import LoweringError, UnsupportedError
 from mirage_jax.lower import launch
-from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, Library, Schedule, is_part
+from mirage_jax.mugraph.graph import (
+    Axis,
+    BlockGraph,
+    KernelGraph,
+    KernelSchedule,
+    Library,
+    Schedule,
+    is_part,
+    part_axis,
+)
 from mirage_jax.search.cost import estimate
 from mirage_jax.search.devices import Device
-from mirage_jax.search.structures import Candidate
+from mirage_jax.search.structures import Candidate, parts_of
 from mirage_jax.search.structures import diverse as diverse
 
 log = logging.getLogger("mirage_jax")
@@ -143,8 +152,7 @@ class Screen:
         other, so a variant's time is taken for a sum of times, one for each kernel and its sizes (least squares).
         """
         for best in self.leaders(ORIGINS):
-            like = (best.graph, best.schedule.joint)
-            timed = [w for w in self._ranked() if (w.graph, w.schedule.joint) == like]
+            timed = [w for w in self._ranked() if _launched(w) == _launched(best)]
             columns = list(dict.fromkeys(use for w in timed for use in enumerate(w.schedule.kernels)))
             uses = [set(enumerate(w.schedule.kernels)) for w in timed]
             rows = np.array([[column in use for column in columns] for use in uses], np.float64)
@@ -172,6 +180,11 @@ class Screen:
 
     def _ranked(self) -> list[Winner]:
         return sorted((w for w, s in self.seconds.items() if s < math.inf), key=self.seconds.__getitem__)
+
+
+def _launched(w: Winner) -> tuple[object, ...]:
+    """What variants have in common of which the times are sums of times of the same kernels."""
+    return w.graph, w.schedule.joint, w.schedule.parts
 
 
 def tile_variants(c: Candidate, n: int) -> Iterator[Schedule]:
@@ -205,24 +218,61 @@ def as_wide(graph: KernelGraph, schedule: Schedule) -> Schedule:
 
 def nearby(w: Winner, device: Device) -> Iterator[Schedule]:
     """One change to one kernel: other warps, as many programs as run at a time or as there are blocks, a pipeline stage
-    or two more or less, a tile of half or twice the size along one axis, or moved from one axis to another; or one
+    or two more or less, a tile of half or twice the size along one axis, or moved from one axis to another, or blocks
+    of half or twice the size and warps; half or twice the parts of a split axis, with and without such blocks; or one
     change to all loops of a launch. Those that the model does not take to be much slower.
     """
     now = estimate(w.graph, w.schedule, device)
-    for schedule in (*_one_changed(w.graph, w.schedule, device), *_loops_changed(w.graph, w.schedule)):
-        if estimate(w.graph, schedule, device) <= NEARBY * now:
+    changed = (
+        *_one_changed(w.graph, w.schedule, device),
+        *_parts_changed(w.graph, w.schedule),
+        *_loops_changed(w.graph, w.schedule),
+    )
+    for schedule in changed:
+        if estimate(w.graph, schedule, device) <= NEARBY * now and _is_written(w, schedule):
             yield schedule
 
 
+def _is_written(w: Winner, changed: Schedule) -> bool:
+    """Does the emitter write the kernels with specialized warps of which the sizes are changed?"""
+    same = changed.parts == w.schedule.parts
+    return all(
+        isinstance(kernel, Library)
+        or not new.specialized
+        or (same and new == old)
+        or is_written(kernel, w.graph, new, changed)
+        for kernel, old, new in zip(w.graph.kernels, w.schedule.kernels, changed.kernels, strict=True)
+    )
+
+
 def _one_changed(graph: KernelGraph, schedule: Schedule, device: Device) -> Iterator[Schedule]:
-    for i, (kernel, sizes) in enumerate(zip(graph.kernels, schedule.kernels, strict=True)):
-        if isinstance(kernel, Library):
-            continue
-        (wave,) = (wave for wave in schedule.waves(graph) if i in wave)
-        for changed in (*_launches(kernel, sizes, device), *_tiles(kernel, graph, sizes)):
-            if changed.specialized and not is_written(kernel, graph, changed, schedule):
-                continue
-            yield _with_warps(_with(schedule, {i: changed}), wave, changed.num_warps)
+    for i, kernel in enumerate(graph.kernels):
+        if isinstance(kernel, BlockGraph):
+            sizes = schedule.kernels[i]
+            for changed in (*_launches(kernel, sizes, device), *_tiles(kernel, graph, sizes)):
+                yield _one_with(graph, schedule, i, changed)
+            yield from _blocks_changed(graph, schedule, i)
+
+
+def _parts_changed(graph: KernelGraph, schedule: Schedule) -> Iterator[Schedule]:
+    """More and shorter parts go with smaller blocks, of which several run at a time: neither may pay alone."""
+    for n, (axis, count) in enumerate(schedule.parts):
+        for other in {2 * count, count // 2}.intersection(parts_of(graph.extent(axis))):
+            parts = (*schedule.parts[:n], (axis, other), *schedule.parts[n + 1 :])
+            yield (changed := replace(schedule, parts=parts))
+            for i, kernel in enumerate(graph.kernels):
+                if isinstance(kernel, BlockGraph) and part_axis(axis) in kernel.grid:
+                    yield from _blocks_changed(graph, changed, i)
+
+
+def _blocks_changed(graph: KernelGraph, schedule: Schedule, i: int) -> Iterator[Schedule]:
+    """Blocks of half or twice the size along an axis, with half or twice the warps."""
+    sizes = schedule.kernels[i]
+    for axis, tile in sizes.tiles:
+        for up, down in () if is_part(axis) or axis not in graph.kernels[i].grid else ((1, 2), (2, 1)):
+            size, warps = tile * up // down, sizes.num_warps * up // down
+            if 0 < size < 2 * graph.extent(axis) and warps in WARPS:
+                yield _one_with(graph, schedule, i, replace(_with_tile(sizes, axis, size), num_warps=warps))
 
 
 def _loops_changed(graph: KernelGraph, schedule: Schedule) -> Iterator[Schedule]:
@@ -239,6 +289,12 @@ def _loops_changed(graph: KernelGraph, schedule: Schedule) -> Iterator[Schedule]
         for up, down in ((2, 1), (1, 2)):
             steps = {n: max(1, k.tile(loops[n]) * up // down) for n, k in sizes.items()}
             yield _with(schedule, {n: _with_tile(k, loops[n], steps[n]) for n, k in sizes.items()})
+
+
+def _one_with(graph: KernelGraph, schedule: Schedule, i: int, sizes: KernelSchedule) -> Schedule:
+    """The schedule with other sizes of kernel i, and their warps in all kernels of its launch."""
+    (wave,) = (wave for wave in schedule.waves(graph) if i in wave)
+    return _with_warps(_with(schedule, {i: sizes}), wave, sizes.num_warps)
 
 
 def _with(schedule: Schedule, sizes: Mapping[int, KernelSchedule]) -> Schedule:

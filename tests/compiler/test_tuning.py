@@ -57,9 +57,29 @@ def test_neighbours_differ_in_one_kernel_by_one_step() -> None:
     (old,) = PROGRAM.schedule.kernels
     for s in near:
         (new,) = s.kernels
-        launch = (new.num_warps, new.num_stages) != (old.num_warps, old.num_stages)
         changed = [n / o for (_, n), (_, o) in zip(new.tiles, old.tiles, strict=True) if n != o]
+        if changed and new.num_warps != old.num_warps:  # other blocks
+            assert changed == [new.num_warps / old.num_warps] and changed[0] in (0.5, 2.0)
+            assert new.num_stages == old.num_stages
+            continue
+        launch = (new.num_warps, new.num_stages) != (old.num_warps, old.num_stages)
         assert launch != bool(changed) and sorted(changed) in ([], [0.5], [2.0], [0.5, 2.0])
+
+
+def test_parts_of_a_split_axis_change_alone_and_with_the_blocks_that_compute_them() -> None:
+    program = PROGRAMS["split_attention"]("f16", h=32, i=256, n=4096, d=64, parts=8, tiles={"h": 1, "i": 64, "n": 64})
+    ((axis, count),) = program.schedule.parts
+    kernels = (replace(program.schedule.kernels[0], num_warps=4), *program.schedule.kernels[1:])
+    schedule = replace(program.schedule, kernels=kernels)
+    near = list(tuning.nearby(replace(WINNER, graph=program.graph, schedule=schedule), DEVICES["H200"]))
+    assert len(set(near)) == len(near)
+    changed = [s for s in near if s.parts != schedule.parts]
+    assert {s.parts for s in changed} == {((axis, 2 * count),), ((axis, count // 2),)}
+    assert {s.parts for s in changed if s.kernels == kernels} == {s.parts for s in changed}
+    for s in changed:
+        assert s.kernels[1:] == kernels[1:]
+        sizes = [n / o for (_, n), (_, o) in zip(s.kernels[0].tiles, kernels[0].tiles, strict=True) if n != o]
+        assert sizes == ([] if s.kernels == kernels else [s.kernels[0].num_warps / 4])
 
 
 def test_the_climb_finds_the_best_sizes() -> None:
@@ -100,6 +120,10 @@ def test_what_is_best_for_each_kernel_is_tried_together() -> None:
     assert [k.num_warps for k in composed.schedule.kernels] == [4, 8] and composed not in screen.seconds
     screen.seconds[composed] = 0.0
     assert list(screen.composed()) == [composed]
+    ((axis, count),) = program.schedule.parts
+    parted = replace(composed, schedule=replace(composed.schedule, parts=((axis, 2 * count),)))
+    screen.seconds[parted] = -1.0
+    assert list(screen.composed()) == [parted], "kernels of other parts take other times"
 
 
 def test_kernels_that_do_not_wait_for_each_other_are_tried_in_one_launch() -> None:
