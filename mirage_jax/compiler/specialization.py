@@ -66,8 +66,7 @@ def _sizes(
             if any(own[a] > graph.extent(a) for a in tiled):
                 continue
             warps = WARPS * own[row] // ROWS
-            # Programs for several blocks: where blocks take as long as each other, and one at a time has room.
-            programs = device.blocks if own[row] > ROWS and not kernel.span else 0
+            programs = device.blocks if own[row] > ROWS else 0  # several blocks each: there is room for one at a time
             made = KernelSchedule(tuple(own.items()), warps, specialized=True, programs=programs)
             options = (replace(made, num_stages=s) for s in STAGES)
             yield from islice((x for x in options if is_written(kernel, graph, x, schedule)), DEEPEST)
