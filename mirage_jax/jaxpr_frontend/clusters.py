@@ -182,21 +182,20 @@ class _Steps:
 
 def divide(
     order: Sequence[Sequence[int]],
-    weight: Callable[[int], int],
-    crossing: Callable[[int], int],
+    weights: Sequence[int],
+    crossing: Sequence[int],
     max_weight: int,
     apart: Iterable[tuple[int, int]] = (),
 ) -> list[tuple[int, ...]]:
     """Contiguous segments of `order` of at most `max_weight`, such that the fewest bytes cross the cuts.
 
-    `order` is a topological order of groups that are not cut; `crossing(p)` are the bytes alive between groups p-1
-    and p. `apart`: pairs of groups, the earlier first, that may not be in one segment.
+    `order` is a topological order of groups that are not cut, of these `weights`; `crossing[p]` are the bytes alive
+    between groups p-1 and p. `apart`: pairs of groups, the earlier first, that may not be in one segment.
     """
     first = [0] * (len(order) + 1)  # group with which a segment may begin that ends before a group
     for a, b in apart:
         first[b + 1] = max(first[b + 1], a + 1)
     first = list(itertools.accumulate(first, max))
-    weights = [sum(map(weight, group)) for group in order]
     cut: list[float] = [0]  # bytes that cross cuts of the first p groups, and one after them
     starts = [0]  # of the last segment of the first p groups
     for end in range(1, len(order) + 1):
@@ -207,7 +206,7 @@ def divide(
                 break
             if cut[start] < cost:  # at a tie the later cut: what an operator makes is stored, not its operands
                 cost, best = cut[start], start
-        cut.append(cost + crossing(end) + CUT_COST if end < len(order) else cost)
+        cut.append(cost + crossing[end] + CUT_COST if end < len(order) else cost)
         starts.append(best)
     segments: list[tuple[int, ...]] = []
     end = len(order)

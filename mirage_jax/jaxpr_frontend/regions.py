@@ -99,7 +99,6 @@ class _Partitioner:
         self.made = {v: n for n, eqn in enumerate(self.eqns) for v in eqn.outputs}
         self.forms = Forms()
         self.known_reasons: dict[tuple[int, bool], tuple[Code, str] | None] = {}
-        self.weights: dict[int, int] = {}
         self.free = self._free()
         self.reasons: dict[int, tuple[Code, str]] = {}
         for n, eqn in enumerate(self.eqns):
@@ -124,6 +123,7 @@ class _Partitioner:
             try:
                 regions = self._regions(self._pieces())
             except _LeftOutLate:
+                del self.weights  # of constants that are none any more
                 continue
             return Partition(self.program, self._schedule(regions), partial(self._left_out, regions))
 
@@ -254,12 +254,10 @@ class _Partitioner:
         eqn = self.eqns[n]
         return eqn.primitive != "iota" and all(self._traces_to_literal(v) for v in eqn.reads)
 
-    def _weight(self, n: int) -> int:
-        """What an equation adds to the size of a region: nothing for layouts, casts, masks and literal operands."""
-        known = self.weights.get(n)
-        if known is None:
-            known = self.weights[n] = self._weighed(n)
-        return known
+    @cached_property
+    def weights(self) -> list[int]:
+        """What each equation adds to the size of a region: nothing for layouts, casts, masks and literal operands."""
+        return list(map(self._weighed, range(len(self.eqns))))
 
     def _weighed(self, n: int) -> int:
         eqn = self.eqns[n]
@@ -292,7 +290,7 @@ class _Partitioner:
             if not any(self.eqns[n].primitive in rules.HEAVY for n in cluster):
                 continue
             pairs = together.get(cluster[0], [])
-            small = sum(map(self._weight, cluster)) <= self.max_ops and not pairs
+            small = sum(map(self.weights.__getitem__, cluster)) <= self.max_ops and not pairs
             for segment in [cluster] if small else self._divide(cluster, pairs):
                 kept = self._without_last_parts(segment)
                 pieces += [segment] if small and kept == segment else self._connected(kept)
@@ -343,7 +341,8 @@ class _Partitioner:
     def _divide(self, cluster: Sequence[int], apart: Iterable[tuple[int, int]]) -> list[tuple[int, ...]]:
         order = self._groups(cluster)
         group_of = {n: g for g, group in enumerate(order) for n in group}
-        reach = list(itertools.accumulate((sum(map(self._weight, group)) for group in order), initial=0))
+        weights = [sum(map(self.weights.__getitem__, group)) for group in order]
+        reach = list(itertools.accumulate(weights, initial=0))
         last: dict[int, int] = {}  # value -> last group that reads it, or a view of it
         for n in cluster:
             for v in map(self._source, self.eqns[n].reads):
@@ -358,12 +357,12 @@ class _Partitioner:
                 # one layer costs what it costs in an equal one, however much the first keeps for a backward pass.
                 change[min(end, max(start + 1, bisect_left(reach, reach[end] - self.max_ops)))] += size
                 change[end + 1] -= size
-                if all(r in group_of for r in self.readers.get(v, ())):  # else it is stored anyway
+                if all(map(group_of.__contains__, self.readers.get(v, ()))):  # else it is stored anyway
                     change[start + 1] += size
                     change[max(start + 2, min(end + 1, bisect_right(reach, reach[start] + self.max_ops)))] -= size
         crossing = list(itertools.accumulate(change))
         pairs = [(group_of[a], group_of[b]) for a, b in apart]
-        return divide(order, self._weight, crossing.__getitem__, self.max_ops, pairs)
+        return divide(order, weights, crossing, self.max_ops, pairs)
 
     def _groups(self, cluster: Sequence[int]) -> list[list[int]]:
         """A topological order in which layouts and casts stand beside the operator that they serve, as one group."""
@@ -373,7 +372,7 @@ class _Partitioner:
         for n in reversed(cluster):
             if self.turned.get(n) in inside:
                 continue
-            if self._weight(n):
+            if self.weights[n]:
                 anchored[n] = n
                 continue
             below = [anchored[m] for m in self.dependencies.after[n] if m in anchored]
@@ -452,7 +451,6 @@ class _Partitioner:
             if kind == kinds[position]:
                 self.free.discard(n)
                 self.reasons[n] = (reason.code, reason.why)
-        self.weights.clear()
 
     @cached_property
     def _kinds(self) -> list[Hashable]:

@@ -103,8 +103,8 @@ def test_clusters_of_random_programs_are_steps(seed: int) -> None:
 
 def test_division_cuts_where_the_fewest_bytes_cross() -> None:
     crossing = [0, 9 << 20, 1 << 20, 9 << 20, 9 << 20]
-    assert divide([[0], [1], [2], [3]], lambda _: 1, crossing.__getitem__, 3) == [(0, 1), (2, 3)]
-    assert divide([[0], [1]], lambda _: 9, crossing.__getitem__, 3) == [(0,), (1,)]
+    assert divide([[0], [1], [2], [3]], [1] * 4, crossing, 3) == [(0, 1), (2, 3)]
+    assert divide([[0], [1]], [9, 9], crossing, 3) == [(0,), (1,)]
 
 
 def cast_first(x, w, g):
