@@ -269,10 +269,11 @@ def _blocks_changed(graph: KernelGraph, schedule: Schedule, i: int) -> Iterator[
     """Blocks of half or twice the size along an axis, with half or twice the warps."""
     sizes = schedule.kernels[i]
     for axis, tile in sizes.tiles:
-        for up, down in () if is_part(axis) or axis not in graph.kernels[i].grid else ((1, 2), (2, 1)):
-            size, warps = tile * up // down, sizes.num_warps * up // down
-            if 0 < size < 2 * graph.extent(axis) and warps in WARPS:
-                yield _one_with(graph, schedule, i, replace(_with_tile(sizes, axis, size), num_warps=warps))
+        if tile > 1 and axis in graph.kernels[i].grid:
+            for up, down in ((1, 2), (2, 1)):
+                size, warps = tile * up // down, sizes.num_warps * up // down
+                if size < 2 * graph.extent(axis) and warps in WARPS:
+                    yield _one_with(graph, schedule, i, replace(_with_tile(sizes, axis, size), num_warps=warps))
 
 
 def _loops_changed(graph: KernelGraph, schedule: Schedule) -> Iterator[Schedule]:
