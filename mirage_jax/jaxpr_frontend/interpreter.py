@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import jax
@@ -74,26 +75,44 @@ class Compiler(Protocol):
 mirage_region_p = jax_compat.create_leaf_primitive("mirage_region")
 
 
-@dataclass(frozen=True)
-class Replacement:
-    """A region and what runs in its place: once, or on each device that XLA divides the program over."""
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """A compiled region as a function of JAX values. Equal layers share one, and its lowering."""
 
-    region: Region
+    region: Region  # as one device sees it
     compiled: CompiledRegion
     shards: Shards | None = None
 
+    @cached_property
+    def out_avals(self) -> tuple[Any, ...]:
+        return tuple(self.region.avals[b.value].update(weak_type=False) for b in self.region.outputs)
+
+    def bind(self, *operands: Any) -> list[Any]:
+        """Once, or on each device that XLA divides the program over."""
+        run = functools.partial(mirage_region_p.bind, out_avals=self.out_avals, placed=self)
+        return (run if self.shards is None else self.shards.mapped(run))(*operands)
+
+    def lower(self, function: Callable[..., list[Any]], context: Any, operands: Sequence[Any]) -> Any:
+        """What `function` makes of the graph's tensors, between JAX values."""
+
+        def between(*values: Any) -> list[Any]:
+            return self.region.finish(function(*self.region.prepare(values, self.compiled.in_place)))
+
+        return jax_compat.lower_traced(between, context, operands)
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A region and what runs in its place."""
+
+    region: Region
+    placed: Placed
+
     def run(self, values: dict[int, Any]) -> None:
         """Add the region's results to `values`."""
-        region = self.region
-        local = region if self.shards is None else self.shards.region
-
-        def once(*operands: Any) -> list[Any]:
-            tensors, avals = local.prepare(operands, self.compiled.in_place), tuple(local.tensor_avals())
-            return local.finish(mirage_region_p.bind(*tensors, out_avals=avals, compiled=self.compiled))
-
-        run, last = once if self.shards is None else self.shards.mapped(once), region.equations[-1]
+        region, last = self.region, self.region.equations[-1]
         with jax_compat.written_at(last.eqn, last.calls):
-            made = run(*(values[b.value] for b in region.inputs))
+            made = self.placed.bind(*(values[b.value] for b in region.inputs))
         values.update(zip((b.value for b in region.outputs), made, strict=True))
         evaluate(region.aside, values)
 
@@ -134,26 +153,23 @@ def plan(jaxpr: Jaxpr, compiler: Compiler, call: Primitive, target: Target) -> P
         written = flatten(jaxpr)
         program = _unless_it_fails(repeated, written, compiler) if compiler.remat else written
         found = _steps(program, compiler, target.is_partitioned)
-    local = {n: one_device(step) for n, step in enumerate(found) if isinstance(step, Region) and target.is_partitioned}
+    regions = [step for step in found if isinstance(step, Region)]
+    kinds = {id(region.graph): region for region in regions}  # equal layers share their graph
+    shards = {kind: one_device(region) for kind, region in kinds.items()} if target.is_partitioned else {}
     if target.is_partitioned:
-        regions = [shards.region for shards in local.values() if shards is not None]
-    else:
-        regions = [step for step in found if isinstance(step, Region)]
+        regions = [local.region for region in regions if (local := shards[id(region.graph)]) is not None]
     _prepare(regions, compiler, target)
-    known: dict[int, CompiledRegion | None] = {}  # by graph: equal layers share one
+    known: dict[int, Placed | None] = {}
     steps: list[Replacement | tuple[FlatEqn, ...]] = []
-    for n, step in enumerate(found):
+    for step in found:
         if not isinstance(step, Region):
             steps.append((program.eqns[step],))
             continue
-        shards = local.get(n)
-        if target.is_partitioned:
-            compiled = None if shards is None else _compile(shards.region, compiler, target)
-        else:
-            if id(step.graph) not in known:
-                known[id(step.graph)] = _compile(step, compiler, target)
-            compiled = known[id(step.graph)]
-        steps.append(step.equations if compiled is None else Replacement(step, compiled, shards))
+        kind = id(step.graph)
+        if kind not in known:
+            known[kind] = _placed(step, shards.get(kind), compiler, target)
+        placed = known[kind]
+        steps.append(step.equations if placed is None else Replacement(step, placed))
     return Plan(program, tuple(steps), compiler, call, program is written)
 
 
@@ -200,6 +216,14 @@ def _prepare(regions: Sequence[Region], compiler: Compiler, target: Target) -> N
         compiler.prepare(regions, target.platforms)
     except Exception as e:
         _failed(e, compiler, "choosing which regions to tune first")
+
+
+def _placed(region: Region, shards: Shards | None, compiler: Compiler, target: Target) -> Placed | None:
+    if target.is_partitioned and shards is None:
+        return None
+    local = region if shards is None else shards.region
+    compiled = _compile(local, compiler, target)
+    return None if compiled is None else Placed(local, compiled, shards)
 
 
 def _compile(region: Region, compiler: Compiler, target: Target) -> CompiledRegion | None:
@@ -267,20 +291,20 @@ def _warn_once(message: str) -> None:
     log.warning("%s", message)
 
 
-def _lower_portable(context: Any, *tensors: Any, out_avals: Any, compiled: CompiledRegion) -> Any:
-    return jax_compat.lower_traced(compiled.portable, context, tensors)
+def _lower_portable(context: Any, *operands: Any, out_avals: Any, placed: Placed) -> Any:
+    return placed.lower(placed.compiled.portable, context, operands)
 
 
-def _lower_cuda(context: Any, *tensors: Any, out_avals: Any, compiled: CompiledRegion) -> Any:
-    if compiled.cuda is None:
-        return _lower_portable(context, *tensors, out_avals=out_avals, compiled=compiled)
+def _lower_cuda(context: Any, *operands: Any, out_avals: Any, placed: Placed) -> Any:
+    if placed.compiled.cuda is None:
+        return placed.lower(placed.compiled.portable, context, operands)
     try:
-        return jax_compat.lower_traced(compiled.cuda, context, tensors)
+        return placed.lower(placed.compiled.cuda, context, operands)
     except Exception as e:
         _warn_once(
             f"{Code.INTERNAL} while lowering a kernel, the same program runs as plain JAX: {type(e).__name__}: {e}"
         )
-        return _lower_portable(context, *tensors, out_avals=out_avals, compiled=compiled)
+        return placed.lower(placed.compiled.portable, context, operands)
 
 
 jax_compat.register_lowering(mirage_region_p, _lower_portable)
