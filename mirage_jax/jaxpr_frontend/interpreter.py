@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-import jax
-
 from mirage_jax.errors import UsageError
 from mirage_jax.jaxpr_frontend import jax_compat, rules
 from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, evaluate, flatten, operands, read
@@ -27,7 +25,6 @@ from mirage_jax.jaxpr_frontend.regions import partition
 from mirage_jax.jaxpr_frontend.remat import checkpointed, repeated
 from mirage_jax.jaxpr_frontend.shards import Shards, one_device
 from mirage_jax.jaxpr_frontend.translate import Region
-from mirage_jax.mugraph.arrays import numpy_dtype
 
 log = logging.getLogger("mirage_jax")
 
@@ -82,6 +79,7 @@ class Placed:
     region: Region  # as one device sees it
     compiled: CompiledRegion
     shards: Shards | None = None
+    strict: bool = False
 
     @cached_property
     def out_avals(self) -> tuple[Any, ...]:
@@ -93,12 +91,24 @@ class Placed:
         return (run if self.shards is None else self.shards.mapped(run))(*operands)
 
     def lower(self, function: Callable[..., list[Any]], context: Any, operands: Sequence[Any]) -> Any:
-        """What `function` makes of the graph's tensors, between JAX values."""
+        """What `function` makes of the graph's tensors, between JAX values. Raises `TypeError` if they are others."""
 
         def between(*values: Any) -> list[Any]:
-            return self.region.finish(function(*self.region.prepare(values, self.compiled.in_place)))
+            made = function(*self.region.prepare(values, self.compiled.in_place))
+            want, have = self.region.tensor_types(), [(x.shape, x.dtype) for x in made]
+            if want != have:
+                raise TypeError(f"the replacement of {self.region.graph.outputs} returns {have}, expected {want}")
+            return self.region.finish(made)
 
         return jax_compat.lower_traced(between, context, operands)
+
+    def lower_safely(self, context: Any, operands: Sequence[Any]) -> Any:
+        """As plain JAX; if that fails, the user's own equations."""
+        try:
+            return self.lower(self.compiled.portable, context, operands)
+        except Exception as e:
+            _failed(e, self.strict, f"lowering the region at {', '.join(self.region.where[:1])}")
+            return jax_compat.lower_traced(self.region.reference, context, operands)
 
 
 @dataclass(frozen=True)
@@ -196,7 +206,7 @@ def _unless_it_fails[T](change: Callable[[T], T], x: T, compiler: Compiler) -> T
     try:
         return change(x)
     except Exception as e:
-        _failed(e, compiler, "looking for values to make again")
+        _failed(e, compiler.strict, "looking for values to make again")
         return x
 
 
@@ -204,7 +214,7 @@ def _steps(program: FlatProgram, compiler: Compiler, sharded: bool) -> Sequence[
     try:
         found = partition(program, compiler.max_ops, sharded)
     except Exception as e:
-        _failed(e, compiler, "dividing a program into regions")
+        _failed(e, compiler.strict, "dividing a program into regions")
         return range(len(program.eqns))
     if sharded and any(x.code is Code.SHARDED and x.primitive in rules.HEAVY for x in found.left_out):
         _warn_once(f"{Code.SHARDED}: XLA divides this program over several devices and cannot divide a kernel")
@@ -215,7 +225,7 @@ def _prepare(regions: Sequence[Region], compiler: Compiler, target: Target) -> N
     try:
         compiler.prepare(regions, target.platforms)
     except Exception as e:
-        _failed(e, compiler, "choosing which regions to tune first")
+        _failed(e, compiler.strict, "choosing which regions to tune first")
 
 
 def _placed(region: Region, shards: Shards | None, compiler: Compiler, target: Target) -> Placed | None:
@@ -223,11 +233,11 @@ def _placed(region: Region, shards: Shards | None, compiler: Compiler, target: T
         return None
     local = region if shards is None else shards.region
     compiled = _compile(local, compiler, target)
-    return None if compiled is None else Placed(local, compiled, shards)
+    return None if compiled is None else Placed(local, compiled, shards, compiler.strict)
 
 
 def _compile(region: Region, compiler: Compiler, target: Target) -> CompiledRegion | None:
-    """The replacement of a region, if there is one and it has the right type."""
+    """The replacement of a region, if there is one."""
     try:
         compiled = compiler.compile_region(region, target.platforms)
         if compiled is None:
@@ -235,21 +245,10 @@ def _compile(region: Region, compiler: Compiler, target: Target) -> CompiledRegi
         if target.is_exported and "cuda" in target.platforms and compiled.cuda is not None:
             _warn_once("an exported program has no kernels: jax.export promises nothing about their custom calls")
             return None
-        want = [(a.shape, a.dtype) for a in region.tensor_avals()]
-        have = [(a.shape, a.dtype) for a in jax.eval_shape(compiled.portable, *_tensors(region, compiled.in_place))]
-        if want != have:
-            raise TypeError(f"the replacement of outputs {region.graph.outputs} returns {have}, expected {want}")
         return compiled
     except Exception as e:
-        _failed(e, compiler, f"compiling the region at {', '.join(region.where[:1])}")
+        _failed(e, compiler.strict, f"compiling the region at {', '.join(region.where[:1])}")
         return None
-
-
-def _tensors(region: Region, in_place: Collection[str]) -> list[jax.ShapeDtypeStruct]:
-    """Types of what `Region.prepare` gives."""
-    types = {t.name: (tuple(map(region.graph.extent, t.axes)), numpy_dtype(t.dtype)) for t in region.graph.inputs}
-    types |= {name: (view.whole, types[name][1]) for name, view in region.partial.items() if name in in_place}
-    return [jax.ShapeDtypeStruct(*types[t.name]) for t in region.graph.inputs]
 
 
 def _run_equation(eqn: FlatEqn, values: dict[int, Any], compiler: Compiler, call: Primitive) -> None:
@@ -262,7 +261,7 @@ def _run_equation(eqn: FlatEqn, values: dict[int, Any], compiler: Compiler, call
 
             params = jax_compat.with_bodies(eqn.eqn, as_call)
     except Exception as e:
-        _failed(e, compiler, f"opening the body of {eqn.primitive}")
+        _failed(e, compiler.strict, f"opening the body of {eqn.primitive}")
     with jax_compat.written_at(eqn.eqn, eqn.calls):
         results = jax_compat.bind(eqn.eqn, operands(eqn, values), params)
     values.update(zip(eqn.outputs, results, strict=True))
@@ -280,8 +279,8 @@ def _has_work(jaxpr: Jaxpr) -> bool:
     return False
 
 
-def _failed(error: Exception, compiler: Compiler, doing: str) -> None:
-    if compiler.strict or isinstance(error, UsageError):
+def _failed(error: Exception, strict: bool, doing: str) -> None:
+    if strict or isinstance(error, UsageError):
         raise error
     _warn_once(f"{Code.INTERNAL} while {doing}, your own code runs: {type(error).__name__}: {error}")
 
@@ -292,19 +291,17 @@ def _warn_once(message: str) -> None:
 
 
 def _lower_portable(context: Any, *operands: Any, out_avals: Any, placed: Placed) -> Any:
-    return placed.lower(placed.compiled.portable, context, operands)
+    return placed.lower_safely(context, operands)
 
 
 def _lower_cuda(context: Any, *operands: Any, out_avals: Any, placed: Placed) -> Any:
-    if placed.compiled.cuda is None:
-        return placed.lower(placed.compiled.portable, context, operands)
-    try:
-        return placed.lower(placed.compiled.cuda, context, operands)
-    except Exception as e:
-        _warn_once(
-            f"{Code.INTERNAL} while lowering a kernel, the same program runs as plain JAX: {type(e).__name__}: {e}"
-        )
-        return placed.lower(placed.compiled.portable, context, operands)
+    if placed.compiled.cuda is not None:
+        try:
+            return placed.lower(placed.compiled.cuda, context, operands)
+        except Exception as e:
+            why = f"{type(e).__name__}: {e}"
+            _warn_once(f"{Code.INTERNAL} while lowering a kernel, the same program runs as plain JAX: {why}")
+    return placed.lower_safely(context, operands)
 
 
 jax_compat.register_lowering(mirage_region_p, _lower_portable)

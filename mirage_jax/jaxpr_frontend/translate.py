@@ -151,16 +151,10 @@ class Region:
         evaluate(self.equations, env, jax_compat.bind_alone)
         return [env[b.value] for b in self.outputs]
 
-    def tensor_avals(self) -> list[Any]:
-        """Avals of the graph's outputs, varying over the same manual axes as the JAX values that they become."""
-        by_name = {piece.tensor: b for b in reversed(self.outputs) for piece in b.pieces}
-
-        def one(name: str) -> Any:
-            tensor, boundary = self.graph.tensors[name], by_name[name]
-            shape = tuple(map(self.graph.extent, tensor.axes))
-            return self.avals[boundary.value].update(shape=shape, dtype=numpy_dtype(tensor.dtype), weak_type=False)
-
-        return [one(name) for name in self.graph.outputs]
+    def tensor_types(self) -> list[tuple[tuple[int, ...], Any]]:
+        """Shapes and dtypes of the graph's outputs."""
+        tensors = (self.graph.tensors[name] for name in self.graph.outputs)
+        return [(tuple(map(self.graph.extent, t.axes)), numpy_dtype(t.dtype)) for t in tensors]
 
 
 class Refused(Exception):
