@@ -130,6 +130,16 @@ def test_run_compile() -> None:
     row = compile_suite.run_compile(STEPS["decode"], _candidates(), rounds=1)
     assert not row.failures and row.results["mirage"].error is None
     assert row.results["mirage"].ratio is not None and row.results["mirage"].regions.refused > 1
+    assert row.results["replaced"].ratio is not None
+
+
+def test_every_region_is_replaced_and_computes_the_same() -> None:
+    step = STEPS["decode"]
+    state, batch = step.draw(jax.random.key(0))
+    lowered = compile_suite.replaced(step.fn).lower(state, batch)
+    assert "mirage_region" in lowered.as_text(debug_info=True)
+    found, wanted = lowered.compile()(state, batch), jax.jit(step.fn)(state, batch)
+    assert model_suite.worst_error(wanted, found)[0] < 0.1  # bfloat16
 
 
 def test_worst_error_is_relative_to_the_largest_of_its_kind() -> None:

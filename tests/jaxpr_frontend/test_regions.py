@@ -254,7 +254,7 @@ def test_failures_run_the_original(how: str, caplog: pytest.LogCaptureFixture) -
 def test_strict_raises() -> None:
     with pytest.raises(RuntimeError, match="no luck"):
         optimized(lambda x: x @ W, Failing("raises", strict=True))(X)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="returns .* expected"):
+    with pytest.raises(TypeError, match="expected"):
         optimized(lambda x: x @ W, Failing("wrong shapes", strict=True))(X)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="nonsense"):
         optimized(lambda x: x @ W, Failing("misuse"))(X)  # type: ignore[arg-type]
