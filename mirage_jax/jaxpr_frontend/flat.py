@@ -17,7 +17,7 @@ from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, JaxprEqn, Literal
 type Atom = int | Literal  # a numbered value, or a literal
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class FlatEqn:
     """`outputs` = the JAX equation `eqn` applied to `inputs`; `calls` brought it here, outermost first.
 
@@ -34,8 +34,8 @@ class FlatEqn:
     primitive: str = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reads", tuple([a for a in self.inputs if isinstance(a, int)]))
-        object.__setattr__(self, "primitive", self.eqn.primitive.name)
+        self.reads = tuple([a for a in self.inputs if isinstance(a, int)])
+        self.primitive = self.eqn.primitive.name
 
     @property
     def params(self) -> Mapping[str, Any]:

@@ -393,12 +393,16 @@ class _Partitioner:
 
     def _connected(self, segment: Sequence[int]) -> list[tuple[int, ...]]:
         """Parts of a segment that share no value inside of it."""
-        inside = set(segment)
-        parts: list[set[int]] = []
+        part_of: dict[int, list[int]] = {}
         for n in sorted(segment):
-            touching = [p for p in parts if p & self.dependencies.before[n] & inside]
-            parts = [p for p in parts if p not in touching] + [{n}.union(*touching)]
-        return [tuple(sorted(p)) for p in parts]
+            part_of[n] = part = [n]
+            for p in self.dependencies.before[n]:
+                other = part_of.get(p, part)
+                if other is not part:
+                    part, less = (part, other) if len(part) > len(other) else (other, part)
+                    part += less
+                    part_of.update(dict.fromkeys(less, part))
+        return [tuple(sorted(part)) for part in {id(part): part for part in part_of.values()}.values()]
 
     # --- regions
 

@@ -114,6 +114,18 @@ class Region:
         return tuple(dict.fromkeys(eqn.where for eqn in self.equations))
 
     @cached_property
+    def places(self) -> dict[int, tuple[int, bool, int]]:
+        """Where its border is in its equations: by value which of them, whether it is read there, and its place."""
+        border = {*self.operands, *self.results, *(b.value for b in self.inputs), *(b.value for b in self.outputs)}
+        return {
+            v: (n, read, i)
+            for n, eqn in enumerate(self.equations)
+            for read, values in ((True, eqn.reads), (False, eqn.outputs))
+            for i, v in enumerate(values)
+            if v in border
+        }
+
+    @cached_property
     def primitives(self) -> tuple[str, ...]:
         return tuple(eqn.primitive for eqn in self.equations)
 
@@ -207,15 +219,13 @@ def translate(program: FlatProgram, eqns: Sequence[FlatEqn], results: Sequence[i
 
 def renamed(region: Region, program: FlatProgram, eqns: Sequence[FlatEqn]) -> Region:
     """The region that `eqns` form, which are of the same form as those of `region`."""
-    names: dict[int, int] = {}
-    for old, new in zip(region.equations, eqns, strict=True):
-        names.update(zip((*old.reads, *old.outputs), (*new.reads, *new.outputs), strict=True))
-    position = {id(eqn): n for n, eqn in enumerate(region.equations)}
+    names = {v: (eqns[n].reads if read else eqns[n].outputs)[i] for v, (n, read, i) in region.places.items()}
+    position = {id(eqn): n for n, eqn in enumerate(region.equations)} if region.aside else {}
     operands, results = (tuple(map(names.__getitem__, values)) for values in (region.operands, region.results))
     return replace(
         region,
-        inputs=tuple(replace(b, value=names[b.value]) for b in region.inputs),
-        outputs=tuple(replace(b, value=names[b.value]) for b in region.outputs),
+        inputs=tuple([Inward(names[b.value], b.dtype, b.tensors, b.views) for b in region.inputs]),
+        outputs=tuple([Outward(names[b.value], b.shape, b.dtype, b.pieces, b.grid) for b in region.outputs]),
         equations=tuple(eqns),
         aside=tuple(eqns[position[id(eqn)]] for eqn in region.aside),
         operands=operands,
