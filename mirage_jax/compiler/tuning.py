@@ -2,9 +2,9 @@
 
 First the tile sizes that the model likes, for several kinds of candidates; then a climb from the best sizes of the best
 few muGraphs: other tiles, warps, pipeline stages and parts of split axes near the best so far, as long as that helps
-(the model knows a device only roughly, and muGraphs like different launches). After each round what was best for each kernel is tried
-together, and so are the best with kernels that do not wait for each other in one launch. Each variant is timed once.
-The best few are timed against XLA, interleaved, and have to be faster beyond noise.
+(the model knows a device only roughly, and muGraphs like different launches). After each round what was best for each
+kernel is tried together, and so are the best with kernels that do not wait for each other in one launch. Each variant
+is timed once. The best few are timed against XLA, interleaved, and have to be faster beyond noise.
 """
 
 from __future__ import annotations
