@@ -83,7 +83,7 @@ class Evaluated:
         return evaluate.run(self.graph, tensors, xp=jnp, dtype=None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # JAX keeps nothing of one for another
 class ReplacesAll:
     """A compiler that has a replacement for every region."""
 

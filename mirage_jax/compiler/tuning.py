@@ -152,7 +152,8 @@ class Screen:
         other, so a variant's time is taken for a sum of times, one for each kernel and its sizes (least squares).
         """
         for best in self.leaders(ORIGINS):
-            timed = [w for w in self._ranked() if _launched(w) == _launched(best)]
+            like = (best.graph, best.schedule.joint, best.schedule.parts)
+            timed = [w for w in self._ranked() if (w.graph, w.schedule.joint, w.schedule.parts) == like]
             columns = list(dict.fromkeys(use for w in timed for use in enumerate(w.schedule.kernels)))
             uses = [set(enumerate(w.schedule.kernels)) for w in timed]
             rows = np.array([[column in use for column in columns] for use in uses], np.float64)
@@ -180,11 +181,6 @@ class Screen:
 
     def _ranked(self) -> list[Winner]:
         return sorted((w for w, s in self.seconds.items() if s < math.inf), key=self.seconds.__getitem__)
-
-
-def _launched(w: Winner) -> tuple[object, ...]:
-    """What variants have in common of which the times are sums of times of the same kernels."""
-    return w.graph, w.schedule.joint, w.schedule.parts
 
 
 def tile_variants(c: Candidate, n: int) -> Iterator[Schedule]:

@@ -164,22 +164,22 @@ def plan(jaxpr: Jaxpr, compiler: Compiler, call: Primitive, target: Target) -> P
         program = _unless_it_fails(repeated, written, compiler) if compiler.remat else written
         found = _steps(program, compiler, target.is_partitioned)
     regions = [step for step in found if isinstance(step, Region)]
-    kinds = {id(region.graph): region for region in regions}  # equal layers share their graph
+    kinds: dict[int, Region] = {}  # the first of equal layers, which share their graph
+    for region in regions:
+        kinds.setdefault(id(region.graph), region)
     shards = {kind: one_device(region) for kind, region in kinds.items()} if target.is_partitioned else {}
     if target.is_partitioned:
         regions = [local.region for region in regions if (local := shards[id(region.graph)]) is not None]
     _prepare(regions, compiler, target)
-    known: dict[int, Placed | None] = {}
+    placed = {kind: _placed(region, shards.get(kind), compiler, target) for kind, region in kinds.items()}
     steps: list[Replacement | tuple[FlatEqn, ...]] = []
     for step in found:
         if not isinstance(step, Region):
             steps.append((program.eqns[step],))
-            continue
-        kind = id(step.graph)
-        if kind not in known:
-            known[kind] = _placed(step, shards.get(kind), compiler, target)
-        placed = known[kind]
-        steps.append(step.equations if placed is None else Replacement(step, placed))
+        elif (there := placed[id(step.graph)]) is not None:
+            steps.append(Replacement(step, there))
+        else:
+            steps.append(step.equations)
     return Plan(program, tuple(steps), compiler, call, program is written)
 
 

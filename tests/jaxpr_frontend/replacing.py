@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mirage_jax.bench import compile_suite
 from mirage_jax.jaxpr_frontend.capture import capture
 from mirage_jax.jaxpr_frontend.regions import MAX_OPS, Analysis, analyse
 from mirage_jax.jaxpr_frontend.translate import Region
@@ -19,12 +20,8 @@ from mirage_jax.mugraph.parser import parse
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class Evaluated(compile_suite.Evaluated):
     """A reference graph evaluated without rounding in between: in f32, or f64 if it has any."""
-
-    graph: KernelGraph
-    cuda: None = None
-    in_place: tuple[str, ...] = ()
 
     def portable(self, *tensors: Any) -> list[Any]:
         kinds = {t.name: numpy_dtype(t.dtype) for t in self.graph.tensors.values()}
@@ -34,16 +31,10 @@ class Evaluated:
 
 
 @dataclass(frozen=True, eq=False)
-class Replacing:
+class Replacing(compile_suite.ReplacesAll):
     """Replaces all regions. `regions` grows with every region that is lowered."""
 
-    strict: bool = True
-    max_ops: int = MAX_OPS
-    remat: bool = False
     regions: list[Region] = field(default_factory=list)
-
-    def prepare(self, regions: Any, platforms: tuple[str, ...]) -> None:
-        pass
 
     def compile_region(self, region: Region, platforms: tuple[str, ...] = ()) -> Evaluated:
         self.regions.append(region)
