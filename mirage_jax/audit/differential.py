@@ -48,7 +48,7 @@ from mirage_jax.mugraph.footprint import footprint
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Library, Schedule, is_part
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.search.devices import DEVICES, Device
-from mirage_jax.search.structures import Candidate
+from mirage_jax.search.structures import Candidate, in_one_launch
 from mirage_jax.verify.float_gate import float_gate
 
 log = logging.getLogger("mirage_jax")
@@ -169,7 +169,7 @@ def _variant(attempt: Attempt, c: Candidate, directory: Path, seed: int) -> Winn
         return winner
     near = [winner.schedule, *tuning.nearby(winner, attempt.description)]
     schedule = near[rng.integers(len(near))]
-    joint = [schedule, *tuning.in_one_launch(c.graph, schedule)]
+    joint = [schedule, *in_one_launch(c.graph, schedule)]
     return replace(winner, schedule=joint[rng.integers(len(joint))])
 
 
@@ -265,7 +265,7 @@ def _interpreted(
         return out.astype(numpy_dtype(kernel.result.dtype))
 
     try:
-        schedule = next(tuning.in_one_launch(c.graph, c.schedule), c.schedule)
+        schedule = next(in_one_launch(c.graph, c.schedule), c.schedule)
         have = interpret(c.graph, schedule, inputs, library)
     except (LoweringError, UnsupportedError):
         return

@@ -116,7 +116,7 @@ class Attempt(Subject):
             kept = islice(structures.diverse(c for c in found if c.family == "kernels"), STORED)
             if new := structures.to_json(list(kept)):
                 cache.put(key, Entry("structures", schedule=new))
-        found = sorted([*kernels, *found], key=lambda c: c.seconds)
+        found = sorted((structures.as_launched(c, device) for c in (*kernels, *found)), key=lambda c: c.seconds)
         self.tried["found"] = len(found)
         return found, text
 

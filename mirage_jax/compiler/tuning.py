@@ -37,7 +37,7 @@ from mirage_jax.mugraph.graph import (
 )
 from mirage_jax.search.cost import estimate
 from mirage_jax.search.devices import Device
-from mirage_jax.search.structures import Candidate, parts_of
+from mirage_jax.search.structures import Candidate, as_wide, in_one_launch, parts_of
 from mirage_jax.search.structures import diverse as diverse
 
 log = logging.getLogger("mirage_jax")
@@ -51,7 +51,6 @@ STEPS = 4  # of the climb
 LONG = 120.0  # seconds of climbing after which there is no further step
 GAIN = 0.98  # of the best time before a step: where other regions wait, one that gains less is the last
 ORIGINS = 3  # muGraphs from which it starts; it goes on from two
-JOINED = 6  # muGraphs whose kernels are tried in one launch: what is slow alone may go well with others
 NEARBY = 1.6  # estimate of a neighbour over that of its origin up to which it is tried
 WARPS, STAGES = (2, 4, 8), range(2, 7)
 ROUNDS = 10  # of the comparison with XLA
@@ -163,8 +162,10 @@ class Screen:
             yield replace(best, schedule=as_wide(best.graph, schedule))
 
     def joint(self) -> Iterator[Winner]:
-        """The best muGraphs with kernels that do not wait for each other in one launch."""
-        for best in self.leaders(JOINED):
+        """The muGraphs with kernels that do not wait for each other in one launch: what is slow alone may go well with
+        others.
+        """
+        for best in self.leaders(FINALISTS):
             yield from (replace(best, schedule=s) for s in in_one_launch(best.graph, best.schedule))
 
     def leaders(self, n: int) -> list[Winner]:
@@ -197,19 +198,6 @@ def tile_variants(c: Candidate, n: int) -> Iterator[Schedule]:
                     yield changed
     if not seen:
         yield c.schedule
-
-
-def in_one_launch(graph: KernelGraph, schedule: Schedule) -> Iterator[Schedule]:
-    """The schedule with kernels that do not wait for each other in one launch, if there are such kernels."""
-    if any(len(wave) > 1 for wave in graph.waves) and not any(k.specialized for k in schedule.kernels):
-        yield as_wide(graph, replace(schedule, joint=True))
-
-
-def as_wide(graph: KernelGraph, schedule: Schedule) -> Schedule:
-    """The schedule with all kernels of a launch as wide as the widest: that is how they are launched."""
-    for wave in schedule.waves(graph):
-        schedule = _with_warps(schedule, wave, max(schedule.kernels[n].num_warps for n in wave))
-    return schedule
 
 
 def nearby(w: Winner, device: Device) -> Iterator[Schedule]:

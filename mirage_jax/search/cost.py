@@ -23,7 +23,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import product
 from typing import Any
 
@@ -329,8 +329,8 @@ def extents_inside(kernel: BlockGraph, graph: KernelGraph, parts: Mapping[Axis, 
 
 
 def estimate(graph: KernelGraph, schedule: Schedule, device: Device) -> float:
-    """Seconds of a scheduled graph; library operators as XLA would run them alone, pointwise ones fused. Kernels of one
-    launch share what a launch takes.
+    """Seconds of a scheduled graph; library operators as XLA would run them alone, pointwise ones fused. A launch of
+    several kernels is one with the work of all of them.
     """
 
     def alone(n: int) -> float:
@@ -340,18 +340,33 @@ def estimate(graph: KernelGraph, schedule: Schedule, device: Device) -> float:
         return kernel_estimate(kernel, graph, schedule.kernels[n], schedule.part_counts, device)
 
     def launch(wave: Sequence[int]) -> float:
-        least = device.launch + device.shortest
-        return sum(map(alone, wave)) if len(wave) == 1 else least + sum(max(alone(n) - least, 0.0) for n in wave)
+        if len(wave) == 1:
+            return alone(wave[0])
+        kernels = {n: k for n in wave if isinstance(k := graph.kernels[n], BlockGraph)}
+        work = {n: _kernel_terms(k, graph, schedule.kernels[n], schedule.part_counts) for n, k in kernels.items()}
+        sizes = schedule.kernels[max(work, key=lambda n: work[n].traffic)]
+        return float(seconds(_together(list(work.values())), device, Arrays, sizes.num_warps, sizes.num_stages))
 
     return sum(map(launch, schedule.waves(graph)))
+
+
+def _together(kernels: Sequence[Terms]) -> Terms:
+    """What a launch of several kernels costs: all of their work, the longest of their loops, their largest block."""
+    longest = {"steps", "shared", "streamed", "largest"}
+    values = {f.name: [getattr(t, f.name) for t in kernels] for f in fields(Terms)}
+    return Terms(**{name: max(own) if name in longest else sum(own) for name, own in values.items()})
+
+
+def _kernel_terms(kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule, parts: Mapping[Axis, int]) -> Terms:
+    tile = dict(sizes.tiles)
+    return terms(outline(kernel, graph), extents_inside(kernel, graph, parts), lambda a: tile.get(a, 1))
 
 
 def kernel_estimate(
     kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule, parts: Mapping[Axis, int], device: Device
 ) -> float:
     """Seconds of one of a graph's kernels at given sizes."""
-    tile = dict(sizes.tiles)
-    t = terms(outline(kernel, graph), extents_inside(kernel, graph, parts), lambda a: tile.get(a, 1))
+    t = _kernel_terms(kernel, graph, sizes, parts)
     if sizes.specialized:
         return float(specialized_seconds(t, device, sizes))
     return float(seconds(t, device, Arrays, sizes.num_warps, sizes.num_stages))

@@ -28,7 +28,7 @@ from mirage_jax.mugraph.graph import (
     Schedule,
 )
 from mirage_jax.mugraph.parser import parse
-from mirage_jax.search.cost import Tiled, extents_inside, library_estimate, outline, tilings
+from mirage_jax.search.cost import Tiled, estimate, extents_inside, library_estimate, outline, tilings
 from mirage_jax.search.devices import Device
 
 PARTS = (2, 4, 8, 16, 32)
@@ -114,6 +114,30 @@ def tiled(graph: KernelGraph, family: str, single: Sequence[Axis], device: Devic
             others = tuple(tuple(t.schedule for t in x) for x in found)
             best = Candidate(graph, schedule, seconds, family, others, tuple(single))
     return best
+
+
+def in_one_launch(graph: KernelGraph, schedule: Schedule) -> Iterator[Schedule]:
+    """The schedule with kernels that do not wait for each other in one launch, if there are such kernels."""
+    if any(len(wave) > 1 for wave in graph.waves) and not any(k.specialized for k in schedule.kernels):
+        yield as_wide(graph, replace(schedule, joint=True))
+
+
+def as_wide(graph: KernelGraph, schedule: Schedule) -> Schedule:
+    """The schedule with all kernels of a launch as wide as the widest: that is how they are launched."""
+    kernels = list(schedule.kernels)
+    for wave in schedule.waves(graph):
+        warps = max(kernels[n].num_warps for n in wave)
+        for n in wave:
+            kernels[n] = replace(kernels[n], num_warps=warps)
+    return replace(schedule, kernels=tuple(kernels))
+
+
+def as_launched(c: Candidate, device: Device) -> Candidate:
+    """The candidate with what it takes where kernels that do not wait for each other are one launch, if that is less:
+    kernels of few blocks each are slow alone and fill the device together.
+    """
+    together = [estimate(c.graph, s, device) for s in in_one_launch(c.graph, c.schedule)]
+    return replace(c, seconds=min((c.seconds, *together)))
 
 
 def _kernel_tilings(
