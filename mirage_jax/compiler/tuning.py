@@ -37,7 +37,7 @@ from mirage_jax.mugraph.graph import (
 )
 from mirage_jax.search.cost import estimate
 from mirage_jax.search.devices import Device
-from mirage_jax.search.structures import Candidate, as_wide, in_one_launch, parts_of
+from mirage_jax.search.structures import USUAL_WARPS, Candidate, as_wide, in_one_launch, parts_of
 from mirage_jax.search.structures import diverse as diverse
 
 log = logging.getLogger("mirage_jax")
@@ -191,7 +191,7 @@ def tile_variants(c: Candidate, n: int) -> Iterator[Schedule]:
     seen: set[Schedule] = set()
     for i, alternatives in enumerate(c.alternatives or ((),)):
         for tiles in (*c.schedule.kernels[i : i + 1], *alternatives[:n]):
-            for sizes in (tiles, replace(tiles, num_warps=4, num_stages=min(tiles.num_stages, 3))):
+            for sizes in (tiles, replace(tiles, num_warps=USUAL_WARPS, num_stages=min(tiles.num_stages, 3))):
                 changed = _with(c.schedule, {i: sizes})
                 if changed not in seen:
                     seen.add(changed)

@@ -33,6 +33,7 @@ from mirage_jax.search.devices import Device
 
 PARTS = (2, 4, 8, 16, 32)
 SHORTEST_PART = 16  # elements
+USUAL_WARPS = 4
 SECOND = 1.5  # how much slower than its estimate the second candidate of a kind is taken to be
 SIZE = re.compile(r"(1/)?\|([a-z]\w*)\|")
 SCALES = ("scale", "ca", "cb", "offset")
@@ -117,9 +118,13 @@ def tiled(graph: KernelGraph, family: str, single: Sequence[Axis], device: Devic
 
 
 def in_one_launch(graph: KernelGraph, schedule: Schedule) -> Iterator[Schedule]:
-    """The schedule with kernels that do not wait for each other in one launch, if there are such kernels."""
+    """The schedule with kernels that do not wait for each other in one launch, if there are such kernels: as wide as
+    the widest of them, and as wide as most kernels like it (blocks beside each other need fewer warps each).
+    """
     if any(len(wave) > 1 for wave in graph.waves) and not any(k.specialized for k in schedule.kernels):
-        yield as_wide(graph, replace(schedule, joint=True))
+        usual = tuple(replace(k, num_warps=USUAL_WARPS) for k in schedule.kernels)
+        wide = as_wide(graph, replace(schedule, joint=True))
+        yield from dict.fromkeys((wide, replace(wide, kernels=usual)))
 
 
 def as_wide(graph: KernelGraph, schedule: Schedule) -> Schedule:

@@ -25,7 +25,7 @@ from mirage_jax.mugraph.schedule_json import schedule_from_json
 from mirage_jax.report import Decision
 from mirage_jax.search.cost import estimate
 from mirage_jax.search.devices import DEVICES
-from mirage_jax.search.structures import Candidate
+from mirage_jax.search.structures import Candidate, as_launched
 
 PROGRAM = PROGRAMS["rmsnorm"]("f16", i=64, k=1024, j=512)
 WINNER = Winner(PROGRAM.graph, PROGRAM.schedule, (), (), "kernels", "cuda")
@@ -127,7 +127,9 @@ def test_what_is_best_for_each_kernel_is_tried_together() -> None:
 
 
 def test_kernels_that_do_not_wait_for_each_other_are_tried_in_one_launch() -> None:
-    """Two copies of a kernel: the best sizes of both, then these in one launch, which has the warps of its widest."""
+    """Two copies of a kernel: the best sizes of both, then these in one launch, with the warps of its widest or with
+    as many as most kernels have.
+    """
     (kernel,) = PROGRAM.graph.kernels
     assert isinstance(kernel, BlockGraph)
     stores = tuple(replace(s, tensor=replace(s.tensor, name=f"{s.tensor.name}2")) for s in kernel.stores)
@@ -139,10 +141,11 @@ def test_kernels_that_do_not_wait_for_each_other_are_tried_in_one_launch() -> No
     screen = tuning.Screen(attempt([]))
     assert list(screen.joint()) == []  # nothing is timed yet
     screen.seconds[WINNER], screen.seconds[first] = 1.0, 2.0
-    (joint,) = screen.joint()
+    joint, usual = screen.joint()
     assert joint.schedule.joint and [k.num_warps for k in joint.schedule.kernels] == [8, 8]
+    assert usual.schedule.joint and [k.num_warps for k in usual.schedule.kernels] == [4, 4]
     screen.seconds[joint] = 0.5
-    assert screen.leaders(1) == [joint] and list(screen.joint()) == [joint]
+    assert screen.leaders(1) == [joint] and list(screen.joint()) == [joint, usual]
     near = list(tuning.nearby(joint, DEVICES["H200"]))
     assert all(s.joint and len({k.num_warps for k in s.kernels}) == 1 for s in near)
     assert {k.num_warps for s in near for k in s.kernels} == set(tuning.WARPS)
@@ -155,6 +158,9 @@ def test_kernels_that_do_not_wait_for_each_other_are_tried_in_one_launch() -> No
     assert (joint.together, first.together) == (f"{kernel.name} + again", "")
     launches = estimate(graph, joint.schedule, DEVICES["H200"]), estimate(graph, first.schedule, DEVICES["H200"])
     assert launches[0] < launches[1]
+    candidate = Candidate(graph, first.schedule, launches[1], "kernels")
+    assert as_launched(candidate, DEVICES["H200"]).seconds <= launches[0], "ranked as it would be launched"
+    assert as_launched(replace(candidate, graph=PROGRAM.graph), DEVICES["H200"]).seconds == launches[1]
 
 
 @pytest.mark.parametrize("rounding", [True, False])

@@ -10,7 +10,8 @@ from mirage_jax.bench.programs import attention, gated_mlp, lora, rmsnorm
 from mirage_jax.compiler.attempt import STORED
 from mirage_jax.errors import GraphError, ParseError
 from mirage_jax.mugraph.check import check_graph, check_schedule
-from mirage_jax.mugraph.graph import BlockGraph, Library, is_part
+from mirage_jax.mugraph.graph import BlockGraph, KernelSchedule, Library, Schedule, is_part
+from mirage_jax.mugraph.parser import parse
 from mirage_jax.search.cost import estimate
 from mirage_jax.search.formula import formula
 from mirage_jax.search.structures import diverse, restore, structure, to_json, with_sizes
@@ -105,3 +106,27 @@ def test_estimate_of_a_written_graph_is_the_model_of_the_search() -> None:
     for c in candidates:
         if all(isinstance(k, BlockGraph) for k in c.graph):
             assert estimate(c.graph, c.schedule, H200) == pytest.approx(c.seconds, rel=0.1), c.graph  # shifts come last
+
+
+@pytest.mark.parametrize(("columns", "least", "most"), [(1024, 0.4, 0.7), (65536, 0.9, 1.05)])
+def test_kernels_of_one_launch_fill_the_device_together(columns: int, least: float, most: float) -> None:
+    """Products with a vector: of few columns each leaves most of the device idle, of many it waits for memory."""
+    text = f"""mugraph {{
+  extents i=4096 j={columns} k={columns}
+  input x: bf16[i]
+  input y: bf16[i,j]
+  input z: bf16[i,k]
+"""
+    for n, (axis, tensor) in enumerate((("j", "y"), ("k", "z"))):
+        text += f"""  kernel k{n} grid({axis}) loop(i) {{
+    %0 = load x[i]
+    %1 = load {tensor}[i,{axis}]
+    %2[{axis}] = dot{{axes=(i)}} %0 %1
+    %3[{axis}] = acc %2
+    store t{n}: bf16[{axis}] = %3
+  }}
+"""
+    graph = parse(text + "  output t0 t1\n}")
+    sizes = tuple(KernelSchedule((("i", 256), (axis, 32)), num_warps=4, num_stages=4) for axis in "jk")
+    apart = estimate(graph, Schedule(sizes), H200)
+    assert least * apart < estimate(graph, Schedule(sizes, joint=True), H200) < most * apart
