@@ -37,7 +37,7 @@ from mirage_jax.mugraph.graph import (
 )
 from mirage_jax.search.cost import estimate
 from mirage_jax.search.devices import Device
-from mirage_jax.search.structures import USUAL_WARPS, Candidate, as_wide, in_one_launch, parts_of
+from mirage_jax.search.structures import USUAL_WARPS, Candidate, as_wide, in_one_launch, parts_of, together
 from mirage_jax.search.structures import diverse as diverse
 
 log = logging.getLogger("mirage_jax")
@@ -71,6 +71,8 @@ def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path, p
     for i, c in enumerate(finalists):
         found = specialized(c.graph, c.schedule, attempt.description)
         tiles += [(c, as_precise(s, precise)) for s in found[: TILES[i]]]
+        if (launches := together(c, attempt.description)) is not None:
+            tiles += [(c, as_precise(s, precise)) for s in in_one_launch(c.graph, launches)]
     screen = Screen(attempt)
     screen(attempt.winner(c.graph, s, c.family, directory) for c, s in tiles)
     screen(screen.composed())

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mirage_jax.errors import UnsupportedError
-from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Schedule
+from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.cones import cone
 from mirage_jax.search.cost import estimate
@@ -21,7 +21,7 @@ from mirage_jax.search.frontier import BudgetExceeded, Space
 from mirage_jax.search.fusion import combined, inlined
 from mirage_jax.search.parts import Part, search_parts
 from mirage_jax.search.report import Notify, SearchReport
-from mirage_jax.search.structures import Candidate, tiled
+from mirage_jax.search.structures import Candidate, kind, tiled
 from mirage_jax.search.window_search import FAMILIES, Search
 from mirage_jax.search.windows import Window, divide, replace_windows
 
@@ -114,11 +114,6 @@ def _is_pointwise(graph: KernelGraph) -> bool:
     return all(operator(op.op).pointwise for k in graph.kernels for op in k.ops)
 
 
-def _kind(c: Candidate) -> tuple[bool, bool]:
-    """Does a candidate split an axis over the grid, and does it loop? What suits one window suits others beside it."""
-    return bool(c.graph.split_axes), any(isinstance(k, BlockGraph) and k.loop for k in c.graph.kernels)
-
-
 def _compose(
     reference: KernelGraph, parts: list[Window], found: dict[int, list[Candidate]], device: Device
 ) -> list[Candidate]:
@@ -139,7 +134,7 @@ def _compose(
     for n, cs in found.items():
         for c in reversed(cs):  # the best last
             if c.family == "kernels":
-                kinds.setdefault(_kind(c), {})[n] = c
+                kinds.setdefault(kind(c), {})[n] = c
     choices += [best["kernels"] | alike for alike in kinds.values()]
     choices += [{n: c} for chosen in best.values() for n, c in chosen.items() if not _is_pointwise(parts[n].graph)]
     kept = [estimate(w.graph, Schedule((KernelSchedule(),) * len(w.graph.kernels)), device) for w in parts]

@@ -27,14 +27,14 @@ from mirage_jax.mugraph.schedule_json import kernel_from_json, kernel_to_json, s
 from mirage_jax.search.devices import Device
 from mirage_jax.search.frontier import Space
 from mirage_jax.search.report import Notify, SearchReport, StopReason
-from mirage_jax.search.structures import Candidate
+from mirage_jax.search.structures import Candidate, kind
 from mirage_jax.search.window_search import Search
 
 log = logging.getLogger("mirage_jax")
 
 LEAST = 0.5  # seconds for a part, however late it is
 START = 20.0  # seconds that a process may take to begin and to end
-TOLD = 32  # candidates of each family that a process tells of, best first
+TOLD = 32  # candidates of each family that a process tells of, best first, and the best of each kind
 
 type Found = tuple[list[Candidate], SearchReport]
 
@@ -118,16 +118,17 @@ def part_from_text(text: str) -> Part:
 
 def found_to_text(found: Found) -> str:
     candidates, report = found
-    told: Counter[str] = Counter()
+    told: Counter[object] = Counter()
     rows: list[Any] = []
     for c in candidates:
-        told[c.family] += 1
-        if told[c.family] <= TOLD:
+        own = c.family, kind(c)
+        told.update((c.family, own))
+        if told[c.family] <= TOLD or told[own] == 1:
             others = [[kernel_to_json(k) for k in ks] for ks in c.alternatives]
             row = {"graph": str(c.graph), "schedule": schedule_to_json(c.schedule), "alternatives": others}
             rows.append({**row, "seconds": c.seconds, "family": c.family, "single": c.single})
-    own = {**_fields(report), "space": asdict(report.space), "stop": report.stop.value}
-    return json.dumps({"candidates": rows, "report": own})
+    summary = {**_fields(report), "space": asdict(report.space), "stop": report.stop.value}
+    return json.dumps({"candidates": rows, "report": summary})
 
 
 def found_from_text(text: str) -> Found:

@@ -34,7 +34,7 @@ from mirage_jax.search.devices import Device
 PARTS = (2, 4, 8, 16, 32)
 SHORTEST_PART = 16  # elements
 USUAL_WARPS = 4
-SECOND = 1.5  # how much slower than its estimate the second candidate of a kind is taken to be
+SECOND = 1.5  # how much slower than its estimate the second of candidates that are alike is taken to be
 SIZE = re.compile(r"(1/)?\|([a-z]\w*)\|")
 SCALES = ("scale", "ca", "cb", "offset")
 
@@ -54,6 +54,11 @@ class Candidate:
     family: str  # "kernels" | "algebra"
     alternatives: tuple[tuple[KernelSchedule, ...], ...] = ()  # per kernel: other sizes, best first
     single: tuple[Axis, ...] = ()  # axes of which tiles have one element
+
+
+def kind(c: Candidate) -> tuple[bool, bool]:
+    """Does a candidate split an axis over the grid, and does it loop? What suits one window suits others beside it."""
+    return bool(c.graph.split_axes), any(isinstance(k, BlockGraph) and k.loop for k in c.graph.kernels)
 
 
 def structure(graph: KernelGraph) -> str:
@@ -137,12 +142,26 @@ def as_wide(graph: KernelGraph, schedule: Schedule) -> Schedule:
     return replace(schedule, kernels=tuple(kernels))
 
 
-def as_launched(c: Candidate, device: Device) -> Candidate:
-    """The candidate with what it takes where kernels that do not wait for each other are one launch, if that is less:
-    kernels of few blocks each are slow alone and fill the device together.
+def together(c: Candidate, device: Device) -> Schedule | None:
+    """A candidate's kernels that do not wait for each other in one launch, with those of their alternative sizes that
+    the model likes beside each other: kernels of few blocks are slow alone and fill the device together.
     """
-    together = [estimate(c.graph, s, device) for s in in_one_launch(c.graph, c.schedule)]
-    return replace(c, seconds=min((c.seconds, *together)))
+    best = next(in_one_launch(c.graph, c.schedule), None)
+    if best is None:
+        return None
+    seconds = estimate(c.graph, best, device)
+    for n in (n for wave in c.graph.waves if len(wave) > 1 for n in wave):
+        for sizes in c.alternatives[n] if c.alternatives else ():
+            changed = as_wide(c.graph, replace(best, kernels=(*best.kernels[:n], sizes, *best.kernels[n + 1 :])))
+            if (other := estimate(c.graph, changed, device)) < seconds:
+                best, seconds = changed, other
+    return best
+
+
+def as_launched(c: Candidate, device: Device) -> Candidate:
+    """The candidate with what it takes in as few launches as there can be, if that is less."""
+    launches = together(c, device)
+    return c if launches is None else replace(c, seconds=min(c.seconds, estimate(c.graph, launches, device)))
 
 
 def _kernel_tilings(
@@ -154,16 +173,16 @@ def _kernel_tilings(
 
 
 def diverse(found: Iterable[Candidate]) -> Iterator[Candidate]:
-    """At most two of a kind, the second as if it were slower: near the top of the ranking most candidates differ in
-    next to nothing. A kind is the grids and loops of the kernels.
+    """At most two of the same grids and loops, the second as if it were slower: near the top of the ranking most
+    candidates differ in next to nothing.
     """
-    kinds: Counter[object] = Counter()
+    alike: Counter[object] = Counter()
     ranked: list[tuple[float, int, Candidate]] = []
     for n, c in enumerate(found):
-        kind = c.family if c.family == "algebra" else tuple((k.grid, k.loop) for k in c.graph.kernels)
-        kinds[kind] += 1
-        if kinds[kind] <= 2:
-            ranked.append((c.seconds * (SECOND if kinds[kind] == 2 else 1.0), n, c))
+        like = c.family if c.family == "algebra" else tuple((k.grid, k.loop) for k in c.graph.kernels)
+        alike[like] += 1
+        if alike[like] <= 2:
+            ranked.append((c.seconds * (SECOND if alike[like] == 2 else 1.0), n, c))
     return iter(c for *_, c in sorted(ranked, key=lambda row: row[:2]))
 
 

@@ -11,6 +11,7 @@ from mirage_jax.search import parts
 from mirage_jax.search.driver import is_narrow, search
 from mirage_jax.search.parts import Part, search_parts
 from mirage_jax.search.report import StopReason
+from mirage_jax.search.structures import kind
 
 
 def of(graph: KernelGraph) -> Part:
@@ -27,6 +28,8 @@ def test_same_in_processes(two: list[Part], caplog) -> None:
     here, apart = search_parts(two, 30.0), search_parts(two, 30.0, workers=2)
     assert all(candidates for candidates, _ in here) and not caplog.records
     assert [cs[:8] for cs, _ in here] == [cs[:8] for cs, _ in apart]
+    for (all_of, _), (told, _) in zip(here, apart, strict=True):
+        assert {(c.family, kind(c)) for c in told} == {(c.family, kind(c)) for c in all_of}, "what the driver looks for"
     for (_, a), (_, b) in zip(here, apart, strict=True):
         assert (a.plans, a.structures, a.stop, b.stop) == (b.plans, b.structures, *[StopReason.EXHAUSTED] * 2)
         assert a.fired == b.fired and a.pruned == b.pruned and a.space == b.space
@@ -53,3 +56,13 @@ def test_the_driver_divides_what_is_wide(caplog) -> None:
     (one, a), (two, b) = (search(graph, H200, TWO_KERNELS, 60.0, workers=n) for n in (1, 2))
     assert a.windows == b.windows > 1
     assert one == two and not caplog.records
+
+
+def test_the_best_of_each_kind_is_told(two: list[Part], monkeypatch) -> None:
+    """However slow it is alone: beside other parts it may be what they are."""
+    monkeypatch.setattr(parts, "TOLD", 1)
+    for part in two:
+        candidates, report = parts.search_part(part)
+        told, _ = parts.found_from_text(parts.found_to_text((candidates, report)))
+        best = {(c.family, kind(c)): c for c in reversed(candidates)}
+        assert len(best) > 2 and told == sorted(best.values(), key=candidates.index)

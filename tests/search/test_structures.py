@@ -14,7 +14,17 @@ from mirage_jax.mugraph.graph import BlockGraph, KernelSchedule, Library, Schedu
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.search.cost import estimate
 from mirage_jax.search.formula import formula
-from mirage_jax.search.structures import diverse, restore, structure, to_json, with_sizes
+from mirage_jax.search.structures import (
+    as_launched,
+    diverse,
+    in_one_launch,
+    restore,
+    structure,
+    tiled,
+    to_json,
+    together,
+    with_sizes,
+)
 from mirage_jax.verify.certificate import fingerprint
 
 SHAPES = {
@@ -130,3 +140,13 @@ def test_kernels_of_one_launch_fill_the_device_together(columns: int, least: flo
     sizes = tuple(KernelSchedule((("i", 256), (axis, 32)), num_warps=4, num_stages=4) for axis in "jk")
     apart = estimate(graph, Schedule(sizes), H200)
     assert least * apart < estimate(graph, Schedule(sizes, joint=True), H200) < most * apart
+    candidate = tiled(graph, "kernels", (), H200)
+    assert candidate is not None
+    launches = together(candidate, H200)
+    assert launches is not None and launches.joint
+    first, *_ = in_one_launch(graph, candidate.schedule)
+    seconds = estimate(graph, launches, H200)
+    assert seconds <= estimate(graph, first, H200)
+    assert as_launched(candidate, H200).seconds == min(seconds, candidate.seconds)
+    if columns == 1024:  # alone, blocks of few columns are better: there are more of them
+        assert seconds < 0.9 * estimate(graph, first, H200)
