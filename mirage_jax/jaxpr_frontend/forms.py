@@ -42,7 +42,8 @@ class Forms:
         form: list[Hashable] = []
         for eqn in eqns:
             form.append(self.equation(eqn.eqn))
-            form.extend(names.setdefault(v, len(names)) for v in eqn.reads)
+            for v in eqn.reads:
+                form.append(names.setdefault(v, len(names)))
             for v in eqn.outputs:
                 names[v] = len(names)
         return tuple(form), tuple(names[v] for v in results)

@@ -115,6 +115,7 @@ class _Partitioner:
         for n in self._between_products():
             self.reasons[n] = Code.LAYOUT, "a product is taken apart into operands of other products: a border"
         self.translated: dict[object, Region | Refused | None] = {}  # by form: equal layers are translated once
+        self.cuts: dict[Hashable, list[tuple[int, ...]]] = {}  # pieces of clusters by their form, as places in them
         self.idle: set[int] = set()  # equations of pieces that no kernel could do faster than libraries
         self.own: dict[Region, tuple[int, ...]] = {}  # the equations that a region takes over, without repeated ones
 
@@ -289,14 +290,36 @@ class _Partitioner:
         for cluster in clusters:
             if not any(self.eqns[n].primitive in rules.HEAVY for n in cluster):
                 continue
-            pairs = together.get(cluster[0], [])
-            small = sum(map(self.weights.__getitem__, cluster)) <= self.max_ops and not pairs
-            for segment in [cluster] if small else self._divide(cluster, pairs):
-                kept = self._without_last_parts(segment)
-                pieces += [segment] if small and kept == segment else self._connected(kept)
+            pieces += self._cut(cluster, together.get(cluster[0], []))
         pieces = [p for p in pieces if any(self.eqns[n].primitive in rules.HEAVY for n in p)]
         self.idle = {n for p in pieces if not borders.pays(p, self._read_elsewhere(p)) for n in p}
         return [p for p in pieces if p[0] not in self.idle]
+
+    def _cut(self, cluster: tuple[int, ...], apart: Sequence[tuple[int, int]]) -> Iterator[tuple[int, ...]]:
+        """The pieces of a cluster. Equal layers are cut once."""
+        at = {n: i for i, n in enumerate(cluster)}
+        elsewhere = self._read_elsewhere(cluster)
+        results = [v for n in cluster for v in self.eqns[n].outputs if v in elsewhere]
+        key = (
+            self.forms.piece([self.eqns[n] for n in cluster], results),
+            tuple(map(self.weights.__getitem__, cluster)),
+            tuple((i, at.get(self.turned[n])) for n, i in at.items() if n in self.turned),
+            tuple(
+                (i, *sorted(at.get(p, -1) for p in self.dependencies.before[n]))
+                for n, i in at.items()
+                if self.eqns[n].after
+            ),
+            tuple(sorted((at[a], at[b]) for a, b in apart)),
+        )
+        if key not in self.cuts:
+            self.cuts[key] = [tuple(map(at.__getitem__, piece)) for piece in self._pieces_of(cluster, apart)]
+        return (tuple(map(cluster.__getitem__, piece)) for piece in self.cuts[key])
+
+    def _pieces_of(self, cluster: tuple[int, ...], apart: Sequence[tuple[int, int]]) -> Iterator[tuple[int, ...]]:
+        small = sum(map(self.weights.__getitem__, cluster)) <= self.max_ops and not apart
+        for segment in [cluster] if small else self._divide(cluster, apart):
+            kept = self._without_last_parts(segment)
+            yield from [segment] if small and kept == segment else self._connected(kept)
 
     def _put_together(self, n: int) -> Iterator[int]:
         """The concatenation that an equation is, or shows."""
