@@ -16,37 +16,41 @@ from mirage_jax.jaxpr_frontend.jax_compat import JaxprEqn, Literal, has_context
 
 
 class Forms:
-    """Numbers for the forms of one program's equations."""
+    """Forms of a program's equations: `of` has the number of each, by position."""
 
-    def __init__(self) -> None:
-        self._numbers: dict[Hashable, int] = {}
-        self._known: dict[int, tuple[JaxprEqn, int]] = {}  # by identity; the equation is kept, so that no other gets it
+    def __init__(self, eqns: Sequence[FlatEqn]) -> None:
+        self.eqns = eqns
+        numbers: dict[Hashable, int] = {}
+        known: dict[int, int] = {}  # by identity: calls of one cached function share its equations
+        self.of: list[int] = []
+        for eqn in eqns:
+            if (number := known.get(id(eqn.eqn))) is None:
+                key = _key(eqn.eqn)
+                try:
+                    number = numbers.setdefault(key, len(numbers))
+                except TypeError:  # a parameter that has no hash: the equation is like no other
+                    number = numbers.setdefault(("alone", id(eqn.eqn)), len(numbers))
+                known[id(eqn.eqn)] = number
+            self.of.append(number)
 
-    def equation(self, eqn: JaxprEqn) -> int:
-        """Calls of one cached function share its equations, so most are known by identity."""
-        if (known := self._known.get(id(eqn))) is not None:
-            return known[1]
-        inputs = tuple([_literal(v) if isinstance(v, Literal) else v.aval for v in eqn.invars])
-        outputs = tuple([v.aval for v in eqn.outvars])
-        key: Hashable = (eqn.primitive.name, tuple(eqn.params.items()), inputs, outputs, has_context(eqn))
-        try:
-            number = self._numbers.setdefault(key, len(self._numbers))
-        except TypeError:  # a parameter that has no hash: the equation is like no other
-            number = self._numbers.setdefault(("alone", id(eqn)), len(self._numbers))
-        self._known[id(eqn)] = eqn, number
-        return number
-
-    def piece(self, eqns: Sequence[FlatEqn], results: Sequence[int]) -> Hashable:
+    def piece(self, positions: Sequence[int], results: Sequence[int]) -> Hashable:
         """Of equations in their order, of which `results` are wanted."""
         names: dict[int, int] = {}
-        form: list[Hashable] = []
-        for eqn in eqns:
-            form.append(self.equation(eqn.eqn))
+        form: list[int] = []
+        for n in positions:
+            eqn = self.eqns[n]
+            form.append(self.of[n])
             for v in eqn.reads:
                 form.append(names.setdefault(v, len(names)))
             for v in eqn.outputs:
                 names[v] = len(names)
-        return tuple(form), tuple(names[v] for v in results)
+        return tuple(form), tuple([names[v] for v in results])
+
+
+def _key(eqn: JaxprEqn) -> Hashable:
+    inputs = tuple([_literal(v) if isinstance(v, Literal) else v.aval for v in eqn.invars])
+    outputs = tuple([v.aval for v in eqn.outvars])
+    return eqn.primitive.name, tuple(eqn.params.items()), inputs, outputs, has_context(eqn), bool(eqn.effects)
 
 
 def _literal(literal: Any) -> Hashable:

@@ -97,12 +97,12 @@ class _Partitioner:
         self.eqns = program.eqns
         self.dependencies = Dependencies.of(program)
         self.made = {v: n for n, eqn in enumerate(self.eqns) for v in eqn.outputs}
-        self.forms = Forms()
+        self.forms = Forms(self.eqns)
         self.known_reasons: dict[tuple[int, bool], tuple[Code, str] | None] = {}
         self.free = self._free()
         self.reasons: dict[int, tuple[Code, str]] = {}
-        for n, eqn in enumerate(self.eqns):
-            if n not in self.free and (reason := self._reason(eqn)) is not None:
+        for n in range(len(self.eqns)):
+            if n not in self.free and (reason := self._reason(n)) is not None:
                 self.reasons[n] = reason
         for n in list(self._without_literal()):
             self.free.discard(n)
@@ -130,13 +130,11 @@ class _Partitioner:
 
     # --- kinds of equations
 
-    def _reason(self, eqn: FlatEqn, scalars: bool = False) -> tuple[Code, str] | None:
+    def _reason(self, n: int, scalars: bool = False) -> tuple[Code, str] | None:
         """Once for equations of one form."""
-        if eqn.effects:
-            return _reason(eqn, self.sharded, scalars)
-        key = self.forms.equation(eqn.eqn), scalars
+        key = self.forms.of[n], scalars
         if key not in self.known_reasons:
-            self.known_reasons[key] = _reason(eqn, self.sharded, scalars)
+            self.known_reasons[key] = _reason(self.eqns[n], self.sharded, scalars)
         return self.known_reasons[key]
 
     @cached_property
@@ -156,7 +154,7 @@ class _Partitioner:
         free: set[int] = set()
         for n, eqn in enumerate(self.eqns):
             known = eqn.primitive in rules.LIGHT or eqn.primitive in rules.FOLDS or eqn.primitive == "select_n"
-            if known and all(self.made.get(v) in free for v in eqn.reads) and self._reason(eqn, scalars=True) is None:
+            if known and free.issuperset(map(self.made.get, eqn.reads)) and self._reason(n, scalars=True) is None:
                 free.add(n)
         return free
 
@@ -301,7 +299,7 @@ class _Partitioner:
         elsewhere = self._read_elsewhere(cluster)
         results = [v for n in cluster for v in self.eqns[n].outputs if v in elsewhere]
         key = (
-            self.forms.piece([self.eqns[n] for n in cluster], results),
+            self.forms.piece(cluster, results),
             tuple(map(self.weights.__getitem__, cluster)),
             tuple((i, at.get(self.turned[n])) for n, i in at.items() if n in self.turned),
             tuple(
@@ -458,7 +456,7 @@ class _Partitioner:
 
     def _region(self, whole: tuple[int, ...], results: tuple[int, ...]) -> Region | None:
         eqns = [self.eqns[n] for n in whole]
-        form = self.forms.piece(eqns, results)
+        form = self.forms.piece(whole, results)
         if form not in self.translated:
             try:
                 self.translated[form] = translate(self.program, eqns, results)
@@ -482,7 +480,9 @@ class _Partitioner:
     @cached_property
     def _kinds(self) -> list[Hashable]:
         """Of each equation: what decides whether it is expressible by itself."""
-        return [(self.forms.equation(eqn.eqn), *map(self._traces_to_literal, eqn.reads)) for eqn in self.eqns]
+        return [
+            (form, *map(self._traces_to_literal, e.reads)) for form, e in zip(self.forms.of, self.eqns, strict=True)
+        ]
 
     @cached_property
     def _surroundings(self) -> list[Hashable]:
