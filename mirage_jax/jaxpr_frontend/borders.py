@@ -104,7 +104,13 @@ class Borders:
         p = self.products[product]
         return p.summed <= ON_CHIP
 
-    def pays(self, piece: Sequence[int], crossing: Collection[int]) -> bool:
+    def crossing(self, piece: Sequence[int]) -> list[int]:
+        """Values of a piece that something outside of it reads."""
+        inside = set(piece)
+        results = [v for n in piece for v in self.eqns[n].outputs]
+        return [v for v in results if not inside.issuperset(self.readers.get(v, ()))]
+
+    def pays(self, piece: Sequence[int]) -> bool:
         """Might a kernel for these equations be faster than products by a library and the rest by XLA?"""
         products = [self.products[n] for n in piece if n in self.products]
         if not products or any(p.computing < p.reading for p in products):
@@ -115,7 +121,7 @@ class Borders:
         stored = {self._source(v) for n in piece if n in self.products for v in self.eqns[n].reads}
         stored |= {v for n in piece if self.eqns[n].primitive in rules.HEAVY for v in self.eqns[n].outputs}
         stored &= {v for n in piece for v in self.eqns[n].outputs}
-        saved = sum(traffic(bytes_of(self.avals[v])) for v in stored.difference(crossing))
+        saved = sum(traffic(bytes_of(self.avals[v])) for v in stored.difference(self.crossing(piece)))
         return saved >= NOTICEABLE * sum(p.seconds for p in products)
 
     def last(self, value: int, scaled: bool = False) -> int:
@@ -131,9 +137,9 @@ class Borders:
                 found = scaled = n
             else:
                 found = max([self._last.get(v, -1) for v in eqn.reads], default=-1)
-                scaled = -1  # as is all that is made of no product
-                if found >= 0 and self._scales(n):
-                    scaled = max([self._scaled.get(v, -1) for v in eqn.reads])
+                scaled = max([self._scaled.get(v, -1) for v in eqn.reads]) if found >= 0 else -1
+                if scaled >= 0 and not self._scales(n):
+                    scaled = -1
             for v in eqn.outputs:
                 self._last[v], self._scaled[v] = found, scaled
 

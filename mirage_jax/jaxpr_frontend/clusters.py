@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -48,19 +48,19 @@ class Dependencies:
 def convex_clusters(
     dependencies: Dependencies,
     members: Collection[int],
-    scope: Callable[[int], int] = lambda n: 0,
+    scopes: Sequence[int] = (),
     apart: Iterable[tuple[int, int]] = (),
 ) -> list[tuple[int, ...]]:
     """The coarsest clusters of `members` that this greedy joining finds, in order of their first equation. Equations
-    of different scopes are in different clusters, and so are those of each pair of `apart`.
+    of different scopes, if there are any, are in different clusters, and so are those of each pair of `apart`.
     """
     steps = _Steps(dependencies, apart)
     members = set(members)
-    for n in range(len(dependencies.before)):
+    for n, before in enumerate(dependencies.before):
         steps.add(n, n in members)
         if n in members:
-            for producer in sorted(dependencies.before[n] & members, reverse=True):
-                if scope(producer) == scope(n):
+            for producer in sorted(before & members, reverse=True):
+                if not scopes or scopes[producer] == scopes[n]:
                     steps.join(producer, n)
     clusters: dict[int, list[int]] = {}
     for n in sorted(members):
@@ -138,7 +138,7 @@ class _Steps:
         a, b = self.find(a), self.find(b)
         if a == b:
             return True
-        others = self._neighbours(self.after, a) - {b}
+        others = self._neighbours(self.after, a) - {b} if len(self.after[a]) > 1 else set[int]()
         if (a in self.apart and any(self.find(n) == b for n in self.apart[a])) or (others and self._has_detour(a, b)):
             return False
         self.parent[b] = a

@@ -278,7 +278,7 @@ class _Partitioner:
         for n in {n for _, maker, _ in borders.pairs for n in self._put_together(maker)}:
             self.reasons[n] = Code.LAYOUT, "what a product reads is put together: a border"
         members = [n for n in members if n not in self.reasons]
-        clusters = convex_clusters(self.dependencies, members, lambda n: self.eqns[n].scope, at_operands)
+        clusters = convex_clusters(self.dependencies, members, [eqn.scope for eqn in self.eqns], at_operands)
         cluster_of = {n: cluster[0] for cluster in clusters for n in cluster}
         together: dict[int, list[tuple[int, int]]] = {}  # pairs to be apart that are in one cluster, by the cluster
         for first, then in apart:
@@ -288,16 +288,16 @@ class _Partitioner:
         for cluster in clusters:
             if not any(self.eqns[n].primitive in rules.HEAVY for n in cluster):
                 continue
-            pieces += self._cut(cluster, together.get(cluster[0], []))
+            pieces += self._cut(cluster, together.get(cluster[0], []), borders.crossing(cluster))
         pieces = [p for p in pieces if any(self.eqns[n].primitive in rules.HEAVY for n in p)]
-        self.idle = {n for p in pieces if not borders.pays(p, self._read_elsewhere(p)) for n in p}
+        self.idle = {n for p in pieces if not borders.pays(p) for n in p}
         return [p for p in pieces if p[0] not in self.idle]
 
-    def _cut(self, cluster: tuple[int, ...], apart: Sequence[tuple[int, int]]) -> Iterator[tuple[int, ...]]:
-        """The pieces of a cluster. Equal layers are cut once."""
+    def _cut(
+        self, cluster: tuple[int, ...], apart: Sequence[tuple[int, int]], results: Sequence[int]
+    ) -> Iterator[tuple[int, ...]]:
+        """The pieces of a cluster, of which `results` are read elsewhere. Equal layers are cut once."""
         at = {n: i for i, n in enumerate(cluster)}
-        elsewhere = self._read_elsewhere(cluster)
-        results = [v for n in cluster for v in self.eqns[n].outputs if v in elsewhere]
         key = (
             self.forms.piece(cluster, results),
             tuple(map(self.weights.__getitem__, cluster)),
@@ -325,12 +325,6 @@ class _Partitioner:
             n = above
         if self.eqns[n].primitive in rules.PARTS and self.eqns[n].primitive != "slice":
             yield n
-
-    def _read_elsewhere(self, piece: Sequence[int]) -> set[int]:
-        """Values of a piece that something outside of it reads."""
-        inside = set(piece)
-        results = (v for n in piece for v in self.eqns[n].outputs)
-        return {v for v in results if not inside.issuperset(self.readers.get(v, ()))}
 
     def _without_last_parts(self, segment: tuple[int, ...]) -> tuple[int, ...]:
         """A segment without what only takes its results apart or puts them together, which XLA does as well.
