@@ -190,5 +190,7 @@ def as_jaxpr(program: FlatProgram, like: Jaxpr) -> Jaxpr:
         return variables[a]
 
     invars, constvars = list(map(atom, program.inputs)), list(map(atom, program.constants))
-    eqns = [e.eqn.replace(invars=list(map(atom, e.inputs)), outvars=list(map(atom, e.outputs))) for e in program.eqns]
+    eqns = [
+        jax_compat.renamed(e.eqn, list(map(atom, e.inputs)), list(map(atom, e.outputs)), e.calls) for e in program.eqns
+    ]
     return jax_compat.built(like, invars, eqns, list(map(atom, program.outputs)), constvars, program.constants.values())

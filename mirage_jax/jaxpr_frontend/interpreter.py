@@ -2,7 +2,8 @@
 
 By then every transformation has been applied: the jaxpr may be a forward or backward pass, batched or not. A region
 that the compiler takes becomes one `mirage_region`, a leaf primitive with one lowering per platform; everything else
-is bound as it was. Bodies of scan, while, cond, shard_map and checkpoint become calls that arrive here on their own.
+stays as it was, and is not traced again where a jaxpr can be built of it. Bodies of scan, while, cond, shard_map and
+checkpoint become calls that arrive here on their own.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import gc
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 from mirage_jax.errors import UsageError
 from mirage_jax.jaxpr_frontend import jax_compat, rules
-from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, evaluate, flatten, operands, read
+from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, as_jaxpr, evaluate, flatten, operands, read
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, Primitive, Target
 from mirage_jax.jaxpr_frontend.reasons import Code
 from mirage_jax.jaxpr_frontend.regions import partition
@@ -118,6 +119,15 @@ class Replacement:
     region: Region
     placed: Placed
 
+    @property
+    def equations(self) -> tuple[FlatEqn, ...]:
+        """The same as equations of a program."""
+        region, last = self.region, self.region.equations[-1]
+        params = {"out_avals": self.placed.out_avals, "placed": self.placed}
+        one = jax_compat.equation_like(last.eqn, mirage_region_p, params)
+        inputs, outputs = (tuple([b.value for b in border]) for border in (region.inputs, region.outputs))
+        return FlatEqn(one, inputs, outputs, last.calls), *region.aside
+
     def run(self, values: dict[int, Any]) -> None:
         """Add the region's results to `values`."""
         region, last = self.region, self.region.equations[-1]
@@ -142,6 +152,23 @@ class Plan:
         """Whether the program runs as it was written."""
         opened = any(isinstance(step, Replacement) or any(map(_to_be_opened, step)) for step in self.steps)
         return self.is_as_written and not opened
+
+    def as_jaxpr(self, like: Jaxpr) -> Jaxpr | None:
+        """The program as a jaxpr: what stays as it is need not be traced again. None if something has to be traced."""
+        waits = any(eqn.after for eqn in self.program.eqns)
+        if like.effects or waits or any(isinstance(s, Replacement) and s.placed.shards for s in self.steps):
+            return None
+        eqns: list[FlatEqn] = []
+        for step in self.steps:
+            match step:
+                case Replacement():
+                    eqns += step.equations
+                case (eqn,):
+                    params = _opened(eqn, self.compiler, self.call)
+                    eqns.append(eqn if params is None else replace(eqn, eqn=eqn.eqn.replace(params=params)))
+                case equations:
+                    eqns += equations
+        return as_jaxpr(replace(self.program, eqns=tuple(eqns)), like)
 
     def run(self, *args: Any) -> list[Any]:
         """Evaluate the program."""
@@ -252,19 +279,20 @@ def _compile(region: Region, compiler: Compiler, target: Target) -> CompiledRegi
 
 
 def _run_equation(eqn: FlatEqn, values: dict[int, Any], compiler: Compiler, call: Primitive) -> None:
-    params = None
-    try:
-        if _to_be_opened(eqn):
-
-            def as_call(body: Jaxpr) -> Jaxpr:
-                return jax_compat.as_one_call(body, call, compiler=compiler)
-
-            params = jax_compat.with_bodies(eqn.eqn, as_call)
-    except Exception as e:
-        _failed(e, compiler.strict, f"opening the body of {eqn.primitive}")
+    params = _opened(eqn, compiler, call)
     with jax_compat.written_at(eqn.eqn, eqn.calls):
         results = jax_compat.bind(eqn.eqn, operands(eqn, values), params)
     values.update(zip(eqn.outputs, results, strict=True))
+
+
+def _opened(eqn: FlatEqn, compiler: Compiler, call: Primitive) -> dict[str, Any] | None:
+    """The parameters of an equation whose bodies are to be optimized on their own."""
+    try:
+        if _to_be_opened(eqn):
+            return jax_compat.with_bodies(eqn.eqn, lambda body: jax_compat.as_one_call(body, call, compiler=compiler))
+    except Exception as e:
+        _failed(e, compiler.strict, f"opening the body of {eqn.primitive}")
+    return None
 
 
 def _to_be_opened(eqn: FlatEqn) -> bool:

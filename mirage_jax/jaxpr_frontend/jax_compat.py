@@ -6,7 +6,9 @@ not known here is left to XLA, so that a new JAX version costs speed at worst.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -293,6 +295,20 @@ def as_one_call(jaxpr: Jaxpr, primitive: Primitive, **params: Any) -> Jaxpr:
         first.ctx,
     )
     return jex_core.Jaxpr((), jaxpr.invars, outvars, [call], jaxpr.effects, jaxpr.debug_info, consts=())
+
+
+def equation_like(like: JaxprEqn, primitive: Primitive, params: dict[str, Any]) -> JaxprEqn:
+    """An equation without effects where another one stands; what it reads and makes is still to be named."""
+    return jex_core.new_jaxpr_eqn([], [], primitive, params, set(), like.source_info, like.ctx)
+
+
+def renamed(eqn: JaxprEqn, invars: list[Any], outvars: list[Any], calls: Sequence[JaxprEqn] = ()) -> JaxprEqn:
+    """An equation with other operands and results, in the name scopes of the calls that brought it here."""
+    info = eqn.source_info
+    scopes = [call.source_info.name_stack for call in calls if call.source_info.name_stack.stack]
+    if scopes:
+        info = info.replace(name_stack=functools.reduce(operator.add, (*scopes, info.name_stack)))
+    return eqn.replace(invars=invars, outvars=outvars, source_info=info)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """What becomes of real programs: how many regions, what is left out, and that graphs mean what programs mean."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 from jaxpr_frontend.programs import PROGRAMS, Program
 from jaxpr_frontend.replacing import Replacing, analysis, assert_close, optimized, oracle
 
+from mirage_jax.jaxpr_frontend.interpreter import Plan
 from mirage_jax.jaxpr_frontend.reasons import Code
 
 
@@ -78,3 +80,26 @@ def test_layers_are_one_structure() -> None:
     assert len(found.regions) == 6
     assert len({str(r.graph) for r in found.regions}) == 1
     assert len({r.where for r in found.regions}) == 1
+
+
+def test_what_stays_is_not_traced_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program is built of its own equations; where something happens in order it is traced."""
+
+    def layers(x, w, loud=False):
+        def layer(x, w):
+            y = jax.nn.softmax(jnp.sort(x @ w))
+            if loud:
+                jax.debug.callback(lambda y: None, y)
+            return y @ w.T, None
+
+        return jax.jit(jnp.sort)(jax.lax.scan(layer, layer(x, w[0])[0], w)[0])
+
+    x, w = (jax.random.normal(jax.random.key(n), shape) for n, shape in enumerate(((4, 6), (2, 6, 6))))
+    traced: list[int] = []
+    run = Plan.run
+    monkeypatch.setattr(Plan, "run", lambda self, *args: traced.append(1) or run(self, *args))
+    for loud in (False, True):
+        compiler = Replacing()
+        y = optimized(functools.partial(layers, loud=loud), compiler)(x, w)
+        np.testing.assert_allclose(y, layers(x, w), rtol=2e-5, atol=1e-5)
+        assert len(compiler.regions) >= 2 and bool(traced) == loud
