@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -158,17 +159,23 @@ class Plan:
         waits = any(eqn.after for eqn in self.program.eqns)
         if like.effects or waits or any(isinstance(s, Replacement) and s.placed.shards for s in self.steps):
             return None
-        eqns: list[FlatEqn] = []
-        for step in self.steps:
-            match step:
-                case Replacement():
-                    eqns += step.equations
-                case (eqn,):
-                    params = _opened(eqn, self.compiler, self.call)
-                    eqns.append(eqn if params is None else replace(eqn, eqn=eqn.eqn.replace(params=params)))
-                case equations:
-                    eqns += equations
-        return as_jaxpr(replace(self.program, eqns=tuple(eqns)), like)
+        try:
+            made: dict[tuple[int, ...], FlatEqn] = {}  # what regions have beside them, several may have
+            for eqn in itertools.chain.from_iterable(map(self._equations, self.steps)):
+                made.setdefault(eqn.outputs, eqn)
+            return as_jaxpr(replace(self.program, eqns=tuple(made.values())), like)
+        except Exception as e:
+            _failed(e, self.compiler.strict, "building a program of equations")
+            return None
+
+    def _equations(self, step: Replacement | tuple[FlatEqn, ...]) -> tuple[FlatEqn, ...]:
+        match step:
+            case Replacement():
+                return step.equations
+            case (eqn,) if (params := _opened(eqn, self.compiler, self.call)) is not None:
+                return (replace(eqn, eqn=eqn.eqn.replace(params=params)),)
+            case equations:
+                return equations
 
     def run(self, *args: Any) -> list[Any]:
         """Evaluate the program."""

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,9 @@ import pytest
 from jaxpr_frontend.programs import PROGRAMS, Program
 from jaxpr_frontend.replacing import Replacing, analysis, assert_close, optimized, oracle
 
-from mirage_jax.jaxpr_frontend.interpreter import Plan
+from mirage_jax.bench import steps
+from mirage_jax.jaxpr_frontend.interpreter import Plan, mirage_region_p
+from mirage_jax.jaxpr_frontend.jax_compat import Literal
 from mirage_jax.jaxpr_frontend.reasons import Code
 
 
@@ -103,3 +106,20 @@ def test_what_stays_is_not_traced_again(monkeypatch: pytest.MonkeyPatch) -> None
         y = optimized(functools.partial(layers, loud=loud), compiler)(x, w)
         np.testing.assert_allclose(y, layers(x, w), rtol=2e-5, atol=1e-5)
         assert len(compiler.regions) >= 2 and bool(traced) == loud
+
+
+@pytest.mark.parametrize("name", ["bert_train", "lora_train", "llama_decode_b1"])
+def test_built_programs_make_each_value_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where several regions have the same constant beside them."""
+    built: list[Any] = []
+    as_jaxpr = Plan.as_jaxpr
+    monkeypatch.setattr(Plan, "as_jaxpr", lambda self, like: built.append(as_jaxpr(self, like)) or built[-1])
+    step = steps.step("models", name, small=True)
+    optimized(step.fn).lower(*jax.eval_shape(step.draw, jax.random.key(0)))
+    (jaxpr,) = built
+    known = {*jaxpr.invars, *jaxpr.constvars}
+    for eqn in jaxpr.eqns:
+        assert all(isinstance(v, Literal) or v in known for v in eqn.invars), eqn
+        assert known.isdisjoint(eqn.outvars), eqn
+        known.update(eqn.outvars)
+    assert any(eqn.primitive is mirage_region_p for eqn in jaxpr.eqns)
