@@ -296,7 +296,9 @@ class _Partitioner:
     def _cut(
         self, cluster: tuple[int, ...], apart: Sequence[tuple[int, int]], results: Sequence[int]
     ) -> Iterator[tuple[int, ...]]:
-        """The pieces of a cluster, of which `results` are read elsewhere. Equal layers are cut once."""
+        """The pieces of a cluster, of which `results` are read elsewhere. Those of equal layers are cut once: where
+        their equations are of one form, count alike, and have the same transposed products, waits and pairs apart.
+        """
         at = {n: i for i, n in enumerate(cluster)}
         key = (
             self.forms.piece(cluster, results),
