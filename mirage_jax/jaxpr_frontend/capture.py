@@ -88,8 +88,6 @@ def _is_array(leaf: Any) -> bool:
 
 def _lower_call(context: Any, *operands: Any, call_jaxpr: Jaxpr, compiler: Compiler) -> Any:
     found = plan(call_jaxpr, compiler, mirage_call_p, jax_compat.target(context))
-    if found.changes_nothing and not call_jaxpr.effects:
-        return jax_compat.lower_as_written(call_jaxpr, context, operands)
     if (jaxpr := found.as_jaxpr(call_jaxpr)) is not None:
         return jax_compat.lower_as_written(jaxpr, context, operands)
     return jax_compat.lower_traced(found.run, context, operands)

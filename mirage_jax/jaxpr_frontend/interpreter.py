@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from mirage_jax.errors import UsageError
 from mirage_jax.jaxpr_frontend import jax_compat, rules
-from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, as_jaxpr, evaluate, flatten, operands, read
+from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, as_jaxpr, evaluate, flatten, read
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, Primitive, Target
 from mirage_jax.jaxpr_frontend.reasons import Code
 from mirage_jax.jaxpr_frontend.regions import partition
@@ -154,16 +154,20 @@ class Plan:
         opened = any(isinstance(step, Replacement) or any(map(_to_be_opened, step)) for step in self.steps)
         return self.is_as_written and not opened
 
-    def as_jaxpr(self, like: Jaxpr) -> Jaxpr | None:
-        """The program as a jaxpr: what stays as it is need not be traced again. None if something has to be traced."""
+    def as_jaxpr(self, written: Jaxpr) -> Jaxpr | None:
+        """The program, which was `written` so, as a jaxpr: what stays as it is need not be traced again. None if
+        something has to be traced.
+        """
         waits = any(eqn.after for eqn in self.program.eqns)
-        if like.effects or waits or any(isinstance(s, Replacement) and s.placed.shards for s in self.steps):
+        if written.effects or waits or any(isinstance(s, Replacement) and s.placed.shards for s in self.steps):
             return None
+        if self.changes_nothing:
+            return written
         try:
             made: dict[tuple[int, ...], FlatEqn] = {}  # what regions have beside them, several may have
             for eqn in itertools.chain.from_iterable(map(self._equations, self.steps)):
                 made.setdefault(eqn.outputs, eqn)
-            return as_jaxpr(replace(self.program, eqns=tuple(made.values())), like)
+            return as_jaxpr(replace(self.program, eqns=tuple(made.values())), written)
         except Exception as e:
             _failed(e, self.compiler.strict, "building a program of equations")
             return None
@@ -181,13 +185,10 @@ class Plan:
         """Evaluate the program."""
         values = {**self.program.constants, **dict(zip(self.program.inputs, args, strict=True))}
         for step in self.steps:
-            match step:
-                case Replacement():
-                    step.run(values)
-                case (eqn,):
-                    _run_equation(eqn, values, self.compiler, self.call)
-                case equations:
-                    evaluate(equations, values)
+            if isinstance(step, Replacement):
+                step.run(values)
+            else:
+                evaluate(self._equations(step), values)
         return [read(values, atom) for atom in self.program.outputs]
 
 
@@ -283,13 +284,6 @@ def _compile(region: Region, compiler: Compiler, target: Target) -> CompiledRegi
     except Exception as e:
         _failed(e, compiler.strict, f"compiling the region at {', '.join(region.where[:1])}")
         return None
-
-
-def _run_equation(eqn: FlatEqn, values: dict[int, Any], compiler: Compiler, call: Primitive) -> None:
-    params = _opened(eqn, compiler, call)
-    with jax_compat.written_at(eqn.eqn, eqn.calls):
-        results = jax_compat.bind(eqn.eqn, operands(eqn, values), params)
-    values.update(zip(eqn.outputs, results, strict=True))
 
 
 def _opened(eqn: FlatEqn, compiler: Compiler, call: Primitive) -> dict[str, Any] | None:

@@ -304,21 +304,20 @@ def equation_like(like: JaxprEqn, primitive: Primitive, params: dict[str, Any]) 
 
 def renamed(eqn: JaxprEqn, invars: list[Any], outvars: list[Any], calls: Sequence[JaxprEqn] = ()) -> JaxprEqn:
     """An equation with other operands and results, in the name scopes of the calls that brought it here."""
-    info = eqn.source_info
-    scopes = [call.source_info.name_stack for call in calls if call.source_info.name_stack.stack]
-    if scopes:
-        info = info.replace(name_stack=functools.reduce(operator.add, (*scopes, info.name_stack)))
+    info = eqn.source_info.replace(name_stack=_scopes(eqn, calls)) if calls else eqn.source_info
     return eqn.replace(invars=invars, outvars=outvars, source_info=info)
 
 
 @contextmanager
 def written_at(eqn: JaxprEqn, calls: Sequence[JaxprEqn] = ()) -> Iterator[None]:
     """Give what is traced the line of the user and the name scopes of `eqn`, which `calls` brought here."""
-    scopes = source_info_util.current_name_stack()
-    for one in (*calls, eqn):
-        scopes += one.source_info.name_stack
+    scopes = source_info_util.current_name_stack() + _scopes(eqn, calls)
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=scopes):
         yield
+
+
+def _scopes(eqn: JaxprEqn, calls: Sequence[JaxprEqn]) -> Any:
+    return functools.reduce(operator.add, (one.source_info.name_stack for one in (*calls, eqn)))
 
 
 def is_opaque(jaxpr: Jaxpr) -> bool:
@@ -360,10 +359,10 @@ def held_back(operands: Sequence[Any], waits: Sequence[Any]) -> list[Any]:
     return list(lax.optimization_barrier((tuple(operands), tuple(waits)))[0])
 
 
-def bind(eqn: JaxprEqn, values: Sequence[Any], params: dict[str, Any] | None = None) -> list[Any]:
+def bind(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
     """Evaluate one equation under the context in which it was traced."""
     with eqn.ctx.manager:
-        out = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params if params is None else params))
+        out = eqn.primitive.bind(*values, **eqn.primitive.get_bind_params(eqn.params))
     return list(out) if eqn.primitive.multiple_results else [out]
 
 
