@@ -1,7 +1,8 @@
 """Cuts a flat program into regions that a muGraph can express, and says of every other equation why it is left out.
 
 1. Each equation gets a reason to stay with XLA, or none (`_reason`).
-2. Constants, iotas and masks made of them are *free*: every region that reads one computes its own.
+2. Constants, iotas and masks made of them are *free*: every region that reads one computes its own. So it is with masks
+   made of integers that are no larger (lengths, segments).
 3. Expressible equations are clustered (clusters.py); a large cluster, or one of matrix products that are better kept
    apart (borders.py), is divided where the fewest bytes cross, never between a cast or a broadcast and the one
    operator that reads it.
@@ -32,6 +33,7 @@ from mirage_jax.mugraph.arrays import is_float
 MAX_OPS = 24
 RADIUS = 5  # how far around an equation is looked to say that another is like it
 BY_ITSELF = (Code.PARAMETERS, Code.PRECISION, Code.DTYPE)  # reasons that an equation has whatever is around it
+MASKS = rules.LIGHT - rules.PARTS | {"select_n"}  # primitives that masks are made by
 INDEXED = frozenset({"gather", "scatter-add"})
 NOT_HEAVY = (Code.NO_HEAVY_OP, "XLA fuses what is only pointwise or layout")
 LEFT_TO_LIBRARIES = (Code.LIBRARY, "a large matrix product with little around it: XLA's libraries are best at these")
@@ -114,6 +116,7 @@ class _Partitioner:
             self.reasons[n] = Code.NO_HEAVY_OP, "an index: XLA computes it"
         for n in self._between_products():
             self.reasons[n] = Code.LAYOUT, "a product is taken apart into operands of other products: a border"
+        self.masks = self._masks()
         self.translated: dict[object, Region | Refused | None] = {}  # by form: equal layers are translated once
         self.cuts: dict[Hashable, list[tuple[int, ...]]] = {}  # pieces of clusters by their form, as places in them
         self.idle: set[int] = set()  # equations of pieces that no kernel could do faster than libraries
@@ -157,6 +160,24 @@ class _Partitioner:
             if known and free.issuperset(map(self.made.get, eqn.reads)) and self._reason(n, scalars=True) is None:
                 free.add(n)
         return free
+
+    def _masks(self) -> set[int]:
+        """Equations that make masks of integers and of other masks which together take no more bytes, and what is shown
+        of masks. In whichever region these were, all others, of all layers, would have to read them from memory.
+        """
+        sources: dict[int, frozenset[int]] = {}  # what a mask is made of
+        for n, eqn in enumerate(self.eqns):
+            if n in self.free or n in self.reasons or eqn.primitive not in MASKS:
+                continue
+            read = {v: m for v in eqn.reads if (m := self.made.get(v)) not in self.free}
+            if eqn.out_avals[0].dtype != bool and sources.keys().isdisjoint(read.values()):
+                continue
+            found = frozenset[int]().union(*(sources.get(m, {self._source(v)}) for v, m in read.items()))
+            avals = [self.program.avals[v] for v in found]
+            if any(is_float(a.dtype) for a in avals) or sum(map(bytes_of, avals)) > bytes_of(eqn.out_avals[0]):
+                continue
+            sources[n] = found
+        return set(sources)
 
     def _without_literal(self) -> Iterator[int]:
         """Equations with an operand that would have to be a literal."""
@@ -271,7 +292,7 @@ class _Partitioner:
     # --- pieces
 
     def _pieces(self) -> list[tuple[int, ...]]:
-        members = [n for n in range(len(self.eqns)) if n not in self.free and n not in self.reasons]
+        members = [n for n in range(len(self.eqns)) if not (n in self.free or n in self.masks or n in self.reasons)]
         borders = Borders(self.program, members, self.readers)
         at_operands = {(maker, then) for _, maker, then in borders.pairs if borders.at_operand(then)}
         apart = {(first, then) for first, _, then in borders.pairs}
@@ -471,6 +492,7 @@ class _Partitioner:
         for n, kind in enumerate(kinds):
             if kind == kinds[position]:
                 self.free.discard(n)
+                self.masks.discard(n)
                 self.reasons[n] = (reason.code, reason.why)
 
     @cached_property
@@ -495,13 +517,15 @@ class _Partitioner:
         return list(kinds)
 
     def _repeated(self, piece: Iterable[int]) -> set[int]:
-        """Equations outside of a piece that it repeats: constants, and views of what it reads."""
+        """Equations outside of a piece that it repeats: constants, masks, and views of what it reads."""
         found: set[int] = set()
         todo = list(piece)
         while todo:
             for v in self.eqns[todo.pop()].reads:
                 n = self.made.get(v)
-                if n is not None and n not in found and (n in self.free or (self._is_view(n) and n not in self.turned)):
+                if n is None or n in found:
+                    continue
+                if n in self.free or n in self.masks or (self._is_view(n) and n not in self.turned):
                     found.add(n)
                     todo.append(n)
         return found

@@ -193,6 +193,37 @@ def test_masks_are_repeated_and_not_passed() -> None:
     assert_close(optimized(model, Replacing(max_ops=9))(x), model(x))
 
 
+@pytest.mark.parametrize("kind", ["lengths", "segments"])
+def test_masks_of_integers_are_repeated_and_not_passed(kind: str) -> None:
+    """Every layer makes its own mask of what is smaller, and so all layers are alike."""
+
+    def model(x, of):
+        keys = jnp.arange(32) < of[:, None] if kind == "lengths" else of[:, :, None] == of[:, None]
+        mask = (keys[:, None] if kind == "lengths" else keys) & jnp.tril(jnp.ones((32, 32), bool))
+        bias = jnp.where(mask, 0.0, -1e9)
+        for _ in range(3):
+            x = jax.nn.softmax(jnp.where(mask, x @ x.mT + bias, -1e9)) @ x
+        return x
+
+    x = random(2, 32, 8)
+    of = jnp.array([20, 32]) if kind == "lengths" else jnp.arange(64).reshape(2, 32) // 10
+    found = analysis(model, x, of, max_ops=9)
+    assert [sorted(t.dtype for t in r.graph.inputs) for r in found.regions] == [["f32", "i32"]] * 3
+    assert len({str(r.graph) for r in found.regions}) == 1
+    assert_close(optimized(model, Replacing(max_ops=9))(x, of), model(x, of))
+
+
+def test_weights_of_integers_are_no_masks() -> None:
+    """They are as large as what is made of them, and belong to the product that reads them."""
+
+    def fn(x, w, scale):
+        return x @ ((w.astype(jnp.float32) - 8.0) * scale)
+
+    w = jax.random.randint(jax.random.key(0), (16, 16), 0, 16, jnp.uint8)
+    (region,) = analysis(fn, X, w, random(16)).regions
+    assert sorted(t.dtype for t in region.graph.inputs) == ["f32", "f32", "u8"]
+
+
 def test_casts_are_repeated_and_not_passed() -> None:
     def fn(x, w):
         wide = x.astype(jnp.float32)
