@@ -8,6 +8,7 @@ Triton and jax-triton are imported on first use, so that a machine without them 
 from __future__ import annotations
 
 import functools
+import inspect
 import linecache
 import logging
 import os
@@ -196,6 +197,7 @@ def _jax_triton() -> Any:
     try:
         import jax_triton
         import triton.backends.nvidia.compiler as compiler
+        from jax.interpreters import partial_eval
     except ImportError as error:
         raise LoweringError(f"GPU kernels need jax-triton and triton: {error}") from error
     finally:
@@ -208,6 +210,8 @@ def _jax_triton() -> Any:
     library.compile_ttir_inplace = kernel_cache.kept(compile_kernel, library.CompilationResult)
     kernels = library.triton_kernel_call_lib
     kernels.TritonKernel = _with_all_warps(kernels.TritonKernel)
+    if (rule := partial_eval.dce_rules.get(library.triton_kernel_call_p)) is not None:
+        partial_eval.dce_rules[library.triton_kernel_call_p] = _with_live_inputs(rule)
     try:
         _specialize_without_torch(compiler)
     except Exception as why:  # Triton's own affair, which changes from version to version
@@ -246,6 +250,15 @@ def _with_all_warps(kernel_type: Callable[..., Any]) -> Callable[..., Any]:
         return kernel_type(name, threads_of(binary, 32 * num_warps) // 32, num_ctas, shared, binary, *rest)
 
     return kernel
+
+
+def _with_live_inputs(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """jax-triton 0.4 wants (used outputs, equation) of JAX, which since 0.12 says in between which inputs live."""
+
+    def dead_code(used_outputs: list[bool], *rest: Any) -> Any:
+        return rule(used_outputs, *(rest[-1:] if len(inspect.signature(rule).parameters) == 2 else rest))
+
+    return dead_code
 
 
 def threads_of(ptx: str | bytes, asked: int) -> int:

@@ -1,5 +1,6 @@
 """Loading kernels, and lowering them through jax-triton for a GPU that is not there."""
 
+import functools
 import inspect
 import os
 import subprocess
@@ -14,6 +15,7 @@ from jax.extend import core as extend
 from jax.interpreters import mlir
 from lower.programs import PROGRAMS, RAGGED, attention, rmsnorm, split_attention
 
+from mirage_jax import timing
 from mirage_jax.errors import LoweringError
 from mirage_jax.lower import aot, kernel_cache
 from mirage_jax.lower.launch import load_kernel, run_cuda, sources
@@ -45,6 +47,15 @@ def test_lowers_for_cuda_without_a_gpu(name: str) -> None:
     program = PROGRAMS[name]("f16", **RAGGED[name])
     text = lowered(program.graph, program.schedule)
     assert text.count("triton_kernel_call_ffi") == len(program.graph.kernels)
+
+
+def test_kernels_in_a_traced_program() -> None:
+    """As they are timed, and compared with float64: JAX removes dead code around them, in every version of it."""
+    program = rmsnorm()
+    run = functools.partial(run_cuda, program.graph, program.schedule, run_library=None, compute_capability=90)
+    inputs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in program.inputs()]
+    both = timing.chain(lambda *xs: run(xs)).trace([inputs, inputs])
+    assert both.lower(lowering_platforms=("cuda",)).as_text().count("triton_kernel_call_ffi") == len(program.graph.kernels)
 
 
 def test_identical_lowerings() -> None:
