@@ -114,9 +114,7 @@ class Optimized:
         traced = getattr(traced, "traced", traced)  # nnx wraps that of JAX
         sharded = self._is_partitioned(args, kwargs)
         analysis = analyse(traced.jaxpr, self.compiler.max_ops, sharded, self.compiler.remat)
-        if self.options.budget.total is not None:
-            self.compiler.prepare(analysis.regions, (jax.default_backend(),), on_miss)
-            on_miss = None
+        self.compiler.prepare(analysis.regions, (jax.default_backend(),), on_miss)
         reports: dict[str, RegionReport] = {}
         for region in analysis.regions:
             text = region.text
@@ -126,7 +124,7 @@ class Optimized:
                     tuple(dict.fromkeys((*old.where, *region.where))), text, old.decision, old.occurrences + 1
                 )
             else:
-                decision = self.compiler.decide(region, jax.default_backend(), on_miss)
+                decision = self.compiler.decide(region, jax.default_backend())
                 reports[text] = RegionReport(region.where, text, decision)
         return Report(self.name, tuple(reports.values()), tuple(analysis.left_out))
 

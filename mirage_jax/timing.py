@@ -209,6 +209,16 @@ def time_device(
     }
 
 
+def time_once(call: Call, sets: int, measure: Callable[[Call, int], Span] = profile) -> Timing:
+    """One sample of device time per program, from two calls in one profile: to choose from many programs those few that
+    are timed better. Most of the time goes into the profile.
+    """
+    for _ in range(2):
+        call()
+    span = measure(lambda: (call(), call()), 2)
+    return Timing((span.seconds / 2 / sets,), _launches([span], 2 * sets))
+
+
 def _launches(spans: Sequence[Span], sets: int) -> float | None:
     counted = [s.kernels for s in spans if s.kernels is not None]
     return statistics.median(counted) / sets if counted else None

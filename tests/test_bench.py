@@ -158,6 +158,18 @@ def test_a_profile_without_a_gpu() -> None:
         timing.profile(lambda: jnp.ones(3).block_until_ready())
 
 
+def test_time_once_is_one_profile() -> None:
+    made: list[int] = []
+
+    def measure(call: timing.Call, steps: int) -> timing.Span:
+        before = len(made)
+        call()
+        assert len(made) - before == steps == 2
+        return timing.Span(8e-6, 12, ())
+
+    assert timing.time_once(lambda: made.append(1), sets=2, measure=measure) == timing.Timing((2e-6,), 3.0)
+
+
 def test_time_device_divides_by_the_sets() -> None:
     spans = {"a": timing.Span(8e-6, 8, ()), "b": timing.Span(4e-6, 4, ())}
     current: list[str] = []

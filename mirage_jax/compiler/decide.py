@@ -19,8 +19,8 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -66,6 +66,7 @@ class Compiler:
         self.cache = Cache(options.cache_dir)
         self.decisions: dict[tuple[str, str], Decision] = {}
         self.spent = 0.0  # seconds of tuning
+        self._kept: Callable[[Sequence[Any]], Trials | None] | None = None  # processes that try variants of all regions
         self._lock = threading.RLock()
 
     max_ops = MAX_OPS
@@ -79,27 +80,39 @@ class Compiler:
         return self.options.remat == "regions"
 
     def prepare(self, regions: Sequence[Region], platforms: tuple[str, ...], on_miss: str | None = None) -> None:
-        """Where the time for all regions of a function is limited, tune those first at which most time may be saved.
-        Each gets a share of the time that is left, like its share of what is left to save. What is not tuned when it is
-        used up stays with XLA, undecided: another process, or another `tune`, goes on there.
-        """
-        total = self.options.budget.total
-        if total is None or len(platforms) != 1 or (on_miss or self.options.on_miss or _default_on_miss()) != "search":
+        """Decide for all regions of a function where that may take long: the same processes try the variants of all."""
+        if len(platforms) != 1 or (on_miss or self.options.on_miss or _default_on_miss()) != "search":
             return
         if on_miss is not None:
             self.spent = 0.0
         platform = _cuda(platforms[0])
         texts = [r.text for r in regions]
-        missing: dict[str, Region] = {}
-        for text, region in dict(zip(texts, regions, strict=True)).items():
+        unknown: dict[str, Region] = {}
+        for text, region in zip(texts, regions, strict=True):
             known = self.decisions.get((text, platform))
-            if known is not None and (on_miss is None or known.source != "policy"):
-                continue
-            if self.decide(region, platform, "fallback").source != "cache":
-                missing[text] = region
-        if not missing:
+            if known is None or (on_miss is not None and known.source == "policy"):
+                unknown[text] = region
+        if not unknown:
             return
-        count = Counter(texts)
+        with self._keeping_trials():
+            if self.options.budget.total is not None:
+                self._decide_within(self.options.budget.total, unknown, Counter(texts), platform)
+            else:
+                for region in unknown.values():
+                    self.decide(region, platform, "search")
+
+    def _decide_within(
+        self, total: float, unknown: Mapping[str, Region], count: Mapping[str, int], platform: str
+    ) -> None:
+        """Where the time for all regions of a function is limited, tune those first at which most time may be saved.
+        Each gets a share of the time that is left, like its share of what is left to save. What is not tuned when it is
+        used up stays with XLA, undecided: another process, or another `tune`, goes on there.
+        """
+        missing = {
+            text: region
+            for text, region in unknown.items()
+            if self.decide(region, platform, "fallback").source != "cache"
+        }
         saved = {text: max(count[text] * self._headroom(r, platform), TINY) for text, r in missing.items()}
         order = sorted(missing, key=saved.__getitem__, reverse=True)
         for n, text in enumerate(order):
@@ -113,6 +126,23 @@ class Compiler:
                 self.decisions[text, platform] = replace(
                     known, why=f"no time left of {total:g} s for tuning all regions"
                 )
+
+    @contextmanager
+    def _keeping_trials(self) -> Iterator[None]:
+        """The processes that try variants for a region, if one is searched, go on to the next one."""
+        with ExitStack() as stack:
+
+            @functools.cache
+            def kept() -> Callable[[Sequence[Any]], Trials | None]:
+                from mirage_jax.compiler import trials
+
+                return stack.enter_context(trials.kept())
+
+            self._kept = lambda devices: kept()(devices)
+            try:
+                yield
+            finally:
+                self._kept = None
 
     def _headroom(self, region: Region, platform: str) -> float:
         try:
@@ -167,7 +197,7 @@ class Compiler:
         """Where variants are tried."""
         from mirage_jax.compiler.trials import trials
 
-        return trials(attempt.devices)
+        return trials(attempt.devices) if self._kept is None else nullcontext(self._kept(attempt.devices))
 
     def compare(
         self, attempt: Attempt, finalists: Sequence[Candidate], directory: Path, precise: int = 0

@@ -43,7 +43,7 @@ type Notify = Callable[[timing.Timing | Failure], None]
 COMMAND = (sys.executable, "-m", "mirage_jax.compiler.worker")
 BATCH = 32  # variants that are compiled before they are run: a crash costs the others at most their compilation
 THREADS = 4  # that compile in a child
-CHILDREN = max(1, min(4, (os.cpu_count() or 1) // THREADS))  # of a device
+CHILDREN = max(1, min(8, (os.cpu_count() or 1) // THREADS))  # of a device
 LOCK = "MIRAGE_JAX_WORKER_LOCK"  # environment: the file that a child locks while it has the device
 SLICE = 0.1  # seconds of waiting at a time: an interrupt is noticed in between
 
@@ -89,6 +89,11 @@ class Session:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def harmed(self) -> bool:
+        """Whether a child has died, or the last one was ended."""
+        return self._closed or self._deaths > 0
 
     def close(self) -> None:
         """End the child; there will be no other."""
@@ -162,6 +167,11 @@ class Trials:
 
     sessions: Sequence[Session]
 
+    @property
+    def unharmed(self) -> bool:
+        """Whether all children are those that were started first."""
+        return not any(s.harmed for s in self.sessions)
+
     def times(self, variants: Sequence[Variant], notify: Notify = lambda _: None) -> list[timing.Timing | Failure]:
         """As `Session.times`."""
         if len(self.sessions) == 1:
@@ -209,6 +219,26 @@ def trials(devices: Sequence[Any]) -> Iterator[Trials | None]:
             yield None
             return
         yield Trials(sessions)
+
+
+@contextmanager
+def kept() -> Iterator[Callable[[Sequence[Any]], Trials | None]]:
+    """`trials` for several regions, one after the other: the same children, unless one of them has died since. To start
+    one takes seconds.
+    """
+    with ExitStack() as stack:
+        last: tuple[Sequence[Any], Trials] | None = None
+
+        def get(devices: Sequence[Any]) -> Trials | None:
+            nonlocal last
+            if last is not None and list(last[0]) == list(devices) and last[1].unharmed:
+                return last[1]
+            stack.close()
+            found = stack.enter_context(trials(devices))
+            last = None if found is None else (devices, found)
+            return found
+
+        yield get
 
 
 def environment(device: Any, lock: Path) -> dict[str, str]:

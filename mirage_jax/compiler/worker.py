@@ -108,8 +108,8 @@ def prepare_winner(variant: Mapping[str, Any]) -> Callable[[], timing.Timing]:
     compiled = timing.chain(winner.run).lower(args).compile()
 
     def run() -> timing.Timing:
-        calls = {"": lambda: jax.block_until_ready(compiled(args))}
-        return (timing.time_device(calls, sets, rounds=1) if on_gpu else timing.time_wall(calls, rounds=1))[""]
+        call = lambda: jax.block_until_ready(compiled(args))  # noqa: E731
+        return timing.time_once(call, sets) if on_gpu else timing.time_wall({"": call}, rounds=1)[""]
 
     return run
 

@@ -165,19 +165,21 @@ class _Partitioner:
         """Equations that make masks of integers and of other masks which together take no more bytes, and what is shown
         of masks. In whichever region these were, all others, of all layers, would have to read them from memory.
         """
-        sources: dict[int, frozenset[int]] = {}  # what a mask is made of
+        masks = set[int]()
+        sources: dict[int, frozenset[int]] = {}  # values that a mask is made of
         for n, eqn in enumerate(self.eqns):
             if n in self.free or n in self.reasons or eqn.primitive not in MASKS:
                 continue
-            read = {v: m for v in eqn.reads if (m := self.made.get(v)) not in self.free}
-            if eqn.out_avals[0].dtype != bool and sources.keys().isdisjoint(read.values()):
+            reads = [v for v in eqn.reads if self.made.get(v) not in self.free]
+            if eqn.out_avals[0].dtype != bool and sources.keys().isdisjoint(reads):
                 continue
-            found = frozenset[int]().union(*(sources.get(m, {self._source(v)}) for v, m in read.items()))
+            found = frozenset[int]().union(*(sources.get(v, {self._source(v)}) for v in reads))
             avals = [self.program.avals[v] for v in found]
             if any(is_float(a.dtype) for a in avals) or sum(map(bytes_of, avals)) > bytes_of(eqn.out_avals[0]):
                 continue
-            sources[n] = found
-        return set(sources)
+            masks.add(n)
+            sources |= dict.fromkeys(eqn.outputs, found)
+        return masks
 
     def _without_literal(self) -> Iterator[int]:
         """Equations with an operand that would have to be a literal."""

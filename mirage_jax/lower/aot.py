@@ -23,6 +23,7 @@ from mirage_jax.lower.triton_source import KernelSource
 SHARED_LIMIT: Mapping[int, int] = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
 REGISTERS = 65536  # of one multiprocessor
 SPILLS = 4096  # bytes per thread, above which a kernel waits for its own local memory
+REMEMBERED = 512  # kernels of a process that tries them: those of a region, and some
 POINTERS: Mapping[str, str] = {
     "f16": "*fp16", "bf16": "*bf16", "f32": "*fp32", "i32": "*i32", "i8": "*i8", "u8": "*u8", "bool": "*i1",
 }  # fmt: skip
@@ -95,6 +96,8 @@ def refuse_what_does_not_fit() -> None:
         mine: Future[Any] = Future()
         with lock:
             future = known.setdefault(key, mine)
+            if len(known) > REMEMBERED:
+                del known[next(iter(known))]
         if future is mine:
             try:
                 future.set_result(checked(ttir, backend, options, target))

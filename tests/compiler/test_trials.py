@@ -16,8 +16,8 @@ from lower.programs import PROGRAMS
 
 import mirage_jax
 from mirage_jax import timing
-from mirage_jax.compiler import decide, tuning, worker
 from mirage_jax.compiler import trials as module
+from mirage_jax.compiler import tuning, worker
 from mirage_jax.compiler.attempt import Attempt
 from mirage_jax.compiler.trials import Failure, Patience, Session, Trials
 from mirage_jax.compiler.winner import Winner
@@ -104,6 +104,27 @@ def test_several_devices_share_the_work() -> None:
     assert set(told) == set(found)  # as they come
 
 
+def test_children_go_on_to_the_next_region(monkeypatch) -> None:
+    """Unless one has died: what it was given may have spoiled more."""
+    started: list[Session] = []
+
+    @contextmanager
+    def one(devices):
+        with Session(FAKE) as session:
+            started.append(session)
+            yield Trials([session])
+
+    monkeypatch.setattr(module, "trials", one)
+    with module.kept() as get:
+        first = get(["a"])
+        assert first.times([fine(1.0)]) == [timed(1.0)] and get(["a"]) is first
+        first.times([{"do": "abort"}])
+        second = get(["a"])
+        assert second is not first and started[0]._closed and second.times([fine(2.0)]) == [timed(2.0)]
+        assert get(["b"]) is not second
+    assert len(started) == 3 and all(s._closed for s in started)
+
+
 def test_children_take_turns_on_a_device(tmp_path) -> None:
     """One that hangs while it has the device is ended, and then the other one has it."""
     shared = {module.LOCK: str(tmp_path / "lock")}
@@ -164,19 +185,26 @@ def test_a_child_that_computes() -> None:
     assert (again.graph, again.schedule, again.family) == (winner.graph, winner.schedule, "kernels")
 
 
-def test_the_whole_way(monkeypatch) -> None:
-    """A program is tuned with a child on this CPU, as it is on a GPU."""
+@pytest.mark.parametrize("budget", ["30s", "30s/5m"])
+def test_the_whole_way(budget: str, monkeypatch) -> None:
+    """A program of two regions is tuned with a child on this CPU, as it is on a GPU."""
+    started = 0
 
     @contextmanager
-    def on_the_cpu(self, attempt):
-        with Session(environment={"JAX_PLATFORMS": "cpu"}, kind=attempt.device.device_kind) as session:
+    def on_the_cpu(devices):
+        nonlocal started
+        started += 1
+        with Session(environment={"JAX_PLATFORMS": "cpu"}, kind=devices[0].device_kind) as session:
             yield Trials([session])
 
-    monkeypatch.setattr(decide.Compiler, "trials", on_the_cpu)
+    def twice(a, b, v):
+        return jnp.sort(chain(a, b, v)), chain(a[:32], b, v)
+
+    monkeypatch.setattr(module, "trials", on_the_cpu)
     with measured(2.0):
-        (region,) = mirage_jax.optimize(chain, strict=True).explain(*operands()).regions
-    decision = region.decision
-    assert decision.winner is not None and decision.tried["timed"] >= 1
+        found = mirage_jax.optimize(twice, strict=True, budget=budget).explain(*operands()).regions
+    assert [r.decision.winner is not None and r.decision.tried["timed"] >= 1 for r in found] == [True, True]
+    assert started == 1
 
 
 def test_a_child_ends_with_its_parent() -> None:

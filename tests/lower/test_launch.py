@@ -55,7 +55,9 @@ def test_kernels_in_a_traced_program() -> None:
     run = functools.partial(run_cuda, program.graph, program.schedule, run_library=None, compute_capability=90)
     inputs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in program.inputs()]
     both = timing.chain(lambda *xs: run(xs)).trace([inputs, inputs])
-    assert both.lower(lowering_platforms=("cuda",)).as_text().count("triton_kernel_call_ffi") == len(program.graph.kernels)
+    assert both.lower(lowering_platforms=("cuda",)).as_text().count("triton_kernel_call_ffi") == len(
+        program.graph.kernels
+    )
 
 
 def test_identical_lowerings() -> None:
