@@ -16,6 +16,7 @@ from mirage_jax import timing
 from mirage_jax.cache import CacheKey
 from mirage_jax.compiler import Compiler, tuning
 from mirage_jax.compiler.attempt import Attempt
+from mirage_jax.compiler.decide import POLICY
 from mirage_jax.compiler.trials import Failure
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options
@@ -94,6 +95,20 @@ def test_the_climb_finds_the_best_sizes() -> None:
     assert (kernel.num_warps, kernel.num_stages) == (8, 4)
     assert len(set(tried)) == len(tried)  # nothing is timed twice
     assert len(best) == tuning.KEPT and screen.leaders(5) == best[:1]  # one muGraph
+
+
+def test_kernels_with_specialized_warps_do_not_hide_others() -> None:
+    """Whichever is ahead before the climb, both are climbed from."""
+    screen = tuning.Screen(attempt([]))
+    (kernel,) = PROGRAM.schedule.kernels
+    ahead = replace(WINNER, schedule=replace(PROGRAM.schedule, kernels=(replace(kernel, specialized=True),)))
+    slow = replace(WINNER, schedule=replace(PROGRAM.schedule, kernels=(replace(kernel, num_stages=6),)))
+    screen.seconds |= {ahead: 1.0, WINNER: 2.0, slow: 3.0}
+    assert screen.origins(2) == [ahead, WINNER] and screen.leaders(2) == [ahead]
+
+
+def test_what_is_promised_is_what_is_asked_for() -> None:
+    assert f"ratio at least {tuning.MARGIN}" in POLICY
 
 
 @pytest.mark.parametrize("until", [0.0, math.inf])
