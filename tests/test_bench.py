@@ -362,7 +362,7 @@ def test_peers_on_a_gpu(label) -> None:
 
 # Pictures.
 
-(H200,) = Path(__file__).parents[1].glob("results/h200-mirage-2026-11-22.json")
+(H200,) = Path(__file__).parents[1].glob("results/h200-mirage-2026-11-23.json")
 
 
 def test_bars_of_a_stored_table() -> None:
