@@ -30,7 +30,7 @@ from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.lower import twin
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.footprint import BYTES, Footprint, footprint
-from mirage_jax.mugraph.graph import Library
+from mirage_jax.mugraph.graph import Library, Tensor
 from mirage_jax.search import structures
 from mirage_jax.search.cost import arithmetic, bound_by_products, estimate, fused_estimate
 from mirage_jax.search.devices import Device, device_for
@@ -51,6 +51,7 @@ SLOWER = 1.75  # kernels are measured up to this multiple of the model's estimat
 NO_SLOWER = 1.0  # but well where the time goes into products of libraries
 UNSPECIALIZED = 4.0  # times as slow as that a kernel may be by the model that is asked for with specialized warps,
 ASKED = 40  # of the first so many
+ROOM = 0.5  # of the free memory of a device that processes may take which try variants
 
 
 def space_for(region: Region) -> Space:
@@ -86,11 +87,31 @@ class Attempt(Subject):
         alone.
         """
         reference, device = self.reference, self.description
-        boundary = (*reference.inputs, *(reference.tensors[name] for name in reference.outputs))
-        moved = sum(math.prod(map(reference.extent, t.axes)) * BYTES[t.dtype] for t in boundary)
+        moved = sum(map(self._bytes, (*reference.inputs, *(reference.tensors[name] for name in reference.outputs))))
         operators = [k for k in reference.kernels if isinstance(k, Library)]
         products = sum(arithmetic(k, reference, device) for k in operators if k.op.op == "dot")
         return fused_estimate(reference, device) - max(products, moved / device.bandwidth)
+
+    def _bytes(self, t: Tensor) -> int:
+        return math.prod(map(self.reference.extent, t.axes)) * BYTES[t.dtype]
+
+    @property
+    def sets(self) -> int:
+        """Sets of inputs on which the region is timed."""
+        return timing.sets_for(self._input_bytes) if self.platform == "cuda" else 1
+
+    @property
+    def _input_bytes(self) -> int:
+        return sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in self.specs)
+
+    def with_room(self, trials: Trials) -> Trials:
+        """Those of the processes that find room on the device for the inputs and results of all sets, leaving some."""
+        stats = self.device.memory_stats() or {}
+        if "bytes_limit" not in stats:
+            return trials
+        results = sum(self._bytes(self.reference.tensors[name]) for name in self.reference.outputs)
+        free = stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+        return trials.with_room(self.sets * (self._input_bytes + results), ROOM * free)
 
     # ------------------------------------------------------------------ search
 
@@ -171,8 +192,7 @@ class Attempt(Subject):
     def timings(self, functions: Mapping[str, Callable[..., Any]], rounds: int) -> dict[str, timing.Timing]:
         """Interleaved times of functions of the region's values; a function that fails is left out and counted."""
         on_gpu = self.platform == "cuda"
-        size = sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in self.specs)
-        sets = timing.sets_for(size) if on_gpu else 1
+        sets = self.sets
         args = [self.inputs(i) for i in range(sets)]
 
         def prepare(item: tuple[str, Callable[..., Any]]) -> tuple[str, timing.Call] | None:

@@ -255,6 +255,8 @@ class Compiler:
             self.trials(attempt) if measure else nullcontext() as attempt.trials,
         ):
             attempt.say = say
+            if attempt.trials is not None:
+                attempt.trials = attempt.with_room(attempt.trials)
             budget = self.options.budget
             operators = len(attempt.reference.kernels)
             log.info("region of %d operators: searching for at most %s", operators, budget)

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -163,9 +163,15 @@ class Session:
 
 @dataclass
 class Trials:
-    """Sessions on several devices of a kind, which share the variants."""
+    """Sessions on several devices of a kind, which share the variants; one of each device, then another one of each."""
 
     sessions: Sequence[Session]
+    devices: int = 1
+
+    def with_room(self, needed: float, free: float) -> Trials:
+        """As many of each device, but one at least, as find room if each needs so many bytes of those that are free."""
+        most = self.devices * max(1, int(free // needed))
+        return self if most >= len(self.sessions) else replace(self, sessions=self.sessions[:most])
 
     @property
     def unharmed(self) -> bool:
@@ -211,14 +217,14 @@ def trials(devices: Sequence[Any]) -> Iterator[Trials | None]:
             locks = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mirage_jax")))
             sessions = [
                 stack.enter_context(Session(environment=environment(d, locks / str(n)), kind=d.device_kind))
-                for n, d in enumerate(devices)
                 for _ in range(CHILDREN)
+                for n, d in enumerate(devices)
             ]
         except OSError as why:
             log.warning("variants are tried in this process, as no other one can be started: %s", why)
             yield None
             return
-        yield Trials(sessions)
+        yield Trials(sessions, len(devices))
 
 
 @contextmanager

@@ -104,6 +104,13 @@ def test_several_devices_share_the_work() -> None:
     assert set(told) == set(found)  # as they come
 
 
+@pytest.mark.parametrize(("needed", "count"), [(1, 6), (30, 6), (40, 4), (70, 2), (1000, 2)])
+def test_no_more_children_than_find_room(needed: int, count: int) -> None:
+    """Of three on each of two devices."""
+    sessions = [Session(FAKE) for _ in range(6)]
+    assert Trials(sessions, devices=2).with_room(needed, free=100).sessions == sessions[:count]
+
+
 def test_children_go_on_to_the_next_region(monkeypatch) -> None:
     """Unless one has died: what it was given may have spoiled more."""
     started: list[Session] = []
