@@ -94,7 +94,7 @@ class Compiler:
                 unknown[text] = region
         if not unknown:
             return
-        with self._keeping_trials():
+        with self._lock, self._keeping_trials():  # another thread may prepare the same function
             if self.options.budget.total is not None:
                 self._decide_within(self.options.budget.total, unknown, Counter(texts), platform)
             else:
