@@ -18,6 +18,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass
 from functools import cached_property, partial
 
+import jax.numpy as jnp
+
 from mirage_jax.jaxpr_frontend import jax_compat, rules
 from mirage_jax.jaxpr_frontend.borders import Borders
 from mirage_jax.jaxpr_frontend.clusters import Dependencies, convex_clusters, divide, in_order
@@ -167,19 +169,24 @@ class _Partitioner:
         """
         masks = set[int]()
         sources: dict[int, frozenset[int]] = {}  # values that a mask is made of
+        of_floats = set[int]()  # values that depend on any: these are made where the floats are
         for n, eqn in enumerate(self.eqns):
+            reads = [v for v in eqn.reads if self.made.get(v) not in self.free]
+            if any(v in of_floats or (self._is_inexact(v) and v not in sources) for v in reads):
+                of_floats.update(eqn.outputs)
+                continue
             if n in self.free or n in self.reasons or eqn.primitive not in MASKS:
                 continue
-            reads = [v for v in eqn.reads if self.made.get(v) not in self.free]
             if eqn.out_avals[0].dtype != bool and sources.keys().isdisjoint(reads):
                 continue
             found = frozenset[int]().union(*(sources.get(v, {self._source(v)}) for v in reads))
-            avals = [self.program.avals[v] for v in found]
-            if any(is_float(a.dtype) for a in avals) or sum(map(bytes_of, avals)) > bytes_of(eqn.out_avals[0]):
-                continue
-            masks.add(n)
-            sources |= dict.fromkeys(eqn.outputs, found)
+            if sum(bytes_of(self.program.avals[v]) for v in found) <= bytes_of(eqn.out_avals[0]):
+                masks.add(n)
+                sources |= dict.fromkeys(eqn.outputs, found)
         return masks
+
+    def _is_inexact(self, value: int) -> bool:
+        return jnp.issubdtype(self.program.avals[value].dtype, jnp.inexact)  # a key of random numbers has a type, too
 
     def _without_literal(self) -> Iterator[int]:
         """Equations with an operand that would have to be a literal."""
