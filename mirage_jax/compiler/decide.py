@@ -83,23 +83,22 @@ class Compiler:
         """Decide for all regions of a function where that may take long: the same processes try the variants of all."""
         if len(platforms) != 1 or (on_miss or self.options.on_miss or _default_on_miss()) != "search":
             return
-        if on_miss is not None:
-            self.spent = 0.0
         platform = _cuda(platforms[0])
         texts = [r.text for r in regions]
-        unknown: dict[str, Region] = {}
-        for text, region in zip(texts, regions, strict=True):
-            known = self.decisions.get((text, platform))
-            if known is None or (on_miss is not None and known.source == "policy"):
-                unknown[text] = region
-        if not unknown:
-            return
-        with self._lock, self._keeping_trials():  # another thread may prepare the same function
-            if self.options.budget.total is not None:
-                self._decide_within(self.options.budget.total, unknown, Counter(texts), platform)
-            else:
-                for region in unknown.values():
-                    self.decide(region, platform, "search")
+        with self._lock:  # another thread may prepare the same function
+            if on_miss is not None:
+                self.spent = 0.0
+            unknown: dict[str, Region] = {}
+            for text, region in zip(texts, regions, strict=True):
+                known = self.decisions.get((text, platform))
+                if known is None or (on_miss is not None and known.source == "policy"):
+                    unknown[text] = region
+            with self._keeping_trials():
+                if self.options.budget.total is not None:
+                    self._decide_within(self.options.budget.total, unknown, Counter(texts), platform)
+                else:
+                    for region in unknown.values():
+                        self.decide(region, platform, "search")
 
     def _decide_within(
         self, total: float, unknown: Mapping[str, Region], count: Mapping[str, int], platform: str

@@ -43,7 +43,7 @@ type Notify = Callable[[timing.Timing | Failure], None]
 COMMAND = (sys.executable, "-m", "mirage_jax.compiler.worker")
 BATCH = 32  # variants that are compiled before they are run: a crash costs the others at most their compilation
 THREADS = 4  # that compile in a child
-CHILDREN = max(1, min(8, (os.cpu_count() or 1) // THREADS))  # of a device
+CHILDREN = 8  # of a device at most
 LOCK = "MIRAGE_JAX_WORKER_LOCK"  # environment: the file that a child locks while it has the device
 SLICE = 0.1  # seconds of waiting at a time: an interrupt is noticed in between
 
@@ -217,7 +217,7 @@ def trials(devices: Sequence[Any]) -> Iterator[Trials | None]:
             locks = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mirage_jax")))
             sessions = [
                 stack.enter_context(Session(environment=environment(d, locks / str(n)), kind=d.device_kind))
-                for _ in range(CHILDREN)
+                for _ in range(max(1, min(CHILDREN, (os.cpu_count() or 1) // (THREADS * len(devices)))))
                 for n, d in enumerate(devices)
             ]
         except OSError as why:
