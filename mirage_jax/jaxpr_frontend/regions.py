@@ -16,7 +16,8 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -171,8 +172,8 @@ class _Partitioner:
         sources: dict[int, frozenset[int]] = {}  # values that a mask is made of
         of_floats = set[int]()  # values that depend on any: these are made where the floats are
         for n, eqn in enumerate(self.eqns):
-            reads = [v for v in eqn.reads if self.made.get(v) not in self.free]
-            if any(v in of_floats or (self._is_inexact(v) and v not in sources) for v in reads):
+            reads = [v for v in eqn.reads if v in of_floats or self.made.get(v) not in self.free]
+            if not of_floats.isdisjoint(reads) or any(self._is_inexact(v) and v not in sources for v in reads):
                 of_floats.update(eqn.outputs)
                 continue
             if n in self.free or n in self.reasons or eqn.primitive not in MASKS:
@@ -186,7 +187,7 @@ class _Partitioner:
         return masks
 
     def _is_inexact(self, value: int) -> bool:
-        return jnp.issubdtype(self.program.avals[value].dtype, jnp.inexact)  # a key of random numbers has a type, too
+        return _is_inexact(self.program.avals[value].dtype)
 
     def _without_literal(self) -> Iterator[int]:
         """Equations with an operand that would have to be a literal."""
@@ -577,6 +578,12 @@ class _Partitioner:
             code, why = self.reasons.get(n, LEFT_TO_LIBRARIES if n in self.idle else NOT_HEAVY)
             out.append(LeftOut(eqn.primitive, code, why, eqn.where))
         return tuple(out)
+
+
+@cache
+def _is_inexact(dtype: Any) -> bool:
+    """Whether numbers of a type are rounded. Keys of random numbers have a type, too."""
+    return jnp.issubdtype(dtype, jnp.inexact)
 
 
 class _LeftOutLate(Exception):
