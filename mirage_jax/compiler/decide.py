@@ -84,18 +84,21 @@ class Compiler:
         if len(platforms) != 1 or (on_miss or self.options.on_miss or _default_on_miss()) != "search":
             return
         platform = _cuda(platforms[0])
-        texts = [r.text for r in regions]
+        kinds = {id(r.graph): r for r in regions}  # those of equal layers have one graph, and its text takes its time
+        graphs = Counter(id(r.graph) for r in regions)
         with self._lock:  # another thread may prepare the same function
             if on_miss is not None:
                 self.spent = 0.0
             unknown: dict[str, Region] = {}
-            for text, region in zip(texts, regions, strict=True):
-                known = self.decisions.get((text, platform))
+            count = Counter[str]()
+            for graph, region in kinds.items():
+                known = self.decisions.get((region.text, platform))
                 if known is None or (on_miss is not None and known.source == "policy"):
-                    unknown[text] = region
+                    unknown[region.text] = region
+                    count[region.text] += graphs[graph]
             with self._keeping_trials():
                 if self.options.budget.total is not None:
-                    self._decide_within(self.options.budget.total, unknown, Counter(texts), platform)
+                    self._decide_within(self.options.budget.total, unknown, count, platform)
                 else:
                     for region in unknown.values():
                         self.decide(region, platform, "search")
