@@ -72,7 +72,7 @@ def test_with_the_clock() -> None:
         patch.setattr(timing, "time_wall", REAL_TIME_WALL)
         f = mirage_jax.optimize(chain)
         d = decided(f, *args)
-    assert d.winner is not None and d.speedup > 1.02
+    assert d.winner is not None and d.speedup > 1.03
     assert_same(f(*args), chain(*args))
 
 
@@ -91,11 +91,11 @@ def test_linear_attention() -> None:
 
 
 def test_what_is_not_faster_stays() -> None:
-    with measured(1.01):
+    with measured(1.02):
         f = mirage_jax.optimize(chain)
         d = decided(f)
     assert d.winner is None
-    assert "XLA is as fast" in d.why and "1.01x" in d.why
+    assert "XLA is as fast" in d.why and "1.02x" in d.why
     assert flops(f, *ARGS) > 2 * N**3
     again = decided(mirage_jax.optimize(chain))
     assert (again.winner, again.source, again.why) == (None, "cache", d.why)

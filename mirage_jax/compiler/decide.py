@@ -53,7 +53,7 @@ log = logging.getLogger("mirage_jax")
 
 PROBES = ("normal", "near overflow", "heavy tail", "large logits")  # what shows rounding
 TINY = 1e-9  # seconds that any region may save, so that shares are numbers
-POLICY = "certificate 1e-12, float gate 2.4, lower bound of the ratio at least 1.02"
+POLICY = "certificate 1e-12, float gate 2.4, lower bound of the ratio at least 1.03"
 
 
 class Compiler:
