@@ -2,7 +2,7 @@
 it: an illegal access poisons the CUDA context of its process for good.
 
 A `Session` keeps one child (`compiler.worker`, started with ``python -m``: the user's script is not run again) for as
-long as a region is tuned. It gets muGraphs and schedules as text, builds the programs, runs and times each, and tells
+long as regions are tuned. It gets muGraphs and schedules as text, builds the programs, runs and times each, and tells
 what it is doing before it does it. What it was at when it died, or when it said nothing for too long, is dropped and
 counted; a new child goes on with the rest. Each device has several children, which share the variants: they compile
 at once (in Python, mostly: threads would wait for each other) and take turns on the device.

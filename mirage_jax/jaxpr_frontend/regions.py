@@ -172,12 +172,13 @@ class _Partitioner:
         sources: dict[int, frozenset[int]] = {}  # values that a mask is made of
         of_floats = set[int]()  # values that depend on any: these are made where the floats are
         for n, eqn in enumerate(self.eqns):
-            reads = [v for v in eqn.reads if v in of_floats or self.made.get(v) not in self.free]
-            if not of_floats.isdisjoint(reads) or any(self._is_inexact(v) and v not in sources for v in reads):
+            own = (v for v in eqn.reads if v not in sources and self.made.get(v) not in self.free)
+            if not of_floats.isdisjoint(eqn.reads) or any(_is_inexact(self.program.avals[v].dtype) for v in own):
                 of_floats.update(eqn.outputs)
                 continue
             if n in self.free or n in self.reasons or eqn.primitive not in MASKS:
                 continue
+            reads = [v for v in eqn.reads if self.made.get(v) not in self.free]
             if eqn.out_avals[0].dtype != bool and sources.keys().isdisjoint(reads):
                 continue
             found = frozenset[int]().union(*(sources.get(v, {self._source(v)}) for v in reads))
@@ -185,9 +186,6 @@ class _Partitioner:
                 masks.add(n)
                 sources |= dict.fromkeys(eqn.outputs, found)
         return masks
-
-    def _is_inexact(self, value: int) -> bool:
-        return _is_inexact(self.program.avals[value].dtype)
 
     def _without_literal(self) -> Iterator[int]:
         """Equations with an operand that would have to be a literal."""

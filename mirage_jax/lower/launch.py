@@ -255,10 +255,9 @@ def _with_all_warps(kernel_type: Callable[..., Any]) -> Callable[..., Any]:
 def _with_live_inputs(rule: Callable[..., Any]) -> Callable[..., Any]:
     """jax-triton 0.4 wants (used outputs, equation) of JAX, which since 0.12 says in between which inputs live."""
 
-    def dead_code(used_outputs: list[bool], *rest: Any) -> Any:
-        return rule(used_outputs, *(rest[-1:] if len(inspect.signature(rule).parameters) == 2 else rest))
-
-    return dead_code
+    if len(inspect.signature(rule).parameters) != 2:
+        return rule
+    return lambda used_outputs, *rest: rule(used_outputs, rest[-1])
 
 
 def threads_of(ptx: str | bytes, asked: int) -> int:
