@@ -7,11 +7,13 @@ time would measure the host there. On other devices, the wall-clock time of a ca
 is short.
 
 Candidates are always timed in one process and interleaved, forwards then backwards (ABBA), so that drift of the
-machine falls on all alike; ratios are formed within a round, and come with the spread that the rounds show.
+machine falls on all alike; ratios are formed within a round, and come with the spread that the rounds show. A round is
+one profile, since to begin and end one takes a tenth of a second: before each call runs a kernel that no program has.
 """
 
 from __future__ import annotations
 
+import functools
 import glob
 import math
 import os
@@ -21,9 +23,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax.profiler import ProfileData
 
@@ -115,15 +119,16 @@ def wall(call: Call, repeats: int = 1) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def _rounds[T](labels: Iterable[str], rounds: int, measure: Callable[[str], T]) -> dict[str, list[tuple[T, T]]]:
-    """Per label and round, the measurements of the way there and of the way back."""
+def _rounds[T](
+    labels: Iterable[str], rounds: int, measure: Callable[[list[str]], Sequence[T]]
+) -> dict[str, list[tuple[T, T]]]:
+    """Per label and round, the measurements of the way there and of the way back; `measure` takes both ways."""
     labels = list(labels)
     out: dict[str, list[tuple[T, T]]] = {label: [] for label in labels}
     for _ in range(rounds):
-        there = {label: measure(label) for label in labels}
-        back = {label: measure(label) for label in reversed(labels)}
-        for label in labels:
-            out[label].append((there[label], back[label]))
+        found = measure([*labels, *reversed(labels)])
+        for label, there, back in zip(labels, found, reversed(found), strict=False):
+            out[label].append((there, back))
     return out
 
 
@@ -132,7 +137,7 @@ def time_wall(calls: Mapping[str, Call], rounds: int = 10, sample_seconds: float
     for call in calls.values():
         call()
     repeats = {label: max(1, round(sample_seconds / max(wall(call), 1e-9))) for label, call in calls.items()}
-    found = _rounds(calls, rounds, lambda label: wall(calls[label], repeats[label]))
+    found = _rounds(calls, rounds, lambda order: [wall(calls[label], repeats[label]) for label in order])
     return {label: Timing(tuple((a + b) / 2 for a, b in pairs)) for label, pairs in found.items()}
 
 
@@ -149,12 +154,11 @@ _STREAM = re.compile(r"^Stream #\d+")
 _TRANSFER = re.compile(r"^Memcpy(H2D|D2H|H2H)|^MemcpyHtoD|^MemcpyDtoH")
 
 
-def read_span(data: Any, steps: int = 1) -> Span | None:
-    """From the first kernel's start to the last one's end, on the first GPU of a `ProfileData`; None without any.
+type Event = tuple[float, float, str]  # when a kernel starts and ends, in nanoseconds, and its name
 
-    steps: calls of one program in a row. Of these it is the sum, without what the device waits for the host between two
-    of them: a short step with many arguments is dispatched more slowly than it runs.
-    """
+
+def kernels_of(data: Any) -> list[Event]:
+    """The kernels of a `ProfileData` in order, on the first GPU that has any."""
     for plane in data.planes:
         if not plane.name.startswith("/device:GPU:"):
             continue
@@ -166,40 +170,99 @@ def read_span(data: Any, steps: int = 1) -> Span | None:
             if not _TRANSFER.match(event.name)
         ]
         if events:
-            events.sort()
-            size = len(events) // steps if len(events) % steps == 0 else len(events)
-            each = [events[i : i + size] for i in range(0, len(events), size)]
-            seconds = sum(max(end for _, end, _ in step) - step[0][0] for step in each) * 1e-9
-            return Span(seconds, len(events), tuple(name for *_, name in events))
-    return None
+            return sorted(events)
+    return []
+
+
+def span_of(events: Sequence[Event], steps: int = 1) -> Span:
+    """From the first kernel's start to the last one's end.
+
+    steps: calls of one program in a row. Of these it is the sum, without what the device waits for the host between two
+    of them: a short step with many arguments is dispatched more slowly than it runs.
+    """
+    size = len(events) // steps if len(events) % steps == 0 else len(events)
+    each = [events[i : i + size] for i in range(0, len(events), size)]
+    seconds = sum(max(end for _, end, _ in step) - step[0][0] for step in each) * 1e-9
+    return Span(seconds, len(events), tuple(name for *_, name in events))
+
+
+def split(events: Sequence[Event], separator: str) -> list[list[Event]]:
+    """What follows each kernel of this name, up to the next one."""
+    found: list[list[Event]] = []
+    for event in events:
+        if event[2] == separator:
+            found.append([])
+        elif found:
+            found[-1].append(event)
+    return found
+
+
+def _profiled(call: Call) -> list[Event]:
+    options = jax.profiler.ProfileOptions()
+    options.host_tracer_level = options.python_tracer_level = 0  # what the host does is not asked for, and takes time
+    with tempfile.TemporaryDirectory(prefix="mirage_jax") as folder:
+        with jax.profiler.trace(folder, profiler_options=options):
+            call()
+        files = glob.glob(os.path.join(glob.escape(folder), "**", "*.xplane.pb"), recursive=True)
+        return kernels_of(ProfileData.from_file(files[0])) if files else []
 
 
 def profile(call: Call, steps: int = 1) -> Span:
     """Device time of one call, which must be compiled already; of its `steps`, if it is of several."""
-    with tempfile.TemporaryDirectory(prefix="mirage_jax") as folder:
-        with jax.profiler.trace(folder):
-            call()
-        files = glob.glob(os.path.join(glob.escape(folder), "**", "*.xplane.pb"), recursive=True)
-        span = read_span(ProfileData.from_file(files[0]), steps) if files else None
-    if span is None:
+    events = _profiled(call)
+    if not events:
         raise RuntimeError("the profile of a call shows no kernel on a GPU")
-    return span
+    return span_of(events, steps)
 
 
-def span_of(call: Call) -> Span:
-    """Device time of one call: its own `span`, if it times itself, else from a profile."""
-    own: Callable[[], Span] | None = getattr(call, "span", None)
-    return profile(call) if own is None else own()
+def profile_each(calls: Sequence[Call], steps: int = 1) -> list[Span]:
+    """Device time of each call, as `profile`, but of all in one profile."""
+    if len(calls) > 1 and (separator := _separator()) is not None:
+        separate, name = separator
+
+        def run() -> None:
+            for call in calls:
+                separate()
+                call()
+
+        pieces = split(_profiled(run), name)
+        if len(pieces) == len(calls) and all(pieces):
+            return [span_of(piece, steps) for piece in pieces]
+    return [profile(call, steps) for call in calls]  # which kernel is whose cannot be told
+
+
+def _separator() -> tuple[Call, str] | None:
+    """What runs one kernel on JAX's default device, and that kernel's name; None if it is not one."""
+    return _separator_on(jax.config.jax_default_device or jax.local_devices()[0])
+
+
+@functools.cache
+def _separator_on(device: Any) -> tuple[Call, str] | None:
+    x = jax.device_put(np.arange(8, dtype=np.int32), device)
+    compiled = jax.jit(lax.clz).lower(x).compile()  # no region counts leading zeros
+    call = lambda: jax.block_until_ready(compiled(x))  # noqa: E731
+    call()
+    events = _profiled(call)
+    return (call, events[0][2]) if len(events) == 1 else None
+
+
+def spans_of(calls: Sequence[Call], steps: int = 1) -> list[Span]:
+    """Device time of calls: their own `span`, where one times itself, else from a profile of those between."""
+    found: list[Span] = []
+    for times_itself, group in groupby(calls, lambda call: hasattr(call, "span")):
+        several: list[Any] = list(group)
+        found += [call.span() for call in several] if times_itself else profile_each(several, steps)
+    return found
 
 
 def time_device(
-    calls: Mapping[str, Call], sets: int, rounds: int = 5, measure: Callable[[Call], Span] = span_of
+    calls: Mapping[str, Call], sets: int, rounds: int = 5, measure: Callable[[Sequence[Call]], list[Span]] = spans_of
 ) -> dict[str, Timing]:
     """Device time per program of calls that each run `sets` programs in a chain."""
     for call in calls.values():
         call()
         call()
-    found = _rounds(calls, rounds, lambda label: measure(calls[label]))
+    found = _rounds(calls, rounds, lambda order: measure([calls[label] for label in order]))
     return {
         label: Timing(
             tuple((a.seconds + b.seconds) / 2 / sets for a, b in pairs),
@@ -209,14 +272,14 @@ def time_device(
     }
 
 
-def time_once(call: Call, sets: int, measure: Callable[[Call, int], Span] = profile) -> Timing:
-    """One sample of device time per program, from two calls in one profile: to choose from many programs those few that
-    are timed better. Most of the time goes into the profile.
+def time_once(
+    calls: Sequence[Call], sets: int, measure: Callable[[Sequence[Call], int], list[Span]] = profile_each
+) -> list[Timing]:
+    """One sample of device time per program for each call, of two in a row, in one profile: to choose from many
+    programs those few that are timed better. The calls must have been made before.
     """
-    for _ in range(2):
-        call()
-    span = measure(lambda: (call(), call()), 2)
-    return Timing((span.seconds / 2 / sets,), _launches([span], 2 * sets))
+    spans = measure([lambda call=call: (call(), call()) for call in calls], 2)
+    return [Timing((span.seconds / 2 / sets,), _launches([span], 2 * sets)) for span in spans]
 
 
 def _launches(spans: Sequence[Span], sets: int) -> float | None:

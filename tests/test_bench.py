@@ -89,7 +89,7 @@ def test_ratio_is_paired() -> None:
 
 def test_rounds_are_abba() -> None:
     order: list[str] = []
-    timing._rounds(["a", "b"], 2, order.append)
+    timing._rounds(["a", "b"], 2, lambda labels: order.extend(labels) or labels)
     assert "".join(order) == "abbaabba"
 
 
@@ -135,10 +135,13 @@ planes { name: "/device:GPU:0"
 """
 
 
-def test_read_span_of_a_profile() -> None:
-    raw = jax.profiler.ProfileData.text_proto_to_serialized_xspace(PROFILE)
-    span = timing.read_span(jax.profiler.ProfileData.from_serialized_xspace(raw))
-    assert span is not None
+def kernels(text: str = PROFILE) -> list[timing.Event]:
+    raw = jax.profiler.ProfileData.text_proto_to_serialized_xspace(text)
+    return timing.kernels_of(jax.profiler.ProfileData.from_serialized_xspace(raw))
+
+
+def test_span_of_a_profile() -> None:
+    span = timing.span_of(kernels())
     assert (span.kernels, span.names) == (2, ("gemm", "softmax"))
     assert span.seconds == pytest.approx(7e-6)  # from 5 to 12 microseconds; the copy from the host is no part of it
 
@@ -146,9 +149,39 @@ def test_read_span_of_a_profile() -> None:
 @pytest.mark.parametrize(("steps", "seconds"), [(1, 7e-6), (2, 6e-6), (3, 7e-6)])
 def test_steps_in_a_row(steps: int, seconds: float) -> None:
     """Two steps of a kernel each, of 2 and of 4 microseconds, and one between them. Two kernels are not three steps."""
-    raw = jax.profiler.ProfileData.text_proto_to_serialized_xspace(PROFILE)
-    span = timing.read_span(jax.profiler.ProfileData.from_serialized_xspace(raw), steps)
-    assert span is not None and span.seconds == pytest.approx(seconds) and span.kernels == 2
+    span = timing.span_of(kernels(), steps)
+    assert span.seconds == pytest.approx(seconds) and span.kernels == 2
+
+
+def test_no_kernels_without_a_gpu() -> None:
+    assert kernels(PROFILE.replace("/device:GPU:0", "/device:CPU:0")) == []
+
+
+SEVERAL = [(0, 1, "mark"), (5, 7, "a"), (9, 10, "mark"), (20, 21, "b"), (22, 26, "a"), (30, 31, "mark"), (31, 34, "c")]
+
+
+def test_kernels_are_told_apart_by_the_one_between() -> None:
+    assert timing.split(SEVERAL, "mark") == [[(5, 7, "a")], [(20, 21, "b"), (22, 26, "a")], [(31, 34, "c")]]
+    assert timing.split(SEVERAL, "a") == [SEVERAL[2:4], SEVERAL[5:]]
+
+
+@pytest.mark.parametrize("lost", [None, 2, 6])
+def test_calls_in_one_profile(monkeypatch, lost: int | None) -> None:
+    """Where a kernel is lost that separates two calls, or a call has none, each is profiled alone."""
+    events = [event for i, event in enumerate(SEVERAL) if i != lost]
+    profiles: list[int] = []
+
+    def profiled(call):
+        call()
+        profiles.append(1)
+        return events if len(profiles) == 1 else [(0, 5, "alone")]
+
+    monkeypatch.setattr(timing, "_separator", lambda: (lambda: None, "mark"))
+    monkeypatch.setattr(timing, "_profiled", profiled)
+    found = timing.profile_each([lambda: None] * 3)
+    nanoseconds = [round(span.seconds * 1e9) for span in found]
+    assert nanoseconds == ([2, 6, 3] if lost is None else [5, 5, 5])
+    assert len(profiles) == (1 if lost is None else 4)
 
 
 def test_a_profile_without_a_gpu() -> None:
@@ -159,29 +192,22 @@ def test_a_profile_without_a_gpu() -> None:
 
 
 def test_time_once_is_one_profile() -> None:
-    made: list[int] = []
+    made: list[str] = []
 
-    def measure(call: timing.Call, steps: int) -> timing.Span:
-        before = len(made)
-        call()
-        assert len(made) - before == steps == 2
-        return timing.Span(8e-6, 12, ())
+    def measure(calls, steps):
+        for call in calls:
+            call()
+        assert made == ["a", "a", "b", "b"] and steps == 2
+        return [timing.Span(8e-6, 12, ()), timing.Span(4e-6, 4, ())]
 
-    assert timing.time_once(lambda: made.append(1), sets=2, measure=measure) == timing.Timing((2e-6,), 3.0)
+    found = timing.time_once([lambda: made.append("a"), lambda: made.append("b")], 2, measure)
+    assert found == [timing.Timing((2e-6,), 3.0), timing.Timing((1e-6,), 1.0)]
 
 
 def test_time_device_divides_by_the_sets() -> None:
     spans = {"a": timing.Span(8e-6, 8, ()), "b": timing.Span(4e-6, 4, ())}
-    current: list[str] = []
-
-    def call(label):
-        return lambda: current.append(label)
-
-    def measure(run):
-        run()
-        return spans[current[-1]]
-
-    found = timing.time_device({n: call(n) for n in spans}, sets=4, rounds=3, measure=measure)
+    calls = {label: lambda label=label: label for label in spans}
+    found = timing.time_device(calls, sets=4, rounds=3, measure=lambda several: [spans[call()] for call in several])
     assert found["a"] == timing.Timing((2e-6,) * 3, 2.0)
     assert timing.ratio(found["a"], found["b"]).value == 2.0
 
@@ -198,6 +224,26 @@ def test_a_call_may_time_itself() -> None:
     assert found["peer"] == timing.Timing((2e-6, 2e-6), None)
 
 
+def test_calls_between_those_that_time_themselves_share_a_profile(monkeypatch) -> None:
+    class Timed:
+        def __call__(self) -> None:
+            pass
+
+        def span(self) -> timing.Span:
+            return timing.Span(1.0, None, ("own",))
+
+    groups: list[int] = []
+
+    def profile_each(calls, steps):
+        groups.append(len(calls))
+        return [timing.Span(2.0, 1, ())] * len(calls)
+
+    monkeypatch.setattr(timing, "profile_each", profile_each)
+    ours, peer = (lambda: None), Timed()
+    found = timing.spans_of([ours, ours, peer, peer, ours, Timed(), ours])
+    assert [span.seconds for span in found] == [2.0, 2.0, 1.0, 1.0, 2.0, 1.0, 2.0] and groups == [2, 1, 1]
+
+
 @pytest.mark.gpu
 def test_device_time_of_a_matmul() -> None:
     args = [(jnp.ones((4096, 4096), jnp.float16), jnp.ones((4096, 4096), jnp.float16)) for _ in range(3)]
@@ -205,6 +251,22 @@ def test_device_time_of_a_matmul() -> None:
     found = timing.time_device({"xla": lambda: jax.block_until_ready(chained(args))}, sets=3)["xla"]
     assert 50e-6 < found.seconds < 5e-3
     assert found.launches is not None and found.launches >= 1
+
+
+@pytest.mark.gpu
+def test_one_profile_tells_what_several_do() -> None:
+    """The same as a profile of each, but for noise; and there is a kernel to tell them apart."""
+    x, y = jnp.ones((4096, 4096), jnp.float16), jnp.ones((512, 512), jnp.float16)
+    compiled = [jax.jit(jnp.matmul).lower(a, a).compile() for a in (x, y)]
+    calls = [lambda c=c, a=a: jax.block_until_ready(c(a, a)) for c, a in zip(compiled, (x, y), strict=True)]
+    for call in calls:
+        call()
+    assert timing._separator() is not None
+    for together, alone in zip(
+        timing.profile_each([*calls, *calls]), 2 * [timing.profile(c) for c in calls], strict=True
+    ):
+        assert together.names == alone.names
+        assert together.seconds == pytest.approx(alone.seconds, rel=0.5)
 
 
 # Suites.

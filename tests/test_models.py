@@ -143,11 +143,13 @@ def test_every_region_is_replaced_and_computes_the_same() -> None:
 
 
 def test_worst_error_is_relative_to_the_largest_of_its_kind() -> None:
-    reference = ({"weights": [np.array([1e-9]), np.array([4.0])]}, np.array([2.0]))
+    reference = ({"weights": [np.array([1e-12]), np.array([4.0])]}, np.array([2.0]))
     found = ({"weights": [np.array([1e-3]), np.array([4.0])]}, np.array([2.0]))
     assert model_suite.worst_error(reference, found)[0] == pytest.approx(1e-3 / 4)
-    found = ({"weights": [np.array([1e-9]), np.array([4.0])]}, np.array([1.0]))
+    found = ({"weights": [np.array([1e-12]), np.array([4.0])]}, np.array([1.0]))
     assert model_suite.worst_error(reference, found)[0] == 0.5
+    found = ({"weights": [np.array([np.nan]), np.array([4.0])]}, np.array([2.0]))
+    assert model_suite.worst_error(reference, found) == (np.inf, np.inf)
 
 
 def test_steps_by_name() -> None:

@@ -11,20 +11,23 @@ Candidate `REMAT`, ours with ``remat="regions"``, is for training steps: where n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from mirage_jax import timing
 from mirage_jax.bench.steps import Step
-from mirage_jax.bench.suite import BASELINE, OURS, Memory, Result, Row, Transform, errors_against, explained
+from mirage_jax.bench.suite import BASELINE, OURS, Memory, Result, Row, Transform, explained
 from mirage_jax.timing import Timing
 
+log = logging.getLogger("mirage_jax")
+
 REMAT = f"{OURS} remat"
+ONCE = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}  # XLA's options for what runs once
 CALLS = 4  # steps in a row that are profiled together
 NOTES = (
     "Steps as training and decoding run them, with donated state, each from its first kernel to its last. Errors are "
@@ -50,13 +53,15 @@ class _Running:
 def run_step(step: Step, candidates: Mapping[str, Transform], *, rounds: int | None = None, seed: int = 0) -> Row:
     """One row: every candidate's first step is checked, then all are timed."""
     state, batch = jax.jit(step.draw)(jax.random.key(seed))
-    reference = _in_float32(step, state, batch)
+    log.info("%s: reference in float32", step.name)
+    reference = jax.block_until_ready(_in_float32(step, state, batch))
     running: dict[str, _Running] = {}
     fields: dict[str, dict[str, Any]] = {}
     failures: dict[str, str] = {}
     for label, transform in candidates.items():
         if label == REMAT and not step.trains:
             continue
+        log.info("%s: %s", step.name, label)
         try:
             function: Any = transform(step.fn, donate_argnums=0)
             compiled = function.lower(state, batch).compile()
@@ -67,6 +72,7 @@ def run_step(step: Step, candidates: Mapping[str, Transform], *, rounds: int | N
             running[label] = _Running(compiled, first[0], batch)
         except Exception as why:  # whatever a candidate raises is a result of the benchmark
             failures[label] = f"{type(why).__name__}: {why}".splitlines()[0]
+    log.info("%s: timing", step.name)
     timings = {label: _per_layer(t, step.layers) for label, t in _time(running, rounds).items()}
     results = {
         label: Result(
@@ -85,25 +91,42 @@ def _in_float32(step: Step, state: Any, batch: Any) -> Any:
     def wide(tree: Any) -> Any:
         return jax.tree.map(lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
 
+    args = wide(state), wide(batch)
     with jax.default_matmul_precision("highest"):
-        return jax.tree.map(np.asarray, jax.jit(step.fn)(wide(state), wide(batch)))
+        return jax.jit(step.fn).lower(*args).compile(compiler_options=ONCE)(*args)
 
 
 def worst_error(reference: Any, found: Any) -> tuple[float, float]:
-    """The largest error of any array of a tree, and the largest root mean square.
+    """The largest error of any array of a tree, and the largest root mean square; infinite where not all is finite.
 
     Relative to the largest value of all arrays of its kind: some gradients are zero but for rounding (of a bias that
     a softmax cancels).
     """
-    wanted = [(path[:2], np.asarray(x, np.float64)) for path, x in jax.tree.leaves_with_path(reference)]
+    kinds = [path[:2] for path, _ in jax.tree.leaves_with_path(reference)]
+    measured = jax.device_get(_errors(jax.tree.leaves(reference), jax.tree.leaves(found)))
     largest: dict[Any, float] = {}
-    for kind, x in wanted:
-        largest[kind] = max(largest.get(kind, 0.0), float(np.abs(x).max()))
-    worst = worst_rms = 0.0
-    for (kind, x), y in zip(wanted, jax.tree.leaves(found), strict=True):
-        error, error_rms = errors_against(x, np.asarray(y), largest[kind])
-        worst, worst_rms = max(worst, error), max(worst_rms, error_rms)
-    return worst, worst_rms
+    for kind, (scale, _, _) in zip(kinds, measured, strict=True):
+        largest[kind] = max(largest.get(kind, 0.0), float(scale))
+    scales = [largest[kind] or 1.0 for kind in kinds]
+    return (
+        max(float(error) / scale for (_, error, _), scale in zip(measured, scales, strict=True)),
+        max(float(rms) / scale for (_, _, rms), scale in zip(measured, scales, strict=True)),
+    )
+
+
+@jax.jit
+def _errors(reference: Sequence[jax.Array], found: Sequence[jax.Array]) -> list[tuple[jax.Array, ...]]:
+    """Per array the largest value of the reference, the largest error and its root mean square, in float32: there are
+    hundreds of millions of numbers, which a device compares at once.
+    """
+
+    def one(wanted: jax.Array, got: jax.Array) -> tuple[jax.Array, ...]:
+        wanted = wanted.astype(jnp.float32)
+        error = jnp.abs(got.astype(jnp.float32) - wanted)
+        measures = jnp.max(error), jnp.sqrt(jnp.mean(error**2))
+        return jnp.max(jnp.abs(wanted)), *(jnp.where(jnp.isfinite(error).all(), m, jnp.inf) for m in measures)
+
+    return [one(wanted, got) for wanted, got in zip(reference, found, strict=True)]
 
 
 def _memory(compiled: Any) -> Memory:
@@ -114,7 +137,7 @@ def _memory(compiled: Any) -> Memory:
 def _time(running: Mapping[str, _Running], rounds: int | None) -> dict[str, Timing]:
     if jax.devices()[0].platform == "gpu":
         calls = {label: lambda r=r: r(CALLS) for label, r in running.items()}
-        return timing.time_device(calls, CALLS, rounds or 6, partial(timing.profile, steps=CALLS))
+        return timing.time_device(calls, CALLS, rounds or 6, partial(timing.spans_of, steps=CALLS))
     return timing.time_wall({label: lambda r=r: r(1) for label, r in running.items()}, rounds or 10)
 
 

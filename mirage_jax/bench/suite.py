@@ -263,17 +263,12 @@ def run_program(
     return Row(program.name, None if peaks is None else program.limit(*peaks), results, failures)
 
 
-def errors_against(reference: np.ndarray, found: np.ndarray, largest: float | None = None) -> tuple[float, float]:
-    """Largest and root-mean-square error, relative to the same of the reference; infinite where found is not finite.
-
-    `largest` is what both are relative to, if not the reference itself.
-    """
+def errors_against(reference: np.ndarray, found: np.ndarray) -> tuple[float, float]:
+    """Largest and root-mean-square error, relative to the same of the reference; infinite where found is not finite."""
     difference = np.abs(found.astype(np.float64) - reference)
     if not np.isfinite(difference).all():
         return float("inf"), float("inf")
     scale, mean = np.abs(reference).max(), np.sqrt(np.mean(reference**2))
-    if largest is not None:
-        scale = mean = largest
     return float(difference.max() / (scale or 1.0)), float(np.sqrt(np.mean(difference**2)) / (mean or 1.0))
 
 

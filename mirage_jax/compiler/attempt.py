@@ -213,7 +213,8 @@ class Attempt(Subject):
 
         with ThreadPoolExecutor(8 if on_gpu else 1) as pool:
             calls = dict(x for x in pool.map(prepare, functions.items()) if x is not None)
-        return timing.time_device(calls, sets, rounds) if on_gpu else timing.time_wall(calls, rounds)
+        with jax.default_device(self.device):
+            return timing.time_device(calls, sets, rounds) if on_gpu else timing.time_wall(calls, rounds)
 
     def screen(self, winners: Sequence[Winner]) -> dict[int, timing.Timing]:
         """Variants timed once each, by position; in another process where there is one, so that none that faults or

@@ -8,7 +8,8 @@ counted; a new child goes on with the rest. Each device has several children, wh
 at once (in Python, mostly: threads would wait for each other) and take turns on the device.
 
 Messages are JSON, one to a line. To the child: {"variants": [..], "threads": n}. From it: {"ready": device kind},
-{"compiling": i}, {"compiled": i}, {"running": i}, {"timed": i, ..}, {"failed": i, "why": ..}, {"done": n}.
+{"compiling": i}, {"compiled": i}, {"running": i}, {"timing": [i, ..]}, {"timed": i, ..}, {"failed": i, "why": ..},
+{"done": n}. A request with one thread is one for a time: its variants are timed alone, too.
 """
 
 from __future__ import annotations
@@ -284,6 +285,8 @@ class _Turn:
                     self.compiling.discard(self.numbers[n])
                 case {"running": n}:
                     self.running = self.numbers[n]
+                case {"timing": several}:
+                    self.running = self.numbers[several[0]] if len(several) == 1 else None
                 case {"timed": n, "samples": samples, "launches": launches}:
                     self._settle(self.numbers[n], timing.Timing(tuple(samples), launches))
                 case {"failed": n, "why": why}:

@@ -1,8 +1,8 @@
 """The child process of `compiler.trials`: ``python -m mirage_jax.compiler.worker``.
 
-Reads requests from standard input, compiles the variants of each in several threads, then runs and times one after the
-other, and says on standard output what it is about to do and what came of it. Ends when its parent does, whatever it
-is doing, and after an error from which the device does not recover.
+Reads requests from standard input, compiles the variants of each in several threads, runs one after the other, times
+those that ran together, and says on standard output what it is about to do and what came of it. Ends when its parent
+does, whatever it is doing, and after an error from which the device does not recover.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import fcntl
 import functools
 import itertools
 import json
+import math
 import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -31,41 +33,68 @@ from mirage_jax.lower import aot
 from mirage_jax.mugraph.arrays import numpy_dtype
 
 type Say = Callable[[Mapping[str, Any]], None]
-type Prepare = Callable[[Mapping[str, Any]], Callable[[], timing.Timing]]  # variant -> what runs and times it
+
+TOGETHER = 2.0  # seconds of runs that are timed together
 
 
-def serve(
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A compiled variant, which runs on so many sets of inputs and waits."""
+
+    call: timing.Call
+    sets: int
+
+    def __call__(self) -> None:
+        self.call()
+
+
+def serve[R: Callable[[], object]](
     requests: Iterable[str],
     say: Say,
-    prepare: Prepare,
+    prepare: Callable[[Mapping[str, Any]], R],
+    measure: Callable[[Sequence[R]], Sequence[timing.Timing]],
     healthy: Callable[[], bool],
     turn: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> None:
-    """Answer requests until there are no more, or until the device is not healthy any more. Variants are run within
-    `turn`, since others may use the device.
+    """Answer requests until there are no more, or until the device is not healthy any more. What `prepare` makes of the
+    variants is run one by one, then timed by `measure`, within `turn`, since others may use the device.
     """
     for line in requests:
         request = json.loads(line)
         with ThreadPoolExecutor(request["threads"]) as pool:
             prepare_one = functools.partial(_prepare, say, prepare)
             prepared = list(pool.map(prepare_one, itertools.count(), request["variants"]))
-        for i, run in enumerate(prepared):
-            if run is None:
-                continue
-            with turn():
+        runs = {i: run for i, run in enumerate(prepared) if run is not None}
+        with turn():
+            ran: dict[int, float] = {}
+            for i, run in runs.items():
                 say({"running": i})
                 try:
-                    found = run()
+                    run()
+                    ran[i] = timing.wall(run)
                 except Exception as why:
                     say({"failed": i, "why": _in_one_line(why)})
                     if not healthy():
                         return
+            groups = _groups(ran) if request["threads"] > 1 else [[i] for i in ran]
+            while groups:
+                group = groups.pop(0)
+                say({"timing": group})
+                try:
+                    found = measure([runs[i] for i in group])
+                except Exception as why:
+                    if len(group) == 1:
+                        say({"failed": group[0], "why": _in_one_line(why)})
+                    if not healthy():
+                        return
+                    groups = [[i] for i in group if len(group) > 1] + groups
                 else:
-                    say({"timed": i, "samples": found.samples, "launches": found.launches})
+                    for i, timed in zip(group, found, strict=True):
+                        say({"timed": i, "samples": timed.samples, "launches": timed.launches})
         say({"done": len(prepared)})
 
 
-def _prepare(say: Say, prepare: Prepare, i: int, variant: Mapping[str, Any]) -> Callable[[], timing.Timing] | None:
+def _prepare[R](say: Say, prepare: Callable[[Mapping[str, Any]], R], i: int, variant: Mapping[str, Any]) -> R | None:
     say({"compiling": i})
     try:
         run = prepare(variant)
@@ -74,6 +103,19 @@ def _prepare(say: Say, prepare: Prepare, i: int, variant: Mapping[str, Any]) -> 
         return None
     say({"compiled": i})
     return run
+
+
+def _groups(ran: Mapping[int, float]) -> list[list[int]]:
+    """Variants in a row that take at most `TOGETHER`."""
+    groups: list[list[int]] = []
+    seconds = math.inf
+    for i, own in ran.items():
+        if seconds + own > TOGETHER:
+            groups.append([])
+            seconds = 0.0
+        groups[-1].append(i)
+        seconds += own
+    return groups
 
 
 @contextmanager
@@ -94,7 +136,7 @@ def _in_one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).partition('\n')[0]}"
 
 
-def prepare_winner(variant: Mapping[str, Any]) -> Callable[[], timing.Timing]:
+def prepare_winner(variant: Mapping[str, Any]) -> Run:
     """Compile a `Winner`'s program for the device that is here."""
     device = jax.devices()[0]
     winner = Winner.from_json(variant, "cuda" if device.platform == "gpu" else device.platform)
@@ -106,12 +148,15 @@ def prepare_winner(variant: Mapping[str, Any]) -> Callable[[], timing.Timing]:
     sets = timing.sets_for(sum(t.size * t.dtype.itemsize for t in types)) if on_gpu else 1
     args = draw(types, sets)
     compiled = timing.chain(winner.run).lower(args).compile()
+    return Run(lambda: jax.block_until_ready(compiled(args)), sets)
 
-    def run() -> timing.Timing:
-        call = lambda: jax.block_until_ready(compiled(args))  # noqa: E731
-        return timing.time_once(call, sets) if on_gpu else timing.time_wall({"": call}, rounds=1)[""]
 
-    return run
+def measure(runs: Sequence[Run]) -> list[timing.Timing]:
+    """The time of each, where all run on as many sets."""
+    calls = [run.call for run in runs]
+    if jax.devices()[0].platform == "gpu":
+        return timing.time_once(calls, runs[0].sets)
+    return [timing.time_wall({"": call}, rounds=1)[""] for call in calls]
 
 
 _DRAWING = threading.Lock()
@@ -172,7 +217,7 @@ def main() -> None:
         aot.refuse_what_does_not_fit()
     device_is_healthy()  # makes the context, before anything is timed
     say({"ready": device.device_kind})
-    serve(lines_until_the_parent_ends(), say, prepare_winner, device_is_healthy, turns())
+    serve(lines_until_the_parent_ends(), say, prepare_winner, measure, device_is_healthy, turns())
     os._exit(1)  # the device is lost: nothing there can be tidied up
 
 

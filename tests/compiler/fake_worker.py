@@ -69,6 +69,12 @@ def prepare(variant):
     return run
 
 
+def measure(runs):
+    if len(runs) > 1 and os.environ.get("ABORT_TOGETHER"):
+        os.abort()
+    return [run() for run in runs]
+
+
 if __name__ == "__main__":
     if "never ready" in sys.argv:
         sys.exit("no device")
@@ -76,5 +82,5 @@ if __name__ == "__main__":
     print("neither is this")
     say({"ready": "fake device"})
     fine = lambda: healthy and worker.device_is_healthy()  # noqa: E731
-    worker.serve(worker.lines_until_the_parent_ends(), say, prepare, fine, worker.turns())
+    worker.serve(worker.lines_until_the_parent_ends(), say, prepare, measure, fine, worker.turns())
     os._exit(1)

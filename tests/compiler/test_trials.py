@@ -224,9 +224,9 @@ def test_a_child_ends_with_its_parent() -> None:
     session.__exit__()
 
 
-def test_interleaved_messages_name_what_runs() -> None:
+def served(variants: list, threads: int, measure) -> list:
+    """What a child says about these variants, but for what it says while it compiles."""
     said: list = []
-    runs = [fine(1.0), {"do": "raise"}, fine(2.0)]
 
     def prepare(variant):
         def run():
@@ -236,14 +236,51 @@ def test_interleaved_messages_name_what_runs() -> None:
 
         return run
 
-    request = module.json.dumps({"variants": runs, "threads": 2})
-    worker.serve([request], said.append, prepare, lambda: True)
-    assert [m for m in said if "running" in m or "timed" in m or "failed" in m] == [
-        {"running": 0}, {"timed": 0, "samples": (1.0,), "launches": 1.0},
-        {"running": 1}, {"failed": 1, "why": "RuntimeError: no"},
-        {"running": 2}, {"timed": 2, "samples": (2.0,), "launches": 1.0},
+    request = module.json.dumps({"variants": variants, "threads": threads})
+    worker.serve([request], said.append, prepare, measure, lambda: True)
+    return [m for m in said if "compiling" not in m and "compiled" not in m]
+
+
+def result(i: int) -> dict:
+    return {"timed": i, "samples": (float(i),), "launches": 1.0}
+
+
+VARIANTS = [fine(0.0), {"do": "raise"}, fine(2.0)]
+RUN = [{"running": 0}, {"running": 1}, {"failed": 1, "why": "RuntimeError: no"}, {"running": 2}]
+
+
+def test_what_ran_is_timed_together() -> None:
+    assert served(VARIANTS, 2, lambda runs: [run() for run in runs]) == [
+        *RUN, {"timing": [0, 2]}, result(0), result(2), {"done": 3},
     ]  # fmt: skip
-    assert said[-1] == {"done": 3}
+
+
+def test_one_thread_times_one_by_one() -> None:
+    assert served(VARIANTS, 1, lambda runs: [run() for run in runs]) == [
+        *RUN, {"timing": [0]}, result(0), {"timing": [2]}, result(2), {"done": 3},
+    ]  # fmt: skip
+
+
+def test_what_cannot_be_timed_together_is_timed_alone() -> None:
+    def measure(runs):
+        if len(runs) > 1 or runs[0]() == timed(2.0):
+            raise RuntimeError("no profile")
+        return [run() for run in runs]
+
+    assert served(VARIANTS, 2, measure) == [
+        *RUN, {"timing": [0, 2]}, {"timing": [0]}, result(0),
+        {"timing": [2]}, {"failed": 2, "why": "RuntimeError: no profile"}, {"done": 3},
+    ]  # fmt: skip
+
+
+def test_variants_are_timed_together_for_a_while() -> None:
+    assert worker._groups({1: 0.5, 2: 0.5, 5: 1.0, 6: 0.1, 7: 9.0, 8: 0.1}) == [[1, 2, 5], [6], [7], [8]]
+
+
+def test_a_child_that_ends_while_it_times_several() -> None:
+    with Session(FAKE, environment={"ABORT_TOGETHER": "1"}, patience=QUICK) as session:
+        assert session.times([fine(1.0), fine(2.0)]) == [timed(1.0), timed(2.0)]
+        assert session._deaths == 1
 
 
 @pytest.mark.gpu
