@@ -233,12 +233,12 @@ def profile_each(calls: Sequence[Call], steps: int = 1) -> list[Span]:
 
 def _separator() -> tuple[Call, str] | None:
     """What runs one kernel on JAX's default device, and that kernel's name; None if it is not one."""
-    return _separator_on(jax.config.jax_default_device or jax.local_devices()[0])
+    return _separator_on(jax.config.jax_default_device)
 
 
 @functools.cache
-def _separator_on(device: Any) -> tuple[Call, str] | None:
-    x = jax.device_put(np.arange(8, dtype=np.int32), device)
+def _separator_on(default: Any) -> tuple[Call, str] | None:
+    x = jax.jit(lambda: lax.iota(np.int32, 8))()
     compiled = jax.jit(lax.clz).lower(x).compile()  # no region counts leading zeros
     call = lambda: jax.block_until_ready(compiled(x))  # noqa: E731
     call()

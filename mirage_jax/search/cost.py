@@ -328,10 +328,13 @@ def extents_inside(kernel: BlockGraph, graph: KernelGraph, parts: Mapping[Axis, 
     return extent
 
 
-def estimate(graph: KernelGraph, schedule: Schedule, device: Device) -> float:
+def estimate(graph: KernelGraph, schedule: Schedule, device: Device, known: dict[Any, Terms] | None = None) -> float:
     """Seconds of a scheduled graph; library operators as XLA would run them alone, pointwise ones fused. A launch of
     several kernels is one with the work of all of them.
+
+    known: terms of kernels of such launches, for other schedules of this graph with the same parts.
     """
+    known = {} if known is None else known
 
     def alone(n: int) -> float:
         kernel = graph.kernels[n]
@@ -343,7 +346,12 @@ def estimate(graph: KernelGraph, schedule: Schedule, device: Device) -> float:
         if len(wave) == 1:
             return alone(wave[0])
         kernels = {n: k for n in wave if isinstance(k := graph.kernels[n], BlockGraph)}
-        work = {n: _kernel_terms(k, graph, schedule.kernels[n], schedule.part_counts) for n, k in kernels.items()}
+        work: dict[int, Terms] = {}
+        for n, k in kernels.items():
+            sizes = schedule.kernels[n]
+            if (n, sizes.tiles) not in known:
+                known[n, sizes.tiles] = _kernel_terms(k, graph, sizes, schedule.part_counts)
+            work[n] = known[n, sizes.tiles]
         sizes = schedule.kernels[max(work, key=lambda n: work[n].traffic)]
         return float(seconds(_together(list(work.values())), device, Arrays, sizes.num_warps, sizes.num_stages))
 

@@ -28,7 +28,7 @@ from mirage_jax.mugraph.graph import (
     Schedule,
 )
 from mirage_jax.mugraph.parser import parse
-from mirage_jax.search.cost import Tiled, estimate, extents_inside, library_estimate, outline, tilings
+from mirage_jax.search.cost import Terms, Tiled, estimate, extents_inside, library_estimate, outline, tilings
 from mirage_jax.search.devices import Device
 
 PARTS = (2, 4, 8, 16, 32)
@@ -149,11 +149,12 @@ def together(c: Candidate, device: Device) -> Schedule | None:
     best = next(in_one_launch(c.graph, c.schedule), None)
     if best is None:
         return None
-    seconds = estimate(c.graph, best, device)
+    known: dict[Any, Terms] = {}
+    seconds = estimate(c.graph, best, device, known)
     for n in (n for wave in c.graph.waves if len(wave) > 1 for n in wave):
         for sizes in c.alternatives[n] if c.alternatives else ():
             changed = as_wide(c.graph, replace(best, kernels=(*best.kernels[:n], sizes, *best.kernels[n + 1 :])))
-            if (other := estimate(c.graph, changed, device)) < seconds:
+            if (other := estimate(c.graph, changed, device, known)) < seconds:
                 best, seconds = changed, other
     return best
 
