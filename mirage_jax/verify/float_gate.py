@@ -36,9 +36,10 @@ ones. Integer and boolean outputs must equal XLA's.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ml_dtypes
@@ -89,24 +90,16 @@ def float_gate(
         return GateResult(same, () if same else (f"{int((xla != candidate).sum())} elements differ from XLA's",))
     if xla.size == 0:
         return GateResult(True)
-    r, x, c = (np.asarray(a, np.float64) for a in (reference64, xla, candidate))
-    if strange := _strange(r, x, c, kinds, skips, xla.dtype):
+    compared = _Compared(reference64, xla, candidate, noise, written, unit)
+    if strange := compared.strange(kinds, skips):
         return GateResult(False, (strange,))
-    good = np.isfinite(r) & np.isfinite(x) & np.isfinite(c)
-    if not good.any():
+    limits = _limits(compared, spread)
+    if limits is None:
         return GateResult(True)
-    r, x, c = (a if good.all() else np.where(good, a, 0.0) for a in (r, x, c))
-    ex, ec = x - r, c - r
-    exact = exact and not ex.any()
-    if written is not None:
-        ew = np.minimum(np.where(good & np.isfinite(written), np.abs(written), 0.0), unit * _largest(r))
-        ex = np.where(ew > np.abs(ex), np.copysign(ew, ex), ex)
-    moved = np.zeros((1,) * r.ndim) if noise is None else np.where(good & np.isfinite(noise), np.abs(noise), 0.0)
-    limits = _limits(r, ex, ec, moved, int(good.sum()), xla.dtype, spread)
     if ceiling is not None:
-        limits["ceiling"] = (float(np.max(np.abs(ec) / np.maximum(ceiling, 1e-300))), 1.0)
-    if exact:
-        limits["exact"] = (float(np.abs(ec).max()), 0.0)
+        limits["ceiling"] = (compared.over(ceiling), 1.0)
+    if exact and not replace(compared, written=None).totals.ex.largest:
+        limits["exact"] = (compared.totals.ec.largest, 0.0)
     reasons = tuple(
         f"{name}: {have:.3g}, allowed {most:.3g}" for name, (have, most) in limits.items() if not have <= most
     )
@@ -159,10 +152,8 @@ def brink(in_range: Callable[[int], bool], most: int) -> int:
     return low
 
 
-def _strange(r: Array, x: Array, c: Array, kinds: bool, skips: bool, dtype: Any) -> str:
-    """What is wrong with the non-finite values, if anything."""
-    if np.isfinite(x).all() and np.isfinite(c).all():
-        return ""
+def _strange(r: Array, x: Array, c: Array, kinds: bool, skips: bool, dtype: Any) -> Array:
+    """Where the non-finite values are wrong."""
     repaired = ~np.isfinite(x) & (np.isfinite(r) | (skips & np.isnan(x) & np.isnan(r))) & np.isfinite(c)
     if kinds:
         differ = (np.isnan(x) != np.isnan(c)) | (np.isinf(x) != np.isinf(c)) | (np.isinf(x) & (x != c))
@@ -171,11 +162,7 @@ def _strange(r: Array, x: Array, c: Array, kinds: bool, skips: bool, dtype: Any)
     with np.errstate(over="ignore"):
         ideal = r.astype(dtype).astype(np.float64)
     as_float64 = (np.isnan(c) & np.isnan(ideal)) | (np.isinf(c) & (c == ideal))
-    wrong = differ & ~repaired & ~as_float64 & ~_on_the_brink(x, c, dtype)
-    if not wrong.any():
-        return ""
-    at = tuple(int(i) for i in np.argwhere(wrong)[0])
-    return f"{int(wrong.sum())} non-finite values differ from XLA's, as {c[at]} instead of {x[at]} at {at}"
+    return differ & ~repaired & ~as_float64 & ~_on_the_brink(x, c, dtype)
 
 
 def _on_the_brink(x: Array, c: Array, dtype: Any) -> Array:
@@ -196,31 +183,168 @@ def shorter_range(x: Array, c: Array) -> bool:
     return bool((np.isfinite(x64) & ~np.isfinite(c64) & ~_on_the_brink(x64, c64, x.dtype)).any())
 
 
-def _limits(
-    r: Array, ex: Array, ec: Array, noise: Array, n: int, dtype: Any, spread: float
-) -> dict[str, tuple[float, float]]:
-    """Rules 2 to 5: measured and allowed."""
-    eps, floor = float(ml_dtypes.finfo(dtype).eps), _floor(r, dtype)
-    size, own_rms = _rms(r, n), _rms(noise, n)
-    most = 2 * spread * float(np.abs(ex).max()) + 2 * floor + 4 * float(noise.max())
-    by_row = np.maximum(noise.max(-1, keepdims=True) if noise.ndim else noise, own_rms)
-    rows, sizes = np.maximum(np.abs(ec) - 8 * by_row, 0.0), np.maximum(np.abs(r), by_row)
-    bias = 2 * abs(ex.sum()) / n + 3 * _rms(ec, n) / n**0.5 + 0.5 * eps * size + own_rms
+BLOCK = 1 << 16  # elements that are compared at a time: what is computed of them stays in the processor's cache
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Some rows of the results in float64: the reference, XLA's error and the candidate's, zero where any of the three
+    results is not finite, and the noise.
+    """
+
+    good: Array
+    r: Array
+    ex: Array
+    ec: Array
+    noise: Array
+
+    @property
+    def largest_noise(self) -> Array:
+        return self.noise.max(-1, keepdims=True)
+
+
+@dataclass
+class _Total:
+    """The largest absolute value of numbers that are seen in blocks, their sum, and their root mean square."""
+
+    largest: float = 0.0
+    sum: float = 0.0
+    squares: float = 0.0  # in units of the largest, or the square of large values overflows
+
+    def add(self, x: Array) -> None:
+        if top := float(max(x.max(), -x.min())):
+            scaled = np.ravel(x) / top
+            largest = _larger(self.largest, top)
+            self.squares *= (self.largest / largest) ** 2
+            self.squares += float(scaled @ scaled) * (top / largest) ** 2
+            self.largest = largest
+            self.sum += float(x.sum())
+
+    def rms(self, n: int) -> float:
+        return self.largest * math.sqrt(self.squares / n)
+
+
+@dataclass
+class _Totals:
+    n: int = 0  # elements that are finite in all three results
+    floor: float = 0.0  # max |(r + 0.3 - 0.3) - r| in the type of the output
+    r: _Total = field(default_factory=_Total)
+    ex: _Total = field(default_factory=_Total)
+    ec: _Total = field(default_factory=_Total)
+    noise: _Total = field(default_factory=_Total)
+
+
+@dataclass
+class _Compared:
+    """Three results of an output, compared in blocks: to get memory for large arrays takes longer than arithmetic."""
+
+    reference64: Array
+    xla: Array
+    candidate: Array
+    noise: Array | None
+    written: Array | None
+    unit: float
+
+    def _blocks(self, *arrays: Array) -> Iterator[tuple[int, list[Array]]]:
+        """Some rows of each array in float64, and the place of the first element."""
+        shape = self.xla.shape
+        columns = shape[-1] if shape else 1
+        flat = [np.broadcast_to(a, shape).reshape(-1, columns) for a in arrays]
+        step = max(1, BLOCK // columns)
+        for start in range(0, len(flat[0]), step):
+            yield start * columns, [np.asarray(a[start : start + step], np.float64) for a in flat]
+
+    def strange(self, kinds: bool, skips: bool) -> str:
+        """What is wrong with the non-finite values, if anything."""
+        found, text = 0, ""
+        for start, (r, x, c) in self._blocks(self.reference64, self.xla, self.candidate):
+            if np.isfinite(x).all() and np.isfinite(c).all():
+                continue
+            wrong = _strange(r, x, c, kinds, skips, self.xla.dtype)
+            if wrong.any() and not found:
+                n = int(np.flatnonzero(wrong)[0])
+                at = tuple(int(i) for i in np.unravel_index(start + n, self.xla.shape))
+                text = f"as {c.flat[n]} instead of {x.flat[n]} at {at}"
+            found += int(wrong.sum())
+        return f"{found} non-finite values differ from XLA's, {text}" if found else ""
+
+    def rows(self) -> Iterator[_Rows]:
+        nothing = np.zeros(())
+        noise, written = (nothing if a is None else a for a in (self.noise, self.written))
+        for _, (r, x, c, own, w) in self._blocks(self.reference64, self.xla, self.candidate, noise, written):
+            good = np.isfinite(r) & np.isfinite(x) & np.isfinite(c)
+            if not good.all():
+                r, x, c = (np.where(good, a, 0.0) for a in (r, x, c))
+            ex, ec = x - r, c - r
+            if self.written is not None:
+                most = self.unit * np.abs(r).max(-1, keepdims=True)
+                ew = np.minimum(np.where(good & np.isfinite(w), np.abs(w), 0.0), most)
+                ex = np.where(ew > np.abs(ex), np.copysign(ew, ex), ex)
+            if self.noise is not None:
+                own = np.where(good & np.isfinite(own), np.abs(own), 0.0)
+            yield _Rows(good, r, ex, ec, own)
+
+    @functools.cached_property
+    def totals(self) -> _Totals:
+        found, dtype = _Totals(), self.xla.dtype
+        seen = np.zeros(1 << 16, bool)  # of numbers of 16 bits there are only so many
+        for rows in self.rows():
+            found.n += int(rows.good.sum())
+            for total, x in ((found.r, rows.r), (found.ex, rows.ex), (found.ec, rows.ec)):
+                total.add(x)
+            if self.noise is not None:
+                found.noise.add(rows.noise)
+            with np.errstate(over="ignore"):  # a value may be too large for the type
+                own = rows.r.astype(dtype)
+            if dtype.itemsize == 2:
+                seen[own.view(np.uint16)] = True
+            else:
+                found.floor = _larger(found.floor, _moved(own))
+        if seen.any():
+            found.floor = _moved(np.flatnonzero(seen).astype(np.uint16).view(dtype))
+        return found
+
+    def over(self, ceiling: Array) -> float:
+        """The largest of the candidate's errors over their bounds."""
+        blocks = (own for _, (own,) in self._blocks(ceiling))
+        over = (np.abs(rows.ec) / np.maximum(own, 1e-300) for rows, own in zip(self.rows(), blocks, strict=True))
+        return functools.reduce(_larger, (float(x.max()) for x in over))
+
+
+def _limits(compared: _Compared, spread: float) -> dict[str, tuple[float, float]] | None:
+    """Rules 2 to 5: measured and allowed. None if nothing is finite."""
+    totals = compared.totals
+    if not (n := totals.n):
+        return None
+    eps = float(ml_dtypes.finfo(compared.xla.dtype).eps)
+    own_rms, size = totals.noise.rms(n), totals.r.rms(n)
+    most = 2 * spread * totals.ex.largest + 2 * totals.floor + 4 * totals.noise.largest
+    unfaithful, worst_xla, worst = 0.0, 0.0, 0.0
+    for rows in compared.rows():
+        by_row = np.maximum(rows.largest_noise, own_rms)
+        sizes = np.maximum(np.abs(rows.r), by_row)
+        unfaithful = _larger(unfaithful, _largest_unfaithful(rows.r, rows.ec, most, eps))
+        worst_xla = _larger(worst_xla, _worst_row(sizes, rows.ex))
+        worst = _larger(worst, _worst_row(sizes, np.maximum(np.abs(rows.ec) - 8 * by_row, 0.0)))
+    rms = totals.ec.rms(n)
+    bias = 2 * abs(totals.ex.sum) / n + 3 * rms / n**0.5 + 0.5 * eps * size + own_rms
     return {
-        "max error": (_largest_unfaithful(r, ec, most, eps), most),
-        "rms error": (_rms(ec, n), 1.5 * spread * _rms(ex, n) + 0.5 * eps * size + 2 * own_rms),
-        "worst row": (_worst_row(sizes, rows), 2 * spread * _worst_row(sizes, ex) + 4 * eps),
-        "bias": (abs(ec.sum()) / n / spread, bias),
+        "max error": (unfaithful, most),
+        "rms error": (rms, 1.5 * spread * totals.ex.rms(n) + 0.5 * eps * size + 2 * own_rms),
+        "worst row": (worst, 2 * spread * worst_xla + 4 * eps),
+        "bias": (abs(totals.ec.sum) / n / spread, bias),
     }
 
 
-def _floor(r: Array, dtype: Any) -> float:
-    """max |(r + 0.3 - 0.3) - r| in a type."""
-    with np.errstate(over="ignore", invalid="ignore"):  # a value may be too large for the type
-        own = np.asarray(r).astype(dtype)
-        if own.dtype.itemsize == 2:  # there are only so many numbers
-            own = np.flatnonzero(np.bincount(own.view(np.uint16).ravel())).astype(np.uint16).view(own.dtype)
-        moved = np.abs(((own + own.dtype.type(0.3)) - own.dtype.type(0.3)).astype(np.float64) - own.astype(np.float64))
+def _larger(a: float, b: float) -> float:
+    """The larger one, and NaN if one is: no rule allows it."""
+    return float(np.maximum(a, b))
+
+
+def _moved(x: Array) -> float:
+    """max |(x + 0.3 - 0.3) - x|."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        moved = np.abs(((x + x.dtype.type(0.3)) - x.dtype.type(0.3)).astype(np.float64) - x.astype(np.float64))
     return float(np.max(np.where(np.isfinite(moved), moved, 0.0)))
 
 
@@ -234,26 +358,13 @@ def _largest_unfaithful(r: Array, ec: Array, most: float, eps: float) -> float:
     return float(np.where(size < _unit(np.minimum(np.abs(r), np.abs(r + ec)), eps), 0.0, size).max())
 
 
-def _largest(r: Array) -> Array:
-    """The largest absolute value of each row."""
-    return np.abs(r).max(-1, keepdims=True) if r.ndim else np.abs(r)
-
-
 def _unit(size: Array, eps: float) -> Array:
     """The distance from a number to the next larger one of its type."""
     return np.ldexp(eps, np.frexp(size)[1] - 1) * (size != 0)
 
 
-def _rms(x: Array, n: int) -> float:
-    top = float(max(x.max(), -x.min()))  # scaled, or the square of large values overflows
-    if not top:
-        return 0.0
-    scaled = np.ravel(x) / top
-    return top * float(np.sqrt(scaled @ scaled / n))
-
-
 def _worst_row(r: Array, e: Array) -> float:
-    rows, errors = (np.abs(a).reshape(-1, a.shape[-1] if a.ndim else 1).max(-1) for a in (r, e))
+    rows, errors = np.abs(r).max(-1), np.abs(e).max(-1)
     with np.errstate(over="ignore"):  # a row of denormal numbers
         return float(np.max(np.where(rows > 0, errors / np.where(rows > 0, rows, 1.0), 0.0)))
 

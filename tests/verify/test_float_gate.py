@@ -3,7 +3,10 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import mirage_jax.verify.float_gate as gate_module
 from mirage_jax.verify.float_gate import CLASSES, float_gate, input_classes, misread
 
 RNG = np.random.default_rng(0)
@@ -159,6 +162,34 @@ def test_ceiling_and_exactness() -> None:
     off[0, 0] = np.nextafter(off[0, 0], np.float32(99))
     assert not float_gate(integers, xla, off, exact=True)
     assert float_gate(integers, off, off, exact=True)  # XLA is not exact either
+
+
+def test_a_bound_that_is_no_number_allows_nothing() -> None:
+    ones = np.ones((4, 8))
+    ceiling = np.where(np.arange(32).reshape(4, 8) == 3, np.nan, 1.0)
+    assert not float_gate(ones, ones, ones, ceiling=ceiling)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("shape", [(), (7,), (30, 5), (3, 40, 2)])
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32), noisy=st.booleans(), strange=st.booleans())
+def test_large_arrays_are_compared_in_blocks(shape, dtype, seed: int, noisy: bool, strange: bool) -> None:
+    """Which are the same comparisons, whatever their size."""
+    rng = np.random.default_rng(seed)
+    r = np.asarray(rng.standard_normal(shape))
+    x, c = (np.array(r * (1 + e * rng.standard_normal(shape)), dtype) for e in (0.01, 0.02))
+    if strange:
+        c.flat[rng.integers(c.size)] = np.nan
+    noise, written = (np.abs(0.01 * rng.standard_normal(shape)) if noisy else None for _ in range(2))
+    found = []
+    for size in (1, 16, 1 << 16):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gate_module, "BLOCK", size)
+            found.append(float_gate(r, x, c, noise=noise, written=written, unit=0.1, ceiling=np.full(shape, 0.5)))
+    for other in found[1:]:
+        assert other.reasons == found[0].reasons
+        assert dict(other.ratios) == pytest.approx(dict(found[0].ratios), rel=1e-9, abs=1e-15)
 
 
 def test_large_values_do_not_overflow() -> None:
