@@ -19,9 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from rich.console import Console
 from rich.table import Table
 
@@ -31,6 +29,7 @@ from mirage_jax.bench.peers import Peer
 from mirage_jax.bench.peers import versions as peer_versions
 from mirage_jax.bench.programs import Program
 from mirage_jax.cache import versions
+from mirage_jax.compiler.accuracy import same_bits
 from mirage_jax.report import Report, rank_correlation, write_beside
 from mirage_jax.timing import Ratio, Timing
 
@@ -275,14 +274,9 @@ def errors_against(reference: np.ndarray, found: np.ndarray) -> tuple[float, flo
 def equal_runs(function: Callable[..., jax.Array], args: Sequence[jax.Array], repeats: int) -> int:
     """How many runs on the same inputs in a row are equal to the first, bit for bit, of at most `repeats`."""
 
-    @jax.jit
-    def same(a: jax.Array, b: jax.Array) -> jax.Array:
-        bits = f"uint{8 * a.dtype.itemsize}"
-        return jnp.array_equal(lax.bitcast_convert_type(a, bits), lax.bitcast_convert_type(b, bits))
-
     first = function(*args)
     for n in range(repeats):
-        if not same(first, function(*args)):
+        if not same_bits(first, function(*args)):
             return n
     return repeats
 

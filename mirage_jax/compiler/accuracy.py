@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from mirage_jax.compiler.subject import Subject
 from mirage_jax.compiler.winner import Winner
@@ -77,11 +78,10 @@ class Accuracy:
         """What is wrong with the winner's results for inputs of a class; empty if nothing is."""
         values = self._classes[name]
         args = [jax.device_put(v, self.subject.device) for v in values]
-        candidate = [np.asarray(y) for y in ours(*args)]
-        if any(
-            not np.array_equal(a, np.asarray(b), equal_nan=True) for a, b in zip(candidate, ours(*args), strict=True)
-        ):
+        results = ours(*args)
+        if not all(same_bits(a, b) for a, b in zip(results, ours(*args), strict=True)):
             return "two runs differ"
+        candidate = [np.asarray(y) for y in results]
         inputs = self.wide_inputs(values)
         reference, found = self.in_float64(inputs), [np.asarray(x) for x in self._xla(*args)]
         if name in float_gate.ORDINARY:
@@ -233,6 +233,14 @@ class Accuracy:
         """Bytes of the narrowest floats among the inputs."""
         floats = (dtype for _, dtype in self.subject.specs if jnp.issubdtype(dtype, jnp.floating))
         return min((dtype.itemsize for dtype in floats), default=4)
+
+
+@jax.jit
+def same_bits(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Are two arrays of one type equal bit for bit?"""
+    if a.dtype != bool:
+        a, b = (lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}") for x in (a, b))
+    return jnp.array_equal(a, b)
 
 
 def _wide(graph: KernelGraph, arrays: Sequence[Any], xp: Any, sample: Any) -> list[Any]:

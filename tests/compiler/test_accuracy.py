@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mirage_jax.compiler.accuracy import Accuracy, inputs_under_roots
+from mirage_jax.compiler.accuracy import Accuracy, inputs_under_roots, same_bits
 from mirage_jax.compiler.attempt import Attempt
 from mirage_jax.config import Options
 from mirage_jax.jaxpr_frontend.regions import analyse
@@ -85,3 +85,30 @@ def test_what_makes_numbers_of_nan_is_refused() -> None:
     text = last.sub(r"\1affine t2[i,j]", root.sub(r"\1affine x0[i,j]", str(own)))
     passed, why = attempt.gate(attempt.winner(parse(text), schedule, "algebra"))
     assert not passed and why.startswith(f"{BELOW_ZERO}: ") and "non-finite" in why
+
+
+def test_a_kernel_whose_runs_differ_is_refused() -> None:
+    """By a bit of one element, which no bound on errors would notice."""
+    attempt = Attempt(ADAMW, "cpu", jax.devices()[0], Options())
+    schedule = Schedule((KernelSchedule(),) * len(attempt.reference.kernels))
+    winner = attempt.winner(attempt.reference, schedule, "algebra")
+    runs: list[int] = []
+
+    def ours(*args):
+        runs.append(1)
+        *others, last = attempt.xla(*args)
+        return [*others, last.at[0, 0].set(jnp.nextafter(last[0, 0], 9.0)) if len(runs) == 2 else last]
+
+    assert attempt._accuracy._on_class(winner, "normal", ours) == "two runs differ"
+    assert len(runs) == 2 and attempt._accuracy._on_class(winner, "normal", ours) == ""
+
+
+@pytest.mark.parametrize("dtype", ["bool", "bfloat16", "float32", "int32"])
+def test_same_bits(dtype: str) -> None:
+    a = jnp.arange(8).astype(dtype)
+    assert same_bits(a, a) and not same_bits(a, a.at[3].set(~a[3] if dtype == "bool" else a[3] + 1))
+
+
+def test_zeros_of_other_signs_have_other_bits() -> None:
+    zeros, nan = jnp.zeros(4), jnp.full(4, jnp.nan)
+    assert not same_bits(zeros, -zeros) and same_bits(nan, nan)
