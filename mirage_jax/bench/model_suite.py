@@ -108,10 +108,8 @@ def worst_error(reference: Any, found: Any) -> tuple[float, float]:
     for kind, (scale, _, _) in zip(kinds, measured, strict=True):
         largest[kind] = max(largest.get(kind, 0.0), float(scale))
     scales = [largest[kind] or 1.0 for kind in kinds]
-    return (
-        max(float(error) / scale for (_, error, _), scale in zip(measured, scales, strict=True)),
-        max(float(rms) / scale for (_, _, rms), scale in zip(measured, scales, strict=True)),
-    )
+    relative = [(float(e) / scale, float(rms) / scale) for (_, e, rms), scale in zip(measured, scales, strict=True)]
+    return max(error for error, _ in relative), max(rms for _, rms in relative)
 
 
 @jax.jit

@@ -65,33 +65,56 @@ def serve[R: Callable[[], object]](
             prepare_one = functools.partial(_prepare, say, prepare)
             prepared = list(pool.map(prepare_one, itertools.count(), request["variants"]))
         runs = {i: run for i, run in enumerate(prepared) if run is not None}
-        with turn():
-            ran: dict[int, float] = {}
-            for i, run in runs.items():
-                say({"running": i})
-                try:
-                    run()
-                    ran[i] = timing.wall(run)
-                except Exception as why:
-                    say({"failed": i, "why": _in_one_line(why)})
-                    if not healthy():
-                        return
-            groups = _groups(ran) if request["threads"] > 1 else [[i] for i in ran]
-            while groups:
-                group = groups.pop(0)
-                say({"timing": group})
-                try:
-                    found = measure([runs[i] for i in group])
-                except Exception as why:
-                    if len(group) == 1:
-                        say({"failed": group[0], "why": _in_one_line(why)})
-                    if not healthy():
-                        return
-                    groups = [[i] for i in group if len(group) > 1] + groups
-                else:
-                    for i, timed in zip(group, found, strict=True):
-                        say({"timed": i, "samples": timed.samples, "launches": timed.launches})
+        try:
+            with turn():
+                ran = _run_each(runs, say, healthy)
+                for group in _groups(ran) if request["threads"] > 1 else [[i] for i in ran]:
+                    _time(group, runs, say, measure, healthy)
+        except _DeviceLost:
+            return
         say({"done": len(prepared)})
+
+
+class _DeviceLost(Exception):
+    """An error from which the device does not recover."""
+
+
+def _run_each(runs: Mapping[int, Callable[[], object]], say: Say, healthy: Callable[[], bool]) -> dict[int, float]:
+    """Seconds of a second run of each, where none fails."""
+    ran: dict[int, float] = {}
+    for i, run in runs.items():
+        say({"running": i})
+        try:
+            run()
+            ran[i] = timing.wall(run)
+        except Exception as why:
+            say({"failed": i, "why": _in_one_line(why)})
+            if not healthy():
+                raise _DeviceLost from why
+    return ran
+
+
+def _time[R](
+    group: Sequence[int],
+    runs: Mapping[int, R],
+    say: Say,
+    measure: Callable[[Sequence[R]], Sequence[timing.Timing]],
+    healthy: Callable[[], bool],
+) -> None:
+    """Time several together; each alone, if that fails."""
+    say({"timing": list(group)})
+    try:
+        found = measure([runs[i] for i in group])
+    except Exception as why:
+        if len(group) == 1:
+            say({"failed": group[0], "why": _in_one_line(why)})
+        if not healthy():
+            raise _DeviceLost from why
+        for i in group if len(group) > 1 else ():
+            _time([i], runs, say, measure, healthy)
+    else:
+        for i, timed in zip(group, found, strict=True):
+            say({"timed": i, "samples": timed.samples, "launches": timed.launches})
 
 
 def _prepare[R](say: Say, prepare: Callable[[Mapping[str, Any]], R], i: int, variant: Mapping[str, Any]) -> R | None:

@@ -348,10 +348,10 @@ def estimate(graph: KernelGraph, schedule: Schedule, device: Device, known: dict
         kernels = {n: k for n in wave if isinstance(k := graph.kernels[n], BlockGraph)}
         work: dict[int, Terms] = {}
         for n, k in kernels.items():
-            sizes = schedule.kernels[n]
-            if (n, sizes.tiles) not in known:
-                known[n, sizes.tiles] = _kernel_terms(k, graph, sizes, schedule.part_counts)
-            work[n] = known[n, sizes.tiles]
+            key = n, schedule.kernels[n].tiles
+            if key not in known:
+                known[key] = _kernel_terms(k, graph, schedule.kernels[n], schedule.part_counts)
+            work[n] = known[key]
         sizes = schedule.kernels[max(work, key=lambda n: work[n].traffic)]
         return float(seconds(_together(list(work.values())), device, Arrays, sizes.num_warps, sizes.num_stages))
 

@@ -198,10 +198,6 @@ class _Rows:
     ec: Array
     noise: Array
 
-    @property
-    def largest_noise(self) -> Array:
-        return self.noise.max(-1, keepdims=True)
-
 
 @dataclass
 class _Total:
@@ -321,7 +317,7 @@ def _limits(compared: _Compared, spread: float) -> dict[str, tuple[float, float]
     most = 2 * spread * totals.ex.largest + 2 * totals.floor + 4 * totals.noise.largest
     unfaithful, worst_xla, worst = 0.0, 0.0, 0.0
     for rows in compared.rows():
-        by_row = np.maximum(rows.largest_noise, own_rms)
+        by_row = np.maximum(rows.noise.max(-1, keepdims=True), own_rms)
         sizes = np.maximum(np.abs(rows.r), by_row)
         unfaithful = _larger(unfaithful, _largest_unfaithful(rows.r, rows.ec, most, eps))
         worst_xla = _larger(worst_xla, _worst_row(sizes, rows.ex))
