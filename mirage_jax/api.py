@@ -11,7 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, overload
+from typing import Any, Self, overload
 
 import jax
 
@@ -81,6 +81,10 @@ class Optimized:
 
     def __repr__(self) -> str:
         return f"mirage_jax.optimize({self.name})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself, like a function, so that what holds one can be copied."""
+        return self
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """As `jax.jit(f).lower`."""

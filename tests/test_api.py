@@ -1,5 +1,6 @@
 """`optimize`, `tune`, `explain` and `disabled`: like `jax.jit` in everything but speed."""
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -663,3 +664,27 @@ def test_malformed_environment(monkeypatch, caplog) -> None:
         assert_same(f(*SMALL), chain(*SMALL))
     assert len([r for r in caplog.records if "is ignored" in r.getMessage()]) <= 2
     assert f.options.budget == mirage_jax.Budget()
+
+
+def _without_arguments() -> jax.Array:
+    x = jnp.arange(3.0)
+    return x if x.sum() > 0 else -x
+
+
+def test_disabled_jit_runs_python_whatever_the_arguments() -> None:
+    """Without arrays among them, and under a transformation."""
+
+    def branching(v: jax.Array) -> jax.Array:
+        return jnp.sin(v).sum() if v.sum() > -1e9 else v.sum()
+
+    with jax.disable_jit():
+        assert mirage_jax.optimize(_without_arguments)().tolist() == [0, 1, 2]
+        assert mirage_jax.optimize(lambda n: range(n))(3) == range(3)
+        assert mirage_jax.optimize(lambda t: 1.0 if jnp.sin(t) > 0 else 2.0)(2.0) == 1.0
+        found = jax.grad(mirage_jax.optimize(branching))(jnp.ones(3))
+    np.testing.assert_allclose(found, np.cos(np.ones(3)), rtol=1e-6)
+
+
+def test_what_holds_an_optimized_function_can_be_copied() -> None:
+    fn = mirage_jax.optimize(_without_arguments)
+    assert copy.deepcopy({"fn": fn})["fn"] is fn

@@ -39,8 +39,8 @@ class Subject:
 
     @property
     def text(self) -> str:
-        """What is decided about: the reference, and which parts of arrays are its inputs."""
-        return self.region.with_parts(self.reference)
+        """What is decided about: the reference, which parts of arrays are its inputs, and the user's equations."""
+        return self.region.annotated(self.reference)
 
     @cached_property
     def products(self) -> float:

@@ -5,7 +5,7 @@ A `Session` keeps one child (`compiler.worker`, started with ``python -m``: the 
 long as regions are tuned. It gets muGraphs and schedules as text, builds the programs, runs and times each, and tells
 what it is doing before it does it. What it was at when it died, or when it said nothing for too long, is dropped and
 counted; a new child goes on with the rest. Each device has several children, which share the variants: they compile
-at once (in Python, mostly: threads would wait for each other) and take turns on the device.
+at once and take turns on the device. Some of that is Python, in which threads would wait for each other.
 
 Messages are JSON, one to a line. To the child: {"variants": [..], "threads": n}. From it: {"ready": device kind},
 {"compiling": i}, {"compiled": i}, {"running": i}, {"timing": [i, ..]}, {"timed": i, ..}, {"failed": i, "why": ..},

@@ -30,7 +30,7 @@ def capture[**P, T](fn: Callable[P, T], compiler: Compiler) -> Callable[P, T]:
 
     @functools.wraps(fn, updated=())
     def captured(*args: P.args, **kwargs: P.kwargs) -> T:
-        if _are_values(jax.tree.leaves((args, kwargs))):
+        if jax.config.jax_disable_jit or _are_values(jax.tree.leaves((args, kwargs))):
             return fn(*args, **kwargs)
         jaxpr, operands, out_tree = trace(fn, args, kwargs)
         results = mirage_call_p.bind(*operands, call_jaxpr=with_checkpoints(jaxpr, compiler), compiler=compiler)

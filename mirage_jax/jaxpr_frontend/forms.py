@@ -6,7 +6,8 @@ forms of its equations with its values numbered in order of appearance; pieces o
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import hashlib
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,3 +58,24 @@ def _literal(literal: Any) -> Hashable:
     """By its bytes: nan is nan, and -0.0 is not 0.0."""
     value = np.asarray(literal.val)
     return value.dtype, value.tobytes(), literal.aval
+
+
+def digest(eqns: Sequence[FlatEqn], inputs: Sequence[int], results: Sequence[int]) -> str:
+    """Names what equations compute of `inputs` for `results`, in every process alike, in whatever order they stand.
+
+    Programs with one muGraph may differ: casts and roundings are no operators, masks are found among others.
+    """
+    known = {v: f"input {n}" for n, v in enumerate(inputs)}
+    for eqn in eqns:
+        operands = [known.get(a, "no input") if isinstance(a, int) else str(_literal(a)) for a in eqn.inputs]
+        described = (_described(eqn.eqn), *operands)
+        for n, v in enumerate(eqn.outputs):
+            known[v] = hashlib.sha256(repr((*described, n)).encode()).hexdigest()
+    return hashlib.sha256(repr([known[v] for v in results]).encode()).hexdigest()[:32]
+
+
+def _described(eqn: JaxprEqn) -> str:
+    """Primitive, parameters and types of an equation as text."""
+    params: Mapping[str, Any] = eqn.params
+    types = [(str(v.aval), getattr(v.aval, "weak_type", False)) for v in (*eqn.invars, *eqn.outvars)]
+    return repr((eqn.primitive.name, [(k, str(params[k])) for k in sorted(params)], types))

@@ -1,6 +1,8 @@
-"""Integers of 8 bits as numbers: how they wrap around, are shifted and masked is said with `floor` and `fraction`.
+"""Integers as numbers. Kernels compute in float32, which has to hold them exactly: indices, counts and what is made of
+them are known to be small; of 32-bit integers of unknown size, those of inputs, there is no arithmetic here, and they
+are compared with small ones or with each other as they are.
 
-Kernels compute in float32, which holds these integers and what is made of them exactly:
+Integers of 8 bits: how they wrap around, are shifted and masked is said with `floor` and `fraction`.
 
     x >> k  ->  floor(x / 2**k)            x & (2**k - 1)  ->  2**k * fraction(x / 2**k)
 
@@ -11,6 +13,7 @@ x - floor(x) as one operator; as a difference it would make sums of products wit
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from fractions import Fraction
 
@@ -33,6 +36,47 @@ def fitted(b: Builder, x: Value, dtype: str) -> Value:
     if not (low <= found[0] and found[1] <= high):
         x = b.scaled(_low_bits(b, b.scaled(x, Fraction(1), Fraction(-low)), 8), Fraction(1), Fraction(low))
     return replace(_without_offset(b, x), dtype=dtype)
+
+
+def known(b: Builder, x: Value) -> Value:
+    """A result of 32 bits: an input seen in another way, or small for sure."""
+    if not _is_unknown_but_exact(b, x):
+        found = _interval(b, x)
+        if found is None or max(map(abs, found)) > MOST:
+            raise NotExpressible(Code.DTYPE, "arithmetic of 32-bit integers of unknown size")
+    return x
+
+
+def check_comparison(b: Builder, x: Value, y: Value) -> None:
+    """Refuse to compare integers that float32 may round to one number, or floats that they were cast to.
+
+    Rounding keeps order and small numbers, so an input of any size can be compared with what is small.
+    """
+    unknown = [v for v in (x, y) if v.node is not None and b.nodes[v.node].dtype == "i32" and not _is_small(b, v)]
+    if len(unknown) > 1 and not all(_is_input(b, v) for v in unknown):
+        raise NotExpressible(Code.DTYPE, "a comparison of 32-bit integers of unknown size, of which one is computed")
+    small = [v for v in (x, y) if v.dtype == "i32" and v not in unknown]
+    if unknown and x.dtype == "i32" and not all(_is_small(b, v) for v in small):
+        raise NotExpressible(Code.DTYPE, f"a comparison of 32-bit integers with numbers beyond {MOST}")
+
+
+def _is_small(b: Builder, x: Value) -> bool:
+    found = _interval(b, x)
+    return found is not None and max(map(abs, found)) <= MOST
+
+
+def _is_input(b: Builder, x: Value) -> bool:
+    return x.is_plain and x.dtype == "i32" and x.node is not None and b.nodes[x.node].op == "input"
+
+
+def _is_unknown_but_exact(b: Builder, x: Value) -> bool:
+    """An input, or the larger or smaller of one and a small number."""
+    if _is_input(b, x):
+        return True
+    if not x.is_plain or x.node is None or (node := b.nodes[x.node]).op not in ("maximum", "minimum"):
+        return False
+    operands = [Value(x.dims, use.dtype, use.node) for use in node.uses]
+    return all(_is_small(b, v) or _is_unknown_but_exact(b, v) for v in operands)
 
 
 def shifted_right(b: Builder, x: Value, by: Value, is_arithmetic: bool) -> Value:
@@ -119,7 +163,14 @@ def _of_node(b: Builder, n: int) -> Interval | None:
         return Fraction(low), Fraction(high)
     if node.op in TRUTHS or node.dtype == "bool":
         return Fraction(0), Fraction(1)
+    if node.op == "iota":
+        return Fraction(0), Fraction(_count(b, node) - 1)
     return _of_operator(b, node)
+
+
+def _count(b: Builder, node: Node) -> int:
+    """Of the indices that an operator runs over."""
+    return math.prod(map(b.axes.extent, b.axes.resolve(node.over)))
 
 
 def _of_operator(b: Builder, node: Node) -> Interval | None:
@@ -139,6 +190,10 @@ def _of_operator(b: Builder, node: Node) -> Interval | None:
             x = _affine(x, number.get("ca", Fraction(1)), Fraction(0))
             y = _affine(y, number.get("cb", Fraction(1)), Fraction(0))
             return None if x is None or y is None else (x[0] + y[0], x[1] + y[1])
+        case "sum", [x]:
+            return _affine(x, Fraction(_count(b, node)), Fraction(0))
+        case "max", [x]:
+            return x
         case "mul", [(a, c), (e, g)]:
             ends = (a * e, a * g, c * e, c * g)
             return min(ends), max(ends)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from mirage_jax.jaxpr_frontend import gathers, integers
@@ -80,6 +81,8 @@ def apply(primitive: str, builder: Builder, result: Result, operands: Sequence[V
         return _fold(primitive, builder, result, operands)
     if special := [v.special for v in operands if v.special is not None and primitive not in TAKES_SPECIAL]:
         raise NotExpressible(Code.NON_FINITE, f"{primitive} of {special[0]}")
+    if result.dtype == "i32":
+        return integers.known(builder, RULES[primitive](builder, result, *operands))
     if result.dtype not in integers.RANGES:
         return RULES[primitive](builder, result, *operands)
     wide = RULES[primitive](builder, replace(result, dtype="i32"), *operands)
@@ -120,8 +123,17 @@ _NUMPY["bf16"] = np.float32  # a bf16 number is an f32 number; results are round
 # --- layout and casts: names move, nothing is computed
 
 
-@rule("stop_gradient", "copy", "copy_p", "pvary", "pcast", "name", "reduce_precision", view=True)
+@rule("stop_gradient", "copy", "copy_p", "pvary", "pcast", "name", view=True)
 def _identity(b: Builder, out: Result, x: Value) -> Value:
+    return x
+
+
+@rule("reduce_precision", view=True)
+def _reduce_precision(b: Builder, out: Result, x: Value) -> Value:
+    """`jax.checkpoint` rounds what it keeps to the type that it has; to fewer bits is how quantization is emulated."""
+    kept = jnp.finfo(out.numpy_dtype)
+    if out.params["exponent_bits"] < kept.nexp or out.params["mantissa_bits"] < kept.nmant:
+        raise NotExpressible(Code.PARAMETERS, f"rounding {out.dtype} to fewer bits")
     return x
 
 
@@ -319,6 +331,8 @@ def _pow(b: Builder, out: Result, x: Value, y: Value) -> Value:
     _needs_float(out, "a power")
     if not y.is_constant:
         raise NotExpressible(Code.PARAMETERS, NEEDS_LITERAL["pow"][1])
+    if y.offset.denominator == 2 and not b.is_nonnegative(x):
+        raise NotExpressible(Code.NON_FINITE, f"a power {y.offset} of what may be -inf, which a root makes NaN")
     return b.power(b.widened(x, y), y.offset, out.dtype)
 
 
@@ -355,7 +369,33 @@ def _ceil(b: Builder, out: Result, x: Value) -> Value:
 
 @rule("is_finite", light=True)
 def _is_finite(b: Builder, out: Result, x: Value) -> Value:
-    return b.unary("isfinite", x, out.dtype)
+    if not _may_be_wider(b, x):
+        return b.unary("isfinite", x, out.dtype)
+    kind = jnp.finfo(numpy_dtype(x.dtype))  # beyond the middle between its largest number and the next power of 2,
+    # which both f32 and the middle itself hold, a number rounds to infinity
+    most = b.constant((Fraction(float(kind.max)) + Fraction(2) ** int(kind.maxexp)) / 2, "f32")
+    least = b.scaled(most, Fraction(-1))
+    return b.plain("and", (b.plain("lt", (x, most), out.dtype), b.plain("lt", (least, x), out.dtype)), out.dtype)
+
+
+def _may_be_wider(b: Builder, x: Value) -> bool:
+    """May a kernel hold finite numbers of a value that are infinite in its type? Casts are views, and what is computed
+    as f16 may be held as f32. (So may bf16, whose range is that of f32 but for its last 0.4%.)
+    """
+    if x.node is None or x.dtype not in ("f16", "bf16"):
+        return False
+    node = b.nodes[x.node]
+    return _is_narrowed(b, x) or (x.dtype == "f16" and node.op != "input")
+
+
+def _is_narrowed(b: Builder, x: Value) -> bool:
+    """Is a value the cast of one of a wider type?"""
+    if x.node is None or x.dtype not in FLOATS:
+        return False
+    own = b.nodes[x.node].dtype
+    if own == "i32":
+        return x.dtype in ("f16", "bf16")
+    return own in FLOATS and numpy_dtype(own).itemsize > numpy_dtype(x.dtype).itemsize
 
 
 @rule("max", special=True)
@@ -387,6 +427,8 @@ def _is_infinite(b: Builder, op: str, x: Value, y: Value) -> Value | None:
         return None
     if op != "eq" or math.isnan(y.special) or x.dtype not in FLOATS:
         raise NotExpressible(Code.NON_FINITE, f"a comparison with {y.special}")
+    if _may_be_wider(b, x):
+        raise NotExpressible(Code.DTYPE, f"a comparison of what was rounded to {x.dtype} with {y.special}")
     x, most = (
         b.widened(x, y),
         b.constant(Fraction(lowest(numpy_dtype(x.dtype))) * (-1 if y.special > 0 else 1), x.dtype),
@@ -399,6 +441,9 @@ def _comparison(primitive: str, op: str, swap: bool = False, invert: bool = Fals
     def comparison(b: Builder, out: Result, x: Value, y: Value) -> Value:
         if (found := _is_infinite(b, op, x, y)) is not None:
             return b.plain("not", (found,), out.dtype) if invert else found
+        if _is_narrowed(b, x) or _is_narrowed(b, y):
+            raise NotExpressible(Code.DTYPE, f"a comparison of what was rounded to {x.dtype}")
+        integers.check_comparison(b, x, y)
         value = b.plain(op, (y, x) if swap else (x, y), out.dtype)
         return b.plain("not", (value,), out.dtype) if invert else value
 
@@ -582,9 +627,9 @@ FOLDS.update(
     eq=lambda p, x, y: x == y,
     ne=lambda p, x, y: x != y,
 )
-FOLDS["and"] = lambda p, x, y: np.logical_and(x, y)
-FOLDS["or"] = lambda p, x, y: np.logical_or(x, y)
-FOLDS["not"] = lambda p, x: np.logical_not(x)
+FOLDS["and"] = lambda p, x, y: np.bitwise_and(x, y)
+FOLDS["or"] = lambda p, x, y: np.bitwise_or(x, y)
+FOLDS["not"] = lambda p, x: np.bitwise_not(x)
 
 
 def broadcast_scalar(b: Builder, x: Value, shape: Sequence[int]) -> Value:

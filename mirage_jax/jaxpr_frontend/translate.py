@@ -21,6 +21,7 @@ from mirage_jax.jaxpr_frontend import jax_compat, rules
 from mirage_jax.jaxpr_frontend.assemble import Assembled, assemble
 from mirage_jax.jaxpr_frontend.axes import Key
 from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, evaluate
+from mirage_jax.jaxpr_frontend.forms import digest
 from mirage_jax.jaxpr_frontend.pieces import Pieces, Resolver
 from mirage_jax.jaxpr_frontend.reasons import Code, NotExpressible
 from mirage_jax.jaxpr_frontend.values import Builder, Value
@@ -107,6 +108,7 @@ class Region:
     operands: tuple[int, ...] = ()  # values that the equations read from outside
     results: tuple[int, ...] = ()  # values that the program reads from here, in order
     avals: dict[int, Any] = field(default_factory=dict, repr=False)
+    written: str = ""  # digest of the equations
 
     @cached_property
     def where(self) -> tuple[str, ...]:
@@ -141,12 +143,15 @@ class Region:
 
     @cached_property
     def text(self) -> str:
-        """What is computed, and of which parts of the operands."""
-        return self.with_parts(self.graph)
+        """What is computed, of which parts of the operands, and how the user wrote it."""
+        return self.annotated(self.graph)
 
-    def with_parts(self, graph: KernelGraph) -> str:
-        """The text of a graph with this one's inputs, and in comments which parts of the operands they are."""
-        return "\n".join((str(graph), *(f"# {name}: {view}" for name, view in self.partial.items())))
+    def annotated(self, graph: KernelGraph) -> str:
+        """The text of a graph with this one's inputs, and in comments which parts of the operands they are, and which
+        equations it was made of: how far from exact results floats may be depends on these.
+        """
+        parts = (f"# {name}: {view}" for name, view in self.partial.items())
+        return "\n".join((str(graph), *parts, f"# equations {self.written}"))
 
     def finish(self, tensors: Sequence[Any]) -> list[Any]:
         """Output tensors of the graph -> JAX values of `outputs`."""
@@ -201,19 +206,21 @@ def translate(program: FlatProgram, eqns: Sequence[FlatEqn], results: Sequence[i
     flat = [v for pieces in outward.values() for v in pieces.values if not v.is_constant]
     inputs = _inputs(builder, {v: env[v].node for v in operands})
     assembled = assemble(builder, [n for nodes in inputs.values() for n in nodes], flat)
+    inward = tuple(
+        _inward(builder, assembled, v, used, program)
+        for v, nodes in inputs.items()
+        if (used := [n for n in nodes if n in assembled.tensors])
+    )
     return Region(
         graph=join_shifts(sentinels_to_masks(assembled.graph)),
-        inputs=tuple(
-            _inward(builder, assembled, v, used, program)
-            for v, nodes in inputs.items()
-            if (used := [n for n in nodes if n in assembled.tensors])
-        ),
+        inputs=inward,
         outputs=tuple(_outward(builder, assembled, v, pieces, program) for v, pieces in outward.items()),
         equations=tuple(eqns),
         aside=_aside(eqns, [v for v in results if v not in outward]),
         operands=operands,
         results=tuple(results),
         avals={v: program.avals[v] for v in (*operands, *results)},
+        written=digest(eqns, [b.value for b in inward], list(outward)),
     )
 
 

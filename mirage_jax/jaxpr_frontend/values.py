@@ -156,6 +156,33 @@ class Builder:
                 todo += [use.node for use in self.nodes[n].uses]
         return live
 
+    def is_nonnegative(self, x: Value) -> bool:
+        """Is a value a sum of squares, exponentials or the like, for sure? (Or NaN.)"""
+        if x.node is None:
+            return x.offset >= 0
+        return x.scale > 0 and x.offset >= 0 and self._is_nonnegative(x.node)
+
+    def _is_nonnegative(self, n: int) -> bool:
+        node = self.nodes[n]
+        own = dict(node.attrs)
+        match node.op:
+            case "exp" | "abs" | "logistic":
+                return True
+            case "mul" | "dot" if node.uses[0] == node.uses[1]:
+                return True
+            case "add" | "affine" | "sum" | "max" | "mul" | "dot" | "div" | "maximum" | "minimum":
+                numbers = [own.get(a, ZERO) for a in ("scale", "offset", "ca", "cb")]
+                signs = all(isinstance(c, Fraction) and c >= 0 for c in numbers)
+                return signs and all(self._is_nonnegative(use.node) for use in node.uses)
+            case "pow":
+                exponent = own["exponent"]
+                return isinstance(exponent, Fraction) and (exponent.denominator == 2 or exponent % 2 == 0)
+            case "const":
+                value = own["value"]
+                return isinstance(value, Fraction) and value >= 0
+            case _:
+                return node.dtype in ("bool", "u8")
+
     # --- nodes
 
     def use(self, x: Value, view: View) -> Use:

@@ -75,6 +75,9 @@ class Lanes:
         return float(FUNCTIONS[name].value(np, *map(np.float64, args)))
 
 
+COMPARISONS = ("lt", "le", "eq")
+
+
 class Values(Frame):
     """Tiles of values by name."""
 
@@ -151,6 +154,9 @@ class Values(Frame):
             return raw
         return Value(self.w.let("x", f"{raw.text}.to(tl.float32)"), raw.dims, raw.pads)
 
+    def _is_integer_load(self, name: str) -> bool:
+        return name in self.loads and self.tiling.graph.tensors[self.loads[name].tensor].dtype == "i32"
+
     def natural(self, name: str) -> Value:
         """A value in the graph's own unit."""
         value = self.value(name)
@@ -211,7 +217,10 @@ class Values(Frame):
         if not record.triton:
             raise UnsupportedError(f"operator {op.op} has no Triton text")
         dims = self.tiling.dims(op.axes)
-        args = [self.natural(a) for a in op.args]
+        if op.op in COMPARISONS and all(map(self._is_integer_load, op.args)):  # float32 would round some to one number
+            args = [self.raw(self.loads[a], "tile") for a in op.args]
+        else:
+            args = [self.natural(a) for a in op.args]
         texts = [self.at(v, dims) for v in args]
         if record.arity == 1:
             texts = [self.affine(op, args[0], dims)]

@@ -272,6 +272,17 @@ class Draw:
         n = int(numpy.prod(shape))
         return Residues(_fill([self.rng.randrange(modulus) for _ in range(n)], shape))
 
+    @cached_property
+    def _indices(self) -> dict[int, tuple[int, int]]:
+        return {}
+
+    def index(self, n: int) -> tuple[int, int]:
+        """What stands for the number n as an index."""
+        if n not in self._indices:
+            rng = Random(b"index %d " % n + self.seed)
+            self._indices[n] = rng.randrange(self.p), rng.randrange(self.q)
+        return self._indices[n]
+
     def hash(self, name: str, arguments: Any) -> tuple[int, int]:
         """A pair of residues, random but the same for the same arguments."""
         self.hashed[name] += 1
@@ -430,8 +441,12 @@ class FieldDomain:
         return self.random(tuple(a for a, _ in kept), tuple(n for _, n in kept))
 
     def iota(self, axis: Axis) -> Pair:
-        index = Residues(_fill(list(self.ranges[axis]), (len(self.ranges[axis]),)))
-        return Pair((axis,), index, index, predicates.iota(axis))
+        """An index is a variable, the same on all axes: as a number it would satisfy at reduced extents what it does
+        not satisfy at real ones, ``i (i - 1) (i - 2) == 0``.
+        """
+        numbers = [self.draw.index(n) for n in self.ranges[axis]]
+        p, q = (Residues(_fill(list(column), (len(numbers),))) for column in zip(*numbers, strict=True))
+        return Pair((axis,), p, q, predicates.iota(axis))
 
     # --- helpers
 
@@ -439,7 +454,7 @@ class FieldDomain:
         """`x`, of which `fact` is true: zero where that says so."""
         if self.scale is None or not isinstance(fact, Zero):
             return _stating(x, fact)
-        kept = predicates.may_hold(fact.unless, x.axes, self.ranges, self.scale)
+        kept = predicates.may_hold(predicates.differences(fact.unless), x.axes, self.ranges, self.scale)
         return replace(x.map(x.axes, lambda a: _array(numpy.where(kept, a, 0))), fact=fact)
 
     def _unary(self, f: Callable[[Ring, Residues], Residues], x: Pair) -> Pair:

@@ -77,6 +77,17 @@ def cuts(c: Condition) -> Iterator[Cut]:
             pass
 
 
+def differences(c: Condition) -> Condition:
+    """What a condition says about differences of two indices; all else is unknown."""
+    match c:
+        case Cut(form, _):
+            return c if sorted(n for _, n in form) == [-1, 1] else UNKNOWN
+        case Every(parts) | Some(parts):
+            return type(c)(tuple(map(differences, parts)))
+        case None:
+            return UNKNOWN
+
+
 def may_hold(c: Condition, axes: tuple[Axis, ...], ranges: Mapping[Axis, range], scale: Scale) -> Any:
     """Where the condition holds or might: a boolean array over `axes`."""
     match c:
@@ -99,9 +110,10 @@ def may_hold(c: Condition, axes: tuple[Axis, ...], ranges: Mapping[Axis, range],
 class Scale:
     """Bounds of cuts at reduced extents, in order: where the program says 128 and the axis has 5 elements, 2.
 
-    Which of two cuts comes first is all that matters to whether one condition implies another, so any map that keeps
-    order, and takes ``f <= t`` and its mirror image ``-f <= -t - 1`` alike, tests the same implications. Neighbours end
-    up at most 2 apart.
+    Which of two cuts of one difference n - i comes first is all that matters to whether one implies the other, so any
+    map that keeps order, and takes ``f <= t`` and its mirror image ``-f <= -t - 1`` alike, tests the same implications.
+    Neighbours end up at most 2 apart. It does not hold of other cuts: ``n <= 150`` and ``i >= 50`` imply ``n - i <=
+    100``, by a sum of bounds, which the map does not keep. So nothing but differences is known where this is used.
     """
 
     to: Mapping[int, int] = field(default_factory=dict[int, int])  # bounds >= 0
@@ -277,12 +289,13 @@ class Known:
 
 @dataclass(frozen=True)
 class FactDomain:
-    """Meaning of the operators as facts. `seen` collects the bounds of all cuts.
+    """Meaning of the operators as facts. `seen` collects the bounds of all cuts of differences, `pairs` their axes.
 
     Sums keep what is zero: under a summed axis, read "for all its indices here".
     """
 
     seen: set[int] = field(default_factory=set[int])
+    pairs: set[frozenset[Axis]] = field(default_factory=set[frozenset[Axis]])
 
     representative = True
 
@@ -321,7 +334,9 @@ class FactDomain:
     def function(self, name: str, args: Sequence[Known]) -> Known:
         fact = function(name, [x.fact for x in args])
         if isinstance(fact, Truth):
-            self.seen.update(c.bound for c in cuts(fact.holds))
+            for cut in cuts(differences(fact.holds)):
+                self.seen.add(cut.bound)
+                self.pairs.add(frozenset(a for a, _ in cut.form))
         return Known(fact)
 
     def sum(self, x: Known, axes: tuple[Axis, ...]) -> Known:

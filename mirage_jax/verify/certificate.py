@@ -188,14 +188,21 @@ def replay(certificate: Certificate, reference: KernelGraph, candidate: KernelGr
 def scale_of(reference: KernelGraph, candidate: KernelGraph) -> Scale | None:
     """Where the cuts of masks and spans lie at reduced extents; None if the candidate has no span.
 
-    Windows may be longer than a reduced axis, so all cuts in both graphs move closer together, in order.
+    Windows may be longer than a reduced axis, so all cuts in both graphs move closer together, in order. Differences of
+    three axes in a circle would add up to each other; then nothing is proven (`VerificationError`).
     """
-    spans = [span for _, span in _spans(candidate)]
+    spans = list(_spans(candidate))
     if not spans:
         return None
-    domain = FactDomain({b for span in spans for b in span.bounds})
+    pairs = {frozenset((loop, span.axis)) for loop, span in spans}
+    domain = FactDomain({b for _, span in spans for b in span.bounds}, pairs)
     for graph in (reference, candidate):
         evaluate(graph, [Known(axes=t.axes) for t in graph.inputs], domain)
+    joined = {a: a for pair in domain.pairs for a in pair}
+    for a, b in map(sorted, domain.pairs):
+        if joined[a] == joined[b]:
+            raise VerificationError(f"masks and spans compare axes in a circle: {sorted(map(sorted, domain.pairs))}")
+        joined = {k: joined[a] if of == joined[b] else of for k, of in joined.items()}
     return Scale.of(sorted(domain.seen))
 
 

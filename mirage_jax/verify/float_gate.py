@@ -133,11 +133,19 @@ def misread(reference64: Array, xla: Array, narrowest: int) -> str:
         return f"the translated program gives {r[at]} instead of {x[at]} at {at}"
     if not good.any():
         return ""
-    r, x = r[good], x[good]
-    size, error = (float(np.sqrt(np.mean(np.square(a)))) for a in (r, x - r))
-    if error <= ROUNDING[narrowest] * size:
-        return ""
-    return f"the translated program differs from the user's by {error:.2g}, the values being of size {size:.2g}"
+    most = ROUNDING[narrowest]
+    size, error = (float(np.sqrt(np.mean(np.square(a)))) for a in (r[good], x[good] - r[good]))
+    if error > most * size:
+        return f"the translated program differs from the user's by {error:.2g}, the values being of size {size:.2g}"
+    rows = (-1, r.shape[-1] if r.ndim > 1 else 1)  # a rule may be wrong for a few elements: the last row of a mask, say
+    r, x = (np.where(good, a, 0.0).reshape(rows) for a in (r, x))
+    sizes, errors = (np.sqrt(np.mean(np.square(a), axis=1)) for a in (r, x - r))
+    if (wrong := np.flatnonzero(errors > most * (sizes + size))).size:
+        return (
+            f"the translated program differs from the user's by {errors[wrong[0]]:.2g} in row {wrong[0]}, the values"
+            f" there being of size {sizes[wrong[0]]:.2g}, all of size {size:.2g}"
+        )
+    return ""
 
 
 BRINK = 15 / 16  # of the largest number of a type, beyond which rounding may decide what overflows

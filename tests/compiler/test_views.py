@@ -105,7 +105,7 @@ def test_little_of_a_value_is_copied() -> None:
 
     (region,) = analyse(jax.make_jaxpr(fn)(normal(ROWS, WIDTH), normal(WIDTH, WIDTH)).jaxpr).regions
     assert any(view.cuts for b in region.inputs for view in b.views) and not region.partial
-    assert region.text == str(region.graph)
+    assert region.text == f"{region.graph}\n# equations {region.written}"
 
 
 def test_in_a_program(monkeypatch: pytest.MonkeyPatch) -> None:

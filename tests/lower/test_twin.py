@@ -30,8 +30,9 @@ from mirage_jax.lower.tiling import Tiling
 from mirage_jax.lower.triton_interpreter import interpret_kernel
 from mirage_jax.lower.triton_source import emit
 from mirage_jax.lower.twin import disagreement, exact_check
-from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Schedule
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.operators import FUNCTIONS
+from mirage_jax.mugraph.parser import parse
 
 pytest.importorskip("triton")
 
@@ -252,3 +253,36 @@ def test_a_tensor_read_under_two_names() -> None:
     b.store(tensor("Y", "i a", "f32"), b.acc(b.dot(x, y, axes="k")))
     g = graph([tensor("X", "i k", "f32")], [b], "Y", {"i": 64, "a": 64, "k": 64})
     assert exact_check(g, schedule({"i": 16, "a": 32, "k": 16})) == ""
+
+
+COMPARED = """mugraph {
+  extents i=16 n=16
+  input s: i32[i]
+  input t: i32[n]
+  input x: f32[i,n]
+  kernel k grid(i) {
+    %s = load s[i]
+    %t = load t[n]
+    %x = load x[i,n]
+    %m[i,n] = OP %s %t
+    %z[] = const{value=0}
+    %p[i,n] = where %m %x %z
+    %r[i] = sum{axes=(n)} %p
+    store o: f32[i] = %r
+  }
+  output o
+}"""
+
+
+@pytest.mark.parametrize(("op", "first"), [("eq", 2**24), ("lt", 2**31 - 16), ("le", -(2**31))])
+def test_integers_are_compared_as_they_are(op: str, first: int) -> None:
+    """Float32 rounds neighbours beyond 2**24 to one number."""
+    g, sizes = parse(COMPARED.replace("OP", op)), KernelSchedule((("i", 16),))
+    (kernel,) = g.kernels
+    assert isinstance(kernel, BlockGraph)
+    source = emit(kernel, g, sizes, {})
+    s = (first + np.arange(16)).astype(np.int32)
+    values = {"s": s, "t": s, "x": np.ones((16, 16), np.float32)}
+    (found,) = interpret_kernel(source, [values[name] for name in source.inputs])
+    compare = {"eq": np.equal, "lt": np.less, "le": np.less_equal}[op]
+    assert found.tolist() == compare(s[:, None], s[None, :]).sum(1).tolist()

@@ -28,6 +28,7 @@ from mugraph.programs import (
 from mirage_jax.errors import VerificationError
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import KernelGraph
+from mirage_jax.mugraph.parser import parse
 from mirage_jax.verify import certificate
 from mirage_jax.verify.certificate import Certificate, certify, fingerprint, recheck, reduced, replay
 
@@ -338,3 +339,24 @@ def test_str() -> None:
     assert "wrong with probability <=" in str(proof)
     assert proof.hashed == 3 * 9  # the reference, the candidate as straight-line code and tile by tile
     assert math.isclose(proof.bound, 2 ** (proof.log2_per_draw * len(proof.seeds)))
+
+
+INDICES = {
+    "a sum of indices": ("s: f32[] = sum{axes=(n)} i[n]", "o: f32[n] = mul x[n] s[]", "o: f32[n] = affine{scale=128} x[n]"),
+    "a cube of small indices": (
+        "c: f32[n] = pow{exponent=3} i[n]",
+        "o: f32[n] = mul x[n] c[n]",
+        "q: f32[n] = mul i[n] i[n]\nlibrary t: f32[n] = add{ca=3, cb=-2} q[n] i[n]\nlibrary o: f32[n] = mul x[n] t[n]",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_indices_are_not_those_of_reduced_axes(name: str) -> None:
+    """Of 0, 1 and 2 is true what is not true of 0 to 127."""
+    known, right, wrong = INDICES[name]
+    head = f"mugraph {{\nextents n=128\ninput x: f32[n]\nlibrary i: f32[n] = iota{{axis=n}}\nlibrary {known}\nlibrary "
+    reference = parse(f"{head}{right}\noutput o\n}}")
+    assert certify(reference, reference).bound < 1e-12
+    with pytest.raises(VerificationError):
+        certify(reference, parse(f"{head}{wrong}\noutput o\n}}"))

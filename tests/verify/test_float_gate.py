@@ -43,6 +43,17 @@ def test_float64_alone_is_not_finite(strange: float) -> None:
     assert not misread(r, r.astype(np.float32), 4) and not misread(own.astype(np.float64), r.astype(np.float32), 4)
 
 
+@pytest.mark.parametrize("shape", [(200_000,), (20_000, 10), (2_000, 10, 10)])
+def test_a_row_that_was_read_wrongly(shape: tuple[int, ...]) -> None:
+    """One element of many that is masked, and should not be."""
+    own = np.random.default_rng(0).standard_normal(shape)
+    reference = own.copy()
+    reference.flat[7] = 2.0
+    own.flat[7] = 0.0
+    assert "in row" in misread(reference, own.astype(np.float32), 4)
+    assert not misread(own, own.astype(np.float16), 2)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_passes(dtype: type) -> None:
     xla = rounded(R, dtype, 0.3, 1)

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from mugraph.programs import CAUSAL, CAUSAL_SPAN, WINDOW, Program
 
+from mirage_jax.errors import VerificationError
 from mirage_jax.mugraph.graph import KernelGraph
+from mirage_jax.mugraph.parser import parse
 from mirage_jax.verify.certificate import certify, fingerprint, reduced, scale_of
 from mirage_jax.verify.float_gate import float_gate
 
@@ -99,3 +101,45 @@ def test_a_summed_shift_is_no_last_one(program: Program) -> None:
     (line,) = [x for x in text.splitlines() if "last %" in x]
     wrong = program.graph(text.replace(line, line.replace("last %", "acc %")))
     assert not fingerprint(program.graph(program.reference), wrong)
+
+
+ROWS_AND_COLUMNS = """mugraph {
+  extents d=3 i=256 n=256
+  input s: f32[i,n]
+  input v: f32[n,d]
+  kernel k grid(i) loop(n) {
+    %s = load s[i,n]
+    %v = load v[n,d]
+    %a[n] = iota{axis=n}
+    %b[i] = iota{axis=i}
+    %e[] = const{value=50}
+    %c[] = const{value=150}
+    %f[n] = le %a %c
+    %g[i] = le %e %b
+    %m[n,i] = and %f %g
+    %z[] = const{value=0}
+    %p[i,n] = where %m %s %z
+    %q[i,d] = dot{axes=(n)} %p %v
+    %o[i,d] = acc %q
+    store o: f32[i,d] = %o
+  }
+  output o
+}"""
+
+
+def test_bounds_do_not_add_up() -> None:
+    """n <= 150 and i >= 50 imply n - i <= 100, but the order of 49, 51 and 150 would imply n - i <= 51 too."""
+    reference = parse(ROWS_AND_COLUMNS)
+    for most in (100, 60, 51):
+        with pytest.raises(VerificationError):
+            certify(reference, parse(ROWS_AND_COLUMNS.replace("loop(n)", f"loop(n in ..i+{most})")))
+
+
+def test_coefficients_are_no_differences() -> None:
+    twice = ROWS_AND_COLUMNS.replace(
+        "%f[n] = le %a %c\n    %g[i] = le %e %b\n    %m[n,i] = and %f %g",
+        "%t[n,i] = add{ca=2, cb=-1} %a %b\n    %m[n,i] = le %t %e\n    %f[n] = le %a %c",
+    )
+    for most in (25, 10, 1):
+        with pytest.raises(VerificationError):
+            certify(parse(twice), parse(twice.replace("loop(n)", f"loop(n in ..i+{most})")))

@@ -1,0 +1,139 @@
+"""Where a kernel's float32, which holds casts and integers as they come, would not give what the program says."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from mirage_jax.jaxpr_frontend.translate import Region
+from tests.jaxpr_frontend.replacing import Replacing, analysis, assert_close, optimized, random
+
+N = 16
+A = random(N, N, scale=1.0)
+V = random(N, scale=1.0, seed=1)
+
+
+def _full(value: int) -> jax.Array:
+    return jnp.full((N,), value, "int32")
+
+
+def _kept(x: Any) -> Any:
+    return jnp.where(jnp.isfinite(x), x, 0).astype("float32")
+
+
+CASES: dict[str, tuple[Callable[..., Any], jax.Array]] = {
+    "an integer beyond 2**24 against a constant": (lambda q: jnp.where(q == 2**24, 1.0, 0.0), _full(2**24 + 1)),
+    "the largest integer": (lambda q: jnp.where(q != 2**31 - 1, 1.0, 0.0), _full(2**31 - 48)),
+    "a difference": (lambda q: (q - (2**24 + 1)).astype("float32"), _full(2**24 + 2)),
+    "a sum that wraps around": (lambda q: (q + q).astype("float32"), _full(2**30)),
+    "a successor that wraps around": (lambda q: (q + 1).astype("float32"), _full(2**31 - 1)),
+    "a negative that wraps around": (lambda q: (-q).astype("float32"), _full(-(2**31))),
+    "a mask that wraps around": (lambda q: jnp.where(jnp.arange(N) + q > 0, 1.0, 0.0), _full(2**31 - 5)),
+    "two casts": (lambda q: jnp.where(q.astype("float32") == (q + 1).astype("float32"), 1.0, 0.0), _full(2**24)),
+    "finite as float16": (lambda v: _kept(v.astype("float16")), V.at[0].set(1e6)),
+    "finite as bfloat16": (lambda v: _kept(v.astype("bfloat16")), V.at[0].set(3.4e38)),
+    "the last that is finite as float16": (lambda v: _kept(v.astype("float16")), V.at[0].set(65519.0)),
+    "the first that is not": (lambda v: _kept(v.astype("float16")), V.at[0].set(65520.0)),
+    "infinite as float16": (lambda v: jnp.where(v.astype("float16") == jnp.inf, 0.0, 1.0), V.at[0].set(1e6)),
+    "an integer, finite as float16": (lambda q: jnp.where(jnp.isfinite(q.astype("float16")), 1.0, 0.0), _full(100_000)),
+    "positive as float16": (lambda v: (v.astype("float16") > 0).astype("float32"), jnp.abs(V) * 1e-9),
+    "positions as bfloat16": (lambda v: jnp.where(jnp.arange(300.0)[284:].astype("bfloat16") < 290, v, 0.0), V),
+    "fewer bits": (lambda v: lax.reduce_precision(v, 8, 4), V),
+    "a smaller range": (lambda v: jnp.minimum(lax.reduce_precision(v, 5, 23), 7.0), V.at[0].set(1e6)),
+    "a root of -inf": (lambda v: 1 / (1 + v**0.5), jnp.abs(V).at[1].set(-jnp.inf)),
+    "bits of a constant": (lambda v: jnp.where(jnp.arange(N) < N - (_full(6) & 3), v, 0.0), V),
+    "the complement of a constant": (lambda v: jnp.where(jnp.arange(N) < ~_full(-9), v, 0.0), V),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_those_of_the_program(name: str) -> None:
+    of, x = CASES[name]
+
+    def fn(a: jax.Array, x: jax.Array) -> jax.Array:
+        return (a @ a) @ of(x)
+
+    compiler = Replacing()
+    have, want = optimized(fn, compiler)(A, x), jax.jit(fn)(A, x)
+    assert compiler.regions, "nothing is left to optimize"
+    assert_close(have, want, 2e-3)
+
+
+def test_overflow_of_float16_is_seen_where_it_is_computed() -> None:
+    """What counts gradients that are not finite, to scale the loss."""
+
+    def fn(a: jax.Array, v: jax.Array) -> jax.Array:
+        return (1 - jnp.isfinite((a @ a) @ v).astype("float32")).sum()
+
+    a, v = (A * 100).astype("float16"), (V * 100).astype("float16")
+    assert optimized(fn)(a, v) == jax.jit(fn)(a, v) > 0
+
+
+@pytest.mark.parametrize(
+    ("exponent", "of"),
+    [(0.5, lambda v: v * v + 1e-6), (-0.5, lambda v: jnp.exp(v)), (1.5, lambda v: jnp.abs(v) / 3)],
+)
+def test_roots_of_what_is_not_negative_are_taken(exponent: float, of: Callable[[jax.Array], jax.Array]) -> None:
+    found = analysis(lambda a, v: ((a @ v) * of(v) ** exponent).sum(), A, V)
+    assert not [x for x in found.left_out if x.primitive == "pow"]
+
+
+def _region(of: Callable[[jax.Array], jax.Array]) -> Region:
+    (region,) = analysis(lambda a, v: (a @ a) @ of(v), A, V).regions
+    return region
+
+
+def test_programs_of_one_graph_are_told_apart() -> None:
+    """A looser gate accepts what another program's would refuse."""
+    programs = [
+        _region(lambda v: v - 2),
+        _region(lambda v: v.astype("bfloat16").astype("float32") - 2),
+        _region(lambda v: lax.reduce_precision(v, 8, 23) - 2),
+    ]
+    assert len({str(r.graph) for r in programs}) == 1
+    assert len({r.text for r in programs}) == 3
+
+
+def test_the_order_of_equations_names_no_other_program() -> None:
+    def one(a: jax.Array) -> jax.Array:
+        x, y = jnp.exp(a), jnp.sin(a)
+        return x @ y
+
+    def other(a: jax.Array) -> jax.Array:
+        y, x = jnp.sin(a), jnp.exp(a)
+        return x @ y
+
+    first, second = (analysis(fn, A).regions[0] for fn in (one, other))
+    assert [e.primitive for e in first.equations] != [e.primitive for e in second.equations]
+    assert first.written == second.written
+
+
+def test_small_integers_are_computed_with() -> None:
+    """Indices, counts and what is made of them; an input of any size is compared with them."""
+
+    def fn(a: jax.Array, v: jax.Array, length: jax.Array) -> jax.Array:
+        i, j = jnp.arange(N)[:, None], jnp.arange(N)[None, :]
+        seen = (i - j < 5) & (2 * j + 1 < length[:, None])
+        return jnp.where(seen, a @ a, 0.0) @ v
+
+    for n in (7, 2**24 + 1, 2**31 - 1, -(2**31)):
+        compiler = Replacing()
+        assert_close(optimized(fn, compiler)(A, V, _full(n)), jax.jit(fn)(A, V, _full(n)))
+        assert sum("lt" in r.primitives for r in compiler.regions) == 1
+    assert not analysis(fn, A, V, _full(3)).left_out
+
+
+def test_two_inputs_of_integers_are_compared_as_they_are() -> None:
+    """Segments of texts, say."""
+
+    def fn(a: jax.Array, v: jax.Array, p: jax.Array, q: jax.Array) -> jax.Array:
+        return jnp.where(p[:, None] == q[None, :], a @ a, 0.0) @ v
+
+    found = analysis(fn, A, V, _full(0), _full(0))
+    assert not found.left_out
+    assert "eq" in str(found.regions[0].graph)
+    assert np.isfinite(fn(A, V, _full(0), _full(1))).all()
