@@ -107,7 +107,8 @@ class Optimized:
         """What happens to this function at these argument shapes: regions, decisions, evidence. Arguments may be
         `jax.ShapeDtypeStruct`s.
 
-        Makes the same decisions as a call would; nothing of the function is run.
+        Makes the same decisions as a call would. The function itself is not run; regions without a decision are, on
+        random inputs, to be measured.
         """
         return self._report(args, kwargs, on_miss=None)
 
@@ -142,7 +143,7 @@ class Optimized:
 
 
 class Method:
-    """An optimized function bound to the object on which it was looked up, with everything that `Optimized` has."""
+    """An optimized function bound to the object on which it was looked up, with what of it takes arguments."""
 
     def __init__(self, function: Optimized, instance: Any) -> None:
         self.__func__, self.__self__ = function, instance
@@ -239,7 +240,8 @@ def _brief(value: Any) -> str:
 def tune(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:
     """Search and measure every region of a function ahead of time, for these argument shapes; returns the report.
 
-    Arguments may be arrays or `jax.ShapeDtypeStruct`s. Winners go to the cache, and later calls of `fn` use them.
+    Arguments may be arrays or `jax.ShapeDtypeStruct`s. Winners go to the cache, and later calls of
+    `fn`, if it is an optimized function, or of ``optimize(fn)`` use them.
     """
     if isinstance(fn, Method):
         fn, args = fn.__func__, (fn.__self__, *args)

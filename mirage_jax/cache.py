@@ -1,15 +1,16 @@
 """Winners on disk: one canonical JSON file per key, written whole or not at all, believed only after checking.
 
-    <cache directory>/v1/ab/abcd....json     the decision for one region on one device, with the key's full preimage
-    <cache directory>/v1/ab/abcd....py       its kernels, for people to read; nothing here ever runs a byte of it
+    <cache directory>/v2/ab/abcd....json     the decision for one region on one device, with the key's full preimage
+    <cache directory>/v2/ab/abcd....py       its kernels, for people to read; nothing here ever runs a byte of it
 
-A key names everything that may change the answer: the region's muGraph and extents, the device, versions and settings.
-The file's name is the key's digest, but a hit also needs the stored preimage to be equal. A file that is torn, rotten,
-foreign, oversized, a symlink or another user's is one logged line, moved aside, and a miss. The checksum is against
-rot, not against malice: whoever can write here owns the user's account already, and still gets data into the optimizer
-and never code, for a winner is parsed as a muGraph, certified afresh and generated anew by the caller.
+A key names everything that may change the answer: the region's muGraph, extents and equations, the device, versions
+and settings. The file's name is the key's digest, but a hit also needs the stored preimage to be equal. A file that
+is torn, rotten, foreign, oversized, a symlink or another user's is one logged line, moved aside, and a miss. The
+checksum is against rot, not against malice: whoever can write here owns the user's account already, and still gets
+data into the optimizer and never code, for a winner is parsed as a muGraph, certified afresh and generated anew by
+the caller.
 
-No failure of the file system reaches the program: the first is one warning, and from then on there is no cache.
+No failure of the file system reaches the program: there is one warning, and nothing is read or stored while it lasts.
 """
 
 from __future__ import annotations

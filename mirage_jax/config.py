@@ -126,7 +126,10 @@ class Options:
             if name not in known:
                 raise UsageError(unknown("option", name, [*known, *also]))
         given = {k: v for k, v in keywords.items() if v is not None}
-        return replace(_from_environment(), **given)
+        options, ignored = from_environment()
+        for variable, why in ignored.items():
+            _warn_once(f"{variable} is ignored: {why}")
+        return replace(options, **given)
 
 
 def unknown(what: str, found: object, allowed: Iterable[str]) -> str:
@@ -177,7 +180,7 @@ def parse_switch(text: str) -> bool:
     raise UsageError(f"found {text!r}; allowed are {', '.join((*_TRUE, *_FALSE))}")
 
 
-_VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
+VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "on_miss": ("MIRAGE_JAX_ON_MISS", str.lower),
     "budget": ("MIRAGE_JAX_BUDGET", Budget.parse),
     "backend": ("MIRAGE_JAX_BACKEND", str.lower),
@@ -193,15 +196,16 @@ def _warn_once(message: str) -> None:
     log.warning(message)
 
 
-def _from_environment() -> Options:
-    options = Options()
-    for name, (variable, parse) in _VARIABLES.items():
+def from_environment() -> tuple[Options, Mapping[str, str]]:
+    """Options of the environment, and by variable why one is ignored."""
+    options, ignored = Options(), dict[str, str]()
+    for name, (variable, parse) in VARIABLES.items():
         if text := os.environ.get(variable):
             try:
                 options = replace(options, **{name: parse(text)})
             except UsageError as error:
-                _warn_once(f"{variable} is ignored: {error}")
-    return options
+                ignored[variable] = str(error)
+    return options, ignored
 
 
 _disabled: ContextVar[bool] = ContextVar("mirage_jax_disabled", default=False)

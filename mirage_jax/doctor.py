@@ -28,7 +28,7 @@ from rich.text import Text
 
 import mirage_jax
 from mirage_jax.cache import Cache, CacheKey, Entry, versions
-from mirage_jax.config import Budget, is_disabled, parse_switch
+from mirage_jax.config import VARIABLES, from_environment, is_disabled, parse_switch
 from mirage_jax.errors import LoweringError, UsageError
 from mirage_jax.lower import aot, launch
 from mirage_jax.mugraph.graph import KernelSchedule, Schedule
@@ -36,8 +36,8 @@ from mirage_jax.mugraph.parser import parse
 
 type Status = Literal["ok", "note", "problem"]
 
-SWITCHES = ("MIRAGE_JAX", "MIRAGE_JAX_STRICT")
-SETTINGS = (*SWITCHES, "MIRAGE_JAX_ON_MISS", "MIRAGE_JAX_BUDGET", "MIRAGE_JAX_BACKEND", "MIRAGE_JAX_CACHE_DIR")
+SWITCH = "MIRAGE_JAX"
+SETTINGS = (SWITCH, *(variable for variable, _ in VARIABLES.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +74,19 @@ def check_processes() -> Check:
     if count == 1:
         return Check("processes", "ok", "1")
     fix = "run mirage_jax.tune in one process first; all of them then find the same winners"
-    return Check("processes", "note", f"{count}: winners are looked up and never searched for", fix)
+    return Check("processes", "note", f"{count}: winners are looked up; only tune and on_miss='search' search", fix)
 
 
 def check_settings() -> Check:
     given = {name: os.environ[name] for name in SETTINGS if os.environ.get(name)}
-    wrong = []
-    for name, reader in {**dict.fromkeys(SWITCHES, parse_switch), "MIRAGE_JAX_BUDGET": Budget.parse}.items():
-        try:
-            if name in given:
-                reader(given[name])
-        except UsageError as error:
-            wrong.append(f"{name}: {error}")
+    wrong = dict(from_environment()[1])
+    try:
+        parse_switch(given.get(SWITCH, "on"))
+    except UsageError as error:
+        wrong[SWITCH] = str(error)
     if wrong:
-        return Check("settings", "note", "; ".join(wrong), "correct or unset it; until then it is ignored")
+        found = "; ".join(f"{name}: {why}" for name, why in wrong.items())
+        return Check("settings", "note", found, "correct or unset it; until then it is ignored")
     if is_disabled():
         return Check("settings", "note", "MIRAGE_JAX turns the optimizer off", "unset MIRAGE_JAX")
     return Check("settings", "ok", ", ".join(f"{k}={v}" for k, v in given.items()) or "none in the environment")

@@ -31,7 +31,7 @@ class Decision:
 
     winner: Any  # compiler.Winner | None
     why: str
-    source: str  # "search" | "cache" | "memo" | "policy"
+    source: str  # "search" | "cache" | "policy"
     platform: str
     key: str = ""
     before: Footprint | None = None

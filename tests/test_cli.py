@@ -169,6 +169,9 @@ def test_check(name) -> None:
 def test_doctor_sees_settings(monkeypatch) -> None:
     monkeypatch.setenv("MIRAGE_JAX_BUDGET", "soon")
     assert "MIRAGE_JAX_BUDGET: budget: found 'soon'" in doctor.check_settings().found
+    monkeypatch.setenv("MIRAGE_JAX_REMAT", "everything")
+    assert "MIRAGE_JAX_REMAT: unknown value for remat" in doctor.check_settings().found
+    monkeypatch.delenv("MIRAGE_JAX_REMAT")
     monkeypatch.setenv("MIRAGE_JAX_BUDGET", "3s")
     monkeypatch.setenv("MIRAGE_JAX", "off")
     assert doctor.check_settings().fix == "unset MIRAGE_JAX"

@@ -2,7 +2,7 @@
 
 The GPU's twin of `lower.interpreter_memory`. Each tensor lies in the middle of a larger array, and a kernel is called
 with pointers into the middle: by a second function around its own text, which stays as it is. Each kernel runs once per
-`FILL`, a byte with which its outputs and their guard zones are filled before. Afterwards
+byte of `FILLS`, with which its outputs and their guard zones are filled before. Afterwards
 
 * the guard zones of outputs hold that byte still;
 * all runs give the same bits, hence every element is written, and none depends on what was there before;

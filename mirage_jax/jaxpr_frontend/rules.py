@@ -355,6 +355,8 @@ def _function(primitive: str, op: str) -> None:
     @rule(primitive)
     def function(b: Builder, out: Result, x: Value) -> Value:
         _needs_float(out, op)
+        if op in ("floor", "sign"):
+            _refuse_narrowed(b, op, x)
         return b.unary(op, x, out.dtype)
 
 
@@ -364,6 +366,7 @@ for _name in ("logistic", "tanh", "erf", "erfc", "log", "log1p", "expm1", "sin",
 
 @rule("ceil")
 def _ceil(b: Builder, out: Result, x: Value) -> Value:
+    _refuse_narrowed(b, "ceil", x)
     return b.scaled(b.unary("floor", b.scaled(x, Fraction(-1)), out.dtype), Fraction(-1))
 
 
@@ -386,6 +389,12 @@ def _may_be_wider(b: Builder, x: Value) -> bool:
         return False
     node = b.nodes[x.node]
     return _is_narrowed(b, x) or (x.dtype == "f16" and node.op != "input")
+
+
+def _refuse_narrowed(b: Builder, what: str, *values: Value) -> None:
+    """Casts are views: no kernel sees that one carried a number over a step of the function."""
+    if narrowed := [v for v in values if _is_narrowed(b, v)]:
+        raise NotExpressible(Code.DTYPE, f"{what} of what was rounded to {narrowed[0].dtype}")
 
 
 def _is_narrowed(b: Builder, x: Value) -> bool:
@@ -441,8 +450,7 @@ def _comparison(primitive: str, op: str, swap: bool = False, invert: bool = Fals
     def comparison(b: Builder, out: Result, x: Value, y: Value) -> Value:
         if (found := _is_infinite(b, op, x, y)) is not None:
             return b.plain("not", (found,), out.dtype) if invert else found
-        if _is_narrowed(b, x) or _is_narrowed(b, y):
-            raise NotExpressible(Code.DTYPE, f"a comparison of what was rounded to {x.dtype}")
+        _refuse_narrowed(b, "a comparison", x, y)
         integers.check_comparison(b, x, y)
         value = b.plain(op, (y, x) if swap else (x, y), out.dtype)
         return b.plain("not", (value,), out.dtype) if invert else value

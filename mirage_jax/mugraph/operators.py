@@ -1,8 +1,8 @@
-"""The table of operators: one record each, read by everybody (STYLE: "one operator, one record").
+"""The table of operators: one record each, read by everybody.
 
 To add an operator, add a record here; checker, evaluators, verifier, cost model, portable and Triton lowerings pick
-it up. Nobody else asks ``if op == ...``, except the block-graph walkers for the three accumulators, whose meaning is
-the loop itself.
+it up. Others ask for an operator by name only where they treat it specially: accumulators, whose meaning is the loop
+itself, products, masks, exponentials and logarithms.
 
 Scalars ride for free: pointwise unary operators act on ``scale * x + offset``, `add` on ``ca * x + cb * y``.
 Fractions are exact.

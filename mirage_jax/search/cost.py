@@ -3,8 +3,8 @@
 It orders candidates before anything is measured; it never decides that a candidate is used.
 
 A kernel is priced from its `Outline`: what it loads, computes and stores, each as a list of axes. `Terms` are then
-products and quotients of extents and tile sizes, written once over an `Arithmetic`: arrays (all tilings of a kernel
-priced at once) or sympy expressions (formulas for people, and for reuse over shapes: `formula`). `seconds` is a
+products and quotients of extents and tile sizes, written once over an arithmetic: `Arrays` (all tilings of a kernel
+priced at once) or `formula.Symbols` (sympy expressions, for people, and for reuse over shapes). `seconds` is a
 roofline with wave quantization, whose terms hide each other in part:
 
     launch + exposed + sqrt(shortest^2 + memory^2 + compute^2 + latency^2)

@@ -16,8 +16,8 @@ carries upper bounds of k, d, H and of the degrees of the exponents through the 
    different arguments have different residues: every pair of calls adds the bound for the difference of two
    arguments.
 
-Assumptions, stated and not proven here: the density of primes p = 1 mod q in [X, 2X] is the expected one (checked by
-sampling), and hashes are random. All sizes that multiply are base-2 logarithms.
+Assumptions, stated and not proven here: the density of primes p = 1 mod q in [X, 2X] is the expected one, and
+hashes are random. All sizes that multiply are base-2 logarithms.
 """
 
 from __future__ import annotations
