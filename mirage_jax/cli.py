@@ -316,9 +316,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser("bench", parents=[optimizing], help="time XLA against the optimizer on a suite")
     names = ", ".join(programs.SUITES)
-    more = "models: some layers of each, compile: tracing and lowering, search: the search space, start: fresh processes"
-        "models: steps of some layers, compile: tracing and lowering, search: the search space, start: fresh processes"
-    )
+    more = "models: some layers, compile: tracing and lowering, search: the search space, start: fresh processes"
     suites = f"{names}, all; {more} (default: mirage)"
     bench.add_argument("--suite", default="mirage", help=suites)
     bench.add_argument("--programs", metavar="A,B", help="these programs instead of a suite")
