@@ -528,6 +528,8 @@ def _iota(b: Builder, out: Result) -> Value:
     dims = tuple(map(b.axes.dimension, out.shape))
     if not dims[dimension]:
         return b.constant(Fraction(0), out.dtype, dims)
+    if out.dtype in FLOATS and out.shape[dimension] - 1 > 2 ** (jnp.finfo(out.numpy_dtype).nmant + 1):
+        raise NotExpressible(Code.DTYPE, f"indices beyond what {out.dtype} holds")
     return b.iota(dims, dimension, out.dtype)
 
 

@@ -115,6 +115,15 @@ def test_the_order_of_equations_names_no_other_program() -> None:
     assert first.written == second.written
 
 
+def test_indices_that_a_type_rounds() -> None:
+    def fn(a: jax.Array) -> jax.Array:
+        i = lax.iota("bfloat16", 300)
+        return jnp.where(i[:, None] < i[None, :], a, 0.0).sum(1)
+
+    (left,) = analysis(fn, random(300, 300)).left_out[:1]
+    assert (left.primitive, left.why) == ("iota", "indices beyond what bf16 holds")
+
+
 def test_small_integers_are_computed_with() -> None:
     """Indices, counts and what is made of them; an input of any size is compared with them."""
 
