@@ -72,7 +72,8 @@ class Accuracy:
     @cached_property
     def _classes(self) -> float_gate.InputClasses:
         region = self.subject.region
-        return float_gate.input_classes(self.subject.specs, 0, _cancelled_by(region.graph), inputs_under_roots(region))
+        near, roots, counts = _cancelled_by(region.graph), inputs_under_roots(region), indices_compared(region)
+        return float_gate.input_classes(self.subject.specs, 0, near, roots, counts)
 
     def _on_class(self, winner: Winner, name: str, ours: Callable[..., list[jax.Array]]) -> str:
         """What is wrong with the winner's results for inputs of a class; empty if nothing is."""
@@ -257,6 +258,23 @@ def inputs_under_roots(region: Region) -> list[int]:
             found.add(name)
             todo += _grows_with(operators[name]) if name in operators and not _is_root(operators[name].op) else ()
     return [i for i, b in enumerate(region.inputs) if not found.isdisjoint(b.tensors)]
+
+
+def indices_compared(region: Region) -> dict[int, int]:
+    """Inputs of integers, by position, that are compared with indices, and with how many: lengths and labels."""
+    graph = region.graph
+    inputs = {t.name for t in graph.inputs if t.dtype == "i32"}
+    counts: dict[str, int] = {}
+    for k in graph.kernels:
+        if isinstance(k, Library) and k.op.op in ("lt", "le", "eq"):
+            sources = {x.name: x.tensor for x in k.loads}
+            x, y = (sources[a] for a in k.op.args)
+            for own, other in ((x, y), (y, x)):
+                extents = [graph.extent(a) for a in graph.tensors[other].axes]
+                if own in inputs and other not in inputs and extents:
+                    counts[own] = max([counts.get(own, 1), *extents])
+    positions = {i: [counts[t] for t in b.tensors if t in counts] for i, b in enumerate(region.inputs)}
+    return {i: max(found) for i, found in positions.items() if found}
 
 
 def _is_root(op: Op) -> bool:

@@ -40,6 +40,7 @@ import functools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import ml_dtypes
@@ -379,9 +380,11 @@ def _worst_row(r: Array, e: Array) -> float:
 class InputClasses(Mapping[str, list[Array]]):
     """Classes of inputs by name; made when asked for, since a set of weights is large."""
 
-    def __init__(self, specs: Sequence[Spec], seed: int, near: Sequence[float], roots: Collection[int]):
+    def __init__(
+        self, specs: Sequence[Spec], seed: int, near: Sequence[float], roots: Collection[int], counts: Mapping[int, int]
+    ):
         self.specs, self.seed = [(tuple(s), np.dtype(d)) for s, d in specs], seed
-        self.roots = frozenset(roots)
+        self.roots, self.counts = frozenset(roots), counts
         self.own = {f"near {value:.6g}": _near(value) for value in near}  # classes of this program alone
         self.own |= {BELOW_ZERO: _far_from_zero(self.roots)} if self.roots else {}
         self.makers = CLASSES | self.own
@@ -389,7 +392,12 @@ class InputClasses(Mapping[str, list[Array]]):
     def __getitem__(self, name: str) -> list[Array]:
         rng = np.random.default_rng([self.seed, *name.encode()])
         draw = _draw if name in LOGITS else _repeated
-        out = [draw(self.makers[name], rng, shape, dtype, i) for i, (shape, dtype) in enumerate(self.specs)]
+        out = [
+            _indices(rng, shape, dtype, self.counts[i])
+            if i in self.counts
+            else draw(self.makers[name], rng, shape, dtype, i)
+            for i, (shape, dtype) in enumerate(self.specs)
+        ]
         if name != BELOW_ZERO:
             out = [np.abs(x) if i in self.roots and is_float(x.dtype) else x for i, x in enumerate(out)]
         if name in SPOILED:
@@ -404,20 +412,31 @@ class InputClasses(Mapping[str, list[Array]]):
 
 
 def input_classes(
-    specs: Sequence[Spec], seed: int, near: Sequence[float] = (), roots: Collection[int] = ()
+    specs: Sequence[Spec],
+    seed: int,
+    near: Sequence[float] = (),
+    roots: Collection[int] = (),
+    counts: Mapping[int, int] = MappingProxyType({}),
 ) -> InputClasses:
     """The input classes of the gate for arrays of the given shapes and dtypes, and one for each value in `near`: where
     a program subtracts a constant, inputs that are almost this constant.
 
     Inputs in `roots`, by position, have no negative numbers, since the program takes roots or logarithms of them (as
     AdamW does of second moments): half of the results would be NaN, and rounding decide which. But in one class more
-    they have, far from zero.
+    they have, far from zero. `counts` has inputs of integers that are compared with indices, by position, and how many
+    indices: lengths and labels.
     """
-    return InputClasses(specs, seed, near, roots)
+    return InputClasses(specs, seed, near, roots, counts)
 
 
 type Maker = Callable[[np.random.Generator, tuple[int, ...], int], Array]
 LARGE, ROWS = 1 << 23, 251  # elements of an array that takes long to draw, and how many of its rows are drawn then
+
+
+def _indices(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, count: int) -> Array:
+    """Any of so many indices; every fourth is one of the first, since few or no elements are a case of their own."""
+    few = rng.integers(0, min(4, count), shape)
+    return np.asarray(np.where(rng.random(shape) < 0.25, few, rng.integers(0, count, shape)), dtype)
 
 
 def _draw(make: Maker, rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, position: int) -> Array:

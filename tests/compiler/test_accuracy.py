@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mirage_jax.compiler.accuracy import Accuracy, inputs_under_roots, same_bits
+from mirage_jax.compiler.accuracy import Accuracy, indices_compared, inputs_under_roots, same_bits
 from mirage_jax.compiler.attempt import Attempt
 from mirage_jax.config import Options
 from mirage_jax.jaxpr_frontend.regions import analyse
@@ -64,6 +64,28 @@ def test_classes() -> None:
             np.testing.assert_array_equal(np.abs(plain[name][1]), classes[name][1])
     assert set(np.unique(classes[BELOW_ZERO][1])) == {-FAR, FAR} and (classes[BELOW_ZERO][0] < 0).any()
     assert any(np.isneginf(x).any() for x in classes["-inf"])  # what spoils a class spoils it
+
+
+def test_lengths_and_labels_are_any_that_there_are() -> None:
+    """Few keys, and all but a few, where lengths say how many there are."""
+
+    def padded(s, v, length, kind):
+        seen = (jnp.arange(200) < length[:, None]) & (kind == 1)[:, None]
+        return jnp.where(seen, jnp.exp(s), 0.0) @ v
+
+    shapes = ((64, 200), "float32"), ((200, 16), "float32"), ((64,), "int32"), ((64,), "int32")
+    args = [jax.ShapeDtypeStruct(*spec) for spec in shapes]
+    (r,) = analyse(jax.make_jaxpr(padded)(*args)).regions
+    position = {tuple(r.avals[b.value].shape): i for i, b in enumerate(r.inputs)}
+    counts = indices_compared(r)
+    assert list(counts.values()) == [200] and len(r.inputs) == 4 and position[64, 200] not in counts
+    specs = [(r.avals[b.value].shape, r.avals[b.value].dtype) for b in r.inputs]
+    for values in input_classes(specs, 0, counts=counts).values():
+        (own,) = (values[i] for i in counts)
+        assert own.dtype == np.int32 and 0 <= own.min() < 4 and 150 < own.max() < 200 and (own < 4).sum() > 5
+        assert all(
+            x.min() >= 0 and x.max() < 4 for i, x in enumerate(values) if x.dtype == np.int32 and i not in counts
+        )
 
 
 def test_no_result_of_an_optimizer_is_nan() -> None:
