@@ -40,10 +40,8 @@ def fitted(b: Builder, x: Value, dtype: str) -> Value:
 
 def known(b: Builder, x: Value) -> Value:
     """A result of 32 bits: an input seen in another way, or small for sure."""
-    if not _is_unknown_but_exact(b, x):
-        found = _interval(b, x)
-        if found is None or max(map(abs, found)) > MOST:
-            raise NotExpressible(Code.DTYPE, "arithmetic of 32-bit integers of unknown size")
+    if not _is_input(b, x) and not _is_small(b, x):
+        raise NotExpressible(Code.DTYPE, "arithmetic of 32-bit integers that may be large")
     return x
 
 
@@ -67,16 +65,6 @@ def _is_small(b: Builder, x: Value) -> bool:
 
 def _is_input(b: Builder, x: Value) -> bool:
     return x.is_plain and x.dtype == "i32" and x.node is not None and b.nodes[x.node].op == "input"
-
-
-def _is_unknown_but_exact(b: Builder, x: Value) -> bool:
-    """An input, or the larger or smaller of one and a small number."""
-    if _is_input(b, x):
-        return True
-    if not x.is_plain or x.node is None or (node := b.nodes[x.node]).op not in ("maximum", "minimum"):
-        return False
-    operands = [Value(x.dims, use.dtype, use.node) for use in node.uses]
-    return all(_is_small(b, v) or _is_unknown_but_exact(b, v) for v in operands)
 
 
 def shifted_right(b: Builder, x: Value, by: Value, is_arithmetic: bool) -> Value:

@@ -115,6 +115,20 @@ def test_the_order_of_equations_names_no_other_program() -> None:
     assert first.written == second.written
 
 
+def test_a_large_integer_is_no_result() -> None:
+    """As float32 it would not come out as it went in."""
+
+    def fn(a: jax.Array, v: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
+        clipped = jnp.maximum(q, 0)
+        return jnp.where(clipped > 3, (a @ a) @ v, 0.0), clipped
+
+    compiler = Replacing()
+    have, want = optimized(fn, compiler)(A, V, _full(2**24 + 1)), jax.jit(fn)(A, V, _full(2**24 + 1))
+    assert compiler.regions
+    assert_close(have[0], want[0])
+    assert have[1].tolist() == want[1].tolist()
+
+
 def test_indices_that_a_type_rounds() -> None:
     def fn(a: jax.Array) -> jax.Array:
         i = lax.iota("bfloat16", 300)
