@@ -24,6 +24,7 @@ from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.arrays import is_float
 from mirage_jax.mugraph.footprint import footprint
 from mirage_jax.mugraph.graph import KernelGraph, Library, Op
+from mirage_jax.mugraph.operators import COMPARISONS
 from mirage_jax.verify import float_gate
 from mirage_jax.verify.noise import SAMPLES, noisy
 
@@ -266,7 +267,7 @@ def indices_compared(region: Region) -> dict[int, int]:
     inputs = {t.name for t in graph.inputs if t.dtype == "i32"}
     counts: dict[str, int] = {}
     for k in graph.kernels:
-        if isinstance(k, Library) and k.op.op in ("lt", "le", "eq"):
+        if isinstance(k, Library) and k.op.op in COMPARISONS:
             sources = {x.name: x.tensor for x in k.loads}
             x, y = (sources[a] for a in k.op.args)
             for own, other in ((x, y), (y, x)):

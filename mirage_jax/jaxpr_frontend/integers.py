@@ -143,6 +143,12 @@ def _affine(interval: Interval | None, scale: Fraction, offset: Fraction) -> Int
 
 
 def _of_node(b: Builder, n: int) -> Interval | None:
+    if n not in b.intervals:
+        b.intervals[n] = _of_new_node(b, n)
+    return b.intervals[n]
+
+
+def _of_new_node(b: Builder, n: int) -> Interval | None:
     node = b.nodes[n]
     if n in b.concats:
         return _around([_of_node(b, part.node) for part in b.concats[n].parts])

@@ -110,6 +110,8 @@ class Builder:
         self.windows: dict[int, Window] = {}
         self.versions: dict[tuple[int, int, int], list[tuple[Key, int, tuple[Key, ...]]]] = {}
         self.origins: dict[int, int] = {}  # node -> the node of the program of which it computes a part
+        self.intervals: dict[int, tuple[Fraction, Fraction] | None] = {}  # node -> bounds, where `integers` asked
+        self.nonnegative: dict[int, bool] = {}  # node -> is it for sure, where it was asked
         self.equation = 0  # position of the one that is being translated
         self.asked_by: dict[int, int] = {}  # part of a node -> position of the equation that needs it
 
@@ -163,7 +165,11 @@ class Builder:
         return x.scale > 0 and x.offset >= 0 and self._is_nonnegative(x.node)
 
     def _is_nonnegative(self, n: int) -> bool:
-        node = self.nodes[n]
+        if n not in self.nonnegative:
+            self.nonnegative[n] = self._makes_nonnegative(self.nodes[n])
+        return self.nonnegative[n]
+
+    def _makes_nonnegative(self, node: Node) -> bool:
         own = dict(node.attrs)
         match node.op:
             case "exp" | "abs" | "logistic":

@@ -30,7 +30,7 @@ from mirage_jax.lower.frame import Frame
 from mirage_jax.lower.tiling import SINGLE
 from mirage_jax.mugraph.arrays import FLOATS
 from mirage_jax.mugraph.graph import Axis, Load, Op, Store, Tensor, split_axis
-from mirage_jax.mugraph.operators import ACCUMULATORS, FUNCTIONS, operator
+from mirage_jax.mugraph.operators import ACCUMULATORS, COMPARISONS, FUNCTIONS, operator
 
 TRITON_TYPES: Mapping[str, str] = {
     "f16": "tl.float16", "bf16": "tl.bfloat16", "f32": "tl.float32",
@@ -73,9 +73,6 @@ class Lanes:
 
     def function(self, name: str, args: Sequence[float]) -> float:
         return float(FUNCTIONS[name].value(np, *map(np.float64, args)))
-
-
-COMPARISONS = ("lt", "le", "eq")
 
 
 class Values(Frame):

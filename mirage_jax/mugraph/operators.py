@@ -75,6 +75,8 @@ EXPM1 = (
     "* (1.0 + {0} / 6.0))))), tl.exp({0}) - 1.0)"
 )
 
+COMPARISONS = ("lt", "le", "eq")
+
 FUNCTIONS: dict[str, Function] = {
     f.name: f
     for f in (

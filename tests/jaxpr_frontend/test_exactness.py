@@ -163,3 +163,15 @@ def test_two_inputs_of_integers_are_compared_as_they_are() -> None:
     assert not found.left_out
     assert "eq" in str(found.regions[0].graph)
     assert np.isfinite(fn(A, V, _full(0), _full(1))).all()
+
+
+def test_what_is_known_of_values_is_asked_once() -> None:
+    """Of 40 sums of a value and itself there are 2**40 ways down."""
+
+    def fn(a: jax.Array, v: jax.Array) -> jax.Array:
+        y = v * v
+        for _ in range(40):
+            y = y + y
+        return (a @ a) @ y**0.5
+
+    assert not [x for x in analysis(fn, A, V, max_ops=200).left_out if x.primitive == "pow"]

@@ -130,6 +130,7 @@ ROWS_AND_COLUMNS = """mugraph {
 def test_bounds_do_not_add_up() -> None:
     """n <= 150 and i >= 50 imply n - i <= 100, but the order of 49, 51 and 150 would imply n - i <= 51 too."""
     reference = parse(ROWS_AND_COLUMNS)
+    assert certify(reference, reference)
     for most in (100, 60, 51):
         with pytest.raises(VerificationError):
             certify(reference, parse(ROWS_AND_COLUMNS.replace("loop(n)", f"loop(n in ..i+{most})")))
@@ -140,6 +141,7 @@ def test_coefficients_are_no_differences() -> None:
         "%f[n] = le %a %c\n    %g[i] = le %e %b\n    %m[n,i] = and %f %g",
         "%t[n,i] = add{ca=2, cb=-1} %a %b\n    %m[n,i] = le %t %e\n    %f[n] = le %a %c",
     )
+    assert certify(parse(twice), parse(twice))
     for most in (25, 10, 1):
         with pytest.raises(VerificationError):
             certify(parse(twice), parse(twice.replace("loop(n)", f"loop(n in ..i+{most})")))
