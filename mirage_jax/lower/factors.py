@@ -12,8 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mirage_jax.lower.expressions import reduced
-from mirage_jax.lower.products import HALF
-from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Op
+from mirage_jax.mugraph.graph import HALF, BlockGraph, KernelGraph, Op
 from mirage_jax.mugraph.operators import ACCUMULATORS
 
 

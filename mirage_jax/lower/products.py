@@ -18,10 +18,7 @@ from mirage_jax.lower.expressions import Number, Value, reduced
 from mirage_jax.lower.tiling import MAX_RANK, SINGLE, Product, extent
 from mirage_jax.lower.values import TRITON_TYPES, Values, rule
 from mirage_jax.mugraph.arrays import SMALL_INTEGERS
-from mirage_jax.mugraph.graph import Axis, Op
-
-HALF = ("f16", "bf16")
-SCALED = ("acc", "accs", "affine", "mul", "div")  # what keeps relative errors as they are
+from mirage_jax.mugraph.graph import HALF, Axis, Op
 
 
 class Products(Values):
@@ -97,7 +94,7 @@ class Products(Values):
             pads = [v.pads.get(a) for v in values]
             if not (0.0 in pads and all(p is not None and math.isfinite(p) for p in pads)):
                 values = [self.zeroed(v, (a,)) for v in values]
-        with_rest = self.tiling.schedule.precise >= (2 if self.ends_narrow(op) else 1)
+        with_rest = self.tiling.schedule.precise >= (2 if self.graph.ends_narrow(op.name) else 1)
         rests = [self.rest(v, n, dtype) if with_rest else None for v, n in zip(values, names, strict=True)]
         (a, a_rest), (b, b_rest) = (
             [x and self.oriented(x, side, product.inner) for x in (self.cast(v, n, dtype), rest)]
@@ -105,21 +102,6 @@ class Products(Values):
         )
         pairs = ((a_rest, b), (a, b_rest), (a, b))
         return [f"{x}, {y}" for x, y in pairs if x and y]
-
-    def ends_narrow(self, op: Op) -> bool:
-        """Is all that comes of a product tensors of 16 bits, with nothing added to it that it might cancel? Then what
-        rounding an operand does is lost in the rounding of the result.
-        """
-        todo = [op.name]
-        while todo:
-            name = todo.pop()
-            if any(s.value == name and s.tensor.dtype not in HALF for s in self.graph.stores):
-                return False
-            users = [self.ops[user] for user in self.graph.users[name]]
-            if any(u.op not in SCALED or u.attributes.get("offset") for u in users):
-                return False
-            todo += [u.name for u in users]
-        return True
 
     def operand_type(self, op: Op) -> str:
         """16 bits if an operand is a tensor of that type, unless the other one is an input that 16 bits do not hold."""

@@ -14,10 +14,9 @@ from math import prod
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.lower.expressions import Value
-from mirage_jax.lower.products import HALF
 from mirage_jax.lower.tiling import extent, stored_axes
 from mirage_jax.lower.warpgroups import ROWS, WIDEST, Warpgroups
-from mirage_jax.mugraph.graph import Axis, Load
+from mirage_jax.mugraph.graph import HALF, Axis, Load
 
 
 @dataclass(frozen=True, slots=True)

@@ -435,7 +435,7 @@ class Specialized(SharedTiles):
         """Of 16 bits, as which a product reads its left operand (`Products.operands`)."""
         product = self.tiling.product(op)
         assert product is not None
-        is_precise = self.tiling.schedule.precise >= (2 if self.ends_narrow(op) else 1)
+        is_precise = self.tiling.schedule.precise >= (2 if self.graph.ends_narrow(op.name) else 1)
         return 2 if is_precise and self.sides(op, product)[0] not in self.loads else 1
 
     def register_operands(self, op: Op, product: Product) -> list[str]:

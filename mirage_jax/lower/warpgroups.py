@@ -15,9 +15,8 @@ from mirage_jax.errors import UnsupportedError
 from mirage_jax.lower.expressions import Value, reduction
 from mirage_jax.lower.frame import Options
 from mirage_jax.lower.loops import Group, Loops
-from mirage_jax.lower.products import HALF
 from mirage_jax.lower.tiling import BYTES, SINGLE, Product, TileAxis, Tiling
-from mirage_jax.mugraph.graph import Axis, Op, Tensor
+from mirage_jax.mugraph.graph import HALF, Axis, Op, Tensor
 
 ROWS = 64  # of a warpgroup's matrix instruction
 WARPS = 4  # of a warpgroup

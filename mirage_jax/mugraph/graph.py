@@ -37,6 +37,8 @@ from mirage_jax.errors import GraphError
 type Axis = str
 type Attr = Fraction | int | str | tuple[Axis, ...]
 
+HALF = ("f16", "bf16")
+SCALED = ("acc", "accs", "affine", "mul", "div")  # what keeps relative errors as they are
 
 PART = ".g"  # ends the name of an axis that counts parts
 
@@ -271,6 +273,25 @@ class BlockGraph:
             for a in op.args:
                 out[a].append(op.name)
         return {k: tuple(v) for k, v in out.items()}
+
+    def only_scaled(self, name: str) -> frozenset[str]:
+        """A value and all that is made of it, if nothing is added to any of it, which might cancel; else nothing."""
+        scaled = {op.name: op.op in SCALED and not op.attributes.get("offset") for op in self.ops}
+        found, todo = set[str](), [name]
+        while todo:
+            users = self.users[value := todo.pop()]
+            if not all(map(scaled.__getitem__, users)):
+                return frozenset()
+            found.add(value)
+            todo += users
+        return frozenset(found)
+
+    def ends_narrow(self, name: str) -> bool:
+        """Is all that comes of a value tensors of 16 bits? Then what rounding before it does is lost in the rounding of
+        the result.
+        """
+        values = self.only_scaled(name)
+        return bool(values) and all(s.tensor.dtype in HALF for s in self.stores if s.value in values)
 
     def __str__(self) -> str:
         head = f"kernel {self.name} grid({','.join(self.grid)})"

@@ -13,8 +13,10 @@ Memory is the larger of compulsory bytes over the bandwidth and of all loads ove
 are shorter than a sector fetch all of it. Compute is arithmetic, or what warps read of products' operands in shared
 memory, each for itself unless the tile is large enough for instructions of several warps; it is divided by the part of
 the device that the blocks keep busy. Latency is that of loop steps that wait for loads, less with more stages and more
-blocks at a time, and exposed in part where blocks load nothing ahead. Constants were fitted to times of 4,200 kernels
-on one GPU (bench/calibration.py); ones that only move all estimates together do not matter for an order.
+blocks at a time, and exposed in part where blocks load nothing ahead. A product that rounds a computed operand costs
+half as much again if its result is not only scaled: where the float gate asks for more, it takes two. Constants were
+fitted to times of 4,200 kernels on one GPU (bench/calibration.py); ones that only move all estimates together do not
+matter for an order.
 """
 
 from __future__ import annotations
@@ -74,6 +76,7 @@ ENOUGH_WARPS = 8  # to keep one processor's pointwise units busy
 REGISTERS = 255  # per thread
 LIVE = 2.2  # as many values as the largest take registers at a time
 TYPICAL_TILE, TYPICAL_PARTS = 64, 8  # for which operators are chosen
+ROUNDED = 1.5  # times the cost of a product that rounds a computed operand, which may turn out to need a second one
 KEPT = 64  # tilings kept per kernel, for the tuner
 
 type Axes = tuple[Axis, ...]
@@ -136,6 +139,7 @@ def outline(kernel: BlockGraph, graph: KernelGraph) -> Outline:
     ends += [(stages[x.value].depth, (x.value,)) for x in kernel.stores if stages[x.value].body]
     passes = _passes(ends, lambda n: args.get(n, ()) if n in body else ())
     widths = {x.name: BYTES[graph.tensors[x.tensor].dtype] for x in kernel.loads}
+    given = {x.name for x in kernel.loads if graph.tensors[x.tensor] in graph.inputs}
     reads = tuple(
         Read(x.tensor, x.axes, widths[x.name], max(1, passes[x.name]), x.axes[-1] if x.axes else None)
         for x in kernel.loads
@@ -154,6 +158,8 @@ def outline(kernel: BlockGraph, graph: KernelGraph) -> Outline:
         flops = operator(op.op).flops * max(1, passes[op.name])
         own = matrix_product(op.op, sides, gone, half)
         products |= {op.name} if own else set()
+        if own and narrow and not all(a in given or widths.get(a, 4) <= 2 for a in op.args):
+            flops *= 1 if kernel.only_scaled(op.name) else ROUNDED
         sums = op.op == "acc" and op.args[0] in products
         work.append(Work(space, op.axes, flops, in_body, own, narrow, sums))
     writes = tuple((s.tensor.axes, BYTES[s.tensor.dtype]) for s in kernel.stores)
@@ -515,12 +521,15 @@ class Priced:
 
 @dataclass
 class Model:
-    """Prices kernels of one search variant; `parts` gives the split axis its number of parts."""
+    """Prices kernels of one search variant; `parts` gives the split axis its number of parts. `halves`: values that the
+    program itself rounds to 16 bits.
+    """
 
     frontiers: Frontiers
     device: Device
     extents: Mapping[Axis, int]
     widths: Mapping[str, int]  # bytes per element of the region's inputs
+    halves: frozenset[Poly] = frozenset()
     split: Axis | None = None
     parts: int = 1
     dags: dict[Any, Mapping[Leaves, Dag]] = field(default_factory=dict[Any, Mapping[Leaves, Dag]])  # for any `parts`
@@ -559,8 +568,10 @@ class Model:
 
     # ------------------------------------------------------------------ one operator
 
-    def work(self, p: Poly, s: Step, size: Mapping[Axis, int]) -> float:
-        """Seconds of one application at given axis sizes, on the whole device."""
+    def work(self, p: Poly, s: Step, size: Mapping[Axis, int], rounded: float = 1.0) -> float:
+        """Seconds of one application at given axis sizes, on the whole device; of a matrix product that rounds what was
+        computed, so many times that.
+        """
         key = (p, s)
         if key not in self._spaces:
             self._spaces[key] = self._space(p, s)
@@ -570,7 +581,7 @@ class Model:
         if sides:
             x, y = ({a for a in side if size[a] > 1} for side in sides)
             if x - y and y - x:
-                return flops / peak
+                return flops / peak * (rounded if self._rounds(s) else 1.0)
         return flops / self.device.vector_flops
 
     def _space(self, p: Poly, s: Step) -> tuple[float, Axes, tuple[frozenset[Axis], ...], float]:
@@ -582,6 +593,11 @@ class Model:
         sides = tuple(frozenset(map(origin, e.axes(o) - set(s.reduced))) for o in s.args)
         narrow = any(self.frontiers.axioms.is_input(o) and self.width(o) <= 2 for o in s.args)
         return s.record.flops, space, sides, d.matrix_flops if narrow else d.matrix_flops_f32
+
+    def _rounds(self, s: Step) -> bool:
+        """Does a matrix product round an operand, which was computed, to the type of the other?"""
+        given = [o for o in s.args if self.frontiers.axioms.is_input(o)]
+        return len(given) == 1 and self.width(given[0]) <= 2
 
     def library(self, p: Poly, s: Step) -> float:
         """Seconds of one operator over whole tensors, assuming that XLA fuses pointwise chains."""
@@ -666,10 +682,11 @@ class Model:
             size[loop + LOOP] = math.ceil(whole[loop] / size[loop])
         if self.split is not None:
             size.setdefault(self.split + PART, TYPICAL_PARTS)
+        halves = {self.frontiers.in_loop(p, loop) for p in self.halves}
 
         @functools.cache
         def weight(p: Poly, s: Step) -> float:
-            return self.work(p, s, size) + 1e-15
+            return self.work(p, s, size, ROUNDED if halves.isdisjoint(s.args) else 1.0) + 1e-15
 
         return weight
 

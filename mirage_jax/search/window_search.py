@@ -20,7 +20,7 @@ from itertools import product
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.mugraph.arrays import FLOATS
 from mirage_jax.mugraph.footprint import BYTES
-from mirage_jax.mugraph.graph import PART, Axis, KernelGraph, KernelSchedule, Schedule, Tensor, origin
+from mirage_jax.mugraph.graph import HALF, PART, Axis, KernelGraph, KernelSchedule, Schedule, Tensor, origin
 from mirage_jax.search.axioms import Axioms, Step
 from mirage_jax.search.cost import Model, Priced, estimate
 from mirage_jax.search.devices import Device
@@ -144,6 +144,7 @@ class Search:
         self.axioms = Axioms(self.e)
         outs = [r.tensors[name] for name in dict.fromkeys(r.outputs)]
         self.native = {self.e.affine_parts(p)[0] for p in known.values()}
+        self.halves = {known[k.name] for k in r.kernels if k.name in known and r.tensors[k.name].dtype in HALF}
         self.roots = tuple(self._root(t, known[t.name]) for t in outs)
         values = [root.value for root in self.roots]
         grading = Grading(self.e, tuple(values))
@@ -181,7 +182,8 @@ class Search:
 
     def _model(self, f: Frontiers, split: Axis | None = None) -> Model:
         widths = {t.name: BYTES[t.dtype] for t in self.reference.inputs}
-        return Model(f, self.device, self.reference.sizes, widths, split)
+        halves = self.halves if split is None else {self.e.split(p, split, (split + PART, split)) for p in self.halves}
+        return Model(f, self.device, self.reference.sizes, widths, frozenset(halves), split)
 
     # ------------------------------------------------------------------ algebra
 
@@ -329,11 +331,11 @@ class Search:
         cuts = common(f, [(k.dag, k.leaves) for k in kernels])
         priced = block_plan(Extractor(f, self.reference, roots, cuts, self.narrow, self.wide), kernels)
         schedule = Schedule(tuple(k.schedule for k in kernels), ((axis, parts),) if axis else ())
-        graph, seconds = widened(priced, self.narrow, self.wide), sum(k.seconds for k in kernels)
+        graph = widened(priced, self.narrow, self.wide)
         return Candidate(
             graph,
             schedule,
-            seconds if graph == priced else estimate(graph, schedule, self.device),
+            estimate(graph, schedule, self.device),
             "kernels",
             tuple(tuple(t.schedule for t in k.tilings) for k in kernels),
             tuple(sorted(self.batch)),

@@ -79,6 +79,19 @@ def test_gradient_of_the_keys_makes_the_weights_anew(
     assert_same(gradient, best)
 
 
+def test_gradient_of_the_keys_rounds_nothing_that_cancels(by_output: dict[str, list[Candidate]]) -> None:
+    """Row sums of the weights' gradients are made of products of inputs, whose operands need no rounding: as products
+    of weights and values, which cost a little less, they would be rounded before they are subtracted.
+    """
+    best = by_output["ikl"][0]
+    for kernel in best.graph.kernels:
+        assert isinstance(kernel, BlockGraph)
+        loads = {x.name for x in kernel.loads}
+        for op in (o for o in kernel.ops if o.op == "dot"):
+            x, y = (set(kernel.axes_of[a]) for a in op.args)
+            assert loads.issuperset(op.args) or kernel.only_scaled(op.name) or not (x - y and y - x)
+
+
 def test_gradient_of_the_queries_in_one_kernel(gradient: KernelGraph, by_output: dict[str, list[Candidate]]) -> None:
     """One pass over the keys: both sums of which the gradient is a difference, and the row sums that scale them."""
     best = by_output["ijk"][0]
