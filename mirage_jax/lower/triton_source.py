@@ -24,6 +24,7 @@ from mirage_jax.errors import UnsupportedError
 from mirage_jax.lower.expressions import Number
 from mirage_jax.lower.factors import factors_last
 from mirage_jax.lower.frame import DEFAULT, Options
+from mirage_jax.lower.logits import scales_last
 from mirage_jax.lower.loops import Loops
 from mirage_jax.lower.shared_tiles import Descriptor
 from mirage_jax.lower.specialized import Specialized
@@ -71,6 +72,7 @@ def emit(
     """
     if schedule.precise:
         kernel = factors_last(kernel, graph)
+    kernel = scales_last(kernel)
     tiling = Tiling(kernel, graph, schedule, parts)
     tiling.check()
     if schedule.specialized:

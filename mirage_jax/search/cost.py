@@ -33,6 +33,7 @@ import numpy as np
 
 from mirage_jax.mugraph.footprint import BYTES, iteration_spaces
 from mirage_jax.mugraph.graph import (
+    HALF,
     PART,
     Axis,
     BlockGraph,
@@ -159,11 +160,18 @@ def outline(kernel: BlockGraph, graph: KernelGraph) -> Outline:
         own = matrix_product(op.op, sides, gone, half)
         products |= {op.name} if own else set()
         if own and narrow and not all(a in given or widths.get(a, 4) <= 2 for a in op.args):
-            flops *= 1 if kernel.only_scaled(op.name) else ROUNDED
+            flops *= 1 if _forgives(kernel, op.name) else ROUNDED
         sums = op.op == "acc" and op.args[0] in products
         work.append(Work(space, op.axes, flops, in_body, own, narrow, sums))
     writes = tuple((s.tensor.axes, BYTES[s.tensor.dtype]) for s in kernel.stores)
     return Outline(kernel.grid, kernel.loop, reads, tuple(work), writes, kernel.span)
+
+
+def _forgives(kernel: BlockGraph, name: str) -> bool:
+    """Does rounding before a value not matter to what is stored of it: tensors of 16 bits, or parts of a sum?"""
+    values = kernel.only_scaled(name)
+    stored = [s.tensor for s in kernel.stores if s.value in values]
+    return bool(values) and all(t.dtype in HALF or any(map(is_part, t.axes)) for t in stored)
 
 
 def _passes[N](ends: Iterable[tuple[int, Iterable[N]]], below: Callable[[N], Iterable[N]]) -> Counter[N]:
@@ -338,28 +346,23 @@ def estimate(graph: KernelGraph, schedule: Schedule, device: Device, known: dict
     """Seconds of a scheduled graph; library operators as XLA would run them alone, pointwise ones fused. A launch of
     several kernels is one with the work of all of them.
 
-    known: terms of kernels of such launches, for other schedules of this graph with the same parts.
+    known: terms of its kernels, for other schedules of this graph with the same parts.
     """
     known = {} if known is None else known
 
-    def alone(n: int) -> float:
-        kernel = graph.kernels[n]
-        if isinstance(kernel, Library):
-            return library_estimate(kernel, graph, device)
-        return kernel_estimate(kernel, graph, schedule.kernels[n], schedule.part_counts, device)
+    def work(n: int, kernel: BlockGraph) -> Terms:
+        key = n, schedule.kernels[n].tiles
+        if key not in known:
+            known[key] = _kernel_terms(kernel, graph, schedule.kernels[n], schedule.part_counts)
+        return known[key]
 
     def launch(wave: Sequence[int]) -> float:
-        if len(wave) == 1:
-            return alone(wave[0])
-        kernels = {n: k for n in wave if isinstance(k := graph.kernels[n], BlockGraph)}
-        work: dict[int, Terms] = {}
-        for n, k in kernels.items():
-            key = n, schedule.kernels[n].tiles
-            if key not in known:
-                known[key] = _kernel_terms(k, graph, schedule.kernels[n], schedule.part_counts)
-            work[n] = known[key]
-        sizes = schedule.kernels[max(work, key=lambda n: work[n].traffic)]
-        return float(seconds(_together(list(work.values())), device, Arrays, sizes.num_warps, sizes.num_stages))
+        found = {n: work(n, k) for n in wave if isinstance(k := graph.kernels[n], BlockGraph)}
+        if not found:
+            return sum(library_estimate(k, graph, device) for n in wave if isinstance(k := graph.kernels[n], Library))
+        widest = max(found, key=lambda n: found[n].traffic)
+        t = _together(list(found.values())) if len(found) > 1 else found[widest]
+        return _scheduled(t, schedule.kernels[widest], device)
 
     return sum(map(launch, schedule.waves(graph)))
 
@@ -380,7 +383,10 @@ def kernel_estimate(
     kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule, parts: Mapping[Axis, int], device: Device
 ) -> float:
     """Seconds of one of a graph's kernels at given sizes."""
-    t = _kernel_terms(kernel, graph, sizes, parts)
+    return _scheduled(_kernel_terms(kernel, graph, sizes, parts), sizes, device)
+
+
+def _scheduled(t: Terms, sizes: KernelSchedule, device: Device) -> float:
     if sizes.specialized:
         return float(specialized_seconds(t, device, sizes))
     return float(seconds(t, device, Arrays, sizes.num_warps, sizes.num_stages))

@@ -57,6 +57,42 @@ def test_causal_attention(masked, n: int) -> None:
     assert error(one(b, inputs, {"i": n, "n": n, "d": 16, "e": 16}, {"i": 16, "n": 16}, expected)) < 1e-5
 
 
+@pytest.mark.parametrize("n", [32, 41])
+@pytest.mark.parametrize("scale", [Q(1, 8), Q(3), Q(-1, 8)], ids=str)
+def test_scales_of_masked_logits(scale: Q, n: int) -> None:
+    """A positive one becomes part of the exponentials' constants if nothing else is made of the logits. The stored
+    maximum is that of the scaled logits all the same.
+    """
+
+    def program(also_summed: bool) -> KernelGraph:
+        b = Block("scaled", "i", "n")
+        q, k, v = b.load("Q", "i d"), b.load("K", "d n"), b.load("V", "n e")
+        logits = b.affine(b.dot(q, k, axes="d"), scale=scale)
+        s = b.mask(b.le(b.iota(axis="n"), b.iota(axis="i")), logits)
+        m = b.shift(s, axes="n")
+        p = b.exps(s, m, scale=Q(2))
+        b.store(f32("Y", "i e"), b.div(b.accs(b.dot(p, v, axes="n"), m), b.accs(b.sum(p, axes="n"), m)))
+        last = b.last(m)
+        b.store(f32("M", "i"), b.add(last, b.acc(b.sum(logits, axes="n"))) if also_summed else last)
+        inputs = [f32("Q", "i d"), f32("K", "d n"), f32("V", "n e")]
+        return graph(inputs, [b], "Y M", {"i": n, "n": n, "d": 16, "e": 16})
+
+    rng = np.random.default_rng(0)
+    q, k, v = arrays = [rng.standard_normal(shape).astype(np.float32) for shape in ((n, 16), (16, n), (n, 16))]
+    logits = q.astype(np.float64) @ k * float(scale)
+    seen = np.where(np.tri(n, dtype=bool), logits, -np.inf)
+    for also_summed in (False, True):
+        made, sizes = program(also_summed), schedule({"i": 16, "n": 16})
+        check_graph(made)
+        assert exact_check(made, sizes) == ""
+        (source,) = sources(made, sizes)
+        assert source is not None and compile_for(source, 90).fits
+        assert ("affine" in source.text) == (also_summed or scale < 0)
+        y, m = interpret(made, sizes, arrays)
+        assert np.abs(y - softmax(2 * seen) @ v).max() < 1e-5
+        assert np.abs(m - seen.max(-1) - also_summed * logits.sum(-1)).max() < 1e-4
+
+
 def test_rows_without_any_key_are_uniform() -> None:
     """softmax over equal huge negative numbers is 1/n in JAX; it must not become 0/0 here."""
     b = Block("masked", "i", "n")
