@@ -36,7 +36,9 @@ MAX_LANES = 1 << 20  # Triton's own limit on elements of a tile
 MAX_PERMUTED = 6  # axes up to which every order of tile dimensions is tried
 WIDE_ROWS = 64  # rows of Hopper's matrix instructions (wgmma); fewer rows take older and slower ones
 L2_BYTES = 40 << 20  # that blocks of any order find in the last-level cache
-RIGHT = 2.0  # a right operand comes from shared memory, a left one from registers; a transposed load costs 1
+REDUCTIONS = ("sum", "max", "shift", "dot")
+ACROSS = 1.5  # a reduction of rows goes through all warps; a transposed load costs 1
+RIGHT = 2.0  # a right operand comes from shared memory, a left one from registers
 GROUP = 8  # blocks along the fastest grid axis that share the operands of the next one while they are in L2
 
 BYTES: Mapping[str, int] = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i32": 4, "i8": 1, "u8": 1, "bool": 1}
@@ -192,7 +194,7 @@ class Tiling:
     @cached_property
     def order(self) -> tuple[Axis, ...]:
         """Order of tile dimensions, the same for every value: the one with the fewest dot operands that are
-        transposed or that each step of a loop has to put into shared memory.
+        transposed or that each step of a loop has to put into shared memory, and that reduces columns, not rows.
         """
         wide = tuple(a for a, axis in self.axes.items() if axis.block > 1)
         if len(wide) > MAX_PERMUTED:
@@ -229,10 +231,18 @@ class Tiling:
                 cost += (place[row] < place[column]) == (self.axes[row].block < self.axes[column].block)
             else:
                 cost += 0.5 * (place[row] > place[column])
+        cost += ACROSS * any(not self.skinny and self._reduces_rows(op, place) for op in self.kernel.ops)
         for axes in loads.values():
             own = [place[a] for a in axes if a in place]
             cost += 0.01 * sum(x > y for n, x in enumerate(own) for y in own[n + 1 :])
         return cost
+
+    def _reduces_rows(self, op: Op, place: Mapping[Axis, int]) -> bool:
+        """Is a tile that is no product reduced along an axis that comes before one that stays?"""
+        if op.op not in REDUCTIONS or self._product_axes(op, self.axes):
+            return False
+        gone = [place[a] for a in op.attributes["axes"] if a in place]  # type: ignore[union-attr]
+        return any(x < place[a] for a in op.axes if a in place for x in gone)
 
     def _product_axes(self, op: Op, axes: Mapping[Axis, TileAxis]) -> tuple[Axis, ...]:
         """``(row, column, *inner)`` of a dot that is a matrix product of two tiles, else ()."""

@@ -29,7 +29,8 @@ def combined(reference: KernelGraph, found: Sequence[Sequence[Candidate]], devic
     """Candidates of all cones as one, as they are and fused, best first; none if some cone has none.
 
     What is fastest for each output alone need not share the most, so each cone's next best are tried too, one cone
-    after the other.
+    after the other, from the first to the last and from the last to the first: what suits the first cone decides what
+    the others share with it.
     """
     whole: dict[str, Candidate] = {}
 
@@ -41,9 +42,11 @@ def combined(reference: KernelGraph, found: Sequence[Sequence[Candidate]], devic
             whole.setdefault(str(c.graph), c)
         return best.seconds
 
-    chosen = [candidates[:TRIED] for candidates in found]
-    for n, candidates in enumerate(chosen):
-        chosen[n] = sorted(candidates, key=lambda c: add([*chosen[:n], [c], *chosen[n + 1 :]]))
+    cones = range(len(found))
+    for order in (cones, reversed(cones)):
+        chosen = [candidates[:TRIED] for candidates in found]
+        for n in order:
+            chosen[n] = sorted(chosen[n], key=lambda c: add([*chosen[:n], [c], *chosen[n + 1 :]]))
     return sorted(whole.values(), key=lambda c: c.seconds)
 
 

@@ -93,6 +93,21 @@ def test_scales_of_masked_logits(scale: Q, n: int) -> None:
         assert np.abs(m - seen.max(-1) - also_summed * logits.sum(-1)).max() < 1e-4
 
 
+def test_statistics_of_rows_are_reduced_along_columns() -> None:
+    """Of scores alone no product says which axis comes first: maxima and sums do, whatever order operands are given in.
+    A few rows past which a matrix is streamed stay columns.
+    """
+    b = Block("statistics", "i", "n")
+    k, q = b.load("K", "n d"), b.load("Q", "i d")
+    s = b.dot(k, q, axes="d")
+    m = b.shift(s, axes="n")
+    b.store(f32("Y", "i"), b.accs(b.sum(b.exps(s, m), axes="n"), m))
+    b.store(f32("M", "i"), b.last(m))
+    made = graph([f32("K", "n d"), f32("Q", "i d")], [b], "Y M", {"i": 128, "n": 128, "d": 16})
+    (source,) = sources(made, schedule({"i": 64, "n": 32}))
+    assert source is not None and "axis=1" in source.text and "axis=0" not in source.text
+
+
 def test_rows_without_any_key_are_uniform() -> None:
     """softmax over equal huge negative numbers is 1/n in JAX; it must not become 0/0 here."""
     b = Block("masked", "i", "n")

@@ -1,6 +1,7 @@
 """Two kernels over the same grid and loop as one: what both compute is computed once, and all of it is the same."""
 
 from dataclasses import replace
+from functools import reduce
 
 import jax
 from mugraph.programs import schedule
@@ -8,10 +9,10 @@ from search.programs import H200, TWO_KERNELS, captured, worst_error
 
 from mirage_jax.mugraph.builder import KernelBuilder, library, tensor
 from mirage_jax.mugraph.check import check_graph, check_schedule
-from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Span
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Span, Tensor
 from mirage_jax.search.cones import cone, joined
 from mirage_jax.search.fusion import combined, fuse, fused, inline, inlined
-from mirage_jax.search.structures import tiled
+from mirage_jax.search.structures import Candidate, tiled
 from mirage_jax.search.window_search import Search
 from mirage_jax.verify.certificate import certify
 
@@ -71,6 +72,34 @@ def test_row_statistics_of_two_outputs() -> None:
     check_schedule(together.graph, together.schedule)
     assert certify(graph, together.graph).bound <= 1e-12
     assert fused(together, H200) is together
+
+
+def test_what_suits_the_first_output_is_shared_too() -> None:
+    """Each output likes row sums of its own best. To share those of the second is better than not to share; those of
+    the first are better still, which is seen if the second one chooses first.
+    """
+    x, u, v, p, w, q, r = inputs = [tensor(name, f"i,{axis}") for name, axis in zip("xuvpwqr", "kkkhhmm", strict=True)]
+    extents = (("h", 1024), ("i", 4096), ("k", 4096), ("m", 4608))
+
+    def product(k: KernelBuilder, *factors: Tensor) -> str:
+        return reduce(lambda a, b: k.op("mul", a, b), map(k.load, factors))
+
+    def candidate(out: str, summed: list[Tensor], *factors: Tensor) -> Candidate:
+        rows, axes = KernelBuilder("rows", "i", "k"), ",".join(factors[0].axes)
+        rows.store(tensor("s", "i"), rows.op("acc", rows.op("sum", product(rows, *summed), axes="k")))
+        scaled = KernelBuilder("scaled", axes)
+        scaled.store(tensor(out, axes), product(scaled, tensor("s", "i"), *factors))
+        kernels = rows.build(), scaled.build()
+        found = tiled(KernelGraph(tuple(inputs), kernels, (out,), extents), "kernels", (), H200)
+        assert found is not None
+        return found
+
+    first = [candidate("y", [x], p), candidate("y", [u, v], p, w)]
+    second = [candidate("z", [u, v], q), candidate("z", [x], q, r)]
+    assert first[0].seconds < first[1].seconds and second[0].seconds < second[1].seconds
+    best = combined(KernelGraph(tuple(inputs), (), ("y", "z"), extents), [first, second], H200)[0]
+    assert sum(isinstance(k, BlockGraph) and k.loop == "k" for k in best.graph.kernels) == 1
+    assert not any(load.tensor in ("u", "v") for k in best.graph.kernels for load in k.loads)
 
 
 def small_and_two_readers() -> KernelGraph:
