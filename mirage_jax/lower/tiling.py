@@ -8,7 +8,7 @@ Lanes beyond the extent are *padded*: they are masked in loads and stores, and r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import permutations
@@ -216,11 +216,8 @@ class Tiling:
         place = {a: n for n, a in enumerate(order)}
         loads = {load.name: load.axes for load in self.kernel.loads}
         cost = 0.0
-        for op in self.kernel.ops:
-            found = self._product_axes(op, self.axes)
-            if not found:
-                continue
-            row, column, *inner = found
+        products = {op: found for op in self.kernel.ops if (found := self._product_axes(op, self.axes))}
+        for op, (row, column, *inner) in products.items():
             for free, arg in ((row, op.args[0]), (column, op.args[1])):
                 left = (place[row] < place[column]) == (free == row)  # is this operand the left one?
                 turned = any((place[free] < place[k]) != left for k in inner)
@@ -231,18 +228,20 @@ class Tiling:
                 cost += (place[row] < place[column]) == (self.axes[row].block < self.axes[column].block)
             else:
                 cost += 0.5 * (place[row] > place[column])
-        cost += ACROSS * any(not self.skinny and self._reduces_rows(op, place) for op in self.kernel.ops)
+        if not self.skinny:
+            results = [{row, column} for row, column, *_ in products.values()]
+            rest = [op for op in self.kernel.ops if op.op in REDUCTIONS and op not in products]
+            cost += ACROSS * any(self._reduces_rows(op, place, results) for op in rest)
         for axes in loads.values():
             own = [place[a] for a in axes if a in place]
             cost += 0.01 * sum(x > y for n, x in enumerate(own) for y in own[n + 1 :])
         return cost
 
-    def _reduces_rows(self, op: Op, place: Mapping[Axis, int]) -> bool:
-        """Is a tile that is no product reduced along an axis that comes before one that stays?"""
-        if op.op not in REDUCTIONS or self._product_axes(op, self.axes):
-            return False
-        gone = [place[a] for a in op.attributes["axes"] if a in place]  # type: ignore[union-attr]
-        return any(x < place[a] for a in op.axes if a in place for x in gone)
+    def _reduces_rows(self, op: Op, place: Mapping[Axis, int], results: Sequence[set[Axis]]) -> bool:
+        """Is a tile as large as the result of a product reduced along its rows?"""
+        own = {a for arg in op.args for a in self.kernel.axes_of[arg] if a in place}
+        gone = own.difference(op.axes)
+        return own in results and any(place[x] < place[a] for x in gone for a in own - gone)
 
     def _product_axes(self, op: Op, axes: Mapping[Axis, TileAxis]) -> tuple[Axis, ...]:
         """``(row, column, *inner)`` of a dot that is a matrix product of two tiles, else ()."""
