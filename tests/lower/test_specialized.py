@@ -80,6 +80,22 @@ def backward() -> Program:
     return Program(g, schedule({"h": 1, "j": 128, "i": 64}), lambda *arrays: arrays[0])
 
 
+def statistics() -> Program:
+    """As that pass begins: row sums of weights and of their gradients. No product is summed, and operands are given
+    with the loop's axis first.
+    """
+    b = Block("statistics", "h i", "j")
+    k, v, q, gradient = b.load("K", "h j d"), b.load("V", "h j d"), b.load("Q", "h i d"), b.load("G", "h i d")
+    s = b.dot(k, q, axes="d")
+    m = b.shift(s, axes="j", scale=Q(1, 16))
+    p = b.exps(s, m, scale=Q(1, 16))
+    of_gradients = b.accs(b.dot(b.dot(v, gradient, axes="d"), p, axes="j"), m)
+    b.store(tensor("Y", "h i", "f32"), b.div(of_gradients, b.accs(b.sum(p, axes="j"), m)))
+    inputs = [tensor(x, "h j d" if x in "KV" else "h i d", "f16") for x in "KVQG"]
+    g = graph(inputs, [b], "Y", {"h": 2, "i": 256, "j": 512, "d": 64})
+    return Program(g, schedule({"h": 1, "i": 128, "j": 64}), lambda *arrays: arrays[0])
+
+
 FLASH = attention("f16", h=2, i=512, n=512, d=64, tiles={"h": 1, "i": 128, "n": 64})
 GATED = gated_mlp("f16", i=512, k=512, j=256, tiles={"i": 128, "j": 64, "k": 64})
 NORM = rmsnorm("f16", i=512, k=512, j=256, tiles={"i": 128, "j": 128, "k": 64})
@@ -102,6 +118,7 @@ CASES: dict[str, Sized] = {
 CASES["norm of what is multiplied"] = as_specialized(NORM, {"i": 128, "j": 128, "k": 64}, 3)
 CASES["attention, more precise"] = precise(*CASES["attention"])
 CASES["gradients"] = as_specialized(backward(), {"i": 32, "j": 128}, 3, row="j")
+CASES["row sums of gradients"] = as_specialized(statistics(), {"i": 128, "j": 64}, 2)
 CASES |= {
     f"{name}, several blocks": several(*CASES[name])
     for name in (
@@ -111,6 +128,7 @@ CASES |= {
         "gated MLP",
         "norm of what is multiplied",
         "gradients",
+        "row sums of gradients",
     )
 }
 every_case = pytest.mark.parametrize("case", CASES)

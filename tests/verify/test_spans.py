@@ -70,6 +70,42 @@ def test_without_a_span_nothing_is_known() -> None:
     assert fingerprint(reference, plain)
 
 
+@pytest.mark.parametrize("third", [True, False], ids=["a circle", "no circle"])
+def test_axes_that_are_compared_in_a_circle(third: bool) -> None:
+    """From l - n <= a and n - i <= b follows l - i <= a + b, whatever the cuts are moved to: nothing is proven then."""
+
+    def lower(name: str, tensor: str, row: str, column: str, rest: str = "") -> str:
+        return f"""  kernel {name} grid({row}) loop({column}{rest}) {{
+    %x = load {tensor}[{row},{column}]
+    %r[{row}] = iota{{axis={row}}}
+    %c[{column}] = iota{{axis={column}}}
+    %0[] = const{{value=0}}
+    %1[{row},{column}] = le %c %r
+    %2[{row},{column}] = where %1 %x %0
+    %3[{row}] = sum{{axes=({column})}} %2
+    %4[{row}] = acc %3
+    store {name}s: f32[{row}] = %4
+  }}
+"""
+
+    def graph(rest: str) -> KernelGraph:
+        names = "a b c" if third else "a b"
+        kernels = [lower("a", "x", "i", "n", rest), lower("b", "y", "n", "l"), lower("c", "z", "i", "l")]
+        return parse(f"""mugraph {{
+  extents i=64 l=64 n=64
+  input x: f32[i,n]
+  input y: f32[n,l]
+  input z: f32[i,l]
+{"".join(kernels[: 2 + third])}  output {" ".join(f"{n}s" for n in names.split())}
+}}""")
+
+    if third:
+        with pytest.raises(VerificationError, match="in a circle"):
+            certify(graph(""), graph(" in ..i+0"))
+    else:
+        assert certify(graph(""), graph(" in ..i+0")).bound <= 1e-12
+
+
 def test_a_finite_mask_is_not_zero() -> None:
     text = CAUSAL.candidates["online"]
     reference, spanned = CAUSAL.graph(CAUSAL.reference), CAUSAL.graph(text.replace("loop(n)", "loop(n in ..n'+0)"))
