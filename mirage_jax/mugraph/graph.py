@@ -277,13 +277,13 @@ class BlockGraph:
     def only_scaled(self, name: str) -> frozenset[str]:
         """A value and all that is made of it, if nothing is added to any of it, which might cancel; else nothing."""
         scaled = {op.name: op.op in SCALED and not op.attributes.get("offset") for op in self.ops}
-        found, todo = set[str](), [name]
+        found, todo = set[str](), {name}
         while todo:
-            users = self.users[value := todo.pop()]
+            users = set(self.users[value := todo.pop()])
             if not all(map(scaled.__getitem__, users)):
                 return frozenset()
             found.add(value)
-            todo += users
+            todo |= users - found
         return frozenset(found)
 
     def ends_narrow(self, name: str) -> bool:
