@@ -23,6 +23,7 @@ from mirage_jax.jaxpr_frontend.reasons import Code, NotExpressible
 from mirage_jax.jaxpr_frontend.values import Builder, Value
 from mirage_jax.jaxpr_frontend.windows import concatenated, sliced
 from mirage_jax.mugraph.arrays import FLOATS, lowest, numpy_dtype
+from mirage_jax.mugraph.graph import HALF
 
 # Operands that must be literals, by position, and what is said where they are not.
 NEEDS_LITERAL = {"pow": (1, "the exponent is not a literal")}
@@ -385,7 +386,7 @@ def _may_be_wider(b: Builder, x: Value) -> bool:
     """May a kernel hold finite numbers of a value that are infinite in its type? Casts are views, and what is computed
     as f16 may be held as f32. (So may bf16, whose range is that of f32 but for its last 0.4%.)
     """
-    if x.node is None or x.dtype not in ("f16", "bf16"):
+    if x.node is None or x.dtype not in HALF:
         return False
     node = b.nodes[x.node]
     return _is_narrowed(b, x) or (x.dtype == "f16" and node.op != "input")
@@ -403,7 +404,7 @@ def _is_narrowed(b: Builder, x: Value) -> bool:
         return False
     own = b.nodes[x.node].dtype
     if own == "i32":
-        return x.dtype in ("f16", "bf16")
+        return x.dtype in HALF
     return own in FLOATS and numpy_dtype(own).itemsize > numpy_dtype(x.dtype).itemsize
 
 
@@ -604,7 +605,7 @@ NARROW_PRECISIONS = frozenset(
 
 def _check_precision(precision: Any, dtypes: tuple[str, str]) -> None:
     """Kernels accumulate in f32 and may use tensor cores: more than that, asked for by name, is XLA's."""
-    low = all(d in ("f16", "bf16") for d in dtypes)
+    low = all(d in HALF for d in dtypes)
     for p in precision if isinstance(precision, tuple) else (precision,):
         name = getattr(p, "name", str(p)).upper()
         if p is not None and name not in NARROW_PRECISIONS and (not low or "F64" in name):

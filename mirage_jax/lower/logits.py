@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
 
+from mirage_jax.lower.expressions import number
 from mirage_jax.mugraph.graph import BlockGraph, Op
 
 
@@ -38,17 +38,19 @@ def scales_last(kernel: BlockGraph) -> BlockGraph:
     products: dict[str, str] = {}  # by the names of the scaled ones
     for op in kernel.ops:
         x = ops.get(op.args[0]) if op.op == "affine" and not op.attributes.get("offset") else None
-        scale = op.attributes.get("scale", 0)
-        if x is not None and x.op == "dot" and isinstance(scale, (int, Fraction)) and scale > 0:
-            found = logits(op.name)
-            scales |= dict.fromkeys(found, Fraction(scale))
-            products |= {op.name: x.name} if found else {}
+        if x is not None and x.op == "dot" and _scale(op) > 0 and (found := logits(op.name)):
+            scales |= dict.fromkeys(found, _scale(op))
+            products[op.name] = x.name
 
     def scaled(op: Op) -> Op:
-        attributes: dict[str, Any] = op.attributes
+        attributes = op.attributes
         if op.op in ("shift", "exps") and op.args[0] in scales:
-            attributes["scale"] = attributes.get("scale", 1) * scales[op.args[0]]
+            attributes["scale"] = _scale(op) * scales[op.args[0]]
         args = tuple(products.get(a, a) for a in op.args)
         return replace(op, args=args, attrs=tuple(sorted(attributes.items())))
 
     return replace(kernel, ops=tuple(scaled(op) for op in kernel.ops if op.name not in products))
+
+
+def _scale(op: Op) -> Fraction:
+    return number(op, "scale", 1).value

@@ -8,7 +8,7 @@ Lanes beyond the extent are *padded*: they are masked in loads and stores, and r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import permutations
@@ -36,7 +36,6 @@ MAX_LANES = 1 << 20  # Triton's own limit on elements of a tile
 MAX_PERMUTED = 6  # axes up to which every order of tile dimensions is tried
 WIDE_ROWS = 64  # rows of Hopper's matrix instructions (wgmma); fewer rows take older and slower ones
 L2_BYTES = 40 << 20  # that blocks of any order find in the last-level cache
-REDUCTIONS = ("sum", "max", "shift", "dot")
 ACROSS = 1.5  # a reduction of rows goes through all warps; a transposed load costs 1
 RIGHT = 2.0  # a right operand comes from shared memory, a left one from registers
 GROUP = 8  # blocks along the fastest grid axis that share the operands of the next one while they are in L2
@@ -182,10 +181,9 @@ class Tiling:
 
     def product(self, op: Op) -> Product | None:
         """The matrix product that `op` is, oriented by the kernel's order, or None."""
-        found = self._product_axes(op, self.axes)
-        if not found:
+        if op.name not in self._products:
             return None
-        row, column, *inner = found
+        row, column, *inner = self._products[op.name]
         swapped = self.order.index(row) > self.order.index(column)
         if swapped:
             row, column = column, row
@@ -204,20 +202,24 @@ class Tiling:
     @cached_property
     def skinny(self) -> bool:
         """Does the kernel only stream a matrix past a few rows (or columns)? Then the long side gives the rows."""
-        products = [op for op in self.kernel.ops if self._product_axes(op, self.axes)]
         summed = {op.args[0] for op in self.kernel.ops if op.op == "acc"}
-        return bool(products) and all(self._is_skinny(op) and op.name in summed for op in products)
+        return bool(self._products) and all(self._is_skinny(n) and n in summed for n in self._products)
 
-    def _is_skinny(self, op: Op) -> bool:
-        few, many = sorted(self.axes[a].block for a in self._product_axes(op, self.axes)[:2])
+    def _is_skinny(self, name: str) -> bool:
+        few, many = sorted(self.axes[a].block for a in self._products[name][:2])
         return few < WIDE_ROWS <= many
+
+    @cached_property
+    def _products(self) -> Mapping[str, tuple[Axis, ...]]:
+        """``(row, column, *inner)`` of the matrix products, by name."""
+        return {op.name: found for op in self.kernel.ops if (found := self._product_axes(op, self.axes))}
 
     def _transposes(self, order: tuple[Axis, ...]) -> float:
         place = {a: n for n, a in enumerate(order)}
         loads = {load.name: load.axes for load in self.kernel.loads}
         cost = 0.0
-        products = {op: found for op in self.kernel.ops if (found := self._product_axes(op, self.axes))}
-        for op, (row, column, *inner) in products.items():
+        for op in (op for op in self.kernel.ops if op.name in self._products):
+            row, column, *inner = self._products[op.name]
             for free, arg in ((row, op.args[0]), (column, op.args[1])):
                 left = (place[row] < place[column]) == (free == row)  # is this operand the left one?
                 turned = any((place[free] < place[k]) != left for k in inner)
@@ -229,19 +231,18 @@ class Tiling:
             else:
                 cost += 0.5 * (place[row] > place[column])
         if not self.skinny:
-            results = [{row, column} for row, column, *_ in products.values()]
-            rest = [op for op in self.kernel.ops if op.op in REDUCTIONS and op not in products]
-            cost += ACROSS * any(self._reduces_rows(op, place, results) for op in rest)
+            cost += ACROSS * any(self._reduces_rows(op, place) for op in self.kernel.ops)
         for axes in loads.values():
             own = [place[a] for a in axes if a in place]
             cost += 0.01 * sum(x > y for n, x in enumerate(own) for y in own[n + 1 :])
         return cost
 
-    def _reduces_rows(self, op: Op, place: Mapping[Axis, int], results: Sequence[set[Axis]]) -> bool:
+    def _reduces_rows(self, op: Op, place: Mapping[Axis, int]) -> bool:
         """Is a tile as large as the result of a product reduced along its rows?"""
         own = {a for arg in op.args for a in self.kernel.axes_of[arg] if a in place}
         gone = own.difference(op.axes)
-        return own in results and any(place[x] < place[a] for x in gone for a in own - gone)
+        is_result = any(own == set(axes[:2]) for axes in self._products.values())
+        return is_result and any(place[x] < place[a] for x in gone for a in own - gone)
 
     def _product_axes(self, op: Op, axes: Mapping[Axis, TileAxis]) -> tuple[Axis, ...]:
         """``(row, column, *inner)`` of a dot that is a matrix product of two tiles, else ()."""

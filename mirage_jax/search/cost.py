@@ -140,7 +140,8 @@ def outline(kernel: BlockGraph, graph: KernelGraph) -> Outline:
     ends += [(stages[x.value].depth, (x.value,)) for x in kernel.stores if stages[x.value].body]
     passes = _passes(ends, lambda n: args.get(n, ()) if n in body else ())
     widths = {x.name: BYTES[graph.tensors[x.tensor].dtype] for x in kernel.loads}
-    given = {x.name for x in kernel.loads if graph.tensors[x.tensor] in graph.inputs}
+    inputs = {t.name for t in graph.inputs}
+    kept = {x.name for x in kernel.loads if x.tensor in inputs or widths[x.name] <= 2}  # a product rounds all others
     reads = tuple(
         Read(x.tensor, x.axes, widths[x.name], max(1, passes[x.name]), x.axes[-1] if x.axes else None)
         for x in kernel.loads
@@ -159,8 +160,8 @@ def outline(kernel: BlockGraph, graph: KernelGraph) -> Outline:
         flops = operator(op.op).flops * max(1, passes[op.name])
         own = matrix_product(op.op, sides, gone, half)
         products |= {op.name} if own else set()
-        if own and narrow and not all(a in given or widths.get(a, 4) <= 2 for a in op.args):
-            flops *= 1 if _forgives(kernel, op.name) else ROUNDED
+        if own and narrow and not kept.issuperset(op.args) and not _forgives(kernel, op.name):
+            flops *= ROUNDED
         sums = op.op == "acc" and op.args[0] in products
         work.append(Work(space, op.axes, flops, in_body, own, narrow, sums))
     writes = tuple((s.tensor.axes, BYTES[s.tensor.dtype]) for s in kernel.stores)

@@ -33,14 +33,18 @@ def combined(reference: KernelGraph, found: Sequence[Sequence[Candidate]], devic
     the others share with it.
     """
     whole: dict[str, Candidate] = {}
+    seconds: dict[str, float] = {}  # by the graph that is to be fused
 
     def add(chosen: Sequence[Sequence[Candidate]]) -> float:
         if (candidate := joined(reference, chosen)) is None:
             return math.inf
-        best = fused(candidate, device)
-        for c in (candidate, best):
-            whole.setdefault(str(c.graph), c)
-        return best.seconds
+        text = str(candidate.graph)
+        if text not in seconds:
+            best = fused(candidate, device)
+            whole.setdefault(text, candidate)
+            whole.setdefault(str(best.graph), best)
+            seconds[text] = best.seconds
+        return seconds[text]
 
     cones = range(len(found))
     for order in (cones, reversed(cones)):

@@ -329,9 +329,9 @@ class Search:
     ) -> Candidate:
         f = model.frontiers
         cuts = common(f, [(k.dag, k.leaves) for k in kernels])
-        priced = block_plan(Extractor(f, self.reference, roots, cuts, self.narrow, self.wide), kernels)
+        plan = block_plan(Extractor(f, self.reference, roots, cuts, self.narrow, self.wide), kernels)
+        graph = widened(plan, self.narrow, self.wide)
         schedule = Schedule(tuple(k.schedule for k in kernels), ((axis, parts),) if axis else ())
-        graph = widened(priced, self.narrow, self.wide)
         return Candidate(
             graph,
             schedule,
