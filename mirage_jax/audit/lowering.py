@@ -53,7 +53,7 @@ def _smaller_grid(source: KernelSource) -> Iterator[KernelSource]:
 
 
 def _without_log2e(m: re.Match[str]) -> str:
-    return f"* {float(m[1]) / LOG2E!r}"
+    return f"{m[1]}{float(m[2]) / LOG2E!r}"
 
 
 def _one_step_less(m: re.Match[str]) -> str:
@@ -82,7 +82,7 @@ LOWERING: tuple[TextMutation, ...] = (
         ),
         rounding=True,
     ),
-    TextMutation("L7", "exp2 without log2(e)", _text((r"\* (\d+\.\d{6,})", _without_log2e))),
+    TextMutation("L7", "exp2 without log2(e)", _text((r"(\* |tl\.fma\(.*?, )(\d+\.\d{6,})", _without_log2e))),
     TextMutation("L9", "an output not fully written", _smaller_grid),
     TextMutation("L10", "a store off by one", _text((r"tl\.store\(out\d+ \+ ", r"\g<0>1 + "))),
     TextMutation("S3", "the last step skipped", _text((r"range\((\w+), (\w+), (\w+)\)", _one_step_less))),

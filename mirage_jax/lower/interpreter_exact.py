@@ -114,6 +114,9 @@ def _arithmetic(interpreter: Any, tl: Any) -> list[Patch]:
     def unary(self: Any, x: Any, op: Callable[..., Any]) -> Any:
         return handle(UNARY[op](x.data), x.dtype.scalar) if x.data.dtype == exact.EXACT else plain_unary(self, x, op)
 
+    def fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        return handle(exact.add(exact.multiply(x.data, y.data), z.data), z.dtype.scalar)
+
     def function(f: Callable[..., Any]) -> Callable[..., Any]:
         return lambda self, x: handle(f(x.data), x.dtype.scalar)
 
@@ -134,6 +137,7 @@ def _arithmetic(interpreter: Any, tl: Any) -> list[Patch]:
         (builder, "create_fabs", function(exact.absolute)),
         (builder, "create_erf", function(exact.erf)),
         (builder, "create_rsqrt", function(exact.rsqrt)),
+        (builder, "create_fma", fma),
         (builder, "create_dot", dot),
         (reduce, "sum", total),
         (reduce, "min_max", largest),

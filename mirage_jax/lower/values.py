@@ -299,7 +299,13 @@ class Values(Frame):
     def exps(self, op: Op) -> Value:
         dims = self.tiling.dims(op.axes)
         x, m = self.natural(op.args[0]), self.finite(self.value(op.args[1]))
-        moved = self.difference(self.at(x, dims), number(op, "scale", 1), self.at(m, dims), m.unit)
+        scale, text, shift = number(op, "scale", 1), self.at(x, dims), self.at(m, dims)
+        if m.unit != UNIT or not self.from_product(op.args[0]):
+            moved = self.difference(text, scale, shift, m.unit)
+        elif self.tiling.schedule.precise:
+            moved = f"({self.fma(text, scale, shift, UNIT)}) * {self.literal(PER_OCTAVE)}"
+        else:
+            moved = self.fma(text, scale * PER_OCTAVE, shift, PER_OCTAVE)
         return self.made(op, f"tl.exp2({moved})", [x, m])
 
     def difference(self, x: str, x_unit: Number, y: str, y_unit: Number, degree: Number = UNIT) -> str:
@@ -310,8 +316,14 @@ class Values(Frame):
         a, b = x_unit * degree * PER_OCTAVE, y_unit * degree * PER_OCTAVE
         if a == b:
             return f"{x} - {y}" if a == UNIT else f"({x} - {y}) * {self.literal(a)}"
-        left, right = (t if f == UNIT else f"{t} * {self.literal(f)}" for t, f in ((x, a), (y, b)))
-        return f"{left} - {right}"
+        return self.fma(x, a, y, b)
+
+    def fma(self, x: str, a: Number, y: str, b: Number) -> str:
+        """``x * a - y * b``, where `y` has fewer elements. The compiler has no choice, or it would round in one kernel
+        what it does not in another, where both compute the same exponential.
+        """
+        subtracted = y if b == UNIT else f"({y} * {self.literal(b)})"
+        return f"{x} - {subtracted}" if a == UNIT else f"tl.fma({x}, {self.literal(a)}, -{subtracted})"
 
     @rule("logs")
     def logs(self, op: Op) -> Value:
@@ -340,13 +352,18 @@ class Values(Frame):
 
         Logits straight from a matrix product are kept times log2(e), so that an exponential costs one fma and one exp2.
         Others may be masked with huge numbers, for which that fma would not cancel: these stay in the unit of x.
+
+        A shift that is stored is rounded as it is stored: another kernel that divides exponentials by their sum makes
+        them from what was stored, and each must be, bit for bit, what was added up here, or large logits do not cancel.
         """
         x, scale = self.value(op.args[0]), number(op, "scale", 1)
-        precise = self.tiling.schedule.precise
+        is_product = self.from_product(op.args[0]) and x.unit == UNIT and scale.value > 0
         if scale.value <= 0:
             x, unit, factor = self.natural(op.args[0]), UNIT, UNIT
             x = Value(self.w.let("scaled", f"{x.text} * {self.literal(scale)}"), x.dims)
-        elif self.from_product(op.args[0]) and x.unit == UNIT and not (precise and self.is_stored(op.name)):
+        elif is_product and self.is_stored(op.name):
+            unit, factor = UNIT, scale
+        elif is_product:
             unit, factor = OCTAVE, scale * PER_OCTAVE
         else:
             unit, factor = scale * x.unit, UNIT
@@ -355,7 +372,7 @@ class Values(Frame):
             text = f"{text} * {self.literal(factor)}"
         source = self.ops.get(self.unmasked(op.args[0]))
         settled = (
-            unit == OCTAVE
+            is_product
             and (self.graph.span is None or bool(self.holding))
             and source is not None
             and source.op == "dot"

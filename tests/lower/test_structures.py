@@ -7,6 +7,7 @@ import pytest
 from lower.programs import Block, Program, graph, schedule, softmax, tensor
 from lower.test_programs import error as interpreted_error
 
+from mirage_jax.compiler.tuning import as_precise
 from mirage_jax.errors import GraphError, LoweringError, UnsupportedError
 from mirage_jax.lower.aot import compile_for
 from mirage_jax.lower.launch import sources
@@ -106,6 +107,35 @@ def test_statistics_of_rows_are_reduced_along_columns() -> None:
     made = graph([f32("K", "n d"), f32("Q", "i d")], [b], "Y M", {"i": 128, "n": 128, "d": 16})
     (source,) = sources(made, schedule({"i": 64, "n": 32}))
     assert source is not None and "axis=1" in source.text and "axis=0" not in source.text
+
+
+@pytest.mark.parametrize("precise", [0, 1])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("scale", [Q(1), Q(1, 8), Q(3, 31)], ids=str)
+def test_large_logits_by_stored_statistics(scale: Q, masked: bool, precise: int) -> None:
+    """Weights that another kernel made from stored maxima and sums add up to one. For these logits a maximum that is
+    rounded otherwise there moves each weight by a few percent.
+    """
+
+    def logits(b: Block) -> str:
+        s = b.affine(b.dot(b.load("Q", "i d"), b.load("K", "d n"), axes="d"), scale=scale)
+        return b.mask(b.le(b.iota(axis="n"), b.iota(axis="i")), s) if masked else s
+
+    n, d = 32, 16
+    b = Block("statistics", "i", "n")
+    s = logits(b)
+    m = b.shift(s, axes="n")
+    b.store(f32("M", "i"), b.last(m))
+    b.store(f32("L", "i"), b.accs(b.sum(b.exps(s, m), axes="n"), m))
+    c = Block("weights", "i", "n")
+    s = logits(c)
+    c.store(f32("Y", "i n"), c.div(c.exps(s, c.load("M", "i")), c.load("L", "i")))
+    made = graph([f32("Q", "i d"), f32("K", "d n")], [b, c], "Y", {"i": n, "n": n, "d": d})
+    check_graph(made)
+    sizes = as_precise(schedule({"i": 16, "n": 16}, {"i": 16, "n": 16}), precise)
+    rng = np.random.default_rng(0)
+    (y,) = interpret(made, sizes, [1e3 * rng.standard_normal(s).astype(np.float32) for s in ((n, d), (d, n))])
+    assert np.abs(y.sum(-1) - 1).max() < 1e-4
 
 
 def test_rows_without_any_key_are_uniform() -> None:
