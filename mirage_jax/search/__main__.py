@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 from mirage_jax.search.parts import found_to_text, part_from_text, search_part
 
 if __name__ == "__main__":
+    gc.disable()  # a process that ends has no use for it
     print(found_to_text(search_part(part_from_text(sys.stdin.read()))))

@@ -3,8 +3,8 @@
 It orders candidates before anything is measured; it never decides that a candidate is used.
 
 A kernel is priced from its `Outline`: what it loads, computes and stores, each as a list of axes. `Terms` are then
-products and quotients of extents and tile sizes, written once over an arithmetic: `Arrays` (all tilings of a kernel
-priced at once) or `formula.Symbols` (sympy expressions, for people, and for reuse over shapes). `seconds` is a
+products and quotients of extents and tile sizes, written once over an arithmetic: `Numbers`, `Arrays` (all tilings of
+a kernel priced at once) or `formula.Symbols` (sympy expressions, for people, and for reuse over shapes). `seconds` is a
 roofline with wave quantization, whose terms hide each other in part:
 
     launch + exposed + sqrt(shortest^2 + memory^2 + compute^2 + latency^2)
@@ -81,6 +81,7 @@ ROUNDED = 1.5  # times the cost of a product that rounds a computed operand, whi
 KEPT = 64  # tilings kept per kernel, for the tuner
 
 type Axes = tuple[Axis, ...]
+type Tiles = tuple[tuple[Axis, int], ...]
 type Number = Any  # int, array of tilings, or sympy expression
 
 
@@ -207,8 +208,19 @@ def matrix_product(
 # ---------------------------------------------------------------------- formulas
 
 
+class Numbers:
+    """Arithmetic on numbers."""
+
+    @staticmethod
+    def ceil(a: Number, b: Number) -> Number:
+        return -(-a // b)
+
+    maximum = staticmethod(max)
+    minimum = staticmethod(min)
+
+
 class Arrays:
-    """Arithmetic on numbers and arrays of tilings."""
+    """The same on arrays of tilings."""
 
     @staticmethod
     def ceil(a: Number, b: Number) -> Number:
@@ -247,12 +259,20 @@ def terms(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], N
         parts = [part_axis(a) for a in axes if part_axis(a) in o.grid and part_axis(a) not in axes]
         return math.prod(map(extent, (*axes, *parts)))
 
-    def held(axes: Iterable[Axis]) -> Number:
-        return math.prod(math_.minimum(tile(a), extent(a)) if a in divided else extent(a) for a in axes)
+    block: dict[Axis, Number] = {}  # elements that one has along an axis
+    inside: dict[Axes, Number] = {}
+
+    def held(axes: Axes) -> Number:
+        if axes not in inside:
+            for a in axes:
+                if a not in block:
+                    block[a] = math_.minimum(tile(a), extent(a)) if a in divided else extent(a)
+            inside[axes] = math.prod([block[a] for a in axes])
+        return inside[axes]
 
     def sizes(w: Work) -> tuple[Number, ...]:
         """Of a matrix product in a block: how many there are, rows, columns and depth."""
-        batch = held(a for a in w.axes if not any(a in side for side in w.product))
+        batch = held(tuple(a for a in w.axes if not any(a in side for side in w.product)))
         return batch, *(math_.maximum(held(side), SMALLEST_PRODUCT) for side in w.product)
 
     blocks = math.prod(math_.ceil(extent(a), tile(a)) for a in o.grid)
@@ -343,19 +363,28 @@ def extents_inside(kernel: BlockGraph, graph: KernelGraph, parts: Mapping[Axis, 
     return extent
 
 
-def estimate(graph: KernelGraph, schedule: Schedule, device: Device, known: dict[Any, Terms] | None = None) -> float:
+@dataclass
+class Known:
+    """What pricing found out about kernels of one graph, for other schedules of it with the same parts."""
+
+    outlines: dict[int, Outline] = field(default_factory=dict[int, Outline])
+    terms: dict[tuple[int, Tiles], Terms] = field(default_factory=dict[tuple[int, Tiles], Terms])
+
+
+def estimate(graph: KernelGraph, schedule: Schedule, device: Device, known: Known | None = None) -> float:
     """Seconds of a scheduled graph; library operators as XLA would run them alone, pointwise ones fused. A launch of
     several kernels is one with the work of all of them.
-
-    known: terms of its kernels, for other schedules of this graph with the same parts.
     """
-    known = {} if known is None else known
+    known = known or Known()
 
     def work(n: int, kernel: BlockGraph) -> Terms:
-        key = n, schedule.kernels[n].tiles
-        if key not in known:
-            known[key] = _kernel_terms(kernel, graph, schedule.kernels[n], schedule.part_counts)
-        return known[key]
+        tiles = schedule.kernels[n].tiles
+        if (n, tiles) not in known.terms:
+            if n not in known.outlines:
+                known.outlines[n] = outline(kernel, graph)
+            extent = extents_inside(kernel, graph, schedule.part_counts)
+            known.terms[n, tiles] = _of_tiles(known.outlines[n], extent, tiles)
+        return known.terms[n, tiles]
 
     def launch(wave: Sequence[int]) -> float:
         found = {n: work(n, k) for n in wave if isinstance(k := graph.kernels[n], BlockGraph)}
@@ -375,22 +404,23 @@ def _together(kernels: Sequence[Terms]) -> Terms:
     return Terms(**{name: max(own) if name in longest else sum(own) for name, own in values.items()})
 
 
-def _kernel_terms(kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule, parts: Mapping[Axis, int]) -> Terms:
-    tile = dict(sizes.tiles)
-    return terms(outline(kernel, graph), extents_inside(kernel, graph, parts), lambda a: tile.get(a, 1))
+def _of_tiles(o: Outline, extent: Callable[[Axis], int], tiles: Tiles) -> Terms:
+    tile = dict(tiles)
+    return terms(o, extent, lambda a: tile.get(a, 1), Numbers)
 
 
 def kernel_estimate(
     kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule, parts: Mapping[Axis, int], device: Device
 ) -> float:
     """Seconds of one of a graph's kernels at given sizes."""
-    return _scheduled(_kernel_terms(kernel, graph, sizes, parts), sizes, device)
+    t = _of_tiles(outline(kernel, graph), extents_inside(kernel, graph, parts), sizes.tiles)
+    return _scheduled(t, sizes, device)
 
 
 def _scheduled(t: Terms, sizes: KernelSchedule, device: Device) -> float:
     if sizes.specialized:
         return float(specialized_seconds(t, device, sizes))
-    return float(seconds(t, device, Arrays, sizes.num_warps, sizes.num_stages))
+    return float(seconds(t, device, Numbers, sizes.num_warps, sizes.num_stages))
 
 
 def specialized_seconds(t: Terms, d: Device, sizes: KernelSchedule) -> float:
@@ -544,6 +574,7 @@ class Model:
 
     def __post_init__(self) -> None:
         self._kernels: dict[tuple[Leaves, Leaves], Priced | None] = {}
+        self._visible: dict[Axes, dict[Poly, Axes]] = {}  # of values, by the axes of a grid
         self._spaces: dict[tuple[Poly, Step], tuple[float, Axes, tuple[frozenset[Axis], ...], float]] = {}
 
     def extent(self, axis: Axis, parts: int | None = None) -> int:
@@ -702,8 +733,13 @@ class Model:
         f = self.frontiers
         loaded = {f.in_loop(p, loop): p for p in leaves}
 
+        shown = self._visible.setdefault(grid, {})
+
         def visible(p: Poly) -> Axes:
-            return tuple(sorted(a for a in f.axioms.e.axes(p) if kind(a) == "t" or (kind(a) == "g" and a not in grid)))
+            if p not in shown:
+                axes = (a for a in f.axioms.e.axes(p) if kind(a) == "t" or (kind(a) == "g" and a not in grid))
+                shown[p] = tuple(sorted(axes))
+            return shown[p]
 
         steps = dict(dag)
         depth: dict[Poly, int] = {}

@@ -77,6 +77,12 @@ class Frontiers:
         default_factory=dict[tuple[Axis | None, frozenset[Axis]], Counted]
     )
 
+    # Equal ones are one object: tables have millions of entries, of few different cuts and histograms.
+    _cuts: dict[tuple[Leaves, bool], tuple[Leaves, bool]] = field(
+        default_factory=dict[tuple[Leaves, bool], tuple[Leaves, bool]]
+    )
+    _histograms: dict[Histogram, Histogram] = field(default_factory=dict[Histogram, Histogram])
+
     # ------------------------------------------------------------------ legality
 
     @memo
@@ -222,6 +228,7 @@ class Frontiers:
         outside = self._outside(loop)
         table = self._counted.setdefault((loop, parts), {})  # kernels with other outputs meet the same frontiers
         limit = (1 << LANE * (space.max_ops + 1)) - 1
+        cuts, counts = self._cuts, self._histograms
 
         def solve(frontier: Frontier) -> dict[tuple[Leaves, bool], Histogram]:
             if not frontier:
@@ -242,6 +249,7 @@ class Frontiers:
                     for (loaded, used), h in solve(rest).items():
                         if len(loaded) < space.max_loaded:
                             key = (loaded | {whole}, used)
+                            key = cuts.setdefault(key, key)
                             out[key] = out.get(key, 0) + h
             if self.legal(top):
                 for s in self.axioms.steps(top):
@@ -252,14 +260,16 @@ class Frontiers:
                     if not self.possible(s, parts):
                         continue
                     shift = 0 if s.op in FREE else LANE
-                    for (loaded, used), h in solve(self._extend(rest, s, passes)).items():
+                    for key, h in solve(self._extend(rest, s, passes)).items():
                         if more := h << shift & limit:
-                            key = (loaded, used or s.accumulates)
+                            if s.accumulates and not key[1]:
+                                key = (key[0], True)
+                                key = cuts.setdefault(key, key)
                             out[key] = out.get(key, 0) + more
                         else:
                             stats["operator limit"] += 1
-            table[frontier] = out
-            return out
+            table[frontier] = {key: counts.setdefault(h, h) for key, h in out.items()}
+            return table[frontier]
 
         found: dict[Leaves, Counter[int]] = {}
         for (loaded, used), h in solve(self._start(outs, loop)).items():
@@ -326,6 +336,7 @@ class Frontiers:
         parts = self.parts_of(outs)
         outside = self._outside(loop)
         known: Cheapest = {} if table is None else table
+        sets: dict[Leaves, Leaves] = {}
 
         def solve(frontier: Frontier) -> dict[Leaves, tuple[float, _Chain]]:
             if not frontier:
@@ -340,7 +351,8 @@ class Frontiers:
             if max_loaded and whole is not None and not passes & MUST and not self._unloadable(whole):
                 for loaded, found in solve(rest).items():
                     if len(loaded) < max_loaded:
-                        best[loaded | {whole}] = found
+                        more = loaded | {whole}
+                        best[sets.setdefault(more, more)] = found
             if self.legal(top):
                 for s in self.axioms.steps(top):
                     if (s.accumulates and passes & 1) or not self.possible(s, parts):

@@ -29,12 +29,26 @@ class Plans:
     roots: frozenset[Poly]
     split: Axis | None = None
 
+    def __post_init__(self) -> None:
+        self._loadable: dict[Leaves, tuple[Leaves, ...]] = {}
+        self._structures: dict[Cut, int] = {}
+
+    def loadable(self, outs: Leaves) -> tuple[Leaves, ...]:
+        """What a kernel with these outputs may load."""
+        if outs not in self._loadable:
+            f = self.frontiers
+            found = dict.fromkeys(leaves for x in f.loops_for(outs) for leaves in f.kernels(outs, x))
+            self._loadable[outs] = tuple(found)
+        return self._loadable[outs]
+
     def structures(self, cut: Cut) -> int:
         """Number of operator DAGs, loop axes and optional grid axes that realize a kernel with this cut."""
-        f = self.frontiers
-        outs, leaves = cut
-        _, optional = f.grid_for(outs, leaves)
-        return sum(f.kernels(outs, x)[leaves].total() for x in f.loops_of(outs, leaves)) * 2 ** len(optional)
+        if cut not in self._structures:
+            f = self.frontiers
+            outs, leaves = cut
+            dags = sum(f.kernels(outs, x)[leaves].total() for x in f.loops_of(outs, leaves))
+            self._structures[cut] = dags and dags * 2 ** len(f.grid_for(outs, leaves)[1])
+        return self._structures[cut]
 
     def with_kernels(self, n: int) -> Iterator[tuple[Plan, int]]:
         """Yield (plan, number of structures it stands for) for all plans of exactly n kernels."""
@@ -55,17 +69,15 @@ class Plans:
         for n in range(min(limit, len(others)) + 1):
             for together in combinations(others, n):
                 outs = frozenset((top, *together))
-                cuts = dict.fromkeys(leaves for x in f.loops_for(outs) for leaves in f.kernels(outs, x))
-                for leaves in cuts:
+                for leaves in self.loadable(outs):
                     left = (todo - outs) | leaves
                     if (
                         not left.isdisjoint(made | outs)
                         or len(left) > max(f.space.max_loaded, len(self.roots))
                         or bool(left) == (kernels_left == 1)
-                        or not f.loops_of(outs, leaves)
+                        or not (here := self.structures((outs, leaves)))
                     ):
                         continue
-                    here = self.structures((outs, leaves))
                     for tail, count in self._extend(
                         left, made | outs, kernels_left - 1, partial or self._partial(leaves)
                     ):

@@ -28,7 +28,7 @@ from mirage_jax.mugraph.graph import (
     Schedule,
 )
 from mirage_jax.mugraph.parser import parse
-from mirage_jax.search.cost import Terms, Tiled, estimate, extents_inside, library_estimate, outline, tilings
+from mirage_jax.search.cost import Known, Tiled, estimate, extents_inside, library_estimate, outline, tilings
 from mirage_jax.search.devices import Device
 
 PARTS = (2, 4, 8, 16, 32)
@@ -149,7 +149,7 @@ def together(c: Candidate, device: Device) -> Schedule | None:
     best = next(in_one_launch(c.graph, c.schedule), None)
     if best is None:
         return None
-    known: dict[Any, Terms] = {}
+    known = Known()
     seconds = estimate(c.graph, best, device, known)
     for n in (n for wave in c.graph.waves if len(wave) > 1 for n in wave):
         for sizes in c.alternatives[n] if c.alternatives else ():

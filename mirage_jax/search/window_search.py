@@ -8,11 +8,13 @@ Variants are the region itself, and the region with each reduced axis split over
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import product
@@ -38,6 +40,20 @@ DEFAULT_SPACE = Space()
 FAMILIES = ("algebra", "kernels")
 TIE = 1e-3  # the model prices a library's product as our own; at a tie ours is tried first
 ALGEBRA_STATES = 12_000  # of the search for shared algebra, which is a luxury
+
+
+@contextmanager
+def _no_collections() -> Generator[None]:
+    """No search for cycles of garbage: tables of millions of tuples have none, and are looked through again and again,
+    which takes as long as the search itself.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @dataclass
@@ -100,12 +116,13 @@ class Search:
 
         self.clock = Clock(self.seconds, self.states, self.terms, tell=tell)
         try:
-            self.start()
-            if "algebra" in self.families:
-                found.extend(self._algebra())
-            if "kernels" in self.families and self.device.is_gpu:
-                for c in self._kernels():
-                    found.append(c)
+            with _no_collections():
+                self.start()
+                if "algebra" in self.families:
+                    found.extend(self._algebra())
+                if "kernels" in self.families and self.device.is_gpu:
+                    for c in self._kernels():
+                        found.append(c)
         except BudgetExceeded as stop:
             self.report.stop = stop.args[0]
         except KeyboardInterrupt:
@@ -305,13 +322,8 @@ class Search:
                 self.report.pruned["cost bound"] += 1
                 continue
             self.report.priced += 1
-            priced = [k for cut in reversed(plan) if (k := models[axis, n].kernel(*cut)) is not None]
-            if len(priced) < level:
-                self.report.dropped["no tile fits"] += 1
-                continue
-            seconds = sum(k.seconds for k in priced)
-            if seconds > self.slack * best.seconds and not best.takes(axis, seconds):
-                self.report.pruned["estimate"] += 1
+            priced = self._priced(models[axis, n], plan, axis, best, bound)
+            if priced is None:
                 continue
             try:
                 candidate = self._candidate(models[axis, n], priced, axis, n, roots)
@@ -323,6 +335,21 @@ class Search:
             mixed = with_libraries(candidate.graph)
             if mixed is not None:  # large matrix products are what XLA's libraries are best at
                 yield replace(candidate, graph=mixed, seconds=candidate.seconds * (1 + TIE))
+
+    def _priced(self, model: Model, plan: Plan, axis: Axis | None, best: _Best, bound: float) -> list[Priced] | None:
+        """The kernels of a plan; None, and no further kernel is priced, if one has no tile or all take too long."""
+        kernels: list[Priced] = []
+        for cut in reversed(plan):
+            kernel = model.kernel(*cut)
+            if kernel is None:
+                self.report.dropped["no tile fits"] += 1
+                return None
+            kernels.append(kernel)
+            bound += kernel.seconds - model.bound(*cut)
+            if bound > self.slack * best.seconds and not best.takes(axis, bound):
+                self.report.pruned["estimate"] += 1
+                return None
+        return kernels
 
     def _candidate(
         self, model: Model, kernels: list[Priced], axis: Axis | None, parts: int, roots: tuple[Root, ...]
