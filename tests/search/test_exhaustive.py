@@ -1,5 +1,6 @@
 """The search misses nothing within its bounds, says why it stops, and finds the same in every process."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from search.forward import Forward
 from search.programs import H200, NAMES, TWO_KERNELS, captured, found, reference, ticking
 
 from mirage_jax.mugraph.graph import KernelGraph
+from mirage_jax.search import report as reports
 from mirage_jax.search.axioms import LOOP
 from mirage_jax.search.driver import search
 from mirage_jax.search.frontier import EMPTY, Space
@@ -191,6 +193,21 @@ def test_seconds_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     assert candidates, "algebra comes first and is quick"
     _, report = limited(reference("gqa_b1"), seconds=0.0)
     assert report.stop is StopReason.SECONDS and "exhaustive" not in str(report)
+
+
+@pytest.mark.parametrize("seconds", [100.0, 0.0])
+def test_collects_garbage_again(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is looked for during a search, however it ends."""
+    monkeypatch.setattr(reports, "TELL_SECONDS", -1.0)
+    seen: set[bool] = set()
+    for enabled in (True, False):
+        (gc.enable if enabled else gc.disable)()
+        try:
+            Search(reference("lora_b1"), H200, TWO_KERNELS, seconds, notify=lambda *_: seen.add(gc.isenabled())).run()
+            assert gc.isenabled() == enabled
+        finally:
+            gc.enable()
+    assert seen == {False}
 
 
 def test_plan_limit() -> None:
