@@ -2,15 +2,18 @@
 
 from fractions import Fraction as Q
 
+import jax
+import ml_dtypes
 import numpy as np
 import pytest
 from lower.programs import Block, Program, graph, schedule, softmax, tensor
 from lower.test_programs import error as interpreted_error
 
 from mirage_jax.compiler.tuning import as_precise
+from mirage_jax.compiler.winner import KERNEL_OPTIONS
 from mirage_jax.errors import GraphError, LoweringError, UnsupportedError
 from mirage_jax.lower.aot import compile_for
-from mirage_jax.lower.launch import sources
+from mirage_jax.lower.launch import run_cuda, sources
 from mirage_jax.lower.triton_interpreter import interpret
 from mirage_jax.lower.twin import exact_check
 from mirage_jax.mugraph.check import check_graph
@@ -109,19 +112,13 @@ def test_statistics_of_rows_are_reduced_along_columns() -> None:
     assert source is not None and "axis=1" in source.text and "axis=0" not in source.text
 
 
-@pytest.mark.parametrize("precise", [0, 1])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("scale", [Q(1), Q(1, 8), Q(3, 31)], ids=str)
-def test_large_logits_by_stored_statistics(scale: Q, masked: bool, precise: int) -> None:
-    """Weights that another kernel made from stored maxima and sums add up to one. For these logits a maximum that is
-    rounded otherwise there moves each weight by a few percent.
-    """
+def weights_by_stored_statistics(n: int, d: int, scale: Q, masked: bool) -> KernelGraph:
+    """softmax(scale * Q K), by one kernel for maxima and sums and another one for what is divided by them."""
 
     def logits(b: Block) -> str:
         s = b.affine(b.dot(b.load("Q", "i d"), b.load("K", "d n"), axes="d"), scale=scale)
         return b.mask(b.le(b.iota(axis="n"), b.iota(axis="i")), s) if masked else s
 
-    n, d = 32, 16
     b = Block("statistics", "i", "n")
     s = logits(b)
     m = b.shift(s, axes="n")
@@ -130,12 +127,43 @@ def test_large_logits_by_stored_statistics(scale: Q, masked: bool, precise: int)
     c = Block("weights", "i", "n")
     s = logits(c)
     c.store(f32("Y", "i n"), c.div(c.exps(s, c.load("M", "i")), c.load("L", "i")))
-    made = graph([f32("Q", "i d"), f32("K", "d n")], [b, c], "Y", {"i": n, "n": n, "d": d})
+    return graph([tensor("Q", "i d", "bf16"), tensor("K", "d n", "bf16")], [b, c], "Y", {"i": n, "n": n, "d": d})
+
+
+large_logits = pytest.mark.parametrize(
+    ("scale", "masked", "precise"),
+    [(scale, masked, precise) for scale in (Q(1), Q(1, 8), Q(3, 31)) for masked in (False, True) for precise in (0, 1)],
+    ids=str,
+)
+
+
+def rows_of_large_logits(n: int, d: int) -> list[np.ndarray]:
+    """For these a maximum that another kernel rounds otherwise moves each weight by a percent. They are integers whose
+    products have no rounding, in whatever order they are added up.
+    """
+    rng = np.random.default_rng(0)
+    return [rng.integers(-255, 256, shape).astype(ml_dtypes.bfloat16) for shape in ((n, d), (d, n))]
+
+
+@large_logits
+def test_large_logits_by_stored_statistics(scale: Q, masked: bool, precise: int) -> None:
+    """Weights add up to one, bit for bit the exponentials that were added up."""
+    made = weights_by_stored_statistics(32, 16, scale, masked)
     check_graph(made)
     sizes = as_precise(schedule({"i": 16, "n": 16}, {"i": 16, "n": 16}), precise)
-    rng = np.random.default_rng(0)
-    (y,) = interpret(made, sizes, [1e3 * rng.standard_normal(s).astype(np.float32) for s in ((n, d), (d, n))])
+    (y,) = interpret(made, sizes, rows_of_large_logits(32, 16))
     assert np.abs(y.sum(-1) - 1).max() < 1e-4
+
+
+@pytest.mark.gpu
+@large_logits
+def test_large_logits_by_stored_statistics_on_a_gpu(scale: Q, masked: bool, precise: int) -> None:
+    """Whatever the tiles, and whatever the compiler makes of each kernel."""
+    made = weights_by_stored_statistics(256, 64, scale, masked)
+    sizes = as_precise(schedule({"i": 128, "n": 64}, {"i": 32, "n": 128}), precise)
+    run = jax.jit(lambda *xs: run_cuda(made, sizes, xs, None, options=KERNEL_OPTIONS))
+    (y,) = run(*rows_of_large_logits(256, 64))
+    assert np.abs(np.asarray(y).sum(-1) - 1).max() < 1e-4
 
 
 def test_rows_without_any_key_are_uniform() -> None:
