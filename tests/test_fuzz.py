@@ -268,6 +268,18 @@ def test_what_cancels_in_a_product_of_16_bits_is_noise() -> None:
     assert errors("float32")[1] < 1e-4
 
 
+@pytest.mark.parametrize(("dtype", "flushed"), [("float32", True), ("bfloat16", True), ("float16", False)])
+def test_numbers_below_the_smallest_may_be_flushed_to_zero(dtype: str, flushed: bool) -> None:
+    """That is noise as large as such a number, of a sum of many too; others have none that is larger than rounding."""
+    least = float(jnp.finfo(dtype).tiny)
+    for factor, lost in ((0.25, flushed), (1e4, False)):
+        x = jnp.full((4, 8), (factor * least) ** 0.5, dtype)
+        jaxpr = jax.make_jaxpr(lambda x: jnp.sum(x * x, -1))(x)
+        exact = float64.evaluate(jaxpr, [x])
+        (noise,) = float64.spread(jaxpr, [x], exact, differential.SAMPLES, 0)
+        assert (noise.max() > 0.1 * exact[0].max()) == lost
+
+
 def test_a_wrong_lowering_is_found_and_shrunk(tmp_path, monkeypatch) -> None:
     """The result of a region is off by a thousandth, behind all checks; the script says so, until the bug is gone."""
     right = interpreter.Placed.lower

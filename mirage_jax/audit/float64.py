@@ -26,7 +26,7 @@ from mirage_jax.mugraph.arrays import is_float, is_narrow
 
 type Array = np.ndarray
 
-EARLIER = 2.0**-8  # of the largest number, from where a result may overflow
+EARLIER = 2.0**-8  # of the largest number, from where a result may overflow; the inverse of the smallest, for underflow
 TF32 = 2.0**-10  # the type has 10 bits of mantissa
 
 
@@ -80,15 +80,20 @@ def _disturbed(x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, noise: Noise
     """`x` with the relative error that rounding may have; a sum may also have that of its partial sums in float32.
 
     What is beyond the range of the type may overflow. (XLA may keep it in a wider one; of float32, whose range nobody
-    comes near by chance, another order may leave it a little earlier.)
+    comes near by chance, another order may leave it a little earlier.) What is below it may be flushed to zero, as XLA
+    does on CPUs; not in float16, which is computed in float32.
     """
     if eqn.primitive in EXACT or not is_float(dtype):
         return x
-    y = x * (1 + float(ml_dtypes.finfo(dtype).eps) * noise.draw(np.shape(x)))
+    info = ml_dtypes.finfo(dtype)
+    y = x * (1 + float(info.eps) * noise.draw(np.shape(x)))
     if eqn.primitive in ("dot_general", "reduce_sum"):
         (terms,) = _apply(eqn, [np.abs(operand) for operand in xs], None)
         y += float(np.finfo(np.float32).eps) * terms * noise.draw(np.shape(x))
-    most = float(ml_dtypes.finfo(dtype).max)
+    small = (np.abs(y) < float(info.smallest_normal) / EARLIER) & (y != 0)
+    if dtype != np.float16 and small.any():
+        y = np.where(small & (noise.draw(np.shape(x)) > 0), 0.0, y)
+    most = float(info.max)
     return np.where(np.abs(y) > (most if dtype == np.float16 else EARLIER * most), np.copysign(math.inf, y), y)
 
 
