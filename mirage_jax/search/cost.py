@@ -219,12 +219,8 @@ class Numbers:
     minimum = staticmethod(min)
 
 
-class Arrays:
+class Arrays(Numbers):
     """The same on arrays of tilings."""
-
-    @staticmethod
-    def ceil(a: Number, b: Number) -> Number:
-        return -(-a // b)
 
     maximum = staticmethod(np.maximum)
     minimum = staticmethod(np.minimum)

@@ -76,7 +76,6 @@ class Frontiers:
     _counted: dict[tuple[Axis | None, frozenset[Axis]], Counted] = field(
         default_factory=dict[tuple[Axis | None, frozenset[Axis]], Counted]
     )
-
     # Equal ones are one object: tables have millions of entries, of few different cuts and histograms.
     _cuts: dict[tuple[Leaves, bool], tuple[Leaves, bool]] = field(
         default_factory=dict[tuple[Leaves, bool], tuple[Leaves, bool]]
