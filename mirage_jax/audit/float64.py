@@ -26,7 +26,7 @@ from mirage_jax.mugraph.arrays import is_float, is_narrow
 
 type Array = np.ndarray
 
-EARLIER = 2.0**-8  # of the largest number, from where a result may overflow; the inverse of the smallest, for underflow
+EARLIER = 2.0**-8  # of the largest number, from where a result may overflow; underflow is as near to the smallest
 TF32 = 2.0**-10  # the type has 10 bits of mantissa
 
 

@@ -9,13 +9,14 @@ partial, else it would repeat an unsplit plan.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 
 from mirage_jax.mugraph.graph import PART, Axis
 from mirage_jax.search.frontier import EMPTY, Frontiers, Leaves
-from mirage_jax.search.normal_form import Poly
+from mirage_jax.search.normal_form import Poly, memo
 
 type Cut = tuple[Leaves, Leaves]  # (outputs, loaded intermediates) of one kernel
 type Plan = tuple[Cut, ...]  # last kernel first
@@ -28,27 +29,20 @@ class Plans:
     frontiers: Frontiers
     roots: frozenset[Poly]
     split: Axis | None = None
+    _memo: defaultdict[str, dict[object, object]] = field(default_factory=lambda: defaultdict(dict))
 
-    def __post_init__(self) -> None:
-        self._loadable: dict[Leaves, tuple[Leaves, ...]] = {}
-        self._structures: dict[Cut, int] = {}
-
+    @memo
     def loadable(self, outs: Leaves) -> tuple[Leaves, ...]:
         """What a kernel with these outputs may load."""
-        if outs not in self._loadable:
-            f = self.frontiers
-            found = dict.fromkeys(leaves for x in f.loops_for(outs) for leaves in f.kernels(outs, x))
-            self._loadable[outs] = tuple(found)
-        return self._loadable[outs]
+        f = self.frontiers
+        return tuple(dict.fromkeys(leaves for x in f.loops_for(outs) for leaves in f.kernels(outs, x)))
 
-    def structures(self, cut: Cut) -> int:
+    @memo
+    def structures(self, outs: Leaves, leaves: Leaves) -> int:
         """Number of operator DAGs, loop axes and optional grid axes that realize a kernel with this cut."""
-        if cut not in self._structures:
-            f = self.frontiers
-            outs, leaves = cut
-            dags = sum(f.kernels(outs, x)[leaves].total() for x in f.loops_of(outs, leaves))
-            self._structures[cut] = dags and dags * 2 ** len(f.grid_for(outs, leaves)[1])
-        return self._structures[cut]
+        f = self.frontiers
+        dags = sum(f.kernels(outs, x)[leaves].total() for x in f.loops_of(outs, leaves))
+        return dags and dags * 2 ** len(f.grid_for(outs, leaves)[1])
 
     def with_kernels(self, n: int) -> Iterator[tuple[Plan, int]]:
         """Yield (plan, number of structures it stands for) for all plans of exactly n kernels."""
@@ -75,7 +69,7 @@ class Plans:
                         not left.isdisjoint(made | outs)
                         or len(left) > max(f.space.max_loaded, len(self.roots))
                         or bool(left) == (kernels_left == 1)
-                        or not (here := self.structures((outs, leaves)))
+                        or not (here := self.structures(outs, leaves))
                     ):
                         continue
                     for tail, count in self._extend(

@@ -106,6 +106,7 @@ class Search:
             default="f32",
         )
 
+    @_no_collections()
     def run(self) -> list[Candidate]:
         """Ranked candidates, best estimate first; raises `UnsupportedError` if the region has no useful normal form."""
         found: list[Candidate] = []
@@ -116,13 +117,12 @@ class Search:
 
         self.clock = Clock(self.seconds, self.states, self.terms, tell=tell)
         try:
-            with _no_collections():
-                self.start()
-                if "algebra" in self.families:
-                    found.extend(self._algebra())
-                if "kernels" in self.families and self.device.is_gpu:
-                    for c in self._kernels():
-                        found.append(c)
+            self.start()
+            if "algebra" in self.families:
+                found.extend(self._algebra())
+            if "kernels" in self.families and self.device.is_gpu:
+                for c in self._kernels():
+                    found.append(c)
         except BudgetExceeded as stop:
             self.report.stop = stop.args[0]
         except KeyboardInterrupt:
@@ -132,6 +132,7 @@ class Search:
         unique = {(str(c.graph), c.schedule.parts): c for c in sorted(found, key=lambda c: -c.seconds)}
         return sorted(unique.values(), key=lambda c: c.seconds)
 
+    @_no_collections()
     def count(self) -> SearchReport:
         """Enumerate every plan of kernels within the space, price none: how large the space is, and how long looking
         at all of it takes.
