@@ -31,6 +31,8 @@ import numpy as np
 from jax import lax
 from jax.profiler import ProfileData
 
+from mirage_jax.turns import turn
+
 type Call = Callable[[], object]  # runs something to its end
 
 L2_BYTES = 60 << 20
@@ -201,7 +203,7 @@ def _profiled(call: Call) -> list[Event]:
     options = jax.profiler.ProfileOptions()
     options.host_tracer_level = options.python_tracer_level = 0  # what the host does is not asked for, and takes time
     with tempfile.TemporaryDirectory(prefix="mirage_jax") as folder:
-        with jax.profiler.trace(folder, profiler_options=options):
+        with turn(), jax.profiler.trace(folder, profiler_options=options):
             call()
         files = glob.glob(os.path.join(glob.escape(folder), "**", "*.xplane.pb"), recursive=True)
         return kernels_of(ProfileData.from_file(files[0])) if files else []
@@ -249,9 +251,10 @@ def _separator_on(default: Any) -> tuple[Call, str] | None:
 def spans_of(calls: Sequence[Call], steps: int = 1) -> list[Span]:
     """Device time of calls: their own `span`, where one times itself, else from a profile of those between."""
     found: list[Span] = []
-    for times_itself, group in groupby(calls, lambda call: hasattr(call, "span")):
-        several: list[Any] = list(group)
-        found += [call.span() for call in several] if times_itself else profile_each(several, steps)
+    with turn():
+        for times_itself, group in groupby(calls, lambda call: hasattr(call, "span")):
+            several: list[Any] = list(group)
+            found += [call.span() for call in several] if times_itself else profile_each(several, steps)
     return found
 
 
@@ -259,9 +262,10 @@ def time_device(
     calls: Mapping[str, Call], sets: int, rounds: int = 5, measure: Callable[[Sequence[Call]], list[Span]] = spans_of
 ) -> dict[str, Timing]:
     """Device time per program of calls that each run `sets` programs in a chain."""
-    for call in calls.values():
-        call()
-        call()
+    with turn():
+        for call in calls.values():
+            call()
+            call()
     found = _rounds(calls, rounds, lambda order: measure([calls[label] for label in order]))
     return {
         label: Timing(

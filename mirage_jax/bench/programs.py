@@ -10,6 +10,7 @@ the root of its fan-in so that no program overflows. Bytes are uniform.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -155,21 +156,26 @@ class Program:
         return max(self.bytes / bytes_per_second, self.flops / flops_per_second)
 
     def draw(self, seed: int = 0) -> tuple[jax.Array, ...]:
-        """Arguments on the default device: the same on every machine for the same seed."""
-        rng = np.random.default_rng(seed)
-
-        def one(like: jax.ShapeDtypeStruct, scale: float) -> np.ndarray:
-            if like.dtype == np.uint8:
-                return rng.integers(0, 256, like.shape, np.uint8)
-            return (rng.standard_normal(like.shape, np.float32) * np.float32(scale)).astype(like.dtype)
-
-        return tuple(jnp.asarray(one(*both)) for both in zip(self.inputs, self.scales, strict=True))
+        """Arguments, made on the default device: on every machine the same for the same seed, but for rounding."""
+        return _drawn(self.inputs, self.scales, jax.random.key(seed))
 
     def in_float64(self, args: Iterable[jax.Array]) -> np.ndarray:
         """The same function evaluated in float64 on the same inputs: what errors are measured against."""
         with jax.enable_x64(True):
             wide = (np.asarray(a, np.uint8 if a.dtype == np.uint8 else np.float64) for a in args)
             return np.asarray(jax.jit(self.fn)(*map(jnp.asarray, wide)))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _drawn(
+    inputs: tuple[jax.ShapeDtypeStruct, ...], scales: tuple[float, ...], key: jax.Array
+) -> tuple[jax.Array, ...]:
+    def one(key: jax.Array, like: jax.ShapeDtypeStruct, scale: float) -> jax.Array:
+        if like.dtype == np.uint8:
+            return jax.random.bits(key, like.shape, jnp.uint8)
+        return (scale * jax.random.normal(key, like.shape, jnp.float32)).astype(like.dtype)
+
+    return tuple(map(one, jax.random.split(key, len(inputs)), inputs, scales))
 
 
 def _shrunk(size: int) -> int:

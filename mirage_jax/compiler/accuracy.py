@@ -25,6 +25,7 @@ from mirage_jax.mugraph.arrays import is_float
 from mirage_jax.mugraph.footprint import footprint
 from mirage_jax.mugraph.graph import KernelGraph, Library, Op
 from mirage_jax.mugraph.operators import COMPARISONS
+from mirage_jax.turns import turn
 from mirage_jax.verify import float_gate
 from mirage_jax.verify.noise import SAMPLES, noisy
 
@@ -62,7 +63,9 @@ class Accuracy:
         for name in names:
             if wrong := self._on_class(winner, name, ours):
                 return False, f"{name}: {wrong}"
-        if not only and (overflow := self._overflow(ours)):
+        with turn(self.subject.device):
+            overflow = "" if only else self._overflow(ours)
+        if overflow:
             return False, overflow
         return True, f"passed on {len(names)} input classes, repeated runs equal bit for bit"
 
@@ -79,13 +82,14 @@ class Accuracy:
     def _on_class(self, winner: Winner, name: str, ours: Callable[..., list[jax.Array]]) -> str:
         """What is wrong with the winner's results for inputs of a class; empty if nothing is."""
         values = self._classes[name]
-        args = [jax.device_put(v, self.subject.device) for v in values]
-        results = ours(*args)
-        if not all(same_bits(a, b) for a, b in zip(results, ours(*args), strict=True)):
-            return "two runs differ"
-        candidate = [np.asarray(y) for y in results]
+        with turn(self.subject.device):
+            args = [jax.device_put(v, self.subject.device) for v in values]
+            results = ours(*args)
+            if not all(same_bits(a, b) for a, b in zip(results, ours(*args), strict=True)):
+                return "two runs differ"
+            candidate, found = ([np.asarray(y) for y in ys] for ys in (results, self._xla(*args)))
         inputs = self.wide_inputs(values)
-        reference, found = self.in_float64(inputs), [np.asarray(x) for x in self._xla(*args)]
+        reference = self.in_float64(inputs)
         if name in float_gate.ORDINARY:
             for r, x in zip(reference, found, strict=True):
                 if wrong := float_gate.misread(r, x, self.narrowest):
@@ -176,7 +180,7 @@ class Accuracy:
             if self._on_host:
                 results = _wide(graph, inputs, np, sample)
             else:
-                with jax.enable_x64(True):
+                with turn(self.subject.device), jax.enable_x64(True):
                     number = None if sample is None else float(sample)
                     results = [np.asarray(y) for y in self._on_device(number, *inputs)]
         tensors = dict(zip(graph.outputs, results, strict=True))
@@ -213,8 +217,9 @@ class Accuracy:
                     for v, f in zip(values, factors, strict=True)
                 ]
             try:
-                args = (jax.device_put(v, self.subject.device) for v in near)
-                results = [np.asarray(y) for y in self.subject.xla(*args)]
+                with turn(self.subject.device):
+                    args = (jax.device_put(v, self.subject.device) for v in near)
+                    results = [np.asarray(y) for y in self.subject.xla(*args)]
             except Exception as why:  # no memory for all intermediate results, say
                 log.info("not run operation by operation: %s: %s", type(why).__name__, str(why).partition("\n")[0])
                 return None

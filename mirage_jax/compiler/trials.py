@@ -4,12 +4,13 @@ it: an illegal access poisons the CUDA context of its process for good.
 A `Session` keeps one child (`compiler.worker`, started with ``python -m``: the user's script is not run again) for as
 long as regions are tuned. It gets muGraphs and schedules as text, builds the programs, runs and times each, and tells
 what it is doing before it does it. What it was at when it died, or when it said nothing for too long, is dropped and
-counted; a new child goes on with the rest. Each device has several children, which share the variants: they compile
-at once and take turns on the device. Some of that is Python, in which threads would wait for each other.
+counted; a new child goes on with the rest. Each device has several children, which share the variants: they compile at
+once, some of which is Python, in which threads would wait for each other, and take `turns` on the device.
 
 Messages are JSON, one to a line. To the child: {"variants": [..], "threads": n}. From it: {"ready": device kind},
-{"compiling": i}, {"compiled": i}, {"running": i}, {"timing": [i, ..]}, {"timed": i, ..}, {"failed": i, "why": ..},
-{"done": n}. A request with one thread is one for a time: its variants are timed alone, too.
+{"compiling": i}, {"compiled": i}, {"waiting": true} (for its turn), {"running": i}, {"timing": [i, ..]},
+{"timed": i, ..}, {"failed": i, "why": ..}, {"done": n}. A request with one thread is one for a time: its variants are
+timed alone, too.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ import jax
 
 from mirage_jax import timing
 from mirage_jax.errors import TrialError
+from mirage_jax.turns import visible_name
 
 log = logging.getLogger("mirage_jax")
 
@@ -45,7 +47,7 @@ COMMAND = (sys.executable, "-m", "mirage_jax.compiler.worker")
 BATCH = 32  # variants that are compiled before they are run: a crash costs the others at most their compilation
 THREADS = 4  # that compile in a child
 CHILDREN = 8  # of a device at most
-LOCK = "MIRAGE_JAX_WORKER_LOCK"  # environment: the file that a child locks while it has the device
+SHARES = 3  # of the variants for each child: who is done with one takes another one
 SLICE = 0.1  # seconds of waiting at a time: an interrupt is noticed in between
 
 
@@ -183,15 +185,24 @@ class Trials:
         """As `Session.times`."""
         if len(self.sessions) == 1:
             return self.sessions[0].times(variants, notify)
-        # Neighbours, which have kernels in common, go to the same child: it compiles these once.
-        ends = [n * len(variants) // len(self.sessions) for n in range(len(self.sessions) + 1)]
-        shares = [range(*pair) for pair in pairwise(ends)]
+        # Neighbours, which have kernels in common, go to the same child: it compiles these once. Not too many of them:
+        # some take the assembler a hundred times as long as others, and while one child compiles another one measures.
+        count = max(1, min(len(variants), SHARES * len(self.sessions)))
+        todo = queue.SimpleQueue[range]()
+        for pair in pairwise(n * len(variants) // count for n in range(count + 1)):
+            todo.put(range(*pair))
         found: dict[int, timing.Timing | Failure] = {}
+
+        def work(session: Session) -> None:
+            while True:
+                try:
+                    share = todo.get_nowait()
+                except queue.Empty:
+                    return
+                found.update(zip(share, session.times([variants[i] for i in share], notify), strict=True))
+
         with ThreadPoolExecutor(len(self.sessions)) as pool:
-            futures = [
-                pool.submit(s.times, [variants[i] for i in share], notify)
-                for s, share in zip(self.sessions, shares, strict=True)
-            ]
+            futures = [pool.submit(work, s) for s in self.sessions]
             try:
                 while (state := wait(futures, SLICE)).not_done:
                     for future in state.done:
@@ -200,8 +211,8 @@ class Trials:
                 for s in self.sessions:  # or the pool would wait for them
                     s.close()
                 raise
-            for share, future in zip(shares, futures, strict=True):
-                found.update(zip(share, future.result(), strict=True))
+            for future in futures:
+                future.result()
         return [found[i] for i in range(len(variants))]
 
 
@@ -215,11 +226,10 @@ def trials(devices: Sequence[Any]) -> Iterator[Trials | None]:
         return
     with ExitStack() as stack:
         try:
-            locks = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mirage_jax")))
             sessions = [
-                stack.enter_context(Session(environment=environment(d, locks / str(n)), kind=d.device_kind))
+                stack.enter_context(Session(environment=environment(d), kind=d.device_kind))
                 for _ in range(max(1, min(CHILDREN, (os.cpu_count() or 1) // (THREADS * len(devices)))))
-                for n, d in enumerate(devices)
+                for d in devices
             ]
         except OSError as why:
             log.warning("variants are tried in this process, as no other one can be started: %s", why)
@@ -248,16 +258,13 @@ def kept() -> Iterator[Callable[[Sequence[Any]], Trials | None]]:
         yield get
 
 
-def environment(device: Any, lock: Path) -> dict[str, str]:
-    """What a child needs to see this device alone, to take turns on it with others by a lock on a file, to take no more
-    of its memory than it uses, and to compute as its parent does.
+def environment(device: Any) -> dict[str, str]:
+    """What a child needs to see this device alone, to take no more of its memory than it uses, and to compute as its
+    parent does.
     """
-    ordinal = device.local_hardware_id
-    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     precision = jax.config.jax_default_matmul_precision
     return {
-        "CUDA_VISIBLE_DEVICES": visible[ordinal] if ordinal < len(visible) else str(ordinal),
-        LOCK: str(lock),
+        "CUDA_VISIBLE_DEVICES": visible_name(device),
         "JAX_PLATFORMS": "cuda,cpu",
         "JAX_ENABLE_X64": str(jax.config.jax_enable_x64),
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
@@ -281,6 +288,8 @@ class _Turn:
             match child.receive(seconds):
                 case {"compiling": n}:
                     self.compiling.add(self.numbers[n])
+                case {"waiting": _}:  # others have the device: that may take longer than anything else
+                    pass
                 case {"compiled": n}:
                     self.compiling.discard(self.numbers[n])
                 case {"running": n}:

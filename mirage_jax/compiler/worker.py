@@ -7,7 +7,6 @@ does, whatever it is doing, and after an error from which the device does not re
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import itertools
 import json
@@ -16,18 +15,17 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from mirage_jax import timing
+from mirage_jax import timing, turns
 from mirage_jax.compiler.inputs import Types, one_set
-from mirage_jax.compiler.trials import LOCK
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.lower import aot
 from mirage_jax.mugraph.arrays import numpy_dtype
@@ -54,10 +52,10 @@ def serve[R: Callable[[], object]](
     prepare: Callable[[Mapping[str, Any]], R],
     measure: Callable[[Sequence[R]], Sequence[timing.Timing]],
     healthy: Callable[[], bool],
-    turn: Callable[[], AbstractContextManager[object]] = nullcontext,
+    turn: Callable[[turns.Waiting], AbstractContextManager[object]] = nullcontext,
 ) -> None:
     """Answer requests until there are no more, or until the device is not healthy any more. What `prepare` makes of the
-    variants is run one by one, then timed by `measure`, within `turn`, since others may use the device.
+    variants is run one by one, then timed by `measure`, within a `turn`, since others may use the device.
     """
     for line in requests:
         request = json.loads(line)
@@ -66,7 +64,7 @@ def serve[R: Callable[[], object]](
             prepared = list(pool.map(prepare_one, itertools.count(), request["variants"]))
         runs = {i: run for i, run in enumerate(prepared) if run is not None}
         try:
-            with turn():
+            with turn(functools.partial(say, {"waiting": True})):
                 ran = _run_each(runs, say, healthy)
                 for group in _groups(ran) if request["threads"] > 1 else [[i] for i in ran]:
                     _time(group, runs, say, measure, healthy)
@@ -139,20 +137,6 @@ def _groups(ran: Mapping[int, float]) -> list[list[int]]:
         groups[-1].append(i)
         seconds += own
     return groups
-
-
-@contextmanager
-def alone(lock: str) -> Iterator[None]:
-    """While no other process has a lock on this file; it ends with the process that has it."""
-    with open(lock, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def turns() -> Callable[[], AbstractContextManager[object]]:
-    """What makes this process wait for its turn on the device, if it shares that."""
-    lock = os.environ.get(LOCK)
-    return functools.partial(alone, lock) if lock else nullcontext
 
 
 def _in_one_line(error: Exception) -> str:
@@ -240,7 +224,8 @@ def main() -> None:
         aot.refuse_what_does_not_fit()
     device_is_healthy()  # makes the context, before anything is timed
     say({"ready": device.device_kind})
-    serve(lines_until_the_parent_ends(), say, prepare_winner, measure, device_is_healthy, turns())
+    turn = functools.partial(turns.turn, device)
+    serve(lines_until_the_parent_ends(), say, prepare_winner, measure, device_is_healthy, turn)
     os._exit(1)  # the device is lost: nothing there can be tidied up
 
 

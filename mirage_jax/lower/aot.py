@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from mirage_jax.lower.triton_source import KernelSource
 SHARED_LIMIT: Mapping[int, int] = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
 REGISTERS = 65536  # of one multiprocessor
 SPILLS = 4096  # bytes per thread, above which a kernel waits for its own local memory
+PATIENCE = 15.0  # seconds that ptxas may take for a kernel that is tried; XLA will have it run once more
 REMEMBERED = 512  # kernels of a process that tries them: those of a region, and some
 POINTERS: Mapping[str, str] = {
     "f16": "*fp16", "bf16": "*bf16", "f32": "*fp32", "i32": "*i32", "i8": "*i8", "u8": "*u8", "bool": "*i1",
@@ -107,12 +108,18 @@ def refuse_what_does_not_fit() -> None:
 
     def checked(ttir: Any, backend: Any, options: Any, target: Any) -> Any:
         result = compile_kernel(ttir, backend, options, target)
-        try:
-            registers, spills = _ptxas(result.binary, target.arch)
-        except (ImportError, OSError, TypeError, AttributeError):  # Triton keeps its ptxas elsewhere from time to time
-            registers, spills = 0, 0
-        found = Resources(target.arch, result.shared_mem_bytes, registers, spills, result.binary)
-        if problem := refusal(found, threads_of(result.binary, 32 * options.num_warps)):
+        threads = threads_of(result.binary, 32 * options.num_warps)
+        found = Resources(target.arch, result.shared_mem_bytes, 0, 0, result.binary)
+        problem = refusal(found, threads)
+        if not problem:
+            try:
+                registers, spills = _ptxas(result.binary, target.arch, timeout=PATIENCE)
+                problem = refusal(replace(found, registers=registers, spills=spills), threads)
+            except subprocess.TimeoutExpired:
+                problem = f"takes ptxas more than {PATIENCE:g} s"
+            except (ImportError, OSError, TypeError, AttributeError):  # Triton keeps it elsewhere from time to time
+                pass
+        if problem:
             raise LoweringError(f"kernel {result.name} {problem}")
         return result
 
@@ -130,8 +137,8 @@ def refusal(found: Resources, threads: int) -> str:
     return ""
 
 
-def _ptxas(ptx: str, arch: int) -> tuple[int, int]:
-    """Registers per thread and bytes spilled, from ptxas's own report."""
+def _ptxas(ptx: str, arch: int, timeout: float | None = None) -> tuple[int, int]:
+    """Registers per thread and bytes spilled, from ptxas's own report, if it takes no longer than `timeout` seconds."""
     from triton.backends.nvidia.compiler import get_ptxas
 
     program = get_ptxas(arch).path
@@ -140,7 +147,7 @@ def _ptxas(ptx: str, arch: int) -> tuple[int, int]:
         file = Path(folder) / "kernel.ptx"
         file.write_text(ptx)
         command = [program, "-v", f"--gpu-name=sm_{arch}{suffix}", str(file), "-o", str(Path(folder) / "kernel.cubin")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
     if done.returncode:
         raise LoweringError(f"ptxas refuses the kernel for sm_{arch}: {done.stderr.strip()}")
     registers = re.search(r"Used (\d+) registers", done.stderr)

@@ -1,14 +1,17 @@
 """A child like `mirage_jax.compiler.worker`, whose variants do what they are told instead of running kernels."""
 
+import functools
 import os
 import sys
 import time
+from contextlib import nullcontext
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirage_jax import timing
+from mirage_jax import timing, turns
 from mirage_jax.compiler import worker
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.lower import launch
@@ -82,5 +85,8 @@ if __name__ == "__main__":
     print("neither is this")
     say({"ready": "fake device"})
     fine = lambda: healthy and worker.device_is_healthy()  # noqa: E731
-    worker.serve(worker.lines_until_the_parent_ends(), say, prepare, measure, fine, worker.turns())
+    turns.OFTEN = float(os.environ.get("OFTEN", turns.OFTEN))
+    shared = os.environ.get("TURNS")
+    turn = functools.partial(turns.alone, Path(shared)) if shared else nullcontext
+    worker.serve(worker.lines_until_the_parent_ends(), say, prepare, measure, fine, turn)
     os._exit(1)

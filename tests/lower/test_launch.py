@@ -145,6 +145,16 @@ def test_a_kernel_that_does_not_fit_is_refused_when_it_is_compiled(monkeypatch) 
     assert len(compiled) == 2, "each kernel once, a refused one too"
 
 
+def test_a_kernel_that_takes_the_assembler_too_long_is_refused(monkeypatch) -> None:
+    library = aot.jax_triton_library()
+    monkeypatch.setattr(library, "compile_ttir_inplace", library.compile_ttir_inplace)  # undone at the end
+    monkeypatch.setattr(aot, "PATIENCE", 1e-3)
+    aot.refuse_what_does_not_fit()
+    program = attention("f16", i=96)
+    with pytest.raises(LoweringError, match=r"mirage_attention takes ptxas more than 0.001 s"):
+        lowered(program.graph, program.schedule)
+
+
 def test_what_is_refused() -> None:
     assert aot.refusal(aot.Resources(90, 1000, 255, 0, ""), 256) == ""
     assert "255 registers in each of 512 threads" in aot.refusal(aot.Resources(90, 1000, 255, 0, ""), 512)
