@@ -262,10 +262,9 @@ def time_device(
     calls: Mapping[str, Call], sets: int, rounds: int = 5, measure: Callable[[Sequence[Call]], list[Span]] = spans_of
 ) -> dict[str, Timing]:
     """Device time per program of calls that each run `sets` programs in a chain."""
-    with turn():
-        for call in calls.values():
-            call()
-            call()
+    for call in calls.values():
+        call()
+        call()
     found = _rounds(calls, rounds, lambda order: measure([calls[label] for label in order]))
     return {
         label: Timing(

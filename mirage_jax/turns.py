@@ -39,7 +39,8 @@ _held: set[Path] = set()
 @contextmanager
 def turn(device: Any = None, waiting: Waiting = lambda: None) -> Iterator[None]:
     """While no other process of this user has its turn on `device`, JAX's default one if none is named. Devices that
-    are no GPUs are free for all.
+    are no GPUs are free for all. Within a turn nothing may wait for another thread of this process that wants one too,
+    as the lowering of an optimized function does.
     """
     device = _default_device() if device is None else device
     if device.platform != "gpu" or fcntl is None:

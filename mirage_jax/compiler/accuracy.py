@@ -63,9 +63,7 @@ class Accuracy:
         for name in names:
             if wrong := self._on_class(winner, name, ours):
                 return False, f"{name}: {wrong}"
-        with turn(self.subject.device):
-            overflow = "" if only else self._overflow(ours)
-        if overflow:
+        if not only and (overflow := self._overflow(ours)):
             return False, overflow
         return True, f"passed on {len(names)} input classes, repeated runs equal bit for bit"
 
@@ -82,14 +80,13 @@ class Accuracy:
     def _on_class(self, winner: Winner, name: str, ours: Callable[..., list[jax.Array]]) -> str:
         """What is wrong with the winner's results for inputs of a class; empty if nothing is."""
         values = self._classes[name]
-        with turn(self.subject.device):
-            args = [jax.device_put(v, self.subject.device) for v in values]
-            results = ours(*args)
-            if not all(same_bits(a, b) for a, b in zip(results, ours(*args), strict=True)):
-                return "two runs differ"
-            candidate, found = ([np.asarray(y) for y in ys] for ys in (results, self._xla(*args)))
+        args = [jax.device_put(v, self.subject.device) for v in values]
+        results = ours(*args)
+        if not all(same_bits(a, b) for a, b in zip(results, ours(*args), strict=True)):
+            return "two runs differ"
+        candidate = [np.asarray(y) for y in results]
         inputs = self.wide_inputs(values)
-        reference = self.in_float64(inputs)
+        reference, found = self.in_float64(inputs), [np.asarray(x) for x in self._xla(*args)]
         if name in float_gate.ORDINARY:
             for r, x in zip(reference, found, strict=True):
                 if wrong := float_gate.misread(r, x, self.narrowest):
