@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, partial
@@ -84,9 +85,9 @@ class Accuracy:
         results = ours(*args)
         if not all(same_bits(a, b) for a, b in zip(results, ours(*args), strict=True)):
             return "two runs differ"
-        candidate = [np.asarray(y) for y in results]
         inputs = self.wide_inputs(values)
-        reference, found = self.in_float64(inputs), [np.asarray(x) for x in self._xla(*args)]
+        candidate, found = map(self._placed, (results, self._xla(*args)))
+        reference = self.in_float64(inputs)
         if name in float_gate.ORDINARY:
             for r, x in zip(reference, found, strict=True):
                 if wrong := float_gate.misread(r, x, self.narrowest):
@@ -113,8 +114,8 @@ class Accuracy:
         return "; ".join(reasons)
 
     def _allowances(
-        self, values: Sequence[np.ndarray], inputs: Sequence[Any], exact: Sequence[np.ndarray]
-    ) -> Iterator[tuple[Sequence[np.ndarray | None], Sequence[np.ndarray | None]]]:
+        self, values: Sequence[np.ndarray], inputs: Sequence[Any], exact: Sequence[Any]
+    ) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
         """Noise and `written_errors` of each result that the gate allows for: none, then more and more, since they take
         time and only some results are near them.
         """
@@ -160,28 +161,43 @@ class Accuracy:
 
     @property
     def _on_host(self) -> bool:
+        """Does the processor evaluate in float64 and compare? Else the device, where a processor would take minutes."""
         return self.is_small or self.subject.platform == "cpu"
 
+    @property
+    def _xp(self) -> Any:
+        return np if self._on_host else jnp
+
+    def _placed(self, results: Sequence[jax.Array]) -> list[Any]:
+        """Results where they are compared."""
+        return [np.asarray(y) for y in results] if self._on_host else list(results)
+
     def wide_inputs(self, values: Sequence[Any]) -> list[Any]:
-        """What `in_float64` takes; on the device where a processor would take minutes."""
+        """What `in_float64` takes."""
         arrays = self.subject.region.prepare([np.asarray(v) for v in values])
         if self._on_host:
             return arrays
         with jax.enable_x64(True):
             return [jax.device_put(x, self.subject.device) for x in arrays]
 
-    def in_float64(self, inputs: Sequence[Any], sample: int | None = None) -> list[np.ndarray]:
+    def in_float64(self, inputs: Sequence[Any], sample: int | None = None) -> list[Any]:
         """The region in float64, inputs upcast from their own dtype; with noise if `sample` is a number."""
         graph = self.subject.region.graph
-        with np.errstate(all="ignore"):  # infinities and NaN are among the inputs
+        with self._wide():
             if self._on_host:
                 results = _wide(graph, inputs, np, sample)
             else:
-                with turn(self.subject.device), jax.enable_x64(True):
+                with turn(self.subject.device):
                     number = None if sample is None else float(sample)
-                    results = [np.asarray(y) for y in self._on_device(number, *inputs)]
-        tensors = dict(zip(graph.outputs, results, strict=True))
-        return [b.joined(tensors, np) for b in self.subject.region.outputs]  # Region.finish without the cast
+                    results = jax.block_until_ready(self._on_device(number, *inputs))
+            tensors = dict(zip(graph.outputs, results, strict=True))
+            return [b.joined(tensors, self._xp) for b in self.subject.region.outputs]  # Region.finish without the cast
+
+    @contextmanager
+    def _wide(self) -> Iterator[None]:
+        """Where arithmetic may be in float64, and infinities and NaN are among the inputs."""
+        with np.errstate(all="ignore"), nullcontext() if self._on_host else jax.enable_x64(True):
+            yield
 
     @cached_property
     def _on_device(self) -> Callable[..., Any]:
@@ -189,22 +205,23 @@ class Accuracy:
 
     # ------------------------------------------------------------------ what rounding may do
 
-    def noise(self, inputs: Sequence[Any], exact: Sequence[np.ndarray], samples: int) -> list[np.ndarray]:
+    def noise(self, inputs: Sequence[Any], exact: Sequence[Any], samples: int) -> list[Any]:
         """How far rounding may carry its results from these exact ones: root mean square of so many samples."""
-        squares = [np.zeros(r.shape) for r in exact]
-        with np.errstate(all="ignore"):
+        xp = self._xp
+        with self._wide():
+            squares = [xp.zeros(r.shape) for r in exact]
             for sample in range(samples):
-                for total, r, moved in zip(squares, exact, self.in_float64(inputs, sample), strict=True):
-                    if r.dtype.kind == "f":
-                        total += (moved - r) ** 2 / samples
-            return [np.sqrt(x) for x in squares]
+                for n, moved in enumerate(self.in_float64(inputs, sample)):
+                    if exact[n].dtype.kind == "f":
+                        squares[n] += (moved - exact[n]) ** 2 / samples
+            return [xp.sqrt(x) for x in squares]
 
-    def written_errors(self, values: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+    def written_errors(self, values: Sequence[np.ndarray]) -> list[Any] | None:
         """How far the user's equations are from float64 if they run one by one, each result rounded to its type: the
         largest of a few times, with all inputs a little larger or smaller, since one rounding may undo another. None
         where they cannot run so.
         """
-        found: list[np.ndarray] = []
+        found: list[Any] = []
         for sample in range(NEARBY):
             rng = np.random.default_rng(sample)
             factors = rng.uniform(*AROUND, len(values))
@@ -216,14 +233,14 @@ class Accuracy:
             try:
                 with turn(self.subject.device):
                     args = (jax.device_put(v, self.subject.device) for v in near)
-                    results = [np.asarray(y) for y in self.subject.xla(*args)]
+                    results = self._placed(self.subject.xla(*args))
             except Exception as why:  # no memory for all intermediate results, say
                 log.info("not run operation by operation: %s: %s", type(why).__name__, str(why).partition("\n")[0])
                 return None
-            with np.errstate(all="ignore"):
-                exact = self.in_float64(self.wide_inputs(near))
-                errors = [np.abs(y.astype(np.float64) - r) for y, r in zip(results, exact, strict=True)]
-                found = [np.fmax(*pair) for pair in zip(found or errors, errors, strict=True)]
+            exact = self.in_float64(self.wide_inputs(near))
+            with self._wide():
+                errors = [self._xp.abs(y.astype(np.float64) - r) for y, r in zip(results, exact, strict=True)]
+                found = [self._xp.fmax(*pair) for pair in zip(found or errors, errors, strict=True)]
         return found
 
     @cached_property

@@ -1,6 +1,7 @@
 """The floating-point gate: a candidate must be as accurate as XLA's code, against float64, on many classes of inputs.
 
-Functions of arrays only: the caller runs the three programs. Per output, ALL of (e_x = XLA - r, e_c = candidate - r;
+Functions of arrays only: the caller runs the three programs. Results that are JAX arrays are compared where they lie,
+which for large ones on a GPU takes a hundredth of the time. Per output, ALL of (e_x = XLA - r, e_c = candidate - r;
 r in float64):
 
 1. equal shapes and dtypes; NaN where XLA has NaN, the same infinities (any of these for another where an input has
@@ -91,7 +92,9 @@ def float_gate(
         return GateResult(same, () if same else (f"{int((xla != candidate).sum())} elements differ from XLA's",))
     if xla.size == 0:
         return GateResult(True)
-    compared = _Compared(reference64, xla, candidate, noise, written, unit)
+    compared = _OnDevice(reference64, xla, candidate, noise, written, unit)
+    if _is_numpy(xla) or ceiling is not None or exact:
+        compared = compared.on_host()
     if strange := compared.strange(kinds, skips):
         return GateResult(False, (strange,))
     limits = _limits(compared, spread)
@@ -127,26 +130,38 @@ def misread(reference64: Array, xla: Array, narrowest: int) -> str:
     """
     if not is_float(xla.dtype):
         return ""
-    r, x = (np.asarray(a, np.float64) for a in (reference64, xla))
-    good = np.isfinite(r) & np.isfinite(x)
-    if (np.isfinite(x) & ~good).any():  # nothing is in the range of XLA's types and not in that of float64
-        at = tuple(int(i) for i in np.argwhere(np.isfinite(x) & ~good)[0])
+    seen = _on(xla, _misreading)(reference64, xla)
+    beyond, some, size, error = (seen[name].item() for name in ("beyond", "some", "size", "error"))
+    if beyond:  # nothing is in the range of XLA's types and not in that of float64
+        r, x = (np.asarray(a, np.float64) for a in (reference64, xla))
+        at = tuple(int(i) for i in np.argwhere(np.isfinite(x) & ~np.isfinite(r))[0])
         return f"the translated program gives {r[at]} instead of {x[at]} at {at}"
-    if not good.any():
+    if not some:
         return ""
     most = ROUNDING[narrowest]
-    size, error = (float(np.sqrt(np.mean(np.square(a)))) for a in (r[good], x[good] - r[good]))
     if error > most * size:
         return f"the translated program differs from the user's by {error:.2g}, the values being of size {size:.2g}"
-    rows = (-1, r.shape[-1] if r.ndim > 1 else 1)  # a rule may be wrong for a few elements: the last row of a mask, say
-    r, x = (np.where(good, a, 0.0).reshape(rows) for a in (r, x))
-    sizes, errors = (np.sqrt(np.mean(np.square(a), axis=1)) for a in (r, x - r))
+    sizes, errors = (np.asarray(seen[name]) for name in ("sizes", "errors"))
     if (wrong := np.flatnonzero(errors > most * (sizes + size))).size:
         return (
             f"the translated program differs from the user's by {errors[wrong[0]]:.2g} in row {wrong[0]}, the values"
             f" there being of size {sizes[wrong[0]]:.2g}, all of size {size:.2g}"
         )
     return ""
+
+
+def _misreading(xp: Any, r: Array, x: Array) -> dict[str, Array]:
+    """Sizes and errors of what is finite, root mean squares over all and over each row: a rule may be wrong for a few
+    elements, the last row of a mask, say.
+    """
+    r, x = r.astype(xp.float64), x.astype(xp.float64)
+    good = xp.isfinite(r) & xp.isfinite(x)
+    count, rows = xp.maximum(good.sum(), 1), (-1, r.shape[-1] if r.ndim > 1 else 1)
+    squares = [xp.square(xp.where(good, a, 0.0)) for a in (r, xp.where(good, x, 0.0) - xp.where(good, r, 0.0))]
+    size, error = (xp.sqrt(a.sum() / count) for a in squares)
+    sizes, errors = (xp.sqrt(xp.mean(a.reshape(rows), axis=1)) for a in squares)
+    found = {"beyond": (xp.isfinite(x) & ~good).any(), "some": good.any(), "size": size, "error": error}
+    return {**found, "sizes": sizes, "errors": errors}
 
 
 BRINK = 15 / 16  # of the largest number of a type, beyond which rounding may decide what overflows
@@ -195,6 +210,30 @@ def shorter_range(x: Array, c: Array) -> bool:
 BLOCK = 1 << 16  # elements that are compared at a time: what is computed of them stays in the processor's cache
 
 
+def _on(array: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a namespace and arrays, as one of arrays like this one: of numpy's, or of JAX's, compiled for where
+    they lie.
+    """
+    return functools.partial(function, np) if _is_numpy(array) else _compiled(function)
+
+
+def _is_numpy(array: Any) -> bool:
+    return isinstance(array, np.ndarray | np.generic)
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    import jax
+
+    run = jax.jit(functools.partial(function, jax.numpy))
+
+    def in_float64(*args: Any) -> Any:
+        with jax.enable_x64(True):
+            return jax.device_get(run(*args))
+
+    return in_float64
+
+
 @dataclass(frozen=True, slots=True)
 class _Rows:
     """Some rows of the results in float64: the reference, XLA's error and the candidate's, zero where any of the three
@@ -208,22 +247,41 @@ class _Rows:
     noise: Array
 
 
+def _rows(xp: Any, r: Array, x: Array, c: Array, noise: Array | None, written: Array | None, unit: float) -> _Rows:
+    good = xp.isfinite(r) & xp.isfinite(x) & xp.isfinite(c)
+    if xp is not np or not good.all():
+        r, x, c = (xp.where(good, a, 0.0) for a in (r, x, c))
+    ex, ec = x - r, c - r
+    if written is not None:
+        most = unit * xp.abs(r).max(-1, keepdims=True)
+        ew = xp.minimum(xp.where(good & xp.isfinite(written), xp.abs(written), 0.0), most)
+        ex = xp.where(ew > xp.abs(ex), xp.copysign(ew, ex), ex)
+    own = xp.zeros((1, 1)) if noise is None else xp.where(good & xp.isfinite(noise), xp.abs(noise), 0.0)
+    return _Rows(good, r, ex, ec, own)
+
+
+def _measures(xp: Any, x: Array) -> tuple[Array, Array, Array]:
+    """Largest absolute value, sum, and sum of squares in units of the largest: the square of large values overflows."""
+    top = xp.maximum(x.max(), -x.min())
+    scaled = xp.ravel(x / xp.where(top > 0, top, 1.0))
+    return top, x.sum(), scaled @ scaled
+
+
 @dataclass
 class _Total:
-    """The largest absolute value of numbers that are seen in blocks, their sum, and their root mean square."""
+    """The measures of numbers that are seen in blocks."""
 
     largest: float = 0.0
     sum: float = 0.0
-    squares: float = 0.0  # in units of the largest, or the square of large values overflows
+    squares: float = 0.0
 
-    def add(self, x: Array) -> None:
-        if top := float(max(x.max(), -x.min())):
-            scaled = np.ravel(x) / top
+    def add(self, top: Any, total: Any, squares: Any) -> None:
+        if top := float(top):
             largest = _larger(self.largest, top)
             self.squares *= (self.largest / largest) ** 2
-            self.squares += float(scaled @ scaled) * (top / largest) ** 2
+            self.squares += float(squares) * (top / largest) ** 2
             self.largest = largest
-            self.sum += float(x.sum())
+            self.sum += float(total)
 
     def rms(self, n: int) -> float:
         return self.largest * math.sqrt(self.squares / n)
@@ -237,6 +295,11 @@ class _Totals:
     ex: _Total = field(default_factory=_Total)
     ec: _Total = field(default_factory=_Total)
     noise: _Total = field(default_factory=_Total)
+
+    def add(self, n: Any, measures: Sequence[tuple[Any, Any, Any]]) -> None:
+        self.n += int(n)
+        for total, own in zip((self.r, self.ex, self.ec, self.noise), measures, strict=True):
+            total.add(*own)
 
 
 @dataclass
@@ -277,28 +340,15 @@ class _Compared:
         nothing = np.zeros(())
         noise, written = (nothing if a is None else a for a in (self.noise, self.written))
         for _, (r, x, c, own, w) in self._blocks(self.reference64, self.xla, self.candidate, noise, written):
-            good = np.isfinite(r) & np.isfinite(x) & np.isfinite(c)
-            if not good.all():
-                r, x, c = (np.where(good, a, 0.0) for a in (r, x, c))
-            ex, ec = x - r, c - r
-            if self.written is not None:
-                most = self.unit * np.abs(r).max(-1, keepdims=True)
-                ew = np.minimum(np.where(good & np.isfinite(w), np.abs(w), 0.0), most)
-                ex = np.where(ew > np.abs(ex), np.copysign(ew, ex), ex)
-            if self.noise is not None:
-                own = np.where(good & np.isfinite(own), np.abs(own), 0.0)
-            yield _Rows(good, r, ex, ec, own)
+            own, w = (None if a is None else b for a, b in ((self.noise, own), (self.written, w)))
+            yield _rows(np, r, x, c, own, w, self.unit)
 
     @functools.cached_property
     def totals(self) -> _Totals:
         found, dtype = _Totals(), self.xla.dtype
         seen = np.zeros(1 << 16, bool)  # of numbers of 16 bits there are only so many
         for rows in self.rows():
-            found.n += int(rows.good.sum())
-            for total, x in ((found.r, rows.r), (found.ex, rows.ex), (found.ec, rows.ec)):
-                total.add(x)
-            if self.noise is not None:
-                found.noise.add(rows.noise)
+            found.add(rows.good.sum(), [_measures(np, x) for x in (rows.r, rows.ex, rows.ec, rows.noise)])
             with np.errstate(over="ignore"):  # a value may be too large for the type
                 own = rows.r.astype(dtype)
             if dtype.itemsize == 2:
@@ -309,11 +359,92 @@ class _Compared:
             found.floor = _moved(np.flatnonzero(seen).astype(np.uint16).view(dtype))
         return found
 
+    def worst(self, most: float, own_rms: float, eps: float) -> tuple[float, float, float]:
+        """The largest error of the candidate that rule 2 does not excuse, XLA's worst row and the candidate's."""
+        found = [_worst(np, rows, most, own_rms, eps) for rows in self.rows()]
+        largest, xla, ours = (functools.reduce(_larger, map(float, own)) for own in zip(*found, strict=True))
+        return largest, xla, ours
+
     def over(self, ceiling: Array) -> float:
         """The largest of the candidate's errors over their bounds."""
         blocks = (own for _, (own,) in self._blocks(ceiling))
         over = (np.abs(rows.ec) / np.maximum(own, 1e-300) for rows, own in zip(self.rows(), blocks, strict=True))
         return functools.reduce(_larger, (float(x.max()) for x in over))
+
+
+class _OnDevice(_Compared):
+    """The same of JAX arrays, all at once where they lie."""
+
+    @property
+    def _arrays(self) -> tuple[Any, ...]:
+        return self.reference64, self.xla, self.candidate, self.noise, self.written
+
+    def on_host(self) -> _Compared:
+        r, x, c, noise, written = (None if a is None else np.asarray(a) for a in self._arrays)
+        assert r is not None and x is not None and c is not None
+        return _Compared(r, x, c, noise, written, self.unit)
+
+    def strange(self, kinds: bool, skips: bool) -> str:
+        if _on(self.xla, _all_finite)(self.xla, self.candidate):
+            return ""
+        return self.on_host().strange(kinds, skips)
+
+    @functools.cached_property
+    def totals(self) -> _Totals:
+        found = _Totals()
+        n, measures, floor = _on(self.xla, _first_look)(self._arrays, self.unit)
+        found.add(n, measures)
+        found.floor = float(floor)
+        return found
+
+    def worst(self, most: float, own_rms: float, eps: float) -> tuple[float, float, float]:
+        largest, xla, ours = _on(self.xla, _second_look)(self._arrays, self.unit, most, own_rms, eps)
+        return float(largest), float(xla), float(ours)
+
+
+def _all_finite(xp: Any, *arrays: Array) -> Array:
+    return xp.stack([xp.isfinite(a).all() for a in arrays]).all()
+
+
+def _all_rows(xp: Any, arrays: Sequence[Any], unit: float) -> _Rows:
+    columns = arrays[1].shape[-1] if arrays[1].shape else 1
+    wide = lambda a: a.reshape(-1, columns).astype(xp.float64)  # noqa: E731
+    r, x, c = map(wide, arrays[:3])
+    noise, written = (None if a is None else wide(a) for a in arrays[3:])
+    return _rows(xp, r, x, c, noise, written, unit)
+
+
+def _first_look(xp: Any, arrays: Sequence[Any], unit: float) -> tuple[Any, ...]:
+    rows = _all_rows(xp, arrays, unit)
+    measures = [_measures(xp, x) for x in (rows.r, rows.ex, rows.ec, rows.noise)]
+    return rows.good.sum(), measures, _largest_moved(xp, rows.r.astype(arrays[1].dtype))
+
+
+def _largest_moved(xp: Any, x: Array) -> Array:
+    """`_moved` as XLA computes it, which would leave out roundings of 16 bits but for the barriers."""
+    from jax.lax import optimization_barrier
+
+    there = optimization_barrier(x + x.dtype.type(0.3))
+    back = optimization_barrier(there - x.dtype.type(0.3))
+    moved = xp.abs(back.astype(xp.float64) - x.astype(xp.float64))
+    return xp.where(xp.isfinite(moved), moved, 0.0).max()
+
+
+def _second_look(
+    xp: Any, arrays: Sequence[Any], unit: float, most: float, own_rms: float, eps: float
+) -> tuple[Array, Array, Array]:
+    return _worst(xp, _all_rows(xp, arrays, unit), most, own_rms, eps)
+
+
+def _worst(xp: Any, rows: _Rows, most: float, own_rms: float, eps: float) -> tuple[Array, Array, Array]:
+    by_row = xp.maximum(rows.noise.max(-1, keepdims=True), own_rms)
+    sizes = xp.maximum(xp.abs(rows.r), by_row)
+    ours = xp.maximum(xp.abs(rows.ec) - 8 * by_row, 0.0)
+    return (
+        _largest_unfaithful(xp, rows.r, rows.ec, most, eps),
+        _worst_row(xp, sizes, rows.ex),
+        _worst_row(xp, sizes, ours),
+    )
 
 
 def _limits(compared: _Compared, spread: float) -> dict[str, tuple[float, float]] | None:
@@ -324,13 +455,7 @@ def _limits(compared: _Compared, spread: float) -> dict[str, tuple[float, float]
     eps = float(ml_dtypes.finfo(compared.xla.dtype).eps)
     own_rms, size = totals.noise.rms(n), totals.r.rms(n)
     most = 2 * spread * totals.ex.largest + 2 * totals.floor + 4 * totals.noise.largest
-    unfaithful, worst_xla, worst = 0.0, 0.0, 0.0
-    for rows in compared.rows():
-        by_row = np.maximum(rows.noise.max(-1, keepdims=True), own_rms)
-        sizes = np.maximum(np.abs(rows.r), by_row)
-        unfaithful = _larger(unfaithful, _largest_unfaithful(rows.r, rows.ec, most, eps))
-        worst_xla = _larger(worst_xla, _worst_row(sizes, rows.ex))
-        worst = _larger(worst, _worst_row(sizes, np.maximum(np.abs(rows.ec) - 8 * by_row, 0.0)))
+    unfaithful, worst_xla, worst = compared.worst(most, own_rms, eps)
     rms = totals.ec.rms(n)
     bias = 2 * abs(totals.ex.sum) / n + 3 * rms / n**0.5 + 0.5 * eps * size + own_rms
     return {
@@ -353,25 +478,24 @@ def _moved(x: Array) -> float:
     return float(np.max(np.where(np.isfinite(moved), moved, 0.0)))
 
 
-def _largest_unfaithful(r: Array, ec: Array, most: float, eps: float) -> float:
+def _largest_unfaithful(xp: Any, r: Array, ec: Array, most: float, eps: float) -> Array:
     """The largest error; if that is more than `most`, the largest that is no faithful rounding."""
-    size = np.abs(ec)
-    if (largest := float(size.max())) <= most:
-        return largest
-    far = size > most
-    r, ec, size = r[far], ec[far], size[far]
-    return float(np.where(size < _unit(np.minimum(np.abs(r), np.abs(r + ec)), eps), 0.0, size).max())
+    size = xp.abs(ec)
+    if xp is np and size.max() <= most:  # almost always: the rest takes its time
+        return size.max()
+    faithful = size < _unit(xp, xp.minimum(xp.abs(r), xp.abs(r + ec)), eps)
+    return xp.where((size > most) & faithful, 0.0, size).max()
 
 
-def _unit(size: Array, eps: float) -> Array:
+def _unit(xp: Any, size: Array, eps: float) -> Array:
     """The distance from a number to the next larger one of its type."""
-    return np.ldexp(eps, np.frexp(size)[1] - 1) * (size != 0)
+    return xp.ldexp(eps, xp.frexp(size)[1] - 1) * (size != 0)
 
 
-def _worst_row(r: Array, e: Array) -> float:
-    rows, errors = np.abs(r).max(-1), np.abs(e).max(-1)
+def _worst_row(xp: Any, r: Array, e: Array) -> Array:
+    rows, errors = xp.abs(r).max(-1), xp.abs(e).max(-1)
     with np.errstate(over="ignore"):  # a row of denormal numbers
-        return float(np.max(np.where(rows > 0, errors / np.where(rows > 0, rows, 1.0), 0.0)))
+        return xp.max(xp.where(rows > 0, errors / xp.where(rows > 0, rows, 1.0), 0.0))
 
 
 # --- inputs

@@ -134,3 +134,33 @@ def test_same_bits(dtype: str) -> None:
 def test_zeros_of_other_signs_have_other_bits() -> None:
     zeros, nan = jnp.zeros(4), jnp.full(4, jnp.nan)
     assert not same_bits(zeros, -zeros) and same_bits(nan, nan)
+
+
+def attend(q, k, v):
+    return jax.nn.softmax(q @ k.T, axis=-1) @ v
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_large_regions_are_compared_on_the_device(dtype: str, monkeypatch) -> None:
+    """In every class, with as much noise as it takes, to the same end as on the host."""
+    args = [jax.ShapeDtypeStruct((n, 16), dtype) for n in (24, 40, 40)]
+    (r,) = analyse(jax.make_jaxpr(attend)(*args)).regions
+    attempt = Attempt(r, "cpu", jax.devices()[0], Options())
+    schedule = Schedule((KernelSchedule(),) * len(attempt.reference.kernels))
+    winner = attempt.winner(attempt.reference, schedule, "algebra")
+    unit = float(jnp.finfo(dtype).eps)
+    verdicts: dict[bool, list[str]] = {}
+    for on_host in (True, False):
+        monkeypatch.setattr(Accuracy, "_on_host", on_host)
+        accuracy = Accuracy(attempt)
+        for units in (0.0, 2.0, 64.0):
+            ours = jax.jit(lambda *xs, e=units: [y * (1 + e * unit) for y in attempt.xla(*xs)])
+            verdicts.setdefault(on_host, []).extend(accuracy._on_class(winner, n, ours) for n in accuracy._classes)
+        values = accuracy._classes["normal"]
+        inputs = accuracy.wide_inputs(values)
+        exact = accuracy.in_float64(inputs)
+        assert all(isinstance(y, np.ndarray) == on_host and y.dtype == np.float64 for y in exact)
+        for found in (accuracy.noise(inputs, exact, 2), accuracy.written_errors(values)):
+            assert found is not None and all(y.dtype == np.float64 and np.asarray(y).max() > 0 for y in found)
+    assert verdicts[True] == verdicts[False]
+    assert "" in verdicts[True] and any(verdicts[True][-len(accuracy._classes) :])

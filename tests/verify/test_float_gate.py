@@ -1,5 +1,7 @@
 """The float gate: what rounding may do passes, what a wrong kernel does fails."""
 
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -201,6 +203,35 @@ def test_large_arrays_are_compared_in_blocks(shape, dtype, seed: int, noisy: boo
     for other in found[1:]:
         assert other.reasons == found[0].reasons
         assert dict(other.ratios) == pytest.approx(dict(found[0].ratios), rel=1e-9, abs=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("shape", [(), (7,), (3, 40, 2)])
+@pytest.mark.parametrize("noisy", [False, True])
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 2**32), strange=st.booleans(), error=st.sampled_from([1e-6, 0.02, 0.5]))
+def test_arrays_on_a_device_are_compared_there(
+    shape, dtype, noisy: bool, seed: int, strange: bool, error: float
+) -> None:
+    """With the same result."""
+    rng = np.random.default_rng(seed)
+    r = np.asarray(rng.standard_normal(shape))
+    x, c = (np.array(r * (1 + e * rng.standard_normal(shape)), dtype) for e in (0.01, error))
+    if strange:
+        c.flat[rng.integers(c.size)] = np.nan
+    noise, written = (np.abs(0.01 * rng.standard_normal(shape)) if noisy else None for _ in range(2))
+    with jax.enable_x64(True):
+        there = [None if a is None else jnp.asarray(a) for a in (r, x, c, noise, written)]
+    (r2, x2, c2, noise2, written2) = there
+    here = float_gate(r, x, c, noise=noise, written=written, unit=0.1)
+    found = float_gate(r2, x2, c2, noise=noise2, written=written2, unit=0.1)
+    assert found.reasons == here.reasons
+    assert dict(found.ratios) == pytest.approx(dict(here.ratios), rel=1e-9, abs=1e-15)
+    for candidate in (x, c, np.array(r + 1.0, dtype)):
+        with jax.enable_x64(True):
+            other = jnp.asarray(candidate)
+        narrowest = np.dtype(dtype).itemsize
+        assert misread(r2, other, narrowest) == misread(r, candidate, narrowest)
 
 
 def test_large_values_do_not_overflow() -> None:
