@@ -37,6 +37,7 @@ type Call = Callable[[], object]  # runs something to its end
 
 L2_BYTES = 60 << 20
 MAX_SETS = 24
+ONCE = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}  # XLA's options for what runs but once
 SAMPLE_SECONDS = 5e-3  # the least length of one wall-clock sample
 
 

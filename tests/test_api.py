@@ -24,6 +24,10 @@ from deciding import N, assert_same, chain, flops, measured, operands
 import mirage_jax
 from mirage_jax import UsageError
 from mirage_jax.compiler import Compiler
+from mirage_jax.compiler.attempt import Attempt
+from mirage_jax.compiler.decide import _times_of_xla
+from mirage_jax.config import Options
+from mirage_jax.jaxpr_frontend.regions import analyse
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.report import Decision
 
@@ -325,10 +329,36 @@ def test_each_region_gets_a_share_of_the_time(monkeypatch) -> None:
         return Decision(None, "", "policy", platform)
 
     monkeypatch.setattr(Compiler, "decide", decide)
-    monkeypatch.setattr(Compiler, "_headroom", lambda self, r, platform: saved[min(r.graph.sizes.values())])
+    savings = lambda _, regions, *__: {text: saved[min(r.graph.sizes.values())] for text, r in regions.items()}  # noqa: E731
+    monkeypatch.setattr(Compiler, "_savings", savings)
     monkeypatch.setattr("mirage_jax.compiler.decide.time", SimpleNamespace(monotonic=lambda: now[0]))
     mirage_jax.optimize(one, budget=mirage_jax.Budget(5, total=100)).lower(*ARGS)
     assert shares == pytest.approx([60.0, 67.5, 80.0])
+
+
+def test_on_a_gpu_xla_is_timed_before_time_is_shared_out(monkeypatch) -> None:
+    """The model stands where XLA cannot be timed, and for what it puts last."""
+    model = {f"region {n}": 1e-3 / (n + 1) for n in range(12)}
+    real = {"region 1": 9e-3, "region 3": None}
+    attempts = {text: SimpleNamespace(text=text, headroom=lambda xla=None, t=text: xla or model[t]) for text in model}
+    monkeypatch.setattr(jax, "local_devices", lambda backend: [SimpleNamespace(device_kind=backend)])
+    monkeypatch.setattr(Compiler, "attempt", lambda self, region, *_: attempts[region])
+    times = lambda asked, x64: [real.get(a.text, 1e-5) for a in asked]  # noqa: E731
+    monkeypatch.setattr("mirage_jax.compiler.decide._times_of_xla", times)
+    counts = dict.fromkeys(model, 1) | {"region 2": 4}
+    found = Compiler(Options())._savings({text: text for text in model}, counts, "cuda")
+    assert found["region 1"] == 9e-3 and found["region 3"] == model["region 3"] and found["region 2"] == 4e-5
+    last = [f"region {n}" for n in (8, 9, 10, 11)]
+    assert [found[text] for text in last] == [model[text] for text in last]
+
+
+def test_what_xla_takes_is_none_where_it_cannot_be_timed() -> None:
+    args = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in ARGS]
+    (region,) = analyse(jax.make_jaxpr(chain)(*args)).regions
+    good, bad = (Attempt(region, "cpu", jax.devices()[0], Options()) for _ in range(2))
+    bad.__dict__["compiled_xla"] = lambda args: 1 / 0
+    seconds, nothing = _times_of_xla([good, bad], False)
+    assert seconds > 0 and nothing is None
 
 
 @pytest.mark.parametrize("outside", [True, False], ids=["differentiated", "differentiates"])

@@ -27,7 +27,6 @@ from mirage_jax.timing import Timing
 log = logging.getLogger("mirage_jax")
 
 REMAT = f"{OURS} remat"
-ONCE = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}  # XLA's options for what runs once
 CALLS = 4  # steps in a row that are profiled together
 NOTES = (
     "Steps as training and decoding run them, with donated state, each from its first kernel to its last. Errors are "
@@ -93,7 +92,7 @@ def _in_float32(step: Step, state: Any, batch: Any) -> Any:
 
     args = wide(state), wide(batch)
     with jax.default_matmul_precision("highest"):
-        return jax.jit(step.fn).lower(*args).compile(compiler_options=ONCE)(*args)
+        return jax.jit(step.fn).lower(*args).compile(compiler_options=timing.ONCE)(*args)
 
 
 def worst_error(reference: Any, found: Any) -> tuple[float, float]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 from mirage_jax import progress, timing
 from mirage_jax.cache import Cache, CacheKey, Entry
@@ -51,6 +52,7 @@ SLOWER = 1.75  # kernels are measured up to this multiple of the model's estimat
 NO_SLOWER = 1.0  # but well where the time goes into products of libraries
 UNSPECIALIZED = 4.0  # times as slow as that a kernel may be by the model that is asked for with specialized warps,
 ASKED = 40  # of the first so many
+COMPILERS = 8  # threads that have XLA compile
 ROOM = 0.5  # of the free memory of a device that processes may take which try variants
 
 
@@ -81,16 +83,16 @@ class Attempt(Subject):
         """What the cost model knows of the device."""
         return device_for(self.device.device_kind)
 
-    @property
-    def headroom(self) -> float:
-        """Seconds that may be saved, by the model: what XLA takes less what products, or inputs and outputs, take
-        alone.
+    def headroom(self, xla: float | None = None) -> float:
+        """Seconds that may be saved: what XLA takes, by the model if it was not measured, less what products, or inputs
+        and outputs, take alone, by the model.
         """
         reference, device = self.reference, self.description
         moved = sum(map(self._bytes, (*reference.inputs, *(reference.tensors[name] for name in reference.outputs))))
         operators = [k for k in reference.kernels if isinstance(k, Library)]
         products = sum(arithmetic(k, reference, device) for k in operators if k.op.op == "dot")
-        return fused_estimate(reference, device) - max(products, moved / device.bandwidth)
+        taken = fused_estimate(reference, device) if xla is None else xla
+        return taken - max(products, moved / device.bandwidth)
 
     def _bytes(self, t: Tensor) -> int:
         return math.prod(map(self.reference.extent, t.axes)) * BYTES[t.dtype]
@@ -98,7 +100,11 @@ class Attempt(Subject):
     @property
     def sets(self) -> int:
         """Sets of inputs on which the region is timed."""
-        return timing.sets_for(self._input_bytes) if self.platform == "cuda" else 1
+        return timing.sets_for(self._input_bytes) if self._on_gpu else 1
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.platform == "cuda"
 
     @property
     def _input_bytes(self) -> int:
@@ -191,19 +197,13 @@ class Attempt(Subject):
 
     def timings(self, functions: Mapping[str, Callable[..., Any]], rounds: int) -> dict[str, timing.Timing]:
         """Interleaved times of functions of the region's values; a function that fails is left out and counted."""
-        on_gpu = self.platform == "cuda"
-        sets = self.sets
-        args = [self.inputs(i) for i in range(sets)]
+        args = [self.inputs(i) for i in range(self.sets)]
 
         def prepare(item: tuple[str, Callable[..., Any]]) -> tuple[str, timing.Call] | None:
             label, f = item
             try:
-                compiled = (timing.chain(f).lower(args) if on_gpu else jax.jit(f).lower(*args[0])).compile()
-                call = (
-                    (lambda: jax.block_until_ready(compiled(args)))
-                    if on_gpu
-                    else (lambda: jax.block_until_ready(compiled(*args[0])))
-                )
+                compiled = self._compiled(f)
+                call = lambda: jax.block_until_ready(compiled(args))  # noqa: E731
                 call()
             except Exception as why:  # a kernel that cannot be compiled or launched is one candidate less
                 self.tried["not compiled"] += 1
@@ -211,10 +211,29 @@ class Attempt(Subject):
                 return None
             return label, call
 
-        with ThreadPoolExecutor(8 if on_gpu else 1) as pool:
+        with ThreadPoolExecutor(COMPILERS if self._on_gpu else 1) as pool:
             calls = dict(x for x in pool.map(prepare, functions.items()) if x is not None)
+        return self._times(calls, rounds)
+
+    def _times(self, calls: Mapping[str, timing.Call], rounds: int) -> dict[str, timing.Timing]:
         with jax.default_device(self.device):
-            return timing.time_device(calls, sets, rounds) if on_gpu else timing.time_wall(calls, rounds)
+            return timing.time_device(calls, self.sets, rounds) if self._on_gpu else timing.time_wall(calls, rounds)
+
+    def _compiled(self, f: Callable[..., Any], options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+        """A function of the region's values, compiled as one of a list of sets of them."""
+        here = SingleDeviceSharding(self.device)
+        types = tuple(jax.ShapeDtypeStruct(shape, dtype, sharding=here) for shape, dtype in self.specs)
+        return timing.chain(f).lower([types] * self.sets).compile(options)
+
+    @cached_property
+    def compiled_xla(self) -> Callable[..., Any]:
+        """XLA's code for the region, as far as it is made without trying out products, which takes seconds."""
+        return self._compiled(self.xla, timing.ONCE)
+
+    def time_xla(self) -> float:
+        """Seconds that this takes, measured once: to choose among regions, not to decide about one."""
+        args = [self.inputs(i) for i in range(self.sets)]
+        return self._times({"xla": lambda: jax.block_until_ready(self.compiled_xla(args))}, rounds=1)["xla"].seconds
 
     def screen(self, winners: Sequence[Winner]) -> dict[int, timing.Timing]:
         """Variants timed once each, by position; in another process where there is one, so that none that faults or

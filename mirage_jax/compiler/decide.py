@@ -20,6 +20,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
@@ -53,6 +54,8 @@ log = logging.getLogger("mirage_jax")
 
 PROBES = ("normal", "near overflow", "heavy tail", "large logits")  # what shows rounding
 TINY = 1e-9  # seconds that any region may save, so that shares are numbers
+TIMED = 8  # kinds of regions whose XLA code is timed first, to choose among them: those that save most by the model
+THREADS = 8  # that compile it
 POLICY = "certificate 1e-12, float gate 2.4, lower bound of the ratio at least 1.03"
 
 
@@ -115,10 +118,12 @@ class Compiler:
             for text, region in unknown.items()
             if self.decide(region, platform, "fallback").source != "cache"
         }
-        saved = {text: max(count[text] * self._headroom(r, platform), TINY) for text, r in missing.items()}
+        started = time.monotonic()
+        saved = self._savings(missing, count, platform)
+        self.spent += time.monotonic() - started
         order = sorted(missing, key=saved.__getitem__, reverse=True)
         for n, text in enumerate(order):
-            if self.spent < total:
+            if n == 0 or self.spent < total:
                 share = saved[text] / sum(saved[other] for other in order[n:])
                 started = time.monotonic()
                 self.decide(missing[text], platform, "search", started + share * (total - self.spent))
@@ -146,12 +151,24 @@ class Compiler:
             finally:
                 self._kept = None
 
-    def _headroom(self, region: Region, platform: str) -> float:
-        try:
-            return self.attempt(region, platform, jax.local_devices(backend=platform)[0]).headroom
-        except Exception as why:
-            log.warning("the region at %s is tuned last: %s", ", ".join(places(region.where)[:1]), _in_one_line(why))
-            return 0.0
+    def _savings(self, regions: Mapping[str, Region], count: Mapping[str, int], platform: str) -> dict[str, float]:
+        """Seconds that may be saved in all regions of each kind, which are given by their texts."""
+        found = dict.fromkeys(regions, TINY)
+        attempts: dict[str, Attempt] = {}
+        device = _chosen(jax.local_devices(backend=platform), self.options.devices)[0]
+        for text, region in regions.items():
+            try:
+                attempts[text] = self.attempt(region, platform, device)
+                found[text] = max(count[text] * attempts[text].headroom(), TINY)
+            except Exception as why:
+                place = ", ".join(places(region.where)[:1])
+                log.warning("the region at %s is tuned last: %s", place, _in_one_line(why))
+        if platform == "cuda" and len(attempts) > 1:
+            first = sorted(attempts, key=found.__getitem__, reverse=True)[:TIMED]
+            x64 = jax.config.jax_enable_x64
+            for text, xla in zip(first, apart(lambda: _times_of_xla([attempts[t] for t in first], x64)), strict=True):
+                found[text] = max(count[text] * attempts[text].headroom(xla), TINY)
+        return found
 
     def compile_region(self, region: Region, platforms: tuple[str, ...]) -> Winner | None:
         """What runs instead of the region's equations, or None: XLA. A program exported for several platforms stays
@@ -248,11 +265,8 @@ class Compiler:
         from mirage_jax import progress
         from mirage_jax.compiler import tuning
 
-        # The gate's inputs have NaN and infinities.
         with (
-            jax.enable_x64(x64),
-            jax.debug_nans(False),
-            jax.debug_infs(False),
+            _unchecked(x64),
             progress.line() as say,
             self.trials(attempt) if measure else nullcontext() as attempt.trials,
         ):
@@ -419,6 +433,31 @@ class Compiler:
         text = self.cache.kernel_path(key)
         kernels = str(text) if text.is_file() else ""
         return replace(base, winner=winner, after=winner.footprint, certificate=certificate, kernels=kernels)
+
+
+@contextmanager
+def _unchecked(x64: bool) -> Iterator[None]:
+    """JAX as the user has set it, but infinities and NaN are no errors: some inputs have them."""
+    with jax.enable_x64(x64), jax.debug_nans(False), jax.debug_infs(False):
+        yield
+
+
+def _times_of_xla(attempts: Sequence[Attempt], x64: bool) -> list[float | None]:
+    """What XLA takes for each of several regions, or None: the model does not know, say, of which products XLA copies
+    the operands.
+    """
+
+    def tried[T](action: Callable[[Attempt], T], attempt: Attempt) -> T | None:
+        try:
+            return action(attempt)
+        except Exception as why:
+            log.info("XLA's code for a region is not timed: %s", _in_one_line(why))
+            return None
+
+    with _unchecked(x64):
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(lambda attempt: tried(lambda a: a.compiled_xla, attempt), attempts))
+        return [tried(lambda a: a.time_xla(), attempt) for attempt in attempts]
 
 
 def _cuda(platform: str) -> str:
