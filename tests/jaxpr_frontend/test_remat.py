@@ -12,6 +12,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jaxpr_frontend.replacing import Replacing, assert_close, optimized, random
 
+from mirage_jax.jaxpr_frontend import interpreter
 from mirage_jax.jaxpr_frontend.flat import flatten
 from mirage_jax.jaxpr_frontend.regions import analyse
 from mirage_jax.jaxpr_frontend.remat import checkpointed, repeated
@@ -141,6 +142,18 @@ def test_function_that_differentiates_itself(name: str, dtype: str) -> None:
     stored = Replacing()
     optimized(step, stored).lower(*args)
     assert not all(reads_less(region) for region in stored.regions)
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_backward_pass_without_kernels_is_said_to_take_longer(replaced: bool, caplog) -> None:
+    class LeavesAll(Replacing):
+        def compile_region(self, region, platforms=()) -> None:
+            return None
+
+    interpreter._warn_once.cache_clear()
+    step = gradients(MODELS["loop"])
+    optimized(step, (Replacing if replaced else LeavesAll)(remat=True)).lower(*cast("float32"))
+    assert ("stays with XLA, which makes values again" in caplog.text) == (not replaced)
 
 
 SMALL = (X, *(w[0] for w in WEIGHTS))
