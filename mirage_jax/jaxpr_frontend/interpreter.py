@@ -217,8 +217,8 @@ def plan(jaxpr: Jaxpr, compiler: Compiler, call: Primitive, target: Target) -> P
             steps.append(step.equations)
     if any(eqn.after for step in steps if not isinstance(step, Replacement) for eqn in step):
         _warn_once(
-            "remat='regions': a backward pass for which there is no kernel stays with XLA, which makes values again, and "
-            "takes longer than without; mirage_jax.tune looks for kernels"
+            "remat='regions': a backward pass for which there is no kernel stays with XLA, makes values again and "
+            "takes longer so; mirage_jax.tune looks for kernels"
         )
     return Plan(program, tuple(steps), compiler, call, program is written)
 
