@@ -24,8 +24,7 @@ from deciding import N, assert_same, chain, flops, measured, operands
 import mirage_jax
 from mirage_jax import UsageError
 from mirage_jax.compiler import Compiler
-from mirage_jax.compiler.attempt import Attempt
-from mirage_jax.compiler.decide import _times_of_xla
+from mirage_jax.compiler.attempt import Attempt, times_of_xla
 from mirage_jax.config import Options
 from mirage_jax.jaxpr_frontend.regions import analyse
 from mirage_jax.mugraph.parser import parse
@@ -343,8 +342,8 @@ def test_on_a_gpu_xla_is_timed_before_time_is_shared_out(monkeypatch) -> None:
     attempts = {text: SimpleNamespace(text=text, headroom=lambda xla=None, t=text: xla or model[t]) for text in model}
     monkeypatch.setattr(jax, "local_devices", lambda backend: [SimpleNamespace(device_kind=backend)])
     monkeypatch.setattr(Compiler, "attempt", lambda self, region, *_: attempts[region])
-    times = lambda asked, x64: [real.get(a.text, 1e-5) for a in asked]  # noqa: E731
-    monkeypatch.setattr("mirage_jax.compiler.decide._times_of_xla", times)
+    times = lambda self, asked, x64: [real.get(a.text, 1e-5) for a in asked]  # noqa: E731
+    monkeypatch.setattr(Compiler, "_times_of_xla", times)
     counts = dict.fromkeys(model, 1) | {"region 2": 4}
     found = Compiler(Options())._savings({text: text for text in model}, counts, "cuda")
     assert found["region 1"] == 9e-3 and found["region 3"] == model["region 3"] and found["region 2"] == 4e-5
@@ -357,7 +356,7 @@ def test_what_xla_takes_is_none_where_it_cannot_be_timed() -> None:
     (region,) = analyse(jax.make_jaxpr(chain)(*args)).regions
     good, bad = (Attempt(region, "cpu", jax.devices()[0], Options()) for _ in range(2))
     bad.__dict__["compiled_xla"] = lambda args: 1 / 0
-    seconds, nothing = _times_of_xla([good, bad], False)
+    seconds, nothing = times_of_xla([good, bad])
     assert seconds > 0 and nothing is None
 
 

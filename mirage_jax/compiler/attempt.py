@@ -291,3 +291,20 @@ class Attempt(Subject):
     def gate(self, winner: Winner, only: Sequence[str] = ()) -> tuple[bool, str]:
         """Are the winner's floats as good as XLA's on every input class, or on those that are named? And why."""
         return self._accuracy.gate(winner, only)
+
+
+def times_of_xla(attempts: Sequence[Attempt]) -> list[float | None]:
+    """What XLA takes for each of several regions, all of which it compiles at the same time; None where that cannot be
+    told. The model does not know everything: of which products XLA copies the operands, say.
+    """
+
+    def tried[T](action: Callable[[Attempt], T], attempt: Attempt) -> T | None:
+        try:
+            return action(attempt)
+        except Exception as why:
+            log.info("XLA's code is not timed: %s: %s", type(why).__name__, str(why).partition("\n")[0])
+            return None
+
+    with ThreadPoolExecutor(COMPILERS) as pool:
+        list(pool.map(lambda attempt: tried(lambda a: a.compiled_xla, attempt), attempts))
+    return [tried(Attempt.time_xla, attempt) for attempt in attempts]

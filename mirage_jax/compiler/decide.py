@@ -20,7 +20,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
@@ -55,7 +54,6 @@ log = logging.getLogger("mirage_jax")
 PROBES = ("normal", "near overflow", "heavy tail", "large logits")  # what shows rounding
 TINY = 1e-9  # seconds that any region may save, so that shares are numbers
 TIMED = 8  # kinds of regions whose XLA code is timed first, to choose among them: those that save most by the model
-THREADS = 8  # that compile it
 POLICY = "certificate 1e-12, float gate 2.4, lower bound of the ratio at least 1.03"
 
 
@@ -166,9 +164,18 @@ class Compiler:
         if platform == "cuda" and len(attempts) > 1:
             first = sorted(attempts, key=found.__getitem__, reverse=True)[:TIMED]
             x64 = jax.config.jax_enable_x64
-            for text, xla in zip(first, apart(lambda: _times_of_xla([attempts[t] for t in first], x64)), strict=True):
+            times = apart(lambda: self._times_of_xla([attempts[text] for text in first], x64))
+            for text, xla in zip(first, times, strict=True):
                 found[text] = max(count[text] * attempts[text].headroom(xla), TINY)
         return found
+
+    def _times_of_xla(self, attempts: Sequence[Attempt], x64: bool) -> list[float | None]:
+        """What XLA takes for each of several regions; None where that cannot be told."""
+        from mirage_jax.compiler.attempt import times_of_xla
+
+        log.info("timing XLA's code for %d kinds of regions", len(attempts))
+        with _unchecked(x64):
+            return times_of_xla(attempts)
 
     def compile_region(self, region: Region, platforms: tuple[str, ...]) -> Winner | None:
         """What runs instead of the region's equations, or None: XLA. A program exported for several platforms stays
@@ -440,24 +447,6 @@ def _unchecked(x64: bool) -> Iterator[None]:
     """JAX as the user has set it, but infinities and NaN are no errors: some inputs have them."""
     with jax.enable_x64(x64), jax.debug_nans(False), jax.debug_infs(False):
         yield
-
-
-def _times_of_xla(attempts: Sequence[Attempt], x64: bool) -> list[float | None]:
-    """What XLA takes for each of several regions, or None: the model does not know, say, of which products XLA copies
-    the operands.
-    """
-
-    def tried[T](action: Callable[[Attempt], T], attempt: Attempt) -> T | None:
-        try:
-            return action(attempt)
-        except Exception as why:
-            log.info("XLA's code for a region is not timed: %s", _in_one_line(why))
-            return None
-
-    with _unchecked(x64):
-        with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(lambda attempt: tried(lambda a: a.compiled_xla, attempt), attempts))
-        return [tried(lambda a: a.time_xla(), attempt) for attempt in attempts]
 
 
 def _cuda(platform: str) -> str:

@@ -1,8 +1,8 @@
 """The floating-point gate: a candidate must be as accurate as XLA's code, against float64, on many classes of inputs.
 
-Functions of arrays only: the caller runs the three programs. Results that are JAX arrays are compared where they lie,
-which for large ones on a GPU takes a hundredth of the time. Per output, ALL of (e_x = XLA - r, e_c = candidate - r;
-r in float64):
+Functions of arrays only: the caller runs the three programs. Results that are JAX arrays are compared where they lie:
+to compare tens of millions of numbers takes a processor longer than all else that the gate does. Per output, ALL of
+(e_x = XLA - r, e_c = candidate - r; r in float64):
 
 1. equal shapes and dtypes; NaN where XLA has NaN, the same infinities (any of these for another where an input has
    some); but what float64 gives, rounded to the output's type, is always allowed (XLA in float16 may make NaN of an
