@@ -351,6 +351,13 @@ def test_on_a_gpu_xla_is_timed_before_time_is_shared_out(monkeypatch) -> None:
     assert [found[text] for text in last] == [model[text] for text in last]
 
 
+def test_without_a_device_to_measure_on_nothing_is_shared_out() -> None:
+    platform = "cuda" if jax.default_backend() == "cpu" else "tpu"
+    f = mirage_jax.optimize(chain, budget="5s/1h", strict=True)
+    text = f.trace(*ARGS).lower(lowering_platforms=(platform,)).as_text()
+    assert "dot_general" in text and "mirage_region" not in text
+
+
 def test_what_xla_takes_is_none_where_it_cannot_be_timed() -> None:
     args = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in ARGS]
     (region,) = analyse(jax.make_jaxpr(chain)(*args)).regions

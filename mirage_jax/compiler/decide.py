@@ -153,7 +153,10 @@ class Compiler:
         """Seconds that may be saved in all regions of each kind, which are given by their texts."""
         found = dict.fromkeys(regions, TINY)
         attempts: dict[str, Attempt] = {}
-        device = _chosen(jax.local_devices(backend=platform), self.options.devices)[0]
+        try:
+            device = _chosen(jax.local_devices(backend=platform), self.options.devices)[0]
+        except RuntimeError:
+            return found  # there is none here: nothing will be tuned
         for text, region in regions.items():
             try:
                 attempts[text] = self.attempt(region, platform, device)
