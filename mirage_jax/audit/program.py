@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirage_jax.audit import wrappers
-from mirage_jax.verify.float_gate import input_classes
+from mirage_jax.verify.input_classes import input_classes
 
 type Function = Callable[..., Any]
 

@@ -27,7 +27,7 @@ from mirage_jax.mugraph.footprint import footprint
 from mirage_jax.mugraph.graph import KernelGraph, Library, Op
 from mirage_jax.mugraph.operators import COMPARISONS
 from mirage_jax.turns import turn
-from mirage_jax.verify import float_gate
+from mirage_jax.verify import float_gate, input_classes
 from mirage_jax.verify.noise import SAMPLES, noisy
 
 log = logging.getLogger("mirage_jax")
@@ -73,10 +73,10 @@ class Accuracy:
         return jax.jit(self.subject.xla)  # compiled once for all winners
 
     @cached_property
-    def _classes(self) -> float_gate.InputClasses:
+    def _classes(self) -> input_classes.InputClasses:
         region = self.subject.region
         near, roots, counts = _cancelled_by(region.graph), inputs_under_roots(region), indices_compared(region)
-        return float_gate.input_classes(self.subject.specs, 0, near, roots, counts)
+        return input_classes.input_classes(self.subject.specs, 0, near, roots, counts)
 
     def _on_class(self, winner: Winner, name: str, ours: Callable[..., list[jax.Array]]) -> str:
         """What is wrong with the winner's results for inputs of a class; empty if nothing is."""
@@ -88,17 +88,17 @@ class Accuracy:
         inputs = self.wide_inputs(values)
         candidate, found = map(self._placed, (results, self._xla(*args)))
         reference = self.in_float64(inputs)
-        if name in float_gate.ORDINARY:
+        if name in input_classes.ORDINARY:
             for r, x in zip(reference, found, strict=True):
                 if wrong := float_gate.misread(r, x, self.narrowest):
                     return wrong
         reordered = winner.family == "algebra"  # another order meets other roundings, infinities in another order
         # Of infinities and NaN one may stand for another where infinity times a rest of zero is NaN.
         kinds = not reordered and not any(k.precise for k in winner.schedule.kernels)
-        degenerate = name in float_gate.DEGENERATE or (reordered and name in float_gate.LOGITS)
+        degenerate = name in input_classes.DEGENERATE or (reordered and name in input_classes.LOGITS)
         compare = partial(
             float_gate.float_gate,
-            kinds=kinds and name not in float_gate.SPOILED,
+            kinds=kinds and name not in input_classes.SPOILED,
             spread=(2.0 if reordered else 1.0) * (2.0 if degenerate else 1.0),
             skips=any(k.span for k in winner.graph),
             unit=self.unit,

@@ -15,7 +15,7 @@ from mirage_jax.jaxpr_frontend.regions import analyse
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.mugraph.graph import KernelSchedule, Schedule
 from mirage_jax.mugraph.parser import parse
-from mirage_jax.verify.float_gate import BELOW_ZERO, FAR, input_classes
+from mirage_jax.verify.input_classes import BELOW_ZERO, FAR, input_classes
 
 
 def region(fn: Any, *shapes: tuple[int, ...]) -> Region:

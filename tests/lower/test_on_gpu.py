@@ -15,7 +15,7 @@ from mirage_jax.compiler.winner import KERNEL_OPTIONS
 from mirage_jax.lower.launch import run_cuda
 from mirage_jax.lower.triton_source import DEFAULT, Options
 from mirage_jax.mugraph import evaluate
-from mirage_jax.verify import float_gate
+from mirage_jax.verify import float_gate, input_classes
 
 TOLERANCE = {"f16": 2e-3, "bf16": 1.6e-2, "f32": 1e-2}  # of the largest output; products of f32 are in tf32
 REPEATS = 100
@@ -59,10 +59,10 @@ def written(name: str, ragged: bool) -> Callable[..., jax.Array]:
 def refused(program: Program, plain: Callable[..., Any], run: Callable[..., Any], spread: float) -> Iterator[str]:
     """What the float gate says against a kernel, on any class of inputs, as it would of a winner."""
     specs = [(x.shape, x.dtype) for x in program.inputs()]
-    for name, inputs in float_gate.input_classes(specs, 0).items():
+    for name, inputs in input_classes.input_classes(specs, 0).items():
         with np.errstate(all="ignore"):
             exact = evaluate.run(program.graph, inputs)
-        wider = spread * (2.0 if name in float_gate.DEGENERATE else 1.0)
+        wider = spread * (2.0 if name in input_classes.DEGENERATE else 1.0)
         for r, x, c in zip(exact, [plain(*inputs)], run(*inputs), strict=True):
             verdict = float_gate.float_gate(r, np.asarray(x), np.asarray(c), spread=wider)
             yield from (f"{name}: {why}" for why in verdict.reasons)

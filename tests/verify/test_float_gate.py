@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import mirage_jax.verify.float_gate as gate_module
-from mirage_jax.verify.float_gate import CLASSES, float_gate, input_classes, misread
+from mirage_jax.verify import comparison
+from mirage_jax.verify.float_gate import float_gate, misread
+from mirage_jax.verify.input_classes import CLASSES, input_classes
 
 RNG = np.random.default_rng(0)
 R = RNG.standard_normal((64, 96))
@@ -198,7 +199,7 @@ def test_large_arrays_are_compared_in_blocks(shape, dtype, seed: int, noisy: boo
     found = []
     for size in (1, 16, 1 << 16):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(gate_module, "BLOCK", size)
+            patch.setattr(comparison, "BLOCK", size)
             found.append(float_gate(r, x, c, noise=noise, written=written, unit=0.1, ceiling=np.full(shape, 0.5)))
     for other in found[1:]:
         assert other.reasons == found[0].reasons
