@@ -183,7 +183,7 @@ class Accuracy:
     def in_float64(self, inputs: Sequence[Any], sample: int | None = None) -> list[Any]:
         """The region in float64, inputs upcast from their own dtype; with noise if `sample` is a number."""
         graph = self.subject.region.graph
-        with self._wide():
+        with self._arithmetic():
             if self._on_host:
                 results = _wide(graph, inputs, np, sample)
             else:
@@ -194,7 +194,7 @@ class Accuracy:
             return [b.joined(tensors, self._xp) for b in self.subject.region.outputs]  # Region.finish without the cast
 
     @contextmanager
-    def _wide(self) -> Iterator[None]:
+    def _arithmetic(self) -> Iterator[None]:
         """Where arithmetic may be in float64, and infinities and NaN are among the inputs."""
         with np.errstate(all="ignore"), nullcontext() if self._on_host else jax.enable_x64(True):
             yield
@@ -208,7 +208,7 @@ class Accuracy:
     def noise(self, inputs: Sequence[Any], exact: Sequence[Any], samples: int) -> list[Any]:
         """How far rounding may carry its results from these exact ones: root mean square of so many samples."""
         xp = self._xp
-        with self._wide():
+        with self._arithmetic():
             squares = [xp.zeros(r.shape) for r in exact]
             for sample in range(samples):
                 for n, moved in enumerate(self.in_float64(inputs, sample)):
@@ -238,7 +238,7 @@ class Accuracy:
                 log.info("not run operation by operation: %s: %s", type(why).__name__, str(why).partition("\n")[0])
                 return None
             exact = self.in_float64(self.wide_inputs(near))
-            with self._wide():
+            with self._arithmetic():
                 errors = [self._xp.abs(y.astype(np.float64) - r) for y, r in zip(results, exact, strict=True)]
                 found = [self._xp.fmax(*pair) for pair in zip(found or errors, errors, strict=True)]
         return found

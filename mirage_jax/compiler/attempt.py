@@ -306,5 +306,5 @@ def times_of_xla(attempts: Sequence[Attempt]) -> list[float | None]:
             return None
 
     with ThreadPoolExecutor(COMPILERS) as pool:
-        list(pool.map(lambda attempt: tried(lambda a: a.compiled_xla, attempt), attempts))
-    return [tried(Attempt.time_xla, attempt) for attempt in attempts]
+        compiled = list(pool.map(lambda attempt: tried(lambda a: a.compiled_xla, attempt), attempts))
+    return [c and tried(Attempt.time_xla, attempt) for c, attempt in zip(compiled, attempts, strict=True)]

@@ -89,9 +89,8 @@ def float_gate(
         return GateResult(same, () if same else (f"{int((xla != candidate).sum())} elements differ from XLA's",))
     if xla.size == 0:
         return GateResult(True)
-    compared = OnDevice(reference64, xla, candidate, noise, written, unit)
-    if is_numpy(xla) or ceiling is not None or exact:
-        compared = compared.on_host()
+    there = OnDevice(reference64, xla, candidate, noise, written, unit)
+    compared = there.on_host() if is_numpy(xla) or ceiling is not None or exact else there
     if strange := compared.strange(kinds, skips):
         return GateResult(False, (strange,))
     limits = _limits(compared, spread)
