@@ -277,13 +277,14 @@ def time_device(
 
 
 def time_once(
-    calls: Sequence[Call], sets: int, measure: Callable[[Sequence[Call], int], list[Span]] = profile_each
+    calls: Sequence[Call], sets: Sequence[int], measure: Callable[[Sequence[Call], int], list[Span]] = profile_each
 ) -> list[Timing]:
     """One sample of device time per program for each call, of two in a row, in one profile: to choose from many
-    programs those few that are timed better. The calls must have been made before.
+    programs those few that are timed better. The calls must have been made before. Each has its own number of sets:
+    programs that read parts of larger operands in place are given other arrays than those that do not.
     """
     spans = measure([lambda call=call: (call(), call()) for call in calls], 2)
-    return [Timing((span.seconds / 2 / sets,), _launches([span], 2 * sets)) for span in spans]
+    return [Timing((span.seconds / 2 / n,), _launches([span], 2 * n)) for span, n in zip(spans, sets, strict=True)]
 
 
 def _launches(spans: Sequence[Span], sets: int) -> float | None:

@@ -200,8 +200,8 @@ def test_time_once_is_one_profile() -> None:
         assert made == ["a", "a", "b", "b"] and steps == 2
         return [timing.Span(8e-6, 12, ()), timing.Span(4e-6, 4, ())]
 
-    found = timing.time_once([lambda: made.append("a"), lambda: made.append("b")], 2, measure)
-    assert found == [timing.Timing((2e-6,), 3.0), timing.Timing((1e-6,), 1.0)]
+    found = timing.time_once([lambda: made.append("a"), lambda: made.append("b")], [2, 1], measure)  # own sets each
+    assert found == [timing.Timing((2e-6,), 3.0), timing.Timing((2e-6,), 2.0)]
 
 
 def test_time_device_divides_by_the_sets() -> None:

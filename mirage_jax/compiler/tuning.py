@@ -1,10 +1,11 @@
 """Which sizes of which candidates are timed, and which of them is the fastest.
 
-First the tile sizes that the model likes, for several kinds of candidates; then a climb from the best sizes of the best
-few muGraphs: other tiles, warps, pipeline stages and parts of split axes near the best so far, as long as that helps
-(the model knows a device only roughly, and muGraphs like different launches). After each round what was best for each
-kernel is tried together, and so are the best with kernels that do not wait for each other in one launch. Each variant
-is timed once. The best few are timed against XLA, interleaved, and have to be faster beyond noise.
+First the tile sizes that the model likes, for several kinds of candidates: where these are many, two for each, and then
+the others of those that are not far slower than the fastest. Then a climb from the best sizes of the best few muGraphs:
+other tiles, warps, pipeline stages and parts of split axes near the best so far, as long as that helps (the model knows
+a device only roughly, and muGraphs like different launches). After each round what was best for each kernel is tried
+together, and so are the best with kernels that do not wait for each other in one launch. Each variant is timed once.
+The best few are timed against XLA, interleaved, and have to be faster beyond noise.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -50,6 +52,8 @@ MOST = 72  # variants that are compiled for one: graphs of several large kernels
 STEPS = 4  # of the climb
 LONG = 120.0  # seconds of climbing after which there is no further step
 GAIN = 0.98  # of the best time before a step: where other regions wait, one that gains less is the last
+FIRST = 2  # variants of each muGraph that are timed before all others, where these are more than that
+HOPELESS = 3.0  # time of the faster one over the fastest of all, beyond which a muGraph's others are not tried then
 ORIGINS = 3  # variants from which it starts, of different muGraphs mostly; it goes on from two
 NEARBY = 1.6  # estimate of a neighbour over that of its origin up to which it is tried
 WARPS, STAGES = (2, 4, 8), range(2, 7)
@@ -74,7 +78,11 @@ def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path, p
         if (launches := together(c, attempt.description)) is not None:
             tiles += [(c, as_precise(s, precise)) for s in in_one_launch(c.graph, launches)]
     screen = Screen(attempt)
-    screen(attempt.winner(c.graph, s, c.family, directory) for c, s in tiles)
+    variants = [attempt.winner(c.graph, s, c.family, directory) for c, s in tiles]
+    if len(variants) > MOST:  # the model would leave some out, and it does not know which of XLA's products are slow
+        screen(first_of_each(variants, FIRST))
+        variants = [w for w in variants if screen.hopeful(w.graph)]
+    screen(variants)
     screen(screen.composed())
     best = screen(screen.joint())
     origins = screen.origins(ORIGINS)
@@ -100,6 +108,15 @@ def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path, p
     rows = [(w, timed[str(i)], timing.ratio(xla, timed[str(i)])) for i, w in enumerate(best) if str(i) in timed]
     rows.sort(key=lambda row: -row[2].value)
     return Comparison(xla, tuple(row for row in rows if row[2].low >= MARGIN), rows[0][1:] if rows else None)
+
+
+def first_of_each(variants: Iterable[Winner], n: int) -> Iterator[Winner]:
+    """The first n variants of each muGraph."""
+    seen = Counter[KernelGraph]()
+    for w in variants:
+        seen[w.graph] += 1
+        if seen[w.graph] <= n:
+            yield w
 
 
 def as_precise(schedule: Schedule, precise: int) -> Schedule:
@@ -185,6 +202,11 @@ class Screen:
         for w in self._ranked():
             fastest.setdefault(kind(w), w)
         return list(fastest.values())[:n]
+
+    def hopeful(self, graph: KernelGraph) -> bool:
+        """Whether a muGraph is not far slower than the fastest so far, as far as that was timed."""
+        own = min((s for w, s in self.seconds.items() if w.graph == graph), default=math.inf)
+        return not HOPELESS * self.best < own < math.inf
 
     @property
     def best(self) -> float:

@@ -15,6 +15,7 @@ import os
 import queue
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -35,15 +36,19 @@ type Say = Callable[[Mapping[str, Any]], None]
 TOGETHER = 2.0  # seconds of runs that are timed together
 
 
+class Sets(list[tuple[jax.Array, ...]]):
+    """Sets of inputs; unlike a list's, references to it may be weak."""
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A compiled variant, which runs on so many sets of inputs and waits."""
+    """A compiled variant, which runs on its sets of inputs and waits."""
 
-    call: timing.Call
-    sets: int
+    compiled: Callable[[list[tuple[jax.Array, ...]]], object]
+    sets: Sets
 
     def __call__(self) -> None:
-        self.call()
+        jax.block_until_ready(self.compiled([*self.sets]))
 
 
 def serve[R: Callable[[], object]](
@@ -154,30 +159,29 @@ def prepare_winner(variant: Mapping[str, Any]) -> Run:
     on_gpu = device.platform == "gpu"
     sets = timing.sets_for(sum(t.size * t.dtype.itemsize for t in types)) if on_gpu else 1
     args = draw(types, sets)
-    compiled = timing.chain(winner.run).lower(args).compile()
-    return Run(lambda: jax.block_until_ready(compiled(args)), sets)
+    return Run(timing.chain(winner.run).lower([*args]).compile(), args)
 
 
 def measure(runs: Sequence[Run]) -> list[timing.Timing]:
-    """The time of each, where all run on as many sets."""
-    calls = [run.call for run in runs]
+    """The time of each, for one of its sets."""
     if jax.devices()[0].platform == "gpu":
-        return timing.time_once(calls, runs[0].sets)
-    return [timing.time_wall({"": call}, rounds=1)[""] for call in calls]
+        return timing.time_once(runs, [len(run.sets) for run in runs])
+    return [timing.time_wall({"": run}, rounds=1)[""] for run in runs]
 
 
 _DRAWING = threading.Lock()
+_drawn = weakref.WeakValueDictionary[tuple[Types, int], Sets]()
 
 
-def draw(types: Types, sets: int) -> list[tuple[jax.Array, ...]]:
-    """Distinct sets of random inputs, the same for all variants of a region."""
+def draw(types: Types, sets: int) -> Sets:
+    """Distinct sets of random inputs, the same for all variants that take such arrays, for as long as one has them.
+    (Variants of one region may take different ones: those that read parts of operands in place take whole operands.)
+    """
     with _DRAWING:  # or several threads would draw the same
-        return _draw(types, sets)
-
-
-@functools.lru_cache(maxsize=1)
-def _draw(types: Types, sets: int) -> list[tuple[jax.Array, ...]]:
-    return [one_set(types, jax.random.key(i)) for i in range(sets)]
+        found = _drawn.get((types, sets))
+        if found is None:
+            found = _drawn[types, sets] = Sets(one_set(types, jax.random.key(i)) for i in range(sets))
+        return found
 
 
 def device_is_healthy() -> bool:

@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+import weakref
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -229,6 +230,17 @@ def test_the_whole_way(budget: str, monkeypatch) -> None:
         found = mirage_jax.optimize(twice, strict=True, budget=budget).explain(*operands()).regions
     assert [r.decision.winner is not None and r.decision.tried["timed"] >= 1 for r in found] == [True, True]
     assert started == 1
+
+
+def test_variants_share_inputs_as_long_as_one_has_them() -> None:
+    """Those that take other arrays have inputs of their own, in between too."""
+    ones, twos = ((jax.ShapeDtypeStruct((n, 4), jnp.float32),) for n in (1, 2))
+    first, other = worker.draw(ones, 3), worker.draw(twos, 2)
+    assert worker.draw(ones, 3) is first and worker.draw(twos, 2) is other
+    assert [x.shape for (x,) in first] == [(1, 4)] * 3 and not jnp.array_equal(first[0][0], first[1][0])
+    gone = weakref.ref(first)
+    del first
+    assert gone() is None and worker.draw(ones, 3) is not gone()
 
 
 def test_a_child_ends_with_its_parent() -> None:

@@ -121,6 +121,32 @@ def test_no_climb_when_the_time_is_used_up(until: float, monkeypatch: pytest.Mon
     assert found.best is not None and (len(tried) > 5) == (until > 0)
 
 
+@pytest.mark.parametrize("most", [tuning.MOST, 8])
+def test_where_variants_are_many_no_more_is_tried_of_what_is_far_slower(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model likes both muGraphs alike; two variants show that one of them takes ten times as long."""
+    tried = Counter[str]()
+
+    def times(variants: Any, notify: Any) -> list[Any]:
+        tried.update(v["graph"] for v in variants)
+        return [timing.Timing((10.0 if "slow" in v["graph"] else 1.0,)) for v in variants]
+
+    here = replace(attempt([]), until=0.0, trials=SimpleNamespace(times=times))
+    winner = lambda graph, schedule, *_: replace(WINNER, graph=graph, schedule=schedule)  # noqa: E731
+    monkeypatch.setattr(here, "winner", winner)
+    monkeypatch.setattr(here, "timings", lambda functions, rounds: dict.fromkeys(functions, timing.Timing((1.0,))))
+    monkeypatch.setattr(tuning, "MOST", most)
+    (kernel,) = PROGRAM.graph.kernels
+    slow = replace(PROGRAM.graph, kernels=(replace(kernel, name="slow"),))
+    (sizes,) = PROGRAM.schedule.kernels
+    others = (tuple(replace(sizes, num_stages=n, num_warps=w) for n in range(2, 6) for w in (2, 8)),)
+    candidates = [Candidate(graph, PROGRAM.schedule, 1.0, "kernels", others) for graph in (slow, PROGRAM.graph)]
+    tuning.compare(here, candidates, Path())
+    few, many = tried[str(slow)], tried[str(PROGRAM.graph)]
+    assert min(few, many) > tuning.FIRST if most > 8 else few == tuning.FIRST < many
+
+
 def test_what_is_best_for_each_kernel_is_tried_together() -> None:
     """Two kernels whose times add up; no variant has the best sizes of both."""
     program = PROGRAMS["split_attention"]("f16")
