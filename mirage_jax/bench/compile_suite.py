@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from mirage_jax import timing
 from mirage_jax.bench.steps import Step
 from mirage_jax.bench.suite import BASELINE, Result, Row, Transform, explained
+from mirage_jax.garbage import no_collection
 from mirage_jax.jaxpr_frontend.capture import capture
-from mirage_jax.jaxpr_frontend.interpreter import no_collection
 from mirage_jax.jaxpr_frontend.regions import MAX_OPS
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.mugraph import evaluate

@@ -34,6 +34,7 @@ from mirage_jax.compiler.threads import apart
 from mirage_jax.compiler.winner import Winner, readable
 from mirage_jax.config import Options
 from mirage_jax.errors import CacheError, LoweringError, MirageError, UnsupportedError, UsageError
+from mirage_jax.garbage import no_collection
 from mirage_jax.jaxpr_frontend.regions import MAX_OPS
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.mugraph.check import check_graph, check_schedule
@@ -424,6 +425,7 @@ class Compiler:
         path = self.cache.put(key, entry, kernels)
         return replace(d, kernels=str(path.with_suffix(".py")) if path is not None and kernels else "")
 
+    @no_collection()
     def _from_cache(self, subject: Subject, key: CacheKey, entry: Entry, base: Decision) -> Decision:
         if len(entry.reasons) != 4:
             raise CacheError(f"found {len(entry.reasons)} texts where why, gate, family and exact check must be")

@@ -9,16 +9,15 @@ checkpoint become calls that arrive here on their own.
 from __future__ import annotations
 
 import functools
-import gc
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
 from mirage_jax.errors import UsageError
+from mirage_jax.garbage import no_collection
 from mirage_jax.jaxpr_frontend import jax_compat, rules
 from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, as_jaxpr, evaluate, flatten, read
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, Primitive, Target
@@ -221,20 +220,6 @@ def plan(jaxpr: Jaxpr, compiler: Compiler, call: Primitive, target: Target) -> P
             "takes longer so; mirage_jax.tune looks for kernels"
         )
     return Plan(program, tuple(steps), compiler, call, program is written)
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Dividing a large program makes many small objects without cycles: the collector would look at all that is alive
-    in the process, the user's program included, several times for nothing.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def with_checkpoints(jaxpr: Jaxpr, compiler: Compiler) -> Jaxpr:

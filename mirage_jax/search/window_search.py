@@ -8,18 +8,17 @@ Variants are the region itself, and the region with each reduced axis split over
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import product
 
 from mirage_jax.errors import UnsupportedError
+from mirage_jax.garbage import no_collection
 from mirage_jax.mugraph.arrays import FLOATS
 from mirage_jax.mugraph.footprint import BYTES
 from mirage_jax.mugraph.graph import HALF, PART, Axis, KernelGraph, KernelSchedule, Schedule, Tensor, origin
@@ -40,20 +39,6 @@ DEFAULT_SPACE = Space()
 FAMILIES = ("algebra", "kernels")
 TIE = 1e-3  # the model prices a library's product as our own; at a tie ours is tried first
 ALGEBRA_STATES = 12_000  # of the search for shared algebra, which is a luxury
-
-
-@contextmanager
-def _no_collections() -> Generator[None]:
-    """No search for cycles of garbage: tables of millions of tuples have none, and are looked through again and again,
-    which takes as long as the search itself.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @dataclass
@@ -106,7 +91,7 @@ class Search:
             default="f32",
         )
 
-    @_no_collections()
+    @no_collection()
     def run(self) -> list[Candidate]:
         """Ranked candidates, best estimate first; raises `UnsupportedError` if the region has no useful normal form."""
         found: list[Candidate] = []
@@ -132,7 +117,7 @@ class Search:
         unique = {(str(c.graph), c.schedule.parts): c for c in sorted(found, key=lambda c: -c.seconds)}
         return sorted(unique.values(), key=lambda c: c.seconds)
 
-    @_no_collections()
+    @no_collection()
     def count(self) -> SearchReport:
         """Enumerate every plan of kernels within the space, price none: how large the space is, and how long looking
         at all of it takes.
