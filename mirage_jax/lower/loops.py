@@ -137,7 +137,8 @@ class Loops(Products):
                 if op.args[0] not in running:
                     raise UnsupportedError(f"{op}: only a running maximum has a last value")
                 end = ends[op.args[0]]
-                value = replace(end, text=running[op.args[0]])
+                settled = end.settled and self.graph.span is None  # with a span, the last part may have no step
+                value = replace(end, text=running[op.args[0]], settled=settled)
             else:
                 value = self.widened(self.finished(op, how, sums[op.name]), narrowed, outer)
             outer["value", op.name] = value

@@ -9,7 +9,6 @@ rounded to 16 bits anyway. A vector that no step of a loop computes becomes a ma
 
 from __future__ import annotations
 
-import math
 from fractions import Fraction
 from math import prod
 
@@ -17,7 +16,7 @@ from mirage_jax.errors import UnsupportedError
 from mirage_jax.lower.expressions import Number, Value, reduced
 from mirage_jax.lower.tiling import MAX_RANK, SINGLE, Product, extent
 from mirage_jax.lower.values import TRITON_TYPES, Values, rule
-from mirage_jax.mugraph.arrays import SMALL_INTEGERS
+from mirage_jax.mugraph.arrays import SMALL_INTEGERS, lowest, numpy_dtype
 from mirage_jax.mugraph.graph import HALF, Axis, Op
 
 
@@ -32,6 +31,8 @@ class Products(Values):
         x = self.zeroed(x, axes)
         text = self.reduction("tl.sum", x, axes)
         if missing := [a for a in reduced(op) if a not in own]:
+            if self.graph.loop in missing and self.graph.stages[op.name].body:
+                raise UnsupportedError(f"{op}: of the axis of the loop each step would count all elements")
             text = f"{text} * {self.literal(Number(Fraction(prod(map(self.elements, missing)))))}"
         return Value(self.w.let(op.op, text), self.tiling.dims(op.axes), self.kept(op, x))
 
@@ -90,9 +91,10 @@ class Products(Values):
         names = op.args[::-1] if product.swapped else op.args
         sides = ((product.row, *product.inner), (*product.inner, product.column))
         values = [self.operand(n, dtype, SINGLE in side) for n, side in zip(names, sides, strict=True)]
+        most = -lowest(numpy_dtype(dtype))  # what is larger becomes infinite, and that times 0 NaN
         for a in product.inner:
             pads = [v.pads.get(a) for v in values]
-            if not (0.0 in pads and all(p is not None and math.isfinite(p) for p in pads)):
+            if not (0.0 in pads and all(p is not None and abs(p) <= most for p in pads)):
                 values = [self.zeroed(v, (a,)) for v in values]
         with_rest = self.tiling.schedule.precise >= (2 if self.graph.ends_narrow(op.name) else 1)
         rests = [self.rest(v, n, dtype) if with_rest else None for v, n in zip(values, names, strict=True)]

@@ -102,7 +102,8 @@ class Specialized(SharedTiles):
         self._function(f"{name}_load({arguments})", self.load)
         self._function(f"{name}_compute({arguments}, group: gl.constexpr)", self.compute)
         self._function(f"{name}({', '.join(tensors)})", lambda: self.launch(name, arguments))
-        return re.sub(r"\btl\.", "gl.", self.w.text())
+        text = re.sub(r"\btl\.(?!PropagateNan)", "gl.", self.w.text())  # which Gluon's language does not export
+        return f"import triton.language as tl\n{text}" if "tl.PropagateNan" in text else text
 
     def _function(self, signature: str, body: Callable[[], None]) -> None:
         for line in ("", "", "@gluon.jit"):

@@ -30,7 +30,7 @@ from mirage_jax.lower.frame import Frame
 from mirage_jax.lower.tiling import SINGLE
 from mirage_jax.mugraph.arrays import FLOATS
 from mirage_jax.mugraph.graph import Axis, Load, Op, Store, Tensor, split_axis
-from mirage_jax.mugraph.operators import ACCUMULATORS, COMPARISONS, FUNCTIONS, operator
+from mirage_jax.mugraph.operators import ACCUMULATORS, COMPARISONS, FUNCTIONS, KEEPS_NAN, operator
 
 TRITON_TYPES: Mapping[str, str] = {
     "f16": "tl.float16", "bf16": "tl.bfloat16", "f32": "tl.float32",
@@ -142,8 +142,10 @@ class Values(Frame):
     def unmasked(self, name: str) -> str:
         """What a value is where the predicates hold that mask it."""
         op = self.ops.get(name)
-        is_held = op is not None and op.op in ("mask", "where") and op.args[0] in self.holding
-        return self.unmasked(op.args[1]) if op is not None and is_held else name
+        if op is None or op.op not in ("mask", "where") or op.args[0] not in self.holding:
+            return name
+        has_all_axes = set(op.axes) <= set(self.graph.axes_of[op.args[1]])  # or it is not as large as what is masked
+        return self.unmasked(op.args[1]) if has_all_axes else name
 
     def loaded(self, load: Load) -> Value:
         raw = self.raw(load, "tile")
@@ -387,7 +389,13 @@ class Values(Frame):
 
     @rule("max")
     def max(self, op: Op) -> Value:
-        return self.carried(op, self.maximum(op, self.natural(op.args[0])), UNIT)
+        """The maximum, or NaN where there is one: ``tl.max`` leaves it out. (It may be left out of a shift.)"""
+        x = self.natural(op.args[0])
+        text = self.maximum(op, x)
+        if axes := [a for a in reduced(op) if a in x.dims]:
+            lost = self.zeroed(Value(self.w.let("lost", f"({x.text} != {x.text}).to(tl.float32)"), x.dims), axes)
+            text = f"tl.where({self.reduction('tl.max', lost, axes)} > 0.0, float('nan'), {text})"
+        return self.carried(op, text, UNIT)
 
     def maximum(self, op: Op, x: Value) -> str:
         axes = [a for a in reduced(op) if a in self.graph.axes_of[op.args[0]]]
@@ -397,5 +405,6 @@ class Values(Frame):
         """A maximum; a running one if it reduces the axis of the loop."""
         dims = self.tiling.dims(op.axes)
         if ("carried", op.name) in self.env:
-            text = f"tl.maximum({self.env['carried', op.name]}, {text})"
+            keeps_nan = f", {KEEPS_NAN}" if op.op == "max" else ""
+            text = f"tl.maximum({self.env['carried', op.name]}, {text}{keeps_nan})"
         return Value(self.w.let(op.op, text), dims, unit=unit, settled=settled)

@@ -75,6 +75,9 @@ EXPM1 = (
     "* (1.0 + {0} / 6.0))))), tl.exp({0}) - 1.0)"
 )
 
+SIGN = "tl.where({0} != {0}, {0}, ({0} > 0).to(tl.float32) - ({0} < 0).to(tl.float32))"
+KEEPS_NAN = "propagate_nan=tl.PropagateNan.ALL"  # as XLA and numpy do; Triton takes the argument that is a number
+
 COMPARISONS = ("lt", "le", "eq")
 
 FUNCTIONS: dict[str, Function] = {
@@ -93,9 +96,9 @@ FUNCTIONS: dict[str, Function] = {
         Function("cos", lambda xp, x: xp.cos(x), "tl.cos({0})"),
         Function("abs", lambda xp, x: xp.abs(x), "tl.abs({0})", flops=1),
         Function("isfinite", lambda xp, x: xp.isfinite(x), "(tl.abs({0}) < float('inf')).to(tl.float32)", flops=1),
-        Function("sign", lambda xp, x: xp.sign(x), "(({0} > 0).to(tl.float32) - ({0} < 0).to(tl.float32))", flops=1),
-        Function("maximum", lambda xp, x, y: xp.maximum(x, y), "tl.maximum({0}, {1})", 2, 1),
-        Function("minimum", lambda xp, x, y: xp.minimum(x, y), "tl.minimum({0}, {1})", 2, 1),
+        Function("sign", lambda xp, x: xp.sign(x), SIGN, flops=1),
+        Function("maximum", lambda xp, x, y: xp.maximum(x, y), f"tl.maximum({{0}}, {{1}}, {KEEPS_NAN})", 2, 1),
+        Function("minimum", lambda xp, x, y: xp.minimum(x, y), f"tl.minimum({{0}}, {{1}}, {KEEPS_NAN})", 2, 1),
         Function("lt", lambda xp, x, y: x < y, "(({0}) < ({1})).to(tl.float32)", 2, 1),
         Function("le", lambda xp, x, y: x <= y, "(({0}) <= ({1})).to(tl.float32)", 2, 1),
         Function("eq", lambda xp, x, y: x == y, "(({0}) == ({1})).to(tl.float32)", 2, 1),

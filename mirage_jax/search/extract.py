@@ -206,7 +206,7 @@ class _KernelWriter:
     def _to_common_shift(self, name: str, shift: Tensor, group: int, degree: Fraction) -> str:
         """A loaded value relative to `shift`, made relative to one shift for all parts that this plan sums over."""
         m = self.load(shift.name, shift.axes)
-        gone = tuple(a for a in shift.axes if a in self.x.cuts.reduced[group] and a not in self.grid)
+        gone = tuple(a for a in shift.axes if a in self.x.cuts.reduced.get(group, ()) and a not in self.grid)
         if not gone:
             known = self.shifts.setdefault(group, m)
             if known != m:

@@ -1,0 +1,215 @@
+"""NaN, infinities and numbers too large for 16 bits: kernels make of them what the program does."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxpr_frontend.replacing import analysis
+
+from mirage_jax.compiler.attempt import space_for
+from mirage_jax.compiler.specialization import specialized
+from mirage_jax.lower.aot import compile_for
+from mirage_jax.lower.launch import sources
+from mirage_jax.lower.triton_interpreter import interpret
+from mirage_jax.lower.twin import exact_check
+from mirage_jax.mugraph import evaluate
+from mirage_jax.mugraph.check import check_graph
+from mirage_jax.mugraph.graph import KernelSchedule, Schedule
+from mirage_jax.mugraph.merge import simplify_axes
+from mirage_jax.mugraph.parser import parse
+from mirage_jax.search.devices import DEVICES
+from mirage_jax.search.driver import search
+
+POINTWISE = """mugraph {
+  extents i=16 j=16 k=16
+  input X: f32[i,k]
+  input W: f32[k,j]
+  kernel a grid(RESULT_AXES) {
+    %x = load X[i,k]
+    %w = load W[k,j]
+    %d[i,j] = dot{axes=(k)} %x %w
+    %z[] = const{value=0}
+    RESULT
+    store Y: f32[RESULT_AXES] = %y
+  }
+  output Y
+}"""
+RESULTS = {
+    "maximum": ("%y[i,j] = maximum %d %z", "i,j"),
+    "maximum, swapped": ("%y[i,j] = maximum %z %d", "i,j"),
+    "minimum": ("%y[i,j] = minimum %d %z", "i,j"),
+    "sign": ("%y[i,j] = sign %d", "i,j"),
+    "max of rows": ("%y[i] = max{axes=(j)} %d", "i"),
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_what_is_no_number_is_not_hidden(name: str) -> None:
+    result, axes = RESULTS[name]
+    graph = parse(POINTWISE.replace("RESULT_AXES", axes).replace("RESULT", result))
+    check_graph(graph)
+    schedule = Schedule((KernelSchedule((("i", 16), ("j", 16))),))
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal((16, 16)).astype(np.float32) for _ in "XW")
+    assert exact_check(graph, schedule) == ""
+    for source in sources(graph, schedule):
+        assert source is not None and compile_for(source, 90).fits
+    for strange in (None, np.nan):
+        if strange is not None:
+            w[4, 3] = strange
+        (have,), (want,) = interpret(graph, schedule, [x, w]), evaluate.run(graph, [x, w])
+        np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-5)  # NaN where there is one
+        assert np.isnan(have).any() == (strange is not None)
+
+
+def test_a_running_maximum_keeps_it() -> None:
+    graph = parse("""mugraph {
+      extents i=16 k=64
+      input X: f32[i,k]
+      kernel a grid(i) loop(k) {
+        %x = load X[i,k]
+        %m[i] = max{axes=(k)} %x
+        %y[i] = last %m
+        store Y: f32[i] = %y
+      }
+      output Y
+    }""")
+    check_graph(graph)
+    schedule = Schedule((KernelSchedule((("i", 16), ("k", 16))),))
+    x = np.random.default_rng(0).standard_normal((16, 64)).astype(np.float32)
+    x[3, 5] = x[4, 63] = np.nan
+    (have,) = interpret(graph, schedule, [x])
+    np.testing.assert_array_equal(have, x.max(1))
+    assert exact_check(graph, schedule) == ""
+
+
+def test_relu_with_specialized_warps() -> None:
+    """Gluon's language does not have the constant that says so."""
+    types = [jax.ShapeDtypeStruct(shape, jnp.float16) for shape in ((2048, 4096), (4096, 4096))]
+    (region,) = analysis(lambda x, w: jax.nn.relu(x @ w) * 2, *types).regions
+    reference = simplify_axes(region.graph)
+    found, _ = search(reference, DEVICES["H200"], space_for(region), seconds=60.0, states=20_000)
+    written = [s for c in found if c.family == "kernels" for s in specialized(c.graph, c.schedule, DEVICES["H200"])[:1]]
+    graph = next(c.graph for c in found if c.family == "kernels")
+    (source,) = sources(graph, written[0])
+    assert source is not None and "gl.maximum(" in source.text and "tl.PropagateNan" in source.text
+    assert compile_for(source, 90).fits
+
+
+@pytest.mark.parametrize("offset", ["1/1000000", "1/1000000000000"])
+def test_padded_lanes_that_16_bits_do_not_hold(offset: str) -> None:
+    """1 / (0 + offset) is infinite in float16: times the zeros of the other operand it would be NaN."""
+    graph = parse(f"""mugraph {{
+      extents i=16 j=16 k=50
+      input X: f16[i,k]
+      input W: f16[k,j]
+      kernel a grid(i,j) loop(k) {{
+        %x = load X[i,k]
+        %w = load W[k,j]
+        %r[i,k] = pow{{exponent=-1, offset={offset}}} %x
+        %d[i,j] = dot{{axes=(k)}} %r %w
+        %s[i,j] = acc %d
+        store Y: f32[i,j] = %s
+      }}
+      output Y
+    }}""")
+    schedule = Schedule((KernelSchedule((("i", 16), ("j", 16), ("k", 32))),))
+    rng = np.random.default_rng(0)
+    x = (np.abs(rng.standard_normal((16, 50))) + 1).astype(np.float16)
+    w = rng.standard_normal((50, 16)).astype(np.float16)
+    (have,), (want,) = interpret(graph, schedule, [x, w]), evaluate.run(graph, [x, w])
+    np.testing.assert_allclose(have, want, atol=0.02)
+
+
+SHARED_MASK = """mugraph {
+  extents d=16 n=512
+  input Q: f32[n',d]
+  input K: f32[d,n]
+  kernel a grid(n') loop(n in ..n'+0) {
+    %q = load Q[n',d]
+    %k = load K[d,n]
+    %s[n',n] = dot{axes=(d)} %q %k
+    %a[n] = iota{axis=n}
+    %b[n'] = iota{axis=n'}
+    %p[n,n'] = le %a %b
+    %z[] = const{value=0}
+    %o[] = const{value=1}
+    %m[n,n'] = where %p %s %z
+    %c[n,n'] = where %p %o %z
+    %t[n'] = sum{axes=(n)} %m
+    %u[n'] = sum{axes=(n)} %c
+    %tt[n'] = acc %t
+    %uu[n'] = acc %u
+    %y[n'] = div %tt %uu
+    store Y: f32[n'] = %y
+  }
+  output Y
+}"""
+
+
+@pytest.mark.parametrize("n", [512, 500])
+def test_a_mask_of_values_with_other_axes(n: int) -> None:
+    """Where it holds, what is masked stands for itself, but not a number for a whole tile of them."""
+    graph = parse(SHARED_MASK).with_extents({"d": 16, "n": n})
+    check_graph(graph)
+    schedule = Schedule((KernelSchedule((("n", 128), ("n'", 128))),))
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal(shape).astype(np.float32) for shape in ((n, 16), (16, n))]
+    (have,), (want,) = interpret(graph, schedule, values), evaluate.run(graph, values, schedule)
+    np.testing.assert_allclose(have, want, atol=1e-5)
+    assert exact_check(graph, schedule) == ""
+
+
+def _masked_mean(q, k, v):
+    seen = jnp.arange(len(q))[:, None] >= jnp.arange(len(q))[None, :]
+    return (jnp.where(seen, q @ k.T, 0.0) @ v) / jnp.where(seen, 1.0, 0.0).sum(-1)[:, None]
+
+
+def _decay(q, k, v, g):
+    return ((q @ k.T) * jnp.exp(g[:, None] - g[None, :])) @ v
+
+
+@pytest.mark.parametrize("fn,shapes", [(_masked_mean, [(500, 64)] * 3), (_decay, [*[(512, 16)] * 3, (512,)])])
+def test_all_that_is_found_is_written(fn, shapes) -> None:
+    """Masks of values with other axes, and exponentials of sums that need no maximum of rows."""
+    (region,) = analysis(fn, *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)).regions
+    found, _ = search(simplify_axes(region.graph), DEVICES["H100"], space_for(region), seconds=60.0, states=20_000)
+    kernels = [c for c in found if c.family == "kernels"][:30]
+    assert kernels
+    for c in kernels:
+        assert all(s is None or s.text for s in sources(c.graph, c.schedule))
+
+
+def test_no_step_before_the_second_loop() -> None:
+    """The last rows see no key: their maximum is minus infinity, and no exponential of a difference of two."""
+    graph = parse("""mugraph {
+      extents d=16 n=64
+      input Q: f32[n',d]
+      input K: f32[d,n]
+      kernel a grid(n') loop(n in n'+1..) {
+        %q = load Q[n',d]
+        %k = load K[d,n]
+        %s[n',n] = dot{axes=(d)} %q %k
+        %a[n] = iota{axis=n}
+        %b[n'] = iota{axis=n'}
+        %p[n,n'] = lt %b %a
+        %x[n',n] = mask %p %s
+        %m[n'] = shift{axes=(n)} %x
+        %e[n',n] = exps %x %m
+        %t[n'] = sum{axes=(n)} %e
+        %l[n'] = accs %t %m
+        %mm[n'] = last %m
+        %ll[n'] = affine{offset=1} %l
+        %e2[n',n] = exps %x %mm
+        %w[n',n] = div %e2 %ll
+        %ww[n'] = sum{axes=(n)} %w
+        %y[n'] = acc %ww
+        store Y: f32[n'] = %y
+      }
+      output Y
+    }""")
+    schedule = Schedule((KernelSchedule((("n'", 16), ("n", 16))),))
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal(shape).astype(np.float32) for shape in ((64, 16), (16, 64))]
+    (have,) = interpret(graph, schedule, values)
+    assert np.isfinite(have).all() and have[-1] == 0.0
