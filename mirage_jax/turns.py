@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +58,21 @@ def alone(path: Path, waiting: Waiting = lambda: None) -> Iterator[None]:
         if path not in _held:
             try:  # nothing is written, nor a link followed: others may make files in that folder
                 handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-                stack.callback(os.close, handle)
+                stack.callback(_release, handle)
                 _wait_for(handle, path, waiting)
             except OSError as why:  # some file systems have no locks
                 log.info("processes on one GPU do not wait for each other: %s: %s", type(why).__name__, why)
             _held.add(path)
             stack.callback(_held.discard, path)
         yield
+
+
+def _release(handle: int) -> None:
+    """Unlocks before it closes: a process that was forked meanwhile has the file open, too."""
+    assert fcntl is not None
+    with suppress(OSError):
+        fcntl.flock(handle, fcntl.LOCK_UN)
+    os.close(handle)
 
 
 def _wait_for(handle: int, path: Path, waiting: Waiting) -> None:

@@ -22,7 +22,7 @@ from mirage_jax.compiler.subject import Subject
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.mugraph import evaluate
-from mirage_jax.mugraph.arrays import is_float
+from mirage_jax.mugraph.arrays import is_float, numpy_dtype
 from mirage_jax.mugraph.footprint import footprint
 from mirage_jax.mugraph.graph import KernelGraph, Library, Op
 from mirage_jax.mugraph.operators import COMPARISONS
@@ -76,7 +76,7 @@ class Accuracy:
     def _classes(self) -> input_classes.InputClasses:
         region = self.subject.region
         near, roots, counts = _cancelled_by(region.graph), inputs_under_roots(region), indices_compared(region)
-        return input_classes.input_classes(self.subject.specs, 0, near, roots, counts)
+        return input_classes.input_classes(self.subject.specs, 0, near, roots, counts, switches(region))
 
     def _on_class(self, winner: Winner, name: str, ours: Callable[..., list[jax.Array]]) -> str:
         """What is wrong with the winner's results for inputs of a class; empty if nothing is."""
@@ -136,7 +136,7 @@ class Accuracy:
         floats = [i for i, (_, dtype) in enumerate(specs) if jnp.issubdtype(dtype, jnp.floating)]
         if not any(dtype == np.float16 for _, dtype in specs):
             return ""
-        values = self.subject.inputs(0)
+        values = jax.device_put(self.subject.inputs(0), self.subject.device)  # not where JAX's default is
 
         def scaled(which: Sequence[int], n: int) -> list[jax.Array]:
             return [x * jnp.asarray(2.0**n, x.dtype) if i in which else x for i, x in enumerate(values)]
@@ -295,6 +295,19 @@ def indices_compared(region: Region) -> dict[int, int]:
                     counts[own] = max([counts.get(own, 1), *extents])
     positions = {i: [counts[t] for t in b.tensors if t in counts] for i, b in enumerate(region.inputs)}
     return {i: max(found) for i, found in positions.items() if found}
+
+
+def switches(region: Region) -> list[int]:
+    """Inputs of floats, by position, that a huge factor makes a mask of logits: `(x - 1) * 1e9`."""
+    tensors = {t.name for t in region.graph.inputs if is_float(numpy_dtype(t.dtype))}
+    found: set[str] = set()
+    for k in region.graph.kernels:
+        if isinstance(k, Library) and k.op.op in ("affine", "add"):
+            sources = {x.name: x.tensor for x in k.loads}
+            factors = ("scale",) if k.op.op == "affine" else ("ca", "cb")
+            pairs = zip(k.op.args, factors, strict=True)
+            found |= {sources[a] for a, factor in pairs if abs(_number(k.op, factor)) > FARTHEST}
+    return [i for i, b in enumerate(region.inputs) if not tensors.intersection(found).isdisjoint(b.tensors)]
 
 
 def _is_root(op: Op) -> bool:

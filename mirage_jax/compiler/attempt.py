@@ -24,6 +24,7 @@ from mirage_jax.cache import Cache, CacheKey, Entry
 from mirage_jax.compiler.accuracy import Accuracy
 from mirage_jax.compiler.specialization import specialized
 from mirage_jax.compiler.subject import Subject
+from mirage_jax.compiler.threads import as_here
 from mirage_jax.compiler.trials import Failure, Trials
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.errors import LoweringError, MirageError, TrialError, UnsupportedError
@@ -37,6 +38,7 @@ from mirage_jax.search.cost import arithmetic, bound_by_products, estimate, fuse
 from mirage_jax.search.devices import Device, device_for
 from mirage_jax.search.driver import search
 from mirage_jax.search.frontier import Space
+from mirage_jax.search.report import StopReason
 from mirage_jax.search.structures import Candidate
 from mirage_jax.search.window_search import FAMILIES
 from mirage_jax.verify import certificate as certificates
@@ -136,6 +138,8 @@ class Attempt(Subject):
         notify = progress.searching(say, seconds)
         states = budget.states or 2_000_000
         found, report = search(self.reference, device, self.space, seconds, states, families, notify, budget.workers)
+        if report.stop is StopReason.INTERRUPTED:  # what was found so far is no answer that may be stored
+            raise KeyboardInterrupt
         text = str(report)
         if kernels:
             text = f"kernels: {len(kernels)} structures known from other sizes, only tiles were chosen\nalgebra: {text}"
@@ -212,7 +216,7 @@ class Attempt(Subject):
             return label, call
 
         with ThreadPoolExecutor(COMPILERS if self._on_gpu else 1) as pool:
-            calls = dict(x for x in pool.map(prepare, functions.items()) if x is not None)
+            calls = dict(x for x in pool.map(as_here(prepare), functions.items()) if x is not None)
         return self._times(calls, rounds)
 
     def _times(self, calls: Mapping[str, timing.Call], rounds: int) -> dict[str, timing.Timing]:
@@ -308,5 +312,5 @@ def times_of_xla(attempts: Sequence[Attempt]) -> list[float | None]:
             return None
 
     with ThreadPoolExecutor(COMPILERS) as pool:
-        compiled = list(pool.map(lambda attempt: tried(lambda a: a.compiled_xla, attempt), attempts))
+        compiled = list(pool.map(as_here(lambda attempt: tried(lambda a: a.compiled_xla, attempt)), attempts))
     return [c and tried(Attempt.time_xla, attempt) for c, attempt in zip(compiled, attempts, strict=True)]

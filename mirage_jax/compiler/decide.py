@@ -30,7 +30,7 @@ import jax
 
 from mirage_jax.cache import Cache, CacheKey, Entry
 from mirage_jax.compiler.subject import Subject
-from mirage_jax.compiler.threads import apart
+from mirage_jax.compiler.threads import apart, unchecked
 from mirage_jax.compiler.winner import Winner, readable
 from mirage_jax.config import Options
 from mirage_jax.errors import CacheError, LoweringError, MirageError, UnsupportedError, UsageError
@@ -100,7 +100,13 @@ class Compiler:
                     count[region.text] += graphs[graph]
             with self._keeping_trials():
                 if self.options.budget.total is not None:
-                    self._decide_within(self.options.budget.total, unknown, count, platform)
+                    try:
+                        self._decide_within(self.options.budget.total, unknown, count, platform)
+                    except BaseException:  # an interrupt, say: what was only looked up is not decided
+                        for key in [(text, platform) for text in unknown]:
+                            if key in self.decisions and self.decisions[key].source == "policy":
+                                del self.decisions[key]
+                        raise
                 else:
                     for region in unknown.values():
                         self.decide(region, platform, "search")
@@ -117,21 +123,24 @@ class Compiler:
             for text, region in unknown.items()
             if self.decide(region, platform, "fallback").source != "cache"
         }
+        if self.spent >= total:  # of other programs of the same function
+            return self._out_of_time(missing, platform, total)
         started = time.monotonic()
         saved = self._savings(missing, count, platform)
         self.spent += time.monotonic() - started
         order = sorted(missing, key=saved.__getitem__, reverse=True)
         for n, text in enumerate(order):
-            if n == 0 or self.spent < total:
-                share = saved[text] / sum(saved[other] for other in order[n:])
-                started = time.monotonic()
-                self.decide(missing[text], platform, "search", started + share * (total - self.spent))
-                self.spent += time.monotonic() - started
-            else:
-                known = self.decisions[text, platform]
-                self.decisions[text, platform] = replace(
-                    known, why=f"no time left of {total:g} s for tuning all regions"
-                )
+            if n > 0 and self.spent >= total:
+                return self._out_of_time(order[n:], platform, total)
+            share = saved[text] / sum(saved[other] for other in order[n:])
+            started = time.monotonic()
+            self.decide(missing[text], platform, "search", started + share * (total - self.spent))
+            self.spent += time.monotonic() - started
+
+    def _out_of_time(self, missing: Iterable[str], platform: str, total: float) -> None:
+        for key in [(text, platform) for text in missing]:
+            why = f"no time left of {total:g} s for tuning all regions"
+            self.decisions[key] = replace(self.decisions[key], why=why)
 
     @contextmanager
     def _keeping_trials(self) -> Iterator[None]:
@@ -178,7 +187,7 @@ class Compiler:
         from mirage_jax.compiler.attempt import times_of_xla
 
         log.info("timing XLA's code for %d kinds of regions", len(attempts))
-        with _unchecked(x64):
+        with unchecked(x64):
             return times_of_xla(attempts)
 
     def compile_region(self, region: Region, platforms: tuple[str, ...]) -> Winner | None:
@@ -277,7 +286,7 @@ class Compiler:
         from mirage_jax.compiler import tuning
 
         with (
-            _unchecked(x64),
+            unchecked(x64),
             progress.line() as say,
             self.trials(attempt) if measure else nullcontext() as attempt.trials,
         ):
@@ -303,7 +312,7 @@ class Compiler:
                 return self._measure(attempt, key, base, finalists)
             decision = self._accepted(attempt, base, (attempt.winner(c.graph, c.schedule, c.family) for c in finalists))
             if decision.winner is None:
-                return self._keep(key, decision)
+                return decision  # not for good: measured ones are also tried more precisely
             return replace(decision, why="the model's first choice, not measured (on_miss='heuristic')")
 
     def _measure(self, attempt: Attempt, key: CacheKey, base: Decision, finalists: Sequence[Candidate]) -> Decision:
@@ -445,13 +454,6 @@ class Compiler:
         text = self.cache.kernel_path(key)
         kernels = str(text) if text.is_file() else ""
         return replace(base, winner=winner, after=winner.footprint, certificate=certificate, kernels=kernels)
-
-
-@contextmanager
-def _unchecked(x64: bool) -> Iterator[None]:
-    """JAX as the user has set it, but infinities and NaN are no errors: some inputs have them."""
-    with jax.enable_x64(x64), jax.debug_nans(False), jax.debug_infs(False):
-        yield
 
 
 def _cuda(platform: str) -> str:

@@ -19,6 +19,7 @@ import json
 import logging
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -161,7 +162,10 @@ class Session:
             raise TrialError("the trials were ended")
         if self._child is not None:
             self._child.kill()
-        self._child = _Child(self.command, self.environment)
+        try:
+            self._child = _Child(self.command, self.environment)
+        except OSError as why:
+            raise TrialError(f"no process can be started that tries variants: {why}") from None
 
 
 @dataclass
@@ -184,7 +188,11 @@ class Trials:
     def times(self, variants: Sequence[Variant], notify: Notify = lambda _: None) -> list[timing.Timing | Failure]:
         """As `Session.times`."""
         if len(self.sessions) == 1:
-            return self.sessions[0].times(variants, notify)
+            try:
+                return self.sessions[0].times(variants, notify)
+            except BaseException:  # it may be at work, and answer another time
+                self.sessions[0].close()
+                raise
         # Neighbours, which have kernels in common, go to the same child: it compiles these once. Not too many of them:
         # some take the assembler a hundred times as long as others, and while one child compiles another one measures.
         count = max(1, min(len(variants), SHARES * len(self.sessions)))
@@ -399,6 +407,8 @@ class _Child:
 
     def kill(self) -> None:
         """End the process, whatever it is doing; may be called twice."""
+        with suppress(OSError):  # with what it has started, the assembler say
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
         self._process.wait()
         self._reader.join()

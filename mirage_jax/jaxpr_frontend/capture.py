@@ -41,26 +41,18 @@ def capture[**P, T](fn: Callable[P, T], compiler: Compiler) -> Callable[P, T]:
 
 def trace(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Jaxpr, list[Any], Any]:
     """The jaxpr of ``fn(*args, **kwargs)``, its operands (with tracers that `fn` closes over), and the output tree."""
-    leaves, tree = jax.tree.flatten((args, kwargs))
-    is_operand = [_is_array(x) for x in leaves]
-    operands = [x for x, yes in zip(leaves, is_operand, strict=True) if yes]
+    dynamic = [_is_dynamic(x) for x in args], {k: _is_dynamic(x) for k, x in kwargs.items()}
+    given = [x for x, yes in zip(args, dynamic[0], strict=True) if yes]
+    named = {k: x for k, x in kwargs.items() if dynamic[1][k]}
+    operands = jax.tree.leaves((given, named))
 
     def fresh(*some_args: Any, **some_kwargs: Any) -> Any:  # not `fn` itself: JAX would remember tracers it closes over
-        return fn(*some_args, **some_kwargs)
+        rest = iter(some_args)
+        every = [next(rest) if yes else x for x, yes in zip(args, dynamic[0], strict=True)]
+        return fn(*every, **{k: some_kwargs[k] if yes else kwargs[k] for k, yes in dynamic[1].items()})
 
-    def merged(*given: Any) -> Any:
-        rest = iter(given)
-        some_args, some_kwargs = jax.tree.unflatten(
-            tree, [next(rest) if yes else x for x, yes in zip(leaves, is_operand, strict=True)]
-        )
-        return fn(*some_args, **some_kwargs)
-
-    # JAX's messages name the user's function, and its arguments if they are what is traced.
-    if all(is_operand):
-        jaxpr, shapes = jax.make_jaxpr(_named_as(fn, fresh), return_shape=True)(*args, **kwargs)
-    else:
-        jaxpr, shapes = jax.make_jaxpr(_named_as(fn, merged), return_shape=True)(*operands)
-    out_tree = jax.tree.structure(shapes)
+    traced = jax.jit(_named_as(fn, fresh)).trace(*given, **named)
+    jaxpr, out_tree = traced.jaxpr, traced.out_tree  # no tree is made of shapes: a class may want arrays
     outer = list(jaxpr.consts)
     if any(isinstance(c, jax_compat.Tracer) for c in outer):  # values of an enclosing transformation become operands
         inner, count = jaxpr.jaxpr, len(outer)
@@ -80,6 +72,11 @@ def _named_as(fn: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[.
 def _are_values(leaves: Sequence[Any]) -> bool:
     """Whether nothing is being traced, as far as arguments tell."""
     return any(map(_is_array, leaves)) and not any(isinstance(x, jax_compat.Tracer) for x in leaves)
+
+
+def _is_dynamic(argument: Any) -> bool:
+    """Whether an argument is traced; what `static_argnums` leaves is passed on as the object that it is."""
+    return any(isinstance(x, jax_compat.Tracer | jax.ShapeDtypeStruct) for x in jax.tree.leaves(argument))
 
 
 def _is_array(leaf: Any) -> bool:

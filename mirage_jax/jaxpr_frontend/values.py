@@ -144,9 +144,23 @@ class Builder:
             raise NotExpressible(Code.NON_FINITE, f"the constant {x.special}, where it is not a mask")
         elif x.is_constant:
             node = self.append("const", (), (), x.dtype, value=x.offset)
-        else:
+        elif (node := self._chosen(x)) is None:
             node = self.append("affine", (self.use(x, {}),), (), x.dtype, scale=x.scale, offset=x.offset)
         return self.value(x.dims, x.dtype, node)
+
+    def _chosen(self, x: Value) -> int | None:
+        """``scale * mask + offset`` as a choice of two constants: no sum of others, in which it would round."""
+        assert x.node is not None
+        node, use = self.nodes[x.node], self.use(x, {})
+        chosen = [ONE, ZERO]
+        if node.op == "where" and all(self.nodes[u.node].op == "const" for u in node.uses[1:]):
+            use, *others = node.uses
+            chosen = [value for u in others for _, value in self.nodes[u.node].attrs if isinstance(value, Fraction)]
+        elif node.dtype != "bool":
+            return None
+        constants = (self.append("const", (), (), x.dtype, value=x.scale * value + x.offset) for value in chosen)
+        uses = (replace(use, dtype="bool"), *(Use(c, (), x.dtype) for c in constants))
+        return self.append("where", uses, (), x.dtype)
 
     def live(self, values: Sequence[Value]) -> set[int]:
         """The nodes that values depend on."""
@@ -276,10 +290,11 @@ class Builder:
             return self.scaled(self.widened(x, y), ONE, sign * y.offset, dtype)
         if x.is_constant:
             return self.scaled(self.widened(y, x), sign, x.offset, dtype)
+        x, y = self.without_offset(x), self.without_offset(y)  # (1 - m) * -1e9 + s is not (1e9 * m + s) - 1e9 in floats
         ca, cb = x.scale, sign * y.scale
         common = ca if abs(ca) == abs(cb) and ca > 0 else ONE  # s*x - s*m = s*(x - m): what a safe softmax looks like
         out = self.pointwise("add", (x, y), dtype, ca=ca / common, cb=cb / common)
-        return replace(out, scale=common, offset=x.offset + sign * y.offset)
+        return replace(out, scale=common)
 
     def mul(self, x: Value, y: Value, dtype: str) -> Value:
         if y.is_constant:

@@ -134,15 +134,15 @@ class FloatDomain:
         return Named((), int(value) if whole else _float(value))
 
     def add(self, x: Named, y: Named) -> Named:
-        axes, (a, b) = self._align(x, y)
+        axes, (a, b) = self._align(self._real(x), self._real(y))
         return Named(axes, a + b)
 
     def mul(self, x: Named, y: Named) -> Named:
-        axes, (a, b) = self._align(x, y)
+        axes, (a, b) = self._align(self._real(x), self._real(y))
         return Named(axes, a * b)
 
     def power(self, x: Named, exponent: Fraction) -> Named:
-        a = self._array(x.array)
+        a = self._array(self._real(x).array)
         if exponent == -1:
             return Named(x.axes, 1 / a)
         if exponent.denominator == 1 and exponent > 0:
@@ -168,14 +168,14 @@ class FloatDomain:
         return Named(axes, FUNCTIONS[name].value(self.xp, *arrays))
 
     def sum(self, x: Named, axes: tuple[Axis, ...]) -> Named:
-        total = self._reduce(self.xp.sum, x, axes)
+        total = self._reduce(self.xp.sum, self._real(x), axes)
         missing = 1
         for a in axes:
             missing *= 1 if a in x.axes else len(self.ranges[a])
         return total if missing == 1 else Named(total.axes, total.array * missing)
 
     def dot(self, x: Named, y: Named, axes: tuple[Axis, ...]) -> Named:
-        x, y = self._of_one_type(x, y), self._of_one_type(y, x)
+        x, y = self._real(self._of_one_type(x, y)), self._real(self._of_one_type(y, x))
         narrow = self.dtype is None and not self.widen and is_narrow(x.array.dtype) and x.array.dtype == y.array.dtype
         if not narrow or self.xp is numpy:
             a, b = self._common(x.array, y.array)
@@ -211,6 +211,12 @@ class FloatDomain:
         """A small integer times a 16-bit float is a product of such floats, as the cast before it is exact."""
         if self.dtype is None and is_small(x.array.dtype) and is_narrow(other.array.dtype):
             return Named(x.axes, x.array.astype(other.array.dtype))
+        return x
+
+    def _real(self, x: Named) -> Named:
+        """Integers as float32, as in kernels: a program that computes with bytes or indices has cast them before."""
+        if self.dtype is None and hasattr(x.array, "dtype") and not is_float(x.array.dtype):
+            return Named(x.axes, x.array.astype(DTYPES["f32"]))
         return x
 
     def _array(self, x: Any) -> Any:

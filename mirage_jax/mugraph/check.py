@@ -135,8 +135,10 @@ def _check_op(graph: KernelGraph, axes: Mapping[str, tuple[Axis, ...]], op: Op) 
             f"value {op.name}: {op.op} has no attribute {key}; it has {', '.join(sorted(known)) or 'none'}",
         )
     _require(op.attrs == tuple(sorted(op.attrs)), f"value {op.name}: attributes are not sorted")
-    for axis in _mentioned(op):
+    mentioned = _mentioned(op)
+    for axis in mentioned:
         _extent(graph, axis)
+    _require(len(set(mentioned)) == len(mentioned), f"value {op.name}: an axis twice in axes=({','.join(mentioned)})")
     want = record.infer(tuple(axes[a] for a in op.args), attrs)
     _require(len(set(op.axes)) == len(op.axes), f"value {op.name}: an axis twice in [{','.join(op.axes)}]")
     _require(

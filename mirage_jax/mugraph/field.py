@@ -501,6 +501,7 @@ class FieldDomain:
         shape = columns[0].shape
         sets = [frozenset[Any]().union(*row) for row in zip(*(c.ravel().tolist() for c in columns), strict=True)]
         values = [self.draw.hash(name, sorted(s)) for s in sets]
+        self.draw.hashed[name] += sum(len(s) - 1 for s in sets)  # any two numbers of two sets may collide
         p, q = (Residues(_fill(list(v), shape)) for v in zip(*values, strict=True))
         return Pair(axes, p, q, among=(name, _fill(sets, shape)))
 

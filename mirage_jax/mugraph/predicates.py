@@ -117,6 +117,7 @@ class Scale:
     """
 
     to: Mapping[int, int] = field(default_factory=dict[int, int])  # bounds >= 0
+    pairs: frozenset[frozenset[Axis]] = frozenset()  # axes that are compared
 
     @classmethod
     def of(cls, bounds: Sequence[int]) -> Scale:
@@ -138,6 +139,11 @@ class Scale:
     @property
     def largest(self) -> int:
         return max(self.to.values(), default=0)
+
+    @property
+    def far(self) -> int:
+        """Elements of an axis whose ends imply nothing: a chain of cuts and one axis from end to end is no cut."""
+        return (len(self.pairs) + 1) * (self.largest + 1) + 2 if len(self.pairs) > 1 else 0
 
 
 # --- facts

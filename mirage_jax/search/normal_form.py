@@ -371,7 +371,7 @@ class Expressions:
 
     def monic(self, p: Poly) -> tuple[Poly, Fraction]:
         """p = c * q where q's first non-constant coefficient is 1; returns (q, c)."""
-        c = next((c for t, c in self.poly(p) if t != self.one), None)
+        c = max((c for t, c in self.poly(p) if t != self.one), key=abs, default=None)  # sums do not grow
         if c is None or c == 1:
             return p, ONE
         return self.scale(p, 1 / c), c

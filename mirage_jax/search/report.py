@@ -57,7 +57,7 @@ class SearchReport:
             self.pruned + other.pruned,
             self.fired + other.fired,
         )
-        if other.stop is not StopReason.EXHAUSTED:
+        if other.stop is not StopReason.EXHAUSTED and self.stop is not StopReason.INTERRUPTED:
             self.stop = other.stop
 
     def __str__(self) -> str:

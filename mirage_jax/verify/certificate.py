@@ -48,6 +48,7 @@ VERSION = 1
 TARGET = 1e-12
 MIN_DRAWS, MAX_DRAWS = 2, 8
 SIZES = ((127, 61), (191, 93), (255, 125), (383, 189), (511, 253))  # bits of p and q; larger ones for larger graphs
+MOST_FAR = 48  # elements that several compared axes may need at reduced extents
 FULL, QUICK = (3, 5, 7), (2, 3, 6)  # elements of an axis that is whole or in the grid, in a loop, split
 REDRAWS = 5  # draws that meet a zero divisor before the graph itself is blamed
 
@@ -198,12 +199,39 @@ def scale_of(reference: KernelGraph, candidate: KernelGraph) -> Scale | None:
     domain = FactDomain({b for _, span in spans for b in span.bounds}, pairs)
     for graph in (reference, candidate):
         evaluate(graph, [Known(axes=t.axes) for t in graph.inputs], domain)
+    scale = Scale.of(sorted(domain.seen))
     joined = {a: a for pair in domain.pairs for a in pair}
+
+    def join(a: Axis, b: Axis) -> None:
+        of, to = joined.setdefault(a, a), joined.setdefault(b, b)
+        joined.update({k: to for k, old in joined.items() if old == of})
+
+    ones = [a for a in joined if reference.sizes.get(origin(a), candidate.sizes.get(origin(a))) == 1]
+    for a in ones[1:]:  # the only index of each is the same number
+        join(a, ones[0])
+    if any(a != b for a, b in scale.to.items()):  # else bounds add up as they do at real extents
+        for graph in (reference, candidate):
+            for a, b in _renamed_masks(graph):
+                join(a, b)
     for a, b in map(sorted, domain.pairs):
         if joined[a] == joined[b]:
             raise VerificationError(f"masks and spans compare axes in a circle: {sorted(map(sorted, domain.pairs))}")
-        joined = {k: joined[a] if of == joined[b] else of for k, of in joined.items()}
-    return Scale.of(sorted(domain.seen))
+        join(a, b)
+    scale = replace(scale, pairs=frozenset(domain.pairs))
+    if scale.far > MOST_FAR:
+        raise VerificationError(f"masks and spans compare axes with {scale.largest} different bounds: too many to test")
+    return scale
+
+
+def _renamed_masks(graph: KernelGraph) -> Iterator[tuple[Axis, Axis]]:
+    """Names under which axes of tensors that may depend on indices are read elsewhere."""
+    told = set[str]()
+    for kernel in graph:
+        for load in kernel.loads:
+            if load.tensor in told:
+                yield from ((a, b) for a, b in zip(graph.tensors[load.tensor].axes, load.axes, strict=True) if a != b)
+        if any(op.op == "iota" for op in kernel.ops) or any(x.tensor in told for x in kernel.loads):
+            told |= {s.tensor.name for s in kernel.stores}
 
 
 def _spans(graph: KernelGraph) -> Iterator[tuple[Axis, Span]]:
@@ -240,6 +268,8 @@ def reduced(
         beyond = (scale.largest if scale else 0) + (2 if quick and span.low is None else 3)
         wanted[rows] = max(wanted[rows], beyond | odd, looped)
         wanted[columns] = max(wanted[columns], wanted[rows] + max(scaled.high or 0, 0) | odd)
+    for axis in {origin(a) for pair in (scale.pairs if scale else ()) for a in pair}:
+        wanted[axis] = max(wanted[axis], scale.far if scale else 0)
     by_size: dict[int, int] = {}
     for axis, n in real.items():
         by_size[n] = max(by_size.get(n, 1), wanted[axis] if n > 1 else 1)

@@ -20,12 +20,20 @@ class InputClasses(Mapping[str, list[Array]]):
     """Classes of inputs by name; made when asked for, since a set of weights is large."""
 
     def __init__(
-        self, specs: Sequence[Spec], seed: int, near: Sequence[float], roots: Collection[int], counts: Mapping[int, int]
+        self,
+        specs: Sequence[Spec],
+        seed: int,
+        near: Sequence[float],
+        roots: Collection[int],
+        counts: Mapping[int, int],
+        switches: Collection[int],
     ):
         self.specs, self.seed = [(tuple(s), np.dtype(d)) for s, d in specs], seed
         self.roots, self.counts = frozenset(roots), counts
         self.own = {f"near {value:.6g}": _near(value) for value in near}  # classes of this program alone
         self.own |= {BELOW_ZERO: _far_from_zero(self.roots)} if self.roots else {}
+        self.own |= {SWITCHES: _some_on_or_off(frozenset(switches))} if switches else {}
+        self.own |= {FALSE_ROWS: _normal} if any(dtype.kind == "b" for _, dtype in self.specs) else {}
         self.makers = CLASSES | self.own
 
     def __getitem__(self, name: str) -> list[Array]:
@@ -39,6 +47,8 @@ class InputClasses(Mapping[str, list[Array]]):
         ]
         if name != BELOW_ZERO:
             out = [np.abs(x) if i in self.roots and is_float(x.dtype) else x for i, x in enumerate(out)]
+        if name == FALSE_ROWS:
+            out = [_with_false_rows(x) if x.dtype.kind == "b" else x for x in out]
         if name in SPOILED:
             _spoil(out, rng, SPOILED[name])
         return out
@@ -56,6 +66,7 @@ def input_classes(
     near: Sequence[float] = (),
     roots: Collection[int] = (),
     counts: Mapping[int, int] = MappingProxyType({}),
+    switches: Collection[int] = (),
 ) -> InputClasses:
     """The input classes of the gate for arrays of the given shapes and dtypes, and one for each value in `near`: where
     a program subtracts a constant, inputs that are almost this constant.
@@ -63,9 +74,11 @@ def input_classes(
     Inputs in `roots`, by position, have no negative numbers, since the program takes roots or logarithms of them (as
     AdamW does of second moments): half of the results would be NaN, and rounding decide which. But in one class more
     they have, far from zero. `counts` has inputs of integers that are compared with indices, by position, and how many
-    indices: lengths and labels.
+    indices: lengths and labels. `switches` are inputs, by position, with a huge factor: in one class more they are 0 or
+    1, as masks that are added to logits are. Where there are masks of booleans, some of their rows are all false in a
+    class of its own.
     """
-    return InputClasses(specs, seed, near, roots, counts)
+    return InputClasses(specs, seed, near, roots, counts, switches)
 
 
 type Maker = Callable[[np.random.Generator, tuple[int, ...], int], Array]
@@ -113,6 +126,18 @@ def _far_from_zero(roots: Collection[int]) -> Maker:
     )
 
 
+def _some_on_or_off(switches: Collection[int]) -> Maker:
+    return lambda rng, shape, position: (
+        (rng.random(shape) < 0.9).astype(np.float64) if position in switches else rng.standard_normal(shape)
+    )
+
+
+def _with_false_rows(x: Array) -> Array:
+    """With every third row all false, the first one among them."""
+    rows = np.arange(math.prod(x.shape[:-1])).reshape((*x.shape[:-1], 1)[: x.ndim])
+    return x & (rows % 3 != 0)
+
+
 def _zero_rows(rng: np.random.Generator, shape: tuple[int, ...], position: int) -> Array:
     return rng.standard_normal(shape) * (rng.random((*shape[:-1], 1)[: len(shape)]) < 0.5)
 
@@ -154,6 +179,7 @@ def _far(*dims: int) -> Maker:
 
 ORDINARY = ("normal", "uniform")
 BELOW_ZERO, FAR = "below zero", 2.0**13  # under roots; sums of products of such numbers are exact
+SWITCHES, FALSE_ROWS = "on or off", "rows of false"
 CLASSES: dict[str, Maker] = {
     "normal": _normal,
     "small": _scaled(1e-3),
