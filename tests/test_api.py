@@ -724,3 +724,66 @@ def test_disabled_jit_runs_python_whatever_the_arguments() -> None:
 def test_what_holds_an_optimized_function_can_be_copied() -> None:
     fn = mirage_jax.optimize(_without_arguments)
     assert copy.deepcopy({"fn": fn})["fn"] is fn
+
+
+# What static arguments and results are.
+
+
+def test_static_arguments_are_the_objects_that_were_given() -> None:
+    """Numbers of numpy are no operands, and a pytree is not taken apart and put together again."""
+
+    @jax.tree_util.register_pytree_node_class
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        n: int
+
+        def tree_flatten(self):
+            return (), self.n
+
+        @classmethod
+        def tree_unflatten(cls, n, _):
+            raise AssertionError("not to be made again")
+
+    config = Config(2)
+
+    def f(x, n, given, *, flag):
+        assert given is config and isinstance(flag, np.bool_)
+        return x[:n] @ x if flag else x
+
+    call = quick(f, static_argnums=(1, 2), static_argnames="flag")
+    want = jax.jit(f, static_argnums=(1, 2), static_argnames="flag")(A, np.int64(2), config, flag=np.bool_(True))
+    assert_same(call(A, np.int64(2), config, flag=np.bool_(True)), want)
+
+
+def test_a_result_whose_class_wants_arrays() -> None:
+    @jax.tree_util.register_pytree_node_class
+    class Boxed:
+        def __init__(self, x):
+            self.x = jnp.asarray(x)
+
+        def tree_flatten(self):
+            return (self.x,), None
+
+        @classmethod
+        def tree_unflatten(cls, _, children):
+            return cls(*children)
+
+    assert_same(quick(lambda x: Boxed(x @ x))(A).x, A @ A)
+
+
+def test_time_for_all_regions_is_that_of_all_programs_of_a_function(monkeypatch) -> None:
+    """Each shape is a program of its own; when the time is used up, none of its regions is begun."""
+    begun = []
+
+    def search(self, attempt, key, base, measure, x64):
+        begun.append(self.spent)
+        self.spent += 2.0
+        return Decision(None, "slow", "search", base.platform)
+
+    monkeypatch.setattr(Compiler, "_search", search)
+    f = mirage_jax.optimize(chain, budget="1s/1s")
+    for n in (8, 9, 10):
+        f(*operands(n))
+    assert len(begun) == 1
+    (region,) = f.explain(*operands(10)).regions
+    assert region.decision.why == "no time left of 1 s for tuning all regions"

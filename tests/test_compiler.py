@@ -1,5 +1,6 @@
 """Decisions: made once, kept, proved again when read, and never in the way of the program, whatever fails."""
 
+import gc
 import logging
 import sys
 import threading
@@ -7,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +24,8 @@ from mirage_jax.compiler import attempt as attempts
 from mirage_jax.compiler import decide, threads
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options
-from mirage_jax.errors import GraphError, UnsupportedError, UsageError, VerificationError
+from mirage_jax.errors import GraphError, LoweringError, UnsupportedError, UsageError, VerificationError
+from mirage_jax.garbage import no_collection
 from mirage_jax.jaxpr_frontend import rules
 from mirage_jax.jaxpr_frontend.regions import analyse
 from mirage_jax.lower import twin
@@ -31,6 +34,7 @@ from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
 from mirage_jax.report import Decision, RegionReport
 from mirage_jax.search.devices import DEVICES
+from mirage_jax.search.window_search import Search
 from mirage_jax.verify import certificate as certificates
 
 ARGS = operands()
@@ -610,3 +614,57 @@ def test_a_known_structure_is_not_searched_again(monkeypatch, tmp_path, long: fl
     again = ("algebra", "kernels") if long else ("algebra",)
     assert families == [("algebra", "kernels"), again]
     assert ["structures known from other sizes" in text for text in texts] == [False, not long]
+
+
+# What is no answer is not stored.
+
+
+@pytest.mark.parametrize("budget", ["30s", "30s/1m"])
+def test_an_interrupted_search_is_no_answer(budget: str, monkeypatch) -> None:
+    """Nothing is kept of it: neither by this function, nor on disk."""
+
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    f = mirage_jax.optimize(chain, budget=budget)
+    with monkeypatch.context() as patch:
+        patch.setattr(Search, "_algebra", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            f(*ARGS)
+    for again in (f, mirage_jax.optimize(chain, budget=budget)):
+        assert decided(again).winner is not None
+
+
+def test_what_the_models_choice_lacks_is_no_answer(monkeypatch) -> None:
+    """Unmeasured kernels are tried as they are written first, measured ones also more precisely."""
+    with monkeypatch.context() as patch:
+        patch.setattr(attempts.Attempt, "gate", lambda *_: (False, "normal: max error"))
+        assert decided(mirage_jax.optimize(chain, on_miss="heuristic")).winner is None
+    assert decided(mirage_jax.optimize(chain)).winner is not None
+
+
+def test_a_text_that_cannot_be_checked_is_refused(monkeypatch) -> None:
+    """Our own emitter fails at small sizes; where the interpreter does, or cannot say, the float gate decides alone."""
+    found = []
+    winner = SimpleNamespace(cuda=print, graph=None, schedule=None, options=None)
+    for error in (LoweringError("no"), UnsupportedError("no"), RuntimeError("no")):
+        monkeypatch.setattr(twin, "exact_check", mock.Mock(side_effect=error))
+        found.append(attempts.Attempt.exact(mock.Mock(), winner)[0])
+    assert found == [False, True, True]
+
+
+def test_settings_of_a_thread_are_those_of_its_helpers() -> None:
+    with jax.enable_x64(True), ThreadPoolExecutor(1) as pool:
+        assert list(pool.map(threads.as_here(lambda x: jnp.asarray(x).dtype), [1.0])) == [jnp.float64]
+
+
+def test_the_collector_is_left_as_it_was() -> None:
+    """Also where one thread leaves while another one is inside."""
+    first, second = no_collection(), no_collection()
+    assert gc.isenabled()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not gc.isenabled()
+    second.__exit__(None, None, None)
+    assert gc.isenabled()

@@ -181,3 +181,66 @@ def test_coefficients_are_no_differences() -> None:
     for most in (25, 10, 1):
         with pytest.raises(VerificationError):
             certify(parse(twice), parse(twice.replace("loop(n)", f"loop(n in ..i+{most})")))
+
+
+HEADS = """mugraph {
+  extents d=16 h=32 i=64 n=128
+  input q: f32[h,i,d]
+  input k: f32[h,n,d]
+  input v: f32[h,n,d]
+  kernel attention grid(h,i) loop(nSPAN) {
+    %q = load q[h,i,d]
+    %k = load k[h,n,d]
+    %v = load v[h,n,d]
+    %s[h,i,n] = dot{axes=(d)} %q %k
+    %a[n] = iota{axis=n}
+    %b[i] = iota{axis=i}
+    %c[n,i] = le %a %b
+    %t[h,i,n] = mask %c %s
+    %e[h,i,n] = exp %t
+    %l[h,i] = sum{axes=(n)} %e
+    %L[h,i] = acc %l
+    %o[h,i,d] = dot{axes=(n)} %e %v
+    %O[h,i,d] = acc %o
+    %y[h,i,d] = div %O %L
+    store y: f32[h,i,d] = %y
+  }
+  output y
+}"""
+
+
+@pytest.mark.parametrize("high", [2, 8, 40])
+def test_a_span_around_an_axis_that_no_mask_compares(high: int) -> None:
+    """At reduced extents the ends of the axes that masks compare imply nothing about the others."""
+    reference = parse(HEADS.replace("SPAN", ""))
+    certify(reference, parse(HEADS.replace("SPAN", " in ..i+0")))
+    with pytest.raises(VerificationError):
+        certify(reference, parse(HEADS.replace("SPAN", f" in ..h+{high}")))
+
+
+def test_axes_of_one_index_are_one_in_a_circle() -> None:
+    program = """mugraph {
+      extents e=1 f=1 i=64 n=256
+      input x: f32[n]
+      kernel k grid(e,f,i) loop(nSPAN) {
+        %x = load x[n]
+        %n[n] = iota{axis=n}
+        %e[e] = iota{axis=e}
+        %i[i] = iota{axis=i}
+        %f[f] = iota{axis=f}
+        %ee[e] = affine{offset=150} %e
+        %ii[i] = affine{offset=-50} %i
+        %c[n,e] = le %n %ee
+        %g[f,i] = le %f %ii
+        %z[] = const{value=0}
+        %m[n,e] = where %c %x %z
+        %w[n,e,f,i] = where %g %m %z
+        %s[e,f,i] = sum{axes=(n)} %w
+        %y[e,f,i] = acc %s
+        store y: f32[e,f,i] = %y
+      }
+      output y
+    }"""
+    reference = parse(program.replace("SPAN", ""))
+    with pytest.raises(VerificationError):
+        certify(reference, parse(program.replace("SPAN", " in ..i+51")))

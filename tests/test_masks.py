@@ -1,0 +1,87 @@
+"""Attention with masks that are written as sums, through the whole pipeline: what is accepted is as good as XLA's."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from deciding import measured
+
+import mirage_jax
+from mirage_jax.compiler.attempt import Attempt
+
+N, D = 96, 16
+LEAST = float(jnp.finfo("float32").min)
+
+
+def _operands() -> tuple[jax.Array, ...]:
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.normal(size=(N, D)), "float32") for _ in range(3))
+    return q, k, v, jnp.asarray(rng.normal(size=D), "float32")
+
+
+def _attend(q, k, v, w, bias):
+    return (jax.nn.softmax(q @ k.T / 16 + bias) @ v) @ w  # so that other algebra is cheaper
+
+
+def _keys(q, k, v, w):
+    seen = jnp.arange(N) % 7 != 3
+    return _attend(q, k, v, w, (1.0 - seen.astype("float32")) * -1e9)
+
+
+def _given(q, k, v, w, mask):
+    return _attend(q, k, v, w, (1.0 - mask.astype("float32")) * -1e9)
+
+
+def _triangle(q, k, v, w):
+    return _attend(q, k, v, w, (1.0 - jnp.tril(jnp.ones((N, N)))) * -1e9)
+
+
+def _added(q, k, v, w, mask):
+    return _attend(q, k, v, w, jnp.where(mask.T.T, 0.0, LEAST))
+
+
+def _floats(q, k, v, w, mask):
+    return _attend(q, k, v, w, (mask - 1.0) * 1e4)
+
+
+LEFT_PADDED = np.tril(np.ones((N, N), bool)) & (np.arange(N) >= 5)  # the first rows are wholly masked
+SOME = np.random.default_rng(1).random(N) < 0.7
+MASKS = {
+    "a condition": (_keys, ()),
+    "booleans": (_given, (SOME,)),
+    "a triangle of ones": (_triangle, ()),
+    "rows that are wholly masked": (_added, (LEFT_PADDED,)),
+    "ones and zeros": (_floats, (SOME.astype(np.float32),)),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_that_is_added(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """(1 - mask) * -1e9 + s is not (1e9 * mask + s) - 1e9 in floats, nor is s / 16 + b the same as (s + 16 * b) / 16
+    where b is the lowest number.
+    """
+    monkeypatch.setattr(Attempt, "promising", lambda *_: True)
+    fn, more = MASKS[name]
+    args = (*_operands(), *map(jnp.asarray, more))
+    want = jax.jit(fn)(*args)
+    f = mirage_jax.optimize(fn, backend="jax", strict=True, budget="10s")
+    with measured(2.0):
+        have = f(*args)
+        (region,) = f.explain(*args).regions
+    np.testing.assert_allclose(have, want, atol=1e-5)  # and NaN nowhere
+    if name != "ones and zeros":  # of which one could make any number
+        assert region.decision.winner is not None, region.decision.why
+
+
+def test_bytes_are_numbers() -> None:
+    """Where XLA computes for us, roots and powers of bytes are not bytes."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.integers(0, 256, (64, 32)), "uint8")
+    a, b = (jnp.asarray(rng.normal(size=s), "float32") for s in ((32, 64), (64, 2)))
+    fn = lambda x, a, b: ((x.astype(jnp.float32) ** 1.5) @ a) @ b  # noqa: E731
+    f = mirage_jax.optimize(fn, strict=True)
+    with measured(2.0):
+        have = f(x, a, b)
+        (region,) = f.explain(x, a, b).regions
+    assert region.decision.winner is not None, region.decision.why
+    np.testing.assert_allclose(have, jax.jit(fn)(x, a, b), rtol=1e-3, atol=1.0)
