@@ -44,6 +44,8 @@ class Optimized:
     """
 
     def __init__(self, fn: Callable[..., Any], options: Options, jit_options: dict[str, Any]) -> None:
+        if inspect.isfunction(fn):  # what it was given, as under `jax.jit`; our own names come after
+            self.__dict__.update({name: value for name, value in vars(fn).items() if not name.startswith("_")})
         self.options = options
         self.compiler = Compiler(options)
         self.__wrapped__ = fn

@@ -76,8 +76,8 @@ def load_function(where: str) -> Callable[..., object]:
         raise UsageError(f"function: found {where!r}; allowed is module:function")
     try:
         value: object = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise UsageError(f"function: {where!r} cannot be imported: {error}") from None
+    except Exception as error:  # of whatever the module does
+        raise UsageError(f"function: {where!r} cannot be imported: {type(error).__name__}: {error}") from None
     for part in name.split("."):
         if not hasattr(value, part):
             raise UsageError(f"function: {unknown('name', part, [n for n in dir(value) if not n.startswith('_')])}")
@@ -87,15 +87,22 @@ def load_function(where: str) -> Callable[..., object]:
     return value
 
 
-def _check_count(function: Callable[..., object], arguments: Sequence[object]) -> None:
+def _check_arguments(function: Callable[..., object], arguments: Sequence[object]) -> None:
+    """Are there as many as the function takes, and does it take such shapes and types?"""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # built-in functions may have none
-        return
+        signature = None
     try:
-        signature.bind(*arguments)
+        if signature is not None:
+            signature.bind(*arguments)
     except TypeError as error:
         raise UsageError(f"arguments: found {len(arguments)}; the function takes {signature}: {error}") from None
+    try:
+        jax.eval_shape(function, *arguments)
+    except Exception as error:
+        why = str(error).partition("\n")[0]
+        raise UsageError(f"arguments: the function cannot be traced with them: {type(error).__name__}: {why}") from None
 
 
 def _options(args: argparse.Namespace) -> dict[str, object]:
@@ -200,7 +207,7 @@ def command_explain(args: argparse.Namespace, out: Console, err: Console) -> int
     del err
     sys.path.insert(0, os.getcwd())
     function, arguments = load_function(args.function), parse_arguments(args.arguments)
-    _check_count(function, arguments)
+    _check_arguments(function, arguments)
     report = mirage_jax.optimize(function, **_options(args)).explain(*arguments)
     text = report.to_json() if args.json else summarize(report) if args.brief else str(report)
     out.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -229,7 +236,7 @@ def command_preview(args: argparse.Namespace, out: Console, err: Console) -> int
     del err
     sys.path.insert(0, os.getcwd())
     function, arguments = load_function(args.function), parse_arguments(args.arguments)
-    _check_count(function, arguments)
+    _check_arguments(function, arguments)
     text = preview(function, arguments, args.device, Budget.parse(args.budget))
     out.print(text, highlight=False, markup=False, soft_wrap=True)
     return OK

@@ -787,3 +787,12 @@ def test_time_for_all_regions_is_that_of_all_programs_of_a_function(monkeypatch)
     assert len(begun) == 1
     (region,) = f.explain(*operands(10)).regions
     assert region.decision.why == "no time left of 1 s for tuning all regions"
+
+
+def test_what_the_function_was_given_is_there() -> None:
+    def f(x):
+        return x @ x
+
+    f.tag, f.options = "mine", None
+    found = quick(f)
+    assert found.tag == "mine" and isinstance(found.options, Options)

@@ -65,6 +65,9 @@ def test_bench_reports_a_failure(capsys, monkeypatch) -> None:
         (["bench", "--remat"], "only --suite models has; found --suite mirage"),
         (["explain", "nowhere", "f32[2]"], "allowed is module:function"),
         (["explain", "no.such.module:f", "f32[2]"], "cannot be imported"),
+        (["explain", ".relative:f", "f32[2]"], "cannot be imported: TypeError"),
+        (["explain", "jax.numpy:matmul", "f32[2,3] f32[2,3]"], "cannot be traced with them: TypeError: "),
+        (["preview", "jax.numpy:matmul", "f32[2,3] f32[2,3]"], "cannot be traced with them: TypeError: "),
         (["explain", "math:sqr", "f32[2]"], "Did you mean 'sqrt'?"),
         (["explain", "math:pi", "f32[2]"], "cannot be called"),
         (["explain", "math:exp", "f31[2]"], "unknown dtype 'f31'. Did you mean 'f32'?"),
@@ -123,7 +126,7 @@ def test_preview(capsys) -> None:
 
 
 def test_preview_of_an_unknown_device(capsys) -> None:
-    assert cli.main(["preview", "math:exp", "f32[2]", "--device", "H20"]) == cli.USAGE
+    assert cli.main(["preview", "jax.numpy:exp", "f32[2]", "--device", "H20"]) == cli.USAGE
     assert "Did you mean 'H200'?" in capsys.readouterr().err
 
 

@@ -46,13 +46,17 @@ def trace(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Jaxpr, list[A
     named = {k: x for k, x in kwargs.items() if dynamic[1][k]}
     operands = jax.tree.leaves((given, named))
 
+    out_trees: list[Any] = []
+
     def fresh(*some_args: Any, **some_kwargs: Any) -> Any:  # not `fn` itself: JAX would remember tracers it closes over
         rest = iter(some_args)
         every = [next(rest) if yes else x for x, yes in zip(args, dynamic[0], strict=True)]
-        return fn(*every, **{k: some_kwargs[k] if yes else kwargs[k] for k, yes in dynamic[1].items()})
+        result = fn(*every, **{k: some_kwargs[k] if yes else kwargs[k] for k, yes in dynamic[1].items()})
+        out_trees.append(jax.tree.structure(result))  # JAX would make a tree of shapes, where a class may want arrays
+        return result
 
-    traced = jax.jit(_named_as(fn, fresh)).trace(*given, **named)
-    jaxpr, out_tree = traced.jaxpr, traced.out_tree  # no tree is made of shapes: a class may want arrays
+    jaxpr = jax.make_jaxpr(_named_as(fn, fresh))(*given, **named)
+    (out_tree,) = out_trees
     outer = list(jaxpr.consts)
     if any(isinstance(c, jax_compat.Tracer) for c in outer):  # values of an enclosing transformation become operands
         inner, count = jaxpr.jaxpr, len(outer)

@@ -69,7 +69,7 @@ def _is_input(b: Builder, x: Value) -> bool:
 
 def shifted_right(b: Builder, x: Value, by: Value, is_arithmetic: bool) -> Value:
     """``x >> by``."""
-    places = _literal(x, by, "a shift")
+    places = _places(x, by)
     if not is_arithmetic and (found := _interval(b, x)) is not None and found[0] < 0:
         raise NotExpressible(Code.PARAMETERS, f"a logical shift of {x.dtype}, which has a sign")
     return _shifted(b, x, places)
@@ -77,7 +77,14 @@ def shifted_right(b: Builder, x: Value, by: Value, is_arithmetic: bool) -> Value
 
 def shifted_left(b: Builder, x: Value, by: Value) -> Value:
     """``x << by``, before it is brought back into its range."""
-    return b.scaled(x, Fraction(2 ** _literal(x, by, "a shift")))
+    return b.scaled(x, Fraction(2 ** _places(x, by)))
+
+
+def _places(x: Value, by: Value) -> int:
+    places = _literal(x, by, "a shift")
+    if places < 0:
+        raise NotExpressible(Code.PARAMETERS, f"a shift by {places} places")
+    return places
 
 
 def masked(b: Builder, x: Value, mask: Value) -> Value:

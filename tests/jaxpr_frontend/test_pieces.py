@@ -329,7 +329,7 @@ def test_random_programs(data: st.DataObject, steps: int) -> None:
     fn(x)
     for region in analysis(fn, x).regions:
         values = [random(*region.avals[b.value].shape, seed=7, scale=1.0) for b in region.inputs]
-        assert_close(oracle(region, values), region.reference(*values), 1e-4)
+        assert_close(oracle(region, values), region.reference(*values), 1e-3)  # float32, exponentials of sums
     compiler = Replacing()
     assert_close(optimized(fn, compiler)(x), fn(x))
 
