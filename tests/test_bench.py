@@ -1,6 +1,7 @@
 """The benchmark measures what it says: limits, errors, order statistics, profiles, interleaving, tables."""
 
 import io
+import itertools
 import json
 import math
 import os
@@ -319,6 +320,22 @@ def test_a_failing_candidate_is_a_row(tmp_path) -> None:
     result.write(tmp_path / "r.json")
     assert json.loads((tmp_path / "r.json").read_text())["rows"][0]["results"]["wrong"]["error"] is None
     assert "broken: NotImplementedError" in result.to_markdown()
+
+
+def test_a_candidate_that_fails_when_it_is_timed_is_a_row() -> None:
+    made = itertools.count()
+
+    def once(fn, **options):
+        def run(*args):
+            if next(made) > 0:
+                raise RuntimeError("out of memory")
+            return fn(*args)
+
+        return run
+
+    result = suite.run_suite([programs.program("abv", small=True)], {"xla": jax.jit, "once": once}, rounds=2)
+    (row,) = result.rows
+    assert set(row.results) == {"xla"} and row.failures == {"once": "RuntimeError: out of memory"}
 
 
 def test_the_cost_model_orders_measured_kernels() -> None:

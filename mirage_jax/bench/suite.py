@@ -15,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -289,7 +290,7 @@ def _time(
     rounds: int | None,
     seed: int,
 ) -> dict[str, Timing]:
-    """Interleaved times of all; a peer that cannot be timed becomes a failure."""
+    """Interleaved times of all; what cannot be timed becomes a failure."""
     on_gpu = jax.devices()[0].platform == "gpu"
     sets = timing.sets_for(program.bytes) if on_gpu else 1
     all_args = [program.draw(seed + i) for i in range(sets)]
@@ -297,16 +298,18 @@ def _time(
     def waiting(function: Callable[..., object], *args: object) -> timing.Call:
         return lambda: jax.block_until_ready(function(*args))
 
-    calls = {
-        label: waiting(timing.chain(f), all_args) if on_gpu else waiting(f, *all_args[0])
-        for label, f in functions.items()
-    }
-    for label, peer in peers.items():
+    def call_of(f: Callable[..., jax.Array]) -> timing.Call:
+        return waiting(timing.chain(f), all_args) if on_gpu else waiting(f, *all_args[0])
+
+    makers = {label: partial(call_of, f) for label, f in functions.items()}
+    makers |= {label: partial(peer.call, program, all_args) for label, peer in peers.items()}
+    calls: dict[str, timing.Call] = {}
+    for label, make in makers.items():
         try:
-            call = peer.call(program, all_args)
+            call = make()
             call()
             calls[label] = call
-        except Exception as error:
+        except Exception as error:  # for lack of memory, say
             failures[label] = f"{type(error).__name__}: {error}".splitlines()[0]
     return timing.time_device(calls, sets, rounds or 6) if on_gpu else timing.time_wall(calls, rounds or 10)
 
@@ -374,6 +377,9 @@ def run_suite[P: Named](
         except KeyboardInterrupt:
             title = f"{title}, interrupted after {len(rows)} of {len(programs)}"
             break
+        except Exception as error:  # while it was timed: the rows before it are not lost
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            row = Row(program.name, None, {}, dict.fromkeys(candidates, why))
         rows.append(row)
         if console is not None:
             console.print(
