@@ -246,6 +246,8 @@ def _campaign(args: argparse.Namespace, err: Console) -> list[Source]:
     """What every campaign starts from."""
     if args.count < 1:
         raise UsageError(f"--count: found {args.count}; allowed is 1 or more")
+    if args.seed < 0:
+        raise UsageError(f"--seed: found {args.seed}; allowed is 0 or more")
     _check_file(args.json)
     if not args.quiet:
         err.print("searching for right candidates", highlight=False)
@@ -353,7 +355,7 @@ def build_parser() -> argparse.ArgumentParser:
     explain.set_defaults(run=command_explain)
 
     campaign = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    campaign.add_argument("--seed", type=int, default=0)
+    campaign.add_argument("--seed", type=int, default=0, help="a number from 0 on")
     campaign.add_argument("--json", type=Path, metavar="FILE", help="write FILE, and the same as Markdown beside it")
     campaign.add_argument("-q", "--quiet", action="store_true", help="no progress")
 

@@ -62,6 +62,7 @@ def test_bench_reports_a_failure(capsys, monkeypatch) -> None:
         (["bench", "--programs", "gqa_b1,lorra_b8"], "Did you mean 'lora_b8'?"),
         (["bench", "--rounds", "0"], "--rounds: found 0"),
         (["bench", "--json", "."], "is a directory"),
+        (["mutate", "--count", "1", "--seed", "-1"], "--seed: found -1"),
         (["bench", "--remat"], "only --suite models has; found --suite mirage"),
         (["explain", "nowhere", "f32[2]"], "allowed is module:function"),
         (["explain", "no.such.module:f", "f32[2]"], "cannot be imported"),

@@ -148,6 +148,12 @@ def test_devices_that_measure() -> None:
         mirage_jax.optimize(chain, devices=(99,))(*ARGS)
 
 
+def test_a_variable_that_names_devices_stops_no_program(monkeypatch, caplog) -> None:
+    monkeypatch.setenv("MIRAGE_JAX_DEVICES", "99")
+    assert decided(mirage_jax.optimize(chain)).winner is not None
+    assert [w for w in warnings(caplog) if w.startswith("MIRAGE_JAX_DEVICES is ignored: devices: found 99")]
+
+
 # The cache.
 
 

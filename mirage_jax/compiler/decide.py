@@ -32,7 +32,7 @@ from mirage_jax.cache import Cache, CacheKey, Entry
 from mirage_jax.compiler.subject import Subject
 from mirage_jax.compiler.threads import apart, unchecked
 from mirage_jax.compiler.winner import Winner, readable
-from mirage_jax.config import Options
+from mirage_jax.config import Options, from_environment
 from mirage_jax.errors import CacheError, LoweringError, MirageError, UnsupportedError, UsageError
 from mirage_jax.garbage import no_collection
 from mirage_jax.jaxpr_frontend.regions import MAX_OPS
@@ -463,7 +463,11 @@ def _cuda(platform: str) -> str:
 def _chosen(devices: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
     """Those of the local devices that are to measure, all of one kind; the first if none are named."""
     if wrong := [n for n in numbers if n >= len(devices)]:
-        raise UsageError(f"devices: found {wrong[0]}; there are {len(devices)} of this platform here, counted from 0")
+        why = f"devices: found {wrong[0]}; there are {len(devices)} of this platform here, counted from 0"
+        if tuple(numbers) != from_environment()[0].devices:
+            raise UsageError(why)
+        _warn_once(f"MIRAGE_JAX_DEVICES is ignored: {why}")  # a variable does not stop a program
+        numbers = ()
     chosen = [devices[n] for n in numbers or (0,)]
     if len(kinds := sorted({d.device_kind for d in chosen})) > 1:
         raise UsageError(f"devices: found {', '.join(kinds)}; allowed are devices of one kind")
@@ -474,6 +478,11 @@ def _chosen(devices: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
 def _proved(reference: KernelGraph, graph: KernelGraph) -> certificates.Certificate:
     """Proof-carrying: what is read is proved again, once in a process."""
     return certificates.certify(reference, graph)
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    log.warning("%s", message)
 
 
 def _in_one_line(error: Exception) -> str:
