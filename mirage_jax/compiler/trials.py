@@ -239,8 +239,8 @@ def trials(devices: Sequence[Any]) -> Iterator[Trials | None]:
                 for _ in range(max(1, min(CHILDREN, (os.cpu_count() or 1) // (THREADS * len(devices)))))
                 for d in devices
             ]
-        except OSError as why:
-            log.warning("variants are tried in this process, as no other one can be started: %s", why)
+        except TrialError as why:
+            log.warning("variants are tried in this process: %s", why)
             yield None
             return
         yield Trials(sessions, len(devices))
@@ -407,8 +407,9 @@ class _Child:
 
     def kill(self) -> None:
         """End the process, whatever it is doing; may be called twice."""
-        with suppress(OSError):  # with what it has started, the assembler say
-            os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process.poll() is None:  # else its number may be another's by now
+            with suppress(OSError):  # with what it has started, the assembler say
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
         self._process.wait()
         self._reader.join()

@@ -243,6 +243,17 @@ def test_variants_share_inputs_as_long_as_one_has_them() -> None:
     assert gone() is None and worker.draw(ones, 3) is not gone()
 
 
+def test_where_no_process_can_be_started_this_one_tries(monkeypatch, caplog) -> None:
+    def no_process(*_: Any) -> None:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(module, "_Child", no_process)
+    monkeypatch.setattr(module, "environment", lambda _: {})
+    with module.trials([SimpleNamespace(platform="gpu", device_kind="H200")]) as found:
+        assert found is None
+    assert "tried in this process: no process can be started that tries variants: Resource" in caplog.text
+
+
 def test_a_child_ends_with_its_parent() -> None:
     session = Session((*FAKE,), patience=QUICK).__enter__()
     process = session._ready()._process
