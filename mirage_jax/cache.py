@@ -35,6 +35,7 @@ from typing import Any, Self
 import jax
 import platformdirs
 
+from mirage_jax.config import warn_once
 from mirage_jax.errors import CacheError
 
 log = logging.getLogger("mirage_jax.cache")
@@ -211,11 +212,6 @@ def decode(raw: bytes, key: CacheKey) -> Entry:
     return Entry.from_json(value["entry"])
 
 
-@functools.cache
-def _warn_once(where: str, message: str) -> None:
-    log.warning("cache %s: %s", where, message)
-
-
 class Cache:
     """Winners under one directory. `get` and `put` never raise on account of what is, or is not, on disk."""
 
@@ -255,10 +251,10 @@ class Cache:
                 os.replace(path, path.with_suffix(".bad"))
             return None, f"the stored entry is not usable: {error}"
         except _UnsafeDirectory as error:
-            _warn_once(str(self.directory), f"not used: {error}")
+            warn_once(f"cache {self.directory}: not used: {error}")
             return None, f"no cache: {error}"
         except (OSError, ValueError) as error:
-            _warn_once(str(self.directory), f"not readable: {error}")
+            warn_once(f"cache {self.directory}: not readable: {error}")
             return None, f"no cache: {error}"
         if entry.decision == "xla" and self._clock() - entry.created > XLA_LIFETIME:
             return None, "that nothing beats XLA was decided too long ago"
@@ -276,7 +272,7 @@ class Cache:
                 _write(path.with_suffix(".py"), kernels.encode("utf-8", "backslashreplace"))
             _write(path, raw)
         except (OSError, ValueError, TypeError, RecursionError, _UnsafeDirectory) as error:
-            _warn_once(str(self.directory), f"nothing is stored: {error}")
+            warn_once(f"cache {self.directory}: nothing is stored: {error}")
             return None
         return path
 

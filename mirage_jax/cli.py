@@ -31,7 +31,7 @@ from mirage_jax.bench import compile_suite, model_suite, peers, plot, programs, 
 from mirage_jax.bench.suite import Transform
 from mirage_jax.cache import versions
 from mirage_jax.config import BACKENDS, ON_MISS, Budget, unknown
-from mirage_jax.errors import UnsupportedError, UsageError
+from mirage_jax.errors import UnsupportedError, UsageError, in_one_line
 from mirage_jax.preview import preview
 from mirage_jax.summary import summarize
 
@@ -101,8 +101,7 @@ def _check_arguments(function: Callable[..., object], arguments: Sequence[object
     try:
         jax.eval_shape(function, *arguments)
     except Exception as error:
-        why = str(error).partition("\n")[0]
-        raise UsageError(f"arguments: the function cannot be traced with them: {type(error).__name__}: {why}") from None
+        raise UsageError(f"arguments: the function cannot be traced with them: {in_one_line(error)}") from None
 
 
 def _options(args: argparse.Namespace) -> dict[str, object]:

@@ -128,7 +128,7 @@ class Options:
         given = {k: v for k, v in keywords.items() if v is not None}
         options, ignored = from_environment()
         for variable, why in ignored.items():
-            _warn_once(f"{variable} is ignored: {why}")
+            warn_once(f"{variable} is ignored: {why}")
         return replace(options, **given)
 
 
@@ -192,8 +192,9 @@ VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
 
 
 @functools.cache
-def _warn_once(message: str) -> None:
-    log.warning(message)
+def warn_once(message: str) -> None:
+    """A warning, once in a process."""
+    log.warning("%s", message)
 
 
 def from_environment() -> tuple[Options, Mapping[str, str]]:
@@ -231,5 +232,5 @@ def is_disabled() -> bool:
     try:
         return not parse_switch(text)
     except UsageError as error:
-        _warn_once(f"MIRAGE_JAX is ignored: {error}")
+        warn_once(f"MIRAGE_JAX is ignored: {error}")
         return False

@@ -47,3 +47,8 @@ class CacheError(MirageError):
 
 class TrialError(MirageError):
     """No process can be made to work that tries variants; they are tried in the user's process then."""
+
+
+def in_one_line(error: BaseException) -> str:
+    """What kind of error it is, and the first line of what it says."""
+    return f"{type(error).__name__}: {str(error).partition('\n')[0]}"

@@ -42,7 +42,7 @@ WIN = Entry(
 
 @pytest.fixture
 def cache(tmp_path) -> Cache:
-    cache_module._warn_once.cache_clear()
+    cache_module.warn_once.cache_clear()
     return Cache(tmp_path / "c", clock=lambda: 1e9)
 
 

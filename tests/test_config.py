@@ -102,7 +102,7 @@ def test_environment_is_below_arguments_and_above_defaults(monkeypatch) -> None:
 
 
 def test_malformed_environment_is_one_warning(monkeypatch, caplog) -> None:
-    config._warn_once.cache_clear()
+    config.warn_once.cache_clear()
     monkeypatch.setenv("MIRAGE_JAX_BUDGET", "a while")
     monkeypatch.setenv("MIRAGE_JAX", "maybe")
     with caplog.at_level(logging.WARNING, "mirage_jax"):

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from mirage_jax import timing
 from mirage_jax.bench.steps import Step
 from mirage_jax.bench.suite import BASELINE, Result, Row, Transform, explained
+from mirage_jax.errors import in_one_line
 from mirage_jax.garbage import no_collection
 from mirage_jax.jaxpr_frontend.capture import capture
 from mirage_jax.jaxpr_frontend.regions import MAX_OPS
@@ -47,7 +48,7 @@ def run_compile(step: Step, candidates: Mapping[str, Transform], *, rounds: int 
             calls[label] = lambda t=transform: _lower(t, step, args)
             calls[label]()
         except Exception as why:  # whatever a candidate raises is a result of the benchmark
-            failures[label] = f"{type(why).__name__}: {why}".splitlines()[0]
+            failures[label] = in_one_line(why)
     timings = timing.time_wall(calls, rounds or 5)
     results = {
         label: Result(

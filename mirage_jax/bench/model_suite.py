@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from mirage_jax import timing
 from mirage_jax.bench.steps import Step
 from mirage_jax.bench.suite import BASELINE, OURS, Memory, Result, Row, Transform, explained
+from mirage_jax.errors import in_one_line
 from mirage_jax.timing import Timing
 
 log = logging.getLogger("mirage_jax")
@@ -70,7 +71,7 @@ def run_step(step: Step, candidates: Mapping[str, Transform], *, rounds: int | N
             fields[label] |= explained(function, (state, batch))
             running[label] = _Running(compiled, first[0], batch)
         except Exception as why:  # whatever a candidate raises is a result of the benchmark
-            failures[label] = f"{type(why).__name__}: {why}".splitlines()[0]
+            failures[label] = in_one_line(why)
     log.info("%s: timing", step.name)
     timings = {label: _per_layer(t, step.layers) for label, t in _time(running, rounds).items()}
     results = {

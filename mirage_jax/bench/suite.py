@@ -31,6 +31,7 @@ from mirage_jax.bench.peers import versions as peer_versions
 from mirage_jax.bench.programs import Program
 from mirage_jax.cache import versions
 from mirage_jax.compiler.accuracy import same_bits
+from mirage_jax.errors import in_one_line
 from mirage_jax.report import Report, rank_correlation, write_beside
 from mirage_jax.timing import Ratio, Timing
 
@@ -235,7 +236,7 @@ def run_program(
             errors[label] = errors_against(reference, np.asarray(function(*args)))
             functions[label] = function
         except Exception as error:  # whatever a candidate raises is a result of the benchmark
-            failures[label] = f"{type(error).__name__}: {error}".splitlines()[0]
+            failures[label] = in_one_line(error)
     runnable: dict[str, Peer] = {}
     for label, peer in (peers or {}).items():
         if not peer.serves(program):
@@ -244,7 +245,7 @@ def run_program(
             errors[label] = errors_against(reference, peer.result(program, args))
             runnable[label] = peer
         except Exception as error:  # so is what a peer raises
-            failures[label] = f"{type(error).__name__}: {error}".splitlines()[0]
+            failures[label] = in_one_line(error)
     timings = _time(program, functions, runnable, failures, rounds, seed)
     peaks = PEAKS.get(device.device_kind)
     results = {
@@ -310,7 +311,7 @@ def _time(
             call()
             calls[label] = call
         except Exception as error:  # for lack of memory, say
-            failures[label] = f"{type(error).__name__}: {error}".splitlines()[0]
+            failures[label] = in_one_line(error)
     return timing.time_device(calls, sets, rounds or 6) if on_gpu else timing.time_wall(calls, rounds or 10)
 
 
@@ -378,7 +379,7 @@ def run_suite[P: Named](
             title = f"{title}, interrupted after {len(rows)} of {len(programs)}"
             break
         except Exception as error:  # while it was timed: the rows before it are not lost
-            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            why = in_one_line(error)
             row = Row(program.name, None, {}, dict.fromkeys(candidates, why))
         rows.append(row)
         if console is not None:

@@ -20,6 +20,7 @@ from jax import lax
 
 from mirage_jax.compiler.subject import Subject
 from mirage_jax.compiler.winner import Winner
+from mirage_jax.errors import in_one_line
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.arrays import is_float, numpy_dtype
@@ -235,7 +236,7 @@ class Accuracy:
                     args = (jax.device_put(v, self.subject.device) for v in near)
                     results = self._placed(self.subject.xla(*args))
             except Exception as why:  # no memory for all intermediate results, say
-                log.info("not run operation by operation: %s: %s", type(why).__name__, str(why).partition("\n")[0])
+                log.info("not run operation by operation: %s", in_one_line(why))
                 return None
             exact = self.in_float64(self.wide_inputs(near))
             with self._arithmetic():

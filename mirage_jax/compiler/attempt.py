@@ -27,7 +27,7 @@ from mirage_jax.compiler.subject import Subject
 from mirage_jax.compiler.threads import as_here
 from mirage_jax.compiler.trials import Failure, Trials
 from mirage_jax.compiler.winner import Winner
-from mirage_jax.errors import LoweringError, MirageError, TrialError, UnsupportedError
+from mirage_jax.errors import LoweringError, MirageError, TrialError, UnsupportedError, in_one_line
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.lower import twin
 from mirage_jax.mugraph.check import check_graph
@@ -211,7 +211,7 @@ class Attempt(Subject):
                 call()
             except Exception as why:  # a kernel that cannot be compiled or launched is one candidate less
                 self.tried["not compiled"] += 1
-                log.info("%s not compiled: %s: %s", label, type(why).__name__, str(why).partition("\n")[0])
+                log.info("%s not compiled: %s", label, in_one_line(why))
                 return None
             return label, call
 
@@ -287,7 +287,7 @@ class Attempt(Subject):
             return False, f"not written at small sizes: {why}"
         except Exception as why:  # Triton's interpreter changes from version to version; a wrong text did compile
             log.warning("kernels are not checked on exact numbers: %s: %s", type(why).__name__, why)
-            return True, f"not done: {type(why).__name__}: {str(why).partition('\n')[0]}"
+            return True, f"not done: {in_one_line(why)}"
         return not wrong, wrong or "kernels agree with the graph bit for bit on exact numbers, at small sizes"
 
     @cached_property
@@ -308,7 +308,7 @@ def times_of_xla(attempts: Sequence[Attempt]) -> list[float | None]:
         try:
             return action(attempt)
         except Exception as why:
-            log.info("XLA's code is not timed: %s: %s", type(why).__name__, str(why).partition("\n")[0])
+            log.info("XLA's code is not timed: %s", in_one_line(why))
             return None
 
     with ThreadPoolExecutor(COMPILERS) as pool:

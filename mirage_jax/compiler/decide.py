@@ -32,8 +32,8 @@ from mirage_jax.cache import Cache, CacheKey, Entry
 from mirage_jax.compiler.subject import Subject
 from mirage_jax.compiler.threads import apart, unchecked
 from mirage_jax.compiler.winner import Winner, readable
-from mirage_jax.config import Options, from_environment
-from mirage_jax.errors import CacheError, LoweringError, MirageError, UnsupportedError, UsageError
+from mirage_jax.config import Options, from_environment, warn_once
+from mirage_jax.errors import CacheError, LoweringError, MirageError, UnsupportedError, UsageError, in_one_line
 from mirage_jax.garbage import no_collection
 from mirage_jax.jaxpr_frontend.regions import MAX_OPS
 from mirage_jax.jaxpr_frontend.translate import Region
@@ -173,7 +173,7 @@ class Compiler:
                 found[text] = max(count[text] * attempts[text].headroom(), TINY)
             except Exception as why:
                 place = ", ".join(places(region.where)[:1])
-                log.warning("the region at %s is tuned last: %s", place, _in_one_line(why))
+                log.warning("the region at %s is tuned last: %s", place, in_one_line(why))
         if platform == "cuda" and len(attempts) > 1:
             first = sorted(attempts, key=found.__getitem__, reverse=True)[:TIMED]
             x64 = jax.config.jax_enable_x64
@@ -217,7 +217,7 @@ class Compiler:
             except Exception as why:
                 if self.strict:
                     raise
-                text = _in_one_line(why)
+                text = in_one_line(why)
                 log.warning("the region at %s stays with XLA: %s", ", ".join(places(region.where)[:1]), text)
                 decision = Decision(None, text, "policy", platform)
             self.decisions[memo] = decision
@@ -266,8 +266,8 @@ class Compiler:
             try:
                 return self._from_cache(subject, key, entry, base)
             except Exception as why:  # whatever is in a file, it is a miss
-                log.warning("cache entry %s is not used: %s", key.digest[:12], _in_one_line(why))
-                reason = f"the stored entry is not usable: {_in_one_line(why)}"
+                log.warning("cache entry %s is not used: %s", key.digest[:12], in_one_line(why))
+                reason = f"the stored entry is not usable: {in_one_line(why)}"
         match on_miss:
             case "error":
                 raise UsageError(
@@ -466,7 +466,7 @@ def _chosen(devices: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
         why = f"devices: found {wrong[0]}; there are {len(devices)} of this platform here, counted from 0"
         if tuple(numbers) != from_environment()[0].devices:
             raise UsageError(why)
-        _warn_once(f"MIRAGE_JAX_DEVICES is ignored: {why}")  # a variable does not stop a program
+        warn_once(f"MIRAGE_JAX_DEVICES is ignored: {why}")  # a variable does not stop a program
         numbers = ()
     chosen = [devices[n] for n in numbers or (0,)]
     if len(kinds := sorted({d.device_kind for d in chosen})) > 1:
@@ -478,15 +478,6 @@ def _chosen(devices: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
 def _proved(reference: KernelGraph, graph: KernelGraph) -> certificates.Certificate:
     """Proof-carrying: what is read is proved again, once in a process."""
     return certificates.certify(reference, graph)
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    log.warning("%s", message)
-
-
-def _in_one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).partition('\n')[0]}"
 
 
 def _default_on_miss() -> str:

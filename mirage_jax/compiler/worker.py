@@ -28,6 +28,7 @@ import jax.numpy as jnp
 from mirage_jax import timing, turns
 from mirage_jax.compiler.inputs import Types, one_set
 from mirage_jax.compiler.winner import Winner
+from mirage_jax.errors import in_one_line
 from mirage_jax.lower import aot
 from mirage_jax.mugraph.arrays import numpy_dtype
 
@@ -91,7 +92,7 @@ def _run_each(runs: Mapping[int, Callable[[], object]], say: Say, healthy: Calla
             run()
             ran[i] = timing.wall(run)
         except Exception as why:
-            say({"failed": i, "why": _in_one_line(why)})
+            say({"failed": i, "why": in_one_line(why)})
             if not healthy():
                 raise _DeviceLost from why
     return ran
@@ -110,7 +111,7 @@ def _time[R](
         found = measure([runs[i] for i in group])
     except Exception as why:
         if len(group) == 1:
-            say({"failed": group[0], "why": _in_one_line(why)})
+            say({"failed": group[0], "why": in_one_line(why)})
         if not healthy():
             raise _DeviceLost from why
         for i in group if len(group) > 1 else ():
@@ -125,7 +126,7 @@ def _prepare[R](say: Say, prepare: Callable[[Mapping[str, Any]], R], i: int, var
     try:
         run = prepare(variant)
     except Exception as why:  # a kernel that cannot be compiled is one candidate less
-        say({"failed": i, "why": _in_one_line(why)})
+        say({"failed": i, "why": in_one_line(why)})
         return None
     say({"compiled": i})
     return run
@@ -142,10 +143,6 @@ def _groups(ran: Mapping[int, float]) -> list[list[int]]:
         groups[-1].append(i)
         seconds += own
     return groups
-
-
-def _in_one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).partition('\n')[0]}"
 
 
 def prepare_winner(variant: Mapping[str, Any]) -> Run:

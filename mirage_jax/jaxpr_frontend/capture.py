@@ -41,17 +41,16 @@ def capture[**P, T](fn: Callable[P, T], compiler: Compiler) -> Callable[P, T]:
 
 def trace(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Jaxpr, list[Any], Any]:
     """The jaxpr of ``fn(*args, **kwargs)``, its operands (with tracers that `fn` closes over), and the output tree."""
-    dynamic = [_is_dynamic(x) for x in args], {k: _is_dynamic(x) for k, x in kwargs.items()}
-    given = [x for x, yes in zip(args, dynamic[0], strict=True) if yes]
-    named = {k: x for k, x in kwargs.items() if dynamic[1][k]}
+    traced = list(map(_is_traced, args))
+    given = [x for x, yes in zip(args, traced, strict=True) if yes]
+    named = {k: x for k, x in kwargs.items() if _is_traced(x)}
     operands = jax.tree.leaves((given, named))
-
     out_trees: list[Any] = []
 
     def fresh(*some_args: Any, **some_kwargs: Any) -> Any:  # not `fn` itself: JAX would remember tracers it closes over
         rest = iter(some_args)
-        every = [next(rest) if yes else x for x, yes in zip(args, dynamic[0], strict=True)]
-        result = fn(*every, **{k: some_kwargs[k] if yes else kwargs[k] for k, yes in dynamic[1].items()})
+        every = [next(rest) if yes else x for x, yes in zip(args, traced, strict=True)]
+        result = fn(*every, **{k: some_kwargs.get(k, x) for k, x in kwargs.items()})
         out_trees.append(jax.tree.structure(result))  # JAX would make a tree of shapes, where a class may want arrays
         return result
 
@@ -78,7 +77,7 @@ def _are_values(leaves: Sequence[Any]) -> bool:
     return any(map(_is_array, leaves)) and not any(isinstance(x, jax_compat.Tracer) for x in leaves)
 
 
-def _is_dynamic(argument: Any) -> bool:
+def _is_traced(argument: Any) -> bool:
     """Whether an argument is traced; what `static_argnums` leaves is passed on as the object that it is."""
     return any(isinstance(x, jax_compat.Tracer | jax.ShapeDtypeStruct) for x in jax.tree.leaves(argument))
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
+from mirage_jax.config import warn_once
 from mirage_jax.errors import UsageError
 from mirage_jax.garbage import no_collection
 from mirage_jax.jaxpr_frontend import jax_compat, rules
@@ -215,7 +216,7 @@ def plan(jaxpr: Jaxpr, compiler: Compiler, call: Primitive, target: Target) -> P
         else:
             steps.append(step.equations)
     if any(eqn.after for step in steps if not isinstance(step, Replacement) for eqn in step):
-        _warn_once(
+        warn_once(
             "remat='regions': a backward pass for which there is no kernel stays with XLA, makes values again and "
             "takes longer so; mirage_jax.tune looks for kernels"
         )
@@ -242,7 +243,7 @@ def _steps(program: FlatProgram, compiler: Compiler, sharded: bool) -> Sequence[
         _failed(e, compiler.strict, "dividing a program into regions")
         return range(len(program.eqns))
     if sharded and any(x.code is Code.SHARDED and x.primitive in rules.HEAVY for x in found.left_out):
-        _warn_once(f"{Code.SHARDED}: XLA divides this program over several devices and cannot divide a kernel")
+        warn_once(f"{Code.SHARDED}: XLA divides this program over several devices and cannot divide a kernel")
     return found.steps
 
 
@@ -268,7 +269,7 @@ def _compile(region: Region, compiler: Compiler, target: Target) -> CompiledRegi
         if compiled is None:
             return None
         if target.is_exported and "cuda" in target.platforms and compiled.cuda is not None:
-            _warn_once("an exported program has no kernels: jax.export promises nothing about their custom calls")
+            warn_once("an exported program has no kernels: jax.export promises nothing about their custom calls")
             return None
         return compiled
     except Exception as e:
@@ -301,12 +302,7 @@ def _has_work(jaxpr: Jaxpr) -> bool:
 def _failed(error: Exception, strict: bool, doing: str) -> None:
     if strict or isinstance(error, UsageError):
         raise error
-    _warn_once(f"{Code.INTERNAL} while {doing}, your own code runs: {type(error).__name__}: {error}")
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    log.warning("%s", message)
+    warn_once(f"{Code.INTERNAL} while {doing}, your own code runs: {type(error).__name__}: {error}")
 
 
 def _lower_portable(context: Any, *operands: Any, out_avals: Any, placed: Placed) -> Any:
@@ -319,7 +315,7 @@ def _lower_cuda(context: Any, *operands: Any, out_avals: Any, placed: Placed) ->
             return placed.lower(placed.compiled.cuda, context, operands)
         except Exception as e:
             why = f"{type(e).__name__}: {e}"
-            _warn_once(f"{Code.INTERNAL} while lowering a kernel, the same program runs as plain JAX: {why}")
+            warn_once(f"{Code.INTERNAL} while lowering a kernel, the same program runs as plain JAX: {why}")
     return placed.lower_safely(context, operands)
 
 

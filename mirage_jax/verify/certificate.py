@@ -254,6 +254,7 @@ def reduced(
     loop's axis is also split, both of 1: some window of three then has two steps in one part and one in the other.
     `quick`: shorter axes, and one block along each grid axis, parts and spans excepted.
     """
+    scale = scale or Scale()
     real = dict(reference.extents) | dict(candidate.extents)
     plain, looped, split = QUICK if quick else FULL
     wanted = dict.fromkeys(real, plain)
@@ -263,13 +264,13 @@ def reduced(
     for axis in candidate.split_axes:
         wanted[origin(axis)] = split
     for loop, span in _spans(candidate):
-        rows, columns, scaled = origin(span.axis), origin(loop), (scale or Scale()).span(span)
+        rows, columns, scaled = origin(span.axis), origin(loop), scale.span(span)
         odd = 0 if quick else 1
-        beyond = (scale.largest if scale else 0) + (2 if quick and span.low is None else 3)
+        beyond = scale.largest + (2 if quick and span.low is None else 3)
         wanted[rows] = max(wanted[rows], beyond | odd, looped)
         wanted[columns] = max(wanted[columns], wanted[rows] + max(scaled.high or 0, 0) | odd)
-    for axis in {origin(a) for pair in (scale.pairs if scale else ()) for a in pair}:
-        wanted[axis] = max(wanted[axis], scale.far if scale else 0)
+    for axis in {origin(a) for pair in scale.pairs for a in pair}:
+        wanted[axis] = max(wanted[axis], scale.far)
     by_size: dict[int, int] = {}
     for axis, n in real.items():
         by_size[n] = max(by_size.get(n, 1), wanted[axis] if n > 1 else 1)

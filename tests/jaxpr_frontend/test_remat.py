@@ -150,7 +150,7 @@ def test_a_backward_pass_without_kernels_is_said_to_take_longer(replaced: bool, 
         def compile_region(self, region, platforms=()) -> None:
             return None
 
-    interpreter._warn_once.cache_clear()
+    interpreter.warn_once.cache_clear()
     step = gradients(MODELS["loop"])
     optimized(step, (Replacing if replaced else LeavesAll)(remat=True)).lower(*cast("float32"))
     assert ("stays with XLA, makes values again" in caplog.text) == (not replaced)

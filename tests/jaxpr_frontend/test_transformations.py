@@ -220,7 +220,7 @@ def test_exported_programs_have_no_kernels(caplog: pytest.LogCaptureFixture) -> 
             made.append(WithKernel(region.graph))
             return made[-1]
 
-    interpreter._warn_once.cache_clear()
+    interpreter.warn_once.cache_clear()
     jax.export.export(optimized(mlp, Kernels()), platforms=["cuda"])(*ARGS)
     assert made and not any(m.lowered for m in made)
     assert [r.getMessage().partition(":")[0] for r in caplog.records] == ["an exported program has no kernels"]

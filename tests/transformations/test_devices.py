@@ -52,7 +52,7 @@ def test_what_is_summed_over_devices_is_left_out(optimize) -> None:
 
 
 def test_divided_by_xla(optimize, caplog: pytest.LogCaptureFixture) -> None:
-    interpreter._warn_once.cache_clear()
+    interpreter.warn_once.cache_clear()
     f, args = optimize(batches), placed(AUTO, (HEADS,) * 3)
     with caplog.at_level(logging.WARNING):
         for g in (f, optimize(derivatives(batches)), jax.jit(lambda *x: f(*x) + 1)):
