@@ -122,8 +122,9 @@ class Specialized(SharedTiles):
             signature = ", ".join((*tensors, *lows, *shared, *(f"{g}: gl.constexpr" for g in group)))
             body = partial(self._swept, *calls, warps) if looks else partial(self._chosen, *calls, clear)
             self._function(f"{name}_{task}({signature})", body)
-        everything = [*tensors, *lows]
-        self._function(f"{name}({', '.join(everything)})", lambda: self.launch(name, [*everything, *shared], looks))
+        ins = len(tensors) - len(self.graph.stores)
+        everything = [*tensors[:ins], *lows, *tensors[ins:]]
+        self._function(f"{name}({', '.join(everything)})", lambda: self.launch(name, [*tensors, *lows, *shared], looks))
         return self.text()
 
     def _chosen(self, skipping: str, complete: str, clear: str) -> None:
