@@ -27,7 +27,18 @@ from mirage_jax import doctor, progress
 from mirage_jax.audit import fuzz, mutants, rewrites, saved
 from mirage_jax.audit.report import Report
 from mirage_jax.audit.sources import Source, sources
-from mirage_jax.bench import compile_suite, model_suite, peers, plot, programs, search_suite, start, steps, suite
+from mirage_jax.bench import (
+    compile_suite,
+    model_suite,
+    peers,
+    plot,
+    programs,
+    search_suite,
+    sentinel_suite,
+    start,
+    steps,
+    suite,
+)
 from mirage_jax.bench.suite import Transform
 from mirage_jax.cache import versions
 from mirage_jax.config import BACKENDS, ON_MISS, Budget, unknown
@@ -144,6 +155,15 @@ def _bench_start(args: argparse.Namespace, out: Console, err: Console) -> int:
     return OK
 
 
+def _bench_sentinels(args: argparse.Namespace, out: Console, err: Console) -> int:
+    names = [n.strip() for n in args.programs.split(",")] if args.programs else ()
+    result = sentinel_suite.run_sentinel_suite(names, args.rounds or 5, None if args.quiet else err)
+    out.print(result.table())
+    if args.json is not None:
+        err.print(f"written: {args.json}, {result.write(args.json)}", highlight=False)
+    return OK
+
+
 def _draw(file: Path, err: Console) -> int:
     """Draw a stored table."""
     try:
@@ -164,6 +184,8 @@ def command_bench(args: argparse.Namespace, out: Console, err: Console) -> int:
         return _bench_search(args, out, err)
     if args.suite == "start":
         return _bench_start(args, out, err)
+    if args.suite == "sentinels":
+        return _bench_sentinels(args, out, err)
     title = f"{args.programs or args.suite}{', small' if args.small else ''}"
     candidates = {suite.BASELINE: jax.jit, suite.OURS: _optimizer(args)}
     if args.remat:

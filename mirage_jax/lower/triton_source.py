@@ -104,13 +104,13 @@ class _Emitter(Loops):
         inputs = tuple(dict.fromkeys((*own.inputs, *other.inputs)))
         names = {name: f"in{n}" for n, name in enumerate((*inputs, *(least(g.shift) for g in guards)))}
         outputs = {name: f"out{n}" for n, name in enumerate(own.outputs)}
-        calls = [
+        skipping, remaining = (
             f"{source.name}({', '.join((names | outputs)[t] for t in (*source.inputs, *source.outputs))})"
             for source in (own, other)
-        ]
+        )
         name, w = own.name.removesuffix(self.form.suffix), Writer()
         clear = is_clear(guards, names)
-        write_choice(w, name, (*names.values(), *outputs.values()), *calls, clear, bool(self.form.guards))
+        write_choice(w, name, (*names.values(), *outputs.values()), skipping, remaining, clear, bool(self.form.guards))
         types = dict(zip((*own.inputs, *own.outputs, *other.inputs), (*own.dtypes, *other.dtypes), strict=False))
         return replace(
             own,
