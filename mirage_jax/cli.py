@@ -219,8 +219,10 @@ def command_fuzz(args: argparse.Namespace, out: Console, err: Console) -> int:
             raise UsageError(f"--{name}: found {getattr(args, name)}; allowed is 1 or more")
     if args.json is not None and args.json.is_dir():
         raise UsageError(f"--json: {str(args.json)!r} is a directory; allowed is a file")
+    platform = {"cpu": "cpu", "gpu": "cuda"}[args.device]
+    if skipped := fuzz.skipped(platform):
+        err.print(skipped, highlight=False, markup=False, soft_wrap=True)
     with nullcontext(lambda text: None) if args.quiet else progress.line() as say:
-        platform = {"cpu": "cpu", "gpu": "cuda"}[args.device]
         found = fuzz.campaign(args.programs, args.seed, args.out, args.workers, say, platform)
     out.print(found.table())
     if args.json is not None:

@@ -29,7 +29,7 @@ from mirage_jax import timing, turns
 from mirage_jax.compiler.inputs import Types, one_set
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.errors import in_one_line
-from mirage_jax.lower import aot
+from mirage_jax.lower import aot, launch
 from mirage_jax.mugraph.arrays import numpy_dtype
 
 type Say = Callable[[Mapping[str, Any]], None]
@@ -221,7 +221,7 @@ def channel() -> Say:
 def main() -> None:
     say = channel()
     device = jax.devices()[0]
-    if device.platform == "gpu":
+    if device.platform == "gpu" and not launch.missing(*launch.PACKAGES):
         aot.refuse_what_does_not_fit()
     device_is_healthy()  # makes the context, before anything is timed
     say({"ready": device.device_kind})
