@@ -130,6 +130,12 @@ def _bench_search(args: argparse.Namespace, out: Console, err: Console) -> int:
 MODEL_SUITES = {
     "models": {"run": model_suite.run_step, "unit": "layer", "notes": model_suite.NOTES},
     "compile": {"run": compile_suite.run_compile, "unit": "model", "on_host": True, "notes": compile_suite.NOTES},
+    "different": {
+        "run": compile_suite.run_different,
+        "unit": "program",
+        "on_host": True,
+        "notes": compile_suite.DIFFERENT,
+    },
 }
 
 
@@ -164,6 +170,8 @@ def command_bench(args: argparse.Namespace, out: Console, err: Console) -> int:
         return _bench_search(args, out, err)
     if args.suite == "start":
         return _bench_start(args, out, err)
+    if args.suite == "different" and args.on_miss is None:
+        args.on_miss = "fallback"  # searches would take seconds for each of thousands of regions
     title = f"{args.programs or args.suite}{', small' if args.small else ''}"
     candidates = {suite.BASELINE: jax.jit, suite.OURS: _optimizer(args)}
     if args.remat:
@@ -326,7 +334,10 @@ def build_parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser("bench", parents=[optimizing], help="time XLA against the optimizer on a suite")
     names = ", ".join(programs.SUITES)
-    more = "models: some layers, compile: tracing and lowering, search: the search space, start: fresh processes"
+    more = (
+        "models: some layers, compile: tracing and lowering, different: the same of equations that all differ,"
+        " search: the search space, start: fresh processes"
+    )
     suites = f"{names}, all; {more} (default: mirage)"
     bench.add_argument("--suite", default="mirage", help=suites)
     bench.add_argument("--programs", metavar="A,B", help="these programs instead of a suite")

@@ -479,7 +479,9 @@ class _Partitioner:
                 refused = True
                 if why.by_itself:
                     will_be_cut_anew = True
-                elif will_be_cut_anew and self.patient:  # what an equation has because of its surroundings may go away with these
+                elif (
+                    will_be_cut_anew and self.patient
+                ):  # what an equation has because of its surroundings may go away with these
                     continue
                 for position, reason in why.reasons.items():
                     self._leave_out(whole[position], reason)
