@@ -32,6 +32,7 @@ from mirage_jax.bench.suite import Transform
 from mirage_jax.cache import versions
 from mirage_jax.config import BACKENDS, ON_MISS, Budget, unknown
 from mirage_jax.errors import UnsupportedError, UsageError, in_one_line
+from mirage_jax.hardware import GPUS
 from mirage_jax.preview import preview
 from mirage_jax.summary import summarize
 
@@ -390,7 +391,7 @@ def build_parser() -> argparse.ArgumentParser:
     look = commands.add_parser("preview", help="kernels that would be tried on a GPU, which need not be here")
     look.add_argument("function", help="module:function")
     look.add_argument("arguments", help="types of its arguments: 'f16[128,64] f16[64]'")
-    look.add_argument("--device", default="H200", help="A100, H100, H200 (default) or B200")
+    look.add_argument("--device", default="H200", help=f"{', '.join(GPUS)} (default: H200)")
     look.add_argument("--budget", help="time for one search: 30s, 2m, ...")
     look.set_defaults(run=command_preview)
 

@@ -3,7 +3,8 @@
 Suite "models" has the layers of each model in `bench.models` without embedding and head, so that a figure per layer
 means what it says: training steps with AdamW, forward passes, and decoding with a full cache. The state of a step
 (weights in training, the cache in decoding) is donated. Suite "compile" has a few of them with 32 layers, to be lowered
-only, and suite "different" programs without equal layers (`bench.different`). `small` is the same step at sizes that a CPU can afford.
+only, and suite "different" programs without equal layers (`bench.different`). `small` is the same step at sizes that a
+CPU can afford.
 """
 
 from __future__ import annotations

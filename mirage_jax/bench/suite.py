@@ -32,14 +32,15 @@ from mirage_jax.bench.programs import Program
 from mirage_jax.cache import versions
 from mirage_jax.compiler.accuracy import same_bits
 from mirage_jax.errors import in_one_line
+from mirage_jax.hardware import GPUS
 from mirage_jax.report import Report, rank_correlation, write_beside
 from mirage_jax.timing import Ratio, Timing
 
 type Transform = Callable[..., Callable[..., Any]]  # of a function, and of jit's options by name
 type Cell = Callable[[Row, str], str]  # of a row, for a candidate
 
-# What a device reaches in practice: bytes per second of a copy, and FLOP/s of a large half-precision matmul.
-PEAKS = {"NVIDIA H200": (4.3e12, 780e12)}
+# Devices of which it is measured what copies and large products of 16 bits reach.
+MEASURED = {"NVIDIA H200": GPUS["H200"]}
 
 BASELINE, OURS = "xla", "mirage"
 REPEATS = 100  # runs of ours that have to be equal bit for bit
@@ -247,7 +248,7 @@ def run_program(
         except Exception as error:  # so is what a peer raises
             failures[label] = in_one_line(error)
     timings = _time(program, functions, runnable, failures, rounds, seed)
-    peaks = PEAKS.get(device.device_kind)
+    gpu = MEASURED.get(device.device_kind)
     results = {
         label: Result(
             t.seconds,
@@ -261,7 +262,7 @@ def run_program(
         )
         for label, t in timings.items()
     }
-    return Row(program.name, None if peaks is None else program.limit(*peaks), results, failures)
+    return Row(program.name, None if gpu is None else program.limit(gpu), results, failures)
 
 
 def errors_against(reference: np.ndarray, found: np.ndarray) -> tuple[float, float]:

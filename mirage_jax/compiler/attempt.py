@@ -84,7 +84,7 @@ class Attempt(Subject):
     @property
     def description(self) -> Device:
         """What the cost model knows of the device."""
-        return device_for(self.device.device_kind)
+        return device_for(self.device)
 
     def headroom(self, xla: float | None = None) -> float:
         """Seconds that may be saved: what XLA takes, by the model if it was not measured, less what products, or inputs
