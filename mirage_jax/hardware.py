@@ -1,8 +1,8 @@
-"""What is known of GPUs: every fact about hardware once, with its unit and where it is from.
+"""Facts about GPUs: each stands here once, with its unit and its source.
 
-`facts` has what follows from a compute capability, `GPUS` what single products reach, and `describe` puts together what
-is known of a `jax.Device`: by its name, else by its compute capability, its number of processors and what its driver
-says of its clocks. What nobody knows is taken for small, so that a kernel that is tried can run.
+`facts` looks a compute capability up, `GPUS` has the peaks of single products, and `describe` describes a `jax.Device`:
+by its name, else by its compute capability, its number of processors and the clocks that its driver reports. Anything
+unknown is taken for small, so that a kernel that is tried can run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LARGE_FLOPS, LARGE_BANDWIDTH = 7e14, 3.3e12
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What GPUs of one compute capability have. Rates are of the slowest product that is known."""
+    """Limits and rates of one compute capability. Rates are those of its slowest known product."""
 
     shared: int  # KiB of shared memory that one block may have, if it asks for it
     warps: int  # that are on one processor at a time
@@ -105,7 +105,7 @@ class Gpu:
 
 
 def facts(capability: int) -> Facts:
-    """What is known of a compute capability, 90 for 9.0: of an unknown one what the next smaller of its kind has."""
+    """Look up a compute capability, 90 for 9.0. An unknown one has the limits of the next smaller of its generation."""
     if capability in CAPABILITIES:
         return CAPABILITIES[capability]
     if smaller := [known for known in CAPABILITIES if known // 10 == capability // 10 and known < capability]:
@@ -155,14 +155,14 @@ WITH_A_CPU = {"GH200": "H200", "GB200": "B200", "GB300": "B300"}
 
 
 def named(kind: str) -> Gpu | None:
-    """The product that a `device_kind` names, as whole words: an A1000 is no A100."""
+    """Find the product that a `device_kind` names, as whole words: an A1000 is no A100."""
     words = re.sub(r"[^A-Z0-9]+", " ", kind.upper()).split()
     text = f" {' '.join(WITH_A_CPU.get(word, word) for word in words)} "
     return next((gpu for name, gpu in GPUS.items() if f" {name} " in text), None)
 
 
 def capability_of(text: object) -> int | None:
-    """``"9.0"`` as 90, ``"12.1"`` as 121; None for what is no compute capability of CUDA."""
+    """Read ``"9.0"`` as 90 and ``"12.1"`` as 121; None for a text that is no compute capability of CUDA."""
     match = re.fullmatch(r"(\d+)\.(\d)", str(text))
     return int(match[1]) * 10 + int(match[2]) if match else None
 
@@ -196,12 +196,12 @@ def _describe(
     return found if shared is None else replace(found, shared_bytes=shared)
 
 
-# ---------------------------------------------------------------------- what the driver says
+# ---------------------------------------------------------------------- clocks
 
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """What a driver says of a GPU that nobody here knows; 0 for what it does not say."""
+    """Rates that a driver reports of a GPU; 0 where it reports none."""
 
     processor: float = 0.0  # cycles per second
     bandwidth: float = 0.0  # bytes/s: two transfers a cycle over the width of the bus

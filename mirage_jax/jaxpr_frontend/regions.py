@@ -460,13 +460,9 @@ class _Partitioner:
     # --- regions
 
     def _regions(self, pieces: Sequence[tuple[int, ...]]) -> list[Region]:
+        """The regions of all pieces; raises `_LeftOutLate` if some equation turns out not to be expressible."""
         wholes = [tuple(sorted({*piece, *self._repeated(piece)})) for piece in pieces]
-        inside = {n for piece in pieces for n in piece}
-        demanded = {v for v in self.program.outputs if isinstance(v, int)}
-        demanded.update(v for n, eqn in enumerate(self.eqns) if n not in inside for v in eqn.reads)
-        for whole in wholes:
-            own = {v for n in whole for v in self.eqns[n].outputs}
-            demanded.update(v for n in whole for v in self.eqns[n].reads if v not in own)
+        demanded = self._demanded(pieces, wholes)
         regions: list[Region] = []
         refused = will_be_cut_anew = False
         for piece, whole in zip(pieces, wholes, strict=True):
@@ -477,14 +473,10 @@ class _Partitioner:
                 region = self._region(whole, results)
             except Refused as why:
                 refused = True
-                if why.by_itself:
-                    will_be_cut_anew = True
-                elif (
-                    will_be_cut_anew and self.patient
-                ):  # what an equation has because of its surroundings may go away with these
-                    continue
-                for position, reason in why.reasons.items():
-                    self._leave_out(whole[position], reason)
+                will_be_cut_anew |= why.by_itself
+                # What an equation has because of its surroundings may go away with these.
+                if why.by_itself or not (will_be_cut_anew and self.patient):
+                    self._leave_out_all(whole, why)
                 continue
             if region is not None:
                 regions.append(region)
@@ -492,6 +484,20 @@ class _Partitioner:
         if refused:
             raise _LeftOutLate
         return regions
+
+    def _demanded(self, pieces: Sequence[tuple[int, ...]], wholes: Sequence[tuple[int, ...]]) -> set[int]:
+        """Values that are read outside of the region that makes them. `wholes`: pieces with what they repeat."""
+        inside = {n for piece in pieces for n in piece}
+        demanded = {v for v in self.program.outputs if isinstance(v, int)}
+        demanded.update(v for n, eqn in enumerate(self.eqns) if n not in inside for v in eqn.reads)
+        for whole in wholes:
+            own = {v for n in whole for v in self.eqns[n].outputs}
+            demanded.update(v for n in whole for v in self.eqns[n].reads if v not in own)
+        return demanded
+
+    def _leave_out_all(self, whole: Sequence[int], why: Refused) -> None:
+        for position, reason in why.reasons.items():
+            self._leave_out(whole[position], reason)
 
     def _region(self, whole: tuple[int, ...], results: tuple[int, ...]) -> Region | None:
         eqns = [self.eqns[n] for n in whole]

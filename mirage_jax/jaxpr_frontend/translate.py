@@ -206,9 +206,7 @@ def translate(
         outward = _resolved(builder, {v: env[v] for v in results})
         _check_work(builder, [v for pieces in outward.values() for v in pieces.values])
     except NotExpressible as reason:
-        parts = [n for n, eqn in enumerate(eqns) if eqn.primitive in rules.PARTS]
-        first = max(parts) if reason.equation is None else reason.equation
-        raise Refused(dict.fromkeys([first] if patient else [first, *parts], reason)) from None
+        raise Refused(_to_blame(eqns, reason, patient)) from None
     if not outward:
         return None
     flat = [v for pieces in outward.values() for v in pieces.values if not v.is_constant]
@@ -295,6 +293,13 @@ def _inputs(builder: Builder, operands: Mapping[int, int | None]) -> dict[int, l
         number[n] = number[window.parent]
         out[number[n]].append(n)
     return out
+
+
+def _to_blame(eqns: Sequence[FlatEqn], reason: NotExpressible, patient: bool) -> dict[int, NotExpressible]:
+    """What is left out if the parts of a region do not fit together: the last of them, or all."""
+    parts = [n for n, eqn in enumerate(eqns) if eqn.primitive in rules.PARTS]
+    first = max(parts) if reason.equation is None else reason.equation
+    return dict.fromkeys([first] if patient else [first, *parts], reason)
 
 
 def _check_work(builder: Builder, values: Sequence[Value]) -> None:

@@ -1,4 +1,4 @@
-"""Device descriptions: what the cost model makes of what `hardware` knows. To support a GPU better, add a row there."""
+"""Device descriptions of the cost model, made of the peaks in `hardware`. To support a GPU better, add a row there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHORTEST, LAUNCH = 1.1e-6, 0.1e-6
 
 
 def of_gpu(name: str, gpu: hardware.Gpu) -> Device:
-    """What the cost model makes of a GPU."""
+    """Describe a GPU: how much of its peaks kernels reach."""
     return Device(
         name=name,
         blocks=gpu.processors,
@@ -62,7 +62,7 @@ DEVICES: dict[str, Device] = {
 
 
 def device_for(device: Any) -> Device:
-    """Describe a `jax.Device` by its name and by what it reports; what is no NVIDIA GPU is taken for a CPU."""
+    """Describe a `jax.Device` by its name and by what it reports; all but NVIDIA's GPUs are taken for a CPU."""
     gpu = hardware.describe(device)
     if gpu is None:
         return DEVICES["CPU"]
