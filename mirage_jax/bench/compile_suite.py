@@ -46,11 +46,17 @@ DIFFERENT = (
 
 
 def run_different(step: Step, candidates: Mapping[str, Transform], *, rounds: int | None = None, seed: int = 0) -> Row:
-    """One row: seconds to trace and lower a program. No candidate explains thousands of regions."""
+    """One row: seconds to trace and lower a program, once in a round, for it may take a minute. No candidate explains
+    thousands of regions.
+    """
     args = jax.eval_shape(step.draw, jax.random.key(seed))
     transforms: dict[str, Transform] = {**candidates, REPLACED: replaced}
-    calls = {label: partial(_lower, transform, step, args) for label, transform in transforms.items()}
-    return Row(step.name, None, _results(timing.time_wall(calls, rounds or 3), {}), {})
+    samples: dict[str, list[float]] = {label: [] for label in transforms}
+    for _ in range(rounds or 3):
+        for label, transform in transforms.items():
+            samples[label].append(timing.wall(partial(_lower, transform, step, args)))
+    timings = {label: timing.Timing(tuple(own)) for label, own in samples.items()}
+    return Row(step.name, None, _results(timings, {}), {})
 
 
 def run_compile(step: Step, candidates: Mapping[str, Transform], *, rounds: int | None = None, seed: int = 0) -> Row:
