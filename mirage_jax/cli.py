@@ -133,6 +133,7 @@ MODEL_SUITES = {
     "compile": {"run": compile_suite.run_compile, "unit": "model", "on_host": True, "notes": compile_suite.NOTES},
     "different": {
         "run": compile_suite.run_different,
+        "clock": "Processor",
         "unit": "program",
         "on_host": True,
         "notes": compile_suite.DIFFERENT,

@@ -353,6 +353,7 @@ def run_suite[P: Named](
     run: Callable[..., Row] = run_program,
     unit: str = "program",
     on_host: bool = False,
+    clock: str = "Wall-clock",
     notes: str = "",
     title: str = "benchmark",
     rounds: int | None = None,
@@ -361,7 +362,7 @@ def run_suite[P: Named](
 ) -> SuiteResult:
     """Every program in turn by ``run(program, candidates, rounds=, seed=)``, with a line of progress to `console`.
 
-    `unit` is what a time is the time of, always of the host's clock if `on_host`; `notes` go under the table. An
+    `unit` is what a time is the time of, always of the host's clock, which `clock` names, if `on_host`; `notes` go under the table. An
     interrupt ends the suite and keeps the rows that are complete.
     """
     programs = list(programs)
@@ -370,7 +371,7 @@ def run_suite[P: Named](
     method = (
         f"Device time per {unit} in microseconds (kernel launches), median of interleaved profiles."
         if device.platform == "gpu" and not on_host
-        else f"Wall-clock time per {unit} in microseconds, median of interleaved rounds."
+        else f"{clock} time per {unit} in microseconds, median of interleaved rounds."
     )
     rows: list[Row] = []
     for i, program in enumerate(programs, 1):
