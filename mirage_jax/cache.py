@@ -65,7 +65,7 @@ def source_digest() -> str:
     digest = hashlib.sha256()
     root = os.path.dirname(__file__)
     if not os.path.isdir(root):  # imported from an archive, all of which counts
-        with open(root[: -len(__package__) - 1], "rb") as file:
+        with open(os.path.dirname(root), "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]
     folders = ((d, names) for d, _, names in os.walk(root) if not d[len(root) + 1 :].startswith(("audit", "bench")))
     for folder, name in sorted((d, n) for d, names in folders for n in names if n.endswith(".py")):
