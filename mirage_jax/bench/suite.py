@@ -362,8 +362,8 @@ def run_suite[P: Named](
 ) -> SuiteResult:
     """Every program in turn by ``run(program, candidates, rounds=, seed=)``, with a line of progress to `console`.
 
-    `unit` is what a time is the time of. With `on_host` it is always of the host's clock, which `clock` names. `notes` go
-    under the table. An interrupt ends the suite and keeps the rows that are complete.
+    `unit` is what a time is the time of. With `on_host` it is always of the host's clock, which `clock` names. `notes`
+    go under the table. An interrupt ends the suite and keeps the rows that are complete.
     """
     programs = list(programs)
     candidates = default_candidates() if candidates is None else candidates
