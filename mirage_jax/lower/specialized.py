@@ -22,6 +22,7 @@ from functools import partial
 from itertools import chain
 
 from mirage_jax.errors import UnsupportedError
+from mirage_jax.hardware import RESERVED, shared_limit
 from mirage_jax.lower.expressions import Value, reduced
 from mirage_jax.lower.frame import PLAIN, Form, Options
 from mirage_jax.lower.shared_tiles import Ring, SharedTiles, Tile
@@ -30,7 +31,7 @@ from mirage_jax.lower.values import TRITON_TYPES
 from mirage_jax.lower.warpgroups import WARPS
 from mirage_jax.mugraph.graph import Op
 
-SHARED = 226 << 10  # bytes in shared memory: some are left for barriers
+SHARED = shared_limit(90) - RESERVED  # bytes of tiles: the only GPUs with these instructions are Hopper's
 REGISTERS = {1: 240, 2: 240, 3: 160}  # of a thread that computes, by warpgroups; one that loads has `FEW`
 FEW = 24
 
