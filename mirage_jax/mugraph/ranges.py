@@ -290,13 +290,17 @@ class Program:
         return Ranged(tensor.axes, tuple(samples), _of_type(tensor.dtype))
 
     def _domain(self, graph: KernelGraph, kernel: Kernel) -> RangeDomain:
+        return RangeDomain(self.floats(graph, kernel, "float64"), dict(graph.extents))
+
+    def floats(self, graph: KernelGraph, kernel: Kernel, dtype: str | None) -> _Weighted:
+        """What computes the samples of a kernel's values."""
         axes = {a for v in (*kernel.loads, *kernel.ops) for a in v.axes} | set(kernel.grid)
         axes |= {a for op in kernel.ops for v in op.attributes.values() if isinstance(v, tuple) for a in v}
         real = dict(graph.extents)
         small = {a: self.small.get(origin(a), min(real.get(origin(a), 1), SMALL)) for a in axes}
         weights = {origin(a): real[origin(a)] / small[a] for a in axes if origin(a) in real}
         ranges = {a: range(n) for a, n in small.items()}
-        return RangeDomain(_Weighted(numpy, "float64", ranges, weights=weights), real)
+        return _Weighted(numpy, dtype, ranges, weights=weights)
 
 
 def _of_type(dtype: str) -> Interval:
@@ -434,6 +438,41 @@ def _partial(kernel: Kernel, tensors: set[str]) -> set[str]:
         if not parts.isdisjoint(op.args) and not any(map(is_part, gone)):
             parts.add(op.name)
     return parts | {name for name, axes in summed.items() if axes}
+
+
+def rounded(reference: KernelGraph, graph: KernelGraph, dtype: str | None) -> list[numpy.ndarray]:
+    """Outputs of a graph with the program's inputs, all samples in one array of float64 each: computed in its own types,
+    or in float64.
+    """
+    own = program(reference)
+    found: list[list[Named]] = []
+    for n in range(SAMPLES):
+        tensors = {t.name: _cast(own.inputs[t.name].samples[n], t, dtype) for t in graph.inputs}
+        for kernel in graph:
+            domain = own.floats(graph, kernel, dtype)
+            env = {x.name: Named(x.axes, tensors[x.tensor].array) for x in kernel.loads}
+            with numpy.errstate(all="ignore"):
+                for op in kernel.ops:
+                    env[op.name] = operator(op.op).meaning(domain, *(env[a] for a in op.args), **op.attributes)
+                tensors |= {s.tensor.name: domain.store(env[s.value], s.tensor) for s in kernel.stores}
+        found.append([tensors[name] for name in graph.outputs])
+    return [numpy.stack([numpy.asarray(x.array, "float64") for x in samples]) for samples in zip(*found, strict=True)]
+
+
+def _cast(x: Named, tensor: Tensor, dtype: str | None) -> Named:
+    """An input as its type holds it."""
+    array = x.array.astype(numpy_dtype(tensor.dtype))
+    return Named(x.axes, array.astype(dtype) if dtype and is_float(array.dtype) else array)
+
+
+def equal_tensors(reference: KernelGraph, candidate: KernelGraph) -> dict[str, list[str]]:
+    """Tensors of the program that have the values of each tensor of a candidate, by name."""
+    own = program(reference)
+    tensors = dict(own.inputs)
+    for kernel in candidate:
+        values = own.values(candidate, kernel, tensors)
+        tensors |= {store.tensor.name: value for store, value in _stored(kernel, values)}
+    return {name: [n for n, y in own.tensors.items() if _same(x, y)] for name, x in tensors.items()}
 
 
 # ---------------------------------------------------------------------- in float32 instead
