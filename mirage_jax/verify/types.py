@@ -34,8 +34,8 @@ TERMS = ("offset", "value")
 EXPONENTS = ("exponent", "degree")
 WORSE = 32.0  # times the error of the program itself, and its unit in the last place, that rounding may make
 TWICE = 2.0  # what a product reads twice has its constants twice
+MOST_BITS = 1000.0  # what a power of two may be in Python
 SLACK = 4.0  # bits beyond what the program's own constants make
-NORMAL = (2.0**-126, 2.0**127)  # factors that float32 holds
 
 
 def check_types(reference: KernelGraph, candidate: KernelGraph) -> None:
@@ -103,6 +103,7 @@ def _operands_of_products(graph: KernelGraph) -> set[str]:
 class _Allowed:
     """What the constants of a program justify."""
 
+    held: tuple[float, float]  # the smallest and largest normal numbers of the program's widest type, or of float32
     bits: float  # by which a factor may be larger or smaller than 1
     largest: float  # number that may be added
     exponent: float
@@ -118,8 +119,11 @@ class _Allowed:
         terms = [abs(c) for _, key, c in constants if key in TERMS]
         products = sum(op.op in ("mul", "dot", "div") for op in ops)
         exponent = 2.0 + float(powers) + products
-        largest = min(float(max([*terms, Fraction(1)])) * 2.0 ** min(bits, 120.0), NORMAL[1])
-        return cls(bits * max(1.0, float(max(_exponents(reference), default=1))), largest, exponent)
+        bits = min(bits * max(1.0, float(max(_exponents(reference), default=1))), MOST_BITS)
+        widest = ml_dtypes.finfo("float64" if any(t.dtype == "f64" for t in reference.tensors.values()) else "float32")
+        held = float(widest.smallest_normal), float(widest.max)
+        largest = min(float(max([*terms, Fraction(1)])) * 2.0 ** min(bits, MOST_BITS), held[1])
+        return cls(held, bits, largest, exponent)
 
     def refuses(self, key: str, value: Fraction) -> str:
         """Why a constant is not allowed; empty if it is."""
@@ -128,7 +132,7 @@ class _Allowed:
             return f"at most {self.exponent:g}" if size > self.exponent else ""
         if key in TERMS:
             return f"at most {self.largest:g}" if size > self.largest else ""
-        low, high = max(2.0**-self.bits, NORMAL[0]), min(2.0**self.bits, NORMAL[1])
+        low, high = max(2.0**-self.bits, self.held[0]), min(2.0**self.bits, self.held[1])
         return f"{low:.3g} to {high:.3g}" if size and not low <= size <= high else ""
 
 
