@@ -51,20 +51,18 @@ class Direction:
 def directions(floats: Sequence[int], pairs: Collection[tuple[int, int]]) -> Iterator[Direction]:
     """Where to: all inputs up or down, those that meet against each other, all but one against it, and each alone."""
     nobody, everybody = frozenset[int](), frozenset(floats)
-    pairs = list(pairs)[:MOST_PAIRS]
-    for positive in (False, True):
-        yield Direction(everybody, nobody, positive)
-        yield Direction(nobody, everybody, positive)
-        for one, other in pairs:
-            yield Direction(frozenset({one}), frozenset({other}), positive)
-            yield Direction(frozenset({other}), frozenset({one}), positive)
+    yield Direction(everybody, nobody)
+    yield Direction(everybody, nobody, positive=True)
+    yield Direction(nobody, everybody)
+    for one, other in list(pairs)[:MOST_PAIRS]:
+        yield Direction(frozenset({one}), frozenset({other}), positive=True)
+        yield Direction(frozenset({other}), frozenset({one}), positive=True)
     if len(floats) > 2:
         for i in sorted({i for pair in pairs for i in pair}):
-            yield Direction(everybody - {i}, frozenset({i}), True)
+            yield Direction(everybody - {i}, frozenset({i}), positive=True)
     if len(floats) > 1:
         for i in floats:
             yield Direction(frozenset({i}), nobody)
-            yield Direction(nobody, frozenset({i}))
 
 
 def in_range(largest: Sequence[float], dtypes: Sequence[Any]) -> bool:

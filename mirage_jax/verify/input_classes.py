@@ -187,8 +187,8 @@ def _far(*dims: int) -> Maker:
 
 @dataclass(frozen=True)
 class Masked:
-    """How an input masks logits: with the lowest number of its type and the like, or with minus infinity as well, in
-    some of its rows or columns wholly, in others partly, in others not.
+    """How an input masks logits: with the lowest number of its type, or with minus infinity and -1e9 as well, in some of
+    its rows or columns wholly, in others partly, in others not.
     """
 
     columns: bool
@@ -198,7 +198,7 @@ class Masked:
         if not x.ndim:
             return x
         lowest = float(ml_dtypes.finfo(x.dtype).min)
-        numbers = [lowest, -np.inf] if self.infinite else [lowest, lowest, max(lowest, -1e9)]
+        numbers = [-np.inf, lowest, max(lowest, -1e9)] if self.infinite else [lowest]
         x = np.swapaxes(x, -1, -2).copy() if self.columns and x.ndim > 1 else x.copy()
         rows = x.reshape(-1, x.shape[-1])
         length = rows.shape[1]
@@ -218,6 +218,7 @@ MASKED = {
     "masked rows, infinite": Masked(columns=False, infinite=True),
     "masked columns, infinite": Masked(columns=True, infinite=True),
 }
+LOWEST = tuple(name for name, how in MASKED.items() if not how.infinite)
 ORDINARY = ("normal", "uniform")
 BELOW_ZERO, FAR = "below zero", 2.0**13  # under roots; sums of products of such numbers are exact
 SWITCHES, FALSE_ROWS = "on or off", "rows of false"
