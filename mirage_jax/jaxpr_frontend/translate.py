@@ -28,7 +28,6 @@ from mirage_jax.jaxpr_frontend.values import Builder, Value
 from mirage_jax.mugraph.arrays import numpy_dtype
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.logarithms import join_shifts
-from mirage_jax.mugraph.sentinels import sentinels_to_masks
 from mirage_jax.mugraph.views import Cut, View
 
 
@@ -212,7 +211,7 @@ def translate(program: FlatProgram, eqns: Sequence[FlatEqn], results: Sequence[i
         if (used := [n for n in nodes if n in assembled.tensors])
     )
     return Region(
-        graph=join_shifts(sentinels_to_masks(assembled.graph)),
+        graph=join_shifts(assembled.graph),
         inputs=inward,
         outputs=tuple(_outward(builder, assembled, v, pieces, program) for v, pieces in outward.items()),
         equations=tuple(eqns),

@@ -29,6 +29,7 @@ from mirage_jax.lower.joint import Emit, join
 from mirage_jax.lower.shared_tiles import Descriptor
 from mirage_jax.lower.tiling import stored_shape
 from mirage_jax.lower.triton_source import DEFAULT, KernelSource, Options, emit
+from mirage_jax.lower.two_forms import arguments
 from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule
 
 if TYPE_CHECKING:
@@ -127,8 +128,9 @@ def run_cuda(
         if isinstance(launch, Library):
             env[launch.name] = run_library(launch, env)
             continue
-        arrays = [env[name] for name in launch.inputs]
-        results = call_kernel(launch, arrays, compute_capability=compute_capability, directory=directory)
+        results = call_kernel(
+            launch, arguments(launch.inputs, env), compute_capability=compute_capability, directory=directory
+        )
         env |= zip(launch.outputs, results, strict=True)
     return [env[name] for name in graph.outputs]
 

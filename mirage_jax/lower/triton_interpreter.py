@@ -34,6 +34,7 @@ from mirage_jax.lower.interpreter_memory import Buffer, Memory, memory_patches
 from mirage_jax.lower.launch import NUMPY_TYPES, check_shapes, launches, load_kernel, load_text
 from mirage_jax.lower.tiling import BYTES
 from mirage_jax.lower.triton_source import DEFAULT, KernelSource, Options
+from mirage_jax.lower.two_forms import arguments
 from mirage_jax.mugraph import exact as numbers
 from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule
 
@@ -52,7 +53,7 @@ def interpret(
     check_shapes(graph, env, options)
     for launch in launches(graph, schedule, options):
         if not isinstance(launch, Library):
-            env |= zip(launch.outputs, interpret_kernel(launch, [env[n] for n in launch.inputs]), strict=True)
+            env |= zip(launch.outputs, interpret_kernel(launch, arguments(launch.inputs, env)), strict=True)
         elif run_library is not None:
             env[launch.name] = np.asarray(run_library(launch, env), order="C")
         else:
@@ -75,7 +76,7 @@ def interpret_kernel(
     names = [*(f"input {name}" for name in source.inputs), *(f"output {name}" for name in source.outputs)]
     dtypes = [(name, _numpy_type(d).name, BYTES[d]) for name, d in zip(names, source.dtypes, strict=True)]
     arrays = [np.asarray(x, t, order="C") for x, t in zip(arrays, types[: len(arrays)], strict=True)]
-    memory = Memory([*arrays, *outputs], dtypes, len(arrays))
+    memory = Memory([*arrays, *outputs], dtypes, len(arrays), source.rewrites)
     with _LOCK:
         kernel = _with_meaning(source, memory) if source.descriptors else load_kernel(source)
         with _interpreting(memory, source.numbers if exact else None) as interpreted, np.errstate(all="ignore"):

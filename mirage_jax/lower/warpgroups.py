@@ -13,7 +13,7 @@ from functools import cached_property
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.lower.expressions import Value, reduction
-from mirage_jax.lower.frame import Options
+from mirage_jax.lower.frame import PLAIN, Form, Options
 from mirage_jax.lower.loops import Group, Loops
 from mirage_jax.lower.tiling import BYTES, SINGLE, Product, TileAxis, Tiling
 from mirage_jax.mugraph.graph import HALF, Axis, Op, Tensor
@@ -44,8 +44,8 @@ class Plan:
 class Warpgroups(Loops):
     """The rows of a block's tile, `ROWS` for each warpgroup. `tiling` is that of the block."""
 
-    def __init__(self, tiling: Tiling, options: Options) -> None:
-        super().__init__(tiling, options)
+    def __init__(self, tiling: Tiling, options: Options, form: Form = PLAIN) -> None:
+        super().__init__(tiling, options, form)
         self.stages = max(tiling.schedule.num_stages, 2)
         self.groups = tiling.schedule.num_warps // WARPS
         self.is_storing = False

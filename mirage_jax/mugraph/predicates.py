@@ -319,6 +319,9 @@ class FactDomain:
     ) -> Known:
         return Known(pieces[0][1].fact, tensor.axes)
 
+    def all_above(self, x: Known, bound: Fraction) -> bool:
+        return True
+
     def constant(self, value: Fraction) -> Known:
         return Known(constant(value))
 

@@ -49,6 +49,7 @@ from mirage_jax.mugraph.graph import (
     split_axis,
 )
 from mirage_jax.mugraph.operators import ACCUMULATORS, operator
+from mirage_jax.mugraph.sentinels import masks_among
 from mirage_jax.search.axioms import LOOP, Step, kind
 from mirage_jax.search.devices import Device
 from mirage_jax.search.frontier import Cheapest, Dag, Frontiers, Leaves, Weight
@@ -767,5 +768,6 @@ class Model:
         if loop is None or any(f.in_body(f.in_loop(o, loop)) for o in outs):
             span = None
         else:
-            span = span_of([Op(str(p), s.op, tuple(map(str, s.args)), (), s.attrs) for p, s in dag], grid, loop)
+            ops = [Op(str(p), s.op, tuple(map(str, s.args)), (), s.attrs) for p, s in dag]
+            span = span_of(masks_among(ops, set(map(str, outs))), grid, loop)
         return Outline(grid, loop, tuple(reads.values()), tuple(work), writes, span)
