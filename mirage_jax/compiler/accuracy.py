@@ -98,8 +98,8 @@ class Accuracy:
     ) -> str:
         """What is wrong with the winner's results for these inputs, against float64 and XLA; empty if nothing is.
 
-        On ordinary inputs XLA may not differ from float64 by more than rounding can: what is translated to a mask has to
-        be one where inputs mask logits too. (Beside the lowest number of float16 others keep some of their digits.)
+        On ordinary inputs XLA may not differ from float64 by more than rounding can; nor where inputs mask logits, for
+        what is translated to a mask has to be one. (Beside float16's lowest number others keep some of their digits.)
         """
         inputs = self.wide_inputs(values)
         args = [jax.device_put(v, self.subject.device) for v in values]
@@ -418,7 +418,7 @@ def _number(op: Op, attribute: str, default: int = 1) -> Fraction:
 
 
 def inputs_that_meet(region: Region) -> list[tuple[int, int]]:
-    """Pairs of inputs of floats, by position, of which a product has one on each side; those of early products first."""
+    """Pairs of inputs of floats, by position, of which a product has one on each side, the earliest products first."""
     positions = {t: i for i, b in enumerate(region.inputs) for t in b.tensors}
     above = {t.name: {positions[t.name]} & _floats(region) for t in region.graph.inputs}
     found: dict[tuple[int, int], None] = {}

@@ -27,7 +27,6 @@ from mirage_jax.mugraph.arrays import SMALL_INTEGERS, FloatDomain, Named, arrang
 from mirage_jax.mugraph.graph import (
     HALF,
     Axis,
-    BlockGraph,
     Kernel,
     KernelGraph,
     Library,
@@ -39,7 +38,7 @@ from mirage_jax.mugraph.graph import (
     origin,
     split_axis,
 )
-from mirage_jax.mugraph.operators import ACCUMULATORS, operator, union
+from mirage_jax.mugraph.operators import ACCUMULATORS, operator
 
 NARROW = "f16"
 LARGEST = 65504.0  # of float16
@@ -94,7 +93,8 @@ class RangeDomain:
 
     def constant(self, value: Fraction) -> Ranged:
         made = self.floats.constant(value)
-        return Ranged((), (made,) * SAMPLES, (float(made.array),) * 2)
+        number = float(made.array)
+        return Ranged((), (made,) * SAMPLES, (number, number))
 
     def add(self, x: Ranged, y: Ranged) -> Ranged:
         return self._made("add", (x.within[0] + y.within[0], x.within[1] + y.within[1]), x, y)
@@ -231,8 +231,11 @@ def _factor(x: Ranged, of: Ranged) -> float | None:
 def _aligned(
     x: Ranged, of: Ranged, have: tuple[Axis, ...], want: tuple[Axis, ...]
 ) -> tuple[list[numpy.ndarray], list[numpy.ndarray]]:
-    array = lambda v: numpy.asarray(v.array, "float64")  # noqa: E731
-    return [arrange(array(v), have, want) for v in x.samples], [array(v) for v in of.samples]
+    return [arrange(_array(v), have, want) for v in x.samples], [_array(v) for v in of.samples]
+
+
+def _array(x: Named) -> numpy.ndarray:
+    return numpy.asarray(x.array, "float64")
 
 
 # ---------------------------------------------------------------------- the values of a graph
@@ -441,8 +444,8 @@ def _partial(kernel: Kernel, tensors: set[str]) -> set[str]:
 
 
 def rounded(reference: KernelGraph, graph: KernelGraph, dtype: str | None) -> list[numpy.ndarray]:
-    """Outputs of a graph with the program's inputs, all samples in one array of float64 each: computed in its own types,
-    or in float64.
+    """Outputs of a graph for the samples of the program's inputs, computed in its own types (`dtype` None) or in
+    float64.
     """
     own = program(reference)
     found: list[list[Named]] = []
@@ -497,7 +500,10 @@ def in_range(reference: KernelGraph, candidate: KernelGraph) -> KernelGraph:
 
 
 def _widened(kernel: Kernel, wide: set[str], products: set[str], graph: KernelGraph) -> Kernel:
-    as_wide = lambda t: replace(t, dtype="f32") if t.name in wide else t  # noqa: E731
+
+    def as_wide(t: Tensor) -> Tensor:
+        return replace(t, dtype="f32") if t.name in wide else t
+
     if isinstance(kernel, Library):
         return replace(kernel, result=as_wide(kernel.result))
     kernel = replace(kernel, stores=tuple(replace(s, tensor=as_wide(s.tensor)) for s in kernel.stores))

@@ -159,7 +159,7 @@ def _misreading(xp: Any, r: Array, x: Array) -> dict[str, Array]:
     return {**found, "sizes": sizes, "errors": errors}
 
 
-def shorter_range(x: Array, c: Array) -> bool:
+def shorter_range(x: Any, c: Any) -> bool:
     """Is c not finite anywhere where x is, and not on the brink either?"""
     return is_float(x.dtype) and bool(on(x, _shorter)(x, c))
 

@@ -187,8 +187,9 @@ def _far(*dims: int) -> Maker:
 
 @dataclass(frozen=True)
 class Masked:
-    """How an input masks logits: with the lowest number of its type, or with minus infinity and -1e9 as well, in some of
-    its rows or columns wholly, in others partly, in others not.
+    """How an input masks logits: some of its rows or columns wholly, others partly, others not.
+
+    It does so with the lowest number of its type; `infinite`: with minus infinity and -1e9 as well.
     """
 
     columns: bool

@@ -193,4 +193,6 @@ def _check_digits(reference: KernelGraph, candidate: KernelGraph) -> None:
             error, allowed = (float(np.abs(np.where(good, y - r, 0.0)).max()) for y in (c, x))
         allowed = WORSE * (allowed + unit * float(np.abs(r[good]).max()))
         if not error <= allowed:
-            raise VerificationError(f"output {name} is off by {error:.3g} on small inputs, the program by {allowed:.3g}")
+            raise VerificationError(
+                f"output {name} is off by {error:.3g} on small inputs, the program by {allowed:.3g}"
+            )

@@ -1,6 +1,5 @@
 """Types and constants of candidates: what the search writes passes, what somebody put into a stored one does not."""
 
-import re
 from random import Random
 
 import jax
@@ -49,18 +48,18 @@ def test_what_is_changed() -> None:
 @pytest.mark.parametrize("dtype", ["bool", "u8", "i8", "i32", "bf16", "f16", "f64"])
 def test_a_type_that_the_program_has_not(dtype: str) -> None:
     changed = parse(STORED.replace("m0: f32", f"m0: {dtype}"))
-    with pytest.raises(VerificationError, match="m0|%"):
+    with pytest.raises(VerificationError, match=r"m0|%"):
         check_types(LINEAR, changed)
 
 
 def _between(first: str, second: str) -> KernelGraph:
-    """m0 with two operators after it."""
-    name, axes = re.search(r"(m0): f32\[([\w,]*)\]", STORED).groups()
-    read = f"{name}[{axes}]"
-    head, _, tail = STORED.partition(re.search(r"library m0.*\n", STORED)[0])
-    own = re.search(r"library m0.*\n", STORED)[0]
-    more = f"  library p0: f32[{axes}] = affine{{{first}}} {read}\n  library p1: f32[{axes}] = affine{{{second}}} p0[{axes}]\n"
-    return parse(head + own + more + tail.replace(read, f"p1[{axes}]"))
+    """The algebra with two operators after m0."""
+    own = next(line for line in STORED.splitlines(keepends=True) if "library m0" in line)
+    axes = own.partition("f32[")[2].partition("]")[0]
+    head, _, tail = STORED.partition(own)
+    more = f"  library p0: f32[{axes}] = affine{{{first}}} m0[{axes}]\n"
+    more += f"  library p1: f32[{axes}] = affine{{{second}}} p0[{axes}]\n"
+    return parse(head + own + more + tail.replace(f"m0[{axes}]", f"p1[{axes}]"))
 
 
 BIG = 10**39
@@ -76,7 +75,7 @@ CONSTANTS = [
 
 @pytest.mark.parametrize(("first", "second"), CONSTANTS)
 def test_constants_that_the_program_does_not_justify(first: str, second: str) -> None:
-    with pytest.raises(VerificationError, match="justify|is off by"):
+    with pytest.raises(VerificationError, match=r"justify|is off by"):
         check_types(LINEAR, _between(first, second))
 
 
@@ -183,14 +182,22 @@ def test_a_part_of_a_sum_is_another_value() -> None:
         check_types(graph, candidate)
 
 
+MULTIPLE = PARTS.replace(
+    "    %2[i,k] = dot{axes=(l)} %1 %x3\n    %3[i,k] = add %0 %2\n    %4[i,k] = acc %3\n",
+    """    %a[i,l] = acc %1
+    %b[i,l] = affine{scale=S} %a
+    %2[i,k] = dot{axes=(l)} %b %x3
+    %3[i,k] = acc %0
+    %4[i,k] = add{cb=T} %3 %2
+""",
+)
+
+
 @settings(max_examples=30, deadline=None)
-@given(scale=st.integers(1, 12), up=st.booleans())
-def test_a_multiple_of_what_the_program_has_is_smaller(scale: int, up: bool) -> None:
+@given(power=st.integers(1, 12), up=st.booleans())
+def test_a_multiple_of_what_the_program_has_is_smaller(power: int, up: bool) -> None:
     """`x a` times 1/2 to 1/16 is float16 as well as `x a`; times 2 it is not, nor where most bits would be lost."""
     graph = reference(lora, *HALVES["lora"][1], dtype="float16")
-    text = PARTS.replace("%2[i,k] = dot{axes=(l)} %1 %x3\n    %3[i,k] = add %0 %2\n    %4[i,k] = acc %3", f"""%a[i,l] = acc %1
-    %b[i,l] = affine{{scale={2**scale if up else f"1/{2**scale}"}}} %a
-    %2[i,k] = dot{{axes=(l)}} %b %x3
-    %3[i,k] = acc %0
-    %4[i,k] = add{{cb={f"1/{2**scale}" if up else 2**scale}}} %3 %2""")
-    assert bool(out_of_range(graph, parse(text))) == (up or scale > 4)
+    large, small = f"{2**power}", f"1/{2**power}"
+    text = MULTIPLE.replace("=S", f"={large if up else small}").replace("=T", f"={small if up else large}")
+    assert bool(out_of_range(graph, parse(text))) == (up or power > 4)
