@@ -297,13 +297,16 @@ class Program:
 
     def floats(self, graph: KernelGraph, kernel: Kernel, dtype: str | None) -> _Weighted:
         """What computes the samples of a kernel's values."""
-        axes = {a for v in (*kernel.loads, *kernel.ops) for a in v.axes} | set(kernel.grid)
-        axes |= {a for op in kernel.ops for v in op.attributes.values() if isinstance(v, tuple) for a in v}
-        real = dict(graph.extents)
+        real, axes = dict(graph.extents), _axes_of(kernel)
         small = {a: self.small.get(origin(a), min(real.get(origin(a), 1), SMALL)) for a in axes}
-        weights = {origin(a): real[origin(a)] / small[a] for a in axes if origin(a) in real}
-        ranges = {a: range(n) for a, n in small.items()}
-        return _Weighted(numpy, dtype, ranges, weights=weights)
+        weights = {origin(a): real[origin(a)] / n for a, n in small.items() if origin(a) in real}
+        return _Weighted(numpy, dtype, {a: range(n) for a, n in small.items()}, weights=weights)
+
+
+def _axes_of(kernel: Kernel) -> set[Axis]:
+    """Axes of its values, those that it sums over, and those of its grid."""
+    attributes = [v for op in kernel.ops for v in op.attributes.values() if isinstance(v, tuple)]
+    return set(kernel.grid).union(*(v.axes for v in (*kernel.loads, *kernel.ops)), *attributes)
 
 
 def _of_type(dtype: str) -> Interval:
@@ -366,32 +369,43 @@ def out_of_range(reference: KernelGraph, candidate: KernelGraph) -> list[Narrowe
     if all(t.dtype != NARROW for t in candidate.tensors.values()):
         return []
     own = program(reference)
-    tensors, found = dict(own.inputs), list[Narrowed]()
-    given = set(own.inputs)
-    partial_tensors = set[str]()
-    for number, kernel in enumerate(candidate):
-        values = own.values(candidate, kernel, tensors)
-        partial = _partial(kernel, partial_tensors)
-        checked = functools.partial(_unproven, own, values, partial)
-        for store, value in _stored(kernel, values):
-            tensors[store.tensor.name] = value
-            if store.value in partial:
-                partial_tensors.add(store.tensor.name)
-            if store.tensor.dtype == NARROW and store.tensor.name not in candidate.outputs:
-                if why := checked(store.value):
-                    found.append(Narrowed(number, store.value, store.tensor.name, None, why))
-                else:  # what is read of it is a number of float16
-                    low, high = value.within
-                    within = max(low, -LARGEST), min(high, LARGEST)
-                    tensors[store.tensor.name] = replace(value, within=within)
+    seen = _Seen(own, candidate, dict(own.inputs))
+    return [x for number, kernel in enumerate(candidate) for x in seen.narrowed(number, kernel)]
+
+
+@dataclass
+class _Seen:
+    """A candidate as far as it was looked at: its tensors' values, and which of them are parts of sums."""
+
+    own: Program
+    candidate: KernelGraph
+    tensors: dict[str, Ranged]
+    parts: set[str] = field(default_factory=set[str])
+
+    def narrowed(self, number: int, kernel: Kernel) -> Iterator[Narrowed]:
+        """What the next kernel casts to float16 without a reason."""
+        values = self.own.values(self.candidate, kernel, self.tensors)
+        partial = _partial(kernel, self.parts)
+        checked = functools.partial(_unproven, self.own, values, partial)
         for op in kernel.ops:
-            for name in narrowed_operands(kernel, op, candidate, given):
+            for name in narrowed_operands(kernel, op, self.candidate):
                 if why := checked(name):
-                    found.append(Narrowed(number, name, None, op.name, why))
-    return found
+                    yield Narrowed(number, name, None, op.name, why)
+        for store, value in _stored(kernel, values):
+            name, is_narrow = store.tensor.name, store.tensor.dtype == NARROW
+            if is_narrow and name not in self.candidate.outputs and (why := checked(store.value)):
+                yield Narrowed(number, store.value, name, None, why)
+            self.tensors[name] = _as_float16(value) if is_narrow else value
+            if store.value in partial:
+                self.parts.add(name)
 
 
-def narrowed_operands(kernel: Kernel, op: Op, graph: KernelGraph, given: set[str]) -> list[str]:
+def _as_float16(x: Ranged) -> Ranged:
+    """What is read of a tensor of that type."""
+    return replace(x, within=(max(x.within[0], -LARGEST), min(x.within[1], LARGEST)))
+
+
+def narrowed_operands(kernel: Kernel, op: Op, graph: KernelGraph) -> list[str]:
     """Operands that a matrix product casts to float16, since another one is a tensor of that type.
 
     What XLA computes casts nothing, and neither does a product beside an input that 16 bits do not hold
@@ -399,12 +413,13 @@ def narrowed_operands(kernel: Kernel, op: Op, graph: KernelGraph, given: set[str
     """
     if op.op != "dot" or isinstance(kernel, Library):
         return []
-    tensors = {x.name: graph.tensors[x.tensor] for x in kernel.loads}
-    read = [tensors[a] for a in op.args if a in tensors]
-    exact = any(t.dtype not in (*HALF, *SMALL_INTEGERS) and t.name in given for t in read)
-    if exact or {t.dtype for t in read if t.dtype in HALF} != {NARROW}:
+    read = {x.name: graph.tensors[x.tensor] for x in kernel.loads if x.name in op.args}
+    if any(t in graph.inputs and t.dtype not in (*HALF, *SMALL_INTEGERS) for t in read.values()):
         return []
-    return [a for a in op.args if a not in tensors or tensors[a].dtype not in (NARROW, *SMALL_INTEGERS)]
+    if {t.dtype for t in read.values() if t.dtype in HALF} != {NARROW}:
+        return []
+    kept = {name for name, t in read.items() if t.dtype in (NARROW, *SMALL_INTEGERS)}
+    return [a for a in op.args if a not in kept]
 
 
 def _unproven(own: Program, values: Mapping[str, Ranged], partial: set[str], name: str) -> str:
@@ -426,21 +441,27 @@ def _partial(kernel: Kernel, tensors: set[str]) -> set[str]:
     """Values of which a block has seen a part: sums over an axis of the loop in its body, or over an axis that is split
     over the grid, and what is made of them. `tensors` are stored parts, which a sum over all parts makes whole.
     """
-    if isinstance(kernel, Library):
-        return {op.name for op in kernel.ops if any(x.tensor in tensors for x in kernel.loads)}
-    split = {split_axis(origin(a)) for a in kernel.grid if is_part(a)}
     parts = {x.name for x in kernel.loads if x.tensor in tensors}
-    summed: dict[str, set[Axis]] = {x.name: set() for x in kernel.loads}  # axes of which a value has seen a part
+    split = {split_axis(origin(a)) for a in kernel.grid if is_part(a)}
+    seen: dict[str, set[Axis]] = {x.name: set() for x in kernel.loads}  # axes of which a value has seen a part
     for op in kernel.ops:
-        axes = op.attributes.get("axes", ())
-        gone = set(axes) if isinstance(axes, tuple) and op.op in ("sum", "dot") else set[Axis]()
-        own = gone.union(*(summed[a] for a in op.args))
-        if op.op in ACCUMULATORS and kernel.loop is not None:
-            own = own | {kernel.loop} if origin(kernel.loop) in split else own - {kernel.loop}
-        summed[op.name] = {a for a in own if a == kernel.loop or origin(a) in split}
-        if not parts.isdisjoint(op.args) and not any(map(is_part, gone)):
+        seen[op.name] = {a for a in _summed(kernel, op, seen, split) if a == kernel.loop or origin(a) in split}
+        if not parts.isdisjoint(op.args) and not any(map(is_part, _axes_of_sum(op))):
             parts.add(op.name)
-    return parts | {name for name, axes in summed.items() if axes}
+    return parts | {name for name, axes in seen.items() if axes}
+
+
+def _summed(kernel: Kernel, op: Op, seen: Mapping[str, set[Axis]], split: set[Axis]) -> set[Axis]:
+    """Axes over which an operator, or one that it reads, sums; a loop that has ended leaves none of its own."""
+    axes = set(_axes_of_sum(op)).union(*(seen[a] for a in op.args))
+    if op.op not in ACCUMULATORS or kernel.loop is None:
+        return axes
+    return axes | {kernel.loop} if origin(kernel.loop) in split else axes - {kernel.loop}
+
+
+def _axes_of_sum(op: Op) -> tuple[Axis, ...]:
+    axes = op.attributes.get("axes", ())
+    return axes if isinstance(axes, tuple) and op.op in ("sum", "dot") else ()
 
 
 def rounded(reference: KernelGraph, graph: KernelGraph, dtype: str | None) -> list[numpy.ndarray]:
