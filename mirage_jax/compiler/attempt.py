@@ -188,8 +188,8 @@ class Attempt(Subject):
         for c in found:
             try:
                 check_graph(c.graph)
-                check_types(self.reference, c.graph)
-                same = fingerprint(c.graph)
+                if same := fingerprint(c.graph):
+                    check_types(self.reference, c.graph)
             except MirageError as why:
                 self.tried["refused by the checker"] += 1
                 log.info("candidate refused: %s", why)
