@@ -64,6 +64,9 @@ def source_digest() -> str:
     """
     digest = hashlib.sha256()
     root = os.path.dirname(__file__)
+    if not os.path.isdir(root):  # imported from an archive, all of which counts
+        with open(os.path.dirname(root), "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
     folders = ((d, names) for d, _, names in os.walk(root) if not d[len(root) + 1 :].startswith(("audit", "bench")))
     for folder, name in sorted((d, n) for d, names in folders for n in names if n.endswith(".py")):
         with open(os.path.join(folder, name), "rb") as file:  # pathlib takes twice as long
@@ -254,7 +257,7 @@ class Cache:
             warn_once(f"cache {self.directory}: not used: {error}")
             return None, f"no cache: {error}"
         except (OSError, ValueError) as error:
-            warn_once(f"cache {self.directory}: not readable: {error}")
+            warn_once(f"cache {self.directory}: not readable: {_without_path(error)}")
             return None, f"no cache: {error}"
         if entry.decision == "xla" and self._clock() - entry.created > XLA_LIFETIME:
             return None, "that nothing beats XLA was decided too long ago"
@@ -272,7 +275,7 @@ class Cache:
                 _write(path.with_suffix(".py"), kernels.encode("utf-8", "backslashreplace"))
             _write(path, raw)
         except (OSError, ValueError, TypeError, RecursionError, _UnsafeDirectory) as error:
-            warn_once(f"cache {self.directory}: nothing is stored: {error}")
+            warn_once(f"cache {self.directory}: nothing is stored: {_without_path(error)}")
             return None
         return path
 
@@ -303,6 +306,11 @@ class Cache:
 
 class _UnsafeDirectory(Exception):
     """The cache directory is one that somebody else could write to, or is none."""
+
+
+def _without_path(error: Exception) -> str:
+    """Say what is wrong without the name of a file, which is another for every entry: one warning is enough."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def _ownership_problem(found: os.stat_result) -> str | None:

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,8 @@ log = logging.getLogger("mirage_jax")
 type RunLibrary = Callable[[Library, Mapping[str, Any]], Any]
 """Runs one library operator: given it and all device tensors so far by name, returns its result."""
 
+PACKAGES = ("triton", "jax_triton")  # what kernels run with
+INSTALL = "pip install 'mirage-jax[triton]'"
 BACKEND_OPTIONS: Mapping[str, Any] = {"enable_fp_fusion": True}  # stated, because Triton's default is about to change
 
 
@@ -48,6 +51,11 @@ def shared_layout(descriptor: Descriptor) -> Any:
     from triton.experimental.gluon import language as gl
 
     return gl.NVMMASharedLayout(descriptor.swizzle, 16, 2)
+
+
+def missing(*packages: str) -> str:
+    """Name the first of some packages that is not installed; "" if all are."""
+    return next((name for name in packages if find_spec(name) is None), "")
 
 
 @functools.cache

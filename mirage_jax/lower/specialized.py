@@ -22,6 +22,7 @@ from functools import partial
 from itertools import chain
 
 from mirage_jax.errors import UnsupportedError
+from mirage_jax.hardware import RESERVED, shared_limit
 from mirage_jax.lower.expressions import Value, reduced
 from mirage_jax.lower.frame import PLAIN, Form, Options
 from mirage_jax.lower.shared_tiles import Ring, SharedTiles, Tile
@@ -30,7 +31,7 @@ from mirage_jax.lower.values import TRITON_TYPES
 from mirage_jax.lower.warpgroups import WARPS
 from mirage_jax.mugraph.graph import Op
 
-SHARED = 226 << 10  # bytes in shared memory: some are left for barriers
+SHARED = shared_limit(90) - RESERVED  # bytes of tiles: the only GPUs with these instructions are Hopper's
 REGISTERS = {1: 240, 2: 240, 3: 160}  # of a thread that computes, by warpgroups; one that loads has `FEW`
 FEW = 24
 
@@ -122,8 +123,9 @@ class Specialized(SharedTiles):
             signature = ", ".join((*tensors, *lows, *shared, *(f"{g}: gl.constexpr" for g in group)))
             body = partial(self._swept, *calls, warps) if looks else partial(self._chosen, *calls, clear)
             self._function(f"{name}_{task}({signature})", body)
-        everything = [*tensors, *lows]
-        self._function(f"{name}({', '.join(everything)})", lambda: self.launch(name, [*everything, *shared], looks))
+        ins = len(tensors) - len(self.graph.stores)
+        everything = [*tensors[:ins], *lows, *tensors[ins:]]
+        self._function(f"{name}({', '.join(everything)})", lambda: self.launch(name, [*tensors, *lows, *shared], looks))
         return self.text()
 
     def _chosen(self, skipping: str, complete: str, clear: str) -> None:

@@ -26,12 +26,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from mirage_jax.errors import MirageError
+from mirage_jax.errors import MirageError, UnsupportedError
 from mirage_jax.lower.expressions import Number
 from mirage_jax.lower.gluon_interpreter import Words
 from mirage_jax.lower.interpreter_exact import exact_patches
 from mirage_jax.lower.interpreter_memory import Buffer, Memory, memory_patches
-from mirage_jax.lower.launch import NUMPY_TYPES, check_shapes, launches, load_kernel, load_text
+from mirage_jax.lower.launch import NUMPY_TYPES, check_shapes, launches, load_kernel, load_text, missing
 from mirage_jax.lower.tiling import BYTES
 from mirage_jax.lower.triton_source import DEFAULT, KernelSource, Options
 from mirage_jax.lower.two_forms import arguments
@@ -67,8 +67,11 @@ def interpret_kernel(
     """Outputs of one kernel, for arrays of the types of its tensors (`exact`: numbers in place of floats).
 
     Raises `KernelFault` if it reads or writes outside of its tensors, or does not write each element of its results
-    exactly once; with `before`, what its outputs hold at first, it may leave elements as they are.
+    exactly once; with `before`, what its outputs hold at first, it may leave elements as they are. Raises
+    `UnsupportedError` where Triton is not installed.
     """
+    if missing("triton"):
+        raise UnsupportedError("Triton is not installed")
     types = [_numpy_type(d, exact) for d in source.dtypes]
     outputs = [np.zeros(shape, t) for shape, t in zip(source.shapes, types[len(source.inputs) :], strict=True)]
     for x, y in zip(before or (), outputs, strict=bool(before)):

@@ -33,7 +33,7 @@ from mirage_jax.lower.two_forms import is_clear, least, write_choice
 from mirage_jax.lower.warpgroups import WARPS
 from mirage_jax.lower.writer import Writer, identifier
 from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, Store
-from mirage_jax.mugraph.sentinels import Guard, guarded
+from mirage_jax.mugraph.sentinels import Guard, guarded, with_short_steps
 
 __all__ = ["DEFAULT", "KernelSource", "Options", "emit"]
 
@@ -78,7 +78,8 @@ def emit(
     def written(kernel: BlockGraph, form: Form = PLAIN) -> _Emitter:
         if schedule.precise:
             kernel = factors_last(kernel, graph)
-        tiling = Tiling(scales_last(kernel), graph, schedule, parts)
+        sizes = with_short_steps(schedule, kernel) if form.is_complete else schedule
+        tiling = Tiling(scales_last(kernel), graph, sizes, parts)
         tiling.check()
         if schedule.programs and not schedule.specialized:
             raise UnsupportedError("only programs with specialized warps compute several blocks")
@@ -103,13 +104,13 @@ class _Emitter(Loops):
         inputs = tuple(dict.fromkeys((*own.inputs, *other.inputs)))
         names = {name: f"in{n}" for n, name in enumerate((*inputs, *(least(g.shift) for g in guards)))}
         outputs = {name: f"out{n}" for n, name in enumerate(own.outputs)}
-        calls = [
+        skipping, remaining = (
             f"{source.name}({', '.join((names | outputs)[t] for t in (*source.inputs, *source.outputs))})"
             for source in (own, other)
-        ]
+        )
         name, w = own.name.removesuffix(self.form.suffix), Writer()
         clear = is_clear(guards, names)
-        write_choice(w, name, (*names.values(), *outputs.values()), *calls, clear, bool(self.form.guards))
+        write_choice(w, name, (*names.values(), *outputs.values()), skipping, remaining, clear, bool(self.form.guards))
         types = dict(zip((*own.inputs, *own.outputs, *other.inputs), (*own.dtypes, *other.dtypes), strict=False))
         return replace(
             own,

@@ -54,7 +54,7 @@ from mirage_jax.mugraph.graph import (
     split_axis,
 )
 from mirage_jax.mugraph.operators import ACCUMULATORS, ZERO, operator
-from mirage_jax.mugraph.sentinels import Guard, guarded
+from mirage_jax.mugraph.sentinels import Guard, guarded, with_short_steps
 
 type Ranges = Mapping[Axis, range]
 
@@ -176,11 +176,11 @@ def _tiled(
     form = None if domain.representative else guarded(kernel)
     skips = form is not None and all(domain.all_above(tensors[g.shift], g.bound) for g in form.tensor_guards)
     for cut in _blocks(kernel, sizes, tiles):
-        run = partial(_run_block, domain=domain, ranges=whole | cut, tiles=tiles, tensors=tensors, pieces=pieces)
+        run = partial(_run_block, domain=domain, ranges=whole | cut, tensors=tensors, pieces=pieces)
         if form is None:
-            run(kernel)
-        elif not (skips and run(form.skipping, form.guards)):
-            run(form.complete)
+            run(kernel, tiles)
+        elif not (skips and run(form.skipping, tiles, form.guards)):
+            run(form.complete, with_short_steps(tiles, kernel))
         if domain.representative:
             break
     shapes = {s.tensor.name: tuple(sizes(a) for a in s.tensor.axes) for s in kernel.stores}
@@ -194,11 +194,11 @@ def _tiled(
 
 def _run_block(
     kernel: BlockGraph,
+    tiles: KernelSchedule,
     guards: Sequence[Guard] = (),
     *,
     domain: ArrayDomain[Any],
     ranges: Ranges,
-    tiles: KernelSchedule,
     tensors: Mapping[str, Any],
     pieces: dict[str, list[tuple[tuple[range, ...], Any]]],
 ) -> bool:

@@ -26,9 +26,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 
-from mirage_jax.mugraph.graph import Axis, BlockGraph, Kernel, KernelGraph, Op, carried
+from mirage_jax.mugraph.graph import Axis, BlockGraph, Kernel, KernelGraph, KernelSchedule, Op, carried
 
 HIGHEST_SENTINEL = -10_000  # masks are written with numbers from here down
+SHORT_STEP = 16  # elements of the loop's axis
 VANISHING_EXPONENT = -1_000  # exp of this or less is zero in every type of floats
 
 
@@ -87,6 +88,16 @@ def complete(graph: KernelGraph) -> KernelGraph:
     """The graph with every guarded kernel in its complete form."""
     forms = [(k, guarded(k)) for k in graph.kernels]
     return replace(graph, kernels=tuple(form.complete if form else k for k, form in forms))
+
+
+def with_short_steps(sizes: KernelSchedule, kernel: BlockGraph) -> KernelSchedule:
+    """Sizes for the complete form of a kernel. It hardly ever runs, so it may not take more registers than the other
+    form, or fewer blocks run at a time. Kernels with specialized warps have all the registers there are.
+    """
+    if sizes.specialized:
+        return sizes
+    tiles = tuple((a, min(n, SHORT_STEP) if a == kernel.loop else n) for a, n in sizes.tiles)
+    return replace(sizes, tiles=tiles)
 
 
 def masks_of(kernel: BlockGraph) -> tuple[Op, ...]:

@@ -442,6 +442,10 @@ class _Comparison:
         """If the graphs differ, one output does: the worst counts, not their sum. Collisions of hashes come on top."""
         out = 2.0 ** max(error_bound(d, p_bits, q_bits) for d in self.differences)
         for name, n in hashed.items():
+            if (
+                name not in self.arguments
+            ):  # nothing reads what it makes: loops leave it out, and no output depends on it
+                continue
             out += 2.0 ** (2 * math.log2(n) + error_bound(self.arguments[name], p_bits, q_bits))
         return math.log2(out) if out < 1 else 0.0
 
