@@ -200,6 +200,8 @@ def optimize(fn: Any = _NOT_GIVEN, /, **options: Any) -> Any:
       product of queries and keys. Default: None, what JAX keeps.
     * cache_dir: where winners are kept; default: the user's cache directory.
     * strict: raise what would otherwise be logged and left to XLA.
+    * strict_range: refuse rewrites that overflow, or lose digits near zero, before XLA does, also in float32 and
+      bfloat16, whose range other rewrites may leave where intermediate values near 3e38 or 1e-38 arise.
     * devices: which of `jax.local_devices()` measure, by number; several share the variants that are tried.
     * static_argnums, static_argnames, donate_argnums, donate_argnames, ...: as for `jax.jit`.
 

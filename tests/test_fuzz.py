@@ -327,6 +327,7 @@ def test_a_wrong_candidate_is_refused_and_without_proofs_found(tmp_path, monkeyp
     outcome = fuzz.run_one(chain(7, 8, 17, 2), Setting(cache_dir=str(tmp_path / "1")))
     assert not outcome.problems and not outcome.accepted and outcome.counts["refused by the fingerprint"]
     monkeypatch.setattr(certificates.Fingerprint, "__call__", lambda *args: True)
+    monkeypatch.setattr(attempts, "check_types", lambda *args: None)  # which sees what is off on a few numbers
     outcome = fuzz.run_one(chain(7, 8, 17, 2), Setting(cache_dir=str(tmp_path / "2")))
     assert outcome.problems[0].startswith("a candidate is off by")
     assert not outcome.accepted and outcome.counts["refused by the certificate"]

@@ -55,7 +55,8 @@ log = logging.getLogger("mirage_jax")
 PROBES = ("normal", "near overflow", "heavy tail", "large logits")  # what shows rounding
 TINY = 1e-9  # seconds that any region may save, so that shares are numbers
 TIMED = 8  # kinds of regions whose XLA code is timed first, to choose among them: those that save most by the model
-POLICY = "certificate 1e-12, float gate 2.4, lower bound of the ratio at least 1.03"
+POLICY = "certificate 1e-12, float gate 3.0, lower bound of the ratio at least 1.03"
+STRICT_RANGE = ", strict range"
 
 
 class Compiler:
@@ -257,7 +258,7 @@ class Compiler:
             graph=subject.text,
             extents=subject.reference.sizes,
             backend=self.options.backend,
-            policy=POLICY,
+            policy=f"{POLICY}{STRICT_RANGE if self.options.strict_range else ''}",
             device=device,
         )
         base = Decision(None, "", "policy", platform, key=key.digest, before=subject.before)
