@@ -16,11 +16,13 @@ from typing import Any, Self, overload
 import jax
 
 from mirage_jax.compiler import Compiler
+from mirage_jax.compiler.whole import as_written
 from mirage_jax.config import Options, is_disabled
 from mirage_jax.errors import UsageError
 from mirage_jax.jaxpr_frontend import modules
-from mirage_jax.jaxpr_frontend.capture import capture
-from mirage_jax.jaxpr_frontend.regions import analyse
+from mirage_jax.jaxpr_frontend.capture import capture, gradients_of, planned_alone
+from mirage_jax.jaxpr_frontend.jax_compat import Target, default_platform
+from mirage_jax.jaxpr_frontend.regions import Analysis
 from mirage_jax.report import RegionReport, Report
 
 JIT_OPTIONS = (
@@ -117,11 +119,29 @@ class Optimized:
     def _report(self, args: tuple[Any, ...], kwargs: dict[str, Any], on_miss: str | None) -> Report:
         if is_disabled():
             return Report(self.name, (), notes=("disabled: runs as plain jax.jit",))
-        traced = self._jitted(args, kwargs)[1].trace(*args, **kwargs)
-        traced = getattr(traced, "traced", traced)  # nnx wraps that of JAX
-        sharded = self._is_partitioned(args, kwargs)
-        analysis = analyse(traced.jaxpr, self.compiler.max_ops, sharded, self.compiler.remat)
-        self.compiler.prepare(analysis.regions, (jax.default_backend(),), on_miss)
+        target = Target((default_platform(),), is_partitioned=self._is_partitioned(args, kwargs))
+        with self.compiler.asking(on_miss):
+            if on_miss is not None:
+                self.clear_cache()  # whether values are made again is asked when a function is traced
+            traced = self._jitted(args, kwargs)[1].trace(*args, **kwargs)
+            traced = getattr(traced, "traced", traced)  # nnx wraps that of JAX
+            found = planned_alone(traced.jaxpr, self.compiler, target)
+            analysis = found.analysis()
+            self.compiler.prepare(analysis.regions, target.platforms)  # those that are not planned before they run
+            regions = self._regions_of(analysis, target)
+        gradients = gradients_of(traced.jaxpr)
+        whole = gradients or found.whole or (as_written() if found.changes_nothing else None)
+        return Report(self.name, regions, tuple(analysis.left_out), self._notes(gradients is not None), whole)
+
+    def _notes(self, with_gradients: bool) -> tuple[str, ...]:
+        """What a whole function's ratio is not about."""
+        notes = ["measured with its gradients with respect to all of its arguments"] if with_gradients else []
+        if self.compiler.is_part:
+            notes.append("part of a program of your own: measured alone, which is not the ratio of that program")
+        return tuple(notes)
+
+    def _regions_of(self, analysis: Analysis, target: Target) -> tuple[RegionReport, ...]:
+        """What was decided for each kind of region."""
         reports: dict[str, RegionReport] = {}
         for region in analysis.regions:
             text = region.text
@@ -131,9 +151,9 @@ class Optimized:
                     tuple(dict.fromkeys((*old.where, *region.where))), text, old.decision, old.occurrences + 1
                 )
             else:
-                decision = self.compiler.decide(region, jax.default_backend())
+                decision = self.compiler.decide(region, target.platforms[0])
                 reports[text] = RegionReport(region.where, text, decision)
-        return Report(self.name, tuple(reports.values()), tuple(analysis.left_out))
+        return tuple(reports.values())
 
     def _is_partitioned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether XLA will divide the program over several devices."""
