@@ -49,9 +49,9 @@ from mirage_jax.mugraph.arrays import FLOATS, is_float, numpy_dtype, random_inte
 from mirage_jax.mugraph.footprint import footprint
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Library, Schedule, is_part
 from mirage_jax.mugraph.parser import parse
+from mirage_jax.report import WholeFunction
 from mirage_jax.search.devices import DEVICES, Device
 from mirage_jax.search.structures import Candidate, in_one_launch
-from mirage_jax.report import WholeFunction
 from mirage_jax.verify.float_gate import float_gate
 
 log = logging.getLogger("mirage_jax")

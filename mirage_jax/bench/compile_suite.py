@@ -23,7 +23,7 @@ from mirage_jax.bench.suite import BASELINE, Result, Row, Transform, explained
 from mirage_jax.errors import in_one_line
 from mirage_jax.garbage import no_collection
 from mirage_jax.jaxpr_frontend.capture import capture
-from mirage_jax.jaxpr_frontend.interpreter import Whole
+from mirage_jax.jaxpr_frontend.interpreter import First, Whole
 from mirage_jax.jaxpr_frontend.regions import MAX_OPS
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.mugraph import evaluate
@@ -85,13 +85,6 @@ class Evaluated:
         return evaluate.run(self.graph, tensors, xp=jnp, dtype=None)
 
 
-@dataclass(frozen=True)
-class First:
-    """The variant that runs where nothing is measured."""
-
-    chosen: str
-
-
 @dataclass(frozen=True, eq=False)  # JAX keeps nothing of one for another
 class ReplacesAll:
     """A compiler that has a replacement for every region."""
@@ -110,7 +103,7 @@ class ReplacesAll:
         return self.compile_region(region, platforms)
 
     def choose(self, whole: Whole) -> First:
-        return First(next(iter(whole.variants)))
+        return First()
 
 
 def replaced(fn: Callable[..., Any], **jit_options: Any) -> Callable[..., Any]:

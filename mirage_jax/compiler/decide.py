@@ -293,6 +293,8 @@ class Compiler:
             return not_measured(question.whole, why)
         limit, self.tuned = SHARE * self.tuned, 0.0
         x64 = jax.config.jax_enable_x64
+        for variant in question.whole.variants.values():
+            variant()  # here: another thread would wait for this one's lock
 
         def measure() -> Measured:
             with unchecked(x64):

@@ -124,14 +124,13 @@ class Question:
         if entry is None or entry.decision != "whole" or not isinstance(details, dict) or len(entry.reasons) != 2:
             return None
         chosen, why = entry.reasons
-        ratio, memory, others = (details.get(name) for name in ("ratio", "memory", "others"))
-        if not _is_ratio(ratio) or not _are_counts(memory) or not isinstance(others, dict):
-            return None
-        if chosen not in (PLAIN, *self.whole.variants):
+        ratio, memory, others = (details.get(name, {}) for name in ("ratio", "memory", "others"))
+        is_sound = _is_ratio(ratio) and _are_counts(memory) and isinstance(others, dict)
+        if not is_sound or chosen not in (PLAIN, *self.whole.variants):
             return None
         if chosen in others and decisions(self.whole.variants[chosen]()) != others[chosen]:
             return None  # its regions were decided anew
-        return WholeFunction(chosen, why, "cache", tuple(ratio), dict(entry.timings), memory)
+        return WholeFunction(chosen, why, "cache", (ratio[0], ratio[1], ratio[2]), dict(entry.timings), memory)
 
 
 def fastest(found: Measured) -> tuple[str, tuple[float, float, float]]:

@@ -1,4 +1,4 @@
-"""Times a program and its variants on random numbers, interleaved, in little time and within the memory that is free."""
+"""Times a program and its variants on random numbers, interleaved, within little time and the memory that is free."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def measure(whole: Whole, device: Any, limit: float) -> Measured:
     does not fit beside what the process holds, or cannot be run.
     """
     here = SingleDeviceSharding(device)
-    avals = [v.aval for v in whole.jaxpr.invars]
+    avals: list[Any] = [v.aval for v in whole.jaxpr.invars]
     types = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here) for a in avals)
     functions: dict[str, Function] = {PLAIN: whole.run}
     functions |= {label: variant().run for label, variant in whole.variants.items()}

@@ -83,7 +83,7 @@ def fingerprint(program: FlatProgram) -> str:
     texts: dict[int, str] = {}
     for form, eqn in zip(forms.of, program.eqns, strict=True):
         if form not in texts:
-            literals = [_literal(a)[:2] for a in eqn.inputs if not isinstance(a, int)]
+            literals = [str(_literal(a)) for a in eqn.inputs if not isinstance(a, int)]
             texts[form] = _ADDRESS.sub("", f"{_described(eqn.eqn)} {literals}")
     results = [a if isinstance(a, int) else -1 for a in program.outputs]
     names = {v: n for n, v in enumerate(dict.fromkeys(v for eqn in program.eqns for v in (*eqn.reads, *eqn.outputs)))}

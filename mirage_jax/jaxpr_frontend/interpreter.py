@@ -299,7 +299,7 @@ def _faster(jaxpr: Jaxpr, ours: Plan, compiler: Compiler, call: Primitive, targe
     if ours.makes_again:
         variants[WITHOUT] = lambda: planned(jaxpr, compiler, call, target, remat=False, search=False)
     variants = {label: functools.cache(variant) for label, variant in variants.items()}
-    whole = compiler.choose(Whole(jaxpr, variants, target))
+    whole = _choose(Whole(jaxpr, variants, target), compiler)
     if whole.chosen in variants:
         return replace(variants[whole.chosen](), whole=whole)
     if ours.makes_again:  # what it would be without that was not tuned so far
@@ -307,6 +307,21 @@ def _faster(jaxpr: Jaxpr, ours: Plan, compiler: Compiler, call: Primitive, targe
         if without.replaced:
             return _faster(jaxpr, without, compiler, call, target)
     return replace(_as_written(jaxpr, compiler, call, ours), whole=whole)
+
+
+@dataclass(frozen=True)
+class First:
+    """The first variant runs where nothing is measured."""
+
+    chosen: str = OURS
+
+
+def _choose(whole: Whole, compiler: Compiler) -> Chosen:
+    try:
+        return compiler.choose(whole)
+    except Exception as e:
+        _failed(e, compiler.strict, "measuring a function")
+        return First()
 
 
 def _as_written(jaxpr: Jaxpr, compiler: Compiler, call: Primitive, like: Plan) -> Plan:
@@ -414,7 +429,8 @@ class _Kept:
                 self.merged.add(policy)
                 changed = True
             else:
-                changed |= any([self.add(*pair) for pair in zip(inner, plans, strict=True)])
+                for pair in zip(inner, plans, strict=True):
+                    changed |= self.add(*pair)
         return changed
 
 
@@ -513,7 +529,7 @@ def _with_checkpoints(jaxpr: Jaxpr, compiler: Compiler, call: Primitive) -> tupl
         OURS: functools.cache(lambda: planned(both, compiler, call, target)),
         WITHOUT: functools.cache(lambda: planned(plain, compiler, call, target, search=False)),
     }
-    whole = compiler.choose(Whole(plain, variants, target))
+    whole = _choose(Whole(plain, variants, target), compiler)
     return (marked if whole.chosen == OURS else jaxpr), whole
 
 

@@ -364,10 +364,10 @@ def both_passes(jaxpr: Jaxpr) -> Jaxpr | None:
     """The results of `jaxpr` and its gradients, from its arguments and the results' cotangents: all floating numbers
     that go in and out. None where JAX cannot differentiate it.
     """
-    given = [_as_struct(v.aval) for v in jaxpr.invars]
+    given, made = ([_as_struct(v.aval) for v in border] for border in (jaxpr.invars, jaxpr.outvars))
     floats = [n for n, x in enumerate(given) if jnp.issubdtype(x.dtype, jnp.floating)]
-    wanted = [n for n, v in enumerate(jaxpr.outvars) if jnp.issubdtype(v.aval.dtype, jnp.floating)]
-    cotangents = [_as_struct(jaxpr.outvars[n].aval) for n in wanted]
+    wanted = [n for n, x in enumerate(made) if jnp.issubdtype(x.dtype, jnp.floating)]
+    cotangents = [made[n] for n in wanted]
 
     def run(args: Sequence[Any], cotangents: Sequence[Any]) -> Any:
         def of_floats(*some: Any) -> tuple[list[Any], list[Any]]:

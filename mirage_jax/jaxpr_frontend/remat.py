@@ -241,18 +241,18 @@ def _checkpointed(jaxpr: Jaxpr, policy: Callable[[], Keeps | None]) -> Jaxpr:
         return jaxpr
     program, changed = _with_bodies(flatten_undifferentiated(jaxpr), policy)
     found = _Units(program)
-    policies = {unit: policy() for unit in found.run()}
-    units = {unit.equations[0]: unit for unit, keeps in policies.items() if keeps is not None}
+    named = [(unit, policy()) for unit in found.run()]
+    units = {unit.equations[0]: (unit, keeps) for unit, keeps in named if keeps is not None}
     if not units and not changed:
         return jaxpr
     read_by = _readers(program)
     eqns: list[FlatEqn] = []
-    for step in in_order(found.dependencies, [unit.equations for unit in units.values()]):
+    for step in in_order(found.dependencies, [unit.equations for unit, _ in units.values()]):
         part = [program.eqns[n] for n in step]
         if step[0] in units:
             results = [v for eqn in part for v in eqn.outputs if not read_by.get(v, set()) <= set(step)]
             body = [program.eqns[n] for n in found.sources(step, found.free | found.shown_large)]
-            part = [_as_checkpoint(program, body, results, policies[units[step[0]]], jaxpr)]
+            part = [_as_checkpoint(program, body, results, units[step[0]][1], jaxpr)]
         eqns += part
     return as_jaxpr(replace(program, eqns=tuple(eqns)), jaxpr)
 
@@ -286,7 +286,7 @@ def _readers(program: FlatProgram) -> dict[int, set[int]]:
 
 
 def _as_checkpoint(
-    program: FlatProgram, body: Sequence[FlatEqn], results: Sequence[int], keeps: Keeps | None, like: Jaxpr
+    program: FlatProgram, body: Sequence[FlatEqn], results: Sequence[int], keeps: Keeps, like: Jaxpr
 ) -> FlatEqn:
     """`body` as one equation that makes `results`.
 
