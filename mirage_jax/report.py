@@ -77,6 +77,13 @@ class WholeFunction:
         """What the function gains over plain jit, where that is known."""
         return 1.0 if self.is_plain else None if self.ratio is None else self.ratio[0]
 
+    @property
+    def brief(self) -> str:
+        """For the cell of a table."""
+        if self.is_plain:
+            return "plain"
+        return "not measured" if self.speedup is None else f"{self.speedup:.2f}x"
+
     def __str__(self) -> str:
         memory = ""
         if not self.is_plain and {"xla", self.chosen} <= self.memory.keys():

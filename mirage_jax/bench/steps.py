@@ -3,7 +3,8 @@
 Suite "models" has the layers of each model in `bench.models` without embedding and head, so that a figure per layer
 means what it says: training steps with AdamW, forward passes, and decoding with a full cache. The state of a step
 (weights in training, the cache in decoding) is donated. Suite "compile" has a few of them with 32 layers, to be lowered
-only. `small` is the same step at sizes that a CPU can afford.
+only. Suite "whole" has gradients of single layers (`whole_programs`). `small` is the same step at sizes that a CPU can
+afford.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from mirage_jax.bench import whole_programs
 from mirage_jax.bench.models import bert, chameleon, gpt2, linear_lm, llama, lora, ngpt, training, vit
 from mirage_jax.bench.models.layers import Draw, Sizes, squared_error, unit
 from mirage_jax.config import unknown
@@ -145,7 +147,18 @@ def _compiled(small: bool) -> Iterator[Step]:
     yield _train_layers("gpt2_train", gpt, gpt2.init_layer, gpt2.run)
 
 
-SUITES = {"models": _timed, "compile": _compiled}
+def _whole(small: bool) -> Iterator[Step]:
+    s = whole_programs.SMALL if small else whole_programs.Sizes()
+    makers = {
+        "softcap_attention": lambda: whole_programs.attention_step(s),
+        "kernel_regression": lambda: whole_programs.kernel_regression_step(*((64, 96) if small else (4096, 8192))),
+        "retention": lambda: whole_programs.retention_step(s),
+    }
+    for name, make in makers.items():
+        yield Step(name, *make(), layers=1, trains=True)
+
+
+SUITES = {"models": _timed, "compile": _compiled, "whole": _whole}
 STEPS = {
     (name, small): {step.name: step for step in make(small)} for name, make in SUITES.items() for small in (False, True)
 }

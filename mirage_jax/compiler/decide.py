@@ -270,8 +270,11 @@ class Compiler:
         device = _chosen(jax.local_devices(backend=platform), self.options.devices)[0]
         question = Question(whole, CacheKey.here(**question_of(whole, self.options.backend), device=device))
         digest = question.key.digest
-        if digest not in self.wholes:
+        known = self.wholes.get(digest)
+        if known is None or (self._asked is not None and known.ratio is None):
             found = question.stored(self.cache)
+            if self._asked is not None and found is not None and found.ratio is None:
+                found = None  # there may be room for it now
             if found is None and self.on_miss != "search":
                 return not_measured(whole, f"nothing is stored, and on_miss={self.on_miss!r}")
             self.wholes[digest] = found or self._measured(question, device)
@@ -304,7 +307,7 @@ class Compiler:
         try:
             found = question.decided(apart(measure))
         except UnsupportedError as why:
-            return not_measured(question.whole, str(why))
+            found = not_measured(question.whole, str(why))
         finally:
             self.spent += time.monotonic() - started
         log.info("whole function: %s", found)

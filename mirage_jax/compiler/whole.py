@@ -125,12 +125,13 @@ class Question:
             return None
         chosen, why = entry.reasons
         ratio, memory, others = (details.get(name, {}) for name in ("ratio", "memory", "others"))
-        is_sound = _is_ratio(ratio) and _are_counts(memory) and isinstance(others, dict)
+        is_sound = (_is_ratio(ratio) or ratio == []) and _are_counts(memory) and isinstance(others, dict)
         if not is_sound or chosen not in (PLAIN, *self.whole.variants):
             return None
         if chosen in others and decisions(self.whole.variants[chosen]()) != others[chosen]:
             return None  # its regions were decided anew
-        return WholeFunction(chosen, why, "cache", (ratio[0], ratio[1], ratio[2]), dict(entry.timings), memory)
+        known = (ratio[0], ratio[1], ratio[2]) if ratio else None  # that it could not be measured is stored, too
+        return WholeFunction(chosen, why, "cache", known, dict(entry.timings), memory)
 
 
 def fastest(found: Measured) -> tuple[str, tuple[float, float, float]]:

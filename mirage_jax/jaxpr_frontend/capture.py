@@ -22,11 +22,13 @@ from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr
 mirage_call_p = jax_compat.create_call_primitive("mirage_call")
 
 
-def capture[**P, T](fn: Callable[P, T], compiler: Compiler) -> Callable[P, T]:
+def capture[**P, T](fn: Callable[P, T], compiler: Compiler, is_differentiated: bool = True) -> Callable[P, T]:
     """`fn` as one `mirage_call`, to be wrapped in `jax.jit`.
 
     Arguments that are not arrays (what `static_argnums` leaves behind) are closed over. Where `jax.jit` calls this with
     values, it wants to see each operator run (`jax.disable_jit`, or the search for a NaN): then it is `fn`.
+
+    is_differentiated: False where nobody differentiates the results; then its gradients do not matter.
     """
 
     @functools.wraps(fn, updated=())
@@ -34,7 +36,7 @@ def capture[**P, T](fn: Callable[P, T], compiler: Compiler) -> Callable[P, T]:
         if jax.config.jax_disable_jit or _are_values(jax.tree.leaves((args, kwargs))):
             return fn(*args, **kwargs)
         jaxpr, operands, out_tree = trace(fn, args, kwargs)
-        jaxpr, gradients = with_checkpoints(jaxpr, compiler, mirage_call_p)
+        jaxpr, gradients = with_checkpoints(jaxpr, compiler, mirage_call_p) if is_differentiated else (jaxpr, None)
         results = mirage_call_p.bind(*operands, call_jaxpr=jaxpr, compiler=compiler, gradients=gradients)
         return jax.tree.unflatten(out_tree, results)
 
