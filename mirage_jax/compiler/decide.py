@@ -96,15 +96,16 @@ class Compiler:
     @contextmanager
     def asking(self, on_miss: str | None) -> Iterator[None]:
         """What is undecided so far is decided again as this says, if it says anything, with all of the time anew."""
-        with self._lock:
-            before, self._asked = self._asked, on_miss
-            if on_miss is not None:
-                self.spent = 0.0
-                self._begun.clear()
-            try:
-                yield
-            finally:
-                self._asked = before
+        if on_miss is None:
+            yield
+            return
+        before, self._asked = self._asked, on_miss
+        self.spent = 0.0
+        self._begun.clear()
+        try:
+            yield
+        finally:
+            self._asked = before
 
     def prepare(self, regions: Sequence[Region], platforms: tuple[str, ...]) -> None:
         """Decide for all regions of a function where that may take long: the same processes try the variants of all."""

@@ -299,7 +299,8 @@ def _faster(jaxpr: Jaxpr, ours: Plan, compiler: Compiler, call: Primitive, targe
     if ours.makes_again:
         variants[WITHOUT] = lambda: planned(jaxpr, compiler, call, target, remat=False, search=False)
     variants = {label: functools.cache(variant) for label, variant in variants.items()}
-    whole = _choose(Whole(jaxpr, variants, target), compiler)
+    program = ours.program if ours.is_as_written else flatten(jaxpr)
+    whole = _choose(Whole(jaxpr, program, variants, target), compiler)
     if whole.chosen in variants:
         return replace(variants[whole.chosen](), whole=whole)
     if ours.makes_again:  # what it would be without that was not tuned so far
@@ -341,6 +342,7 @@ class Whole:
     """A program as it was written, and what may run in its place, by label. The first is the one to be judged."""
 
     jaxpr: Jaxpr
+    as_written: FlatProgram  # with nothing replaced, calls of optimized functions opened
     variants: Mapping[str, Callable[[], Plan]]
     target: Target
 
@@ -348,11 +350,6 @@ class Whole:
     def ours(self) -> Plan:
         """The first of the variants."""
         return next(iter(self.variants.values()))()
-
-    @cached_property
-    def as_written(self) -> FlatProgram:
-        """The program with nothing replaced, calls of optimized functions opened."""
-        return flatten(self.jaxpr)
 
     def run(self, *args: Any) -> list[Any]:
         """Evaluate the program as it was written."""
@@ -529,7 +526,7 @@ def _with_checkpoints(jaxpr: Jaxpr, compiler: Compiler, call: Primitive) -> tupl
         OURS: functools.cache(lambda: planned(both, compiler, call, target)),
         WITHOUT: functools.cache(lambda: planned(plain, compiler, call, target, search=False)),
     }
-    whole = _choose(Whole(plain, variants, target), compiler)
+    whole = _choose(Whole(plain, flatten(plain), variants, target), compiler)
     return (marked if whole.chosen == OURS else jaxpr), whole
 
 
