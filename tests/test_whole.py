@@ -16,7 +16,7 @@ import mirage_jax
 from mirage_jax import timing
 from mirage_jax.cache import Cache
 from mirage_jax.compiler import whole, whole_timing
-from mirage_jax.compiler.whole import Measured, Question, fastest
+from mirage_jax.compiler.whole import Question, WholeTimes, fastest
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.jaxpr_frontend import jax_compat
 from mirage_jax.jaxpr_frontend.flat import flatten
@@ -167,7 +167,7 @@ def test_what_does_not_fit(monkeypatch) -> None:
     monkeypatch.setattr(whole_timing, "_free", lambda device: 1e3)
     with measured(2.0, 0.5) as seen:
         found = mirage_jax.optimize(two).explain(*ARGS).whole
-    assert not seen and found.why.startswith("not measured: it needs 0.00 GB beside what the process holds")
+    assert not seen and found.why.startswith("not measured: it needs 0.00 GB of memory, of which 0.00 are free")
 
 
 def test_that_it_does_not_fit_is_stored_until_somebody_tunes(monkeypatch, tmp_path) -> None:
@@ -288,7 +288,7 @@ def test_the_share_of_the_time_of_tuning(monkeypatch) -> None:
 
 
 def test_the_rule() -> None:
-    one = lambda **ratios: fastest(Measured({}, {"a": 10, "b": 5}, ratios))[0]  # noqa: E731
+    one = lambda **ratios: fastest(WholeTimes({}, {"a": 10, "b": 5}, ratios))[0]  # noqa: E731
     assert one(a=(1.5, 1.4, 1.6), b=(1.2, 1.1, 1.3)) == "a"
     assert one(a=(1.5, 1.4, 1.6), b=(1.49, 1.4, 1.6)) == "b", "nearly as fast, in half of the memory"
 

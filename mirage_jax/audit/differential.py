@@ -40,7 +40,7 @@ from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Budget, Options
 from mirage_jax.errors import LoweringError, UnsupportedError
 from mirage_jax.jaxpr_frontend.capture import capture
-from mirage_jax.jaxpr_frontend.interpreter import Whole
+from mirage_jax.jaxpr_frontend.interpreter import WholeProgram
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.lower.launch import sources
 from mirage_jax.lower.triton_interpreter import interpret
@@ -125,7 +125,7 @@ class Unmeasured(Compiler):
         trial.setting = self.setting
         return trial
 
-    def choose(self, whole: Whole) -> WholeFunction:
+    def choose(self, whole: WholeProgram) -> WholeFunction:
         return not_measured(whole, "whatever is proven runs")
 
     def trials(self, attempt: Attempt) -> AbstractContextManager[None]:

@@ -148,7 +148,7 @@ def _compiled(small: bool) -> Iterator[Step]:
 
 
 def _whole(small: bool) -> Iterator[Step]:
-    s = whole_programs.SMALL if small else whole_programs.Sizes()
+    s = whole_programs.SMALL if small else whole_programs.LayerSizes()
     makers = {
         "softcap_attention": lambda: whole_programs.attention_step(s),
         "kernel_regression": lambda: whole_programs.kernel_regression_step(*((64, 96) if small else (4096, 8192))),

@@ -18,7 +18,7 @@ type Fn = Callable[[Any, Any], tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
-class Sizes:
+class LayerSizes:
     """Of attention-like programs: query heads, heads of keys and values, positions, numbers of a head, window."""
 
     heads: int = 16
@@ -28,7 +28,7 @@ class Sizes:
     window: int = 1024
 
 
-SMALL = Sizes(heads=4, groups=2, length=64, width=16, window=24)
+SMALL = LayerSizes(heads=4, groups=2, length=64, width=16, window=24)
 CAP = 50.0  # of logits
 
 
@@ -74,7 +74,7 @@ def _squared(y: jax.Array, target: jax.Array) -> jax.Array:
     return jnp.mean(jnp.square(y.astype(jnp.float32) - target.astype(jnp.float32)))
 
 
-def attention_step(s: Sizes) -> tuple[Fn, Draw]:
+def attention_step(s: LayerSizes) -> tuple[Fn, Draw]:
     """Gradients of queries, keys and values."""
 
     def draw(key: jax.Array) -> tuple[Any, Any]:
@@ -86,13 +86,13 @@ def attention_step(s: Sizes) -> tuple[Fn, Draw]:
     return _step(lambda qkv, target: _squared(softcap_attention(*qkv, s.window), target)), draw
 
 
-def retention_step(s: Sizes) -> tuple[Fn, Draw]:
+def retention_step(s: LayerSizes) -> tuple[Fn, Draw]:
     """The same of retention."""
 
     def draw(key: jax.Array) -> tuple[Any, Any]:
         shape = s.heads, s.length, s.width
-        *qkv, target = (jax.random.normal(k, shape, jnp.bfloat16) for k in jax.random.split(key, 4))
-        return (), (tuple(qkv), target)
+        q, k, v, target = (jax.random.normal(one, shape, jnp.bfloat16) for one in jax.random.split(key, 4))
+        return (), ((q, k, v), target)
 
     return _step(lambda qkv, target: _squared(retention(*qkv), target)), draw
 

@@ -31,12 +31,12 @@ import jax
 from mirage_jax.cache import Cache, CacheKey, Entry
 from mirage_jax.compiler.subject import Subject
 from mirage_jax.compiler.threads import apart, unchecked
-from mirage_jax.compiler.whole import SHARE, Measured, Question, not_measured, of_one_region, question_of
+from mirage_jax.compiler.whole import SHARE, Question, WholeTimes, not_measured, of_one_region, question_of
 from mirage_jax.compiler.winner import Winner, readable
 from mirage_jax.config import Options, from_environment, warn_once
 from mirage_jax.errors import CacheError, LoweringError, MirageError, UnsupportedError, UsageError, in_one_line
 from mirage_jax.garbage import no_collection
-from mirage_jax.jaxpr_frontend.interpreter import Whole
+from mirage_jax.jaxpr_frontend.interpreter import WholeProgram
 from mirage_jax.jaxpr_frontend.regions import MAX_OPS
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.mugraph.check import check_graph, check_schedule
@@ -248,7 +248,7 @@ class Compiler:
                 del self.decisions[memo]
             return decision.winner
 
-    def choose(self, whole: Whole) -> WholeFunction:
+    def choose(self, whole: WholeProgram) -> WholeFunction:
         """Which of a program's variants is the fastest as a whole: stored, or measured where regions are."""
         with self._lock:
             self.is_part |= whole.target.is_nested
@@ -262,7 +262,7 @@ class Compiler:
                 log.warning("a function is not measured as a whole: %s", in_one_line(why))
                 return not_measured(whole, in_one_line(why))
 
-    def _choose(self, whole: Whole) -> WholeFunction:
+    def _choose(self, whole: WholeProgram) -> WholeFunction:
         if len(whole.target.platforms) != 1:
             return not_measured(whole, "it is lowered for several platforms")
         platform = _cuda(whole.target.platforms[0])
@@ -281,7 +281,7 @@ class Compiler:
             self.wholes[digest] = found or self._measured(question, device)
         return self.wholes[digest]
 
-    def _of_one_region(self, whole: Whole, platform: str) -> WholeFunction | None:
+    def _of_one_region(self, whole: WholeProgram, platform: str) -> WholeFunction | None:
         """What is known of a program that is one region and nothing else."""
         if len(whole.variants) > 1 or (region := whole.ours.only_region) is None:
             return None
@@ -300,7 +300,7 @@ class Compiler:
         for variant in question.whole.variants.values():
             variant()  # here: another thread would wait for this one's lock
 
-        def measure() -> Measured:
+        def measure() -> WholeTimes:
             with unchecked(x64):
                 return whole_timing.measure(question.whole, device, limit)
 

@@ -23,7 +23,7 @@ from mirage_jax.cache import Cache, CacheKey, Entry
 from mirage_jax.jaxpr_frontend import jax_compat
 from mirage_jax.jaxpr_frontend.flat import FlatEqn
 from mirage_jax.jaxpr_frontend.forms import fingerprint
-from mirage_jax.jaxpr_frontend.interpreter import PLAIN, Plan, Whole
+from mirage_jax.jaxpr_frontend.interpreter import PLAIN, Plan, WholeProgram
 from mirage_jax.mugraph.schedule_json import schedule_to_json
 from mirage_jax.report import Decision, WholeFunction
 
@@ -38,7 +38,7 @@ type Ratios = Mapping[str, tuple[float, float, float]]
 
 
 @dataclass(frozen=True)
-class Measured:
+class WholeTimes:
     """Seconds and temporary bytes by label, and each variant's ratio over plain jit: median, low, high."""
 
     seconds: Mapping[str, float]
@@ -46,7 +46,7 @@ class Measured:
     ratios: Ratios
 
 
-def not_measured(whole: Whole, why: str) -> WholeFunction:
+def not_measured(whole: WholeProgram, why: str) -> WholeFunction:
     """The decision for the first variant, where the function cannot be measured."""
     return WholeFunction(next(iter(whole.variants)), f"not measured: {why}", "policy")
 
@@ -56,7 +56,7 @@ def as_written() -> WholeFunction:
     return WholeFunction(PLAIN, "plain jit: no region is replaced", "policy")
 
 
-def of_one_region(whole: Whole, d: Decision) -> WholeFunction:
+def of_one_region(whole: WholeProgram, d: Decision) -> WholeFunction:
     """The decision about a program that is one region: its measurement is that of the function."""
     label = next(iter(whole.variants))
     seconds = {PLAIN: d.timings["xla"], label: d.timings["mirage"]}
@@ -65,7 +65,7 @@ def of_one_region(whole: Whole, d: Decision) -> WholeFunction:
     return WholeFunction(label, why, d.source, (value, value, value), seconds)
 
 
-def question_of(whole: Whole, backend: str) -> dict[str, Any]:
+def question_of(whole: WholeProgram, backend: str) -> dict[str, Any]:
     """Fields of the key under which a decision is stored."""
     graph = f"{fingerprint(whole.as_written)} {','.join(whole.variants)} {decisions(whole.ours)}"
     return {"graph": graph, "extents": {}, "backend": backend, "policy": POLICY}
@@ -82,7 +82,7 @@ def decisions(plan: Plan) -> str:
 class Question:
     """What is to be decided about a program, and the key of the answer."""
 
-    whole: Whole
+    whole: WholeProgram
     key: CacheKey
 
     def why_not(self) -> str:
@@ -101,7 +101,7 @@ class Question:
             yield "its arguments cannot be drawn: random keys, or sizes that are not known"
         yield from filter(None, map(_obstacle, self.whole.equations()))
 
-    def decided(self, found: Measured) -> WholeFunction:
+    def decided(self, found: WholeTimes) -> WholeFunction:
         """Which variant runs."""
         label, (value, low, high) = fastest(found)
         ratio, text = (value, low, high), f"{value:.2f}x [{low:.2f}, {high:.2f}]"
@@ -134,7 +134,7 @@ class Question:
         return WholeFunction(chosen, why, "cache", known, dict(entry.timings), memory)
 
 
-def fastest(found: Measured) -> tuple[str, tuple[float, float, float]]:
+def fastest(found: WholeTimes) -> tuple[str, tuple[float, float, float]]:
     """Of the variants of ours the fastest, or one that is nearly as fast and needs less temporary memory."""
     best = max(ratio[0] for ratio in found.ratios.values())
     alike = {label: ratio for label, ratio in found.ratios.items() if ratio[0] >= ALIKE * best}

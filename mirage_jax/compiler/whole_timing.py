@@ -14,9 +14,9 @@ from jax.sharding import SingleDeviceSharding
 
 from mirage_jax import timing
 from mirage_jax.compiler.inputs import one_set
-from mirage_jax.compiler.whole import Measured
+from mirage_jax.compiler.whole import WholeTimes
 from mirage_jax.errors import UnsupportedError, in_one_line
-from mirage_jax.jaxpr_frontend.interpreter import PLAIN, Whole
+from mirage_jax.jaxpr_frontend.interpreter import PLAIN, WholeProgram
 
 log = logging.getLogger("mirage_jax")
 
@@ -27,11 +27,11 @@ ROOM = 0.9  # of the memory that is free
 type Function = Callable[..., list[Any]]
 
 
-def measure(whole: Whole, device: Any, limit: float) -> Measured:
+def measure(whole: WholeProgram, device: Any, limit: float) -> WholeTimes:
     """Times and temporary memory of the program as it was written, and of each variant.
 
     limit: seconds that running it may take, but for two rounds, which there always are. Raises `UnsupportedError` if it
-    does not fit beside what the process holds, or cannot be run.
+    does not fit into the memory that is free, or cannot be run.
     """
     here = SingleDeviceSharding(device)
     avals: list[Any] = [v.aval for v in whole.jaxpr.invars]
@@ -52,7 +52,7 @@ def measure(whole: Whole, device: Any, limit: float) -> Measured:
             calls = {label: _call(c, *args[0]) for label, c in compiled.items()}
         times = _times(calls, sets, limit, on_gpu)
     ratios = {label: timing.ratio(times[PLAIN], t) for label, t in times.items() if label != PLAIN}
-    return Measured(
+    return WholeTimes(
         {label: t.seconds for label, t in times.items()},
         {label: int(plan.temp_size_in_bytes) for label, plan in plans.items() if plan is not None},
         {label: (r.value, r.low, r.high) for label, r in ratios.items()},
@@ -94,9 +94,7 @@ def _check_room(plans: Any, given: int, sets: int, device: Any) -> None:
     largest = max((p.temp_size_in_bytes + sets * p.output_size_in_bytes for p in plans if p is not None), default=0)
     wanted, free = largest + sets * given, ROOM * _free(device)
     if wanted > free:
-        raise UnsupportedError(
-            f"it needs {wanted / 1e9:.2f} GB beside what the process holds; {free / 1e9:.2f} are free"
-        )
+        raise UnsupportedError(f"it needs {wanted / 1e9:.2f} GB of memory, of which {free / 1e9:.2f} are free")
 
 
 def _free(device: Any) -> float:

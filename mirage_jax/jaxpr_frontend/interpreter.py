@@ -83,7 +83,7 @@ class Compiler(Protocol):
         """The same, but only what is decided already, or stored."""
         ...
 
-    def choose(self, whole: Whole) -> Chosen:
+    def choose(self, whole: WholeProgram) -> Chosen:
         """Which of a program's variants is the fastest, as a whole. Where that cannot be told it is the first."""
         ...
 
@@ -300,7 +300,7 @@ def _faster(jaxpr: Jaxpr, ours: Plan, compiler: Compiler, call: Primitive, targe
         variants[WITHOUT] = lambda: planned(jaxpr, compiler, call, target, remat=False, search=False)
     variants = {label: functools.cache(variant) for label, variant in variants.items()}
     program = ours.program if ours.is_as_written else flatten(jaxpr)
-    whole = _choose(Whole(jaxpr, program, variants, target), compiler)
+    whole = _choose(WholeProgram(jaxpr, program, variants, target), compiler)
     if whole.chosen in variants:
         return replace(variants[whole.chosen](), whole=whole)
     if ours.makes_again:  # what it would be without that was not tuned so far
@@ -317,7 +317,7 @@ class First:
     chosen: str = OURS
 
 
-def _choose(whole: Whole, compiler: Compiler) -> Chosen:
+def _choose(whole: WholeProgram, compiler: Compiler) -> Chosen:
     try:
         return compiler.choose(whole)
     except Exception as e:
@@ -338,7 +338,7 @@ def _as_written(jaxpr: Jaxpr, compiler: Compiler, call: Primitive, like: Plan) -
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeProgram:
     """A program as it was written, and what may run in its place, by label. The first is the one to be judged."""
 
     jaxpr: Jaxpr
@@ -526,7 +526,7 @@ def _with_checkpoints(jaxpr: Jaxpr, compiler: Compiler, call: Primitive) -> tupl
         OURS: functools.cache(lambda: planned(both, compiler, call, target)),
         WITHOUT: functools.cache(lambda: planned(plain, compiler, call, target, search=False)),
     }
-    whole = _choose(Whole(plain, flatten(plain), variants, target), compiler)
+    whole = _choose(WholeProgram(plain, flatten(plain), variants, target), compiler)
     return (marked if whole.chosen == OURS else jaxpr), whole
 
 

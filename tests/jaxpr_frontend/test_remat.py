@@ -16,7 +16,7 @@ from jaxpr_frontend.replacing import Replacing, assert_close, optimized, random
 
 from mirage_jax.jaxpr_frontend.capture import mirage_call_p
 from mirage_jax.jaxpr_frontend.flat import flatten
-from mirage_jax.jaxpr_frontend.interpreter import OURS, PLAIN, WITHOUT, First, Whole, planned
+from mirage_jax.jaxpr_frontend.interpreter import OURS, PLAIN, WITHOUT, First, WholeProgram, planned
 from mirage_jax.jaxpr_frontend.jax_compat import Target
 from mirage_jax.jaxpr_frontend.regions import analyse
 from mirage_jax.jaxpr_frontend.remat import checkpointed, repeated
@@ -228,7 +228,7 @@ def test_what_is_left_to_xla_in_the_end_is_made_once() -> None:
 def test_the_fastest_variant_runs(chosen: str, inside: bool) -> None:
     @dataclass(frozen=True, eq=False)
     class Chooses(Replacing):
-        def choose(self, whole: Whole) -> First:
+        def choose(self, whole: WholeProgram) -> First:
             return First(chosen)
 
     loss = partial(square, attention)
