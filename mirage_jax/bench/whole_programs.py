@@ -80,10 +80,14 @@ def attention_step(s: LayerSizes) -> tuple[Fn, Draw]:
     def draw(key: jax.Array) -> tuple[Any, Any]:
         shapes = [(n, s.length, s.width) for n in (s.heads, s.groups, s.groups, s.heads)]
         keys = jax.random.split(key, 4)
-        *qkv, target = (jax.random.normal(k, n, jnp.bfloat16) for k, n in zip(keys, shapes, strict=True))
-        return (), (tuple(qkv), target)
+        q, k, v, target = (jax.random.normal(k, n, jnp.bfloat16) for k, n in zip(keys, shapes, strict=True))
+        return (), ((q, k, v), target)
 
-    return _step(lambda qkv, target: _squared(softcap_attention(*qkv, s.window), target)), draw
+    def loss(qkv: tuple[jax.Array, jax.Array, jax.Array], target: jax.Array) -> jax.Array:
+        q, k, v = qkv
+        return _squared(softcap_attention(q, k, v, s.window), target)
+
+    return _step(loss), draw
 
 
 def retention_step(s: LayerSizes) -> tuple[Fn, Draw]:
