@@ -7,10 +7,11 @@ not fail. Greedy: the first smaller program that still fails is where the next r
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 
-from mirage_jax.audit.program import Program, Wrapper
+from mirage_jax.audit.fills import NOTHING, Fill
+from mirage_jax.audit.program import Border, Program, Value, Wrapper
 
 
 def shrink(program: Program, fails: Callable[[Program], bool], trials: int = 150) -> Program:
@@ -37,6 +38,9 @@ def smaller(p: Program) -> Iterator[Program]:
         wrappers: tuple[Wrapper, ...] = getattr(p, which)
         for i in range(len(wrappers)):
             yield replace(p, **{which: wrappers[:i] + wrappers[i + 1 :]})
+    for border in p.borders:
+        yield replace(p, borders=tuple(b for b in p.borders if b != border))
+    yield from _with_less_data(p)
     if len(p.outputs) > 1:
         for name in p.outputs:
             yield tidy(replace(p, outputs=(name,)))
@@ -61,6 +65,21 @@ def smaller(p: Program) -> Iterator[Program]:
         wrappers = getattr(p, which)
         if any(w.size > 1 for w in wrappers):
             yield replace(p, **{which: tuple(replace(w, size=min(w.size, 1)) for w in wrappers)})
+
+
+def _with_less_data(p: Program) -> Iterator[Program]:
+    """Programs whose arguments hold more ordinary numbers; scales come last, and all together."""
+
+    def filled(change: Callable[[Value], Fill]) -> Program:
+        return replace(p, inputs=tuple(replace(v, fill=change(v)) for v in p.inputs))
+
+    yield filled(lambda v: NOTHING)
+    yield filled(lambda v: replace(v.fill, power=0))
+    yield filled(lambda v: replace(v.fill, positive=False))
+    for one in p.inputs:
+        for less in one.fill.simpler:
+            yield filled(lambda v, one=one, less=less: less if v is one else v.fill)
+    yield filled(lambda v: replace(v.fill, power=int(v.fill.power / 2)))
 
 
 def as_input(p: Program, name: str) -> Program:
@@ -88,8 +107,15 @@ def tidy(p: Program) -> Program:
         inputs=inputs,
         steps=tuple(reversed(kept)),
         same=tuple((place[i], place[j]) for i, j in p.same if i in place and j in place),
+        borders=_borders(p.borders, {s.value.name for s in kept}),
         **_wrappers(p, lambda mapped: tuple(mapped[i] for i in keep)),
     )
+
+
+def _borders(borders: Sequence[Border], steps: Container[str]) -> tuple[Border, ...]:
+    """Borders around what is left of their steps."""
+    left = (replace(b, inside=tuple(n for n in b.inside if n in steps)) for b in borders)
+    return tuple(b for b in left if b.inside)
 
 
 def _wrappers(p: Program, change: Callable[[tuple[bool, ...]], tuple[bool, ...]]) -> dict[str, tuple[Wrapper, ...]]:
