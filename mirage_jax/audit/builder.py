@@ -24,6 +24,7 @@ class Builder:
         self.inputs: list[Value] = []
         self.steps: list[Step] = []
         self.borders: list[Border] = []
+        self.against: tuple[str, ...] = ()  # a factor, and two whose product the program does not have
         for name in "abcd"[: rng.randint(2, 4)]:
             self.sizes[name] = rng.choice(SIZES)
 

@@ -145,7 +145,9 @@ class Unmeasured(Compiler):
         if not running:
             return Comparison(same, (), None)
         turn = self.setting.seed % len(running)  # not always the model's favourite
-        turned = (*running[turn:], *running[:turn])
+        turned = [*running[turn:], *running[:turn]]
+        own = _work(attempt.reference)
+        turned.sort(key=lambda c: _work(c.graph, c.schedule.part_counts) == own)  # a copy of the program shows nothing
         ratio = timing.ratio(same, same)
         winners: Iterable[Winner] = (attempt.winner(c.graph, c.schedule, c.family, directory) for c in turned)
         if self.setting.platform == "cuda":
@@ -337,7 +339,9 @@ def _optimized(
     outcome = Outcome()
     with tempfile.TemporaryDirectory(prefix="mirage_jax") as empty:
         # What was accepted without the gate is no decision for a run with it.
-        folder = Path(setting.cache_dir or empty, f"{setting.platform}-{setting.device}-{setting.gate}-{setting.strict_range}")
+        folder = Path(
+            setting.cache_dir or empty, f"{setting.platform}-{setting.device}-{setting.gate}-{setting.strict_range}"
+        )
         compiler = Unmeasured(replace(setting, cache_dir=str(folder)), outcome)
         with _overheard(outcome.problems):
             try:

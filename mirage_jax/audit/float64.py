@@ -93,7 +93,9 @@ class Ranges:
     def stays(self, before: Ranges) -> bool:
         """Is every number in range, or no further out of it than it was?"""
         return all(
-            now <= max(1.0, then) for a, b in zip(self.seen, before.seen, strict=True) for now, then in zip(a, b, strict=True)
+            now <= max(1.0, then)
+            for a, b in zip(self.seen, before.seen, strict=True)
+            for now, then in zip(a, b, strict=True)
         )
 
 

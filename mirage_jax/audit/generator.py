@@ -174,6 +174,25 @@ def chain(b: Builder, x: Value) -> Value:
     return b.step(text, x, *(b.input(s, x.dtype) for s in shapes), shape=out)
 
 
+def triple(b: Builder, x: Value) -> Value:
+    """Three factors, whose product has another intermediate value in the other order; mostly that is the cheaper one."""
+    *rest, n, d = x.shape
+    m, e = b.size(), b.size()
+    rows, wide, inner, out = (b.elements(*names) for names in ((*rest, n), (d,), (m,), (e,)))
+    right_is_cheaper = wide * inner * out + rows * wide * out < rows * wide * inner + rows * inner * out
+    left_first = b.rng.random() < (0.9 if right_is_cheaper else 0.1)
+    middle, turned = b.rng.choice(((["d", "m"], "{1}"), (["m", "d"], "{1}.T")))
+    shapes = [[{"d": d, "m": m}[name] for name in middle], [m, e]]
+    texts = [f"({{0}} @ {turned}) @ {{2}}", f"{{0}} @ ({turned} @ {{2}})"]
+    if b.rng.random() < 0.2:
+        shapes = [[d], [d, e]]
+        texts = ["({0} * {1}) @ {2}", "{0} @ ({1}[:, None] * {2})"]
+    factors = [x, *(b.input(s, x.dtype) for s in shapes)]
+    names = [v.name for v in factors]
+    b.against = tuple(names) if left_first else (names[2], *names[:2])
+    return b.step(texts[not left_first], *factors, shape=[*rest, n, e])
+
+
 def quantized(b: Builder, x: Value) -> Value:
     """Weights of 8 bits, or of 4 bits in bytes, that are scaled before the product or after it."""
     *rest, d = x.shape
@@ -289,7 +308,7 @@ POLICIES: dict[str, tuple[float, ...]] = {  # weights of HEAVY
     "anything": (1, 1, 1, 1, 1, 1, 1, 1, 1),
     "products": (3, 0, 1, 2, 6, 1, 0, 1, 0),
 }
-SCALED_POLICIES = ("products", "products", "algebra", "lora", "anything")
+SCALED_POLICIES = ("products", "algebra", "lora", "anything")
 
 
 # ---------------------------------------------------------------------- whole programs
@@ -303,12 +322,13 @@ def generate(rng: random.Random, seed: int = 0, strict_range: bool = False) -> P
     b = Builder(rng)
     share = rng.random()
     sentinels, scales = share < SENTINEL_SHARE, SENTINEL_SHARE <= share < SENTINEL_SHARE + SCALED_SHARE
-    if scales and rng.random() < 0.6:
+    if scales and rng.random() < 0.8:
         b.dtype = "float16"
     weights = POLICIES[rng.choice(SCALED_POLICIES if scales else list(POLICIES))]
-    if sentinels:
-        _grow(b, padded)
-    for _ in range(rng.choice((0, 0, 1) if sentinels else (1, 1, 1, 2, 2, 3))):
+    alone = rng.random() < 0.75  # little else stands between what is looked for and the result
+    if sentinels or scales and alone:
+        _grow(b, padded if sentinels else triple)
+    for _ in range(0 if alone and (sentinels or scales) else rng.choice((1, 1, 1, 2, 2, 3))):
         if rng.random() < 0.25:
             _grow(b, rng.choice(GLUE))
         _grow(b, rng.choices(HEAVY, weights)[0])
@@ -327,8 +347,9 @@ def generate(rng: random.Random, seed: int = 0, strict_range: bool = False) -> P
         seed=seed,
         borders=tuple(b.borders),
     )
-    program = _wrapped(rng, program)
-    return scaled_in_pairs(program, rng, strict_range) if scales else program
+    if not scales or rng.random() < 0.5:  # gradients have many values, which leave little room for scales
+        program = _wrapped(rng, program)
+    return scaled_in_pairs(program, rng, b.against, strict_range) if scales else program
 
 
 def _close_off(b: Builder) -> None:
@@ -363,7 +384,9 @@ def _wrapped(rng: random.Random, p: Program) -> Program:
     """In up to three transformations around and inside of the optimizer, and with an input given twice."""
     wrappers: list[Wrapper] = []
     loops = any(border.kind == "while" for border in p.borders)  # which have no gradients
-    for name in rng.choices(("", "jit", "" if loops else "grad", "vmap", "scan", "checkpoint"), (9, 1, 3, 3, 2, 1), k=3):
+    for name in rng.choices(
+        ("", "jit", "" if loops else "grad", "vmap", "scan", "checkpoint"), (9, 1, 3, 3, 2, 1), k=3
+    ):
         if name in ("vmap", "scan"):
             mapped = [rng.random() < 0.6 for _ in p.inputs]
             mapped[rng.randrange(len(mapped))] = True
