@@ -1,4 +1,4 @@
-"""Arguments of a program scaled in opposite directions, until its own values are about to leave the range of their type.
+"""Arguments scaled in opposite directions, until a program's own values are about to leave the range of their type.
 
 ``q @ (k.T @ v)`` leaves the range of float16 where k and v are large and q is small, though every value of
 ``(q @ k.T) @ v`` is an ordinary number. Such inputs are ordinary numbers times powers of two, one direction for each.
@@ -60,7 +60,7 @@ def _directions(names: Sequence[str], rng: random.Random) -> dict[str, int]:
     """The first argument against the others, by as much as these together or as each of them."""
     one, *others = names
     sign, much = rng.choice((-1, 1)), rng.choice((1, len(others)))
-    return {one: -sign * much, **{n: sign for n in others}}
+    return {one: -sign * much, **dict.fromkeys(others, sign)}
 
 
 def to_the_brink(program: Program, directions: Mapping[str, int], most: int) -> int:

@@ -158,7 +158,8 @@ def _factors(eqn: FlatEqn, xs: list[Array]) -> Array:
     if not any(h.any() for h in huge) or isinstance(eqn.inputs[0], Literal) or isinstance(eqn.inputs[1], Literal):
         return np.zeros((), bool)
     left, right = (np.ones(x.shape) for x in xs)
-    return sum(_apply(eqn, [1.0 * a, 1.0 * b], None)[0] for a, b in ((huge[0], right), (left, huge[1]))) > 0
+    (first,), (second,) = (_apply(eqn, [1.0 * a, 1.0 * b], None) for a, b in ((huge[0], right), (left, huge[1])))
+    return np.asarray(first + second > 0)
 
 
 def _apply(eqn: FlatEqn, xs: list[Array], noise: Visitor | None) -> list[Array]:
@@ -436,5 +437,6 @@ def spread(
         for i, (x, r) in enumerate(zip(noisy, exact, strict=True)):
             if is_float(np.asarray(r).dtype):
                 with np.errstate(invalid="ignore"):
-                    out[i] = np.fmax(out[i], np.where(np.isnan(x) & np.isnan(r) | (x == r), 0.0, np.abs(x - r)))
-    return [np.where(np.isnan(x), math.inf, x) for x in out]
+                    off = np.where(np.isnan(x) & np.isnan(r) | (x == r), 0.0, np.abs(x - r))
+                out[i] = np.maximum(out[i], np.where(np.isnan(off), math.inf, off))  # NaN in one run says: anything
+    return out

@@ -175,7 +175,7 @@ def chain(b: Builder, x: Value) -> Value:
 
 
 def triple(b: Builder, x: Value) -> Value:
-    """Three factors, whose product has another intermediate value in the other order; mostly that is the cheaper one."""
+    """Three factors, whose product has another intermediate value in the other order, mostly the cheaper one."""
     *rest, n, d = x.shape
     m, e = b.size(), b.size()
     rows, wide, inner, out = (b.elements(*names) for names in ((*rest, n), (d,), (m,), (e,)))
@@ -326,7 +326,7 @@ def generate(rng: random.Random, seed: int = 0, strict_range: bool = False) -> P
         b.dtype = "float16"
     weights = POLICIES[rng.choice(SCALED_POLICIES if scales else list(POLICIES))]
     alone = rng.random() < 0.75  # little else stands between what is looked for and the result
-    if sentinels or scales and alone:
+    if sentinels or (scales and alone):
         _grow(b, padded if sentinels else triple)
     for _ in range(0 if alone and (sentinels or scales) else rng.choice((1, 1, 1, 2, 2, 3))):
         if rng.random() < 0.25:

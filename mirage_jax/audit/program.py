@@ -263,7 +263,7 @@ def arguments(
     same: Sequence[tuple[int, int]] = (),
     fills: Mapping[int, Fill] = MappingProxyType({}),
 ) -> list[np.ndarray]:
-    """Arrays of the given shapes and dtypes; for ``(i, j)`` in `same`, number i is number j again. `fills` by number."""
+    """Arrays of the given shapes, dtypes and fills; for ``(i, j)`` in `same`, number i is number j again."""
     out = input_classes([(shape, jnp.dtype(dtype)) for shape, dtype in specs], seed)[kind]
     for i, fill in fills.items():
         out[i] = filled(out[i], fill, np.random.default_rng([seed, i]))
