@@ -21,6 +21,7 @@ MAX_ELEMENTS = 1 << 16  # of one value: everything stays fast
 MAX_STEPS = 24
 KINDS = ("normal",) * 12 + ("uniform", "large", "zero rows", "one hot", "constant rows", "integers", "small", "nan")
 SENTINEL_SHARE, SCALED_SHARE = 1 / 6, 1 / 6  # programs with sentinels in their data; with scales
+ALONE_SHARE = 0.75  # of these, with little else between what is looked for and the result
 BORDER_SHARE = 0.1  # other programs that have a part in a scope of its own
 ACTIVATIONS = (
     "jax.nn.silu({0})",
@@ -319,37 +320,46 @@ def generate(rng: random.Random, seed: int = 0, strict_range: bool = False) -> P
 
     strict_range: arguments may be scaled to the brink of what float32 and bfloat16 hold, too, not only float16.
     """
-    b = Builder(rng)
-    share = rng.random()
+    b, share = Builder(rng), rng.random()
     sentinels, scales = share < SENTINEL_SHARE, SENTINEL_SHARE <= share < SENTINEL_SHARE + SCALED_SHARE
     if scales and rng.random() < 0.8:
         b.dtype = "float16"
-    weights = POLICIES[rng.choice(SCALED_POLICIES if scales else list(POLICIES))]
-    alone = rng.random() < 0.75  # little else stands between what is looked for and the result
-    if sentinels or (scales and alone):
-        _grow(b, padded if sentinels else triple)
-    for _ in range(0 if alone and (sentinels or scales) else rng.choice((1, 1, 1, 2, 2, 3))):
-        if rng.random() < 0.25:
-            _grow(b, rng.choice(GLUE))
-        _grow(b, rng.choices(HEAVY, weights)[0])
-        while rng.random() < 0.35:
-            _grow(b, rng.choice(GLUE))
+    first = padded if sentinels else triple if scales and rng.random() < ALONE_SHARE else None
+    if first is not None:
+        _grow(b, first)
+    if first is None or rng.random() > ALONE_SHARE:
+        _grow_at_random(b, POLICIES[rng.choice(SCALED_POLICIES if scales else list(POLICIES))])
     if not b.borders and rng.random() < BORDER_SHARE:
         _close_off(b)
+    program = _finished(b, rng.choice(("normal", "normal", "uniform") if scales else KINDS), seed)
+    if not scales or rng.random() < 0.5:  # gradients have many values, which leave little room for scales
+        program = _wrapped(rng, program)
+    return scaled_in_pairs(program, rng, b.against, strict_range) if scales else program
+
+
+def _grow_at_random(b: Builder, weights: Sequence[float]) -> None:
+    """Add one to three fragments of a policy, and glue around them."""
+    for _ in range(b.rng.choice((1, 1, 1, 2, 2, 3))):
+        if b.rng.random() < 0.25:
+            _grow(b, b.rng.choice(GLUE))
+        _grow(b, b.rng.choices(HEAVY, weights)[0])
+        while b.rng.random() < 0.35:
+            _grow(b, b.rng.choice(GLUE))
+
+
+def _finished(b: Builder, kind: str, seed: int) -> Program:
+    """What was built, with the arguments that are needed."""
     outputs = _outputs(b)
     used = _used(b, outputs)
-    program = Program(
+    return Program(
         sizes=tuple(b.sizes.items()),
         inputs=tuple(v for v in b.inputs if v.name in used),
         steps=tuple(b.steps),
         outputs=outputs,
-        kind=rng.choice(("normal", "normal", "uniform") if scales else KINDS),
+        kind=kind,
         seed=seed,
         borders=tuple(b.borders),
     )
-    if not scales or rng.random() < 0.5:  # gradients have many values, which leave little room for scales
-        program = _wrapped(rng, program)
-    return scaled_in_pairs(program, rng, b.against, strict_range) if scales else program
 
 
 def _close_off(b: Builder) -> None:

@@ -156,10 +156,10 @@ class Program:
         return "\n".join([*sizes, "", "", f"def f({names}):", *body, f"    return {', '.join(self.outputs)},", ""])
 
     def _lines(self) -> Iterator[str]:
-        of = {name: border for border in self.borders for name in border.inside}
+        border_of = {name: border for border in self.borders for name in border.inside}
         written: set[Border] = set()
         for step in self.steps:
-            border = of.get(step.value.name)
+            border = border_of.get(step.value.name)
             if border is None:
                 yield str(step)
             elif border not in written:
@@ -169,14 +169,20 @@ class Program:
     def _part(self, border: Border, name: str) -> Iterator[str]:
         """A function of the steps within a border, and its call."""
         inside = [s for s in self.steps if s.value.name in border.inside]
-        made = [s.value.name for s in inside]
-        outside = {*self.outputs, *(n for s in self.steps if s not in inside for n in s.reads)}
-        results = [n for n in made if n in outside] or made[-1:]
-        reads = list(dict.fromkeys(n for s in inside for n in s.reads if n not in made))
+        reads, results = self._interface(inside)
         yield f"def {name}({', '.join(reads)}):"
-        yield from (f"    {step}" for step in inside)
+        for step in inside:
+            yield f"    {step}"
         yield f"    return {', '.join(results)},"
         yield f"{', '.join(results)}, = {border.call(reads, results).format(name)}({', '.join(reads)})"
+
+    def _interface(self, inside: Sequence[Step]) -> tuple[list[str], list[str]]:
+        """Names that some steps read from others, and names of theirs that are read elsewhere: the last at least."""
+        made = [s.value.name for s in inside]
+        read_inside = [name for s in inside for name in s.reads]
+        read_outside = {name for s in self.steps if s not in inside for name in s.reads}.union(self.outputs)
+        results = [name for name in made if name in read_outside]
+        return [name for name in dict.fromkeys(read_inside) if name not in made], results or made[-1:]
 
     def wrapped(self, around: str = "optimize({})") -> str:
         """The expression of the wrapped function; `around` stands where the optimizer does."""

@@ -34,19 +34,33 @@ def shrink(program: Program, fails: Callable[[Program], bool], trials: int = 150
 
 def smaller(p: Program) -> Iterator[Program]:
     """Programs with one thing less, large parts first."""
-    for which in ("outer", "inner"):
-        wrappers: tuple[Wrapper, ...] = getattr(p, which)
-        for i in range(len(wrappers)):
-            yield replace(p, **{which: wrappers[:i] + wrappers[i + 1 :]})
-    for border in p.borders:
-        yield replace(p, borders=tuple(b for b in p.borders if b != border))
+    yield from _with_fewer_scopes(p)
     yield from _with_less_data(p)
+    yield from _with_fewer_outputs(p)
+    yield tidy(p)
+    yield from _with_fewer_steps(p)
+    yield from _with_smaller_sizes(p)
+
+
+def _with_fewer_scopes(p: Program) -> Iterator[Program]:
+    """Programs without one of their transformations or borders."""
+    for which in ("outer", "inner", "borders"):
+        scopes = getattr(p, which)
+        for i in range(len(scopes)):
+            yield replace(p, **{which: scopes[:i] + scopes[i + 1 :]})
+
+
+def _with_fewer_outputs(p: Program) -> Iterator[Program]:
+    """Programs with one result alone, then all but one."""
     if len(p.outputs) > 1:
         for name in p.outputs:
             yield tidy(replace(p, outputs=(name,)))
         for name in p.outputs:
             yield tidy(replace(p, outputs=tuple(n for n in p.outputs if n != name)))
-    yield tidy(p)
+
+
+def _with_fewer_steps(p: Program) -> Iterator[Program]:
+    """Programs that end earlier, and those that are given a value instead of making it."""
     made = {s.value.name: s for s in p.steps}
     for name in p.outputs:
         for read in made[name].reads if name in made else ():
@@ -55,6 +69,10 @@ def smaller(p: Program) -> Iterator[Program]:
     for name in reversed(made):
         if name not in p.outputs:
             yield tidy(as_input(p, name))
+
+
+def _with_smaller_sizes(p: Program) -> Iterator[Program]:
+    """Programs with shorter dimensions, fewer repeated arguments and shorter loops."""
     for name, n in p.sizes:
         for less in dict.fromkeys((1, 2, n // 2, n - 1)):
             if 0 < less < n:
