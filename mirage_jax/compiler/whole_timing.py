@@ -40,7 +40,7 @@ def measure(whole: WholeProgram, device: Any, limit: float) -> WholeTimes:
     functions |= {label: variant().run for label, variant in whole.variants.items()}
     on_gpu = device.platform == "gpu"
     given = sum(map(_bytes, types))
-    sets = timing.sets_for(max(given, 1)) if on_gpu and given < 4 * timing.L2_BYTES else 1
+    sets = timing.sets_for(max(given, 1)) if on_gpu and given < timing.COLD_BYTES else 1
     with jax.default_device(device):
         compiled = {label: _compiled(label, f, types) for label, f in functions.items()}
         plans = {label: c.memory_analysis() for label, c in compiled.items()}
