@@ -14,7 +14,7 @@ import jax
 
 from mirage_jax.audit import float64
 from mirage_jax.audit.program import Program
-from mirage_jax.verify.float_gate import brink
+from mirage_jax.verify.brinks import brink
 
 SAFE = 50  # powers of two, of all arguments together, by which no product of them leaves the range of float32
 UP = {"float16": 13, "bfloat16": 120, "float32": 120}  # powers of two by which ordinary numbers stay in range
