@@ -14,8 +14,9 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 # A part may import the parts of earlier layers. Parts that share a layer do not know each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "garbage"),
+    ("bounds", "children"),
     ("config",),
-    ("mugraph",),
+    ("mugraph", "seals"),
     ("jaxpr_frontend", "search", "verify", "lower"),
     ("cache", "progress", "report", "turns"),
     ("timing",),

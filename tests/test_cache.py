@@ -16,6 +16,7 @@ import pytest
 from mirage_jax import cache as cache_module
 from mirage_jax.cache import MAX_BYTES, XLA_LIFETIME, Cache, CacheKey, Entry, canonical, decode, encode
 from mirage_jax.errors import CacheError
+from mirage_jax.seals import Seal
 
 KEY = CacheKey(
     graph="graph(x: f32[m,k]) -> y",
@@ -47,9 +48,9 @@ def cache(tmp_path) -> Cache:
 
 
 def test_round_trip(cache, caplog) -> None:
-    assert cache.lookup(KEY) == (None, "never decided before")
+    assert cache.lookup(KEY) == (None, "never decided before", Seal.FOREIGN)
     assert cache.put(KEY, WIN, kernels="def kernel(): ...\n") == cache.path(KEY)
-    assert cache.lookup(KEY) == (WIN, "found")
+    assert cache.lookup(KEY) == (WIN, "found", Seal.MADE)
     assert cache.kernel_path(KEY).read_text() == "def kernel(): ...\n"
     assert list(cache.files()) == [cache.path(KEY)]
     assert not caplog.records
