@@ -48,6 +48,13 @@ def real(name: str, value: object, most: float) -> float:
     return float(value)
 
 
+def flag(name: str, value: object) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise CacheError(f"{name}: found {brief(value)}; allowed are true and false")
+    return value
+
+
 def text(name: str, value: object) -> str:
     """A text for people, as a terminal may show it."""
     if not isinstance(value, str) or len(value) > MAX_TEXT:

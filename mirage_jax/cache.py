@@ -39,7 +39,7 @@ import platformdirs
 from mirage_jax import bounds
 from mirage_jax.config import warn_once
 from mirage_jax.errors import CacheError, printable
-from mirage_jax.seals import Seal, own_key
+from mirage_jax.seals import VARIABLE, Seal, own_key
 
 log = logging.getLogger("mirage_jax.cache")
 
@@ -164,9 +164,11 @@ class Entry:
         """An entry as it was stored, every number and text within `bounds`; raises `CacheError`."""
         if not isinstance(value, dict) or set(value) != {f.name for f in fields(cls)}:
             raise CacheError("the entry's fields are not those of this schema")
-        pairs = [bounds.items("measured", p, 2) for p in bounds.items("measured", value["measured"], bounds.MAX_MEASURED)]
+        measured = bounds.items("measured", value["measured"], bounds.MAX_MEASURED)
+        pairs = [bounds.items("measured", pair, 2) for pair in measured]
         if any(len(pair) != 2 for pair in pairs):
             raise CacheError("a measured variant is not a pair of times")
+        reasons = bounds.items("reasons", value["reasons"], bounds.MAX_TEXTS)
         timings = bounds.mapping("timings", value["timings"])
         environment = bounds.mapping("environment", value["environment"])
         return cls(
@@ -174,9 +176,9 @@ class Entry:
             graph=None if value["graph"] is None else _graph(value["graph"]),
             schedule=_structures(value["schedule"]),
             certificate=value["certificate"],
-            timings={bounds.text("label", k): bounds.real(k, v, bounds.MAX_SECONDS) for k, v in timings.items()},
+            timings={bounds.text("label", k): bounds.real("timing", v, bounds.MAX_SECONDS) for k, v in timings.items()},
             measured=tuple((_seconds(a), _seconds(b)) for a, b in pairs),
-            reasons=tuple(bounds.text("reason", x) for x in bounds.items("reasons", value["reasons"], bounds.MAX_TEXTS)),
+            reasons=tuple(bounds.text("reason", x) for x in reasons),
             environment={bounds.text("name", k): bounds.text("environment", v) for k, v in environment.items()},
             created=bounds.real("created", value["created"], bounds.MAX_DATE),
         )
@@ -198,8 +200,8 @@ def _structures(value: Json) -> Json:
     return list(bounds.items("structures", value, bounds.MAX_STRUCTURES)) if isinstance(value, list) else value
 
 
-# File contents: {"entry":{..},"key":{..},"seals":{..},"sha256":".."}\n, canonical, the digest being of all that precedes
-# its field, each seal of {"entry":{..},"key":{..}}.
+# File contents: {"entry":{..},"key":{..},"seals":{..},"sha256":".."}\n, canonical. The digest is of all that precedes its
+# field, each seal of {"entry":{..},"key":{..}}.
 
 _CHECKSUM = b',"sha256":"'
 _TAIL = b'"}\n'
@@ -337,7 +339,7 @@ class Cache:
         return path
 
     def vouch(self, key: CacheKey, entry: Entry) -> None:
-        """Remember that an entry of somebody else was checked here: in this process, and on disk if that is possible."""
+        """Remember that somebody else's entry was checked here: in this process, and on disk if that is possible."""
         path, part = self.path(key), sealed_part(key, entry)
         try:
             stored = decode(_read(path), key)
@@ -345,10 +347,13 @@ class Cache:
                 return
             _checked_here.add(stored.body)
             self._check_directories(path, writing=True)
+            if not (own := own_seals(part, Seal.CHECKED)):
+                raise CacheError(f"no key can be kept; {VARIABLE} may name one")
             others = list(stored.seals.items())[1 - MAX_SEALS :] if part == stored.body else ()
-            self._store(path, key, entry, dict(others) | own_seals(part, Seal.CHECKED))
+            self._store(path, key, entry, dict(others) | own)
         except (OSError, ValueError, CacheError, _UnsafeDirectory) as error:
-            log.info("that %s was checked is not kept: %s", path, error)
+            why = f"nothing of it is remembered: {getattr(error, 'strerror', None) or error}"
+            warn_once(f"cache {self.directory}: decisions made elsewhere are checked in every process, for {why}")
 
     def _store(self, path: Path, key: CacheKey, entry: Entry, seals: Mapping[str, str]) -> None:
         raw = encode(key, entry, seals)
@@ -403,7 +408,7 @@ def _flags(*names: str) -> int:
 
 
 def _read(path: Path) -> bytes:
-    """All of a regular file of at most MAX_BYTES that not everybody can write; symlinks are not followed and pipes not waited for."""
+    """All of a regular file of at most MAX_BYTES that others cannot write. Follows no symlink, waits for no pipe."""
     try:
         fd = os.open(path, _flags("O_RDONLY", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
     except OSError:

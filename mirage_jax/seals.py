@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import hmac
+import logging
 import os
 import secrets
 import stat
@@ -24,6 +25,8 @@ from pathlib import Path
 import platformdirs
 
 from mirage_jax.config import warn_once
+
+log = logging.getLogger("mirage_jax.cache")
 
 VARIABLE = "MIRAGE_JAX_KEY_FILE"
 LENGTH = 32  # bytes of a key that is made here
@@ -67,7 +70,7 @@ class Key:
 
 
 def own_key() -> Key | None:
-    """This user's key; None, with one warning, where none can be kept."""
+    """This user's key; None where none can be kept."""
     named = os.environ.get(VARIABLE)
     return _named(named) if named else _kept(Path(platformdirs.user_state_dir("mirage_jax", False)) / "key")
 
@@ -82,7 +85,7 @@ def _named(path: str) -> Key | None:
         if not SHORTEST <= len(raw) <= LONGEST:
             raise OSError(f"found {len(raw)} bytes; allowed are {SHORTEST} to {LONGEST}")
     except (OSError, ValueError) as why:
-        warn_once(f"{VARIABLE}={path!r} is no key, stored decisions are checked again in every process: {why}")
+        warn_once(f"{VARIABLE} is ignored: {path!r} is no key: {why}")
         return None
     return Key(hashlib.sha256(raw).digest())
 
@@ -92,8 +95,7 @@ def _kept(path: Path) -> Key | None:
     try:
         secret = _secret(path)
     except (OSError, ValueError) as why:
-        text = f"no key can be kept, stored decisions are checked again in every process: {why}"
-        warn_once(f"{text} ({VARIABLE} names a file for it)")
+        log.info("no key can be kept: %s", why)
         return None
     machine = b""
     with suppress(OSError):
@@ -138,13 +140,14 @@ def _read(path: Path) -> bytes | None:
         fd = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     except OSError:
         return None
-    with open(fd, "rb") as file:
+    try:
         found = os.fstat(fd)
-        try:
-            _only_ours(found, 0o077, str(path))
-        except OSError:
-            return None
-        raw = file.read(LENGTH + 1) if stat.S_ISREG(found.st_mode) else b""
+        _only_ours(found, 0o077, str(path))
+        raw = os.read(fd, LENGTH + 1) if stat.S_ISREG(found.st_mode) else b""
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
     return raw if len(raw) == LENGTH else None
 
 

@@ -125,9 +125,7 @@ class Unmeasured(Compiler):
     def trials(self, attempt: Attempt) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def compare(
-        self, attempt: Attempt, finalists: Sequence[Candidate], precise: int = 0
-    ) -> Comparison:
+    def compare(self, attempt: Attempt, finalists: Sequence[Candidate], precise: int = 0) -> Comparison:
         counts, same = self.outcome.counts, timing.Timing((1.0,) * 6)
         for c in () if precise else finalists:
             self.outcome.problems += check_candidate(attempt.reference, c, self.setting, counts)

@@ -26,6 +26,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
 from mirage_jax import bounds
 from mirage_jax.cache import Cache, CacheKey, Entry
@@ -58,11 +59,11 @@ PROBES = ("normal", "near overflow", "heavy tail", "large logits")  # what shows
 TINY = 1e-9  # seconds that any region may save, so that shares are numbers
 TIMED = 8  # kinds of regions whose XLA code is timed first, to choose among them: those that save most by the model
 WORK_RATIO, WORK_FLOOR = 32.0, 1e8  # a stored winner's work over the program's, and what is always allowed
-CHECKED_HERE = f"passed on {len(PROBES)} input classes when it was first read here ({', '.join(PROBES)}); made elsewhere"
+CHECKED_HERE = f"passed on {len(PROBES)} input classes ({', '.join(PROBES)}) when first read here; made elsewhere"
 POLICY = "certificate 1e-12, float gate 2.4, lower bound of the ratio at least 1.03"
 
-# What the graph of a stored winner is held to beside its certificate: functions of the reference and the graph that raise
-# a `MirageError`.
+# What the graph of a stored winner is held to beside its certificate: functions of the reference and the graph, which
+# raise a `MirageError`.
 RULES_FOR_STORED: tuple[Callable[[KernelGraph, KernelGraph], object], ...] = ()
 
 
@@ -246,9 +247,7 @@ class Compiler:
 
         return trials(attempt.devices) if self._kept is None else nullcontext(self._kept(attempt.devices))
 
-    def compare(
-        self, attempt: Attempt, finalists: Sequence[Candidate], precise: int = 0
-    ) -> tuning.Comparison:
+    def compare(self, attempt: Attempt, finalists: Sequence[Candidate], precise: int = 0) -> tuning.Comparison:
         """Which candidates are faster than XLA."""
         from mirage_jax.compiler import tuning
 
@@ -474,7 +473,11 @@ class Compiler:
         attempt.devices, x64 = devices, jax.config.jax_enable_x64
 
         def check() -> str:
-            with unchecked(x64), self.trials(attempt) if winner.cuda is not None else nullcontext() as attempt.trials:
+            with (
+                unchecked(x64),
+                np.errstate(all="ignore"),  # constants that somebody made up
+                self.trials(attempt) if winner.cuda is not None else nullcontext() as attempt.trials,
+            ):
                 if attempt.trials is not None and not attempt.screen([winner]):
                     raise CacheError("it does not run")
                 agrees, exact = attempt.exact(winner)

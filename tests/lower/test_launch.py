@@ -5,7 +5,6 @@ import inspect
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
