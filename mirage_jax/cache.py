@@ -200,8 +200,8 @@ def _structures(value: Json) -> Json:
     return list(bounds.items("structures", value, bounds.MAX_STRUCTURES)) if isinstance(value, list) else value
 
 
-# File contents: {"entry":{..},"key":{..},"seals":{..},"sha256":".."}\n, canonical. The digest is of all that precedes its
-# field, each seal of {"entry":{..},"key":{..}}.
+# File contents: {"entry":{..},"key":{..},"seals":{..},"sha256":".."}\n, canonical. The digest is of all that precedes
+# its field, each seal of {"entry":{..},"key":{..}}.
 
 _CHECKSUM = b',"sha256":"'
 _TAIL = b'"}\n'
