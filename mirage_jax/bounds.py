@@ -77,8 +77,12 @@ def mapping(name: str, value: object, most: int = MAX_TEXTS) -> Mapping[str, Any
 
 
 def brief(value: object) -> str:
-    """A value as one short line, with its type."""
-    if isinstance(value, int) and abs(value) >= 10**20:  # Python refuses to write out the longest
+    """A value as one short line, with its type where that does not show."""
+    if isinstance(value, int) and abs(value) >= 10**20:
         return f"a number of {value.bit_length()} bits"
-    line = printable(" ".join(repr(value).split()))
-    return f"{line if len(line) <= 80 else line[:77] + '...'} ({type(value).__name__})"
+    try:
+        line = printable(" ".join(repr(value).split()))
+    except Exception:  # whatever it is, it is about to be refused; Python does not write out the longest numbers
+        line = "something"
+    shown = line if len(line) <= 80 else line[:77] + "..."
+    return shown if value is None or type(value) in (bool, int, float, str) else f"{shown} ({type(value).__name__})"

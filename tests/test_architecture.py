@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cache", "progress", "report", "turns"),
     ("timing",),
     ("compiler", "summary"),
-    ("api",),
+    ("api", "plain"),
     ("__init__",),
     ("bench", "doctor", "preview"),
     ("audit",),
