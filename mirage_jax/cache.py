@@ -37,7 +37,6 @@ import jax
 import platformdirs
 
 from mirage_jax import bounds
-from mirage_jax.config import warn_once
 from mirage_jax.errors import CacheError, printable
 from mirage_jax.seals import VARIABLE, Seal, own_key
 
@@ -225,6 +224,7 @@ class Stored:
         return Seal.FOREIGN if key is None else key.verify(self.body, self.seals.get(key.name, ""))
 
 
+_complained: set[Path] = set()  # directories that were warned of
 _checked_here: set[bytes] = set()  # bodies of entries that were checked in this process
 
 
@@ -312,10 +312,10 @@ class Cache:
                 os.replace(path, path.with_suffix(".bad"))
             return Found(None, f"the stored entry is not usable: {why}")
         except _UnsafeDirectory as error:
-            warn_once(f"cache {self.directory}: not used: {error}")
+            self._tell(f"not used: {error}")
             return Found(None, f"no cache: {error}")
         except (OSError, ValueError) as error:
-            warn_once(f"cache {self.directory}: not readable: {error}")
+            self._tell(f"not readable: {error}")
             return Found(None, f"no cache: {error}")
         age = self._clock() - stored.entry.created
         if stored.entry.decision == "xla" and not -bounds.MAX_SKEW <= age <= XLA_LIFETIME:
@@ -334,7 +334,7 @@ class Cache:
                     _write(path.with_suffix(".py"), kernels.encode("utf-8", "backslashreplace"))
             self._store(path, key, entry, own_seals(sealed_part(key, entry), Seal.MADE))
         except (OSError, ValueError, TypeError, RecursionError, CacheError, _UnsafeDirectory) as error:
-            warn_once(f"cache {self.directory}: nothing is stored: {error}")
+            self._tell(f"nothing is stored: {error}")
             return None
         return path
 
@@ -353,7 +353,13 @@ class Cache:
             self._store(path, key, entry, dict(others) | own)
         except (OSError, ValueError, CacheError, _UnsafeDirectory) as error:
             why = f"nothing of it is remembered: {getattr(error, 'strerror', None) or error}"
-            warn_once(f"cache {self.directory}: decisions made elsewhere are checked in every process, for {why}")
+            self._tell(f"decisions made elsewhere are checked in every process, for {why}")
+
+    def _tell(self, what: str) -> None:
+        """Of all that is wrong with a directory, one line in a process."""
+        level = logging.INFO if self.directory in _complained else logging.WARNING
+        _complained.add(self.directory)
+        log.log(level, "cache %s: %s", self.directory, what)
 
     def _store(self, path: Path, key: CacheKey, entry: Entry, seals: Mapping[str, str]) -> None:
         raw = encode(key, entry, seals)

@@ -45,7 +45,7 @@ WIN = Entry(
 
 @pytest.fixture
 def cache(tmp_path) -> Cache:
-    cache_module.warn_once.cache_clear()
+    cache_module._complained.clear()
     return Cache(tmp_path / "c", clock=lambda: 1e9)
 
 
@@ -309,7 +309,7 @@ def _expect_no_cache(cache, caplog) -> None:
     for _ in range(3):
         assert cache.get(KEY) is None
         assert cache.put(KEY, WIN) is None
-    assert 1 <= len(caplog.records) <= 2  # not readable, not writable
+    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == 1
 
 
 @pytest.mark.parametrize("place", ["directory", "root", "sub"])

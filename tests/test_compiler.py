@@ -427,7 +427,7 @@ def test_a_region_that_cannot_be_searched_is_no_failure(monkeypatch, caplog) -> 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes are another matter there")
 def test_unwritable_cache(tmp_path, caplog) -> None:
-    caches.warn_once.cache_clear()
+    caches._complained.clear()
     tmp_path.chmod(0o777)  # anybody could write there: not trusted, not used
     f = mirage_jax.optimize(chain, cache_dir=str(tmp_path), strict=True)
     assert decided(f).winner is not None

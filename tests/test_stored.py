@@ -10,7 +10,7 @@ from deciding import N, assert_same, chain, measured, operands
 
 import mirage_jax
 from mirage_jax import cache as caches
-from mirage_jax import config, seals
+from mirage_jax import seals
 from mirage_jax.cache import Cache, CacheKey, Entry, encode
 from mirage_jax.compiler import attempt as attempts
 from mirage_jax.compiler import decide
@@ -31,7 +31,7 @@ def stored(tmp_path):
         mirage_jax.optimize(chain, cache_dir=str(tmp_path / "c"))(*ARGS)
     (key,), cache = seen, Cache(tmp_path / "c")
     caches._checked_here.clear()
-    config.warn_once.cache_clear()
+    caches._complained.clear()
     return SimpleNamespace(cache=cache, key=key, entry=cache.get(key), path=cache.path(key))
 
 

@@ -38,6 +38,7 @@ from mirage_jax.errors import CacheError, LoweringError, MirageError, Unsupporte
 from mirage_jax.garbage import no_collection
 from mirage_jax.jaxpr_frontend.regions import MAX_OPS
 from mirage_jax.jaxpr_frontend.translate import Region
+from mirage_jax.mugraph.arrays import numpy_dtype
 from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.footprint import footprint
 from mirage_jax.mugraph.graph import KernelGraph, Schedule
@@ -507,9 +508,12 @@ def _restored(subject: Subject, entry: Entry, family: str) -> tuple[Winner, cert
 
 
 def _check_size(graph: KernelGraph, schedule: Schedule, subject: Subject) -> None:
-    """Refuse what computes anything in vain, or so much that no search would have chosen it."""
+    """Refuse what computes anything in vain, in types that JAX may not have, or more than any search would choose."""
     bounds.whole("kernels", len(graph.kernels), 1, bounds.MAX_KERNELS)
     read = {load.tensor for kernel in graph for load in kernel.loads} | set(graph.outputs)
+    own = {t.dtype for t in subject.reference.tensors.values()}
+    if wide := [t for t in graph.tensors.values() if numpy_dtype(t.dtype).itemsize > 4 and t.dtype not in own]:
+        raise CacheError(f"{wide[0]} is wider than anything in the program")
     if unused := [k.name for k in graph if not any(store.tensor.name in read for store in k.stores)]:
         raise CacheError(f"nothing reads what kernel {unused[0]} computes")
     ours, before = footprint(graph, schedule.part_counts), subject.before
