@@ -1,6 +1,7 @@
 """A campaign of faults of file systems: what lies in the way of the cache and of the key, and calls that fail.
 
-In each case a function whose decision is stored, or was, is decided anew and run. Whatever the fault, its result is right.
+In each case a function whose decision is stored, or was, is decided anew and run. Whatever the fault, the result is
+right.
 """
 
 from __future__ import annotations
