@@ -80,9 +80,9 @@ def _program(n: int) -> tuple[Callable[..., Any], list[jax.Array]]:
 
 def interrupts(count: int, seed: int, say: Say = lambda _: None) -> Result:
     """So many interrupts of a process in which functions are optimized, at random times."""
-    found, start = Result("interrupts", seed, limit=LIMIT), time.perf_counter()
+    found, start = Result("interrupts", seed), time.perf_counter()
     row, again = found.row("interrupts of a first call"), found.row("calls after it")
-    done = 0
+    done, row.limit = 0, LIMIT
     while done < count:
         with tempfile.TemporaryDirectory(prefix="mirage_jax") as folder:
             more = {"JAX_PLATFORMS": "cpu", "MIRAGE_JAX_CACHE_DIR": folder}

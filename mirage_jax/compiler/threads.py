@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 
 import jax
+
+from mirage_jax.waiting import SLICE, background, interrupt
 
 SOON = 0.5  # seconds that interrupted work may take to tidy up, before whoever waits goes on
 AGAIN = 2.0  # seconds after which it is told again, if it goes on: sooner would interrupt its tidying up
@@ -48,21 +49,17 @@ def apart[T](work: Callable[[], T]) -> T:
         except BaseException as why:
             done.set_exception(why)
 
-    thread = threading.Thread(target=run, name="mirage_jax", daemon=True)
-    thread.start()
+    thread = background(run)
     try:
+        while not done.done():
+            wait([done], SLICE)
         return done.result()
     finally:
         if not done.done():
-            _interrupt(thread)
+            interrupt(thread)
             thread.join(SOON)
             if thread.is_alive():
                 threading.Thread(target=_insist, args=(thread,), name="mirage_jax", daemon=True).start()
-
-
-def _interrupt(thread: threading.Thread) -> None:
-    number = ctypes.c_ulong(thread.ident or 0)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(KeyboardInterrupt))
 
 
 def _insist(thread: threading.Thread) -> None:
@@ -72,4 +69,4 @@ def _insist(thread: threading.Thread) -> None:
         thread.join(AGAIN)
         if not thread.is_alive():
             return
-        _interrupt(thread)
+        interrupt(thread)
