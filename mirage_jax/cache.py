@@ -348,12 +348,12 @@ class Cache:
             _checked_here.add(stored.body)
             self._check_directories(path, writing=True)
             if not (own := own_seals(part, Seal.CHECKED)):
-                raise CacheError(f"no key can be kept; {VARIABLE} may name one")
+                raise CacheError("no key can be kept")
             others = list(stored.seals.items())[1 - MAX_SEALS :] if part == stored.body else ()
             self._store(path, key, entry, dict(others) | own)
         except (OSError, ValueError, CacheError, _UnsafeDirectory) as error:
-            why = f"nothing of it is remembered: {getattr(error, 'strerror', None) or error}"
-            self._tell(f"decisions made elsewhere are checked in every process, for {why}")
+            why = str(getattr(error, "strerror", None) or error).partition(";")[0]
+            self._tell(f"decisions made elsewhere are checked again in every process ({why}); see {VARIABLE}")
 
     def _tell(self, what: str) -> None:
         """Of all that is wrong with a directory, one line in a process."""

@@ -215,7 +215,7 @@ def test_a_cache_of_another_user_that_cannot_be_written(stored, monkeypatch, cap
     assert_same(f(*ARGS), chain(*ARGS))
     assert read(stored)[0].winner is not None
     (line,) = warnings(caplog)
-    assert "checked in every process" in line
+    assert "checked again in every process" in line
     assert sorted(stored.cache.directory.rglob("*")) == before
     seals._kept.cache_clear()
 
