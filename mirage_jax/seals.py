@@ -43,7 +43,7 @@ class Seal(StrEnum):
 
 
 @dataclass(frozen=True)
-class Key:
+class SealKey:
     """A secret; its name may be known."""
 
     secret: bytes
@@ -69,14 +69,14 @@ class Key:
         return hmac.new(self.secret, how.encode() + b"\0" + body, hashlib.sha256).hexdigest()
 
 
-def own_key() -> Key | None:
+def own_key() -> SealKey | None:
     """This user's key; None where none can be kept."""
     named = os.environ.get(VARIABLE)
     return _named(named) if named else _kept(Path(platformdirs.user_state_dir("mirage_jax", False)) / "key")
 
 
 @functools.cache
-def _named(path: str) -> Key | None:
+def _named(path: str) -> SealKey | None:
     try:
         with open(path, "rb") as file:
             mode, raw = os.fstat(file.fileno()).st_mode, file.read(LONGEST + 1)
@@ -87,11 +87,11 @@ def _named(path: str) -> Key | None:
     except (OSError, ValueError) as why:
         warn_once(f"{VARIABLE} is ignored: {path!r} is no key: {why}")
         return None
-    return Key(hashlib.sha256(raw).digest())
+    return SealKey(hashlib.sha256(raw).digest())
 
 
 @functools.cache
-def _kept(path: Path) -> Key | None:
+def _kept(path: Path) -> SealKey | None:
     try:
         secret = _secret(path)
     except (OSError, ValueError) as why:
@@ -100,7 +100,7 @@ def _kept(path: Path) -> Key | None:
     machine = b""
     with suppress(OSError):
         machine = MACHINE.read_bytes()[:LONGEST]
-    return Key(hmac.new(secret, machine, hashlib.sha256).digest())
+    return SealKey(hmac.new(secret, machine, hashlib.sha256).digest())
 
 
 def _secret(path: Path) -> bytes:

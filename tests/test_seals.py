@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from mirage_jax import config, seals
-from mirage_jax.seals import Key, Seal, own_key
+from mirage_jax.seals import Seal, SealKey, own_key
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def path(tmp_path, monkeypatch):
     seals._kept.cache_clear()
 
 
-def again() -> Key | None:
+def again() -> SealKey | None:
     seals._kept.cache_clear()
     return own_key()
 
@@ -33,7 +33,7 @@ def test_a_key_is_made_once_for_this_user_alone(path) -> None:
 
 
 def test_a_seal_is_of_these_bytes_and_of_what_was_done() -> None:
-    key, other = Key(b"a" * 32), Key(b"b" * 32)
+    key, other = SealKey(b"a" * 32), SealKey(b"b" * 32)
     seal = key.seal(b"entry", Seal.CHECKED)
     assert key.verify(b"entry", seal) is Seal.CHECKED
     forged = [seal.replace("checked", "made"), seal[:-1], seal + "0", "", ":", "made:", "checked:ü", "made:" + "0" * 64]

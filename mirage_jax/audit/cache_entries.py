@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mirage_jax import cache as caches
-from mirage_jax.audit.stress import CASES, Case, Lines, Result, listening, options
+from mirage_jax.audit.stress import CASES, Case, Lines, Stress, listening, options
 from mirage_jax.cache import Cache, CacheKey, Entry, canonical, encode
 from mirage_jax.compiler.decide import Compiler
 from mirage_jax.compiler.subject import Subject
@@ -37,11 +37,11 @@ WORDS = (
     "sum{axes=(k)}", "library", "input", "output", "extents", "i", "j", "k", "m0", "t1", "x0", "48", "8", "1",
 )  # fmt: skip
 
-type Make = Callable[[random.Random, "Stored"], bytes]
+type Make = Callable[[random.Random, "Target"], bytes]
 
 
 @dataclass
-class Stored:
+class Target:
     """A case whose decision is on disk."""
 
     case: Case
@@ -72,7 +72,7 @@ class Remembering(Compiler):
 # ---------------------------------------------------------------------- what is done to an entry
 
 
-def damaged(rng: random.Random, s: Stored) -> bytes:
+def damaged(rng: random.Random, s: Target) -> bytes:
     """Some bytes are others, more or fewer."""
     a, b = sorted(rng.choices(range(len(s.raw) + 1), k=2))
     if rng.random() < 0.7:
@@ -85,19 +85,19 @@ def resealed(body: bytes) -> bytes:
     return body + b',"sha256":"' + hashlib.sha256(body).hexdigest().encode() + b'"}\n'
 
 
-def damaged_and_resealed(rng: random.Random, s: Stored) -> bytes:
+def damaged_and_resealed(rng: random.Random, s: Target) -> bytes:
     body = s.raw[: s.raw.rindex(b',"sha256":"')]
     at = rng.randrange(len(body))
     return resealed(body[:at] + rng.randbytes(rng.randrange(3)) + body[at + rng.randrange(3) :])
 
 
-def _of(s: Stored, entry: dict[str, Any]) -> bytes:
+def _of(s: Target, entry: dict[str, Any]) -> bytes:
     """A file with this entry, the seals of the one that was there, and the digest recomputed."""
     whole = json.loads(s.raw)
     return resealed(canonical({"entry": entry, "key": whole["key"], "seals": whole["seals"]})[:-1])
 
 
-def values(rng: random.Random, s: Stored) -> bytes:
+def values(rng: random.Random, s: Target) -> bytes:
     """Any value of the entry is another one."""
     entry = json.loads(s.raw)["entry"]
     node, places = entry, []
@@ -116,7 +116,7 @@ def values(rng: random.Random, s: Stored) -> bytes:
     return _of(s, entry)
 
 
-def types(rng: random.Random, s: Stored) -> bytes:
+def types(rng: random.Random, s: Target) -> bytes:
     """Intermediate results have other types."""
     entry = json.loads(s.raw)["entry"]
     entry["graph"] = re.sub(r"(library \S+: )(\w+)", lambda m: m[1] + _maybe(rng, m[2], TYPES), entry["graph"])
@@ -127,7 +127,7 @@ def _maybe(rng: random.Random, own: str, others: tuple[str, ...]) -> str:
     return rng.choice(others) if rng.random() < 0.5 else own
 
 
-def tokens(rng: random.Random, s: Stored) -> bytes:
+def tokens(rng: random.Random, s: Target) -> bytes:
     """Words of the graph are others, are gone, or change places."""
     entry = json.loads(s.raw)["entry"]
     parts = re.split(r"(\W+)", entry["graph"])
@@ -155,7 +155,7 @@ PAIRS = (  # of operators that undo each other over the reals
 )
 
 
-def in_vain(rng: random.Random, s: Stored) -> bytes:
+def in_vain(rng: random.Random, s: Target) -> bytes:
     """More lines: operators that undo each other, results that nobody reads, lines twice."""
     entry = json.loads(s.raw)["entry"]
     lines = entry["graph"].splitlines()
@@ -181,7 +181,7 @@ def in_vain(rng: random.Random, s: Stored) -> bytes:
     return _of(s, entry)
 
 
-def schedules(rng: random.Random, s: Stored) -> bytes:
+def schedules(rng: random.Random, s: Target) -> bytes:
     """Sizes are others."""
     entry = json.loads(s.raw)["entry"]
     kernel = rng.choice(entry["schedule"]["kernels"])
@@ -189,7 +189,7 @@ def schedules(rng: random.Random, s: Stored) -> bytes:
     return _of(s, entry)
 
 
-def unsealed(rng: random.Random, s: Stored) -> bytes:
+def unsealed(rng: random.Random, s: Target) -> bytes:
     """The entry as it was, as if somebody else had made it."""
     return encode(s.key, s.entry, {rng.randbytes(8).hex(): "made:" + rng.randbytes(32).hex()})
 
@@ -206,9 +206,9 @@ MUTATIONS: dict[str, tuple[Make, float]] = {  # and how often
 }
 
 
-def campaign(count: int, seed: int, say: Say = lambda _: None) -> Result:
+def campaign(count: int, seed: int, say: Say = lambda _: None) -> Stress:
     """So many changed entries, each read by a compiler that makes do with what is stored."""
-    found, start = Result("entries", seed), time.perf_counter()
+    found, start = Stress("entries", seed), time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="mirage_jax") as folder, listening() as lines:
         stored = [_stored(case, Path(folder)) for case in CASES]
         for n in range(count):
@@ -221,13 +221,13 @@ def campaign(count: int, seed: int, say: Say = lambda _: None) -> Result:
     return found
 
 
-def _stored(case: Case, folder: Path) -> Stored:
+def _stored(case: Case, folder: Path) -> Target:
     key, entry = case.store(folder)
     path = Cache(folder).path(key)
-    return Stored(case, key, entry, path, path.read_bytes())
+    return Target(case, key, entry, path, path.read_bytes())
 
 
-def one(rng: random.Random, name: str, s: Stored, found: Result, lines: Lines) -> None:
+def one(rng: random.Random, name: str, s: Target, found: Stress, lines: Lines) -> None:
     """One changed entry: what a program that reads it computes."""
     raw = MUTATIONS[name][0](rng, s)
     temporary = s.path.with_suffix(".new")
@@ -249,7 +249,7 @@ def one(rng: random.Random, name: str, s: Stored, found: Result, lines: Lines) -
         row.add(used=used, lines=lines.take(), problem=f"{s.case.name}: {in_one_line(why)}", crashed=True)
 
 
-def _problem(s: Stored, decision: Any) -> str:
+def _problem(s: Target, decision: Any) -> str:
     text = f"{decision.winner.graph}\n{decision.winner.schedule}"
     if text not in s.verdicts:
         s.verdicts[text] = s.case.problem(s.case.run(decision))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from mirage_jax.audit import cache_entries, crowds, faults, interrupts
-from mirage_jax.audit.stress import Result
+from mirage_jax.audit.stress import Stress
 from mirage_jax.progress import Say
 
-type Run = Callable[[int, int, Say], Result]
+type Run = Callable[[int, int, Say], Stress]
 
 RUNS: Mapping[str, tuple[Run, int]] = {
     "entries": (cache_entries.campaign, 40_000),
@@ -20,7 +20,7 @@ RUNS: Mapping[str, tuple[Run, int]] = {
 }
 
 
-def run(kind: str, count: int | None, seed: int, say: Say = lambda _: None) -> Result:
+def run(kind: str, count: int | None, seed: int, say: Say = lambda _: None) -> Stress:
     """One campaign; as many cases as were published if no number is given."""
     action, published = RUNS[kind]
     return action(published if count is None else count, seed, say)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from mirage_jax import cache as caches
 from mirage_jax import children
-from mirage_jax.audit.stress import CASES, Fast, Lines, Result, listening, options
+from mirage_jax.audit.stress import CASES, Fast, Lines, Stress, listening, options
 from mirage_jax.cache import Cache, CacheKey, Entry
 from mirage_jax.errors import in_one_line
 from mirage_jax.progress import Say
@@ -33,9 +33,9 @@ FORK = "import sys; from mirage_jax.audit import crowds; crowds.fork(*sys.argv[1
 # ---------------------------------------------------------------------- processes
 
 
-def processes(count: int, seed: int, say: Say = lambda _: None, workers: int = PROCESSES) -> Result:
+def processes(count: int, seed: int, say: Say = lambda _: None, workers: int = PROCESSES) -> Stress:
     """So many rounds in each of many processes, which store, read and vouch for entries of the same few keys."""
-    found, start = Result("processes", seed), time.perf_counter()
+    found, start = Stress("processes", seed), time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="mirage_jax") as folder:
         say(f"processes | {workers} of {count:,} rounds each")
         command = children.python(FORK, folder, str(workers), str(count), str(seed))
@@ -126,9 +126,9 @@ def is_whole(entry: Entry) -> bool:
 # ---------------------------------------------------------------------- threads
 
 
-def threads(count: int, seed: int, say: Say = lambda _: None) -> Result:
+def threads(count: int, seed: int, say: Say = lambda _: None) -> Stress:
     """So many rounds in each of several threads, which decide and run the same functions, stored and not."""
-    found, start = Result("threads", seed), time.perf_counter()
+    found, start = Stress("threads", seed), time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="mirage_jax") as folder, listening() as lines:
         row, lock = found.row(f"{THREADS} threads, {count:,} rounds each"), threading.Lock()
         for case in CASES:  # what is computed once is not what is tried

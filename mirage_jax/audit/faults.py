@@ -21,7 +21,7 @@ from unittest import mock
 
 from mirage_jax import cache as caches
 from mirage_jax import seals
-from mirage_jax.audit.stress import CASES, Case, Fast, Lines, Result, listening, options
+from mirage_jax.audit.stress import CASES, Case, Fast, Lines, Stress, listening, options
 from mirage_jax.cache import Cache, CacheKey
 from mirage_jax.errors import in_one_line
 from mirage_jax.progress import Say
@@ -177,9 +177,9 @@ def of_another_user(rng: random.Random) -> Iterator[None]:
         yield
 
 
-def campaign(count: int, seed: int, say: Say = lambda _: None) -> Result:
+def campaign(count: int, seed: int, say: Say = lambda _: None) -> Stress:
     """So many cases, the kinds of faults in turn."""
-    found, start = Result("faults", seed), time.perf_counter()
+    found, start = Stress("faults", seed), time.perf_counter()
     kinds = [*(f.__name__ for f in FAULTS), *(f"{call} fails" for call in CALLS), "of another user", "no home"]
     state = Path(tempfile.mkdtemp(prefix="mirage_jax"))
     with mock.patch.dict(os.environ, {"XDG_STATE_HOME": str(state)}), listening() as lines:
@@ -207,7 +207,7 @@ def campaign(count: int, seed: int, say: Say = lambda _: None) -> Result:
 
 
 def one(
-    rng: random.Random, kind: str, case: Case, stored: CacheKey, folder: Path, key: Path, found: Result, lines: Lines
+    rng: random.Random, kind: str, case: Case, stored: CacheKey, folder: Path, key: Path, found: Stress, lines: Lines
 ) -> None:
     """A function that is decided twice and run, with one fault."""
     for remembered in (caches._checked_here, caches._complained):
@@ -215,12 +215,13 @@ def one(
     seals._kept.cache_clear()
     row, used = found.row(kind.strip("_").replace("_", " ")), False
     fault = next((f for f in FAULTS if f.__name__ == kind), None)
+    compilers = [Fast(options(folder, on_miss)) for on_miss in ("search", "fallback")]  # a wrong option is an error
     lines.take()
     try:
         if fault is not None:
             fault(rng, Cache(folder).path(stored), key)
         with _while(kind, rng):
-            decisions = [case.decide(Fast(options(folder, on_miss))) for on_miss in ("search", "fallback")]
+            decisions = [case.decide(compiler) for compiler in compilers]
         used = decisions[0].source == "cache"
         problem = "; ".join(filter(None, (case.problem(case.run(d)) for d in decisions)))
         row.add(used=used, lines=lines.take(), problem=problem)

@@ -26,7 +26,7 @@ import numpy as np
 import mirage_jax
 from mirage_jax import children
 from mirage_jax.audit import crowds
-from mirage_jax.audit.stress import Result, listening
+from mirage_jax.audit.stress import Stress, listening
 from mirage_jax.cache import Cache
 from mirage_jax.compiler.trials import Failure, Session
 from mirage_jax.compiler.winner import Winner
@@ -78,18 +78,22 @@ def _program(n: int) -> tuple[Callable[..., Any], list[jax.Array]]:
 # ---------------------------------------------------------------------- interrupts
 
 
-def interrupts(count: int, seed: int, say: Say = lambda _: None) -> Result:
+def interrupts(count: int, seed: int, say: Say = lambda _: None) -> Stress:
     """So many interrupts of a process in which functions are optimized, at random times."""
-    found, start = Result("interrupts", seed), time.perf_counter()
+    found, start = Stress("interrupts", seed), time.perf_counter()
     row, again = found.row("interrupts of a first call"), found.row("calls after it")
     done, row.limit = 0, LIMIT
     while done < count:
         with tempfile.TemporaryDirectory(prefix="mirage_jax") as folder:
             more = {"JAX_PLATFORMS": "cpu", "MIRAGE_JAX_CACHE_DIR": folder}
             command = children.python(MAKE, str(count - done), str(seed + done))
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
             with subprocess.Popen(
-                command, env=children.environment(more), **pipes, text=True, start_new_session=True
+                command,
+                env=children.environment(more),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                start_new_session=True,
             ) as process:
                 assert process.stdout is not None
                 for line in process.stdout:
@@ -117,10 +121,11 @@ def _script(rng: random.Random, number: int) -> tuple[float, int]:
     """Seconds that a script takes to end after an interrupt from the keyboard, and its exit code."""
     with tempfile.TemporaryDirectory(prefix="mirage_jax") as folder:
         more = {"JAX_PLATFORMS": "cpu", "MIRAGE_JAX_CACHE_DIR": folder}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         command = children.python(SCRIPT, str(100 + number))
         environment = children.environment(more)
-        with subprocess.Popen(command, env=environment, **pipes, start_new_session=True) as process:
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+        ) as process:
             assert process.stdout is not None
             process.stdout.readline()
             time.sleep(rng.uniform(0, LATEST))
@@ -194,9 +199,9 @@ def _problem(f: Callable[..., Any], fn: Callable[..., Any], args: list[jax.Array
 # ---------------------------------------------------------------------- kills
 
 
-def kills(count: int, seed: int, say: Say = lambda _: None) -> Result:
+def kills(count: int, seed: int, say: Say = lambda _: None) -> Stress:
     """So many processes that are killed: in turn one that stores and searches, and a child of each kind of ours."""
-    found, start = Result("kills", seed), time.perf_counter()
+    found, start = Stress("kills", seed), time.perf_counter()
     ways = {
         "a process that stores and searches": _kill_parent,
         "a child that searches": _kill_searcher,

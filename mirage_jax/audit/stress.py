@@ -38,7 +38,7 @@ SIZE = 48
 
 
 @dataclass
-class Row:
+class Tally:
     """Cases of one kind."""
 
     what: str
@@ -64,12 +64,12 @@ class Row:
 
 
 @dataclass
-class Result(Report):
+class Stress(Report):
     """What a campaign found."""
 
     kind: str
     seed: int
-    table_rows: list[Row] = field(default_factory=list)
+    table_rows: list[Tally] = field(default_factory=list)
     seconds: float = 0.0
     date: str = field(default_factory=lambda: datetime.date.today().isoformat())
     user: str = field(default_factory=lambda: "root" if _user() == 0 else "a user that is not root")
@@ -78,12 +78,12 @@ class Result(Report):
     header: ClassVar[tuple[str, ...]] = ("", "cases", "used", "crashes", "wrong", "lines of log at most", "slowest, s")
     words: ClassVar[int] = 1
 
-    def row(self, what: str) -> Row:
+    def row(self, what: str) -> Tally:
         """The row of that name, which is made if there is none."""
         for row in self.table_rows:
             if row.what == what:
                 return row
-        self.table_rows.append(Row(what))
+        self.table_rows.append(Tally(what))
         return self.table_rows[-1]
 
     def rows(self) -> list[list[str]]:

@@ -107,10 +107,17 @@ class _Processes:
     def _answer(self, text: str, seconds: float) -> str:
         """What a process prints when it is given a line. It ends when its standard input does, as it does with us."""
         command = children.module("mirage_jax.search")
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         environment = children.environment({"JAX_PLATFORMS": "cpu"})
         # In a session of its own: an interrupt from the keyboard is for this process, which ends the other.
-        with subprocess.Popen(command, **pipes, text=True, env=environment, start_new_session=True) as process:
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        ) as process:
             self._running.add(process)
             try:
                 stdin, process.stdin = process.stdin, None  # which `communicate` would close

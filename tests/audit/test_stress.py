@@ -4,12 +4,12 @@ import json
 import random
 
 from mirage_jax.audit import cache_entries, campaigns, crowds, faults, interrupts
-from mirage_jax.audit.stress import CASES, Result, Row
+from mirage_jax.audit.stress import CASES, Stress, Tally
 from mirage_jax.cli import OK, USAGE, main
 from mirage_jax.compiler import decide
 
 
-def assert_fine(result: Result) -> None:
+def assert_fine(result: Stress) -> None:
     assert result.passed, result.details()
 
 
@@ -59,10 +59,15 @@ def test_kills() -> None:
 
 
 def test_what_fails_a_campaign() -> None:
-    fine = Result("entries", 0, [Row("a", 3, 3, 0, 0, 1)])
+    fine = Stress("entries", 0, [Tally("a", 3, 3, 0, 0, 1)])
     assert fine.passed
-    for bad in (Row("b", 1, 0, 1), Row("b", 1, 0, 0, 1), Row("b", 1, 0, 0, 0, 2), Row("b", 1, slowest=2.0, limit=1.0)):
-        assert not Result("entries", 0, [*fine.table_rows, bad]).passed
+    for bad in (
+        Tally("b", 1, 0, 1),
+        Tally("b", 1, 0, 0, 1),
+        Tally("b", 1, 0, 0, 0, 2),
+        Tally("b", 1, slowest=2.0, limit=1.0),
+    ):
+        assert not Stress("entries", 0, [*fine.table_rows, bad]).passed
 
 
 def test_the_command(tmp_path, capsys) -> None:
