@@ -67,6 +67,9 @@ def source_digest() -> str:
     """
     digest = hashlib.sha256()
     root = os.path.dirname(__file__)
+    if not os.path.isdir(root):  # imported from an archive, all of which counts
+        with open(os.path.dirname(root), "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
     folders = ((d, names) for d, _, names in os.walk(root) if not d[len(root) + 1 :].startswith(("audit", "bench")))
     for folder, name in sorted((d, n) for d, names in folders for n in names if n.endswith(".py")):
         with open(os.path.join(folder, name), "rb") as file:  # pathlib takes twice as long
@@ -315,7 +318,7 @@ class Cache:
             self._tell(f"not used: {error}")
             return Found(None, f"no cache: {error}")
         except (OSError, ValueError) as error:
-            self._tell(f"not readable: {error}")
+            self._tell(f"not readable: {_without_path(error)}")
             return Found(None, f"no cache: {error}")
         age = self._clock() - stored.entry.created
         if stored.entry.decision == "xla" and not -bounds.MAX_SKEW <= age <= XLA_LIFETIME:
@@ -334,7 +337,7 @@ class Cache:
                     _write(path.with_suffix(".py"), kernels.encode("utf-8", "backslashreplace"))
             self._store(path, key, entry, own_seals(sealed_part(key, entry), Seal.MADE))
         except (OSError, ValueError, TypeError, RecursionError, CacheError, _UnsafeDirectory) as error:
-            self._tell(f"nothing is stored: {error}")
+            self._tell(f"nothing is stored: {_without_path(error)}")
             return None
         return path
 
@@ -352,7 +355,7 @@ class Cache:
             others = list(stored.seals.items())[1 - MAX_SEALS :] if part == stored.body else ()
             self._store(path, key, entry, dict(others) | own)
         except (OSError, ValueError, CacheError, _UnsafeDirectory) as error:
-            why = str(getattr(error, "strerror", None) or error).partition(";")[0]
+            why = _without_path(error).partition(";")[0]
             self._tell(f"decisions made elsewhere are checked again in every process ({why}); see {VARIABLE}")
 
     def _tell(self, what: str) -> None:
@@ -397,6 +400,11 @@ class Cache:
 
 class _UnsafeDirectory(Exception):
     """The cache directory is one that somebody else could write to, or is none."""
+
+
+def _without_path(error: Exception) -> str:
+    """Say what is wrong without the name of a file, which is another for every entry: one warning is enough."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def _of_another_user(found: os.stat_result) -> str:

@@ -27,11 +27,23 @@ from mirage_jax import doctor, progress
 from mirage_jax.audit import campaigns, fuzz, mutants, rewrites, saved
 from mirage_jax.audit.report import Report
 from mirage_jax.audit.sources import Source, sources
-from mirage_jax.bench import compile_suite, model_suite, peers, plot, programs, search_suite, start, steps, suite
+from mirage_jax.bench import (
+    compile_suite,
+    model_suite,
+    peers,
+    plot,
+    programs,
+    search_suite,
+    sentinel_suite,
+    start,
+    steps,
+    suite,
+)
 from mirage_jax.bench.suite import Transform
 from mirage_jax.cache import versions
 from mirage_jax.config import BACKENDS, ON_MISS, Budget, unknown
 from mirage_jax.errors import UnsupportedError, UsageError, in_one_line
+from mirage_jax.hardware import GPUS
 from mirage_jax.preview import preview
 from mirage_jax.summary import summarize
 
@@ -130,6 +142,13 @@ def _bench_search(args: argparse.Namespace, out: Console, err: Console) -> int:
 MODEL_SUITES = {
     "models": {"run": model_suite.run_step, "unit": "layer", "notes": model_suite.NOTES},
     "compile": {"run": compile_suite.run_compile, "unit": "model", "on_host": True, "notes": compile_suite.NOTES},
+    "different": {
+        "run": compile_suite.run_different,
+        "clock": "Processor",
+        "unit": "program",
+        "on_host": True,
+        "notes": compile_suite.DIFFERENT,
+    },
 }
 
 
@@ -138,6 +157,15 @@ def _bench_start(args: argparse.Namespace, out: Console, err: Console) -> int:
     result = start.run_start_suite(
         names, small=args.small, rounds=args.rounds or start.ROUNDS, console=None if args.quiet else err
     )
+    out.print(result.table())
+    if args.json is not None:
+        err.print(f"written: {args.json}, {result.write(args.json)}", highlight=False)
+    return OK
+
+
+def _bench_sentinels(args: argparse.Namespace, out: Console, err: Console) -> int:
+    names = [n.strip() for n in args.programs.split(",")] if args.programs else ()
+    result = sentinel_suite.run_sentinel_suite(names, args.rounds or 5, None if args.quiet else err)
     out.print(result.table())
     if args.json is not None:
         err.print(f"written: {args.json}, {result.write(args.json)}", highlight=False)
@@ -164,6 +192,10 @@ def command_bench(args: argparse.Namespace, out: Console, err: Console) -> int:
         return _bench_search(args, out, err)
     if args.suite == "start":
         return _bench_start(args, out, err)
+    if args.suite == "sentinels":
+        return _bench_sentinels(args, out, err)
+    if args.suite == "different" and args.on_miss is None:
+        args.on_miss = "fallback"  # searches would take seconds for each of thousands of regions
     title = f"{args.programs or args.suite}{', small' if args.small else ''}"
     candidates = {suite.BASELINE: jax.jit, suite.OURS: _optimizer(args)}
     if args.remat:
@@ -219,8 +251,10 @@ def command_fuzz(args: argparse.Namespace, out: Console, err: Console) -> int:
             raise UsageError(f"--{name}: found {getattr(args, name)}; allowed is 1 or more")
     if args.json is not None and args.json.is_dir():
         raise UsageError(f"--json: {str(args.json)!r} is a directory; allowed is a file")
+    platform = {"cpu": "cpu", "gpu": "cuda"}[args.device]
+    if skipped := fuzz.skipped(platform):
+        err.print(skipped, highlight=False, markup=False, soft_wrap=True)
     with nullcontext(lambda text: None) if args.quiet else progress.line() as say:
-        platform = {"cpu": "cpu", "gpu": "cuda"}[args.device]
         found = fuzz.campaign(args.programs, args.seed, args.out, args.workers, say, platform)
     out.print(found.table())
     if args.json is not None:
@@ -335,7 +369,10 @@ def build_parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser("bench", parents=[optimizing], help="time XLA against the optimizer on a suite")
     names = ", ".join(programs.SUITES)
-    more = "models: some layers, compile: tracing and lowering, search: the search space, start: fresh processes"
+    more = (
+        "models: some layers, compile: tracing and lowering, different: the same of equations that all differ,"
+        " search: the search space, start: fresh processes"
+    )
     suites = f"{names}, all; {more} (default: mirage)"
     bench.add_argument("--suite", default="mirage", help=suites)
     bench.add_argument("--programs", metavar="A,B", help="these programs instead of a suite")
@@ -394,7 +431,7 @@ def build_parser() -> argparse.ArgumentParser:
     look = commands.add_parser("preview", help="kernels that would be tried on a GPU, which need not be here")
     look.add_argument("function", help="module:function")
     look.add_argument("arguments", help="types of its arguments: 'f16[128,64] f16[64]'")
-    look.add_argument("--device", default="H200", help="A100, H100, H200 (default) or B200")
+    look.add_argument("--device", default="H200", help=f"{', '.join(GPUS)} (default: H200)")
     look.add_argument("--budget", help="time for one search: 30s, 2m, ...")
     look.set_defaults(run=command_preview)
 

@@ -14,7 +14,6 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from tempfile import TemporaryDirectory
 from typing import Literal
 
@@ -66,7 +65,7 @@ def check_devices() -> Check:
         return Check(
             "devices", "problem", f"{found}, though there is an NVIDIA GPU", "pip install 'mirage-jax[cuda13]'"
         )
-    kernels = "; GPU kernels can be generated and compiled here, not run" if find_spec("triton") else ""
+    kernels = "; GPU kernels can be generated and compiled here, not run" if not launch.missing("triton") else ""
     return Check("devices", "ok", found + kernels)
 
 
@@ -159,16 +158,14 @@ KERNEL = parse(
 )
 SCHEDULE = Schedule((KernelSchedule((("i", 16),)),))
 INSTALL = {
-    "triton": "pip install 'mirage-jax[triton]'",
-    "jax_triton": "pip install 'mirage-jax[triton]'",
+    **dict.fromkeys(launch.PACKAGES, launch.INSTALL),
     "jax_plugins": "pip install 'mirage-jax[cuda13]', or 'mirage-jax[aot]' where there is no GPU",
 }
 
 
 def _missing(name: str, *packages: str) -> Check | None:
-    for package in packages:
-        if find_spec(package) is None:
-            return Check(name, "note", f"{package} is not installed: functions are lowered to JAX", INSTALL[package])
+    if package := launch.missing(*packages):
+        return Check(name, "note", f"{package} is not installed: functions are lowered to JAX", INSTALL[package])
     return None
 
 

@@ -31,11 +31,11 @@ import numpy as np
 from jax import lax
 from jax.profiler import ProfileData
 
+from mirage_jax.hardware import COLD_BYTES
 from mirage_jax.turns import turn
 
 type Call = Callable[[], object]  # runs something to its end
 
-L2_BYTES = 60 << 20
 MAX_SETS = 24
 ONCE = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}  # XLA's options for what runs but once
 SAMPLE_SECONDS = 5e-3  # the least length of one wall-clock sample
@@ -91,7 +91,7 @@ def ratio(baseline: Timing, ours: Timing) -> Ratio:
 
 def sets_for(bytes_per_program: int) -> int:
     """How many input sets a chain needs to be well above the level-2 cache."""
-    return max(2, min(MAX_SETS, math.ceil(4 * L2_BYTES / bytes_per_program)))
+    return max(2, min(MAX_SETS, math.ceil(COLD_BYTES / bytes_per_program)))
 
 
 def chain(fn: Callable[..., Any]) -> Any:

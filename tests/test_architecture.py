@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 
 # A part may import the parts of earlier layers. Parts that share a layer do not know each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "garbage"),
+    ("errors", "garbage", "hardware"),
     ("bounds", "children", "waiting"),
     ("config",),
     ("mugraph", "seals"),

@@ -473,7 +473,9 @@ def test_a_picture(tmp_path, with_peers) -> None:
 
 
 def test_what_is_no_table(tmp_path) -> None:
-    for text in ("not JSON", "[]", '{"rows": [{}]}'):
+    none = {"program": "p", "limit": None, "results": {"xla": {"seconds": 1.0}}}
+    none["results"]["mirage"] = {"seconds": 1.0, "ratio": {"value": 0.0}}  # which has no logarithm
+    for text in ("not JSON", "[]", '{"rows": [{}]}', json.dumps({"rows": [none]})):
         (tmp_path / "t.json").write_text(text)
         with pytest.raises(UsageError, match=r"is not a table that `bench --json` wrote"):
             plot.load(tmp_path / "t.json")

@@ -8,8 +8,12 @@ import multiprocessing
 import os
 import random
 import stat
+import subprocess
+import sys
 import threading
+import zipfile
 from dataclasses import fields, replace
+from pathlib import Path
 
 import jax
 import pytest
@@ -366,6 +370,39 @@ def test_failing_system_call(call, code, cache, caplog, monkeypatch) -> None:
     assert not [p for p in cache.directory.rglob("*") if p.is_file()]
     assert cache.put(KEY, WIN)
     assert cache.get(KEY) == WIN
+
+
+def test_a_full_disk_is_one_warning(cache, caplog, monkeypatch) -> None:
+    """Though each file that cannot be written has a name of its own."""
+    real = os.open
+
+    def full(path, flags, *more, **kw):
+        if flags & os.O_CREAT:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return real(path, flags, *more, **kw)
+
+    monkeypatch.setattr(os, "open", full)
+    assert cache.put(KEY, WIN) is None and cache.put(replace(KEY, graph="another"), WIN) is None
+    (record,) = caplog.records
+    assert record.getMessage().endswith("nothing is stored: No space left on device")
+
+
+def test_a_package_in_an_archive_has_a_digest_of_its_source(tmp_path) -> None:
+    digests = []
+    for n in range(2):
+        archive = tmp_path / f"{n}.zip"
+        with zipfile.ZipFile(archive, "w") as file:
+            for module in ("bounds", "config", "errors", "seals"):
+                file.write(Path(cache_module.__file__).with_name(f"{module}.py"), f"mirage_jax/{module}.py")
+            file.writestr("mirage_jax/__init__.py", "")
+            file.writestr("mirage_jax/cache.py", Path(cache_module.__file__).read_text() + f"# {n}\n")
+        command = [sys.executable, "-c", "from mirage_jax import cache; print(cache.__file__, cache.source_digest())"]
+        environment = os.environ | {"PYTHONPATH": str(archive)}
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+        where, digest = done.stdout.split()
+        assert where.startswith(str(archive))
+        digests.append(digest)
+    assert len(set(digests)) == 2
 
 
 def test_failing_read(cache, caplog, monkeypatch) -> None:

@@ -85,3 +85,61 @@ def test_bytes_are_numbers() -> None:
         (region,) = f.explain(x, a, b).regions
     assert region.decision.winner is not None, region.decision.why
     np.testing.assert_allclose(have, jax.jit(fn)(x, a, b), rtol=1e-3, atol=1.0)
+
+
+PADDED = jnp.where(jnp.arange(N) < 9, LEAST, 0.0)[None]  # left padding: rows of which all that is left is as low
+
+
+def _causal(s):
+    i = jnp.arange(s.shape[-1])
+    return jax.nn.softmax(jnp.where(i[:, None] >= i[None], s, LEAST), -1)
+
+
+def _layer(q, k, v, w, bias):
+    return _causal(q @ k.T / 4 + bias) @ (v @ w)
+
+
+def _scanned(q, k, v, w, bias):
+    mask = jnp.where(jnp.arange(N) < 9, LEAST, 0.0)[None] + 0 * bias
+
+    def layer(x, w):
+        return _layer(x, k, v, w, mask), None
+
+    return jax.lax.scan(layer, q, jnp.stack([w, w]))[0]
+
+
+def _library(q, k, v, w, bias):
+    one = lambda x: x[None, :, None]  # noqa: E731
+    shape = (1, 1, N, N)
+    return jax.nn.dot_product_attention(one(q), one(k), one(v @ w), bias=jnp.broadcast_to(bias, shape), is_causal=True)
+
+
+def _reversed(q, k, v, w, bias):
+    return _layer(q, k, v, w, jax.lax.rev(bias, (1,)))
+
+
+def _gradient(q, k, v, w, bias):
+    return jax.grad(lambda *x: jnp.sin(jax.checkpoint(_layer)(*x, bias)).sum(), argnums=(0, 1, 2, 3))(q, k, v, w)
+
+
+BORDERS = {
+    "an input": (_layer, PADDED),
+    "made outside of a scan": (_scanned, PADDED),
+    "jax.nn": (_library, PADDED),
+    "reversed": (_reversed, PADDED[:, ::-1]),
+    "the gradient of a checkpointed layer": (_gradient, PADDED),
+}
+
+
+@pytest.mark.parametrize("name", BORDERS)
+def test_padding_from_beyond_the_border_of_a_region(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a row is padding, what a causal mask hides weighs as much as what it leaves: a sentinel is a number."""
+    monkeypatch.setattr(Attempt, "promising", lambda *_: True)
+    fn, bias = BORDERS[name]
+    q, k, v, _ = _operands()
+    args = (q, k, v, jnp.asarray(np.random.default_rng(2).normal(size=(D, D)), "float32"), bias)
+    want = jax.jit(fn)(*args)
+    f = mirage_jax.optimize(fn, backend="jax", strict=True, budget="5s")
+    with measured(2.0):
+        have = f(*args)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), have, want)

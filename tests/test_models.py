@@ -1,6 +1,7 @@
 """Models of the benchmark are what they say, and of equal layers only one is searched."""
 
 import dataclasses
+import math
 from functools import partial
 
 import jax
@@ -131,6 +132,13 @@ def test_run_compile() -> None:
     assert not row.failures and row.results["mirage"].error is None
     assert row.results["mirage"].ratio is not None and row.results["mirage"].regions.refused > 1
     assert row.results["replaced"].ratio is not None
+
+
+def test_run_different() -> None:
+    step = steps.step("different", "powers_10", small=True)
+    row = compile_suite.run_different(step, {"xla": jax.jit, "mirage": _candidates()["mirage"]}, rounds=1)
+    assert set(row.results) == {"xla", "mirage", "replaced"} and not row.failures
+    assert row.results["xla"].ratio is None and 0 < row.results["mirage"].ratio.value < math.inf
 
 
 def test_every_region_is_replaced_and_computes_the_same() -> None:

@@ -12,7 +12,6 @@ is as large. XLA is asked only if the noise does not explain a difference, which
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import re
 import tempfile
@@ -59,7 +58,6 @@ SAMPLES = 8  # of rounding noise
 SPREAD = 4.0  # how much worse than the noise, or than XLA, a result may be
 EXACT = 1e-6  # relative error of a candidate in float64; a wrong one is off by the size of its values
 TINY = 1e-12  # the same, relative to the largest value on the way: results may be what is left of large terms
-HAS_TRITON = importlib.util.find_spec("triton") is not None
 RAGGED = (2, 3, 5)  # tile sizes that divide next to nothing
 
 
@@ -200,7 +198,7 @@ def check_candidate(reference: KernelGraph, c: Candidate, setting: Setting, coun
             schedule = _ragged(c, setting.seed)
             have = evaluate.run(c.graph, inputs, schedule)
             yield from _unequal(f"a candidate in tiles {schedule}", c.graph, want, slack, have)
-            if setting.interpret and HAS_TRITON:
+            if setting.interpret:
                 yield from _interpreted(c, inputs, want, top, counts)
 
 

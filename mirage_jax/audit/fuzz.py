@@ -35,6 +35,7 @@ from mirage_jax.audit.program import Program
 from mirage_jax.audit.shrink import shrink
 from mirage_jax.cache import versions
 from mirage_jax.errors import UsageError
+from mirage_jax.lower import launch
 from mirage_jax.progress import Say
 from mirage_jax.report import write_beside
 
@@ -209,6 +210,15 @@ def report(
 def kind_of(problem: str) -> str:
     """The first words of a problem: what a smaller program must have in common."""
     return " ".join(problem.split()[:2]).rstrip("0123456789:")
+
+
+def skipped(platform: str) -> str:
+    """Say in one line what a campaign cannot do for want of a package; "" if it does everything."""
+    if platform == "cuda" and (package := launch.missing(*launch.PACKAGES)):
+        return f"{package} is not installed: no kernel runs ({launch.INSTALL})"
+    if package := launch.missing("triton"):
+        return f"{package} is not installed: the text of kernels is not run in its interpreter ({launch.INSTALL})"
+    return ""
 
 
 # ---------------------------------------------------------------------- workers

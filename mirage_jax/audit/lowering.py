@@ -16,6 +16,7 @@ import numpy as np
 
 from mirage_jax.lower.triton_interpreter import interpret_kernel
 from mirage_jax.lower.triton_source import KernelSource
+from mirage_jax.lower.two_forms import arguments
 from mirage_jax.mugraph.graph import KernelGraph
 
 LOG2E = 1.4426950408889634
@@ -104,7 +105,7 @@ def run(graph: KernelGraph, sources: Sequence[KernelSource], arrays: Sequence[np
     """Outputs of the graph with these texts for its kernels. Raises whatever a kernel raises."""
     env: dict[str, Any] = {t.name: np.asarray(a, order="C") for t, a in zip(graph.inputs, arrays, strict=True)}
     for source in sources:
-        env |= zip(source.outputs, interpret_kernel(source, [env[n] for n in source.inputs]), strict=True)
+        env |= zip(source.outputs, interpret_kernel(source, arguments(source.inputs, env)), strict=True)
     return [env[name] for name in graph.outputs]
 
 

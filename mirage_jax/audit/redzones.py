@@ -25,6 +25,7 @@ from mirage_jax.errors import KernelFault
 from mirage_jax.jaxpr_frontend import jax_compat
 from mirage_jax.lower.launch import NUMPY_TYPES, call_kernel, check_shapes, launches
 from mirage_jax.lower.triton_source import DEFAULT, KernelSource, Options
+from mirage_jax.lower.two_forms import arguments
 from mirage_jax.mugraph.arrays import is_float
 from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule
 
@@ -55,7 +56,7 @@ def run_guarded(
                 raise ValueError(f"the graph has the library operator {source}, but nothing to run it with was passed")
             env[source.name] = np.asarray(run_library(source, env), order="C")
         else:
-            results = run_kernel(source, [env[n] for n in source.inputs], launch or launch_on_gpu)
+            results = run_kernel(source, arguments(source.inputs, env), launch or launch_on_gpu)
             env |= zip(source.outputs, results, strict=True)
     return [env[name] for name in graph.outputs]
 

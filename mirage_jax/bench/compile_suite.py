@@ -1,4 +1,5 @@
-"""What the optimizer adds to tracing and lowering, for models of 32 equal layers in a Python loop.
+"""What the optimizer adds to tracing and lowering, for models of 32 equal layers in a Python loop, and for programs of
+equations that all differ.
 
 Both sides trace and lower the same function anew each time, as the first call in a process does: nothing is remembered
 but JAX's own traces of its library functions and, for the optimizer, the decisions that are stored on disk. These are
@@ -10,6 +11,7 @@ can be a region is one, and is computed from its muGraph as plain JAX.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +38,29 @@ NOTES = (
 )
 
 
+DIFFERENT = (
+    "Tracing and lowering of programs with 100, 1,000 and 5,000 equations that all differ and are refused while their"
+    " region is translated. Ours looks for a stored decision for every region, and searches for none. Nothing is"
+    " compiled or run. Replaced: with every region computed from its muGraph."
+)
+
+
+def run_different(step: Step, candidates: Mapping[str, Transform], *, rounds: int | None = None, seed: int = 0) -> Row:
+    """One row: seconds of the processor to trace and lower a program, once in a round, for it may take a minute: other
+    processes would disturb a clock on the wall. No candidate explains thousands of regions.
+    """
+    args = jax.eval_shape(step.draw, jax.random.key(seed))
+    transforms: dict[str, Transform] = {**candidates, REPLACED: replaced}
+    samples: dict[str, list[float]] = {label: [] for label in transforms}
+    for _ in range(rounds or 3):
+        for label, transform in transforms.items():
+            start = time.process_time()
+            _lower(transform, step, args)
+            samples[label].append(time.process_time() - start)
+    timings = {label: timing.Timing(tuple(own)) for label, own in samples.items()}
+    return Row(step.name, None, _results(timings, {}), {})
+
+
 def run_compile(step: Step, candidates: Mapping[str, Transform], *, rounds: int | None = None, seed: int = 0) -> Row:
     """One row: seconds to trace and lower a step, per candidate."""
     args = jax.eval_shape(step.draw, jax.random.key(seed))
@@ -50,16 +75,19 @@ def run_compile(step: Step, candidates: Mapping[str, Transform], *, rounds: int 
         except Exception as why:  # whatever a candidate raises is a result of the benchmark
             failures[label] = in_one_line(why)
     timings = timing.time_wall(calls, rounds or 5)
-    results = {
+    return Row(step.name, None, _results(timings, reports), failures)
+
+
+def _results(timings: Mapping[str, timing.Timing], reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Result]:
+    return {
         label: Result(
             seconds=t.seconds,
             interval=t.interval,
             ratio=None if label == BASELINE or BASELINE not in timings else timing.ratio(timings[BASELINE], t),
-            **reports[label],
+            **reports.get(label, {}),
         )
         for label, t in timings.items()
     }
-    return Row(step.name, None, results, failures)
 
 
 def _lower(transform: Transform, step: Step, args: Sequence[Any]) -> None:

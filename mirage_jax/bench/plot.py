@@ -53,6 +53,8 @@ def bars(table: Mapping[str, Any]) -> list[Bar]:
         peers = {p: seconds[p] for p in table.get("peers", ()) if p in seconds}
         best = min(peers.items(), key=lambda item: item[1]) if peers else None
         speedup = float(row["results"][OURS]["ratio"]["value"])
+        if not all(0 < x < math.inf for x in (speedup, *seconds.values(), *([row["limit"]] if row["limit"] else ()))):
+            raise ValueError(f"{row['program']} has a time or ratio that is no positive number")
         found.append(Bar(row["program"], speedup, seconds[OURS], seconds[BASELINE], best, row["limit"]))
     return found
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from mirage_jax.config import unknown
 from mirage_jax.errors import UsageError
+from mirage_jax.hardware import GPUS, Gpu
 
 
 def _wide(x: jax.Array) -> jax.Array:
@@ -151,9 +152,9 @@ class Program:
         output = jax.eval_shape(self.fn, *self.inputs)
         return sum(math.prod(a.shape) * a.dtype.itemsize for a in (*self.inputs, output))
 
-    def limit(self, bytes_per_second: float = 4.3e12, flops_per_second: float = 780e12) -> float:
+    def limit(self, gpu: Gpu = GPUS["H200"]) -> float:
         """Seconds below which no implementation can go on the given hardware (the default is an H200 as measured)."""
-        return max(self.bytes / bytes_per_second, self.flops / flops_per_second)
+        return max(self.bytes / gpu.bandwidth, self.flops / gpu.matrix)
 
     def draw(self, seed: int = 0) -> tuple[jax.Array, ...]:
         """Arguments, made on the default device: on every machine the same for the same seed, but for rounding."""

@@ -3,7 +3,8 @@
 Suite "models" has the layers of each model in `bench.models` without embedding and head, so that a figure per layer
 means what it says: training steps with AdamW, forward passes, and decoding with a full cache. The state of a step
 (weights in training, the cache in decoding) is donated. Suite "compile" has a few of them with 32 layers, to be lowered
-only. `small` is the same step at sizes that a CPU can afford.
+only, and suite "different" programs without equal layers (`bench.different`). `small` is the same step at sizes that a
+CPU can afford.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from mirage_jax.bench import different
 from mirage_jax.bench.models import bert, chameleon, gpt2, linear_lm, llama, lora, ngpt, training, vit
 from mirage_jax.bench.models.layers import Draw, Sizes, squared_error, unit
 from mirage_jax.config import unknown
@@ -145,7 +147,14 @@ def _compiled(small: bool) -> Iterator[Step]:
     yield _train_layers("gpt2_train", gpt, gpt2.init_layer, gpt2.run)
 
 
-SUITES = {"models": _timed, "compile": _compiled}
+def _different(small: bool) -> Iterator[Step]:
+    for kind, body in different.KINDS.items():
+        for count in different.SMALL_COUNTS if small else different.COUNTS:
+            fn = lambda x, w, body=body, count=count: (x, body(count, x, w))  # noqa: E731
+            yield Step(f"{kind}_{count}", fn, partial(different.draw, kind, count), count)
+
+
+SUITES = {"models": _timed, "compile": _compiled, "different": _different}
 STEPS = {
     (name, small): {step.name: step for step in make(small)} for name, make in SUITES.items() for small in (False, True)
 }

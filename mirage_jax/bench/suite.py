@@ -32,14 +32,15 @@ from mirage_jax.bench.programs import Program
 from mirage_jax.cache import versions
 from mirage_jax.compiler.accuracy import same_bits
 from mirage_jax.errors import in_one_line
+from mirage_jax.hardware import GPUS
 from mirage_jax.report import Report, rank_correlation, write_beside
 from mirage_jax.timing import Ratio, Timing
 
 type Transform = Callable[..., Callable[..., Any]]  # of a function, and of jit's options by name
 type Cell = Callable[[Row, str], str]  # of a row, for a candidate
 
-# What a device reaches in practice: bytes per second of a copy, and FLOP/s of a large half-precision matmul.
-PEAKS = {"NVIDIA H200": (4.3e12, 780e12)}
+# Devices of which it is measured what copies and large products of 16 bits reach.
+MEASURED = {"NVIDIA H200": GPUS["H200"]}
 
 BASELINE, OURS = "xla", "mirage"
 REPEATS = 100  # runs of ours that have to be equal bit for bit
@@ -247,7 +248,7 @@ def run_program(
         except Exception as error:  # so is what a peer raises
             failures[label] = in_one_line(error)
     timings = _time(program, functions, runnable, failures, rounds, seed)
-    peaks = PEAKS.get(device.device_kind)
+    gpu = MEASURED.get(device.device_kind)
     results = {
         label: Result(
             t.seconds,
@@ -261,7 +262,7 @@ def run_program(
         )
         for label, t in timings.items()
     }
-    return Row(program.name, None if peaks is None else program.limit(*peaks), results, failures)
+    return Row(program.name, None if gpu is None else program.limit(gpu), results, failures)
 
 
 def errors_against(reference: np.ndarray, found: np.ndarray) -> tuple[float, float]:
@@ -352,6 +353,7 @@ def run_suite[P: Named](
     run: Callable[..., Row] = run_program,
     unit: str = "program",
     on_host: bool = False,
+    clock: str = "Wall-clock",
     notes: str = "",
     title: str = "benchmark",
     rounds: int | None = None,
@@ -360,8 +362,8 @@ def run_suite[P: Named](
 ) -> SuiteResult:
     """Every program in turn by ``run(program, candidates, rounds=, seed=)``, with a line of progress to `console`.
 
-    `unit` is what a time is the time of, always of the host's clock if `on_host`; `notes` go under the table. An
-    interrupt ends the suite and keeps the rows that are complete.
+    `unit` is what a time is the time of. With `on_host` it is always of the host's clock, which `clock` names. `notes`
+    go under the table. An interrupt ends the suite and keeps the rows that are complete.
     """
     programs = list(programs)
     candidates = default_candidates() if candidates is None else candidates
@@ -369,7 +371,7 @@ def run_suite[P: Named](
     method = (
         f"Device time per {unit} in microseconds (kernel launches), median of interleaved profiles."
         if device.platform == "gpu" and not on_host
-        else f"Wall-clock time per {unit} in microseconds, median of interleaved rounds."
+        else f"{clock} time per {unit} in microseconds, median of interleaved rounds."
     )
     rows: list[Row] = []
     for i, program in enumerate(programs, 1):

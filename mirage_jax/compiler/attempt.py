@@ -26,9 +26,10 @@ from mirage_jax.compiler.subject import Subject
 from mirage_jax.compiler.threads import as_here
 from mirage_jax.compiler.trials import Failure, Trials
 from mirage_jax.compiler.winner import Winner
+from mirage_jax.config import warn_once
 from mirage_jax.errors import LoweringError, MirageError, TrialError, UnsupportedError, in_one_line
 from mirage_jax.jaxpr_frontend.translate import Region
-from mirage_jax.lower import twin
+from mirage_jax.lower import launch, twin
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.footprint import BYTES, Footprint, footprint
 from mirage_jax.mugraph.graph import Library, Tensor
@@ -83,7 +84,7 @@ class Attempt(Subject):
     @property
     def description(self) -> Device:
         """What the cost model knows of the device."""
-        return device_for(self.device.device_kind)
+        return device_for(self.device)
 
     def headroom(self, xla: float | None = None) -> float:
         """Seconds that may be saved: what XLA takes, by the model if it was not measured, less what products, or inputs
@@ -132,9 +133,9 @@ class Attempt(Subject):
         budget, device = self.options.budget, self.description
         seconds = min(budget.seconds, max(self.until - time.monotonic(), LEAST))
         key = replace(key, graph=structures.structure(self.reference), extents=(), policy=f"structures, {self.space}")
-        known = cache.get(key) if device.is_gpu else None
+        known = cache.get(key) if device.is_gpu and self._may_have_kernels else None
         kernels = [] if known is None else structures.restore(known.schedule, self.reference, device)
-        families = ("algebra",) if kernels or self.options.backend == "jax" else FAMILIES
+        families = FAMILIES if self._may_have_kernels and not kernels else ("algebra",)
         notify = progress.searching(say, seconds)
         states = budget.states or 2_000_000
         found, report = search(self.reference, device, self.space, seconds, states, families, notify, budget.workers)
@@ -150,6 +151,14 @@ class Attempt(Subject):
         found = sorted((structures.as_launched(c, device) for c in (*kernels, *found)), key=lambda c: c.seconds)
         self.tried["found"] = len(found)
         return found, text
+
+    @property
+    def _may_have_kernels(self) -> bool:
+        """Whether candidates may be kernels. Where none can run, it is said once, and none is searched for."""
+        if self._on_gpu and (package := launch.missing(*launch.PACKAGES)):
+            warn_once(f"no kernels are tried on this GPU: {package} is not installed ({launch.INSTALL})")
+            return False
+        return self.options.backend != "jax"
 
     @cached_property
     def slowest(self) -> float:

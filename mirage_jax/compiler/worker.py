@@ -29,7 +29,7 @@ from mirage_jax import timing, turns
 from mirage_jax.compiler.inputs import Types, one_set
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.errors import in_one_line
-from mirage_jax.lower import aot
+from mirage_jax.lower import aot, launch
 from mirage_jax.mugraph.arrays import numpy_dtype
 
 type Say = Callable[[Mapping[str, Any]], None]
@@ -64,19 +64,31 @@ def serve[R: Callable[[], object]](
     variants is run one by one, then timed by `measure`, within a `turn`, since others may use the device.
     """
     for line in requests:
-        request = json.loads(line)
-        with ThreadPoolExecutor(request["threads"]) as pool:
-            prepare_one = functools.partial(_prepare, say, prepare)
-            prepared = list(pool.map(prepare_one, itertools.count(), request["variants"]))
-        runs = {i: run for i, run in enumerate(prepared) if run is not None}
         try:
-            with turn(functools.partial(say, {"waiting": True})):
-                ran = _run_each(runs, say, healthy)
-                for group in _groups(ran) if request["threads"] > 1 else [[i] for i in ran]:
-                    _time(group, runs, say, measure, healthy)
+            count = _answer(json.loads(line), say, prepare, measure, healthy, turn)
         except _DeviceLost:
             return
-        say({"done": len(prepared)})
+        say({"done": count})
+
+
+def _answer[R: Callable[[], object]](
+    request: Mapping[str, Any],
+    say: Say,
+    prepare: Callable[[Mapping[str, Any]], R],
+    measure: Callable[[Sequence[R]], Sequence[timing.Timing]],
+    healthy: Callable[[], bool],
+    turn: Callable[[turns.Waiting], AbstractContextManager[object]],
+) -> int:
+    """Answer one request; the number of variants. Nothing of them is kept: their inputs fill a device's memory."""
+    with ThreadPoolExecutor(request["threads"]) as pool:
+        prepare_one = functools.partial(_prepare, say, prepare)
+        prepared = list(pool.map(prepare_one, itertools.count(), request["variants"]))
+    runs = {i: run for i, run in enumerate(prepared) if run is not None}
+    with turn(functools.partial(say, {"waiting": True})):
+        ran = _run_each(runs, say, healthy)
+        for group in _groups(ran) if request["threads"] > 1 else [[i] for i in ran]:
+            _time(group, runs, say, measure, healthy)
+    return len(prepared)
 
 
 class _DeviceLost(Exception):
@@ -221,7 +233,7 @@ def channel() -> Say:
 def main() -> None:
     say = channel()
     device = jax.devices()[0]
-    if device.platform == "gpu":
+    if device.platform == "gpu" and not launch.missing(*launch.PACKAGES):
         aot.refuse_what_does_not_fit()
     device_is_healthy()  # makes the context, before anything is timed
     say({"ready": device.device_kind})

@@ -16,11 +16,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from mirage_jax.hardware import LARGE_BANDWIDTH, LARGE_FLOPS
 from mirage_jax.jaxpr_frontend import rules
 from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, bytes_of
 
 # A large accelerator. What matters is the order of magnitude, so programs are cut alike on all devices.
-FLOPS, BANDWIDTH = 7e14, 3.3e12  # of 16-bit products, per second; bytes per second
+FLOPS, BANDWIDTH = LARGE_FLOPS, LARGE_BANDWIDTH
 LAUNCH = 2e-6  # seconds of one kernel more
 ON_CHIP = 512  # elements of an axis that a block keeps at most
 WORTHWHILE = 0.75  # of the time of a product: what writing and reading its operand must take to be worth avoiding

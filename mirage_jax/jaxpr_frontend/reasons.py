@@ -32,6 +32,9 @@ class Code(StrEnum):
     INTERNAL = "failed"
 
 
+BY_ITSELF = (Code.PARAMETERS, Code.PRECISION, Code.DTYPE)  # reasons that an equation has whatever is around it
+
+
 @dataclass(frozen=True, slots=True)
 class LeftOut:
     """One equation that XLA keeps: its primitive, the reason, and the user's line."""

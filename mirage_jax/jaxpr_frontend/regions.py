@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import Any
@@ -27,15 +27,17 @@ from mirage_jax.jaxpr_frontend.clusters import Dependencies, convex_clusters, di
 from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, bytes_of, flatten
 from mirage_jax.jaxpr_frontend.forms import Forms
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr
-from mirage_jax.jaxpr_frontend.reasons import Code, LeftOut, NotExpressible
+from mirage_jax.jaxpr_frontend.reasons import BY_ITSELF, Code, LeftOut, NotExpressible
 from mirage_jax.jaxpr_frontend.remat import repeated
 from mirage_jax.jaxpr_frontend.shards import is_local, one_device
 from mirage_jax.jaxpr_frontend.translate import Refused, Region, renamed, translate
 from mirage_jax.mugraph.arrays import is_float
 
+type Kinds = tuple[Sequence[Hashable], Mapping[Hashable, Sequence[int]]]  # by position, and the positions of each
+
 MAX_OPS = 24
+PATIENCE = 16  # cuts after which all that is refused is left out at once: the next cut could have kept some of it
 RADIUS = 5  # how far around an equation is looked to say that another is like it
-BY_ITSELF = (Code.PARAMETERS, Code.PRECISION, Code.DTYPE)  # reasons that an equation has whatever is around it
 MASKS = rules.LIGHT - rules.PARTS | {"select_n"}  # primitives that masks are made by
 INDEXED = frozenset({"gather", "scatter-add"})
 NOT_HEAVY = (Code.NO_HEAVY_OP, "XLA fuses what is only pointwise or layout")
@@ -122,17 +124,22 @@ class _Partitioner:
         self.masks = self._masks()
         self.translated: dict[object, Region | Refused | None] = {}  # by form: equal layers are translated once
         self.cuts: dict[Hashable, list[tuple[int, ...]]] = {}  # pieces of clusters by their form, as places in them
+        self.patient = True
         self.idle: set[int] = set()  # equations of pieces that no kernel could do faster than libraries
         self.own: dict[Region, tuple[int, ...]] = {}  # the equations that a region takes over, without repeated ones
 
     def run(self) -> Partition:
-        while True:
+        for cut in itertools.count():
+            if cut == PATIENCE:
+                self.patient = False
+                self.translated = {form: x for form, x in self.translated.items() if not isinstance(x, Refused)}
             try:
                 regions = self._regions(self._pieces())
             except _LeftOutLate:
                 del self.weights  # of constants that are none any more
                 continue
-            return Partition(self.program, self._schedule(regions), partial(self._left_out, regions))
+            break
+        return Partition(self.program, self._schedule(regions), partial(self._left_out, regions))
 
     # --- kinds of equations
 
@@ -453,24 +460,23 @@ class _Partitioner:
     # --- regions
 
     def _regions(self, pieces: Sequence[tuple[int, ...]]) -> list[Region]:
+        """The regions of all pieces; raises `_LeftOutLate` if some equation turns out not to be expressible."""
         wholes = [tuple(sorted({*piece, *self._repeated(piece)})) for piece in pieces]
-        inside = {n for piece in pieces for n in piece}
-        demanded = {v for v in self.program.outputs if isinstance(v, int)}
-        demanded.update(v for n, eqn in enumerate(self.eqns) if n not in inside for v in eqn.reads)
-        for whole in wholes:
-            own = {v for n in whole for v in self.eqns[n].outputs}
-            demanded.update(v for n in whole for v in self.eqns[n].reads if v not in own)
+        demanded = self._demanded(pieces, wholes)
         regions: list[Region] = []
-        refused = False
+        refused = will_be_cut_anew = False
         for piece, whole in zip(pieces, wholes, strict=True):
+            if will_be_cut_anew and not self.reasons.keys().isdisjoint(whole):
+                continue
             results = tuple(v for n in piece for v in self.eqns[n].outputs if v in demanded)
             try:
                 region = self._region(whole, results)
             except Refused as why:
-                self._leave_out(whole[why.position], why.reason)
                 refused = True
-                if why.reason.code in BY_ITSELF:  # the cut will be another; else all are asked, for it may stay
-                    break
+                will_be_cut_anew |= why.by_itself
+                # What an equation has because of its surroundings may go away with these.
+                if why.by_itself or not (will_be_cut_anew and self.patient):
+                    self._leave_out_all(whole, why)
                 continue
             if region is not None:
                 regions.append(region)
@@ -479,12 +485,26 @@ class _Partitioner:
             raise _LeftOutLate
         return regions
 
+    def _demanded(self, pieces: Sequence[tuple[int, ...]], wholes: Sequence[tuple[int, ...]]) -> set[int]:
+        """Values that are read outside of the region that makes them. `wholes`: pieces with what they repeat."""
+        inside = {n for piece in pieces for n in piece}
+        demanded = {v for v in self.program.outputs if isinstance(v, int)}
+        demanded.update(v for n, eqn in enumerate(self.eqns) if n not in inside for v in eqn.reads)
+        for whole in wholes:
+            own = {v for n in whole for v in self.eqns[n].outputs}
+            demanded.update(v for n in whole for v in self.eqns[n].reads if v not in own)
+        return demanded
+
+    def _leave_out_all(self, whole: Sequence[int], why: Refused) -> None:
+        for position, reason in why.reasons.items():
+            self._leave_out(whole[position], reason)
+
     def _region(self, whole: tuple[int, ...], results: tuple[int, ...]) -> Region | None:
         eqns = [self.eqns[n] for n in whole]
         form = self.forms.piece(whole, results)
         if form not in self.translated:
             try:
-                self.translated[form] = translate(self.program, eqns, results)
+                self.translated[form] = translate(self.program, eqns, results, self.patient)
             except Refused as refused:
                 self.translated[form] = refused
         match self.translated[form]:
@@ -496,24 +516,31 @@ class _Partitioner:
 
     def _leave_out(self, position: int, reason: NotExpressible) -> None:
         """Give an equation its reason, and all others that are like it: the same equations of equal layers."""
-        kinds = self._kinds if reason.code in BY_ITSELF else self._surroundings
-        for n, kind in enumerate(kinds):
-            if kind == kinds[position]:
-                self.free.discard(n)
-                self.masks.discard(n)
-                self.reasons[n] = (reason.code, reason.why)
+        kinds, alike = self._kinds if reason.code in BY_ITSELF else self._surroundings
+        beside = () if self.patient else self._beside(position)
+        for n in (*alike[kinds[position]], *beside):
+            self.free.discard(n)
+            self.masks.discard(n)
+            self.reasons[n] = (reason.code, reason.why)
+
+    def _beside(self, position: int) -> Iterator[int]:
+        """The equations of the same primitive that read the same values: hundreds of slices of one product, say."""
+        for v in self.eqns[position].reads:
+            yield from (
+                r for r in self.readers[v] if r >= 0 and self.eqns[r].primitive == self.eqns[position].primitive
+            )
 
     @cached_property
-    def _kinds(self) -> list[Hashable]:
+    def _kinds(self) -> Kinds:
         """Of each equation: what decides whether it is expressible by itself."""
-        return [
-            (form, *map(self._traces_to_literal, e.reads)) for form, e in zip(self.forms.of, self.eqns, strict=True)
-        ]
+        return _with_alike(
+            [(form, *map(self._traces_to_literal, e.reads)) for form, e in zip(self.forms.of, self.eqns, strict=True)]
+        )
 
     @cached_property
-    def _surroundings(self) -> list[Hashable]:
+    def _surroundings(self) -> Kinds:
         """Of each equation: a hash of what is around it, as far as `RADIUS` equations away."""
-        kinds = [hash(kind) for kind in self._kinds]
+        kinds = list(map(hash, self._kinds[0]))
         after = [[r for v in eqn.outputs for r in self.readers.get(v, ())] for eqn in self.eqns]
         before = [[self.made.get(v, -1) for v in eqn.reads] for eqn in self.eqns]
         for _ in range(RADIUS):
@@ -522,7 +549,7 @@ class _Partitioner:
                 hash((known[n], tuple(known[p] for p in before[n]), tuple(sorted(known[r] for r in after[n]))))
                 for n in range(len(kinds))
             ]
-        return list(kinds)
+        return _with_alike(kinds)
 
     def _repeated(self, piece: Iterable[int]) -> set[int]:
         """Equations outside of a piece that it repeats: constants, masks, and views of what it reads."""
@@ -582,6 +609,14 @@ class _Partitioner:
 def _is_inexact(dtype: Any) -> bool:
     """Whether numbers of a type are rounded. Keys of random numbers have a type, too."""
     return jnp.issubdtype(dtype, jnp.inexact)
+
+
+def _with_alike(kinds: Sequence[Hashable]) -> Kinds:
+    """Kinds of equations by position, with the positions of each kind."""
+    alike: dict[Hashable, list[int]] = {}
+    for n, kind in enumerate(kinds):
+        alike.setdefault(kind, []).append(n)
+    return kinds, alike
 
 
 class _LeftOutLate(Exception):

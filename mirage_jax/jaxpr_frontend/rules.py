@@ -259,10 +259,17 @@ def _pad(b: Builder, out: Result, x: Value, padding: Value) -> Value:
             before = min(max(low, 0), inner)
             x = _spread(b, x, d, before, inner - before, padding, out)
             low, high = low - before, high - (inner - before)
-        shape = list(b.axes.size(x.dims))
-        begin, end = max(-low, 0), shape[d] - max(-high, 0)
-        x = _between(b, low, sliced(b, x, d, begin, end - begin), high, padding, d, out.dtype)
+        x = _padded(b, low, x, high, padding, d, out.dtype)
     return x
+
+
+def _padded(b: Builder, low: int, x: Value, high: int, padding: Value, d: int, dtype: str) -> Value:
+    """x along dimension d with `low` elements of padding before it and `high` after it; negative numbers crop x."""
+    shape = b.axes.size(x.dims)
+    begin, end = max(-low, 0), shape[d] - max(-high, 0)
+    if begin >= end:  # nothing is left of x, and no window is empty
+        return broadcast_scalar(b, padding, (*shape[:d], low + shape[d] + high, *shape[d + 1 :]))
+    return _between(b, low, sliced(b, x, d, begin, end - begin), high, padding, d, dtype)
 
 
 # --- arithmetic

@@ -23,12 +23,11 @@ from mirage_jax.jaxpr_frontend.axes import Key
 from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, evaluate
 from mirage_jax.jaxpr_frontend.forms import digest
 from mirage_jax.jaxpr_frontend.pieces import Pieces, Resolver
-from mirage_jax.jaxpr_frontend.reasons import Code, NotExpressible
+from mirage_jax.jaxpr_frontend.reasons import BY_ITSELF, Code, NotExpressible
 from mirage_jax.jaxpr_frontend.values import Builder, Value
 from mirage_jax.mugraph.arrays import numpy_dtype
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.logarithms import join_shifts
-from mirage_jax.mugraph.sentinels import sentinels_to_masks
 from mirage_jax.mugraph.views import Cut, View
 
 
@@ -175,32 +174,38 @@ class Region:
 
 
 class Refused(Exception):
-    """An equation of the region cannot be expressed; carries its position and the reason."""
+    """Equations of the region cannot be expressed; carries the reason for each, by its position.
 
-    def __init__(self, position: int, reason: NotExpressible):
-        super().__init__(str(reason))
-        self.position = position
-        self.reason = reason
+    There are several if each of them has its reason whatever is around it (`BY_ITSELF`), or if all were asked for.
+    """
+
+    def __init__(self, reasons: Mapping[int, NotExpressible]):
+        super().__init__("; ".join(map(str, reasons.values())))
+        self.reasons = reasons
+
+    @property
+    def by_itself(self) -> bool:
+        """Whether the equations cannot be in any region."""
+        return all(reason.code in BY_ITSELF for reason in self.reasons.values())
 
 
-def translate(program: FlatProgram, eqns: Sequence[FlatEqn], results: Sequence[int]) -> Region | None:
-    """The region that `eqns` form, of which `results` are read outside. None if nothing is left to compute."""
+def translate(
+    program: FlatProgram, eqns: Sequence[FlatEqn], results: Sequence[int], patient: bool = True
+) -> Region | None:
+    """Make the region that `eqns` form, of which `results` are read outside. None if nothing is left to compute.
+
+    Raises `Refused`. patient: of reasons that another cut may remove, only the first is told.
+    """
     made = {v for eqn in eqns for v in eqn.outputs}
     operands = tuple(dict.fromkeys(v for eqn in eqns for v in eqn.reads if v not in made))
     builder = Builder()
     env = {v: _input(builder, program.avals[v]) for v in operands}
-    for position, eqn in enumerate(eqns):
-        builder.equation = position
-        try:
-            (out,) = eqn.outputs
-            env[out] = _apply(builder, eqn, env)
-        except NotExpressible as reason:
-            raise Refused(position, reason) from None
+    _apply_all(builder, eqns, env, patient)
     try:
         outward = _resolved(builder, {v: env[v] for v in results})
         _check_work(builder, [v for pieces in outward.values() for v in pieces.values])
     except NotExpressible as reason:
-        raise Refused(_last_of_parts(eqns) if reason.equation is None else reason.equation, reason) from None
+        raise Refused(_to_blame(eqns, reason, patient)) from None
     if not outward:
         return None
     flat = [v for pieces in outward.values() for v in pieces.values if not v.is_constant]
@@ -212,7 +217,7 @@ def translate(program: FlatProgram, eqns: Sequence[FlatEqn], results: Sequence[i
         if (used := [n for n in nodes if n in assembled.tensors])
     )
     return Region(
-        graph=join_shifts(sentinels_to_masks(assembled.graph)),
+        graph=join_shifts(assembled.graph),
         inputs=inward,
         outputs=tuple(_outward(builder, assembled, v, pieces, program) for v, pieces in outward.items()),
         equations=tuple(eqns),
@@ -239,6 +244,25 @@ def renamed(region: Region, program: FlatProgram, eqns: Sequence[FlatEqn]) -> Re
         results=results,
         avals={v: program.avals[v] for v in (*operands, *results)},
     )
+
+
+def _apply_all(builder: Builder, eqns: Sequence[FlatEqn], env: dict[int, Value], patient: bool) -> None:
+    """Add the result of every equation to `env`. Where one cannot be in any region, its result is an operand for those
+    after it, as it will be, so that all such equations are found at once.
+    """
+    refused: dict[int, NotExpressible] = {}
+    for position, eqn in enumerate(eqns):
+        builder.equation = position
+        (out,) = eqn.outputs
+        try:
+            env[out] = _apply(builder, eqn, env)
+        except NotExpressible as reason:
+            if patient and reason.code not in BY_ITSELF:  # with another cut it may be none
+                raise Refused(refused or {position: reason}) from None
+            refused[position] = reason
+            env[out] = _input(builder, eqn.out_avals[0])
+    if refused:
+        raise Refused(refused)
 
 
 def _resolved(builder: Builder, results: Mapping[int, Value]) -> dict[int, Pieces]:
@@ -270,9 +294,11 @@ def _inputs(builder: Builder, operands: Mapping[int, int | None]) -> dict[int, l
     return out
 
 
-def _last_of_parts(eqns: Sequence[FlatEqn]) -> int:
-    """The equation that is left out if the parts of a region do not fit together."""
-    return max(n for n, eqn in enumerate(eqns) if eqn.primitive in rules.PARTS)
+def _to_blame(eqns: Sequence[FlatEqn], reason: NotExpressible, patient: bool) -> dict[int, NotExpressible]:
+    """What is left out if the parts of a region do not fit together: the last of them, or all."""
+    parts = [n for n, eqn in enumerate(eqns) if eqn.primitive in rules.PARTS]
+    first = max(parts) if reason.equation is None else reason.equation
+    return dict.fromkeys([first] if patient else [first, *parts], reason)
 
 
 def _check_work(builder: Builder, values: Sequence[Value]) -> None:

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from mirage_jax.errors import LoweringError
+from mirage_jax.hardware import REGISTERS, shared_limit
 from mirage_jax.lower.launch import BACKEND_OPTIONS, jax_triton_library, load_kernel, shared_layout, threads_of
 from mirage_jax.lower.triton_source import KernelSource
 
-SHARED_LIMIT: Mapping[int, int] = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
-REGISTERS = 65536  # of one multiprocessor
 SPILLS = 4096  # bytes per thread, above which a kernel waits for its own local memory
 PATIENCE = 15.0  # seconds that ptxas may take for a kernel that is tried; XLA will have it run once more
 REMEMBERED = 512  # kernels of a process that tries them: those of a region, and some
@@ -44,11 +43,6 @@ class Resources:
     def fits(self) -> bool:
         """Can it be launched at all?"""
         return self.shared <= shared_limit(self.arch)
-
-
-def shared_limit(arch: int) -> int:
-    """Bytes of shared memory that one block may have."""
-    return SHARED_LIMIT.get(arch, min(SHARED_LIMIT.values()))
 
 
 def compile_for(source: KernelSource, arch: int) -> Resources:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -70,3 +70,12 @@ def reduction(function: str, value: Value, axes: Iterable[Axis]) -> str:
     for place in sorted((value.dims.index(a) for a in set(axes) if a in value.dims), reverse=True):
         text = f"{function}({text}, axis={place})"
     return text
+
+
+def meanings(numbers: Sequence[Mapping[float, Number | None]]) -> dict[float, Number | None]:
+    """What literals stand for; None where texts mean different numbers by one."""
+    found: dict[float, Number | None] = {}
+    for own in numbers:
+        for literal, meant in own.items():
+            found[literal] = meant if found.get(literal, meant) == meant else None
+    return found

@@ -16,7 +16,8 @@ from mirage_jax.errors import LoweringError, UnsupportedError
 from mirage_jax.lower.expressions import Number, Value, literal, reduction
 from mirage_jax.lower.tiling import GROUP, SINGLE, TileAxis, Tiling, extent, stored_axes, stored_shape
 from mirage_jax.lower.writer import Writer, identifier
-from mirage_jax.mugraph.graph import Axis, Tensor, part_axis
+from mirage_jax.mugraph.graph import Axis, Span, Tensor, part_axis
+from mirage_jax.mugraph.sentinels import Guard
 from mirage_jax.mugraph.views import View, row_major
 
 LARGE = 1 << 31  # from this many elements on, offsets need 64 bits
@@ -31,16 +32,31 @@ class Options:
     split_loops: bool = True  # independent accumulators that need one load in two layouts get a loop each
     views: tuple[tuple[str, View], ...] = ()  # inputs of the graph that are read as parts of larger arrays
     first: int = 0  # number of the kernel's first block in its launch
+    skips: bool = True  # kernels may leave out steps for sentinels, where these vanish; False: in no block
 
 
 DEFAULT = Options()
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Which form of a kernel is written (`mugraph.sentinels`). `guards`: what has to be above which bound for what a
+    skipping form stores to be right. `is_complete`: no step is left out, though blocks come in the order of the span.
+    """
+
+    suffix: str = ""
+    guards: tuple[Guard, ...] = ()
+    is_complete: bool = False
+
+
+PLAIN = Form()
+
+
 class Frame:
     """State of one emission, and the text around the values."""
 
-    def __init__(self, tiling: Tiling, options: Options) -> None:
-        self.tiling, self.options = tiling, options
+    def __init__(self, tiling: Tiling, options: Options, form: Form = PLAIN) -> None:
+        self.tiling, self.options, self.form = tiling, options, form
         self.views = dict(options.views)
         self.graph = tiling.kernel
         self.w = Writer()
@@ -58,6 +74,11 @@ class Frame:
     def axes(self) -> Mapping[Axis, TileAxis]:
         return self.tiling.axes
 
+    @property
+    def span(self) -> Span | None:
+        """Which steps of the loop run; None: all."""
+        return None if self.form.is_complete else self.graph.span
+
     # --- the function ---------------------------------------------------------------------------------------------
 
     def header(self, tensors: Iterable[Tensor]) -> None:
@@ -70,8 +91,8 @@ class Frame:
             self.w.line(f"# {self.arguments[tensor.name]}: {tensor.dtype}[{axes}]{whole}")
 
     def live(self) -> set[str]:
-        """Loads and operators that some store depends on."""
-        return self.graph.below(s.value for s in self.graph.stores)
+        """Loads and operators that some store or guard depends on."""
+        return self.graph.below([*(s.value for s in self.graph.stores), *(g.shift for g in self.form.guards)])
 
     @property
     def number(self) -> str:

@@ -57,6 +57,9 @@ class Slot:
     def load(self, layout: Any) -> Any:
         return self.words.load(self)
 
+    def store(self, value: Any) -> None:
+        self.words.store(self, value)
+
 
 @dataclass(frozen=True)
 class Transposed:
@@ -227,12 +230,13 @@ class Words:
 
     def namespace(self) -> dict[str, Any]:
         nothing = lambda *args, **kwargs: None  # noqa: E731
-        layouts = ("NVMMADistributedLayout", "SliceLayout", "DotOperandLayout", "BlockedLayout", "NVMMASharedLayout")
+        layouts = ("NVMMADistributedLayout", "SliceLayout", "DotOperandLayout", "BlockedLayout", "NVMMASharedLayout",
+                   "SwizzledSharedLayout")  # fmt: skip
         own: dict[str, Any] = {
             "arange": lambda start, end, layout: self.tl.arange(start, end),
             "full": lambda shape, value, dtype, layout: self.tl.full(shape, value, dtype),
             "convert_layout": lambda x, layout: x,
-            "to_tensor": lambda x: self.tl.full((), x, self.tl.float32),
+            "to_tensor": lambda x: self.tl.full((), x, self.tl.int32 if isinstance(x, int) else self.tl.float32),
             "allocate_shared_memory": self.allocate,
             "warp_specialize": self.warp_specialize,
         }
@@ -313,6 +317,11 @@ class Words:
         clock[task] += 1
         self._read(slot, Reader(task=task, done=clock[task]))
         return slot.value
+
+    def store(self, slot: Slot, value: Any) -> None:
+        """Values that whoever waits for this task may read."""
+        slot.copy, slot.value = object(), value
+        self.running.clock[slot.copy] += 1
 
     # --- products
 

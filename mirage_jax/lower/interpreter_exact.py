@@ -103,7 +103,7 @@ def _constants(interpreter: Any, numbers: Mapping[float, Number | None]) -> list
 
 def _arithmetic(interpreter: Any, tl: Any) -> list[Patch]:
     handle, builder, reduce = interpreter.TensorHandle, interpreter.InterpreterBuilder, interpreter.ReduceOps
-    plain_binary, plain_unary = builder.binary_op, builder.unary_op
+    plain_binary, plain_unary, plain_extremum = builder.binary_op, builder.unary_op, reduce.min_max
 
     def binary(self: Any, x: Any, y: Any, op: Callable[..., Any]) -> Any:
         if x.data.dtype != exact.EXACT:
@@ -127,6 +127,8 @@ def _arithmetic(interpreter: Any, tl: Any) -> list[Patch]:
         return self.to_tensor(exact.total(x.handle.data, (self.axis,)), x.dtype)
 
     def largest(self: Any, x: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
+        if x.handle.data.dtype != exact.EXACT:
+            return plain_extremum(self, x, val_reduce_op, idx_reduce_op)
         if val_reduce_op is not np.nanmax or idx_reduce_op is not None:
             raise UnsupportedError("of extrema only tl.max has a meaning on exact numbers")
         return self.to_tensor(exact.largest(x.handle.data, self.axis), x.dtype)

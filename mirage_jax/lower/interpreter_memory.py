@@ -45,8 +45,13 @@ def _place(index: Any, array: np.ndarray) -> tuple[int, ...]:
 class Memory:
     """Buffers, and the loads and stores of Triton's interpreter on them."""
 
-    def __init__(self, arrays: Sequence[np.ndarray], names: Sequence[tuple[str, str, int]], inputs: int) -> None:
-        """`names`: name, dtype and bytes per element of each array, of which the first `inputs` are not written."""
+    def __init__(
+        self, arrays: Sequence[np.ndarray], names: Sequence[tuple[str, str, int]], inputs: int, rewrites: bool = False
+    ) -> None:
+        """`names`: name, dtype and bytes per element of each array, of which the first `inputs` are not written.
+        `rewrites`: others may be written twice.
+        """
+        self.rewrites = rewrites
         self.buffers = [
             Buffer(*name[:1], x, *name[1:], (n + 1) * SPACING, None if n < inputs else np.zeros(x.shape, np.int32))
             for n, (x, name) in enumerate(zip(arrays, names, strict=True))
@@ -67,7 +72,7 @@ class Memory:
                 raise KernelFault(f"the kernel stores into {buffer.name}")
             stores, flat = buffer.stores.reshape(-1), buffer.array.reshape(-1)
             np.add.at(stores, index, 1)
-            if (twice := stores[index] > 1).any():
+            if (twice := stores[index] > 1 + self.rewrites).any():
                 raise KernelFault(f"element {_place(index[twice][0], buffer.array)} of {buffer.name} is written twice")
             flat.view(values.dtype)[index] = np.broadcast_to(values, pointers.shape)[mask]
 

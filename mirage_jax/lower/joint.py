@@ -8,12 +8,12 @@ its first block (`Options.first`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, count
 
 from mirage_jax.errors import LoweringError, UnsupportedError
-from mirage_jax.lower.expressions import Number
+from mirage_jax.lower.expressions import meanings
 from mirage_jax.lower.frame import Options
 from mirage_jax.lower.triton_source import KernelSource
 from mirage_jax.lower.writer import Writer
@@ -62,14 +62,5 @@ def join(members: Sequence[Emit], options: Options) -> KernelSource:
         tuple(shape for s in sources for shape in s.shapes),
         max(s.num_warps for s in sources),
         max(s.num_stages for s in sources),
-        _meanings([s.numbers for s in sources]),
+        meanings([s.numbers for s in sources]),
     )
-
-
-def _meanings(numbers: Sequence[Mapping[float, Number | None]]) -> dict[float, Number | None]:
-    """What literals stand for; None where texts mean different numbers by one."""
-    found: dict[float, Number | None] = {}
-    for own in numbers:
-        for literal, meant in own.items():
-            found[literal] = meant if found.get(literal, meant) == meant else None
-    return found

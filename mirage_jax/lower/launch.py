@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from mirage_jax.lower.joint import Emit, join
 from mirage_jax.lower.shared_tiles import Descriptor
 from mirage_jax.lower.tiling import stored_shape
 from mirage_jax.lower.triton_source import DEFAULT, KernelSource, Options, emit
+from mirage_jax.lower.two_forms import arguments
 from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ log = logging.getLogger("mirage_jax")
 type RunLibrary = Callable[[Library, Mapping[str, Any]], Any]
 """Runs one library operator: given it and all device tensors so far by name, returns its result."""
 
+PACKAGES = ("triton", "jax_triton")  # what kernels run with
+INSTALL = "pip install 'mirage-jax[triton]'"
 BACKEND_OPTIONS: Mapping[str, Any] = {"enable_fp_fusion": True}  # stated, because Triton's default is about to change
 
 
@@ -44,6 +48,11 @@ def shared_layout(descriptor: Descriptor) -> Any:
     from triton.experimental.gluon import language as gl
 
     return gl.NVMMASharedLayout(descriptor.swizzle, 16, 2)
+
+
+def missing(*packages: str) -> str:
+    """Name the first of some packages that is not installed; "" if all are."""
+    return next((name for name in packages if find_spec(name) is None), "")
 
 
 @functools.cache
@@ -110,8 +119,7 @@ def run_cuda(
         if isinstance(launch, Library):
             env[launch.name] = run_library(launch, env)
             continue
-        arrays = [env[name] for name in launch.inputs]
-        results = call_kernel(launch, arrays, compute_capability=compute_capability)
+        results = call_kernel(launch, arguments(launch.inputs, env), compute_capability=compute_capability)
         env |= zip(launch.outputs, results, strict=True)
     return [env[name] for name in graph.outputs]
 

@@ -137,7 +137,7 @@ class Loops(Products):
                 if op.args[0] not in running:
                     raise UnsupportedError(f"{op}: only a running maximum has a last value")
                 end = ends[op.args[0]]
-                settled = end.settled and self.graph.span is None  # with a span, the last part may have no step
+                settled = end.settled and self.span is None  # with a span, the last part may have no step
                 value = replace(end, text=running[op.args[0]], settled=settled)
             else:
                 value = self.widened(self.finished(op, how, sums[op.name]), narrowed, outer)
@@ -148,7 +148,7 @@ class Loops(Products):
         """Parts of the loop in order: first element, end, and the predicates that hold in all of its steps."""
         first, end = self.bounds(axis)
         whole = [(first, end, frozenset[str]())]
-        span = self.graph.span
+        span = self.span
         if span is None or axis.count == 1 or self.env["block", span.axis] == "0":
             return whole
         holding = {n: band for n in self.predicates(body) if (band := self.band(n, axis.axis, span.axis)) is not None}
@@ -208,7 +208,7 @@ class Loops(Products):
 
     def bounds(self, axis: TileAxis) -> tuple[str, str]:
         """First element of the first step that is in the span of the loop, and what lies beyond the last one."""
-        span, part = self.graph.span, self.env.get(("block", axis.part), "0")
+        span, part = self.span, self.env.get(("block", axis.part), "0")
         if span is None or axis.count == 1:
             return "0", str(axis.local)
         around, block = self.axes[span.axis], self.env["block", span.axis]
@@ -225,8 +225,8 @@ class Loops(Products):
 
     def row(self, axis: TileAxis) -> str:
         """The first row of this block, counted as the elements of the loop's axis are: inside of a part."""
-        assert self.graph.span is not None
-        around, block = self.graph.span.axis, self.env["block", self.graph.span.axis]
+        assert self.span is not None
+        around, block = self.span.axis, self.env["block", self.span.axis]
         part = self.env.get(("block", axis.part), "0")
         return f"{block} * {self.axes[around].size}" + ("" if part == "0" else f" - {part} * {axis.local}")
 

@@ -18,18 +18,20 @@ import re
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 
 from mirage_jax.errors import UnsupportedError
+from mirage_jax.hardware import RESERVED, shared_limit
 from mirage_jax.lower.expressions import Value, reduced
-from mirage_jax.lower.frame import Options
+from mirage_jax.lower.frame import PLAIN, Form, Options
 from mirage_jax.lower.shared_tiles import Ring, SharedTiles, Tile
 from mirage_jax.lower.tiling import Product, TileAxis, Tiling
 from mirage_jax.lower.values import TRITON_TYPES
 from mirage_jax.lower.warpgroups import WARPS
 from mirage_jax.mugraph.graph import Op
 
-SHARED = 226 << 10  # bytes in shared memory: some are left for barriers
+SHARED = shared_limit(90) - RESERVED  # bytes of tiles: the only GPUs with these instructions are Hopper's
 REGISTERS = {1: 240, 2: 240, 3: 160}  # of a thread that computes, by warpgroups; one that loads has `FEW`
 FEW = 24
 
@@ -78,8 +80,8 @@ class State:
 class Specialized(SharedTiles):
     """The functions of one kernel."""
 
-    def __init__(self, tiling: Tiling, options: Options) -> None:
-        super().__init__(tiling, options)
+    def __init__(self, tiling: Tiling, options: Options, form: Form = PLAIN) -> None:
+        super().__init__(tiling, options, form)
         self.blocks_tiling = tiling
         self.several: Several | None = None
 
@@ -87,21 +89,97 @@ class Specialized(SharedTiles):
 
     def functions(self, name: str) -> str:
         """The text: what loads, what computes, and the kernel."""
-        tensors = list(self.arguments.values())
-        own = [t.name for t in self.tiles.values()] + (["kept"] if self.resident else [])
-        own += ["kept_free"] if self.resident and self.shares_blocks else []
-        own += [barrier for ring in self.rings for barrier in (ring.full, ring.free)]
-        for function in (f"{name}_load", f"{name}_compute", *own):
-            self.w.name(function)
+        own = [*self.tile_names, *self.barriers]
+        self.reserve(name)
+        self.imports()
+        arguments = [*self.arguments.values(), *own]
+        self.tasks(name, arguments)
+        self._function(f"{name}({', '.join(self.arguments.values())})", lambda: self.launch(name, arguments))
+        return self.text()
+
+    def both(self, name: str, complete: Specialized, lows: Sequence[str], clear: str) -> str:
+        """The text of a kernel with two forms (`two_forms`). Each task runs its part of the first; where that finds in
+        some block of the program that it does not hold, each runs its part of the second, for all blocks again.
+        """
+        if clear and self.form.guards:
+            raise UnsupportedError("specialized warps: maxima that the kernel makes and others that it is given")
+        looks = bool(self.form.guards)
+        tensors, own = list(self.arguments.values()), [*self.tile_names, *self.barriers]
+        again = [f"{barrier}_again" for barrier in self.barriers] if looks else []
+        shared = [*own, *again, *(["swept", "lows"] if looks else [])]
+        first, second = (
+            [*tensors, *self.tile_names, *barriers] for barriers in (self.barriers, again or self.barriers)
+        )
+        self.reserve(name, *again, "swept", "lows", "low")
+        complete.reserve(name)
+        self.imports()
+        self.tasks(f"{name}_skipping", [*tensors, *own])
+        complete.tasks(f"{name}_complete", [*tensors, *own])
+        self.w.append(complete.w)
+        for task, warps in (("load", 1), ("compute", WARPS)):
+            group = ["group"] if task == "compute" else []
+            calls = [f"{name}_{form}_{task}({', '.join((*own, *group))})" for form, own in
+                     (("skipping", first), ("complete", second))]  # fmt: skip
+            signature = ", ".join((*tensors, *lows, *shared, *(f"{g}: gl.constexpr" for g in group)))
+            body = partial(self._swept, *calls, warps) if looks else partial(self._chosen, *calls, clear)
+            self._function(f"{name}_{task}({signature})", body)
+        ins = len(tensors) - len(self.graph.stores)
+        everything = [*tensors[:ins], *lows, *tensors[ins:]]
+        self._function(f"{name}({', '.join(everything)})", lambda: self.launch(name, [*tensors, *lows, *shared], looks))
+        return self.text()
+
+    def _chosen(self, skipping: str, complete: str, clear: str) -> None:
+        """One form or the other, as is known before."""
+        for head, call in ((f"if {clear}:", skipping), ("else:", complete)):
+            with self.w.block(head):
+                self.w.line(call)
+
+    def _swept(self, skipping: str, complete: str, warps: int) -> None:
+        """One form, and the other one too if a warpgroup found a block in which the first does not hold."""
+        layout = f"gl.BlockedLayout([1], [32], [{warps}], [0])"
+        if warps == 1:
+            self.w.line(skipping)
+        else:
+            self.w.line(f"low = {skipping}")
+            self.w.line(f"lows.index(group).store(gl.full([1], 0, gl.int32, {layout}) + low)")
+            self.w.line("mbarrier.arrive(swept.index(0), count=1)")
+        self.w.line("mbarrier.wait(swept.index(0), 0)")
+        found = " | ".join(f"gl.max(lows.index({n}).load({layout}), axis=0)" for n in range(self.groups))
+        self.w.line(f"found = {found}")
+        with self.w.block("if found > 0:"):
+            self.w.line(complete)
+
+    @property
+    def tile_names(self) -> list[str]:
+        return [t.name for t in self.tiles.values()]
+
+    @property
+    def barriers(self) -> dict[str, tuple[int, int]]:
+        """Barriers by name: how many, and how many arrivals complete a phase of each."""
+        found = {"kept": (1, 1)} if self.resident else {}
+        found |= {"kept_free": (1, self.groups)} if self.resident and self.shares_blocks else {}
+        for ring in self.rings:
+            found |= {ring.full: (self.stages, 1), ring.free: (self.stages, self.groups)}
+        return found
+
+    def reserve(self, name: str, *others: str) -> None:
+        """Names that no variable may have."""
+        for taken in (f"{name}_load", f"{name}_compute", *self.tile_names, *self.barriers, *others):
+            self.w.name(taken)
+
+    def imports(self) -> None:
         held = sum(t.bytes * (1 if t in self.resident else self.stages) for t in self.tiles.values()) + self.passed_on
         if held > SHARED:
             raise UnsupportedError(f"tiles of {held} bytes in shared memory, which has room for {SHARED}")
         for line in IMPORTS.splitlines():
             self.w.line(line)
-        arguments = ", ".join((*tensors, *own))
-        self._function(f"{name}_load({arguments})", self.load)
-        self._function(f"{name}_compute({arguments}, group: gl.constexpr)", self.compute)
-        self._function(f"{name}({', '.join(tensors)})", lambda: self.launch(name, arguments))
+
+    def tasks(self, name: str, arguments: Sequence[str]) -> None:
+        """What loads, and what computes."""
+        self._function(f"{name}_load({', '.join(arguments)})", self.load)
+        self._function(f"{name}_compute({', '.join(arguments)}, group: gl.constexpr)", self.compute)
+
+    def text(self) -> str:
         text = re.sub(r"\btl\.(?!PropagateNan)", "gl.", self.w.text())  # which Gluon's language does not export
         return f"import triton.language as tl\n{text}" if "tl.PropagateNan" in text else text
 
@@ -112,7 +190,8 @@ class Specialized(SharedTiles):
             self.env, self.tiling = ChainMap(), self.blocks_tiling
             body()
 
-    def launch(self, name: str, arguments: str) -> None:
+    def launch(self, name: str, arguments: Sequence[str], looks: bool = False) -> None:
+        """Shared memory, barriers and tasks. `looks`: of a kernel that may run a second time."""
         used = [self.tiling.graph.tensors[t] for t in self.arguments]
         self.header(used)
         for tile in self.tiles.values():
@@ -120,19 +199,22 @@ class Specialized(SharedTiles):
             d, dtype = tile.descriptor, TRITON_TYPES[self.tiling.graph.tensors[tile.load.tensor].dtype]
             shape = [count, *d.block]
             self.w.line(f"{tile.name} = gl.allocate_shared_memory({dtype}, {shape}, {d.layout})")
-        barriers = [("kept", 1, 1)] if self.resident else []
-        barriers += [("kept_free", 1, self.groups)] if self.resident and self.shares_blocks else []
-        for ring in self.rings:
-            barriers += [(ring.full, self.stages, 1), (ring.free, self.stages, self.groups)]
-        for barrier, count, arrivals in barriers:
+        barriers = dict(self.barriers)
+        if looks:
+            barriers |= {f"{barrier}_again": counts for barrier, counts in self.barriers.items()}
+            barriers["swept"] = (1, self.groups)
+            layout = "gl.SwizzledSharedLayout(1, 1, 1, [0])"
+            self.w.line(f"lows = gl.allocate_shared_memory(gl.int32, [{self.groups}, 1], {layout})")
+        for barrier, (count, arrivals) in barriers.items():
             self.w.line(f"{barrier} = gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())")
             for n in range(count):
                 self.w.line(f"mbarrier.init({barrier}.index({n}), count={arrivals})")
         self.w.line("fence_async_shared()")
         self.w.line("gl.warp_specialize([")
+        given = ", ".join(arguments)
         for group in range(self.groups):
-            self.w.line(f"    ({name}_compute, ({arguments}, {group})),")
-        self.w.line(f"    ({name}_load, ({arguments})),")
+            self.w.line(f"    ({name}_compute, ({given}, {group})),")
+        self.w.line(f"    ({name}_load, ({given})),")
         warps = [WARPS] * (self.groups - 1) + [1]
         registers = [REGISTERS[self.groups]] * (self.groups - 1) + [FEW]
         self.w.line(f"], {warps}, {registers})")
@@ -242,7 +324,12 @@ class Specialized(SharedTiles):
     def compute(self) -> None:
         for line in self.layouts():
             self.w.line(line)
+        if not self.form.guards:
+            self.each_block(self.compute_block)
+            return
+        self.w.line("low = gl.to_tensor(0)")
         self.each_block(self.compute_block)
+        self.w.line("return low")
 
     def compute_block(self, first: str, steps: str) -> None:
         outer, row = self.tiling, self.plan.row
@@ -253,6 +340,8 @@ class Specialized(SharedTiles):
             if axis.axis != self.graph.loop:
                 self.index(axis)
         self.steps_of(first, steps)
+        if self.form.guards:
+            self.w.line(f"low = tl.maximum(low, {self.low()})")
         for store in self.graph.stores:
             self.store(store)
         self.tiling = outer
@@ -457,7 +546,7 @@ class Specialized(SharedTiles):
         self, axis: TileAxis, body: Sequence[Op], first: str, steps: str, start: str
     ) -> list[tuple[str, str, frozenset[str]]]:
         """Parts of the loop as numbers of steps, from step `start` on."""
-        if self.graph.span is None or steps.isdigit():
+        if self.span is None or steps.isdigit():
             return [(start, steps, frozenset())]
         parts = self.parts(axis, body)
         marks = [f"({end} - {first}) // {axis.size}" for _, end, _ in parts[:-1]]

@@ -15,6 +15,7 @@ from itertools import permutations
 from math import prod
 
 from mirage_jax.errors import LoweringError, UnsupportedError
+from mirage_jax.hardware import SURE_L2_BYTES, WGMMA_ROWS
 from mirage_jax.mugraph.graph import (
     Axis,
     BlockGraph,
@@ -34,8 +35,6 @@ SINGLE: Axis = "*"  # the one row (or column) of a vector in a matrix product; n
 MAX_RANK = 3
 MAX_LANES = 1 << 20  # Triton's own limit on elements of a tile
 MAX_PERMUTED = 6  # axes up to which every order of tile dimensions is tried
-WIDE_ROWS = 64  # rows of Hopper's matrix instructions (wgmma); fewer rows take older and slower ones
-L2_BYTES = 40 << 20  # that blocks of any order find in the last-level cache
 ACROSS = 1.5  # a reduction of rows goes through all warps; a transposed load costs 1
 RIGHT = 2.0  # a right operand comes from shared memory, a left one from registers
 GROUP = 8  # blocks along the fastest grid axis that share the operands of the next one while they are in L2
@@ -207,7 +206,7 @@ class Tiling:
 
     def _is_skinny(self, name: str) -> bool:
         few, many = sorted(self.axes[a].block for a in self._products[name][:2])
-        return few < WIDE_ROWS <= many
+        return few < WGMMA_ROWS <= many
 
     @cached_property
     def _products(self) -> Mapping[str, tuple[Axis, ...]]:
@@ -288,7 +287,7 @@ class Tiling:
         loads = {load.tensor: load.axes for load in self.kernel.loads if self.kernel.loop in load.axes}
         tensors = self.graph.tensors
         read = sum(BYTES[tensors[t].dtype] * prod(self.axes[a].full for a in axes) for t, axes in loads.items())
-        return self.kernel.span is not None and read <= L2_BYTES
+        return self.kernel.span is not None and read <= SURE_L2_BYTES
 
     def _blocks(self, axis: Axis) -> int:
         return self.axes[axis].full if is_part(axis) else self.axes[axis].count

@@ -26,14 +26,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from mirage_jax.errors import MirageError
+from mirage_jax.errors import MirageError, UnsupportedError
 from mirage_jax.lower.expressions import Number
 from mirage_jax.lower.gluon_interpreter import Words
 from mirage_jax.lower.interpreter_exact import exact_patches
 from mirage_jax.lower.interpreter_memory import Buffer, Memory, memory_patches
-from mirage_jax.lower.launch import NUMPY_TYPES, check_shapes, launches, load_kernel, load_text
+from mirage_jax.lower.launch import NUMPY_TYPES, check_shapes, launches, load_kernel, load_text, missing
 from mirage_jax.lower.tiling import BYTES
 from mirage_jax.lower.triton_source import DEFAULT, KernelSource, Options
+from mirage_jax.lower.two_forms import arguments
 from mirage_jax.mugraph import exact as numbers
 from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule
 
@@ -52,7 +53,7 @@ def interpret(
     check_shapes(graph, env, options)
     for launch in launches(graph, schedule, options):
         if not isinstance(launch, Library):
-            env |= zip(launch.outputs, interpret_kernel(launch, [env[n] for n in launch.inputs]), strict=True)
+            env |= zip(launch.outputs, interpret_kernel(launch, arguments(launch.inputs, env)), strict=True)
         elif run_library is not None:
             env[launch.name] = np.asarray(run_library(launch, env), order="C")
         else:
@@ -66,8 +67,11 @@ def interpret_kernel(
     """Outputs of one kernel, for arrays of the types of its tensors (`exact`: numbers in place of floats).
 
     Raises `KernelFault` if it reads or writes outside of its tensors, or does not write each element of its results
-    exactly once; with `before`, what its outputs hold at first, it may leave elements as they are.
+    exactly once; with `before`, what its outputs hold at first, it may leave elements as they are. Raises
+    `UnsupportedError` where Triton is not installed.
     """
+    if missing("triton"):
+        raise UnsupportedError("Triton is not installed")
     types = [_numpy_type(d, exact) for d in source.dtypes]
     outputs = [np.zeros(shape, t) for shape, t in zip(source.shapes, types[len(source.inputs) :], strict=True)]
     for x, y in zip(before or (), outputs, strict=bool(before)):
@@ -75,7 +79,7 @@ def interpret_kernel(
     names = [*(f"input {name}" for name in source.inputs), *(f"output {name}" for name in source.outputs)]
     dtypes = [(name, _numpy_type(d).name, BYTES[d]) for name, d in zip(names, source.dtypes, strict=True)]
     arrays = [np.asarray(x, t, order="C") for x, t in zip(arrays, types[: len(arrays)], strict=True)]
-    memory = Memory([*arrays, *outputs], dtypes, len(arrays))
+    memory = Memory([*arrays, *outputs], dtypes, len(arrays), source.rewrites)
     with _LOCK:
         kernel = _with_meaning(source, memory) if source.descriptors else load_kernel(source)
         with _interpreting(memory, source.numbers if exact else None) as interpreted, np.errstate(all="ignore"):

@@ -17,21 +17,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from mirage_jax.errors import UnsupportedError
-from mirage_jax.lower.expressions import Number
+from mirage_jax.lower.expressions import Number, meanings
 from mirage_jax.lower.factors import factors_last
-from mirage_jax.lower.frame import DEFAULT, Options
+from mirage_jax.lower.frame import DEFAULT, PLAIN, Form, Options
 from mirage_jax.lower.logits import scales_last
 from mirage_jax.lower.loops import Loops
 from mirage_jax.lower.shared_tiles import Descriptor
 from mirage_jax.lower.specialized import Specialized
 from mirage_jax.lower.tiling import Tiling, stored_shape
+from mirage_jax.lower.two_forms import is_clear, least, write_choice
 from mirage_jax.lower.warpgroups import WARPS
-from mirage_jax.lower.writer import identifier
-from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule
+from mirage_jax.lower.writer import Writer, identifier
+from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, Store
+from mirage_jax.mugraph.sentinels import Guard, guarded, with_short_steps
 
 __all__ = ["DEFAULT", "KernelSource", "Options", "emit"]
 
@@ -53,6 +55,8 @@ class KernelSource:
     """What literals of the text stand for exactly, where they are not what they say; None: more than one number."""
     descriptors: tuple[Descriptor | None, ...] = ()
     """Of a kernel in Gluon: the inputs that it takes as descriptors for the copy engine."""
+    rewrites: bool = False
+    """May a program write its results a second time?"""
 
     @cached_property
     def digest(self) -> str:
@@ -70,37 +74,85 @@ def emit(
 
     Raises `UnsupportedError` for structures that no text is known for, `LoweringError` for sizes that cannot work.
     """
-    if schedule.precise:
-        kernel = factors_last(kernel, graph)
-    kernel = scales_last(kernel)
-    tiling = Tiling(kernel, graph, schedule, parts)
-    tiling.check()
-    if schedule.specialized:
-        return _SpecializedEmitter(tiling, options).kernel()
-    if schedule.programs:
-        raise UnsupportedError("only programs with specialized warps compute several blocks")
-    return _Emitter(tiling, options).kernel()
+
+    def written(kernel: BlockGraph, form: Form = PLAIN) -> _Emitter:
+        if schedule.precise:
+            kernel = factors_last(kernel, graph)
+        sizes = with_short_steps(schedule, kernel) if form.is_complete else schedule
+        tiling = Tiling(scales_last(kernel), graph, sizes, parts)
+        tiling.check()
+        if schedule.programs and not schedule.specialized:
+            raise UnsupportedError("only programs with specialized warps compute several blocks")
+        return (_SpecializedEmitter if schedule.specialized else _Emitter)(tiling, options, form)
+
+    forms = guarded(kernel)
+    if forms is None:
+        return written(kernel).kernel()
+    complete = Form("_complete", is_complete=True)
+    if not options.skips:
+        return written(kernel, complete).kernel()
+    skipping = Form("_skipping", forms.guards)
+    return written(forms.skipping, skipping).with_other(written(kernel, complete), forms.tensor_guards)
 
 
 class _Emitter(Loops):
     """The whole function."""
 
+    def with_other(self, complete: _Emitter, guards: Sequence[Guard]) -> KernelSource:
+        """This form of a kernel, and in blocks where it is not right its complete form."""
+        own, other = self.kernel(), complete.kernel()
+        inputs = tuple(dict.fromkeys((*own.inputs, *other.inputs)))
+        names = {name: f"in{n}" for n, name in enumerate((*inputs, *(least(g.shift) for g in guards)))}
+        outputs = {name: f"out{n}" for n, name in enumerate(own.outputs)}
+        skipping, remaining = (
+            f"{source.name}({', '.join((names | outputs)[t] for t in (*source.inputs, *source.outputs))})"
+            for source in (own, other)
+        )
+        name, w = own.name.removesuffix(self.form.suffix), Writer()
+        clear = is_clear(guards, names)
+        write_choice(w, name, (*names.values(), *outputs.values()), skipping, remaining, clear, bool(self.form.guards))
+        types = dict(zip((*own.inputs, *own.outputs, *other.inputs), (*own.dtypes, *other.dtypes), strict=False))
+        return replace(
+            own,
+            name=name,
+            text=own.text + "\n\n" + other.text[other.text.index("@triton.jit") :] + w.text(),
+            inputs=tuple(names),
+            dtypes=tuple(types.get(t, "f32") for t in (*names, *outputs)),
+            numbers=meanings([own.numbers, other.numbers]),
+        )
+
     def kernel(self) -> KernelSource:
-        live = self.live()
-        inputs = tuple(dict.fromkeys(load.tensor for load in self.graph.loads if load.name in live))
-        outputs = tuple(s.tensor.name for s in self.graph.stores)
-        for kind, names in (("in", inputs), ("out", outputs)):
+        self.name_arguments()
+        name = self.w.name(self.name)
+        return self.source(name, self.function(name))
+
+    @property
+    def name(self) -> str:
+        return "mirage_" + identifier(self.graph.name) + self.form.suffix
+
+    def name_arguments(self) -> None:
+        """Names for device tensors: inputs, then outputs."""
+        for kind, names in (("in", self.inputs), ("out", self.outputs)):
             self.arguments |= {name: self.w.name(f"{kind}{n}") for n, name in enumerate(names)}
-        name = self.w.name("mirage_" + identifier(self.graph.name))
-        text = self.function(name)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        live = self.live()
+        return tuple(dict.fromkeys(load.tensor for load in self.graph.loads if load.name in live))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return tuple(s.tensor.name for s in self.graph.stores)
+
+    def source(self, name: str, text: str) -> KernelSource:
         graph, parts, schedule = self.tiling.graph, self.tiling.parts, self.tiling.schedule
         return KernelSource(
-            name, text, (self.tiling.launched,), inputs, outputs,
-            tuple(graph.tensors[t].dtype for t in (*inputs, *outputs)),
+            name, text, (self.tiling.launched,), self.inputs, self.outputs,
+            tuple(graph.tensors[t].dtype for t in (*self.inputs, *self.outputs)),
             tuple(stored_shape(s.tensor, graph, parts) for s in self.graph.stores),
             WARPS if schedule.specialized else schedule.num_warps, schedule.num_stages,
             {x: next(iter(meant)) if len(meant) == 1 else None for x, meant in self.numbers.items()},
-            self.descriptors(inputs),
+            self.descriptors(self.inputs),
         )  # fmt: skip
 
     def function(self, name: str) -> str:
@@ -116,10 +168,19 @@ class _Emitter(Loops):
             for depth in sorted({self.graph.stages[n].depth for n in self.targets(live)}):
                 for group in self.loops(depth, live):
                     self.loop(group)
-            for store in self.graph.stores:
-                if not self.graph.stages[store.value].body:
-                    self.store(store)
+            stores = [s for s in self.graph.stores if not self.graph.stages[s.value].body]
+            if self.form.guards:
+                low = self.low()
+                with self.w.block(f"if {low} == 0:"):
+                    self.store_all(stores)
+                self.w.line(f"return {low}")
+            else:
+                self.store_all(stores)
         return self.w.text()
+
+    def store_all(self, stores: Sequence[Store]) -> None:
+        for store in stores:
+            self.store(store)
 
     def descriptors(self, inputs: Sequence[str]) -> tuple[Descriptor | None, ...]:
         return ()
@@ -130,6 +191,24 @@ class _SpecializedEmitter(Specialized, _Emitter):
 
     def function(self, name: str) -> str:
         return self.functions(name)
+
+    def with_other(self, complete: _Emitter, guards: Sequence[Guard]) -> KernelSource:
+        assert isinstance(complete, _SpecializedEmitter)
+        self.name_arguments()
+        complete.name_arguments()
+        if complete.arguments != self.arguments:
+            raise UnsupportedError("specialized warps: the forms of a kernel take other tensors")
+        name, lows = self.name.removesuffix(self.form.suffix), {least(g.shift): f"low{n}" for n, g in enumerate(guards)}
+        text = self.both(name, complete, list(lows.values()), is_clear(guards, lows))
+        source, ins = self.source(name, text), len(self.inputs)
+        return replace(
+            source,
+            inputs=(*source.inputs, *lows),
+            dtypes=(*source.dtypes[:ins], *("f32" for _ in lows), *source.dtypes[ins:]),
+            numbers=meanings([source.numbers, complete.source(name, text).numbers]),
+            rewrites=bool(self.form.guards),
+            descriptors=(*source.descriptors, *(None for _ in lows)),
+        )
 
     def descriptors(self, inputs: Sequence[str]) -> tuple[Descriptor | None, ...]:
         known = {t.load.tensor: t.descriptor for t in self.tiles.values()}

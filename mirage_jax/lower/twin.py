@@ -24,11 +24,13 @@ from mirage_jax.lower.small_sizes import small_sizes
 from mirage_jax.lower.tiling import Tiling, extent, stored_axes
 from mirage_jax.lower.triton_interpreter import interpret_kernel
 from mirage_jax.lower.triton_source import DEFAULT, KernelSource, Options, emit
+from mirage_jax.lower.two_forms import of_which_least
 from mirage_jax.mugraph import exact
 from mirage_jax.mugraph.arrays import Named, arrange, is_float, numpy_dtype, random_integers
 from mirage_jax.mugraph.evaluate import evaluate
 from mirage_jax.mugraph.exact_domain import ExactDomain
 from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, Schedule, Store, Tensor
+from mirage_jax.mugraph.sentinels import guarded
 from mirage_jax.mugraph.views import Cut, View
 
 BORDER = 8  # elements
@@ -66,20 +68,21 @@ def exact_check(graph: KernelGraph, schedule: Schedule, options: Options = DEFAU
         full = any(sizes.specialized for _, sizes in kernels)  # such a kernel has full tiles at its real extents
         for ragged in (False,) if full else (False, True) if kernels else ():
             twins = [_twin(k, graph, sizes, schedule.part_counts, options, ragged) for k, sizes in kernels]
-            if wrong := _check_launch(twins, options):
-                return wrong
+            for low in (False, True) if any(guarded(k) for k, _ in kernels) else (False,):
+                if wrong := _check_launch(twins, options, low):
+                    return wrong
     return ""
 
 
-def _check_launch(twins: Sequence[Twin], options: Options) -> str:
+def _check_launch(twins: Sequence[Twin], options: Options, low: bool) -> str:
     """What is wrong with kernels in one launch; with each by itself, where they mean different numbers by one float."""
     inputs = [twin.emit(options).inputs for twin in twins]
     try:
-        return _disagreement(twins, inputs, join([twin.emit for twin in twins], options), 0)
+        return _disagreement(twins, inputs, join([twin.emit for twin in twins], options), 0, low)
     except UnsupportedError:
         if len(twins) == 1:
             raise
-        return next(filter(None, (_check_launch([twin], options) for twin in twins)), "")
+        return next(filter(None, (_check_launch([twin], options, low) for twin in twins)), "")
 
 
 def _twin(
@@ -109,14 +112,27 @@ def disagreement(
     return _disagreement([Twin(kernel, graph, sizes, parts)], [source.inputs], source, seed)
 
 
-def _disagreement(twins: Sequence[Twin], inputs: Sequence[tuple[str, ...]], source: KernelSource, seed: int) -> str:
-    """The same for a launch of several kernels, given the inputs of each."""
+def _disagreement(
+    twins: Sequence[Twin], inputs: Sequence[tuple[str, ...]], source: KernelSource, seed: int, low: bool = False
+) -> str:
+    """The same for a launch of several kernels, given the inputs of each. `low`: some rows are as low as sentinels."""
     rng = np.random.default_rng(seed)
     given = [
-        {name: _random(twin.graph.tensors[name], twin.graph, twin.parts, rng) for name in names}
+        {
+            name: _random(twin.graph.tensors[name], twin.graph, twin.parts, rng)
+            for name in names
+            if of_which_least(name) is None
+        }
         for twin, names in zip(twins, inputs, strict=True)
     ]
-    memory = [twin.stored(name, x, rng) for twin, own in zip(twins, given, strict=True) for name, x in own.items()]
+    if low:
+        for twin, own in zip(twins, given, strict=True):
+            _lower(own, rng, share=1.0 if twin.sizes.programs else 0.5)
+    memory = [
+        _least(own[tensor].array) if (tensor := of_which_least(name)) else twin.stored(name, own[name], rng)
+        for twin, own, names in zip(twins, given, inputs, strict=True)
+        for name in names
+    ]
     try:
         results = iter(interpret_kernel(source, memory, exact=True))
     except KernelFault as fault:
@@ -166,6 +182,31 @@ def _random(
     else:
         array = random_integers(rng, shape, dtype)
     return Named(tensor.axes, array)
+
+
+LOW = 1e200  # as a product of it with any of our numbers, no sentinel is as low as its negative
+
+
+def _lower(given: Mapping[str, Named], rng: np.random.Generator, share: float) -> None:
+    """Make products of the first input with any other huge negative numbers, as far as order goes: in a share of the
+    rows, the first of each matrix among them. A program that computes several blocks computes all or none again.
+    """
+    first = True
+    for x in given.values():
+        if x.array.dtype != exact.EXACT:
+            continue
+        real = np.abs(x.array["real"]) + 0.5
+        if first and real.ndim:
+            rows = rng.random((*real.shape[:-1], 1)) < share
+            rows[..., :1, :] = True
+            real, first = np.where(rows, -LOW * real, real), False
+        x.array["real"] = real
+
+
+def _least(x: exact.Numbers) -> exact.Numbers:
+    """What a kernel is given as the least number of a tensor."""
+    flat = x.reshape(-1)
+    return flat[[int(np.argmin(flat["real"]))]]
 
 
 def _with_a_border(shape: tuple[int, ...]) -> View:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -25,6 +26,7 @@ from mirage_jax.lower.expressions import (
     literal,
     number,
     reduced,
+    reduction,
 )
 from mirage_jax.lower.frame import Frame
 from mirage_jax.lower.tiling import SINGLE
@@ -375,12 +377,23 @@ class Values(Frame):
         source = self.ops.get(self.unmasked(op.args[0]))
         settled = (
             is_product
-            and (self.graph.span is None or bool(self.holding))
+            and (self.span is None or bool(self.holding))
             and source is not None
             and source.op == "dot"
             and not any(self.axes[a].short_part for a in reduced(op) if a in self.axes)
         )
         return self.carried(op, text, unit, settled)
+
+    def low(self) -> str:
+        """More than 0 if a guard of the kernel does not hold in this block, NaN counting as low."""
+        terms: list[str] = []
+        for guard in self.form.guards:
+            shift = self.natural(guard.shift)
+            text = f"1 - ({shift.text} > {self.literal(Number(guard.bound))}).to(tl.int32)"
+            if mask := self.mask(self.graph.axes_of[guard.shift], shift.dims):
+                text = f"tl.where({mask}, {text}, 0)"
+            terms.append(reduction("tl.max", replace(shift, text=text), shift.dims))
+        return self.w.let("low", " | ".join(terms))
 
     def is_stored(self, shift: str) -> bool:
         """Is a shift, or the last value of a running one, there for other kernels?"""

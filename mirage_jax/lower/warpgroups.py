@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from mirage_jax.errors import UnsupportedError
+from mirage_jax.hardware import WGMMA_ROWS
 from mirage_jax.lower.expressions import Value, reduction
-from mirage_jax.lower.frame import Options
+from mirage_jax.lower.frame import PLAIN, Form, Options
 from mirage_jax.lower.loops import Group, Loops
 from mirage_jax.lower.tiling import BYTES, SINGLE, Product, TileAxis, Tiling
 from mirage_jax.mugraph.graph import HALF, Axis, Op, Tensor
 
-ROWS = 64  # of a warpgroup's matrix instruction
+ROWS = WGMMA_ROWS  # of a warpgroup's matrix instruction
 WARPS = 4  # of a warpgroup
 WIDEST = 256  # columns of a matrix instruction
 MOST = 3  # warpgroups that compute
@@ -44,8 +45,8 @@ class Plan:
 class Warpgroups(Loops):
     """The rows of a block's tile, `ROWS` for each warpgroup. `tiling` is that of the block."""
 
-    def __init__(self, tiling: Tiling, options: Options) -> None:
-        super().__init__(tiling, options)
+    def __init__(self, tiling: Tiling, options: Options, form: Form = PLAIN) -> None:
+        super().__init__(tiling, options, form)
         self.stages = max(tiling.schedule.num_stages, 2)
         self.groups = tiling.schedule.num_warps // WARPS
         self.is_storing = False

@@ -21,7 +21,7 @@ def identifier(hint: str) -> str:
 
 
 class Writer:
-    """Collects the lines of one function."""
+    """Collects the lines of functions."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -60,6 +60,10 @@ class Writer:
         out = self.name(f"{identifier(hint)}{self._count}")
         self.line(f"{out} = {expression}")
         return out
+
+    def append(self, other: Writer) -> None:
+        """Add the lines of another writer."""
+        self._lines += other._lines
 
     def text(self) -> str:
         return "\n".join(self._lines) + "\n"

@@ -127,6 +127,9 @@ class FloatDomain:
             out[tuple(slice(r.start, r.stop) for r in ranges)] = piece.array
         return Named(tensor.axes, self.xp.asarray(out))
 
+    def all_above(self, x: Named, bound: Fraction) -> bool:
+        return bool((x.array > _float(bound)).all())
+
     # --- operators
 
     def constant(self, value: Fraction) -> Named:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mirage_jax.errors import GraphError
 from mirage_jax.mugraph.arrays import numpy_dtype
-from mirage_jax.mugraph.evaluate import carried, part_length
+from mirage_jax.mugraph.evaluate import part_length
 from mirage_jax.mugraph.graph import (
     Axis,
     BlockGraph,
@@ -20,6 +20,7 @@ from mirage_jax.mugraph.graph import (
     Schedule,
     Store,
     Tensor,
+    carried,
     is_part,
     origin,
     split_axis,

@@ -13,8 +13,9 @@ The rules (Mirage, section 2, with named axes):
   a count of parts that leaves one of them empty is refused. Copies (``k'``) are axes of their own and are not cut
   along with ``k``;
 * the loop cuts the loop axis (inside the part, if split) into tiles; all other axes are whole. Steps outside of the
-  kernel's span are left out. Where none is left, ``acc`` and ``accs`` are 0 and a shift is any number (here: that of
-  the first step), since only what does not depend on it is right;
+  kernel's span are left out, but in blocks where a guard says that they count (`mugraph.sentinels`). Where none is
+  left, ``acc`` and ``accs`` are 0 and a shift is any number (here: that of the first step), since only what does not
+  depend on it is right;
 * a value of the loop body that a later loop needs is computed again there;
 * ``acc`` sums over the steps. A ``shift`` or ``max`` over the loop axis is carried: its value at step t is the
   maximum of its tile and its value at step t-1. ``accs x m`` keeps its state relative to the current m: state =
@@ -25,6 +26,8 @@ The rules (Mirage, section 2, with named axes):
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from functools import partial
 from itertools import product
 from typing import Any, Protocol, Self
 
@@ -45,11 +48,13 @@ from mirage_jax.mugraph.graph import (
     Schedule,
     Stage,
     Tensor,
+    carried,
     is_part,
     origin,
     split_axis,
 )
 from mirage_jax.mugraph.operators import ACCUMULATORS, ZERO, operator
+from mirage_jax.mugraph.sentinels import Guard, guarded, with_short_steps
 
 type Ranges = Mapping[Axis, range]
 
@@ -75,6 +80,10 @@ class ArrayDomain[V](Domain[V], Protocol):
         ...
 
     def assemble(self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], V]]) -> V: ...
+
+    def all_above(self, x: V, bound: Fraction) -> bool:
+        """Is every element above the bound? (True where elements have no order: then it is assumed.)"""
+        ...
 
 
 def evaluate[V](
@@ -122,12 +131,6 @@ def part_length(extent: int, parts: int) -> int:
     return length
 
 
-def carried(kernel: BlockGraph, op: Op) -> bool:
-    """Is it a maximum whose value moves from step to step?"""
-    axes = op.attributes.get("axes", ())
-    return op.op in ("shift", "max") and kernel.stages[op.name].body and isinstance(axes, tuple) and kernel.loop in axes
-
-
 class _Sizes:
     """Extents of all axes, part axes included."""
 
@@ -170,9 +173,14 @@ def _tiled(
 ) -> dict[str, Any]:
     pieces: dict[str, list[tuple[tuple[range, ...], Any]]] = {s.tensor.name: [] for s in kernel.stores}
     whole = sizes.whole(kernel)
+    form = None if domain.representative else guarded(kernel)
+    skips = form is not None and all(domain.all_above(tensors[g.shift], g.bound) for g in form.tensor_guards)
     for cut in _blocks(kernel, sizes, tiles):
-        block = _Block(kernel, domain, whole | cut, tiles, tensors, pieces)
-        block.run()
+        run = partial(_run_block, domain=domain, ranges=whole | cut, tensors=tensors, pieces=pieces)
+        if form is None:
+            run(kernel, tiles)
+        elif not (skips and run(form.skipping, tiles, form.guards)):
+            run(form.complete, with_short_steps(tiles, kernel))
         if domain.representative:
             break
     shapes = {s.tensor.name: tuple(sizes(a) for a in s.tensor.axes) for s in kernel.stores}
@@ -182,6 +190,26 @@ def _tiled(
     return {
         s.tensor.name: domain.assemble(s.tensor, shapes[s.tensor.name], pieces[s.tensor.name]) for s in kernel.stores
     }
+
+
+def _run_block(
+    kernel: BlockGraph,
+    tiles: KernelSchedule,
+    guards: Sequence[Guard] = (),
+    *,
+    domain: ArrayDomain[Any],
+    ranges: Ranges,
+    tensors: Mapping[str, Any],
+    pieces: dict[str, list[tuple[tuple[range, ...], Any]]],
+) -> bool:
+    """Add what a block stores to `pieces`, unless one of its guards does not hold."""
+    own: dict[str, list[tuple[tuple[range, ...], Any]]] = {name: [] for name in pieces}
+    values = _Block(kernel, domain, ranges, tiles, tensors, own).run()
+    if not all(domain.all_above(values[g.shift], g.bound) for g in guards):
+        return False
+    for name, more in own.items():
+        pieces[name] += more
+    return True
 
 
 def _blocks(kernel: BlockGraph, sizes: _Sizes, tiles: KernelSchedule) -> Iterator[dict[Axis, range]]:
@@ -235,7 +263,8 @@ class _Block:
         self.idle = not within and bool(self.steps)  # nothing to do, but values have axes and types
         self.steps = self.steps[:1] if self.idle else within
 
-    def run(self) -> None:
+    def run(self) -> Mapping[str, Any]:
+        """Values outside of the loop, by name; what is stored is added to `pieces`."""
         kernel, stages = self.kernel, self.kernel.stages
         here = self.domain.within(self.ranges)
         env = {x.name: here.load(self.tensors[x.tensor], x.axes) for x in kernel.loads if not stages[x.name].body}
@@ -245,6 +274,7 @@ class _Block:
                     env[op.name] = _apply(here, op, env)
             env |= self._loop(depth, env)
         self._store(here, self.ranges, env, [s.value for s in kernel.stores if not stages[s.value].body])
+        return env
 
     def _loop(self, depth: int, env: Mapping[str, Any]) -> dict[str, Any]:
         """Run loop number `depth`; values of its accumulators."""

@@ -22,7 +22,7 @@ from mirage_jax.mugraph.operators import union
 MAX_PRODUCT = (
     8  # powers up to this are products, as in kernels; beyond, and for other roots, they go through logarithms
 )
-ANY_SHIFT = exact.made(0, 0, -1e30)  # of a row that is wholly masked
+ANY_SHIFT = exact.made(0, 0, -1e300)  # of a row that is wholly masked: no other maximum is as low
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,9 @@ class ExactDomain:
         for ranges, piece in pieces:
             out[tuple(slice(r.start, r.stop) for r in ranges)] = piece.array
         return Named(tensor.axes, out)
+
+    def all_above(self, x: Named, bound: Fraction) -> bool:
+        return bool((x.array["real"] > float(bound)).all())
 
     # --- operators
 

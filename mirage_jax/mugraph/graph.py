@@ -304,6 +304,12 @@ class BlockGraph:
 type Kernel = Library | BlockGraph
 
 
+def carried(kernel: BlockGraph, op: Op) -> bool:
+    """Is it a maximum whose value moves from step to step?"""
+    axes = op.attributes.get("axes", ())
+    return op.op in ("shift", "max") and kernel.stages[op.name].body and isinstance(axes, tuple) and kernel.loop in axes
+
+
 @dataclass(frozen=True)
 class KernelGraph:
     """Kernels in execution order over device tensors. `outputs` names tensors; `extents` gives each axis its full size.

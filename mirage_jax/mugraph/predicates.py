@@ -15,7 +15,7 @@ exponentials of masked elements to zero, and the search lets loops end early.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -319,6 +319,9 @@ class FactDomain:
     ) -> Known:
         return Known(pieces[0][1].fact, tensor.axes)
 
+    def all_above(self, x: Known, bound: Fraction) -> bool:
+        return True
+
     def constant(self, value: Fraction) -> Known:
         return Known(constant(value))
 
@@ -414,35 +417,3 @@ def is_band(c: Condition, n: Axis, i: Axis) -> bool:
             return all(is_band(part, n, i) for part in parts)
         case _:
             return False
-
-
-# --- what holds somewhere
-
-
-def holds_somewhere(c: Condition, n: Axis, extent: Callable[[Axis], int]) -> bool:
-    """Is it certain that for all indices of the other axes there is an index of n for which the condition holds?
-
-    Bounds of n are indices plus constants, so there is one if each lower bound is at most each upper bound.
-    """
-    if isinstance(c, Some):
-        return any(holds_somewhere(part, n, extent) for part in c.parts)
-    lows: list[tuple[Axis | None, int]] = [(None, 0)]
-    highs: list[tuple[Axis | None, int]] = [(None, extent(n) - 1)]
-    todo: list[Condition] = [c]
-    while todo:
-        match todo.pop():
-            case Every(parts):
-                todo += parts
-            case Cut(form, bound) if dict(form).get(n) in (1, -1) and len(form) <= 2:
-                sign, other = dict(form)[n], next((a for a, _ in form if a != n), None)
-                if other is not None and dict(form)[other] != -sign:
-                    return False
-                (highs if sign == 1 else lows).append((other, sign * bound))
-            case _:
-                return False
-
-    def at_most(low: tuple[Axis | None, int], high: tuple[Axis | None, int]) -> bool:
-        (a, s), (b, t) = low, high
-        return s <= t if a == b else s + (extent(a) - 1 if a else 0) <= t
-
-    return all(at_most(low, high) for low in lows for high in highs)

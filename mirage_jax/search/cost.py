@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from mirage_jax.hardware import THREAD_REGISTERS, WGMMA_ROWS
 from mirage_jax.mugraph.footprint import BYTES, iteration_spaces
 from mirage_jax.mugraph.graph import (
     HALF,
@@ -49,6 +50,7 @@ from mirage_jax.mugraph.graph import (
     split_axis,
 )
 from mirage_jax.mugraph.operators import ACCUMULATORS, operator
+from mirage_jax.mugraph.sentinels import masks_among
 from mirage_jax.search.axioms import LOOP, Step, kind
 from mirage_jax.search.devices import Device
 from mirage_jax.search.frontier import Cheapest, Dag, Frontiers, Leaves, Weight
@@ -60,7 +62,7 @@ LOOP_TILES = (16, 32, 64, 128, 256)
 MUCH = 0.35  # of a program's time
 LARGEST_TILE = 32768  # elements of one value: 128 f32 registers for each of 256 threads
 SMALLEST_PRODUCT = 16  # rows, columns and depth of a matrix product are padded to this
-WIDE_ROWS, WIDE_WARPS = 64, 4  # of a product whose warps read operands from shared memory together
+WIDE_ROWS, WIDE_WARPS = WGMMA_ROWS, 4  # of a product whose warps read operands from shared memory together
 SECTOR = 64  # bytes that are fetched at once: shorter rows of a tile fetch what other blocks need too
 STEP_LATENCY = 0.7e-6  # seconds of a loop step that waits for memory
 EXPOSED = 0.5  # of that where a block loads nothing ahead: what it does then hides no load of its own
@@ -71,10 +73,8 @@ STAGES = (2, 3, 4)  # of the pipeline of a loop's loads: where the tuner starts
 BESIDE, AT_WORK, COPIED = 0.18, 0.92, 0.5
 BLOCK = 1.5e-6  # seconds in which a processor begins and ends a block, unless it does the next one meanwhile
 RESIDENT = 8  # blocks at a time on one processor, at most
-RESIDENT_WARPS = 64  # the same of all blocks' warps
 DRAWN = 1.5  # times its share of the bandwidth: what one processor can draw while others have no block
 ENOUGH_WARPS = 8  # to keep one processor's pointwise units busy
-REGISTERS = 255  # per thread
 LIVE = 2.2  # as many values as the largest take registers at a time
 TYPICAL_TILE, TYPICAL_PARTS = 64, 8  # for which operators are chosen
 ROUNDED = 1.5  # times the cost of a product that rounds a computed operand, which may turn out to need a second one
@@ -328,16 +328,16 @@ def _share(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], 
 def seconds(t: Terms, d: Device, math_: Any = Arrays, warps: Number = WARPS[0], stages: Number = STAGES[1]) -> Number:
     """The estimate. `warps` per block and `stages` of the pipeline are numbers or arrays."""
     held = t.shared + t.streamed * math_.maximum(stages - 2, 0)
-    resident = math_.minimum(d.shared_bytes // math_.maximum(held, 1024), RESIDENT_WARPS // warps)
+    resident = math_.minimum(d.shared_bytes // math_.maximum(held, 1024), d.resident_warps // warps)
     resident = math_.minimum(math_.maximum(resident, 1), RESIDENT)
     fill = t.blocks / (math_.ceil(t.blocks, d.blocks) * d.blocks)
     drawn = math_.minimum(DRAWN * t.blocks / d.blocks, 1)
     memory = math_.maximum(t.traffic / d.bandwidth, t.fetched / d.cache_bandwidth) / drawn
     at_once = math_.minimum(math_.maximum(t.blocks / d.blocks, 1), resident)
     busy = math_.minimum(at_once * warps / ENOUGH_WARPS, 1)
-    spills = math_.maximum(LIVE * t.largest / (32 * warps) / REGISTERS, 1)
+    spills = math_.maximum(LIVE * t.largest / (32 * warps) / THREAD_REGISTERS, 1)
     products = t.narrow_flops / d.matrix_flops + t.wide_flops / d.matrix_flops_f32
-    together = t.wide_operands * math_.minimum(warps // WIDE_WARPS, 1)
+    together = t.wide_operands * math_.minimum(warps // WIDE_WARPS, 1) if d.reads_together else 0
     read = (together + (t.operands - together) * (1 + warps)) / d.shared_bandwidth
     compute = (math_.maximum(products, read) + t.vector_flops / d.vector_flops / busy) / fill * spills
     waves = math_.ceil(t.blocks, d.blocks * resident)
@@ -767,5 +767,6 @@ class Model:
         if loop is None or any(f.in_body(f.in_loop(o, loop)) for o in outs):
             span = None
         else:
-            span = span_of([Op(str(p), s.op, tuple(map(str, s.args)), (), s.attrs) for p, s in dag], grid, loop)
+            ops = [Op(str(p), s.op, tuple(map(str, s.args)), (), s.attrs) for p, s in dag]
+            span = span_of(masks_among(ops, set(map(str, outs))), grid, loop)
         return Outline(grid, loop, tuple(reads.values()), tuple(work), writes, span)

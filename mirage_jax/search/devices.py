@@ -1,12 +1,12 @@
-"""Device descriptions: what the cost model knows about hardware. Data only; add a row to support a device.
-
-Peak figures are vendor data or, for the H200, measured (bandwidth counts bytes read plus written).
-"""
+"""Device descriptions of the cost model, made of the peaks in `hardware`. To support a GPU better, add a row there."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
+
+from mirage_jax import hardware
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,9 @@ class Device:
     shared_bytes: int  # shared memory per block
     shared_bandwidth: float  # bytes/s from the shared memory of all blocks
     is_gpu: bool = True
+    resident_warps: int = 64  # of all blocks that one processor has at a time
     wgmma: bool = False  # has Hopper's matrix instructions, which warpgroups issue and do not wait for
+    reads_together: bool = True  # matrix units read operands from shared memory once for several warps
 
 
 # What kernels reach of the peaks, and the least time of one: fitted to measurements on an H200, taken for all GPUs.
@@ -33,40 +35,36 @@ BANDWIDTH, CACHE, MATRIX, VECTOR = 0.9, 0.5, 0.9, 0.44
 SHORTEST, LAUNCH = 1.1e-6, 0.1e-6
 
 
-SHARED_ROW = 128  # bytes that shared memory delivers in a cycle
-
-
-def _gpu(
-    name: str,
-    blocks: int,
-    bandwidth: float,
-    cache: float,
-    matrix: float,
-    wide: float,
-    vector: float,
-    shared: int,
-    clock: float,
-) -> Device:
-    reached = (BANDWIDTH * bandwidth, CACHE * cache, MATRIX * matrix, MATRIX * wide, VECTOR * vector)
-    wgmma = name in ("H100", "H200")
-    return Device(name, blocks, *reached, LAUNCH, SHORTEST, shared, SHARED_ROW * blocks * clock, wgmma=wgmma)
+def of_gpu(name: str, gpu: hardware.Gpu) -> Device:
+    """Describe a GPU: how much of its peaks kernels reach."""
+    return Device(
+        name=name,
+        blocks=gpu.processors,
+        bandwidth=BANDWIDTH * gpu.bandwidth,
+        cache_bandwidth=CACHE * gpu.cache_bandwidth,
+        matrix_flops=MATRIX * gpu.matrix,
+        matrix_flops_f32=MATRIX * gpu.matrix_f32,
+        vector_flops=VECTOR * gpu.vector,
+        launch=LAUNCH,
+        shortest=SHORTEST,
+        shared_bytes=gpu.shared_bytes,
+        shared_bandwidth=gpu.shared_bandwidth,
+        resident_warps=gpu.facts.warps,
+        wgmma=gpu.facts.wgmma,
+        reads_together=gpu.facts.reads_together,
+    )
 
 
 DEVICES: dict[str, Device] = {
-    d.name: d
-    for d in (
-        _gpu("A100", 108, 1.4e12, 5e12, 280e12, 70e12, 15e12, 163 << 10, 1.4e9),
-        _gpu("H100", 132, 2.9e12, 8e12, 700e12, 350e12, 25e12, 227 << 10, 1.7e9),
-        _gpu("H200", 132, 4.3e12, 9e12, 780e12, 390e12, 25e12, 227 << 10, 1.7e9),
-        _gpu("B200", 148, 7.0e12, 14e12, 2000e12, 900e12, 35e12, 227 << 10, 1.9e9),
-        Device("CPU", 2, 1.2e10, 4e10, 8e10, 8e10, 4e9, 2e-6, 2e-6, 1 << 20, math.inf, is_gpu=False),
-    )
+    **{name: of_gpu(name, gpu) for name, gpu in hardware.GPUS.items()},
+    "CPU": Device("CPU", 2, 1.2e10, 4e10, 8e10, 8e10, 4e9, 2e-6, 2e-6, 1 << 20, math.inf, is_gpu=False),
 }
 
 
-def device_for(kind: str) -> Device:
-    """The description for a `jax.Device.device_kind`; an unknown GPU is taken for an H100, all else for a CPU."""
-    for name, device in DEVICES.items():
-        if name.lower() in kind.lower():
-            return device
-    return DEVICES["H100" if "nvidia" in kind.lower() or "gpu" in kind.lower() else "CPU"]
+def device_for(device: Any) -> Device:
+    """Describe a `jax.Device` by its name and by what it reports; all but NVIDIA's GPUs are taken for a CPU."""
+    gpu = hardware.describe(device)
+    if gpu is None:
+        return DEVICES["CPU"]
+    found = (DEVICES[name] for name, known in hardware.GPUS.items() if known == gpu)
+    return next(found, of_gpu(device.device_kind, gpu))

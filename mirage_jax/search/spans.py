@@ -4,7 +4,8 @@ before -> after:  grid(i) loop(n): acc of exp(mask(n <= i, s))  ->  grid(i) loop
 
 Where all that a loop accumulates is zero unless a condition on indices holds (`mugraph.predicates`), and the condition
 implies ``low <= n - i <= high`` for the loop's axis n and a grid axis i, steps outside of that band add nothing.
-Nothing here is trusted: the verifier runs a kernel with its span against the program without.
+Nothing here is trusted: the verifier runs a kernel with its span against the program without. A sentinel counts as
+minus infinity here, since the kernel runs all steps where it is not (`mugraph.sentinels`).
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from dataclasses import replace
 
 from mirage_jax.mugraph.graph import Axis, BlockGraph, Op, Span, is_part
 from mirage_jax.mugraph.predicates import Condition, Zero, band, hull, known
+from mirage_jax.mugraph.sentinels import masks_of
 
 
 def with_span(kernel: BlockGraph) -> BlockGraph:
     """The kernel, its loop restricted to steps that add something."""
     if kernel.loop is None or any(kernel.stages[s.value].body for s in kernel.stores):
         return kernel
-    span = span_of(kernel.ops, kernel.grid, kernel.loop)
+    span = span_of(masks_of(kernel), kernel.grid, kernel.loop)
     return kernel if span is None else replace(kernel, span=span)
 
 

@@ -195,6 +195,9 @@ class BoundDomain:
 
     # --- operators
 
+    def all_above(self, x: Bound, bound: Fraction) -> bool:
+        return True
+
     def constant(self, value: Fraction) -> Bound:
         return Bound((), Poly(height=math.log2(max(1, abs(value.numerator))), scale=math.log2(value.denominator)))
 

@@ -3,8 +3,8 @@
 Both graphs are evaluated at reduced extents on random inputs over Z_p x Z_q (`mugraph.field`): the reference as
 straight-line code, the candidate as that (which finds most errors at once, and is what the portable lowering runs) and
 then block by block and step by step, with at least two tiles on every divided axis, ragged tails, and two ragged parts
-of split axes. `Fingerprint` is one draw for any number of candidates, for the
-search; `certify` makes as many as the bound (`verify.bound`) asks for.
+of split axes. A kernel that skips for sentinels (`mugraph.sentinels`) is tested in both of its forms. `Fingerprint` is
+one draw for any number of candidates, for the search; `certify` makes as many as the bound (`verify.bound`) asks for.
 
 What it says: the two graphs are the same function in exact arithmetic, at the reduced extents (each sum weighed so
 that its mass is that of the real extent); see `mugraph.field` for functions outside the Lax fragment. Rounding, and
@@ -19,6 +19,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy
@@ -42,6 +43,7 @@ from mirage_jax.mugraph.graph import (
     part_axis,
 )
 from mirage_jax.mugraph.predicates import FactDomain, Known, Scale
+from mirage_jax.mugraph.sentinels import complete, guarded, skipping
 from mirage_jax.verify.bound import Bound, BoundDomain, Difference, error_bound
 
 VERSION = 1
@@ -363,16 +365,30 @@ class _Comparison:
         """
         draw = known.draw
         draw.rooted.clear()
-        schedules = (None,) if not self.divides else (self.schedule,) if self.quick else (None, self.schedule)
-        for schedule in schedules:
-            have = evaluate(self.candidate, known.inputs, self._domain(draw), schedule)
-            for n, (name, x, y) in enumerate(zip(self.reference.outputs, known.want, have, strict=True)):
-                if wrong := _differences(x, y):
-                    raise DifferentError(
-                        f"output {n} ({name}) differs in {wrong} of {x.p.re.size} elements (p = {draw.p}, q = {draw.q})"
-                    )
+        evaluated = partial(evaluate, inputs=known.inputs, domain=self._domain(draw))
+        if not (self.quick and self.divides):
+            self._compare(draw, known.want, evaluated(self.candidate))
+        if self.divides:
+            self._compare(draw, known.want, evaluated(complete(self.candidate), schedule=self.schedule))
+        if self.is_guarded:
+            masked = skipping(self.candidate)
+            self._compare(draw, evaluated(masked), evaluated(masked, schedule=self.schedule))
         if not draw.rooted <= known.rooted:
             raise VerificationError("the candidate takes roots of what the program takes none of")
+
+    def _compare(self, draw: Draw, want: Sequence[Pair], have: Sequence[Pair]) -> None:
+        for n, (name, x, y) in enumerate(zip(self.reference.outputs, want, have, strict=True)):
+            if wrong := _differences(x, y):
+                raise DifferentError(
+                    f"output {n} ({name}) differs in {wrong} of {x.p.re.size} elements (p = {draw.p}, q = {draw.q})"
+                )
+
+    @property
+    def is_guarded(self) -> bool:
+        """Does a kernel of the candidate have two forms? Then three things are tested: that the candidate is the
+        program, that its complete form is in tiles, and that its skipping form leaves out nothing that counts there.
+        """
+        return any(guarded(kernel) for kernel in self.candidate)
 
     def _domain(self, draw: Draw) -> FieldDomain:
         return FieldDomain(draw, self.weights, scale=self.scale)
@@ -415,13 +431,21 @@ class _Comparison:
         inputs = [domain.input(t.axes) for t in self.reference.inputs]
         want: list[Bound] = evaluate(self.reference, inputs, domain)
         have: list[Bound] = evaluate(self.candidate, inputs, domain, self.schedule)
-        self.differences = [Difference.between(domain, x, y) for x, y in zip(want, have, strict=True)]
+        pairs = list(zip(want, have, strict=True))
+        if self.is_guarded:
+            masked = skipping(self.candidate)
+            pairs += zip(evaluate(masked, inputs, domain), evaluate(masked, inputs, domain, self.schedule), strict=True)
+        self.differences = [Difference.between(domain, x, y) for x, y in pairs]
         self.arguments = {name: Difference.of_arguments(x) for name, x in domain.notes.arguments.items()}
 
     def _per_draw(self, p_bits: int, q_bits: int, hashed: Mapping[str, int]) -> float:
         """If the graphs differ, one output does: the worst counts, not their sum. Collisions of hashes come on top."""
         out = 2.0 ** max(error_bound(d, p_bits, q_bits) for d in self.differences)
         for name, n in hashed.items():
+            if (
+                name not in self.arguments
+            ):  # nothing reads what it makes: loops leave it out, and no output depends on it
+                continue
             out += 2.0 ** (2 * math.log2(n) + error_bound(self.arguments[name], p_bits, q_bits))
         return math.log2(out) if out < 1 else 0.0
 

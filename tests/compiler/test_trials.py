@@ -1,5 +1,6 @@
 """Variants that crash, hang or fail take nothing with them: not the process that tunes, and not the other variants."""
 
+import gc
 import os
 import sys
 import threading
@@ -283,6 +284,30 @@ def served(variants: list, threads: int, measure) -> list:
 
 def result(i: int) -> dict:
     return {"timed": i, "samples": (float(i),), "launches": 1.0}
+
+
+def test_nothing_is_kept_while_a_child_waits() -> None:
+    """Inputs of variants fill a device's memory, which others may want meanwhile."""
+
+    class Inputs:
+        pass
+
+    made, left = [], []
+
+    def prepare(variant):
+        inputs = Inputs()
+        made.append(weakref.ref(inputs))
+        return lambda: inputs
+
+    def requests():
+        for _ in range(2):
+            yield module.json.dumps({"variants": [fine(0.0), fine(1.0)], "threads": 2})
+            gc.collect()
+            left.append(sum(ref() is not None for ref in made))
+
+    timings = lambda runs: [timed(0.1) for _ in runs]  # noqa: E731
+    worker.serve(requests(), lambda message: None, prepare, timings, lambda: True)
+    assert len(made) == 4 and left == [0, 0]
 
 
 VARIANTS = [fine(0.0), {"do": "raise"}, fine(2.0)]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from jaxpr_frontend.replacing import Replacing, analysis, assert_close, optimized, oracle, random
 
@@ -351,3 +351,45 @@ def test_gradients_of_random_programs(data: st.DataObject, steps: int) -> None:
     have, want = optimized(jax.grad(fn, (0, 1)))(x, w), jax.grad(fn, (0, 1))(x, w)
     assert_close(have, want, 1e-3)
     assert np.isfinite(np.asarray(want[0])).all()
+
+
+EDGES = st.tuples(st.integers(-7, 6), st.integers(-7, 6), st.integers(0, 2))  # low, high, interior
+
+
+def padded(n: int, edges: tuple[int, int, int]) -> int:
+    """How many elements `lax.pad` makes of n along one dimension; negative if it refuses."""
+    low, high, inner = edges
+    return low + n + max(n - 1, 0) * inner + high
+
+
+def product_of_padded(x, config, part, step, more):
+    """A product of padded rows, or of some of them, with others that may be none after them."""
+    y = jax.lax.pad(x, jnp.float32(0.5), config)
+    y = y[part::step] if part or step > 1 else y
+    y = jnp.concatenate([y, x[:more, :1] * jnp.ones((1, y.shape[1])), y[:0]]) if more else y
+    return jnp.tanh(y * 2) @ random(y.shape[1], 3, seed=9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(EDGES, EDGES, st.integers(0, 2), st.integers(1, 2), st.integers(0, 2))
+@example((-5, 5, 0), (0, 0, 0), 0, 1, 0)  # all of x is cropped
+@example((-7, 9, 0), (0, 0, 0), 0, 1, 0)  # more than there is
+@example((6, -6, 0), (0, 0, 0), 0, 1, 0)
+@example((-1, -10, 2), (0, 0, 0), 0, 1, 0)  # between two elements of x
+@example((0, 0, 0), (-4, 2, 1), 0, 1, 2)
+@example((-5, 0, 0), (0, 0, 0), 0, 1, 2)  # nothing at all
+def test_paddings_crop_as_far_as_they_like(rows, columns, part: int, step: int, more: int) -> None:
+    config, x = (rows, columns), random(5, 4, scale=1.0)
+    assume(padded(5, rows) >= 0 and padded(4, columns) >= 0)
+
+    def fn(x):
+        return product_of_padded(x, config, part, step, more)
+
+    for region in analysis(fn, x).regions:
+        cuts = (cut for inward in region.inputs for view in inward.views for cut in view.cuts)
+        for start, limit, n in (edges for cut in cuts for edges in zip(cut.starts, cut.limits, cut.shape, strict=True)):
+            assert 0 <= start < limit <= n
+        values = [random(*region.avals[v].shape, seed=7, scale=1.0) for v in region.operands]
+        inputs = [x for v, x in zip(region.operands, values, strict=True) if v in {b.value for b in region.inputs}]
+        assert_close(oracle(region, inputs), region.reference(*inputs))
+    assert_close(optimized(fn)(x), fn(x))

@@ -4,6 +4,7 @@ import logging
 import random as random_numbers
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from graphlib import TopologicalSorter
 from typing import Any
 
@@ -14,11 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxpr_frontend.replacing import Evaluated, Replacing, analysis, assert_close, optimized, random
 
+from mirage_jax.bench import different
 from mirage_jax.errors import UsageError
+from mirage_jax.jaxpr_frontend import regions
 from mirage_jax.jaxpr_frontend.clusters import Dependencies, convex_clusters, divide
 from mirage_jax.jaxpr_frontend.flat import FlatProgram, flatten
 from mirage_jax.jaxpr_frontend.reasons import Code
-from mirage_jax.jaxpr_frontend.regions import partition
+from mirage_jax.jaxpr_frontend.regions import analyse, partition
 from mirage_jax.jaxpr_frontend.translate import Region
 
 X, W = random(8, 16), random(16, 16, seed=1)
@@ -289,3 +292,33 @@ def test_strict_raises() -> None:
         optimized(lambda x: x @ W, Failing("wrong shapes", strict=True))(X)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="nonsense"):
         optimized(lambda x: x @ W, Failing("misuse"))(X)  # type: ignore[arg-type]
+
+
+# What cutting takes where nothing repeats.
+
+
+def work_of(kind: str, count: int, monkeypatch) -> tuple[int, int, int]:
+    """How often a program of so many different equations is cut, how many equations are translated, and left out."""
+    cuts, translated = [], []
+    cut, translate = regions._Partitioner._pieces, regions.translate
+
+    def counted(program, eqns, *more):
+        translated.append(len(eqns))
+        return translate(program, eqns, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(regions._Partitioner, "_pieces", lambda self: cuts.append(1) or cut(self))
+        patch.setattr(regions, "translate", counted)
+        args = jax.eval_shape(partial(different.draw, kind, count), jax.random.key(0))
+        found = analyse(jax.make_jaxpr(partial(different.KINDS[kind], count))(*args))
+    late = [x for x in found.left_out if x.code in (Code.PARAMETERS, Code.LAYOUT, Code.NON_FINITE)]
+    return len(cuts), sum(translated), len(late)
+
+
+@pytest.mark.parametrize("kind", different.KINDS)
+def test_work_grows_like_a_program_of_which_much_is_refused_late(kind: str, monkeypatch) -> None:
+    """Hundreds of different equations that only their translation refuses: as many cuts as for a few of them."""
+    few, many = work_of(kind, 60, monkeypatch), work_of(kind, 240, monkeypatch)
+    assert few[2] == 60 and many[2] == 240
+    assert many[0] <= min(few[0] + 2, regions.PATIENCE + 4)
+    assert many[1] <= 4.5 * few[1]

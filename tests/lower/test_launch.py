@@ -131,7 +131,7 @@ def test_a_kernel_that_does_not_fit_is_refused_when_it_is_compiled(monkeypatch) 
     aot.refuse_what_does_not_fit()
     program = attention("f16", i=64)
     lowered(program.graph, program.schedule)  # as it is, it may be launched
-    monkeypatch.setitem(aot.SHARED_LIMIT, 90, 16)
+    monkeypatch.setattr(aot, "shared_limit", lambda arch: 16)
     program = attention("f16", i=80)
     for _ in range(2):  # no cache remembers it as compiled
         with pytest.raises(LoweringError, match=r"mirage_attention takes \d+ bytes of shared memory, sm_90 has 16"):

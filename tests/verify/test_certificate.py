@@ -43,6 +43,37 @@ def test_accepts(program: Program, name: str) -> None:
     replay(proof, reference, candidate)
 
 
+def test_what_nothing_reads_is_no_matter() -> None:
+    """A maximum over the loop that no accumulator needs: loops leave it out, straight-line code does not."""
+    reference = parse(
+        """
+        mugraph {
+          extents i=16 k=64
+          input X: f32[i,k]
+          library t: f32[i] = sum{axes=(k)} X[i,k]
+          output t
+        }
+        """
+    )
+    candidate = parse(
+        """
+        mugraph {
+          extents i=16 k=64
+          input X: f32[i,k]
+          kernel a grid(i) loop(k) {
+            %x = load X[i,k]
+            %m[i] = max{axes=(k)} %x
+            %p[i] = sum{axes=(k)} %x
+            %s[i] = acc %p
+            store t: f32[i] = %s
+          }
+          output t
+        }
+        """
+    )
+    assert certify(reference, candidate).bound <= 1e-12
+
+
 # program, candidate, text -> wrong text. The number is that of VERIFICATION's table of mutations.
 WRONG = [
     ("M1 swapped operands of div", ATTENTION, "online", {"div %o %l": "div %l %o"}),
