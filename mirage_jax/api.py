@@ -17,9 +17,10 @@ from typing import Any, Self, overload
 
 import jax
 
+from mirage_jax.bounds import brief
 from mirage_jax.compiler import Compiler
 from mirage_jax.compiler.whole import as_written
-from mirage_jax.config import Options, is_disabled
+from mirage_jax.config import JIT_OPTIONS, Options, is_disabled
 from mirage_jax.errors import UsageError, in_one_line
 from mirage_jax.jaxpr_frontend import modules
 from mirage_jax.jaxpr_frontend.capture import capture, gradients_of, planned_alone
@@ -29,19 +30,6 @@ from mirage_jax.jaxpr_frontend.regions import Analysis
 from mirage_jax.report import RegionReport, Report, WholeFunction
 
 log = logging.getLogger("mirage_jax")
-
-JIT_OPTIONS = (
-    "static_argnums",
-    "static_argnames",
-    "donate_argnums",
-    "donate_argnames",
-    "in_shardings",
-    "out_shardings",
-    "keep_unused",
-    "device",
-    "inline",
-    "compiler_options",
-)
 
 
 class Optimized:
@@ -265,7 +253,7 @@ def optimize(fn: Any = _NOT_GIVEN, /, **options: Any) -> Any:
     if (module := modules.owner(fn)) is not None and callable(fn):
         return Method(Optimized(modules.unbound(fn), chosen, modules.behind_module(jit_options)), module)
     if (problem := _why_not(fn)) is not None:
-        raise UsageError(f"optimize: found {_brief(fn)}{problem}; it takes a function, a method or a callable module")
+        raise UsageError(f"optimize: found {brief(fn)}{problem}; it takes a function, a method or a callable module")
     return Optimized(fn, chosen, jit_options)
 
 
@@ -281,11 +269,6 @@ def _why_not(fn: Any) -> str | None:
         if inspect.isgeneratorfunction(code):
             return ", which is a generator: return its values instead"
     return None
-
-
-def _brief(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return f"{text if len(text) <= 80 else text[:77] + '...'} ({type(value).__name__})"
 
 
 def tune(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Report:

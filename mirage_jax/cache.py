@@ -1,14 +1,15 @@
 """Winners on disk: one canonical JSON file per key, written whole or not at all, believed only after checking.
 
-    <cache directory>/v2/ab/abcd....json     the decision for one region on one device, with the key's full preimage
-    <cache directory>/v2/ab/abcd....py       its kernels, for people to read; nothing here ever runs a byte of it
+    <cache directory>/v3/ab/abcd....json     the decision for one region on one device, with the key's full preimage
+    <cache directory>/v3/ab/abcd....py       its kernels, for people to read; nothing here ever runs a byte of it
 
 A key names everything that may change the answer: the region's muGraph, extents and equations, the device, versions
 and settings. The file's name is the key's digest, but a hit also needs the stored preimage to be equal. A file that
-is torn, rotten, foreign, oversized, a symlink or another user's is one logged line, moved aside, and a miss. The
-checksum is against rot, not against malice: whoever can write here owns the user's account already, and still gets
-data into the optimizer and never code, for a winner is parsed as a muGraph, certified afresh and generated anew by
-the caller.
+is torn, rotten, foreign to its key, out of `bounds`, oversized, a symlink or open to others is one logged line, moved
+aside, and a miss. The checksum is against rot. Whose an entry is, its seals say (`seals`): one that this user has not
+sealed on this machine is read too, from a directory of another user as well, and the caller checks it further. Whoever
+can write here gets data into the optimizer and never code: a winner is parsed as a muGraph, certified and generated
+anew by the caller.
 
 No failure of the file system reaches the program: there is one warning, and nothing is read or stored while it lasts.
 """
@@ -30,18 +31,20 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import platformdirs
 
-from mirage_jax.config import warn_once
-from mirage_jax.errors import CacheError
+from mirage_jax import bounds
+from mirage_jax.errors import CacheError, printable
+from mirage_jax.seals import VARIABLE, Seal, own_key
 
 log = logging.getLogger("mirage_jax.cache")
 
-SCHEMA = 2
+SCHEMA = 3
 MAX_BYTES = 1 << 20
+MAX_SEALS = 16  # of different users and machines on one entry
 XLA_LIFETIME = 30 * 86400.0  # seconds: that nothing won is worth asking again after a month
 DECISIONS = ("win", "xla", "structures", "whole")
 PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "triton", "jax-triton", "mirage-jax")
@@ -161,59 +164,115 @@ class Entry:
 
     @classmethod
     def from_json(cls, value: object) -> Self:
+        """An entry as it was stored, every number and text within `bounds`; raises `CacheError`."""
         if not isinstance(value, dict) or set(value) != {f.name for f in fields(cls)}:
             raise CacheError("the entry's fields are not those of this schema")
-        texts = [value["decision"], *_list(value["reasons"]), *_dict(value["environment"]).values()]
-        if not all(isinstance(t, str) for t in texts) or not isinstance(value["graph"], str | None):
-            raise CacheError("a field that must be text is not")
-        pairs = [_list(pair) for pair in _list(value["measured"])]
+        measured = bounds.items("measured", value["measured"], bounds.MAX_MEASURED)
+        pairs = [bounds.items("measured", pair, 2) for pair in measured]
         if any(len(pair) != 2 for pair in pairs):
             raise CacheError("a measured variant is not a pair of times")
-        numbers = [value["created"], *_dict(value["timings"]).values(), *(n for pair in pairs for n in pair)]
-        if any(isinstance(n, bool) or not isinstance(n, int | float) for n in numbers):
-            raise CacheError("a field that must be a number is not")
-        own = {"reasons": tuple(value["reasons"]), "measured": tuple(map(tuple, pairs))}
-        return cls(**{**value, **own})
+        reasons = bounds.items("reasons", value["reasons"], bounds.MAX_TEXTS)
+        timings = bounds.mapping("timings", value["timings"])
+        environment = bounds.mapping("environment", value["environment"])
+        return cls(
+            decision=bounds.text("decision", value["decision"]),
+            graph=None if value["graph"] is None else _graph(value["graph"]),
+            schedule=_structures(value["schedule"]),
+            certificate=value["certificate"],
+            timings={bounds.text("label", k): bounds.real("timing", v, bounds.MAX_SECONDS) for k, v in timings.items()},
+            measured=tuple((_seconds(a), _seconds(b)) for a, b in pairs),
+            reasons=tuple(bounds.text("reason", x) for x in reasons),
+            environment={bounds.text("name", k): bounds.text("environment", v) for k, v in environment.items()},
+            created=bounds.real("created", value["created"], bounds.MAX_DATE),
+        )
 
 
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise CacheError(f"found {type(value).__name__} where a list must be")
+def _seconds(value: object) -> float:
+    return bounds.real("measured", value, bounds.MAX_SECONDS)
+
+
+def _graph(value: object) -> str:
+    """The text of a muGraph, whose names are shown to people."""
+    if not isinstance(value, str) or not all(line.isprintable() for line in value.split("\n")):
+        raise CacheError("the graph is not a text of characters that can be seen")
     return value
 
 
-def _dict(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise CacheError(f"found {type(value).__name__} where an object must be")
-    return value
+def _structures(value: Json) -> Json:
+    """A schedule, which its own reader bounds, or a list of structures."""
+    return list(bounds.items("structures", value, bounds.MAX_STRUCTURES)) if isinstance(value, list) else value
 
 
-# File contents: {"entry":{..},"key":{..},"sha256":".."}\n, canonical, the digest being of all that precedes its field.
+# File contents: {"entry":{..},"key":{..},"seals":{..},"sha256":".."}\n, canonical. The digest is of all that precedes
+# its field, each seal of {"entry":{..},"key":{..}}.
 
-_SEAL = b',"sha256":"'
+_CHECKSUM = b',"sha256":"'
 _TAIL = b'"}\n'
-_SEAL_LENGTH = len(_SEAL) + 64 + len(_TAIL)
+_END_LENGTH = len(_CHECKSUM) + 64 + len(_TAIL)
 
 
-def encode(key: CacheKey, entry: Entry) -> bytes:
-    body = canonical({"entry": asdict(entry), "key": asdict(key)})[:-1]
-    return body + _SEAL + hashlib.sha256(body).hexdigest().encode() + _TAIL
+@dataclass(frozen=True)
+class Stored:
+    """What a file holds: an entry, and who has sealed it, by the names of their keys."""
+
+    entry: Entry
+    body: bytes = b""  # what seals are of
+    seals: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def own(self) -> Seal:
+        """What this user knows of it."""
+        if self.body in _checked_here:
+            return Seal.CHECKED
+        key = own_key() if self.seals else None
+        return Seal.FOREIGN if key is None else key.verify(self.body, self.seals.get(key.name, ""))
 
 
-def decode(raw: bytes, key: CacheKey) -> Entry:
-    """The entry in a file's bytes; CacheError if they are damaged or belong to another key."""
-    body, seal = raw[:-_SEAL_LENGTH], raw[-_SEAL_LENGTH:]
-    if seal != _SEAL + hashlib.sha256(body).hexdigest().encode() + _TAIL:
+_complained: set[Path] = set()  # directories that were warned of
+_checked_here: set[bytes] = set()  # bodies of entries that were checked in this process
+
+
+def sealed_part(key: CacheKey, entry: Entry) -> bytes:
+    """The bytes that a seal is of."""
+    return canonical({"entry": asdict(entry), "key": asdict(key)})
+
+
+def encode(key: CacheKey, entry: Entry, seals: Mapping[str, str] | None = None) -> bytes:
+    """The bytes of a file."""
+    body = canonical({"entry": asdict(entry), "key": asdict(key), "seals": dict(seals or {})})[:-1]
+    return body + _CHECKSUM + hashlib.sha256(body).hexdigest().encode() + _TAIL
+
+
+def own_seals(body: bytes, how: Seal) -> dict[str, str]:
+    """This user's seal, by the name of the key; nothing where there is no key."""
+    key = own_key()
+    return {} if key is None else {key.name: key.seal(body, how)}
+
+
+def decode(raw: bytes, key: CacheKey) -> Stored:
+    """What is in a file's bytes; CacheError if they are damaged or belong to another key."""
+    body, end = raw[:-_END_LENGTH], raw[-_END_LENGTH:]
+    if end != _CHECKSUM + hashlib.sha256(body).hexdigest().encode() + _TAIL:
         raise CacheError("the checksum does not fit")
     try:
         value = json.loads(body + b"}")
-        if canonical(value) != body + b"}" or set(_dict(value)) != {"entry", "key"}:
+        if canonical(value) != body + b"}" or set(bounds.mapping("file", value)) != {"entry", "key", "seals"}:
             raise CacheError("not in canonical form")
         if canonical(value["key"]) != key.preimage:
             raise CacheError("it belongs to another key")
+        part = canonical({"entry": value["entry"], "key": value["key"]})
     except (ValueError, TypeError, RecursionError) as error:
         raise CacheError(f"not readable as JSON ({type(error).__name__})") from None
-    return Entry.from_json(value["entry"])
+    seals = bounds.mapping("seals", value["seals"], MAX_SEALS)
+    return Stored(Entry.from_json(value["entry"]), part, {k: bounds.text("seal", v) for k, v in seals.items()})
+
+
+class Found(NamedTuple):
+    """The answer to a lookup: an entry, or why there is none, and what this user knows of it."""
+
+    entry: Entry | None
+    reason: str
+    seal: Seal = Seal.FOREIGN
 
 
 class Cache:
@@ -239,61 +298,96 @@ class Cache:
         return self.path(key).with_suffix(".py")
 
     def get(self, key: CacheKey) -> Entry | None:
-        return self.lookup(key)[0]
+        return self.lookup(key).entry
 
-    def lookup(self, key: CacheKey) -> tuple[Entry | None, str]:
-        """The entry, or None with the reason why there is none, for a report."""
+    def lookup(self, key: CacheKey) -> Found:
+        """The entry and who made it, or None with the reason why there is none, for a report."""
         path = self.path(key)
         try:
             self._check_directories(path)
-            entry = decode(_read(path), key)
+            stored = decode(_read(path), key)
         except FileNotFoundError:
-            return None, "never decided before"
+            return Found(None, "never decided before")
         except CacheError as error:
-            log.warning("cache entry %s is not used: %s", path, error)
-            with suppress(OSError):
+            why = printable(str(error))
+            log.warning("cache entry %s is not used: %s", path, why)
+            with suppress(OSError, _UnsafeDirectory):
+                self._check_directories(path, writing=True)
                 os.replace(path, path.with_suffix(".bad"))
-            return None, f"the stored entry is not usable: {error}"
+            return Found(None, f"the stored entry is not usable: {why}")
         except _UnsafeDirectory as error:
-            warn_once(f"cache {self.directory}: not used: {error}")
-            return None, f"no cache: {error}"
+            self._tell(f"not used: {error}")
+            return Found(None, f"no cache: {error}")
         except (OSError, ValueError) as error:
-            warn_once(f"cache {self.directory}: not readable: {_without_path(error)}")
-            return None, f"no cache: {error}"
-        if entry.decision == "xla" and self._clock() - entry.created > XLA_LIFETIME:
-            return None, "that nothing beats XLA was decided too long ago"
-        return entry, "found"
+            self._tell(f"not readable: {_without_path(error)}")
+            return Found(None, f"no cache: {error}")
+        age = self._clock() - stored.entry.created
+        if stored.entry.decision == "xla" and not -bounds.MAX_SKEW <= age <= XLA_LIFETIME:
+            when = "too long ago" if age > 0 else "by a clock that is ahead"
+            return Found(None, f"that nothing beats XLA was decided {when}")
+        return Found(stored.entry, "found", stored.own)
 
     def put(self, key: CacheKey, entry: Entry, kernels: str | None = None) -> Path | None:
         """Store an entry, and the text of its kernels beside it; the entry's path, or None if that was not possible."""
         path = self.path(key)
         try:
-            raw = encode(key, replace(entry, created=entry.created or self._clock()))
-            if len(raw) > MAX_BYTES:
-                raise ValueError(f"an entry of {len(raw)} bytes is over the limit of {MAX_BYTES}")
+            entry = replace(entry, created=entry.created or self._clock())
             self._make_directories(path)
             if kernels is not None:
-                _write(path.with_suffix(".py"), kernels.encode("utf-8", "backslashreplace"))
-            _write(path, raw)
-        except (OSError, ValueError, TypeError, RecursionError, _UnsafeDirectory) as error:
-            warn_once(f"cache {self.directory}: nothing is stored: {_without_path(error)}")
+                with suppress(OSError):  # it is for people to read
+                    _write(path.with_suffix(".py"), kernels.encode("utf-8", "backslashreplace"))
+            self._store(path, key, entry, own_seals(sealed_part(key, entry), Seal.MADE))
+        except (OSError, ValueError, TypeError, RecursionError, CacheError, _UnsafeDirectory) as error:
+            self._tell(f"nothing is stored: {_without_path(error)}")
             return None
         return path
+
+    def vouch(self, key: CacheKey, entry: Entry) -> None:
+        """Remember that somebody else's entry was checked here: in this process, and on disk if that is possible."""
+        path, part = self.path(key), sealed_part(key, entry)
+        try:
+            stored = decode(_read(path), key)
+            if stored.entry != entry:  # another process has stored another one meanwhile
+                return
+            _checked_here.add(stored.body)
+            self._check_directories(path, writing=True)
+            if not (own := own_seals(part, Seal.CHECKED)):
+                raise CacheError("no key can be kept")
+            others = list(stored.seals.items())[1 - MAX_SEALS :] if part == stored.body else ()
+            self._store(path, key, entry, dict(others) | own)
+        except (OSError, ValueError, CacheError, _UnsafeDirectory) as error:
+            why = _without_path(error).partition(";")[0]
+            self._tell(f"decisions made elsewhere are checked again in every process ({why}); see {VARIABLE}")
+
+    def _tell(self, what: str) -> None:
+        """Of all that is wrong with a directory, one line in a process."""
+        level = logging.INFO if self.directory in _complained else logging.WARNING
+        _complained.add(self.directory)
+        log.log(level, "cache %s: %s", self.directory, what)
+
+    def _store(self, path: Path, key: CacheKey, entry: Entry, seals: Mapping[str, str]) -> None:
+        raw = encode(key, entry, seals)
+        if len(raw) > MAX_BYTES:
+            raise ValueError(f"an entry of {len(raw)} bytes is over the limit of {MAX_BYTES}")
+        _write(path, raw)
 
     def files(self) -> Iterator[Path]:
         """Every entry's file, for listing."""
         with suppress(OSError):
             yield from sorted(self.root.glob("[0-9a-f][0-9a-f]/*.json"))
 
-    def _check_directories(self, path: Path) -> None:
+    def _check_directories(self, path: Path, writing: bool = False) -> None:
+        """To be read from, directories may be another user's, but not everybody's; to be written to, ours alone."""
         if not self.directory.is_absolute():
             raise _UnsafeDirectory("there is no home directory; set MIRAGE_JAX_CACHE_DIR")
         for directory in (self.directory, self.root, path.parent):
             found = directory.stat() if directory == self.directory else directory.lstat()
             if not stat.S_ISDIR(found.st_mode):
                 raise _UnsafeDirectory(f"{directory} is not a directory; remove it or choose another cache directory")
-            if (problem := _ownership_problem(found)) is not None:
-                raise _UnsafeDirectory(f"{directory} {problem}; fix with: chmod go-w, chown")
+            if writing and (problem := _of_another_user(found)):
+                raise _UnsafeDirectory(f"{directory} {problem}; choose another cache directory")
+            if problem := _open_to_others(found):
+                raise _UnsafeDirectory(f"{directory} {problem}; fix with: chmod go-w")
 
     def _make_directories(self, path: Path) -> None:
         if not self.directory.is_absolute():
@@ -302,7 +396,7 @@ class Cache:
         for directory in (self.directory, self.root, path.parent):
             with suppress(FileExistsError):
                 directory.mkdir(mode=0o700)
-        self._check_directories(path)
+        self._check_directories(path, writing=True)
 
 
 class _UnsafeDirectory(Exception):
@@ -314,14 +408,14 @@ def _without_path(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
-def _ownership_problem(found: os.stat_result) -> str | None:
-    if not hasattr(os, "geteuid"):
-        return None  # Windows: its access lists are not for a mode to tell
-    if found.st_uid != os.geteuid():
-        return f"belongs to user {found.st_uid}"
-    if found.st_mode & 0o022:
-        return "can be written by other users"
-    return None
+def _of_another_user(found: os.stat_result) -> str:
+    is_ours = not hasattr(os, "geteuid") or found.st_uid == os.geteuid()
+    return "" if is_ours else f"belongs to user {found.st_uid}"
+
+
+def _open_to_others(found: os.stat_result) -> str:
+    is_open = hasattr(os, "geteuid") and bool(found.st_mode & 0o022)  # Windows has access lists instead of modes
+    return "can be written by other users" if is_open else ""
 
 
 def _flags(*names: str) -> int:
@@ -329,7 +423,7 @@ def _flags(*names: str) -> int:
 
 
 def _read(path: Path) -> bytes:
-    """All of a regular file of our own of at most MAX_BYTES; symlinks are not followed and pipes not waited for."""
+    """All of a regular file of at most MAX_BYTES that others cannot write. Follows no symlink, waits for no pipe."""
     try:
         fd = os.open(path, _flags("O_RDONLY", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
     except OSError:
@@ -340,7 +434,7 @@ def _read(path: Path) -> bytes:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise CacheError("it is not a file")
-        if (problem := _ownership_problem(found)) is not None:
+        if problem := _open_to_others(found):
             raise CacheError(f"it {problem}")
         if found.st_size > MAX_BYTES:
             raise CacheError(f"its {found.st_size} bytes are over the limit of {MAX_BYTES}")

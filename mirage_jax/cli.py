@@ -25,7 +25,7 @@ from rich.console import Console
 
 import mirage_jax
 from mirage_jax import doctor, progress
-from mirage_jax.audit import fuzz, mutants, rewrites, saved
+from mirage_jax.audit import campaigns, fuzz, mutants, rewrites, saved
 from mirage_jax.audit.report import Report
 from mirage_jax.audit.sources import Source, sources
 from mirage_jax.bench import (
@@ -341,6 +341,17 @@ def command_rewrite(args: argparse.Namespace, out: Console, err: Console) -> int
     return PROBLEM if result.unexplained else OK
 
 
+def command_stress(args: argparse.Namespace, out: Console, err: Console) -> int:
+    for name, least in (("count", 1), ("seed", 0)):
+        if (found := getattr(args, name)) is not None and found < least:
+            raise UsageError(f"--{name}: found {found}; allowed is {least} or more")
+    _check_file(args.json)
+    with nullcontext(lambda text: None) if args.quiet else progress.line() as say:
+        result = campaigns.run(args.kind, args.count, args.seed, say)
+    _show(result, args, out, err)
+    return OK if result.passed else PROBLEM
+
+
 def _check_file(file: Path | None) -> None:
     if file is not None and file.is_dir():
         raise UsageError(f"--json: {str(file)!r} is a directory; allowed is a file")
@@ -427,6 +438,12 @@ def build_parser() -> argparse.ArgumentParser:
     right = commands.add_parser("rewrite", parents=[campaign], help="right candidates written anew, to be accepted")
     right.add_argument("--count", type=int, default=400, help="how many (default: 400)")
     right.set_defaults(run=command_rewrite)
+
+    stress = commands.add_parser("stress", parents=[campaign], help="stored decisions: files, processes, signals")
+    kinds = ", ".join(f"{name} ({count:,})" for name, (_, count) in campaigns.RUNS.items())
+    stress.add_argument("--kind", choices=campaigns.RUNS, default="entries", help="what happens to them")
+    stress.add_argument("--count", type=int, help=f"how many cases (default: {kinds})")
+    stress.set_defaults(run=command_stress)
 
     random = commands.add_parser("fuzz", parents=[campaign], help="random programs, whole pipeline, against float64")
     random.add_argument("--programs", type=int, default=300, metavar="N", help="how many (default: 300)")

@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
+from numbers import Integral, Real
 
+from mirage_jax.bounds import brief
 from mirage_jax.errors import UsageError
 
 log = logging.getLogger("mirage_jax")
@@ -25,10 +27,27 @@ log = logging.getLogger("mirage_jax")
 ON_MISS = ("search", "heuristic", "fallback", "error")
 BACKENDS = ("auto", "jax", "triton")
 REMAT = ("regions",)
+JIT_OPTIONS = (
+    "static_argnums",
+    "static_argnames",
+    "donate_argnums",
+    "donate_argnames",
+    "in_shardings",
+    "out_shardings",
+    "keep_unused",
+    "device",
+    "inline",
+    "compiler_options",
+)
 DEFAULT_SECONDS = 30.0
 
 _DURATION = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|min|h)?\s*", re.IGNORECASE)
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def _is_positive(value: object, kind: type[Real]) -> bool:
+    """NaN is not; nor are True, texts and arrays."""
+    return isinstance(value, kind) and not isinstance(value, bool) and value > 0  # type: ignore[operator]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +65,15 @@ class Budget:
     total: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.seconds > 0:  # NaN too
-            raise UsageError(f"a budget must be positive, found {self.seconds!r} seconds")
-        if self.states is not None and self.states <= 0:
-            raise UsageError(f"a budget of states must be positive or None, found {self.states!r}")
-        if self.total is not None and not self.total > 0:
-            raise UsageError(f"a budget's total must be positive or None, found {self.total!r} seconds")
-        if self.workers < 1:
-            raise UsageError(f"a budget has at least one worker, found {self.workers!r}")
+        if not _is_positive(self.seconds, Real):
+            text = f" (Budget.parse({self.seconds!r}) reads a text)" if isinstance(self.seconds, str) else ""
+            raise UsageError(f"a budget must be a positive number of seconds, found {brief(self.seconds)}{text}")
+        if self.states is not None and not _is_positive(self.states, Integral):
+            raise UsageError(f"a budget of states must be a positive number or None, found {brief(self.states)}")
+        if self.total is not None and not _is_positive(self.total, Real):
+            raise UsageError(f"a budget's total must be positive seconds or None, found {brief(self.total)}")
+        if not _is_positive(self.workers, Integral):
+            raise UsageError(f"a budget has at least one worker, a whole number, found {brief(self.workers)}")
 
     @classmethod
     def parse(cls, value: Budget | str | float | None) -> Budget:
@@ -67,7 +87,7 @@ class Budget:
                 return value
             case bool():
                 pass
-            case int() | float() if math.isfinite(value) and value > 0:
+            case Real() if math.isfinite(value) and value > 0:
                 return cls(float(value))
             case str():
                 found = [_DURATION.fullmatch(part) for part in value.split("/")]
@@ -75,7 +95,7 @@ class Budget:
                 if len(times) == len(found) <= 2 and all(0 < t < math.inf for t in times):
                     return cls(times[0], total=times[1] if len(times) == 2 else None)
         raise UsageError(
-            f"budget: found {value!r}; allowed are a positive number of seconds or a text such as "
+            f"budget: found {brief(value)}; allowed are a positive number of seconds or a text such as "
             "'30s', '500ms', '2m', '1h', or '20s/5m' for one search and for all"
         )
 
@@ -118,7 +138,7 @@ class Options:
             object.__setattr__(self, "cache_dir", _directory("cache_dir", self.cache_dir))
         for name in ("strict", "strict_range"):
             if not isinstance(value := getattr(self, name), bool):
-                raise UsageError(f"{name}: found {value!r}; allowed are True and False")
+                raise UsageError(f"{name}: found {brief(value)}; allowed are True and False")
         object.__setattr__(self, "devices", _numbers("devices", self.devices))
 
     @classmethod
@@ -138,13 +158,13 @@ class Options:
 def unknown(what: str, found: object, allowed: Iterable[str]) -> str:
     """``unknown option 'buget'; did you mean 'budget'? Allowed: ...``"""
     allowed = list(allowed)
-    near = difflib.get_close_matches(str(found), allowed, n=1)
+    near = difflib.get_close_matches(found if isinstance(found, str) else brief(found), allowed, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"unknown {what} {found!r}.{hint} Allowed: {', '.join(allowed)}"
+    return f"unknown {what} {brief(found)}.{hint} Allowed: {', '.join(allowed)}"
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise UsageError(unknown(f"value for {name}:", value, allowed))
 
 
@@ -152,9 +172,9 @@ def _directory(name: str, value: object) -> str:
     try:
         path = os.path.abspath(os.path.expanduser(os.fspath(value)))  # type: ignore[arg-type]
     except TypeError:
-        raise UsageError(f"{name}: found {value!r} ({type(value).__name__}); allowed is a path") from None
+        raise UsageError(f"{name}: found {brief(value)}; allowed is a path") from None
     if not isinstance(path, str) or "\0" in path:
-        raise UsageError(f"{name}: found {value!r}; allowed is a path as text")
+        raise UsageError(f"{name}: found {brief(value)}; allowed is a path as text")
     if os.path.exists(path) and not os.path.isdir(path):
         raise UsageError(f"{name}: {path!r} exists and is not a directory")
     return path
@@ -168,7 +188,9 @@ def _numbers(name: str, value: object) -> tuple[int, ...]:
     except (TypeError, ValueError):
         found = (-1,)
     if any(n < 0 for n in found) or len(set(found)) < len(found):
-        raise UsageError(f"{name}: found {value!r}; allowed are different numbers from 0 on, such as (0, 2) or '0,2'")
+        raise UsageError(
+            f"{name}: found {brief(value)}; allowed are different numbers from 0 on, such as (0, 2) or '0,2'"
+        )
     return found
 
 

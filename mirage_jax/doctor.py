@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.text import Text
 
 import mirage_jax
+from mirage_jax import seals
 from mirage_jax.cache import Cache, CacheKey, Entry, versions
 from mirage_jax.config import VARIABLES, from_environment, is_disabled, parse_switch
 from mirage_jax.errors import LoweringError, UsageError
@@ -95,7 +96,7 @@ def check_cache() -> Check:
     cache = Cache()
     key = CacheKey(graph="doctor", extents=(), backend="jax", policy="doctor", device_kind=f"process {os.getpid()}")
     stored = cache.put(key, Entry("xla", reasons=("doctor",)))
-    found, why = cache.lookup(key)
+    found, why, seal = cache.lookup(key)
     if stored is None or found is None:
         return Check("cache", "problem", f"{cache.directory}: {why}", "chmod go-w it, or set MIRAGE_JAX_CACHE_DIR")
     stored.unlink()
@@ -104,6 +105,8 @@ def check_cache() -> Check:
     text = f"{cache.directory}: {count} entries, {free / 1e9:.1f} GB free"
     if free < 50e6:
         return Check("cache", "note", text, "free some space, or set MIRAGE_JAX_CACHE_DIR")
+    if not seal:
+        return Check("cache", "note", f"{text}; decisions are checked in every process", f"set {seals.VARIABLE}")
     return Check("cache", "ok", text)
 
 

@@ -4,6 +4,8 @@ Policy: only `UsageError` reaches a user by default. Everything else is caught a
 logged once with its reason, and the user's own program runs; `strict=True` raises it instead.
 """
 
+import unicodedata
+
 
 class MirageError(Exception):
     """Base class of all errors of mirage_jax."""
@@ -50,5 +52,16 @@ class TrialError(MirageError):
 
 
 def in_one_line(error: BaseException) -> str:
-    """What kind of error it is, and the first line of what it says."""
-    return f"{type(error).__name__}: {str(error).partition('\n')[0]}"
+    """What kind of error it is, and the first line of what it says, as a terminal may show it."""
+    return f"{type(error).__name__}: {printable(str(error).partition('\n')[0])}"
+
+
+def printable(value: str) -> str:
+    """The text with every character escaped that could do more on a terminal than be seen: controls, directions."""
+    return value if value.isprintable() else "".join(map(_seen, value))
+
+
+def _seen(character: str) -> str:
+    if character.isprintable() or unicodedata.category(character) == "Zs":
+        return character
+    return character.encode("unicode_escape").decode("ascii")

@@ -41,6 +41,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     for name in [n for n in os.environ if n == "MIRAGE_JAX" or n.startswith("MIRAGE_JAX_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("MIRAGE_JAX_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))  # of the key for seals
 
 
 @pytest.fixture

@@ -14,13 +14,14 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 # A part may import the parts of earlier layers. Parts that share a layer do not know each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "garbage", "hardware"),
+    ("bounds", "children", "waiting"),
     ("config",),
-    ("mugraph",),
+    ("mugraph", "seals"),
     ("jaxpr_frontend", "search", "verify", "lower"),
     ("cache", "progress", "report", "turns"),
     ("timing",),
     ("compiler", "summary"),
-    ("api",),
+    ("api", "plain"),
     ("__init__",),
     ("bench", "doctor", "preview"),
     ("audit",),

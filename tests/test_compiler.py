@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import signal
 import sys
 import threading
 import time
@@ -427,7 +428,7 @@ def test_a_region_that_cannot_be_searched_is_no_failure(monkeypatch, caplog) -> 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes are another matter there")
 def test_unwritable_cache(tmp_path, caplog) -> None:
-    caches.warn_once.cache_clear()
+    caches._complained.clear()
     tmp_path.chmod(0o777)  # anybody could write there: not trusted, not used
     f = mirage_jax.optimize(chain, cache_dir=str(tmp_path), strict=True)
     assert decided(f).winner is not None
@@ -472,22 +473,42 @@ def test_interrupt(where, monkeypatch) -> None:
             time.sleep(0.01)
         raise AssertionError("not interrupted")
 
-    class Waiting(threads.Future):
-        def result(self, timeout=None):
-            if where == "the caller":
-                assert began.wait(30)
-                raise KeyboardInterrupt
-            return super().result(timeout)
+    def interrupted(*args):
+        assert began.wait(30)
+        raise KeyboardInterrupt
 
     f = mirage_jax.optimize(chain)
     with monkeypatch.context() as patch:
         patch.setattr(attempts, "search", search)
-        patch.setattr(threads, "Future", Waiting)
+        if where == "the caller":
+            patch.setattr(threads, "wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             f(*ARGS)
     assert threading.active_count() == running
     assert decided(f).winner is not None
     assert flops(f, *ARGS) <= 1.1 * CHEAP
+    assert_same(f(*ARGS), chain(*ARGS))
+
+
+def test_an_interrupt_does_not_wait_for_a_compiler(monkeypatch) -> None:
+    """What is inside of XLA hears nothing. Whoever is interrupted goes on, and what comes out in the end is dropped."""
+    began, over = threading.Event(), threading.Event()
+
+    def compile(*args, **kwargs):
+        began.set()
+        over.wait()  # like C++, without a look at what happens in Python
+        return ()
+
+    f = mirage_jax.optimize(chain)
+    with monkeypatch.context() as patch:
+        patch.setattr(attempts, "search", compile)
+        patch.setattr(threads, "wait", lambda *_: began.wait(30) and signal.raise_signal(signal.SIGINT))
+        start = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            f(*ARGS)
+        assert time.monotonic() - start < 1 + threads.SOON
+    over.set()
+    assert decided(f).winner is not None
     assert_same(f(*ARGS), chain(*ARGS))
 
 

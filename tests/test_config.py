@@ -3,6 +3,8 @@
 import logging
 import threading
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from mirage_jax import config
@@ -127,3 +129,46 @@ def test_kill_switch(monkeypatch) -> None:
     assert not is_disabled()
     monkeypatch.setenv("MIRAGE_JAX", "off")
     assert is_disabled()
+
+
+ARRAYS = [
+    np.arange(40.0).reshape(8, 5),
+    jnp.ones((3, 3)),
+    np.array("search"),
+    [[1, 2]],
+    {"a": 1},
+    {"a": [10**5000]},
+    object(),
+    10**400,
+]
+
+
+@pytest.mark.parametrize("bad", [*ARRAYS, "3s", True, None, -1, 0, float("nan")])
+@pytest.mark.parametrize("field", ["seconds", "states", "workers", "total"])
+def test_a_budget_of_something_else_is_one_line(field, bad) -> None:
+    if (bad is None and field in ("states", "total")) or (isinstance(bad, int) and bad > 1):
+        Budget(**{field: bad})
+        return
+    with pytest.raises(UsageError, match="budget") as caught:
+        Budget(**{field: bad})
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("bad", ARRAYS)
+@pytest.mark.parametrize("option", ["on_miss", "budget", "backend", "cache_dir", "strict", "remat", "devices"])
+def test_an_array_for_an_option_is_one_line(option, bad) -> None:
+    if (option, type(bad)) == ("budget", int):
+        return
+    with pytest.raises(UsageError, match=option) as caught:
+        Options.make({option: bad})
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    assert Budget(np.float32(2), workers=np.int64(2)) == Budget(2.0, workers=2)
+    assert Budget.parse(np.float32(2)) == Budget(2.0)
+
+
+def test_a_text_for_a_budget_says_what_reads_it() -> None:
+    with pytest.raises(UsageError, match=r"found '3s' \(Budget.parse\('3s'\) reads a text\)"):
+        Budget("3s")  # type: ignore[arg-type]

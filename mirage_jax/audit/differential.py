@@ -138,9 +138,7 @@ class Unmeasured(Compiler):
     def trials(self, attempt: Attempt) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def compare(
-        self, attempt: Attempt, finalists: Sequence[Candidate], directory: Path, precise: int = 0
-    ) -> Comparison:
+    def compare(self, attempt: Attempt, finalists: Sequence[Candidate], precise: int = 0) -> Comparison:
         counts, same = self.outcome.counts, timing.Timing((1.0,) * 6)
         for c in () if precise else finalists:
             self.outcome.problems += check_candidate(attempt.reference, c, self.setting, counts)
@@ -153,10 +151,10 @@ class Unmeasured(Compiler):
         own = _work(attempt.reference)
         turned.sort(key=lambda c: _work(c.graph, c.schedule.part_counts) == own)  # a copy of the program shows nothing
         ratio = timing.ratio(same, same)
-        winners: Iterable[Winner] = (attempt.winner(c.graph, c.schedule, c.family, directory) for c in turned)
+        winners: Iterable[Winner] = (attempt.winner(c.graph, c.schedule, c.family) for c in turned)
         if self.setting.platform == "cuda":
             kernels_first = sorted(turned, key=lambda c: c.family != "kernels")
-            variants = (_variant(attempt, c, directory, self.setting.seed) for c in kernels_first)
+            variants = (_variant(attempt, c, self.setting.seed) for c in kernels_first)
             winners = islice((w for w in variants if _launches(attempt, w, counts)), 1)  # each takes time to compile
         faster = tuple((w, same, ratio) for w in winners)
         return Comparison(same, faster, (same, ratio) if faster else None)
@@ -175,11 +173,11 @@ def _has_text(c: Candidate, counts: Counter[str]) -> bool:
         return False
 
 
-def _variant(attempt: Attempt, c: Candidate, directory: Path, seed: int) -> Winner:
+def _variant(attempt: Attempt, c: Candidate, seed: int) -> Winner:
     """A candidate at one of the sizes that tuning would try, or near one."""
     rng = np.random.default_rng(seed)
     tiles = list(tuning.tile_variants(c, tuning.TILES[0]))
-    winner = attempt.winner(c.graph, tiles[rng.integers(len(tiles))], c.family, directory)
+    winner = attempt.winner(c.graph, tiles[rng.integers(len(tiles))], c.family)
     if winner.cuda is None:
         return winner
     near = [winner.schedule, *tuning.nearby(winner, attempt.description)]

@@ -28,6 +28,7 @@ from pathlib import Path
 import jax
 from rich.table import Table
 
+from mirage_jax import children
 from mirage_jax.audit.differential import STRICT_RANGE, Outcome, Setting, examine
 from mirage_jax.audit.generator import generate
 from mirage_jax.audit.program import Program
@@ -278,7 +279,7 @@ def _pool(
     """Run tasks in processes; what is left to do if one of them died. `more`: arguments of `run_programs`."""
     context = multiprocessing.get_context("spawn")
     left = list(todo)
-    with ProcessPoolExecutor(workers, context, _start_worker, more[-1:]) as pool:
+    with children.safe_pool(), ProcessPoolExecutor(workers, context, _start_worker, more[-1:]) as pool:
         tasks: dict[Future[Campaign], range] = {
             pool.submit(run_programs, found.seed, numbers, *more): numbers for numbers in todo
         }

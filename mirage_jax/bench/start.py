@@ -10,12 +10,10 @@ from __future__ import annotations
 import datetime
 import gc
 import json
-import os
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,10 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 import mirage_jax
-from mirage_jax import timing
+from mirage_jax import children, timing
 from mirage_jax.bench import programs
 from mirage_jax.cache import versions
-from mirage_jax.compiler.trials import importable
 from mirage_jax.errors import UsageError
 from mirage_jax.report import write_beside
 from mirage_jax.timing import Ratio, Timing
@@ -120,8 +117,7 @@ def run_start_suite(
     device = jax.devices()[0]
     rows = []
     with tempfile.TemporaryDirectory(prefix="mirage_jax") as folder:
-        environment = {**os.environ, "MIRAGE_JAX_CACHE_DIR": folder, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-        environment["PYTHONPATH"] = importable()
+        environment = children.environment({"MIRAGE_JAX_CACHE_DIR": folder, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
         if environment.pop("PYTHONDONTWRITEBYTECODE", None):
             environment["PYTHONPYCACHEPREFIX"] = f"{folder}/bytecode"
         for name in names:
@@ -150,7 +146,7 @@ def _row(name: str, small: bool, rounds: int, environment: Mapping[str, str]) ->
 
 
 def _sample(label: str, name: str, small: bool, environment: Mapping[str, str]) -> dict[str, float]:
-    command: Sequence[str] = (sys.executable, "-c", CHILD, label, name, "small" if small else "full", str(time.time()))
+    command = children.python(CHILD, label, name, "small" if small else "full", str(time.time()))
     done = subprocess.run(command, env=dict(environment), capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "Error: " in line] or ["no message"]

@@ -9,7 +9,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -44,6 +43,7 @@ from mirage_jax.search.structures import Candidate
 from mirage_jax.search.window_search import FAMILIES
 from mirage_jax.verify import certificate as certificates
 from mirage_jax.verify.types import check_types
+from mirage_jax.waiting import spread
 
 log = logging.getLogger("mirage_jax")
 
@@ -226,8 +226,8 @@ class Attempt(Subject):
                 return None
             return label, call
 
-        with ThreadPoolExecutor(COMPILERS if self._on_gpu else 1) as pool:
-            calls = dict(x for x in pool.map(as_here(prepare), functions.items()) if x is not None)
+        prepared = spread(as_here(prepare), list(functions.items()), COMPILERS if self._on_gpu else 1)
+        calls = dict(x for x in prepared if x is not None)
         return self._times(calls, rounds)
 
     def _times(self, calls: Mapping[str, timing.Call], rounds: int) -> dict[str, timing.Timing]:
@@ -322,6 +322,5 @@ def times_of_xla(attempts: Sequence[Attempt]) -> list[float | None]:
             log.info("XLA's code is not timed: %s", in_one_line(why))
             return None
 
-    with ThreadPoolExecutor(COMPILERS) as pool:
-        compiled = list(pool.map(as_here(lambda attempt: tried(lambda a: a.compiled_xla, attempt)), attempts))
+    compiled = spread(as_here(lambda attempt: tried(lambda a: a.compiled_xla, attempt)), attempts, COMPILERS)
     return [c and tried(Attempt.time_xla, attempt) for c, attempt in zip(compiled, attempts, strict=True)]

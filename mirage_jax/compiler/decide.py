@@ -23,11 +23,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
+from mirage_jax import bounds
 from mirage_jax.cache import Cache, CacheKey, Entry
 from mirage_jax.compiler.subject import Subject
 from mirage_jax.compiler.threads import apart, unchecked
@@ -39,12 +40,16 @@ from mirage_jax.garbage import no_collection
 from mirage_jax.jaxpr_frontend.interpreter import WholeProgram
 from mirage_jax.jaxpr_frontend.regions import MAX_OPS
 from mirage_jax.jaxpr_frontend.translate import Region
+from mirage_jax.mugraph.arrays import numpy_dtype
 from mirage_jax.mugraph.check import check_graph, check_schedule
-from mirage_jax.mugraph.graph import KernelGraph
+from mirage_jax.mugraph.footprint import footprint
+from mirage_jax.mugraph.graph import KernelGraph, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
 from mirage_jax.report import Decision, WholeFunction, places
+from mirage_jax.seals import Seal
 from mirage_jax.verify import certificate as certificates
+from mirage_jax.verify.types import check_types
 
 if TYPE_CHECKING:
     from mirage_jax.compiler import tuning
@@ -59,6 +64,12 @@ TINY = 1e-9  # seconds that any region may save, so that shares are numbers
 TIMED = 8  # kinds of regions whose XLA code is timed first, to choose among them: those that save most by the model
 POLICY = "certificate 1e-12, float gate 3.0, lower bound of the ratio at least 1.03"
 STRICT_RANGE = ", strict range"
+WORK_RATIO, WORK_FLOOR = 32.0, 1e8  # a stored winner's work over the program's, and what is always allowed
+CHECKED_HERE = f"passed on {len(PROBES)} input classes ({', '.join(PROBES)}) when first read here; made elsewhere"
+
+# What the graph of a stored winner is held to beside its certificate: functions of the reference and the graph, which
+# raise a `MirageError`.
+RULES_FOR_STORED: tuple[Callable[[KernelGraph, KernelGraph], object], ...] = (check_types,)
 
 
 class Compiler:
@@ -353,13 +364,11 @@ class Compiler:
 
         return trials(attempt.devices) if self._kept is None else nullcontext(self._kept(attempt.devices))
 
-    def compare(
-        self, attempt: Attempt, finalists: Sequence[Candidate], directory: Path, precise: int = 0
-    ) -> tuning.Comparison:
+    def compare(self, attempt: Attempt, finalists: Sequence[Candidate], precise: int = 0) -> tuning.Comparison:
         """Which candidates are faster than XLA."""
         from mirage_jax.compiler import tuning
 
-        return tuning.compare(attempt, finalists, directory, precise)
+        return tuning.compare(attempt, finalists, precise)
 
     def _decide(self, region: Region, platform: str, on_miss: str, until: float) -> Decision:
         try:
@@ -376,10 +385,11 @@ class Compiler:
             device=device,
         )
         base = Decision(None, "", "policy", platform, key=key.digest, before=subject.before)
-        entry, reason = self.cache.lookup(key)
-        if entry is not None:
+        found = self.cache.lookup(key)
+        reason = found.reason
+        if found.entry is not None:
             try:
-                return self._from_cache(subject, key, entry, base)
+                return self._from_cache(subject, key, found.entry, found.seal, base, devices)
             except Exception as why:  # whatever is in a file, it is a miss
                 log.warning("cache entry %s is not used: %s", key.digest[:12], in_one_line(why))
                 reason = f"the stored entry is not usable: {in_one_line(why)}"
@@ -436,15 +446,14 @@ class Compiler:
         """
         from mirage_jax.compiler import tuning
 
-        directory = self.cache.kernel_path(key).parent
         possible = [tuning.precisions(c) for c in finalists]
         precisions = sorted({0}.union(*possible))
-        first = self._least_precise(attempt, finalists, possible, directory)
+        first = self._least_precise(attempt, finalists, possible)
         decisions: list[Decision] = []
         for precise in (p for p in precisions if p >= first):
             chosen = [c for c, own in zip(finalists, possible, strict=True) if precise == first or precise in own]
             refused = attempt.tried["refused by the float gate"]
-            decision = self._fastest(attempt, base, chosen, directory, precise)
+            decision = self._fastest(attempt, base, chosen, precise)
             if decision is None:
                 return replace(base, why="XLA's own code for this region cannot be timed alone")
             decisions.append(decision)
@@ -457,7 +466,7 @@ class Compiler:
         return self._keep(key, last)
 
     def _least_precise(
-        self, attempt: Attempt, finalists: Sequence[Candidate], possible: Sequence[Sequence[int]], directory: Path
+        self, attempt: Attempt, finalists: Sequence[Candidate], possible: Sequence[Sequence[int]]
     ) -> int:
         """How precise kernels have to be for the float gate's first classes. Asked of the first candidate that runs, in
         seconds, where to measure all of them takes minutes.
@@ -468,7 +477,7 @@ class Compiler:
             return 0
         for c, precisions in zip(finalists, possible, strict=True):
             for precise in precisions[:-1]:
-                winner = attempt.winner(c.graph, tuning.as_precise(c.schedule, precise), c.family, directory)
+                winner = attempt.winner(c.graph, tuning.as_precise(c.schedule, precise), c.family)
                 if not attempt.screen([winner]):
                     break
                 passed, why = attempt.gate(winner, PROBES)
@@ -481,10 +490,10 @@ class Compiler:
         return 0
 
     def _fastest(
-        self, attempt: Attempt, base: Decision, finalists: Sequence[Candidate], directory: Path, precise: int = 0
+        self, attempt: Attempt, base: Decision, finalists: Sequence[Candidate], precise: int = 0
     ) -> Decision | None:
         """The decision that measurements lead to; None if XLA cannot be measured."""
-        found = self.compare(attempt, finalists, directory, precise)
+        found = self.compare(attempt, finalists, precise)
         if found.xla is None:
             return None
         times = {"xla": found.xla.seconds} | ({"best candidate": found.best[0].seconds} if found.best else {})
@@ -549,26 +558,91 @@ class Compiler:
         path = self.cache.put(key, entry, kernels)
         return replace(d, kernels=str(path.with_suffix(".py")) if path is not None and kernels else "")
 
-    @no_collection()
-    def _from_cache(self, subject: Subject, key: CacheKey, entry: Entry, base: Decision) -> Decision:
+    def _from_cache(
+        self, subject: Subject, key: CacheKey, entry: Entry, seal: Seal, base: Decision, devices: Sequence[Any]
+    ) -> Decision:
+        """A stored decision. What this user has not sealed is checked further before it is used, and says so."""
         if len(entry.reasons) != 4:
             raise CacheError(f"found {len(entry.reasons)} texts where why, gate, family and exact check must be")
         why, gate, family, exact = entry.reasons
-        base = replace(base, source="cache", why=why, timings=dict(entry.timings), gate=gate, exact=exact)
-        base = replace(base, measured=tuple(entry.measured))
+        base = replace(base, source="cache", timings=dict(entry.timings), measured=tuple(entry.measured))
         if entry.decision == "xla":
-            return base
-        graph, schedule = parse(entry.graph or ""), schedule_from_json(entry.schedule)
-        check_graph(graph)
-        check_schedule(graph, schedule)
-        if family not in ("kernels", "algebra") or len(schedule.kernels) != len(graph.kernels):
-            raise CacheError(f"family {family!r} or the schedule of {len(schedule.kernels)} kernels does not fit")
-        certificate = _proved(subject.reference, graph)
-        directory = self.cache.kernel_path(key).parent
-        winner = subject.winner(graph, schedule, family, directory)
+            return replace(base, why=why if seal is Seal.MADE else f"{why} (decided elsewhere)", gate=gate, exact=exact)
+        winner, certificate = _restored(subject, entry, family)
         text = self.cache.kernel_path(key)
-        kernels = str(text) if text.is_file() else ""
-        return replace(base, winner=winner, after=winner.footprint, certificate=certificate, kernels=kernels)
+        base = replace(base, winner=winner, after=winner.footprint, certificate=certificate)
+        base = replace(base, kernels=str(text) if text.is_file() else "")
+        if seal is Seal.MADE:
+            return replace(base, why=why, gate=gate, exact=exact)
+        exact = "passed when it was first read here" if winner.cuda is not None else ""
+        if seal is Seal.FOREIGN:
+            exact = self._check_foreign(subject, winner, devices)
+            self.cache.vouch(key, entry)
+        return replace(base, why=_measured_elsewhere(entry), gate=CHECKED_HERE, exact=exact)
+
+    def _check_foreign(self, subject: Subject, winner: Winner, devices: Sequence[Any]) -> str:
+        """What somebody else's winner has to pass before it runs for the user: a first run where it can do no harm, the
+        exact check of its kernels, and the float gate on a few telling classes. Says what the exact check found; raises
+        `CacheError` for what does not pass.
+        """
+        log.info("a stored winner that was not made here is checked")
+        attempt = self.attempt(subject.region, subject.platform, subject.device)
+        attempt.devices, x64 = devices, jax.config.jax_enable_x64
+
+        def check() -> str:
+            with (
+                unchecked(x64),
+                np.errstate(all="ignore"),  # constants that somebody made up
+                self.trials(attempt) if winner.cuda is not None else nullcontext() as attempt.trials,
+            ):
+                if attempt.trials is not None and not attempt.screen([winner]):
+                    raise CacheError("it does not run")
+                agrees, exact = attempt.exact(winner)
+                if not agrees:
+                    raise CacheError(f"refused by the exact check: {exact}")
+                passed, gate = attempt.gate(winner, PROBES)
+                if not passed:
+                    raise CacheError(f"refused by the float gate: {gate}")
+                return exact
+
+        return apart(check)
+
+
+@no_collection()
+def _restored(subject: Subject, entry: Entry, family: str) -> tuple[Winner, certificates.Certificate]:
+    """A stored winner, proven again; raises a `MirageError` for anything else."""
+    graph, schedule = parse(entry.graph or ""), schedule_from_json(entry.schedule)
+    check_graph(graph)
+    check_schedule(graph, schedule)
+    if family not in ("kernels", "algebra"):
+        raise CacheError(f"family {family!r} is neither kernels nor algebra")
+    _check_size(graph, schedule, subject)
+    for rule in RULES_FOR_STORED:
+        rule(subject.reference, graph)
+    certificate = _proved(subject.reference, graph)
+    return subject.winner(graph, schedule, family), certificate
+
+
+def _check_size(graph: KernelGraph, schedule: Schedule, subject: Subject) -> None:
+    """Refuse what computes anything in vain, in types that JAX may not have, or more than any search would choose."""
+    bounds.whole("kernels", len(graph.kernels), 1, bounds.MAX_KERNELS)
+    read = {load.tensor for kernel in graph for load in kernel.loads} | set(graph.outputs)
+    own = {t.dtype for t in subject.reference.tensors.values()}
+    if wide := [t for t in graph.tensors.values() if numpy_dtype(t.dtype).itemsize > 4 and t.dtype not in own]:
+        raise CacheError(f"{wide[0]} is wider than anything in the program")
+    if unused := [k.name for k in graph if not any(store.tensor.name in read for store in k.stores)]:
+        raise CacheError(f"nothing reads what kernel {unused[0]} computes")
+    ours, before = footprint(graph, schedule.part_counts), subject.before
+    for what, n, most in (("bytes", ours.bytes, before.bytes), ("operations", ours.flops, before.flops)):
+        if n > WORK_RATIO * most + WORK_FLOOR:
+            raise CacheError(f"it takes {float(n):.1e} {what}, the program {float(most):.1e}")
+
+
+def _measured_elsewhere(entry: Entry) -> str:
+    """Why somebody else's winner was chosen, from numbers: its text is not ours to repeat."""
+    times = [entry.timings.get(name, 0.0) for name in ("xla", "mirage")]
+    ratio = f"{times[0] / times[1]:.2f}x over XLA" if min(times) > 0 else "faster than XLA"
+    return f"{ratio}, as measured elsewhere"
 
 
 def _cuda(platform: str) -> str:

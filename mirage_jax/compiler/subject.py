@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -64,7 +63,7 @@ class Subject:
         with jax.default_device(self.device):
             return one_set(tuple(jax.ShapeDtypeStruct(*spec) for spec in self.specs), jax.random.key(seed))
 
-    def winner(self, graph: KernelGraph, schedule: Schedule, family: str, directory: Path | None = None) -> Winner:
+    def winner(self, graph: KernelGraph, schedule: Schedule, family: str) -> Winner:
         own = self.region.graph
         libraries = {x.tensor for k in graph.kernels if isinstance(k, Library) for x in k.loads}
         parts = self._parts if family == "kernels" and self.platform == "cuda" else {}
@@ -73,7 +72,7 @@ class Subject:
             for t, view in zip(own.inputs, self._reshapes, strict=True)
         )
         shapes_out = tuple(_shape(own, own.tensors[n].axes) for n in own.outputs)
-        return Winner(graph, schedule, views, shapes_out, family, self.platform, directory)
+        return Winner(graph, schedule, views, shapes_out, family, self.platform)
 
     @cached_property
     def _reshapes(self) -> list[View]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 
 import jax
 
+from mirage_jax.waiting import SLICE, background, interrupt
+
+SOON = 0.5  # seconds that interrupted work may take to tidy up, before whoever waits goes on
 AGAIN = 2.0  # seconds after which it is told again, if it goes on: sooner would interrupt its tidying up
-PATIENCE = 10.0  # seconds that interrupted work has to end
+PATIENCE = 60.0  # seconds after which nobody tells it any more
 
 
 @contextmanager
@@ -36,7 +38,8 @@ def as_here[**P, T](work: Callable[P, T]) -> Callable[P, T]:
 def apart[T](work: Callable[[], T]) -> T:
     """The result of `work`, done on a thread of its own: JAX operations in a lowering rule are traced, not run.
 
-    An interrupt of the waiting thread is passed on to the working one, and raised when that has ended.
+    An interrupt of the waiting thread is passed on to the working one, and raised when that has ended, or soon: inside
+    of XLA a thread hears nothing for seconds, and nothing that it does then counts.
     """
     done: Future[T] = Future()
 
@@ -46,15 +49,24 @@ def apart[T](work: Callable[[], T]) -> T:
         except BaseException as why:
             done.set_exception(why)
 
-    thread = threading.Thread(target=run, name="mirage_jax", daemon=True)
-    thread.start()
+    thread = background(run)
     try:
+        while not done.done():
+            wait([done], SLICE)
         return done.result()
     finally:
-        until, again = time.monotonic() + PATIENCE, 0.0
-        while thread.is_alive() and time.monotonic() < until:
-            if not done.done() and time.monotonic() >= again:
-                again = time.monotonic() + AGAIN
-                number = ctypes.c_ulong(thread.ident or 0)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(number, ctypes.py_object(KeyboardInterrupt))
-            thread.join(0.1)
+        if not done.done():
+            interrupt(thread)
+            thread.join(SOON)
+            if thread.is_alive():
+                threading.Thread(target=_insist, args=(thread,), name="mirage_jax", daemon=True).start()
+
+
+def _insist(thread: threading.Thread) -> None:
+    """Interrupt it again, in case that was lost, until it ends."""
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        thread.join(AGAIN)
+        if not thread.is_alive():
+            return
+        interrupt(thread)

@@ -1,7 +1,7 @@
 """Variants are tried in a process of their own, so that a kernel that faults or hangs takes nothing of the user's with
 it: an illegal access poisons the CUDA context of its process for good.
 
-A `Session` keeps one child (`compiler.worker`, started with ``python -m``: the user's script is not run again) for as
+A `Session` keeps one child (`compiler.worker`, started afresh: the user's script is not run again) for as
 long as regions are tuned. It gets muGraphs and schedules as text, builds the programs, runs and times each, and tells
 what it is doing before it does it. What it was at when it died, or when it said nothing for too long, is dropped and
 counted; a new child goes on with the rest. Each device has several children, which share the variants: they compile at
@@ -26,25 +26,24 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Self
 
 import jax
 
-from mirage_jax import timing
+from mirage_jax import children, timing
 from mirage_jax.errors import TrialError
 from mirage_jax.turns import visible_name
+from mirage_jax.waiting import spread
 
 log = logging.getLogger("mirage_jax")
 
 type Variant = Mapping[str, Any]  # a value of JSON that says what to run
 type Notify = Callable[[timing.Timing | Failure], None]
 
-COMMAND = (sys.executable, "-m", "mirage_jax.compiler.worker")
+WORKER = "mirage_jax.compiler.worker"
 BATCH = 32  # variants that are compiled before they are run: a crash costs the others at most their compilation
 THREADS = 4  # that compile in a child
 CHILDREN = 8  # of a device at most
@@ -79,7 +78,7 @@ class Failure:
 class Session:
     """A child process, and another one whenever it dies."""
 
-    command: Sequence[str] = COMMAND
+    command: Sequence[str] = field(default_factory=lambda: children.module(WORKER))
     environment: Mapping[str, str] = field(default_factory=dict)
     patience: Patience = Patience()
     kind: str | None = None  # of the device that the child must have
@@ -209,18 +208,11 @@ class Trials:
                     return
                 found.update(zip(share, session.times([variants[i] for i in share], notify), strict=True))
 
-        with ThreadPoolExecutor(len(self.sessions)) as pool:
-            futures = [pool.submit(work, s) for s in self.sessions]
-            try:
-                while (state := wait(futures, SLICE)).not_done:
-                    for future in state.done:
-                        future.result()  # what one of them raises ends all
-            except BaseException:
-                for s in self.sessions:  # or the pool would wait for them
-                    s.close()
-                raise
-            for future in futures:
-                future.result()
+        def close() -> None:
+            for s in self.sessions:
+                s.close()
+
+        spread(work, self.sessions, len(self.sessions), close)  # what one of them raises ends all
         return [found[i] for i in range(len(variants))]
 
 
@@ -339,11 +331,6 @@ class _Died(Exception):
         self.kind = kind
 
 
-def importable() -> str:
-    """PYTHONPATH for another process: this package, whatever the folder is, and what this process was given."""
-    return os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
-
-
 class _Child:
     """A process and the lines that it writes."""
 
@@ -355,7 +342,7 @@ class _Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**os.environ, "PYTHONPATH": importable(), **environment},
+            env=children.environment(environment),
             start_new_session=True,  # an interrupt from the keyboard is for the parent, which ends the child
             text=True,
         )

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 
@@ -69,7 +68,7 @@ class Comparison:
     best: tuple[timing.Timing, timing.Ratio] | None
 
 
-def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path, precise: int = 0) -> Comparison:
+def compare(attempt: Attempt, finalists: Sequence[Candidate], precise: int = 0) -> Comparison:
     """Screen all variants of the finalists, then time the best few against XLA, with all kernels as `precise`."""
     tiles = [(c, as_precise(s, precise)) for i, c in enumerate(finalists) for s in tile_variants(c, TILES[i])]
     for i, c in enumerate(finalists):
@@ -78,7 +77,7 @@ def compare(attempt: Attempt, finalists: Sequence[Candidate], directory: Path, p
         if (launches := together(c, attempt.description)) is not None:
             tiles += [(c, as_precise(s, precise)) for s in in_one_launch(c.graph, launches)]
     screen = Screen(attempt)
-    variants = [attempt.winner(c.graph, s, c.family, directory) for c, s in tiles]
+    variants = [attempt.winner(c.graph, s, c.family) for c, s in tiles]
     if len(variants) > MOST:  # the model would leave some out, and it does not know which of XLA's products are slow
         screen(first_of_each(variants, FIRST))
         variants = [w for w in variants if screen.hopeful(w.graph)]

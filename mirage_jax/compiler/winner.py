@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Self
 
 import jax
@@ -38,7 +37,6 @@ class Winner:
     shapes_out: tuple[tuple[int, ...], ...]
     family: str
     platform: str
-    directory: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
         """What another process needs to run it: the graph as text, the schedule, the family, what is read in place."""
@@ -89,10 +87,8 @@ class Winner:
 
     def _kernels(self, *arrays: jax.Array) -> list[jax.Array]:
         given = [x if view.cuts else view.of(x) for view, x in zip(self.views, arrays, strict=True)]
-        libraries, directory = _run_library(self.graph), self.directory
-        return self._shaped(
-            launch.run_cuda(self.graph, self.schedule, given, libraries, directory=directory, options=self.options)
-        )
+        libraries = _run_library(self.graph)
+        return self._shaped(launch.run_cuda(self.graph, self.schedule, given, libraries, options=self.options))
 
     @property
     def cuda(self) -> Callable[..., list[jax.Array]] | None:

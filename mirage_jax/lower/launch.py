@@ -1,7 +1,6 @@
 """From source text to something that runs: load a kernel from text, and launch a muGraph's kernels inside a JAX trace.
 
-What runs is always the text that was just generated: a copy in `directory` is for people to read and never
-read back.
+What runs is always the text that was just generated; no file is written or read for it.
 Triton and jax-triton are imported on first use, so that a machine without them can import this module.
 """
 
@@ -14,13 +13,11 @@ import logging
 import os
 import re
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -74,22 +71,9 @@ def load_text(name: str, text: str, digest: str) -> Any:
     return namespace[name]
 
 
-def load_kernel(source: KernelSource, directory: Path | None = None) -> Any:
-    """The Triton function of `source`; leaves a copy of the text in `directory` for people to read."""
-    if directory is not None:
-        write_text(directory / f"k_{source.digest}.py", source.text)
+def load_kernel(source: KernelSource) -> Any:
+    """The Triton function of `source`."""
     return load_text(source.name, source.text, source.digest)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file so that no other process ever sees half of it."""
-    if path.exists():
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-    os.replace(temporary, path)
 
 
 def sources(graph: KernelGraph, schedule: Schedule, options: Options = DEFAULT) -> list[KernelSource | None]:
@@ -121,7 +105,6 @@ def run_cuda(
     run_library: RunLibrary,
     *,
     compute_capability: int | None = None,
-    directory: Path | None = None,
     options: Options = DEFAULT,
 ) -> list[jax.Array]:
     """Run the graph's kernels in order, inside a JAX trace; returns its outputs. Inputs in `options.views` are arrays
@@ -136,9 +119,7 @@ def run_cuda(
         if isinstance(launch, Library):
             env[launch.name] = run_library(launch, env)
             continue
-        results = call_kernel(
-            launch, arguments(launch.inputs, env), compute_capability=compute_capability, directory=directory
-        )
+        results = call_kernel(launch, arguments(launch.inputs, env), compute_capability=compute_capability)
         env |= zip(launch.outputs, results, strict=True)
     return [env[name] for name in graph.outputs]
 
@@ -148,7 +129,6 @@ def call_kernel(
     arrays: Sequence[jax.Array],
     *,
     compute_capability: int | None = None,
-    directory: Path | None = None,
     in_place: bool = False,
 ) -> list[jax.Array]:
     """Launch one kernel inside a JAX trace. `in_place`: after its inputs, `arrays` has what it is to write into."""
@@ -165,7 +145,7 @@ def call_kernel(
             operands[n] = jax_triton.TensorDescriptor.from_array(matrix, descriptor.block, layout)
     return jax_triton.triton_call(
         *operands,
-        kernel=load_kernel(source, directory),
+        kernel=load_kernel(source),
         out_type=[jax.ShapeDtypeStruct(shape, NUMPY_TYPES[dtype]) for shape, dtype in types],
         grid=source.grid,
         name=source.name,

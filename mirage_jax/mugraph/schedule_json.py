@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mirage_jax.errors import GraphError
-from mirage_jax.mugraph.graph import Axis, KernelSchedule, Schedule
-
-LARGEST = 1 << 20  # tile, and number of parts, that is taken for one
+from mirage_jax import bounds
+from mirage_jax.errors import CacheError, GraphError, printable
+from mirage_jax.mugraph.graph import KernelSchedule, Schedule
 
 
 def schedule_to_json(s: Schedule) -> Any:
@@ -22,28 +21,23 @@ def kernel_to_json(k: KernelSchedule) -> Any:
 
 
 def schedule_from_json(value: Any) -> Schedule:
-    """Raises `GraphError` unless the value has the form that `schedule_to_json` gives."""
+    """Raises `GraphError` unless the value has the form that `schedule_to_json` gives, within `bounds`."""
     try:
-        if not isinstance(joint := value.get("joint", False), bool):  # there are stored ones without
-            raise TypeError(f"joint: {joint!r}")
-        return Schedule(tuple(map(kernel_from_json, value["kernels"])), _pairs(value["parts"]), joint)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise GraphError(f"a stored schedule is malformed ({error})") from None
+        joint = bounds.flag("joint", value.get("joint", False))  # there are stored ones without
+        kernels = bounds.items("kernels", value["kernels"], bounds.MAX_KERNELS)
+        parts = tuple((str(a), bounds.whole("parts", n, 1, bounds.MAX_PARTS)) for a, n in value["parts"])
+        return Schedule(tuple(map(kernel_from_json, kernels)), parts, joint)
+    except (AttributeError, CacheError, KeyError, TypeError, ValueError) as error:
+        raise GraphError(f"a stored schedule is malformed ({printable(str(error))})") from None
 
 
 def kernel_from_json(value: Any) -> KernelSchedule:
-    if (precise := value.get("precise", 0)) not in (0, 1, 2):  # there are stored ones without
-        raise TypeError(f"precise: {precise!r}")
-    if not isinstance(specialized := value.get("specialized", False), bool):
-        raise TypeError(f"specialized: {specialized!r}")
-    warps, stages, programs = int(value["num_warps"]), int(value["num_stages"]), int(value.get("programs", 0))
-    if not 0 <= programs <= LARGEST:
-        raise ValueError(f"programs: {programs}")
-    return KernelSchedule(_pairs(value["tiles"]), warps, stages, int(precise), specialized, programs)
-
-
-def _pairs(x: Any) -> tuple[tuple[Axis, int], ...]:
-    out = tuple((str(a), int(n)) for a, n in x)
-    if any(not 0 < n <= LARGEST for _, n in out):
-        raise ValueError(out)
-    return out
+    """The sizes of one kernel; raises `CacheError`, or what a value of another form leads to."""
+    return KernelSchedule(
+        tuple((str(a), bounds.power_of_two("tile", n, bounds.MAX_TILE)) for a, n in value["tiles"]),
+        bounds.power_of_two("num_warps", value["num_warps"], bounds.MAX_WARPS),
+        bounds.whole("num_stages", value["num_stages"], 1, bounds.MAX_STAGES),
+        bounds.whole("precise", value.get("precise", 0), 0, 2),  # there are stored ones without
+        bounds.flag("specialized", value.get("specialized", False)),
+        bounds.whole("programs", value.get("programs", 0), 0, bounds.MAX_PROGRAMS),
+    )

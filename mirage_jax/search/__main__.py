@@ -1,12 +1,15 @@
-"""One search in a process of its own: the text of a `parts.Part` comes in, that of what was found goes out."""
+"""One search in a process of its own: a line with a `parts.Part` comes in, the text of what was found goes out."""
 
 from __future__ import annotations
 
 import gc
 import sys
 
+from mirage_jax.children import end_with_standard_input
 from mirage_jax.search.parts import found_to_text, part_from_text, search_part
 
 if __name__ == "__main__":
     gc.disable()  # a process that ends has no use for it
-    print(found_to_text(search_part(part_from_text(sys.stdin.read()))))
+    part = part_from_text(sys.stdin.readline())
+    end_with_standard_input()
+    print(found_to_text(search_part(part)))

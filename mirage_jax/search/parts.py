@@ -1,7 +1,7 @@
 """Searches of the parts of a region, one after the other or in processes of their own.
 
 Parts do not depend on each other, so what is found is the same in any order; only a budget of seconds goes further. A
-process is this Python, started afresh with ``-m mirage_jax.search``: a fork would take over JAX's threads, and
+process is this Python, started afresh as `mirage_jax.search`: a fork would take over JAX's threads, and
 `multiprocessing` would run the user's main module once more. Tasks and results are text. A process that fails costs
 time, not the result: its part is searched here.
 """
@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from mirage_jax.errors import MirageError, UnsupportedError
+from mirage_jax import children
+from mirage_jax.errors import MirageError, UnsupportedError, in_one_line, printable
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.schedule_json import kernel_from_json, kernel_to_json, schedule_from_json, schedule_to_json
@@ -29,6 +27,7 @@ from mirage_jax.search.frontier import Space
 from mirage_jax.search.report import Notify, SearchReport, StopReason
 from mirage_jax.search.structures import Candidate, kind
 from mirage_jax.search.window_search import Search
+from mirage_jax.waiting import spread
 
 log = logging.getLogger("mirage_jax")
 
@@ -70,32 +69,71 @@ def search_parts(parts: Sequence[Part], seconds: float, workers: int = 1, notify
         rounds = -(-(len(parts) - n) // workers)
         return replace(parts[n], seconds=max(LEAST, (until - time.monotonic()) / rounds))
 
+    processes = _Processes()
+
     def elsewhere(n: int) -> Found:
-        return _elsewhere(share(n))
+        return processes.search(share(n))
 
     if workers == 1 or len(parts) == 1:
         return [search_part(share(n), notify) for n in range(len(parts))]
-    with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(elsewhere, range(len(parts))))
+    return spread(elsewhere, range(len(parts)), workers, processes.end)
 
 
-def _elsewhere(part: Part) -> Found:
-    """`search_part` in a process of its own, which needs no accelerator."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "mirage_jax.search"],
-            input=part_to_text(part),
-            capture_output=True,
+class _Processes:
+    """Those that search; an interrupt ends all."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[str]] = set()
+        self._ended = False
+
+    def end(self) -> None:
+        self._ended = True
+        for process in list(self._running):
+            process.kill()
+
+    def search(self, part: Part) -> Found:
+        """`search_part` in a process of its own, which needs no accelerator."""
+        try:
+            return found_from_text(self._answer(part_to_text(part), part.seconds + START))
+        except (OSError, subprocess.SubprocessError, MirageError, KeyError, TypeError, ValueError) as why:
+            if self._ended:
+                raise
+            detail = (
+                in_one_line(why) if not (said := getattr(why, "stderr", None)) else printable(said.splitlines()[-1])
+            )
+            log.warning("a search process failed, its part is searched here: %s", detail)
+            return search_part(part)
+
+    def _answer(self, text: str, seconds: float) -> str:
+        """What a process prints when it is given a line. It ends when its standard input does, as it does with us."""
+        command = children.module("mirage_jax.search")
+        environment = children.environment({"JAX_PLATFORMS": "cpu"})
+        # In a session of its own: an interrupt from the keyboard is for this process, which ends the other.
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=part.seconds + START,
-            check=True,
-            env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        )
-        return found_from_text(done.stdout)
-    except (OSError, subprocess.SubprocessError, MirageError, KeyError, TypeError, ValueError) as why:
-        detail = getattr(why, "stderr", None) or why
-        log.warning("a search process failed, its part is searched here: %s: %s", type(why).__name__, detail)
-        return search_part(part)
+            env=environment,
+            start_new_session=True,
+        ) as process:
+            self._running.add(process)
+            try:
+                stdin, process.stdin = process.stdin, None  # which `communicate` would close
+                assert stdin is not None
+                with stdin:
+                    if self._ended:
+                        raise BrokenPipeError
+                    stdin.write(text + "\n")
+                    stdin.flush()
+                    out, err = process.communicate(timeout=seconds)
+            finally:
+                process.kill()
+                self._running.discard(process)
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command[:1], out, err)
+        return out
 
 
 # --- as text

@@ -117,7 +117,7 @@ def test_no_climb_when_the_time_is_used_up(until: float, monkeypatch: pytest.Mon
     late = replace(attempt(tried), until=until)
     monkeypatch.setattr(late, "winner", lambda graph, schedule, *_: replace(WINNER, schedule=schedule))
     monkeypatch.setattr(late, "timings", lambda functions, rounds: dict.fromkeys(functions, timing.Timing((1.0,))))
-    found = tuning.compare(late, [Candidate(PROGRAM.graph, PROGRAM.schedule, 1.0, "kernels")], Path())
+    found = tuning.compare(late, [Candidate(PROGRAM.graph, PROGRAM.schedule, 1.0, "kernels")])
     assert found.best is not None and (len(tried) > 5) == (until > 0)
 
 
@@ -142,7 +142,7 @@ def test_where_variants_are_many_no_more_is_tried_of_what_is_far_slower(
     (sizes,) = PROGRAM.schedule.kernels
     others = (tuple(replace(sizes, num_stages=n, num_warps=w) for n in range(2, 6) for w in (2, 8)),)
     candidates = [Candidate(graph, PROGRAM.schedule, 1.0, "kernels", others) for graph in (slow, PROGRAM.graph)]
-    tuning.compare(here, candidates, Path())
+    tuning.compare(here, candidates)
     few, many = tried[str(slow)], tried[str(PROGRAM.graph)]
     assert min(few, many) > tuning.FIRST if most > 8 else few == tuning.FIRST < many
 
@@ -213,7 +213,7 @@ def test_where_the_gate_refuses_rounding_products_are_more_precise(rounding: boo
     timed: list[bool] = []
 
     class Refusing(Compiler):
-        def compare(self, attempt: Any, finalists: Any, directory: Path, precise: int = 0) -> tuning.Comparison:
+        def compare(self, attempt: Any, finalists: Any, precise: int = 0) -> tuning.Comparison:
             timed.append(precise)
             same = timing.Timing((1.0,))
             winner = replace(WINNER, schedule=tuning.as_precise(program.schedule, precise))

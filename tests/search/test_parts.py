@@ -40,7 +40,7 @@ def test_a_process_that_fails_costs_nothing_but_time(two: list[Part], monkeypatc
     def fails(*args, **kwargs):
         raise subprocess.CalledProcessError(1, "python")
 
-    monkeypatch.setattr(parts.subprocess, "run", fails)
+    monkeypatch.setattr(parts.subprocess, "Popen", fails)
     assert [len(cs) for cs, _ in search_parts(two, 30.0, workers=2)] == [len(cs) for cs, _ in search_parts(two, 30.0)]
     assert "a search process failed" in caplog.text
 
