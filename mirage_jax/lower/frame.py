@@ -42,11 +42,14 @@ DEFAULT = Options()
 class Form:
     """Which form of a kernel is written (`mugraph.sentinels`). `guards`: what has to be above which bound for what a
     skipping form stores to be right. `is_complete`: no step is left out, though blocks come in the order of the span.
+    `fresh`: an argument that is 0, which the compiler does not know. Indices that contain it have nothing in common
+    with those of the other form, which would be kept in registers for both.
     """
 
     suffix: str = ""
     guards: tuple[Guard, ...] = ()
     is_complete: bool = False
+    fresh: str = ""
 
 
 PLAIN = Form()
@@ -171,7 +174,7 @@ class Frame:
 
     def lanes(self, axis: TileAxis) -> str:
         """The numbers of an axis' lanes."""
-        return f"tl.arange(0, {axis.block})"
+        return f"tl.arange(0, {axis.block})" + (f" + {self.form.fresh}" if self.form.fresh else "")
 
     def full(self, dims: tuple[Axis, ...], number: str, dtype: str = "tl.float32") -> str:
         """A tile of one number."""

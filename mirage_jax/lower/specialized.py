@@ -111,17 +111,19 @@ class Specialized(SharedTiles):
             [*tensors, *self.tile_names, *barriers] for barriers in (self.barriers, again or self.barriers)
         )
         self.reserve(name, *again, "swept", "lows", *(f"low{n}" for n in range(len(self.form.guards))))
-        complete.reserve(name)
+        complete.reserve(name, *([complete.form.fresh] if looks else []))
         self.imports()
         self.tasks(f"{name}_skipping", [*tensors, *own])
         complete.tasks(f"{name}_complete", [*tensors, *own])
         self.w.append(complete.w)
-        for task, warps in (("load", 1), ("compute", WARPS)):
-            group = ["group"] if task == "compute" else []
-            calls = [f"{name}_{form}_{task}({', '.join((*own, *group))})" for form, own in
-                     (("skipping", first), ("complete", second))]  # fmt: skip
+        for task, warps, group in (("load", 1, []), ("compute", WARPS, ["group"])):
+            fresh = ["found - 1"] if looks and group else []
+            run_first = f"{name}_skipping_{task}({', '.join((*first, *group))})"
+            run_second = f"{name}_complete_{task}({', '.join((*second, *fresh, *group))})"
             signature = ", ".join((*tensors, *lows, *shared, *(f"{g}: gl.constexpr" for g in group)))
-            body = partial(self._swept, *calls, warps) if looks else partial(self._chosen, *calls, clear)
+            body = partial(self._chosen, run_first, run_second, clear)
+            if looks:
+                body = partial(self._swept, run_first, run_second, warps)
             self._function(f"{name}_{task}({signature})", body)
         ins = len(tensors) - len(self.graph.stores)
         everything = [*tensors[:ins], *lows, *tensors[ins:]]
@@ -177,7 +179,8 @@ class Specialized(SharedTiles):
     def tasks(self, name: str, arguments: Sequence[str]) -> None:
         """What loads, and what computes."""
         self._function(f"{name}_load({', '.join(arguments)})", self.load)
-        self._function(f"{name}_compute({', '.join(arguments)}, group: gl.constexpr)", self.compute)
+        fresh = [self.form.fresh] if self.form.fresh else []
+        self._function(f"{name}_compute({', '.join((*arguments, *fresh))}, group: gl.constexpr)", self.compute)
 
     def text(self) -> str:
         text = re.sub(r"\btl\.(?!PropagateNan)", "gl.", self.w.text())  # which Gluon's language does not export
@@ -360,22 +363,24 @@ class Specialized(SharedTiles):
         self.env, self.uses = outer.new_child(), self.work.uses
         self.before_loop(body)
         state = self._state(first, axis, body)
-        before, start = self.env, "0"
-        if self.plan.late:
+        before, start, is_ahead = self.env, "0", bool(self.plan.late) and not self.form.is_complete
+        if is_ahead:
             self.env, self.holding, start = before.new_child(), frozenset(), "1"
             self.step(state, "0")
         for begin, end, holding in self.ranges(axis, body, first, steps, start):
             self.env, self.holding = before.new_child(), holding
             number = self.w.name("step")
             with self.w.block(f"for {number} in range({begin}, {end}):", number):
-                self.step(state, number)
+                (self.step if is_ahead or not self.plan.late else self.step_alone)(state, number)
         self.holding = frozenset()
-        if self.plan.late:
-            self.issue_late(state, steps)
-        if products := [*self.plan.late, *(self.plan.sums if not self.plan.values else ())]:
-            self.wait(0, [*(state.sums[acc.name] for _, _, acc in products), *state.operands])
+        if is_ahead:
+            self.issue_late(state, _before(steps))
+        products = [*(self.plan.late if is_ahead else ()), *(self.plan.sums if not self.plan.values else ())]
+        if products:
+            operands = state.operands if is_ahead else ()
+            self.wait(0, [*(state.sums[acc.name] for _, _, acc in products), *operands])
         if self.several:  # for the next block
-            self.give_back(self.late_ring, _before(steps))
+            self.give_back(self.late_ring if is_ahead else None, _before(steps))
             if not self.plan.values:
                 self.give_back(self.early_ring, _before(steps))
             if self.resident:
@@ -408,8 +413,30 @@ class Specialized(SharedTiles):
 
     def step(self, state: State, number: str) -> None:
         """One step of the early products and of what is made of them, while the late ones of the last step run."""
-        self.index(state.axis, self.w.let("at", self.position(state.first, number, state.axis)))
         has_last = bool(self.plan.late) and number != "0"
+        decayed, operands = self.made_of(state, number, has_last)
+        if has_last:
+            self.wait(0, [*(state.sums[acc.name] for _, _, acc in self.plan.late), *state.operands])
+            self.give_back(self.late_ring, _before(number))
+            self.decay(state, decayed)
+        self.hold(operands)
+
+    def step_alone(self, state: State, number: str) -> None:
+        """One step, its late products too. It takes longer, and registers for one step only."""
+        decayed, operands = self.made_of(state, number, False)
+        self.decay(state, decayed)
+        self.hold(operands)
+        self.issue_late(state, number)
+        self.wait(0, [*(state.sums[acc.name] for _, _, acc in self.plan.late), *state.operands])
+        self.give_back(self.late_ring, number)
+
+    def made_of(
+        self, state: State, number: str, has_last: bool
+    ) -> tuple[dict[str, str], dict[tuple[str, ...], list[str]]]:
+        """The early products of a step, and what is made of them: sums relative to the new shifts, and operands of late
+        products, by the names that hold them. `has_last`: the late products of the last step are issued beside them.
+        """
+        self.index(state.axis, self.w.let("at", self.position(state.first, number, state.axis)))
         needed, absorbed = self.needed(self.work), {x[0].name for x in (*self.plan.sums, *self.plan.late)}
         for name in dict.fromkeys(a for op in state.body if op.name in needed for a in op.args):
             if name in self.loads and name not in self.tiles and self.graph.stages[name].body:
@@ -423,12 +450,16 @@ class Specialized(SharedTiles):
         state.ends = {name: self.env["value", name] for name in state.running}
         for name, variable in state.running.items():
             self.w.line(f"{variable} = {state.ends[name].text}")
-        if has_last:
-            self.wait(0, [*(state.sums[acc.name] for _, _, acc in self.plan.late), *state.operands])
-            self.give_back(self.late_ring, _before(number))
-            for _, _, acc in self.plan.late:
-                if decayed.get(acc.name, state.sums[acc.name]) != state.sums[acc.name]:
-                    self.w.line(f"{state.sums[acc.name]} = {decayed[acc.name]}")
+        return decayed, operands
+
+    def decay(self, state: State, decayed: Mapping[str, str]) -> None:
+        """Sums of late products become relative to the shifts of this step."""
+        for _, _, acc in self.plan.late:
+            if decayed.get(acc.name, state.sums[acc.name]) != state.sums[acc.name]:
+                self.w.line(f"{state.sums[acc.name]} = {decayed[acc.name]}")
+
+    def hold(self, operands: Mapping[tuple[str, ...], Sequence[str]]) -> None:
+        """Operands of late products under the names that the loop carries."""
         for names, texts in operands.items():
             for name, text in zip(names, texts, strict=True):
                 self.w.line(f"{name} = {text}")
@@ -453,7 +484,7 @@ class Specialized(SharedTiles):
         for (op, product, _), total in zip(plan.sums, sums, strict=True):
             self.add_products(total, self.factors(op, product, slot))
         if has_last:
-            self.issue_late(state, number)
+            self.issue_late(state, _before(number))
         for name in self.values_too:  # while products run, and before the tiles are given back
             self.value(name)
         if plan.values:
@@ -464,14 +495,13 @@ class Specialized(SharedTiles):
             before = f"({number} + {self.stages - 1})"  # the place of the step before, and no negative number
             self.give_back(self.early_ring, before, f", pred={number} > 0")
 
-    def issue_late(self, state: State, after: str) -> None:
-        """Issue the products of what the step before `after` computed."""
-        last = _before(after)
+    def issue_late(self, state: State, step: str) -> None:
+        """Issue the products of what a step computed."""
         if not self.shares:
-            self.wait_for(self.late_ring, last)
+            self.wait_for(self.late_ring, step)
         for op, product, acc in self.plan.late:
             (inner,), total = product.inner, state.sums[acc.name]
-            right = self.smem(self.sides(op, product)[1], self.slot(last), (inner, product.column))
+            right = self.smem(self.sides(op, product)[1], self.slot(step), (inner, product.column))
             self.add_products(total, [f"{name}, {right}" for name in state.held[op.name]])
 
     def add_products(self, total: str, factors: Iterable[str]) -> None:

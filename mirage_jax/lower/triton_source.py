@@ -88,9 +88,9 @@ def emit(
     forms = guarded(kernel)
     if forms is None:
         return written(kernel).kernel()
-    complete = Form("_complete", is_complete=True)
     if not options.skips:
-        return written(kernel, complete).kernel()
+        return written(kernel, Form("_complete", is_complete=True)).kernel()
+    complete = Form("_complete", is_complete=True, fresh="fresh" if forms.guards else "")
     skipping = Form("_skipping", forms.guards)
     return written(forms.skipping, skipping).with_other(written(kernel, complete), forms.tensor_guards)
 
@@ -105,8 +105,8 @@ class _Emitter(Loops):
         names = {name: f"in{n}" for n, name in enumerate((*inputs, *(least(g.shift) for g in guards)))}
         outputs = {name: f"out{n}" for n, name in enumerate(own.outputs)}
         skipping, remaining = (
-            f"{source.name}({', '.join((names | outputs)[t] for t in (*source.inputs, *source.outputs))})"
-            for source in (own, other)
+            f"{source.name}({', '.join([*((names | outputs)[t] for t in (*source.inputs, *source.outputs)), *fresh])})"
+            for source, fresh in ((own, ()), (other, ["low - 1"] if self.form.guards else ()))
         )
         name, w = own.name.removesuffix(self.form.suffix), Writer()
         clear = is_clear(guards, names)
@@ -159,7 +159,8 @@ class _Emitter(Loops):
         live, tensors = self.live(), self.tiling.graph.tensors
         for text in ("import triton", "import triton.language as tl", "", "", "@triton.jit"):
             self.w.line(text)
-        with self.w.block(f"def {name}({', '.join(self.arguments.values())}):"):
+        fresh = [self.w.name(self.form.fresh)] if self.form.fresh else []
+        with self.w.block(f"def {name}({', '.join((*self.arguments.values(), *fresh))}):"):
             self.header([tensors[t] for t in self.arguments])
             self.blocks()
             for axis in self.axes.values():

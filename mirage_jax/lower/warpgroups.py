@@ -157,7 +157,8 @@ class Warpgroups(Loops):
         return f"gl.SliceLayout(0, mma{self.columns(axis)})"
 
     def lanes(self, axis: TileAxis) -> str:
-        return f"tl.arange(0, {axis.block}, {self.vector_layout(axis.axis)})"
+        lanes = f"tl.arange(0, {axis.block}, {self.vector_layout(axis.axis)})"
+        return lanes + (f" + {self.form.fresh}" if self.form.fresh else "")
 
     def full(self, dims: tuple[Axis, ...], number: str, dtype: str = "tl.float32") -> str:
         if not dims:
