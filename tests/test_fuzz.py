@@ -111,26 +111,30 @@ def test_policies_reach_every_kind_of_program() -> None:
 
 
 def test_sentinels_scales_and_borders_are_drawn() -> None:
-    """Each in enough programs that a thousand of them show a hole."""
+    """Each in enough programs that a few hundred of them show a hole."""
     programs = [drawn(seed) for seed in range(400)]
     seen = Counter(what for p in programs for what in p.features)
-    assert seen["a sentinel in its data"] >= 30 and seen["a sentinel in its text"] >= 40
-    assert seen["scales"] >= 30 and seen["a border"] >= 60
+    assert min(seen["a sentinel in its data"], seen["scales"]) >= 30 and seen["a border"] >= 60
     assert {b.kind for p in programs for b in p.borders} == set(BORDERS)
-    data = [v.fill for p in programs for v in p.inputs]
-    assert {f.where for f in data} >= {*PLACES, "switch"} and {f.low for f in data} >= {
+    fills = [v.fill for p in programs for v in p.inputs]
+    assert {f.where for f in fills} >= {*PLACES, "switch"} and {f.low for f in fills} >= {
         LOWEST,
         "-1e30",
         "-inf",
         "mixed",
     }
-    powers = [{v.fill.power > 0 for v in p.inputs if v.fill.power} for p in programs if "scales" in p.features]
-    assert all(signs == {True, False} for signs in powers)
-    scaled = [p for p in programs if "scales" in p.features and any(v.dtype == "float16" for v in p.inputs)]
-    assert len(scaled) >= 15 and any(v.fill.positive for p in scaled for v in p.inputs)
+    assert any(f.power and f.positive for f in fills)
     text = "".join(p.source() for p in programs)
     for part in ("logsumexp", "dot_product_attention", "lax.rev", "is_causal=True"):
         assert part in text, part
+
+
+def test_scales_go_in_opposite_directions() -> None:
+    scaled = [p for p in map(drawn, range(400)) if "scales" in p.features]
+    for program in scaled:
+        powers = [v.fill.power for v in program.inputs]
+        assert min(powers) < 0 < max(powers)
+    assert Counter(p.inputs[0].dtype for p in scaled)["float16"] > len(scaled) // 2
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
