@@ -267,6 +267,22 @@ def test_rows_of_sentinels_are_determined(dtype: str, low: str) -> None:
     assert not right and wrong
 
 
+def test_what_underflows_in_float64_is_left_to_the_gate(tmp_path) -> None:
+    """exp(2 max t) / sum(exp(t))^2 of a row of sentinels is 0/0 in float64, and right over the reals."""
+    x, y, s, mask = (Value(f"x{i}", ("a", "a"), "bool" if i == 3 else "float16") for i in range(4))
+    texts = (
+        ("jnp.where({1}, {0}, jnp.finfo('float16').min)", (s.name, mask.name)),
+        ("{0} @ {1}", (x.name, y.name)),
+        ("jnp.exp({0} - jnp.max({0}, -1, keepdims=True))", ("t0",)),
+        ("{0} / jnp.sum({0}, -1, keepdims=True)", ("t2",)),
+        ("{0} @ {1}", ("t3", "t1")),
+    )
+    steps = tuple(Step(Value(f"t{i}", ("a", "a"), "float16"), text, reads) for i, (text, reads) in enumerate(texts))
+    program = Program((("a", 2),), (x, y, s, mask), steps, ("t4",), outer=(Wrapper("grad"),))
+    outcome = fuzz.run_one(program, Setting("H200", gate=False, cache_dir=str(tmp_path), seed=168))
+    assert outcome.counts["candidates"] and not [p for p in outcome.problems if p.startswith("a candidate")]
+
+
 def test_undetermined_rows_excuse_no_others() -> None:
     """A row that cancels has errors as large as any; a wrong row beside it is found, and alone it is not wrong."""
     exact, noise = np.ones((2, 8)), np.array([[1e3], [1e-7]]) * np.ones((2, 8))
