@@ -111,26 +111,30 @@ def test_policies_reach_every_kind_of_program() -> None:
 
 
 def test_sentinels_scales_and_borders_are_drawn() -> None:
-    """Each in enough programs that a thousand of them show a hole."""
+    """Each in enough programs that a few hundred of them show a hole."""
     programs = [drawn(seed) for seed in range(400)]
     seen = Counter(what for p in programs for what in p.features)
-    assert seen["a sentinel in its data"] >= 30 and seen["a sentinel in its text"] >= 40
-    assert seen["scales"] >= 30 and seen["a border"] >= 60
+    assert min(seen["a sentinel in its data"], seen["scales"]) >= 30 and seen["a border"] >= 60
     assert {b.kind for p in programs for b in p.borders} == set(BORDERS)
-    data = [v.fill for p in programs for v in p.inputs]
-    assert {f.where for f in data} >= {*PLACES, "switch"} and {f.low for f in data} >= {
+    fills = [v.fill for p in programs for v in p.inputs]
+    assert {f.where for f in fills} >= {*PLACES, "switch"} and {f.low for f in fills} >= {
         LOWEST,
         "-1e30",
         "-inf",
         "mixed",
     }
-    powers = [{v.fill.power > 0 for v in p.inputs if v.fill.power} for p in programs if "scales" in p.features]
-    assert all(signs == {True, False} for signs in powers)
-    scaled = [p for p in programs if "scales" in p.features and any(v.dtype == "float16" for v in p.inputs)]
-    assert len(scaled) >= 15 and any(v.fill.positive for p in scaled for v in p.inputs)
+    assert any(f.power and f.positive for f in fills)
     text = "".join(p.source() for p in programs)
     for part in ("logsumexp", "dot_product_attention", "lax.rev", "is_causal=True"):
         assert part in text, part
+
+
+def test_scales_go_in_opposite_directions() -> None:
+    scaled = [p for p in map(drawn, range(400)) if "scales" in p.features]
+    for program in scaled:
+        powers = [v.fill.power for v in program.inputs]
+        assert min(powers) < 0 < max(powers)
+    assert Counter(p.inputs[0].dtype for p in scaled)["float16"] > len(scaled) // 2
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -261,6 +265,22 @@ def test_rows_of_sentinels_are_determined(dtype: str, low: str) -> None:
 
     right, wrong = judged(attention(bias.min()), attention(-jnp.inf), q, k, v, bias)
     assert not right and wrong
+
+
+def test_what_underflows_in_float64_is_left_to_the_gate(tmp_path) -> None:
+    """exp(2 max t) / sum(exp(t))^2 of a row of sentinels is 0/0 in float64, and right over the reals."""
+    x, y, s, mask = (Value(f"x{i}", ("a", "a"), "bool" if i == 3 else "float16") for i in range(4))
+    texts = (
+        ("jnp.where({1}, {0}, jnp.finfo('float16').min)", (s.name, mask.name)),
+        ("{0} @ {1}", (x.name, y.name)),
+        ("jnp.exp({0} - jnp.max({0}, -1, keepdims=True))", ("t0",)),
+        ("{0} / jnp.sum({0}, -1, keepdims=True)", ("t2",)),
+        ("{0} @ {1}", ("t3", "t1")),
+    )
+    steps = tuple(Step(Value(f"t{i}", ("a", "a"), "float16"), text, reads) for i, (text, reads) in enumerate(texts))
+    program = Program((("a", 2),), (x, y, s, mask), steps, ("t4",), outer=(Wrapper("grad"),))
+    outcome = fuzz.run_one(program, Setting("H200", gate=False, cache_dir=str(tmp_path), seed=168))
+    assert outcome.counts["candidates"] and not [p for p in outcome.problems if p.startswith("a candidate")]
 
 
 def test_undetermined_rows_excuse_no_others() -> None:

@@ -42,18 +42,27 @@ def scaled_in_pairs(
     given = len(set(against)) > 2 and set(against) <= set(names) and rng.random() < 0.8
     directions = _directions(against if given else rng.sample(names, min(len(names), rng.choice((2, 3, 3)))), rng)
     if rng.random() < 0.6:
-        fills = (replace(v, fill=replace(v.fill, positive=v.name in names)) for v in program.inputs)
-        program = replace(program, inputs=tuple(fills))
-    types = {v.dtype for v in program.inputs if v.name in names}
-    if strict_range or types == {"float16"}:
-        each = [(UP if d > 0 else DOWN)[v.dtype] // abs(d) for v in program.inputs if (d := directions.get(v.name, 0))]
-        most = to_the_brink(program, directions, min(each))
-    else:
-        most = SAFE // sum(map(abs, directions.values()))
+        program = _positive(program, names)
+    most = _most(program, directions, strict_range)
     if most < 1:
         return program
     power = most if rng.random() < 0.8 else rng.randint(1, most)
     return scaled(program, {n: power * d for n, d in directions.items()})
+
+
+def _positive(program: Program, names: Sequence[str]) -> Program:
+    fills = {v.name: replace(v.fill, positive=v.name in names) for v in program.inputs}
+    return replace(program, inputs=tuple(replace(v, fill=fills[v.name]) for v in program.inputs))
+
+
+def _most(program: Program, directions: Mapping[str, int], strict_range: bool) -> int:
+    """The largest power of two that is allowed: to the brink where the range is promised, else one that is safe."""
+    types = {v.name: v.dtype for v in program.inputs}
+    moved = {n: d for n, d in directions.items() if d}
+    if strict_range or {v.dtype for v in program.inputs if v.is_float and not v.fill.where} == {"float16"}:
+        each = [(UP if d > 0 else DOWN)[types[n]] // abs(d) for n, d in moved.items()]
+        return to_the_brink(program, directions, min(each))
+    return SAFE // sum(map(abs, moved.values()))
 
 
 def _directions(names: Sequence[str], rng: random.Random) -> dict[str, int]:

@@ -324,11 +324,12 @@ def generate(rng: random.Random, seed: int = 0, strict_range: bool = False) -> P
     sentinels, scales = share < SENTINEL_SHARE, SENTINEL_SHARE <= share < SENTINEL_SHARE + SCALED_SHARE
     if scales and rng.random() < 0.8:
         b.dtype = "float16"
-    first = padded if sentinels else triple if scales and rng.random() < ALONE_SHARE else None
-    if first is not None:
-        _grow(b, first)
-    if first is None or rng.random() > ALONE_SHARE:
-        _grow_at_random(b, POLICIES[rng.choice(SCALED_POLICIES if scales else list(POLICIES))])
+    if sentinels:
+        _grow_alone(b, padded)
+    elif scales and rng.random() < ALONE_SHARE:
+        _grow_alone(b, triple)
+    else:
+        _grow_at_random(b, SCALED_POLICIES if scales else list(POLICIES))
     if not b.borders and rng.random() < BORDER_SHARE:
         _close_off(b)
     program = _finished(b, rng.choice(("normal", "normal", "uniform") if scales else KINDS), seed)
@@ -337,8 +338,16 @@ def generate(rng: random.Random, seed: int = 0, strict_range: bool = False) -> P
     return scaled_in_pairs(program, rng, b.against, strict_range) if scales else program
 
 
-def _grow_at_random(b: Builder, weights: Sequence[float]) -> None:
+def _grow_alone(b: Builder, fragment: Fragment) -> None:
+    """Add a fragment, and mostly nothing else."""
+    _grow(b, fragment)
+    if b.rng.random() > ALONE_SHARE:
+        _grow_at_random(b, SCALED_POLICIES if fragment is triple else list(POLICIES))
+
+
+def _grow_at_random(b: Builder, policies: Sequence[str]) -> None:
     """Add one to three fragments of a policy, and glue around them."""
+    weights = POLICIES[b.rng.choice(policies)]
     for _ in range(b.rng.choice((1, 1, 1, 2, 2, 3))):
         if b.rng.random() < 0.25:
             _grow(b, b.rng.choice(GLUE))
