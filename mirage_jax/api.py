@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable
+from dataclasses import replace
 from types import MethodType
 from typing import Any, Self, overload
 
@@ -17,12 +19,17 @@ import jax
 
 from mirage_jax.bounds import brief
 from mirage_jax.compiler import Compiler
+from mirage_jax.compiler.whole import as_written
 from mirage_jax.config import JIT_OPTIONS, Options, is_disabled
-from mirage_jax.errors import UsageError
+from mirage_jax.errors import UsageError, in_one_line
 from mirage_jax.jaxpr_frontend import modules
-from mirage_jax.jaxpr_frontend.capture import capture
-from mirage_jax.jaxpr_frontend.regions import analyse
-from mirage_jax.report import RegionReport, Report
+from mirage_jax.jaxpr_frontend.capture import capture, gradients_of, planned_alone
+from mirage_jax.jaxpr_frontend.interpreter import PLAIN
+from mirage_jax.jaxpr_frontend.jax_compat import Target, Tracer, default_platform
+from mirage_jax.jaxpr_frontend.regions import Analysis
+from mirage_jax.report import RegionReport, Report, WholeFunction
+
+log = logging.getLogger("mirage_jax")
 
 
 class Optimized:
@@ -40,6 +47,7 @@ class Optimized:
         self._jit_options = jit_options
         self._plain = jax.jit(fn, **jit_options)
         self._jit: Any = jax.jit(capture(fn, self.compiler), **jit_options)
+        self._alone: Any = jax.jit(capture(fn, self.compiler, is_differentiated=False), **jit_options)
         functools.update_wrapper(self, fn, updated=())
 
     @functools.cached_property
@@ -58,7 +66,10 @@ class Optimized:
         return self._jitted(args, kwargs)[not is_disabled()]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._active(args, kwargs)(*args, **kwargs)
+        active = self._active(args, kwargs)
+        if self.compiler.remat and active is self._jit and not any(map(_is_traced, jax.tree.leaves((args, kwargs)))):
+            active = self._alone  # called with values: nobody differentiates what it returns
+        return active(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else Method(self, instance)
@@ -91,6 +102,7 @@ class Optimized:
     def clear_cache(self) -> None:
         """Forget compiled programs; the next call compiles with the decisions known then."""
         self._jit.clear_cache()
+        self._alone.clear_cache()
         self.__dict__.pop("_of_modules", None)
 
     def explain(self, *args: Any, **kwargs: Any) -> Report:
@@ -105,11 +117,42 @@ class Optimized:
     def _report(self, args: tuple[Any, ...], kwargs: dict[str, Any], on_miss: str | None) -> Report:
         if is_disabled():
             return Report(self.name, (), notes=("disabled: runs as plain jax.jit",))
-        traced = self._jitted(args, kwargs)[1].trace(*args, **kwargs)
-        traced = getattr(traced, "traced", traced)  # nnx wraps that of JAX
-        sharded = self._is_partitioned(args, kwargs)
-        analysis = analyse(traced.jaxpr, self.compiler.max_ops, sharded, self.compiler.remat)
-        self.compiler.prepare(analysis.regions, (jax.default_backend(),), on_miss)
+        target = Target((default_platform(),), is_partitioned=self._is_partitioned(args, kwargs))
+        with self.compiler.asking(on_miss):
+            if on_miss is not None:
+                self.clear_cache()  # whether values are made again is asked when a function is traced
+            traced = self._jitted(args, kwargs)[1].trace(*args, **kwargs)
+            traced = getattr(traced, "traced", traced)  # nnx wraps that of JAX
+            found = planned_alone(traced.jaxpr, self.compiler, target)
+            analysis = found.analysis()
+            self.compiler.prepare(analysis.regions, target.platforms)  # those that are not planned before they run
+            regions = self._regions_of(analysis, target)
+        gradients = gradients_of(traced.jaxpr)
+        whole = gradients or found.whole or (as_written() if found.changes_nothing else None)
+        whole = self._with_memory(whole, args, kwargs)
+        return Report(self.name, regions, tuple(analysis.left_out), self._notes(gradients is not None), whole)
+
+    def _with_memory(self, whole: WholeFunction | None, args: Any, kwargs: Any) -> WholeFunction | None:
+        """What XLA plans for a function that was measured as its one region."""
+        if whole is None or whole.is_plain or whole.ratio is None or whole.memory:
+            return whole
+        try:
+            plans = [f.lower(*args, **kwargs).compile().memory_analysis() for f in self._jitted(args, kwargs)]
+            memory = [int(plan.temp_size_in_bytes) for plan in plans]
+        except Exception as why:  # of a report: the call will meet it
+            log.info("temporary memory is not known: %s", in_one_line(why))
+            return whole
+        return replace(whole, memory=dict(zip((PLAIN, whole.chosen), memory, strict=True)))
+
+    def _notes(self, with_gradients: bool) -> tuple[str, ...]:
+        """What a whole function's ratio is not about."""
+        notes = ["measured with its gradients with respect to all of its arguments"] if with_gradients else []
+        if self.compiler.is_part:
+            notes.append("part of a program of your own: measured alone, which is not the ratio of that program")
+        return tuple(notes)
+
+    def _regions_of(self, analysis: Analysis, target: Target) -> tuple[RegionReport, ...]:
+        """What was decided for each kind of region."""
         reports: dict[str, RegionReport] = {}
         for region in analysis.regions:
             text = region.text
@@ -119,9 +162,9 @@ class Optimized:
                     tuple(dict.fromkeys((*old.where, *region.where))), text, old.decision, old.occurrences + 1
                 )
             else:
-                decision = self.compiler.decide(region, jax.default_backend())
+                decision = self.compiler.decide(region, target.platforms[0])
                 reports[text] = RegionReport(region.where, text, decision)
-        return Report(self.name, tuple(reports.values()), tuple(analysis.left_out))
+        return tuple(reports.values())
 
     def _is_partitioned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether XLA will divide the program over several devices."""
@@ -164,6 +207,10 @@ class Method:
         return f"{self.__func__!r} of a {type(self.__self__).__qualname__}"
 
 
+def _is_traced(leaf: Any) -> bool:
+    return isinstance(leaf, Tracer)
+
+
 _NOT_GIVEN: Any = object()
 
 
@@ -188,6 +235,8 @@ def optimize(fn: Any = _NOT_GIVEN, /, **options: Any) -> Any:
       product of queries and keys. Default: None, what JAX keeps.
     * cache_dir: where winners are kept; default: the user's cache directory.
     * strict: raise what would otherwise be logged and left to XLA.
+    * strict_range: refuse rewrites that overflow, or lose digits near zero, before XLA does, also in float32 and
+      bfloat16, whose range other rewrites may leave where intermediate values near 3e38 or 1e-38 arise.
     * devices: which of `jax.local_devices()` measure, by number; several share the variants that are tried.
     * static_argnums, static_argnames, donate_argnums, donate_argnames, ...: as for `jax.jit`.
 

@@ -46,7 +46,7 @@ SCHEMA = 3
 MAX_BYTES = 1 << 20
 MAX_SEALS = 16  # of different users and machines on one entry
 XLA_LIFETIME = 30 * 86400.0  # seconds: that nothing won is worth asking again after a month
-DECISIONS = ("win", "xla", "structures")
+DECISIONS = ("win", "xla", "structures", "whole")
 PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "triton", "jax-triton", "mirage-jax")
 SETTINGS = ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE", "LIBTPU_INIT_ARGS")
 
@@ -143,6 +143,7 @@ class Entry:
     """What was decided for a key. "win": `graph` beats XLA, with `schedule` and `certificate`. "xla": nothing does.
 
     "structures" is no decision: `schedule` holds what a search found, without sizes, for regions of the same structure.
+    "whole" is about a whole function (`compiler.whole`), and names what runs.
     """
 
     decision: str

@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -140,6 +141,7 @@ def _bench_search(args: argparse.Namespace, out: Console, err: Console) -> int:
 
 
 MODEL_SUITES = {
+    "whole": {"run": model_suite.run_step, "unit": "step", "notes": model_suite.NOTES},
     "models": {"run": model_suite.run_step, "unit": "layer", "notes": model_suite.NOTES},
     "compile": {"run": compile_suite.run_compile, "unit": "model", "on_host": True, "notes": compile_suite.NOTES},
     "different": {
@@ -197,9 +199,6 @@ def command_bench(args: argparse.Namespace, out: Console, err: Console) -> int:
     if args.suite == "different" and args.on_miss is None:
         args.on_miss = "fallback"  # searches would take seconds for each of thousands of regions
     title = f"{args.programs or args.suite}{', small' if args.small else ''}"
-    candidates = {suite.BASELINE: jax.jit, suite.OURS: _optimizer(args)}
-    if args.remat:
-        candidates[model_suite.REMAT] = _optimizer(args, remat="regions")
     console = None if args.quiet else err
     names = [name.strip() for name in args.programs.split(",")] if args.programs else []
     options = {"title": title, "rounds": args.rounds, "seed": args.seed, "console": console}
@@ -209,8 +208,10 @@ def command_bench(args: argparse.Namespace, out: Console, err: Console) -> int:
     else:
         chosen = [programs.program(n, args.small) for n in names] or programs.suite(args.suite, args.small)
         options["peers"] = peers.PEERS if args.peers else {}
-    result = suite.run_suite(chosen, candidates, **options)
+    with tempfile.TemporaryDirectory(prefix="mirage_jax") as folder:
+        result = suite.run_suite(chosen, _candidates(args, Path(folder)), **options)
     out.print(result.table())
+    is_slower = args.suite != "compile" and _tell_lowest(result, err)
     if args.json is not None:
         markdown = result.write(args.json)
         err.print(f"written: {args.json}, {markdown}", highlight=False)
@@ -221,7 +222,31 @@ def command_bench(args: argparse.Namespace, out: Console, err: Console) -> int:
     for row in result.rows:
         for label, why in row.failures.items():
             err.print(f"{row.program}, {label}: {why}", highlight=False, markup=False)
-    return PROBLEM if any(row.failures.keys() - peers.PEERS.keys() for row in result.rows) else OK
+    has_failed = any(row.failures.keys() - peers.PEERS.keys() for row in result.rows)
+    return PROBLEM if has_failed or is_slower else OK
+
+
+def _candidates(args: argparse.Namespace, folder: Path) -> dict[str, Transform]:
+    """What a suite compares; `folder` is for caches that no other candidate may find."""
+    if args.suite == "whole":
+        optimizers = {
+            label: _optimizer(args, remat="regions", cache_dir=str(folder / label.replace("/", " ")), **options)
+            for label, options in model_suite.BUDGETS.items()
+        }
+        return {suite.BASELINE: jax.jit, **optimizers}
+    candidates = {suite.BASELINE: jax.jit, suite.OURS: _optimizer(args)}
+    if args.remat:
+        candidates[model_suite.REMAT] = _optimizer(args, remat="regions")
+    return candidates
+
+
+def _tell_lowest(result: suite.SuiteResult, err: Console) -> bool:
+    """Say which function gained least over plain jit; whether it is slower, by device time."""
+    if result.lowest is None:
+        return False
+    ratio, program, label = result.lowest
+    err.print(f"lowest: {program}, {label}: {ratio} over {suite.BASELINE}", highlight=False, markup=False)
+    return result.is_slower and jax.default_backend() == "gpu"
 
 
 def command_doctor(args: argparse.Namespace, out: Console, err: Console) -> int:

@@ -111,6 +111,7 @@ class Options:
     on_miss: what to do where no winner is stored: "search" within the budget, take the "heuristic" choice unmeasured,
     "fallback" to XLA, or raise an "error". None means search in a single process and fallback in several, since
     all hosts of one program must lower the same code.
+    strict_range: refuse every rewrite that overflows, or loses digits near zero, before the program does.
     remat: "regions" keeps no large values that are cheap to make again for a backward pass; None keeps what JAX keeps.
 
     devices: which local devices measure, by their place in `jax.local_devices()`; several share the variants. The
@@ -122,6 +123,7 @@ class Options:
     backend: str = "auto"
     cache_dir: str | None = None
     strict: bool = False
+    strict_range: bool = False
     remat: str | None = None
     devices: tuple[int, ...] = ()
 
@@ -134,8 +136,9 @@ class Options:
         object.__setattr__(self, "budget", Budget.parse(self.budget))
         if self.cache_dir is not None:
             object.__setattr__(self, "cache_dir", _directory("cache_dir", self.cache_dir))
-        if not isinstance(self.strict, bool):
-            raise UsageError(f"strict: found {brief(self.strict)}; allowed are True and False")
+        for name in ("strict", "strict_range"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise UsageError(f"{name}: found {brief(value)}; allowed are True and False")
         object.__setattr__(self, "devices", _numbers("devices", self.devices))
 
     @classmethod
@@ -208,6 +211,7 @@ VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "backend": ("MIRAGE_JAX_BACKEND", str.lower),
     "cache_dir": ("MIRAGE_JAX_CACHE_DIR", str),
     "strict": ("MIRAGE_JAX_STRICT", parse_switch),
+    "strict_range": ("MIRAGE_JAX_STRICT_RANGE", parse_switch),
     "remat": ("MIRAGE_JAX_REMAT", str.lower),
     "devices": ("MIRAGE_JAX_DEVICES", str),
 }

@@ -53,6 +53,56 @@ class Decision:
         return self.timings["xla"] / self.timings["mirage"]
 
 
+@dataclass(frozen=True)
+class WholeFunction:
+    """Who computes a function, or a part of one that is lowered by itself: plain jit ("xla"), or ours, by label.
+
+    ratio: how many times faster than plain jit the best of ours is: median, and the ends of its 95% interval.
+    """
+
+    chosen: str
+    why: str
+    source: str  # "search" | "cache" | "policy"
+    ratio: tuple[float, float, float] | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)  # by label
+    memory: Mapping[str, int] = field(default_factory=dict)  # temporary bytes that XLA plans, by label
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether plain jit runs."""
+        return self.chosen == "xla"
+
+    @property
+    def speedup(self) -> float | None:
+        """What the function gains over plain jit, where that is known."""
+        return 1.0 if self.is_plain else None if self.ratio is None else self.ratio[0]
+
+    @property
+    def brief(self) -> str:
+        """For the cell of a table."""
+        if self.is_plain:
+            return "plain"
+        return "not measured" if self.speedup is None else f"{self.speedup:.2f}x"
+
+    def __str__(self) -> str:
+        memory = ""
+        if not self.is_plain and {"xla", self.chosen} <= self.memory.keys():
+            plain, ours = _bytes(self.memory["xla"], self.memory[self.chosen])
+            memory = f", temporary memory {plain} -> {ours}"
+        return f"{self.why}{memory} [{self.source}]"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As values of JSON."""
+        return {**asdict(self), "speedup": self.speedup}
+
+
+def _bytes(*counts: int) -> list[str]:
+    """Numbers of bytes in one unit, which the last of them names."""
+    unit, name = next((u for u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if max(counts) >= u[0]), (1.0, "bytes"))
+    texts = [f"{count / unit:.1f}" if unit > 1 else str(count) for count in counts]
+    return [*texts[:-1], f"{texts[-1]} {name}"]
+
+
 def write_beside(file: Path, text: str, markdown: str) -> Path:
     """Write the JSON `text` to `file`, and the same as Markdown beside it; the Markdown's path."""
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -154,6 +204,7 @@ class Report:
     regions: tuple[RegionReport, ...]
     left_out: tuple[Any, ...] = ()  # jaxpr_frontend.reasons.LeftOut
     notes: tuple[str, ...] = ()
+    whole: WholeFunction | None = None
 
     @property
     def optimized(self) -> tuple[RegionReport, ...]:
@@ -162,6 +213,7 @@ class Report:
     def __str__(self) -> str:
         n = len(self.regions)
         out = [f"{self.name}: {n} region{'s' * (n != 1)}, {len(self.optimized)} optimized"]
+        out += [] if self.whole is None else [f"whole function: {self.whole}"]
         out += [f"note: {note}" for note in self.notes]
         for i, r in enumerate(self.regions):
             out += [f"region {i}:", indent(str(r), "  ")]
@@ -174,6 +226,7 @@ class Report:
         """The whole report, for programs."""
         value = {
             "name": self.name,
+            "whole": None if self.whole is None else self.whole.to_dict(),
             "notes": list(self.notes),
             "regions": [r.to_dict() for r in self.regions],
             "left_out": [

@@ -22,6 +22,7 @@ def summarize(report: Report) -> str:
     """A few lines per region, and the reasons for what was left out, counted."""
     count, optimized = len(report.regions), len(report.optimized)
     out = [f"{report.name}: {count} region{'s' * (count != 1)}, {optimized} optimized"]
+    out += [] if report.whole is None else [f"whole function: {report.whole}"]
     out += [f"note: {note}" for note in report.notes]
     for i, region in enumerate(report.regions):
         out += [f"region {i}:", *(indent(line, "  ") for line in _region(region))]

@@ -1,5 +1,6 @@
 """For tests of the whole pipeline on CPU: a program that algebra shortens, and timings that are always the same."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -53,3 +54,10 @@ def assert_same(have: Any, want: Any, tolerance: float = 1e-4) -> None:
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * max(1.0, float(np.abs(b).max(initial=0))))
 
     jax.tree.map(one, have, want)
+
+
+def instructions(f: Any, *args: Any) -> list[str]:
+    """What XLA makes of a jitted or optimized function: its instructions without names, sorted."""
+    lines = f.lower(*args).compile().as_text().splitlines()
+    found = (re.sub(r", metadata=\{[^}]*\}|%[\w.\-]+", "", line) for line in lines if " = " in line)
+    return sorted(found)

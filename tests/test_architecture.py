@@ -34,7 +34,9 @@ LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 # benchmark draws pictures and knows torch.
 LAZY = {"triton", "jax_triton", "jax", "torch", "matplotlib"}
 # Our own, where nothing else would keep a process whose decisions are stored from loading all that makes them.
-ON_A_MISS = {f"{PACKAGE}.compiler.{m}" for m in ("accuracy", "attempt", "trials", "tuning")} | {f"{PACKAGE}.progress"}
+ON_A_MISS = {f"{PACKAGE}.compiler.{m}" for m in ("accuracy", "attempt", "trials", "tuning", "whole_timing")} | {
+    f"{PACKAGE}.progress"
+}
 PRIVATE_HOME = f"{PACKAGE}.jaxpr_frontend.jax_compat"
 
 

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from mirage_jax import timing
-from mirage_jax.bench import calibration, peers, plot, programs, start, suite
+from mirage_jax.bench import calibration, peers, plot, programs, start, steps, suite
 from mirage_jax.errors import UnsupportedError, UsageError
 from mirage_jax.search.devices import DEVICES
 
@@ -68,6 +68,30 @@ def test_errors_against() -> None:
 
 
 # Timing.
+
+
+def test_the_function_that_gains_least() -> None:
+    def row(name: str, **ratios: timing.Ratio) -> suite.Row:
+        return suite.Row(name, None, {k: suite.Result(1.0, (1.0, 1.0), ratio=r) for k, r in ratios.items()}, {})
+
+    def result(*rows: suite.Row) -> suite.SuiteResult:
+        return suite.SuiteResult("t", "now", "here", {}, "", rows, peers=("peer",))
+
+    slow, noisy = timing.Ratio(0.97, 0.96, 0.98), timing.Ratio(0.97, 0.80, 1.20)
+    rows = row("a", mirage=timing.Ratio(1.5, 1.4, 1.6), peer=slow), row("b", mirage=timing.Ratio(0.99, 0.98, 1.0))
+    found = result(*rows)
+    assert found.lowest is not None and found.lowest[1:] == ("b", "mirage") and not found.is_slower
+    assert result(*rows, row("c", mirage=slow)).is_slower
+    assert not result(*rows, row("c", mirage=noisy)).is_slower and not result().is_slower
+
+
+@pytest.mark.parametrize("step", steps.steps("whole", small=True), ids=lambda step: step.name)
+def test_gradients_that_are_timed_as_a_whole(step) -> None:
+    args = step.draw(jax.random.key(0))
+    _, (loss, gradients) = jax.jit(step.fn)(*args)
+    assert math.isfinite(loss)
+    assert [g.shape for g in gradients] == [x.shape for x in args[1][0]]
+    assert all(float(jnp.abs(g).max()) > 0 for g in gradients)
 
 
 def test_median_interval_has_its_confidence() -> None:

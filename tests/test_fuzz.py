@@ -16,10 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mirage_jax import cli
-from mirage_jax.audit import differential, float64, fuzz
+from mirage_jax.audit import brink, differential, float64, fuzz
 from mirage_jax.audit.differential import Setting
+from mirage_jax.audit.fills import LOWEST, PLACES, Fill, filled
 from mirage_jax.audit.generator import generate
-from mirage_jax.audit.program import Program, Step, Value, Wrapper, shape_of
+from mirage_jax.audit.padding import BORDERS
+from mirage_jax.audit.program import Border, Program, Step, Value, Wrapper, shape_of
 from mirage_jax.audit.shrink import shrink, smaller, tidy
 from mirage_jax.compiler import attempt as attempts
 from mirage_jax.compiler.winner import Winner
@@ -108,6 +110,80 @@ def test_policies_reach_every_kind_of_program() -> None:
     assert any(p.same for p in programs) and any(len(p.outputs) > 1 for p in programs)
 
 
+def test_sentinels_scales_and_borders_are_drawn() -> None:
+    """Each in enough programs that a thousand of them show a hole."""
+    programs = [drawn(seed) for seed in range(400)]
+    seen = Counter(what for p in programs for what in p.features)
+    assert seen["a sentinel in its data"] >= 30 and seen["a sentinel in its text"] >= 40
+    assert seen["scales"] >= 30 and seen["a border"] >= 60
+    assert {b.kind for p in programs for b in p.borders} == set(BORDERS)
+    data = [v.fill for p in programs for v in p.inputs]
+    assert {f.where for f in data} >= {*PLACES, "switch"} and {f.low for f in data} >= {
+        LOWEST,
+        "-1e30",
+        "-inf",
+        "mixed",
+    }
+    powers = [{v.fill.power > 0 for v in p.inputs if v.fill.power} for p in programs if "scales" in p.features]
+    assert all(signs == {True, False} for signs in powers)
+    scaled = [p for p in programs if "scales" in p.features and any(v.dtype == "float16" for v in p.inputs)]
+    assert len(scaled) >= 15 and any(v.fill.positive for p in scaled for v in p.inputs)
+    text = "".join(p.source() for p in programs)
+    for part in ("logsumexp", "dot_product_attention", "lax.rev", "is_causal=True"):
+        assert part in text, part
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_fills(dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    x = np.asarray(rng.standard_normal((8, 16)), jnp.dtype(dtype))
+    least = jnp.finfo(dtype).min
+    for where in PLACES:
+        y = filled(x, Fill(LOWEST, where), rng)
+        assert y.dtype == x.dtype and set(np.unique(y.astype(np.float64))) <= {float(least), 0.0}
+        assert (y == least).any() and (where == "all" or (y == 0).any())
+    assert (filled(x, Fill(LOWEST, "rows"), rng) == least)[0].all()
+    assert set(np.unique(filled(x, Fill(where="switch"), rng).astype(np.float64))) == {0.0, 1.0}
+    assert np.array_equal(filled(x, Fill(positive=True, power=-3), rng), np.abs(x) / np.asarray(8, x.dtype))
+    assert np.isfinite(filled(x, Fill(power=200), rng).astype(np.float64)).all()
+
+
+@pytest.mark.parametrize("kind", sorted(set(BORDERS)))
+def test_a_border_changes_no_value(kind: str) -> None:
+    """In plain JAX and in the float64 reference."""
+    steps = (*chain(4, 4, 4, 4).steps[:1], Step(Value("t1", ("a", "d"), "float32"), "{0} @ {1} / 8", ("t0", "x2")))
+    plain = replace(chain(4, 4, 4, 4), steps=steps, outputs=("t1",))
+    inside = replace(plain, borders=(Border(kind, ("t0", "t1")),))
+    (want,), (have,) = (p.function()(jax.jit)(*p.arguments()) for p in (plain, inside))
+    assert np.allclose(want, have, rtol=1e-5) and "def part0(x0, x1, x2):" in inside.source()
+    (exact,) = float64.evaluate(
+        jax.jit(inside.function()(jax.jit)).trace(*inside.arguments()).jaxpr, inside.arguments()
+    )
+    assert np.allclose(want, exact, rtol=1e-4)
+    if kind == "layers":
+        twice = replace(plain, borders=(Border(kind, ("t0", "t1"), ("x0", "t1")),))
+        x0, x1, x2 = twice.arguments()
+        (have,) = twice.function()(jax.jit)(x0, x1, x2)
+        assert np.allclose(have, np.asarray(want) @ x1 @ x2 / 8, rtol=1e-4)
+
+
+def test_scales_go_to_the_brink() -> None:
+    """(q k) v in float16 with k and v up and q down: its own values stay in range, k v does not."""
+    program = chain(8, 8, 8, 8)
+    inputs = tuple(replace(v, dtype="float16", fill=Fill(positive=True)) for v in program.inputs)
+    program = replace(program, inputs=inputs, steps=program.steps[::2])
+    directions = {"x0": -2, "x1": 1, "x2": 1}
+    most = brink.to_the_brink(program, directions, 10)
+    assert most == 10
+    q, k, v = brink.scaled(program, {n: most * d for n, d in directions.items()}).arguments()
+    assert np.isfinite(jnp.asarray(q) @ k @ v).all() and not np.isfinite(q @ (jnp.asarray(k) @ v)).all()
+    up = brink.to_the_brink(program, {"x0": 1, "x1": 1}, 13)
+    assert 0 < up < 13
+    for power, stays in ((up, True), (up + 2, False)):
+        a, b, c = brink.scaled(program, {"x0": power, "x1": power}).arguments()
+        assert np.isfinite(jnp.asarray(a) @ b @ c).all() == stays
+
+
 @FEW
 @given(SEEDS)
 def test_the_reference_agrees_with_xla(seed: int) -> None:
@@ -145,7 +221,82 @@ def test_shrinking_keeps_what_fails(seed: int) -> None:
         assert len(small.steps) <= 2 and not small.inner + small.outer and all(n == 1 for _, n in small.sizes)
 
 
+def test_shrinking_keeps_the_data_that_fail() -> None:
+    """Scales all together, of other fills only those that matter; no border that does not."""
+    program = chain(4, 4, 4, 4, borders=(Border("jit", ("t0", "t1")), Border("checkpoint", ("t2",))))
+    fills = (Fill(power=8, positive=True), Fill(LOWEST, "left"), Fill(power=-8))
+    program = replace(program, inputs=tuple(replace(v, fill=f) for v, f in zip(program.inputs, fills, strict=True)))
+
+    def fails(p: Program) -> bool:
+        return any(v.fill.power >= 2 for v in p.inputs) and any(v.fill.low for v in p.inputs)
+
+    small = shrink(program, fails, trials=1000)
+    assert fails(small) and not small.borders and not any(v.fill.positive for v in small.inputs)
+    assert {v.fill.power for v in small.inputs} <= {2, 0, -2}
+
+
 # What is found.
+
+
+def judged(plain, other, *args) -> list[list[str]]:
+    """What the judge says of XLA's result and of another one, on these arguments."""
+    jaxpr = jax.jit(plain).trace(*args).jaxpr
+    exact = float64.evaluate(jaxpr, args)
+    noise = float64.spread(jaxpr, args, exact, differential.SAMPLES, 0)
+    xla = [np.asarray(jax.jit(plain)(*args))]
+    return [differential._differences(exact, noise, xla, [np.asarray(y)]) for y in (*xla, jax.jit(other)(*args))]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("low", ["lowest", "-1e30"])
+def test_rows_of_sentinels_are_determined(dtype: str, low: str) -> None:
+    """Where a row's own keys are all padding XLA weighs all keys alike; weights of its own keys alone are wrong."""
+    rng, n = np.random.default_rng(0), 16
+    q, k, v = (np.asarray(rng.standard_normal((n, 8)), jnp.dtype(dtype)) for _ in range(3))
+    bias = filled(np.zeros(n, jnp.dtype(dtype)), Fill(low, "left"), np.random.default_rng(1))
+    causal = np.tri(n, dtype=bool)
+
+    def attention(masked):
+        return lambda q, k, v, bias: jax.nn.softmax(jnp.where(causal, q @ k.T * 0.25 + bias, masked), -1) @ v
+
+    right, wrong = judged(attention(bias.min()), attention(-jnp.inf), q, k, v, bias)
+    assert not right and wrong
+
+
+def test_undetermined_rows_excuse_no_others() -> None:
+    """A row that cancels has errors as large as any; a wrong row beside it is found, and alone it is not wrong."""
+    exact, noise = np.ones((2, 8)), np.array([[1e3], [1e-7]]) * np.ones((2, 8))
+    x = np.ones((2, 8), np.float32)
+    wrong = x + np.array([[0], [0.5]], np.float32)
+    assert differential._differences([exact], [noise], [x], [wrong])
+    assert not differential._differences([exact], [noise], [x], [x + np.array([[100], [0]], np.float32)])
+    lost = np.where([[True], [False]], np.float32(np.nan), x)  # XLA's own
+    assert differential._differences([exact], [0 * noise], [lost], [wrong])
+    assert not differential._differences([exact], [0 * noise], [lost], [x])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "powers"), [("float16", (-20, 10, 10)), ("float16", (13, -13, -13)), ("float32", (-90, 70, 70))]
+)
+def test_an_intermediate_out_of_range_is_found(dtype: str, powers: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    args = [
+        filled(np.asarray(rng.standard_normal((8, 8)), jnp.dtype(dtype)), Fill(positive=True, power=p), rng)
+        for p in powers
+    ]
+    right, wrong = judged(lambda q, k, v: (q @ k) @ v, lambda q, k, v: q @ (k @ v), *args)
+    assert not right and wrong
+
+
+def test_products_of_sentinels_are_determined_only_within_a_strict_range() -> None:
+    """bias @ w may meet a large factor in another order; float32's range is promised of what the program has."""
+    bias = np.full((2, 4), jnp.finfo("float32").min)
+    w = np.zeros((4, 2), np.float32)
+    jaxpr = jax.make_jaxpr(lambda b, w: b @ w)(bias, w)
+    exact = float64.evaluate(jaxpr, [bias, w])
+    for strict, known in ((False, False), (True, True)):
+        (noise,) = float64.spread(jaxpr, [bias, w], exact, 2, 0, strict_range=strict)
+        assert np.isfinite(noise).all() == known
 
 
 def test_a_right_program(tmp_path) -> None:
@@ -327,6 +478,7 @@ def test_a_wrong_candidate_is_refused_and_without_proofs_found(tmp_path, monkeyp
     outcome = fuzz.run_one(chain(7, 8, 17, 2), Setting(cache_dir=str(tmp_path / "1")))
     assert not outcome.problems and not outcome.accepted and outcome.counts["refused by the fingerprint"]
     monkeypatch.setattr(certificates.Fingerprint, "__call__", lambda *args: True)
+    monkeypatch.setattr(attempts, "check_types", lambda *args: None)  # which sees what is off on a few numbers
     outcome = fuzz.run_one(chain(7, 8, 17, 2), Setting(cache_dir=str(tmp_path / "2")))
     assert outcome.problems[0].startswith("a candidate is off by")
     assert not outcome.accepted and outcome.counts["refused by the certificate"]

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -21,13 +21,22 @@ from jax import lax
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.jaxpr_frontend import jax_compat
 from mirage_jax.jaxpr_frontend.flat import FlatEqn, flatten, read
-from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr
+from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, Literal
 from mirage_jax.mugraph.arrays import is_float, is_narrow
 
 type Array = np.ndarray
 
+SENTINEL = 1e29  # numbers from here on that are exact carry no noise: biases that mask are no measurements
 EARLIER = 2.0**-8  # of the largest number, from where a result may overflow; underflow is as near to the smallest
 TF32 = 2.0**-10  # the type has 10 bits of mantissa
+
+
+class Visitor(Protocol):
+    """Looks at equations on the way, and may change what they read and give."""
+
+    def operands(self, eqn: FlatEqn, xs: list[Array]) -> list[Array]: ...
+
+    def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any) -> Array: ...
 
 
 @dataclass(frozen=True)
@@ -36,12 +45,13 @@ class Noise:
 
     `tf32`: operands of products of float32 are rounded to TF32, as on NVIDIA GPUs by default. Those of products of
     16-bit types always have an error too: ``a (b c)`` rounds a product that ``(a b) c`` does not, and so is off by eps
-    of its terms where ``a b`` cancels.
+    of its terms where ``a b`` cancels. `strict_range`: no product in another order leaves the range of its type.
     """
 
     rng: np.random.Generator
     together: bool = False
     tf32: bool = False
+    strict_range: bool = False
 
     def draw(self, shape: tuple[int, ...]) -> Array:
         return self.rng.uniform(-1, 1, (1,) * len(shape) if self.together else shape)
@@ -54,8 +64,42 @@ class Noise:
             return TF32
         return max(float(ml_dtypes.finfo(a.dtype).eps) if is_narrow(a.dtype) else 0.0 for a in eqn.in_avals)
 
+    def operands(self, eqn: FlatEqn, xs: list[Array]) -> list[Array]:
+        eps = self.of_operands(eqn)
+        return [x * (1 + eps * self.draw(np.shape(x))) for x in xs] if eps else xs
 
-def evaluate(jaxpr: Jaxpr, args: Sequence[Any], noise: Noise | None = None) -> list[Array]:
+    def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any) -> Array:
+        return _disturbed(x, eqn, xs, dtype, self)
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """The largest number of every result of floats, over the largest and the smallest that its type may hold."""
+
+    seen: list[tuple[float, float]] = field(default_factory=list)
+
+    def operands(self, eqn: FlatEqn, xs: list[Array]) -> list[Array]:
+        return xs
+
+    def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any) -> Array:
+        if is_float(dtype):
+            info = ml_dtypes.finfo(dtype)
+            room = 0.5 if dtype == np.float16 else EARLIER / 2  # what noise takes for an overflow is out of range
+            top = float(np.abs(x).max()) if np.size(x) else 0.0
+            small = eqn.primitive in PRODUCTS and top > 0  # an exponential may be as small as it likes
+            self.seen.append((top / (room * float(info.max)), float(info.tiny) / room / top if small else 0.0))
+        return x
+
+    def stays(self, before: Ranges) -> bool:
+        """Is every number in range, or no further out of it than it was?"""
+        return all(
+            now <= max(1.0, then)
+            for a, b in zip(self.seen, before.seen, strict=True)
+            for now, then in zip(a, b, strict=True)
+        )
+
+
+def evaluate(jaxpr: Jaxpr, args: Sequence[Any], noise: Visitor | None = None) -> list[Array]:
     """Results of the jaxpr, floats as float64; raises `UnsupportedError` for a primitive that is not known here."""
     program = flatten(jaxpr)
     values = dict(zip(program.inputs, map(_wide, args), strict=True))
@@ -63,11 +107,10 @@ def evaluate(jaxpr: Jaxpr, args: Sequence[Any], noise: Noise | None = None) -> l
     with np.errstate(all="ignore"):
         for eqn in program.eqns:
             xs = [_wide(read(values, a)) for a in eqn.inputs]
-            if noise is not None and (eps := noise.of_operands(eqn)):
-                xs = [x * (1 + eps * noise.draw(np.shape(x))) for x in xs]
+            xs = xs if noise is None else noise.operands(eqn, xs)
             results = _apply(eqn, xs, noise)
             for number, aval, result in zip(eqn.outputs, eqn.out_avals, results, strict=True):
-                values[number] = result if noise is None else _disturbed(result, eqn, xs, aval.dtype, noise)
+                values[number] = result if noise is None else noise.result(result, eqn, xs, aval.dtype)
     return [_wide(read(values, a)) for a in program.outputs]
 
 
@@ -81,12 +124,18 @@ def _disturbed(x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, noise: Noise
 
     What is beyond the range of the type may overflow. (XLA may keep it in a wider one; of float32, whose range nobody
     comes near by chance, another order may leave it a little earlier.) What is below it may be flushed to zero, as XLA
-    does on CPUs; not in float16, which is computed in float32.
+    does on CPUs; not in float16, which is computed in float32 and rounds it to a multiple of the smallest.
+
+    A sentinel has no noise where the result is a number of the type as it is: its sum with an ordinary number is
+    the sentinel again, in float64 as in float32, in whatever order. Else rows of which everything is masked would not
+    be determined.
     """
     if eqn.primitive in EXACT or not is_float(dtype):
         return x
     info = ml_dtypes.finfo(dtype)
     y = x * (1 + float(info.eps) * noise.draw(np.shape(x)))
+    if dtype == np.float16:
+        y += np.where(x == 0, 0.0, float(info.smallest_subnormal) * noise.draw(np.shape(x)))
     if eqn.primitive in ("dot_general", "reduce_sum"):
         (terms,) = _apply(eqn, [np.abs(operand) for operand in xs], None)
         y += float(np.finfo(np.float32).eps) * terms * noise.draw(np.shape(x))
@@ -94,13 +143,29 @@ def _disturbed(x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, noise: Noise
     if dtype != np.float16 and small.any():
         y = np.where(small & (noise.draw(np.shape(x)) > 0), 0.0, y)
     most = float(info.max)
-    return np.where(np.abs(y) > (most if dtype == np.float16 else EARLIER * most), np.copysign(math.inf, y), y)
+    y = np.where(np.abs(y) > (most if dtype == np.float16 else EARLIER * most), np.copysign(math.inf, y), y)
+    low = x <= -SENTINEL
+    y = np.where(low & (x.astype(dtype) == x), x, y) if low.any() else y
+    return y if noise.strict_range else np.where(_factors(eqn, xs), math.nan, y)
 
 
-def _apply(eqn: FlatEqn, xs: list[Array], noise: Noise | None) -> list[Array]:
+def _factors(eqn: FlatEqn, xs: list[Array]) -> Array:
+    """Which results are products of a sentinel and something else that is computed: nothing is promised of them.
+
+    In another order of multiplication the sentinel may meet a large number first, and then a zero.
+    """
+    huge = [np.abs(x) >= SENTINEL for x in xs] if eqn.primitive in ("dot_general", "mul") else []
+    if not any(h.any() for h in huge) or isinstance(eqn.inputs[0], Literal) or isinstance(eqn.inputs[1], Literal):
+        return np.zeros((), bool)
+    left, right = (np.ones(x.shape) for x in xs)
+    (first,), (second,) = (_apply(eqn, [1.0 * a, 1.0 * b], None) for a, b in ((huge[0], right), (left, huge[1])))
+    return np.asarray(first + second > 0)
+
+
+def _apply(eqn: FlatEqn, xs: list[Array], noise: Visitor | None) -> list[Array]:
     name = eqn.primitive
-    if name == "scan":
-        return _scan(eqn, xs, noise)
+    if name in LOOPS:
+        return LOOPS[name](eqn, xs, noise)
     if name in ("remat2", "checkpoint"):  # differentiated: a scope of its own
         return evaluate(jax_compat.bodies(eqn.eqn)[0], xs, noise)
     if name in SEVERAL:
@@ -112,7 +177,7 @@ def _apply(eqn: FlatEqn, xs: list[Array], noise: Noise | None) -> list[Array]:
     return [STRUCTURAL[name](xs, eqn)]
 
 
-def _scan(eqn: FlatEqn, xs: list[Array], noise: Noise | None) -> list[Array]:
+def _scan(eqn: FlatEqn, xs: list[Array], noise: Visitor | None) -> list[Array]:
     """Which operands are constants, carried or cut into slices is read from shapes: parameters vary with JAX."""
     params, (body,) = eqn.params, jax_compat.bodies(eqn.eqn)
     inside: list[Any] = [v.aval for v in body.invars]
@@ -130,6 +195,27 @@ def _scan(eqn: FlatEqn, xs: list[Array], noise: Noise | None) -> list[Array]:
     if params["reverse"]:
         stacked.reverse()
     return [*carry, *(np.stack(column) for column in zip(*stacked, strict=True))]
+
+
+def _while(eqn: FlatEqn, xs: list[Array], noise: Visitor | None) -> list[Array]:
+    condition, body = jax_compat.bodies(eqn.eqn)
+    first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    asked, fixed, carry = xs[:first], xs[first : first + second], xs[first + second :]
+    while evaluate(condition, [*asked, *carry])[0]:
+        carry = evaluate(body, [*fixed, *carry], noise)
+    return carry
+
+
+def _cond(eqn: FlatEqn, xs: list[Array], noise: Visitor | None) -> list[Array]:
+    branches = jax_compat.bodies(eqn.eqn)
+    return evaluate(branches[int(np.clip(xs[0], 0, len(branches) - 1))], xs[1:], noise)
+
+
+LOOPS: dict[str, Callable[[FlatEqn, list[Array], Visitor | None], list[Array]]] = {
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+}
 
 
 # ---------------------------------------------------------------------- primitives
@@ -313,6 +399,7 @@ STRUCTURAL: dict[str, Structural] = {
     "stack": lambda xs, eqn: np.stack(xs, eqn.params["axis"]),
     "slice": _slice,
     "pad": _pad,
+    "empty2": lambda xs, eqn: _wide(np.zeros(eqn.out_avals[0].shape, eqn.out_avals[0].dtype)),
     "iota": _iota,
     "integer_pow": lambda xs, eqn: xs[0] ** eqn.params["y"],
     "reduce_sum": _reduce(np.sum),
@@ -327,21 +414,29 @@ STRUCTURAL: dict[str, Structural] = {
 SEVERAL: dict[str, Callable[[list[Array], FlatEqn], list[Array]]] = {
     "optimization_barrier": lambda xs, eqn: xs,
 }
+PRODUCTS = frozenset({"dot_general", "mul", "div", "integer_pow", "square"})
 ROUNDED = frozenset({"dot_general", "scatter-add", "convert_element_type", "integer_pow", "reduce_sum", "reduce_prod"})
-EXACT = (STRUCTURAL.keys() - ROUNDED) | SEVERAL.keys() | {"scan", "remat2", "checkpoint"}
+EXACT = (STRUCTURAL.keys() - ROUNDED) | SEVERAL.keys() | LOOPS.keys() | {"remat2", "checkpoint"}
 EXACT |= {"neg", "max", "min", "abs", "sign", "floor", "ceil", "clamp", "select_n"}
 EXACT |= {"stop_gradient", "copy", "copy_p", "name"}
 
 
 def spread(
-    jaxpr: Jaxpr, args: Sequence[Any], exact: Sequence[Array], samples: int, seed: int, tf32: bool = False
+    jaxpr: Jaxpr,
+    args: Sequence[Any],
+    exact: Sequence[Array],
+    samples: int,
+    seed: int,
+    tf32: bool = False,
+    strict_range: bool = False,
 ) -> list[Array]:
     """Per result, how far disturbed runs are from the undisturbed one, elementwise at most."""
     out = [np.zeros(np.shape(r)) for r in exact]
     for n in range(samples):
-        noisy = evaluate(jaxpr, args, Noise(np.random.default_rng([seed, n]), n % 2 == 1, tf32))
+        noisy = evaluate(jaxpr, args, Noise(np.random.default_rng([seed, n]), n % 2 == 1, tf32, strict_range))
         for i, (x, r) in enumerate(zip(noisy, exact, strict=True)):
             if is_float(np.asarray(r).dtype):
                 with np.errstate(invalid="ignore"):
-                    out[i] = np.fmax(out[i], np.where(np.isnan(x) & np.isnan(r) | (x == r), 0.0, np.abs(x - r)))
-    return [np.where(np.isnan(x), math.inf, x) for x in out]
+                    off = np.where(np.isnan(x) & np.isnan(r) | (x == r), 0.0, np.abs(x - r))
+                out[i] = np.maximum(out[i], np.where(np.isnan(off), math.inf, off))  # NaN in one run says: anything
+    return out

@@ -29,7 +29,7 @@ import jax
 from rich.table import Table
 
 from mirage_jax import children
-from mirage_jax.audit.differential import Outcome, Setting, examine
+from mirage_jax.audit.differential import STRICT_RANGE, Outcome, Setting, examine
 from mirage_jax.audit.generator import generate
 from mirage_jax.audit.program import Program
 from mirage_jax.audit.shrink import shrink
@@ -50,7 +50,7 @@ TRIALS = {"cpu": 150, "cuda": 40}  # programs tried to make one that fails small
 SHRUNK = 2  # failures per task that are made smaller: where all programs fail, a campaign should end nevertheless
 STOP = "stop"  # a file of this name tells workers to end
 LOST = ("ILLEGAL_ADDRESS", "ILLEGAL_INSTRUCTION", "MISALIGNED_ADDRESS", "LAUNCH_FAILED")  # CUDA errors that stay
-KERNELS_EVERY, GATE_EVERY, INTERPRET_EVERY = 4, 7, 32  # one program in so many
+KERNELS_EVERY, GATE_EVERY, INTERPRET_EVERY, STRICT_EVERY = 4, 7, 32, 3  # one program in so many
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class Failure:
     problems: tuple[str, ...]
     script: str
     steps: int
+    features: tuple[str, ...] = ()  # of the small program
 
 
 @dataclass
@@ -104,6 +105,8 @@ class Campaign:
     def rows(self) -> Iterator[tuple[str, str]]:
         yield "programs", f"{self.programs:,}"
         yield "mismatches and exceptions", f"{len(self.failures):,}"
+        for what, n in sorted(Counter(what for f in self.failures for what in f.features).items()):
+            yield f"of these, made small, with {what}", f"{n:,}"
         yield "with an optimized region (hit rate)", f"{self.hits:,} ({self.hit_rate:.1%})"
         yield "with another program in its place", f"{self.changed:,} ({self.changed / max(self.programs, 1):.1%})"
         yield "regions", f"{self.regions:,}, of which {self.accepted:,} are replaced"
@@ -144,13 +147,15 @@ class Campaign:
 
 def program_of(seed: int, number: int, platform: str = "cpu") -> tuple[Program, Setting]:
     """One program of a campaign, and how it is examined."""
-    program = generate(random.Random(f"{seed}/{number}"), number)
+    strict = STRICT_RANGE and number % STRICT_EVERY == 0
+    program = generate(random.Random(f"{seed}/{number}"), number, strict)
     setting = Setting(
         device="H200" if number % KERNELS_EVERY == 0 else "CPU",
         platform=platform,
         gate=number % GATE_EVERY == 0,
         interpret=number % INTERPRET_EVERY == 0,
         seed=number,
+        strict_range=strict,
     )
     return program, setting
 
@@ -204,7 +209,7 @@ def report(
     file = out / f"fuzz_{seed}_{number}.py"
     title = f"Program {number} of seed {seed}, shrunk from {len(program.steps)} steps to {len(small.steps)}:"
     file.write_text(small.script(setting, f"{title}\n{problems[0]}", ENVIRONMENT[setting.platform]))
-    return Failure(number, tuple(problems), str(file), len(small.steps))
+    return Failure(number, tuple(problems), str(file), len(small.steps), small.features)
 
 
 def kind_of(problem: str) -> str:

@@ -9,16 +9,20 @@ drawn from the generator that is passed in: same seed, same program.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from mirage_jax.audit.program import Program, Step, Value, Wrapper, size_of
+from mirage_jax.audit.brink import scaled_in_pairs
+from mirage_jax.audit.builder import DTYPES, Builder, Fragment
+from mirage_jax.audit.padding import BORDERS, padded
+from mirage_jax.audit.program import Border, Program, Value, Wrapper
 
-SIZES = (1, 2, 3, 7, 8, 16, 17, 31, 32, 33)
 MAX_ELEMENTS = 1 << 16  # of one value: everything stays fast
 MAX_STEPS = 24
 KINDS = ("normal",) * 12 + ("uniform", "large", "zero rows", "one hot", "constant rows", "integers", "small", "nan")
-DTYPES = ("float32",) * 7 + ("bfloat16", "float16", "float16")
+SENTINEL_SHARE, SCALED_SHARE = 1 / 6, 1 / 6  # programs with sentinels in their data; with scales
+ALONE_SHARE = 0.75  # of these, with little else between what is looked for and the result
+BORDER_SHARE = 0.1  # other programs that have a part in a scope of its own
 ACTIVATIONS = (
     "jax.nn.silu({0})",
     "jax.nn.gelu({0})",
@@ -59,60 +63,6 @@ POINTWISE = (
 )
 BINARY = ("{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} / (2 + jnp.abs({1}))", "jnp.maximum({0}, {1})", "{0} + 0.5 * {1}")
 REDUCTIONS = ("jnp.sum({0}, -1)", "jnp.mean({0}, -1)", "jnp.max({0}, -1)", "jnp.sum({0} * {0}, -1)", "jnp.var({0}, -1)")
-
-type Fragment = Callable[[Builder, Value], Value]
-
-
-class Builder:
-    """A program that grows; every choice comes from `rng`."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
-        self.dtype = rng.choice(DTYPES)
-        self.sizes: dict[str, int] = {}
-        self.inputs: list[Value] = []
-        self.steps: list[Step] = []
-        for name in "abcd"[: rng.randint(2, 4)]:
-            self.sizes[name] = rng.choice(SIZES)
-
-    def size(self) -> str:
-        return self.rng.choice(list(self.sizes))
-
-    def input(self, shape: Sequence[str], dtype: str | None = None) -> Value:
-        """A new argument, or at times an earlier one of the same type."""
-        dtype = dtype or self.dtype
-        known = [v for v in self.inputs if v.shape == tuple(shape) and v.dtype == dtype]
-        if known and self.rng.random() < 0.15:
-            return self.rng.choice(known)
-        self.inputs.append(Value(f"x{len(self.inputs)}", tuple(shape), dtype))
-        return self.inputs[-1]
-
-    def step(self, text: str, *reads: Value, shape: Sequence[str], dtype: str | None = None) -> Value:
-        made = Value(f"t{len(self.steps)}", tuple(shape), dtype or reads[0].dtype)
-        self.steps.append(Step(made, text, tuple(v.name for v in reads)))
-        return made
-
-    def like(self, text: str, *reads: Value) -> Value:
-        return self.step(text, *reads, shape=reads[0].shape)
-
-    def elements(self, *shape: str) -> int:
-        return size_of(shape, self.sizes)
-
-    @property
-    def values(self) -> list[Value]:
-        return [*self.inputs, *(s.value for s in self.steps)]
-
-    def any(self, rank: int = 0) -> Value:
-        """A value of at least this rank, the newer the likelier; a new input if there is none."""
-        found = [v for v in self.values if len(v.shape) >= rank and v.is_float]
-        if not found or self.rng.random() < 0.2:
-            prefix = [self.size()] if self.rng.random() < 0.2 else []
-            return self.input([*prefix, *(self.size() for _ in range(max(rank, 2)))])
-        return found[max(self.rng.randrange(len(found)), self.rng.randrange(len(found)))]
-
-    def with_type(self, v: Value, dtype: str) -> Value:
-        return v if v.dtype == dtype else self.step(f"{{0}}.astype({dtype!r})", v, shape=v.shape, dtype=dtype)
-
 
 # ---------------------------------------------------------------------- fragments
 
@@ -223,6 +173,25 @@ def chain(b: Builder, x: Value) -> Value:
     ]
     text, shapes, out = b.rng.choice(texts)
     return b.step(text, x, *(b.input(s, x.dtype) for s in shapes), shape=out)
+
+
+def triple(b: Builder, x: Value) -> Value:
+    """Three factors, whose product has another intermediate value in the other order, mostly the cheaper one."""
+    *rest, n, d = x.shape
+    m, e = b.size(), b.size()
+    rows, wide, inner, out = (b.elements(*names) for names in ((*rest, n), (d,), (m,), (e,)))
+    right_is_cheaper = wide * inner * out + rows * wide * out < rows * wide * inner + rows * inner * out
+    left_first = b.rng.random() < (0.9 if right_is_cheaper else 0.1)
+    middle, turned = b.rng.choice(((["d", "m"], "{1}"), (["m", "d"], "{1}.T")))
+    shapes = [[{"d": d, "m": m}[name] for name in middle], [m, e]]
+    texts = [f"({{0}} @ {turned}) @ {{2}}", f"{{0}} @ ({turned} @ {{2}})"]
+    if b.rng.random() < 0.2:
+        shapes = [[d], [d, e]]
+        texts = ["({0} * {1}) @ {2}", "{0} @ ({1}[:, None] * {2})"]
+    factors = [x, *(b.input(s, x.dtype) for s in shapes)]
+    names = [v.name for v in factors]
+    b.against = tuple(names) if left_first else (names[2], *names[:2])
+    return b.step(texts[not left_first], *factors, shape=[*rest, n, e])
 
 
 def quantized(b: Builder, x: Value) -> Value:
@@ -338,42 +307,76 @@ POLICIES: dict[str, tuple[float, ...]] = {  # weights of HEAVY
     "reductions": (0, 1, 0, 0, 1, 6, 1, 0, 2),
     "reuse": (1, 1, 1, 1, 1, 1, 6, 0, 0),
     "anything": (1, 1, 1, 1, 1, 1, 1, 1, 1),
+    "products": (3, 0, 1, 2, 6, 1, 0, 1, 0),
 }
+SCALED_POLICIES = ("products", "algebra", "lora", "anything")
 
 
 # ---------------------------------------------------------------------- whole programs
 
 
-def generate(rng: random.Random, seed: int = 0) -> Program:
-    """A random program; `seed` is what its input values are drawn from."""
-    b = Builder(rng)
-    weights = POLICIES[rng.choice(list(POLICIES))]
-    for _ in range(rng.choice((1, 1, 1, 2, 2, 3))):
-        if rng.random() < 0.25:
-            _grow(b, rng.choice(GLUE))
-        _grow(b, rng.choices(HEAVY, weights)[0])
-        while rng.random() < 0.35:
-            _grow(b, rng.choice(GLUE))
+def generate(rng: random.Random, seed: int = 0, strict_range: bool = False) -> Program:
+    """A random program; `seed` is what its input values are drawn from.
+
+    strict_range: arguments may be scaled to the brink of what float32 and bfloat16 hold, too, not only float16.
+    """
+    b, share = Builder(rng), rng.random()
+    sentinels, scales = share < SENTINEL_SHARE, SENTINEL_SHARE <= share < SENTINEL_SHARE + SCALED_SHARE
+    if scales and rng.random() < 0.8:
+        b.dtype = "float16"
+    first = padded if sentinels else triple if scales and rng.random() < ALONE_SHARE else None
+    if first is not None:
+        _grow(b, first)
+    if first is None or rng.random() > ALONE_SHARE:
+        _grow_at_random(b, POLICIES[rng.choice(SCALED_POLICIES if scales else list(POLICIES))])
+    if not b.borders and rng.random() < BORDER_SHARE:
+        _close_off(b)
+    program = _finished(b, rng.choice(("normal", "normal", "uniform") if scales else KINDS), seed)
+    if not scales or rng.random() < 0.5:  # gradients have many values, which leave little room for scales
+        program = _wrapped(rng, program)
+    return scaled_in_pairs(program, rng, b.against, strict_range) if scales else program
+
+
+def _grow_at_random(b: Builder, weights: Sequence[float]) -> None:
+    """Add one to three fragments of a policy, and glue around them."""
+    for _ in range(b.rng.choice((1, 1, 1, 2, 2, 3))):
+        if b.rng.random() < 0.25:
+            _grow(b, b.rng.choice(GLUE))
+        _grow(b, b.rng.choices(HEAVY, weights)[0])
+        while b.rng.random() < 0.35:
+            _grow(b, b.rng.choice(GLUE))
+
+
+def _finished(b: Builder, kind: str, seed: int) -> Program:
+    """What was built, with the arguments that are needed."""
     outputs = _outputs(b)
     used = _used(b, outputs)
-    program = Program(
+    return Program(
         sizes=tuple(b.sizes.items()),
         inputs=tuple(v for v in b.inputs if v.name in used),
         steps=tuple(b.steps),
         outputs=outputs,
-        kind=rng.choice(KINDS),
+        kind=kind,
         seed=seed,
+        borders=tuple(b.borders),
     )
-    return _wrapped(rng, program)
+
+
+def _close_off(b: Builder) -> None:
+    """Some consecutive steps in a scope of their own."""
+    if b.steps:
+        first = b.rng.randrange(len(b.steps))
+        last = b.rng.randrange(first, len(b.steps))
+        b.borders.append(Border(b.rng.choice(BORDERS), tuple(s.value.name for s in b.steps[first : last + 1])))
 
 
 def _grow(b: Builder, fragment: Fragment) -> None:
     """Add a fragment; undone if a value gets too large."""
-    inputs, steps = list(b.inputs), list(b.steps)
+    inputs, steps, borders = list(b.inputs), list(b.steps), list(b.borders)
     fragment(b, b.any(rank=2))
     new = [v for v in b.values if v not in inputs]
     if len(b.steps) > MAX_STEPS or any(b.elements(*v.shape) > MAX_ELEMENTS or len(v.shape) > 4 for v in new):
-        b.inputs, b.steps = inputs, steps
+        b.inputs, b.steps, b.borders = inputs, steps, borders
 
 
 def _outputs(b: Builder) -> tuple[str, ...]:
@@ -390,7 +393,10 @@ def _used(b: Builder, outputs: Sequence[str]) -> set[str]:
 def _wrapped(rng: random.Random, p: Program) -> Program:
     """In up to three transformations around and inside of the optimizer, and with an input given twice."""
     wrappers: list[Wrapper] = []
-    for name in rng.choices(("", "jit", "grad", "vmap", "scan", "checkpoint"), (9, 1, 3, 3, 2, 1), k=3):
+    loops = any(border.kind == "while" for border in p.borders)  # which have no gradients
+    for name in rng.choices(
+        ("", "jit", "" if loops else "grad", "vmap", "scan", "checkpoint"), (9, 1, 3, 3, 2, 1), k=3
+    ):
         if name in ("vmap", "scan"):
             mapped = [rng.random() < 0.6 for _ in p.inputs]
             mapped[rng.randrange(len(mapped))] = True

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -19,18 +20,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirage_jax.audit import wrappers
+from mirage_jax.audit.fills import NOTHING, Fill, filled
 from mirage_jax.verify.input_classes import input_classes
 
 type Function = Callable[..., Any]
 
+SENTINELS = re.compile(r"finfo|-1e9|-1e30|-jnp\.inf|-6e4|is_causal")  # in the text of a step
+
 
 @dataclass(frozen=True)
 class Value:
-    """A named array. Its shape is a tuple of texts over the program's sizes."""
+    """A named array. Its shape is a tuple of texts over the program's sizes. `fill`: what it holds as an argument."""
 
     name: str
     shape: tuple[str, ...]
     dtype: str
+    fill: Fill = NOTHING
 
     @property
     def is_float(self) -> bool:
@@ -72,9 +77,38 @@ class Wrapper:
 
 
 @dataclass(frozen=True)
+class Border:
+    """Consecutive steps, by the names of their values, that run in a scope of their own.
+
+    Kind "layers": a loop that carries along an argument, which result `carried[1]` replaces; without these two names
+    it is a loop over constants.
+    """
+
+    kind: str
+    inside: tuple[str, ...]
+    carried: tuple[str, str] = ("", "")
+
+    def call(self, reads: Sequence[str], results: Sequence[str]) -> str:
+        """The expression of the wrapped part; {} is its name."""
+        match self.kind:
+            case "jit" | "checkpoint":
+                return f"jax.{self.kind}({{}})"
+            case "cond":
+                return "branched({})"
+            case "while":
+                return "awaited({})"
+            case "layers" if self.carried[0] in reads and self.carried[1] in results:
+                return f"layered({{}}, {reads.index(self.carried[0])}, {results.index(self.carried[1])})"
+            case "layers":
+                return "looped({}, 'constants')"
+            case way:
+                return f"looped({{}}, {way!r})"
+
+
+@dataclass(frozen=True)
 class Program:
     """`inner` wrappers stand between the function and the optimizer, `outer` ones around it, innermost first. `same`:
-    arguments that are given the array of an earlier one. `kind`: the class of input values.
+    arguments that are given the array of an earlier one. `kind`: the class of input values. `borders` do not overlap.
     """
 
     sizes: tuple[tuple[str, int], ...]
@@ -86,6 +120,7 @@ class Program:
     same: tuple[tuple[int, int], ...] = ()
     kind: str = "normal"
     seed: int = 0
+    borders: tuple[Border, ...] = ()
 
     @property
     def values(self) -> dict[str, Value]:
@@ -96,8 +131,20 @@ class Program:
         """What a shrinker makes smaller."""
         sizes = dict(self.sizes)
         elements = sum(size_of(v.shape, sizes) for v in self.values.values())
-        wrappers = len(self.inner + self.outer)
-        return (len(self.steps), wrappers, len(self.outputs), len(self.inputs), len(sizes), elements)
+        scopes = len(self.inner + self.outer + self.borders)
+        said, powers = (sum(v.fill.cost[n] for v in self.inputs) for n in (0, 1))
+        return (len(self.steps), scopes, len(self.outputs), len(self.inputs), said, len(sizes), elements, powers)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What is out of the ordinary in it: a table of failures has a row for each."""
+        has = {
+            "a sentinel in its data": any(v.fill.low for v in self.inputs),
+            "a sentinel in its text": any(SENTINELS.search(s.text) for s in self.steps),
+            "scales": any(v.fill.power for v in self.inputs),
+            "a border": bool(self.borders),
+        }
+        return tuple(what for what, holds in has.items() if holds)
 
     # ------------------------------------------------------------------ text
 
@@ -105,8 +152,37 @@ class Program:
         """The function and the sizes that it reads."""
         names = ", ".join(v.name for v in self.inputs)
         sizes = [f"{name} = {n}" for name, n in self.sizes]
-        body = [f"    {step}" for step in self.steps]
+        body = [f"    {line}" for line in self._lines()]
         return "\n".join([*sizes, "", "", f"def f({names}):", *body, f"    return {', '.join(self.outputs)},", ""])
+
+    def _lines(self) -> Iterator[str]:
+        border_of = {name: border for border in self.borders for name in border.inside}
+        written: set[Border] = set()
+        for step in self.steps:
+            border = border_of.get(step.value.name)
+            if border is None:
+                yield str(step)
+            elif border not in written:
+                yield from self._part(border, f"part{len(written)}")
+                written.add(border)
+
+    def _part(self, border: Border, name: str) -> Iterator[str]:
+        """A function of the steps within a border, and its call."""
+        inside = [s for s in self.steps if s.value.name in border.inside]
+        reads, results = self._interface(inside)
+        yield f"def {name}({', '.join(reads)}):"
+        for step in inside:
+            yield f"    {step}"
+        yield f"    return {', '.join(results)},"
+        yield f"{', '.join(results)}, = {border.call(reads, results).format(name)}({', '.join(reads)})"
+
+    def _interface(self, inside: Sequence[Step]) -> tuple[list[str], list[str]]:
+        """Names that some steps read from others, and names of theirs that are read elsewhere: the last at least."""
+        made = [s.value.name for s in inside]
+        read_inside = [name for s in inside for name in s.reads]
+        read_outside = {name for s in self.steps if s not in inside for name in s.reads}.union(self.outputs)
+        results = [name for name in made if name in read_outside]
+        return [name for name in dict.fromkeys(read_inside) if name not in made], results or made[-1:]
 
     def wrapped(self, around: str = "optimize({})") -> str:
         """The expression of the wrapped function; `around` stands where the optimizer does."""
@@ -118,8 +194,8 @@ class Program:
     def script(self, setting: object, title: str = "", environment: Mapping[str, str] = MappingProxyType({})) -> str:
         """A file that runs the program alone and says what differs; `environment`: variables that it sets."""
         specs = ", ".join(f"({shape}, {dtype!r})" for shape, dtype in self.specs)
-        used = {w.name for w in self.inner + self.outer}
-        helpers = [inspect.getsource(h) for name, h in wrappers.HELPERS.items() if name in used]
+        text = self.source() + self.wrapped()
+        helpers = [inspect.getsource(h) for name, h in wrappers.HELPERS.items() if f"{name}(" in text]
         return "\n".join(
             [
                 *(f"# {line}" for line in title.splitlines()),
@@ -132,6 +208,7 @@ class Program:
                 "import jax.numpy as jnp",
                 "",
                 "from mirage_jax.audit.differential import Setting, examine",
+                *(["from mirage_jax.audit.fills import Fill"] if self.fills else []),
                 "from mirage_jax.audit.program import arguments",
                 "",
                 *(f"\n{h}" for h in helpers),
@@ -141,7 +218,7 @@ class Program:
                 f"    return {self.wrapped()}",
                 "",
                 "",
-                f"args = arguments([{specs}], {self.kind!r}, {self.seed}, {self.same})",
+                f"args = arguments([{specs}], {self.kind!r}, {self.seed}, {self.same}, {self.fills})",
                 f"outcome = examine(program, args, {setting!r})",
                 'print("\\n".join(outcome.problems) or "agrees with float64 as well as plain jax.jit does")',
                 "sys.exit(bool(outcome.problems))",
@@ -161,15 +238,19 @@ class Program:
             out.append(((*leading, *shape_of(v.shape, sizes)), v.dtype))
         return out
 
+    @property
+    def fills(self) -> dict[int, Fill]:
+        return {i: v.fill for i, v in enumerate(self.inputs) if v.fill != NOTHING}
+
     def function(self) -> Callable[[Function], Function]:
         """What `optimize` (or plain `jax.jit`) is passed to, giving the wrapped function."""
-        scope: dict[str, Any] = {"jax": jax, "jnp": jnp, **{h.__name__: h for h in wrappers.HELPERS.values()}}
+        scope: dict[str, Any] = {"jax": jax, "jnp": jnp, **wrappers.HELPERS}
         exec(compile(self.source(), "<random program>", "exec"), scope)
         build = eval(f"lambda optimize: {self.wrapped()}", scope)
         return build
 
     def arguments(self) -> list[np.ndarray]:
-        return arguments(self.specs, self.kind, self.seed, self.same)
+        return arguments(self.specs, self.kind, self.seed, self.same, self.fills)
 
 
 def size_of(shape: Sequence[str], sizes: Mapping[str, int]) -> int:
@@ -182,10 +263,16 @@ def shape_of(shape: Sequence[str], sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def arguments(
-    specs: Sequence[tuple[tuple[int, ...], str]], kind: str, seed: int, same: Sequence[tuple[int, int]] = ()
+    specs: Sequence[tuple[tuple[int, ...], str]],
+    kind: str,
+    seed: int,
+    same: Sequence[tuple[int, int]] = (),
+    fills: Mapping[int, Fill] = MappingProxyType({}),
 ) -> list[np.ndarray]:
-    """Arrays of the given shapes and dtypes; for ``(i, j)`` in `same`, number i is number j again."""
+    """Arrays of the given shapes, dtypes and fills; for ``(i, j)`` in `same`, number i is number j again."""
     out = input_classes([(shape, jnp.dtype(dtype)) for shape, dtype in specs], seed)[kind]
+    for i, fill in fills.items():
+        out[i] = filled(out[i], fill, np.random.default_rng([seed, i]))
     for i, j in same:
         out[i] = out[j]
     return out

@@ -7,10 +7,11 @@ not fail. Greedy: the first smaller program that still fails is where the next r
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 
-from mirage_jax.audit.program import Program, Wrapper
+from mirage_jax.audit.fills import NOTHING, Fill
+from mirage_jax.audit.program import Border, Program, Value, Wrapper
 
 
 def shrink(program: Program, fails: Callable[[Program], bool], trials: int = 150) -> Program:
@@ -33,16 +34,33 @@ def shrink(program: Program, fails: Callable[[Program], bool], trials: int = 150
 
 def smaller(p: Program) -> Iterator[Program]:
     """Programs with one thing less, large parts first."""
-    for which in ("outer", "inner"):
-        wrappers: tuple[Wrapper, ...] = getattr(p, which)
-        for i in range(len(wrappers)):
-            yield replace(p, **{which: wrappers[:i] + wrappers[i + 1 :]})
+    yield from _with_fewer_scopes(p)
+    yield from _with_less_data(p)
+    yield from _with_fewer_outputs(p)
+    yield tidy(p)
+    yield from _with_fewer_steps(p)
+    yield from _with_smaller_sizes(p)
+
+
+def _with_fewer_scopes(p: Program) -> Iterator[Program]:
+    """Programs without one of their transformations or borders."""
+    for which in ("outer", "inner", "borders"):
+        scopes = getattr(p, which)
+        for i in range(len(scopes)):
+            yield replace(p, **{which: scopes[:i] + scopes[i + 1 :]})
+
+
+def _with_fewer_outputs(p: Program) -> Iterator[Program]:
+    """Programs with one result alone, then all but one."""
     if len(p.outputs) > 1:
         for name in p.outputs:
             yield tidy(replace(p, outputs=(name,)))
         for name in p.outputs:
             yield tidy(replace(p, outputs=tuple(n for n in p.outputs if n != name)))
-    yield tidy(p)
+
+
+def _with_fewer_steps(p: Program) -> Iterator[Program]:
+    """Programs that end earlier, and those that are given a value instead of making it."""
     made = {s.value.name: s for s in p.steps}
     for name in p.outputs:
         for read in made[name].reads if name in made else ():
@@ -51,6 +69,10 @@ def smaller(p: Program) -> Iterator[Program]:
     for name in reversed(made):
         if name not in p.outputs:
             yield tidy(as_input(p, name))
+
+
+def _with_smaller_sizes(p: Program) -> Iterator[Program]:
+    """Programs with shorter dimensions, fewer repeated arguments and shorter loops."""
     for name, n in p.sizes:
         for less in dict.fromkeys((1, 2, n // 2, n - 1)):
             if 0 < less < n:
@@ -61,6 +83,21 @@ def smaller(p: Program) -> Iterator[Program]:
         wrappers = getattr(p, which)
         if any(w.size > 1 for w in wrappers):
             yield replace(p, **{which: tuple(replace(w, size=min(w.size, 1)) for w in wrappers)})
+
+
+def _with_less_data(p: Program) -> Iterator[Program]:
+    """Programs whose arguments hold more ordinary numbers; scales come last, and all together."""
+
+    def filled(change: Callable[[Value], Fill]) -> Program:
+        return replace(p, inputs=tuple(replace(v, fill=change(v)) for v in p.inputs))
+
+    yield filled(lambda v: NOTHING)
+    yield filled(lambda v: replace(v.fill, power=0))
+    yield filled(lambda v: replace(v.fill, positive=False))
+    for one in p.inputs:
+        for less in one.fill.simpler:
+            yield filled(lambda v, one=one, less=less: less if v is one else v.fill)
+    yield filled(lambda v: replace(v.fill, power=int(v.fill.power / 2)))
 
 
 def as_input(p: Program, name: str) -> Program:
@@ -88,8 +125,15 @@ def tidy(p: Program) -> Program:
         inputs=inputs,
         steps=tuple(reversed(kept)),
         same=tuple((place[i], place[j]) for i, j in p.same if i in place and j in place),
+        borders=_borders(p.borders, {s.value.name for s in kept}),
         **_wrappers(p, lambda mapped: tuple(mapped[i] for i in keep)),
     )
+
+
+def _borders(borders: Sequence[Border], steps: Container[str]) -> tuple[Border, ...]:
+    """Borders around what is left of their steps."""
+    left = (replace(b, inside=tuple(n for n in b.inside if n in steps)) for b in borders)
+    return tuple(b for b in left if b.inside)
 
 
 def _wrappers(p: Program, change: Callable[[tuple[bool, ...]], tuple[bool, ...]]) -> dict[str, tuple[Wrapper, ...]]:

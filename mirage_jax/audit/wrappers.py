@@ -1,4 +1,6 @@
-"""Transformations that random programs are wrapped in, where JAX has no one-line form. Their text goes into scripts."""
+"""Transformations that random programs, or parts of them, are wrapped in, where JAX has no one-line form. Their text
+goes into scripts.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -30,4 +32,52 @@ def scanned(f, mapped):
     return run
 
 
-HELPERS = {"grad": gradients, "scan": scanned}
+def looped(f, way):
+    """f in the body of a loop of two steps, which reads constants, what is carried along, or slices of arrays."""
+
+    def run(*args):
+        if way == "constants":
+            results = jax.lax.scan(lambda carry, _: (carry, f(*args)), None, None, length=2)[1]
+        elif way == "carried":
+            results = jax.lax.scan(lambda carry, _: (carry, f(*carry)), args, None, length=2)[1]
+        else:
+            slices = [jnp.stack([a, a]) for a in args]
+            results = jax.lax.scan(lambda carry, xs: (carry, f(*xs)), None, slices, length=2)[1]
+        return tuple(y[-1] for y in results)
+
+    return run
+
+
+def layered(f, argument, result):
+    """Two equal layers: one result of the first is an argument of the second."""
+
+    def run(*args):
+        def layer(x, _):
+            results = f(*args[:argument], x, *args[argument + 1 :])
+            return results[result], results
+
+        return tuple(y[-1] for y in jax.lax.scan(layer, args[argument], None, length=2)[1])
+
+    return run
+
+
+def branched(f):
+    """f in one branch of two; the other gives zeros and is not taken."""
+
+    def run(*args):
+        return jax.lax.cond(True, f, lambda *args: jax.tree.map(jnp.zeros_like, f(*args)), *args)
+
+    return run
+
+
+def awaited(f):
+    """f in the body of a while loop that runs once. It has no gradients backwards."""
+
+    def run(*args):
+        zeros = tuple(jnp.zeros(y.shape, y.dtype) for y in jax.eval_shape(f, *args))
+        return jax.lax.while_loop(lambda s: s[0] < 1, lambda s: (s[0] + 1, f(*args)), (0, zeros))[1]
+
+    return run
+
+
+HELPERS = {h.__name__: h for h in (gradients, scanned, looped, layered, branched, awaited)}

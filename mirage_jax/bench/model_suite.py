@@ -29,6 +29,11 @@ log = logging.getLogger("mirage_jax")
 
 REMAT = f"{OURS} remat"
 CALLS = 4  # steps in a row that are profiled together
+BUDGETS = {  # candidates of suite "whole": whatever the budget, no function may be slower than under plain jit
+    f"{OURS} 2s": {"budget": "2s"},
+    f"{OURS} 15s/40s": {"budget": "15s/40s"},
+    f"{OURS} untuned": {"on_miss": "fallback"},
+}
 NOTES = (
     "Steps as training and decoding run them, with donated state, each from its first kernel to its last. Errors are "
     "the largest of all arrays that a step returns (loss, moments of the gradients, weights, outputs, caches), "

@@ -3,8 +3,8 @@
 Suite "models" has the layers of each model in `bench.models` without embedding and head, so that a figure per layer
 means what it says: training steps with AdamW, forward passes, and decoding with a full cache. The state of a step
 (weights in training, the cache in decoding) is donated. Suite "compile" has a few of them with 32 layers, to be lowered
-only, and suite "different" programs without equal layers (`bench.different`). `small` is the same step at sizes that a
-CPU can afford.
+only. Suite "different" has programs without equal layers (`bench.different`), suite "whole" gradients of single layers
+(`whole_programs`). `small` is the same step at sizes that a CPU can afford.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mirage_jax.bench import different
+from mirage_jax.bench import different, whole_programs
 from mirage_jax.bench.models import bert, chameleon, gpt2, linear_lm, llama, lora, ngpt, training, vit
 from mirage_jax.bench.models.layers import Draw, Sizes, squared_error, unit
 from mirage_jax.config import unknown
@@ -154,7 +154,18 @@ def _different(small: bool) -> Iterator[Step]:
             yield Step(f"{kind}_{count}", fn, partial(different.draw, kind, count), count)
 
 
-SUITES = {"models": _timed, "compile": _compiled, "different": _different}
+def _whole(small: bool) -> Iterator[Step]:
+    s = whole_programs.SMALL if small else whole_programs.LayerSizes()
+    makers = {
+        "softcap_attention": lambda: whole_programs.attention_step(s),
+        "kernel_regression": lambda: whole_programs.kernel_regression_step(*((64, 96) if small else (4096, 8192))),
+        "retention": lambda: whole_programs.retention_step(s),
+    }
+    for name, make in makers.items():
+        yield Step(name, *make(), layers=1, trains=True)
+
+
+SUITES = {"models": _timed, "compile": _compiled, "different": _different, "whole": _whole}
 STEPS = {
     (name, small): {step.name: step for step in make(small)} for name, make in SUITES.items() for small in (False, True)
 }

@@ -85,6 +85,10 @@ class Result:
     model: float | None = None  # rank correlation of the cost model with the times of the variants that were tried
     memory: Memory | None = None
     regions: Regions | None = None
+    whole: str | None = None  # what the optimizer says of the function as a whole
+
+
+LEAST_RATIO = 0.98  # of plain jit's speed, that no function may fall below
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,7 @@ class SuiteResult:
             ("equal runs", _cell("repeats"), OURS),
             *((f"temp MB {name}", _cell("memory", lambda m: f"{m.temporary / 1e6:,.1f}"), name) for name in labels),
             *((f"regions {o}", _cell("regions"), o) for o in others),
+            *((f"whole {o}", _cell("whole"), o) for o in others),
             *((f"model rank {o}", _cell("model", "{:.2f}".format), o) for o in others),
         ]
         table = {
@@ -139,6 +144,22 @@ class SuiteResult:
             table[name] = [cell(row, label) for row in self.rows]
         shown = {name: cells for name, cells in table.items() if any(cells)}
         return list(shown), [list(cells) for cells in zip(*shown.values(), strict=True)]
+
+    @property
+    def lowest(self) -> tuple[Ratio, str, str] | None:
+        """The lowest ratio of a function over plain jit, of which program, and of which candidate of ours."""
+        found = [
+            (result.ratio, row.program, label)
+            for row in self.rows
+            for label, result in row.results.items()
+            if result.ratio is not None and label not in self.peers
+        ]
+        return min(found, key=lambda one: one[0].value, default=None)
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether some function is slower than plain jit, beyond noise."""
+        return self.lowest is not None and self.lowest[0].value < LEAST_RATIO and self.lowest[0].high < 1.0
 
     def to_markdown(self) -> str:
         header, body = self.cells()
@@ -331,6 +352,7 @@ def explained(function: object, args: Iterable[object]) -> dict[str, Any]:
         left_out = Counter(str(x.code) for x in report.left_out)
         return {
             "report": str(report),
+            "whole": None if report.whole is None else report.whole.brief,
             "model": rank_correlation(variants),
             "regions": Regions(taken, refused, dict(left_out.most_common())),
         }

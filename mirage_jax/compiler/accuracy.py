@@ -28,28 +28,16 @@ from mirage_jax.mugraph.footprint import footprint
 from mirage_jax.mugraph.graph import KernelGraph, Library, Op
 from mirage_jax.mugraph.operators import COMPARISONS
 from mirage_jax.turns import turn
-from mirage_jax.verify import float_gate, input_classes
+from mirage_jax.verify import brinks, float_gate, input_classes
 from mirage_jax.verify.noise import SAMPLES, noisy
 
 log = logging.getLogger("mirage_jax")
 
-EVERY_CLASS = 5e8  # operations of a region up to which every class of inputs runs; beyond, float64 takes its time
-CORE_CLASSES = (
-    "normal",
-    "large",
-    "near overflow",
-    "heavy tail",
-    "zero rows",
-    "cancelling",
-    "integers",
-    "large logits",
-    "nan",
-    "inf",
-)
+SMALL = 5e8  # operations of a region up to which numpy is soon done with it in float64
 NEARBY, AROUND = 4, (0.97, 1.03)  # inputs on which the program's roundings are seen, and how much larger they are
-BRINK = 13  # inputs of size one times 2**13 are still float16 numbers
 BEYOND = 3  # powers of two beyond the last at which XLA gives only finite numbers
-NEAREST, FARTHEST, MOST_NEAR = 2.0**-4, 2.0**10, 3  # constants of a program near which inputs are tried, and how many
+NEAREST, MOST_NEAR = 2.0**-4, 4  # constants of a program near which inputs are tried, and how many
+HUGE = 2.0**10  # a factor that makes a mask of an input
 
 
 @dataclass
@@ -61,12 +49,12 @@ class Accuracy:
     def gate(self, winner: Winner, only: Sequence[str] = ()) -> tuple[bool, str]:
         """Are the winner's floats as good as XLA's on every input class, or on those that are named? And why."""
         ours, classes = jax.jit(self.subject.ours(winner)), self._classes
-        names = list(only or (classes if self.is_small else (*CORE_CLASSES, *classes.own)))
+        names = list(only or classes)
         for name in names:
             if wrong := self._on_class(winner, name, ours):
                 return False, f"{name}: {wrong}"
-        if not only and (overflow := self._overflow(ours)):
-            return False, overflow
+        if not only and (wrong := self._at_brinks(winner, ours)):
+            return False, wrong
         return True, f"passed on {len(names)} input classes, repeated runs equal bit for bit"
 
     @cached_property
@@ -76,8 +64,8 @@ class Accuracy:
     @cached_property
     def _classes(self) -> input_classes.InputClasses:
         region = self.subject.region
-        near, roots, counts = _cancelled_by(region.graph), inputs_under_roots(region), indices_compared(region)
-        return input_classes.input_classes(self.subject.specs, 0, near, roots, counts, switches(region))
+        near, roots, counts = self._cancelled_by, inputs_under_roots(region), indices_compared(region)
+        return input_classes.input_classes(self.subject.specs, 0, near, roots, counts, switches(region), biases(region))
 
     def _on_class(self, winner: Winner, name: str, ours: Callable[..., list[jax.Array]]) -> str:
         """What is wrong with the winner's results for inputs of a class; empty if nothing is."""
@@ -86,24 +74,43 @@ class Accuracy:
         results = ours(*args)
         if not all(same_bits(a, b) for a, b in zip(results, ours(*args), strict=True)):
             return "two runs differ"
-        inputs = self.wide_inputs(values)
-        candidate, found = map(self._placed, (results, self._xla(*args)))
-        reference = self.in_float64(inputs)
-        if name in input_classes.ORDINARY:
-            for r, x in zip(reference, found, strict=True):
-                if wrong := float_gate.misread(r, x, self.narrowest):
-                    return wrong
         reordered = winner.family == "algebra"  # another order meets other roundings, infinities in another order
         # Of infinities and NaN one may stand for another where infinity times a rest of zero is NaN.
         kinds = not reordered and not any(k.precise for k in winner.schedule.kernels)
         degenerate = name in input_classes.DEGENERATE or (reordered and name in input_classes.LOGITS)
-        compare = partial(
-            float_gate.float_gate,
+        return self._compared(
+            winner,
+            values,
+            results,
+            is_ordinary=name in input_classes.ORDINARY or (name in input_classes.LOWEST and not self._has_float16),
             kinds=kinds and name not in input_classes.SPOILED,
             spread=(2.0 if reordered else 1.0) * (2.0 if degenerate else 1.0),
-            skips=any(k.span for k in winner.graph),
-            unit=self.unit,
         )
+
+    def _compared(
+        self,
+        winner: Winner,
+        values: Sequence[np.ndarray],
+        results: Sequence[jax.Array],
+        is_ordinary: bool,
+        kinds: bool,
+        spread: float,
+    ) -> str:
+        """What is wrong with the winner's results for these inputs, against float64 and XLA; empty if nothing is.
+
+        On ordinary inputs XLA may not differ from float64 by more than rounding can; nor where inputs mask logits, for
+        what is translated to a mask has to be one. (Beside float16's lowest number others keep some of their digits.)
+        """
+        inputs = self.wide_inputs(values)
+        args = [jax.device_put(v, self.subject.device) for v in values]
+        candidate, found = map(self._placed, (results, self._xla(*args)))
+        reference = self.in_float64(inputs)
+        if is_ordinary:
+            for r, x in zip(reference, found, strict=True):
+                if wrong := float_gate.misread(r, x, self.narrowest):
+                    return wrong
+        skips = any(k.span for k in winner.graph)
+        compare = partial(float_gate.float_gate, kinds=kinds, spread=spread, skips=skips, unit=self.unit)
         reasons: list[str] = []
         for noise, written in self._allowances(values, inputs, reference):
             with ThreadPoolExecutor(len(reference)) as pool:
@@ -128,42 +135,100 @@ class Accuracy:
         if (written := self.written_errors(values)) is not None:
             yield noise, written
 
-    def _overflow(self, ours: Callable[..., Any]) -> str:
-        """Does the candidate leave the range of float16 before XLA does? Other orders have other intermediate values.
+    # ------------------------------------------------------------------ the ends of a type's range
 
-        All inputs together, then each of them alone, are scaled up until XLA is about to overflow.
+    def _at_brinks(self, winner: Winner, ours: Callable[..., Any]) -> str:
+        """Does the candidate overflow, or lose digits near zero, before XLA does? Other orders have other values on the
+        way. Of a program without float16 that is asked if its range is to be kept (`strict_range`).
         """
-        specs = self.subject.specs
-        floats = [i for i, (_, dtype) in enumerate(specs) if jnp.issubdtype(dtype, jnp.floating)]
-        if not any(dtype == np.float16 for _, dtype in specs):
+        if not (self.subject.options.strict_range or self._has_float16):
             return ""
-        values = jax.device_put(self.subject.inputs(0), self.subject.device)  # not where JAX's default is
-
-        def scaled(which: Sequence[int], n: int) -> list[jax.Array]:
-            return [x * jnp.asarray(2.0**n, x.dtype) if i in which else x for i, x in enumerate(values)]
-
-        for which in (floats, *([i] for i in floats if len(floats) > 1)):
-            in_range = lambda n, w=which: all(bool(jnp.isfinite(y).all()) for y in self._xla(*scaled(w, n)))  # noqa: E731
-            last = float_gate.brink(in_range, BRINK)
-            for n in range(max(last, 0), min(last + BEYOND, BRINK) + 1):
-                args = scaled(which, n)
-                results = zip(self._xla(*args), ours(*args), strict=True)
-                if any(float_gate.shorter_range(np.asarray(x), np.asarray(y)) for x, y in results):
-                    what = "all inputs" if which is floats else f"input {which[0]}"
-                    return f"overflows with {what} times 2**{n}, where XLA does not"
+        for direction in self._directions:
+            last = self._brink(direction)
+            for n in range(max(last, 0), min(last + BEYOND, direction.most(self._dtypes)) + 1):
+                args = self._scaled(direction, n)
+                results = ours(*args)
+                wrong = any(map(float_gate.shorter_range, self._xla(*args), results))
+                if wrong:
+                    return f"overflows with {direction}, n = {n}, where XLA does not"
+                if n == last and (self.is_small or self.subject.platform != "cpu"):
+                    spread = 2.0 * (2.0 if winner.family == "algebra" else 1.0)
+                    values = [np.asarray(x) for x in args]
+                    if why := self._compared(winner, values, results, is_ordinary=False, kinds=False, spread=spread):
+                        return f"{direction}, n = {n}: {why}"
         return ""
+
+    @cached_property
+    def _directions(self) -> list[brinks.Direction]:
+        return list(brinks.directions(self._floats, inputs_that_meet(self.subject.region)))
+
+    @property
+    def _floats(self) -> list[int]:
+        """Inputs of floats, by position."""
+        return [i for i, dtype in enumerate(self._dtypes) if is_float(dtype)]
+
+    @property
+    def _dtypes(self) -> list[np.dtype]:
+        return [dtype for _, dtype in self.subject.specs]
+
+    @cached_property
+    def _known_brinks(self) -> dict[brinks.Direction, int]:
+        return {}
+
+    def _brink(self, direction: brinks.Direction) -> int:
+        """The last power of two at which XLA's results are finite and have all of their digits."""
+        if direction not in self._known_brinks:
+
+            def is_in_range(n: int) -> bool:
+                results = [y for y in self._xla(*self._scaled(direction, n)) if is_float(y.dtype) and y.size]
+                return brinks.in_range([float(x) for x in _largest(results)], [y.dtype for y in results])
+
+            most = direction.most(self._dtypes)
+            self._known_brinks[direction] = most if is_in_range(most) else brinks.brink(is_in_range, most)
+        return self._known_brinks[direction]
+
+    @cached_property
+    def _ordinary(self) -> Sequence[jax.Array]:
+        return jax.device_put(self.subject.inputs(0), self.subject.device)  # not where JAX's default is
+
+    def _scaled(self, direction: brinks.Direction, n: int) -> list[jax.Array]:
+        """Inputs at a distance in a direction."""
+        powers = [direction.power(i, n) for i in range(len(self._ordinary))]
+        return [
+            _times(x, np.asarray(power, x.dtype), direction.positive) if is_float(x.dtype) else x
+            for x, power in zip(self._ordinary, powers, strict=True)
+        ]
+
+    @cached_property
+    def _has_float16(self) -> bool:
+        """Is float16 among the types of the user's values?"""
+        avals = (a for eqn in self.subject.region.equations for a in (*eqn.in_avals, *eqn.out_avals))
+        return any(a.dtype == np.float16 for a in avals)
 
     # ------------------------------------------------------------------ the region in float64
 
     @cached_property
     def is_small(self) -> bool:
         """Is float64 soon done with it?"""
-        return footprint(self.subject.reference).flops < EVERY_CLASS
+        return footprint(self.subject.reference).flops < SMALL
+
+    @cached_property
+    def _cancelled_by(self) -> list[float]:
+        """Values that cancel a constant of the program, as far as inputs hold such numbers: c of x - c. Other orders of
+        evaluation differ there.
+        """
+        farthest = max((float(jnp.finfo(self._dtypes[i]).max) for i in self._floats), default=0.0)
+        found: dict[float, None] = {}
+        for op in (op for k in self.subject.region.graph.kernels for op in k.ops):
+            scale, offset = (float(_number(op, n, d)) for n, d in (("scale", 1), ("offset", 0)))
+            if scale and NEAREST <= abs(offset / scale) < farthest:
+                found[-offset / scale] = None
+        return list(found)[:MOST_NEAR]
 
     @property
     def _on_host(self) -> bool:
         """Does the processor evaluate in float64 and compare? Else the device, where a processor would take minutes."""
-        return self.is_small or self.subject.platform == "cpu"
+        return self.is_small
 
     @property
     def _xp(self) -> Any:
@@ -258,6 +323,17 @@ class Accuracy:
 
 
 @jax.jit
+def _largest(results: Sequence[jax.Array]) -> list[jax.Array]:
+    """The largest magnitude in each result; not finite if one of its elements is not."""
+    return [jnp.abs(y).max() for y in results]
+
+
+@partial(jax.jit, static_argnums=2)
+def _times(x: jax.Array, power: jax.Array, positive: bool) -> jax.Array:
+    return (jnp.abs(x) if positive else x) * power
+
+
+@jax.jit
 def same_bits(a: jax.Array, b: jax.Array) -> jax.Array:
     """Are two arrays of one type equal bit for bit?"""
     if a.dtype != bool:
@@ -307,7 +383,7 @@ def switches(region: Region) -> list[int]:
             sources = {x.name: x.tensor for x in k.loads}
             factors = ("scale",) if k.op.op == "affine" else ("ca", "cb")
             pairs = zip(k.op.args, factors, strict=True)
-            found |= {sources[a] for a, factor in pairs if abs(_number(k.op, factor)) > FARTHEST}
+            found |= {sources[a] for a, factor in pairs if abs(_number(k.op, factor)) > HUGE}
     return [i for i, b in enumerate(region.inputs) if not tensors.intersection(found).isdisjoint(b.tensors)]
 
 
@@ -317,8 +393,7 @@ def _is_root(op: Op) -> bool:
 
 def _grows_with(k: Library) -> list[str]:
     """Operands that it is positive with, if they are."""
-    sources = {x.name: x.tensor for x in k.loads}
-    tensors = [sources[a] for a in k.op.args]
+    tensors = _operands(k)
     match k.op.op:
         case "mul" | "dot" if tensors[0] == tensors[1]:
             return []  # a square
@@ -342,11 +417,52 @@ def _number(op: Op, attribute: str, default: int = 1) -> Fraction:
     return Fraction(value)
 
 
-def _cancelled_by(graph: KernelGraph) -> list[float]:
-    """Values that cancel a constant of the program: c of x - c. Other orders of evaluation differ there."""
-    found: dict[float, None] = {}
-    for op in (op for k in graph.kernels for op in k.ops):
-        scale, offset = (float(_number(op, n, d)) for n, d in (("scale", 1), ("offset", 0)))
-        if scale and NEAREST <= abs(offset / scale) <= FARTHEST:
-            found[-offset / scale] = None
-    return list(found)[:MOST_NEAR]
+def inputs_that_meet(region: Region) -> list[tuple[int, int]]:
+    """Pairs of inputs of floats, by position, of which a product has one on each side, the earliest products first."""
+    positions = {t: i for i, b in enumerate(region.inputs) for t in b.tensors}
+    above = {t.name: {positions[t.name]} & _floats(region) for t in region.graph.inputs}
+    found: dict[tuple[int, int], None] = {}
+    for k in region.graph.kernels:
+        sides = [above[x.tensor] for x in k.loads]
+        if k.ops[0].op in ("mul", "dot", "div"):
+            x, y = sides if len(sides) == 2 else (sides[0], sides[0])
+            found |= dict.fromkeys((min(i, j), max(i, j)) for i in sorted(x) for j in sorted(y) if i != j)
+        for store in k.stores:
+            above[store.tensor.name] = set().union(*sides)
+    return list(found)
+
+
+def _floats(region: Region) -> set[int]:
+    return {i for i, b in enumerate(region.inputs) if is_float(region.avals[b.value].dtype)}
+
+
+def biases(region: Region) -> list[int]:
+    """Inputs of floats, by position, that are nothing but added to what an exponential is taken of, or a mask chooses
+    from: logits and what masks them.
+    """
+    operators = {k.name: k for k in region.graph.kernels if isinstance(k, Library)}
+    todo = [x for k in operators.values() for x in _logits(k)]
+    found: set[str] = set()
+    while todo:
+        if (name := todo.pop()) not in found:
+            found.add(name)
+            if name in operators and operators[name].op.op in ("add", "affine", "maximum", "minimum", "max", "shift"):
+                todo += _operands(operators[name])
+    others = set(switches(region))  # 0 or 1, and nothing else
+    return [i for i in sorted(_floats(region) - others) if not found.isdisjoint(region.inputs[i].tensors)]
+
+
+def _logits(k: Library) -> list[str]:
+    """Operands that are logits, or may be."""
+    match k.op.op:
+        case "exp" | "exps":
+            return _operands(k)[:1]
+        case "where" | "mask":
+            return _operands(k)[1:]
+        case _:
+            return []
+
+
+def _operands(k: Library) -> list[str]:
+    sources = {x.name: x.tensor for x in k.loads}
+    return [sources[a] for a in k.op.args]

@@ -42,6 +42,7 @@ from mirage_jax.search.report import StopReason
 from mirage_jax.search.structures import Candidate
 from mirage_jax.search.window_search import FAMILIES
 from mirage_jax.verify import certificate as certificates
+from mirage_jax.verify.types import check_types
 from mirage_jax.waiting import spread
 
 log = logging.getLogger("mirage_jax")
@@ -196,7 +197,8 @@ class Attempt(Subject):
         for c in found:
             try:
                 check_graph(c.graph)
-                same = fingerprint(c.graph)
+                if same := fingerprint(c.graph):
+                    check_types(self.reference, c.graph)
             except MirageError as why:
                 self.tried["refused by the checker"] += 1
                 log.info("candidate refused: %s", why)

@@ -32,10 +32,12 @@ from mirage_jax import bounds
 from mirage_jax.cache import Cache, CacheKey, Entry
 from mirage_jax.compiler.subject import Subject
 from mirage_jax.compiler.threads import apart, unchecked
+from mirage_jax.compiler.whole import SHARE, Question, WholeTimes, not_measured, of_one_region, question_of
 from mirage_jax.compiler.winner import Winner, readable
 from mirage_jax.config import Options, from_environment, warn_once
 from mirage_jax.errors import CacheError, LoweringError, MirageError, UnsupportedError, UsageError, in_one_line
 from mirage_jax.garbage import no_collection
+from mirage_jax.jaxpr_frontend.interpreter import WholeProgram
 from mirage_jax.jaxpr_frontend.regions import MAX_OPS
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.mugraph.arrays import numpy_dtype
@@ -44,9 +46,10 @@ from mirage_jax.mugraph.footprint import footprint
 from mirage_jax.mugraph.graph import KernelGraph, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
-from mirage_jax.report import Decision, places
+from mirage_jax.report import Decision, WholeFunction, places
 from mirage_jax.seals import Seal
 from mirage_jax.verify import certificate as certificates
+from mirage_jax.verify.types import check_types
 
 if TYPE_CHECKING:
     from mirage_jax.compiler import tuning
@@ -59,13 +62,14 @@ log = logging.getLogger("mirage_jax")
 PROBES = ("normal", "near overflow", "heavy tail", "large logits")  # what shows rounding
 TINY = 1e-9  # seconds that any region may save, so that shares are numbers
 TIMED = 8  # kinds of regions whose XLA code is timed first, to choose among them: those that save most by the model
+POLICY = "certificate 1e-12, float gate 3.0, lower bound of the ratio at least 1.03"
+STRICT_RANGE = ", strict range"
 WORK_RATIO, WORK_FLOOR = 32.0, 1e8  # a stored winner's work over the program's, and what is always allowed
 CHECKED_HERE = f"passed on {len(PROBES)} input classes ({', '.join(PROBES)}) when first read here; made elsewhere"
-POLICY = "certificate 1e-12, float gate 2.4, lower bound of the ratio at least 1.03"
 
 # What the graph of a stored winner is held to beside its certificate: functions of the reference and the graph, which
 # raise a `MirageError`.
-RULES_FOR_STORED: tuple[Callable[[KernelGraph, KernelGraph], object], ...] = ()
+RULES_FOR_STORED: tuple[Callable[[KernelGraph, KernelGraph], object], ...] = (check_types,)
 
 
 class Compiler:
@@ -77,7 +81,12 @@ class Compiler:
         self.options = options
         self.cache = Cache(options.cache_dir)
         self.decisions: dict[tuple[str, str], Decision] = {}
-        self.spent = 0.0  # seconds of tuning
+        self.spent = 0.0  # seconds of tuning that count against the total
+        self.tuned = 0.0  # seconds of tuning since a whole function was measured
+        self.is_part = False  # of some program that was lowered
+        self.wholes: dict[str, WholeFunction] = {}  # by digest of key
+        self._asked: str | None = None  # what to do on a miss, where `tune` says it
+        self._begun = set[tuple[str, str]]()  # what it has asked for already
         self._kept: Callable[[Sequence[Any]], Trials | None] | None = None  # processes that try variants of all regions
         self._lock = threading.RLock()
 
@@ -91,24 +100,44 @@ class Compiler:
     def remat(self) -> bool:
         return self.options.remat == "regions"
 
-    def prepare(self, regions: Sequence[Region], platforms: tuple[str, ...], on_miss: str | None = None) -> None:
+    @property
+    def on_miss(self) -> str:
+        """What to do where nothing is stored."""
+        return self._asked or self.options.on_miss or _default_on_miss()
+
+    @contextmanager
+    def asking(self, on_miss: str | None) -> Iterator[None]:
+        """What is undecided so far is decided again as this says, if it says anything, with all of the time anew."""
+        if on_miss is None:
+            yield
+            return
+        before, self._asked = self._asked, on_miss
+        self.spent = 0.0
+        self._begun.clear()
+        try:
+            yield
+        finally:
+            self._asked = before
+
+    def prepare(self, regions: Sequence[Region], platforms: tuple[str, ...]) -> None:
         """Decide for all regions of a function where that may take long: the same processes try the variants of all."""
-        if len(platforms) != 1 or (on_miss or self.options.on_miss or _default_on_miss()) != "search":
+        if len(platforms) != 1 or self.on_miss != "search":
             return
         platform = _cuda(platforms[0])
         kinds = {id(r.graph): r for r in regions}  # those of equal layers have one graph, and its text takes its time
         graphs = Counter(id(r.graph) for r in regions)
         with self._lock:  # another thread may prepare the same function
-            if on_miss is not None:
-                self.spent = 0.0
             unknown: dict[str, Region] = {}
             count = Counter[str]()
             for graph, region in kinds.items():
-                known = self.decisions.get((region.text, platform))
-                if known is None or (on_miss is not None and known.source == "policy"):
+                memo = (region.text, platform)
+                known = self.decisions.get(memo)
+                again = self._asked is not None and memo not in self._begun
+                if known is None or (again and known.source == "policy"):
                     unknown[region.text] = region
                     count[region.text] += graphs[graph]
-            with self._keeping_trials():
+            self._begun.update((text, platform) for text in unknown)
+            with self._keeping_trials(), self._counting():
                 if self.options.budget.total is not None:
                     try:
                         self._decide_within(self.options.budget.total, unknown, count, platform)
@@ -120,6 +149,15 @@ class Compiler:
                 else:
                     for region in unknown.values():
                         self.decide(region, platform, "search")
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        """Count the time as one of tuning."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.tuned += time.monotonic() - started
 
     def _decide_within(
         self, total: float, unknown: Mapping[str, Region], count: Mapping[str, int], platform: str
@@ -133,18 +171,19 @@ class Compiler:
             for text, region in unknown.items()
             if self.decide(region, platform, "fallback").source != "cache"
         }
-        if self.spent >= total:  # of other programs of the same function
+        limit = (1 - SHARE) * total  # the rest is for measuring the function as a whole
+        if self.spent >= limit:  # of other programs of the same function
             return self._out_of_time(missing, platform, total)
         started = time.monotonic()
         saved = self._savings(missing, count, platform)
         self.spent += time.monotonic() - started
         order = sorted(missing, key=saved.__getitem__, reverse=True)
         for n, text in enumerate(order):
-            if n > 0 and self.spent >= total:
+            if n > 0 and self.spent >= limit:
                 return self._out_of_time(order[n:], platform, total)
             share = saved[text] / sum(saved[other] for other in order[n:])
             started = time.monotonic()
-            self.decide(missing[text], platform, "search", started + share * (total - self.spent))
+            self.decide(missing[text], platform, "search", started + share * (limit - self.spent))
             self.spent += time.monotonic() - started
 
     def _out_of_time(self, missing: Iterable[str], platform: str, total: float) -> None:
@@ -211,6 +250,83 @@ class Compiler:
             return None
         return self.decide(region, platforms[0]).winner
 
+    def known_region(self, region: Region, platforms: tuple[str, ...]) -> Winner | None:
+        """The same, but only what is decided already, or stored."""
+        memo = (region.text, _cuda(platforms[0]))
+        with self._lock:
+            is_decided = memo in self.decisions
+            decision = self.decisions[memo] if is_decided else self.decide(region, platforms[0], "fallback")
+            if not is_decided and decision.source != "cache":
+                del self.decisions[memo]
+            return decision.winner
+
+    def choose(self, whole: WholeProgram) -> WholeFunction:
+        """Which of a program's variants is the fastest as a whole: stored, or measured where regions are."""
+        with self._lock:
+            self.is_part |= whole.target.is_nested
+            try:
+                return self._choose(whole)
+            except UsageError:
+                raise
+            except Exception as why:
+                if self.strict:
+                    raise
+                log.warning("a function is not measured as a whole: %s", in_one_line(why))
+                return not_measured(whole, in_one_line(why))
+
+    def _choose(self, whole: WholeProgram) -> WholeFunction:
+        if len(whole.target.platforms) != 1:
+            return not_measured(whole, "it is lowered for several platforms")
+        platform = _cuda(whole.target.platforms[0])
+        if (found := self._of_one_region(whole, platform)) is not None:
+            return found
+        device = _chosen(jax.local_devices(backend=platform), self.options.devices)[0]
+        question = Question(whole, CacheKey.here(**question_of(whole, self.options.backend), device=device))
+        digest = question.key.digest
+        known = self.wholes.get(digest)
+        if known is None or (self._asked is not None and known.ratio is None):
+            found = question.stored(self.cache)
+            if self._asked is not None and found is not None and found.ratio is None:
+                found = None  # there may be room for it now
+            if found is None and self.on_miss != "search":
+                return not_measured(whole, f"nothing is stored, and on_miss={self.on_miss!r}")
+            self.wholes[digest] = found or self._measured(question, device)
+        return self.wholes[digest]
+
+    def _of_one_region(self, whole: WholeProgram, platform: str) -> WholeFunction | None:
+        """What is known of a program that is one region and nothing else."""
+        if len(whole.variants) > 1 or (region := whole.ours.only_region) is None:
+            return None
+        d = self.decisions.get((region.text, platform))
+        if d is None or d.speedup is None:
+            return None
+        return of_one_region(whole, d)
+
+    def _measured(self, question: Question, device: Any) -> WholeFunction:
+        from mirage_jax.compiler import whole_timing
+
+        if why := question.why_not():
+            return not_measured(question.whole, why)
+        limit, self.tuned = SHARE * self.tuned, 0.0
+        x64 = jax.config.jax_enable_x64
+        for variant in question.whole.variants.values():
+            variant()  # here: another thread would wait for this one's lock
+
+        def measure() -> WholeTimes:
+            with unchecked(x64):
+                return whole_timing.measure(question.whole, device, limit)
+
+        started = time.monotonic()
+        try:
+            found = question.decided(apart(measure))
+        except UnsupportedError as why:
+            found = not_measured(question.whole, str(why))
+        finally:
+            self.spent += time.monotonic() - started
+        log.info("whole function: %s", found)
+        question.store(self.cache, found)
+        return found
+
     def decide(self, region: Region, platform: str, on_miss: str | None = None, until: float = math.inf) -> Decision:
         """The decision for a region, made once per process and program text; `until`, of `time.monotonic`, is when the
         time for all regions is used up.
@@ -221,7 +337,7 @@ class Compiler:
             if memo in self.decisions and on_miss is None:
                 return self.decisions[memo]
             try:
-                decision = self._decide(region, platform, on_miss or self.options.on_miss or _default_on_miss(), until)
+                decision = self._decide(region, platform, on_miss or self.on_miss, until)
             except UsageError:
                 raise
             except Exception as why:
@@ -265,7 +381,7 @@ class Compiler:
             graph=subject.text,
             extents=subject.reference.sizes,
             backend=self.options.backend,
-            policy=POLICY,
+            policy=f"{POLICY}{STRICT_RANGE if self.options.strict_range else ''}",
             device=device,
         )
         base = Decision(None, "", "policy", platform, key=key.digest, before=subject.before)

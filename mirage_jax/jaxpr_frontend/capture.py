@@ -15,17 +15,20 @@ import jax
 import numpy as np
 
 from mirage_jax.jaxpr_frontend import jax_compat
-from mirage_jax.jaxpr_frontend.interpreter import Compiler, plan, with_checkpoints
+from mirage_jax.jaxpr_frontend.interpreter import Compiler, Plan, with_checkpoints
+from mirage_jax.jaxpr_frontend.interpreter import plan as plan_of
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr
 
 mirage_call_p = jax_compat.create_call_primitive("mirage_call")
 
 
-def capture[**P, T](fn: Callable[P, T], compiler: Compiler) -> Callable[P, T]:
+def capture[**P, T](fn: Callable[P, T], compiler: Compiler, is_differentiated: bool = True) -> Callable[P, T]:
     """`fn` as one `mirage_call`, to be wrapped in `jax.jit`.
 
     Arguments that are not arrays (what `static_argnums` leaves behind) are closed over. Where `jax.jit` calls this with
     values, it wants to see each operator run (`jax.disable_jit`, or the search for a NaN): then it is `fn`.
+
+    is_differentiated: False where nobody differentiates the results; then its gradients do not matter.
     """
 
     @functools.wraps(fn, updated=())
@@ -33,7 +36,8 @@ def capture[**P, T](fn: Callable[P, T], compiler: Compiler) -> Callable[P, T]:
         if jax.config.jax_disable_jit or _are_values(jax.tree.leaves((args, kwargs))):
             return fn(*args, **kwargs)
         jaxpr, operands, out_tree = trace(fn, args, kwargs)
-        results = mirage_call_p.bind(*operands, call_jaxpr=with_checkpoints(jaxpr, compiler), compiler=compiler)
+        jaxpr, gradients = with_checkpoints(jaxpr, compiler, mirage_call_p) if is_differentiated else (jaxpr, None)
+        results = mirage_call_p.bind(*operands, call_jaxpr=jaxpr, compiler=compiler, gradients=gradients)
         return jax.tree.unflatten(out_tree, results)
 
     return captured
@@ -68,6 +72,17 @@ def trace(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Jaxpr, list[A
     return jaxpr, operands, out_tree
 
 
+def gradients_of(jaxpr: Jaxpr) -> Any:
+    """What is known of a captured function with its gradients as a whole."""
+    found = (eqn.params.get("gradients") for eqn in jaxpr.eqns if eqn.primitive is mirage_call_p)
+    return next(filter(None, found), None)
+
+
+def planned_alone(jaxpr: Jaxpr, compiler: Compiler, target: jax_compat.Target) -> Plan:
+    """The plan of a program that is lowered by itself."""
+    return plan_of(jaxpr, compiler, mirage_call_p, target)
+
+
 def _named_as(fn: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
     return functools.wraps(fn, updated=())(wrapper)
 
@@ -86,8 +101,18 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | jax_compat.Tracer | np.ndarray | np.generic | jax.ShapeDtypeStruct)
 
 
-def _lower_call(context: Any, *operands: Any, call_jaxpr: Jaxpr, compiler: Compiler) -> Any:
-    found = plan(call_jaxpr, compiler, mirage_call_p, jax_compat.target(context))
+def _lower_call(
+    context: Any,
+    *operands: Any,
+    call_jaxpr: Jaxpr,
+    compiler: Compiler,
+    plan: Plan | None = None,
+    is_body: bool = False,
+    gradients: Any = None,
+) -> Any:
+    """`plan` is that of a body, if it is made already; `gradients` only a report reads."""
+    del gradients
+    found = plan or plan_of(call_jaxpr, compiler, mirage_call_p, jax_compat.target(context), is_body)
     if (jaxpr := found.as_jaxpr(call_jaxpr)) is not None:
         return jax_compat.lower_as_written(jaxpr, context, operands)
     return jax_compat.lower_traced(found.run, context, operands)

@@ -7,7 +7,7 @@ keep their JAX originals, so that whatever is not optimized is bound exactly as 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,13 +62,17 @@ class FlatEqn:
 
 @dataclass(frozen=True)
 class FlatProgram:
-    """Equations in execution order; `constants` are the arrays that the jaxpr closes over."""
+    """Equations in execution order; `constants` are the arrays that the jaxpr closes over.
+
+    again: large values that are made a second time, and the number of the unit (`remat`) that each belongs to.
+    """
 
     inputs: tuple[int, ...]
     constants: Mapping[int, Any]
     eqns: tuple[FlatEqn, ...]
     outputs: tuple[Atom, ...]
     avals: Mapping[int, Any] = field(repr=False)
+    again: Mapping[int, int] = field(default_factory=dict, repr=False)
 
 
 def bytes_of(aval: Any) -> int:
@@ -99,9 +103,13 @@ def read(values: Mapping[int, Any], atom: Atom) -> Any:
     return values[atom] if isinstance(atom, int) else atom.val
 
 
-def flatten(jaxpr: Jaxpr) -> FlatProgram:
-    """Open up every call of `jaxpr` and drop the equations that nobody needs."""
-    return without_dead_code(_Flattener().program(jaxpr))
+def flatten(jaxpr: Jaxpr, merged: Collection[Any] = ()) -> FlatProgram:
+    """Open up every call of `jaxpr` and drop the equations that nobody needs.
+
+    merged: policies of checkpoints that are opened even where they would make values again. XLA then makes these once,
+    if both passes are in one program.
+    """
+    return without_dead_code(_Flattener(merged=merged).program(jaxpr))
 
 
 def flatten_undifferentiated(jaxpr: Jaxpr) -> FlatProgram:
@@ -110,8 +118,8 @@ def flatten_undifferentiated(jaxpr: Jaxpr) -> FlatProgram:
 
 
 class _Flattener:
-    def __init__(self, derivatives: bool = False) -> None:
-        self.derivatives = derivatives
+    def __init__(self, derivatives: bool = False, merged: Collection[Any] = ()) -> None:
+        self.derivatives, self.merged = derivatives, merged
         self.avals: dict[int, Any] = {}
         self.constants: dict[int, Any] = {}
         self.eqns: list[FlatEqn] = []
@@ -148,6 +156,8 @@ class _Flattener:
     def opened(self, eqn: JaxprEqn, operands: tuple[Atom, ...], calls: tuple[JaxprEqn, ...]) -> tuple[Atom, ...]:
         """The content of a call; equations that make apart what one makes together; or the equation itself."""
         called = jax_compat.called_jaxpr(eqn)
+        if called is None and self.merged and jax_compat.policy_of(eqn) in self.merged:
+            called = eqn.params["jaxpr"]
         if called is not None and not (self.derivatives and jax_compat.is_differentiated_as_one(eqn)):
             return self.inline(called, operands, (*calls, eqn))
         if self.derivatives:

@@ -7,12 +7,13 @@ forms of its equations with its values numbered in order of appearance; pieces o
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from mirage_jax.jaxpr_frontend.flat import FlatEqn
+from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram
 from mirage_jax.jaxpr_frontend.jax_compat import JaxprEqn, Literal, has_context
 
 
@@ -72,6 +73,29 @@ def digest(eqns: Sequence[FlatEqn], inputs: Sequence[int], results: Sequence[int
         for n, v in enumerate(eqn.outputs):
             known[v] = hashlib.sha256(repr((*described, n)).encode()).hexdigest()
     return hashlib.sha256(repr([known[v] for v in results]).encode()).hexdigest()[:32]
+
+
+def fingerprint(program: FlatProgram) -> str:
+    """Names a program in every process alike: its equations in their order, and what they read. Inputs that nobody
+    reads do not count, as JAX drops them. Two programs with one name compute alike but for functions among parameters.
+    """
+    forms = Forms(program.eqns)
+    texts: dict[int, str] = {}
+    for form, eqn in zip(forms.of, program.eqns, strict=True):
+        if form not in texts:
+            literals = [str(_literal(a)) for a in eqn.inputs if not isinstance(a, int)]
+            texts[form] = _ADDRESS.sub("", f"{_described(eqn.eqn)} {literals}")
+    results = [a if isinstance(a, int) else -1 for a in program.outputs]
+    names = {v: n for n, v in enumerate(dict.fromkeys(v for eqn in program.eqns for v in (*eqn.reads, *eqn.outputs)))}
+    wiring = [
+        [form, *(names[v] for v in (*eqn.reads, *eqn.outputs))]
+        for form, eqn in zip(forms.of, program.eqns, strict=True)
+    ]
+    whole = repr((list(texts.items()), wiring, [names.get(v, -1) for v in results]))
+    return hashlib.sha256(whole.encode()).hexdigest()
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def _described(eqn: JaxprEqn) -> str:

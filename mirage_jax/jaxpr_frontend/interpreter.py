@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -20,15 +20,17 @@ from mirage_jax.config import warn_once
 from mirage_jax.errors import UsageError
 from mirage_jax.garbage import no_collection
 from mirage_jax.jaxpr_frontend import jax_compat, rules
-from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, as_jaxpr, evaluate, flatten, read
+from mirage_jax.jaxpr_frontend.flat import FlatEqn, FlatProgram, as_jaxpr, evaluate, flatten, read, without_dead_code
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, Primitive, Target
-from mirage_jax.jaxpr_frontend.reasons import Code
-from mirage_jax.jaxpr_frontend.regions import partition
-from mirage_jax.jaxpr_frontend.remat import checkpointed, repeated
+from mirage_jax.jaxpr_frontend.reasons import Code, LeftOut
+from mirage_jax.jaxpr_frontend.regions import Analysis, analyse, partition
+from mirage_jax.jaxpr_frontend.remat import Keeps, checkpointed, made_large, makes_again, repeated
 from mirage_jax.jaxpr_frontend.shards import Shards, one_device
 from mirage_jax.jaxpr_frontend.translate import Region
 
 log = logging.getLogger("mirage_jax")
+
+PLAIN, OURS, WITHOUT = "xla", "mirage", "mirage without remat"  # labels of a program and its variants
 
 
 class CompiledRegion(Protocol):
@@ -46,6 +48,13 @@ class CompiledRegion(Protocol):
 
     @property
     def cuda(self) -> Callable[..., list[Any]] | None: ...
+
+
+class Chosen(Protocol):
+    """Which of a program's variants runs: a label; another one than theirs is the program as it was written."""
+
+    @property
+    def chosen(self) -> str: ...
 
 
 class Compiler(Protocol):
@@ -68,6 +77,14 @@ class Compiler(Protocol):
 
     def compile_region(self, region: Region, platforms: tuple[str, ...]) -> CompiledRegion | None:
         """`platforms` are those that the program is being lowered for, as JAX names them: "cpu", "cuda", ..."""
+        ...
+
+    def known_region(self, region: Region, platforms: tuple[str, ...]) -> CompiledRegion | None:
+        """The same, but only what is decided already, or stored."""
+        ...
+
+    def choose(self, whole: WholeProgram) -> Chosen:
+        """Which of a program's variants is the fastest, as a whole. Where that cannot be told it is the first."""
         ...
 
 
@@ -138,21 +155,64 @@ class Replacement:
         evaluate(region.aside, values)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
-    """A program's steps in their order: what replaces a region, equations as they are, or one that has a body."""
+    """A program's steps in their order: what replaces a region, equations as they are, or one that has bodies.
+
+    bodies: the plans of an equation's bodies, where they are planned already. regions: all regions, those that stay
+    with XLA as well. whole: how long the program as a whole takes, where that was asked.
+    """
 
     program: FlatProgram
     steps: tuple[Replacement | tuple[FlatEqn, ...], ...]
     compiler: Compiler
     call: Primitive
+    bodies: Mapping[FlatEqn, tuple[Plan, ...]]
+    regions: tuple[Region, ...] = ()
+    left_out: Callable[[], tuple[LeftOut, ...]] = tuple
     is_as_written: bool = True  # apart from replacements
+    whole: Any = None
+
+    @cached_property
+    def replaced(self) -> tuple[Placed, ...]:
+        """What replaces regions here and in bodies, once each."""
+        own = [step.placed for step in self.steps if isinstance(step, Replacement)]
+        inner = [placed for body in self._inner for placed in body.replaced]
+        return tuple(dict.fromkeys((*own, *inner)))
 
     @property
+    def only_region(self) -> Region | None:
+        """The region that is all of the program, if one is."""
+        regions = [step.region for step in self.steps if isinstance(step, Replacement)]
+        return regions[0] if len(regions) == 1 and not self.left_to_xla() else None
+
+    @property
+    def _inner(self) -> Iterator[Plan]:
+        return itertools.chain.from_iterable(self.bodies.values())
+
+    @cached_property
     def changes_nothing(self) -> bool:
         """Whether the program runs as it was written."""
-        opened = any(isinstance(step, Replacement) or any(map(_to_be_opened, step)) for step in self.steps)
-        return self.is_as_written and not opened
+        unknown = (eqn for step in self.steps if not isinstance(step, Replacement) for eqn in step)
+        return (
+            self.is_as_written
+            and not self.replaced
+            and all(body.changes_nothing for body in self._inner)
+            and not any(_to_be_opened(eqn) for eqn in unknown if eqn not in self.bodies)
+        )
+
+    @property
+    def makes_again(self) -> bool:
+        """Whether values are made a second time for kernels that read them so."""
+        return bool(self.program.again) or any(body.makes_again for body in self._inner)
+
+    def left_to_xla(self) -> tuple[FlatEqn, ...]:
+        """The equations that XLA computes because their results are needed."""
+        steps = itertools.chain.from_iterable(
+            step.equations if isinstance(step, Replacement) else step for step in self.steps
+        )
+        needed = without_dead_code(replace(self.program, eqns=tuple(steps))).eqns
+        return tuple(eqn for eqn in needed if eqn.eqn.primitive is not mirage_region_p)
 
     def as_jaxpr(self, written: Jaxpr) -> Jaxpr | None:
         """The program, which was `written` so, as a jaxpr: what stays as it is need not be traced again. None if
@@ -176,10 +236,26 @@ class Plan:
         match step:
             case Replacement():
                 return step.equations
-            case (eqn,) if (params := _opened(eqn, self.compiler, self.call)) is not None:
+            case (eqn,) if (params := self._opened(eqn)) is not None:
                 return (replace(eqn, eqn=eqn.eqn.replace(params=params)),)
             case equations:
                 return equations
+
+    def _opened(self, eqn: FlatEqn) -> dict[str, Any] | None:
+        """The parameters of an equation whose bodies are optimized on their own."""
+        plans = iter(self.bodies.get(eqn, ()))
+
+        def opened(body: Jaxpr) -> Jaxpr:
+            known = next(plans, None)
+            if known is not None and known.changes_nothing:
+                return body
+            return jax_compat.as_one_call(body, self.call, compiler=self.compiler, plan=known, is_body=True)
+
+        try:
+            return jax_compat.with_bodies(eqn.eqn, opened) if _to_be_opened(eqn) else None
+        except Exception as e:
+            _failed(e, self.compiler.strict, f"opening the body of {eqn.primitive}")
+            return None
 
     def run(self, *args: Any) -> list[Any]:
         """Evaluate the program."""
@@ -191,41 +267,276 @@ class Plan:
                 evaluate(self._equations(step), values)
         return [read(values, atom) for atom in self.program.outputs]
 
+    def analysis(self) -> Analysis:
+        """All regions, and what was left out, also of bodies that are planned where they are lowered."""
+        inner = [body.analysis() for body in self._inner]
+        late = (eqn for step in self.steps if not isinstance(step, Replacement) for eqn in step)
+        inner += [
+            analyse(body, self.compiler.max_ops)
+            for eqn in late
+            if eqn.primitive == "shard_map"
+            for body in jax_compat.bodies(eqn.eqn)
+        ]
+        return Analysis(
+            self.regions + tuple(r for a in inner for r in a.regions),
+            self.left_out() + tuple(x for a in inner for x in a.left_out),
+        )
 
-def plan(jaxpr: Jaxpr, compiler: Compiler, call: Primitive, target: Target) -> Plan:
-    """What replaces what in `jaxpr`. `call` brings a body back here."""
+
+def plan(jaxpr: Jaxpr, compiler: Compiler, call: Primitive, target: Target, is_body: bool = False) -> Plan:
+    """What replaces what in `jaxpr`. `call` brings a body back here. A program that is not the body of another one is
+    measured as a whole, and runs as it was written where that is faster.
+    """
+    ours = planned(jaxpr, compiler, call, target)
+    if is_body or not ours.replaced or makes_again(jaxpr):
+        return ours
+    return _faster(jaxpr, ours, compiler, call, target)
+
+
+def _faster(jaxpr: Jaxpr, ours: Plan, compiler: Compiler, call: Primitive, target: Target) -> Plan:
+    """The plan, or the program as it was written, or as it is without values that are made again."""
+    variants = {OURS: lambda: ours}
+    if ours.makes_again:
+        variants[WITHOUT] = lambda: planned(jaxpr, compiler, call, target, remat=False, search=False)
+    variants = {label: functools.cache(variant) for label, variant in variants.items()}
+    program = ours.program if ours.is_as_written else flatten(jaxpr)
+    whole = _choose(WholeProgram(jaxpr, program, variants, target), compiler)
+    if whole.chosen in variants:
+        return replace(variants[whole.chosen](), whole=whole)
+    if ours.makes_again:  # what it would be without that was not tuned so far
+        without = planned(jaxpr, compiler, call, target, remat=False)
+        if without.replaced:
+            return _faster(jaxpr, without, compiler, call, target)
+    return replace(_as_written(jaxpr, compiler, call, ours), whole=whole)
+
+
+@dataclass(frozen=True)
+class First:
+    """The first variant runs where nothing is measured."""
+
+    chosen: str = OURS
+
+
+def _choose(whole: WholeProgram, compiler: Compiler) -> Chosen:
+    try:
+        return compiler.choose(whole)
+    except Exception as e:
+        _failed(e, compiler.strict, "measuring a function")
+        return First()
+
+
+def _as_written(jaxpr: Jaxpr, compiler: Compiler, call: Primitive, like: Plan) -> Plan:
+    """What JAX would run."""
+    program = flatten(jaxpr)
+    steps = tuple((eqn,) for eqn in program.eqns)
+    bodies = {
+        eqn: tuple(_as_written(body, compiler, call, like) for body in jax_compat.bodies(eqn.eqn))
+        for eqn in program.eqns
+        if _to_be_opened(eqn)
+    }
+    return Plan(program, steps, compiler, call, bodies, like.regions, like.left_out)
+
+
+@dataclass(frozen=True)
+class WholeProgram:
+    """A program as it was written, and what may run in its place, by label. The first is the one to be judged."""
+
+    jaxpr: Jaxpr
+    as_written: FlatProgram  # with nothing replaced, calls of optimized functions opened
+    variants: Mapping[str, Callable[[], Plan]]
+    target: Target
+
+    @property
+    def ours(self) -> Plan:
+        """The first of the variants."""
+        return next(iter(self.variants.values()))()
+
+    def run(self, *args: Any) -> list[Any]:
+        """Evaluate the program as it was written."""
+        values = {**self.as_written.constants, **dict(zip(self.as_written.inputs, args, strict=True))}
+        evaluate([_plain(eqn) for eqn in self.as_written.eqns], values)
+        return [read(values, atom) for atom in self.as_written.outputs]
+
+    def equations(self) -> Iterator[FlatEqn]:
+        """All equations of the program, those of bodies as well."""
+        todo = [self.as_written]
+        while todo:
+            for eqn in todo.pop().eqns:
+                yield eqn
+                todo += map(flatten, jax_compat.bodies(eqn.eqn))
+
+
+def _plain(eqn: FlatEqn) -> FlatEqn:
+    """The equation, with no call of an optimized function in its bodies."""
+    if not any(map(_has_calls, jax_compat.bodies(eqn.eqn))):
+        return eqn
+
+    def opened(body: Jaxpr) -> Jaxpr:
+        program = flatten(body)
+        return as_jaxpr(replace(program, eqns=tuple(map(_plain, program.eqns))), body)
+
+    return replace(eqn, eqn=eqn.eqn.replace(params=jax_compat.with_bodies(eqn.eqn, opened)))
+
+
+def _has_calls(jaxpr: Jaxpr) -> bool:
+    """Whether a jaxpr calls optimized functions."""
+    return any(
+        eqn.primitive.name == "mirage_call" or any(map(_has_calls, jax_compat.inside(eqn))) for eqn in jaxpr.eqns
+    )
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A program cut into regions, and those of its equations' bodies."""
+
+    jaxpr: Jaxpr
+    program: FlatProgram
+    steps: Sequence[Region | int]
+    left_out: Callable[[], tuple[LeftOut, ...]]
+    bodies: Mapping[int, tuple[_Cut, ...]]
+    is_as_written: bool
+
+    def regions(self) -> Iterator[Region]:
+        """All regions, bodies' too."""
+        yield from (step for step in self.steps if isinstance(step, Region))
+        for body in itertools.chain.from_iterable(self.bodies.values()):
+            yield from body.regions()
+
+
+@dataclass
+class _Kept:
+    """What is not made again, because no kernel reads it so: units by the jaxpr that they are in, and policies."""
+
+    left: dict[int, set[int]] = field(default_factory=dict)
+    merged: set[Any] = field(default_factory=set)
+
+    def add(self, cut: _Cut, found: Plan) -> bool:
+        """Of a plan, those large values that XLA would make again; whether there are any."""
+        changed = False
+        if cut.program.again:
+            again = cut.program.again
+            units = {again[v] for eqn in found.left_to_xla() for v in eqn.outputs if v in again}
+            self.left.setdefault(id(cut.jaxpr), set()).update(units)
+            changed = bool(units)
+        for n, inner in cut.bodies.items():
+            eqn = cut.program.eqns[n]
+            plans = found.bodies[eqn]
+            policy = jax_compat.policy_of(eqn.eqn)
+            if isinstance(policy, Keeps) and any(made_large(p.program, p.left_to_xla()) for p in plans):
+                self.merged.add(policy)
+                changed = True
+            else:
+                for pair in zip(inner, plans, strict=True):
+                    changed |= self.add(*pair)
+        return changed
+
+
+def planned(
+    jaxpr: Jaxpr, compiler: Compiler, call: Primitive, target: Target, remat: bool | None = None, search: bool = True
+) -> Plan:
+    """What replaces what in `jaxpr`, with values made again where a kernel that was chosen reads them so, and nowhere
+    else. Each round leaves one unit or more as it is.
+
+    remat: whether any may be; what the compiler says, if it is not given. search: False takes only what is decided.
+    """
+    kept = _Kept()
+    while True:
+        cut = _cut(jaxpr, compiler, target, kept, compiler.remat if remat is None else remat)
+        if search:
+            _prepare(_local(list(cut.regions()), target), compiler, target)
+        found = _place(cut, compiler, call, target, search)
+        if not kept.add(cut, found):
+            return found
+
+
+def _cut(jaxpr: Jaxpr, compiler: Compiler, target: Target, kept: _Kept, remat: bool) -> _Cut:
     with no_collection():
-        written = flatten(jaxpr)
-        program = _unless_it_fails(repeated, written, compiler) if compiler.remat else written
-        found = _steps(program, compiler, target.is_partitioned)
-    regions = [step for step in found if isinstance(step, Region)]
+        written = flatten(jaxpr, kept.merged)
+        again = functools.partial(repeated, left=kept.left.get(id(jaxpr), ()))
+        program = _unless_it_fails(again, written, compiler) if remat else written
+        steps, left_out = _steps(program, compiler, target.is_partitioned)
+    bodies = {
+        n: tuple(_cut(body, compiler, target, kept, remat) for body in jax_compat.bodies(eqn.eqn))
+        for n in steps
+        if isinstance(n, int) and (eqn := program.eqns[n]).primitive != "shard_map" and _to_be_opened(eqn)
+    }
+    return _Cut(jaxpr, program, steps, left_out, bodies, program is written and not kept.merged)
+
+
+def _local(regions: Sequence[Region], target: Target) -> Sequence[Region]:
+    """Regions as one device sees them."""
+    if not target.is_partitioned:
+        return regions
+    return [local.region for region in regions if (local := one_device(region)) is not None]
+
+
+def _place(cut: _Cut, compiler: Compiler, call: Primitive, target: Target, search: bool) -> Plan:
+    """The plan of a cut program, for which the compiler is prepared."""
+    regions = [step for step in cut.steps if isinstance(step, Region)]
     kinds: dict[int, Region] = {}  # the first of equal layers, which share their graph
     for region in regions:
         kinds.setdefault(id(region.graph), region)
     shards = {kind: one_device(region) for kind, region in kinds.items()} if target.is_partitioned else {}
-    if target.is_partitioned:
-        regions = [local.region for region in regions if (local := shards[id(region.graph)]) is not None]
-    _prepare(regions, compiler, target)
-    placed = {kind: _placed(region, shards.get(kind), compiler, target) for kind, region in kinds.items()}
+    placed = {kind: _placed(region, shards.get(kind), compiler, target, search) for kind, region in kinds.items()}
     steps: list[Replacement | tuple[FlatEqn, ...]] = []
-    for step in found:
+    for step in cut.steps:
         if not isinstance(step, Region):
-            steps.append((program.eqns[step],))
+            steps.append((cut.program.eqns[step],))
         elif (there := placed[id(step.graph)]) is not None:
             steps.append(Replacement(step, there))
         else:
             steps.append(step.equations)
-    if any(eqn.after for step in steps if not isinstance(step, Replacement) for eqn in step):
-        warn_once(
-            "remat='regions': a backward pass for which there is no kernel stays with XLA, makes values again and "
-            "takes longer so; mirage_jax.tune looks for kernels"
-        )
-    return Plan(program, tuple(steps), compiler, call, program is written)
+    bodies = {
+        cut.program.eqns[n]: tuple(_place(body, compiler, call, target, search) for body in inner)
+        for n, inner in cut.bodies.items()
+    }
+    local = tuple(_local(regions, target))
+    return Plan(cut.program, tuple(steps), compiler, call, bodies, local, cut.left_out, cut.is_as_written)
 
 
-def with_checkpoints(jaxpr: Jaxpr, compiler: Compiler) -> Jaxpr:
-    """A jaxpr that was captured, as it is differentiated: what the compiler wants to be made again is checkpointed."""
-    return _unless_it_fails(checkpointed, jaxpr, compiler) if compiler.remat else jaxpr
+def with_checkpoints(jaxpr: Jaxpr, compiler: Compiler, call: Primitive) -> tuple[Jaxpr, Any]:
+    """A jaxpr that was captured, as it is differentiated: what a kernel of the backward pass reads so is checkpointed.
+    Where it has a backward pass already, `repeated` does that instead.
+
+    Which kernels there are is asked of the function with its gradients, all of them. The second is how long these take
+    as a whole, where that was asked.
+    """
+    if not compiler.remat or jax_compat.differentiates(jaxpr):
+        return jaxpr, None
+    try:
+        return _with_checkpoints(jaxpr, compiler, call)
+    except Exception as e:
+        _failed(e, compiler.strict, "looking for values to make again")
+        return jaxpr, None
+
+
+def _with_checkpoints(jaxpr: Jaxpr, compiler: Compiler, call: Primitive) -> tuple[Jaxpr, Any]:
+    marked = checkpointed(jaxpr)
+    if marked is jaxpr or (both := jax_compat.both_passes(marked)) is None:
+        return jaxpr, None
+    target = Target((jax_compat.default_platform(),))
+    kept = set(_made_again(planned(both, compiler, call, target)))
+    if not kept:
+        return jaxpr, None
+    marked = checkpointed(jaxpr, kept)
+    both, plain = jax_compat.both_passes(marked), jax_compat.both_passes(jaxpr)
+    if both is None or plain is None:
+        return jaxpr, None
+    variants = {
+        OURS: functools.cache(lambda: planned(both, compiler, call, target)),
+        WITHOUT: functools.cache(lambda: planned(plain, compiler, call, target, search=False)),
+    }
+    whole = _choose(WholeProgram(plain, flatten(plain), variants, target), compiler)
+    return (marked if whole.chosen == OURS else jaxpr), whole
+
+
+def _made_again(found: Plan) -> Iterator[Keeps]:
+    """Policies of checkpoints in which values are made again."""
+    for eqn, plans in found.bodies.items():
+        if isinstance(policy := jax_compat.policy_of(eqn.eqn), Keeps):
+            yield policy
+        for body in plans:
+            yield from _made_again(body)
 
 
 def _unless_it_fails[T](change: Callable[[T], T], x: T, compiler: Compiler) -> T:
@@ -236,15 +547,17 @@ def _unless_it_fails[T](change: Callable[[T], T], x: T, compiler: Compiler) -> T
         return x
 
 
-def _steps(program: FlatProgram, compiler: Compiler, sharded: bool) -> Sequence[Region | int]:
+def _steps(
+    program: FlatProgram, compiler: Compiler, sharded: bool
+) -> tuple[Sequence[Region | int], Callable[[], tuple[LeftOut, ...]]]:
     try:
         found = partition(program, compiler.max_ops, sharded)
     except Exception as e:
         _failed(e, compiler.strict, "dividing a program into regions")
-        return range(len(program.eqns))
+        return range(len(program.eqns)), tuple
     if sharded and any(x.code is Code.SHARDED and x.primitive in rules.HEAVY for x in found.left_out):
         warn_once(f"{Code.SHARDED}: XLA divides this program over several devices and cannot divide a kernel")
-    return found.steps
+    return found.steps, lambda: found.left_out
 
 
 def _prepare(regions: Sequence[Region], compiler: Compiler, target: Target) -> None:
@@ -254,18 +567,19 @@ def _prepare(regions: Sequence[Region], compiler: Compiler, target: Target) -> N
         _failed(e, compiler.strict, "choosing which regions to tune first")
 
 
-def _placed(region: Region, shards: Shards | None, compiler: Compiler, target: Target) -> Placed | None:
+def _placed(region: Region, shards: Shards | None, compiler: Compiler, target: Target, search: bool) -> Placed | None:
     if target.is_partitioned and shards is None:
         return None
     local = region if shards is None else shards.region
-    compiled = _compile(local, compiler, target)
+    compiled = _compile(local, compiler, target, search)
     return None if compiled is None else Placed(local, compiled, shards, compiler.strict)
 
 
-def _compile(region: Region, compiler: Compiler, target: Target) -> CompiledRegion | None:
+def _compile(region: Region, compiler: Compiler, target: Target, search: bool) -> CompiledRegion | None:
     """The replacement of a region, if there is one."""
     try:
-        compiled = compiler.compile_region(region, target.platforms)
+        ask = compiler.compile_region if search else compiler.known_region
+        compiled = ask(region, target.platforms)
         if compiled is None:
             return None
         if target.is_exported and "cuda" in target.platforms and compiled.cuda is not None:
@@ -275,16 +589,6 @@ def _compile(region: Region, compiler: Compiler, target: Target) -> CompiledRegi
     except Exception as e:
         _failed(e, compiler.strict, f"compiling the region at {', '.join(region.where[:1])}")
         return None
-
-
-def _opened(eqn: FlatEqn, compiler: Compiler, call: Primitive) -> dict[str, Any] | None:
-    """The parameters of an equation whose bodies are to be optimized on their own."""
-    try:
-        if _to_be_opened(eqn):
-            return jax_compat.with_bodies(eqn.eqn, lambda body: jax_compat.as_one_call(body, call, compiler=compiler))
-    except Exception as e:
-        _failed(e, compiler.strict, f"opening the body of {eqn.primitive}")
-    return None
 
 
 def _to_be_opened(eqn: FlatEqn) -> bool:

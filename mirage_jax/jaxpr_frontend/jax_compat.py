@@ -106,6 +106,8 @@ class Target:
     platforms: tuple[str, ...]  # usually one, several under `jax.export`
     is_partitioned: bool = False  # the compiler will divide it over several devices (it cannot divide a custom call)
     is_exported: bool = False  # it will be stored, which `jax.export` allows to few custom calls only
+    is_manual: bool = False  # each device computes its part: inside of shard_map
+    is_nested: bool = False  # it is part of a larger program
 
 
 def target(context: Any) -> Target:
@@ -114,6 +116,8 @@ def target(context: Any) -> Target:
         tuple(context.platforms or context.module_context.platforms),
         _is_partitioned(context),
         bool(getattr(parameters, "for_export", False)),
+        bool(getattr(context.module_context.axis_context, "manual_axes", None)),
+        not getattr(context.name_stack, "stack", True),
     )
 
 
@@ -140,6 +144,31 @@ def called_jaxpr(eqn: JaxprEqn) -> Jaxpr | None:
     if name in ("remat2", "checkpoint") and params.get("differentiated") and params.get("prevent_cse"):
         return None
     return params[_CALLS[name]]
+
+
+def default_platform() -> str:
+    """Of what is compiled where nobody says for what."""
+    chosen = jax.config.jax_default_device
+    return getattr(chosen, "platform", chosen) or jax.default_backend()
+
+
+def differentiates(jaxpr: Jaxpr) -> bool:
+    """Whether there is a backward pass in a jaxpr: JAX names the scope of what it transposes."""
+
+    def is_transposed(eqn: JaxprEqn) -> bool:
+        return any(getattr(scope, "name", "") == "transpose" for scope in eqn.source_info.name_stack.stack)
+
+    return any(is_transposed(eqn) or any(map(differentiates, inside(eqn))) for eqn in jaxpr.eqns)
+
+
+def is_key(aval: Any) -> bool:
+    """Whether a value is a key of random numbers, and not of numbers."""
+    return jnp.issubdtype(aval.dtype, jax.dtypes.extended)
+
+
+def policy_of(eqn: JaxprEqn) -> Any:
+    """What says which values a checkpoint keeps; None for another equation."""
+    return eqn.params.get("policy") if eqn.primitive.name in ("remat2", "checkpoint") else None
 
 
 def is_differentiated_as_one(eqn: JaxprEqn) -> bool:
@@ -270,6 +299,12 @@ def bodies(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:
     return tuple(j for value in found if value is not None for j in (value if isinstance(value, tuple) else (value,)))
 
 
+def inside(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:
+    """All jaxprs that an equation calls or has as bodies."""
+    called = eqn.params.get(_CALLS.get(eqn.primitive.name, ""))
+    return (*bodies(eqn), *([called] if called is not None and not bodies(eqn) else []))
+
+
 def with_bodies(eqn: JaxprEqn, change: Callable[[Jaxpr], Jaxpr]) -> dict[str, Any]:
     """The parameters of `eqn` with every body changed."""
     params = dict(eqn.params)
@@ -318,6 +353,40 @@ def written_at(eqn: JaxprEqn, calls: Sequence[JaxprEqn] = ()) -> Iterator[None]:
 
 def _scopes(eqn: JaxprEqn, calls: Sequence[JaxprEqn]) -> Any:
     return functools.reduce(operator.add, (one.source_info.name_stack for one in (*calls, eqn)))
+
+
+def calls_outside(eqn: JaxprEqn) -> bool:
+    """Whether an equation runs code that is not JAX's own: Python, or a library of the user's."""
+    return "callback" in eqn.primitive.name or eqn.primitive.name in ("ffi_call", "custom_call")
+
+
+def both_passes(jaxpr: Jaxpr) -> Jaxpr | None:
+    """The results of `jaxpr` and its gradients, from its arguments and the results' cotangents: all floating numbers
+    that go in and out. None where JAX cannot differentiate it.
+    """
+    given, made = ([_as_struct(v.aval) for v in border] for border in (jaxpr.invars, jaxpr.outvars))
+    floats = [n for n, x in enumerate(given) if jnp.issubdtype(x.dtype, jnp.floating)]
+    wanted = [n for n, x in enumerate(made) if jnp.issubdtype(x.dtype, jnp.floating)]
+    cotangents = [made[n] for n in wanted]
+
+    def run(args: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+        def of_floats(*some: Any) -> tuple[list[Any], list[Any]]:
+            values = dict(enumerate(args)) | dict(zip(floats, some, strict=True))
+            results = eval_jaxpr(jaxpr, jaxpr.consts, *(values[n] for n in range(len(args))))
+            return [results[n] for n in wanted], [x for n, x in enumerate(results) if n not in wanted]
+
+        results, pull, others = jax.vjp(of_floats, *(args[n] for n in floats), has_aux=True)
+        return results, others, pull(list(cotangents))
+
+    try:
+        return jax.make_jaxpr(run)(given, cotangents)
+    except (TypeError, ValueError, NotImplementedError):
+        return None
+
+
+def _as_struct(aval: Any) -> jax.ShapeDtypeStruct:
+    """The type of a value, to trace with."""
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False)))
 
 
 def is_opaque(jaxpr: Jaxpr) -> bool:

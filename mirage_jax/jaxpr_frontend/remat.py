@@ -13,10 +13,11 @@ equations (`repeated`), which wait for the cotangents that they meet.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from mirage_jax.jaxpr_frontend import jax_compat, rules
@@ -94,6 +95,11 @@ class _Units:
             if eqn.primitive not in rules.HEAVY and small < count >= least:
                 found.add(n)
         return found
+
+    @cached_property
+    def large(self) -> frozenset[int]:
+        """What all units make."""
+        return frozenset[int]().union(*(unit.large for unit in self.run()))
 
     def _families(self) -> list[set[int]]:
         """Large values; those that are made of each other are together. What is made of another large value that has
@@ -203,37 +209,60 @@ def _is_cheap(eqn: FlatEqn) -> bool:
 # --- a function that is differentiated from outside
 
 
-def checkpointed(jaxpr: Jaxpr) -> Jaxpr:
-    """A jaxpr of the same type, with a `checkpoint` around each unit, also in the bodies of its control flow.
+@dataclass(frozen=True)
+class Keeps:
+    """The policy of a unit's checkpoint: what takes longer to make again than to read is kept. Its number names it."""
+
+    unit: int
+
+    def __call__(self, primitive: Any, *avals: Any, **params: Any) -> bool:
+        return primitive.name == "dot_general" and _summed(avals[0].shape, params) > CHEAP_SUM
+
+
+def checkpointed(jaxpr: Jaxpr, only: Collection[Keeps] | None = None) -> Jaxpr:
+    """A jaxpr of the same type, with a `checkpoint` around each unit, also in the bodies of its control flow; around
+    `only` those units, if they are named.
 
     Functions with derivatives of their own are never opened: their content may be another function than what is
     differentiated.
     """
+    numbers = map(Keeps, itertools.count())
+
+    def policy() -> Keeps | None:
+        keeps = next(numbers)
+        return keeps if only is None or keeps in only else None
+
+    return _checkpointed(jaxpr, policy)
+
+
+def _checkpointed(jaxpr: Jaxpr, policy: Callable[[], Keeps | None]) -> Jaxpr:
+    """The same with the next unit's policy from `policy`; None for a unit that stays as it is."""
     if jax_compat.is_opaque(jaxpr):
         return jaxpr
-    program, changed = _with_bodies(flatten_undifferentiated(jaxpr))
+    program, changed = _with_bodies(flatten_undifferentiated(jaxpr), policy)
     found = _Units(program)
-    units = {unit.equations[0]: unit for unit in found.run()}
+    named = [(unit, policy()) for unit in found.run()]
+    units = {unit.equations[0]: (unit, keeps) for unit, keeps in named if keeps is not None}
     if not units and not changed:
         return jaxpr
     read_by = _readers(program)
     eqns: list[FlatEqn] = []
-    for step in in_order(found.dependencies, [unit.equations for unit in units.values()]):
+    for step in in_order(found.dependencies, [unit.equations for unit, _ in units.values()]):
         part = [program.eqns[n] for n in step]
         if step[0] in units:
             results = [v for eqn in part for v in eqn.outputs if not read_by.get(v, set()) <= set(step)]
             body = [program.eqns[n] for n in found.sources(step, found.free | found.shown_large)]
-            part = [_as_checkpoint(program, body, results, jaxpr)]
+            part = [_as_checkpoint(program, body, results, units[step[0]][1], jaxpr)]
         eqns += part
     return as_jaxpr(replace(program, eqns=tuple(eqns)), jaxpr)
 
 
-def _with_bodies(program: FlatProgram) -> tuple[FlatProgram, bool]:
+def _with_bodies(program: FlatProgram, policy: Callable[[], Keeps | None]) -> tuple[FlatProgram, bool]:
     """The program with units checkpointed in what it runs in scopes of their own, and whether there are any."""
     eqns: list[FlatEqn] = []
     for eqn in program.eqns:
         if bodies := jax_compat.bodies(eqn.eqn):
-            new = eqn.eqn.replace(params=jax_compat.with_bodies(eqn.eqn, _checkpointed_body))
+            new = eqn.eqn.replace(params=jax_compat.with_bodies(eqn.eqn, partial(_checkpointed_body, policy=policy)))
             if any(a is not b for a, b in zip(jax_compat.bodies(new), bodies, strict=True)):
                 eqn = replace(eqn, eqn=new)
         eqns.append(eqn)
@@ -241,9 +270,9 @@ def _with_bodies(program: FlatProgram) -> tuple[FlatProgram, bool]:
     return replace(program, eqns=tuple(eqns)), changed
 
 
-def _checkpointed_body(body: Jaxpr) -> Jaxpr:
+def _checkpointed_body(body: Jaxpr, policy: Callable[[], Keeps | None]) -> Jaxpr:
     """The same for a body, which may not close over more arrays than it does."""
-    new = checkpointed(body)
+    new = _checkpointed(body, policy)
     return new if len(new.consts) <= len(body.consts) else body
 
 
@@ -256,7 +285,9 @@ def _readers(program: FlatProgram) -> dict[int, set[int]]:
     return readers
 
 
-def _as_checkpoint(program: FlatProgram, body: Sequence[FlatEqn], results: Sequence[int], like: Jaxpr) -> FlatEqn:
+def _as_checkpoint(
+    program: FlatProgram, body: Sequence[FlatEqn], results: Sequence[int], keeps: Keeps, like: Jaxpr
+) -> FlatEqn:
     """`body` as one equation that makes `results`.
 
     Two checkpoints, one in the other: what JAX evaluates in the forward pass is the content of the outer one. In a scan
@@ -265,25 +296,34 @@ def _as_checkpoint(program: FlatProgram, body: Sequence[FlatEqn], results: Seque
     made = {v for eqn in body for v in eqn.outputs}
     operands = tuple(dict.fromkeys(v for eqn in body for v in eqn.reads if v not in made))
     inner = as_jaxpr(FlatProgram(operands, {}, tuple(body), tuple(results), program.avals), like)
-    whole = jax_compat.as_checkpoint(inner, _keeps, prevent_cse=False)
+    whole = jax_compat.as_checkpoint(inner, keeps, prevent_cse=False)
     outer = as_jaxpr(
         FlatProgram(operands, {}, (FlatEqn(whole, operands, tuple(results)),), tuple(results), program.avals), like
     )
-    return FlatEqn(jax_compat.as_checkpoint(outer, _keeps), operands, tuple(results))
+    return FlatEqn(jax_compat.as_checkpoint(outer, keeps), operands, tuple(results))
 
 
-def _keeps(primitive: Any, *avals: Any, **params: Any) -> bool:
-    """The policy of a unit: what takes longer to make again than to read is kept."""
-    if primitive.name != "dot_general":
-        return False
-    return _summed(avals[0].shape, params) > CHEAP_SUM
+def makes_again(jaxpr: Jaxpr) -> bool:
+    """Whether a jaxpr has the backward pass of a unit that is checkpointed."""
+    return any(
+        (isinstance(jax_compat.policy_of(eqn), Keeps) and eqn.params.get("differentiated"))
+        or any(map(makes_again, jax_compat.inside(eqn)))
+        for eqn in jaxpr.eqns
+    )
+
+
+def made_large(program: FlatProgram, equations: Iterable[FlatEqn]) -> bool:
+    """Whether some of the equations make what units of the program call large."""
+    large = _Units(program).large
+    return any(v in large for eqn in equations for v in eqn.outputs)
 
 
 # --- a function that differentiates itself
 
 
-def repeated(program: FlatProgram) -> FlatProgram:
-    """The program with units' large values made again for equations that cannot be in the unit: a backward pass.
+def repeated(program: FlatProgram, left: Collection[int] = ()) -> FlatProgram:
+    """The program with units' large values made again for equations that cannot be in the unit: a backward pass. Units
+    with the numbers in `left` stay as they are.
 
     A copy waits for what its first reader reads beside it, so that it is not made early, and has a scope with its
     readers, so that these are a region by themselves.
@@ -291,7 +331,8 @@ def repeated(program: FlatProgram) -> FlatProgram:
     found = _Units(program)
     copies = _Copies(program)
     for unit in found.run():
-        copies.add(found, unit)
+        if unit.equations[0] not in left:
+            copies.add(found, unit)
     return copies.program()
 
 
@@ -303,6 +344,7 @@ class _Copies:
         self.before: dict[int, list[FlatEqn]] = {}  # copies, by the position before which they stand
         self.instead: dict[int, dict[int, int]] = {}  # position -> value that is read there -> its copy
         self.scopes: dict[int, int] = {}
+        self.again: dict[int, int] = {}
 
     def add(self, found: _Units, unit: Unit) -> None:
         """Copies of what `unit` makes, if all that would keep it are equations that may be regions."""
@@ -319,6 +361,7 @@ class _Copies:
         again = {v for v in outside if (v in large or v not in unit.large) and outside[v] & there}
         copied = found.sources({found.made[v] for v in again}, body)
         names = {v: self._new(v) for n in copied for v in self.original.eqns[n].outputs}
+        self.again |= {names[v]: unit.equations[0] for v in unit.large & names.keys()}
         read_at = {(n, v) for v in again for n in outside[v] & there}
         for n, v in read_at:
             self.instead.setdefault(n, {})[v] = names[v]
@@ -359,7 +402,7 @@ class _Copies:
         for n, eqn in enumerate(self.original.eqns):
             eqns += self.before.get(n, ())
             eqns.append(replace(_renamed(eqn, self.instead.get(n, {})), scope=self.scopes.get(n, 0)))
-        return without_dead_code(replace(self.original, eqns=tuple(eqns), avals=self.avals))
+        return without_dead_code(replace(self.original, eqns=tuple(eqns), avals=self.avals, again=self.again))
 
 
 def _renamed(eqn: FlatEqn, names: Mapping[int, int]) -> FlatEqn:

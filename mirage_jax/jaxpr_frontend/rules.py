@@ -364,7 +364,7 @@ def _function(primitive: str, op: str) -> None:
     def function(b: Builder, out: Result, x: Value) -> Value:
         _needs_float(out, op)
         if op in ("floor", "sign"):
-            _refuse_narrowed(b, op, x)
+            _refuse_rounded(b, op, x)
         return b.unary(op, x, out.dtype)
 
 
@@ -374,7 +374,7 @@ for _name in ("logistic", "tanh", "erf", "erfc", "log", "log1p", "expm1", "sin",
 
 @rule("ceil")
 def _ceil(b: Builder, out: Result, x: Value) -> Value:
-    _refuse_narrowed(b, "ceil", x)
+    _refuse_rounded(b, "ceil", x)
     return b.scaled(b.unary("floor", b.scaled(x, Fraction(-1)), out.dtype), Fraction(-1))
 
 
@@ -399,10 +399,43 @@ def _may_be_wider(b: Builder, x: Value) -> bool:
     return _is_narrowed(b, x) or (x.dtype == "f16" and node.op != "input")
 
 
-def _refuse_narrowed(b: Builder, what: str, *values: Value) -> None:
-    """Casts are views: no kernel sees that one carried a number over a step of the function."""
-    if narrowed := [v for v in values if _is_narrowed(b, v)]:
-        raise NotExpressible(Code.DTYPE, f"{what} of what was rounded to {narrowed[0].dtype}")
+def _refuse_rounded(b: Builder, what: str, *values: Value) -> None:
+    """Kernels round neither where the program casts nor after each operation of 16 bits: none sees that a rounding
+    carried a number over a step of the function.
+    """
+    if rounded := [v for v in values if _is_rounded(b, v)]:
+        raise NotExpressible(Code.DTYPE, f"{what} of what was rounded to {rounded[0].dtype}")
+
+
+def _is_rounded(b: Builder, x: Value) -> bool:
+    """Does the program round a value to fewer bits than a kernel has for it?"""
+    if x.node is None or x.dtype not in FLOATS:
+        return False
+    return _is_narrowed(b, x) or (x.dtype in HALF and not (abs(x.scale) == 1 and x.offset == 0 and _is_chosen(b, x)))
+
+
+CHOOSING = ("maximum", "minimum", "max", "where", "mask", "abs")  # what gives one of its operands, as it is
+
+
+def _is_chosen(b: Builder, x: Value) -> bool:
+    """Is a value an input, or one of several inputs?"""
+    todo = [] if x.node is None else [x.node]
+    while todo:
+        node = b.nodes[todo.pop()]
+        if node.op in CHOOSING:
+            todo += [use.node for use in node.uses if b.nodes[use.node].dtype in FLOATS]
+        elif node.op not in ("input", "const"):
+            return False
+    return True
+
+
+def _keeps_sides(x: Value, y: Value) -> bool:
+    """Does rounding keep the order of two values? It does that of a number and itself, and of a number and zero, but
+    for float16, where small numbers become zero.
+    """
+    return (x.node, x.scale, x.offset) == (y.node, y.scale, y.offset) or any(
+        one.is_constant and one.offset == 0 and other.dtype == "bf16" for one, other in ((x, y), (y, x))
+    )
 
 
 def _is_narrowed(b: Builder, x: Value) -> bool:
@@ -458,7 +491,8 @@ def _comparison(primitive: str, op: str, swap: bool = False, invert: bool = Fals
     def comparison(b: Builder, out: Result, x: Value, y: Value) -> Value:
         if (found := _is_infinite(b, op, x, y)) is not None:
             return b.plain("not", (found,), out.dtype) if invert else found
-        _refuse_narrowed(b, "a comparison", x, y)
+        if not _keeps_sides(x, y):
+            _refuse_rounded(b, "a comparison", x, y)
         integers.check_comparison(b, x, y)
         value = b.plain(op, (y, x) if swap else (x, y), out.dtype)
         return b.plain("not", (value,), out.dtype) if invert else value

@@ -28,7 +28,7 @@ from mirage_jax.lower.frame import PLAIN, Form, Options
 from mirage_jax.lower.shared_tiles import Ring, SharedTiles, Tile
 from mirage_jax.lower.tiling import Product, TileAxis, Tiling
 from mirage_jax.lower.values import TRITON_TYPES
-from mirage_jax.lower.warpgroups import WARPS
+from mirage_jax.lower.warpgroups import ROWS, WARPS
 from mirage_jax.mugraph.graph import Op
 
 SHARED = shared_limit(90) - RESERVED  # bytes of tiles: the only GPUs with these instructions are Hopper's
@@ -110,7 +110,7 @@ class Specialized(SharedTiles):
         first, second = (
             [*tensors, *self.tile_names, *barriers] for barriers in (self.barriers, again or self.barriers)
         )
-        self.reserve(name, *again, "swept", "lows", "low")
+        self.reserve(name, *again, "swept", "lows", *(f"low{n}" for n in range(len(self.form.guards))))
         complete.reserve(name)
         self.imports()
         self.tasks(f"{name}_skipping", [*tensors, *own])
@@ -327,9 +327,11 @@ class Specialized(SharedTiles):
         if not self.form.guards:
             self.each_block(self.compute_block)
             return
-        self.w.line("low = gl.to_tensor(0)")
+        names = [f"low{n}" for n in range(len(self.form.guards))]
+        for name in names:
+            self.w.line(f"{name} = tl.full([{ROWS}], 0, tl.int32, {self.vector_layout(self.plan.row)})")
         self.each_block(self.compute_block)
-        self.w.line("return low")
+        self.w.line(f"return {' | '.join(f'tl.max({name}, axis=0)' for name in names)}")
 
     def compute_block(self, first: str, steps: str) -> None:
         outer, row = self.tiling, self.plan.row
@@ -340,8 +342,10 @@ class Specialized(SharedTiles):
             if axis.axis != self.graph.loop:
                 self.index(axis)
         self.steps_of(first, steps)
-        if self.form.guards:
-            self.w.line(f"low = tl.maximum(low, {self.low()})")
+        for n, (shift, text) in enumerate(self.lows.items()):
+            if self.tiling.dims(self.graph.axes_of[shift]) != (row,):
+                raise UnsupportedError(f"specialized warps: {shift} has other axes than the rows of a warpgroup")
+            self.w.line(f"low{n} = tl.maximum(low{n}, {text})")
         for store in self.graph.stores:
             self.store(store)
         self.tiling = outer

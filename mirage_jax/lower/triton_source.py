@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from mirage_jax.errors import UnsupportedError
-from mirage_jax.lower.expressions import Number, meanings
+from mirage_jax.lower.expressions import Number, Value, meanings, reduction
 from mirage_jax.lower.factors import factors_last
 from mirage_jax.lower.frame import DEFAULT, PLAIN, Form, Options
 from mirage_jax.lower.logits import scales_last
@@ -32,7 +32,7 @@ from mirage_jax.lower.tiling import Tiling, stored_shape
 from mirage_jax.lower.two_forms import is_clear, least, write_choice
 from mirage_jax.lower.warpgroups import WARPS
 from mirage_jax.lower.writer import Writer, identifier
-from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, Store
+from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule
 from mirage_jax.mugraph.sentinels import Guard, guarded, with_short_steps
 
 __all__ = ["DEFAULT", "KernelSource", "Options", "emit"]
@@ -152,7 +152,7 @@ class _Emitter(Loops):
             tuple(stored_shape(s.tensor, graph, parts) for s in self.graph.stores),
             WARPS if schedule.specialized else schedule.num_warps, schedule.num_stages,
             {x: next(iter(meant)) if len(meant) == 1 else None for x, meant in self.numbers.items()},
-            self.descriptors(self.inputs),
+            self.descriptors(self.inputs), bool(self.form.guards),
         )  # fmt: skip
 
     def function(self, name: str) -> str:
@@ -168,19 +168,19 @@ class _Emitter(Loops):
             for depth in sorted({self.graph.stages[n].depth for n in self.targets(live)}):
                 for group in self.loops(depth, live):
                     self.loop(group)
-            stores = [s for s in self.graph.stores if not self.graph.stages[s.value].body]
+            for store in self.graph.stores:
+                if not self.graph.stages[store.value].body:
+                    self.store(store)
             if self.form.guards:
-                low = self.low()
-                with self.w.block(f"if {low} == 0:"):
-                    self.store_all(stores)
-                self.w.line(f"return {low}")
-            else:
-                self.store_all(stores)
+                self.w.line(f"return {self.w.let('low', self.any_low())}")
         return self.w.text()
 
-    def store_all(self, stores: Sequence[Store]) -> None:
-        for store in stores:
-            self.store(store)
+    def any_low(self) -> str:
+        """More than 0 if a guard does not hold in this block. It is asked for after the stores, which take no time of
+        their own: all warps wait for the answer.
+        """
+        dims = {shift: self.tiling.dims(self.graph.axes_of[shift]) for shift in self.lows}
+        return " | ".join(reduction("tl.max", Value(text, dims[s]), dims[s]) for s, text in self.lows.items())
 
     def descriptors(self, inputs: Sequence[str]) -> tuple[Descriptor | None, ...]:
         return ()
@@ -206,7 +206,6 @@ class _SpecializedEmitter(Specialized, _Emitter):
             inputs=(*source.inputs, *lows),
             dtypes=(*source.dtypes[:ins], *("f32" for _ in lows), *source.dtypes[ins:]),
             numbers=meanings([source.numbers, complete.source(name, text).numbers]),
-            rewrites=bool(self.form.guards),
             descriptors=(*source.descriptors, *(None for _ in lows)),
         )
 

@@ -4,7 +4,7 @@ before -> after:  def k_skipping(..): .. return low    ->  the same, and
                   def k_complete(..): ..                   def k(..):
                                                                low = k_skipping(..)
                                                                if low > 0:
-                                                                   k_complete(..)
+                                                                   k_complete(..)  # stores again
 
 Where a guard is about a tensor that the loop reads in steps, the kernel takes the least number of that tensor as one
 argument more, and looks at it first. Such an argument is called ``min(t)`` (`least`, `arguments`).
@@ -67,4 +67,5 @@ def write_choice(
                     w.line(complete)
         if looks:
             with w.block("if low > 0:"):
+                w.line("tl.debug_barrier()  # other threads may write again what these have written")
                 w.line(complete)

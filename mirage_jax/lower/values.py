@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -26,7 +25,6 @@ from mirage_jax.lower.expressions import (
     literal,
     number,
     reduced,
-    reduction,
 )
 from mirage_jax.lower.frame import Frame
 from mirage_jax.lower.tiling import SINGLE
@@ -384,16 +382,17 @@ class Values(Frame):
         )
         return self.carried(op, text, unit, settled)
 
-    def low(self) -> str:
-        """More than 0 if a guard of the kernel does not hold in this block, NaN counting as low."""
-        terms: list[str] = []
+    @property
+    def lows(self) -> dict[str, str]:
+        """By shift, text of which elements are not above their bound (1, else 0), NaN among them."""
+        found: dict[str, str] = {}
         for guard in self.form.guards:
-            shift = self.natural(guard.shift)
-            text = f"1 - ({shift.text} > {self.literal(Number(guard.bound))}).to(tl.int32)"
-            if mask := self.mask(self.graph.axes_of[guard.shift], shift.dims):
-                text = f"tl.where({mask}, {text}, 0)"
-            terms.append(reduction("tl.max", replace(shift, text=text), shift.dims))
-        return self.w.let("low", " | ".join(terms))
+            shift = self.value(guard.shift)
+            bound = Number(guard.bound / shift.unit.value, -shift.unit.logs)
+            text = f"1 - ({shift.text} > {self.literal(bound)}).to(tl.int32)"
+            mask = self.mask(self.graph.axes_of[guard.shift], shift.dims)
+            found[guard.shift] = f"tl.where({mask}, {text}, 0)" if mask else text
+        return found
 
     def is_stored(self, shift: str) -> bool:
         """Is a shift, or the last value of a running one, there for other kernels?"""

@@ -470,7 +470,7 @@ def arithmetic(kernel: Library, graph: KernelGraph, device: Device) -> float:
     ((_, space),) = iteration_spaces(kernel)
     sides = [set(x.axes) for x in kernel.loads]
     is_product = bool(matrix_product(kernel.op.op, sides, ()))
-    narrow = any(BYTES[graph.tensors[x.tensor].dtype] <= 2 for x in kernel.loads)
+    narrow = all(BYTES[graph.tensors[x.tensor].dtype] <= 2 for x in kernel.loads)
     peak = device.vector_flops if not is_product else device.matrix_flops if narrow else device.matrix_flops_f32
     return operator(kernel.op.op).flops * math.prod(map(graph.extent, space)) / peak
 

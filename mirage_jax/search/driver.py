@@ -21,7 +21,7 @@ from mirage_jax.search.frontier import BudgetExceeded, Space
 from mirage_jax.search.fusion import combined, inlined
 from mirage_jax.search.parts import Part, search_parts
 from mirage_jax.search.report import Notify, SearchReport
-from mirage_jax.search.structures import Candidate, kind, tiled
+from mirage_jax.search.structures import Candidate, kind, ranged, tiled
 from mirage_jax.search.window_search import FAMILIES, Search
 from mirage_jax.search.windows import Window, divide, replace_windows
 
@@ -52,7 +52,7 @@ def search(
     parts = divide(reference, lambda graph: is_narrow(graph, device, space, MAX_CLASSES))
     if len(parts) == 1:
         one = Search(reference, device, space, seconds, states, families, notify=notify)
-        return one.run(), one.report
+        return sorted(ranged(reference, one.run(), device), key=lambda c: c.seconds), one.report
     cones = _cones(reference, device, space) if "kernels" in families and device.is_gpu else []
     report = SearchReport(space, windows=len(parts), cones=len(cones))
     todo = [Part(w.graph, device, space, states, families) for w in parts]
@@ -63,7 +63,7 @@ def search(
         report.add(own)
     out = _compose(reference, parts, {n: cs for n, cs in enumerate(found[: len(parts)]) if cs}, device)
     whole = combined(reference, found[len(parts) :], device) if cones else []
-    return sorted([*out, *whole], key=lambda c: c.seconds), report
+    return sorted(ranged(reference, [*out, *whole], device), key=lambda c: c.seconds), report
 
 
 def _cones(reference: KernelGraph, device: Device, space: Space) -> list[tuple[KernelGraph, Space]]:

@@ -28,6 +28,7 @@ from mirage_jax.mugraph.graph import (
     Schedule,
 )
 from mirage_jax.mugraph.parser import parse
+from mirage_jax.mugraph.ranges import in_range
 from mirage_jax.search.cost import Known, Tiled, estimate, extents_inside, library_estimate, outline, tilings
 from mirage_jax.search.devices import Device
 
@@ -122,6 +123,20 @@ def tiled(graph: KernelGraph, family: str, single: Sequence[Axis], device: Devic
     return best
 
 
+def ranged(reference: KernelGraph, found: Iterable[Candidate], device: Device) -> Iterator[Candidate]:
+    """Candidates in which no value that the program never had is float16 unless a bound of it fits: such values are
+    float32, in other tiles.
+    """
+    for c in found:
+        graph = in_range(reference, c.graph)
+        if graph is c.graph:
+            yield c
+        elif c.family == "algebra":
+            yield replace(c, graph=graph)
+        elif (wide := tiled(graph, c.family, c.single, device)) is not None:
+            yield wide
+
+
 def in_one_launch(graph: KernelGraph, schedule: Schedule) -> Iterator[Schedule]:
     """The schedule with kernels that do not wait for each other in one launch, if there are such kernels: as wide as
     the widest of them, and as wide as most kernels like it (blocks beside each other need fewer warps each).
@@ -204,4 +219,4 @@ def restore(stored: Any, reference: KernelGraph, device: Device) -> list[Candida
             continue
         if candidate is not None:
             out.append(candidate)
-    return sorted(out, key=lambda c: c.seconds)
+    return sorted(ranged(reference, out, device), key=lambda c: c.seconds)

@@ -19,6 +19,8 @@ import numpy as np
 type Array = np.ndarray
 
 BRINK = 15 / 16  # of the largest number of a type, beyond which rounding may decide what overflows
+ALONE = 16  # units in the last place that a candidate may be off where XLA's number is none
+BOUNDLESS = 1e300  # stands for the relative error of what should be zero
 BLOCK = 1 << 16  # elements that are compared at a time: what is computed of them stays in the processor's cache
 
 
@@ -137,10 +139,11 @@ class Compared:
     def strange(self, kinds: bool, skips: bool) -> str:
         """What is wrong with the non-finite values, if anything."""
         found, text = 0, ""
-        for start, (r, x, c) in self._blocks(self.reference64, self.xla, self.candidate):
+        noise = np.zeros(()) if self.noise is None else self.noise
+        for start, (r, x, c, own) in self._blocks(self.reference64, self.xla, self.candidate, noise):
             if np.isfinite(x).all() and np.isfinite(c).all():
                 continue
-            wrong = _strange(r, x, c, kinds, skips, self.xla.dtype)
+            wrong = _strange(r, x, c, own, kinds, skips, self.xla.dtype)
             if wrong.any() and not found:
                 n = int(np.flatnonzero(wrong)[0])
                 at = tuple(int(i) for i in np.unravel_index(start + n, self.xla.shape))
@@ -286,14 +289,19 @@ def _unit(xp: Any, size: Array, eps: float) -> Array:
 
 
 def _worst_row(xp: Any, r: Array, e: Array) -> Array:
+    """The largest error of a row over its size; any error at all in a row of zeros is `BOUNDLESS`."""
     rows, errors = xp.abs(r).max(-1), xp.abs(e).max(-1)
     with np.errstate(over="ignore"):  # a row of denormal numbers
-        return xp.max(xp.where(rows > 0, errors / xp.where(rows > 0, rows, 1.0), 0.0))
+        in_zeros = xp.where(errors > 0, BOUNDLESS, 0.0)
+        relative = xp.minimum(errors / xp.where(rows > 0, rows, 1.0), BOUNDLESS)
+        return xp.max(xp.where(rows > 0, relative, in_zeros))
 
 
-def _strange(r: Array, x: Array, c: Array, kinds: bool, skips: bool, dtype: Any) -> Array:
-    """Where the non-finite values are wrong."""
-    repaired = ~np.isfinite(x) & (np.isfinite(r) | (skips & np.isnan(x) & np.isnan(r))) & np.isfinite(c)
+def _strange(r: Array, x: Array, c: Array, noise: Array, kinds: bool, skips: bool, dtype: Any) -> Array:
+    """Where the non-finite values are wrong. Where only XLA's are, float64 judges."""
+    with np.errstate(invalid="ignore"):
+        right = np.isfinite(r) & (np.abs(c - r) <= _allowed_alone(r, noise, dtype))
+    repaired = ~np.isfinite(x) & np.isfinite(c) & (right | (skips & np.isnan(x) & np.isnan(r)))
     if kinds:
         differ = (np.isnan(x) != np.isnan(c)) | (np.isinf(x) != np.isinf(c)) | (np.isinf(x) & (x != c))
     else:
@@ -304,11 +312,23 @@ def _strange(r: Array, x: Array, c: Array, kinds: bool, skips: bool, dtype: Any)
     return differ & ~repaired & ~as_float64 & ~on_the_brink(x, c, dtype)
 
 
-def on_the_brink(x: Array, c: Array, dtype: Any) -> Array:
+def _allowed_alone(r: Array, noise: Array, dtype: Any) -> Array:
+    """How far a candidate may be from float64 where XLA gives no number to compare it with: in units in the last place
+    of the largest number of its row that the type holds, and as far as the program's noise carries it.
+    """
+    info = ml_dtypes.finfo(dtype)
+    size = np.abs(r)
+    held = np.where(np.isfinite(size) & (size <= float(info.max)), size, 0.0)
+    return ALONE * float(info.eps) * np.maximum(held.max(-1, keepdims=True), held) + 8 * np.where(
+        np.isfinite(noise), noise, 0.0
+    )
+
+
+def on_the_brink(x: Array, c: Array, dtype: Any, xp: Any = np) -> Array:
     """Is c infinite where x is nearly, of the same sign?"""
     return (
-        np.isinf(c)
-        & np.isfinite(x)
-        & (np.sign(c) == np.sign(x))
-        & (np.abs(x) > BRINK * float(ml_dtypes.finfo(dtype).max))
+        xp.isinf(c)
+        & xp.isfinite(x)
+        & (xp.sign(c) == xp.sign(x))
+        & (xp.abs(x) > BRINK * float(ml_dtypes.finfo(dtype).max))
     )

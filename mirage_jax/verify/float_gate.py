@@ -37,7 +37,6 @@ a class is one large column among small ones. Integer and boolean outputs must e
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -160,21 +159,14 @@ def _misreading(xp: Any, r: Array, x: Array) -> dict[str, Array]:
     return {**found, "sizes": sizes, "errors": errors}
 
 
-def brink(in_range: Callable[[int], bool], most: int) -> int:
-    """The largest n from 0 to `most` that is in range, -1 if none is, for a property that larger numbers lose."""
-    low, high = -1, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if in_range(middle) else (low, middle - 1)
-    return low
-
-
-def shorter_range(x: Array, c: Array) -> bool:
+def shorter_range(x: Any, c: Any) -> bool:
     """Is c not finite anywhere where x is, and not on the brink either?"""
-    if not is_float(x.dtype):
-        return False
-    x64, c64 = x.astype(np.float64), c.astype(np.float64)
-    return bool((np.isfinite(x64) & ~np.isfinite(c64) & ~on_the_brink(x64, c64, x.dtype)).any())
+    return is_float(x.dtype) and bool(on(x, _shorter)(x, c))
+
+
+def _shorter(xp: Any, x: Array, c: Array) -> Array:
+    lost = xp.isfinite(x) & ~xp.isfinite(c)
+    return (lost & ~on_the_brink(x.astype(xp.float64), c.astype(xp.float64), x.dtype, xp)).any()
 
 
 def _limits(compared: Compared, spread: float) -> dict[str, tuple[float, float]] | None:

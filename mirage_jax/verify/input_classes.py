@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -27,6 +28,7 @@ class InputClasses(Mapping[str, list[Array]]):
         roots: Collection[int],
         counts: Mapping[int, int],
         switches: Collection[int],
+        biases: Collection[int],
     ):
         self.specs, self.seed = [(tuple(s), np.dtype(d)) for s, d in specs], seed
         self.roots, self.counts = frozenset(roots), counts
@@ -34,6 +36,8 @@ class InputClasses(Mapping[str, list[Array]]):
         self.own |= {BELOW_ZERO: _far_from_zero(self.roots)} if self.roots else {}
         self.own |= {SWITCHES: _some_on_or_off(frozenset(switches))} if switches else {}
         self.own |= {FALSE_ROWS: _normal} if any(dtype.kind == "b" for _, dtype in self.specs) else {}
+        self.biases = frozenset(biases)
+        self.own |= dict.fromkeys(MASKED, _normal) if self.biases else {}
         self.makers = CLASSES | self.own
 
     def __getitem__(self, name: str) -> list[Array]:
@@ -49,6 +53,8 @@ class InputClasses(Mapping[str, list[Array]]):
             out = [np.abs(x) if i in self.roots and is_float(x.dtype) else x for i, x in enumerate(out)]
         if name == FALSE_ROWS:
             out = [_with_false_rows(x) if x.dtype.kind == "b" else x for x in out]
+        if name in MASKED:
+            out = [MASKED[name].put(x, rng) if i in self.biases else x for i, x in enumerate(out)]
         if name in SPOILED:
             _spoil(out, rng, SPOILED[name])
         return out
@@ -67,6 +73,7 @@ def input_classes(
     roots: Collection[int] = (),
     counts: Mapping[int, int] = MappingProxyType({}),
     switches: Collection[int] = (),
+    biases: Collection[int] = (),
 ) -> InputClasses:
     """The input classes of the gate for arrays of the given shapes and dtypes, and one for each value in `near`: where
     a program subtracts a constant, inputs that are almost this constant.
@@ -76,9 +83,10 @@ def input_classes(
     they have, far from zero. `counts` has inputs of integers that are compared with indices, by position, and how many
     indices: lengths and labels. `switches` are inputs, by position, with a huge factor: in one class more they are 0 or
     1, as masks that are added to logits are. Where there are masks of booleans, some of their rows are all false in a
-    class of its own.
+    class of its own. `biases` are inputs, by position, that are added to logits: in some classes they hold what masks
+    logits, in whole rows and columns and in part.
     """
-    return InputClasses(specs, seed, near, roots, counts, switches)
+    return InputClasses(specs, seed, near, roots, counts, switches, biases)
 
 
 type Maker = Callable[[np.random.Generator, tuple[int, ...], int], Array]
@@ -177,6 +185,41 @@ def _far(*dims: int) -> Maker:
     return make
 
 
+@dataclass(frozen=True)
+class Masked:
+    """How an input masks logits: some of its rows or columns wholly, others partly, others not.
+
+    It does so with the lowest number of its type; `infinite`: with minus infinity and -1e9 as well.
+    """
+
+    columns: bool
+    infinite: bool
+
+    def put(self, x: Array, rng: np.random.Generator) -> Array:
+        if not x.ndim:
+            return x
+        lowest = float(ml_dtypes.finfo(x.dtype).min)
+        numbers = [-np.inf, lowest, max(lowest, -1e9)] if self.infinite else [lowest]
+        x = np.swapaxes(x, -1, -2).copy() if self.columns and x.ndim > 1 else x.copy()
+        rows = x.reshape(-1, x.shape[-1])
+        length = rows.shape[1]
+        if self.columns or len(rows) == 1:  # padding on the left, the same in all rows
+            rows[:, : length // 4] = lowest
+        for n in range(0 if self.columns and x.ndim > 1 else 1, len(rows)):
+            number = numbers[n // 4 % len(numbers)]
+            chosen = (slice(None), slice(0, length // 2), rng.random(length) < 0.5, slice(0, 0))[n % 4]
+            rows[n, chosen] = number
+        x = rows.reshape(x.shape)
+        return np.ascontiguousarray(np.swapaxes(x, -1, -2)) if self.columns and x.ndim > 1 else x
+
+
+MASKED = {
+    "masked rows": Masked(columns=False, infinite=False),
+    "masked columns": Masked(columns=True, infinite=False),
+    "masked rows, infinite": Masked(columns=False, infinite=True),
+    "masked columns, infinite": Masked(columns=True, infinite=True),
+}
+LOWEST = tuple(name for name, how in MASKED.items() if not how.infinite)
 ORDINARY = ("normal", "uniform")
 BELOW_ZERO, FAR = "below zero", 2.0**13  # under roots; sums of products of such numbers are exact
 SWITCHES, FALSE_ROWS = "on or off", "rows of false"

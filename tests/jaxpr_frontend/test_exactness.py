@@ -175,3 +175,55 @@ def test_what_is_known_of_values_is_asked_once() -> None:
         return (a @ a) @ y**0.5
 
     assert not [x for x in analysis(fn, A, V, max_ops=200).left_out if x.primitive == "pow"]
+
+
+def _half(*shape: int, dtype: str = "bfloat16") -> jax.Array:
+    return jnp.asarray(random(*shape, scale=1.0), dtype)
+
+
+ROUNDED: dict[str, Callable[..., Any]] = {
+    "floor": lambda x, w: jnp.floor(x @ w),
+    "ceil": lambda x, w: jnp.ceil(x @ w),
+    "sign": lambda x, w: jnp.sign(x @ w),
+    "a threshold": lambda x, w: jnp.where(x @ w > 1.5, x, 0),
+    "two products": lambda x, w: jnp.where(x @ w < w @ x, x, 0),
+    "a type that a product is asked for": lambda x, w: jnp.floor(jnp.dot(x, w, preferred_element_type=x.dtype)),
+    "a narrower one": lambda x, w: jnp.floor(
+        jnp.dot(x.astype("float32"), w.astype("float32"), preferred_element_type="float32").astype(x.dtype)
+    ),
+    "a sum": lambda x, w: jnp.floor(x + w),
+    "a multiple": lambda x, w: jnp.floor(x / 3),
+    "the larger product": lambda x, w: jnp.floor(jnp.maximum(x @ w, 0)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ROUNDED)
+def test_what_sixteen_bits_round_is_rounded_before_a_step(name: str, dtype: str) -> None:
+    """A kernel's products and sums are float32, where the program's are not."""
+    found = analysis(lambda x, w: ROUNDED[name](x, w) @ w, _half(N, N, dtype=dtype), _half(N, N, dtype=dtype))
+    short = {"bfloat16": "bf16", "float16": "f16"}[dtype]
+    assert any(f"of what was rounded to {short}" in str(x) for x in found.left_out), found.left_out
+
+
+def test_the_floor_of_a_product_is_that_of_the_program() -> None:
+    x, w = _half(N, N), _half(N, N)
+    fn = lambda x, w: (jnp.floor(8 * (x @ w)) @ w) @ w[0]  # noqa: E731
+    compiler = Replacing()
+    have, want = optimized(fn, compiler)(x, w), jax.jit(fn)(x, w)
+    assert compiler.regions
+    np.testing.assert_allclose(*(np.asarray(y, "float32") for y in (have, want)), rtol=0.03, atol=0.5)
+
+
+CHOSEN: dict[str, Callable[..., Any]] = {
+    "floor of an input": lambda x, w: jnp.floor(x) @ w,
+    "of the larger one": lambda x, w: jnp.floor(jnp.maximum(x, w)) @ w,
+    "a product and zero": lambda x, w: jnp.where(x @ w > 0, x, 0) @ w,
+    "an input and a number": lambda x, w: jnp.where(x > 1.5, x, 0) @ w,
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_what_nothing_rounds_is_no_border(name: str) -> None:
+    found = analysis(CHOSEN[name], _half(N, N), _half(N, N))
+    assert found.regions and not any("rounded" in str(x) for x in found.left_out)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -9,18 +10,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from deciding import instructions
 from jax.ad_checkpoint import checkpoint_name
 from jaxpr_frontend.replacing import Replacing, assert_close, optimized, random
 
-from mirage_jax.jaxpr_frontend import interpreter
+from mirage_jax.jaxpr_frontend.capture import mirage_call_p
 from mirage_jax.jaxpr_frontend.flat import flatten
+from mirage_jax.jaxpr_frontend.interpreter import OURS, PLAIN, WITHOUT, First, WholeProgram, planned
+from mirage_jax.jaxpr_frontend.jax_compat import Target
 from mirage_jax.jaxpr_frontend.regions import analyse
 from mirage_jax.jaxpr_frontend.remat import checkpointed, repeated
+from mirage_jax.jaxpr_frontend.translate import Region
 
 T, H, D = 64, 2, 8
 SCORES = H * T * T
 WEIGHTS = tuple(random(H * D, 3 * H * D, seed=n) for n in range(2)), tuple(random(H * D, H * D, seed=n) for n in (3, 4))
 X = random(T, H * D)
+QKV = tuple(random(H, T, D, seed=n) for n in range(3))
 BIAS = random(1, T, T)
 
 
@@ -144,20 +150,98 @@ def test_function_that_differentiates_itself(name: str, dtype: str) -> None:
     assert not all(reads_less(region) for region in stored.regions)
 
 
-@pytest.mark.parametrize("replaced", [True, False])
-def test_a_backward_pass_without_kernels_is_said_to_take_longer(replaced: bool, caplog) -> None:
-    class LeavesAll(Replacing):
-        def compile_region(self, region, platforms=()) -> None:
-            return None
+@dataclass(frozen=True, eq=False)
+class Picky(Replacing):
+    """Replaces only regions that it `takes`."""
 
-    interpreter.warn_once.cache_clear()
-    step = gradients(MODELS["loop"])
-    optimized(step, (Replacing if replaced else LeavesAll)(remat=True)).lower(*cast("float32"))
-    assert ("stays with XLA, makes values again" in caplog.text) == (not replaced)
+    takes: Callable[[Region], bool] = lambda region: False
+
+    def compile_region(self, region: Region, platforms: tuple[str, ...] = ()) -> Any:
+        return super().compile_region(region, platforms) if self.takes(region) else None
+
+
+OUTSIDE = {
+    "outside": lambda f: lambda wrap: gradients(wrap(f)),
+    "inside": lambda f: lambda wrap: wrap(gradients(f)),
+    "vmap of grad": lambda f: lambda wrap: jax.vmap(jax.grad(partial(square, wrap(f))), (None, 0, 0)),
+}
+
+
+@pytest.mark.parametrize("name", ["loop", "scan", "grouped", "checkpoint inside", "cond", "vmap"])
+@pytest.mark.parametrize("how", OUTSIDE)
+def test_without_kernels_the_program_is_the_one_of_jax(name: str, how: str) -> None:
+    x, *rest = cast("float32")
+    args = (x, *rest) if how != "vmap of grad" else (x, *jax.tree.map(lambda w: jnp.stack([w, 2 * w]), rest))
+    make = OUTSIDE[how](MODELS[name])
+    have = jax.jit(make(lambda f: optimized(f, Picky(remat=True))))
+    assert instructions(have, *args) == instructions(jax.jit(make(lambda f: f)), *args)
+
+
+def layers_of_two_kinds(x: jax.Array, wide: jax.Array, narrow: jax.Array) -> jax.Array:
+    """Attention with 20 numbers in a head, then with 8."""
+    for w in (wide, narrow):
+        q, k, v = jnp.split(jnp.sin(x) @ w, 3, -1)
+        x = x + jnp.pad(attention(q, k, v), ((0, 0), (0, 32 - q.shape[-1])))
+    return x
+
+
+def is_wide(region: Region) -> bool:
+    return 20 in region.graph.sizes.values()
+
+
+TWO_KINDS = random(T, 32), random(32, 60), random(32, 24)
+
+
+def test_values_are_made_again_only_for_kernels_that_were_chosen() -> None:
+    step = jax.grad(partial(square, layers_of_two_kinds), (0, 1, 2))
+    jaxpr, target = jax.make_jaxpr(step)(*TWO_KINDS), Target(("cpu",))
+    again = {}
+    for name, takes in {"all": lambda r: True, "narrow": lambda r: not is_wide(r), "none": lambda r: False}.items():
+        compiler = Picky(remat=True, takes=takes)
+        again[name] = set(planned(jaxpr, compiler, mirage_call_p, target).program.again.values())
+        assert_same_gradients(optimized(step, compiler), step, TWO_KINDS)
+    assert (len(again["all"]), len(again["narrow"]), len(again["none"])) == (2, 1, 0)
+    assert again["narrow"] < again["all"]
+
+
+def test_checkpoints_are_there_only_for_kernels_that_were_chosen() -> None:
+    loss, counts = partial(square, layers_of_two_kinds), []
+    for takes in (lambda r: True, lambda r: not is_wide(r), lambda r: False):
+        step = jax.jit(jax.grad(optimized(loss, Picky(remat=True, takes=takes)), (0, 1, 2)))
+        assert_same_gradients(step, jax.grad(loss, (0, 1, 2)), TWO_KINDS)
+        counts.append(step.lower(*TWO_KINDS).as_text().count("optimization_barrier"))
+    assert counts[0] == 2 * counts[1] > counts[2] == 0
+
+
+def test_what_is_left_to_xla_in_the_end_is_made_once() -> None:
+    """Kernels were chosen for the function alone; under `vmap` there are none."""
+    loss = partial(square, attention)
+    compiler = Picky(remat=True, takes=lambda r: 3 not in r.graph.sizes.values())
+    step = jax.vmap(jax.grad(optimized(loss, compiler), (0, 1, 2)))
+    args = [jnp.stack([x, 2 * x, 3 * x]) for x in QKV]
+    assert instructions(jax.jit(step), *args) == instructions(jax.jit(jax.vmap(jax.grad(loss, (0, 1, 2)))), *args)
+    assert "optimization_barrier" in jax.jit(jax.grad(optimized(loss, compiler))).lower(*QKV).as_text()
+
+
+@pytest.mark.parametrize("chosen", [PLAIN, WITHOUT, OURS])
+@pytest.mark.parametrize("inside", [True, False])
+def test_the_fastest_variant_runs(chosen: str, inside: bool) -> None:
+    @dataclass(frozen=True, eq=False)
+    class Chooses(Replacing):
+        def choose(self, whole: WholeProgram) -> First:
+            return First(chosen)
+
+    loss = partial(square, attention)
+    wrap = partial(optimized, compiler=Chooses(remat=True))
+    step = wrap(jax.grad(loss, (0, 1, 2))) if inside else jax.jit(jax.grad(wrap(loss), (0, 1, 2)))
+    assert_same_gradients(step, jax.grad(loss, (0, 1, 2)), QKV)
+    if chosen == PLAIN:
+        assert instructions(step, *QKV) == instructions(jax.jit(jax.grad(loss, (0, 1, 2))), *QKV)
+    if not inside:
+        assert ("optimization_barrier" in step.lower(*QKV).as_text()) == (chosen == OURS)
 
 
 SMALL = (X, *(w[0] for w in WEIGHTS))
-QKV = tuple(random(H, T, D, seed=n) for n in range(3))
 
 
 TRANSFORMATIONS: dict[str, Callable[..., Any]] = {

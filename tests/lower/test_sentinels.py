@@ -125,7 +125,6 @@ ERRORS = {
     "and not in what warps found": ("found > 0:", "found > 9:"),
     "another bound": (f"{float(LEAST) / 2!r}", "-1e+250"),
     "another sentinel": (f"{float(LEAST)!r}", "-1.5e+38"),
-    "stored all the same": ("== 0:", ">= 0:"),
 }
 
 

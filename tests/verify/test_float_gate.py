@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mirage_jax.verify import comparison
+from mirage_jax.verify import brinks, comparison
 from mirage_jax.verify.float_gate import float_gate, misread
 from mirage_jax.verify.input_classes import CLASSES, input_classes
 
@@ -268,3 +268,52 @@ def test_large_logits() -> None:
     logits = q.astype(np.float64) @ k
     assert np.all(np.abs(np.abs(logits) - 2025) < 50)
     assert 1 < logits.std(axis=1).mean() < 20
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_where_xla_overflows_float64_judges(dtype: type) -> None:
+    """Any finite number was right once."""
+    xla = R.astype(dtype)
+    xla[4, 4] = np.inf
+    right, wrong = R.astype(dtype), R.astype(dtype)
+    wrong[4, 4] = R[4, 4] + np.abs(R[4]).max()
+    assert float_gate(R, xla, right) and float_gate(R, xla, right, kinds=False)
+    for kinds in (True, False):
+        assert "instead of inf at (4, 4)" in float_gate(R, xla, wrong, kinds=kinds).reasons[0]
+    assert float_gate(R, xla, wrong, noise=np.full(R.shape, np.abs(R).max()))  # as far as the program's own noise goes
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_of_zeros_is_a_row(dtype: type) -> None:
+    r = R.copy()
+    r[5] = 0.0
+    xla, candidate = r.astype(dtype), r.astype(dtype)
+    assert float_gate(r, xla, candidate)
+    candidate[5, 3] = 1e-3 * float(ml_dtypes.finfo(dtype).eps)
+    assert [x.partition(":")[0] for x in float_gate(r, xla, candidate).reasons] == ["worst row"]
+    assert float_gate(r, candidate, candidate)  # XLA's is no better
+    assert float_gate(r, xla, candidate, noise=np.abs(candidate.astype(np.float64)))
+
+
+def test_ends_of_ranges() -> None:
+    """Up and down, against each other, with and without negative numbers; never past what the types hold."""
+    found = list(brinks.directions([0, 1, 3], [(0, 1), (1, 3)]))
+    assert len(found) == len(set(found)) < 20
+    assert {(d.up, d.down) for d in found} >= {
+        (frozenset({0, 1, 3}), frozenset()),
+        (frozenset(), frozenset({0, 1, 3})),
+        (frozenset({3}), frozenset({1})),
+        (frozenset({1}), frozenset({3})),
+        (frozenset({0, 3}), frozenset({1})),
+        (frozenset({1}), frozenset()),
+    }
+    assert {d.positive for d in found} == {False, True}
+    types = [np.dtype(t) for t in (np.float16, np.float16, np.int32, ml_dtypes.bfloat16)]
+    for d in found:
+        n = d.most(types)
+        for i in (0, 1, 3):
+            x = np.array([0.25, 7.9]) * d.power(i, n)
+            info = ml_dtypes.finfo(types[i])
+            assert x.max() <= float(info.max) and x.min() >= float(info.smallest_normal)
+    assert brinks.brink(lambda n: n <= 7, 13) == 7 and brinks.brink(lambda n: False, 13) == -1
+    assert str(found[3]) == "input 0 times 2**n and input 1 times 2**-n, none negative"

@@ -1,0 +1,78 @@
+"""Arguments scaled in opposite directions, until a program's own values are about to leave the range of their type.
+
+``q @ (k.T @ v)`` leaves the range of float16 where k and v are large and q is small, though every value of
+``(q @ k.T) @ v`` is an ordinary number. Such inputs are ordinary numbers times powers of two, one direction for each.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import jax
+
+from mirage_jax.audit import float64
+from mirage_jax.audit.program import Program
+from mirage_jax.verify.brinks import brink
+
+SAFE = 50  # powers of two, of all arguments together, by which no product of them leaves the range of float32
+UP = {"float16": 13, "bfloat16": 120, "float32": 120}  # powers of two by which ordinary numbers stay in range
+DOWN = {"float16": 20, "bfloat16": 110, "float32": 110}  # in float16 among numbers that have fewer digits
+
+
+def scaled(program: Program, powers: Mapping[str, int]) -> Program:
+    """The program with arguments, by name, times powers of two."""
+    inputs = tuple(replace(v, fill=replace(v.fill, power=powers.get(v.name, 0))) for v in program.inputs)
+    return replace(program, inputs=inputs)
+
+
+def scaled_in_pairs(
+    program: Program, rng: random.Random, against: Sequence[str] = (), strict_range: bool = False
+) -> Program:
+    """Some of its arguments of floats up and some down, at times without negative numbers.
+
+    To the brink, or somewhere on the way. `against`: one argument and those that are scaled the other way, at every
+    second turn. `strict_range`: so for float32 and bfloat16 too, which without it are only scaled by so little that no
+    product of arguments leaves float32.
+    """
+    names = [v.name for v in program.inputs if v.is_float and not v.fill.where]
+    if len(names) < 2:
+        return program
+    given = len(set(against)) > 2 and set(against) <= set(names) and rng.random() < 0.8
+    directions = _directions(against if given else rng.sample(names, min(len(names), rng.choice((2, 3, 3)))), rng)
+    if rng.random() < 0.6:
+        fills = (replace(v, fill=replace(v.fill, positive=v.name in names)) for v in program.inputs)
+        program = replace(program, inputs=tuple(fills))
+    types = {v.dtype for v in program.inputs if v.name in names}
+    if strict_range or types == {"float16"}:
+        each = [(UP if d > 0 else DOWN)[v.dtype] // abs(d) for v in program.inputs if (d := directions.get(v.name, 0))]
+        most = to_the_brink(program, directions, min(each))
+    else:
+        most = SAFE // sum(map(abs, directions.values()))
+    if most < 1:
+        return program
+    power = most if rng.random() < 0.8 else rng.randint(1, most)
+    return scaled(program, {n: power * d for n, d in directions.items()})
+
+
+def _directions(names: Sequence[str], rng: random.Random) -> dict[str, int]:
+    """The first argument against the others, by as much as these together or as each of them."""
+    one, *others = names
+    sign, much = rng.choice((-1, 1)), rng.choice((1, len(others)))
+    return {one: -sign * much, **dict.fromkeys(others, sign)}
+
+
+def to_the_brink(program: Program, directions: Mapping[str, int], most: int) -> int:
+    """The largest power of two, times directions, for which the program's own values stay in range; 0 if not even 1."""
+    jaxpr = jax.jit(program.function()(jax.jit)).trace(*program.arguments()).jaxpr
+    plain = float64.Ranges()
+    float64.evaluate(jaxpr, program.arguments(), plain)
+
+    def in_range(power: int) -> bool:
+        seen = float64.Ranges()
+        args = scaled(program, {n: power * d for n, d in directions.items()}).arguments()
+        float64.evaluate(jaxpr, args, seen)
+        return seen.stays(plain)
+
+    return max(brink(lambda power: power == 0 or in_range(power), most), 0)

@@ -1,0 +1,198 @@
+"""Which types and constants a candidate may have. A certificate is about real numbers; these rules are about floats.
+
+* An intermediate tensor is float32 (float64 if it depends on one), or has the type of a tensor of the program with the
+  same values. It may be a 16-bit float as well if the program has that type, a matrix product reads it, it is no part
+  of a sum, and, in float16, a bound says that it fits (`mugraph.ranges`).
+* A factor is one that float32 holds, and no larger or smaller than the square of what all factors and constants of the
+  program and the lengths of its sums make together; so is a constant that is added, beside those that the program adds.
+  Exponents are no larger than the program's powers and products make.
+* In its own types, on a few small inputs, it keeps the digits that the program keeps: adding 1e9 and taking it away
+  again is something that no certificate sees.
+
+What the search writes keeps to them; who edits a stored decision may not.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+
+from mirage_jax.errors import VerificationError
+from mirage_jax.mugraph.arrays import FLOATS, numpy_dtype
+from mirage_jax.mugraph.graph import HALF, Attr, KernelGraph, Op, Tensor, is_part
+from mirage_jax.mugraph.operators import operator
+from mirage_jax.mugraph.ranges import equal_tensors, out_of_range, rounded
+
+FACTORS = ("scale", "ca", "cb")
+TERMS = ("offset", "value")
+EXPONENTS = ("exponent", "degree")
+WORSE = 32.0  # times the error of the program itself, and its unit in the last place, that rounding may make
+TWICE = 2.0  # what a product reads twice has its constants twice
+MOST_BITS = 1000.0  # what a power of two may be in Python
+SLACK = 4.0  # bits beyond what the program's own constants make
+
+
+def check_types(reference: KernelGraph, candidate: KernelGraph) -> None:
+    """Hold a candidate's types and constants against what its program has.
+
+    Raises:
+        VerificationError: one is not allowed; the text says which, and what is.
+    """
+    _check_constants(reference, candidate)
+    if found := out_of_range(reference, candidate):
+        raise VerificationError(f"a value need not fit into float16: {found[0]}")
+    _check_dtypes(reference, candidate)
+    _check_digits(reference, candidate)
+
+
+# ---------------------------------------------------------------------- types
+
+
+def _check_dtypes(reference: KernelGraph, candidate: KernelGraph) -> None:
+    own = {t.dtype for t in reference.tensors.values()}
+    fixed = {t.name for t in candidate.inputs} | set(candidate.outputs)
+    read = _operands_of_products(candidate)
+    wide = _in_float64(candidate)
+    unusual: list[Tensor] = []
+    for t in candidate.tensors.values():
+        narrow = t.dtype in HALF and t.dtype in own and t.name in read and not any(map(is_part, t.axes))
+        usual = t.dtype == ("f64" if t.name in wide else "f32")
+        if t.name not in fixed and not usual and not (narrow and t.name not in wide):
+            unusual.append(t)
+    if not unusual:
+        return
+    equal = equal_tensors(reference, candidate)
+    for t in unusual:
+        if t.dtype not in (types := {reference.tensors[name].dtype for name in equal[t.name]}):
+            allowed = sorted(types | {"f64" if t.name in wide else "f32"})
+            raise VerificationError(f"tensor {t} has a type that the program gives no such value; allowed: {allowed}")
+
+
+def _in_float64(graph: KernelGraph) -> set[str]:
+    """Tensors that depend on one of float64."""
+    found = {t.name for t in graph.inputs if t.dtype == "f64"}
+    for kernel in graph:
+        if any(x.tensor in found for x in kernel.loads):
+            found |= {s.tensor.name for s in kernel.stores}
+    return found
+
+
+def _operands_of_products(graph: KernelGraph) -> set[str]:
+    """Tensors that a matrix product reads."""
+    found = set[str]()
+    for kernel in graph:
+        axes = {v.name: set(v.axes) for v in (*kernel.loads, *kernel.ops)}
+        tensors = {x.name: x.tensor for x in kernel.loads}
+        for op in kernel.ops:
+            if op.op == "dot":
+                x, y = (axes[a] for a in op.args)
+                found |= {tensors[a] for a in op.args if a in tensors and x - y and y - x}
+    return found
+
+
+# ---------------------------------------------------------------------- constants
+
+
+@dataclass(frozen=True)
+class _Allowed:
+    """What the constants of a program justify."""
+
+    held: tuple[float, float]  # the smallest and largest normal numbers of the program's widest type, or of float32
+    bits: float  # by which a factor may be larger or smaller than 1
+    largest: float  # number that may be added
+    exponent: float
+
+    @classmethod
+    def by(cls, reference: KernelGraph) -> _Allowed:
+        constants = [(op, key, c) for k in reference for op in k.ops for key, c in _constants(op)]
+        factors = [abs(c) for _, key, c in constants if key not in EXPONENTS and c]
+        powers = sum(abs(c) for _, key, c in constants if key in EXPONENTS)
+        ops = [op for k in reference for op in k.ops]
+        lengths = [reference.extent(a) for op in ops for a in _reduced(op)]
+        bits = TWICE * (sum(abs(math.log2(f)) for f in factors) + sum(map(math.log2, lengths))) + SLACK
+        terms = [abs(c) for _, key, c in constants if key in TERMS]
+        products = sum(op.op in ("mul", "dot", "div") for op in ops)
+        exponent = 2.0 + float(powers) + products
+        bits = min(bits * max(1.0, float(max(_exponents(reference), default=1))), MOST_BITS)
+        widest = ml_dtypes.finfo("float64" if any(t.dtype == "f64" for t in reference.tensors.values()) else "float32")
+        held = float(widest.smallest_normal), float(widest.max)
+        largest = min(float(max([*terms, Fraction(1)])) * 2.0 ** min(bits, MOST_BITS), held[1])
+        return cls(held, bits, largest, exponent)
+
+    def refuses(self, key: str, value: Fraction) -> str:
+        """Why a constant is not allowed; empty if it is."""
+        size = abs(value)
+        if key in EXPONENTS:
+            return f"at most {self.exponent:g}" if size > self.exponent else ""
+        if key in TERMS:
+            return f"at most {self.largest:g}" if size > self.largest else ""
+        low, high = max(2.0**-self.bits, self.held[0]), min(2.0**self.bits, self.held[1])
+        return f"{low:.3g} to {high:.3g}" if size and not low <= size <= high else ""
+
+
+@functools.lru_cache(maxsize=8)
+def _allowed(reference: KernelGraph) -> _Allowed:
+    return _Allowed.by(reference)
+
+
+def _check_constants(reference: KernelGraph, candidate: KernelGraph) -> None:
+    own = _allowed(reference)
+    for kernel in candidate:
+        for op in kernel.ops:
+            for key, value in _constants(op):
+                if allowed := own.refuses(key, value):
+                    text = f"{key} of %{op.name} in {kernel.name} is {_short(value)}"
+                    raise VerificationError(f"{text}; the program's constants justify {allowed}")
+
+
+def _short(value: Fraction) -> str:
+    try:
+        return f"{float(value):.3g}"
+    except OverflowError:
+        return "beyond every float"
+
+
+def _constants(op: Op) -> Iterator[tuple[str, Fraction]]:
+    """Constants of an operator that say something: what stands there for what may be left out is none."""
+    defaults = operator(op.op).defaults
+    for key, value in op.attrs:
+        known = key in (*FACTORS, *TERMS, *EXPONENTS)
+        if known and isinstance(value, Fraction | int) and value != defaults.get(key):
+            yield key, Fraction(value)
+
+
+def _exponents(graph: KernelGraph) -> Sequence[Fraction]:
+    return [abs(c) for k in graph for op in k.ops for key, c in _constants(op) if key in EXPONENTS]
+
+
+def _reduced(op: Op) -> tuple[str, ...]:
+    axes: Attr = op.attributes.get("axes", ())
+    return axes if isinstance(axes, tuple) and op.op in ("sum", "dot") else ()
+
+
+# ---------------------------------------------------------------------- digits
+
+
+def _check_digits(reference: KernelGraph, candidate: KernelGraph) -> None:
+    """Run both in their own types, at small extents, as straight-line code."""
+    exact, own = (rounded(reference, reference, dtype) for dtype in ("float64", None))
+    found = rounded(reference, candidate, None)
+    floats = [t.dtype for t in reference.tensors.values() if t.dtype in FLOATS]
+    unit = max((float(ml_dtypes.finfo(numpy_dtype(d)).eps) for d in floats), default=0.0)
+    for name, r, x, c in zip(reference.outputs, exact, own, found, strict=True):
+        good = np.isfinite(r) & np.isfinite(x)
+        if not good.any():
+            continue
+        with np.errstate(invalid="ignore"):
+            error, allowed = (float(np.abs(np.where(good, y - r, 0.0)).max()) for y in (c, x))
+        allowed = WORSE * (allowed + unit * float(np.abs(r[good]).max()))
+        if not error <= allowed:
+            raise VerificationError(
+                f"output {name} is off by {error:.3g} on small inputs, the program by {allowed:.3g}"
+            )

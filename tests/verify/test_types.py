@@ -1,0 +1,203 @@
+"""Types and constants of candidates: what the search writes passes, what somebody put into a stored one does not."""
+
+from random import Random
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mirage_jax.audit import sources
+from mirage_jax.errors import UnsupportedError, VerificationError
+from mirage_jax.jaxpr_frontend.regions import analyse
+from mirage_jax.mugraph.graph import KernelGraph
+from mirage_jax.mugraph.merge import simplify_axes
+from mirage_jax.mugraph.parser import parse
+from mirage_jax.mugraph.ranges import in_range, out_of_range
+from mirage_jax.search.devices import DEVICES
+from mirage_jax.search.driver import search
+from mirage_jax.verify.types import check_types
+
+
+def reference(fn, *shapes: tuple[int, ...], dtype: str = "float32") -> KernelGraph:
+    args = [jax.ShapeDtypeStruct(s, dtype) for s in shapes]
+    (region,) = analyse(jax.make_jaxpr(fn)(*args)).regions
+    return simplify_axes(region.graph)
+
+
+def found(graph: KernelGraph, device: str = "H200", states: int = 3000) -> list[KernelGraph]:
+    candidates, _ = search(graph, DEVICES[device], sources.SPACE, 60.0, states)
+    return list(dict.fromkeys(c.graph for c in candidates))
+
+
+def linear_attention(q, k, v):
+    return (q @ k.T) @ v / k.shape[0]
+
+
+LINEAR = reference(linear_attention, *[(256, 32)] * 3)
+(ALGEBRA,) = found(LINEAR, "CPU")
+STORED = str(ALGEBRA)
+
+
+def test_what_is_changed() -> None:
+    check_types(LINEAR, ALGEBRA)
+    assert "library m0: f32[" in STORED
+
+
+@pytest.mark.parametrize("dtype", ["bool", "u8", "i8", "i32", "bf16", "f16", "f64"])
+def test_a_type_that_the_program_has_not(dtype: str) -> None:
+    changed = parse(STORED.replace("m0: f32", f"m0: {dtype}"))
+    with pytest.raises(VerificationError, match=r"m0|%"):
+        check_types(LINEAR, changed)
+
+
+def _between(first: str, second: str) -> KernelGraph:
+    """The algebra with two operators after m0."""
+    own = next(line for line in STORED.splitlines(keepends=True) if "library m0" in line)
+    axes = own.partition("f32[")[2].partition("]")[0]
+    head, _, tail = STORED.partition(own)
+    more = f"  library p0: f32[{axes}] = affine{{{first}}} m0[{axes}]\n"
+    more += f"  library p1: f32[{axes}] = affine{{{second}}} p0[{axes}]\n"
+    return parse(head + own + more + tail.replace(f"m0[{axes}]", f"p1[{axes}]"))
+
+
+BIG = 10**39
+CONSTANTS = [
+    (f"scale={BIG}", f"scale=1/{BIG}"),
+    (f"scale=1/{BIG}", f"scale={BIG}"),
+    ("scale=1" + "0" * 30, "scale=1/1" + "0" * 30),
+    (f"offset={10**9}", f"offset=-{10**9}"),
+    (f"offset={10**6}", f"offset=-{10**6}"),
+    (f"offset={10**40}", f"offset=-{10**40}"),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), CONSTANTS)
+def test_constants_that_the_program_does_not_justify(first: str, second: str) -> None:
+    with pytest.raises(VerificationError, match=r"justify|is off by"):
+        check_types(LINEAR, _between(first, second))
+
+
+def test_constants_that_it_does() -> None:
+    check_types(LINEAR, _between("scale=1/256", "scale=256"))
+    check_types(LINEAR, _between("scale=2", "scale=1/2"))
+
+
+PROGRAMS = ("lora_b1", "gated_mlp_b1", "rmsnorm_b1", "qknorm_gqa_b1", "linear_attention", "abv", "causal", "layer_norm")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_the_search_finds_passes(name: str) -> None:
+    for graph in sources._captured(name):
+        for candidate in found(graph):
+            check_types(graph, candidate)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 2**32))
+def test_what_it_finds_for_random_programs_passes(seed: int) -> None:
+    graph = sources.random_program(Random(seed))
+    try:
+        candidates = found(graph, states=1000)
+    except UnsupportedError:
+        return
+    for candidate in candidates:
+        check_types(graph, candidate)
+
+
+# ---------------------------------------------------------------------- float16
+
+
+def attend(q, k, v):
+    return jax.nn.softmax(q @ k.T) @ v
+
+
+def lora(x, w, a, b):
+    return x @ w + (x @ a) @ b
+
+
+def gain(x, g, w):
+    wide = x.astype(jnp.float32)
+    return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6)).astype(x.dtype) * g @ w
+
+
+HALVES = {
+    "linear attention": (linear_attention, [(256, 32)] * 3),
+    "attention": (attend, [(256, 64)] * 3),
+    "lora": (lora, [(16, 256), (256, 512), (256, 16), (16, 512)]),
+    "a norm with gain": (gain, [(16, 1024), (1024,), (1024, 512)]),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_no_value_of_its_own_is_float16(name: str) -> None:
+    fn, shapes = HALVES[name]
+    graph = reference(fn, *shapes, dtype="float16")
+    candidates = found(graph)
+    assert candidates
+    for candidate in candidates:
+        assert not out_of_range(graph, candidate)
+        check_types(graph, candidate)
+
+
+def test_what_the_program_has_stays_float16() -> None:
+    """Weights of a softmax are at most 1; `x a` is the program's own."""
+    for fn, shapes in (HALVES["attention"], HALVES["lora"]):
+        graph = reference(fn, *shapes, dtype="float16")
+        assert any("wide_" not in str(c) and "kernel" in str(c) for c in found(graph))
+
+
+PARTS = """mugraph {
+  extents i=16 j=256 k=512 l=16
+  input x0: f16[i,j]
+  input x1: f16[j,k]
+  input x2: f16[j,l]
+  input x3: f16[l,k]
+  kernel k0 grid(i,k) loop(j) {
+    %x0 = load x1[j,k]
+    %x1 = load x0[i,j]
+    %x2 = load x2[j,l]
+    %x3 = load x3[l,k]
+    %0[i,k] = dot{axes=(j)} %x1 %x0
+    %1[i,l] = dot{axes=(j)} %x1 %x2
+    %2[i,k] = dot{axes=(l)} %1 %x3
+    %3[i,k] = add %0 %2
+    %4[i,k] = acc %3
+    store t3: f16[i,k] = %4
+  }
+  output t3
+}"""
+
+
+def test_a_part_of_a_sum_is_another_value() -> None:
+    """What `x a` is after one step of the loop may be larger than all of it."""
+    graph, candidate = reference(lora, *HALVES["lora"][1], dtype="float16"), parse(PARTS)
+    (only,) = out_of_range(graph, candidate)
+    assert "a part of a sum" in str(only) and only.product == "2"
+    wide = in_range(graph, candidate)
+    assert not out_of_range(graph, wide) and "%2[i,k] = dot{axes=(l)} %1 %wide_x3" in str(wide)
+    check_types(graph, wide)
+    with pytest.raises(VerificationError, match="float16"):
+        check_types(graph, candidate)
+
+
+MULTIPLE = PARTS.replace(
+    "    %2[i,k] = dot{axes=(l)} %1 %x3\n    %3[i,k] = add %0 %2\n    %4[i,k] = acc %3\n",
+    """    %a[i,l] = acc %1
+    %b[i,l] = affine{scale=S} %a
+    %2[i,k] = dot{axes=(l)} %b %x3
+    %3[i,k] = acc %0
+    %4[i,k] = add{cb=T} %3 %2
+""",
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(power=st.integers(1, 12), up=st.booleans())
+def test_a_multiple_of_what_the_program_has_is_smaller(power: int, up: bool) -> None:
+    """`x a` times 1/2 to 1/16 is float16 as well as `x a`; times 2 it is not, nor where most bits would be lost."""
+    graph = reference(lora, *HALVES["lora"][1], dtype="float16")
+    large, small = f"{2**power}", f"1/{2**power}"
+    text = MULTIPLE.replace("=S", f"={large if up else small}").replace("=T", f"={small if up else large}")
+    assert bool(out_of_range(graph, parse(text))) == (up or power > 4)
