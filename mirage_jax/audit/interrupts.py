@@ -137,6 +137,7 @@ def _script(rng: random.Random, number: int) -> tuple[float, int]:
 
 def script(number: int) -> None:
     """What such a script does."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
     fn, args = _program(number)
     print("begun", flush=True)
     jax.block_until_ready(mirage_jax.optimize(fn, budget=mirage_jax.Budget(5.0, workers=2))(*args))
@@ -144,6 +145,7 @@ def script(number: int) -> None:
 
 def interrupted(count: int, seed: int) -> None:
     """In a process of its own, which prints what came of each interrupt."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
     rng = random.Random(seed)
     out = os.dup(1)
 
