@@ -59,10 +59,10 @@ def _most(program: Program, directions: Mapping[str, int], strict_range: bool) -
     """The largest power of two that is allowed: to the brink where the range is promised, else one that is safe."""
     types = {v.name: v.dtype for v in program.inputs}
     moved = {n: d for n, d in directions.items() if d}
+    most = min((UP if d > 0 else DOWN)[types[n]] // abs(d) for n, d in moved.items())
     if strict_range or {v.dtype for v in program.inputs if v.is_float and not v.fill.where} == {"float16"}:
-        each = [(UP if d > 0 else DOWN)[types[n]] // abs(d) for n, d in moved.items()]
-        return to_the_brink(program, directions, min(each))
-    return SAFE // sum(map(abs, moved.values()))
+        return to_the_brink(program, directions, most)
+    return min(most, SAFE // sum(map(abs, moved.values())))
 
 
 def _directions(names: Sequence[str], rng: random.Random) -> dict[str, int]:
