@@ -16,6 +16,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy
@@ -23,6 +24,7 @@ import numpy
 from mirage_jax.mugraph.arrays import FloatDomain, Named, is_float
 from mirage_jax.mugraph.evaluate import evaluate
 from mirage_jax.mugraph.graph import Axis, Kernel, KernelGraph, Library, Tensor
+from mirage_jax.mugraph.sentinels import HIGHEST_SENTINEL
 
 HALF_UNIT = 2.0**-24
 CUT_OFF = 4 * HALF_UNIT  # up to a unit at each of some steps, all in one direction
@@ -31,11 +33,13 @@ SAMPLES = 8
 
 @dataclass(frozen=True)
 class NoisyDomain(FloatDomain):
-    """float64 with noise on what is stored and summed. `exact` names tensors that no rounding moves; sums of `wide`
-    programs, in float64, it does not move either. `sample`: which of all possible noises.
+    """float64 with noise on what is stored and summed. `exact` names tensors that no rounding moves, and `sentinels` are
+    numbers that it does not: where a mask puts one, no program computes it. Sums of `wide` programs, in float64, it does
+    not move either. `sample`: which of all possible noises.
     """
 
     exact: frozenset[str] = frozenset()
+    sentinels: tuple[float, ...] = ()
     wide: bool = False
     sample: Any = 0
     count: Iterator[int] = field(default_factory=itertools.count)  # of sums, each with noise of its own
@@ -45,6 +49,8 @@ class NoisyDomain(FloatDomain):
         if tensor.name in self.exact or not tensor.axes or tensor.dtype == "f64" or not is_float(made.array.dtype):
             return made
         moved = made.array * (1 + HALF_UNIT * self._random(made.array, zlib.crc32(tensor.name.encode())))
+        for number in self.sentinels:
+            moved = self.xp.where(made.array == number, number, moved)
         return Named(made.axes, moved)
 
     def dot(self, x: Named, y: Named, axes: tuple[Axis, ...]) -> Named:
@@ -94,10 +100,16 @@ def unshared(graph: KernelGraph) -> KernelGraph:
     return replace(graph, kernels=tuple(kernels))
 
 
+def sentinels(graph: KernelGraph) -> tuple[float, ...]:
+    """Huge negative constants of a graph of library operators."""
+    constants = (k.op.attributes["value"] for k in graph if isinstance(k, Library) and k.op.op == "const")
+    return tuple({float(x) for x in constants if isinstance(x, int | Fraction) and x <= HIGHEST_SENTINEL})
+
+
 def noisy(graph: KernelGraph, arrays: Sequence[Any], xp: Any = numpy, sample: Any = 0) -> list[Any]:
     """Results of a graph of library operators, as `evaluate.run` gives them in float64, but with noise."""
     indices = frozenset(s.tensor.name for k in graph.kernels for op in k.ops if op.op == "iota" for s in k.stores)
     inputs = [Named(t.axes, xp.asarray(a)) for t, a in zip(graph.inputs, arrays, strict=True)]
     wide = any(t.dtype == "f64" for t in graph.tensors.values())
-    domain = NoisyDomain(xp, "float64", exact=indices, wide=wide, sample=sample)
+    domain = NoisyDomain(xp, "float64", exact=indices, sentinels=sentinels(graph), wide=wide, sample=sample)
     return [x.array for x in evaluate(unshared(graph), inputs, domain)]
