@@ -248,7 +248,7 @@ class Accuracy:
 
     def in_float64(self, inputs: Sequence[Any], sample: int | None = None) -> list[Any]:
         """The region in float64, inputs upcast from their own dtype; with noise if `sample` is a number."""
-        graph = self.subject.region.graph
+        graph = self.subject.region.translated
         with self._arithmetic():
             if self._on_host:
                 results = _wide(graph, inputs, np, sample)
@@ -267,7 +267,7 @@ class Accuracy:
 
     @cached_property
     def _on_device(self) -> Callable[..., Any]:
-        return jax.jit(lambda sample, *xs: _wide(self.subject.region.graph, xs, jnp, sample))
+        return jax.jit(lambda sample, *xs: _wide(self.subject.region.translated, xs, jnp, sample))
 
     # ------------------------------------------------------------------ what rounding may do
 

@@ -96,10 +96,12 @@ class Region:
     """A part of a program that a muGraph can replace.
 
     `graph` reads and makes graph tensors; `prepare` and `finish` are the border. Some results need no kernel (an input
-    seen through a reshape, a constant): equations in `aside` make them, the way JAX would.
+    seen through a reshape, a constant): equations in `aside` make them, the way JAX would. `translated` says the same as
+    `graph` in the order of the equations: how far rounding may carry results depends on it.
     """
 
     graph: KernelGraph
+    translated: KernelGraph
     inputs: tuple[Inward, ...]
     outputs: tuple[Outward, ...]
     equations: tuple[FlatEqn, ...]
@@ -218,6 +220,7 @@ def translate(
     )
     return Region(
         graph=join_shifts(assembled.graph),
+        translated=assembled.graph,
         inputs=inward,
         outputs=tuple(_outward(builder, assembled, v, pieces, program) for v, pieces in outward.items()),
         equations=tuple(eqns),

@@ -164,3 +164,18 @@ def test_large_regions_are_compared_on_the_device(dtype: str, monkeypatch) -> No
             assert found is not None and all(y.dtype == np.float64 and np.asarray(y).max() > 0 for y in found)
     assert verdicts[True] == verdicts[False]
     assert "" in verdicts[True] and any(verdicts[True][-len(accuracy._classes) :])
+
+
+def test_a_sentinel_does_not_excuse_what_rounding_loses_beside_it() -> None:
+    """In rows that are wholly masked ``(t - m) - log(l)`` is right in floats, and ``t - (log(l) + m)`` loses log(l)."""
+
+    def masked(s, w):
+        i = jnp.arange(32)
+        return jnp.exp(jax.nn.log_softmax(jnp.where(i[:, None] > i[None], s, -1e9))) @ w
+
+    r = region(masked, (32, 32), (32, 8))
+    assert "logs" in str(r.graph) and "logs" not in str(r.translated)
+    attempt = Attempt(r, "cpu", jax.devices("cpu")[0], Options())
+    schedule = Schedule(tuple(KernelSchedule() for _ in attempt.reference.kernels))
+    passed, why = attempt.gate(attempt.winner(attempt.reference, schedule, "algebra"))
+    assert not passed and "normal" in why
