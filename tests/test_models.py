@@ -76,9 +76,9 @@ def test_equal_layers_are_searched_once(arrange, monkeypatch) -> None:
 def test_equal_layers_are_translated_once(monkeypatch) -> None:
     translated: list[int] = []
 
-    def counted(program, eqns, results):
+    def counted(program, eqns, *rest):
         translated.append(len(eqns))
-        return translate(program, eqns, results)
+        return translate(program, eqns, *rest)
 
     monkeypatch.setattr(regions, "translate", counted)
     layers, x = _stack(8), jnp.ones((4, 16))
@@ -124,7 +124,7 @@ def test_run_step(name) -> None:
     assert ours.ratio is not None and xla.ratio is None
     for label in again:
         assert 0 < row.results[label].error < 0.1
-        assert row.results[label].memory.temporary < xla.memory.temporary
+        assert row.results[label].memory == xla.memory  # without a kernel nothing is made again
 
 
 def test_run_compile() -> None:

@@ -96,8 +96,8 @@ class Region:
     """A part of a program that a muGraph can replace.
 
     `graph` reads and makes graph tensors; `prepare` and `finish` are the border. Some results need no kernel (an input
-    seen through a reshape, a constant): equations in `aside` make them, the way JAX would. `translated` says the same as
-    `graph` in the order of the equations: how far rounding may carry results depends on it.
+    seen through a reshape, a constant): equations in `aside` make them, the way JAX would. `translated` says the same
+    as `graph` in the order of the equations: how far rounding may carry results depends on it.
     """
 
     graph: KernelGraph

@@ -430,7 +430,7 @@ def _unproven(own: Program, values: Mapping[str, Ranged], partial: set[str], nam
     if name in partial:
         return "a part of a sum may be larger than the sum"
     scale = own.scale(value)
-    if scale is None:
+    if not scale:  # None, or a value that is 0 in the samples
         return "the program has no such value in float16"
     if not LEAST_SCALE <= scale <= 1:
         return f"the program has {1 / scale:.3g} times this value in float16"

@@ -33,9 +33,9 @@ SAMPLES = 8
 
 @dataclass(frozen=True)
 class NoisyDomain(FloatDomain):
-    """float64 with noise on what is stored and summed. `exact` names tensors that no rounding moves, and `sentinels` are
-    numbers that it does not: where a mask puts one, no program computes it. Sums of `wide` programs, in float64, it does
-    not move either. `sample`: which of all possible noises.
+    """float64 with noise on what is stored and summed. `exact` names tensors that no rounding moves, and `sentinels`
+    are numbers that it does not: a mask puts them there, and nothing computes them. Sums of `wide` programs, in
+    float64, it does not move either. `sample`: which of all possible noises.
     """
 
     exact: frozenset[str] = frozenset()

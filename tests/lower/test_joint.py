@@ -132,7 +132,7 @@ def test_stored_schedules() -> None:
     old = schedule_to_json(sizes)
     del old["joint"]
     assert not schedule_from_json(old).joint
-    with pytest.raises(GraphError, match="joint: 'no'"):
+    with pytest.raises(GraphError, match="joint: found 'no'"):
         schedule_from_json(old | {"joint": "no"})
     with pytest.raises(GraphError, match="malformed"):
         schedule_from_json([])
