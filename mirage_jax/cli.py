@@ -117,9 +117,12 @@ def _check_arguments(function: Callable[..., object], arguments: Sequence[object
         raise UsageError(f"arguments: the function cannot be traced with them: {in_one_line(error)}") from None
 
 
+OPTIONS = ("on_miss", "budget", "backend", "cache_dir", "strict", "strict_range", "devices")
+
+
 def _options(args: argparse.Namespace) -> dict[str, object]:
     """The options of `optimize` that were given on the command line."""
-    given = {n: getattr(args, n) for n in ("on_miss", "budget", "backend", "cache_dir", "strict", "devices")}
+    given = {n: getattr(args, n) for n in OPTIONS}
     if args.workers is not None:
         given["budget"] = replace(Budget.parse(args.budget), workers=args.workers)
     return {name: value for name, value in given.items() if value is not None}
@@ -389,6 +392,9 @@ def build_parser() -> argparse.ArgumentParser:
     optimizing.add_argument("--backend", choices=BACKENDS)
     optimizing.add_argument("--cache-dir", help="where winners are stored")
     optimizing.add_argument("--strict", action="store_true", default=None, help="raise instead of falling back to XLA")
+    optimizing.add_argument(
+        "--strict-range", action="store_true", default=None, help="refuse what overflows before XLA does, in any type"
+    )
 
     optimizing.add_argument("--devices", metavar="0,2", help="local devices that measure (default: the first)")
 
