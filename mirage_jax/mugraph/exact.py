@@ -96,10 +96,16 @@ def multiply(x: Numbers, y: Numbers) -> Numbers:
     return made(x["p"] * y["p"] % P, x["q"] * y["q"] % Q, x["real"] * y["real"])
 
 
+LOST_IN_ROUNDING = 1e100  # the float of 1 / x where that of x is zero and x is not
+
+
 def inverse(x: Numbers) -> Numbers:
-    """1 / x; of a zero divisor some number that is the same always."""
+    """1 / x; of a zero divisor some number that is the same always. A float that is zero for a number that is not was
+    lost in rounding, as x is in (1 + x) - 1: no infinity comes of it.
+    """
     with np.errstate(divide="ignore"):
-        out = made(_raised(x["p"], P - 2, P), _raised(x["q"], Q - 2, Q), 1 / x["real"])
+        real = np.where((x["real"] == 0) & (x["p"] != 0), LOST_IN_ROUNDING, 1 / x["real"])
+        out = made(_raised(x["p"], P - 2, P), _raised(x["q"], Q - 2, Q), real)
     return choose(np.isinf(x["real"]), ZERO, out)
 
 

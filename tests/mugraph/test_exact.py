@@ -85,3 +85,12 @@ def test_every_function_has_a_meaning() -> None:
     assert exact.FUNCTIONS.keys() == FUNCTIONS.keys()
     with pytest.raises(UnsupportedError, match="known: logistic"):
         exact.function("gamma", [draw(2)])
+
+
+def test_what_rounding_loses_makes_no_infinity() -> None:
+    """``log(1 + x) * (x / ((1 + x) - 1))``, as kernels write log1p, for an x whose float is lost beside 1."""
+    x = exact.made([7], [11], [1e-30])
+    y = exact.subtract(exact.add(exact.ONE, x), exact.ONE)
+    quotient = exact.multiply(exact.log(exact.add(exact.ONE, x)), exact.divide(x, y))
+    assert y["real"] == [0] and np.isfinite(quotient["real"])
+    assert exact.divide(x, y)["p"] == [1] and np.isinf(exact.inverse(exact.ZERO)["real"])
