@@ -21,7 +21,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,6 @@ TINY = 1e-12  # the same, relative to the largest value on the way: results may 
 RAGGED = (2, 3, 5)  # tile sizes that divide next to nothing
 MAX_TILES = 4  # of an axis: an axis of a thousand elements in tiles of two says no more, and takes a second
 DETERMINED = 0.1  # of a row's largest number: results with errors beyond say nothing, and excuse no others
-STRICT_RANGE = any(f.name == "strict_range" for f in fields(Options))  # whether the optimizer has this option
 
 
 @dataclass(frozen=True)
@@ -89,9 +88,8 @@ class Setting:
 
     @property
     def options(self) -> Options:
-        extra: dict[str, Any] = {"strict_range": True} if self.strict_range and STRICT_RANGE else {}
         budget = Budget(self.seconds, self.states, workers=1)
-        return Options("search", budget, cache_dir=self.cache_dir, strict=True, **extra)
+        return Options("search", budget, cache_dir=self.cache_dir, strict=True, strict_range=self.strict_range)
 
 
 @dataclass

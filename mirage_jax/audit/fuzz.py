@@ -29,7 +29,7 @@ import jax
 from rich.table import Table
 
 from mirage_jax import children
-from mirage_jax.audit.differential import STRICT_RANGE, Outcome, Setting, examine
+from mirage_jax.audit.differential import Outcome, Setting, examine
 from mirage_jax.audit.generator import generate
 from mirage_jax.audit.program import Program
 from mirage_jax.audit.shrink import shrink
@@ -147,7 +147,7 @@ class Campaign:
 
 def program_of(seed: int, number: int, platform: str = "cpu") -> tuple[Program, Setting]:
     """One program of a campaign, and how it is examined."""
-    strict = STRICT_RANGE and number % STRICT_EVERY == 0
+    strict = number % STRICT_EVERY == 0
     program = generate(random.Random(f"{seed}/{number}"), number, strict)
     setting = Setting(
         device="H200" if number % KERNELS_EVERY == 0 else "CPU",

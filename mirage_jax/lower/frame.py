@@ -158,7 +158,7 @@ class Frame:
             text = starts[0] if starts else "0"
             self.env["index", axis.axis] = text if text.isidentifier() or text == "0" else self.let_axis(axis, text)
             return
-        lanes = [self.lanes(axis)] if axis.block > 1 else []
+        lanes = [self.lanes(axis), *([self.form.fresh] if self.form.fresh else [])] if axis.block > 1 else []
         self.env["index", axis.axis] = index = self.let_axis(axis, " + ".join(starts + lanes) or "0")
         self.env["mask", axis.axis] = ""
         if axis.ragged:
@@ -174,7 +174,7 @@ class Frame:
 
     def lanes(self, axis: TileAxis) -> str:
         """The numbers of an axis' lanes."""
-        return f"tl.arange(0, {axis.block})" + (f" + {self.form.fresh}" if self.form.fresh else "")
+        return f"tl.arange(0, {axis.block})"
 
     def full(self, dims: tuple[Axis, ...], number: str, dtype: str = "tl.float32") -> str:
         """A tile of one number."""

@@ -107,14 +107,12 @@ class Specialized(SharedTiles):
         tensors, own = list(self.arguments.values()), [*self.tile_names, *self.barriers]
         again = [f"{barrier}_again" for barrier in self.barriers] if looks else []
         shared = [*own, *again, *(["swept", "lows"] if looks else [])]
-        first, second = (
-            [*tensors, *self.tile_names, *barriers] for barriers in (self.barriers, again or self.barriers)
-        )
+        first, second = [*tensors, *own], [*tensors, *self.tile_names, *(again or self.barriers)]
         self.reserve(name, *again, "swept", "lows", *(f"low{n}" for n in range(len(self.form.guards))))
         complete.reserve(name, *([complete.form.fresh] if looks else []))
         self.imports()
-        self.tasks(f"{name}_skipping", [*tensors, *own])
-        complete.tasks(f"{name}_complete", [*tensors, *own])
+        self.tasks(f"{name}_skipping", first)
+        complete.tasks(f"{name}_complete", first)
         self.w.append(complete.w)
         for task, warps, group in (("load", 1, []), ("compute", WARPS, ["group"])):
             fresh = ["found - 1"] if looks and group else []

@@ -157,8 +157,7 @@ class Warpgroups(Loops):
         return f"gl.SliceLayout(0, mma{self.columns(axis)})"
 
     def lanes(self, axis: TileAxis) -> str:
-        lanes = f"tl.arange(0, {axis.block}, {self.vector_layout(axis.axis)})"
-        return lanes + (f" + {self.form.fresh}" if self.form.fresh else "")
+        return f"tl.arange(0, {axis.block}, {self.vector_layout(axis.axis)})"
 
     def full(self, dims: tuple[Axis, ...], number: str, dtype: str = "tl.float32") -> str:
         if not dims:
