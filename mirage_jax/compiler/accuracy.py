@@ -82,6 +82,7 @@ class Accuracy:
             winner,
             values,
             results,
+            self._xla(*args),
             is_ordinary=name in input_classes.ORDINARY or (name in input_classes.LOWEST and not self._has_float16),
             kinds=kinds and name not in input_classes.SPOILED,
             spread=(2.0 if reordered else 1.0) * (2.0 if degenerate else 1.0),
@@ -92,18 +93,18 @@ class Accuracy:
         winner: Winner,
         values: Sequence[np.ndarray],
         results: Sequence[jax.Array],
+        xla: Sequence[jax.Array],
         is_ordinary: bool,
         kinds: bool,
         spread: float,
     ) -> str:
-        """What is wrong with the winner's results for these inputs, against float64 and XLA; empty if nothing is.
+        """What is wrong with the winner's results for these inputs, against float64 and XLA's; empty if nothing is.
 
         On ordinary inputs XLA may not differ from float64 by more than rounding can; nor where inputs mask logits, for
         what is translated to a mask has to be one. (Beside float16's lowest number others keep some of their digits.)
         """
         inputs = self.wide_inputs(values)
-        args = [jax.device_put(v, self.subject.device) for v in values]
-        candidate, found = map(self._placed, (results, self._xla(*args)))
+        candidate, found = map(self._placed, (results, xla))
         reference = self.in_float64(inputs)
         if is_ordinary:
             for r, x in zip(reference, found, strict=True):
@@ -147,14 +148,13 @@ class Accuracy:
             last = self._brink(direction)
             for n in range(max(last, 0), min(last + BEYOND, direction.most(self._dtypes)) + 1):
                 args = self._scaled(direction, n)
-                results = ours(*args)
-                wrong = any(map(float_gate.shorter_range, self._xla(*args), results))
-                if wrong:
+                results, xla = ours(*args), self._xla(*args)
+                if any(map(float_gate.shorter_range, xla, results)):
                     return f"overflows with {direction}, n = {n}, where XLA does not"
                 if n == last and (self.is_small or self.subject.platform != "cpu"):
                     spread = 2.0 * (2.0 if winner.family == "algebra" else 1.0)
                     values = [np.asarray(x) for x in args]
-                    if why := self._compared(winner, values, results, is_ordinary=False, kinds=False, spread=spread):
+                    if why := self._compared(winner, values, results, xla, False, kinds=False, spread=spread):
                         return f"{direction}, n = {n}: {why}"
         return ""
 
