@@ -42,8 +42,9 @@ DEFAULT = Options()
 class Form:
     """Which form of a kernel is written (`mugraph.sentinels`). `guards`: what has to be above which bound for what a
     skipping form stores to be right. `is_complete`: no step is left out, though blocks come in the order of the span.
-    `fresh`: an argument that is 0, which the compiler does not know. Indices that contain it have nothing in common
-    with those of the other form, which would be kept in registers for both.
+    `fresh`: an argument that is 0, which the compiler does not know. It is added to the number of the block: so nothing
+    that depends on the block is the same in both forms, which would be kept in registers through the loops of the
+    first. Added to indices of lanes it would hide that these follow one another, and each would be read by itself.
     """
 
     suffix: str = ""
@@ -100,7 +101,8 @@ class Frame:
     @property
     def number(self) -> str:
         """Of the block that is computed."""
-        return f"tl.program_id(0) - {self.options.first}" if self.options.first else "tl.program_id(0)"
+        first = f" - {self.options.first}" if self.options.first else ""
+        return f"tl.program_id(0){first}" + (f" + {self.form.fresh}" if self.form.fresh else "")
 
     def blocks(self) -> None:
         """Which block it is, per grid axis; the first of `Tiling.programs` varies fastest."""
@@ -158,7 +160,7 @@ class Frame:
             text = starts[0] if starts else "0"
             self.env["index", axis.axis] = text if text.isidentifier() or text == "0" else self.let_axis(axis, text)
             return
-        lanes = [self.lanes(axis), *([self.form.fresh] if self.form.fresh else [])] if axis.block > 1 else []
+        lanes = [self.lanes(axis)] if axis.block > 1 else []
         self.env["index", axis.axis] = index = self.let_axis(axis, " + ".join(starts + lanes) or "0")
         self.env["mask", axis.axis] = ""
         if axis.ragged:

@@ -115,7 +115,7 @@ class Specialized(SharedTiles):
         complete.tasks(f"{name}_complete", first)
         self.w.append(complete.w)
         for task, warps, group in (("load", 1, []), ("compute", WARPS, ["group"])):
-            fresh = ["found - 1"] if looks and group else []
+            fresh = ["found - 1"] if looks else []
             run_first = f"{name}_skipping_{task}({', '.join((*first, *group))})"
             run_second = f"{name}_complete_{task}({', '.join((*second, *fresh, *group))})"
             signature = ", ".join((*tensors, *lows, *shared, *(f"{g}: gl.constexpr" for g in group)))
@@ -176,9 +176,9 @@ class Specialized(SharedTiles):
 
     def tasks(self, name: str, arguments: Sequence[str]) -> None:
         """What loads, and what computes."""
-        self._function(f"{name}_load({', '.join(arguments)})", self.load)
-        fresh = [self.form.fresh] if self.form.fresh else []
-        self._function(f"{name}_compute({', '.join((*arguments, *fresh))}, group: gl.constexpr)", self.compute)
+        taken = ", ".join((*arguments, *([self.form.fresh] if self.form.fresh else [])))
+        self._function(f"{name}_load({taken})", self.load)
+        self._function(f"{name}_compute({taken}, group: gl.constexpr)", self.compute)
 
     def text(self) -> str:
         text = re.sub(r"\btl\.(?!PropagateNan)", "gl.", self.w.text())  # which Gluon's language does not export
