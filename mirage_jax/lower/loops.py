@@ -210,7 +210,7 @@ class Loops(Products):
         """First element of the first step that is in the span of the loop, and what lies beyond the last one."""
         span, part = self.span, self.env.get(("block", axis.part), "0")
         if span is None or axis.count == 1:
-            return "0", str(axis.local)
+            return "0", str(axis.local) + (f" + {self.form.fresh}" if self.form.fresh and axis.count > 1 else "")
         around, block = self.axes[span.axis], self.env["block", span.axis]
         if block == part == "0":  # one block: known here
             first = max(span.low or 0, 0) // axis.size * axis.size
