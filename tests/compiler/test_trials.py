@@ -2,7 +2,7 @@
 
 import gc
 import os
-import sys
+import subprocess
 import threading
 import weakref
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from deciding import chain, measured, operands
 from lower.programs import PROGRAMS
 
 import mirage_jax
-from mirage_jax import timing, turns
+from mirage_jax import children, timing, turns
 from mirage_jax.compiler import trials as module
 from mirage_jax.compiler import tuning, worker
 from mirage_jax.compiler.attempt import Attempt
@@ -27,7 +27,8 @@ from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options
 from mirage_jax.errors import TrialError
 
-FAKE = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
+RUN = f"import runpy\nrunpy.run_path({str(Path(__file__).with_name('fake_worker.py'))!r}, run_name='__main__')"
+FAKE = tuple(children.python(RUN))  # which finds the package where it was found here
 QUICK = Patience(start=60, compile=30, run=1.0, deaths=4)
 
 
@@ -37,6 +38,14 @@ def fine(seconds: float) -> dict:
 
 def timed(seconds: float) -> timing.Timing:
     return timing.Timing((seconds,), 1.0)
+
+
+def test_the_fake_child_finds_what_this_process_finds() -> None:
+    """In this process's own path: not only what is installed, which ``-S`` leaves out."""
+    program, *arguments = FAKE
+    command, env = [program, "-S", *arguments, "never ready"], children.environment({})
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stderr.strip().endswith("no device")
 
 
 def test_the_rest_goes_on(monkeypatch) -> None:
