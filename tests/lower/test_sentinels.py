@@ -1,5 +1,6 @@
 """Kernels that skip for sentinels: both forms as texts, the choice between them, and the exact check of all three."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from mirage_jax.lower.triton_source import KernelSource, emit
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.parser import parse
+from mirage_jax.mugraph.sentinels import skipping
 
 LEAST = -(2**127)
 HEAD = """mugraph {
@@ -113,6 +115,16 @@ def test_compiles_and_is_exact(name: str, sizes: str) -> None:
     (source,) = sources(graph, schedule(graph, sizes))
     assert source is not None and compile_for(source, 90).fits
     assert twin.exact_check(graph, schedule(graph, sizes)) == ""
+
+
+def test_the_complete_form_takes_nothing_from_the_other() -> None:
+    """It stores as wide, for which its lanes have to follow one another, and its loop does not look like a hot one."""
+    sizes = schedule(GRAPHS["forward"], "warps alike")
+    (checked,), (alone,) = sources(GRAPHS["forward"], sizes), sources(skipping(GRAPHS["forward"]), sizes)
+    assert checked is not None and alone is not None
+    stores = [re.findall(r"st\.global\S*", compile_for(source, 90).ptx) for source in (checked, alone)]
+    assert stores[0] == 2 * stores[1]
+    assert "in range(0, 256 + fresh, 16)" in checked.text
 
 
 def test_a_kernel_reads_one_number_more_for_a_tensor_that_its_loop_reads() -> None:
