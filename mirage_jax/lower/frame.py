@@ -44,8 +44,8 @@ class Form:
     skipping form stores to be right. `is_complete`: no step is left out, though blocks come in the order of the span.
     `fresh`: an argument that is 0, which the compiler does not know. It is added to the number of the block: so nothing
     that depends on the block is the same in both forms, which would be kept in registers through the loops of the
-    first. And it is added to the end of the loop: ptxas takes a loop with a known number of steps for the hot one, and
-    gives it what the loops of the first need. Added to indices of lanes it would hide that these follow one another.
+    first. It is added to the end of the loop too: where ptxas (13.4, sm_90) knew the complete form's number of steps,
+    it ordered the loops of the first otherwise. Added to indices of lanes it would hide that these follow one another.
     """
 
     suffix: str = ""

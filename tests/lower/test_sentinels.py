@@ -118,7 +118,7 @@ def test_compiles_and_is_exact(name: str, sizes: str) -> None:
 
 
 def test_the_complete_form_takes_nothing_from_the_other() -> None:
-    """It stores as wide, for which its lanes have to follow one another, and its loop does not look like a hot one."""
+    """It stores as wide, for which its lanes have to follow one another, and its number of steps is not known."""
     sizes = schedule(GRAPHS["forward"], "warps alike")
     (checked,), (alone,) = sources(GRAPHS["forward"], sizes), sources(skipping(GRAPHS["forward"]), sizes)
     assert checked is not None and alone is not None
