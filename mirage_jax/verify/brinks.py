@@ -49,7 +49,12 @@ class Direction:
 
 
 def directions(floats: Sequence[int], pairs: Collection[tuple[int, int]]) -> Iterator[Direction]:
-    """Where to: all inputs up or down, those that meet against each other, all but one against it, and each alone."""
+    """Where to: all inputs up or down, those that meet against each other, all but one against it, and each alone.
+
+    None at all for a program that reads no floats: it makes its own of indices, masks and lengths.
+    """
+    if not floats:
+        return
     nobody, everybody = frozenset[int](), frozenset(floats)
     yield Direction(everybody, nobody)
     yield Direction(everybody, nobody, positive=True)

@@ -12,6 +12,7 @@ ever all.
 from __future__ import annotations
 
 import itertools
+import math
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,12 +24,13 @@ import numpy
 
 from mirage_jax.mugraph.arrays import FloatDomain, Named, is_float
 from mirage_jax.mugraph.evaluate import evaluate
-from mirage_jax.mugraph.graph import Axis, Kernel, KernelGraph, Library, Tensor
+from mirage_jax.mugraph.graph import Axis, Kernel, KernelGraph, Library, Op, Tensor
 from mirage_jax.mugraph.sentinels import HIGHEST_SENTINEL
 
 HALF_UNIT = 2.0**-24
 CUT_OFF = 4 * HALF_UNIT  # up to a unit at each of some steps, all in one direction
 SAMPLES = 8
+EXACT = frozenset({"affine", "iota", "max", "shift", "maximum", "minimum", "where", "mask", "abs", "sign", "floor"})
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,22 @@ def unshared(graph: KernelGraph) -> KernelGraph:
     return replace(graph, kernels=tuple(kernels))
 
 
+def unrounded(graph: KernelGraph) -> frozenset[str]:
+    """Tensors of a graph of library operators that are no more rounded than what they are made of: indices, and numbers
+    that are picked, negated or scaled by a power of two.
+
+    Noise on a maximum would say that nobody can know the difference to it: `x w - max(x) sum(w)` loses digits that
+    `(x - max(x)) w` has.
+    """
+    return frozenset(s.tensor.name for k in graph for s in k.stores if all(map(_is_exact, k.ops)))
+
+
+def _is_exact(op: Op) -> bool:
+    scale, offset = (op.attributes.get(name, default) for name, default in (("scale", 1), ("offset", 0)))
+    assert isinstance(scale, int | Fraction), f"{op}: scale"
+    return op.op in EXACT and offset == 0 and math.frexp(abs(float(scale)))[0] == 0.5
+
+
 def sentinels(graph: KernelGraph) -> tuple[float, ...]:
     """Huge negative constants of a graph of library operators."""
     constants = (k.op.attributes["value"] for k in graph if isinstance(k, Library) and k.op.op == "const")
@@ -108,8 +126,7 @@ def sentinels(graph: KernelGraph) -> tuple[float, ...]:
 
 def noisy(graph: KernelGraph, arrays: Sequence[Any], xp: Any = numpy, sample: Any = 0) -> list[Any]:
     """Results of a graph of library operators, as `evaluate.run` gives them in float64, but with noise."""
-    indices = frozenset(s.tensor.name for k in graph.kernels for op in k.ops if op.op == "iota" for s in k.stores)
     inputs = [Named(t.axes, xp.asarray(a)) for t, a in zip(graph.inputs, arrays, strict=True)]
     wide = any(t.dtype == "f64" for t in graph.tensors.values())
-    domain = NoisyDomain(xp, "float64", exact=indices, sentinels=sentinels(graph), wide=wide, sample=sample)
+    domain = NoisyDomain(xp, "float64", exact=unrounded(graph), sentinels=sentinels(graph), wide=wide, sample=sample)
     return [x.array for x in evaluate(unshared(graph), inputs, domain)]

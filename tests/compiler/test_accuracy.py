@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mirage_jax.audit.sources import SPACE
 from mirage_jax.compiler.accuracy import Accuracy, indices_compared, inputs_under_roots, same_bits
 from mirage_jax.compiler.attempt import Attempt
 from mirage_jax.config import Options
@@ -15,6 +16,8 @@ from mirage_jax.jaxpr_frontend.regions import analyse
 from mirage_jax.jaxpr_frontend.translate import Region
 from mirage_jax.mugraph.graph import KernelSchedule, Schedule
 from mirage_jax.mugraph.parser import parse
+from mirage_jax.search.devices import DEVICES
+from mirage_jax.search.driver import search
 from mirage_jax.verify.input_classes import BELOW_ZERO, FAR, input_classes
 
 
@@ -179,3 +182,25 @@ def test_a_sentinel_does_not_excuse_what_rounding_loses_beside_it() -> None:
     schedule = Schedule(tuple(KernelSchedule() for _ in attempt.reference.kernels))
     passed, why = attempt.gate(attempt.winner(attempt.reference, schedule, "algebra"))
     assert not passed and "normal" in why
+
+
+def test_what_reads_no_floats_has_none_to_scale() -> None:
+    """Of masks and lengths alone a program makes float16 of its own: its range is that of the ordinary classes."""
+    mask = jax.ShapeDtypeStruct((4, 16), "bool")
+    jaxpr = jax.make_jaxpr(lambda m: jnp.exp(2 * m.astype("float16")).sum(-1))(mask)
+    (r,) = analyse(jaxpr).regions
+    attempt = Attempt(r, "cpu", jax.devices("cpu")[0], Options())
+    schedule = Schedule(tuple(KernelSchedule() for _ in attempt.reference.kernels))
+    assert attempt.gate(attempt.winner(attempt.reference, schedule, "algebra"))[0]
+
+
+@pytest.mark.parametrize("largest", ["max", "min"])
+def test_differences_to_a_maximum_keep_their_digits(largest: str) -> None:
+    """(x - max x) w is exact where a row's numbers are alike; x w - (max x) (sum w) is what rounding leaves there."""
+    r = region(lambda x, w: (x - getattr(jnp, largest)(x, -1, keepdims=True)) @ w, (32, 8), (8, 16))
+    attempt = Attempt(r, "cpu", jax.devices("cpu")[0], Options())
+    found, _ = search(attempt.reference, DEVICES["CPU"], SPACE, 30.0, 2000, ("algebra",))
+    verdicts = {str(c.graph): attempt.gate(attempt.winner(c.graph, c.schedule, c.family)) for c in found}
+    distributed = {text: " = add" in text.splitlines()[-3] for text in verdicts}
+    assert set(distributed.values()) == {False, True}
+    assert all(verdicts[text][0] != wrong for text, wrong in distributed.items()), verdicts

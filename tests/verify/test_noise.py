@@ -87,3 +87,17 @@ def test_one_sample_may_have_luck_and_eight_have_not() -> None:
     assert not reference[lost].any()
     size = [np.sqrt(np.mean(np.square(samples[:n]), 0))[lost] / (3 * HALF_UNIT) for n in (1, SAMPLES)]
     assert size[0].min() < 0.02 < 0.1 < size[1].min() < size[1].max() < 4
+
+
+def test_what_is_picked_or_negated_is_as_exact_as_it_was() -> None:
+    """The difference to a maximum or a minimum is a number that everybody knows; that to a mean is not."""
+
+    def noise(fn) -> float:
+        graph, x = captured(fn, (ROWS, 32)), np.full((ROWS, 32), 3.7)
+        return float(np.abs(noisy(graph, [x])[0] - run(graph, [x])[0]).max())
+
+    assert noise(lambda x: x - jnp.max(x, -1, keepdims=True)) == 0
+    assert noise(lambda x: x - jnp.min(x, -1, keepdims=True)) == 0
+    assert noise(lambda x: 0.5 * x - jnp.max(0.5 * jnp.maximum(x, -x), -1, keepdims=True)) == 0
+    assert noise(lambda x: x - jnp.mean(x, -1, keepdims=True)) > HALF_UNIT
+    assert noise(lambda x: x * x - jnp.max(x * x, -1, keepdims=True)) > HALF_UNIT
