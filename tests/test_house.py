@@ -1,6 +1,6 @@
 """The house stays in order: branches, density, docstrings and stiff phrases, counted and held to limits.
 
-The limits are the counts of the day on which they were set. Lower one whenever a change makes that possible; raise none.
+The limits are the counts of the day on which they were set. Lower one when a change makes that possible; raise none.
 Branches of a function: if, for, while, except, conditional expressions, cases, asserts, comprehensions and their
 conditions, and each further operand of `and` and `or`. Density: branches per line of functions of 8 lines or more,
 without their docstrings.
