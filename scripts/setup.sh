@@ -36,17 +36,19 @@ make_venv() {
 }
 
 use_environment() {
-  local extra="$1" wanted
+  local extra="$1" wanted stamp
   python="$venv/bin/python"
   if ! is_new_enough "$python"; then
     say "making $venv"
     make_venv || exit 3
   fi
-  # "test" contains what every other extra of ours needs, so its stamp stands for theirs.
+  # "dev" contains every other extra, and "test" all that programs need: their stamps stand for the others'.
   wanted="$("$python" -c 'import hashlib, sys; print(hashlib.sha256(open(sys.argv[1], "rb").read()).hexdigest(), sys.argv[2], sys.version.split()[0])' "$root/pyproject.toml" "$venv")"
-  if [ "$wanted" = "$(cat "$venv/.installed-$extra" 2>/dev/null)" ] || [ "$wanted" = "$(cat "$venv/.installed-test" 2>/dev/null)" ]; then
-    return
-  fi
+  for stamp in "$extra" test dev; do
+    if [ "$stamp:$extra" != test:dev ] && [ "$wanted" = "$(cat "$venv/.installed-$stamp" 2>/dev/null)" ]; then
+      return
+    fi
+  done
   say "installing mirage-jax[$extra] into $venv (a minute or two the first time)"
   if ! "$python" -m pip install --quiet --disable-pip-version-check --no-input --editable "$root[$extra]" >&2; then
     say "error: the installation failed; the lines above say why. Nothing outside of $venv was changed."
