@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 import mirage_jax
 from mirage_jax.bench.beside import compare, flags
 from mirage_jax.bench.models import llama, training
-from mirage_jax.bench.models.layers import Draw, Sizes, Weights, join_heads, rms_norm, squared_error, swiglu
+from mirage_jax.bench.models.layers import Sizes, WeightDraw, Weights, join_heads, rms_norm, squared_error, swiglu
 
 PUBLISHED = replace(llama.LLAMA3_8B, layers=2, batch=2, length=2048)
 COLUMNS, ROWS = P(None, "d"), P("d", None)  # of a matrix: results are divided, or what they are summed over
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     n = math.gcd(jax.device_count(), s.batch, s.kv_heads)
     mesh = jax.make_mesh((n,), ("d",), devices=jax.devices()[:n])
     print(f"{n} device{'s' * (n != 1)}: {mesh.devices.flat[0].device_kind}")
-    draw, keys = Draw(jax.random.key(0), s.dtype), jax.random.split(jax.random.key(1))
+    draw, keys = WeightDraw(jax.random.key(0), s.dtype), jax.random.split(jax.random.key(1))
     layers = [llama.init_layer(draw, s) for _ in range(s.layers)]
     batch = tuple(jax.random.normal(k, (s.batch, s.length, s.width), s.dtype) for k in keys)
 
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ("tensor parallel", partial(tensor_parallel_loss, one), divided, P()),
     ):
         print(title)
-        state_spec = training.State(spec, spec, spec, P())
+        state_spec = training.TrainState(spec, spec, spec, P())
         step: Any = jax.shard_map(
             training.train_step(loss), mesh=mesh, in_specs=(state_spec, data), out_specs=(state_spec, P())
         )

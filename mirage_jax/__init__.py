@@ -1,4 +1,6 @@
-"""mirage_jax: a superoptimizer for JAX functions. ``@mirage_jax.optimize`` and go; `README.md` has the rest."""
+"""A superoptimizer for JAX functions: put ``@mirage_jax.optimize`` on one; `README.md` and `docs/` have the rest."""
+
+from typing import Any
 
 from mirage_jax.config import Budget as Budget
 from mirage_jax.config import disabled as disabled
@@ -11,9 +13,16 @@ try:
     from mirage_jax.api import optimize as optimize
     from mirage_jax.api import tune as tune
 except (ImportError, AttributeError) as error:  # of a JAX that is too new, or too old
-    from mirage_jax import plain
+    from mirage_jax import fallback
 
-    plain.say_why(error)
-    Optimized, optimize, tune = plain.Optimized, plain.optimize, plain.tune  # type: ignore[assignment, misc]
+    fallback.say_why(error)
+    Optimized, optimize, tune = fallback.Optimized, fallback.optimize, fallback.tune  # type: ignore[assignment, misc]
 
-__version__ = "0.1.0"
+
+def __getattr__(name: str) -> Any:
+    """`__version__`, read when asked for: package metadata take longer to find than the rest takes to import."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("mirage-jax")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

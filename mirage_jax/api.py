@@ -1,8 +1,8 @@
 """The public surface: `optimize` and `tune`.
 
 ``@mirage_jax.optimize`` wraps a function as `jax.jit` does; the captured program travels through every transformation
-as one call primitive (`jaxpr_frontend.capture`), and where JAX lowers it, `compiler.Compiler` decides region by
-region.
+as one call primitive (`jaxpr_frontend.capture.call_primitive`), and where JAX lowers it, `compiler.Compiler` decides
+region by region.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any, Self, overload
 
 import jax
 
-from mirage_jax.bounds import brief
 from mirage_jax.compiler import Compiler
-from mirage_jax.compiler.whole import as_written
+from mirage_jax.compiler.whole_function import as_written
 from mirage_jax.config import JIT_OPTIONS, Options, is_disabled
 from mirage_jax.errors import UsageError, in_one_line
-from mirage_jax.jaxpr_frontend import modules
-from mirage_jax.jaxpr_frontend.capture import capture, gradients_of, planned_alone
-from mirage_jax.jaxpr_frontend.interpreter import PLAIN
-from mirage_jax.jaxpr_frontend.jax_compat import Target, Tracer, default_platform
-from mirage_jax.jaxpr_frontend.regions import Analysis
+from mirage_jax.jaxpr_frontend import flax_modules
+from mirage_jax.jaxpr_frontend.capture.call_primitive import capture, gradients_of, planned_alone
+from mirage_jax.jaxpr_frontend.capture.lowering import PLAIN
+from mirage_jax.jaxpr_frontend.jax_compat import LoweringTarget, Tracer, default_platform
+from mirage_jax.jaxpr_frontend.partition.regions import Analysis
+from mirage_jax.limits import brief
 from mirage_jax.report import RegionReport, Report, WholeFunction
 
 log = logging.getLogger("mirage_jax")
@@ -53,14 +53,14 @@ class Optimized:
     @functools.cached_property
     def _of_modules(self) -> tuple[Any, Any]:
         """The same as `_plain` and `_jit` for arguments that are nnx modules, whose state has to come back."""
-        made = (modules.jit(self.__wrapped__, c, self._jit_options) for c in (None, self.compiler))
+        made = (flax_modules.jit(self.__wrapped__, c, self._jit_options) for c in (None, self.compiler))
         return next(made), next(made)
 
     def _jitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The function under plain jit, and optimized."""
         if self._jit_options.get("static_argnums") is None and self._jit_options.get("static_argnames") is None:
-            modules.check_no_linen(args)
-        return self._of_modules if modules.has_modules(args, kwargs) else (self._plain, self._jit)
+            flax_modules.check_no_linen(args)
+        return self._of_modules if flax_modules.has_modules(args, kwargs) else (self._plain, self._jit)
 
     def _active(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._jitted(args, kwargs)[not is_disabled()]
@@ -117,7 +117,7 @@ class Optimized:
     def _report(self, args: tuple[Any, ...], kwargs: dict[str, Any], on_miss: str | None) -> Report:
         if is_disabled():
             return Report(self.name, (), notes=("disabled: runs as plain jax.jit",))
-        target = Target((default_platform(),), is_partitioned=self._is_partitioned(args, kwargs))
+        target = LoweringTarget((default_platform(),), is_partitioned=self._is_partitioned(args, kwargs))
         with self.compiler.asking(on_miss):
             if on_miss is not None:
                 self.clear_cache()  # whether values are made again is asked when a function is traced
@@ -151,7 +151,7 @@ class Optimized:
             notes.append("part of a program of your own: measured alone, which is not the ratio of that program")
         return tuple(notes)
 
-    def _regions_of(self, analysis: Analysis, target: Target) -> tuple[RegionReport, ...]:
+    def _regions_of(self, analysis: Analysis, target: LoweringTarget) -> tuple[RegionReport, ...]:
         """What was decided for each kind of region."""
         reports: dict[str, RegionReport] = {}
         for region in analysis.regions:
@@ -250,8 +250,8 @@ def optimize(fn: Any = _NOT_GIVEN, /, **options: Any) -> Any:
         return lambda f: optimize(f, **jit_options, **options)
     if isinstance(fn, Optimized | Method) and not options and not jit_options:
         return fn
-    if (module := modules.owner(fn)) is not None and callable(fn):
-        return Method(Optimized(modules.unbound(fn), chosen, modules.behind_module(jit_options)), module)
+    if (module := flax_modules.owner(fn)) is not None and callable(fn):
+        return Method(Optimized(flax_modules.unbound(fn), chosen, flax_modules.behind_module(jit_options)), module)
     if (problem := _why_not(fn)) is not None:
         raise UsageError(f"optimize: found {brief(fn)}{problem}; it takes a function, a method or a callable module")
     return Optimized(fn, chosen, jit_options)

@@ -36,16 +36,16 @@ from typing import Any, NamedTuple, Self
 import jax
 import platformdirs
 
-from mirage_jax import bounds
+from mirage_jax import limits
 from mirage_jax.errors import CacheError, printable
-from mirage_jax.seals import VARIABLE, Seal, own_key
+from mirage_jax.seals import KEY_FILE_VARIABLE, Seal, own_key
 
 log = logging.getLogger("mirage_jax.cache")
 
 SCHEMA = 3
-MAX_BYTES = 1 << 20
+MAX_ENTRY_BYTES = 1 << 20
 MAX_SEALS = 16  # of different users and machines on one entry
-XLA_LIFETIME = 30 * 86400.0  # seconds: that nothing won is worth asking again after a month
+XLA_LIFETIME_SECONDS = 30 * 86400.0  # seconds: that nothing won is worth asking again after a month
 DECISIONS = ("win", "xla", "structures", "whole")
 PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "triton", "jax-triton", "mirage-jax")
 SETTINGS = ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE", "LIBTPU_INIT_ARGS")
@@ -143,7 +143,7 @@ class Entry:
     """What was decided for a key. "win": `graph` beats XLA, with `schedule` and `certificate`. "xla": nothing does.
 
     "structures" is no decision: `schedule` holds what a search found, without sizes, for regions of the same structure.
-    "whole" is about a whole function (`compiler.whole`), and names what runs.
+    "whole" is about a whole function (`compiler.whole_function`), and names what runs.
     """
 
     decision: str
@@ -167,28 +167,28 @@ class Entry:
         """An entry as it was stored, every number and text within `bounds`; raises `CacheError`."""
         if not isinstance(value, dict) or set(value) != {f.name for f in fields(cls)}:
             raise CacheError("the entry's fields are not those of this schema")
-        measured = bounds.items("measured", value["measured"], bounds.MAX_MEASURED)
-        pairs = [bounds.items("measured", pair, 2) for pair in measured]
+        measured = limits.items("measured", value["measured"], limits.MAX_TIMED_VARIANTS)
+        pairs = [limits.items("measured", pair, 2) for pair in measured]
         if any(len(pair) != 2 for pair in pairs):
             raise CacheError("a measured variant is not a pair of times")
-        reasons = bounds.items("reasons", value["reasons"], bounds.MAX_TEXTS)
-        timings = bounds.mapping("timings", value["timings"])
-        environment = bounds.mapping("environment", value["environment"])
+        reasons = limits.items("reasons", value["reasons"], limits.MAX_TEXTS_PER_FIELD)
+        timings = limits.mapping("timings", value["timings"])
+        environment = limits.mapping("environment", value["environment"])
         return cls(
-            decision=bounds.text("decision", value["decision"]),
+            decision=limits.text("decision", value["decision"]),
             graph=None if value["graph"] is None else _graph(value["graph"]),
             schedule=_structures(value["schedule"]),
             certificate=value["certificate"],
-            timings={bounds.text("label", k): bounds.real("timing", v, bounds.MAX_SECONDS) for k, v in timings.items()},
+            timings={limits.text("label", k): limits.real("timing", v, limits.MAX_SECONDS) for k, v in timings.items()},
             measured=tuple((_seconds(a), _seconds(b)) for a, b in pairs),
-            reasons=tuple(bounds.text("reason", x) for x in reasons),
-            environment={bounds.text("name", k): bounds.text("environment", v) for k, v in environment.items()},
-            created=bounds.real("created", value["created"], bounds.MAX_DATE),
+            reasons=tuple(limits.text("reason", x) for x in reasons),
+            environment={limits.text("name", k): limits.text("environment", v) for k, v in environment.items()},
+            created=limits.real("created", value["created"], limits.MAX_UNIX_SECONDS),
         )
 
 
 def _seconds(value: object) -> float:
-    return bounds.real("measured", value, bounds.MAX_SECONDS)
+    return limits.real("measured", value, limits.MAX_SECONDS)
 
 
 def _graph(value: object) -> str:
@@ -200,7 +200,7 @@ def _graph(value: object) -> str:
 
 def _structures(value: Json) -> Json:
     """A schedule, which its own reader bounds, or a list of structures."""
-    return list(bounds.items("structures", value, bounds.MAX_STRUCTURES)) if isinstance(value, list) else value
+    return list(limits.items("structures", value, limits.MAX_STRUCTURES)) if isinstance(value, list) else value
 
 
 # File contents: {"entry":{..},"key":{..},"seals":{..},"sha256":".."}\n, canonical. The digest is of all that precedes
@@ -256,15 +256,15 @@ def decode(raw: bytes, key: CacheKey) -> Stored:
         raise CacheError("the checksum does not fit")
     try:
         value = json.loads(body + b"}")
-        if canonical(value) != body + b"}" or set(bounds.mapping("file", value)) != {"entry", "key", "seals"}:
+        if canonical(value) != body + b"}" or set(limits.mapping("file", value)) != {"entry", "key", "seals"}:
             raise CacheError("not in canonical form")
         if canonical(value["key"]) != key.preimage:
             raise CacheError("it belongs to another key")
         part = canonical({"entry": value["entry"], "key": value["key"]})
     except (ValueError, TypeError, RecursionError) as error:
         raise CacheError(f"not readable as JSON ({type(error).__name__})") from None
-    seals = bounds.mapping("seals", value["seals"], MAX_SEALS)
-    return Stored(Entry.from_json(value["entry"]), part, {k: bounds.text("seal", v) for k, v in seals.items()})
+    seals = limits.mapping("seals", value["seals"], MAX_SEALS)
+    return Stored(Entry.from_json(value["entry"]), part, {k: limits.text("seal", v) for k, v in seals.items()})
 
 
 class Found(NamedTuple):
@@ -322,7 +322,7 @@ class Cache:
             self._tell(f"not readable: {_without_path(error)}")
             return Found(None, f"no cache: {error}")
         age = self._clock() - stored.entry.created
-        if stored.entry.decision == "xla" and not -bounds.MAX_SKEW <= age <= XLA_LIFETIME:
+        if stored.entry.decision == "xla" and not -limits.MAX_CLOCK_SKEW_SECONDS <= age <= XLA_LIFETIME_SECONDS:
             when = "too long ago" if age > 0 else "by a clock that is ahead"
             return Found(None, f"that nothing beats XLA was decided {when}")
         return Found(stored.entry, "found", stored.own)
@@ -357,7 +357,7 @@ class Cache:
             self._store(path, key, entry, dict(others) | own)
         except (OSError, ValueError, CacheError, _UnsafeDirectory) as error:
             why = _without_path(error).partition(";")[0]
-            self._tell(f"decisions made elsewhere are checked again in every process ({why}); see {VARIABLE}")
+            self._tell(f"decisions made elsewhere are checked again in every process ({why}); see {KEY_FILE_VARIABLE}")
 
     def _tell(self, what: str) -> None:
         """Of all that is wrong with a directory, one line in a process."""
@@ -367,8 +367,8 @@ class Cache:
 
     def _store(self, path: Path, key: CacheKey, entry: Entry, seals: Mapping[str, str]) -> None:
         raw = encode(key, entry, seals)
-        if len(raw) > MAX_BYTES:
-            raise ValueError(f"an entry of {len(raw)} bytes is over the limit of {MAX_BYTES}")
+        if len(raw) > MAX_ENTRY_BYTES:
+            raise ValueError(f"an entry of {len(raw)} bytes is over the limit of {MAX_ENTRY_BYTES}")
         _write(path, raw)
 
     def files(self) -> Iterator[Path]:
@@ -436,10 +436,10 @@ def _read(path: Path) -> bytes:
             raise CacheError("it is not a file")
         if problem := _open_to_others(found):
             raise CacheError(f"it {problem}")
-        if found.st_size > MAX_BYTES:
-            raise CacheError(f"its {found.st_size} bytes are over the limit of {MAX_BYTES}")
+        if found.st_size > MAX_ENTRY_BYTES:
+            raise CacheError(f"its {found.st_size} bytes are over the limit of {MAX_ENTRY_BYTES}")
         with open(fd, "rb", closefd=False) as file:
-            return file.read(MAX_BYTES + 1)
+            return file.read(MAX_ENTRY_BYTES + 1)
     finally:
         os.close(fd)
 

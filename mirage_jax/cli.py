@@ -26,7 +26,7 @@ from rich.console import Console
 import mirage_jax
 from mirage_jax import doctor, progress
 from mirage_jax.audit import campaigns, fuzz, mutants, rewrites, saved
-from mirage_jax.audit.report import Report
+from mirage_jax.audit.report import CampaignReport
 from mirage_jax.audit.sources import Source, sources
 from mirage_jax.bench import (
     compile_suite,
@@ -44,13 +44,13 @@ from mirage_jax.bench.suite import Transform
 from mirage_jax.cache import versions
 from mirage_jax.config import BACKENDS, ON_MISS, Budget, unknown
 from mirage_jax.errors import UnsupportedError, UsageError, in_one_line
-from mirage_jax.hardware import GPUS
+from mirage_jax.hardware.gpus import GPUS
 from mirage_jax.preview import preview
 from mirage_jax.summary import summarize
 
 VERSION = dict(versions())["mirage-jax"] or "(not installed)"
 
-WIDTH = 160  # of tables that go to a file or a pipe
+TABLE_COLUMNS = 160  # of tables that go to a file or a pipe
 OK, PROBLEM, USAGE, ENVIRONMENT = range(4)
 
 DTYPES = {
@@ -315,7 +315,7 @@ def _campaign(args: argparse.Namespace, err: Console) -> list[Source]:
     return sources(args.seed)
 
 
-def _show(result: Report, args: argparse.Namespace, out: Console, err: Console) -> None:
+def _show(result: CampaignReport, args: argparse.Namespace, out: Console, err: Console) -> None:
     out.print(result.table())
     for detail in result.details():
         out.print(detail, highlight=False, markup=False, soft_wrap=True)
@@ -326,7 +326,7 @@ def _show(result: Report, args: argparse.Namespace, out: Console, err: Console) 
 def command_mutate(args: argparse.Namespace, out: Console, err: Console) -> int:
     found = _campaign(args, err)
 
-    def progress(result: mutants.Result) -> None:
+    def progress(result: mutants.MutantReport) -> None:
         """A long campaign that is interrupted leaves what it has."""
         if not args.quiet:
             err.print(result.summary(), highlight=False)
@@ -486,7 +486,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     args = build_parser().parse_args(argv)
     logging.getLogger("jax._src.xla_bridge").addFilter(_NoGpuIsNoError())
-    wide = None if sys.stdout.isatty() else WIDTH
+    wide = None if sys.stdout.isatty() else TABLE_COLUMNS
     out, err = Console(width=wide), Console(stderr=True)
     try:
         if getattr(args, "rounds", None) is not None and args.rounds < 1:

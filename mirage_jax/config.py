@@ -19,8 +19,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
 
-from mirage_jax.bounds import brief
 from mirage_jax.errors import UsageError
+from mirage_jax.limits import brief
 
 log = logging.getLogger("mirage_jax")
 

@@ -30,7 +30,7 @@ from mirage_jax import seals
 from mirage_jax.cache import Cache, CacheKey, Entry, versions
 from mirage_jax.config import VARIABLES, from_environment, is_disabled, parse_switch
 from mirage_jax.errors import LoweringError, UsageError
-from mirage_jax.lower import aot, launch
+from mirage_jax.lower.runtime import aot, launch
 from mirage_jax.mugraph.graph import KernelSchedule, Schedule
 from mirage_jax.mugraph.parser import parse
 
@@ -106,7 +106,9 @@ def check_cache() -> Check:
     if free < 50e6:
         return Check("cache", "note", text, "free some space, or set MIRAGE_JAX_CACHE_DIR")
     if not seal:
-        return Check("cache", "note", f"{text}; decisions are checked in every process", f"set {seals.VARIABLE}")
+        return Check(
+            "cache", "note", f"{text}; decisions are checked in every process", f"set {seals.KEY_FILE_VARIABLE}"
+        )
     return Check("cache", "ok", text)
 
 

@@ -12,19 +12,19 @@ from typing import Any
 
 import jax
 
-from mirage_jax.compiler.attempt import space_for
+from mirage_jax.compiler.tuning_session import space_for
 from mirage_jax.config import Budget, unknown
 from mirage_jax.errors import MirageError, UsageError
-from mirage_jax.jaxpr_frontend.regions import analyse
-from mirage_jax.lower import launch
+from mirage_jax.hardware.device_model import DEVICES, DeviceModel
+from mirage_jax.jaxpr_frontend.partition.regions import analyse
+from mirage_jax.lower.runtime import launch
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.graph import KernelGraph
-from mirage_jax.mugraph.merge import simplify_axes
-from mirage_jax.search.devices import DEVICES, Device
+from mirage_jax.mugraph.passes.merge_axes import simplify_axes
+from mirage_jax.search.candidates import Candidate
 from mirage_jax.search.driver import search
-from mirage_jax.search.frontier import Space
-from mirage_jax.search.structures import Candidate
-from mirage_jax.verify import certificate as certificates
+from mirage_jax.search.enumerate.kernels import Space
+from mirage_jax.verify.equivalence import certificate as certificates
 
 
 def preview(fn: Callable[..., Any], arguments: Sequence[Any], device: str, budget: Budget) -> str:
@@ -39,7 +39,7 @@ def preview(fn: Callable[..., Any], arguments: Sequence[Any], device: str, budge
     return "\n".join(lines)
 
 
-def _region(program: KernelGraph, space: Space, device: Device, budget: Budget) -> Iterator[str]:
+def _region(program: KernelGraph, space: Space, device: DeviceModel, budget: Budget) -> Iterator[str]:
     yield str(program)
     found, report = search(program, device, space, budget.seconds, budget.states or 2_000_000)
     yield f"search: {report}"

@@ -22,7 +22,7 @@ import numpy as np
 
 from mirage_jax.mugraph.footprint import Footprint
 
-MAX_NAMES = 3  # functions named per file
+MAX_NAMES_PER_FILE = 3  # functions named per file
 
 
 @dataclass(frozen=True)
@@ -270,9 +270,9 @@ def places(where: Iterable[str]) -> list[str]:
     for file, numbers in lines.items():
         short, is_installed = _short(file)
         functions = list(names[file])
-        more = [f"{len(functions) - MAX_NAMES} more"] if len(functions) > MAX_NAMES else []
+        more = [f"{len(functions) - MAX_NAMES_PER_FILE} more"] if len(functions) > MAX_NAMES_PER_FILE else []
         text = short + (":" + ",".join(map(str, sorted(numbers))) if numbers else "")
-        out[text + (f" ({', '.join(functions[:MAX_NAMES] + more)})" if functions else "")] = is_installed
+        out[text + (f" ({', '.join(functions[:MAX_NAMES_PER_FILE] + more)})" if functions else "")] = is_installed
     return sorted(out, key=out.__getitem__)
 
 

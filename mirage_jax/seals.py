@@ -28,10 +28,10 @@ from mirage_jax.config import warn_once
 
 log = logging.getLogger("mirage_jax.cache")
 
-VARIABLE = "MIRAGE_JAX_KEY_FILE"
-LENGTH = 32  # bytes of a key that is made here
-SHORTEST, LONGEST = 16, 4096  # bytes of one that is named
-MACHINE = Path("/etc/machine-id")  # where there is none, the home directory alone tells
+KEY_FILE_VARIABLE = "MIRAGE_JAX_KEY_FILE"
+KEY_BYTES = 32  # bytes of a key that is made here
+MIN_KEY_BYTES, MAX_KEY_BYTES = 16, 4096  # bytes of one that is named
+MACHINE_ID_FILE = Path("/etc/machine-id")  # where there is none, the home directory alone tells
 
 
 class Seal(StrEnum):
@@ -71,7 +71,7 @@ class SealKey:
 
 def own_key() -> SealKey | None:
     """This user's key; None where none can be kept."""
-    named = os.environ.get(VARIABLE)
+    named = os.environ.get(KEY_FILE_VARIABLE)
     return _named(named) if named else _kept(Path(platformdirs.user_state_dir("mirage_jax", False)) / "key")
 
 
@@ -79,13 +79,13 @@ def own_key() -> SealKey | None:
 def _named(path: str) -> SealKey | None:
     try:
         with open(path, "rb") as file:
-            mode, raw = os.fstat(file.fileno()).st_mode, file.read(LONGEST + 1)
+            mode, raw = os.fstat(file.fileno()).st_mode, file.read(MAX_KEY_BYTES + 1)
         if mode & 0o002:
             raise OSError("everybody may write to it")
-        if not SHORTEST <= len(raw) <= LONGEST:
-            raise OSError(f"found {len(raw)} bytes; allowed are {SHORTEST} to {LONGEST}")
+        if not MIN_KEY_BYTES <= len(raw) <= MAX_KEY_BYTES:
+            raise OSError(f"found {len(raw)} bytes; allowed are {MIN_KEY_BYTES} to {MAX_KEY_BYTES}")
     except (OSError, ValueError) as why:
-        warn_once(f"{VARIABLE} is ignored: {path!r} is no key: {why}")
+        warn_once(f"{KEY_FILE_VARIABLE} is ignored: {path!r} is no key: {why}")
         return None
     return SealKey(hashlib.sha256(raw).digest())
 
@@ -99,7 +99,7 @@ def _kept(path: Path) -> SealKey | None:
         return None
     machine = b""
     with suppress(OSError):
-        machine = MACHINE.read_bytes()[:LONGEST]
+        machine = MACHINE_ID_FILE.read_bytes()[:MAX_KEY_BYTES]
     return SealKey(hmac.new(secret, machine, hashlib.sha256).digest())
 
 
@@ -114,7 +114,7 @@ def _secret(path: Path) -> bytes:
     temporary = path.with_name(f".key.{os.getpid()}.{secrets.token_hex(8)}.tmp")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(secrets.token_bytes(LENGTH))
+            file.write(secrets.token_bytes(KEY_BYTES))
             file.flush()
             os.fsync(file.fileno())
         with suppress(OSError):  # that is no key: a torn or an open one
@@ -143,12 +143,12 @@ def _read(path: Path) -> bytes | None:
     try:
         found = os.fstat(fd)
         _only_ours(found, 0o077, str(path))
-        raw = os.read(fd, LENGTH + 1) if stat.S_ISREG(found.st_mode) else b""
+        raw = os.read(fd, KEY_BYTES + 1) if stat.S_ISREG(found.st_mode) else b""
     except OSError:
         return None
     finally:
         os.close(fd)
-    return raw if len(raw) == LENGTH else None
+    return raw if len(raw) == KEY_BYTES else None
 
 
 def _only_ours(found: os.stat_result, others: int, what: str) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from textwrap import indent
 
 from mirage_jax.mugraph.graph import KernelGraph, Library, Tensor
-from mirage_jax.mugraph.merge import merge_axes
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.mugraph.parser import parse
+from mirage_jax.mugraph.passes.merge_axes import merge_axes
 from mirage_jax.report import RegionReport, Report, places
 
 

@@ -31,8 +31,8 @@ import numpy as np
 from jax import lax
 from jax.profiler import ProfileData
 
-from mirage_jax.hardware import COLD_BYTES
-from mirage_jax.turns import turn
+from mirage_jax.gpu_lock import gpu_lock
+from mirage_jax.hardware.gpus import COLD_BYTES
 
 type Call = Callable[[], object]  # runs something to its end
 
@@ -145,7 +145,7 @@ def time_wall(calls: Mapping[str, Call], rounds: int = 10, sample_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TraceInterval:
     """What one call did on the device."""
 
     seconds: float
@@ -177,7 +177,7 @@ def kernels_of(data: Any) -> list[Event]:
     return []
 
 
-def span_of(events: Sequence[Event], steps: int = 1) -> Span:
+def span_of(events: Sequence[Event], steps: int = 1) -> TraceInterval:
     """From the first kernel's start to the last one's end.
 
     steps: calls of one program in a row. Of these it is the sum, without what the device waits for the host between two
@@ -186,7 +186,7 @@ def span_of(events: Sequence[Event], steps: int = 1) -> Span:
     size = len(events) // steps if len(events) % steps == 0 else len(events)
     each = [events[i : i + size] for i in range(0, len(events), size)]
     seconds = sum(max(end for _, end, _ in step) - step[0][0] for step in each) * 1e-9
-    return Span(seconds, len(events), tuple(name for *_, name in events))
+    return TraceInterval(seconds, len(events), tuple(name for *_, name in events))
 
 
 def split(events: Sequence[Event], separator: str) -> list[list[Event]]:
@@ -204,13 +204,13 @@ def _profiled(call: Call) -> list[Event]:
     options = jax.profiler.ProfileOptions()
     options.host_tracer_level = options.python_tracer_level = 0  # what the host does is not asked for, and takes time
     with tempfile.TemporaryDirectory(prefix="mirage_jax") as folder:
-        with turn(), jax.profiler.trace(folder, profiler_options=options):
+        with gpu_lock(), jax.profiler.trace(folder, profiler_options=options):
             call()
         files = glob.glob(os.path.join(glob.escape(folder), "**", "*.xplane.pb"), recursive=True)
         return kernels_of(ProfileData.from_file(files[0])) if files else []
 
 
-def profile(call: Call, steps: int = 1) -> Span:
+def profile(call: Call, steps: int = 1) -> TraceInterval:
     """Device time of one call, which must be compiled already; of its `steps`, if it is of several."""
     events = _profiled(call)
     if not events:
@@ -218,7 +218,7 @@ def profile(call: Call, steps: int = 1) -> Span:
     return span_of(events, steps)
 
 
-def profile_each(calls: Sequence[Call], steps: int = 1) -> list[Span]:
+def profile_each(calls: Sequence[Call], steps: int = 1) -> list[TraceInterval]:
     """Device time of each call, as `profile`, but of all in one profile."""
     if len(calls) > 1 and (separator := _separator()) is not None:
         separate, name = separator
@@ -249,10 +249,10 @@ def _separator_on(default: Any) -> tuple[Call, str] | None:
     return (call, events[0][2]) if len(events) == 1 else None
 
 
-def spans_of(calls: Sequence[Call], steps: int = 1) -> list[Span]:
+def spans_of(calls: Sequence[Call], steps: int = 1) -> list[TraceInterval]:
     """Device time of calls: their own `span`, where one times itself, else from a profile of those between."""
-    found: list[Span] = []
-    with turn():
+    found: list[TraceInterval] = []
+    with gpu_lock():
         for times_itself, group in groupby(calls, lambda call: hasattr(call, "span")):
             several: list[Any] = list(group)
             found += [call.span() for call in several] if times_itself else profile_each(several, steps)
@@ -260,7 +260,10 @@ def spans_of(calls: Sequence[Call], steps: int = 1) -> list[Span]:
 
 
 def time_device(
-    calls: Mapping[str, Call], sets: int, rounds: int = 5, measure: Callable[[Sequence[Call]], list[Span]] = spans_of
+    calls: Mapping[str, Call],
+    sets: int,
+    rounds: int = 5,
+    measure: Callable[[Sequence[Call]], list[TraceInterval]] = spans_of,
 ) -> dict[str, Timing]:
     """Device time per program of calls that each run `sets` programs in a chain."""
     for call in calls.values():
@@ -277,7 +280,9 @@ def time_device(
 
 
 def time_once(
-    calls: Sequence[Call], sets: Sequence[int], measure: Callable[[Sequence[Call], int], list[Span]] = profile_each
+    calls: Sequence[Call],
+    sets: Sequence[int],
+    measure: Callable[[Sequence[Call], int], list[TraceInterval]] = profile_each,
 ) -> list[Timing]:
     """One sample of device time per program for each call, of two in a row, in one profile: to choose from many
     programs those few that are timed better. The calls must have been made before. Each has its own number of sets:
@@ -287,6 +292,6 @@ def time_once(
     return [Timing((span.seconds / 2 / n,), _launches([span], 2 * n)) for span, n in zip(spans, sets, strict=True)]
 
 
-def _launches(spans: Sequence[Span], sets: int) -> float | None:
+def _launches(spans: Sequence[TraceInterval], sets: int) -> float | None:
     counted = [s.kernels for s in spans if s.kernels is not None]
     return statistics.median(counted) / sets if counted else None

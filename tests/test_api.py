@@ -24,10 +24,10 @@ from deciding import N, assert_same, chain, flops, instructions, measured, opera
 import mirage_jax
 from mirage_jax import UsageError
 from mirage_jax.compiler import Compiler
-from mirage_jax.compiler.attempt import Attempt, times_of_xla
-from mirage_jax.compiler.whole import SHARE
+from mirage_jax.compiler.tuning_session import TuningSession, times_of_xla
+from mirage_jax.compiler.whole_function import MAX_TUNING_FRACTION
 from mirage_jax.config import Options
-from mirage_jax.jaxpr_frontend.regions import analyse
+from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.report import Decision
 
 ARGS = A, B, V = operands()
@@ -331,7 +331,7 @@ def test_each_region_gets_a_share_of_the_time(monkeypatch) -> None:
     savings = lambda _, regions, *__: {text: saved[min(r.graph.sizes.values())] for text, r in regions.items()}  # noqa: E731
     monkeypatch.setattr(Compiler, "_savings", savings)
     monkeypatch.setattr("mirage_jax.compiler.decide.time", SimpleNamespace(monotonic=lambda: now[0]))
-    mirage_jax.optimize(one, budget=mirage_jax.Budget(5, total=100 / (1 - SHARE))).lower(*ARGS)
+    mirage_jax.optimize(one, budget=mirage_jax.Budget(5, total=100 / (1 - MAX_TUNING_FRACTION))).lower(*ARGS)
     assert shares == pytest.approx([60.0, 67.5, 80.0])
 
 
@@ -361,7 +361,7 @@ def test_without_a_device_to_measure_on_nothing_is_shared_out() -> None:
 def test_what_xla_takes_is_none_where_it_cannot_be_timed() -> None:
     args = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in ARGS]
     (region,) = analyse(jax.make_jaxpr(chain)(*args)).regions
-    good, bad = (Attempt(region, "cpu", jax.devices()[0], Options()) for _ in range(2))
+    good, bad = (TuningSession(region, "cpu", jax.devices()[0], Options()) for _ in range(2))
     bad.__dict__["compiled_xla"] = lambda args: 1 / 0
     seconds, nothing = times_of_xla([good, bad])
     assert seconds > 0 and nothing is None

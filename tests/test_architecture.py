@@ -13,15 +13,16 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 
 # A part may import the parts of earlier layers. Parts that share a layer do not know each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "garbage", "hardware"),
-    ("bounds", "children", "waiting"),
+    ("errors", "gc_pause", "hardware"),
+    ("limits", "children", "interruptible"),
     ("config",),
     ("mugraph", "seals"),
-    ("jaxpr_frontend", "search", "verify", "lower"),
-    ("cache", "progress", "report", "turns"),
+    ("cost", "jaxpr_frontend", "lower", "mirage_import"),
+    ("search", "verify"),
+    ("cache", "progress", "report", "gpu_lock"),
     ("timing",),
     ("compiler", "summary"),
-    ("api", "plain"),
+    ("api", "fallback"),
     ("__init__",),
     ("bench", "doctor", "preview"),
     ("audit",),
@@ -34,9 +35,10 @@ LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 # benchmark draws pictures and knows torch.
 LAZY = {"triton", "jax_triton", "jax", "torch", "matplotlib"}
 # Our own, where nothing else would keep a process whose decisions are stored from loading all that makes them.
-ON_A_MISS = {f"{PACKAGE}.compiler.{m}" for m in ("accuracy", "attempt", "trials", "tuning", "whole_timing")} | {
-    f"{PACKAGE}.progress"
-}
+ON_A_MISS = {
+    f"{PACKAGE}.compiler.{m}"
+    for m in ("float_check", "tuning_session", "isolation.parent", "tuning", "function_timing")
+} | {f"{PACKAGE}.progress"}
 PRIVATE_HOME = f"{PACKAGE}.jaxpr_frontend.jax_compat"
 
 

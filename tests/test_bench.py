@@ -19,7 +19,7 @@ from rich.console import Console
 from mirage_jax import timing
 from mirage_jax.bench import calibration, peers, plot, programs, start, steps, suite
 from mirage_jax.errors import UnsupportedError, UsageError
-from mirage_jax.search.devices import DEVICES
+from mirage_jax.hardware.device_model import DEVICES
 
 # The limits of the table of measured peers, in microseconds on one H200.
 LIMITS = {
@@ -71,10 +71,12 @@ def test_errors_against() -> None:
 
 
 def test_the_function_that_gains_least() -> None:
-    def row(name: str, **ratios: timing.Ratio) -> suite.Row:
-        return suite.Row(name, None, {k: suite.Result(1.0, (1.0, 1.0), ratio=r) for k, r in ratios.items()}, {})
+    def row(name: str, **ratios: timing.Ratio) -> suite.SuiteRow:
+        return suite.SuiteRow(
+            name, None, {k: suite.BenchResult(1.0, (1.0, 1.0), ratio=r) for k, r in ratios.items()}, {}
+        )
 
-    def result(*rows: suite.Row) -> suite.SuiteResult:
+    def result(*rows: suite.SuiteRow) -> suite.SuiteResult:
         return suite.SuiteResult("t", "now", "here", {}, "", rows, peers=("peer",))
 
     slow, noisy = timing.Ratio(0.97, 0.96, 0.98), timing.Ratio(0.97, 0.80, 1.20)
@@ -223,14 +225,14 @@ def test_time_once_is_one_profile() -> None:
         for call in calls:
             call()
         assert made == ["a", "a", "b", "b"] and steps == 2
-        return [timing.Span(8e-6, 12, ()), timing.Span(4e-6, 4, ())]
+        return [timing.TraceInterval(8e-6, 12, ()), timing.TraceInterval(4e-6, 4, ())]
 
     found = timing.time_once([lambda: made.append("a"), lambda: made.append("b")], [2, 1], measure)  # own sets each
     assert found == [timing.Timing((2e-6,), 3.0), timing.Timing((2e-6,), 2.0)]
 
 
 def test_time_device_divides_by_the_sets() -> None:
-    spans = {"a": timing.Span(8e-6, 8, ()), "b": timing.Span(4e-6, 4, ())}
+    spans = {"a": timing.TraceInterval(8e-6, 8, ()), "b": timing.TraceInterval(4e-6, 4, ())}
     calls = {label: lambda label=label: label for label in spans}
     found = timing.time_device(calls, sets=4, rounds=3, measure=lambda several: [spans[call()] for call in several])
     assert found["a"] == timing.Timing((2e-6,) * 3, 2.0)
@@ -242,8 +244,8 @@ def test_a_call_may_time_itself() -> None:
         def __call__(self) -> None:
             pass
 
-        def span(self) -> timing.Span:
-            return timing.Span(6e-6, None, ())
+        def span(self) -> timing.TraceInterval:
+            return timing.TraceInterval(6e-6, None, ())
 
     found = timing.time_device({"peer": Timed()}, sets=3, rounds=2)
     assert found["peer"] == timing.Timing((2e-6, 2e-6), None)
@@ -254,14 +256,14 @@ def test_calls_between_those_that_time_themselves_share_a_profile(monkeypatch) -
         def __call__(self) -> None:
             pass
 
-        def span(self) -> timing.Span:
-            return timing.Span(1.0, None, ("own",))
+        def span(self) -> timing.TraceInterval:
+            return timing.TraceInterval(1.0, None, ("own",))
 
     groups: list[int] = []
 
     def profile_each(calls, steps):
         groups.append(len(calls))
-        return [timing.Span(2.0, 1, ())] * len(calls)
+        return [timing.TraceInterval(2.0, 1, ())] * len(calls)
 
     monkeypatch.setattr(timing, "profile_each", profile_each)
     ours, peer = (lambda: None), Timed()

@@ -19,9 +19,9 @@ import jax
 import pytest
 
 from mirage_jax import cache as cache_module
-from mirage_jax.bounds import MAX_SKEW
-from mirage_jax.cache import MAX_BYTES, XLA_LIFETIME, Cache, CacheKey, Entry, canonical, decode, encode
+from mirage_jax.cache import MAX_ENTRY_BYTES, XLA_LIFETIME_SECONDS, Cache, CacheKey, Entry, canonical, decode, encode
 from mirage_jax.errors import CacheError
+from mirage_jax.limits import MAX_CLOCK_SKEW_SECONDS
 from mirage_jax.seals import Seal
 
 KEY = CacheKey(
@@ -98,12 +98,12 @@ def test_xla_decisions_expire(tmp_path) -> None:
     now = [1e9]
     cache = Cache(tmp_path, clock=lambda: now[0])
     cache.put(KEY, Entry("xla", reasons=("nothing was faster",)))
-    now[0] += XLA_LIFETIME - 1
+    now[0] += XLA_LIFETIME_SECONDS - 1
     found = cache.get(KEY)
     assert found is not None and found.created == 1e9
     now[0] += 2
     assert cache.get(KEY) is None
-    now[0] = 1e9 - MAX_SKEW + 1  # a clock that went backwards
+    now[0] = 1e9 - MAX_CLOCK_SKEW_SECONDS + 1  # a clock that went backwards
     assert cache.get(KEY) == found
     now[0] -= 2  # no decision is for ever
     assert cache.lookup(KEY).reason == "that nothing beats XLA was decided by a clock that is ahead"
@@ -440,7 +440,7 @@ def test_what_is_not_json_is_not_stored(bad, cache, caplog) -> None:
 
 
 def test_too_large_to_store(cache, caplog) -> None:
-    assert cache.put(KEY, replace(WIN, graph="x" * MAX_BYTES)) is None
+    assert cache.put(KEY, replace(WIN, graph="x" * MAX_ENTRY_BYTES)) is None
     assert "limit" in caplog.text
 
 

@@ -24,8 +24,8 @@ from mirage_jax import children
 SEARCH = """
 from mirage_jax.search import parts
 from mirage_jax.mugraph.parser import parse
-from mirage_jax.search.devices import DEVICES
-from mirage_jax.search.frontier import Space
+from mirage_jax.hardware.device_model import DEVICES
+from mirage_jax.search.enumerate.kernels import Space
 TEXT = '''mugraph {
   extents i=64 j=64 k=64
   input x: f32[i,j]
@@ -37,7 +37,7 @@ part = parts.Part(parse(TEXT), DEVICES["CPU"], Space(), 1000, ("algebra",), 5.0)
 parts._Processes().search(part)
 """
 WORKER = """
-from mirage_jax.compiler.trials import Session
+from mirage_jax.compiler.isolation.parent import Session
 with Session() as session:
     assert session._ready().ready
 """

@@ -21,22 +21,22 @@ import mirage_jax
 from mirage_jax import cache as caches
 from mirage_jax import timing
 from mirage_jax.cache import Cache, CacheKey, Entry, encode
-from mirage_jax.compiler import attempt as attempts
 from mirage_jax.compiler import decide, threads
+from mirage_jax.compiler import tuning_session as attempts
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options
 from mirage_jax.errors import GraphError, LoweringError, UnsupportedError, UsageError, VerificationError
-from mirage_jax.garbage import no_collection
-from mirage_jax.jaxpr_frontend import rules
-from mirage_jax.jaxpr_frontend.regions import analyse
-from mirage_jax.lower import twin
+from mirage_jax.gc_pause import no_collection
+from mirage_jax.hardware.device_model import DEVICES
+from mirage_jax.jaxpr_frontend.partition.regions import analyse
+from mirage_jax.jaxpr_frontend.translate import rules
 from mirage_jax.mugraph.graph import KernelSchedule, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
 from mirage_jax.report import Decision, RegionReport
-from mirage_jax.search.devices import DEVICES
-from mirage_jax.search.window_search import Search
-from mirage_jax.verify import certificate as certificates
+from mirage_jax.search.enumerate.window_search import Search
+from mirage_jax.verify.equivalence import certificate as certificates
+from mirage_jax.verify.exact import exact_check
 
 ARGS = operands()
 CHEAP = 4 * N * N  # two products of a matrix and a vector; the product of the matrices is 2 * N ** 3
@@ -113,7 +113,7 @@ def test_no_candidate_compiles(monkeypatch) -> None:
 
         return run
 
-    monkeypatch.setattr(attempts.Attempt, "ours", broken)
+    monkeypatch.setattr(attempts.TuningSession, "ours", broken)
     d = decided(mirage_jax.optimize(chain, strict=True))
     assert d.winner is None and "no candidate could be compiled" in d.why
     assert d.tried["not compiled"] >= 1
@@ -315,7 +315,7 @@ BREAK = {
     "search": (attempts, "search"),
     "fingerprint": (certificates, "Fingerprint"),
     "certify": (certificates, "certify"),
-    "gate": (attempts.Attempt, "gate"),
+    "gate": (attempts.TuningSession, "gate"),
     "timing": (timing, "time_wall"),
     "cache lookup": (Cache, "lookup"),
     "cache put": (Cache, "put"),
@@ -357,7 +357,7 @@ def test_refusals_are_no_failures(monkeypatch, caplog) -> None:
         d = decided(mirage_jax.optimize(chain, strict=True))
     assert d.winner is None and d.tried["refused by the certificate"] >= 1
     with monkeypatch.context() as patch:
-        patch.setattr(attempts.Attempt, "gate", lambda self, winner: (False, "large: 9 times XLA's error"))
+        patch.setattr(attempts.TuningSession, "gate", lambda self, winner: (False, "large: 9 times XLA's error"))
         d = decided(mirage_jax.optimize(chain, strict=True), *operands(N - 1))
     assert d.winner is None and d.tried["refused by the float gate"] >= 1
     assert "9 times" in d.gate
@@ -384,18 +384,18 @@ def test_a_wrong_kernel_is_refused(wrong: bool, monkeypatch, caplog) -> None:
     """By the exact check of its text, before the float gate, and with a warning: it is an error of ours."""
     pytest.importorskip("triton")
     g = parse(KERNEL)
-    attempt = attempts.Attempt(None, "cuda", None, Options())
+    attempt = attempts.TuningSession(None, "cuda", None, Options())
     attempt.reference = g
     winner = Winner(g, Schedule((KernelSchedule((("i", 16), ("j", 32), ("k", 32))),)), (), (), "kernels", "cuda")
-    monkeypatch.setattr(attempts.Attempt, "gate", lambda self, winner: (True, "not the matter here"))
+    monkeypatch.setattr(attempts.TuningSession, "gate", lambda self, winner: (True, "not the matter here"))
     if wrong:
-        emit = twin.emit
+        emit = exact_check.emit
 
         def skip_a_step(*args):
             source = emit(*args)
             return replace(source, text=source.text.replace("in range(0,", "in range(32,"))
 
-        monkeypatch.setattr(twin, "emit", skip_a_step)
+        monkeypatch.setattr(exact_check, "emit", skip_a_step)
     d = decide.Compiler(Options())._accepted(attempt, Decision(None, "", "search", "cuda"), [winner])
     if wrong:
         assert d.winner is None and attempt.tried["refused by the exact check"] == 1 and not d.gate
@@ -410,7 +410,7 @@ def test_a_kernel_without_text_is_one_candidate_less(monkeypatch, caplog) -> Non
     def cannot(self, winner):
         raise UnsupportedError("4 tile axes; at most 3 are emitted")
 
-    monkeypatch.setattr(attempts.Attempt, "gate", cannot)
+    monkeypatch.setattr(attempts.TuningSession, "gate", cannot)
     d = decided(mirage_jax.optimize(chain, on_miss="heuristic", strict=True))
     assert d.winner is None and d.tried["not compiled"] >= 1 and not warnings(caplog)
 
@@ -506,7 +506,7 @@ def test_an_interrupt_does_not_wait_for_a_compiler(monkeypatch) -> None:
         start = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             f(*ARGS)
-        assert time.monotonic() - start < 1 + threads.SOON
+        assert time.monotonic() - start < 1 + threads.TIDY_SECONDS
     over.set()
     assert decided(f).winner is not None
     assert_same(f(*ARGS), chain(*ARGS))
@@ -560,7 +560,7 @@ def test_a_rounding_that_the_program_does_not_ask_for_is_refused(written: str) -
 
     x, w = jnp.ones((8, 512)), jnp.ones((512, 8))
     (region,) = analyse(jax.make_jaxpr(fn)(x, w)).regions
-    attempt = attempts.Attempt(region, "cpu", jax.devices()[0], Options())
+    attempt = attempts.TuningSession(region, "cpu", jax.devices()[0], Options())
     own = attempt.reference
     sizes = " ".join(f"{a}={n}" for a, n in own.sizes.items())
     (i, j), (_, k) = own.inputs[0].axes, own.inputs[1].axes
@@ -589,7 +589,7 @@ def test_overflow_where_xla_has_none_is_refused(stored: str) -> None:
 
     x, w = jnp.ones((8, 32), "float16"), jnp.ones((32, 8), "float16")
     (region,) = analyse(jax.make_jaxpr(fn)(x, w)).regions
-    attempt = attempts.Attempt(region, "cpu", jax.devices()[0], Options())
+    attempt = attempts.TuningSession(region, "cpu", jax.devices()[0], Options())
     own = attempt.reference
     i, j, k = own.inputs[0].axes[0], own.inputs[0].axes[1], own.inputs[1].axes[1]
     sizes = " ".join(f"{a}={n}" for a, n in own.sizes.items())
@@ -613,7 +613,7 @@ def test_a_known_structure_is_not_searched_again(monkeypatch, tmp_path, long: fl
     made up.)
     """
     monkeypatch.setattr(attempts, "device_for", lambda kind: DEVICES["H200"])
-    monkeypatch.setattr(attempts, "LONG", long)
+    monkeypatch.setattr(attempts, "MIN_REMEMBERED_SEARCH_SECONDS", long)
     families = []
     search = attempts.search
 
@@ -627,7 +627,7 @@ def test_a_known_structure_is_not_searched_again(monkeypatch, tmp_path, long: fl
     for n in (256, 512):
         args = jnp.zeros((16, n)), jnp.zeros((n, 128))
         (region,) = analyse(jax.make_jaxpr(lambda x, w: jax.nn.silu(x @ w))(*args)).regions
-        attempt = attempts.Attempt(region, "cuda", jax.devices()[0], Options(cache_dir=str(tmp_path / "cache")))
+        attempt = attempts.TuningSession(region, "cuda", jax.devices()[0], Options(cache_dir=str(tmp_path / "cache")))
         key = CacheKey.here(
             graph=attempt.text,
             extents=attempt.reference.sizes,
@@ -665,7 +665,7 @@ def test_an_interrupted_search_is_no_answer(budget: str, monkeypatch) -> None:
 def test_what_the_models_choice_lacks_is_no_answer(monkeypatch) -> None:
     """Unmeasured kernels are tried as they are written first, measured ones also more precisely."""
     with monkeypatch.context() as patch:
-        patch.setattr(attempts.Attempt, "gate", lambda *_: (False, "normal: max error"))
+        patch.setattr(attempts.TuningSession, "gate", lambda *_: (False, "normal: max error"))
         assert decided(mirage_jax.optimize(chain, on_miss="heuristic")).winner is None
     assert decided(mirage_jax.optimize(chain)).winner is not None
 
@@ -675,8 +675,8 @@ def test_a_text_that_cannot_be_checked_is_refused(monkeypatch) -> None:
     found = []
     winner = SimpleNamespace(cuda=print, graph=None, schedule=None, options=None)
     for error in (LoweringError("no"), UnsupportedError("no"), RuntimeError("no")):
-        monkeypatch.setattr(twin, "exact_check", mock.Mock(side_effect=error))
-        found.append(attempts.Attempt.exact(mock.Mock(), winner)[0])
+        monkeypatch.setattr(exact_check, "exact_check", mock.Mock(side_effect=error))
+        found.append(attempts.TuningSession.exact(mock.Mock(), winner)[0])
     assert found == [False, True, True]
 
 

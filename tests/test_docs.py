@@ -10,7 +10,7 @@ import pytest
 
 from mirage_jax import config
 from mirage_jax.cli import OK, build_parser, main
-from mirage_jax.jaxpr_frontend.rules import RULES
+from mirage_jax.jaxpr_frontend.translate.rules import RULES
 from mirage_jax.mugraph.operators import FUNCTIONS, OPERATORS
 
 ROOT = Path(__file__).parent.parent

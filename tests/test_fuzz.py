@@ -21,35 +21,35 @@ from mirage_jax.audit.differential import Setting
 from mirage_jax.audit.fills import LOWEST, PLACES, Fill, filled
 from mirage_jax.audit.generator import generate
 from mirage_jax.audit.padding import BORDERS
-from mirage_jax.audit.program import Border, Program, Step, Value, Wrapper, shape_of
+from mirage_jax.audit.program import Border, ProgramStep, ProgramValue, RandomProgram, Wrapper, shape_of
 from mirage_jax.audit.shrink import shrink, smaller, tidy
-from mirage_jax.compiler import attempt as attempts
+from mirage_jax.compiler import tuning_session as attempts
 from mirage_jax.compiler.winner import Winner
-from mirage_jax.jaxpr_frontend import interpreter
-from mirage_jax.lower import launch
-from mirage_jax.lower.triton_interpreter import interpret
+from mirage_jax.hardware.device_model import DEVICES
+from mirage_jax.jaxpr_frontend.capture import lowering
+from mirage_jax.lower.runtime import launch
 from mirage_jax.mugraph.graph import BlockGraph, Library
-from mirage_jax.search.devices import DEVICES
-from mirage_jax.verify import certificate as certificates
+from mirage_jax.verify.equivalence import certificate as certificates
+from mirage_jax.verify.exact.interpreters.triton import interpret
 
 SEEDS = st.integers(0, 10**6)
 FEW = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
-def drawn(seed: int) -> Program:
+def drawn(seed: int) -> RandomProgram:
     return generate(random.Random(seed), seed)
 
 
-def chain(*sizes: int, **more) -> Program:
+def chain(*sizes: int, **more) -> RandomProgram:
     """(x0 @ x1) @ x2, and something beside it that is not needed."""
     names = dict(zip("abcd", sizes, strict=True))
-    inputs = tuple(Value(f"x{i}", tuple("abcd"[i : i + 2]), "float32") for i in range(3))
+    inputs = tuple(ProgramValue(f"x{i}", tuple("abcd"[i : i + 2]), "float32") for i in range(3))
     steps = (
-        Step(Value("t0", ("a", "c"), "float32"), "{0} @ {1}", ("x0", "x1")),
-        Step(Value("t1", ("a", "c"), "float32"), "jnp.exp({0})", ("t0",)),
-        Step(Value("t2", ("a", "d"), "float32"), "{0} @ {1}", ("t0", "x2")),
+        ProgramStep(ProgramValue("t0", ("a", "c"), "float32"), "{0} @ {1}", ("x0", "x1")),
+        ProgramStep(ProgramValue("t1", ("a", "c"), "float32"), "jnp.exp({0})", ("t0",)),
+        ProgramStep(ProgramValue("t2", ("a", "d"), "float32"), "{0} @ {1}", ("t0", "x2")),
     )
-    return Program(tuple(names.items()), inputs, steps, ("t2",), **more)
+    return RandomProgram(tuple(names.items()), inputs, steps, ("t2",), **more)
 
 
 # What is generated.
@@ -155,7 +155,10 @@ def test_fills(dtype: str) -> None:
 @pytest.mark.parametrize("kind", sorted(set(BORDERS)))
 def test_a_border_changes_no_value(kind: str) -> None:
     """In plain JAX and in the float64 reference."""
-    steps = (*chain(4, 4, 4, 4).steps[:1], Step(Value("t1", ("a", "d"), "float32"), "{0} @ {1} / 8", ("t0", "x2")))
+    steps = (
+        *chain(4, 4, 4, 4).steps[:1],
+        ProgramStep(ProgramValue("t1", ("a", "d"), "float32"), "{0} @ {1} / 8", ("t0", "x2")),
+    )
     plain = replace(chain(4, 4, 4, 4), steps=steps, outputs=("t1",))
     inside = replace(plain, borders=(Border(kind, ("t0", "t1")),))
     (want,), (have,) = (p.function()(jax.jit)(*p.arguments()) for p in (plain, inside))
@@ -215,7 +218,7 @@ def test_smaller_programs_are_programs(seed: int) -> None:
 @FEW
 @given(SEEDS)
 def test_shrinking_keeps_what_fails(seed: int) -> None:
-    def fails(p: Program) -> bool:
+    def fails(p: RandomProgram) -> bool:
         return any(" @ " in s.text for s in tidy(p).steps)
 
     program = drawn(seed)
@@ -231,7 +234,7 @@ def test_shrinking_keeps_the_data_that_fail() -> None:
     fills = (Fill(power=8, positive=True), Fill(LOWEST, "left"), Fill(power=-8))
     program = replace(program, inputs=tuple(replace(v, fill=f) for v, f in zip(program.inputs, fills, strict=True)))
 
-    def fails(p: Program) -> bool:
+    def fails(p: RandomProgram) -> bool:
         return any(v.fill.power >= 2 for v in p.inputs) and any(v.fill.low for v in p.inputs)
 
     small = shrink(program, fails, trials=1000)
@@ -269,7 +272,7 @@ def test_rows_of_sentinels_are_determined(dtype: str, low: str) -> None:
 
 def test_what_underflows_in_float64_is_left_to_the_gate(tmp_path) -> None:
     """exp(2 max t) / sum(exp(t))^2 of a row of sentinels is 0/0 in float64, and right over the reals."""
-    x, y, s, mask = (Value(f"x{i}", ("a", "a"), "bool" if i == 3 else "float16") for i in range(4))
+    x, y, s, mask = (ProgramValue(f"x{i}", ("a", "a"), "bool" if i == 3 else "float16") for i in range(4))
     texts = (
         ("jnp.where({1}, {0}, jnp.finfo('float16').min)", (s.name, mask.name)),
         ("{0} @ {1}", (x.name, y.name)),
@@ -277,8 +280,10 @@ def test_what_underflows_in_float64_is_left_to_the_gate(tmp_path) -> None:
         ("{0} / jnp.sum({0}, -1, keepdims=True)", ("t2",)),
         ("{0} @ {1}", ("t3", "t1")),
     )
-    steps = tuple(Step(Value(f"t{i}", ("a", "a"), "float16"), text, reads) for i, (text, reads) in enumerate(texts))
-    program = Program((("a", 2),), (x, y, s, mask), steps, ("t4",), outer=(Wrapper("grad"),))
+    steps = tuple(
+        ProgramStep(ProgramValue(f"t{i}", ("a", "a"), "float16"), text, reads) for i, (text, reads) in enumerate(texts)
+    )
+    program = RandomProgram((("a", 2),), (x, y, s, mask), steps, ("t4",), outer=(Wrapper("grad"),))
     outcome = fuzz.run_one(program, Setting("H200", gate=False, cache_dir=str(tmp_path), seed=168))
     assert outcome.counts["candidates"] and not [p for p in outcome.problems if p.startswith("a candidate")]
 
@@ -453,7 +458,7 @@ def test_numbers_below_the_smallest_may_be_flushed_to_zero(dtype: str, flushed: 
 
 def test_a_wrong_lowering_is_found_and_shrunk(tmp_path, monkeypatch) -> None:
     """The result of a region is off by a thousandth, behind all checks; the script says so, until the bug is gone."""
-    right = interpreter.Placed.lower
+    right = lowering.Placed.lower
 
     def wrong(self, function, context, operands):
         return right(
@@ -461,7 +466,7 @@ def test_a_wrong_lowering_is_found_and_shrunk(tmp_path, monkeypatch) -> None:
         )
 
     program = chain(7, 33, 17, 2, outer=(Wrapper("jit"),))
-    monkeypatch.setattr(interpreter.Placed, "lower", wrong)
+    monkeypatch.setattr(lowering.Placed, "lower", wrong)
     outcome = fuzz.run_one(program, Setting(cache_dir=str(tmp_path / "cache")))
     assert outcome.problems and outcome.problems[0].startswith("result 0: ")
     failure = fuzz.report(0, 7, program, Setting(), outcome.problems, tmp_path)
@@ -509,7 +514,7 @@ def test_what_the_optimizer_raises_or_logs_is_found(how: str, tmp_path, monkeypa
     def broken(*args):
         if how == "raised":
             raise RuntimeError("out of luck")
-        interpreter.log.warning("out of luck")
+        lowering.log.warning("out of luck")
         return None
 
     monkeypatch.setattr(differential.Unmeasured, "compile_region", broken)
@@ -518,7 +523,9 @@ def test_what_the_optimizer_raises_or_logs_is_found(how: str, tmp_path, monkeypa
 
 
 def test_a_program_that_means_nothing_is_a_problem_of_its_own() -> None:
-    nonsense = replace(chain(7, 8, 17, 2), steps=(Step(Value("t2", ("a",), "float32"), "{0} @ {0}", ("x0",)),))
+    nonsense = replace(
+        chain(7, 8, 17, 2), steps=(ProgramStep(ProgramValue("t2", ("a",), "float32"), "{0} @ {0}", ("x0",)),)
+    )
     (problem,) = fuzz.run_one(nonsense, Setting()).problems
     assert problem.startswith("not examined: TypeError")
 
@@ -565,7 +572,7 @@ def test_command(tmp_path, capsys, monkeypatch) -> None:
 
 
 def test_command_reports_failures(tmp_path, capsys, monkeypatch) -> None:
-    failure = fuzz.Failure(7, ("result 0: off",), "fuzz_0_7.py", 1)
+    failure = fuzz.FuzzFailure(7, ("result 0: off",), "fuzz_0_7.py", 1)
     monkeypatch.setattr(fuzz, "campaign", lambda *args: fuzz.Campaign(0, 10, 8, failures=[failure]))
     assert cli.main(["fuzz"]) == cli.PROBLEM
     assert "program 7: result 0: off" in capsys.readouterr().err

@@ -7,18 +7,18 @@ from typing import Any
 import jax
 import pytest
 
-from mirage_jax import hardware
 from mirage_jax.compiler.specialization import specialized
-from mirage_jax.hardware import CAPABILITIES, GPUS, Clocks, capability_of, clocks_of, facts, named, shared_limit
-from mirage_jax.lower import aot
-from mirage_jax.search.devices import DEVICES, device_for
+from mirage_jax.hardware import gpus
+from mirage_jax.hardware.device_model import DEVICES, device_for
+from mirage_jax.hardware.gpus import CAPABILITIES, GPUS, Clocks, capability_of, clocks_of, facts, named, shared_limit
+from mirage_jax.lower.runtime import aot
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_known_yet():
-    hardware._describe.cache_clear()
+    gpus._describe.cache_clear()
     yield
-    hardware._describe.cache_clear()
+    gpus._describe.cache_clear()
 
 
 def gpu(kind: str, capability: str | None = None, processors: int | None = None, **more: Any) -> SimpleNamespace:
@@ -48,7 +48,7 @@ FAKE = {
     "a later one": (gpu("NVIDIA X1000", "13.0", 200), 99, False, 200),
     "10.7": (gpu("NVIDIA X900", "10.7", 200), 227, False, 200),
     "one that says what it has": (gpu("NVIDIA X2", "13.0", 200, shared_memory_per_block_optin=334848), 327, False, 200),
-    "nothing known": (gpu("NVIDIA Graphics Device"), 48, False, hardware.PROCESSORS),
+    "nothing known": (gpu("NVIDIA Graphics Device"), 48, False, gpus.DEFAULT_PROCESSORS),
 }
 
 
@@ -166,13 +166,13 @@ def test_clocks_are_asked_of_the_driver() -> None:
 def test_an_unknown_gpu_has_the_clocks_that_its_driver_says(monkeypatch) -> None:
     device = gpu("NVIDIA X", "8.9", 58, local_hardware_id=0)
     silent = device_for(device)
-    hardware._describe.cache_clear()
-    monkeypatch.setattr(hardware, "clocks_of", lambda ordinal: clocks_of(ordinal, lambda name: Driver()))
+    gpus._describe.cache_clear()
+    monkeypatch.setattr(gpus, "clocks_of", lambda ordinal: clocks_of(ordinal, lambda name: Driver()))
     told = device_for(device)
-    assert told.vector_flops == pytest.approx(silent.vector_flops * 2.04e9 / hardware.CLOCK)
+    assert told.vector_flops == pytest.approx(silent.vector_flops * 2.04e9 / gpus.DEFAULT_CLOCK_HZ)
     assert told.bandwidth == pytest.approx(DEVICES["L4"].bandwidth, rel=0.01)
 
 
 def test_a_known_gpu_asks_nobody(monkeypatch) -> None:
-    monkeypatch.setattr(hardware, "clocks_of", None)
+    monkeypatch.setattr(gpus, "clocks_of", None)
     assert device_for(FAKE["H200"][0]) is DEVICES["H200"]

@@ -7,7 +7,7 @@ import pytest
 from deciding import measured
 
 import mirage_jax
-from mirage_jax.compiler.attempt import Attempt
+from mirage_jax.compiler.tuning_session import TuningSession
 
 N, D = 96, 16
 LEAST = float(jnp.finfo("float32").min)
@@ -60,7 +60,7 @@ def test_a_mask_that_is_added(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     """(1 - mask) * -1e9 + s is not (1e9 * mask + s) - 1e9 in floats, nor is s / 16 + b the same as (s + 16 * b) / 16
     where b is the lowest number.
     """
-    monkeypatch.setattr(Attempt, "promising", lambda *_: True)
+    monkeypatch.setattr(TuningSession, "promising", lambda *_: True)
     fn, more = MASKS[name]
     args = (*_operands(), *map(jnp.asarray, more))
     want = jax.jit(fn)(*args)
@@ -134,7 +134,7 @@ BORDERS = {
 @pytest.mark.parametrize("name", BORDERS)
 def test_padding_from_beyond_the_border_of_a_region(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a row is padding, what a causal mask hides weighs as much as what it leaves: a sentinel is a number."""
-    monkeypatch.setattr(Attempt, "promising", lambda *_: True)
+    monkeypatch.setattr(TuningSession, "promising", lambda *_: True)
     fn, bias = BORDERS[name]
     q, k, v, _ = _operands()
     args = (q, k, v, jnp.asarray(np.random.default_rng(2).normal(size=(D, D)), "float32"), bias)

@@ -15,8 +15,8 @@ from mirage_jax.bench.models import gpt2, llama, training
 from mirage_jax.bench.models.layers import apply_layers, rms_norm, stacked
 from mirage_jax.compiler import Compiler
 from mirage_jax.errors import UsageError
-from mirage_jax.jaxpr_frontend import regions
-from mirage_jax.jaxpr_frontend.translate import translate
+from mirage_jax.jaxpr_frontend.partition import regions
+from mirage_jax.jaxpr_frontend.translate.translate import translate
 
 TINY = dataclasses.replace(llama.SMALL, layers=1, dtype="float32", length=8)
 

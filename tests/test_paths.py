@@ -14,7 +14,7 @@ import pytest
 
 import mirage_jax
 from mirage_jax.report import Report
-from mirage_jax.verify import float_gate
+from mirage_jax.verify.floats import gate
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
@@ -85,19 +85,19 @@ def test_a_budget() -> None:
     path = PATHS["The option `budget`"]
     with entered() as modules:
         explained(linear_attention, 256, budget="20s")
-    wide_only = "mirage_jax/search/parts.py"  # divides the budget of a region of several parts
+    wide_only = "mirage_jax/search/decompose/subprocesses.py"  # divides the budget of a region of several parts
     assert wide_only in path and not passes(modules, [step for step in path if step != wide_only])
 
 
 def test_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gate that refuses the first comparison of all, with every rule asked before."""
-    real = float_gate.float_gate
+    real = gate.float_gate
 
-    def refuse(*args: Any, **kwargs: Any) -> float_gate.GateResult:
+    def refuse(*args: Any, **kwargs: Any) -> gate.GateResult:
         real(*args, **kwargs)
-        return float_gate.GateResult(False, ("planted",))
+        return gate.GateResult(False, ("planted",))
 
-    monkeypatch.setattr(float_gate, "float_gate", refuse)
+    monkeypatch.setattr(gate, "float_gate", refuse)
     with entered() as modules:
         report = explained(linear_attention, 384)
     assert "planted" in str(report)

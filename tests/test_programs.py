@@ -12,25 +12,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxpr_frontend.programs import PROGRAMS
-from search.programs import TWO_KERNELS, captured, found, reference, region
+from jaxpr_frontend.frontend_programs import PROGRAMS
+from search.references import TWO_KERNELS, captured, found, reference, region
 
-from mirage_jax.bench.programs import Program, program
+from mirage_jax.bench.programs import BenchProgram, program
 from mirage_jax.compiler.tuning import tile_variants
-from mirage_jax.jaxpr_frontend.regions import analyse
-from mirage_jax.mugraph.arrays import numpy_dtype
+from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.mugraph.check import check_schedule
+from mirage_jax.mugraph.domains.floats import numpy_dtype
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import Kernel, KernelGraph, KernelSchedule, Schedule, is_part
-from mirage_jax.mugraph.merge import simplify_axes
-from mirage_jax.search.frontier import Space
-from mirage_jax.search.structures import diverse
+from mirage_jax.mugraph.passes.merge_axes import simplify_axes
+from mirage_jax.search.candidates import diverse
+from mirage_jax.search.enumerate.kernels import Space
 
 triton = pytest.importorskip("triton")
 
-from mirage_jax.lower.aot import compile_for  # noqa: E402
-from mirage_jax.lower.launch import sources  # noqa: E402
-from mirage_jax.lower.triton_interpreter import interpret  # noqa: E402
+from mirage_jax.lower.runtime.aot import compile_for  # noqa: E402
+from mirage_jax.lower.runtime.launch import sources  # noqa: E402
+from mirage_jax.verify.exact.interpreters.triton import interpret  # noqa: E402
 
 type Shapes = tuple[tuple[int, ...], ...]
 
@@ -81,7 +81,7 @@ DTYPES = ("float16", "bfloat16", "float32")
 TOLERANCE = {"float16": 4 * 2.0**-11, "bfloat16": 4 * 2.0**-8, "float32": 4e-6}
 
 
-def resized(case: Case, shapes: Shapes, dtype: str) -> Program:
+def resized(case: Case, shapes: Shapes, dtype: str) -> BenchProgram:
     p = program(case.name)
     # weights are scaled by the root of their fan-in, as in the benchmark
     scales = tuple(1.0 if s == 1 else shape[-2] ** -0.5 for s, shape in zip(p.scales, shapes, strict=True))
@@ -89,7 +89,7 @@ def resized(case: Case, shapes: Shapes, dtype: str) -> Program:
     return replace(p, shapes=named, scales=scales, dtype=dtype)
 
 
-def best(p: Program, case: Case) -> KernelGraph:
+def best(p: BenchProgram, case: Case) -> KernelGraph:
     """The search's first candidate made of kernels, with the case's axis split or none, for a program at its own sizes.
 
     Nobody would split 100 keys over the grid: that is searched with many more keys. The structure serves all sizes.

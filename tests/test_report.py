@@ -12,7 +12,7 @@ import scipy.stats
 from deciding import chain, measured, operands
 
 import mirage_jax
-from mirage_jax.jaxpr_frontend.reasons import Code, LeftOut
+from mirage_jax.jaxpr_frontend.partition.reasons import Code, LeftOut
 from mirage_jax.report import Decision, RegionReport, Report, places, rank_correlation
 
 HERE = os.path.join(os.getcwd(), "models", "net.py")

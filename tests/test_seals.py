@@ -29,7 +29,7 @@ def test_a_key_is_made_once_for_this_user_alone(path) -> None:
     key = own_key()
     assert key is not None and again() == key
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert len(path.read_bytes()) == seals.LENGTH and list(path.parent.iterdir()) == [path]
+    assert len(path.read_bytes()) == seals.KEY_BYTES and list(path.parent.iterdir()) == [path]
 
 
 def test_a_seal_is_of_these_bytes_and_of_what_was_done() -> None:
@@ -95,7 +95,7 @@ def test_no_home(path, caplog, monkeypatch) -> None:
 def test_machines_that_share_a_home_have_keys_of_their_own(path, tmp_path, monkeypatch) -> None:
     one = own_key()
     (tmp_path / "machine").write_text("another")
-    monkeypatch.setattr(seals, "MACHINE", tmp_path / "machine")
+    monkeypatch.setattr(seals, "MACHINE_ID_FILE", tmp_path / "machine")
     assert again() != one
 
 
@@ -104,7 +104,7 @@ def test_a_named_key(path, tmp_path, monkeypatch, caplog) -> None:
     found = []
     for name in ("one", "two"):
         (tmp_path / name).write_bytes(b"x" * 40)
-        monkeypatch.setenv(seals.VARIABLE, str(tmp_path / name))
+        monkeypatch.setenv(seals.KEY_FILE_VARIABLE, str(tmp_path / name))
         found.append(own_key())
     assert found[0] is not None and found[0] == found[1] and not path.exists()
     for spoil in (lambda p: p.write_bytes(b"short"), lambda p: p.unlink()):

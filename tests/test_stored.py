@@ -12,8 +12,8 @@ import mirage_jax
 from mirage_jax import cache as caches
 from mirage_jax import seals
 from mirage_jax.cache import Cache, CacheKey, Entry, encode
-from mirage_jax.compiler import attempt as attempts
 from mirage_jax.compiler import decide
+from mirage_jax.compiler import tuning_session as attempts
 from mirage_jax.config import Options
 from mirage_jax.errors import CacheError
 from mirage_jax.seals import Seal
@@ -47,7 +47,7 @@ def warnings(caplog) -> list[str]:
 
 
 def test_what_the_user_made_needs_no_gate(stored, monkeypatch) -> None:
-    monkeypatch.setattr(attempts.Attempt, "gate", None)
+    monkeypatch.setattr(attempts.TuningSession, "gate", None)
     d, _ = read(stored)
     assert d.winner is not None and d.gate.startswith("passed on 18 input classes") and "2.00x" in d.why
 
@@ -55,8 +55,10 @@ def test_what_the_user_made_needs_no_gate(stored, monkeypatch) -> None:
 def test_what_somebody_else_made_is_checked_once_and_says_so(stored, monkeypatch, caplog) -> None:
     stored.path.write_bytes(encode(stored.key, stored.entry))  # the same, without a seal
     asked = []
-    gate = attempts.Attempt.gate
-    monkeypatch.setattr(attempts.Attempt, "gate", lambda self, w, only=(): asked.append(only) or gate(self, w, only))
+    gate = attempts.TuningSession.gate
+    monkeypatch.setattr(
+        attempts.TuningSession, "gate", lambda self, w, only=(): asked.append(only) or gate(self, w, only)
+    )
     for _ in range(3):
         d, f = read(stored)
         assert d.winner is not None and d.source == "cache"
@@ -64,18 +66,18 @@ def test_what_somebody_else_made_is_checked_once_and_says_so(stored, monkeypatch
         assert d.why == "2.00x over XLA, as measured elsewhere"
         assert_same(f(*ARGS), chain(*ARGS))
         caches._checked_here.clear()  # as in another process
-    assert asked == [decide.PROBES]
+    assert asked == [decide.STORED_INPUT_CLASSES]
     assert stored.cache.lookup(stored.key).seal is Seal.CHECKED and not warnings(caplog)
 
 
 def test_the_seal_of_another_user_is_none_and_stays(stored, monkeypatch, tmp_path) -> None:
-    monkeypatch.setenv(seals.VARIABLE, str(tmp_path / "other"))
+    monkeypatch.setenv(seals.KEY_FILE_VARIABLE, str(tmp_path / "other"))
     (tmp_path / "other").write_bytes(b"x" * 32)
     assert stored.cache.lookup(stored.key).seal is Seal.FOREIGN
     assert read(stored)[0].winner is not None
     caches._checked_here.clear()
     assert stored.cache.lookup(stored.key).seal is Seal.CHECKED
-    monkeypatch.delenv(seals.VARIABLE)
+    monkeypatch.delenv(seals.KEY_FILE_VARIABLE)
     assert stored.cache.lookup(stored.key).seal is Seal.MADE
 
 
@@ -177,7 +179,7 @@ def test_kernels_of_somebody_else_run_in_a_child_first(runs, monkeypatch) -> Non
     """Nothing of ours is run before that; one that does not come back is refused."""
     steps = []
 
-    class Recorded(attempts.Attempt):
+    class Recorded(attempts.TuningSession):
         def screen(self, winners):
             steps.append("child" if self.trials == "children" else "here")
             return dict.fromkeys(range(len(winners)), 1.0) if runs else {}

@@ -15,12 +15,12 @@ import pytest
 from mirage_jax import cli, doctor
 from mirage_jax.audit import fuzz
 from mirage_jax.cache import Cache, CacheKey
-from mirage_jax.compiler import attempt as attempts
+from mirage_jax.compiler import tuning_session as attempts
 from mirage_jax.config import Options, warn_once
 from mirage_jax.errors import UnsupportedError
-from mirage_jax.jaxpr_frontend.regions import analyse
-from mirage_jax.lower import launch
-from mirage_jax.lower.triton_interpreter import interpret
+from mirage_jax.jaxpr_frontend.partition.regions import analyse
+from mirage_jax.lower.runtime import launch
+from mirage_jax.verify.exact.interpreters.triton import interpret
 
 HIDING = """
 from importlib.machinery import PathFinder
@@ -74,7 +74,7 @@ def test_what_is_skipped_is_one_line(hidden) -> None:
 
 def test_a_kernel_is_not_checked_and_nothing_is_logged(hidden, caplog) -> None:
     winner = attempts.Winner(doctor.KERNEL, doctor.SCHEDULE, (), (), "kernels", "cuda")
-    passed, why = attempts.Attempt(Any, "cuda", None, Options()).exact(winner)
+    passed, why = attempts.TuningSession(Any, "cuda", None, Options()).exact(winner)
     assert passed and why == "not done: Triton is not installed" and not caplog.records
     with pytest.raises(UnsupportedError, match="Triton is not installed"):
         interpret(winner.graph, winner.schedule, [np.zeros((256, 64), "float16")])
@@ -85,7 +85,7 @@ def test_on_a_gpu_only_algebra_is_searched(hidden, caplog, tmp_path) -> None:
     x, w = jnp.zeros((16, 256)), jnp.zeros((256, 128))
     (region,) = analyse(jax.make_jaxpr(gated)(x, w)).regions
     for _ in range(2):
-        attempt = attempts.Attempt(region, "cuda", jax.devices()[0], Options())
+        attempt = attempts.TuningSession(region, "cuda", jax.devices()[0], Options())
         key = CacheKey.here(graph=attempt.text, extents={}, backend="auto", policy="", device=attempt.device)
         found, _ = attempt.candidates(Cache(tmp_path), key, lambda _: None)
         assert {c.family for c in found} == {"algebra"}

@@ -13,23 +13,23 @@ from dataclasses import replace
 import jax
 
 from mirage_jax.audit import float64
-from mirage_jax.audit.program import Program
-from mirage_jax.verify.brinks import brink
+from mirage_jax.audit.program import RandomProgram
+from mirage_jax.verify.floats.range_edges import brink
 
 SAFE = 50  # powers of two, of all arguments together, by which no product of them leaves the range of float32
 UP = {"float16": 13, "bfloat16": 120, "float32": 120}  # powers of two by which ordinary numbers stay in range
 DOWN = {"float16": 20, "bfloat16": 110, "float32": 110}  # in float16 among numbers that have fewer digits
 
 
-def scaled(program: Program, powers: Mapping[str, int]) -> Program:
+def scaled(program: RandomProgram, powers: Mapping[str, int]) -> RandomProgram:
     """The program with arguments, by name, times powers of two."""
     inputs = tuple(replace(v, fill=replace(v.fill, power=powers.get(v.name, 0))) for v in program.inputs)
     return replace(program, inputs=inputs)
 
 
 def scaled_in_pairs(
-    program: Program, rng: random.Random, against: Sequence[str] = (), strict_range: bool = False
-) -> Program:
+    program: RandomProgram, rng: random.Random, against: Sequence[str] = (), strict_range: bool = False
+) -> RandomProgram:
     """Some of its arguments of floats up and some down, at times without negative numbers.
 
     To the brink, or somewhere on the way. `against`: one argument and those that are scaled the other way, at every
@@ -50,12 +50,12 @@ def scaled_in_pairs(
     return scaled(program, {n: power * d for n, d in directions.items()})
 
 
-def _positive(program: Program, names: Sequence[str]) -> Program:
+def _positive(program: RandomProgram, names: Sequence[str]) -> RandomProgram:
     fills = {v.name: replace(v.fill, positive=v.name in names) for v in program.inputs}
     return replace(program, inputs=tuple(replace(v, fill=fills[v.name]) for v in program.inputs))
 
 
-def _most(program: Program, directions: Mapping[str, int], strict_range: bool) -> int:
+def _most(program: RandomProgram, directions: Mapping[str, int], strict_range: bool) -> int:
     """The largest power of two that is allowed: to the brink where the range is promised, else one that is safe."""
     types = {v.name: v.dtype for v in program.inputs}
     moved = {n: d for n, d in directions.items() if d}
@@ -72,7 +72,7 @@ def _directions(names: Sequence[str], rng: random.Random) -> dict[str, int]:
     return {one: -sign * much, **dict.fromkeys(others, sign)}
 
 
-def to_the_brink(program: Program, directions: Mapping[str, int], most: int) -> int:
+def to_the_brink(program: RandomProgram, directions: Mapping[str, int], most: int) -> int:
     """The largest power of two, times directions, for which the program's own values stay in range; 0 if not even 1."""
     jaxpr = jax.jit(program.function()(jax.jit)).trace(*program.arguments()).jaxpr
     plain = float64.Ranges()

@@ -6,23 +6,23 @@ import random
 from collections.abc import Callable, Sequence
 
 from mirage_jax.audit.fills import NOTHING, Fill
-from mirage_jax.audit.program import Border, Step, Value, size_of
+from mirage_jax.audit.program import Border, ProgramStep, ProgramValue, size_of
 
 SIZES = (1, 2, 3, 7, 8, 16, 17, 31, 32, 33)
 DTYPES = ("float32",) * 7 + ("bfloat16", "float16", "float16")
 
-type Fragment = Callable[[Builder, Value], Value]
+type Fragment = Callable[[ProgramBuilder, ProgramValue], ProgramValue]
 
 
-class Builder:
+class ProgramBuilder:
     """A program that grows; every choice comes from `rng`."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.dtype = rng.choice(DTYPES)
         self.sizes: dict[str, int] = {}
-        self.inputs: list[Value] = []
-        self.steps: list[Step] = []
+        self.inputs: list[ProgramValue] = []
+        self.steps: list[ProgramStep] = []
         self.borders: list[Border] = []
         self.against: tuple[str, ...] = ()  # a factor, and two whose product the program does not have
         for name in "abcd"[: rng.randint(2, 4)]:
@@ -31,31 +31,31 @@ class Builder:
     def size(self) -> str:
         return self.rng.choice(list(self.sizes))
 
-    def input(self, shape: Sequence[str], dtype: str | None = None, fill: Fill = NOTHING) -> Value:
+    def input(self, shape: Sequence[str], dtype: str | None = None, fill: Fill = NOTHING) -> ProgramValue:
         """A new argument, or at times an earlier one of the same type."""
         dtype = dtype or self.dtype
         known = [v for v in self.inputs if (v.shape, v.dtype, v.fill) == (tuple(shape), dtype, fill)]
         if known and self.rng.random() < 0.15:
             return self.rng.choice(known)
-        self.inputs.append(Value(f"x{len(self.inputs)}", tuple(shape), dtype, fill))
+        self.inputs.append(ProgramValue(f"x{len(self.inputs)}", tuple(shape), dtype, fill))
         return self.inputs[-1]
 
-    def step(self, text: str, *reads: Value, shape: Sequence[str], dtype: str | None = None) -> Value:
-        made = Value(f"t{len(self.steps)}", tuple(shape), dtype or reads[0].dtype)
-        self.steps.append(Step(made, text, tuple(v.name for v in reads)))
+    def step(self, text: str, *reads: ProgramValue, shape: Sequence[str], dtype: str | None = None) -> ProgramValue:
+        made = ProgramValue(f"t{len(self.steps)}", tuple(shape), dtype or reads[0].dtype)
+        self.steps.append(ProgramStep(made, text, tuple(v.name for v in reads)))
         return made
 
-    def like(self, text: str, *reads: Value) -> Value:
+    def like(self, text: str, *reads: ProgramValue) -> ProgramValue:
         return self.step(text, *reads, shape=reads[0].shape)
 
     def elements(self, *shape: str) -> int:
         return size_of(shape, self.sizes)
 
     @property
-    def values(self) -> list[Value]:
+    def values(self) -> list[ProgramValue]:
         return [*self.inputs, *(s.value for s in self.steps)]
 
-    def any(self, rank: int = 0) -> Value:
+    def any(self, rank: int = 0) -> ProgramValue:
         """A value of at least this rank, the newer the likelier; a new input if there is none."""
         found = [v for v in self.values if len(v.shape) >= rank and v.is_float and not v.fill.where]
         if not found or self.rng.random() < 0.2:
@@ -63,5 +63,5 @@ class Builder:
             return self.input([*prefix, *(self.size() for _ in range(max(rank, 2)))])
         return found[max(self.rng.randrange(len(found)), self.rng.randrange(len(found)))]
 
-    def with_type(self, v: Value, dtype: str) -> Value:
+    def with_type(self, v: ProgramValue, dtype: str) -> ProgramValue:
         return v if v.dtype == dtype else self.step(f"{{0}}.astype({dtype!r})", v, shape=v.shape, dtype=dtype)

@@ -22,7 +22,7 @@ from mirage_jax import cache as caches
 from mirage_jax.audit.stress import CASES, Case, Lines, Stress, listening, options
 from mirage_jax.cache import Cache, CacheKey, Entry, canonical, encode
 from mirage_jax.compiler.decide import Compiler
-from mirage_jax.compiler.subject import Subject
+from mirage_jax.compiler.region import RegionOnDevice
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.errors import CacheError, in_one_line
 from mirage_jax.progress import Say
@@ -37,11 +37,11 @@ WORDS = (
     "sum{axes=(k)}", "library", "input", "output", "extents", "i", "j", "k", "m0", "t1", "x0", "48", "8", "1",
 )  # fmt: skip
 
-type Make = Callable[[random.Random, "Target"], bytes]
+type Make = Callable[[random.Random, "StoredTarget"], bytes]
 
 
 @dataclass
-class Target:
+class StoredTarget:
     """A case whose decision is on disk."""
 
     case: Case
@@ -57,7 +57,7 @@ class Remembering(Compiler):
 
     known: dict[str, str | Exception] = {}  # noqa: RUF012  (of the process)
 
-    def _check_foreign(self, subject: Subject, winner: Winner, devices: Any) -> str:
+    def _check_foreign(self, subject: RegionOnDevice, winner: Winner, devices: Any) -> str:
         text = f"{winner.graph}\n{winner.schedule}\n{winner.family}"
         if text not in self.known:
             try:
@@ -72,7 +72,7 @@ class Remembering(Compiler):
 # ---------------------------------------------------------------------- what is done to an entry
 
 
-def damaged(rng: random.Random, s: Target) -> bytes:
+def damaged(rng: random.Random, s: StoredTarget) -> bytes:
     """Some bytes are others, more or fewer."""
     a, b = sorted(rng.choices(range(len(s.raw) + 1), k=2))
     if rng.random() < 0.7:
@@ -85,19 +85,19 @@ def resealed(body: bytes) -> bytes:
     return body + b',"sha256":"' + hashlib.sha256(body).hexdigest().encode() + b'"}\n'
 
 
-def damaged_and_resealed(rng: random.Random, s: Target) -> bytes:
+def damaged_and_resealed(rng: random.Random, s: StoredTarget) -> bytes:
     body = s.raw[: s.raw.rindex(b',"sha256":"')]
     at = rng.randrange(len(body))
     return resealed(body[:at] + rng.randbytes(rng.randrange(3)) + body[at + rng.randrange(3) :])
 
 
-def _of(s: Target, entry: dict[str, Any]) -> bytes:
+def _of(s: StoredTarget, entry: dict[str, Any]) -> bytes:
     """A file with this entry, the seals of the one that was there, and the digest recomputed."""
     whole = json.loads(s.raw)
     return resealed(canonical({"entry": entry, "key": whole["key"], "seals": whole["seals"]})[:-1])
 
 
-def values(rng: random.Random, s: Target) -> bytes:
+def values(rng: random.Random, s: StoredTarget) -> bytes:
     """Any value of the entry is another one."""
     entry = json.loads(s.raw)["entry"]
     node, places = entry, []
@@ -116,7 +116,7 @@ def values(rng: random.Random, s: Target) -> bytes:
     return _of(s, entry)
 
 
-def types(rng: random.Random, s: Target) -> bytes:
+def types(rng: random.Random, s: StoredTarget) -> bytes:
     """Intermediate results have other types."""
     entry = json.loads(s.raw)["entry"]
     entry["graph"] = re.sub(r"(library \S+: )(\w+)", lambda m: m[1] + _maybe(rng, m[2], TYPES), entry["graph"])
@@ -127,7 +127,7 @@ def _maybe(rng: random.Random, own: str, others: tuple[str, ...]) -> str:
     return rng.choice(others) if rng.random() < 0.5 else own
 
 
-def tokens(rng: random.Random, s: Target) -> bytes:
+def tokens(rng: random.Random, s: StoredTarget) -> bytes:
     """Words of the graph are others, are gone, or change places."""
     entry = json.loads(s.raw)["entry"]
     parts = re.split(r"(\W+)", entry["graph"])
@@ -155,7 +155,7 @@ PAIRS = (  # of operators that undo each other over the reals
 )
 
 
-def in_vain(rng: random.Random, s: Target) -> bytes:
+def in_vain(rng: random.Random, s: StoredTarget) -> bytes:
     """More lines: operators that undo each other, results that nobody reads, lines twice."""
     entry = json.loads(s.raw)["entry"]
     lines = entry["graph"].splitlines()
@@ -181,7 +181,7 @@ def in_vain(rng: random.Random, s: Target) -> bytes:
     return _of(s, entry)
 
 
-def schedules(rng: random.Random, s: Target) -> bytes:
+def schedules(rng: random.Random, s: StoredTarget) -> bytes:
     """Sizes are others."""
     entry = json.loads(s.raw)["entry"]
     kernel = rng.choice(entry["schedule"]["kernels"])
@@ -189,7 +189,7 @@ def schedules(rng: random.Random, s: Target) -> bytes:
     return _of(s, entry)
 
 
-def unsealed(rng: random.Random, s: Target) -> bytes:
+def unsealed(rng: random.Random, s: StoredTarget) -> bytes:
     """The entry as it was, as if somebody else had made it."""
     return encode(s.key, s.entry, {rng.randbytes(8).hex(): "made:" + rng.randbytes(32).hex()})
 
@@ -221,13 +221,13 @@ def campaign(count: int, seed: int, say: Say = lambda _: None) -> Stress:
     return found
 
 
-def _stored(case: Case, folder: Path) -> Target:
+def _stored(case: Case, folder: Path) -> StoredTarget:
     key, entry = case.store(folder)
     path = Cache(folder).path(key)
-    return Target(case, key, entry, path, path.read_bytes())
+    return StoredTarget(case, key, entry, path, path.read_bytes())
 
 
-def one(rng: random.Random, name: str, s: Target, found: Stress, lines: Lines) -> None:
+def one(rng: random.Random, name: str, s: StoredTarget, found: Stress, lines: Lines) -> None:
     """One changed entry: what a program that reads it computes."""
     raw = MUTATIONS[name][0](rng, s)
     temporary = s.path.with_suffix(".new")
@@ -249,7 +249,7 @@ def one(rng: random.Random, name: str, s: Target, found: Stress, lines: Lines) -
         row.add(used=used, lines=lines.take(), problem=f"{s.case.name}: {in_one_line(why)}", crashed=True)
 
 
-def _problem(s: Target, decision: Any) -> str:
+def _problem(s: StoredTarget, decision: Any) -> str:
     text = f"{decision.winner.graph}\n{decision.winner.schedule}"
     if text not in s.verdicts:
         s.verdicts[text] = s.case.problem(s.case.run(decision))

@@ -33,26 +33,26 @@ import numpy as np
 from mirage_jax import timing
 from mirage_jax.audit import float64
 from mirage_jax.compiler import Compiler, tuning
-from mirage_jax.compiler.attempt import Attempt
 from mirage_jax.compiler.tuning import Comparison
-from mirage_jax.compiler.whole import not_measured
+from mirage_jax.compiler.tuning_session import TuningSession
+from mirage_jax.compiler.whole_function import not_measured
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Budget, Options
 from mirage_jax.errors import LoweringError, UnsupportedError
-from mirage_jax.jaxpr_frontend.capture import capture
-from mirage_jax.jaxpr_frontend.interpreter import WholeProgram
-from mirage_jax.jaxpr_frontend.translate import Region
-from mirage_jax.lower.launch import sources
-from mirage_jax.lower.triton_interpreter import interpret
+from mirage_jax.hardware.device_model import DEVICES, DeviceModel
+from mirage_jax.jaxpr_frontend.capture.call_primitive import capture
+from mirage_jax.jaxpr_frontend.capture.lowering import WholeProgram
+from mirage_jax.jaxpr_frontend.translate.translate import Region
+from mirage_jax.lower.runtime.launch import sources
 from mirage_jax.mugraph import evaluate
-from mirage_jax.mugraph.arrays import FLOATS, is_float, numpy_dtype, random_integers
+from mirage_jax.mugraph.domains.floats import FLOATS, is_float, numpy_dtype, random_integers
 from mirage_jax.mugraph.footprint import footprint
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Library, Schedule, is_part
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.report import WholeFunction
-from mirage_jax.search.devices import DEVICES, Device
-from mirage_jax.search.structures import Candidate, in_one_launch
-from mirage_jax.verify.float_gate import float_gate
+from mirage_jax.search.candidates import Candidate, in_one_launch
+from mirage_jax.verify.exact.interpreters.triton import interpret
+from mirage_jax.verify.floats.gate import float_gate
 
 log = logging.getLogger("mirage_jax")
 
@@ -104,13 +104,13 @@ class Outcome:
     refused: Counter[str] = field(default_factory=Counter)  # why regions stay with XLA
 
 
-class Trial(Attempt):
+class Trial(TuningSession):
     """An attempt for which every candidate is worth trying, on a device that need not be here."""
 
     setting: Setting = Setting()
 
     @property
-    def description(self) -> Device:
+    def description(self) -> DeviceModel:
         return super().description if self.setting.platform == "cuda" else DEVICES[self.setting.device]
 
     def promising(self, c: Candidate) -> bool:
@@ -127,7 +127,7 @@ class Unmeasured(Compiler):
         super().__init__(setting.options)
         self.setting, self.outcome = setting, outcome
 
-    def attempt(self, region: Region, platform: str, device: Any) -> Attempt:
+    def attempt(self, region: Region, platform: str, device: Any) -> TuningSession:
         trial = Trial(region, platform, device, self.options)
         trial.setting = self.setting
         return trial
@@ -135,10 +135,10 @@ class Unmeasured(Compiler):
     def choose(self, whole: WholeProgram) -> WholeFunction:
         return not_measured(whole, "whatever is proven runs")
 
-    def trials(self, attempt: Attempt) -> AbstractContextManager[None]:
+    def trials(self, attempt: TuningSession) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def compare(self, attempt: Attempt, finalists: Sequence[Candidate], precise: int = 0) -> Comparison:
+    def compare(self, attempt: TuningSession, finalists: Sequence[Candidate], precise: int = 0) -> Comparison:
         counts, same = self.outcome.counts, timing.Timing((1.0,) * 6)
         for c in () if precise else finalists:
             self.outcome.problems += check_candidate(attempt.reference, c, self.setting, counts)
@@ -173,20 +173,20 @@ def _has_text(c: Candidate, counts: Counter[str]) -> bool:
         return False
 
 
-def _variant(attempt: Attempt, c: Candidate, seed: int) -> Winner:
+def _variant(attempt: TuningSession, c: Candidate, seed: int) -> Winner:
     """A candidate at one of the sizes that tuning would try, or near one."""
     rng = np.random.default_rng(seed)
-    tiles = list(tuning.tile_variants(c, tuning.TILES[0]))
+    tiles = list(tuning.tile_variants(c, tuning.TILINGS_PER_FINALIST[0]))
     winner = attempt.winner(c.graph, tiles[rng.integers(len(tiles))], c.family)
     if winner.cuda is None:
         return winner
-    near = [winner.schedule, *tuning.nearby(winner, attempt.description)]
+    near = [winner.schedule, *tuning.neighboring_schedules(winner, attempt.description)]
     schedule = near[rng.integers(len(near))]
     joint = [schedule, *in_one_launch(c.graph, schedule)]
     return replace(winner, schedule=joint[rng.integers(len(joint))])
 
 
-def _launches(attempt: Attempt, winner: Winner, counts: Counter[str]) -> bool:
+def _launches(attempt: TuningSession, winner: Winner, counts: Counter[str]) -> bool:
     """Whether a winner compiles and runs; tuning leaves out what does not, for want of shared memory for one."""
     try:
         jax.block_until_ready(jax.jit(attempt.ours(winner))(*attempt.inputs(0)))

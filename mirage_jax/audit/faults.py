@@ -121,11 +121,11 @@ def _no_key(rng: random.Random, entry: Path, key: Path) -> None:
 
 
 def _another_key(rng: random.Random, entry: Path, key: Path) -> None:
-    key.write_bytes(rng.randbytes(seals.LENGTH))
+    key.write_bytes(rng.randbytes(seals.KEY_BYTES))
 
 
 def _torn_key(rng: random.Random, entry: Path, key: Path) -> None:
-    key.write_bytes(rng.randbytes(rng.randrange(seals.LENGTH)))
+    key.write_bytes(rng.randbytes(rng.randrange(seals.KEY_BYTES)))
 
 
 def _open_key(rng: random.Random, entry: Path, key: Path) -> None:
@@ -183,7 +183,7 @@ def campaign(count: int, seed: int, say: Say = lambda _: None) -> Stress:
     kinds = [*(f.__name__ for f in FAULTS), *(f"{call} fails" for call in CALLS), "of another user", "no home"]
     state = Path(tempfile.mkdtemp(prefix="mirage_jax"))
     with mock.patch.dict(os.environ, {"XDG_STATE_HOME": str(state)}), listening() as lines:
-        os.environ.pop(seals.VARIABLE, None)
+        os.environ.pop(seals.KEY_FILE_VARIABLE, None)
         key = state / "mirage_jax" / "key"
         templates = []
         for n, case in enumerate(CASES):

@@ -20,9 +20,9 @@ from jax import lax
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.jaxpr_frontend import jax_compat
-from mirage_jax.jaxpr_frontend.flat import FlatEqn, flatten, read
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, Literal
-from mirage_jax.mugraph.arrays import is_float, is_narrow
+from mirage_jax.jaxpr_frontend.partition.program import FlatEqn, flatten, read
+from mirage_jax.mugraph.domains.floats import is_float, is_narrow
 
 type Array = np.ndarray
 

@@ -31,11 +31,11 @@ from rich.table import Table
 from mirage_jax import children
 from mirage_jax.audit.differential import Outcome, Setting, examine
 from mirage_jax.audit.generator import generate
-from mirage_jax.audit.program import Program
+from mirage_jax.audit.program import RandomProgram
 from mirage_jax.audit.shrink import shrink
 from mirage_jax.cache import versions
 from mirage_jax.errors import UsageError
-from mirage_jax.lower import launch
+from mirage_jax.lower.runtime import launch
 from mirage_jax.progress import Say
 from mirage_jax.report import write_beside
 
@@ -54,7 +54,7 @@ KERNELS_EVERY, GATE_EVERY, INTERPRET_EVERY, STRICT_EVERY = 4, 7, 32, 3  # one pr
 
 
 @dataclass(frozen=True)
-class Failure:
+class FuzzFailure:
     """A program for which something is wrong, made small."""
 
     number: int
@@ -76,7 +76,7 @@ class Campaign:
     accepted: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[FuzzFailure] = field(default_factory=list)
     seconds: float = 0.0
     device: str = "cpu"
 
@@ -145,7 +145,7 @@ class Campaign:
 # ---------------------------------------------------------------------- the programs of a campaign
 
 
-def program_of(seed: int, number: int, platform: str = "cpu") -> tuple[Program, Setting]:
+def program_of(seed: int, number: int, platform: str = "cpu") -> tuple[RandomProgram, Setting]:
     """One program of a campaign, and how it is examined."""
     strict = number % STRICT_EVERY == 0
     program = generate(random.Random(f"{seed}/{number}"), number, strict)
@@ -160,7 +160,7 @@ def program_of(seed: int, number: int, platform: str = "cpu") -> tuple[Program, 
     return program, setting
 
 
-def run_one(program: Program, setting: Setting) -> Outcome:
+def run_one(program: RandomProgram, setting: Setting) -> Outcome:
     """Examine one program; where plain JAX or the reference refuse it, that is the problem."""
     try:
         return examine(program.function(), program.arguments(), setting)
@@ -191,17 +191,17 @@ def run_programs(seed: int, numbers: Sequence[int], out: Path, cache_dir: str, p
 def report(
     seed: int,
     number: int,
-    program: Program,
+    program: RandomProgram,
     setting: Setting,
     problems: Sequence[str],
     out: Path,
     trials: int = TRIALS["cpu"],
     stop: Callable[[], bool] = lambda: False,
-) -> Failure:
+) -> FuzzFailure:
     """Shrink a failing program, until `stop`, and write its script."""
     wanted = kind_of(problems[0])
 
-    def fails(p: Program) -> bool:
+    def fails(p: RandomProgram) -> bool:
         return not stop() and any(kind_of(x) == wanted for x in run_one(p, setting).problems)
 
     small = shrink(program, fails, trials)
@@ -209,7 +209,7 @@ def report(
     file = out / f"fuzz_{seed}_{number}.py"
     title = f"Program {number} of seed {seed}, shrunk from {len(program.steps)} steps to {len(small.steps)}:"
     file.write_text(small.script(setting, f"{title}\n{problems[0]}", ENVIRONMENT[setting.platform]))
-    return Failure(number, tuple(problems), str(file), len(small.steps), small.features)
+    return FuzzFailure(number, tuple(problems), str(file), len(small.steps), small.features)
 
 
 def kind_of(problem: str) -> str:
@@ -291,7 +291,7 @@ def _pool(
         except BrokenProcessPool:
             dead = left.pop(0)  # tasks are taken in order; a task that ran beside the dead one is run again
             why = f"crashed: a process died in programs {dead.start} to {dead.stop - 1}"
-            found.failures.append(Failure(dead.start, (why,), "", 0))
+            found.failures.append(FuzzFailure(dead.start, (why,), "", 0))
         except KeyboardInterrupt:
             Path(more[1], STOP).touch()
             pool.shutdown(cancel_futures=True)

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mirage_jax.audit.brink import scaled_in_pairs
-from mirage_jax.audit.builder import DTYPES, Builder, Fragment
+from mirage_jax.audit.builder import DTYPES, Fragment, ProgramBuilder
 from mirage_jax.audit.padding import BORDERS, padded
-from mirage_jax.audit.program import Border, Program, Value, Wrapper
+from mirage_jax.audit.program import Border, ProgramValue, RandomProgram, Wrapper
 
 MAX_ELEMENTS = 1 << 16  # of one value: everything stays fast
 MAX_STEPS = 24
@@ -67,7 +67,7 @@ REDUCTIONS = ("jnp.sum({0}, -1)", "jnp.mean({0}, -1)", "jnp.max({0}, -1)", "jnp.
 # ---------------------------------------------------------------------- fragments
 
 
-def attention(b: Builder, q: Value) -> Value:
+def attention(b: ProgramBuilder, q: ProgramValue) -> ProgramValue:
     """Softmax, unsafe softmax or no softmax; scaled, soft-capped, biased and masked in several ways, or not at all."""
     rng, (*batch, n, d) = b.rng, q.shape
     m, e = b.size(), b.size()
@@ -91,7 +91,7 @@ def attention(b: Builder, q: Value) -> Value:
     return b.step("{0} @ {1}", s, v, shape=[*batch, n, e])
 
 
-def masked(b: Builder, s: Value, n: str, m: str) -> Value:
+def masked(b: ProgramBuilder, s: ProgramValue, n: str, m: str) -> ProgramValue:
     """Scores where a mask holds, something large and negative elsewhere."""
     rng = b.rng
     low = rng.choice(("-jnp.inf", "-1e9" if s.dtype != "float16" else "-6e4", f"jnp.finfo('{s.dtype}').min"))
@@ -108,7 +108,7 @@ def masked(b: Builder, s: Value, n: str, m: str) -> Value:
     return b.step(f"jnp.where({{1}}, {{0}}, {low})", s, mask, shape=s.shape)
 
 
-def norm(b: Builder, x: Value) -> Value:
+def norm(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
     """Norms of the last dimension, with a gain and a product behind them, or not."""
     wide = b.with_type(x, "float32") if b.rng.random() < 0.4 else x
     y = b.with_type(b.like(b.rng.choice(NORMS), wide), x.dtype)
@@ -117,7 +117,7 @@ def norm(b: Builder, x: Value) -> Value:
     return linear(b, y) if b.rng.random() < 0.6 else y
 
 
-def linear(b: Builder, x: Value) -> Value:
+def linear(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
     *rest, d = x.shape
     out = b.size()
     wide = b.rng.random() < 0.1
@@ -127,7 +127,7 @@ def linear(b: Builder, x: Value) -> Value:
     return b.like("{0} + {1}", y, b.input([out], dtype)) if b.rng.random() < 0.25 else y
 
 
-def mlp(b: Builder, x: Value) -> Value:
+def mlp(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
     """One or two products around an activation, gated or not."""
     *rest, d = x.shape
     hidden = b.size()
@@ -139,7 +139,7 @@ def mlp(b: Builder, x: Value) -> Value:
     return linear(b, y) if b.rng.random() < 0.6 else y
 
 
-def lora(b: Builder, x: Value) -> Value:
+def lora(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
     *rest, d = x.shape
     rank, out = b.size(), b.size()
     w, p, q = b.input([d, out], x.dtype), b.input([d, rank], x.dtype), b.input([rank, out], x.dtype)
@@ -149,7 +149,7 @@ def lora(b: Builder, x: Value) -> Value:
     return b.step(text, x, w, p, q, shape=[*rest, out])
 
 
-def chain(b: Builder, x: Value) -> Value:
+def chain(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
     """Products that associativity, distributivity and scaling can rearrange."""
     *rest, n, d = x.shape
     m, e = b.size(), b.size()
@@ -175,7 +175,7 @@ def chain(b: Builder, x: Value) -> Value:
     return b.step(text, x, *(b.input(s, x.dtype) for s in shapes), shape=out)
 
 
-def triple(b: Builder, x: Value) -> Value:
+def triple(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
     """Three factors, whose product has another intermediate value in the other order, mostly the cheaper one."""
     *rest, n, d = x.shape
     m, e = b.size(), b.size()
@@ -194,7 +194,7 @@ def triple(b: Builder, x: Value) -> Value:
     return b.step(texts[not left_first], *factors, shape=[*rest, n, e])
 
 
-def quantized(b: Builder, x: Value) -> Value:
+def quantized(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
     """Weights of 8 bits, or of 4 bits in bytes, that are scaled before the product or after it."""
     *rest, d = x.shape
     out = b.size()
@@ -215,7 +215,7 @@ def quantized(b: Builder, x: Value) -> Value:
     return b.step(text, x, b.input([d, out], dtype), scale, shape=[*rest, out])
 
 
-def labelled(b: Builder, x: Value) -> Value:
+def labelled(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
     """Logits at labels, as a cross-entropy has them, or something of every row at an index."""
     *rest, d = x.shape
     n = b.size()
@@ -225,7 +225,7 @@ def labelled(b: Builder, x: Value) -> Value:
     return b.step(f"jnp.take_along_axis({{0}}, {{1}}[..., None] % {n}, -1)", y, label, shape=[*rest, "1"])
 
 
-def reduction(b: Builder, x: Value) -> Value:
+def reduction(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
     """A reduction, and often what it was taken from put against it."""
     rng = b.rng
     *rest, d = x.shape
@@ -236,7 +236,7 @@ def reduction(b: Builder, x: Value) -> Value:
     return r
 
 
-def reuse(b: Builder, x: Value) -> Value:
+def reuse(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
     """Several readers of one value, put together again."""
     y = b.like(b.rng.choice(POINTWISE), x)
     left, right = linear(b, y), b.like(b.rng.choice(BINARY), y, x)
@@ -246,7 +246,7 @@ def reuse(b: Builder, x: Value) -> Value:
     return b.step("jnp.sum({0}, -1) * jnp.sum({1}, -1)", left, right, shape=left.shape[:-1])
 
 
-def layout(b: Builder, x: Value) -> Value:
+def layout(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
     """Transposes, reshapes, broadcasts and casts; at times an order backwards, which ends a region."""
     rng = b.rng
     *rest, n, d = x.shape
@@ -262,7 +262,7 @@ def layout(b: Builder, x: Value) -> Value:
     return b.step(text, x, shape=shape)
 
 
-def parts(b: Builder, x: Value) -> Value:
+def parts(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
     """Slices and concatenations: of anything, as in gates and rotary embeddings, and mostly before a product."""
     rng = b.rng
     *rest, n, d = x.shape
@@ -284,7 +284,7 @@ def parts(b: Builder, x: Value) -> Value:
     return linear(b, y) if rng.random() < 0.5 else y
 
 
-def pointwise(b: Builder, x: Value) -> Value:
+def pointwise(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
     rng = b.rng
     mates = [v for v in b.values if v.shape == x.shape and v.dtype == x.dtype]
     if len(mates) > 1 and rng.random() < 0.5:
@@ -315,12 +315,12 @@ SCALED_POLICIES = ("products", "algebra", "lora", "anything")
 # ---------------------------------------------------------------------- whole programs
 
 
-def generate(rng: random.Random, seed: int = 0, strict_range: bool = False) -> Program:
+def generate(rng: random.Random, seed: int = 0, strict_range: bool = False) -> RandomProgram:
     """A random program; `seed` is what its input values are drawn from.
 
     strict_range: arguments may be scaled to the brink of what float32 and bfloat16 hold, too, not only float16.
     """
-    b, share = Builder(rng), rng.random()
+    b, share = ProgramBuilder(rng), rng.random()
     sentinels, scales = share < SENTINEL_SHARE, SENTINEL_SHARE <= share < SENTINEL_SHARE + SCALED_SHARE
     if scales and rng.random() < 0.8:
         b.dtype = "float16"
@@ -338,14 +338,14 @@ def generate(rng: random.Random, seed: int = 0, strict_range: bool = False) -> P
     return scaled_in_pairs(program, rng, b.against, strict_range) if scales else program
 
 
-def _grow_alone(b: Builder, fragment: Fragment) -> None:
+def _grow_alone(b: ProgramBuilder, fragment: Fragment) -> None:
     """Add a fragment, and mostly nothing else."""
     _grow(b, fragment)
     if b.rng.random() > ALONE_SHARE:
         _grow_at_random(b, SCALED_POLICIES if fragment is triple else list(POLICIES))
 
 
-def _grow_at_random(b: Builder, policies: Sequence[str]) -> None:
+def _grow_at_random(b: ProgramBuilder, policies: Sequence[str]) -> None:
     """Add one to three fragments of a policy, and glue around them."""
     weights = POLICIES[b.rng.choice(policies)]
     for _ in range(b.rng.choice((1, 1, 1, 2, 2, 3))):
@@ -356,11 +356,11 @@ def _grow_at_random(b: Builder, policies: Sequence[str]) -> None:
             _grow(b, b.rng.choice(GLUE))
 
 
-def _finished(b: Builder, kind: str, seed: int) -> Program:
+def _finished(b: ProgramBuilder, kind: str, seed: int) -> RandomProgram:
     """What was built, with the arguments that are needed."""
     outputs = _outputs(b)
     used = _used(b, outputs)
-    return Program(
+    return RandomProgram(
         sizes=tuple(b.sizes.items()),
         inputs=tuple(v for v in b.inputs if v.name in used),
         steps=tuple(b.steps),
@@ -371,7 +371,7 @@ def _finished(b: Builder, kind: str, seed: int) -> Program:
     )
 
 
-def _close_off(b: Builder) -> None:
+def _close_off(b: ProgramBuilder) -> None:
     """Some consecutive steps in a scope of their own."""
     if b.steps:
         first = b.rng.randrange(len(b.steps))
@@ -379,7 +379,7 @@ def _close_off(b: Builder) -> None:
         b.borders.append(Border(b.rng.choice(BORDERS), tuple(s.value.name for s in b.steps[first : last + 1])))
 
 
-def _grow(b: Builder, fragment: Fragment) -> None:
+def _grow(b: ProgramBuilder, fragment: Fragment) -> None:
     """Add a fragment; undone if a value gets too large."""
     inputs, steps, borders = list(b.inputs), list(b.steps), list(b.borders)
     fragment(b, b.any(rank=2))
@@ -388,18 +388,18 @@ def _grow(b: Builder, fragment: Fragment) -> None:
         b.inputs, b.steps, b.borders = inputs, steps, borders
 
 
-def _outputs(b: Builder) -> tuple[str, ...]:
+def _outputs(b: ProgramBuilder) -> tuple[str, ...]:
     """Mostly the last value; at times several, and what is not among them may be dead code."""
     floats = [s.value.name for s in b.steps if s.value.is_float] or [b.any().name]
     extra = [n for n in floats[:-1] if b.rng.random() < 0.5] if b.rng.random() < 0.3 else []
     return (*extra, floats[-1])
 
 
-def _used(b: Builder, outputs: Sequence[str]) -> set[str]:
+def _used(b: ProgramBuilder, outputs: Sequence[str]) -> set[str]:
     return {*outputs, *(n for s in b.steps for n in s.reads)}
 
 
-def _wrapped(rng: random.Random, p: Program) -> Program:
+def _wrapped(rng: random.Random, p: RandomProgram) -> RandomProgram:
     """In up to three transformations around and inside of the optimizer, and with an input given twice."""
     wrappers: list[Wrapper] = []
     loops = any(border.kind == "while" for border in p.borders)  # which have no gradients

@@ -28,15 +28,15 @@ from mirage_jax import children
 from mirage_jax.audit import crowds
 from mirage_jax.audit.stress import Stress, listening
 from mirage_jax.cache import Cache
-from mirage_jax.compiler.trials import Failure, Session
+from mirage_jax.compiler.isolation.parent import Session, TrialFailure
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.errors import in_one_line
+from mirage_jax.hardware.device_model import DEVICES
 from mirage_jax.mugraph.graph import KernelSchedule, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.progress import Say
-from mirage_jax.search.devices import DEVICES
-from mirage_jax.search.frontier import Space
-from mirage_jax.search.parts import Part, search_parts
+from mirage_jax.search.decompose.subprocesses import SubSearch, search_parts
+from mirage_jax.search.enumerate.kernels import Space
 from mirage_jax.timing import Timing
 
 LIMIT = 1.0  # seconds until an interrupt is noticed
@@ -236,7 +236,7 @@ def store_for_ever(folder: str, seed: int) -> None:
 
 def _search_in_processes(seconds: float) -> list[Any]:
     graph = parse(GRAPH)
-    part = Part(graph, DEVICES["H200"], Space(max_ops=14), 2_000_000, ("algebra", "kernels"))
+    part = SubSearch(graph, DEVICES["H200"], Space(max_ops=14), 2_000_000, ("algebra", "kernels"))
     return search_parts([part] * 2, seconds, workers=2)
 
 
@@ -297,7 +297,7 @@ def _kill_trier(rng: random.Random, folder: Path) -> str:
         thread.start()
         outcomes = session.times(variants)
         thread.join()
-    if len(outcomes) == len(variants) and all(isinstance(x, Timing | Failure) for x in outcomes):
+    if len(outcomes) == len(variants) and all(isinstance(x, Timing | TrialFailure) for x in outcomes):
         return ""
     return f"outcomes: {outcomes}"
 

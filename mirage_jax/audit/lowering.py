@@ -1,6 +1,6 @@
 """Mutants of generated kernels: small changes of their text, which running them in the interpreter has to tell.
 
-The graph's verifier never sees this text. Numbering as in `verify.mutations`: L* are mistakes of code generation, S*
+The graph's verifier never sees this text. Numbering as in `audit.mutations`: L* are mistakes of code generation, S*
 those of a schedule that a graph with named axes cannot express. Not here: missing barriers (there are none to leave
 out: Triton places them) and `num_stages`, which is no mistake and which the interpreter does not look at.
 """
@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from mirage_jax.lower.triton_interpreter import interpret_kernel
-from mirage_jax.lower.triton_source import KernelSource
-from mirage_jax.lower.two_forms import arguments
+from mirage_jax.lower.triton.emitter import KernelSource
+from mirage_jax.lower.triton.two_forms import arguments
 from mirage_jax.mugraph.graph import KernelGraph
+from mirage_jax.verify.exact.interpreters.triton import interpret_kernel
 
 LOG2E = 1.4426950408889634
 

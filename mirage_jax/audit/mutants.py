@@ -20,14 +20,14 @@ from itertools import cycle
 from random import Random
 from typing import ClassVar
 
+from mirage_jax.audit.mutations import MUTATIONS, Mutation
 from mirage_jax.audit.oracle import Oracle
-from mirage_jax.audit.report import Report
+from mirage_jax.audit.report import CampaignReport
 from mirage_jax.audit.sources import Source
 from mirage_jax.errors import GraphError, UsageError, VerificationError
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.graph import KernelGraph
-from mirage_jax.verify.certificate import Fingerprint, certify
-from mirage_jax.verify.mutations import MUTATIONS, Mutation
+from mirage_jax.verify.equivalence.certificate import Fingerprint, certify
 
 IDLE = 2_000  # draws in a row that give no new mutant: there are no more
 
@@ -55,7 +55,7 @@ class Accepted:
 
 
 @dataclass
-class Result(Report):
+class MutantReport(CampaignReport):
     """What a campaign found. `operators`: fates per mutation operator; `total`: per mutant."""
 
     title: ClassVar[str] = "Mutants"
@@ -92,7 +92,7 @@ class Result(Report):
         return list(map(str, self.accepted))
 
 
-class Subject:
+class MutationSubject:
     """One right candidate, and what its mutants are judged by."""
 
     def __init__(self, source: Source, seed: int):
@@ -140,15 +140,17 @@ def mutate(
     count: int,
     seed: int,
     mutations: Sequence[Mutation] = MUTATIONS,
-    notify: Callable[[Result], object] | None = None,
-) -> Result:
+    notify: Callable[[MutantReport], object] | None = None,
+) -> MutantReport:
     """Draw mutants until `count` of them are wrong (or no new ones turn up), and try the verifier on these."""
     began, rng = time.monotonic(), Random(seed)
-    subjects = [s for n, source in enumerate(sources) if (s := Subject(source, seed + n)).sound]
+    subjects = [s for n, source in enumerate(sources) if (s := MutationSubject(source, seed + n)).sound]
     if not subjects:
         raise UsageError(f"mutants: none of {len(sources)} sources is right and finite")
     fates = {m.name: {f.value: 0 for f in Fate} for m in mutations}
-    result = Result(seed, len(subjects), fates, {f.value: 0 for f in Fate}, date=datetime.date.today().isoformat())
+    result = MutantReport(
+        seed, len(subjects), fates, {f.value: 0 for f in Fate}, date=datetime.date.today().isoformat()
+    )
     idle, turns = 0, cycle([(m, [s for s in subjects if m.applies(s.source.candidate)]) for m in mutations])
     while result.wrong < count and idle < IDLE:
         first, applicable = next(turns)
@@ -177,7 +179,7 @@ def mutate(
 
 
 def _draw(
-    subject: Subject, first: Mutation, second: Mutation | None, rng: Random
+    subject: MutationSubject, first: Mutation, second: Mutation | None, rng: Random
 ) -> tuple[KernelGraph | None, tuple[Mutation, ...]]:
     mutant = first.draw(subject.source.candidate, rng)
     if mutant is None or second is None:

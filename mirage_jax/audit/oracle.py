@@ -17,10 +17,10 @@ from functools import cached_property
 import numpy as np
 
 from mirage_jax.errors import GraphError
-from mirage_jax.mugraph.arrays import FLOATS, FloatDomain, Named, numpy_dtype, random_integers
+from mirage_jax.mugraph.domains.floats import FLOATS, FloatDomain, NamedArray, numpy_dtype, random_integers
 from mirage_jax.mugraph.evaluate import evaluate, part_length
 from mirage_jax.mugraph.graph import Axis, KernelGraph, KernelSchedule, Schedule, is_part
-from mirage_jax.verify.float_gate import float_gate
+from mirage_jax.verify.floats.gate import float_gate
 
 TOLERANCE = 1e-6  # relative to the largest element of an output
 TILES = ((2, 2), (3, 3), (2, 3))  # of divided axes and numbers of parts, for each set of inputs
@@ -45,18 +45,18 @@ def _parts(extent: int, wanted: int) -> int:
 class FiniteDomain(FloatDomain):
     """Floats in which every shift is a number between -50 and 50, and what is masked is -1000."""
 
-    def shift(self, x: Named, axes: tuple[Axis, ...]) -> Named:
+    def shift(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
         m = super().shift(x, axes)
-        return Named(m.axes, np.clip(np.nan_to_num(m.array), -50.0, 50.0))
+        return NamedArray(m.axes, np.clip(np.nan_to_num(m.array), -50.0, 50.0))
 
-    def function(self, name: str, args: Sequence[Named]) -> Named:
+    def function(self, name: str, args: Sequence[NamedArray]) -> NamedArray:
         if name == "mask":
             return super().function("where", [*args, self.constant(Fraction(-1000))])
         return super().function(name, args)
 
 
 def _run(graph: KernelGraph, arrays: Sequence[np.ndarray], schedule: Schedule | None, finite: bool) -> list[np.ndarray]:
-    inputs = [Named(t.axes, a) for t, a in zip(graph.inputs, arrays, strict=True)]
+    inputs = [NamedArray(t.axes, a) for t, a in zip(graph.inputs, arrays, strict=True)]
     domain = (FiniteDomain if finite else FloatDomain)(np, "float64")
     with np.errstate(all="ignore"):
         return [x.array for x in evaluate(graph, inputs, domain, schedule)]

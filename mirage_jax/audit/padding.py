@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import random
 
-from mirage_jax.audit.builder import Builder
+from mirage_jax.audit.builder import ProgramBuilder
 from mirage_jax.audit.fills import LOW, PLACES, Fill
-from mirage_jax.audit.program import Border, Value
+from mirage_jax.audit.program import Border, ProgramValue
 
 CONDITIONS = (  # of indices i and j; some rows of the last three may be wholly masked
     "{i} >= {j}",
@@ -25,7 +25,7 @@ CONDITIONS = (  # of indices i and j; some rows of the last three may be wholly 
 BORDERS = ("constants", "carried", "slices", "layers", "layers", "checkpoint", "jit", "cond", "while")
 
 
-def padded(b: Builder, x: Value) -> Value:
+def padded(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
     """Attention with a bias that holds sentinels; what reads the bias often stands behind a border."""
     rng, (*batch, n, d) = b.rng, x.shape
     m = n if rng.random() < 0.6 else b.size()
@@ -46,7 +46,7 @@ def padded(b: Builder, x: Value) -> Value:
     return y
 
 
-def _bias(b: Builder, n: str, m: str) -> Value:
+def _bias(b: ProgramBuilder, n: str, m: str) -> ProgramValue:
     """An argument, or made of conditions on indices or of an argument that says what is there."""
     rng = b.rng
     shape = rng.choice(([m], [m], [n, m], [n, m], ["1", m], [n, "1"]))
@@ -75,7 +75,7 @@ def _text(low: str, dtype: str, rng: random.Random) -> str:
     return low
 
 
-def _by_jax(b: Builder, q: Value, k: Value, bias: Value, m: str) -> Value:
+def _by_jax(b: ProgramBuilder, q: ProgramValue, k: ProgramValue, bias: ProgramValue, m: str) -> ProgramValue:
     """JAX's own attention, of one head."""
     v = b.input(k.shape, q.dtype)
     new = (
@@ -89,7 +89,7 @@ def _by_jax(b: Builder, q: Value, k: Value, bias: Value, m: str) -> Value:
     return b.step(text, q, k, v, bias, shape=q.shape)
 
 
-def _by_hand(b: Builder, q: Value, k: Value, bias: Value, m: str) -> Value:
+def _by_hand(b: ProgramBuilder, q: ProgramValue, k: ProgramValue, bias: ProgramValue, m: str) -> ProgramValue:
     rng, (*batch, n, d) = b.rng, q.shape
     e = d if rng.random() < 0.5 else b.size()
     s = b.step("{0} @ jnp.swapaxes({1}, -1, -2)", q, k, shape=[*batch, n, m])
@@ -107,7 +107,7 @@ def _by_hand(b: Builder, q: Value, k: Value, bias: Value, m: str) -> Value:
     return _softmax(b, s, v, [*batch, n, e])
 
 
-def _under_a_mask(b: Builder, s: Value, n: str, m: str) -> Value:
+def _under_a_mask(b: ProgramBuilder, s: ProgramValue, n: str, m: str) -> ProgramValue:
     rng = b.rng
     i, j = f"jnp.arange({n})[:, None]", f"jnp.arange({m})"
     condition = rng.choice(CONDITIONS).format(i=i, j=j)
@@ -118,7 +118,7 @@ def _under_a_mask(b: Builder, s: Value, n: str, m: str) -> Value:
     return b.like(f"jnp.where({condition}, {{0}}, {text})", s)
 
 
-def _softmax(b: Builder, s: Value, v: Value, shape: list[str]) -> Value:
+def _softmax(b: ProgramBuilder, s: ProgramValue, v: ProgramValue, shape: list[str]) -> ProgramValue:
     """The weighted mean, with the weights written in one of several ways."""
     way = b.rng.randrange(5)
     if way == 0:

@@ -21,7 +21,7 @@ import numpy as np
 
 from mirage_jax.audit import wrappers
 from mirage_jax.audit.fills import NOTHING, Fill, filled
-from mirage_jax.verify.input_classes import input_classes
+from mirage_jax.verify.floats.input_classes import input_classes
 
 type Function = Callable[..., Any]
 
@@ -29,7 +29,7 @@ SENTINELS = re.compile(r"finfo|-1e9|-1e30|-jnp\.inf|-6e4|is_causal")  # in the t
 
 
 @dataclass(frozen=True)
-class Value:
+class ProgramValue:
     """A named array. Its shape is a tuple of texts over the program's sizes. `fill`: what it holds as an argument."""
 
     name: str
@@ -43,10 +43,10 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Step:
+class ProgramStep:
     """``value = text``, where {0}, {1}, .. in the text are the values that it reads."""
 
-    value: Value
+    value: ProgramValue
     text: str
     reads: tuple[str, ...]
 
@@ -106,14 +106,14 @@ class Border:
 
 
 @dataclass(frozen=True)
-class Program:
+class RandomProgram:
     """`inner` wrappers stand between the function and the optimizer, `outer` ones around it, innermost first. `same`:
     arguments that are given the array of an earlier one. `kind`: the class of input values. `borders` do not overlap.
     """
 
     sizes: tuple[tuple[str, int], ...]
-    inputs: tuple[Value, ...]
-    steps: tuple[Step, ...]
+    inputs: tuple[ProgramValue, ...]
+    steps: tuple[ProgramStep, ...]
     outputs: tuple[str, ...]
     inner: tuple[Wrapper, ...] = ()
     outer: tuple[Wrapper, ...] = ()
@@ -123,7 +123,7 @@ class Program:
     borders: tuple[Border, ...] = ()
 
     @property
-    def values(self) -> dict[str, Value]:
+    def values(self) -> dict[str, ProgramValue]:
         return {v.name: v for v in (*self.inputs, *(s.value for s in self.steps))}
 
     @property
@@ -176,7 +176,7 @@ class Program:
         yield f"    return {', '.join(results)},"
         yield f"{', '.join(results)}, = {border.call(reads, results).format(name)}({', '.join(reads)})"
 
-    def _interface(self, inside: Sequence[Step]) -> tuple[list[str], list[str]]:
+    def _interface(self, inside: Sequence[ProgramStep]) -> tuple[list[str], list[str]]:
         """Names that some steps read from others, and names of theirs that are read elsewhere: the last at least."""
         made = [s.value.name for s in inside]
         read_inside = [name for s in inside for name in s.reads]

@@ -1,8 +1,8 @@
 """A graph's kernels on a real GPU between guard zones: what they touch outside of their tensors does not go unnoticed.
 
-The GPU's twin of `lower.interpreter_memory`. Each tensor lies in the middle of a larger array, and a kernel is called
-with pointers into the middle: by a second function around its own text, which stays as it is. Each kernel runs once per
-byte of `FILLS`, with which its outputs and their guard zones are filled before. Afterwards
+The GPU's twin of `verify.exact.interpreters.memory`. Each tensor lies in the middle of a larger array, and a kernel is
+called with pointers into the middle: by a second function around its own text, which stays as it is. Each kernel runs
+once per byte of `FILLS`, with which its outputs and their guard zones are filled before. Afterwards
 
 * the guard zones of outputs hold that byte still;
 * all runs give the same bits, hence every element is written, and none depends on what was there before;
@@ -23,10 +23,10 @@ import numpy as np
 
 from mirage_jax.errors import KernelFault
 from mirage_jax.jaxpr_frontend import jax_compat
-from mirage_jax.lower.launch import NUMPY_TYPES, call_kernel, check_shapes, launches
-from mirage_jax.lower.triton_source import DEFAULT, KernelSource, Options
-from mirage_jax.lower.two_forms import arguments
-from mirage_jax.mugraph.arrays import is_float
+from mirage_jax.lower.runtime.launch import NUMPY_TYPES, call_kernel, check_shapes, launches
+from mirage_jax.lower.triton.emitter import DEFAULT_OPTIONS, EmitOptions, KernelSource
+from mirage_jax.lower.triton.two_forms import arguments
+from mirage_jax.mugraph.domains.floats import is_float
 from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule
 
 ZONE = 1 << 14  # bytes on each side; a multiple of what loads are aligned to
@@ -41,7 +41,7 @@ def run_guarded(
     schedule: Schedule,
     arrays: Sequence[np.ndarray],
     run_library: Callable[[Library, Mapping[str, np.ndarray]], np.ndarray] | None = None,
-    options: Options = DEFAULT,
+    options: EmitOptions = DEFAULT_OPTIONS,
     launch: Launch | None = None,
 ) -> list[np.ndarray]:
     """Outputs of the graph, each kernel launched between guard zones; raises `KernelFault` if one leaves its tensors.

@@ -14,7 +14,7 @@ from mirage_jax.report import write_beside
 
 
 @dataclass
-class Report(ABC):
+class CampaignReport(ABC):
     """The result of a campaign. `header`: names of the columns, of which the first `words` are text."""
 
     title: ClassVar[str]

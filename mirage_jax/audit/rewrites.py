@@ -17,16 +17,8 @@ from functools import partial
 from random import Random
 from typing import ClassVar
 
-from mirage_jax.audit.mutants import Subject
-from mirage_jax.audit.report import Report
-from mirage_jax.audit.sources import Source
-from mirage_jax.errors import GraphError, VerificationError
-from mirage_jax.mugraph.check import check_graph
-from mirage_jax.mugraph.field import SYMMETRIC
-from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Op, is_part
-from mirage_jax.mugraph.operators import ACCUMULATORS, FUNCTIONS, ONE, ZERO, operator
-from mirage_jax.verify.certificate import certify
-from mirage_jax.verify.mutations import (
+from mirage_jax.audit.mutants import MutationSubject
+from mirage_jax.audit.mutations import (
     Edit,
     Edits,
     Mutation,
@@ -39,6 +31,14 @@ from mirage_jax.verify.mutations import (
     term,
     with_kernel,
 )
+from mirage_jax.audit.report import CampaignReport
+from mirage_jax.audit.sources import Source
+from mirage_jax.errors import GraphError, VerificationError
+from mirage_jax.mugraph.check import check_graph
+from mirage_jax.mugraph.domains.finite_field import SYMMETRIC
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Op, is_part
+from mirage_jax.mugraph.operators import ACCUMULATORS, FUNCTIONS, ONE, ZERO, operator
+from mirage_jax.verify.equivalence.certificate import certify
 
 HALF, TWO, MINUS = Fraction(1, 2), Fraction(2), Fraction(-1)
 
@@ -411,7 +411,7 @@ REWRITES: tuple[Rewrite, ...] = (
 
 
 @dataclass
-class Result(Report):
+class RewriteReport(CampaignReport):
     """`rules`: by identity, at how many places it applies, how many of these were tried and how many refused."""
 
     title: ClassVar[str] = "True rewrites"
@@ -458,14 +458,16 @@ class Result(Report):
         return self.unexplained
 
 
-def rewrite(sources: Sequence[Source], count: int, seed: int, rewrites: Sequence[Rewrite] = REWRITES) -> Result:
+def rewrite(sources: Sequence[Source], count: int, seed: int, rewrites: Sequence[Rewrite] = REWRITES) -> RewriteReport:
     """`count` true rewrites, drawn from all places of all sources, and of their programs, at which a rule applies."""
     began, rng = time.monotonic(), Random(seed)
     programs = {s.reference: Source(f"the program of {s.name}", s.reference, s.reference) for s in sources}
     sources = [*sources, *programs.values()]
-    subjects = [s for n, source in enumerate(sources) if (s := Subject(source, seed + n)).sound]
+    subjects = [s for n, source in enumerate(sources) if (s := MutationSubject(source, seed + n)).sound]
     places = [(s, rule, edit) for s in subjects for rule in rewrites for edit in rule.edits.edits(s.source.candidate)]
-    result = Result(seed, len(subjects), {r.name: [0, 0, 0] for r in rewrites}, date=datetime.date.today().isoformat())
+    result = RewriteReport(
+        seed, len(subjects), {r.name: [0, 0, 0] for r in rewrites}, date=datetime.date.today().isoformat()
+    )
     for _, rule, _ in places:
         result.rules[rule.name][0] += 1
     rng.shuffle(places)
@@ -493,7 +495,7 @@ def _refused(reference: KernelGraph, graph: KernelGraph) -> str:
     return ""
 
 
-def _is_true(subject: Subject, graph: KernelGraph) -> bool:
+def _is_true(subject: MutationSubject, graph: KernelGraph) -> bool:
     """Is it well formed, and right for floats?"""
     try:
         check_graph(graph)

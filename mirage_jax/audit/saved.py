@@ -1,9 +1,9 @@
 """Are saved muGraphs of CMU's Mirage right? A verdict on each graph of a file, against a program that is given by name.
 
 Input: a file and a JAX function. The function is captured at the shapes of the file's inputs, and every graph is proven
-equal to it (`verify.certificate`), found to differ from it, or refused with a reason. `PROGRAMS` are the eight of the
-peer's benchmark *as the peer defines them*: nothing is added under the root of an RMS norm, no maximum is subtracted in
-a softmax, and nTrans adds where nGPT subtracts.
+equal to it (`verify.equivalence.certificate`), found to differ from it, or refused with a reason. `PROGRAMS` are the
+eight of the peer's benchmark *as the peer defines them*: nothing is added under the root of an RMS norm, no maximum is
+subtracted in a softmax, and nTrans adds where nGPT subtracts.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from rich.table import Table
 
 from mirage_jax.bench.programs import gated_mlp, lora
 from mirage_jax.errors import DifferentError, MirageError, ParseError, UsageError
-from mirage_jax.jaxpr_frontend.flat import flatten
-from mirage_jax.jaxpr_frontend.regions import partition
-from mirage_jax.jaxpr_frontend.translate import Region
-from mirage_jax.mugraph.arrays import numpy_dtype
+from mirage_jax.jaxpr_frontend.partition.program import flatten
+from mirage_jax.jaxpr_frontend.partition.regions import partition
+from mirage_jax.jaxpr_frontend.translate.translate import Region
+from mirage_jax.mirage_import.file import SavedGraph, read_mirage_json
+from mirage_jax.mirage_import.graphs import import_graph
+from mirage_jax.mugraph.domains.floats import numpy_dtype
 from mirage_jax.mugraph.graph import KernelGraph
-from mirage_jax.mugraph.importer.file import SavedGraph, read_mirage_json
-from mirage_jax.mugraph.importer.graphs import import_graph
-from mirage_jax.mugraph.merge import separate_copies, sink_renames
-from mirage_jax.verify.certificate import certify
+from mirage_jax.mugraph.passes.merge_axes import separate_copies, sink_renames
+from mirage_jax.verify.equivalence.certificate import certify
 
 MAX_OPS = 1000  # equations in one region: the program is not to be divided
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 
 from mirage_jax.audit.fills import NOTHING, Fill
-from mirage_jax.audit.program import Border, Program, Value, Wrapper
+from mirage_jax.audit.program import Border, ProgramValue, RandomProgram, Wrapper
 
 
-def shrink(program: Program, fails: Callable[[Program], bool], trials: int = 150) -> Program:
+def shrink(program: RandomProgram, fails: Callable[[RandomProgram], bool], trials: int = 150) -> RandomProgram:
     """The smallest failing program found among `trials` at most; `program` itself if nothing smaller fails."""
     tried = {program}
     progress = True
@@ -32,7 +32,7 @@ def shrink(program: Program, fails: Callable[[Program], bool], trials: int = 150
     return program
 
 
-def smaller(p: Program) -> Iterator[Program]:
+def smaller(p: RandomProgram) -> Iterator[RandomProgram]:
     """Programs with one thing less, large parts first."""
     yield from _with_fewer_scopes(p)
     yield from _with_less_data(p)
@@ -42,7 +42,7 @@ def smaller(p: Program) -> Iterator[Program]:
     yield from _with_smaller_sizes(p)
 
 
-def _with_fewer_scopes(p: Program) -> Iterator[Program]:
+def _with_fewer_scopes(p: RandomProgram) -> Iterator[RandomProgram]:
     """Programs without one of their transformations or borders."""
     for which in ("outer", "inner", "borders"):
         scopes = getattr(p, which)
@@ -50,7 +50,7 @@ def _with_fewer_scopes(p: Program) -> Iterator[Program]:
             yield replace(p, **{which: scopes[:i] + scopes[i + 1 :]})
 
 
-def _with_fewer_outputs(p: Program) -> Iterator[Program]:
+def _with_fewer_outputs(p: RandomProgram) -> Iterator[RandomProgram]:
     """Programs with one result alone, then all but one."""
     if len(p.outputs) > 1:
         for name in p.outputs:
@@ -59,7 +59,7 @@ def _with_fewer_outputs(p: Program) -> Iterator[Program]:
             yield tidy(replace(p, outputs=tuple(n for n in p.outputs if n != name)))
 
 
-def _with_fewer_steps(p: Program) -> Iterator[Program]:
+def _with_fewer_steps(p: RandomProgram) -> Iterator[RandomProgram]:
     """Programs that end earlier, and those that are given a value instead of making it."""
     made = {s.value.name: s for s in p.steps}
     for name in p.outputs:
@@ -71,7 +71,7 @@ def _with_fewer_steps(p: Program) -> Iterator[Program]:
             yield tidy(as_input(p, name))
 
 
-def _with_smaller_sizes(p: Program) -> Iterator[Program]:
+def _with_smaller_sizes(p: RandomProgram) -> Iterator[RandomProgram]:
     """Programs with shorter dimensions, fewer repeated arguments and shorter loops."""
     for name, n in p.sizes:
         for less in dict.fromkeys((1, 2, n // 2, n - 1)):
@@ -85,10 +85,10 @@ def _with_smaller_sizes(p: Program) -> Iterator[Program]:
             yield replace(p, **{which: tuple(replace(w, size=min(w.size, 1)) for w in wrappers)})
 
 
-def _with_less_data(p: Program) -> Iterator[Program]:
+def _with_less_data(p: RandomProgram) -> Iterator[RandomProgram]:
     """Programs whose arguments hold more ordinary numbers; scales come last, and all together."""
 
-    def filled(change: Callable[[Value], Fill]) -> Program:
+    def filled(change: Callable[[ProgramValue], Fill]) -> RandomProgram:
         return replace(p, inputs=tuple(replace(v, fill=change(v)) for v in p.inputs))
 
     yield filled(lambda v: NOTHING)
@@ -100,14 +100,14 @@ def _with_less_data(p: Program) -> Iterator[Program]:
     yield filled(lambda v: replace(v.fill, power=int(v.fill.power / 2)))
 
 
-def as_input(p: Program, name: str) -> Program:
+def as_input(p: RandomProgram, name: str) -> RandomProgram:
     """The program with a step's value given as an argument."""
     step = next(s for s in p.steps if s.value.name == name)
     steps = tuple(s for s in p.steps if s is not step)
     return replace(p, inputs=(*p.inputs, step.value), steps=steps, **_wrappers(p, lambda mapped: (*mapped, True)))
 
 
-def tidy(p: Program) -> Program:
+def tidy(p: RandomProgram) -> RandomProgram:
     """The program without steps and arguments that nothing needs."""
     needed, kept = set(p.outputs), []
     for step in reversed(p.steps):
@@ -136,7 +136,9 @@ def _borders(borders: Sequence[Border], steps: Container[str]) -> tuple[Border, 
     return tuple(b for b in left if b.inside)
 
 
-def _wrappers(p: Program, change: Callable[[tuple[bool, ...]], tuple[bool, ...]]) -> dict[str, tuple[Wrapper, ...]]:
+def _wrappers(
+    p: RandomProgram, change: Callable[[tuple[bool, ...]], tuple[bool, ...]]
+) -> dict[str, tuple[Wrapper, ...]]:
     """Both groups of wrappers with other mapped arguments; one that maps nothing any more is left out."""
 
     def one(w: Wrapper) -> Wrapper:

@@ -17,15 +17,15 @@ import jax.numpy as jnp
 
 from mirage_jax.bench.programs import program
 from mirage_jax.errors import MirageError, UnsupportedError
-from mirage_jax.jaxpr_frontend.regions import analyse
+from mirage_jax.hardware.device_model import DEVICES
+from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.mugraph.builder import library, tensor
 from mirage_jax.mugraph.graph import Axis, KernelGraph, Tensor
-from mirage_jax.mugraph.merge import merge_axes
 from mirage_jax.mugraph.operators import operator
-from mirage_jax.search.devices import DEVICES
+from mirage_jax.mugraph.passes.merge_axes import merge_axes
+from mirage_jax.search.candidates import structure, with_sizes
 from mirage_jax.search.driver import search
-from mirage_jax.search.frontier import Space
-from mirage_jax.search.structures import structure, with_sizes
+from mirage_jax.search.enumerate.kernels import Space
 
 SPACE = Space(max_ops=14, max_kernels=2)
 SECONDS, STATES = 60.0, 10_000  # states decide: what is found is to be the same on a busy machine

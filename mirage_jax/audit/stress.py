@@ -22,16 +22,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirage_jax import timing
-from mirage_jax.audit.report import Report
+from mirage_jax.audit.report import CampaignReport
 from mirage_jax.cache import Cache, CacheKey, Entry
-from mirage_jax.compiler.attempt import Attempt
 from mirage_jax.compiler.decide import Compiler
 from mirage_jax.compiler.tuning import Comparison
+from mirage_jax.compiler.tuning_session import TuningSession
 from mirage_jax.config import Budget, Options
-from mirage_jax.jaxpr_frontend.regions import analyse
-from mirage_jax.jaxpr_frontend.translate import Region
+from mirage_jax.jaxpr_frontend.partition.regions import analyse
+from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.report import Decision
-from mirage_jax.search.structures import Candidate
+from mirage_jax.search.candidates import Candidate
 
 MAX_RATIO = 8.0  # of a result's error to that of XLA's, beyond which it is wrong
 SIZE = 48
@@ -64,7 +64,7 @@ class Tally:
 
 
 @dataclass
-class Stress(Report):
+class Stress(CampaignReport):
     """What a campaign found."""
 
     kind: str
@@ -115,7 +115,7 @@ def _user() -> int:
 class Fast(Compiler):
     """A compiler for which whatever is proven is twice as fast."""
 
-    def compare(self, attempt: Attempt, finalists: Sequence[Candidate], precise: int = 0) -> Comparison:
+    def compare(self, attempt: TuningSession, finalists: Sequence[Candidate], precise: int = 0) -> Comparison:
         del precise
         slow, fast = timing.Timing((2e-5,) * 6), timing.Timing((1e-5,) * 6)
         ratio = timing.ratio(slow, fast)

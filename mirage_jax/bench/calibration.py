@@ -20,12 +20,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from mirage_jax.cost.roofline import kernel_estimate
+from mirage_jax.hardware.device_model import DEVICES, DeviceModel
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.schedule_json import schedule_from_json
 from mirage_jax.report import rank_correlation
-from mirage_jax.search.cost import kernel_estimate
-from mirage_jax.search.devices import DEVICES, Device
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def load(file: Path) -> Iterator[Measured]:
             yield Measured(row["program"], graphs[text], schedule_from_json(row["schedule"]), row["seconds"])
 
 
-def pairs(rows: Iterable[Measured], device: Device) -> dict[str, list[tuple[float, float]]]:
+def pairs(rows: Iterable[Measured], device: DeviceModel) -> dict[str, list[tuple[float, float]]]:
     """Per program, of every kernel the model's seconds and the measured ones."""
     out: dict[str, list[tuple[float, float]]] = {}
     for row in rows:

@@ -20,14 +20,14 @@ import jax
 import jax.numpy as jnp
 
 from mirage_jax import timing
-from mirage_jax.bench.steps import Step
-from mirage_jax.bench.suite import BASELINE, Result, Row, Transform, explained
+from mirage_jax.bench.steps import ModelStep
+from mirage_jax.bench.suite import BASELINE, BenchResult, SuiteRow, Transform, explained
 from mirage_jax.errors import in_one_line
-from mirage_jax.garbage import no_collection
-from mirage_jax.jaxpr_frontend.capture import capture
-from mirage_jax.jaxpr_frontend.interpreter import First, WholeProgram
-from mirage_jax.jaxpr_frontend.regions import MAX_OPS
-from mirage_jax.jaxpr_frontend.translate import Region
+from mirage_jax.gc_pause import no_collection
+from mirage_jax.jaxpr_frontend.capture.call_primitive import capture
+from mirage_jax.jaxpr_frontend.capture.lowering import First, WholeProgram
+from mirage_jax.jaxpr_frontend.partition.regions import MAX_REGION_OPERATORS
+from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.graph import KernelGraph
 
@@ -46,7 +46,9 @@ DIFFERENT = (
 )
 
 
-def run_different(step: Step, candidates: Mapping[str, Transform], *, rounds: int | None = None, seed: int = 0) -> Row:
+def run_different(
+    step: ModelStep, candidates: Mapping[str, Transform], *, rounds: int | None = None, seed: int = 0
+) -> SuiteRow:
     """One row: seconds of the processor to trace and lower a program, once in a round, for it may take a minute: other
     processes would disturb a clock on the wall. No candidate explains thousands of regions.
     """
@@ -59,10 +61,12 @@ def run_different(step: Step, candidates: Mapping[str, Transform], *, rounds: in
             _lower(transform, step, args)
             samples[label].append(time.process_time() - start)
     timings = {label: timing.Timing(tuple(own)) for label, own in samples.items()}
-    return Row(step.name, None, _results(timings, {}), {})
+    return SuiteRow(step.name, None, _results(timings, {}), {})
 
 
-def run_compile(step: Step, candidates: Mapping[str, Transform], *, rounds: int | None = None, seed: int = 0) -> Row:
+def run_compile(
+    step: ModelStep, candidates: Mapping[str, Transform], *, rounds: int | None = None, seed: int = 0
+) -> SuiteRow:
     """One row: seconds to trace and lower a step, per candidate."""
     args = jax.eval_shape(step.draw, jax.random.key(seed))
     calls: dict[str, timing.Call] = {}
@@ -76,12 +80,12 @@ def run_compile(step: Step, candidates: Mapping[str, Transform], *, rounds: int 
         except Exception as why:  # whatever a candidate raises is a result of the benchmark
             failures[label] = in_one_line(why)
     timings = timing.time_wall(calls, rounds or 5)
-    return Row(step.name, None, _results(timings, reports), failures)
+    return SuiteRow(step.name, None, _results(timings, reports), failures)
 
 
-def _results(timings: Mapping[str, timing.Timing], reports: Mapping[str, Mapping[str, Any]]) -> dict[str, Result]:
+def _results(timings: Mapping[str, timing.Timing], reports: Mapping[str, Mapping[str, Any]]) -> dict[str, BenchResult]:
     return {
-        label: Result(
+        label: BenchResult(
             seconds=t.seconds,
             interval=t.interval,
             ratio=None if label == BASELINE or BASELINE not in timings else timing.ratio(timings[BASELINE], t),
@@ -91,7 +95,7 @@ def _results(timings: Mapping[str, timing.Timing], reports: Mapping[str, Mapping
     }
 
 
-def _lower(transform: Transform, step: Step, args: Sequence[Any]) -> None:
+def _lower(transform: Transform, step: ModelStep, args: Sequence[Any]) -> None:
     with no_collection():  # as in `timeit`: it looks at all that the process holds, and falls into some calls only
         transform(_anew(step.fn), donate_argnums=0).lower(*args)
 
@@ -118,7 +122,7 @@ class ReplacesAll:
     """A compiler that has a replacement for every region."""
 
     strict: bool = True
-    max_ops: int = MAX_OPS
+    max_ops: int = MAX_REGION_OPERATORS
     remat: bool = False
 
     def prepare(self, regions: Sequence[Region], platforms: tuple[str, ...]) -> None:

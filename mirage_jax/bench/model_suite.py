@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from mirage_jax import timing
-from mirage_jax.bench.steps import Step
-from mirage_jax.bench.suite import BASELINE, OURS, Memory, Result, Row, Transform, explained
+from mirage_jax.bench.steps import ModelStep
+from mirage_jax.bench.suite import BASELINE, OURS, BenchResult, PlannedMemory, SuiteRow, Transform, explained
 from mirage_jax.errors import in_one_line
 from mirage_jax.timing import Timing
 
@@ -55,7 +55,9 @@ class _Running:
         jax.block_until_ready((self.state, result))
 
 
-def run_step(step: Step, candidates: Mapping[str, Transform], *, rounds: int | None = None, seed: int = 0) -> Row:
+def run_step(
+    step: ModelStep, candidates: Mapping[str, Transform], *, rounds: int | None = None, seed: int = 0
+) -> SuiteRow:
     """One row: every candidate's first step is checked, then all are timed."""
     state, batch = jax.jit(step.draw)(jax.random.key(seed))
     log.info("%s: reference in float32", step.name)
@@ -80,7 +82,7 @@ def run_step(step: Step, candidates: Mapping[str, Transform], *, rounds: int | N
     log.info("%s: timing", step.name)
     timings = {label: _per_layer(t, step.layers) for label, t in _time(running, rounds).items()}
     results = {
-        label: Result(
+        label: BenchResult(
             seconds=t.seconds,
             interval=t.interval,
             launches=t.launches,
@@ -89,10 +91,10 @@ def run_step(step: Step, candidates: Mapping[str, Transform], *, rounds: int | N
         )
         for label, t in timings.items()
     }
-    return Row(step.name, None, results, failures)
+    return SuiteRow(step.name, None, results, failures)
 
 
-def _in_float32(step: Step, state: Any, batch: Any) -> Any:
+def _in_float32(step: ModelStep, state: Any, batch: Any) -> Any:
     def wide(tree: Any) -> Any:
         return jax.tree.map(lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
 
@@ -132,9 +134,9 @@ def _errors(reference: Sequence[jax.Array], found: Sequence[jax.Array]) -> list[
     return [one(wanted, got) for wanted, got in zip(reference, found, strict=True)]
 
 
-def _memory(compiled: Any) -> Memory:
+def _memory(compiled: Any) -> PlannedMemory:
     plan = compiled.memory_analysis()
-    return Memory(plan.temp_size_in_bytes, plan.peak_memory_in_bytes)
+    return PlannedMemory(plan.temp_size_in_bytes, plan.peak_memory_in_bytes)
 
 
 def _time(running: Mapping[str, _Running], rounds: int | None) -> dict[str, Timing]:

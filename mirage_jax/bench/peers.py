@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirage_jax import timing
-from mirage_jax.bench.programs import Program
+from mirage_jax.bench.programs import BenchProgram
 from mirage_jax.errors import UnsupportedError
 
 type Arguments = tuple[jax.Array, ...]
@@ -31,13 +31,13 @@ type Arguments = tuple[jax.Array, ...]
 class Peer(Protocol):
     """Somebody else's implementation of some kinds of programs."""
 
-    def serves(self, program: Program) -> bool: ...
+    def serves(self, program: BenchProgram) -> bool: ...
 
-    def result(self, program: Program, args: Arguments) -> np.ndarray:
+    def result(self, program: BenchProgram, args: Arguments) -> np.ndarray:
         """In the layout of the program. Raises whatever keeps the peer from running it."""
         ...
 
-    def call(self, program: Program, sets: Sequence[Arguments]) -> timing.Call:
+    def call(self, program: BenchProgram, sets: Sequence[Arguments]) -> timing.Call:
         """What runs the program on all sets, one after the other, and waits; with a `span` if it times itself."""
         ...
 
@@ -56,17 +56,17 @@ class JaxAttention:
 
     implementation: Any = "cudnn"
 
-    def serves(self, program: Program) -> bool:
+    def serves(self, program: BenchProgram) -> bool:
         return program.kind in ("attention", "causal_attention")
 
-    def function(self, program: Program) -> Callable[..., jax.Array]:
+    def function(self, program: BenchProgram) -> Callable[..., jax.Array]:
         options = {"scale": 1.0, "is_causal": program.kind == "causal_attention", "implementation": self.implementation}
         return jax.jit(functools.partial(jax.nn.dot_product_attention, **options))
 
-    def result(self, program: Program, args: Arguments) -> np.ndarray:
+    def result(self, program: BenchProgram, args: Arguments) -> np.ndarray:
         return np.asarray(jnp.squeeze(self.function(program)(*keys_first(*args)), 2))
 
-    def call(self, program: Program, sets: Sequence[Arguments]) -> timing.Call:
+    def call(self, program: BenchProgram, sets: Sequence[Arguments]) -> timing.Call:
         chained, arranged = timing.chain(self.function(program)), jax.block_until_ready([keys_first(*s) for s in sets])
         return lambda: jax.block_until_ready(chained(arranged))
 
@@ -111,7 +111,7 @@ SPELLINGS: Mapping[str, Callable[..., Any]] = {
 
 
 @functools.lru_cache(maxsize=1)
-def _compiled(torch: Any, program: Program) -> Callable[..., Any]:
+def _compiled(torch: Any, program: BenchProgram) -> Callable[..., Any]:
     """Compiled for the sizes of this program. Without the reset, torch would give up on a kind after a few sizes and
     run its programs operator by operator.
     """
@@ -122,10 +122,10 @@ def _compiled(torch: Any, program: Program) -> Callable[..., Any]:
 class TorchPeer:
     """A torch function of tensors, in the program's layout unless a subclass says otherwise."""
 
-    def serves(self, program: Program) -> bool:
+    def serves(self, program: BenchProgram) -> bool:
         return program.kind in SPELLINGS
 
-    def function(self, torch: Any, program: Program) -> Callable[..., Any]:
+    def function(self, torch: Any, program: BenchProgram) -> Callable[..., Any]:
         return _compiled(torch, program)
 
     def arranged(self, torch: Any, args: Arguments) -> tuple[Any, ...]:
@@ -134,13 +134,13 @@ class TorchPeer:
     def restored(self, found: Any) -> Any:
         return found
 
-    def result(self, program: Program, args: Arguments) -> np.ndarray:
+    def result(self, program: BenchProgram, args: Arguments) -> np.ndarray:
         torch = _torch()
         with torch.no_grad():
             found = self.function(torch, program)(*self.arranged(torch, args))
         return self.restored(found).float().cpu().numpy()
 
-    def call(self, program: Program, sets: Sequence[Arguments]) -> timing.Call:
+    def call(self, program: BenchProgram, sets: Sequence[Arguments]) -> timing.Call:
         torch = _torch()
         return Replay(torch, self.function(torch, program), [self.arranged(torch, args) for args in sets])
 
@@ -148,10 +148,10 @@ class TorchPeer:
 class TorchAttention(TorchPeer):
     """`scaled_dot_product_attention`, unscaled; the fastest of its backends is torch's choice."""
 
-    def serves(self, program: Program) -> bool:
+    def serves(self, program: BenchProgram) -> bool:
         return program.kind in ("attention", "causal_attention")
 
-    def function(self, torch: Any, program: Program) -> Callable[..., Any]:
+    def function(self, torch: Any, program: BenchProgram) -> Callable[..., Any]:
         attend = torch.nn.functional.scaled_dot_product_attention
         return functools.partial(attend, scale=1.0, is_causal=program.kind == "causal_attention")
 
@@ -182,7 +182,7 @@ class Replay:
         self.graph.replay()
         self.torch.cuda.synchronize()
 
-    def span(self) -> timing.Span:
+    def span(self) -> timing.TraceInterval:
         """Of the second of two replays: the host is ahead of the device by then, which never waits for it."""
         start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.graph.replay()
@@ -190,7 +190,7 @@ class Replay:
         self.graph.replay()
         end.record()
         end.synchronize()
-        return timing.Span(start.elapsed_time(end) * 1e-3, None, ())
+        return timing.TraceInterval(start.elapsed_time(end) * 1e-3, None, ())
 
 
 PEERS: Mapping[str, Peer] = {"cudnn": JaxAttention(), "torch.compile": TorchPeer(), "torch sdpa": TorchAttention()}

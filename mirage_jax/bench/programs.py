@@ -21,7 +21,7 @@ import numpy as np
 
 from mirage_jax.config import unknown
 from mirage_jax.errors import UsageError
-from mirage_jax.hardware import GPUS, Gpu
+from mirage_jax.hardware.gpus import GPUS, Gpu
 
 
 def _wide(x: jax.Array) -> jax.Array:
@@ -124,7 +124,7 @@ type Fn = Callable[..., jax.Array]
 
 
 @dataclass(frozen=True)
-class Program:
+class BenchProgram:
     """One row of a suite. `scales` are the standard deviations of the arguments; `flops` counts multiply-adds twice."""
 
     name: str
@@ -186,8 +186,8 @@ def _shrunk(size: int) -> int:
 
 @dataclass(frozen=True)
 class _Registry:
-    programs: dict[str, Program]
-    small: dict[str, Program]
+    programs: dict[str, BenchProgram]
+    small: dict[str, BenchProgram]
 
     def add(
         self,
@@ -210,7 +210,7 @@ class _Registry:
             sized = {n: tuple(size(d) for d in s) for n, s in shapes.items()}
             scales = tuple(s[-2] ** -0.5 if n in weights.split() else 1.0 for n, s in sized.items())
             shaped = tuple(sized.items())
-            table[name] = Program(name, suite, fn, shaped, scales, flops(**sized), dtype, tuple(packed.split()))
+            table[name] = BenchProgram(name, suite, fn, shaped, scales, flops(**sized), dtype, tuple(packed.split()))
 
 
 def _attention_flops(q: Shape, k: Shape, v: Shape) -> int:
@@ -328,7 +328,7 @@ _register(_REGISTRY)
 SUITES = ("mirage", "prefill", "attention", "also", "beyond", "algebra")
 
 
-def program(name: str, small: bool = False) -> Program:
+def program(name: str, small: bool = False) -> BenchProgram:
     """A program by name; `small` is the same function on extents that a test can afford."""
     table = _REGISTRY.small if small else _REGISTRY.programs
     if name not in table:
@@ -336,7 +336,7 @@ def program(name: str, small: bool = False) -> Program:
     return table[name]
 
 
-def suite(name: str, small: bool = False) -> list[Program]:
+def suite(name: str, small: bool = False) -> list[BenchProgram]:
     """The programs of a suite, in the order of the tables; "all" has every suite's."""
     if name not in (*SUITES, "all"):
         raise UsageError(unknown("suite", name, (*SUITES, "all")))

@@ -20,18 +20,18 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
-from mirage_jax.bench.programs import Program
+from mirage_jax.bench.programs import BenchProgram
 from mirage_jax.cache import versions
-from mirage_jax.jaxpr_frontend.regions import analyse
+from mirage_jax.hardware.device_model import DEVICES
+from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.mugraph.graph import KernelGraph
-from mirage_jax.mugraph.merge import simplify_axes
+from mirage_jax.mugraph.passes.merge_axes import simplify_axes
 from mirage_jax.report import write_beside
-from mirage_jax.search.devices import DEVICES
+from mirage_jax.search.candidates import structure
 from mirage_jax.search.driver import is_narrow, search
-from mirage_jax.search.frontier import Space
+from mirage_jax.search.enumerate.kernels import Space
+from mirage_jax.search.enumerate.window_search import Search
 from mirage_jax.search.report import StopReason
-from mirage_jax.search.structures import structure
-from mirage_jax.search.window_search import Search
 
 LIMITS = (5, 7, 9, 11, 14)  # operators per kernel
 SPACE = Space()
@@ -134,7 +134,7 @@ class SearchResult:
         return write_beside(file, json.dumps(asdict(self), indent=1, sort_keys=True), self.to_markdown())
 
 
-def regions(programs: Iterable[Program]) -> dict[str, KernelGraph]:
+def regions(programs: Iterable[BenchProgram]) -> dict[str, KernelGraph]:
     """The region of each program, programs of one structure once."""
     found: dict[str, KernelGraph] = {}
     seen: set[str] = set()
@@ -147,7 +147,9 @@ def regions(programs: Iterable[Program]) -> dict[str, KernelGraph]:
     return found
 
 
-def run_search_suite(programs: Iterable[Program], space: Space = SPACE, console: Console | None = None) -> SearchResult:
+def run_search_suite(
+    programs: Iterable[BenchProgram], space: Space = SPACE, console: Console | None = None
+) -> SearchResult:
     """Count the space of every program, without each rule, and time whole searches."""
     counts: list[Count] = []
     searches: dict[str, Whole] = {}

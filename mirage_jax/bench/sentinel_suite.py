@@ -1,4 +1,4 @@
-"""What it costs a kernel to look at its rows before it skips for sentinels (`mugraph.sentinels`).
+"""What it costs a kernel to look at its rows before it skips for sentinels (`mugraph.passes.sentinels`).
 
 Each program masks with the most negative float. Its best kernels, as they are, are timed beside the same kernels with
 minus infinity in place of the sentinels, which check nothing, in one run. Where rows are as low as the sentinel a
@@ -23,13 +23,13 @@ from rich.table import Table
 from mirage_jax.bench.suite import microseconds
 from mirage_jax.cache import versions
 from mirage_jax.compiler import tuning
-from mirage_jax.compiler.attempt import Attempt
 from mirage_jax.compiler.specialization import specialized
+from mirage_jax.compiler.tuning_session import TuningSession
 from mirage_jax.config import Options
 from mirage_jax.errors import UsageError
-from mirage_jax.jaxpr_frontend.regions import analyse
+from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.mugraph.graph import KernelGraph, Schedule
-from mirage_jax.mugraph.sentinels import guarded, skipping
+from mirage_jax.mugraph.passes.sentinels import guarded, skipping
 from mirage_jax.report import write_beside
 from mirage_jax.search.driver import search
 
@@ -61,7 +61,7 @@ PROGRAMS: Mapping[str, tuple[Callable[..., Any], tuple[int, ...], int]] = {  # f
 
 
 @dataclass
-class Row:
+class SentinelRow:
     """Seconds of one kernel: without a check, with one, and where rows are low; or why there are none."""
 
     program: str
@@ -85,7 +85,7 @@ class Row:
 
 @dataclass
 class SentinelResult:
-    rows: list[Row] = field(default_factory=list)
+    rows: list[SentinelRow] = field(default_factory=list)
 
     def cells(self) -> list[list[str]]:
         """Body of the table, as text."""
@@ -106,7 +106,7 @@ class SentinelResult:
         return write_beside(file, text, "\n".join((*title, *body, "")))
 
 
-class LowRows(Attempt):
+class LowRows(TuningSession):
     """A region whose inputs make some rows of logits as low as sentinels: queries that are, and keys above zero."""
 
     def inputs(self, seed: int) -> tuple[jax.Array, ...]:
@@ -124,16 +124,16 @@ def run_sentinel_suite(names: Sequence[str] = (), rounds: int = 5, console: Cons
         types = [jax.ShapeDtypeStruct(shape, jnp.bfloat16)] * count
         (region, *_) = analyse(jax.make_jaxpr(fn)(*types)).regions
         device = jax.devices()[0]
-        plain, low = (kind(region, "cuda", device, Options()) for kind in (Attempt, LowRows))
+        plain, low = (kind(region, "cuda", device, Options()) for kind in (TuningSession, LowRows))
         for label, graph, schedule in _variants(plain):
-            row = _timed(Row(name, label), plain, low, graph, schedule, rounds)
+            row = _timed(SentinelRow(name, label), plain, low, graph, schedule, rounds)
             result.rows.append(row)
             if console is not None:
                 console.print(f"{name}, {label}: {row.failure or f'{row.cost:.3f}'}", highlight=False)
     return result
 
 
-def _variants(attempt: Attempt) -> Iterator[tuple[str, KernelGraph, Schedule]]:
+def _variants(attempt: TuningSession) -> Iterator[tuple[str, KernelGraph, Schedule]]:
     """Guarded kernels of a program, at sizes that tuning would try first."""
     found, _ = search(attempt.reference, attempt.description, attempt.space, SECONDS, families=("kernels",))
     for n, c in enumerate(islice((c for c in found if any(map(guarded, c.graph))), STRUCTURES)):
@@ -143,7 +143,9 @@ def _variants(attempt: Attempt) -> Iterator[tuple[str, KernelGraph, Schedule]]:
             yield f"{n}, specialized {i}", c.graph, schedule
 
 
-def _timed(row: Row, plain: Attempt, low: Attempt, graph: KernelGraph, schedule: Schedule, rounds: int) -> Row:
+def _timed(
+    row: SentinelRow, plain: TuningSession, low: TuningSession, graph: KernelGraph, schedule: Schedule, rounds: int
+) -> SentinelRow:
     checked = plain.ours(plain.winner(graph, schedule, "kernels"))
     unchecked = plain.ours(plain.winner(skipping(graph), schedule, "kernels"))
     times = plain.timings({"unchecked": unchecked, "checked": checked}, rounds)

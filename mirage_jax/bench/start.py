@@ -64,7 +64,7 @@ def child(label: str, name: str, small: bool, started: float, ready: float, impo
 
 
 @dataclass(frozen=True)
-class Row:
+class StartRow:
     """Seconds until the first result, by label, and how many times as long the optimized program takes."""
 
     program: str
@@ -79,7 +79,7 @@ class StartResult:
     date: str
     device: str
     versions: Mapping[str, str]
-    rows: tuple[Row, ...]
+    rows: tuple[StartRow, ...]
 
     title = "cold start"
     method = f"Milliseconds with stored decisions, median of interleaved processes; the bar is {BAR} times plain jit."
@@ -130,7 +130,7 @@ def run_start_suite(
     return StartResult(now, f"{device.platform}: {device.device_kind}", dict(versions()), tuple(rows))
 
 
-def _row(name: str, small: bool, rounds: int, environment: Mapping[str, str]) -> Row:
+def _row(name: str, small: bool, rounds: int, environment: Mapping[str, str]) -> StartRow:
     samples: dict[str, list[dict[str, float]]] = {label: [] for label in LABELS}
     for n in range(rounds + 1):
         for label in LABELS if n % 2 else reversed(LABELS):
@@ -142,7 +142,7 @@ def _row(name: str, small: bool, rounds: int, environment: Mapping[str, str]) ->
     seconds = {what: {label: t.seconds for label, t in by.items()} for what, by in times.items()}
     # A ratio of times, not of speeds: how many times as long it takes.
     ratios = {what: timing.ratio(by["mirage"], by["xla"]) for what, by in times.items()}
-    return Row(name, seconds["call"], ratios["call"], seconds["process"], ratios["process"])
+    return StartRow(name, seconds["call"], ratios["call"], seconds["process"], ratios["process"])
 
 
 def _sample(label: str, name: str, small: bool, environment: Mapping[str, str]) -> dict[str, float]:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from mirage_jax.bench import different, whole_programs
 from mirage_jax.bench.models import bert, chameleon, gpt2, linear_lm, llama, lora, ngpt, training, vit
-from mirage_jax.bench.models.layers import Draw, Sizes, squared_error, unit
+from mirage_jax.bench.models.layers import Sizes, WeightDraw, squared_error, unit
 from mirage_jax.config import unknown
 from mirage_jax.errors import UsageError
 
@@ -30,7 +30,7 @@ type Run = Callable[[Any, Any, jax.Array], Any]
 
 
 @dataclass(frozen=True)
-class Step:
+class ModelStep:
     """One row of the suite. `draw(key)` makes the first state and a batch. trains: it has a backward pass."""
 
     name: str
@@ -45,12 +45,12 @@ def _hidden(key: jax.Array, s: Sizes, length: int | None = None) -> jax.Array:
     return jax.random.normal(key, (s.batch, s.length if length is None else length, s.width), s.dtype)
 
 
-def _drawn_layers(key: jax.Array, s: Sizes, init_layer: Callable[[Draw, Any], Any]) -> list[Any]:
-    draw = Draw(key, s.dtype)
+def _drawn_layers(key: jax.Array, s: Sizes, init_layer: Callable[[WeightDraw, Any], Any]) -> list[Any]:
+    draw = WeightDraw(key, s.dtype)
     return [init_layer(draw, s) for _ in range(s.layers)]
 
 
-def _train_layers(name: str, s: Sizes, init_layer: Callable[[Draw, Any], Any], run: Run) -> Step:
+def _train_layers(name: str, s: Sizes, init_layer: Callable[[WeightDraw, Any], Any], run: Run) -> ModelStep:
     """A training step of layers alone, towards random results."""
 
     def loss(layers: Any, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -60,10 +60,10 @@ def _train_layers(name: str, s: Sizes, init_layer: Callable[[Draw, Any], Any], r
         k1, k2, k3 = jax.random.split(key, 3)
         return training.start(_drawn_layers(k1, s, init_layer)), (_hidden(k2, s), _hidden(k3, s))
 
-    return Step(name, training.train_step(loss), draw, s.layers, trains=True)
+    return ModelStep(name, training.train_step(loss), draw, s.layers, trains=True)
 
 
-def _forward(name: str, s: Any, init: Callable[[jax.Array, Any], Any], run: Run, prepare: Any = None) -> Step:
+def _forward(name: str, s: Any, init: Callable[[jax.Array, Any], Any], run: Run, prepare: Any = None) -> ModelStep:
     """Layers on random data: they have no state."""
 
     def step(state: tuple[()], batch: tuple[Any, jax.Array]) -> tuple[tuple[()], Any]:
@@ -74,14 +74,14 @@ def _forward(name: str, s: Any, init: Callable[[jax.Array, Any], Any], run: Run,
         x = _hidden(k2, s)
         return (), (init(k1, s), x if prepare is None else prepare(x))
 
-    return Step(name, step, draw, s.layers)
+    return ModelStep(name, step, draw, s.layers)
 
 
-def _prefill(name: str, s: Sizes) -> Step:
+def _prefill(name: str, s: Sizes) -> ModelStep:
     return _forward(name, s, partial(_drawn_layers, init_layer=llama.init_layer), llama.read)
 
 
-def _decode(name: str, s: Sizes) -> Step:
+def _decode(name: str, s: Sizes) -> ModelStep:
     """One token more for texts that fill the cache but for one position."""
 
     def step(cache: llama.Cache, batch: tuple[Any, jax.Array, jax.Array]) -> tuple[llama.Cache, jax.Array]:
@@ -96,27 +96,27 @@ def _decode(name: str, s: Sizes) -> Step:
         cache = jax.tree.map(fill, llama.empty_cache(s))
         return cache, (_drawn_layers(k2, s, llama.init_layer), _hidden(k3, s, 1), jnp.asarray(s.length - 1, jnp.int32))
 
-    return Step(name, step, draw, s.layers)
+    return ModelStep(name, step, draw, s.layers)
 
 
-def _train_bert(name: str, s: Sizes) -> Step:
+def _train_bert(name: str, s: Sizes) -> ModelStep:
     def draw(key: jax.Array) -> tuple[Any, Any]:
         k1, k2 = jax.random.split(key)
         return training.start(bert.init(k1, s)), bert.batch(k2, s)
 
-    return Step(name, training.train_step(partial(bert.loss, s)), draw, s.layers, trains=True)
+    return ModelStep(name, training.train_step(partial(bert.loss, s)), draw, s.layers, trains=True)
 
 
-def _train_lora(name: str, s: lora.LoraSizes) -> Step:
+def _train_lora(name: str, s: lora.LoraSizes) -> ModelStep:
     def draw(key: jax.Array) -> tuple[Any, Any]:
         k1, k2, k3, k4 = jax.random.split(key, 4)
         layers = lora.init(k1, s)
         return training.start(lora.init_adapters(k2, s, layers)), (layers, _hidden(k3, s), _hidden(k4, s))
 
-    return Step(name, training.train_step(partial(lora.loss, s)), draw, s.layers, trains=True)
+    return ModelStep(name, training.train_step(partial(lora.loss, s)), draw, s.layers, trains=True)
 
 
-def _timed(small: bool) -> Iterator[Step]:
+def _timed(small: bool) -> Iterator[ModelStep]:
     def size[S: Sizes](published: S, tiny: S, **changes: int) -> S:
         return tiny if small else replace(published, layers=LAYERS, **changes)
 
@@ -135,7 +135,7 @@ def _timed(small: bool) -> Iterator[Step]:
     yield _forward("vit", size(vit.LARGE, vit.SMALL), partial(_drawn_layers, init_layer=vit.init_layer), vit.run)
 
 
-def _compiled(small: bool) -> Iterator[Step]:
+def _compiled(small: bool) -> Iterator[ModelStep]:
     def size[S: Sizes](published: S, tiny: S, **changes: int) -> S:
         return replace(tiny, layers=MANY) if small else replace(published, layers=MANY, **changes)
 
@@ -147,14 +147,14 @@ def _compiled(small: bool) -> Iterator[Step]:
     yield _train_layers("gpt2_train", gpt, gpt2.init_layer, gpt2.run)
 
 
-def _different(small: bool) -> Iterator[Step]:
+def _different(small: bool) -> Iterator[ModelStep]:
     for kind, body in different.KINDS.items():
         for count in different.SMALL_COUNTS if small else different.COUNTS:
             fn = lambda x, w, body=body, count=count: (x, body(count, x, w))  # noqa: E731
-            yield Step(f"{kind}_{count}", fn, partial(different.draw, kind, count), count)
+            yield ModelStep(f"{kind}_{count}", fn, partial(different.draw, kind, count), count)
 
 
-def _whole(small: bool) -> Iterator[Step]:
+def _whole(small: bool) -> Iterator[ModelStep]:
     s = whole_programs.SMALL if small else whole_programs.LayerSizes()
     makers = {
         "softcap_attention": lambda: whole_programs.attention_step(s),
@@ -162,7 +162,7 @@ def _whole(small: bool) -> Iterator[Step]:
         "retention": lambda: whole_programs.retention_step(s),
     }
     for name, make in makers.items():
-        yield Step(name, *make(), layers=1, trains=True)
+        yield ModelStep(name, *make(), layers=1, trains=True)
 
 
 SUITES = {"models": _timed, "compile": _compiled, "different": _different, "whole": _whole}
@@ -171,7 +171,7 @@ STEPS = {
 }
 
 
-def step(suite: str, name: str, small: bool = False) -> Step:
+def step(suite: str, name: str, small: bool = False) -> ModelStep:
     """A step of a suite by name."""
     known = STEPS[suite, small]
     if name not in known:
@@ -179,6 +179,6 @@ def step(suite: str, name: str, small: bool = False) -> Step:
     return known[name]
 
 
-def steps(suite: str, small: bool = False) -> list[Step]:
+def steps(suite: str, small: bool = False) -> list[ModelStep]:
     """All steps of a suite, in the order of the tables."""
     return list(STEPS[suite, small].values())

@@ -28,16 +28,16 @@ import mirage_jax
 from mirage_jax import timing
 from mirage_jax.bench.peers import Peer
 from mirage_jax.bench.peers import versions as peer_versions
-from mirage_jax.bench.programs import Program
+from mirage_jax.bench.programs import BenchProgram
 from mirage_jax.cache import versions
-from mirage_jax.compiler.accuracy import same_bits
+from mirage_jax.compiler.float_check import same_bits
 from mirage_jax.errors import in_one_line
-from mirage_jax.hardware import GPUS
+from mirage_jax.hardware.gpus import GPUS
 from mirage_jax.report import Report, rank_correlation, write_beside
 from mirage_jax.timing import Ratio, Timing
 
 type Transform = Callable[..., Callable[..., Any]]  # of a function, and of jit's options by name
-type Cell = Callable[[Row, str], str]  # of a row, for a candidate
+type Cell = Callable[[SuiteRow, str], str]  # of a row, for a candidate
 
 # Devices of which it is measured what copies and large products of 16 bits reach.
 MEASURED = {"NVIDIA H200": GPUS["H200"]}
@@ -51,7 +51,7 @@ def default_candidates() -> dict[str, Transform]:
 
 
 @dataclass(frozen=True)
-class Memory:
+class PlannedMemory:
     """Bytes that XLA has planned: for intermediate results, and at the peak with arguments and results."""
 
     temporary: int
@@ -71,7 +71,7 @@ class Regions:
 
 
 @dataclass(frozen=True)
-class Result:
+class BenchResult:
     """One candidate on one program. `error` is the largest absolute error over the largest absolute reference value."""
 
     seconds: float
@@ -83,7 +83,7 @@ class Result:
     report: str | None = None
     repeats: int | None = None  # further runs on the same inputs, all equal to the first bit for bit; None: not run
     model: float | None = None  # rank correlation of the cost model with the times of the variants that were tried
-    memory: Memory | None = None
+    memory: PlannedMemory | None = None
     regions: Regions | None = None
     whole: str | None = None  # what the optimizer says of the function as a whole
 
@@ -92,10 +92,10 @@ LEAST_RATIO = 0.98  # of plain jit's speed, that no function may fall below
 
 
 @dataclass(frozen=True)
-class Row:
+class SuiteRow:
     program: str
     limit: float | None
-    results: Mapping[str, Result]
+    results: Mapping[str, BenchResult]
     failures: Mapping[str, str]
 
     @property
@@ -115,7 +115,7 @@ class SuiteResult:
     device: str
     versions: Mapping[str, str]
     method: str
-    rows: tuple[Row, ...]
+    rows: tuple[SuiteRow, ...]
     peers: tuple[str, ...] = ()  # labels of candidates that are not ours to choose from
 
     def to_json(self) -> str:
@@ -200,11 +200,11 @@ def microseconds(seconds: float) -> str:
     return f"{seconds * 1e6:,.1f}"
 
 
-def _absent(row: Row, label: str) -> str:
+def _absent(row: SuiteRow, label: str) -> str:
     return "failed" if label in row.failures else "-"
 
 
-def _time_cell(row: Row, label: str) -> str:
+def _time_cell(row: SuiteRow, label: str) -> str:
     result = row.results.get(label)
     if result is None:
         return _absent(row, label)
@@ -212,11 +212,11 @@ def _time_cell(row: Row, label: str) -> str:
     return microseconds(result.seconds) + launches
 
 
-def _best_cell(row: Row, _: str) -> str:
+def _best_cell(row: SuiteRow, _: str) -> str:
     return f"{row.best[1]:.2f}x ({row.best[0]})" if row.best else ""
 
 
-def _error_cell(row: Row, label: str) -> str:
+def _error_cell(row: SuiteRow, label: str) -> str:
     result = row.results.get(label)
     if result is None:
         return _absent(row, label)
@@ -226,7 +226,7 @@ def _error_cell(row: Row, label: str) -> str:
 def _cell(field: str, text: Callable[[Any], str] = str) -> Cell:
     """A field of a result, where there is one."""
 
-    def cell(row: Row, label: str) -> str:
+    def cell(row: SuiteRow, label: str) -> str:
         value = getattr(row.results.get(label), field, None)
         return "" if value is None else text(value)
 
@@ -234,14 +234,14 @@ def _cell(field: str, text: Callable[[Any], str] = str) -> Cell:
 
 
 def run_program(
-    program: Program,
+    program: BenchProgram,
     candidates: Mapping[str, Transform],
     peers: Mapping[str, Peer] | None = None,
     *,
     rounds: int | None = None,
     seed: int = 0,
     repeats: int | None = None,
-) -> Row:
+) -> SuiteRow:
     """One row: check every candidate's and peer's result, then time those that gave one. `repeats`: how often ours has
     to give the same bits again; by default only kernels on a GPU have to.
     """
@@ -271,7 +271,7 @@ def run_program(
     timings = _time(program, functions, runnable, failures, rounds, seed)
     gpu = MEASURED.get(device.device_kind)
     results = {
-        label: Result(
+        label: BenchResult(
             t.seconds,
             t.interval,
             t.launches,
@@ -283,7 +283,7 @@ def run_program(
         )
         for label, t in timings.items()
     }
-    return Row(program.name, None if gpu is None else program.limit(gpu), results, failures)
+    return SuiteRow(program.name, None if gpu is None else program.limit(gpu), results, failures)
 
 
 def errors_against(reference: np.ndarray, found: np.ndarray) -> tuple[float, float]:
@@ -306,7 +306,7 @@ def equal_runs(function: Callable[..., jax.Array], args: Sequence[jax.Array], re
 
 
 def _time(
-    program: Program,
+    program: BenchProgram,
     functions: Mapping[str, Callable[..., jax.Array]],
     peers: Mapping[str, Peer],
     failures: dict[str, str],
@@ -338,7 +338,7 @@ def _time(
 
 
 def explained(function: object, args: Iterable[object]) -> dict[str, Any]:
-    """What the candidate says about itself, if it can: fields of a `Result`."""
+    """What the candidate says about itself, if it can: fields of a `BenchResult`."""
     explain = getattr(function, "explain", None)
     if explain is None:
         return {}
@@ -360,19 +360,19 @@ def explained(function: object, args: Iterable[object]) -> dict[str, Any]:
         return {"report": f"no report: {type(error).__name__}: {error}"}
 
 
-class Named(Protocol):
+class NamedRow(Protocol):
     """What a row of a suite is about."""
 
     @property
     def name(self) -> str: ...
 
 
-def run_suite[P: Named](
+def run_suite[P: NamedRow](
     programs: Iterable[P],
     candidates: Mapping[str, Transform] | None = None,
     peers: Mapping[str, Peer] | None = None,
     *,
-    run: Callable[..., Row] = run_program,
+    run: Callable[..., SuiteRow] = run_program,
     unit: str = "program",
     on_host: bool = False,
     clock: str = "Wall-clock",
@@ -395,7 +395,7 @@ def run_suite[P: Named](
         if device.platform == "gpu" and not on_host
         else f"{clock} time per {unit} in microseconds, median of interleaved rounds."
     )
-    rows: list[Row] = []
+    rows: list[SuiteRow] = []
     for i, program in enumerate(programs, 1):
         try:
             row = run(program, candidates, rounds=rounds, seed=seed, **({"peers": peers} if peers else {}))
@@ -404,7 +404,7 @@ def run_suite[P: Named](
             break
         except Exception as error:  # while it was timed: the rows before it are not lost
             why = in_one_line(error)
-            row = Row(program.name, None, {}, dict.fromkeys(candidates, why))
+            row = SuiteRow(program.name, None, {}, dict.fromkeys(candidates, why))
         rows.append(row)
         if console is not None:
             console.print(
@@ -416,7 +416,7 @@ def run_suite[P: Named](
     return SuiteResult(title, now, where, installed, f"{method} {notes}".strip(), tuple(rows), tuple(peers or ()))
 
 
-def _summary(row: Row) -> str:
+def _summary(row: SuiteRow) -> str:
     parts = [
         f"{label} {microseconds(r.seconds)} us" + (f" ({r.ratio})" if r.ratio else "")
         for label, r in row.results.items()

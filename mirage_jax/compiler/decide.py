@@ -28,44 +28,56 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from mirage_jax import bounds
+from mirage_jax import limits
 from mirage_jax.cache import Cache, CacheKey, Entry
-from mirage_jax.compiler.subject import Subject
+from mirage_jax.compiler.region import RegionOnDevice
 from mirage_jax.compiler.threads import apart, unchecked
-from mirage_jax.compiler.whole import SHARE, Question, WholeTimes, not_measured, of_one_region, question_of
+from mirage_jax.compiler.whole_function import (
+    MAX_TUNING_FRACTION,
+    Question,
+    WholeTimes,
+    not_measured,
+    of_one_region,
+    question_of,
+)
 from mirage_jax.compiler.winner import Winner, readable
 from mirage_jax.config import Options, from_environment, warn_once
 from mirage_jax.errors import CacheError, LoweringError, MirageError, UnsupportedError, UsageError, in_one_line
-from mirage_jax.garbage import no_collection
-from mirage_jax.jaxpr_frontend.interpreter import WholeProgram
-from mirage_jax.jaxpr_frontend.regions import MAX_OPS
-from mirage_jax.jaxpr_frontend.translate import Region
-from mirage_jax.mugraph.arrays import numpy_dtype
+from mirage_jax.gc_pause import no_collection
+from mirage_jax.jaxpr_frontend.capture.lowering import WholeProgram
+from mirage_jax.jaxpr_frontend.partition.regions import MAX_REGION_OPERATORS
+from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.mugraph.check import check_graph, check_schedule
+from mirage_jax.mugraph.domains.floats import numpy_dtype
 from mirage_jax.mugraph.footprint import footprint
 from mirage_jax.mugraph.graph import KernelGraph, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
 from mirage_jax.report import Decision, WholeFunction, places
 from mirage_jax.seals import Seal
-from mirage_jax.verify import certificate as certificates
+from mirage_jax.verify.equivalence import certificate as certificates
 from mirage_jax.verify.types import check_types
 
 if TYPE_CHECKING:
     from mirage_jax.compiler import tuning
-    from mirage_jax.compiler.attempt import Attempt
-    from mirage_jax.compiler.trials import Trials
-    from mirage_jax.search.structures import Candidate
+    from mirage_jax.compiler.isolation.parent import Trials
+    from mirage_jax.compiler.tuning_session import TuningSession
+    from mirage_jax.search.candidates import Candidate
 
 log = logging.getLogger("mirage_jax")
 
-PROBES = ("normal", "near overflow", "heavy tail", "large logits")  # what shows rounding
-TINY = 1e-9  # seconds that any region may save, so that shares are numbers
-TIMED = 8  # kinds of regions whose XLA code is timed first, to choose among them: those that save most by the model
+STORED_INPUT_CLASSES = ("normal", "near overflow", "heavy tail", "large logits")  # what shows rounding
+MIN_SAVING_SECONDS = 1e-9  # seconds that any region may save, so that shares are numbers
+MAX_TIMED_FIRST = (
+    8  # kinds of regions whose XLA code is timed first, to choose among them: those that save most by the model
+)
 POLICY = "certificate 1e-12, float gate 3.0, lower bound of the ratio at least 1.03"
 STRICT_RANGE = ", strict range"
-WORK_RATIO, WORK_FLOOR = 32.0, 1e8  # a stored winner's work over the program's, and what is always allowed
-CHECKED_HERE = f"passed on {len(PROBES)} input classes ({', '.join(PROBES)}) when first read here; made elsewhere"
+MAX_WORK_RATIO, ALLOWED_WORK = 32.0, 1e8  # a stored winner's work over the program's, and what is always allowed
+CHECKED_HERE = (
+    f"passed on {len(STORED_INPUT_CLASSES)} input classes ({', '.join(STORED_INPUT_CLASSES)}) when first read here; "
+    "made elsewhere"
+)
 
 # What the graph of a stored winner is held to beside its certificate: functions of the reference and the graph, which
 # raise a `MirageError`.
@@ -90,7 +102,7 @@ class Compiler:
         self._kept: Callable[[Sequence[Any]], Trials | None] | None = None  # processes that try variants of all regions
         self._lock = threading.RLock()
 
-    max_ops = MAX_OPS
+    max_ops = MAX_REGION_OPERATORS
 
     @property
     def strict(self) -> bool:
@@ -171,7 +183,7 @@ class Compiler:
             for text, region in unknown.items()
             if self.decide(region, platform, "fallback").source != "cache"
         }
-        limit = (1 - SHARE) * total  # the rest is for measuring the function as a whole
+        limit = (1 - MAX_TUNING_FRACTION) * total  # the rest is for measuring the function as a whole
         if self.spent >= limit:  # of other programs of the same function
             return self._out_of_time(missing, platform, total)
         started = time.monotonic()
@@ -198,9 +210,9 @@ class Compiler:
 
             @functools.cache
             def kept() -> Callable[[Sequence[Any]], Trials | None]:
-                from mirage_jax.compiler import trials
+                from mirage_jax.compiler.isolation import parent
 
-                return stack.enter_context(trials.kept())
+                return stack.enter_context(parent.kept())
 
             self._kept = lambda devices: kept()(devices)
             try:
@@ -210,8 +222,8 @@ class Compiler:
 
     def _savings(self, regions: Mapping[str, Region], count: Mapping[str, int], platform: str) -> dict[str, float]:
         """Seconds that may be saved in all regions of each kind, which are given by their texts."""
-        found = dict.fromkeys(regions, TINY)
-        attempts: dict[str, Attempt] = {}
+        found = dict.fromkeys(regions, MIN_SAVING_SECONDS)
+        attempts: dict[str, TuningSession] = {}
         try:
             device = _chosen(jax.local_devices(backend=platform), self.options.devices)[0]
         except RuntimeError:
@@ -219,21 +231,21 @@ class Compiler:
         for text, region in regions.items():
             try:
                 attempts[text] = self.attempt(region, platform, device)
-                found[text] = max(count[text] * attempts[text].headroom(), TINY)
+                found[text] = max(count[text] * attempts[text].headroom(), MIN_SAVING_SECONDS)
             except Exception as why:
                 place = ", ".join(places(region.where)[:1])
                 log.warning("the region at %s is tuned last: %s", place, in_one_line(why))
         if platform == "cuda" and len(attempts) > 1:
-            first = sorted(attempts, key=found.__getitem__, reverse=True)[:TIMED]
+            first = sorted(attempts, key=found.__getitem__, reverse=True)[:MAX_TIMED_FIRST]
             x64 = jax.config.jax_enable_x64
             times = apart(lambda: self._times_of_xla([attempts[text] for text in first], x64))
             for text, xla in zip(first, times, strict=True):
-                found[text] = max(count[text] * attempts[text].headroom(xla), TINY)
+                found[text] = max(count[text] * attempts[text].headroom(xla), MIN_SAVING_SECONDS)
         return found
 
-    def _times_of_xla(self, attempts: Sequence[Attempt], x64: bool) -> list[float | None]:
+    def _times_of_xla(self, attempts: Sequence[TuningSession], x64: bool) -> list[float | None]:
         """What XLA takes for each of several regions; None where that cannot be told."""
-        from mirage_jax.compiler.attempt import times_of_xla
+        from mirage_jax.compiler.tuning_session import times_of_xla
 
         log.info("timing XLA's code for %d kinds of regions", len(attempts))
         with unchecked(x64):
@@ -303,18 +315,18 @@ class Compiler:
         return of_one_region(whole, d)
 
     def _measured(self, question: Question, device: Any) -> WholeFunction:
-        from mirage_jax.compiler import whole_timing
+        from mirage_jax.compiler import function_timing
 
         if why := question.why_not():
             return not_measured(question.whole, why)
-        limit, self.tuned = SHARE * self.tuned, 0.0
+        limit, self.tuned = MAX_TUNING_FRACTION * self.tuned, 0.0
         x64 = jax.config.jax_enable_x64
         for variant in question.whole.variants.values():
             variant()  # here: another thread would wait for this one's lock
 
         def measure() -> WholeTimes:
             with unchecked(x64):
-                return whole_timing.measure(question.whole, device, limit)
+                return function_timing.measure(question.whole, device, limit)
 
         started = time.monotonic()
         try:
@@ -352,19 +364,19 @@ class Compiler:
     # What is known of the device's speed. A campaign that tests everything else replaces these three. What they and
     # `_search` import is not loaded where every decision is stored: that would take longer than all the rest.
 
-    def attempt(self, region: Region, platform: str, device: Any) -> Attempt:
+    def attempt(self, region: Region, platform: str, device: Any) -> TuningSession:
         """A new attempt at a region."""
-        from mirage_jax.compiler.attempt import Attempt
+        from mirage_jax.compiler.tuning_session import TuningSession
 
-        return Attempt(region, platform, device, self.options)
+        return TuningSession(region, platform, device, self.options)
 
-    def trials(self, attempt: Attempt) -> AbstractContextManager[Trials | None]:
+    def trials(self, attempt: TuningSession) -> AbstractContextManager[Trials | None]:
         """Where variants are tried."""
-        from mirage_jax.compiler.trials import trials
+        from mirage_jax.compiler.isolation.parent import trials
 
         return trials(attempt.devices) if self._kept is None else nullcontext(self._kept(attempt.devices))
 
-    def compare(self, attempt: Attempt, finalists: Sequence[Candidate], precise: int = 0) -> tuning.Comparison:
+    def compare(self, attempt: TuningSession, finalists: Sequence[Candidate], precise: int = 0) -> tuning.Comparison:
         """Which candidates are faster than XLA."""
         from mirage_jax.compiler import tuning
 
@@ -376,7 +388,7 @@ class Compiler:
         except RuntimeError:
             return Decision(None, f"there is no {platform} device here to measure on", "policy", platform)
         device = devices[0]
-        subject = Subject(region, platform, device, self.options)
+        subject = RegionOnDevice(region, platform, device, self.options)
         key = CacheKey.here(
             graph=subject.text,
             extents=subject.reference.sizes,
@@ -406,7 +418,7 @@ class Compiler:
                 attempt.devices, attempt.until = devices, until
                 return apart(lambda: self._search(attempt, key, base, on_miss == "search", x64))
 
-    def _search(self, attempt: Attempt, key: CacheKey, base: Decision, measure: bool, x64: bool) -> Decision:
+    def _search(self, attempt: TuningSession, key: CacheKey, base: Decision, measure: bool, x64: bool) -> Decision:
         from mirage_jax import progress
         from mirage_jax.compiler import tuning
 
@@ -440,7 +452,9 @@ class Compiler:
                 return decision  # not for good: measured ones are also tried more precisely
             return replace(decision, why="the model's first choice, not measured (on_miss='heuristic')")
 
-    def _measure(self, attempt: Attempt, key: CacheKey, base: Decision, finalists: Sequence[Candidate]) -> Decision:
+    def _measure(
+        self, attempt: TuningSession, key: CacheKey, base: Decision, finalists: Sequence[Candidate]
+    ) -> Decision:
         """Take the fastest that is right. Where the float gate refuses those that round, they are written to round
         less: before they are measured if a few classes of inputs show it, else they are measured again.
         """
@@ -466,7 +480,7 @@ class Compiler:
         return self._keep(key, last)
 
     def _least_precise(
-        self, attempt: Attempt, finalists: Sequence[Candidate], possible: Sequence[Sequence[int]]
+        self, attempt: TuningSession, finalists: Sequence[Candidate], possible: Sequence[Sequence[int]]
     ) -> int:
         """How precise kernels have to be for the float gate's first classes. Asked of the first candidate that runs, in
         seconds, where to measure all of them takes minutes.
@@ -480,7 +494,7 @@ class Compiler:
                 winner = attempt.winner(c.graph, tuning.as_precise(c.schedule, precise), c.family)
                 if not attempt.screen([winner]):
                     break
-                passed, why = attempt.gate(winner, PROBES)
+                passed, why = attempt.gate(winner, STORED_INPUT_CLASSES)
                 log.info("a first candidate (%d): %s", precise, why)
                 if passed:
                     return precise
@@ -490,7 +504,7 @@ class Compiler:
         return 0
 
     def _fastest(
-        self, attempt: Attempt, base: Decision, finalists: Sequence[Candidate], precise: int = 0
+        self, attempt: TuningSession, base: Decision, finalists: Sequence[Candidate], precise: int = 0
     ) -> Decision | None:
         """The decision that measurements lead to; None if XLA cannot be measured."""
         found = self.compare(attempt, finalists, precise)
@@ -508,7 +522,7 @@ class Compiler:
                 decision = replace(decision, why=f"{ratio} over XLA", timings=times)
         return decision
 
-    def _accepted(self, attempt: Attempt, base: Decision, winners: Iterable[Winner]) -> Decision:
+    def _accepted(self, attempt: TuningSession, base: Decision, winners: Iterable[Winner]) -> Decision:
         """The first of the winners that gets a certificate and passes the exact check and the float gate."""
         refused = set[KernelGraph]()
         for winner in winners:
@@ -559,7 +573,7 @@ class Compiler:
         return replace(d, kernels=str(path.with_suffix(".py")) if path is not None and kernels else "")
 
     def _from_cache(
-        self, subject: Subject, key: CacheKey, entry: Entry, seal: Seal, base: Decision, devices: Sequence[Any]
+        self, subject: RegionOnDevice, key: CacheKey, entry: Entry, seal: Seal, base: Decision, devices: Sequence[Any]
     ) -> Decision:
         """A stored decision. What this user has not sealed is checked further before it is used, and says so."""
         if len(entry.reasons) != 4:
@@ -580,7 +594,7 @@ class Compiler:
             self.cache.vouch(key, entry)
         return replace(base, why=_measured_elsewhere(entry), gate=CHECKED_HERE, exact=exact)
 
-    def _check_foreign(self, subject: Subject, winner: Winner, devices: Sequence[Any]) -> str:
+    def _check_foreign(self, subject: RegionOnDevice, winner: Winner, devices: Sequence[Any]) -> str:
         """What somebody else's winner has to pass before it runs for the user: a first run where it can do no harm, the
         exact check of its kernels, and the float gate on a few telling classes. Says what the exact check found; raises
         `CacheError` for what does not pass.
@@ -600,7 +614,7 @@ class Compiler:
                 agrees, exact = attempt.exact(winner)
                 if not agrees:
                     raise CacheError(f"refused by the exact check: {exact}")
-                passed, gate = attempt.gate(winner, PROBES)
+                passed, gate = attempt.gate(winner, STORED_INPUT_CLASSES)
                 if not passed:
                     raise CacheError(f"refused by the float gate: {gate}")
                 return exact
@@ -609,7 +623,7 @@ class Compiler:
 
 
 @no_collection()
-def _restored(subject: Subject, entry: Entry, family: str) -> tuple[Winner, certificates.Certificate]:
+def _restored(subject: RegionOnDevice, entry: Entry, family: str) -> tuple[Winner, certificates.Certificate]:
     """A stored winner, proven again; raises a `MirageError` for anything else."""
     graph, schedule = parse(entry.graph or ""), schedule_from_json(entry.schedule)
     check_graph(graph)
@@ -623,9 +637,9 @@ def _restored(subject: Subject, entry: Entry, family: str) -> tuple[Winner, cert
     return subject.winner(graph, schedule, family), certificate
 
 
-def _check_size(graph: KernelGraph, schedule: Schedule, subject: Subject) -> None:
+def _check_size(graph: KernelGraph, schedule: Schedule, subject: RegionOnDevice) -> None:
     """Refuse what computes anything in vain, in types that JAX may not have, or more than any search would choose."""
-    bounds.whole("kernels", len(graph.kernels), 1, bounds.MAX_KERNELS)
+    limits.whole("kernels", len(graph.kernels), 1, limits.MAX_KERNELS)
     read = {load.tensor for kernel in graph for load in kernel.loads} | set(graph.outputs)
     own = {t.dtype for t in subject.reference.tensors.values()}
     if wide := [t for t in graph.tensors.values() if numpy_dtype(t.dtype).itemsize > 4 and t.dtype not in own]:
@@ -634,7 +648,7 @@ def _check_size(graph: KernelGraph, schedule: Schedule, subject: Subject) -> Non
         raise CacheError(f"nothing reads what kernel {unused[0]} computes")
     ours, before = footprint(graph, schedule.part_counts), subject.before
     for what, n, most in (("bytes", ours.bytes, before.bytes), ("operations", ours.flops, before.flops)):
-        if n > WORK_RATIO * most + WORK_FLOOR:
+        if n > MAX_WORK_RATIO * most + ALLOWED_WORK:
             raise CacheError(f"it takes {float(n):.1e} {what}, the program {float(most):.1e}")
 
 

@@ -1,7 +1,7 @@
 """Sizes at which kernels of a candidate have specialized warps, on devices that have instructions for it.
 
-What can be written so is for the emitter to say (`lower.specialized`): it is asked with all sizes that are likely, and
-the model orders those that it takes. The search knows nothing of it: the same muGraphs get another text.
+What can be written so is for the emitter to say (`lower.hopper.kernel`): it is asked with all sizes that are likely,
+and the model orders those that it takes. The search knows nothing of it: the same muGraphs get another text.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice, product
 
+from mirage_jax.cost.roofline import estimate
 from mirage_jax.errors import LoweringError, UnsupportedError
-from mirage_jax.lower.triton_source import DEFAULT, emit
-from mirage_jax.lower.warpgroups import ROWS, WARPS
+from mirage_jax.hardware.device_model import DeviceModel
+from mirage_jax.lower.hopper.warpgroups import WARPGROUP_ROWS, WARPGROUP_WARPS
+from mirage_jax.lower.triton.emitter import DEFAULT_OPTIONS, emit
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Schedule, is_part
-from mirage_jax.search.cost import estimate
-from mirage_jax.search.devices import Device
 
 GROUPS, TILES = (2, 1), (64, 128, 256)
 STAGES, DEEPEST = (4, 3, 2), 2  # the deepest pipelines that there is room for: the model does not tell them apart
 
 
 @functools.lru_cache(256)
-def specialized(graph: KernelGraph, schedule: Schedule, device: Device) -> tuple[Schedule, ...]:
+def specialized(graph: KernelGraph, schedule: Schedule, device: DeviceModel) -> tuple[Schedule, ...]:
     """The schedule with specialized warps in one of its kernels, and in all where there are several; best first."""
     if not device.wgmma or schedule.joint:
         return ()
@@ -52,21 +52,24 @@ def _with(schedule: Schedule, n: int, sizes: KernelSchedule) -> Schedule:
 
 
 def _sizes(
-    kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule, schedule: Schedule, device: Device
+    kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule, schedule: Schedule, device: DeviceModel
 ) -> Iterator[KernelSchedule]:
     """Those that the emitter takes."""
     assert kernel.loop is not None
     tiled = [a for a, _ in sizes.tiles if not is_part(a)]
-    for row in (a for a in kernel.grid if a in tiled and graph.extent(a) % ROWS == 0):
+    for row in (a for a in kernel.grid if a in tiled and graph.extent(a) % WARPGROUP_ROWS == 0):
         choices = [
-            [ROWS * g for g in GROUPS] if a == row else TILES[:2] if a == kernel.loop else (1, *TILES) for a in tiled
+            [WARPGROUP_ROWS * g for g in GROUPS] if a == row else TILES[:2] if a == kernel.loop else (1, *TILES)
+            for a in tiled
         ]
         for tiles in product(*choices):
             own = dict(sizes.tiles) | dict(zip(tiled, tiles, strict=True))
             if any(own[a] > graph.extent(a) for a in tiled):
                 continue
-            warps = WARPS * own[row] // ROWS
-            programs = device.blocks if own[row] > ROWS else 0  # several blocks each: there is room for one at a time
+            warps = WARPGROUP_WARPS * own[row] // WARPGROUP_ROWS
+            programs = (
+                device.blocks if own[row] > WARPGROUP_ROWS else 0
+            )  # several blocks each: there is room for one at a time
             made = KernelSchedule(tuple(own.items()), warps, specialized=True, programs=programs)
             options = (replace(made, num_stages=s) for s in STAGES)
             yield from islice((x for x in options if is_written(kernel, graph, x, schedule)), DEEPEST)
@@ -75,7 +78,7 @@ def _sizes(
 def is_written(kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule, schedule: Schedule) -> bool:
     """Does the emitter write a kernel at such sizes?"""
     try:
-        emit(kernel, graph, sizes, schedule.part_counts, DEFAULT)
+        emit(kernel, graph, sizes, schedule.part_counts, DEFAULT_OPTIONS)
     except (LoweringError, UnsupportedError):
         return False
     return True

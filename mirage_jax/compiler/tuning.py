@@ -21,11 +21,13 @@ from itertools import product
 import numpy as np
 
 from mirage_jax import timing
-from mirage_jax.compiler.attempt import Attempt
 from mirage_jax.compiler.specialization import is_written, specialized
+from mirage_jax.compiler.tuning_session import TuningSession
 from mirage_jax.compiler.winner import Winner
+from mirage_jax.cost.roofline import estimate
 from mirage_jax.errors import LoweringError, UnsupportedError
-from mirage_jax.lower import launch
+from mirage_jax.hardware.device_model import DeviceModel
+from mirage_jax.lower.runtime import launch
 from mirage_jax.mugraph.graph import (
     Axis,
     BlockGraph,
@@ -36,25 +38,25 @@ from mirage_jax.mugraph.graph import (
     is_part,
     part_axis,
 )
-from mirage_jax.search.cost import estimate
-from mirage_jax.search.devices import Device
-from mirage_jax.search.structures import USUAL_WARPS, Candidate, as_wide, in_one_launch, parts_of, together
-from mirage_jax.search.structures import diverse as diverse
+from mirage_jax.search.candidates import USUAL_WARPS, Candidate, as_wide, in_one_launch, parts_of, together
+from mirage_jax.search.candidates import diverse as diverse
 
 log = logging.getLogger("mirage_jax")
 
-MARGIN = 1.03  # lower 95% bound of XLA's time over ours, below which XLA stays
-TILES = (6, 4, 3, 2, 2, 2, 2, 2, 2)  # tile sizes per kernel tried for the first, second, ... finalist
-FINALISTS = len(TILES)
-KEPT = 3  # variants that survive a screen
-MOST = 72  # variants that are compiled for one: graphs of several large kernels have more
-STEPS = 4  # of the climb
-LONG = 120.0  # seconds of climbing after which there is no further step
-GAIN = 0.98  # of the best time before a step: where other regions wait, one that gains less is the last
-FIRST = 2  # variants of each muGraph that are timed before all others, where these are more than that
-HOPELESS = 3.0  # time of the faster one over the fastest of all, beyond which a muGraph's others are not tried then
-ORIGINS = 3  # variants from which it starts, of different muGraphs mostly; it goes on from two
-NEARBY = 1.6  # estimate of a neighbour over that of its origin up to which it is tried
+MIN_SPEEDUP = 1.03  # lower 95% bound of XLA's time over ours, below which XLA stays
+TILINGS_PER_FINALIST = (6, 4, 3, 2, 2, 2, 2, 2, 2)  # tile sizes per kernel tried for the first, second, ... finalist
+FINALISTS = len(TILINGS_PER_FINALIST)
+SCREEN_SURVIVORS = 3  # variants that survive a screen
+MAX_VARIANTS = 72  # variants that are compiled for one: graphs of several large kernels have more
+MAX_CLIMB_STEPS = 4  # of the climb
+MAX_CLIMB_SECONDS = 120.0  # seconds of climbing after which there is no further step
+MAX_STEP_TIME_RATIO = 0.98  # of the best time before a step: where other regions wait, one that gains less is the last
+FIRST_VARIANTS = 2  # variants of each muGraph that are timed before all others, where these are more than that
+HOPELESS_RATIO = (
+    3.0  # time of the faster one over the fastest of all, beyond which a muGraph's others are not tried then
+)
+CLIMB_ORIGINS = 3  # variants from which it starts, of different muGraphs mostly; it goes on from two
+MAX_NEIGHBOR_COST_RATIO = 1.6  # estimate of a neighbour over that of its origin up to which it is tried
 WARPS, STAGES = (2, 4, 8), range(2, 7)
 ROUNDS = 10  # of the comparison with XLA
 
@@ -68,35 +70,41 @@ class Comparison:
     best: tuple[timing.Timing, timing.Ratio] | None
 
 
-def compare(attempt: Attempt, finalists: Sequence[Candidate], precise: int = 0) -> Comparison:
+def compare(attempt: TuningSession, finalists: Sequence[Candidate], precise: int = 0) -> Comparison:
     """Screen all variants of the finalists, then time the best few against XLA, with all kernels as `precise`."""
-    tiles = [(c, as_precise(s, precise)) for i, c in enumerate(finalists) for s in tile_variants(c, TILES[i])]
+    tiles = [
+        (c, as_precise(s, precise)) for i, c in enumerate(finalists) for s in tile_variants(c, TILINGS_PER_FINALIST[i])
+    ]
     for i, c in enumerate(finalists):
         found = specialized(c.graph, c.schedule, attempt.description)
-        tiles += [(c, as_precise(s, precise)) for s in found[: TILES[i]]]
+        tiles += [(c, as_precise(s, precise)) for s in found[: TILINGS_PER_FINALIST[i]]]
         if (launches := together(c, attempt.description)) is not None:
             tiles += [(c, as_precise(s, precise)) for s in in_one_launch(c.graph, launches)]
     screen = Screen(attempt)
     variants = [attempt.winner(c.graph, s, c.family) for c, s in tiles]
-    if len(variants) > MOST:  # the model would leave some out, and it does not know which of XLA's products are slow
-        screen(first_of_each(variants, FIRST))
+    if (
+        len(variants) > MAX_VARIANTS
+    ):  # the model would leave some out, and it does not know which of XLA's products are slow
+        screen(first_of_each(variants, FIRST_VARIANTS))
         variants = [w for w in variants if screen.hopeful(w.graph)]
     screen(variants)
     screen(screen.composed())
     best = screen(screen.joint())
-    origins = screen.origins(ORIGINS)
-    until = min(time.monotonic() + LONG, attempt.until)
-    for _ in range(STEPS):
+    origins = screen.origins(CLIMB_ORIGINS)
+    until = min(time.monotonic() + MAX_CLIMB_SECONDS, attempt.until)
+    for _ in range(MAX_CLIMB_STEPS):
         if time.monotonic() > until:
             break
         before = screen.best
-        screen(replace(w, schedule=s) for w in origins for s in nearby(w, attempt.description))
+        screen(replace(w, schedule=s) for w in origins for s in neighboring_schedules(w, attempt.description))
         screen(screen.composed())
         best = screen(screen.joint())
-        if screen.best >= (GAIN if attempt.until < math.inf else 1.0) * before:
+        if screen.best >= (MAX_STEP_TIME_RATIO if attempt.until < math.inf else 1.0) * before:
             break
         origins = screen.origins(2)
-    best = list(dict.fromkeys((*best, *screen.leaders(KEPT))))  # the float gate may refuse all variants of a muGraph
+    best = list(
+        dict.fromkeys((*best, *screen.leaders(SCREEN_SURVIVORS)))
+    )  # the float gate may refuse all variants of a muGraph
     timed = attempt.timings(
         {"xla": attempt.xla, **{str(i): attempt.ours(w) for i, w in enumerate(best)}}, rounds=ROUNDS
     )
@@ -106,7 +114,7 @@ def compare(attempt: Attempt, finalists: Sequence[Candidate], precise: int = 0) 
     attempt.record((w, timed[str(i)]) for i, w in enumerate(best) if str(i) in timed)
     rows = [(w, timed[str(i)], timing.ratio(xla, timed[str(i)])) for i, w in enumerate(best) if str(i) in timed]
     rows.sort(key=lambda row: -row[2].value)
-    return Comparison(xla, tuple(row for row in rows if row[2].low >= MARGIN), rows[0][1:] if rows else None)
+    return Comparison(xla, tuple(row for row in rows if row[2].low >= MIN_SPEEDUP), rows[0][1:] if rows else None)
 
 
 def first_of_each(variants: Iterable[Winner], n: int) -> Iterator[Winner]:
@@ -139,14 +147,14 @@ def precisions(c: Candidate) -> list[int]:
 class Screen:
     """Times variants once each and remembers them all."""
 
-    attempt: Attempt
+    attempt: TuningSession
     seconds: dict[Winner, float] = field(default_factory=dict)
 
     def __call__(self, variants: Iterable[Winner]) -> list[Winner]:
         """Time those that are new, if they are not too many; the fastest few so far."""
         new = self._likely([w for w in dict.fromkeys(variants) if w not in self.seconds])
         run_here = self.attempt.platform == "cpu" and self.attempt.trials is None
-        if run_here and len(new) + len(self.seconds) <= KEPT:
+        if run_here and len(new) + len(self.seconds) <= SCREEN_SURVIVORS:
             self.seconds |= dict.fromkeys(new, 0.0)  # few enough to be compared with XLA at once
         elif new:
             log.info("compiling and timing %d variants", len(new))
@@ -154,21 +162,21 @@ class Screen:
             self.attempt.tried["timed"] += len(timed)
             self.attempt.record((new[i], t) for i, t in timed.items())
             self.seconds |= {w: timed[i].seconds if i in timed else math.inf for i, w in enumerate(new)}
-        return self._ranked()[:KEPT]
+        return self._ranked()[:SCREEN_SURVIVORS]
 
     def _likely(self, new: list[Winner]) -> list[Winner]:
-        """The `MOST` that the model likes best, and one of each muGraph."""
-        if len(new) <= MOST:
+        """The `MAX_VARIANTS` that the model likes best, and one of each muGraph."""
+        if len(new) <= MAX_VARIANTS:
             return new
         first = {w.graph: w for w in reversed(new)}
         price = {w: estimate(w.graph, w.schedule, self.attempt.description) for w in new}
-        return list(dict.fromkeys((*first.values(), *sorted(new, key=price.__getitem__))))[:MOST]
+        return list(dict.fromkeys((*first.values(), *sorted(new, key=price.__getitem__))))[:MAX_VARIANTS]
 
     def composed(self) -> Iterator[Winner]:
         """Of each of the best muGraphs the sizes that seem best for each kernel, together. Launches run one after the
         other, so a variant's time is taken for a sum of times, one for each kernel and its sizes (least squares).
         """
-        for best in self.leaders(ORIGINS):
+        for best in self.leaders(CLIMB_ORIGINS):
             like = (best.graph, best.schedule.joint, best.schedule.parts)
             timed = [w for w in self._ranked() if (w.graph, w.schedule.joint, w.schedule.parts) == like]
             columns = list(dict.fromkeys(use for w in timed for use in enumerate(w.schedule.kernels)))
@@ -205,7 +213,7 @@ class Screen:
     def hopeful(self, graph: KernelGraph) -> bool:
         """Whether a muGraph is not far slower than the fastest so far, as far as that was timed."""
         own = min((s for w, s in self.seconds.items() if w.graph == graph), default=math.inf)
-        return not HOPELESS * self.best < own < math.inf
+        return not HOPELESS_RATIO * self.best < own < math.inf
 
     @property
     def best(self) -> float:
@@ -232,7 +240,7 @@ def tile_variants(c: Candidate, n: int) -> Iterator[Schedule]:
         yield c.schedule
 
 
-def nearby(w: Winner, device: Device) -> Iterator[Schedule]:
+def neighboring_schedules(w: Winner, device: DeviceModel) -> Iterator[Schedule]:
     """One change to one kernel: other warps, as many programs as run at a time or as there are blocks, a pipeline stage
     or two more or less, a tile of half or twice the size along one axis, or moved from one axis to another, or blocks
     of half or twice the size and warps; half or twice the parts of a split axis, with and without such blocks; or one
@@ -245,7 +253,7 @@ def nearby(w: Winner, device: Device) -> Iterator[Schedule]:
         *_loops_changed(w.graph, w.schedule),
     )
     for schedule in changed:
-        if estimate(w.graph, schedule, device) <= NEARBY * now and _is_written(w, schedule):
+        if estimate(w.graph, schedule, device) <= MAX_NEIGHBOR_COST_RATIO * now and _is_written(w, schedule):
             yield schedule
 
 
@@ -261,7 +269,7 @@ def _is_written(w: Winner, changed: Schedule) -> bool:
     )
 
 
-def _one_changed(graph: KernelGraph, schedule: Schedule, device: Device) -> Iterator[Schedule]:
+def _one_changed(graph: KernelGraph, schedule: Schedule, device: DeviceModel) -> Iterator[Schedule]:
     for i, kernel in enumerate(graph.kernels):
         if isinstance(kernel, BlockGraph):
             sizes = schedule.kernels[i]
@@ -329,7 +337,7 @@ def _with_tile(sizes: KernelSchedule, axis: Axis, tile: int) -> KernelSchedule:
     return replace(sizes, tiles=tuple((a, tile if a == axis else t) for a, t in sizes.tiles))
 
 
-def _launches(kernel: BlockGraph, sizes: KernelSchedule, device: Device) -> Iterator[KernelSchedule]:
+def _launches(kernel: BlockGraph, sizes: KernelSchedule, device: DeviceModel) -> Iterator[KernelSchedule]:
     if sizes.specialized:
         yield replace(sizes, programs=0 if sizes.programs else device.blocks)
     for warps in () if sizes.specialized else WARPS:

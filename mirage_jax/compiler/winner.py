@@ -10,19 +10,19 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from mirage_jax.lower import launch
-from mirage_jax.lower.frame import Options as EmitOptions
+from mirage_jax.lower.runtime import launch
+from mirage_jax.lower.triton.frame import EmitOptions as EmitOptions
 from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.footprint import Footprint, footprint
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Library, Schedule
 from mirage_jax.mugraph.parser import parse
+from mirage_jax.mugraph.passes.thread_fusion import thread_graphs
 from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
-from mirage_jax.mugraph.thread import thread_graphs
 from mirage_jax.mugraph.views import View
 
 # A float32 product that asks for more than the default precision is not captured, and XLA's default on GPUs is tf32
 # too.
-KERNEL_OPTIONS = EmitOptions(dot_precision="tf32")
+KERNEL_EMIT_OPTIONS = EmitOptions(dot_precision="tf32")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Winner:
     def options(self) -> EmitOptions:
         """How its kernels are written."""
         cut = tuple((t.name, view) for t, view in zip(self.graph.inputs, self.views, strict=False) if view.cuts)
-        return replace(KERNEL_OPTIONS, views=cut)
+        return replace(KERNEL_EMIT_OPTIONS, views=cut)
 
     @property
     def footprint(self) -> Footprint:

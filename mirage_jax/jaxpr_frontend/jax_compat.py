@@ -60,7 +60,7 @@ _BODIES = {
 }
 
 
-FEW = 4  # elements of a row: each is looked for in all of it
+MAX_PICKED_ELEMENTS = 4  # elements of a row: each is looked for in all of it
 
 # Where an equation comes from is a line of the user, or of a library, not one of the wrapper around them.
 source_info_util.register_exclusion(str(Path(__file__).parent) + os.sep)
@@ -100,7 +100,7 @@ def lower_as_written(jaxpr: Jaxpr, context: Any, operands: Sequence[Any]) -> Any
 
 
 @dataclass(frozen=True)
-class Target:
+class LoweringTarget:
     """What a program is being lowered for."""
 
     platforms: tuple[str, ...]  # usually one, several under `jax.export`
@@ -110,9 +110,9 @@ class Target:
     is_nested: bool = False  # it is part of a larger program
 
 
-def target(context: Any) -> Target:
+def target(context: Any) -> LoweringTarget:
     parameters = getattr(context.module_context, "lowering_parameters", None)
-    return Target(
+    return LoweringTarget(
         tuple(context.platforms or context.module_context.platforms),
         _is_partitioned(context),
         bool(getattr(parameters, "for_export", False)),
@@ -239,7 +239,7 @@ class Indexed:
     def is_few(self, shape: Sequence[int], index_shape: Sequence[int]) -> bool:
         """Whether the indices pick few elements of every row, and not rows or anything else."""
         several = math.prod(n for d, n in enumerate(index_shape[:-1]) if d not in self.index_batch)
-        return len(self.mapped) == 1 and self.collapsed == self.mapped and several <= FEW
+        return len(self.mapped) == 1 and self.collapsed == self.mapped and several <= MAX_PICKED_ELEMENTS
 
     def places(self, rank: int, index_rank: int) -> list[tuple[int | None, int | None]]:
         """For each dimension of the result (or of the updates) those of the operand and of the indices."""

@@ -15,7 +15,7 @@ from itertools import permutations
 from math import prod
 
 from mirage_jax.errors import LoweringError, UnsupportedError
-from mirage_jax.hardware import SURE_L2_BYTES, WGMMA_ROWS
+from mirage_jax.hardware.gpus import SURE_L2_BYTES, WGMMA_ROWS
 from mirage_jax.mugraph.graph import (
     Axis,
     BlockGraph,
@@ -33,11 +33,11 @@ from mirage_jax.mugraph.graph import (
 MIN_DOT = 16  # tl.dot wants every dimension at least this large
 SINGLE: Axis = "*"  # the one row (or column) of a vector in a matrix product; not a name that an axis can have
 MAX_RANK = 3
-MAX_LANES = 1 << 20  # Triton's own limit on elements of a tile
+MAX_TILE_ELEMENTS = 1 << 20  # Triton's own limit on elements of a tile
 MAX_PERMUTED = 6  # axes up to which every order of tile dimensions is tried
-ACROSS = 1.5  # a reduction of rows goes through all warps; a transposed load costs 1
-RIGHT = 2.0  # a right operand comes from shared memory, a left one from registers
-GROUP = 8  # blocks along the fastest grid axis that share the operands of the next one while they are in L2
+ACROSS_WARPS_COST = 1.5  # a reduction of rows goes through all warps; a transposed load costs 1
+RIGHT_OPERAND_COST = 2.0  # a right operand comes from shared memory, a left one from registers
+L2_GROUP_BLOCKS = 8  # blocks along the fastest grid axis that share the operands of the next one while they are in L2
 
 BYTES: Mapping[str, int] = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i32": 4, "i8": 1, "u8": 1, "bool": 1}
 
@@ -112,7 +112,7 @@ class TileAxis:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class MatrixProduct:
     """A `dot` that is a matrix product: ``[row, inner] x [inner, column]``; `swapped`: its second argument has the row.
 
     A vector is a matrix whose only row (or column) is the axis `SINGLE`.
@@ -178,7 +178,7 @@ class Tiling:
     def lanes(self, axes: Iterable[Axis]) -> int:
         return prod(self.axes[a].block for a in set(axes))
 
-    def product(self, op: Op) -> Product | None:
+    def product(self, op: Op) -> MatrixProduct | None:
         """The matrix product that `op` is, oriented by the kernel's order, or None."""
         if op.name not in self._products:
             return None
@@ -186,7 +186,7 @@ class Tiling:
         swapped = self.order.index(row) > self.order.index(column)
         if swapped:
             row, column = column, row
-        return Product(row, tuple(a for a in self.order if a in inner), column, swapped)
+        return MatrixProduct(row, tuple(a for a in self.order if a in inner), column, swapped)
 
     @cached_property
     def order(self) -> tuple[Axis, ...]:
@@ -224,13 +224,13 @@ class Tiling:
                 turned = any((place[free] < place[k]) != left for k in inner)
                 cost += turned * (1.0 if arg in loads else 4.0)
                 if not left and not self.skinny and arg not in loads and self.kernel.stages[arg].body:
-                    cost += RIGHT
+                    cost += RIGHT_OPERAND_COST
             if self.skinny:
                 cost += (place[row] < place[column]) == (self.axes[row].block < self.axes[column].block)
             else:
                 cost += 0.5 * (place[row] > place[column])
         if not self.skinny:
-            cost += ACROSS * any(self._reduces_rows(op, place) for op in self.kernel.ops)
+            cost += ACROSS_WARPS_COST * any(self._reduces_rows(op, place) for op in self.kernel.ops)
         for axes in loads.values():
             own = [place[a] for a in axes if a in place]
             cost += 0.01 * sum(x > y for n, x in enumerate(own) for y in own[n + 1 :])
@@ -338,9 +338,9 @@ class Tiling:
                 raise UnsupportedError(
                     f"value {value.name} has {len(dims)} tile axes {dims}; at most {MAX_RANK} are emitted"
                 )
-            if self.lanes(dims) > MAX_LANES:
+            if self.lanes(dims) > MAX_TILE_ELEMENTS:
                 raise LoweringError(
-                    f"value {value.name} has {self.lanes(dims)} elements per tile, more than {MAX_LANES}"
+                    f"value {value.name} has {self.lanes(dims)} elements per tile, more than {MAX_TILE_ELEMENTS}"
                 )
         for op in self.kernel.ops:
             gone = set(op.attributes.get("axes", ())) & set(self.kernel.grid)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ def structure_hash(graph: KernelGraph, extents: bool = True) -> str:
 
 def canonical(graph: KernelGraph, extents: bool = True) -> KernelGraph:
     """The graph with canonical names; axes that nothing uses are dropped from the extents."""
-    names = _Names()
+    names = _CanonicalNames()
     inputs = tuple(names.tensor(t) for t in graph.inputs)
     kernels = tuple(names.kernel(k, n) for n, k in enumerate(graph))
     outputs = tuple(names.tensors[name] for name in graph.outputs)
@@ -33,7 +33,7 @@ def canonical(graph: KernelGraph, extents: bool = True) -> KernelGraph:
     return KernelGraph(inputs, kernels, outputs, used)
 
 
-class _Names:
+class _CanonicalNames:
     def __init__(self) -> None:
         self.axes: dict[Axis, Axis] = {}
         self.tensors: dict[str, str] = {}

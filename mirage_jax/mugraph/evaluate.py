@@ -13,8 +13,8 @@ The rules (Mirage, section 2, with named axes):
   a count of parts that leaves one of them empty is refused. Copies (``k'``) are axes of their own and are not cut
   along with ``k``;
 * the loop cuts the loop axis (inside the part, if split) into tiles; all other axes are whole. Steps outside of the
-  kernel's span are left out, but in blocks where a guard says that they count (`mugraph.sentinels`). Where none is
-  left, ``acc`` and ``accs`` are 0 and a shift is any number (here: that of the first step), since only what does not
+  kernel's span are left out, but in blocks where a guard says that they count (`mugraph.passes.sentinels`). Where none
+  is left, ``acc`` and ``accs`` are 0 and a shift is any number (here: that of the first step), since only what does not
   depend on it is right;
 * a value of the loop body that a later loop needs is computed again there;
 * ``acc`` sums over the steps. A ``shift`` or ``max`` over the loop axis is carried: its value at step t is the
@@ -34,8 +34,8 @@ from typing import Any, Protocol, Self
 import numpy
 
 from mirage_jax.errors import GraphError
-from mirage_jax.mugraph.arrays import FloatDomain, Named
-from mirage_jax.mugraph.domain import Domain
+from mirage_jax.mugraph.domains.floats import FloatDomain, NamedArray
+from mirage_jax.mugraph.domains.protocol import Domain
 from mirage_jax.mugraph.graph import (
     Axis,
     BlockGraph,
@@ -54,7 +54,7 @@ from mirage_jax.mugraph.graph import (
     split_axis,
 )
 from mirage_jax.mugraph.operators import ACCUMULATORS, ZERO, operator
-from mirage_jax.mugraph.sentinels import Guard, guarded, with_short_steps
+from mirage_jax.mugraph.passes.sentinels import Guard, guarded, with_short_steps
 
 type Ranges = Mapping[Axis, range]
 
@@ -113,7 +113,7 @@ def run(
     widen: bool = False,
 ) -> list[Any]:
     """Evaluate on plain arrays: the float64 oracle, or, with ``xp=jax.numpy, dtype=None``, the portable lowering."""
-    inputs = [Named(t.axes, xp.asarray(a)) for t, a in zip(graph.inputs, arrays, strict=True)]
+    inputs = [NamedArray(t.axes, xp.asarray(a)) for t, a in zip(graph.inputs, arrays, strict=True)]
     for tensor, x in zip(graph.inputs, inputs, strict=True):
         want = tuple(graph.extent(a) for a in tensor.axes)
         if x.array.shape != want:

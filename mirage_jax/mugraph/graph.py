@@ -14,14 +14,15 @@ which a split axis ``k`` is divided over the grid (split-K, split-KV). If ``k.g`
 Kernel graph = `KernelGraph`: library operators (`Library`, left to XLA) and graph-defined kernels (`BlockGraph`) over
 device tensors (`Tensor`). Block graph: input iterators (`Load`), operators (`Op`), accumulators (operators ``acc``,
 ``accs``, ``last``; the carried ``shift``), output savers (`Store`), a grid and at most one loop axis. The thread
-graph is derived by rule: chains of elementwise operators stay in registers (`mugraph.thread`). Sizes of tiles are not
-part of a muGraph but of a `Schedule`, so one structure serves every shape.
+graph is derived by rule: chains of elementwise operators stay in registers (`mugraph.passes.thread_fusion`). Sizes of
+tiles are not part of a muGraph but of a `Schedule`, so one structure serves every shape.
 
 Where an operator runs is derived too (`BlockGraph.stages`): an operator is in the *body* of the loop if it depends on
 a load that has the loop axis, other than through an accumulator; its *depth* is the number of accumulators below it.
 Body operators of depth d run in loop number d, so a graph may pass over its data more than once.
 
-A loop may have a *span* (`Span`): steps wholly outside of it are not run. So causal attention does half of the work.
+A loop may have a *span* (`LoopBounds`): steps wholly outside of it are not run. So causal attention does half of the
+work.
 """
 
 from __future__ import annotations
@@ -37,24 +38,24 @@ from mirage_jax.errors import GraphError
 type Axis = str
 type Attr = Fraction | int | str | tuple[Axis, ...]
 
-HALF = ("f16", "bf16")
+SIXTEEN_BIT_FLOATS = ("f16", "bf16")
 SCALED = ("acc", "accs", "affine", "mul", "div")  # what keeps relative errors as they are
 
-PART = ".g"  # ends the name of an axis that counts parts
+PART_SUFFIX = ".g"  # ends the name of an axis that counts parts
 
 
 def part_axis(axis: Axis) -> Axis:
     """``k -> k.g``: the axis that counts the parts of a split axis."""
-    return axis + PART
+    return axis + PART_SUFFIX
 
 
 def split_axis(axis: Axis) -> Axis:
     """``k.g -> k``: the axis whose parts are counted; every other axis is its own."""
-    return axis.removesuffix(PART)
+    return axis.removesuffix(PART_SUFFIX)
 
 
 def is_part(axis: Axis) -> bool:
-    return origin(axis).endswith(PART)
+    return origin(axis).endswith(PART_SUFFIX)
 
 
 @functools.cache
@@ -127,7 +128,7 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class LoopBounds:
     """Which steps of a loop over n run: those with an index n for which the block has an index i of its grid axis
     `axis` such that ``low <= n - i <= high`` (None: unbounded). Indices count from the start of the whole axis, also
     where n is split into parts. Sums over no step at all are zero.
@@ -233,7 +234,7 @@ class BlockGraph:
     loads: tuple[Load, ...]
     ops: tuple[Op, ...]
     stores: tuple[Store, ...]
-    span: Span | None = None
+    span: LoopBounds | None = None
 
     @property
     def divided(self) -> tuple[Axis, ...]:
@@ -291,7 +292,7 @@ class BlockGraph:
         the result.
         """
         values = self.only_scaled(name)
-        return bool(values) and all(s.tensor.dtype in HALF for s in self.stores if s.value in values)
+        return bool(values) and all(s.tensor.dtype in SIXTEEN_BIT_FLOATS for s in self.stores if s.value in values)
 
     def __str__(self) -> str:
         head = f"kernel {self.name} grid({','.join(self.grid)})"
@@ -389,7 +390,7 @@ class KernelSchedule:
     to 16 bits anyway); exponentials are relative to the shifts that are stored, not to what these were rounded from.
 
     specialized: one warp more only loads, and each four of the `num_warps` compute on rows of their own
-    (`lower.specialized`). programs: so many share the blocks of the grid, if it has more; 0: each block has its own.
+    (`lower.hopper.kernel`). programs: so many share the blocks of the grid, if it has more; 0: each block has its own.
     """
 
     tiles: tuple[tuple[Axis, int], ...] = ()

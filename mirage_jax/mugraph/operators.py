@@ -21,7 +21,7 @@ from typing import Any
 import scipy  # pyright: ignore[reportMissingTypeStubs]
 
 from mirage_jax.errors import GraphError
-from mirage_jax.mugraph.domain import Domain
+from mirage_jax.mugraph.domains.protocol import Domain
 from mirage_jax.mugraph.graph import Attr, Axis
 
 ONE, ZERO = Fraction(1), Fraction(0)

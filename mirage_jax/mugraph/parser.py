@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from mirage_jax.errors import ParseError
 from mirage_jax.mugraph.builder import library
-from mirage_jax.mugraph.graph import Attr, Axis, BlockGraph, Kernel, KernelGraph, Load, Op, Span, Store, Tensor
+from mirage_jax.mugraph.graph import Attr, Axis, BlockGraph, Kernel, KernelGraph, Load, LoopBounds, Op, Store, Tensor
 
 _NAME = r"[^\s\[\](){}=,:%]+"
 _AXES = r"\[([^\[\]]*)\]"
@@ -107,12 +107,12 @@ class _Reader:
         span = self.span(head[4]) if head[4] else None
         return BlockGraph(head[1], _axes(head[2]), head[3], tuple(loads), tuple(ops), tuple(stores), span)
 
-    def span(self, text: str) -> Span:
+    def span(self, text: str) -> LoopBounds:
         m = _SPAN.fullmatch(text) or self.fail("a span such as i-15..i+0", repr(text))
         if len(names := {m[1], m[3]} - {None}) != 1:
             self.fail("a span around one axis", repr(text))
         low, high = (None if bound is None else int(bound) for bound in (m[2], m[4]))
-        return Span(names.pop(), low, high)
+        return LoopBounds(names.pop(), low, high)
 
     def attributes(self, text: str | None) -> dict[str, Attr]:
         out: dict[str, Attr] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mirage_jax import bounds
+from mirage_jax import limits
 from mirage_jax.errors import CacheError, GraphError, printable
 from mirage_jax.mugraph.graph import KernelSchedule, Schedule
 
@@ -23,9 +23,9 @@ def kernel_to_json(k: KernelSchedule) -> Any:
 def schedule_from_json(value: Any) -> Schedule:
     """Raises `GraphError` unless the value has the form that `schedule_to_json` gives, within `bounds`."""
     try:
-        joint = bounds.flag("joint", value.get("joint", False))  # there are stored ones without
-        kernels = bounds.items("kernels", value["kernels"], bounds.MAX_KERNELS)
-        parts = tuple((str(a), bounds.whole("parts", n, 1, bounds.MAX_PARTS)) for a, n in value["parts"])
+        joint = limits.flag("joint", value.get("joint", False))  # there are stored ones without
+        kernels = limits.items("kernels", value["kernels"], limits.MAX_KERNELS)
+        parts = tuple((str(a), limits.whole("parts", n, 1, limits.MAX_PARTS)) for a, n in value["parts"])
         return Schedule(tuple(map(kernel_from_json, kernels)), parts, joint)
     except (AttributeError, CacheError, KeyError, TypeError, ValueError) as error:
         raise GraphError(f"a stored schedule is malformed ({printable(str(error))})") from None
@@ -34,10 +34,10 @@ def schedule_from_json(value: Any) -> Schedule:
 def kernel_from_json(value: Any) -> KernelSchedule:
     """The sizes of one kernel; raises `CacheError`, or what a value of another form leads to."""
     return KernelSchedule(
-        tuple((str(a), bounds.power_of_two("tile", n, bounds.MAX_TILE)) for a, n in value["tiles"]),
-        bounds.power_of_two("num_warps", value["num_warps"], bounds.MAX_WARPS),
-        bounds.whole("num_stages", value["num_stages"], 1, bounds.MAX_STAGES),
-        bounds.whole("precise", value.get("precise", 0), 0, 2),  # there are stored ones without
-        bounds.flag("specialized", value.get("specialized", False)),
-        bounds.whole("programs", value.get("programs", 0), 0, bounds.MAX_PROGRAMS),
+        tuple((str(a), limits.power_of_two("tile", n, limits.MAX_TILE)) for a, n in value["tiles"]),
+        limits.power_of_two("num_warps", value["num_warps"], limits.MAX_WARPS),
+        limits.whole("num_stages", value["num_stages"], 1, limits.MAX_STAGES),
+        limits.whole("precise", value.get("precise", 0), 0, 2),  # there are stored ones without
+        limits.flag("specialized", value.get("specialized", False)),
+        limits.whole("programs", value.get("programs", 0), 0, limits.MAX_PROGRAMS),
     )

@@ -16,7 +16,7 @@ type Dims = list[tuple[int, int]]  # size and stride of each dimension, in eleme
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ViewStep:
     """A step from an array to a part of it: reshape to `shape`, then slice. Row-major."""
 
     shape: tuple[int, ...]
@@ -29,7 +29,7 @@ class View:
     """From an array of shape `whole` to a tensor: cuts one after the other, then a reshape to `shape`. Row-major."""
 
     whole: tuple[int, ...]
-    cuts: tuple[Cut, ...]
+    cuts: tuple[ViewStep, ...]
     shape: tuple[int, ...]
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ class View:
     @classmethod
     def from_json(cls, value: list[Any]) -> Self:
         whole, cuts, shape = value
-        return cls(tuple(whole), tuple(Cut(*map(tuple, cut)) for cut in cuts), tuple(shape))
+        return cls(tuple(whole), tuple(ViewStep(*map(tuple, cut)) for cut in cuts), tuple(shape))
 
     @cached_property
     def place(self) -> tuple[int, tuple[int, ...]] | None:

@@ -6,7 +6,7 @@ import gc
 import sys
 
 from mirage_jax.children import end_with_standard_input
-from mirage_jax.search.parts import found_to_text, part_from_text, search_part
+from mirage_jax.search.decompose.subprocesses import found_to_text, part_from_text, search_part
 
 if __name__ == "__main__":
     gc.disable()  # a process that ends has no use for it

@@ -11,33 +11,35 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from mirage_jax.cost.roofline import estimate
 from mirage_jax.errors import UnsupportedError
+from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.operators import operator
-from mirage_jax.search.cones import cone
-from mirage_jax.search.cost import estimate
-from mirage_jax.search.devices import Device
-from mirage_jax.search.frontier import BudgetExceeded, Space
-from mirage_jax.search.fusion import combined, inlined
-from mirage_jax.search.parts import Part, search_parts
+from mirage_jax.search.candidates import Candidate, kind, ranged, tiled
+from mirage_jax.search.decompose.fusion import combined, inlined
+from mirage_jax.search.decompose.output_slices import cone
+from mirage_jax.search.decompose.subprocesses import SubSearch, search_parts
+from mirage_jax.search.decompose.windows import KernelWindow, divide, replace_windows
+from mirage_jax.search.enumerate.kernels import BudgetExceeded, Space
+from mirage_jax.search.enumerate.window_search import FAMILIES, Search
 from mirage_jax.search.report import Notify, SearchReport
-from mirage_jax.search.structures import Candidate, kind, ranged, tiled
-from mirage_jax.search.window_search import FAMILIES, Search
-from mirage_jax.search.windows import Window, divide, replace_windows
 
 # Terms of normal forms seen in looking at a window: one that takes more does not fit. (Not seconds: what is found is
 # to be the same on a busy machine.)
-PROBE_TERMS = 6_000
-MAX_CLASSES = 100  # values in a window with one output: more are not exhausted in seconds
-BLOCK = 8192  # elements of an output that one block makes, if there are many
-CONE_TERMS = 60_000  # the same for a cone; there are few of them
-CONE_CLASSES = 220  # in a cone, of which plans of two or three kernels are looked at: tens of seconds
-WHOLE_CLASSES = 400  # in a region of which only one kernel that computes all of it is looked for: ten seconds
+MAX_PROBE_TERMS = 6_000
+MAX_WINDOW_CLASSES = 100  # values in a window with one output: more are not exhausted in seconds
+MAX_BLOCK_ELEMENTS = 8192  # elements of an output that one block makes, if there are many
+MAX_OUTPUT_SLICE_TERMS = 60_000  # the same for a cone; there are few of them
+MAX_OUTPUT_SLICE_CLASSES = 220  # in a cone, of which plans of two or three kernels are looked at: tens of seconds
+MAX_WHOLE_REGION_CLASSES = (
+    400  # in a region of which only one kernel that computes all of it is looked for: ten seconds
+)
 
 
 def search(
     reference: KernelGraph,
-    device: Device,
+    device: DeviceModel,
     space: Space,
     seconds: float,
     states: int = 2_000_000,
@@ -49,14 +51,14 @@ def search(
     window, and output by output, in up to `workers` processes.
     """
     until = time.monotonic() + seconds
-    parts = divide(reference, lambda graph: is_narrow(graph, device, space, MAX_CLASSES))
+    parts = divide(reference, lambda graph: is_narrow(graph, device, space, MAX_WINDOW_CLASSES))
     if len(parts) == 1:
         one = Search(reference, device, space, seconds, states, families, notify=notify)
         return sorted(ranged(reference, one.run(), device), key=lambda c: c.seconds), one.report
     cones = _cones(reference, device, space) if "kernels" in families and device.is_gpu else []
     report = SearchReport(space, windows=len(parts), cones=len(cones))
-    todo = [Part(w.graph, device, space, states, families) for w in parts]
-    todo += [Part(c, device, own, states, families) for c, own in cones]
+    todo = [SubSearch(w.graph, device, space, states, families) for w in parts]
+    todo += [SubSearch(c, device, own, states, families) for c, own in cones]
     found: list[list[Candidate]] = []
     for candidates, own in search_parts(todo, until - time.monotonic(), workers, notify):
         found.append(candidates)
@@ -66,31 +68,31 @@ def search(
     return sorted(ranged(reference, [*out, *whole], device), key=lambda c: c.seconds), report
 
 
-def _cones(reference: KernelGraph, device: Device, space: Space) -> list[tuple[KernelGraph, Space]]:
+def _cones(reference: KernelGraph, device: DeviceModel, space: Space) -> list[tuple[KernelGraph, Space]]:
     """The cones of all outputs, and what is searched of each; none if one is too wide."""
     pair = replace(space, max_kernels=min(2, space.max_kernels), splits=not _fills(reference, device))
     found: list[tuple[KernelGraph, Space]] = []
     outputs = dict.fromkeys(reference.outputs)
     for name in outputs:
         graph = cone(reference, name)
-        if (probe := _probe(graph, device, pair, CONE_CLASSES, CONE_TERMS)) is not None:
+        if (probe := _probe(graph, device, pair, MAX_OUTPUT_SLICE_CLASSES, MAX_OUTPUT_SLICE_TERMS)) is not None:
             # Summing what tiles have one element of may take one more: gradients of keys that several heads share.
             more = bool(probe.batch & probe.reduced) and pair.max_kernels < space.max_kernels
             found.append((graph, replace(pair, max_kernels=pair.max_kernels + more)))
             continue
         whole = replace(space, max_kernels=1, splits=False)
-        if len(outputs) > 1 or _probe(graph, device, whole, WHOLE_CLASSES, CONE_TERMS) is None:
+        if len(outputs) > 1 or _probe(graph, device, whole, MAX_WHOLE_REGION_CLASSES, MAX_OUTPUT_SLICE_TERMS) is None:
             return []
         found.append((graph, whole))
     return found
 
 
-def is_narrow(graph: KernelGraph, device: Device, space: Space, most: int = MAX_CLASSES) -> bool:
+def is_narrow(graph: KernelGraph, device: DeviceModel, space: Space, most: int = MAX_WINDOW_CLASSES) -> bool:
     """Are there few enough values in the AND-OR graph for an exhaustive search?"""
-    return _probe(graph, device, space, most, PROBE_TERMS) is not None
+    return _probe(graph, device, space, most, MAX_PROBE_TERMS) is not None
 
 
-def _probe(graph: KernelGraph, device: Device, space: Space, most: int, terms: int) -> Search | None:
+def _probe(graph: KernelGraph, device: DeviceModel, space: Space, most: int, terms: int) -> Search | None:
     """A search that has found out which values there are, if they are few; outputs multiply frontiers."""
     weight = math.sqrt(len(set(graph.outputs)))
     # Each output looks at its own values, so what all have looked at is at most `weight ** 2` times the values.
@@ -104,10 +106,10 @@ def _probe(graph: KernelGraph, device: Device, space: Space, most: int, terms: i
     return probe if probe.report.classes * weight <= most else None
 
 
-def _fills(reference: KernelGraph, device: Device) -> bool:
+def _fills(reference: KernelGraph, device: DeviceModel) -> bool:
     """Are there blocks enough for the device without sums that are split over the grid, whatever the output?"""
     sizes = [math.prod(map(reference.extent, reference.tensors[name].axes)) for name in reference.outputs]
-    return min(sizes) >= 2 * device.blocks * BLOCK
+    return min(sizes) >= 2 * device.blocks * MAX_BLOCK_ELEMENTS
 
 
 def _is_pointwise(graph: KernelGraph) -> bool:
@@ -115,7 +117,7 @@ def _is_pointwise(graph: KernelGraph) -> bool:
 
 
 def _compose(
-    reference: KernelGraph, parts: list[Window], found: dict[int, list[Candidate]], device: Device
+    reference: KernelGraph, parts: list[KernelWindow], found: dict[int, list[Candidate]], device: DeviceModel
 ) -> list[Candidate]:
     """The reference with windows replaced: all by their best algebra, all by their best kernels, by the best of each
     kind of kernels where they have one, and each window that is not only pointwise by each alone.

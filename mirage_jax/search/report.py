@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from mirage_jax.search.frontier import BudgetExceeded, Space
+from mirage_jax.search.enumerate.kernels import BudgetExceeded, Space
 
-TELL_SECONDS = 0.2  # between two notes on the progress of a search
+PROGRESS_SECONDS = 0.2  # between two notes on the progress of a search
 
 type Notify = Callable[[int, float | None, float], None]
 """Told now and then: states, best estimate so far, seconds."""
@@ -121,7 +121,7 @@ class Clock:
 
     def check(self) -> None:
         elapsed = time.monotonic() - self.began
-        if self.tell is not None and elapsed > self.told + TELL_SECONDS:
+        if self.tell is not None and elapsed > self.told + PROGRESS_SECONDS:
             self.told = elapsed
             self.tell(self.ticks, elapsed)
         if elapsed > self.seconds:

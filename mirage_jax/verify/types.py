@@ -2,7 +2,7 @@
 
 * An intermediate tensor is float32 (float64 if it depends on one), or has the type of a tensor of the program with the
   same values. It may be a 16-bit float as well if the program has that type, a matrix product reads it, it is no part
-  of a sum, and, in float16, a bound says that it fits (`mugraph.ranges`).
+  of a sum, and, in float16, a bound says that it fits (`mugraph.passes.float16_range`).
 * A factor is one that float32 holds, and no larger or smaller than the square of what all factors and constants of the
   program and the lengths of its sums make together; so is a constant that is added, beside those that the program adds.
   Exponents are no larger than the program's powers and products make.
@@ -24,18 +24,20 @@ import ml_dtypes
 import numpy as np
 
 from mirage_jax.errors import VerificationError
-from mirage_jax.mugraph.arrays import FLOATS, numpy_dtype
-from mirage_jax.mugraph.graph import HALF, Attr, KernelGraph, Op, Tensor, is_part
+from mirage_jax.mugraph.domains.floats import FLOATS, numpy_dtype
+from mirage_jax.mugraph.graph import SIXTEEN_BIT_FLOATS, Attr, KernelGraph, Op, Tensor, is_part
 from mirage_jax.mugraph.operators import operator
-from mirage_jax.mugraph.ranges import equal_tensors, out_of_range, rounded
+from mirage_jax.mugraph.passes.float16_range import equal_tensors, out_of_range, rounded
 
 FACTORS = ("scale", "ca", "cb")
 TERMS = ("offset", "value")
 EXPONENTS = ("exponent", "degree")
-WORSE = 32.0  # times the error of the program itself, and its unit in the last place, that rounding may make
-TWICE = 2.0  # what a product reads twice has its constants twice
-MOST_BITS = 1000.0  # what a power of two may be in Python
-SLACK = 4.0  # bits beyond what the program's own constants make
+MAX_ROUNDING_RATIO = (
+    32.0  # times the error of the program itself, and its unit in the last place, that rounding may make
+)
+MAX_CONSTANT_POWER = 2.0  # what a product reads twice has its constants twice
+MAX_EXPONENT_BITS = 1000.0  # what a power of two may be in Python
+SLACK_BITS = 4.0  # bits beyond what the program's own constants make
 
 
 def check_types(reference: KernelGraph, candidate: KernelGraph) -> None:
@@ -61,7 +63,7 @@ def _check_dtypes(reference: KernelGraph, candidate: KernelGraph) -> None:
     wide = _in_float64(candidate)
     unusual: list[Tensor] = []
     for t in candidate.tensors.values():
-        narrow = t.dtype in HALF and t.dtype in own and t.name in read and not any(map(is_part, t.axes))
+        narrow = t.dtype in SIXTEEN_BIT_FLOATS and t.dtype in own and t.name in read and not any(map(is_part, t.axes))
         usual = t.dtype == ("f64" if t.name in wide else "f32")
         if t.name not in fixed and not usual and not (narrow and t.name not in wide):
             unusual.append(t)
@@ -115,14 +117,16 @@ class _Allowed:
         powers = sum(abs(c) for _, key, c in constants if key in EXPONENTS)
         ops = [op for k in reference for op in k.ops]
         lengths = [reference.extent(a) for op in ops for a in _reduced(op)]
-        bits = TWICE * (sum(abs(math.log2(f)) for f in factors) + sum(map(math.log2, lengths))) + SLACK
+        bits = (
+            MAX_CONSTANT_POWER * (sum(abs(math.log2(f)) for f in factors) + sum(map(math.log2, lengths))) + SLACK_BITS
+        )
         terms = [abs(c) for _, key, c in constants if key in TERMS]
         products = sum(op.op in ("mul", "dot", "div") for op in ops)
         exponent = 2.0 + float(powers) + products
-        bits = min(bits * max(1.0, float(max(_exponents(reference), default=1))), MOST_BITS)
+        bits = min(bits * max(1.0, float(max(_exponents(reference), default=1))), MAX_EXPONENT_BITS)
         widest = ml_dtypes.finfo("float64" if any(t.dtype == "f64" for t in reference.tensors.values()) else "float32")
         held = float(widest.smallest_normal), float(widest.max)
-        largest = min(float(max([*terms, Fraction(1)])) * 2.0 ** min(bits, MOST_BITS), held[1])
+        largest = min(float(max([*terms, Fraction(1)])) * 2.0 ** min(bits, MAX_EXPONENT_BITS), held[1])
         return cls(held, bits, largest, exponent)
 
     def refuses(self, key: str, value: Fraction) -> str:
@@ -191,7 +195,7 @@ def _check_digits(reference: KernelGraph, candidate: KernelGraph) -> None:
             continue
         with np.errstate(invalid="ignore"):
             error, allowed = (float(np.abs(np.where(good, y - r, 0.0)).max()) for y in (c, x))
-        allowed = WORSE * (allowed + unit * float(np.abs(r[good]).max()))
+        allowed = MAX_ROUNDING_RATIO * (allowed + unit * float(np.abs(r[good]).max()))
         if not error <= allowed:
             raise VerificationError(
                 f"output {name} is off by {error:.3g} on small inputs, the program by {allowed:.3g}"

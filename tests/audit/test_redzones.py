@@ -5,12 +5,12 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from lower.programs import PROGRAMS, RAGGED
+from lower.kernels import PROGRAMS, RAGGED
 
 from mirage_jax.audit import redzones
 from mirage_jax.errors import KernelFault
-from mirage_jax.lower.launch import sources
-from mirage_jax.lower.triton_interpreter import interpret, interpret_kernel
+from mirage_jax.lower.runtime.launch import sources
+from mirage_jax.verify.exact.interpreters.triton import interpret, interpret_kernel
 
 pytest.importorskip("triton")
 
@@ -73,7 +73,7 @@ def test_lowers_and_compiles(name: str) -> None:
     """The guarded text is what is launched, into the arrays that are given."""
     pytest.importorskip("jax_triton")
     pytest.importorskip("jax_cuda13_plugin")
-    from mirage_jax.lower.aot import compile_for
+    from mirage_jax.lower.runtime.aot import compile_for
 
     program = ragged(name)
     for source in sources(program.graph, program.schedule):

@@ -13,7 +13,7 @@ from mirage_jax import cli
 from mirage_jax.audit.saved import PROGRAMS, Kind, examine, judge
 from mirage_jax.bench import programs
 from mirage_jax.errors import UsageError
-from mirage_jax.mugraph.importer.file import read_mirage_json
+from mirage_jax.mirage_import.file import read_mirage_json
 from mirage_jax.mugraph.parser import parse
 
 DATA = Path(__file__).parent.parent / "data" / "mirage"

@@ -1,4 +1,5 @@
-"""A child like `mirage_jax.compiler.worker`, whose variants do what they are told instead of running kernels."""
+"""A child like `mirage_jax.compiler.isolation.child`, whose variants do what they are told instead of running
+kernels."""
 
 import functools
 import os
@@ -11,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mirage_jax import timing, turns
-from mirage_jax.compiler import worker
+from mirage_jax import gpu_lock, timing
+from mirage_jax.compiler.isolation import child
 from mirage_jax.compiler.winner import Winner
-from mirage_jax.lower import launch
-from mirage_jax.lower.triton_interpreter import interpret
-from mirage_jax.lower.triton_source import KernelSource
+from mirage_jax.lower.runtime import launch
+from mirage_jax.lower.triton.emitter import KernelSource
+from mirage_jax.verify.exact.interpreters.triton import interpret
 
 healthy = True
 
@@ -81,12 +82,12 @@ def measure(runs):
 if __name__ == "__main__":
     if "never ready" in sys.argv:
         sys.exit("no device")
-    say = worker.channel()
+    say = child.channel()
     print("neither is this")
     say({"ready": "fake device"})
-    fine = lambda: healthy and worker.device_is_healthy()  # noqa: E731
-    turns.OFTEN = float(os.environ.get("OFTEN", turns.OFTEN))
+    fine = lambda: healthy and child.device_is_healthy()  # noqa: E731
+    gpu_lock.NOTICE_SECONDS = float(os.environ.get("OFTEN", gpu_lock.NOTICE_SECONDS))
     shared = os.environ.get("TURNS")
-    turn = functools.partial(turns.alone, Path(shared)) if shared else nullcontext
-    worker.serve(worker.lines_until_the_parent_ends(), say, prepare, measure, fine, turn)
+    turn = functools.partial(gpu_lock.alone, Path(shared)) if shared else nullcontext
+    child.serve(child.lines_until_the_parent_ends(), say, prepare, measure, fine, turn)
     os._exit(1)

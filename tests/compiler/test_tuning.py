@@ -10,23 +10,23 @@ from typing import Any
 
 import jax
 import pytest
-from lower.programs import PROGRAMS
+from lower.kernels import PROGRAMS
 
 from mirage_jax import timing
 from mirage_jax.cache import CacheKey
 from mirage_jax.compiler import Compiler, tuning
-from mirage_jax.compiler.attempt import Attempt
 from mirage_jax.compiler.decide import POLICY
-from mirage_jax.compiler.trials import Failure
+from mirage_jax.compiler.isolation.parent import TrialFailure
+from mirage_jax.compiler.tuning_session import TuningSession
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options
+from mirage_jax.cost.roofline import estimate
+from mirage_jax.hardware.device_model import DEVICES
 from mirage_jax.mugraph.graph import BlockGraph, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.schedule_json import schedule_from_json
 from mirage_jax.report import Decision
-from mirage_jax.search.cost import estimate
-from mirage_jax.search.devices import DEVICES
-from mirage_jax.search.structures import Candidate, as_launched
+from mirage_jax.search.candidates import Candidate, as_launched
 
 PROGRAM = PROGRAMS["rmsnorm"]("f16", i=64, k=1024, j=512)
 WINNER = Winner(PROGRAM.graph, PROGRAM.schedule, (), (), "kernels", "cuda")
@@ -42,18 +42,20 @@ def seconds(schedule: Schedule) -> float | None:
     return 1.0 + sum(max(x, 1 / x) - 1 for x in away)
 
 
-def attempt(tried: list[Schedule]) -> Attempt:
+def attempt(tried: list[Schedule]) -> TuningSession:
     def times(variants: Any, notify: Any) -> list[Any]:
         schedules = [schedule_from_json(v["schedule"]) for v in variants]
         tried.extend(schedules)
-        return [Failure("not compiled", "") if (s := seconds(x)) is None else timing.Timing((s,)) for x in schedules]
+        return [
+            TrialFailure("not compiled", "") if (s := seconds(x)) is None else timing.Timing((s,)) for x in schedules
+        ]
 
     device = SimpleNamespace(device_kind="NVIDIA H200")
-    return Attempt(Any, "cuda", device, Options(), trials=SimpleNamespace(times=times))  # type: ignore[arg-type]
+    return TuningSession(Any, "cuda", device, Options(), trials=SimpleNamespace(times=times))  # type: ignore[arg-type]
 
 
 def test_neighbours_differ_in_one_kernel_by_one_step() -> None:
-    near = list(tuning.nearby(WINNER, DEVICES["H200"]))
+    near = list(tuning.neighboring_schedules(WINNER, DEVICES["H200"]))
     assert len(set(near)) == len(near) > 8 and PROGRAM.schedule not in near
     (old,) = PROGRAM.schedule.kernels
     for s in near:
@@ -72,7 +74,7 @@ def test_parts_of_a_split_axis_change_alone_and_with_the_blocks_that_compute_the
     ((axis, count),) = program.schedule.parts
     kernels = (replace(program.schedule.kernels[0], num_warps=4), *program.schedule.kernels[1:])
     schedule = replace(program.schedule, kernels=kernels)
-    near = list(tuning.nearby(replace(WINNER, graph=program.graph, schedule=schedule), DEVICES["H200"]))
+    near = list(tuning.neighboring_schedules(replace(WINNER, graph=program.graph, schedule=schedule), DEVICES["H200"]))
     assert len(set(near)) == len(near)
     changed = [s for s in near if s.parts != schedule.parts]
     assert {s.parts for s in changed} == {((axis, 2 * count),), ((axis, count // 2),)}
@@ -89,12 +91,14 @@ def test_the_climb_finds_the_best_sizes() -> None:
     best = screen([WINNER])
     for _ in range(8):
         origins = screen.leaders(2)
-        best = screen([replace(w, schedule=s) for w in origins for s in tuning.nearby(w, DEVICES["H200"])])
+        best = screen(
+            [replace(w, schedule=s) for w in origins for s in tuning.neighboring_schedules(w, DEVICES["H200"])]
+        )
     (kernel,) = best[0].schedule.kernels
     assert (dict(kernel.tiles)["j"], dict(kernel.tiles)["k"]) == (64, 128)
     assert (kernel.num_warps, kernel.num_stages) == (8, 4)
     assert len(set(tried)) == len(tried)  # nothing is timed twice
-    assert len(best) == tuning.KEPT and screen.leaders(5) == best[:1]  # one muGraph
+    assert len(best) == tuning.SCREEN_SURVIVORS and screen.leaders(5) == best[:1]  # one muGraph
 
 
 def test_kernels_with_specialized_warps_do_not_hide_others() -> None:
@@ -108,7 +112,7 @@ def test_kernels_with_specialized_warps_do_not_hide_others() -> None:
 
 
 def test_what_is_promised_is_what_is_asked_for() -> None:
-    assert f"ratio at least {tuning.MARGIN}" in POLICY
+    assert f"ratio at least {tuning.MIN_SPEEDUP}" in POLICY
 
 
 @pytest.mark.parametrize("until", [0.0, math.inf])
@@ -121,7 +125,7 @@ def test_no_climb_when_the_time_is_used_up(until: float, monkeypatch: pytest.Mon
     assert found.best is not None and (len(tried) > 5) == (until > 0)
 
 
-@pytest.mark.parametrize("most", [tuning.MOST, 8])
+@pytest.mark.parametrize("most", [tuning.MAX_VARIANTS, 8])
 def test_where_variants_are_many_no_more_is_tried_of_what_is_far_slower(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +140,7 @@ def test_where_variants_are_many_no_more_is_tried_of_what_is_far_slower(
     winner = lambda graph, schedule, *_: replace(WINNER, graph=graph, schedule=schedule)  # noqa: E731
     monkeypatch.setattr(here, "winner", winner)
     monkeypatch.setattr(here, "timings", lambda functions, rounds: dict.fromkeys(functions, timing.Timing((1.0,))))
-    monkeypatch.setattr(tuning, "MOST", most)
+    monkeypatch.setattr(tuning, "MAX_VARIANTS", most)
     (kernel,) = PROGRAM.graph.kernels
     slow = replace(PROGRAM.graph, kernels=(replace(kernel, name="slow"),))
     (sizes,) = PROGRAM.schedule.kernels
@@ -144,7 +148,7 @@ def test_where_variants_are_many_no_more_is_tried_of_what_is_far_slower(
     candidates = [Candidate(graph, PROGRAM.schedule, 1.0, "kernels", others) for graph in (slow, PROGRAM.graph)]
     tuning.compare(here, candidates)
     few, many = tried[str(slow)], tried[str(PROGRAM.graph)]
-    assert min(few, many) > tuning.FIRST if most > 8 else few == tuning.FIRST < many
+    assert min(few, many) > tuning.FIRST_VARIANTS if most > 8 else few == tuning.FIRST_VARIANTS < many
 
 
 def test_what_is_best_for_each_kernel_is_tried_together() -> None:
@@ -187,7 +191,7 @@ def test_kernels_that_do_not_wait_for_each_other_are_tried_in_one_launch() -> No
     assert usual.schedule.joint and [k.num_warps for k in usual.schedule.kernels] == [4, 4]
     screen.seconds[joint] = 0.5
     assert screen.leaders(1) == [joint] and list(screen.joint()) == [joint, usual]
-    near = list(tuning.nearby(joint, DEVICES["H200"]))
+    near = list(tuning.neighboring_schedules(joint, DEVICES["H200"]))
     assert all(s.joint and len({k.num_warps for k in s.kernels}) == 1 for s in near)
     assert {k.num_warps for s in near for k in s.kernels} == set(tuning.WARPS)
     alike = [s for s in near if len({k.num_stages for k in s.kernels}) == 1 and s.kernels[0].tiles == sizes.tiles]

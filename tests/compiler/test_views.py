@@ -9,18 +9,19 @@ import numpy as np
 import pytest
 from jaxpr_frontend.replacing import Replacing, optimized
 
-from mirage_jax.compiler.attempt import space_for
-from mirage_jax.compiler.subject import Subject
+from mirage_jax.compiler.region import RegionOnDevice
+from mirage_jax.compiler.tuning_session import space_for
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options
-from mirage_jax.jaxpr_frontend.regions import analyse
-from mirage_jax.jaxpr_frontend.translate import Region
-from mirage_jax.lower import launch, twin
-from mirage_jax.lower.triton_interpreter import interpret
+from mirage_jax.hardware.device_model import DEVICES
+from mirage_jax.jaxpr_frontend.partition.regions import analyse
+from mirage_jax.jaxpr_frontend.translate.translate import Region
+from mirage_jax.lower.runtime import launch
 from mirage_jax.mugraph.graph import KernelSchedule, Schedule
 from mirage_jax.mugraph.views import View
-from mirage_jax.search.devices import DEVICES
 from mirage_jax.search.driver import search
+from mirage_jax.verify.exact import exact_check
+from mirage_jax.verify.exact.interpreters.triton import interpret
 
 ROWS, WIDTH, HEADS, HEAD = 16, 32, 2, 32
 
@@ -51,7 +52,7 @@ PROGRAMS = {
 def winner_of(fn, args) -> tuple[Region, Winner]:
     """The best kernels for the only region of a function."""
     (region,) = analyse(jax.make_jaxpr(fn)(*args).jaxpr).regions
-    subject = Subject(region, "cuda", None, Options())
+    subject = RegionOnDevice(region, "cuda", None, Options())
     found, _ = search(subject.reference, DEVICES["H200"], space_for(region), seconds=60.0, states=20_000)
     c = next(c for c in found if c.family == "kernels")
     return region, subject.winner(c.graph, c.schedule, c.family)
@@ -78,20 +79,20 @@ def test_kernels_read_parts_of_weights(name: str) -> None:
             np.testing.assert_allclose(np.asarray(have, np.float32), want, rtol=0, atol=2e-2 * np.abs(want).max())
 
     assert Winner.from_json(winner.to_json(), "cuda").options == winner.options
-    assert twin.exact_check(winner.graph, winner.schedule, winner.options) == ""
+    assert exact_check.exact_check(winner.graph, winner.schedule, winner.options) == ""
 
 
 def test_a_wrong_address_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     _, winner = winner_of(*PROGRAMS["fused gate"])
     place = View.place.func  # type: ignore[attr-defined]
     monkeypatch.setattr(View, "place", property(lambda view: (0, place(view)[1])))
-    assert "differ" in twin.exact_check(winner.graph, winner.schedule, winner.options)
+    assert "differ" in exact_check.exact_check(winner.graph, winner.schedule, winner.options)
 
 
 def test_library_operators_get_parts() -> None:
     """XLA runs them: it knows no places."""
     (region,) = analyse(jax.make_jaxpr(fused_gate)(*PROGRAMS["fused gate"][1]).jaxpr).regions
-    subject = Subject(region, "cuda", None, Options())
+    subject = RegionOnDevice(region, "cuda", None, Options())
     own = Schedule((KernelSchedule(),) * len(subject.reference.kernels))
     assert not subject.winner(subject.reference, own, "kernels").in_place
     assert not replace(subject, platform="cpu").winner(subject.reference, own, "algebra").in_place

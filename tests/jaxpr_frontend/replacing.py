@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirage_jax.bench import compile_suite
-from mirage_jax.jaxpr_frontend.capture import capture
-from mirage_jax.jaxpr_frontend.regions import MAX_OPS, Analysis, analyse
-from mirage_jax.jaxpr_frontend.translate import Region
-from mirage_jax.mugraph.arrays import numpy_dtype
+from mirage_jax.jaxpr_frontend.capture.call_primitive import capture
+from mirage_jax.jaxpr_frontend.partition.regions import MAX_REGION_OPERATORS, Analysis, analyse
+from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.mugraph.check import check_graph
+from mirage_jax.mugraph.domains.floats import numpy_dtype
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.parser import parse
@@ -51,7 +51,7 @@ def optimized(fn: Callable[..., Any], compiler: Replacing | None = None, **jit_o
     return jax.jit(capture(fn, compiler or Replacing()), **jit_options)
 
 
-def analysis(fn: Callable[..., Any], *args: Any, max_ops: int = MAX_OPS) -> Analysis:
+def analysis(fn: Callable[..., Any], *args: Any, max_ops: int = MAX_REGION_OPERATORS) -> Analysis:
     found = analyse(jax.make_jaxpr(fn)(*args), max_ops)
     for region in found.regions:
         check(region.graph)

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxpr_frontend.replacing import analysis, assert_close, oracle, random
 
-from mirage_jax.jaxpr_frontend.axes import AxisTable, Key
-from mirage_jax.jaxpr_frontend.reasons import Code, NotExpressible
+from mirage_jax.jaxpr_frontend.partition.reasons import Code, NotExpressible
+from mirage_jax.jaxpr_frontend.translate.axes import AxisKey, AxisTable
 
 
 def factorizations(n: int) -> list[tuple[int, ...]]:
@@ -114,8 +114,8 @@ def test_axis_table() -> None:
     square, other = table.fresh(5), table.fresh(5)
     table.keep_apart((square, other))
     view = table.unify([(square,)], [(other,)])  # one tensor has both: they become copies, and a view tells them apart
-    assert view == {Key(square.base, 1): square}
-    copy = table.copy_of(Key(k.base), [Key(k.base)])
+    assert view == {AxisKey(square.base, 1): square}
+    copy = table.copy_of(AxisKey(k.base), [AxisKey(k.base)])
     assert table.extent(copy) == 3
 
 

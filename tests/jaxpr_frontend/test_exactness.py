@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from mirage_jax.jaxpr_frontend.translate import Region
+from mirage_jax.jaxpr_frontend.translate.translate import Region
 from tests.jaxpr_frontend.replacing import Replacing, analysis, assert_close, optimized, random
 
 N = 16

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxpr_frontend.programs import PROGRAMS, Program
+from jaxpr_frontend.frontend_programs import PROGRAMS, Program
 from jaxpr_frontend.replacing import Replacing, analysis, assert_close, optimized, oracle
 
 from mirage_jax.bench import steps
-from mirage_jax.jaxpr_frontend.interpreter import Plan, mirage_region_p
+from mirage_jax.jaxpr_frontend.capture.lowering import LoweringPlan, mirage_region_p
 from mirage_jax.jaxpr_frontend.jax_compat import Literal
-from mirage_jax.jaxpr_frontend.reasons import Code
+from mirage_jax.jaxpr_frontend.partition.reasons import Code
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -99,8 +99,8 @@ def test_what_stays_is_not_traced_again(monkeypatch: pytest.MonkeyPatch) -> None
 
     x, w = (jax.random.normal(jax.random.key(n), shape) for n, shape in enumerate(((4, 6), (2, 6, 6))))
     traced: list[int] = []
-    run = Plan.run
-    monkeypatch.setattr(Plan, "run", lambda self, *args: traced.append(1) or run(self, *args))
+    run = LoweringPlan.run
+    monkeypatch.setattr(LoweringPlan, "run", lambda self, *args: traced.append(1) or run(self, *args))
     for loud in (False, True):
         compiler = Replacing()
         y = optimized(functools.partial(layers, loud=loud), compiler)(x, w)
@@ -112,8 +112,8 @@ def test_what_stays_is_not_traced_again(monkeypatch: pytest.MonkeyPatch) -> None
 def test_built_programs_make_each_value_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where several regions have the same constant beside them."""
     built: list[Any] = []
-    as_jaxpr = Plan.as_jaxpr
-    monkeypatch.setattr(Plan, "as_jaxpr", lambda self, like: built.append(as_jaxpr(self, like)) or built[-1])
+    as_jaxpr = LoweringPlan.as_jaxpr
+    monkeypatch.setattr(LoweringPlan, "as_jaxpr", lambda self, like: built.append(as_jaxpr(self, like)) or built[-1])
     step = steps.step("models", name, small=True)
     optimized(step.fn).lower(*jax.eval_shape(step.draw, jax.random.key(0)))
     (jaxpr,) = built

@@ -17,13 +17,13 @@ from jaxpr_frontend.replacing import Evaluated, Replacing, analysis, assert_clos
 
 from mirage_jax.bench import different
 from mirage_jax.errors import UsageError
-from mirage_jax.jaxpr_frontend import regions
-from mirage_jax.jaxpr_frontend.clusters import Dependencies, convex_clusters, divide
-from mirage_jax.jaxpr_frontend.flat import FlatProgram, flatten
-from mirage_jax.jaxpr_frontend.interpreter import First
-from mirage_jax.jaxpr_frontend.reasons import Code
-from mirage_jax.jaxpr_frontend.regions import analyse, partition
-from mirage_jax.jaxpr_frontend.translate import Region
+from mirage_jax.jaxpr_frontend.capture.lowering import First
+from mirage_jax.jaxpr_frontend.partition import regions
+from mirage_jax.jaxpr_frontend.partition.clusters import Dependencies, convex_clusters, divide
+from mirage_jax.jaxpr_frontend.partition.program import FlatProgram, flatten
+from mirage_jax.jaxpr_frontend.partition.reasons import Code
+from mirage_jax.jaxpr_frontend.partition.regions import analyse, partition
+from mirage_jax.jaxpr_frontend.translate.translate import Region
 
 X, W = random(8, 16), random(16, 16, seed=1)
 
@@ -324,5 +324,5 @@ def test_work_grows_like_a_program_of_which_much_is_refused_late(kind: str, monk
     """Hundreds of different equations that only their translation refuses: as many cuts as for a few of them."""
     few, many = work_of(kind, 60, monkeypatch), work_of(kind, 240, monkeypatch)
     assert few[2] == 60 and many[2] == 240
-    assert many[0] <= min(few[0] + 2, regions.PATIENCE + 4)
+    assert many[0] <= min(few[0] + 2, regions.MAX_CUTS + 4)
     assert many[1] <= 4.5 * few[1]

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 from jaxpr_frontend.replacing import Evaluated, Replacing, assert_close, optimized, random
 
-from mirage_jax.jaxpr_frontend import interpreter
+from mirage_jax.jaxpr_frontend.capture import lowering
 from mirage_jax.mugraph.graph import KernelGraph
 
 X, W1, W2, G = random(8, 16), random(16, 32), random(32, 16), random(16)
@@ -220,7 +220,7 @@ def test_exported_programs_have_no_kernels(caplog: pytest.LogCaptureFixture) -> 
             made.append(WithKernel(region.graph))
             return made[-1]
 
-    interpreter.warn_once.cache_clear()
+    lowering.warn_once.cache_clear()
     jax.export.export(optimized(mlp, Kernels()), platforms=["cuda"])(*ARGS)
     assert made and not any(m.lowered for m in made)
     assert [r.getMessage().partition(":")[0] for r in caplog.records] == ["an exported program has no kernels"]

@@ -8,17 +8,17 @@ from jaxpr_frontend.replacing import analysis
 from layers.layers import LAYERS
 
 from mirage_jax.bench.programs import program
-from mirage_jax.compiler.attempt import space_for
-from mirage_jax.lower.aot import compile_for
-from mirage_jax.lower.launch import sources
-from mirage_jax.lower.triton_interpreter import interpret
-from mirage_jax.mugraph.arrays import is_float
+from mirage_jax.compiler.tuning_session import space_for
+from mirage_jax.hardware.device_model import DEVICES
+from mirage_jax.lower.runtime.aot import compile_for
+from mirage_jax.lower.runtime.launch import sources
+from mirage_jax.mugraph.domains.floats import is_float
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import BlockGraph
-from mirage_jax.mugraph.merge import simplify_axes
-from mirage_jax.search.devices import DEVICES
+from mirage_jax.mugraph.passes.merge_axes import simplify_axes
 from mirage_jax.search.driver import search
-from mirage_jax.verify.certificate import certify
+from mirage_jax.verify.equivalence.certificate import certify
+from mirage_jax.verify.exact.interpreters.triton import interpret
 
 ONE_KERNEL = (
     "attention",

@@ -12,7 +12,7 @@ from jaxpr_frontend.replacing import Replacing, analysis, assert_close, optimize
 from layers.layers import LABELS, LAYERS, Layer, W, X
 
 from mirage_jax.audit.differential import Setting, examine
-from mirage_jax.jaxpr_frontend.reasons import Code
+from mirage_jax.jaxpr_frontend.partition.reasons import Code
 
 QUICKLY = {"compiler_options": {"xla_backend_optimization_level": 0}}  # what is compiled here runs once
 TRIVIAL = {Code.NO_HEAVY_OP, Code.RANK0}  # what XLA does as well: pointwise rests, losses

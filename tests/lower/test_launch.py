@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from jax.extend import core as extend
 from jax.interpreters import mlir
-from lower.programs import PROGRAMS, RAGGED, attention, rmsnorm, split_attention
+from lower.kernels import PROGRAMS, RAGGED, attention, rmsnorm, split_attention
 
 from mirage_jax import timing
 from mirage_jax.errors import LoweringError
-from mirage_jax.lower import aot, kernel_cache
-from mirage_jax.lower.launch import load_kernel, run_cuda, sources
+from mirage_jax.lower.runtime import aot, kernel_cache
+from mirage_jax.lower.runtime.launch import load_kernel, run_cuda, sources
 
 triton = pytest.importorskip("triton")
 pytest.importorskip("jax_triton")
@@ -96,7 +96,7 @@ def test_wrong_shapes_never_reach_a_kernel() -> None:
 def test_interpretation_leaves_gluon_alone() -> None:
     """Gluon wraps what it finds in Triton's language when it is imported: never the interpreter's patches."""
     code = (
-        "from lower.programs import attention; from mirage_jax.lower.triton_interpreter import interpret;"
+        "from lower.kernels import attention; from mirage_jax.verify.exact.interpreters.triton import interpret;"
         "p = attention(); interpret(p.graph, p.schedule, p.inputs());"
         "import inspect; from triton.experimental.gluon import language as gl;"
         "raise SystemExit('_semantic' not in inspect.signature(gl.exp2).parameters)"
@@ -107,7 +107,8 @@ def test_interpretation_leaves_gluon_alone() -> None:
 
 def test_import_leaves_triton_alone() -> None:
     """The CPU-only install has no Triton."""
-    code = "import sys, mirage_jax.lower.launch, mirage_jax.lower.aot, mirage_jax.lower.triton_interpreter as t; " \
+    code = "import sys, mirage_jax.lower.runtime.launch, mirage_jax.lower.runtime.aot; " \
+           "import mirage_jax.verify.exact.interpreters.triton; " \
            "sys.exit('triton' in sys.modules or 'jax_triton' in sys.modules)"  # fmt: skip
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -142,7 +143,7 @@ def test_a_kernel_that_does_not_fit_is_refused_when_it_is_compiled(monkeypatch) 
 def test_a_kernel_that_takes_the_assembler_too_long_is_refused(monkeypatch) -> None:
     library = aot.jax_triton_library()
     monkeypatch.setattr(library, "compile_ttir_inplace", library.compile_ttir_inplace)  # undone at the end
-    monkeypatch.setattr(aot, "PATIENCE", 1e-3)
+    monkeypatch.setattr(aot, "MAX_PTXAS_SECONDS", 1e-3)
     aot.refuse_what_does_not_fit()
     program = attention("f16", i=96)
     with pytest.raises(LoweringError, match=r"mirage_attention takes ptxas more than 0.001 s"):

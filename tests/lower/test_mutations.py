@@ -5,14 +5,14 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from lower.programs import Program, attention, gated_mlp, ntrans, rmsnorm, split_attention
+from lower.kernels import Program, attention, gated_mlp, ntrans, rmsnorm, split_attention
 
 pytest.importorskip("triton")
 
 from mirage_jax.audit.lowering import LOWERING, TextMutation, error, mutants, run
 from mirage_jax.errors import LoweringError
-from mirage_jax.lower.launch import sources
-from mirage_jax.lower.triton_source import KernelSource
+from mirage_jax.lower.runtime.launch import sources
+from mirage_jax.lower.triton.emitter import KernelSource
 
 # program, scale of its first input, tolerance. Only large logits tell a wrong shift, which is none for small ones.
 CASES = {

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from lower.programs import PROGRAMS, RAGGED, Program
+from lower.kernels import PROGRAMS, RAGGED, Program
 
 from mirage_jax.audit.redzones import run_guarded
-from mirage_jax.compiler.winner import KERNEL_OPTIONS
-from mirage_jax.lower.launch import run_cuda
-from mirage_jax.lower.triton_source import DEFAULT, Options
+from mirage_jax.compiler.winner import KERNEL_EMIT_OPTIONS
+from mirage_jax.lower.runtime.launch import run_cuda
+from mirage_jax.lower.triton.emitter import DEFAULT_OPTIONS, EmitOptions
 from mirage_jax.mugraph import evaluate
-from mirage_jax.verify import float_gate, input_classes
+from mirage_jax.verify.floats import gate, input_classes
 
 TOLERANCE = {"f16": 2e-3, "bf16": 1.6e-2, "f32": 1e-2}  # of the largest output; products of f32 are in tf32
 REPEATS = 100
@@ -28,7 +28,7 @@ everything = pytest.mark.parametrize(
 
 
 @functools.cache
-def made(name: str, dtype: str, ragged: bool, options: Options = KERNEL_OPTIONS) -> tuple[Program, Any]:
+def made(name: str, dtype: str, ragged: bool, options: EmitOptions = KERNEL_EMIT_OPTIONS) -> tuple[Program, Any]:
     """A program, and its kernels as they are launched for users."""
     program = PROGRAMS[name](dtype, **(RAGGED[name] if ragged else {}))
     return program, jax.jit(lambda *xs: run_cuda(program.graph, program.schedule, xs, None, options=options))
@@ -64,7 +64,7 @@ def refused(program: Program, plain: Callable[..., Any], run: Callable[..., Any]
             exact = evaluate.run(program.graph, inputs)
         wider = spread * (2.0 if name in input_classes.DEGENERATE else 1.0)
         for r, x, c in zip(exact, [plain(*inputs)], run(*inputs), strict=True):
-            verdict = float_gate.float_gate(r, np.asarray(x), np.asarray(c), spread=wider)
+            verdict = gate.float_gate(r, np.asarray(x), np.asarray(c), spread=wider)
             yield from (f"{name}: {why}" for why in verdict.reasons)
 
 
@@ -75,7 +75,7 @@ def test_between_guard_zones(name: str, dtype: str, ragged: bool) -> None:
     program, run = made(name, dtype, ragged)
     inputs = program.inputs()
     plain = [np.asarray(y) for y in run(*inputs)]
-    guarded = run_guarded(program.graph, program.schedule, inputs, options=KERNEL_OPTIONS)
+    guarded = run_guarded(program.graph, program.schedule, inputs, options=KERNEL_EMIT_OPTIONS)
     assert [x.tobytes() for x in guarded] == [y.tobytes() for y in plain]
     want = program.want(inputs)
     assert np.abs(plain[0].astype(np.float64) - want).max() < TOLERANCE[dtype] * np.abs(want).max()
@@ -95,7 +95,7 @@ def test_as_accurate_as_xla(name: str, dtype: str, ragged: bool) -> None:
     """Products of float32 in full precision, for XLA too: TF32 would hide all other errors. What is left then of
     attention's is the scale of its exponentials, which are powers of two: one rounding more than XLA, of a size that
     grows with the logits."""
-    program, run = made(name, dtype, ragged, DEFAULT)
+    program, run = made(name, dtype, ragged, DEFAULT_OPTIONS)
     spread = 2.0 if dtype == "f32" else 1.0
     far = ("large", "large logits") if dtype == "f32" and "attention" in name else ()
     with jax.default_matmul_precision("highest" if dtype == "f32" else "default"):

@@ -8,7 +8,7 @@ from fractions import Fraction as Q
 
 import numpy as np
 import pytest
-from lower.programs import (
+from lower.kernels import (
     PROGRAMS,
     RAGGED,
     Block,
@@ -26,16 +26,16 @@ from mirage_jax.mugraph.parser import parse
 
 triton = pytest.importorskip("triton")
 
-from mirage_jax.lower.aot import compile_for  # noqa: E402
-from mirage_jax.lower.launch import sources  # noqa: E402
-from mirage_jax.lower.triton_interpreter import interpret  # noqa: E402
-from mirage_jax.lower.triton_source import DEFAULT, Options  # noqa: E402
-from mirage_jax.lower.twin import exact_check  # noqa: E402
+from mirage_jax.lower.runtime.aot import compile_for  # noqa: E402
+from mirage_jax.lower.runtime.launch import sources  # noqa: E402
+from mirage_jax.lower.triton.emitter import DEFAULT_OPTIONS, EmitOptions  # noqa: E402
+from mirage_jax.verify.exact.exact_check import exact_check  # noqa: E402
+from mirage_jax.verify.exact.interpreters.triton import interpret  # noqa: E402
 
 TOLERANCE = {"f16": 2e-3, "bf16": 8e-3, "f32": 2e-6}  # of the largest output
 
 
-def error(program: Program, seed: int = 0, options: Options = DEFAULT) -> float:
+def error(program: Program, seed: int = 0, options: EmitOptions = DEFAULT_OPTIONS) -> float:
     """Largest error over the largest output; one input set, float64 as reference."""
     inputs = program.inputs(seed)
     (got,) = interpret(program.graph, program.schedule, inputs, options=options)
@@ -101,17 +101,19 @@ def test_a_vector_that_a_loop_computes(scaled: bool) -> None:
     (source,) = sources(program, sizes)
     assert source is not None and ("tl.dot" in source.text) != scaled
     assert "num_stages=3" in source.text or not scaled, "its loads are pipelined all the same"
-    assert exact_check(program, sizes, DEFAULT) == ""
+    assert exact_check(program, sizes, DEFAULT_OPTIONS) == ""
     assert compile_for(source, 90).fits
 
 
 def test_loops_together_and_apart() -> None:
     """A load with two uses: two loops, or one loop that loads it twice."""
     program = rmsnorm(i=5, k=50, j=27)
-    apart, together = (sources(program.graph, program.schedule, Options(split_loops=s))[0].text for s in (True, False))
+    apart, together = (
+        sources(program.graph, program.schedule, EmitOptions(split_loops=s))[0].text for s in (True, False)
+    )
     assert apart.count("for ") == 2 and together.count("for ") == 1
     assert together.count("tl.load(in0") == 2 and together.count("evict_last") == 1
-    assert error(program, options=Options(split_loops=False)) < TOLERANCE["f16"]
+    assert error(program, options=EmitOptions(split_loops=False)) < TOLERANCE["f16"]
 
 
 @pytest.mark.parametrize("name", ["rmsnorm", "gated_mlp"])

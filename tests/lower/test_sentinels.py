@@ -8,15 +8,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mirage_jax.lower import twin
-from mirage_jax.lower.aot import compile_for
-from mirage_jax.lower.launch import sources
-from mirage_jax.lower.triton_interpreter import interpret
-from mirage_jax.lower.triton_source import KernelSource, emit
+from mirage_jax.lower.runtime.aot import compile_for
+from mirage_jax.lower.runtime.launch import sources
+from mirage_jax.lower.triton.emitter import KernelSource, emit
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.parser import parse
-from mirage_jax.mugraph.sentinels import skipping
+from mirage_jax.mugraph.passes.sentinels import skipping
+from mirage_jax.verify.exact import exact_check
+from mirage_jax.verify.exact.interpreters.triton import interpret
 
 LEAST = -(2**127)
 HEAD = """mugraph {
@@ -114,7 +114,7 @@ def test_compiles_and_is_exact(name: str, sizes: str) -> None:
     graph = GRAPHS[name]
     (source,) = sources(graph, schedule(graph, sizes))
     assert source is not None and compile_for(source, 90).fits
-    assert twin.exact_check(graph, schedule(graph, sizes)) == ""
+    assert exact_check.exact_check(graph, schedule(graph, sizes)) == ""
 
 
 def test_the_complete_form_takes_nothing_from_the_other() -> None:
@@ -152,5 +152,5 @@ def test_planted_errors_are_found(sizes: str, error: str, monkeypatch: pytest.Mo
         source = emit(*args, **kwargs)
         return replace(source, text=source.text.replace(*ERRORS[error]))
 
-    monkeypatch.setattr(twin, "emit", wrong)
-    assert twin.exact_check(GRAPHS["forward"], schedule(GRAPHS["forward"], sizes))
+    monkeypatch.setattr(exact_check, "emit", wrong)
+    assert exact_check.exact_check(GRAPHS["forward"], schedule(GRAPHS["forward"], sizes))

@@ -2,17 +2,17 @@
 
 import numpy as np
 import pytest
-from lower.programs import NUMPY
-from mugraph.programs import CAUSAL_SPAN, WINDOW, Program
+from lower.kernels import NUMPY
+from mugraph.graphs import CAUSAL_SPAN, WINDOW, Program
 
-from mirage_jax.lower.aot import compile_for
-from mirage_jax.lower.launch import sources
-from mirage_jax.lower.small_sizes import small_sizes
-from mirage_jax.lower.triton_interpreter import interpret
-from mirage_jax.lower.triton_source import emit
-from mirage_jax.lower.twin import exact_check
+from mirage_jax.lower.runtime.aot import compile_for
+from mirage_jax.lower.runtime.launch import sources
+from mirage_jax.lower.triton.emitter import emit
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.parser import parse
+from mirage_jax.verify.exact.exact_check import exact_check
+from mirage_jax.verify.exact.interpreters.triton import interpret
+from mirage_jax.verify.exact.small_sizes import small_sizes
 
 
 def sized(program: Program, name: str, n: int, dtype: str = "f32") -> KernelGraph:

@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 from jaxpr_frontend.replacing import analysis
 
-from mirage_jax.compiler.attempt import space_for
 from mirage_jax.compiler.specialization import specialized
-from mirage_jax.lower.aot import compile_for
-from mirage_jax.lower.launch import sources
-from mirage_jax.lower.triton_interpreter import interpret
-from mirage_jax.lower.twin import exact_check
+from mirage_jax.compiler.tuning_session import space_for
+from mirage_jax.hardware.device_model import DEVICES
+from mirage_jax.lower.runtime.aot import compile_for
+from mirage_jax.lower.runtime.launch import sources
 from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.graph import KernelSchedule, Schedule
-from mirage_jax.mugraph.merge import simplify_axes
 from mirage_jax.mugraph.parser import parse
-from mirage_jax.search.devices import DEVICES
+from mirage_jax.mugraph.passes.merge_axes import simplify_axes
 from mirage_jax.search.driver import search
+from mirage_jax.verify.exact.exact_check import exact_check
+from mirage_jax.verify.exact.interpreters.triton import interpret
 
 POINTWISE = """mugraph {
   extents i=16 j=16 k=16

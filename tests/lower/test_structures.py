@@ -6,18 +6,18 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from lower.programs import Block, Program, graph, schedule, softmax, tensor
+from lower.kernels import Block, Program, graph, schedule, softmax, tensor
 from lower.test_programs import error as interpreted_error
 
 from mirage_jax.compiler.tuning import as_precise
-from mirage_jax.compiler.winner import KERNEL_OPTIONS
+from mirage_jax.compiler.winner import KERNEL_EMIT_OPTIONS
 from mirage_jax.errors import GraphError, LoweringError, UnsupportedError
-from mirage_jax.lower.aot import compile_for
-from mirage_jax.lower.launch import run_cuda, sources
-from mirage_jax.lower.triton_interpreter import interpret
-from mirage_jax.lower.twin import exact_check
+from mirage_jax.lower.runtime.aot import compile_for
+from mirage_jax.lower.runtime.launch import run_cuda, sources
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.graph import KernelGraph, Library, Load, Op
+from mirage_jax.verify.exact.exact_check import exact_check
+from mirage_jax.verify.exact.interpreters.triton import interpret
 
 
 def one(block: Block, inputs, extents, tiles, expected, parts=None) -> Program:
@@ -161,7 +161,7 @@ def test_large_logits_by_stored_statistics_on_a_gpu(scale: Q, masked: bool, prec
     """Whatever the tiles, and whatever the compiler makes of each kernel."""
     made = weights_by_stored_statistics(256, 64, scale, masked)
     sizes = as_precise(schedule({"i": 128, "n": 64}, {"i": 32, "n": 128}), precise)
-    run = jax.jit(lambda *xs: run_cuda(made, sizes, xs, None, options=KERNEL_OPTIONS))
+    run = jax.jit(lambda *xs: run_cuda(made, sizes, xs, None, options=KERNEL_EMIT_OPTIONS))
     (y,) = run(*rows_of_large_logits(256, 64))
     assert np.abs(np.asarray(y).sum(-1) - 1).max() < 1e-4
 

@@ -6,7 +6,7 @@ import dataclasses
 import re
 
 import pytest
-from mugraph.programs import ATTENTION, CAUSAL_SPAN, GRAM, MATRIX_VECTOR, RMSNORM, ROW_SOFTMAX, Program, schedule
+from mugraph.graphs import ATTENTION, CAUSAL_SPAN, GRAM, MATRIX_VECTOR, RMSNORM, ROW_SOFTMAX, Program, schedule
 
 from mirage_jax.errors import GraphError
 from mirage_jax.mugraph.check import check_graph, check_schedule

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mugraph.programs import ATTENTION, CANDIDATES, GRAM, MATRIX_VECTOR, PROGRAMS, RMSNORM, Program, schedule
+from mugraph.graphs import ATTENTION, CANDIDATES, GRAM, MATRIX_VECTOR, PROGRAMS, RMSNORM, Program, schedule
 
 from mirage_jax.errors import GraphError
 from mirage_jax.mugraph.check import check_graph, check_schedule

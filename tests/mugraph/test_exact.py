@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mirage_jax.errors import UnsupportedError
-from mirage_jax.mugraph import exact
+from mirage_jax.mugraph.domains import exact
 from mirage_jax.mugraph.operators import FUNCTIONS
 
 RNG = np.random.default_rng(0)

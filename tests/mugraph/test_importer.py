@@ -1,4 +1,5 @@
-"""What the importer makes of a saved muGraph computes what the file says, right or wrong; malformed files are errors."""
+"""What the importer makes of a saved muGraph computes what the file says, right or wrong; malformed files are
+errors."""
 
 # ruff: noqa: E501 (tables with one case per line)
 
@@ -15,7 +16,7 @@ from mugraph import mirage
 from mugraph.mirage import Json, Writer, split_attention
 
 from mirage_jax.errors import ParseError
-from mirage_jax.mugraph import Imported, Refused, from_mirage_json
+from mirage_jax.mirage_import.graphs import Imported, RefusedGraph, from_mirage_json
 from mirage_jax.mugraph.evaluate import run
 
 DATA = Path(__file__).parent.parent / "data" / "mirage"
@@ -194,7 +195,7 @@ def _grow(draw: st.DrawFn, k: mirage.BlockWriter, values: list[Json], count: int
 @given(block_graphs())
 def test_random_block_graphs(graph: list[Json]) -> None:
     (found,) = from_mirage_json([graph])
-    if isinstance(found, Refused):
+    if isinstance(found, RefusedGraph):
         assert "the same axis" in found.reason, found.reason
     else:
         compare(graph, found)
@@ -211,7 +212,7 @@ def test_refused() -> None:
     w.graph.append({"op_type": "kn_clamp_op", "input_tensors": [tensor], "output_tensors": [w.tensor((4, 4))]})
     w.output(w.graph[-1]["output_tensors"][0])
     (found,) = from_mirage_json(json.dumps([w.graph]))
-    assert found == Refused(0, "graph 0, operator 1 (kn_clamp_op): its bounds are not in the file")
+    assert found == RefusedGraph(0, "graph 0, operator 1 (kn_clamp_op): its bounds are not in the file")
 
 
 def test_tensors_that_meet_themselves() -> None:
@@ -224,7 +225,7 @@ def test_tensors_that_meet_themselves() -> None:
     k.done()
     w.output(out)
     (found,) = from_mirage_json([w.graph])
-    assert isinstance(found, Refused) and "two dimensions of one tile are the same axis" in found.reason
+    assert isinstance(found, RefusedGraph) and "two dimensions of one tile are the same axis" in found.reason
 
 
 def test_divided_in_ways_that_do_not_fit() -> None:
@@ -237,7 +238,7 @@ def test_divided_in_ways_that_do_not_fit() -> None:
         k.done()
     w.output(x)
     (found,) = from_mirage_json([w.graph])
-    assert isinstance(found, Refused) and "divided both into 2 and into 3 parts" in found.reason
+    assert isinstance(found, RefusedGraph) and "divided both into 2 and into 3 parts" in found.reason
 
 
 def test_blocks_that_overwrite_each_other() -> None:
@@ -247,7 +248,7 @@ def test_blocks_that_overwrite_each_other() -> None:
     k.done()
     w.output(out)
     (found,) = from_mirage_json([w.graph])
-    assert isinstance(found, Refused) and "blocks along grid x write over each other" in found.reason
+    assert isinstance(found, RefusedGraph) and "blocks along grid x write over each other" in found.reason
 
 
 def _tile(graph: list[Json]) -> Json:

@@ -9,7 +9,7 @@ from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.parser import parse
-from mirage_jax.mugraph.sentinels import complete, guarded, skipping
+from mirage_jax.mugraph.passes.sentinels import complete, guarded, skipping
 
 LEAST = -(2**127)
 N = 9

@@ -6,12 +6,12 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mugraph.programs import CANDIDATES, PROGRAMS, RMSNORM, Program
+from mugraph.graphs import CANDIDATES, PROGRAMS, RMSNORM, Program
 
 from mirage_jax.errors import ParseError
 from mirage_jax.mugraph.builder import library
 from mirage_jax.mugraph.canonical import canonical, structure_hash
-from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Library, Load, Op, Span, Store, Tensor
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Library, Load, LoopBounds, Op, Store, Tensor
 from mirage_jax.mugraph.operators import OPERATORS
 from mirage_jax.mugraph.parser import parse
 
@@ -49,7 +49,7 @@ SPANS = st.tuples(AXIS, BOUNDS, BOUNDS).filter(lambda s: s[1:] != (None, None) a
 BLOCKS = st.builds(
     lambda name, grid, loop, *rest, span: BlockGraph(name, grid, loop, *rest, span if loop else None),
     NAMES, AXES, st.none() | AXIS, some(st.builds(Load, NAMES, NAMES, AXES)), some(OPS),
-    some(st.builds(Store, TENSORS, NAMES)), span=st.none() | SPANS.map(lambda s: Span(*s)),
+    some(st.builds(Store, TENSORS, NAMES)), span=st.none() | SPANS.map(lambda s: LoopBounds(*s)),
 )  # fmt: skip
 LIBRARIES = st.builds(
     lambda op, args, result, attrs: library(op, args, result, **attrs),

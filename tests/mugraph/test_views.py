@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mirage_jax.mugraph.views import Cut, View
+from mirage_jax.mugraph.views import View, ViewStep
 
 
 @st.composite
@@ -17,7 +17,7 @@ def views(draw: st.DrawFn) -> View:
     for _ in range(draw(st.integers(0, 2))):
         starts = [draw(st.integers(0, n - 1)) for n in sizes]
         limits = [draw(st.integers(s + 1, n)) for s, n in zip(starts, sizes, strict=True)]
-        cuts.append(Cut(tuple(sizes), tuple(starts), tuple(limits)))
+        cuts.append(ViewStep(tuple(sizes), tuple(starts), tuple(limits)))
         sizes = [b - a for a, b in zip(starts, limits, strict=True)]
         sizes = list(_joined(draw, sizes))
     return View(whole, tuple(cuts), _joined(draw, sizes))
@@ -52,9 +52,9 @@ def test_as_json(view: View) -> None:
 
 
 def test_what_has_strides() -> None:
-    heads = Cut((8, 4, 16), (0, 0, 8), (8, 4, 16))
+    heads = ViewStep((8, 4, 16), (0, 0, 8), (8, 4, 16))
     assert View((8, 64), (heads,), (8, 4, 8)).place == (8, (64, 16, 1))
     assert View((8, 64), (heads,), (8, 32)).place is None  # halves of heads, side by side, are none of a matrix
     assert View((8, 64), (), (512,)).place == (0, (1,))
-    assert View((8, 64), (Cut((8, 64), (7, 0), (8, 64)),), (64,)).place == (448, (1,))
+    assert View((8, 64), (ViewStep((8, 64), (7, 0), (8, 64)),), (64,)).place == (448, (1,))
     assert View((), (), ()).place == (0, ())

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.mugraph.graph import origin
-from mirage_jax.search.normal_form import Expressions, NormalFormDomain, Poly, Term
+from mirage_jax.search.enumerate.normal_form import Expressions, NormalFormDomain, Poly, Term
 
 type Tree = tuple[Any, ...]
 type Index = dict[str, int]  # axis -> index

@@ -10,9 +10,9 @@ from itertools import combinations
 
 from mirage_jax.mugraph.graph import origin
 from mirage_jax.mugraph.operators import operator
-from mirage_jax.search.axioms import LOOP, Step, kind
-from mirage_jax.search.frontier import Frontiers
-from mirage_jax.search.normal_form import NormalFormDomain, Poly
+from mirage_jax.search.enumerate.axioms import LOOP, Decomposition, kind
+from mirage_jax.search.enumerate.kernels import Frontiers
+from mirage_jax.search.enumerate.normal_form import NormalFormDomain, Poly
 
 type Key = tuple[str, tuple[Poly, ...], tuple[str, ...]]  # operator, operands, axes: scalars ride for free
 type Made = tuple[Poly, Key]
@@ -22,7 +22,7 @@ class Forward:
     """Counts the operator DAGs of at most `max_ops` operators that make `target` from `inputs`."""
 
     def __init__(
-        self, f: Frontiers, target: Poly, loop: str | None, unary: set[Step], goal: frozenset[Poly] | None
+        self, f: Frontiers, target: Poly, loop: str | None, unary: set[Decomposition], goal: frozenset[Poly] | None
     ) -> None:
         self.f, self.e, self.loop, self.goal = f, f.axioms.e, loop, goal
         self.target, self.unary = target, unary

@@ -8,21 +8,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from search.expressions import SIZES, Tree, corners, extent, formed, tame, trees, value
-from search.programs import NAMES, reference
+from search.references import NAMES, reference
 
-from mirage_jax.mugraph.graph import PART
+from mirage_jax.mugraph.graph import PART_SUFFIX
 from mirage_jax.mugraph.operators import operator
-from mirage_jax.search.axioms import LOOP, RULES, Axioms, Step, part_of
-from mirage_jax.search.frontier import Frontiers, Space
-from mirage_jax.search.grading import Grading
-from mirage_jax.search.normal_form import Expressions, NormalFormDomain, Poly
-from mirage_jax.search.roots import express
+from mirage_jax.search.enumerate.axioms import LOOP, RULES, Axioms, Decomposition, part_of
+from mirage_jax.search.enumerate.kernels import Frontiers, Space
+from mirage_jax.search.enumerate.normal_form import Expressions, NormalFormDomain, Poly
+from mirage_jax.search.enumerate.shift_degrees import Grading
+from mirage_jax.search.enumerate.targets import express
 
 relaxed = settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck), derandomize=True)
 MOST = 60  # values looked at below one expression
 
 
-def made(e: Expressions, s: Step) -> Poly:
+def made(e: Expressions, s: Decomposition) -> Poly:
     """What a step makes, by the meaning of its operator."""
     d = NormalFormDomain(e)
     if s.op == "acc":
@@ -51,7 +51,7 @@ def rank(axioms: Axioms, p: Poly) -> tuple[int, int]:
 
 def equal(e: Expressions, p: Poly, q: Poly, part: str) -> bool:
     """In value. Only products and powers of sums, which are not expanded, have more than one form."""
-    names = [a + part + copy for a in SIZES for part in ("", LOOP, PART) for copy in ("", "'", "''", 3 * "'")]
+    names = [a + part + copy for a in SIZES for part in ("", LOOP, PART_SUFFIX) for copy in ("", "'", "''", 3 * "'")]
     halves = {"j": 2, "j.l": 2, "j.g": 2} if part else {}
     values = [[value(e, x, dict.fromkeys(names, n), SIZES | halves) for x in (p, q)] for n in (0, 1)]
     return all(math.isclose(*pair, rel_tol=1e-6, abs_tol=1e-6) for pair in values)
@@ -77,7 +77,7 @@ def test_steps_recombine(tree: Tree) -> None:
 
 
 @relaxed
-@given(trees(), st.sampled_from([LOOP, PART]))
+@given(trees(), st.sampled_from([LOOP, PART_SUFFIX]))
 def test_steps_of_a_split_axis_recombine(tree: Tree, part: str) -> None:
     """A tile is summed before the steps are accumulated and the parts are combined."""
     e = Expressions(extent)
@@ -88,7 +88,7 @@ def test_steps_of_a_split_axis_recombine(tree: Tree, part: str) -> None:
         for s in axioms.steps(p):
             gone = s.reduced
             assert all((a + LOOP in gone) == s.accumulates for a in ("j",) if a + LOOP in gone)
-            if part == PART and "j" in gone:
+            if part == PART_SUFFIX and "j" in gone:
                 assert all(part_of("j") not in bound for bound, _ in (e.term(t) for t, _ in e.poly(p))) or "j.g" in gone
 
 
@@ -163,12 +163,12 @@ def test_steps_are_right_in_numbers(tree: Tree) -> None:
             assert math.isclose(have, want, rel_tol=1e-9, abs_tol=1e-9 * (1 + scale))
 
 
-def number(e: Expressions, s: Step, at: dict[str, int]) -> float:
+def number(e: Expressions, s: Decomposition, at: dict[str, int]) -> float:
     """An operator applied to numbers."""
     a = dict(s.attrs)
     if s.op in ("sum", "dot", "acc", "max"):
         x, *rest = s.reduced
-        inner = Step(s.op, s.args, (("axes", tuple(rest)),))
+        inner = Decomposition(s.op, s.args, (("axes", tuple(rest)),))
         values = [number(e, inner, at | {x: n}) for n in range(extent(x))] if rest else []
         if not rest:
             values = [math.prod(value(e, o, at | {x: n}) for o in s.args) for n in range(extent(x))]

@@ -10,13 +10,13 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
-from mugraph.programs import schedule
-from search.programs import TWO_KERNELS, captured, found, kernels_of, worst_error
+from mugraph.graphs import schedule
+from search.references import TWO_KERNELS, captured, found, kernels_of, worst_error
 
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph
 from mirage_jax.search.report import StopReason
-from mirage_jax.verify.certificate import certify
+from mirage_jax.verify.equivalence.certificate import certify
 
 HEADS = ((2, 256, 64), (2, 64, 4096), (2, 4096, 64))
 

@@ -12,17 +12,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 from search.forward import Forward
-from search.programs import H200, NAMES, TWO_KERNELS, captured, found, reference, ticking
+from search.references import H200, NAMES, TWO_KERNELS, captured, found, reference, ticking
 
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.search import report as reports
-from mirage_jax.search.axioms import LOOP
+from mirage_jax.search.candidates import Candidate
 from mirage_jax.search.driver import search
-from mirage_jax.search.frontier import EMPTY, Space
-from mirage_jax.search.plans import Plans
+from mirage_jax.search.enumerate.axioms import LOOP
+from mirage_jax.search.enumerate.kernels import EMPTY, Space
+from mirage_jax.search.enumerate.plans import Plans
+from mirage_jax.search.enumerate.window_search import Search
 from mirage_jax.search.report import SearchReport, StopReason
-from mirage_jax.search.structures import Candidate
-from mirage_jax.search.window_search import Search
 
 SPACE = Space(max_ops=14)
 ONE_LOOP = replace(TWO_KERNELS, loops=1)
@@ -133,7 +133,7 @@ def test_same_again() -> None:
 
 SCRIPT = """
 import sys
-from search.programs import found
+from search.references import found
 from search.test_exhaustive import written
 from mirage_jax.mugraph.parser import parse
 for text in sys.stdin.read().split("\\n---\\n"):
@@ -198,7 +198,7 @@ def test_seconds_budget(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seconds", [100.0, 0.0])
 def test_collects_garbage_again(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """None is looked for during a search, however it ends."""
-    monkeypatch.setattr(reports, "TELL_SECONDS", -1.0)
+    monkeypatch.setattr(reports, "PROGRESS_SECONDS", -1.0)
     seen: set[bool] = set()
     for enabled in (True, False):
         (gc.enable if enabled else gc.disable)()

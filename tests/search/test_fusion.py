@@ -4,17 +4,17 @@ from dataclasses import replace
 from functools import reduce
 
 import jax
-from mugraph.programs import schedule
-from search.programs import H200, TWO_KERNELS, captured, worst_error
+from mugraph.graphs import schedule
+from search.references import H200, TWO_KERNELS, captured, worst_error
 
 from mirage_jax.mugraph.builder import KernelBuilder, library, tensor
 from mirage_jax.mugraph.check import check_graph, check_schedule
-from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Span, Tensor
-from mirage_jax.search.cones import cone, joined
-from mirage_jax.search.fusion import combined, fuse, fused, inline, inlined
-from mirage_jax.search.structures import Candidate, tiled
-from mirage_jax.search.window_search import Search
-from mirage_jax.verify.certificate import certify
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, LoopBounds, Tensor
+from mirage_jax.search.candidates import Candidate, tiled
+from mirage_jax.search.decompose.fusion import combined, fuse, fused, inline, inlined
+from mirage_jax.search.decompose.output_slices import cone, joined
+from mirage_jax.search.enumerate.window_search import Search
+from mirage_jax.verify.equivalence.certificate import certify
 
 X, W, V = tensor("x0", "i,k"), tensor("x1", "j,k"), tensor("x2", "l,k")
 
@@ -50,7 +50,7 @@ def test_what_cannot_be_one_kernel() -> None:
 
     assert fuse(pair("i", "l"), 0, 1) is None, "no axis in both grids"
     assert fuse(pair("i", "i,k.g"), 0, 1) is None, "a part of an axis is always on the grid"
-    spanned = replace(second, span=Span("i", None, 0))
+    spanned = replace(second, span=LoopBounds("i", None, 0))
     assert fuse(replace(graph, kernels=(first, spanned)), 0, 1) is None, "other steps of the loop"
     after = kernel("k1", "t0", "l", "i", "t1")
     assert fuse(replace(graph, kernels=(first, after)), 0, 1) is None, "one reads what the other makes"

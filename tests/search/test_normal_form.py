@@ -22,7 +22,7 @@ from search.expressions import (
 )  # fmt: skip
 
 from mirage_jax.errors import UnsupportedError
-from mirage_jax.search.normal_form import Expressions, NormalFormDomain, Poly
+from mirage_jax.search.enumerate.normal_form import Expressions, NormalFormDomain, Poly
 
 relaxed = settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck), derandomize=True)
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import pytest
-from search.programs import H200, Shape, found, kernels_of, region
+from search.references import H200, Shape, found, kernels_of, region
 from search.test_beyond import check_right, is_online_softmax
 
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph
-from mirage_jax.mugraph.merge import simplify_axes
-from mirage_jax.search.frontier import Space
-from mirage_jax.search.structures import Candidate
+from mirage_jax.mugraph.passes.merge_axes import simplify_axes
+from mirage_jax.search.candidates import Candidate
+from mirage_jax.search.enumerate.kernels import Space
 
 X, Y, WEIGHTS = (4096, 3072), (4096, 1024), (4096, 1024)
 

@@ -5,16 +5,16 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
-from mugraph.programs import schedule
+from mugraph.graphs import schedule
 from search.expressions import ATOMS, SIZES, Tree, is_positive, nodes, trees
-from search.programs import H200, TWO_KERNELS, worst_error
+from search.references import H200, TWO_KERNELS, worst_error
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.graph import KernelGraph, Library, Load, Op, Tensor
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.driver import search
-from mirage_jax.verify.certificate import fingerprint
+from mirage_jax.verify.equivalence.certificate import fingerprint
 
 EXTENTS = tuple((a, 16 * n) for a, n in SIZES.items())
 

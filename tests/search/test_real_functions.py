@@ -2,21 +2,21 @@
 
 import jax
 import pytest
-from jaxpr_frontend.programs import PROGRAMS
-from mugraph.programs import schedule
-from search.programs import H200, TWO_KERNELS, worst_error
+from jaxpr_frontend.frontend_programs import PROGRAMS
+from mugraph.graphs import schedule
+from search.references import H200, TWO_KERNELS, worst_error
 
 from mirage_jax.errors import UnsupportedError
-from mirage_jax.jaxpr_frontend.regions import analyse
+from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.graph import KernelGraph
-from mirage_jax.mugraph.merge import simplify_axes
+from mirage_jax.mugraph.passes.merge_axes import simplify_axes
+from mirage_jax.search.decompose.windows import divide
 from mirage_jax.search.driver import search
-from mirage_jax.search.frontier import Frontiers, Space
-from mirage_jax.search.grading import Grading
-from mirage_jax.search.window_search import Search
-from mirage_jax.search.windows import divide
-from mirage_jax.verify.certificate import fingerprint
+from mirage_jax.search.enumerate.kernels import Frontiers, Space
+from mirage_jax.search.enumerate.shift_degrees import Grading
+from mirage_jax.search.enumerate.window_search import Search
+from mirage_jax.verify.equivalence.certificate import fingerprint
 
 GRADIENTS = ("softmax", "linear attention", "lora", "matrix chain", "squared error", "gram matrix", "padding mask")
 CASES = [(name, False) for name in PROGRAMS if name != "ntrans"] + [(name, True) for name in GRADIENTS]

@@ -7,15 +7,15 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
-from mugraph.programs import schedule
-from search.programs import H200, NAMES, TWO_KERNELS, captured, found, kernels_of, reference, worst_error
+from mugraph.graphs import schedule
+from search.references import H200, NAMES, TWO_KERNELS, captured, found, kernels_of, reference, worst_error
 
 from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Library, Op
 from mirage_jax.search.driver import search
-from mirage_jax.search.frontier import Space
+from mirage_jax.search.enumerate.kernels import Space
 from mirage_jax.search.report import StopReason
-from mirage_jax.verify.certificate import fingerprint
+from mirage_jax.verify.equivalence.certificate import fingerprint
 
 ONE_KERNEL = replace(TWO_KERNELS, max_kernels=1)  # there are four hundred ways to make nTrans of two
 HEADS = ((2, 256, 64), (2, 64, 4096), (2, 4096, 64))

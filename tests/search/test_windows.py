@@ -6,19 +6,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from mugraph.programs import schedule
-from search.programs import H200, TWO_KERNELS, captured, found, reference, ticking, worst_error
+from mugraph.graphs import schedule
+from search.references import H200, TWO_KERNELS, captured, found, reference, ticking, worst_error
 
 from mirage_jax.bench.programs import rms
+from mirage_jax.hardware.device_model import DEVICES
 from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import KernelGraph, Library, Load, Op, Tensor
 from mirage_jax.search import driver
-from mirage_jax.search.devices import DEVICES
+from mirage_jax.search.decompose.windows import KernelWindow, divide, replace_windows
 from mirage_jax.search.driver import search
-from mirage_jax.search.window_search import Search
-from mirage_jax.search.windows import Window, divide, replace_windows
-from mirage_jax.verify.certificate import fingerprint
+from mirage_jax.search.enumerate.window_search import Search
+from mirage_jax.verify.equivalence.certificate import fingerprint
 
 
 def linear_attention(x: jax.Array, a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
@@ -62,7 +62,7 @@ def inputs(graph: KernelGraph) -> list[np.ndarray]:
     return [0.3 * rng.standard_normal([graph.extent(a) for a in t.axes]) for t in graph.inputs]
 
 
-def divisions(graph: KernelGraph) -> list[list[Window]]:
+def divisions(graph: KernelGraph) -> list[list[KernelWindow]]:
     """Divisions into windows of ever fewer operators."""
     return [divide(graph, lambda g, most=most: len(g.kernels) <= most) for most in (99, 6, 3, 1)]
 
@@ -70,7 +70,7 @@ def divisions(graph: KernelGraph) -> list[list[Window]]:
 def test_divisions_are_ever_finer(graph: KernelGraph) -> None:
     """The whole first; every kernel in exactly one window; no window reads what a later one makes."""
     all_of_them = list(divisions(graph))
-    assert all_of_them[0] == [Window(tuple(range(len(graph.kernels))), graph)] and len(all_of_them) > 1
+    assert all_of_them[0] == [KernelWindow(tuple(range(len(graph.kernels))), graph)] and len(all_of_them) > 1
     assert [len(parts) for parts in all_of_them] == sorted(len(parts) for parts in all_of_them)
     for parts in all_of_them:
         assert sorted(i for w in parts for i in w.positions) == list(range(len(graph.kernels)))
@@ -118,7 +118,7 @@ def test_replaced_windows_give_an_equal_program(graph: KernelGraph) -> None:
 def test_a_wide_region_is_searched_window_by_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit on values decides; what comes out is candidates for the whole region, all of them right."""
     graph = PROGRAMS["linear attention"]
-    monkeypatch.setattr(driver, "MAX_CLASSES", 30)
+    monkeypatch.setattr(driver, "MAX_WINDOW_CLASSES", 30)
     candidates, report = search(graph, H200, TWO_KERNELS, 60.0)
     assert report.windows > 1 and f"in each of {report.windows} windows" in str(report)
     assert {c.family for c in candidates} == {"kernels", "algebra"}
@@ -138,7 +138,7 @@ def test_windows_that_are_best_split_into_different_numbers_of_parts(monkeypatch
         return y @ a, y @ b
 
     graph = captured(two, (8192,), (8192, 2048), (8192, 128), dtype="bfloat16")
-    monkeypatch.setattr(driver, "MAX_CLASSES", 3)
+    monkeypatch.setattr(driver, "MAX_WINDOW_CLASSES", 3)
     candidates, report = search(graph, H200, TWO_KERNELS, 60.0)
     assert report.windows == 3
     alone = [c.schedule.parts for c in candidates if any(isinstance(k, Library) for k in c.graph.kernels)]

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from transformations.programs import MATRICES
+from transformations.functions import (
+    MATRICES,
+)
 
 type Jit = Callable[..., Any]
 

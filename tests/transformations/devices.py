@@ -7,8 +7,21 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from transformations.cases import DECIDED, WINS, XLA, Case, Jit, Promise
-from transformations.programs import MATRICES, linear_attention, normal, squares, sums
+from transformations.cases import (
+    DECIDED,
+    WINS,
+    XLA,
+    Case,
+    Jit,
+    Promise,
+)
+from transformations.functions import (
+    MATRICES,
+    linear_attention,
+    normal,
+    squares,
+    sums,
+)
 
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 BATCHES = tuple(normal(8, 2, 64, 4, seed=n) for n in range(3))

@@ -9,8 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
-from transformations.cases import DECIDED, XLA, Case, Jit
-from transformations.programs import (
+from transformations.cases import (
+    DECIDED,
+    XLA,
+    Case,
+    Jit,
+)
+from transformations.functions import (
     HEADS,
     MATRICES,
     ROWS,

@@ -6,12 +6,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 from transformations import devices, special, transformed
-from transformations.cases import DECIDED, WINS, XLA, Case
+from transformations.cases import (
+    DECIDED,
+    WINS,
+    XLA,
+    Case,
+)
 from transformations.comparing import assert_same
 
 import mirage_jax
-from mirage_jax.compiler import attempt
-from mirage_jax.compiler.attempt import Attempt
+from mirage_jax.compiler import tuning_session
+from mirage_jax.compiler.tuning_session import TuningSession
 
 CASES = [*transformed.cases(), *special.cases(), *devices.cases()]
 ALGEBRA = {"backend": "jax", "budget": mirage_jax.Budget(60, states=2000)}
@@ -23,16 +28,16 @@ FOUND: dict[tuple[str, ...], Any] = {}
 def _neither_rounding_nor_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """At these tiny sizes the float gate may go either way: every result is compared here anyway. And what is found for
     a region is kept for the cases that have the same one."""
-    search = Attempt.candidates
+    search = TuningSession.candidates
 
-    def candidates(self: Attempt, *args: Any) -> Any:
+    def candidates(self: TuningSession, *args: Any) -> Any:
         key = self.options.backend, self.platform, str(self.reference)
         if key not in FOUND:
             FOUND[key] = search(self, *args)
         return FOUND[key]
 
-    monkeypatch.setattr(Attempt, "candidates", candidates)
-    monkeypatch.setattr(Attempt, "gate", lambda self, winner: (True, "not asked"))
+    monkeypatch.setattr(TuningSession, "candidates", candidates)
+    monkeypatch.setattr(TuningSession, "gate", lambda self, winner: (True, "not asked"))
 
 
 class Optimizing:
@@ -107,7 +112,7 @@ def test_derivative(case: Case) -> None:
 def test_on_gpu(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through Triton: algebra alone is not offered."""
     skip_without_devices(case)
-    monkeypatch.setattr(attempt, "FAMILIES", ("kernels",))
+    monkeypatch.setattr(tuning_session, "FAMILIES", ("kernels",))
     jit = Optimizing(**KERNELS)
     if not case.eager:
         assert "triton_kernel_call" in lowered(case, jit).as_text()

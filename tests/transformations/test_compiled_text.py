@@ -7,17 +7,20 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.experimental.xla_metadata import set_xla_metadata
-from transformations.programs import MATRICES, sums
+from transformations.functions import (
+    MATRICES,
+    sums,
+)
 
 import mirage_jax
-from mirage_jax.compiler.attempt import Attempt
+from mirage_jax.compiler.tuning_session import TuningSession
 
 optimize = functools.partial(mirage_jax.optimize, on_miss="heuristic", backend="jax", strict=True)
 
 
 @pytest.fixture(autouse=True)
 def _no_matter_of_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Attempt, "gate", lambda self, winner: (True, "not asked"))
+    monkeypatch.setattr(TuningSession, "gate", lambda self, winner: (True, "not asked"))
 
 
 def text(f: Any) -> str:
@@ -32,7 +35,7 @@ def test_scopes_and_lines() -> None:
             return jax.named_scope("order")(jnp.sort)(y)
 
     assert f.explain(*MATRICES).optimized
-    for piece in ("block/inner/dot_general", "block/order", "programs.py", "test_compiled_text.py"):
+    for piece in ("block/inner/dot_general", "block/order", "functions.py", "test_compiled_text.py"):
         assert piece in text(f), piece
 
 

@@ -16,10 +16,12 @@ from transformations.devices import (
     placed,
     with_weights,
 )
-from transformations.programs import normal
+from transformations.functions import (
+    normal,
+)
 
 import mirage_jax
-from mirage_jax.jaxpr_frontend import interpreter
+from mirage_jax.jaxpr_frontend.capture import lowering
 
 DIVIDED = "sharded (XLA divides this program over several devices and cannot divide a kernel)"
 
@@ -52,7 +54,7 @@ def test_what_is_summed_over_devices_is_left_out(optimize) -> None:
 
 
 def test_divided_by_xla(optimize, caplog: pytest.LogCaptureFixture) -> None:
-    interpreter.warn_once.cache_clear()
+    lowering.warn_once.cache_clear()
     f, args = optimize(batches), placed(AUTO, (HEADS,) * 3)
     with caplog.at_level(logging.WARNING):
         for g in (f, optimize(derivatives(batches)), jax.jit(lambda *x: f(*x) + 1)):

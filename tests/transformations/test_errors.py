@@ -7,9 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from transformations.cases import Jit
+from transformations.cases import (
+    Jit,
+)
 from transformations.comparing import error_of
-from transformations.programs import MATRICES, N, squares, sums, wave
+from transformations.functions import (
+    MATRICES,
+    N,
+    squares,
+    sums,
+    wave,
+)
 
 import mirage_jax
 

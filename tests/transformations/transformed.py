@@ -6,8 +6,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from transformations.cases import DECIDED, Case, Jit
-from transformations.programs import bent, layers, repeated, squares, sums, twice, wave
+from transformations.cases import (
+    DECIDED,
+    Case,
+    Jit,
+)
+from transformations.functions import (
+    bent,
+    layers,
+    repeated,
+    squares,
+    sums,
+    twice,
+    wave,
+)
 
 policies = jax.checkpoint_policies
 type Transformation = Callable[[Callable[..., Any]], Callable[..., Any]]

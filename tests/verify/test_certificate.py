@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from mugraph.programs import (
+from mugraph.graphs import (
     ATTENTION,
     CANDIDATES,
     CAUSAL,
@@ -29,8 +29,8 @@ from mirage_jax.errors import VerificationError
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.parser import parse
-from mirage_jax.verify import certificate
-from mirage_jax.verify.certificate import Certificate, certify, fingerprint, recheck, reduced, replay
+from mirage_jax.verify.equivalence import certificate
+from mirage_jax.verify.equivalence.certificate import Certificate, certify, fingerprint, recheck, reduced, replay
 
 
 @pytest.mark.parametrize("program,name", CANDIDATES, ids=lambda x: getattr(x, "name", x))

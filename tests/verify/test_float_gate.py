@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mirage_jax.verify import brinks, comparison
-from mirage_jax.verify.float_gate import float_gate, misread
-from mirage_jax.verify.input_classes import CLASSES, input_classes
+from mirage_jax.verify.floats import comparison, range_edges
+from mirage_jax.verify.floats.gate import float_gate, misread
+from mirage_jax.verify.floats.input_classes import CLASSES, input_classes
 
 RNG = np.random.default_rng(0)
 R = RNG.standard_normal((64, 96))
@@ -199,7 +199,7 @@ def test_large_arrays_are_compared_in_blocks(shape, dtype, seed: int, noisy: boo
     found = []
     for size in (1, 16, 1 << 16):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(comparison, "BLOCK", size)
+            patch.setattr(comparison, "COMPARED_ELEMENTS", size)
             found.append(float_gate(r, x, c, noise=noise, written=written, unit=0.1, ceiling=np.full(shape, 0.5)))
     for other in found[1:]:
         assert other.reasons == found[0].reasons
@@ -297,7 +297,7 @@ def test_a_row_of_zeros_is_a_row(dtype: type) -> None:
 
 def test_ends_of_ranges() -> None:
     """Up and down, against each other, with and without negative numbers; never past what the types hold."""
-    found = list(brinks.directions([0, 1, 3], [(0, 1), (1, 3)]))
+    found = list(range_edges.directions([0, 1, 3], [(0, 1), (1, 3)]))
     assert len(found) == len(set(found)) < 20
     assert {(d.up, d.down) for d in found} >= {
         (frozenset({0, 1, 3}), frozenset()),
@@ -315,5 +315,5 @@ def test_ends_of_ranges() -> None:
             x = np.array([0.25, 7.9]) * d.power(i, n)
             info = ml_dtypes.finfo(types[i])
             assert x.max() <= float(info.max) and x.min() >= float(info.smallest_normal)
-    assert brinks.brink(lambda n: n <= 7, 13) == 7 and brinks.brink(lambda n: False, 13) == -1
+    assert range_edges.brink(lambda n: n <= 7, 13) == 7 and range_edges.brink(lambda n: False, 13) == -1
     assert str(found[3]) == "input 0 times 2**n and input 1 times 2**-n, none negative"

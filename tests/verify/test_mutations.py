@@ -3,18 +3,18 @@
 import random
 
 import pytest
-from mugraph.programs import ATTENTION, CAUSAL_SPAN, GRAM, RMSNORM, ROW_SOFTMAX, Program
+from mugraph.graphs import ATTENTION, CAUSAL_SPAN, GRAM, RMSNORM, ROW_SOFTMAX, Program
 
 from mirage_jax import cli
 from mirage_jax.audit import mutants
-from mirage_jax.audit.mutants import Fate, Result, Subject, mutate
+from mirage_jax.audit.mutants import Fate, MutantReport, MutationSubject, mutate
+from mirage_jax.audit.mutations import MUTATIONS, Mutation
 from mirage_jax.audit.oracle import Oracle
 from mirage_jax.audit.sources import Source, sources
 from mirage_jax.errors import UsageError
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.parser import parse
-from mirage_jax.verify.mutations import MUTATIONS, Mutation
 
 NAMES = ["rmsnorm_b1", "gated_mlp_b1", "gqa_b1", "abv", "causal", "window", "log_softmax", "two_outputs", "relu_mlp"]
 NAMES += ["exp_of_sum", "gram"]
@@ -31,17 +31,17 @@ def source(program: Program, name: str) -> Source:
 
 
 @pytest.fixture(scope="module")
-def campaign() -> Result:
+def campaign() -> MutantReport:
     return mutate(sources(1, NAMES, randoms=8, each=4), COUNT, seed=1)
 
 
-def test_no_mutant_is_accepted(campaign: Result) -> None:
+def test_no_mutant_is_accepted(campaign: MutantReport) -> None:
     assert campaign.wrong >= COUNT
     assert not campaign.accepted, "\n".join(map(str, campaign.accepted))
 
 
 @pytest.mark.parametrize("operator", MUTATIONS, ids=str)
-def test_every_operator_kills(campaign: Result, operator: Mutation) -> None:
+def test_every_operator_kills(campaign: MutantReport, operator: Mutation) -> None:
     assert campaign.operators[operator.name][Fate.REJECTED.value] > 0
 
 
@@ -85,7 +85,7 @@ FATES = [
 
 @pytest.mark.parametrize("old,new,fate", FATES)
 def test_fates(old: str, new: str, fate: Fate) -> None:
-    subject = Subject(source(ATTENTION, "online"), seed=0)
+    subject = MutationSubject(source(ATTENTION, "online"), seed=0)
     assert subject.sound
     mutant = ATTENTION.graph(ATTENTION.candidates["online"].replace(old, new))
     assert subject.fate(mutant) == (fate, "")
@@ -101,7 +101,7 @@ def test_fates(old: str, new: str, fate: Fate) -> None:
 )
 def test_infinities_are_left_to_the_gate(old: str, new: str) -> None:
     """Right in exact arithmetic, so it is certified; minus infinity makes NaN of it."""
-    subject = Subject(source(CAUSAL_SPAN, "online"), seed=0)
+    subject = MutationSubject(source(CAUSAL_SPAN, "online"), seed=0)
     mutant = CAUSAL_SPAN.graph(CAUSAL_SPAN.candidates["online"].replace(old, new))
     assert subject.fingerprint(mutant) and not subject.oracle.same(mutant) and subject.oracle.same(mutant, finite=True)
     assert subject.fate(mutant) == (Fate.GATE, "")
@@ -122,7 +122,7 @@ RATIO = """mugraph {
 
 def test_divisors_that_are_always_zero_are_left_to_the_gate() -> None:
     """(c x) / (c y) is x / y, but c counts how often two random numbers agree."""
-    subject = Subject(Source("ratio", parse(RATIO), parse(RATIO)), seed=0)
+    subject = MutationSubject(Source("ratio", parse(RATIO), parse(RATIO)), seed=0)
     mutant, wrong = (parse(RATIO.replace("exp x[i,j]", f"eq x[i,j] {y}[i,j]")) for y in "yx")
     assert subject.fate(mutant) == (Fate.GATE, "")
     assert subject.fate(wrong) == (Fate.EQUIVALENT, "")  # here c is the number of columns

@@ -2,12 +2,12 @@
 
 import jax.numpy as jnp
 import numpy as np
-from search.programs import captured
+from search.references import captured
 
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.parser import parse
-from mirage_jax.verify.float_gate import float_gate
-from mirage_jax.verify.noise import CUT_OFF, HALF_UNIT, SAMPLES, noisy, unshared
+from mirage_jax.verify.floats.gate import float_gate
+from mirage_jax.verify.floats.noise import CUT_OFF, HALF_UNIT, SAMPLES, noisy, unshared
 
 ROWS = 64
 

@@ -1,18 +1,18 @@
 """The verifier accepts what is right however it is written; what it misses has a stated reason, and is rare."""
 
 import pytest
-from mugraph.programs import PROGRAMS
+from mugraph.graphs import PROGRAMS
 
 from mirage_jax import cli
-from mirage_jax.audit.mutants import Subject
+from mirage_jax.audit.mutants import MutationSubject
 from mirage_jax.audit.oracle import Oracle
-from mirage_jax.audit.rewrites import REWRITES, Result, Rewrite, rewrite
+from mirage_jax.audit.rewrites import REWRITES, Rewrite, RewriteReport, rewrite
 from mirage_jax.audit.sources import Source, sources
 from mirage_jax.errors import GraphError, VerificationError
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.parser import parse
-from mirage_jax.verify.certificate import certify
+from mirage_jax.verify.equivalence.certificate import certify
 
 NAMES = ["rmsnorm_b1", "gated_mlp_b1", "gqa_b1", "causal", "window", "log_softmax", "relu_mlp", "exp_of_sum"]
 COUNT = 250
@@ -55,11 +55,11 @@ SOURCES = [
 
 
 @pytest.fixture(scope="module")
-def campaign() -> Result:
+def campaign() -> RewriteReport:
     return rewrite(sources(2, NAMES, randoms=6, each=3), COUNT, seed=2)
 
 
-def test_two_percent(campaign: Result) -> None:
+def test_two_percent(campaign: RewriteReport) -> None:
     assert campaign.tried == COUNT >= 200
     assert not campaign.unexplained, "\n".join(campaign.unexplained)
     assert campaign.share <= 0.02, campaign.to_markdown()
@@ -67,9 +67,11 @@ def test_two_percent(campaign: Result) -> None:
 
 def test_the_share_goes_by_places() -> None:
     seen, missed = "x y = y x", "max 2 x = 2 max x"
-    assert Result(0, 1, {seen: [90, 5, 0], missed: [10, 5, 5]}).share == 0.1
-    assert Result(0, 1, {seen: [90, 5, 0], missed: [10, 0, 0]}).share == 0.1  # none drawn: as if all were refused
-    assert Result(0, 1, {seen: [0, 0, 0]}).share == 0
+    assert RewriteReport(0, 1, {seen: [90, 5, 0], missed: [10, 5, 5]}).share == 0.1
+    assert (
+        RewriteReport(0, 1, {seen: [90, 5, 0], missed: [10, 0, 0]}).share == 0.1
+    )  # none drawn: as if all were refused
+    assert RewriteReport(0, 1, {seen: [0, 0, 0]}).share == 0
 
 
 def graphs(rule: Rewrite, source: Source) -> list[KernelGraph]:
@@ -109,5 +111,5 @@ def test_command(monkeypatch: pytest.MonkeyPatch, tmp_path, capsys) -> None:
     file = tmp_path / "r.json"
     assert cli.main(["rewrite", "--count", "20", "-q", "--json", str(file)]) == cli.OK
     assert "0 of 20 true rewrites refused" in " ".join(capsys.readouterr().out.split())
-    monkeypatch.setattr(Subject, "sound", property(lambda self: False))
+    monkeypatch.setattr(MutationSubject, "sound", property(lambda self: False))
     assert cli.main(["rewrite", "--count", "0"]) == cli.USAGE

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from mugraph.programs import CAUSAL, CAUSAL_SPAN, WINDOW, Program
+from mugraph.graphs import CAUSAL, CAUSAL_SPAN, WINDOW, Program
 
 from mirage_jax.errors import VerificationError
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.parser import parse
-from mirage_jax.verify.certificate import certify, fingerprint, reduced, scale_of
-from mirage_jax.verify.float_gate import float_gate
+from mirage_jax.verify.equivalence.certificate import certify, fingerprint, reduced, scale_of
+from mirage_jax.verify.floats.gate import float_gate
 
 FAR = 128  # a window longer than any reduced axis
 

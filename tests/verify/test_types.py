@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from mirage_jax.audit import sources
 from mirage_jax.errors import UnsupportedError, VerificationError
-from mirage_jax.jaxpr_frontend.regions import analyse
+from mirage_jax.hardware.device_model import DEVICES
+from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.mugraph.graph import KernelGraph
-from mirage_jax.mugraph.merge import simplify_axes
 from mirage_jax.mugraph.parser import parse
-from mirage_jax.mugraph.ranges import in_range, out_of_range
-from mirage_jax.search.devices import DEVICES
+from mirage_jax.mugraph.passes.float16_range import in_range, out_of_range
+from mirage_jax.mugraph.passes.merge_axes import simplify_axes
 from mirage_jax.search.driver import search
 from mirage_jax.verify.types import check_types
 

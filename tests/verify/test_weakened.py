@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mugraph.programs import ATTENTION, CAUSAL, GATED_MLP, GRAM, LAYER_NORM, RMSNORM, ROW_SOFTMAX, WINDOW, Program
+from mugraph.graphs import ATTENTION, CAUSAL, GATED_MLP, GRAM, LAYER_NORM, RMSNORM, ROW_SOFTMAX, WINDOW, Program
 
 from mirage_jax.errors import GraphError, VerificationError
-from mirage_jax.mugraph import field
-from mirage_jax.mugraph.field import Draw, FieldDomain, Pair, Residues, Ring, is_prime
+from mirage_jax.mugraph.domains import finite_field
+from mirage_jax.mugraph.domains.finite_field import Draw, FieldDomain, Pair, PrimeRing, Residues, is_prime
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule
-from mirage_jax.verify import certificate
-from mirage_jax.verify.certificate import certify
+from mirage_jax.verify.equivalence import certificate
+from mirage_jax.verify.equivalence.certificate import certify
 
 
 def pair(program: Program, name: str, *changes: tuple[str, str]) -> tuple[KernelGraph, KernelGraph]:
@@ -148,7 +148,7 @@ def passing_zero_divisors(was: Any) -> Any:
         draw = Draw(entropy(32), p_bits, q_bits, self.algebraic_roots)
         try:
             return self.draw(draw)
-        except field.ZeroDivisor:
+        except finite_field.ZeroDivisor:
             return draw
 
     return retry
@@ -161,7 +161,7 @@ def quotients_by_zero(was: Any) -> Any:
 
 def equal_inputs(was: Any) -> Any:
     """Every input counts 0, 1, 2, ..."""
-    return lambda self, modulus, shape: Residues(field._fill(list(range(int(np.prod(shape)))), shape))
+    return lambda self, modulus, shape: Residues(finite_field._fill(list(range(int(np.prod(shape)))), shape))
 
 
 def no_shift(was: Any) -> Any:
@@ -219,8 +219,8 @@ def hash_of(change: Callable[[str, Any], tuple[str, Any]]) -> Callable[[Any], An
 
 COMPARISON = certificate._Comparison
 WEAKENED: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
-    "weak primes": (field, "random_primes", mirages_primes),
-    "small primes": (certificate, "SIZES", lambda was: ((31, 16),)),
+    "weak primes": (finite_field, "random_primes", mirages_primes),
+    "small primes": (certificate, "PRIME_BITS", lambda was: ((31, 16),)),
     "one draw": (certificate, "MIN_DRAWS", lambda was: 1),
     "a fixed seed": (COMPARISON, "retry", lambda was: lambda self, entropy, p, q: was(self, lambda n: b"7" * n, p, q)),
     "the last output skipped": (COMPARISON, "test", some_outputs(lambda same: all(same[: max(1, len(same) - 1)]))),
@@ -228,7 +228,7 @@ WEAKENED: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "outputs in any order": (COMPARISON, "test", any_order),
     "the first row only": (certificate, "_differences", first_row),
     "a zero divisor passes": (COMPARISON, "retry", passing_zero_divisors),
-    "x / 0 = x": (Ring, "inverse", quotients_by_zero),
+    "x / 0 = x": (PrimeRing, "inverse", quotients_by_zero),
     "all inputs the same": (Draw, "random_residues", equal_inputs),
     "no shift": (FieldDomain, "shift", no_shift),
     "one tile": (certificate, "reduced", one_tile),

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from mirage_jax.bench.models.layers import (
-    Draw,
     Sizes,
+    WeightDraw,
     Weights,
     apply_layers,
     dense,
@@ -26,7 +26,7 @@ EPSILON = 1e-12
 type Batch = tuple[jax.Array, jax.Array, jax.Array]
 
 
-def init_layer(draw: Draw, s: Sizes) -> Weights:
+def init_layer(draw: WeightDraw, s: Sizes) -> Weights:
     square = lambda: draw.dense(s.width, s.width)  # noqa: E731
     return {
         "query": square(),
@@ -42,7 +42,7 @@ def init_layer(draw: Draw, s: Sizes) -> Weights:
 
 @partial(jax.jit, static_argnums=1)
 def init(key: jax.Array, s: Sizes) -> list[Weights]:
-    draw = Draw(key, s.dtype)
+    draw = WeightDraw(key, s.dtype)
     return [init_layer(draw, s) for _ in range(s.layers)]
 
 

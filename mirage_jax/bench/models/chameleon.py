@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from mirage_jax.bench.models import llama
 from mirage_jax.bench.models.layers import (
-    Draw,
     Sizes,
+    WeightDraw,
     Weights,
     apply_layers,
     join_heads,
@@ -28,7 +28,7 @@ THETA = 10000.0
 
 @partial(jax.jit, static_argnums=1)
 def init(key: jax.Array, s: Sizes) -> list[Weights]:
-    draw = Draw(key, s.dtype)
+    draw = WeightDraw(key, s.dtype)
     norms = lambda: {"norm_q": draw.norm(s.head), "norm_k": draw.norm(s.head)}  # noqa: E731
     return [llama.init_layer(draw, s) | norms() for _ in range(s.layers)]
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from mirage_jax.bench.models.layers import (
-    Draw,
     Sizes,
+    WeightDraw,
     Weights,
     apply_layers,
     cross_entropy,
@@ -23,7 +23,7 @@ MEDIUM = Sizes(layers=24, width=1024, heads=16, kv_heads=16, hidden=4096, vocab=
 SMALL = Sizes(layers=2, width=64, heads=4, kv_heads=4, hidden=256, vocab=128, batch=2, length=64)
 
 
-def init_layer(draw: Draw, s: Sizes) -> Weights:
+def init_layer(draw: WeightDraw, s: Sizes) -> Weights:
     return {
         "norm1": draw.norm(s.width),
         "qkv": draw.dense(s.width, 3 * s.width),
@@ -36,7 +36,7 @@ def init_layer(draw: Draw, s: Sizes) -> Weights:
 
 @partial(jax.jit, static_argnums=1)
 def init(key: jax.Array, s: Sizes) -> Weights:
-    draw = Draw(key, s.dtype)
+    draw = WeightDraw(key, s.dtype)
     return {
         "tokens": draw(s.vocab, s.width, scale=0.02),
         "positions": draw(s.length, s.width, scale=0.01),

@@ -36,7 +36,7 @@ class Sizes:
         return self.width // self.heads
 
 
-class Draw:
+class WeightDraw:
     """Random weights from one key: `draw(m, n)` for a matrix that is applied as ``x @ w``."""
 
     def __init__(self, key: jax.Array, dtype: str) -> None:
@@ -64,9 +64,9 @@ class Draw:
 
 
 @partial(jax.jit, static_argnums=(1, 2))
-def init_language_model(key: jax.Array, s: Any, init_layer: Callable[[Draw, Any], Weights]) -> Weights:
+def init_language_model(key: jax.Array, s: Any, init_layer: Callable[[WeightDraw, Any], Weights]) -> Weights:
     """Layers between an embedding and a head of its own, with a norm before the head."""
-    draw = Draw(key, s.dtype)
+    draw = WeightDraw(key, s.dtype)
     return {
         "tokens": draw(s.vocab, s.width, scale=1.0),
         "layers": [init_layer(draw, s) for _ in range(s.layers)],

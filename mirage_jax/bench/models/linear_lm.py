@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from mirage_jax.bench.models.layers import (
-    Draw,
     Sizes,
+    WeightDraw,
     Weights,
     apply_layers,
     cross_entropy,
@@ -28,7 +28,7 @@ M340 = Sizes(layers=24, width=1024, heads=4, kv_heads=4, hidden=2816, vocab=3200
 SMALL = Sizes(layers=2, width=64, heads=2, kv_heads=2, hidden=192, vocab=128, batch=2, length=64)
 
 
-def init_layer(draw: Draw, s: Sizes) -> Weights:
+def init_layer(draw: WeightDraw, s: Sizes) -> Weights:
     square = lambda: draw(s.width, s.width)  # noqa: E731
     return {
         "norm1": draw.gain(s.width),

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from mirage_jax.bench.models.layers import (
-    Draw,
     Sizes,
+    WeightDraw,
     Weights,
     init_language_model,
     join_heads,
@@ -28,7 +28,7 @@ THETA = 500000.0
 type Cache = list[tuple[jax.Array, jax.Array]]
 
 
-def init_layer(draw: Draw, s: Sizes) -> Weights:
+def init_layer(draw: WeightDraw, s: Sizes) -> Weights:
     kv = s.kv_heads * s.head
     return {
         "norm1": draw.gain(s.width),

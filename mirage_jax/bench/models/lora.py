@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from mirage_jax.bench.models import llama
 from mirage_jax.bench.models.layers import (
-    Draw,
     Sizes,
+    WeightDraw,
     Weights,
     join_heads,
     rms_norm,
@@ -41,14 +41,14 @@ type Batch = tuple[list[Weights], jax.Array, jax.Array]
 @partial(jax.jit, static_argnums=1)
 def init(key: jax.Array, s: Sizes) -> list[Weights]:
     """The frozen layers."""
-    draw = Draw(key, s.dtype)
+    draw = WeightDraw(key, s.dtype)
     return [llama.init_layer(draw, s) for _ in range(s.layers)]
 
 
 @partial(jax.jit, static_argnums=1)
 def init_adapters(key: jax.Array, s: LoraSizes, layers: list[Weights]) -> list[Weights]:
     """A and B of each projection. Training starts with B = 0; that no sum is trivial here, it is not."""
-    draw = Draw(key, s.dtype)
+    draw = WeightDraw(key, s.dtype)
 
     def pair(w: jax.Array) -> Weights:
         return {"a": draw(w.shape[0], s.rank), "b": draw(s.rank, w.shape[1], scale=0.1 * s.rank**-0.5)}

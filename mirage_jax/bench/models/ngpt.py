@@ -12,7 +12,16 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from mirage_jax.bench.models.layers import Draw, Sizes, Weights, apply_layers, join_heads, rotary, split_heads, unit
+from mirage_jax.bench.models.layers import (
+    Sizes,
+    WeightDraw,
+    Weights,
+    apply_layers,
+    join_heads,
+    rotary,
+    split_heads,
+    unit,
+)
 
 HALF_B = Sizes(layers=24, width=1024, heads=16, kv_heads=16, hidden=4096, vocab=0, batch=1, length=4096)
 SMALL = Sizes(layers=2, width=64, heads=4, kv_heads=4, hidden=256, vocab=0, batch=2, length=64)
@@ -20,7 +29,7 @@ THETA = 10000.0
 STEP = 0.05  # the initial step towards what a block proposes
 
 
-def init_layer(draw: Draw, s: Sizes) -> Weights:
+def init_layer(draw: WeightDraw, s: Sizes) -> Weights:
     inwards = lambda m, n: unit(draw(n, m)).T  # noqa: E731  (columns of length one)
     return {
         "query": inwards(s.width, s.width),
@@ -40,7 +49,7 @@ def init_layer(draw: Draw, s: Sizes) -> Weights:
 
 @partial(jax.jit, static_argnums=1)
 def init(key: jax.Array, s: Sizes) -> list[Weights]:
-    draw = Draw(key, s.dtype)
+    draw = WeightDraw(key, s.dtype)
     return [init_layer(draw, s) for _ in range(s.layers)]
 
 

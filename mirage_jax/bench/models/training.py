@@ -17,7 +17,7 @@ RATE, DECAY, EPSILON = 1e-4, 0.01, 1e-8
 BETA1, BETA2 = 0.9, 0.95
 
 
-class State(NamedTuple):
+class TrainState(NamedTuple):
     """What training changes. The moments are running means of gradients and of their squares."""
 
     weights: Any
@@ -26,12 +26,12 @@ class State(NamedTuple):
     count: jax.Array
 
 
-def start(weights: Any) -> State:
+def start(weights: Any) -> TrainState:
     zeros = lambda: jax.tree.map(lambda w: jnp.zeros_like(widen(w)), weights)  # noqa: E731
-    return State(weights, zeros(), zeros(), jnp.zeros((), jnp.int32))
+    return TrainState(weights, zeros(), zeros(), jnp.zeros((), jnp.int32))
 
 
-def adamw(state: State, gradients: Any) -> State:
+def adamw(state: TrainState, gradients: Any) -> TrainState:
     count = state.count + 1
     unbias1, unbias2 = 1 - BETA1**count, 1 - BETA2**count
     first = jax.tree.map(lambda m, g: BETA1 * m + (1 - BETA1) * widen(g), state.first, gradients)
@@ -41,13 +41,13 @@ def adamw(state: State, gradients: Any) -> State:
         direction = (m / unbias1) / (jnp.sqrt(v / unbias2) + EPSILON) + DECAY * widen(w)
         return (widen(w) - RATE * direction).astype(w.dtype)
 
-    return State(jax.tree.map(move, state.weights, first, second), first, second, count)
+    return TrainState(jax.tree.map(move, state.weights, first, second), first, second, count)
 
 
-def train_step(loss: Callable[[Any, Any], jax.Array]) -> Callable[[State, Any], tuple[State, jax.Array]]:
+def train_step(loss: Callable[[Any, Any], jax.Array]) -> Callable[[TrainState, Any], tuple[TrainState, jax.Array]]:
     """The step that lowers ``loss(weights, batch)``."""
 
-    def step(state: State, batch: Any) -> tuple[State, jax.Array]:
+    def step(state: TrainState, batch: Any) -> tuple[TrainState, jax.Array]:
         value, gradients = jax.value_and_grad(loss)(state.weights, batch)
         return adamw(state, gradients), value
 

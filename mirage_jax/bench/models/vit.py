@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from mirage_jax.bench.models.layers import (
-    Draw,
     Sizes,
+    WeightDraw,
     Weights,
     apply_layers,
     dense,
@@ -38,7 +38,7 @@ LARGE = VitSizes(layers=24, width=1024, heads=16, kv_heads=16, hidden=4096, voca
 SMALL = VitSizes(layers=2, width=64, heads=4, kv_heads=4, hidden=256, vocab=10, batch=2, length=17, patch=4)
 
 
-def init_layer(draw: Draw, s: Sizes) -> Weights:
+def init_layer(draw: WeightDraw, s: Sizes) -> Weights:
     square = lambda: draw.dense(s.width, s.width)  # noqa: E731
     return {
         "norm1": draw.norm(s.width),
@@ -54,7 +54,7 @@ def init_layer(draw: Draw, s: Sizes) -> Weights:
 
 @partial(jax.jit, static_argnums=1)
 def init(key: jax.Array, s: VitSizes) -> Weights:
-    draw = Draw(key, s.dtype)
+    draw = WeightDraw(key, s.dtype)
     return {
         "patches": draw.dense(3 * s.patch**2, s.width),
         "class": draw(1, 1, s.width, scale=0.02),

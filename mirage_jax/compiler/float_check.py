@@ -1,0 +1,468 @@
+"""Are a winner's floats as good as XLA's? Both run on classes of inputs, against the region in float64; the rule that
+compares three results is `verify.floats.gate`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from mirage_jax.compiler.region import RegionOnDevice
+from mirage_jax.compiler.winner import Winner
+from mirage_jax.errors import in_one_line
+from mirage_jax.gpu_lock import gpu_lock
+from mirage_jax.jaxpr_frontend.translate.translate import Region
+from mirage_jax.mugraph import evaluate
+from mirage_jax.mugraph.domains.floats import is_float, numpy_dtype
+from mirage_jax.mugraph.footprint import footprint
+from mirage_jax.mugraph.graph import KernelGraph, Library, Op
+from mirage_jax.mugraph.operators import COMPARISONS
+from mirage_jax.verify.floats import gate, input_classes, range_edges
+from mirage_jax.verify.floats.noise import SAMPLES, noisy
+
+log = logging.getLogger("mirage_jax")
+
+MAX_NUMPY_FLOPS = 5e8  # operations of a region up to which numpy is soon done with it in float64
+NEARBY, AROUND = 4, (0.97, 1.03)  # inputs on which the program's roundings are seen, and how much larger they are
+OCTAVES_BEYOND = 3  # powers of two beyond the last at which XLA gives only finite numbers
+NEAREST, MOST_NEAR = 2.0**-4, 4  # constants of a program near which inputs are tried, and how many
+HUGE = 2.0**10  # a factor that makes a mask of an input
+
+
+@dataclass
+class Accuracy:
+    """XLA's floats for a subject, and what its winners are held to."""
+
+    subject: RegionOnDevice
+
+    def gate(self, winner: Winner, only: Sequence[str] = ()) -> tuple[bool, str]:
+        """Are the winner's floats as good as XLA's on every input class, or on those that are named? And why."""
+        ours, classes = jax.jit(self.subject.ours(winner)), self._classes
+        names = list(only or classes)
+        for name in names:
+            if wrong := self._on_class(winner, name, ours):
+                return False, f"{name}: {wrong}"
+        if not only and (wrong := self._at_brinks(winner, ours)):
+            return False, wrong
+        return True, f"passed on {len(names)} input classes, repeated runs equal bit for bit"
+
+    @cached_property
+    def _xla(self) -> Callable[..., list[jax.Array]]:
+        return jax.jit(self.subject.xla)  # compiled once for all winners
+
+    @cached_property
+    def _classes(self) -> input_classes.InputClasses:
+        region = self.subject.region
+        near, roots, counts = self._cancelled_by, inputs_under_roots(region), indices_compared(region)
+        return input_classes.input_classes(self.subject.specs, 0, near, roots, counts, switches(region), biases(region))
+
+    def _on_class(self, winner: Winner, name: str, ours: Callable[..., list[jax.Array]]) -> str:
+        """What is wrong with the winner's results for inputs of a class; empty if nothing is."""
+        values = self._classes[name]
+        args = [jax.device_put(v, self.subject.device) for v in values]
+        results = ours(*args)
+        if not all(same_bits(a, b) for a, b in zip(results, ours(*args), strict=True)):
+            return "two runs differ"
+        reordered = winner.family == "algebra"  # another order meets other roundings, infinities in another order
+        # Of infinities and NaN one may stand for another where infinity times a rest of zero is NaN.
+        kinds = not reordered and not any(k.precise for k in winner.schedule.kernels)
+        degenerate = name in input_classes.DEGENERATE or (reordered and name in input_classes.LOGITS)
+        return self._compared(
+            winner,
+            values,
+            results,
+            self._xla(*args),
+            is_ordinary=name in input_classes.ORDINARY or (name in input_classes.LOWEST and not self._has_float16),
+            kinds=kinds and name not in input_classes.SPOILED,
+            spread=(2.0 if reordered else 1.0) * (2.0 if degenerate else 1.0),
+        )
+
+    def _compared(
+        self,
+        winner: Winner,
+        values: Sequence[np.ndarray],
+        results: Sequence[jax.Array],
+        xla: Sequence[jax.Array],
+        is_ordinary: bool,
+        kinds: bool,
+        spread: float,
+    ) -> str:
+        """What is wrong with the winner's results for these inputs, against float64 and XLA's; empty if nothing is.
+
+        On ordinary inputs XLA may not differ from float64 by more than rounding can; nor where inputs mask logits, for
+        what is translated to a mask has to be one. (Beside float16's lowest number others keep some of their digits.)
+        """
+        inputs = self.wide_inputs(values)
+        candidate, found = map(self._placed, (results, xla))
+        reference = self.in_float64(inputs)
+        if is_ordinary:
+            for r, x in zip(reference, found, strict=True):
+                if wrong := gate.misread(r, x, self.narrowest):
+                    return wrong
+        skips = any(k.span for k in winner.graph)
+        compare = partial(gate.float_gate, kinds=kinds, spread=spread, skips=skips, unit=self.unit)
+        reasons: list[str] = []
+        for noise, written in self._allowances(values, inputs, reference):
+            with ThreadPoolExecutor(len(reference)) as pool:
+                rows = zip(reference, found, candidate, noise, written, strict=True)
+                tasks = [pool.submit(compare, r, x, c, noise=n, written=w) for r, x, c, n, w in rows]
+                reasons = [reason for task in tasks for reason in task.result().reasons]
+            if not reasons:
+                break
+        return "; ".join(reasons)
+
+    def _allowances(
+        self, values: Sequence[np.ndarray], inputs: Sequence[Any], exact: Sequence[Any]
+    ) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
+        """Noise and `written_errors` of each result that the gate allows for: none, then more and more, since they take
+        time and only some results are near them.
+        """
+        nothing = noise = [None] * len(exact)
+        yield noise, nothing
+        for samples in (1, SAMPLES):
+            noise = self.noise(inputs, exact, samples)
+            yield noise, nothing
+        if (written := self.written_errors(values)) is not None:
+            yield noise, written
+
+    # ------------------------------------------------------------------ the ends of a type's range
+
+    def _at_brinks(self, winner: Winner, ours: Callable[..., Any]) -> str:
+        """Does the candidate overflow, or lose digits near zero, before XLA does? Other orders have other values on the
+        way. Of a program without float16 that is asked if its range is to be kept (`strict_range`).
+        """
+        if not (self.subject.options.strict_range or self._has_float16):
+            return ""
+        for direction in self._directions:
+            last = self._brink(direction)
+            for n in range(max(last, 0), min(last + OCTAVES_BEYOND, direction.most(self._dtypes)) + 1):
+                args = self._scaled(direction, n)
+                results, xla = ours(*args), self._xla(*args)
+                if any(map(gate.shorter_range, xla, results)):
+                    return f"overflows with {direction}, n = {n}, where XLA does not"
+                if n == last and (self.is_small or self.subject.platform != "cpu"):
+                    spread = 2.0 * (2.0 if winner.family == "algebra" else 1.0)
+                    values = [np.asarray(x) for x in args]
+                    if why := self._compared(winner, values, results, xla, False, kinds=False, spread=spread):
+                        return f"{direction}, n = {n}: {why}"
+        return ""
+
+    @cached_property
+    def _directions(self) -> list[range_edges.Direction]:
+        return list(range_edges.directions(self._floats, inputs_that_meet(self.subject.region)))
+
+    @property
+    def _floats(self) -> list[int]:
+        """Inputs of floats, by position."""
+        return [i for i, dtype in enumerate(self._dtypes) if is_float(dtype)]
+
+    @property
+    def _dtypes(self) -> list[np.dtype]:
+        return [dtype for _, dtype in self.subject.specs]
+
+    @cached_property
+    def _known_brinks(self) -> dict[range_edges.Direction, int]:
+        return {}
+
+    def _brink(self, direction: range_edges.Direction) -> int:
+        """The last power of two at which XLA's results are finite and have all of their digits."""
+        if direction not in self._known_brinks:
+
+            def is_in_range(n: int) -> bool:
+                results = [y for y in self._xla(*self._scaled(direction, n)) if is_float(y.dtype) and y.size]
+                return range_edges.in_range([float(x) for x in _largest(results)], [y.dtype for y in results])
+
+            most = direction.most(self._dtypes)
+            self._known_brinks[direction] = most if is_in_range(most) else range_edges.brink(is_in_range, most)
+        return self._known_brinks[direction]
+
+    @cached_property
+    def _ordinary(self) -> Sequence[jax.Array]:
+        return jax.device_put(self.subject.inputs(0), self.subject.device)  # not where JAX's default is
+
+    def _scaled(self, direction: range_edges.Direction, n: int) -> list[jax.Array]:
+        """Inputs at a distance in a direction."""
+        powers = [direction.power(i, n) for i in range(len(self._ordinary))]
+        return [
+            _times(x, np.asarray(power, x.dtype), direction.positive) if is_float(x.dtype) else x
+            for x, power in zip(self._ordinary, powers, strict=True)
+        ]
+
+    @cached_property
+    def _has_float16(self) -> bool:
+        """Is float16 among the types of the user's values?"""
+        avals = (a for eqn in self.subject.region.equations for a in (*eqn.in_avals, *eqn.out_avals))
+        return any(a.dtype == np.float16 for a in avals)
+
+    # ------------------------------------------------------------------ the region in float64
+
+    @cached_property
+    def is_small(self) -> bool:
+        """Is float64 soon done with it?"""
+        return footprint(self.subject.reference).flops < MAX_NUMPY_FLOPS
+
+    @cached_property
+    def _cancelled_by(self) -> list[float]:
+        """Values that cancel a constant of the program, as far as inputs hold such numbers: c of x - c. Other orders of
+        evaluation differ there.
+        """
+        farthest = max((float(jnp.finfo(self._dtypes[i]).max) for i in self._floats), default=0.0)
+        found: dict[float, None] = {}
+        for op in (op for k in self.subject.region.graph.kernels for op in k.ops):
+            scale, offset = (float(_number(op, n, d)) for n, d in (("scale", 1), ("offset", 0)))
+            if scale and NEAREST <= abs(offset / scale) < farthest:
+                found[-offset / scale] = None
+        return list(found)[:MOST_NEAR]
+
+    @property
+    def _on_host(self) -> bool:
+        """Does the processor evaluate in float64 and compare? Else the device, where a processor would take minutes."""
+        return self.is_small
+
+    @property
+    def _xp(self) -> Any:
+        return np if self._on_host else jnp
+
+    def _placed(self, results: Sequence[jax.Array]) -> list[Any]:
+        """Results where they are compared."""
+        return [np.asarray(y) for y in results] if self._on_host else list(results)
+
+    def wide_inputs(self, values: Sequence[Any]) -> list[Any]:
+        """What `in_float64` takes."""
+        arrays = self.subject.region.prepare([np.asarray(v) for v in values])
+        if self._on_host:
+            return arrays
+        with jax.enable_x64(True):
+            return [jax.device_put(x, self.subject.device) for x in arrays]
+
+    def in_float64(self, inputs: Sequence[Any], sample: int | None = None) -> list[Any]:
+        """The region in float64, inputs upcast from their own dtype; with noise if `sample` is a number."""
+        graph = self.subject.region.translated
+        with self._arithmetic():
+            if self._on_host:
+                results = _wide(graph, inputs, np, sample)
+            else:
+                with gpu_lock(self.subject.device):
+                    number = None if sample is None else float(sample)
+                    results = jax.block_until_ready(self._on_device(number, *inputs))
+            tensors = dict(zip(graph.outputs, results, strict=True))
+            return [b.joined(tensors, self._xp) for b in self.subject.region.outputs]  # Region.finish without the cast
+
+    @contextmanager
+    def _arithmetic(self) -> Iterator[None]:
+        """Where arithmetic may be in float64, and infinities and NaN are among the inputs."""
+        with np.errstate(all="ignore"), nullcontext() if self._on_host else jax.enable_x64(True):
+            yield
+
+    @cached_property
+    def _on_device(self) -> Callable[..., Any]:
+        return jax.jit(lambda sample, *xs: _wide(self.subject.region.translated, xs, jnp, sample))
+
+    # ------------------------------------------------------------------ what rounding may do
+
+    def noise(self, inputs: Sequence[Any], exact: Sequence[Any], samples: int) -> list[Any]:
+        """How far rounding may carry its results from these exact ones: root mean square of so many samples."""
+        xp = self._xp
+        with self._arithmetic():
+            squares = [xp.zeros(r.shape) for r in exact]
+            for sample in range(samples):
+                for n, moved in enumerate(self.in_float64(inputs, sample)):
+                    if exact[n].dtype.kind == "f":
+                        squares[n] += (moved - exact[n]) ** 2 / samples
+            return [xp.sqrt(x) for x in squares]
+
+    def written_errors(self, values: Sequence[np.ndarray]) -> list[Any] | None:
+        """How far the user's equations are from float64 if they run one by one, each result rounded to its type: the
+        largest of a few times, with all inputs a little larger or smaller, since one rounding may undo another. None
+        where they cannot run so.
+        """
+        found: list[Any] = []
+        for sample in range(NEARBY):
+            rng = np.random.default_rng(sample)
+            factors = rng.uniform(*AROUND, len(values))
+            with np.errstate(all="ignore"):  # the largest numbers of a type may overflow
+                near = [
+                    np.asarray(v * v.dtype.type(f), v.dtype) if is_float(v.dtype) else v
+                    for v, f in zip(values, factors, strict=True)
+                ]
+            try:
+                with gpu_lock(self.subject.device):
+                    args = (jax.device_put(v, self.subject.device) for v in near)
+                    results = self._placed(self.subject.xla(*args))
+            except Exception as why:  # no memory for all intermediate results, say
+                log.info("not run operation by operation: %s", in_one_line(why))
+                return None
+            exact = self.in_float64(self.wide_inputs(near))
+            with self._arithmetic():
+                errors = [self._xp.abs(y.astype(np.float64) - r) for y, r in zip(results, exact, strict=True)]
+                found = [self._xp.fmax(*pair) for pair in zip(found or errors, errors, strict=True)]
+        return found
+
+    @cached_property
+    def unit(self) -> float:
+        """A unit in the last place of 1 in the narrowest type of floats among the user's values."""
+        types = {np.dtype(a.dtype) for eqn in self.subject.region.equations for a in (*eqn.in_avals, *eqn.out_avals)}
+        return max((float(jnp.finfo(t).eps) for t in types if is_float(t)), default=0.0)
+
+    @cached_property
+    def narrowest(self) -> int:
+        """Bytes of the narrowest floats among the inputs."""
+        floats = (dtype for _, dtype in self.subject.specs if jnp.issubdtype(dtype, jnp.floating))
+        return min((dtype.itemsize for dtype in floats), default=4)
+
+
+@jax.jit
+def _largest(results: Sequence[jax.Array]) -> list[jax.Array]:
+    """The largest magnitude in each result; not finite if one of its elements is not."""
+    return [jnp.abs(y).max() for y in results]
+
+
+@partial(jax.jit, static_argnums=2)
+def _times(x: jax.Array, power: jax.Array, positive: bool) -> jax.Array:
+    return (jnp.abs(x) if positive else x) * power
+
+
+@jax.jit
+def same_bits(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Are two arrays of one type equal bit for bit?"""
+    if a.dtype != bool:
+        a, b = (lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}") for x in (a, b))
+    return jnp.array_equal(a, b)
+
+
+def _wide(graph: KernelGraph, arrays: Sequence[Any], xp: Any, sample: Any) -> list[Any]:
+    return evaluate.run(graph, arrays, xp=xp) if sample is None else noisy(graph, arrays, xp, sample)
+
+
+def inputs_under_roots(region: Region) -> list[int]:
+    """Inputs, by position, that have to be positive, since what is under a root or a logarithm grows with them."""
+    operators = {k.name: k for k in region.graph.kernels if isinstance(k, Library)}
+    found: set[str] = set()
+    todo = [x for k in operators.values() if _is_root(k.op) for x in _grows_with(k)]
+    while todo:
+        if (name := todo.pop()) not in found:
+            found.add(name)
+            todo += _grows_with(operators[name]) if name in operators and not _is_root(operators[name].op) else ()
+    return [i for i, b in enumerate(region.inputs) if not found.isdisjoint(b.tensors)]
+
+
+def indices_compared(region: Region) -> dict[int, int]:
+    """Inputs of integers, by position, that are compared with indices, and with how many: lengths and labels."""
+    graph = region.graph
+    inputs = {t.name for t in graph.inputs if t.dtype == "i32"}
+    counts: dict[str, int] = {}
+    for k in graph.kernels:
+        if isinstance(k, Library) and k.op.op in COMPARISONS:
+            sources = {x.name: x.tensor for x in k.loads}
+            x, y = (sources[a] for a in k.op.args)
+            for own, other in ((x, y), (y, x)):
+                extents = [graph.extent(a) for a in graph.tensors[other].axes]
+                if own in inputs and other not in inputs and extents:
+                    counts[own] = max([counts.get(own, 1), *extents])
+    positions = {i: [counts[t] for t in b.tensors if t in counts] for i, b in enumerate(region.inputs)}
+    return {i: max(found) for i, found in positions.items() if found}
+
+
+def switches(region: Region) -> list[int]:
+    """Inputs of floats, by position, that a huge factor makes a mask of logits: `(x - 1) * 1e9`."""
+    tensors = {t.name for t in region.graph.inputs if is_float(numpy_dtype(t.dtype))}
+    found: set[str] = set()
+    for k in region.graph.kernels:
+        if isinstance(k, Library) and k.op.op in ("affine", "add"):
+            sources = {x.name: x.tensor for x in k.loads}
+            factors = ("scale",) if k.op.op == "affine" else ("ca", "cb")
+            pairs = zip(k.op.args, factors, strict=True)
+            found |= {sources[a] for a, factor in pairs if abs(_number(k.op, factor)) > HUGE}
+    return [i for i, b in enumerate(region.inputs) if not tensors.intersection(found).isdisjoint(b.tensors)]
+
+
+def _is_root(op: Op) -> bool:
+    return op.op in ("log", "logs") or (op.op == "pow" and _number(op, "exponent").denominator > 1)
+
+
+def _grows_with(k: Library) -> list[str]:
+    """Operands that it is positive with, if they are."""
+    tensors = _operands(k)
+    match k.op.op:
+        case "mul" | "dot" if tensors[0] == tensors[1]:
+            return []  # a square
+        case "add":
+            return [t for t, factor in zip(tensors, ("ca", "cb"), strict=True) if _number(k.op, factor) > 0]
+        case "affine" | "pow" | "log":
+            return tensors if _number(k.op, "scale") > 0 else []
+        case "logs":
+            return tensors[:1]
+        case "where" | "mask":
+            return tensors[1:]
+        case "mul" | "dot" | "div" | "sum" | "max":
+            return tensors
+        case _:
+            return []
+
+
+def _number(op: Op, attribute: str, default: int = 1) -> Fraction:
+    value = op.attributes.get(attribute, default)
+    assert isinstance(value, (int, Fraction)), f"{op}: {attribute}"
+    return Fraction(value)
+
+
+def inputs_that_meet(region: Region) -> list[tuple[int, int]]:
+    """Pairs of inputs of floats, by position, of which a product has one on each side, the earliest products first."""
+    positions = {t: i for i, b in enumerate(region.inputs) for t in b.tensors}
+    above = {t.name: {positions[t.name]} & _floats(region) for t in region.graph.inputs}
+    found: dict[tuple[int, int], None] = {}
+    for k in region.graph.kernels:
+        sides = [above[x.tensor] for x in k.loads]
+        if k.ops[0].op in ("mul", "dot", "div"):
+            x, y = sides if len(sides) == 2 else (sides[0], sides[0])
+            found |= dict.fromkeys((min(i, j), max(i, j)) for i in sorted(x) for j in sorted(y) if i != j)
+        for store in k.stores:
+            above[store.tensor.name] = set().union(*sides)
+    return list(found)
+
+
+def _floats(region: Region) -> set[int]:
+    return {i for i, b in enumerate(region.inputs) if is_float(region.avals[b.value].dtype)}
+
+
+def biases(region: Region) -> list[int]:
+    """Inputs of floats, by position, that are nothing but added to what an exponential is taken of, or a mask chooses
+    from: logits and what masks them.
+    """
+    operators = {k.name: k for k in region.graph.kernels if isinstance(k, Library)}
+    todo = [x for k in operators.values() for x in _logits(k)]
+    found: set[str] = set()
+    while todo:
+        if (name := todo.pop()) not in found:
+            found.add(name)
+            if name in operators and operators[name].op.op in ("add", "affine", "maximum", "minimum", "max", "shift"):
+                todo += _operands(operators[name])
+    others = set(switches(region))  # 0 or 1, and nothing else
+    return [i for i in sorted(_floats(region) - others) if not found.isdisjoint(region.inputs[i].tensors)]
+
+
+def _logits(k: Library) -> list[str]:
+    """Operands that are logits, or may be."""
+    match k.op.op:
+        case "exp" | "exps":
+            return _operands(k)[:1]
+        case "where" | "mask":
+            return _operands(k)[1:]
+        case _:
+            return []
+
+
+def _operands(k: Library) -> list[str]:
+    sources = {x.name: x.tensor for x in k.loads}
+    return [sources[a] for a in k.op.args]

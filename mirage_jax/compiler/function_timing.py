@@ -1,0 +1,116 @@
+"""Times a program and its variants on random numbers, interleaved, within little time and the memory that is free."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from mirage_jax import timing
+from mirage_jax.compiler.inputs import one_set
+from mirage_jax.compiler.whole_function import WholeTimes
+from mirage_jax.errors import UnsupportedError, in_one_line
+from mirage_jax.jaxpr_frontend.capture.lowering import PLAIN, WholeProgram
+
+log = logging.getLogger("mirage_jax")
+
+ROUNDS_RANGE = range(2, 11)  # how many there may be, as the time allows
+PROFILE_SECONDS = 0.15  # that one takes to begin and to end
+MAX_MEMORY_FRACTION = 0.9  # of the memory that is free
+
+type Function = Callable[..., list[Any]]
+
+
+def measure(whole: WholeProgram, device: Any, limit: float) -> WholeTimes:
+    """Times and temporary memory of the program as it was written, and of each variant.
+
+    limit: seconds that running it may take, but for two rounds, which there always are. Raises `UnsupportedError` if it
+    does not fit into the memory that is free, or cannot be run.
+    """
+    here = SingleDeviceSharding(device)
+    avals: list[Any] = [v.aval for v in whole.jaxpr.invars]
+    types = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here) for a in avals)
+    functions: dict[str, Function] = {PLAIN: whole.run}
+    functions |= {label: variant().run for label, variant in whole.variants.items()}
+    on_gpu = device.platform == "gpu"
+    given = sum(map(_bytes, types))
+    sets = timing.sets_for(max(given, 1)) if on_gpu and given < timing.COLD_BYTES else 1
+    with jax.default_device(device):
+        compiled = {label: _compiled(label, f, types) for label, f in functions.items()}
+        plans = {label: c.memory_analysis() for label, c in compiled.items()}
+        _check_room(plans.values(), given, sets, device)
+        args = [one_set(types, jax.random.key(n)) for n in range(sets)]
+        if sets > 1:
+            calls = {label: _call(_chained(f, types, sets), args) for label, f in functions.items()}
+        else:
+            calls = {label: _call(c, *args[0]) for label, c in compiled.items()}
+        times = _times(calls, sets, limit, on_gpu)
+    ratios = {label: timing.ratio(times[PLAIN], t) for label, t in times.items() if label != PLAIN}
+    return WholeTimes(
+        {label: t.seconds for label, t in times.items()},
+        {label: int(plan.temp_size_in_bytes) for label, plan in plans.items() if plan is not None},
+        {label: (r.value, r.low, r.high) for label, r in ratios.items()},
+    )
+
+
+def _compiled(label: str, function: Function, types: tuple[jax.ShapeDtypeStruct, ...]) -> Any:
+    try:
+        return jax.jit(lambda *args: function(*args)).lower(*types).compile()
+    except Exception as why:  # whatever it is, the function's own call will meet it
+        raise UnsupportedError(f"{label} cannot be compiled: {in_one_line(why)}") from why
+
+
+def _chained(function: Function, types: tuple[jax.ShapeDtypeStruct, ...], sets: int) -> Any:
+    return timing.chain(function).lower([types] * sets).compile()
+
+
+def _call(compiled: Any, *args: Any) -> timing.Call:
+    return lambda: jax.block_until_ready(compiled(*args))
+
+
+def _times(calls: Mapping[str, timing.Call], sets: int, limit: float, on_gpu: bool) -> dict[str, timing.Timing]:
+    """Interleaved, in as many rounds as the time allows."""
+    try:
+        for call in calls.values():
+            call()
+        each = [timing.wall(call) for call in calls.values()]
+    except Exception as why:  # for lack of memory, say
+        raise UnsupportedError(f"it cannot be run on random numbers: {in_one_line(why)}") from why
+    least = 0.0 if on_gpu else timing.SAMPLE_SECONDS
+    one_round = 2 * sum(max(seconds, least) for seconds in each) + (PROFILE_SECONDS if on_gpu else 0.0)
+    rounds = min(max(int(limit / one_round), ROUNDS_RANGE[0]), ROUNDS_RANGE[-1])
+    log.info("timing a function as a whole: %d rounds of %.3g s", rounds, one_round)
+    return timing.time_device(calls, sets, rounds) if on_gpu else timing.time_wall(calls, rounds)
+
+
+def _check_room(plans: Any, given: int, sets: int, device: Any) -> None:
+    """Raises `UnsupportedError` if inputs, results and temporary values do not fit."""
+    largest = max((p.temp_size_in_bytes + sets * p.output_size_in_bytes for p in plans if p is not None), default=0)
+    wanted, free = largest + sets * given, MAX_MEMORY_FRACTION * _free(device)
+    if wanted > free:
+        raise UnsupportedError(f"it needs {wanted / 1e9:.2f} GB of memory, of which {free / 1e9:.2f} are free")
+
+
+def _free(device: Any) -> float:
+    """Bytes of memory that are free on a device; infinity where that cannot be told."""
+    stats = device.memory_stats() or {}
+    if "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    return _free_on_host() if device.platform == "cpu" else math.inf
+
+
+def _free_on_host() -> float:
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
+    except (AttributeError, OSError, ValueError):  # not on every system
+        return math.inf
+
+
+def _bytes(t: jax.ShapeDtypeStruct) -> int:
+    return math.prod(t.shape) * np.dtype(t.dtype).itemsize

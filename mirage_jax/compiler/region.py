@@ -1,0 +1,112 @@
+"""One region on one device, as far as a stored decision needs it: its program, and what runs in its place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+
+from mirage_jax.compiler.inputs import one_set
+from mirage_jax.compiler.winner import Winner
+from mirage_jax.config import Options
+from mirage_jax.jaxpr_frontend.partition.program import FlatEqn
+from mirage_jax.jaxpr_frontend.translate.translate import Region
+from mirage_jax.mugraph.footprint import Footprint, footprint
+from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule
+from mirage_jax.mugraph.passes.merge_axes import simplify_axes
+from mirage_jax.mugraph.views import View
+
+
+@dataclass
+class RegionOnDevice:
+    """A region, the device that it is decided for, and the user's options."""
+
+    region: Region
+    platform: str
+    device: Any
+    options: Options
+
+    @cached_property
+    def reference(self) -> KernelGraph:
+        """The region's program over as few axes as possible: what is searched, verified and keyed."""
+        return simplify_axes(self.region.graph)
+
+    @property
+    def text(self) -> str:
+        """What is decided about: the reference, which parts of arrays are its inputs, and the user's equations."""
+        return self.region.annotated(self.reference)
+
+    @cached_property
+    def products(self) -> float:
+        """Operations of the matrix products in the user's equations; a muGraph may have folded some of them away."""
+        return sum(map(_product_flops, self.region.equations))
+
+    @cached_property
+    def before(self) -> Footprint:
+        """What the program itself moves and computes."""
+        f = footprint(self.reference)
+        return replace(f, flops=max(f.flops, self.products))
+
+    @cached_property
+    def specs(self) -> list[tuple[tuple[int, ...], np.dtype]]:
+        """Shapes and dtypes of the region's inputs."""
+        avals = [self.region.avals[b.value] for b in self.region.inputs]
+        return [(tuple(a.shape), np.dtype(a.dtype)) for a in avals]
+
+    def inputs(self, seed: int) -> tuple[jax.Array, ...]:
+        """Random inputs of the region, on its device."""
+        with jax.default_device(self.device):
+            return one_set(tuple(jax.ShapeDtypeStruct(*spec) for spec in self.specs), jax.random.key(seed))
+
+    def winner(self, graph: KernelGraph, schedule: Schedule, family: str) -> Winner:
+        own = self.region.graph
+        libraries = {x.tensor for k in graph.kernels if isinstance(k, Library) for x in k.loads}
+        parts = self._parts if family == "kernels" and self.platform == "cuda" else {}
+        views = tuple(
+            view if t.name in libraries else parts.get(t.name, view)
+            for t, view in zip(own.inputs, self._reshapes, strict=True)
+        )
+        shapes_out = tuple(_shape(own, own.tensors[n].axes) for n in own.outputs)
+        return Winner(graph, schedule, views, shapes_out, family, self.platform)
+
+    @cached_property
+    def _reshapes(self) -> list[View]:
+        """From the inputs of the region's graph to those of the reference."""
+        pairs = zip(self.region.graph.inputs, self.reference.inputs, strict=True)
+        return [View(_shape(self.region.graph, x.axes), (), _shape(self.reference, y.axes)) for x, y in pairs]
+
+    @cached_property
+    def _parts(self) -> dict[str, View]:
+        """Inputs that kernels read where they lie, in operands that are larger."""
+        inputs = zip(self.region.graph.inputs, self._reshapes, strict=True)
+        partial = self.region.partial
+        views = {t.name: replace(partial[t.name], shape=y.shape) for t, y in inputs if t.name in partial}
+        return {name: view for name, view in views.items() if view.place is not None}
+
+    # ------------------------------------------------------------------ functions of the region's JAX values
+
+    def xla(self, *values: jax.Array) -> list[jax.Array]:
+        return list(self.region.reference(*values))
+
+    def ours(self, winner: Winner) -> Callable[..., list[jax.Array]]:
+        def run(*values: jax.Array) -> list[jax.Array]:
+            return list(self.region.finish(winner.run(*self.region.prepare(values, winner.in_place))))
+
+        return run
+
+
+def _shape(graph: KernelGraph, axes: Sequence[str]) -> tuple[int, ...]:
+    return tuple(graph.extent(a) for a in axes)
+
+
+def _product_flops(eqn: FlatEqn) -> float:
+    if eqn.primitive != "dot_general":
+        return 0.0
+    ((contracted, _), _) = eqn.params["dimension_numbers"]
+    left, (out,) = eqn.in_avals[0], eqn.out_avals
+    return 2.0 * math.prod(out.shape) * math.prod(left.shape[i] for i in contracted)

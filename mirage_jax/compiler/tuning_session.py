@@ -1,0 +1,337 @@
+"""One region on one device, where no decision is stored: candidates for it, how long they take, and what they have to
+pass.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from mirage_jax import progress, timing
+from mirage_jax.cache import Cache, CacheKey, Entry
+from mirage_jax.compiler.float_check import Accuracy
+from mirage_jax.compiler.isolation.parent import TrialFailure, Trials
+from mirage_jax.compiler.region import RegionOnDevice
+from mirage_jax.compiler.specialization import specialized
+from mirage_jax.compiler.threads import as_here
+from mirage_jax.compiler.winner import Winner
+from mirage_jax.config import warn_once
+from mirage_jax.cost.roofline import arithmetic, bound_by_products, estimate, fused_estimate
+from mirage_jax.errors import LoweringError, MirageError, TrialError, UnsupportedError, in_one_line
+from mirage_jax.hardware.device_model import DeviceModel, device_for
+from mirage_jax.interruptible import spread
+from mirage_jax.jaxpr_frontend.translate.translate import Region
+from mirage_jax.lower.runtime import launch
+from mirage_jax.mugraph.check import check_graph
+from mirage_jax.mugraph.footprint import BYTES, Footprint, footprint
+from mirage_jax.mugraph.graph import Library, Tensor
+from mirage_jax.search import candidates
+from mirage_jax.search.candidates import Candidate
+from mirage_jax.search.driver import search
+from mirage_jax.search.enumerate.kernels import Space
+from mirage_jax.search.enumerate.window_search import FAMILIES
+from mirage_jax.search.report import StopReason
+from mirage_jax.verify.equivalence import certificate as certificates
+from mirage_jax.verify.exact import exact_check
+from mirage_jax.verify.types import check_types
+
+log = logging.getLogger("mirage_jax")
+
+SPACE = Space(max_ops=14)
+MIN_SEARCH_SECONDS = 2.0  # seconds for a search, however late it is
+MIN_REMEMBERED_SEARCH_SECONDS = 10.0  # seconds of a search that is worth remembering for other sizes
+MAX_STORED_STRUCTURES = 48  # structures kept for other sizes, where others may be the best
+MAX_ALGEBRA_COST_RATIO = 0.97  # other algebra is measured if the model puts it below this fraction of the program's own
+MAX_COST_OVER_XLA = (
+    1.75  # kernels are measured up to this multiple of the model's estimate of XLA, which it knows but roughly,
+)
+MAX_COST_OVER_LIBRARY = 1.0  # but well where the time goes into products of libraries
+MAX_COST_BEFORE_SPECIALIZING = (
+    4.0  # times as slow as that a kernel may be by the model that is asked for with specialized warps,
+)
+MAX_SPECIALIZED_CANDIDATES = 40  # of the first so many
+XLA_COMPILE_THREADS = 8  # threads that have XLA compile
+MAX_TRIAL_MEMORY_FRACTION = 0.5  # of the free memory of a device that processes may take which try variants
+
+
+def space_for(region: Region) -> Space:
+    """What is searched. Where operands are read in windows, pointwise operators stand there once for each."""
+    in_windows = any(len(b.tensors) > 1 for b in region.inputs)
+    return replace(SPACE, max_ops=2 * SPACE.max_ops) if in_windows else SPACE
+
+
+@dataclass
+class TuningSession(RegionOnDevice):
+    """A subject on its way to a decision."""
+
+    tried: Counter[str] = field(default_factory=Counter)
+    measured: list[tuple[float, float]] = field(default_factory=list)  # of each variant: the model's seconds, and real
+    asked: int = 0  # candidates whose specialized form was priced
+    devices: Sequence[Any] = ()  # of the same kind, on which variants may be tried
+    until: float = math.inf  # of `time.monotonic`: what tuning can do without is left out from then on
+    trials: Trials | None = None  # where variants are tried first; None: in this process
+    say: progress.Say = lambda _: None
+
+    @cached_property
+    def space(self) -> Space:
+        return space_for(self.region)
+
+    @property
+    def description(self) -> DeviceModel:
+        """What the cost model knows of the device."""
+        return device_for(self.device)
+
+    def headroom(self, xla: float | None = None) -> float:
+        """Seconds that may be saved: what XLA takes, by the model if it was not measured, less what products, or inputs
+        and outputs, take alone, by the model.
+        """
+        reference, device = self.reference, self.description
+        moved = sum(map(self._bytes, (*reference.inputs, *(reference.tensors[name] for name in reference.outputs))))
+        operators = [k for k in reference.kernels if isinstance(k, Library)]
+        products = sum(arithmetic(k, reference, device) for k in operators if k.op.op == "dot")
+        taken = fused_estimate(reference, device) if xla is None else xla
+        return taken - max(products, moved / device.bandwidth)
+
+    def _bytes(self, t: Tensor) -> int:
+        return math.prod(map(self.reference.extent, t.axes)) * BYTES[t.dtype]
+
+    @property
+    def sets(self) -> int:
+        """Sets of inputs on which the region is timed."""
+        return timing.sets_for(self._input_bytes) if self._on_gpu else 1
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.platform == "cuda"
+
+    @property
+    def _input_bytes(self) -> int:
+        return sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in self.specs)
+
+    def with_room(self, trials: Trials) -> Trials:
+        """Those of the processes that find room on the device for the inputs and results of all sets, leaving some."""
+        stats = self.device.memory_stats() or {}
+        if "bytes_limit" not in stats:
+            return trials
+        results = sum(self._bytes(self.reference.tensors[name]) for name in self.reference.outputs)
+        free = stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+        return trials.with_room(self.sets * (self._input_bytes + results), MAX_TRIAL_MEMORY_FRACTION * free)
+
+    # ------------------------------------------------------------------ search
+
+    def candidates(self, cache: Cache, key: CacheKey, say: progress.Say) -> tuple[list[Candidate], str]:
+        """Well-formed candidates, best estimate first, and the search's report.
+
+        Kernels that a long search found for the same structure at other sizes are tiled for these; only algebra is
+        searched then, because what order of evaluation is cheap depends on sizes.
+        """
+        budget, device = self.options.budget, self.description
+        seconds = min(budget.seconds, max(self.until - time.monotonic(), MIN_SEARCH_SECONDS))
+        key = replace(key, graph=candidates.structure(self.reference), extents=(), policy=f"structures, {self.space}")
+        known = cache.get(key) if device.is_gpu and self._may_have_kernels else None
+        kernels = [] if known is None else candidates.restore(known.schedule, self.reference, device)
+        families = FAMILIES if self._may_have_kernels and not kernels else ("algebra",)
+        notify = progress.searching(say, seconds)
+        states = budget.states or 2_000_000
+        found, report = search(self.reference, device, self.space, seconds, states, families, notify, budget.workers)
+        if report.stop is StopReason.INTERRUPTED:  # what was found so far is no answer that may be stored
+            raise KeyboardInterrupt
+        text = str(report)
+        if kernels:
+            text = f"kernels: {len(kernels)} structures known from other sizes, only tiles were chosen\nalgebra: {text}"
+        elif (
+            report.seconds >= MIN_REMEMBERED_SEARCH_SECONDS
+        ):  # else the next time too: nothing beats candidates made for the sizes
+            kept = islice(candidates.diverse(c for c in found if c.family == "kernels"), MAX_STORED_STRUCTURES)
+            if new := candidates.to_json(list(kept)):
+                cache.put(key, Entry("structures", schedule=new))
+        found = sorted((candidates.as_launched(c, device) for c in (*kernels, *found)), key=lambda c: c.seconds)
+        self.tried["found"] = len(found)
+        return found, text
+
+    @property
+    def _may_have_kernels(self) -> bool:
+        """Whether candidates may be kernels. Where none can run, it is said once, and none is searched for."""
+        if self._on_gpu and (package := launch.missing(*launch.PACKAGES)):
+            warn_once(f"no kernels are tried on this GPU: {package} is not installed ({launch.INSTALL})")
+            return False
+        return self.options.backend != "jax"
+
+    @cached_property
+    def slowest(self) -> float:
+        """Seconds, by the model, up to which kernels are measured."""
+        most = MAX_COST_OVER_LIBRARY if bound_by_products(self.reference, self.description) else MAX_COST_OVER_XLA
+        return most * fused_estimate(self.reference, self.description)
+
+    def promising(self, c: Candidate) -> bool:
+        """Is a candidate worth measuring? Library operators must do clearly less than the program as it stands, kernels
+        must not be far slower than XLA's.
+        """
+        if c.family == "kernels":
+            promising = c.seconds <= self.slowest or self._promising_specialized(c)
+            self.tried["far slower than XLA by the model"] += not promising
+            return promising
+
+        def estimate(f: Footprint) -> float:
+            return max(f.flops / self.description.matrix_flops_f32, f.bytes / self.description.bandwidth)
+
+        promising = estimate(footprint(c.graph)) < MAX_ALGEBRA_COST_RATIO * estimate(self.before)
+        self.tried["not cheaper than the program"] += not promising
+        return promising
+
+    def _promising_specialized(self, c: Candidate) -> bool:
+        """The same of its kernels with specialized warps. Asked of the first few: it takes its time."""
+        if (
+            c.seconds > MAX_COST_BEFORE_SPECIALIZING * self.slowest
+            or self.asked >= MAX_SPECIALIZED_CANDIDATES
+            or not self.description.wgmma
+        ):
+            return False
+        self.asked += 1
+        best = specialized(c.graph, c.schedule, self.description)[:1]
+        return any(estimate(c.graph, s, self.description) <= self.slowest for s in best)
+
+    def verified(self, found: Iterable[Candidate]) -> Iterator[Candidate]:
+        """Those that are well formed and pass one draw of the fingerprint."""
+        fingerprint = certificates.Fingerprint(self.reference)
+        for c in found:
+            try:
+                check_graph(c.graph)
+                if same := fingerprint(c.graph):
+                    check_types(self.reference, c.graph)
+            except MirageError as why:
+                self.tried["refused by the checker"] += 1
+                log.info("candidate refused: %s", why)
+                continue
+            if same:
+                yield c
+            else:
+                self.tried["refused by the fingerprint"] += 1
+
+    # ------------------------------------------------------------------ measurement
+
+    def timings(self, functions: Mapping[str, Callable[..., Any]], rounds: int) -> dict[str, timing.Timing]:
+        """Interleaved times of functions of the region's values; a function that fails is left out and counted."""
+        args = [self.inputs(i) for i in range(self.sets)]
+
+        def prepare(item: tuple[str, Callable[..., Any]]) -> tuple[str, timing.Call] | None:
+            label, f = item
+            try:
+                compiled = self._compiled(f)
+                call = lambda: jax.block_until_ready(compiled(args))  # noqa: E731
+                call()
+            except Exception as why:  # a kernel that cannot be compiled or launched is one candidate less
+                self.tried["not compiled"] += 1
+                log.info("%s not compiled: %s", label, in_one_line(why))
+                return None
+            return label, call
+
+        prepared = spread(as_here(prepare), list(functions.items()), XLA_COMPILE_THREADS if self._on_gpu else 1)
+        calls = dict(x for x in prepared if x is not None)
+        return self._times(calls, rounds)
+
+    def _times(self, calls: Mapping[str, timing.Call], rounds: int) -> dict[str, timing.Timing]:
+        with jax.default_device(self.device):
+            return timing.time_device(calls, self.sets, rounds) if self._on_gpu else timing.time_wall(calls, rounds)
+
+    def _compiled(self, f: Callable[..., Any], options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+        """A function of the region's values, compiled as one of a list of sets of them."""
+        here = SingleDeviceSharding(self.device)
+        types = tuple(jax.ShapeDtypeStruct(shape, dtype, sharding=here) for shape, dtype in self.specs)
+        return timing.chain(f).lower([types] * self.sets).compile(options)
+
+    @cached_property
+    def compiled_xla(self) -> Callable[..., Any]:
+        """XLA's code for the region, as far as it is made without trying out products, which takes seconds."""
+        return self._compiled(self.xla, timing.ONCE)
+
+    def time_xla(self) -> float:
+        """Seconds that this takes, measured once: to choose among regions, not to decide about one."""
+        args = [self.inputs(i) for i in range(self.sets)]
+        return self._times({"xla": lambda: jax.block_until_ready(self.compiled_xla(args))}, rounds=1)["xla"].seconds
+
+    def screen(self, winners: Sequence[Winner]) -> dict[int, timing.Timing]:
+        """Variants timed once each, by position; in another process where there is one, so that none that faults or
+        hangs is ever run in this one. Those that fail are left out and counted.
+        """
+        if self.trials is None:
+            found = self.timings({str(i): self.ours(w) for i, w in enumerate(winners)}, rounds=1)
+            return {int(i): t for i, t in found.items()}
+        try:
+            tell = progress.measuring(self.say, len(winners))
+            notify = lambda outcome: tell(outcome.seconds if isinstance(outcome, timing.Timing) else None)  # noqa: E731
+            outcomes = self.trials.times([w.to_json() for w in winners], notify)
+            failures = [o for o in outcomes if isinstance(o, TrialFailure)]
+            if len(failures) == len(outcomes) and any(f.wants_memory for f in failures):
+                raise TrialError(
+                    "this process leaves no memory of the device (XLA_PYTHON_CLIENT_PREALLOCATE=false does)"
+                )
+        except TrialError as why:
+            log.warning("variants are tried in this process: %s", why)
+            self.trials = None
+            return self.screen(winners)
+        for i, outcome in enumerate(outcomes):
+            if isinstance(outcome, TrialFailure):
+                self.tried[outcome.kind] += 1
+                log.info("%d %s: %s", i, outcome.kind, outcome.why)
+        return {i: t for i, t in enumerate(outcomes) if isinstance(t, timing.Timing)}
+
+    def record(self, timed: Iterable[tuple[Winner, timing.Timing]]) -> None:
+        """Keep what the model said about variants that were timed, and what they took."""
+        for winner, t in timed:
+            self.measured.append((estimate(winner.graph, winner.schedule, self.description), t.seconds))
+
+    # ------------------------------------------------------------------ checks
+
+    def exact(self, winner: Winner) -> tuple[bool, str]:
+        """Does the text of the winner's kernels compute what its graph says, on numbers without rounding?
+
+        Where it cannot be done, the float gate decides alone, and the report says so.
+        """
+        if winner.cuda is None:
+            return True, ""
+        try:
+            wrong = exact_check.exact_check(winner.graph, winner.schedule, winner.options)
+        except UnsupportedError as why:
+            return True, f"not done: {why}"
+        except LoweringError as why:
+            return False, f"not written at small sizes: {why}"
+        except Exception as why:  # Triton's interpreter changes from version to version; a wrong text did compile
+            log.warning("kernels are not checked on exact numbers: %s: %s", type(why).__name__, why)
+            return True, f"not done: {in_one_line(why)}"
+        return not wrong, wrong or "kernels agree with the graph bit for bit on exact numbers, at small sizes"
+
+    @cached_property
+    def _accuracy(self) -> Accuracy:
+        return Accuracy(self)
+
+    def gate(self, winner: Winner, only: Sequence[str] = ()) -> tuple[bool, str]:
+        """Are the winner's floats as good as XLA's on every input class, or on those that are named? And why."""
+        return self._accuracy.gate(winner, only)
+
+
+def times_of_xla(attempts: Sequence[TuningSession]) -> list[float | None]:
+    """What XLA takes for each of several regions, all of which it compiles at the same time; None where that cannot be
+    told. The model does not know everything: of which products XLA copies the operands, say.
+    """
+
+    def tried[T](action: Callable[[TuningSession], T], attempt: TuningSession) -> T | None:
+        try:
+            return action(attempt)
+        except Exception as why:
+            log.info("XLA's code is not timed: %s", in_one_line(why))
+            return None
+
+    compiled = spread(as_here(lambda attempt: tried(lambda a: a.compiled_xla, attempt)), attempts, XLA_COMPILE_THREADS)
+    return [c and tried(TuningSession.time_xla, attempt) for c, attempt in zip(compiled, attempts, strict=True)]

@@ -1,0 +1,167 @@
+"""A function as a whole: whether it runs as ours or under plain `jax.jit`, decided once and stored.
+
+Each region beats XLA's code for that region alone. That says little about a function: what XLA fuses across a border,
+and what it need not make again, is in no region's time. So the function is measured, too: as it was written, ours, and
+ours without values that are made again. The rule: the fastest of ours runs if its median ratio over plain jit is at
+least 1 and the lower end of its interval at least 0.98; among those within 1% of it, the one that needs the least
+temporary memory. Else plain jit runs.
+
+A decision is stored under the program's fingerprint and the decisions of its regions, so it is asked again when one of
+these changes. It says what is fast, never what is right: every variant is made of proven regions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mirage_jax.cache import Cache, CacheKey, Entry
+from mirage_jax.jaxpr_frontend import jax_compat
+from mirage_jax.jaxpr_frontend.capture.lowering import PLAIN, LoweringPlan, WholeProgram
+from mirage_jax.jaxpr_frontend.partition.fingerprint import fingerprint
+from mirage_jax.jaxpr_frontend.partition.program import FlatEqn
+from mirage_jax.mugraph.schedule_json import schedule_to_json
+from mirage_jax.report import Decision, WholeFunction
+
+MAX_TUNING_FRACTION = 0.05  # of the time of tuning, that a function may be measured as a whole
+MIN_MEDIAN_RATIO = 1.0  # median of plain jit's time over ours, from which on ours runs
+MIN_LOW_RATIO = 0.98  # lower end of that ratio's interval, from which on ours runs
+TIE_RATIO = 0.99  # of the best ratio, from which on memory decides
+POLICY = f"whole function: median ratio {MIN_MEDIAN_RATIO}, lower bound {MIN_LOW_RATIO}, memory within {TIE_RATIO}"
+MAX_RATIO = 1e6  # of what is stored: more is no ratio of times
+
+type Ratios = Mapping[str, tuple[float, float, float]]
+
+
+@dataclass(frozen=True)
+class WholeTimes:
+    """Seconds and temporary bytes by label, and each variant's ratio over plain jit: median, low, high."""
+
+    seconds: Mapping[str, float]
+    memory: Mapping[str, int]
+    ratios: Ratios
+
+
+def not_measured(whole: WholeProgram, why: str) -> WholeFunction:
+    """The decision for the first variant, where the function cannot be measured."""
+    return WholeFunction(next(iter(whole.variants)), f"not measured: {why}", "policy")
+
+
+def as_written() -> WholeFunction:
+    """The decision about a program in which nothing is replaced."""
+    return WholeFunction(PLAIN, "plain jit: no region is replaced", "policy")
+
+
+def of_one_region(whole: WholeProgram, d: Decision) -> WholeFunction:
+    """The decision about a program that is one region: its measurement is that of the function."""
+    label = next(iter(whole.variants))
+    seconds = {PLAIN: d.timings["xla"], label: d.timings["mirage"]}
+    value = seconds[PLAIN] / seconds[label]
+    why = d.why.removesuffix(" over XLA") + " over plain jit, as one region"
+    return WholeFunction(label, why, d.source, (value, value, value), seconds)
+
+
+def question_of(whole: WholeProgram, backend: str) -> dict[str, Any]:
+    """Fields of the key under which a decision is stored."""
+    graph = f"{fingerprint(whole.as_written)} {','.join(whole.variants)} {decisions(whole.ours)}"
+    return {"graph": graph, "extents": {}, "backend": backend, "policy": POLICY}
+
+
+def decisions(plan: LoweringPlan) -> str:
+    """A digest of what replaces regions in a plan."""
+    winners: list[Any] = [placed.compiled for placed in plan.replaced]
+    texts = {f"{w.family} {w.graph} {json.dumps(schedule_to_json(w.schedule))}" for w in winners}
+    return hashlib.sha256("\n".join(sorted(texts)).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be decided about a program, and the key of the answer."""
+
+    whole: WholeProgram
+    key: CacheKey
+
+    def why_not(self) -> str:
+        """Why the program cannot be run on random numbers, on one device; empty if it can."""
+        return next(self._obstacles(), "")
+
+    def _obstacles(self) -> Iterator[str]:
+        target, jaxpr = self.whole.target, self.whole.jaxpr
+        if target.is_partitioned or target.is_manual:
+            yield "several devices compute it"
+        if target.is_exported:
+            yield "it is exported"
+        if jaxpr.effects:
+            yield "it has effects"
+        if any(not _can_be_drawn(v.aval) for v in jaxpr.invars):
+            yield "its arguments cannot be drawn: random keys, or sizes that are not known"
+        yield from filter(None, map(_obstacle, self.whole.equations()))
+
+    def decided(self, found: WholeTimes) -> WholeFunction:
+        """Which variant runs."""
+        label, (value, low, high) = fastest(found)
+        ratio, text = (value, low, high), f"{value:.2f}x [{low:.2f}, {high:.2f}]"
+        if value >= MIN_MEDIAN_RATIO and low >= MIN_LOW_RATIO:
+            return WholeFunction(label, f"{text} over plain jit", "search", ratio, found.seconds, found.memory)
+        why = f"plain jit: ours is {text} as fast"
+        return WholeFunction(PLAIN, why, "search", ratio, found.seconds, found.memory)
+
+    def store(self, cache: Cache, found: WholeFunction) -> None:
+        """Keep the decision for other processes."""
+        others = {label: decisions(plan()) for label, plan in list(self.whole.variants.items())[1:]}
+        details = {"ratio": list(found.ratio or ()), "memory": dict(found.memory), "others": others}
+        reasons = (found.chosen, found.why)
+        cache.put(self.key, Entry("whole", schedule=details, timings=dict(found.seconds), reasons=reasons))
+
+    def stored(self, cache: Cache) -> WholeFunction | None:
+        """The decision that is stored; None if there is none that can be used."""
+        entry = cache.get(self.key)
+        details: Any = None if entry is None else entry.schedule
+        if entry is None or entry.decision != "whole" or not isinstance(details, dict) or len(entry.reasons) != 2:
+            return None
+        chosen, why = entry.reasons
+        ratio, memory, others = (details.get(name, {}) for name in ("ratio", "memory", "others"))
+        is_sound = (_is_ratio(ratio) or ratio == []) and _are_counts(memory) and isinstance(others, dict)
+        if not is_sound or chosen not in (PLAIN, *self.whole.variants):
+            return None
+        if chosen in others and decisions(self.whole.variants[chosen]()) != others[chosen]:
+            return None  # its regions were decided anew
+        known = (ratio[0], ratio[1], ratio[2]) if ratio else None  # that it could not be measured is stored, too
+        return WholeFunction(chosen, why, "cache", known, dict(entry.timings), memory)
+
+
+def fastest(found: WholeTimes) -> tuple[str, tuple[float, float, float]]:
+    """Of the variants of ours the fastest, or one that is nearly as fast and needs less temporary memory."""
+    best = max(ratio[0] for ratio in found.ratios.values())
+    alike = {label: ratio for label, ratio in found.ratios.items() if ratio[0] >= TIE_RATIO * best}
+    label = min(alike, key=lambda label: (found.memory.get(label, math.inf), -alike[label][0]))
+    return label, alike[label]
+
+
+def _can_be_drawn(aval: Any) -> bool:
+    shape = getattr(aval, "shape", None)
+    known = shape is not None and all(isinstance(n, int) for n in shape)
+    return known and not jax_compat.is_key(aval) and jax_compat.is_on_device(aval)
+
+
+def _obstacle(eqn: FlatEqn) -> str:
+    """Why an equation keeps a program from being run on random numbers."""
+    if eqn.primitive == "while":
+        return "how often a loop runs depends on data"
+    if eqn.primitive == "shard_map":
+        return "several devices compute it"
+    return "it calls code outside of JAX" if jax_compat.calls_outside(eqn.eqn) else ""
+
+
+def _is_ratio(value: Any) -> bool:
+    is_number = lambda x: isinstance(x, int | float) and not isinstance(x, bool) and 0 < x < MAX_RATIO  # noqa: E731
+    return isinstance(value, list) and len(value) == 3 and all(map(is_number, value))
+
+
+def _are_counts(value: Any) -> bool:
+    is_count = lambda x: isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 1 << 60  # noqa: E731
+    return isinstance(value, dict) and all(map(is_count, value.values()))

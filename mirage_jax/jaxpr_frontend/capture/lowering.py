@@ -1,0 +1,647 @@
+"""Plans and runs a captured jaxpr at lowering time, with compiled regions in the place of their equations.
+
+By then every transformation has been applied: the jaxpr may be a forward or backward pass, batched or not. A region
+that the compiler takes becomes one `mirage_region`, a leaf primitive with one lowering per platform; everything else
+stays as it was, and is not traced again where a jaxpr can be built of it. Bodies of scan, while, cond, shard_map and
+checkpoint become calls that arrive here on their own.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+from mirage_jax.config import warn_once
+from mirage_jax.errors import UsageError
+from mirage_jax.gc_pause import no_collection
+from mirage_jax.jaxpr_frontend import jax_compat
+from mirage_jax.jaxpr_frontend.capture.rematerialize import Keeps, checkpointed, made_large, makes_again, repeated
+from mirage_jax.jaxpr_frontend.capture.sharding import Shards, one_device
+from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, LoweringTarget, Primitive
+from mirage_jax.jaxpr_frontend.partition.program import (
+    FlatEqn,
+    FlatProgram,
+    as_jaxpr,
+    evaluate,
+    flatten,
+    read,
+    without_dead_code,
+)
+from mirage_jax.jaxpr_frontend.partition.reasons import Code, LeftOut
+from mirage_jax.jaxpr_frontend.partition.regions import Analysis, analyse, partition
+from mirage_jax.jaxpr_frontend.translate import rules
+from mirage_jax.jaxpr_frontend.translate.translate import Region
+
+log = logging.getLogger("mirage_jax")
+
+PLAIN, OURS, WITHOUT = "xla", "mirage", "mirage without remat"  # labels of a program and its variants
+
+
+class CompiledRegion(Protocol):
+    """A region's replacement: functions from the graph's input tensors to its output tensors. Those inputs that it
+    reads `in_place` it takes as the whole operands of which they are parts.
+
+    Hashable, because identical regions share one lowering if they share one object.
+    """
+
+    @property
+    def in_place(self) -> Collection[str]: ...
+
+    @property
+    def portable(self) -> Callable[..., list[Any]]: ...
+
+    @property
+    def cuda(self) -> Callable[..., list[Any]] | None: ...
+
+
+class Chosen(Protocol):
+    """Which of a program's variants runs: a label; another one than theirs is the program as it was written."""
+
+    @property
+    def chosen(self) -> str: ...
+
+
+class RegionCompiler(Protocol):
+    """Decides what replaces a region; None leaves it to XLA. Frozen and hashable: it is a parameter of an equation."""
+
+    @property
+    def strict(self) -> bool: ...
+
+    @property
+    def max_ops(self) -> int: ...
+
+    @property
+    def remat(self) -> bool:
+        """Whether large values that are cheap to make again are not kept for the backward pass."""
+        ...
+
+    def prepare(self, regions: Sequence[Region], platforms: tuple[str, ...]) -> None:
+        """Told of all regions of a program before it is asked for each: it may decide them in another order."""
+        ...
+
+    def compile_region(self, region: Region, platforms: tuple[str, ...]) -> CompiledRegion | None:
+        """`platforms` are those that the program is being lowered for, as JAX names them: "cpu", "cuda", ..."""
+        ...
+
+    def known_region(self, region: Region, platforms: tuple[str, ...]) -> CompiledRegion | None:
+        """The same, but only what is decided already, or stored."""
+        ...
+
+    def choose(self, whole: WholeProgram) -> Chosen:
+        """Which of a program's variants is the fastest, as a whole. Where that cannot be told it is the first."""
+        ...
+
+
+mirage_region_p = jax_compat.create_leaf_primitive("mirage_region")
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """A compiled region as a function of JAX values. Equal layers share one, and its lowering."""
+
+    region: Region  # as one device sees it
+    compiled: CompiledRegion
+    shards: Shards | None = None
+    strict: bool = False
+
+    @cached_property
+    def out_avals(self) -> tuple[Any, ...]:
+        return tuple(self.region.avals[b.value].update(weak_type=False) for b in self.region.outputs)
+
+    def bind(self, *operands: Any) -> list[Any]:
+        """Once, or on each device that XLA divides the program over."""
+        run = functools.partial(mirage_region_p.bind, out_avals=self.out_avals, placed=self)
+        return (run if self.shards is None else self.shards.mapped(run))(*operands)
+
+    def lower(self, function: Callable[..., list[Any]], context: Any, operands: Sequence[Any]) -> Any:
+        """What `function` makes of the graph's tensors, between JAX values. Raises `TypeError` if they are others."""
+
+        def between(*values: Any) -> list[Any]:
+            made = function(*self.region.prepare(values, self.compiled.in_place))
+            want, have = self.region.tensor_types(), [(x.shape, x.dtype) for x in made]
+            if want != have:
+                raise TypeError(f"the replacement of {self.region.graph.outputs} returns {have}, expected {want}")
+            return self.region.finish(made)
+
+        return jax_compat.lower_traced(between, context, operands)
+
+    def lower_safely(self, context: Any, operands: Sequence[Any]) -> Any:
+        """As plain JAX; if that fails, the user's own equations."""
+        try:
+            return self.lower(self.compiled.portable, context, operands)
+        except Exception as e:
+            _failed(e, self.strict, f"lowering the region at {', '.join(self.region.where[:1])}")
+            return jax_compat.lower_traced(self.region.reference, context, operands)
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A region and what runs in its place."""
+
+    region: Region
+    placed: Placed
+
+    @property
+    def equations(self) -> tuple[FlatEqn, ...]:
+        """The same as equations of a program."""
+        region, last = self.region, self.region.equations[-1]
+        params = {"out_avals": self.placed.out_avals, "placed": self.placed}
+        one = jax_compat.equation_like(last.eqn, mirage_region_p, params)
+        inputs, outputs = (tuple([b.value for b in border]) for border in (region.inputs, region.outputs))
+        return FlatEqn(one, inputs, outputs, last.calls), *region.aside
+
+    def run(self, values: dict[int, Any]) -> None:
+        """Add the region's results to `values`."""
+        region, last = self.region, self.region.equations[-1]
+        with jax_compat.written_at(last.eqn, last.calls):
+            made = self.placed.bind(*(values[b.value] for b in region.inputs))
+        values.update(zip((b.value for b in region.outputs), made, strict=True))
+        evaluate(region.aside, values)
+
+
+@dataclass(frozen=True, eq=False)
+class LoweringPlan:
+    """A program's steps in their order: what replaces a region, equations as they are, or one that has bodies.
+
+    bodies: the plans of an equation's bodies, where they are planned already. regions: all regions, those that stay
+    with XLA as well. whole: how long the program as a whole takes, where that was asked.
+    """
+
+    program: FlatProgram
+    steps: tuple[Replacement | tuple[FlatEqn, ...], ...]
+    compiler: RegionCompiler
+    call: Primitive
+    bodies: Mapping[FlatEqn, tuple[LoweringPlan, ...]]
+    regions: tuple[Region, ...] = ()
+    left_out: Callable[[], tuple[LeftOut, ...]] = tuple
+    is_as_written: bool = True  # apart from replacements
+    whole: Any = None
+
+    @cached_property
+    def replaced(self) -> tuple[Placed, ...]:
+        """What replaces regions here and in bodies, once each."""
+        own = [step.placed for step in self.steps if isinstance(step, Replacement)]
+        inner = [placed for body in self._inner for placed in body.replaced]
+        return tuple(dict.fromkeys((*own, *inner)))
+
+    @property
+    def only_region(self) -> Region | None:
+        """The region that is all of the program, if one is."""
+        regions = [step.region for step in self.steps if isinstance(step, Replacement)]
+        return regions[0] if len(regions) == 1 and not self.left_to_xla() else None
+
+    @property
+    def _inner(self) -> Iterator[LoweringPlan]:
+        return itertools.chain.from_iterable(self.bodies.values())
+
+    @cached_property
+    def changes_nothing(self) -> bool:
+        """Whether the program runs as it was written."""
+        unknown = (eqn for step in self.steps if not isinstance(step, Replacement) for eqn in step)
+        return (
+            self.is_as_written
+            and not self.replaced
+            and all(body.changes_nothing for body in self._inner)
+            and not any(_to_be_opened(eqn) for eqn in unknown if eqn not in self.bodies)
+        )
+
+    @property
+    def makes_again(self) -> bool:
+        """Whether values are made a second time for kernels that read them so."""
+        return bool(self.program.again) or any(body.makes_again for body in self._inner)
+
+    def left_to_xla(self) -> tuple[FlatEqn, ...]:
+        """The equations that XLA computes because their results are needed."""
+        steps = itertools.chain.from_iterable(
+            step.equations if isinstance(step, Replacement) else step for step in self.steps
+        )
+        needed = without_dead_code(replace(self.program, eqns=tuple(steps))).eqns
+        return tuple(eqn for eqn in needed if eqn.eqn.primitive is not mirage_region_p)
+
+    def as_jaxpr(self, written: Jaxpr) -> Jaxpr | None:
+        """The program, which was `written` so, as a jaxpr: what stays as it is need not be traced again. None if
+        something has to be traced.
+        """
+        waits = any(eqn.after for eqn in self.program.eqns)
+        if written.effects or waits or any(isinstance(s, Replacement) and s.placed.shards for s in self.steps):
+            return None
+        if self.changes_nothing:
+            return written
+        try:
+            made: dict[tuple[int, ...], FlatEqn] = {}  # what regions have beside them, several may have
+            for eqn in itertools.chain.from_iterable(map(self._equations, self.steps)):
+                made.setdefault(eqn.outputs, eqn)
+            return as_jaxpr(replace(self.program, eqns=tuple(made.values())), written)
+        except Exception as e:
+            _failed(e, self.compiler.strict, "building a program of equations")
+            return None
+
+    def _equations(self, step: Replacement | tuple[FlatEqn, ...]) -> tuple[FlatEqn, ...]:
+        match step:
+            case Replacement():
+                return step.equations
+            case (eqn,) if (params := self._opened(eqn)) is not None:
+                return (replace(eqn, eqn=eqn.eqn.replace(params=params)),)
+            case equations:
+                return equations
+
+    def _opened(self, eqn: FlatEqn) -> dict[str, Any] | None:
+        """The parameters of an equation whose bodies are optimized on their own."""
+        plans = iter(self.bodies.get(eqn, ()))
+
+        def opened(body: Jaxpr) -> Jaxpr:
+            known = next(plans, None)
+            if known is not None and known.changes_nothing:
+                return body
+            return jax_compat.as_one_call(body, self.call, compiler=self.compiler, plan=known, is_body=True)
+
+        try:
+            return jax_compat.with_bodies(eqn.eqn, opened) if _to_be_opened(eqn) else None
+        except Exception as e:
+            _failed(e, self.compiler.strict, f"opening the body of {eqn.primitive}")
+            return None
+
+    def run(self, *args: Any) -> list[Any]:
+        """Evaluate the program."""
+        values = {**self.program.constants, **dict(zip(self.program.inputs, args, strict=True))}
+        for step in self.steps:
+            if isinstance(step, Replacement):
+                step.run(values)
+            else:
+                evaluate(self._equations(step), values)
+        return [read(values, atom) for atom in self.program.outputs]
+
+    def analysis(self) -> Analysis:
+        """All regions, and what was left out, also of bodies that are planned where they are lowered."""
+        inner = [body.analysis() for body in self._inner]
+        late = (eqn for step in self.steps if not isinstance(step, Replacement) for eqn in step)
+        inner += [
+            analyse(body, self.compiler.max_ops)
+            for eqn in late
+            if eqn.primitive == "shard_map"
+            for body in jax_compat.bodies(eqn.eqn)
+        ]
+        return Analysis(
+            self.regions + tuple(r for a in inner for r in a.regions),
+            self.left_out() + tuple(x for a in inner for x in a.left_out),
+        )
+
+
+def plan(
+    jaxpr: Jaxpr, compiler: RegionCompiler, call: Primitive, target: LoweringTarget, is_body: bool = False
+) -> LoweringPlan:
+    """What replaces what in `jaxpr`. `call` brings a body back here. A program that is not the body of another one is
+    measured as a whole, and runs as it was written where that is faster.
+    """
+    ours = planned(jaxpr, compiler, call, target)
+    if is_body or not ours.replaced or makes_again(jaxpr):
+        return ours
+    return _faster(jaxpr, ours, compiler, call, target)
+
+
+def _faster(
+    jaxpr: Jaxpr, ours: LoweringPlan, compiler: RegionCompiler, call: Primitive, target: LoweringTarget
+) -> LoweringPlan:
+    """The plan, or the program as it was written, or as it is without values that are made again."""
+    variants = {OURS: lambda: ours}
+    if ours.makes_again:
+        variants[WITHOUT] = lambda: planned(jaxpr, compiler, call, target, remat=False, search=False)
+    variants = {label: functools.cache(variant) for label, variant in variants.items()}
+    program = ours.program if ours.is_as_written else flatten(jaxpr)
+    whole = _choose(WholeProgram(jaxpr, program, variants, target), compiler)
+    if whole.chosen in variants:
+        return replace(variants[whole.chosen](), whole=whole)
+    if ours.makes_again:  # what it would be without that was not tuned so far
+        without = planned(jaxpr, compiler, call, target, remat=False)
+        if without.replaced:
+            return _faster(jaxpr, without, compiler, call, target)
+    return replace(_as_written(jaxpr, compiler, call, ours), whole=whole)
+
+
+@dataclass(frozen=True)
+class First:
+    """The first variant runs where nothing is measured."""
+
+    chosen: str = OURS
+
+
+def _choose(whole: WholeProgram, compiler: RegionCompiler) -> Chosen:
+    try:
+        return compiler.choose(whole)
+    except Exception as e:
+        _failed(e, compiler.strict, "measuring a function")
+        return First()
+
+
+def _as_written(jaxpr: Jaxpr, compiler: RegionCompiler, call: Primitive, like: LoweringPlan) -> LoweringPlan:
+    """What JAX would run."""
+    program = flatten(jaxpr)
+    steps = tuple((eqn,) for eqn in program.eqns)
+    bodies = {
+        eqn: tuple(_as_written(body, compiler, call, like) for body in jax_compat.bodies(eqn.eqn))
+        for eqn in program.eqns
+        if _to_be_opened(eqn)
+    }
+    return LoweringPlan(program, steps, compiler, call, bodies, like.regions, like.left_out)
+
+
+@dataclass(frozen=True)
+class WholeProgram:
+    """A program as it was written, and what may run in its place, by label. The first is the one to be judged."""
+
+    jaxpr: Jaxpr
+    as_written: FlatProgram  # with nothing replaced, calls of optimized functions opened
+    variants: Mapping[str, Callable[[], LoweringPlan]]
+    target: LoweringTarget
+
+    @property
+    def ours(self) -> LoweringPlan:
+        """The first of the variants."""
+        return next(iter(self.variants.values()))()
+
+    def run(self, *args: Any) -> list[Any]:
+        """Evaluate the program as it was written."""
+        values = {**self.as_written.constants, **dict(zip(self.as_written.inputs, args, strict=True))}
+        evaluate([_plain(eqn) for eqn in self.as_written.eqns], values)
+        return [read(values, atom) for atom in self.as_written.outputs]
+
+    def equations(self) -> Iterator[FlatEqn]:
+        """All equations of the program, those of bodies as well."""
+        todo = [self.as_written]
+        while todo:
+            for eqn in todo.pop().eqns:
+                yield eqn
+                todo += map(flatten, jax_compat.bodies(eqn.eqn))
+
+
+def _plain(eqn: FlatEqn) -> FlatEqn:
+    """The equation, with no call of an optimized function in its bodies."""
+    if not any(map(_has_calls, jax_compat.bodies(eqn.eqn))):
+        return eqn
+
+    def opened(body: Jaxpr) -> Jaxpr:
+        program = flatten(body)
+        return as_jaxpr(replace(program, eqns=tuple(map(_plain, program.eqns))), body)
+
+    return replace(eqn, eqn=eqn.eqn.replace(params=jax_compat.with_bodies(eqn.eqn, opened)))
+
+
+def _has_calls(jaxpr: Jaxpr) -> bool:
+    """Whether a jaxpr calls optimized functions."""
+    return any(
+        eqn.primitive.name == "mirage_call" or any(map(_has_calls, jax_compat.inside(eqn))) for eqn in jaxpr.eqns
+    )
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A program cut into regions, and those of its equations' bodies."""
+
+    jaxpr: Jaxpr
+    program: FlatProgram
+    steps: Sequence[Region | int]
+    left_out: Callable[[], tuple[LeftOut, ...]]
+    bodies: Mapping[int, tuple[_Cut, ...]]
+    is_as_written: bool
+
+    def regions(self) -> Iterator[Region]:
+        """All regions, bodies' too."""
+        yield from (step for step in self.steps if isinstance(step, Region))
+        for body in itertools.chain.from_iterable(self.bodies.values()):
+            yield from body.regions()
+
+
+@dataclass
+class _Kept:
+    """What is not made again, because no kernel reads it so: units by the jaxpr that they are in, and policies."""
+
+    left: dict[int, set[int]] = field(default_factory=dict)
+    merged: set[Any] = field(default_factory=set)
+
+    def add(self, cut: _Cut, found: LoweringPlan) -> bool:
+        """Of a plan, those large values that XLA would make again; whether there are any."""
+        changed = False
+        if cut.program.again:
+            again = cut.program.again
+            units = {again[v] for eqn in found.left_to_xla() for v in eqn.outputs if v in again}
+            self.left.setdefault(id(cut.jaxpr), set()).update(units)
+            changed = bool(units)
+        for n, inner in cut.bodies.items():
+            eqn = cut.program.eqns[n]
+            plans = found.bodies[eqn]
+            policy = jax_compat.policy_of(eqn.eqn)
+            if isinstance(policy, Keeps) and any(made_large(p.program, p.left_to_xla()) for p in plans):
+                self.merged.add(policy)
+                changed = True
+            else:
+                for pair in zip(inner, plans, strict=True):
+                    changed |= self.add(*pair)
+        return changed
+
+
+def planned(
+    jaxpr: Jaxpr,
+    compiler: RegionCompiler,
+    call: Primitive,
+    target: LoweringTarget,
+    remat: bool | None = None,
+    search: bool = True,
+) -> LoweringPlan:
+    """What replaces what in `jaxpr`, with values made again where a kernel that was chosen reads them so, and nowhere
+    else. Each round leaves one unit or more as it is.
+
+    remat: whether any may be; what the compiler says, if it is not given. search: False takes only what is decided.
+    """
+    kept = _Kept()
+    while True:
+        cut = _cut(jaxpr, compiler, target, kept, compiler.remat if remat is None else remat)
+        if search:
+            _prepare(_local(list(cut.regions()), target), compiler, target)
+        found = _place(cut, compiler, call, target, search)
+        if not kept.add(cut, found):
+            return found
+
+
+def _cut(jaxpr: Jaxpr, compiler: RegionCompiler, target: LoweringTarget, kept: _Kept, remat: bool) -> _Cut:
+    with no_collection():
+        written = flatten(jaxpr, kept.merged)
+        again = functools.partial(repeated, left=kept.left.get(id(jaxpr), ()))
+        program = _unless_it_fails(again, written, compiler) if remat else written
+        steps, left_out = _steps(program, compiler, target.is_partitioned)
+    bodies = {
+        n: tuple(_cut(body, compiler, target, kept, remat) for body in jax_compat.bodies(eqn.eqn))
+        for n in steps
+        if isinstance(n, int) and (eqn := program.eqns[n]).primitive != "shard_map" and _to_be_opened(eqn)
+    }
+    return _Cut(jaxpr, program, steps, left_out, bodies, program is written and not kept.merged)
+
+
+def _local(regions: Sequence[Region], target: LoweringTarget) -> Sequence[Region]:
+    """Regions as one device sees them."""
+    if not target.is_partitioned:
+        return regions
+    return [local.region for region in regions if (local := one_device(region)) is not None]
+
+
+def _place(cut: _Cut, compiler: RegionCompiler, call: Primitive, target: LoweringTarget, search: bool) -> LoweringPlan:
+    """The plan of a cut program, for which the compiler is prepared."""
+    regions = [step for step in cut.steps if isinstance(step, Region)]
+    kinds: dict[int, Region] = {}  # the first of equal layers, which share their graph
+    for region in regions:
+        kinds.setdefault(id(region.graph), region)
+    shards = {kind: one_device(region) for kind, region in kinds.items()} if target.is_partitioned else {}
+    placed = {kind: _placed(region, shards.get(kind), compiler, target, search) for kind, region in kinds.items()}
+    steps: list[Replacement | tuple[FlatEqn, ...]] = []
+    for step in cut.steps:
+        if not isinstance(step, Region):
+            steps.append((cut.program.eqns[step],))
+        elif (there := placed[id(step.graph)]) is not None:
+            steps.append(Replacement(step, there))
+        else:
+            steps.append(step.equations)
+    bodies = {
+        cut.program.eqns[n]: tuple(_place(body, compiler, call, target, search) for body in inner)
+        for n, inner in cut.bodies.items()
+    }
+    local = tuple(_local(regions, target))
+    return LoweringPlan(cut.program, tuple(steps), compiler, call, bodies, local, cut.left_out, cut.is_as_written)
+
+
+def with_checkpoints(jaxpr: Jaxpr, compiler: RegionCompiler, call: Primitive) -> tuple[Jaxpr, Any]:
+    """A jaxpr that was captured, as it is differentiated: what a kernel of the backward pass reads so is checkpointed.
+    Where it has a backward pass already, `repeated` does that instead.
+
+    Which kernels there are is asked of the function with its gradients, all of them. The second is how long these take
+    as a whole, where that was asked.
+    """
+    if not compiler.remat or jax_compat.differentiates(jaxpr):
+        return jaxpr, None
+    try:
+        return _with_checkpoints(jaxpr, compiler, call)
+    except Exception as e:
+        _failed(e, compiler.strict, "looking for values to make again")
+        return jaxpr, None
+
+
+def _with_checkpoints(jaxpr: Jaxpr, compiler: RegionCompiler, call: Primitive) -> tuple[Jaxpr, Any]:
+    marked = checkpointed(jaxpr)
+    if marked is jaxpr or (both := jax_compat.both_passes(marked)) is None:
+        return jaxpr, None
+    target = LoweringTarget((jax_compat.default_platform(),))
+    kept = set(_made_again(planned(both, compiler, call, target)))
+    if not kept:
+        return jaxpr, None
+    marked = checkpointed(jaxpr, kept)
+    both, plain = jax_compat.both_passes(marked), jax_compat.both_passes(jaxpr)
+    if both is None or plain is None:
+        return jaxpr, None
+    variants = {
+        OURS: functools.cache(lambda: planned(both, compiler, call, target)),
+        WITHOUT: functools.cache(lambda: planned(plain, compiler, call, target, search=False)),
+    }
+    whole = _choose(WholeProgram(plain, flatten(plain), variants, target), compiler)
+    return (marked if whole.chosen == OURS else jaxpr), whole
+
+
+def _made_again(found: LoweringPlan) -> Iterator[Keeps]:
+    """Policies of checkpoints in which values are made again."""
+    for eqn, plans in found.bodies.items():
+        if isinstance(policy := jax_compat.policy_of(eqn.eqn), Keeps):
+            yield policy
+        for body in plans:
+            yield from _made_again(body)
+
+
+def _unless_it_fails[T](change: Callable[[T], T], x: T, compiler: RegionCompiler) -> T:
+    try:
+        return change(x)
+    except Exception as e:
+        _failed(e, compiler.strict, "looking for values to make again")
+        return x
+
+
+def _steps(
+    program: FlatProgram, compiler: RegionCompiler, sharded: bool
+) -> tuple[Sequence[Region | int], Callable[[], tuple[LeftOut, ...]]]:
+    try:
+        found = partition(program, compiler.max_ops, sharded)
+    except Exception as e:
+        _failed(e, compiler.strict, "dividing a program into regions")
+        return range(len(program.eqns)), tuple
+    if sharded and any(x.code is Code.SHARDED and x.primitive in rules.CONTRACTION_PRIMITIVES for x in found.left_out):
+        warn_once(f"{Code.SHARDED}: XLA divides this program over several devices and cannot divide a kernel")
+    return found.steps, lambda: found.left_out
+
+
+def _prepare(regions: Sequence[Region], compiler: RegionCompiler, target: LoweringTarget) -> None:
+    try:
+        compiler.prepare(regions, target.platforms)
+    except Exception as e:
+        _failed(e, compiler.strict, "choosing which regions to tune first")
+
+
+def _placed(
+    region: Region, shards: Shards | None, compiler: RegionCompiler, target: LoweringTarget, search: bool
+) -> Placed | None:
+    if target.is_partitioned and shards is None:
+        return None
+    local = region if shards is None else shards.region
+    compiled = _compile(local, compiler, target, search)
+    return None if compiled is None else Placed(local, compiled, shards, compiler.strict)
+
+
+def _compile(region: Region, compiler: RegionCompiler, target: LoweringTarget, search: bool) -> CompiledRegion | None:
+    """The replacement of a region, if there is one."""
+    try:
+        ask = compiler.compile_region if search else compiler.known_region
+        compiled = ask(region, target.platforms)
+        if compiled is None:
+            return None
+        if target.is_exported and "cuda" in target.platforms and compiled.cuda is not None:
+            warn_once("an exported program has no kernels: jax.export promises nothing about their custom calls")
+            return None
+        return compiled
+    except Exception as e:
+        _failed(e, compiler.strict, f"compiling the region at {', '.join(region.where[:1])}")
+        return None
+
+
+def _to_be_opened(eqn: FlatEqn) -> bool:
+    return any(_has_work(body) for body in jax_compat.bodies(eqn.eqn))
+
+
+def _has_work(jaxpr: Jaxpr) -> bool:
+    for eqn in jaxpr.eqns:
+        inner = (jax_compat.called_jaxpr(eqn), *jax_compat.bodies(eqn))
+        if eqn.primitive.name in rules.CONTRACTION_PRIMITIVES or any(j is not None and _has_work(j) for j in inner):
+            return True
+    return False
+
+
+def _failed(error: Exception, strict: bool, doing: str) -> None:
+    if strict or isinstance(error, UsageError):
+        raise error
+    warn_once(f"{Code.INTERNAL} while {doing}, your own code runs: {type(error).__name__}: {error}")
+
+
+def _lower_portable(context: Any, *operands: Any, out_avals: Any, placed: Placed) -> Any:
+    return placed.lower_safely(context, operands)
+
+
+def _lower_cuda(context: Any, *operands: Any, out_avals: Any, placed: Placed) -> Any:
+    if placed.compiled.cuda is not None:
+        try:
+            return placed.lower(placed.compiled.cuda, context, operands)
+        except Exception as e:
+            why = f"{type(e).__name__}: {e}"
+            warn_once(f"{Code.INTERNAL} while lowering a kernel, the same program runs as plain JAX: {why}")
+    return placed.lower_safely(context, operands)
+
+
+jax_compat.register_lowering(mirage_region_p, _lower_portable)
+jax_compat.register_lowering(mirage_region_p, _lower_cuda, platform="cuda")

@@ -1,0 +1,105 @@
+"""What equations are but for the values that they read and make, so that equal layers are looked at once.
+
+The form of an equation is a number: primitive, parameters, types and literals. The form of a piece of a program is the
+forms of its equations with its values numbered in order of appearance; pieces of one form have the same translation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mirage_jax.jaxpr_frontend.jax_compat import JaxprEqn, Literal, has_context
+from mirage_jax.jaxpr_frontend.partition.program import FlatEqn, FlatProgram
+
+
+class Forms:
+    """Forms of a program's equations: `of` has the number of each, by position."""
+
+    def __init__(self, eqns: Sequence[FlatEqn]) -> None:
+        self.eqns = eqns
+        numbers: dict[Hashable, int] = {}
+        known: dict[int, int] = {}  # by identity: calls of one cached function share its equations
+        self.of: list[int] = []
+        for eqn in eqns:
+            if (number := known.get(id(eqn.eqn))) is None:
+                key = _key(eqn.eqn)
+                try:
+                    number = numbers.setdefault(key, len(numbers))
+                except TypeError:  # a parameter that has no hash: the equation is like no other
+                    number = numbers.setdefault(("alone", id(eqn.eqn)), len(numbers))
+                known[id(eqn.eqn)] = number
+            self.of.append(number)
+
+    def piece(self, positions: Sequence[int], results: Sequence[int]) -> Hashable:
+        """Of equations in their order, of which `results` are wanted."""
+        names: dict[int, int] = {}
+        form: list[int] = []
+        for n in positions:
+            eqn = self.eqns[n]
+            form.append(self.of[n])
+            for v in eqn.reads:
+                form.append(names.setdefault(v, len(names)))
+            for v in eqn.outputs:
+                names[v] = len(names)
+        return tuple(form), tuple([names[v] for v in results])
+
+
+def _key(eqn: JaxprEqn) -> Hashable:
+    inputs = tuple([_literal(v) if isinstance(v, Literal) else v.aval for v in eqn.invars])
+    outputs = tuple([v.aval for v in eqn.outvars])
+    return eqn.primitive.name, tuple(eqn.params.items()), inputs, outputs, has_context(eqn), bool(eqn.effects)
+
+
+def _literal(literal: Any) -> Hashable:
+    """By its bytes: nan is nan, and -0.0 is not 0.0."""
+    value = np.asarray(literal.val)
+    return value.dtype, value.tobytes(), literal.aval
+
+
+def digest(eqns: Sequence[FlatEqn], inputs: Sequence[int], results: Sequence[int]) -> str:
+    """Names what equations compute of `inputs` for `results`, in every process alike, in whatever order they stand.
+
+    Programs with one muGraph may differ: casts and roundings are no operators, masks are found among others.
+    """
+    known = {v: f"input {n}" for n, v in enumerate(inputs)}
+    for eqn in eqns:
+        operands = [known.get(a, "no input") if isinstance(a, int) else str(_literal(a)) for a in eqn.inputs]
+        described = (_described(eqn.eqn), *operands)
+        for n, v in enumerate(eqn.outputs):
+            known[v] = hashlib.sha256(repr((*described, n)).encode()).hexdigest()
+    return hashlib.sha256(repr([known[v] for v in results]).encode()).hexdigest()[:32]
+
+
+def fingerprint(program: FlatProgram) -> str:
+    """Names a program in every process alike: its equations in their order, and what they read. Inputs that nobody
+    reads do not count, as JAX drops them. Two programs with one name compute alike but for functions among parameters.
+    """
+    forms = Forms(program.eqns)
+    texts: dict[int, str] = {}
+    for form, eqn in zip(forms.of, program.eqns, strict=True):
+        if form not in texts:
+            literals = [str(_literal(a)) for a in eqn.inputs if not isinstance(a, int)]
+            texts[form] = _ADDRESS.sub("", f"{_described(eqn.eqn)} {literals}")
+    results = [a if isinstance(a, int) else -1 for a in program.outputs]
+    names = {v: n for n, v in enumerate(dict.fromkeys(v for eqn in program.eqns for v in (*eqn.reads, *eqn.outputs)))}
+    wiring = [
+        [form, *(names[v] for v in (*eqn.reads, *eqn.outputs))]
+        for form, eqn in zip(forms.of, program.eqns, strict=True)
+    ]
+    whole = repr((list(texts.items()), wiring, [names.get(v, -1) for v in results]))
+    return hashlib.sha256(whole.encode()).hexdigest()
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def _described(eqn: JaxprEqn) -> str:
+    """Primitive, parameters and types of an equation as text."""
+    params: Mapping[str, Any] = eqn.params
+    types = [(str(v.aval), getattr(v.aval, "weak_type", False)) for v in (*eqn.invars, *eqn.outvars)]
+    return repr((eqn.primitive.name, [(k, str(params[k])) for k in sorted(params)], types))

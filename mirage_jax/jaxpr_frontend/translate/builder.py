@@ -1,0 +1,381 @@
+"""Values over named axes, and the builder that turns operations on them into nodes of a muGraph.
+
+A `AxisValue` is ``scale * node + offset`` seen through JAX dimensions. Scalars ride along and land in the next operator
+that takes them for free (OPERATORS: pointwise functions act on ``scale * x + offset``, `add` on ``ca * x + cb * y``),
+so a division by a literal, a mean or an epsilon costs no node. A node depends on *its* axes only; dimensions that are
+merely broadcast have axes that the node does not know.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from mirage_jax.jaxpr_frontend.partition.reasons import Code, NotExpressible
+from mirage_jax.jaxpr_frontend.translate.axes import AxisKey, AxisTable, Dims, View
+from mirage_jax.mugraph.graph import Attr
+
+ONE, ZERO = Fraction(1), Fraction(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A node as an operator sees it: its axes under these names, its elements as this dtype."""
+
+    node: int
+    axes: tuple[AxisKey, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An input (`op` is "input") or one elementary operator; `over` are the axes that it reduces or counts."""
+
+    op: str
+    uses: tuple[Use, ...]
+    axes: tuple[AxisKey, ...]
+    over: tuple[AxisKey, ...]
+    attrs: tuple[tuple[str, Attr], ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class AxisValue:
+    """``scale * node + offset``, of JAX dimensions `dims`. Without a node: the constant `offset`, or, if
+    there is one, `special`, an infinity or NaN.
+    """
+
+    dims: Dims
+    dtype: str
+    node: int | None = None
+    scale: Fraction = ONE
+    offset: Fraction = ZERO
+    special: float | None = None
+
+    @property
+    def is_neg_inf(self) -> bool:
+        return self.special == -math.inf
+
+    @property
+    def is_constant(self) -> bool:
+        return self.node is None
+
+    @property
+    def is_plain(self) -> bool:
+        return self.node is not None and self.scale == 1 and self.offset == 0
+
+
+@dataclass(frozen=True, slots=True)
+class ConcatSegment:
+    """One part of a concatenation: a node, and the axes (major first) along which it is one of the parts."""
+
+    node: int
+    group: tuple[AxisKey, ...]
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Concat:
+    """Parts one after the other along `axis` (several axes after a split, major first); they share all other axes."""
+
+    axis: tuple[AxisKey, ...]
+    parts: tuple[ConcatSegment, ...]
+    equation: int  # position of the one that asks for it
+
+
+@dataclass(frozen=True, slots=True)
+class InputSlice:
+    """Which part of the input `parent`, of this shape, another input is."""
+
+    parent: int
+    shape: tuple[int, ...]
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+class NodeBuilder:
+    """Nodes in order, and the table of their axes.
+
+    Nodes of `concats` are placeholders, which `pieces` replaces before the graph is assembled; `windows` says of inputs
+    that they are parts of others.
+    """
+
+    def __init__(self) -> None:
+        self.axes = AxisTable()
+        self.nodes: list[Node] = []
+        self.concats: dict[int, Concat] = {}
+        self.windows: dict[int, InputSlice] = {}
+        self.versions: dict[tuple[int, int, int], list[tuple[AxisKey, int, tuple[AxisKey, ...]]]] = {}
+        self.origins: dict[int, int] = {}  # node -> the node of the program of which it computes a part
+        self.intervals: dict[int, tuple[Fraction, Fraction] | None] = {}  # node -> bounds, where `integers` asked
+        self.nonnegative: dict[int, bool] = {}  # node -> is it for sure, where it was asked
+        self.equation = 0  # position of the one that is being translated
+        self.asked_by: dict[int, int] = {}  # part of a node -> position of the equation that needs it
+
+    # --- values
+
+    def dims(self, value: AxisValue) -> Dims:
+        return self.axes.resolve_dims(value.dims)
+
+    def value(
+        self, dims: Dims, dtype: str, node: int | None, scale: Fraction = ONE, offset: Fraction = ZERO
+    ) -> AxisValue:
+        self.axes.keep_apart(k for dim in dims for k in dim)
+        return AxisValue(dims, dtype, node, scale, offset)
+
+    def input(self, shape: Sequence[int], dtype: str) -> AxisValue:
+        dims = tuple(map(self.axes.dimension, shape))
+        axes = tuple(k for dim in dims for k in dim)
+        self.nodes.append(Node("input", (), axes, (), (), dtype))
+        return self.value(dims, dtype, len(self.nodes) - 1)
+
+    def constant(self, value: Fraction | float, dtype: str, dims: Dims = ()) -> AxisValue:
+        """An exact constant; a float is an infinity or NaN."""
+        if isinstance(value, Fraction):
+            return AxisValue(dims, dtype, None, ONE, value)
+        return AxisValue(dims, dtype, special=value)
+
+    def materialize(self, x: AxisValue) -> AxisValue:
+        """The same value as a node of its own."""
+        if x.is_plain:
+            return x
+        if x.special is not None:
+            raise NotExpressible(Code.NON_FINITE, f"the constant {x.special}, where it is not a mask")
+        elif x.is_constant:
+            node = self.append("const", (), (), x.dtype, value=x.offset)
+        elif (node := self._chosen(x)) is None:
+            node = self.append("affine", (self.use(x, {}),), (), x.dtype, scale=x.scale, offset=x.offset)
+        return self.value(x.dims, x.dtype, node)
+
+    def _chosen(self, x: AxisValue) -> int | None:
+        """``scale * mask + offset`` as a choice of two constants: no sum of others, in which it would round."""
+        assert x.node is not None
+        node, use = self.nodes[x.node], self.use(x, {})
+        chosen = [ONE, ZERO]
+        if node.op == "where" and all(self.nodes[u.node].op == "const" for u in node.uses[1:]):
+            use, *others = node.uses
+            chosen = [value for u in others for _, value in self.nodes[u.node].attrs if isinstance(value, Fraction)]
+        elif node.dtype != "bool":
+            return None
+        constants = (self.append("const", (), (), x.dtype, value=x.scale * value + x.offset) for value in chosen)
+        uses = (replace(use, dtype="bool"), *(Use(c, (), x.dtype) for c in constants))
+        return self.append("where", uses, (), x.dtype)
+
+    def live(self, values: Sequence[AxisValue]) -> set[int]:
+        """The nodes that values depend on."""
+        live: set[int] = set()
+        todo = [v.node for v in values if v.node is not None]
+        while todo:
+            if (n := todo.pop()) not in live:
+                live.add(n)
+                todo += [use.node for use in self.nodes[n].uses]
+        return live
+
+    def is_nonnegative(self, x: AxisValue) -> bool:
+        """Is a value a sum of squares, exponentials or the like, for sure? (Or NaN.)"""
+        if x.node is None:
+            return x.offset >= 0
+        return x.scale > 0 and x.offset >= 0 and self._is_nonnegative(x.node)
+
+    def _is_nonnegative(self, n: int) -> bool:
+        if n not in self.nonnegative:
+            self.nonnegative[n] = self._makes_nonnegative(self.nodes[n])
+        return self.nonnegative[n]
+
+    def _makes_nonnegative(self, node: Node) -> bool:
+        own = dict(node.attrs)
+        match node.op:
+            case "exp" | "abs" | "logistic":
+                return True
+            case "mul" | "dot" if node.uses[0] == node.uses[1]:
+                return True
+            case "add" | "affine" | "sum" | "max" | "mul" | "dot" | "div" | "maximum" | "minimum":
+                numbers = [own.get(a, ZERO) for a in ("scale", "offset", "ca", "cb")]
+                signs = all(isinstance(c, Fraction) and c >= 0 for c in numbers)
+                return signs and all(self._is_nonnegative(use.node) for use in node.uses)
+            case "pow":
+                exponent = own["exponent"]
+                return isinstance(exponent, Fraction) and (exponent.denominator == 2 or exponent % 2 == 0)
+            case "const":
+                value = own["value"]
+                return isinstance(value, Fraction) and value >= 0
+            case _:
+                return node.dtype in ("bool", "u8")
+
+    # --- nodes
+
+    def use(self, x: AxisValue, view: View) -> Use:
+        """The node of x as an operator sees it."""
+        assert x.node is not None
+        axes = self.axes.resolve(self.nodes[x.node].axes)
+        return Use(x.node, tuple(view.get(k, k) for k in axes), x.dtype)
+
+    def append(self, op: str, uses: tuple[Use, ...], over: tuple[AxisKey, ...], dtype: str, **attrs: Attr) -> int:
+        """A new node."""
+        seen = dict.fromkeys(k for use in uses for k in use.axes)
+        axes = over if op == "iota" else tuple(k for k in seen if k not in over)
+        defaults = {"scale": ONE, "offset": ZERO, "ca": ONE, "cb": ONE}
+        kept = tuple(sorted((k, v) for k, v in attrs.items() if defaults.get(k) != v))
+        self.nodes.append(Node(op, uses, axes, over, kept, dtype))
+        return len(self.nodes) - 1
+
+    def depends_on(self, x: AxisValue) -> tuple[AxisKey, ...]:
+        return () if x.node is None else self.axes.resolve(self.nodes[x.node].axes)
+
+    def together(self, values: Sequence[AxisValue]) -> tuple[Dims, list[View]]:
+        """Common dimensions of operands of a pointwise operator, and the view of each.
+
+        Operands have the same rank, with dimensions of size 1 that stretch, or are scalars.
+        """
+        rank = max(len(v.dims) for v in values)
+        full = [n for n, v in enumerate(values) if len(v.dims) == rank]
+        first = next((n for n in full if not values[n].is_constant), full[0])
+        common = list(values[first].dims)
+        views: list[View] = [{} for _ in values]
+        for n in full:
+            if n != first:
+                views[n] = self.join(common, values[n].dims)
+        return self.axes.resolve_dims(tuple(common)), [self.axes.resolve_view(view) for view in views]
+
+    def join(self, common: list[tuple[AxisKey, ...]], dims: Dims) -> View:
+        """Unify the dimensions of one more operand with `common`, which takes over those that it lacks."""
+        shared = [d for d, dim in enumerate(common) if dim and dims[d]]
+        view = self.axes.unify([common[d] for d in shared], [dims[d] for d in shared])
+        taken = set(self.axes.resolve(itertools.chain(*common)))
+        for d, dim in enumerate(dims):
+            if not common[d]:
+                for key in self.axes.resolve(dim):
+                    seen = self.axes.copy_of(key, taken) if key in taken else key
+                    taken.add(seen)
+                    if seen != key:
+                        view[key] = seen
+                    common[d] += (seen,)
+        self.axes.keep_apart(itertools.chain(*common))
+        return view
+
+    def pointwise(self, op: str, values: Sequence[AxisValue], dtype: str, **attrs: Attr) -> AxisValue:
+        """`op` of the nodes of `values`; their scales and offsets are the caller's business."""
+        dims, views = self.together(values)
+        uses = tuple(self.use(v, view) for v, view in zip(values, views, strict=True))
+        return self.value(dims, dtype, self.append(op, uses, (), dtype, **attrs))
+
+    # --- arithmetic
+
+    def scaled(self, x: AxisValue, scale: Fraction, offset: Fraction = ZERO, dtype: str | None = None) -> AxisValue:
+        """``scale * x + offset``."""
+        dtype = dtype or x.dtype
+        if scale == 0 and not x.is_constant:
+            raise NotExpressible(Code.NON_FINITE, "a product with zero, which is no zero for every operand")
+        if x.is_constant:
+            return self.constant(scale * x.offset + offset, dtype, x.dims)
+        return replace(x, scale=scale * x.scale, offset=scale * x.offset + offset, dtype=dtype)
+
+    def without_offset(self, x: AxisValue) -> AxisValue:
+        return x if x.node is not None and x.offset == 0 else self.materialize(x)
+
+    def widened(self, x: AxisValue, like: AxisValue) -> AxisValue:
+        """A scalar, or a value with dimensions of size 1, stretched to the dimensions of the other operand."""
+        if len(x.dims) < len(like.dims):
+            return replace(x, dims=like.dims)
+        if len(x.dims) > len(like.dims) or all(own or not other for own, other in zip(x.dims, like.dims, strict=True)):
+            return x
+        common = list(x.dims)
+        self.join(common, like.dims)
+        return replace(x, dims=self.axes.resolve_dims(tuple(common)))
+
+    def add(self, x: AxisValue, y: AxisValue, dtype: str, sign: Fraction = ONE) -> AxisValue:
+        """``x + sign * y``."""
+        if y.is_constant:
+            return self.scaled(self.widened(x, y), ONE, sign * y.offset, dtype)
+        if x.is_constant:
+            return self.scaled(self.widened(y, x), sign, x.offset, dtype)
+        x, y = self.without_offset(x), self.without_offset(y)  # (1 - m) * -1e9 + s is not (1e9 * m + s) - 1e9 in floats
+        ca, cb = x.scale, sign * y.scale
+        common = ca if abs(ca) == abs(cb) and ca > 0 else ONE  # s*x - s*m = s*(x - m): what a safe softmax looks like
+        out = self.pointwise("add", (x, y), dtype, ca=ca / common, cb=cb / common)
+        return replace(out, scale=common)
+
+    def mul(self, x: AxisValue, y: AxisValue, dtype: str) -> AxisValue:
+        if y.is_constant:
+            return self.scaled(self.widened(x, y), y.offset, ZERO, dtype)
+        if x.is_constant:
+            return self.scaled(self.widened(y, x), x.offset, ZERO, dtype)
+        x, y = self.without_offset(x), self.without_offset(y)
+        return replace(self.pointwise("mul", (x, y), dtype), scale=x.scale * y.scale)
+
+    def div(self, x: AxisValue, y: AxisValue, dtype: str) -> AxisValue:
+        if y.is_constant:
+            if y.offset == 0:
+                raise NotExpressible(Code.NON_FINITE, "division by a constant zero")
+            return self.scaled(self.widened(x, y), 1 / y.offset, ZERO, dtype)
+        if x.is_constant:
+            return self.scaled(self.power(self.widened(y, x), Fraction(-1), dtype), x.offset)
+        x, y = self.without_offset(x), self.without_offset(y)
+        return replace(self.pointwise("div", (x, y), dtype), scale=x.scale / y.scale)
+
+    def power(self, x: AxisValue, exponent: Fraction, dtype: str) -> AxisValue:
+        if exponent.denominator not in (1, 2) or abs(exponent) > 8:
+            raise NotExpressible(Code.PARAMETERS, f"the exponent {exponent} is not a small multiple of 1/2")
+        if exponent == 0:
+            return self.constant(ONE, dtype, x.dims)
+        if exponent == 1:
+            return replace(x, dtype=dtype)
+        if exponent == 2:
+            return self.mul(x, x, dtype)
+        x = self.materialize(x) if x.is_constant else x
+        if exponent.denominator == 1 and x.offset == 0:
+            return replace(self.pointwise("pow", (x,), dtype, exponent=exponent), scale=x.scale ** int(exponent))
+        return self.pointwise("pow", (x,), dtype, exponent=exponent, scale=x.scale, offset=x.offset)
+
+    def unary(self, op: str, x: AxisValue, dtype: str) -> AxisValue:
+        """`op` of ``scale * node + offset``."""
+        x = self.materialize(x) if x.is_constant else x
+        return self.pointwise(op, (x,), dtype, scale=x.scale, offset=x.offset)
+
+    def plain(self, op: str, values: Sequence[AxisValue], dtype: str) -> AxisValue:
+        """`op` of operands that do not take a scale."""
+        return self.pointwise(op, [self.materialize(v) for v in values], dtype)
+
+    def iota(self, dims: Dims, dimension: int, dtype: str) -> AxisValue:
+        (axis,) = dims[dimension]
+        return self.value(dims, dtype, self.append("iota", (), (axis,), dtype))
+
+    # --- reductions
+
+    def sum(self, x: AxisValue, over: tuple[AxisKey, ...], dims: Dims, dtype: str) -> AxisValue:
+        """Sum over axes; `dims` are the remaining dimensions. Axes that x does not depend on give their extent."""
+        over = self.axes.resolve(over)
+        count = Fraction(math.prod(map(self.axes.extent, over)))
+        if not over:
+            return replace(x, dims=dims, dtype=dtype)
+        if x.is_constant:
+            return self.constant(x.offset * count, dtype, dims)
+        node = self.append("sum", (self.use(x, {}),), over, dtype)
+        return self.value(dims, dtype, node, x.scale, x.offset * count)
+
+    def maximum(self, x: AxisValue, over: tuple[AxisKey, ...], dims: Dims, dtype: str) -> AxisValue:
+        """Maximum over axes. A positive scale and an offset commute with it."""
+        over = tuple(k for k in self.axes.resolve(over) if k in self.depends_on(x))
+        if not over:
+            return replace(x, dims=dims, dtype=dtype)
+        x = x if x.scale > 0 else self.materialize(x)
+        return self.value(dims, dtype, self.append("max", (self.use(x, {}),), over, dtype), x.scale, x.offset)
+
+    def contract(
+        self, x: AxisValue, y: AxisValue, view: View, over: tuple[AxisKey, ...], dims: Dims, dtype: str
+    ) -> AxisValue:
+        """Sum over axes of x * y, with y seen through `view`."""
+        x, y = self.without_offset(x), self.without_offset(y)
+        over = self.axes.resolve(over)
+        uses = [self.use(x, {}), self.use(y, view)]
+        absent = math.prod(self.axes.extent(k) for k in over if k not in uses[0].axes + uses[1].axes)
+        for n, other in ((0, 1), (1, 0)):  # what only one operand has is summed before they meet
+            if alone := tuple(k for k in over if k in uses[n].axes and k not in uses[other].axes):
+                kept = tuple(k for k in uses[n].axes if k not in alone)
+                uses[n] = Use(self.append("sum", (uses[n],), alone, uses[n].dtype), kept, uses[n].dtype)
+        both = tuple(k for k in over if k in uses[0].axes and k in uses[1].axes)
+        node = self.append("dot" if both else "mul", tuple(uses), both, dtype)
+        return self.value(dims, dtype, node, x.scale * y.scale * absent)

@@ -1,0 +1,714 @@
+"""One rule per JAX primitive: what it means for values over named axes.
+
+A rule takes the builder, the parameters, the type of the result and the operands. What it cannot express it refuses
+with `NotExpressible`; a primitive without a rule is left to XLA. `LAYOUT_PRIMITIVES` primitives cost nothing in a
+muGraph, `CONTRACTION_PRIMITIVES` ones are what makes a region worth a search.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from mirage_jax.jaxpr_frontend.partition.reasons import Code, NotExpressible
+from mirage_jax.jaxpr_frontend.translate import gathers, integers
+from mirage_jax.jaxpr_frontend.translate.builder import AxisValue, NodeBuilder
+from mirage_jax.jaxpr_frontend.translate.slicing import concatenated, sliced
+from mirage_jax.mugraph.domains.floats import FLOATS, lowest, numpy_dtype
+from mirage_jax.mugraph.graph import SIXTEEN_BIT_FLOATS
+
+# Operands that must be literals, by position, and what is said where they are not.
+NEEDS_LITERAL = {"pow": (1, "the exponent is not a literal")}
+
+DTYPES = {
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "f32",
+    "float64": "f64",
+    "int32": "i32",
+    "int8": "i8",
+    "uint8": "u8",
+    "bool": "bool",
+}
+CONTRACTION_PRIMITIVES = frozenset({"dot_general", "reduce_sum", "reduce_max", "reduce_min"})
+SLICING_PRIMITIVES = frozenset(
+    {"slice", "concatenate", "stack", "pad"}
+)  # what takes arrays apart and puts them together
+
+
+@dataclass(frozen=True, slots=True)
+class EquationInfo:
+    """What a rule needs to know about the equation besides its operands."""
+
+    params: Mapping[str, Any]
+    shape: tuple[int, ...]
+    dtype: str
+    numpy_dtype: Any
+
+
+type Rule = Callable[..., AxisValue]  # (builder, result, *operands) -> value
+
+RULES: dict[str, Rule] = {}
+LAYOUT_PRIMITIVES: set[str] = set()
+VIEWS: set[str] = set()  # the light ones that show one operand in another shape or dtype
+FOLDS: dict[str, Callable[..., Any]] = {}  # the same on numpy scalars, for constants
+TAKES_NON_FINITE: set[str] = set()
+
+
+def rule(*names: str, light: bool = False, view: bool = False, special: bool = False) -> Callable[[Rule], Rule]:
+    def register(fn: Rule) -> Rule:
+        for name in names:
+            RULES[name] = fn
+            if light or view:
+                LAYOUT_PRIMITIVES.add(name)
+            if view:
+                VIEWS.add(name)
+            if light or view or special:
+                TAKES_NON_FINITE.add(name)
+        return fn
+
+    return register
+
+
+def apply(primitive: str, builder: NodeBuilder, result: EquationInfo, operands: Sequence[AxisValue]) -> AxisValue:
+    """The value of one equation."""
+    if primitive in FOLDS and operands and all(v.is_constant for v in operands):
+        return _fold(primitive, builder, result, operands)
+    if special := [v.special for v in operands if v.special is not None and primitive not in TAKES_NON_FINITE]:
+        raise NotExpressible(Code.NON_FINITE, f"{primitive} of {special[0]}")
+    if result.dtype == "i32":
+        return integers.known(builder, RULES[primitive](builder, result, *operands))
+    if result.dtype not in integers.RANGES:
+        return RULES[primitive](builder, result, *operands)
+    wide = RULES[primitive](builder, replace(result, dtype="i32"), *operands)
+    return integers.fitted(builder, wide, result.dtype)
+
+
+def literal(builder: NodeBuilder, value: Any, aval: Any) -> AxisValue:
+    """An exact constant: the literal as rounded to its dtype."""
+    return builder.constant(_exact(np.asarray(value).astype(aval.dtype)), dtype_name(aval.dtype))
+
+
+@functools.cache
+def dtype_name(dtype: Any) -> str:
+    try:
+        return DTYPES[str(dtype)]
+    except KeyError:
+        raise NotExpressible(Code.DTYPE, f"{dtype}; known are {', '.join(DTYPES)}") from None
+
+
+def _exact(value: Any) -> Fraction | float:
+    number = float(value)
+    return Fraction(number) if math.isfinite(number) else number
+
+
+def _fold(primitive: str, builder: NodeBuilder, result: EquationInfo, operands: Sequence[AxisValue]) -> AxisValue:
+    constants = (float(v.offset) if v.special is None else v.special for v in operands)
+    numbers = [np.asarray(c).astype(_NUMPY[v.dtype]) for c, v in zip(constants, operands, strict=True)]
+    with np.errstate(all="ignore"):
+        folded = np.asarray(FOLDS[primitive](result.params, *numbers)).astype(result.numpy_dtype)
+    dims = max((v.dims for v in operands), key=len)
+    return builder.constant(_exact(folded), result.dtype, dims)
+
+
+_NUMPY: dict[str, Any] = {short: np.dtype(long) for long, short in DTYPES.items() if long != "bfloat16"}
+_NUMPY["bf16"] = np.float32  # a bf16 number is an f32 number; results are rounded to the dtype of the equation
+
+
+# --- layout and casts: names move, nothing is computed
+
+
+@rule("stop_gradient", "copy", "copy_p", "pvary", "pcast", "name", view=True)
+def _identity(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    return x
+
+
+@rule("reduce_precision", view=True)
+def _reduce_precision(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    """`jax.checkpoint` rounds what it keeps to the type that it has; to fewer bits is how quantization is emulated."""
+    kept = jnp.finfo(out.numpy_dtype)
+    if out.params["exponent_bits"] < kept.nexp or out.params["mantissa_bits"] < kept.nmant:
+        raise NotExpressible(Code.PARAMETERS, f"rounding {out.dtype} to fewer bits")
+    return x
+
+
+@rule("convert_element_type", view=True)
+def _convert(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    if out.dtype not in FLOATS and x.dtype in FLOATS:
+        raise NotExpressible(Code.DTYPE, f"a cast from {x.dtype} to {out.dtype} rounds")
+    if out.dtype == "bool" and x.dtype != "bool":
+        raise NotExpressible(Code.DTYPE, f"a cast from {x.dtype} to bool compares")
+    if x.is_constant and x.special is None:
+        rounded = np.asarray(float(x.offset)).astype(out.numpy_dtype)
+        return b.constant(_exact(rounded), out.dtype, x.dims)
+    return replace(x, dtype=out.dtype)
+
+
+@rule("transpose", view=True)
+def _transpose(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    return replace(x, dims=tuple(x.dims[p] for p in out.params["permutation"]))
+
+
+@rule("squeeze", view=True)
+def _squeeze(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    gone = {d % len(x.dims) for d in out.params["dimensions"]}
+    return replace(x, dims=tuple(dim for d, dim in enumerate(x.dims) if d not in gone))
+
+
+@rule("expand_dims", view=True)
+def _expand_dims(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    old = iter(x.dims)
+    new = {d % len(out.shape) for d in out.params["dimensions"]}
+    return replace(x, dims=tuple(() if d in new else next(old) for d in range(len(out.shape))))
+
+
+@rule("broadcast_in_dim", view=True)
+def _broadcast_in_dim(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    source = {target: d for d, target in enumerate(out.params["broadcast_dimensions"])}
+    old = b.dims(x)
+
+    def dimension(d: int, size: int) -> tuple[Any, ...]:
+        kept = old[source[d]] if d in source else ()
+        return kept or b.axes.dimension(size)
+
+    dims = tuple(dimension(d, size) for d, size in enumerate(out.shape))
+    b.axes.keep_apart(itertools.chain(*dims))
+    return replace(x, dims=dims)
+
+
+@rule("reshape", view=True)
+def _reshape(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    if out.params.get("dimensions") is not None:
+        raise NotExpressible(Code.PARAMETERS, "a reshape that also transposes")
+    return replace(x, dims=b.axes.regroup(x.dims, out.shape))
+
+
+# --- parts of arrays: windows and pieces
+
+
+@rule("slice", light=True)
+def _slice(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    starts, strides = out.params["start_indices"], out.params["strides"] or (1,) * len(x.dims)
+    for d, (start, size, step) in enumerate(zip(starts, out.shape, strides, strict=True)):
+        at = int(start)
+        x = sliced(b, x, d, at, size) if step == 1 or size == 1 else _every(b, x, d, at, size, int(step))
+    return x
+
+
+def _every(b: NodeBuilder, x: AxisValue, d: int, start: int, size: int, step: int) -> AxisValue:
+    """Every `step`-th element along dimension d: one column of its rows of `step`."""
+    shape = b.axes.size(x.dims)
+    if shape[d] % step:
+        raise NotExpressible(Code.LAYOUT, f"every {step}-th of {shape[d]} elements")
+    rows = replace(x, dims=b.axes.regroup(x.dims, (*shape[:d], shape[d] // step, step, *shape[d + 1 :])))
+    column = sliced(b, sliced(b, rows, d + 1, start % step, 1), d, start // step, size)
+    return replace(column, dims=(*column.dims[: d + 1], *column.dims[d + 2 :]))
+
+
+def _spread(
+    b: NodeBuilder, x: AxisValue, d: int, before: int, after: int, padding: AxisValue, out: EquationInfo
+) -> AxisValue:
+    """Every element along dimension d with padding before and after it."""
+    shape = b.axes.size(x.dims)
+    column = replace(x, dims=(*x.dims[: d + 1], (), *x.dims[d + 1 :]))
+    rows = _between(b, before, column, after, padding, d + 1, out.dtype)
+    return replace(rows, dims=b.axes.regroup(rows.dims, (*shape[:d], shape[d] * (before + 1 + after), *shape[d + 1 :])))
+
+
+def _between(
+    b: NodeBuilder, before: int, x: AxisValue, after: int, padding: AxisValue, d: int, dtype: str
+) -> AxisValue:
+    """x between paddings along dimension d."""
+    shape = b.axes.size(x.dims)
+
+    def end(size: int) -> list[AxisValue]:
+        return [broadcast_scalar(b, padding, (*shape[:d], size, *shape[d + 1 :]))] if size > 0 else []
+
+    parts = [*end(before), x, *end(after)]
+    return concatenated(b, parts, d, dtype) if len(parts) > 1 else x
+
+
+@rule("concatenate", light=True)
+def _concatenate(b: NodeBuilder, out: EquationInfo, *operands: AxisValue) -> AxisValue:
+    if len(operands) == 1:
+        return operands[0]
+    if all(v.is_constant and v.offset == operands[0].offset and v.special is None for v in operands):
+        return broadcast_scalar(b, replace(operands[0], dims=()), out.shape)
+    return concatenated(b, operands, out.params["dimension"], out.dtype)
+
+
+@rule("stack", light=True)
+def _stack(b: NodeBuilder, out: EquationInfo, *operands: AxisValue) -> AxisValue:
+    axis = out.params["axis"]
+    return _concatenate(
+        b,
+        replace(out, params={"dimension": axis}),
+        *(replace(v, dims=(*v.dims[:axis], (), *v.dims[axis:])) for v in operands),
+    )
+
+
+@rule("pad", light=True)
+def _pad(b: NodeBuilder, out: EquationInfo, x: AxisValue, padding: AxisValue) -> AxisValue:
+    if not padding.is_constant or padding.special is not None:
+        raise NotExpressible(Code.PARAMETERS, "padding that is not a finite literal")
+    for d, config in enumerate(out.params["padding_config"]):
+        low, high, inner = map(int, config)  # numpy's integers, at times
+        if inner:
+            before = min(max(low, 0), inner)
+            x = _spread(b, x, d, before, inner - before, padding, out)
+            low, high = low - before, high - (inner - before)
+        x = _padded(b, low, x, high, padding, d, out.dtype)
+    return x
+
+
+def _padded(b: NodeBuilder, low: int, x: AxisValue, high: int, padding: AxisValue, d: int, dtype: str) -> AxisValue:
+    """x along dimension d with `low` elements of padding before it and `high` after it; negative numbers crop x."""
+    shape = b.axes.size(x.dims)
+    begin, end = max(-low, 0), shape[d] - max(-high, 0)
+    if begin >= end:  # nothing is left of x, and no window is empty
+        return broadcast_scalar(b, padding, (*shape[:d], low + shape[d] + high, *shape[d + 1 :]))
+    return _between(b, low, sliced(b, x, d, begin, end - begin), high, padding, d, dtype)
+
+
+# --- arithmetic
+
+
+def _needs_float(out: EquationInfo, what: str) -> None:
+    if out.dtype not in FLOATS:
+        raise NotExpressible(Code.DTYPE, f"{what} of {out.dtype}")
+
+
+@rule("add", "add_any")
+def _add(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) -> AxisValue:
+    return b.add(x, y, out.dtype)
+
+
+@rule("sub")
+def _sub(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) -> AxisValue:
+    return b.add(x, y, out.dtype, sign=Fraction(-1))
+
+
+@rule("mul")
+def _mul(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) -> AxisValue:
+    return b.mul(x, y, out.dtype)
+
+
+@rule("neg", light=True)
+def _neg(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    if x.special is not None:
+        return replace(x, special=-x.special)
+    return b.scaled(x, Fraction(-1))
+
+
+@rule("div")
+def _div(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) -> AxisValue:
+    _needs_float(out, "a quotient")
+    return b.div(x, y, out.dtype)
+
+
+@rule("square")
+def _square(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    return b.mul(x, x, out.dtype)
+
+
+@rule("one_minus_square")
+def _one_minus_square(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    return b.scaled(b.mul(x, x, out.dtype), Fraction(-1), Fraction(1))
+
+
+@rule("sqrt")
+def _sqrt(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    return b.power(x, Fraction(1, 2), out.dtype)
+
+
+@rule("rsqrt")
+def _rsqrt(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    return b.power(x, Fraction(-1, 2), out.dtype)
+
+
+@rule("integer_pow")
+def _integer_pow(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    _needs_float(out, "a power")
+    return b.power(x, Fraction(int(out.params["y"])), out.dtype)
+
+
+@rule("pow")
+def _pow(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) -> AxisValue:
+    _needs_float(out, "a power")
+    if not y.is_constant:
+        raise NotExpressible(Code.PARAMETERS, NEEDS_LITERAL["pow"][1])
+    if y.offset.denominator == 2 and not b.is_nonnegative(x):
+        raise NotExpressible(Code.NON_FINITE, f"a power {y.offset} of what may be -inf, which a root makes NaN")
+    return b.power(b.widened(x, y), y.offset, out.dtype)
+
+
+@rule("exp")
+def _exp(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    return b.unary("exp", x, out.dtype)
+
+
+@rule("exp2")
+def _exp2(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    return b.unary("exp", b.scaled(x, Fraction(math.log(2))), out.dtype)
+
+
+@rule("log2")
+def _log2(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    return b.scaled(b.unary("log", x, out.dtype), 1 / Fraction(math.log(2)))
+
+
+def _function(primitive: str, op: str) -> None:
+    @rule(primitive)
+    def function(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+        _needs_float(out, op)
+        if op in ("floor", "sign"):
+            _refuse_rounded(b, op, x)
+        return b.unary(op, x, out.dtype)
+
+
+for _name in ("logistic", "tanh", "erf", "erfc", "log", "log1p", "expm1", "sin", "cos", "abs", "sign", "floor"):
+    _function(_name, _name)
+
+
+@rule("ceil")
+def _ceil(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    _refuse_rounded(b, "ceil", x)
+    return b.scaled(b.unary("floor", b.scaled(x, Fraction(-1)), out.dtype), Fraction(-1))
+
+
+@rule("is_finite", light=True)
+def _is_finite(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    if not _may_be_wider(b, x):
+        return b.unary("isfinite", x, out.dtype)
+    kind = jnp.finfo(numpy_dtype(x.dtype))  # beyond the middle between its largest number and the next power of 2,
+    # which both f32 and the middle itself hold, a number rounds to infinity
+    most = b.constant((Fraction(float(kind.max)) + Fraction(2) ** int(kind.maxexp)) / 2, "f32")
+    least = b.scaled(most, Fraction(-1))
+    return b.plain("and", (b.plain("lt", (x, most), out.dtype), b.plain("lt", (least, x), out.dtype)), out.dtype)
+
+
+def _may_be_wider(b: NodeBuilder, x: AxisValue) -> bool:
+    """May a kernel hold finite numbers of a value that are infinite in its type? Casts are views, and what is computed
+    as f16 may be held as f32. (So may bf16, whose range is that of f32 but for its last 0.4%.)
+    """
+    if x.node is None or x.dtype not in SIXTEEN_BIT_FLOATS:
+        return False
+    node = b.nodes[x.node]
+    return _is_narrowed(b, x) or (x.dtype == "f16" and node.op != "input")
+
+
+def _refuse_rounded(b: NodeBuilder, what: str, *values: AxisValue) -> None:
+    """Kernels round neither where the program casts nor after each operation of 16 bits: none sees that a rounding
+    carried a number over a step of the function.
+    """
+    if rounded := [v for v in values if _is_rounded(b, v)]:
+        raise NotExpressible(Code.DTYPE, f"{what} of what was rounded to {rounded[0].dtype}")
+
+
+def _is_rounded(b: NodeBuilder, x: AxisValue) -> bool:
+    """Does the program round a value to fewer bits than a kernel has for it?"""
+    if x.node is None or x.dtype not in FLOATS:
+        return False
+    return _is_narrowed(b, x) or (
+        x.dtype in SIXTEEN_BIT_FLOATS and not (abs(x.scale) == 1 and x.offset == 0 and _is_chosen(b, x))
+    )
+
+
+SELECTING_OPERATORS = ("maximum", "minimum", "max", "where", "mask", "abs")  # what gives one of its operands, as it is
+
+
+def _is_chosen(b: NodeBuilder, x: AxisValue) -> bool:
+    """Is a value an input, or one of several inputs?"""
+    todo = [] if x.node is None else [x.node]
+    while todo:
+        node = b.nodes[todo.pop()]
+        if node.op in SELECTING_OPERATORS:
+            todo += [use.node for use in node.uses if b.nodes[use.node].dtype in FLOATS]
+        elif node.op not in ("input", "const"):
+            return False
+    return True
+
+
+def _keeps_sides(x: AxisValue, y: AxisValue) -> bool:
+    """Does rounding keep the order of two values? It does that of a number and itself, and of a number and zero, but
+    for float16, where small numbers become zero.
+    """
+    return (x.node, x.scale, x.offset) == (y.node, y.scale, y.offset) or any(
+        one.is_constant and one.offset == 0 and other.dtype == "bf16" for one, other in ((x, y), (y, x))
+    )
+
+
+def _is_narrowed(b: NodeBuilder, x: AxisValue) -> bool:
+    """Is a value the cast of one of a wider type?"""
+    if x.node is None or x.dtype not in FLOATS:
+        return False
+    own = b.nodes[x.node].dtype
+    if own == "i32":
+        return x.dtype in SIXTEEN_BIT_FLOATS
+    return own in FLOATS and numpy_dtype(own).itemsize > numpy_dtype(x.dtype).itemsize
+
+
+@rule("max", special=True)
+def _max(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) -> AxisValue:
+    if x.is_neg_inf:
+        return b.widened(y, x)
+    if y.is_neg_inf:
+        return b.widened(x, y)
+    return b.plain("maximum", (x, y), out.dtype)
+
+
+@rule("min")
+def _min(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) -> AxisValue:
+    return b.plain("minimum", (x, y), out.dtype)
+
+
+@rule("clamp")
+def _clamp(b: NodeBuilder, out: EquationInfo, low: AxisValue, x: AxisValue, high: AxisValue) -> AxisValue:
+    return b.plain("minimum", (b.plain("maximum", (x, low), out.dtype), high), out.dtype)
+
+
+# --- masks
+
+
+def _is_infinite(b: NodeBuilder, op: str, x: AxisValue, y: AxisValue) -> AxisValue | None:
+    """``x == inf``, said with the largest number; None if neither operand is infinite."""
+    x, y = (y, x) if x.special is not None else (x, y)
+    if y.special is None:
+        return None
+    if op != "eq" or math.isnan(y.special) or x.dtype not in FLOATS:
+        raise NotExpressible(Code.NON_FINITE, f"a comparison with {y.special}")
+    if _may_be_wider(b, x):
+        raise NotExpressible(Code.DTYPE, f"a comparison of what was rounded to {x.dtype} with {y.special}")
+    x, most = (
+        b.widened(x, y),
+        b.constant(Fraction(lowest(numpy_dtype(x.dtype))) * (-1 if y.special > 0 else 1), x.dtype),
+    )
+    return b.plain("lt", (most, x) if y.special > 0 else (x, most), "bool")
+
+
+def _comparison(primitive: str, op: str, swap: bool = False, invert: bool = False) -> None:
+    @rule(primitive, light=True)
+    def comparison(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) -> AxisValue:
+        if (found := _is_infinite(b, op, x, y)) is not None:
+            return b.plain("not", (found,), out.dtype) if invert else found
+        if not _keeps_sides(x, y):
+            _refuse_rounded(b, "a comparison", x, y)
+        integers.check_comparison(b, x, y)
+        value = b.plain(op, (y, x) if swap else (x, y), out.dtype)
+        return b.plain("not", (value,), out.dtype) if invert else value
+
+
+for _name, _op, _swap, _invert in (
+    ("lt", "lt", False, False),
+    ("le", "le", False, False),
+    ("gt", "lt", True, False),
+    ("ge", "le", True, False),
+    ("eq", "eq", False, False),
+    ("ne", "eq", False, True),
+):
+    _comparison(_name, _op, _swap, _invert)
+
+
+def _logical(primitive: str) -> None:
+    @rule(primitive, light=True)
+    def logical(b: NodeBuilder, out: EquationInfo, *operands: AxisValue) -> AxisValue:
+        if primitive == "and" and operands[0].dtype in integers.RANGES:
+            x, mask = operands if operands[1].is_constant else operands[::-1]
+            return integers.masked(b, x, mask)
+        if out.dtype != "bool":
+            raise NotExpressible(Code.DTYPE, f"bitwise {primitive} of {operands[0].dtype}")
+        if primitive != "not":
+            for constant, other in (operands, operands[::-1]):
+                if constant.is_constant:  # true and x = x; false and x = false; or: the other way round
+                    is_neutral = bool(constant.offset) == (primitive == "and")
+                    return b.widened(other if is_neutral else constant, constant if is_neutral else other)
+        return b.plain(primitive, operands, out.dtype)
+
+
+for _name in ("and", "or", "not"):
+    _logical(_name)
+
+
+@rule("shift_right_arithmetic")
+def _shift_right_arithmetic(b: NodeBuilder, out: EquationInfo, x: AxisValue, by: AxisValue) -> AxisValue:
+    return integers.shifted_right(b, x, by, is_arithmetic=True)
+
+
+@rule("shift_right_logical")
+def _shift_right_logical(b: NodeBuilder, out: EquationInfo, x: AxisValue, by: AxisValue) -> AxisValue:
+    return integers.shifted_right(b, x, by, is_arithmetic=False)
+
+
+@rule("shift_left")
+def _shift_left(b: NodeBuilder, out: EquationInfo, x: AxisValue, by: AxisValue) -> AxisValue:
+    return integers.shifted_left(b, x, by)
+
+
+@rule("select_n", special=True)
+def _select_n(b: NodeBuilder, out: EquationInfo, condition: AxisValue, *cases: AxisValue) -> AxisValue:
+    if condition.dtype != "bool" or len(cases) != 2:
+        raise NotExpressible(Code.PARAMETERS, "a select that is not between two cases")
+    if condition.is_constant:
+        return cases[int(condition.offset)]
+    no, yes = cases
+    if out.dtype == "bool" and no.is_constant and yes.is_constant and no.offset != yes.offset:
+        return b.widened(condition if yes.offset else b.plain("not", (condition,), "bool"), no)
+    if any(v.special is not None and not v.is_neg_inf for v in cases):
+        raise NotExpressible(Code.NON_FINITE, "a choice of plus infinity or NaN")
+    if no.is_neg_inf and yes.is_neg_inf:
+        return b.widened(no, yes)
+    if no.is_neg_inf:
+        return b.plain("mask", (condition, b.widened(yes, no)), out.dtype)
+    if yes.is_neg_inf:
+        return b.plain("mask", (b.plain("not", (condition,), "bool"), b.widened(no, yes)), out.dtype)
+    return b.plain("where", (condition, yes, no), out.dtype)
+
+
+@rule("iota", light=True)
+def _iota(b: NodeBuilder, out: EquationInfo) -> AxisValue:
+    dimension = out.params["dimension"]
+    dims = tuple(map(b.axes.dimension, out.shape))
+    if not dims[dimension]:
+        return b.constant(Fraction(0), out.dtype, dims)
+    if out.dtype in FLOATS and out.shape[dimension] - 1 > 2 ** (jnp.finfo(out.numpy_dtype).nmant + 1):
+        raise NotExpressible(Code.DTYPE, f"indices beyond what {out.dtype} holds")
+    return b.iota(dims, dimension, out.dtype)
+
+
+# --- reductions and contractions
+
+
+def _reduced(b: NodeBuilder, x: AxisValue, axes: Sequence[int]) -> tuple[Any, Any]:
+    dims = b.dims(x)
+    over = tuple(itertools.chain(*(dims[a] for a in axes)))
+    return over, tuple(dim for d, dim in enumerate(dims) if d not in axes)
+
+
+@rule("reduce_sum")
+def _reduce_sum(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    _needs_float(out, "a sum")
+    return b.sum(x, *_reduced(b, x, out.params["axes"]), out.dtype)
+
+
+@rule("reduce_max")
+def _reduce_max(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    _needs_float(out, "a maximum")
+    return b.maximum(x, *_reduced(b, x, out.params["axes"]), out.dtype)
+
+
+@rule("reduce_min")
+def _reduce_min(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    _needs_float(out, "a minimum")
+    over, dims = _reduced(b, x, out.params["axes"])
+    return b.scaled(b.maximum(b.scaled(x, Fraction(-1)), over, dims, out.dtype), Fraction(-1))
+
+
+# --- an element of every row
+
+
+@rule("gather")
+def _gather(b: NodeBuilder, out: EquationInfo, x: AxisValue, index: AxisValue) -> AxisValue:
+    return gathers.picked(b, out.params, x, index, len(out.shape))
+
+
+@rule("scatter-add")
+def _scatter_add(b: NodeBuilder, out: EquationInfo, x: AxisValue, index: AxisValue, y: AxisValue) -> AxisValue:
+    _needs_float(out, "a sum")
+    return gathers.put(b, out.params, x, index, y, out.dtype)
+
+
+@rule("dot_general")
+def _dot_general(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) -> AxisValue:
+    _needs_float(out, "a contraction")
+    _check_precision(out.params.get("precision"), (x.dtype, y.dtype))
+    (x_sum, y_sum), (x_batch, y_batch) = out.params["dimension_numbers"]
+    view = b.axes.unify([x.dims[d] for d in (*x_batch, *x_sum)], [y.dims[d] for d in (*y_batch, *y_sum)])
+    x_dims, y_dims = b.dims(x), b.dims(y)
+    x_free = tuple(dim for d, dim in enumerate(x_dims) if d not in (*x_sum, *x_batch))
+    y_free = tuple(dim for d, dim in enumerate(y_dims) if d not in (*y_sum, *y_batch))
+    used = set(itertools.chain(*x_dims))
+    for key in itertools.chain(*y_free):  # the free axes of the two operands are different ones
+        if key in used:
+            view[key] = b.axes.copy_of(key, used)
+        used.add(view.get(key, key))
+    b.axes.keep_apart(used)
+    seen = tuple(tuple(view.get(k, k) for k in dim) for dim in y_free)
+    over = tuple(itertools.chain(*(x_dims[d] for d in x_sum)))
+    dims = (*(x_dims[d] for d in x_batch), *x_free, *seen)
+    return b.contract(x, y, view, over, dims, out.dtype)
+
+
+# Presets that ask for no more than what a kernel does: products of narrow operands, summed in f32.
+NARROW_PRECISIONS = frozenset(
+    {"DEFAULT", "F16_F16_F16", "F16_F16_F32", "BF16_BF16_BF16", "BF16_BF16_F32", "TF32_TF32_F32"}
+)
+
+
+def _check_precision(precision: Any, dtypes: tuple[str, str]) -> None:
+    """Kernels accumulate in f32 and may use tensor cores: more than that, asked for by name, is XLA's."""
+    low = all(d in SIXTEEN_BIT_FLOATS for d in dtypes)
+    for p in precision if isinstance(precision, tuple) else (precision,):
+        name = getattr(p, "name", str(p)).upper()
+        if p is not None and name not in NARROW_PRECISIONS and (not low or "F64" in name):
+            raise NotExpressible(Code.PRECISION, f"a contraction of {' and '.join(dtypes)} in precision {name}")
+
+
+# --- constants
+
+FOLDS.update(
+    add=lambda p, x, y: x + y,
+    add_any=lambda p, x, y: x + y,
+    sub=lambda p, x, y: x - y,
+    mul=lambda p, x, y: x * y,
+    div=lambda p, x, y: x / y if np.issubdtype(x.dtype, np.floating) else np.trunc(x / y),
+    neg=lambda p, x: -x,
+    max=lambda p, x, y: np.maximum(x, y),
+    min=lambda p, x, y: np.minimum(x, y),
+    sqrt=lambda p, x: np.sqrt(x),
+    rsqrt=lambda p, x: 1 / np.sqrt(x),
+    square=lambda p, x: x * x,
+    integer_pow=lambda p, x: x ** float(p["y"]),
+    pow=lambda p, x, y: x**y,
+    exp=lambda p, x: np.exp(x),
+    exp2=lambda p, x: np.exp2(x),
+    log=lambda p, x: np.log(x),
+    lt=lambda p, x, y: x < y,
+    le=lambda p, x, y: x <= y,
+    gt=lambda p, x, y: x > y,
+    ge=lambda p, x, y: x >= y,
+    eq=lambda p, x, y: x == y,
+    ne=lambda p, x, y: x != y,
+)
+FOLDS["and"] = lambda p, x, y: np.bitwise_and(x, y)
+FOLDS["or"] = lambda p, x, y: np.bitwise_or(x, y)
+FOLDS["not"] = lambda p, x: np.bitwise_not(x)
+
+
+def broadcast_scalar(b: NodeBuilder, x: AxisValue, shape: Sequence[int]) -> AxisValue:
+    """A scalar seen as an array of `shape`."""
+    dims = tuple(map(b.axes.dimension, shape))
+    b.axes.keep_apart(itertools.chain(*dims))
+    return replace(x, dims=dims)
+
+
+_FAMILIES = {
+    "an index into data": ("gather", "scatter", "dynamic_slice", "dynamic_update_slice", "scatter-add", "take"),
+    "an order backwards": ("rev",),
+    "a scan along an axis": ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"),
+    "random bits": ("random_bits", "random_seed", "random_wrap", "random_unwrap", "random_fold_in", "threefry2x32"),
+    "a collective": ("psum", "psum_invariant", "all_gather", "all_to_all", "ppermute", "reduce_scatter", "pmax"),
+    "an order of elements": ("sort", "top_k", "argmax", "argmin"),
+}
+
+
+def why_not(primitive: str) -> str:
+    """What to tell a user about a primitive without a rule."""
+    return next((why for why, names in _FAMILIES.items() if primitive in names), "no rule for it")

@@ -1,0 +1,159 @@
+"""Compile a kernel for a GPU that need not be there, and read off what it will occupy.
+
+Triton and its ptxas come in one wheel, so a CPU machine can tell whether a kernel fits: for tuners and tests.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from mirage_jax.errors import LoweringError
+from mirage_jax.hardware.gpus import REGISTERS, shared_limit
+from mirage_jax.lower.runtime.launch import (
+    BACKEND_OPTIONS,
+    jax_triton_library,
+    load_kernel,
+    shared_layout,
+    threads_of,
+)
+from mirage_jax.lower.triton.emitter import KernelSource
+
+MAX_SPILL_BYTES = 4096  # bytes per thread, above which a kernel waits for its own local memory
+MAX_PTXAS_SECONDS = 15.0  # seconds that ptxas may take for a kernel that is tried; XLA will have it run once more
+MAX_CACHED_KERNELS = 512  # kernels of a process that tries them: those of a region, and some
+POINTERS: Mapping[str, str] = {
+    "f16": "*fp16", "bf16": "*bf16", "f32": "*fp32", "i32": "*i32", "i8": "*i8", "u8": "*u8", "bool": "*i1",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one block of a compiled kernel takes."""
+
+    arch: int
+    shared: int  # bytes of shared memory per block
+    registers: int  # per thread
+    spills: int  # bytes stored to and loaded from local memory per thread
+    ptx: str = field(repr=False)
+
+    @property
+    def fits(self) -> bool:
+        """Can it be launched at all?"""
+        return self.shared <= shared_limit(self.arch)
+
+
+def compile_for(source: KernelSource, arch: int) -> Resources:
+    """Compile for sm_`arch` (80, 90, 100, ..); raises `LoweringError` with the compiler's words if it refuses."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kernel = load_kernel(source)
+    names = kernel.arg_names
+    signature = {name: POINTERS[dtype] for name, dtype in zip(names, source.dtypes, strict=True)}
+    source_type: Any = ASTSource
+    if source.descriptors:
+        from triton.experimental.gluon._runtime import GluonASTSource as source_type
+
+        for name, descriptor in zip(names, source.descriptors, strict=False):
+            if descriptor is not None:
+                element, (rows, columns) = signature[name][1:], descriptor.block
+                signature[name] = f"tensordesc<{element}[{rows}, {columns}],{shared_layout(descriptor)!r}>"
+    aligned = {(n,): [["tt.divisibility", 16]] for n, x in enumerate(signature.values()) if x.startswith("*")}
+    options = {"num_warps": source.num_warps, "num_stages": source.num_stages, **BACKEND_OPTIONS}
+    try:
+        compiled = triton.compile(
+            source_type(kernel, signature, constexprs={}, attrs=aligned),
+            target=GPUTarget("cuda", arch, 32),
+            options=options,
+        )
+    except Exception as error:  # whatever the compiler's many stages raise
+        raise LoweringError(f"kernel {source.name} does not compile for sm_{arch}: {_last_line(error)}") from error
+    registers, spills = _ptxas(compiled.asm["ptx"], arch)
+    return Resources(arch, compiled.metadata.shared, registers, spills, compiled.asm["ptx"])
+
+
+def refuse_what_does_not_fit() -> None:
+    """From now on jax-triton raises a `LoweringError` for a kernel that could not be launched, or that spills so much
+    that it is not worth it, when it has compiled it. For processes that try kernels: it costs a run of ptxas for each.
+    What they try, they do not keep on disk, but remember, refusals too: graphs that differ in one kernel share others.
+    """
+    library = jax_triton_library()
+    compile_kernel = inspect.unwrap(library.compile_ttir_inplace)
+    known: dict[tuple[str, ...], Future[Any]] = {}
+    lock = threading.Lock()
+
+    def once(ttir: Any, backend: Any, options: Any, target: Any) -> Any:
+        key = (str(ttir), str(options), str(target))
+        mine: Future[Any] = Future()
+        with lock:
+            future = known.setdefault(key, mine)
+            if len(known) > MAX_CACHED_KERNELS:
+                del known[next(iter(known))]
+        if future is mine:
+            try:
+                future.set_result(checked(ttir, backend, options, target))
+            except BaseException as why:  # for all who wait
+                future.set_exception(why)
+        return future.result()
+
+    def checked(ttir: Any, backend: Any, options: Any, target: Any) -> Any:
+        result = compile_kernel(ttir, backend, options, target)
+        threads = threads_of(result.binary, 32 * options.num_warps)
+        found = Resources(target.arch, result.shared_mem_bytes, 0, 0, result.binary)
+        problem = refusal(found, threads)
+        if not problem:
+            try:
+                registers, spills = _ptxas(result.binary, target.arch, timeout=MAX_PTXAS_SECONDS)
+                problem = refusal(replace(found, registers=registers, spills=spills), threads)
+            except subprocess.TimeoutExpired:
+                problem = f"takes ptxas more than {MAX_PTXAS_SECONDS:g} s"
+            except (ImportError, OSError, TypeError, AttributeError):  # Triton keeps it elsewhere from time to time
+                pass
+        if problem:
+            raise LoweringError(f"kernel {result.name} {problem}")
+        return result
+
+    library.compile_ttir_inplace = once
+
+
+def refusal(found: Resources, threads: int) -> str:
+    """Why a kernel of so many threads a block is not to be launched; empty if it may be."""
+    if not found.fits:
+        return f"takes {found.shared} bytes of shared memory, sm_{found.arch} has {shared_limit(found.arch)}"
+    if found.registers * threads > REGISTERS:
+        return f"takes {found.registers} registers in each of {threads} threads, there are {REGISTERS}"
+    if found.spills > MAX_SPILL_BYTES:
+        return f"spills {found.spills} bytes per thread, allowed are {MAX_SPILL_BYTES}"
+    return ""
+
+
+def _ptxas(ptx: str, arch: int, timeout: float | None = None) -> tuple[int, int]:
+    """Registers per thread and bytes spilled, from ptxas's own report, if it takes no longer than `timeout` seconds."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    program = get_ptxas(arch).path
+    suffix = "a" if arch >= 90 else ""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.ptx"
+        file.write_text(ptx)
+        command = [program, "-v", f"--gpu-name=sm_{arch}{suffix}", str(file), "-o", str(Path(folder) / "kernel.cubin")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
+    if done.returncode:
+        raise LoweringError(f"ptxas refuses the kernel for sm_{arch}: {done.stderr.strip()}")
+    registers = re.search(r"Used (\d+) registers", done.stderr)
+    spills = re.findall(r"(\d+) bytes spill", done.stderr)
+    return int(registers.group(1)) if registers else 0, sum(map(int, spills))
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]

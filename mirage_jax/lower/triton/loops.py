@@ -1,0 +1,352 @@
+"""Loops of a block graph: what each one carries, what is hoisted out of it, and which accumulators share one.
+
+Accumulators of one depth share a loop if they share operators, or use a load in the same way. Sums that feed an
+accumulator are carried unreduced where registers allow; products are accumulated in place.
+
+A loop with a mask made of indices runs in up to three parts: in the steps in the middle all that the mask keeps is
+there, and nothing is masked (as in FlashAttention-2, Dao 2023, section 3.1).
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from mirage_jax.errors import LoweringError, UnsupportedError
+from mirage_jax.lower.tiling import TileAxis
+from mirage_jax.lower.triton.expressions import TileVariable, number, reduced
+from mirage_jax.lower.triton.products import Products
+from mirage_jax.lower.triton.writer import identifier
+from mirage_jax.mugraph.domains.index_facts import Band, FactAt, Truth, band, is_band, known
+from mirage_jax.mugraph.graph import Axis, Op, Store
+from mirage_jax.mugraph.operators import ACCUMULATORS
+
+DEFERRED_LANES = 64 * 32  # per warp: a sum may be carried unreduced through a loop up to this many registers
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What one loop computes: accumulators, stores in each step, body operators, and how each load is used."""
+
+    accumulators: list[Op]
+    stores: list[Store]
+    body: set[str]
+    uses: set[tuple[str, str]]
+
+    def shares(self, other: Group) -> bool:
+        return bool(self.body & other.body or self.uses & other.uses)
+
+    def joined(self, other: Group) -> Group:
+        return Group(
+            self.accumulators + other.accumulators, self.stores + other.stores,
+            self.body | other.body, self.uses | other.uses,
+        )  # fmt: skip
+
+
+class Loops(Products):
+    """Values with accumulators."""
+
+    def targets(self, live: set[str]) -> list[str]:
+        """Body values that leave a loop: arguments of accumulators, and values stored in each step."""
+        stages = self.graph.stages
+        stored = [s.value for s in self.graph.stores if stages[s.value].body]
+        fed = [op.args[0] for op in self.graph.ops if op.name in live and op.op in ACCUMULATORS]
+        return [*fed, *stored]
+
+    def loops(self, depth: int, live: set[str]) -> list[Group]:
+        """Accumulators and stores of one depth, in the loops that they share."""
+        stages, groups = self.graph.stages, []
+        for op in self.graph.ops:
+            if op.name in live and op.op in ACCUMULATORS and stages[op.name].depth == depth + 1:
+                groups.append(self.group([op], [], op.args))
+        for store in self.graph.stores:
+            if stages[store.value].body and stages[store.value].depth == depth:
+                groups.append(self.group([], [store], (store.value,)))
+        merged: list[Group] = []
+        for group in groups:
+            for other in [g for g in merged if not self.splits_loops or g.shares(group)]:
+                merged.remove(other)
+                group = other.joined(group)
+            merged.append(group)
+        return merged
+
+    @property
+    def splits_loops(self) -> bool:
+        """Do accumulators that need one load in two layouts get a loop each? Not where one pass waits for memory
+        anyway and has room for a second copy of the few rows.
+        """
+        return self.options.split_loops and not self.tiling.skinny
+
+    def group(self, accumulators: list[Op], stores: list[Store], roots: Sequence[str]) -> Group:
+        body: set[str] = set()
+        uses: set[tuple[str, str]] = set()
+        todo = [r for r in roots if r in self.ops]
+        uses |= {(r, "tile") for r in roots if r in self.loads}
+        while todo:
+            op = self.ops[todo.pop()]
+            if op.name in body or not self.graph.stages[op.name].body:
+                continue
+            body.add(op.name)
+            kind = "dot" if self.tiling.product(op) else "tile"
+            uses |= {(a, kind) for a in op.args if a in self.loads and self.graph.stages[a].body}
+            todo += [a for a in op.args if a in self.ops]
+        return Group(accumulators, stores, body, uses)
+
+    def loop(self, group: Group) -> None:
+        """One pass over the loop axis."""
+        assert self.graph.loop is not None
+        body = [op for op in self.graph.ops if op.name in group.body]
+        self.hoist(body, group)
+        outer, wide = self.env, self.tiling
+        self.env, self.uses = outer.new_child(), group.uses
+        narrowed = self.narrow(body, group)
+        absorbed = {op.args[0]: self.absorbs(op) for op in group.accumulators}
+        plans = [(op, absorbed[op.args[0]]) for op in group.accumulators]
+        carried = [op for op in body if op.op in ("shift", "max") and self.graph.loop in reduced(op)]
+        running = {op.name: self.start(self.tiling.dims(op.axes), op.op, "-inf") for op in carried}
+        sums = {op.name: self.start(self.carrier(op, how), "acc", "0.0") for op, how in plans if op.op != "last"}
+        self.env |= {("carried", n): name for n, name in running.items()}
+        axis, before = self.axes[self.graph.loop], self.env
+        ends: dict[str, TileVariable] = {}
+        for first, end, holding in self.parts(axis, body):
+            self.env, self.holding = before.new_child(), holding
+            step = self.w.name(identifier(axis.axis) + "_start")
+            with self.w.block(f"for {step} in {self.range(axis, body, first, end)}:", step):
+                self.index(axis, step)
+                needed = self.needed(group)
+                for op in body:
+                    if op.name in needed and not absorbed.get(op.name):
+                        self.value(op.name)
+                for op, how in plans:
+                    if op.op != "last":
+                        self.accumulate(op, how, sums[op.name], running)
+                for store in group.stores:
+                    if axis.axis not in store.tensor.axes and axis.count > 1:
+                        raise LoweringError(f"{store}: each step of the loop over {axis.axis} would overwrite it")
+                    self.store(store)
+                ends = {op.name: self.env["value", op.name] for op in carried}
+                for name, variable in running.items():
+                    self.w.line(f"{variable} = {ends[name].text}")
+        self.holding = frozenset()
+        for op, how in plans:
+            if op.op == "last":
+                if op.args[0] not in running:
+                    raise UnsupportedError(f"{op}: only a running maximum has a last value")
+                end = ends[op.args[0]]
+                settled = end.settled and self.span is None  # with a span, the last part may have no step
+                value = replace(end, text=running[op.args[0]], settled=settled)
+            else:
+                value = self.widened(self.finished(op, how, sums[op.name]), narrowed, outer)
+            outer["value", op.name] = value
+        self.env, self.uses, self.tiling = outer, set(), wide
+
+    def parts(self, axis: TileAxis, body: Sequence[Op]) -> list[tuple[str, str, frozenset[str]]]:
+        """Parts of the loop in order: first element, end, and the predicates that hold in all of its steps."""
+        first, end = self.bounds(axis)
+        whole = [(first, end, frozenset[str]())]
+        span = self.span
+        if span is None or axis.count == 1 or self.env["block", span.axis] == "0":
+            return whole
+        holding = {n: band for n in self.predicates(body) if (band := self.band(n, axis.axis, span.axis)) is not None}
+        if not holding:
+            return whole
+        lows = [low for low, _ in holding.values() if low is not None]
+        highs = [high for _, high in holding.values() if high is not None]
+        size, start = axis.size, self.row(axis)
+        rows = self.axes[span.axis].size
+        marks, kept = [first], frozenset(holding)
+        if lows:  # from here on every element is far enough for the last row
+            text = f"{start}{_offset(rows - 1 + max(lows) + size - 1)}"
+            inner = f"tl.maximum({text}, 0) // {size} * {size}"
+            marks.append(self.w.let("inner", f"tl.minimum(tl.maximum({inner}, {first}), {end})"))
+        if highs:  # up to here every element is near enough for the first row
+            inner = f"tl.maximum({start}{_offset(min(highs) + 1)}, 0) // {size} * {size}"
+            marks.append(self.w.let("inner", f"tl.minimum(tl.maximum({inner}, {marks[-1]}), {end})"))
+        marks.append(end)
+        nothing = frozenset[str]()
+        return [(a, b, kept if n == bool(lows) else nothing) for n, (a, b) in enumerate(pairwise(marks))]
+
+    def needed(self, group: Group) -> set[str]:
+        """What of the body is needed in this part of the loop."""
+        found = set[str]()
+        todo = [a for op in group.accumulators for a in op.args] + [s.value for s in group.stores]
+        while todo:
+            name = self.unmasked(todo.pop())
+            if name in group.body and name not in found:
+                found.add(name)
+                todo += self.ops[name].args
+        return found
+
+    def predicates(self, body: Sequence[Op]) -> list[str]:
+        """What masks values of the loop's body that have all of its axes."""
+        return [
+            op.args[0]
+            for op in body
+            if op.op in ("mask", "where") and set(op.axes) <= set(self.graph.axes_of[op.args[1]])
+        ]
+
+    def band(self, predicate: str, n: Axis, row: Axis) -> Band | None:
+        """low and high if a predicate is just ``low <= n - row <= high``."""
+        fact = self.facts[predicate].fact if predicate in self.facts else None
+        return band(fact.holds, n, row) if isinstance(fact, Truth) and is_band(fact.holds, n, row) else None
+
+    @cached_property
+    def facts(self) -> dict[str, FactAt]:
+        return known(self.graph.ops)
+
+    def range(self, axis: TileAxis, body: Sequence[Op], first: str, end: str) -> str:
+        """Triton pipelines the loads of matrix products by itself; others must ask for it."""
+        count = f"{first}, {end}, {axis.size}"
+        twice = any({(name, "dot"), (name, "tile")} <= self.uses for name in self.loads)
+        if axis.count == 1 or (any(self.tiling.product(op) for op in body) and not twice):
+            return f"range({count})"
+        return f"tl.range({count}, num_stages={self.tiling.schedule.num_stages})"
+
+    def bounds(self, axis: TileAxis) -> tuple[str, str]:
+        """First element of the first step that is in the span of the loop, and what lies beyond the last one."""
+        span, part = self.span, self.env.get(("block", axis.part), "0")
+        if span is None or axis.count == 1:
+            return "0", str(axis.local) + (f" + {self.form.fresh}" if self.form.fresh and axis.count > 1 else "")
+        around, block = self.axes[span.axis], self.env["block", span.axis]
+        if block == part == "0":  # one block: known here
+            first = max(span.low or 0, 0) // axis.size * axis.size
+            return str(first), str(axis.local if span.high is None else min(around.size + span.high, axis.local))
+        start = self.row(axis)
+        first, end = "0", str(axis.local)
+        if span.low is not None:
+            first = self.w.let("first", f"tl.maximum({start}{_offset(span.low)}, 0) // {axis.size} * {axis.size}")
+        if span.high is not None:
+            end = self.w.let("end", f"tl.minimum({start}{_offset(around.size + span.high)}, {axis.local})")
+        return first, end
+
+    def row(self, axis: TileAxis) -> str:
+        """The first row of this block, counted as the elements of the loop's axis are: inside of a part."""
+        assert self.span is not None
+        around, block = self.span.axis, self.env["block", self.span.axis]
+        part = self.env.get(("block", axis.part), "0")
+        return f"{block} * {self.axes[around].size}" + ("" if part == "0" else f" - {part} * {axis.local}")
+
+    def narrow(self, body: Sequence[Op], group: Group) -> dict[Axis, str]:
+        """Give a loop without matrix products its own tiles, if another loop has some; the axes whose lanes differ."""
+        tiling, stages = self.tiling, self.graph.stages
+        products = any(self.graph.loop in reduced(op) for op in self.graph.ops if tiling.product(op))
+        if not products or group.stores or any(tiling.product(op) for op in body):
+            return {}
+        if any(op.op != "acc" for op in group.accumulators):
+            return {}
+        values = {op.name for op in body} | {a for op in body for a in op.args}
+        own = tiling.pointwise(values, DEFERRED_LANES * tiling.schedule.num_warps)
+        changed = [a for a in tiling.names if a != tiling.kernel.loop and own.axes[a].block != tiling.axes[a].block]
+        outside = {a for v in values if not stages[v].body for a in self.graph.axes_of[v]}
+        results = [tiling.dims(op.axes) for op in group.accumulators]
+        if outside & set(changed) or any(len(dims) > 1 and set(dims) & set(changed) for dims in results):
+            return {}
+        self.tiling = own
+        for a in changed:
+            self.index(self.axes[a])
+        return {a: self.env["index", a] for a in changed}
+
+    def widened(self, value: TileVariable, narrowed: Mapping[Axis, str], outer: ChainMap[Any, Any]) -> TileVariable:
+        """A vector over fewer lanes, spread over the lanes that the rest of the kernel uses."""
+        if not set(value.dims) & set(narrowed):
+            return value
+        (axis,) = value.dims
+        same = f"{outer['index', axis]}[:, None] == {narrowed[axis]}[None, :]"
+        text = f"tl.sum(tl.where({same}, {value.text}[None, :], 0.0), axis=1)"
+        return TileVariable(self.w.let("wide", text), value.dims)
+
+    def hoist(self, body: Sequence[Op], group: Group) -> None:
+        """Emit everything that does not change in the loop before it."""
+        stages = self.graph.stages
+        for op in (*body, *group.accumulators):
+            product = self.tiling.product(op)
+            for a in op.args:
+                if stages[a].body:
+                    continue
+                if product:
+                    is_vector = len(self.tiling.dims(self.graph.axes_of[a])) == len(product.inner)
+                    self.operand(a, self.operand_type(op), is_vector)
+                else:
+                    self.value(a)
+
+    def absorbs(self, op: Op) -> str:
+        """How an accumulator takes its argument: "dot" as a product in place, "tile" as an unreduced tile, or ""."""
+        x = self.ops.get(op.args[0])
+        if x is None or op.op == "last" or self.graph.users[x.name] != (op.name,) or x.op not in ("dot", "sum"):
+            return ""
+        if any(s.value == x.name for s in self.graph.stores):
+            return ""
+        if self.tiling.product(x):
+            return "dot"
+        union = tuple(dict.fromkeys(a for arg in x.args for a in self.graph.axes_of[arg]))
+        gone = reduced(x)
+        small = self.tiling.lanes(union) <= DEFERRED_LANES * self.tiling.schedule.num_warps
+        whole = self.graph.loop in gone and set(gone) <= set(union)
+        return "tile" if op.op == "acc" and whole and small and len(self.tiling.dims(union)) <= 3 else ""
+
+    def carrier(self, op: Op, how: str) -> tuple[Axis, ...]:
+        """Dimensions of the variable that the loop carries for an accumulator."""
+        x = self.ops.get(op.args[0])
+        product = self.tiling.product(x) if x is not None and how == "dot" else None
+        if product:
+            return product.dims
+        if how == "tile" and x is not None:
+            return self.tiling.dims(a for arg in x.args for a in self.graph.axes_of[arg])
+        return self.tiling.dims(op.axes)
+
+    def start(self, dims: tuple[Axis, ...], hint: str, value: str) -> str:
+        return self.w.let(hint, self.full(dims, 'float("-inf")' if value == "-inf" else value))
+
+    def accumulate(self, op: Op, how: str, name: str, running: Mapping[str, str]) -> None:
+        x = self.ops.get(op.args[0])
+        kept = self.decayed(op, name, self.carrier(op, how), running) if op.op == "accs" else name
+        if how == "dot" and x is not None:
+            product = self.tiling.product(x)
+            assert product is not None
+            self.w.line(f"{name} = {self.multiplied(x, product, kept)}")
+            return
+        if how == "tile" and x is not None:
+            if x.op == "dot":
+                value = self.products(x)
+            else:
+                value = self.zeroed(self.natural(x.args[0]), reduced(x))
+        else:
+            value = self.natural(op.args[0])
+            if self.graph.loop in op.axes:
+                value = self.zeroed(value, (self.graph.loop,))
+        self.w.line(f"{name} = {kept} + {value.text}")
+
+    def decayed(self, op: Op, name: str, dims: tuple[Axis, ...], running: Mapping[str, str]) -> str:
+        """The accumulator relative to the shift of this step; the running shift may have moved."""
+        shift = op.args[1]
+        if shift not in running:
+            if self.graph.stages[shift].body:
+                raise UnsupportedError(f"{op}: its shift changes in the loop but is no running maximum")
+            return name
+        degree = number(op, "degree", 1)
+        if degree.value <= 0:
+            raise UnsupportedError(f"{op}: an accumulator of degree {degree.value} starts at 0 * inf")
+        value = self.value(shift)
+        key = ("moved", shift, degree)
+        if key not in self.env:
+            moved = self.difference(running[shift], value.unit, self.finite(value).text, value.unit, degree)
+            self.env[key] = TileVariable(self.w.let("decay", f"tl.exp2({moved})"), value.dims)
+        return f"{name} * {self.at(self.env[key], dims)}"
+
+    def finished(self, op: Op, how: str, name: str) -> TileVariable:
+        """The accumulator after the loop; lanes of the loop axis that it kept are all real: masked ones added 0."""
+        dims = self.tiling.dims(op.axes)
+        if how == "tile":
+            x = self.ops[op.args[0]]
+            carrier = TileVariable(name, self.carrier(op, how))
+            return TileVariable(self.w.let("acc", self.reduction("tl.sum", carrier, reduced(x))), dims)
+        pads = {self.graph.loop: 0.0} if self.graph.loop in op.axes else {}
+        return self.single_row(TileVariable(name, self.carrier(op, how), pads))
+
+
+def _offset(n: int) -> str:
+    return f" - {-n}" if n < 0 else f" + {n}" if n else ""

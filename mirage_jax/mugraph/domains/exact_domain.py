@@ -1,0 +1,150 @@
+"""Meaning of the operators on exact numbers (`exact`): what a graph computes, for comparison with its kernels' text.
+
+Input: arrays of numbers by name of axes, and of plain numpy integers and truth values for tensors of these types.
+Every rule is the one of float64 (`arrays.FloatDomain`), over other numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from mirage_jax.mugraph.domains import exact
+from mirage_jax.mugraph.domains.floats import NamedArray, arrange, is_float, numpy_dtype
+from mirage_jax.mugraph.graph import Axis, Tensor
+from mirage_jax.mugraph.operators import union
+
+MAX_PRODUCT = (
+    8  # powers up to this are products, as in kernels; beyond, and for other roots, they go through logarithms
+)
+ANY_SHIFT = exact.made(0, 0, -1e300)  # of a row that is wholly masked: no other maximum is as low
+
+
+@dataclass(frozen=True)
+class ExactDomain:
+    """Exact numbers, for kernels block by block or for whole graphs."""
+
+    ranges: Mapping[Axis, range] = field(default_factory=dict[Axis, range])
+
+    representative = False
+
+    # --- tiles
+
+    def within(self, ranges: Mapping[Axis, range]) -> ExactDomain:
+        return replace(self, ranges=ranges)
+
+    def load(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        tile = x.array[tuple(slice(self.ranges[a].start, self.ranges[a].stop) for a in axes)]
+        return NamedArray(axes, tile if tile.dtype == exact.EXACT else exact.integers(tile))
+
+    def store(self, x: NamedArray, tensor: Tensor) -> NamedArray:
+        array = arrange(x.array, x.axes, tensor.axes)
+        return NamedArray(
+            tensor.axes, array if is_float(numpy_dtype(tensor.dtype)) else as_integers(array, tensor.dtype)
+        )
+
+    def assemble(
+        self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], NamedArray]]
+    ) -> NamedArray:
+        out = np.empty(shape, pieces[0][1].array.dtype)
+        for ranges, piece in pieces:
+            out[tuple(slice(r.start, r.stop) for r in ranges)] = piece.array
+        return NamedArray(tensor.axes, out)
+
+    def all_above(self, x: NamedArray, bound: Fraction) -> bool:
+        return bool((x.array["real"] > float(bound)).all())
+
+    # --- operators
+
+    def constant(self, value: Fraction) -> NamedArray:
+        return NamedArray((), exact.constant(value))
+
+    def add(self, x: NamedArray, y: NamedArray) -> NamedArray:
+        axes, (a, b) = _aligned(x, y)
+        return NamedArray(axes, exact.add(a, b))
+
+    def mul(self, x: NamedArray, y: NamedArray) -> NamedArray:
+        axes, (a, b) = _aligned(x, y)
+        return NamedArray(axes, exact.multiply(a, b))
+
+    def power(self, x: NamedArray, exponent: Fraction) -> NamedArray:
+        return NamedArray(x.axes, _power(x.array, Fraction(exponent)))
+
+    def exp(self, x: NamedArray) -> NamedArray:
+        return NamedArray(x.axes, exact.exp(x.array))
+
+    def log_product(self, x: NamedArray, m: NamedArray) -> NamedArray:
+        axes, (a, b) = _aligned(x, m)
+        return NamedArray(axes, exact.choose(b["real"] == math.inf, b, exact.add(exact.log(a), b)))
+
+    def function(self, name: str, args: Sequence[NamedArray]) -> NamedArray:
+        axes, arrays = _aligned(*args)
+        return NamedArray(axes, exact.function(name, arrays))
+
+    def sum(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        array = exact.total(x.array, tuple(i for i, a in enumerate(x.axes) if a in axes))
+        count = math.prod(len(self.ranges[a]) for a in axes if a not in x.axes)
+        if count != 1:
+            array = exact.multiply(array, exact.constant(Fraction(count)))
+        return NamedArray(tuple(a for a in x.axes if a not in axes), array)
+
+    def dot(self, x: NamedArray, y: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        batch = tuple(a for a in x.axes if a in y.axes and a not in axes)
+        rows = tuple(a for a in x.axes if a not in y.axes)
+        columns = tuple(a for a in y.axes if a not in x.axes)
+        a, b = arrange(x.array, x.axes, (*batch, *rows, *axes)), arrange(y.array, y.axes, (*batch, *axes, *columns))
+        outer, split = len(batch), len(batch) + len(rows)
+        shape = (*a.shape[:split], *b.shape[outer + len(axes) :])
+        inner = math.prod(a.shape[split:])
+        left = a.reshape(*a.shape[:outer], math.prod(a.shape[outer:split]), inner)
+        right = b.reshape(*b.shape[:outer], inner, math.prod(b.shape[outer + len(axes) :]))
+        return NamedArray((*batch, *rows, *columns), exact.matmul(left, right).reshape(shape))
+
+    def maximum(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        array = x.array
+        for dim in sorted((x.axes.index(a) for a in axes if a in x.axes), reverse=True):
+            array = exact.largest(array, dim)
+        return NamedArray(tuple(a for a in x.axes if a not in axes), array)
+
+    def shift(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        """The maximum, but never minus infinity; any number would do."""
+        m = self.maximum(x, axes)
+        return NamedArray(m.axes, np.where(m.array["real"] == -math.inf, ANY_SHIFT, m.array))
+
+    def iota(self, axis: Axis) -> NamedArray:
+        here = self.ranges[axis]
+        return NamedArray((axis,), exact.integers(range(here.start, here.stop)))
+
+
+def as_integers(x: exact.Numbers, dtype: str) -> Any:
+    """What a tensor of integers or truth values keeps of numbers."""
+    return ~exact.equal(x, exact.ZERO) if dtype == "bool" else x["p"].astype(numpy_dtype(dtype))
+
+
+def _aligned(*xs: NamedArray) -> tuple[tuple[Axis, ...], list[Any]]:
+    axes = union(tuple(x.axes for x in xs))
+    return axes, [arrange(x.array, x.axes, axes) if x.axes else x.array for x in xs]
+
+
+def _power(x: exact.Numbers, exponent: Fraction) -> exact.Numbers:
+    whole, rest = divmod(abs(exponent), 1)
+    if rest not in (0, Fraction(1, 2)) or whole > MAX_PRODUCT:
+        return _power_by_logarithm(x, exponent)
+    out = exact.power(x, whole)
+    if rest:
+        out = exact.multiply(out, exact.sqrt(x))
+    return exact.inverse(out) if exponent < 0 else out
+
+
+def _power_by_logarithm(x: exact.Numbers, exponent: Fraction) -> exact.Numbers:
+    """As kernels have it; for integers of |x|, with the sign put back."""
+    integer = exponent.denominator == 1
+    magnitude = exact.exp(exact.multiply(exact.constant(exponent), exact.log(exact.absolute(x) if integer else x)))
+    if not integer or exponent % 2 == 0:
+        return magnitude
+    return exact.choose(exact.less(x, exact.ZERO), exact.negative(magnitude), magnitude)

@@ -1,0 +1,267 @@
+"""Arrays with named axes, and the floating-point domain over numpy (the oracle) and jax.numpy (the portable lowering).
+
+`FloatDomain(numpy, "float64")` computes everything in float64 and rounds nothing: the reference of all float tests.
+`FloatDomain(jax.numpy)` keeps the program's own precisions: 16-bit values are widened to float32 for pointwise work and
+reductions, products of two 16-bit operands accumulate in float32, and stores round to the type of their tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any, Self
+
+import ml_dtypes
+import numpy
+
+from mirage_jax.errors import GraphError
+from mirage_jax.mugraph.graph import Axis, Tensor
+from mirage_jax.mugraph.operators import FUNCTIONS, union
+
+DTYPES: dict[str, Any] = {
+    "f16": numpy.dtype("float16"),
+    "bf16": numpy.dtype(ml_dtypes.bfloat16),
+    "f32": numpy.dtype("float32"),
+    "f64": numpy.dtype("float64"),
+    "i8": numpy.dtype("int8"),
+    "i32": numpy.dtype("int32"),
+    "i64": numpy.dtype("int64"),
+    "u8": numpy.dtype("uint8"),
+    "bool": numpy.dtype("bool"),
+}
+
+
+FLOATS = ("f16", "bf16", "f32", "f64")
+SMALL_INTEGERS = ("i8", "u8", "bool")  # 16-bit floats hold all of them
+
+
+def numpy_dtype(short: str) -> Any:
+    """``f16 -> dtype('float16')``."""
+    try:
+        return DTYPES[short]
+    except KeyError:
+        raise GraphError(f"unknown dtype {short!r}; known: {', '.join(DTYPES)}") from None
+
+
+def is_float(dtype: Any) -> bool:
+    return numpy.dtype(dtype) in [DTYPES[d] for d in FLOATS]
+
+
+def is_narrow(dtype: Any) -> bool:
+    """Is it a 16-bit float?"""
+    return numpy.dtype(dtype) in (DTYPES["f16"], DTYPES["bf16"])
+
+
+def is_small(dtype: Any) -> bool:
+    """Is it a type of integers that every type of floats holds?"""
+    return numpy.dtype(dtype) in [DTYPES[d] for d in SMALL_INTEGERS]
+
+
+def random_integers(rng: numpy.random.Generator, shape: Sequence[int], dtype: Any) -> Any:
+    """What integers of a type are like in programs: weights of 8 bits are anything, others are indices or counts."""
+    low, high = (numpy.iinfo(dtype).min, numpy.iinfo(dtype).max + 1) if is_small(dtype) else (0, 4)
+    return rng.integers(low, high, tuple(shape)).astype(dtype)
+
+
+def lowest(dtype: Any) -> float:
+    """The most negative finite number of a type of floats."""
+    return float(ml_dtypes.finfo(dtype).min)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedArray:
+    """An array whose dimensions are the axes `axes`; a Python number if it has none."""
+
+    axes: tuple[Axis, ...]
+    array: Any
+
+
+def arrange(array: Any, have: tuple[Axis, ...], want: tuple[Axis, ...]) -> Any:
+    """Dimensions in the order `want`; an axis that the array lacks becomes a dimension of length 1."""
+    if have == want:
+        return array
+    order = tuple(have.index(a) for a in want if a in have)
+    if len(order) != len(have):
+        raise GraphError(f"value over ({','.join(have)}) does not fit into axes ({','.join(want)})")
+    if order != tuple(range(len(have))):
+        array = array.transpose(order)
+    return array[tuple(slice(None) if a in have else None for a in want)]
+
+
+@dataclass(frozen=True)
+class FloatDomain:
+    """Floating-point meaning of the operators on arrays of `xp`. `dtype` None: each value in its own precision."""
+
+    xp: Any = numpy
+    dtype: str | None = None
+    ranges: Mapping[Axis, range] = field(default_factory=dict[Axis, range])  # indices that the axes run over here
+    widen: bool = False  # multiply 16-bit operands as float32: XLA for CPUs lacks some 16-bit products
+
+    representative = False
+
+    # --- tiles
+
+    def within(self, ranges: Mapping[Axis, range]) -> Self:
+        return replace(self, ranges=ranges)
+
+    def load(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        cut = tuple(slice(self.ranges[a].start, self.ranges[a].stop) for a in axes)
+        whole = all(c.start == 0 and c.stop == n for c, n in zip(cut, x.array.shape, strict=True))
+        return NamedArray(axes, x.array if whole else x.array[cut])
+
+    def store(self, x: NamedArray, tensor: Tensor) -> NamedArray:
+        dtype = numpy_dtype(tensor.dtype)
+        if self.dtype is not None and is_float(dtype):
+            dtype = numpy.dtype(self.dtype)
+        array = self._array(x.array) if x.axes else self.xp.asarray(x.array)
+        array = arrange(array, x.axes, tensor.axes)
+        return NamedArray(tensor.axes, array if array.dtype == dtype else array.astype(dtype))
+
+    def assemble(
+        self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], NamedArray]]
+    ) -> NamedArray:
+        out = numpy.empty(shape, pieces[0][1].array.dtype)  # the walk has seen to it that the pieces cover it
+        for ranges, piece in pieces:
+            out[tuple(slice(r.start, r.stop) for r in ranges)] = piece.array
+        return NamedArray(tensor.axes, self.xp.asarray(out))
+
+    def all_above(self, x: NamedArray, bound: Fraction) -> bool:
+        return bool((x.array > _float(bound)).all())
+
+    # --- operators
+
+    def constant(self, value: Fraction) -> NamedArray:
+        whole = value.denominator == 1 and abs(value) < 2**31 and self.dtype is None
+        return NamedArray((), int(value) if whole else _float(value))
+
+    def add(self, x: NamedArray, y: NamedArray) -> NamedArray:
+        axes, (a, b) = self._align(self._real(x), self._real(y))
+        return NamedArray(axes, a + b)
+
+    def mul(self, x: NamedArray, y: NamedArray) -> NamedArray:
+        axes, (a, b) = self._align(self._real(x), self._real(y))
+        return NamedArray(axes, a * b)
+
+    def power(self, x: NamedArray, exponent: Fraction) -> NamedArray:
+        a = self._array(self._real(x).array)
+        if exponent == -1:
+            return NamedArray(x.axes, 1 / a)
+        if exponent.denominator == 1 and exponent > 0:
+            return NamedArray(x.axes, a ** int(exponent))
+        if not hasattr(a, "dtype"):
+            return NamedArray((), float(a) ** float(exponent))
+        if exponent == Fraction(1, 2):
+            return NamedArray(x.axes, self.xp.sqrt(a))
+        if exponent == Fraction(-1, 2):
+            return NamedArray(x.axes, 1 / self.xp.sqrt(a))
+        return NamedArray(x.axes, self.xp.power(a, self.xp.asarray(float(exponent), a.dtype)))
+
+    def exp(self, x: NamedArray) -> NamedArray:
+        return NamedArray(x.axes, self.xp.exp(self._array(x.array)))
+
+    def log_product(self, x: NamedArray, m: NamedArray) -> NamedArray:
+        """log(x) + m; infinite where m is, since sums relative to an infinite maximum are NaN."""
+        axes, (a, b) = self._align(x, m)
+        return NamedArray(axes, self.xp.where(b == self.xp.inf, b, self.xp.log(a) + b))
+
+    def function(self, name: str, args: Sequence[NamedArray]) -> NamedArray:
+        axes, arrays = self._align(*args)
+        return NamedArray(axes, FUNCTIONS[name].value(self.xp, *arrays))
+
+    def sum(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        total = self._reduce(self.xp.sum, self._real(x), axes)
+        missing = 1
+        for a in axes:
+            missing *= 1 if a in x.axes else len(self.ranges[a])
+        return total if missing == 1 else NamedArray(total.axes, total.array * missing)
+
+    def dot(self, x: NamedArray, y: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        x, y = self._real(self._of_one_type(x, y)), self._real(self._of_one_type(y, x))
+        narrow = self.dtype is None and not self.widen and is_narrow(x.array.dtype) and x.array.dtype == y.array.dtype
+        if not narrow or self.xp is numpy:
+            a, b = self._common(x.array, y.array)
+            x, y = NamedArray(x.axes, a), NamedArray(y.axes, b)
+        if self.xp is numpy:
+            return _matmul(x, y, axes)
+        names = union((x.axes, y.axes))
+        out = tuple(a for a in names if a not in axes)
+        dims = ([names.index(a) for a in x.axes], [names.index(a) for a in y.axes], [names.index(a) for a in out])
+        wide = "float32" if narrow else None
+        return NamedArray(out, self.xp.einsum(x.array, dims[0], y.array, dims[1], dims[2], preferred_element_type=wide))
+
+    def maximum(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        return self._reduce(self.xp.max, x, axes)
+
+    def shift(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        """The maximum, but never -inf: a fully masked tile must not turn ``exp(-inf - -inf)`` into NaN for its row."""
+        m = self._reduce(self.xp.max, x, axes)
+        return NamedArray(m.axes, self.xp.maximum(m.array, self.xp.asarray(lowest(m.array.dtype), m.array.dtype)))
+
+    def iota(self, axis: Axis) -> NamedArray:
+        here = self.ranges[axis]
+        return NamedArray((axis,), self.xp.arange(here.start, here.stop, dtype=self.dtype or "int32"))
+
+    # --- helpers
+
+    def _reduce(self, reduction: Any, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        gone = tuple(i for i, a in enumerate(x.axes) if a in axes)
+        array = self._array(x.array)
+        return NamedArray(tuple(a for a in x.axes if a not in axes), reduction(array, axis=gone) if gone else array)
+
+    def _of_one_type(self, x: NamedArray, other: NamedArray) -> NamedArray:
+        """A small integer times a 16-bit float is a product of such floats, as the cast before it is exact."""
+        if self.dtype is None and is_small(x.array.dtype) and is_narrow(other.array.dtype):
+            return NamedArray(x.axes, x.array.astype(other.array.dtype))
+        return x
+
+    def _real(self, x: NamedArray) -> NamedArray:
+        """Integers as float32, as in kernels: a program that computes with bytes or indices has cast them before."""
+        if self.dtype is None and hasattr(x.array, "dtype") and not is_float(x.array.dtype):
+            return NamedArray(x.axes, x.array.astype(DTYPES["f32"]))
+        return x
+
+    def _array(self, x: Any) -> Any:
+        return self._common(x)[0]
+
+    def _align(self, *xs: NamedArray) -> tuple[tuple[Axis, ...], list[Any]]:
+        axes = union(tuple(x.axes for x in xs))
+        arrays = self._common(*(x.array for x in xs))
+        return axes, [arrange(a, x.axes, axes) if x.axes else a for a, x in zip(arrays, xs, strict=True)]
+
+    def _common(self, *xs: Any) -> list[Any]:
+        """The arrays in one arithmetic type; Python numbers adapt to it by themselves."""
+        dtypes: list[Any] = [numpy.dtype(x.dtype) for x in xs if hasattr(x, "dtype")]
+        if not dtypes:
+            return list(xs)
+        if self.dtype is not None:
+            to = numpy.dtype(self.dtype)
+        elif DTYPES["f64"] in dtypes:
+            to = DTYPES["f64"]
+        elif any(is_float(t) for t in dtypes):
+            to = DTYPES["f32"]
+        else:
+            to = DTYPES["i32"] if all(t.itemsize <= 4 for t in dtypes) else DTYPES["i64"]
+        return [x.astype(to) if hasattr(x, "dtype") and x.dtype != to else x for x in xs]
+
+
+def _float(value: Fraction) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return float("inf") if value > 0 else float("-inf")
+
+
+def _matmul(x: NamedArray, y: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+    """``dot`` by way of one batched matmul (numpy's einsum does not use BLAS for batches)."""
+    batch = tuple(a for a in x.axes if a in y.axes and a not in axes)
+    rows = tuple(a for a in x.axes if a not in y.axes)
+    columns = tuple(a for a in y.axes if a not in x.axes)
+    a = arrange(x.array, x.axes, (*batch, *rows, *axes))
+    b = arrange(y.array, y.axes, (*batch, *axes, *columns))
+    nb, nr, nk = len(batch), len(rows), len(axes)
+    shape = (*a.shape[: nb + nr], *b.shape[nb + nk :])
+    left = a.reshape(*a.shape[:nb], math.prod(a.shape[nb : nb + nr]), math.prod(a.shape[nb + nr :]))
+    right = b.reshape(*b.shape[:nb], math.prod(b.shape[nb : nb + nk]), math.prod(b.shape[nb + nk :]))
+    return NamedArray((*batch, *rows, *columns), numpy.matmul(left, right).reshape(shape))

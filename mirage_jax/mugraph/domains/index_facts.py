@@ -1,0 +1,420 @@
+"""What indices alone tell of values: masks made of iotas are exact predicates, not uninterpreted functions.
+
+A `Fact` about a value is one of
+
+* `Affine`: it is this affine function of indices (iota, constants, sums and multiples of such);
+* `Truth`: it is the truth value of this condition (comparisons of affine values; and, or, not);
+* `MaskedUnless`: it is minus infinity wherever the condition does not hold (``mask``; sums and positive multiples of
+such);
+* `ZeroUnless`: it is zero wherever the condition does not hold (exponentials of masked values, and products with them);
+
+or None, nothing. Conditions are in negation normal form over *cuts*, ``sum of c * index <= bound`` in integers; what is
+not known is the condition UNKNOWN, which may hold or not (a padding mask that is an input). Two readers: the field sets
+exponentials of masked elements to zero, and the search lets loops end early.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy
+
+from mirage_jax.mugraph.domains.floats import arrange
+from mirage_jax.mugraph.graph import Axis, LoopBounds, Op, Tensor
+from mirage_jax.mugraph.operators import ONE, ZERO, operator
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """``sum of coefficient * index <= bound``; coefficients are integers without common divisor, sorted by axis."""
+
+    form: tuple[tuple[Axis, int], ...]
+    bound: int
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """All of these hold. With no parts: true."""
+
+    parts: tuple[Condition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Some:
+    """One of these holds. With no parts: false."""
+
+    parts: tuple[Condition, ...]
+
+
+type Condition = Cut | Every | Some | None
+UNKNOWN = None
+
+
+def negation(c: Condition) -> Condition:
+    match c:
+        case Cut(form, bound):
+            return Cut(tuple((a, -n) for a, n in form), -bound - 1)
+        case Every(parts):
+            return Some(tuple(map(negation, parts)))
+        case Some(parts):
+            return Every(tuple(map(negation, parts)))
+        case None:
+            return UNKNOWN
+
+
+def cuts(c: Condition) -> Iterator[Cut]:
+    """Every cut in a condition."""
+    match c:
+        case Cut():
+            yield c
+        case Every(parts) | Some(parts):
+            for part in parts:
+                yield from cuts(part)
+        case None:
+            pass
+
+
+def differences(c: Condition) -> Condition:
+    """What a condition says about differences of two indices; all else is unknown."""
+    match c:
+        case Cut(form, _):
+            return c if sorted(n for _, n in form) == [-1, 1] else UNKNOWN
+        case Every(parts) | Some(parts):
+            return type(c)(tuple(map(differences, parts)))
+        case None:
+            return UNKNOWN
+
+
+def may_hold(c: Condition, axes: tuple[Axis, ...], ranges: Mapping[Axis, range], scale: Scale) -> Any:
+    """Where the condition holds or might: a boolean array over `axes`."""
+    match c:
+        case Cut(form, bound) if all(a in axes for a, _ in form):
+            total: Any = numpy.zeros((1,) * len(axes), int)
+            for a, n in form:
+                total = total + arrange(n * numpy.arange(ranges[a].start, ranges[a].stop), (a,), axes)
+            return total <= scale(bound)
+        case Every(parts) | Some(parts):
+            join = numpy.logical_and if isinstance(c, Every) else numpy.logical_or
+            out: Any = numpy.full((1,) * len(axes), isinstance(c, Every))
+            for part in parts:
+                out = join(out, may_hold(part, axes, ranges, scale))
+            return out
+        case _:
+            return numpy.ones((1,) * len(axes), bool)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Bounds of cuts at reduced extents, in order: where the program says 128 and the axis has 5 elements, 2.
+
+    Which of two cuts of one difference n - i comes first is all that matters to whether one implies the other, so any
+    map that keeps order, and takes ``f <= t`` and its mirror image ``-f <= -t - 1`` alike, tests the same implications.
+    Neighbours end up at most 2 apart. It does not hold of other cuts: ``n <= 150`` and ``i >= 50`` imply ``n - i <=
+    100``, by a sum of bounds, which the map does not keep. So nothing but differences is known where this is used.
+    """
+
+    to: Mapping[int, int] = field(default_factory=dict[int, int])  # bounds >= 0
+    pairs: frozenset[frozenset[Axis]] = frozenset()  # axes that are compared
+
+    @classmethod
+    def of(cls, bounds: Sequence[int]) -> Scale:
+        to: dict[int, int] = {}
+        real = small = 0
+        for t in sorted({max(b, -b - 1) for b in bounds}):
+            small += min(t - real, 2)
+            to[t], real = small, t
+        return cls(to)
+
+    def __call__(self, bound: int) -> int:
+        return self.to.get(bound, bound) if bound >= 0 else -self.to.get(-bound - 1, -bound - 1) - 1
+
+    def span(self, span: LoopBounds) -> LoopBounds:
+        """``low <= n - i`` is the cut ``i - n <= -low``."""
+        low, high = (None if b is None else s * self(s * b) for s, b in ((-1, span.low), (1, span.high)))
+        return replace(span, low=low, high=high)
+
+    @property
+    def largest(self) -> int:
+        return max(self.to.values(), default=0)
+
+    @property
+    def far(self) -> int:
+        """Elements of an axis whose ends imply nothing: a chain of cuts and one axis from end to end is no cut."""
+        return (len(self.pairs) + 1) * (self.largest + 1) + 2 if len(self.pairs) > 1 else 0
+
+
+# --- facts
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    coefficients: Mapping[Axis, Fraction]
+    constant: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    holds: Condition
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedUnless:
+    unless: Condition
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroUnless:
+    unless: Condition
+
+
+type Fact = Affine | Truth | MaskedUnless | ZeroUnless | None
+
+
+def constant(value: Fraction) -> Fact:
+    return Affine({}, value)
+
+
+def iota(axis: Axis) -> Fact:
+    return Affine({axis: ONE}, ZERO)
+
+
+def add(x: Fact, y: Fact) -> Fact:
+    match x, y:
+        case Affine(a, b), Affine(c, d):
+            return Affine({k: n for k in (*a, *c) if (n := a.get(k, ZERO) + c.get(k, ZERO))}, b + d)
+        case MaskedUnless(c), MaskedUnless(d):
+            return MaskedUnless(Every((c, d)))
+        case (MaskedUnless(c), _) | (_, MaskedUnless(c)):
+            return MaskedUnless(c)
+        case ZeroUnless(c), ZeroUnless(d):
+            return ZeroUnless(Some((c, d)))
+        case _:
+            return None
+
+
+def mul(x: Fact, y: Fact) -> Fact:
+    """Products with what may be infinite are not known to be zero."""
+    if isinstance(y, Affine) and not y.coefficients:
+        x, y = y, x
+    match x, y:
+        case (Affine(c, n), other) if not c and isinstance(other, Affine | MaskedUnless):
+            if isinstance(other, Affine):
+                return Affine({k: v * n for k, v in other.coefficients.items() if n}, other.constant * n)
+            return other if n > 0 else None
+        case (MaskedUnless(), _) | (_, MaskedUnless()):
+            return None
+        case (ZeroUnless(c) | Truth(c), _) | (_, ZeroUnless(c) | Truth(c)):
+            return ZeroUnless(c)
+        case _:
+            return None
+
+
+def power(x: Fact, exponent: Fraction) -> Fact:
+    return x if isinstance(x, ZeroUnless) and exponent > 0 else None
+
+
+def exp(x: Fact) -> Fact:
+    return ZeroUnless(x.unless) if isinstance(x, MaskedUnless) else None
+
+
+def function(name: str, args: Sequence[Fact]) -> Fact:
+    match name, args:
+        case ("lt" | "le", (Affine() as x, Affine() as y)):
+            return Truth(_at_most(x, y, strict=name == "lt"))
+        case "eq", (Affine() as x, Affine() as y):
+            return Truth(Every((_at_most(x, y), _at_most(y, x))))
+        case (("lt" | "le" | "eq"), _):
+            return Truth(UNKNOWN)
+        case (("and" | "or"), (x, y)):
+            return Truth((Every if name == "and" else Some)((_truth(x), _truth(y))))
+        case "not", (x,):
+            return Truth(negation(_truth(x)))
+        case "mask", (c, MaskedUnless(d)):
+            return MaskedUnless(Every((_truth(c), d)))
+        case "mask", (c, _):
+            return MaskedUnless(_truth(c))
+        case "where", (c, x, Affine(a, n)) if not a and not n and not isinstance(x, MaskedUnless):
+            return ZeroUnless(_truth(c))
+        case "where", (c, Affine(a, n), y) if not a and not n and not isinstance(y, MaskedUnless):
+            return ZeroUnless(negation(_truth(c)))
+        case _:
+            return None
+
+
+def _truth(x: Fact) -> Condition:
+    return x.holds if isinstance(x, Truth) else UNKNOWN
+
+
+def _at_most(x: Affine, y: Affine, strict: bool = False) -> Condition:
+    """``x <= y``, or ``x < y``."""
+    d = add(x, Affine({k: -v for k, v in y.coefficients.items()}, -y.constant))
+    assert isinstance(d, Affine)
+    if not d.coefficients:
+        return Every(()) if d.constant < 0 or (d.constant == 0 and not strict) else Some(())
+    values = d.coefficients.values()
+    unit = Fraction(math.gcd(*(v.numerator for v in values)), math.lcm(*(v.denominator for v in values)))
+    form = tuple(sorted((k, int(v / unit)) for k, v in d.coefficients.items()))
+    bound = -d.constant / unit
+    return Cut(form, math.ceil(bound) - 1 if strict else math.floor(bound))
+
+
+def renamed(x: Fact, names: Mapping[Axis, Axis]) -> Fact:
+    """The same about a value whose axes are seen under other names."""
+
+    def of(c: Condition) -> Condition:
+        match c:
+            case Cut(form, bound):
+                return Cut(tuple(sorted((names.get(a, a), n) for a, n in form)), bound)
+            case Every(parts) | Some(parts):
+                return type(c)(tuple(map(of, parts)))
+            case None:
+                return UNKNOWN
+
+    match x:
+        case Affine(c, n):
+            return Affine({names.get(k, k): v for k, v in c.items()}, n)
+        case Truth(c) | MaskedUnless(c) | ZeroUnless(c):
+            return type(x)(of(c))
+        case None:
+            return None
+
+
+# --- facts about a whole graph
+
+
+@dataclass(frozen=True, slots=True)
+class FactAt:
+    """A fact; `axes` are those of the tensor for what lies in memory."""
+
+    fact: Fact = None
+    axes: tuple[Axis, ...] = ()
+
+
+@dataclass(frozen=True)
+class FactDomain:
+    """Meaning of the operators as facts. `seen` collects the bounds of all cuts of differences, `pairs` their axes.
+
+    Sums keep what is zero: under a summed axis, read "for all its indices here".
+    """
+
+    seen: set[int] = field(default_factory=set[int])
+    pairs: set[frozenset[Axis]] = field(default_factory=set[frozenset[Axis]])
+
+    representative = True
+
+    def within(self, ranges: Mapping[Axis, range]) -> FactDomain:
+        return self
+
+    def load(self, x: FactAt, axes: tuple[Axis, ...]) -> FactAt:
+        return FactAt(renamed(x.fact, dict(zip(x.axes, axes, strict=True))))
+
+    def store(self, x: FactAt, tensor: Tensor) -> FactAt:
+        return FactAt(None if isinstance(x.fact, ZeroUnless) else x.fact, tensor.axes)
+
+    def assemble(
+        self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], FactAt]]
+    ) -> FactAt:
+        return FactAt(pieces[0][1].fact, tensor.axes)
+
+    def all_above(self, x: FactAt, bound: Fraction) -> bool:
+        return True
+
+    def constant(self, value: Fraction) -> FactAt:
+        return FactAt(constant(value))
+
+    def add(self, x: FactAt, y: FactAt) -> FactAt:
+        return FactAt(add(x.fact, y.fact))
+
+    def mul(self, x: FactAt, y: FactAt) -> FactAt:
+        return FactAt(mul(x.fact, y.fact))
+
+    def power(self, x: FactAt, exponent: Fraction) -> FactAt:
+        return FactAt(power(x.fact, exponent))
+
+    def exp(self, x: FactAt) -> FactAt:
+        return FactAt(exp(x.fact))
+
+    def log_product(self, x: FactAt, m: FactAt) -> FactAt:
+        return FactAt()
+
+    def function(self, name: str, args: Sequence[FactAt]) -> FactAt:
+        fact = function(name, [x.fact for x in args])
+        if isinstance(fact, Truth):
+            for cut in cuts(differences(fact.holds)):
+                self.seen.add(cut.bound)
+                self.pairs.add(frozenset(a for a, _ in cut.form))
+        return FactAt(fact)
+
+    def sum(self, x: FactAt, axes: tuple[Axis, ...]) -> FactAt:
+        return x if isinstance(x.fact, ZeroUnless) else FactAt()
+
+    def dot(self, x: FactAt, y: FactAt, axes: tuple[Axis, ...]) -> FactAt:
+        return self.sum(self.mul(x, y), axes)
+
+    def maximum(self, x: FactAt, axes: tuple[Axis, ...]) -> FactAt:
+        return FactAt()
+
+    def shift(self, x: FactAt, axes: tuple[Axis, ...]) -> FactAt:
+        return FactAt()
+
+    def iota(self, axis: Axis) -> FactAt:
+        return FactAt(iota(axis))
+
+
+def known(ops: Iterable[Op]) -> dict[str, FactAt]:
+    """What indices alone tell of the values of one kernel."""
+    facts: dict[str, FactAt] = {}
+    for op in ops:
+        args = [facts.get(a, FactAt()) for a in op.args]  # of what is loaded, nothing
+        facts[op.name] = operator(op.op).meaning(FactDomain(), *args, **op.attributes)
+    return facts
+
+
+# --- bands
+
+type Band = tuple[int | None, int | None]  # low <= n - i <= high
+NOTHING: Band = (1, 0)
+
+
+def band(c: Condition, n: Axis, i: Axis) -> Band:
+    """The narrowest band that the condition implies."""
+    match c:
+        case Cut(form, bound) if dict(form) == {n: 1, i: -1}:
+            return None, bound
+        case Cut(form, bound) if dict(form) == {n: -1, i: 1}:
+            return -bound, None
+        case Every(parts):
+            bands = [band(part, n, i) for part in parts]
+            lows, highs = [low for low, _ in bands if low is not None], [high for _, high in bands if high is not None]
+            return max(lows, default=None), min(highs, default=None)
+        case Some(parts):
+            return hull(band(part, n, i) for part in parts)
+        case _:
+            return None, None
+
+
+def hull(bands: Iterable[Band]) -> Band:
+    """The hull of several bands."""
+    some = [b for b in bands if b[0] is None or b[1] is None or b[0] <= b[1]]
+    if not some:
+        return NOTHING
+    lows, highs = [low for low, _ in some], [high for _, high in some]
+    return (
+        None if None in lows else min(x for x in lows if x is not None),
+        None if None in highs else max(x for x in highs if x is not None),
+    )
+
+
+def is_band(c: Condition, n: Axis, i: Axis) -> bool:
+    """Does the condition say that n is in its band, and nothing else?"""
+    match c:
+        case Cut(form):
+            return dict(form) in ({n: 1, i: -1}, {n: -1, i: 1})
+        case Every(parts):
+            return all(is_band(part, n, i) for part in parts)
+        case _:
+            return False

@@ -1,0 +1,214 @@
+"""Huge negative numbers in place of minus infinity, and what a kernel checks before it skips for them.
+
+Many programs mask the logits of a softmax with the most negative float rather than with minus infinity:
+
+    t = where(n <= i, s, -2e38);  m = max[n] t;  p = exp(t - m)
+
+In a row whose maximum m is far above the sentinel, p is exactly zero in floats wherever the sentinel stands. There, and
+only there, the sentinel may as well be minus infinity, and a loop over n may leave out the steps that it masks. In a
+row that is as low itself (padding that another layer added, say), p is not zero, and every step counts.
+
+So a kernel whose loop has a span because of sentinels has two forms:
+
+* `skipping`: sentinels are minus infinity, and steps outside of the span do not run;
+* `complete`: the kernel as it is written, with all of its steps.
+
+Each block runs the first, looks at its `guards`, and runs the second if a maximum is not above its bound. A guard on a
+tensor that the loop reads in steps (the backward pass reads the maxima of all rows) is about all of that tensor, and is
+looked at first. So no data makes a kernel with a span compute anything else than the kernel without it. What is proven
+of both forms is in `verify.equivalence.certificate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import partial
+
+from mirage_jax.mugraph.graph import Axis, BlockGraph, Kernel, KernelGraph, KernelSchedule, Op, carried
+
+HIGHEST_SENTINEL = -10_000  # masks are written with numbers from here down
+SHORT_STEP = 16  # elements of the loop's axis
+VANISHING_EXPONENT = -1_000  # exp of this or less is zero in every type of floats
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """All elements of the value `shift` have to be above `bound` for a kernel to skip."""
+
+    shift: str
+    bound: Fraction
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """The two forms of a kernel, and what decides between them.
+
+    `guards` are about values that are there after the loop; `tensor_guards` about tensors that the loop reads in steps.
+    """
+
+    skipping: BlockGraph
+    complete: BlockGraph
+    guards: tuple[Guard, ...]
+    tensor_guards: tuple[Guard, ...]
+
+
+def guarded(kernel: Kernel) -> Guarded | None:
+    """The forms of a kernel whose span rests on sentinels; None for any other kernel."""
+    if not isinstance(kernel, BlockGraph) or kernel.span is None:
+        return None
+    found = _Sentinels(kernel.ops, {s.value for s in kernel.stores}, partial(_is_seen, kernel))
+    if not found.masks:
+        return None
+    inside: dict[str, Fraction] = {}
+    after: dict[str, Fraction] = {}
+    tensors = {load.name: load.tensor for load in kernel.loads}
+    for shift, bound in found.bounds.items():
+        if shift in tensors and kernel.stages[shift].body:
+            inside[tensors[shift]] = max(bound, inside.get(tensors[shift], bound))
+        else:
+            after[shift] = bound
+    skipping, ends = _with_ends(replace(kernel, ops=found.with_masks()), after)
+    return Guarded(
+        skipping,
+        replace(kernel, span=None),
+        tuple(Guard(ends[shift], bound) for shift, bound in after.items()),
+        tuple(Guard(tensor, bound) for tensor, bound in inside.items()),
+    )
+
+
+def skipping(graph: KernelGraph) -> KernelGraph:
+    """The graph with every guarded kernel in its skipping form."""
+    forms = [(k, guarded(k)) for k in graph.kernels]
+    return replace(graph, kernels=tuple(form.skipping if form else k for k, form in forms))
+
+
+def complete(graph: KernelGraph) -> KernelGraph:
+    """The graph with every guarded kernel in its complete form."""
+    forms = [(k, guarded(k)) for k in graph.kernels]
+    return replace(graph, kernels=tuple(form.complete if form else k for k, form in forms))
+
+
+def with_short_steps(sizes: KernelSchedule, kernel: BlockGraph) -> KernelSchedule:
+    """Sizes for the complete form of a kernel. It hardly ever runs, so it may not take more registers than the other
+    form, or fewer blocks run at a time. Kernels with specialized warps have all the registers there are.
+    """
+    if sizes.specialized:
+        return sizes
+    tiles = tuple((a, min(n, SHORT_STEP) if a == kernel.loop else n) for a, n in sizes.tiles)
+    return replace(sizes, tiles=tiles)
+
+
+def masks_of(kernel: BlockGraph) -> tuple[Op, ...]:
+    """The operators of a kernel as its skipping form has them, whether or not it has a span."""
+    return _Sentinels(kernel.ops, {s.value for s in kernel.stores}, partial(_is_seen, kernel)).with_masks()
+
+
+def masks_among(ops: Sequence[Op], stored: Collection[str]) -> tuple[Op, ...]:
+    """The same for operators of which it is not known yet when they run: for estimates."""
+    return _Sentinels(ops, stored, lambda _: True).with_masks()
+
+
+class _Sentinels:
+    """Finds sentinels among operators: `masks` are the names of those that write them, `bounds` what the values have to
+    be above from which they are subtracted. `is_seen` says of a shift whether it can be looked at as a whole.
+    """
+
+    def __init__(self, ops: Sequence[Op], stored: Collection[str], is_seen: Callable[[str], bool]) -> None:
+        self.ops, self.stored, self.is_seen = {op.name: op for op in ops}, stored, is_seen
+        self.users: dict[str, list[Op]] = {}
+        for op in ops:
+            for name in dict.fromkeys(op.args):
+                self.users.setdefault(name, []).append(op)
+        self.bounds: dict[str, Fraction] = {}
+        masks = set[str]()
+        for op in ops:
+            value = self._sentinel(op)
+            bounds = None if value is None else self._bounds(op.name, value)
+            if bounds is not None:
+                masks.add(op.name)
+                _raise(self.bounds, bounds)
+        self.masks = frozenset(masks)
+
+    def with_masks(self) -> tuple[Op, ...]:
+        """``where c x sentinel -> mask c x``."""
+        return tuple(
+            replace(op, op="mask", args=op.args[:2]) if op.name in self.masks else op for op in self.ops.values()
+        )
+
+    def _sentinel(self, op: Op) -> Fraction | None:
+        """The number that an operator puts where its condition does not hold, if that is a sentinel."""
+        other = self.ops.get(op.args[2]) if op.op == "where" else None
+        value = Fraction(_number(other, "value", 0)) if other is not None and other.op == "const" else Fraction(0)
+        return value if value <= HIGHEST_SENTINEL else None
+
+    def _bounds(self, name: str, value: Fraction) -> dict[str, Fraction] | None:
+        """What shifts have to be above for the sentinel to vanish in each use of value `name`; None if it cannot."""
+        if name in self.stored:
+            return None
+        found: dict[str, Fraction] = {}
+        for user in self.users.get(name, ()):
+            more = self._bounds_of_use(user, name, value)
+            if more is None:
+                return None
+            _raise(found, more)
+        return found
+
+    def _bounds_of_use(self, user: Op, name: str, value: Fraction) -> Mapping[str, Fraction] | None:
+        scale = Fraction(_number(user, "scale", 1))
+        bound = scale * value / 2  # halfway: what is above it is as far from the sentinel as from zero
+        is_first = user.args[:1] == (name,) and name not in user.args[1:]
+        vanishes = scale > 0 and bound <= VANISHING_EXPONENT
+        match user.op:
+            case "shift" if is_first and vanishes and self.is_seen(user.name):
+                return {user.name: bound}
+            case "exps" if is_first and vanishes and self.is_seen(user.args[1]):
+                return {user.args[1]: bound}
+            case "exp" if vanishes and scale * value + Fraction(_number(user, "offset", 0)) <= VANISHING_EXPONENT:
+                return {}
+            case "mask" | "where" if user.args.count(name) == 1 and user.args[1] == name:
+                return self._bounds(user.name, value)
+            case _:
+                return None
+
+
+def _raise(bounds: dict[str, Fraction], more: Mapping[str, Fraction]) -> None:
+    """Keep the higher one of two bounds of a shift."""
+    for shift, bound in more.items():
+        bounds[shift] = max(bound, bounds.get(shift, bound))
+
+
+def _is_seen(kernel: BlockGraph, shift: str) -> bool:
+    """Can a value be looked at as a whole: before the loop, after it, or as a tensor?"""
+    op = next((op for op in kernel.ops if op.name == shift), None)
+    return op is None or not kernel.stages[shift].body or (op.op == "shift" and carried(kernel, op))
+
+
+def _with_ends(kernel: BlockGraph, shifts: Mapping[str, Fraction]) -> tuple[BlockGraph, dict[str, str]]:
+    """The kernel with a name for the last value of each shift that its loop carries, and these names."""
+    ends = {op.args[0]: op.name for op in kernel.ops if op.op == "last"}
+    axes: dict[str, tuple[Axis, ...]] = {op.name: op.axes for op in kernel.ops}
+    names = _fresh({*kernel.axes_of})
+    new: list[Op] = []
+    for shift in shifts:
+        if not kernel.stages[shift].body:
+            ends[shift] = shift
+        elif shift not in ends:
+            ends[shift] = next(names)
+            new.append(Op(ends[shift], "last", (shift,), axes[shift]))
+    return replace(kernel, ops=(*kernel.ops, *new)), ends
+
+
+def _fresh(taken: set[str]) -> Iterator[str]:
+    n = 0
+    while True:
+        if (name := f"end{n}") not in taken:
+            yield name
+        n += 1
+
+
+def _number(op: Op, attribute: str, default: int) -> Fraction | int:
+    value = op.attributes.get(attribute, default)
+    assert isinstance(value, Fraction | int), f"{op}: {attribute}"
+    return value

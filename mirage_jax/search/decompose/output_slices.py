@@ -1,0 +1,92 @@
+"""The other way to divide a region that is too wide: by outputs, each with all that it needs.
+
+Windows cut a region at tensors, which then lie in memory. Where these are the largest tensors of all (the weights of an
+attention, of which its gradients are made) that is what must not happen. The *cone* of an output is the program that
+computes it alone: cones overlap, and what several need is computed by each, from the inputs. So a kernel for the
+gradient of the keys makes the weights anew, tile by tile, as FlashAttention's backward pass does (Dao, 2023).
+
+Kernels that come out equal in several cones, as those of row sums do, run once (`joined`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mirage_jax.mugraph.graph import BlockGraph, Kernel, KernelGraph, KernelSchedule, Library, Schedule, Tensor
+from mirage_jax.search.candidates import Candidate
+from mirage_jax.search.decompose.windows import prefixed
+
+
+def cone(reference: KernelGraph, output: str) -> KernelGraph:
+    """The program that computes one output of a graph of library operators."""
+    needed, kernels = {output}, list[Kernel]()
+    for k in reversed(reference.kernels):
+        if any(s.tensor.name in needed for s in k.stores):
+            kernels.append(k)
+            needed |= {x.tensor for x in k.loads}
+    inputs = tuple(t for t in reference.inputs if t.name in needed)
+    return KernelGraph(inputs, tuple(reversed(kernels)), (output,), reference.extents)
+
+
+def joined(reference: KernelGraph, found: Sequence[Sequence[Candidate]]) -> Candidate | None:
+    """The best candidates of all cones as one; None if some cone has none, or if none of them is of kernels."""
+    chosen: list[Candidate] = []
+    parts: dict[str, int] = {}
+    for candidates in found:
+        for c in candidates:
+            if all(parts.get(axis, n) == n for axis, n in c.schedule.parts):  # an axis has one number of parts
+                chosen.append(c)
+                parts |= dict(c.schedule.parts)
+                break
+        else:
+            return None
+    if all(c.family == "algebra" for c in chosen):
+        return None
+    join = _Join(reference)
+    for n, c in enumerate(chosen):
+        join.add(c, f"c{n}")
+    graph = KernelGraph(reference.inputs, tuple(join.kernels), reference.outputs, reference.extents)
+    schedule = Schedule(tuple(join.sizes), tuple(sorted(parts.items())))
+    single = tuple(sorted({a for c in chosen for a in c.single}))
+    seconds = sum(c.seconds for c in chosen)  # of kernels that run once, too often; an estimate above others loses less
+    return Candidate(graph, schedule, seconds, "kernels", tuple(join.others), single)
+
+
+class _Join:
+    """Kernels of several graphs over the same inputs, equal ones only once."""
+
+    def __init__(self, reference: KernelGraph) -> None:
+        self.taken = {*(t.name for t in reference.inputs), *reference.tensors}
+        self.kernels: list[Kernel] = []
+        self.sizes: list[KernelSchedule] = []
+        self.others: list[tuple[KernelSchedule, ...]] = []
+        self.known: dict[object, tuple[Tensor, ...]] = {}
+
+    def add(self, c: Candidate, prefix: str) -> None:
+        names: dict[str, str] = {}  # of the candidate's intermediates
+        for i, kernel in enumerate(c.graph.kernels):
+            made = prefixed(kernel, prefix, self.taken, names)
+            key = (_unnamed(made), c.schedule.kernels[i])
+            own = [s.tensor for s in kernel.stores]
+            if key in self.known and not any(t.name in self.taken for t in own):
+                names |= {t.name: same.name for t, same in zip(own, self.known[key], strict=True)}
+                continue
+            self.known[key] = tuple(s.tensor for s in made.stores)
+            names |= {t.name: new.name for t, new in zip(own, self.known[key], strict=True)}
+            self.kernels.append(made)
+            self.sizes.append(c.schedule.kernels[i])
+            self.others.append(c.alternatives[i] if c.alternatives else ())
+
+
+def _unnamed(kernel: Kernel) -> object:
+    """A kernel without its name and those of what it stores: equal for kernels that compute the same in the same way.
+
+    Numbers of values, and the order of loads, are as one search writes them; another writes an equal kernel alike.
+    """
+    stores = tuple(
+        (s.value if isinstance(kernel, BlockGraph) else "", s.tensor.axes, s.tensor.dtype) for s in kernel.stores
+    )
+    if isinstance(kernel, Library):
+        return kernel.loads, replace(kernel.op, name=""), stores
+    return kernel.grid, kernel.loop, kernel.loads, kernel.ops, stores, kernel.span

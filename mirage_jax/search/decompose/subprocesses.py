@@ -1,0 +1,191 @@
+"""Searches of the parts of a region, one after the other or in processes of their own.
+
+Parts do not depend on each other, so what is found is the same in any order; only a budget of seconds goes further. A
+process is this Python, started afresh as `mirage_jax.search`: a fork would take over JAX's threads, and
+`multiprocessing` would run the user's main module once more. Tasks and results are text. A process that fails costs
+time, not the result: its part is searched here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from mirage_jax import children
+from mirage_jax.errors import MirageError, UnsupportedError, in_one_line, printable
+from mirage_jax.hardware.device_model import DeviceModel
+from mirage_jax.interruptible import spread
+from mirage_jax.mugraph.graph import KernelGraph
+from mirage_jax.mugraph.parser import parse
+from mirage_jax.mugraph.schedule_json import kernel_from_json, kernel_to_json, schedule_from_json, schedule_to_json
+from mirage_jax.search.candidates import Candidate, kind
+from mirage_jax.search.enumerate.kernels import Space
+from mirage_jax.search.enumerate.window_search import Search
+from mirage_jax.search.report import Notify, SearchReport, StopReason
+
+log = logging.getLogger("mirage_jax")
+
+MIN_SEARCH_SECONDS = 0.5  # seconds for a part, however late it is
+PROCESS_OVERHEAD_SECONDS = 20.0  # seconds that a process may take to begin and to end
+MAX_RETURNED_CANDIDATES = 32  # candidates of each family that a process tells of, best first, and the best of each kind
+
+type Found = tuple[list[Candidate], SearchReport]
+
+
+@dataclass(frozen=True)
+class SubSearch:
+    """One search to be run."""
+
+    graph: KernelGraph
+    device: DeviceModel
+    space: Space
+    states: int
+    families: Sequence[str]
+    seconds: float = MIN_SEARCH_SECONDS
+
+
+def search_part(part: SubSearch, notify: Notify | None = None) -> Found:
+    """Candidates of one part; none if it has no useful normal form."""
+    one = Search(part.graph, part.device, part.space, part.seconds, part.states, part.families, notify=notify)
+    try:
+        return one.run(), one.report
+    except UnsupportedError as why:
+        one.report.dropped[str(why)] += 1
+        return [], one.report
+
+
+def search_parts(
+    parts: Sequence[SubSearch], seconds: float, workers: int = 1, notify: Notify | None = None
+) -> list[Found]:
+    """All parts within `seconds`, shared among those that are left."""
+    until = time.monotonic() + seconds
+
+    def share(n: int) -> SubSearch:
+        """Part number n, with its share of the time that is left when it begins."""
+        rounds = -(-(len(parts) - n) // workers)
+        return replace(parts[n], seconds=max(MIN_SEARCH_SECONDS, (until - time.monotonic()) / rounds))
+
+    processes = _Processes()
+
+    def elsewhere(n: int) -> Found:
+        return processes.search(share(n))
+
+    if workers == 1 or len(parts) == 1:
+        return [search_part(share(n), notify) for n in range(len(parts))]
+    return spread(elsewhere, range(len(parts)), workers, processes.end)
+
+
+class _Processes:
+    """Those that search; an interrupt ends all."""
+
+    def __init__(self) -> None:
+        self._running: set[subprocess.Popen[str]] = set()
+        self._ended = False
+
+    def end(self) -> None:
+        self._ended = True
+        for process in list(self._running):
+            process.kill()
+
+    def search(self, part: SubSearch) -> Found:
+        """`search_part` in a process of its own, which needs no accelerator."""
+        try:
+            return found_from_text(self._answer(part_to_text(part), part.seconds + PROCESS_OVERHEAD_SECONDS))
+        except (OSError, subprocess.SubprocessError, MirageError, KeyError, TypeError, ValueError) as why:
+            if self._ended:
+                raise
+            detail = (
+                in_one_line(why) if not (said := getattr(why, "stderr", None)) else printable(said.splitlines()[-1])
+            )
+            log.warning("a search process failed, its part is searched here: %s", detail)
+            return search_part(part)
+
+    def _answer(self, text: str, seconds: float) -> str:
+        """What a process prints when it is given a line. It ends when its standard input does, as it does with us."""
+        command = children.module("mirage_jax.search")
+        environment = children.environment({"JAX_PLATFORMS": "cpu"})
+        # In a session of its own: an interrupt from the keyboard is for this process, which ends the other.
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        ) as process:
+            self._running.add(process)
+            try:
+                stdin, process.stdin = process.stdin, None  # which `communicate` would close
+                assert stdin is not None
+                with stdin:
+                    if self._ended:
+                        raise BrokenPipeError
+                    stdin.write(text + "\n")
+                    stdin.flush()
+                    out, err = process.communicate(timeout=seconds)
+            finally:
+                process.kill()
+                self._running.discard(process)
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command[:1], out, err)
+        return out
+
+
+# --- as text
+
+
+def part_to_text(part: SubSearch) -> str:
+    own = {"graph": str(part.graph), "device": asdict(part.device), "space": asdict(part.space)}
+    return json.dumps(_fields(part) | own)
+
+
+def _fields(x: SubSearch | SearchReport) -> dict[str, Any]:
+    return {f.name: getattr(x, f.name) for f in fields(x)}
+
+
+def part_from_text(text: str) -> SubSearch:
+    d: dict[str, Any] = json.loads(text)
+    d["graph"], d["device"], d["space"] = parse(d["graph"]), DeviceModel(**d["device"]), Space(**d["space"])
+    return SubSearch(**d)
+
+
+def found_to_text(found: Found) -> str:
+    candidates, report = found
+    told: Counter[object] = Counter()
+    rows: list[Any] = []
+    for c in candidates:
+        own = c.family, kind(c)
+        told.update((c.family, own))
+        if told[c.family] <= MAX_RETURNED_CANDIDATES or told[own] == 1:
+            others = [[kernel_to_json(k) for k in ks] for ks in c.alternatives]
+            row = {"graph": str(c.graph), "schedule": schedule_to_json(c.schedule), "alternatives": others}
+            rows.append({**row, "seconds": c.seconds, "family": c.family, "single": c.single})
+    summary = {**_fields(report), "space": asdict(report.space), "stop": report.stop.value}
+    return json.dumps({"candidates": rows, "report": summary})
+
+
+def found_from_text(text: str) -> Found:
+    d: dict[str, Any] = json.loads(text)
+    candidates = [
+        Candidate(
+            parse(c["graph"]),
+            schedule_from_json(c["schedule"]),
+            float(c["seconds"]),
+            str(c["family"]),
+            tuple(tuple(map(kernel_from_json, ks)) for ks in c["alternatives"]),
+            tuple(c["single"]),
+        )
+        for c in d["candidates"]
+    ]
+    r: dict[str, Any] = d["report"]
+    for name in ("dropped", "pruned", "fired"):
+        r[name] = Counter[str](r[name])
+    r["space"], r["stop"] = Space(**r["space"]), StopReason(r["stop"])
+    return candidates, SearchReport(**r)

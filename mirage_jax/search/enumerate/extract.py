@@ -1,0 +1,436 @@
+"""From plans to muGraphs: name the values, write loads and stores, and make exponentials relative to a running maximum.
+
+The search knows a value's degree (`grading`), not its shift. Here the shift becomes explicit operators, so that a
+muGraph's meaning stands by itself and the verifier need not trust the search:
+
+* an exponential of degree 1 becomes ``m = shift x; p = exps x m``, the shift reducing every axis over which values of
+  the group are summed anywhere in the plan; inside a loop over such an axis it is carried (online softmax);
+* accumulators of degree d become ``accs v m {degree=d}``: rescaled whenever m moves;
+* a later loop uses exponentials relative to the final shift, ``exps x (last m)``;
+* so does a later kernel that makes them anew, beside sums of them that it loads;
+* the logarithm of a value of degree d is ``logs v m {degree=d}``, which has degree 0;
+* a stored value of degree d is accompanied by its shift; a kernel that sums over the parts of a split axis first moves
+  what it loads to a common shift: ``M = shift m; v' = rescale v m M``. The combine kernel is one more loop step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+
+from mirage_jax.cost.roofline import (
+    matrix_product,
+)
+from mirage_jax.errors import UnsupportedError
+from mirage_jax.mugraph.builder import library
+from mirage_jax.mugraph.graph import (
+    Attr,
+    Axis,
+    BlockGraph,
+    Kernel,
+    KernelGraph,
+    Library,
+    Load,
+    Op,
+    Stage,
+    Store,
+    Tensor,
+    is_part,
+    origin,
+    part_axis,
+    stage_of,
+)
+from mirage_jax.mugraph.operators import operator
+from mirage_jax.search.enumerate.axioms import Decomposition, kind
+from mirage_jax.search.enumerate.kernels import Dag, Frontiers, Leaves
+from mirage_jax.search.enumerate.normal_form import Poly
+from mirage_jax.search.enumerate.pricing import (
+    Priced,
+)
+from mirage_jax.search.enumerate.shift_degrees import Degree
+from mirage_jax.search.loop_bounds import with_span
+
+
+@dataclass(frozen=True)
+class Root:
+    """A region output: tensor = scale * value + offset."""
+
+    tensor: Tensor
+    value: Poly
+    scale: Fraction
+    offset: Fraction
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """What the kernels of a plan have in common: reductions over values of each shifted group, and who loads what."""
+
+    reduced: Mapping[int, frozenset[Axis]]
+    loaded: Leaves
+
+
+def common(frontiers: Frontiers, kernels: Sequence[tuple[Dag, Leaves]]) -> Cuts:
+    """Collect `Cuts` over the kernels of a plan.
+
+    What is summed has one shift for all terms, unless it cancels in each of them: exponentials times their own
+    reciprocals are free to have another in every row, and need it, or rows far below the largest would be lost.
+    """
+    reduced: dict[int, frozenset[Axis]] = {}
+    for dag, _ in kernels:
+        for _, s in dag:
+            powers: Counter[int] = Counter()
+            for a in s.args:
+                powers.update(dict(frontiers.grading.degree(a) or ()))
+            for group, power in powers.items():
+                if power:
+                    axes = frozenset(x for x in map(origin, s.reduced) if kind(x) != "l")
+                    reduced[group] = reduced.get(group, frozenset()) | axes
+    return Cuts(reduced, frozenset[Poly]().union(*(leaves for _, leaves in kernels)))
+
+
+@dataclass
+class Extractor:
+    """Writes the kernels of one plan, first kernel first; tensors get names in that order."""
+
+    frontiers: Frontiers
+    reference: KernelGraph
+    roots: tuple[Root, ...]
+    cuts: Cuts
+    narrow: str  # dtype of intermediates that are neither partial nor shifted
+    wide: str  # dtype of all others
+    tensors: dict[Poly, Tensor] = field(default_factory=dict[Poly, Tensor])
+    shift_of: dict[Poly, Tensor] = field(default_factory=dict[Poly, Tensor])
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        known = [a for t in (*(r.tensor for r in self.roots), *self.reference.inputs) for a in t.axes] + list(
+            self.reference.sizes
+        )
+        self.rank = {a: i for i, a in enumerate(dict.fromkeys(map(origin, known)))}
+        self.rank |= dict.fromkeys(map(part_axis, self.rank), -1)
+
+    def fresh(self) -> str:
+        """A name for an intermediate, which no tensor of the reference has."""
+        while True:
+            self.count += 1
+            if (name := f"m{self.count - 1}") not in self.reference.tensors:
+                return name
+
+    def kernel(
+        self, outs: Leaves, leaves: Leaves, loop: Axis | None, grid: tuple[Axis, ...], dag: Dag, name: str
+    ) -> BlockGraph:
+        return _KernelWriter(self, loop, grid, {self.frontiers.in_loop(p, loop): p for p in leaves}).write(
+            outs, dag, name
+        )
+
+    def graph(self, kernels: Sequence[Kernel]) -> KernelGraph:
+        r = self.reference
+        return KernelGraph(r.inputs, tuple(kernels), r.outputs, r.extents)
+
+
+@dataclass
+class _KernelWriter:
+    x: Extractor
+    loop: Axis | None
+    grid: tuple[Axis, ...]
+    leaves: Mapping[Poly, Poly]  # as seen inside the kernel -> kernel-level value
+    loads: dict[tuple[str, tuple[Axis, ...]], Load] = field(default_factory=dict[tuple[str, tuple[Axis, ...]], Load])
+    ops: list[Op] = field(default_factory=list[Op])
+    values: dict[Poly, str] = field(default_factory=dict[Poly, str])
+    axes: dict[str, tuple[Axis, ...]] = field(default_factory=dict[str, tuple[Axis, ...]])
+    shifts: dict[int, str] = field(default_factory=dict[int, str])  # group -> value that holds its current shift
+    exponentials: dict[int, Poly] = field(default_factory=dict[int, Poly])
+    stages: dict[str, Stage] = field(default_factory=dict[str, Stage])
+    degrees: dict[str, Degree] = field(default_factory=dict[str, Degree])
+    final: dict[str, str] = field(
+        default_factory=dict[str, str]
+    )  # shift, or value relative to it -> the same after the loop
+
+    # ------------------------------------------------------------------ parts
+
+    def emit(self, op: str, *args: str, **attrs: Attr) -> str:
+        if op in (
+            "dot",
+            "mul",
+        ):  # commutative: the operand with the outer axes of the result first, for people and for memory order
+            gone: Any = attrs.get("axes", ())
+            args = tuple(
+                sorted(args, key=lambda v: ([self.x.rank[origin(a)] for a in self.axes[v] if a not in gone] or [99], v))
+            )
+        axes = operator(op).infer(tuple(self.axes[a] for a in args), attrs)
+        name = str(len(self.ops))
+        made = Op(name, op, args, axes, tuple(sorted(attrs.items())))
+        self.ops.append(made)
+        self.axes[name] = axes
+        self.stages[name] = stage_of(made, self.stages, self.loop)
+        return name
+
+    def load(self, tensor: str, axes: tuple[Axis, ...]) -> str:
+        key = (tensor, axes)
+        if key not in self.loads:
+            self.loads[key] = Load(f"x{len(self.loads)}", tensor, axes)
+            name = self.loads[key].name
+            self.axes[name] = axes
+            self.stages[name] = Stage(0, self.loop is not None and self.loop in axes)
+        return self.loads[key].name
+
+    def value(self, p: Poly) -> str:
+        """Name of an operand: a region input, an intermediate, or a value made before."""
+        f = self.x.frontiers
+        if p in self.values:
+            return self.values[p]
+        if f.axioms.is_input(p):
+            tensor, axes = f.axioms.atom(p)
+            self.values[p] = self.load(tensor, self._raw_axes(axes))
+            return self.values[p]
+        whole = self.leaves[p]
+        tensor = self.x.tensors[whole]
+        name = self.load(tensor.name, tensor.axes)
+        degree = f.grading.degree(whole)
+        if degree:
+            name = self._to_common_shift(name, self.x.shift_of[whole], *self._one_group(degree))
+        self.values[p] = name
+        return name
+
+    def _raw_axes(self, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        """A region input keeps its own dimensions: loop steps and parts of an axis are not dimensions of it."""
+        for a in axes:
+            if is_part(a) and (a != origin(a) or a not in self.grid):
+                raise UnsupportedError(f"a region input is read along {a}, which is not an axis of the grid")
+        return tuple(a for a in axes if kind(a) == "t")
+
+    @staticmethod
+    def _one_group(degree: tuple[tuple[int, Fraction], ...]) -> tuple[int, Fraction]:
+        if len(degree) != 1:
+            raise UnsupportedError("a value is relative to the shifts of two softmaxes")
+        return degree[0]
+
+    def _to_common_shift(self, name: str, shift: Tensor, group: int, degree: Fraction) -> str:
+        """A loaded value relative to `shift`, made relative to one shift for all parts that this plan sums over."""
+        m = self.load(shift.name, shift.axes)
+        gone = tuple(a for a in shift.axes if a in self.x.cuts.reduced.get(group, ()) and a not in self.grid)
+        if not gone:
+            known = self.shifts.setdefault(group, m)
+            if known != m:
+                raise UnsupportedError("a kernel loads values relative to different shifts")
+            return name
+        key = f"{m} {gone}"
+        if group not in self.shifts:
+            self.shifts[group] = self.emit("shift", m, axes=gone)
+            self._moved_from = key
+        elif self._moved_from != key:
+            raise UnsupportedError("a kernel loads values relative to different shifts")
+        return self.emit("rescale", name, m, self.shifts[group], **({} if degree == 1 else {"degree": degree}))
+
+    _moved_from: str = ""
+
+    # ------------------------------------------------------------------ steps
+
+    def step(self, p: Poly, s: Decomposition) -> None:
+        degree = self.x.frontiers.grading.degree(p)
+        attrs: dict[str, Any] = dict(s.attrs)
+        if s.op == "acc":
+            name = self._accumulate(s, degree)
+        elif s.op == "last":
+            name = self.emit("last", self.value(s.args[0]))
+        elif s.op == "log" and (relative := self.x.frontiers.grading.degree(s.args[0])):
+            name = self._logarithm(s, *self._one_group(relative))
+        elif s.op == "exp" and degree:
+            name = self._exponential(p, s, *self._one_group(degree))
+        else:
+            if "axes" in attrs:
+                attrs["axes"] = tuple(attrs["axes"])
+            args = [self.value(a) for a in s.args]
+            depth = max((self.stages[a].depth for a in args), default=0)
+            name = self.emit(s.op, *(self._in_loop(a, depth) for a in args), **attrs)
+        if s.times != 1:
+            name = self.emit("affine", name, scale=s.times)
+        self.values[p] = name
+        self.degrees[name] = degree or ()
+
+    def _in_loop(self, name: str, depth: int) -> str:
+        """A value for use in loop number `depth`: relative to a carried shift, it is made anew in a later loop."""
+        stage = self.stages[name]
+        if not self.degrees.get(name) or not stage.body or stage.depth == depth or name in self.final:
+            return self.final.get(name, name)
+        op = self.ops[int(name)]
+        if op.op == "exps":
+            x, m = op.args
+            if not self._is_carried(m):
+                return name
+            made = self.emit("exps", x, self._last(m), **op.attributes)
+        else:
+            made = self.emit(op.op, *(self._in_loop(a, depth) for a in op.args), **op.attributes)
+        self.final[name] = made
+        return made
+
+    def _is_carried(self, shift: str) -> bool:
+        """Does the shift move from loop step to loop step?"""
+        op = self.ops[int(shift)] if shift.isdigit() else None
+        return op is not None and op.op == "shift" and self.loop is not None and self.loop in op.attributes["axes"]  # type: ignore[operator]
+
+    def _last(self, shift: str) -> str:
+        if shift not in self.final:
+            self.final[shift] = self.emit("last", shift)
+        return self.final[shift]
+
+    def _accumulate(self, s: Decomposition, degree: Any) -> str:
+        value = self.value(s.args[0])
+        if not degree:
+            return self.emit("acc", value)
+        group, d = self._one_group(degree)
+        return self.emit("accs", value, self.shifts[group], **({} if d == 1 else {"degree": d}))
+
+    def _exponential(self, p: Poly, s: Decomposition, group: int, degree: Fraction) -> str:
+        if degree != 1 or self.exponentials.setdefault(group, p) != p:
+            raise UnsupportedError("several exponentials of one exp group in a kernel")
+        x = self.value(s.args[0])
+        scale, offset = s.attr("scale", Fraction(1)), s.attr("offset", Fraction(0))
+        if offset:
+            x, scale = self.emit("affine", x, scale=scale, offset=offset), Fraction(1)
+        attrs = {} if scale == 1 else {"scale": scale}
+        if group not in self.shifts:
+            over = [a for a in self.axes[x] if a in self.x.cuts.reduced.get(group, ()) and not is_part(a)]
+            if any(a in self.grid for a in over):
+                raise UnsupportedError("a shift would have to reduce an axis of the grid")
+            self.shifts[group] = self.emit("shift", x, axes=tuple(over), **attrs)
+        elif not set(self.axes[self.shifts[group]]) <= set(self.axes[x]):
+            raise UnsupportedError("an exponential made anew would be relative to several shifts")
+        return self.emit("exps", x, self.shifts[group], **attrs)
+
+    def _logarithm(self, s: Decomposition, group: int, degree: Fraction) -> str:
+        x, m = self.value(s.args[0]), self.shifts[group]
+        if scale := s.attr("scale"):
+            x = self.emit("affine", x, scale=scale)
+        if self._is_carried(m) and not self.stages[x].body:
+            m = self._last(m)
+        return self.emit("logs", x, m, **({} if degree == 1 else {"degree": degree}))
+
+    # ------------------------------------------------------------------ the kernel
+
+    def write(self, outs: Leaves, dag: Dag, name: str) -> BlockGraph:
+        x = self.x
+        stores: list[Store] = []
+        for p in sorted(self.leaves, key=x.frontiers.order):
+            if x.frontiers.grading.degree(self.leaves[p]):
+                self.value(p)  # brings its shift, to which exponentials that are made anew are relative
+        for p, s in dag:
+            self.step(p, s)
+        for p in sorted(outs, key=x.frontiers.order):
+            inside = self.values[x.frontiers.in_loop(p, self.loop)]
+            if self.stages[inside].body and any(
+                self._is_carried(self.shifts[g]) for g, _ in x.frontiers.grading.degree(p) or ()
+            ):
+                raise UnsupportedError("a value relative to a moving shift would be stored")
+            roots = [r for r in x.roots if r.value == p]
+            for r in roots:
+                plain = r.scale == 1 and r.offset == 0
+                attrs = {
+                    k: v for k, v in (("scale", r.scale), ("offset", r.offset)) if v != operator("affine").defaults[k]
+                }
+                stores.append(Store(r.tensor, inside if plain else self.emit("affine", inside, **attrs)))
+                if plain:
+                    x.tensors.setdefault(p, r.tensor)
+            if (p in x.cuts.loaded and p not in x.tensors) or not roots:
+                stores.append(self._store_intermediate(p, inside))
+        stores += self._shift_stores(outs)
+        loads = tuple(self.loads.values())
+        return with_span(BlockGraph(name, self.grid, self.loop, loads, tuple(self.ops), tuple(stores)))
+
+    def _store_intermediate(self, p: Poly, value: str) -> Store:
+        x = self.x
+        wide = bool(x.frontiers.grading.degree(p)) or any(is_part(a) for a in self._memory_order(value))
+        x.tensors[p] = Tensor(x.fresh(), self._memory_order(value), x.wide if wide else x.narrow)
+        return Store(x.tensors[p], value)
+
+    def _memory_order(self, value: str) -> tuple[Axis, ...]:
+        """Axes of an intermediate: parts (which tile values leave implicit), batch axes, then as computed."""
+        own = self.axes[value]
+        parts = [a for a in self.grid if is_part(a) and a not in own]
+        return (*parts, *sorted(own, key=lambda a: (not is_part(a), a not in self.x.frontiers.batch)))
+
+    def _shift_stores(self, outs: Leaves) -> list[Store]:
+        x, out = self.x, dict[int, Store]()
+        for p in sorted(outs, key=x.frontiers.order):
+            degree = x.frontiers.grading.degree(p)
+            if not degree:
+                continue
+            group, _ = self._one_group(degree)
+            if group not in out:
+                m = self.shifts[group]
+                value = self._last(m) if self._is_carried(m) else m
+                axes = self._memory_order(value)
+                if not set(self.grid) <= set(axes):
+                    raise UnsupportedError("a stored shift does not have every axis of the grid")
+                out[group] = Store(Tensor(x.fresh(), axes, x.wide), value)
+            x.shift_of[p] = out[group].tensor
+        return list(out.values())
+
+
+def block_plan(extractor: Extractor, kernels: Sequence[Priced]) -> KernelGraph:
+    """The muGraph of a plan whose kernels are given in execution order."""
+    blocks = [extractor.kernel(k.outs, k.leaves, k.loop, k.grid, k.dag, f"k{i}") for i, k in enumerate(kernels)]
+    return extractor.graph(blocks)
+
+
+def library_plan(extractor: Extractor, dag: Dag, outs: Leaves) -> KernelGraph:
+    """The muGraph in which every operator of a DAG is a library operator: pure algebra, left to XLA to fuse."""
+    block = extractor.kernel(outs, frozenset(), None, (), dag, "k0")
+    tensor_of = {load.name: (load.tensor, load.axes) for load in block.loads}
+    finals = {s.value: s.tensor for s in block.stores}
+    if len(finals) < len(block.stores):
+        raise UnsupportedError("two outputs are the same value")
+    kernels: list[Kernel] = []
+    for op in block.ops:
+        dtype = extractor.narrow if op.op == "dot" else extractor.wide
+        result = finals.get(op.name) or Tensor(extractor.fresh(), op.axes, dtype)
+        loads = tuple(Load(str(i), *tensor_of[a]) for i, a in enumerate(op.args))
+        out = Op(result.name, op.op, tuple(load.name for load in loads), result.axes, op.attrs)
+        kernels.append(Library(loads, out, result))
+        tensor_of[op.name] = (result.name, result.axes)
+    return widened(extractor.graph(kernels), extractor.narrow, extractor.wide)
+
+
+def widened(graph: KernelGraph, narrow: str, wide: str) -> KernelGraph:
+    """Narrow intermediates made wide unless they are operands of matrix products, whose units want them narrow.
+
+    They are values that the program does not have, such as what it scales before it rounds or sums of some of its
+    terms: in float16 they overflow where its own do not, and rounding them comes on top of what the program rounds.
+    """
+    fixed = {t.name for t in graph.inputs} | set(graph.outputs)
+    for k in graph.kernels:
+        inside = {load.name: load.tensor for load in k.loads}
+        axes = {v.name: set(v.axes) for v in (*k.loads, *k.ops)}
+        products = [op for op in k.ops if matrix_product(op.op, [axes[a] for a in op.args], ())]
+        fixed |= {inside[a] for op in products for a in op.args if a in inside}
+
+    def tensor(t: Tensor) -> Tensor:
+        return replace(t, dtype=wide) if t.dtype == narrow and t.name not in fixed else t
+
+    def kernel(k: Kernel) -> Kernel:
+        if isinstance(k, BlockGraph):
+            return replace(k, stores=tuple(replace(s, tensor=tensor(s.tensor)) for s in k.stores))
+        return replace(k, result=tensor(k.result))
+
+    return replace(graph, kernels=tuple(map(kernel, graph.kernels)))
+
+
+def with_libraries(graph: KernelGraph) -> KernelGraph | None:
+    """The graph with kernels that are one matrix product left to XLA; None if there are none beside other kernels."""
+    kernels = [_as_library(k) if isinstance(k, BlockGraph) else k for k in graph.kernels]
+    left = sum(isinstance(k, BlockGraph) for k in kernels)
+    return replace(graph, kernels=tuple(kernels)) if 0 < left < len(kernels) else None
+
+
+def _as_library(kernel: BlockGraph) -> Kernel:
+    product, *rest = kernel.ops
+    alone = product.op == "dot" and len(kernel.stores) == 1 and [op.op for op in rest] in ([], ["acc"])
+    if not alone or any(is_part(a) for a in (*kernel.grid, *kernel.stores[0].tensor.axes)):
+        return kernel
+    seen = {load.name: (load.tensor, load.axes) for load in kernel.loads}
+    axes = product.attributes["axes"]
+    assert isinstance(axes, tuple)
+    return library("dot", [seen[a] for a in product.args], kernel.stores[0].tensor, axes=axes)

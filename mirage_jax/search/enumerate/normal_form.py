@@ -1,0 +1,571 @@
+"""Abstract expressions as hash-consed normal forms over named axes (Mirage, OSDI'25, section 4.3: expression-guided
+search).
+
+Every value that a muGraph can compute is given a sum-of-products normal form,
+
+    poly = sum of coefficient * term,    term = SUM over bound axes of a PRODUCT of base ^ power,
+    base = atom (a tensor under axis names) | (poly) | exp(term) | function(polys).
+
+All rows are interned, so equality modulo the axioms is equality of ids, and one id serves tiles, loop steps, split-K
+partials and whole tensors: splitting an axis ``k -> (k.g, k)`` or ``(k.l, k)`` is a substitution. The axioms are
+built into the constructors:
+
+* products and powers merge (x * x^-1 = 1), sums flatten, coefficients are pulled to the front (scalars ride for free);
+* a single term distributes over a sum; two real sums stay factors, because undoing their expansion would need
+  factorization;
+* sums over axes move as far out as possible, bound axes get canonical names (alpha equivalence);
+* exp(a + b) = exp(a) exp(b), so exp(-max) leaves a softmax's sums and cancels: safe and unsafe softmax have one id;
+* a product of equal sums is a power of the sum, (S[k] x)^2, so that polynomials of a contraction stay small;
+* integer powers distribute over products and pull out of sums what the sum does not touch; other powers pull out only
+  exp.
+
+Ids depend on creation order: never use them as keys outside of one `Expressions`; `text` is structural.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
+from functools import wraps
+from itertools import permutations, product
+from typing import Any
+
+from mirage_jax.errors import UnsupportedError
+from mirage_jax.mugraph.graph import Axis, origin
+
+type Base = int
+type Term = int
+type Poly = int
+type Factors = tuple[tuple[Base, Fraction], ...]
+type Axes = frozenset[Axis]
+
+ONE = Fraction(1)
+NO_AXES: Axes = frozenset()
+
+
+def memo[**P, R](method: Callable[P, R]) -> Callable[P, R]:
+    """Cache a method in its instance: tables live and die with one search (no global caches)."""
+    name = method.__name__
+
+    @wraps(method)
+    def cached(self: Any, *args: Any) -> R:
+        table: dict[Any, R] = self._memo[name]
+        try:
+            return table[args]
+        except KeyError:
+            pass
+        table[args] = method(self, *args)  # type: ignore[call-arg]
+        return table[args]
+
+    return cached  # type: ignore[return-value]
+
+
+class _Table[Row]:
+    """Interned rows: equal rows have equal ids."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.ids: dict[Row, int] = {}
+
+    def id(self, row: Row) -> int:
+        i = self.ids.get(row)
+        if i is None:
+            i = self.ids[row] = len(self.rows)
+            self.rows.append(row)
+        return i
+
+
+class Expressions:
+    """The tables of one search, and the constructors that keep every row in normal form.
+
+    A polynomial can have more terms than there is time or memory for: `check` is told how many before they are looked
+    at, and may raise.
+    """
+
+    def __init__(self, extent: Callable[[Axis], int], check: Callable[[int], None] = lambda n: None) -> None:
+        self.check = check
+        self._memo: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
+        self.extent = extent
+        self.bases: _Table[tuple[Any, ...]] = _Table()
+        self.terms: _Table[tuple[Axes, Factors]] = _Table()
+        self.polys: _Table[tuple[tuple[Term, Fraction], ...]] = _Table()
+        self.one: Term = self.terms.id((NO_AXES, ()))
+
+    # ------------------------------------------------------------------ rows
+
+    def base(self, b: Base) -> tuple[Any, ...]:
+        """("atom", name, axes) | ("P", poly) | ("E", term) | ("f", name, polys, removed axes)"""
+        return self.bases.rows[b]
+
+    def term(self, t: Term) -> tuple[Axes, Factors]:
+        """(bound axes, ((base, power), ...))"""
+        return self.terms.rows[t]
+
+    def poly(self, p: Poly) -> tuple[tuple[Term, Fraction], ...]:
+        """((term, coefficient), ...)"""
+        return self.polys.rows[p]
+
+    @memo
+    def base_axes(self, b: Base) -> Axes:
+        match self.base(b):
+            case ("atom", _, axes):
+                return frozenset(axes)
+            case ("P", p):
+                return self.axes(p)
+            case ("E", t):
+                return self.term_axes(t)
+            case function:
+                _, _, polys, removed = function
+                return NO_AXES.union(*(self.axes(p) for p in polys)) - frozenset(removed)
+        raise AssertionError(self.base(b))
+
+    @memo
+    def term_axes(self, t: Term) -> Axes:
+        bound, factors = self.term(t)
+        return NO_AXES.union(*(self.base_axes(b) for b, _ in factors)) - bound
+
+    @memo
+    def axes(self, p: Poly) -> Axes:
+        """Free axes of a value."""
+        return NO_AXES.union(*(self.term_axes(t) for t, _ in self.poly(p)))
+
+    # ------------------------------------------------------------------ a well-founded measure
+
+    @memo
+    def _base_size(self, b: Base) -> int:
+        match self.base(b):
+            case ("atom", _, _):
+                return 1
+            case ("P", p):
+                return 1 + self.size(p)
+            case ("E", t):
+                return 1 + self._term_size(t)
+            case function:
+                _, _, polys, removed = function
+                return 1 + len(removed) + sum(self.size(p) for p in polys)
+        raise AssertionError
+
+    @memo
+    def _term_size(self, t: Term) -> int:
+        bound, factors = self.term(t)
+
+        def weight(b: Base, q: Fraction) -> int:
+            copies = int(q) if q.denominator == 1 and q > 1 and self.base(b)[0] != "E" else 1
+            return self._base_size(b) * copies + (q != 1)
+
+        return 1 + len(bound) + sum(weight(b, q) for b, q in factors)
+
+    @memo
+    def size(self, p: Poly) -> int:
+        """Strictly smaller for the operands of every backwards rule, which is why decomposition ends."""
+        return sum(self._term_size(t) for t, _ in self.poly(p))
+
+    # ------------------------------------------------------------------ substitution of axes
+
+    @staticmethod
+    def _rename(axes: Iterable[Axis], m: Mapping[Axis, tuple[Axis, ...]]) -> tuple[Axis, ...]:
+        return tuple(x for a in axes for x in m.get(a, (a,)))
+
+    def _sub_base(self, b: Base, m: Mapping[Axis, tuple[Axis, ...]], everywhere: bool) -> Base:
+        if not everywhere and not (self.base_axes(b) & m.keys()):
+            return b
+        match self.base(b):
+            case ("atom", name, axes):
+                return self.bases.id(("atom", name, self._rename(axes, m)))
+            case ("P", p):
+                return self.bases.id(("P", self._sub_poly(p, m, everywhere)))
+            case ("E", t):
+                return self.bases.id(("E", self._sub_term(t, tuple(sorted(m.items())), everywhere)))
+            case function:
+                _, name, polys, removed = function
+                inner, gone = m, self._rename(removed, m) if everywhere else removed
+                if not everywhere:
+                    inner, gone = self._avoiding_capture(frozenset(removed), self.base_axes(b), m)
+                return self.bases.id(
+                    ("f", name, tuple(self._sub_poly(p, inner, everywhere) for p in polys), tuple(sorted(gone)))
+                )
+        raise AssertionError
+
+    @memo
+    def _sub_term(self, t: Term, items: tuple[tuple[Axis, tuple[Axis, ...]], ...], everywhere: bool) -> Term:
+        bound, factors = self.term(t)
+        m = dict(items)
+        names: Iterable[Axis] = self._rename(bound, m)
+        if not everywhere:
+            m, names = self._avoiding_capture(bound, self.term_axes(t), m)
+        return self.make_term(names, [(self._sub_base(b, m, everywhere), q) for b, q in factors])
+
+    @staticmethod
+    def _avoiding_capture(
+        bound: Axes, free: Axes, m: Mapping[Axis, tuple[Axis, ...]]
+    ) -> tuple[dict[Axis, tuple[Axis, ...]], tuple[Axis, ...]]:
+        """A substitution of free axes under a binder: bound axes step aside for the names that come in."""
+        inner = {a: v for a, v in m.items() if a in free}
+        taken = {x for v in inner.values() for x in v}
+        used = taken | bound | free
+        for x in sorted(bound & taken):
+            y = x
+            while y in used:
+                y += "'"
+            used.add(y)
+            inner[x] = (y,)
+        return inner, tuple(inner.get(x, (x,))[0] for x in sorted(bound))
+
+    def _sub_poly(self, p: Poly, m: Mapping[Axis, tuple[Axis, ...]], everywhere: bool) -> Poly:
+        items = tuple(sorted(m.items()))
+        return self.make_poly([(self._sub_term(t, items, everywhere), c) for t, c in self.poly(p)])
+
+    def rename(self, p: Poly, m: Mapping[Axis, Axis]) -> Poly:
+        """The same value under other names of its free axes."""
+        return self._sub_poly(p, {a: (b,) for a, b in m.items() if a != b}, False)
+
+    def split(self, p: Poly, axis: Axis, parts: tuple[Axis, Axis]) -> Poly:
+        """``k -> (k.g, k)`` or ``(k.l, k)`` everywhere, bound copies ``k'``, ``k''`` included."""
+        m = {axis + q: tuple(x + q for x in parts) for q in ("", "'", "''", "'''")}
+        return self._sub_poly(p, m, True)
+
+    # ------------------------------------------------------------------ constructors of rows
+
+    def make_term(self, bound: Iterable[Axis], factors: Iterable[tuple[Base, Fraction]]) -> Term:
+        return self._make_term(frozenset(bound), tuple(factors))
+
+    @memo
+    def _make_term(self, bound: Axes, factors: Factors) -> Term:
+        powers: dict[Base, Fraction] = {}
+        for b, q in factors:
+            powers[b] = powers[b] + q if b in powers else q
+        bound, rows = self._opened(bound, [(b, q) for b, q in powers.items() if q != 0])
+        for x in bound:
+            if not any(x in self.base_axes(b) for b, _ in rows):
+                raise UnsupportedError(f"sum over axis {x}, on which no factor depends any more")
+        free = NO_AXES.union(*(self.base_axes(b) for b, _ in rows)) - bound
+        groups: dict[Axis, list[Axis]] = {}
+        for x in sorted(bound):
+            groups.setdefault(origin(x), []).append(x)
+        named = [(xs, self._bound_names(o, len(xs), free)) for o, xs in groups.items()]
+        if all(len(xs) == 1 and xs == ns for xs, ns in named):
+            return self.terms.id((bound, tuple(sorted(rows))))
+        best: tuple[Axes, Factors] | None = None  # canonical alpha names: the smallest row over the few permutations
+        for combination in product(*(permutations(ns) for _, ns in named)):
+            self.check(1)
+            new = {x: n for (xs, _), ns in zip(named, combination, strict=True) for x, n in zip(xs, ns, strict=True)}
+            aside = {x: (x + "#",) for x in new}  # two steps, so that renaming captures nothing
+            back = {x + "#": (n,) for x, n in new.items()}
+            moved = tuple(sorted((self._sub_base(self._sub_base(b, aside, False), back, False), q) for b, q in rows))
+            row = (frozenset(new.values()), moved)
+            if best is None or row[1] < best[1]:
+                best = row
+        assert best is not None
+        return self.terms.id(best)
+
+    def _opened(self, bound: Axes, rows: list[tuple[Base, Fraction]]) -> tuple[Axes, list[tuple[Base, Fraction]]]:
+        """A factor (S[k] t)^1 beside others is no power: its sum joins those of the product."""
+        for b, q in rows:
+            match self.base(b):
+                case ("P", p) if q == 1 and len(rows) > 1 and len(self.poly(p)) == 1 and self.poly(p)[0][1] == 1:
+                    inner, factors = self.term(self.poly(p)[0][0])
+                    others = [x for x in rows if x[0] != b]
+                    used = set(bound.union(inner, *(self.base_axes(x) for x, _ in (*rows, *factors))))
+                    m: dict[Axis, tuple[Axis, ...]] = {}
+                    for x in sorted(inner):
+                        if x in bound or any(x in self.base_axes(y) for y, _ in others):
+                            y = x
+                            while y in used:
+                                y += "'"
+                            used.add(y)
+                            m[x] = (y,)
+                    moved = [(self._sub_base(x, m, False), power) for x, power in factors]
+                    merged: dict[Base, Fraction] = {}
+                    for x, power in (*others, *moved):
+                        merged[x] = merged.get(x, Fraction(0)) + power
+                    renamed = frozenset(m.get(x, (x,))[0] for x in inner)
+                    return self._opened(bound | renamed, [x for x in merged.items() if x[1]])
+                case _:
+                    continue
+        return bound, rows
+
+    @staticmethod
+    def _bound_names(o: Axis, n: int, free: Axes) -> list[Axis]:
+        out: list[Axis] = []
+        x = o
+        while len(out) < n:
+            if x not in free:
+                out.append(x)
+            x += "'"
+        return out
+
+    def make_poly(self, items: Iterable[tuple[Term, Fraction]]) -> Poly:
+        items = tuple(items)
+        self.check(len(items))
+        return self._make_poly(items)
+
+    @memo
+    def _make_poly(self, items: tuple[tuple[Term, Fraction], ...]) -> Poly:
+        coefficients: dict[Term, Fraction] = {}
+
+        def put(t: Term, c: Fraction) -> None:
+            coefficients[t] = coefficients[t] + c if t in coefficients else c
+
+        for t, c in items:
+            bound, factors = self.term(t)
+            if not bound and len(factors) == 1 and factors[0][1] == 1 and self.base(factors[0][0])[0] == "P":
+                for u, e in self.poly(self.base(factors[0][0])[1]):  # (poly)^1 is the poly
+                    put(u, c * e)
+            elif (
+                loose := next(((b, q) for b, q in factors if q.denominator == 1 and q != 1 and self._is_loose(b)), None)
+            ) is not None:
+                rest = self.make_poly([(self.make_term((), [x for x in factors if x != loose]), c)])
+                for u, e in self.poly(
+                    self.sum(self.mul(self.power(self.base(loose[0])[1], loose[1]), rest), tuple(sorted(bound)))
+                ):
+                    put(u, e)
+            else:
+                put(t, c)
+        return self.polys.id(tuple(sorted((t, c) for t, c in coefficients.items() if c != 0)))
+
+    @memo
+    def _is_loose(self, b: Base) -> bool:
+        """Could an integer power go further in? Roots keep (x)^(1/2) and (2 x + 1)^(1/2) whole; a product of two need
+        not.
+        """
+        match self.base(b):
+            case ("P", p):
+                alone = len(self.poly(p)) == 1 and not self.term(self.poly(p)[0][0])[0]
+                return alone or self.monic(p)[1] != 1 or bool(self._common(p, ONE))
+            case _:
+                return False
+
+    def _common(self, p: Poly, r: Fraction) -> dict[Base, Fraction]:
+        """Factors of all terms that may be pulled out of p ** r: those that no sum touches; of a root only exp, which
+        is positive.
+        """
+
+        def pullable(bound: Axes, factors: Factors) -> dict[Base, Fraction]:
+            ok = r.denominator == 1
+            return {b: q for b, q in factors if not (self.base_axes(b) & bound) and (ok or self.base(b)[0] == "E")}
+
+        rows = [self.term(t) for t, _ in self.poly(p)]
+        common = pullable(*rows[0])
+        for bound, factors in rows[1:]:
+            here = pullable(bound, factors)
+            common = {b: q for b, q in common.items() if here.get(b) == q}
+        return common
+
+    def _factor(self, base: tuple[Any, ...], power: Fraction = ONE) -> Poly:
+        return self.make_poly([(self.make_term((), [(self.bases.id(base), power)]), ONE)])
+
+    # ------------------------------------------------------------------ values
+
+    def constant(self, c: Fraction | int) -> Poly:
+        return self.make_poly([(self.one, Fraction(c))])
+
+    def atom(self, name: str, axes: tuple[Axis, ...]) -> Poly:
+        return self._factor(("atom", name, axes))
+
+    def add(self, *ps: Poly) -> Poly:
+        return self.make_poly([x for p in ps for x in self.poly(p)])
+
+    def scale(self, p: Poly, c: Fraction) -> Poly:
+        return self.make_poly([(t, k * c) for t, k in self.poly(p)])
+
+    def monic(self, p: Poly) -> tuple[Poly, Fraction]:
+        """p = c * q where q's first non-constant coefficient is 1; returns (q, c)."""
+        c = max((c for t, c in self.poly(p) if t != self.one), key=abs, default=None)  # sums do not grow
+        if c is None or c == 1:
+            return p, ONE
+        return self.scale(p, 1 / c), c
+
+    def affine_parts(self, p: Poly) -> tuple[Poly, Fraction, Fraction]:
+        """p = scale * q + offset with q monic and without constant term; q is the zero poly if p is constant."""
+        offset = dict(self.poly(p)).get(self.one, Fraction(0))
+        q, c = self.monic(self.make_poly([(t, c) for t, c in self.poly(p) if t != self.one]))
+        return q, c, offset
+
+    def only_base(self, p: Poly) -> tuple[Any, ...] | None:
+        """The base that a value is, if it is one and nothing else."""
+        match self.poly(p):
+            case ((t, c),) if c == 1 and not self.term(t)[0]:
+                match self.term(t)[1]:
+                    case ((b, q),) if q == 1:
+                        return self.base(b)
+                    case _:
+                        return None
+            case _:
+                return None
+
+    def is_constant(self, p: Poly) -> bool:
+        return all(t == self.one for t, _ in self.poly(p))
+
+    def mul(self, p: Poly, q: Poly) -> Poly:
+        if len(self.poly(p)) > 1 and len(self.poly(q)) > 1:
+            (p, c), (q, d) = self.monic(p), self.monic(q)
+            factors = [(self.bases.id(("P", p)), ONE), (self.bases.id(("P", q)), ONE)]
+            return self.make_poly([(self.make_term((), factors), c * d)])
+        return self.make_poly([(self._mul_terms(s, t), c * d) for s, c in self.poly(p) for t, d in self.poly(q)])
+
+    def _mul_terms(self, s: Term, t: Term) -> Term:
+        for whole, other in ((t, s), (s, t)):  # a product of equal sums is a power of the sum
+            base, (bound, factors) = self._sum_base(whole), self.term(other)
+            if base is not None and whole == other:
+                return self.make_term((), [(base, Fraction(2))])
+            if base in dict(factors) and not bound & self.term_axes(whole):
+                return self.make_term(bound, [*factors, (base, ONE)])
+        (bound_s, fs), (bound_t, ft) = self.term(s), self.term(t)
+        used = set(bound_s | bound_t | self.term_axes(s) | self.term_axes(t))
+
+        def fresh(
+            bound: Axes, factors: Factors, taken: Axes | set[Axis]
+        ) -> tuple[list[Axis], list[tuple[Base, Fraction]]]:
+            m: dict[Axis, tuple[Axis, ...]] = {}
+            for x in sorted(bound):
+                if x in taken:
+                    y = x
+                    while y in used:
+                        y += "'"
+                    used.add(y)
+                    m[x] = (y,)
+            return [m.get(x, (x,))[0] for x in bound], [(self._sub_base(b, m, False), q) for b, q in factors]
+
+        bs, fs2 = fresh(bound_s, fs, self.term_axes(t))
+        bt, ft2 = fresh(bound_t, ft, self.term_axes(s) | set(bs))
+        return self.make_term([*bs, *bt], [*fs2, *ft2])
+
+    def _sum_base(self, t: Term) -> Base | None:
+        """A term that is a sum over axes, as one factor."""
+        return self.bases.id(("P", self.make_poly([(t, ONE)]))) if self.term(t)[0] else None
+
+    def power(self, p: Poly, r: Fraction) -> Poly:
+        """p ** r: pulls out the common factors that no sum touches (non-integer r: only exp, which is positive)."""
+        rows = [self.term(t) for t, _ in self.poly(p)]
+        if not rows:
+            raise UnsupportedError("power of zero")
+        common = self._common(p, r)
+        out = self.make_poly([(self.make_term((), [(b, q * r) for b, q in common.items()]), ONE)])
+        rest = self.make_poly(
+            [
+                (self.make_term(self.term(t)[0], [(b, q) for b, q in self.term(t)[1] if b not in common]), c)
+                for t, c in self.poly(p)
+            ]
+        )
+        if self.poly(rest) == ((self.one, ONE),):
+            return out
+        if len(self.poly(rest)) == 1 and r.denominator == 1:
+            (t, c) = self.poly(rest)[0]
+            bound, factors = self.term(t)
+            if t == self.one:
+                return self.scale(out, c ** int(r))
+            if not bound:  # a product without a sum: the power distributes
+                return self.mul(
+                    out, self.make_poly([(self.make_term((), [(b, q * r) for b, q in factors]), c ** int(r))])
+                )
+        return self.mul(out, self._raw_power(rest, r))
+
+    def _raw_power(self, p: Poly, r: Fraction) -> Poly:
+        m, c = self.monic(p) if r.denominator == 1 else (p, ONE)
+        return self.make_poly([(self.make_term((), [(self.bases.id(("P", m)), r)]), c ** int(r) if c != 1 else ONE)])
+
+    def exp(self, p: Poly) -> Poly:
+        """exp(sum c_i t_i) = product of exp(t_i)^c_i; the constant term stays inside as exp of the term 1."""
+        return self.make_poly([(self.make_term((), [(self.bases.id(("E", t)), c) for t, c in self.poly(p)]), ONE)])
+
+    def function(self, name: str, polys: tuple[Poly, ...], removed: tuple[Axis, ...] = ()) -> Poly:
+        return self._factor(("f", name, polys, tuple(sorted(removed))))
+
+    def sum(self, p: Poly, axes: tuple[Axis, ...]) -> Poly:
+        """Sum over axes; over an axis that a term does not have it is the factor |axis|."""
+        for x in axes:
+            items: list[tuple[Term, Fraction]] = []
+            for t, c in self.poly(p):
+                bound, factors = self.term(t)
+                if x not in self.term_axes(t):
+                    items.append((t, c * self.extent(x)))
+                else:
+                    # x is free in the term, so a bound axis never has this name
+                    items.append((self.make_term(bound | {x}, factors), c))
+            p = self.make_poly(items)
+        return p
+
+    # ------------------------------------------------------------------ text (structural, for people and digests)
+
+    def _base_text(self, b: Base) -> str:
+        match self.base(b):
+            case ("atom", name, axes):
+                return f"{name}[{','.join(axes)}]"
+            case ("P", p):
+                return f"({self.text(p)})"
+            case ("E", t):
+                return f"exp({self._term_text(t)})"
+            case function:
+                _, name, polys, removed = function
+                gone = f"{{{','.join(removed)}}}" if removed else ""
+                return f"{name}{gone}({', '.join(self.text(p) for p in polys)})"
+        raise AssertionError
+
+    @memo
+    def _term_text(self, t: Term) -> str:
+        bound, factors = self.term(t)
+        body = "*".join(sorted(self._base_text(b) + ("" if q == 1 else f"^{q}") for b, q in factors)) or "1"
+        return (f"S[{','.join(sorted(bound))}] " if bound else "") + body
+
+    @memo
+    def text(self, p: Poly) -> str:
+        """Readable and independent of ids: the same for equal expressions of different searches."""
+        return " + ".join(sorted(("" if c == 1 else f"{c}*") + self._term_text(t) for t, c in self.poly(p))) or "0"
+
+
+class NormalFormDomain:
+    """Reads a muGraph as normal forms: the abstract-expression interpreter of the operator table
+    (`mugraph.domains.protocol`)."""
+
+    def __init__(self, expressions: Expressions) -> None:
+        self.e = expressions
+
+    def constant(self, value: Fraction) -> Poly:
+        return self.e.constant(value)
+
+    def add(self, x: Poly, y: Poly) -> Poly:
+        return self.e.add(x, y)
+
+    def mul(self, x: Poly, y: Poly) -> Poly:
+        return self.e.mul(x, y)
+
+    def power(self, x: Poly, exponent: Fraction) -> Poly:
+        return self.e.power(x, exponent)
+
+    def exp(self, x: Poly) -> Poly:
+        return self.e.exp(x)
+
+    def log_product(self, x: Poly, m: Poly) -> Poly:
+        return self.e.function("log", (self.e.mul(x, self.e.exp(m)),))
+
+    def function(self, name: str, args: Iterable[Poly]) -> Poly:
+        return self.e.function(name, tuple(args))
+
+    def sum(self, x: Poly, axes: tuple[Axis, ...]) -> Poly:
+        return self.e.sum(x, axes)
+
+    def dot(self, x: Poly, y: Poly, axes: tuple[Axis, ...]) -> Poly:
+        return self.e.sum(self.e.mul(x, y), axes)
+
+    def maximum(self, x: Poly, axes: tuple[Axis, ...]) -> Poly:
+        axes = tuple(a for a in axes if a in self.e.axes(x))
+        q, c, offset = self.e.affine_parts(x)
+        if not axes:
+            return x
+        if c > 0:  # max(c x + o) = c max(x) + o
+            return self.e.add(self.e.scale(self._maximum(q, axes), c), self.e.constant(offset))
+        return self._maximum(x, axes)
+
+    def _maximum(self, x: Poly, axes: tuple[Axis, ...]) -> Poly:
+        match self.e.only_base(x):
+            case ("f", "max", (inner,), removed):  # max over i of max over j is max over i and j
+                return self.e.function("max", (inner,), (*removed, *axes))
+            case _:
+                return self.e.function("max", (x,), axes)
+
+    def shift(self, x: Poly, axes: tuple[Axis, ...]) -> Poly:
+        raise UnsupportedError("a shift has no normal form: it is added after the search")
+
+    def iota(self, axis: Axis) -> Poly:
+        return self.e.atom("#iota", (axis,))

@@ -1,0 +1,160 @@
+"""Safe softmax as a grading: which values may be stored relative to a running maximum.
+
+A value of degree d is stored as ``a`` with true value ``a * exp(d * m)``, m being a shift that all values of one *exp
+group* share: an exponential has degree 1, so have its row sum l and the weighted sum O, 1/l has degree -1 and O/l has
+degree 0; so has log l, computed as log(a) + m. A group may be shifted if every output of the region has degree 0: then
+m cancels, whatever it is, and may be chosen as the maximum. A value that is not homogeneous (exp(x) + 1) has no shifted
+form and cannot occur in such a program.
+
+Exponentials that the program multiplies together form one group, computed as one exp of the sum: exp(a) exp(b) would
+be fine in algebra and 0 * inf in floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from mirage_jax.mugraph.graph import Axis
+from mirage_jax.search.enumerate.normal_form import Base, Expressions, Poly, Term
+
+type Degree = tuple[tuple[int, Fraction], ...]  # ((group, degree), ...) without zeros, sorted
+NONE: Degree = ()
+
+
+@dataclass
+class Grading:
+    """Exp groups of the roots, and the degree of every value in the groups that may be shifted."""
+
+    e: Expressions
+    roots: tuple[Poly, ...]
+    groups: list[frozenset[str]] = field(default_factory=list[frozenset[str]])
+    shifted: frozenset[int] = frozenset()
+    _group_of: dict[str, tuple[int, Fraction]] = field(
+        default_factory=dict[str, tuple[int, Fraction]]
+    )  # signature -> (group, degree of power 1)
+    _degree: dict[Poly, Degree | None] = field(default_factory=dict[Poly, Degree | None])
+    _signatures: dict[Base, str] = field(default_factory=dict[Base, str])
+    _splits: dict[Poly, bool] = field(default_factory=dict[Poly, bool])
+
+    def __post_init__(self) -> None:
+        powers: dict[str, Fraction] = {}
+        found: list[set[str]] = []
+        for t in self._terms(self.roots):
+            exps = [(self.signature(b), q) for b, q in self.e.term(t)[1] if self.e.base(b)[0] == "E"]
+            for name, q in exps:
+                powers.setdefault(name, q)
+            names = {name for name, _ in exps}
+            if names:
+                touching = [g for g in found if g & names]
+                found = [g for g in found if not g & names] + [names.union(*touching)]
+        self.groups = sorted((frozenset(g) for g in found), key=sorted)
+        for i, g in enumerate(self.groups):
+            for name in g:
+                self._group_of[name] = (i, 1 / (powers[name] * len(g)))
+        shifted = frozenset(range(len(self.groups)))
+        while True:  # a group that some root is not of degree 0 in is computed plainly, which may free or bind others
+            self.shifted, self._degree = shifted, {}
+            bad = set[int]()
+            for root in self.roots:
+                d = self.degree(root)
+                bad |= set(shifted) if d is None else {i for i, _ in d}
+            if not bad:
+                return
+            if len(bad) == len(shifted) > 1:
+                bad = {min(bad)}
+            shifted = shifted - bad
+
+    def signature(self, b: Base) -> str:
+        """An exponential's name without axes: the same before and after every axis split."""
+        name = self._signatures.get(b)
+        if name is None:
+            text = self.e.text(self.e.make_poly([(self.e.base(b)[1], Fraction(1))]))
+            name = self._signatures[b] = "".join(_strip_axes(text))
+        return name
+
+    def _terms(self, polys: Iterable[Poly]) -> Iterable[Term]:
+        e, seen, todo = self.e, set[Poly](), list(polys)
+        while todo:
+            p = todo.pop()
+            if p in seen:
+                continue
+            seen.add(p)
+            for t, _ in e.poly(p):
+                yield t
+                for b, _ in e.term(t)[1]:
+                    match e.base(b):
+                        case ("P", inner):
+                            todo.append(inner)
+                        case ("E", inner_term):
+                            todo.append(e.make_poly([(inner_term, Fraction(1))]))
+                        case ("f", _, polys_of, _):
+                            todo.extend(polys_of)
+                        case _:
+                            pass
+
+    def degree(self, p: Poly) -> Degree | None:
+        """Degrees of a value in the shifted groups; None if it is not homogeneous."""
+        if p not in self._degree:
+            self._degree[p] = self._degree_of(p)
+        return self._degree[p]
+
+    def _degree_of(self, p: Poly) -> Degree | None:
+        found: set[Degree] = set()
+        for t, _ in self.e.poly(p):
+            total: dict[int, Fraction] = {}
+            for b, q in self.e.term(t)[1]:
+                match self.e.base(b):
+                    case ("E", inner):
+                        if self.degree(self.e.make_poly([(inner, Fraction(1))])) != NONE:
+                            return None
+                        group, unit = self._group_of.get(self.signature(b), (-1, Fraction(0)))
+                        if group in self.shifted:
+                            total[group] = total.get(group, Fraction(0)) + q * unit
+                    case ("P", inner_poly):
+                        d = self.degree(inner_poly)
+                        if d is None:
+                            return None
+                        for g, v in d:
+                            total[g] = total.get(g, Fraction(0)) + v * q
+                    case ("f", "log", (argument,), _):  # log(a exp(d m)) = log(a) + d m
+                        d = self.degree(argument)
+                        if d is None or len(d) > 1:
+                            return None
+                    case ("f", _, polys, _):
+                        if any(self.degree(x) != NONE for x in polys):
+                            return None
+                    case _:
+                        pass
+            found.add(tuple(sorted((g, v) for g, v in total.items() if v)))
+        return found.pop() if len(found) == 1 else (NONE if not found else None)
+
+    def splits_a_group(self, p: Poly) -> bool:
+        """Does a term hold some but not all exponentials of a group that the program multiplies together?"""
+        if p not in self._splits:
+            here = [
+                {self.signature(b) for b, _ in self.e.term(t)[1] if self.e.base(b)[0] == "E"} for t, _ in self.e.poly(p)
+            ]
+            self._splits[p] = any(names & g and not g <= names for names in here for g in self.groups if len(g) > 1)
+        return self._splits[p]
+
+    def group_axes(self, p: Poly) -> dict[int, frozenset[Axis]]:
+        """Axes of the exponentials of each shifted group inside a value."""
+        out: dict[int, frozenset[Axis]] = {}
+        for t in self._terms([p]):
+            for b, _ in self.e.term(t)[1]:
+                if self.e.base(b)[0] == "E":
+                    g = self._group_of.get(self.signature(b), (-1, Fraction(0)))[0]
+                    if g in self.shifted:
+                        out[g] = out.get(g, frozenset()) | self.e.base_axes(b)
+        return out
+
+
+def _strip_axes(text: str) -> Iterable[str]:
+    depth = 0
+    for c in text:
+        depth += c == "["
+        if not depth:
+            yield c
+        depth -= c == "]"

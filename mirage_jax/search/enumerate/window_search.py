@@ -1,0 +1,384 @@
+"""One window: reference -> normal forms of its outputs -> variants -> plans, best bound first -> priced -> extracted.
+
+Variants are the region itself, and the region with each reduced axis split over the grid. Two families of candidates:
+
+* `kernels`: graph-defined kernels with their block graphs (GPU);
+* `algebra`: the cheapest operator DAG as library operators (every backend): re-association, common factors, ...
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from itertools import product
+
+from mirage_jax.cost.roofline import (
+    estimate,
+)
+from mirage_jax.errors import UnsupportedError
+from mirage_jax.gc_pause import no_collection
+from mirage_jax.hardware.device_model import DeviceModel
+from mirage_jax.mugraph.domains.floats import FLOATS
+from mirage_jax.mugraph.footprint import BYTES
+from mirage_jax.mugraph.graph import (
+    PART_SUFFIX,
+    SIXTEEN_BIT_FLOATS,
+    Axis,
+    KernelGraph,
+    KernelSchedule,
+    Schedule,
+    Tensor,
+    origin,
+)
+from mirage_jax.search.candidates import Candidate, parts_of
+from mirage_jax.search.enumerate.axioms import Axioms, Decomposition
+from mirage_jax.search.enumerate.extract import (
+    Extractor,
+    Root,
+    block_plan,
+    common,
+    library_plan,
+    widened,
+    with_libraries,
+)
+from mirage_jax.search.enumerate.kernels import EMPTY, BudgetExceeded, Dag, Frontiers, Leaves, Space, Weight
+from mirage_jax.search.enumerate.normal_form import Expressions, Poly
+from mirage_jax.search.enumerate.plans import Plan, Plans
+from mirage_jax.search.enumerate.pricing import (
+    Model,
+    Priced,
+)
+from mirage_jax.search.enumerate.shift_degrees import Grading
+from mirage_jax.search.enumerate.targets import batch_axes, express
+from mirage_jax.search.report import Clock, Notify, SearchReport, StopReason
+
+log = logging.getLogger("mirage_jax")
+DEFAULT_SPACE = Space()
+FAMILIES = ("algebra", "kernels")
+LIBRARY_TIE_FRACTION = 1e-3  # the model prices a library's product as our own; at a tie ours is tried first
+MAX_ALGEBRA_STATES = 12_000  # of the search for shared algebra, which is a luxury
+
+
+@dataclass
+class _Best:
+    """The best few estimates so far of each variant: at a tie, one variant must not crowd out another."""
+
+    keep: int
+    kept: dict[Axis | None, list[float]] = field(default_factory=dict[Axis | None, list[float]])
+
+    @property
+    def seconds(self) -> float:
+        return min((x[0] for x in self.kept.values()), default=math.inf)
+
+    def takes(self, axis: Axis | None, seconds: float) -> bool:
+        """Could a plan that takes at least so long be among the best?"""
+        known = self.kept.get(axis, [])
+        return len(known) < self.keep or seconds < known[-1]
+
+    def add(self, axis: Axis | None, seconds: float) -> None:
+        self.kept[axis] = sorted([*self.kept.get(axis, []), seconds])[: self.keep]
+
+
+@dataclass
+class Search:
+    """One search over one region for one device. Call `run`; the report fills as it goes, so an interrupt keeps it."""
+
+    reference: KernelGraph
+    device: DeviceModel
+    space: Space = DEFAULT_SPACE
+    seconds: float = 30.0
+    states: int = 2_000_000
+    families: Sequence[str] = FAMILIES  # of candidates; kernels are for GPUs only
+    max_plans: int = 50_000
+    keep: int = 8  # candidates looked for
+    notify: Notify | None = None  # told now and then: states, best estimate so far, seconds
+    terms: float = math.inf  # of normal forms, that may be looked at
+    # Plans whose bound exceeds the best estimate by this factor are not priced; of those whose own estimate does, only
+    # the `keep` best so far of a variant are written.
+    slack: float = 2.5
+
+    def __post_init__(self) -> None:
+        self.report = SearchReport(self.space)
+        self.clock = Clock(self.seconds, self.states, self.terms)
+        self.roots: tuple[Root, ...] = ()
+        self.batch = self.reduced = frozenset[Axis]()
+        self.wide = "f64" if any(t.dtype == "f64" for t in self.reference.inputs) else "f32"
+        self.narrow = min(
+            (t.dtype for t in self.reference.inputs if t.dtype in FLOATS),
+            key=lambda d: BYTES[d],
+            default="f32",
+        )
+
+    @no_collection()
+    def run(self) -> list[Candidate]:
+        """Ranked candidates, best estimate first; raises `UnsupportedError` if the region has no useful normal form."""
+        found: list[Candidate] = []
+
+        def tell(states: int, elapsed: float) -> None:
+            if self.notify is not None:
+                self.notify(states, min((c.seconds for c in found), default=None), elapsed)
+
+        self.clock = Clock(self.seconds, self.states, self.terms, tell=tell)
+        try:
+            self.start()
+            if "algebra" in self.families:
+                found.extend(self._algebra())
+            if "kernels" in self.families and self.device.is_gpu:
+                for c in self._kernels():
+                    found.append(c)
+        except BudgetExceeded as stop:
+            self.report.stop = stop.args[0]
+        except KeyboardInterrupt:
+            self.report.stop = StopReason.INTERRUPTED
+            log.warning("search interrupted: keeping the best of %d candidates", len(found))
+        self._collect()
+        unique = {(str(c.graph), c.schedule.parts): c for c in sorted(found, key=lambda c: -c.seconds)}
+        return sorted(unique.values(), key=lambda c: c.seconds)
+
+    @no_collection()
+    def count(self) -> SearchReport:
+        """Enumerate every plan of kernels within the space, price none: how large the space is, and how long looking
+        at all of it takes.
+        """
+        self.clock = Clock(self.seconds, self.states, self.terms)
+        try:
+            self.start()
+            for axis, roots in self._variants():
+                plans = Plans(self._frontiers(roots, self.space, self.batch), frozenset(r.value for r in roots), axis)
+                for level in range(1, self.space.max_kernels + 1):
+                    for _, structures in plans.with_kernels(level):
+                        self.clock.check()
+                        self.report.plans += 1
+                        self.report.structures += structures
+        except BudgetExceeded as stop:
+            self.report.stop = stop.args[0]
+        self._collect()
+        return self.report
+
+    # ------------------------------------------------------------------ preparation
+
+    def start(self) -> None:
+        """Normal forms of the outputs, the values below them, and the region's batch axes."""
+        r = self.reference
+        self.e = Expressions(r.extent, self.clock.look)
+        known = express(r, self.e)
+        self.axioms = Axioms(self.e)
+        outs = [r.tensors[name] for name in dict.fromkeys(r.outputs)]
+        self.native = {self.e.affine_parts(p)[0] for p in known.values()}
+        self.halves = {
+            known[k.name] for k in r.kernels if k.name in known and r.tensors[k.name].dtype in SIXTEEN_BIT_FLOATS
+        }
+        self.roots = tuple(self._root(t, known[t.name]) for t in outs)
+        values = [root.value for root in self.roots]
+        grading = Grading(self.e, tuple(values))
+        probe = Frontiers(self.axioms, grading, self.space, frozenset(), self.clock.tick)
+        self.reduced = frozenset[Axis]().union(*(probe.reduced_axes(v) for v in values))
+        self.batch = batch_axes(r, values, self.axioms, self.reduced)
+        self.tables: list[Frontiers] = []
+        self.report.classes = len(frozenset[Poly]().union(*(probe.reach(v) for v in values)))
+
+    def _root(self, tensor: Tensor, p: Poly) -> Root:
+        """An output as ``scale * value + offset``; an input that is only scaled is a value of its own."""
+        value, scale, offset = self.e.affine_parts(p)
+        if self.e.is_constant(value) or self.axioms.is_input(p):
+            raise UnsupportedError(f"output {tensor.name} is an input or a constant")
+        if lost := set(tensor.axes) - self.e.axes(value):  # a v / a over [i,k]: no operator of ours repeats a value
+            raise UnsupportedError(f"output {tensor.name} is the same all along {', '.join(sorted(lost))}")
+        if self.axioms.is_input(value):
+            value, scale, offset = p, Fraction(1), Fraction(0)
+        return Root(tensor, value, scale, offset)
+
+    def _frontiers(self, roots: tuple[Root, ...], space: Space, batch: frozenset[Axis]) -> Frontiers:
+        f = Frontiers(self.axioms, Grading(self.e, tuple(r.value for r in roots)), space, batch, self.clock.tick)
+        self.tables.append(f)
+        return f
+
+    def _collect(self) -> None:
+        self.report.seconds = time.monotonic() - self.clock.began
+        tables: list[Frontiers] = getattr(self, "tables", [])
+        for f in tables:
+            stats = Counter(f.stats)
+            self.report.states += stats.pop("states", 0)
+            self.report.steps += stats.pop("steps", 0)
+            self.report.pruned += stats
+        self.report.fired = Counter(getattr(self, "axioms", Axioms(Expressions(self.reference.extent))).fired)
+
+    def _model(self, f: Frontiers, split: Axis | None = None) -> Model:
+        widths = {t.name: BYTES[t.dtype] for t in self.reference.inputs}
+        halves = (
+            self.halves
+            if split is None
+            else {self.e.split(p, split, (split + PART_SUFFIX, split)) for p in self.halves}
+        )
+        return Model(f, self.device, self.reference.sizes, widths, frozenset(halves), split)
+
+    # ------------------------------------------------------------------ algebra
+
+    def _algebra(self) -> Iterator[Candidate]:
+        """The cheapest DAGs of library operators: by the device's weights, by operation counts, and near to the
+        program.
+
+        The last prefers values that the program itself computes, at some cost: where the very cheapest order of
+        evaluation loses too much accuracy, one with fewer new intermediates is often nearly as fast.
+        """
+        f = self._frontiers(self.roots, replace(self.space, max_rank=99), frozenset())
+        model = self._model(f)
+        outs = frozenset(r.value for r in self.roots)
+        sizes = {a: self.reference.extent(a) for a in self.reference.sizes}
+
+        def work(p: Poly, s: Decomposition) -> float:
+            return model.work(p, s, sizes) + 1e-12
+
+        def near(p: Poly, s: Decomposition) -> float:
+            return model.library(p, s) * (0.2 if p in self.native else 1.0)
+
+        weights = (model.library, work, near)
+
+        def shared(outs: Leaves, weight: Weight) -> Dag | None:
+            within = self.clock.limited(MAX_ALGEBRA_STATES, StopReason.ALGEBRA)
+            return f.cheapest(outs, None, weight, max_loaded=0, within=within).get(EMPTY)
+
+        searches = (f.cheapest_tree, shared)
+        for find, weight in product(searches, weights):
+            try:
+                dag = find(outs, weight)
+            except BudgetExceeded as stop:
+                if stop.args[0] is not StopReason.ALGEBRA:
+                    raise
+                self.report.stop = StopReason.ALGEBRA
+                continue
+            if dag is None:
+                continue
+            try:
+                cuts = common(f, [(dag, EMPTY)])
+                graph = library_plan(Extractor(f, self.reference, self.roots, cuts, self.narrow, self.wide), dag, outs)
+            except UnsupportedError as why:
+                self.report.dropped[str(why)] += 1
+                continue
+            schedule = Schedule((KernelSchedule(),) * len(graph.kernels))
+            yield Candidate(graph, schedule, sum(model.library(p, s) for p, s in dag), "algebra")
+
+    # ------------------------------------------------------------------ kernels
+
+    def _variants(self) -> Iterator[tuple[Axis | None, tuple[Root, ...]]]:
+        yield None, self.roots
+        if not self.space.splits:
+            return
+        free = frozenset[Axis]().union(
+            *(self.e.axes(r.value) for r in self.roots)
+        )  # a free axis is divided over the grid as it is
+        for axis in sorted(a for a in self.reduced - free if a == origin(a)):
+            if not parts_of(self.reference.extent(axis)):
+                continue
+            split = tuple(replace(r, value=self.e.split(r.value, axis, (axis + PART_SUFFIX, axis))) for r in self.roots)
+            yield axis, split
+
+    def _kernels(self) -> Iterator[Candidate]:
+        """Plans of one kernel, then two, ...; each level best bound first, until no bound is near the best estimate."""
+        variants = list(self._variants())
+        plans = {
+            axis: Plans(self._frontiers(roots, self.space, self.batch), frozenset(r.value for r in roots), axis)
+            for axis, roots in variants
+        }
+        counts = {axis: parts_of(self.reference.extent(axis)) if axis else [1] for axis, _ in variants}
+        models: dict[tuple[Axis | None, int], Model] = {}
+        for axis, _ in variants:
+            first = self._model(plans[axis].frontiers, axis)
+            models |= {(axis, n): replace(first, parts=n) for n in counts[axis]}
+        best = _Best(self.keep)
+        for level in range(1, self.space.max_kernels + 1):
+            if level * (self.device.shortest + self.device.launch) > self.slack * best.seconds:
+                self.report.pruned["cost bound"] += 1
+                return
+            yield from self._level(level, variants, plans, counts, models, best)
+            if level == 1 and not best.kept:  # rows too long for a tile: one kernel with more passes over them
+                more = self._frontiers(self.roots, replace(self.space, loops=self.space.loops + 1), self.batch)
+                again: dict[Axis | None, Plans] = {None: Plans(more, frozenset(r.value for r in self.roots))}
+                yield from self._level(1, variants[:1], again, counts, {(None, 1): self._model(more)}, best)
+
+    def _level(
+        self,
+        level: int,
+        variants: list[tuple[Axis | None, tuple[Root, ...]]],
+        plans: Mapping[Axis | None, Plans],
+        counts: Mapping[Axis | None, list[int]],
+        models: Mapping[tuple[Axis | None, int], Model],
+        best: _Best,
+    ) -> Iterator[Candidate]:
+        """Plans of exactly `level` kernels; `best` holds the best estimates so far, and is added to."""
+        todo: list[tuple[float, int, Plan, Axis | None, int, tuple[Root, ...]]] = []
+        for axis, roots in variants:
+            for plan, structures in plans[axis].with_kernels(level):
+                self.clock.check()
+                self.report.plans += 1
+                self.report.structures += structures
+                for n in counts[axis]:
+                    bound = sum(models[axis, n].bound(*cut) for cut in plan)
+                    todo.append((bound, len(todo), plan, axis, n, roots))
+                if self.report.plans >= self.max_plans:
+                    self.report.stop = StopReason.PLANS
+                    break
+        if level == self.space.max_kernels:
+            for p in plans.values():
+                p.frontiers.forget()
+        todo.sort(key=lambda x: x[:2])
+        for i, (bound, _, plan, axis, n, roots) in enumerate(todo):
+            self.clock.check()
+            # Exact for the model: no completion of the plan is cheaper than its bound.
+            if bound > self.slack * best.seconds:
+                self.report.pruned["cost bound"] += len(todo) - i
+                break
+            if not best.takes(axis, bound):
+                self.report.pruned["cost bound"] += 1
+                continue
+            self.report.priced += 1
+            priced = self._priced(models[axis, n], plan, axis, best, bound)
+            if priced is None:
+                continue
+            try:
+                candidate = self._candidate(models[axis, n], priced, axis, n, roots)
+            except UnsupportedError as why:
+                self.report.dropped[str(why)] += 1
+                continue
+            best.add(axis, candidate.seconds)
+            yield candidate
+            mixed = with_libraries(candidate.graph)
+            if mixed is not None:  # large matrix products are what XLA's libraries are best at
+                yield replace(candidate, graph=mixed, seconds=candidate.seconds * (1 + LIBRARY_TIE_FRACTION))
+
+    def _priced(self, model: Model, plan: Plan, axis: Axis | None, best: _Best, bound: float) -> list[Priced] | None:
+        """The kernels of a plan; None, and no further kernel is priced, if one has no tile or all take too long."""
+        kernels: list[Priced] = []
+        for cut in reversed(plan):
+            kernel = model.kernel(*cut)
+            if kernel is None:
+                self.report.dropped["no tile fits"] += 1
+                return None
+            kernels.append(kernel)
+            bound += kernel.seconds - model.bound(*cut)
+            if bound > self.slack * best.seconds and not best.takes(axis, bound):
+                self.report.pruned["estimate"] += 1
+                return None
+        return kernels
+
+    def _candidate(
+        self, model: Model, kernels: list[Priced], axis: Axis | None, parts: int, roots: tuple[Root, ...]
+    ) -> Candidate:
+        f = model.frontiers
+        cuts = common(f, [(k.dag, k.leaves) for k in kernels])
+        plan = block_plan(Extractor(f, self.reference, roots, cuts, self.narrow, self.wide), kernels)
+        graph = widened(plan, self.narrow, self.wide)
+        schedule = Schedule(tuple(k.schedule for k in kernels), ((axis, parts),) if axis else ())
+        return Candidate(
+            graph,
+            schedule,
+            estimate(graph, schedule, self.device),
+            "kernels",
+            tuple(tuple(t.schedule for t in k.tilings) for k in kernels),
+            tuple(sorted(self.batch)),
+        )

@@ -1,0 +1,525 @@
+"""Proof by random testing that a muGraph computes what the program computes, with a computed bound of its error.
+
+Both graphs are evaluated at reduced extents on random inputs over Z_p x Z_q (`mugraph.domains.finite_field`): the
+reference as straight-line code, the candidate as that (which finds most errors at once, and is what the portable
+lowering runs) and then block by block and step by step, with at least two tiles on every divided axis, ragged tails,
+and two ragged parts of split axes. A kernel that skips for sentinels (`mugraph.passes.sentinels`) is tested in both of
+its forms. `Fingerprint` is one draw for any number of candidates, for the search; `certify` makes as many as the bound
+(`verify.equivalence.error_bound`) asks for.
+
+What it says: the two graphs are the same function in exact arithmetic, at the reduced extents (each sum weighed so
+that its mass is that of the real extent); see `mugraph.domains.finite_field` for functions outside the Lax fragment.
+Rounding, and the code generated from the graph, are the float gate's business.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import numpy
+
+from mirage_jax.errors import DifferentError, GraphError, VerificationError
+from mirage_jax.mugraph.canonical import structure_hash
+from mirage_jax.mugraph.check import check_graph
+from mirage_jax.mugraph.domains.finite_field import Draw, FieldDomain, Pair, ZeroDivisor
+from mirage_jax.mugraph.domains.floats import arrange
+from mirage_jax.mugraph.domains.index_facts import FactAt, FactDomain, Scale
+from mirage_jax.mugraph.evaluate import evaluate, part_length
+from mirage_jax.mugraph.graph import (
+    Axis,
+    BlockGraph,
+    Kernel,
+    KernelGraph,
+    KernelSchedule,
+    LoopBounds,
+    Schedule,
+    is_part,
+    origin,
+    part_axis,
+)
+from mirage_jax.mugraph.passes.sentinels import complete, guarded, skipping
+from mirage_jax.verify.equivalence.error_bound import Bound, BoundDomain, Difference, error_bound
+
+VERSION = 1
+MAX_ERROR_PROBABILITY = 1e-12
+MIN_DRAWS, MAX_DRAWS = 2, 8
+PRIME_BITS = (
+    (127, 61),
+    (191, 93),
+    (255, 125),
+    (383, 189),
+    (511, 253),
+)  # bits of p and q; larger ones for larger graphs
+MAX_REDUCED_EXTENT = 48  # elements that several compared axes may need at reduced extents
+FULL, QUICK = (3, 5, 7), (2, 3, 6)  # elements of an axis that is whole or in the grid, in a loop, split
+MAX_REDRAWS = 5  # draws that meet a zero divisor before the graph itself is blamed
+
+type Entropy = Callable[[int], bytes]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What was tested, how, and how likely it is to be wrong. Plain data; see `to_json`."""
+
+    reference: str  # structure hashes, extents included
+    candidate: str
+    extents: tuple[tuple[Axis, int], ...]  # reduced, as tested
+    schedule: str
+    p_bits: int
+    q_bits: int
+    seeds: tuple[str, ...]  # one per draw, in hex: each fixes primes, root of unity, hash key and inputs
+    primes: tuple[tuple[int, int], ...]
+    log2_terms: float  # number of exponentials k in the cleared difference
+    degree: float  # of its polynomials
+    log2_height: float  # of their coefficients
+    hashed: int  # evaluations of uninterpreted functions
+    algebraic_roots: bool  # are square roots taken in the field? (else uninterpreted)
+    log2_per_draw: float
+    bound: float  # probability that a wrong candidate gets this certificate
+    version: int = VERSION
+
+    def __str__(self) -> str:
+        return (
+            f"certified: {len(self.seeds)} draws, p ~ 2^{self.p_bits}, q ~ 2^{self.q_bits}, "
+            f"k <= 2^{self.log2_terms:.1f}, d <= {self.degree:.0f}, ln H <= {self.log2_height * math.log(2):.0f}, "
+            f"{self.hashed} uninterpreted values; wrong with probability <= {self.bound:.1e}"
+        )
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Certificate:
+        try:
+            d = json.loads(text)
+            if d["version"] != VERSION:
+                raise VerificationError(f"certificate of version {d['version']}; this is version {VERSION}")
+            d["extents"] = tuple((str(a), int(n)) for a, n in d["extents"])
+            d["primes"] = tuple((int(p), int(q)) for p, q in d["primes"])
+            d["seeds"] = tuple(str(s) for s in d["seeds"])
+            return cls(**d)
+        except (KeyError, TypeError, ValueError) as e:
+            raise VerificationError(f"not a certificate: {e!r}") from None
+
+
+class Fingerprint:
+    """One draw for any number of candidates of one reference: are the graphs equal at random inputs?
+
+    The draw, the inputs and the reference's values are made once for all candidates that reduce its extents alike.
+    Each candidate is a graph that was there before the draw was looked at, so each passes wrongly with the probability
+    of one draw. False also for a candidate that is not well formed or differs in type. A filter, to be followed by a
+    certificate, so it does a fraction of the work: blocks along a grid axis do not know each other (no block may reduce
+    one), so there is only one along each; axes are as short as two tiles allow; and what is run in tiles is not run as
+    straight-line code before.
+    """
+
+    def __init__(self, reference: KernelGraph, entropy: Entropy = secrets.token_bytes):
+        check_graph(reference)
+        self.reference, self._draw = reference, Draw(entropy(32), *PRIME_BITS[0])
+        self._known: dict[object, _Values] = {}
+
+    def __call__(self, candidate: KernelGraph) -> bool:
+        try:
+            comparison = _Comparison(self.reference, candidate, quick=True)
+            key = comparison.key
+            if key not in self._known:
+                self._known[key] = comparison.values(self._draw)
+            comparison.test(self._known[key])
+        except (VerificationError, ZeroDivisor, GraphError):
+            return False
+        return True
+
+
+def fingerprint(reference: KernelGraph, candidate: KernelGraph, entropy: Entropy = secrets.token_bytes) -> bool:
+    """One draw for one candidate."""
+    return Fingerprint(reference, entropy)(candidate)
+
+
+def certify(
+    reference: KernelGraph,
+    candidate: KernelGraph,
+    target: float = MAX_ERROR_PROBABILITY,
+    entropy: Entropy = secrets.token_bytes,
+) -> Certificate:
+    """A certificate with bound <= target; `VerificationError` if the graphs differ or the bound cannot be met.
+
+    Square roots are uninterpreted functions first. If the graphs are equal only by sqrt(x)**2 == x, roots are taken in
+    the field, where their signs are arbitrary: were a radicand a square, a wrong graph (x for sqrt(x*x)) would pass one
+    draw in two. So a draw then counts for one half only (assuming that no wrong graph depends on several such signs).
+    """
+    comparison = _Comparison(reference, candidate)
+    try:
+        first = comparison.retry(entropy, *PRIME_BITS[0])  # finds most errors at once, and counts the hashed values
+    except VerificationError:
+        if not comparison.has_roots:
+            raise
+        comparison = _Comparison(reference, candidate, algebraic_roots=True)
+        first = comparison.retry(entropy, *PRIME_BITS[0])
+    p_bits, q_bits, per_draw, draws = comparison.plan(target, first.hashed)
+    done = [first] if (first.p_bits, first.q_bits) == (p_bits, q_bits) else []
+    while len(done) < draws:
+        done.append(comparison.retry(entropy, p_bits, q_bits))
+    return comparison.certificate(done, per_draw)
+
+
+def recheck(
+    certificate: Certificate, reference: KernelGraph, candidate: KernelGraph, entropy: Entropy = secrets.token_bytes
+) -> Certificate:
+    """A fresh certificate, if the given one is about these graphs and claims no more than its draws can show.
+
+    The draws themselves are not trusted: whoever chose their seeds may have chosen them well.
+    """
+    for what, graph in (("reference", reference), ("candidate", candidate)):
+        if getattr(certificate, what) != structure_hash(graph):
+            raise VerificationError(f"the certificate is about another {what}")
+    fresh = certify(reference, candidate, entropy=entropy)
+    shown = len(certificate.seeds) * fresh.log2_per_draw if certificate.q_bits <= fresh.q_bits else -math.inf
+    if math.log2(max(certificate.bound, 1e-300)) < shown - 1:
+        raise VerificationError(
+            f"the certificate claims a bound of {certificate.bound:.1e}, more than {len(certificate.seeds)} draws show"
+        )
+    return fresh
+
+
+def replay(certificate: Certificate, reference: KernelGraph, candidate: KernelGraph) -> None:
+    """Repeat the very draws of a certificate, for bug reports; raises `VerificationError` if any differs."""
+    comparison = _Comparison(reference, candidate)
+    for seed, primes in zip(certificate.seeds, certificate.primes, strict=True):
+        draw = Draw(bytes.fromhex(seed), certificate.p_bits, certificate.q_bits, certificate.algebraic_roots)
+        if (draw.p, draw.q) != primes:
+            raise VerificationError(f"seed {seed} gives other primes than the certificate says")
+        comparison.draw(draw)
+
+
+def scale_of(reference: KernelGraph, candidate: KernelGraph) -> Scale | None:
+    """Where the cuts of masks and spans lie at reduced extents; None if the candidate has no span.
+
+    Windows may be longer than a reduced axis, so all cuts in both graphs move closer together, in order. Differences of
+    three axes in a circle would add up to each other; then nothing is proven (`VerificationError`).
+    """
+    spans = list(_spans(candidate))
+    if not spans:
+        return None
+    pairs = {frozenset((loop, span.axis)) for loop, span in spans}
+    domain = FactDomain({b for _, span in spans for b in span.bounds}, pairs)
+    for graph in (reference, candidate):
+        evaluate(graph, [FactAt(axes=t.axes) for t in graph.inputs], domain)
+    scale = Scale.of(sorted(domain.seen))
+    joined = {a: a for pair in domain.pairs for a in pair}
+
+    def join(a: Axis, b: Axis) -> None:
+        of, to = joined.setdefault(a, a), joined.setdefault(b, b)
+        joined.update({k: to for k, old in joined.items() if old == of})
+
+    ones = [a for a in joined if reference.sizes.get(origin(a), candidate.sizes.get(origin(a))) == 1]
+    for a in ones[1:]:  # the only index of each is the same number
+        join(a, ones[0])
+    if any(a != b for a, b in scale.to.items()):  # else bounds add up as they do at real extents
+        for graph in (reference, candidate):
+            for a, b in _renamed_masks(graph):
+                join(a, b)
+    for a, b in map(sorted, domain.pairs):
+        if joined[a] == joined[b]:
+            raise VerificationError(f"masks and spans compare axes in a circle: {sorted(map(sorted, domain.pairs))}")
+        join(a, b)
+    scale = replace(scale, pairs=frozenset(domain.pairs))
+    if scale.far > MAX_REDUCED_EXTENT:
+        raise VerificationError(f"masks and spans compare axes with {scale.largest} different bounds: too many to test")
+    return scale
+
+
+def _renamed_masks(graph: KernelGraph) -> Iterator[tuple[Axis, Axis]]:
+    """Names under which axes of tensors that may depend on indices are read elsewhere."""
+    told = set[str]()
+    for kernel in graph:
+        for load in kernel.loads:
+            if load.tensor in told:
+                yield from ((a, b) for a, b in zip(graph.tensors[load.tensor].axes, load.axes, strict=True) if a != b)
+        if any(op.op == "iota" for op in kernel.ops) or any(x.tensor in told for x in kernel.loads):
+            told |= {s.tensor.name for s in kernel.stores}
+
+
+def _spans(graph: KernelGraph) -> Iterator[tuple[Axis, LoopBounds]]:
+    """Loop axis and span of every kernel that has one."""
+    for kernel in graph:
+        if kernel.loop is not None and kernel.span is not None:
+            yield kernel.loop, kernel.span
+
+
+def reduced(
+    reference: KernelGraph, candidate: KernelGraph, scale: Scale | None = None, quick: bool = False
+) -> tuple[dict[Axis, int], Schedule]:
+    """Extents at which to test, and a schedule of the candidate for them.
+
+    Axes of equal real extent keep equal extents. An axis that is split has 7 elements in 2 parts (4 and 3), a loop axis
+    5, others 3, in tiles of 2; so does an axis that has fewer really, unless it has just one element. So each divided
+    axis has two tiles or more and a ragged last one, and no tile is a single element, for which sum(f(x)) is f(sum(x)).
+    Where a loop has a span, both its axes reach beyond every cut (see `scale_of`), the loop's also from the last row,
+    and their tiles are of 1 and 2 elements, so that a bound too tight by one leaves out some step that counts; if the
+    loop's axis is also split, both of 1: some window of three then has two steps in one part and one in the other.
+    `quick`: shorter axes, and one block along each grid axis, parts and spans excepted.
+    """
+    scale = scale or Scale()
+    real = dict(reference.extents) | dict(candidate.extents)
+    plain, looped, split = QUICK if quick else FULL
+    wanted = dict.fromkeys(real, plain)
+    for kernel in candidate:
+        if kernel.loop is not None:
+            wanted[origin(kernel.loop)] = looped
+    for axis in candidate.split_axes:
+        wanted[origin(axis)] = split
+    for loop, span in _spans(candidate):
+        rows, columns, scaled = origin(span.axis), origin(loop), scale.span(span)
+        odd = 0 if quick else 1
+        beyond = scale.largest + (2 if quick and span.low is None else 3)
+        wanted[rows] = max(wanted[rows], beyond | odd, looped)
+        wanted[columns] = max(wanted[columns], wanted[rows] + max(scaled.high or 0, 0) | odd)
+    for axis in {origin(a) for pair in scale.pairs for a in pair}:
+        wanted[axis] = max(wanted[axis], scale.far)
+    by_size: dict[int, int] = {}
+    for axis, n in real.items():
+        by_size[n] = max(by_size.get(n, 1), wanted[axis] if n > 1 else 1)
+    extents = {a: by_size[n] for a, n in real.items()}
+    parts = {a: 2 if extents[origin(a)] > 1 else 1 for a in candidate.split_axes}
+    kernels: list[KernelSchedule] = []
+    for kernel in candidate:
+        length = {a: extents[origin(a)] for a in kernel.divided if not is_part(a)}
+        for a in length:
+            if part_axis(a) in kernel.grid:
+                length[a] -= (parts[a] - 1) * part_length(length[a], parts[a])  # of the last, shortest part
+        tiles = {a: n if quick and a != kernel.loop else _ragged(n) for a, n in length.items()}
+        if kernel.loop is not None and kernel.span is not None:
+            most = 1 if part_axis(kernel.loop) in kernel.grid else 2
+            tiles |= {kernel.span.axis: 1, kernel.loop: min(tiles[kernel.loop], most)}
+        kernels.append(KernelSchedule(tuple(tiles.items())))
+    return extents, Schedule(tuple(kernels), tuple(sorted(parts.items())))
+
+
+def _scaled(graph: KernelGraph, scale: Scale | None) -> KernelGraph:
+    """The graph with its spans at reduced extents."""
+    if scale is None:
+        return graph
+    return replace(graph, kernels=tuple(_narrowed(k, scale) for k in graph))
+
+
+def _narrowed(kernel: Kernel, scale: Scale) -> Kernel:
+    if not isinstance(kernel, BlockGraph) or kernel.span is None:
+        return kernel
+    return replace(kernel, span=scale.span(kernel.span))
+
+
+def _ragged(n: int) -> int:
+    """A tile of which n elements need two or more, the last one shorter if possible: 3 -> 2, 4 -> 3, 5 -> 2."""
+    return 1 if n <= 2 else 2 if n % 2 else n // 2 + 1
+
+
+@dataclass(frozen=True)
+class _Values:
+    """What one draw gives a reference at reduced extents."""
+
+    draw: Draw
+    inputs: Sequence[Pair]
+    want: Sequence[Pair]
+    rooted: frozenset[tuple[int, int]]
+
+
+class _Comparison:
+    """A reference and a candidate at reduced extents."""
+
+    def __init__(
+        self, reference: KernelGraph, candidate: KernelGraph, algebraic_roots: bool = False, quick: bool = False
+    ):
+        _check_interface(reference, candidate, known=quick)
+        self.algebraic_roots, self.quick = algebraic_roots, quick
+        self.given = reference, candidate
+        self.scale = scale_of(reference, candidate)
+        self.extents, self.schedule = reduced(reference, candidate, self.scale, quick)
+        self.weights = {a: Fraction(n, self.extents[a]) for g in self.given for a, n in g.extents}
+        self.reference, self.candidate = (
+            _scaled(g, self.scale).with_extents({a: self.extents[a] for a in g.sizes}) for g in self.given
+        )
+
+    @property
+    def divides(self) -> bool:
+        """Does the candidate cut any axis into tiles or parts?"""
+        return any(kernel.divided for kernel in self.candidate)
+
+    @property
+    def key(self) -> object:
+        """All that the reference's values depend on besides the draw."""
+        scale = self.scale and frozenset(self.scale.to.items())
+        return self.reference.extents, scale
+
+    def draw(self, draw: Draw) -> Draw:
+        """One test; raises `VerificationError` if an output differs."""
+        self.test(self.values(draw))
+        return draw
+
+    def values(self, draw: Draw) -> _Values:
+        domain = self._domain(draw)
+        inputs = [domain.random(t.axes, tuple(self.extents[origin(a)] for a in t.axes)) for t in self.reference.inputs]
+        draw.rooted.clear()
+        want = evaluate(self.reference, inputs, domain)
+        return _Values(draw, inputs, want, frozenset(draw.rooted))
+
+    def test(self, known: _Values) -> None:
+        """Raises `VerificationError` if an output of the candidate differs, or if it takes roots of what the reference
+        takes none of: were these negative, it would compute nothing, though sqrt(x) sqrt(x) is x where it does.
+        """
+        draw = known.draw
+        draw.rooted.clear()
+        evaluated = partial(evaluate, inputs=known.inputs, domain=self._domain(draw))
+        if not (self.quick and self.divides):
+            self._compare(draw, known.want, evaluated(self.candidate))
+        if self.divides:
+            self._compare(draw, known.want, evaluated(complete(self.candidate), schedule=self.schedule))
+        if self.is_guarded:
+            masked = skipping(self.candidate)
+            self._compare(draw, evaluated(masked), evaluated(masked, schedule=self.schedule))
+        if not draw.rooted <= known.rooted:
+            raise VerificationError("the candidate takes roots of what the program takes none of")
+
+    def _compare(self, draw: Draw, want: Sequence[Pair], have: Sequence[Pair]) -> None:
+        for n, (name, x, y) in enumerate(zip(self.reference.outputs, want, have, strict=True)):
+            if wrong := _differences(x, y):
+                raise DifferentError(
+                    f"output {n} ({name}) differs in {wrong} of {x.p.re.size} elements (p = {draw.p}, q = {draw.q})"
+                )
+
+    @property
+    def is_guarded(self) -> bool:
+        """Does a kernel of the candidate have two forms? Then three things are tested: that the candidate is the
+        program, that its complete form is in tiles, and that its skipping form leaves out nothing that counts there.
+        """
+        return any(guarded(kernel) for kernel in self.candidate)
+
+    def _domain(self, draw: Draw) -> FieldDomain:
+        return FieldDomain(draw, self.weights, scale=self.scale)
+
+    def retry(self, entropy: Entropy, p_bits: int, q_bits: int) -> Draw:
+        """One test with a draw that meets no zero divisor."""
+        for _ in range(MAX_REDRAWS):
+            try:
+                return self.draw(Draw(entropy(32), p_bits, q_bits, self.algebraic_roots))
+            except ZeroDivisor:
+                continue
+        raise VerificationError("a graph divides by zero whatever the inputs")
+
+    @property
+    def has_roots(self) -> bool:
+        ops = [op for g in (self.reference, self.candidate) for k in g for op in k.ops if op.op == "pow"]
+        powers = [op.attributes["exponent"] for op in ops]
+        return any(isinstance(e, Fraction) and e.denominator == 2 for e in powers)
+
+    # --- the bound
+
+    def plan(self, target: float, hashed: Mapping[str, int]) -> tuple[int, int, float, int]:
+        """Sizes of p and q, log2 of the error of one draw, and the number of draws."""
+        self._measure()
+        for p_bits, q_bits in PRIME_BITS:
+            per_draw = self._per_draw(p_bits, q_bits, hashed)
+            if per_draw > math.log2(target) / MAX_DRAWS:
+                continue
+            if self.algebraic_roots:
+                per_draw = -1.0  # signs of roots; larger than what was computed
+            return p_bits, q_bits, per_draw, max(MIN_DRAWS, math.ceil(math.log2(target) / per_draw))
+        worst = max(self.differences, key=lambda d: d.top.terms + d.root_bits)
+        raise VerificationError(
+            f"the error bound misses {target:g} even with {MAX_DRAWS} draws at q ~ 2^{PRIME_BITS[-1][1]}: "
+            f"up to 2^{worst.top.terms:.0f} exponentials, 2^{worst.root_bits:.0f} roots"
+        )
+
+    def _measure(self) -> None:
+        domain = BoundDomain(self.extents, self.weights, algebraic_roots=self.algebraic_roots)
+        inputs = [domain.input(t.axes) for t in self.reference.inputs]
+        want: list[Bound] = evaluate(self.reference, inputs, domain)
+        have: list[Bound] = evaluate(self.candidate, inputs, domain, self.schedule)
+        pairs = list(zip(want, have, strict=True))
+        if self.is_guarded:
+            masked = skipping(self.candidate)
+            pairs += zip(evaluate(masked, inputs, domain), evaluate(masked, inputs, domain, self.schedule), strict=True)
+        self.differences = [Difference.between(domain, x, y) for x, y in pairs]
+        self.arguments = {name: Difference.of_arguments(x) for name, x in domain.notes.arguments.items()}
+
+    def _per_draw(self, p_bits: int, q_bits: int, hashed: Mapping[str, int]) -> float:
+        """If the graphs differ, one output does: the worst counts, not their sum. Collisions of hashes come on top."""
+        out = 2.0 ** max(error_bound(d, p_bits, q_bits) for d in self.differences)
+        for name, n in hashed.items():
+            if (
+                name not in self.arguments
+            ):  # nothing reads what it makes: loops leave it out, and no output depends on it
+                continue
+            out += 2.0 ** (2 * math.log2(n) + error_bound(self.arguments[name], p_bits, q_bits))
+        return math.log2(out) if out < 1 else 0.0
+
+    def certificate(self, draws: Sequence[Draw], per_draw: float) -> Certificate:
+        tops = [d.top for d in self.differences]
+        return Certificate(
+            reference=structure_hash(self.given[0]),
+            candidate=structure_hash(self.given[1]),
+            extents=tuple(sorted(self.extents.items())),
+            schedule=_text(self.schedule, self.scale),
+            p_bits=draws[0].p_bits,
+            q_bits=draws[0].q_bits,
+            seeds=tuple(d.seed.hex() for d in draws),
+            primes=tuple((d.p, d.q) for d in draws),
+            log2_terms=max(t.terms for t in tops),
+            degree=max(t.degree for t in tops),
+            log2_height=max(t.height for t in tops),
+            hashed=max(d.hashed.total() for d in draws),
+            algebraic_roots=self.algebraic_roots,
+            log2_per_draw=per_draw,
+            bound=2.0 ** max(per_draw * len(draws), -1000.0),
+        )
+
+
+def _check_interface(reference: KernelGraph, candidate: KernelGraph, known: bool = False) -> None:
+    """Both well formed (the reference is `known` to be); the same inputs and outputs, in order, with equal axes,
+    extents and types.
+    """
+    try:
+        for graph in (candidate,) if known else (reference, candidate):
+            check_graph(graph)
+    except GraphError as e:
+        raise VerificationError(f"not well formed: {e}") from None
+    for axis in set(reference.sizes) & set(candidate.sizes):
+        if reference.sizes[axis] != candidate.sizes[axis]:
+            raise VerificationError(
+                f"axis {axis} has extent {reference.sizes[axis]}, in the candidate {candidate.sizes[axis]}"
+            )
+    if reference.inputs != candidate.inputs:
+        raise VerificationError(f"inputs differ: {_list(reference.inputs)} and {_list(candidate.inputs)}")
+    outs = [[replace(g.tensors[name], name="") for name in g.outputs] for g in (reference, candidate)]
+    if outs[0] != outs[1]:
+        raise VerificationError(f"outputs differ: {_list(outs[0])} and {_list(outs[1])}")
+
+
+def _list(xs: Sequence[Any]) -> str:
+    return ", ".join(str(x) for x in xs)
+
+
+def _text(schedule: Schedule, scale: Scale | None) -> str:
+    tiles = "; ".join(" ".join(f"{a}={n}" for a, n in k.tiles) for k in schedule.kernels)
+    moved = {a: b for a, b in scale.to.items() if a != b} if scale else {}
+    return (
+        f"tiles {tiles}"
+        + "".join(f"; {n} parts of {a}" for a, n in schedule.parts)
+        + "".join(f"; {b} for {a} in masks" for a, b in moved.items())
+    )
+
+
+def _differences(x: Pair, y: Pair) -> int:
+    """Number of elements that differ. Where both have a q part it must agree as well."""
+    y = y.map(x.axes, lambda a: arrange(a, y.axes, x.axes))
+    wrong = numpy.zeros(x.p.re.shape, bool)
+    for a, b in [(x.p, y.p)] + ([(x.q, y.q)] if x.q is not None and y.q is not None else []):
+        wrong |= numpy.asarray(a.re != b.re, bool)
+        wrong |= numpy.asarray((0 if a.im is None else a.im) != (0 if b.im is None else b.im), bool)
+    return int(wrong.sum())

@@ -1,0 +1,236 @@
+"""The exact check of generated kernels: the text that will be compiled, run on numbers without rounding.
+
+Input: a graph and its schedule. Output: how a kernel's results differ from those of the graph, or "". Both sides
+compute on `mugraph.domains.exact`: the text in the interpreter, block by block, with its own index arithmetic, masks,
+loops and constants; the kernel's graph by `mugraph.evaluate`, under the same schedule. They share no code but the
+numbers, and must agree in every bit; so what a tolerance would forgive (a lane too many in a large sum, a rescaling
+forgotten where maxima hardly move) is caught as surely as a wrong stride. The interpreter checks every access to memory
+on top (`interpreter_memory`).
+
+This is Mirage's twin in Z_p of a kernel, except that it needs no second text: the kernel's own gets another meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from mirage_jax.errors import KernelFault, UnsupportedError
+from mirage_jax.lower.tiling import Tiling, extent, stored_axes
+from mirage_jax.lower.triton.emitter import DEFAULT_OPTIONS, EmitOptions, KernelSource, emit
+from mirage_jax.lower.triton.horizontal_fusion import join
+from mirage_jax.lower.triton.two_forms import of_which_least
+from mirage_jax.mugraph.domains import exact
+from mirage_jax.mugraph.domains.exact_domain import ExactDomain
+from mirage_jax.mugraph.domains.floats import NamedArray, arrange, is_float, numpy_dtype, random_integers
+from mirage_jax.mugraph.evaluate import evaluate
+from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, Schedule, Store, Tensor
+from mirage_jax.mugraph.passes.sentinels import guarded
+from mirage_jax.mugraph.views import View, ViewStep
+from mirage_jax.verify.exact.interpreters.triton import interpret_kernel
+from mirage_jax.verify.exact.small_sizes import small_sizes
+
+GUARD_ELEMENTS = 8  # elements
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A kernel of a graph at the sizes at which it is checked."""
+
+    kernel: BlockGraph
+    graph: KernelGraph
+    sizes: KernelSchedule
+    parts: Mapping[Axis, int]
+    views: Mapping[str, View] = field(default_factory=dict)  # inputs that the text reads as parts of arrays
+
+    def emit(self, options: EmitOptions) -> KernelSource:
+        return emit(self.kernel, self.graph, self.sizes, self.parts, replace(options, views=tuple(self.views.items())))
+
+    def stored(self, name: str, x: NamedArray, rng: np.random.Generator) -> Any:
+        """A tensor as it lies in memory."""
+        array = arrange(x.array, x.axes, stored_axes(self.graph.tensors[name], self.graph))
+        return _inside(array, self.views.get(name), rng)
+
+    def __str__(self) -> str:
+        return f"kernel {self.kernel.name} at {' '.join(f'{a}={n}' for a, n in self.graph.extents)}"
+
+
+def exact_check(graph: KernelGraph, schedule: Schedule, options: EmitOptions = DEFAULT_OPTIONS) -> str:
+    """What is wrong with a launch of the graph at small extents (`small_sizes`), with full and with ragged tiles.
+
+    Raises `UnsupportedError` for a kernel that the exact numbers cannot express.
+    """
+    for wave in schedule.waves(graph):
+        kernels = [(k, schedule.kernels[n]) for n in wave if isinstance(k := graph.kernels[n], BlockGraph)]
+        full = any(sizes.specialized for _, sizes in kernels)  # such a kernel has full tiles at its real extents
+        for ragged in (False,) if full else (False, True) if kernels else ():
+            twins = [_twin(k, graph, sizes, schedule.part_counts, options, ragged) for k, sizes in kernels]
+            for low in (False, True) if any(guarded(k) for k, _ in kernels) else (False,):
+                if wrong := _check_launch(twins, options, low):
+                    return wrong
+    return ""
+
+
+def _check_launch(twins: Sequence[Twin], options: EmitOptions, low: bool) -> str:
+    """What is wrong with kernels in one launch; with each by itself, where they mean different numbers by one float."""
+    inputs = [twin.emit(options).inputs for twin in twins]
+    try:
+        return _disagreement(twins, inputs, join([twin.emit for twin in twins], options), 0, low)
+    except UnsupportedError:
+        if len(twins) == 1:
+            raise
+        return next(filter(None, (_check_launch([twin], options, low) for twin in twins)), "")
+
+
+def _twin(
+    kernel: BlockGraph,
+    graph: KernelGraph,
+    sizes: KernelSchedule,
+    parts: Mapping[Axis, int],
+    options: EmitOptions,
+    ragged: bool,
+) -> Twin:
+    small, parts = small_sizes(kernel, graph, sizes, parts, ragged)
+    if sizes.programs:  # two or three blocks for each, or all for one
+        sizes = replace(sizes, programs=max(Tiling(kernel, small, sizes, parts).grid * 2 // 5, 1))
+    views = {name: _with_a_border(tuple(map(small.extent, graph.tensors[name].axes))) for name, _ in options.views}
+    return Twin(kernel, small, sizes, parts, views)
+
+
+def disagreement(
+    kernel: BlockGraph,
+    graph: KernelGraph,
+    sizes: KernelSchedule,
+    parts: Mapping[Axis, int],
+    source: KernelSource,
+    seed: int = 0,
+) -> str:
+    """Run the text of a kernel, and the kernel, on the same random numbers; "" if all results agree."""
+    return _disagreement([Twin(kernel, graph, sizes, parts)], [source.inputs], source, seed)
+
+
+def _disagreement(
+    twins: Sequence[Twin], inputs: Sequence[tuple[str, ...]], source: KernelSource, seed: int, low: bool = False
+) -> str:
+    """The same for a launch of several kernels, given the inputs of each. `low`: some rows are as low as sentinels."""
+    rng = np.random.default_rng(seed)
+    given = [
+        {
+            name: _random(twin.graph.tensors[name], twin.graph, twin.parts, rng)
+            for name in names
+            if of_which_least(name) is None
+        }
+        for twin, names in zip(twins, inputs, strict=True)
+    ]
+    if low:
+        for twin, own in zip(twins, given, strict=True):
+            _lower(own, rng, share=1.0 if twin.sizes.programs else 0.5)
+    memory = [
+        _least(own[tensor].array) if (tensor := of_which_least(name)) else twin.stored(name, own[name], rng)
+        for twin, own, names in zip(twins, given, inputs, strict=True)
+        for name in names
+    ]
+    try:
+        results = iter(interpret_kernel(source, memory, exact=True))
+    except KernelFault as fault:
+        return f"{', '.join(map(str, twins))}: {fault}"
+    for twin, own in zip(twins, given, strict=True):
+        expected = _expected(twin.kernel, twin.graph, Schedule((twin.sizes,), tuple(sorted(twin.parts.items()))), own)
+        for store, want in zip(twin.kernel.stores, expected, strict=True):
+            if wrong := _differences(twin, store, next(results), want):
+                return f"{twin}: {wrong}"
+    return ""
+
+
+def _differences(twin: Twin, store: Store, have: Any, want: NamedArray) -> str:
+    have = arrange(have, stored_axes(store.tensor, twin.graph), want.axes)
+    wrong = exact.differences(have, want.array) if have.dtype == exact.EXACT else have != want.array
+    if _is_shift(twin.kernel, store):  # of nothing but what is masked: minus infinity in kernels, any number in graphs
+        wrong &= have["real"] != -np.inf
+    if not wrong.any():
+        return ""
+    at = tuple(int(i) for i in np.argwhere(wrong)[0])
+    return (
+        f"{int(wrong.sum())} of {wrong.size} elements of {store.tensor.name} differ from the graph's, the first at {at}"
+    )
+
+
+def _expected(
+    kernel: BlockGraph, graph: KernelGraph, schedule: Schedule, inputs: Mapping[str, NamedArray]
+) -> list[NamedArray]:
+    """What the graph says of one kernel, in the order of its stores."""
+    names = tuple(dict.fromkeys(load.tensor for load in kernel.loads))  # also of loads that the text has no use for
+    tensors = tuple(graph.tensors[n] for n in names)
+    outputs = tuple(s.tensor.name for s in kernel.stores)
+    alone = KernelGraph(tensors, (kernel,), outputs, graph.extents)
+    values = [inputs[n] if n in inputs else _random(graph.tensors[n], graph, schedule.part_counts) for n in names]
+    with np.errstate(all="ignore"):
+        return evaluate(alone, values, ExactDomain(), schedule)
+
+
+def _random(
+    tensor: Tensor, graph: KernelGraph, parts: Mapping[Axis, int], rng: np.random.Generator | None = None
+) -> NamedArray:
+    rng = rng or np.random.default_rng(0)
+    shape, dtype = tuple(extent(a, graph, parts) for a in tensor.axes), numpy_dtype(tensor.dtype)
+    array: Any
+    if is_float(dtype):
+        array = exact.random_numbers(rng, shape)
+    elif tensor.dtype == "bool":
+        array = rng.random(shape) < 0.8
+    else:
+        array = random_integers(rng, shape, dtype)
+    return NamedArray(tensor.axes, array)
+
+
+LOW = 1e200  # as a product of it with any of our numbers, no sentinel is as low as its negative
+
+
+def _lower(given: Mapping[str, NamedArray], rng: np.random.Generator, share: float) -> None:
+    """Make products of the first input with any other huge negative numbers, as far as order goes: in a share of the
+    rows, the first of each matrix among them. A program that computes several blocks computes all or none again.
+    """
+    first = True
+    for x in given.values():
+        if x.array.dtype != exact.EXACT:
+            continue
+        real = np.abs(x.array["real"]) + 0.5
+        if first and real.ndim:
+            rows = rng.random((*real.shape[:-1], 1)) < share
+            rows[..., :1, :] = True
+            real, first = np.where(rows, -LOW * real, real), False
+        x.array["real"] = real
+
+
+def _least(x: exact.Numbers) -> exact.Numbers:
+    """What a kernel is given as the least number of a tensor."""
+    flat = x.reshape(-1)
+    return flat[[int(np.argmin(flat["real"]))]]
+
+
+def _with_a_border(shape: tuple[int, ...]) -> View:
+    """A part of an array that is larger along every axis, by what leaves rows aligned."""
+    whole = tuple(n + 2 * GUARD_ELEMENTS for n in shape)
+    return View(
+        whole, (ViewStep(whole, (GUARD_ELEMENTS,) * len(shape), tuple(n + GUARD_ELEMENTS for n in shape)),), shape
+    )
+
+
+def _inside(x: Any, view: View | None, rng: np.random.Generator) -> Any:
+    """An array of which x is the part that a view says, of other values around it."""
+    if view is None or not view.shape:
+        return x
+    whole = rng.choice(x.ravel(), view.whole)
+    view.of(whole)[...] = x
+    return whole
+
+
+def _is_shift(kernel: BlockGraph, store: Store) -> bool:
+    ops = {op.name: op for op in kernel.ops}
+    op = ops.get(store.value)
+    if op is not None and op.op == "last":
+        op = ops.get(op.args[0])
+    return op is not None and op.op == "shift"

@@ -1,0 +1,297 @@
+"""Run generated kernels on the CPU through Triton's interpreter, on numpy arrays, without torch and without a GPU.
+
+The text that is compiled for a GPU runs here, block by block: slow (use small shapes), but with the real masks, loops
+and orders of evaluation. Floats are floats, or exact numbers (`interpreter_exact`), on which the result can be compared
+bit for bit with what the graph says. Triton's interpreter needs help in five places, all of it undone afterwards, so
+that the same process can go on compiling kernels:
+
+* it expects torch tensors: `_Pointer` has the few methods that it calls;
+* it reads and writes whatever an address points to: `interpreter_memory` checks each access;
+* ``tl.sum`` and friends are compiled-flavour functions that refuse to be called: `JITFunction.__call__` is replaced;
+* it computes bf16 on the integers that hold the bits, and casts by cutting bits off: arithmetic is routed through f32
+  and rounded once, to nearest;
+* a truth value spread over a tile becomes integers, which no load takes as a mask.
+
+It does not model races, shared memory, or the rounding of tf32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from mirage_jax.errors import MirageError, UnsupportedError
+from mirage_jax.lower.runtime.launch import NUMPY_TYPES, check_shapes, launches, load_kernel, load_text, missing
+from mirage_jax.lower.tiling import BYTES
+from mirage_jax.lower.triton.emitter import DEFAULT_OPTIONS, EmitOptions, KernelSource
+from mirage_jax.lower.triton.expressions import Number
+from mirage_jax.lower.triton.two_forms import arguments
+from mirage_jax.mugraph.domains import exact as numbers
+from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule
+from mirage_jax.verify.exact.interpreters.exact_arithmetic import exact_patches
+from mirage_jax.verify.exact.interpreters.gluon import Words
+from mirage_jax.verify.exact.interpreters.memory import Buffer, InterpretedMemory, memory_patches
+
+_LOCK = threading.RLock()  # the patches are global
+
+
+def interpret(
+    graph: KernelGraph,
+    schedule: Schedule,
+    arrays: Sequence[np.ndarray],
+    run_library: Callable[[Library, Mapping[str, np.ndarray]], np.ndarray] | None = None,
+    options: EmitOptions = DEFAULT_OPTIONS,
+) -> list[np.ndarray]:
+    """Outputs of the graph for numpy inputs; `run_library` is needed if it has library operators."""
+    env = {t.name: np.asarray(a, order="C") for t, a in zip(graph.inputs, arrays, strict=True)}
+    check_shapes(graph, env, options)
+    for launch in launches(graph, schedule, options):
+        if not isinstance(launch, Library):
+            env |= zip(launch.outputs, interpret_kernel(launch, arguments(launch.inputs, env)), strict=True)
+        elif run_library is not None:
+            env[launch.name] = np.asarray(run_library(launch, env), order="C")
+        else:
+            raise ValueError(f"the graph has the library operator {launch}, but nothing to run it with was passed")
+    return [env[name] for name in graph.outputs]
+
+
+def interpret_kernel(
+    source: KernelSource, arrays: Sequence[np.ndarray], exact: bool = False, before: Sequence[np.ndarray] | None = None
+) -> list[np.ndarray]:
+    """Outputs of one kernel, for arrays of the types of its tensors (`exact`: numbers in place of floats).
+
+    Raises `KernelFault` if it reads or writes outside of its tensors, or does not write each element of its results
+    exactly once; with `before`, what its outputs hold at first, it may leave elements as they are. Raises
+    `UnsupportedError` where Triton is not installed.
+    """
+    if missing("triton"):
+        raise UnsupportedError("Triton is not installed")
+    types = [_numpy_type(d, exact) for d in source.dtypes]
+    outputs = [np.zeros(shape, t) for shape, t in zip(source.shapes, types[len(source.inputs) :], strict=True)]
+    for x, y in zip(before or (), outputs, strict=bool(before)):
+        y[...] = x
+    names = [*(f"input {name}" for name in source.inputs), *(f"output {name}" for name in source.outputs)]
+    dtypes = [(name, _numpy_type(d).name, BYTES[d]) for name, d in zip(names, source.dtypes, strict=True)]
+    arrays = [np.asarray(x, t, order="C") for x, t in zip(arrays, types[: len(arrays)], strict=True)]
+    memory = InterpretedMemory([*arrays, *outputs], dtypes, len(arrays), source.rewrites)
+    with _LOCK:
+        kernel = _with_meaning(source, memory) if source.descriptors else load_kernel(source)
+        with _interpreting(memory, source.numbers if exact else None) as interpreted, np.errstate(all="ignore"):
+            try:
+                interpreted(kernel)[source.grid](*map(_Pointer, memory.buffers))
+            except Exception as error:
+                if isinstance(error.__cause__, MirageError):  # Triton's interpreter wraps what is raised below it
+                    raise error.__cause__ from None
+                raise
+    for buffer in memory.buffers if before is None else ():
+        buffer.check_written()
+    return outputs
+
+
+def _numpy_type(dtype: str, exact: bool = False) -> np.dtype:
+    if exact and dtype in ("f16", "bf16", "f32"):
+        return numbers.EXACT
+    return np.dtype(ml_dtypes.bfloat16) if dtype == "bf16" else np.dtype(NUMPY_TYPES[dtype])
+
+
+class _Name(str):
+    """Name of a type, with its size: what Triton asks of a tensor's dtype."""
+
+    itemsize: int
+
+
+class _Pointer:
+    """A buffer dressed as the torch tensor that the interpreter expects; "host" and "device" are the same memory."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.buffer = buffer
+
+    @property
+    def dtype(self) -> _Name:
+        name = _Name(self.buffer.dtype)
+        name.itemsize = self.buffer.itemsize
+        return name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.buffer.array.shape
+
+    def data_ptr(self) -> int:
+        return self.buffer.address
+
+    def untyped_storage(self) -> _Pointer:
+        return self
+
+    cpu = untyped_storage
+
+    def copy_(self, other: _Pointer) -> None:
+        """Nothing to copy."""
+
+    def storage_offset(self) -> int:
+        return 0
+
+    def size(self) -> tuple[int, ...]:
+        return self.shape
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(s // self.buffer.array.itemsize for s in self.buffer.array.strides)
+
+    def new_empty(self, size: int, device: str | None = None) -> _Pointer:
+        return _Pointer(self.buffer)
+
+    def set_(self, storage: _Pointer, offset: int, size: Any, stride: Any) -> _Pointer:
+        self.buffer = storage.buffer
+        return self
+
+
+_functions: dict[Callable[..., Any], Any] = {}  # Python function -> its interpreted form
+
+
+def _with_meaning(source: KernelSource, memory: InterpretedMemory) -> Any:
+    """A kernel in Gluon, whose words have the meaning that they have in the interpreter."""
+    import triton.language
+
+    known = zip(memory.buffers, source.descriptors, strict=False)
+    matrices = {buffer.address: (d.shape, d.block) for buffer, d in known if d is not None}
+    kernel = _own_copy(source.name, source.text, source.digest)
+    kernel.fn.__globals__.update(Words(triton.language, matrices, _interpreted).namespace())
+    return kernel
+
+
+@functools.cache
+def _own_copy(name: str, text: str, digest: str) -> Any:
+    """A kernel whose globals are changed: the one that is compiled is another."""
+    return load_text.__wrapped__(name, text, digest)
+
+
+def _interpreted(kernel: Any) -> Any:
+    from triton.runtime.interpreter import InterpretedFunction
+
+    if isinstance(kernel, InterpretedFunction):
+        return kernel
+    if kernel.fn not in _functions:  # not keyed by the kernel: hashing that walks its globals
+        _functions[kernel.fn] = InterpretedFunction(kernel.fn)
+    return _functions[kernel.fn]
+
+
+@contextlib.contextmanager
+def _interpreting(
+    memory: InterpretedMemory, constants: Mapping[float, Number | None] | None
+) -> Iterator[Callable[[Any], Any]]:
+    """Patch Triton for interpretation; yields the function that makes a kernel interpretable.
+
+    `constants`: what literals stand for if floats are to be exact numbers, else None.
+    """
+    import triton.experimental.gluon.language  # on import it wraps what it finds in Triton's language: not our patches
+    import triton.language
+    from triton import knobs
+    from triton.runtime import interpreter, jit
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        function = _interpreted(self).rewrite()
+        scope = interpreter._patch_lang(self.fn)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            scope.restore()  # Triton's own version leaves the patches behind
+
+    plain_patch = interpreter._patch_lang
+
+    def patch_language(fn: Any) -> Any:
+        """Triton 3.6 makes a number of an array with one element in a way that NumPy has given up."""
+        scope = plain_patch(fn)
+        scope.set_attr(triton.language.tensor, "__index__", lambda tensor: int(tensor.handle.data.squeeze()))
+        return scope
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_replaced(interpreter, "_patch_lang", patch_language))
+        stack.enter_context(_replaced(jit.JITFunction, "__call__", call))
+        stack.enter_context(_replaced(knobs.runtime, "interpret", True))
+        lang = triton.language
+        floats = _bf16_patches(interpreter, lang) if constants is None else exact_patches(interpreter, lang, constants)
+        for owner, name, patch in (*memory_patches(interpreter, memory), *floats):
+            stack.enter_context(_replaced(owner, name, patch))
+        splat = interpreter.InterpreterBuilder.create_splat
+        stack.enter_context(_replaced(interpreter.InterpreterBuilder, "create_splat", _bool_splat(splat)))
+        yield _interpreted
+
+
+def _bool_splat(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def splat(self: Any, shape: Any, x: Any) -> Any:
+        out = plain(self, shape, x)
+        if x.data.dtype == np.bool_:
+            out.data = out.data.astype(np.bool_)
+        return out
+
+    return splat
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    saved = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, saved)
+
+
+def _bf16_patches(interpreter: Any, tl: Any) -> list[tuple[Any, str, Any]]:
+    """Replacements that compute on bf16 in f32 and round once."""
+    handle, builder, reduce = interpreter.TensorHandle, interpreter.InterpreterBuilder, interpreter.ReduceOps
+    plain_dot, plain_binary, plain_unary = builder.create_dot, builder.binary_op, builder.unary_op
+    plain_cast = builder.cast_impl
+
+    def is_bf16(x: Any) -> bool:
+        return x.dtype.scalar == tl.bfloat16
+
+    def wide(x: Any) -> Any:
+        return handle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32) if is_bf16(x) else x
+
+    def narrow(data: np.ndarray) -> np.ndarray:
+        return np.asarray(data, np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
+
+    def cast(self: Any, x: Any, dtype: Any) -> Any:
+        if is_bf16(x) and dtype.scalar == tl.float32:
+            return wide(x)
+        if x.dtype.scalar == tl.float32 and dtype.scalar == tl.bfloat16:
+            return handle(narrow(x.data), tl.bfloat16)
+        return plain_cast(self, x, dtype)
+
+    def dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return plain_dot(self, wide(a), wide(b), *rest)
+
+    def binary(self: Any, left: Any, right: Any, op: Callable[..., Any]) -> Any:
+        if not (is_bf16(left) and is_bf16(right)):
+            return plain_binary(self, left, right, op)
+        result = op(wide(left).data, wide(right).data)
+        return handle(result, tl.int1) if result.dtype == np.bool_ else handle(narrow(result), tl.bfloat16)
+
+    def unary(self: Any, x: Any, op: Callable[..., Any]) -> Any:
+        return handle(narrow(op(wide(x).data)), tl.bfloat16) if is_bf16(x) else plain_unary(self, x, op)
+
+    def reduction(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def run(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(x, tl.core.tensor) or x.dtype.scalar != tl.bfloat16:
+                return plain(self, x, *args, **kwargs)
+            shape = [int(n) for n in x.type.shape]
+            out = plain(self, tl.core.tensor(wide(x.handle), tl.core.block_type(tl.float32, shape)), *args, **kwargs)
+            data = narrow(out.handle.data)
+            return self.to_tensor(data if out.type.is_block() else data.reshape(-1)[0], tl.bfloat16)
+
+        return run
+
+    return [
+        (builder, "cast_impl", cast),
+        (builder, "create_dot", dot),
+        (builder, "binary_op", binary),
+        (builder, "unary_op", unary),
+        (reduce, "sum", reduction(reduce.sum)),
+        (reduce, "min_max", reduction(reduce.min_max)),
+    ]

@@ -1,0 +1,257 @@
+"""Classes of inputs for the float gate, from ordinary to hostile: what rounds badly, overflows, cancels or ties."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from mirage_jax.mugraph.domains.floats import is_float, random_integers
+
+type Array = np.ndarray
+type Spec = tuple[tuple[int, ...], Any]  # shape, dtype
+
+
+class InputClasses(Mapping[str, list[Array]]):
+    """Classes of inputs by name; made when asked for, since a set of weights is large."""
+
+    def __init__(
+        self,
+        specs: Sequence[Spec],
+        seed: int,
+        near: Sequence[float],
+        roots: Collection[int],
+        counts: Mapping[int, int],
+        switches: Collection[int],
+        biases: Collection[int],
+    ):
+        self.specs, self.seed = [(tuple(s), np.dtype(d)) for s, d in specs], seed
+        self.roots, self.counts = frozenset(roots), counts
+        self.own = {f"near {value:.6g}": _near(value) for value in near}  # classes of this program alone
+        self.own |= {BELOW_ZERO: _far_from_zero(self.roots)} if self.roots else {}
+        self.own |= {SWITCHES: _some_on_or_off(frozenset(switches))} if switches else {}
+        self.own |= {FALSE_ROWS: _normal} if any(dtype.kind == "b" for _, dtype in self.specs) else {}
+        self.biases = frozenset(biases)
+        self.own |= dict.fromkeys(MASKED, _normal) if self.biases else {}
+        self.makers = CLASSES | self.own
+
+    def __getitem__(self, name: str) -> list[Array]:
+        rng = np.random.default_rng([self.seed, *name.encode()])
+        draw = _draw if name in LOGITS else _repeated
+        out = [
+            _indices(rng, shape, dtype, self.counts[i])
+            if i in self.counts
+            else draw(self.makers[name], rng, shape, dtype, i)
+            for i, (shape, dtype) in enumerate(self.specs)
+        ]
+        if name != BELOW_ZERO:
+            out = [np.abs(x) if i in self.roots and is_float(x.dtype) else x for i, x in enumerate(out)]
+        if name == FALSE_ROWS:
+            out = [_with_false_rows(x) if x.dtype.kind == "b" else x for x in out]
+        if name in MASKED:
+            out = [MASKED[name].put(x, rng) if i in self.biases else x for i, x in enumerate(out)]
+        if name in SPOILED:
+            _spoil(out, rng, SPOILED[name])
+        return out
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.makers)
+
+    def __len__(self) -> int:
+        return len(self.makers)
+
+
+def input_classes(
+    specs: Sequence[Spec],
+    seed: int,
+    near: Sequence[float] = (),
+    roots: Collection[int] = (),
+    counts: Mapping[int, int] = MappingProxyType({}),
+    switches: Collection[int] = (),
+    biases: Collection[int] = (),
+) -> InputClasses:
+    """The input classes of the gate for arrays of the given shapes and dtypes, and one for each value in `near`: where
+    a program subtracts a constant, inputs that are almost this constant.
+
+    Inputs in `roots`, by position, have no negative numbers, since the program takes roots or logarithms of them (as
+    AdamW does of second moments): half of the results would be NaN, and rounding decide which. But in one class more
+    they have, far from zero. `counts` has inputs of integers that are compared with indices, by position, and how many
+    indices: lengths and labels. `switches` are inputs, by position, with a huge factor: in one class more they are 0 or
+    1, as masks that are added to logits are. Where there are masks of booleans, some of their rows are all false in a
+    class of its own. `biases` are inputs, by position, that are added to logits: in some classes they hold what masks
+    logits, in whole rows and columns and in part.
+    """
+    return InputClasses(specs, seed, near, roots, counts, switches, biases)
+
+
+type Maker = Callable[[np.random.Generator, tuple[int, ...], int], Array]
+LARGE, ROWS = 1 << 23, 251  # elements of an array that takes long to draw, and how many of its rows are drawn then
+
+
+def _indices(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, count: int) -> Array:
+    """Any of so many indices; every fourth is one of the first, since few or no elements are a case of their own."""
+    few = rng.integers(0, min(4, count), shape)
+    return np.asarray(np.where(rng.random(shape) < 0.25, few, rng.integers(0, count, shape)), dtype)
+
+
+def _draw(make: Maker, rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, position: int) -> Array:
+    if dtype.kind == "b":
+        return np.asarray(rng.random(shape) < 0.9)
+    if not is_float(dtype):
+        return random_integers(rng, shape, dtype)
+    most = float(ml_dtypes.finfo(dtype).max)
+    return np.asarray(np.clip(make(rng, shape, position), -most, most), dtype)  # an array also where the shape is ()
+
+
+def _repeated(make: Maker, rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, position: int) -> Array:
+    """The same; of a large array some rows, again and again. Their number is a prime, so that no tile is another."""
+    if len(shape) < 2 or shape[0] <= ROWS or math.prod(shape) <= LARGE:
+        return _draw(make, rng, shape, dtype, position)
+    rows = _draw(make, rng, (ROWS, *shape[1:]), dtype, position)
+    return rows[np.arange(shape[0]) % ROWS]
+
+
+def _normal(rng: np.random.Generator, shape: tuple[int, ...], position: int) -> Array:
+    return rng.standard_normal(shape)
+
+
+def _scaled(scale: float) -> Maker:
+    return lambda rng, shape, position: scale * rng.standard_normal(shape)
+
+
+def _near(value: float) -> Maker:
+    return lambda rng, shape, position: value * (1 + 1e-2 * rng.standard_normal(shape))
+
+
+def _far_from_zero(roots: Collection[int]) -> Maker:
+    return lambda rng, shape, position: (
+        rng.choice([-FAR, FAR], shape) if position in roots else rng.standard_normal(shape)
+    )
+
+
+def _some_on_or_off(switches: Collection[int]) -> Maker:
+    return lambda rng, shape, position: (
+        (rng.random(shape) < 0.9).astype(np.float64) if position in switches else rng.standard_normal(shape)
+    )
+
+
+def _with_false_rows(x: Array) -> Array:
+    """With every third row all false, the first one among them."""
+    rows = np.arange(math.prod(x.shape[:-1])).reshape((*x.shape[:-1], 1)[: x.ndim])
+    return x & (rows % 3 != 0)
+
+
+def _zero_rows(rng: np.random.Generator, shape: tuple[int, ...], position: int) -> Array:
+    return rng.standard_normal(shape) * (rng.random((*shape[:-1], 1)[: len(shape)]) < 0.5)
+
+
+def _one_hot(rng: np.random.Generator, shape: tuple[int, ...], position: int) -> Array:
+    if not shape or shape[-1] == 0:
+        return np.ones(shape)
+    return (np.arange(shape[-1]) == rng.integers(0, shape[-1], (*shape[:-1], 1))).astype(np.float64)
+
+
+def _constant_rows(rng: np.random.Generator, shape: tuple[int, ...], position: int) -> Array:
+    return np.broadcast_to(rng.standard_normal((*shape[:-1], 1)[: len(shape)]), shape)
+
+
+def _cancelling(rng: np.random.Generator, shape: tuple[int, ...], position: int) -> Array:
+    """Pairs a, -a and a little noise, along the last dimension."""
+    x = rng.standard_normal(shape)
+    if shape and shape[-1] > 1:
+        half = shape[-1] // 2
+        x[..., half : 2 * half] = -x[..., :half]
+    return x + 1e-3 * rng.standard_normal(shape)
+
+
+def _far(*dims: int) -> Maker:
+    """Ordinary values, but one index of a dimension is +-45: products of two such are near +-2000, spread as usual."""
+
+    def make(rng: np.random.Generator, shape: tuple[int, ...], position: int) -> Array:
+        x = rng.standard_normal(shape)
+        dim = dims[min(position, len(dims) - 1)]
+        if len(shape) >= 2 and shape[dim] > 0:
+            sign = rng.choice([-1.0, 1.0], shape) if position == 0 else 1.0
+            np.copyto(
+                x, 45.0 * sign, where=np.moveaxis(np.arange(shape[dim]) == np.zeros((1,) * len(shape), int), -1, dim)
+            )
+        return x
+
+    return make
+
+
+@dataclass(frozen=True)
+class MaskPattern:
+    """How an input masks logits: some of its rows or columns wholly, others partly, others not.
+
+    It does so with the lowest number of its type; `infinite`: with minus infinity and -1e9 as well.
+    """
+
+    columns: bool
+    infinite: bool
+
+    def put(self, x: Array, rng: np.random.Generator) -> Array:
+        if not x.ndim:
+            return x
+        lowest = float(ml_dtypes.finfo(x.dtype).min)
+        numbers = [-np.inf, lowest, max(lowest, -1e9)] if self.infinite else [lowest]
+        x = np.swapaxes(x, -1, -2).copy() if self.columns and x.ndim > 1 else x.copy()
+        rows = x.reshape(-1, x.shape[-1])
+        length = rows.shape[1]
+        if self.columns or len(rows) == 1:  # padding on the left, the same in all rows
+            rows[:, : length // 4] = lowest
+        for n in range(0 if self.columns and x.ndim > 1 else 1, len(rows)):
+            number = numbers[n // 4 % len(numbers)]
+            chosen = (slice(None), slice(0, length // 2), rng.random(length) < 0.5, slice(0, 0))[n % 4]
+            rows[n, chosen] = number
+        x = rows.reshape(x.shape)
+        return np.ascontiguousarray(np.swapaxes(x, -1, -2)) if self.columns and x.ndim > 1 else x
+
+
+MASKED = {
+    "masked rows": MaskPattern(columns=False, infinite=False),
+    "masked columns": MaskPattern(columns=True, infinite=False),
+    "masked rows, infinite": MaskPattern(columns=False, infinite=True),
+    "masked columns, infinite": MaskPattern(columns=True, infinite=True),
+}
+LOWEST = tuple(name for name, how in MASKED.items() if not how.infinite)
+ORDINARY = ("normal", "uniform")
+BELOW_ZERO, FAR = "below zero", 2.0**13  # under roots; sums of products of such numbers are exact
+SWITCHES, FALSE_ROWS = "on or off", "rows of false"
+CLASSES: dict[str, Maker] = {
+    "normal": _normal,
+    "small": _scaled(1e-3),
+    "large": _scaled(1e3),
+    "uniform": lambda rng, shape, position: rng.random(shape),
+    "heavy tail": lambda rng, shape, position: rng.standard_t(2, shape),
+    "zeros": lambda rng, shape, position: np.zeros(shape),
+    "zero rows": _zero_rows,
+    "one hot": _one_hot,
+    "constant rows": _constant_rows,
+    "cancelling": _cancelling,
+    "integers": lambda rng, shape, position: rng.integers(-3, 4, shape).astype(np.float64),
+    "large logits": _far(-1, -2),
+    "large logits, transposed": _far(-1),
+    "denormal": _scaled(1e-39),
+    "near overflow": lambda rng, shape, position: rng.choice([-1.0, 1.0], shape) * (6e4 if position == 0 else 1.0),
+    "nan": _normal,
+    "inf": _normal,
+    "-inf": _normal,
+}
+DEGENERATE = frozenset(
+    {"constant rows", "near overflow", "large logits, transposed", "one hot", "denormal", "nan", "inf", "-inf"}
+)
+LOGITS = frozenset({"large logits", "large logits, transposed"})
+SPOILED = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}  # classes in which one element of one input has this value
+
+
+def _spoil(arrays: list[Array], rng: np.random.Generator, value: float) -> None:
+    eligible = [x for x in arrays if is_float(x.dtype) and x.size]
+    if eligible:
+        x = eligible[rng.integers(len(eligible))]
+        x.reshape(-1)[rng.integers(x.size)] = value

@@ -1,0 +1,231 @@
+"""The finite fields: exact arithmetic, the identities that must hold, and every operator of the table."""
+
+# ruff: noqa: E501 (tables with one case per line)
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.random import default_rng
+
+from mirage_jax.mugraph.builder import KernelBuilder, tensor
+from mirage_jax.mugraph.check import check_graph
+from mirage_jax.mugraph.domains.finite_field import Draw, FieldDomain, Pair, PrimeRing, ZeroDivisor, is_prime
+from mirage_jax.mugraph.domains.floats import FloatDomain, NamedArray
+from mirage_jax.mugraph.graph import KernelGraph
+from mirage_jax.mugraph.operators import FUNCTIONS, OPERATORS
+from mirage_jax.mugraph.parser import parse
+
+RANGES = {"i": range(3), "k": range(4)}
+HALF, ONE = Fraction(1, 2), Fraction(1)
+
+
+def domain(seed: int = 0, p_bits: int = 61, q_bits: int = 31) -> FieldDomain:
+    return FieldDomain(Draw(bytes([seed]) * 32, p_bits, q_bits)).within(RANGES)
+
+
+def equal(x: Pair, y: Pair) -> bool:
+    def same(a: Any, b: Any) -> bool:
+        parts = ((a.re, b.re), (0 if a.im is None else a.im, 0 if b.im is None else b.im))
+        return all(bool(np.all(u == v)) for u, v in parts)
+
+    return x.axes == y.axes and same(x.p, y.p) and (x.q is None or y.q is None or same(x.q, y.q))
+
+
+def test_primes() -> None:
+    assert [n for n in range(60) if is_prime(n)] == [2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59]
+    assert is_prime(2**61 - 1)
+    assert not is_prime((2**31 - 1) * (2**61 - 1))
+    assert not any(map(is_prime, (561, 1105, 25326001, 3215031751, 3825123056546413051)))  # pseudoprimes
+
+
+@pytest.mark.parametrize("bits", [(61, 31), (127, 61), (40, 20)])
+def test_draws(bits: tuple[int, int]) -> None:
+    primes = set()
+    for seed in range(10):
+        d = Draw(bytes([seed]) * 32, *bits)
+        assert is_prime(d.p)
+        assert is_prime(d.q)
+        assert (d.p.bit_length(), d.q.bit_length()) == bits
+        assert (d.p - 1) % d.q == 0
+        assert d.p % 4 == d.q % 4 == 3
+        assert d.w != 1
+        assert pow(d.w, d.q, d.p) == 1
+        e = int(default_rng(seed).integers(d.q))
+        assert d.w_to(e) == pow(d.w, e, d.p)
+        primes.add(d.p)
+    assert len(primes) == 10
+
+
+@given(st.lists(st.integers(0, 10**12), min_size=4, max_size=4), st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_ring_is_a_field(values: list[int], imaginary: bool) -> None:
+    ring = PrimeRing(1_000_003)  # 3 mod 4
+    x, y = (
+        ring.make(np.array([a], object), np.array([b], object) if imaginary else None)
+        for a, b in (values[:2], values[2:])
+    )
+    try:
+        quotient = ring.mul(x, ring.inverse(y))
+    except ZeroDivisor:
+        return
+    back = ring.mul(quotient, y)
+    assert back.re[0] == x.re[0]
+    assert (0 if back.im is None else back.im[0]) == (0 if x.im is None else x.im[0])
+    assert ring.power(x, 5) == ring.mul(ring.power(x, 2), ring.power(x, 3))
+    assert ring.power(x, 0).re[0] == 1
+
+
+IDENTITIES: dict[str, Callable[[FieldDomain, Pair, Pair], tuple[Pair, Pair]]] = {
+    "commutes": lambda d, x, y: (d.mul(x, y), d.mul(y, x)),
+    "distributes": lambda d, x, y: (d.mul(x, d.add(x, y)), d.add(d.mul(x, x), d.mul(x, y))),
+    "inverse": lambda d, x, y: (d.mul(d.mul(x, y), d.power(y, -ONE)), x),
+    "cube": lambda d, x, y: (d.power(x, ONE * 3), d.mul(x, d.mul(x, x))),
+    "exp of a sum": lambda d, x, y: (d.exp(d.add(x, y)), d.mul(d.exp(x), d.exp(y))),
+    "exp of a negative": lambda d, x, y: (d.exp(d.mul(d.constant(-ONE), x)), d.power(d.exp(x), -ONE)),
+    "square of a root": lambda d, x, y: (d.power(d.power(x, HALF), ONE * 2), x),
+    "product of roots": lambda d, x, y: (d.mul(d.mul(y, d.power(x, -HALF)), d.power(x, -HALF)), d.mul(y, d.power(x, -ONE))),
+    "inverse root": lambda d, x, y: (d.power(x, -HALF), d.power(d.power(x, HALF), -ONE)),
+    "power 3/2": lambda d, x, y: (d.power(x, Fraction(3, 2)), d.mul(x, d.power(x, HALF))),
+    "exp of roots": lambda d, x, y: (
+        d.exp(d.mul(y, d.add(d.power(x, HALF), y))),
+        d.mul(d.exp(d.mul(y, d.power(x, HALF))), d.exp(d.mul(y, y))),
+    ),
+    "root of a norm": lambda d, x, y: (
+        d.power(d.mul(d.mul(x, x), d.power(y, -ONE)), ONE),
+        d.power(d.mul(x, d.power(y, -HALF)), ONE * 2),
+    ),
+    "maximum is symmetric": lambda d, x, y: (d.function("maximum", (x, y)), d.function("maximum", (y, x))),
+    "functions of equals": lambda d, x, y: (d.function("tanh", (d.add(x, y),)), d.function("tanh", (d.add(y, x),))),
+    "max in any order": lambda d, x, y: (d.maximum(x, ("i", "k")), d.maximum(Pair(("k", "i"), *(r.map(lambda a: a.T) for r in (x.p, x.q))), ("k", "i"))),
+    "sum of a constant": lambda d, x, y: (d.sum(d.constant(ONE), ("i", "k")), d.constant(ONE * 12)),
+    "dot": lambda d, x, y: (d.dot(x, y, ("k",)), d.sum(d.mul(x, y), ("k",))),
+    "second exponential": lambda d, x, y: (d.exp(d.mul(d.exp(x), d.exp(y))), d.exp(d.exp(d.add(x, y)))),
+}  # fmt: skip
+NOT_IDENTITIES: dict[str, Callable[[FieldDomain, Pair, Pair], tuple[Pair, Pair]]] = {
+    "exp distributes": lambda d, x, y: (d.exp(d.add(x, y)), d.add(d.exp(x), d.exp(y))),
+    "root of a square": lambda d, x, y: (d.power(d.mul(x, x), HALF), x),
+    "root distributes": lambda d, x, y: (d.power(d.add(x, y), HALF), d.add(d.power(x, HALF), d.power(y, HALF))),
+    "functions are different": lambda d, x, y: (d.function("tanh", (x,)), d.function("erf", (x,))),
+    "arguments have an order": lambda d, x, y: (d.function("lt", (x, y)), d.function("lt", (y, x))),
+    "max is not a sum": lambda d, x, y: (d.maximum(x, ("k",)), d.sum(x, ("k",))),
+    "shifts are fresh": lambda d, x, y: (d.shift(x, ("k",)), d.shift(x, ("k",))),
+    "nested exponentials": lambda d, x, y: (d.exp(d.exp(x)), d.exp(x)),
+    "constants wrap around": lambda d, x, y: (x, d.add(x, d.constant(Fraction(167 * 83)))),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", IDENTITIES)
+def test_identities(name: str, seed: int) -> None:
+    d = domain(seed)
+    x, y = d.random(("i", "k"), (3, 4)), d.random(("i", "k"), (3, 4))
+    left, right = IDENTITIES[name](d, x, y)
+    assert equal(left, right)
+
+
+@pytest.mark.parametrize("name", NOT_IDENTITIES)
+def test_not_identities(name: str) -> None:
+    d = domain()
+    x, y = d.random(("i", "k"), (3, 4)), d.random(("i", "k"), (3, 4))
+    left, right = NOT_IDENTITIES[name](d, x, y)
+    assert not equal(left, right)
+
+
+def test_same_residues_as_exact_fractions() -> None:
+    """The field is a homomorphic image of the rationals."""
+    d, rng = domain(), default_rng(0)
+    values = [[Fraction(int(a), int(b)) for a, b in zip(*rng.integers(1, 99, (2, 4)), strict=True)] for _ in range(3)]
+    x = Pair(
+        ("i", "k"),
+        *(
+            type(d.random((), ()).p)(np.array([[r.fraction(v) for v in row] for row in values], object))
+            for r in d.rings
+        ),
+    )
+    result = d.power(d.add(d.sum(d.mul(x, x), ("k",)), d.constant(Fraction(1, 1000))), -ONE)
+    want = [1 / (sum((v * v for v in row), Fraction(0)) + Fraction(1, 1000)) for row in values]
+    assert list(result.p.re) == [d.rings[0].fraction(v) for v in want]
+    assert result.q is not None
+    assert list(result.q.re) == [d.rings[1].fraction(v) for v in want]
+
+
+def test_weights() -> None:
+    """The elements of a reduced axis weigh as much as the real axis."""
+    d = FieldDomain(Draw(b"w" * 32), {"k": Fraction(4096, 4)}).within(RANGES)
+    assert equal(d.sum(d.constant(ONE), ("k",)), d.constant(Fraction(4096)))
+    ones = d.add(d.mul(d.iota("k"), d.constant(Fraction(0))), d.constant(ONE))
+    assert equal(d.sum(ones, ("k",)), d.constant(Fraction(4096)))
+
+
+def test_division_by_zero_is_a_redraw() -> None:
+    d = domain()
+    with pytest.raises(ZeroDivisor):
+        d.power(d.constant(Fraction(0)), -ONE)
+    with pytest.raises(ZeroDivisor):
+        d.constant(Fraction(1, d.draw.q))
+
+
+# --- every operator of the table
+
+
+ATTRS: dict[str, dict[str, Any]] = {
+    "const": {"value": Fraction(3, 2)}, "iota": {"axis": "k"}, "affine": {"scale": Fraction(2), "offset": Fraction(-1)},
+    "pow": {"exponent": -HALF, "offset": ONE}, "sum": {"axes": ("k",)}, "dot": {"axes": ("k",)}, "max": {"axes": ("k",)},
+    "shift": {"axes": ("k",)}, "add": {"ca": Fraction(2), "cb": -HALF}, "rescale": {"degree": -ONE}, "exp": {"scale": HALF},
+}  # fmt: skip
+ACCUMULATE = {"acc", "accs", "last"}
+
+
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+def test_operator(name: str) -> None:
+    """Inference, float value, field congruence and text form of every registered operator."""
+    record = OPERATORS[name]
+    attrs = ATTRS.get(name, {})
+    args = [("i", "k")] * record.arity
+    want = set(record.infer(tuple(args), attrs))
+
+    values = [NamedArray(a, np.abs(default_rng(j).standard_normal((3, 4))) + 0.1) for j, a in enumerate(args)]
+    floats = record.meaning(FloatDomain(np, "float64").within(RANGES), *values, **attrs)
+    assert set(floats.axes) == want
+    assert np.all(np.isfinite(floats.array))
+
+    d = domain()
+    xs = [d.random(a, (3, 4)) for a in args]
+    once = record.meaning(d, *xs, **attrs)
+    assert set(once.axes) == want
+    if name != "shift":
+        assert equal(once, record.meaning(d, *xs, **attrs))
+    for j in range(0 if name in ("shift", "last", "acc", "accs") else len(xs)):  # each argument matters
+        other = [d.random(a, (3, 4)) if i == j else x for i, (a, x) in enumerate(zip(args, xs, strict=True))]
+        assert not equal(once, record.meaning(d, *other, **attrs))
+
+    k = KernelBuilder("a", "i", "k" if name in ACCUMULATE else None)
+    inputs = [tensor(f"X{j}", "i,k") for j in range(record.arity)]
+    operands = [k.load(t) for t in inputs]
+    if name in ACCUMULATE:
+        operands = [k.op("sum", x, axes="k") for x in operands]
+    result = k.op(name, *operands, **attrs)
+    if "i" not in want:
+        result = k.op("add", result, k.load(tensor("Y", "i")))
+        inputs.append(tensor("Y", "i"))
+    axes = k.build().axes_of[result]
+    k.store(tensor("O", axes), result)
+    graph = KernelGraph(tuple(inputs), (k.build(),), ("O",), (("i", 3), ("k", 4)))
+    check_graph(graph)
+    assert parse(str(graph)) == graph
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+def test_functions_agree_in_jax(name: str) -> None:
+    import jax.numpy as jnp
+
+    f, xs = FUNCTIONS[name], np.abs(default_rng(0).standard_normal((3, 5))) + 0.1
+    args = [NamedArray(("k",), x) for x in xs[: f.arity]]
+    one = FloatDomain(np, "float64").function(name, args)
+    two = FloatDomain(jnp).function(name, [NamedArray(x.axes, jnp.asarray(x.array, "float32")) for x in args])
+    np.testing.assert_allclose(np.asarray(two.array, np.float64), np.asarray(one.array, np.float64), rtol=1e-5)

@@ -1,0 +1,123 @@
+"""Logarithms of sums of exponentials: where their shift is joined to them, and where it is not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxpr_frontend.frontend_programs import random
+
+from mirage_jax.jaxpr_frontend.partition.regions import analyse
+from mirage_jax.mugraph.check import check_graph
+from mirage_jax.mugraph.domains.floats import FloatDomain, NamedArray
+from mirage_jax.mugraph.evaluate import run
+from mirage_jax.mugraph.graph import KernelGraph
+from mirage_jax.mugraph.parser import parse
+from mirage_jax.mugraph.passes.log_sum_exp import join_shifts
+
+LOG_SUM = """mugraph {
+  extents i=5 n=7
+  input x: f32[i,n]
+  input y: f32[i]
+  library m: f32[i] = max{axes=(n)} x[i,n]
+  library d: f32[i,n] = add{cb=-1} x[i,n] m[i]
+  library p: f32[i,n] = exp d[i,n]
+  library l: f32[i] = sum{axes=(n)} p[i,n]
+  library g: f32[i] = log l[i]
+  library O: f32[i] = add g[i] m[i]
+  output O
+}"""
+
+JOINED = {
+    "plain": {},
+    "the other way": {"add g[i] m[i]": "add m[i] g[i]"},
+    "weighted": {"sum{axes=(n)} p[i,n]": "dot{axes=(n)} p[i,n] p[i,n]"},
+    "abs": {"g: f32[i] = log l[i]": "a: f32[i] = abs l[i]\nlibrary g: f32[i] = log a[i]"},
+    "subtracted from the logits": {"O: f32[i] = add g[i] m[i]": "O: f32[i,n] = add{cb=-1} d[i,n] g[i]"},
+    "transposed": {"O: f32[i] = add g[i] m[i]": "O: f32[n,i] = add{cb=-1} d[i,n] g[i]"},
+}
+LEFT = {
+    "another shift": {"add g[i] m[i]": "add g[i] y[i]"},
+    "nothing subtracted": {"exp d[i,n]": "exp x[i,n]"},
+    "scaled": {"log l[i]": "log{scale=2} l[i]"},
+    "a multiple of the shift": {"add g[i] m[i]": "add{cb=2} g[i] m[i]"},
+    "subtracted from others": {"O: f32[i] = add g[i] m[i]": "O: f32[i] = add{cb=-1} y[i] g[i]"},
+}
+
+
+def changed(changes: dict[str, str]) -> KernelGraph:
+    text = LOG_SUM
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    return parse(text)
+
+
+def operators(graph: KernelGraph) -> list[str]:
+    return [k.ops[0].op for k in graph.kernels]
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_joined(name: str) -> None:
+    graph = changed(JOINED[name])
+    joined = join_shifts(graph)
+    check_graph(joined)
+    assert "logs" in operators(joined) and "log" not in operators(joined) and "abs" not in operators(joined)
+    arrays = [np.random.default_rng(0).standard_normal(s) for s in ((5, 7), (5,))]
+    for x, y in zip(run(graph, arrays), run(joined, arrays), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_left_alone(name: str) -> None:
+    graph = changed(LEFT[name])
+    assert "logs" not in operators(join_shifts(graph))
+
+
+def test_abs_of_what_may_be_negative_stays() -> None:
+    lines = ("t: f32[i] = mul l[i] y[i]", "library a: f32[i] = abs t[i]", "library g: f32[i] = log a[i]")
+    graph = changed({"g: f32[i] = log l[i]": "\n".join(lines)})
+    assert "abs" in operators(join_shifts(graph))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: jax.nn.logsumexp(x, axis=-1),
+        jax.nn.log_softmax,
+        lambda x: jax.scipy.special.logsumexp(x, axis=0, keepdims=True),
+    ],
+)
+def test_functions_of_jax(fn) -> None:
+    (region,) = analyse(jax.make_jaxpr(fn)(random(4, 8)).jaxpr).regions
+    assert "logs" in operators(region.graph) and "log" not in operators(region.graph)
+
+
+def test_infinities() -> None:
+    """Relative to an infinite maximum a sum is no number, its logarithm is infinite all the same."""
+    domain = FloatDomain(jnp, None)
+    total, shift = (NamedArray(("i",), jnp.array(a, "float32")) for a in ([np.nan, 0.0, 2.0], [np.inf, -1e38, 1.0]))
+    got = domain.log_product(total, shift).array
+    np.testing.assert_allclose(got, [np.inf, -np.inf, 1 + np.log(2.0)], rtol=1e-6)
+
+
+def test_one_logarithm_with_a_shift_read_in_two_ways() -> None:
+    """The same numbers subtracted as they are, and transposed: two different results."""
+    text = """mugraph {
+      extents i=3 n=5
+      input x: f32[i,i',n]
+      input m: f32[i,i']
+      library d: f32[i,i',n] = add{cb=-1} x[i,i',n] m[i,i']
+      library p: f32[i,i',n] = exp d[i,i',n]
+      library l: f32[i,i'] = sum{axes=(n)} p[i,i',n]
+      library g: f32[i,i'] = log l[i,i']
+      library e: f32[i,i',n] = add{cb=-1} x[i,i',n] m[i',i]
+      library A: f32[i,i',n] = add{cb=-1} d[i,i',n] g[i,i']
+      library B: f32[i,i',n] = add{cb=-1} e[i,i',n] g[i,i']
+      output A B
+    }"""
+    graph = parse(text)
+    joined = join_shifts(graph)
+    check_graph(joined)
+    arrays = [np.random.default_rng(0).standard_normal(s) for s in ((3, 3, 5), (3, 3))]
+    for x, y in zip(run(graph, arrays), run(joined, arrays), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-12)

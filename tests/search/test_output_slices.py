@@ -1,0 +1,178 @@
+"""Wide regions with several outputs: each output on its own, and what was found for all of them as one program."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from mugraph.graphs import schedule
+from search.references import H200, TWO_KERNELS, captured, found, worst_error
+
+from mirage_jax.jaxpr_frontend.partition.regions import analyse
+from mirage_jax.mugraph.check import check_graph, check_schedule
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph
+from mirage_jax.mugraph.passes.merge_axes import simplify_axes
+from mirage_jax.search.candidates import Candidate
+from mirage_jax.search.decompose.fusion import combined
+from mirage_jax.search.decompose.output_slices import cone, joined
+from mirage_jax.search.enumerate.kernels import Space
+from mirage_jax.search.enumerate.window_search import Search
+from mirage_jax.verify.equivalence.certificate import certify, fingerprint
+
+QKV = ((2, 4096, 64), (2, 64, 4096), (2, 4096, 64), (2, 4096, 64))
+
+
+def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return jax.nn.softmax(q @ k) @ v
+
+
+def backward(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array) -> tuple[jax.Array, ...]:
+    """dQ, dK and dV from the inputs alone: nothing of the forward pass is kept."""
+    return jax.vjp(attention, q, k, v)[1](g)
+
+
+@pytest.fixture(scope="module")
+def gradient() -> KernelGraph:
+    specs = [jax.ShapeDtypeStruct(s, np.dtype("float16")) for s in QKV]
+    (region,) = analyse(jax.make_jaxpr(backward)(*specs).jaxpr).regions
+    return simplify_axes(region.graph)
+
+
+def shapes(graph: KernelGraph, name: str) -> set[str]:
+    return set(graph.tensors[name].axes)
+
+
+def test_cones_are_programs_of_their_own(gradient: KernelGraph) -> None:
+    assert len(gradient.outputs) == 3
+    for name in gradient.outputs:
+        one = cone(gradient, name)
+        check_graph(one)
+        assert one.outputs == (name,) and len(one.kernels) < len(gradient.kernels)
+
+
+@pytest.fixture(scope="module")
+def by_output(gradient: KernelGraph) -> dict[str, list[Candidate]]:
+    """Kernels for the gradient of each operand alone, by its axes."""
+    space = Space(max_ops=14, max_kernels=2, splits=False)
+    return {
+        "".join(sorted(shapes(gradient, name))): Search(
+            cone(gradient, name), H200, space, 120.0, 20_000_000, ("kernels",)
+        ).run()
+        for name in gradient.outputs
+    }
+
+
+def test_gradient_of_the_keys_makes_the_weights_anew(
+    gradient: KernelGraph, by_output: dict[str, list[Candidate]]
+) -> None:
+    """As FlashAttention's backward pass: row sums, and those of the weights' gradients, in one kernel; then a kernel
+    over the keys that recomputes the weights from them. No tensor has both queries and keys as axes.
+    """
+    best = next(c for c in by_output["ikl"] if not any({"j", "l"} <= {*t.axes} for t in c.graph.tensors.values()))
+    first, second = best.graph.kernels
+    assert isinstance(first, BlockGraph) and isinstance(second, BlockGraph)
+    assert "j" in first.grid and "l" in second.grid and second.loop == "j"
+    for kernel, shifts in ((first, 1), (second, 0)):
+        ops = [o.op for o in kernel.ops]
+        assert ops.count("exps") == 1 and ops.count("shift") == shifts
+    assert_same(gradient, best)
+
+
+def test_gradient_of_the_keys_rounds_nothing_that_cancels(by_output: dict[str, list[Candidate]]) -> None:
+    """Row sums of the weights' gradients are made of products of inputs, whose operands need no rounding: as products
+    of weights and values, which cost a little less, they would be rounded before they are subtracted.
+    """
+    best = by_output["ikl"][0]
+    for kernel in best.graph.kernels:
+        assert isinstance(kernel, BlockGraph)
+        loads = {x.name for x in kernel.loads}
+        for op in (o for o in kernel.ops if o.op == "dot"):
+            x, y = (set(kernel.axes_of[a]) for a in op.args)
+            assert loads.issuperset(op.args) or kernel.only_scaled(op.name) or not (x - y and y - x)
+
+
+def test_gradient_of_the_queries_in_one_kernel(gradient: KernelGraph, by_output: dict[str, list[Candidate]]) -> None:
+    """One pass over the keys: both sums of which the gradient is a difference, and the row sums that scale them."""
+    best = by_output["ijk"][0]
+    (kernel,) = best.graph.kernels
+    assert isinstance(kernel, BlockGraph) and kernel.loop == "l" and "j" in kernel.grid
+    assert_same(gradient, best)
+
+
+def test_all_gradients_in_two_kernels(gradient: KernelGraph, by_output: dict[str, list[Candidate]]) -> None:
+    """One pass over the keys for the gradient of the queries and the row sums, one over the queries for the others."""
+    names = {"".join(sorted(shapes(gradient, name))): name for name in gradient.outputs}
+    best, *others = combined(gradient, [by_output[axes] for axes in names], H200)
+    assert {len(c.graph.kernels) for c in others} > {2, 3}, "less of it in one kernel, for devices that disagree"
+    rows, columns = best.graph.kernels
+    assert isinstance(rows, BlockGraph) and isinstance(columns, BlockGraph)
+    assert (rows.loop, columns.loop) == ("l", "j")
+    assert names["ijk"] in {s.tensor.name for s in rows.stores}
+    assert {s.tensor.name for s in columns.stores} == {*gradient.outputs} - {names["ijk"]}
+    for kernel in (rows, columns):
+        assert sum(op.op == "exps" for op in kernel.ops) == 1
+    assert not any({"j", "l"} <= {*t.axes} for t in best.graph.tensors.values())
+    assert_same(gradient, best)
+
+
+def test_heads_that_share_keys() -> None:
+    """The gradient of their values is a sum over queries and over heads: these one by one, and no scores in memory."""
+
+    def gradient(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array) -> jax.Array:
+        def attend(v: jax.Array) -> jax.Array:
+            return jnp.einsum("hgqk,khd->qhgd", jax.nn.softmax(jnp.einsum("qhgd,khd->hgqk", q, k)), v)
+
+        return jax.vjp(attend, v)[1](g)[0]
+
+    queries, keys = (4096, 8, 4, 64), (4096, 8, 64)
+    graph = captured(gradient, queries, keys, keys, queries, dtype="bfloat16")
+    best = next(c for c in found(graph, replace(TWO_KERNELS, max_kernels=3))[0] if c.family == "kernels")
+    kernels = [k for k in best.graph.kernels if isinstance(k, BlockGraph)]
+    assert len(kernels) == len(best.graph.kernels)
+    (head,) = (a for a, n in graph.extents if n == 4)
+    summing = [k for k in kernels if k.loop == head]
+    assert summing and all(head in k.grid for k in kernels if k not in summing)
+    scores = graph.extent(head) * 8 * 4096**2
+    assert all(np.prod([graph.extent(a) for a in t.axes]) < scores for t in best.graph.tensors.values())
+    assert certify(graph, best.graph).bound <= 1e-12
+    sizes = {a: 7 if n == 4096 else 4 if n == 64 else 2 if n == 8 else n for a, n in graph.sizes.items()}
+    small, tiled = graph.with_extents(sizes), best.graph.with_extents(sizes)
+    plan = schedule(tiled, tile=3)
+    one = dict.fromkeys(best.single, 1)
+    single = tuple(replace(k, tiles=tuple((a, one.get(a, n)) for a, n in k.tiles)) for k in plan.kernels)
+    assert worst_error(tiled, replace(plan, kernels=single), small) < 1e-12
+
+
+def assert_same(gradient: KernelGraph, found: Candidate) -> None:
+    """What was found is well formed, proven, and right tile by tile."""
+    program = gradient if len(found.graph.outputs) > 1 else cone(gradient, *found.graph.outputs)
+    check_schedule(found.graph, found.schedule)
+    assert certify(program, found.graph).bound <= 1e-12
+    sizes = {a: 7 if n == 4096 else 4 if n == 64 else n for a, n in program.sizes.items()}
+    small, tiled = program.with_extents(sizes), found.graph.with_extents(sizes)
+    assert worst_error(tiled, schedule(tiled, tile=3), small) < 1e-12
+
+
+def test_equal_kernels_run_once() -> None:
+    """Two outputs that need the same sums: what both cones begin with is one kernel of the whole."""
+
+    def both(x: jax.Array, w: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+        p = jax.nn.softmax(x)
+        return p @ w, p @ v
+
+    graph = captured(both, (64, 4096), (4096, 512), (4096, 512))
+    cones = [found(cone(graph, n), replace(TWO_KERNELS, max_kernels=2))[0] for n in graph.outputs]
+    pairs = [[c for c in cs if len(c.graph.kernels) == 2 and not c.graph.split_axes][:1] for cs in cones]
+    whole = joined(graph, pairs)
+    assert whole is not None
+    check_graph(whole.graph)
+    check_schedule(whole.graph, whole.schedule)
+    assert fingerprint(graph, whole.graph)
+    assert len(whole.graph.kernels) == 3 and len(whole.alternatives) == 3
+
+
+def test_nothing_to_join() -> None:
+    graph = captured(lambda a, b, v: (a @ b) @ v, (64, 64), (64, 64), (64,))
+    algebra = [c for c in found(graph)[0] if c.family == "algebra"]
+    assert joined(graph, [algebra]) is None and joined(graph, [[]]) is None

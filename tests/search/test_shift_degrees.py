@@ -1,0 +1,79 @@
+"""Which values may be kept relative to a running maximum, and which exponentials have to stay together."""
+
+from fractions import Fraction as Q
+
+from search.expressions import extent
+
+from mirage_jax.search.enumerate.axioms import Axioms
+from mirage_jax.search.enumerate.kernels import Frontiers, Space
+from mirage_jax.search.enumerate.normal_form import Expressions, NormalFormDomain, Poly
+from mirage_jax.search.enumerate.shift_degrees import NONE, Grading
+
+
+class Softmax:
+    """softmax(x + bias) v over j, piece by piece."""
+
+    def __init__(self, bias: bool = False) -> None:
+        self.e = Expressions(extent)
+        d = self.d = NormalFormDomain(self.e)
+        self.x, self.b = self.e.atom("x", ("i", "j")), self.e.atom("b", ("j",))
+        self.v = self.e.atom("w", ("j", "k"))
+        self.p = d.exp(d.add(self.x, self.b) if bias else self.x)
+        self.l = d.sum(self.p, ("j",))
+        self.o = d.dot(self.p, self.v, ("j",))
+        self.y = d.mul(self.o, d.power(self.l, Q(-1)))
+        self.grading = Grading(self.e, (self.y,))
+
+    def degree(self, p: Poly) -> Q | None:
+        """In the one group; None: not homogeneous."""
+        found = self.grading.degree(p)
+        return None if found is None else dict(found).get(0, Q(0))
+
+
+def test_degrees() -> None:
+    """exp 1, row sum 1, weighted sum 1, reciprocal -1, the quotient 0: it does not depend on the maximum."""
+    s = Softmax()
+    d = s.d
+    assert [s.degree(p) for p in (s.x, s.p, s.l, s.o, d.power(s.l, Q(-1)), s.y)] == [0, 1, 1, 1, -1, 0]
+    assert s.degree(d.power(s.l, Q(-1, 2))) == Q(-1, 2)
+    assert s.degree(d.add(s.p, d.constant(Q(1)))) is None
+    assert s.degree(d.add(s.l, d.mul(s.l, s.b))) == 1
+    assert s.degree(d.function("tanh", [s.p])) is None and s.degree(d.function("tanh", [s.y])) == 0
+
+
+def test_only_what_cancels_is_shifted() -> None:
+    """exp(x) v has no division by the row sum: nothing can be subtracted from x."""
+    s = Softmax()
+    for root in (s.o, s.l, s.d.add(s.y, s.l), s.d.add(s.p, s.d.constant(Q(1)))):
+        grading = Grading(s.e, (root,))
+        assert not grading.shifted and grading.degree(s.o) == NONE
+    assert s.grading.shifted == {0}
+    both = Grading(s.e, (s.y, s.l))  # one output needs the plain exponential
+    assert not both.shifted
+
+
+def test_degrees_survive_splitting_an_axis() -> None:
+    s = Softmax()
+    for part in (".l", ".g"):
+        split = [s.e.split(p, "j", ("j" + part, "j")) for p in (s.o, s.l, s.y)]
+        assert [s.degree(p) for p in split] == [1, 1, 0]
+
+
+def test_exponentials_multiplied_together_stay_together() -> None:
+    """exp(x) exp(b) would be fine in algebra, and 0 times infinity in floats."""
+    s = Softmax(bias=True)
+    assert s.d.mul(s.d.exp(s.x), s.d.exp(s.b)) == s.p
+    assert s.grading.splits_a_group(s.d.exp(s.x)) and s.grading.splits_a_group(s.d.exp(s.b))
+    assert not any(map(s.grading.splits_a_group, (s.p, s.l, s.o, s.y, s.x)))
+    f = Frontiers(Axioms(s.e), s.grading, Space(), frozenset())
+    assert f.legal(s.p) and not f.legal(s.d.exp(s.x)) and f.stats["exp group split"] == 1
+
+
+def test_two_softmaxes_are_two_groups() -> None:
+    s = Softmax()
+    other = s.d.exp(s.d.mul(s.d.constant(Q(1, 2)), s.v))
+    z = s.d.mul(other, s.d.power(s.d.sum(other, ("k",)), Q(-1)))
+    grading = Grading(s.e, (s.y, z))
+    assert len(grading.groups) == 2 and grading.shifted == {0, 1}
+    degrees = [dict(grading.degree(p) or ()) for p in (s.p, other)]
+    assert degrees[0].keys() != degrees[1].keys() and all(set(x.values()) == {1} for x in degrees)

@@ -1,0 +1,311 @@
+"""A function as a whole: measured once, stored, and plain `jax.jit` where ours is slower."""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import SimpleNamespace
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import pytest
+from deciding import assert_same, chain, flops, instructions, operands
+
+import mirage_jax
+from mirage_jax import timing
+from mirage_jax.cache import Cache
+from mirage_jax.compiler import function_timing, whole_function
+from mirage_jax.compiler.whole_function import Question, WholeTimes, fastest
+from mirage_jax.errors import UnsupportedError
+from mirage_jax.jaxpr_frontend import jax_compat
+from mirage_jax.jaxpr_frontend.partition.fingerprint import fingerprint
+from mirage_jax.jaxpr_frontend.partition.program import flatten
+
+ARGS = operands()
+LABELS = {"xla", "mirage"}
+
+
+def two(a, b, v):
+    """Two regions with a border between them."""
+    return chain(b, a, jnp.sort(chain(a, b, v)))
+
+
+@contextmanager
+def measured(regions: float, function: float) -> Iterator[list[Mapping[str, timing.Call]]]:
+    """Regions and functions are measured to be so many times faster than XLA; gives the calls of whole functions."""
+    seen: list[Mapping[str, timing.Call]] = []
+
+    def time_wall(calls: Mapping[str, timing.Call], rounds: int = 10) -> dict[str, timing.Timing]:
+        for call in calls.values():
+            call()
+        is_whole = calls.keys() >= LABELS
+        seen.extend([calls] if is_whole else [])
+        ratio = function if is_whole else regions
+        return {k: timing.Timing((ratio if k == "xla" else 1.0,) * max(rounds, 6)) for k in calls}
+
+    with mock.patch.object(timing, "time_wall", time_wall):
+        yield seen
+
+
+def first_lines(report) -> list[str]:
+    return str(report).splitlines()[:2]
+
+
+def test_a_function_that_is_slower_as_a_whole_runs_under_plain_jit(tmp_path) -> None:
+    options = {"cache_dir": str(tmp_path)}
+    with measured(2.0, 0.62) as seen:
+        f = mirage_jax.optimize(two, **options)
+        report = f.explain(*ARGS)
+        assert len(seen) == 1 and seen[0].keys() == LABELS
+        assert_same(f(*ARGS), two(*ARGS), 0)
+        assert len(seen) == 1, "measured once"
+    assert all(r.decision.winner is not None for r in report.regions)
+    name, line = first_lines(report)
+    assert name.endswith("two: 1 region, 1 optimized")
+    assert line == "whole function: plain jit: ours is 0.62x [0.62, 0.62] as fast [search]"
+    assert instructions(f, *ARGS) == instructions(jax.jit(two), *ARGS)
+    again = mirage_jax.optimize(two, on_miss="error", **options)  # what another process does
+    assert instructions(again, *ARGS) == instructions(jax.jit(two), *ARGS)
+    assert first_lines(again.explain(*ARGS))[1] == line.replace("[search]", "[cache]")
+
+
+def test_a_function_that_is_faster(tmp_path) -> None:
+    with measured(2.0, 1.84) as seen:
+        f = mirage_jax.optimize(two, cache_dir=str(tmp_path))
+        report = mirage_jax.tune(f, *ARGS)
+        assert len(seen) == 1
+    line = first_lines(report)[1]
+    assert line.startswith("whole function: 1.84x [1.84, 1.84] over plain jit, temporary memory ")
+    assert " -> " in line and line.endswith(" [search]")
+    value = json.loads(report.to_json())["whole"]
+    assert value["chosen"] == "mirage" and value["speedup"] == pytest.approx(1.84)
+    assert value["memory"].keys() == value["seconds"].keys() == LABELS
+    again = mirage_jax.optimize(two, cache_dir=str(tmp_path), on_miss="error")
+    assert first_lines(again.explain(*ARGS))[1] == line.replace("[search]", "[cache]")
+    assert flops(again, *ARGS) < flops(jax.jit(two), *ARGS) / 5
+
+
+def test_with_the_clock() -> None:
+    args = operands(448)
+    report = mirage_jax.optimize(two).explain(*args)
+    assert report.whole.source == "search" and report.whole.speedup > 1
+    assert report.whole.memory["mirage"] < report.whole.memory["xla"]
+
+
+def test_a_function_that_is_one_region_is_measured_already() -> None:
+    with measured(2.0, 0.1) as seen:
+        report = mirage_jax.optimize(chain).explain(*ARGS)
+    assert not seen and report.whole.speedup == 2.0
+    assert report.whole.memory.keys() == LABELS
+    line = "whole function: 2.00x [2.00, 2.00] over plain jit, as one region, temporary memory "
+    assert first_lines(report)[1].startswith(line)
+
+
+def attend(q, k, v):
+    return (jax.nn.softmax(q @ k.T) @ v).sum()
+
+
+@pytest.mark.parametrize("differentiated", [True, False])
+def test_gradients_are_asked_for_only_where_somebody_may_differentiate(differentiated: bool, monkeypatch) -> None:
+    asked = []
+    monkeypatch.setattr(jax_compat, "both_passes", lambda jaxpr: asked.append(jaxpr))
+    f = mirage_jax.optimize(attend, remat="regions", on_miss="fallback")
+    args = [jnp.ones((64, 8))] * 3
+    (jax.grad(f) if differentiated else f)(*args)
+    assert bool(asked) == differentiated
+
+
+def test_nothing_is_measured_where_nothing_is_replaced() -> None:
+    with measured(1.0, 1.0) as seen:
+        report = mirage_jax.optimize(two).explain(*ARGS)
+    assert not seen
+    assert first_lines(report)[1] == "whole function: plain jit: no region is replaced [policy]"
+
+
+def test_stored_regions_without_a_stored_function(tmp_path) -> None:
+    with measured(2.0, 0.5), mock.patch.object(Question, "store"):
+        mirage_jax.tune(mirage_jax.optimize(two, cache_dir=str(tmp_path)), *ARGS)
+    report = mirage_jax.optimize(two, cache_dir=str(tmp_path), on_miss="fallback").explain(*ARGS)
+    why = "not measured: nothing is stored, and on_miss='fallback'"
+    assert (report.whole.chosen, report.whole.why, report.whole.speedup) == ("mirage", why, None)
+
+
+def effects(a, b, v):
+    jax.debug.print("{}", v[0])
+    return two(a, b, v)
+
+
+def callback(a, b, v):
+    return two(a, b, jax.pure_callback(lambda x: x, v, v))
+
+
+def data_loop(a, b, v):
+    return jax.lax.while_loop(lambda x: x.sum() > 0, lambda x: x - 1, two(a, b, v))
+
+
+def nested_loop(a, b, v):
+    return jax.lax.cond(v[0] > 0, lambda: data_loop(a, b, v), lambda: v)
+
+
+@pytest.mark.parametrize(
+    ("fn", "why"),
+    [
+        (effects, "it has effects"),
+        (callback, "it calls code outside of JAX"),
+        (data_loop, "how often a loop runs depends on data"),
+        (nested_loop, "how often a loop runs depends on data"),
+    ],
+)
+def test_what_cannot_be_run_on_random_numbers(fn, why: str) -> None:
+    with measured(2.0, 0.5) as seen:
+        whole = mirage_jax.optimize(fn).explain(*ARGS).whole
+    assert not seen and (whole.chosen, whole.why) == ("mirage", f"not measured: {why}")
+
+
+def test_what_does_not_fit(monkeypatch) -> None:
+    monkeypatch.setattr(function_timing, "_free", lambda device: 1e3)
+    with measured(2.0, 0.5) as seen:
+        found = mirage_jax.optimize(two).explain(*ARGS).whole
+    assert not seen and found.why.startswith("not measured: it needs 0.00 GB of memory, of which 0.00 are free")
+
+
+def test_that_it_does_not_fit_is_stored_until_somebody_tunes(monkeypatch, tmp_path) -> None:
+    with measured(2.0, 0.5) as seen:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(function_timing, "_free", lambda device: 1e3)
+            mirage_jax.optimize(two, cache_dir=str(tmp_path)).lower(*ARGS)
+        again = mirage_jax.optimize(two, cache_dir=str(tmp_path))
+        found = again.explain(*ARGS).whole
+        assert not seen and (found.chosen, found.source) == ("mirage", "cache")
+        assert mirage_jax.tune(again, *ARGS).whole.chosen == "xla"
+
+
+def test_a_part_of_the_users_program_says_so(caplog) -> None:
+    with measured(2.0, 1.5) as seen:
+        f = mirage_jax.optimize(two)
+        jax.jit(lambda *args: f(*args) * 2)(*ARGS)
+        report = f.explain(*ARGS)
+    assert len(seen) == 1, "the same function"
+    assert "part of a program of your own: measured alone, which is not the ratio of that program" in report.notes
+    assert not mirage_jax.optimize(two, on_miss="fallback").explain(*ARGS).notes
+
+
+def test_bodies_of_loops_are_measured_with_the_function() -> None:
+    def layers(a, b, v):
+        return jax.lax.scan(lambda x, w: (jnp.sort(chain(w, b, x)), None), v, jnp.stack([a, b]))[0]
+
+    with measured(2.0, 0.5) as seen:
+        f = mirage_jax.optimize(layers)
+        assert_same(f(*ARGS), layers(*ARGS))
+        assert len(seen) == 1
+    assert instructions(f, *ARGS) == instructions(jax.jit(layers), *ARGS)
+    with measured(2.0, 2.0) as seen:
+        f = mirage_jax.optimize(layers, cache_dir=None)
+        assert len(seen) == 0 and f.explain(*ARGS).whole.source == "cache"
+
+
+def test_a_decision_is_asked_again_when_its_regions_are(tmp_path) -> None:
+    with measured(2.0, 0.5):
+        mirage_jax.tune(mirage_jax.optimize(two, cache_dir=str(tmp_path)), *ARGS)
+    with measured(2.0, 1.5) as seen, mock.patch.object(whole_function, "decisions", lambda plan: "others"):
+        assert mirage_jax.optimize(two, cache_dir=str(tmp_path)).explain(*ARGS).whole.chosen == "mirage"
+        assert len(seen) == 1
+
+
+BAD = [
+    {"ratio": [1.0, 10**400, 1.0]},
+    {"ratio": [1.0, -1.0, 1.0]},
+    {"ratio": "fast"},
+    {"memory": {"xla": True}},
+    {"memory": [1]},
+    {"others": None},
+    None,
+]
+
+
+@pytest.mark.parametrize("spoilt", BAD)
+def test_what_is_stored_is_not_believed(spoilt, tmp_path) -> None:
+    put = Cache.put
+
+    def spoil(self, key, entry, kernels=None):
+        if entry.decision == "whole":
+            details = None if spoilt is None else {**entry.schedule, **spoilt}
+            entry = type(entry)("whole", schedule=details, timings=entry.timings, reasons=entry.reasons)
+        return put(self, key, entry, kernels)
+
+    with measured(2.0, 0.5), mock.patch.object(Cache, "put", spoil):
+        mirage_jax.tune(mirage_jax.optimize(two, cache_dir=str(tmp_path)), *ARGS)
+    f = mirage_jax.optimize(two, cache_dir=str(tmp_path), on_miss="fallback")
+    assert f.explain(*ARGS).whole.why.startswith("not measured: nothing is stored")
+
+
+@pytest.mark.parametrize("broken", ["measure", "why not"])
+def test_failures_leave_the_regions(broken: str, monkeypatch, caplog) -> None:
+    def fail(*args, **kwargs):
+        raise RuntimeError("no luck")
+
+    where = {"measure": (function_timing, "measure"), "why not": (Question, "why_not")}[broken]
+    monkeypatch.setattr(*where, fail)
+    with measured(2.0, 0.5):
+        f = mirage_jax.optimize(two)
+        assert_same(f(*ARGS), two(*ARGS))
+    assert flops(f, *ARGS) < flops(jax.jit(two), *ARGS) / 5
+    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == [
+        "a function is not measured as a whole: RuntimeError: no luck"
+    ]
+
+
+@pytest.mark.parametrize(("limit", "rounds"), [(0.0, 2), (0.99, 2), (1.6, 4), (100.0, 10)])
+def test_the_time_that_measuring_takes(limit: float, rounds: int, monkeypatch) -> None:
+    """Two calls of a tenth of a second: a round has each of them twice."""
+    seen = []
+    monkeypatch.setattr(timing, "wall", lambda call: 0.1)
+    monkeypatch.setattr(timing, "time_wall", lambda calls, rounds: seen.append(rounds))
+    function_timing._times({"xla": lambda: None, "mirage": lambda: None}, 1, limit, False)
+    assert seen == [rounds]
+
+
+def test_the_share_of_the_time_of_tuning(monkeypatch) -> None:
+    limits = []
+
+    def measure(whole, device, limit):
+        limits.append(limit)
+        raise UnsupportedError("not now")
+
+    now = [0.0]
+
+    def decide(self, region, platform, *args, _decide=mirage_jax.compiler.Compiler.decide):
+        now[0] += 100.0
+        return _decide(self, region, platform, *args)
+
+    monkeypatch.setattr(function_timing, "measure", measure)
+    monkeypatch.setattr(mirage_jax.compiler.Compiler, "decide", decide)
+    monkeypatch.setattr("mirage_jax.compiler.decide.time", SimpleNamespace(monotonic=lambda: now[0]))
+    with measured(2.0, 1.0):
+        mirage_jax.optimize(two).lower(*ARGS)
+    assert limits == [pytest.approx(0.05 * 100.0)], "of one kind of region"
+
+
+def test_the_rule() -> None:
+    one = lambda **ratios: fastest(WholeTimes({}, {"a": 10, "b": 5}, ratios))[0]  # noqa: E731
+    assert one(a=(1.5, 1.4, 1.6), b=(1.2, 1.1, 1.3)) == "a"
+    assert one(a=(1.5, 1.4, 1.6), b=(1.49, 1.4, 1.6)) == "b", "nearly as fast, in half of the memory"
+
+
+def test_a_fingerprint_names_what_is_computed() -> None:
+    def names(fn, *args):
+        return fingerprint(flatten(jax.make_jaxpr(fn)(*args)))
+
+    x = jnp.ones((4, 4))
+    base = names(lambda x: jax.nn.relu(x @ x) * 2.0, x)
+    assert base == names(lambda y: jax.jit(lambda z: jax.nn.relu(z @ z) * 2.0)(y), x)
+    assert base == names(lambda y, unused: jax.nn.relu(y @ y) * 2.0, x, x)
+    others = [
+        names(lambda x: jax.nn.relu(x @ x) * 3.0, x),
+        names(lambda x: jax.nn.relu(x @ x.T) * 2.0, x),
+        names(lambda x: (jax.nn.relu(x @ x) * 2.0, x), x),
+        names(lambda x: jax.nn.relu(x @ x) * 2.0, jnp.ones((8, 8))),
+        names(lambda x: jax.nn.relu(x @ x) * 2.0, x.astype("bfloat16")),
+    ]
+    assert len({base, *others}) == 6

@@ -1,0 +1,288 @@
+"""Kernels on exact numbers: their own text agrees with the graph in every bit, and no wrong text does."""
+
+import random
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction as Q
+
+import numpy as np
+import pytest
+from lower.kernels import (
+    PROGRAMS,
+    RAGGED,
+    Block,
+    Program,
+    attention,
+    graph,
+    rmsnorm,
+    schedule,
+    split_attention,
+    tensor,
+)
+from lower.test_spans import sized, tiles
+from mugraph.graphs import CAUSAL_SPAN, WINDOW
+
+from mirage_jax.errors import KernelFault, UnsupportedError
+from mirage_jax.lower.runtime.launch import sources
+from mirage_jax.lower.tiling import Tiling
+from mirage_jax.lower.triton.emitter import emit
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Schedule
+from mirage_jax.mugraph.operators import FUNCTIONS
+from mirage_jax.mugraph.parser import parse
+from mirage_jax.verify.exact.exact_check import disagreement, exact_check
+from mirage_jax.verify.exact.interpreters.triton import interpret_kernel
+from mirage_jax.verify.exact.small_sizes import small_sizes
+
+pytest.importorskip("triton")
+
+
+def check(g: KernelGraph, sizes: Schedule, change: Callable[[str], str] = str) -> str:
+    """The first disagreement of a kernel of the graph, at its own extents; `change` rewrites the texts."""
+    for kernel, tiling in zip(g.kernels, sizes.kernels, strict=True):
+        assert isinstance(kernel, BlockGraph)
+        source = emit(kernel, g, tiling, sizes.part_counts)
+        source = replace(source, text=change(source.text))
+        if wrong := disagreement(kernel, g, tiling, sizes.part_counts, source):
+            return f"{kernel.name}: {wrong}"
+    return ""
+
+
+@pytest.mark.parametrize("ragged", [False, True], ids=["divisible", "ragged"])
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_agrees(name: str, dtype: str, ragged: bool) -> None:
+    program = PROGRAMS[name](dtype, **(RAGGED[name] if ragged else {}))
+    assert check(program.graph, program.schedule) == ""
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_agrees_at_any_sizes(name: str, seed: int) -> None:
+    rng = random.Random(f"{name} {seed}")
+    sizes = {axis: rng.randint(3, 40) for axis in ("i", "k", "j", "n", "d", "r") if axis in RAGGED[name]}
+    program = PROGRAMS[name]("f32" if seed % 2 else "f16", **sizes)
+    kernels = tuple(
+        replace(k, tiles=tuple((a, 1 if a == "h" else rng.choice([1, 3, 4, 8, 16, 32])) for a, _ in k.tiles))
+        for k in program.schedule.kernels
+    )
+    parts = tuple((a, rng.randint(1, 2)) for a, _ in program.schedule.parts)
+    assert check(program.graph, Schedule(kernels, parts)) == ""
+
+
+@pytest.mark.parametrize("n,rows,columns", [(64, 16, 16), (50, 16, 16), (70, 32, 16), (70, 16, 32), (16, 16, 16)])
+@pytest.mark.parametrize("name,parts", [("online", 1), ("split keys", 2), ("split keys", 3)])
+@pytest.mark.parametrize("program", [CAUSAL_SPAN, WINDOW], ids=lambda p: p.name)
+def test_agrees_under_spans(program, name: str, parts: int, n: int, rows: int, columns: int) -> None:
+    g = sized(program, name, n)
+    assert check(g, tiles(g, rows, columns, parts)) == ""
+
+
+def pointwise(build: Callable[[Block, list[str]], str], arity: int, dtypes: tuple[str, ...] = ()) -> Program:
+    """A kernel of one operator on vectors of 40 elements."""
+    b = Block("pointwise", "i")
+    inputs = [tensor(f"x{n}", "i", t) for n, t in enumerate(dtypes or ("f32",) * arity)]
+    b.store(tensor("Y", "i", "f32"), build(b, [b.load(t.name, "i") for t in inputs]))
+    return Program(graph(inputs, [b], "Y", {"i": 40}), schedule({"i": 16}), lambda: np.zeros(0))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_function_of_the_table(name: str) -> None:
+    program = pointwise(lambda b, xs: b.op(name, *xs), FUNCTIONS[name].arity)
+    assert check(program.graph, program.schedule) == ""
+
+
+@pytest.mark.parametrize("name,offset,constant", [("sin", 0, 0), ("erf", 0, 0), ("log", 1, 0), ("cos", 0, -1)])
+def test_functions_that_are_zero_in_padded_lanes(name: str, offset: int, constant: int) -> None:
+    """A sum over 5 of 8 lanes, which nothing has to mask: sin(0) = 0."""
+    b = Block("sums", "i")
+    value = b.affine(b.op(name, b.load("X", "i j"), offset=offset), offset=constant)
+    b.store(tensor("Y", "i", "f32"), b.sum(value, axes="j"))
+    g = graph([tensor("X", "i j", "f32")], [b], "Y", {"i": 4, "j": 5})
+    assert "tl.where" not in sources(g, schedule({"i": 2}))[0].text
+    assert exact_check(g, schedule({"i": 2})) == ""
+
+
+@pytest.mark.parametrize("exponent", [-2, -1, Q(-1, 2), Q(1, 2), 2, 3, Q(3, 2), Q(-3, 2), Q(1, 3), 11, 12])
+def test_powers(exponent) -> None:
+    program = pointwise(lambda b, xs: b.pow(*xs, exponent=exponent, scale=2, offset=Q(1, 3)), 1)
+    assert check(program.graph, program.schedule) == ""
+
+
+def test_integers_and_truth_values() -> None:
+    program = pointwise(lambda b, xs: b.where(b.eq(*xs[:2]), *xs[2:]), 4, ("i32", "i32", "bool", "f16"))
+    assert check(program.graph, program.schedule) == ""
+
+
+def test_constants_that_are_one_float() -> None:
+    """A third, and the float next to it: the text cannot tell which is meant."""
+    program = pointwise(lambda b, xs: b.affine(b.affine(*xs, scale=Q(1, 3)), scale=Q(1 / 3)), 1)
+    with pytest.raises(UnsupportedError, match="same float"):
+        check(program.graph, program.schedule)
+
+
+# --- wrong texts
+
+ATTENTION = attention(i=20, n=50, d=24, scale=Q(1, 4))
+SPLIT = split_attention(i=20, n=50, d=24, parts=3, scale=Q(1, 4))
+RMSNORM = rmsnorm(i=5, k=50, j=27)
+LORA = PROGRAMS["lora"](**RAGGED["lora"])
+WINDOWED = (g := sized(WINDOW, "split keys", 70), tiles(g, 16, 16, 2))
+
+# name: program, its text with "#" for any number, the wrong text
+BUGS = {
+    "mask one lane too long": (RMSNORM, "k_mask = k < 50", "k_mask = k <= 50"),
+    "mask of the rows dropped": (RMSNORM, "mask=i_mask[:, None] & j_mask[None, :])", "mask=j_mask[None, :])"),
+    "mask of a tail dropped": (ATTENTION, "mask=n_mask[:, None] & e_mask", "mask=e_mask"),
+    "stride of the wrong axis": (RMSNORM, "in1 + k[:, None] * 27 + j", "in1 + k[:, None] * 50 + j"),
+    "strides swapped": (ATTENTION, "d[:, None] * 50 + n[None, :]", "d[:, None] + n[None, :] * 24"),
+    "loop one step short": (LORA, "range(0, 50, 32)", "range(0, 32, 32)"),
+    "loop one step long": (PROGRAMS["lora"](), "range(0, 64, 32)", "range(0, 96, 32)"),
+    "first step skipped": (LORA, "range(0, 50, 32)", "range(32, 50, 32)"),
+    "step too small": (LORA, "range(0, 50, 32)", "range(0, 50, 16)"),
+    "accumulator starts at one": (LORA, "0.0, tl.float32", "1.0, tl.float32"),
+    "one product too few": (LORA, "acc# = tl.dot(load#, load#, acc#)", r"acc\1 = tl.dot(load\2, load\3)"),
+    "no rescaling": (ATTENTION, "acc# * decay#[:, None]", r"acc\1"),
+    "rescaled twice": (ATTENTION, "acc# * decay# + ", r"acc\1 * decay\2 * decay\2 + "),
+    "maximum not carried": (ATTENTION, "tl.maximum(shift#, ", "("),
+    "stale maximum": (ATTENTION, "    shift# = shift#\n", ""),
+    "maximum of padded lanes": (ATTENTION, 'dot#, float("-inf")', r"dot\1, 9.0"),
+    "padded lanes in a sum": (ATTENTION, "exps#, 0.0", r"exps\1, 1.0"),
+    "base of the exponential": (ATTENTION, "tl.fma(dot#, 0.36067376022224085", r"tl.fma(dot\1, 0.25"),
+    "constant in the wrong place": (RMSNORM, "* 0.02 + 1e-06", "* (0.02 + 1e-06)"),
+    "load hoisted out of the loop": (LORA, "k = k_start + ", "k = 0 * k_start + "),
+    "offset of a part": (SPLIT, "n = n_g_block * 17 + ", "n = n_g_block * 16 + "),
+    "end of a part": (SPLIT, "tl.minimum(n_g_block * 17 + 17, 50)", "50"),
+    "block of another axis": (SPLIT, "i_block = pid % 2", "i_block = pid % 3"),
+    "other unit": (SPLIT, "-(finite#[:, None] * 1.4426950408889634)", r"-finite\1[:, None]"),
+    "part not written": (SPLIT, "tl.store(out1 + n_g_block * 40", "tl.store(out1 + 0 * n_g_block"),
+    "window starts late": (WINDOWED, "35 - 2, 0)", "35 + 13, 0)"),
+    "window ends early": (WINDOWED, "35 + 16, 35)", "35 - 1, 35)"),
+    "other comparison": (WINDOWED, "((iota#[:, None]) < ", r"((iota\1[:, None]) <= "),
+    "index inside of the part": (WINDOWED, "iota# = n.to", r"iota\1 = (n - n_g_block * 35).to"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_finds(bug: str) -> None:
+    program, right, wrong = BUGS[bug]
+    g, sizes = (program.graph, program.schedule) if isinstance(program, Program) else program
+    pattern = re.compile(re.escape(right).replace(r"\#", r"(\d+)"))
+    found = 0
+
+    def change(text: str) -> str:
+        nonlocal found
+        text, n = pattern.subn(wrong, text)
+        found += n
+        return text
+
+    assert check(g, sizes, change)
+    assert found, f"no kernel has the text {right}"
+
+
+def test_finds_what_no_tolerance_sees() -> None:
+    """One masked lane too many, in a sum of fifty thousand."""
+    b = Block("total", "i", "k")
+    b.store(tensor("Y", "i", "f16"), b.acc(b.sum(b.exp(b.load("X", "i k")), axes="k")))
+    g = graph([tensor("X", "i k", "f16")], [b], "Y", {"i": 2, "k": 50_000})
+    sizes = schedule({"i": 1, "k": 1024})
+    assert not check(g, sizes)
+
+    def off_by_one(text: str) -> str:
+        return text.replace("k < 50000", "k < 49999")
+
+    assert "2 of 2 elements of Y differ" in check(g, sizes, off_by_one)
+    (source,) = sources(g, sizes)
+    x = np.random.default_rng(0).standard_normal((2, 50_000)).astype(np.float16)
+    right, wrong = (interpret_kernel(s, [x])[0] for s in (source, replace(source, text=off_by_one(source.text))))
+    np.testing.assert_array_equal(right, wrong)
+
+
+# --- memory
+
+COPY = pointwise(lambda b, xs: b.affine(*xs, scale=2), 1)
+
+
+@pytest.mark.parametrize(
+    "right,wrong,message",
+    [
+        (", mask=i_mask, other=0.0)", ")", "loads element 40 of input x0, which has 40"),
+        ("affine2, mask=i_mask)", "affine2)", "stores element 40 of output Y, which has 40"),
+        ("out0 + i", "out0 + i - 1", "stores element -1 of output Y"),
+        ("out0 + i", "out0 + i // 2", "of output Y is written twice"),
+        ("tl.store(out0", "tl.store(in0", "stores into input x0"),
+        ("mask=i_mask)", "mask=i_mask & (i != 7))", r"1 of 40 elements of output Y are never written, .* \(7,\)"),
+    ],
+)
+def test_memory_is_guarded(right: str, wrong: str, message: str) -> None:
+    (source,) = sources(COPY.graph, COPY.schedule)
+    assert right in source.text, source.text
+    with pytest.raises(KernelFault, match=message):
+        interpret_kernel(replace(source, text=source.text.replace(right, wrong)), [np.ones(40, np.float32)])
+
+
+# --- at small sizes
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_large_programs_at_small_sizes(name: str) -> None:
+    """Extents of which no interpreter would see the end."""
+    large = {"i": 4096, "k": 4096, "j": 14336, "n": 8192, "d": 64, "r": 16, "parts": 16}
+    program = PROGRAMS[name](
+        "f16",
+        **{a: n for a, n in large.items() if a in RAGGED[name]} | ({"i": 4096, "k": 1024} if name == "ntrans" else {}),
+    )
+    assert exact_check(program.graph, program.schedule) == ""
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_small_sizes_keep_tiles(ragged: bool) -> None:
+    program = split_attention(h=4, i=1000, n=4096, d=64, parts=16)
+    kernel, sizes = program.graph.kernels[0], program.schedule.kernels[0]
+    g, parts = small_sizes(kernel, program.graph, sizes, program.schedule.part_counts, ragged)
+    assert parts == {"n": 2} and g.sizes["d"] == (63 if ragged else 64)
+    assert g.sizes["i"] == (21 if ragged else 40) and g.sizes["n"] == (41 if ragged else 64)
+    small, real = (Tiling(kernel, x, sizes, p) for x, p in ((g, parts), (program.graph, program.schedule.part_counts)))
+    assert {a: t.block for a, t in small.axes.items()} == {a: t.block for a, t in real.axes.items()}
+
+
+def test_a_tensor_read_under_two_names() -> None:
+    """x x: a row of x in one operand is a column in the other, so both names have to have one length."""
+    b = Block("square", "i a", "k")
+    x, y = b.load("X", "i k"), b.load("X", "k a")
+    b.store(tensor("Y", "i a", "f32"), b.acc(b.dot(x, y, axes="k")))
+    g = graph([tensor("X", "i k", "f32")], [b], "Y", {"i": 64, "a": 64, "k": 64})
+    assert exact_check(g, schedule({"i": 16, "a": 32, "k": 16})) == ""
+
+
+COMPARED = """mugraph {
+  extents i=16 n=16
+  input s: i32[i]
+  input t: i32[n]
+  input x: f32[i,n]
+  kernel k grid(i) {
+    %s = load s[i]
+    %t = load t[n]
+    %x = load x[i,n]
+    %m[i,n] = OP %s %t
+    %z[] = const{value=0}
+    %p[i,n] = where %m %x %z
+    %r[i] = sum{axes=(n)} %p
+    store o: f32[i] = %r
+  }
+  output o
+}"""
+
+
+@pytest.mark.parametrize(("op", "first"), [("eq", 2**24), ("lt", 2**31 - 16), ("le", -(2**31))])
+def test_integers_are_compared_as_they_are(op: str, first: int) -> None:
+    """Float32 rounds neighbours beyond 2**24 to one number."""
+    g, sizes = parse(COMPARED.replace("OP", op)), KernelSchedule((("i", 16),))
+    (kernel,) = g.kernels
+    assert isinstance(kernel, BlockGraph)
+    source = emit(kernel, g, sizes, {})
+    s = (first + np.arange(16)).astype(np.int32)
+    values = {"s": s, "t": s, "x": np.ones((16, 16), np.float32)}
+    (found,) = interpret_kernel(source, [values[name] for name in source.inputs])
+    compare = {"eq": np.equal, "lt": np.less, "le": np.less_equal}[op]
+    assert found.tolist() == compare(s[:, None], s[None, :]).sum(1).tolist()
