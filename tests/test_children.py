@@ -22,7 +22,7 @@ import mirage_jax, numpy, jax
 from mirage_jax import children
 """
 SEARCH = """
-from mirage_jax.search import parts
+from mirage_jax.search.decompose import subprocesses
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.hardware.device_model import DEVICES
 from mirage_jax.search.enumerate.kernels import Space
@@ -33,8 +33,8 @@ TEXT = '''mugraph {
   library t: f32[i,k] = dot{axes=(j)} x[i,j] y[j,k]
   output t
 }'''
-part = parts.Part(parse(TEXT), DEVICES["CPU"], Space(), 1000, ("algebra",), 5.0)
-parts._Processes().search(part)
+part = subprocesses.SubSearch(parse(TEXT), DEVICES["CPU"], Space(), 1000, ("algebra",), 5.0)
+subprocesses._Processes().search(part)
 """
 WORKER = """
 from mirage_jax.compiler.isolation.parent import Session
@@ -120,7 +120,7 @@ def test_from_a_zip_file(tmp_path) -> None:
 
 def test_a_search_ends_with_its_parent(tmp_path) -> None:
     """Even if that is killed: nobody reads what it would find."""
-    code = SEARCH.replace("parts._Processes().search(part)", "")
+    code = SEARCH.replace("subprocesses._Processes().search(part)", "")
     code += f"""
 import subprocess, time
 command = children.python('''
