@@ -15,7 +15,7 @@ from mirage_jax import gpu_lock
 HOLDER = """
 import sys, pathlib
 from mirage_jax import gpu_lock
-with turns.alone(pathlib.Path(sys.argv[1])):
+with gpu_lock.alone(pathlib.Path(sys.argv[1])):
     print("mine", flush=True)
     sys.stdin.read()
 """

@@ -42,8 +42,8 @@ def work():
     end = time.monotonic() + 60
     while time.monotonic() < end:
         time.sleep(0.01)
-waiting.background(work)
-waiting.background(lambda: (time.sleep(0.5), print("done")))
+interruptible.background(work)
+interruptible.background(lambda: (time.sleep(0.5), print("done")))
 """
 
 
