@@ -8,8 +8,7 @@ other rule may be refused.
 
 from __future__ import annotations
 
-import datetime
-import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -17,7 +16,7 @@ from functools import partial
 from random import Random
 from typing import ClassVar
 
-from mirage_jax.audit.mutants import MutationSubject
+from mirage_jax.audit.mutants import MutationSubject, sound_subjects
 from mirage_jax.audit.mutations import (
     Edit,
     Edits,
@@ -412,38 +411,45 @@ REWRITES: tuple[Rewrite, ...] = (
 
 @dataclass
 class RewriteReport(CampaignReport):
-    """`rules`: by identity, at how many places it applies, how many of these were tried and how many refused."""
+    """Counts by identity in `rules`: places where it applies, those that were tried, and those that were refused."""
 
     title: ClassVar[str] = "True rewrites"
     header: ClassVar[tuple[str, ...]] = ("identity", "why it is missed", "places", "tried", "refused")
-    words: ClassVar[int] = 2
+    words = 2
 
     seed: int
     sources: int
     rules: dict[str, list[int]] = field(default_factory=dict)
     unexplained: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-    date: str = ""
 
     @property
     def tried(self) -> int:
+        """How many rewrites were tried."""
         return sum(tried for _, tried, _ in self.rules.values())
 
     @property
     def refused(self) -> int:
+        """How many rewrites were refused."""
         return sum(refused for _, _, refused in self.rules.values())
 
     @property
-    def share(self) -> float:
-        """Of all places, how many are refused: by rule, as of those drawn; all where none was drawn of what is missed.
+    def passed(self) -> bool:
+        """Whether every refusal has a reason."""
+        return not self.unexplained
 
-        It varies less from draw to draw than `refused / tried`, which knows the counts of places by chance only.
+    @property
+    def share(self) -> float:
+        """The share of all places that is refused, estimated by rule from the places drawn.
+
+        A rule that misses and was not drawn counts as refused everywhere. This varies less from draw to draw than
+        `refused / tried`, in which the counts of places are left to chance.
         """
         missed = {r.name for r in REWRITES if r.missed}
         refused = (n * (bad / tried if tried else name in missed) for name, (n, tried, bad) in self.rules.items())
         return sum(refused) / max(1, sum(n for n, _, _ in self.rules.values()))
 
     def summary(self) -> str:
+        """Sum the campaign up in one sentence."""
         return (
             f"{self.refused} of {self.tried} true rewrites refused, {100 * self.share:.1f} % of all places, "
             f"{len(self.unexplained)} without a known reason ({self.sources} sources, seed {self.seed}, "
@@ -451,39 +457,37 @@ class RewriteReport(CampaignReport):
         )
 
     def rows(self) -> list[list[str]]:
+        """Counts by identity."""
         missed = {r.name: r.missed for r in REWRITES}
         return [[name, missed[name], *map(str, counts)] for name, counts in self.rules.items()]
 
-    def details(self) -> list[str]:
+    def findings(self) -> list[str]:
+        """Rewrites that were refused without a known reason."""
         return self.unexplained
 
 
 def rewrite(sources: Sequence[Source], count: int, seed: int, rewrites: Sequence[Rewrite] = REWRITES) -> RewriteReport:
-    """`count` true rewrites, drawn from all places of all sources, and of their programs, at which a rule applies."""
-    began, rng = time.monotonic(), Random(seed)
+    """Try `count` true rewrites, drawn from all places of all sources, and of their programs, where a rule applies."""
+    rng = Random(seed)
     programs = {s.reference: Source(f"the program of {s.name}", s.reference, s.reference) for s in sources}
-    sources = [*sources, *programs.values()]
-    subjects = [s for n, source in enumerate(sources) if (s := MutationSubject(source, seed + n)).sound]
+    subjects = sound_subjects([*sources, *programs.values()], seed)
     places = [(s, rule, edit) for s in subjects for rule in rewrites for edit in rule.edits.edits(s.source.candidate)]
-    result = RewriteReport(
-        seed, len(subjects), {r.name: [0, 0, 0] for r in rewrites}, date=datetime.date.today().isoformat()
-    )
-    for _, rule, _ in places:
-        result.rules[rule.name][0] += 1
+    counts = Counter(rule.name for _, rule, _ in places)
+    result = RewriteReport(seed, len(subjects), {r.name: [counts[r.name], 0, 0] for r in rewrites})
     rng.shuffle(places)
-    for subject, rule, edit in places:
-        if result.tried == count:
-            break
-        graph = edit()
-        if not _is_true(subject, graph):
-            continue
-        result.rules[rule.name][1] += 1
-        if why := _refused(subject.source.reference, graph):
-            result.rules[rule.name][2] += 1
-            if not rule.missed:
-                texts = f"{rule.name}, {subject.source.name}: {why}", str(subject.source.reference), str(graph)
-                result.unexplained.append("\n".join(texts))
-    result.seconds = time.monotonic() - began
+    with result.timed():
+        for subject, rule, edit in places:
+            if result.tried == count:
+                break
+            graph = edit()
+            if not _is_true(subject, graph):
+                continue
+            result.rules[rule.name][1] += 1
+            if why := _refused(subject.source.reference, graph):
+                result.rules[rule.name][2] += 1
+                if not rule.missed:
+                    texts = f"{rule.name}, {subject.source.name}: {why}", str(subject.source.reference), str(graph)
+                    result.unexplained.append("\n".join(texts))
     return result
 
 

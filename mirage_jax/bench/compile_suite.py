@@ -21,8 +21,7 @@ import jax.numpy as jnp
 
 from mirage_jax import timing
 from mirage_jax.bench.steps import ModelStep
-from mirage_jax.bench.suite import BASELINE, BenchResult, SuiteRow, Transform, explained
-from mirage_jax.errors import in_one_line
+from mirage_jax.bench.suite import SuiteRow, Transform, bench_results, explained, recording
 from mirage_jax.gc_pause import no_collection
 from mirage_jax.jaxpr_frontend.capture.call_primitive import capture
 from mirage_jax.jaxpr_frontend.capture.lowering import First, WholeProgram
@@ -60,8 +59,8 @@ def run_different(
             start = time.process_time()
             _lower(transform, step, args)
             samples[label].append(time.process_time() - start)
-    timings = {label: timing.Timing(tuple(own)) for label, own in samples.items()}
-    return SuiteRow(step.name, None, _results(timings, {}), {})
+    timings = {label: timing.Timing(tuple(seconds)) for label, seconds in samples.items()}
+    return SuiteRow(step.name, None, bench_results(timings, {}), {})
 
 
 def run_compile(
@@ -73,34 +72,20 @@ def run_compile(
     reports: dict[str, dict[str, Any]] = {}
     failures: dict[str, str] = {}
     for label, transform in {**candidates, REPLACED: replaced}.items():
-        try:
-            reports[label] = explained(transform(_anew(step.fn)), args)  # decides what is not decided yet
+        with recording(failures, label):
+            reports[label] = explained(transform(_untraced(step.fn)), args)  # decides regions that are not decided yet
             calls[label] = lambda t=transform: _lower(t, step, args)
             calls[label]()
-        except Exception as why:  # whatever a candidate raises is a result of the benchmark
-            failures[label] = in_one_line(why)
     timings = timing.time_wall(calls, rounds or 5)
-    return SuiteRow(step.name, None, _results(timings, reports), failures)
-
-
-def _results(timings: Mapping[str, timing.Timing], reports: Mapping[str, Mapping[str, Any]]) -> dict[str, BenchResult]:
-    return {
-        label: BenchResult(
-            seconds=t.seconds,
-            interval=t.interval,
-            ratio=None if label == BASELINE or BASELINE not in timings else timing.ratio(timings[BASELINE], t),
-            **reports.get(label, {}),
-        )
-        for label, t in timings.items()
-    }
+    return SuiteRow(step.name, None, bench_results(timings, reports), failures)
 
 
 def _lower(transform: Transform, step: ModelStep, args: Sequence[Any]) -> None:
     with no_collection():  # as in `timeit`: it looks at all that the process holds, and falls into some calls only
-        transform(_anew(step.fn), donate_argnums=0).lower(*args)
+        transform(_untraced(step.fn), donate_argnums=0).lower(*args)
 
 
-def _anew(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _untraced(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The same function as an object that JAX has not traced."""
     return lambda *args: fn(*args)
 

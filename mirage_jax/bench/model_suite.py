@@ -21,18 +21,17 @@ import jax.numpy as jnp
 
 from mirage_jax import timing
 from mirage_jax.bench.steps import ModelStep
-from mirage_jax.bench.suite import BASELINE, OURS, BenchResult, PlannedMemory, SuiteRow, Transform, explained
-from mirage_jax.errors import in_one_line
+from mirage_jax.bench.suite import OURS, PlannedMemory, SuiteRow, Transform, bench_results, explained, recording
 from mirage_jax.timing import Timing
 
 log = logging.getLogger("mirage_jax")
 
 REMAT = f"{OURS} remat"
 CALLS = 4  # steps in a row that are profiled together
-BUDGETS = {  # candidates of suite "whole": whatever the budget, no function may be slower than under plain jit
-    f"{OURS} 2s": {"budget": "2s"},
-    f"{OURS} 15s/40s": {"budget": "15s/40s"},
-    f"{OURS} untuned": {"on_miss": "fallback"},
+VARIANTS = {  # of suite "whole": whatever the budget, no function may be slower than under plain jit
+    f"{OURS} 2s": {"remat": "regions", "budget": "2s"},
+    f"{OURS} 15s/40s": {"remat": "regions", "budget": "15s/40s"},
+    f"{OURS} untuned": {"remat": "regions", "on_miss": "fallback"},
 }
 NOTES = (
     "Steps as training and decoding run them, with donated state, each from its first kernel to its last. Errors are "
@@ -69,7 +68,7 @@ def run_step(
         if label == REMAT and not step.trains:
             continue
         log.info("%s: %s", step.name, label)
-        try:
+        with recording(failures, label):
             function: Any = transform(step.fn, donate_argnums=0)
             compiled = function.lower(state, batch).compile()
             first = compiled(jax.tree.map(jnp.copy, state), batch)
@@ -77,21 +76,9 @@ def run_step(
             fields[label] = {"error": error, "error_rms": error_rms, "memory": _memory(compiled)}
             fields[label] |= explained(function, (state, batch))
             running[label] = _Running(compiled, first[0], batch)
-        except Exception as why:  # whatever a candidate raises is a result of the benchmark
-            failures[label] = in_one_line(why)
     log.info("%s: timing", step.name)
     timings = {label: _per_layer(t, step.layers) for label, t in _time(running, rounds).items()}
-    results = {
-        label: BenchResult(
-            seconds=t.seconds,
-            interval=t.interval,
-            launches=t.launches,
-            ratio=None if label == BASELINE or BASELINE not in timings else timing.ratio(timings[BASELINE], t),
-            **fields[label],
-        )
-        for label, t in timings.items()
-    }
-    return SuiteRow(step.name, None, results, failures)
+    return SuiteRow(step.name, None, bench_results(timings, fields), failures)
 
 
 def _in_float32(step: ModelStep, state: Any, batch: Any) -> Any:
