@@ -11,11 +11,11 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 
 from mirage_jax.audit.fills import NOTHING, Fill
-from mirage_jax.audit.program import Border, ProgramValue, RandomProgram, Wrapper
+from mirage_jax.audit.program import Border, ProgramStep, ProgramValue, RandomProgram, Wrapper
 
 
 def shrink(program: RandomProgram, fails: Callable[[RandomProgram], bool], trials: int = 150) -> RandomProgram:
-    """The smallest failing program found among `trials` at most; `program` itself if nothing smaller fails."""
+    """Find a smaller failing program with at most `trials` trials; returns `program` if nothing smaller fails."""
     tried = {program}
     progress = True
     while progress:
@@ -33,7 +33,7 @@ def shrink(program: RandomProgram, fails: Callable[[RandomProgram], bool], trial
 
 
 def smaller(p: RandomProgram) -> Iterator[RandomProgram]:
-    """Programs with one thing less, large parts first."""
+    """Make programs with one thing less, large parts first."""
     yield from _with_fewer_scopes(p)
     yield from _with_less_data(p)
     yield from _with_fewer_outputs(p)
@@ -62,10 +62,10 @@ def _with_fewer_outputs(p: RandomProgram) -> Iterator[RandomProgram]:
 def _with_fewer_steps(p: RandomProgram) -> Iterator[RandomProgram]:
     """Programs that end earlier, and those that are given a value instead of making it."""
     made = {s.value.name: s for s in p.steps}
-    for name in p.outputs:
-        for read in made[name].reads if name in made else ():
-            if read in made and made[read].value.is_float:
-                yield tidy(replace(p, outputs=tuple(read if n == name else n for n in p.outputs)))
+    earlier = [(name, read) for name in p.outputs if name in made for read in made[name].reads if read in made]
+    for name, read in earlier:
+        if made[read].value.is_float:
+            yield tidy(replace(p, outputs=tuple(read if n == name else n for n in p.outputs)))
     for name in reversed(made):
         if name not in p.outputs:
             yield tidy(as_input(p, name))
@@ -73,10 +73,10 @@ def _with_fewer_steps(p: RandomProgram) -> Iterator[RandomProgram]:
 
 def _with_smaller_sizes(p: RandomProgram) -> Iterator[RandomProgram]:
     """Programs with shorter dimensions, fewer repeated arguments and shorter loops."""
+    sizes = dict(p.sizes)
     for name, n in p.sizes:
-        for less in dict.fromkeys((1, 2, n // 2, n - 1)):
-            if 0 < less < n:
-                yield replace(p, sizes=tuple((s, less if s == name else m) for s, m in p.sizes))
+        shorter = (less for less in dict.fromkeys((1, 2, n // 2, n - 1)) if 0 < less < n)
+        yield from (replace(p, sizes=tuple({**sizes, name: less}.items())) for less in shorter)
     if p.same:
         yield replace(p, same=())
     for which in ("outer", "inner"):
@@ -101,33 +101,45 @@ def _with_less_data(p: RandomProgram) -> Iterator[RandomProgram]:
 
 
 def as_input(p: RandomProgram, name: str) -> RandomProgram:
-    """The program with a step's value given as an argument."""
+    """Give a step's value as an argument."""
     step = next(s for s in p.steps if s.value.name == name)
     steps = tuple(s for s in p.steps if s is not step)
     return replace(p, inputs=(*p.inputs, step.value), steps=steps, **_wrappers(p, lambda mapped: (*mapped, True)))
 
 
 def tidy(p: RandomProgram) -> RandomProgram:
-    """The program without steps and arguments that nothing needs."""
-    needed, kept = set(p.outputs), []
-    for step in reversed(p.steps):
-        if step.value.name in needed:
-            kept.append(step)
-            needed.update(step.reads)
-    keep = [i for i, v in enumerate(p.inputs) if v.name in needed] or [0]
-    place = {old: new for new, old in enumerate(keep)}
-    inputs = tuple(p.inputs[i] for i in keep)
-    texts = " ".join([*(s.text for s in kept), *(d for v in (*inputs, *(s.value for s in kept)) for d in v.shape)])
-    words = set(re.findall(r"\w+", texts))
+    """Remove steps, arguments and sizes that nothing needs."""
+    needed, steps = _needed(p)
+    numbers = [i for i, v in enumerate(p.inputs) if v.name in needed] or [0]
+    place = {old: new for new, old in enumerate(numbers)}
+    inputs = tuple(p.inputs[i] for i in numbers)
+    words = _words(steps, inputs)
     return replace(
         p,
         sizes=tuple((name, n) for name, n in p.sizes if name in words),
         inputs=inputs,
-        steps=tuple(reversed(kept)),
+        steps=steps,
         same=tuple((place[i], place[j]) for i, j in p.same if i in place and j in place),
-        borders=_borders(p.borders, {s.value.name for s in kept}),
-        **_wrappers(p, lambda mapped: tuple(mapped[i] for i in keep)),
+        borders=_borders(p.borders, {s.value.name for s in steps}),
+        **_wrappers(p, lambda mapped: tuple(mapped[i] for i in numbers)),
     )
+
+
+def _needed(p: RandomProgram) -> tuple[set[str], tuple[ProgramStep, ...]]:
+    """Names that the results depend on, and the steps that make them."""
+    needed, steps = set(p.outputs), list[ProgramStep]()
+    for step in reversed(p.steps):
+        if step.value.name in needed:
+            steps.append(step)
+            needed.update(step.reads)
+    return needed, tuple(reversed(steps))
+
+
+def _words(steps: Sequence[ProgramStep], inputs: Sequence[ProgramValue]) -> set[str]:
+    """Words in the texts of steps and shapes."""
+    values = (*inputs, *(s.value for s in steps))
+    texts = [*(s.text for s in steps), *(d for v in values for d in v.shape)]
+    return set(re.findall(r"\w+", " ".join(texts)))
 
 
 def _borders(borders: Sequence[Border], steps: Container[str]) -> tuple[Border, ...]:

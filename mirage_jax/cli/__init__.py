@@ -74,6 +74,7 @@ class _NoGpuIsNoError(logging.Filter):
     """JAX logs a traceback where its CUDA plugin is installed without a GPU, as it is where kernels are built ahead."""
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Drop the record of that traceback."""
         return "plugin configuration error" not in record.getMessage()
 
 

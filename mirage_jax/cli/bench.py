@@ -65,13 +65,7 @@ def bench(args: Namespace, out: Console, err: Console) -> int:
     """Run a suite; a problem is a candidate of ours that fails, or a function slower than under plain jit."""
     if args.plot is not None:
         return OK if _draw(args.plot, err, "error") else ENVIRONMENT
-    check_at_least(args, rounds=1)
-    check_file(args.json)
-    if args.suite not in SUITES:
-        raise UsageError(unknown("suite", args.suite, SUITES))
-    if args.remat and args.suite != "models":
-        raise UsageError(f"--remat: training steps, which only --suite models has; found --suite {args.suite}")
-    chosen = SUITES[args.suite]
+    chosen = _checked_suite(args)
     names = [name.strip() for name in args.programs.split(",")] if args.programs else []
     result = chosen.run(args, names, None if args.quiet else err, **chosen.how)
     out.print(result.table())
@@ -85,6 +79,17 @@ def bench(args: Namespace, out: Console, err: Console) -> int:
         err.print(f"{program}, {label}: {why}", highlight=False, markup=False)
     has_failed = any(label not in peers.PEERS for _, label, _ in result.failures)
     return PROBLEM if has_failed or is_slower else OK
+
+
+def _checked_suite(args: Namespace) -> BenchSuite:
+    """The suite that was asked for, if the arguments are right."""
+    check_at_least(args, rounds=1)
+    check_file(args.json)
+    if args.suite not in SUITES:
+        raise UsageError(unknown("suite", args.suite, SUITES))
+    if args.remat and args.suite != "models":
+        raise UsageError(f"--remat: training steps, which only --suite models has; found --suite {args.suite}")
+    return SUITES[args.suite]
 
 
 def _draw(file: Path, err: Console, otherwise: str) -> bool:
