@@ -88,6 +88,7 @@ class Setting:
 
     @property
     def options(self) -> Options:
+        """Options of the optimizer."""
         budget = Budget(self.seconds, self.states, workers=1)
         return Options("search", budget, cache_dir=self.cache_dir, strict=True, strict_range=self.strict_range)
 
@@ -111,12 +112,15 @@ class Trial(TuningSession):
 
     @property
     def description(self) -> DeviceModel:
+        """The cost model of the device of the setting."""
         return super().description if self.setting.platform == "cuda" else DEVICES[self.setting.device]
 
     def promising(self, c: Candidate) -> bool:
+        """Try every candidate."""
         return True
 
     def gate(self, winner: Winner, only: Sequence[str] = ()) -> tuple[bool, str]:
+        """Ask the float gate if the setting does."""
         return super().gate(winner, only) if self.setting.gate else (True, "not asked")
 
 
@@ -128,17 +132,21 @@ class Unmeasured(Compiler):
         self.setting, self.outcome = setting, outcome
 
     def attempt(self, region: Region, platform: str, device: Any) -> TuningSession:
+        """Start a trial of a region."""
         trial = Trial(region, platform, device, self.options)
         trial.setting = self.setting
         return trial
 
     def choose(self, whole: WholeProgram) -> WholeFunction:
+        """Run the optimized program, without measuring."""
         return not_measured(whole, "whatever is proven runs")
 
     def trials(self, attempt: TuningSession) -> AbstractContextManager[None]:
+        """Start no process."""
         return nullcontext()
 
     def compare(self, attempt: TuningSession, finalists: Sequence[Candidate], precise: int = 0) -> Comparison:
+        """Check all candidates, and call those that run faster than XLA."""
         counts, same = self.outcome.counts, timing.Timing((1.0,) * 6)
         for c in () if precise else finalists:
             self.outcome.problems += check_candidate(attempt.reference, c, self.setting, counts)

@@ -34,9 +34,13 @@ TF32 = 2.0**-10  # the type has 10 bits of mantissa
 class Visitor(Protocol):
     """Looks at equations on the way, and may change what they read and give."""
 
-    def operands(self, eqn: FlatEqn, xs: list[Array]) -> list[Array]: ...
+    def operands(self, eqn: FlatEqn, xs: list[Array]) -> list[Array]:
+        """Change the operands of an equation."""
+        ...
 
-    def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any) -> Array: ...
+    def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any) -> Array:
+        """Change a result of an equation."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class Noise:
     strict_range: bool = False
 
     def draw(self, shape: tuple[int, ...]) -> Array:
+        """Draw errors between -1 and 1."""
         return self.rng.uniform(-1, 1, (1,) * len(shape) if self.together else shape)
 
     def of_operands(self, eqn: FlatEqn) -> float:
@@ -65,10 +70,12 @@ class Noise:
         return max(float(ml_dtypes.finfo(a.dtype).eps) if is_narrow(a.dtype) else 0.0 for a in eqn.in_avals)
 
     def operands(self, eqn: FlatEqn, xs: list[Array]) -> list[Array]:
+        """Disturb the operands of a product."""
         eps = self.of_operands(eqn)
         return [x * (1 + eps * self.draw(np.shape(x))) for x in xs] if eps else xs
 
     def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any) -> Array:
+        """Disturb a result."""
         return _disturbed(x, eqn, xs, dtype, self)
 
 
@@ -79,9 +86,11 @@ class Ranges:
     seen: list[tuple[float, float]] = field(default_factory=list)
 
     def operands(self, eqn: FlatEqn, xs: list[Array]) -> list[Array]:
+        """Leave the operands as they are."""
         return xs
 
     def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any) -> Array:
+        """Record the range of a result."""
         if is_float(dtype):
             info = ml_dtypes.finfo(dtype)
             room = 0.5 if dtype == np.float16 else EARLIER / 2  # what noise takes for an overflow is out of range

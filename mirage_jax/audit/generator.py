@@ -395,8 +395,13 @@ def _wrapped(rng: random.Random, p: RandomProgram) -> RandomProgram:
         wrappers = []
     cut = rng.randint(0, len(wrappers))
     p = replace(p, inner=tuple(wrappers[:cut]), outer=tuple(wrappers[cut:]))
-    pairs = [(i, j) for i, a in enumerate(p.specs) for j, b in enumerate(p.specs[:i]) if a == b]
+    pairs = _equal_pairs(p.specs)
     return replace(p, same=(rng.choice(pairs),)) if pairs and rng.random() < 0.15 else p
+
+
+def _equal_pairs(items: Sequence[object]) -> list[tuple[int, int]]:
+    """Numbers of equal items, the later one first."""
+    return [(i, j) for i, a in enumerate(items) for j, b in enumerate(items[:i]) if a == b]
 
 
 def _has_gradient(wrappers: Sequence[Wrapper]) -> bool:

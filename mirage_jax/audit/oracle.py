@@ -46,10 +46,12 @@ class FiniteDomain(FloatDomain):
     """Floats in which every shift is a number between -50 and 50, and what is masked is -1000."""
 
     def shift(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        """Clip the running maximum."""
         m = super().shift(x, axes)
         return NamedArray(m.axes, np.clip(np.nan_to_num(m.array), -50.0, 50.0))
 
     def function(self, name: str, args: Sequence[NamedArray]) -> NamedArray:
+        """Replace masked elements by a large negative number."""
         if name == "mask":
             return super().function("where", [*args, self.constant(Fraction(-1000))])
         return super().function(name, args)

@@ -39,6 +39,7 @@ class ProgramValue:
 
     @property
     def is_float(self) -> bool:
+        """Whether its numbers are floats."""
         return self.dtype in ("float32", "bfloat16", "float16")
 
 
@@ -124,6 +125,7 @@ class RandomProgram:
 
     @property
     def values(self) -> dict[str, ProgramValue]:
+        """Arguments and values of steps, by name."""
         return {v.name: v for v in (*self.inputs, *(s.value for s in self.steps))}
 
     @property
@@ -240,6 +242,7 @@ class RandomProgram:
 
     @property
     def fills(self) -> dict[int, Fill]:
+        """Fills of arguments, by number."""
         return {i: v.fill for i, v in enumerate(self.inputs) if v.fill != NOTHING}
 
     def function(self) -> Callable[[Function], Function]:
@@ -250,10 +253,12 @@ class RandomProgram:
         return build
 
     def arguments(self) -> list[np.ndarray]:
+        """Draw the arguments."""
         return arguments(self.specs, self.kind, self.seed, self.same, self.fills)
 
 
 def size_of(shape: Sequence[str], sizes: Mapping[str, int]) -> int:
+    """Count the elements of a shape."""
     return math.prod(shape_of(shape, sizes))
 
 

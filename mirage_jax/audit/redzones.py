@@ -169,4 +169,5 @@ def guarded_call(source: KernelSource, compute_capability: int | None = None) ->
 def launch_on_gpu(
     source: KernelSource, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
+    """Launch a kernel on the GPU of this machine."""
     return [np.asarray(y) for y in jax.jit(guarded_call(source))(*inputs, *outputs)]

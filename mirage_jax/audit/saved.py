@@ -39,23 +39,28 @@ type Fn = Callable[..., object]
 
 
 def rms(x: jax.Array) -> jax.Array:
+    """Normalize by the root mean square."""
     return x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True))
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """exp(Q K) / sum(exp(Q K)) V"""
     weights = jnp.exp(q @ k)
     return weights / jnp.sum(weights, axis=-1, keepdims=True) @ v
 
 
 def qknorm_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Attend with normalized queries and values."""
     return attention(rms(q), k, rms(v))
 
 
 def rmsnorm(x: jax.Array, w: jax.Array) -> jax.Array:
+    """rms(x) W"""
     return rms(x) @ w
 
 
 def ntrans(h: jax.Array, x: jax.Array, a: jax.Array) -> jax.Array:
+    """rms(x + a (rms(h) + x))"""
     return rms(x + a * (rms(h) + x))
 
 
@@ -96,14 +101,17 @@ class Verdicts:
 
     @property
     def all_certified(self) -> bool:
+        """Whether every graph is certified."""
         return all(v.kind is Kind.CERTIFIED for v in self.verdicts)
 
     @property
     def totals(self) -> str:
+        """Counts by kind."""
         count = Counter(v.kind for v in self.verdicts)
         return f"{len(self.verdicts)} graphs: " + ", ".join(f"{count[k]} {k}" for k in Kind)
 
     def table(self) -> Table:
+        """Draw the table for a terminal."""
         table = Table(title=f"{self.file} against {self.program}", caption=self.totals)
         table.add_column("graph", justify="right")
         table.add_column("verdict")
@@ -113,6 +121,7 @@ class Verdicts:
         return table
 
     def to_json(self) -> str:
+        """Write all verdicts as JSON."""
         return json.dumps(asdict(self) | {"totals": self.totals}, indent=1, sort_keys=True) + "\n"
 
 

@@ -83,12 +83,14 @@ class _Run:
 
     @classmethod
     def of(cls, function: Callable[..., Any], args: tuple[Any, ...], stateful: bool) -> Self:
+        """Copy a donated argument, and call the function once."""
         own = (jax.tree.map(jnp.copy, args[0]), *args[1:]) if stateful else args
         run = cls(function, own, stateful)
         run.first = jax.tree.map(np.asarray, run.call())
         return run
 
     def call(self) -> Any:
+        """Call the function; a stateful one goes on from its last state."""
         out = jax.block_until_ready(self.function(*self.args))
         if self.stateful:
             self.args = (out[0], *self.args[1:])

@@ -99,6 +99,7 @@ class Evaluated:
     cuda: None = None
 
     def portable(self, *tensors: jax.Array) -> list[jax.Array]:
+        """Evaluate the graph on `jax.numpy`."""
         return evaluate.run(self.graph, tensors, xp=jnp, dtype=None)
 
 
@@ -114,12 +115,15 @@ class ReplacesAll:
         """Nothing: there is nothing to decide."""
 
     def compile_region(self, region: Region, platforms: tuple[str, ...]) -> Evaluated:
+        """Replace the region."""
         return Evaluated(region.graph)
 
     def known_region(self, region: Region, platforms: tuple[str, ...]) -> Evaluated:
+        """Replace the region."""
         return self.compile_region(region, platforms)
 
     def choose(self, whole: WholeProgram) -> First:
+        """Take the first variant of the whole program."""
         return First()
 
 

@@ -31,7 +31,9 @@ type Arguments = tuple[jax.Array, ...]
 class Peer(Protocol):
     """Somebody else's implementation of some kinds of programs."""
 
-    def serves(self, program: BenchProgram) -> bool: ...
+    def serves(self, program: BenchProgram) -> bool:
+        """Whether the peer runs such programs."""
+        ...
 
     def result(self, program: BenchProgram, args: Arguments) -> np.ndarray:
         """In the layout of the program. Raises whatever keeps the peer from running it."""
@@ -57,16 +59,20 @@ class JaxAttention:
     implementation: Any = "cudnn"
 
     def serves(self, program: BenchProgram) -> bool:
+        """Whether the program is attention."""
         return program.kind in ("attention", "causal_attention")
 
     def function(self, program: BenchProgram) -> Callable[..., jax.Array]:
+        """Compile the attention of a program."""
         options = {"scale": 1.0, "is_causal": program.kind == "causal_attention", "implementation": self.implementation}
         return jax.jit(functools.partial(jax.nn.dot_product_attention, **options))
 
     def result(self, program: BenchProgram, args: Arguments) -> np.ndarray:
+        """Run a program in its own layout."""
         return np.asarray(jnp.squeeze(self.function(program)(*keys_first(*args)), 2))
 
     def call(self, program: BenchProgram, sets: Sequence[Arguments]) -> timing.Call:
+        """Chain the runs on all sets."""
         chained, arranged = timing.chain(self.function(program)), jax.block_until_ready([keys_first(*s) for s in sets])
         return lambda: jax.block_until_ready(chained(arranged))
 
@@ -123,24 +129,30 @@ class TorchPeer:
     """A torch function of tensors, in the program's layout unless a subclass says otherwise."""
 
     def serves(self, program: BenchProgram) -> bool:
+        """Whether the program is written in torch."""
         return program.kind in SPELLINGS
 
     def function(self, torch: Any, program: BenchProgram) -> Callable[..., Any]:
+        """Compile the torch function of a program."""
         return _compiled(torch, program)
 
     def arranged(self, torch: Any, args: Arguments) -> tuple[Any, ...]:
+        """Convert arguments to tensors in the layout of the function."""
         return tuple(map(torch.from_dlpack, jax.block_until_ready(args)))
 
     def restored(self, found: Any) -> Any:
+        """Restore the layout of the program."""
         return found
 
     def result(self, program: BenchProgram, args: Arguments) -> np.ndarray:
+        """Run a program in its own layout."""
         torch = _torch()
         with torch.no_grad():
             found = self.function(torch, program)(*self.arranged(torch, args))
         return self.restored(found).float().cpu().numpy()
 
     def call(self, program: BenchProgram, sets: Sequence[Arguments]) -> timing.Call:
+        """Capture the runs on all sets as a CUDA graph."""
         torch = _torch()
         return Replay(torch, self.function(torch, program), [self.arranged(torch, args) for args in sets])
 
@@ -149,17 +161,21 @@ class TorchAttention(TorchPeer):
     """`scaled_dot_product_attention`, unscaled; the fastest of its backends is torch's choice."""
 
     def serves(self, program: BenchProgram) -> bool:
+        """Whether the program is attention."""
         return program.kind in ("attention", "causal_attention")
 
     def function(self, torch: Any, program: BenchProgram) -> Callable[..., Any]:
+        """Return torch's attention."""
         attend = torch.nn.functional.scaled_dot_product_attention
         return functools.partial(attend, scale=1.0, is_causal=program.kind == "causal_attention")
 
     def arranged(self, torch: Any, args: Arguments) -> tuple[Any, ...]:
+        """Transpose keys, and add a batch dimension."""
         q, k, v = super().arranged(torch, args)
         return tuple(x.contiguous()[None] for x in (q, k.transpose(-1, -2), v))
 
     def restored(self, found: Any) -> Any:
+        """Remove the batch dimension."""
         return found[0]
 
 

@@ -82,6 +82,7 @@ def draw(table: Mapping[str, Any], file: Path) -> Path:
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:
+    """Compute the geometric mean."""
     return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 

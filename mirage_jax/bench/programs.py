@@ -30,49 +30,60 @@ def _wide(x: jax.Array) -> jax.Array:
 
 
 def rms(x: jax.Array) -> jax.Array:
+    """Normalize by the root mean square."""
     wide = _wide(x)
     return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + 1e-6)).astype(x.dtype)
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """softmax(Q K) V, for q[H, N, D], k[H, D, M], v[H, M, E]"""
     return jax.nn.softmax(q @ k, axis=-1) @ v
 
 
 def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Attend to keys up to the query."""
     scores = q @ k
     seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
     return jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1) @ v
 
 
 def qknorm_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Attend with normalized queries and values."""
     return jax.nn.softmax(rms(q) @ k, axis=-1) @ rms(v)
 
 
 def rmsnorm(x: jax.Array, w: jax.Array) -> jax.Array:
+    """rms(x) W"""
     return rms(x) @ w
 
 
 def gated_mlp(x: jax.Array, w1: jax.Array, w2: jax.Array) -> jax.Array:
+    """silu(x W1) * (x W2)"""
     return jax.nn.silu(x @ w1) * (x @ w2)
 
 
 def ntrans(h: jax.Array, x: jax.Array, a: jax.Array) -> jax.Array:
+    """rms(x + a (rms(h) - x)): a step of nGPT"""
     return rms(x + a * (rms(h) - x))
 
 
 def lora(x: jax.Array, w: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """x W + x A B"""
     return x @ w + (x @ a) @ b
 
 
 def exp_mlp(x: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """exp(x A) B"""
     return jnp.exp(x @ a) @ b
 
 
 def matrix_matrix_vector(a: jax.Array, b: jax.Array, v: jax.Array) -> jax.Array:
+    """(A B) v"""
     return (a @ b) @ v
 
 
 def layer_norm(x: jax.Array, gain: jax.Array, bias: jax.Array, w: jax.Array) -> jax.Array:
+    """layer_norm(x) W"""
     wide = _wide(x)
     centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
     scale = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + 1e-6)
@@ -80,10 +91,12 @@ def layer_norm(x: jax.Array, gain: jax.Array, bias: jax.Array, w: jax.Array) -> 
 
 
 def gated_block(x: jax.Array, w1: jax.Array, w2: jax.Array, w3: jax.Array) -> jax.Array:
+    """A gated MLP with its norm and last product."""
     return gated_mlp(rms(x), w1, w2) @ w3
 
 
 def lora_rmsnorm(x: jax.Array, w: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """LoRA of a normalized input."""
     return lora(rms(x), w, a, b)
 
 
@@ -116,6 +129,7 @@ def w4a16(x: jax.Array, w: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def linear_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """(Q K^T) V"""
     return (q @ jnp.swapaxes(k, -1, -2)) @ v
 
 
@@ -143,6 +157,7 @@ class BenchProgram:
 
     @property
     def inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Shapes and types of the arguments."""
         dtypes = ("uint8" if name in self.packed else self.dtype for name, _ in self.shapes)
         return tuple(jax.ShapeDtypeStruct(s, jnp.dtype(d)) for (_, s), d in zip(self.shapes, dtypes, strict=True))
 

@@ -108,6 +108,7 @@ class LowRows(TuningSession):
     """A region whose inputs make some rows of logits as low as sentinels: queries that are, and keys above zero."""
 
     def inputs(self, seed: int) -> tuple[jax.Array, ...]:
+        """Draw inputs, and lower some rows."""
         q, k, *rest = super().inputs(seed)
         return (q.at[:, 100:110].set(LOW), jnp.abs(k), *rest)
 

@@ -47,6 +47,7 @@ class KernelSketch:
 
     @property
     def loop(self) -> Dim:
+        """The axes of the loop, if any load divides its tensor by steps."""
         return self.sketch.loop if any(value.looped for _, value, _ in self.loads) else ()
 
 
@@ -86,6 +87,7 @@ class _ImportAssembler:
         self.parts = self._parts({*program.axes, *reserved})
 
     def run(self) -> tuple[KernelGraph, Schedule, Parts]:
+        """Name the axes, then build kernel by kernel."""
         names = _KernelAxisNames(self.factors, self.extents)
         for axis, dim in self.program.axes.items():
             for key, part in zip(self.factors.resolve(dim), self.parts[axis], strict=True):
@@ -190,10 +192,12 @@ class _KernelAxisNames:
         return tuple(self.given[k] for k in keys)
 
     def want(self, key: FactorKey, axis: Axis) -> None:
+        """Name an axis. Raises `UnsupportedError` if it has another name already."""
         if self.given.setdefault(key, axis) != axis or list(self.given.values()).count(axis) > 1:
             raise UnsupportedError(f"two outputs of one kernel would need axis {axis} under two names")
 
     def prefer(self, key: FactorKey, axis: Axis) -> None:
+        """Name an axis if both axis and name are free."""
         if key not in self.given and axis not in self.given.values():
             self.given[key] = axis
 

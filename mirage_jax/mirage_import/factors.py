@@ -47,6 +47,7 @@ class Factors:
         return tuple(FactorKey(k.base, (next(self._copies),)) for k in self.resolve(dim))
 
     def copies(self, dims: Dims) -> Dims:
+        """Copy several dimensions."""
         return tuple(map(self.copy, dims))
 
     def resolve(self, dim: Dim) -> Dim:
@@ -61,12 +62,15 @@ class Factors:
         return tuple(out)
 
     def extent(self, key: FactorKey) -> int:
+        """The extent of an axis."""
         return self._extents[key.base]
 
     def size(self, dim: Dim) -> int:
+        """The size of a dimension."""
         return math.prod(map(self.extent, self.resolve(dim)))
 
     def shape(self, dims: Dims) -> tuple[int, ...]:
+        """The sizes of several dimensions."""
         return tuple(map(self.size, dims))
 
     def unify(self, left: Dim, right: Dim) -> None:

@@ -137,6 +137,7 @@ class _Translation:
         self.devices: dict[int, DeviceTensor] = {}
 
     def run(self, op: SavedOp) -> None:
+        """Translate an operator of the kernel graph."""
         if op.kind == "input":
             dims = tuple(tuple(chain(*(self.axes[a] for a, _ in group))) for group in next(self.names))
             n = len(self.program.inputs)

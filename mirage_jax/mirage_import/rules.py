@@ -48,10 +48,12 @@ class Sketch:
     _count: int = 0
 
     def fresh(self) -> str:
+        """Make up a name."""
         self._count += 1
         return f"v{self._count - 1}"
 
     def op(self, op: str, *args: ImportedValue, dims: Dims, **attrs: Fraction | Dim) -> ImportedValue:
+        """Add an operator."""
         result = ImportedValue(self.fresh(), dims, any(x.looped for x in args))
         self.steps.append(ImportedOperator(result, op, tuple(x.name for x in args), attrs))
         return result
@@ -73,6 +75,7 @@ class Sketch:
         return tuple(a or b for a, b in zip(left, right, strict=True))
 
     def matmul(self, a: ImportedValue, b: ImportedValue) -> ImportedValue:
+        """Multiply matrices: (.., m, k) by (.., k, n), with equal leading dimensions. Raises `ParseError`."""
         shapes = [list(self.factors.shape(x.dims)) for x in (a, b)]
         if min(map(len, shapes)) < 2 or shapes[0][:-2] != shapes[1][:-2] or shapes[0][-1] != shapes[1][-2]:
             raise ParseError(f"shapes {shapes[0]} and {shapes[1]} do not go together")
@@ -236,5 +239,6 @@ def apply(k: Sketch, op: SavedOp, xs: tuple[ImportedValue, ...]) -> ImportedValu
 
 
 def require_shape(op: SavedOp, said: tuple[int, ...], found: tuple[int, ...]) -> None:
+    """Raise `ParseError` if the file has another shape for a tensor than its operator gives."""
     if said != found:
         raise ParseError(f"{op.where}: a tensor is {list(said)} in the file; by the operator it is {list(found)}")

@@ -29,6 +29,7 @@ type Cache = list[tuple[jax.Array, jax.Array]]
 
 
 def init_layer(draw: WeightDraw, s: Sizes) -> Weights:
+    """Draw the weights of a layer."""
     kv = s.kv_heads * s.head
     return {
         "norm1": draw.gain(s.width),
@@ -44,10 +45,12 @@ def init_layer(draw: WeightDraw, s: Sizes) -> Weights:
 
 
 def init(key: jax.Array, s: Sizes) -> Weights:
+    """Draw all weights."""
     return init_language_model(key, s, init_layer)
 
 
 def empty_cache(s: Sizes) -> Cache:
+    """Make a cache of keys and values for every layer, all zero."""
     shape = (s.batch, s.length, s.kv_heads, s.head)
     return [(jnp.zeros(shape, s.dtype), jnp.zeros(shape, s.dtype)) for _ in range(s.layers)]
 

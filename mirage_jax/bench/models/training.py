@@ -27,11 +27,13 @@ class TrainState(NamedTuple):
 
 
 def start(weights: Any) -> TrainState:
+    """Make the state of training: weights, moments, number of steps."""
     zeros = lambda: jax.tree.map(lambda w: jnp.zeros_like(widen(w)), weights)  # noqa: E731
     return TrainState(weights, zeros(), zeros(), jnp.zeros((), jnp.int32))
 
 
 def adamw(state: TrainState, gradients: Any) -> TrainState:
+    """Update weights by AdamW (Loshchilov and Hutter, 2019)."""
     count = state.count + 1
     unbias1, unbias2 = 1 - BETA1**count, 1 - BETA2**count
     first = jax.tree.map(lambda m, g: BETA1 * m + (1 - BETA1) * widen(g), state.first, gradients)
