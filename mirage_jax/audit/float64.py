@@ -62,7 +62,7 @@ class Noise:
         return self.rng.uniform(-1, 1, (1,) * len(shape) if self.together else shape)
 
     def of_operands(self, eqn: FlatEqn) -> float:
-        """Relative errors that operands of an equation may have beside those of the equations that made them."""
+        """The relative error of an equation's operands, in addition to those of the equations that made them."""
         if eqn.primitive != "dot_general":
             return 0.0
         if self.tf32 and eqn.params["precision"] is None and all(a.dtype == np.float32 for a in eqn.in_avals):
@@ -100,7 +100,7 @@ class Ranges:
         return x
 
     def stays(self, before: Ranges) -> bool:
-        """Is every number in range, or no further out of it than it was?"""
+        """Whether every number is in range, or no further out than before."""
         return all(
             now <= max(1.0, then)
             for a, b in zip(self.seen, before.seen, strict=True)
@@ -109,7 +109,7 @@ class Ranges:
 
 
 def evaluate(jaxpr: Jaxpr, args: Sequence[Any], noise: Visitor | None = None) -> list[Array]:
-    """Results of the jaxpr, floats as float64; raises `UnsupportedError` for a primitive that is not known here."""
+    """Evaluate a jaxpr, floats as float64. Raises `UnsupportedError` for an unknown primitive."""
     program = flatten(jaxpr)
     values = dict(zip(program.inputs, map(_wide, args), strict=True))
     values |= {v: _wide(c) for v, c in program.constants.items()}
@@ -159,7 +159,7 @@ def _disturbed(x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, noise: Noise
 
 
 def _factors(eqn: FlatEqn, xs: list[Array]) -> Array:
-    """Which results are products of a sentinel and something else that is computed: nothing is promised of them.
+    """Find products of a sentinel and another computed number, which may be anything.
 
     In another order of multiplication the sentinel may meet a large number first, and then a zero.
     """
@@ -173,12 +173,8 @@ def _factors(eqn: FlatEqn, xs: list[Array]) -> Array:
 
 def _apply(eqn: FlatEqn, xs: list[Array], noise: Visitor | None) -> list[Array]:
     name = eqn.primitive
-    if name in LOOPS:
-        return LOOPS[name](eqn, xs, noise)
-    if name in ("remat2", "checkpoint"):  # differentiated: a scope of its own
-        return evaluate(jax_compat.bodies(eqn.eqn)[0], xs, noise)
-    if name in SEVERAL:
-        return SEVERAL[name](xs, eqn)
+    if name in SCOPES:
+        return SCOPES[name](eqn, xs, noise)
     if name in POINTWISE:
         return [POINTWISE[name](*xs)]
     if name not in STRUCTURAL:
@@ -187,7 +183,7 @@ def _apply(eqn: FlatEqn, xs: list[Array], noise: Visitor | None) -> list[Array]:
 
 
 def _scan(eqn: FlatEqn, xs: list[Array], noise: Visitor | None) -> list[Array]:
-    """Which operands are constants, carried or cut into slices is read from shapes: parameters vary with JAX."""
+    """Run a scan. Shapes tell constants, carried operands and slices apart, since parameters vary with JAX."""
     params, (body,) = eqn.params, jax_compat.bodies(eqn.eqn)
     inside: list[Any] = [v.aval for v in body.invars]
     results: list[Any] = [v.aval for v in body.outvars]
@@ -220,10 +216,18 @@ def _cond(eqn: FlatEqn, xs: list[Array], noise: Visitor | None) -> list[Array]:
     return evaluate(branches[int(np.clip(xs[0], 0, len(branches) - 1))], xs[1:], noise)
 
 
-LOOPS: dict[str, Callable[[FlatEqn, list[Array], Visitor | None], list[Array]]] = {
+def _checkpoint(eqn: FlatEqn, xs: list[Array], noise: Visitor | None) -> list[Array]:
+    """Run a scope that was differentiated."""
+    return evaluate(jax_compat.bodies(eqn.eqn)[0], xs, noise)
+
+
+SCOPES: dict[str, Callable[[FlatEqn, list[Array], Visitor | None], list[Array]]] = {
     "scan": _scan,
     "while": _while,
     "cond": _cond,
+    "remat2": _checkpoint,
+    "checkpoint": _checkpoint,
+    "optimization_barrier": lambda eqn, xs, noise: xs,
 }
 
 
@@ -235,57 +239,24 @@ def _shift_right_logical(x: Array, by: Array) -> Array:
     return (x.view(unsigned) >> by.view(unsigned)).view(x.dtype)
 
 
+UFUNCS = (  # with the names that numpy has for them
+    "abs", "ceil", "cos", "exp", "exp2", "expm1", "floor", "log", "log1p", "sign", "sin", "sqrt", "square", "tanh",
+)  # fmt: skip
 POINTWISE: dict[str, Callable[..., Array]] = {
-    "add": np.add,
-    "add_any": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "rem": np.fmod,
-    "neg": np.negative,
-    "max": np.maximum,
-    "min": np.minimum,
-    "pow": np.power,
-    "exp": np.exp,
-    "exp2": np.exp2,
-    "expm1": np.expm1,
-    "log": np.log,
-    "log1p": np.log1p,
-    "sqrt": np.sqrt,
+    **{name: getattr(np, name) for name in UFUNCS},
+    "add": np.add, "add_any": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "rem": np.fmod,
+    "neg": np.negative, "max": np.maximum, "min": np.minimum, "pow": np.power, "is_finite": np.isfinite,
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+    "and": np.bitwise_and, "or": np.bitwise_or, "not": np.bitwise_not,
+    "shift_left": np.left_shift, "shift_right_arithmetic": np.right_shift, "shift_right_logical": _shift_right_logical,
+    "logistic": scipy.special.expit, "erf": scipy.special.erf, "erfc": scipy.special.erfc,
     "rsqrt": lambda x: 1 / np.sqrt(x),
-    "square": np.square,
     "one_minus_square": lambda x: (1 + x) * (1 - x),
     "polynomial": lambda x, *coefficients: sum(c * x**n for n, c in enumerate(coefficients)),
-    "tanh": np.tanh,
-    "sin": np.sin,
-    "cos": np.cos,
-    "logistic": scipy.special.expit,
-    "erf": scipy.special.erf,
-    "erfc": scipy.special.erfc,
-    "abs": np.abs,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "sign": np.sign,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "not": np.bitwise_not,
-    "shift_left": np.left_shift,
-    "shift_right_arithmetic": np.right_shift,
-    "shift_right_logical": _shift_right_logical,
-    "is_finite": np.isfinite,
-    "stop_gradient": lambda x: x,
-    "copy": lambda x: x,
-    "copy_p": lambda x: x,
-    "name": lambda x: x,
+    **dict.fromkeys(("stop_gradient", "copy", "copy_p", "name"), lambda x: x),
     "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
     "select_n": lambda which, *cases: np.choose(which.astype(np.int8), cases),
-}
+}  # fmt: skip
 
 type Structural = Callable[[list[Array], FlatEqn], Array]
 
@@ -303,15 +274,12 @@ def _dot(xs: list[Array], eqn: FlatEqn) -> Array:
 
 
 def _cast(xs: list[Array], eqn: FlatEqn) -> Array:
-    return (
-        _wide(xs[0])
-        if is_float(eqn.out_avals[0].dtype) and is_float(xs[0].dtype)
-        else _wide(xs[0].astype(eqn.out_avals[0].dtype))
-    )
+    dtype = eqn.out_avals[0].dtype
+    return _wide(xs[0] if is_float(dtype) and is_float(xs[0].dtype) else xs[0].astype(dtype))
 
 
 def _bits(xs: list[Array], eqn: FlatEqn) -> Array:
-    """Only as JAX's own functions use it: to cut a float in two, which need not be exact here."""
+    """Reinterpret bits; JAX's own functions cut a float in two, which need not be exact here."""
     return _wide(xs[0].astype(eqn.in_avals[0].dtype).view(eqn.out_avals[0].dtype))
 
 
@@ -340,13 +308,9 @@ def _pad(xs: list[Array], eqn: FlatEqn) -> Array:
 
 
 def _iota(xs: list[Array], eqn: FlatEqn) -> Array:
-    shape = [1] * len(eqn.out_avals[0].shape)
-    shape[eqn.params["dimension"]] = -1
-    return _wide(
-        np.broadcast_to(
-            np.arange(eqn.out_avals[0].shape[eqn.params["dimension"]]).reshape(shape), eqn.out_avals[0].shape
-        ).astype(eqn.out_avals[0].dtype)
-    )
+    aval, dimension = eqn.out_avals[0], eqn.params["dimension"]
+    shape = [-1 if d == dimension else 1 for d in range(len(aval.shape))]
+    return _wide(np.broadcast_to(np.arange(aval.shape[dimension]).reshape(shape), aval.shape).astype(aval.dtype))
 
 
 def _reduce(function: Callable[..., Array]) -> Structural:
@@ -360,7 +324,7 @@ def _round(xs: list[Array], eqn: FlatEqn) -> Array:
 
 
 def _elements(eqn: FlatEqn, x: Array, index: Array) -> tuple[list[Array], Array]:
-    """Of each dimension of the operand the indices, all of the shape of what is picked; and where they are in range."""
+    """Indices by dimension of the operand, all of the shape of the picked elements, and a mask of those in range."""
     d = jax_compat.indexed(eqn.params)
     if d.collapsed != d.mapped or len(d.mapped) != 1:
         raise UnsupportedError(f"the float64 reference knows no {eqn.primitive} but one of elements of rows")
@@ -378,7 +342,7 @@ def _elements(eqn: FlatEqn, x: Array, index: Array) -> tuple[list[Array], Array]
 
 
 def _gather(xs: list[Array], eqn: FlatEqn) -> Array:
-    """Of indices in range: what stands for the others are equations of their own in a flat program."""
+    """Pick elements. All indices are in range: a flat program has further equations for the others."""
     return xs[0][tuple(_elements(eqn, *xs)[0])]
 
 
@@ -399,9 +363,7 @@ STRUCTURAL: dict[str, Structural] = {
     "bitcast_convert_type": _bits,
     "reduce_precision": lambda xs, eqn: xs[0],
     "broadcast_in_dim": _broadcast,
-    "reshape": lambda xs, eqn: xs[0].reshape(eqn.out_avals[0].shape),
-    "squeeze": lambda xs, eqn: xs[0].reshape(eqn.out_avals[0].shape),
-    "expand_dims": lambda xs, eqn: xs[0].reshape(eqn.out_avals[0].shape),
+    **dict.fromkeys(("reshape", "squeeze", "expand_dims"), lambda xs, eqn: xs[0].reshape(eqn.out_avals[0].shape)),
     "transpose": lambda xs, eqn: np.transpose(xs[0], eqn.params["permutation"]),
     "rev": lambda xs, eqn: np.flip(xs[0], eqn.params["dimensions"]),
     "concatenate": lambda xs, eqn: np.concatenate(xs, eqn.params["dimension"]),
@@ -420,12 +382,9 @@ STRUCTURAL: dict[str, Structural] = {
 }
 
 
-SEVERAL: dict[str, Callable[[list[Array], FlatEqn], list[Array]]] = {
-    "optimization_barrier": lambda xs, eqn: xs,
-}
 PRODUCTS = frozenset({"dot_general", "mul", "div", "integer_pow", "square"})
 ROUNDED = frozenset({"dot_general", "scatter-add", "convert_element_type", "integer_pow", "reduce_sum", "reduce_prod"})
-EXACT = (STRUCTURAL.keys() - ROUNDED) | SEVERAL.keys() | LOOPS.keys() | {"remat2", "checkpoint"}
+EXACT = (STRUCTURAL.keys() - ROUNDED) | SCOPES.keys()
 EXACT |= {"neg", "max", "min", "abs", "sign", "floor", "ceil", "clamp", "select_n"}
 EXACT |= {"stop_gradient", "copy", "copy_p", "name"}
 
@@ -439,7 +398,7 @@ def spread(
     tf32: bool = False,
     strict_range: bool = False,
 ) -> list[Array]:
-    """Per result, how far disturbed runs are from the undisturbed one, elementwise at most."""
+    """Measure, for each element of each result, the largest distance of disturbed runs from the undisturbed one."""
     out = [np.zeros(np.shape(r)) for r in exact]
     for n in range(samples):
         noisy = evaluate(jaxpr, args, Noise(np.random.default_rng([seed, n]), n % 2 == 1, tf32, strict_range))

@@ -310,13 +310,13 @@ def _other_constant(p: Place) -> Iterator[Term]:
 def _other_reduced_axis(p: Place) -> Iterator[Term]:
     if not p.reduced:
         return
-    free = set.intersection(*(p.axes(a) for a in p.op.args)) - set(p.reduced)
-    for old in p.reduced:
-        rest = tuple(a for a in p.reduced if a != old)
-        yield from (like(p.op, axes=(*rest, new)) for new in sorted(free))
+    free = sorted(set.intersection(*map(p.axes, p.op.args)) - set(p.reduced))
+    for i in range(len(p.reduced)):
+        rest = (*p.reduced[:i], *p.reduced[i + 1 :])
+        yield from (like(p.op, axes=(*rest, new)) for new in free)
         if rest:
             yield like(p.op, axes=rest)
-    yield from (like(p.op, axes=(*p.reduced, new)) for new in sorted(free))
+    yield from (like(p.op, axes=(*p.reduced, new)) for new in free)
 
 
 def _is_function(op: Op | None) -> bool:
@@ -391,20 +391,21 @@ def _distributed(p: Place) -> Iterator[Term]:
 
 
 def _ratio_of_sums(p: Place) -> Iterator[Term]:
-    makers = [p.maker(a) for a in p.op.args]
     if p.op.op == "sum" and (d := p.first_maker("div")):
         yield term("div", *(like(p.op, a) for a in d.args))
     if p.op.op == "div":
-        yield from _sum_of_ratios(p, makers[0], makers[1], lambda y: y)
-    for x, power in (makers, makers[::-1]) if p.op.op == "mul" else ():
-        if power is not None and power.op == "pow":
-            yield from _sum_of_ratios(p, x, p.maker(power.args[0]), partial(like, power))
+        yield from _sum_of_ratios(p, *p.op.args, lambda y: y)
+    if p.op.op == "mul":  # by a power of a sum
+        for x, y in (p.op.args, p.op.args[::-1]):
+            if power := p.maker(y, "pow"):
+                yield from _sum_of_ratios(p, x, power.args[0], partial(like, power))
 
 
-def _sum_of_ratios(p: Place, x: Op | None, y: Op | None, f: Callable[[str], str | Term]) -> Iterator[Term]:
+def _sum_of_ratios(p: Place, x: str, y: str, f: Callable[[str], str | Term]) -> Iterator[Term]:
     """(sum x) f(sum y) -> sum x f(y)"""
-    if x is not None and y is not None and {x.op, y.op} <= {"sum", "acc", "accs"}:
-        yield like(x, like(p.op, x.args[0], f(y.args[0])), *x.args[1:])
+    left, right = (p.maker(value, "sum", "acc", "accs") for value in (x, y))
+    if left is not None and right is not None:
+        yield like(left, like(p.op, left.args[0], f(right.args[0])), *left.args[1:])
 
 
 def _exponential_of_sum(p: Place) -> Iterator[Term]:
@@ -597,17 +598,21 @@ def _other_span(graph: KernelGraph) -> Iterator[Edit]:
 
 def _spans(span: LoopBounds | None, rows: Sequence[Axis]) -> Iterator[LoopBounds]:
     if span is None:  # steps are left out where none may be
-        for a in rows:
-            yield LoopBounds(a, None, 0)
-            yield LoopBounds(a, -1, 1)
+        yield from (LoopBounds(a, *bounds) for a in rows for bounds in ((None, 0), (-1, 1)))
         return
-    low, high = span.low, span.high
-    nearby = ((low, high and high - 1), (low and low + 1, high), (low, -1 if high == 0 else high), (0, high))
-    yield from (replace(span, low=a, high=b) for a, b in nearby if (a, b) != (low, high) and _has_steps(a, b))
+    yield from (replace(span, low=low, high=high) for low, high in _nearby_bounds(span.low, span.high))
+    yield from (replace(span, axis=a) for a in rows if a != span.axis)
+
+
+def _nearby_bounds(low: int | None, high: int | None) -> Iterator[tuple[int | None, int | None]]:
+    """Bounds that are shorter by one step, start or end elsewhere, or are mirrored."""
+    shorter = (low, high and high - 1), (low and low + 1, high)
+    for new in (*shorter, (low, -1 if high == 0 else high), (0, high)):
+        if new != (low, high) and _has_steps(*new):
+            yield new
     mirrored = (None if high is None else -high, None if low is None else -low)
     if mirrored != (low, high):
-        yield replace(span, low=mirrored[0], high=mirrored[1])
-    yield from (replace(span, axis=a) for a in rows if a != span.axis)
+        yield mirrored
 
 
 def _has_steps(low: int | None, high: int | None) -> bool:

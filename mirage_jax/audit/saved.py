@@ -65,9 +65,7 @@ def ntrans(h: jax.Array, x: jax.Array, a: jax.Array) -> jax.Array:
 
 
 PROGRAMS: dict[str, Fn] = {
-    "gqa": attention,
-    "mha": attention,
-    "mqa": attention,
+    **dict.fromkeys(("gqa", "mha", "mqa"), attention),
     "qknorm_gqa": qknorm_attention,
     "rmsnorm": rmsnorm,
     "gated_mlp": gated_mlp,
@@ -77,6 +75,8 @@ PROGRAMS: dict[str, Fn] = {
 
 
 class Kind(StrEnum):
+    """The kinds of verdicts."""
+
     CERTIFIED = "certified"
     DIFFERENT = "different"
     REFUSED = "refused"
@@ -84,7 +84,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """On one graph. `detail` is the certificate in words, what differs, or why there is no answer."""
+    """A verdict on a graph. `detail`: the certificate in words, the difference, or the reason for no answer."""
 
     number: int
     kind: Kind
@@ -126,7 +126,7 @@ class Verdicts:
 
 
 def examine(file: Path, program: str, fn: Fn) -> Verdicts:
-    """A verdict on every graph of `file` against `fn`; `UsageError` if the file is malformed or does not fit `fn`."""
+    """Judge every graph of `file` against `fn`. Raises `UsageError` if the file is malformed or does not fit `fn`."""
     try:
         graphs = read_mirage_json(file.read_text())
         return Verdicts(file.name, program, tuple(judge(graphs, fn)))
@@ -135,7 +135,7 @@ def examine(file: Path, program: str, fn: Fn) -> Verdicts:
 
 
 def judge(graphs: Iterable[SavedGraph], fn: Fn) -> Iterator[Verdict]:
-    """Verdicts in order; the reference is captured once for all graphs of one interface."""
+    """Judge graphs in order; graphs of one interface share a reference."""
     captured = cache(partial(reference_graph, fn))
     for saved in graphs:
         yield _verdict(saved, partial(captured, tuple((t.shape, t.dtype) for t in saved.inputs)))
@@ -157,7 +157,7 @@ def _verdict(saved: SavedGraph, reference: Callable[[], KernelGraph]) -> Verdict
 
 
 def reference_graph(fn: Fn, inputs: tuple[tuple[tuple[int, ...], str], ...]) -> KernelGraph:
-    """The muGraph of a function of arrays of these shapes and types, all of it in one region."""
+    """Capture a function of arrays of these shapes and types as one muGraph. Raises `UsageError` if it cannot be."""
     shown = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in inputs)
     specs = [jax.ShapeDtypeStruct(shape, numpy_dtype(dtype)) for shape, dtype in inputs]
     try:
@@ -166,7 +166,7 @@ def reference_graph(fn: Fn, inputs: tuple[tuple[tuple[int, ...], str], ...]) -> 
         raise UsageError(f"the program does not take the file's inputs {shown}: {error}") from None
     found = partition(flatten(jaxpr), max_ops=MAX_OPS)
     region = found.regions[0] if len(found.steps) == 1 and found.regions else None
-    if region is None or len(region.inputs) != len(inputs) or not _whole(region, found.program.outputs):
+    if region is None or not _is_whole(region, len(inputs), found.program.outputs):
         why = "; ".join(map(str, found.left_out)) or "it does not use them all, or returns one of them rearranged"
         raise UsageError(f"the program is not one muGraph of the file's inputs {shown}: {why}")
     tensors = {b.value: t for b, t in zip(region.inputs, region.graph.inputs, strict=True)}
@@ -174,9 +174,10 @@ def reference_graph(fn: Fn, inputs: tuple[tuple[tuple[int, ...], str], ...]) -> 
     return separate_copies(sink_renames(graph))
 
 
-def _whole(region: Region, outputs: Sequence[object]) -> bool:
-    """Are the outputs of the graph the outputs of the program, as they are and in order?"""
-    pieces = [p for b in region.outputs for p in b.pieces]
-    whole = len(pieces) == len(region.outputs) and all(len(b.tensors) == 1 for b in region.inputs)
-    plain = whole and all(p.permutation == tuple(range(len(p.full))) and p.spread == p.full for p in pieces)
-    return plain and [b.value for b in region.outputs] == list(outputs)
+def _is_whole(region: Region, inputs: int, outputs: Sequence[object]) -> bool:
+    """Whether the graph has all inputs, and the outputs of the program, in order and as they are."""
+    segments = [p for b in region.outputs for p in b.pieces]
+    complete = len(region.inputs) == inputs and all(len(b.tensors) == 1 for b in region.inputs)
+    plain = all(p.permutation == tuple(range(len(p.full))) and p.spread == p.full for p in segments)
+    in_order = [b.value for b in region.outputs] == list(outputs)
+    return complete and plain and in_order and len(segments) == len(region.outputs)

@@ -7,10 +7,10 @@ not fail. Greedy: the first smaller program that still fails is where the next r
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from mirage_jax.audit.fills import NOTHING, Fill
+from mirage_jax.audit.fills import NOTHING
 from mirage_jax.audit.program import Border, ProgramStep, ProgramValue, RandomProgram, Wrapper
 
 
@@ -62,13 +62,18 @@ def _with_fewer_outputs(p: RandomProgram) -> Iterator[RandomProgram]:
 def _with_fewer_steps(p: RandomProgram) -> Iterator[RandomProgram]:
     """Programs that end earlier, and those that are given a value instead of making it."""
     made = {s.value.name: s for s in p.steps}
-    earlier = [(name, read) for name in p.outputs if name in made for read in made[name].reads if read in made]
-    for name, read in earlier:
-        if made[read].value.is_float:
-            yield tidy(replace(p, outputs=tuple(read if n == name else n for n in p.outputs)))
+    for name, read in _read_by(p.outputs, made):
+        yield tidy(replace(p, outputs=tuple(read if n == name else n for n in p.outputs)))
     for name in reversed(made):
         if name not in p.outputs:
             yield tidy(as_input(p, name))
+
+
+def _read_by(names: Sequence[str], made: Mapping[str, ProgramStep]) -> Iterator[tuple[str, str]]:
+    """Pairs of a name and a float that some step makes and its step reads."""
+    for name in names:
+        reads = made[name].reads if name in made else ()
+        yield from ((name, read) for read in reads if read in made and made[read].value.is_float)
 
 
 def _with_smaller_sizes(p: RandomProgram) -> Iterator[RandomProgram]:
@@ -88,16 +93,13 @@ def _with_smaller_sizes(p: RandomProgram) -> Iterator[RandomProgram]:
 def _with_less_data(p: RandomProgram) -> Iterator[RandomProgram]:
     """Programs whose arguments hold more ordinary numbers; scales come last, and all together."""
 
-    def filled(change: Callable[[ProgramValue], Fill]) -> RandomProgram:
-        return replace(p, inputs=tuple(replace(v, fill=change(v)) for v in p.inputs))
-
-    yield filled(lambda v: NOTHING)
-    yield filled(lambda v: replace(v.fill, power=0))
-    yield filled(lambda v: replace(v.fill, positive=False))
+    yield p.with_fills(lambda v: NOTHING)
+    yield p.with_fills(lambda v: replace(v.fill, power=0))
+    yield p.with_fills(lambda v: replace(v.fill, positive=False))
     for one in p.inputs:
         for less in one.fill.simpler:
-            yield filled(lambda v, one=one, less=less: less if v is one else v.fill)
-    yield filled(lambda v: replace(v.fill, power=int(v.fill.power / 2)))
+            yield p.with_fills(lambda v, one=one, less=less: less if v is one else v.fill)
+    yield p.with_fills(lambda v: replace(v.fill, power=int(v.fill.power / 2)))
 
 
 def as_input(p: RandomProgram, name: str) -> RandomProgram:

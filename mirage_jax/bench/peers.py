@@ -1,5 +1,4 @@
-"""What others make of the programs, in the same run: cuDNN's attention from JAX, torch.compile, and torch's
-`scaled_dot_product_attention`.
+"""Other implementations in the same run: cuDNN's attention from JAX, torch.compile, and torch's attention.
 
 A peer serves the kinds of programs that it names (`Program.kind`) and gets the arguments of a program in the layout
 that it likes best: rearranging them is not part of its time. cuDNN's attention and torch's take keys as
@@ -12,10 +11,12 @@ takes its memory from what JAX has left: a quarter of the GPU, or all that is no
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,39 +29,41 @@ from mirage_jax.errors import UnsupportedError
 type Arguments = tuple[jax.Array, ...]
 
 
-class Peer(Protocol):
+class Peer(ABC):
     """Somebody else's implementation of some kinds of programs."""
+
+    kinds: Collection[str]
 
     def serves(self, program: BenchProgram) -> bool:
         """Whether the peer runs such programs."""
-        ...
+        return program.kind in self.kinds
 
+    @abstractmethod
     def result(self, program: BenchProgram, args: Arguments) -> np.ndarray:
-        """In the layout of the program. Raises whatever keeps the peer from running it."""
-        ...
+        """Run the program; the result has the program's layout. Raises any error that keeps the peer from running."""
 
+    @abstractmethod
     def call(self, program: BenchProgram, sets: Sequence[Arguments]) -> timing.Call:
-        """What runs the program on all sets, one after the other, and waits; with a `span` if it times itself."""
-        ...
+        """Make a call that runs the program on all sets in turn, and waits; with a `span` if it times itself."""
+
+
+ATTENTION = ("attention", "causal_attention")
 
 
 # cuDNN from JAX.
 
 
 def keys_first(q: jax.Array, k: jax.Array, v: jax.Array) -> Arguments:
-    """Q[h,i,d] K[h,d,n] V[h,n,e] as [batch, length, heads, width], each head a batch element of its own."""
+    """Rearrange Q[h,i,d] K[h,d,n] V[h,n,e] as [batch, length, heads, width], with each head as a batch element."""
     return tuple(jnp.expand_dims(x, 2) for x in (q, k.swapaxes(-1, -2), v))
 
 
 @dataclass(frozen=True)
-class JaxAttention:
+class JaxAttention(Peer):
     """`jax.nn.dot_product_attention`, unscaled."""
 
     implementation: Any = "cudnn"
-
-    def serves(self, program: BenchProgram) -> bool:
-        """Whether the program is attention."""
-        return program.kind in ("attention", "causal_attention")
+    kinds: ClassVar = ATTENTION
 
     def function(self, program: BenchProgram) -> Callable[..., jax.Array]:
         """Compile the attention of a program."""
@@ -125,12 +128,10 @@ def _compiled(torch: Any, program: BenchProgram) -> Callable[..., Any]:
     return torch.compile(functools.partial(SPELLINGS[program.kind], torch), dynamic=False, fullgraph=True)
 
 
-class TorchPeer:
+class TorchPeer(Peer):
     """A torch function of tensors, in the program's layout unless a subclass says otherwise."""
 
-    def serves(self, program: BenchProgram) -> bool:
-        """Whether the program is written in torch."""
-        return program.kind in SPELLINGS
+    kinds = SPELLINGS
 
     def function(self, torch: Any, program: BenchProgram) -> Callable[..., Any]:
         """Compile the torch function of a program."""
@@ -160,9 +161,7 @@ class TorchPeer:
 class TorchAttention(TorchPeer):
     """`scaled_dot_product_attention`, unscaled; the fastest of its backends is torch's choice."""
 
-    def serves(self, program: BenchProgram) -> bool:
-        """Whether the program is attention."""
-        return program.kind in ("attention", "causal_attention")
+    kinds = ATTENTION
 
     def function(self, torch: Any, program: BenchProgram) -> Callable[..., Any]:
         """Return torch's attention."""
@@ -180,7 +179,7 @@ class TorchAttention(TorchPeer):
 
 
 class Replay:
-    """A CUDA graph of a function on every set of arguments, which knows how long the device takes for it."""
+    """A CUDA graph of a function on every set of arguments, which can time itself."""
 
     def __init__(self, torch: Any, function: Callable[..., Any], sets: Sequence[tuple[Any, ...]]) -> None:
         self.torch, self.graph = torch, torch.cuda.CUDAGraph()
@@ -199,7 +198,7 @@ class Replay:
         self.torch.cuda.synchronize()
 
     def span(self) -> timing.TraceInterval:
-        """Of the second of two replays: the host is ahead of the device by then, which never waits for it."""
+        """Time the second of two replays, when the host is ahead and the device does not wait."""
         start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.graph.replay()
         start.record()
@@ -215,12 +214,9 @@ PACKAGES = ("torch", "triton", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 
 
 def versions() -> dict[str, str]:
-    """Of what the peers run on, as far as it is installed."""
-
-    def installed(name: str) -> str:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            return ""
-
-    return {name: version for name in PACKAGES if (version := installed(name))}
+    """Look up the versions of the packages that peers run on, as far as they are installed."""
+    found: dict[str, str] = {}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

@@ -1,4 +1,4 @@
-"""A suite's table as a picture: how many times as fast as XLA, the best peer beside, and how far from the limit.
+"""Draw a suite's table: how many times as fast as XLA, with the best peer, and how far from the hardware's limit.
 
 Takes the JSON that `bench.suite` writes, so that a stored table can be drawn at any time; writes SVG. matplotlib is
 imported on first use: it is an extra of the package.
@@ -33,7 +33,7 @@ class Bar:
 
 
 def load(file: Path) -> dict[str, Any]:
-    """A stored table. Raises `UsageError` if it is none."""
+    """Load a stored table. Raises `UsageError` for any other file."""
     try:
         table = json.loads(file.read_text())
         bars(table)
@@ -44,7 +44,7 @@ def load(file: Path) -> dict[str, Any]:
 
 
 def bars(table: Mapping[str, Any]) -> list[Bar]:
-    """What can be drawn: the programs that XLA and we have a time for."""
+    """Collect the programs for which XLA and we have a time."""
     found = []
     for row in table["rows"]:
         seconds = {label: float(r["seconds"]) for label, r in row["results"].items()}
@@ -60,7 +60,7 @@ def bars(table: Mapping[str, Any]) -> list[Bar]:
 
 
 def draw(table: Mapping[str, Any], file: Path) -> Path:
-    """Draw a table beside `file`; the picture's path."""
+    """Draw a table next to `file`; returns the picture's path. Raises `UnsupportedError` if it cannot be drawn."""
     try:
         from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -103,13 +103,16 @@ def _speedups(axes: Any, found: Sequence[Bar]) -> None:
 
 
 def _roofline(axes: Any, found: Sequence[Bar]) -> None:
-    """Time over the limit: 1 is what the hardware allows."""
-    places = range(len(found))
-    axes.scatter(places, [b.xla / b.limit for b in found if b.limit], color=XLA, marker="s", label="XLA")
-    peers = [(i, b.peer[1] / b.limit) for i, b in enumerate(found) if b.peer and b.limit]
-    if peers:
-        axes.scatter(*zip(*peers, strict=True), color=PEER, marker="D", label="best peer")
-    axes.scatter(places, [b.ours / b.limit for b in found if b.limit], color=INK, label="ours")
+    """Draw times over the limit: 1 is the hardware's."""
+    limits = [(place, b, b.limit) for place, b in enumerate(found) if b.limit]
+    series = {
+        "XLA": (XLA, "s", [(place, b.xla / limit) for place, b, limit in limits]),
+        "best peer": (PEER, "D", [(place, b.peer[1] / limit) for place, b, limit in limits if b.peer]),
+        "ours": (INK, "o", [(place, b.ours / limit) for place, b, limit in limits]),
+    }
+    for label, (color, marker, points) in series.items():
+        if points:
+            axes.scatter(*zip(*points, strict=True), color=color, marker=marker, label=label)
     axes.axhline(1.0, color=INK, linewidth=1, linestyle=":")
     axes.set_yscale("log")
     axes.set_ylabel("time over the hardware's limit")

@@ -1,10 +1,9 @@
 """Run a suite: every program under every candidate, interleaved in one process, with errors against float64.
 
-A candidate is a way to run a function: "xla", plain `jax.jit`, is what the others are compared with. Peers
-(`bench.peers`) run programs of some kinds their own way; they stand in the same table, and the best of all others,
-XLA included, beside ours. Who fails is a row that says so. "Model rank" is Spearman's correlation of the cost model's
-estimates with the times of the variants that were measured on the way. Results print as a table and are written as
-JSON, with the same as Markdown beside it.
+A candidate is a way to run a function: "xla", plain `jax.jit`, is the baseline. Peers (`bench.peers`) run programs of
+some kinds in their own way, and stand in the same table; one column compares ours with the best of all others. A
+failure has a row that says so. "Model rank" is Spearman's correlation of the cost model's estimates with the measured
+times of variants. Results are printed as a table, and written as JSON and Markdown.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from mirage_jax.timing import Ratio, Timing
 type Transform = Callable[..., Callable[..., Any]]  # of a function, and of jit's options by name
 type Cell = Callable[[SuiteRow, str], str]  # of a row, for a candidate
 
-# Devices of which it is measured what copies and large products of 16 bits reach.
+# Devices for which the rates of copies and of large 16-bit products were measured.
 MEASURED = {"NVIDIA H200": GPUS["H200"]}
 
 BASELINE, OURS = "xla", "mirage"
@@ -53,7 +52,7 @@ class PlannedMemory:
 
 @dataclass(frozen=True)
 class Regions:
-    """What a candidate made of a program's regions, and how many equations are in none, by reason."""
+    """How many regions of a program a candidate took and refused, and equations outside of regions, by reason."""
 
     taken: int
     refused: int
@@ -78,7 +77,7 @@ class BenchResult:
     model: float | None = None  # rank correlation of the cost model with the times of the variants that were tried
     memory: PlannedMemory | None = None
     regions: Regions | None = None
-    whole: str | None = None  # what the optimizer says of the function as a whole
+    whole: str | None = None  # the optimizer's decision on the function as a whole
 
 
 @dataclass(frozen=True)
@@ -120,8 +119,12 @@ class SuiteResult(TableReport):
     def cells(self) -> Cells:
         """Header and rows of the table, without columns in which no row has anything."""
         labels = list(dict.fromkeys(label for row in self.rows for label in (*row.results, *row.failures)))
-        others = [label for label in labels if label != BASELINE and label not in self.peers]
-        groups = {"all": labels, "others": others, "ours": [OURS], "ours beside peers": [OURS] if self.peers else []}
+        groups = {
+            "all": labels,
+            "others": [label for label in labels if label not in (BASELINE, *self.peers)],
+            "ours": [OURS],
+            "ours with peers": [OURS] if self.peers else [],
+        }
         table = {
             heading.format(label): [cell(row, label) for row in self.rows]
             for heading, cell, group in COLUMNS
@@ -203,7 +206,7 @@ COLUMNS: tuple[tuple[str, Cell, str], ...] = (  # heading with a place for the l
     ("limit", lambda row, _: "" if row.limit is None else microseconds(row.limit), "ours"),
     ("{}", _time_cell, "all"),
     (f"{{}} over {BASELINE}", _cell("ratio"), "others"),
-    ("{} over the best other", _best_cell, "ours beside peers"),
+    ("{} over the best other", _best_cell, "ours with peers"),
     ("error {}", _error_cell, "all"),
     ("equal runs", _cell("repeats"), "ours"),
     ("temp MB {}", _cell("memory", lambda m: f"{m.temporary / 1e6:,.1f}"), "all"),

@@ -9,12 +9,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from mirage_jax.config import BACKENDS, ON_MISS, Budget, unknown
 from mirage_jax.errors import UsageError
+
+if TYPE_CHECKING:
+    from mirage_jax.bench.tables import TableReport
 
 OK, PROBLEM, USAGE, ENVIRONMENT = range(4)  # exit codes
 
@@ -79,19 +82,7 @@ def load_function(where: str) -> Callable[..., object]:
     return value
 
 
-class Writable(Protocol):
-    """A result that a command shows and writes."""
-
-    def table(self) -> Any:
-        """The table for a terminal."""
-        ...
-
-    def write(self, file: Path) -> Path:
-        """Write JSON to `file`, and Markdown next to it."""
-        ...
-
-
-def write(result: Writable, file: Path | None, err: Console) -> None:
+def write(result: TableReport, file: Path | None, err: Console) -> None:
     """Write a result to the file that was asked for, if one was."""
     if file is not None:
         err.print(f"written: {file}, {result.write(file)}", highlight=False)

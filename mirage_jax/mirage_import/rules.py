@@ -69,10 +69,13 @@ class Sketch:
         shapes = [list(self.factors.shape(d)) for d in (left, right)]
         if len(left) != len(right) or any(m != n and 1 not in (m, n) for m, n in zip(*shapes, strict=True)):
             raise ParseError(f"shapes {shapes[0]} and {shapes[1]} do not go together")
-        for a, b in zip(left, right, strict=True):
-            if a and b:
-                self.factors.unify(a, b)
-        return tuple(a or b for a, b in zip(left, right, strict=True))
+        return tuple(map(self._common, left, right))
+
+    def _common(self, a: Dim, b: Dim) -> Dim:
+        """Make two dimensions the same, unless one has size 1."""
+        if a and b:
+            self.factors.unify(a, b)
+        return a or b
 
     def matmul(self, a: ImportedValue, b: ImportedValue) -> ImportedValue:
         """Multiply matrices: (.., m, k) by (.., k, n), with equal leading dimensions. Raises `ParseError`."""
