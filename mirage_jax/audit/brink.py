@@ -16,7 +16,7 @@ from mirage_jax.audit import float64
 from mirage_jax.audit.program import ProgramValue, RandomProgram
 from mirage_jax.verify.floats.range_edges import brink
 
-SAFE = 50  # powers of two, of all arguments together, by which no product of them leaves the range of float32
+SAFE = 50  # powers of two, of all arguments together, that keep their products in the range of float32
 UP = {"float16": 13, "bfloat16": 120, "float32": 120}  # powers of two by which ordinary numbers stay in range
 DOWN = {"float16": 20, "bfloat16": 110, "float32": 110}  # in float16 among numbers that have fewer digits
 
@@ -65,7 +65,7 @@ def _most(program: RandomProgram, directions: Mapping[str, int], strict_range: b
 
 
 def _directions(names: Sequence[str], rng: random.Random) -> dict[str, int]:
-    """The first argument against the others, by as much as these together or as each of them."""
+    """The first argument against the others, by as much as all others together or as each."""
     one, *others = names
     sign, much = rng.choice((-1, 1)), rng.choice((1, len(others)))
     return {one: -sign * much, **dict.fromkeys(others, sign)}
@@ -78,6 +78,7 @@ def to_the_brink(program: RandomProgram, directions: Mapping[str, int], most: in
     float64.evaluate(jaxpr, program.arguments(), plain)
 
     def in_range(power: int) -> bool:
+        """Whether values stay in range with these powers."""
         seen = float64.Ranges()
         args = scaled(program, {n: power * d for n, d in directions.items()}).arguments()
         float64.evaluate(jaxpr, args, seen)

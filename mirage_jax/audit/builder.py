@@ -42,7 +42,7 @@ class ProgramBuilder:
         return self.inputs[-1]
 
     def step(self, text: str, *reads: ProgramValue, shape: Sequence[str], dtype: str | None = None) -> ProgramValue:
-        """Add a step; its type is by default that of the first value it reads."""
+        """Add a step; by default it has the type of the first value it reads."""
         made = ProgramValue(f"t{len(self.steps)}", tuple(shape), dtype or reads[0].dtype)
         self.steps.append(ProgramStep(made, text, tuple(v.name for v in reads)))
         return made

@@ -58,7 +58,7 @@ def processes(found: Stress, folder: Path, count: int, say: Say, workers: int = 
 
 def fork(folder: str, workers: int, count: int, seed: int) -> None:
     """Become many processes, in a process of its own; each prints its report."""
-    warnings.simplefilter("ignore")  # JAX's, of forks: none of them computes anything
+    warnings.simplefilter("ignore")  # JAX's, of forks, which compute nothing here
     pids: list[int] = []
     for n in range(workers):
         if (pid := os.fork()) == 0:
@@ -92,7 +92,7 @@ def hammer(folder: str, number: int, count: int, seed: int) -> dict[str, object]
         counts["rounds"] += 1
         counts["found"] += entry is not None
         if entry is not None and not is_whole(entry):
-            problems.append(f"not what anybody wrote: {entry.reasons}")
+            problems.append(f"nobody wrote this: {entry.reasons}")
     counts["wrong"] = len(problems)
     return {"counts": counts, "problems": problems, "lines": lines.take()}
 
@@ -108,7 +108,7 @@ def entry_of(mark: str) -> Entry:
 
 
 def is_whole(entry: Entry) -> bool:
-    """Whether one writer wrote all of it."""
+    """Whether one writer wrote the whole entry."""
     words = (entry.graph or "").split()[1:]
     return len(words) in LENGTHS and len(set(words)) == 1 and entry.reasons[0].split()[0] == words[0]
 

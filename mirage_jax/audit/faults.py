@@ -1,4 +1,4 @@
-"""A campaign of faults of file systems: what lies in the way of the cache and of the key, and calls that fail.
+"""A campaign of faults of file systems: obstacles in the way of the cache and of the key, and calls that fail.
 
 In each case a function whose decision is stored, or was, is decided again and run. The result is right despite the
 fault.

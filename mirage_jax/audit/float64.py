@@ -2,8 +2,8 @@
 
 Inputs are upcast after rounding to their own dtype, casts between floats do nothing, and nothing is rounded. With
 `Noise`, the same walk instead disturbs the result of every equation by as much as rounding to its own dtype might
-(Monte Carlo arithmetic, Parker 1997): how far such runs are from the undisturbed one says what errors a correct
-program in these dtypes may have, whatever the order of its operations.
+(Monte Carlo arithmetic, Parker 1997). The distance of such runs from the undisturbed one bounds the errors of a correct
+program in these dtypes, whatever the order of its operations.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TF32 = 2.0**-10  # the type has 10 bits of mantissa
 
 
 class Visitor(Protocol):
-    """Looks at equations on the way, and may change what they read and give."""
+    """Looks at equations on the way, and may change their operands and results."""
 
     def operands(self, eqn: FlatEqn, xs: list[Array]) -> list[Array]:
         """Change the operands of an equation."""
@@ -93,7 +93,7 @@ class Ranges:
         """Record the range of a result."""
         if is_float(dtype):
             info = ml_dtypes.finfo(dtype)
-            room = 0.5 if dtype == np.float16 else EARLIER / 2  # what noise takes for an overflow is out of range
+            room = 0.5 if dtype == np.float16 else EARLIER / 2  # noise takes larger numbers for an overflow
             top = float(np.abs(x).max()) if np.size(x) else 0.0
             small = eqn.primitive in PRODUCTS and top > 0  # an exponential may be as small as it likes
             self.seen.append((top / (room * float(info.max)), float(info.tiny) / room / top if small else 0.0))
@@ -129,15 +129,15 @@ def _wide(x: Any) -> Array:
 
 
 def _disturbed(x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, noise: Noise) -> Array:
-    """`x` with the relative error that rounding may have; a sum may also have that of its partial sums in float32.
+    """`x` with the relative error that rounding may have; a sum may also have the error of its partial sums in float32.
 
-    What is beyond the range of the type may overflow. (XLA may keep it in a wider one; of float32, whose range nobody
-    comes near by chance, another order may leave it a little earlier.) What is below it may be flushed to zero, as XLA
+    Numbers beyond the range of the type may overflow. (XLA may keep them in a wider type; another order may leave the
+    range of float32, which nobody comes near by chance, a little earlier.) Numbers below may be flushed to zero, as XLA
     does on CPUs; not in float16, which is computed in float32 and rounds it to a multiple of the smallest.
 
     A sentinel has no noise where the result is a number of the type as it is: its sum with an ordinary number is
-    the sentinel again, in float64 as in float32, in whatever order. Else rows of which everything is masked would not
-    be determined.
+    the sentinel again, in float64 as in float32, in whatever order. Otherwise rows in which everything is masked would
+    not be determined.
     """
     if eqn.primitive in EXACT or not is_float(dtype):
         return x

@@ -205,6 +205,7 @@ def report(
     wanted = kind_of(problems[0])
 
     def fails(p: RandomProgram) -> bool:
+        """Whether a program has the same kind of problem."""
         return not stop() and any(kind_of(x) == wanted for x in run_one(p, setting).problems)
 
     small = shrink(program, fails, trials)
@@ -221,7 +222,7 @@ def kind_of(problem: str) -> str:
 
 
 def skipped(platform: str) -> str:
-    """Say in one line what a campaign cannot do for want of a package; "" if it does everything."""
+    """Name the part of a campaign that needs a missing package, in one line; "" if none is missing."""
     if platform == "cuda" and (package := launch.missing(*launch.PACKAGES)):
         return f"{package} is not installed: no kernel runs ({launch.INSTALL})"
     if package := launch.missing("triton"):
@@ -288,7 +289,7 @@ def _pool(
                 left.remove(tasks[task])
                 tell()
         except BrokenProcessPool:
-            dead = left.pop(0)  # tasks are taken in order; a task that ran beside the dead one is run again
+            dead = left.pop(0)  # tasks are taken in order; a task that ran at the same time runs again
             why = f"crashed: a process died in programs {dead.start} to {dead.stop - 1}"
             found.failures.append(FuzzFailure(dead.start, (why,), "", 0))
         except KeyboardInterrupt:

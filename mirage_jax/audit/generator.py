@@ -1,7 +1,7 @@
 """Random programs: fragments that occur in models, put together, with random glue and in random transformations.
 
 A *policy* is a weighting of fragments: programs that mean nothing but look like attention, norms, MLPs, LoRA or chains
-of products find more than a uniform choice of operators, most of which would end outside of every region. Each
+of products find more than a uniform choice of operators, which would mostly end outside of every region. Each
 fragment takes a value of the program (or a new input) and gives a new one; glue reads anything at hand. Everything is
 drawn from the generator that is passed in: same seed, same program.
 """
@@ -303,7 +303,7 @@ SCALED_POLICIES = ("products", "algebra", "lora", "anything")
 def generate(rng: random.Random, seed: int = 0, strict_range: bool = False) -> RandomProgram:
     """Draw a random program; its input values come from `seed`.
 
-    strict_range: arguments may be scaled to the brink of what float32 and bfloat16 hold, too, not only float16.
+    strict_range: arguments may be scaled to the brink of float32 and bfloat16, too, not only of float16.
     """
     b, share = ProgramBuilder(rng), rng.random()
     sentinels, scales = share < SENTINEL_SHARE, SENTINEL_SHARE <= share < SENTINEL_SHARE + SCALED_SHARE
@@ -374,7 +374,7 @@ def _grow(b: ProgramBuilder, fragment: Fragment) -> None:
 
 
 def _outputs(b: ProgramBuilder) -> tuple[str, ...]:
-    """Mostly the last value; at times several, and what is not among them may be dead code."""
+    """Take mostly the last value, at times several; other values may be dead code."""
     floats = [s.value.name for s in b.steps if s.value.is_float] or [b.any().name]
     extra = [n for n in floats[:-1] if b.rng.random() < 0.5] if b.rng.random() < 0.3 else []
     return (*extra, floats[-1])

@@ -166,6 +166,7 @@ def _interrupt(f: Callable[..., Any], args: list[jax.Array], delay: float) -> fl
     sent: list[float] = []
 
     def send() -> None:
+        """Interrupt this process."""
         sent.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 

@@ -35,7 +35,7 @@ MAX_IDLE_DRAWS = 2_000  # in a row without a new mutant: there are no more
 
 
 class Fate(Enum):
-    """What becomes of a mutant."""
+    """The fate of a mutant."""
 
     STILLBORN = "stillborn"
     EQUIVALENT = "equivalent"
@@ -108,7 +108,7 @@ class MutantReport(CampaignReport):
 
 
 class MutationSubject:
-    """One right candidate, and what its mutants are judged by."""
+    """One right candidate, and the judges of its mutants."""
 
     def __init__(self, source: Source, seed: int):
         self.source = source
@@ -157,7 +157,7 @@ def mutate(
     mutations: Sequence[Mutation] = MUTATIONS,
     notify: Callable[[MutantReport], object] | None = None,
 ) -> MutantReport:
-    """Draw mutants until `count` of them are wrong (or no new ones turn up), and try the verifier on these.
+    """Draw mutants until `count` are wrong (or no new ones turn up), and try the verifier on these.
 
     Raises `UsageError` if no source is right.
     """

@@ -43,7 +43,7 @@ type Edits = Callable[[KernelGraph], Iterator[Edit]]
 
 @dataclass(frozen=True)
 class Mutation:
-    """`name` is the number that reports use, `change` what is done: before -> after."""
+    """`name` is the number that reports use, `change` tells the change: before -> after."""
 
     name: str
     change: str
@@ -295,7 +295,7 @@ def _other_attribute(p: Place) -> Iterator[Term]:
                 yield like(p.op, **{key: new})
 
 
-# What has been taken for zero by somebody: Mirage's primes and their products, and a Mersenne prime of 61 bits.
+# Moduli, which count as zero for somebody: Mirage's primes and their products, and a Mersenne prime of 61 bits.
 MODULI = (227, 113, 227 * 113, 167 * 83, 13861, 2**61 - 1)
 
 
@@ -518,6 +518,7 @@ def _exchanged_axes(graph: KernelGraph) -> Iterator[Edit]:
 
 def _over_other_axis(graph: KernelGraph, n: int, block: BlockGraph, to: dict[Axis, Axis]) -> KernelGraph:
     def moved(op: Op) -> Op:
+        """Reduce the other axis."""
         axes = op.attributes.get("axes")
         if not isinstance(axes, tuple):
             return op
@@ -668,9 +669,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("S6", "accs -> acc, rescale x -> x, another degree", operators(_not_rescaled)),
     Mutation("S7", "a use of the running shift reads another", operators(_other_shift)),
     Mutation("S8", "f(acc x) -> acc f(x)", operators(_into_the_loop)),
-    Mutation("S9", "the index inside the tile for that of the axis", operators(_index_of_the_tile)),
+    Mutation("S9", "the index inside the tile for the index of the axis", operators(_index_of_the_tile)),
     Mutation("S11", "a span too short, mirrored or around another axis", _other_span),
-    Mutation("S12", "what is masked is 0 for -inf, or another number", operators(_other_padding)),
+    Mutation("S12", "masked elements are 0 for -inf, or another number", operators(_other_padding)),
 )
 
 

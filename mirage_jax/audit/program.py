@@ -1,8 +1,8 @@
 """A random program as data: steps over named values, wrapped in JAX transformations.
 
 A step is a line of Python over earlier values, with its shape and dtype. Shapes are texts over named sizes (``"n"``,
-``"n * h"``), so that sizes can change while the steps stay. The text of the function is what runs, what a script
-prints and what the shrinker takes apart: there is no second meaning.
+``"n * h"``), so that sizes can change while the steps stay. The same text of the function runs, is printed in
+scripts, and is taken apart by the shrinker.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SENTINELS = re.compile(r"finfo|-1e9|-1e30|-jnp\.inf|-6e4|is_causal")  # in the t
 
 @dataclass(frozen=True)
 class ProgramValue:
-    """A named array. Its shape is a tuple of texts over the program's sizes. `fill`: what it holds as an argument."""
+    """A named array. Its shape is a tuple of texts over the program's sizes. `fill`: its contents as an argument."""
 
     name: str
     shape: tuple[str, ...]

@@ -102,7 +102,7 @@ def _have_reduced_axes(p: Place, inner: Op) -> bool:
 
 
 def _scaled_before(p: Place) -> Iterator[Term]:
-    """f(x, y) -> f(2 x, y) / 2 for what is linear in x."""
+    """f(x, y) -> f(2 x, y) / 2 for operators linear in x."""
     if p.op.op in ("mul", "div", "dot", "sum", "acc", "accs"):
         doubled = term("affine", p.op.args[0], scale=TWO)
         yield term("affine", like(p.op, doubled, *p.op.args[1:]), scale=HALF)
@@ -225,7 +225,7 @@ def _exponential_apart(p: Place) -> Iterator[Term]:
 
 
 def _is_nested(p: Place) -> bool:
-    """Is the argument of this exponential made with another one, and nothing uninterpreted between them?"""
+    """Whether this exponential's argument contains another one, with nothing uninterpreted between them."""
     tensors: set[str] = set()
     for kernel in map(as_block, p.graph):
         values = {x.name for x in kernel.loads if x.tensor in tensors}
@@ -280,7 +280,7 @@ def _carried(p: Place) -> bool:
 
 
 def _computed_again(p: Place) -> Iterator[Term]:
-    """One use of a value is of a copy of it."""
+    """One use of a value reads a copy."""
     for i, a in enumerate(p.op.args):
         inner = p.maker(a)
         if inner is not None and inner.op not in ("shift", *ACCUMULATORS):
@@ -495,7 +495,7 @@ def _refused(reference: KernelGraph, graph: KernelGraph) -> str:
 
 
 def _is_true(subject: MutationSubject, graph: KernelGraph) -> bool:
-    """Is it well formed, and right for floats?"""
+    """Whether it is well formed, and right for floats."""
     try:
         check_graph(graph)
         return graph != subject.source.candidate and subject.oracle.same(graph)

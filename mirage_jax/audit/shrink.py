@@ -145,7 +145,7 @@ def _words(steps: Sequence[ProgramStep], inputs: Sequence[ProgramValue]) -> set[
 
 
 def _borders(borders: Sequence[Border], steps: Container[str]) -> tuple[Border, ...]:
-    """Borders around what is left of their steps."""
+    """Borders around their remaining steps."""
     left = (replace(b, inside=tuple(n for n in b.inside if n in steps)) for b in borders)
     return tuple(b for b in left if b.inside)
 

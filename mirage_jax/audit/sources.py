@@ -1,7 +1,7 @@
 """Right muGraphs to start from, found by the search for programs of the benchmark, for others, and for random ones.
 
-Each is found at the program's own (small) sizes and then given tiny ones, many of them equal, so that everything about
-it can be evaluated in milliseconds, and so that operands can be transposed and axes taken for each other.
+Each is found at the program's (small) sizes and then given tiny ones, many equal, so that everything about it can be
+evaluated in milliseconds, and so that operands can be transposed and axes taken for each other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mirage_jax.search.driver import search
 from mirage_jax.search.enumerate.kernels import Space
 
 SPACE = Space(max_ops=14, max_kernels=2)
-SECONDS, STATES = 60.0, 10_000  # states decide: what is found is to be the same on a busy machine
+SECONDS, STATES = 60.0, 10_000  # states decide: a busy machine is to find the same
 SIZES = (4, 5, 7)
 BENCHMARK = (
     "rmsnorm_b1", "lora_b1", "gated_mlp_b1", "gqa_b1", "qknorm_gqa_b1", "ntrans_b1", "mlp", "moe", "abv",
@@ -57,7 +57,7 @@ def sources(seed: int, names: Sequence[str] | None = None, randoms: int = 40, ea
 def _found(name: str, graph: KernelGraph, rng: Random, each: int) -> Iterator[Source]:
     try:
         candidates, _ = search(graph, DEVICES["H200"], SPACE, SECONDS, STATES)
-    except UnsupportedError:  # outside of what is searched: some random ones
+    except UnsupportedError:  # the search does not cover some random ones
         return
     kernels, algebra = ([c.graph for c in candidates if c.family == f] for f in ("kernels", "algebra"))
     chosen = [*algebra[:1], *rng.sample(kernels, min(each - 1, len(kernels)))]
@@ -86,6 +86,7 @@ def _benchmark(name: str) -> tuple[Callable[..., Any], Sequence[tuple[int, ...]]
 
 def _masked(mask: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[..., jax.Array]:
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        """Attend with the mask."""
         i, n = jnp.arange(q.shape[0])[:, None], jnp.arange(k.shape[0])[None, :]
         return jax.nn.softmax(jnp.where(mask(i, n), q @ k.T / 8, -jnp.inf)) @ v
 

@@ -1,4 +1,4 @@
-"""Campaigns against stored decisions: what a disk, other processes, signals and other people may do to them.
+"""Campaigns against stored decisions: damage by disks, other processes, signals and other people.
 
 In each case a program runs, and three things count: a crash (an exception, or the end of a process that was not asked
 for), a wrong result, and lines of log beyond one. `RUNS` has the campaigns by name; each starts from a seed.
@@ -36,7 +36,7 @@ from mirage_jax.progress import Say
 from mirage_jax.report import Decision
 from mirage_jax.search.candidates import Candidate
 
-MAX_RATIO = 8.0  # of a result's error to that of XLA's, beyond which it is wrong
+MAX_RATIO = 8.0  # of errors, a result's over XLA's, beyond which the result is wrong
 MAX_PROBLEMS = 5  # of a kind that are shown
 
 
@@ -46,7 +46,7 @@ class Tally:
 
     what: str
     cases: int = 0
-    used: int = 0  # cases in which a stored winner, or what was asked for, was there
+    used: int = 0  # cases that found a stored winner
     crashes: int = 0
     wrong: int = 0
     lines: int = 0  # of log, the most of one case
@@ -55,7 +55,7 @@ class Tally:
     problems: list[str] = field(default_factory=list)
 
     def add(self, *, used: bool, lines: int, problem: str = "", seconds: float = 0.0, crashed: bool = False) -> None:
-        """One more case; `problem` says what is wrong with it."""
+        """Count one more case, with its problem if there is one."""
         self.cases += 1
         self.used += used
         self.lines = max(self.lines, lines)
@@ -255,6 +255,7 @@ class Lines(logging.Handler):
         self.texts, self.last = list[str](), list[str]()
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Collect the text."""
         self.texts.append(record.getMessage())
 
     def take(self) -> int:

@@ -1,12 +1,11 @@
-"""What the optimizer adds to tracing and lowering, for models of 32 equal layers in a Python loop, and for programs of
-equations that all differ.
+"""Time tracing and lowering, for models of 32 equal layers in a Python loop, and for equations that all differ.
 
-Both sides trace and lower the same function anew each time, as the first call in a process does: nothing is remembered
-but JAX's own traces of its library functions and, for the optimizer, the decisions that are stored on disk. These are
-made before the clock starts; every one that is read is proven again, which is part of the time. Nothing is compiled.
+Both sides trace and lower the same function again each time, as the first call in a process does. Only JAX's traces of
+its library functions stay and, for the optimizer, the decisions on disk. These are made before the clock starts; they
+are proven again when they are read, which is part of the time. Nothing is compiled.
 
-Where nothing beats XLA, on a CPU mostly, a program is lowered as it was written. `replaced` is the other end: whatever
-can be a region is one, and is computed from its muGraph as plain JAX.
+If nothing beats XLA, on a CPU mostly, a program is lowered as it was written. `replaced` is the other extreme: every
+possible region is computed from its muGraph as plain JAX.
 """
 
 from __future__ import annotations
@@ -48,8 +47,10 @@ DIFFERENT = (
 def run_different(
     step: ModelStep, candidates: Mapping[str, Transform], *, rounds: int | None = None, seed: int = 0
 ) -> SuiteRow:
-    """One row: seconds of the processor to trace and lower a program, once in a round, for it may take a minute: other
-    processes would disturb a clock on the wall. No candidate explains thousands of regions.
+    """Measure the processor's seconds to trace and lower a program, once in a round.
+
+    A program may take a minute, in which other processes would disturb a clock on the wall. No candidate explains
+    thousands of regions.
     """
     args = jax.eval_shape(step.draw, jax.random.key(seed))
     transforms: dict[str, Transform] = {**candidates, REPLACED: replaced}
@@ -66,7 +67,7 @@ def run_different(
 def run_compile(
     step: ModelStep, candidates: Mapping[str, Transform], *, rounds: int | None = None, seed: int = 0
 ) -> SuiteRow:
-    """One row: seconds to trace and lower a step, per candidate."""
+    """Measure the seconds to trace and lower a step, per candidate."""
     args = jax.eval_shape(step.draw, jax.random.key(seed))
     calls: dict[str, timing.Call] = {}
     reports: dict[str, dict[str, Any]] = {}
@@ -81,7 +82,7 @@ def run_compile(
 
 
 def _lower(transform: Transform, step: ModelStep, args: Sequence[Any]) -> None:
-    with no_collection():  # as in `timeit`: it looks at all that the process holds, and falls into some calls only
+    with no_collection():  # as in `timeit`: a collection visits all objects of the process, during some calls only
         transform(_untraced(step.fn), donate_argnums=0).lower(*args)
 
 
@@ -112,7 +113,7 @@ class ReplacesAll:
     remat: bool = False
 
     def prepare(self, regions: Sequence[Region], platforms: tuple[str, ...]) -> None:
-        """Nothing: there is nothing to decide."""
+        """Decide nothing."""
 
     def compile_region(self, region: Region, platforms: tuple[str, ...]) -> Evaluated:
         """Replace the region."""
@@ -128,5 +129,5 @@ class ReplacesAll:
 
 
 def replaced(fn: Callable[..., Any], **jit_options: Any) -> Callable[..., Any]:
-    """`jax.jit` of a function with every region replaced."""
+    """Compile a function with every region replaced, as `jax.jit` does."""
     return jax.jit(capture(fn, ReplacesAll()), **jit_options)

@@ -1,8 +1,8 @@
 """Time the check of its rows that a kernel makes before it skips for sentinels (`mugraph.passes.sentinels`).
 
-Each program masks with the most negative float. Its best kernels, as they are, are timed beside the same kernels with
-minus infinity in place of the sentinels, which check nothing, in one run. Where rows are as low as the sentinel a
-kernel runs all of its steps: that is timed too, on inputs of which a few rows are.
+Each program masks with the most negative float. Its best kernels are timed together with the same kernels with minus
+infinity in place of the sentinels, which check nothing. If rows are as low as the sentinel, a kernel runs all of its
+steps: that is timed too, on inputs with a few such rows.
 """
 
 from __future__ import annotations

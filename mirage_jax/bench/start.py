@@ -1,8 +1,8 @@
 """Cold start: how much later a fresh process has its first result with the optimizer, if decisions are stored.
 
-Each sample is a process of its own, plain and optimized in turn. *First call* is what tracing, compiling and running
-take; *process* is everything from the start of the interpreter, and for the optimizer its import. Bytecode is cached,
-as it is for an installed package.
+Each sample is a new process, plain and optimized in turn. *First call* is the time of tracing, compiling and running;
+*process* is everything from the start of the interpreter, and for the optimizer its import. Bytecode is cached, as for
+an installed package.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ start.child(sys.argv[1], sys.argv[2], sys.argv[3] == "small", float(sys.argv[4])
 def child(label: str, name: str, small: bool, started: float, ready: float, imported: float) -> None:
     """Print one sample as JSON: seconds of the first call, and of the process until its end. Takes times of day.
 
-    What only this benchmark needs is in neither; the optimizer's import is in the optimized process.
+    Work for this benchmark alone is in neither; the optimizer's import is in the optimized process.
     """
     program = programs.program(name, small)
     if label == "xla":  # whose process would not have the optimizer's objects for the garbage collector to visit

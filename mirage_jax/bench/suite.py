@@ -259,6 +259,7 @@ def run_program(
     failures: dict[str, str] = {}
 
     def check(label: str, result: np.ndarray) -> None:
+        """Compare a result with the reference."""
         fields[label] = dict(zip(("error", "error_rms"), errors_against(reference, result), strict=True))
 
     for label, transform in candidates.items():

@@ -98,7 +98,7 @@ def _finite(value: object) -> object:
 
 
 def provenance() -> dict[str, Any]:
-    """Say when, where and with what a benchmark runs: the fields date, device and versions of a result."""
+    """Look up date, device and versions, which are fields of results."""
     device, now = jax.devices()[0], datetime.now(UTC).isoformat(timespec="seconds")
     return {"date": now, "device": f"{device.platform}: {device.device_kind}", "versions": dict(versions())}
 

@@ -67,7 +67,7 @@ def mutate(args: Namespace, out: Console, err: Console) -> int:
     """Try wrong candidates on the verifier."""
 
     def notify(result: mutants.MutantReport) -> None:
-        """Write what there is: a long campaign may be interrupted."""
+        """Write the report so far: a long campaign may be interrupted."""
         if not args.quiet:
             err.print(result.summary(), highlight=False)
         if args.json is not None:

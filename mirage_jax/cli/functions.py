@@ -113,7 +113,7 @@ def add_doctor(parser: ArgumentParser) -> None:
 
 
 def examine_machine(args: Namespace, out: Console, err: Console) -> int:
-    """Print what works on this machine."""
+    """Examine this machine, and print the findings."""
     del err
     checks = doctor.examine()
     if args.json:

@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and checks of them."""
+"""Arguments that several commands share, and their checks."""
 
 from __future__ import annotations
 

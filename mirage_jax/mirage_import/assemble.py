@@ -1,8 +1,8 @@
 """From kernels with numbered dimensions to a muGraph: all dimensions are known by now, and their axes get names.
 
-Each kernel names its axes itself, since what one kernel divides by its grid another may divide otherwise: a load sees a
-tensor under the kernel's own names, which are the tensor's where nothing speaks against it. Inputs and outputs have the
-names that the caller gave them, ``k -> k0 k1`` where an axis is divided.
+Each kernel names its axes, since kernels may divide a dimension in different ways. A load sees a tensor under the
+kernel's names, which are the tensor's if nothing speaks against it. Inputs and outputs have the names that the caller
+gave them, ``k -> k0 k1`` where an axis is divided.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class KernelSketch:
 
 @dataclass
 class ProgramSketch:
-    """Kernels in order. `axes` are the interface's; `wanted` are the names of those that an output must have."""
+    """Kernels in order. `axes` are the interface's; `wanted` are the names of the axes of outputs."""
 
     factors: Factors
     axes: dict[Axis, Dim] = field(default_factory=dict[Axis, Dim])
@@ -67,7 +67,7 @@ type Parts = dict[Axis, tuple[Axis, ...]]
 
 
 def assemble(program: ProgramSketch, reserved: Mapping[Axis, int]) -> tuple[KernelGraph, Schedule, Parts]:
-    """The graph, a schedule of one tile per block and step, and what the interface's axes were divided into.
+    """Build the graph, a schedule of one tile per block and step, and the parts of the interface's axes.
 
     Names that are `reserved` (with their extents) are used for no axis of another extent.
     """
@@ -75,7 +75,7 @@ def assemble(program: ProgramSketch, reserved: Mapping[Axis, int]) -> tuple[Kern
 
 
 def letters(used: Sequence[Axis] = ()) -> Iterator[Axis]:
-    """Names for axes."""
+    """Make up names for axes."""
     names = chain("ijklmnpqrstuvwxyzabcdefgh", (f"{a}{n}" for n in count() for a in ascii_lowercase))
     return (a for a in names if a not in used)
 

@@ -1,10 +1,10 @@
 """Saved muGraphs of CMU's Mirage, as its JSON files have them: an array of graphs, each an array of operators.
 
-Input: the text, or what a JSON reader made of it. Output: one `SavedGraph` per graph, in which every tensor that is
-used is one that was made before, of the same shape. What the operators mean is `importer.graphs`'s business.
+Input: the text, or parsed JSON. Output: one `SavedGraph` per graph, in which every used tensor was made before, with
+the same shape. `mirage_import.graphs` gives operators their meaning.
 
-Tensors stand in the file by value wherever they are used, and are the same if they have the same `guid`. Their layouts,
-strides and places in shared memory say where elements lie and not what they are: they are not read.
+The file repeats a tensor wherever it is used; its `guid` tells tensors apart. Layouts, strides and places in shared
+memory tell only where elements lie: they are not read.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SavedOp:
 
 @dataclass(frozen=True, slots=True)
 class SavedBlock:
-    """A block graph. `dimx` is what reductions "to dimx" leave of a dimension."""
+    """A block graph. `dimx`: the size that reductions "to dimx" leave of a dimension."""
 
     grid: Triple
     forloop_range: int
@@ -65,7 +65,7 @@ class SavedGraph:
 
     @property
     def inputs(self) -> tuple[SavedTensor, ...]:
-        """Of the program, in the order of its arguments."""
+        """Arguments of the program, in order."""
         return tuple(op.outputs[0] for op in self.ops if op.kind == "input")
 
     @property
@@ -75,7 +75,7 @@ class SavedGraph:
 
 
 def read_mirage_json(source: str | list[Json]) -> list[SavedGraph]:
-    """The graphs of a file (or the one graph that it is); `ParseError` says what is wrong where."""
+    """Read the graphs of a file, or its one graph. Raises `ParseError` with the place of a mistake."""
     if isinstance(source, str):
         try:
             source = json.loads(source)

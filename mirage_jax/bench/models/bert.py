@@ -64,7 +64,7 @@ def encode(s: Sizes, layers: list[Weights], x: jax.Array, lengths: jax.Array) ->
 
 
 def batch(key: jax.Array, s: Sizes) -> Batch:
-    """Embeddings, lengths of the texts, and what the encoder should make of them."""
+    """Embeddings, lengths of the texts, and targets of the encoder."""
     k1, k2, k3 = jax.random.split(key, 3)
     shape = (s.batch, s.length, s.width)
     lengths = jax.random.randint(k3, (s.batch,), s.length // 2, s.length + 1, jnp.int32)

@@ -1,4 +1,4 @@
-"""What the models share: sizes, random weights, norms, rotary embedding, attention, MLPs, stacks of layers, losses.
+"""Common parts of models: sizes, random weights, norms, rotary embedding, attention, MLPs, stacks of layers, losses.
 
 Activations are [batch, position, width], or [batch, position, head, head size] inside of attention. Norms, softmax and
 losses are computed in float32 at least, products in the dtype of their operands. Weights are dicts of arrays.
@@ -19,7 +19,7 @@ type Weights = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a transformer and of the data that it sees. `hidden` is the width inside of an MLP."""
+    """Sizes of a transformer and of its data. `hidden` is the width inside of an MLP."""
 
     layers: int
     width: int
@@ -45,9 +45,9 @@ class WeightDraw:
 
     def __call__(self, *shape: int, scale: float | None = None) -> jax.Array:
         """Normal numbers, scaled by the root of the fan-in unless `scale` says otherwise."""
-        self.key, own = jax.random.split(self.key)
+        self.key, key = jax.random.split(self.key)
         spread = shape[-2] ** -0.5 if scale is None else scale
-        return (jax.random.normal(own, shape, jnp.float32) * spread).astype(self.dtype)
+        return (jax.random.normal(key, shape, jnp.float32) * spread).astype(self.dtype)
 
     def gain(self, n: int) -> jax.Array:
         """Near one: with all ones an error in a gain would not show."""

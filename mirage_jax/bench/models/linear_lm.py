@@ -1,6 +1,6 @@
 """A language model with causal linear attention (Katharopoulos et al., arXiv 2006.16236; norms as in arXiv 2307.08621).
 
-Scores are products of queries and keys, masked and never normalized; what they mix is normalized in each head. Written
+Scores are products of queries and keys, masked and never normalized; results are normalized in each head. Written
 as one thinks of it: all scores of a text at once.
 """
 

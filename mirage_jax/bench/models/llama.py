@@ -109,13 +109,13 @@ def logits(w: Weights, x: jax.Array) -> jax.Array:
 
 
 def prefill(s: Sizes, w: Weights, prompt: jax.Array) -> tuple[jax.Array, Cache]:
-    """What follows the prompt, [batch, positions], and a cache of full capacity that has it."""
+    """Predict the next tokens after a prompt, [batch, positions]; also returns a full-size cache with the prompt."""
     x, made = read(s, w["layers"], w["tokens"][prompt])
     fill = lambda new, empty: jax.lax.dynamic_update_slice_in_dim(empty, new, 0, axis=1)  # noqa: E731
     return logits(w, x), jax.tree.map(fill, made, empty_cache(s))
 
 
 def decode(s: Sizes, w: Weights, token: jax.Array, cache: Cache, position: jax.Array) -> tuple[jax.Array, Cache]:
-    """What follows `token`, [batch], which stands at `position`."""
+    """Predict the token after `token`, [batch], which stands at `position`."""
     x, cache = extend(s, w["layers"], w["tokens"][token[:, None]], cache, position)
     return logits(w, x), cache

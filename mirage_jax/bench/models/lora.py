@@ -1,4 +1,4 @@
-"""Fine-tuning Llama's layers by LoRA (Hu et al., arXiv 2106.09685): every projection W gets a trained A B beside it.
+"""Fine-tuning Llama's layers by LoRA (Hu et al., arXiv 2106.09685): every projection W gets a trained A B added.
 
 The gradients are of A and B only; W is data of the step.
 """

@@ -26,7 +26,7 @@ from mirage_jax.bench.models.layers import (
 HALF_B = Sizes(layers=24, width=1024, heads=16, kv_heads=16, hidden=4096, vocab=0, batch=1, length=4096)
 SMALL = Sizes(layers=2, width=64, heads=4, kv_heads=4, hidden=256, vocab=0, batch=2, length=64)
 THETA = 10000.0
-STEP = 0.05  # the initial step towards what a block proposes
+STEP = 0.05  # the initial step towards the result of a block
 
 
 def init_layer(draw: WeightDraw, s: Sizes) -> Weights:

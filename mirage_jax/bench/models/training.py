@@ -1,6 +1,6 @@
 """AdamW, and the training step around a loss: ``step(state, batch) -> (state, loss)``, whose state may be donated.
 
-Moments are kept in float32 beside weights of any dtype (Loshchilov and Hutter, arXiv 1711.05101).
+Moments are in float32, for weights of any dtype (Loshchilov and Hutter, arXiv 1711.05101).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BETA1, BETA2 = 0.9, 0.95
 
 
 class TrainState(NamedTuple):
-    """What training changes. The moments are running means of gradients and of their squares."""
+    """The state that training changes. The moments are running means of gradients and of their squares."""
 
     weights: Any
     first: Any

@@ -24,7 +24,7 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class VitSizes(Sizes):
-    """`vocab` counts the classes; `length` is that of the patches and the class token."""
+    """`vocab` counts the classes; `length` counts the patches and the class token."""
 
     patch: int = 16
 
