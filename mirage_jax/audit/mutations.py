@@ -329,12 +329,10 @@ def _is_function(op: Op | None) -> bool:
 def _moved_reduction(p: Place) -> Iterator[Term]:
     """sum(f(x)) <-> f(sum(x))"""
     inner = p.first_maker()
-    if inner is None:
-        return
-    if p.op.op in ("sum", "acc") and _is_function(inner):
-        yield like(inner, like(p.op, inner.args[0]))
-    if _is_function(p.op) and inner.op in ("sum", "acc"):
-        yield like(inner, like(p.op, inner.args[0]))
+    if inner is not None:
+        is_outside = p.op.op in ("sum", "acc") and _is_function(inner)
+        if is_outside or (_is_function(p.op) and inner.op in ("sum", "acc")):
+            yield like(inner, like(p.op, inner.args[0]))
 
 
 def _other_power(p: Place) -> Iterator[Term]:
@@ -394,7 +392,8 @@ def _ratio_of_sums(p: Place) -> Iterator[Term]:
     if p.op.op == "sum" and (d := p.first_maker("div")):
         yield term("div", *(like(p.op, a) for a in d.args))
     if p.op.op == "div":
-        yield from _sum_of_ratios(p, *p.op.args, lambda y: y)
+        x, y = p.op.args
+        yield from _sum_of_ratios(p, x, y, lambda y: y)
     if p.op.op == "mul":  # by a power of a sum
         for x, y in (p.op.args, p.op.args[::-1]):
             if power := p.maker(y, "pow"):
@@ -473,7 +472,7 @@ def _swapped_outputs(graph: KernelGraph) -> Iterator[Edit]:
     for n, block in _blocks(graph):
         for i, j in combinations(range(len(block.stores)), 2):
             values = _swap([s.value for s in block.stores], i, j)
-            stores = tuple(replace(s, value=value) for s, value in zip(block.stores, values, strict=True))
+            stores = tuple(map(Store, (s.tensor for s in block.stores), values))
             yield partial(with_kernel, graph, n, replace(block, stores=stores))
 
 

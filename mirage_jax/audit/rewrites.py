@@ -307,9 +307,9 @@ def _looped(graph: KernelGraph) -> Iterator[Edit]:
     """A sum in a kernel of one operator is over a loop."""
     for n, kernel in enumerate(graph):
         block = as_block(kernel)
-        (op, *more) = block.ops
-        axes = op.attributes.get("axes", ())
-        if op.op in ("sum", "dot") and not more and isinstance(axes, tuple) and not is_part(axes[0]) and not block.loop:
+        op, axes = block.ops[0], Place(graph, block, block.ops[0]).reduced
+        is_sum = op.op in ("sum", "dot") and len(block.ops) == 1 and not block.loop
+        if is_sum and not is_part(axes[0]):
             inner = replace(op, name="step")
             acc = replace(op, op="acc", args=("step",), attrs=())
             yield partial(with_kernel, graph, n, replace(block, loop=axes[0], ops=(inner, acc)))

@@ -45,18 +45,17 @@ def load(file: Path) -> dict[str, Any]:
 
 def bars(table: Mapping[str, Any]) -> list[Bar]:
     """Collect the programs for which XLA and we have a time."""
-    found = []
-    for row in table["rows"]:
-        seconds = {label: float(r["seconds"]) for label, r in row["results"].items()}
-        if not {BASELINE, OURS} <= seconds.keys():
-            continue
-        peers = {p: seconds[p] for p in table.get("peers", ()) if p in seconds}
-        best = min(peers.items(), key=lambda item: item[1]) if peers else None
-        speedup = float(row["results"][OURS]["ratio"]["value"])
-        if not all(0 < x < math.inf for x in (speedup, *seconds.values(), *([row["limit"]] if row["limit"] else ()))):
-            raise ValueError(f"{row['program']} has a time or ratio that is no positive number")
-        found.append(Bar(row["program"], speedup, seconds[OURS], seconds[BASELINE], best, row["limit"]))
-    return found
+    rows = [row for row in table["rows"] if {BASELINE, OURS} <= row["results"].keys()]
+    return [_bar(row, table.get("peers", ())) for row in rows]
+
+
+def _bar(row: Mapping[str, Any], peers: Sequence[str]) -> Bar:
+    seconds = {label: float(r["seconds"]) for label, r in row["results"].items()}
+    best = min(((p, seconds[p]) for p in peers if p in seconds), key=lambda item: item[1], default=None)
+    speedup, limit = float(row["results"][OURS]["ratio"]["value"]), row["limit"]
+    if not all(0 < x < math.inf for x in (speedup, *seconds.values(), limit or 1.0)):
+        raise ValueError(f"{row['program']} has a time or ratio that is no positive number")
+    return Bar(row["program"], speedup, seconds[OURS], seconds[BASELINE], best, limit)
 
 
 def draw(table: Mapping[str, Any], file: Path) -> Path:

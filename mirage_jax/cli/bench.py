@@ -71,14 +71,18 @@ def bench(args: Namespace, out: Console, err: Console) -> int:
     out.print(result.table())
     is_slower = chosen.has_bar and _show_lowest(result, err)
     write(result, args.json, err)
-    if not isinstance(result, suite.SuiteResult):
-        return OK
-    if args.json is not None:
-        _draw(args.json, err, "no picture")
+    if isinstance(result, suite.SuiteResult):
+        return PROBLEM if _finish(result, args.json, err) or is_slower else OK
+    return OK
+
+
+def _finish(result: suite.SuiteResult, file: Path | None, err: Console) -> bool:
+    """Draw the table and print failures; returns whether a candidate of ours failed."""
+    if file is not None:
+        _draw(file, err, "no picture")
     for program, label, why in result.failures:
         err.print(f"{program}, {label}: {why}", highlight=False, markup=False)
-    has_failed = any(label not in peers.PEERS for _, label, _ in result.failures)
-    return PROBLEM if has_failed or is_slower else OK
+    return any(label not in peers.PEERS for _, label, _ in result.failures)
 
 
 def _checked_suite(args: Namespace) -> BenchSuite:
