@@ -91,12 +91,8 @@ class SentinelResult(TableReport):
     rows: list[SentinelRow]
 
     title: ClassVar = "Checks of rows before kernels skip for sentinels"
+    method: ClassVar = "Microseconds of a kernel, and how many times as long it takes with a check."
     words = 2
-
-    @property
-    def caption(self) -> str:
-        """When and where it ran."""
-        return f"{self.date}, {self.device}"
 
     def cells(self) -> Cells:
         """Header and rows of the table."""

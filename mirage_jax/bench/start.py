@@ -22,7 +22,7 @@ from rich.console import Console
 import mirage_jax
 from mirage_jax import children, timing
 from mirage_jax.bench import programs
-from mirage_jax.bench.tables import Cells, TableReport, provenance, version_line
+from mirage_jax.bench.tables import Cells, TableReport, provenance
 from mirage_jax.errors import UsageError
 from mirage_jax.timing import Ratio, Timing
 
@@ -86,11 +86,6 @@ class StartResult(TableReport):
         f"Milliseconds with stored decisions, median of interleaved processes; the bar is {MAX_RATIO} times plain jit."
     )
 
-    @property
-    def caption(self) -> str:
-        """How the times were taken."""
-        return self.method
-
     def cells(self) -> Cells:
         """Header and rows of the table."""
 
@@ -99,10 +94,6 @@ class StartResult(TableReport):
 
         header = ("program", *(f"{what} {n}" for what in ("first call", "process") for n in (*LABELS, "ratio")))
         return header, [[r.program, *one(r.call, r.call_ratio), *one(r.process, r.process_ratio)] for r in self.rows]
-
-    def about(self) -> list[str]:
-        """When, where and how the suite ran, and with which versions."""
-        return [f"{self.date}, {self.device}. {self.method}", version_line(self.versions)]
 
 
 def run_start_suite(

@@ -24,7 +24,7 @@ from mirage_jax import timing
 from mirage_jax.bench.peers import Peer
 from mirage_jax.bench.peers import versions as peer_versions
 from mirage_jax.bench.programs import BenchProgram
-from mirage_jax.bench.tables import Cells, TableReport, provenance, version_line
+from mirage_jax.bench.tables import Cells, TableReport, provenance
 from mirage_jax.compiler.float_check import same_bits
 from mirage_jax.errors import in_one_line
 from mirage_jax.hardware.gpus import GPUS
@@ -111,11 +111,6 @@ class SuiteResult(TableReport):
     rows: tuple[SuiteRow, ...]
     peers: tuple[str, ...] = ()
 
-    @property
-    def caption(self) -> str:
-        """How the times were taken."""
-        return self.method
-
     def cells(self) -> Cells:
         """Header and rows of the table, without columns in which no row has anything."""
         labels = list(dict.fromkeys(label for row in self.rows for label in (*row.results, *row.failures)))
@@ -153,10 +148,6 @@ class SuiteResult(TableReport):
     def failures(self) -> list[tuple[str, str, str]]:
         """Program, label and reason of each candidate or peer that failed."""
         return [(row.program, label, why) for row in self.rows for label, why in row.failures.items()]
-
-    def about(self) -> list[str]:
-        """When, where and how the suite ran, and with which versions."""
-        return [f"{self.date}, {self.device}. {self.method}", version_line(self.versions)]
 
     def details(self) -> list[str]:
         """Why candidates failed."""

@@ -22,28 +22,34 @@ type Cells = tuple[Sequence[str], list[list[str]]]  # header, rows
 class TableReport:
     """A result with a table. Subclasses are dataclasses with a title, and JSON has their fields.
 
-    The first `words` columns hold text, the others numbers.
+    The first `words` columns hold text, the others numbers. `method` tells how numbers were measured.
     """
 
     words = 1
+    title: Any
+    method: Any = ""
 
     @property
     def heading(self) -> str:
         """The title of the table."""
-        return str(getattr(self, "title", ""))
+        return self.title
 
     @property
     def caption(self) -> str:
         """A sentence under the table, which Markdown has above it."""
-        return ""
+        return self.method
 
     def cells(self) -> Cells:
         """Header and rows of the table."""
         raise NotImplementedError
 
     def about(self) -> list[str]:
-        """Paragraphs between the title and the table in Markdown."""
-        return [f"{self.caption}."]
+        """Paragraphs between the title and the table in Markdown: date, device, caption, versions."""
+        fields = vars(self)
+        if "device" not in fields or "versions" not in fields:
+            return [f"{self.caption}."]
+        installed = [f"{name} {version}" for name, version in fields["versions"].items() if version]
+        return [f"{fields['date']}, {fields['device']}. {self.caption}", f"{', '.join(installed)}."]
 
     def details(self) -> list[str]:
         """Blocks of text after the table."""
@@ -101,8 +107,3 @@ def provenance() -> dict[str, Any]:
     """Look up date, device and versions, which are fields of results."""
     device, now = jax.devices()[0], datetime.now(UTC).isoformat(timespec="seconds")
     return {"date": now, "device": f"{device.platform}: {device.device_kind}", "versions": dict(versions())}
-
-
-def version_line(versions: dict[str, str]) -> str:
-    """List the versions of packages that are installed."""
-    return ", ".join(f"{name} {version}" for name, version in versions.items() if version) + "."

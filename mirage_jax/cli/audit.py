@@ -98,8 +98,9 @@ def add_stress(parser: ArgumentParser) -> None:
 def stress(args: Namespace, out: Console, err: Console) -> int:
     """Run a campaign against stored decisions."""
     _check(args, count=1)
+    campaign, published_count = campaigns.RUNS[args.kind]
     with _progress(args) as say:
-        result = campaigns.run(args.kind, args.count, args.seed, say)
+        result = campaign(args.count or published_count, args.seed, say)
     return _finish(result, args, out, err)
 
 
