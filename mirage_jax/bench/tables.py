@@ -27,7 +27,7 @@ class TableReport:
 
     words = 1
     title: Any
-    method: Any = ""
+    method: Any
 
     @property
     def heading(self) -> str:
