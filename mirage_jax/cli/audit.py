@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -33,7 +33,7 @@ def _check(args: Namespace, **smallest: int) -> None:
     check_file(args.json)
 
 
-def _progress(args: Namespace):
+def _progress(args: Namespace) -> AbstractContextManager[progress.Say]:
     """A line of progress, unless none is wanted."""
     return nullcontext(lambda text: None) if args.quiet else progress.line()
 
