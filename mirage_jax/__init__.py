@@ -1,28 +1,38 @@
 """A superoptimizer for JAX functions: put ``@mirage_jax.optimize`` on one; `README.md` and `docs/` have the rest."""
 
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from mirage_jax.config import Budget as Budget
-from mirage_jax.config import disabled as disabled
-from mirage_jax.errors import MirageError as MirageError
-from mirage_jax.errors import UsageError as UsageError
-from mirage_jax.report import Report as Report
-
-try:
+if TYPE_CHECKING:
     from mirage_jax.api import Optimized as Optimized
     from mirage_jax.api import optimize as optimize
     from mirage_jax.api import tune as tune
-except (ImportError, AttributeError) as error:  # of a JAX that is too new, or too old
-    from mirage_jax import fallback
+    from mirage_jax.config import Budget as Budget
+    from mirage_jax.config import disabled as disabled
+    from mirage_jax.errors import MirageError as MirageError
+    from mirage_jax.errors import UsageError as UsageError
+    from mirage_jax.report import Report as Report
 
-    fallback.say_why(error)
-    Optimized, optimize, tune = fallback.Optimized, fallback.optimize, fallback.tune  # type: ignore[assignment, misc]
+_HOMES = {
+    **dict.fromkeys(("Optimized", "optimize", "tune"), "api"),
+    **dict.fromkeys(("Budget", "disabled"), "config"),
+    **dict.fromkeys(("MirageError", "UsageError"), "errors"),
+    "Report": "report",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """`__version__`, read when asked for: package metadata take longer to find than the rest takes to import."""
+    """Load a name when it is asked for, so that the command line starts without JAX."""
     if name == "__version__":
-        from importlib.metadata import version
-
-        return version("mirage-jax")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return importlib.import_module("importlib.metadata").version("mirage-jax")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        home = importlib.import_module(f"{__name__}.{_HOMES[name]}")
+    except (ImportError, AttributeError) as error:  # of a JAX that is too new, or too old
+        if _HOMES[name] != "api":
+            raise
+        home = importlib.import_module(f"{__name__}.fallback")
+        home.say_why(error)
+    value = globals()[name] = getattr(home, name)
+    return value

@@ -9,6 +9,7 @@ import pytest
 
 import mirage_jax
 from mirage_jax import cli, doctor
+from mirage_jax.cli import functions
 from mirage_jax.errors import UsageError
 
 
@@ -132,11 +133,11 @@ def test_preview_of_an_unknown_device(capsys) -> None:
 
 
 def test_parse_arguments() -> None:
-    found = cli.parse_arguments("f32[128,64];bf16[] i32[ 7 ]")
+    found = functions.parse_arguments("f32[128,64];bf16[] i32[ 7 ]")
     assert [(a.shape, str(a.dtype)) for a in found] == [((128, 64), "float32"), ((), "bfloat16"), ((7,), "int32")]
-    assert cli.parse_arguments("") == ()
+    assert functions.parse_arguments("") == ()
     with pytest.raises(UsageError):
-        cli.parse_arguments("f32[-1]")
+        functions.parse_arguments("f32[-1]")
 
 
 # The doctor.
@@ -195,3 +196,29 @@ def test_python_dash_m() -> None:
         [sys.executable, "-m", "mirage_jax", "--version"], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0 and done.stdout.startswith("mirage-jax ")
+
+
+LOADED = """
+import contextlib, sys
+from mirage_jax import cli
+with contextlib.suppress(SystemExit):
+    cli.main(sys.argv[1:])
+names = ("jax", "bench", "audit", "mirage_import")
+print([name for name in names if {name, f"mirage_jax.{name}"} & sys.modules.keys()])
+"""
+
+
+@pytest.mark.parametrize(
+    ("argv", "loaded"),
+    [
+        (["--version"], []),
+        (["--help"], []),
+        (["bench", "--suite", "none"], ["jax", "bench"]),
+        (["doctor", "--help"], ["jax"]),
+        (["verify", "--help"], ["jax", "bench", "audit", "mirage_import"]),
+    ],
+)
+def test_a_command_loads_only_its_modules(argv: list[str], loaded: list[str]) -> None:
+    command = [sys.executable, "-c", LOADED, *argv]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines()[-1] == str(loaded)

@@ -29,6 +29,7 @@ class ProgramBuilder:
             self.sizes[name] = rng.choice(SIZES)
 
     def size(self) -> str:
+        """Draw the name of a size."""
         return self.rng.choice(list(self.sizes))
 
     def input(self, shape: Sequence[str], dtype: str | None = None, fill: Fill = NOTHING) -> ProgramValue:
@@ -41,18 +42,22 @@ class ProgramBuilder:
         return self.inputs[-1]
 
     def step(self, text: str, *reads: ProgramValue, shape: Sequence[str], dtype: str | None = None) -> ProgramValue:
+        """Add a step; by default it has the type of the first value it reads."""
         made = ProgramValue(f"t{len(self.steps)}", tuple(shape), dtype or reads[0].dtype)
         self.steps.append(ProgramStep(made, text, tuple(v.name for v in reads)))
         return made
 
     def like(self, text: str, *reads: ProgramValue) -> ProgramValue:
+        """Add a step whose value has the shape of the first value it reads."""
         return self.step(text, *reads, shape=reads[0].shape)
 
     def elements(self, *shape: str) -> int:
+        """Count the elements of a shape."""
         return size_of(shape, self.sizes)
 
     @property
     def values(self) -> list[ProgramValue]:
+        """Arguments and values of steps."""
         return [*self.inputs, *(s.value for s in self.steps)]
 
     def any(self, rank: int = 0) -> ProgramValue:
@@ -64,4 +69,5 @@ class ProgramBuilder:
         return found[max(self.rng.randrange(len(found)), self.rng.randrange(len(found)))]
 
     def with_type(self, v: ProgramValue, dtype: str) -> ProgramValue:
+        """Cast a value, unless it has the type."""
         return v if v.dtype == dtype else self.step(f"{{0}}.astype({dtype!r})", v, shape=v.shape, dtype=dtype)

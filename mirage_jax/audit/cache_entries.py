@@ -1,7 +1,7 @@
 """A campaign of cache entries that were changed on disk, by accident and on purpose.
 
-Bytes are damaged; values, graphs and schedules are edited, and the digest is recomputed, as anybody can. What no longer
-carries the user's seal may be refused, or used if it is right: a wrong result is none of the two.
+Bytes are damaged. Values, graphs and schedules are edited, and the digest is recomputed, as anybody can. An entry that
+no longer carries the user's seal may be refused, or used if it is right; it may not lead to a wrong result.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ import json
 import os
 import random
 import re
-import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mirage_jax import cache as caches
-from mirage_jax.audit.stress import CASES, Case, Lines, Stress, listening, options
+from mirage_jax.audit.stress import CASES, Case, Stress, listening, options, stress_campaign
 from mirage_jax.cache import Cache, CacheKey, Entry, canonical, encode
 from mirage_jax.compiler.decide import Compiler
 from mirage_jax.compiler.region import RegionOnDevice
 from mirage_jax.compiler.winner import Winner
-from mirage_jax.errors import CacheError, in_one_line
+from mirage_jax.errors import CacheError
 from mirage_jax.progress import Say
 
 TYPES = ("f32", "f16", "bf16", "bool", "i8", "u8", "i32", "f64")
@@ -49,11 +48,11 @@ class StoredTarget:
     entry: Entry
     path: Path
     raw: bytes
-    verdicts: dict[str, str] = field(default_factory=dict)  # what is wrong with the result of a graph
+    verdicts: dict[str, str] = field(default_factory=dict)  # problem of the result of a graph, by its text
 
 
 class Remembering(Compiler):
-    """Checks the winner of somebody else once, and then remembers what it found: many edits leave the graph alone."""
+    """Checks the winner of somebody else once, and then remembers the answer: many edits leave the graph alone."""
 
     known: dict[str, str | Exception] = {}  # noqa: RUF012  (of the process)
 
@@ -69,11 +68,11 @@ class Remembering(Compiler):
         return found
 
 
-# ---------------------------------------------------------------------- what is done to an entry
+# ---------------------------------------------------------------------- changes of an entry
 
 
 def damaged(rng: random.Random, s: StoredTarget) -> bytes:
-    """Some bytes are others, more or fewer."""
+    """Change, add or remove some bytes."""
     a, b = sorted(rng.choices(range(len(s.raw) + 1), k=2))
     if rng.random() < 0.7:
         b = min(b, a + 4)
@@ -81,11 +80,12 @@ def damaged(rng: random.Random, s: StoredTarget) -> bytes:
 
 
 def resealed(body: bytes) -> bytes:
-    """With the digest that belongs to it."""
+    """Add the digest that belongs to the body."""
     return body + b',"sha256":"' + hashlib.sha256(body).hexdigest().encode() + b'"}\n'
 
 
 def damaged_and_resealed(rng: random.Random, s: StoredTarget) -> bytes:
+    """Change or remove some bytes, and recompute the digest."""
     body = s.raw[: s.raw.rindex(b',"sha256":"')]
     at = rng.randrange(len(body))
     return resealed(body[:at] + rng.randbytes(rng.randrange(3)) + body[at + rng.randrange(3) :])
@@ -98,7 +98,7 @@ def _of(s: StoredTarget, entry: dict[str, Any]) -> bytes:
 
 
 def values(rng: random.Random, s: StoredTarget) -> bytes:
-    """Any value of the entry is another one."""
+    """Replace, remove or add any value of the entry."""
     entry = json.loads(s.raw)["entry"]
     node, places = entry, []
     while isinstance(node, dict | list) and node and (not places or rng.random() < 0.7):
@@ -117,18 +117,18 @@ def values(rng: random.Random, s: StoredTarget) -> bytes:
 
 
 def types(rng: random.Random, s: StoredTarget) -> bytes:
-    """Intermediate results have other types."""
+    """Give intermediate results other types."""
     entry = json.loads(s.raw)["entry"]
     entry["graph"] = re.sub(r"(library \S+: )(\w+)", lambda m: m[1] + _maybe(rng, m[2], TYPES), entry["graph"])
     return _of(s, entry)
 
 
-def _maybe(rng: random.Random, own: str, others: tuple[str, ...]) -> str:
-    return rng.choice(others) if rng.random() < 0.5 else own
+def _maybe(rng: random.Random, value: str, others: tuple[str, ...]) -> str:
+    return rng.choice(others) if rng.random() < 0.5 else value
 
 
 def tokens(rng: random.Random, s: StoredTarget) -> bytes:
-    """Words of the graph are others, are gone, or change places."""
+    """Replace, remove or exchange words of the graph."""
     entry = json.loads(s.raw)["entry"]
     parts = re.split(r"(\W+)", entry["graph"])
     for _ in range(rng.randrange(1, 3)):
@@ -156,7 +156,7 @@ PAIRS = (  # of operators that undo each other over the reals
 
 
 def in_vain(rng: random.Random, s: StoredTarget) -> bytes:
-    """More lines: operators that undo each other, results that nobody reads, lines twice."""
+    """Add lines: operators that undo each other, results that nobody reads, lines twice."""
     entry = json.loads(s.raw)["entry"]
     lines = entry["graph"].splitlines()
     at = rng.choice([n for n, line in enumerate(lines) if line.startswith("  library")])
@@ -182,7 +182,7 @@ def in_vain(rng: random.Random, s: StoredTarget) -> bytes:
 
 
 def schedules(rng: random.Random, s: StoredTarget) -> bytes:
-    """Sizes are others."""
+    """Change a size."""
     entry = json.loads(s.raw)["entry"]
     kernel = rng.choice(entry["schedule"]["kernels"])
     kernel[rng.choice(list(kernel))] = rng.choice((*ODD, [["i", 64]], [["i", 7]], [["i", 2**40]]))
@@ -190,7 +190,7 @@ def schedules(rng: random.Random, s: StoredTarget) -> bytes:
 
 
 def unsealed(rng: random.Random, s: StoredTarget) -> bytes:
-    """The entry as it was, as if somebody else had made it."""
+    """Leave the entry as it was, with somebody else's seal."""
     return encode(s.key, s.entry, {rng.randbytes(8).hex(): "made:" + rng.randbytes(32).hex()})
 
 
@@ -206,19 +206,19 @@ MUTATIONS: dict[str, tuple[Make, float]] = {  # and how often
 }
 
 
-def campaign(count: int, seed: int, say: Say = lambda _: None) -> Stress:
-    """So many changed entries, each read by a compiler that makes do with what is stored."""
-    found, start = Stress("entries", seed), time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="mirage_jax") as folder, listening() as lines:
-        stored = [_stored(case, Path(folder)) for case in CASES]
+@stress_campaign("entries")
+def campaign(found: Stress, folder: Path, count: int, say: Say) -> None:
+    """Change `count` entries; a compiler that makes do with stored decisions reads each."""
+    with listening() as lines:
+        stored = [_stored(case, folder) for case in CASES]
         for n in range(count):
-            rng = random.Random(f"{seed}/{n}")
+            rng = random.Random(f"{found.seed}/{n}")
             (name,) = rng.choices(list(MUTATIONS), [weight for _, weight in MUTATIONS.values()])
-            one(rng, name, rng.choice(stored), found, lines)
+            target = rng.choice(stored)
+            _change(rng, name, target)
+            found.attempt(name, lines, partial(_read, target))
             if n % 100 == 0:
                 say(f"entries | {n:,} of {count:,} | {len(Remembering.known)} graphs passed their proof")
-    found.seconds = time.perf_counter() - start
-    return found
 
 
 def _stored(case: Case, folder: Path) -> StoredTarget:
@@ -227,26 +227,19 @@ def _stored(case: Case, folder: Path) -> StoredTarget:
     return StoredTarget(case, key, entry, path, path.read_bytes())
 
 
-def one(rng: random.Random, name: str, s: StoredTarget, found: Stress, lines: Lines) -> None:
-    """One changed entry: what a program that reads it computes."""
-    raw = MUTATIONS[name][0](rng, s)
+def _change(rng: random.Random, name: str, s: StoredTarget) -> None:
     temporary = s.path.with_suffix(".new")
-    temporary.write_bytes(raw)
+    temporary.write_bytes(MUTATIONS[name][0](rng, s))
     temporary.chmod(0o600)
     os.replace(temporary, s.path)
     caches._checked_here.clear()
     caches._complained.clear()
-    lines.take()
-    row, used = found.row(name), False
-    try:
-        decision = s.case.decide(Remembering(options(s.path.parents[2])))
-        used = decision.winner is not None
-        problem = _problem(s, decision) if used else ""
-        row.add(used=used, lines=lines.take(), problem=problem)
-        if len(lines.last) > 1 and len(row.problems) < 5:
-            row.problems.append(f"{s.case.name}: {len(lines.last)} lines: {lines.last}")
-    except Exception as why:
-        row.add(used=used, lines=lines.take(), problem=f"{s.case.name}: {in_one_line(why)}", crashed=True)
+
+
+def _read(s: StoredTarget) -> tuple[bool, str]:
+    """Whether a program that reads the entry uses it, and the problem of its result."""
+    decision = s.case.decide(Remembering(options(s.path.parents[2])))
+    return decision.winner is not None, _problem(s, decision) if decision.winner is not None else ""
 
 
 def _problem(s: StoredTarget, decision: Any) -> str:

@@ -18,9 +18,3 @@ RUNS: Mapping[str, tuple[Run, int]] = {
     "interrupts": (interrupts.interrupts, 200),
     "kills": (interrupts.kills, 60),
 }
-
-
-def run(kind: str, count: int | None, seed: int, say: Say = lambda _: None) -> Stress:
-    """One campaign; as many cases as were published if no number is given."""
-    action, published = RUNS[kind]
-    return action(published if count is None else count, seed, say)

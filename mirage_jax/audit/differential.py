@@ -1,8 +1,8 @@
-"""One program through the whole optimizer, against float64: what differs beyond rounding, and what was raised.
+"""Run one program through the whole optimizer and compare it with float64.
 
-Everything that is about being right is the real thing: capture, regions, search, fingerprint, certificate, float gate,
-lowering. What is replaced is the knowledge of speed: every proven candidate counts as faster than XLA, so that wrong
-ones would run. Every candidate that passes the fingerprint is evaluated as well, tile by tile if it has kernels, and
+Everything that makes results right is the real thing: capture, regions, search, fingerprint, certificate, float gate,
+lowering. Only measured speed is replaced: every proven candidate counts as faster than XLA, so that wrong ones would
+run. Every candidate that passes the fingerprint is evaluated as well, tile by tile if it has kernels, and
 where asked for in Triton's interpreter. On a GPU the kernels themselves run, at tile sizes and with launch parameters
 that vary from program to program.
 
@@ -62,7 +62,7 @@ SAMPLES = 8  # of rounding noise
 SPREAD = 4.0  # how much worse than the noise, or than XLA, a result may be
 EXACT = 1e-6  # relative error of a candidate in float64; a wrong one is off by the size of its values
 EXPONENT = 700.0  # exponentials of numbers beyond are zero or infinite in float64, and their quotients no numbers
-TINY = 1e-12  # the same, relative to the largest value on the way: results may be what is left of large terms
+TINY = 1e-12  # the same, relative to the largest value on the way: large terms may cancel in results
 RAGGED = (2, 3, 5)  # tile sizes that divide next to nothing
 MAX_TILES = 4  # of an axis: an axis of a thousand elements in tiles of two says no more, and takes a second
 DETERMINED = 0.1  # of a row's largest number: results with errors beyond say nothing, and excuse no others
@@ -70,15 +70,15 @@ DETERMINED = 0.1  # of a row's largest number: results with errors beyond say no
 
 @dataclass(frozen=True)
 class Setting:
-    """How a program is examined. `device` names the cost model: with that of a GPU there are kernels to check. On
-    `platform` "cuda" it is that of the GPU that is here, on which the program runs.
+    """How a program is examined. `device` names the cost model: with a GPU's there are kernels to check. On `platform`
+    "cuda" the program runs on the GPU of this machine, with its cost model.
 
-    `cache_dir` is for what is decided on the way, never the user's own; None is one that is empty and then deleted.
+    `cache_dir` is for decisions on the way, never the user's; by default it is empty and then deleted.
     """
 
     device: str = "CPU"
     platform: str = "cpu"
-    gate: bool = True  # False: the float gate is asked only about what differs
+    gate: bool = True  # False: the float gate is asked only about differences
     interpret: bool = False  # run kernels in Triton's interpreter
     seconds: float = 5.0
     states: int = 1000
@@ -88,13 +88,14 @@ class Setting:
 
     @property
     def options(self) -> Options:
+        """Options of the optimizer."""
         budget = Budget(self.seconds, self.states, workers=1)
         return Options("search", budget, cache_dir=self.cache_dir, strict=True, strict_range=self.strict_range)
 
 
 @dataclass
 class Outcome:
-    """What happened to one program."""
+    """The outcome of one program."""
 
     problems: list[str] = field(default_factory=list)
     regions: int = 0
@@ -111,12 +112,15 @@ class Trial(TuningSession):
 
     @property
     def description(self) -> DeviceModel:
+        """The cost model of the device of the setting."""
         return super().description if self.setting.platform == "cuda" else DEVICES[self.setting.device]
 
     def promising(self, c: Candidate) -> bool:
+        """Try every candidate."""
         return True
 
     def gate(self, winner: Winner, only: Sequence[str] = ()) -> tuple[bool, str]:
+        """Ask the float gate if the setting does."""
         return super().gate(winner, only) if self.setting.gate else (True, "not asked")
 
 
@@ -128,17 +132,21 @@ class Unmeasured(Compiler):
         self.setting, self.outcome = setting, outcome
 
     def attempt(self, region: Region, platform: str, device: Any) -> TuningSession:
+        """Start a trial of a region."""
         trial = Trial(region, platform, device, self.options)
         trial.setting = self.setting
         return trial
 
     def choose(self, whole: WholeProgram) -> WholeFunction:
+        """Run the optimized program, without measuring."""
         return not_measured(whole, "whatever is proven runs")
 
     def trials(self, attempt: TuningSession) -> AbstractContextManager[None]:
+        """Start no process."""
         return nullcontext()
 
     def compare(self, attempt: TuningSession, finalists: Sequence[Candidate], precise: int = 0) -> Comparison:
+        """Check all candidates, and call those that run faster than XLA."""
         counts, same = self.outcome.counts, timing.Timing((1.0,) * 6)
         for c in () if precise else finalists:
             self.outcome.problems += check_candidate(attempt.reference, c, self.setting, counts)
@@ -187,7 +195,7 @@ def _variant(attempt: TuningSession, c: Candidate, seed: int) -> Winner:
 
 
 def _launches(attempt: TuningSession, winner: Winner, counts: Counter[str]) -> bool:
-    """Whether a winner compiles and runs; tuning leaves out what does not, for want of shared memory for one."""
+    """Whether a winner compiles and runs; tuning leaves out others, such as those with too much shared memory."""
     try:
         jax.block_until_ready(jax.jit(attempt.ours(winner))(*attempt.inputs(0)))
     except Exception as why:
@@ -198,7 +206,7 @@ def _launches(attempt: TuningSession, winner: Winner, counts: Counter[str]) -> b
 
 
 def check_candidate(reference: KernelGraph, c: Candidate, setting: Setting, counts: Counter[str]) -> Iterator[str]:
-    """What is wrong with a candidate that passed the fingerprint."""
+    """Find errors of a candidate that passed the fingerprint."""
     rng = np.random.default_rng(setting.seed)
     inputs = [_draw(rng, tuple(map(reference.extent, t.axes)), t.dtype) for t in reference.inputs]
     moved = [x * (1 + 1e-13 * rng.uniform(-1, 1, x.shape)) if is_float(x.dtype) else x for x in map(_wide, inputs)]
@@ -272,7 +280,7 @@ def _interpreted(
 ) -> Iterator[str]:
     """The text of the kernels, run by Triton's interpreter at the candidate's own tile sizes, in few launches.
 
-    `top` is the largest value on the way: a result may be what is left of such, and types may be too narrow for it.
+    `top` is the largest value on the way: such values may cancel in a result, and types may be too narrow for them.
     """
     narrow = min((numpy_dtype(t.dtype) for t in c.graph.tensors.values() if t.dtype in FLOATS), key=_largest)
     if top > 0.1 * _largest(narrow):
@@ -311,9 +319,9 @@ def _largest(dtype: np.dtype) -> float:
 def examine(
     program: Callable[[Callable[[Function], Function]], Function], args: Sequence[Any], setting: Setting
 ) -> Outcome:
-    """`program` gives the wrapped function for an optimizer, plain `jax.jit` among them.
+    """Examine a program; `program` makes the wrapped function from an optimizer, which may be plain `jax.jit`.
 
-    With ``setting.gate`` False a result that differs is computed again with the float gate: what that refuses is no
+    With ``setting.gate`` False a result that differs is computed again with the float gate: a refusal is no
     problem. This runs more than the optimizer would, in less time.
     """
     plain = jax.jit(program(jax.jit)).trace(*args)
@@ -340,10 +348,10 @@ def examine(
 def _optimized(
     program: Callable[[Callable[[Function], Function]], Function], args: Sequence[Any], setting: Setting
 ) -> tuple[Outcome, Any]:
-    """What the optimized program gives, None if something was raised."""
+    """The results of the optimized program; None if it raised an error."""
     outcome = Outcome()
     with tempfile.TemporaryDirectory(prefix="mirage_jax") as empty:
-        # What was accepted without the gate is no decision for a run with it.
+        # A decision without the gate is none for a run with it.
         folder = Path(
             setting.cache_dir or empty, f"{setting.platform}-{setting.device}-{setting.gate}-{setting.strict_range}"
         )
@@ -386,7 +394,7 @@ def _differences(
 
 
 def _judged(r: np.ndarray, s: np.ndarray, x: np.ndarray, c: np.ndarray) -> str:
-    """What is wrong with a result of floats c, given float64's r, the noise s and XLA's x.
+    """Find the error of a result of floats c, given float64's r, the noise s and XLA's x.
 
     All elements are judged together first, then the determined ones alone. An element is determined if neither XLA nor
     noise is off by more than a tenth of its row. Others, a row of huge numbers that cancel for one, would excuse any
@@ -432,14 +440,14 @@ def _count(compiler: Unmeasured, outcome: Outcome) -> None:
 
 
 def _work(graph: KernelGraph, parts: Mapping[str, int] | None = None) -> tuple[Counter[str], int, float]:
-    """What tells a program from a copy of it under other names."""
+    """Figures that are equal for a program and its copy under other names."""
     operators = Counter(op.op for k in graph.kernels for op in k.ops)
     return operators, len(graph.kernels), footprint(graph, parts or {}).flops
 
 
 @contextmanager
 def _overheard(problems: list[str]) -> Iterator[None]:
-    """Whatever the optimizer warns of is a problem; what Triton says about itself is not."""
+    """Make every warning of the optimizer a problem; warnings of Triton about itself are none."""
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

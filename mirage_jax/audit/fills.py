@@ -1,6 +1,6 @@
-"""Data that ordinary classes of inputs do not have: sentinels in biases, numbers of one sign, scales of one argument.
+"""Unusual data: sentinels in biases, numbers of one sign, scales of one argument.
 
-A fill belongs to an argument of a random program, as its shape does: shrinking takes it apart, scripts print it.
+A fill belongs to an argument of a random program, as its shape does: shrinking simplifies it, scripts print it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROW_SHARE, ELEMENT_SHARE = 0.4, 0.3  # how many rows, or elements, are low
 
 @dataclass(frozen=True)
 class Fill:
-    """What one argument holds in place of the numbers of its program's kind.
+    """The contents of one argument, in place of the numbers of its program's kind.
 
     low: the sentinel of a bias, or "mixed"; where: which of its elements hold it, a key of `PLACES`; all others are 0.
     With where = "switch" all elements are 0 or 1. positive: no number is negative. power: of two, a factor.
@@ -50,7 +50,7 @@ NOTHING = Fill()
 
 
 def filled(x: Array, fill: Fill, rng: np.random.Generator) -> Array:
-    """The argument with its fill; arrays that are no floats stay as they are."""
+    """Fill an argument; arrays that are no floats stay as they are."""
     if not is_float(x.dtype) or fill == NOTHING:
         return x
     if fill.where == "switch":

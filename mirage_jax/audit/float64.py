@@ -2,8 +2,8 @@
 
 Inputs are upcast after rounding to their own dtype, casts between floats do nothing, and nothing is rounded. With
 `Noise`, the same walk instead disturbs the result of every equation by as much as rounding to its own dtype might
-(Monte Carlo arithmetic, Parker 1997): how far such runs are from the undisturbed one says what errors a correct
-program in these dtypes may have, whatever the order of its operations.
+(Monte Carlo arithmetic, Parker 1997). The distance of such runs from the undisturbed one bounds the errors of a correct
+program in these dtypes, whatever the order of its operations.
 """
 
 from __future__ import annotations
@@ -32,11 +32,15 @@ TF32 = 2.0**-10  # the type has 10 bits of mantissa
 
 
 class Visitor(Protocol):
-    """Looks at equations on the way, and may change what they read and give."""
+    """Looks at equations on the way, and may change their operands and results."""
 
-    def operands(self, eqn: FlatEqn, xs: list[Array]) -> list[Array]: ...
+    def operands(self, eqn: FlatEqn, xs: list[Array]) -> list[Array]:
+        """Change the operands of an equation."""
+        ...
 
-    def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any) -> Array: ...
+    def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any) -> Array:
+        """Change a result of an equation."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -54,10 +58,11 @@ class Noise:
     strict_range: bool = False
 
     def draw(self, shape: tuple[int, ...]) -> Array:
+        """Draw errors between -1 and 1."""
         return self.rng.uniform(-1, 1, (1,) * len(shape) if self.together else shape)
 
     def of_operands(self, eqn: FlatEqn) -> float:
-        """Relative errors that operands of an equation may have beside those of the equations that made them."""
+        """The relative error of an equation's operands, in addition to those of the equations that made them."""
         if eqn.primitive != "dot_general":
             return 0.0
         if self.tf32 and eqn.params["precision"] is None and all(a.dtype == np.float32 for a in eqn.in_avals):
@@ -65,10 +70,12 @@ class Noise:
         return max(float(ml_dtypes.finfo(a.dtype).eps) if is_narrow(a.dtype) else 0.0 for a in eqn.in_avals)
 
     def operands(self, eqn: FlatEqn, xs: list[Array]) -> list[Array]:
+        """Disturb the operands of a product."""
         eps = self.of_operands(eqn)
         return [x * (1 + eps * self.draw(np.shape(x))) for x in xs] if eps else xs
 
     def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any) -> Array:
+        """Disturb a result."""
         return _disturbed(x, eqn, xs, dtype, self)
 
 
@@ -79,19 +86,21 @@ class Ranges:
     seen: list[tuple[float, float]] = field(default_factory=list)
 
     def operands(self, eqn: FlatEqn, xs: list[Array]) -> list[Array]:
+        """Leave the operands as they are."""
         return xs
 
     def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any) -> Array:
+        """Record the range of a result."""
         if is_float(dtype):
             info = ml_dtypes.finfo(dtype)
-            room = 0.5 if dtype == np.float16 else EARLIER / 2  # what noise takes for an overflow is out of range
+            room = 0.5 if dtype == np.float16 else EARLIER / 2  # noise takes larger numbers for an overflow
             top = float(np.abs(x).max()) if np.size(x) else 0.0
             small = eqn.primitive in PRODUCTS and top > 0  # an exponential may be as small as it likes
             self.seen.append((top / (room * float(info.max)), float(info.tiny) / room / top if small else 0.0))
         return x
 
     def stays(self, before: Ranges) -> bool:
-        """Is every number in range, or no further out of it than it was?"""
+        """Whether every number is in range, or no further out than before."""
         return all(
             now <= max(1.0, then)
             for a, b in zip(self.seen, before.seen, strict=True)
@@ -100,7 +109,7 @@ class Ranges:
 
 
 def evaluate(jaxpr: Jaxpr, args: Sequence[Any], noise: Visitor | None = None) -> list[Array]:
-    """Results of the jaxpr, floats as float64; raises `UnsupportedError` for a primitive that is not known here."""
+    """Evaluate a jaxpr, floats as float64. Raises `UnsupportedError` for an unknown primitive."""
     program = flatten(jaxpr)
     values = dict(zip(program.inputs, map(_wide, args), strict=True))
     values |= {v: _wide(c) for v, c in program.constants.items()}
@@ -120,15 +129,15 @@ def _wide(x: Any) -> Array:
 
 
 def _disturbed(x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, noise: Noise) -> Array:
-    """`x` with the relative error that rounding may have; a sum may also have that of its partial sums in float32.
+    """`x` with the relative error that rounding may have; a sum may also have the error of its partial sums in float32.
 
-    What is beyond the range of the type may overflow. (XLA may keep it in a wider one; of float32, whose range nobody
-    comes near by chance, another order may leave it a little earlier.) What is below it may be flushed to zero, as XLA
+    Numbers beyond the range of the type may overflow. (XLA may keep them in a wider type; another order may leave the
+    range of float32, which nobody comes near by chance, a little earlier.) Numbers below may be flushed to zero, as XLA
     does on CPUs; not in float16, which is computed in float32 and rounds it to a multiple of the smallest.
 
     A sentinel has no noise where the result is a number of the type as it is: its sum with an ordinary number is
-    the sentinel again, in float64 as in float32, in whatever order. Else rows of which everything is masked would not
-    be determined.
+    the sentinel again, in float64 as in float32, in whatever order. Otherwise rows in which everything is masked would
+    not be determined.
     """
     if eqn.primitive in EXACT or not is_float(dtype):
         return x
@@ -150,7 +159,7 @@ def _disturbed(x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, noise: Noise
 
 
 def _factors(eqn: FlatEqn, xs: list[Array]) -> Array:
-    """Which results are products of a sentinel and something else that is computed: nothing is promised of them.
+    """Find products of a sentinel and another computed number, which may be anything.
 
     In another order of multiplication the sentinel may meet a large number first, and then a zero.
     """
@@ -164,12 +173,8 @@ def _factors(eqn: FlatEqn, xs: list[Array]) -> Array:
 
 def _apply(eqn: FlatEqn, xs: list[Array], noise: Visitor | None) -> list[Array]:
     name = eqn.primitive
-    if name in LOOPS:
-        return LOOPS[name](eqn, xs, noise)
-    if name in ("remat2", "checkpoint"):  # differentiated: a scope of its own
-        return evaluate(jax_compat.bodies(eqn.eqn)[0], xs, noise)
-    if name in SEVERAL:
-        return SEVERAL[name](xs, eqn)
+    if name in SCOPES:
+        return SCOPES[name](eqn, xs, noise)
     if name in POINTWISE:
         return [POINTWISE[name](*xs)]
     if name not in STRUCTURAL:
@@ -178,7 +183,7 @@ def _apply(eqn: FlatEqn, xs: list[Array], noise: Visitor | None) -> list[Array]:
 
 
 def _scan(eqn: FlatEqn, xs: list[Array], noise: Visitor | None) -> list[Array]:
-    """Which operands are constants, carried or cut into slices is read from shapes: parameters vary with JAX."""
+    """Run a scan. Shapes tell constants, carried operands and slices apart, since parameters vary with JAX."""
     params, (body,) = eqn.params, jax_compat.bodies(eqn.eqn)
     inside: list[Any] = [v.aval for v in body.invars]
     results: list[Any] = [v.aval for v in body.outvars]
@@ -211,10 +216,18 @@ def _cond(eqn: FlatEqn, xs: list[Array], noise: Visitor | None) -> list[Array]:
     return evaluate(branches[int(np.clip(xs[0], 0, len(branches) - 1))], xs[1:], noise)
 
 
-LOOPS: dict[str, Callable[[FlatEqn, list[Array], Visitor | None], list[Array]]] = {
+def _checkpoint(eqn: FlatEqn, xs: list[Array], noise: Visitor | None) -> list[Array]:
+    """Run a scope that was differentiated."""
+    return evaluate(jax_compat.bodies(eqn.eqn)[0], xs, noise)
+
+
+SCOPES: dict[str, Callable[[FlatEqn, list[Array], Visitor | None], list[Array]]] = {
     "scan": _scan,
     "while": _while,
     "cond": _cond,
+    "remat2": _checkpoint,
+    "checkpoint": _checkpoint,
+    "optimization_barrier": lambda eqn, xs, noise: xs,
 }
 
 
@@ -226,57 +239,24 @@ def _shift_right_logical(x: Array, by: Array) -> Array:
     return (x.view(unsigned) >> by.view(unsigned)).view(x.dtype)
 
 
+UFUNCS = (  # with the names that numpy has for them
+    "abs", "ceil", "cos", "exp", "exp2", "expm1", "floor", "log", "log1p", "sign", "sin", "sqrt", "square", "tanh",
+)  # fmt: skip
 POINTWISE: dict[str, Callable[..., Array]] = {
-    "add": np.add,
-    "add_any": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "rem": np.fmod,
-    "neg": np.negative,
-    "max": np.maximum,
-    "min": np.minimum,
-    "pow": np.power,
-    "exp": np.exp,
-    "exp2": np.exp2,
-    "expm1": np.expm1,
-    "log": np.log,
-    "log1p": np.log1p,
-    "sqrt": np.sqrt,
+    **{name: getattr(np, name) for name in UFUNCS},
+    "add": np.add, "add_any": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "rem": np.fmod,
+    "neg": np.negative, "max": np.maximum, "min": np.minimum, "pow": np.power, "is_finite": np.isfinite,
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+    "and": np.bitwise_and, "or": np.bitwise_or, "not": np.bitwise_not,
+    "shift_left": np.left_shift, "shift_right_arithmetic": np.right_shift, "shift_right_logical": _shift_right_logical,
+    "logistic": scipy.special.expit, "erf": scipy.special.erf, "erfc": scipy.special.erfc,
     "rsqrt": lambda x: 1 / np.sqrt(x),
-    "square": np.square,
     "one_minus_square": lambda x: (1 + x) * (1 - x),
     "polynomial": lambda x, *coefficients: sum(c * x**n for n, c in enumerate(coefficients)),
-    "tanh": np.tanh,
-    "sin": np.sin,
-    "cos": np.cos,
-    "logistic": scipy.special.expit,
-    "erf": scipy.special.erf,
-    "erfc": scipy.special.erfc,
-    "abs": np.abs,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "sign": np.sign,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "not": np.bitwise_not,
-    "shift_left": np.left_shift,
-    "shift_right_arithmetic": np.right_shift,
-    "shift_right_logical": _shift_right_logical,
-    "is_finite": np.isfinite,
-    "stop_gradient": lambda x: x,
-    "copy": lambda x: x,
-    "copy_p": lambda x: x,
-    "name": lambda x: x,
+    **dict.fromkeys(("stop_gradient", "copy", "copy_p", "name"), lambda x: x),
     "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
     "select_n": lambda which, *cases: np.choose(which.astype(np.int8), cases),
-}
+}  # fmt: skip
 
 type Structural = Callable[[list[Array], FlatEqn], Array]
 
@@ -294,15 +274,12 @@ def _dot(xs: list[Array], eqn: FlatEqn) -> Array:
 
 
 def _cast(xs: list[Array], eqn: FlatEqn) -> Array:
-    return (
-        _wide(xs[0])
-        if is_float(eqn.out_avals[0].dtype) and is_float(xs[0].dtype)
-        else _wide(xs[0].astype(eqn.out_avals[0].dtype))
-    )
+    dtype = eqn.out_avals[0].dtype
+    return _wide(xs[0] if is_float(dtype) and is_float(xs[0].dtype) else xs[0].astype(dtype))
 
 
 def _bits(xs: list[Array], eqn: FlatEqn) -> Array:
-    """Only as JAX's own functions use it: to cut a float in two, which need not be exact here."""
+    """Reinterpret bits; JAX's own functions cut a float in two, which need not be exact here."""
     return _wide(xs[0].astype(eqn.in_avals[0].dtype).view(eqn.out_avals[0].dtype))
 
 
@@ -331,13 +308,9 @@ def _pad(xs: list[Array], eqn: FlatEqn) -> Array:
 
 
 def _iota(xs: list[Array], eqn: FlatEqn) -> Array:
-    shape = [1] * len(eqn.out_avals[0].shape)
-    shape[eqn.params["dimension"]] = -1
-    return _wide(
-        np.broadcast_to(
-            np.arange(eqn.out_avals[0].shape[eqn.params["dimension"]]).reshape(shape), eqn.out_avals[0].shape
-        ).astype(eqn.out_avals[0].dtype)
-    )
+    aval, dimension = eqn.out_avals[0], eqn.params["dimension"]
+    shape = [-1 if d == dimension else 1 for d in range(len(aval.shape))]
+    return _wide(np.broadcast_to(np.arange(aval.shape[dimension]).reshape(shape), aval.shape).astype(aval.dtype))
 
 
 def _reduce(function: Callable[..., Array]) -> Structural:
@@ -351,7 +324,7 @@ def _round(xs: list[Array], eqn: FlatEqn) -> Array:
 
 
 def _elements(eqn: FlatEqn, x: Array, index: Array) -> tuple[list[Array], Array]:
-    """Of each dimension of the operand the indices, all of the shape of what is picked; and where they are in range."""
+    """Indices by dimension of the operand, all of the shape of the picked elements, and a mask of those in range."""
     d = jax_compat.indexed(eqn.params)
     if d.collapsed != d.mapped or len(d.mapped) != 1:
         raise UnsupportedError(f"the float64 reference knows no {eqn.primitive} but one of elements of rows")
@@ -369,7 +342,7 @@ def _elements(eqn: FlatEqn, x: Array, index: Array) -> tuple[list[Array], Array]
 
 
 def _gather(xs: list[Array], eqn: FlatEqn) -> Array:
-    """Of indices in range: what stands for the others are equations of their own in a flat program."""
+    """Pick elements. All indices are in range: a flat program has further equations for the others."""
     return xs[0][tuple(_elements(eqn, *xs)[0])]
 
 
@@ -390,9 +363,7 @@ STRUCTURAL: dict[str, Structural] = {
     "bitcast_convert_type": _bits,
     "reduce_precision": lambda xs, eqn: xs[0],
     "broadcast_in_dim": _broadcast,
-    "reshape": lambda xs, eqn: xs[0].reshape(eqn.out_avals[0].shape),
-    "squeeze": lambda xs, eqn: xs[0].reshape(eqn.out_avals[0].shape),
-    "expand_dims": lambda xs, eqn: xs[0].reshape(eqn.out_avals[0].shape),
+    **dict.fromkeys(("reshape", "squeeze", "expand_dims"), lambda xs, eqn: xs[0].reshape(eqn.out_avals[0].shape)),
     "transpose": lambda xs, eqn: np.transpose(xs[0], eqn.params["permutation"]),
     "rev": lambda xs, eqn: np.flip(xs[0], eqn.params["dimensions"]),
     "concatenate": lambda xs, eqn: np.concatenate(xs, eqn.params["dimension"]),
@@ -411,12 +382,9 @@ STRUCTURAL: dict[str, Structural] = {
 }
 
 
-SEVERAL: dict[str, Callable[[list[Array], FlatEqn], list[Array]]] = {
-    "optimization_barrier": lambda xs, eqn: xs,
-}
 PRODUCTS = frozenset({"dot_general", "mul", "div", "integer_pow", "square"})
 ROUNDED = frozenset({"dot_general", "scatter-add", "convert_element_type", "integer_pow", "reduce_sum", "reduce_prod"})
-EXACT = (STRUCTURAL.keys() - ROUNDED) | SEVERAL.keys() | LOOPS.keys() | {"remat2", "checkpoint"}
+EXACT = (STRUCTURAL.keys() - ROUNDED) | SCOPES.keys()
 EXACT |= {"neg", "max", "min", "abs", "sign", "floor", "ceil", "clamp", "select_n"}
 EXACT |= {"stop_gradient", "copy", "copy_p", "name"}
 
@@ -430,7 +398,7 @@ def spread(
     tf32: bool = False,
     strict_range: bool = False,
 ) -> list[Array]:
-    """Per result, how far disturbed runs are from the undisturbed one, elementwise at most."""
+    """Measure, for each element of each result, the largest distance of disturbed runs from the undisturbed one."""
     out = [np.zeros(np.shape(r)) for r in exact]
     for n in range(samples):
         noisy = evaluate(jaxpr, args, Noise(np.random.default_rng([seed, n]), n % 2 == 1, tf32, strict_range))

@@ -1,17 +1,15 @@
-"""A campaign: many random programs through the whole optimizer, what was found in them, and scripts of what failed.
+"""A campaign of random programs through the whole optimizer, with a script of each that fails.
 
-Program number n of seed S is always the same program, whatever the number of workers. Workers are processes of their
-own, started anew after some programs, because JAX keeps what it compiled; in them LLVM optimizes little, which halves
-the time and changes no meaning. Nothing of the user's cache of decisions is read or written.
+Program number n of seed S is always the same, whatever the number of workers. Workers are processes that are replaced
+after some programs, because JAX keeps everything it compiled. In them LLVM optimizes little, which halves the time and
+changes no meaning. The user's cache of decisions is neither read nor written.
 
 On a GPU (platform "cuda") every program is decided for it and runs there, its regions as Triton kernels where there are
-any; XLA's flags are the user's own.
+any; XLA's flags are the user's.
 """
 
 from __future__ import annotations
 
-import datetime
-import json
 import multiprocessing
 import os
 import random
@@ -22,22 +20,23 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import jax
-from rich.table import Table
 
 from mirage_jax import children
 from mirage_jax.audit.differential import Outcome, Setting, examine
 from mirage_jax.audit.generator import generate
 from mirage_jax.audit.program import RandomProgram
+from mirage_jax.audit.report import CampaignReport
 from mirage_jax.audit.shrink import shrink
 from mirage_jax.cache import versions
 from mirage_jax.errors import UsageError
 from mirage_jax.lower.runtime import launch
 from mirage_jax.progress import Say
-from mirage_jax.report import write_beside
 
 LITTLE_LLVM = ("--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true")
 ENVIRONMENT: Mapping[str, Mapping[str, str]] = {
@@ -65,8 +64,11 @@ class FuzzFailure:
 
 
 @dataclass
-class Campaign:
-    """What a campaign found."""
+class Campaign(CampaignReport):
+    """Counts of a campaign, and its failures."""
+
+    header: ClassVar[tuple[str, ...]] = ("", "")
+    words = 2
 
     seed: int
     programs: int = 0
@@ -77,14 +79,20 @@ class Campaign:
     counts: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     failures: list[FuzzFailure] = field(default_factory=list)
-    seconds: float = 0.0
     device: str = "cpu"
 
     @property
     def hit_rate(self) -> float:
+        """The share of programs with a region that a candidate replaces."""
         return self.hits / self.programs if self.programs else 0.0
 
+    @property
+    def passed(self) -> bool:
+        """Whether no program failed."""
+        return not self.failures
+
     def add(self, outcome: Outcome) -> None:
+        """Count the outcome of a program."""
         self.programs += 1
         self.hits += outcome.accepted > 0
         self.changed += outcome.changed > 0
@@ -94,15 +102,21 @@ class Campaign:
         self.refused.update(outcome.refused)
 
     def merge(self, other: Campaign) -> None:
+        """Add the counts and failures of other programs."""
         for name in ("programs", "hits", "changed", "regions", "accepted"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.counts.update(other.counts)
         self.refused.update(other.refused)
         self.failures += other.failures
 
-    # ------------------------------------------------------------------ what is shown
+    # ------------------------------------------------------------------ the table
+
+    def summary(self) -> str:
+        """Sum the campaign up in one sentence."""
+        return f"{len(self.failures):,} mismatches and exceptions in {self.programs:,} programs, {self.date}"
 
     def rows(self) -> Iterator[tuple[str, str]]:
+        """Names and values of all counts."""
         yield "programs", f"{self.programs:,}"
         yield "mismatches and exceptions", f"{len(self.failures):,}"
         for what, n in sorted(Counter(what for f in self.failures for what in f.features).items()):
@@ -117,36 +131,25 @@ class Campaign:
         yield "seconds", f"{self.seconds:,.0f} ({self.seconds / max(self.programs, 1):.2f} per program)"
 
     @property
-    def title(self) -> str:
+    def heading(self) -> str:
+        """The title, with the device."""
         return f"Random programs, seed {self.seed}, on {self.device}"
 
-    def table(self) -> Table:
-        table = Table("", "", title=self.title, show_header=False)
-        for what, value in self.rows():
-            table.add_row(what, value)
-        return table
+    def findings(self) -> list[str]:
+        """The first problem of each program that failed, and its script."""
+        return [f"program {f.number}: {f.problems[0]}\n  {f.script}" for f in self.failures]
 
-    def to_json(self) -> str:
-        body = {f.name: getattr(self, f.name) for f in fields(self)} | {"failures": [asdict(f) for f in self.failures]}
-        head = {"date": datetime.date.today().isoformat(), "versions": dict(versions()), "hit_rate": self.hit_rate}
-        return json.dumps(head | body, indent=1)
-
-    def to_markdown(self) -> str:
-        lines = [f"# {self.title}", "", f"{datetime.date.today().isoformat()}.", ""]
-        lines += ["| | |", "|---|---|", *(f"| {what} | {value} |" for what, value in self.rows())]
-        lines += [f"\nProgram {f.number}, {f.steps} steps: {f.problems[0]}" for f in self.failures]
-        return "\n".join(lines) + "\n"
-
-    def write(self, file: Path) -> Path:
-        """Write the JSON to `file` and the Markdown beside it; the Markdown's path."""
-        return write_beside(file, self.to_json(), self.to_markdown())
+    def record(self) -> dict[str, Any]:
+        """The fields, with versions and the share of hits."""
+        body = {f.name: getattr(self, f.name) for f in fields(self)} | {"failures": list(map(asdict, self.failures))}
+        return {"versions": dict(versions()), "hit_rate": self.hit_rate} | body
 
 
 # ---------------------------------------------------------------------- the programs of a campaign
 
 
 def program_of(seed: int, number: int, platform: str = "cpu") -> tuple[RandomProgram, Setting]:
-    """One program of a campaign, and how it is examined."""
+    """Draw one program of a campaign, and the setting in which it is examined."""
     strict = number % STRICT_EVERY == 0
     program = generate(random.Random(f"{seed}/{number}"), number, strict)
     setting = Setting(
@@ -161,7 +164,7 @@ def program_of(seed: int, number: int, platform: str = "cpu") -> tuple[RandomPro
 
 
 def run_one(program: RandomProgram, setting: Setting) -> Outcome:
-    """Examine one program; where plain JAX or the reference refuse it, that is the problem."""
+    """Examine one program; if plain JAX or the reference refuse it, that is the problem."""
     try:
         return examine(program.function(), program.arguments(), setting)
     except Exception as why:
@@ -169,7 +172,7 @@ def run_one(program: RandomProgram, setting: Setting) -> Outcome:
 
 
 def run_programs(seed: int, numbers: Sequence[int], out: Path, cache_dir: str, platform: str = "cpu") -> Campaign:
-    """Some programs of a campaign, in this process."""
+    """Examine some programs of a campaign in this process."""
     found = Campaign(seed)
     for number in numbers:
         if Path(cache_dir, STOP).exists():
@@ -202,6 +205,7 @@ def report(
     wanted = kind_of(problems[0])
 
     def fails(p: RandomProgram) -> bool:
+        """Whether a program has the same kind of problem."""
         return not stop() and any(kind_of(x) == wanted for x in run_one(p, setting).problems)
 
     small = shrink(program, fails, trials)
@@ -213,12 +217,12 @@ def report(
 
 
 def kind_of(problem: str) -> str:
-    """The first words of a problem: what a smaller program must have in common."""
+    """Take the first words of a problem, which a smaller program must have too."""
     return " ".join(problem.split()[:2]).rstrip("0123456789:")
 
 
 def skipped(platform: str) -> str:
-    """Say in one line what a campaign cannot do for want of a package; "" if it does everything."""
+    """Name the part of a campaign that needs a missing package, in one line; "" if none is missing."""
     if platform == "cuda" and (package := launch.missing(*launch.PACKAGES)):
         return f"{package} is not installed: no kernel runs ({launch.INSTALL})"
     if package := launch.missing("triton"):
@@ -230,7 +234,7 @@ def skipped(platform: str) -> str:
 
 
 def find_gpu() -> str:
-    """The kind of the GPU that campaigns run on; raises `UsageError` if there is none."""
+    """Return the kind of the GPU that campaigns run on. Raises `UsageError` if there is none."""
     os.environ.update(ENVIRONMENT["cuda"])
     try:
         return jax.local_devices(backend="cuda")[0].device_kind
@@ -250,19 +254,15 @@ def _start_worker(platform: str) -> None:
 def campaign(
     programs: int, seed: int, out: Path, workers: int = 1, say: Say = lambda _: None, platform: str = "cpu"
 ) -> Campaign:
-    """Programs 0 .. of a seed. An interrupt ends it early, with what was found so far."""
+    """Run programs 0, 1, .. of a seed. An interrupt ends the campaign early and keeps what was found so far."""
     device = "cpu" if platform == "cpu" else find_gpu()
     found, start = Campaign(seed, device=device), time.perf_counter()
     todo = [range(n, min(n + CHUNK, programs)) for n in range(0, programs, CHUNK)]
-    with tempfile.TemporaryDirectory(prefix="mirage_jax") as cache_dir:
-        try:
-            while todo:  # each pool is a fresh one; Python's own way to renew processes can hang (max_tasks_per_child)
-                now, todo = todo[: CHUNKS * workers], todo[CHUNKS * workers :]
-                more = (out, cache_dir, platform)
-                todo = _pool(now, found, more, workers, lambda: say(_line(found, programs, start))) + todo
-        except KeyboardInterrupt:
-            pass
-    found.seconds = time.perf_counter() - start
+    with found.timed(), suppress(KeyboardInterrupt), tempfile.TemporaryDirectory(prefix="mirage_jax") as cache_dir:
+        while todo:  # each pool is a fresh one; Python's own way to renew processes can hang (max_tasks_per_child)
+            now, todo = todo[: CHUNKS * workers], todo[CHUNKS * workers :]
+            more = (out, cache_dir, platform)
+            todo = _pool(now, found, more, workers, lambda: say(_line(found, programs, start))) + todo
     found.failures.sort(key=lambda f: f.number)
     return found
 
@@ -276,7 +276,7 @@ def _line(found: Campaign, programs: int, start: float) -> str:
 def _pool(
     todo: list[range], found: Campaign, more: tuple[Path, str, str], workers: int, tell: Callable[[], None]
 ) -> list[range]:
-    """Run tasks in processes; what is left to do if one of them died. `more`: arguments of `run_programs`."""
+    """Run tasks in processes; returns the tasks left if a process died. `more`: arguments of `run_programs`."""
     context = multiprocessing.get_context("spawn")
     left = list(todo)
     with children.safe_pool(), ProcessPoolExecutor(workers, context, _start_worker, more[-1:]) as pool:
@@ -289,7 +289,7 @@ def _pool(
                 left.remove(tasks[task])
                 tell()
         except BrokenProcessPool:
-            dead = left.pop(0)  # tasks are taken in order; a task that ran beside the dead one is run again
+            dead = left.pop(0)  # tasks are taken in order; a task that ran at the same time runs again
             why = f"crashed: a process died in programs {dead.start} to {dead.stop - 1}"
             found.failures.append(FuzzFailure(dead.start, (why,), "", 0))
         except KeyboardInterrupt:

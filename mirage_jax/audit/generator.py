@@ -1,7 +1,7 @@
 """Random programs: fragments that occur in models, put together, with random glue and in random transformations.
 
 A *policy* is a weighting of fragments: programs that mean nothing but look like attention, norms, MLPs, LoRA or chains
-of products find more than a uniform choice of operators, most of which would end outside of every region. Each
+of products find more than a uniform choice of operators, which would mostly end outside of every region. Each
 fragment takes a value of the program (or a new input) and gives a new one; glue reads anything at hand. Everything is
 drawn from the generator that is passed in: same seed, same program.
 """
@@ -20,21 +20,14 @@ from mirage_jax.audit.program import Border, ProgramValue, RandomProgram, Wrappe
 MAX_ELEMENTS = 1 << 16  # of one value: everything stays fast
 MAX_STEPS = 24
 KINDS = ("normal",) * 12 + ("uniform", "large", "zero rows", "one hot", "constant rows", "integers", "small", "nan")
-SENTINEL_SHARE, SCALED_SHARE = 1 / 6, 1 / 6  # programs with sentinels in their data; with scales
-ALONE_SHARE = 0.75  # of these, with little else between what is looked for and the result
-BORDER_SHARE = 0.1  # other programs that have a part in a scope of its own
+SENTINEL_SHARE, SCALED_SHARE = 1 / 6, 1 / 6  # of programs: with sentinels in their data, with scales
+ALONE_SHARE = 0.75  # of these programs: with little else between sentinels or scales and the result
+BORDER_SHARE = 0.1  # of other programs: with a part in a scope of its own
 ACTIVATIONS = (
-    "jax.nn.silu({0})",
-    "jax.nn.gelu({0})",
-    "jax.nn.gelu({0}, approximate=False)",
-    "jax.nn.relu({0})",
-    "jnp.square(jax.nn.relu({0}))",
-    "jax.nn.sigmoid({0})",
-    "jnp.tanh({0})",
-    "4 * jnp.tanh({0} / 4)",
-    "jnp.exp(-jnp.square({0}))",
-    "{0} / (1 + jnp.abs({0}))",
-)
+    "jax.nn.silu({0})", "jax.nn.gelu({0})", "jax.nn.gelu({0}, approximate=False)", "jax.nn.relu({0})",
+    "jnp.square(jax.nn.relu({0}))", "jax.nn.sigmoid({0})", "jnp.tanh({0})", "4 * jnp.tanh({0} / 4)",
+    "jnp.exp(-jnp.square({0}))", "{0} / (1 + jnp.abs({0}))",
+)  # fmt: skip
 NORMS = (
     "{0} * jax.lax.rsqrt(jnp.mean(jnp.square({0}), -1, keepdims=True) + 1e-6)",
     "{0} / jnp.sqrt(jnp.mean({0} * {0}, -1, keepdims=True) + 1e-3)",
@@ -46,21 +39,10 @@ NORMS = (
     "{0} / (1 + jnp.sum(jnp.abs({0}), -1, keepdims=True))",
 )
 POINTWISE = (
-    "-{0}",
-    "{0} * 0.5",
-    "{0} + 1",
-    "{0} / 3",
-    "2 - {0}",
-    "{0} * {0}",
-    "jnp.exp({0} * 0.25)",
-    "jnp.sqrt({0} * {0} + 1)",
-    "1 / ({0} * {0} + 1)",
-    "jnp.where({0} > 0, {0}, 0.1 * {0})",
-    "jnp.maximum({0}, -1)",
-    "jnp.log1p({0} * {0})",
-    "jax.nn.elu({0})",
-    *ACTIVATIONS,
-)
+    "-{0}", "{0} * 0.5", "{0} + 1", "{0} / 3", "2 - {0}", "{0} * {0}", "jnp.exp({0} * 0.25)",
+    "jnp.sqrt({0} * {0} + 1)", "1 / ({0} * {0} + 1)", "jnp.where({0} > 0, {0}, 0.1 * {0})", "jnp.maximum({0}, -1)",
+    "jnp.log1p({0} * {0})", "jax.nn.elu({0})", *ACTIVATIONS,
+)  # fmt: skip
 BINARY = ("{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} / (2 + jnp.abs({1}))", "jnp.maximum({0}, {1})", "{0} + 0.5 * {1}")
 REDUCTIONS = ("jnp.sum({0}, -1)", "jnp.mean({0}, -1)", "jnp.max({0}, -1)", "jnp.sum({0} * {0}, -1)", "jnp.var({0}, -1)")
 
@@ -68,7 +50,7 @@ REDUCTIONS = ("jnp.sum({0}, -1)", "jnp.mean({0}, -1)", "jnp.max({0}, -1)", "jnp.
 
 
 def attention(b: ProgramBuilder, q: ProgramValue) -> ProgramValue:
-    """Softmax, unsafe softmax or no softmax; scaled, soft-capped, biased and masked in several ways, or not at all."""
+    """Attend with softmax, unsafe softmax or none; scaled, soft-capped, biased and masked in several ways, or not."""
     rng, (*batch, n, d) = b.rng, q.shape
     m, e = b.size(), b.size()
     k, v = b.input([*batch, m, d], q.dtype), b.input([*batch, m, e], q.dtype)
@@ -92,7 +74,7 @@ def attention(b: ProgramBuilder, q: ProgramValue) -> ProgramValue:
 
 
 def masked(b: ProgramBuilder, s: ProgramValue, n: str, m: str) -> ProgramValue:
-    """Scores where a mask holds, something large and negative elsewhere."""
+    """Keep scores where a mask holds, and put something large and negative elsewhere."""
     rng = b.rng
     low = rng.choice(("-jnp.inf", "-1e9" if s.dtype != "float16" else "-6e4", f"jnp.finfo('{s.dtype}').min"))
     choice = rng.random()
@@ -109,7 +91,7 @@ def masked(b: ProgramBuilder, s: ProgramValue, n: str, m: str) -> ProgramValue:
 
 
 def norm(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
-    """Norms of the last dimension, with a gain and a product behind them, or not."""
+    """Normalize along the last dimension, with a gain and a product behind, or not."""
     wide = b.with_type(x, "float32") if b.rng.random() < 0.4 else x
     y = b.with_type(b.like(b.rng.choice(NORMS), wide), x.dtype)
     if b.rng.random() < 0.5:
@@ -118,6 +100,7 @@ def norm(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
 
 
 def linear(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
+    """Multiply by weights, and add a bias or not."""
     *rest, d = x.shape
     out = b.size()
     wide = b.rng.random() < 0.1
@@ -128,7 +111,7 @@ def linear(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
 
 
 def mlp(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
-    """One or two products around an activation, gated or not."""
+    """Put one or two products around an activation, gated or not."""
     *rest, d = x.shape
     hidden = b.size()
     up = b.step("{0} @ {1}", x, b.input([d, hidden], x.dtype), shape=[*rest, hidden])
@@ -140,6 +123,7 @@ def mlp(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
 
 
 def lora(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
+    """Multiply by weights with an update of low rank."""
     *rest, d = x.shape
     rank, out = b.size(), b.size()
     w, p, q = b.input([d, out], x.dtype), b.input([d, rank], x.dtype), b.input([rank, out], x.dtype)
@@ -150,7 +134,7 @@ def lora(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
 
 
 def chain(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
-    """Products that associativity, distributivity and scaling can rearrange."""
+    """Chain products that associativity, distributivity and scaling can rearrange."""
     *rest, n, d = x.shape
     m, e = b.size(), b.size()
     k, v, w, u = [m, d], [m, e], [d, e], [e]
@@ -176,7 +160,7 @@ def chain(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
 
 
 def triple(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
-    """Three factors, whose product has another intermediate value in the other order, mostly the cheaper one."""
+    """Multiply three factors, mostly in the cheaper order; the other order has another intermediate value."""
     *rest, n, d = x.shape
     m, e = b.size(), b.size()
     rows, wide, inner, out = (b.elements(*names) for names in ((*rest, n), (d,), (m,), (e,)))
@@ -195,7 +179,7 @@ def triple(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
 
 
 def quantized(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
-    """Weights of 8 bits, or of 4 bits in bytes, that are scaled before the product or after it."""
+    """Multiply by weights of 8 bits, or of 4 bits in bytes, scaled before the product or after it."""
     *rest, d = x.shape
     out = b.size()
     scale = b.input([out], x.dtype)
@@ -216,7 +200,7 @@ def quantized(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
 
 
 def labelled(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
-    """Logits at labels, as a cross-entropy has them, or something of every row at an index."""
+    """Take logits at labels, as a cross-entropy does, or one element of every row."""
     *rest, d = x.shape
     n = b.size()
     y = b.step("{0} @ {1}", x, b.input([d, n], x.dtype), shape=[*rest, n])
@@ -226,7 +210,7 @@ def labelled(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
 
 
 def reduction(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
-    """A reduction, and often what it was taken from put against it."""
+    """Reduce a value, and often combine it with the result."""
     rng = b.rng
     *rest, d = x.shape
     r = b.step(rng.choice(REDUCTIONS), x, shape=rest)
@@ -237,7 +221,7 @@ def reduction(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
 
 
 def reuse(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
-    """Several readers of one value, put together again."""
+    """Read one value several times, and combine the results."""
     y = b.like(b.rng.choice(POINTWISE), x)
     left, right = linear(b, y), b.like(b.rng.choice(BINARY), y, x)
     found = [v for v in b.values if v.shape == left.shape and v.dtype == left.dtype and v.name != left.name]
@@ -247,7 +231,7 @@ def reuse(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
 
 
 def layout(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
-    """Transposes, reshapes, broadcasts and casts; at times an order backwards, which ends a region."""
+    """Transpose, reshape or broadcast; at times reverse, which ends a region."""
     rng = b.rng
     *rest, n, d = x.shape
     texts: list[tuple[str, list[str]]] = [
@@ -263,7 +247,7 @@ def layout(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
 
 
 def parts(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
-    """Slices and concatenations: of anything, as in gates and rotary embeddings, and mostly before a product."""
+    """Slice and concatenate, as in gates and rotary embeddings, and mostly before a product."""
     rng = b.rng
     *rest, n, d = x.shape
     half, twice, row = f"({d} + 1) // 2", f"2 * ({d})", f"({n} + 1) // 2"
@@ -285,6 +269,7 @@ def parts(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
 
 
 def pointwise(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
+    """Combine a value with another of its shape, mask it, cast it, or apply a function."""
     rng = b.rng
     mates = [v for v in b.values if v.shape == x.shape and v.dtype == x.dtype]
     if len(mates) > 1 and rng.random() < 0.5:
@@ -316,9 +301,9 @@ SCALED_POLICIES = ("products", "algebra", "lora", "anything")
 
 
 def generate(rng: random.Random, seed: int = 0, strict_range: bool = False) -> RandomProgram:
-    """A random program; `seed` is what its input values are drawn from.
+    """Draw a random program; its input values come from `seed`.
 
-    strict_range: arguments may be scaled to the brink of what float32 and bfloat16 hold, too, not only float16.
+    strict_range: arguments may be scaled to the brink of float32 and bfloat16, too, not only of float16.
     """
     b, share = ProgramBuilder(rng), rng.random()
     sentinels, scales = share < SENTINEL_SHARE, SENTINEL_SHARE <= share < SENTINEL_SHARE + SCALED_SHARE
@@ -357,9 +342,9 @@ def _grow_at_random(b: ProgramBuilder, policies: Sequence[str]) -> None:
 
 
 def _finished(b: ProgramBuilder, kind: str, seed: int) -> RandomProgram:
-    """What was built, with the arguments that are needed."""
+    """Make a program of the steps, with the arguments that they need."""
     outputs = _outputs(b)
-    used = _used(b, outputs)
+    used = {*outputs, *(n for s in b.steps for n in s.reads)}
     return RandomProgram(
         sizes=tuple(b.sizes.items()),
         inputs=tuple(v for v in b.inputs if v.name in used),
@@ -389,32 +374,35 @@ def _grow(b: ProgramBuilder, fragment: Fragment) -> None:
 
 
 def _outputs(b: ProgramBuilder) -> tuple[str, ...]:
-    """Mostly the last value; at times several, and what is not among them may be dead code."""
+    """Take mostly the last value, at times several; other values may be dead code."""
     floats = [s.value.name for s in b.steps if s.value.is_float] or [b.any().name]
     extra = [n for n in floats[:-1] if b.rng.random() < 0.5] if b.rng.random() < 0.3 else []
     return (*extra, floats[-1])
 
 
-def _used(b: ProgramBuilder, outputs: Sequence[str]) -> set[str]:
-    return {*outputs, *(n for s in b.steps for n in s.reads)}
-
-
 def _wrapped(rng: random.Random, p: RandomProgram) -> RandomProgram:
-    """In up to three transformations around and inside of the optimizer, and with an input given twice."""
+    """Put up to three transformations around and inside of the optimizer, and give an input twice."""
     wrappers: list[Wrapper] = []
-    loops = any(border.kind == "while" for border in p.borders)  # which have no gradients
-    for name in rng.choices(
-        ("", "jit", "" if loops else "grad", "vmap", "scan", "checkpoint"), (9, 1, 3, 3, 2, 1), k=3
-    ):
+    grad = "" if any(border.kind == "while" for border in p.borders) else "grad"  # such loops have no gradients
+    for name in rng.choices(("", "jit", grad, "vmap", "scan", "checkpoint"), (9, 1, 3, 3, 2, 1), k=3):
         if name in ("vmap", "scan"):
             mapped = [rng.random() < 0.6 for _ in p.inputs]
             mapped[rng.randrange(len(mapped))] = True
             wrappers.append(Wrapper(name, tuple(mapped), rng.choice((1, 2, 3))))
-        elif name and not (name == "grad" and any(w.name == "grad" for w in wrappers)):
+        elif name and not (name == "grad" and _has_gradient(wrappers)):
             wrappers.append(Wrapper(name))
-    if any(w.name == "grad" for w in wrappers) and not any(v.is_float for v in p.inputs):
+    if _has_gradient(wrappers) and not any(v.is_float for v in p.inputs):
         wrappers = []
     cut = rng.randint(0, len(wrappers))
     p = replace(p, inner=tuple(wrappers[:cut]), outer=tuple(wrappers[cut:]))
-    pairs = [(i, j) for i, a in enumerate(p.specs) for j, b in enumerate(p.specs[:i]) if a == b]
+    pairs = _equal_pairs(p.specs)
     return replace(p, same=(rng.choice(pairs),)) if pairs and rng.random() < 0.15 else p
+
+
+def _equal_pairs(items: Sequence[object]) -> list[tuple[int, int]]:
+    """Numbers of equal items, the later one first."""
+    return [(i, j) for i, a in enumerate(items) for j, b in enumerate(items[:i]) if a == b]
+
+
+def _has_gradient(wrappers: Sequence[Wrapper]) -> bool:
+    return any(w.name == "grad" for w in wrappers)

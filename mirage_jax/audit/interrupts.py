@@ -1,21 +1,21 @@
 """Campaigns of signals: interrupts while a function is searched and measured, and processes that are killed.
 
-An interrupt has to be noticed within a second, and nothing that it cut short may count. What a killed process leaves
-behind may be rubbish, but no process and no wrong result.
+An interrupt has to be noticed within a second, and work that it cut short may not count. A killed process may leave
+rubbish behind, but no process and no wrong result.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
 import signal
 import subprocess
-import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ import numpy as np
 import mirage_jax
 from mirage_jax import children
 from mirage_jax.audit import crowds
-from mirage_jax.audit.stress import Stress, listening
+from mirage_jax.audit.stress import Stress, listening, stress_campaign
 from mirage_jax.cache import Cache
 from mirage_jax.compiler.isolation.parent import Session, TrialFailure
 from mirage_jax.compiler.winner import Winner
@@ -39,13 +39,13 @@ from mirage_jax.search.decompose.subprocesses import SubSearch, search_parts
 from mirage_jax.search.enumerate.kernels import Space
 from mirage_jax.timing import Timing
 
-LIMIT = 1.0  # seconds until an interrupt is noticed
-GONE = 3.0  # seconds after which a process whose parent was killed has ended
-CHECK_EVERY = 4  # interrupts after so many of which the function is called again, to its end
-SCRIPT_EVERY = 10  # interrupts for each script that is interrupted until it ends
+MAX_NOTICE_SECONDS = 1.0  # until an interrupt is noticed
+MAX_ORPHAN_SECONDS = 3.0  # until a process whose parent was killed has ended
+CHECK_EVERY = 4  # interrupts per function that is called again, to its end
+SCRIPT_EVERY = 10  # interrupts per script that is interrupted until it ends
 PATIENCE = 120.0  # seconds for a process to do anything
-LATEST = 2.5  # seconds after the start of a call at which it is interrupted at the latest
-TOLERANCE = 1e-3
+MAX_DELAY = 2.5  # seconds from the start of a call to its interrupt
+TOLERANCE = 1e-3  # of results
 
 MAKE = "import sys; from mirage_jax.audit import interrupts; interrupts.interrupted(*map(int, sys.argv[1:3]))"
 SCRIPT = "import sys; from mirage_jax.audit import interrupts; interrupts.script(int(sys.argv[1]))"
@@ -64,7 +64,7 @@ GRAPH = """mugraph {
 
 
 def _program(n: int) -> tuple[Callable[..., Any], list[jax.Array]]:
-    """A program that no process has seen before: its size is its number."""
+    """Make a program that no process has seen before: its size is its number."""
     rng = np.random.default_rng(n)
 
     def fn(a: jax.Array, b: jax.Array, v: jax.Array, w: jax.Array) -> jax.Array:
@@ -78,65 +78,58 @@ def _program(n: int) -> tuple[Callable[..., Any], list[jax.Array]]:
 # ---------------------------------------------------------------------- interrupts
 
 
-def interrupts(count: int, seed: int, say: Say = lambda _: None) -> Stress:
-    """So many interrupts of a process in which functions are optimized, at random times."""
-    found, start = Stress("interrupts", seed), time.perf_counter()
+@stress_campaign("interrupts")
+def interrupts(found: Stress, folder: Path, count: int, say: Say) -> None:
+    """Send `count` interrupts at random times to processes in which functions are optimized, then some to scripts."""
     row, again = found.row("interrupts of a first call"), found.row("calls after it")
-    done, row.limit = 0, LIMIT
-    while done < count:
-        with tempfile.TemporaryDirectory(prefix="mirage_jax") as folder:
-            more = {"JAX_PLATFORMS": "cpu", "MIRAGE_JAX_CACHE_DIR": folder}
-            command = children.python(MAKE, str(count - done), str(seed + done))
-            with subprocess.Popen(
-                command,
-                env=children.environment(more),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                start_new_session=True,
-            ) as process:
-                assert process.stdout is not None
-                for line in process.stdout:
-                    report = json.loads(line)
-                    target = again if report.pop("again") else row
-                    target.add(**report)
-                    done += target is row
-                    say(f"interrupts | {done:,} of {count:,} | slowest {row.slowest:.2f} s")
-            if process.returncode:
-                row.add(used=False, lines=0, problem=f"it ended with code {process.returncode}", crashed=True)
-                done += 1
-    ends = found.row("interrupts of a script, until its process has ended")
-    for n in range(count // SCRIPT_EVERY):
-        seconds, code = _script(random.Random(f"{seed}/{n}"), n)
+    row.limit = MAX_NOTICE_SECONDS
+    while row.cases < count:
+        code, cases = f"{count - row.cases}", row.cases
+        with _process(MAKE, folder / f"{cases}", code, str(found.seed + cases)) as (process, lines):
+            for line in lines:
+                report = json.loads(line)
+                (again if report.pop("again") else row).add(**report)
+                say(f"interrupts | {row.cases:,} of {count:,} | slowest {row.slowest:.2f} s")
+        if process.returncode:
+            row.add(used=False, lines=0, problem=f"it ended with code {process.returncode}", crashed=True)
+    ends, scripts = found.row("interrupts of a script, until its process has ended"), count // SCRIPT_EVERY
+    for n in range(scripts):
+        seconds, code = _script(random.Random(f"{found.seed}/{n}"), n, folder / f"script {n}")
         is_over = code == 0  # before the interrupt
         crashed = code not in (0, 1, 130, -signal.SIGINT)
         problem = f"it ended with code {code}" if crashed else ""
         ends.add(used=not is_over, lines=0, problem=problem, crashed=crashed, seconds=0.0 if is_over else seconds)
-        say(f"interrupts | {n + 1:,} of {count // SCRIPT_EVERY:,} scripts | slowest {ends.slowest:.2f} s")
-    found.seconds = time.perf_counter() - start
-    return found
+        say(f"interrupts | {n + 1:,} of {scripts:,} scripts | slowest {ends.slowest:.2f} s")
 
 
-def _script(rng: random.Random, number: int) -> tuple[float, int]:
+@contextmanager
+def _process(code: str, cache: Path, *args: str) -> Iterator[tuple[subprocess.Popen[str], Iterator[str]]]:
+    """Start a process with a cache of its own; gives the process and the lines that it prints."""
+    with subprocess.Popen(
+        children.python(code, *args),
+        env=children.environment({"JAX_PLATFORMS": "cpu", "MIRAGE_JAX_CACHE_DIR": str(cache)}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        yield process, process.stdout
+
+
+def _script(rng: random.Random, number: int, cache: Path) -> tuple[float, int]:
     """Seconds that a script takes to end after an interrupt from the keyboard, and its exit code."""
-    with tempfile.TemporaryDirectory(prefix="mirage_jax") as folder:
-        more = {"JAX_PLATFORMS": "cpu", "MIRAGE_JAX_CACHE_DIR": folder}
-        command = children.python(SCRIPT, str(100 + number))
-        environment = children.environment(more)
-        with subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
-        ) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            time.sleep(rng.uniform(0, LATEST))
-            sent = time.monotonic()
-            os.killpg(process.pid, signal.SIGINT)  # as a terminal does: all of its processes
-            process.wait()
-            return time.monotonic() - sent, process.returncode
+    with _process(SCRIPT, cache, str(100 + number)) as (process, lines):
+        next(lines, "")
+        time.sleep(rng.uniform(0, MAX_DELAY))
+        sent = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: all of its processes
+        process.wait()
+        return time.monotonic() - sent, process.returncode
 
 
 def script(number: int) -> None:
-    """What such a script does."""
+    """Do the work of a script that is interrupted."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
     fn, args = _program(number)
     print("begun", flush=True)
@@ -144,7 +137,7 @@ def script(number: int) -> None:
 
 
 def interrupted(count: int, seed: int) -> None:
-    """In a process of its own, which prints what came of each interrupt."""
+    """Interrupt calls of this process, and print a report on each."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
     rng = random.Random(seed)
     out = os.dup(1)
@@ -157,7 +150,7 @@ def interrupted(count: int, seed: int) -> None:
         while done < count:
             number += 1
             fn, args = _program(64 + (seed * 7 + number) % 1000)
-            seconds = _interrupt(mirage_jax.optimize(fn, budget="5s"), args, rng.uniform(0, LATEST))
+            seconds = _interrupt(mirage_jax.optimize(fn, budget="5s"), args, rng.uniform(0, MAX_DELAY))
             if seconds is None:  # it was done before
                 continue
             done += 1
@@ -173,6 +166,7 @@ def _interrupt(f: Callable[..., Any], args: list[jax.Array], delay: float) -> fl
     sent: list[float] = []
 
     def send() -> None:
+        """Interrupt this process."""
         sent.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -201,31 +195,23 @@ def _problem(f: Callable[..., Any], fn: Callable[..., Any], args: list[jax.Array
 # ---------------------------------------------------------------------- kills
 
 
-def kills(count: int, seed: int, say: Say = lambda _: None) -> Stress:
-    """So many processes that are killed: in turn one that stores and searches, and a child of each kind of ours."""
-    found, start = Stress("kills", seed), time.perf_counter()
+@stress_campaign("kills")
+def kills(found: Stress, folder: Path, count: int, say: Say) -> None:
+    """Kill `count` processes: in turn one that stores and searches, and a child of each of our kinds."""
     ways = {
         "a process that stores and searches": _kill_parent,
         "a child that searches": _kill_searcher,
         "a child that tries variants": _kill_trier,
     }
-    with tempfile.TemporaryDirectory(prefix="mirage_jax") as folder, listening() as lines:
-        for n in range(count):
-            name = list(ways)[n % len(ways)]
-            rng = random.Random(f"{seed}/{n}")
-            lines.take()
-            try:
-                problem, crashed = ways[name](rng, Path(folder)), False
-            except Exception as why:
-                problem, crashed = in_one_line(why), True
-            found.row(name).add(used=True, lines=lines.take(), problem=problem, crashed=crashed)
+    with listening() as lines:
+        for n, (name, kill) in zip(range(count), itertools.cycle(ways.items())):
+            rng = random.Random(f"{found.seed}/{n}")
+            found.attempt(name, lines, lambda kill=kill, rng=rng: (True, kill(rng, folder)))
             say(f"kills | {n + 1:,} of {count:,}")
-    found.seconds = time.perf_counter() - start
-    return found
 
 
 def store_for_ever(folder: str, seed: int) -> None:
-    """In a process of its own: store entries, and have processes search, until it is killed."""
+    """Store entries, and have processes search, until this process is killed."""
     rng, cache = random.Random(seed), Cache(folder)
     threading.Thread(target=lambda: _search_in_processes(60.0), daemon=True).start()
     print("begun", flush=True)
@@ -241,18 +227,15 @@ def _search_in_processes(seconds: float) -> list[Any]:
 
 
 def _kill_parent(rng: random.Random, folder: Path) -> str:
-    command = children.python(STORE, str(folder / "cache"), str(rng.randrange(1000)))
-    environment = children.environment({"JAX_PLATFORMS": "cpu"})
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
+    with _process(STORE, folder, str(folder / "cache"), str(rng.randrange(1000))) as (process, lines):
+        next(lines, "")
         time.sleep(rng.uniform(0, 3))
-        own = _descendants(process.pid)
+        processes = _descendants(process.pid)
         process.kill()
-    until = time.monotonic() + GONE
-    while left := [pid for pid in own if _is_alive(pid)]:
+    until = time.monotonic() + MAX_ORPHAN_SECONDS
+    while left := [pid for pid in processes if _is_alive(pid)]:
         if time.monotonic() > until:
-            return f"{len(left)} of {len(own)} processes go on"
+            return f"{len(left)} of {len(processes)} processes go on"
         time.sleep(0.02)
     cache = Cache(folder / "cache")
     for k in range(crowds.KEYS):
@@ -266,10 +249,10 @@ def _kill_searcher(rng: random.Random, folder: Path) -> str:
     def kill() -> None:
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
-            if own := _descendants(os.getpid()):
+            if processes := _descendants(os.getpid()):
                 time.sleep(rng.uniform(0, 3))
                 with suppress(OSError):
-                    os.kill(rng.choice(own), signal.SIGKILL)
+                    os.kill(rng.choice(processes), signal.SIGKILL)
                 return
             time.sleep(0.01)
 

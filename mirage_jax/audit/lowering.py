@@ -1,7 +1,7 @@
-"""Mutants of generated kernels: small changes of their text, which running them in the interpreter has to tell.
+"""Mutants of generated kernels: small changes of their text, which the interpreter has to find.
 
 The graph's verifier never sees this text. Numbering as in `audit.mutations`: L* are mistakes of code generation, S*
-those of a schedule that a graph with named axes cannot express. Not here: missing barriers (there are none to leave
+mistakes of a schedule that a graph with named axes cannot express. Not here: missing barriers (there are none to leave
 out: Triton places them) and `num_stages`, which is no mistake and which the interpreter does not look at.
 """
 
@@ -24,7 +24,7 @@ LOG2E = 1.4426950408889634
 
 @dataclass(frozen=True)
 class TextMutation:
-    """`rounding`: what changes is the precision, so results may be right within a tolerance."""
+    """A change of text. `rounding`: it changes the precision, so results may be right within a tolerance."""
 
     name: str
     change: str
@@ -102,7 +102,7 @@ LOWERING: tuple[TextMutation, ...] = (
 
 
 def run(graph: KernelGraph, sources: Sequence[KernelSource], arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Outputs of the graph with these texts for its kernels. Raises whatever a kernel raises."""
+    """Compute the outputs of the graph with these texts for its kernels. Raises any error of a kernel."""
     env: dict[str, Any] = {t.name: np.asarray(a, order="C") for t, a in zip(graph.inputs, arrays, strict=True)}
     for source in sources:
         env |= zip(source.outputs, interpret_kernel(source, arguments(source.inputs, env)), strict=True)
@@ -112,7 +112,7 @@ def run(graph: KernelGraph, sources: Sequence[KernelSource], arrays: Sequence[np
 def mutants(
     sources: Sequence[KernelSource], mutations: Sequence[TextMutation] = LOWERING
 ) -> Iterator[tuple[TextMutation, list[KernelSource]]]:
-    """The kernels of a graph with one of them changed."""
+    """Change one of the kernels of a graph, in every way."""
     for mutation in mutations:
         for n, source in enumerate(sources):
             for changed in mutation.edits(source):
@@ -120,7 +120,7 @@ def mutants(
 
 
 def error(got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> float:
-    """Largest error over the largest value; infinite where something is not finite."""
+    """Measure the largest error over the largest value; infinite if not all is finite."""
     with np.errstate(all="ignore"):
         errors = [np.abs(x.astype(np.float64) - y).max() / np.abs(y).max() for x, y in zip(got, want, strict=True)]
     return max(float(e) if np.isfinite(e) else np.inf for e in errors)

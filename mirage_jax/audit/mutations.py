@@ -1,11 +1,11 @@
-"""Mutations: small changes of a muGraph that should make it compute something else, to test what tests candidates.
+"""Mutations: small changes of a muGraph that should make it compute something else, to test the verifier.
 
-Input: a right muGraph. Output: wrong ones, near to it (mutation testing: DeMillo, Lipton, Sayward 1978). One record per
-operator in the table `MUTATIONS`: M* change what is computed, S* how it is scheduled. Some of their graphs are not well
-formed, and some compute the same after all; who uses them has to sort both out (`audit.mutants` does, by the checker
-and by float64).
+Input: a right muGraph. Output: wrong ones, close to it (mutation testing: DeMillo, Lipton, Sayward 1978). The table
+`MUTATIONS` has one record per operator: M* change the computation, S* the schedule. Some mutants are not well formed,
+and some compute the same after all; callers have to sort both out (`audit.mutants` does, by the checker and by
+float64).
 
-A rule sees one operator and yields *terms* that take its place. What cannot be written with named axes has no rule:
+A rule sees one operator and yields *terms* that take its place. Mistakes that named axes cannot express have no rule:
 grid dimensions or an imap swapped (maps are read off axes; M17 and M18 rename these), a tile's offset off by one, the
 first step repeated, a tail without its mask, `<=` for `<` in it (tails are shorter slices). Such mistakes are made in
 generated code, where `audit.lowering` makes them.
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from itertools import combinations
+from itertools import combinations, product
 from random import Random
 
 from mirage_jax.mugraph.domains.finite_field import SEMILATTICES, SYMMETRIC
@@ -43,22 +43,23 @@ type Edits = Callable[[KernelGraph], Iterator[Edit]]
 
 @dataclass(frozen=True)
 class Mutation:
-    """`name` is the number that reports use, `change` what is done: before -> after."""
+    """`name` is the number that reports use, `change` tells the change: before -> after."""
 
     name: str
     change: str
     edits: Edits
 
     def mutants(self, graph: KernelGraph) -> Iterator[KernelGraph]:
-        """All mutants of `graph` by this operator."""
+        """Build all mutants of `graph` by this operator."""
         for edit in self.edits(graph):
             yield edit()
 
     def applies(self, graph: KernelGraph) -> bool:
+        """Whether the operator has any mutant of `graph`."""
         return next(self.edits(graph), None) is not None
 
     def draw(self, graph: KernelGraph, rng: Random) -> KernelGraph | None:
-        """One of them; None if the operator does not apply."""
+        """Build one mutant; None if the operator does not apply."""
         edits = list(self.edits(graph))
         return rng.choice(edits)() if edits else None
 
@@ -66,7 +67,7 @@ class Mutation:
         return f"{self.name} {self.change}"
 
 
-# --- terms: what takes the place of an operator
+# --- terms, which take the place of operators
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,12 @@ class Term:
 
 
 def term(op: str, *args: str | Term, **attrs: Attr) -> Term:
+    """Make a term."""
     return Term(op, args, tuple(sorted(attrs.items())))
 
 
 def like(op: Op, *args: str | Term, **attrs: Attr) -> Term:
-    """The same operator on other arguments or with other attributes."""
+    """Make a term of the same operator on other arguments or with other attributes."""
     return Term(op.op, args or op.args, tuple(sorted((op.attributes | attrs).items())))
 
 
@@ -96,19 +98,34 @@ class Place:
     op: Op
 
     def axes(self, value: str) -> set[Axis]:
+        """The axes of a value of the kernel."""
         return set(self.kernel.axes_of[value])
 
-    def maker(self, value: str | Term) -> Op | None:
-        """The operator that computes a value; None for what is loaded."""
-        return next((o for o in self.kernel.ops if o.name == value), None)
+    def maker(self, value: str | Term, *ops: str) -> Op | None:
+        """The operator that computes a value, if it is one of `ops` (by default any); None for a loaded value."""
+        return next((o for o in self.kernel.ops if o.name == value and (not ops or o.op in ops)), None)
+
+    def first_maker(self, *ops: str) -> Op | None:
+        """The operator that computes the first argument, if it is one of `ops`."""
+        return self.maker(self.op.args[0], *ops) if self.op.args else None
+
+    def with_argument(self, i: int, new: str | Term) -> Term:
+        """The operator with another argument number i."""
+        return like(self.op, *exchange(self.op.args, i, new))
+
+    @property
+    def as_large(self) -> list[str]:
+        """The arguments that have the axes of the result, each once."""
+        return [a for a in dict.fromkeys(self.op.args) if self.axes(a) == set(self.op.axes)]
 
     @property
     def reduced(self) -> tuple[Axis, ...]:
+        """The axes that the operator reduces."""
         axes = self.op.attributes.get("axes", ())
         return axes if isinstance(axes, tuple) else ()
 
     def extent(self, axes: Sequence[Axis]) -> int | None:
-        """Number of indices of these axes; None if a part axis, which has no extent of its own, is among them."""
+        """Count the indices of these axes; None if one is a part axis, which has no extent."""
         return None if any(map(is_part, axes)) else math.prod(map(self.graph.extent, axes))
 
 
@@ -116,9 +133,7 @@ type Rule = Callable[[Place], Iterator[Term]]
 
 
 def operators(rule: Rule, whole: bool = False) -> Edits:
-    """The rule at every operator of every kernel; `whole`: of kernels without grid and loop, where every axis can be
-    reduced.
-    """
+    """Apply a rule at every operator of every kernel; `whole`: without grid and loop, so that any axis is reducible."""
 
     def edits(graph: KernelGraph) -> Iterator[Edit]:
         for n, kernel in enumerate(graph):
@@ -131,14 +146,14 @@ def operators(rule: Rule, whole: bool = False) -> Edits:
 
 
 def as_block(kernel: Kernel) -> BlockGraph:
-    """A library operator as a kernel of one block, into which operators can be put."""
+    """Turn a library operator into a kernel of one block, which can get more operators."""
     if isinstance(kernel, BlockGraph):
         return kernel
     return BlockGraph(kernel.name, (), None, kernel.loads, kernel.ops, kernel.stores)
 
 
 def as_whole(kernel: Kernel) -> BlockGraph:
-    """The same computation as one block without a loop (parts of a split axis stay on the grid)."""
+    """Do the computation in one block without a loop (parts of a split axis stay on the grid)."""
     block = as_block(kernel)
     if any(map(is_part, block.grid)):
         return block
@@ -164,7 +179,7 @@ def _replaced(graph: KernelGraph, n: int, block: BlockGraph, i: int, new: Term) 
 
 
 def retyped(kernel: BlockGraph) -> BlockGraph:
-    """The kernel with the axes of its values inferred again; an order that fits is kept."""
+    """Infer the axes of all values of a kernel again; an order that fits stays."""
     axes, ops = {x.name: x.axes for x in kernel.loads}, list[Op]()
     for op in kernel.ops:
         want = operator(op.op).infer(tuple(axes[a] for a in op.args), op.attributes)
@@ -174,20 +189,34 @@ def retyped(kernel: BlockGraph) -> BlockGraph:
 
 
 def with_kernel(graph: KernelGraph, n: int, kernel: Kernel) -> KernelGraph:
-    return replace(graph, kernels=(*graph.kernels[:n], kernel, *graph.kernels[n + 1 :]))
+    """Put another kernel in the place of kernel n."""
+    return replace(graph, kernels=exchange(graph.kernels, n, kernel))
 
 
-# --- what is computed: operators and their arguments
+def exchange[T](items: Sequence[T], i: int, new: T) -> tuple[T, ...]:
+    """Put another item in the place of item i."""
+    return (*items[:i], new, *items[i + 1 :])
+
+
+def _swap[T](items: Sequence[T], i: int, j: int) -> tuple[T, ...]:
+    return exchange(exchange(items, i, items[j]), j, items[i])
+
+
+def _blocks(graph: KernelGraph) -> Iterator[tuple[int, BlockGraph]]:
+    return enumerate(map(as_block, graph))
+
+
+# --- the computation: operators and their arguments
+
+
+def _is_commutative(op: Op) -> bool:
+    a = op.attributes
+    return op.op in ("mul", "dot", *SYMMETRIC, *SEMILATTICES) or (op.op == "add" and a.get("ca", 1) == a.get("cb", 1))
 
 
 def _swapped_operands(p: Place) -> Iterator[Term]:
-    op, a = p.op, p.op.attributes
-    same = op.op in ("mul", "dot", *SYMMETRIC, *SEMILATTICES) or (op.op == "add" and a.get("ca", 1) == a.get("cb", 1))
-    for i, j in combinations(range(len(op.args)), 2):
-        if not same:
-            args = list(op.args)
-            args[i], args[j] = args[j], args[i]
-            yield like(op, *args)
+    if not _is_commutative(p.op):
+        yield from (like(p.op, *_swap(p.op.args, i, j)) for i, j in combinations(range(len(p.op.args)), 2))
 
 
 def _other_value(p: Place) -> Iterator[Term]:
@@ -196,12 +225,12 @@ def _other_value(p: Place) -> Iterator[Term]:
     for i, arg in enumerate(p.op.args):
         for other in before:
             if other != arg and p.axes(other) == p.axes(arg):
-                yield like(p.op, *p.op.args[:i], other, *p.op.args[i + 1 :])
+                yield p.with_argument(i, other)
 
 
 def _dropped(p: Place) -> Iterator[Term]:
     if p.op.op not in ACCUMULATORS and p.op.head() != "affine":
-        yield from (term("affine", a) for a in dict.fromkeys(p.op.args) if p.axes(a) == set(p.op.axes))
+        yield from (term("affine", a) for a in p.as_large)
 
 
 def _twice(p: Place) -> Iterator[Term]:
@@ -266,7 +295,7 @@ def _other_attribute(p: Place) -> Iterator[Term]:
                 yield like(p.op, **{key: new})
 
 
-# What has been taken for zero by somebody: Mirage's primes and their products, and a Mersenne prime of 61 bits.
+# Moduli, which count as zero for somebody: Mirage's primes and their products, and a Mersenne prime of 61 bits.
 MODULI = (227, 113, 227 * 113, 167 * 83, 13861, 2**61 - 1)
 
 
@@ -281,13 +310,13 @@ def _other_constant(p: Place) -> Iterator[Term]:
 def _other_reduced_axis(p: Place) -> Iterator[Term]:
     if not p.reduced:
         return
-    free = set.intersection(*(p.axes(a) for a in p.op.args)) - set(p.reduced)
-    for old in p.reduced:
-        rest = tuple(a for a in p.reduced if a != old)
-        yield from (like(p.op, axes=(*rest, new)) for new in sorted(free))
+    free = sorted(set.intersection(*map(p.axes, p.op.args)) - set(p.reduced))
+    for i in range(len(p.reduced)):
+        rest = (*p.reduced[:i], *p.reduced[i + 1 :])
+        yield from (like(p.op, axes=(*rest, new)) for new in free)
         if rest:
             yield like(p.op, axes=rest)
-    yield from (like(p.op, axes=(*p.reduced, new)) for new in sorted(free))
+    yield from (like(p.op, axes=(*p.reduced, new)) for new in free)
 
 
 def _is_function(op: Op | None) -> bool:
@@ -298,13 +327,12 @@ def _is_function(op: Op | None) -> bool:
 
 
 def _moved_reduction(p: Place) -> Iterator[Term]:
-    inner = p.maker(p.op.args[0]) if p.op.args else None
-    if inner is None:
-        return
-    if p.op.op in ("sum", "acc") and _is_function(inner):  # sum(f(x)) -> f(sum(x))
-        yield like(inner, like(p.op, inner.args[0]))
-    if _is_function(p.op) and inner.op in ("sum", "acc"):
-        yield like(inner, like(p.op, inner.args[0]))
+    """sum(f(x)) <-> f(sum(x))"""
+    inner = p.first_maker()
+    if inner is not None:
+        is_outside = p.op.op in ("sum", "acc") and _is_function(inner)
+        if is_outside or (_is_function(p.op) and inner.op in ("sum", "acc")):
+            yield like(inner, like(p.op, inner.args[0]))
 
 
 def _other_power(p: Place) -> Iterator[Term]:
@@ -315,12 +343,11 @@ def _other_power(p: Place) -> Iterator[Term]:
 
 def _other_count(p: Place) -> Iterator[Term]:
     extents = {n for _, n in p.graph.extents if n > 1}
-    for key, v in _numbers(p.op):
-        for n in extents:
-            if abs(v) in (n, Fraction(1, n)):
-                sign = 1 if v > 0 else -1
-                news = (n - 1, n + 1, 1) if abs(v) == n else (Fraction(1, n - 1), Fraction(1, n + 1), 1)
-                yield from (like(p.op, **{key: sign * Fraction(new)}) for new in news if abs(v) != new)
+    for (key, v), n in product(_numbers(p.op), extents):
+        if abs(v) in (n, Fraction(1, n)):
+            news = (n - 1, n + 1, 1) if abs(v) == n else (Fraction(1, n - 1), Fraction(1, n + 1), 1)
+            sign = 1 if v > 0 else -1
+            yield from (like(p.op, **{key: sign * Fraction(new)}) for new in news if abs(v) != new)
     n = p.extent(p.reduced)
     if p.op.op == "sum" and n is not None:
         yield term("affine", like(p.op), scale=Fraction(1, n))
@@ -356,34 +383,34 @@ def _added_twice(p: Place) -> Iterator[Term]:
 
 
 def _distributed(p: Place) -> Iterator[Term]:
-    inner = p.maker(p.op.args[0]) if p.op.args else None
-    if inner is not None and inner.op in ("add", "mul") and (_is_function(p.op) or p.op.op == "exps"):
+    inner = p.first_maker("add", "mul")
+    if inner is not None and (_is_function(p.op) or p.op.op == "exps"):
         yield like(inner, *(like(p.op, a, *p.op.args[1:]) for a in inner.args))
 
 
 def _ratio_of_sums(p: Place) -> Iterator[Term]:
-    makers = [p.maker(a) for a in p.op.args]
-    if p.op.op == "sum" and (d := makers[0]) is not None and d.op == "div":
+    if p.op.op == "sum" and (d := p.first_maker("div")):
         yield term("div", *(like(p.op, a) for a in d.args))
     if p.op.op == "div":
-        yield from _sum_of_ratios(p, makers[0], makers[1], lambda y: y)
+        x, y = p.op.args
+        yield from _sum_of_ratios(p, x, y, lambda y: y)
     if p.op.op == "mul":  # by a power of a sum
-        for x, power in (makers, makers[::-1]):
-            if power is not None and power.op == "pow":
-                yield from _sum_of_ratios(p, x, p.maker(power.args[0]), partial(like, power))
+        for x, y in (p.op.args, p.op.args[::-1]):
+            if power := p.maker(y, "pow"):
+                yield from _sum_of_ratios(p, x, power.args[0], partial(like, power))
 
 
-def _sum_of_ratios(p: Place, x: Op | None, y: Op | None, f: Callable[[str], str | Term]) -> Iterator[Term]:
+def _sum_of_ratios(p: Place, x: str, y: str, f: Callable[[str], str | Term]) -> Iterator[Term]:
     """(sum x) f(sum y) -> sum x f(y)"""
-    if x is not None and y is not None and {x.op, y.op} <= {"sum", "acc", "accs"}:
-        yield like(x, like(p.op, x.args[0], f(y.args[0])), *x.args[1:])
+    left, right = (p.maker(value, "sum", "acc", "accs") for value in (x, y))
+    if left is not None and right is not None:
+        yield like(left, like(p.op, left.args[0], f(right.args[0])), *left.args[1:])
 
 
 def _exponential_of_sum(p: Place) -> Iterator[Term]:
-    makers = [p.maker(a) for a in p.op.args]
-    if p.op.op == "sum" and (e := makers[0]) is not None and e.op in ("exp", "exps"):
+    if p.op.op == "sum" and (e := p.first_maker("exp", "exps")):
         yield like(e, like(p.op, e.args[0]), *e.args[1:])
-    if p.op.op == "mul" and all(m is not None and m.op in ("exp", "exps") for m in makers):
+    if p.op.op == "mul" and all(p.maker(a, "exp", "exps") for a in p.op.args):
         yield term("add", *p.op.args)
 
 
@@ -397,30 +424,32 @@ def _rank_one(p: Place) -> Iterator[Term]:
 def _for_special_inputs(p: Place) -> Iterator[Term]:
     """True where inputs are positive, or equal to each other."""
     for i, a in enumerate(p.op.args):
-        yield like(p.op, *p.op.args[:i], term("abs", a), *p.op.args[i + 1 :])
+        yield p.with_argument(i, term("abs", a))
     if p.op.op in ("abs", "maximum"):
         yield from (term("affine", a) for a in p.op.args if p.axes(a) == set(p.op.axes))
     if len(p.op.args) == 2 and p.op.args[0] != p.op.args[1]:
         yield from (like(p.op, a, a) for a in p.op.args)
 
 
-# --- what is computed: loads, outputs, axes
+# --- the computation: loads, outputs, axes
 
 
 def _other_tensor(graph: KernelGraph) -> Iterator[Edit]:
     known = list(graph.inputs)
-    for n, kernel in enumerate(graph):
-        block = as_block(kernel)
+    for n, block in _blocks(graph):
+        shapes = [_shape(graph, load.axes) for load in block.loads]
         for i, load in enumerate(block.loads):
-            have = [_size(graph, a) for a in load.axes]
             for t in known:
-                if t.name != load.tensor and [_size(graph, a) for a in t.axes] == have:
+                if t.name != load.tensor and _shape(graph, t.axes) == shapes[i]:
                     yield partial(_with_load, graph, n, block, i, replace(load, tensor=t.name))
         for i, j in combinations(range(len(block.loads)), 2):
-            x, y = block.loads[i], block.loads[j]
-            if x.tensor != y.tensor and [_size(graph, a) for a in x.axes] == [_size(graph, a) for a in y.axes]:
+            if block.loads[i].tensor != block.loads[j].tensor and shapes[i] == shapes[j]:
                 yield partial(_exchanged, graph, n, block, i, j)
-        known += [s.tensor for s in kernel.stores]
+        known += [s.tensor for s in block.stores]
+
+
+def _shape(graph: KernelGraph, axes: Sequence[Axis]) -> list[int | Axis]:
+    return [_size(graph, a) for a in axes]
 
 
 def _size(graph: KernelGraph, axis: Axis) -> int | Axis:
@@ -428,8 +457,7 @@ def _size(graph: KernelGraph, axis: Axis) -> int | Axis:
 
 
 def _with_load(graph: KernelGraph, n: int, block: BlockGraph, i: int, load: Load) -> KernelGraph:
-    loads = (*block.loads[:i], load, *block.loads[i + 1 :])
-    return with_kernel(graph, n, retyped(replace(block, loads=loads)))
+    return with_kernel(graph, n, retyped(replace(block, loads=exchange(block.loads, i, load))))
 
 
 def _exchanged(graph: KernelGraph, n: int, block: BlockGraph, i: int, j: int) -> KernelGraph:
@@ -440,57 +468,56 @@ def _exchanged(graph: KernelGraph, n: int, block: BlockGraph, i: int, j: int) ->
 
 def _swapped_outputs(graph: KernelGraph) -> Iterator[Edit]:
     for i, j in combinations(range(len(graph.outputs)), 2):
-        outputs = list(graph.outputs)
-        outputs[i], outputs[j] = outputs[j], outputs[i]
-        yield partial(replace, graph, outputs=tuple(outputs))
-    for n, kernel in enumerate(graph):
-        block = as_block(kernel)
+        yield partial(replace, graph, outputs=_swap(graph.outputs, i, j))
+    for n, block in _blocks(graph):
         for i, j in combinations(range(len(block.stores)), 2):
-            stores = list(block.stores)
-            stores[i], stores[j] = (replace(stores[a], value=stores[b].value) for a, b in ((i, j), (j, i)))
-            yield partial(with_kernel, graph, n, replace(block, stores=tuple(stores)))
+            values = _swap([s.value for s in block.stores], i, j)
+            stores = tuple(map(Store, (s.tensor for s in block.stores), values))
+            yield partial(with_kernel, graph, n, replace(block, stores=stores))
 
 
 def _transposed(graph: KernelGraph) -> Iterator[Edit]:
-    for n, kernel in enumerate(graph):
-        block = as_block(kernel)
-        for i, load in enumerate(block.loads):
-            for axes in _swaps(graph, load.axes):
-                yield partial(_with_load, graph, n, block, i, replace(load, axes=axes))
+    for n, i, block, load in _loads(graph):
+        for axes in _swaps(graph, load.axes):
+            yield partial(_with_load, graph, n, block, i, replace(load, axes=axes))
+
+
+def _loads(graph: KernelGraph) -> Iterator[tuple[int, int, BlockGraph, Load]]:
+    """All loads, with the numbers of kernel and load."""
+    return ((n, i, block, load) for n, block in _blocks(graph) for i, load in enumerate(block.loads))
 
 
 def _swaps(graph: KernelGraph, axes: tuple[Axis, ...]) -> Iterator[tuple[Axis, ...]]:
     """Two dimensions of equal extent exchanged."""
     for i, j in combinations(range(len(axes)), 2):
         if _size(graph, axes[i]) == _size(graph, axes[j]):
-            yield tuple(axes[{i: j, j: i}.get(k, k)] for k in range(len(axes)))
+            yield _swap(axes, i, j)
 
 
 def _renamed_axis(graph: KernelGraph) -> Iterator[Edit]:
-    for n, kernel in enumerate(graph):
-        block = as_block(kernel)
-        names = sorted({a for axes in block.axes_of.values() for a in axes})
-        for i, load in enumerate(block.loads):
-            for old in load.axes:
-                for new in names:
-                    if new not in load.axes and _size(graph, new) == _size(graph, old):
-                        axes = tuple(new if a == old else a for a in load.axes)
-                        yield partial(_with_load, graph, n, block, i, replace(load, axes=axes))
+    for n, i, block, load in _loads(graph):
+        names = sorted(_axes(block) - set(load.axes))
+        for (k, old), new in product(enumerate(load.axes), names):
+            if _size(graph, new) == _size(graph, old):
+                yield partial(_with_load, graph, n, block, i, replace(load, axes=exchange(load.axes, k, new)))
+
+
+def _axes(block: BlockGraph) -> set[Axis]:
+    return {a for axes in block.axes_of.values() for a in axes}
 
 
 def _exchanged_axes(graph: KernelGraph) -> Iterator[Edit]:
     """All reductions of a kernel over one axis are over another."""
-    for n, kernel in enumerate(graph):
-        block = as_whole(kernel)
+    for n, block in enumerate(map(as_whole, graph)):
         reduced = {a for o in block.ops for a in Place(graph, block, o).reduced}
-        names = {a for axes in block.axes_of.values() for a in axes}
-        for a in sorted(reduced):
-            for b in sorted(names - {a}):
+        for a, b in product(sorted(reduced), sorted(_axes(block))):
+            if a != b:
                 yield partial(_over_other_axis, graph, n, block, {a: b, b: a})
 
 
 def _over_other_axis(graph: KernelGraph, n: int, block: BlockGraph, to: dict[Axis, Axis]) -> KernelGraph:
     def moved(op: Op) -> Op:
+        """Reduce the other axis."""
         axes = op.attributes.get("axes")
         if not isinstance(axes, tuple):
             return op
@@ -505,14 +532,12 @@ def _over_other_axis(graph: KernelGraph, n: int, block: BlockGraph, to: dict[Axi
 
 def _transposed_store(graph: KernelGraph) -> Iterator[Edit]:
     """Stores of results that a later kernel reads."""
-    for n, kernel in enumerate(graph):
-        block = as_block(kernel)
+    for n, block in _blocks(graph):
         for i, store in enumerate(block.stores):
-            if store.tensor.name not in graph.outputs:
-                for axes in _swaps(graph, store.tensor.axes):
-                    new = Store(replace(store.tensor, axes=axes), store.value)
-                    stores = (*block.stores[:i], new, *block.stores[i + 1 :])
-                    yield partial(with_kernel, graph, n, replace(block, stores=stores))
+            swaps = _swaps(graph, store.tensor.axes) if store.tensor.name not in graph.outputs else ()
+            for axes in swaps:
+                stores = exchange(block.stores, i, Store(replace(store.tensor, axes=axes), store.value))
+                yield partial(with_kernel, graph, n, replace(block, stores=stores))
 
 
 def _one_step(p: Place) -> Iterator[Term]:
@@ -541,21 +566,20 @@ def _not_rescaled(p: Place) -> Iterator[Term]:
 
 def _other_shift(p: Place) -> Iterator[Term]:
     for i, a in enumerate(p.op.args):
-        m = p.maker(a)
-        if m is not None and m.op == "shift":
+        if m := p.maker(a, "shift"):
             other = like(m, scale=2 * Fraction(m.attributes.get("scale", 1)))  # type: ignore[arg-type]
-            yield like(p.op, *p.op.args[:i], other, *p.op.args[i + 1 :])
+            yield p.with_argument(i, other)
     if p.op.op == "last":
         yield term("acc", p.op.args[0])
 
 
 def _into_the_loop(p: Place) -> Iterator[Term]:
     """f(acc x, acc y) -> acc f(x, y): done in each step instead of once."""
-    makers = [p.maker(a) for a in p.op.args]
-    states = [m for m in makers if m is not None and m.op in ("acc", "accs")]
-    if states and p.op.op not in ACCUMULATORS:
-        args = [m.args[0] if m is not None and m in states else a for m, a in zip(makers, p.op.args, strict=True)]
-        yield like(states[0], like(p.op, *args), *states[0].args[1:])
+    states = [p.maker(a, "acc", "accs") for a in p.op.args]
+    first = next(filter(None, states), None)
+    if first is not None and p.op.op not in ACCUMULATORS:
+        args = [m.args[0] if m is not None else a for m, a in zip(states, p.op.args, strict=True)]
+        yield like(first, like(p.op, *args), *first.args[1:])
 
 
 def _index_of_the_tile(p: Place) -> Iterator[Term]:
@@ -574,18 +598,28 @@ def _other_span(graph: KernelGraph) -> Iterator[Edit]:
 
 def _spans(span: LoopBounds | None, rows: Sequence[Axis]) -> Iterator[LoopBounds]:
     if span is None:  # steps are left out where none may be
-        for a in rows:
-            yield LoopBounds(a, None, 0)
-            yield LoopBounds(a, -1, 1)
+        yield from (LoopBounds(a, *bounds) for a in rows for bounds in ((None, 0), (-1, 1)))
         return
-    low, high = span.low, span.high
-    for new in ((low, high and high - 1), (low and low + 1, high), (low, -1 if high == 0 else high), (0, high)):
-        if new != (low, high) and new != (None, None) and (None in new or new[0] <= new[1]):  # type: ignore[operator]
-            yield replace(span, low=new[0], high=new[1])
+    yield from (replace(span, low=low, high=high) for low, high in _nearby_bounds(span.low, span.high))
+    yield from (replace(span, axis=a) for a in rows if a != span.axis)
+
+
+def _nearby_bounds(low: int | None, high: int | None) -> Iterator[tuple[int | None, int | None]]:
+    """Bounds that are shorter by one step, start or end elsewhere, or are mirrored."""
+    shorter = (low, high and high - 1), (low and low + 1, high)
+    for new in (*shorter, (low, -1 if high == 0 else high), (0, high)):
+        if new != (low, high) and _has_steps(*new):
+            yield new
     mirrored = (None if high is None else -high, None if low is None else -low)
     if mirrored != (low, high):
-        yield replace(span, low=mirrored[0], high=mirrored[1])
-    yield from (replace(span, axis=a) for a in rows if a != span.axis)
+        yield mirrored
+
+
+def _has_steps(low: int | None, high: int | None) -> bool:
+    """Whether there are bounds, and steps between them."""
+    if low is None or high is None:
+        return low is not high
+    return low <= high
 
 
 def _other_padding(p: Place) -> Iterator[Term]:
@@ -634,9 +668,9 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("S6", "accs -> acc, rescale x -> x, another degree", operators(_not_rescaled)),
     Mutation("S7", "a use of the running shift reads another", operators(_other_shift)),
     Mutation("S8", "f(acc x) -> acc f(x)", operators(_into_the_loop)),
-    Mutation("S9", "the index inside the tile for that of the axis", operators(_index_of_the_tile)),
+    Mutation("S9", "the index inside the tile for the index of the axis", operators(_index_of_the_tile)),
     Mutation("S11", "a span too short, mirrored or around another axis", _other_span),
-    Mutation("S12", "what is masked is 0 for -inf, or another number", operators(_other_padding)),
+    Mutation("S12", "masked elements are 0 for -inf, or another number", operators(_other_padding)),
 )
 
 

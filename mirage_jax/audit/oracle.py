@@ -1,11 +1,10 @@
-"""Do two muGraphs compute the same? As float64 sees it, on three sets of inputs: the judge of mutants. A graph has to
-do so as straight-line code and tile by tile.
+"""Decide in float64, on three sets of inputs, whether two muGraphs compute the same: the judge of mutants.
 
-It shares the meaning of operators with the verifier, but neither its fields nor its reduced extents. A shift is a true
-running maximum here: safe softmax with another shift is still right, and is found to be. But what is masked is minus
-infinity, a maximum over it may be, and differences of infinities are NaN. Certificates are about exact arithmetic
-without infinities (see docs/soundness.md), so with `finite` masks and shifts are finite, in the program as well; the
-rest is the float gate's business.
+A graph has to be right both as straight-line code and tile by tile. The oracle shares the meaning of operators with the
+verifier, but neither its fields nor its reduced extents. A shift is a true running maximum, so safe softmax with
+another shift is right. But masked elements are minus infinity, so may be their maximum, and differences of infinities
+are NaN. Certificates are about exact arithmetic without infinities (see docs/soundness.md), so with `finite` masks and
+shifts are finite, in the program as well; the float gate does the rest.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ TILES = ((2, 2), (3, 3), (2, 3))  # of divided axes and numbers of parts, for ea
 
 
 def uniform_schedule(graph: KernelGraph, tile: int, parts: int) -> Schedule:
-    """The same tile for every divided axis and, where none would be empty, as many parts of every split one."""
+    """Use the same tile for every divided axis and, if no part is empty, `parts` parts for every split axis."""
     kernels = [KernelSchedule(tuple((a, tile) for a in k.divided if not is_part(a))) for k in graph]
     return Schedule(tuple(kernels), tuple((a, _parts(graph.extent(a), parts)) for a in graph.split_axes))
 
@@ -43,13 +42,15 @@ def _parts(extent: int, wanted: int) -> int:
 
 
 class FiniteDomain(FloatDomain):
-    """Floats in which every shift is a number between -50 and 50, and what is masked is -1000."""
+    """Floats in which every shift is a number between -50 and 50, and masked elements are -1000."""
 
     def shift(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        """Clip the running maximum."""
         m = super().shift(x, axes)
         return NamedArray(m.axes, np.clip(np.nan_to_num(m.array), -50.0, 50.0))
 
     def function(self, name: str, args: Sequence[NamedArray]) -> NamedArray:
+        """Replace masked elements by a large negative number."""
         if name == "mask":
             return super().function("where", [*args, self.constant(Fraction(-1000))])
         return super().function(name, args)
@@ -75,7 +76,7 @@ class Oracle:
 
     @property
     def defined(self) -> bool:
-        """Is the reference finite on all inputs? (No judge of anything else.)"""
+        """Whether the reference is finite on all inputs; otherwise it is no judge."""
         return all(np.isfinite(y).all() for ys in self.want for y in ys)
 
     @cached_property
@@ -83,7 +84,7 @@ class Oracle:
         return [_run(self.reference, xs, None, True) for xs in self.inputs]
 
     def same(self, graph: KernelGraph, finite: bool = False) -> bool:
-        """Does it compute the reference, up to rounding? `GraphError` if it cannot be run."""
+        """Whether it computes the reference, up to rounding. Raises `GraphError` if it cannot be run."""
         try:
             return all(
                 _close(want, self._values(graph, n, tiled, finite))
@@ -94,7 +95,7 @@ class Oracle:
             return False
 
     def same_where_finite(self, graph: KernelGraph) -> bool:
-        """Is every number that it computes the reference's? It may compute none: what it divides by may be zero."""
+        """Whether every finite number that it computes is the reference's; there may be none."""
         return all(
             _close(
                 [np.where(np.isfinite(y), x, 0) for x, y in zip(want, have, strict=True)],
@@ -105,7 +106,7 @@ class Oracle:
         )
 
     def passes_gate(self, graph: KernelGraph) -> bool:
-        """Would the float gate let it pass, were the reference XLA's code?"""
+        """Whether the float gate would accept it if the reference were XLA's code."""
         pairs = [
             (x, y)
             for n, want in enumerate(self.want)

@@ -1,8 +1,7 @@
-"""Attention whose logits hold sentinels by an argument or by an earlier part of the program: padding, documents, rows
-of which everything is masked, together with a mask of indices of its own.
+"""Attention whose logits get sentinels from an argument or from an earlier part of the program.
 
-What the sentinel comes from and what reads it may stand on two sides of a border, so that no part of the program shows
-both.
+Sentinels mark padding, documents, or rows in which everything is masked; attention has a mask of indices in addition.
+The origin of a sentinel and its reader may stand on two sides of a border, so that no part of the program shows both.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from mirage_jax.audit.builder import ProgramBuilder
 from mirage_jax.audit.fills import LOW, PLACES, Fill
 from mirage_jax.audit.program import Border, ProgramValue
 
-CONDITIONS = (  # of indices i and j; some rows of the last three may be wholly masked
+CONDITIONS = (  # of indices i and j; the last three may mask some rows completely
     "{i} >= {j}",
     "{i} >= {j}",
     "({i} >= {j}) & ({i} - {j} < 3)",
@@ -26,7 +25,7 @@ BORDERS = ("constants", "carried", "slices", "layers", "layers", "checkpoint", "
 
 
 def padded(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
-    """Attention with a bias that holds sentinels; what reads the bias often stands behind a border."""
+    """Attend with a bias that holds sentinels; the reader of the bias often stands behind a border."""
     rng, (*batch, n, d) = b.rng, x.shape
     m = n if rng.random() < 0.6 else b.size()
     bias = _bias(b, n, m)
@@ -47,7 +46,7 @@ def padded(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
 
 
 def _bias(b: ProgramBuilder, n: str, m: str) -> ProgramValue:
-    """An argument, or made of conditions on indices or of an argument that says what is there."""
+    """A bias: an argument, or made from conditions on indices or from an argument that marks elements."""
     rng = b.rng
     shape = rng.choice(([m], [m], [n, m], [n, m], ["1", m], [n, "1"]))
     low = rng.choice((*LOW, "lowest", "lowest", "mixed"))
@@ -78,11 +77,7 @@ def _text(low: str, dtype: str, rng: random.Random) -> str:
 def _by_jax(b: ProgramBuilder, q: ProgramValue, k: ProgramValue, bias: ProgramValue, m: str) -> ProgramValue:
     """JAX's own attention, of one head."""
     v = b.input(k.shape, q.dtype)
-    new = (
-        {1: "None, None, None", 2: "None, None"}[len(bias.shape)]
-        if len(q.shape) == 3
-        else {1: "None, None", 2: "None"}[len(bias.shape)]
-    )
+    new = ", ".join(["None"] * (len(q.shape) + 1 - len(bias.shape)))
     causal = b.rng.random() < 0.8
     heads = ", ".join(f"{{{i}}}[..., None, :]" for i in range(3))
     text = f"jax.nn.dot_product_attention({heads}, bias={{3}}[{new}], is_causal={causal})[..., 0, :]"

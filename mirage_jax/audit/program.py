@@ -1,8 +1,8 @@
 """A random program as data: steps over named values, wrapped in JAX transformations.
 
 A step is a line of Python over earlier values, with its shape and dtype. Shapes are texts over named sizes (``"n"``,
-``"n * h"``), so that sizes can change while the steps stay. The text of the function is what runs, what a script
-prints and what the shrinker takes apart: there is no second meaning.
+``"n * h"``), so that sizes can change while the steps stay. The same text of the function runs, is printed in
+scripts, and is taken apart by the shrinker.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -30,7 +30,7 @@ SENTINELS = re.compile(r"finfo|-1e9|-1e30|-jnp\.inf|-6e4|is_causal")  # in the t
 
 @dataclass(frozen=True)
 class ProgramValue:
-    """A named array. Its shape is a tuple of texts over the program's sizes. `fill`: what it holds as an argument."""
+    """A named array. Its shape is a tuple of texts over the program's sizes. `fill`: its contents as an argument."""
 
     name: str
     shape: tuple[str, ...]
@@ -39,6 +39,7 @@ class ProgramValue:
 
     @property
     def is_float(self) -> bool:
+        """Whether its numbers are floats."""
         return self.dtype in ("float32", "bfloat16", "float16")
 
 
@@ -63,17 +64,14 @@ class Wrapper:
     size: int = 0
 
     def __str__(self) -> str:
-        match self.name:
-            case "vmap":
-                return f"jax.vmap({{}}, in_axes={tuple(0 if m else None for m in self.mapped)})"
-            case "scan":
-                return f"scanned({{}}, mapped={self.mapped})"
-            case "grad":
-                return "gradients({})"
-            case "checkpoint":
-                return "jax.checkpoint({})"
-            case _:
-                return "jax.jit({})"
+        texts = {
+            "vmap": f"jax.vmap({{}}, in_axes={tuple(0 if m else None for m in self.mapped)})",
+            "scan": f"scanned({{}}, mapped={self.mapped})",
+            "grad": "gradients({})",
+            "checkpoint": "jax.checkpoint({})",
+            "jit": "jax.jit({})",
+        }
+        return texts[self.name]
 
 
 @dataclass(frozen=True)
@@ -89,20 +87,17 @@ class Border:
     carried: tuple[str, str] = ("", "")
 
     def call(self, reads: Sequence[str], results: Sequence[str]) -> str:
-        """The expression of the wrapped part; {} is its name."""
-        match self.kind:
-            case "jit" | "checkpoint":
-                return f"jax.{self.kind}({{}})"
-            case "cond":
-                return "branched({})"
-            case "while":
-                return "awaited({})"
-            case "layers" if self.carried[0] in reads and self.carried[1] in results:
-                return f"layered({{}}, {reads.index(self.carried[0])}, {results.index(self.carried[1])})"
-            case "layers":
-                return "looped({}, 'constants')"
-            case way:
-                return f"looped({{}}, {way!r})"
+        """Write the expression of the wrapped part; {} is its name."""
+        texts = {
+            "jit": "jax.jit({})",
+            "checkpoint": "jax.checkpoint({})",
+            "cond": "branched({})",
+            "while": "awaited({})",
+            "layers": "looped({}, 'constants')",
+        }
+        if self.kind == "layers" and self.carried[0] in reads and self.carried[1] in results:
+            return f"layered({{}}, {reads.index(self.carried[0])}, {results.index(self.carried[1])})"
+        return texts.get(self.kind, f"looped({{}}, {self.kind!r})")
 
 
 @dataclass(frozen=True)
@@ -124,11 +119,12 @@ class RandomProgram:
 
     @property
     def values(self) -> dict[str, ProgramValue]:
+        """Arguments and values of steps, by name."""
         return {v.name: v for v in (*self.inputs, *(s.value for s in self.steps))}
 
     @property
     def cost(self) -> tuple[int, ...]:
-        """What a shrinker makes smaller."""
+        """Measures that a shrinker makes smaller, the most important first."""
         sizes = dict(self.sizes)
         elements = sum(size_of(v.shape, sizes) for v in self.values.values())
         scopes = len(self.inner + self.outer + self.borders)
@@ -137,7 +133,7 @@ class RandomProgram:
 
     @property
     def features(self) -> tuple[str, ...]:
-        """What is out of the ordinary in it: a table of failures has a row for each."""
+        """Unusual properties: a table of failures has a row for each."""
         has = {
             "a sentinel in its data": any(v.fill.low for v in self.inputs),
             "a sentinel in its text": any(SENTINELS.search(s.text) for s in self.steps),
@@ -149,7 +145,7 @@ class RandomProgram:
     # ------------------------------------------------------------------ text
 
     def source(self) -> str:
-        """The function and the sizes that it reads."""
+        """Write the function and the sizes that it reads."""
         names = ", ".join(v.name for v in self.inputs)
         sizes = [f"{name} = {n}" for name, n in self.sizes]
         body = [f"    {line}" for line in self._lines()]
@@ -185,14 +181,14 @@ class RandomProgram:
         return [name for name in dict.fromkeys(read_inside) if name not in made], results or made[-1:]
 
     def wrapped(self, around: str = "optimize({})") -> str:
-        """The expression of the wrapped function; `around` stands where the optimizer does."""
+        """Write the expression of the wrapped function; `around` takes the place of the optimizer."""
         text = "f"
         for wrapper in (*map(str, self.inner), around, *map(str, self.outer)):
             text = wrapper.format(text)
         return text
 
     def script(self, setting: object, title: str = "", environment: Mapping[str, str] = MappingProxyType({})) -> str:
-        """A file that runs the program alone and says what differs; `environment`: variables that it sets."""
+        """Write a file that runs the program alone and prints differences; `environment`: variables that it sets."""
         specs = ", ".join(f"({shape}, {dtype!r})" for shape, dtype in self.specs)
         text = self.source() + self.wrapped()
         helpers = [inspect.getsource(h) for name, h in wrappers.HELPERS.items() if f"{name}(" in text]
@@ -226,7 +222,7 @@ class RandomProgram:
             ]
         )
 
-    # ------------------------------------------------------------------ what runs
+    # ------------------------------------------------------------------ function and arguments
 
     @property
     def specs(self) -> list[tuple[tuple[int, ...], str]]:
@@ -238,27 +234,34 @@ class RandomProgram:
             out.append(((*leading, *shape_of(v.shape, sizes)), v.dtype))
         return out
 
+    def with_fills(self, change: Callable[[ProgramValue], Fill]) -> RandomProgram:
+        """Give every argument another fill."""
+        return replace(self, inputs=tuple(replace(v, fill=change(v)) for v in self.inputs))
+
     @property
     def fills(self) -> dict[int, Fill]:
+        """Fills of arguments, by number."""
         return {i: v.fill for i, v in enumerate(self.inputs) if v.fill != NOTHING}
 
     def function(self) -> Callable[[Function], Function]:
-        """What `optimize` (or plain `jax.jit`) is passed to, giving the wrapped function."""
+        """Build a function from an optimizer, or plain `jax.jit`, to the wrapped function."""
         scope: dict[str, Any] = {"jax": jax, "jnp": jnp, **wrappers.HELPERS}
         exec(compile(self.source(), "<random program>", "exec"), scope)
         build = eval(f"lambda optimize: {self.wrapped()}", scope)
         return build
 
     def arguments(self) -> list[np.ndarray]:
+        """Draw the arguments."""
         return arguments(self.specs, self.kind, self.seed, self.same, self.fills)
 
 
 def size_of(shape: Sequence[str], sizes: Mapping[str, int]) -> int:
+    """Count the elements of a shape."""
     return math.prod(shape_of(shape, sizes))
 
 
 def shape_of(shape: Sequence[str], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """Numbers for the texts of a shape; the texts are the generator's own."""
+    """Evaluate the texts of a shape, which the generator wrote."""
     return tuple(sizes[d] if d in sizes else int(eval(d, {"__builtins__": {}}, dict(sizes))) for d in shape)
 
 
@@ -269,7 +272,7 @@ def arguments(
     same: Sequence[tuple[int, int]] = (),
     fills: Mapping[int, Fill] = MappingProxyType({}),
 ) -> list[np.ndarray]:
-    """Arrays of the given shapes, dtypes and fills; for ``(i, j)`` in `same`, number i is number j again."""
+    """Draw arrays of the given shapes, dtypes and fills; for ``(i, j)`` in `same`, array i is array j."""
     out = input_classes([(shape, jnp.dtype(dtype)) for shape, dtype in specs], seed)[kind]
     for i, fill in fills.items():
         out[i] = filled(out[i], fill, np.random.default_rng([seed, i]))

@@ -1,11 +1,11 @@
-"""A graph's kernels on a real GPU between guard zones: what they touch outside of their tensors does not go unnoticed.
+"""Run a graph's kernels on a real GPU between guard zones, which show accesses outside of their tensors.
 
-The GPU's twin of `verify.exact.interpreters.memory`. Each tensor lies in the middle of a larger array, and a kernel is
+This is `verify.exact.interpreters.memory` for a GPU. Each tensor lies in the middle of a larger array, and a kernel is
 called with pointers into the middle: by a second function around its own text, which stays as it is. Each kernel runs
 once per byte of `FILLS`, with which its outputs and their guard zones are filled before. Afterwards
 
 * the guard zones of outputs hold that byte still;
-* all runs give the same bits, hence every element is written, and none depends on what was there before;
+* all runs give the same bits, hence every element is written, and none depends on earlier contents;
 * guard zones of inputs are NaN (integers: the byte again), so that a lane that is read from there shows in the result.
 """
 
@@ -33,7 +33,7 @@ ZONE = 1 << 14  # bytes on each side; a multiple of what loads are aligned to
 FILLS = (0x5A, 0xA5)
 
 type Launch = Callable[[KernelSource, Sequence[np.ndarray], Sequence[np.ndarray]], list[np.ndarray]]
-"""Runs the text of a kernel on inputs and on what its outputs hold before; what these hold afterwards."""
+"""Runs the text of a kernel on inputs and outputs with earlier contents; returns the outputs."""
 
 
 def run_guarded(
@@ -44,7 +44,7 @@ def run_guarded(
     options: EmitOptions = DEFAULT_OPTIONS,
     launch: Launch | None = None,
 ) -> list[np.ndarray]:
-    """Outputs of the graph, each kernel launched between guard zones; raises `KernelFault` if one leaves its tensors.
+    """Run the graph, each kernel between guard zones. Raises `KernelFault` if one leaves its tensors.
 
     `run_library` is needed if the graph has library operators; `launch` stands in for the GPU.
     """
@@ -62,7 +62,7 @@ def run_guarded(
 
 
 def run_kernel(source: KernelSource, inputs: Sequence[np.ndarray], launch: Launch) -> list[np.ndarray]:
-    """Results of one kernel, the same for every fill."""
+    """Run one kernel; its results have to be the same for every fill. Raises `KernelFault`."""
     types = map(_type, source.dtypes[len(inputs) :])
     empty = [np.empty(shape, t) for shape, t in zip(source.shapes, types, strict=True)]
     guarded, runs = guarded_source(source), []
@@ -84,7 +84,7 @@ def run_kernel(source: KernelSource, inputs: Sequence[np.ndarray], launch: Launc
 
 
 def guarded_source(source: KernelSource) -> KernelSource:
-    """The kernel in a function that takes arrays with guard zones: its text, unchanged, and a caller."""
+    """Add a caller that takes arrays with guard zones to the text of a kernel."""
     tensors = len(source.dtypes)
     names = [f"x{n}" for n in range(tensors)]
     given = [f"{x} + {_zone(_type(d))}" for x, d in zip(names, source.dtypes, strict=True)]
@@ -110,7 +110,7 @@ def _zone(dtype: np.dtype) -> int:
 
 
 def _between(x: np.ndarray, fill: int, blank: bool = False) -> np.ndarray:
-    """An input between guard zones; `blank`: an output, of which nothing is there yet."""
+    """An input between guard zones; `blank`: an output, still empty."""
     zone, out = _zone(x.dtype), np.empty(x.size + 2 * _zone(x.dtype), x.dtype)
     out.view(np.uint8)[:] = fill & 1 if x.dtype == bool else fill
     if not blank:
@@ -157,7 +157,7 @@ jax_compat.register_lowering(_guarded_p, _lower, platform="cuda")
 
 
 def guarded_call(source: KernelSource, compute_capability: int | None = None) -> Callable[..., Any]:
-    """A guarded kernel as a function of its inputs and outputs, for `jax.jit`; gives what the outputs hold then."""
+    """Make a guarded kernel a function of its inputs and outputs, for `jax.jit`; returns the new outputs."""
 
     def call(*arrays: jax.Array) -> Any:
         avals = map(jax.typeof, arrays[len(source.inputs) :])
@@ -169,4 +169,5 @@ def guarded_call(source: KernelSource, compute_capability: int | None = None) ->
 def launch_on_gpu(
     source: KernelSource, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
+    """Launch a kernel on the GPU of this machine."""
     return [np.asarray(y) for y in jax.jit(guarded_call(source))(*inputs, *outputs)]

@@ -1,53 +1,66 @@
-"""What a campaign found, as a table for people, as JSON and as Markdown."""
+"""The result of a campaign: a table of counts, and whatever went wrong in full."""
 
 from __future__ import annotations
 
-import json
-from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
-from pathlib import Path
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import date
 from typing import ClassVar
 
-from rich.table import Table
-
-from mirage_jax.report import write_beside
+from mirage_jax.bench.tables import Cells, TableReport
 
 
-@dataclass
-class CampaignReport(ABC):
-    """The result of a campaign. `header`: names of the columns, of which the first `words` are text."""
+@dataclass(kw_only=True)
+class CampaignReport(TableReport):
+    """The result of a campaign. `header`: names of the columns."""
 
-    title: ClassVar[str]
     header: ClassVar[tuple[str, ...]]
-    words: ClassVar[int]
+
+    seconds: float = 0.0
+    date: str = field(default_factory=lambda: date.today().isoformat())
 
     @abstractmethod
     def summary(self) -> str:
-        """One sentence."""
+        """Sum the campaign up in one sentence."""
 
     @abstractmethod
-    def rows(self) -> list[list[str]]: ...
+    def rows(self) -> Iterable[Sequence[str]]:
+        """The body of the table."""
 
-    def details(self) -> list[str]:
-        """What went wrong, in full."""
+    @property
+    @abstractmethod
+    def passed(self) -> bool:
+        """Whether nothing is wrong."""
+
+    def findings(self) -> list[str]:
+        """Everything that went wrong, in full."""
         return []
 
-    def table(self) -> Table:
-        table = Table(title=self.summary())
-        for i, name in enumerate(self.header):
-            table.add_column(name, justify="left" if i < self.words else "right", no_wrap=i == 0)
-        for row in self.rows():
-            table.add_row(*row)
-        return table
+    @property
+    def caption(self) -> str:
+        """The summary."""
+        return self.summary()
 
-    def to_markdown(self) -> str:
-        lines = [f"# {self.title}", "", f"{self.summary()}.", ""]
-        lines += [f"| {' | '.join(self.header)} |"]
-        lines += ["|" + "---|" * self.words + "---:|" * (len(self.header) - self.words)]
-        lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in self.rows()]
-        lines += [f"\n```\n{detail}\n```" for detail in self.details()]
-        return "\n".join(lines) + "\n"
+    def cells(self) -> Cells:
+        """Header and rows of the table."""
+        return self.header, list(map(list, self.rows()))
 
-    def write(self, file: Path) -> Path:
-        """Write the JSON to `file` and the Markdown beside it; the Markdown's path."""
-        return write_beside(file, json.dumps(asdict(self), indent=1), self.to_markdown())
+    def details(self) -> list[str]:
+        """The findings as blocks of Markdown."""
+        return [f"```\n{finding}\n```" for finding in self.findings()]
+
+    @contextmanager
+    def timed(self) -> Iterator[Callable[[], None]]:
+        """Take the time of the block; the function it gives brings `seconds` up to date on the way."""
+        began = time.monotonic()
+
+        def update() -> None:
+            self.seconds = time.monotonic() - began
+
+        try:
+            yield update
+        finally:
+            update()

@@ -1,15 +1,14 @@
 """A campaign of true rewrites, which the verifier has to accept: one that refused everything would pass every mutant.
 
 Input: right candidates (`sources`). Each rule of the table `REWRITES` is an identity of real numbers, or another
-schedule of the same computation. Of all places where the left side of a rule occurs, some are drawn; float64 says that
-the result is right, and then the verifier should certify it. What it misses is *explained*: a rule says why, and no
-other rule may be refused.
+schedule of the same computation. Some of the places where the left side of a rule occurs are drawn. If float64 finds
+the result right, the verifier should certify it. A rule may explain why the verifier misses it; no other rule may be
+refused.
 """
 
 from __future__ import annotations
 
-import datetime
-import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -17,7 +16,7 @@ from functools import partial
 from random import Random
 from typing import ClassVar
 
-from mirage_jax.audit.mutants import MutationSubject
+from mirage_jax.audit.mutants import MutationSubject, sound_subjects
 from mirage_jax.audit.mutations import (
     Edit,
     Edits,
@@ -53,11 +52,18 @@ class Rewrite:
 
     @property
     def name(self) -> str:
+        """The identity."""
         return self.edits.change
 
 
-def _number(p: Place, key: str, default: Fraction = ONE) -> Fraction:
-    return Fraction(p.op.attributes.get(key, default))  # type: ignore[arg-type]
+def _number(p: Place | Op, key: str, default: Fraction = ONE) -> Fraction:
+    op = p.op if isinstance(p, Place) else p
+    return Fraction(op.attributes.get(key, default))  # type: ignore[arg-type]
+
+
+def _argument(p: Place) -> Term:
+    """The argument of a function, s x + o, as a term."""
+    return term("affine", p.op.args[0], scale=_number(p, "scale"), offset=_number(p, "offset", ZERO))
 
 
 # --- sums and products
@@ -71,29 +77,32 @@ def _commuted(p: Place) -> Iterator[Term]:
 
 
 def _reassociated(p: Place) -> Iterator[Term]:
-    inner = p.maker(p.op.args[0]) if p.op.op in ("add", "mul") else None
-    if inner is None or inner.op != p.op.op:
+    inner = p.first_maker(p.op.op) if p.op.op in ("add", "mul") else None
+    if inner is None:
         return
     (a, b), c = inner.args, p.op.args[1]
     if p.op.op == "mul":
         yield term("mul", a, term("mul", b, c))
     else:
-        outer, ca, cb = _number(p, "ca"), *(Fraction(inner.attributes.get(k, 1)) for k in ("ca", "cb"))  # type: ignore[arg-type]
+        outer, ca, cb = _number(p, "ca"), _number(inner, "ca"), _number(inner, "cb")
         yield term("add", a, term("add", b, c, ca=outer * cb, cb=_number(p, "cb")), ca=outer * ca)
 
 
 def _distributed(p: Place) -> Iterator[Term]:
     if p.op.op in ("mul", "dot"):
-        for i, a in enumerate(p.op.args):
-            inner = p.maker(a)
-            if inner is not None and inner.op == "add":
-                other = p.op.args[1 - i]
-                if p.op.op == "mul" or all(set(p.reduced) <= p.axes(x) for x in inner.args):
-                    yield like(inner, *(like(p.op, x, other) for x in inner.args))
+        for a, other in (p.op.args, p.op.args[::-1]):
+            inner = p.maker(a, "add")
+            if inner is not None and (p.op.op == "mul" or _have_reduced_axes(p, inner)):
+                yield like(inner, *(like(p.op, x, other) for x in inner.args))
+
+
+def _have_reduced_axes(p: Place, inner: Op) -> bool:
+    """Whether the arguments of an operator have all axes that the place reduces."""
+    return all(set(p.reduced) <= p.axes(x) for x in inner.args)
 
 
 def _scaled_before(p: Place) -> Iterator[Term]:
-    """f(x, y) -> f(2 x, y) / 2 for what is linear in x."""
+    """f(x, y) -> f(2 x, y) / 2 for operators linear in x."""
     if p.op.op in ("mul", "div", "dot", "sum", "acc", "accs"):
         doubled = term("affine", p.op.args[0], scale=TWO)
         yield term("affine", like(p.op, doubled, *p.op.args[1:]), scale=HALF)
@@ -102,9 +111,9 @@ def _scaled_before(p: Place) -> Iterator[Term]:
 def _scale_moved(p: Place) -> Iterator[Term]:
     if p.op.op in ("mul", "dot", "sum", "acc", "accs"):
         for i, a in enumerate(p.op.args[: operator(p.op.op).arity - (p.op.op == "accs")]):
-            inner = p.maker(a)
-            if inner is not None and inner.op == "affine" and not inner.attributes.get("offset", 0):
-                yield like(inner, like(p.op, *p.op.args[:i], inner.args[0], *p.op.args[i + 1 :]))
+            inner = p.maker(a, "affine")
+            if inner is not None and not inner.attributes.get("offset", 0):
+                yield like(inner, p.with_argument(i, inner.args[0]))
 
 
 def _coefficients_apart(p: Place) -> Iterator[Term]:
@@ -119,8 +128,8 @@ def _dot_apart(p: Place) -> Iterator[Term]:
 
 
 def _dot_together(p: Place) -> Iterator[Term]:
-    inner = p.maker(p.op.args[0]) if p.op.op == "sum" else None
-    if inner is not None and inner.op == "mul" and all(set(p.reduced) <= p.axes(x) for x in inner.args):
+    inner = p.first_maker("mul") if p.op.op == "sum" else None
+    if inner is not None and _have_reduced_axes(p, inner):
         yield term("dot", *inner.args, axes=p.reduced)
 
 
@@ -138,19 +147,18 @@ def _mean_of_constant(p: Place) -> Iterator[Term]:
 
 def _out_of_the_sum(p: Place) -> Iterator[Term]:
     """sum x y -> (sum x) y, where y does not have the axes."""
-    inner = p.maker(p.op.args[0]) if p.op.op == "sum" else None
-    if inner is not None and inner.op in ("mul", "div"):
+    inner = p.first_maker("mul", "div") if p.op.op == "sum" else None
+    if inner is not None and not set(p.reduced) & p.axes(inner.args[1]):
         x, y = inner.args
-        if not set(p.reduced) & p.axes(y):
-            yield like(inner, like(p.op, x), y)
+        yield like(inner, like(p.op, x), y)
 
 
 def _into_the_dot(p: Place) -> Iterator[Term]:
     """(dot x y) z -> dot (x z) y"""
     if p.op.op == "mul":
         for x, z in (p.op.args, p.op.args[::-1]):
-            inner = p.maker(x)
-            if inner is not None and inner.op == "dot" and not set(inner.attributes["axes"]) & p.axes(z):  # type: ignore[arg-type]
+            inner = p.maker(x, "dot")
+            if inner is not None and not set(inner.attributes["axes"]) & p.axes(z):  # type: ignore[arg-type]
                 yield like(inner, term("mul", inner.args[0], z), inner.args[1])
 
 
@@ -170,19 +178,14 @@ def _quotient(p: Place) -> Iterator[Term]:
     if p.op.op == "div":
         yield term("mul", x, term("pow", *rest, exponent=MINUS))
     if p.op.op == "mul":
-        inner = p.maker(rest[0])
-        if inner is not None and inner.op == "pow" and _negative(inner.attributes["exponent"]):
-            yield term("div", x, like(inner, exponent=-Fraction(inner.attributes["exponent"])))  # type: ignore[arg-type]
-
-
-def _negative(value: object) -> bool:
-    return isinstance(value, Fraction | int) and value < 0
+        inner = p.maker(rest[0], "pow")
+        if inner is not None and (e := _number(inner, "exponent")) < 0:
+            yield term("div", x, like(inner, exponent=-e))
 
 
 def _inverse_apart(p: Place) -> Iterator[Term]:
     """x ** -1/2 -> (x ** 1/2) ** -1"""
-    if p.op.op == "pow" and _negative(p.op.attributes["exponent"]):
-        e = _number(p, "exponent")
+    if p.op.op == "pow" and (e := _number(p, "exponent")) < 0:
         yield term("pow", like(p.op, exponent=-e), exponent=MINUS)
 
 
@@ -190,22 +193,19 @@ def _square(p: Place) -> Iterator[Term]:
     if p.op.op == "mul" and p.op.args[0] == p.op.args[1]:
         yield term("pow", p.op.args[0], exponent=TWO)
     if p.op.op == "pow" and _number(p, "exponent") == 2:
-        x = term("affine", p.op.args[0], scale=_number(p, "scale"), offset=_number(p, "offset", ZERO))
-        yield term("mul", x, x)
+        yield term("mul", _argument(p), _argument(p))
 
 
 def _root_by_reciprocal(p: Place) -> Iterator[Term]:
     """x ** -1/2 -> x ** 1/2 / x"""
     if p.op.op == "pow" and _number(p, "exponent") == -HALF:
-        x = term("affine", p.op.args[0], scale=_number(p, "scale"), offset=_number(p, "offset", ZERO))
-        yield term("div", like(p.op, exponent=HALF), x)
+        yield term("div", like(p.op, exponent=HALF), _argument(p))
 
 
 def _offset_apart(p: Place) -> Iterator[Term]:
     """f(s x + o) -> f(y), y = s x + o"""
     if "offset" in operator(p.op.op).defaults and p.op.op != "affine":
-        x = term("affine", p.op.args[0], scale=_number(p, "scale"), offset=_number(p, "offset", ZERO))
-        yield like(p.op, x, scale=ONE, offset=ZERO)
+        yield like(p.op, _argument(p), scale=ONE, offset=ZERO)
 
 
 def _constant_apart(p: Place) -> Iterator[Term]:
@@ -215,21 +215,17 @@ def _constant_apart(p: Place) -> Iterator[Term]:
 
 
 def _exponential_apart(p: Place) -> Iterator[Term]:
-    if p.op.op == "exp":
-        inner = p.maker(p.op.args[0])
-        if inner is not None and inner.op == "add" and not p.op.attributes.get("offset", 0):
-            s = _number(p, "scale")
-            scales = [s * Fraction(inner.attributes.get(k, 1)) for k in ("ca", "cb")]  # type: ignore[arg-type]
-            yield term("mul", *(term("exp", x, scale=c) for x, c in zip(inner.args, scales, strict=True)))
-        yield term(
-            "pow", like(p.op, scale=_number(p, "scale") / 2, offset=_number(p, "offset", ZERO) / 2), exponent=TWO
-        )
-        negated = like(p.op, scale=-_number(p, "scale"), offset=-_number(p, "offset", ZERO))
-        yield term("pow", negated, exponent=MINUS)
+    inner = p.first_maker("add")
+    s, o = _number(p, "scale"), _number(p, "offset", ZERO)
+    if inner is not None and not o:
+        scales = s * _number(inner, "ca"), s * _number(inner, "cb")
+        yield term("mul", *(term("exp", x, scale=c) for x, c in zip(inner.args, scales, strict=True)))
+    yield term("pow", like(p.op, scale=s / 2, offset=o / 2), exponent=TWO)
+    yield term("pow", like(p.op, scale=-s, offset=-o), exponent=MINUS)
 
 
 def _is_nested(p: Place) -> bool:
-    """Is the argument of this exponential made with another one, and nothing uninterpreted between them?"""
+    """Whether this exponential's argument contains another one, with nothing uninterpreted between them."""
     tensors: set[str] = set()
     for kernel in map(as_block, p.graph):
         values = {x.name for x in kernel.loads if x.tensor in tensors}
@@ -247,7 +243,7 @@ def _is_nested(p: Place) -> bool:
 
 def _is_uninterpreted(op: Op) -> bool:
     """Given a value that contains an exponential."""
-    is_root = op.op == "pow" and Fraction(op.attributes["exponent"]).denominator != 1  # type: ignore[arg-type]
+    is_root = op.op == "pow" and _number(op, "exponent").denominator != 1
     return is_root or op.op in FUNCTIONS or op.op in ("exp", "exps", "logs", "max", "shift")
 
 
@@ -284,11 +280,11 @@ def _carried(p: Place) -> bool:
 
 
 def _computed_again(p: Place) -> Iterator[Term]:
-    """One use of a value is of a copy of it."""
+    """One use of a value reads a copy."""
     for i, a in enumerate(p.op.args):
         inner = p.maker(a)
         if inner is not None and inner.op not in ("shift", *ACCUMULATORS):
-            yield like(p.op, *p.op.args[:i], like(inner), *p.op.args[i + 1 :])
+            yield p.with_argument(i, like(inner))
 
 
 # --- schedules
@@ -311,9 +307,9 @@ def _looped(graph: KernelGraph) -> Iterator[Edit]:
     """A sum in a kernel of one operator is over a loop."""
     for n, kernel in enumerate(graph):
         block = as_block(kernel)
-        (op, *more) = block.ops
-        axes = op.attributes.get("axes", ())
-        if op.op in ("sum", "dot") and not more and isinstance(axes, tuple) and not is_part(axes[0]) and not block.loop:
+        op, axes = block.ops[0], Place(graph, block, block.ops[0]).reduced
+        is_sum = op.op in ("sum", "dot") and len(block.ops) == 1 and not block.loop
+        if is_sum and not is_part(axes[0]):
             inner = replace(op, name="step")
             acc = replace(op, op="acc", args=("step",), attrs=())
             yield partial(with_kernel, graph, n, replace(block, loop=axes[0], ops=(inner, acc)))
@@ -322,12 +318,10 @@ def _looped(graph: KernelGraph) -> Iterator[Edit]:
 def _smaller_grid(graph: KernelGraph) -> Iterator[Edit]:
     for n, kernel in enumerate(graph):
         if isinstance(kernel, BlockGraph):
-            around = kernel.span and kernel.span.axis
-            for a in kernel.grid:
-                if not is_part(a) and a != around:
-                    yield partial(with_kernel, graph, n, replace(kernel, grid=tuple(b for b in kernel.grid if b != a)))
-            if len(kernel.grid) > 1:
-                yield partial(with_kernel, graph, n, replace(kernel, grid=kernel.grid[::-1]))
+            needed = kernel.span and kernel.span.axis
+            grids = [tuple(b for b in kernel.grid if b != a) for a in kernel.grid if not is_part(a) and a != needed]
+            grids += [kernel.grid[::-1]] if len(kernel.grid) > 1 else []
+            yield from (partial(with_kernel, graph, n, replace(kernel, grid=grid)) for grid in grids)
 
 
 def _longer_span(graph: KernelGraph) -> Iterator[Edit]:
@@ -339,7 +333,7 @@ def _longer_span(graph: KernelGraph) -> Iterator[Edit]:
             yield partial(with_kernel, graph, n, replace(kernel, span=None))
 
 
-# --- what is not seen
+# --- identities that the verifier misses
 
 
 def _logistic(p: Place) -> Iterator[Term]:
@@ -361,8 +355,8 @@ def _negated_condition(p: Place) -> Iterator[Term]:
 
 
 def _mask_apart(p: Place) -> Iterator[Term]:
-    inner = p.maker(p.op.args[0]) if p.op.op == "mask" else None
-    if inner is not None and inner.op == "and":
+    inner = p.first_maker("and") if p.op.op == "mask" else None
+    if inner is not None:
         yield term("mask", inner.args[0], term("mask", inner.args[1], p.op.args[1]))
 
 
@@ -370,8 +364,8 @@ def _rewrite(name: str, edits: Edits, missed: str = "", sometimes: bool = False)
     return Rewrite(Mutation(name, name, edits), missed, sometimes)
 
 
-OPAQUE = "{} is an uninterpreted function, of which only its own name is known"
-NESTED = "the root of what contains roots or exponentials is an uninterpreted function"
+OPAQUE = "{} is an uninterpreted function"
+NESTED = "a root of a value with roots or exponentials is an uninterpreted function"
 SECOND = "a second exponential on one path is an uninterpreted function"
 REWRITES: tuple[Rewrite, ...] = (
     _rewrite("x y = y x", operators(_commuted)),
@@ -412,38 +406,45 @@ REWRITES: tuple[Rewrite, ...] = (
 
 @dataclass
 class RewriteReport(CampaignReport):
-    """`rules`: by identity, at how many places it applies, how many of these were tried and how many refused."""
+    """Counts by identity in `rules`: places where it applies, those that were tried, and those that were refused."""
 
     title: ClassVar[str] = "True rewrites"
     header: ClassVar[tuple[str, ...]] = ("identity", "why it is missed", "places", "tried", "refused")
-    words: ClassVar[int] = 2
+    words = 2
 
     seed: int
     sources: int
     rules: dict[str, list[int]] = field(default_factory=dict)
     unexplained: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-    date: str = ""
 
     @property
     def tried(self) -> int:
+        """How many rewrites were tried."""
         return sum(tried for _, tried, _ in self.rules.values())
 
     @property
     def refused(self) -> int:
+        """How many rewrites were refused."""
         return sum(refused for _, _, refused in self.rules.values())
 
     @property
-    def share(self) -> float:
-        """Of all places, how many are refused: by rule, as of those drawn; all where none was drawn of what is missed.
+    def passed(self) -> bool:
+        """Whether every refusal has a reason."""
+        return not self.unexplained
 
-        It varies less from draw to draw than `refused / tried`, which knows the counts of places by chance only.
+    @property
+    def share(self) -> float:
+        """The share of all places that is refused, estimated by rule from the places drawn.
+
+        A rule that misses and was not drawn counts as refused everywhere. This varies less from draw to draw than
+        `refused / tried`, in which the counts of places are left to chance.
         """
         missed = {r.name for r in REWRITES if r.missed}
         refused = (n * (bad / tried if tried else name in missed) for name, (n, tried, bad) in self.rules.items())
         return sum(refused) / max(1, sum(n for n, _, _ in self.rules.values()))
 
     def summary(self) -> str:
+        """Sum the campaign up in one sentence."""
         return (
             f"{self.refused} of {self.tried} true rewrites refused, {100 * self.share:.1f} % of all places, "
             f"{len(self.unexplained)} without a known reason ({self.sources} sources, seed {self.seed}, "
@@ -451,39 +452,37 @@ class RewriteReport(CampaignReport):
         )
 
     def rows(self) -> list[list[str]]:
+        """Counts by identity."""
         missed = {r.name: r.missed for r in REWRITES}
         return [[name, missed[name], *map(str, counts)] for name, counts in self.rules.items()]
 
-    def details(self) -> list[str]:
+    def findings(self) -> list[str]:
+        """Rewrites that were refused without a known reason."""
         return self.unexplained
 
 
 def rewrite(sources: Sequence[Source], count: int, seed: int, rewrites: Sequence[Rewrite] = REWRITES) -> RewriteReport:
-    """`count` true rewrites, drawn from all places of all sources, and of their programs, at which a rule applies."""
-    began, rng = time.monotonic(), Random(seed)
+    """Try `count` true rewrites, drawn from all places of all sources, and of their programs, where a rule applies."""
+    rng = Random(seed)
     programs = {s.reference: Source(f"the program of {s.name}", s.reference, s.reference) for s in sources}
-    sources = [*sources, *programs.values()]
-    subjects = [s for n, source in enumerate(sources) if (s := MutationSubject(source, seed + n)).sound]
+    subjects = sound_subjects([*sources, *programs.values()], seed)
     places = [(s, rule, edit) for s in subjects for rule in rewrites for edit in rule.edits.edits(s.source.candidate)]
-    result = RewriteReport(
-        seed, len(subjects), {r.name: [0, 0, 0] for r in rewrites}, date=datetime.date.today().isoformat()
-    )
-    for _, rule, _ in places:
-        result.rules[rule.name][0] += 1
+    counts = Counter(rule.name for _, rule, _ in places)
+    result = RewriteReport(seed, len(subjects), {r.name: [counts[r.name], 0, 0] for r in rewrites})
     rng.shuffle(places)
-    for subject, rule, edit in places:
-        if result.tried == count:
-            break
-        graph = edit()
-        if not _is_true(subject, graph):
-            continue
-        result.rules[rule.name][1] += 1
-        if why := _refused(subject.source.reference, graph):
-            result.rules[rule.name][2] += 1
-            if not rule.missed:
-                texts = f"{rule.name}, {subject.source.name}: {why}", str(subject.source.reference), str(graph)
-                result.unexplained.append("\n".join(texts))
-    result.seconds = time.monotonic() - began
+    with result.timed():
+        for subject, rule, edit in places:
+            if result.tried == count:
+                break
+            graph = edit()
+            if not _is_true(subject, graph):
+                continue
+            result.rules[rule.name][1] += 1
+            if why := _refused(subject.source.reference, graph):
+                result.rules[rule.name][2] += 1
+                if not rule.missed:
+                    texts = f"{rule.name}, {subject.source.name}: {why}", str(subject.source.reference), str(graph)
+                    result.unexplained.append("\n".join(texts))
     return result
 
 
@@ -496,7 +495,7 @@ def _refused(reference: KernelGraph, graph: KernelGraph) -> str:
 
 
 def _is_true(subject: MutationSubject, graph: KernelGraph) -> bool:
-    """Is it well formed, and right for floats?"""
+    """Whether it is well formed, and right for floats."""
     try:
         check_graph(graph)
         return graph != subject.source.candidate and subject.oracle.same(graph)

@@ -39,30 +39,33 @@ type Fn = Callable[..., object]
 
 
 def rms(x: jax.Array) -> jax.Array:
+    """Normalize by the root mean square."""
     return x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True))
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """exp(Q K) / sum(exp(Q K)) V"""
     weights = jnp.exp(q @ k)
     return weights / jnp.sum(weights, axis=-1, keepdims=True) @ v
 
 
 def qknorm_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Attend with normalized queries and values."""
     return attention(rms(q), k, rms(v))
 
 
 def rmsnorm(x: jax.Array, w: jax.Array) -> jax.Array:
+    """rms(x) W"""
     return rms(x) @ w
 
 
 def ntrans(h: jax.Array, x: jax.Array, a: jax.Array) -> jax.Array:
+    """rms(x + a (rms(h) + x))"""
     return rms(x + a * (rms(h) + x))
 
 
 PROGRAMS: dict[str, Fn] = {
-    "gqa": attention,
-    "mha": attention,
-    "mqa": attention,
+    **dict.fromkeys(("gqa", "mha", "mqa"), attention),
     "qknorm_gqa": qknorm_attention,
     "rmsnorm": rmsnorm,
     "gated_mlp": gated_mlp,
@@ -72,6 +75,8 @@ PROGRAMS: dict[str, Fn] = {
 
 
 class Kind(StrEnum):
+    """The kinds of verdicts."""
+
     CERTIFIED = "certified"
     DIFFERENT = "different"
     REFUSED = "refused"
@@ -79,7 +84,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """On one graph. `detail` is the certificate in words, what differs, or why there is no answer."""
+    """A verdict on a graph. `detail`: the certificate in words, the difference, or the reason for no answer."""
 
     number: int
     kind: Kind
@@ -96,14 +101,17 @@ class Verdicts:
 
     @property
     def all_certified(self) -> bool:
+        """Whether every graph is certified."""
         return all(v.kind is Kind.CERTIFIED for v in self.verdicts)
 
     @property
     def totals(self) -> str:
+        """Counts by kind."""
         count = Counter(v.kind for v in self.verdicts)
         return f"{len(self.verdicts)} graphs: " + ", ".join(f"{count[k]} {k}" for k in Kind)
 
     def table(self) -> Table:
+        """Draw the table for a terminal."""
         table = Table(title=f"{self.file} against {self.program}", caption=self.totals)
         table.add_column("graph", justify="right")
         table.add_column("verdict")
@@ -113,11 +121,12 @@ class Verdicts:
         return table
 
     def to_json(self) -> str:
+        """Write all verdicts as JSON."""
         return json.dumps(asdict(self) | {"totals": self.totals}, indent=1, sort_keys=True) + "\n"
 
 
 def examine(file: Path, program: str, fn: Fn) -> Verdicts:
-    """A verdict on every graph of `file` against `fn`; `UsageError` if the file is malformed or does not fit `fn`."""
+    """Judge every graph of `file` against `fn`. Raises `UsageError` if the file is malformed or does not fit `fn`."""
     try:
         graphs = read_mirage_json(file.read_text())
         return Verdicts(file.name, program, tuple(judge(graphs, fn)))
@@ -126,7 +135,7 @@ def examine(file: Path, program: str, fn: Fn) -> Verdicts:
 
 
 def judge(graphs: Iterable[SavedGraph], fn: Fn) -> Iterator[Verdict]:
-    """Verdicts in order; the reference is captured once for all graphs of one interface."""
+    """Judge graphs in order; graphs of one interface share a reference."""
     captured = cache(partial(reference_graph, fn))
     for saved in graphs:
         yield _verdict(saved, partial(captured, tuple((t.shape, t.dtype) for t in saved.inputs)))
@@ -148,7 +157,7 @@ def _verdict(saved: SavedGraph, reference: Callable[[], KernelGraph]) -> Verdict
 
 
 def reference_graph(fn: Fn, inputs: tuple[tuple[tuple[int, ...], str], ...]) -> KernelGraph:
-    """The muGraph of a function of arrays of these shapes and types, all of it in one region."""
+    """Capture a function of arrays of these shapes and types as one muGraph. Raises `UsageError` if it cannot be."""
     shown = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in inputs)
     specs = [jax.ShapeDtypeStruct(shape, numpy_dtype(dtype)) for shape, dtype in inputs]
     try:
@@ -157,7 +166,7 @@ def reference_graph(fn: Fn, inputs: tuple[tuple[tuple[int, ...], str], ...]) -> 
         raise UsageError(f"the program does not take the file's inputs {shown}: {error}") from None
     found = partition(flatten(jaxpr), max_ops=MAX_OPS)
     region = found.regions[0] if len(found.steps) == 1 and found.regions else None
-    if region is None or len(region.inputs) != len(inputs) or not _whole(region, found.program.outputs):
+    if region is None or not _is_whole(region, len(inputs), found.program.outputs):
         why = "; ".join(map(str, found.left_out)) or "it does not use them all, or returns one of them rearranged"
         raise UsageError(f"the program is not one muGraph of the file's inputs {shown}: {why}")
     tensors = {b.value: t for b, t in zip(region.inputs, region.graph.inputs, strict=True)}
@@ -165,9 +174,10 @@ def reference_graph(fn: Fn, inputs: tuple[tuple[tuple[int, ...], str], ...]) -> 
     return separate_copies(sink_renames(graph))
 
 
-def _whole(region: Region, outputs: Sequence[object]) -> bool:
-    """Are the outputs of the graph the outputs of the program, as they are and in order?"""
-    pieces = [p for b in region.outputs for p in b.pieces]
-    whole = len(pieces) == len(region.outputs) and all(len(b.tensors) == 1 for b in region.inputs)
-    plain = whole and all(p.permutation == tuple(range(len(p.full))) and p.spread == p.full for p in pieces)
-    return plain and [b.value for b in region.outputs] == list(outputs)
+def _is_whole(region: Region, inputs: int, outputs: Sequence[object]) -> bool:
+    """Whether the graph has all inputs, and the outputs of the program, in order and as they are."""
+    segments = [p for b in region.outputs for p in b.pieces]
+    complete = len(region.inputs) == inputs and all(len(b.tensors) == 1 for b in region.inputs)
+    plain = all(p.permutation == tuple(range(len(p.full))) and p.spread == p.full for p in segments)
+    in_order = [b.value for b in region.outputs] == list(outputs)
+    return complete and plain and in_order and len(segments) == len(region.outputs)

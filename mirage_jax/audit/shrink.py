@@ -7,15 +7,15 @@ not fail. Greedy: the first smaller program that still fails is where the next r
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from mirage_jax.audit.fills import NOTHING, Fill
-from mirage_jax.audit.program import Border, ProgramValue, RandomProgram, Wrapper
+from mirage_jax.audit.fills import NOTHING
+from mirage_jax.audit.program import Border, ProgramStep, ProgramValue, RandomProgram, Wrapper
 
 
 def shrink(program: RandomProgram, fails: Callable[[RandomProgram], bool], trials: int = 150) -> RandomProgram:
-    """The smallest failing program found among `trials` at most; `program` itself if nothing smaller fails."""
+    """Find a smaller failing program with at most `trials` trials; returns `program` if nothing smaller fails."""
     tried = {program}
     progress = True
     while progress:
@@ -33,7 +33,7 @@ def shrink(program: RandomProgram, fails: Callable[[RandomProgram], bool], trial
 
 
 def smaller(p: RandomProgram) -> Iterator[RandomProgram]:
-    """Programs with one thing less, large parts first."""
+    """Make programs with one thing less, large parts first."""
     yield from _with_fewer_scopes(p)
     yield from _with_less_data(p)
     yield from _with_fewer_outputs(p)
@@ -62,21 +62,26 @@ def _with_fewer_outputs(p: RandomProgram) -> Iterator[RandomProgram]:
 def _with_fewer_steps(p: RandomProgram) -> Iterator[RandomProgram]:
     """Programs that end earlier, and those that are given a value instead of making it."""
     made = {s.value.name: s for s in p.steps}
-    for name in p.outputs:
-        for read in made[name].reads if name in made else ():
-            if read in made and made[read].value.is_float:
-                yield tidy(replace(p, outputs=tuple(read if n == name else n for n in p.outputs)))
+    for name, read in _read_by(p.outputs, made):
+        yield tidy(replace(p, outputs=tuple(read if n == name else n for n in p.outputs)))
     for name in reversed(made):
         if name not in p.outputs:
             yield tidy(as_input(p, name))
 
 
+def _read_by(names: Sequence[str], made: Mapping[str, ProgramStep]) -> Iterator[tuple[str, str]]:
+    """Pairs of a name and a float that some step makes and its step reads."""
+    for name in names:
+        reads = made[name].reads if name in made else ()
+        yield from ((name, read) for read in reads if read in made and made[read].value.is_float)
+
+
 def _with_smaller_sizes(p: RandomProgram) -> Iterator[RandomProgram]:
     """Programs with shorter dimensions, fewer repeated arguments and shorter loops."""
+    sizes = dict(p.sizes)
     for name, n in p.sizes:
-        for less in dict.fromkeys((1, 2, n // 2, n - 1)):
-            if 0 < less < n:
-                yield replace(p, sizes=tuple((s, less if s == name else m) for s, m in p.sizes))
+        shorter = (less for less in dict.fromkeys((1, 2, n // 2, n - 1)) if 0 < less < n)
+        yield from (replace(p, sizes=tuple({**sizes, name: less}.items())) for less in shorter)
     if p.same:
         yield replace(p, same=())
     for which in ("outer", "inner"):
@@ -88,50 +93,59 @@ def _with_smaller_sizes(p: RandomProgram) -> Iterator[RandomProgram]:
 def _with_less_data(p: RandomProgram) -> Iterator[RandomProgram]:
     """Programs whose arguments hold more ordinary numbers; scales come last, and all together."""
 
-    def filled(change: Callable[[ProgramValue], Fill]) -> RandomProgram:
-        return replace(p, inputs=tuple(replace(v, fill=change(v)) for v in p.inputs))
-
-    yield filled(lambda v: NOTHING)
-    yield filled(lambda v: replace(v.fill, power=0))
-    yield filled(lambda v: replace(v.fill, positive=False))
+    yield p.with_fills(lambda v: NOTHING)
+    yield p.with_fills(lambda v: replace(v.fill, power=0))
+    yield p.with_fills(lambda v: replace(v.fill, positive=False))
     for one in p.inputs:
         for less in one.fill.simpler:
-            yield filled(lambda v, one=one, less=less: less if v is one else v.fill)
-    yield filled(lambda v: replace(v.fill, power=int(v.fill.power / 2)))
+            yield p.with_fills(lambda v, one=one, less=less: less if v is one else v.fill)
+    yield p.with_fills(lambda v: replace(v.fill, power=int(v.fill.power / 2)))
 
 
 def as_input(p: RandomProgram, name: str) -> RandomProgram:
-    """The program with a step's value given as an argument."""
+    """Give a step's value as an argument."""
     step = next(s for s in p.steps if s.value.name == name)
     steps = tuple(s for s in p.steps if s is not step)
     return replace(p, inputs=(*p.inputs, step.value), steps=steps, **_wrappers(p, lambda mapped: (*mapped, True)))
 
 
 def tidy(p: RandomProgram) -> RandomProgram:
-    """The program without steps and arguments that nothing needs."""
-    needed, kept = set(p.outputs), []
-    for step in reversed(p.steps):
-        if step.value.name in needed:
-            kept.append(step)
-            needed.update(step.reads)
-    keep = [i for i, v in enumerate(p.inputs) if v.name in needed] or [0]
-    place = {old: new for new, old in enumerate(keep)}
-    inputs = tuple(p.inputs[i] for i in keep)
-    texts = " ".join([*(s.text for s in kept), *(d for v in (*inputs, *(s.value for s in kept)) for d in v.shape)])
-    words = set(re.findall(r"\w+", texts))
+    """Remove steps, arguments and sizes that nothing needs."""
+    needed, steps = _needed(p)
+    numbers = [i for i, v in enumerate(p.inputs) if v.name in needed] or [0]
+    place = {old: new for new, old in enumerate(numbers)}
+    inputs = tuple(p.inputs[i] for i in numbers)
+    words = _words(steps, inputs)
     return replace(
         p,
         sizes=tuple((name, n) for name, n in p.sizes if name in words),
         inputs=inputs,
-        steps=tuple(reversed(kept)),
+        steps=steps,
         same=tuple((place[i], place[j]) for i, j in p.same if i in place and j in place),
-        borders=_borders(p.borders, {s.value.name for s in kept}),
-        **_wrappers(p, lambda mapped: tuple(mapped[i] for i in keep)),
+        borders=_borders(p.borders, {s.value.name for s in steps}),
+        **_wrappers(p, lambda mapped: tuple(mapped[i] for i in numbers)),
     )
 
 
+def _needed(p: RandomProgram) -> tuple[set[str], tuple[ProgramStep, ...]]:
+    """Names that the results depend on, and the steps that make them."""
+    needed, steps = set(p.outputs), list[ProgramStep]()
+    for step in reversed(p.steps):
+        if step.value.name in needed:
+            steps.append(step)
+            needed.update(step.reads)
+    return needed, tuple(reversed(steps))
+
+
+def _words(steps: Sequence[ProgramStep], inputs: Sequence[ProgramValue]) -> set[str]:
+    """Words in the texts of steps and shapes."""
+    values = (*inputs, *(s.value for s in steps))
+    texts = [*(s.text for s in steps), *(d for v in values for d in v.shape)]
+    return set(re.findall(r"\w+", " ".join(texts)))
+
+
 def _borders(borders: Sequence[Border], steps: Container[str]) -> tuple[Border, ...]:
-    """Borders around what is left of their steps."""
+    """Borders around their remaining steps."""
     left = (replace(b, inside=tuple(n for n in b.inside if n in steps)) for b in borders)
     return tuple(b for b in left if b.inside)
 

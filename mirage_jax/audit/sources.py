@@ -1,7 +1,7 @@
-"""Right muGraphs to start from: what the search finds for programs of the benchmark, for others, and for random ones.
+"""Right muGraphs to start from, found by the search for programs of the benchmark, for others, and for random ones.
 
-Each is found at the program's own (small) sizes and then given tiny ones, many of them equal, so that everything about
-it can be evaluated in milliseconds, and so that operands can be transposed and axes taken for each other.
+Each is found at the program's (small) sizes and then given tiny ones, many equal, so that everything about it can be
+evaluated in milliseconds, and so that operands can be transposed and axes taken for each other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mirage_jax.search.driver import search
 from mirage_jax.search.enumerate.kernels import Space
 
 SPACE = Space(max_ops=14, max_kernels=2)
-SECONDS, STATES = 60.0, 10_000  # states decide: what is found is to be the same on a busy machine
+SECONDS, STATES = 60.0, 10_000  # states decide: a busy machine is to find the same
 SIZES = (4, 5, 7)
 BENCHMARK = (
     "rmsnorm_b1", "lora_b1", "gated_mlp_b1", "gqa_b1", "qknorm_gqa_b1", "ntrans_b1", "mlp", "moe", "abv",
@@ -46,7 +46,7 @@ class Source:
 
 
 def sources(seed: int, names: Sequence[str] | None = None, randoms: int = 40, each: int = 6) -> list[Source]:
-    """Up to `each` candidates for every named program (all by default) and for so many random ones."""
+    """Find up to `each` candidates for every named program (all by default) and for `randoms` random ones."""
     rng = Random(seed)
     captured = [(n, i, g) for n in names or (*BENCHMARK, *OTHERS) for i, g in enumerate(_captured(n))]
     graphs = {f"{n}.{i}" if i else n: graph for n, i, graph in captured}
@@ -57,7 +57,7 @@ def sources(seed: int, names: Sequence[str] | None = None, randoms: int = 40, ea
 def _found(name: str, graph: KernelGraph, rng: Random, each: int) -> Iterator[Source]:
     try:
         candidates, _ = search(graph, DEVICES["H200"], SPACE, SECONDS, STATES)
-    except UnsupportedError:  # outside of what is searched: some random ones
+    except UnsupportedError:  # the search does not cover some random ones
         return
     kernels, algebra = ([c.graph for c in candidates if c.family == f] for f in ("kernels", "algebra"))
     chosen = [*algebra[:1], *rng.sample(kernels, min(each - 1, len(kernels)))]
@@ -86,6 +86,7 @@ def _benchmark(name: str) -> tuple[Callable[..., Any], Sequence[tuple[int, ...]]
 
 def _masked(mask: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[..., jax.Array]:
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        """Attend with the mask."""
         i, n = jnp.arange(q.shape[0])[:, None], jnp.arange(k.shape[0])[None, :]
         return jax.nn.softmax(jnp.where(mask(i, n), q @ k.T / 8, -jnp.inf)) @ v
 
@@ -97,36 +98,12 @@ def _layer_norm(x: jax.Array, w: jax.Array) -> jax.Array:
     return d * jax.lax.rsqrt((d * d).mean(-1, keepdims=True) + 1e-3) @ w
 
 
-def _log_softmax(x: jax.Array, w: jax.Array) -> jax.Array:
-    return jax.nn.log_softmax(x @ w)
-
-
 def _two_outputs(x: jax.Array, a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
     h = x @ a
     return jnp.exp(h / 32) @ b, h @ b
 
 
-def _relu_mlp(x: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.clip(x @ a, 0, 6) @ b
-
-
-def _gelu_mlp(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
-    return jax.nn.gelu(x @ a + c, approximate=False)
-
-
-def _exp_of_sum(x: jax.Array, y: jax.Array, w: jax.Array) -> jax.Array:
-    return jnp.exp(x / 16 + y) @ w
-
-
-def _gram(x: jax.Array, y: jax.Array) -> jax.Array:
-    return x @ x.T - y @ y.T
-
-
-def _distances(x: jax.Array, y: jax.Array) -> jax.Array:
-    return ((x[:, None] - y[None]) ** 2).sum(-1)
-
-
-def _padded(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def _threshold(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """Scores above a threshold only."""
     s = q @ k.T
     return jnp.where(s > 0, s, 0) @ v
@@ -136,14 +113,18 @@ OTHERS: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], Any]] = {
     "causal": (_masked(lambda i, n: n <= i), [(1024, 64)] * 3, "float32"),
     "window": (_masked(lambda i, n: (n <= i) & (n > i - 3)), [(1024, 64)] * 3, "float32"),
     "layer_norm": (_layer_norm, [(64, 1024), (1024, 768)], "float32"),
-    "log_softmax": (_log_softmax, [(64, 512), (512, 768)], "float32"),
+    "log_softmax": (lambda x, w: jax.nn.log_softmax(x @ w), [(64, 512), (512, 768)], "float32"),
     "two_outputs": (_two_outputs, [(64, 1024), (1024, 512), (512, 768)], "float32"),
-    "relu_mlp": (_relu_mlp, [(64, 512), (512, 1024), (1024, 256)], "float32"),
-    "gelu_mlp": (_gelu_mlp, [(64, 1024), (1024, 768), (768,)], "float32"),
-    "exp_of_sum": (_exp_of_sum, [(64, 1024), (64, 1024), (1024, 768)], "float32"),
-    "gram": (_gram, [(64, 1024), (64, 1024)], "float32"),
-    "distances": (_distances, [(256, 512), (768, 512)], "float32"),
-    "threshold": (_padded, [(64, 64), (1024, 64), (1024, 32)], "float32"),
+    "relu_mlp": (lambda x, a, b: jnp.clip(x @ a, 0, 6) @ b, [(64, 512), (512, 1024), (1024, 256)], "float32"),
+    "gelu_mlp": (
+        lambda x, a, c: jax.nn.gelu(x @ a + c, approximate=False),
+        [(64, 1024), (1024, 768), (768,)],
+        "float32",
+    ),
+    "exp_of_sum": (lambda x, y, w: jnp.exp(x / 16 + y) @ w, [(64, 1024), (64, 1024), (1024, 768)], "float32"),
+    "gram": (lambda x, y: x @ x.T - y @ y.T, [(64, 1024), (64, 1024)], "float32"),
+    "distances": (lambda x, y: ((x[:, None] - y[None]) ** 2).sum(-1), [(256, 512), (768, 512)], "float32"),
+    "threshold": (_threshold, [(64, 64), (1024, 64), (1024, 32)], "float32"),
 }
 
 
@@ -163,7 +144,7 @@ BINARY = ("mul", "mul", "add", "add", "maximum", "div")
 
 
 def random_program(rng: Random, steps: int = 7) -> KernelGraph:
-    """Library operators, each on the last value and any value before; ends where the last value has two axes or one."""
+    """Draw library operators, each on the last value and any value before; the last result has one axis or two."""
     values: list[Tensor] = [tensor(n, axes) for n, axes in ATOMS.items()]
     kernels = []
     last = values[rng.randrange(len(values))]

@@ -1,4 +1,4 @@
-"""Campaigns against stored decisions: what a disk, other processes, signals and other people may do to them.
+"""Campaigns against stored decisions: damage by disks, other processes, signals and other people.
 
 In each case a program runs, and three things count: a crash (an exception, or the end of a process that was not asked
 for), a wrong result, and lines of log beyond one. `RUNS` has the campaigns by name; each starts from a seed.
@@ -6,16 +6,17 @@ for), a wrong result, and lines of log beyond one. `RUNS` has the campaigns by n
 
 from __future__ import annotations
 
-import datetime
+import functools
 import logging
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Concatenate
 
 import jax
 import jax.numpy as jnp
@@ -28,13 +29,15 @@ from mirage_jax.compiler.decide import Compiler
 from mirage_jax.compiler.tuning import Comparison
 from mirage_jax.compiler.tuning_session import TuningSession
 from mirage_jax.config import Budget, Options
+from mirage_jax.errors import in_one_line
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.jaxpr_frontend.translate.translate import Region
+from mirage_jax.progress import Say
 from mirage_jax.report import Decision
 from mirage_jax.search.candidates import Candidate
 
-MAX_RATIO = 8.0  # of a result's error to that of XLA's, beyond which it is wrong
-SIZE = 48
+MAX_RATIO = 8.0  # of errors, a result's over XLA's, beyond which the result is wrong
+MAX_PROBLEMS = 5  # of a kind that are shown
 
 
 @dataclass
@@ -43,7 +46,7 @@ class Tally:
 
     what: str
     cases: int = 0
-    used: int = 0  # cases in which a stored winner, or what was asked for, was there
+    used: int = 0  # cases that found a stored winner
     crashes: int = 0
     wrong: int = 0
     lines: int = 0  # of log, the most of one case
@@ -52,50 +55,66 @@ class Tally:
     problems: list[str] = field(default_factory=list)
 
     def add(self, *, used: bool, lines: int, problem: str = "", seconds: float = 0.0, crashed: bool = False) -> None:
-        """One more case; `problem` says what is wrong with it."""
+        """Count one more case, with its problem if there is one."""
         self.cases += 1
         self.used += used
         self.lines = max(self.lines, lines)
         self.slowest = max(self.slowest, seconds)
         self.crashes += crashed
         self.wrong += bool(problem) and not crashed
-        if problem and len(self.problems) < 5:
+        if problem:
+            self.note(problem)
+
+    def note(self, problem: str) -> None:
+        """Add to the problems that are shown."""
+        if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(problem)
 
 
 @dataclass
 class Stress(CampaignReport):
-    """What a campaign found."""
+    """Tallies of a campaign."""
 
     kind: str
     seed: int
     table_rows: list[Tally] = field(default_factory=list)
-    seconds: float = 0.0
-    date: str = field(default_factory=lambda: datetime.date.today().isoformat())
     user: str = field(default_factory=lambda: "root" if _user() == 0 else "a user that is not root")
 
     title: ClassVar[str] = "Stored decisions under stress"
     header: ClassVar[tuple[str, ...]] = ("", "cases", "used", "crashes", "wrong", "lines of log at most", "slowest, s")
-    words: ClassVar[int] = 1
 
     def row(self, what: str) -> Tally:
-        """The row of that name, which is made if there is none."""
+        """Find the row of that name, or add one."""
         for row in self.table_rows:
             if row.what == what:
                 return row
         self.table_rows.append(Tally(what))
         return self.table_rows[-1]
 
+    def attempt(self, what: str, lines: Lines, case: Callable[[], tuple[bool, str]]) -> None:
+        """Run a case and count it; it returns whether it used a decision, and its problem if there is one."""
+        lines.take()
+        try:
+            (used, problem), crashed = case(), False
+        except Exception as why:
+            used, problem, crashed = False, in_one_line(why), True
+        self.row(what).add(used=used, lines=lines.take(), problem=problem, crashed=crashed)
+        if len(lines.last) > 1:
+            self.row(what).note(f"{len(lines.last)} lines: {lines.last}")
+
     def rows(self) -> list[list[str]]:
+        """Counts by kind of case."""
         return [
             [r.what, f"{r.cases:,}", f"{r.used:,}", str(r.crashes), str(r.wrong), str(r.lines), f"{r.slowest:.2f}"]
             for r in sorted(self.table_rows, key=lambda r: r.what)
         ]
 
-    def details(self) -> list[str]:
+    def findings(self) -> list[str]:
+        """Some problems of each kind."""
         return [f"{r.what}: {problem}" for r in self.table_rows for problem in r.problems]
 
     def summary(self) -> str:
+        """Sum the campaign up in one sentence."""
         cases, crashes, wrong = (sum(getattr(r, n) for r in self.table_rows) for n in ("cases", "crashes", "wrong"))
         lines = max((r.lines for r in self.table_rows), default=0)
         head = f"{self.kind}: {cases:,} cases, seed {self.seed}, as {self.user}, {self.date}, {self.seconds:,.0f} s"
@@ -108,14 +127,34 @@ class Stress(CampaignReport):
         return not late and not any(r.crashes or r.wrong or r.lines > 1 for r in self.table_rows)
 
 
+def stress_campaign[**P](kind: str) -> Callable[[Callable[Concatenate[Stress, Path, int, Say, P], None]], Any]:
+    """Make a campaign of a function ``body(found, folder, count, say)``, which counts cases in `found`.
+
+    The campaign is ``run(count, seed, say)``. `folder` is temporary.
+    """
+
+    def decorate(body: Callable[Concatenate[Stress, Path, int, Say, P], None]) -> Callable[..., Stress]:
+        @functools.wraps(body)
+        def run(count: int, seed: int, say: Say = lambda _: None, *args: P.args, **options: P.kwargs) -> Stress:
+            found = Stress(kind, seed)
+            with found.timed(), tempfile.TemporaryDirectory(prefix="mirage_jax") as folder:
+                body(found, Path(folder), count, say, *args, **options)
+            return found
+
+        return run
+
+    return decorate
+
+
 def _user() -> int:
     return os.geteuid() if hasattr(os, "geteuid") else -1
 
 
 class Fast(Compiler):
-    """A compiler for which whatever is proven is twice as fast."""
+    """A compiler that takes every proven candidate for twice as fast."""
 
     def compare(self, attempt: TuningSession, finalists: Sequence[Candidate], precise: int = 0) -> Comparison:
+        """Claim times that favour the candidates."""
         del precise
         slow, fast = timing.Timing((2e-5,) * 6), timing.Timing((1e-5,) * 6)
         ratio = timing.ratio(slow, fast)
@@ -124,7 +163,7 @@ class Fast(Compiler):
 
 
 def options(directory: Path, on_miss: str = "fallback") -> Options:
-    """Of a campaign: a small search, in this process."""
+    """Make the options of a campaign: a small search, in this process."""
     return Options(on_miss, Budget(20.0, 20_000, workers=1), "jax", str(directory))
 
 
@@ -139,11 +178,13 @@ class Case:
 
     @cached_property
     def arguments(self) -> list[jax.Array]:
+        """Normal numbers."""
         rng = np.random.default_rng(len(self.name))
         return [jnp.asarray(rng.normal(size=shape), self.dtype) for shape in self.shapes]
 
     @cached_property
     def region(self) -> Region:
+        """The one region of the program."""
         (region,) = analyse(jax.make_jaxpr(self.function)(*self.arguments)).regions
         return region
 
@@ -154,6 +195,7 @@ class Case:
 
     @cached_property
     def xla_error(self) -> float:
+        """The error of XLA's result."""
         return self._error(jax.jit(self.function)(*self.arguments))
 
     def _error(self, result: Any) -> float:
@@ -161,12 +203,12 @@ class Case:
         return float(found) if np.isfinite(found) else float("inf")
 
     def problem(self, result: Any) -> str:
-        """What is wrong with a result; empty if nothing is."""
+        """Say how a result is wrong; empty if it is right."""
         error, allowed = self._error(result), MAX_RATIO * self.xla_error
         return "" if error <= allowed else f"{self.name}: error {error:.1e}, allowed is {allowed:.1e}"
 
     def run(self, decision: Decision) -> Any:
-        """What a program would compute with this decision."""
+        """Compute the result that a program has with this decision."""
         ranks = sorted(b.value for b in self.region.inputs)  # arguments have the first numbers, in order
         given = [self.arguments[ranks.index(b.value)] for b in self.region.inputs]
         winner = decision.winner
@@ -176,10 +218,11 @@ class Case:
         return self.region.finish(jax.jit(winner.run)(*values))[0]
 
     def decide(self, compiler: Compiler) -> Decision:
+        """Decide the region."""
         return compiler.decide(self.region, "cpu")
 
     def store(self, directory: Path) -> tuple[CacheKey, Entry]:
-        """Decide it, into a cache; what is stored then."""
+        """Decide it, and store the decision in a cache; returns its key and entry."""
         keys: list[CacheKey] = []
         compiler = Fast(options(directory, "search"))
 
@@ -196,7 +239,7 @@ class Case:
         return keys[-1], entry
 
 
-N = SIZE
+N = 48
 CASES = (
     Case("a chain of products", lambda a, b, v: (a @ b) @ v, ((N, N), (N, N), (N,))),
     Case("linear attention", lambda q, k, v: (q @ k.T) @ v, ((N, 8), (N, 8), (N, 8))),
@@ -205,24 +248,25 @@ CASES = (
 
 
 class Lines(logging.Handler):
-    """Counts what a user would see: warnings of ours, and of libraries."""
+    """Counts the lines that a user would see: warnings of ours, and of libraries."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.texts, self.last = list[str](), list[str]()
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Collect the text."""
         self.texts.append(record.getMessage())
 
     def take(self) -> int:
-        """How many since the last time."""
+        """Count the lines since the last call, which are then in `last`."""
         count, self.last, self.texts = len(self.texts), self.texts, []
         return count
 
 
 @contextmanager
 def listening() -> Iterator[Lines]:
-    """Lines of log while the block runs; none of them is shown."""
+    """Collect lines of log while the block runs, and show none."""
     lines, logger = Lines(), logging.getLogger("mirage_jax")
     kept, logger.propagate = logger.propagate, False
     logger.addHandler(lines)

@@ -1,15 +1,14 @@
-"""Transformations that random programs, or parts of them, are wrapped in, where JAX has no one-line form. Their text
-goes into scripts.
-"""
+"""Transformations around random programs, or their parts, for which JAX has no one-line form; scripts print them."""
 
 import jax
 import jax.numpy as jnp
 
 
 def gradients(f):
-    """The gradients of the sum of squares of all results, with respect to every argument of floats."""
+    """Differentiate the sum of squares of all results by every argument of floats."""
 
     def total(*args):
+        """Sum the squares of all results."""
         return sum(jnp.sum(jnp.square(y.astype(jnp.float32))) for y in jax.tree.leaves(f(*args)))
 
     def run(*args):
@@ -20,7 +19,7 @@ def gradients(f):
 
 
 def scanned(f, mapped):
-    """f for each index along the leading dimension of the mapped arguments, one after the other."""
+    """Run f for each index along the leading dimension of the mapped arguments, in turn."""
 
     def run(*args):
         def body(carry, slices):
@@ -33,7 +32,7 @@ def scanned(f, mapped):
 
 
 def looped(f, way):
-    """f in the body of a loop of two steps, which reads constants, what is carried along, or slices of arrays."""
+    """Run f in the body of a loop of two steps, which reads constants, carried values, or slices of arrays."""
 
     def run(*args):
         if way == "constants":
@@ -49,7 +48,7 @@ def looped(f, way):
 
 
 def layered(f, argument, result):
-    """Two equal layers: one result of the first is an argument of the second."""
+    """Run two equal layers: one result of the first is an argument of the second."""
 
     def run(*args):
         def layer(x, _):
@@ -62,7 +61,7 @@ def layered(f, argument, result):
 
 
 def branched(f):
-    """f in one branch of two; the other gives zeros and is not taken."""
+    """Run f in one branch of two; the other gives zeros and is not taken."""
 
     def run(*args):
         return jax.lax.cond(True, f, lambda *args: jax.tree.map(jnp.zeros_like, f(*args)), *args)
@@ -71,7 +70,7 @@ def branched(f):
 
 
 def awaited(f):
-    """f in the body of a while loop that runs once. It has no gradients backwards."""
+    """Run f in the body of a while loop that runs once, and has no gradients."""
 
     def run(*args):
         zeros = tuple(jnp.zeros(y.shape, y.dtype) for y in jax.eval_shape(f, *args))

@@ -1,1 +1,1 @@
-"""The benchmark: programs with the limits of the hardware, and suites of them."""
+"""The benchmark: programs with the limits of the hardware, and suites."""

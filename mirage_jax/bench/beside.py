@@ -1,6 +1,6 @@
-"""What the examples share: sizes from flags, and a function of a model run beside plain `jax.jit`.
+"""Helpers of the examples: sizes from flags, and a comparison with plain `jax.jit`.
 
-Both sides make the same few calls from the same arguments; what the first returns is compared, the others are timed.
+Both sides make the same few calls from the same arguments. Results of the first are compared; the others are timed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def flags[S: Sizes](argv: Sequence[str] | None, doc: str, published: S, small: S
 
 
 def compare(plain: Any, optimized: Any, args: tuple[Any, ...], s: Sizes, steps: int, stateful: bool = False) -> int:
-    """Call both `steps` times and more, and print what became of it; 0 if the first results agree, as an exit code.
+    """Call both functions `steps` times and more, and print a comparison; the exit code is 0 if first results agree.
 
     stateful: the first argument is donated, and the first result takes its place in the next call.
     """
@@ -74,7 +74,7 @@ def compare(plain: Any, optimized: Any, args: tuple[Any, ...], s: Sizes, steps: 
 
 @dataclass
 class _Run:
-    """A function, what it returned first, and the arguments that it has come to."""
+    """A function, its first results, and its current arguments."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -83,12 +83,14 @@ class _Run:
 
     @classmethod
     def of(cls, function: Callable[..., Any], args: tuple[Any, ...], stateful: bool) -> Self:
-        own = (jax.tree.map(jnp.copy, args[0]), *args[1:]) if stateful else args
-        run = cls(function, own, stateful)
+        """Copy a donated argument, and call the function once."""
+        copied = (jax.tree.map(jnp.copy, args[0]), *args[1:]) if stateful else args
+        run = cls(function, copied, stateful)
         run.first = jax.tree.map(np.asarray, run.call())
         return run
 
     def call(self) -> Any:
+        """Call the function; a stateful one goes on from its last state."""
         out = jax.block_until_ready(self.function(*self.args))
         if self.stateful:
             self.args = (out[0], *self.args[1:])
@@ -96,7 +98,7 @@ class _Run:
 
 
 def _brief(results: Any) -> str:
-    """Numbers that are no counts as they are, else how many arrays there are."""
+    """Write single floats, or else the number of arrays."""
     leaves = jax.tree.leaves(results)
     numbers = [f"{float(x):.4f}" for x in leaves if x.ndim == 0 and x.dtype.kind != "i"]
     return ", ".join(numbers) or f"{len(leaves)} array{'s' * (len(leaves) != 1)}"

@@ -1,4 +1,4 @@
-"""How well the cost model orders kernels, by times that were measured.
+"""Compare the cost model's order of kernels with measured times.
 
 Stored measurements are lines of JSON, one per scheduled graph that ran on a GPU: the program it computes, the graph's
 text, its schedule, and the median seconds of each of its kernels (from a profile, one launch alone). They hold nothing
@@ -30,7 +30,7 @@ from mirage_jax.report import rank_correlation
 
 @dataclass(frozen=True)
 class Measured:
-    """A scheduled graph and the seconds of those of its kernels that were seen in the profile, by name."""
+    """A scheduled graph, and seconds of the kernels that were seen in the profile, by name."""
 
     program: str
     graph: KernelGraph
@@ -39,7 +39,7 @@ class Measured:
 
 
 def load(file: Path) -> Iterator[Measured]:
-    """The measurements of a file."""
+    """Read the measurements of a file."""
     graphs: dict[str, KernelGraph] = {}
     with gzip.open(file, "rt") as lines:
         for line in lines:
@@ -50,7 +50,7 @@ def load(file: Path) -> Iterator[Measured]:
 
 
 def pairs(rows: Iterable[Measured], device: DeviceModel) -> dict[str, list[tuple[float, float]]]:
-    """Per program, of every kernel the model's seconds and the measured ones."""
+    """Collect, by program, the model's seconds and the measured seconds of every kernel."""
     out: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         for kernel, sizes in zip(row.graph, row.schedule.kernels, strict=True):
@@ -61,7 +61,7 @@ def pairs(rows: Iterable[Measured], device: DeviceModel) -> dict[str, list[tuple
 
 
 def table(found: dict[str, list[tuple[float, float]]]) -> Table:
-    """Rank correlation and spread of the errors, per program."""
+    """Draw a table of rank correlations and spreads of errors, by program."""
     out = Table("program", "kernels", "rank correlation", "measured over model: median", "10%", "90%")
     for program, values in found.items():
         ratio = np.array([measured / model for model, measured in values])
@@ -71,7 +71,7 @@ def table(found: dict[str, list[tuple[float, float]]]) -> Table:
 
 
 def mean_rank(found: dict[str, list[tuple[float, float]]]) -> float:
-    """Of the programs' rank correlations."""
+    """Average the programs' rank correlations."""
     return float(np.mean([rank_correlation(values) or 0.0 for values in found.values()]))
 
 

@@ -1,12 +1,11 @@
-"""What the optimizer adds to tracing and lowering, for models of 32 equal layers in a Python loop, and for programs of
-equations that all differ.
+"""Time tracing and lowering, for models of 32 equal layers in a Python loop, and for equations that all differ.
 
-Both sides trace and lower the same function anew each time, as the first call in a process does: nothing is remembered
-but JAX's own traces of its library functions and, for the optimizer, the decisions that are stored on disk. These are
-made before the clock starts; every one that is read is proven again, which is part of the time. Nothing is compiled.
+Both sides trace and lower the same function again each time, as the first call in a process does. Only JAX's traces of
+its library functions stay and, for the optimizer, the decisions on disk. These are made before the clock starts; they
+are proven again when they are read, which is part of the time. Nothing is compiled.
 
-Where nothing beats XLA, on a CPU mostly, a program is lowered as it was written. `replaced` is the other end: whatever
-can be a region is one, and is computed from its muGraph as plain JAX.
+If nothing beats XLA, on a CPU mostly, a program is lowered as it was written. `replaced` is the other extreme: every
+possible region is computed from its muGraph as plain JAX.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ import jax.numpy as jnp
 
 from mirage_jax import timing
 from mirage_jax.bench.steps import ModelStep
-from mirage_jax.bench.suite import BASELINE, BenchResult, SuiteRow, Transform, explained
-from mirage_jax.errors import in_one_line
+from mirage_jax.bench.suite import SuiteRow, Transform, bench_results, explained, recording
 from mirage_jax.gc_pause import no_collection
 from mirage_jax.jaxpr_frontend.capture.call_primitive import capture
 from mirage_jax.jaxpr_frontend.capture.lowering import First, WholeProgram
@@ -49,8 +47,10 @@ DIFFERENT = (
 def run_different(
     step: ModelStep, candidates: Mapping[str, Transform], *, rounds: int | None = None, seed: int = 0
 ) -> SuiteRow:
-    """One row: seconds of the processor to trace and lower a program, once in a round, for it may take a minute: other
-    processes would disturb a clock on the wall. No candidate explains thousands of regions.
+    """Measure the processor's seconds to trace and lower a program, once in a round.
+
+    A program may take a minute, in which other processes would disturb a clock on the wall. No candidate explains
+    thousands of regions.
     """
     args = jax.eval_shape(step.draw, jax.random.key(seed))
     transforms: dict[str, Transform] = {**candidates, REPLACED: replaced}
@@ -60,47 +60,33 @@ def run_different(
             start = time.process_time()
             _lower(transform, step, args)
             samples[label].append(time.process_time() - start)
-    timings = {label: timing.Timing(tuple(own)) for label, own in samples.items()}
-    return SuiteRow(step.name, None, _results(timings, {}), {})
+    timings = {label: timing.Timing(tuple(seconds)) for label, seconds in samples.items()}
+    return SuiteRow(step.name, None, bench_results(timings, {}), {})
 
 
 def run_compile(
     step: ModelStep, candidates: Mapping[str, Transform], *, rounds: int | None = None, seed: int = 0
 ) -> SuiteRow:
-    """One row: seconds to trace and lower a step, per candidate."""
+    """Measure the seconds to trace and lower a step, per candidate."""
     args = jax.eval_shape(step.draw, jax.random.key(seed))
     calls: dict[str, timing.Call] = {}
     reports: dict[str, dict[str, Any]] = {}
     failures: dict[str, str] = {}
     for label, transform in {**candidates, REPLACED: replaced}.items():
-        try:
-            reports[label] = explained(transform(_anew(step.fn)), args)  # decides what is not decided yet
+        with recording(failures, label):
+            reports[label] = explained(transform(_untraced(step.fn)), args)  # decides regions that are not decided yet
             calls[label] = lambda t=transform: _lower(t, step, args)
             calls[label]()
-        except Exception as why:  # whatever a candidate raises is a result of the benchmark
-            failures[label] = in_one_line(why)
     timings = timing.time_wall(calls, rounds or 5)
-    return SuiteRow(step.name, None, _results(timings, reports), failures)
-
-
-def _results(timings: Mapping[str, timing.Timing], reports: Mapping[str, Mapping[str, Any]]) -> dict[str, BenchResult]:
-    return {
-        label: BenchResult(
-            seconds=t.seconds,
-            interval=t.interval,
-            ratio=None if label == BASELINE or BASELINE not in timings else timing.ratio(timings[BASELINE], t),
-            **reports.get(label, {}),
-        )
-        for label, t in timings.items()
-    }
+    return SuiteRow(step.name, None, bench_results(timings, reports), failures)
 
 
 def _lower(transform: Transform, step: ModelStep, args: Sequence[Any]) -> None:
-    with no_collection():  # as in `timeit`: it looks at all that the process holds, and falls into some calls only
-        transform(_anew(step.fn), donate_argnums=0).lower(*args)
+    with no_collection():  # as in `timeit`: a collection visits all objects of the process, during some calls only
+        transform(_untraced(step.fn), donate_argnums=0).lower(*args)
 
 
-def _anew(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _untraced(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The same function as an object that JAX has not traced."""
     return lambda *args: fn(*args)
 
@@ -114,6 +100,7 @@ class Evaluated:
     cuda: None = None
 
     def portable(self, *tensors: jax.Array) -> list[jax.Array]:
+        """Evaluate the graph on `jax.numpy`."""
         return evaluate.run(self.graph, tensors, xp=jnp, dtype=None)
 
 
@@ -126,18 +113,21 @@ class ReplacesAll:
     remat: bool = False
 
     def prepare(self, regions: Sequence[Region], platforms: tuple[str, ...]) -> None:
-        """Nothing: there is nothing to decide."""
+        """Decide nothing."""
 
     def compile_region(self, region: Region, platforms: tuple[str, ...]) -> Evaluated:
+        """Replace the region."""
         return Evaluated(region.graph)
 
     def known_region(self, region: Region, platforms: tuple[str, ...]) -> Evaluated:
+        """Replace the region."""
         return self.compile_region(region, platforms)
 
     def choose(self, whole: WholeProgram) -> First:
+        """Take the first variant of the whole program."""
         return First()
 
 
 def replaced(fn: Callable[..., Any], **jit_options: Any) -> Callable[..., Any]:
-    """`jax.jit` of a function with every region replaced."""
+    """Compile a function with every region replaced, as `jax.jit` does."""
     return jax.jit(capture(fn, ReplacesAll()), **jit_options)

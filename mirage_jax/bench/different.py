@@ -1,7 +1,7 @@
 """Programs of many equations that all differ, and that are refused only while their region is translated.
 
-Of equal layers one is translated, and what is refused in one is refused in all. Here nothing repeats: what lowering
-takes has to grow like the program nevertheless. Suite "different" lowers these, and the tests count the work.
+Equal layers are translated once, and refused together. Here nothing repeats, and the time to lower still has to grow
+like the program. Suite "different" lowers these, and the tests count the work.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def powers(count: int, x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def zeros(count: int, x: jax.Array, w: jax.Array) -> jax.Array:
-    """Multiply every layer by zero: one equation, which is refused for what is around it, another scale each time."""
+    """Multiply every layer by zero: one equation, refused because of its neighbours, with another scale each time."""
     for n in range(count):
         x = jnp.tanh(x @ w * (1 / (n + 2))) * 0.0 + x
     return x
 
 
 def slices(count: int, x: jax.Array, w: jax.Array) -> jax.Array:
-    """Take one product apart into slices none of which divides it: each could be in the region of the product."""
+    """Cut one product into slices, none a divisor: each could be in the region of the product."""
     y = (x.reshape(ROWS // 4, 4, WIDTH) @ w).reshape(ROWS // 4, -1)
     parts = [jnp.tanh(y[:, n + 1 : n + 1 + count]) for n in range(count)]
     return functools.reduce(jnp.add, (jnp.sum(part, -1) for part in parts))

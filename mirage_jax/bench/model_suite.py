@@ -1,12 +1,12 @@
-"""Run the steps of models: time per layer, memory, errors, and what became of the regions, per candidate.
+"""Run the steps of models: time per layer, memory, errors, and regions, per candidate.
 
-A step runs again and again on its own donated state, as in training or decoding: a sample is a few calls in a row, on a
-GPU the device time of these, each from its first kernel to its last. Errors are of everything that a first step
-returns, relative to the largest value of its kind: outputs, losses, caches, weights, and the moments of AdamW, which
-after one step are the gradients and their squares times constants. The reference is plain `jax.jit` with all data in
-float32 and exact products.
+A step runs again and again on its own donated state, as in training or decoding. A sample is a few calls in a row; on a
+GPU it is their device time, each from its first kernel to its last. Errors cover everything that a first step returns,
+relative to the largest value of its kind: outputs, losses, caches, weights, and the moments of AdamW, which after one
+step are the gradients and their squares times constants. The reference is plain `jax.jit` with all data in float32 and
+exact products.
 
-Candidate `REMAT`, ours with ``remat="regions"``, is for training steps: where nothing is kept, nothing is made again.
+Candidate `REMAT`, ours with ``remat="regions"``, is for training steps: other steps keep nothing for later.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mirage_jax import timing
 from mirage_jax.bench.steps import ModelStep
-from mirage_jax.bench.suite import BASELINE, OURS, BenchResult, PlannedMemory, SuiteRow, Transform, explained
-from mirage_jax.errors import in_one_line
+from mirage_jax.bench.suite import OURS, PlannedMemory, SuiteRow, Transform, bench_results, explained, recording
 from mirage_jax.timing import Timing
 
 log = logging.getLogger("mirage_jax")
 
 REMAT = f"{OURS} remat"
 CALLS = 4  # steps in a row that are profiled together
-BUDGETS = {  # candidates of suite "whole": whatever the budget, no function may be slower than under plain jit
-    f"{OURS} 2s": {"budget": "2s"},
-    f"{OURS} 15s/40s": {"budget": "15s/40s"},
-    f"{OURS} untuned": {"on_miss": "fallback"},
+VARIANTS = {  # of suite "whole": whatever the budget, no function may be slower than under plain jit
+    f"{OURS} 2s": {"remat": "regions", "budget": "2s"},
+    f"{OURS} 15s/40s": {"remat": "regions", "budget": "15s/40s"},
+    f"{OURS} untuned": {"remat": "regions", "on_miss": "fallback"},
 }
 NOTES = (
     "Steps as training and decoding run them, with donated state, each from its first kernel to its last. Errors are "
@@ -69,7 +69,7 @@ def run_step(
         if label == REMAT and not step.trains:
             continue
         log.info("%s: %s", step.name, label)
-        try:
+        with recording(failures, label):
             function: Any = transform(step.fn, donate_argnums=0)
             compiled = function.lower(state, batch).compile()
             first = compiled(jax.tree.map(jnp.copy, state), batch)
@@ -77,21 +77,9 @@ def run_step(
             fields[label] = {"error": error, "error_rms": error_rms, "memory": _memory(compiled)}
             fields[label] |= explained(function, (state, batch))
             running[label] = _Running(compiled, first[0], batch)
-        except Exception as why:  # whatever a candidate raises is a result of the benchmark
-            failures[label] = in_one_line(why)
     log.info("%s: timing", step.name)
     timings = {label: _per_layer(t, step.layers) for label, t in _time(running, rounds).items()}
-    results = {
-        label: BenchResult(
-            seconds=t.seconds,
-            interval=t.interval,
-            launches=t.launches,
-            ratio=None if label == BASELINE or BASELINE not in timings else timing.ratio(timings[BASELINE], t),
-            **fields[label],
-        )
-        for label, t in timings.items()
-    }
-    return SuiteRow(step.name, None, results, failures)
+    return SuiteRow(step.name, None, bench_results(timings, fields), failures)
 
 
 def _in_float32(step: ModelStep, state: Any, batch: Any) -> Any:
@@ -104,25 +92,26 @@ def _in_float32(step: ModelStep, state: Any, batch: Any) -> Any:
 
 
 def worst_error(reference: Any, found: Any) -> tuple[float, float]:
-    """The largest error of any array of a tree, and the largest root mean square; infinite where not all is finite.
+    """Measure the largest error of any array of a tree, and the largest root mean square; infinite if not finite.
 
-    Relative to the largest value of all arrays of its kind: some gradients are zero but for rounding (of a bias that
-    a softmax cancels).
+    Errors are relative to the largest value of all arrays of a kind: some gradients are zero but for rounding, such as
+    those of a bias that a softmax cancels.
     """
     kinds = [path[:2] for path, _ in jax.tree.leaves_with_path(reference)]
-    measured = jax.device_get(_errors(jax.tree.leaves(reference), jax.tree.leaves(found)))
+    measured = np.array(jax.device_get(_errors(jax.tree.leaves(reference), jax.tree.leaves(found))), np.float64)
     largest: dict[Any, float] = {}
-    for kind, (scale, _, _) in zip(kinds, measured, strict=True):
-        largest[kind] = max(largest.get(kind, 0.0), float(scale))
-    scales = [largest[kind] or 1.0 for kind in kinds]
-    relative = [(float(e) / scale, float(rms) / scale) for (_, e, rms), scale in zip(measured, scales, strict=True)]
-    return max(error for error, _ in relative), max(rms for _, rms in relative)
+    for kind, scale in zip(kinds, measured[:, 0], strict=True):
+        largest[kind] = max(largest.get(kind, 0.0), scale)
+    scales = np.array([largest[kind] or 1.0 for kind in kinds])
+    error, rms = (measured[:, 1:] / scales[:, None]).max(axis=0)
+    return float(error), float(rms)
 
 
 @jax.jit
 def _errors(reference: Sequence[jax.Array], found: Sequence[jax.Array]) -> list[tuple[jax.Array, ...]]:
-    """Per array the largest value of the reference, the largest error and its root mean square, in float32: there are
-    hundreds of millions of numbers, which a device compares at once.
+    """For each array: the largest value of the reference, the largest error and its root mean square, in float32.
+
+    A device compares hundreds of millions of numbers at once.
     """
 
     def one(wanted: jax.Array, got: jax.Array) -> tuple[jax.Array, ...]:

@@ -1,5 +1,4 @@
-"""What others make of the programs, in the same run: cuDNN's attention from JAX, torch.compile, and torch's
-`scaled_dot_product_attention`.
+"""Other implementations in the same run: cuDNN's attention from JAX, torch.compile, and torch's attention.
 
 A peer serves the kinds of programs that it names (`Program.kind`) and gets the arguments of a program in the layout
 that it likes best: rearranging them is not part of its time. cuDNN's attention and torch's take keys as
@@ -12,10 +11,12 @@ takes its memory from what JAX has left: a quarter of the GPU, or all that is no
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,45 +29,53 @@ from mirage_jax.errors import UnsupportedError
 type Arguments = tuple[jax.Array, ...]
 
 
-class Peer(Protocol):
+class Peer(ABC):
     """Somebody else's implementation of some kinds of programs."""
 
-    def serves(self, program: BenchProgram) -> bool: ...
+    kinds: Collection[str]
 
+    def serves(self, program: BenchProgram) -> bool:
+        """Whether the peer runs such programs."""
+        return program.kind in self.kinds
+
+    @abstractmethod
     def result(self, program: BenchProgram, args: Arguments) -> np.ndarray:
-        """In the layout of the program. Raises whatever keeps the peer from running it."""
-        ...
+        """Run the program; the result has the program's layout. Raises any error that keeps the peer from running."""
 
+    @abstractmethod
     def call(self, program: BenchProgram, sets: Sequence[Arguments]) -> timing.Call:
-        """What runs the program on all sets, one after the other, and waits; with a `span` if it times itself."""
-        ...
+        """Make a call that runs the program on all sets in turn, and waits; with a `span` if it times itself."""
+
+
+ATTENTION = ("attention", "causal_attention")
 
 
 # cuDNN from JAX.
 
 
 def keys_first(q: jax.Array, k: jax.Array, v: jax.Array) -> Arguments:
-    """Q[h,i,d] K[h,d,n] V[h,n,e] as [batch, length, heads, width], each head a batch element of its own."""
+    """Rearrange Q[h,i,d] K[h,d,n] V[h,n,e] as [batch, length, heads, width], with each head as a batch element."""
     return tuple(jnp.expand_dims(x, 2) for x in (q, k.swapaxes(-1, -2), v))
 
 
 @dataclass(frozen=True)
-class JaxAttention:
+class JaxAttention(Peer):
     """`jax.nn.dot_product_attention`, unscaled."""
 
     implementation: Any = "cudnn"
-
-    def serves(self, program: BenchProgram) -> bool:
-        return program.kind in ("attention", "causal_attention")
+    kinds: ClassVar = ATTENTION
 
     def function(self, program: BenchProgram) -> Callable[..., jax.Array]:
+        """Compile the attention of a program."""
         options = {"scale": 1.0, "is_causal": program.kind == "causal_attention", "implementation": self.implementation}
         return jax.jit(functools.partial(jax.nn.dot_product_attention, **options))
 
     def result(self, program: BenchProgram, args: Arguments) -> np.ndarray:
+        """Run a program in its own layout."""
         return np.asarray(jnp.squeeze(self.function(program)(*keys_first(*args)), 2))
 
     def call(self, program: BenchProgram, sets: Sequence[Arguments]) -> timing.Call:
+        """Chain the runs on all sets."""
         chained, arranged = timing.chain(self.function(program)), jax.block_until_ready([keys_first(*s) for s in sets])
         return lambda: jax.block_until_ready(chained(arranged))
 
@@ -119,28 +128,32 @@ def _compiled(torch: Any, program: BenchProgram) -> Callable[..., Any]:
     return torch.compile(functools.partial(SPELLINGS[program.kind], torch), dynamic=False, fullgraph=True)
 
 
-class TorchPeer:
+class TorchPeer(Peer):
     """A torch function of tensors, in the program's layout unless a subclass says otherwise."""
 
-    def serves(self, program: BenchProgram) -> bool:
-        return program.kind in SPELLINGS
+    kinds = SPELLINGS
 
     def function(self, torch: Any, program: BenchProgram) -> Callable[..., Any]:
+        """Compile the torch function of a program."""
         return _compiled(torch, program)
 
     def arranged(self, torch: Any, args: Arguments) -> tuple[Any, ...]:
+        """Convert arguments to tensors in the layout of the function."""
         return tuple(map(torch.from_dlpack, jax.block_until_ready(args)))
 
     def restored(self, found: Any) -> Any:
+        """Restore the layout of the program."""
         return found
 
     def result(self, program: BenchProgram, args: Arguments) -> np.ndarray:
+        """Run a program in its own layout."""
         torch = _torch()
         with torch.no_grad():
             found = self.function(torch, program)(*self.arranged(torch, args))
         return self.restored(found).float().cpu().numpy()
 
     def call(self, program: BenchProgram, sets: Sequence[Arguments]) -> timing.Call:
+        """Capture the runs on all sets as a CUDA graph."""
         torch = _torch()
         return Replay(torch, self.function(torch, program), [self.arranged(torch, args) for args in sets])
 
@@ -148,23 +161,25 @@ class TorchPeer:
 class TorchAttention(TorchPeer):
     """`scaled_dot_product_attention`, unscaled; the fastest of its backends is torch's choice."""
 
-    def serves(self, program: BenchProgram) -> bool:
-        return program.kind in ("attention", "causal_attention")
+    kinds = ATTENTION
 
     def function(self, torch: Any, program: BenchProgram) -> Callable[..., Any]:
+        """Return torch's attention."""
         attend = torch.nn.functional.scaled_dot_product_attention
         return functools.partial(attend, scale=1.0, is_causal=program.kind == "causal_attention")
 
     def arranged(self, torch: Any, args: Arguments) -> tuple[Any, ...]:
+        """Transpose keys, and add a batch dimension."""
         q, k, v = super().arranged(torch, args)
         return tuple(x.contiguous()[None] for x in (q, k.transpose(-1, -2), v))
 
     def restored(self, found: Any) -> Any:
+        """Remove the batch dimension."""
         return found[0]
 
 
 class Replay:
-    """A CUDA graph of a function on every set of arguments, which knows how long the device takes for it."""
+    """A CUDA graph of a function on every set of arguments, which can time itself."""
 
     def __init__(self, torch: Any, function: Callable[..., Any], sets: Sequence[tuple[Any, ...]]) -> None:
         self.torch, self.graph = torch, torch.cuda.CUDAGraph()
@@ -183,7 +198,7 @@ class Replay:
         self.torch.cuda.synchronize()
 
     def span(self) -> timing.TraceInterval:
-        """Of the second of two replays: the host is ahead of the device by then, which never waits for it."""
+        """Time the second of two replays, when the host is ahead and the device does not wait."""
         start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.graph.replay()
         start.record()
@@ -199,12 +214,9 @@ PACKAGES = ("torch", "triton", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 
 
 def versions() -> dict[str, str]:
-    """Of what the peers run on, as far as it is installed."""
-
-    def installed(name: str) -> str:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            return ""
-
-    return {name: version for name in PACKAGES if (version := installed(name))}
+    """Look up the versions of the packages that peers run on, as far as they are installed."""
+    found: dict[str, str] = {}
+    for name in PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

@@ -1,4 +1,4 @@
-"""A suite's table as a picture: how many times as fast as XLA, the best peer beside, and how far from the limit.
+"""Draw a suite's table: how many times as fast as XLA, with the best peer, and how far from the hardware's limit.
 
 Takes the JSON that `bench.suite` writes, so that a stored table can be drawn at any time; writes SVG. matplotlib is
 imported on first use: it is an extra of the package.
@@ -33,7 +33,7 @@ class Bar:
 
 
 def load(file: Path) -> dict[str, Any]:
-    """A stored table. Raises `UsageError` if it is none."""
+    """Load a stored table. Raises `UsageError` for any other file."""
     try:
         table = json.loads(file.read_text())
         bars(table)
@@ -44,23 +44,22 @@ def load(file: Path) -> dict[str, Any]:
 
 
 def bars(table: Mapping[str, Any]) -> list[Bar]:
-    """What can be drawn: the programs that XLA and we have a time for."""
-    found = []
-    for row in table["rows"]:
-        seconds = {label: float(r["seconds"]) for label, r in row["results"].items()}
-        if not {BASELINE, OURS} <= seconds.keys():
-            continue
-        peers = {p: seconds[p] for p in table.get("peers", ()) if p in seconds}
-        best = min(peers.items(), key=lambda item: item[1]) if peers else None
-        speedup = float(row["results"][OURS]["ratio"]["value"])
-        if not all(0 < x < math.inf for x in (speedup, *seconds.values(), *([row["limit"]] if row["limit"] else ()))):
-            raise ValueError(f"{row['program']} has a time or ratio that is no positive number")
-        found.append(Bar(row["program"], speedup, seconds[OURS], seconds[BASELINE], best, row["limit"]))
-    return found
+    """Collect the programs for which XLA and we have a time."""
+    rows = [row for row in table["rows"] if {BASELINE, OURS} <= row["results"].keys()]
+    return [_bar(row, table.get("peers", ())) for row in rows]
+
+
+def _bar(row: Mapping[str, Any], peers: Sequence[str]) -> Bar:
+    seconds = {label: float(r["seconds"]) for label, r in row["results"].items()}
+    best = min(((p, seconds[p]) for p in peers if p in seconds), key=lambda item: item[1], default=None)
+    speedup, limit = float(row["results"][OURS]["ratio"]["value"]), row["limit"]
+    if not all(0 < x < math.inf for x in (speedup, *seconds.values(), limit or 1.0)):
+        raise ValueError(f"{row['program']} has a time or ratio that is no positive number")
+    return Bar(row["program"], speedup, seconds[OURS], seconds[BASELINE], best, limit)
 
 
 def draw(table: Mapping[str, Any], file: Path) -> Path:
-    """Draw a table beside `file`; the picture's path."""
+    """Draw a table next to `file`; returns the picture's path. Raises `UnsupportedError` if it cannot be drawn."""
     try:
         from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -82,6 +81,7 @@ def draw(table: Mapping[str, Any], file: Path) -> Path:
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:
+    """Compute the geometric mean."""
     return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 
@@ -102,13 +102,16 @@ def _speedups(axes: Any, found: Sequence[Bar]) -> None:
 
 
 def _roofline(axes: Any, found: Sequence[Bar]) -> None:
-    """Time over the limit: 1 is what the hardware allows."""
-    places = range(len(found))
-    axes.scatter(places, [b.xla / b.limit for b in found if b.limit], color=XLA, marker="s", label="XLA")
-    peers = [(i, b.peer[1] / b.limit) for i, b in enumerate(found) if b.peer and b.limit]
-    if peers:
-        axes.scatter(*zip(*peers, strict=True), color=PEER, marker="D", label="best peer")
-    axes.scatter(places, [b.ours / b.limit for b in found if b.limit], color=INK, label="ours")
+    """Draw times over the limit: 1 is the hardware's."""
+    limits = [(place, b, b.limit) for place, b in enumerate(found) if b.limit]
+    series = {
+        "XLA": (XLA, "s", [(place, b.xla / limit) for place, b, limit in limits]),
+        "best peer": (PEER, "D", [(place, b.peer[1] / limit) for place, b, limit in limits if b.peer]),
+        "ours": (INK, "o", [(place, b.ours / limit) for place, b, limit in limits]),
+    }
+    for label, (color, marker, points) in series.items():
+        if points:
+            axes.scatter(*zip(*points, strict=True), color=color, marker=marker, label=label)
     axes.axhline(1.0, color=INK, linewidth=1, linestyle=":")
     axes.set_yscale("log")
     axes.set_ylabel("time over the hardware's limit")

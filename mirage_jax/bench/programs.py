@@ -1,11 +1,11 @@
-"""The programs of the benchmark: plain JAX functions, their shapes, and what the hardware allows.
+"""The programs of the benchmark: plain JAX functions, their shapes, and the limits of the hardware.
 
-Suite "mirage" has the eight programs of Mirage (OSDI'25, section 8) at batch sizes 1 and 8; "prefill" has the same kind
-of program at the size of a prompt; "attention" has that of a prompt, plain and causal, in the usual types and widths;
-"also" has those of the paper's first version; "beyond" has what people write beside these: layer normalization, a whole
-gated block, a loss, gradients, weights of 4 and 8 bits with scales of groups; "algebra" has programs that only another
-order of evaluation makes fast, on any device. Data is float16 ("algebra": float32) and normal; a weight is scaled by
-the root of its fan-in so that no program overflows. Bytes are uniform.
+Suite "mirage" has the eight programs of Mirage (OSDI'25, section 8) at batch sizes 1 and 8. "prefill" has such programs
+at the size of a prompt, "attention" a prompt's attention, plain and causal, in the usual types and widths. "also" has
+programs of the paper's first version. "beyond" has other common programs: layer normalization, a whole gated block, a
+loss, gradients, weights of 4 and 8 bits with scales of groups. "algebra" has programs that only another order of
+evaluation makes fast, on any device. Data is float16 ("algebra": float32) and normal; a weight is scaled by the root of
+its fan-in so that no program overflows. Bytes are uniform.
 """
 
 from __future__ import annotations
@@ -30,49 +30,60 @@ def _wide(x: jax.Array) -> jax.Array:
 
 
 def rms(x: jax.Array) -> jax.Array:
+    """Normalize by the root mean square."""
     wide = _wide(x)
     return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + 1e-6)).astype(x.dtype)
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """softmax(Q K) V, for q[H, N, D], k[H, D, M], v[H, M, E]"""
     return jax.nn.softmax(q @ k, axis=-1) @ v
 
 
 def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Attend to keys up to the query."""
     scores = q @ k
     seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
     return jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1) @ v
 
 
 def qknorm_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Attend with normalized queries and values."""
     return jax.nn.softmax(rms(q) @ k, axis=-1) @ rms(v)
 
 
 def rmsnorm(x: jax.Array, w: jax.Array) -> jax.Array:
+    """rms(x) W"""
     return rms(x) @ w
 
 
 def gated_mlp(x: jax.Array, w1: jax.Array, w2: jax.Array) -> jax.Array:
+    """silu(x W1) * (x W2)"""
     return jax.nn.silu(x @ w1) * (x @ w2)
 
 
 def ntrans(h: jax.Array, x: jax.Array, a: jax.Array) -> jax.Array:
+    """rms(x + a (rms(h) - x)): a step of nGPT"""
     return rms(x + a * (rms(h) - x))
 
 
 def lora(x: jax.Array, w: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """x W + x A B"""
     return x @ w + (x @ a) @ b
 
 
 def exp_mlp(x: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """exp(x A) B"""
     return jnp.exp(x @ a) @ b
 
 
 def matrix_matrix_vector(a: jax.Array, b: jax.Array, v: jax.Array) -> jax.Array:
+    """(A B) v"""
     return (a @ b) @ v
 
 
 def layer_norm(x: jax.Array, gain: jax.Array, bias: jax.Array, w: jax.Array) -> jax.Array:
+    """layer_norm(x) W"""
     wide = _wide(x)
     centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
     scale = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + 1e-6)
@@ -80,20 +91,22 @@ def layer_norm(x: jax.Array, gain: jax.Array, bias: jax.Array, w: jax.Array) -> 
 
 
 def gated_block(x: jax.Array, w1: jax.Array, w2: jax.Array, w3: jax.Array) -> jax.Array:
+    """A gated MLP with its norm and last product."""
     return gated_mlp(rms(x), w1, w2) @ w3
 
 
 def lora_rmsnorm(x: jax.Array, w: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """LoRA of a normalized input."""
     return lora(rms(x), w, a, b)
 
 
 def cross_entropy(h: jax.Array, w: jax.Array, y: jax.Array) -> jax.Array:
-    """Of logits h w, which need not be stored, with targets y."""
+    """Compute the loss of logits h w, which need not be stored, with targets y."""
     return -jnp.sum(y * jax.nn.log_softmax(_wide(h @ w), axis=-1), axis=-1).astype(h.dtype)
 
 
 def attention_gradients(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array) -> jax.Array:
-    """dQ, dK and dV, from the inputs alone."""
+    """Compute dQ, dK and dV from the inputs alone."""
     attend = lambda q, k, v: jax.nn.softmax(q @ jnp.swapaxes(k, -1, -2), axis=-1) @ v  # noqa: E731
     return jnp.stack(jax.vjp(attend, q, k, v)[1](g))
 
@@ -105,17 +118,18 @@ def _scaled(w: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def w8a16(x: jax.Array, w: jax.Array, scale: jax.Array) -> jax.Array:
-    """Weights are bytes with a zero point of 128."""
+    """Multiply by weights that are bytes with a zero point of 128."""
     return x @ _scaled(w.astype(jnp.int32) - 128, scale)
 
 
 def w4a16(x: jax.Array, w: jax.Array, scale: jax.Array) -> jax.Array:
-    """Weights are halves of bytes, the low one first, with a zero point of 8."""
+    """Multiply by weights that are halves of bytes, the low one first, with a zero point of 8."""
     halves = jnp.stack([w & 15, w >> 4], axis=1).reshape(-1, w.shape[1])
     return x @ _scaled(halves.astype(jnp.int32) - 8, scale)
 
 
 def linear_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """(Q K^T) V"""
     return (q @ jnp.swapaxes(k, -1, -2)) @ v
 
 
@@ -138,30 +152,31 @@ class BenchProgram:
 
     @property
     def kind(self) -> str:
-        """What it computes, whatever its sizes: how peers know it."""
+        """The function, whatever its sizes; peers know a program by it."""
         return self.fn.__name__
 
     @property
     def inputs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Shapes and types of the arguments."""
         dtypes = ("uint8" if name in self.packed else self.dtype for name, _ in self.shapes)
         return tuple(jax.ShapeDtypeStruct(s, jnp.dtype(d)) for (_, s), d in zip(self.shapes, dtypes, strict=True))
 
     @property
     def bytes(self) -> int:
-        """Every input read once and the output written once."""
+        """Bytes moved if every input is read once and the output written once."""
         output = jax.eval_shape(self.fn, *self.inputs)
         return sum(math.prod(a.shape) * a.dtype.itemsize for a in (*self.inputs, output))
 
     def limit(self, gpu: Gpu = GPUS["H200"]) -> float:
-        """Seconds below which no implementation can go on the given hardware (the default is an H200 as measured)."""
+        """Compute the least seconds that any implementation takes on a GPU (the default is an H200 as measured)."""
         return max(self.bytes / gpu.bandwidth, self.flops / gpu.matrix)
 
     def draw(self, seed: int = 0) -> tuple[jax.Array, ...]:
-        """Arguments, made on the default device: on every machine the same for the same seed, but for rounding."""
+        """Draw arguments on the default device: on every machine the same for a seed, but for rounding."""
         return _drawn(self.inputs, self.scales, jax.random.key(seed))
 
     def in_float64(self, args: Iterable[jax.Array]) -> np.ndarray:
-        """The same function evaluated in float64 on the same inputs: what errors are measured against."""
+        """Evaluate the function in float64 on the same inputs, as the reference for errors."""
         with jax.enable_x64(True):
             wide = (np.asarray(a, np.uint8 if a.dtype == np.uint8 else np.float64) for a in args)
             return np.asarray(jax.jit(self.fn)(*map(jnp.asarray, wide)))
@@ -235,7 +250,7 @@ def _two_matmuls_flops(x: Shape, a: Shape, b: Shape) -> int:
     return _matmul_flops(x, a) + _matmul_flops((*x[:-1], a[-1]), b)
 
 
-# Of the best order: what a limit means must not depend on how the program happens to be written.
+# Of the best order: a limit must not depend on how the program happens to be written.
 
 
 def _abv_flops(a: Shape, b: Shape, v: Shape) -> int:
@@ -255,11 +270,13 @@ def _register(registry: _Registry) -> None:
         registry.add(name, suite, fn, flops, shapes, dtype=dtype)
 
     def gate(name: str, suite: str, rows: int, inner: int) -> None:
+        """Add a gated MLP."""
         shapes = {"x": (rows, 4096), "w1": (4096, inner), "w2": (4096, inner)}
         flops = lambda x, w1, w2: _matmul_flops(x, w1, w2)  # noqa: E731
         registry.add(name, suite, gated_mlp, flops, shapes, weights="w1 w2")
 
     def norm(name: str, suite: str, rows: int) -> None:
+        """Add a norm with its product."""
         shapes = {"x": (rows, 4096), "w": (4096, 6144)}
         registry.add(name, suite, rmsnorm, lambda x, w: _matmul_flops(x, w), shapes, weights="w")
 
@@ -303,7 +320,7 @@ def _register(registry: _Registry) -> None:
 
 
 def _register_beyond(registry: _Registry) -> None:
-    """What people write beside the paper's programs."""
+    """Add programs that are not in the paper."""
     wide = {"x": (16, 4096), "gain": (4096,), "bias": (4096,), "w": (4096, 4096)}
     registry.add("layer_norm", "beyond", layer_norm, lambda x, gain, bias, w: _matmul_flops(x, w), wide, weights="w")
     block = {"x": (8, 4096), "w1": (4096, 11008), "w2": (4096, 11008), "w3": (11008, 4096)}
@@ -329,7 +346,7 @@ SUITES = ("mirage", "prefill", "attention", "also", "beyond", "algebra")
 
 
 def program(name: str, small: bool = False) -> BenchProgram:
-    """A program by name; `small` is the same function on extents that a test can afford."""
+    """Find a program; `small` is the same function on extents that a test can afford. Raises `UsageError`."""
     table = _REGISTRY.small if small else _REGISTRY.programs
     if name not in table:
         raise UsageError(unknown("program", name, table))
@@ -337,7 +354,7 @@ def program(name: str, small: bool = False) -> BenchProgram:
 
 
 def suite(name: str, small: bool = False) -> list[BenchProgram]:
-    """The programs of a suite, in the order of the tables; "all" has every suite's."""
+    """List the programs of a suite, in the order of the tables; "all" has every suite's. Raises `UsageError`."""
     if name not in (*SUITES, "all"):
         raise UsageError(unknown("suite", name, (*SUITES, "all")))
     names = [p.name for p in _REGISTRY.programs.values() if name in (p.suite, "all")]

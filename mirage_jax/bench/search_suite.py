@@ -1,4 +1,4 @@
-"""How large the search space is, how long all of it takes, and what each pruning rule is worth: no device is needed.
+"""Measure the size of the search space, the time to enumerate it, and the worth of each pruning rule, on any machine.
 
 Per program: values, states, plans and structures with up to n operators per kernel for growing n, and the time to
 enumerate them all; then the same search with one rule taken away. Compare with Table 5 of the paper (RMSNorm, 11
@@ -7,26 +7,22 @@ operators: 28 s with 8 threads; without abstract expressions more than 10 hours)
 
 from __future__ import annotations
 
-import datetime
-import json
 import platform
 import resource
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import jax
 from rich.console import Console
-from rich.table import Table
 
 from mirage_jax.bench.programs import BenchProgram
-from mirage_jax.cache import versions
+from mirage_jax.bench.tables import Cells, TableReport, markdown_table, provenance
 from mirage_jax.hardware.device_model import DEVICES
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.passes.merge_axes import simplify_axes
-from mirage_jax.report import write_beside
 from mirage_jax.search.candidates import structure
 from mirage_jax.search.driver import is_narrow, search
 from mirage_jax.search.enumerate.kernels import Space
@@ -58,6 +54,14 @@ class Count:
     structures: int
     pruned: dict[str, int]
 
+    @property
+    def cells(self) -> list[str]:
+        """The row of the table."""
+        cut = "" if self.stop == StopReason.EXHAUSTED.value else " (cut)"
+        pruned = ", ".join(f"{k} {v}" for k, v in sorted(self.pruned.items(), key=lambda x: -x[1])[:4])
+        numbers = map(str, (self.classes, self.states, self.plans))
+        return [self.program, self.what, *numbers, f"{self.structures:.3g}", f"{self.seconds:.2f}{cut}", pruned]
+
 
 @dataclass(frozen=True)
 class Whole:
@@ -70,7 +74,7 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class SearchResult:
+class SearchResult(TableReport):
     """All counts, and the time of a whole search (priced and extracted) per program."""
 
     date: str
@@ -80,61 +84,31 @@ class SearchResult:
     searches: dict[str, Whole]
     peak_mib: float
 
-    def table(self) -> Table:
-        """Rows by program; columns by limit, time and what is left without a rule."""
-        table = Table(
-            title="search",
-            caption=f"{self.date}, {self.machine}, one process, peak {self.peak_mib:.0f} MiB; {CUT:g} s and more: cut",
-        )
-        for name in ("program", "space", "values", "states", "plans", "structures", "seconds", "pruned"):
-            table.add_column(
-                name, justify="left" if name in ("program", "space", "pruned") else "right", no_wrap=name == "program"
-            )
-        for c in self.counts:
-            cut = "" if c.stop == StopReason.EXHAUSTED.value else " (cut)"
-            pruned = ", ".join(f"{k} {v}" for k, v in sorted(c.pruned.items(), key=lambda x: -x[1])[:4])
-            table.add_row(
-                c.program,
-                c.what,
-                str(c.classes),
-                str(c.states),
-                str(c.plans),
-                f"{c.structures:.3g}",
-                f"{c.seconds:.2f}{cut}",
-                pruned,
-            )
-        return table
+    title: ClassVar = "Search"
+    words = 2
 
-    def to_markdown(self) -> str:
-        lines = [
-            f"# Search\n\n{self.date}, {self.machine}, one process, peak memory {self.peak_mib:.0f} MiB."
-            f" Enumerations over {CUT:g} s are cut.\n"
+    @property
+    def caption(self) -> str:
+        """When and where it ran."""
+        peak = f"peak memory {self.peak_mib:.0f} MiB"
+        return f"{self.date}, {self.machine}, one process, {peak}; enumerations over {CUT:g} s are cut"
+
+    def cells(self) -> Cells:
+        """Header and rows of the table: by program, one row for each limit and for each rule that is left out."""
+        header = ("program", "space", "values", "states", "plans", "structures", "seconds", "pruned")
+        return header, [count.cells for count in self.counts]
+
+    def details(self) -> list[str]:
+        """A second table: whole searches."""
+        rows = [[n, f"{w.seconds:.2f}", str(w.windows), str(w.cones), w.stop] for n, w in self.searches.items()]
+        return [
+            "Whole searches, with pricing and extraction, as the optimizer runs them. A region too wide to exhaust as"
+            " one is searched in windows, and each of its outputs alone (cones):",
+            markdown_table(("program", "seconds", "windows", "cones", ""), rows),
         ]
-        lines += [
-            "| program | space | values | states | plans | structures | seconds |",
-            "|---|---|---|---|---|---|---|",
-        ]
-        for c in self.counts:
-            cut = "" if c.stop == StopReason.EXHAUSTED.value else " (cut)"
-            lines.append(
-                f"| {c.program} | {c.what} | {c.classes} | {c.states} | {c.plans} | {c.structures:.3g}"
-                f" | {c.seconds:.2f}{cut} |"
-            )
-        lines += [
-            "\nWhole searches, with pricing and extraction, as the optimizer runs them. A region too wide to exhaust as"
-            " one is searched in windows, and each of its outputs alone (cones):\n",
-            "| program | seconds | windows | cones | |",
-            "|---|---|---|---|---|",
-        ]
-        lines += [f"| {n} | {w.seconds:.2f} | {w.windows} | {w.cones} | {w.stop} |" for n, w in self.searches.items()]
-        return "\n".join(lines) + "\n"
-
-    def write(self, file: Path) -> Path:
-        """Write the JSON to `file` and the Markdown beside it; the Markdown's path."""
-        return write_beside(file, json.dumps(asdict(self), indent=1, sort_keys=True), self.to_markdown())
 
 
-def regions(programs: Iterable[BenchProgram]) -> dict[str, KernelGraph]:
+def _regions(programs: Iterable[BenchProgram]) -> dict[str, KernelGraph]:
     """The region of each program, programs of one structure once."""
     found: dict[str, KernelGraph] = {}
     seen: set[str] = set()
@@ -153,7 +127,7 @@ def run_search_suite(
     """Count the space of every program, without each rule, and time whole searches."""
     counts: list[Count] = []
     searches: dict[str, Whole] = {}
-    for name, graph in regions(programs).items():
+    for name, graph in _regions(programs).items():
         if console is not None:
             console.print(f"search: {name}", highlight=False)
         full = replace(space, max_ops=14)
@@ -162,10 +136,11 @@ def run_search_suite(
         began = time.perf_counter()
         _, report = search(graph, DEVICES[DEVICE], full, seconds=CUT)
         searches[name] = Whole(time.perf_counter() - began, report.stop.value, report.windows, report.cones)
+    about = provenance()
     return SearchResult(
-        datetime.date.today().isoformat(),
+        about["date"],
         f"{platform.machine()}, {DEVICE} cost model",
-        {k: v for k, v in versions() if v},
+        about["versions"],
         tuple(counts),
         searches,
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,

@@ -1,27 +1,23 @@
-"""What it costs a kernel to look at its rows before it skips for sentinels (`mugraph.passes.sentinels`).
+"""Time the check of its rows that a kernel makes before it skips for sentinels (`mugraph.passes.sentinels`).
 
-Each program masks with the most negative float. Its best kernels, as they are, are timed beside the same kernels with
-minus infinity in place of the sentinels, which check nothing, in one run. Where rows are as low as the sentinel a
-kernel runs all of its steps: that is timed too, on inputs of which a few rows are.
+Each program masks with the most negative float. Its best kernels are timed together with the same kernels with minus
+infinity in place of the sentinels, which check nothing. If rows are as low as the sentinel, a kernel runs all of its
+steps: that is timed too, on inputs with a few such rows.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import date
+from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from rich.console import Console
-from rich.table import Table
 
 from mirage_jax.bench.suite import microseconds
-from mirage_jax.cache import versions
+from mirage_jax.bench.tables import Cells, TableReport, provenance
 from mirage_jax.compiler import tuning
 from mirage_jax.compiler.specialization import specialized
 from mirage_jax.compiler.tuning_session import TuningSession
@@ -30,33 +26,32 @@ from mirage_jax.errors import UsageError
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.mugraph.graph import KernelGraph, Schedule
 from mirage_jax.mugraph.passes.sentinels import guarded, skipping
-from mirage_jax.report import write_beside
 from mirage_jax.search.driver import search
 
-HEADER = ("program", "kernel", "unchecked", "checked", "ratio", "with low rows", "error there")
 LOW = -3e38  # as a product with anything of size one, no sentinel is higher
 SECONDS = 20.0  # of search per program
+ROUNDS = 5
 STRUCTURES, VARIANTS = 1, 4  # muGraphs per program, and sizes of each
 
 
-def causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def _causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return jax.nn.dot_product_attention(q, k, v, is_causal=True)
 
 
-def window(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def _window(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=(1023, 0))
 
 
-def gradient(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array) -> tuple[jax.Array, ...]:
-    return jax.vjp(causal, q, k, v)[1](g)
+def _gradient(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array) -> tuple[jax.Array, ...]:
+    return jax.vjp(_causal, q, k, v)[1](g)
 
 
 PROGRAMS: Mapping[str, tuple[Callable[..., Any], tuple[int, ...], int]] = {  # function, shape of an array, arrays
-    "causal_128": (causal, (1, 4096, 32, 128), 3),
-    "causal_64": (causal, (2, 4096, 16, 64), 3),
-    "causal_short": (causal, (8, 1024, 16, 64), 3),
-    "window_1024": (window, (1, 8192, 32, 128), 3),
-    "gradient_64": (gradient, (2, 4096, 16, 64), 4),
+    "causal_128": (_causal, (1, 4096, 32, 128), 3),
+    "causal_64": (_causal, (2, 4096, 16, 64), 3),
+    "causal_short": (_causal, (8, 1024, 16, 64), 3),
+    "window_1024": (_window, (1, 8192, 32, 128), 3),
+    "gradient_64": (_gradient, (2, 4096, 16, 64), 4),
 }
 
 
@@ -72,7 +67,9 @@ class SentinelRow:
     error: float = 0.0  # where rows are low, against XLA: the largest, over the largest value
     failure: str = ""
 
+    @property
     def figures(self) -> list[str]:
+        """Cells of the table: times in microseconds, the ratio, and the error."""
         if self.failure:
             return [self.failure, "", "", "", ""]
         before, after, low = map(microseconds, (self.unchecked, self.checked, self.low))
@@ -80,45 +77,48 @@ class SentinelRow:
 
     @property
     def cost(self) -> float:
+        """How many times as long the kernel takes with a check."""
         return self.checked / self.unchecked if self.unchecked else 0.0
 
 
 @dataclass
-class SentinelResult:
-    rows: list[SentinelRow] = field(default_factory=list)
+class SentinelResult(TableReport):
+    """The rows of a run of the suite."""
 
-    def cells(self) -> list[list[str]]:
-        """Body of the table, as text."""
-        return [[r.program, r.kernel, *r.figures()] for r in self.rows]
+    date: str
+    device: str
+    versions: dict[str, str]
+    rows: list[SentinelRow]
 
-    def table(self) -> Table:
-        out = Table(*HEADER)
-        for cells in self.cells():
-            out.add_row(*cells)
-        return out
+    title: ClassVar = "Checks of rows before kernels skip for sentinels"
+    method: ClassVar = "Microseconds of a kernel, and how many times as long it takes with a check."
+    words = 2
 
-    def write(self, file: Path) -> Path:
-        """Write the JSON to `file` and Markdown beside it; the Markdown's path."""
-        about = {"date": f"{date.today()}", "device": jax.devices()[0].device_kind, "versions": dict(versions())}
-        body = [f"| {' | '.join(cells)} |" for cells in (list(HEADER), ["---"] * len(HEADER), *self.cells())]
-        title = ["# Checks of rows before kernels skip for sentinels", "", f"{about['date']}, {about['device']}.", ""]
-        text = json.dumps(about | {"rows": list(map(asdict, self.rows))}, indent=1)
-        return write_beside(file, text, "\n".join((*title, *body, "")))
+    def cells(self) -> Cells:
+        """Header and rows of the table."""
+        header = ("program", "kernel", "unchecked", "checked", "ratio", "with low rows", "error there")
+        return header, [[r.program, r.kernel, *r.figures] for r in self.rows]
 
 
 class LowRows(TuningSession):
     """A region whose inputs make some rows of logits as low as sentinels: queries that are, and keys above zero."""
 
     def inputs(self, seed: int) -> tuple[jax.Array, ...]:
+        """Draw inputs, and lower some rows."""
         q, k, *rest = super().inputs(seed)
         return (q.at[:, 100:110].set(LOW), jnp.abs(k), *rest)
 
 
-def run_sentinel_suite(names: Sequence[str] = (), rounds: int = 5, console: Console | None = None) -> SentinelResult:
-    """Time kernels of each program on the GPU that is here. Raises `UsageError` for a program that there is not."""
+def run_sentinel_suite(
+    names: Sequence[str] = (), rounds: int = ROUNDS, console: Console | None = None
+) -> SentinelResult:
+    """Time kernels of each program on the GPU of this machine.
+
+    Raises `UsageError` for an unknown program.
+    """
     if unknown := set(names) - PROGRAMS.keys():
         raise UsageError(f"programs: found {', '.join(sorted(unknown))}; there are {', '.join(PROGRAMS)}")
-    result = SentinelResult()
+    result = SentinelResult(rows=[], **provenance())
     for name in names or PROGRAMS:
         fn, shape, count = PROGRAMS[name]
         types = [jax.ShapeDtypeStruct(shape, jnp.bfloat16)] * count

@@ -1,44 +1,42 @@
-"""Cold start: what the optimizer adds to the time until a fresh process has its first result, decisions being stored.
+"""Cold start: how much later a fresh process has its first result with the optimizer, if decisions are stored.
 
-Each sample is a process of its own, plain and optimized in turn. *First call* is what tracing, compiling and running
-take; *process* is everything from the start of the interpreter, and for the optimizer its import. Bytecode is cached,
-as it is for an installed package.
+Each sample is a new process, plain and optimized in turn. *First call* is the time of tracing, compiling and running;
+*process* is everything from the start of the interpreter, and for the optimizer its import. Bytecode is cached, as for
+an installed package.
 """
 
 from __future__ import annotations
 
-import datetime
 import gc
 import json
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 from rich.console import Console
-from rich.table import Table
 
 import mirage_jax
 from mirage_jax import children, timing
 from mirage_jax.bench import programs
-from mirage_jax.cache import versions
+from mirage_jax.bench.tables import Cells, TableReport, provenance
 from mirage_jax.errors import UsageError
-from mirage_jax.report import write_beside
 from mirage_jax.timing import Ratio, Timing
 
 PROGRAMS = ("lora_b1", "gqa_b1", "linear_attention", "abv")
 LABELS = ("xla", "mirage")
 ROUNDS = 6
-BAR = 1.25  # times as long as plain jit
+MAX_RATIO = 1.25  # times as long as plain jit
 
 CHILD = """
 import sys, time
 import jax, jax.numpy
 ready = time.time()
 import mirage_jax
+mirage_jax.optimize  # which loads it
 imported = time.time()
 from mirage_jax.bench import start
 start.child(sys.argv[1], sys.argv[2], sys.argv[3] == "small", float(sys.argv[4]), ready, imported)
@@ -46,9 +44,9 @@ start.child(sys.argv[1], sys.argv[2], sys.argv[3] == "small", float(sys.argv[4])
 
 
 def child(label: str, name: str, small: bool, started: float, ready: float, imported: float) -> None:
-    """One sample, as JSON: seconds of the first call, and of the process until its end. Times of day are passed in.
+    """Print one sample as JSON: seconds of the first call, and of the process until its end. Takes times of day.
 
-    What only this benchmark needs is in neither; the optimizer's import is in the optimized process.
+    Work for this benchmark alone is in neither; the optimizer's import is in the optimized process.
     """
     program = programs.program(name, small)
     if label == "xla":  # whose process would not have the optimizer's objects for the garbage collector to visit
@@ -75,46 +73,33 @@ class StartRow:
 
 
 @dataclass(frozen=True)
-class StartResult:
+class StartResult(TableReport):
+    """The rows of a run of the suite."""
+
     date: str
     device: str
-    versions: Mapping[str, str]
+    versions: dict[str, str]
     rows: tuple[StartRow, ...]
 
-    title = "cold start"
-    method = f"Milliseconds with stored decisions, median of interleaved processes; the bar is {BAR} times plain jit."
-    header = ("program", *(f"{what} {n}" for what in ("first call", "process") for n in (*LABELS, "ratio")))
+    title: ClassVar = "cold start"
+    method: ClassVar = (
+        f"Milliseconds with stored decisions, median of interleaved processes; the bar is {MAX_RATIO} times plain jit."
+    )
 
-    def cells(self) -> list[list[str]]:
+    def cells(self) -> Cells:
+        """Header and rows of the table."""
+
         def one(times: Mapping[str, float], ratio: Ratio) -> list[str]:
             return [*(f"{times[n] * 1e3:,.0f}" for n in LABELS), str(ratio)]
 
-        return [[r.program, *one(r.call, r.call_ratio), *one(r.process, r.process_ratio)] for r in self.rows]
-
-    def table(self) -> Table:
-        table = Table(title=self.title, caption=self.method)
-        for i, name in enumerate(self.header):
-            table.add_column(name, justify="left" if i == 0 else "right")
-        for cells in self.cells():
-            table.add_row(*cells)
-        return table
-
-    def to_markdown(self) -> str:
-        lines = [f"# {self.title}", "", f"{self.date}, {self.device}. {self.method}", ""]
-        lines += [", ".join(f"{name} {version}" for name, version in self.versions.items() if version) + ".", ""]
-        lines += [f"| {' | '.join(self.header)} |", "|---" * len(self.header) + "|"]
-        lines += [f"| {' | '.join(cells)} |" for cells in self.cells()]
-        return "\n".join(lines) + "\n"
-
-    def write(self, file: Path) -> Path:
-        return write_beside(file, json.dumps(asdict(self), indent=1, sort_keys=True), self.to_markdown())
+        header = ("program", *(f"{what} {n}" for what in ("first call", "process") for n in (*LABELS, "ratio")))
+        return header, [[r.program, *one(r.call, r.call_ratio), *one(r.process, r.process_ratio)] for r in self.rows]
 
 
 def run_start_suite(
     names: Iterable[str] = PROGRAMS, *, small: bool = False, rounds: int = ROUNDS, console: Console | None = None
 ) -> StartResult:
     """Decide each program once, in a cache of its own, then start processes."""
-    device = jax.devices()[0]
     rows = []
     with tempfile.TemporaryDirectory(prefix="mirage_jax") as folder:
         environment = children.environment({"MIRAGE_JAX_CACHE_DIR": folder, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
@@ -126,8 +111,7 @@ def run_start_suite(
             rows.append(_row(name, small, rounds, environment))
             if console is not None:
                 console.print(f"{name}: {rows[-1].call_ratio}, process {rows[-1].process_ratio}", highlight=False)
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return StartResult(now, f"{device.platform}: {device.device_kind}", dict(versions()), tuple(rows))
+    return StartResult(rows=tuple(rows), **provenance())
 
 
 def _row(name: str, small: bool, rounds: int, environment: Mapping[str, str]) -> StartRow:
@@ -135,14 +119,13 @@ def _row(name: str, small: bool, rounds: int, environment: Mapping[str, str]) ->
     for n in range(rounds + 1):
         for label in LABELS if n % 2 else reversed(LABELS):
             samples[label].append(_sample(label, name, small, environment))
-    times = {  # without the first, which wrote bytecode
-        what: {label: Timing(tuple(s[what] for s in samples[label][1:])) for label in LABELS}
-        for what in ("call", "process")
-    }
-    seconds = {what: {label: t.seconds for label, t in by.items()} for what, by in times.items()}
-    # A ratio of times, not of speeds: how many times as long it takes.
-    ratios = {what: timing.ratio(by["mirage"], by["xla"]) for what, by in times.items()}
-    return StartRow(name, seconds["call"], ratios["call"], seconds["process"], ratios["process"])
+
+    def timings(what: str) -> tuple[dict[str, float], Ratio]:
+        """Medians, and how many times as long ours takes, without the first sample, which wrote bytecode."""
+        times = {label: Timing(tuple(sample[what] for sample in samples[label][1:])) for label in LABELS}
+        return {label: t.seconds for label, t in times.items()}, timing.ratio(times["mirage"], times["xla"])
+
+    return StartRow(name, *timings("call"), *timings("process"))
 
 
 def _sample(label: str, name: str, small: bool, environment: Mapping[str, str]) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Steps of models, to be timed: ``step(state, batch) -> (state, result)``, at the sizes of published models.
 
-Suite "models" has the layers of each model in `bench.models` without embedding and head, so that a figure per layer
-means what it says: training steps with AdamW, forward passes, and decoding with a full cache. The state of a step
-(weights in training, the cache in decoding) is donated. Suite "compile" has a few of them with 32 layers, to be lowered
+Suite "models" has the layers of each model in `bench.models` without embedding and head, so that figures
+are per layer: training steps with AdamW, forward passes, and decoding with a full cache. The state of a step
+(weights in training, the cache in decoding) is donated. Suite "compile" has a few steps with 32 layers, to be lowered
 only. Suite "different" has programs without equal layers (`bench.different`), suite "whole" gradients of single layers
 (`whole_programs`). `small` is the same step at sizes that a CPU can afford.
 """
@@ -41,7 +41,7 @@ class ModelStep:
 
 
 def _hidden(key: jax.Array, s: Sizes, length: int | None = None) -> jax.Array:
-    """What an embedding might have made."""
+    """Draw the output of an embedding."""
     return jax.random.normal(key, (s.batch, s.length if length is None else length, s.width), s.dtype)
 
 
@@ -54,6 +54,7 @@ def _train_layers(name: str, s: Sizes, init_layer: Callable[[WeightDraw, Any], A
     """A training step of layers alone, towards random results."""
 
     def loss(layers: Any, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
+        """Compare the results of all layers with targets."""
         return squared_error(run(s, layers, batch[0]), batch[1])
 
     def draw(key: jax.Array) -> tuple[Any, Any]:
@@ -67,6 +68,7 @@ def _forward(name: str, s: Any, init: Callable[[jax.Array, Any], Any], run: Run,
     """Layers on random data: they have no state."""
 
     def step(state: tuple[()], batch: tuple[Any, jax.Array]) -> tuple[tuple[()], Any]:
+        """Run the layers."""
         return state, run(s, *batch)
 
     def draw(key: jax.Array) -> tuple[Any, Any]:
@@ -85,6 +87,7 @@ def _decode(name: str, s: Sizes) -> ModelStep:
     """One token more for texts that fill the cache but for one position."""
 
     def step(cache: llama.Cache, batch: tuple[Any, jax.Array, jax.Array]) -> tuple[llama.Cache, jax.Array]:
+        """Run the layers on one more token."""
         layers, x, position = batch
         y, cache = llama.extend(s, layers, x, cache, position)
         return cache, y
@@ -172,7 +175,7 @@ STEPS = {
 
 
 def step(suite: str, name: str, small: bool = False) -> ModelStep:
-    """A step of a suite by name."""
+    """Find a step of a suite. Raises `UsageError`."""
     known = STEPS[suite, small]
     if name not in known:
         raise UsageError(unknown("step", name, known))
@@ -180,5 +183,5 @@ def step(suite: str, name: str, small: bool = False) -> ModelStep:
 
 
 def steps(suite: str, small: bool = False) -> list[ModelStep]:
-    """All steps of a suite, in the order of the tables."""
+    """List all steps of a suite, in the order of the tables."""
     return list(STEPS[suite, small].values())

@@ -1,53 +1,45 @@
 """Run a suite: every program under every candidate, interleaved in one process, with errors against float64.
 
-A candidate is a way to run a function: "xla", plain `jax.jit`, is what the others are compared with. Peers
-(`bench.peers`) run programs of some kinds their own way; they stand in the same table, and the best of all others,
-XLA included, beside ours. Who fails is a row that says so. "Model rank" is Spearman's correlation of the cost model's
-estimates with the times of the variants that were measured on the way. Results print as a table and are written as
-JSON, with the same as Markdown beside it.
+A candidate is a way to run a function: "xla", plain `jax.jit`, is the baseline. Peers (`bench.peers`) run programs of
+some kinds in their own way, and stand in the same table; one column compares ours with the best of all others. A
+failure has a row that says so. "Model rank" is Spearman's correlation of the cost model's estimates with the measured
+times of variants. Results are printed as a table, and written as JSON and Markdown.
 """
 
 from __future__ import annotations
 
-import datetime
-import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-import mirage_jax
 from mirage_jax import timing
 from mirage_jax.bench.peers import Peer
 from mirage_jax.bench.peers import versions as peer_versions
 from mirage_jax.bench.programs import BenchProgram
-from mirage_jax.cache import versions
+from mirage_jax.bench.tables import Cells, TableReport, provenance
 from mirage_jax.compiler.float_check import same_bits
 from mirage_jax.errors import in_one_line
 from mirage_jax.hardware.gpus import GPUS
-from mirage_jax.report import Report, rank_correlation, write_beside
+from mirage_jax.report import Report, rank_correlation
 from mirage_jax.timing import Ratio, Timing
 
 type Transform = Callable[..., Callable[..., Any]]  # of a function, and of jit's options by name
 type Cell = Callable[[SuiteRow, str], str]  # of a row, for a candidate
 
-# Devices of which it is measured what copies and large products of 16 bits reach.
+# Devices for which the rates of copies and of large 16-bit products were measured.
 MEASURED = {"NVIDIA H200": GPUS["H200"]}
 
 BASELINE, OURS = "xla", "mirage"
 REPEATS = 100  # runs of ours that have to be equal bit for bit
-
-
-def default_candidates() -> dict[str, Transform]:
-    return {BASELINE: jax.jit, OURS: mirage_jax.optimize}
+MIN_RATIO = 0.98  # of plain jit's speed, that no function may fall below
 
 
 @dataclass(frozen=True)
@@ -60,7 +52,7 @@ class PlannedMemory:
 
 @dataclass(frozen=True)
 class Regions:
-    """What a candidate made of a program's regions, and how many equations are in none, by reason."""
+    """How many regions of a program a candidate took and refused, and equations outside of regions, by reason."""
 
     taken: int
     refused: int
@@ -85,14 +77,13 @@ class BenchResult:
     model: float | None = None  # rank correlation of the cost model with the times of the variants that were tried
     memory: PlannedMemory | None = None
     regions: Regions | None = None
-    whole: str | None = None  # what the optimizer says of the function as a whole
-
-
-LEAST_RATIO = 0.98  # of plain jit's speed, that no function may fall below
+    whole: str | None = None  # the optimizer's decision on the function as a whole
 
 
 @dataclass(frozen=True)
 class SuiteRow:
+    """Results and failures of one program, by candidate; `limit` are the seconds that the hardware needs."""
+
     program: str
     limit: float | None
     results: Mapping[str, BenchResult]
@@ -109,45 +100,37 @@ class SuiteRow:
 
 
 @dataclass(frozen=True)
-class SuiteResult:
+class SuiteResult(TableReport):
+    """The rows of a suite. `peers` are labels of candidates that are not ours to choose from."""
+
     title: str
     date: str
     device: str
-    versions: Mapping[str, str]
+    versions: dict[str, str]
     method: str
     rows: tuple[SuiteRow, ...]
-    peers: tuple[str, ...] = ()  # labels of candidates that are not ours to choose from
+    peers: tuple[str, ...] = ()
 
-    def to_json(self) -> str:
-        return json.dumps(_finite(asdict(self)), indent=1, sort_keys=True, allow_nan=False)
-
-    def cells(self) -> tuple[list[str], list[list[str]]]:
-        """Header and body of the table, as text."""
+    def cells(self) -> Cells:
+        """Header and rows of the table, without columns in which no row has anything."""
         labels = list(dict.fromkeys(label for row in self.rows for label in (*row.results, *row.failures)))
-        others = [label for label in labels if label != BASELINE and label not in self.peers]
-        columns: list[tuple[str, Cell, str]] = [
-            *((name, _time_cell, name) for name in labels),
-            *((f"{o} over {BASELINE}", _cell("ratio"), o) for o in others),
-            *([(f"{OURS} over the best other", _best_cell, OURS)] if self.peers else []),
-            *((f"error {name}", _error_cell, name) for name in labels),
-            ("equal runs", _cell("repeats"), OURS),
-            *((f"temp MB {name}", _cell("memory", lambda m: f"{m.temporary / 1e6:,.1f}"), name) for name in labels),
-            *((f"regions {o}", _cell("regions"), o) for o in others),
-            *((f"whole {o}", _cell("whole"), o) for o in others),
-            *((f"model rank {o}", _cell("model", "{:.2f}".format), o) for o in others),
-        ]
-        table = {
-            "program": [row.program for row in self.rows],
-            "limit": ["" if row.limit is None else microseconds(row.limit) for row in self.rows],
+        groups = {
+            "all": labels,
+            "others": [label for label in labels if label not in (BASELINE, *self.peers)],
+            "ours": [OURS],
+            "ours with peers": [OURS] if self.peers else [],
         }
-        for name, cell, label in columns:
-            table[name] = [cell(row, label) for row in self.rows]
+        table = {
+            heading.format(label): [cell(row, label) for row in self.rows]
+            for heading, cell, group in COLUMNS
+            for label in groups[group]
+        }
         shown = {name: cells for name, cells in table.items() if any(cells)}
         return list(shown), [list(cells) for cells in zip(*shown.values(), strict=True)]
 
     @property
     def lowest(self) -> tuple[Ratio, str, str] | None:
-        """The lowest ratio of a function over plain jit, of which program, and of which candidate of ours."""
+        """The lowest ratio of a function over plain jit, its program, and the candidate of ours."""
         found = [
             (result.ratio, row.program, label)
             for row in self.rows
@@ -159,44 +142,20 @@ class SuiteResult:
     @property
     def is_slower(self) -> bool:
         """Whether some function is slower than plain jit, beyond noise."""
-        return self.lowest is not None and self.lowest[0].value < LEAST_RATIO and self.lowest[0].high < 1.0
+        return self.lowest is not None and self.lowest[0].value < MIN_RATIO and self.lowest[0].high < 1.0
 
-    def to_markdown(self) -> str:
-        header, body = self.cells()
-        lines = [f"# {self.title}", "", f"{self.date}, {self.device}. {self.method}", ""]
-        lines += [", ".join(f"{name} {version}" for name, version in self.versions.items() if version) + ".", ""]
-        lines += [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
-        lines += [f"| {' | '.join(cells)} |" for cells in body]
-        lines += [f"\n{row.program}, {label}: {why}" for row in self.rows for label, why in row.failures.items()]
-        return "\n".join(lines) + "\n"
+    @property
+    def failures(self) -> list[tuple[str, str, str]]:
+        """Program, label and reason of each candidate or peer that failed."""
+        return [(row.program, label, why) for row in self.rows for label, why in row.failures.items()]
 
-    def write(self, file: Path) -> Path:
-        """Write the JSON to `file` and the Markdown beside it; the Markdown's path."""
-        return write_beside(file, self.to_json(), self.to_markdown())
-
-    def table(self) -> Table:
-        header, body = self.cells()
-        table = Table(title=self.title, caption=self.method)
-        for i, name in enumerate(header):
-            table.add_column(name, justify="left" if i == 0 else "right", no_wrap=i == 0)
-        for cells in body:
-            table.add_row(*cells)
-        return table
-
-
-def _finite(value: object) -> object:
-    """JSON has no infinity: null stands for it."""
-    match value:
-        case dict():
-            return {k: _finite(v) for k, v in value.items()}
-        case list() | tuple():
-            return [_finite(v) for v in value]
-        case float() if not math.isfinite(value):
-            return None
-    return value
+    def details(self) -> list[str]:
+        """Why candidates failed."""
+        return [f"{program}, {label}: {why}" for program, label, why in self.failures]
 
 
 def microseconds(seconds: float) -> str:
+    """Write seconds as microseconds."""
     return f"{seconds * 1e6:,.1f}"
 
 
@@ -233,6 +192,42 @@ def _cell(field: str, text: Callable[[Any], str] = str) -> Cell:
     return cell
 
 
+COLUMNS: tuple[tuple[str, Cell, str], ...] = (  # heading with a place for the label, cell, and the labels
+    ("program", lambda row, _: row.program, "ours"),
+    ("limit", lambda row, _: "" if row.limit is None else microseconds(row.limit), "ours"),
+    ("{}", _time_cell, "all"),
+    (f"{{}} over {BASELINE}", _cell("ratio"), "others"),
+    ("{} over the best other", _best_cell, "ours with peers"),
+    ("error {}", _error_cell, "all"),
+    ("equal runs", _cell("repeats"), "ours"),
+    ("temp MB {}", _cell("memory", lambda m: f"{m.temporary / 1e6:,.1f}"), "all"),
+    ("regions {}", _cell("regions"), "others"),
+    ("whole {}", _cell("whole"), "others"),
+    ("model rank {}", _cell("model", "{:.2f}".format), "others"),
+)
+
+
+@contextmanager
+def recording(failures: dict[str, str], label: str) -> Iterator[None]:
+    """Make whatever the block raises a failure of a candidate, and go on."""
+    try:
+        yield
+    except Exception as error:  # whatever a candidate raises is a result of the benchmark
+        failures[label] = in_one_line(error)
+
+
+def bench_results(timings: Mapping[str, Timing], fields: Mapping[str, Mapping[str, Any]]) -> dict[str, BenchResult]:
+    """Combine times, ratios over the baseline and further `fields`, all by candidate."""
+
+    def ratio(label: str) -> Ratio | None:
+        return None if label == BASELINE or BASELINE not in timings else timing.ratio(timings[BASELINE], timings[label])
+
+    return {
+        label: BenchResult(t.seconds, t.interval, t.launches, ratio=ratio(label), **fields.get(label, {}))
+        for label, t in timings.items()
+    }
+
+
 def run_program(
     program: BenchProgram,
     candidates: Mapping[str, Transform],
@@ -242,52 +237,44 @@ def run_program(
     seed: int = 0,
     repeats: int | None = None,
 ) -> SuiteRow:
-    """One row: check every candidate's and peer's result, then time those that gave one. `repeats`: how often ours has
-    to give the same bits again; by default only kernels on a GPU have to.
+    """Check every candidate's and peer's result, then time those that gave one.
+
+    `repeats`: how often ours has to give the same bits again; by default only kernels on a GPU have to.
     """
     device = jax.devices()[0]
     repeats = (REPEATS if device.platform == "gpu" else 0) if repeats is None else repeats
     args = program.draw(seed)
     reference = program.in_float64(args)
     functions: dict[str, Callable[..., jax.Array]] = {}
-    errors: dict[str, tuple[float, float]] = {}
+    fields: dict[str, dict[str, Any]] = {}
     failures: dict[str, str] = {}
+
+    def check(label: str, result: np.ndarray) -> None:
+        """Compare a result with the reference."""
+        fields[label] = dict(zip(("error", "error_rms"), errors_against(reference, result), strict=True))
+
     for label, transform in candidates.items():
-        try:
+        with recording(failures, label):
             function = transform(program.fn)
-            errors[label] = errors_against(reference, np.asarray(function(*args)))
+            check(label, np.asarray(function(*args)))
             functions[label] = function
-        except Exception as error:  # whatever a candidate raises is a result of the benchmark
-            failures[label] = in_one_line(error)
     runnable: dict[str, Peer] = {}
     for label, peer in (peers or {}).items():
-        if not peer.serves(program):
-            continue
-        try:
-            errors[label] = errors_against(reference, peer.result(program, args))
-            runnable[label] = peer
-        except Exception as error:  # so is what a peer raises
-            failures[label] = in_one_line(error)
+        if peer.serves(program):
+            with recording(failures, label):
+                check(label, peer.result(program, args))
+                runnable[label] = peer
     timings = _time(program, functions, runnable, failures, rounds, seed)
+    for label in timings.keys() & functions.keys():
+        fields[label] |= explained(functions[label], args)
+    if repeats and OURS in timings:
+        fields[OURS]["repeats"] = equal_runs(functions[OURS], args, repeats)
     gpu = MEASURED.get(device.device_kind)
-    results = {
-        label: BenchResult(
-            t.seconds,
-            t.interval,
-            t.launches,
-            error=errors[label][0],
-            error_rms=errors[label][1],
-            ratio=None if label == BASELINE or BASELINE not in timings else timing.ratio(timings[BASELINE], t),
-            repeats=equal_runs(functions[label], args, repeats) if label == OURS and repeats else None,
-            **explained(functions.get(label), args),
-        )
-        for label, t in timings.items()
-    }
-    return SuiteRow(program.name, None if gpu is None else program.limit(gpu), results, failures)
+    return SuiteRow(program.name, None if gpu is None else program.limit(gpu), bench_results(timings, fields), failures)
 
 
 def errors_against(reference: np.ndarray, found: np.ndarray) -> tuple[float, float]:
-    """Largest and root-mean-square error, relative to the same of the reference; infinite where found is not finite."""
+    """Measure the largest and the root-mean-square error, relative to the reference; infinite if not all is finite."""
     difference = np.abs(found.astype(np.float64) - reference)
     if not np.isfinite(difference).all():
         return float("inf"), float("inf")
@@ -296,8 +283,7 @@ def errors_against(reference: np.ndarray, found: np.ndarray) -> tuple[float, flo
 
 
 def equal_runs(function: Callable[..., jax.Array], args: Sequence[jax.Array], repeats: int) -> int:
-    """How many runs on the same inputs in a row are equal to the first, bit for bit, of at most `repeats`."""
-
+    """Count the runs in a row, at most `repeats`, that are equal to the first bit for bit."""
     first = function(*args)
     for n in range(repeats):
         if not same_bits(first, function(*args)):
@@ -313,7 +299,7 @@ def _time(
     rounds: int | None,
     seed: int,
 ) -> dict[str, Timing]:
-    """Interleaved times of all; what cannot be timed becomes a failure."""
+    """Time all in turns; a candidate that cannot be timed becomes a failure."""
     on_gpu = jax.devices()[0].platform == "gpu"
     sets = timing.sets_for(program.bytes) if on_gpu else 1
     all_args = [program.draw(seed + i) for i in range(sets)]
@@ -328,17 +314,15 @@ def _time(
     makers |= {label: partial(peer.call, program, all_args) for label, peer in peers.items()}
     calls: dict[str, timing.Call] = {}
     for label, make in makers.items():
-        try:
+        with recording(failures, label):  # for lack of memory, say
             call = make()
             call()
             calls[label] = call
-        except Exception as error:  # for lack of memory, say
-            failures[label] = in_one_line(error)
     return timing.time_device(calls, sets, rounds or 6) if on_gpu else timing.time_wall(calls, rounds or 10)
 
 
 def explained(function: object, args: Iterable[object]) -> dict[str, Any]:
-    """What the candidate says about itself, if it can: fields of a `BenchResult`."""
+    """Read the candidate's report on itself, if it has one, into fields of a `BenchResult`."""
     explain = getattr(function, "explain", None)
     if explain is None:
         return {}
@@ -360,60 +344,61 @@ def explained(function: object, args: Iterable[object]) -> dict[str, Any]:
         return {"report": f"no report: {type(error).__name__}: {error}"}
 
 
-class NamedRow(Protocol):
-    """What a row of a suite is about."""
+class Named(Protocol):
+    """A program or step with a name."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name in the table."""
+        ...
 
 
-def run_suite[P: NamedRow](
+def run_suite[P: Named](
     programs: Iterable[P],
-    candidates: Mapping[str, Transform] | None = None,
+    candidates: Mapping[str, Transform],
     peers: Mapping[str, Peer] | None = None,
     *,
     run: Callable[..., SuiteRow] = run_program,
     unit: str = "program",
-    on_host: bool = False,
-    clock: str = "Wall-clock",
+    host_clock: str = "",
     notes: str = "",
     title: str = "benchmark",
     rounds: int | None = None,
     seed: int = 0,
     console: Console | None = None,
 ) -> SuiteResult:
-    """Every program in turn by ``run(program, candidates, rounds=, seed=)``, with a line of progress to `console`.
+    """Run every program by ``run(program, candidates, rounds=, seed=)``, with a line of progress to `console`.
 
-    `unit` is what a time is the time of. With `on_host` it is always of the host's clock, which `clock` names. `notes`
-    go under the table. An interrupt ends the suite and keeps the rows that are complete.
+    A time is per `unit`. `host_clock`: the clock of the host that takes the times even if there is a GPU. `notes` go
+    under the table. An interrupt ends the suite and keeps the complete rows.
     """
     programs = list(programs)
-    candidates = default_candidates() if candidates is None else candidates
-    device = jax.devices()[0]
-    method = (
-        f"Device time per {unit} in microseconds (kernel launches), median of interleaved profiles."
-        if device.platform == "gpu" and not on_host
-        else f"{clock} time per {unit} in microseconds, median of interleaved rounds."
-    )
     rows: list[SuiteRow] = []
     for i, program in enumerate(programs, 1):
+        failures: dict[str, str] = {}
+        row = SuiteRow(program.name, None, {}, failures)
         try:
             row = run(program, candidates, rounds=rounds, seed=seed, **({"peers": peers} if peers else {}))
         except KeyboardInterrupt:
             title = f"{title}, interrupted after {len(rows)} of {len(programs)}"
             break
         except Exception as error:  # while it was timed: the rows before it are not lost
-            why = in_one_line(error)
-            row = SuiteRow(program.name, None, {}, dict.fromkeys(candidates, why))
+            failures.update(dict.fromkeys(candidates, in_one_line(error)))
         rows.append(row)
         if console is not None:
-            console.print(
-                f"{i}/{len(programs)} {program.name}: {_summary(row)}", highlight=False, markup=False, soft_wrap=True
-            )
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    where = f"{device.platform}: {device.device_kind}"
-    installed = dict(versions()) | (peer_versions() if peers else {})
-    return SuiteResult(title, now, where, installed, f"{method} {notes}".strip(), tuple(rows), tuple(peers or ()))
+            line = f"{i}/{len(programs)} {program.name}: {_summary(row)}"
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+    about = provenance()
+    about["versions"] |= peer_versions() if peers else {}
+    method = f"{_method(unit, host_clock)} {notes}".strip()
+    return SuiteResult(title, method=method, rows=tuple(rows), peers=tuple(peers or ()), **about)
+
+
+def _method(unit: str, host_clock: str) -> str:
+    if jax.devices()[0].platform == "gpu" and not host_clock:
+        return f"Device time per {unit} in microseconds (kernel launches), median of interleaved profiles."
+    clock = host_clock or "Wall-clock"
+    return f"{clock} time per {unit} in microseconds, median of interleaved rounds."
 
 
 def _summary(row: SuiteRow) -> str:

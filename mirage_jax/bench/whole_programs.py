@@ -1,7 +1,7 @@
-"""Training steps of one layer, as people write them, in which large values are cheap to make again.
+"""Training steps of one layer, as people write them, in which large values are cheap to compute again.
 
-Each is plain JAX that differentiates itself, ``step(state, batch) -> (state, (loss, gradients))``, without a state. In
-each of them a backward pass from kept scores is hard to beat, so they show whether a function gets slower as a whole.
+Each is plain JAX that differentiates itself, ``step(state, batch) -> (state, (loss, gradients))``, without a state. A
+backward pass from stored scores is hard to beat here, so the steps show whether a function gets slower as a whole.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ type Fn = Callable[[Any, Any], tuple[Any, Any]]
 
 @dataclass(frozen=True)
 class LayerSizes:
-    """Of attention-like programs: query heads, heads of keys and values, positions, numbers of a head, window."""
+    """Sizes of attention-like programs: query heads, heads of keys and values, positions, numbers of a head, window."""
 
     heads: int = 16
     groups: int = 4
@@ -33,7 +33,7 @@ CAP = 50.0  # of logits
 
 
 def softcap_attention(q: jax.Array, k: jax.Array, v: jax.Array, window: int) -> jax.Array:
-    """Causal attention in a sliding window, logits capped, with heads that share keys. q[H, T, D]; k, v[G, T, D]."""
+    """Attend in a sliding causal window, logits capped, with heads that share keys: q[H, T, D]; k, v[G, T, D]."""
     grouped = q.reshape(k.shape[0], -1, *q.shape[1:])
     logits = jnp.einsum("ghtd,gsd->ghts", grouped, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
     logits = CAP * jnp.tanh(logits / CAP)
@@ -44,7 +44,7 @@ def softcap_attention(q: jax.Array, k: jax.Array, v: jax.Array, window: int) -> 
 
 
 def retention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Parallel retention (Sun et al., 2023): scores that decay with distance, each head at a rate of its own."""
+    """Weigh values by scores that decay with distance, each head at another rate (retention: Sun et al., 2023)."""
     heads, length, width = q.shape
     rates = 1 - 2.0 ** (-5 - jnp.arange(heads, dtype=jnp.float32))
     t = jnp.arange(length)
@@ -55,7 +55,7 @@ def retention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def kernel_regression(x: jax.Array, points: jax.Array, values: jax.Array, scale: jax.Array) -> jax.Array:
-    """Nadaraya and Watson's estimate at each x: the mean of all values, weighed by a Gaussian of the distance."""
+    """Average all values at each x, weighed by a Gaussian of the distance (Nadaraya and Watson, 1964)."""
     x, points = x / scale, points / scale
     squares = jnp.sum(x * x, -1)[:, None] + jnp.sum(points * points, -1) - 2 * x @ points.T
     weights = jnp.exp(-0.5 * squares)
@@ -75,7 +75,7 @@ def _squared(y: jax.Array, target: jax.Array) -> jax.Array:
 
 
 def attention_step(s: LayerSizes) -> tuple[Fn, Draw]:
-    """Gradients of queries, keys and values."""
+    """Make a step with gradients of queries, keys and values."""
 
     def draw(key: jax.Array) -> tuple[Any, Any]:
         shapes = [(n, s.length, s.width) for n in (s.heads, s.groups, s.groups, s.heads)]
@@ -84,6 +84,7 @@ def attention_step(s: LayerSizes) -> tuple[Fn, Draw]:
         return (), ((q, k, v), target)
 
     def loss(qkv: tuple[jax.Array, jax.Array, jax.Array], target: jax.Array) -> jax.Array:
+        """Compare attention with a target."""
         q, k, v = qkv
         return _squared(softcap_attention(q, k, v, s.window), target)
 
@@ -91,7 +92,7 @@ def attention_step(s: LayerSizes) -> tuple[Fn, Draw]:
 
 
 def retention_step(s: LayerSizes) -> tuple[Fn, Draw]:
-    """The same of retention."""
+    """Make the same step of retention."""
 
     def draw(key: jax.Array) -> tuple[Any, Any]:
         shape = s.heads, s.length, s.width
@@ -102,7 +103,7 @@ def retention_step(s: LayerSizes) -> tuple[Fn, Draw]:
 
 
 def kernel_regression_step(queries: int, points: int, width: int = 16, outputs: int = 8) -> tuple[Fn, Draw]:
-    """Gradients of points, values and scales."""
+    """Make a step with gradients of points, values and scales."""
 
     def draw(key: jax.Array) -> tuple[Any, Any]:
         shapes = [(points, width), (points, outputs), (queries, width), (queries, outputs)]

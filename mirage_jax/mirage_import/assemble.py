@@ -1,8 +1,8 @@
 """From kernels with numbered dimensions to a muGraph: all dimensions are known by now, and their axes get names.
 
-Each kernel names its axes itself, since what one kernel divides by its grid another may divide otherwise: a load sees a
-tensor under the kernel's own names, which are the tensor's where nothing speaks against it. Inputs and outputs have the
-names that the caller gave them, ``k -> k0 k1`` where an axis is divided.
+Each kernel names its axes, since kernels may divide a dimension in different ways. A load sees a tensor under the
+kernel's names, which are the tensor's if nothing speaks against it. Inputs and outputs have the names that the caller
+gave them, ``k -> k0 k1`` where an axis is divided.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ class KernelSketch:
 
     @property
     def loop(self) -> Dim:
+        """The axes of the loop, if any load divides its tensor by steps."""
         return self.sketch.loop if any(value.looped for _, value, _ in self.loads) else ()
 
 
 @dataclass
 class ProgramSketch:
-    """Kernels in order. `axes` are the interface's; `wanted` are the names of those that an output must have."""
+    """Kernels in order. `axes` are the interface's; `wanted` are the names of the axes of outputs."""
 
     factors: Factors
     axes: dict[Axis, Dim] = field(default_factory=dict[Axis, Dim])
@@ -66,7 +67,7 @@ type Parts = dict[Axis, tuple[Axis, ...]]
 
 
 def assemble(program: ProgramSketch, reserved: Mapping[Axis, int]) -> tuple[KernelGraph, Schedule, Parts]:
-    """The graph, a schedule of one tile per block and step, and what the interface's axes were divided into.
+    """Build the graph, a schedule of one tile per block and step, and the parts of the interface's axes.
 
     Names that are `reserved` (with their extents) are used for no axis of another extent.
     """
@@ -74,7 +75,7 @@ def assemble(program: ProgramSketch, reserved: Mapping[Axis, int]) -> tuple[Kern
 
 
 def letters(used: Sequence[Axis] = ()) -> Iterator[Axis]:
-    """Names for axes."""
+    """Make up names for axes."""
     names = chain("ijklmnpqrstuvwxyzabcdefgh", (f"{a}{n}" for n in count() for a in ascii_lowercase))
     return (a for a in names if a not in used)
 
@@ -86,6 +87,7 @@ class _ImportAssembler:
         self.parts = self._parts({*program.axes, *reserved})
 
     def run(self) -> tuple[KernelGraph, Schedule, Parts]:
+        """Name the axes, then build kernel by kernel."""
         names = _KernelAxisNames(self.factors, self.extents)
         for axis, dim in self.program.axes.items():
             for key, part in zip(self.factors.resolve(dim), self.parts[axis], strict=True):
@@ -190,10 +192,12 @@ class _KernelAxisNames:
         return tuple(self.given[k] for k in keys)
 
     def want(self, key: FactorKey, axis: Axis) -> None:
+        """Name an axis. Raises `UnsupportedError` if it has another name already."""
         if self.given.setdefault(key, axis) != axis or list(self.given.values()).count(axis) > 1:
             raise UnsupportedError(f"two outputs of one kernel would need axis {axis} under two names")
 
     def prefer(self, key: FactorKey, axis: Axis) -> None:
+        """Name an axis if both axis and name are free."""
         if key not in self.given and axis not in self.given.values():
             self.given[key] = axis
 

@@ -6,9 +6,9 @@ same.
 
 before -> after:  (k: 4096) ~ (g: 64)(r: 64)  ->  k is divided, and its parts are g and r
 
-A key is a base and a copy. Copies of one base are different axes of the same extents: whatever divides one divides all
-of them. So a tensor that is read twice is divided in the same way by both readers, and yet each reader has its own
-axes. Keys that were handed out stay valid: `resolve` says what has become of them.
+A key is a base and a copy. Copies of one base are different axes of the same extents: dividing one divides all. So two
+readers of a tensor divide it in the same way, and yet each has other axes. Keys stay valid after a division: `resolve`
+gives the keys that replace them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from mirage_jax.errors import UnsupportedError
 
 
 class FactorKey(NamedTuple):
+    """An axis that may still be divided."""
+
     base: int
-    copy: tuple[int, ...]  # a number of its own, and which part of it a division has left
+    copy: tuple[int, ...]  # a unique number, and the path of parts that divisions have left
 
 
 type Dim = tuple[FactorKey, ...]
@@ -39,18 +41,19 @@ class Factors:
         self._copies = itertools.count()
 
     def dim(self, size: int) -> Dim:
-        """A new dimension of its own."""
+        """Make a new dimension."""
         return () if size == 1 else (FactorKey(self._base(size), (next(self._copies),)),)
 
     def copy(self, dim: Dim) -> Dim:
-        """Other axes of the same extents, now and after all divisions."""
+        """Make other axes of the same extents, now and after all divisions."""
         return tuple(FactorKey(k.base, (next(self._copies),)) for k in self.resolve(dim))
 
     def copies(self, dims: Dims) -> Dims:
+        """Copy several dimensions."""
         return tuple(map(self.copy, dims))
 
     def resolve(self, dim: Dim) -> Dim:
-        """The axes of a dimension by now."""
+        """Look up the axes of a dimension after all divisions."""
         out: list[FactorKey] = []
         for key in dim:
             key = self._representative(key)
@@ -61,12 +64,15 @@ class Factors:
         return tuple(out)
 
     def extent(self, key: FactorKey) -> int:
+        """The extent of an axis."""
         return self._extents[key.base]
 
     def size(self, dim: Dim) -> int:
+        """The size of a dimension."""
         return math.prod(map(self.extent, self.resolve(dim)))
 
     def shape(self, dims: Dims) -> tuple[int, ...]:
+        """The sizes of several dimensions."""
         return tuple(map(self.size, dims))
 
     def unify(self, left: Dim, right: Dim) -> None:

@@ -1,10 +1,10 @@
 """Saved muGraphs of CMU's Mirage, as its JSON files have them: an array of graphs, each an array of operators.
 
-Input: the text, or what a JSON reader made of it. Output: one `SavedGraph` per graph, in which every tensor that is
-used is one that was made before, of the same shape. What the operators mean is `importer.graphs`'s business.
+Input: the text, or parsed JSON. Output: one `SavedGraph` per graph, in which every used tensor was made before, with
+the same shape. `mirage_import.graphs` gives operators their meaning.
 
-Tensors stand in the file by value wherever they are used, and are the same if they have the same `guid`. Their layouts,
-strides and places in shared memory say where elements lie and not what they are: they are not read.
+The file repeats a tensor wherever it is used; its `guid` tells tensors apart. Layouts, strides and places in shared
+memory tell only where elements lie: they are not read.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SavedOp:
 
 @dataclass(frozen=True, slots=True)
 class SavedBlock:
-    """A block graph. `dimx` is what reductions "to dimx" leave of a dimension."""
+    """A block graph. `dimx`: the size that reductions "to dimx" leave of a dimension."""
 
     grid: Triple
     forloop_range: int
@@ -65,16 +65,17 @@ class SavedGraph:
 
     @property
     def inputs(self) -> tuple[SavedTensor, ...]:
-        """Of the program, in the order of its arguments."""
+        """Arguments of the program, in order."""
         return tuple(op.outputs[0] for op in self.ops if op.kind == "input")
 
     @property
     def outputs(self) -> tuple[SavedTensor, ...]:
+        """Results of the program, in order."""
         return tuple(op.inputs[0] for op in self.ops if op.kind == "output")
 
 
 def read_mirage_json(source: str | list[Json]) -> list[SavedGraph]:
-    """The graphs of a file (or the one graph that it is); `ParseError` says what is wrong where."""
+    """Read the graphs of a file, or its one graph. Raises `ParseError` with the place of a mistake."""
     if isinstance(source, str):
         try:
             source = json.loads(source)
@@ -97,11 +98,13 @@ class _Node:
     where: str
 
     def fail(self, expected: str) -> NoReturn:
+        """Raise a `ParseError` that shows the value."""
         shown = json.dumps(self.value, default=repr)
         shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
         raise ParseError(f"{self.where}: expected {expected}, found {shown}")
 
     def called(self, where: str) -> _Node:
+        """Give the place another name."""
         return replace(self, where=where)
 
     def __getitem__(self, key: str) -> _Node:
@@ -111,22 +114,27 @@ class _Node:
         return _Node(fields[key], f"{self.where}, {key}")
 
     def items(self) -> list[_Node]:
+        """Elements of an array."""
         values = self.value if isinstance(self.value, list) else self.fail("an array")
         return [_Node(v, f"{self.where}[{n}]") for n, v in enumerate(values)]
 
     def integer(self, low: int, high: int | None = None) -> int:
+        """An integer within bounds."""
         value = self.value
         if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
             self.fail(f"an integer from {low}" + (f" to {high}" if high is not None else ""))
         return value
 
     def boolean(self) -> bool:
+        """True or false."""
         return self.value if isinstance(self.value, bool) else self.fail("true or false")
 
     def text(self) -> str:
+        """A string."""
         return self.value if isinstance(self.value, str) else self.fail("a string")
 
     def triple(self, low: int, high: int | None = None) -> Triple:
+        """Integers by x, y and z."""
         x, y, z = (self[axis].integer(low, high) for axis in "xyz")
         return x, y, z
 
@@ -150,6 +158,7 @@ class _Made:
         self.tensors: dict[int, SavedTensor] = {}
 
     def use(self, node: _Node, shared: bool = False) -> SavedTensor:
+        """Read a tensor that an operator has made. Raises `ParseError` if none has."""
         tensor = _tensor(node, shared)
         known = self.tensors.get(tensor.guid)
         if known is None:
@@ -159,6 +168,7 @@ class _Made:
         return tensor
 
     def make(self, node: _Node, shared: bool = False) -> SavedTensor:
+        """Read a tensor that this operator makes."""
         tensor = _tensor(node, shared)
         if tensor.guid in self.tensors:
             raise ParseError(f"{node.where}: tensor {tensor.guid} is made a second time")

@@ -1,6 +1,6 @@
 """Reads saved muGraphs of CMU's Mirage into ours, exactly as they are, right or wrong.
 
-Input: the JSON of a file (`importer.file`). Output: for each graph a `KernelGraph` with the `Schedule` that the
+Input: the JSON of a file (`mirage_import.file`). Output: for each graph a `KernelGraph` with the `Schedule` that the
 file gives it, or the reason why it cannot be written here.
 
 The peer's tensors have numbered dimensions, and a block graph says which dimension is divided by which grid dimension
@@ -16,8 +16,8 @@ own; any other tiles of g and l compute the same, since no operator in a block s
 the verifier may choose its own at reduced extents.
 
 Where a tensor is divided in one way by one kernel and in another by the next, axes are divided until both can be
-written (`importer.factors`); a loop over an axis that is divided runs over its first part, and the others lie in the
-tile. Given a reference graph, the two are brought to common axes, so that they can be compared.
+written (`mirage_import.factors`); a loop over such an axis runs over its first part, and the others lie in the tile.
+Given a reference graph, the two are brought to common axes, so that they can be compared.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RefusedGraph:
 
 
 def from_mirage_json(source: str | list[Json]) -> list[Imported | RefusedGraph]:
-    """The graphs of a file; `ParseError` if it is malformed."""
+    """Read the graphs of a file. Raises `ParseError` if it is malformed."""
     out: list[Imported | RefusedGraph] = []
     for saved in read_mirage_json(source):
         try:
@@ -67,7 +67,7 @@ def from_mirage_json(source: str | list[Json]) -> list[Imported | RefusedGraph]:
 
 
 def import_graph(saved: SavedGraph, reference: KernelGraph | None = None) -> Imported:
-    """One graph; `UnsupportedError` if it cannot be written here, `ParseError` if it is malformed.
+    """Read one graph. Raises `UnsupportedError` if it cannot be written here, `ParseError` if it is malformed.
 
     A reference (of library operators, with the file's shapes) lends its names of axes and is divided along;
     `DifferentError` if its inputs or outputs have other shapes.
@@ -124,7 +124,7 @@ def _grouped(graph: KernelGraph, tensor: Tensor, shape: tuple[int, ...]) -> tupl
 
 
 class _Translation:
-    """One graph of the file; `names` are those of the axes of its inputs."""
+    """One graph of the file; `names` are the names of its inputs' axes."""
 
     def __init__(self, saved: SavedGraph, names: Names, reference: KernelGraph | None):
         self.saved, self.reference = saved, reference
@@ -137,6 +137,7 @@ class _Translation:
         self.devices: dict[int, DeviceTensor] = {}
 
     def run(self, op: SavedOp) -> None:
+        """Translate an operator of the kernel graph."""
         if op.kind == "input":
             dims = tuple(tuple(chain(*(self.axes[a] for a, _ in group))) for group in next(self.names))
             n = len(self.program.inputs)
@@ -223,7 +224,7 @@ class _Translation:
         kernel.stores.append((self._device(op, tensor, f"t{number}", dims), value))
 
     def tie_outputs(self, reference: KernelGraph) -> None:
-        """Outputs have the axes of the reference's, in number and order."""
+        """Give outputs the axes of the reference's. Raises `DifferentError` if shapes or their number differ."""
         if len(self.program.outputs) != len(reference.outputs):
             raise DifferentError(f"{len(self.program.outputs)} outputs, where the program has {len(reference.outputs)}")
         for saved, device, name in zip(self.saved.outputs, self.program.outputs, reference.outputs, strict=True):

@@ -1,9 +1,8 @@
-"""What the operators of CMU's Mirage mean, written with ours: one rule each, for all levels.
+"""The operators of CMU's Mirage written with ours: one rule each, for all levels.
 
-A `Sketch` is a kernel in the making, whose values have numbered dimensions (`importer.factors`); names of axes come
-later, when all dimensions are known. In a block, tensors have the dimensions of one tile. The axes that count blocks
-and loop steps are in none of them: an operator meets its operands block by block and step by step, so these axes go
-through every operator as they are, and only accumulators reduce the one of the loop.
+A `Sketch` is an unfinished kernel, whose values have numbered dimensions (`mirage_import.factors`); axes get names
+when all dimensions are known. In a block, tensors have the dimensions of one tile, without the axes of blocks and loop
+steps. Operators work block by block and step by step and leave these axes alone; only accumulators reduce the loop's.
 """
 
 from __future__ import annotations
@@ -23,6 +22,8 @@ HALF = Fraction(1, 2)
 
 
 class ImportedValue(NamedTuple):
+    """A value with numbered dimensions."""
+
     name: str
     dims: Dims
     looped: bool  # does it differ from step to step of the loop?
@@ -48,16 +49,18 @@ class Sketch:
     _count: int = 0
 
     def fresh(self) -> str:
+        """Make up a name."""
         self._count += 1
         return f"v{self._count - 1}"
 
     def op(self, op: str, *args: ImportedValue, dims: Dims, **attrs: Fraction | Dim) -> ImportedValue:
+        """Add an operator."""
         result = ImportedValue(self.fresh(), dims, any(x.looped for x in args))
         self.steps.append(ImportedOperator(result, op, tuple(x.name for x in args), attrs))
         return result
 
     def pointwise(self, op: str, *args: ImportedValue, **attrs: Fraction | Dim) -> ImportedValue:
-        """Dimensions of size 1 are broadcast; the others are the same."""
+        """Add a pointwise operator: dimensions of size 1 are broadcast, the others made the same."""
         dims = args[0].dims
         for x in args[1:]:
             dims = self._broadcast(dims, x.dims)
@@ -67,12 +70,16 @@ class Sketch:
         shapes = [list(self.factors.shape(d)) for d in (left, right)]
         if len(left) != len(right) or any(m != n and 1 not in (m, n) for m, n in zip(*shapes, strict=True)):
             raise ParseError(f"shapes {shapes[0]} and {shapes[1]} do not go together")
-        for a, b in zip(left, right, strict=True):
-            if a and b:
-                self.factors.unify(a, b)
-        return tuple(a or b for a, b in zip(left, right, strict=True))
+        return tuple(map(self._common, left, right))
+
+    def _common(self, a: Dim, b: Dim) -> Dim:
+        """Make two dimensions the same, unless one has size 1."""
+        if a and b:
+            self.factors.unify(a, b)
+        return a or b
 
     def matmul(self, a: ImportedValue, b: ImportedValue) -> ImportedValue:
+        """Multiply matrices: (.., m, k) by (.., k, n), with equal leading dimensions. Raises `ParseError`."""
         shapes = [list(self.factors.shape(x.dims)) for x in (a, b)]
         if min(map(len, shapes)) < 2 or shapes[0][:-2] != shapes[1][:-2] or shapes[0][-1] != shapes[1][-2]:
             raise ParseError(f"shapes {shapes[0]} and {shapes[1]} do not go together")
@@ -98,9 +105,9 @@ class Sketch:
         return outer, tuple(dims)
 
     def accumulate(self, x: ImportedValue, left: int | None = None) -> tuple[ImportedValue, int]:
-        """Sum over the loop, and over the last dimension but for `left` of it; what is still to be multiplied by.
+        """Sum over the loop, and over all but `left` of the last dimension; also returns the missing factor.
 
-        What is the same in each step is not summed over the loop: it counts once for each.
+        A value that is the same in each step is not summed over the loop: the factor is the number of steps.
         """
         axes, dims = ((), x.dims) if left is None else self._outer(x, len(x.dims) - 1, left)
         if x.looped:
@@ -154,7 +161,7 @@ def _concat_then_matmul(k: Sketch, op: SavedOp, xs: tuple[ImportedValue, ...]) -
 
 
 def _reduction(k: Sketch, op: SavedOp, xs: tuple[ImportedValue, ...]) -> ImportedValue:
-    """reduction_D, reduction_D_to_dimx: what is left of dimension D is in the shape of the result."""
+    """reduction_D, reduction_D_to_dimx: the shape of the result tells the rest of dimension D."""
     (x,), dim = xs, int(re.findall(r"\d", op.kind)[0])
     shape = op.outputs[0].shape
     if dim >= min(len(x.dims), len(shape)):
@@ -216,7 +223,7 @@ REFUSED = {  # pattern of kinds -> why there is no rule
 
 
 def apply(k: Sketch, op: SavedOp, xs: tuple[ImportedValue, ...]) -> ImportedValue:
-    """The value of an operator, of the shape that the file says it has."""
+    """Translate an operator, whose result has the shape in the file. Raises `UnsupportedError` and `ParseError`."""
     if op.kind not in RULES:
         for pattern, why in REFUSED.items():
             if re.fullmatch(pattern, op.kind):
@@ -236,5 +243,6 @@ def apply(k: Sketch, op: SavedOp, xs: tuple[ImportedValue, ...]) -> ImportedValu
 
 
 def require_shape(op: SavedOp, said: tuple[int, ...], found: tuple[int, ...]) -> None:
+    """Raise `ParseError` if the file has another shape for a tensor than its operator gives."""
     if said != found:
         raise ParseError(f"{op.where}: a tensor is {list(said)} in the file; by the operator it is {list(found)}")

@@ -142,7 +142,7 @@ def accept_all(reference: KernelGraph, candidate: KernelGraph) -> str:
 
 def test_what_is_accepted_is_printed(monkeypatch: pytest.MonkeyPatch, tmp_path, capsys) -> None:
     """A verifier that accepts everything is found out by the command."""
-    monkeypatch.setattr(cli, "sources", lambda seed: [source(RMSNORM, "two loops")])
+    monkeypatch.setattr("mirage_jax.cli.audit.sources", lambda seed: [source(RMSNORM, "two loops")])
     file = tmp_path / "r.json"
     command = ["mutate", "--count", "40", "-q", "--json", str(file)]
     assert cli.main(command) == cli.OK

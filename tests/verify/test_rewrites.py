@@ -107,7 +107,7 @@ def test_rules(rule: Rewrite) -> None:
 
 
 def test_command(monkeypatch: pytest.MonkeyPatch, tmp_path, capsys) -> None:
-    monkeypatch.setattr(cli, "sources", lambda seed: SOURCES[:3])
+    monkeypatch.setattr("mirage_jax.cli.audit.sources", lambda seed: SOURCES[:3])
     file = tmp_path / "r.json"
     assert cli.main(["rewrite", "--count", "20", "-q", "--json", str(file)]) == cli.OK
     assert "0 of 20 true rewrites refused" in " ".join(capsys.readouterr().out.split())

@@ -27,6 +27,7 @@ type Batch = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def init_layer(draw: WeightDraw, s: Sizes) -> Weights:
+    """Draw the weights of a layer."""
     square = lambda: draw.dense(s.width, s.width)  # noqa: E731
     return {
         "query": square(),
@@ -42,11 +43,13 @@ def init_layer(draw: WeightDraw, s: Sizes) -> Weights:
 
 @partial(jax.jit, static_argnums=1)
 def init(key: jax.Array, s: Sizes) -> list[Weights]:
+    """Draw all weights."""
     draw = WeightDraw(key, s.dtype)
     return [init_layer(draw, s) for _ in range(s.layers)]
 
 
 def layer(s: Sizes, x: jax.Array, w: Weights, is_token: jax.Array) -> jax.Array:
+    """Run a layer: attention and MLP, each normalized after its residual."""
     q, k, v = (split_heads(dense(x, w[n]), s.heads) for n in ("query", "key", "value"))
     mixed = jax.nn.dot_product_attention(q, k, v, mask=is_token[:, None, None, :])
     x = layer_norm(x + dense(join_heads(mixed), w["out"]), w["norm1"], EPSILON)
@@ -61,7 +64,7 @@ def encode(s: Sizes, layers: list[Weights], x: jax.Array, lengths: jax.Array) ->
 
 
 def batch(key: jax.Array, s: Sizes) -> Batch:
-    """Embeddings, lengths of the texts, and what the encoder should make of them."""
+    """Embeddings, lengths of the texts, and targets of the encoder."""
     k1, k2, k3 = jax.random.split(key, 3)
     shape = (s.batch, s.length, s.width)
     lengths = jax.random.randint(k3, (s.batch,), s.length // 2, s.length + 1, jnp.int32)
@@ -69,5 +72,6 @@ def batch(key: jax.Array, s: Sizes) -> Batch:
 
 
 def loss(s: Sizes, layers: list[Weights], batch: Batch) -> jax.Array:
+    """Compute the loss of masked tokens."""
     x, lengths, wanted = batch
     return squared_error(encode(s, layers, x, lengths), wanted)

@@ -28,12 +28,14 @@ THETA = 10000.0
 
 @partial(jax.jit, static_argnums=1)
 def init(key: jax.Array, s: Sizes) -> list[Weights]:
+    """Draw all weights."""
     draw = WeightDraw(key, s.dtype)
     norms = lambda: {"norm_q": draw.norm(s.head), "norm_k": draw.norm(s.head)}  # noqa: E731
     return [llama.init_layer(draw, s) | norms() for _ in range(s.layers)]
 
 
 def layer(s: Sizes, x: jax.Array, w: Weights) -> jax.Array:
+    """Run a layer."""
     h, positions = rms_norm(x, w["norm1"]), jnp.arange(x.shape[1])
     q = rotary(layer_norm(split_heads(h @ w["query"], s.heads), w["norm_q"]), positions, THETA)
     k = rotary(layer_norm(split_heads(h @ w["key"], s.kv_heads), w["norm_k"]), positions, THETA)

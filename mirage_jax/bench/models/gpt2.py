@@ -24,6 +24,7 @@ SMALL = Sizes(layers=2, width=64, heads=4, kv_heads=4, hidden=256, vocab=128, ba
 
 
 def init_layer(draw: WeightDraw, s: Sizes) -> Weights:
+    """Draw the weights of a layer."""
     return {
         "norm1": draw.norm(s.width),
         "qkv": draw.dense(s.width, 3 * s.width),
@@ -36,6 +37,7 @@ def init_layer(draw: WeightDraw, s: Sizes) -> Weights:
 
 @partial(jax.jit, static_argnums=1)
 def init(key: jax.Array, s: Sizes) -> Weights:
+    """Draw all weights."""
     draw = WeightDraw(key, s.dtype)
     return {
         "tokens": draw(s.vocab, s.width, scale=0.02),
@@ -46,6 +48,7 @@ def init(key: jax.Array, s: Sizes) -> Weights:
 
 
 def layer(s: Sizes, x: jax.Array, w: Weights) -> jax.Array:
+    """Run a layer: attention and MLP, each normalized first."""
     qkv = jnp.split(dense(layer_norm(x, w["norm1"]), w["qkv"]), 3, axis=-1)
     q, k, v = (split_heads(y, s.heads) for y in qkv)
     mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True)
@@ -59,6 +62,7 @@ def run(s: Sizes, layers: list[Weights], x: jax.Array) -> jax.Array:
 
 
 def logits(s: Sizes, w: Weights, tokens: jax.Array) -> jax.Array:
+    """Run the model on tokens."""
     x = w["tokens"][tokens] + w["positions"][: tokens.shape[1]]
     return layer_norm(run(s, w["layers"], x), w["norm"]) @ w["tokens"].T
 

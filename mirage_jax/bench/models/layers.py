@@ -1,4 +1,4 @@
-"""What the models share: sizes, random weights, norms, rotary embedding, attention, MLPs, stacks of layers, losses.
+"""Common parts of models: sizes, random weights, norms, rotary embedding, attention, MLPs, stacks of layers, losses.
 
 Activations are [batch, position, width], or [batch, position, head, head size] inside of attention. Norms, softmax and
 losses are computed in float32 at least, products in the dtype of their operands. Weights are dicts of arrays.
@@ -19,7 +19,7 @@ type Weights = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a transformer and of the data that it sees. `hidden` is the width inside of an MLP."""
+    """Sizes of a transformer and of its data. `hidden` is the width inside of an MLP."""
 
     layers: int
     width: int
@@ -33,6 +33,7 @@ class Sizes:
 
     @property
     def head(self) -> int:
+        """Numbers in a head."""
         return self.width // self.heads
 
 
@@ -44,15 +45,16 @@ class WeightDraw:
 
     def __call__(self, *shape: int, scale: float | None = None) -> jax.Array:
         """Normal numbers, scaled by the root of the fan-in unless `scale` says otherwise."""
-        self.key, own = jax.random.split(self.key)
+        self.key, key = jax.random.split(self.key)
         spread = shape[-2] ** -0.5 if scale is None else scale
-        return (jax.random.normal(own, shape, jnp.float32) * spread).astype(self.dtype)
+        return (jax.random.normal(key, shape, jnp.float32) * spread).astype(self.dtype)
 
     def gain(self, n: int) -> jax.Array:
         """Near one: with all ones an error in a gain would not show."""
         return 1 + self(n, scale=0.1)
 
     def bias(self, n: int) -> jax.Array:
+        """Draw a bias."""
         return self(n, scale=0.02)
 
     def norm(self, n: int) -> Weights:
@@ -60,6 +62,7 @@ class WeightDraw:
         return {"gain": self.gain(n), "bias": self.bias(n)}
 
     def dense(self, m: int, n: int) -> Weights:
+        """Draw weights, scaled by the root of their fan-in, and a bias."""
         return {"w": self(m, n), "b": self.bias(n)}
 
 
@@ -81,12 +84,14 @@ def widen(x: jax.Array) -> jax.Array:
 
 
 def rms_norm(x: jax.Array, gain: jax.Array, eps: float = 1e-5) -> jax.Array:
+    """Normalize by the root mean square in float32 (Zhang and Sennrich, 2019)."""
     wide = widen(x)
     scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
     return (wide * scale * gain).astype(x.dtype)
 
 
 def layer_norm(x: jax.Array, weights: Weights, eps: float = 1e-5) -> jax.Array:
+    """Normalize to mean 0 and variance 1 in float32 (Ba et al., 2016)."""
     wide = widen(x)
     centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
     scale = jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + eps)
@@ -100,6 +105,7 @@ def unit(x: jax.Array) -> jax.Array:
 
 
 def dense(x: jax.Array, weights: Weights) -> jax.Array:
+    """Multiply by weights and add a bias."""
     return x @ weights["w"] + weights["b"]
 
 
@@ -114,14 +120,17 @@ def rotary(x: jax.Array, positions: jax.Array, theta: float) -> jax.Array:
 
 
 def split_heads(x: jax.Array, heads: int) -> jax.Array:
+    """Reshape [B, T, H D] to [B, T, H, D]."""
     return x.reshape(*x.shape[:-1], heads, -1)
 
 
 def join_heads(x: jax.Array) -> jax.Array:
+    """Reshape [B, T, H, D] to [B, T, H D]."""
     return x.reshape(*x.shape[:-2], -1)
 
 
 def swiglu(x: jax.Array, weights: Weights) -> jax.Array:
+    """Run a gated MLP (Shazeer, 2020)."""
     return (jax.nn.silu(x @ weights["gate"]) * (x @ weights["up"])) @ weights["down"]
 
 
@@ -146,4 +155,5 @@ def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 def squared_error(found: jax.Array, wanted: jax.Array) -> jax.Array:
+    """Average squared differences in float32."""
     return jnp.mean((widen(found) - wanted) ** 2)

@@ -1,6 +1,6 @@
 """A language model with causal linear attention (Katharopoulos et al., arXiv 2006.16236; norms as in arXiv 2307.08621).
 
-Scores are products of queries and keys, masked and never normalized; what they mix is normalized in each head. Written
+Scores are products of queries and keys, masked and never normalized; results are normalized in each head. Written
 as one thinks of it: all scores of a text at once.
 """
 
@@ -29,6 +29,7 @@ SMALL = Sizes(layers=2, width=64, heads=2, kv_heads=2, hidden=192, vocab=128, ba
 
 
 def init_layer(draw: WeightDraw, s: Sizes) -> Weights:
+    """Draw the weights of a layer."""
     square = lambda: draw(s.width, s.width)  # noqa: E731
     return {
         "norm1": draw.gain(s.width),
@@ -45,6 +46,7 @@ def init_layer(draw: WeightDraw, s: Sizes) -> Weights:
 
 
 def init(key: jax.Array, s: Sizes) -> Weights:
+    """Draw all weights."""
     return init_language_model(key, s, init_layer)
 
 
@@ -57,6 +59,7 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def layer(s: Sizes, x: jax.Array, w: Weights) -> jax.Array:
+    """Run a layer."""
     h = rms_norm(x, w["norm1"])
     q, k, v = (split_heads(h @ w[n], s.heads) for n in ("query", "key", "value"))
     x = x + join_heads(rms_norm(attention(q, k, v), w["norm_head"])) @ w["out"]
@@ -64,6 +67,7 @@ def layer(s: Sizes, x: jax.Array, w: Weights) -> jax.Array:
 
 
 def run(s: Sizes, layers: list[Weights], x: jax.Array) -> jax.Array:
+    """Run all layers."""
     return apply_layers(partial(layer, s), x, layers)
 
 

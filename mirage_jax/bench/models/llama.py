@@ -29,6 +29,7 @@ type Cache = list[tuple[jax.Array, jax.Array]]
 
 
 def init_layer(draw: WeightDraw, s: Sizes) -> Weights:
+    """Draw the weights of a layer."""
     kv = s.kv_heads * s.head
     return {
         "norm1": draw.gain(s.width),
@@ -44,10 +45,12 @@ def init_layer(draw: WeightDraw, s: Sizes) -> Weights:
 
 
 def init(key: jax.Array, s: Sizes) -> Weights:
+    """Draw all weights."""
     return init_language_model(key, s, init_layer)
 
 
 def empty_cache(s: Sizes) -> Cache:
+    """Make a cache of keys and values for every layer, all zero."""
     shape = (s.batch, s.length, s.kv_heads, s.head)
     return [(jnp.zeros(shape, s.dtype), jnp.zeros(shape, s.dtype)) for _ in range(s.layers)]
 
@@ -106,13 +109,13 @@ def logits(w: Weights, x: jax.Array) -> jax.Array:
 
 
 def prefill(s: Sizes, w: Weights, prompt: jax.Array) -> tuple[jax.Array, Cache]:
-    """What follows the prompt, [batch, positions], and a cache of full capacity that has it."""
+    """Predict the next tokens after a prompt, [batch, positions]; also returns a full-size cache with the prompt."""
     x, made = read(s, w["layers"], w["tokens"][prompt])
     fill = lambda new, empty: jax.lax.dynamic_update_slice_in_dim(empty, new, 0, axis=1)  # noqa: E731
     return logits(w, x), jax.tree.map(fill, made, empty_cache(s))
 
 
 def decode(s: Sizes, w: Weights, token: jax.Array, cache: Cache, position: jax.Array) -> tuple[jax.Array, Cache]:
-    """What follows `token`, [batch], which stands at `position`."""
+    """Predict the token after `token`, [batch], which stands at `position`."""
     x, cache = extend(s, w["layers"], w["tokens"][token[:, None]], cache, position)
     return logits(w, x), cache

@@ -1,4 +1,4 @@
-"""Fine-tuning Llama's layers by LoRA (Hu et al., arXiv 2106.09685): every projection W gets a trained A B beside it.
+"""Fine-tuning Llama's layers by LoRA (Hu et al., arXiv 2106.09685): every projection W gets a trained A B added.
 
 The gradients are of A and B only; W is data of the step.
 """
@@ -57,11 +57,13 @@ def init_adapters(key: jax.Array, s: LoraSizes, layers: list[Weights]) -> list[W
 
 
 def adapted(x: jax.Array, w: Weights, adapters: Weights, name: str) -> jax.Array:
+    """Multiply by weights with their adapter (Hu et al., 2021)."""
     a, b = adapters[name]["a"], adapters[name]["b"]
     return x @ w[name] + ((x @ a) @ b) * (ALPHA / a.shape[1])
 
 
 def layer(s: Sizes, x: jax.Array, w: Weights, adapters: Weights) -> jax.Array:
+    """Run a layer."""
     project = lambda x, name: adapted(x, w, adapters, name)  # noqa: E731
     h, positions = rms_norm(x, w["norm1"]), jnp.arange(x.shape[1])
     q = rotary(split_heads(project(h, "query"), s.heads), positions, llama.THETA)
@@ -73,6 +75,7 @@ def layer(s: Sizes, x: jax.Array, w: Weights, adapters: Weights) -> jax.Array:
 
 
 def loss(s: Sizes, adapters: list[Weights], batch: Batch) -> jax.Array:
+    """Compare the results of all layers with targets."""
     layers, x, wanted = batch
     for w, own in zip(layers, adapters, strict=True):
         x = layer(s, x, w, own)

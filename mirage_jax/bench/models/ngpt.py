@@ -26,10 +26,11 @@ from mirage_jax.bench.models.layers import (
 HALF_B = Sizes(layers=24, width=1024, heads=16, kv_heads=16, hidden=4096, vocab=0, batch=1, length=4096)
 SMALL = Sizes(layers=2, width=64, heads=4, kv_heads=4, hidden=256, vocab=0, batch=2, length=64)
 THETA = 10000.0
-STEP = 0.05  # the initial step towards what a block proposes
+STEP = 0.05  # the initial step towards the result of a block
 
 
 def init_layer(draw: WeightDraw, s: Sizes) -> Weights:
+    """Draw the weights of a layer."""
     inwards = lambda m, n: unit(draw(n, m)).T  # noqa: E731  (columns of length one)
     return {
         "query": inwards(s.width, s.width),
@@ -49,11 +50,13 @@ def init_layer(draw: WeightDraw, s: Sizes) -> Weights:
 
 @partial(jax.jit, static_argnums=1)
 def init(key: jax.Array, s: Sizes) -> list[Weights]:
+    """Draw all weights."""
     draw = WeightDraw(key, s.dtype)
     return [init_layer(draw, s) for _ in range(s.layers)]
 
 
 def attention(s: Sizes, x: jax.Array, w: Weights) -> jax.Array:
+    """Attend with normalized queries and keys."""
     positions = jnp.arange(x.shape[1])
     q, k, v = (split_heads(x @ w[n], s.heads) for n in ("query", "key", "value"))
     scale = w["scale_qk"].reshape(s.heads, s.head)
@@ -64,12 +67,14 @@ def attention(s: Sizes, x: jax.Array, w: Weights) -> jax.Array:
 
 
 def mlp(s: Sizes, x: jax.Array, w: Weights) -> jax.Array:
+    """Run the gated MLP."""
     up = (x @ w["up"]) * w["scale_up"]
     gate = (x @ w["gate"]) * w["scale_gate"] * math.sqrt(s.width)
     return (up * jax.nn.silu(gate)) @ w["down"]
 
 
 def layer(s: Sizes, x: jax.Array, w: Weights) -> jax.Array:
+    """Run a layer: each part moves the hidden state on the sphere."""
     x = unit(x + w["step_attention"] * (unit(attention(s, x, w)) - x))
     return unit(x + w["step_mlp"] * (unit(mlp(s, x, w)) - x))
 

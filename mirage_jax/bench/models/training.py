@@ -1,6 +1,6 @@
 """AdamW, and the training step around a loss: ``step(state, batch) -> (state, loss)``, whose state may be donated.
 
-Moments are kept in float32 beside weights of any dtype (Loshchilov and Hutter, arXiv 1711.05101).
+Moments are in float32, for weights of any dtype (Loshchilov and Hutter, arXiv 1711.05101).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BETA1, BETA2 = 0.9, 0.95
 
 
 class TrainState(NamedTuple):
-    """What training changes. The moments are running means of gradients and of their squares."""
+    """The state that training changes. The moments are running means of gradients and of their squares."""
 
     weights: Any
     first: Any
@@ -27,11 +27,13 @@ class TrainState(NamedTuple):
 
 
 def start(weights: Any) -> TrainState:
+    """Make the state of training: weights, moments, number of steps."""
     zeros = lambda: jax.tree.map(lambda w: jnp.zeros_like(widen(w)), weights)  # noqa: E731
     return TrainState(weights, zeros(), zeros(), jnp.zeros((), jnp.int32))
 
 
 def adamw(state: TrainState, gradients: Any) -> TrainState:
+    """Update weights by AdamW (Loshchilov and Hutter, 2019)."""
     count = state.count + 1
     unbias1, unbias2 = 1 - BETA1**count, 1 - BETA2**count
     first = jax.tree.map(lambda m, g: BETA1 * m + (1 - BETA1) * widen(g), state.first, gradients)

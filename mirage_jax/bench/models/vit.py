@@ -24,7 +24,7 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class VitSizes(Sizes):
-    """`vocab` counts the classes; `length` is that of the patches and the class token."""
+    """`vocab` counts the classes; `length` counts the patches and the class token."""
 
     patch: int = 16
 
@@ -39,6 +39,7 @@ SMALL = VitSizes(layers=2, width=64, heads=4, kv_heads=4, hidden=256, vocab=10, 
 
 
 def init_layer(draw: WeightDraw, s: Sizes) -> Weights:
+    """Draw the weights of a layer."""
     square = lambda: draw.dense(s.width, s.width)  # noqa: E731
     return {
         "norm1": draw.norm(s.width),
@@ -54,6 +55,7 @@ def init_layer(draw: WeightDraw, s: Sizes) -> Weights:
 
 @partial(jax.jit, static_argnums=1)
 def init(key: jax.Array, s: VitSizes) -> Weights:
+    """Draw all weights."""
     draw = WeightDraw(key, s.dtype)
     return {
         "patches": draw.dense(3 * s.patch**2, s.width),
@@ -73,6 +75,7 @@ def patches(s: VitSizes, images: jax.Array) -> jax.Array:
 
 
 def layer(s: Sizes, x: jax.Array, w: Weights) -> jax.Array:
+    """Run a layer."""
     h = layer_norm(x, w["norm1"], EPSILON)
     q, k, v = (split_heads(dense(h, w[n]), s.heads) for n in ("query", "key", "value"))
     x = x + dense(join_heads(jax.nn.dot_product_attention(q, k, v)), w["out"])
@@ -81,6 +84,7 @@ def layer(s: Sizes, x: jax.Array, w: Weights) -> jax.Array:
 
 
 def run(s: Sizes, layers: list[Weights], x: jax.Array) -> jax.Array:
+    """Run all layers."""
     return apply_layers(partial(layer, s), x, layers)
 
 
