@@ -54,7 +54,7 @@ class _Units:
         self.eqns, self.avals = program.eqns, program.avals
         self.dependencies = Dependencies.of(program)
         self.cheap = {n for n, eqn in enumerate(self.eqns) if _is_cheap(eqn)}
-        self.made = {v: n for n, eqn in enumerate(self.eqns) for v in eqn.outputs}
+        self.made = program.producers
         self.families = self._families()
         self.members = set[int]().union(*map(self._members, self.families))
 
@@ -250,12 +250,11 @@ def _checkpointed(jaxpr: Jaxpr, policy: Callable[[], Keeps | None]) -> Jaxpr:
     units = {unit.equations[0]: (unit, keeps) for unit, keeps in named if keeps is not None}
     if not units and not changed:
         return jaxpr
-    read_by = _readers(program)
     eqns: list[FlatEqn] = []
     for step in in_order(found.dependencies, [unit.equations for unit, _ in units.values()]):
         part = [program.eqns[n] for n in step]
         if step[0] in units:
-            results = [v for eqn in part for v in eqn.outputs if not read_by.get(v, set()) <= set(step)]
+            results = program.crossing(step)
             body = [program.eqns[n] for n in found.sources(step, found.free | found.shown_large)]
             part = [_as_checkpoint(program, body, results, units[step[0]][1], jaxpr)]
         eqns += part
@@ -279,15 +278,6 @@ def _checkpointed_body(body: Jaxpr, policy: Callable[[], Keeps | None]) -> Jaxpr
     """The same for a body, which may not close over more arrays than it does."""
     new = _checkpointed(body, policy)
     return new if len(new.consts) <= len(body.consts) else body
-
-
-def _readers(program: FlatProgram) -> dict[int, set[int]]:
-    """Positions of the equations that read each value; -1 for the program's results."""
-    readers: dict[int, set[int]] = {v: {-1} for v in program.outputs if isinstance(v, int)}
-    for n, eqn in enumerate(program.eqns):
-        for v in eqn.reads:
-            readers.setdefault(v, set()).add(n)
-    return readers
 
 
 def _as_checkpoint(
@@ -344,7 +334,6 @@ def repeated(program: FlatProgram, left: Collection[int] = ()) -> FlatProgram:
 class _Copies:
     def __init__(self, program: FlatProgram) -> None:
         self.original = program
-        self.read_by = _readers(program)
         self.avals = dict(program.avals)
         self.before: dict[int, list[FlatEqn]] = {}  # copies, by the position before which they stand
         self.instead: dict[int, dict[int, int]] = {}  # position -> value that is read there -> its copy
@@ -355,7 +344,7 @@ class _Copies:
         """Copies of what `unit` makes, if all that would keep it are equations that may be regions."""
         body = found.alone(unit)
         inside = body | set(unit.equations)
-        outside = {v: self.read_by.get(v, set()) - inside for n in body for v in self.original.eqns[n].outputs}
+        outside = {v: self.original.readers[v] - inside for n in body for v in self.original.eqns[n].outputs}
         large = {v for v in unit.large & outside.keys() if outside[v] <= found.members}
         readers = set[int]().union(*(outside[v] for v in large))
         if not readers:
@@ -384,12 +373,12 @@ class _Copies:
         """
         there = {n for c in found.clusters if not readers.isdisjoint(c) for n in c} - inside
         for n in reversed(found.sources(there, found.shown_large - inside)):
-            needed_by = set[int]().union(*(self.read_by.get(v, set()) for v in self.original.eqns[n].outputs))
+            needed_by = set[int]().union(*(self.original.readers[v] for v in self.original.eqns[n].outputs))
             if needed_by <= there and found.dependencies.before[n].isdisjoint(inside):
                 there.add(n)
         todo = [v for n in there for v in self.original.eqns[n].outputs]
         while todo:
-            for n in self.read_by.get(todo.pop(), set()) - inside - {-1}:
+            for n in self.original.readers[todo.pop()] - inside - {-1}:
                 if self.original.eqns[n].primitive in rules.VIEWS:
                     there.add(n)
                     todo += self.original.eqns[n].outputs

@@ -28,7 +28,8 @@ class Dependencies:
 
     @classmethod
     def of(cls, program: FlatProgram) -> Dependencies:
-        made = {value: n for n, eqn in enumerate(program.eqns) for value in eqn.outputs}
+        """Find the dependencies of a program's equations."""
+        made = program.producers
         before = [{made[v] for v in (*eqn.reads, *eqn.after) if v in made} for eqn in program.eqns]
         with_effects = [n for n, eqn in enumerate(program.eqns) if eqn.effects]
         for first, then in itertools.pairwise(with_effects):

@@ -16,6 +16,8 @@ import numpy as np
 from mirage_jax.jaxpr_frontend.jax_compat import JaxprEqn, Literal, has_context
 from mirage_jax.jaxpr_frontend.partition.program import FlatEqn, FlatProgram
 
+MAX_CONTEXT_EQUATIONS = 5  # steps around an equation that are compared to say that another is like it
+
 
 class Forms:
     """Forms of a program's equations: `of` has the number of each, by position."""
@@ -47,6 +49,27 @@ class Forms:
             for v in eqn.outputs:
                 names[v] = len(names)
         return tuple(form), tuple([names[v] for v in results])
+
+
+def by_kind[K](kinds: Sequence[K]) -> tuple[Sequence[K], dict[K, list[int]]]:
+    """Return kinds by position, and the positions of each kind."""
+    positions: dict[K, list[int]] = {}
+    for n, kind in enumerate(kinds):
+        positions.setdefault(kind, []).append(n)
+    return kinds, positions
+
+
+def surroundings(program: FlatProgram, kinds: Sequence[Hashable]) -> list[int]:
+    """Hash each equation of these kinds with its neighbours, as far as `MAX_CONTEXT_EQUATIONS` away."""
+    after = [[r for v in eqn.outputs for r in program.readers[v]] for eqn in program.eqns]
+    before = [[program.producers.get(v, -1) for v in eqn.reads] for eqn in program.eqns]
+    hashes = list(map(hash, kinds))
+    for _ in range(MAX_CONTEXT_EQUATIONS):
+        old = [*hashes, 0].__getitem__  # -1: an input or a result of the program
+        hashes = [
+            hash((old(n), tuple(map(old, before[n])), tuple(sorted(map(old, after[n]))))) for n in range(len(hashes))
+        ]
+    return hashes
 
 
 def _key(eqn: JaxprEqn) -> Hashable:

@@ -12,7 +12,7 @@ Two products that take less in another order ((A B) v), or with a common factor 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -81,8 +81,8 @@ def traffic(size: float) -> float:
 class Borders:
     """Finds products to be kept apart. `members`: positions of the equations that a region may have."""
 
-    def __init__(self, program: FlatProgram, members: Collection[int], readers: Mapping[int, Sequence[int]]) -> None:
-        self.eqns, self.avals, self.readers = program.eqns, program.avals, readers
+    def __init__(self, program: FlatProgram, members: Collection[int]) -> None:
+        self.program, self.eqns, self.avals = program, program.eqns, program.avals
         self.members = set(members)
         self.made = {v: n for n in self.members for v in self.eqns[n].outputs}
         self.products = {n: DotSizes.of(e) for n in self.members if (e := self.eqns[n]).primitive == "dot_general"}
@@ -107,12 +107,6 @@ class Borders:
         p = self.products[product]
         return p.summed <= MAX_ON_CHIP_ELEMENTS
 
-    def crossing(self, piece: Sequence[int]) -> list[int]:
-        """Values of a piece that something outside of it reads."""
-        inside = set(piece)
-        results = [v for n in piece for v in self.eqns[n].outputs]
-        return [v for v in results if not inside.issuperset(self.readers.get(v, ()))]
-
     def pays(self, piece: Sequence[int]) -> bool:
         """Might a kernel for these equations be faster than products by a library and the rest by XLA?"""
         products = [self.products[n] for n in piece if n in self.products]
@@ -126,7 +120,7 @@ class Borders:
             v for n in piece if self.eqns[n].primitive in rules.CONTRACTION_PRIMITIVES for v in self.eqns[n].outputs
         }
         stored &= {v for n in piece for v in self.eqns[n].outputs}
-        saved = sum(traffic(bytes_of(self.avals[v])) for v in stored.difference(self.crossing(piece)))
+        saved = sum(traffic(bytes_of(self.avals[v])) for v in stored.difference(self.program.crossing(piece)))
         return saved >= MIN_SURROUNDING_FRACTION * sum(p.seconds for p in products)
 
     def last(self, value: int, scaled: bool = False) -> int:
@@ -184,7 +178,7 @@ class Borders:
         """Sums that a product's result is a term of, but for views and factors."""
         todo, seen = list(self.eqns[product].outputs), set[int]()
         while todo:
-            for n in self.members.intersection(self.readers.get(todo.pop(), ())) - seen:
+            for n in self.members.intersection(self.program.readers[todo.pop()]) - seen:
                 seen.add(n)
                 if self.eqns[n].primitive in SUMS:
                     yield n

@@ -7,8 +7,9 @@ keep their JAX originals, so that whatever is not optimized is bound exactly as 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from mirage_jax.jaxpr_frontend import jax_compat
@@ -73,6 +74,40 @@ class FlatProgram:
     outputs: tuple[Atom, ...]
     avals: Mapping[int, Any] = field(repr=False)
     again: Mapping[int, int] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def producers(self) -> Mapping[int, int]:
+        """Map each value to the position of the equation that makes it; inputs and constants have none."""
+        return {v: n for n, eqn in enumerate(self.eqns) for v in eqn.outputs}
+
+    @cached_property
+    def readers(self) -> Mapping[int, set[int]]:
+        """Map each value to the positions of the equations that read it; -1 stands for the program's results."""
+        readers: dict[int, set[int]] = {v: set() for v in self.avals}
+        for n, eqn in enumerate(self.eqns):
+            for v in eqn.reads:
+                readers[v].add(n)
+        for v in self.results:
+            readers[v].add(-1)
+        return readers
+
+    @property
+    def results(self) -> set[int]:
+        """Collect the program's outputs that are values, not literals."""
+        return {v for v in self.outputs if isinstance(v, int)}
+
+    def made_by(self, positions: Iterable[int]) -> list[int]:
+        """List the values that these equations make, in order."""
+        return [v for n in positions for v in self.eqns[n].outputs]
+
+    def read_by(self, positions: Iterable[int]) -> set[int]:
+        """Collect the values that these equations read."""
+        return {v for n in positions for v in self.eqns[n].reads}
+
+    def crossing(self, positions: Collection[int]) -> list[int]:
+        """List the values that these equations make and others read, in order."""
+        inside = set(positions)
+        return [v for v in self.made_by(positions) if not inside >= self.readers[v]]
 
 
 def bytes_of(aval: Any) -> int:
