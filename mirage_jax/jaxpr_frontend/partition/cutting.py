@@ -16,7 +16,7 @@ from functools import cached_property
 
 from mirage_jax.jaxpr_frontend.partition.clusters import Dependencies, convex_clusters, divide
 from mirage_jax.jaxpr_frontend.partition.eligibility import Eligibility
-from mirage_jax.jaxpr_frontend.partition.product_boundaries import Borders
+from mirage_jax.jaxpr_frontend.partition.product_boundaries import ProductBoundaries
 from mirage_jax.jaxpr_frontend.partition.program import FlatEqn, FlatProgram, bytes_of
 from mirage_jax.jaxpr_frontend.partition.reasons import Code
 from mirage_jax.jaxpr_frontend.translate import rules
@@ -70,18 +70,27 @@ def pieces(c: CutContext) -> tuple[list[Piece], set[int]]:
     """
     e = c.eligibility
     members = e.members
-    borders = Borders(c.program, members)
-    makers = {maker for _, maker, _ in borders.pairs}
-    for n in {n for maker in makers for n in _concatenation(e, maker)}:
+    borders = ProductBoundaries(c.program, members)
+    for n in _concatenated_operands(e, borders):
         e.reasons[n] = Code.LAYOUT, "what a product reads is put together: a border"
-    members = [n for n in members if n not in e.reasons]
-    at_operands = {(maker, then) for _, maker, then in borders.pairs if borders.at_operand(then)}
-    clusters = convex_clusters(c.dependencies, members, [eqn.scope for eqn in c.eqns], at_operands)
+    clusters = _clusters(c, members, borders)
     apart = _by_cluster(clusters, {(first, then) for first, _, then in borders.pairs})
     all_pieces = (p for cluster in filter(e.has_contraction, clusters) for p in _cut(c, cluster, apart[cluster]))
     found = list(filter(e.has_contraction, all_pieces))
-    unprofitable = {n for p in found if not borders.pays(p) for n in p}
+    unprofitable = set(itertools.chain(*itertools.filterfalse(borders.pays, found)))
     return [p for p in found if p[0] not in unprofitable], unprofitable
+
+
+def _concatenated_operands(e: Eligibility, borders: ProductBoundaries) -> set[int]:
+    """Concatenations that products read across a border."""
+    makers = {maker for _, maker, _ in borders.pairs}
+    return {n for maker in makers for n in _concatenation(e, maker)}
+
+
+def _clusters(c: CutContext, members: Sequence[int], borders: ProductBoundaries) -> list[Piece]:
+    at_operands = {(maker, then) for _, maker, then in borders.pairs if borders.at_operand(then)}
+    members = [n for n in members if n not in c.eligibility.reasons]
+    return convex_clusters(c.dependencies, members, [eqn.scope for eqn in c.eqns], at_operands)
 
 
 def _concatenation(e: Eligibility, n: int) -> Iterator[int]:
@@ -109,18 +118,23 @@ def _cut(c: CutContext, cluster: Piece, apart: Pairs) -> Iterator[Piece]:
     Their equations are of one form, count alike, and have the same transposed products, waits and pairs apart.
     """
     at = {n: i for i, n in enumerate(cluster)}
+    form = _form(c, cluster, at, apart)
+    if form not in c.known:
+        c.known[form] = [tuple(map(at.__getitem__, piece)) for piece in _pieces_of(c, cluster, apart)]
+    return (tuple(map(cluster.__getitem__, piece)) for piece in c.known[form])
+
+
+def _form(c: CutContext, cluster: Piece, at: Mapping[int, int], apart: Pairs) -> Hashable:
+    """All that decides how a cluster is cut, with equations by their places `at` in it."""
     products, before = c.eligibility.transposed_products, c.dependencies.before
     waiting = [(i, before[n]) for n, i in at.items() if c.eqns[n].after]
-    form = (
+    return (
         c.eligibility.forms.piece(cluster, c.program.crossing(cluster)),
         tuple(map(c.weights.__getitem__, cluster)),
         tuple((i, at.get(products[n])) for n, i in at.items() if n in products),
         tuple((i, *sorted(at.get(p, -1) for p in earlier)) for i, earlier in waiting),
         tuple(sorted((at[a], at[b]) for a, b in apart)),
     )
-    if form not in c.known:
-        c.known[form] = [tuple(map(at.__getitem__, piece)) for piece in _pieces_of(c, cluster, apart)]
-    return (tuple(map(cluster.__getitem__, piece)) for piece in c.known[form])
 
 
 def _pieces_of(c: CutContext, cluster: Piece, apart: Pairs) -> Iterator[Piece]:

@@ -1,6 +1,6 @@
-"""Which equations of a program a muGraph can express, and which of them every region may compute for itself.
+"""Finds the equations of a program that a muGraph can express, and those that every region computes for itself.
 
-Constants, iotas and what is made of them are free: every region that reads one computes it again. Masks made of
+Constants, iotas and values made of them are free: every region that reads one computes it again. Masks made of
 integers (lengths, segments) are repeated the same way if the integers take no more bytes than the mask.
 """
 
@@ -22,7 +22,6 @@ from mirage_jax.mugraph.domains.floats import is_float
 
 type Reason = tuple[Code, str]
 
-MASK_PRIMITIVES = rules.LAYOUT_PRIMITIVES - rules.SLICING_PRIMITIVES | {"select_n"}
 INDEXING_PRIMITIVES = frozenset({"gather", "scatter-add"})
 
 
@@ -66,7 +65,7 @@ class Eligibility:
     def refuse(self, position: int, reason: NotExpressible, patient: bool) -> None:
         """Give an equation its reason, and all that are like it: the same equations of equal layers.
 
-        If not patient, also those of one primitive that read the same values: hundreds of slices of one product.
+        If not patient, also all of its primitive that read the same values: hundreds of slices of one product.
         """
         kinds, positions_of = self._kinds if reason.code in BY_ITSELF else self._kinds_in_context
         for n in (*positions_of[kinds[position]], *(() if patient else self._siblings(position))):
@@ -111,7 +110,7 @@ class Eligibility:
         return frozenset(n for n, eqn in enumerate(self.eqns) if _shows_operand(eqn))
 
     def source(self, value: int) -> int:
-        """Find the value that a region reads instead if it repeats the views of it."""
+        """Find the value that a region reads if it repeats views."""
         while (n := self.program.producers.get(value)) is not None and n not in self.constants and self.is_view(n):
             if n in self.transposed_products:
                 break
@@ -329,4 +328,6 @@ def _depends_on_floats(
 
 
 def _may_be_mask(e: Eligibility, n: int) -> bool:
-    return n not in e.constants and n not in e.reasons and e.eqns[n].primitive in MASK_PRIMITIVES
+    primitive = e.eqns[n].primitive
+    is_layout = primitive in rules.LAYOUT_PRIMITIVES and primitive not in rules.SLICING_PRIMITIVES
+    return n not in e.constants and n not in e.reasons and (is_layout or primitive == "select_n")

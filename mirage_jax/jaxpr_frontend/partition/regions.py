@@ -52,7 +52,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Analysis:
-    """All regions of a jaxpr and of the bodies of its control flow, and what was left out."""
+    """All regions of a jaxpr and of the bodies of its control flow, and the equations left out."""
 
     regions: tuple[Region, ...]
     left_out: tuple[LeftOut, ...]
