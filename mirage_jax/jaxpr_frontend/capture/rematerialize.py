@@ -155,15 +155,19 @@ class _Units:
         makers = {self.made[v] for v in family}
         readers = set[int]().union(*map(self.program.readers.__getitem__, family)) - {-1}
         readers = {n for n in readers if n in self.cheap or _is_product(self.eqns[n])}
-        between = {n for n in self.cheap - self.free if not _is_product(self.eqns[n])}
+        return makers | readers | self._between(makers)
+
+    def _between(self, makers: set[int]) -> set[int]:
+        """Cheap equations, but no products, on paths from one of some equations to another."""
+        cheap = {n for n in self.cheap - self.free if not _is_product(self.eqns[n])}
         above, below = set(makers), set(makers)
-        for n in sorted(between):
+        for n in sorted(cheap):
             if below & self.dependencies.before[n]:
                 below.add(n)
-        for n in sorted(between | makers, reverse=True):
+        for n in sorted(cheap | makers, reverse=True):
             if n in above:
-                above |= self.dependencies.before[n] & between
-        return makers | readers | (above & below)
+                above |= self.dependencies.before[n] & cheap
+        return above & below
 
     def alone(self, unit: Unit) -> set[int]:
         """Find the cheap equations of a unit, the broadcasts that they read, and readers of these results alone."""

@@ -56,14 +56,19 @@ def put(
         return b.add(x, replace(y, dims=_inserted(y.dims, dimensions.collapsed, len(shape))), dtype)
     axis, places = _places(b, params, shape, index)
     updates = {d: o for o, (d, _) in enumerate(places) if d is not None}
-    picks_several = any(y.dims[o] for o in range(len(places)) if o not in updates.values())
-    if picks_several or any(b.axes.size(y.dims)[o] != shape[d] for d, o in updates.items()):
-        raise NotExpressible(Code.PARAMETERS, "several elements of a row")
+    _check_one_element(b, y, updates, shape)
     label = _like(_in_range(b, params, index, shape[axis]), _paired(places), len(shape))
     y = _like(y, updates, len(shape))
     here = b.plain("eq", (_position(b, shape, axis), label), "bool")
     added = b.plain("where", (here, y, b.constant(Fraction(0), dtype)), dtype)
     return added if x.is_constant and x.offset == 0 else b.add(x, added, dtype)
+
+
+def _check_one_element(b: NodeBuilder, y: AxisValue, updates: Mapping[int, int], shape: tuple[int, ...]) -> None:
+    """Refuse updates of several elements of a row, or of less than all rows."""
+    is_several = any(dim for o, dim in enumerate(y.dims) if o not in updates.values())
+    if is_several or any(b.axes.size(y.dims)[o] != shape[d] for d, o in updates.items()):
+        raise NotExpressible(Code.PARAMETERS, "several elements of a row")
 
 
 def _paired(places: Places) -> dict[int, int]:

@@ -547,13 +547,17 @@ def _select_n(b: NodeBuilder, out: EquationInfo, condition: AxisValue, *cases: A
     if condition.is_constant:
         return cases[int(condition.offset)]
     no, yes = cases
-    if out.dtype == "bool" and no.is_constant and yes.is_constant and no.offset != yes.offset:
+    if out.dtype == "bool" and _are_different_constants(no, yes):
         return b.widened(condition if yes.offset else b.plain("not", (condition,), "bool"), no)
     if any(v.special is not None and not v.is_neg_inf for v in cases):
         raise NotExpressible(Code.NON_FINITE, "a choice of plus infinity or NaN")
     if no.is_neg_inf or yes.is_neg_inf:
         return _masked(b, condition, no, yes, out.dtype)
     return b.plain("where", (condition, yes, no), out.dtype)
+
+
+def _are_different_constants(x: AxisValue, y: AxisValue) -> bool:
+    return x.is_constant and y.is_constant and x.offset != y.offset
 
 
 def _masked(b: NodeBuilder, condition: AxisValue, no: AxisValue, yes: AxisValue, dtype: str) -> AxisValue:
