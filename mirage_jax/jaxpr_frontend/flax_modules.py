@@ -37,6 +37,7 @@ def _is_stateful(kind: type) -> bool | None:
 
 
 def is_module(x: Any) -> bool:
+    """Tell whether an object is an nnx module or other object with state."""
     return "flax.nnx" in sys.modules and bool(_is_stateful(type(x)))
 
 
@@ -69,7 +70,7 @@ def check_no_linen(args: tuple[Any, ...]) -> None:
 
 
 def owner(fn: Callable[..., Any]) -> Any:
-    """The module of which `fn` is a bound method, or which it is; else None."""
+    """Find the module that `fn` is, or is a bound method of; else None."""
     instance = getattr(fn, "__self__", fn)
     return instance if is_module(instance) else None
 

@@ -1,7 +1,7 @@
 """Everything that depends on the version of JAX, or on names that JAX does not promise to keep.
 
-The rest of the package sees jaxprs through these few functions. Parameters are read by name with a default, and what is
-not known here is left to XLA, so that a new JAX version costs speed at worst.
+The rest of the package sees jaxprs through these few functions. Parameters are read by name with a default. Unknown
+primitives are left to XLA, so that a new JAX version costs speed at worst.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def called_jaxpr(eqn: JaxprEqn) -> Jaxpr | None:
 
 
 def default_platform() -> str:
-    """Of what is compiled where nobody says for what."""
+    """Name the platform for programs that name none."""
     chosen = jax.config.jax_default_device
     return getattr(chosen, "platform", chosen) or jax.default_backend()
 
@@ -172,12 +172,12 @@ def policy_of(eqn: JaxprEqn) -> Any:
 
 
 def is_differentiated_as_one(eqn: JaxprEqn) -> bool:
-    """Whether a call has a derivative of its own, or says what is kept for it."""
+    """Whether a call has a derivative of its own, or a policy for values stored for it."""
     return eqn.primitive.name.startswith("custom_") or eqn.primitive.name in ("remat2", "checkpoint")
 
 
 def as_range(value: Any) -> Jaxpr | None:
-    """A jaxpr that makes a constant array a, a + 1, a + 2, .. (positions, of which masks are made), else None."""
+    """A jaxpr that makes a constant array a, a + 1, a + 2, .. (positions in masks), else None."""
     known = not isinstance(value, Tracer) and getattr(value, "is_fully_addressable", True)
     if not known or getattr(value, "ndim", 0) != 1 or value.size < 2 or str(value.dtype) != "int32":
         return None
@@ -242,7 +242,7 @@ class Indexed:
         return len(self.mapped) == 1 and self.collapsed == self.mapped and several <= MAX_PICKED_ELEMENTS
 
     def places(self, rank: int, index_rank: int) -> list[tuple[int | None, int | None]]:
-        """For each dimension of the result (or of the updates) those of the operand and of the indices."""
+        """Map each dimension of the result (or updates) to dimensions of the operand and of the indices."""
         windows = (d for d in range(rank) if d not in (*self.collapsed, *self.batch))
         indices, of = iter(range(index_rank - 1)), dict(zip(self.index_batch, self.batch, strict=True))
         out: list[tuple[int | None, int | None]] = []
@@ -286,7 +286,7 @@ def as_fill_apart(eqn: JaxprEqn) -> Jaxpr | None:
 
 
 def _varies(aval: Any) -> bool:
-    """Whether a value differs over the manual axes of a shard_map: what is traced from its shape would not."""
+    """Whether a value differs over the manual axes of a shard_map; a value traced from its shape would not."""
     return bool(getattr(aval, "vma", None) or getattr(getattr(aval, "mat", None), "varying", None))
 
 
@@ -345,7 +345,7 @@ def renamed(eqn: JaxprEqn, invars: list[Any], outvars: list[Any], calls: Sequenc
 
 @contextmanager
 def written_at(eqn: JaxprEqn, calls: Sequence[JaxprEqn] = ()) -> Iterator[None]:
-    """Give what is traced the line of the user and the name scopes of `eqn`, which `calls` brought here."""
+    """Trace with the line of the user and the name scopes of `eqn`, which `calls` brought here."""
     scopes = source_info_util.current_name_stack() + _scopes(eqn, calls)
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=scopes):
         yield
@@ -415,7 +415,7 @@ def built(
     constvars: Sequence[Any],
     constants: Iterable[Any],
 ) -> Jaxpr:
-    """A jaxpr of these equations, with the effects of another one that has all of them."""
+    """Build a jaxpr of these equations, with those effects of another jaxpr that they have."""
     effects = {effect for eqn in eqns for effect in eqn.effects} & like.effects
     names = like.debug_info if len(invars) == len(like.invars) else like.debug_info.with_unknown_names()
     return jex_core.Jaxpr(

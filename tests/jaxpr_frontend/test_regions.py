@@ -304,14 +304,14 @@ def test_strict_raises() -> None:
 def work_of(kind: str, count: int, monkeypatch) -> tuple[int, int, int]:
     """How often a program of so many different equations is cut, how many equations are translated, and left out."""
     cuts, translated = [], []
-    cut, translate = regions._Partitioner._pieces, regions.translate
+    cut, translate = regions.pieces, regions.translate
 
     def counted(program, eqns, *more):
         translated.append(len(eqns))
         return translate(program, eqns, *more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(regions._Partitioner, "_pieces", lambda self: cuts.append(1) or cut(self))
+        patch.setattr(regions, "pieces", lambda c: cuts.append(1) or cut(c))
         patch.setattr(regions, "translate", counted)
         args = jax.eval_shape(partial(different.draw, kind, count), jax.random.key(0))
         found = analyse(jax.make_jaxpr(partial(different.KINDS[kind], count))(*args))

@@ -13,7 +13,7 @@ import pytest
 
 from mirage_jax.bench.programs import program
 from mirage_jax.hardware.device_model import DEVICES
-from mirage_jax.jaxpr_frontend.partition.product_boundaries import Borders
+from mirage_jax.jaxpr_frontend.partition.product_boundaries import ProductBoundaries
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.mugraph.evaluate import run
@@ -38,7 +38,7 @@ def region(fn: Callable[..., Any], *shapes: Shape, dtype: str = "float32") -> Re
     arguments are.
     """
     specs = [jax.ShapeDtypeStruct(s, jnp.dtype(dtype)) for s in shapes]
-    with patch.object(Borders, "pairs", ()), patch.object(Borders, "pays", lambda *_: True):
+    with patch.object(ProductBoundaries, "pairs", ()), patch.object(ProductBoundaries, "pays", lambda *_: True):
         (only,) = analyse(jax.make_jaxpr(fn)(*specs).jaxpr).regions
     return only
 

@@ -110,7 +110,7 @@ def _lower_call(
     is_body: bool = False,
     gradients: Any = None,
 ) -> Any:
-    """`plan` is that of a body, if it is made already; `gradients` only a report reads."""
+    """`plan`: of a body that is planned already. Only reports read `gradients`."""
     del gradients
     found = plan or plan_of(call_jaxpr, compiler, mirage_call_p, jax_compat.target(context), is_body)
     if (jaxpr := found.as_jaxpr(call_jaxpr)) is not None:

@@ -43,37 +43,49 @@ PLAIN, OURS, WITHOUT = "xla", "mirage", "mirage without remat"  # labels of a pr
 
 
 class CompiledRegion(Protocol):
-    """A region's replacement: functions from the graph's input tensors to its output tensors. Those inputs that it
-    reads `in_place` it takes as the whole operands of which they are parts.
+    """A region's replacement: functions from the graph's input tensors to its output tensors. An input that it reads
+    `in_place` is a whole operand, not the part that the graph reads.
 
     Hashable, because identical regions share one lowering if they share one object.
     """
 
     @property
-    def in_place(self) -> Collection[str]: ...
+    def in_place(self) -> Collection[str]:
+        """Name the inputs that it reads in place."""
+        ...
 
     @property
-    def portable(self) -> Callable[..., list[Any]]: ...
+    def portable(self) -> Callable[..., list[Any]]:
+        """Compute with plain JAX, on any platform."""
+        ...
 
     @property
-    def cuda(self) -> Callable[..., list[Any]] | None: ...
+    def cuda(self) -> Callable[..., list[Any]] | None:
+        """Compute with kernels; None if there are none."""
+        ...
 
 
 class Chosen(Protocol):
     """Which of a program's variants runs: a label; another one than theirs is the program as it was written."""
 
     @property
-    def chosen(self) -> str: ...
+    def chosen(self) -> str:
+        """Label the variant."""
+        ...
 
 
 class RegionCompiler(Protocol):
     """Decides what replaces a region; None leaves it to XLA. Frozen and hashable: it is a parameter of an equation."""
 
     @property
-    def strict(self) -> bool: ...
+    def strict(self) -> bool:
+        """Tell whether failures are raised instead of warned about."""
+        ...
 
     @property
-    def max_ops(self) -> int: ...
+    def max_ops(self) -> int:
+        """Give the largest number of operators in a region."""
+        ...
 
     @property
     def remat(self) -> bool:
@@ -89,7 +101,7 @@ class RegionCompiler(Protocol):
         ...
 
     def known_region(self, region: Region, platforms: tuple[str, ...]) -> CompiledRegion | None:
-        """The same, but only what is decided already, or stored."""
+        """Give the replacement if it is decided already, or stored."""
         ...
 
     def choose(self, whole: WholeProgram) -> Chosen:
@@ -111,6 +123,7 @@ class Placed:
 
     @cached_property
     def out_avals(self) -> tuple[Any, ...]:
+        """Give the types of the region's results."""
         return tuple(self.region.avals[b.value].update(weak_type=False) for b in self.region.outputs)
 
     def bind(self, *operands: Any) -> list[Any]:
@@ -141,7 +154,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Replacement:
-    """A region and what runs in its place."""
+    """A region and its replacement."""
 
     region: Region
     placed: Placed
@@ -182,33 +195,38 @@ class LoweringPlan:
     is_as_written: bool = True  # apart from replacements
     whole: Any = None
 
-    @cached_property
-    def replaced(self) -> tuple[Placed, ...]:
-        """What replaces regions here and in bodies, once each."""
-        own = [step.placed for step in self.steps if isinstance(step, Replacement)]
-        inner = [placed for body in self._inner for placed in body.replaced]
-        return tuple(dict.fromkeys((*own, *inner)))
+    @property
+    def _replacements(self) -> list[Replacement]:
+        return [step for step in self.steps if isinstance(step, Replacement)]
 
     @property
-    def only_region(self) -> Region | None:
-        """The region that is all of the program, if one is."""
-        regions = [step.region for step in self.steps if isinstance(step, Replacement)]
-        return regions[0] if len(regions) == 1 and not self.left_to_xla() else None
+    def _kept(self) -> list[FlatEqn]:
+        """Equations that no kernel replaces."""
+        return [eqn for step in self.steps if not isinstance(step, Replacement) for eqn in step]
 
     @property
     def _inner(self) -> Iterator[LoweringPlan]:
         return itertools.chain.from_iterable(self.bodies.values())
 
     @cached_property
+    def replaced(self) -> tuple[Placed, ...]:
+        """List the replacements of regions here and in bodies, once each."""
+        own = [step.placed for step in self._replacements]
+        inner = [placed for body in self._inner for placed in body.replaced]
+        return tuple(dict.fromkeys((*own, *inner)))
+
+    @property
+    def only_region(self) -> Region | None:
+        """The region that is all of the program, if one is."""
+        replacements = self._replacements
+        return replacements[0].region if len(replacements) == 1 and not self.left_to_xla() else None
+
+    @cached_property
     def changes_nothing(self) -> bool:
-        """Whether the program runs as it was written."""
-        unknown = (eqn for step in self.steps if not isinstance(step, Replacement) for eqn in step)
-        return (
-            self.is_as_written
-            and not self.replaced
-            and all(body.changes_nothing for body in self._inner)
-            and not any(_to_be_opened(eqn) for eqn in unknown if eqn not in self.bodies)
-        )
+        """Tell whether the program runs as it was written."""
+        if not self.is_as_written or self.replaced or not all(body.changes_nothing for body in self._inner):
+            return False
+        return not any(_to_be_opened(eqn) for eqn in self._kept if eqn not in self.bodies)
 
     @property
     def makes_again(self) -> bool:
@@ -228,7 +246,7 @@ class LoweringPlan:
         something has to be traced.
         """
         waits = any(eqn.after for eqn in self.program.eqns)
-        if written.effects or waits or any(isinstance(s, Replacement) and s.placed.shards for s in self.steps):
+        if written.effects or waits or any(step.placed.shards for step in self._replacements):
             return None
         if self.changes_nothing:
             return written
@@ -277,19 +295,11 @@ class LoweringPlan:
         return [read(values, atom) for atom in self.program.outputs]
 
     def analysis(self) -> Analysis:
-        """All regions, and what was left out, also of bodies that are planned where they are lowered."""
+        """Collect all regions and left-out equations, also of bodies that are planned where they are lowered."""
         inner = [body.analysis() for body in self._inner]
-        late = (eqn for step in self.steps if not isinstance(step, Replacement) for eqn in step)
-        inner += [
-            analyse(body, self.compiler.max_ops)
-            for eqn in late
-            if eqn.primitive == "shard_map"
-            for body in jax_compat.bodies(eqn.eqn)
-        ]
-        return Analysis(
-            self.regions + tuple(r for a in inner for r in a.regions),
-            self.left_out() + tuple(x for a in inner for x in a.left_out),
-        )
+        late = (eqn for eqn in self._kept if eqn.primitive == "shard_map")
+        inner += [analyse(body, self.compiler.max_ops) for eqn in late for body in jax_compat.bodies(eqn.eqn)]
+        return sum(inner, Analysis(self.regions, self.left_out()))
 
 
 def plan(
@@ -371,7 +381,7 @@ class WholeProgram:
         return [read(values, atom) for atom in self.as_written.outputs]
 
     def equations(self) -> Iterator[FlatEqn]:
-        """All equations of the program, those of bodies as well."""
+        """Walk all equations of the program and of its bodies."""
         todo = [self.as_written]
         while todo:
             for eqn in todo.pop().eqns:
@@ -400,7 +410,7 @@ def _has_calls(jaxpr: Jaxpr) -> bool:
 
 @dataclass(frozen=True)
 class _Cut:
-    """A program cut into regions, and those of its equations' bodies."""
+    """A program cut into regions, with the cuts of its equations' bodies."""
 
     jaxpr: Jaxpr
     program: FlatProgram
@@ -455,7 +465,7 @@ def planned(
     """What replaces what in `jaxpr`, with values made again where a kernel that was chosen reads them so, and nowhere
     else. Each round leaves one unit or more as it is.
 
-    remat: whether any may be; what the compiler says, if it is not given. search: False takes only what is decided.
+    remat: whether any may be; the compiler says, if it is not given. search: False takes only decisions that are made.
     """
     kept = _Kept()
     while True:

@@ -1,10 +1,10 @@
-"""``remat="regions"``: large values that are cheap to make again are not kept for the backward pass.
+"""``remat="regions"``: recompute cheap large values in the backward pass instead of storing them.
 
-A contraction *expands* if it makes more numbers than it reads and sums few of them for each: queries times keys. What
-pointwise operators make of its result is as large: masked scores, weights. JAX would keep such values from the forward
-to the backward pass. Here they form *units*, with the equations that read them (weights times values), and a unit
-keeps what it reads instead; a backward kernel makes tiles of the scores anew, as FlashAttention's does (Dao, 2023).
-Where a unit would read something small that is shown large, as a mask of lengths, it keeps what is small.
+A contraction *expands* if it makes more numbers than it reads and sums few of them for each: queries times keys. Masked
+scores and weights are as large. JAX would store such values for the backward pass. Here they form *units* with the
+equations that read them (weights times values), and a unit stores its operands instead. A backward kernel recomputes
+tiles of the scores, as FlashAttention's does (Dao, 2023). A small operand that is broadcast, such as a mask of lengths,
+is stored small.
 
 Where the function is differentiated from outside, its units become checkpoints (`checkpointed`), and JAX's own rules do
 the rest. Where it differentiates itself, both passes are one program by now; the backward pass gets copies of the
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -30,13 +30,12 @@ from mirage_jax.jaxpr_frontend.partition.program import (
     bytes_of,
     flatten,
     flatten_undifferentiated,
+    operands_of,
     without_dead_code,
 )
 from mirage_jax.jaxpr_frontend.translate import rules
 
-MAX_CHEAP_SUM_ELEMENTS = (
-    256  # numbers summed for one result, up to which that takes no longer than writing and reading it
-)
+MAX_CHEAP_SUM_ELEMENTS = 256  # numbers summed for one result in the time that it takes to write and read it
 
 
 @dataclass(frozen=True)
@@ -51,16 +50,16 @@ class _Units:
     """Finds the units of a program."""
 
     def __init__(self, program: FlatProgram) -> None:
-        self.eqns, self.avals = program.eqns, program.avals
+        self.program, self.eqns, self.avals = program, program.eqns, program.avals
         self.dependencies = Dependencies.of(program)
         self.cheap = {n for n, eqn in enumerate(self.eqns) if _is_cheap(eqn)}
-        self.made = {v: n for n, eqn in enumerate(self.eqns) for v in eqn.outputs}
+        self.made = program.producers
         self.families = self._families()
         self.members = set[int]().union(*map(self._members, self.families))
 
     @cached_property
     def clusters(self) -> list[tuple[int, ...]]:
-        """Of the equations that make or read large values, those that can be one step each."""
+        """Cluster the equations that make or read large values into steps."""
         return convex_clusters(self.dependencies, self.members)
 
     def run(self) -> list[Unit]:
@@ -68,10 +67,8 @@ class _Units:
         large = set[int]().union(*self.families)
         units: list[Unit] = []
         for cluster in self.clusters:
-            own = large & {v for n in cluster for v in self.eqns[n].outputs}
-            used = {
-                v for n in cluster if self.eqns[n].primitive not in rules.LAYOUT_PRIMITIVES for v in self.eqns[n].reads
-            }
+            own = large.intersection(self.program.made_by(cluster))
+            used = self.program.read_by(n for n in cluster if self.eqns[n].primitive not in rules.LAYOUT_PRIMITIVES)
             if own & used and any(self._expands(self.made[v]) for v in own):
                 units.append(Unit(cluster, frozenset(own)))
         return units
@@ -87,38 +84,43 @@ class _Units:
 
     @cached_property
     def shown_large(self) -> set[int]:
-        """Equations that make more elements than they read, of free ones and of each other, and no sums: masks of
-        lengths and segments, broadcast statistics. Every unit makes its own of what is small.
+        """Find equations that broadcast small values: masks of lengths and segments, row statistics.
+
+        They make more elements than they read, and no sums. Every unit makes its own from the small values.
         """
         found: set[int] = set()
         for n in sorted(self.cheap - self.free):
-            eqn = self.eqns[n]
-            count = min((a.size for a in eqn.out_avals), default=0)
-            reads = [v for v in eqn.reads if self.made.get(v) not in self.free]
-            small = sum(self.avals[v].size for v in reads if self.made.get(v) not in found)
-            least = max((self.avals[v].size for v in reads if self.made.get(v) in found), default=0)
-            if eqn.primitive not in rules.CONTRACTION_PRIMITIVES and small < count >= least:
+            if self.eqns[n].primitive not in rules.CONTRACTION_PRIMITIVES and self._shows_large(n, found):
                 found.add(n)
         return found
 
+    def _shows_large(self, n: int, shown_large: set[int]) -> bool:
+        """Whether an equation makes more elements than it reads of others than `shown_large`, and no fewer of these."""
+        eqn = self.eqns[n]
+        made = [(self.made.get(v), self.avals[v].size) for v in eqn.reads]
+        count = min((a.size for a in eqn.out_avals), default=0)
+        small = sum(size for maker, size in made if maker not in self.free and maker not in shown_large)
+        return small < count >= max((size for maker, size in made if maker in shown_large), default=0)
+
     @cached_property
     def large(self) -> frozenset[int]:
-        """What all units make."""
+        """Collect the large values of all units."""
         return frozenset[int]().union(*(unit.large for unit in self.run()))
 
     def _families(self) -> list[set[int]]:
-        """Large values; those that are made of each other are together. What is made of another large value that has
-        to be kept is none: keeping the result instead takes no more (x W + x A B).
+        """Sets of large values that are made of each other.
+
+        A value made of a large one that must be stored does not count: storing it instead takes no more (x W + x A B).
         """
         families: list[set[int]] = []
         sizes: dict[int, int] = {}
         held = self._held()
         for n in sorted(self.cheap - self.free):
             eqn = self.eqns[n]
-            given = {v for v in eqn.reads if v in sizes}
-            least = max((sizes[v] for v in given), default=math.inf)
+            given = sizes.keys() & eqn.reads
+            least = max(map(sizes.__getitem__, given), default=math.inf)
+            kept = max((held.get(v, 0) for v in {*eqn.reads} - given), default=0)
             results = zip(eqn.outputs, eqn.out_avals, strict=True)
-            kept = max((held.get(v, 0) for v in eqn.reads if v not in sizes), default=0)
             made = {v: a.size for v, a in results if self._expands(n) or (a.size >= least and kept < bytes_of(a))}
             if made:
                 touching = [f for f in families if f & given]
@@ -127,8 +129,9 @@ class _Units:
         return families
 
     def _held(self) -> dict[int, int]:
-        """The bytes that have to be kept so that a value is there. None for inputs of the program, which are kept
-        anyway, and for what is small but shown large; what is pointwise takes as much as its operands.
+        """The bytes that must be stored so that each value is there, or can be recomputed pointwise.
+
+        Inputs of the program and broadcast small values take none.
         """
         held: dict[int, int] = {}
         for n, eqn in enumerate(self.eqns):
@@ -138,8 +141,8 @@ class _Units:
                 held[v] = bytes_of(aval)
                 if n not in self.cheap or _is_product(eqn):
                     continue
-                if alike := [held.get(u, 0) for u in eqn.reads if self.avals[u].size == aval.size]:
-                    held[v] = min(held[v], max(alike))
+                if same_size := [held.get(u, 0) for u in eqn.reads if self.avals[u].size == aval.size]:
+                    held[v] = min(held[v], max(same_size))
         return held
 
     def _expands(self, n: int) -> bool:
@@ -150,25 +153,24 @@ class _Units:
     def _members(self, family: set[int]) -> set[int]:
         """The equations that make or read a family's values, and those between them that make row statistics."""
         makers = {self.made[v] for v in family}
-        readers = {
-            n
-            for n, eqn in enumerate(self.eqns)
-            if (n in self.cheap or _is_product(eqn)) and not family.isdisjoint(eqn.reads)
-        }
-        between = {n for n in self.cheap - self.free if not _is_product(self.eqns[n])}
+        readers = set[int]().union(*map(self.program.readers.__getitem__, family)) - {-1}
+        readers = {n for n in readers if n in self.cheap or _is_product(self.eqns[n])}
+        return makers | readers | self._between(makers)
+
+    def _between(self, makers: set[int]) -> set[int]:
+        """Cheap equations, but no products, on paths from one of some equations to another."""
+        cheap = {n for n in self.cheap - self.free if not _is_product(self.eqns[n])}
         above, below = set(makers), set(makers)
-        for n in sorted(between):
+        for n in sorted(cheap):
             if below & self.dependencies.before[n]:
                 below.add(n)
-        for n in sorted(between | makers, reverse=True):
+        for n in sorted(cheap | makers, reverse=True):
             if n in above:
-                above |= self.dependencies.before[n] & between
-        return makers | readers | (above & below)
+                above |= self.dependencies.before[n] & cheap
+        return above & below
 
     def alone(self, unit: Unit) -> set[int]:
-        """The cheap equations of a unit, what is shown large to them, and others that read nothing but what these
-        make.
-        """
+        """Find the cheap equations of a unit, the broadcasts that they read, and readers of these results alone."""
         body = self.cheap.intersection(self.sources(unit.equations, self.shown_large))
         for n in sorted(self.cheap - self.free - body):
             reads = {self.made.get(v) for v in self.eqns[n].reads} - self.free
@@ -201,7 +203,8 @@ def _is_cheap(eqn: FlatEqn) -> bool:
     known = eqn.primitive in rules.RULES or eqn.primitive == "custom_jvp_call"
     if not known or eqn.effects:
         return False
-    if not all(isinstance(n, int) for a in (*eqn.in_avals, *eqn.out_avals) for n in a.shape):
+    sizes = itertools.chain.from_iterable(a.shape for a in (*eqn.in_avals, *eqn.out_avals))
+    if not all(isinstance(n, int) for n in sizes):
         return False
     if eqn.primitive == "custom_jvp_call":
         body = jax_compat.called_jaxpr(eqn.eqn)
@@ -228,8 +231,7 @@ def checkpointed(jaxpr: Jaxpr, only: Collection[Keeps] | None = None) -> Jaxpr:
     """A jaxpr of the same type, with a `checkpoint` around each unit, also in the bodies of its control flow; around
     `only` those units, if they are named.
 
-    Functions with derivatives of their own are never opened: their content may be another function than what is
-    differentiated.
+    Functions with derivatives of their own are never opened: their derivative may not be that of their content.
     """
     numbers = map(Keeps, itertools.count())
 
@@ -250,12 +252,11 @@ def _checkpointed(jaxpr: Jaxpr, policy: Callable[[], Keeps | None]) -> Jaxpr:
     units = {unit.equations[0]: (unit, keeps) for unit, keeps in named if keeps is not None}
     if not units and not changed:
         return jaxpr
-    read_by = _readers(program)
     eqns: list[FlatEqn] = []
     for step in in_order(found.dependencies, [unit.equations for unit, _ in units.values()]):
         part = [program.eqns[n] for n in step]
         if step[0] in units:
-            results = [v for eqn in part for v in eqn.outputs if not read_by.get(v, set()) <= set(step)]
+            results = program.crossing(step)
             body = [program.eqns[n] for n in found.sources(step, found.free | found.shown_large)]
             part = [_as_checkpoint(program, body, results, units[step[0]][1], jaxpr)]
         eqns += part
@@ -281,25 +282,15 @@ def _checkpointed_body(body: Jaxpr, policy: Callable[[], Keeps | None]) -> Jaxpr
     return new if len(new.consts) <= len(body.consts) else body
 
 
-def _readers(program: FlatProgram) -> dict[int, set[int]]:
-    """Positions of the equations that read each value; -1 for the program's results."""
-    readers: dict[int, set[int]] = {v: {-1} for v in program.outputs if isinstance(v, int)}
-    for n, eqn in enumerate(program.eqns):
-        for v in eqn.reads:
-            readers.setdefault(v, set()).add(n)
-    return readers
-
-
 def _as_checkpoint(
     program: FlatProgram, body: Sequence[FlatEqn], results: Sequence[int], keeps: Keeps, like: Jaxpr
 ) -> FlatEqn:
     """`body` as one equation that makes `results`.
 
-    Two checkpoints, one in the other: what JAX evaluates in the forward pass is the content of the outer one. In a scan
-    it would take out of that what does not depend on the iteration, and what is made of positions would be data.
+    Two checkpoints, one in the other: JAX evaluates the content of the outer one in the forward pass. Out of a scan it
+    would hoist everything that does not depend on the iteration, and masks made of positions would become data.
     """
-    made = {v for eqn in body for v in eqn.outputs}
-    operands = tuple(dict.fromkeys(v for eqn in body for v in eqn.reads if v not in made))
+    operands = operands_of(body)
     inner = as_jaxpr(FlatProgram(operands, {}, tuple(body), tuple(results), program.avals), like)
     whole = jax_compat.as_checkpoint(inner, keeps, prevent_cse=False)
     outer = as_jaxpr(
@@ -330,7 +321,7 @@ def repeated(program: FlatProgram, left: Collection[int] = ()) -> FlatProgram:
     """The program with units' large values made again for equations that cannot be in the unit: a backward pass. Units
     with the numbers in `left` stay as they are.
 
-    A copy waits for what its first reader reads beside it, so that it is not made early, and has a scope with its
+    A copy waits for the other operands of its first reader, so that it is not made early, and has a scope with its
     readers, so that these are a region by themselves.
     """
     found = _Units(program)
@@ -344,7 +335,6 @@ def repeated(program: FlatProgram, left: Collection[int] = ()) -> FlatProgram:
 class _Copies:
     def __init__(self, program: FlatProgram) -> None:
         self.original = program
-        self.read_by = _readers(program)
         self.avals = dict(program.avals)
         self.before: dict[int, list[FlatEqn]] = {}  # copies, by the position before which they stand
         self.instead: dict[int, dict[int, int]] = {}  # position -> value that is read there -> its copy
@@ -352,55 +342,62 @@ class _Copies:
         self.again: dict[int, int] = {}
 
     def add(self, found: _Units, unit: Unit) -> None:
-        """Copies of what `unit` makes, if all that would keep it are equations that may be regions."""
+        """Copy a unit's large values, if all that would keep them are equations that may be regions."""
         body = found.alone(unit)
         inside = body | set(unit.equations)
-        outside = {v: self.read_by.get(v, set()) - inside for n in body for v in self.original.eqns[n].outputs}
+        outside = {v: self.original.readers[v] - inside for v in self.original.made_by(body)}
         large = {v for v in unit.large & outside.keys() if outside[v] <= found.members}
-        readers = set[int]().union(*(outside[v] for v in large))
+        readers = set[int]().union(*map(outside.__getitem__, large))
         if not readers:
             return
         there = self._around(found, readers, inside)
-        scope = unit.equations[0] + 1
-        self.scopes |= dict.fromkeys(there, scope)
-        again = {v for v in outside if (v in large or v not in unit.large) and outside[v] & there}
-        copied = found.sources({found.made[v] for v in again}, body)
-        names = {v: self._new(v) for n in copied for v in self.original.eqns[n].outputs}
-        self.again |= {names[v]: unit.equations[0] for v in unit.large & names.keys()}
-        read_at = {(n, v) for v in again for n in outside[v] & there}
+        copied = outside.keys() - (unit.large - large)
+        read_at = {(n, v) for v in copied for n in outside[v] & there}
+        makers = found.sources({found.made[v] for _, v in read_at}, body)
+        names = self._new_names(self.original.made_by(makers))
         for n, v in read_at:
             self.instead.setdefault(n, {})[v] = names[v]
-        first, _ = min(read_at)
-        known = {v for n in body | found.free for v in self.original.eqns[n].outputs}
+        first, scope = min(read_at)[0], unit.equations[0] + 1
+        known = set(self.original.made_by(body | found.free))
         waits = tuple(v for v in self.original.eqns[first].reads if v not in known)
-        for eqn in (self.original.eqns[n] for n in copied):
-            outputs = tuple(names[v] for v in eqn.outputs)
-            copy = replace(_renamed(eqn, names), outputs=outputs, after=waits, scope=scope)
-            self.before.setdefault(first, []).append(copy)
+        self.before.setdefault(first, []).extend(self._copies(makers, names, waits, scope))
+        self.scopes |= dict.fromkeys(there, scope)
+        self.again |= {names[v]: unit.equations[0] for v in unit.large & names.keys()}
+
+    def _copies(
+        self, makers: Iterable[int], names: Mapping[int, int], waits: tuple[int, ...], scope: int
+    ) -> Iterator[FlatEqn]:
+        for eqn in map(self.original.eqns.__getitem__, makers):
+            outputs = tuple(map(names.__getitem__, eqn.outputs))
+            yield replace(_renamed(eqn, names), outputs=outputs, after=waits, scope=scope)
+
+    def _new_names(self, values: Iterable[int]) -> dict[int, int]:
+        names: dict[int, int] = {}
+        for v in values:
+            names[v] = len(self.avals)
+            self.avals[names[v]] = self.avals[v]
+        return names
 
     def _around(self, found: _Units, readers: set[int], inside: set[int]) -> set[int]:
         """The steps that the readers are in, the masks that JAX itself makes again for these alone, and the casts and
         transposes of what they make: a region stores its results as they are read.
         """
+        program = self.original
         there = {n for c in found.clusters if not readers.isdisjoint(c) for n in c} - inside
         for n in reversed(found.sources(there, found.shown_large - inside)):
-            needed_by = set[int]().union(*(self.read_by.get(v, set()) for v in self.original.eqns[n].outputs))
+            needed_by = set[int]().union(*map(program.readers.__getitem__, program.eqns[n].outputs))
             if needed_by <= there and found.dependencies.before[n].isdisjoint(inside):
                 there.add(n)
-        todo = [v for n in there for v in self.original.eqns[n].outputs]
+        todo = program.made_by(there)
         while todo:
-            for n in self.read_by.get(todo.pop(), set()) - inside - {-1}:
-                if self.original.eqns[n].primitive in rules.VIEWS:
-                    there.add(n)
-                    todo += self.original.eqns[n].outputs
+            readers = program.readers[todo.pop()] - inside - {-1}
+            views = {n for n in readers if program.eqns[n].primitive in rules.VIEWS}
+            there |= views
+            todo += program.made_by(views)
         return there
 
-    def _new(self, value: int) -> int:
-        number = len(self.avals)
-        self.avals[number] = self.avals[value]
-        return number
-
     def program(self) -> FlatProgram:
+        """Give the program with the copies in it."""
         if not self.before:
             return self.original
         eqns: list[FlatEqn] = []

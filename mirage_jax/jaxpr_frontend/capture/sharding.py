@@ -1,4 +1,4 @@
-"""What one device does of a program over explicitly divided arrays.
+"""The part of a program over explicitly divided arrays that one device runs.
 
 With explicit mesh axes (`jax.sharding.AxisType.Explicit`) the type of every value says which of its dimensions are
 divided among devices. An equation is *local* where no divided dimension is summed over, counted or taken apart: then a
@@ -29,7 +29,7 @@ _SHAPES = {"broadcast_in_dim": "shape", "iota": "shape", "reshape": "new_sizes"}
 
 @dataclass(frozen=True)
 class Shards:
-    """A region as one device sees it, and how the operands and results of all of them are divided."""
+    """A region as one device sees it, and how the operands and results of all devices are divided."""
 
     region: Region
     mesh: Any
@@ -51,35 +51,45 @@ def is_local(eqn: FlatEqn) -> bool:
 
 
 def one_device(region: Region) -> Shards | None:
-    """A region of local equations on one device; None if nothing of that kind can be said about it there."""
-    avals = {v: _part(a) for v, a in region.avals.items()}
-    eqns = [_local(eqn) for eqn in region.equations]
-    program = FlatProgram(region.operands, {}, tuple(eqns), region.results, avals)
-    try:
-        local = translate(program, eqns, region.results)
-    except TranslationRefused:
-        return None
+    """Make the region that one device sees of a region of local equations; None if it is no region there."""
     outputs = [b.value for b in region.outputs]
+    local = _translated_part(region)
     if local is None or [b.value for b in local.outputs] != outputs:
         return None
-    specs = {v: PartitionSpec(*(axes or None for axes in _division(a) or ())) for v, a in region.avals.items()}
     mesh = next(a.sharding.mesh for a in region.avals.values())
-    return Shards(local, mesh, tuple(specs[b.value] for b in local.inputs), tuple(specs[v] for v in outputs))
+    operands = tuple(_spec(region.avals[b.value]) for b in local.inputs)
+    return Shards(local, mesh, operands, tuple(_spec(region.avals[v]) for v in outputs))
+
+
+def _spec(aval: Any) -> PartitionSpec:
+    return PartitionSpec(*(axes or None for axes in _division(aval) or ()))
+
+
+def _translated_part(region: Region) -> Region | None:
+    eqns = tuple(map(_local, region.equations))
+    avals = {v: _part(a) for v, a in region.avals.items()}
+    try:
+        return translate(FlatProgram(region.operands, {}, eqns, region.results, avals), eqns, region.results)
+    except TranslationRefused:
+        return None
 
 
 def _division(aval: Any) -> Division | None:
     """How a value is divided; None if its type does not say."""
     sharding = aval.sharding
-    kinds = dict(zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True))
-    if not kinds and aval.ndim:
-        return None
-    if any(kind != jax.sharding.AxisType.Explicit for kind in kinds.values()):
+    kinds = set(sharding.mesh.axis_types)
+    if (not kinds and aval.ndim) or kinds - {jax.sharding.AxisType.Explicit}:
         return None
     spec = sharding.spec
     if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
         return None
-    entries = (*spec, *(None for _ in range(aval.ndim - len(spec))))
-    return tuple(() if e is None else e if isinstance(e, tuple) else (e,) for e in entries)
+    return tuple(map(_mesh_axes, (*spec, *[None] * (aval.ndim - len(spec)))))
+
+
+def _mesh_axes(entry: Any) -> tuple[str, ...]:
+    if entry is None:
+        return ()
+    return entry if isinstance(entry, tuple) else (entry,)
 
 
 def _part(aval: Any) -> Any:
@@ -115,12 +125,11 @@ def _spreads(shape: Sequence[int], division: Division, onto: Sequence[tuple[str,
 
 
 def _broadcast(eqn: FlatEqn, given: Sequence[Division], made: Division) -> bool:
-    onto = [made[d] for d in eqn.params["broadcast_dimensions"]]
-    return _spreads(eqn.in_avals[0].shape, given[0], onto)
+    return _spreads(eqn.in_avals[0].shape, given[0], _at(made, eqn.params["broadcast_dimensions"]))
 
 
 def _transpose(eqn: FlatEqn, given: Sequence[Division], made: Division) -> bool:
-    return made == tuple(given[0][d] for d in eqn.params["permutation"])
+    return made == _at(given[0], eqn.params["permutation"])
 
 
 def _reshape(eqn: FlatEqn, given: Sequence[Division], made: Division) -> bool:
@@ -135,17 +144,24 @@ def _divided(shape: Sequence[int], division: Division) -> list[tuple[int, int, t
 
 def _reduce(eqn: FlatEqn, given: Sequence[Division], made: Division) -> bool:
     over, (whole,) = eqn.params["axes"], given
-    return not any(whole[d] for d in over) and made == tuple(a for d, a in enumerate(whole) if d not in over)
+    return not any(_at(whole, over)) and made == _without(whole, over)
 
 
 def _product(eqn: FlatEqn, given: Sequence[Division], made: Division) -> bool:
     (left, right), (left_batch, right_batch) = eqn.params["dimension_numbers"]
     x, y = given
-    batch = tuple(x[d] for d in left_batch)
-    if any(x[d] for d in left) or any(y[d] for d in right) or batch != tuple(y[d] for d in right_batch):
+    batch = _at(x, left_batch)
+    if any(_at(x, left)) or any(_at(y, right)) or batch != _at(y, right_batch):
         return False
-    rows = tuple(a for d, a in enumerate(x) if d not in (*left, *left_batch))
-    return made == (*batch, *rows, *(a for d, a in enumerate(y) if d not in (*right, *right_batch)))
+    return made == (*batch, *_without(x, (*left, *left_batch)), *_without(y, (*right, *right_batch)))
+
+
+def _at(division: Division, dimensions: Sequence[int]) -> Division:
+    return tuple(division[d] for d in dimensions)
+
+
+def _without(division: Division, dimensions: Sequence[int]) -> Division:
+    return tuple(axes for d, axes in enumerate(division) if d not in dimensions)
 
 
 def _counts(eqn: FlatEqn, given: Sequence[Division], made: Division) -> bool:

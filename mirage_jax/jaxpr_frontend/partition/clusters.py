@@ -1,4 +1,4 @@
-"""Which equations can be taken out of a program together: convex clusters, and their division into small ones.
+"""Convex clusters: equations that can be taken out of a program together, and their division into small clusters.
 
 A set of equations can become one step only if no path leaves it and comes back. Clusters are grown over
 producer-consumer edges and two are joined unless a path between them runs through anything else, so an unrelated
@@ -14,6 +14,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import TopologicalSorter
 
 from mirage_jax.jaxpr_frontend.partition.program import FlatProgram
 
@@ -28,7 +29,8 @@ class Dependencies:
 
     @classmethod
     def of(cls, program: FlatProgram) -> Dependencies:
-        made = {value: n for n, eqn in enumerate(program.eqns) for value in eqn.outputs}
+        """Find the dependencies of a program's equations."""
+        made = program.producers
         before = [{made[v] for v in (*eqn.reads, *eqn.after) if v in made} for eqn in program.eqns]
         with_effects = [n for n, eqn in enumerate(program.eqns) if eqn.effects]
         for first, then in itertools.pairwise(with_effects):
@@ -51,8 +53,9 @@ def convex_clusters(
     scopes: Sequence[int] = (),
     apart: Iterable[tuple[int, int]] = (),
 ) -> list[tuple[int, ...]]:
-    """The coarsest clusters of `members` that this greedy joining finds, in order of their first equation. Equations
-    of different scopes, if there are any, are in different clusters, and so are those of each pair of `apart`.
+    """Join `members` greedily into clusters as large as possible, in order of their first equation.
+
+    Equations of different scopes are in different clusters, and so are the two of each pair of `apart`.
     """
     steps = _Steps(dependencies, apart)
     members = set(members)
@@ -69,8 +72,10 @@ def convex_clusters(
 
 
 def in_order(dependencies: Dependencies, clusters: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:
-    """All equations, each in its cluster or alone, such that every dependency is respected; ties are broken by the
-    order of the program. Each cluster is one step: together they may not depend on each other in a circle.
+    """Order all equations, each in its cluster or alone, by their dependencies, and then as the program does.
+
+    Raises:
+        graphlib.CycleError: clusters, each taken as one step, depend on each other in a circle.
     """
     steps = {c[0]: tuple(c) for c in clusters}
     head = {n: c[0] for c in steps.values() for n in c}
@@ -80,29 +85,24 @@ def in_order(dependencies: Dependencies, clusters: Iterable[Sequence[int]]) -> l
     before: dict[int, set[int]] = {n: set() for n in steps}
     for n, earlier in enumerate(dependencies.before):
         before[head[n]] |= {head[p] for p in earlier} - {head[n]}
-    after: dict[int, set[int]] = {n: set() for n in steps}
-    for n, earlier in before.items():
-        for e in earlier:
-            after[e].add(n)
-    ready = [n for n, earlier in before.items() if not earlier]
-    heapq.heapify(ready)
+    sorter = TopologicalSorter(before)
+    sorter.prepare()
+    ready: list[int] = []
     order: list[tuple[int, ...]] = []
-    while ready:
-        n = heapq.heappop(ready)
-        order.append(steps[n])
-        for then in after[n]:
-            before[then].discard(n)
-            if not before[then]:
-                heapq.heappush(ready, then)
-    assert len(order) == len(steps), "clusters depend on each other in a circle"
+    while sorter.is_active():
+        for n in sorter.get_ready():
+            heapq.heappush(ready, n)
+        first = heapq.heappop(ready)
+        order.append(steps[first])
+        sorter.done(first)
     return order
 
 
 class _Steps:
     """Equations contracted into steps: union-find that also keeps the edges between steps.
 
-    Every step has a level above those of the steps before it, so that a search for a path between two steps looks at
-    nothing that lies outside of their levels. What depends on no member has level 0, and no edges: it is on no path.
+    Every step has a higher level than the steps before it, so that a search for a path between two steps stays between
+    their levels. A step that depends on no member has level 0, and no edges: it is on no path.
     """
 
     def __init__(self, dependencies: Dependencies, apart: Iterable[tuple[int, int]] = ()):
@@ -127,14 +127,13 @@ class _Steps:
             self.after[m].add(n)
 
     def find(self, n: int) -> int:
+        """Find the step that an equation is in, by its first equation."""
         while self.parent[n] != n:
             self.parent[n] = n = self.parent[self.parent[n]]
         return n
 
     def join(self, a: int, b: int) -> bool:
-        """Make a step and one that reads it one, unless that would put a third step both before and after them, or
-        together what is to be apart.
-        """
+        """Join a step and its reader, unless they are to be apart or a third step would be before and after them."""
         a, b = self.find(a), self.find(b)
         if a == b:
             return True

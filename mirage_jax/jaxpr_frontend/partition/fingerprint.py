@@ -1,4 +1,4 @@
-"""What equations are but for the values that they read and make, so that equal layers are looked at once.
+"""Structural fingerprints: equations compared up to renaming of values, so that equal layers are looked at once.
 
 The form of an equation is a number: primitive, parameters, types and literals. The form of a piece of a program is the
 forms of its equations with its values numbered in order of appearance; pieces of one form have the same translation.
@@ -7,6 +7,7 @@ forms of its equations with its values numbered in order of appearance; pieces o
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,8 @@ import numpy as np
 
 from mirage_jax.jaxpr_frontend.jax_compat import JaxprEqn, Literal, has_context
 from mirage_jax.jaxpr_frontend.partition.program import FlatEqn, FlatProgram
+
+MAX_CONTEXT_EQUATIONS = 5  # steps around an equation that are compared to say that another is like it
 
 
 class Forms:
@@ -36,7 +39,7 @@ class Forms:
             self.of.append(number)
 
     def piece(self, positions: Sequence[int], results: Sequence[int]) -> Hashable:
-        """Of equations in their order, of which `results` are wanted."""
+        """Fingerprint equations in their order, whose `results` are wanted."""
         names: dict[int, int] = {}
         form: list[int] = []
         for n in positions:
@@ -47,6 +50,27 @@ class Forms:
             for v in eqn.outputs:
                 names[v] = len(names)
         return tuple(form), tuple([names[v] for v in results])
+
+
+def by_kind[K](kinds: Sequence[K]) -> tuple[Sequence[K], dict[K, list[int]]]:
+    """Return kinds by position, and the positions of each kind."""
+    positions: dict[K, list[int]] = {}
+    for n, kind in enumerate(kinds):
+        positions.setdefault(kind, []).append(n)
+    return kinds, positions
+
+
+def surroundings(program: FlatProgram, kinds: Sequence[Hashable]) -> list[int]:
+    """Hash each equation of these kinds with its neighbours, as far as `MAX_CONTEXT_EQUATIONS` away."""
+    after = [[r for v in eqn.outputs for r in program.readers[v]] for eqn in program.eqns]
+    before = [[program.producers.get(v, -1) for v in eqn.reads] for eqn in program.eqns]
+    hashes = list(map(hash, kinds))
+    for _ in range(MAX_CONTEXT_EQUATIONS):
+        old = [*hashes, 0].__getitem__  # -1: an input or a result of the program
+        hashes = [
+            hash((old(n), tuple(map(old, before[n])), tuple(sorted(map(old, after[n]))))) for n in range(len(hashes))
+        ]
+    return hashes
 
 
 def _key(eqn: JaxprEqn) -> Hashable:
@@ -62,7 +86,7 @@ def _literal(literal: Any) -> Hashable:
 
 
 def digest(eqns: Sequence[FlatEqn], inputs: Sequence[int], results: Sequence[int]) -> str:
-    """Names what equations compute of `inputs` for `results`, in every process alike, in whatever order they stand.
+    """Hash the computation of `results` from `inputs`, in any order of the equations, the same in every process.
 
     Programs with one muGraph may differ: casts and roundings are no operators, masks are found among others.
     """
@@ -76,8 +100,10 @@ def digest(eqns: Sequence[FlatEqn], inputs: Sequence[int], results: Sequence[int
 
 
 def fingerprint(program: FlatProgram) -> str:
-    """Names a program in every process alike: its equations in their order, and what they read. Inputs that nobody
-    reads do not count, as JAX drops them. Two programs with one name compute alike but for functions among parameters.
+    """Hash a program's equations in their order, the same in every process.
+
+    Inputs that nobody reads do not count, as JAX drops them. Programs with one hash compute the same, except for
+    functions among parameters.
     """
     forms = Forms(program.eqns)
     texts: dict[int, str] = {}
@@ -85,13 +111,11 @@ def fingerprint(program: FlatProgram) -> str:
         if form not in texts:
             literals = [str(_literal(a)) for a in eqn.inputs if not isinstance(a, int)]
             texts[form] = _ADDRESS.sub("", f"{_described(eqn.eqn)} {literals}")
-    results = [a if isinstance(a, int) else -1 for a in program.outputs]
-    names = {v: n for n, v in enumerate(dict.fromkeys(v for eqn in program.eqns for v in (*eqn.reads, *eqn.outputs)))}
-    wiring = [
-        [form, *(names[v] for v in (*eqn.reads, *eqn.outputs))]
-        for form, eqn in zip(forms.of, program.eqns, strict=True)
-    ]
-    whole = repr((list(texts.items()), wiring, [names.get(v, -1) for v in results]))
+    borders = [(*eqn.reads, *eqn.outputs) for eqn in program.eqns]
+    names = {v: n for n, v in enumerate(dict.fromkeys(itertools.chain.from_iterable(borders)))}
+    wiring = [[form, *map(names.__getitem__, border)] for form, border in zip(forms.of, borders, strict=True)]
+    results = [names.get(a, -1) if isinstance(a, int) else -1 for a in program.outputs]
+    whole = repr((list(texts.items()), wiring, results))
     return hashlib.sha256(whole.encode()).hexdigest()
 
 

@@ -1,10 +1,10 @@
-"""Matrix products that are better kept apart: what lies between them is a border of regions.
+"""Matrix products that are better kept apart, with a border of regions between them.
 
-One kernel of two products, the second of which reads what is made of the first, makes tiles of what lies between them
-anew for every block, or keeps whole rows of it on the chip. Where it can do neither for less than it costs to write
-and read the tensor, no kernel for both is faster than one for each, and a region of both is only longer to search. So
-queries, keys and values come from memory to an attention, which keeps its scores; the two products of a wide MLP are
-apart, each with what is pointwise around it. A large product with nothing around it is left to XLA's libraries.
+Suppose a product reads a tensor made of another product. A kernel of both recomputes tiles of the tensor for every
+block, or keeps whole rows on the chip. If neither costs less than writing and reading the tensor, two kernels are as
+fast, and a region of both only takes longer to search. So an attention reads queries, keys and values from memory and
+keeps its scores on the chip. The two products of a wide MLP are apart, each with the pointwise operators around it. A
+large product with nothing around it is left to XLA's libraries.
 
 Two products that take less in another order ((A B) v), or with a common factor (X W + (X A) B), are not kept apart.
 """
@@ -12,7 +12,7 @@ Two products that take less in another order ((A B) v), or with a common factor 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,19 +24,14 @@ from mirage_jax.jaxpr_frontend.translate import rules
 FLOPS, BANDWIDTH = LARGE_FLOPS, LARGE_BANDWIDTH
 LAUNCH_SECONDS = 2e-6  # seconds of one kernel more
 MAX_ON_CHIP_ELEMENTS = 512  # elements of an axis that a block keeps at most
-MIN_OPERAND_TRAFFIC_FRACTION = (
-    0.75  # of the time of a product: what writing and reading its operand must take to be worth avoiding
-)
-MIN_SURROUNDING_FRACTION = 0.1  # the same for what is around a product, to have it in a region at all
-SCALES = rules.VIEWS | {"neg"}  # what products may be exchanged with, beside factors
+MIN_OPERAND_TRAFFIC_FRACTION = 0.75  # of the time of a product: worth a kernel that avoids its operand's traffic
+MIN_SURROUNDING_FRACTION = 0.1  # of the time of a product: worth a region of it and the operators around it
 SUMS = frozenset({"add", "sub", "add_any"})
 
 
 @dataclass(frozen=True)
 class DotSizes:
-    """Sizes of a `dot_general`: elements of its operands and result, of what is summed, of the axes that all three
-    have, and of each free side.
-    """
+    """Numbers of elements in a `dot_general`: operands, result, summed axes, batch axes, and each free side."""
 
     operands: tuple[int, int]
     result: int
@@ -47,6 +42,7 @@ class DotSizes:
 
     @classmethod
     def of(cls, eqn: FlatEqn) -> DotSizes:
+        """Read the sizes off an equation."""
         (over, _), (batch, _) = eqn.params["dimension_numbers"]
         x, y = eqn.in_avals
         summed = math.prod(x.shape[d] for d in over)
@@ -56,6 +52,7 @@ class DotSizes:
 
     @property
     def flops(self) -> float:
+        """Count multiplications and additions."""
         return 2.0 * self.result * self.summed
 
     @property
@@ -70,6 +67,7 @@ class DotSizes:
 
     @property
     def seconds(self) -> float:
+        """Estimate the seconds that a library takes."""
         return max(self.computing, self.reading)
 
 
@@ -78,11 +76,11 @@ def traffic(size: float) -> float:
     return 2 * size / BANDWIDTH + LAUNCH_SECONDS
 
 
-class Borders:
+class ProductBoundaries:
     """Finds products to be kept apart. `members`: positions of the equations that a region may have."""
 
-    def __init__(self, program: FlatProgram, members: Collection[int], readers: Mapping[int, Sequence[int]]) -> None:
-        self.eqns, self.avals, self.readers = program.eqns, program.avals, readers
+    def __init__(self, program: FlatProgram, members: Collection[int]) -> None:
+        self.program, self.eqns, self.avals = program, program.eqns, program.avals
         self.members = set(members)
         self.made = {v: n for n in self.members for v in self.eqns[n].outputs}
         self.products = {n: DotSizes.of(e) for n in self.members if (e := self.eqns[n]).primitive == "dot_general"}
@@ -101,33 +99,25 @@ class Borders:
         ]
 
     def at_operand(self, product: int) -> bool:
-        """Whether a product has its border where it reads: what makes its operand would be made anew for each block
-        that keeps a part of it.
-        """
+        """Whether a product has its border at its operand, which each block of a joint kernel would recompute."""
         p = self.products[product]
         return p.summed <= MAX_ON_CHIP_ELEMENTS
-
-    def crossing(self, piece: Sequence[int]) -> list[int]:
-        """Values of a piece that something outside of it reads."""
-        inside = set(piece)
-        results = [v for n in piece for v in self.eqns[n].outputs]
-        return [v for v in results if not inside.issuperset(self.readers.get(v, ()))]
 
     def pays(self, piece: Sequence[int]) -> bool:
         """Might a kernel for these equations be faster than products by a library and the rest by XLA?"""
         products = [self.products[n] for n in piece if n in self.products]
-        if not products or any(p.computing < p.reading for p in products):
+        is_compute_bound = all(p.computing >= p.reading for p in products)
+        if not products or not is_compute_bound or any(map(self._sums_products, piece)):
             return True
-        if any(self.eqns[n].primitive in SUMS and self._sums_products(n) for n in piece):
-            return True
-        # What XLA keeps in memory between its kernels: results of products and reductions, and what products read.
-        stored = {self._source(v) for n in piece if n in self.products for v in self.eqns[n].reads}
-        stored |= {
-            v for n in piece if self.eqns[n].primitive in rules.CONTRACTION_PRIMITIVES for v in self.eqns[n].outputs
-        }
-        stored &= {v for n in piece for v in self.eqns[n].outputs}
-        saved = sum(traffic(bytes_of(self.avals[v])) for v in stored.difference(self.crossing(piece)))
+        saved_values = self._stored(piece).difference(self.program.crossing(piece))
+        saved = sum(traffic(bytes_of(self.avals[v])) for v in saved_values)
         return saved >= MIN_SURROUNDING_FRACTION * sum(p.seconds for p in products)
+
+    def _stored(self, piece: Sequence[int]) -> set[int]:
+        """Values of a piece that XLA stores between its kernels: operands of products, results of contractions."""
+        operands = self.program.read_by(n for n in piece if n in self.products)
+        results = self.program.made_by(n for n in piece if self.eqns[n].primitive in rules.CONTRACTION_PRIMITIVES)
+        return {*map(self._source, operands), *results}.intersection(self.program.made_by(piece))
 
     def last(self, value: int, scaled: bool = False) -> int:
         """The last product that a value is made of, with no other in between; -1 for none. scaled: only by views
@@ -149,10 +139,10 @@ class Borders:
                 self._last[v], self._scaled[v] = found, scaled
 
     def _scales(self, n: int) -> bool:
-        """Whether an equation is a view, or multiplies by what is the same all along some axis."""
+        """Whether an equation is a view, or multiplies by something constant along some axis."""
         eqn = self.eqns[n]
         if eqn.primitive not in ("mul", "div"):
-            return eqn.primitive in SCALES
+            return eqn.primitive in rules.VIEWS or eqn.primitive == "neg"
         size = eqn.out_avals[0].size
         return any(not isinstance(a, int) or self.avals[self._source(a)].size < size for a in eqn.inputs)
 
@@ -164,9 +154,8 @@ class Borders:
         if free <= MAX_ON_CHIP_ELEMENTS and p.batch == q.batch:
             return False  # a block makes each tile of the operand once, and needs it no longer
         fits = q.summed <= MAX_ON_CHIP_ELEMENTS or free <= MAX_ON_CHIP_ELEMENTS
-        return not fits or traffic(bytes_of(self.avals[operand])) < MIN_OPERAND_TRAFFIC_FRACTION * max(
-            p.seconds, q.seconds
-        )
+        min_traffic = MIN_OPERAND_TRAFFIC_FRACTION * max(p.seconds, q.seconds)
+        return not fits or traffic(bytes_of(self.avals[operand])) < min_traffic
 
     def _rearranges(self, first: int, then: int) -> bool:
         """Might algebra do with less than both products as they are: in another order, or with a common factor?"""
@@ -184,7 +173,7 @@ class Borders:
         """Sums that a product's result is a term of, but for views and factors."""
         todo, seen = list(self.eqns[product].outputs), set[int]()
         while todo:
-            for n in self.members.intersection(self.readers.get(todo.pop(), ())) - seen:
+            for n in self.members.intersection(self.program.readers[todo.pop()]) - seen:
                 seen.add(n)
                 if self.eqns[n].primitive in SUMS:
                     yield n
@@ -193,6 +182,8 @@ class Borders:
 
     def _sums_products(self, n: int) -> bool:
         """Whether an equation adds products that have an operand in common, or whose first products have."""
+        if self.eqns[n].primitive not in SUMS:
+            return False
         found = [self.last(v, scaled=True) for v in self.eqns[n].reads]
         if len(found) < 2 or min(found) < 0 or found[0] == found[1]:
             return False

@@ -7,8 +7,9 @@ keep their JAX originals, so that whatever is not optimized is bound exactly as 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from mirage_jax.jaxpr_frontend import jax_compat
@@ -39,23 +40,27 @@ class FlatEqn:
 
     @property
     def params(self) -> Mapping[str, Any]:
+        """Give the parameters of the JAX equation."""
         return self.eqn.params
 
     @property
     def effects(self) -> Any:
+        """Give the effects of the JAX equation."""
         return self.eqn.effects
 
     @property
     def out_avals(self) -> list[Any]:
+        """Give the types of the results."""
         return [v.aval for v in self.eqn.outvars]
 
     @property
     def in_avals(self) -> list[Any]:
+        """Give the types of the operands, literals among them."""
         return [v.aval for v in self.eqn.invars]
 
     @property
     def where(self) -> str:
-        """The user's line; that of the call if JAX itself wrote the equation."""
+        """Find the user's line: of the equation, or of the call if JAX itself wrote the equation."""
         lines = map(jax_compat.source_line, (self.eqn, *reversed(self.calls)))
         return next(filter(None, lines), "unknown line")
 
@@ -64,7 +69,7 @@ class FlatEqn:
 class FlatProgram:
     """Equations in execution order; `constants` are the arrays that the jaxpr closes over.
 
-    again: large values that are made a second time, and the number of the unit (`remat`) that each belongs to.
+    again: large values that are made a second time, and the number of the unit (rematerialize.py) that each belongs to.
     """
 
     inputs: tuple[int, ...]
@@ -74,9 +79,43 @@ class FlatProgram:
     avals: Mapping[int, Any] = field(repr=False)
     again: Mapping[int, int] = field(default_factory=dict, repr=False)
 
+    @cached_property
+    def producers(self) -> Mapping[int, int]:
+        """Map each value to the position of the equation that makes it; inputs and constants have none."""
+        return {v: n for n, eqn in enumerate(self.eqns) for v in eqn.outputs}
+
+    @cached_property
+    def readers(self) -> Mapping[int, set[int]]:
+        """Map each value to the positions of the equations that read it; -1 stands for the program's results."""
+        readers: dict[int, set[int]] = {v: set() for v in self.avals}
+        for n, eqn in enumerate(self.eqns):
+            for v in eqn.reads:
+                readers[v].add(n)
+        for v in self.results:
+            readers[v].add(-1)
+        return readers
+
+    @property
+    def results(self) -> set[int]:
+        """Collect the program's outputs that are values, not literals."""
+        return {v for v in self.outputs if isinstance(v, int)}
+
+    def made_by(self, positions: Iterable[int]) -> list[int]:
+        """List the values that these equations make, in order."""
+        return [v for n in positions for v in self.eqns[n].outputs]
+
+    def read_by(self, positions: Iterable[int]) -> set[int]:
+        """Collect the values that these equations read."""
+        return {v for n in positions for v in self.eqns[n].reads}
+
+    def crossing(self, positions: Collection[int]) -> list[int]:
+        """List the values that these equations make and others read, in order."""
+        inside = set(positions)
+        return [v for v in self.made_by(positions) if not inside >= self.readers[v]]
+
 
 def bytes_of(aval: Any) -> int:
-    """Of an array; 0 for what is none, or has no known size."""
+    """Count the bytes of an array; 0 if it is no array or its size is unknown."""
     size = math.prod(aval.shape) if isinstance(aval, jax_compat.ShapedArray) else None
     return size * aval.dtype.itemsize if isinstance(size, int) else 0
 
@@ -93,13 +132,14 @@ def evaluate(eqns: Sequence[FlatEqn], values: dict[int, Any], bind: Bind = jax_c
 
 
 def operands(eqn: FlatEqn, values: Mapping[int, Any]) -> list[Any]:
-    """What an equation is bound with, once all that it waits for is there (of what is evaluated here)."""
+    """Look up the operands of an equation, held back until the values that it waits for are there."""
     given = [read(values, a) for a in eqn.inputs]
     waits = [values[v] for v in eqn.after if v in values]
     return jax_compat.held_back(given, waits) if waits else given
 
 
 def read(values: Mapping[int, Any], atom: Atom) -> Any:
+    """Look up a value, or take a literal."""
     return values[atom] if isinstance(atom, int) else atom.val
 
 
@@ -113,7 +153,7 @@ def flatten(jaxpr: Jaxpr, merged: Collection[Any] = ()) -> FlatProgram:
 
 
 def flatten_undifferentiated(jaxpr: Jaxpr) -> FlatProgram:
-    """The same with everything left whole that has a derivative of its own, or a say in what is kept for it."""
+    """Flatten, but leave calls whole that have a derivative of their own, or a policy for it."""
     return without_dead_code(_Flattener(derivatives=True).program(jaxpr))
 
 
@@ -125,16 +165,19 @@ class _Flattener:
         self.eqns: list[FlatEqn] = []
 
     def program(self, jaxpr: Jaxpr) -> FlatProgram:
+        """Flatten a jaxpr."""
         inputs = tuple(self.new(v.aval) for v in jaxpr.invars)
         outputs = self.inline(jaxpr, inputs)
         return FlatProgram(inputs, self.constants, tuple(self.eqns), outputs, self.avals)
 
     def new(self, aval: Any) -> int:
+        """Number a new value."""
         number = len(self.avals)
         self.avals[number] = aval
         return number
 
     def inline(self, jaxpr: Jaxpr, args: Sequence[Atom], calls: tuple[JaxprEqn, ...] = ()) -> tuple[Atom, ...]:
+        """Add the equations of a jaxpr that is called with `args`, and give its results."""
         env: dict[Any, Atom] = dict(zip(jaxpr.invars, args, strict=True))
         for var, value in zip(jaxpr.constvars, jaxpr.consts, strict=True):
             if (counted := jax_compat.as_range(value)) is not None:
@@ -149,12 +192,13 @@ class _Flattener:
         return tuple(v if isinstance(v, Literal) else env[v] for v in jaxpr.outvars)
 
     def whole(self, eqn: JaxprEqn, operands: tuple[Atom, ...], calls: tuple[JaxprEqn, ...]) -> tuple[Atom, ...]:
+        """Add an equation as it is."""
         results = tuple([self.new(v.aval) for v in eqn.outvars])
         self.eqns.append(FlatEqn(eqn, operands, results, calls))
         return results
 
     def opened(self, eqn: JaxprEqn, operands: tuple[Atom, ...], calls: tuple[JaxprEqn, ...]) -> tuple[Atom, ...]:
-        """The content of a call; equations that make apart what one makes together; or the equation itself."""
+        """Add the content of a call, or one equation for each result, or the equation itself."""
         called = jax_compat.called_jaxpr(eqn)
         if called is None and self.merged and jax_compat.policy_of(eqn) in self.merged:
             called = eqn.params["jaxpr"]
@@ -170,7 +214,7 @@ class _Flattener:
         return tuple([self.chain(chain, operands, calls) for chain in chains])
 
     def chain(self, chain: Sequence[JaxprEqn], operands: tuple[Atom, ...], calls: tuple[JaxprEqn, ...]) -> Atom:
-        """Equations of which each reads the one before."""
+        """Add equations; each reads the results of the one before."""
         for eqn in chain:
             operands = self.whole(eqn, operands, calls)
         (result,) = operands
@@ -178,14 +222,25 @@ class _Flattener:
 
 
 def without_dead_code(program: FlatProgram) -> FlatProgram:
-    """The program without equations that have no effect and whose results nobody reads."""
-    needed = {a for a in program.outputs if isinstance(a, int)}
+    """Drop the equations that have no effect and whose results nobody reads."""
+    return replace(program, eqns=needed_for(program.results, program.eqns))
+
+
+def needed_for(values: Iterable[int], eqns: Sequence[FlatEqn]) -> tuple[FlatEqn, ...]:
+    """Select the equations that have an effect or that `values` depend on."""
+    needed = set(values)
     kept: list[FlatEqn] = []
-    for eqn in reversed(program.eqns):
+    for eqn in reversed(eqns):
         if eqn.effects or not needed.isdisjoint(eqn.outputs):
             kept.append(eqn)
             needed.update(eqn.reads)
-    return replace(program, eqns=tuple(reversed(kept)))
+    return tuple(reversed(kept))
+
+
+def operands_of(eqns: Sequence[FlatEqn]) -> tuple[int, ...]:
+    """List the values that equations read and do not make, in order."""
+    made = {v for eqn in eqns for v in eqn.outputs}
+    return tuple(dict.fromkeys(v for eqn in eqns for v in eqn.reads if v not in made))
 
 
 def as_jaxpr(program: FlatProgram, like: Jaxpr) -> Jaxpr:

@@ -1,6 +1,6 @@
 """Nodes -> reference muGraph: one `Library` kernel per elementary operator, under canonical names.
 
-Axes are named in the order in which they first occur, equal kernels are made once, what no output needs is dropped.
+Axes are named in the order in which they first occur. Equal kernels are made once, and unused ones are dropped.
 Nothing depends on the user's names: two identical layers give equal graphs, which is what the cache and deduplication
 rest on.
 """
@@ -57,6 +57,7 @@ class _AxisLetters:
         return self.copies[key]
 
     def extents(self) -> tuple[tuple[Axis, int], ...]:
+        """Give the extent of each axis by its name."""
         return tuple(sorted((name, self.axes.extent(AxisKey(base))) for base, name in self.bases.items()))
 
 
@@ -73,6 +74,7 @@ class _ReferenceAssembler:
         self.order = self._output_orders()
 
     def run(self, inputs: Sequence[int]) -> Assembled:
+        """Make the graph, from the input nodes that outputs depend on."""
         declared: list[Tensor] = []
         for node in inputs:
             if node in self.live:

@@ -22,7 +22,7 @@ from mirage_jax.jaxpr_frontend.partition.reasons import Code, NotExpressible
 
 
 class AxisKey(NamedTuple):
-    """One axis; `Key(b, 0)`, `Key(b, 1)`, .. are copies of each other."""
+    """One axis; `AxisKey(b, 0)`, `AxisKey(b, 1)`, .. are copies of each other."""
 
     base: int
     copy: int = 0
@@ -43,6 +43,7 @@ class AxisTable:
         self._apart: dict[tuple[AxisKey, ...], None] = {}  # axes that occur together and so must stay different
 
     def fresh(self, extent: int) -> AxisKey:
+        """Make a new axis."""
         self._extents.append(extent)
         self._copies.append({0})
         return AxisKey(len(self._extents) - 1)
@@ -52,6 +53,7 @@ class AxisTable:
         return () if size == 1 else (self.fresh(size),)
 
     def extent(self, key: AxisKey) -> int:
+        """Give the number of elements along an axis."""
         return self._extents[key.base]
 
     def resolve(self, keys: Iterable[AxisKey]) -> tuple[AxisKey, ...]:
@@ -67,14 +69,16 @@ class AxisTable:
         return tuple(out)
 
     def resolve_dims(self, dims: Dims) -> Dims:
+        """Resolve the axes of each dimension."""
         return tuple(map(self.resolve, dims))
 
     def resolve_view(self, view: View) -> View:
+        """Resolve both sides of a view, and drop names that it keeps."""
         pairs = ((self.resolve((k,)), self.resolve((v,))) for k, v in view.items())
         return {k: v for old, new in pairs for k, v in zip(old, new, strict=True) if k != v}
 
     def keep_apart(self, keys: Iterable[AxisKey]) -> None:
-        """These axes occur in one tensor or operator: no merge may make two of them one."""
+        """Forbid merges among these axes: they occur in one tensor or operator."""
         self._apart[tuple(keys)] = None
 
     def copy_of(self, key: AxisKey, used: Iterable[AxisKey]) -> AxisKey:

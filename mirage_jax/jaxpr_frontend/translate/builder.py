@@ -57,14 +57,17 @@ class AxisValue:
 
     @property
     def is_neg_inf(self) -> bool:
+        """Tell whether this is the constant -inf."""
         return self.special == -math.inf
 
     @property
     def is_constant(self) -> bool:
+        """Tell whether this depends on no node."""
         return self.node is None
 
     @property
     def is_plain(self) -> bool:
+        """Tell whether this is a node with no scale and offset."""
         return self.node is not None and self.scale == 1 and self.offset == 0
 
 
@@ -96,6 +99,15 @@ class InputSlice:
     sizes: tuple[int, ...]
 
 
+NONNEGATIVE_OPERATORS = frozenset({"exp", "abs", "logistic"})
+NONNEGATIVE_DTYPES = frozenset({"bool", "u8"})
+SIGN_KEEPING_OPERATORS = frozenset({"add", "affine", "sum", "max", "mul", "dot", "div", "maximum", "minimum"})
+
+
+def _is_nonnegative(number: Attr) -> bool:
+    return isinstance(number, Fraction) and number >= 0
+
+
 class NodeBuilder:
     """Nodes in order, and the table of their axes.
 
@@ -118,15 +130,18 @@ class NodeBuilder:
     # --- values
 
     def dims(self, value: AxisValue) -> Dims:
+        """Give the dimensions of a value under the present names of its axes."""
         return self.axes.resolve_dims(value.dims)
 
     def value(
         self, dims: Dims, dtype: str, node: int | None, scale: Fraction = ONE, offset: Fraction = ZERO
     ) -> AxisValue:
+        """Make ``scale * node + offset`` of these dimensions."""
         self.axes.keep_apart(k for dim in dims for k in dim)
         return AxisValue(dims, dtype, node, scale, offset)
 
     def input(self, shape: Sequence[int], dtype: str) -> AxisValue:
+        """Make an input of this shape, with new axes."""
         dims = tuple(map(self.axes.dimension, shape))
         axes = tuple(k for dim in dims for k in dim)
         self.nodes.append(Node("input", (), axes, (), (), dtype))
@@ -164,6 +179,10 @@ class NodeBuilder:
         uses = (replace(use, dtype="bool"), *(Use(c, (), x.dtype) for c in constants))
         return self.append("where", uses, (), x.dtype)
 
+    def is_input(self, x: AxisValue) -> bool:
+        """Tell whether a value is an input as it is."""
+        return x.node is not None and x.is_plain and self.nodes[x.node].op == "input"
+
     def live(self, values: Sequence[AxisValue]) -> set[int]:
         """The nodes that values depend on."""
         live: set[int] = set()
@@ -186,24 +205,20 @@ class NodeBuilder:
         return self.nonnegative[n]
 
     def _makes_nonnegative(self, node: Node) -> bool:
-        own = dict(node.attrs)
-        match node.op:
-            case "exp" | "abs" | "logistic":
-                return True
-            case "mul" | "dot" if node.uses[0] == node.uses[1]:
-                return True
-            case "add" | "affine" | "sum" | "max" | "mul" | "dot" | "div" | "maximum" | "minimum":
-                numbers = [own.get(a, ZERO) for a in ("scale", "offset", "ca", "cb")]
-                signs = all(isinstance(c, Fraction) and c >= 0 for c in numbers)
-                return signs and all(self._is_nonnegative(use.node) for use in node.uses)
-            case "pow":
-                exponent = own["exponent"]
-                return isinstance(exponent, Fraction) and (exponent.denominator == 2 or exponent % 2 == 0)
-            case "const":
-                value = own["value"]
-                return isinstance(value, Fraction) and value >= 0
-            case _:
-                return node.dtype in ("bool", "u8")
+        attrs = dict(node.attrs)
+        if node.op in NONNEGATIVE_OPERATORS:
+            return True
+        if node.op in ("mul", "dot") and node.uses[0] == node.uses[1]:
+            return True
+        if node.op in SIGN_KEEPING_OPERATORS:
+            numbers = [attrs.get(a, ZERO) for a in ("scale", "offset", "ca", "cb")]
+            return all(map(_is_nonnegative, numbers)) and all(self._is_nonnegative(use.node) for use in node.uses)
+        if node.op == "pow":
+            exponent = attrs["exponent"]
+            return isinstance(exponent, Fraction) and (exponent.denominator == 2 or exponent % 2 == 0)
+        if node.op == "const":
+            return _is_nonnegative(attrs["value"])
+        return node.dtype in NONNEGATIVE_DTYPES
 
     # --- nodes
 
@@ -223,6 +238,7 @@ class NodeBuilder:
         return len(self.nodes) - 1
 
     def depends_on(self, x: AxisValue) -> tuple[AxisKey, ...]:
+        """Give the axes that the node of a value depends on."""
         return () if x.node is None else self.axes.resolve(self.nodes[x.node].axes)
 
     def together(self, values: Sequence[AxisValue]) -> tuple[Dims, list[View]]:
@@ -234,11 +250,10 @@ class NodeBuilder:
         full = [n for n, v in enumerate(values) if len(v.dims) == rank]
         first = next((n for n in full if not values[n].is_constant), full[0])
         common = list(values[first].dims)
-        views: list[View] = [{} for _ in values]
-        for n in full:
-            if n != first:
-                views[n] = self.join(common, values[n].dims)
-        return self.axes.resolve_dims(tuple(common)), [self.axes.resolve_view(view) for view in views]
+        views = {n: self.join(common, values[n].dims) for n in full if n != first}
+        return self.axes.resolve_dims(tuple(common)), [
+            self.axes.resolve_view(views.get(n, {})) for n in range(len(values))
+        ]
 
     def join(self, common: list[tuple[AxisKey, ...]], dims: Dims) -> View:
         """Unify the dimensions of one more operand with `common`, which takes over those that it lacks."""
@@ -274,6 +289,7 @@ class NodeBuilder:
         return replace(x, scale=scale * x.scale, offset=scale * x.offset + offset, dtype=dtype)
 
     def without_offset(self, x: AxisValue) -> AxisValue:
+        """Give the same value as a scaled node with no offset."""
         return x if x.node is not None and x.offset == 0 else self.materialize(x)
 
     def widened(self, x: AxisValue, like: AxisValue) -> AxisValue:
@@ -299,6 +315,7 @@ class NodeBuilder:
         return replace(out, scale=common)
 
     def mul(self, x: AxisValue, y: AxisValue, dtype: str) -> AxisValue:
+        """Make ``x * y``."""
         if y.is_constant:
             return self.scaled(self.widened(x, y), y.offset, ZERO, dtype)
         if x.is_constant:
@@ -307,6 +324,11 @@ class NodeBuilder:
         return replace(self.pointwise("mul", (x, y), dtype), scale=x.scale * y.scale)
 
     def div(self, x: AxisValue, y: AxisValue, dtype: str) -> AxisValue:
+        """Make ``x / y``.
+
+        Raises:
+            NotExpressible: y is the constant zero.
+        """
         if y.is_constant:
             if y.offset == 0:
                 raise NotExpressible(Code.NON_FINITE, "division by a constant zero")
@@ -317,6 +339,11 @@ class NodeBuilder:
         return replace(self.pointwise("div", (x, y), dtype), scale=x.scale / y.scale)
 
     def power(self, x: AxisValue, exponent: Fraction, dtype: str) -> AxisValue:
+        """Make ``x ** exponent``.
+
+        Raises:
+            NotExpressible: the exponent is not a multiple of 1/2 between -8 and 8.
+        """
         if exponent.denominator not in (1, 2) or abs(exponent) > 8:
             raise NotExpressible(Code.PARAMETERS, f"the exponent {exponent} is not a small multiple of 1/2")
         if exponent == 0:
@@ -340,6 +367,7 @@ class NodeBuilder:
         return self.pointwise(op, [self.materialize(v) for v in values], dtype)
 
     def iota(self, dims: Dims, dimension: int, dtype: str) -> AxisValue:
+        """Make the index along a dimension."""
         (axis,) = dims[dimension]
         return self.value(dims, dtype, self.append("iota", (), (axis,), dtype))
 
@@ -370,12 +398,17 @@ class NodeBuilder:
         """Sum over axes of x * y, with y seen through `view`."""
         x, y = self.without_offset(x), self.without_offset(y)
         over = self.axes.resolve(over)
-        uses = [self.use(x, {}), self.use(y, view)]
-        absent = math.prod(self.axes.extent(k) for k in over if k not in uses[0].axes + uses[1].axes)
-        for n, other in ((0, 1), (1, 0)):  # what only one operand has is summed before they meet
-            if alone := tuple(k for k in over if k in uses[n].axes and k not in uses[other].axes):
-                kept = tuple(k for k in uses[n].axes if k not in alone)
-                uses[n] = Use(self.append("sum", (uses[n],), alone, uses[n].dtype), kept, uses[n].dtype)
-        both = tuple(k for k in over if k in uses[0].axes and k in uses[1].axes)
-        node = self.append("dot" if both else "mul", tuple(uses), both, dtype)
+        left, right = self.use(x, {}), self.use(y, view)
+        both = tuple(k for k in over if k in left.axes and k in right.axes)
+        absent = math.prod(self.axes.extent(k) for k in over if k not in left.axes + right.axes)
+        uses = self._summed_alone(left, over, both), self._summed_alone(right, over, both)
+        node = self.append("dot" if both else "mul", uses, both, dtype)
         return self.value(dims, dtype, node, x.scale * y.scale * absent)
+
+    def _summed_alone(self, use: Use, over: tuple[AxisKey, ...], both: tuple[AxisKey, ...]) -> Use:
+        """An operand of a contraction, summed over the axes that the other one lacks before they meet."""
+        alone = tuple(k for k in over if k in use.axes and k not in both)
+        if not alone:
+            return use
+        kept = tuple(k for k in use.axes if k not in alone)
+        return Use(self.append("sum", (use,), alone, use.dtype), kept, use.dtype)

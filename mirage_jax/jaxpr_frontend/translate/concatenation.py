@@ -1,11 +1,11 @@
-"""What becomes of concatenations: results in pieces, and reductions that are sums of pieces.
+"""Resolves concatenations: results in pieces, and reductions that are sums of pieces.
 
 A concatenation *cuts* its axis, and so do all results that have this axis. Where an axis that is cut is reduced, the
-reduction is the sum of those of the pieces: ``[x, y] @ w -> x @ w[:k] + y @ w[k:]``. Where a result of the region has
+reduction is the sum of the reduced pieces: ``[x, y] @ w -> x @ w[:k] + y @ w[k:]``. Where a result of the region has
 such an axis, it leaves the region in pieces, which the border joins. So no concatenation is left, and none of its
 operands is copied. (A maximum over pieces is refused: the search knows no online softmax with a maximum of maxima.)
 
-What is zero in a piece (padding) is dropped there: products with it and sums of it are no operators.
+Zeros in a piece (padding) are dropped: products with zeros and sums of zeros need no operators.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Resolver:
     # --- nodes without concatenations
 
     def node(self, n: int) -> Use:
-        """A node without concatenations, under the names of n, of which no axis is cut any more."""
+        """Make a node without concatenations, under the names of n, whose axes must not be cut any more."""
         if n not in self.known:
             self.known[n] = self._node(n)
             self.b.origins.setdefault(self.known[n].node, self.b.origins.get(n, n))
@@ -243,22 +243,26 @@ class Resolver:
 
     def _reduction(self, op: str, uses: tuple[Use, ...], over: tuple[AxisKey, ...], dtype: str) -> Use:
         """A reduction whose operands may have lost some of its axes."""
-        lost = [k for k in over if not any(k in use.axes for use in uses)]
-        over = tuple(k for k in over if k not in lost)
+        present = set(itertools.chain(*(use.axes for use in uses)))
+        lost = [k for k in over if k not in present]
+        over = tuple(k for k in over if k in present)
         count = Fraction(math.prod(map(self.b.axes.extent, lost))) if op != "max" else ONE
         if lost:
             return self._made("affine", (self._reduction(op, uses, over, dtype),), (), dtype, {"scale": count})
         if op == "dot":
-            alone = [
-                tuple(k for k in over if sum(k in other.axes for other in uses) == 1 and k in u.axes) for u in uses
-            ]
-            uses = tuple(
-                self._made("sum", (use,), own, use.dtype, {}) if own else use
-                for use, own in zip(uses, alone, strict=True)
-            )
-            over = tuple(k for k in over if not any(k in own for own in alone))
-            return self._append("dot", uses, over, dtype, {}) if over else self._made("mul", uses, (), dtype, {})
+            return self._dot(uses, over, dtype)
         return self._append(op, uses, over, dtype, {}) if over else replace(uses[0], dtype=dtype)
+
+    def _dot(self, uses: tuple[Use, ...], over: tuple[AxisKey, ...], dtype: str) -> Use:
+        """A contraction; an axis that only one operand has is summed before they meet."""
+        shared = tuple(k for k in over if all(k in use.axes for use in uses))
+        summed: list[Use] = []
+        for use in uses:
+            alone = tuple(k for k in over if k in use.axes and k not in shared)
+            summed.append(self._made("sum", (use,), alone, use.dtype, {}) if alone else use)
+        if shared:
+            return self._append("dot", tuple(summed), shared, dtype, {})
+        return self._made("mul", tuple(summed), (), dtype, {})
 
     def _affine(self, x: Use, scale: Fraction, offset: Fraction, dtype: str) -> Use:
         if scale == 0:

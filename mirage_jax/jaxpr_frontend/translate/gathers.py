@@ -1,7 +1,7 @@
 """One element of every row, at an index that is data: `take_along_axis` of logits at their labels, and its transpose.
 
     x[label]                     ->  sum over n of where(n == label, x[n], 0)
-    zeros, of which [label] = y  ->  where(n == label, y, 0)
+    zeros.at[label].add(y)       ->  where(n == label, y, 0)
 
 The sum is taken as far up as possible: pointwise operators are applied to the element that it picks. So of
 ``log_softmax(h @ w)`` only a logit is picked, in the loop that makes logits anyway. An index out of range picks zero:
@@ -11,7 +11,7 @@ what JAX fills in there instead is put in outside of the region (`jax_compat.as_
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -23,6 +23,7 @@ from mirage_jax.jaxpr_frontend.translate.builder import AxisValue, NodeBuilder, 
 from mirage_jax.jaxpr_frontend.translate.slicing import sliced
 
 type Keys = tuple[AxisKey, ...]
+type Places = list[tuple[int | None, int | None]]  # for each dimension of a result one of the operand, of the indices
 
 
 def picked(b: NodeBuilder, params: Mapping[str, Any], x: AxisValue, index: AxisValue, rank: int) -> AxisValue:
@@ -34,11 +35,11 @@ def picked(b: NodeBuilder, params: Mapping[str, Any], x: AxisValue, index: AxisV
     shape = b.axes.size(x.dims)
     axis, places = _places(b, params, shape, index)
     windows = [d for d, n in places if d is not None and n is None]
-    if x.node is None or b.nodes[x.node].op == "input" or any(params["slice_sizes"][d] != shape[d] for d in windows):
+    if x.node is None or b.nodes[x.node].op == "input" or _are_cut(params, shape, windows):
         raise NotExpressible(Code.UNSUPPORTED_PRIMITIVE, "an index into data")
     index = b.materialize(_in_range(b, params, index, shape[axis]))
-    together = [(d, n) for d, n in places if d is not None and n is not None]
-    view = b.axes.unify([x.dims[d] for d, _ in together], [index.dims[n] for _, n in together])
+    together = _paired(places)
+    view = b.axes.unify([x.dims[d] for d in together], [index.dims[n] for n in together.values()])
     label, dims, seen = b.use(index, view), b.dims(x), b.axes.resolve_dims(index.dims)
     out = tuple(dims[d] if d is not None else seen[n or 0] for d, n in places)
     b.axes.keep_apart(dict.fromkeys(itertools.chain(*dims, *out)))
@@ -55,14 +56,29 @@ def put(
         return b.add(x, replace(y, dims=_inserted(y.dims, dimensions.collapsed, len(shape))), dtype)
     axis, places = _places(b, params, shape, index)
     updates = {d: o for o, (d, _) in enumerate(places) if d is not None}
-    indices = {d: n for d, n in places if d is not None and n is not None}
-    is_whole = all(b.axes.size(y.dims)[o] == shape[d] for d, o in updates.items())
-    if not is_whole or any(y.dims[o] for o, (d, _) in enumerate(places) if d is None):
-        raise NotExpressible(Code.PARAMETERS, "several elements of a row")
-    y, label = _like(y, updates, len(shape)), _like(_in_range(b, params, index, shape[axis]), indices, len(shape))
+    _check_one_element(b, y, updates, shape)
+    label = _like(_in_range(b, params, index, shape[axis]), _paired(places), len(shape))
+    y = _like(y, updates, len(shape))
     here = b.plain("eq", (_position(b, shape, axis), label), "bool")
     added = b.plain("where", (here, y, b.constant(Fraction(0), dtype)), dtype)
     return added if x.is_constant and x.offset == 0 else b.add(x, added, dtype)
+
+
+def _check_one_element(b: NodeBuilder, y: AxisValue, updates: Mapping[int, int], shape: tuple[int, ...]) -> None:
+    """Refuse updates of several elements of a row, or of less than all rows."""
+    is_several = any(dim for o, dim in enumerate(y.dims) if o not in updates.values())
+    if is_several or any(b.axes.size(y.dims)[o] != shape[d] for d, o in updates.items()):
+        raise NotExpressible(Code.PARAMETERS, "several elements of a row")
+
+
+def _paired(places: Places) -> dict[int, int]:
+    """Dimensions of the operand that go with one of the indices."""
+    return {d: n for d, n in places if d is not None and n is not None}
+
+
+def _are_cut(params: Mapping[str, Any], shape: tuple[int, ...], windows: Sequence[int]) -> bool:
+    """Whether less than all of some of these dimensions is read."""
+    return any(params["slice_sizes"][d] != shape[d] for d in windows)
 
 
 def _like(v: AxisValue, of: Mapping[int, int], rank: int) -> AxisValue:
@@ -76,10 +92,8 @@ def _position(b: NodeBuilder, shape: tuple[int, ...], axis: int) -> AxisValue:
     return b.iota(dims, axis, "i32") if dims[axis] else b.constant(Fraction(0), "i32", dims)
 
 
-def _places(
-    b: NodeBuilder, params: Mapping[str, Any], shape: tuple[int, ...], index: AxisValue
-) -> tuple[int, list[tuple[int | None, int | None]]]:
-    """The axis that is indexed, and where dimensions come from; what is no index into every row is refused."""
+def _places(b: NodeBuilder, params: Mapping[str, Any], shape: tuple[int, ...], index: AxisValue) -> tuple[int, Places]:
+    """The axis that is indexed, and where dimensions come from. Refuses any other index than one into every row."""
     dimensions, index_shape = jax_compat.indexed(params), b.axes.size(index.dims)
     if not dimensions.is_few(shape, index_shape):
         raise NotExpressible(Code.UNSUPPORTED_PRIMITIVE, "an index into data")
@@ -96,12 +110,16 @@ def _in_range(b: NodeBuilder, params: Mapping[str, Any], index: AxisValue, exten
 def _slice(b: NodeBuilder, params: Mapping[str, Any], x: AxisValue, at: int) -> AxisValue:
     """The same element of all rows."""
     dimensions, shape = jax_compat.indexed(params), b.axes.size(x.dims)
-    (axis, *more), others = dimensions.collapsed, tuple(n for d, n in enumerate(shape) if d not in dimensions.collapsed)
-    kept = tuple(n for d, n in enumerate(params["slice_sizes"]) if d != axis)
-    if more or dimensions.mapped != (axis,) or kept != others or not 0 <= at < shape[axis]:
+    axis, *_ = dimensions.collapsed
+    is_row = tuple(dimensions.collapsed) == tuple(dimensions.mapped) == (axis,)
+    if not is_row or _without(params["slice_sizes"], axis) != _without(shape, axis) or not 0 <= at < shape[axis]:
         raise NotExpressible(Code.PARAMETERS, "a slice that is no whole row, or is out of range")
     row = sliced(b, x, axis, at, 1)
-    return replace(row, dims=(*row.dims[:axis], *row.dims[axis + 1 :]))
+    return replace(row, dims=_without(row.dims, axis))
+
+
+def _without[T](items: Sequence[T], n: int) -> tuple[T, ...]:
+    return (*items[:n], *items[n + 1 :])
 
 
 def _inserted(dims: tuple[Keys, ...], places: tuple[int, ...], rank: int) -> tuple[Keys, ...]:

@@ -1,19 +1,20 @@
-"""Integers as numbers. Kernels compute in float32, which has to hold them exactly: indices, counts and what is made of
-them are known to be small; of 32-bit integers of unknown size, those of inputs, there is no arithmetic here, and they
-are compared with small ones or with each other as they are.
+"""Integers as numbers. Kernels compute in float32, which must hold them exactly.
 
-Integers of 8 bits: how they wrap around, are shifted and masked is said with `floor` and `fraction`.
+Indices and counts are small. A 32-bit input may have any size: it is compared with small integers or with other inputs,
+and arithmetic on it is refused. Integers of 8 bits are shifted, masked and wrapped around by `floor` and `fraction`:
 
     x >> k  ->  floor(x / 2**k)            x & (2**k - 1)  ->  2**k * fraction(x / 2**k)
 
-for signed and unsigned x alike (two's complement), and a result that may leave the range of its type is brought back
-in the same way. Which may, is told by intervals: weights of 4 bits that are taken out of bytes never do. (`fraction` is
-x - floor(x) as one operator; as a difference it would make sums of products with weights longer.)
+This holds for signed and unsigned x (two's complement). Intervals tell which results may leave the range of their type;
+4-bit weights taken out of bytes never do. `fraction` is x - floor(x) as one operator: a difference would make sums of
+products with weights longer.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -48,14 +49,18 @@ def known(b: NodeBuilder, x: AxisValue) -> AxisValue:
 def check_comparison(b: NodeBuilder, x: AxisValue, y: AxisValue) -> None:
     """Refuse to compare integers that float32 may round to one number, or floats that they were cast to.
 
-    Rounding keeps order and small numbers, so an input of any size can be compared with what is small.
+    Rounding keeps order and small numbers, so an input of any size can be compared with small ones.
     """
-    unknown = [v for v in (x, y) if v.node is not None and b.nodes[v.node].dtype == "i32" and not _is_small(b, v)]
+    unknown = [v for v in (x, y) if _is_integer_node(b, v) and not _is_small(b, v)]
     if len(unknown) > 1 and not all(_is_input(b, v) for v in unknown):
         raise NotExpressible(Code.DTYPE, "a comparison of 32-bit integers of unknown size, of which one is computed")
-    small = [v for v in (x, y) if v.dtype == "i32" and v not in unknown]
-    if unknown and x.dtype == "i32" and not all(_is_small(b, v) for v in small):
+    others = [v for v in (x, y) if v.dtype == "i32" and v not in unknown]
+    if unknown and x.dtype == "i32" and not all(_is_small(b, v) for v in others):
         raise NotExpressible(Code.DTYPE, f"a comparison of 32-bit integers with numbers beyond {MAX_EXACT_INTEGER}")
+
+
+def _is_integer_node(b: NodeBuilder, x: AxisValue) -> bool:
+    return x.node is not None and b.nodes[x.node].dtype == "i32"
 
 
 def _is_small(b: NodeBuilder, x: AxisValue) -> bool:
@@ -64,7 +69,7 @@ def _is_small(b: NodeBuilder, x: AxisValue) -> bool:
 
 
 def _is_input(b: NodeBuilder, x: AxisValue) -> bool:
-    return x.is_plain and x.dtype == "i32" and x.node is not None and b.nodes[x.node].op == "input"
+    return x.dtype == "i32" and b.is_input(x)
 
 
 def shifted_right(b: NodeBuilder, x: AxisValue, by: AxisValue, is_arithmetic: bool) -> AxisValue:
@@ -139,12 +144,11 @@ def _interval(b: NodeBuilder, x: AxisValue) -> Interval | None:
     """Bounds of an integer value."""
     if x.node is None:
         return x.offset, x.offset
-    return _affine(_of_node(b, x.node), x.scale, x.offset)
+    interval = _of_node(b, x.node)
+    return None if interval is None else _affine(interval, x.scale, x.offset)
 
 
-def _affine(interval: Interval | None, scale: Fraction, offset: Fraction) -> Interval | None:
-    if interval is None:
-        return None
+def _affine(interval: Interval, scale: Fraction, offset: Fraction) -> Interval:
     low, high = sorted(scale * end + offset for end in interval)
     return low, high
 
@@ -158,7 +162,9 @@ def _of_node(b: NodeBuilder, n: int) -> Interval | None:
 def _of_new_node(b: NodeBuilder, n: int) -> Interval | None:
     node = b.nodes[n]
     if n in b.concats:
-        return _around([_of_node(b, part.node) for part in b.concats[n].parts])
+        parts = [_of_node(b, part.node) for part in b.concats[n].parts]
+        known = [interval for interval in parts if interval is not None]
+        return _hull(known) if len(known) == len(parts) else None
     if node.op == "input" and node.dtype in RANGES:
         low, high = RANGES[node.dtype]
         return Fraction(low), Fraction(high)
@@ -176,32 +182,37 @@ def _count(b: NodeBuilder, node: Node) -> int:
 
 def _of_operator(b: NodeBuilder, node: Node) -> Interval | None:
     number = _numbers(node)
-    scale, offset = number.get("scale", Fraction(1)), number.get("offset", Fraction(0))
-    match node.op, [_of_node(b, use.node) for use in node.uses]:
-        case "const", _:
-            return number["value"], number["value"]
-        case "affine", [x]:
-            return _affine(x, scale, offset)
-        case "floor", [x]:
-            inside = _affine(x, scale, offset)
-            return None if inside is None else (Fraction(inside[0] // 1), Fraction(inside[1] // 1))
-        case "fraction", _:
-            return Fraction(0), 1 - scale  # of an integer times 1 / n: 0, 1 / n, .. or (n - 1) / n
-        case "add", [x, y]:
-            x = _affine(x, number.get("ca", Fraction(1)), Fraction(0))
-            y = _affine(y, number.get("cb", Fraction(1)), Fraction(0))
-            return None if x is None or y is None else (x[0] + y[0], x[1] + y[1])
-        case "sum", [x]:
-            return _affine(x, Fraction(_count(b, node)), Fraction(0))
-        case "max", [x]:
-            return x
-        case "mul", [(a, c), (e, g)]:
-            ends = (a * e, a * g, c * e, c * g)
+    if node.op == "const":
+        return number["value"], number["value"]
+    if node.op == "fraction":  # of an integer times 1 / n: 0, 1 / n, .. or (n - 1) / n
+        return Fraction(0), 1 - number.get("scale", Fraction(1))
+    if node.op == "sum":
+        number["scale"] = Fraction(_count(b, node))
+    operands = [_of_node(b, use.node) for use in node.uses]
+    known = [interval for interval in operands if interval is not None]
+    return _combined(node.op, known, number) if len(known) == len(operands) else None
+
+
+def _combined(op: str, operands: Sequence[Interval], number: Mapping[str, Fraction]) -> Interval | None:
+    """Bounds of an operator's result from its operands' bounds. number: scales and offsets by name."""
+    scaled = [_affine(x, number.get("scale", Fraction(1)), number.get("offset", Fraction(0))) for x in operands]
+    match op:
+        case "affine" | "sum" | "max":
+            return scaled[0]
+        case "floor":
+            low, high = scaled[0]
+            return Fraction(low // 1), Fraction(high // 1)
+        case "add":
+            terms = zip(operands, ("ca", "cb"), strict=True)
+            x, y = (_affine(x, number.get(scale, Fraction(1)), Fraction(0)) for x, scale in terms)
+            return x[0] + y[0], x[1] + y[1]
+        case "mul":
+            ends = [x * y for x, y in itertools.product(*operands)]
             return min(ends), max(ends)
-        case "maximum" | "minimum", found:
-            return _around(found)
-        case "where", [_, *found]:
-            return _around(found)
+        case "maximum" | "minimum":
+            return _hull(operands)
+        case "where":
+            return _hull(operands[1:])
         case _:
             return None
 
@@ -210,6 +221,6 @@ def _numbers(node: Node) -> dict[str, Fraction]:
     return {k: v for k, v in node.attrs if isinstance(v, Fraction)}
 
 
-def _around(intervals: list[Interval | None]) -> Interval | None:
-    known = [i for i in intervals if i is not None]
-    return (min(i[0] for i in known), max(i[1] for i in known)) if len(known) == len(intervals) else None
+def _hull(intervals: Sequence[Interval]) -> Interval:
+    """The smallest interval around others."""
+    return min(low for low, _ in intervals), max(high for _, high in intervals)

@@ -2,7 +2,7 @@
 
 A rule takes the builder, the parameters, the type of the result and the operands. What it cannot express it refuses
 with `NotExpressible`; a primitive without a rule is left to XLA. `LAYOUT_PRIMITIVES` primitives cost nothing in a
-muGraph, `CONTRACTION_PRIMITIVES` ones are what makes a region worth a search.
+muGraph, `CONTRACTION_PRIMITIVES` make a region worth a search.
 """
 
 from __future__ import annotations
@@ -55,41 +55,66 @@ class EquationInfo:
 
 
 type Rule = Callable[..., AxisValue]  # (builder, result, *operands) -> value
+type Fold = Callable[..., Any]  # (params, *numpy scalars) -> numpy scalar
 
 RULES: dict[str, Rule] = {}
 LAYOUT_PRIMITIVES: set[str] = set()
 VIEWS: set[str] = set()  # the light ones that show one operand in another shape or dtype
-FOLDS: dict[str, Callable[..., Any]] = {}  # the same on numpy scalars, for constants
+FOLDS: dict[str, Fold] = {}  # the same on numpy scalars, for constants
 TAKES_NON_FINITE: set[str] = set()
 
 
-def rule(*names: str, light: bool = False, view: bool = False, special: bool = False) -> Callable[[Rule], Rule]:
-    def register(fn: Rule) -> Rule:
-        for name in names:
-            RULES[name] = fn
-            if light or view:
-                LAYOUT_PRIMITIVES.add(name)
-            if view:
-                VIEWS.add(name)
-            if light or view or special:
-                TAKES_NON_FINITE.add(name)
-        return fn
+def rule(
+    *names: str, light: bool = False, view: bool = False, special: bool = False, fold: Fold | None = None
+) -> Callable[[Rule], Rule]:
+    """Register a function as the rule of primitives.
 
-    return register
+    light: costs nothing in a muGraph. view: light, and shows one operand in another shape or dtype. special: takes
+    infinities and NaN, as light ones do. fold: the same on numpy scalars, for constants.
+    """
+    return functools.partial(_register, names, light or view, view, special, fold)
+
+
+def _register(names: Sequence[str], light: bool, view: bool, special: bool, fold: Fold | None, fn: Rule) -> Rule:
+    RULES.update(dict.fromkeys(names, fn))
+    LAYOUT_PRIMITIVES.update(names if light else ())
+    VIEWS.update(names if view else ())
+    TAKES_NON_FINITE.update(names if light or special else ())
+    if fold is not None:
+        FOLDS.update(dict.fromkeys(names, fold))
+    return fn
+
+
+def unregister(*names: str) -> None:
+    """Forget the rules of primitives: XLA computes them."""
+    for name in names:
+        RULES.pop(name, None)
+        FOLDS.pop(name, None)
+        for properties in (LAYOUT_PRIMITIVES, VIEWS, TAKES_NON_FINITE):
+            properties.discard(name)
 
 
 def apply(primitive: str, builder: NodeBuilder, result: EquationInfo, operands: Sequence[AxisValue]) -> AxisValue:
-    """The value of one equation."""
+    """Make the value of one equation.
+
+    Raises:
+        NotExpressible: no muGraph computes it.
+    """
     if primitive in FOLDS and operands and all(v.is_constant for v in operands):
         return _fold(primitive, builder, result, operands)
-    if special := [v.special for v in operands if v.special is not None and primitive not in TAKES_NON_FINITE]:
-        raise NotExpressible(Code.NON_FINITE, f"{primitive} of {special[0]}")
-    if result.dtype == "i32":
-        return integers.known(builder, RULES[primitive](builder, result, *operands))
-    if result.dtype not in integers.RANGES:
-        return RULES[primitive](builder, result, *operands)
-    wide = RULES[primitive](builder, replace(result, dtype="i32"), *operands)
-    return integers.fitted(builder, wide, result.dtype)
+    if primitive not in TAKES_NON_FINITE:
+        _check_finite(primitive, operands)
+    if result.dtype in integers.RANGES:
+        wide = RULES[primitive](builder, replace(result, dtype="i32"), *operands)
+        return integers.fitted(builder, wide, result.dtype)
+    value = RULES[primitive](builder, result, *operands)
+    return integers.known(builder, value) if result.dtype == "i32" else value
+
+
+def _check_finite(primitive: str, operands: Sequence[AxisValue]) -> None:
+    special = next((v.special for v in operands if v.special is not None), None)
+    if special is not None:
+        raise NotExpressible(Code.NON_FINITE, f"{primitive} of {special}")
 
 
 def literal(builder: NodeBuilder, value: Any, aval: Any) -> AxisValue:
@@ -99,6 +124,11 @@ def literal(builder: NodeBuilder, value: Any, aval: Any) -> AxisValue:
 
 @functools.cache
 def dtype_name(dtype: Any) -> str:
+    """Give the muGraph's name of a dtype.
+
+    Raises:
+        NotExpressible: muGraphs have no such dtype.
+    """
     try:
         return DTYPES[str(dtype)]
     except KeyError:
@@ -286,52 +316,43 @@ def _needs_float(out: EquationInfo, what: str) -> None:
         raise NotExpressible(Code.DTYPE, f"{what} of {out.dtype}")
 
 
-@rule("add", "add_any")
-def _add(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) -> AxisValue:
-    return b.add(x, y, out.dtype)
+MINUS_ONE, LN2 = Fraction(-1), Fraction(math.log(2))
 
-
-@rule("sub")
-def _sub(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) -> AxisValue:
-    return b.add(x, y, out.dtype, sign=Fraction(-1))
-
-
-@rule("mul")
-def _mul(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) -> AxisValue:
-    return b.mul(x, y, out.dtype)
+# Primitives that are one or two calls.
+for _name, _rule in {
+    "add": lambda b, out, x, y: b.add(x, y, out.dtype),
+    "add_any": lambda b, out, x, y: b.add(x, y, out.dtype),
+    "sub": lambda b, out, x, y: b.add(x, y, out.dtype, sign=MINUS_ONE),
+    "mul": lambda b, out, x, y: b.mul(x, y, out.dtype),
+    "square": lambda b, out, x: b.mul(x, x, out.dtype),
+    "one_minus_square": lambda b, out, x: b.scaled(b.mul(x, x, out.dtype), MINUS_ONE, Fraction(1)),
+    "sqrt": lambda b, out, x: b.power(x, Fraction(1, 2), out.dtype),
+    "rsqrt": lambda b, out, x: b.power(x, Fraction(-1, 2), out.dtype),
+    "exp": lambda b, out, x: b.unary("exp", x, out.dtype),
+    "exp2": lambda b, out, x: b.unary("exp", b.scaled(x, LN2), out.dtype),
+    "log2": lambda b, out, x: b.scaled(b.unary("log", x, out.dtype), 1 / LN2),
+    "min": lambda b, out, x, y: b.plain("minimum", (x, y), out.dtype),
+    "clamp": lambda b, out, low, x, high: b.plain(
+        "minimum", (b.plain("maximum", (x, low), out.dtype), high), out.dtype
+    ),
+    "shift_right_arithmetic": lambda b, out, x, by: integers.shifted_right(b, x, by, is_arithmetic=True),
+    "shift_right_logical": lambda b, out, x, by: integers.shifted_right(b, x, by, is_arithmetic=False),
+    "shift_left": lambda b, out, x, by: integers.shifted_left(b, x, by),
+}.items():
+    rule(_name)(_rule)
 
 
 @rule("neg", light=True)
 def _neg(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
     if x.special is not None:
         return replace(x, special=-x.special)
-    return b.scaled(x, Fraction(-1))
+    return b.scaled(x, MINUS_ONE)
 
 
 @rule("div")
 def _div(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) -> AxisValue:
     _needs_float(out, "a quotient")
     return b.div(x, y, out.dtype)
-
-
-@rule("square")
-def _square(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
-    return b.mul(x, x, out.dtype)
-
-
-@rule("one_minus_square")
-def _one_minus_square(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
-    return b.scaled(b.mul(x, x, out.dtype), Fraction(-1), Fraction(1))
-
-
-@rule("sqrt")
-def _sqrt(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
-    return b.power(x, Fraction(1, 2), out.dtype)
-
-
-@rule("rsqrt")
-def _rsqrt(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
-    return b.power(x, Fraction(-1, 2), out.dtype)
 
 
 @rule("integer_pow")
@@ -350,38 +371,21 @@ def _pow(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) -> AxisV
     return b.power(b.widened(x, y), y.offset, out.dtype)
 
 
-@rule("exp")
-def _exp(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
-    return b.unary("exp", x, out.dtype)
-
-
-@rule("exp2")
-def _exp2(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
-    return b.unary("exp", b.scaled(x, Fraction(math.log(2))), out.dtype)
-
-
-@rule("log2")
-def _log2(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
-    return b.scaled(b.unary("log", x, out.dtype), 1 / Fraction(math.log(2)))
-
-
-def _function(primitive: str, op: str) -> None:
-    @rule(primitive)
-    def function(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
-        _needs_float(out, op)
-        if op in ("floor", "sign"):
-            _refuse_rounded(b, op, x)
-        return b.unary(op, x, out.dtype)
+def _function(op: str, b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    _needs_float(out, op)
+    if op in ("floor", "sign"):
+        _refuse_rounded(b, op, x)
+    return b.unary(op, x, out.dtype)
 
 
 for _name in ("logistic", "tanh", "erf", "erfc", "log", "log1p", "expm1", "sin", "cos", "abs", "sign", "floor"):
-    _function(_name, _name)
+    rule(_name)(functools.partial(_function, _name))
 
 
 @rule("ceil")
 def _ceil(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
     _refuse_rounded(b, "ceil", x)
-    return b.scaled(b.unary("floor", b.scaled(x, Fraction(-1)), out.dtype), Fraction(-1))
+    return b.scaled(b.unary("floor", b.scaled(x, MINUS_ONE), out.dtype), MINUS_ONE)
 
 
 @rule("is_finite", light=True)
@@ -391,13 +395,15 @@ def _is_finite(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
     kind = jnp.finfo(numpy_dtype(x.dtype))  # beyond the middle between its largest number and the next power of 2,
     # which both f32 and the middle itself hold, a number rounds to infinity
     most = b.constant((Fraction(float(kind.max)) + Fraction(2) ** int(kind.maxexp)) / 2, "f32")
-    least = b.scaled(most, Fraction(-1))
+    least = b.scaled(most, MINUS_ONE)
     return b.plain("and", (b.plain("lt", (x, most), out.dtype), b.plain("lt", (least, x), out.dtype)), out.dtype)
 
 
 def _may_be_wider(b: NodeBuilder, x: AxisValue) -> bool:
-    """May a kernel hold finite numbers of a value that are infinite in its type? Casts are views, and what is computed
-    as f16 may be held as f32. (So may bf16, whose range is that of f32 but for its last 0.4%.)
+    """Whether a kernel may hold finite numbers for a value that are infinite in its type.
+
+    Casts are views, and a kernel may hold f16 results as f32. It may hold bf16 as f32, too, but f32 reaches only 0.4%
+    beyond bf16.
     """
     if x.node is None or x.dtype not in SIXTEEN_BIT_FLOATS:
         return False
@@ -438,8 +444,9 @@ def _is_chosen(b: NodeBuilder, x: AxisValue) -> bool:
 
 
 def _keeps_sides(x: AxisValue, y: AxisValue) -> bool:
-    """Does rounding keep the order of two values? It does that of a number and itself, and of a number and zero, but
-    for float16, where small numbers become zero.
+    """Whether rounding keeps the order of two values: of a number and itself, or, for bfloat16, of a number and zero.
+
+    In float16 small numbers become zero.
     """
     return (x.node, x.scale, x.offset) == (y.node, y.scale, y.offset) or any(
         one.is_constant and one.offset == 0 and other.dtype == "bf16" for one, other in ((x, y), (y, x))
@@ -465,16 +472,6 @@ def _max(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) -> AxisV
     return b.plain("maximum", (x, y), out.dtype)
 
 
-@rule("min")
-def _min(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) -> AxisValue:
-    return b.plain("minimum", (x, y), out.dtype)
-
-
-@rule("clamp")
-def _clamp(b: NodeBuilder, out: EquationInfo, low: AxisValue, x: AxisValue, high: AxisValue) -> AxisValue:
-    return b.plain("minimum", (b.plain("maximum", (x, low), out.dtype), high), out.dtype)
-
-
 # --- masks
 
 
@@ -494,16 +491,16 @@ def _is_infinite(b: NodeBuilder, op: str, x: AxisValue, y: AxisValue) -> AxisVal
     return b.plain("lt", (most, x) if y.special > 0 else (x, most), "bool")
 
 
-def _comparison(primitive: str, op: str, swap: bool = False, invert: bool = False) -> None:
-    @rule(primitive, light=True)
-    def comparison(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) -> AxisValue:
-        if (found := _is_infinite(b, op, x, y)) is not None:
-            return b.plain("not", (found,), out.dtype) if invert else found
+def _comparison(
+    op: str, swap: bool, invert: bool, b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue
+) -> AxisValue:
+    value = _is_infinite(b, op, x, y)
+    if value is None:
         if not _keeps_sides(x, y):
             _refuse_rounded(b, "a comparison", x, y)
         integers.check_comparison(b, x, y)
         value = b.plain(op, (y, x) if swap else (x, y), out.dtype)
-        return b.plain("not", (value,), out.dtype) if invert else value
+    return b.plain("not", (value,), out.dtype) if invert else value
 
 
 for _name, _op, _swap, _invert in (
@@ -514,42 +511,33 @@ for _name, _op, _swap, _invert in (
     ("eq", "eq", False, False),
     ("ne", "eq", False, True),
 ):
-    _comparison(_name, _op, _swap, _invert)
+    rule(_name, light=True)(functools.partial(_comparison, _op, _swap, _invert))
 
 
-def _logical(primitive: str) -> None:
-    @rule(primitive, light=True)
-    def logical(b: NodeBuilder, out: EquationInfo, *operands: AxisValue) -> AxisValue:
-        if primitive == "and" and operands[0].dtype in integers.RANGES:
-            x, mask = operands if operands[1].is_constant else operands[::-1]
-            return integers.masked(b, x, mask)
-        if out.dtype != "bool":
-            raise NotExpressible(Code.DTYPE, f"bitwise {primitive} of {operands[0].dtype}")
-        if primitive != "not":
-            for constant, other in (operands, operands[::-1]):
-                if constant.is_constant:  # true and x = x; false and x = false; or: the other way round
-                    is_neutral = bool(constant.offset) == (primitive == "and")
-                    return b.widened(other if is_neutral else constant, constant if is_neutral else other)
-        return b.plain(primitive, operands, out.dtype)
+def _logical(op: str, b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) -> AxisValue:
+    if op == "and" and x.dtype in integers.RANGES:
+        return integers.masked(b, x, y) if y.is_constant else integers.masked(b, y, x)
+    _needs_bool(out, op, x)
+    for constant, other in ((x, y), (y, x)):
+        if constant.is_constant:  # true and x = x; false and x = false; or: the other way round
+            is_neutral = bool(constant.offset) == (op == "and")
+            return b.widened(other, constant) if is_neutral else b.widened(constant, other)
+    return b.plain(op, (x, y), out.dtype)
 
 
-for _name in ("and", "or", "not"):
-    _logical(_name)
+for _name in ("and", "or"):
+    rule(_name, light=True)(functools.partial(_logical, _name))
 
 
-@rule("shift_right_arithmetic")
-def _shift_right_arithmetic(b: NodeBuilder, out: EquationInfo, x: AxisValue, by: AxisValue) -> AxisValue:
-    return integers.shifted_right(b, x, by, is_arithmetic=True)
+@rule("not", light=True)
+def _not(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    _needs_bool(out, "not", x)
+    return b.plain("not", (x,), out.dtype)
 
 
-@rule("shift_right_logical")
-def _shift_right_logical(b: NodeBuilder, out: EquationInfo, x: AxisValue, by: AxisValue) -> AxisValue:
-    return integers.shifted_right(b, x, by, is_arithmetic=False)
-
-
-@rule("shift_left")
-def _shift_left(b: NodeBuilder, out: EquationInfo, x: AxisValue, by: AxisValue) -> AxisValue:
-    return integers.shifted_left(b, x, by)
+def _needs_bool(out: EquationInfo, op: str, x: AxisValue) -> None:
+    if out.dtype != "bool":
+        raise NotExpressible(Code.DTYPE, f"bitwise {op} of {x.dtype}")
 
 
 @rule("select_n", special=True)
@@ -559,17 +547,26 @@ def _select_n(b: NodeBuilder, out: EquationInfo, condition: AxisValue, *cases: A
     if condition.is_constant:
         return cases[int(condition.offset)]
     no, yes = cases
-    if out.dtype == "bool" and no.is_constant and yes.is_constant and no.offset != yes.offset:
+    if out.dtype == "bool" and _are_different_constants(no, yes):
         return b.widened(condition if yes.offset else b.plain("not", (condition,), "bool"), no)
     if any(v.special is not None and not v.is_neg_inf for v in cases):
         raise NotExpressible(Code.NON_FINITE, "a choice of plus infinity or NaN")
+    if no.is_neg_inf or yes.is_neg_inf:
+        return _masked(b, condition, no, yes, out.dtype)
+    return b.plain("where", (condition, yes, no), out.dtype)
+
+
+def _are_different_constants(x: AxisValue, y: AxisValue) -> bool:
+    return x.is_constant and y.is_constant and x.offset != y.offset
+
+
+def _masked(b: NodeBuilder, condition: AxisValue, no: AxisValue, yes: AxisValue, dtype: str) -> AxisValue:
+    """A choice between a value and -inf."""
     if no.is_neg_inf and yes.is_neg_inf:
         return b.widened(no, yes)
-    if no.is_neg_inf:
-        return b.plain("mask", (condition, b.widened(yes, no)), out.dtype)
     if yes.is_neg_inf:
-        return b.plain("mask", (b.plain("not", (condition,), "bool"), b.widened(no, yes)), out.dtype)
-    return b.plain("where", (condition, yes, no), out.dtype)
+        condition, no, yes = b.plain("not", (condition,), "bool"), yes, no
+    return b.plain("mask", (condition, b.widened(yes, no)), dtype)
 
 
 @rule("iota", light=True)
@@ -608,7 +605,7 @@ def _reduce_max(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
 def _reduce_min(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
     _needs_float(out, "a minimum")
     over, dims = _reduced(b, x, out.params["axes"])
-    return b.scaled(b.maximum(b.scaled(x, Fraction(-1)), over, dims, out.dtype), Fraction(-1))
+    return b.scaled(b.maximum(b.scaled(x, MINUS_ONE), over, dims, out.dtype), MINUS_ONE)
 
 
 # --- an element of every row

@@ -2,10 +2,10 @@
 
 A slice is no operator of a muGraph. `restrict` makes a node over a new, shorter axis instead: pointwise operators,
 contractions and reductions over other axes go through, an index gets an offset, and an input becomes another input,
-which is a window of the same JAX value (`Builder.windows`). Windows that overlap are independent inputs for the
-search and the verifier: what is equal for any values of both is equal for these.
+which is a window of the same JAX value (`NodeBuilder.windows`). Windows that overlap are independent inputs for the
+search and the verifier: an equality that holds for any values of both holds for these.
 
-A concatenation is a placeholder (`Concat`) of which windows are made; what remains of it is resolved in pieces.py.
+A concatenation is a placeholder (`Concat`) until its windows are made; concatenation.py resolves the rest.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _restricted(b: NodeBuilder, n: int, key: AxisKey, start: int, size: int) -> 
 
 
 def seen(b: NodeBuilder, uses: Sequence[Use], key: AxisKey, start: int, size: int, window: Keys) -> tuple[Use, ...]:
-    """Operands of one operator restricted along an axis of it, which is called `window` from then on."""
+    """Restrict the operands of one operator along an axis, which is called `window` from then on."""
     names = dict.fromkeys(itertools.chain(*(b.axes.resolve(use.axes) for use in uses)))
     b.axes.keep_apart((*(k for k in names if k != key), *window))
     restricted = [_seen(b, use, key, start, size, window) for use in uses]
@@ -114,7 +114,7 @@ def _seen(b: NodeBuilder, use: Use, key: AxisKey, start: int, size: int, window:
 
 
 def alias(b: NodeBuilder, use: Use) -> int:
-    """A node that is another one under other names; pieces.py sees through it."""
+    """Make a node that is another one under other names; concatenation.py sees through it."""
     b.axes.keep_apart(use.axes)
     return b.append("affine", (use,), (), use.dtype)
 
@@ -185,7 +185,7 @@ def add_concat(b: NodeBuilder, concat: Concat, dtype: str) -> int:
 
 
 def aligned(b: NodeBuilder, n: int) -> Concat:
-    """A concatenation along the first of its axes: if its axis was divided, so are those of its parts.
+    """Align a concatenation: if its axis was divided, divide the axes of its parts.
 
     Afterwards the group of every part ends with the minor axes of the concatenation.
     """

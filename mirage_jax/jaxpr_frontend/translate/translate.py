@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -19,11 +20,10 @@ import jax.numpy as jnp
 
 from mirage_jax.jaxpr_frontend import jax_compat
 from mirage_jax.jaxpr_frontend.partition.fingerprint import digest
-from mirage_jax.jaxpr_frontend.partition.program import FlatEqn, FlatProgram, evaluate
+from mirage_jax.jaxpr_frontend.partition.program import FlatEqn, FlatProgram, evaluate, needed_for, operands_of
 from mirage_jax.jaxpr_frontend.partition.reasons import BY_ITSELF, Code, NotExpressible
 from mirage_jax.jaxpr_frontend.translate import rules
 from mirage_jax.jaxpr_frontend.translate.assemble import Assembled, assemble
-from mirage_jax.jaxpr_frontend.translate.axes import AxisKey
 from mirage_jax.jaxpr_frontend.translate.builder import AxisValue, NodeBuilder
 from mirage_jax.jaxpr_frontend.translate.concatenation import Pieces, Resolver
 from mirage_jax.mugraph.domains.floats import numpy_dtype
@@ -34,7 +34,7 @@ from mirage_jax.mugraph.views import View, ViewStep
 
 @dataclass(frozen=True, slots=True)
 class Inward:
-    """How a JAX value becomes graph tensors: each is all of it, or a part."""
+    """How a JAX value becomes graph tensors, whole or in parts."""
 
     value: int  # number of the value in the flat program
     dtype: Any
@@ -43,11 +43,12 @@ class Inward:
 
     @property
     def parts(self) -> list[tuple[str, View]]:
+        """Pair each tensor with the part that it is."""
         return list(zip(self.tensors, self.views, strict=True))
 
     @property
     def is_mostly_read(self) -> bool:
-        """Is half of it or more in some tensor? If it is made for this, XLA makes no more than is read in copies."""
+        """Whether the graph reads half of the value or more. XLA copies a smaller part, and need not make the rest."""
         parts = {view.cuts: math.prod(view.shape) for view in self.views}
         return 2 * sum(parts.values()) >= math.prod(self.views[0].whole)
 
@@ -66,6 +67,7 @@ class Piece:
     shape: tuple[int, ...]
 
     def array(self, tensors: Mapping[str, Any], dtype: Any, xp: Any) -> Any:
+        """Make the piece of a value from the graph's tensors."""
         if self.tensor is None:
             return xp.full(self.shape, float(self.constant), dtype)
         x = xp.transpose(tensors[self.tensor], self.permutation).reshape(self.spread)
@@ -119,7 +121,7 @@ class Region:
 
     @cached_property
     def places(self) -> dict[int, tuple[int, bool, int]]:
-        """Where its border is in its equations: by value which of them, whether it is read there, and its place."""
+        """Locate the values of the border: equation, whether it reads the value, and the place among its operands."""
         border = {*self.operands, *self.results, *(b.value for b in self.inputs), *(b.value for b in self.outputs)}
         return {
             v: (n, read, i)
@@ -131,21 +133,22 @@ class Region:
 
     @cached_property
     def primitives(self) -> tuple[str, ...]:
+        """Name the primitives of the equations, in order."""
         return tuple(eqn.primitive for eqn in self.equations)
 
     def prepare(self, values: Sequence[Any], in_place: Collection[str] = ()) -> list[Any]:
-        """Values of `inputs`, arrays of JAX or numpy -> input tensors of the graph; for those `in_place` all of it."""
+        """Make the graph's input tensors from values of `inputs`; tensors read `in_place` are whole operands."""
         pairs = [(v, tensor, view) for v, b in zip(values, self.inputs, strict=True) for tensor, view in b.parts]
         return [v if tensor in in_place else view.of(v) for v, tensor, view in pairs]
 
     @property
     def partial(self) -> dict[str, View]:
-        """Input tensors that are parts of operands of which much is read."""
+        """Name the input tensors that are parts of mostly read operands."""
         return {name: view for b in self.inputs if b.is_mostly_read for name, view in b.parts if view.cuts}
 
     @cached_property
     def text(self) -> str:
-        """What is computed, of which parts of the operands, and how the user wrote it."""
+        """Write down the computation: the graph, the parts of operands that it reads, a digest of the equations."""
         return self.annotated(self.graph)
 
     def annotated(self, graph: KernelGraph) -> str:
@@ -161,7 +164,7 @@ class Region:
         return [b.joined(by_name, jnp).astype(b.dtype) for b in self.outputs]
 
     def reference(self, *values: Any) -> list[Any]:
-        """The original equations, from the values of `inputs` to those of `outputs`, alone on one device."""
+        """Evaluate the original equations on one device, from values of `inputs` to values of `outputs`."""
         given = dict(zip((b.value for b in self.inputs), values, strict=True))
         # An operand that is no input of the graph has no influence on the result: any value will do.
         env = {
@@ -179,7 +182,7 @@ class Region:
 class TranslationRefused(Exception):
     """Equations of the region cannot be expressed; carries the reason for each, by its position.
 
-    There are several if each of them has its reason whatever is around it (`BY_ITSELF`), or if all were asked for.
+    There are several if their reasons do not depend on their surroundings (`BY_ITSELF`), or if all were asked for.
     """
 
     def __init__(self, reasons: Mapping[int, NotExpressible]):
@@ -195,37 +198,32 @@ class TranslationRefused(Exception):
 def translate(
     program: FlatProgram, eqns: Sequence[FlatEqn], results: Sequence[int], patient: bool = True
 ) -> Region | None:
-    """Make the region that `eqns` form, of which `results` are read outside. None if nothing is left to compute.
+    """Make the region of `eqns`, whose `results` others read. None if nothing is left to compute.
 
-    Raises `TranslationRefused`. patient: of reasons that another cut may remove, only the first is told.
+    patient: of reasons that another cut may remove, report only the first.
+
+    Raises:
+        TranslationRefused: a muGraph cannot express some of the equations.
     """
-    made = {v for eqn in eqns for v in eqn.outputs}
-    operands = tuple(dict.fromkeys(v for eqn in eqns for v in eqn.reads if v not in made))
+    operands = operands_of(eqns)
     builder = NodeBuilder()
     env = {v: _input(builder, program.avals[v]) for v in operands}
     _apply_all(builder, eqns, env, patient)
-    try:
-        outward = _resolved(builder, {v: env[v] for v in results})
-        _check_work(builder, [v for pieces in outward.values() for v in pieces.values])
-    except NotExpressible as reason:
-        raise TranslationRefused(_to_blame(eqns, reason, patient)) from None
+    outward = _outward_pieces(builder, eqns, {v: env[v] for v in results}, patient)
     if not outward:
         return None
-    flat = [v for pieces in outward.values() for v in pieces.values if not v.is_constant]
     inputs = _inputs(builder, {v: env[v].node for v in operands})
-    assembled = assemble(builder, [n for nodes in inputs.values() for n in nodes], flat)
-    inward = tuple(
-        _inward(builder, assembled, v, used, program)
-        for v, nodes in inputs.items()
-        if (used := [n for n in nodes if n in assembled.tensors])
-    )
+    assembled = assemble(builder, [*itertools.chain(*inputs.values())], _all_values(outward))
+    border = _Border(builder, assembled, program.avals)
+    used = {v: [n for n in nodes if n in assembled.tensors] for v, nodes in inputs.items()}
+    inward = tuple(border.inward(v, nodes) for v, nodes in used.items() if nodes)
     return Region(
         graph=join_shifts(assembled.graph),
         translated=assembled.graph,
         inputs=inward,
-        outputs=tuple(_outward(builder, assembled, v, pieces, program) for v, pieces in outward.items()),
+        outputs=tuple(itertools.starmap(border.outward, outward.items())),
         equations=tuple(eqns),
-        aside=_aside(eqns, [v for v in results if v not in outward]),
+        aside=needed_for(set(results) - outward.keys(), eqns),
         operands=operands,
         results=tuple(results),
         avals={v: program.avals[v] for v in (*operands, *results)},
@@ -234,7 +232,7 @@ def translate(
 
 
 def renamed(region: Region, program: FlatProgram, eqns: Sequence[FlatEqn]) -> Region:
-    """The region that `eqns` form, which are of the same form as those of `region`."""
+    """Make the region of `eqns` from a region of the same form."""
     names = {v: (eqns[n].reads if read else eqns[n].outputs)[i] for v, (n, read, i) in region.places.items()}
     position = {id(eqn): n for n, eqn in enumerate(region.equations)} if region.aside else {}
     operands, results = (tuple(map(names.__getitem__, values)) for values in (region.operands, region.results))
@@ -269,27 +267,38 @@ def _apply_all(builder: NodeBuilder, eqns: Sequence[FlatEqn], env: dict[int, Axi
         raise TranslationRefused(refused)
 
 
-def _resolved(builder: NodeBuilder, results: Mapping[int, AxisValue]) -> dict[int, Pieces]:
-    """The results that need a kernel, in pieces of which each is constant or a node."""
-    resolver, out = Resolver(builder), {}
+def _outward_pieces(
+    builder: NodeBuilder, eqns: Sequence[FlatEqn], results: Mapping[int, AxisValue], patient: bool
+) -> dict[int, Pieces]:
+    """The results that need a kernel, in pieces; each piece is constant or a node."""
+    resolver = Resolver(builder)
+    try:
+        resolved = {v: _resolved(resolver, value) for v, value in results.items()}
+        outward = {v: pieces for v, pieces in resolved.items() if pieces is not None}
+        _check_work(builder, _all_values(outward))
+        return outward
+    except NotExpressible as reason:
+        raise TranslationRefused(_to_blame(eqns, reason, patient)) from None
 
-    def is_given(v: AxisValue) -> bool:
-        return v.node is None or (v.is_plain and builder.nodes[v.node].op == "input")
 
-    for number, value in results.items():
-        pieces = resolver.pieces(value)
-        if all(map(is_given, pieces.values)):
-            continue
-        if any(is_given(v) and not v.is_constant for v in pieces.values):
-            why = "an operand is a part of a result: XLA copies it"
-            raise NotExpressible(Code.LAYOUT, why, resolver.to_blame(value))
-        values = tuple(v if v.is_constant else builder.materialize(v) for v in pieces.values)
-        out[number] = replace(pieces, values=values)
-    return out
+def _resolved(resolver: Resolver, value: AxisValue) -> Pieces | None:
+    """A result in pieces; None if it needs no kernel."""
+    builder, pieces = resolver.b, resolver.pieces(value)
+    given = [v for v in pieces.values if v.is_constant or builder.is_input(v)]
+    if len(given) == len(pieces.values):
+        return None
+    if not all(v.is_constant for v in given):
+        why = "an operand is a part of a result: XLA copies it"
+        raise NotExpressible(Code.LAYOUT, why, resolver.to_blame(value))
+    return replace(pieces, values=tuple(v if v.is_constant else builder.materialize(v) for v in pieces.values))
+
+
+def _all_values(outward: Mapping[int, Pieces]) -> list[AxisValue]:
+    return [v for pieces in outward.values() for v in pieces.values]
 
 
 def _inputs(builder: NodeBuilder, operands: Mapping[int, int | None]) -> dict[int, list[int]]:
-    """For each operand the inputs that are the whole of it, or windows of it."""
+    """For each operand the input nodes that show all or parts of the value."""
     out = {v: [n] for v, n in operands.items() if n is not None}
     number = {n: v for v, n in operands.items() if n is not None}
     for n, window in sorted(builder.windows.items()):
@@ -299,24 +308,24 @@ def _inputs(builder: NodeBuilder, operands: Mapping[int, int | None]) -> dict[in
 
 
 def _to_blame(eqns: Sequence[FlatEqn], reason: NotExpressible, patient: bool) -> dict[int, NotExpressible]:
-    """What is left out if the parts of a region do not fit together: the last of them, or all."""
+    """The equations to leave out if the parts of a region do not fit together: the last, or all."""
     parts = [n for n, eqn in enumerate(eqns) if eqn.primitive in rules.SLICING_PRIMITIVES]
     first = max(parts) if reason.equation is None else reason.equation
     return dict.fromkeys([first] if patient else [first, *parts], reason)
 
 
 def _check_work(builder: NodeBuilder, values: Sequence[AxisValue]) -> None:
-    """The parts of a contraction or reduction may be no more work together than the whole of it."""
-    work: dict[int, int] = {}
+    """Refuse parts of a contraction or reduction that are more work together than the whole."""
+    work: Counter[int] = Counter()
     live = [n for n in builder.live(values) if builder.nodes[n].over]
     for n in live:
-        origin = builder.origins.get(n, n)
-        work[origin] = work.get(origin, 0) + _work(builder, n)
+        work[builder.origins.get(n, n)] += _work(builder, n)
     repeated = {origin for origin, total in work.items() if total > _work(builder, origin)}
-    if repeated:
-        to_blame = (builder.asked_by[n] for n in live if n in builder.asked_by and builder.origins[n] in repeated)
-        why = "a part of what is needed as a whole too would be computed twice"
-        raise NotExpressible(Code.LAYOUT, why, max(to_blame, default=None))
+    if not repeated:
+        return
+    to_blame = (builder.asked_by[n] for n in live if n in builder.asked_by and builder.origins[n] in repeated)
+    why = "a part of what is needed as a whole too would be computed twice"
+    raise NotExpressible(Code.LAYOUT, why, max(to_blame, default=None))
 
 
 def _work(builder: NodeBuilder, n: int) -> int:
@@ -341,48 +350,44 @@ def _apply(builder: NodeBuilder, eqn: FlatEqn, env: dict[int, AxisValue]) -> Axi
     return value
 
 
-def _aside(eqns: Sequence[FlatEqn], wanted: Sequence[int]) -> tuple[FlatEqn, ...]:
-    """The equations that `wanted` need."""
-    needed, kept = set(wanted), []
-    for eqn in reversed(eqns):
-        if not needed.isdisjoint(eqn.outputs):
-            kept.append(eqn)
-            needed.update(eqn.reads)
-    return tuple(reversed(kept))
+@dataclass(frozen=True)
+class _Border:
+    """How the values of a program become tensors of an assembled graph, and back."""
 
+    builder: NodeBuilder
+    graph: Assembled
+    avals: Mapping[int, Any]
 
-def _inward(builder: NodeBuilder, graph: Assembled, number: int, nodes: Sequence[int], program: FlatProgram) -> Inward:
-    names, aval = tuple(graph.tensors[n] for n in nodes), program.avals[number]
-    shapes = (tuple(map(builder.axes.extent, graph.axes[name])) for name in names)
-    views = (View(tuple(aval.shape), _cuts(builder, n), shape) for n, shape in zip(nodes, shapes, strict=True))
-    return Inward(number, aval.dtype, names, tuple(views))
+    def inward(self, number: int, nodes: Sequence[int]) -> Inward:
+        """Describe the input nodes of one value."""
+        names, aval = tuple(self.graph.tensors[n] for n in nodes), self.avals[number]
+        shapes = (tuple(map(self.builder.axes.extent, self.graph.axes[name])) for name in names)
+        views = (View(tuple(aval.shape), self._cuts(n), shape) for n, shape in zip(nodes, shapes, strict=True))
+        return Inward(number, aval.dtype, names, tuple(views))
 
+    def _cuts(self, node: int) -> tuple[ViewStep, ...]:
+        if (window := self.builder.windows.get(node)) is None:
+            return ()
+        limits = tuple(map(operator.add, window.starts, window.sizes))
+        return (*self._cuts(window.parent), ViewStep(window.shape, window.starts, limits))
 
-def _cuts(builder: NodeBuilder, node: int) -> tuple[ViewStep, ...]:
-    if (window := builder.windows.get(node)) is None:
-        return ()
-    limits = tuple(map(operator.add, window.starts, window.sizes))
-    return (*_cuts(builder, window.parent), ViewStep(window.shape, window.starts, limits))
+    def outward(self, number: int, pieces: Pieces) -> Outward:
+        """Describe how one value is joined from its pieces."""
+        aval = self.avals[number]
+        return Outward(number, tuple(aval.shape), aval.dtype, tuple(map(self._piece, pieces.values)), pieces.grid)
 
-
-def _outward(builder: NodeBuilder, graph: Assembled, number: int, pieces: Pieces, program: FlatProgram) -> Outward:
-    aval = program.avals[number]
-    outward = tuple(_piece(builder, graph, v) for v in pieces.values)
-    return Outward(number, tuple(aval.shape), aval.dtype, outward, pieces.grid)
-
-
-def _piece(builder: NodeBuilder, graph: Assembled, value: AxisValue) -> Piece:
-    axes = tuple(itertools.chain(*builder.dims(value)))
-    extents, shape = tuple(map(builder.axes.extent, axes)), builder.axes.size(value.dims)
-    if value.node is None:
-        return Piece(None, value.offset, (), (), extents, shape)
-    name = graph.tensors[value.node]
-    stored: tuple[AxisKey, ...] = graph.axes[name]
-    return Piece(
-        tensor=name,
-        constant=Fraction(0),
-        permutation=tuple(stored.index(k) for k in axes if k in stored),
-        spread=tuple(n if k in stored else 1 for k, n in zip(axes, extents, strict=True)),
-        full=extents,
-        shape=shape,
-    )
+    def _piece(self, value: AxisValue) -> Piece:
+        axes = tuple(itertools.chain(*self.builder.dims(value)))
+        extents, shape = tuple(map(self.builder.axes.extent, axes)), self.builder.axes.size(value.dims)
+        if value.node is None:
+            return Piece(None, value.offset, (), (), extents, shape)
+        name = self.graph.tensors[value.node]
+        stored = self.graph.axes[name]
+        return Piece(
+            tensor=name,
+            constant=Fraction(0),
+            permutation=tuple(stored.index(k) for k in axes if k in stored),
+            spread=tuple(n if k in stored else 1 for k, n in zip(axes, extents, strict=True)),
+            full=extents,
+            shape=shape,
+        )
