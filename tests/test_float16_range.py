@@ -207,3 +207,20 @@ def test_masks_in_whole_rows_and_in_part(name: str) -> None:
     assert (vector < -1e8).any() and not (vector < -1e8).all()
     assert np.isinf(bias).any() == ("infinite" in name)
     assert "masked rows" not in input_classes([((8, 16), np.float32)], 0)
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (2,), (2, 3), (1, 1, 5), (4, 1)])
+def test_few_rows_are_masked_wholly_too(shape: tuple[int, ...]) -> None:
+    """By one input alone: two lowest numbers add up to minus infinity, of which nothing is asked."""
+    classes = input_classes([(shape, np.float32)] * 2, 0, biases=[0, 1])
+    for turn in (0, 1):
+        low = [x < -1e38 for x in classes[f"all masked by input {turn}"]]
+        assert low[turn].all() and not low[1 - turn].any()
+    one, other = (x.reshape(-1, shape[-1]) < -1e38 for x in classes["masked rows"])
+    assert not (one.all(-1) & other.all(-1)).any()
+    assert len(one) == 1 or one.all(-1).any()
+
+
+def test_rows_far_from_zero() -> None:
+    (x,) = input_classes([((8, 16), np.float32)], 0, biases=[0])["rows far from zero"]
+    assert (np.abs(x) > 1000).all() and (np.ptp(x, -1) < 10).all() and {*np.sign(x[:, 0])} == {-1, 1}

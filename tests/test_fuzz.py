@@ -27,10 +27,12 @@ from mirage_jax.compiler import tuning_session as attempts
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.hardware.device_model import DEVICES
 from mirage_jax.jaxpr_frontend.capture import lowering
+from mirage_jax.jaxpr_frontend.translate import rules
 from mirage_jax.lower.runtime import launch
 from mirage_jax.mugraph.graph import BlockGraph, Library
 from mirage_jax.verify.equivalence import certificate as certificates
 from mirage_jax.verify.exact.interpreters.triton import interpret
+from mirage_jax.verify.floats import gate as gate
 
 SEEDS = st.integers(0, 10**6)
 FEW = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck), derandomize=True)
@@ -507,6 +509,42 @@ def test_a_wrong_candidate_is_refused_and_without_proofs_found(tmp_path, monkeyp
     outcome = fuzz.run_one(chain(7, 8, 17, 2), Setting(cache_dir=str(tmp_path / "2")))
     assert outcome.problems[0].startswith("a candidate is off by")
     assert not outcome.accepted and outcome.counts["refused by the certificate"]
+
+
+@pytest.mark.parametrize("device", ["CPU", "H200"])
+@pytest.mark.parametrize("low", [LOWEST, "-1e30"])
+def test_a_log_softmax_of_wholly_masked_logits(device: str, low: str, tmp_path) -> None:
+    """Its logarithm is lost beside the lowest number, unless the maximum is subtracted first."""
+    logits = (ProgramValue("x0", ("a", "b"), "float32"), ProgramValue("x1", ("a", "b"), "float32", Fill(low, "rows")))
+    steps = (
+        ProgramStep(ProgramValue("t0", ("a", "b"), "float32"), "{0} + {1}", ("x0", "x1")),
+        ProgramStep(ProgramValue("t1", ("a", "b"), "float32"), "jnp.exp(jax.nn.log_softmax({0}, -1))", ("t0",)),
+        ProgramStep(ProgramValue("t2", ("a", "c"), "float32"), "{0} @ {1}", ("t1", "x2")),
+    )
+    inputs = (*logits, ProgramValue("x2", ("b", "c"), "float32"))
+    program = RandomProgram((("a", 3), ("b", 4), ("c", 2)), inputs, steps, ("t2",), inner=(Wrapper("grad"),))
+    outcome = fuzz.run_one(program, Setting(device, cache_dir=str(tmp_path)))
+    assert not outcome.problems and outcome.accepted
+
+
+def test_a_wrong_translation_is_found_by_its_name(tmp_path, monkeypatch) -> None:
+    """The float gate refuses what comes of it: without a look at the user's equations in float64 nothing would fail."""
+    monkeypatch.setitem(rules.RULES, "tanh", rules.RULES["sin"])
+    step = ProgramStep(ProgramValue("t1", ("a", "c"), "float32"), "jnp.tanh({0})", ("t0",))
+    program = chain(7, 8, 17, 2)
+    wrong = replace(program, steps=(program.steps[0], step, replace(program.steps[2], reads=("t1", "x2"))))
+    outcome = fuzz.run_one(wrong, Setting(cache_dir=str(tmp_path)))
+    assert outcome.problems[0].startswith("a wrong translation: result 0 is off by")
+    assert not outcome.inaccurate
+
+
+def test_programs_on_which_xla_is_inaccurate_are_named(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(gate, "ROUNDING", dict.fromkeys(gate.ROUNDING, 1e-12))
+    monkeypatch.setattr(fuzz, "program_of", lambda *args: (chain(7, 33, 17, 2), Setting()))
+    found = fuzz.run_programs(0, [5], tmp_path, str(tmp_path))
+    assert not found.failures and [number for number, _ in found.inaccurate] == [5]
+    assert ("XLA inaccurate, the translation right: programs", "5") in [*found.rows()]
+    assert json.loads(found.to_json())["inaccurate"][0][1].startswith("normal: the translated program differs")
 
 
 @pytest.mark.parametrize("how", ["raised", "logged"])

@@ -31,7 +31,7 @@ import ml_dtypes
 import numpy as np
 
 from mirage_jax import timing
-from mirage_jax.audit import float64
+from mirage_jax.audit import float64, misreadings
 from mirage_jax.compiler import Compiler, tuning
 from mirage_jax.compiler.tuning import Comparison
 from mirage_jax.compiler.tuning_session import TuningSession
@@ -103,12 +103,14 @@ class Outcome:
     changed: int = 0  # of these, with other operators, kernels or amounts of work than the program's own
     counts: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)  # why regions stay with XLA
+    inaccurate: list[str] = field(default_factory=list)  # inputs on which XLA is no measure, as the gate says
 
 
 class Trial(TuningSession):
     """An attempt for which every candidate is worth trying, on a device that need not be here."""
 
     setting: Setting = Setting()
+    outcome: Outcome | None = None
 
     @property
     def description(self) -> DeviceModel:
@@ -121,7 +123,20 @@ class Trial(TuningSession):
 
     def gate(self, winner: Winner, only: Sequence[str] = ()) -> tuple[bool, str]:
         """Ask the float gate if the setting does."""
-        return super().gate(winner, only) if self.setting.gate else (True, "not asked")
+        if not self.setting.gate:
+            return True, "not asked"
+        passed, why = super().gate(winner, only)
+        if misreadings.SAID in why and self.outcome is not None:
+            self._blame(why, self.outcome)
+        return passed, why
+
+    def _blame(self, why: str, outcome: Outcome) -> None:
+        """Write down who is wrong where the translated program differs from the user's."""
+        values, translated = self._accuracy.translated(why.split(":")[0])
+        if wrong := misreadings.wrong(self.xla, values, translated):
+            outcome.problems.append(f"a wrong translation: {wrong}; the float gate: {why}")
+        elif why not in outcome.inaccurate:  # other candidates may have met the same
+            outcome.inaccurate.append(why)
 
 
 class Unmeasured(Compiler):
@@ -134,7 +149,7 @@ class Unmeasured(Compiler):
     def attempt(self, region: Region, platform: str, device: Any) -> TuningSession:
         """Start a trial of a region."""
         trial = Trial(region, platform, device, self.options)
-        trial.setting = self.setting
+        trial.setting, trial.outcome = self.setting, self.outcome
         return trial
 
     def choose(self, whole: WholeProgram) -> WholeFunction:
@@ -430,8 +445,6 @@ def _count(compiler: Unmeasured, outcome: Outcome) -> None:
                 kernels += sum(isinstance(k, BlockGraph) for k in d.winner.graph)
         elif d.gate:
             outcome.refused["by the float gate"] += 1
-            if "translated program" in d.gate:
-                outcome.counts["misread"] += 1
         else:
             outcome.refused[re.sub(r"\b[a-z]\d+\b|\d+", "_", d.why)] += 1
         outcome.counts.update(d.tried)

@@ -77,6 +77,7 @@ class Campaign(CampaignReport):
     regions: int = 0
     accepted: int = 0
     counts: Counter[str] = field(default_factory=Counter)
+    inaccurate: list[tuple[int, str]] = field(default_factory=list)  # programs on which XLA is, and what the gate says
     refused: Counter[str] = field(default_factory=Counter)
     failures: list[FuzzFailure] = field(default_factory=list)
     device: str = "cpu"
@@ -108,6 +109,7 @@ class Campaign(CampaignReport):
         self.counts.update(other.counts)
         self.refused.update(other.refused)
         self.failures += other.failures
+        self.inaccurate += other.inaccurate
 
     # ------------------------------------------------------------------ the table
 
@@ -126,6 +128,9 @@ class Campaign(CampaignReport):
         yield "regions", f"{self.regions:,}, of which {self.accepted:,} are replaced"
         for why, n in self.refused.most_common():
             yield f"left to XLA: {why}", f"{n:,}"
+        if self.inaccurate:
+            numbers = ", ".join(str(number) for number in sorted({number for number, _ in self.inaccurate}))
+            yield "XLA inaccurate, the translation right: programs", numbers
         for what, n in sorted(self.counts.items()):
             yield what, f"{n:,}"
         yield "seconds", f"{self.seconds:,.0f} ({self.seconds / max(self.programs, 1):.2f} per program)"
@@ -180,6 +185,7 @@ def run_programs(seed: int, numbers: Sequence[int], out: Path, cache_dir: str, p
         program, setting = program_of(seed, number, platform)
         outcome = run_one(program, replace(setting, cache_dir=cache_dir))
         found.add(outcome)
+        found.inaccurate += [(number, why) for why in outcome.inaccurate]
         lost = any(word in problem for problem in outcome.problems for word in LOST)
         if outcome.problems:
             trials = 0 if lost or len(found.failures) >= SHRUNK else TRIALS[platform]

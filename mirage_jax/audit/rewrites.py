@@ -244,7 +244,7 @@ def _is_nested(p: Place) -> bool:
 def _is_uninterpreted(op: Op) -> bool:
     """Given a value that contains an exponential."""
     is_root = op.op == "pow" and _number(op, "exponent").denominator != 1
-    return is_root or op.op in FUNCTIONS or op.op in ("exp", "exps", "logs", "max", "shift")
+    return is_root or op.op in FUNCTIONS or op.op in ("exp", "exps", "logs", "lesslogs", "max", "shift")
 
 
 def _first_apart(p: Place) -> Iterator[Term]:

@@ -37,6 +37,7 @@ MAX_NUMPY_FLOPS = 5e8  # operations of a region up to which numpy is soon done w
 NEARBY, AROUND = 4, (0.97, 1.03)  # inputs on which the program's roundings are seen, and how much larger they are
 OCTAVES_BEYOND = 3  # powers of two beyond the last at which XLA gives only finite numbers
 NEAREST, MOST_NEAR = 2.0**-4, 4  # constants of a program near which inputs are tried, and how many
+SUMS = frozenset({"add", "affine", "maximum", "minimum", "max", "shift", "lesslogs"})  # of logits
 HUGE = 2.0**10  # a factor that makes a mask of an input
 
 
@@ -83,7 +84,8 @@ class Accuracy:
             values,
             results,
             self._xla(*args),
-            is_ordinary=name in input_classes.ORDINARY or (name in input_classes.LOWEST and not self._has_float16),
+            is_ordinary=name in input_classes.ORDINARY
+            or (input_classes.masks_with_lowest(name) and not self._has_float16),
             kinds=kinds and name not in input_classes.SPOILED,
             spread=(2.0 if reordered else 1.0) * (2.0 if degenerate else 1.0),
         )
@@ -259,6 +261,11 @@ class Accuracy:
             tensors = dict(zip(graph.outputs, results, strict=True))
             return [b.joined(tensors, self._xp) for b in self.subject.region.outputs]  # Region.finish without the cast
 
+    def translated(self, name: str) -> tuple[list[np.ndarray], list[Any]]:
+        """Inputs of a class, and what the translated program makes of them in float64."""
+        values = self._classes[name]
+        return values, self.in_float64(self.wide_inputs(values))
+
     @contextmanager
     def _arithmetic(self) -> Iterator[None]:
         """Where arithmetic may be in float64, and infinities and NaN are among the inputs."""
@@ -388,7 +395,7 @@ def switches(region: Region) -> list[int]:
 
 
 def _is_root(op: Op) -> bool:
-    return op.op in ("log", "logs") or (op.op == "pow" and _number(op, "exponent").denominator > 1)
+    return op.op in ("log", "logs", "lesslogs") or (op.op == "pow" and _number(op, "exponent").denominator > 1)
 
 
 def _grows_with(k: Library) -> list[str]:
@@ -403,6 +410,8 @@ def _grows_with(k: Library) -> list[str]:
             return tensors if _number(k.op, "scale") > 0 else []
         case "logs":
             return tensors[:1]
+        case "lesslogs":
+            return tensors[1:2]
         case "where" | "mask":
             return tensors[1:]
         case "mul" | "dot" | "div" | "sum" | "max":
@@ -446,7 +455,7 @@ def biases(region: Region) -> list[int]:
     while todo:
         if (name := todo.pop()) not in found:
             found.add(name)
-            if name in operators and operators[name].op.op in ("add", "affine", "maximum", "minimum", "max", "shift"):
+            if name in operators and operators[name].op.op in SUMS:
                 todo += _operands(operators[name])
     others = set(switches(region))  # 0 or 1, and nothing else
     return [i for i in sorted(_floats(region) - others) if not found.isdisjoint(region.inputs[i].tensors)]

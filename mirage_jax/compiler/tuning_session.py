@@ -156,7 +156,8 @@ class TuningSession(RegionOnDevice):
             kept = islice(candidates.diverse(c for c in found if c.family == "kernels"), MAX_STORED_STRUCTURES)
             if new := candidates.to_json(list(kept)):
                 cache.put(key, Entry("structures", schedule=new))
-        found = sorted((candidates.as_launched(c, device) for c in (*kernels, *found)), key=lambda c: c.seconds)
+        ordered = (candidates.differences_first(c, self.reference) for c in (*kernels, *found))
+        found = sorted((candidates.as_launched(c, device) for c in ordered), key=lambda c: c.seconds)
         self.tried["found"] = len(found)
         return found, text
 

@@ -166,6 +166,10 @@ def _log_shifted[V](d: Domain[V], x: V, m: V, *, degree: Fraction = ONE) -> V:
     return d.log_product(x, affine(d, m, degree, ZERO))
 
 
+def _less_log_shifted[V](d: Domain[V], y: V, x: V, m: V, *, degree: Fraction = ONE, scale: Fraction = ONE) -> V:
+    return affine(d, d.less_log_product(y, x, affine(d, m, degree, ZERO)), scale, ZERO)
+
+
 def _opaque(f: Function) -> OpDef:
     def meaning[V](d: Domain[V], *xs: V, scale: Fraction = ONE, offset: Fraction = ZERO) -> V:
         if f.arity == 1:
@@ -226,6 +230,10 @@ for _op in (
     OpDef("exps", 2, _pointwise, _exp_shifted, {"scale": ONE}, flops=4, summary="exp(scale * x - m)"),
     OpDef("rescale", 3, _pointwise, _rescale, {"degree": ONE}, flops=6, summary="x * exp(degree * (old - new))"),
     OpDef("logs", 2, _pointwise, _log_shifted, {"degree": ONE}, flops=6, summary="log(x * exp(degree * m))"),
+    OpDef(
+        "lesslogs", 3, _pointwise, _less_log_shifted, {"degree": ONE, "scale": ONE}, flops=6,
+        summary="scale * (y - log(x * exp(degree * m)))",
+    ),
     OpDef(
         "shift", 1, _reduced, lambda d, x, *, axes, scale=ONE: d.shift(affine(d, x, scale, ZERO), axes),
         {"scale": ONE}, ("axes",),

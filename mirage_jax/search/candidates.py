@@ -30,6 +30,7 @@ from mirage_jax.mugraph.graph import (
     Schedule,
 )
 from mirage_jax.mugraph.parser import parse
+from mirage_jax.mugraph.passes import log_sum_exp
 from mirage_jax.mugraph.passes.float16_range import in_range
 
 SPLIT_COUNTS = (2, 4, 8, 16, 32)
@@ -178,6 +179,18 @@ def as_launched(c: Candidate, device: DeviceModel) -> Candidate:
     """The candidate with what it takes in as few launches as there can be, if that is less."""
     launches = together(c, device)
     return c if launches is None else replace(c, seconds=min(c.seconds, estimate(c.graph, launches, device)))
+
+
+def differences_first(c: Candidate, program: KernelGraph) -> Candidate:
+    """The candidate with logarithms subtracted in the program's order (`mugraph.passes.log_sum_exp`)."""
+    graph = log_sum_exp.differences_first(c.graph, program)
+    kept = {k.name for k in graph.kernels}
+    if len(kept) == len(c.graph.kernels):
+        return replace(c, graph=graph)
+    places = [n for n, k in enumerate(c.graph.kernels) if k.name in kept]
+    schedule = replace(c.schedule, kernels=tuple(c.schedule.kernels[n] for n in places))
+    alternatives = tuple(c.alternatives[n] for n in places) if c.alternatives else ()
+    return replace(c, graph=graph, schedule=schedule, alternatives=alternatives)
 
 
 def _kernel_tilings(

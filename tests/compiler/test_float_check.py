@@ -2,6 +2,7 @@
 
 import re
 from typing import Any
+from unittest.mock import ANY
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +10,13 @@ import numpy as np
 import pytest
 
 from mirage_jax.audit.sources import SPACE
-from mirage_jax.compiler.float_check import Accuracy, indices_compared, inputs_under_roots, same_bits
+from mirage_jax.compiler.float_check import Accuracy, biases, indices_compared, inputs_under_roots, same_bits
 from mirage_jax.compiler.tuning_session import TuningSession
 from mirage_jax.config import Options
 from mirage_jax.hardware.device_model import DEVICES
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.jaxpr_frontend.translate.translate import Region
-from mirage_jax.mugraph.graph import KernelSchedule, Schedule
+from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.search.driver import search
 from mirage_jax.verify.floats.input_classes import BELOW_ZERO, FAR, input_classes
@@ -169,6 +170,21 @@ def test_large_regions_are_compared_on_the_device(dtype: str, monkeypatch) -> No
     assert "" in verdicts[True] and any(verdicts[True][-len(accuracy._classes) :])
 
 
+def shift_added_first(graph: KernelGraph) -> KernelGraph:
+    """With ``y - (log(l) + m)`` in place of ``(y - m) - log(l)``."""
+    made = re.compile(r"library (\w+): (\w+)\[(\S*)\] = lesslogs (\S+) (\w+)\[(\S*)\] (\S+)$", re.MULTILINE)
+    assert made.search(str(graph))
+    return parse(
+        made.sub(r"library \1_: \2[\6] = logs \5[\6] \7\n  library \1: \2[\3] = add{cb=-1} \4 \1_[\6]", str(graph))
+    )
+
+
+def gated(r: Region, graph: KernelGraph, *only: str) -> tuple[bool, str]:
+    attempt = TuningSession(r, "cpu", jax.devices("cpu")[0], Options())
+    schedule = Schedule(tuple(KernelSchedule() for _ in graph.kernels))
+    return attempt.gate(attempt.winner(graph, schedule, "algebra"), only)
+
+
 def test_a_sentinel_does_not_excuse_what_rounding_loses_beside_it() -> None:
     """In rows that are wholly masked ``(t - m) - log(l)`` is right in floats, and ``t - (log(l) + m)`` loses log(l)."""
 
@@ -177,11 +193,45 @@ def test_a_sentinel_does_not_excuse_what_rounding_loses_beside_it() -> None:
         return jnp.exp(jax.nn.log_softmax(jnp.where(i[:, None] > i[None], s, -1e9))) @ w
 
     r = region(masked, (32, 32), (32, 8))
-    assert "logs" in str(r.graph) and "logs" not in str(r.translated)
-    attempt = TuningSession(r, "cpu", jax.devices("cpu")[0], Options())
-    schedule = Schedule(tuple(KernelSchedule() for _ in attempt.reference.kernels))
-    passed, why = attempt.gate(attempt.winner(attempt.reference, schedule, "algebra"))
+    assert "lesslogs" in str(r.graph) and "logs" not in str(r.translated)
+    assert gated(r, r.graph)[0]
+    passed, why = gated(r, shift_added_first(r.graph))
     assert not passed and "normal" in why
+
+
+def probabilities(x, b, w):
+    return jnp.exp(jax.nn.log_softmax(x + b)) @ w
+
+
+def gradients(x, b, w):
+    return jax.grad(lambda *args: jnp.sum(jnp.square(probabilities(*args))), (0, 2))(x, b, w)
+
+
+def cross_entropy(x, b, w):
+    return -jnp.sum(jax.nn.log_softmax(x + b) * (x @ w), -1)
+
+
+LOGITS_OF_INPUTS = "masked rows", "masked columns", "masked rows, infinite", "rows far from zero"
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("fn", [probabilities, gradients, cross_entropy])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_logarithms_beside_masks_in_inputs(fn: Any, rows: int, dtype: str) -> None:
+    """Of few rows as of many: log(l) may not be lost in those that are wholly masked, where it is no noise either."""
+    args = [jax.ShapeDtypeStruct(shape, dtype) for shape in ((rows, 8), (rows, 8), (8, 8))]
+    (r,) = analyse(jax.make_jaxpr(fn)(*args)).regions
+    other, bias = shift_added_first(r.graph), biases(r)[-1]
+    assert gated(r, r.graph, *LOGITS_OF_INPUTS, f"all masked by input {bias}") == (True, ANY)
+    assert not gated(r, other, f"all masked by input {bias}")[0]
+    assert rows == 1 or not gated(r, other, "masked rows")[0]
+
+
+def test_logarithms_far_from_zero() -> None:
+    """There differences within a row keep their digits, and x - (log(l) + m) has fewer."""
+    r = region(lambda x, w: jnp.exp(jax.nn.log_softmax(x)) @ w, (8, 8), (8, 8))
+    assert gated(r, r.graph)[0]
+    assert not gated(r, shift_added_first(r.graph), "rows far from zero")[0]
 
 
 def test_what_reads_no_floats_has_none_to_scale() -> None:

@@ -12,7 +12,8 @@ from mirage_jax.mugraph.domains.floats import FloatDomain, NamedArray
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.parser import parse
-from mirage_jax.mugraph.passes.log_sum_exp import join_shifts
+from mirage_jax.mugraph.passes.log_sum_exp import differences_first, join_shifts
+from mirage_jax.verify.equivalence.certificate import Fingerprint
 
 LOG_SUM = """mugraph {
   extents i=5 n=7
@@ -61,7 +62,7 @@ def test_joined(name: str) -> None:
     graph = changed(JOINED[name])
     joined = join_shifts(graph)
     check_graph(joined)
-    assert "logs" in operators(joined) and "log" not in operators(joined) and "abs" not in operators(joined)
+    assert {"logs", "lesslogs"} & {*operators(joined)} and not {"log", "abs"} & {*operators(joined)}
     arrays = [np.random.default_rng(0).standard_normal(s) for s in ((5, 7), (5,))]
     for x, y in zip(run(graph, arrays), run(joined, arrays), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-12)
@@ -70,7 +71,7 @@ def test_joined(name: str) -> None:
 @pytest.mark.parametrize("name", LEFT)
 def test_left_alone(name: str) -> None:
     graph = changed(LEFT[name])
-    assert "logs" not in operators(join_shifts(graph))
+    assert not {"logs", "lesslogs"} & {*operators(join_shifts(graph))}
 
 
 def test_abs_of_what_may_be_negative_stays() -> None:
@@ -89,7 +90,7 @@ def test_abs_of_what_may_be_negative_stays() -> None:
 )
 def test_functions_of_jax(fn) -> None:
     (region,) = analyse(jax.make_jaxpr(fn)(random(4, 8)).jaxpr).regions
-    assert "logs" in operators(region.graph) and "log" not in operators(region.graph)
+    assert {"logs", "lesslogs"} & {*operators(region.graph)} and "log" not in operators(region.graph)
 
 
 def test_infinities() -> None:
@@ -121,3 +122,58 @@ def test_one_logarithm_with_a_shift_read_in_two_ways() -> None:
     arrays = [np.random.default_rng(0).standard_normal(s) for s in ((3, 3, 5), (3, 3))]
     for x, y in zip(run(graph, arrays), run(joined, arrays), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-12)
+
+
+# ---------------------------------------------------------------------- the order of subtractions
+
+LOG_SOFTMAX = changed(JOINED["subtracted from the logits"])
+LAST = "  library O: f32[i,n] = lesslogs x[i,n] l[i] m[i]"
+DIFFERENCES = {  # how a candidate may say x - log(l) - m: text in place of the last line, and the factor
+    "by XLA": ("library g: f32[i] = logs l[i] m[i]\n  library O: f32[i,n] = add{cb=-1} x[i,n] g[i]", 1),
+    "by XLA, negated": ("library g: f32[i] = logs l[i] m[i]\n  library O: f32[i,n] = add{ca=-1} x[i,n] g[i]", -1),
+    "by XLA, the other way": ("library g: f32[i] = logs l[i] m[i]\n  library O: f32[i,n] = add{ca=-1} g[i] x[i,n]", 1),
+    "in a kernel": (
+        """kernel k grid(i,n) {
+        %x = load x[i,n]
+        %l = load l[i]
+        %m = load m[i]
+        %g[i] = logs %l %m
+        %o[i,n] = add{ca=1/2, cb=-1/2} %x %g
+        store O: f32[i,n] = %o
+      }""",
+        0.5,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_a_candidate_subtracts_in_the_order_of_the_program(name: str) -> None:
+    """x - (log(l) + m) has no log(l) where x and m are the lowest number."""
+    text, factor = DIFFERENCES[name]
+    program = join_shifts(LOG_SOFTMAX)
+    assert LAST in str(program)
+    candidate = parse(str(program).replace(LAST, text))
+    ordered = differences_first(candidate, program)
+    check_graph(ordered)
+    assert "lesslogs" in str(ordered) and "= logs" not in str(ordered)
+    assert Fingerprint(candidate)(ordered)
+    x = np.random.default_rng(0).standard_normal((5, 7)).astype(np.float32)
+    x[1], x[3] = np.finfo(np.float32).min, 1e6 + x[3]
+    (want,) = (factor * y for y in run(LOG_SOFTMAX, [x, np.zeros(5)]))
+    (have,) = run(ordered, [x, np.zeros(5, np.float32)], xp=jnp, dtype=None)
+    np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_program_that_adds_the_shift_first_keeps_its_order() -> None:
+    """x - logsumexp(x) as it is written: rounding of the sum is the program's own."""
+    lines = "O: f32[i,n] = add{cb=-1} x[i,n] s[i]"
+    graph = changed({"library O: f32[i] = add g[i] m[i]": f"library s: f32[i] = add g[i] m[i]\n  library {lines}"})
+    joined = join_shifts(graph)
+    assert "logs" in operators(joined) and differences_first(joined, joined) == joined
+
+
+def test_a_logarithm_that_others_read_stays() -> None:
+    program = join_shifts(LOG_SOFTMAX)
+    text = str(program).replace(LAST, DIFFERENCES["by XLA"][0])
+    candidate = parse(text.replace("output O", "output O g"))
+    assert operators(differences_first(candidate, program))[-2:] == ["logs", "lesslogs"]

@@ -337,6 +337,16 @@ class Values(Frame):
         total = f"tl.log({self.at(x, dims)}) + {shift if degree == 1 else f'{shift} * {literal(degree)}'}"
         return self.made(op, f'tl.where({shift} == float("inf"), {shift}, {total})', [x, m])
 
+    @rule("lesslogs")
+    def lesslogs(self, op: Op) -> TileVariable:
+        dims = self.tiling.dims(op.axes)
+        y, x, m = map(self.natural, op.args)
+        log = TileVariable(self.w.let("log", f"tl.log({x.text})"), x.dims)
+        shift, degree = self.at(m, dims), float(attr(op, "degree", 1))
+        moved = f"{self.at(y, dims)} - {shift if degree == 1 else f'{shift} * {literal(degree)}'}"
+        text, scale = f"({moved}) - {self.at(log, dims)}", number(op, "scale", 1)
+        return self.made(op, text if scale == UNIT else f"({text}) * {self.literal(scale)}", [y, x, m])
+
     @rule("rescale")
     def rescale(self, op: Op) -> TileVariable:
         dims = self.tiling.dims(op.axes)

@@ -82,6 +82,13 @@ class ExactDomain:
         axes, (a, b) = _aligned(x, m)
         return NamedArray(axes, exact.choose(b["real"] == math.inf, b, exact.add(exact.log(a), b)))
 
+    def less_log_product(self, y: NamedArray, x: NamedArray, m: NamedArray) -> NamedArray:
+        log = NamedArray(x.axes, exact.log(x.array))
+        return self.add(self.add(y, self._negative(m)), self._negative(log))
+
+    def _negative(self, x: NamedArray) -> NamedArray:
+        return self.mul(self.constant(Fraction(-1)), x)
+
     def function(self, name: str, args: Sequence[NamedArray]) -> NamedArray:
         axes, arrays = _aligned(*args)
         return NamedArray(axes, exact.function(name, arrays))

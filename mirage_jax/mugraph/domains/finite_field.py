@@ -409,6 +409,9 @@ class FieldDomain:
     def log_product(self, x: Pair, m: Pair) -> Pair:
         return self.function("log", (self.mul(x, self.exp(m)),))
 
+    def less_log_product(self, y: Pair, x: Pair, m: Pair) -> Pair:
+        return self.add(y, self.mul(self.constant(Fraction(-1)), self.log_product(x, m)))
+
     def function(self, name: str, args: Sequence[Pair]) -> Pair:
         axes = union(tuple(x.axes for x in args))
         if name in SEMILATTICES:

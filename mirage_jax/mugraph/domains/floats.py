@@ -166,6 +166,11 @@ class FloatDomain:
         axes, (a, b) = self._align(x, m)
         return NamedArray(axes, self.xp.where(b == self.xp.inf, b, self.xp.log(a) + b))
 
+    def less_log_product(self, y: NamedArray, x: NamedArray, m: NamedArray) -> NamedArray:
+        """(y - m) - log(x): y - (log(x) + m) has no log(x) where m is so large that its digits do not hold it."""
+        axes, (a, b, c) = self._align(self._real(y), x, m)
+        return NamedArray(axes, (a - c) - self.xp.log(b))
+
     def function(self, name: str, args: Sequence[NamedArray]) -> NamedArray:
         axes, arrays = self._align(*args)
         return NamedArray(axes, FUNCTIONS[name].value(self.xp, *arrays))

@@ -341,6 +341,9 @@ class FactDomain:
     def log_product(self, x: FactAt, m: FactAt) -> FactAt:
         return FactAt()
 
+    def less_log_product(self, y: FactAt, x: FactAt, m: FactAt) -> FactAt:
+        return FactAt()
+
     def function(self, name: str, args: Sequence[FactAt]) -> FactAt:
         fact = function(name, [x.fact for x in args])
         if isinstance(fact, Truth):

@@ -36,6 +36,10 @@ class Domain[V](Protocol):
         """``log(x * exp(m))``: where x is relative to a shift m, this is not. In floats ``log(x) + m``."""
         ...
 
+    def less_log_product(self, y: V, x: V, m: V) -> V:
+        """``y - log(x * exp(m))``. In floats ``(y - m) - log(x)``, which keeps log(x) where y and m are huge."""
+        ...
+
     def function(self, name: str, args: Sequence[V]) -> V:
         """A pointwise function outside the Lax fragment; uninterpreted in the field and in normal forms."""
         ...

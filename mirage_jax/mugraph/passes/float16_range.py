@@ -111,6 +111,9 @@ class RangeDomain:
     def log_product(self, x: Ranged, m: Ranged) -> Ranged:
         return self._made("log_product", EVERYTHING, x, m)
 
+    def less_log_product(self, y: Ranged, x: Ranged, m: Ranged) -> Ranged:
+        return self._made("less_log_product", EVERYTHING, y, x, m)
+
     def function(self, name: str, args: Sequence[Ranged]) -> Ranged:
         rows = zip(*(x.samples for x in args), strict=True)
         samples = tuple(self.floats.function(name, row) for row in rows)

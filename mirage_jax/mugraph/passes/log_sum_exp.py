@@ -5,19 +5,22 @@ depends on *which* number was subtracted as far as any of our algebra can see, f
 one operator ``logs l m = log(l * exp(m))`` it does not: ``l * exp(m)`` is the plain sum of exponentials.
 
 before -> after:  l = sum exp(x - m);  log(l) + m        ->  logs l m
-                  l = sum exp(x - m);  (y - m) - log(l)  ->  y - logs l m
+                  l = sum exp(x - m);  (y - m) - log(l)  ->  lesslogs y l m
                   abs(l)  ->  l,  where l is made of exponentials, products and sums (jax.nn.logsumexp has one)
 
-All three are identities of real numbers, whatever m is. The second changes the order of two subtractions, and with it
-one rounding. Only where m is subtracted inside exponentials that l is made of: elsewhere a logarithm is left alone.
+All three are identities of real numbers, whatever m is. ``lesslogs y l m`` is y - log(l * exp(m)), computed as the
+program did: ``y - (log(l) + m)`` loses log(l) where m is huge, as it is in rows that are wholly masked. The search
+knows no order of subtractions, so `differences_first` puts its candidates into that one. Only where m is subtracted
+inside exponentials that l is made of: elsewhere a logarithm is left alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 
-from mirage_jax.mugraph.graph import KernelGraph, Library, Load
+from mirage_jax.mugraph.graph import Attr, BlockGraph, KernelGraph, Library, Load, Op
 
 POSITIVE = frozenset({"exp", "abs", "logistic"})
 KEEP_SIGN = frozenset({"mul", "div", "sum", "dot", "max"})  # of arguments that are not negative
@@ -26,6 +29,54 @@ KEEP_SIGN = frozenset({"mul", "div", "sum", "dot", "max"})  # of arguments that 
 def join_shifts(graph: KernelGraph) -> KernelGraph:
     """The same program with logarithms relative to shifts; a graph of library operators."""
     return _Joiner(graph).run()
+
+
+def differences_first(graph: KernelGraph, program: KernelGraph) -> KernelGraph:
+    """A candidate with ``y - logs l m`` as ``lesslogs y l m`` where one kernel, or XLA, makes both.
+
+    The candidate itself where the program has no such difference: ``x - logsumexp(x)`` rounds the sum as it is written.
+    """
+    if not any(op.op == "lesslogs" for k in program.kernels for op in k.ops):
+        return graph
+    made = {k.name: k for k in graph.kernels if isinstance(k, Library) and k.op.op == "logs"}
+    kernels = [_in_kernel(k) if isinstance(k, BlockGraph) else _of_library(k, made) for k in graph.kernels]
+    read = {*graph.outputs, *(load.tensor for k in kernels for load in k.loads)}
+    return replace(graph, kernels=tuple(k for k in kernels if k.name not in made or k.name in read))
+
+
+def _in_kernel(k: BlockGraph) -> BlockGraph:
+    logs = {op.name: op for op in k.ops if op.op == "logs"}
+    ops: list[Op] = []
+    for op in k.ops:
+        n, scale = _subtracted(op, [a in logs for a in op.args])
+        ops.append(op if n is None else _less(op, scale, (op.args[1 - n], *logs[op.args[n]].args), logs[op.args[n]]))
+    read = {*(a for op in ops for a in op.args), *(s.value for s in k.stores)}
+    return replace(k, ops=tuple(op for op in ops if op.name not in logs or op.name in read))
+
+
+def _of_library(k: Library, made: Mapping[str, Library]) -> Library:
+    loads = [next(x for x in k.loads if x.name == a) for a in k.op.args]
+    n, scale = _subtracted(k.op, [x.tensor in made for x in loads])
+    if n is None:
+        return k
+    logs = made[loads[n].tensor]
+    seen = dict(zip(logs.result.axes, loads[n].axes, strict=True))
+    total, m = (next(x for x in logs.loads if x.name == a) for a in logs.op.args)
+    y = replace(loads[1 - n], name="0")
+    others = (Load(name, x.tensor, tuple(seen[a] for a in x.axes)) for name, x in (("1", total), ("2", m)))
+    return replace(k, loads=(y, *others), op=_less(k.op, scale, ("0", "1", "2"), logs.op))
+
+
+def _subtracted(op: Op, logarithms: Sequence[bool]) -> tuple[int | None, Fraction]:
+    """Which operand is a logarithm that is subtracted from the other one, and the factor of their difference."""
+    factors = [Fraction(op.attributes.get(name, 1)) for name in ("ca", "cb")]  # type: ignore[arg-type]
+    n = logarithms.index(True) if op.op == "add" and sum(factors) == 0 and any(logarithms) else None
+    return n, factors[0] if n is None else factors[1 - n]
+
+
+def _less(op: Op, scale: Fraction, args: tuple[str, ...], logs: Op) -> Op:
+    attributes: dict[str, Attr] = {**logs.attributes, **({} if scale == 1 else {"scale": scale})}
+    return replace(op, op="lesslogs", args=args, attrs=tuple(sorted(attributes.items())))
 
 
 class _Joiner:
@@ -103,18 +154,7 @@ class _Joiner:
         total = self._logarithm(log, m)
         if total is None:
             return k
-        shape = self.made[log.tensor].result
-        seen = dict(zip(log.axes, shape.axes, strict=True))
-        args = (
-            Load("0", total.tensor, tuple(seen[a] for a in total.axes)),
-            Load("1", m.tensor, tuple(seen[a] for a in m.axes)),
-        )
-        joined = f"{log.tensor}_{m.tensor}"
-        while joined in self.made and self.made[joined].loads != args:  # m may be read in several ways
-            joined += "_"
-        if joined not in self.made:
-            self._insert_before(k.name, self._with(replace(k, result=replace(shape, name=joined)), "logs", args, {}))
-        return self._with(k, "add", (replace(y, name="0"), Load("1", joined, log.axes)), {"cb": -1})
+        return self._with(k, "lesslogs", (replace(y, name="0"), replace(total, name="1"), replace(m, name="2")), {})
 
     def _with(self, k: Library, op: str, loads: tuple[Load, ...], attrs: dict[str, int]) -> Library:
         args = tuple(x.name for x in loads)
@@ -122,11 +162,6 @@ class _Joiner:
             k.op, name=k.result.name, op=op, args=args, axes=k.result.axes, attrs=tuple(sorted(attrs.items()))
         )
         return Library(loads, made, k.result)
-
-    def _insert_before(self, name: str, new: Library) -> None:
-        rows = list(self.made.items())
-        at = next(i for i, (n, _) in enumerate(rows) if n == name)
-        self.made = dict([*rows[:at], (new.name, new), *rows[at:]])
 
     def _logarithm(self, log: Load, m: Load) -> Load | None:
         """What `log` is the logarithm of, if that is a sum of exponentials relative to `m`; axes as seen from `log`."""

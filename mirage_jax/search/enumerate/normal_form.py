@@ -539,6 +539,9 @@ class NormalFormDomain:
     def log_product(self, x: Poly, m: Poly) -> Poly:
         return self.e.function("log", (self.e.mul(x, self.e.exp(m)),))
 
+    def less_log_product(self, y: Poly, x: Poly, m: Poly) -> Poly:
+        return self.add(y, self.mul(self.constant(Fraction(-1)), self.log_product(x, m)))
+
     def function(self, name: str, args: Iterable[Poly]) -> Poly:
         return self.e.function(name, tuple(args))
 

@@ -231,6 +231,9 @@ class BoundDomain:
     def log_product(self, x: Bound, m: Bound) -> Bound:
         return self.function("log", (self.mul(x, self.exp(m)),))
 
+    def less_log_product(self, y: Bound, x: Bound, m: Bound) -> Bound:
+        return self.add(y, self.mul(self.constant(Fraction(-1)), self.log_product(x, m)))
+
     def function(self, name: str, args: Sequence[Bound]) -> Bound:
         for x in args:
             known = self.notes.arguments.get(name)

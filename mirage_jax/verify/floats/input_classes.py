@@ -36,8 +36,9 @@ class InputClasses(Mapping[str, list[Array]]):
         self.own |= {BELOW_ZERO: _far_from_zero(self.roots)} if self.roots else {}
         self.own |= {SWITCHES: _some_on_or_off(frozenset(switches))} if switches else {}
         self.own |= {FALSE_ROWS: _normal} if any(dtype.kind == "b" for _, dtype in self.specs) else {}
-        self.biases = frozenset(biases)
-        self.own |= dict.fromkeys(MASKED, _normal) if self.biases else {}
+        self.biases = sorted(biases)
+        self.wholly = {f"{ALL_MASKED} by input {i}": i for i in self.biases[:MOST_WHOLLY]}
+        self.own |= dict.fromkeys((*MASKED, *self.wholly, FAR_ROWS), _normal) if self.biases else {}
         self.makers = CLASSES | self.own
 
     def __getitem__(self, name: str) -> list[Array]:
@@ -54,7 +55,12 @@ class InputClasses(Mapping[str, list[Array]]):
         if name == FALSE_ROWS:
             out = [_with_false_rows(x) if x.dtype.kind == "b" else x for x in out]
         if name in MASKED:
-            out = [MASKED[name].put(x, rng) if i in self.biases else x for i, x in enumerate(out)]
+            for turn, i in enumerate(self.biases):
+                out[i] = MASKED[name].put(out[i], rng, turn)
+        if name in self.wholly:  # by one input alone: the sum of two lowest numbers is infinite
+            out[self.wholly[name]] = np.full_like(x := out[self.wholly[name]], _lowest(x.dtype))
+        if name == FAR_ROWS:
+            out = [_with_far_rows(x, rng) if i in self.biases else x for i, x in enumerate(out)]
         if name in SPOILED:
             _spoil(out, rng, SPOILED[name])
         return out
@@ -84,7 +90,7 @@ def input_classes(
     indices: lengths and labels. `switches` are inputs, by position, with a huge factor: in one class more they are 0 or
     1, as masks that are added to logits are. Where there are masks of booleans, some of their rows are all false in a
     class of its own. `biases` are inputs, by position, that are added to logits: in some classes they hold what masks
-    logits, in whole rows and columns and in part.
+    logits, in whole rows and columns and in part, or one of them masks all, or their rows are far from zero.
     """
     return InputClasses(specs, seed, near, roots, counts, switches, biases)
 
@@ -189,28 +195,37 @@ def _far(*dims: int) -> Maker:
 class MaskPattern:
     """How an input masks logits: some of its rows or columns wholly, others partly, others not.
 
-    It does so with the lowest number of its type; `infinite`: with minus infinity and -1e9 as well.
+    It does so with the lowest number of its type; `infinite`: with minus infinity and -1e9 as well. Inputs take turns:
+    a row that one of them masks wholly others do not, or it would be infinite.
     """
 
     columns: bool
     infinite: bool
 
-    def put(self, x: Array, rng: np.random.Generator) -> Array:
+    def put(self, x: Array, rng: np.random.Generator, turn: int = 0) -> Array:
         if not x.ndim:
             return x
-        lowest = float(ml_dtypes.finfo(x.dtype).min)
-        numbers = [-np.inf, lowest, max(lowest, -1e9)] if self.infinite else [lowest]
+        lowest = _lowest(x.dtype)
+        numbers = [lowest, -np.inf, max(lowest, -1e9)] if self.infinite else [lowest]
         x = np.swapaxes(x, -1, -2).copy() if self.columns and x.ndim > 1 else x.copy()
         rows = x.reshape(-1, x.shape[-1])
         length = rows.shape[1]
         if self.columns or len(rows) == 1:  # padding on the left, the same in all rows
-            rows[:, : length // 4] = lowest
-        for n in range(0 if self.columns and x.ndim > 1 else 1, len(rows)):
-            number = numbers[n // 4 % len(numbers)]
-            chosen = (slice(None), slice(0, length // 2), rng.random(length) < 0.5, slice(0, 0))[n % 4]
-            rows[n, chosen] = number
+            rows[:, : -(-length // 4) if length > 1 else 0] = lowest
+        for n in range(len(rows) if len(rows) > 1 else 0):
+            chosen = (slice(None), slice(0, length // 2), rng.random(length) < 0.5, slice(0, 0))[(n + turn) % 4]
+            rows[n, chosen] = numbers[(n + 3) // 4 % len(numbers)]
         x = rows.reshape(x.shape)
         return np.ascontiguousarray(np.swapaxes(x, -1, -2)) if self.columns and x.ndim > 1 else x
+
+
+def _lowest(dtype: Any) -> float:
+    return float(ml_dtypes.finfo(dtype).min)
+
+
+def _with_far_rows(x: Array, rng: np.random.Generator) -> Array:
+    """With a number added to each row beside which logarithms lose digits, but differences within a row none."""
+    return np.asarray(x + rng.choice([-FAR_AWAY, FAR_AWAY], (*x.shape[:-1], 1)[: x.ndim]), x.dtype)
 
 
 MASKED = {
@@ -219,7 +234,8 @@ MASKED = {
     "masked rows, infinite": MaskPattern(columns=False, infinite=True),
     "masked columns, infinite": MaskPattern(columns=True, infinite=True),
 }
-LOWEST = tuple(name for name, how in MASKED.items() if not how.infinite)
+ALL_MASKED, MOST_WHOLLY = "all masked", 4  # by how many inputs at most, each in a class of its own
+FAR_ROWS, FAR_AWAY = "rows far from zero", 2.0**10
 ORDINARY = ("normal", "uniform")
 BELOW_ZERO, FAR = "below zero", 2.0**13  # under roots; sums of products of such numbers are exact
 SWITCHES, FALSE_ROWS = "on or off", "rows of false"
@@ -248,6 +264,11 @@ DEGENERATE = frozenset(
 )
 LOGITS = frozenset({"large logits", "large logits, transposed"})
 SPOILED = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}  # classes in which one element of one input has this value
+
+
+def masks_with_lowest(name: str) -> bool:
+    """Do the inputs of a class mask logits with the lowest number of their type alone?"""
+    return name.startswith(ALL_MASKED) or (name in MASKED and not MASKED[name].infinite)
 
 
 def _spoil(arrays: list[Array], rng: np.random.Generator, value: float) -> None:

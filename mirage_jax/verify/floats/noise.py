@@ -30,14 +30,16 @@ from mirage_jax.mugraph.passes.sentinels import HIGHEST_SENTINEL
 HALF_UNIT = 2.0**-24
 CUT_OFF = 4 * HALF_UNIT  # up to a unit at each of some steps, all in one direction
 SAMPLES = 8
+ABSORBING = -1e29  # ordinary numbers added to it, or to less, change no bit of it, even in float64
 EXACT = frozenset({"affine", "iota", "max", "shift", "maximum", "minimum", "where", "mask", "abs", "sign", "floor"})
 
 
 @dataclass(frozen=True)
 class NoisyDomain(FloatDomain):
     """float64 with noise on what is stored and summed. `exact` names tensors that no rounding moves, and `sentinels`
-    are numbers that it does not: a mask puts them there, and nothing computes them. Sums of `wide` programs, in
-    float64, it does not move either. `sample`: which of all possible noises.
+    are numbers that it does not: a mask puts them there, and nothing computes them. Nor does it move a number so low
+    that what is added to it is lost, in float64 as in float32: an input that masks puts it there. Sums of `wide`
+    programs, in float64, it does not move either. `sample`: which of all possible noises.
     """
 
     exact: frozenset[str] = frozenset()
@@ -53,7 +55,8 @@ class NoisyDomain(FloatDomain):
         moved = made.array * (1 + HALF_UNIT * self._random(made.array, zlib.crc32(tensor.name.encode())))
         for number in self.sentinels:
             moved = self.xp.where(made.array == number, number, moved)
-        return NamedArray(made.axes, moved)
+        low = (made.array <= ABSORBING) & (made.array.astype("float32") == made.array)
+        return NamedArray(made.axes, self.xp.where(low, made.array, moved))
 
     def dot(self, x: NamedArray, y: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
         total = super().dot(x, y, axes)
