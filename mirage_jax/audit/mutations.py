@@ -143,7 +143,7 @@ def as_whole(kernel: Kernel) -> BlockGraph:
     if any(map(is_part, block.grid)):
         return block
     ops = tuple(Op(o.name, "affine", o.args[:1], o.axes) if o.op in ACCUMULATORS else o for o in block.ops)
-    return replace(block, grid=(), loop=None, span=None, ops=ops)
+    return replace(block, grid=(), loop=None, loop_bounds=None, ops=ops)
 
 
 def _replaced(graph: KernelGraph, n: int, block: BlockGraph, i: int, new: Term) -> KernelGraph:
@@ -563,29 +563,29 @@ def _index_of_the_tile(p: Place) -> Iterator[Term]:
         yield term("affine", like(p.op), scale=ZERO)
 
 
-def _other_span(graph: KernelGraph) -> Iterator[Edit]:
+def _other_loop_bounds(graph: KernelGraph) -> Iterator[Edit]:
     for n, kernel in enumerate(graph):
         if isinstance(kernel, Library) or kernel.loop is None:
             continue
         rows = [a for a in kernel.grid if not is_part(a)]
-        for new in _spans(kernel.span, rows):
-            yield partial(with_kernel, graph, n, replace(kernel, span=new))
+        for new in _loop_bounds(kernel.loop_bounds, rows):
+            yield partial(with_kernel, graph, n, replace(kernel, loop_bounds=new))
 
 
-def _spans(span: LoopBounds | None, rows: Sequence[Axis]) -> Iterator[LoopBounds]:
-    if span is None:  # steps are left out where none may be
+def _loop_bounds(loop_bounds: LoopBounds | None, rows: Sequence[Axis]) -> Iterator[LoopBounds]:
+    if loop_bounds is None:  # steps are left out where none may be
         for a in rows:
             yield LoopBounds(a, None, 0)
             yield LoopBounds(a, -1, 1)
         return
-    low, high = span.low, span.high
+    low, high = loop_bounds.low, loop_bounds.high
     for new in ((low, high and high - 1), (low and low + 1, high), (low, -1 if high == 0 else high), (0, high)):
         if new != (low, high) and new != (None, None) and (None in new or new[0] <= new[1]):  # type: ignore[operator]
-            yield replace(span, low=new[0], high=new[1])
+            yield replace(loop_bounds, low=new[0], high=new[1])
     mirrored = (None if high is None else -high, None if low is None else -low)
     if mirrored != (low, high):
-        yield replace(span, low=mirrored[0], high=mirrored[1])
-    yield from (replace(span, axis=a) for a in rows if a != span.axis)
+        yield replace(loop_bounds, low=mirrored[0], high=mirrored[1])
+    yield from (replace(loop_bounds, axis=a) for a in rows if a != loop_bounds.axis)
 
 
 def _other_padding(p: Place) -> Iterator[Term]:
@@ -635,7 +635,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("S7", "a use of the running shift reads another", operators(_other_shift)),
     Mutation("S8", "f(acc x) -> acc f(x)", operators(_into_the_loop)),
     Mutation("S9", "the index inside the tile for that of the axis", operators(_index_of_the_tile)),
-    Mutation("S11", "a span too short, mirrored or around another axis", _other_span),
+    Mutation("S11", "a span too short, mirrored or around another axis", _other_loop_bounds),
     Mutation("S12", "what is masked is 0 for -inf, or another number", operators(_other_padding)),
 )
 

@@ -110,7 +110,7 @@ class Accuracy:
             for r, x in zip(reference, found, strict=True):
                 if wrong := gate.misread(r, x, self.narrowest):
                     return wrong
-        skips = any(k.span for k in winner.graph)
+        skips = any(k.loop_bounds for k in winner.graph)
         compare = partial(gate.float_gate, kinds=kinds, spread=spread, skips=skips, unit=self.unit)
         reasons: list[str] = []
         for noise, written in self._allowances(values, inputs, reference):

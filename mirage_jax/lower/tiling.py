@@ -273,7 +273,7 @@ class Tiling:
     def programs(self) -> tuple[tuple[Axis, int], ...]:
         """Grid axes with their number of blocks, fastest first: blocks that share the most bytes are neighbours."""
         count = {a: self._blocks(a) for a in self.kernel.grid}
-        last = self.kernel.span.axis if self.kernel.span is not None and self.by_length else None
+        last = self.kernel.loop_bounds.axis if self.kernel.loop_bounds is not None and self.by_length else None
         return tuple(
             sorted(
                 count.items(),
@@ -287,7 +287,7 @@ class Tiling:
         loads = {load.tensor: load.axes for load in self.kernel.loads if self.kernel.loop in load.axes}
         tensors = self.graph.tensors
         read = sum(BYTES[tensors[t].dtype] * prod(self.axes[a].full for a in axes) for t, axes in loads.items())
-        return self.kernel.span is not None and read <= SURE_L2_BYTES
+        return self.kernel.loop_bounds is not None and read <= SURE_L2_BYTES
 
     def _blocks(self, axis: Axis) -> int:
         return self.axes[axis].full if is_part(axis) else self.axes[axis].count

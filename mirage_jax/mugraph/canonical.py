@@ -75,5 +75,5 @@ class _CanonicalNames:
             values[op.name] = ops[-1].name
         stores = tuple(Store(self.tensor(s.tensor), values[s.value]) for s in kernel.stores)
         loop = None if kernel.loop is None else self.axis(kernel.loop)
-        span = kernel.span and replace(kernel.span, axis=self.axis(kernel.span.axis))
-        return BlockGraph(f"k{number}", self.all(kernel.grid), loop, loads, tuple(ops), stores, span)
+        loop_bounds = kernel.loop_bounds and replace(kernel.loop_bounds, axis=self.axis(kernel.loop_bounds.axis))
+        return BlockGraph(f"k{number}", self.all(kernel.grid), loop, loads, tuple(ops), stores, loop_bounds)

@@ -197,12 +197,15 @@ def _check_block(graph: KernelGraph, kernel: BlockGraph) -> None:
             _require(op.op not in ACCUMULATORS, f"value {op.name} = {op.op} accumulates, but the kernel has no loop")
         else:
             _check_loop(kernel, op, kernel.loop)
-    if kernel.span is not None:
-        around = kernel.span.axis
-        _require(kernel.loop is not None, f"span {kernel.span}, but the kernel has no loop")
-        _require(around in kernel.grid and not is_part(around), f"span {kernel.span}: {around} is not on the grid")
+    if kernel.loop_bounds is not None:
+        bounds, around = kernel.loop_bounds, kernel.loop_bounds.axis
+        _require(kernel.loop is not None, f"loop bounds {bounds}, but the kernel has no loop")
+        _require(
+            around in kernel.grid and not is_part(around),
+            f"loop bounds {bounds}: {around} is not on the grid",
+        )
         stored = next((s for s in kernel.stores if kernel.stages[s.value].body), None)
-        _require(stored is None, f"{stored}: steps outside of the span {kernel.span} would not store it")
+        _require(stored is None, f"{stored}: steps outside of the loop bounds {bounds} would not store it")
     for s in kernel.stores:
         body = kernel.stages[s.value].body
         in_loop = kernel.loop in kernel.axes_of[s.value]

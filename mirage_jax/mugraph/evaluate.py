@@ -13,9 +13,9 @@ The rules (Mirage, section 2, with named axes):
   a count of parts that leaves one of them empty is refused. Copies (``k'``) are axes of their own and are not cut
   along with ``k``;
 * the loop cuts the loop axis (inside the part, if split) into tiles; all other axes are whole. Steps outside of the
-  kernel's span are left out, but in blocks where a guard says that they count (`mugraph.passes.sentinels`). Where none
-  is left, ``acc`` and ``accs`` are 0 and a shift is any number (here: that of the first step), since only what does not
-  depend on it is right;
+  kernel's loop bounds are left out, except in blocks where a guard says that they count (`mugraph.passes.sentinels`).
+  Where none is left, ``acc`` and ``accs`` are 0 and a shift is any number (here: the first step's), since right graphs
+  do not depend on it;
 * a value of the loop body that a later loop needs is computed again there;
 * ``acc`` sums over the steps. A ``shift`` or ``max`` over the loop axis is carried: its value at step t is the
   maximum of its tile and its value at step t-1. ``accs x m`` keeps its state relative to the current m: state =
@@ -257,9 +257,9 @@ class _Block:
         pieces: dict[str, list[tuple[tuple[range, ...], Any]]],
     ):
         self.kernel, self.domain, self.ranges, self.tensors, self.pieces = kernel, domain, ranges, tensors, pieces
-        loop, span = kernel.loop, None if domain.representative else kernel.span
+        loop, bounds = kernel.loop, None if domain.representative else kernel.loop_bounds
         self.steps = [] if loop is None else [{**ranges, loop: r} for r in _cut(ranges[loop], tiles.tile(loop))]
-        within = self.steps if span is None else [s for s in self.steps if span.meets(s[loop or ""], ranges[span.axis])]
+        within = [s for s in self.steps if bounds is None or bounds.meets(s[loop or ""], ranges[bounds.axis])]
         self.idle = not within and bool(self.steps)  # nothing to do, but values have axes and types
         self.steps = self.steps[:1] if self.idle else within
 

@@ -21,7 +21,7 @@ Where an operator runs is derived too (`BlockGraph.stages`): an operator is in t
 a load that has the loop axis, other than through an accumulator; its *depth* is the number of accumulators below it.
 Body operators of depth d run in loop number d, so a graph may pass over its data more than once.
 
-A loop may have a *span* (`LoopBounds`): steps wholly outside of it are not run. So causal attention does half of the
+A loop may have *bounds* (`LoopBounds`): steps outside of them are not run. So causal attention does half of the
 work.
 """
 
@@ -140,9 +140,9 @@ class LoopBounds:
 
     def __post_init__(self) -> None:
         if self.low is None and self.high is None:
-            raise GraphError(f"span around {self.axis} without a bound")
+            raise GraphError(f"loop bounds around {self.axis} without a bound")
         if self.low is not None and self.high is not None and self.low > self.high:
-            raise GraphError(f"span {self} is empty")
+            raise GraphError(f"loop bounds {self} are empty")
 
     def __str__(self) -> str:
         """``i-127..i+0``"""
@@ -208,7 +208,7 @@ class Library:
         return ()
 
     @property
-    def span(self) -> None:
+    def loop_bounds(self) -> None:
         return None
 
     @property
@@ -234,7 +234,7 @@ class BlockGraph:
     loads: tuple[Load, ...]
     ops: tuple[Op, ...]
     stores: tuple[Store, ...]
-    span: LoopBounds | None = None
+    loop_bounds: LoopBounds | None = None
 
     @property
     def divided(self) -> tuple[Axis, ...]:
@@ -297,7 +297,7 @@ class BlockGraph:
     def __str__(self) -> str:
         head = f"kernel {self.name} grid({','.join(self.grid)})"
         if self.loop:
-            head += f" loop({self.loop} in {self.span})" if self.span else f" loop({self.loop})"
+            head += f" loop({self.loop} in {self.loop_bounds})" if self.loop_bounds else f" loop({self.loop})"
         body = "\n".join(str(x) for x in (*self.loads, *self.ops, *self.stores))
         return head + " {\n" + indent(body, "  ") + "\n}"
 

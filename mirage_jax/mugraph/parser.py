@@ -25,7 +25,7 @@ _STORE = re.compile(rf"store {_TENSOR} = %({_NAME})")
 _INPUT = re.compile(rf"input {_TENSOR}")
 _LIBRARY = re.compile(rf"library {_TENSOR} = {_HEAD}((?: {_NAME}{_AXES})*)")
 _KERNEL = re.compile(rf"kernel ({_NAME}) grid\(([^()]*)\)(?: loop\(({_NAME})(?: in ({_NAME}))?\))? \{{")
-_SPAN = re.compile(rf"(?:({_NAME}?)([+-]\d+))?\.\.(?:({_NAME}?)([+-]\d+))?")
+_LOOP_BOUNDS = re.compile(rf"(?:({_NAME}?)([+-]\d+))?\.\.(?:({_NAME}?)([+-]\d+))?")
 _EXTENT = re.compile(rf"({_NAME})=(\d+)")
 _ATTR = re.compile(rf"({_NAME})=(\([^()]*\)|[^,()\s]+)(?:, |$)")
 _NUMBER = re.compile(r"-?\d+(/\d+)?")
@@ -90,7 +90,7 @@ class _Reader:
         return library(m[4], args, Tensor(m[1], _axes(m[3]), m[2]), **self.attributes(m[5]))
 
     def kernel(self) -> Kernel:
-        head = self.match(_KERNEL, "kernel name grid(axes) loop(axis in span) {")
+        head = self.match(_KERNEL, "kernel name grid(axes) loop(axis in bounds) {")
         loads: list[Load] = []
         ops: list[Op] = []
         stores: list[Store] = []
@@ -104,13 +104,13 @@ class _Reader:
                 stores.append(Store(Tensor(m[1], _axes(m[3]), m[2]), m[4]))
             else:
                 self.fail("a load, an operator, a store or '}'")
-        span = self.span(head[4]) if head[4] else None
-        return BlockGraph(head[1], _axes(head[2]), head[3], tuple(loads), tuple(ops), tuple(stores), span)
+        loop_bounds = self.loop_bounds(head[4]) if head[4] else None
+        return BlockGraph(head[1], _axes(head[2]), head[3], tuple(loads), tuple(ops), tuple(stores), loop_bounds)
 
-    def span(self, text: str) -> LoopBounds:
-        m = _SPAN.fullmatch(text) or self.fail("a span such as i-15..i+0", repr(text))
+    def loop_bounds(self, text: str) -> LoopBounds:
+        m = _LOOP_BOUNDS.fullmatch(text) or self.fail("loop bounds such as i-15..i+0", repr(text))
         if len(names := {m[1], m[3]} - {None}) != 1:
-            self.fail("a span around one axis", repr(text))
+            self.fail("loop bounds around one axis", repr(text))
         low, high = (None if bound is None else int(bound) for bound in (m[2], m[4]))
         return LoopBounds(names.pop(), low, high)
 

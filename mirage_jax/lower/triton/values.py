@@ -377,7 +377,7 @@ class Values(Frame):
         source = self.ops.get(self.unmasked(op.args[0]))
         settled = (
             is_product
-            and (self.span is None or bool(self.holding))
+            and (self.loop_bounds is None or bool(self.holding))
             and source is not None
             and source.op == "dot"
             and not any(self.axes[a].short_part for a in reduced(op) if a in self.axes)

@@ -132,10 +132,10 @@ class Scale:
     def __call__(self, bound: int) -> int:
         return self.to.get(bound, bound) if bound >= 0 else -self.to.get(-bound - 1, -bound - 1) - 1
 
-    def span(self, span: LoopBounds) -> LoopBounds:
+    def loop_bounds(self, loop_bounds: LoopBounds) -> LoopBounds:
         """``low <= n - i`` is the cut ``i - n <= -low``."""
-        low, high = (None if b is None else s * self(s * b) for s, b in ((-1, span.low), (1, span.high)))
-        return replace(span, low=low, high=high)
+        low, high = (None if b is None else s * self(s * b) for s, b in ((-1, loop_bounds.low), (1, loop_bounds.high)))
+        return replace(loop_bounds, low=low, high=high)
 
     @property
     def largest(self) -> int:
