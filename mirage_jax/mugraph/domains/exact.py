@@ -23,7 +23,7 @@ Numbers are numpy arrays of the structured type `EXACT`: whatever only moves ele
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import cache
 from typing import Any
@@ -219,7 +219,7 @@ def choose(condition: Any, x: Any, y: Any) -> Any:
 
 def equal(x: Numbers, y: Numbers) -> Any:
     """Truth values. Two finite numbers are equal if they are so modulo P."""
-    finite = np.isfinite(x["real"]) & np.isfinite(y["real"])
+    finite = is_finite(x) & is_finite(y)
     return choose(finite, x["p"] == y["p"], x["real"] == y["real"])
 
 
@@ -249,13 +249,28 @@ def largest(x: Numbers, dim: int) -> Numbers:
     return np.take_along_axis(x, place, axis=dim).squeeze(dim)
 
 
+def is_zero(x: Numbers) -> Any:
+    """Test for zero modulo P: truth values."""
+    return equal(x, ZERO)
+
+
+def is_finite(x: Numbers) -> Any:
+    """Tell numbers from infinities and NaN: truth values."""
+    return np.isfinite(x["real"])
+
+
+def sign(x: Numbers) -> Numbers:
+    """Return -1, 0 or 1."""
+    return subtract(integers(less(ZERO, x)), integers(less(x, ZERO)))
+
+
 def absolute(x: Numbers) -> Numbers:
     return choose(less(x, ZERO), negative(x), x)
 
 
 def differences(x: Numbers, y: Numbers) -> Any:
     """Where two arrays of numbers are not the same: another residue, or another infinity or NaN."""
-    finite = np.isfinite(x["real"]) & np.isfinite(y["real"])
+    finite = is_finite(x) & is_finite(y)
     strange = np.where(np.isnan(x["real"]), ~np.isnan(y["real"]), x["real"] != y["real"])
     return np.where(finite, (x["p"] != y["p"]) | (x["q"] != y["q"]), strange)
 
@@ -270,7 +285,7 @@ def tanh(x: Numbers) -> Numbers:
 
 
 def log1p(x: Numbers) -> Numbers:
-    return choose(equal(x, ZERO), x, log(add(ONE, x)))
+    return choose(is_zero(x), x, log(add(ONE, x)))
 
 
 def expm1(x: Numbers) -> Numbers:
@@ -281,43 +296,4 @@ def expm1(x: Numbers) -> Numbers:
 
 
 def where(c: Numbers, x: Numbers, y: Numbers) -> Numbers:
-    return choose(equal(c, ZERO), y, x)
-
-
-def _truth(test: Callable[..., Any]) -> Callable[..., Numbers]:
-    return lambda *xs: integers(test(*xs))
-
-
-FUNCTIONS: Mapping[str, Callable[..., Numbers]] = {
-    "logistic": logistic,
-    "tanh": tanh,
-    "erf": erf,
-    "erfc": lambda x: subtract(ONE, erf(x)),
-    "log": log,
-    "log1p": log1p,
-    "expm1": expm1,
-    "floor": floor,
-    "fraction": lambda x: subtract(x, floor(x)),
-    "sin": sin,
-    "cos": cos,
-    "abs": absolute,
-    "sign": lambda x: subtract(integers(less(ZERO, x)), integers(less(x, ZERO))),
-    "isfinite": _truth(lambda x: np.isfinite(x["real"])),
-    "maximum": maximum,
-    "minimum": minimum,
-    "lt": _truth(less),
-    "le": _truth(less_equal),
-    "eq": _truth(equal),
-    "and": _truth(lambda x, y: ~equal(x, ZERO) & ~equal(y, ZERO)),
-    "or": _truth(lambda x, y: ~equal(x, ZERO) | ~equal(y, ZERO)),
-    "not": _truth(lambda x: equal(x, ZERO)),
-    "where": where,
-    "mask": lambda c, x: where(c, x, MINUS_INFINITY),
-}
-
-
-def function(name: str, args: Sequence[Numbers]) -> Numbers:
-    """The meaning of an operator outside the Lax fragment (`operators.FUNCTIONS`)."""
-    if name not in FUNCTIONS:
-        raise UnsupportedError(f"function {name} has no meaning on exact numbers; known: {', '.join(FUNCTIONS)}")
-    return FUNCTIONS[name](*args)
+    return choose(is_zero(c), y, x)

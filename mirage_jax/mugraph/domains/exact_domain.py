@@ -17,7 +17,7 @@ import numpy as np
 from mirage_jax.mugraph.domains import exact
 from mirage_jax.mugraph.domains.floats import NamedArray, arrange, is_float, numpy_dtype
 from mirage_jax.mugraph.graph import Axis, Tensor
-from mirage_jax.mugraph.operators import union
+from mirage_jax.mugraph.operators import FUNCTIONS, union
 
 MAX_PRODUCT = (
     8  # powers up to this are products, as in kernels; beyond, and for other roots, they go through logarithms
@@ -84,7 +84,7 @@ class ExactDomain:
 
     def function(self, name: str, args: Sequence[NamedArray]) -> NamedArray:
         axes, arrays = _aligned(*args)
-        return NamedArray(axes, exact.function(name, arrays))
+        return NamedArray(axes, FUNCTIONS[name].exact(*arrays))
 
     def sum(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
         array = exact.total(x.array, tuple(i for i, a in enumerate(x.axes) if a in axes))

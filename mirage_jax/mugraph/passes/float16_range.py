@@ -38,7 +38,7 @@ from mirage_jax.mugraph.graph import (
     origin,
     split_axis,
 )
-from mirage_jax.mugraph.operators import ACCUMULATORS, operator
+from mirage_jax.mugraph.operators import ACCUMULATORS, ANYTHING, FUNCTIONS, UNIT, Interval, operator
 
 FLOAT16 = "f16"
 MAX_FLOAT16 = 65504.0  # of float16
@@ -47,9 +47,6 @@ REDUCED_EXTENT = 3  # elements of an axis
 INPUT_SAMPLES = 4  # sets of inputs
 INPUT_SCALE = 0.25  # of inputs: sums over thousands of them must not overflow in an exponential
 EQUAL_RELATIVE = 1e-7  # relative difference of equal values in float64
-EVERYTHING = (-math.inf, math.inf)
-
-type Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class Ranged:
 
     axes: tuple[Axis, ...]
     samples: tuple[NamedArray, ...]
-    within: Interval = EVERYTHING
+    within: Interval = ANYTHING
 
 
 @dataclass(frozen=True)
@@ -109,12 +106,14 @@ class RangeDomain:
         return self._made("exp", (_exp(x.within[0]), _exp(x.within[1])), x)
 
     def log_product(self, x: Ranged, m: Ranged) -> Ranged:
-        return self._made("log_product", EVERYTHING, x, m)
+        return self._made("log_product", ANYTHING, x, m)
 
     def function(self, name: str, args: Sequence[Ranged]) -> Ranged:
         rows = zip(*(x.samples for x in args), strict=True)
         samples = tuple(self.floats.function(name, row) for row in rows)
-        return Ranged(samples[0].axes, samples, _tidy(_of_function(name, [x.within for x in args])))
+        found = FUNCTIONS[name].range
+        within = found(*(x.within for x in args)) if callable(found) else found
+        return Ranged(samples[0].axes, samples, _tidy(within))
 
     def sum(self, x: Ranged, axes: tuple[Axis, ...]) -> Ranged:
         return self._made("sum", self._summed(x.within, axes), x, more=(axes,))
@@ -126,7 +125,7 @@ class RangeDomain:
         return self._made("maximum", x.within, x, more=(axes,))
 
     def shift(self, x: Ranged, axes: tuple[Axis, ...]) -> Ranged:
-        return self._made("shift", EVERYTHING, x, more=(axes,))
+        return self._made("shift", ANYTHING, x, more=(axes,))
 
     def iota(self, axis: Axis) -> Ranged:
         made = self.floats.iota(axis)
@@ -143,7 +142,7 @@ class RangeDomain:
 
 def _tidy(within: Interval) -> Interval:
     """Infinity minus infinity, or times zero, may be anything."""
-    return EVERYTHING if any(map(math.isnan, within)) else within
+    return ANYTHING if any(map(math.isnan, within)) else within
 
 
 def _product(x: Ranged, y: Ranged) -> Interval:
@@ -162,7 +161,7 @@ def _power(within: Interval, exponent: Fraction) -> Interval:
     if exponent.denominator > 1:
         low, high = max(low, 0.0), max(high, 0.0)  # of what is negative there is no root
     elif low < 0:
-        return EVERYTHING
+        return ANYTHING
     ends = _to(low, e), _to(high, e)
     return min(ends), max(ends)
 
@@ -176,33 +175,6 @@ def _to(x: float, exponent: float) -> float:
 
 def _exp(x: float) -> float:
     return math.exp(x) if x < 700 else math.inf
-
-
-UNIT, SIGNED = (0.0, 1.0), (-1.0, 1.0)
-FIXED: Mapping[str, Interval] = {
-    **dict.fromkeys(("logistic", "lt", "le", "eq", "and", "or", "not", "isfinite", "fraction"), UNIT),
-    **dict.fromkeys(("tanh", "erf", "sin", "cos", "sign"), SIGNED),
-    "erfc": (0.0, 2.0),
-}
-
-
-def _of_function(name: str, args: Sequence[Interval]) -> Interval:
-    if name in FIXED:
-        return FIXED[name]
-    lows, highs = zip(*args, strict=True)
-    match name:
-        case "maximum":
-            return max(lows), max(highs)
-        case "minimum":
-            return min(lows), min(highs)
-        case "where" | "mask":
-            return min(lows[1:]), max(highs[1:])
-        case "abs":
-            return 0.0, max(abs(lows[0]), abs(highs[0]))
-        case "floor":
-            return lows[0] - 1, highs[0]
-        case _:
-            return EVERYTHING
 
 
 def _same(x: Ranged, y: Ranged) -> bool:
@@ -319,7 +291,7 @@ def _of_type(dtype: str) -> Interval:
             info = numpy.iinfo(numpy_dtype(dtype))
             return float(info.min), float(info.max)
         case _:
-            return EVERYTHING
+            return ANYTHING
 
 
 def _loaded(x: Ranged, load: Load) -> Ranged:
