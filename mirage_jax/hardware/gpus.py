@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,7 +47,7 @@ class Facts:
 # Information" and "Memory Information per Compute Capability", for Volta that of version 12. Rates: vendor's data of
 # V100, T4, A100, A10, Jetson Orin, L4, H100 PCIe, B200, B300, Jetson Thor, RTX PRO 6000 and GB10; products for games
 # have half the rate of matrix products, which is what stands here.
-CAPABILITIES: Mapping[int, Facts] = {
+CAPABILITIES: dict[int, Facts] = {
     70: Facts(96, 64, 1024, 128, 11e9),
     75: Facts(64, 32, 512, 128, 8e9),
     80: Facts(163, 64, 2048, 1024, 14e9),
@@ -136,7 +136,7 @@ def _peaks(capability: int, processors: int, clock: float, bandwidth: float, mat
 
 # The H200 is measured (bandwidth counts bytes read plus written), A100, H100 and B200 are near to it in kind; of all
 # others there is only the vendors' data.
-GPUS: Mapping[str, Gpu] = {
+GPUS: dict[str, Gpu] = {
     "A100": Gpu(80, 108, 1.4e9, 1.4e12, 5e12, 280e12, 70e12, 15e12, shared_limit(80)),
     "H100": Gpu(90, 132, 1.7e9, 2.9e12, 8e12, 700e12, 350e12, 25e12, shared_limit(90)),
     "H200": Gpu(90, 132, 1.7e9, 4.3e12, 9e12, 780e12, 390e12, 25e12, shared_limit(90)),
