@@ -45,6 +45,7 @@ from mirage_jax.cache import versions
 from mirage_jax.config import BACKENDS, ON_MISS, Budget, unknown
 from mirage_jax.errors import UnsupportedError, UsageError, in_one_line
 from mirage_jax.hardware.gpus import GPUS
+from mirage_jax.mugraph.dtypes import DTYPES
 from mirage_jax.preview import preview
 from mirage_jax.summary import summarize
 
@@ -53,17 +54,6 @@ VERSION = dict(versions())["mirage-jax"] or "(not installed)"
 TABLE_COLUMNS = 160  # of tables that go to a file or a pipe
 OK, PROBLEM, USAGE, ENVIRONMENT = range(4)
 
-DTYPES = {
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "f32": "float32",
-    "f64": "float64",
-    "i32": "int32",
-    "i64": "int64",
-    "i8": "int8",
-    "u8": "uint8",
-    "bool": "bool",
-}
 _AVAL = re.compile(r"\s*(\w+)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]\s*;?")
 
 
@@ -77,7 +67,7 @@ def parse_arguments(text: str) -> tuple[jax.ShapeDtypeStruct, ...]:
         name, dims = match.groups()
         if name not in DTYPES:
             raise UsageError(f"arguments: {unknown('dtype', name, DTYPES)}")
-        found.append(jax.ShapeDtypeStruct(tuple(int(d) for d in dims.split(",") if d.strip()), DTYPES[name]))
+        found.append(jax.ShapeDtypeStruct(tuple(int(d) for d in dims.split(",") if d.strip()), DTYPES[name].numpy))
         position = match.end()
     return tuple(found)
 

@@ -32,9 +32,9 @@ import numpy as np
 
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.hardware.gpus import MAX_THREAD_REGISTERS, WGMMA_ROWS
-from mirage_jax.mugraph.footprint import BYTES, iteration_spaces
+from mirage_jax.mugraph.dtypes import BYTES, SIXTEEN_BIT_FLOATS
+from mirage_jax.mugraph.footprint import iteration_spaces
 from mirage_jax.mugraph.graph import (
-    SIXTEEN_BIT_FLOATS,
     Axis,
     BlockGraph,
     KernelGraph,

@@ -16,6 +16,7 @@ from math import prod
 
 from mirage_jax.errors import LoweringError, UnsupportedError
 from mirage_jax.hardware.gpus import SURE_L2_BYTES, WGMMA_ROWS
+from mirage_jax.mugraph.dtypes import BYTES
 from mirage_jax.mugraph.graph import (
     Axis,
     BlockGraph,
@@ -38,8 +39,6 @@ MAX_PERMUTED = 6  # axes up to which every order of tile dimensions is tried
 ACROSS_WARPS_COST = 1.5  # a reduction of rows goes through all warps; a transposed load costs 1
 RIGHT_OPERAND_COST = 2.0  # a right operand comes from shared memory, a left one from registers
 L2_GROUP_BLOCKS = 8  # blocks along the fastest grid axis that share the operands of the next one while they are in L2
-
-BYTES: Mapping[str, int] = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i32": 4, "i8": 1, "u8": 1, "bool": 1}
 
 
 def ceil_div(n: int, d: int) -> int:

@@ -12,10 +12,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from mirage_jax.mugraph.dtypes import BYTES
 from mirage_jax.mugraph.graph import Axis, Kernel, KernelGraph, Library, Op, Tensor, is_part, origin, split_axis
 from mirage_jax.mugraph.operators import operator
-
-BYTES = {"bool": 1, "i8": 1, "u8": 1, "f16": 2, "bf16": 2, "f32": 4, "i32": 4, "f64": 8, "i64": 8}
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,11 +34,11 @@ from fractions import Fraction
 from textwrap import indent
 
 from mirage_jax.errors import GraphError
+from mirage_jax.mugraph.dtypes import SIXTEEN_BIT_FLOATS
 
 type Axis = str
 type Attr = Fraction | int | str | tuple[Axis, ...]
 
-SIXTEEN_BIT_FLOATS = ("f16", "bf16")
 SCALED = ("acc", "accs", "affine", "mul", "div")  # what keeps relative errors as they are
 
 PART_SUFFIX = ".g"  # ends the name of an axis that counts parts

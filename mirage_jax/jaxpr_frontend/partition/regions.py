@@ -32,7 +32,7 @@ from mirage_jax.jaxpr_frontend.partition.program import FlatEqn, FlatProgram, by
 from mirage_jax.jaxpr_frontend.partition.reasons import BY_ITSELF, Code, LeftOut, NotExpressible
 from mirage_jax.jaxpr_frontend.translate import rules
 from mirage_jax.jaxpr_frontend.translate.translate import Region, TranslationRefused, renamed, translate
-from mirage_jax.mugraph.domains.floats import is_float
+from mirage_jax.mugraph.dtypes import is_float
 
 type Kinds = tuple[Sequence[Hashable], Mapping[Hashable, Sequence[int]]]  # by position, and the positions of each
 

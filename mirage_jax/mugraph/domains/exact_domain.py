@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from mirage_jax.mugraph.domains import exact
-from mirage_jax.mugraph.domains.floats import NamedArray, arrange, is_float, numpy_dtype
+from mirage_jax.mugraph.domains.floats import NamedArray, arrange
+from mirage_jax.mugraph.dtypes import is_float, numpy_dtype
 from mirage_jax.mugraph.graph import Axis, Tensor
 from mirage_jax.mugraph.operators import FUNCTIONS, union
 

@@ -13,61 +13,18 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Self
 
-import ml_dtypes
 import numpy
 
 from mirage_jax.errors import GraphError
+from mirage_jax.mugraph.dtypes import DTYPES, is_float, is_sixteen_bit_float, is_small_integer, lowest, numpy_dtype
 from mirage_jax.mugraph.graph import Axis, Tensor
 from mirage_jax.mugraph.operators import FUNCTIONS, union
-
-DTYPES: dict[str, Any] = {
-    "f16": numpy.dtype("float16"),
-    "bf16": numpy.dtype(ml_dtypes.bfloat16),
-    "f32": numpy.dtype("float32"),
-    "f64": numpy.dtype("float64"),
-    "i8": numpy.dtype("int8"),
-    "i32": numpy.dtype("int32"),
-    "i64": numpy.dtype("int64"),
-    "u8": numpy.dtype("uint8"),
-    "bool": numpy.dtype("bool"),
-}
-
-
-FLOATS = ("f16", "bf16", "f32", "f64")
-SMALL_INTEGERS = ("i8", "u8", "bool")  # 16-bit floats hold all of them
-
-
-def numpy_dtype(short: str) -> Any:
-    """``f16 -> dtype('float16')``."""
-    try:
-        return DTYPES[short]
-    except KeyError:
-        raise GraphError(f"unknown dtype {short!r}; known: {', '.join(DTYPES)}") from None
-
-
-def is_float(dtype: Any) -> bool:
-    return numpy.dtype(dtype) in [DTYPES[d] for d in FLOATS]
-
-
-def is_narrow(dtype: Any) -> bool:
-    """Is it a 16-bit float?"""
-    return numpy.dtype(dtype) in (DTYPES["f16"], DTYPES["bf16"])
-
-
-def is_small(dtype: Any) -> bool:
-    """Is it a type of integers that every type of floats holds?"""
-    return numpy.dtype(dtype) in [DTYPES[d] for d in SMALL_INTEGERS]
 
 
 def random_integers(rng: numpy.random.Generator, shape: Sequence[int], dtype: Any) -> Any:
     """What integers of a type are like in programs: weights of 8 bits are anything, others are indices or counts."""
-    low, high = (numpy.iinfo(dtype).min, numpy.iinfo(dtype).max + 1) if is_small(dtype) else (0, 4)
+    low, high = (numpy.iinfo(dtype).min, numpy.iinfo(dtype).max + 1) if is_small_integer(dtype) else (0, 4)
     return rng.integers(low, high, tuple(shape)).astype(dtype)
-
-
-def lowest(dtype: Any) -> float:
-    """The most negative finite number of a type of floats."""
-    return float(ml_dtypes.finfo(dtype).min)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +136,7 @@ class FloatDomain:
 
     def dot(self, x: NamedArray, y: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
         x, y = self._real(self._of_one_type(x, y)), self._real(self._of_one_type(y, x))
-        narrow = self.dtype is None and not self.widen and is_narrow(x.array.dtype) and x.array.dtype == y.array.dtype
+        narrow = self._multiplies_narrow(x, y)
         if not narrow or self.xp is numpy:
             a, b = self._common(x.array, y.array)
             x, y = NamedArray(x.axes, a), NamedArray(y.axes, b)
@@ -210,16 +167,21 @@ class FloatDomain:
         array = self._array(x.array)
         return NamedArray(tuple(a for a in x.axes if a not in axes), reduction(array, axis=gone) if gone else array)
 
+    def _multiplies_narrow(self, x: NamedArray, y: NamedArray) -> bool:
+        """Tell whether the operands are multiplied as 16-bit floats."""
+        allowed = self.dtype is None and not self.widen
+        return allowed and x.array.dtype == y.array.dtype and is_sixteen_bit_float(x.array.dtype)
+
     def _of_one_type(self, x: NamedArray, other: NamedArray) -> NamedArray:
         """A small integer times a 16-bit float is a product of such floats, as the cast before it is exact."""
-        if self.dtype is None and is_small(x.array.dtype) and is_narrow(other.array.dtype):
+        if self.dtype is None and is_small_integer(x.array.dtype) and is_sixteen_bit_float(other.array.dtype):
             return NamedArray(x.axes, x.array.astype(other.array.dtype))
         return x
 
     def _real(self, x: NamedArray) -> NamedArray:
         """Integers as float32, as in kernels: a program that computes with bytes or indices has cast them before."""
         if self.dtype is None and hasattr(x.array, "dtype") and not is_float(x.array.dtype):
-            return NamedArray(x.axes, x.array.astype(DTYPES["f32"]))
+            return NamedArray(x.axes, x.array.astype(DTYPES["f32"].numpy))
         return x
 
     def _array(self, x: Any) -> Any:
@@ -237,12 +199,12 @@ class FloatDomain:
             return list(xs)
         if self.dtype is not None:
             to = numpy.dtype(self.dtype)
-        elif DTYPES["f64"] in dtypes:
-            to = DTYPES["f64"]
+        elif DTYPES["f64"].numpy in dtypes:
+            to = DTYPES["f64"].numpy
         elif any(is_float(t) for t in dtypes):
-            to = DTYPES["f32"]
+            to = DTYPES["f32"].numpy
         else:
-            to = DTYPES["i32"] if all(t.itemsize <= 4 for t in dtypes) else DTYPES["i64"]
+            to = DTYPES["i32"].numpy if all(t.itemsize <= 4 for t in dtypes) else DTYPES["i64"].numpy
         return [x.astype(to) if hasattr(x, "dtype") and x.dtype != to else x for x in xs]
 
 

@@ -23,9 +23,9 @@ from typing import Any
 import numpy
 
 from mirage_jax.errors import GraphError
-from mirage_jax.mugraph.domains.floats import SMALL_INTEGERS, FloatDomain, NamedArray, arrange, is_float, numpy_dtype
+from mirage_jax.mugraph.domains.floats import FloatDomain, NamedArray, arrange
+from mirage_jax.mugraph.dtypes import DTYPES, SIXTEEN_BIT_FLOATS, SMALL_INTEGERS, is_float, numpy_dtype
 from mirage_jax.mugraph.graph import (
-    SIXTEEN_BIT_FLOATS,
     Axis,
     Kernel,
     KernelGraph,
@@ -38,7 +38,7 @@ from mirage_jax.mugraph.graph import (
     origin,
     split_axis,
 )
-from mirage_jax.mugraph.operators import ACCUMULATORS, ANYTHING, FUNCTIONS, UNIT, Interval, operator
+from mirage_jax.mugraph.operators import ACCUMULATORS, ANYTHING, FUNCTIONS, Interval, operator
 
 FLOAT16 = "f16"
 MAX_FLOAT16 = 65504.0  # of float16
@@ -282,16 +282,7 @@ def _axes_of(kernel: Kernel) -> set[Axis]:
 
 
 def _of_type(dtype: str) -> Interval:
-    match dtype:
-        case "f16":
-            return -MAX_FLOAT16, MAX_FLOAT16
-        case "bool":
-            return UNIT
-        case "i8" | "u8":
-            info = numpy.iinfo(numpy_dtype(dtype))
-            return float(info.min), float(info.max)
-        case _:
-            return ANYTHING
+    return DTYPES[dtype].range if dtype in (FLOAT16, *SMALL_INTEGERS) else ANYTHING
 
 
 def _loaded(x: Ranged, load: Load) -> Ranged:
