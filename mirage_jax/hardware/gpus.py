@@ -88,6 +88,7 @@ class Gpu:
 
     @property
     def facts(self) -> Facts:
+        """Limits and rates of its compute capability."""
         return facts(self.capability)
 
     @property

@@ -68,6 +68,7 @@ def check_schedule(graph: KernelGraph, schedule: Schedule) -> None:
 
 
 def unique(names: Iterable[str], what: str) -> None:
+    """Raise `GraphError` if a name occurs twice."""
     twice = [n for n, count in Counter(names).items() if count > 1]
     _require(not twice, f"{what} {', '.join(twice)} is defined twice")
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from typing import Any, Protocol, Self
 
 import numpy
@@ -57,6 +57,8 @@ from mirage_jax.mugraph.operators import ACCUMULATORS, ZERO, operator
 from mirage_jax.mugraph.passes.sentinels import Guard, guarded, with_short_steps
 
 type Ranges = Mapping[Axis, range]
+type Piece = tuple[tuple[range, ...], Any]  # indices along each axis, and the value there
+type Pieces = dict[str, list[Piece]]  # by tensor
 
 
 class ArrayDomain[V](Domain[V], Protocol):
@@ -79,7 +81,9 @@ class ArrayDomain[V](Domain[V], Protocol):
         """`x` with the axes (part axes inserted, of length 1) and the type of `tensor`."""
         ...
 
-    def assemble(self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], V]]) -> V: ...
+    def assemble(self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], V]]) -> V:
+        """Put tiles together; each comes with its indices along the axes of `tensor`, whose extents are `shape`."""
+        ...
 
     def all_above(self, x: V, bound: Fraction) -> bool:
         """Is every element above the bound? (True where elements have no order: then it is assumed.)"""
@@ -171,25 +175,25 @@ def _whole(kernel: Kernel, domain: ArrayDomain[Any], tensors: Mapping[str, Any])
 def _tiled(
     kernel: BlockGraph, domain: ArrayDomain[Any], sizes: _Sizes, tiles: KernelSchedule, tensors: Mapping[str, Any]
 ) -> dict[str, Any]:
-    pieces: dict[str, list[tuple[tuple[range, ...], Any]]] = {s.tensor.name: [] for s in kernel.stores}
+    pieces: Pieces = {s.tensor.name: [] for s in kernel.stores}
     whole = sizes.whole(kernel)
     form = None if domain.representative else guarded(kernel)
     skips = form is not None and all(domain.all_above(tensors[g.shift], g.bound) for g in form.tensor_guards)
-    for cut in _blocks(kernel, sizes, tiles):
+    blocks = _blocks(kernel, sizes, tiles)
+    for cut in islice(blocks, 1) if domain.representative else blocks:
         run = partial(_run_block, domain=domain, ranges=whole | cut, tensors=tensors, pieces=pieces)
         if form is None:
             run(kernel, tiles)
         elif not (skips and run(form.skipping, tiles, form.guards)):
             run(form.complete, with_short_steps(tiles, kernel))
-        if domain.representative:
-            break
-    shapes = {s.tensor.name: tuple(sizes(a) for a in s.tensor.axes) for s in kernel.stores}
+    return {s.tensor.name: _assembled(domain, s.tensor, sizes, pieces[s.tensor.name]) for s in kernel.stores}
+
+
+def _assembled(domain: ArrayDomain[Any], tensor: Tensor, sizes: _Sizes, pieces: Sequence[Piece]) -> Any:
+    shape = tuple(map(sizes, tensor.axes))
     if not domain.representative:
-        for name, written in pieces.items():
-            _check_cover(name, shapes[name], [where for where, _ in written])
-    return {
-        s.tensor.name: domain.assemble(s.tensor, shapes[s.tensor.name], pieces[s.tensor.name]) for s in kernel.stores
-    }
+        _check_cover(tensor.name, shape, [where for where, _ in pieces])
+    return domain.assemble(tensor, shape, pieces)
 
 
 def _run_block(
@@ -200,10 +204,10 @@ def _run_block(
     domain: ArrayDomain[Any],
     ranges: Ranges,
     tensors: Mapping[str, Any],
-    pieces: dict[str, list[tuple[tuple[range, ...], Any]]],
+    pieces: Pieces,
 ) -> bool:
     """Add what a block stores to `pieces`, unless one of its guards does not hold."""
-    own: dict[str, list[tuple[tuple[range, ...], Any]]] = {name: [] for name in pieces}
+    own: Pieces = {name: [] for name in pieces}
     values = _Block(kernel, domain, ranges, tiles, tensors, own).run()
     if not all(domain.all_above(values[g.shift], g.bound) for g in guards):
         return False
@@ -254,7 +258,7 @@ class _Block:
         ranges: Ranges,
         tiles: KernelSchedule,
         tensors: Mapping[str, Any],
-        pieces: dict[str, list[tuple[tuple[range, ...], Any]]],
+        pieces: Pieces,
     ):
         self.kernel, self.domain, self.ranges, self.tensors, self.pieces = kernel, domain, ranges, tensors, pieces
         loop, bounds = kernel.loop, None if domain.representative else kernel.loop_bounds
@@ -286,19 +290,31 @@ class _Block:
         before: dict[str, Any] = {}  # values of the previous step
         for ranges in self.steps if accumulators or stored else ():
             here = self.domain.within(ranges)
-            now = dict(env)
-            for x in loads:
-                now[x.name] = here.load(self.tensors[x.tensor], x.axes)
-            for op in ops:
-                now[op.name] = _apply(here, op, now)
-                if before and carried(kernel, op):
-                    now[op.name] = here.function("maximum", (before[op.name], now[op.name]))
+            now = self._step(here, loads, ops, env, before)
             for op in accumulators:
                 state[op.name] = _accumulate(here, op, state.get(op.name), before, now)
             self._store(here, ranges, now, stored)
             before = now
         sums = [op.name for op in accumulators if op.op != "last"] if self.idle else []
         return state | {name: self.domain.mul(self.domain.constant(ZERO), state[name]) for name in sums}
+
+    def _step(
+        self,
+        here: ArrayDomain[Any],
+        loads: Sequence[Load],
+        ops: Sequence[Op],
+        env: Mapping[str, Any],
+        before: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Compute the values of one step of a loop, beside `env`, those from outside of it."""
+        now = dict(env)
+        for x in loads:
+            now[x.name] = here.load(self.tensors[x.tensor], x.axes)
+        for op in ops:
+            now[op.name] = _apply(here, op, now)
+            if before and carried(self.kernel, op):
+                now[op.name] = here.function("maximum", (before[op.name], now[op.name]))
+        return now
 
     def _store(self, here: ArrayDomain[Any], ranges: Ranges, env: Mapping[str, Any], values: Sequence[str]) -> None:
         for s in self.kernel.stores:

@@ -55,6 +55,7 @@ def split_axis(axis: Axis) -> Axis:
 
 
 def is_part(axis: Axis) -> bool:
+    """Tell part axes (``k.g``, and their copies) from others."""
     return origin(axis).endswith(PART_SUFFIX)
 
 
@@ -100,6 +101,7 @@ class Op:
 
     @property
     def attributes(self) -> dict[str, Attr]:
+        """Attributes by name."""
         return dict(self.attrs)
 
     def head(self) -> str:
@@ -193,30 +195,37 @@ class Library:
 
     @property
     def name(self) -> str:
+        """A library operator is called like its result."""
         return self.result.name
 
     @property
     def grid(self) -> tuple[Axis, ...]:
+        """None: XLA divides the work."""
         return ()
 
     @property
     def loop(self) -> None:
+        """None, as `grid`."""
         return None
 
     @property
     def divided(self) -> tuple[Axis, ...]:
+        """None, as `grid`."""
         return ()
 
     @property
     def loop_bounds(self) -> None:
+        """None, as `grid`."""
         return None
 
     @property
     def ops(self) -> tuple[Op, ...]:
+        """The one operator."""
         return (self.op,)
 
     @property
     def stores(self) -> tuple[Store, ...]:
+        """The result, stored."""
         return (Store(self.result, self.op.name),)
 
     def __str__(self) -> str:
@@ -336,6 +345,7 @@ class KernelGraph:
 
     @functools.cached_property
     def sizes(self) -> Mapping[Axis, int]:
+        """Extents by axis."""
         return dict(self.extents)
 
     def extent(self, axis: Axis) -> int:
@@ -401,6 +411,11 @@ class KernelSchedule:
     programs: int = 0
 
     def tile(self, axis: Axis) -> int:
+        """Elements per tile of a grid or loop axis.
+
+        Raises:
+            GraphError: the schedule has none.
+        """
         for a, t in self.tiles:
             if a == axis:
                 return t
@@ -424,4 +439,5 @@ class Schedule:
 
     @property
     def part_counts(self) -> dict[Axis, int]:
+        """Number of parts by split axis."""
         return dict(self.parts)

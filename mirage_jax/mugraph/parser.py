@@ -43,6 +43,7 @@ class _Reader:
         self.number, self.line = 0, ""
 
     def next(self) -> str:
+        """Move to the next line and return it."""
         found = next(self.lines, None)
         if found is None:
             self.fail("a closing brace", "the end of the text")
@@ -50,12 +51,15 @@ class _Reader:
         return self.line
 
     def fail(self, expected: str, found: str = "") -> NoReturn:
+        """Raise `ParseError` at the current line."""
         raise ParseError(f"line {self.number}: expected {expected}, found {found or repr(self.line)}")
 
     def match(self, pattern: re.Pattern[str], expected: str) -> re.Match[str]:
+        """Match the whole current line, or fail."""
         return pattern.fullmatch(self.line) or self.fail(expected)
 
     def graph(self) -> KernelGraph:
+        """Read the whole text."""
         if self.next() != "mugraph {":
             self.fail("'mugraph {'")
         extents: list[tuple[Axis, int]] = []
@@ -85,11 +89,13 @@ class _Reader:
         return KernelGraph(tuple(inputs), tuple(kernels), outputs, tuple(extents))
 
     def library(self) -> Kernel:
+        """Read a library operator: the current line."""
         m = self.match(_LIBRARY, "library name: dtype[axes] = operator{attributes} tensor[axes] ...")
         args = [(a[1], _axes(a[2])) for a in re.finditer(rf"({_NAME}){_AXES}", m[6])]
         return library(m[4], args, Tensor(m[1], _axes(m[3]), m[2]), **self.attributes(m[5]))
 
     def kernel(self) -> Kernel:
+        """Read a kernel, from its head to its brace."""
         head = self.match(_KERNEL, "kernel name grid(axes) loop(axis in bounds) {")
         loads: list[Load] = []
         ops: list[Op] = []
@@ -108,6 +114,7 @@ class _Reader:
         return BlockGraph(head[1], _axes(head[2]), head[3], tuple(loads), tuple(ops), tuple(stores), loop_bounds)
 
     def loop_bounds(self, text: str) -> LoopBounds:
+        """Read ``i-127..i+0``."""
         m = _LOOP_BOUNDS.fullmatch(text) or self.fail("loop bounds such as i-15..i+0", repr(text))
         if len(names := {m[1], m[3]} - {None}) != 1:
             self.fail("loop bounds around one axis", repr(text))
@@ -115,6 +122,7 @@ class _Reader:
         return LoopBounds(names.pop(), low, high)
 
     def attributes(self, text: str | None) -> dict[str, Attr]:
+        """Read ``axes=(k), scale=1/2``."""
         out: dict[str, Attr] = {}
         at = 0
         while text and at < len(text):

@@ -43,10 +43,12 @@ class View:
         return x.reshape(self.shape)
 
     def to_json(self) -> list[Any]:
+        """Encode the view as lists of numbers."""
         return [self.whole, [astuple(cut) for cut in self.cuts], self.shape]
 
     @classmethod
     def from_json(cls, value: list[Any]) -> Self:
+        """Decode a view."""
         whole, cuts, shape = value
         return cls(tuple(whole), tuple(ViewStep(*map(tuple, cut)) for cut in cuts), tuple(shape))
 

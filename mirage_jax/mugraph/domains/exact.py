@@ -41,6 +41,7 @@ type Numbers = Any  # an array of type EXACT
 
 
 def made(p: Any, q: Any, real: Any) -> Numbers:
+    """Build numbers from their three parts, which broadcast."""
     out = np.empty(np.broadcast_shapes(np.shape(p), np.shape(q), np.shape(real)), EXACT)
     out["p"], out["q"], out["real"] = p, q, real
     return out
@@ -81,18 +82,22 @@ LOG2E = made(9017031, 74606, math.log2(math.e))
 
 
 def add(x: Numbers, y: Numbers) -> Numbers:
+    """x + y."""
     return made((x["p"] + y["p"]) % P, (x["q"] + y["q"]) % Q, x["real"] + y["real"])
 
 
 def negative(x: Numbers) -> Numbers:
+    """-x."""
     return made(-x["p"] % P, -x["q"] % Q, -x["real"])
 
 
 def subtract(x: Numbers, y: Numbers) -> Numbers:
+    """x - y."""
     return add(x, negative(y))
 
 
 def multiply(x: Numbers, y: Numbers) -> Numbers:
+    """x * y."""
     return made(x["p"] * y["p"] % P, x["q"] * y["q"] % Q, x["real"] * y["real"])
 
 
@@ -110,6 +115,7 @@ def inverse(x: Numbers) -> Numbers:
 
 
 def divide(x: Numbers, y: Numbers) -> Numbers:
+    """x / y, by way of `inverse`."""
     return multiply(x, inverse(y))
 
 
@@ -134,6 +140,7 @@ def total(x: Numbers, dims: tuple[int, ...]) -> Numbers:
 
 
 def matmul(x: Numbers, y: Numbers) -> Numbers:
+    """Multiply stacks of matrices, as `numpy.matmul` does."""
     return made(_product(x["p"], y["p"], P), _product(x["q"], y["q"], Q), np.matmul(x["real"], y["real"]))
 
 
@@ -159,6 +166,7 @@ def _powers() -> Any:
 
 
 def exp(x: Numbers) -> Numbers:
+    """Turn residues modulo Q into exponents of W; what remains modulo Q is a hash."""
     p = _powers()[x["q"]]
     with np.errstate(over="ignore"):
         out = made(p, np.where(p == 1, 1, _mixed(p, 0) % Q), np.exp(x["real"]))  # exp(0) is 1 in both
@@ -166,10 +174,12 @@ def exp(x: Numbers) -> Numbers:
 
 
 def exp2(x: Numbers) -> Numbers:
+    """2 ** x."""
     return exp(divide(x, LOG2E))
 
 
 def log2(x: Numbers) -> Numbers:
+    """Logarithm to base 2."""
     return multiply(log(x), LOG2E)
 
 
@@ -207,6 +217,7 @@ floor = _hashed(6, np.floor, {0: 0, 1: 1})
 
 
 def rsqrt(x: Numbers) -> Numbers:
+    """1 / sqrt(x)."""
     return inverse(sqrt(x))
 
 
@@ -214,6 +225,7 @@ def rsqrt(x: Numbers) -> Numbers:
 
 
 def choose(condition: Any, x: Any, y: Any) -> Any:
+    """Take x where the condition holds, else y."""
     return np.where(condition, x, y)
 
 
@@ -224,10 +236,12 @@ def equal(x: Numbers, y: Numbers) -> Any:
 
 
 def less(x: Numbers, y: Numbers) -> Any:
+    """x < y, as truth values; equal residues are not less."""
     return (x["real"] < y["real"]) & ~equal(x, y)
 
 
 def less_equal(x: Numbers, y: Numbers) -> Any:
+    """x <= y, as truth values."""
     return (x["real"] < y["real"]) | equal(x, y)
 
 
@@ -238,6 +252,7 @@ def maximum(x: Numbers, y: Numbers) -> Numbers:
 
 
 def minimum(x: Numbers, y: Numbers) -> Numbers:
+    """Mirror `maximum`."""
     return negative(maximum(negative(x), negative(y)))
 
 
@@ -265,6 +280,7 @@ def sign(x: Numbers) -> Numbers:
 
 
 def absolute(x: Numbers) -> Numbers:
+    """Drop the sign, which the float tells."""
     return choose(less(x, ZERO), negative(x), x)
 
 
@@ -276,19 +292,23 @@ def differences(x: Numbers, y: Numbers) -> Any:
 
 
 def logistic(x: Numbers) -> Numbers:
+    """1 / (1 + exp(-x))."""
     return inverse(add(ONE, exp(negative(x))))
 
 
 def tanh(x: Numbers) -> Numbers:
+    """1 - 2 / (1 + exp(2 x)), as kernels write it."""
     two = add(ONE, ONE)
     return subtract(ONE, divide(two, add(ONE, exp(multiply(two, x)))))
 
 
 def log1p(x: Numbers) -> Numbers:
+    """log(1 + x); 0 of 0."""
     return choose(is_zero(x), x, log(add(ONE, x)))
 
 
 def expm1(x: Numbers) -> Numbers:
+    """exp(x) - 1; a series near 0, as kernels write it."""
     series = ONE
     for n in range(6, 1, -1):
         series = add(ONE, multiply(divide(x, integers(n)), series))
@@ -296,4 +316,5 @@ def expm1(x: Numbers) -> Numbers:
 
 
 def where(c: Numbers, x: Numbers, y: Numbers) -> Numbers:
+    """Take x where c is not 0, else y."""
     return choose(is_zero(c), y, x)

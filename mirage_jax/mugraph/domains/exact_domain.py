@@ -37,13 +37,16 @@ class ExactDomain:
     # --- tiles
 
     def within(self, ranges: Mapping[Axis, range]) -> ExactDomain:
+        """See the domain from one tile."""
         return replace(self, ranges=ranges)
 
     def load(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        """Cut the tile out of `x`; integers become numbers."""
         tile = x.array[tuple(slice(self.ranges[a].start, self.ranges[a].stop) for a in axes)]
         return NamedArray(axes, tile if tile.dtype == exact.EXACT else exact.integers(tile))
 
     def store(self, x: NamedArray, tensor: Tensor) -> NamedArray:
+        """Arrange `x` as the tensor; integers come back from numbers."""
         array = arrange(x.array, x.axes, tensor.axes)
         return NamedArray(
             tensor.axes, array if is_float(numpy_dtype(tensor.dtype)) else as_integers(array, tensor.dtype)
@@ -52,42 +55,52 @@ class ExactDomain:
     def assemble(
         self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], NamedArray]]
     ) -> NamedArray:
+        """Paste the tiles into one array."""
         out = np.empty(shape, pieces[0][1].array.dtype)
         for ranges, piece in pieces:
             out[tuple(slice(r.start, r.stop) for r in ranges)] = piece.array
         return NamedArray(tensor.axes, out)
 
     def all_above(self, x: NamedArray, bound: Fraction) -> bool:
+        """Compare the floats of numbers."""
         return bool((x.array["real"] > float(bound)).all())
 
     # --- operators
 
     def constant(self, value: Fraction) -> NamedArray:
+        """Make an exact fraction."""
         return NamedArray((), exact.constant(value))
 
     def add(self, x: NamedArray, y: NamedArray) -> NamedArray:
+        """x + y in both residues."""
         axes, (a, b) = _aligned(x, y)
         return NamedArray(axes, exact.add(a, b))
 
     def mul(self, x: NamedArray, y: NamedArray) -> NamedArray:
+        """x * y in both residues."""
         axes, (a, b) = _aligned(x, y)
         return NamedArray(axes, exact.multiply(a, b))
 
     def power(self, x: NamedArray, exponent: Fraction) -> NamedArray:
+        """Multiply for small exponents, as kernels do, else go through logarithms."""
         return NamedArray(x.axes, _power(x.array, Fraction(exponent)))
 
     def exp(self, x: NamedArray) -> NamedArray:
+        """See `exact.exp`."""
         return NamedArray(x.axes, exact.exp(x.array))
 
     def log_product(self, x: NamedArray, m: NamedArray) -> NamedArray:
+        """log(x) + m, infinite where m is."""
         axes, (a, b) = _aligned(x, m)
         return NamedArray(axes, exact.choose(b["real"] == math.inf, b, exact.add(exact.log(a), b)))
 
     def function(self, name: str, args: Sequence[NamedArray]) -> NamedArray:
+        """Apply the function's exact meaning from its record."""
         axes, arrays = _aligned(*args)
         return NamedArray(axes, FUNCTIONS[name].exact(*arrays))
 
     def sum(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        """Sum; an axis that x lacks multiplies by its extent."""
         array = exact.total(x.array, tuple(i for i, a in enumerate(x.axes) if a in axes))
         count = math.prod(len(self.ranges[a]) for a in axes if a not in x.axes)
         if count != 1:
@@ -95,6 +108,7 @@ class ExactDomain:
         return NamedArray(tuple(a for a in x.axes if a not in axes), array)
 
     def dot(self, x: NamedArray, y: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        """Multiply as matrices."""
         batch = tuple(a for a in x.axes if a in y.axes and a not in axes)
         rows = tuple(a for a in x.axes if a not in y.axes)
         columns = tuple(a for a in y.axes if a not in x.axes)
@@ -107,6 +121,7 @@ class ExactDomain:
         return NamedArray((*batch, *rows, *columns), exact.matmul(left, right).reshape(shape))
 
     def maximum(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        """Compare floats, then residues."""
         array = x.array
         for dim in sorted((x.axes.index(a) for a in axes if a in x.axes), reverse=True):
             array = exact.largest(array, dim)
@@ -118,6 +133,7 @@ class ExactDomain:
         return NamedArray(m.axes, np.where(m.array["real"] == -math.inf, ANY_SHIFT, m.array))
 
     def iota(self, axis: Axis) -> NamedArray:
+        """Count from the tile's first index."""
         here = self.ranges[axis]
         return NamedArray((axis,), exact.integers(range(here.start, here.stop)))
 

@@ -61,14 +61,17 @@ class FloatDomain:
     # --- tiles
 
     def within(self, ranges: Mapping[Axis, range]) -> Self:
+        """See the domain from one tile."""
         return replace(self, ranges=ranges)
 
     def load(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        """Cut the tile out of `x`; a whole array is not copied."""
         cut = tuple(slice(self.ranges[a].start, self.ranges[a].stop) for a in axes)
         whole = all(c.start == 0 and c.stop == n for c, n in zip(cut, x.array.shape, strict=True))
         return NamedArray(axes, x.array if whole else x.array[cut])
 
     def store(self, x: NamedArray, tensor: Tensor) -> NamedArray:
+        """Arrange `x` as the tensor and round it to its type."""
         dtype = numpy_dtype(tensor.dtype)
         if self.dtype is not None and is_float(dtype):
             dtype = numpy.dtype(self.dtype)
@@ -79,29 +82,35 @@ class FloatDomain:
     def assemble(
         self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], NamedArray]]
     ) -> NamedArray:
+        """Paste the tiles, which cover the tensor, into one array."""
         out = numpy.empty(shape, pieces[0][1].array.dtype)  # the walk has seen to it that the pieces cover it
         for ranges, piece in pieces:
             out[tuple(slice(r.start, r.stop) for r in ranges)] = piece.array
         return NamedArray(tensor.axes, self.xp.asarray(out))
 
     def all_above(self, x: NamedArray, bound: Fraction) -> bool:
+        """Compare every element."""
         return bool((x.array > _float(bound)).all())
 
     # --- operators
 
     def constant(self, value: Fraction) -> NamedArray:
+        """Make a Python number, which adapts to the type beside it."""
         whole = value.denominator == 1 and abs(value) < 2**31 and self.dtype is None
         return NamedArray((), int(value) if whole else _float(value))
 
     def add(self, x: NamedArray, y: NamedArray) -> NamedArray:
+        """x + y."""
         axes, (a, b) = self._align(self._real(x), self._real(y))
         return NamedArray(axes, a + b)
 
     def mul(self, x: NamedArray, y: NamedArray) -> NamedArray:
+        """x * y."""
         axes, (a, b) = self._align(self._real(x), self._real(y))
         return NamedArray(axes, a * b)
 
     def power(self, x: NamedArray, exponent: Fraction) -> NamedArray:
+        """Raise by division, roots and products where these do; `xp.power` else."""
         a = self._array(self._real(x).array)
         if exponent == -1:
             return NamedArray(x.axes, 1 / a)
@@ -116,6 +125,7 @@ class FloatDomain:
         return NamedArray(x.axes, self.xp.power(a, self.xp.asarray(float(exponent), a.dtype)))
 
     def exp(self, x: NamedArray) -> NamedArray:
+        """e ** x."""
         return NamedArray(x.axes, self.xp.exp(self._array(x.array)))
 
     def log_product(self, x: NamedArray, m: NamedArray) -> NamedArray:
@@ -124,10 +134,12 @@ class FloatDomain:
         return NamedArray(axes, self.xp.where(b == self.xp.inf, b, self.xp.log(a) + b))
 
     def function(self, name: str, args: Sequence[NamedArray]) -> NamedArray:
+        """Apply the function's value from its record."""
         axes, arrays = self._align(*args)
         return NamedArray(axes, FUNCTIONS[name].value(self.xp, *arrays))
 
     def sum(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        """Sum; an axis that x lacks multiplies by its extent."""
         total = self._reduce(self.xp.sum, self._real(x), axes)
         missing = 1
         for a in axes:
@@ -135,6 +147,7 @@ class FloatDomain:
         return total if missing == 1 else NamedArray(total.axes, total.array * missing)
 
     def dot(self, x: NamedArray, y: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        """Contract; two 16-bit operands accumulate in float32."""
         x, y = self._real(self._of_one_type(x, y)), self._real(self._of_one_type(y, x))
         narrow = self._multiplies_narrow(x, y)
         if not narrow or self.xp is numpy:
@@ -149,6 +162,7 @@ class FloatDomain:
         return NamedArray(out, self.xp.einsum(x.array, dims[0], y.array, dims[1], dims[2], preferred_element_type=wide))
 
     def maximum(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        """Reduce by the maximum."""
         return self._reduce(self.xp.max, x, axes)
 
     def shift(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
@@ -157,6 +171,7 @@ class FloatDomain:
         return NamedArray(m.axes, self.xp.maximum(m.array, self.xp.asarray(lowest(m.array.dtype), m.array.dtype)))
 
     def iota(self, axis: Axis) -> NamedArray:
+        """Count from the tile's first index."""
         here = self.ranges[axis]
         return NamedArray((axis,), self.xp.arange(here.start, here.stop, dtype=self.dtype or "int32"))
 

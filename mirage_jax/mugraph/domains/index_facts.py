@@ -13,10 +13,13 @@ not known is the condition UNKNOWN, which may hold or not (a padding mask that i
 exponentials of masked elements to zero, and the search lets loops end early.
 """
 
+# The rules of functions are lambdas, whose parameters cannot be typed.
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -55,6 +58,7 @@ UNKNOWN = None
 
 
 def negation(c: Condition) -> Condition:
+    """Negate a condition, in negation normal form."""
     match c:
         case Cut(form, bound):
             return Cut(tuple((a, -n) for a, n in form), -bound - 1)
@@ -122,6 +126,7 @@ class Scale:
 
     @classmethod
     def of(cls, bounds: Sequence[int]) -> Scale:
+        """Shrink the bounds of cuts, given at real extents."""
         to: dict[int, int] = {}
         real = small = 0
         for t in sorted({max(b, -b - 1) for b in bounds}):
@@ -139,6 +144,7 @@ class Scale:
 
     @property
     def largest(self) -> int:
+        """The farthest bound at reduced extents."""
         return max(self.to.values(), default=0)
 
     @property
@@ -175,14 +181,17 @@ type Fact = Affine | Truth | MaskedUnless | ZeroUnless | None
 
 
 def constant(value: Fraction) -> Fact:
+    """A constant is affine."""
     return Affine({}, value)
 
 
 def iota(axis: Axis) -> Fact:
+    """An index is affine."""
     return Affine({axis: ONE}, ZERO)
 
 
 def add(x: Fact, y: Fact) -> Fact:
+    """Tell what holds for x + y."""
     match x, y:
         case Affine(a, b), Affine(c, d):
             return Affine({k: n for k in (*a, *c) if (n := a.get(k, ZERO) + c.get(k, ZERO))}, b + d)
@@ -214,35 +223,40 @@ def mul(x: Fact, y: Fact) -> Fact:
 
 
 def power(x: Fact, exponent: Fraction) -> Fact:
+    """Powers keep zeros."""
     return x if isinstance(x, ZeroUnless) and exponent > 0 else None
 
 
 def exp(x: Fact) -> Fact:
+    """Exponentials of masked elements are zero."""
     return ZeroUnless(x.unless) if isinstance(x, MaskedUnless) else None
 
 
 def function(name: str, args: Sequence[Fact]) -> Fact:
-    match name, args:
-        case ("lt" | "le", (Affine() as x, Affine() as y)):
-            return Truth(_at_most(x, y, strict=name == "lt"))
-        case "eq", (Affine() as x, Affine() as y):
-            return Truth(Every((_at_most(x, y), _at_most(y, x))))
-        case (("lt" | "le" | "eq"), _):
-            return Truth(UNKNOWN)
-        case (("and" | "or"), (x, y)):
-            return Truth((Every if name == "and" else Some)((_truth(x), _truth(y))))
-        case "not", (x,):
-            return Truth(negation(_truth(x)))
-        case "mask", (c, MaskedUnless(d)):
-            return MaskedUnless(Every((_truth(c), d)))
-        case "mask", (c, _):
-            return MaskedUnless(_truth(c))
-        case "where", (c, x, Affine(a, n)) if not a and not n and not isinstance(x, MaskedUnless):
-            return ZeroUnless(_truth(c))
-        case "where", (c, Affine(a, n), y) if not a and not n and not isinstance(y, MaskedUnless):
-            return ZeroUnless(negation(_truth(c)))
-        case _:
-            return None
+    """Tell what facts about the arguments say about a pointwise function of them."""
+    return FUNCTION_RULES[name](*args) if name in FUNCTION_RULES else None
+
+
+def _comparison(holds: Callable[[Affine, Affine], Condition]) -> Callable[[Fact, Fact], Fact]:
+    return lambda x, y: Truth(holds(x, y) if isinstance(x, Affine) and isinstance(y, Affine) else UNKNOWN)
+
+
+def _mask(condition: Fact, x: Fact) -> Fact:
+    holds = _truth(condition)
+    return MaskedUnless(Every((holds, x.unless)) if isinstance(x, MaskedUnless) else holds)
+
+
+def _where(condition: Fact, x: Fact, y: Fact) -> Fact:
+    holds = _truth(condition)
+    if _is_zero(y) and not isinstance(x, MaskedUnless):
+        return ZeroUnless(holds)
+    if _is_zero(x) and not isinstance(y, MaskedUnless):
+        return ZeroUnless(negation(holds))
+    return None
+
+
+def _is_zero(x: Fact) -> bool:
+    return isinstance(x, Affine) and not x.coefficients and not x.constant
 
 
 def _truth(x: Fact) -> Condition:
@@ -260,6 +274,18 @@ def _at_most(x: Affine, y: Affine, strict: bool = False) -> Condition:
     form = tuple(sorted((k, int(v / unit)) for k, v in d.coefficients.items()))
     bound = -d.constant / unit
     return Cut(form, math.ceil(bound) - 1 if strict else math.floor(bound))
+
+
+FUNCTION_RULES: Mapping[str, Callable[..., Fact]] = {
+    "lt": _comparison(lambda x, y: _at_most(x, y, strict=True)),
+    "le": _comparison(lambda x, y: _at_most(x, y)),
+    "eq": _comparison(lambda x, y: Every((_at_most(x, y), _at_most(y, x)))),
+    "and": lambda x, y: Truth(Every((_truth(x), _truth(y)))),
+    "or": lambda x, y: Truth(Some((_truth(x), _truth(y)))),
+    "not": lambda x: Truth(negation(_truth(x))),
+    "mask": _mask,
+    "where": _where,
+}
 
 
 def renamed(x: Fact, names: Mapping[Axis, Axis]) -> Fact:
@@ -307,41 +333,53 @@ class FactDomain:
     representative = True
 
     def within(self, ranges: Mapping[Axis, range]) -> FactDomain:
+        """Facts are the same in every tile."""
         return self
 
     def load(self, x: FactAt, axes: tuple[Axis, ...]) -> FactAt:
+        """Rename the fact's axes."""
         return FactAt(renamed(x.fact, dict(zip(x.axes, axes, strict=True))))
 
     def store(self, x: FactAt, tensor: Tensor) -> FactAt:
+        """Keep the fact, unless it says where zeros are."""
         return FactAt(None if isinstance(x.fact, ZeroUnless) else x.fact, tensor.axes)
 
     def assemble(
         self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], FactAt]]
     ) -> FactAt:
+        """All tiles have one fact."""
         return FactAt(pieces[0][1].fact, tensor.axes)
 
     def all_above(self, x: FactAt, bound: Fraction) -> bool:
+        """Facts have no order, so this is assumed."""
         return True
 
     def constant(self, value: Fraction) -> FactAt:
+        """See `constant`."""
         return FactAt(constant(value))
 
     def add(self, x: FactAt, y: FactAt) -> FactAt:
+        """See `add`."""
         return FactAt(add(x.fact, y.fact))
 
     def mul(self, x: FactAt, y: FactAt) -> FactAt:
+        """See `mul`."""
         return FactAt(mul(x.fact, y.fact))
 
     def power(self, x: FactAt, exponent: Fraction) -> FactAt:
+        """See `power`."""
         return FactAt(power(x.fact, exponent))
 
     def exp(self, x: FactAt) -> FactAt:
+        """See `exp`."""
         return FactAt(exp(x.fact))
 
     def log_product(self, x: FactAt, m: FactAt) -> FactAt:
+        """Nothing is known of logarithms."""
         return FactAt()
 
     def function(self, name: str, args: Sequence[FactAt]) -> FactAt:
+        """See `function`; collects the cuts of conditions."""
         fact = function(name, [x.fact for x in args])
         if isinstance(fact, Truth):
             for cut in cuts(differences(fact.holds)):
@@ -350,18 +388,23 @@ class FactDomain:
         return FactAt(fact)
 
     def sum(self, x: FactAt, axes: tuple[Axis, ...]) -> FactAt:
+        """Sums keep zeros."""
         return x if isinstance(x.fact, ZeroUnless) else FactAt()
 
     def dot(self, x: FactAt, y: FactAt, axes: tuple[Axis, ...]) -> FactAt:
+        """The sum of a product."""
         return self.sum(self.mul(x, y), axes)
 
     def maximum(self, x: FactAt, axes: tuple[Axis, ...]) -> FactAt:
+        """Nothing is known of maxima."""
         return FactAt()
 
     def shift(self, x: FactAt, axes: tuple[Axis, ...]) -> FactAt:
+        """Nothing is known of shifts."""
         return FactAt()
 
     def iota(self, axis: Axis) -> FactAt:
+        """See `iota`."""
         return FactAt(iota(axis))
 
 

@@ -65,10 +65,12 @@ class _Weighted(FloatDomain):
     weights: Mapping[Axis, float] = field(default_factory=dict[Axis, float])
 
     def sum(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        """Sum with the mass of real extents."""
         total = super().sum(x, axes)
         return NamedArray(total.axes, total.array * self._mass(axes))
 
     def dot(self, x: NamedArray, y: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        """Contract with the mass of real extents."""
         total = super().dot(x, y, axes)
         return NamedArray(total.axes, total.array * self._mass(axes))
 
@@ -89,26 +91,33 @@ class RangeDomain:
         return Ranged(samples[0].axes, samples, _tidy(within))
 
     def constant(self, value: Fraction) -> Ranged:
+        """An interval of one number."""
         made = self.floats.constant(value)
         number = float(made.array)
         return Ranged((), (made,) * INPUT_SAMPLES, (number, number))
 
     def add(self, x: Ranged, y: Ranged) -> Ranged:
+        """Add samples and ends."""
         return self._made("add", (x.within[0] + y.within[0], x.within[1] + y.within[1]), x, y)
 
     def mul(self, x: Ranged, y: Ranged) -> Ranged:
+        """Multiply samples; a square is not negative."""
         return self._made("mul", _product(x, y), x, y)
 
     def power(self, x: Ranged, exponent: Fraction) -> Ranged:
+        """Raise samples and ends."""
         return self._made("power", _power(x.within, exponent), x, more=(exponent,))
 
     def exp(self, x: Ranged) -> Ranged:
+        """Exponentials are monotone."""
         return self._made("exp", (_exp(x.within[0]), _exp(x.within[1])), x)
 
     def log_product(self, x: Ranged, m: Ranged) -> Ranged:
+        """Logarithms may be anything."""
         return self._made("log_product", ANYTHING, x, m)
 
     def function(self, name: str, args: Sequence[Ranged]) -> Ranged:
+        """Take the range from the function's record."""
         rows = zip(*(x.samples for x in args), strict=True)
         samples = tuple(self.floats.function(name, row) for row in rows)
         found = FUNCTIONS[name].range
@@ -116,18 +125,23 @@ class RangeDomain:
         return Ranged(samples[0].axes, samples, _tidy(within))
 
     def sum(self, x: Ranged, axes: tuple[Axis, ...]) -> Ranged:
+        """Bound sums of up to as many terms as there are."""
         return self._made("sum", self._summed(x.within, axes), x, more=(axes,))
 
     def dot(self, x: Ranged, y: Ranged, axes: tuple[Axis, ...]) -> Ranged:
+        """Bound sums of products."""
         return self._made("dot", self._summed(_product(x, y), axes), x, y, more=(axes,))
 
     def maximum(self, x: Ranged, axes: tuple[Axis, ...]) -> Ranged:
+        """A maximum is one of the elements."""
         return self._made("maximum", x.within, x, more=(axes,))
 
     def shift(self, x: Ranged, axes: tuple[Axis, ...]) -> Ranged:
+        """A shift may be anything."""
         return self._made("shift", ANYTHING, x, more=(axes,))
 
     def iota(self, axis: Axis) -> Ranged:
+        """Indices lie in the real extent."""
         made = self.floats.iota(axis)
         return Ranged(made.axes, (made,) * INPUT_SAMPLES, (0.0, self._extent(axis) - 1.0))
 

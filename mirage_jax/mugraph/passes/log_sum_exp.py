@@ -34,6 +34,7 @@ class _Joiner:
         self.made = {k.name: k for k in graph.kernels if isinstance(k, Library)}
 
     def run(self) -> KernelGraph:
+        """Drop needless abs, join logarithms with shifts, and drop kernels that nothing reads any more."""
         if not any(k.op.op == "log" for k in self.made.values()):
             return self.graph
         for k in list(self.made.values()):
