@@ -33,7 +33,7 @@ type Axes = tuple[Axis, ...]
 
 @dataclass(frozen=True)
 class OpDef:
-    """What every stage needs to know about one operator."""
+    """One operator, for every stage."""
 
     name: str
     arity: int
@@ -69,14 +69,14 @@ class Function:
 
 
 def _special(name: str) -> Callable[..., Any]:
-    def value(xp: Any, x: Any) -> Any:
+    def _value(xp: Any, x: Any) -> Any:
         if xp.__name__ == "numpy":
             return getattr(scipy.special, name)(x)  # imported by scipy on first use: it takes a while
         import jax.scipy.special  # jax.numpy was passed in, so jax is loaded already; mugraph itself stays free of it
 
         return getattr(jax.scipy.special, name)(x)
 
-    return value
+    return _value
 
 
 # log(1 + x) without losing small x: the rounding error of 1 + x is divided out again
@@ -222,19 +222,19 @@ def _log_shifted[V](d: Domain[V], x: V, m: V, *, degree: Fraction = ONE) -> V:
 
 
 def _opaque(f: Function) -> OpDef:
-    def meaning[V](d: Domain[V], *xs: V, scale: Fraction = ONE, offset: Fraction = ZERO) -> V:
+    def _meaning[V](d: Domain[V], *xs: V, scale: Fraction = ONE, offset: Fraction = ZERO) -> V:
         if f.arity == 1:
             xs = (affine(d, xs[0], scale, offset),)
         return d.function(f.name, xs)
 
     defaults: dict[str, Attr] = {"scale": ONE, "offset": ZERO} if f.arity == 1 else {}
     return OpDef(
-        f.name, f.arity, _pointwise, meaning, defaults, flops=f.flops, triton=f.triton, summary="uninterpreted"
+        f.name, f.arity, _pointwise, _meaning, defaults, flops=f.flops, triton=f.triton, summary="uninterpreted"
     )
 
 
 def _loop_only[V](d: Domain[V], *xs: V, **_: Attr) -> V:
-    """acc and last mean what the loop does with them; outside of a loop both are the identity."""
+    """Accumulators get their meaning from the loop; outside of one they are the identity."""
     return xs[0]
 
 

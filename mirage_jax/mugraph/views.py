@@ -1,6 +1,6 @@
 """Tensors that are parts of arrays, and where they lie there.
 
-A slice is no operator of a muGraph: what a graph reads of an array may be a part of it. XLA copies the part; a kernel
+A slice is no operator of a muGraph: a graph may read a part of an array. XLA copies the part; a kernel
 reads it where it lies, wherever its elements are as far apart along each axis as the next ones (`View.place`).
 """
 

@@ -105,8 +105,8 @@ LOST_IN_ROUNDING = 1e100  # the float of 1 / x where that of x is zero and x is 
 
 
 def inverse(x: Numbers) -> Numbers:
-    """1 / x; of a zero divisor some number that is the same always. A float that is zero for a number that is not was
-    lost in rounding, as x is in (1 + x) - 1: no infinity comes of it.
+    """1 / x; a zero divisor always has the same one. A zero float of another number was lost in rounding, as x is in
+    (1 + x) - 1, and gives no infinity.
     """
     with np.errstate(divide="ignore"):
         real = np.where((x["real"] == 0) & (x["p"] != 0), LOST_IN_ROUNDING, 1 / x["real"])
@@ -192,11 +192,11 @@ def _mixed(p: Any, seed: int) -> Any:
 
 
 def _hashed(seed: int, real: Callable[[Any], Any], known: Mapping[int, int]) -> Callable[[Numbers], Numbers]:
-    """A function of which only its value as a float is known, and its integer values at some integers: a kernel counts
-    on what it makes of the constants in padded lanes, as on sin(0) = 0.
+    """A function that is known as a float and at some integers: kernels count on its values for the constants in
+    padded lanes, as on sin(0) = 0.
     """
 
-    def function(x: Numbers) -> Numbers:
+    def _function(x: Numbers) -> Numbers:
         p, q, finite = _mixed(x["p"], 2 * seed) % P, _mixed(x["p"], 2 * seed + 1) % Q, np.isfinite(x["real"])
         for at, value in known.items():
             here = finite & (x["p"] == at)
@@ -204,7 +204,7 @@ def _hashed(seed: int, real: Callable[[Any], Any], known: Mapping[int, int]) -> 
         with np.errstate(all="ignore"):
             return made(p, q, real(x["real"]))
 
-    return function
+    return _function
 
 
 # of magnitudes, where a function has no value for negative numbers: residues have no sign
@@ -246,7 +246,7 @@ def less_equal(x: Numbers, y: Numbers) -> Any:
 
 
 def maximum(x: Numbers, y: Numbers) -> Numbers:
-    """Of equal floats the larger residue, so that the order of arguments does not matter; what is no number wins."""
+    """Of equal floats the larger residue, so that the order of arguments does not matter; NaN wins."""
     tie = (x["real"] == y["real"]) & (x["p"] < y["p"])
     return choose((x["real"] < y["real"]) | tie | np.isnan(y["real"]), y, x)
 

@@ -1,7 +1,7 @@
-"""Meaning of the operators on exact numbers (`exact`): what a graph computes, for comparison with its kernels' text.
+"""Meaning of the operators on exact numbers (`exact`): the values of a graph, to compare with its kernels' text.
 
 Input: arrays of numbers by name of axes, and of plain numpy integers and truth values for tensors of these types.
-Every rule is the one of float64 (`arrays.FloatDomain`), over other numbers.
+Every rule is the one of float64 (`floats.FloatDomain`), over other numbers.
 """
 
 from __future__ import annotations
@@ -15,15 +15,13 @@ from typing import Any
 import numpy as np
 
 from mirage_jax.mugraph.domains import exact
-from mirage_jax.mugraph.domains.floats import NamedArray, arrange
+from mirage_jax.mugraph.domains.floats import NamedArray, arrange, contracted, pasted
 from mirage_jax.mugraph.dtypes import is_float, numpy_dtype
 from mirage_jax.mugraph.graph import Axis, Tensor
 from mirage_jax.mugraph.operators import FUNCTIONS, union
 
-MAX_PRODUCT = (
-    8  # powers up to this are products, as in kernels; beyond, and for other roots, they go through logarithms
-)
-ANY_SHIFT = exact.made(0, 0, -1e300)  # of a row that is wholly masked: no other maximum is as low
+MAX_PRODUCT = 8  # powers up to this are products, as in kernels; others go through logarithms
+ANY_SHIFT = exact.made(0, 0, -1e300)  # of a row in which everything is masked: no other maximum is as low
 
 
 @dataclass(frozen=True)
@@ -56,10 +54,7 @@ class ExactDomain:
         self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], NamedArray]]
     ) -> NamedArray:
         """Paste the tiles into one array."""
-        out = np.empty(shape, pieces[0][1].array.dtype)
-        for ranges, piece in pieces:
-            out[tuple(slice(r.start, r.stop) for r in ranges)] = piece.array
-        return NamedArray(tensor.axes, out)
+        return NamedArray(tensor.axes, pasted(shape, pieces))
 
     def all_above(self, x: NamedArray, bound: Fraction) -> bool:
         """Compare the floats of numbers."""
@@ -109,16 +104,7 @@ class ExactDomain:
 
     def dot(self, x: NamedArray, y: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
         """Multiply as matrices."""
-        batch = tuple(a for a in x.axes if a in y.axes and a not in axes)
-        rows = tuple(a for a in x.axes if a not in y.axes)
-        columns = tuple(a for a in y.axes if a not in x.axes)
-        a, b = arrange(x.array, x.axes, (*batch, *rows, *axes)), arrange(y.array, y.axes, (*batch, *axes, *columns))
-        outer, split = len(batch), len(batch) + len(rows)
-        shape = (*a.shape[:split], *b.shape[outer + len(axes) :])
-        inner = math.prod(a.shape[split:])
-        left = a.reshape(*a.shape[:outer], math.prod(a.shape[outer:split]), inner)
-        right = b.reshape(*b.shape[:outer], inner, math.prod(b.shape[outer + len(axes) :]))
-        return NamedArray((*batch, *rows, *columns), exact.matmul(left, right).reshape(shape))
+        return contracted(x, y, axes, exact.matmul)
 
     def maximum(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
         """Compare floats, then residues."""
@@ -139,7 +125,7 @@ class ExactDomain:
 
 
 def as_integers(x: exact.Numbers, dtype: str) -> Any:
-    """What a tensor of integers or truth values keeps of numbers."""
+    """Convert numbers to integers or truth values, as a tensor of these stores them."""
     return ~exact.equal(x, exact.ZERO) if dtype == "bool" else x["p"].astype(numpy_dtype(dtype))
 
 

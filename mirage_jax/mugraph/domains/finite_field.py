@@ -16,15 +16,15 @@ q. After an exponential the q part is *poisoned* (None) and stays so (Mirage, se
   holds there too.
 * **Uninterpreted functions** are keyed hashes of the p residues of their arguments (equal values have equal p
   residues, whatever became of their q parts), with a fresh pair as value. So are: a second exponential on one path,
-  other fractional powers. Nothing is assumed of them except that equal arguments give equal values.
-* **Maxima** are hashes of the *set* of values that they are the maximum of, and a maximum of maxima is that of the
-  union of their sets: commutative, associative and idempotent, which is all that is assumed (minima alike).
+  other fractional powers. Proofs assume only that equal arguments give equal values.
+* **Maxima** are hashes of the *set* of values that they are the maximum of, and a maximum of maxima has the
+  union of their sets: commutative, associative and idempotent, and nothing else is assumed (minima likewise).
 * ``shift`` is a fresh random pair at each call: only graphs that do not depend on it agree.
 * **Masks.** What indices alone tell (`predicates`) comes on top, if a `scale` is given, as it is where loops end early:
   an exponential of what a mask makes minus infinity is exactly 0, and so is ``where(c, x, 0)`` outside of c. All else
   stays as it was: a mask is a hash of its condition and its value, and conditions are hashed with the constants of the
   program, so that no two masks are taken for one because they happen to agree at reduced extents. Every assumption
-  made is an identity of real numbers, and the zeros come on both sides alike.
+  made is an identity of real numbers, and the zeros come on both sides.
 * **Measures.** Tests run at reduced extents, but programs contain their real extents as constants (1/4096 in a mean).
   So the elements of an axis weigh real/reduced each: a sum over an axis has total mass equal to its *real* extent,
   also for values that do not have the axis. Every identity of sums (linearity, order of summation, a constant summed
@@ -237,7 +237,7 @@ class Draw:
 
     @cached_property
     def rooted(self) -> set[tuple[int, int]]:
-        """Values of which a fractional power was taken, real part and imaginary."""
+        """Values that had a fractional power taken, as real and imaginary part."""
         return set()
 
     @cached_property
@@ -483,7 +483,7 @@ class FieldDomain:
     # --- helpers
 
     def _known(self, x: Pair, fact: Fact) -> Pair:
-        """`x`, of which `fact` is true: zero where that says so."""
+        """State a fact about `x`, and make zeros where it says so."""
         if self.scale is None or not isinstance(fact, ZeroUnless):
             return _stating(x, fact)
         kept = index_facts.may_hold(index_facts.differences(fact.unless), x.axes, self.ranges, self.scale)
@@ -509,7 +509,7 @@ class FieldDomain:
         """Roots where some elements have an imaginary part: uninterpreted for these, part by part."""
         hashed = self.function("power 1/2", (x,))
 
-        def choose(ring: PrimeRing, a: Residues, h: Residues) -> Residues:
+        def _choose(ring: PrimeRing, a: Residues, h: Residues) -> Residues:
             if a.im is None:
                 return ring.root(a)
             real, root = a.im == 0, ring.root(Residues(a.re))
@@ -517,8 +517,8 @@ class FieldDomain:
             return Residues(_array(numpy.where(real, root.re, h.re)), _array(numpy.where(real, im, 0)))
 
         p, q = self.rings
-        high = None if x.q is None or hashed.q is None else choose(q, x.q, hashed.q)
-        return Pair(x.axes, choose(p, x.p, hashed.p), high)
+        high = None if x.q is None or hashed.q is None else _choose(q, x.q, hashed.q)
+        return Pair(x.axes, _choose(p, x.p, hashed.p), high)
 
     def _hash(self, name: str, axes: tuple[Axis, ...], columns: Sequence[Residues], sort: bool) -> Pair:
         """Hash of corresponding elements of `columns`."""
@@ -567,7 +567,7 @@ def _elements(x: Residues, shape: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 def _stating(x: Pair, fact: Fact) -> Pair:
-    """`x`, of which `fact` is known and nothing else."""
+    """Replace the fact about `x`."""
     return x if x.fact is fact else replace(x, fact=fact)
 
 

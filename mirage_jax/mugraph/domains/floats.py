@@ -8,7 +8,7 @@ reductions, products of two 16-bit operands accumulate in float32, and stores ro
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Self
@@ -83,10 +83,7 @@ class FloatDomain:
         self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], NamedArray]]
     ) -> NamedArray:
         """Paste the tiles, which cover the tensor, into one array."""
-        out = numpy.empty(shape, pieces[0][1].array.dtype)  # the walk has seen to it that the pieces cover it
-        for ranges, piece in pieces:
-            out[tuple(slice(r.start, r.stop) for r in ranges)] = piece.array
-        return NamedArray(tensor.axes, self.xp.asarray(out))
+        return NamedArray(tensor.axes, self.xp.asarray(pasted(shape, pieces)))
 
     def all_above(self, x: NamedArray, bound: Fraction) -> bool:
         """Compare every element."""
@@ -154,7 +151,7 @@ class FloatDomain:
             a, b = self._common(x.array, y.array)
             x, y = NamedArray(x.axes, a), NamedArray(y.axes, b)
         if self.xp is numpy:
-            return _matmul(x, y, axes)
+            return contracted(x, y, axes, numpy.matmul)
         names = union((x.axes, y.axes))
         out = tuple(a for a in names if a not in axes)
         dims = ([names.index(a) for a in x.axes], [names.index(a) for a in y.axes], [names.index(a) for a in out])
@@ -212,15 +209,16 @@ class FloatDomain:
         dtypes: list[Any] = [numpy.dtype(x.dtype) for x in xs if hasattr(x, "dtype")]
         if not dtypes:
             return list(xs)
-        if self.dtype is not None:
-            to = numpy.dtype(self.dtype)
-        elif DTYPES["f64"].numpy in dtypes:
-            to = DTYPES["f64"].numpy
-        elif any(is_float(t) for t in dtypes):
-            to = DTYPES["f32"].numpy
-        else:
-            to = DTYPES["i32"].numpy if all(t.itemsize <= 4 for t in dtypes) else DTYPES["i64"].numpy
+        to = numpy.dtype(self.dtype) if self.dtype is not None else _arithmetic_type(dtypes)
         return [x.astype(to) if hasattr(x, "dtype") and x.dtype != to else x for x in xs]
+
+
+def _arithmetic_type(dtypes: Sequence[Any]) -> Any:
+    if DTYPES["f64"].numpy in dtypes:
+        return DTYPES["f64"].numpy
+    if any(map(is_float, dtypes)):
+        return DTYPES["f32"].numpy
+    return DTYPES["i32" if all(t.itemsize <= 4 for t in dtypes) else "i64"].numpy
 
 
 def _float(value: Fraction) -> float:
@@ -230,15 +228,23 @@ def _float(value: Fraction) -> float:
         return float("inf") if value > 0 else float("-inf")
 
 
-def _matmul(x: NamedArray, y: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
-    """``dot`` by way of one batched matmul (numpy's einsum does not use BLAS for batches)."""
+def pasted(shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], NamedArray]]) -> Any:
+    """Put the tiles of an array together; they cover it."""
+    out = numpy.empty(shape, pieces[0][1].array.dtype)
+    for ranges, piece in pieces:
+        out[tuple(slice(r.start, r.stop) for r in ranges)] = piece.array
+    return out
+
+
+def contracted(x: NamedArray, y: NamedArray, axes: tuple[Axis, ...], matmul: Callable[[Any, Any], Any]) -> NamedArray:
+    """Sum products over `axes` by one `matmul` of stacks of matrices (numpy's einsum does not use BLAS for batches)."""
     batch = tuple(a for a in x.axes if a in y.axes and a not in axes)
     rows = tuple(a for a in x.axes if a not in y.axes)
     columns = tuple(a for a in y.axes if a not in x.axes)
     a = arrange(x.array, x.axes, (*batch, *rows, *axes))
     b = arrange(y.array, y.axes, (*batch, *axes, *columns))
-    nb, nr, nk = len(batch), len(rows), len(axes)
-    shape = (*a.shape[: nb + nr], *b.shape[nb + nk :])
-    left = a.reshape(*a.shape[:nb], math.prod(a.shape[nb : nb + nr]), math.prod(a.shape[nb + nr :]))
-    right = b.reshape(*b.shape[:nb], math.prod(b.shape[nb : nb + nk]), math.prod(b.shape[nb + nk :]))
-    return NamedArray((*batch, *rows, *columns), numpy.matmul(left, right).reshape(shape))
+    outer, split, summed = len(batch), len(batch) + len(rows), len(axes)
+    shape = (*a.shape[:split], *b.shape[outer + summed :])
+    left = a.reshape(*a.shape[:outer], math.prod(a.shape[outer:split]), math.prod(a.shape[split:]))
+    right = b.reshape(*b.shape[:outer], math.prod(a.shape[split:]), math.prod(b.shape[outer + summed :]))
+    return NamedArray((*batch, *rows, *columns), matmul(left, right).reshape(shape))

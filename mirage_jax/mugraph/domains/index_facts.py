@@ -1,4 +1,4 @@
-"""What indices alone tell of values: masks made of iotas are exact predicates, not uninterpreted functions.
+"""Facts that follow from indices alone: masks made of iotas are exact predicates, not uninterpreted functions.
 
 A `Fact` about a value is one of
 
@@ -8,13 +8,13 @@ A `Fact` about a value is one of
 such);
 * `ZeroUnless`: it is zero wherever the condition does not hold (exponentials of masked values, and products with them);
 
-or None, nothing. Conditions are in negation normal form over *cuts*, ``sum of c * index <= bound`` in integers; what is
-not known is the condition UNKNOWN, which may hold or not (a padding mask that is an input). Two readers: the field sets
+or None, nothing. Conditions are in negation normal form over *cuts*, ``sum of c * index <= bound`` in integers; the
+condition UNKNOWN may hold or not (a padding mask that is an input). Two readers: the field sets
 exponentials of masked elements to zero, and the search lets loops end early.
 """
 
 # The rules of functions are lambdas, whose parameters cannot be typed.
-# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -85,11 +85,11 @@ def cuts(c: Condition) -> Iterator[Cut]:
 def differences(c: Condition) -> Condition:
     """What a condition says about differences of two indices; all else is unknown."""
     match c:
-        case Cut(form, _):
-            return c if sorted(n for _, n in form) == [-1, 1] else UNKNOWN
+        case Cut(form, _) if sorted(n for _, n in form) == [-1, 1]:
+            return c
         case Every(parts) | Some(parts):
             return type(c)(tuple(map(differences, parts)))
-        case None:
+        case _:
             return UNKNOWN
 
 
@@ -115,9 +115,8 @@ def may_hold(c: Condition, axes: tuple[Axis, ...], ranges: Mapping[Axis, range],
 class Scale:
     """Bounds of cuts at reduced extents, in order: where the program says 128 and the axis has 5 elements, 2.
 
-    Which of two cuts of one difference n - i comes first is all that matters to whether one implies the other, so any
-    map that keeps order, and takes ``f <= t`` and its mirror image ``-f <= -t - 1`` alike, tests the same implications.
-    Neighbours end up at most 2 apart. It does not hold of other cuts: ``n <= 150`` and ``i >= 50`` imply ``n - i <=
+    Only the order of two cuts of one difference n - i decides whether one implies the other. So any map that keeps
+    order, and treats ``f <= t`` and its mirror image ``-f <= -t - 1`` the same, tests the same implications. Neighbours end up at most 2 apart. It does not hold of other cuts: ``n <= 150`` and ``i >= 50`` imply ``n - i <=
     100``, by a sum of bounds, which the map does not keep. So nothing but differences is known where this is used.
     """
 
@@ -265,14 +264,15 @@ def _truth(x: Fact) -> Condition:
 
 def _at_most(x: Affine, y: Affine, strict: bool = False) -> Condition:
     """``x <= y``, or ``x < y``."""
-    d = add(x, Affine({k: -v for k, v in y.coefficients.items()}, -y.constant))
-    assert isinstance(d, Affine)
-    if not d.coefficients:
-        return Every(()) if d.constant < 0 or (d.constant == 0 and not strict) else Some(())
-    values = d.coefficients.values()
+    difference = add(x, mul(y, constant(Fraction(-1))))
+    assert isinstance(difference, Affine)
+    values = difference.coefficients.values()
+    if not values:
+        holds = difference.constant < 0 if strict else difference.constant <= 0
+        return Every(()) if holds else Some(())
     unit = Fraction(math.gcd(*(v.numerator for v in values)), math.lcm(*(v.denominator for v in values)))
-    form = tuple(sorted((k, int(v / unit)) for k, v in d.coefficients.items()))
-    bound = -d.constant / unit
+    form = tuple(sorted((k, int(v / unit)) for k, v in difference.coefficients.items()))
+    bound = -difference.constant / unit
     return Cut(form, math.ceil(bound) - 1 if strict else math.floor(bound))
 
 
@@ -291,22 +291,23 @@ FUNCTION_RULES: Mapping[str, Callable[..., Fact]] = {
 def renamed(x: Fact, names: Mapping[Axis, Axis]) -> Fact:
     """The same about a value whose axes are seen under other names."""
 
-    def of(c: Condition) -> Condition:
-        match c:
-            case Cut(form, bound):
-                return Cut(tuple(sorted((names.get(a, a), n) for a, n in form)), bound)
-            case Every(parts) | Some(parts):
-                return type(c)(tuple(map(of, parts)))
-            case None:
-                return UNKNOWN
-
     match x:
         case Affine(c, n):
             return Affine({names.get(k, k): v for k, v in c.items()}, n)
         case Truth(c) | MaskedUnless(c) | ZeroUnless(c):
-            return type(x)(of(c))
+            return type(x)(_renamed(c, names))
         case None:
             return None
+
+
+def _renamed(c: Condition, names: Mapping[Axis, Axis]) -> Condition:
+    match c:
+        case Cut(form, bound):
+            return Cut(tuple(sorted((names.get(a, a), n) for a, n in form)), bound)
+        case Every(parts) | Some(parts):
+            return type(c)(tuple(_renamed(part, names) for part in parts))
+        case None:
+            return UNKNOWN
 
 
 # --- facts about a whole graph
@@ -314,7 +315,7 @@ def renamed(x: Fact, names: Mapping[Axis, Axis]) -> Fact:
 
 @dataclass(frozen=True, slots=True)
 class FactAt:
-    """A fact; `axes` are those of the tensor for what lies in memory."""
+    """A fact; `axes` names a tensor's axes if the value lies in memory."""
 
     fact: Fact = None
     axes: tuple[Axis, ...] = ()
@@ -324,7 +325,7 @@ class FactAt:
 class FactDomain:
     """Meaning of the operators as facts. `seen` collects the bounds of all cuts of differences, `pairs` their axes.
 
-    Sums keep what is zero: under a summed axis, read "for all its indices here".
+    Sums keep zeros: under a summed axis, read "for all its indices here".
     """
 
     seen: set[int] = field(default_factory=set[int])
@@ -409,7 +410,7 @@ class FactDomain:
 
 
 def known(ops: Iterable[Op]) -> dict[str, FactAt]:
-    """What indices alone tell of the values of one kernel."""
+    """Facts about the values of one kernel that follow from indices alone."""
     facts: dict[str, FactAt] = {}
     for op in ops:
         args = [facts.get(a, FactAt()) for a in op.args]  # of what is loaded, nothing
@@ -441,15 +442,16 @@ def band(c: Condition, n: Axis, i: Axis) -> Band:
 
 
 def hull(bands: Iterable[Band]) -> Band:
-    """The hull of several bands."""
-    some = [b for b in bands if b[0] is None or b[1] is None or b[0] <= b[1]]
+    """Join bands into the narrowest one around them."""
+    some = [(low, high) for low, high in bands if low is None or high is None or low <= high]
     if not some:
         return NOTHING
-    lows, highs = [low for low, _ in some], [high for _, high in some]
-    return (
-        None if None in lows else min(x for x in lows if x is not None),
-        None if None in highs else max(x for x in highs if x is not None),
-    )
+    return _unless_unbounded(min, [low for low, _ in some]), _unless_unbounded(max, [high for _, high in some])
+
+
+def _unless_unbounded(extreme: Callable[[list[int]], int], ends: Sequence[int | None]) -> int | None:
+    finite = [end for end in ends if end is not None]
+    return extreme(finite) if len(finite) == len(ends) else None
 
 
 def is_band(c: Condition, n: Axis, i: Axis) -> bool:

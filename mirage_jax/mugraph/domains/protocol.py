@@ -1,4 +1,4 @@
-"""The primitive operations in terms of which every operator is defined, and who interprets them.
+"""The primitive operations that define every operator, and who interprets them.
 
 An operator is written once, as a function over an abstract `Domain` (registry: `operators.py`). Each reader of a
 muGraph is a domain: float64 numpy (the oracle), jax.numpy (the portable lowering), pairs over Z_p x Z_q (the
@@ -61,7 +61,7 @@ class Domain[V](Protocol):
     def shift(self, x: V, axes: tuple[Axis, ...]) -> V:
         """Some value without `axes`: the maximum in floats, for stability, but a *free variable* in the field.
 
-        Only graphs whose result does not depend on it are right (safe softmax; VERIFICATION 2.2 d).
+        Graphs whose result depends on it are wrong (safe softmax; `docs/soundness.md`).
         """
         ...
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -46,6 +47,7 @@ LEAST_SCALE = 2.0**-4  # of a value of the program that may be float16 as well: 
 REDUCED_EXTENT = 3  # elements of an axis
 INPUT_SAMPLES = 4  # sets of inputs
 INPUT_SCALE = 0.25  # of inputs: sums over thousands of them must not overflow in an exponential
+NARROW = (*SIXTEEN_BIT_FLOATS, *SMALL_INTEGERS)
 EQUAL_RELATIVE = 1e-7  # relative difference of equal values in float64
 
 
@@ -149,7 +151,7 @@ class RangeDomain:
         return self.extents.get(origin(axis), 1)
 
     def _summed(self, within: Interval, axes: Iterable[Axis]) -> Interval:
-        """Of up to so many terms: a block may sum only some of them."""
+        """Bound sums of up to so many terms: a block may sum fewer."""
         count = math.prod(map(self._extent, axes))
         return min(within[0], within[0] * count), max(within[1], within[1] * count)
 
@@ -255,7 +257,7 @@ class ProgramValues:
         return env
 
     def _narrowed(self, op: Op, made: Ranged) -> Interval:
-        """Its interval with what is known of it besides: an exponential relative to a maximum is at most 1."""
+        """Narrow an interval: an exponential relative to a maximum is at most 1."""
         low, high = made.within
         if op.op == "exps" and all(numpy.all(numpy.asarray(x.array) <= 1 + EQUAL_RELATIVE) for x in made.samples):
             low, high = 0.0, min(high, 1.0)
@@ -391,12 +393,11 @@ def narrowed_operands(kernel: Kernel, op: Op, graph: KernelGraph) -> list[str]:
     if op.op != "dot" or isinstance(kernel, Library):
         return []
     read = {x.name: graph.tensors[x.tensor] for x in kernel.loads if x.name in op.args}
-    if any(t in graph.inputs and t.dtype not in (*SIXTEEN_BIT_FLOATS, *SMALL_INTEGERS) for t in read.values()):
+    dtypes = {t.dtype for t in read.values()}
+    has_wide_input = any(t in graph.inputs and t.dtype not in NARROW for t in read.values())
+    if has_wide_input or dtypes.intersection(SIXTEEN_BIT_FLOATS) != {FLOAT16}:
         return []
-    if {t.dtype for t in read.values() if t.dtype in SIXTEEN_BIT_FLOATS} != {FLOAT16}:
-        return []
-    kept = {name for name, t in read.items() if t.dtype in (FLOAT16, *SMALL_INTEGERS)}
-    return [a for a in op.args if a not in kept]
+    return [a for a in op.args if a not in read or read[a].dtype not in (FLOAT16, *SMALL_INTEGERS)]
 
 
 def _unproven(own: ProgramValues, values: Mapping[str, Ranged], partial: set[str], name: str) -> str:
@@ -418,12 +419,14 @@ def _partial(kernel: Kernel, tensors: set[str]) -> set[str]:
     """Values of which a block has seen a part: sums over an axis of the loop in its body, or over an axis that is split
     over the grid, and what is made of them. `tensors` are stored parts, which a sum over all parts makes whole.
     """
-    parts = {x.name for x in kernel.loads if x.tensor in tensors}
     split = {split_axis(origin(a)) for a in kernel.grid if is_part(a)}
+    parts = {x.name for x in kernel.loads if x.tensor in tensors}
     seen: dict[str, set[Axis]] = {x.name: set() for x in kernel.loads}  # axes of which a value has seen a part
     for op in kernel.ops:
-        seen[op.name] = {a for a in _summed(kernel, op, seen, split) if a == kernel.loop or origin(a) in split}
-        if not parts.isdisjoint(op.args) and not any(map(is_part, _axes_of_sum(op))):
+        summed = _summed(kernel, op, seen, split)
+        seen[op.name] = {a for a in summed if a == kernel.loop or origin(a) in split}
+        reads_part = not parts.isdisjoint(op.args)
+        if reads_part and not any(map(is_part, _axes_of_sum(op))):
             parts.add(op.name)
     return parts | {name for name, axes in seen.items() if axes}
 
@@ -446,18 +449,20 @@ def rounded(reference: KernelGraph, graph: KernelGraph, dtype: str | None) -> li
     float64.
     """
     own = program(reference)
-    found: list[list[NamedArray]] = []
-    for n in range(INPUT_SAMPLES):
-        tensors = {t.name: _cast(own.inputs[t.name].samples[n], t, dtype) for t in graph.inputs}
-        for kernel in graph:
-            domain = own.floats(graph, kernel, dtype)
-            env = {x.name: NamedArray(x.axes, tensors[x.tensor].array) for x in kernel.loads}
-            with numpy.errstate(all="ignore"):
-                for op in kernel.ops:
-                    env[op.name] = operator(op.op).meaning(domain, *(env[a] for a in op.args), **op.attributes)
-                tensors |= {s.tensor.name: domain.store(env[s.value], s.tensor) for s in kernel.stores}
-        found.append([tensors[name] for name in graph.outputs])
-    return [numpy.stack([numpy.asarray(x.array, "float64") for x in samples]) for samples in zip(*found, strict=True)]
+    samples = [_evaluated(own, graph, n, dtype) for n in range(INPUT_SAMPLES)]
+    return [numpy.stack([numpy.asarray(x.array, "float64") for x in xs]) for xs in zip(*samples, strict=True)]
+
+
+def _evaluated(own: ProgramValues, graph: KernelGraph, sample: int, dtype: str | None) -> list[NamedArray]:
+    tensors = {t.name: _cast(own.inputs[t.name].samples[sample], t, dtype) for t in graph.inputs}
+    for kernel in graph:
+        domain = own.floats(graph, kernel, dtype)
+        env = {x.name: NamedArray(x.axes, tensors[x.tensor].array) for x in kernel.loads}
+        with numpy.errstate(all="ignore"):
+            for op in kernel.ops:
+                env[op.name] = operator(op.op).meaning(domain, *(env[a] for a in op.args), **op.attributes)
+            tensors |= {s.tensor.name: domain.store(env[s.value], s.tensor) for s in kernel.stores}
+    return [tensors[name] for name in graph.outputs]
 
 
 def _cast(x: NamedArray, tensor: Tensor, dtype: str | None) -> NamedArray:
@@ -488,34 +493,32 @@ def in_range(reference: KernelGraph, candidate: KernelGraph) -> KernelGraph:
         if not found:
             return candidate
         wide = {x.tensor for x in found if x.tensor is not None}
-        products = {(x.kernel, x.product) for x in found if x.product is not None}
-        kernels = [
-            _widened(k, wide, {p for n, p in products if n == number}, candidate)
-            for number, k in enumerate(candidate.kernels)
-        ]
+        products: dict[int, set[str]] = defaultdict(set)
+        for x in found:
+            if x.product is not None:
+                products[x.kernel].add(x.product)
+        kernels = (_widened(k, wide, products[n], candidate) for n, k in enumerate(candidate.kernels))
         candidate = replace(candidate, kernels=tuple(kernels))
     return candidate
 
 
 def _widened(kernel: Kernel, wide: set[str], products: set[str], graph: KernelGraph) -> Kernel:
+    """Store the tensors `wide` in float32, and let `products` read float16 tensors as computed values."""
 
-    def as_wide(t: Tensor) -> Tensor:
+    def _as_wide(t: Tensor) -> Tensor:
         return replace(t, dtype="f32") if t.name in wide else t
 
     if isinstance(kernel, Library):
-        return replace(kernel, result=as_wide(kernel.result))
-    kernel = replace(kernel, stores=tuple(replace(s, tensor=as_wide(s.tensor)) for s in kernel.stores))
-    if not products:
-        return kernel
+        return replace(kernel, result=_as_wide(kernel.result))
+    kernel = replace(kernel, stores=tuple(replace(s, tensor=_as_wide(s.tensor)) for s in kernel.stores))
     narrow = {x.name: x for x in kernel.loads if graph.tensors[x.tensor].dtype == FLOAT16}
     copies: dict[str, Op] = {}
     ops: list[Op] = []
     for op in kernel.ops:
         if op.name in products:
-            for a in op.args:
-                if a in narrow and a not in copies:
-                    copies[a] = Op(f"wide_{a}", "affine", (a,), narrow[a].axes)
-                    ops.append(copies[a])
+            new = dict.fromkeys(a for a in op.args if a in narrow and a not in copies)
+            copies |= {a: Op(f"wide_{a}", "affine", (a,), narrow[a].axes) for a in new}
+            ops += [copies[a] for a in new]
             op = replace(op, args=tuple(copies[a].name if a in copies else a for a in op.args))
         ops.append(op)
     return replace(kernel, ops=tuple(ops))
