@@ -10,7 +10,7 @@ The rules (Mirage, section 2, with named axes):
 * a grid axis ``a`` with tile T gives block i the indices [i*T, min((i+1)*T, extent)); tails are shorter slices, not
   masks;
 * a part axis ``k.g`` in the grid gives part g the indices [g*L, min((g+1)*L, N)) of axis ``k``, L = ceil(N / parts);
-  a count of parts that leaves one of them empty is refused. Copies (``k'``) are axes of their own and are not cut
+  a count of parts that leaves one empty is refused. Copies (``k'``) are axes of their own and are not cut
   along with ``k``;
 * the loop cuts the loop axis (inside the part, if split) into tiles; all other axes are whole. Steps outside of the
   kernel's loop bounds are left out, except in blocks where a guard says that they count (`mugraph.passes.sentinels`).
@@ -50,6 +50,7 @@ from mirage_jax.mugraph.graph import (
     Tensor,
     carried,
     is_part,
+    mentioned_axes,
     origin,
     split_axis,
 )
@@ -153,12 +154,7 @@ class _Sizes:
 
     def whole(self, kernel: Kernel) -> dict[Axis, range]:
         """All axes of a kernel, each as one tile."""
-        mentioned = [a for v in (*kernel.loads, *kernel.ops) for a in v.axes] + [
-            a for s in kernel.stores for a in s.tensor.axes
-        ]
-        for op in kernel.ops:
-            mentioned += [a for v in op.attributes.values() if isinstance(v, tuple) for a in v]
-        return {a: range(self(a)) for a in (*mentioned, *kernel.grid)}
+        return {a: range(self(a)) for a in mentioned_axes(kernel)}
 
 
 def _apply(domain: Domain[Any], op: Op, env: Mapping[str, Any]) -> Any:
@@ -268,7 +264,7 @@ class _Block:
         self.steps = self.steps[:1] if self.idle else within
 
     def run(self) -> Mapping[str, Any]:
-        """Values outside of the loop, by name; what is stored is added to `pieces`."""
+        """Compute the values outside of the loop, by name; stores add to `pieces`."""
         kernel, stages = self.kernel, self.kernel.stages
         here = self.domain.within(self.ranges)
         env = {x.name: here.load(self.tensors[x.tensor], x.axes) for x in kernel.loads if not stages[x.name].body}
@@ -295,8 +291,10 @@ class _Block:
                 state[op.name] = _accumulate(here, op, state.get(op.name), before, now)
             self._store(here, ranges, now, stored)
             before = now
-        sums = [op.name for op in accumulators if op.op != "last"] if self.idle else []
-        return state | {name: self.domain.mul(self.domain.constant(ZERO), state[name]) for name in sums}
+        if self.idle:
+            zero = self.domain.constant(ZERO)
+            state |= {op.name: self.domain.mul(zero, state[op.name]) for op in accumulators if op.op != "last"}
+        return state
 
     def _step(
         self,
@@ -306,7 +304,7 @@ class _Block:
         env: Mapping[str, Any],
         before: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """Compute the values of one step of a loop, beside `env`, those from outside of it."""
+        """Compute the values of one step of a loop; `env` has the values from outside."""
         now = dict(env)
         for x in loads:
             now[x.name] = here.load(self.tensors[x.tensor], x.axes)

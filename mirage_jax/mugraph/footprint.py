@@ -31,7 +31,7 @@ class Footprint:
 
 
 def footprint(graph: KernelGraph, parts: Mapping[Axis, int] | None = None) -> Footprint:
-    """Count bytes, operations and launches of `graph` at its extents; `parts` counts those of each split axis."""
+    """Count bytes, operations and launches of `graph` at its extents; `parts` has the number of parts by split axis."""
     extent = partial(_extent, graph, parts or {})
     moved, flops, launches = 0, 0.0, 0
     for k in graph.kernels:

@@ -21,7 +21,7 @@ Where an operator runs is derived too (`BlockGraph.stages`): an operator is in t
 a load that has the loop axis, other than through an accumulator; its *depth* is the number of accumulators below it.
 Body operators of depth d run in loop number d, so a graph may pass over its data more than once.
 
-A loop may have *bounds* (`LoopBounds`): steps outside of them are not run. So causal attention does half of the
+A loop may have *bounds* (`LoopBounds`): steps outside do not run. So causal attention does half of the
 work.
 """
 
@@ -171,7 +171,7 @@ class Stage:
 
 
 def stage_of(op: Op, known: Mapping[str, Stage], loop: Axis | None) -> Stage:
-    """Stage of an operator, given those of its arguments.
+    """Stage of an operator, given the stages of its arguments.
 
     A loop-invariant value may be consumed at any depth; a body value that also needs a finished accumulator belongs
     to a later loop, which is what the maximum over the arguments says.
@@ -180,9 +180,8 @@ def stage_of(op: Op, known: Mapping[str, Stage], loop: Axis | None) -> Stage:
     depth = max((s.depth for s in args), default=0)
     if op.op in ("acc", "accs", "last"):
         return Stage(depth + 1, False)
-    if op.op == "iota":
-        return Stage(0, loop is not None and loop in op.axes)
-    return Stage(depth, any(s.body for s in args))
+    in_body = loop in op.axes if op.op == "iota" else any(s.body for s in args)
+    return Stage(depth, in_body)
 
 
 @dataclass(frozen=True)
@@ -285,7 +284,7 @@ class BlockGraph:
         return {k: tuple(v) for k, v in out.items()}
 
     def only_scaled(self, name: str) -> frozenset[str]:
-        """A value and all that is made of it, if nothing is added to any of it, which might cancel; else nothing."""
+        """Follow a value through operators that only scale it. Empty if anything is added, which might cancel."""
         scaled = {op.name: op.op in SCALED and not op.attributes.get("offset") for op in self.ops}
         found, todo = set[str](), {name}
         while todo:
@@ -312,6 +311,18 @@ class BlockGraph:
 
 
 type Kernel = Library | BlockGraph
+
+
+def mentioned_axes(kernel: Kernel) -> set[Axis]:
+    """Collect the axes of a kernel's values and tensors, of its grid, and those that it reduces."""
+    values = [v.axes for v in (*kernel.loads, *kernel.ops)]
+    reduced = [v for op in kernel.ops for v in op.attributes.values() if isinstance(v, tuple)]
+    return set(kernel.grid).union(*values, *reduced, *(s.tensor.axes for s in kernel.stores))
+
+
+def renamed_axes(axes: tuple[Axis, ...], names: Mapping[Axis, Axis]) -> tuple[Axis, ...]:
+    """Rename the axes that `names` mentions."""
+    return tuple(names.get(a, a) for a in axes)
 
 
 def carried(kernel: BlockGraph, op: Op) -> bool:
@@ -349,7 +360,7 @@ class KernelGraph:
         return dict(self.extents)
 
     def extent(self, axis: Axis) -> int:
-        """Full extent of an axis or of a copy of it."""
+        """Full extent of an axis; a copy is as long as its origin."""
         try:
             return self.sizes[origin(axis)]
         except KeyError:
@@ -395,8 +406,8 @@ class KernelSchedule:
 
     Axes that are neither grid nor loop lie whole inside the tile. Part axes ``k.g`` always have tile 1.
 
-    precise: 1 or 2 to round less, which costs time. A computed value of 32 bits that a matrix product reads beside a
-    16-bit tensor is two numbers of 16 bits, its rounding and that of what remains (1: not where the product is rounded
+    precise: 1 or 2 to round less, which costs time. A computed value of 32 bits that a matrix product reads with a
+    16-bit tensor is two numbers of 16 bits, its rounding and the rounded rest (1: not where the product is rounded
     to 16 bits anyway); exponentials are relative to the shifts that are stored, not to what these were rounded from.
 
     specialized: one warp more only loads, and each four of the `num_warps` compute on rows of their own

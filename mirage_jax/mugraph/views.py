@@ -17,7 +17,7 @@ type Dims = list[tuple[int, int]]  # size and stride of each dimension, in eleme
 
 @dataclass(frozen=True, slots=True)
 class ViewStep:
-    """A step from an array to a part of it: reshape to `shape`, then slice. Row-major."""
+    """A step from an array to a part: reshape to `shape`, then slice. Row-major."""
 
     shape: tuple[int, ...]
     starts: tuple[int, ...]

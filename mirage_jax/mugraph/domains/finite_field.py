@@ -36,6 +36,7 @@ Values are numpy arrays of Python integers: exact at any size of primes.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -383,11 +384,12 @@ class FieldDomain:
         """Put tiles together; the q part survives if all tiles have one."""
         where = [tuple(slice(r.start, r.stop) for r in ranges) for ranges, _ in pieces]
         values = [x for _, x in pieces]
-        ps, qs = [x.p for x in values], [x.q for x in values if x.q is not None]
-        sets = [x.among for x in values if x.among is not None]
-        q = _joined(shape, where, qs) if len(qs) == len(values) else None
-        among = (sets[0][0], _pasted(shape, where, [s for _, s in sets])) if len(sets) == len(values) else None
-        return Pair(tensor.axes, _joined(shape, where, ps), q, values[0].fact, among)
+        p = _joined(shape, where, [x.p for x in values])
+        qs = _all_given([x.q for x in values])
+        sets = _all_given([x.among for x in values])
+        q = qs and _joined(shape, where, qs)
+        among = sets and (sets[0][0], _pasted(shape, where, [s for _, s in sets]))
+        return Pair(tensor.axes, p, q, values[0].fact, among)
 
     # --- operators
 
@@ -447,9 +449,8 @@ class FieldDomain:
     def sum(self, x: Pair, axes: tuple[Axis, ...]) -> Pair:
         """Sum, each element weighing real over reduced extent."""
         dims = tuple(i for i, a in enumerate(x.axes) if a in axes)
-        mass = Fraction(1)
-        for a in axes:
-            mass *= self.weights.get(origin(a), Fraction(1)) * (1 if a in x.axes else len(self.ranges[a]))
+        missing = math.prod(len(self.ranges[a]) for a in axes if a not in x.axes)
+        mass = missing * math.prod((self.weights.get(origin(a), Fraction(1)) for a in axes), start=Fraction(1))
         rest = tuple(a for a in x.axes if a not in axes)
         total = self._unary(lambda ring, a: ring.scale(ring.sum(a, dims), mass), x)
         return Pair(rest, total.p, total.q)
@@ -536,6 +537,12 @@ class FieldDomain:
         self.draw.hashed[name] += sum(len(s) - 1 for s in sets)  # any two numbers of two sets may collide
         p, q = (Residues(_fill(list(v), shape)) for v in zip(*values, strict=True))
         return Pair(axes, p, q, among=(name, _fill(sets, shape)))
+
+
+def _all_given[T](values: Sequence[T | None]) -> list[T] | None:
+    """The values, unless one is missing."""
+    given = [x for x in values if x is not None]
+    return given if len(given) == len(values) else None
 
 
 def _pasted(shape: tuple[int, ...], where: Sequence[Place], parts: Sequence[Any]) -> Any:

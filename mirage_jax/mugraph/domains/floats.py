@@ -92,7 +92,7 @@ class FloatDomain:
     # --- operators
 
     def constant(self, value: Fraction) -> NamedArray:
-        """Make a Python number, which adapts to the type beside it."""
+        """Make a Python number, which adapts to any type."""
         whole = value.denominator == 1 and abs(value) < 2**31 and self.dtype is None
         return NamedArray((), int(value) if whole else _float(value))
 
@@ -138,9 +138,7 @@ class FloatDomain:
     def sum(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
         """Sum; an axis that x lacks multiplies by its extent."""
         total = self._reduce(self.xp.sum, self._real(x), axes)
-        missing = 1
-        for a in axes:
-            missing *= 1 if a in x.axes else len(self.ranges[a])
+        missing = math.prod(len(self.ranges[a]) for a in axes if a not in x.axes)
         return total if missing == 1 else NamedArray(total.axes, total.array * missing)
 
     def dot(self, x: NamedArray, y: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:

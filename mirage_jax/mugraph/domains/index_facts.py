@@ -116,8 +116,9 @@ class Scale:
     """Bounds of cuts at reduced extents, in order: where the program says 128 and the axis has 5 elements, 2.
 
     Only the order of two cuts of one difference n - i decides whether one implies the other. So any map that keeps
-    order, and treats ``f <= t`` and its mirror image ``-f <= -t - 1`` the same, tests the same implications. Neighbours end up at most 2 apart. It does not hold of other cuts: ``n <= 150`` and ``i >= 50`` imply ``n - i <=
-    100``, by a sum of bounds, which the map does not keep. So nothing but differences is known where this is used.
+    order, and treats ``f <= t`` and its mirror image ``-f <= -t - 1`` the same, tests the same implications. Neighbours
+    end up at most 2 apart. This does not hold of other cuts: ``n <= 150`` and ``i >= 50`` imply ``n - i <= 100`` by a
+    sum of bounds, which the map does not keep. So only differences are known where this is used.
     """
 
     to: Mapping[int, int] = field(default_factory=dict[int, int])  # bounds >= 0
@@ -232,7 +233,7 @@ def exp(x: Fact) -> Fact:
 
 
 def function(name: str, args: Sequence[Fact]) -> Fact:
-    """Tell what facts about the arguments say about a pointwise function of them."""
+    """Tell what facts about the arguments say about a pointwise function."""
     return FUNCTION_RULES[name](*args) if name in FUNCTION_RULES else None
 
 

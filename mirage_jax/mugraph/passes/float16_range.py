@@ -1,12 +1,12 @@
 """Which values of a candidate may be numbers of float16, whose range ordinary data reach.
 
-A value may be stored in float16, or cast to it because a matrix product reads it beside a tensor of that type, if the
-program has it in float16 itself, or if a bound of it fits. Everything else is float32 (`in_range`), and a product that
+A value may be stored in float16, or cast to it because a matrix product reads it with a tensor of that type, if the
+program has it in float16 itself, or if its bound fits. Everything else is float32 (`in_range`), and a product that
 reads it is one of float32, which has numbers of any size.
 
 Whether two values are the same is asked of numbers: both graphs run as straight-line code on the same random inputs,
 in float64, at small extents. Bounds are intervals. What a block has seen only a part of (a sum that goes on in the next
-step of a loop, or in another part of a split axis) is another value than the whole of it, and may be larger.
+step of a loop, or in another part of a split axis) is another value than the whole, and may be larger.
 
 bfloat16 has the range of float32, so none of this concerns it.
 """
@@ -36,6 +36,7 @@ from mirage_jax.mugraph.graph import (
     Store,
     Tensor,
     is_part,
+    mentioned_axes,
     origin,
     split_axis,
 )
@@ -198,7 +199,7 @@ def _same(x: Ranged, y: Ranged) -> bool:
 
 
 def _factor(x: Ranged, of: Ranged) -> float | None:
-    """The constant by which `of` is multiplied in x, if the two are alike; of equal values exactly 1."""
+    """The constant by which `of` is multiplied in x, if there is one; exactly 1 for equal values."""
     if x is of:
         return 1.0
     have, want = tuple(map(origin, x.axes)), tuple(map(origin, of.axes))
@@ -285,16 +286,10 @@ class ProgramValues:
 
     def floats(self, graph: KernelGraph, kernel: Kernel, dtype: str | None) -> _Weighted:
         """What computes the samples of a kernel's values."""
-        real, axes = dict(graph.extents), _axes_of(kernel)
-        small = {a: self.small.get(origin(a), min(real.get(origin(a), 1), REDUCED_EXTENT)) for a in axes}
-        weights = {origin(a): real[origin(a)] / n for a, n in small.items() if origin(a) in real}
-        return _Weighted(numpy, dtype, {a: range(n) for a, n in small.items()}, weights=weights)
-
-
-def _axes_of(kernel: Kernel) -> set[Axis]:
-    """Axes of its values, those that it sums over, and those of its grid."""
-    attributes = [v for op in kernel.ops for v in op.attributes.values() if isinstance(v, tuple)]
-    return set(kernel.grid).union(*(v.axes for v in (*kernel.loads, *kernel.ops)), *attributes)
+        origins = {a: origin(a) for a in mentioned_axes(kernel)}
+        small = {o: self.small.get(o, min(graph.sizes.get(o, 1), REDUCED_EXTENT)) for o in origins.values()}
+        weights = {o: graph.sizes[o] / n for o, n in small.items() if o in graph.sizes}
+        return _Weighted(numpy, dtype, {a: range(small[o]) for a, o in origins.items()}, weights=weights)
 
 
 def _of_type(dtype: str) -> Interval:
@@ -354,7 +349,7 @@ def out_of_range(reference: KernelGraph, candidate: KernelGraph) -> list[Narrowe
 
 @dataclass
 class _Seen:
-    """A candidate as far as it was looked at: its tensors' values, and which of them are parts of sums."""
+    """The kernels of a candidate seen so far: values of tensors, and which tensors are parts of sums."""
 
     own: ProgramValues
     candidate: KernelGraph
@@ -387,17 +382,16 @@ def _as_float16(x: Ranged) -> Ranged:
 def narrowed_operands(kernel: Kernel, op: Op, graph: KernelGraph) -> list[str]:
     """Operands that a matrix product casts to float16, since another one is a tensor of that type.
 
-    What XLA computes casts nothing, and neither does a product beside an input that 16 bits do not hold
+    What XLA computes casts nothing, and neither does a product with an input that 16 bits do not hold
     (`lower.triton.products.operand_type`).
     """
     if op.op != "dot" or isinstance(kernel, Library):
         return []
     read = {x.name: graph.tensors[x.tensor] for x in kernel.loads if x.name in op.args}
-    dtypes = {t.dtype for t in read.values()}
-    has_wide_input = any(t in graph.inputs and t.dtype not in NARROW for t in read.values())
-    if has_wide_input or dtypes.intersection(SIXTEEN_BIT_FLOATS) != {FLOAT16}:
-        return []
-    return [a for a in op.args if a not in read or read[a].dtype not in (FLOAT16, *SMALL_INTEGERS)]
+    narrow = {name for name, t in read.items() if t.dtype in NARROW}
+    has_wide_input = any(read[name] in graph.inputs for name in read.keys() - narrow)
+    floats = {read[name].dtype for name in narrow}.difference(SMALL_INTEGERS)
+    return [a for a in op.args if a not in narrow] if floats == {FLOAT16} and not has_wide_input else []
 
 
 def _unproven(own: ProgramValues, values: Mapping[str, Ranged], partial: set[str], name: str) -> str:
@@ -416,8 +410,8 @@ def _unproven(own: ProgramValues, values: Mapping[str, Ranged], partial: set[str
 
 
 def _partial(kernel: Kernel, tensors: set[str]) -> set[str]:
-    """Values of which a block has seen a part: sums over an axis of the loop in its body, or over an axis that is split
-    over the grid, and what is made of them. `tensors` are stored parts, which a sum over all parts makes whole.
+    """Values that a block has seen in part: sums over the loop's axis in its body, or over an axis that is split over
+    the grid, and all that depends on these. `tensors` are stored parts, which a sum over all parts makes whole.
     """
     split = {split_axis(origin(a)) for a in kernel.grid if is_part(a)}
     parts = {x.name for x in kernel.loads if x.tensor in tensors}
@@ -486,7 +480,7 @@ def equal_tensors(reference: KernelGraph, candidate: KernelGraph) -> dict[str, l
 
 def in_range(reference: KernelGraph, candidate: KernelGraph) -> KernelGraph:
     """The candidate with everything in float32 that is not known to fit into float16: tensors, and products, for which
-    the tensor beside is read through an `affine` that changes nothing, so that it counts as computed.
+    the other tensor is read through an `affine` that changes nothing, so that it counts as computed.
     """
     for _ in range(len(candidate.kernels) + 1):
         found = out_of_range(reference, candidate)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from mirage_jax.mugraph.graph import KernelGraph, Library, Load
+from mirage_jax.mugraph.graph import KernelGraph, Library, Load, renamed_axes
 
 POSITIVE = frozenset({"exp", "abs", "logistic"})
 KEEP_SIGN = frozenset({"mul", "div", "sum", "dot", "max"})  # of arguments that are not negative
@@ -101,7 +101,7 @@ class _Joiner:
             return k
         shape = self.made[log.tensor].result
         seen = dict(zip(log.axes, shape.axes, strict=True))
-        args = tuple(Load(str(n), x.tensor, tuple(seen[a] for a in x.axes)) for n, x in enumerate((total, m)))
+        args = tuple(Load(str(n), x.tensor, renamed_axes(x.axes, seen)) for n, x in enumerate((total, m)))
         joined = f"{log.tensor}_{m.tensor}"
         while joined in self.made and self.made[joined].loads != args:  # m may be read in several ways
             joined += "_"
@@ -150,6 +150,6 @@ def _is_plain(k: Library) -> bool:
 
 
 def _seen_from(reader: Load, k: Library, load: Load) -> Load:
-    """A load of kernel k, its axes named as `reader` names those of k's result."""
+    """A load of kernel k, its axes named as in `reader`, which reads k's result."""
     seen = dict(zip(k.result.axes, reader.axes, strict=True))
-    return replace(load, axes=tuple(seen[a] for a in load.axes))
+    return replace(load, axes=renamed_axes(load.axes, seen))

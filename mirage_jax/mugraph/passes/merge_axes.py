@@ -30,11 +30,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import pairwise
+from functools import partial
+from itertools import chain, pairwise
 from string import ascii_lowercase
 
 from mirage_jax.errors import GraphError, UnsupportedError
-from mirage_jax.mugraph.graph import Attr, Axis, Kernel, KernelGraph, Library, Load, Tensor, origin
+from mirage_jax.mugraph.graph import Attr, Axis, Kernel, KernelGraph, Library, Load, Tensor, origin, renamed_axes
 
 type NewAxes = Callable[[tuple[Axis, ...]], tuple[Axis, ...]]
 
@@ -72,7 +73,7 @@ def _bijection(source: tuple[Axis, ...], target: tuple[Axis, ...]) -> dict[Axis,
 
 def _renamed(k: Library, m: Mapping[Axis, Axis]) -> Library:
     """Rename every axis of a kernel; its loads read their tensors under the new names."""
-    return _over(k, lambda axes: tuple(m.get(a, a) for a in axes))
+    return _over(k, partial(renamed_axes, names=m))
 
 
 def _over(k: Library, new: NewAxes) -> Library:
@@ -97,14 +98,15 @@ def _graph_over(graph: KernelGraph, new: NewAxes, extents: Mapping[Axis, int]) -
 
 def separate_copies(graph: KernelGraph) -> KernelGraph:
     """Make every copy of an axis an axis of its own, in a graph of library operators."""
-    tensors = [a for t in graph.tensors.values() for a in t.axes]
-    used = dict.fromkeys(tensors + [a for k in graph.kernels for x in k.loads for a in x.axes])
+    used = dict.fromkeys(chain(*(t.axes for t in graph.tensors.values()), *(x.axes for x in _loads(graph))))
     names = (c for c in (*ascii_lowercase, *map("a{}".format, range(1, 1000))) if c not in graph.sizes)
     m = {a: next(names) for a in used if a != origin(a)}
-    if not m:
-        return graph
     extents = dict(graph.extents) | {new: graph.extent(old) for old, new in m.items()}
-    return _graph_over(graph, lambda axes: tuple(m.get(a, a) for a in axes), extents)
+    return _graph_over(graph, partial(renamed_axes, names=m), extents) if m else graph
+
+
+def _loads(graph: KernelGraph) -> Iterator[Load]:
+    return chain.from_iterable(k.loads for k in graph.kernels)
 
 
 def merge_axes(graph: KernelGraph) -> KernelGraph:
@@ -133,13 +135,17 @@ def _has_copies(graph: KernelGraph, a: Axis, b: Axis) -> bool:
 
 def _keeps_together(graph: KernelGraph, k: Kernel, a: Axis, b: Axis) -> bool:
     """Decide whether no load renames one of the axes and no operator tells them apart."""
-    for load in k.loads:
-        names = zip(graph.tensors[load.tensor].axes, load.axes, strict=True)
-        if any(x != y and not {a, b}.isdisjoint((x, y)) for x, y in names):
-            return False
-    together = all((a in op.axes) == (b in op.axes) for op in k.ops)
     values = (v for op in k.ops for v in op.attributes.values())
-    return together and not any(_parts(v, a, b) for v in values)
+    return (
+        not any(_renames(graph, load, a, b) for load in k.loads)
+        and all((a in op.axes) == (b in op.axes) for op in k.ops)
+        and not any(_parts(v, a, b) for v in values)
+    )
+
+
+def _renames(graph: KernelGraph, load: Load, a: Axis, b: Axis) -> bool:
+    names = zip(graph.tensors[load.tensor].axes, load.axes, strict=True)
+    return any(x != y and not {a, b}.isdisjoint((x, y)) for x, y in names)
 
 
 def _parts(value: Attr, a: Axis, b: Axis) -> bool:

@@ -16,7 +16,7 @@ So a kernel whose loop has bounds because of sentinels has two forms:
 Each block runs the first, looks at its `guards`, and runs the second if a maximum is not above its bound. A guard on a
 tensor that the loop reads in steps (the backward pass reads the maxima of all rows) is about all of that tensor, and is
 looked at first. So a kernel with loop bounds computes the same as the kernel without them, on any data.
-`verify.equivalence.certificate` says what is proven of both forms.
+`verify.equivalence.certificate` describes the proof for both forms.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def masks_of(kernel: BlockGraph) -> tuple[Op, ...]:
 
 
 def masks_among(ops: Sequence[Op], stored: Collection[str]) -> tuple[Op, ...]:
-    """The same for operators of which it is not known yet when they run: for estimates."""
+    """Do the same before it is known when operators run: for estimates."""
     return _Sentinels(ops, stored, lambda _: True).with_masks()
 
 
@@ -156,18 +156,17 @@ class _Sentinels:
         return found
 
     def _bounds_of_use(self, user: Op, name: str, value: Fraction) -> Mapping[str, Fraction] | None:
-        scale = Fraction(_number(user, "scale", 1))
+        scale, offset = Fraction(_number(user, "scale", 1)), Fraction(_number(user, "offset", 0))
         bound = scale * value / 2  # halfway: what is above it is as far from the sentinel as from zero
-        is_first = user.args[:1] == (name,) and name not in user.args[1:]
+        place = user.args.index(name) if user.args.count(name) == 1 else None
         vanishes = scale > 0 and bound <= VANISHING_EXPONENT
-        match user.op:
-            case "shift" if is_first and vanishes and self.is_seen(user.name):
-                return {user.name: bound}
-            case "exps" if is_first and vanishes and self.is_seen(user.args[1]):
-                return {user.args[1]: bound}
-            case "exp" if vanishes and scale * value + Fraction(_number(user, "offset", 0)) <= VANISHING_EXPONENT:
+        match user.op, place:
+            case (("shift" | "exps"), 0) if vanishes:
+                shift = user.name if user.op == "shift" else user.args[1]
+                return {shift: bound} if self.is_seen(shift) else None
+            case "exp", _ if vanishes and scale * value + offset <= VANISHING_EXPONENT:
                 return {}
-            case "mask" | "where" if user.args.count(name) == 1 and user.args[1] == name:
+            case (("mask" | "where"), 1):
                 return self._bounds(user.name, value)
             case _:
                 return None

@@ -32,14 +32,15 @@ class ThreadGraph:
 def thread_graphs(kernel: BlockGraph) -> tuple[ThreadGraph, ...]:
     """Form the thread graphs of a kernel, in order of their first operators."""
     pointwise = {op.name: op for op in kernel.ops if operator(op.op).pointwise and op.args}
-    order = {name: n for n, name in enumerate(pointwise)}
+    order = list(pointwise)
     groups = {name: [name] for name in pointwise}  # all members of a group share one list
     for op in pointwise.values():
         for a in op.args:
-            if a in pointwise and kernel.stages[a] == kernel.stages[op.name] and groups[a] is not groups[op.name]:
-                merged = sorted(groups[a] + groups[op.name], key=order.__getitem__)
+            if a in pointwise and kernel.stages[a] == kernel.stages[op.name]:
+                merged = sorted({*groups[a], *groups[op.name]}, key=order.index)
                 groups |= dict.fromkeys(merged, merged)
-    return tuple(_thread_graph(kernel, group, pointwise) for name, group in groups.items() if group[0] == name)
+    first = {id(group): group for group in groups.values()}  # in order of first operators
+    return tuple(_thread_graph(kernel, group, pointwise) for group in first.values())
 
 
 def _thread_graph(kernel: BlockGraph, group: list[str], pointwise: Mapping[str, Op]) -> ThreadGraph:
