@@ -268,9 +268,10 @@ class _Block:
         kernel, stages = self.kernel, self.kernel.stages
         here = self.domain.within(self.ranges)
         env = {x.name: here.load(self.tensors[x.tensor], x.axes) for x in kernel.loads if not stages[x.name].body}
+        straight = [op for op in kernel.ops if not stages[op.name].body and op.op not in ACCUMULATORS]
         for depth in range(max((s.depth for s in stages.values()), default=0) + 1):
-            for op in kernel.ops:
-                if stages[op.name] == Stage(depth, body=False) and op.op not in ACCUMULATORS:
+            for op in straight:
+                if stages[op.name].depth == depth:
                     env[op.name] = _apply(here, op, env)
             env |= self._loop(depth, env)
         self._store(here, self.ranges, env, [s.value for s in kernel.stores if not stages[s.value].body])

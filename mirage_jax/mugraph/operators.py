@@ -1,8 +1,9 @@
 """The table of operators: one record each, read by everybody.
 
-To add an operator, add a record here; checker, evaluators, verifier, cost model, portable and Triton lowerings pick
-it up. Others ask for an operator by name only where they treat it specially: accumulators, whose meaning is the loop
-itself, products, masks, exponentials and logarithms.
+To add an operator, add a record here (`OpDef`, or `Function` for a pointwise function that proofs need not know).
+Checker, evaluators, verifier, exact check, cost model, portable and Triton lowerings pick it up;
+`tests/mugraph/test_operators.py` adds one from outside. Others ask for an operator by name only where they treat it
+specially: accumulators, whose meaning is the loop itself, products, masks, exponentials and logarithms.
 
 Scalars ride for free: pointwise unary operators act on ``scale * x + offset``, `add` on ``ca * x + cb * y``.
 Fractions are exact.

@@ -433,9 +433,8 @@ def band(c: Condition, n: Axis, i: Axis) -> Band:
         case Cut(form, bound) if dict(form) == {n: -1, i: 1}:
             return -bound, None
         case Every(parts):
-            bands = [band(part, n, i) for part in parts]
-            lows, highs = [low for low, _ in bands if low is not None], [high for _, high in bands if high is not None]
-            return max(lows, default=None), min(highs, default=None)
+            lows, highs = zip((None, None), *(band(part, n, i) for part in parts), strict=True)
+            return max(_finite(lows), default=None), min(_finite(highs), default=None)
         case Some(parts):
             return hull(band(part, n, i) for part in parts)
         case _:
@@ -451,8 +450,12 @@ def hull(bands: Iterable[Band]) -> Band:
 
 
 def _unless_unbounded(extreme: Callable[[list[int]], int], ends: Sequence[int | None]) -> int | None:
-    finite = [end for end in ends if end is not None]
+    finite = _finite(ends)
     return extreme(finite) if len(finite) == len(ends) else None
+
+
+def _finite(ends: Iterable[int | None]) -> list[int]:
+    return [end for end in ends if end is not None]
 
 
 def is_band(c: Condition, n: Axis, i: Axis) -> bool:

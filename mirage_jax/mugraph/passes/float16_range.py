@@ -389,9 +389,10 @@ def narrowed_operands(kernel: Kernel, op: Op, graph: KernelGraph) -> list[str]:
         return []
     read = {x.name: graph.tensors[x.tensor] for x in kernel.loads if x.name in op.args}
     narrow = {name for name, t in read.items() if t.dtype in NARROW}
-    has_wide_input = any(read[name] in graph.inputs for name in read.keys() - narrow)
     floats = {read[name].dtype for name in narrow}.difference(SMALL_INTEGERS)
-    return [a for a in op.args if a not in narrow] if floats == {FLOAT16} and not has_wide_input else []
+    if floats != {FLOAT16} or any(read[name] in graph.inputs for name in read.keys() - narrow):
+        return []
+    return [a for a in op.args if a not in narrow]
 
 
 def _unproven(own: ProgramValues, values: Mapping[str, Ranged], partial: set[str], name: str) -> str:
