@@ -387,8 +387,8 @@ class FieldDomain:
         p = _joined(shape, where, [x.p for x in values])
         qs = _all_given([x.q for x in values])
         sets = _all_given([x.among for x in values])
-        q = qs and _joined(shape, where, qs)
-        among = sets and (sets[0][0], _pasted(shape, where, [s for _, s in sets]))
+        q = _joined(shape, where, qs) if qs else None
+        among = (sets[0][0], _pasted(shape, where, [s for _, s in sets])) if sets else None
         return Pair(tensor.axes, p, q, values[0].fact, among)
 
     # --- operators
