@@ -6,12 +6,26 @@ from typing import Any
 
 import jax
 import pytest
+from lower.kernels import PROGRAMS
 
 from mirage_jax.compiler.specialization import specialized
-from mirage_jax.hardware import gpus
-from mirage_jax.hardware.device_model import DEVICES, device_for
-from mirage_jax.hardware.gpus import CAPABILITIES, GPUS, Clocks, capability_of, clocks_of, facts, named, shared_limit
+from mirage_jax.cost.roofline import kernel_estimate
+from mirage_jax.hardware import device_model, gpus
+from mirage_jax.hardware.device_model import DEVICES, device_for, register
+from mirage_jax.hardware.gpus import (
+    CAPABILITIES,
+    GPUS,
+    Clocks,
+    Facts,
+    Gpu,
+    capability_of,
+    clocks_of,
+    facts,
+    named,
+    shared_limit,
+)
 from mirage_jax.lower.runtime import aot
+from mirage_jax.mugraph.graph import BlockGraph
 
 
 @pytest.fixture(autouse=True)
@@ -176,3 +190,20 @@ def test_an_unknown_gpu_has_the_clocks_that_its_driver_says(monkeypatch) -> None
 def test_a_known_gpu_asks_nobody(monkeypatch) -> None:
     monkeypatch.setattr(gpus, "clocks_of", None)
     assert device_for(FAKE["H200"][0]) is DEVICES["H200"]
+
+
+def test_a_device_is_added_by_one_record(monkeypatch) -> None:
+    """Of a new compute capability: its limits, its peaks, the cost model, and what a kernel costs there."""
+    monkeypatch.setattr(gpus, "GPUS", {**GPUS})
+    monkeypatch.setattr(device_model, "DEVICES", {**DEVICES})
+    monkeypatch.setitem(CAPABILITIES, 150, Facts(300, 64, 16384, 8192, 60e9, reads_together=True))
+    z100 = Gpu(150, 200, 2e9, 6e12, 12e12, 3e15, 1e15, 50e12, shared_limit(150))
+    register("Z100", z100)
+    device = device_for(gpu("NVIDIA Z100 SXM", "15.0", 200))
+    assert (device.name, device.blocks, device.shared_bytes, device.wgmma) == ("Z100", 200, 300 * KIB, False)
+    assert device_for(gpu("NVIDIA Z100 MIG", "15.0", 50)).bandwidth == pytest.approx(device.bandwidth / 4)
+    program = PROGRAMS["rmsnorm"]()
+    (kernel,), (sizes,) = program.graph.kernels, program.schedule.kernels
+    assert isinstance(kernel, BlockGraph)
+    here, there = (kernel_estimate(kernel, program.graph, sizes, {}, d) for d in (device, DEVICES["T4"]))
+    assert here < there

@@ -19,7 +19,7 @@ from mirage_jax.bench.programs import BenchProgram, program
 from mirage_jax.compiler.tuning import tile_variants
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.mugraph.check import check_schedule
-from mirage_jax.mugraph.domains.floats import numpy_dtype
+from mirage_jax.mugraph.dtypes import numpy_dtype
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import Kernel, KernelGraph, KernelSchedule, Schedule, is_part
 from mirage_jax.mugraph.passes.merge_axes import simplify_axes

@@ -45,7 +45,8 @@ from mirage_jax.jaxpr_frontend.capture.lowering import WholeProgram
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.lower.runtime.launch import sources
 from mirage_jax.mugraph import evaluate
-from mirage_jax.mugraph.domains.floats import FLOATS, is_float, numpy_dtype, random_integers
+from mirage_jax.mugraph.domains.floats import random_integers
+from mirage_jax.mugraph.dtypes import FLOATS, is_float, numpy_dtype
 from mirage_jax.mugraph.footprint import footprint
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Library, Schedule, is_part
 from mirage_jax.mugraph.parser import parse

@@ -13,7 +13,7 @@ from types import MappingProxyType
 import ml_dtypes
 import numpy as np
 
-from mirage_jax.mugraph.domains.floats import is_float
+from mirage_jax.mugraph.dtypes import is_float
 
 type Array = np.ndarray
 

@@ -22,7 +22,7 @@ from mirage_jax.errors import UnsupportedError
 from mirage_jax.jaxpr_frontend import jax_compat
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, Literal
 from mirage_jax.jaxpr_frontend.partition.program import FlatEqn, flatten, read
-from mirage_jax.mugraph.domains.floats import is_float, is_narrow
+from mirage_jax.mugraph.dtypes import is_float, is_sixteen_bit_float
 
 type Array = np.ndarray
 
@@ -67,7 +67,7 @@ class Noise:
             return 0.0
         if self.tf32 and eqn.params["precision"] is None and all(a.dtype == np.float32 for a in eqn.in_avals):
             return TF32
-        return max(float(ml_dtypes.finfo(a.dtype).eps) if is_narrow(a.dtype) else 0.0 for a in eqn.in_avals)
+        return max(float(ml_dtypes.finfo(a.dtype).eps) if is_sixteen_bit_float(a.dtype) else 0.0 for a in eqn.in_avals)
 
     def operands(self, eqn: FlatEqn, xs: list[Array]) -> list[Array]:
         """Disturb the operands of a product."""

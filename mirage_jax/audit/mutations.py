@@ -158,7 +158,7 @@ def as_whole(kernel: Kernel) -> BlockGraph:
     if any(map(is_part, block.grid)):
         return block
     ops = tuple(Op(o.name, "affine", o.args[:1], o.axes) if o.op in ACCUMULATORS else o for o in block.ops)
-    return replace(block, grid=(), loop=None, span=None, ops=ops)
+    return replace(block, grid=(), loop=None, loop_bounds=None, ops=ops)
 
 
 def _replaced(graph: KernelGraph, n: int, block: BlockGraph, i: int, new: Term) -> KernelGraph:
@@ -587,16 +587,16 @@ def _index_of_the_tile(p: Place) -> Iterator[Term]:
         yield term("affine", like(p.op), scale=ZERO)
 
 
-def _other_span(graph: KernelGraph) -> Iterator[Edit]:
+def _other_loop_bounds(graph: KernelGraph) -> Iterator[Edit]:
     for n, kernel in enumerate(graph):
         if isinstance(kernel, Library) or kernel.loop is None:
             continue
         rows = [a for a in kernel.grid if not is_part(a)]
-        for new in _spans(kernel.span, rows):
-            yield partial(with_kernel, graph, n, replace(kernel, span=new))
+        for new in _changed_loop_bounds(kernel.loop_bounds, rows):
+            yield partial(with_kernel, graph, n, replace(kernel, loop_bounds=new))
 
 
-def _spans(span: LoopBounds | None, rows: Sequence[Axis]) -> Iterator[LoopBounds]:
+def _changed_loop_bounds(span: LoopBounds | None, rows: Sequence[Axis]) -> Iterator[LoopBounds]:
     if span is None:  # steps are left out where none may be
         yield from (LoopBounds(a, *bounds) for a in rows for bounds in ((None, 0), (-1, 1)))
         return
@@ -669,7 +669,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("S7", "a use of the running shift reads another", operators(_other_shift)),
     Mutation("S8", "f(acc x) -> acc f(x)", operators(_into_the_loop)),
     Mutation("S9", "the index inside the tile for the index of the axis", operators(_index_of_the_tile)),
-    Mutation("S11", "a span too short, mirrored or around another axis", _other_span),
+    Mutation("S11", "a span too short, mirrored or around another axis", _other_loop_bounds),
     Mutation("S12", "masked elements are 0 for -inf, or another number", operators(_other_padding)),
 )
 

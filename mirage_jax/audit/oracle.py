@@ -16,7 +16,8 @@ from functools import cached_property
 import numpy as np
 
 from mirage_jax.errors import GraphError
-from mirage_jax.mugraph.domains.floats import FLOATS, FloatDomain, NamedArray, numpy_dtype, random_integers
+from mirage_jax.mugraph.domains.floats import FloatDomain, NamedArray, random_integers
+from mirage_jax.mugraph.dtypes import FLOATS, numpy_dtype
 from mirage_jax.mugraph.evaluate import evaluate, part_length
 from mirage_jax.mugraph.graph import Axis, KernelGraph, KernelSchedule, Schedule, is_part
 from mirage_jax.verify.floats.gate import float_gate

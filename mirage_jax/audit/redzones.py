@@ -26,7 +26,7 @@ from mirage_jax.jaxpr_frontend import jax_compat
 from mirage_jax.lower.runtime.launch import NUMPY_TYPES, call_kernel, check_shapes, launches
 from mirage_jax.lower.triton.emitter import DEFAULT_OPTIONS, EmitOptions, KernelSource
 from mirage_jax.lower.triton.two_forms import arguments
-from mirage_jax.mugraph.domains.floats import is_float
+from mirage_jax.mugraph.dtypes import is_float
 from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule
 
 ZONE = 1 << 14  # bytes on each side; a multiple of what loads are aligned to

@@ -318,19 +318,20 @@ def _looped(graph: KernelGraph) -> Iterator[Edit]:
 def _smaller_grid(graph: KernelGraph) -> Iterator[Edit]:
     for n, kernel in enumerate(graph):
         if isinstance(kernel, BlockGraph):
-            needed = kernel.span and kernel.span.axis
+            needed = kernel.loop_bounds and kernel.loop_bounds.axis
             grids = [tuple(b for b in kernel.grid if b != a) for a in kernel.grid if not is_part(a) and a != needed]
             grids += [kernel.grid[::-1]] if len(kernel.grid) > 1 else []
             yield from (partial(with_kernel, graph, n, replace(kernel, grid=grid)) for grid in grids)
 
 
-def _longer_span(graph: KernelGraph) -> Iterator[Edit]:
+def _wider_loop_bounds(graph: KernelGraph) -> Iterator[Edit]:
     for n, kernel in enumerate(graph):
-        if isinstance(kernel, BlockGraph) and kernel.span is not None:
-            low, high = kernel.span.low, kernel.span.high
-            longer = replace(kernel.span, low=None if low is None else low - 1, high=None if high is None else high + 1)
-            yield partial(with_kernel, graph, n, replace(kernel, span=longer))
-            yield partial(with_kernel, graph, n, replace(kernel, span=None))
+        if isinstance(kernel, BlockGraph) and kernel.loop_bounds is not None:
+            low, high = kernel.loop_bounds.low, kernel.loop_bounds.high
+            low, high = None if low is None else low - 1, None if high is None else high + 1
+            wider = replace(kernel.loop_bounds, low=low, high=high)
+            yield partial(with_kernel, graph, n, replace(kernel, loop_bounds=wider))
+            yield partial(with_kernel, graph, n, replace(kernel, loop_bounds=None))
 
 
 # --- identities that the verifier misses
@@ -396,7 +397,7 @@ REWRITES: tuple[Rewrite, ...] = (
     _rewrite("a library operator as a kernel", _as_kernel),
     _rewrite("a sum over a loop", _looped),
     _rewrite("another grid", _smaller_grid),
-    _rewrite("a longer span, or none", _longer_span),
+    _rewrite("a longer span, or none", _wider_loop_bounds),
     _rewrite("logistic x = 1 / (1 + exp -x)", operators(_logistic), OPAQUE.format("logistic")),
     _rewrite("max 2 x = 2 max x", operators(_max_of_positive_multiple), OPAQUE.format("max")),
     _rewrite("where(c, x, y) = where(not c, y, x)", operators(_negated_condition), OPAQUE.format("where")),

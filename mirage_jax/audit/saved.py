@@ -28,7 +28,7 @@ from mirage_jax.jaxpr_frontend.partition.regions import partition
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.mirage_import.file import SavedGraph, read_mirage_json
 from mirage_jax.mirage_import.graphs import import_graph
-from mirage_jax.mugraph.domains.floats import numpy_dtype
+from mirage_jax.mugraph.dtypes import numpy_dtype
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.passes.merge_axes import separate_copies, sink_renames
 from mirage_jax.verify.equivalence.certificate import certify

@@ -48,7 +48,7 @@ from mirage_jax.jaxpr_frontend.capture.lowering import WholeProgram
 from mirage_jax.jaxpr_frontend.partition.regions import MAX_REGION_OPERATORS
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.mugraph.check import check_graph, check_schedule
-from mirage_jax.mugraph.domains.floats import numpy_dtype
+from mirage_jax.mugraph.dtypes import numpy_dtype
 from mirage_jax.mugraph.footprint import footprint
 from mirage_jax.mugraph.graph import KernelGraph, Schedule
 from mirage_jax.mugraph.parser import parse

@@ -24,7 +24,7 @@ from mirage_jax.errors import in_one_line
 from mirage_jax.gpu_lock import gpu_lock
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.mugraph import evaluate
-from mirage_jax.mugraph.domains.floats import is_float, numpy_dtype
+from mirage_jax.mugraph.dtypes import is_float, numpy_dtype
 from mirage_jax.mugraph.footprint import footprint
 from mirage_jax.mugraph.graph import KernelGraph, Library, Op
 from mirage_jax.mugraph.operators import COMPARISONS
@@ -112,7 +112,7 @@ class Accuracy:
             for r, x in zip(reference, found, strict=True):
                 if wrong := gate.misread(r, x, self.narrowest):
                     return wrong
-        skips = any(k.span for k in winner.graph)
+        skips = any(k.loop_bounds for k in winner.graph)
         compare = partial(gate.float_gate, kinds=kinds, spread=spread, skips=skips, unit=self.unit)
         reasons: list[str] = []
         for noise, written in self._allowances(values, inputs, reference):

@@ -34,7 +34,8 @@ from mirage_jax.interruptible import spread
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.lower.runtime import launch
 from mirage_jax.mugraph.check import check_graph
-from mirage_jax.mugraph.footprint import BYTES, Footprint, footprint
+from mirage_jax.mugraph.dtypes import BYTES
+from mirage_jax.mugraph.footprint import Footprint, footprint
 from mirage_jax.mugraph.graph import Library, Tensor
 from mirage_jax.search import candidates
 from mirage_jax.search.candidates import Candidate

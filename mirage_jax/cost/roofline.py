@@ -32,9 +32,9 @@ import numpy as np
 
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.hardware.gpus import MAX_THREAD_REGISTERS, WGMMA_ROWS
-from mirage_jax.mugraph.footprint import BYTES, iteration_spaces
+from mirage_jax.mugraph.dtypes import BYTES, SIXTEEN_BIT_FLOATS
+from mirage_jax.mugraph.footprint import iteration_spaces
 from mirage_jax.mugraph.graph import (
-    SIXTEEN_BIT_FLOATS,
     Axis,
     BlockGraph,
     KernelGraph,
@@ -119,7 +119,7 @@ class Outline:
     reads: tuple[Read, ...]
     work: tuple[Work, ...]
     writes: tuple[tuple[Axes, int], ...]
-    span: LoopBounds | None = None
+    loop_bounds: LoopBounds | None = None
 
     @property
     def divided(self) -> Axes:
@@ -160,7 +160,7 @@ def outline(kernel: BlockGraph, graph: KernelGraph) -> Outline:
         sums = op.op == "acc" and op.args[0] in products
         work.append(Work(space, op.axes, flops, in_body, own, narrow, sums))
     writes = tuple((s.tensor.axes, BYTES[s.tensor.dtype]) for s in kernel.stores)
-    return Outline(kernel.grid, kernel.loop, reads, tuple(work), writes, kernel.span)
+    return Outline(kernel.grid, kernel.loop, reads, tuple(work), writes, kernel.loop_bounds)
 
 
 def _forgives(kernel: BlockGraph, name: str) -> bool:
@@ -308,14 +308,14 @@ def terms(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], N
 
 
 def _share(o: Outline, extent: Callable[[Axis], Number], tile: Callable[[Axis], Number], math_: Any) -> Number:
-    """The part of the loop's steps that its span leaves: that of the block in the middle stands for all."""
-    if o.loop is None or o.span is None:
+    """The part of the loop's steps that its loop bounds leave: that of the block in the middle stands for all."""
+    if o.loop is None or o.loop_bounds is None:
         return 1
-    rows, part = o.span.axis, part_axis(o.loop)
+    rows, part = o.loop_bounds.axis, part_axis(o.loop)
     whole = extent(o.loop) * (extent(part) if part in o.grid else 1)
     middle, half = extent(rows) / 2, math_.minimum(tile(rows), extent(rows)) / 2
-    end = whole if o.span.high is None else math_.minimum(middle + half + o.span.high, whole)
-    start = 0 if o.span.low is None else math_.maximum(middle - half + o.span.low, 0)
+    end = whole if o.loop_bounds.high is None else math_.minimum(middle + half + o.loop_bounds.high, whole)
+    start = 0 if o.loop_bounds.low is None else math_.maximum(middle - half + o.loop_bounds.low, 0)
     return math_.minimum(math_.maximum(end - start, tile(o.loop)) / whole, 1)
 
 

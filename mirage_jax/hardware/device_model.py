@@ -56,9 +56,18 @@ def of_gpu(name: str, gpu: gpus.Gpu) -> DeviceModel:
 
 
 DEVICES: dict[str, DeviceModel] = {
-    **{name: of_gpu(name, gpu) for name, gpu in gpus.GPUS.items()},
     "CPU": DeviceModel("CPU", 2, 1.2e10, 4e10, 8e10, 8e10, 4e9, 2e-6, 2e-6, 1 << 20, math.inf, is_gpu=False),
 }
+
+
+def register(name: str, gpu: gpus.Gpu) -> None:
+    """Add a GPU by the name that its `device_kind` contains, as ``"H200"``."""
+    gpus.GPUS[name] = gpu
+    DEVICES[name] = of_gpu(name, gpu)
+
+
+for _name, _gpu in tuple(gpus.GPUS.items()):
+    register(_name, _gpu)
 
 
 def device_for(device: Any) -> DeviceModel:
@@ -66,5 +75,5 @@ def device_for(device: Any) -> DeviceModel:
     gpu = gpus.describe(device)
     if gpu is None:
         return DEVICES["CPU"]
-    found = (DEVICES[name] for name, known in gpus.GPUS.items() if known == gpu)
+    found = (DEVICES[name] for name, other in gpus.GPUS.items() if other == gpu)
     return next(found, of_gpu(device.device_kind, gpu))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ KIB, MIB = 1 << 10, 1 << 20
 
 # Of all GPUs since Volta (CUDA Programming Guide, Compute Capabilities, "Memory Information per Compute Capability").
 REGISTERS = 65536  # 32-bit registers of one processor
-MAX_THREAD_REGISTERS = 255  # of them, of one thread at most
+MAX_THREAD_REGISTERS = 255  # most that one thread can have
 SHARED_BYTES_PER_CYCLE = 128  # bytes that the shared memory of one processor delivers in a cycle
 
 WGMMA_ROWS = 64  # rows of a warpgroup's matrix instruction
@@ -26,13 +26,13 @@ BARRIER_BYTES = 1 * KIB  # bytes of shared memory that are left for barriers whe
 SURE_L2_BYTES = 40 * MIB  # that blocks of any order find in the last-level cache of A100 and later large GPUs
 COLD_BYTES = 240 * MIB  # of input sets after which none is in any last-level cache: the largest has 126 MiB
 
-# A large GPU, to which programs are cut on all devices alike: FLOP/s of 16-bit products, bytes/s.
+# A large GPU, to which programs are cut on every device: FLOP/s of 16-bit products, bytes/s.
 LARGE_FLOPS, LARGE_BANDWIDTH = 7e14, 3.3e12
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Limits and rates of one compute capability. Rates are those of its slowest known product."""
+    """Limits and rates of one compute capability. Rates belong to its slowest known product."""
 
     shared: int  # KiB of shared memory that one block may have, if it asks for it
     warps: int  # that are on one processor at a time
@@ -44,10 +44,10 @@ class Facts:
 
 
 # Shared memory and warps: CUDA Programming Guide 13, Compute Capabilities, "Device and Streaming Multiprocessor
-# Information" and "Memory Information per Compute Capability", for Volta that of version 12. Rates: vendor's data of
+# Information" and "Memory Information per Compute Capability", for Volta version 12. Rates: vendor's data of
 # V100, T4, A100, A10, Jetson Orin, L4, H100 PCIe, B200, B300, Jetson Thor, RTX PRO 6000 and GB10; products for games
 # have half the rate of matrix products, which is what stands here.
-CAPABILITIES: Mapping[int, Facts] = {
+CAPABILITIES: dict[int, Facts] = {
     70: Facts(96, 64, 1024, 128, 11e9),
     75: Facts(64, 32, 512, 128, 8e9),
     80: Facts(163, 64, 2048, 1024, 14e9),
@@ -88,6 +88,7 @@ class Gpu:
 
     @property
     def facts(self) -> Facts:
+        """Limits and rates of its compute capability."""
         return facts(self.capability)
 
     @property
@@ -136,7 +137,7 @@ def _peaks(capability: int, processors: int, clock: float, bandwidth: float, mat
 
 # The H200 is measured (bandwidth counts bytes read plus written), A100, H100 and B200 are near to it in kind; of all
 # others there is only the vendors' data.
-GPUS: Mapping[str, Gpu] = {
+GPUS: dict[str, Gpu] = {
     "A100": Gpu(80, 108, 1.4e9, 1.4e12, 5e12, 280e12, 70e12, 15e12, shared_limit(80)),
     "H100": Gpu(90, 132, 1.7e9, 2.9e12, 8e12, 700e12, 350e12, 25e12, shared_limit(90)),
     "H200": Gpu(90, 132, 1.7e9, 4.3e12, 9e12, 780e12, 390e12, 25e12, shared_limit(90)),
@@ -218,12 +219,12 @@ def clocks_of(ordinal: int | None, load: Callable[[str], Any] = ctypes.CDLL) -> 
         if ordinal is None or driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), ctypes.c_int(ordinal)):
             return Clocks()
 
-        def ask(attribute: int) -> float:
+        def _ask(attribute: int) -> float:
             value = ctypes.c_int()
             failed = driver.cuDeviceGetAttribute(ctypes.byref(value), ctypes.c_int(attribute), device)
             return 0.0 if failed else float(value.value)
 
-        memory = 1e3 * ask(MEMORY_CLOCK_RATE) * 2 * ask(BUS_WIDTH) / 8
-        return Clocks(1e3 * ask(CLOCK_RATE), memory)
+        memory = 1e3 * _ask(MEMORY_CLOCK_RATE) * 2 * _ask(BUS_WIDTH) / 8
+        return Clocks(1e3 * _ask(CLOCK_RATE), memory)
     except (OSError, AttributeError):  # no driver, or not this one
         return Clocks()

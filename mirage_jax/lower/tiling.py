@@ -16,6 +16,7 @@ from math import prod
 
 from mirage_jax.errors import LoweringError, UnsupportedError
 from mirage_jax.hardware.gpus import SURE_L2_BYTES, WGMMA_ROWS
+from mirage_jax.mugraph.dtypes import BYTES
 from mirage_jax.mugraph.graph import (
     Axis,
     BlockGraph,
@@ -38,8 +39,6 @@ MAX_PERMUTED = 6  # axes up to which every order of tile dimensions is tried
 ACROSS_WARPS_COST = 1.5  # a reduction of rows goes through all warps; a transposed load costs 1
 RIGHT_OPERAND_COST = 2.0  # a right operand comes from shared memory, a left one from registers
 L2_GROUP_BLOCKS = 8  # blocks along the fastest grid axis that share the operands of the next one while they are in L2
-
-BYTES: Mapping[str, int] = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i32": 4, "i8": 1, "u8": 1, "bool": 1}
 
 
 def ceil_div(n: int, d: int) -> int:
@@ -273,7 +272,7 @@ class Tiling:
     def programs(self) -> tuple[tuple[Axis, int], ...]:
         """Grid axes with their number of blocks, fastest first: blocks that share the most bytes are neighbours."""
         count = {a: self._blocks(a) for a in self.kernel.grid}
-        last = self.kernel.span.axis if self.kernel.span is not None and self.by_length else None
+        last = self.kernel.loop_bounds.axis if self.kernel.loop_bounds is not None and self.by_length else None
         return tuple(
             sorted(
                 count.items(),
@@ -287,7 +286,7 @@ class Tiling:
         loads = {load.tensor: load.axes for load in self.kernel.loads if self.kernel.loop in load.axes}
         tensors = self.graph.tensors
         read = sum(BYTES[tensors[t].dtype] * prod(self.axes[a].full for a in axes) for t, axes in loads.items())
-        return self.kernel.span is not None and read <= SURE_L2_BYTES
+        return self.kernel.loop_bounds is not None and read <= SURE_L2_BYTES
 
     def _blocks(self, axis: Axis) -> int:
         return self.axes[axis].full if is_part(axis) else self.axes[axis].count

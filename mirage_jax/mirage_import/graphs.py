@@ -31,10 +31,9 @@ from mirage_jax.mirage_import.factors import Dim, Dims, Factors
 from mirage_jax.mirage_import.file import Json, SavedBlock, SavedGraph, SavedOp, SavedTensor, read_mirage_json
 from mirage_jax.mirage_import.rules import ImportedValue, Sketch, apply, require_shape
 from mirage_jax.mugraph.check import check_graph, check_schedule
+from mirage_jax.mugraph.dtypes import FLOATS
 from mirage_jax.mugraph.graph import Axis, KernelGraph, Schedule, Tensor
 from mirage_jax.mugraph.passes.merge_axes import divide_axes
-
-DTYPES = ("f16", "bf16", "f32", "f64")
 
 
 @dataclass(frozen=True)
@@ -151,8 +150,8 @@ class _Translation:
             self._predefined(op)
 
     def _device(self, op: SavedOp, tensor: SavedTensor, name: str, dims: Dims) -> DeviceTensor:
-        if tensor.dtype not in DTYPES:
-            raise UnsupportedError(f"{op.where}: type {tensor.dtype}; muGraphs here have {', '.join(DTYPES)}")
+        if tensor.dtype not in FLOATS:
+            raise UnsupportedError(f"{op.where}: type {tensor.dtype}; muGraphs here have {', '.join(FLOATS)}")
         device = self.devices[tensor.guid] = DeviceTensor(name, dims, tensor.dtype)
         return device
 

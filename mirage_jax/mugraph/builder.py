@@ -25,6 +25,7 @@ def axes_of(text: Axes) -> tuple[Axis, ...]:
 
 
 def tensor(name: str, axes: Axes, dtype: str = "f32") -> Tensor:
+    """Describe a tensor: ``tensor("X", "i,k")``."""
     return Tensor(name, axes_of(axes), dtype)
 
 
@@ -67,6 +68,7 @@ class KernelBuilder:
         return load.name
 
     def op(self, op: str, *args: str, name: str = "", **attrs: Given) -> str:
+        """Append an operator; returns the name of its value, whose axes are inferred."""
         canonical = attributes(attrs)
         axes = operator(op).infer(tuple(self._axes[a] for a in args), dict(canonical))
         node = Op(name or self._fresh(), op, args, axes, canonical)
@@ -79,9 +81,11 @@ class KernelBuilder:
         return self._axes[value]
 
     def store(self, target: Tensor, value: str) -> None:
+        """Save a value to a tensor."""
         self._stores.append(Store(target, value))
 
     def build(self) -> BlockGraph:
+        """Return the kernel."""
         return BlockGraph(self._name, self._grid, self._loop, tuple(self._loads), tuple(self._ops), tuple(self._stores))
 
     def _fresh(self) -> str:

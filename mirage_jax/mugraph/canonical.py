@@ -39,31 +39,38 @@ class _CanonicalNames:
         self.tensors: dict[str, str] = {}
 
     def axis(self, axis: Axis) -> Axis:
+        """Rename an axis, with its marks of copies and parts."""
         found = _AXIS.fullmatch(axis)
         base, suffix = (found[1], found[2]) if found else (axis, "")
         return self.axes.setdefault(base, f"a{len(self.axes)}") + suffix
 
     def all(self, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        """Rename several axes."""
         return tuple(self.axis(a) for a in axes)
 
     def tensor(self, t: Tensor) -> Tensor:
+        """Rename a tensor and its axes."""
         name = self.tensors.setdefault(t.name, f"t{len(self.tensors)}")
         return Tensor(name, self.all(t.axes), t.dtype)
 
     def attr(self, key: str, value: Attr) -> Attr:
+        """Rename the axes that an attribute names; sets of axes are sorted."""
         if isinstance(value, tuple):
             return tuple(sorted(self.all(value)))
         return self.axis(value) if key == "axis" and isinstance(value, str) else value
 
     def load(self, load: Load, values: dict[str, str]) -> Load:
+        """Rename a load, and remember its value's new name in `values`."""
         values[load.name] = f"v{len(values)}"
         return Load(values[load.name], self.tensors[load.tensor], self.all(load.axes))
 
     def op(self, op: Op, values: Mapping[str, str], name: str) -> Op:
+        """Rename an operator's axes and arguments; its value becomes `name`."""
         attrs = tuple((k, self.attr(k, v)) for k, v in op.attrs)
         return Op(name, op.op, tuple(values[a] for a in op.args), self.all(op.axes), attrs)
 
     def kernel(self, kernel: Kernel, number: int) -> Kernel:
+        """Rename everything in the kernel at position `number`."""
         values: dict[str, str] = {}
         loads = tuple(self.load(x, values) for x in kernel.loads)
         if isinstance(kernel, Library):
@@ -75,5 +82,5 @@ class _CanonicalNames:
             values[op.name] = ops[-1].name
         stores = tuple(Store(self.tensor(s.tensor), values[s.value]) for s in kernel.stores)
         loop = None if kernel.loop is None else self.axis(kernel.loop)
-        span = kernel.span and replace(kernel.span, axis=self.axis(kernel.span.axis))
-        return BlockGraph(f"k{number}", self.all(kernel.grid), loop, loads, tuple(ops), stores, span)
+        loop_bounds = kernel.loop_bounds and replace(kernel.loop_bounds, axis=self.axis(kernel.loop_bounds.axis))
+        return BlockGraph(f"k{number}", self.all(kernel.grid), loop, loads, tuple(ops), stores, loop_bounds)

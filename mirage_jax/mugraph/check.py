@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from mirage_jax.errors import GraphError
-from mirage_jax.mugraph.domains.floats import numpy_dtype
+from mirage_jax.mugraph.dtypes import numpy_dtype
 from mirage_jax.mugraph.evaluate import part_length
 from mirage_jax.mugraph.graph import (
     Axis,
@@ -68,6 +68,7 @@ def check_schedule(graph: KernelGraph, schedule: Schedule) -> None:
 
 
 def unique(names: Iterable[str], what: str) -> None:
+    """Raise `GraphError` if a name occurs twice."""
     twice = [n for n, count in Counter(names).items() if count > 1]
     _require(not twice, f"{what} {', '.join(twice)} is defined twice")
 
@@ -197,12 +198,15 @@ def _check_block(graph: KernelGraph, kernel: BlockGraph) -> None:
             _require(op.op not in ACCUMULATORS, f"value {op.name} = {op.op} accumulates, but the kernel has no loop")
         else:
             _check_loop(kernel, op, kernel.loop)
-    if kernel.span is not None:
-        around = kernel.span.axis
-        _require(kernel.loop is not None, f"span {kernel.span}, but the kernel has no loop")
-        _require(around in kernel.grid and not is_part(around), f"span {kernel.span}: {around} is not on the grid")
+    if kernel.loop_bounds is not None:
+        bounds, around = kernel.loop_bounds, kernel.loop_bounds.axis
+        _require(kernel.loop is not None, f"loop bounds {bounds}, but the kernel has no loop")
+        _require(
+            around in kernel.grid and not is_part(around),
+            f"loop bounds {bounds}: {around} is not on the grid",
+        )
         stored = next((s for s in kernel.stores if kernel.stages[s.value].body), None)
-        _require(stored is None, f"{stored}: steps outside of the span {kernel.span} would not store it")
+        _require(stored is None, f"{stored}: steps outside of the loop bounds {bounds} would not store it")
     for s in kernel.stores:
         body = kernel.stages[s.value].body
         in_loop = kernel.loop in kernel.axes_of[s.value]

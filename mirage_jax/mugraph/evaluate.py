@@ -10,12 +10,12 @@ The rules (Mirage, section 2, with named axes):
 * a grid axis ``a`` with tile T gives block i the indices [i*T, min((i+1)*T, extent)); tails are shorter slices, not
   masks;
 * a part axis ``k.g`` in the grid gives part g the indices [g*L, min((g+1)*L, N)) of axis ``k``, L = ceil(N / parts);
-  a count of parts that leaves one of them empty is refused. Copies (``k'``) are axes of their own and are not cut
+  a count of parts that leaves one empty is refused. Copies (``k'``) are axes of their own and are not cut
   along with ``k``;
 * the loop cuts the loop axis (inside the part, if split) into tiles; all other axes are whole. Steps outside of the
-  kernel's span are left out, but in blocks where a guard says that they count (`mugraph.passes.sentinels`). Where none
-  is left, ``acc`` and ``accs`` are 0 and a shift is any number (here: that of the first step), since only what does not
-  depend on it is right;
+  kernel's loop bounds are left out, except in blocks where a guard says that they count (`mugraph.passes.sentinels`).
+  Where none is left, ``acc`` and ``accs`` are 0 and a shift is any number (here: the first step's), since right graphs
+  do not depend on it;
 * a value of the loop body that a later loop needs is computed again there;
 * ``acc`` sums over the steps. A ``shift`` or ``max`` over the loop axis is carried: its value at step t is the
   maximum of its tile and its value at step t-1. ``accs x m`` keeps its state relative to the current m: state =
@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from typing import Any, Protocol, Self
 
 import numpy
@@ -50,6 +50,7 @@ from mirage_jax.mugraph.graph import (
     Tensor,
     carried,
     is_part,
+    mentioned_axes,
     origin,
     split_axis,
 )
@@ -57,6 +58,8 @@ from mirage_jax.mugraph.operators import ACCUMULATORS, ZERO, operator
 from mirage_jax.mugraph.passes.sentinels import Guard, guarded, with_short_steps
 
 type Ranges = Mapping[Axis, range]
+type Piece = tuple[tuple[range, ...], Any]  # indices along each axis, and the value there
+type Pieces = dict[str, list[Piece]]  # by tensor
 
 
 class ArrayDomain[V](Domain[V], Protocol):
@@ -79,7 +82,9 @@ class ArrayDomain[V](Domain[V], Protocol):
         """`x` with the axes (part axes inserted, of length 1) and the type of `tensor`."""
         ...
 
-    def assemble(self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], V]]) -> V: ...
+    def assemble(self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], V]]) -> V:
+        """Put tiles together; each comes with its indices along the axes of `tensor`, whose extents are `shape`."""
+        ...
 
     def all_above(self, x: V, bound: Fraction) -> bool:
         """Is every element above the bound? (True where elements have no order: then it is assumed.)"""
@@ -149,12 +154,7 @@ class _Sizes:
 
     def whole(self, kernel: Kernel) -> dict[Axis, range]:
         """All axes of a kernel, each as one tile."""
-        mentioned = [a for v in (*kernel.loads, *kernel.ops) for a in v.axes] + [
-            a for s in kernel.stores for a in s.tensor.axes
-        ]
-        for op in kernel.ops:
-            mentioned += [a for v in op.attributes.values() if isinstance(v, tuple) for a in v]
-        return {a: range(self(a)) for a in (*mentioned, *kernel.grid)}
+        return {a: range(self(a)) for a in mentioned_axes(kernel)}
 
 
 def _apply(domain: Domain[Any], op: Op, env: Mapping[str, Any]) -> Any:
@@ -171,25 +171,25 @@ def _whole(kernel: Kernel, domain: ArrayDomain[Any], tensors: Mapping[str, Any])
 def _tiled(
     kernel: BlockGraph, domain: ArrayDomain[Any], sizes: _Sizes, tiles: KernelSchedule, tensors: Mapping[str, Any]
 ) -> dict[str, Any]:
-    pieces: dict[str, list[tuple[tuple[range, ...], Any]]] = {s.tensor.name: [] for s in kernel.stores}
+    pieces: Pieces = {s.tensor.name: [] for s in kernel.stores}
     whole = sizes.whole(kernel)
     form = None if domain.representative else guarded(kernel)
     skips = form is not None and all(domain.all_above(tensors[g.shift], g.bound) for g in form.tensor_guards)
-    for cut in _blocks(kernel, sizes, tiles):
+    blocks = _blocks(kernel, sizes, tiles)
+    for cut in islice(blocks, 1) if domain.representative else blocks:
         run = partial(_run_block, domain=domain, ranges=whole | cut, tensors=tensors, pieces=pieces)
         if form is None:
             run(kernel, tiles)
         elif not (skips and run(form.skipping, tiles, form.guards)):
             run(form.complete, with_short_steps(tiles, kernel))
-        if domain.representative:
-            break
-    shapes = {s.tensor.name: tuple(sizes(a) for a in s.tensor.axes) for s in kernel.stores}
+    return {s.tensor.name: _assembled(domain, s.tensor, sizes, pieces[s.tensor.name]) for s in kernel.stores}
+
+
+def _assembled(domain: ArrayDomain[Any], tensor: Tensor, sizes: _Sizes, pieces: Sequence[Piece]) -> Any:
+    shape = tuple(map(sizes, tensor.axes))
     if not domain.representative:
-        for name, written in pieces.items():
-            _check_cover(name, shapes[name], [where for where, _ in written])
-    return {
-        s.tensor.name: domain.assemble(s.tensor, shapes[s.tensor.name], pieces[s.tensor.name]) for s in kernel.stores
-    }
+        _check_cover(tensor.name, shape, [where for where, _ in pieces])
+    return domain.assemble(tensor, shape, pieces)
 
 
 def _run_block(
@@ -200,10 +200,10 @@ def _run_block(
     domain: ArrayDomain[Any],
     ranges: Ranges,
     tensors: Mapping[str, Any],
-    pieces: dict[str, list[tuple[tuple[range, ...], Any]]],
+    pieces: Pieces,
 ) -> bool:
     """Add what a block stores to `pieces`, unless one of its guards does not hold."""
-    own: dict[str, list[tuple[tuple[range, ...], Any]]] = {name: [] for name in pieces}
+    own: Pieces = {name: [] for name in pieces}
     values = _Block(kernel, domain, ranges, tiles, tensors, own).run()
     if not all(domain.all_above(values[g.shift], g.bound) for g in guards):
         return False
@@ -254,23 +254,24 @@ class _Block:
         ranges: Ranges,
         tiles: KernelSchedule,
         tensors: Mapping[str, Any],
-        pieces: dict[str, list[tuple[tuple[range, ...], Any]]],
+        pieces: Pieces,
     ):
         self.kernel, self.domain, self.ranges, self.tensors, self.pieces = kernel, domain, ranges, tensors, pieces
-        loop, span = kernel.loop, None if domain.representative else kernel.span
+        loop, bounds = kernel.loop, None if domain.representative else kernel.loop_bounds
         self.steps = [] if loop is None else [{**ranges, loop: r} for r in _cut(ranges[loop], tiles.tile(loop))]
-        within = self.steps if span is None else [s for s in self.steps if span.meets(s[loop or ""], ranges[span.axis])]
+        within = [s for s in self.steps if bounds is None or bounds.meets(s[loop or ""], ranges[bounds.axis])]
         self.idle = not within and bool(self.steps)  # nothing to do, but values have axes and types
         self.steps = self.steps[:1] if self.idle else within
 
     def run(self) -> Mapping[str, Any]:
-        """Values outside of the loop, by name; what is stored is added to `pieces`."""
+        """Compute the values outside of the loop, by name; stores add to `pieces`."""
         kernel, stages = self.kernel, self.kernel.stages
         here = self.domain.within(self.ranges)
         env = {x.name: here.load(self.tensors[x.tensor], x.axes) for x in kernel.loads if not stages[x.name].body}
+        straight = [op for op in kernel.ops if not stages[op.name].body and op.op not in ACCUMULATORS]
         for depth in range(max((s.depth for s in stages.values()), default=0) + 1):
-            for op in kernel.ops:
-                if stages[op.name] == Stage(depth, body=False) and op.op not in ACCUMULATORS:
+            for op in straight:
+                if stages[op.name].depth == depth:
                     env[op.name] = _apply(here, op, env)
             env |= self._loop(depth, env)
         self._store(here, self.ranges, env, [s.value for s in kernel.stores if not stages[s.value].body])
@@ -286,19 +287,33 @@ class _Block:
         before: dict[str, Any] = {}  # values of the previous step
         for ranges in self.steps if accumulators or stored else ():
             here = self.domain.within(ranges)
-            now = dict(env)
-            for x in loads:
-                now[x.name] = here.load(self.tensors[x.tensor], x.axes)
-            for op in ops:
-                now[op.name] = _apply(here, op, now)
-                if before and carried(kernel, op):
-                    now[op.name] = here.function("maximum", (before[op.name], now[op.name]))
+            now = self._step(here, loads, ops, env, before)
             for op in accumulators:
                 state[op.name] = _accumulate(here, op, state.get(op.name), before, now)
             self._store(here, ranges, now, stored)
             before = now
-        sums = [op.name for op in accumulators if op.op != "last"] if self.idle else []
-        return state | {name: self.domain.mul(self.domain.constant(ZERO), state[name]) for name in sums}
+        if self.idle:
+            zero = self.domain.constant(ZERO)
+            state |= {op.name: self.domain.mul(zero, state[op.name]) for op in accumulators if op.op != "last"}
+        return state
+
+    def _step(
+        self,
+        here: ArrayDomain[Any],
+        loads: Sequence[Load],
+        ops: Sequence[Op],
+        env: Mapping[str, Any],
+        before: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Compute the values of one step of a loop; `env` has the values from outside."""
+        now = dict(env)
+        for x in loads:
+            now[x.name] = here.load(self.tensors[x.tensor], x.axes)
+        for op in ops:
+            now[op.name] = _apply(here, op, now)
+            if before and carried(self.kernel, op):
+                now[op.name] = here.function("maximum", (before[op.name], now[op.name]))
+        return now
 
     def _store(self, here: ArrayDomain[Any], ranges: Ranges, env: Mapping[str, Any], values: Sequence[str]) -> None:
         for s in self.kernel.stores:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
+from mirage_jax.mugraph.dtypes import BYTES
 from mirage_jax.mugraph.graph import Axis, Kernel, KernelGraph, Library, Op, Tensor, is_part, origin, split_axis
 from mirage_jax.mugraph.operators import operator
-
-BYTES = {"bool": 1, "i8": 1, "u8": 1, "f16": 2, "bf16": 2, "f32": 4, "i32": 4, "f64": 8, "i64": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +31,27 @@ class Footprint:
 
 
 def footprint(graph: KernelGraph, parts: Mapping[Axis, int] | None = None) -> Footprint:
-    """What `graph` moves and computes at its extents."""
-    parts = parts or {}
-
-    def extent(a: Axis) -> int:
-        return parts.get(split_axis(origin(a)), 1) if is_part(a) else graph.extent(a)
-
-    def size(t: Tensor) -> int:
-        return math.prod(map(extent, t.axes)) * BYTES[t.dtype]
-
+    """Count bytes, operations and launches of `graph` at its extents; `parts` has the number of parts by split axis."""
+    extent = partial(_extent, graph, parts or {})
     moved, flops, launches = 0, 0.0, 0
     for k in graph.kernels:
-        fused = isinstance(k, Library) and operator(k.op.op).pointwise
-        written = [s.tensor for s in k.stores if not fused or s.tensor.name in graph.outputs]
-        read = [] if fused else [graph.tensors[n] for n in dict.fromkeys(load.tensor for load in k.loads)]
-        moved += sum(map(size, (*read, *written)))
-        launches += bool(read or written)
+        tensors = _moved(graph, k)
+        moved += sum(math.prod(map(extent, t.axes)) * BYTES[t.dtype] for t in tensors)
+        launches += bool(tensors)
         flops += sum(operator(op.op).flops * math.prod(map(extent, space)) for op, space in iteration_spaces(k))
     return Footprint(moved, flops, launches)
+
+
+def _extent(graph: KernelGraph, parts: Mapping[Axis, int], axis: Axis) -> int:
+    return parts.get(split_axis(origin(axis)), 1) if is_part(axis) else graph.extent(axis)
+
+
+def _moved(graph: KernelGraph, k: Kernel) -> list[Tensor]:
+    """Tensors that a kernel reads or writes; XLA fuses pointwise operators, which move only the graph's outputs."""
+    if isinstance(k, Library) and operator(k.op.op).pointwise:
+        return [k.result] if k.result.name in graph.outputs else []
+    read = [graph.tensors[n] for n in dict.fromkeys(load.tensor for load in k.loads)]
+    return read + [s.tensor for s in k.stores]
 
 
 def iteration_spaces(kernel: Kernel) -> Iterable[tuple[Op, set[Axis]]]:

@@ -21,7 +21,7 @@ Where an operator runs is derived too (`BlockGraph.stages`): an operator is in t
 a load that has the loop axis, other than through an accumulator; its *depth* is the number of accumulators below it.
 Body operators of depth d run in loop number d, so a graph may pass over its data more than once.
 
-A loop may have a *span* (`LoopBounds`): steps wholly outside of it are not run. So causal attention does half of the
+A loop may have *bounds* (`LoopBounds`): steps outside do not run. So causal attention does half of the
 work.
 """
 
@@ -34,11 +34,11 @@ from fractions import Fraction
 from textwrap import indent
 
 from mirage_jax.errors import GraphError
+from mirage_jax.mugraph.dtypes import SIXTEEN_BIT_FLOATS
 
 type Axis = str
 type Attr = Fraction | int | str | tuple[Axis, ...]
 
-SIXTEEN_BIT_FLOATS = ("f16", "bf16")
 SCALED = ("acc", "accs", "affine", "mul", "div")  # what keeps relative errors as they are
 
 PART_SUFFIX = ".g"  # ends the name of an axis that counts parts
@@ -55,6 +55,7 @@ def split_axis(axis: Axis) -> Axis:
 
 
 def is_part(axis: Axis) -> bool:
+    """Tell part axes (``k.g``, and their copies) from others."""
     return origin(axis).endswith(PART_SUFFIX)
 
 
@@ -100,6 +101,7 @@ class Op:
 
     @property
     def attributes(self) -> dict[str, Attr]:
+        """Attributes by name."""
         return dict(self.attrs)
 
     def head(self) -> str:
@@ -140,9 +142,9 @@ class LoopBounds:
 
     def __post_init__(self) -> None:
         if self.low is None and self.high is None:
-            raise GraphError(f"span around {self.axis} without a bound")
+            raise GraphError(f"loop bounds around {self.axis} without a bound")
         if self.low is not None and self.high is not None and self.low > self.high:
-            raise GraphError(f"span {self} is empty")
+            raise GraphError(f"loop bounds {self} are empty")
 
     def __str__(self) -> str:
         """``i-127..i+0``"""
@@ -169,7 +171,7 @@ class Stage:
 
 
 def stage_of(op: Op, known: Mapping[str, Stage], loop: Axis | None) -> Stage:
-    """Stage of an operator, given those of its arguments.
+    """Stage of an operator, given the stages of its arguments.
 
     A loop-invariant value may be consumed at any depth; a body value that also needs a finished accumulator belongs
     to a later loop, which is what the maximum over the arguments says.
@@ -178,9 +180,8 @@ def stage_of(op: Op, known: Mapping[str, Stage], loop: Axis | None) -> Stage:
     depth = max((s.depth for s in args), default=0)
     if op.op in ("acc", "accs", "last"):
         return Stage(depth + 1, False)
-    if op.op == "iota":
-        return Stage(0, loop is not None and loop in op.axes)
-    return Stage(depth, any(s.body for s in args))
+    in_body = loop in op.axes if op.op == "iota" else any(s.body for s in args)
+    return Stage(depth, in_body)
 
 
 @dataclass(frozen=True)
@@ -193,30 +194,37 @@ class Library:
 
     @property
     def name(self) -> str:
+        """A library operator is called like its result."""
         return self.result.name
 
     @property
     def grid(self) -> tuple[Axis, ...]:
+        """None: XLA divides the work."""
         return ()
 
     @property
     def loop(self) -> None:
+        """None, as `grid`."""
         return None
 
     @property
     def divided(self) -> tuple[Axis, ...]:
+        """None, as `grid`."""
         return ()
 
     @property
-    def span(self) -> None:
+    def loop_bounds(self) -> None:
+        """None, as `grid`."""
         return None
 
     @property
     def ops(self) -> tuple[Op, ...]:
+        """The one operator."""
         return (self.op,)
 
     @property
     def stores(self) -> tuple[Store, ...]:
+        """The result, stored."""
         return (Store(self.result, self.op.name),)
 
     def __str__(self) -> str:
@@ -234,7 +242,7 @@ class BlockGraph:
     loads: tuple[Load, ...]
     ops: tuple[Op, ...]
     stores: tuple[Store, ...]
-    span: LoopBounds | None = None
+    loop_bounds: LoopBounds | None = None
 
     @property
     def divided(self) -> tuple[Axis, ...]:
@@ -276,7 +284,7 @@ class BlockGraph:
         return {k: tuple(v) for k, v in out.items()}
 
     def only_scaled(self, name: str) -> frozenset[str]:
-        """A value and all that is made of it, if nothing is added to any of it, which might cancel; else nothing."""
+        """Follow a value through operators that only scale it. Empty if anything is added, which might cancel."""
         scaled = {op.name: op.op in SCALED and not op.attributes.get("offset") for op in self.ops}
         found, todo = set[str](), {name}
         while todo:
@@ -297,12 +305,24 @@ class BlockGraph:
     def __str__(self) -> str:
         head = f"kernel {self.name} grid({','.join(self.grid)})"
         if self.loop:
-            head += f" loop({self.loop} in {self.span})" if self.span else f" loop({self.loop})"
+            head += f" loop({self.loop} in {self.loop_bounds})" if self.loop_bounds else f" loop({self.loop})"
         body = "\n".join(str(x) for x in (*self.loads, *self.ops, *self.stores))
         return head + " {\n" + indent(body, "  ") + "\n}"
 
 
 type Kernel = Library | BlockGraph
+
+
+def mentioned_axes(kernel: Kernel) -> set[Axis]:
+    """Collect the axes of a kernel's values and tensors, of its grid, and those that it reduces."""
+    values = [v.axes for v in (*kernel.loads, *kernel.ops)]
+    reduced = [v for op in kernel.ops for v in op.attributes.values() if isinstance(v, tuple)]
+    return set(kernel.grid).union(*values, *reduced, *(s.tensor.axes for s in kernel.stores))
+
+
+def renamed_axes(axes: tuple[Axis, ...], names: Mapping[Axis, Axis]) -> tuple[Axis, ...]:
+    """Rename the axes that `names` mentions."""
+    return tuple(names.get(a, a) for a in axes)
 
 
 def carried(kernel: BlockGraph, op: Op) -> bool:
@@ -336,10 +356,11 @@ class KernelGraph:
 
     @functools.cached_property
     def sizes(self) -> Mapping[Axis, int]:
+        """Extents by axis."""
         return dict(self.extents)
 
     def extent(self, axis: Axis) -> int:
-        """Full extent of an axis or of a copy of it."""
+        """Full extent of an axis; a copy is as long as its origin."""
         try:
             return self.sizes[origin(axis)]
         except KeyError:
@@ -385,8 +406,8 @@ class KernelSchedule:
 
     Axes that are neither grid nor loop lie whole inside the tile. Part axes ``k.g`` always have tile 1.
 
-    precise: 1 or 2 to round less, which costs time. A computed value of 32 bits that a matrix product reads beside a
-    16-bit tensor is two numbers of 16 bits, its rounding and that of what remains (1: not where the product is rounded
+    precise: 1 or 2 to round less, which costs time. A computed value of 32 bits that a matrix product reads with a
+    16-bit tensor is two numbers of 16 bits, its rounding and the rounded rest (1: not where the product is rounded
     to 16 bits anyway); exponentials are relative to the shifts that are stored, not to what these were rounded from.
 
     specialized: one warp more only loads, and each four of the `num_warps` compute on rows of their own
@@ -401,6 +422,11 @@ class KernelSchedule:
     programs: int = 0
 
     def tile(self, axis: Axis) -> int:
+        """Elements per tile of a grid or loop axis.
+
+        Raises:
+            GraphError: the schedule has none.
+        """
         for a, t in self.tiles:
             if a == axis:
                 return t
@@ -424,4 +450,5 @@ class Schedule:
 
     @property
     def part_counts(self) -> dict[Axis, int]:
+        """Number of parts by split axis."""
         return dict(self.parts)

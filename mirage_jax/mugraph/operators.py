@@ -1,8 +1,9 @@
 """The table of operators: one record each, read by everybody.
 
-To add an operator, add a record here; checker, evaluators, verifier, cost model, portable and Triton lowerings pick
-it up. Others ask for an operator by name only where they treat it specially: accumulators, whose meaning is the loop
-itself, products, masks, exponentials and logarithms.
+To add an operator, add a record here (`OpDef`, or `Function` for a pointwise function that proofs need not know).
+Checker, evaluators, verifier, exact check, cost model, portable and Triton lowerings pick it up;
+`tests/mugraph/test_operators.py` adds one from outside. Others ask for an operator by name only where they treat it
+specially: accumulators, whose meaning is the loop itself, products, masks, exponentials and logarithms.
 
 Scalars ride for free: pointwise unary operators act on ``scale * x + offset``, `add` on ``ca * x + cb * y``.
 Fractions are exact.
@@ -13,6 +14,7 @@ Fractions are exact.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -21,6 +23,7 @@ from typing import Any
 import scipy  # pyright: ignore[reportMissingTypeStubs]
 
 from mirage_jax.errors import GraphError
+from mirage_jax.mugraph.domains import exact
 from mirage_jax.mugraph.domains.protocol import Domain
 from mirage_jax.mugraph.graph import Attr, Axis
 
@@ -31,7 +34,7 @@ type Axes = tuple[Axis, ...]
 
 @dataclass(frozen=True)
 class OpDef:
-    """What every stage needs to know about one operator."""
+    """One operator, for every stage."""
 
     name: str
     arity: int
@@ -45,26 +48,36 @@ class OpDef:
     summary: str = ""
 
 
+type Interval = tuple[float, float]
+ANYTHING, UNIT, SIGNED = (-math.inf, math.inf), (0.0, 1.0), (-1.0, 1.0)
+
+
+def _anything(*args: Interval) -> Interval:
+    return ANYTHING
+
+
 @dataclass(frozen=True)
 class Function:
-    """A pointwise function outside the Lax fragment: uninterpreted for proofs, these values for floats."""
+    """A pointwise function outside the Lax fragment. Proofs know only that equal arguments give equal values."""
 
     name: str
-    value: Callable[..., Any]  # (xp, *arrays): xp is numpy or jax.numpy
+    value: Callable[..., Any]  # on floats: (xp, *arrays), where xp is numpy or jax.numpy
+    exact: Callable[..., exact.Numbers]  # on exact numbers, for the exact check
     triton: str
     arity: int = 1
     flops: float = 4.0
+    range: Interval | Callable[..., Interval] = _anything  # of its finite values; may depend on the arguments' ranges
 
 
 def _special(name: str) -> Callable[..., Any]:
-    def value(xp: Any, x: Any) -> Any:
+    def _value(xp: Any, x: Any) -> Any:
         if xp.__name__ == "numpy":
             return getattr(scipy.special, name)(x)  # imported by scipy on first use: it takes a while
         import jax.scipy.special  # jax.numpy was passed in, so jax is loaded already; mugraph itself stays free of it
 
         return getattr(jax.scipy.special, name)(x)
 
-    return value
+    return _value
 
 
 # log(1 + x) without losing small x: the rounding error of 1 + x is divided out again
@@ -80,39 +93,82 @@ KEEPS_NAN = "propagate_nan=tl.PropagateNan.ALL"  # as XLA and numpy do; Triton t
 
 COMPARISONS = ("lt", "le", "eq")
 
-FUNCTIONS: dict[str, Function] = {
-    f.name: f
-    for f in (
-        Function("logistic", lambda xp, x: 1 / (1 + xp.exp(-x)), "(1.0 / (1.0 + tl.exp(-({0}))))"),
-        Function("tanh", lambda xp, x: xp.tanh(x), "(1.0 - 2.0 / (1.0 + tl.exp(2.0 * ({0}))))"),
-        Function("erf", _special("erf"), "tl.erf({0})"),
-        Function("erfc", _special("erfc"), "(1.0 - tl.erf({0}))"),
-        Function("log", lambda xp, x: xp.log(x), "tl.log({0})"),
-        Function("log1p", lambda xp, x: xp.log1p(x), LOG1P),
-        Function("expm1", lambda xp, x: xp.expm1(x), EXPM1, flops=12),
-        Function("floor", lambda xp, x: xp.floor(x), "tl.floor({0})", flops=1),
-        Function("fraction", lambda xp, x: x - xp.floor(x), "({0} - tl.floor({0}))", flops=2),
-        Function("sin", lambda xp, x: xp.sin(x), "tl.sin({0})"),
-        Function("cos", lambda xp, x: xp.cos(x), "tl.cos({0})"),
-        Function("abs", lambda xp, x: xp.abs(x), "tl.abs({0})", flops=1),
-        Function("isfinite", lambda xp, x: xp.isfinite(x), "(tl.abs({0}) < float('inf')).to(tl.float32)", flops=1),
-        Function("sign", lambda xp, x: xp.sign(x), SIGN, flops=1),
-        Function("maximum", lambda xp, x, y: xp.maximum(x, y), f"tl.maximum({{0}}, {{1}}, {KEEPS_NAN})", 2, 1),
-        Function("minimum", lambda xp, x, y: xp.minimum(x, y), f"tl.minimum({{0}}, {{1}}, {KEEPS_NAN})", 2, 1),
-        Function("lt", lambda xp, x, y: x < y, "(({0}) < ({1})).to(tl.float32)", 2, 1),
-        Function("le", lambda xp, x, y: x <= y, "(({0}) <= ({1})).to(tl.float32)", 2, 1),
-        Function("eq", lambda xp, x, y: x == y, "(({0}) == ({1})).to(tl.float32)", 2, 1),
-        Function("and", lambda xp, x, y: (x != 0) & (y != 0), "((({0}) != 0) & (({1}) != 0)).to(tl.float32)", 2, 1),
-        Function("or", lambda xp, x, y: (x != 0) | (y != 0), "((({0}) != 0) | (({1}) != 0)).to(tl.float32)", 2, 1),
-        Function("not", lambda xp, x: x == 0, "(({0}) == 0).to(tl.float32)", 1, 1),
-        # where(c, x, y): x where the condition holds
-        Function("where", lambda xp, c, x, y: xp.where(c != 0, x, y), "tl.where(({0}) != 0, {1}, {2})", 3, 1),
-        # mask(c, x): x where the condition holds, else minus infinity (no constant: those are fractions)
-        Function(
-            "mask", lambda xp, c, x: xp.where(c != 0, x, -xp.inf), "tl.where(({0}) != 0, {1}, float('-inf'))", 2, 1
-        ),
-    )
-}
+
+def _truth(test: Callable[..., Any]) -> Callable[..., exact.Numbers]:
+    return lambda *xs: exact.integers(test(*xs))
+
+
+def _chosen(condition: Interval, *args: Interval) -> Interval:
+    lows, highs = zip(*args, strict=True)
+    return min(lows), max(highs)
+
+
+FUNCTIONS: dict[str, Function] = {}
+
+# fmt: off
+_FUNCTIONS = (
+    Function(
+        "logistic", lambda xp, x: 1 / (1 + xp.exp(-x)), exact.logistic, "(1.0 / (1.0 + tl.exp(-({0}))))", range=UNIT
+    ),
+    Function("tanh", lambda xp, x: xp.tanh(x), exact.tanh, "(1.0 - 2.0 / (1.0 + tl.exp(2.0 * ({0}))))", range=SIGNED),
+    Function("erf", _special("erf"), exact.erf, "tl.erf({0})", range=SIGNED),
+    Function(
+        "erfc", _special("erfc"), lambda x: exact.subtract(exact.ONE, exact.erf(x)), "(1.0 - tl.erf({0}))",
+        range=(0.0, 2.0),
+    ),
+    Function("log", lambda xp, x: xp.log(x), exact.log, "tl.log({0})"),
+    Function("log1p", lambda xp, x: xp.log1p(x), exact.log1p, LOG1P),
+    Function("expm1", lambda xp, x: xp.expm1(x), exact.expm1, EXPM1, flops=12),
+    Function(
+        "floor", lambda xp, x: xp.floor(x), exact.floor, "tl.floor({0})", flops=1, range=lambda x: (x[0] - 1, x[1])
+    ),
+    Function(
+        "fraction", lambda xp, x: x - xp.floor(x), lambda x: exact.subtract(x, exact.floor(x)), "({0} - tl.floor({0}))",
+        flops=2, range=UNIT,
+    ),
+    Function("sin", lambda xp, x: xp.sin(x), exact.sin, "tl.sin({0})", range=SIGNED),
+    Function("cos", lambda xp, x: xp.cos(x), exact.cos, "tl.cos({0})", range=SIGNED),
+    Function(
+        "abs", lambda xp, x: xp.abs(x), exact.absolute, "tl.abs({0})", flops=1,
+        range=lambda x: (0.0, max(abs(x[0]), abs(x[1]))),
+    ),
+    Function(
+        "isfinite", lambda xp, x: xp.isfinite(x), _truth(exact.is_finite),
+        "(tl.abs({0}) < float('inf')).to(tl.float32)", flops=1, range=UNIT,
+    ),
+    Function("sign", lambda xp, x: xp.sign(x), exact.sign, SIGN, flops=1, range=SIGNED),
+    Function(
+        "maximum", lambda xp, x, y: xp.maximum(x, y), exact.maximum, f"tl.maximum({{0}}, {{1}}, {KEEPS_NAN})", 2, 1,
+        range=lambda x, y: (max(x[0], y[0]), max(x[1], y[1])),
+    ),
+    Function(
+        "minimum", lambda xp, x, y: xp.minimum(x, y), exact.minimum, f"tl.minimum({{0}}, {{1}}, {KEEPS_NAN})", 2, 1,
+        range=lambda x, y: (min(x[0], y[0]), min(x[1], y[1])),
+    ),
+    Function("lt", lambda xp, x, y: x < y, _truth(exact.less), "(({0}) < ({1})).to(tl.float32)", 2, 1, UNIT),
+    Function("le", lambda xp, x, y: x <= y, _truth(exact.less_equal), "(({0}) <= ({1})).to(tl.float32)", 2, 1, UNIT),
+    Function("eq", lambda xp, x, y: x == y, _truth(exact.equal), "(({0}) == ({1})).to(tl.float32)", 2, 1, UNIT),
+    Function(
+        "and", lambda xp, x, y: (x != 0) & (y != 0), _truth(lambda x, y: ~exact.is_zero(x) & ~exact.is_zero(y)),
+        "((({0}) != 0) & (({1}) != 0)).to(tl.float32)", 2, 1, UNIT,
+    ),
+    Function(
+        "or", lambda xp, x, y: (x != 0) | (y != 0), _truth(lambda x, y: ~exact.is_zero(x) | ~exact.is_zero(y)),
+        "((({0}) != 0) | (({1}) != 0)).to(tl.float32)", 2, 1, UNIT,
+    ),
+    Function("not", lambda xp, x: x == 0, _truth(exact.is_zero), "(({0}) == 0).to(tl.float32)", 1, 1, UNIT),
+    # where(c, x, y): x where the condition holds
+    Function(
+        "where", lambda xp, c, x, y: xp.where(c != 0, x, y), exact.where, "tl.where(({0}) != 0, {1}, {2})", 3, 1,
+        _chosen,
+    ),
+    # mask(c, x): x where the condition holds, else minus infinity (no constant: those are fractions)
+    Function(
+        "mask", lambda xp, c, x: xp.where(c != 0, x, -xp.inf), lambda c, x: exact.where(c, x, exact.MINUS_INFINITY),
+        "tl.where(({0}) != 0, {1}, float('-inf'))", 2, 1, _chosen,
+    ),
+)
+# fmt: on
 
 
 def union(args: tuple[Axes, ...]) -> Axes:
@@ -171,19 +227,19 @@ def _less_log_shifted[V](d: Domain[V], y: V, x: V, m: V, *, degree: Fraction = O
 
 
 def _opaque(f: Function) -> OpDef:
-    def meaning[V](d: Domain[V], *xs: V, scale: Fraction = ONE, offset: Fraction = ZERO) -> V:
+    def _meaning[V](d: Domain[V], *xs: V, scale: Fraction = ONE, offset: Fraction = ZERO) -> V:
         if f.arity == 1:
             xs = (affine(d, xs[0], scale, offset),)
         return d.function(f.name, xs)
 
     defaults: dict[str, Attr] = {"scale": ONE, "offset": ZERO} if f.arity == 1 else {}
     return OpDef(
-        f.name, f.arity, _pointwise, meaning, defaults, flops=f.flops, triton=f.triton, summary="uninterpreted"
+        f.name, f.arity, _pointwise, _meaning, defaults, flops=f.flops, triton=f.triton, summary="uninterpreted"
     )
 
 
 def _loop_only[V](d: Domain[V], *xs: V, **_: Attr) -> V:
-    """acc and last mean what the loop does with them; outside of a loop both are the identity."""
+    """Accumulators get their meaning from the loop; outside of one they are the identity."""
     return xs[0]
 
 
@@ -192,11 +248,24 @@ UNARY: dict[str, Attr] = {"scale": ONE, "offset": ZERO}
 OPERATORS: dict[str, OpDef] = {}
 
 
-def register(op: OpDef) -> None:
-    """Add an operator; registering a name twice is an error."""
+def register(op: OpDef | Function) -> None:
+    """Add an operator.
+
+    Raises:
+        GraphError: the name is taken.
+    """
     if op.name in OPERATORS:
         raise GraphError(f"operator {op.name} is registered twice")
+    if isinstance(op, Function):
+        FUNCTIONS[op.name] = op
+        op = _opaque(op)
     OPERATORS[op.name] = op
+
+
+def unregister(name: str) -> None:
+    """Remove an operator, for tests that add one."""
+    del OPERATORS[name]
+    FUNCTIONS.pop(name, None)
 
 
 # fmt: off
@@ -266,8 +335,8 @@ for _op in (
 ):
     register(_op)
 # fmt: on
-for _f in FUNCTIONS.values():
-    register(_opaque(_f))
+for _function in _FUNCTIONS:
+    register(_function)
 
 ACCUMULATORS = frozenset({"acc", "accs", "last"})
 

@@ -25,7 +25,7 @@ _STORE = re.compile(rf"store {_TENSOR} = %({_NAME})")
 _INPUT = re.compile(rf"input {_TENSOR}")
 _LIBRARY = re.compile(rf"library {_TENSOR} = {_HEAD}((?: {_NAME}{_AXES})*)")
 _KERNEL = re.compile(rf"kernel ({_NAME}) grid\(([^()]*)\)(?: loop\(({_NAME})(?: in ({_NAME}))?\))? \{{")
-_SPAN = re.compile(rf"(?:({_NAME}?)([+-]\d+))?\.\.(?:({_NAME}?)([+-]\d+))?")
+_LOOP_BOUNDS = re.compile(rf"(?:({_NAME}?)([+-]\d+))?\.\.(?:({_NAME}?)([+-]\d+))?")
 _EXTENT = re.compile(rf"({_NAME})=(\d+)")
 _ATTR = re.compile(rf"({_NAME})=(\([^()]*\)|[^,()\s]+)(?:, |$)")
 _NUMBER = re.compile(r"-?\d+(/\d+)?")
@@ -43,6 +43,7 @@ class _Reader:
         self.number, self.line = 0, ""
 
     def next(self) -> str:
+        """Move to the next line and return it."""
         found = next(self.lines, None)
         if found is None:
             self.fail("a closing brace", "the end of the text")
@@ -50,12 +51,15 @@ class _Reader:
         return self.line
 
     def fail(self, expected: str, found: str = "") -> NoReturn:
+        """Raise `ParseError` at the current line."""
         raise ParseError(f"line {self.number}: expected {expected}, found {found or repr(self.line)}")
 
     def match(self, pattern: re.Pattern[str], expected: str) -> re.Match[str]:
+        """Match the whole current line, or fail."""
         return pattern.fullmatch(self.line) or self.fail(expected)
 
     def graph(self) -> KernelGraph:
+        """Read the whole text."""
         if self.next() != "mugraph {":
             self.fail("'mugraph {'")
         extents: list[tuple[Axis, int]] = []
@@ -85,12 +89,14 @@ class _Reader:
         return KernelGraph(tuple(inputs), tuple(kernels), outputs, tuple(extents))
 
     def library(self) -> Kernel:
+        """Read a library operator: the current line."""
         m = self.match(_LIBRARY, "library name: dtype[axes] = operator{attributes} tensor[axes] ...")
         args = [(a[1], _axes(a[2])) for a in re.finditer(rf"({_NAME}){_AXES}", m[6])]
         return library(m[4], args, Tensor(m[1], _axes(m[3]), m[2]), **self.attributes(m[5]))
 
     def kernel(self) -> Kernel:
-        head = self.match(_KERNEL, "kernel name grid(axes) loop(axis in span) {")
+        """Read a kernel, from its head to its brace."""
+        head = self.match(_KERNEL, "kernel name grid(axes) loop(axis in bounds) {")
         loads: list[Load] = []
         ops: list[Op] = []
         stores: list[Store] = []
@@ -104,17 +110,19 @@ class _Reader:
                 stores.append(Store(Tensor(m[1], _axes(m[3]), m[2]), m[4]))
             else:
                 self.fail("a load, an operator, a store or '}'")
-        span = self.span(head[4]) if head[4] else None
-        return BlockGraph(head[1], _axes(head[2]), head[3], tuple(loads), tuple(ops), tuple(stores), span)
+        loop_bounds = self.loop_bounds(head[4]) if head[4] else None
+        return BlockGraph(head[1], _axes(head[2]), head[3], tuple(loads), tuple(ops), tuple(stores), loop_bounds)
 
-    def span(self, text: str) -> LoopBounds:
-        m = _SPAN.fullmatch(text) or self.fail("a span such as i-15..i+0", repr(text))
+    def loop_bounds(self, text: str) -> LoopBounds:
+        """Read ``i-127..i+0``."""
+        m = _LOOP_BOUNDS.fullmatch(text) or self.fail("loop bounds such as i-15..i+0", repr(text))
         if len(names := {m[1], m[3]} - {None}) != 1:
-            self.fail("a span around one axis", repr(text))
+            self.fail("loop bounds around one axis", repr(text))
         low, high = (None if bound is None else int(bound) for bound in (m[2], m[4]))
         return LoopBounds(names.pop(), low, high)
 
     def attributes(self, text: str | None) -> dict[str, Attr]:
+        """Read ``axes=(k), scale=1/2``."""
         out: dict[str, Attr] = {}
         at = 0
         while text and at < len(text):

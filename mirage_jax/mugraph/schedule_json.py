@@ -10,11 +10,13 @@ from mirage_jax.mugraph.graph import KernelSchedule, Schedule
 
 
 def schedule_to_json(s: Schedule) -> Any:
+    """Encode a schedule; `schedule_from_json` decodes it."""
     parts = [list(p) for p in s.parts]
     return {"kernels": [kernel_to_json(k) for k in s.kernels], "parts": parts, "joint": s.joint}
 
 
 def kernel_to_json(k: KernelSchedule) -> Any:
+    """Encode the schedule of one kernel."""
     tiles = [list(t) for t in k.tiles]
     out = {"tiles": tiles, "num_warps": k.num_warps, "num_stages": k.num_stages, "precise": k.precise}
     return out | ({"specialized": True, "programs": k.programs} if k.specialized else {})

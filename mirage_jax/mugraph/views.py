@@ -1,6 +1,6 @@
 """Tensors that are parts of arrays, and where they lie there.
 
-A slice is no operator of a muGraph: what a graph reads of an array may be a part of it. XLA copies the part; a kernel
+A slice is no operator of a muGraph: a graph may read a part of an array. XLA copies the part; a kernel
 reads it where it lies, wherever its elements are as far apart along each axis as the next ones (`View.place`).
 """
 
@@ -17,7 +17,7 @@ type Dims = list[tuple[int, int]]  # size and stride of each dimension, in eleme
 
 @dataclass(frozen=True, slots=True)
 class ViewStep:
-    """A step from an array to a part of it: reshape to `shape`, then slice. Row-major."""
+    """A step from an array to a part: reshape to `shape`, then slice. Row-major."""
 
     shape: tuple[int, ...]
     starts: tuple[int, ...]
@@ -43,10 +43,12 @@ class View:
         return x.reshape(self.shape)
 
     def to_json(self) -> list[Any]:
+        """Encode the view as lists of numbers."""
         return [self.whole, [astuple(cut) for cut in self.cuts], self.shape]
 
     @classmethod
     def from_json(cls, value: list[Any]) -> Self:
+        """Decode a view."""
         whole, cuts, shape = value
         return cls(tuple(whole), tuple(ViewStep(*map(tuple, cut)) for cut in cuts), tuple(shape))
 

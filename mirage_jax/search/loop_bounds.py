@@ -4,8 +4,8 @@ before -> after:  grid(i) loop(n): acc of exp(mask(n <= i, s))  ->  grid(i) loop
 
 Where all that a loop accumulates is zero unless a condition on indices holds (`mugraph.domains.index_facts`), and the
 condition implies ``low <= n - i <= high`` for the loop's axis n and a grid axis i, steps outside of that band add
-nothing. Nothing here is trusted: the verifier runs a kernel with its span against the program without. A sentinel
-counts as minus infinity here, since the kernel runs all steps where it is not (`mugraph.passes.sentinels`).
+nothing. Nothing here is trusted: the verifier runs a kernel with its loop bounds against the program without. A
+sentinel counts as minus infinity here, since the kernel runs all steps where it is not (`mugraph.passes.sentinels`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from mirage_jax.mugraph.graph import Axis, BlockGraph, LoopBounds, Op, is_part
 from mirage_jax.mugraph.passes.sentinels import masks_of
 
 
-def with_span(kernel: BlockGraph) -> BlockGraph:
+def with_loop_bounds(kernel: BlockGraph) -> BlockGraph:
     """The kernel, its loop restricted to steps that add something."""
     if kernel.loop is None or any(kernel.stages[s.value].body for s in kernel.stores):
         return kernel
-    span = span_of(masks_of(kernel), kernel.grid, kernel.loop)
-    return kernel if span is None else replace(kernel, span=span)
+    loop_bounds = loop_bounds_of(masks_of(kernel), kernel.grid, kernel.loop)
+    return kernel if loop_bounds is None else replace(kernel, loop_bounds=loop_bounds)
 
 
-def span_of(ops: Iterable[Op], grid: Iterable[Axis], loop: Axis) -> LoopBounds | None:
-    """The span of a loop over `loop` with these operators, none of which is stored in each step."""
+def loop_bounds_of(ops: Iterable[Op], grid: Iterable[Axis], loop: Axis) -> LoopBounds | None:
+    """The bounds of a loop over `loop` with these operators, none of which is stored in each step."""
     ops = tuple(ops)
     facts = known(ops)
     summed: list[Condition] = []

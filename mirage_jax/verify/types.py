@@ -24,8 +24,8 @@ import ml_dtypes
 import numpy as np
 
 from mirage_jax.errors import VerificationError
-from mirage_jax.mugraph.domains.floats import FLOATS, numpy_dtype
-from mirage_jax.mugraph.graph import SIXTEEN_BIT_FLOATS, Attr, KernelGraph, Op, Tensor, is_part
+from mirage_jax.mugraph.dtypes import FLOATS, SIXTEEN_BIT_FLOATS, numpy_dtype
+from mirage_jax.mugraph.graph import Attr, KernelGraph, Op, Tensor, is_part
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.mugraph.passes.float16_range import equal_tensors, out_of_range, rounded
 

@@ -13,7 +13,7 @@ from mirage_jax.jaxpr_frontend.capture.call_primitive import capture
 from mirage_jax.jaxpr_frontend.partition.regions import MAX_REGION_OPERATORS, Analysis, analyse
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.mugraph.check import check_graph
-from mirage_jax.mugraph.domains.floats import numpy_dtype
+from mirage_jax.mugraph.dtypes import numpy_dtype
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.parser import parse

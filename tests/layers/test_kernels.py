@@ -12,7 +12,7 @@ from mirage_jax.compiler.tuning_session import space_for
 from mirage_jax.hardware.device_model import DEVICES
 from mirage_jax.lower.runtime.aot import compile_for
 from mirage_jax.lower.runtime.launch import sources
-from mirage_jax.mugraph.domains.floats import is_float
+from mirage_jax.mugraph.dtypes import is_float
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import BlockGraph
 from mirage_jax.mugraph.passes.merge_axes import simplify_axes

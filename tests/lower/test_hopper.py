@@ -19,8 +19,8 @@ from lower.kernels import (
     split_attention,
     tensor,
 )
-from lower.test_spans import sized
-from mugraph.graphs import CAUSAL_SPAN, WINDOW
+from lower.test_loop_bounds import sized
+from mugraph.graphs import CAUSAL_BOUNDS, WINDOW
 
 from mirage_jax.compiler.specialization import specialized
 from mirage_jax.errors import GraphError, KernelFault, UnsupportedError
@@ -109,8 +109,8 @@ CASES: dict[str, Sized] = {
     "split attention": as_specialized(
         split_attention("f16", i=256, n=512, d=64, tiles={"h": 1, "i": 128, "n": 64, "n.g": 1}), {"i": 128}
     ),
-    "causal attention": masked(CAUSAL_SPAN, 128, 64),
-    "causal attention, wide steps": masked(CAUSAL_SPAN, 64, 128, 3),
+    "causal attention": masked(CAUSAL_BOUNDS, 128, 64),
+    "causal attention, wide steps": masked(CAUSAL_BOUNDS, 64, 128, 3),
     "a window of attention": masked(WINDOW, 128, 64),
     "gated MLP": as_specialized(GATED, {"i": 128}, 4),
     "gated MLP, one warpgroup": as_specialized(GATED, {"i": 64, "j": 128}, 2),

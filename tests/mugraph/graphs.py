@@ -363,7 +363,7 @@ CAUSAL = Program(
 )
 
 # the mask is minus infinity, so steps of the loop in which everything is masked may be left out
-CAUSAL_SPAN = Program(
+CAUSAL_BOUNDS = Program(
     "causal_span",
     CAUSAL.head,
     CAUSAL.reference.replace("library z: f32[] = const{value=-1000000000}\n", "")
@@ -394,8 +394,8 @@ PARTIALS = """
           %y[n',e] = div %u %t
           store O: f32[n',e] = %y
         }"""
-CAUSAL_SPAN.candidates["split keys"] = (
-    CAUSAL_SPAN.candidates["online"]
+CAUSAL_BOUNDS.candidates["split keys"] = (
+    CAUSAL_BOUNDS.candidates["online"]
     .replace("grid(n')", "grid(n',n.g)")
     .replace("%y[n',e] = div %o %l", "%f[n'] = last %m")
     .replace("store O: f32[n',e] = %y\n        }", PARTIALS.strip())
@@ -404,7 +404,7 @@ CAUSAL_SPAN.candidates["split keys"] = (
 WINDOW = Program(
     "window",
     CAUSAL.head,
-    CAUSAL_SPAN.reference.replace(
+    CAUSAL_BOUNDS.reference.replace(
         "library c: bool[n',n] = le b[n] a[n']",
         """library f: i32[n] = affine{offset=3} b[n]
         library g: bool[n',n] = le b[n] a[n']
@@ -416,7 +416,7 @@ WINDOW = Program(
             "%c[n,n'] = le %b %a",
             "%h[n] = affine{offset=3} %b\n%g[n,n'] = le %b %a\n%j[n,n'] = lt %a %h\n%c[n,n'] = and %g %j",
         )
-        for name, text in CAUSAL_SPAN.candidates.items()
+        for name, text in CAUSAL_BOUNDS.candidates.items()
     },
     "O",
     lambda q, k, v: softmax(np.where(np.tri(len(q)) - np.tri(len(q), k=-3) > 0, q @ k.T, -np.inf)) @ v,
@@ -607,7 +607,7 @@ MEAN_OF_SHIFTED = Program(
 )
 
 PROGRAMS = (
-    RMSNORM, LORA, GATED_MLP, ATTENTION, QKNORM, CAUSAL, CAUSAL_SPAN, WINDOW, NTRANS, LAYER_NORM, ROW_SOFTMAX,
+    RMSNORM, LORA, GATED_MLP, ATTENTION, QKNORM, CAUSAL, CAUSAL_BOUNDS, WINDOW, NTRANS, LAYER_NORM, ROW_SOFTMAX,
     MATRIX_VECTOR, GRAM, MEAN_OF_SHIFTED,
 )  # fmt: skip
 CANDIDATES = [(p, name) for p in PROGRAMS for name in p.candidates]

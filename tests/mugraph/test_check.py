@@ -6,7 +6,7 @@ import dataclasses
 import re
 
 import pytest
-from mugraph.graphs import ATTENTION, CAUSAL_SPAN, GRAM, MATRIX_VECTOR, RMSNORM, ROW_SOFTMAX, Program, schedule
+from mugraph.graphs import ATTENTION, CAUSAL_BOUNDS, GRAM, MATRIX_VECTOR, RMSNORM, ROW_SOFTMAX, Program, schedule
 
 from mirage_jax.errors import GraphError
 from mirage_jax.mugraph.check import check_graph, check_schedule
@@ -46,8 +46,8 @@ BAD = [
     (ROW_SOFTMAX, "stored in the second loop", "exps %x %f", "exps %x %m\n%z[i] = add %f %l", "needs"),
     (ROW_SOFTMAX, "stored in the second loop", "%e[i,n] = exps %x %f", "%f2[i] = mul %f %m\n%e[i,n] = exps %x %f2", "uses the running shift m in a later loop"),
     (MATRIX_VECTOR, "split", "loop(k)", "loop(k.g)", "on the grid and the loop"),
-    (CAUSAL_SPAN, "online", "..n'+0", "..d+0", "d is not on the grid"),
-    (CAUSAL_SPAN, "split keys", "..n'+0", "..n.g+0", "n.g is not on the grid"),
+    (CAUSAL_BOUNDS, "online", "..n'+0", "..d+0", "d is not on the grid"),
+    (CAUSAL_BOUNDS, "split keys", "..n'+0", "..n.g+0", "n.g is not on the grid"),
     (ROW_SOFTMAX, "stored in the second loop", "loop(n)", "loop(n in i-1..)", "would not store it"),
 ]  # fmt: skip
 

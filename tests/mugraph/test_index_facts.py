@@ -105,19 +105,19 @@ def test_scale_keeps_the_order_of_cuts(bounds: list[int]) -> None:
 
 
 def test_scale_of_a_window() -> None:
-    span = LoopBounds("i", -127, 0)
-    assert Scale.of(span.bounds).span(span) == LoopBounds("i", -2, 0)
+    loop_bounds = LoopBounds("i", -127, 0)
+    assert Scale.of(loop_bounds.bounds).loop_bounds(loop_bounds) == LoopBounds("i", -2, 0)
     near = LoopBounds("i", -126, 0)
-    scale = Scale.of((*span.bounds, *near.bounds))
-    assert (scale.span(near).low, scale.span(span).low) == (-2, -3)
+    scale = Scale.of((*loop_bounds.bounds, *near.bounds))
+    assert (scale.loop_bounds(near).low, scale.loop_bounds(loop_bounds).low) == (-2, -3)
     assert Scale.of([0]).to == {0: 0}
 
 
 @pytest.mark.parametrize("low,high", [(None, 0), (-3, None), (-2, 1), (3, 5)])
-def test_span_meets(low: int | None, high: int | None) -> None:
-    span = LoopBounds("i", low, high)
+def test_loop_bounds_meet(low: int | None, high: int | None) -> None:
+    loop_bounds = LoopBounds("i", low, high)
     for loop in (range(0, 2), range(2, 3), range(4, 7)):
         for grid in (range(0, 3), range(3, 4), range(5, 8)):
             pairs = [n - i for n in loop for i in grid]
             want = any((low is None or low <= d) and (high is None or d <= high) for d in pairs)
-            assert span.meets(loop, grid) == want
+            assert loop_bounds.meets(loop, grid) == want

@@ -70,7 +70,7 @@ def attend(s: np.ndarray, b: np.ndarray, v: np.ndarray, low: float = float(LEAST
 def test_forms() -> None:
     graph = changed()
     forms = guarded(graph.kernels[0])
-    assert forms is not None and forms.complete.span is None and forms.skipping.span is not None
+    assert forms is not None and forms.complete.loop_bounds is None and forms.skipping.loop_bounds is not None
     assert "mask %c %a" in str(forms.skipping) and "where" in str(forms.complete)
     (guard,) = forms.guards
     assert guard.bound == LEAST / 2 and not forms.tensor_guards

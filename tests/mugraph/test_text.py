@@ -45,11 +45,11 @@ def some(x: st.SearchStrategy[object]) -> st.SearchStrategy[tuple[object, ...]]:
 
 
 BOUNDS = st.none() | st.integers(-(10**4), 10**4)
-SPANS = st.tuples(AXIS, BOUNDS, BOUNDS).filter(lambda s: s[1:] != (None, None) and (None in s or s[1] <= s[2]))
+BOUNDS = st.tuples(AXIS, BOUNDS, BOUNDS).filter(lambda s: s[1:] != (None, None) and (None in s or s[1] <= s[2]))
 BLOCKS = st.builds(
-    lambda name, grid, loop, *rest, span: BlockGraph(name, grid, loop, *rest, span if loop else None),
+    lambda name, grid, loop, *rest, loop_bounds: BlockGraph(name, grid, loop, *rest, loop_bounds if loop else None),
     NAMES, AXES, st.none() | AXIS, some(st.builds(Load, NAMES, NAMES, AXES)), some(OPS),
-    some(st.builds(Store, TENSORS, NAMES)), span=st.none() | SPANS.map(lambda s: LoopBounds(*s)),
+    some(st.builds(Store, TENSORS, NAMES)), loop_bounds=st.none() | BOUNDS.map(lambda s: LoopBounds(*s)),
 )  # fmt: skip
 LIBRARIES = st.builds(
     lambda op, args, result, attrs: library(op, args, result, **attrs),

@@ -64,7 +64,9 @@ CASES: dict[str, tuple[Callable[..., jax.Array], tuple[tuple[int, ...], ...], Ca
     "padding mask": (padded, (*HEADS, (2, 4096)), attends_with("mask")),
     "causal mask": (
         causal, ((2, 1024, 64), (2, 64, 1024), (2, 1024, 64)),
-        lambda kernel, ops: is_online_softmax(kernel, ops) and kernel.span is not None and kernel.span.high == 0,
+        lambda kernel, ops: (
+            is_online_softmax(kernel, ops) and kernel.loop_bounds is not None and kernel.loop_bounds.high == 0
+        ),
     ),
     "grouped queries": (
         grouped, ((256, 2, 4, 64), (4096, 2, 64), (4096, 2, 64)),

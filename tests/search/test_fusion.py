@@ -50,8 +50,8 @@ def test_what_cannot_be_one_kernel() -> None:
 
     assert fuse(pair("i", "l"), 0, 1) is None, "no axis in both grids"
     assert fuse(pair("i", "i,k.g"), 0, 1) is None, "a part of an axis is always on the grid"
-    spanned = replace(second, span=LoopBounds("i", None, 0))
-    assert fuse(replace(graph, kernels=(first, spanned)), 0, 1) is None, "other steps of the loop"
+    bounded = replace(second, loop_bounds=LoopBounds("i", None, 0))
+    assert fuse(replace(graph, kernels=(first, bounded)), 0, 1) is None, "other steps of the loop"
     after = kernel("k1", "t0", "l", "i", "t1")
     assert fuse(replace(graph, kernels=(first, after)), 0, 1) is None, "one reads what the other makes"
 

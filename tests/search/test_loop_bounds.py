@@ -13,7 +13,7 @@ from mirage_jax.cost.formula import formula
 from mirage_jax.cost.roofline import outline, tilings
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, LoopBounds, Schedule
-from mirage_jax.search.loop_bounds import with_span
+from mirage_jax.search.loop_bounds import with_loop_bounds
 from mirage_jax.verify.equivalence.certificate import certify, fingerprint
 from mirage_jax.verify.exact.interpreters.triton import interpret
 
@@ -48,14 +48,16 @@ PROGRAMS = {
 }
 
 
-def span_in(graph: KernelGraph) -> tuple[int | None, int | None] | None:
+def loop_bounds_in(graph: KernelGraph) -> tuple[int | None, int | None] | None:
     """Of the kernel that computes the logits."""
-    (span, *_) = [k.span for k in graph.kernels if isinstance(k, BlockGraph) and any(o.op == "iota" for o in k.ops)]
-    return (span.low, span.high) if span else None
+    (loop_bounds, *_) = [
+        k.loop_bounds for k in graph.kernels if isinstance(k, BlockGraph) and any(o.op == "iota" for o in k.ops)
+    ]
+    return (loop_bounds.low, loop_bounds.high) if loop_bounds else None
 
 
-@pytest.mark.parametrize("window,span", [(None, (None, 0)), ((127, 0), (-127, 0)), ((15, 3), (-15, 0))])
-def test_attention_of_jax(window: tuple[int, int] | None, span: tuple[int | None, int]) -> None:
+@pytest.mark.parametrize("window,loop_bounds", [(None, (None, 0)), ((127, 0), (-127, 0)), ((15, 3), (-15, 0))])
+def test_attention_of_jax(window: tuple[int, int] | None, loop_bounds: tuple[int | None, int]) -> None:
     """It masks with a huge negative number, and makes windows of constant arrays."""
 
     def fn(q, k, v):
@@ -63,21 +65,21 @@ def test_attention_of_jax(window: tuple[int, int] | None, span: tuple[int | None
 
     graph = captured(fn, *((2, 1024, 4, 64),) * 3, dtype="float16")
     best = next(kernels_of(found(graph)[0], 1))
-    assert span_in(best) == span
+    assert loop_bounds_in(best) == loop_bounds
     assert certify(graph, best).bound <= 1e-12
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_loops_end_early(name: str) -> None:
-    fn, span = PROGRAMS[name]
+    fn, loop_bounds = PROGRAMS[name]
     graph = captured(fn, *QKV)
     candidates, _ = found(graph)
     best = next(kernels_of(candidates, 1))
-    assert span_in(best) == span
+    assert loop_bounds_in(best) == loop_bounds
     assert certify(graph, best).bound <= 1e-12
     (axis,) = best.kernels[0].loop or ""
     split = list(kernels_of(candidates, 2, split=axis))
-    assert split and all(span_in(g) == span for g in split if g.kernels[0].loop == axis)
+    assert split and all(loop_bounds_in(g) == loop_bounds for g in split if g.kernels[0].loop == axis)
     size = {a: 9 if n == 1024 else 16 if n == 64 else n for a, n in graph.extents}
     for g in (best, *split[:3]):
         assert fingerprint(graph, g)
@@ -93,12 +95,12 @@ def test_queries_behind_a_cache(window: int | None, low: int | None) -> None:
     fn = attention(lambda i, n: (n <= i + 512) & (True if window is None else n > i + 512 - window))
     graph = captured(fn, (2, 512, 64), (2, 1024, 64), (2, 1024, 64))
     best = next(kernels_of(found(graph)[0], 1))
-    assert span_in(best) == (low, 512)
+    assert loop_bounds_in(best) == (low, 512)
     assert certify(graph, best).bound <= 1e-12
     (kernel,) = best.kernels
-    assert isinstance(kernel, BlockGraph) and kernel.span
+    assert isinstance(kernel, BlockGraph) and kernel.loop_bounds
     for tight in ((low, 511), *([(low + 1, 512)] if low is not None else [])):
-        wrong = replace(kernel, span=replace(kernel.span, low=tight[0], high=tight[1]))
+        wrong = replace(kernel, loop_bounds=replace(kernel.loop_bounds, low=tight[0], high=tight[1]))
         assert not fingerprint(graph, replace(best, kernels=(wrong,)))
     sizes = {a: 8 if n == 64 else n for a, n in graph.extents}
     tiles = dict.fromkeys((*kernel.grid, kernel.loop or ""), 64) | {kernel.grid[0]: 1}
@@ -114,7 +116,7 @@ def test_in_triton(name: str, n: int) -> None:
     sizes = {a: n if extent == 1024 else 16 if extent == 64 else extent for a, extent in graph.extents}
     small = best.with_extents(sizes)
     (kernel,) = small.kernels
-    assert isinstance(kernel, BlockGraph) and kernel.loop and kernel.span
+    assert isinstance(kernel, BlockGraph) and kernel.loop and kernel.loop_bounds
     tiles = dict.fromkeys((*kernel.grid, kernel.loop), 16) | {kernel.grid[0]: 1}
     schedule = Schedule((KernelSchedule(tuple(tiles.items())),))
     rng = np.random.default_rng(0)
@@ -149,10 +151,13 @@ def test_only_what_adds_nothing_is_left_out() -> None:
         return jax.nn.softmax(s) @ v + v.sum(1, keepdims=True)
 
     graph = captured(also_all, *QKV)
-    spans = [
-        (k.span, {o.op for o in k.ops}) for c in found(graph)[0] for k in c.graph.kernels if isinstance(k, BlockGraph)
+    all_bounds = [
+        (k.loop_bounds, {o.op for o in k.ops})
+        for c in found(graph)[0]
+        for k in c.graph.kernels
+        if isinstance(k, BlockGraph)
     ]
-    assert all("acc" not in ops or not ("accs" in ops and span) for span, ops in spans)
+    assert all("acc" not in ops or not ("accs" in ops and loop_bounds) for loop_bounds, ops in all_bounds)
     plain = next(kernels_of(found(captured(PROGRAMS["causal"][0], *QKV))[0], 1)).kernels[0]
-    assert isinstance(plain, BlockGraph) and plain.span == LoopBounds(plain.span.axis, None, 0)  # type: ignore[union-attr]
-    assert with_span(plain) == plain
+    assert isinstance(plain, BlockGraph) and plain.loop_bounds == LoopBounds(plain.loop_bounds.axis, None, 0)  # type: ignore[union-attr]
+    assert with_loop_bounds(plain) == plain

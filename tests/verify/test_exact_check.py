@@ -20,8 +20,8 @@ from lower.kernels import (
     split_attention,
     tensor,
 )
-from lower.test_spans import sized, tiles
-from mugraph.graphs import CAUSAL_SPAN, WINDOW
+from lower.test_loop_bounds import sized, tiles
+from mugraph.graphs import CAUSAL_BOUNDS, WINDOW
 
 from mirage_jax.errors import KernelFault, UnsupportedError
 from mirage_jax.lower.runtime.launch import sources
@@ -72,8 +72,8 @@ def test_agrees_at_any_sizes(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("n,rows,columns", [(64, 16, 16), (50, 16, 16), (70, 32, 16), (70, 16, 32), (16, 16, 16)])
 @pytest.mark.parametrize("name,parts", [("online", 1), ("split keys", 2), ("split keys", 3)])
-@pytest.mark.parametrize("program", [CAUSAL_SPAN, WINDOW], ids=lambda p: p.name)
-def test_agrees_under_spans(program, name: str, parts: int, n: int, rows: int, columns: int) -> None:
+@pytest.mark.parametrize("program", [CAUSAL_BOUNDS, WINDOW], ids=lambda p: p.name)
+def test_agrees_under_loop_bounds(program, name: str, parts: int, n: int, rows: int, columns: int) -> None:
     g = sized(program, name, n)
     assert check(g, tiles(g, rows, columns, parts)) == ""
 

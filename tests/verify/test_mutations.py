@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from mugraph.graphs import ATTENTION, CAUSAL_SPAN, GRAM, RMSNORM, ROW_SOFTMAX, Program
+from mugraph.graphs import ATTENTION, CAUSAL_BOUNDS, GRAM, RMSNORM, ROW_SOFTMAX, Program
 
 from mirage_jax import cli
 from mirage_jax.audit import mutants
@@ -55,7 +55,7 @@ MADE = [
     ("S3", ATTENTION, "online", "last %t"),
     ("S6", ATTENTION, "online", "acc %t"),
     ("S7", ROW_SOFTMAX, "stored in the second loop", "shift{axes=(n), scale=2}"),
-    ("S11", CAUSAL_SPAN, "online", "loop(n in ..n'-1)"),
+    ("S11", CAUSAL_BOUNDS, "online", "loop(n in ..n'-1)"),
 ]
 
 
@@ -101,8 +101,8 @@ def test_fates(old: str, new: str, fate: Fate) -> None:
 )
 def test_infinities_are_left_to_the_gate(old: str, new: str) -> None:
     """Right in exact arithmetic, so it is certified; minus infinity makes NaN of it."""
-    subject = MutationSubject(source(CAUSAL_SPAN, "online"), seed=0)
-    mutant = CAUSAL_SPAN.graph(CAUSAL_SPAN.candidates["online"].replace(old, new))
+    subject = MutationSubject(source(CAUSAL_BOUNDS, "online"), seed=0)
+    mutant = CAUSAL_BOUNDS.graph(CAUSAL_BOUNDS.candidates["online"].replace(old, new))
     assert subject.fingerprint(mutant) and not subject.oracle.same(mutant) and subject.oracle.same(mutant, finite=True)
     assert subject.fate(mutant) == (Fate.GATE, "")
 

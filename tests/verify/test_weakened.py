@@ -205,9 +205,9 @@ def nameless(was: Any) -> Any:
     return hash
 
 
-def without_spans(was: Any) -> Any:
+def without_loop_bounds(was: Any) -> Any:
     def scaled(graph: KernelGraph, scale: Any) -> KernelGraph:
-        kernels = (replace(k, span=None) if isinstance(k, BlockGraph) else k for k in graph)
+        kernels = (replace(k, loop_bounds=None) if isinstance(k, BlockGraph) else k for k in graph)
         return replace(graph, kernels=tuple(kernels))
 
     return scaled
@@ -236,7 +236,7 @@ WEAKENED: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "functions without names": (Draw, "hash", nameless),
     "functions in any order": (Draw, "hash", hash_of(lambda name, arguments: (name, sorted(arguments)))),
     "constant functions": (Draw, "hash", hash_of(lambda name, arguments: (name, ()))),
-    "spans ignored": (certificate, "_scaled", without_spans),
+    "spans ignored": (certificate, "_scaled", without_loop_bounds),
     "a bound of nothing": (certificate, "error_bound", lambda was: lambda d, p_bits, q_bits: -1000.0),
 }  # fmt: skip
 

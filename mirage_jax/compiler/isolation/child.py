@@ -30,7 +30,7 @@ from mirage_jax.compiler.inputs import Types, one_set
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.errors import in_one_line
 from mirage_jax.lower.runtime import aot, launch
-from mirage_jax.mugraph.domains.floats import numpy_dtype
+from mirage_jax.mugraph.dtypes import numpy_dtype
 
 type Say = Callable[[Mapping[str, Any]], None]
 

@@ -22,22 +22,12 @@ from mirage_jax.jaxpr_frontend.partition.reasons import Code, NotExpressible
 from mirage_jax.jaxpr_frontend.translate import gathers, integers
 from mirage_jax.jaxpr_frontend.translate.builder import AxisValue, NodeBuilder
 from mirage_jax.jaxpr_frontend.translate.slicing import concatenated, sliced
-from mirage_jax.mugraph.domains.floats import FLOATS, lowest, numpy_dtype
-from mirage_jax.mugraph.graph import SIXTEEN_BIT_FLOATS
+from mirage_jax.mugraph.dtypes import DTYPES, FLOATS, SIXTEEN_BIT_FLOATS, lowest, numpy_dtype
 
 # Operands that must be literals, by position, and what is said where they are not.
 NEEDS_LITERAL = {"pow": (1, "the exponent is not a literal")}
 
-DTYPES = {
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "float32": "f32",
-    "float64": "f64",
-    "int32": "i32",
-    "int8": "i8",
-    "uint8": "u8",
-    "bool": "bool",
-}
+SHORT_NAMES = {dtype.long_name: name for name, dtype in DTYPES.items() if dtype.in_programs}
 CONTRACTION_PRIMITIVES = frozenset({"dot_general", "reduce_sum", "reduce_max", "reduce_min"})
 SLICING_PRIMITIVES = frozenset(
     {"slice", "concatenate", "stack", "pad"}
@@ -130,9 +120,9 @@ def dtype_name(dtype: Any) -> str:
         NotExpressible: muGraphs have no such dtype.
     """
     try:
-        return DTYPES[str(dtype)]
+        return SHORT_NAMES[str(dtype)]
     except KeyError:
-        raise NotExpressible(Code.DTYPE, f"{dtype}; known are {', '.join(DTYPES)}") from None
+        raise NotExpressible(Code.DTYPE, f"{dtype}; known are {', '.join(SHORT_NAMES)}") from None
 
 
 def _exact(value: Any) -> Fraction | float:
@@ -149,7 +139,7 @@ def _fold(primitive: str, builder: NodeBuilder, result: EquationInfo, operands: 
     return builder.constant(_exact(folded), result.dtype, dims)
 
 
-_NUMPY: dict[str, Any] = {short: np.dtype(long) for long, short in DTYPES.items() if long != "bfloat16"}
+_NUMPY: dict[str, Any] = {name: dtype.numpy for name, dtype in DTYPES.items()}
 _NUMPY["bf16"] = np.float32  # a bf16 number is an f32 number; results are rounded to the dtype of the equation
 
 

@@ -26,7 +26,7 @@ from mirage_jax.jaxpr_frontend.translate import rules
 from mirage_jax.jaxpr_frontend.translate.assemble import Assembled, assemble
 from mirage_jax.jaxpr_frontend.translate.builder import AxisValue, NodeBuilder
 from mirage_jax.jaxpr_frontend.translate.concatenation import Pieces, Resolver
-from mirage_jax.mugraph.domains.floats import numpy_dtype
+from mirage_jax.mugraph.dtypes import numpy_dtype
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.passes.log_sum_exp import join_shifts
 from mirage_jax.mugraph.views import View, ViewStep

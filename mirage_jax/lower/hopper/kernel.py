@@ -235,7 +235,7 @@ class Specialized(SharedTiles):
         if self.several is None:
             return super().number
         program, turn, programs = self.several.program, self.several.turn, self.tiling.launched
-        turned = f" + ({turn} & 1) * ({programs - 1} - 2 * {program})" if self.graph.span else ""
+        turned = f" + ({turn} & 1) * ({programs - 1} - 2 * {program})" if self.graph.loop_bounds else ""
         return f"{turn} * {programs} + {program}{turned}"
 
     def each_block(self, body: Callable[[str, str], None]) -> None:
@@ -251,7 +251,7 @@ class Specialized(SharedTiles):
         self.w.line(f"{own.program} = {super().number}")
         self.w.line(f"{own.done} = 0")
         turns, left = divmod(blocks, programs)
-        is_turned = self.graph.span is not None and turns % 2
+        is_turned = self.graph.loop_bounds is not None and turns % 2
         count = f"({blocks} + {own.program})" if is_turned else f"({blocks + programs - 1} - {own.program})"
         with self.w.block(f"for {own.turn} in range({f'{count} // {programs}' if left else turns}):", own.turn):
             self.env = outer.new_child()
@@ -583,7 +583,7 @@ class Specialized(SharedTiles):
         self, axis: TileAxis, body: Sequence[Op], first: str, steps: str, start: str
     ) -> list[tuple[str, str, frozenset[str]]]:
         """Parts of the loop as numbers of steps, from step `start` on."""
-        if self.span is None or steps.isdigit():
+        if self.loop_bounds is None or steps.isdigit():
             return [(start, steps, frozenset())]
         parts = self.parts(axis, body)
         marks = [f"({end} - {first}) // {axis.size}" for _, end, _ in parts[:-1]]

@@ -16,7 +16,8 @@ from mirage_jax.errors import UnsupportedError
 from mirage_jax.lower.hopper.warpgroups import MAX_WGMMA_COLUMNS, WARPGROUP_ROWS, Warpgroups
 from mirage_jax.lower.tiling import extent, stored_axes
 from mirage_jax.lower.triton.expressions import TileVariable
-from mirage_jax.mugraph.graph import SIXTEEN_BIT_FLOATS, Axis, Load
+from mirage_jax.mugraph.dtypes import SIXTEEN_BIT_FLOATS
+from mirage_jax.mugraph.graph import Axis, Load
 
 
 @dataclass(frozen=True, slots=True)

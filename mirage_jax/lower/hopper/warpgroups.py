@@ -13,11 +13,12 @@ from functools import cached_property
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.hardware.gpus import WGMMA_ROWS
-from mirage_jax.lower.tiling import BYTES, SINGLE, MatrixProduct, TileAxis, Tiling
+from mirage_jax.lower.tiling import SINGLE, MatrixProduct, TileAxis, Tiling
 from mirage_jax.lower.triton.expressions import TileVariable, reduction
 from mirage_jax.lower.triton.frame import PLAIN, EmitOptions, Form
 from mirage_jax.lower.triton.loops import Group, Loops
-from mirage_jax.mugraph.graph import SIXTEEN_BIT_FLOATS, Axis, Op, Tensor
+from mirage_jax.mugraph.dtypes import BYTES, SIXTEEN_BIT_FLOATS
+from mirage_jax.mugraph.graph import Axis, Op, Tensor
 
 WARPGROUP_ROWS = WGMMA_ROWS  # of a warpgroup's matrix instruction
 WARPGROUP_WARPS = 4  # of a warpgroup

@@ -28,6 +28,7 @@ from mirage_jax.lower.tiling import stored_shape
 from mirage_jax.lower.triton.emitter import DEFAULT_OPTIONS, EmitOptions, KernelSource, emit
 from mirage_jax.lower.triton.horizontal_fusion import Emit, join
 from mirage_jax.lower.triton.two_forms import arguments
+from mirage_jax.mugraph.dtypes import DTYPES
 from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule
 
 if TYPE_CHECKING:
@@ -162,15 +163,7 @@ def call_kernel(
     )
 
 
-NUMPY_TYPES: Mapping[str, str] = {
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "f32": "float32",
-    "i32": "int32",
-    "i8": "int8",
-    "u8": "uint8",
-    "bool": "bool",
-}
+NUMPY_TYPES = {name: dtype.long_name for name, dtype in DTYPES.items() if dtype.triton}
 
 
 def check_shapes(graph: KernelGraph, env: Mapping[str, Any], options: EmitOptions = DEFAULT_OPTIONS) -> None:

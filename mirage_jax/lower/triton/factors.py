@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mirage_jax.lower.triton.expressions import reduced
-from mirage_jax.mugraph.graph import SIXTEEN_BIT_FLOATS, BlockGraph, KernelGraph, Op
+from mirage_jax.mugraph.dtypes import SIXTEEN_BIT_FLOATS
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Op
 from mirage_jax.mugraph.operators import ACCUMULATORS
 
 

@@ -42,7 +42,7 @@ DEFAULT_OPTIONS = EmitOptions()
 class Form:
     """Which form of a kernel is written (`mugraph.passes.sentinels`). `guards`: what has to be above which bound for
     what a skipping form stores to be right. `is_complete`: no step is left out, though blocks come in the order of the
-    span. `fresh`: an argument that is 0, which the compiler does not know. It is added to the number of the block: so
+    loop bounds. `fresh`: an argument that is 0, which the compiler does not know. It is added to the block's number: so
     nothing that depends on the block is the same in both forms, which would be kept in registers through the loops of
     the first. It is added to the end of the loop too: where ptxas (13.4, sm_90) knew the complete form's number of
     steps, it ordered the loops of the first otherwise. Added to indices of lanes it would hide that these follow one
@@ -81,9 +81,9 @@ class Frame:
         return self.tiling.axes
 
     @property
-    def span(self) -> LoopBounds | None:
+    def loop_bounds(self) -> LoopBounds | None:
         """Which steps of the loop run; None: all."""
-        return None if self.form.is_complete else self.graph.span
+        return None if self.form.is_complete else self.graph.loop_bounds
 
     # --- the function ---------------------------------------------------------------------------------------------
 
@@ -137,9 +137,9 @@ class Frame:
 
     def longest_first(self) -> None:
         """Where loops get longer from block to block, the last block goes first: no long loop is left at the end."""
-        span = self.graph.span
-        if span is not None and span.low is None and (name := self.env["block", span.axis]) != "0":
-            self.w.line(f"{name} = {self.axes[span.axis].count - 1} - {name}")
+        loop_bounds = self.graph.loop_bounds
+        if loop_bounds is not None and loop_bounds.low is None and (name := self.env["block", loop_bounds.axis]) != "0":
+            self.w.line(f"{name} = {self.axes[loop_bounds.axis].count - 1} - {name}")
 
     def grouped(self, pid: str, fast: str, wide: int, slow: str, deep: int, outer: bool) -> None:
         """Blocks in groups of `L2_GROUP_BLOCKS` along the fast axis, so that both operands are reused while they are in

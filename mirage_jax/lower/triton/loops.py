@@ -137,7 +137,7 @@ class Loops(Products):
                 if op.args[0] not in running:
                     raise UnsupportedError(f"{op}: only a running maximum has a last value")
                 end = ends[op.args[0]]
-                settled = end.settled and self.span is None  # with a span, the last part may have no step
+                settled = end.settled and self.loop_bounds is None  # with loop bounds, the last part may have no step
                 value = replace(end, text=running[op.args[0]], settled=settled)
             else:
                 value = self.widened(self.finished(op, how, sums[op.name]), narrowed, outer)
@@ -148,16 +148,16 @@ class Loops(Products):
         """Parts of the loop in order: first element, end, and the predicates that hold in all of its steps."""
         first, end = self.bounds(axis)
         whole = [(first, end, frozenset[str]())]
-        span = self.span
-        if span is None or axis.count == 1 or self.env["block", span.axis] == "0":
+        bounds = self.loop_bounds
+        if bounds is None or axis.count == 1 or self.env["block", bounds.axis] == "0":
             return whole
-        holding = {n: band for n in self.predicates(body) if (band := self.band(n, axis.axis, span.axis)) is not None}
+        holding = {n: band for n in self.predicates(body) if (band := self.band(n, axis.axis, bounds.axis)) is not None}
         if not holding:
             return whole
         lows = [low for low, _ in holding.values() if low is not None]
         highs = [high for _, high in holding.values() if high is not None]
         size, start = axis.size, self.row(axis)
-        rows = self.axes[span.axis].size
+        rows = self.axes[bounds.axis].size
         marks, kept = [first], frozenset(holding)
         if lows:  # from here on every element is far enough for the last row
             text = f"{start}{_offset(rows - 1 + max(lows) + size - 1)}"
@@ -207,26 +207,26 @@ class Loops(Products):
         return f"tl.range({count}, num_stages={self.tiling.schedule.num_stages})"
 
     def bounds(self, axis: TileAxis) -> tuple[str, str]:
-        """First element of the first step that is in the span of the loop, and what lies beyond the last one."""
-        span, part = self.span, self.env.get(("block", axis.part), "0")
-        if span is None or axis.count == 1:
+        """First element of the first step that is within the loop's bounds, and what lies beyond the last one."""
+        bounds, part = self.loop_bounds, self.env.get(("block", axis.part), "0")
+        if bounds is None or axis.count == 1:
             return "0", str(axis.local) + (f" + {self.form.fresh}" if self.form.fresh and axis.count > 1 else "")
-        around, block = self.axes[span.axis], self.env["block", span.axis]
+        around, block = self.axes[bounds.axis], self.env["block", bounds.axis]
         if block == part == "0":  # one block: known here
-            first = max(span.low or 0, 0) // axis.size * axis.size
-            return str(first), str(axis.local if span.high is None else min(around.size + span.high, axis.local))
+            first = max(bounds.low or 0, 0) // axis.size * axis.size
+            return str(first), str(axis.local if bounds.high is None else min(around.size + bounds.high, axis.local))
         start = self.row(axis)
         first, end = "0", str(axis.local)
-        if span.low is not None:
-            first = self.w.let("first", f"tl.maximum({start}{_offset(span.low)}, 0) // {axis.size} * {axis.size}")
-        if span.high is not None:
-            end = self.w.let("end", f"tl.minimum({start}{_offset(around.size + span.high)}, {axis.local})")
+        if bounds.low is not None:
+            first = self.w.let("first", f"tl.maximum({start}{_offset(bounds.low)}, 0) // {axis.size} * {axis.size}")
+        if bounds.high is not None:
+            end = self.w.let("end", f"tl.minimum({start}{_offset(around.size + bounds.high)}, {axis.local})")
         return first, end
 
     def row(self, axis: TileAxis) -> str:
         """The first row of this block, counted as the elements of the loop's axis are: inside of a part."""
-        assert self.span is not None
-        around, block = self.span.axis, self.env["block", self.span.axis]
+        assert self.loop_bounds is not None
+        around, block = self.loop_bounds.axis, self.env["block", self.loop_bounds.axis]
         part = self.env.get(("block", axis.part), "0")
         return f"{block} * {self.axes[around].size}" + ("" if part == "0" else f" - {part} * {axis.local}")
 

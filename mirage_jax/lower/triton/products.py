@@ -16,8 +16,8 @@ from mirage_jax.errors import UnsupportedError
 from mirage_jax.lower.tiling import MAX_RANK, SINGLE, MatrixProduct, extent
 from mirage_jax.lower.triton.expressions import Number, TileVariable, reduced
 from mirage_jax.lower.triton.values import TRITON_TYPES, Values, rule
-from mirage_jax.mugraph.domains.floats import SMALL_INTEGERS, lowest, numpy_dtype
-from mirage_jax.mugraph.graph import SIXTEEN_BIT_FLOATS, Axis, Op
+from mirage_jax.mugraph.dtypes import SIXTEEN_BIT_FLOATS, SMALL_INTEGERS, lowest, numpy_dtype
+from mirage_jax.mugraph.graph import Axis, Op
 
 
 class Products(Values):

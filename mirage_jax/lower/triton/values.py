@@ -8,7 +8,7 @@ that is not already neutral.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -28,15 +28,11 @@ from mirage_jax.lower.triton.expressions import (
     reduced,
 )
 from mirage_jax.lower.triton.frame import Frame
-from mirage_jax.mugraph.domains.floats import FLOATS
+from mirage_jax.mugraph.dtypes import DTYPES, FLOATS
 from mirage_jax.mugraph.graph import Axis, Load, Op, Store, Tensor, split_axis
 from mirage_jax.mugraph.operators import ACCUMULATORS, COMPARISONS, FUNCTIONS, KEEPS_NAN, operator
 
-TRITON_TYPES: Mapping[str, str] = {
-    "f16": "tl.float16", "bf16": "tl.bfloat16", "f32": "tl.float32",
-    "i32": "tl.int32", "i8": "tl.int8", "u8": "tl.uint8", "bool": "tl.int1",
-}  # fmt: skip
-
+TRITON_TYPES = {name: dtype.triton for name, dtype in DTYPES.items() if dtype.triton}
 MAX_FACTORS = 8  # of a power that is written as a product
 
 type Rule = Callable[[Any, Op], TileVariable]
@@ -387,7 +383,7 @@ class Values(Frame):
         source = self.ops.get(self.unmasked(op.args[0]))
         settled = (
             is_product
-            and (self.span is None or bool(self.holding))
+            and (self.loop_bounds is None or bool(self.holding))
             and source is not None
             and source.op == "dot"
             and not any(self.axes[a].short_part for a in reduced(op) if a in self.axes)

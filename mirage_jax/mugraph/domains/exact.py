@@ -23,7 +23,7 @@ Numbers are numpy arrays of the structured type `EXACT`: whatever only moves ele
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import cache
 from typing import Any
@@ -41,6 +41,7 @@ type Numbers = Any  # an array of type EXACT
 
 
 def made(p: Any, q: Any, real: Any) -> Numbers:
+    """Build numbers from their three parts, which broadcast."""
     out = np.empty(np.broadcast_shapes(np.shape(p), np.shape(q), np.shape(real)), EXACT)
     out["p"], out["q"], out["real"] = p, q, real
     return out
@@ -81,18 +82,22 @@ LOG2E = made(9017031, 74606, math.log2(math.e))
 
 
 def add(x: Numbers, y: Numbers) -> Numbers:
+    """x + y."""
     return made((x["p"] + y["p"]) % P, (x["q"] + y["q"]) % Q, x["real"] + y["real"])
 
 
 def negative(x: Numbers) -> Numbers:
+    """-x."""
     return made(-x["p"] % P, -x["q"] % Q, -x["real"])
 
 
 def subtract(x: Numbers, y: Numbers) -> Numbers:
+    """x - y."""
     return add(x, negative(y))
 
 
 def multiply(x: Numbers, y: Numbers) -> Numbers:
+    """x * y."""
     return made(x["p"] * y["p"] % P, x["q"] * y["q"] % Q, x["real"] * y["real"])
 
 
@@ -100,8 +105,8 @@ LOST_IN_ROUNDING = 1e100  # the float of 1 / x where that of x is zero and x is 
 
 
 def inverse(x: Numbers) -> Numbers:
-    """1 / x; of a zero divisor some number that is the same always. A float that is zero for a number that is not was
-    lost in rounding, as x is in (1 + x) - 1: no infinity comes of it.
+    """1 / x; a zero divisor always has the same one. A zero float of another number was lost in rounding, as x is in
+    (1 + x) - 1, and gives no infinity.
     """
     with np.errstate(divide="ignore"):
         real = np.where((x["real"] == 0) & (x["p"] != 0), LOST_IN_ROUNDING, 1 / x["real"])
@@ -110,6 +115,7 @@ def inverse(x: Numbers) -> Numbers:
 
 
 def divide(x: Numbers, y: Numbers) -> Numbers:
+    """x / y, by way of `inverse`."""
     return multiply(x, inverse(y))
 
 
@@ -134,6 +140,7 @@ def total(x: Numbers, dims: tuple[int, ...]) -> Numbers:
 
 
 def matmul(x: Numbers, y: Numbers) -> Numbers:
+    """Multiply stacks of matrices, as `numpy.matmul` does."""
     return made(_product(x["p"], y["p"], P), _product(x["q"], y["q"], Q), np.matmul(x["real"], y["real"]))
 
 
@@ -159,6 +166,7 @@ def _powers() -> Any:
 
 
 def exp(x: Numbers) -> Numbers:
+    """Turn residues modulo Q into exponents of W; what remains modulo Q is a hash."""
     p = _powers()[x["q"]]
     with np.errstate(over="ignore"):
         out = made(p, np.where(p == 1, 1, _mixed(p, 0) % Q), np.exp(x["real"]))  # exp(0) is 1 in both
@@ -166,10 +174,12 @@ def exp(x: Numbers) -> Numbers:
 
 
 def exp2(x: Numbers) -> Numbers:
+    """2 ** x."""
     return exp(divide(x, LOG2E))
 
 
 def log2(x: Numbers) -> Numbers:
+    """Logarithm to base 2."""
     return multiply(log(x), LOG2E)
 
 
@@ -182,11 +192,11 @@ def _mixed(p: Any, seed: int) -> Any:
 
 
 def _hashed(seed: int, real: Callable[[Any], Any], known: Mapping[int, int]) -> Callable[[Numbers], Numbers]:
-    """A function of which only its value as a float is known, and its integer values at some integers: a kernel counts
-    on what it makes of the constants in padded lanes, as on sin(0) = 0.
+    """A function that is known as a float and at some integers: kernels count on its values for the constants in
+    padded lanes, as on sin(0) = 0.
     """
 
-    def function(x: Numbers) -> Numbers:
+    def _function(x: Numbers) -> Numbers:
         p, q, finite = _mixed(x["p"], 2 * seed) % P, _mixed(x["p"], 2 * seed + 1) % Q, np.isfinite(x["real"])
         for at, value in known.items():
             here = finite & (x["p"] == at)
@@ -194,7 +204,7 @@ def _hashed(seed: int, real: Callable[[Any], Any], known: Mapping[int, int]) -> 
         with np.errstate(all="ignore"):
             return made(p, q, real(x["real"]))
 
-    return function
+    return _function
 
 
 # of magnitudes, where a function has no value for negative numbers: residues have no sign
@@ -207,6 +217,7 @@ floor = _hashed(6, np.floor, {0: 0, 1: 1})
 
 
 def rsqrt(x: Numbers) -> Numbers:
+    """1 / sqrt(x)."""
     return inverse(sqrt(x))
 
 
@@ -214,30 +225,34 @@ def rsqrt(x: Numbers) -> Numbers:
 
 
 def choose(condition: Any, x: Any, y: Any) -> Any:
+    """Take x where the condition holds, else y."""
     return np.where(condition, x, y)
 
 
 def equal(x: Numbers, y: Numbers) -> Any:
     """Truth values. Two finite numbers are equal if they are so modulo P."""
-    finite = np.isfinite(x["real"]) & np.isfinite(y["real"])
+    finite = is_finite(x) & is_finite(y)
     return choose(finite, x["p"] == y["p"], x["real"] == y["real"])
 
 
 def less(x: Numbers, y: Numbers) -> Any:
+    """x < y, as truth values; equal residues are not less."""
     return (x["real"] < y["real"]) & ~equal(x, y)
 
 
 def less_equal(x: Numbers, y: Numbers) -> Any:
+    """x <= y, as truth values."""
     return (x["real"] < y["real"]) | equal(x, y)
 
 
 def maximum(x: Numbers, y: Numbers) -> Numbers:
-    """Of equal floats the larger residue, so that the order of arguments does not matter; what is no number wins."""
+    """Of equal floats the larger residue, so that the order of arguments does not matter; NaN wins."""
     tie = (x["real"] == y["real"]) & (x["p"] < y["p"])
     return choose((x["real"] < y["real"]) | tie | np.isnan(y["real"]), y, x)
 
 
 def minimum(x: Numbers, y: Numbers) -> Numbers:
+    """Mirror `maximum`."""
     return negative(maximum(negative(x), negative(y)))
 
 
@@ -249,31 +264,51 @@ def largest(x: Numbers, dim: int) -> Numbers:
     return np.take_along_axis(x, place, axis=dim).squeeze(dim)
 
 
+def is_zero(x: Numbers) -> Any:
+    """Test for zero modulo P: truth values."""
+    return equal(x, ZERO)
+
+
+def is_finite(x: Numbers) -> Any:
+    """Tell numbers from infinities and NaN: truth values."""
+    return np.isfinite(x["real"])
+
+
+def sign(x: Numbers) -> Numbers:
+    """Return -1, 0 or 1."""
+    return subtract(integers(less(ZERO, x)), integers(less(x, ZERO)))
+
+
 def absolute(x: Numbers) -> Numbers:
+    """Drop the sign, which the float tells."""
     return choose(less(x, ZERO), negative(x), x)
 
 
 def differences(x: Numbers, y: Numbers) -> Any:
     """Where two arrays of numbers are not the same: another residue, or another infinity or NaN."""
-    finite = np.isfinite(x["real"]) & np.isfinite(y["real"])
+    finite = is_finite(x) & is_finite(y)
     strange = np.where(np.isnan(x["real"]), ~np.isnan(y["real"]), x["real"] != y["real"])
     return np.where(finite, (x["p"] != y["p"]) | (x["q"] != y["q"]), strange)
 
 
 def logistic(x: Numbers) -> Numbers:
+    """1 / (1 + exp(-x))."""
     return inverse(add(ONE, exp(negative(x))))
 
 
 def tanh(x: Numbers) -> Numbers:
+    """1 - 2 / (1 + exp(2 x)), as kernels write it."""
     two = add(ONE, ONE)
     return subtract(ONE, divide(two, add(ONE, exp(multiply(two, x)))))
 
 
 def log1p(x: Numbers) -> Numbers:
-    return choose(equal(x, ZERO), x, log(add(ONE, x)))
+    """log(1 + x); 0 of 0."""
+    return choose(is_zero(x), x, log(add(ONE, x)))
 
 
 def expm1(x: Numbers) -> Numbers:
+    """exp(x) - 1; a series near 0, as kernels write it."""
     series = ONE
     for n in range(6, 1, -1):
         series = add(ONE, multiply(divide(x, integers(n)), series))
@@ -281,43 +316,5 @@ def expm1(x: Numbers) -> Numbers:
 
 
 def where(c: Numbers, x: Numbers, y: Numbers) -> Numbers:
-    return choose(equal(c, ZERO), y, x)
-
-
-def _truth(test: Callable[..., Any]) -> Callable[..., Numbers]:
-    return lambda *xs: integers(test(*xs))
-
-
-FUNCTIONS: Mapping[str, Callable[..., Numbers]] = {
-    "logistic": logistic,
-    "tanh": tanh,
-    "erf": erf,
-    "erfc": lambda x: subtract(ONE, erf(x)),
-    "log": log,
-    "log1p": log1p,
-    "expm1": expm1,
-    "floor": floor,
-    "fraction": lambda x: subtract(x, floor(x)),
-    "sin": sin,
-    "cos": cos,
-    "abs": absolute,
-    "sign": lambda x: subtract(integers(less(ZERO, x)), integers(less(x, ZERO))),
-    "isfinite": _truth(lambda x: np.isfinite(x["real"])),
-    "maximum": maximum,
-    "minimum": minimum,
-    "lt": _truth(less),
-    "le": _truth(less_equal),
-    "eq": _truth(equal),
-    "and": _truth(lambda x, y: ~equal(x, ZERO) & ~equal(y, ZERO)),
-    "or": _truth(lambda x, y: ~equal(x, ZERO) | ~equal(y, ZERO)),
-    "not": _truth(lambda x: equal(x, ZERO)),
-    "where": where,
-    "mask": lambda c, x: where(c, x, MINUS_INFINITY),
-}
-
-
-def function(name: str, args: Sequence[Numbers]) -> Numbers:
-    """The meaning of an operator outside the Lax fragment (`operators.FUNCTIONS`)."""
-    if name not in FUNCTIONS:
-        raise UnsupportedError(f"function {name} has no meaning on exact numbers; known: {', '.join(FUNCTIONS)}")
-    return FUNCTIONS[name](*args)
+    """Take x where c is not 0, else y."""
+    return choose(is_zero(c), y, x)

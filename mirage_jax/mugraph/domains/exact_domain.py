@@ -1,7 +1,7 @@
-"""Meaning of the operators on exact numbers (`exact`): what a graph computes, for comparison with its kernels' text.
+"""Meaning of the operators on exact numbers (`exact`): the values of a graph, to compare with its kernels' text.
 
 Input: arrays of numbers by name of axes, and of plain numpy integers and truth values for tensors of these types.
-Every rule is the one of float64 (`arrays.FloatDomain`), over other numbers.
+Every rule is the one of float64 (`floats.FloatDomain`), over other numbers.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 
 from mirage_jax.mugraph.domains import exact
-from mirage_jax.mugraph.domains.floats import NamedArray, arrange, is_float, numpy_dtype
+from mirage_jax.mugraph.domains.floats import NamedArray, arrange, contracted, pasted
+from mirage_jax.mugraph.dtypes import is_float, numpy_dtype
 from mirage_jax.mugraph.graph import Axis, Tensor
-from mirage_jax.mugraph.operators import union
+from mirage_jax.mugraph.operators import FUNCTIONS, union
 
-MAX_PRODUCT = (
-    8  # powers up to this are products, as in kernels; beyond, and for other roots, they go through logarithms
-)
-ANY_SHIFT = exact.made(0, 0, -1e300)  # of a row that is wholly masked: no other maximum is as low
+MAX_PRODUCT = 8  # powers up to this are products, as in kernels; others go through logarithms
+ANY_SHIFT = exact.made(0, 0, -1e300)  # of a row in which everything is masked: no other maximum is as low
 
 
 @dataclass(frozen=True)
@@ -36,13 +35,16 @@ class ExactDomain:
     # --- tiles
 
     def within(self, ranges: Mapping[Axis, range]) -> ExactDomain:
+        """See the domain from one tile."""
         return replace(self, ranges=ranges)
 
     def load(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        """Cut the tile out of `x`; integers become numbers."""
         tile = x.array[tuple(slice(self.ranges[a].start, self.ranges[a].stop) for a in axes)]
         return NamedArray(axes, tile if tile.dtype == exact.EXACT else exact.integers(tile))
 
     def store(self, x: NamedArray, tensor: Tensor) -> NamedArray:
+        """Arrange `x` as the tensor; integers come back from numbers."""
         array = arrange(x.array, x.axes, tensor.axes)
         return NamedArray(
             tensor.axes, array if is_float(numpy_dtype(tensor.dtype)) else as_integers(array, tensor.dtype)
@@ -51,34 +53,39 @@ class ExactDomain:
     def assemble(
         self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], NamedArray]]
     ) -> NamedArray:
-        out = np.empty(shape, pieces[0][1].array.dtype)
-        for ranges, piece in pieces:
-            out[tuple(slice(r.start, r.stop) for r in ranges)] = piece.array
-        return NamedArray(tensor.axes, out)
+        """Paste the tiles into one array."""
+        return NamedArray(tensor.axes, pasted(shape, pieces))
 
     def all_above(self, x: NamedArray, bound: Fraction) -> bool:
+        """Compare the floats of numbers."""
         return bool((x.array["real"] > float(bound)).all())
 
     # --- operators
 
     def constant(self, value: Fraction) -> NamedArray:
+        """Make an exact fraction."""
         return NamedArray((), exact.constant(value))
 
     def add(self, x: NamedArray, y: NamedArray) -> NamedArray:
+        """x + y in both residues."""
         axes, (a, b) = _aligned(x, y)
         return NamedArray(axes, exact.add(a, b))
 
     def mul(self, x: NamedArray, y: NamedArray) -> NamedArray:
+        """x * y in both residues."""
         axes, (a, b) = _aligned(x, y)
         return NamedArray(axes, exact.multiply(a, b))
 
     def power(self, x: NamedArray, exponent: Fraction) -> NamedArray:
+        """Multiply for small exponents, as kernels do, else go through logarithms."""
         return NamedArray(x.axes, _power(x.array, Fraction(exponent)))
 
     def exp(self, x: NamedArray) -> NamedArray:
+        """See `exact.exp`."""
         return NamedArray(x.axes, exact.exp(x.array))
 
     def log_product(self, x: NamedArray, m: NamedArray) -> NamedArray:
+        """log(x) + m, infinite where m is."""
         axes, (a, b) = _aligned(x, m)
         return NamedArray(axes, exact.choose(b["real"] == math.inf, b, exact.add(exact.log(a), b)))
 
@@ -90,10 +97,12 @@ class ExactDomain:
         return self.mul(self.constant(Fraction(-1)), x)
 
     def function(self, name: str, args: Sequence[NamedArray]) -> NamedArray:
+        """Apply the function's exact meaning from its record."""
         axes, arrays = _aligned(*args)
-        return NamedArray(axes, exact.function(name, arrays))
+        return NamedArray(axes, FUNCTIONS[name].exact(*arrays))
 
     def sum(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        """Sum; an axis that x lacks multiplies by its extent."""
         array = exact.total(x.array, tuple(i for i, a in enumerate(x.axes) if a in axes))
         count = math.prod(len(self.ranges[a]) for a in axes if a not in x.axes)
         if count != 1:
@@ -101,18 +110,11 @@ class ExactDomain:
         return NamedArray(tuple(a for a in x.axes if a not in axes), array)
 
     def dot(self, x: NamedArray, y: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
-        batch = tuple(a for a in x.axes if a in y.axes and a not in axes)
-        rows = tuple(a for a in x.axes if a not in y.axes)
-        columns = tuple(a for a in y.axes if a not in x.axes)
-        a, b = arrange(x.array, x.axes, (*batch, *rows, *axes)), arrange(y.array, y.axes, (*batch, *axes, *columns))
-        outer, split = len(batch), len(batch) + len(rows)
-        shape = (*a.shape[:split], *b.shape[outer + len(axes) :])
-        inner = math.prod(a.shape[split:])
-        left = a.reshape(*a.shape[:outer], math.prod(a.shape[outer:split]), inner)
-        right = b.reshape(*b.shape[:outer], inner, math.prod(b.shape[outer + len(axes) :]))
-        return NamedArray((*batch, *rows, *columns), exact.matmul(left, right).reshape(shape))
+        """Multiply as matrices."""
+        return contracted(x, y, axes, exact.matmul)
 
     def maximum(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        """Compare floats, then residues."""
         array = x.array
         for dim in sorted((x.axes.index(a) for a in axes if a in x.axes), reverse=True):
             array = exact.largest(array, dim)
@@ -124,12 +126,13 @@ class ExactDomain:
         return NamedArray(m.axes, np.where(m.array["real"] == -math.inf, ANY_SHIFT, m.array))
 
     def iota(self, axis: Axis) -> NamedArray:
+        """Count from the tile's first index."""
         here = self.ranges[axis]
         return NamedArray((axis,), exact.integers(range(here.start, here.stop)))
 
 
 def as_integers(x: exact.Numbers, dtype: str) -> Any:
-    """What a tensor of integers or truth values keeps of numbers."""
+    """Convert numbers to integers or truth values, as a tensor of these stores them."""
     return ~exact.equal(x, exact.ZERO) if dtype == "bool" else x["p"].astype(numpy_dtype(dtype))
 
 

@@ -16,15 +16,15 @@ q. After an exponential the q part is *poisoned* (None) and stays so (Mirage, se
   holds there too.
 * **Uninterpreted functions** are keyed hashes of the p residues of their arguments (equal values have equal p
   residues, whatever became of their q parts), with a fresh pair as value. So are: a second exponential on one path,
-  other fractional powers. Nothing is assumed of them except that equal arguments give equal values.
-* **Maxima** are hashes of the *set* of values that they are the maximum of, and a maximum of maxima is that of the
-  union of their sets: commutative, associative and idempotent, which is all that is assumed (minima alike).
+  other fractional powers. Proofs assume only that equal arguments give equal values.
+* **Maxima** are hashes of the *set* of values that they are the maximum of, and a maximum of maxima has the
+  union of their sets: commutative, associative and idempotent, and nothing else is assumed (minima likewise).
 * ``shift`` is a fresh random pair at each call: only graphs that do not depend on it agree.
 * **Masks.** What indices alone tell (`predicates`) comes on top, if a `scale` is given, as it is where loops end early:
   an exponential of what a mask makes minus infinity is exactly 0, and so is ``where(c, x, 0)`` outside of c. All else
   stays as it was: a mask is a hash of its condition and its value, and conditions are hashed with the constants of the
   program, so that no two masks are taken for one because they happen to agree at reduced extents. Every assumption
-  made is an identity of real numbers, and the zeros come on both sides alike.
+  made is an identity of real numbers, and the zeros come on both sides.
 * **Measures.** Tests run at reduced extents, but programs contain their real extents as constants (1/4096 in a mean).
   So the elements of an axis weigh real/reduced each: a sum over an axis has total mass equal to its *real* extent,
   also for values that do not have the axis. Every identity of sums (linearity, order of summation, a constant summed
@@ -36,6 +36,7 @@ Values are numpy arrays of Python integers: exact at any size of primes.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,6 +56,7 @@ from mirage_jax.mugraph.operators import union
 
 SYMMETRIC = frozenset({"eq", "and", "or"})  # functions of two arguments in any order
 SEMILATTICES = frozenset({"maximum", "minimum"})
+type Place = tuple[slice, ...]
 
 
 class ZeroDivisor(MirageError):
@@ -109,6 +111,7 @@ class Residues:
     im: Any = None
 
     def map(self, f: Callable[[Any], Any]) -> Residues:
+        """Apply `f` to both parts."""
         return Residues(f(self.re), None if self.im is None else f(self.im))
 
 
@@ -124,14 +127,21 @@ class PrimeRing:
     m: int
 
     def make(self, re: Any, im: Any = None) -> Residues:
+        """Reduce integers modulo m."""
         return Residues(_array(re % self.m), None if im is None else _array(im % self.m))
 
     def fraction(self, value: Fraction) -> int:
+        """Map a fraction to its residue.
+
+        Raises:
+            ZeroDivisor: its denominator is 0 modulo m.
+        """
         if value.denominator % self.m == 0:
             raise ZeroDivisor(f"the denominator of {value} is 0 modulo {self.m}")
         return value.numerator * _pow(value.denominator, -1, self.m) % self.m
 
     def add(self, x: Residues, y: Residues) -> Residues:
+        """x + y."""
         if x.im is None and y.im is None:
             return self.make(x.re + y.re)
         re = x.re + y.re  # broadcasts, so the imaginary part must as well
@@ -139,6 +149,7 @@ class PrimeRing:
         return self.make(re, zero + (0 if x.im is None else x.im) + (0 if y.im is None else y.im))
 
     def mul(self, x: Residues, y: Residues) -> Residues:
+        """x * y."""
         if x.im is None and y.im is None:
             return self.make(x.re * y.re)
         if x.im is None:
@@ -148,9 +159,11 @@ class PrimeRing:
         return self.make(x.re * y.re - x.im * y.im, x.re * y.im + x.im * y.re)
 
     def scale(self, x: Residues, value: Fraction) -> Residues:
+        """Multiply by a fraction."""
         return x if value == 1 else self.mul(x, Residues(_array(self.fraction(value))))
 
     def sum(self, x: Residues, dims: tuple[int, ...]) -> Residues:
+        """Sum over dimensions."""
         return (
             x
             if not dims
@@ -158,6 +171,11 @@ class PrimeRing:
         )
 
     def inverse(self, x: Residues) -> Residues:
+        """1 / x.
+
+        Raises:
+            ZeroDivisor: an element is 0.
+        """
         norm = x.re if x.im is None else _array((x.re * x.re + x.im * x.im) % self.m)
         if numpy.any(norm == 0):
             raise ZeroDivisor("division by zero")
@@ -220,7 +238,7 @@ class Draw:
 
     @cached_property
     def rooted(self) -> set[tuple[int, int]]:
-        """Values of which a fractional power was taken, real part and imaginary."""
+        """Values that had a fractional power taken, as real and imaginary part."""
         return set()
 
     @cached_property
@@ -229,14 +247,17 @@ class Draw:
 
     @property
     def p(self) -> int:
+        """The prime of values."""
         return self._primes[0]
 
     @property
     def q(self) -> int:
+        """The prime of exponents, a divisor of p - 1."""
         return self._primes[1]
 
     @cached_property
     def character(self) -> int:
+        """The l in ``w ** (a + l * b)``, the exponential of a + b*i."""
         return Random(b"character" + self.seed).randrange(self.q)
 
     @cached_property
@@ -269,6 +290,7 @@ class Draw:
         return out
 
     def random_residues(self, modulus: int, shape: tuple[int, ...]) -> Residues:
+        """Draw uniform residues; changes `rng`."""
         n = int(numpy.prod(shape))
         return Residues(_fill([self.rng.randrange(modulus) for _ in range(n)], shape))
 
@@ -333,6 +355,7 @@ class FieldDomain:
 
     @cached_property
     def rings(self) -> tuple[PrimeRing, PrimeRing]:
+        """Z_p[i] and Z_q[i]."""
         return PrimeRing(self.draw.p), PrimeRing(self.draw.q)
 
     def random(self, axes: tuple[Axis, ...], shape: tuple[int, ...]) -> Pair:
@@ -342,52 +365,53 @@ class FieldDomain:
     # --- tiles
 
     def within(self, ranges: Mapping[Axis, range]) -> FieldDomain:
+        """See the domain from one tile."""
         return replace(self, ranges=ranges)
 
     def load(self, x: Pair, axes: tuple[Axis, ...]) -> Pair:
+        """Cut the tile out of `x`; facts follow the names of axes."""
         cut = tuple(slice(self.ranges[a].start, self.ranges[a].stop) for a in axes)
         fact = index_facts.renamed(x.fact, dict(zip(x.axes, axes, strict=True)))
         return replace(x.map(axes, lambda a: _array(a[cut])), fact=fact)
 
     def store(self, x: Pair, tensor: Tensor) -> Pair:
+        """Arrange `x` in the order of the tensor's axes."""
         return x.map(tensor.axes, lambda a: _array(arrange(a, x.axes, tensor.axes)))
 
     def assemble(
         self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], Pair]]
     ) -> Pair:
-        def paste(parts: list[Any]) -> Any:
-            out = numpy.zeros(shape, dtype=object)
-            for (ranges, _), part in zip(pieces, parts, strict=True):
-                if part is not None:
-                    out[tuple(slice(r.start, r.stop) for r in ranges)] = part
-            return out
-
-        def join(parts: list[Residues]) -> Residues:
-            real = all(x.im is None for x in parts)
-            return Residues(paste([x.re for x in parts]), None if real else paste([x.im for x in parts]))
-
-        qs = [x.q for _, x in pieces if x.q is not None]
-        q, fact = join(qs) if len(qs) == len(pieces) else None, pieces[0][1].fact
-        sets = [x.among for _, x in pieces if x.among is not None]
-        among = (sets[0][0], paste([s for _, s in sets])) if len(sets) == len(pieces) else None
-        return Pair(tensor.axes, join([x.p for _, x in pieces]), q, fact, among)
+        """Put tiles together; the q part survives if all tiles have one."""
+        where = [tuple(slice(r.start, r.stop) for r in ranges) for ranges, _ in pieces]
+        values = [x for _, x in pieces]
+        p = _joined(shape, where, [x.p for x in values])
+        qs = _all_given([x.q for x in values])
+        sets = _all_given([x.among for x in values])
+        q = _joined(shape, where, qs) if qs else None
+        among = (sets[0][0], _pasted(shape, where, [s for _, s in sets])) if sets else None
+        return Pair(tensor.axes, p, q, values[0].fact, among)
 
     # --- operators
 
     def all_above(self, x: Pair, bound: Fraction) -> bool:
+        """Residues have no order, so this is assumed."""
         return True  # both forms of a kernel with guards are proven (`verify.equivalence.certificate`)
 
     def constant(self, value: Fraction) -> Pair:
+        """Map a fraction to its residues."""
         p, q = (Residues(_array(ring.fraction(value))) for ring in self.rings)
         return Pair((), p, q, index_facts.constant(value))
 
     def add(self, x: Pair, y: Pair) -> Pair:
+        """x + y in both rings."""
         return _stating(self._both("add", x, y), index_facts.add(x.fact, y.fact))
 
     def mul(self, x: Pair, y: Pair) -> Pair:
+        """x * y in both rings."""
         return self._known(self._both("mul", x, y), index_facts.mul(x.fact, y.fact))
 
     def power(self, x: Pair, exponent: Fraction) -> Pair:
+        """Multiply and invert; roots are taken in the field or uninterpreted (module's docstring)."""
         if exponent < 0:  # 1 / root(x), not root(1 / x): their signs differ
             return self._unary(PrimeRing.inverse, self.power(x, -exponent))
         if exponent.denominator != 1:
@@ -401,18 +425,21 @@ class FieldDomain:
         return self._unary(lambda ring, a: ring.power(a, int(exponent)), x)
 
     def exp(self, x: Pair) -> Pair:
+        """w ** x_q; uninterpreted if the q part is poisoned."""
         if x.q is None:
             return self.function("exp", (x,))
         exponent = x.q.re if x.q.im is None else (x.q.re + self.draw.character * x.q.im) % self.draw.q
         return self._known(Pair(x.axes, Residues(_each(self.draw.w_to, exponent)), None), index_facts.exp(x.fact))
 
     def log_product(self, x: Pair, m: Pair) -> Pair:
+        """An uninterpreted logarithm of x exp(m)."""
         return self.function("log", (self.mul(x, self.exp(m)),))
 
     def less_log_product(self, y: Pair, x: Pair, m: Pair) -> Pair:
         return self.add(y, self.mul(self.constant(Fraction(-1)), self.log_product(x, m)))
 
     def function(self, name: str, args: Sequence[Pair]) -> Pair:
+        """Hash the p residues of the arguments; maxima hash sets."""
         axes = union(tuple(x.axes for x in args))
         if name in SEMILATTICES:
             sets = numpy.broadcast_arrays(*(arrange(_among(name, x), x.axes, axes) for x in args))
@@ -423,18 +450,20 @@ class FieldDomain:
         return self._known(value, index_facts.function(name, [x.fact for x in args]))
 
     def sum(self, x: Pair, axes: tuple[Axis, ...]) -> Pair:
+        """Sum, each element weighing real over reduced extent."""
         dims = tuple(i for i, a in enumerate(x.axes) if a in axes)
-        mass = Fraction(1)
-        for a in axes:
-            mass *= self.weights.get(origin(a), Fraction(1)) * (1 if a in x.axes else len(self.ranges[a]))
+        missing = math.prod(len(self.ranges[a]) for a in axes if a not in x.axes)
+        mass = missing * math.prod((self.weights.get(origin(a), Fraction(1)) for a in axes), start=Fraction(1))
         rest = tuple(a for a in x.axes if a not in axes)
         total = self._unary(lambda ring, a: ring.scale(ring.sum(a, dims), mass), x)
         return Pair(rest, total.p, total.q)
 
     def dot(self, x: Pair, y: Pair, axes: tuple[Axis, ...]) -> Pair:
+        """Sum of products."""
         return self.sum(self.mul(x, y), axes)
 
     def maximum(self, x: Pair, axes: tuple[Axis, ...]) -> Pair:
+        """Hash the set of elements."""
         rest = tuple(a for a in x.axes if a not in axes)
         if rest == x.axes:
             return x
@@ -443,6 +472,7 @@ class FieldDomain:
         return self._extremum("maximum", rest, [columns[..., i] for i in range(columns.shape[-1])])
 
     def shift(self, x: Pair, axes: tuple[Axis, ...]) -> Pair:
+        """Draw a fresh random pair."""
         kept = [(a, n) for a, n in zip(x.axes, x.p.re.shape, strict=True) if a not in axes]
         return self.random(tuple(a for a, _ in kept), tuple(n for _, n in kept))
 
@@ -457,7 +487,7 @@ class FieldDomain:
     # --- helpers
 
     def _known(self, x: Pair, fact: Fact) -> Pair:
-        """`x`, of which `fact` is true: zero where that says so."""
+        """State a fact about `x`, and make zeros where it says so."""
         if self.scale is None or not isinstance(fact, ZeroUnless):
             return _stating(x, fact)
         kept = index_facts.may_hold(index_facts.differences(fact.unless), x.axes, self.ranges, self.scale)
@@ -483,7 +513,7 @@ class FieldDomain:
         """Roots where some elements have an imaginary part: uninterpreted for these, part by part."""
         hashed = self.function("power 1/2", (x,))
 
-        def choose(ring: PrimeRing, a: Residues, h: Residues) -> Residues:
+        def _choose(ring: PrimeRing, a: Residues, h: Residues) -> Residues:
             if a.im is None:
                 return ring.root(a)
             real, root = a.im == 0, ring.root(Residues(a.re))
@@ -491,8 +521,8 @@ class FieldDomain:
             return Residues(_array(numpy.where(real, root.re, h.re)), _array(numpy.where(real, im, 0)))
 
         p, q = self.rings
-        high = None if x.q is None or hashed.q is None else choose(q, x.q, hashed.q)
-        return Pair(x.axes, choose(p, x.p, hashed.p), high)
+        high = None if x.q is None or hashed.q is None else _choose(q, x.q, hashed.q)
+        return Pair(x.axes, _choose(p, x.p, hashed.p), high)
 
     def _hash(self, name: str, axes: tuple[Axis, ...], columns: Sequence[Residues], sort: bool) -> Pair:
         """Hash of corresponding elements of `columns`."""
@@ -512,6 +542,28 @@ class FieldDomain:
         return Pair(axes, p, q, among=(name, _fill(sets, shape)))
 
 
+def _all_given[T](values: Sequence[T | None]) -> list[T] | None:
+    """The values, unless one is missing."""
+    given = [x for x in values if x is not None]
+    return given if len(given) == len(values) else None
+
+
+def _pasted(shape: tuple[int, ...], where: Sequence[Place], parts: Sequence[Any]) -> Any:
+    """Put parts of an array side by side; None stands for zeros."""
+    out = numpy.zeros(shape, dtype=object)
+    for place, part in zip(where, parts, strict=True):
+        if part is not None:
+            out[place] = part
+    return out
+
+
+def _joined(shape: tuple[int, ...], where: Sequence[Place], parts: Sequence[Residues]) -> Residues:
+    imaginary = [x.im for x in parts]
+    is_real = all(im is None for im in imaginary)
+    re = _pasted(shape, where, [x.re for x in parts])
+    return Residues(re, None if is_real else _pasted(shape, where, imaginary))
+
+
 def _among(name: str, x: Pair) -> Any:
     """Per element, the set of residues that it is the maximum (minimum) of: for any other value, its own."""
     if x.among is not None and x.among[0] == name:
@@ -525,7 +577,7 @@ def _elements(x: Residues, shape: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 def _stating(x: Pair, fact: Fact) -> Pair:
-    """`x`, of which `fact` is known and nothing else."""
+    """Replace the fact about `x`."""
     return x if x.fact is fact else replace(x, fact=fact)
 
 

@@ -8,66 +8,23 @@ reductions, products of two 16-bit operands accumulate in float32, and stores ro
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Self
 
-import ml_dtypes
 import numpy
 
 from mirage_jax.errors import GraphError
+from mirage_jax.mugraph.dtypes import DTYPES, is_float, is_sixteen_bit_float, is_small_integer, lowest, numpy_dtype
 from mirage_jax.mugraph.graph import Axis, Tensor
 from mirage_jax.mugraph.operators import FUNCTIONS, union
-
-DTYPES: dict[str, Any] = {
-    "f16": numpy.dtype("float16"),
-    "bf16": numpy.dtype(ml_dtypes.bfloat16),
-    "f32": numpy.dtype("float32"),
-    "f64": numpy.dtype("float64"),
-    "i8": numpy.dtype("int8"),
-    "i32": numpy.dtype("int32"),
-    "i64": numpy.dtype("int64"),
-    "u8": numpy.dtype("uint8"),
-    "bool": numpy.dtype("bool"),
-}
-
-
-FLOATS = ("f16", "bf16", "f32", "f64")
-SMALL_INTEGERS = ("i8", "u8", "bool")  # 16-bit floats hold all of them
-
-
-def numpy_dtype(short: str) -> Any:
-    """``f16 -> dtype('float16')``."""
-    try:
-        return DTYPES[short]
-    except KeyError:
-        raise GraphError(f"unknown dtype {short!r}; known: {', '.join(DTYPES)}") from None
-
-
-def is_float(dtype: Any) -> bool:
-    return numpy.dtype(dtype) in [DTYPES[d] for d in FLOATS]
-
-
-def is_narrow(dtype: Any) -> bool:
-    """Is it a 16-bit float?"""
-    return numpy.dtype(dtype) in (DTYPES["f16"], DTYPES["bf16"])
-
-
-def is_small(dtype: Any) -> bool:
-    """Is it a type of integers that every type of floats holds?"""
-    return numpy.dtype(dtype) in [DTYPES[d] for d in SMALL_INTEGERS]
 
 
 def random_integers(rng: numpy.random.Generator, shape: Sequence[int], dtype: Any) -> Any:
     """What integers of a type are like in programs: weights of 8 bits are anything, others are indices or counts."""
-    low, high = (numpy.iinfo(dtype).min, numpy.iinfo(dtype).max + 1) if is_small(dtype) else (0, 4)
+    low, high = (numpy.iinfo(dtype).min, numpy.iinfo(dtype).max + 1) if is_small_integer(dtype) else (0, 4)
     return rng.integers(low, high, tuple(shape)).astype(dtype)
-
-
-def lowest(dtype: Any) -> float:
-    """The most negative finite number of a type of floats."""
-    return float(ml_dtypes.finfo(dtype).min)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +61,17 @@ class FloatDomain:
     # --- tiles
 
     def within(self, ranges: Mapping[Axis, range]) -> Self:
+        """See the domain from one tile."""
         return replace(self, ranges=ranges)
 
     def load(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        """Cut the tile out of `x`; a whole array is not copied."""
         cut = tuple(slice(self.ranges[a].start, self.ranges[a].stop) for a in axes)
         whole = all(c.start == 0 and c.stop == n for c, n in zip(cut, x.array.shape, strict=True))
         return NamedArray(axes, x.array if whole else x.array[cut])
 
     def store(self, x: NamedArray, tensor: Tensor) -> NamedArray:
+        """Arrange `x` as the tensor and round it to its type."""
         dtype = numpy_dtype(tensor.dtype)
         if self.dtype is not None and is_float(dtype):
             dtype = numpy.dtype(self.dtype)
@@ -122,29 +82,32 @@ class FloatDomain:
     def assemble(
         self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], NamedArray]]
     ) -> NamedArray:
-        out = numpy.empty(shape, pieces[0][1].array.dtype)  # the walk has seen to it that the pieces cover it
-        for ranges, piece in pieces:
-            out[tuple(slice(r.start, r.stop) for r in ranges)] = piece.array
-        return NamedArray(tensor.axes, self.xp.asarray(out))
+        """Paste the tiles, which cover the tensor, into one array."""
+        return NamedArray(tensor.axes, self.xp.asarray(pasted(shape, pieces)))
 
     def all_above(self, x: NamedArray, bound: Fraction) -> bool:
+        """Compare every element."""
         return bool((x.array > _float(bound)).all())
 
     # --- operators
 
     def constant(self, value: Fraction) -> NamedArray:
+        """Make a Python number, which adapts to any type."""
         whole = value.denominator == 1 and abs(value) < 2**31 and self.dtype is None
         return NamedArray((), int(value) if whole else _float(value))
 
     def add(self, x: NamedArray, y: NamedArray) -> NamedArray:
+        """x + y."""
         axes, (a, b) = self._align(self._real(x), self._real(y))
         return NamedArray(axes, a + b)
 
     def mul(self, x: NamedArray, y: NamedArray) -> NamedArray:
+        """x * y."""
         axes, (a, b) = self._align(self._real(x), self._real(y))
         return NamedArray(axes, a * b)
 
     def power(self, x: NamedArray, exponent: Fraction) -> NamedArray:
+        """Raise by division, roots and products where these do; `xp.power` else."""
         a = self._array(self._real(x).array)
         if exponent == -1:
             return NamedArray(x.axes, 1 / a)
@@ -159,6 +122,7 @@ class FloatDomain:
         return NamedArray(x.axes, self.xp.power(a, self.xp.asarray(float(exponent), a.dtype)))
 
     def exp(self, x: NamedArray) -> NamedArray:
+        """e ** x."""
         return NamedArray(x.axes, self.xp.exp(self._array(x.array)))
 
     def log_product(self, x: NamedArray, m: NamedArray) -> NamedArray:
@@ -172,24 +136,25 @@ class FloatDomain:
         return NamedArray(axes, (a - c) - self.xp.log(b))
 
     def function(self, name: str, args: Sequence[NamedArray]) -> NamedArray:
+        """Apply the function's value from its record."""
         axes, arrays = self._align(*args)
         return NamedArray(axes, FUNCTIONS[name].value(self.xp, *arrays))
 
     def sum(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        """Sum; an axis that x lacks multiplies by its extent."""
         total = self._reduce(self.xp.sum, self._real(x), axes)
-        missing = 1
-        for a in axes:
-            missing *= 1 if a in x.axes else len(self.ranges[a])
+        missing = math.prod(len(self.ranges[a]) for a in axes if a not in x.axes)
         return total if missing == 1 else NamedArray(total.axes, total.array * missing)
 
     def dot(self, x: NamedArray, y: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        """Contract; two 16-bit operands accumulate in float32."""
         x, y = self._real(self._of_one_type(x, y)), self._real(self._of_one_type(y, x))
-        narrow = self.dtype is None and not self.widen and is_narrow(x.array.dtype) and x.array.dtype == y.array.dtype
+        narrow = self._multiplies_narrow(x, y)
         if not narrow or self.xp is numpy:
             a, b = self._common(x.array, y.array)
             x, y = NamedArray(x.axes, a), NamedArray(y.axes, b)
         if self.xp is numpy:
-            return _matmul(x, y, axes)
+            return contracted(x, y, axes, numpy.matmul)
         names = union((x.axes, y.axes))
         out = tuple(a for a in names if a not in axes)
         dims = ([names.index(a) for a in x.axes], [names.index(a) for a in y.axes], [names.index(a) for a in out])
@@ -197,6 +162,7 @@ class FloatDomain:
         return NamedArray(out, self.xp.einsum(x.array, dims[0], y.array, dims[1], dims[2], preferred_element_type=wide))
 
     def maximum(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        """Reduce by the maximum."""
         return self._reduce(self.xp.max, x, axes)
 
     def shift(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
@@ -205,6 +171,7 @@ class FloatDomain:
         return NamedArray(m.axes, self.xp.maximum(m.array, self.xp.asarray(lowest(m.array.dtype), m.array.dtype)))
 
     def iota(self, axis: Axis) -> NamedArray:
+        """Count from the tile's first index."""
         here = self.ranges[axis]
         return NamedArray((axis,), self.xp.arange(here.start, here.stop, dtype=self.dtype or "int32"))
 
@@ -215,16 +182,21 @@ class FloatDomain:
         array = self._array(x.array)
         return NamedArray(tuple(a for a in x.axes if a not in axes), reduction(array, axis=gone) if gone else array)
 
+    def _multiplies_narrow(self, x: NamedArray, y: NamedArray) -> bool:
+        """Tell whether the operands are multiplied as 16-bit floats."""
+        allowed = self.dtype is None and not self.widen
+        return allowed and x.array.dtype == y.array.dtype and is_sixteen_bit_float(x.array.dtype)
+
     def _of_one_type(self, x: NamedArray, other: NamedArray) -> NamedArray:
         """A small integer times a 16-bit float is a product of such floats, as the cast before it is exact."""
-        if self.dtype is None and is_small(x.array.dtype) and is_narrow(other.array.dtype):
+        if self.dtype is None and is_small_integer(x.array.dtype) and is_sixteen_bit_float(other.array.dtype):
             return NamedArray(x.axes, x.array.astype(other.array.dtype))
         return x
 
     def _real(self, x: NamedArray) -> NamedArray:
         """Integers as float32, as in kernels: a program that computes with bytes or indices has cast them before."""
         if self.dtype is None and hasattr(x.array, "dtype") and not is_float(x.array.dtype):
-            return NamedArray(x.axes, x.array.astype(DTYPES["f32"]))
+            return NamedArray(x.axes, x.array.astype(DTYPES["f32"].numpy))
         return x
 
     def _array(self, x: Any) -> Any:
@@ -240,15 +212,16 @@ class FloatDomain:
         dtypes: list[Any] = [numpy.dtype(x.dtype) for x in xs if hasattr(x, "dtype")]
         if not dtypes:
             return list(xs)
-        if self.dtype is not None:
-            to = numpy.dtype(self.dtype)
-        elif DTYPES["f64"] in dtypes:
-            to = DTYPES["f64"]
-        elif any(is_float(t) for t in dtypes):
-            to = DTYPES["f32"]
-        else:
-            to = DTYPES["i32"] if all(t.itemsize <= 4 for t in dtypes) else DTYPES["i64"]
+        to = numpy.dtype(self.dtype) if self.dtype is not None else _arithmetic_type(dtypes)
         return [x.astype(to) if hasattr(x, "dtype") and x.dtype != to else x for x in xs]
+
+
+def _arithmetic_type(dtypes: Sequence[Any]) -> Any:
+    if DTYPES["f64"].numpy in dtypes:
+        return DTYPES["f64"].numpy
+    if any(map(is_float, dtypes)):
+        return DTYPES["f32"].numpy
+    return DTYPES["i32" if all(t.itemsize <= 4 for t in dtypes) else "i64"].numpy
 
 
 def _float(value: Fraction) -> float:
@@ -258,15 +231,23 @@ def _float(value: Fraction) -> float:
         return float("inf") if value > 0 else float("-inf")
 
 
-def _matmul(x: NamedArray, y: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
-    """``dot`` by way of one batched matmul (numpy's einsum does not use BLAS for batches)."""
+def pasted(shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], NamedArray]]) -> Any:
+    """Put the tiles of an array together; they cover it."""
+    out = numpy.empty(shape, pieces[0][1].array.dtype)
+    for ranges, piece in pieces:
+        out[tuple(slice(r.start, r.stop) for r in ranges)] = piece.array
+    return out
+
+
+def contracted(x: NamedArray, y: NamedArray, axes: tuple[Axis, ...], matmul: Callable[[Any, Any], Any]) -> NamedArray:
+    """Sum products over `axes` by one `matmul` of stacks of matrices (numpy's einsum does not use BLAS for batches)."""
     batch = tuple(a for a in x.axes if a in y.axes and a not in axes)
     rows = tuple(a for a in x.axes if a not in y.axes)
     columns = tuple(a for a in y.axes if a not in x.axes)
     a = arrange(x.array, x.axes, (*batch, *rows, *axes))
     b = arrange(y.array, y.axes, (*batch, *axes, *columns))
-    nb, nr, nk = len(batch), len(rows), len(axes)
-    shape = (*a.shape[: nb + nr], *b.shape[nb + nk :])
-    left = a.reshape(*a.shape[:nb], math.prod(a.shape[nb : nb + nr]), math.prod(a.shape[nb + nr :]))
-    right = b.reshape(*b.shape[:nb], math.prod(b.shape[nb : nb + nk]), math.prod(b.shape[nb + nk :]))
-    return NamedArray((*batch, *rows, *columns), numpy.matmul(left, right).reshape(shape))
+    outer, split, summed = len(batch), len(batch) + len(rows), len(axes)
+    shape = (*a.shape[:split], *b.shape[outer + summed :])
+    left = a.reshape(*a.shape[:outer], math.prod(a.shape[outer:split]), math.prod(a.shape[split:]))
+    right = b.reshape(*b.shape[:outer], math.prod(a.shape[split:]), math.prod(b.shape[outer + summed :]))
+    return NamedArray((*batch, *rows, *columns), matmul(left, right).reshape(shape))

@@ -1,4 +1,4 @@
-"""What indices alone tell of values: masks made of iotas are exact predicates, not uninterpreted functions.
+"""Facts that follow from indices alone: masks made of iotas are exact predicates, not uninterpreted functions.
 
 A `Fact` about a value is one of
 
@@ -8,15 +8,18 @@ A `Fact` about a value is one of
 such);
 * `ZeroUnless`: it is zero wherever the condition does not hold (exponentials of masked values, and products with them);
 
-or None, nothing. Conditions are in negation normal form over *cuts*, ``sum of c * index <= bound`` in integers; what is
-not known is the condition UNKNOWN, which may hold or not (a padding mask that is an input). Two readers: the field sets
+or None, nothing. Conditions are in negation normal form over *cuts*, ``sum of c * index <= bound`` in integers; the
+condition UNKNOWN may hold or not (a padding mask that is an input). Two readers: the field sets
 exponentials of masked elements to zero, and the search lets loops end early.
 """
+
+# The rules of functions are lambdas, whose parameters cannot be typed.
+# pyright: reportUnknownLambdaType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -55,6 +58,7 @@ UNKNOWN = None
 
 
 def negation(c: Condition) -> Condition:
+    """Negate a condition, in negation normal form."""
     match c:
         case Cut(form, bound):
             return Cut(tuple((a, -n) for a, n in form), -bound - 1)
@@ -81,11 +85,11 @@ def cuts(c: Condition) -> Iterator[Cut]:
 def differences(c: Condition) -> Condition:
     """What a condition says about differences of two indices; all else is unknown."""
     match c:
-        case Cut(form, _):
-            return c if sorted(n for _, n in form) == [-1, 1] else UNKNOWN
+        case Cut(form, _) if sorted(n for _, n in form) == [-1, 1]:
+            return c
         case Every(parts) | Some(parts):
             return type(c)(tuple(map(differences, parts)))
-        case None:
+        case _:
             return UNKNOWN
 
 
@@ -111,10 +115,10 @@ def may_hold(c: Condition, axes: tuple[Axis, ...], ranges: Mapping[Axis, range],
 class Scale:
     """Bounds of cuts at reduced extents, in order: where the program says 128 and the axis has 5 elements, 2.
 
-    Which of two cuts of one difference n - i comes first is all that matters to whether one implies the other, so any
-    map that keeps order, and takes ``f <= t`` and its mirror image ``-f <= -t - 1`` alike, tests the same implications.
-    Neighbours end up at most 2 apart. It does not hold of other cuts: ``n <= 150`` and ``i >= 50`` imply ``n - i <=
-    100``, by a sum of bounds, which the map does not keep. So nothing but differences is known where this is used.
+    Only the order of two cuts of one difference n - i decides whether one implies the other. So any map that keeps
+    order, and treats ``f <= t`` and its mirror image ``-f <= -t - 1`` the same, tests the same implications. Neighbours
+    end up at most 2 apart. This does not hold of other cuts: ``n <= 150`` and ``i >= 50`` imply ``n - i <= 100`` by a
+    sum of bounds, which the map does not keep. So only differences are known where this is used.
     """
 
     to: Mapping[int, int] = field(default_factory=dict[int, int])  # bounds >= 0
@@ -122,6 +126,7 @@ class Scale:
 
     @classmethod
     def of(cls, bounds: Sequence[int]) -> Scale:
+        """Shrink the bounds of cuts, given at real extents."""
         to: dict[int, int] = {}
         real = small = 0
         for t in sorted({max(b, -b - 1) for b in bounds}):
@@ -132,13 +137,14 @@ class Scale:
     def __call__(self, bound: int) -> int:
         return self.to.get(bound, bound) if bound >= 0 else -self.to.get(-bound - 1, -bound - 1) - 1
 
-    def span(self, span: LoopBounds) -> LoopBounds:
+    def loop_bounds(self, loop_bounds: LoopBounds) -> LoopBounds:
         """``low <= n - i`` is the cut ``i - n <= -low``."""
-        low, high = (None if b is None else s * self(s * b) for s, b in ((-1, span.low), (1, span.high)))
-        return replace(span, low=low, high=high)
+        low, high = (None if b is None else s * self(s * b) for s, b in ((-1, loop_bounds.low), (1, loop_bounds.high)))
+        return replace(loop_bounds, low=low, high=high)
 
     @property
     def largest(self) -> int:
+        """The farthest bound at reduced extents."""
         return max(self.to.values(), default=0)
 
     @property
@@ -175,14 +181,17 @@ type Fact = Affine | Truth | MaskedUnless | ZeroUnless | None
 
 
 def constant(value: Fraction) -> Fact:
+    """A constant is affine."""
     return Affine({}, value)
 
 
 def iota(axis: Axis) -> Fact:
+    """An index is affine."""
     return Affine({axis: ONE}, ZERO)
 
 
 def add(x: Fact, y: Fact) -> Fact:
+    """Tell what holds for x + y."""
     match x, y:
         case Affine(a, b), Affine(c, d):
             return Affine({k: n for k in (*a, *c) if (n := a.get(k, ZERO) + c.get(k, ZERO))}, b + d)
@@ -214,35 +223,40 @@ def mul(x: Fact, y: Fact) -> Fact:
 
 
 def power(x: Fact, exponent: Fraction) -> Fact:
+    """Powers keep zeros."""
     return x if isinstance(x, ZeroUnless) and exponent > 0 else None
 
 
 def exp(x: Fact) -> Fact:
+    """Exponentials of masked elements are zero."""
     return ZeroUnless(x.unless) if isinstance(x, MaskedUnless) else None
 
 
 def function(name: str, args: Sequence[Fact]) -> Fact:
-    match name, args:
-        case ("lt" | "le", (Affine() as x, Affine() as y)):
-            return Truth(_at_most(x, y, strict=name == "lt"))
-        case "eq", (Affine() as x, Affine() as y):
-            return Truth(Every((_at_most(x, y), _at_most(y, x))))
-        case (("lt" | "le" | "eq"), _):
-            return Truth(UNKNOWN)
-        case (("and" | "or"), (x, y)):
-            return Truth((Every if name == "and" else Some)((_truth(x), _truth(y))))
-        case "not", (x,):
-            return Truth(negation(_truth(x)))
-        case "mask", (c, MaskedUnless(d)):
-            return MaskedUnless(Every((_truth(c), d)))
-        case "mask", (c, _):
-            return MaskedUnless(_truth(c))
-        case "where", (c, x, Affine(a, n)) if not a and not n and not isinstance(x, MaskedUnless):
-            return ZeroUnless(_truth(c))
-        case "where", (c, Affine(a, n), y) if not a and not n and not isinstance(y, MaskedUnless):
-            return ZeroUnless(negation(_truth(c)))
-        case _:
-            return None
+    """Tell what facts about the arguments say about a pointwise function."""
+    return FUNCTION_RULES[name](*args) if name in FUNCTION_RULES else None
+
+
+def _comparison(holds: Callable[[Affine, Affine], Condition]) -> Callable[[Fact, Fact], Fact]:
+    return lambda x, y: Truth(holds(x, y) if isinstance(x, Affine) and isinstance(y, Affine) else UNKNOWN)
+
+
+def _mask(condition: Fact, x: Fact) -> Fact:
+    holds = _truth(condition)
+    return MaskedUnless(Every((holds, x.unless)) if isinstance(x, MaskedUnless) else holds)
+
+
+def _where(condition: Fact, x: Fact, y: Fact) -> Fact:
+    holds = _truth(condition)
+    if _is_zero(y) and not isinstance(x, MaskedUnless):
+        return ZeroUnless(holds)
+    if _is_zero(x) and not isinstance(y, MaskedUnless):
+        return ZeroUnless(negation(holds))
+    return None
+
+
+def _is_zero(x: Fact) -> bool:
+    return isinstance(x, Affine) and not x.coefficients and not x.constant
 
 
 def _truth(x: Fact) -> Condition:
@@ -251,36 +265,50 @@ def _truth(x: Fact) -> Condition:
 
 def _at_most(x: Affine, y: Affine, strict: bool = False) -> Condition:
     """``x <= y``, or ``x < y``."""
-    d = add(x, Affine({k: -v for k, v in y.coefficients.items()}, -y.constant))
-    assert isinstance(d, Affine)
-    if not d.coefficients:
-        return Every(()) if d.constant < 0 or (d.constant == 0 and not strict) else Some(())
-    values = d.coefficients.values()
+    difference = add(x, mul(y, constant(Fraction(-1))))
+    assert isinstance(difference, Affine)
+    values = difference.coefficients.values()
+    if not values:
+        holds = difference.constant < 0 if strict else difference.constant <= 0
+        return Every(()) if holds else Some(())
     unit = Fraction(math.gcd(*(v.numerator for v in values)), math.lcm(*(v.denominator for v in values)))
-    form = tuple(sorted((k, int(v / unit)) for k, v in d.coefficients.items()))
-    bound = -d.constant / unit
+    form = tuple(sorted((k, int(v / unit)) for k, v in difference.coefficients.items()))
+    bound = -difference.constant / unit
     return Cut(form, math.ceil(bound) - 1 if strict else math.floor(bound))
+
+
+FUNCTION_RULES: Mapping[str, Callable[..., Fact]] = {
+    "lt": _comparison(lambda x, y: _at_most(x, y, strict=True)),
+    "le": _comparison(lambda x, y: _at_most(x, y)),
+    "eq": _comparison(lambda x, y: Every((_at_most(x, y), _at_most(y, x)))),
+    "and": lambda x, y: Truth(Every((_truth(x), _truth(y)))),
+    "or": lambda x, y: Truth(Some((_truth(x), _truth(y)))),
+    "not": lambda x: Truth(negation(_truth(x))),
+    "mask": _mask,
+    "where": _where,
+}
 
 
 def renamed(x: Fact, names: Mapping[Axis, Axis]) -> Fact:
     """The same about a value whose axes are seen under other names."""
 
-    def of(c: Condition) -> Condition:
-        match c:
-            case Cut(form, bound):
-                return Cut(tuple(sorted((names.get(a, a), n) for a, n in form)), bound)
-            case Every(parts) | Some(parts):
-                return type(c)(tuple(map(of, parts)))
-            case None:
-                return UNKNOWN
-
     match x:
         case Affine(c, n):
             return Affine({names.get(k, k): v for k, v in c.items()}, n)
         case Truth(c) | MaskedUnless(c) | ZeroUnless(c):
-            return type(x)(of(c))
+            return type(x)(_renamed(c, names))
         case None:
             return None
+
+
+def _renamed(c: Condition, names: Mapping[Axis, Axis]) -> Condition:
+    match c:
+        case Cut(form, bound):
+            return Cut(tuple(sorted((names.get(a, a), n) for a, n in form)), bound)
+        case Every(parts) | Some(parts):
+            return type(c)(tuple(_renamed(part, names) for part in parts))
+        case None:
+            return UNKNOWN
 
 
 # --- facts about a whole graph
@@ -288,7 +316,7 @@ def renamed(x: Fact, names: Mapping[Axis, Axis]) -> Fact:
 
 @dataclass(frozen=True, slots=True)
 class FactAt:
-    """A fact; `axes` are those of the tensor for what lies in memory."""
+    """A fact; `axes` names a tensor's axes if the value lies in memory."""
 
     fact: Fact = None
     axes: tuple[Axis, ...] = ()
@@ -298,7 +326,7 @@ class FactAt:
 class FactDomain:
     """Meaning of the operators as facts. `seen` collects the bounds of all cuts of differences, `pairs` their axes.
 
-    Sums keep what is zero: under a summed axis, read "for all its indices here".
+    Sums keep zeros: under a summed axis, read "for all its indices here".
     """
 
     seen: set[int] = field(default_factory=set[int])
@@ -307,44 +335,56 @@ class FactDomain:
     representative = True
 
     def within(self, ranges: Mapping[Axis, range]) -> FactDomain:
+        """Facts are the same in every tile."""
         return self
 
     def load(self, x: FactAt, axes: tuple[Axis, ...]) -> FactAt:
+        """Rename the fact's axes."""
         return FactAt(renamed(x.fact, dict(zip(x.axes, axes, strict=True))))
 
     def store(self, x: FactAt, tensor: Tensor) -> FactAt:
+        """Keep the fact, unless it says where zeros are."""
         return FactAt(None if isinstance(x.fact, ZeroUnless) else x.fact, tensor.axes)
 
     def assemble(
         self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], FactAt]]
     ) -> FactAt:
+        """All tiles have one fact."""
         return FactAt(pieces[0][1].fact, tensor.axes)
 
     def all_above(self, x: FactAt, bound: Fraction) -> bool:
+        """Facts have no order, so this is assumed."""
         return True
 
     def constant(self, value: Fraction) -> FactAt:
+        """See `constant`."""
         return FactAt(constant(value))
 
     def add(self, x: FactAt, y: FactAt) -> FactAt:
+        """See `add`."""
         return FactAt(add(x.fact, y.fact))
 
     def mul(self, x: FactAt, y: FactAt) -> FactAt:
+        """See `mul`."""
         return FactAt(mul(x.fact, y.fact))
 
     def power(self, x: FactAt, exponent: Fraction) -> FactAt:
+        """See `power`."""
         return FactAt(power(x.fact, exponent))
 
     def exp(self, x: FactAt) -> FactAt:
+        """See `exp`."""
         return FactAt(exp(x.fact))
 
     def log_product(self, x: FactAt, m: FactAt) -> FactAt:
+        """Nothing is known of logarithms."""
         return FactAt()
 
     def less_log_product(self, y: FactAt, x: FactAt, m: FactAt) -> FactAt:
         return FactAt()
 
     def function(self, name: str, args: Sequence[FactAt]) -> FactAt:
+        """See `function`; collects the cuts of conditions."""
         fact = function(name, [x.fact for x in args])
         if isinstance(fact, Truth):
             for cut in cuts(differences(fact.holds)):
@@ -353,23 +393,28 @@ class FactDomain:
         return FactAt(fact)
 
     def sum(self, x: FactAt, axes: tuple[Axis, ...]) -> FactAt:
+        """Sums keep zeros."""
         return x if isinstance(x.fact, ZeroUnless) else FactAt()
 
     def dot(self, x: FactAt, y: FactAt, axes: tuple[Axis, ...]) -> FactAt:
+        """The sum of a product."""
         return self.sum(self.mul(x, y), axes)
 
     def maximum(self, x: FactAt, axes: tuple[Axis, ...]) -> FactAt:
+        """Nothing is known of maxima."""
         return FactAt()
 
     def shift(self, x: FactAt, axes: tuple[Axis, ...]) -> FactAt:
+        """Nothing is known of shifts."""
         return FactAt()
 
     def iota(self, axis: Axis) -> FactAt:
+        """See `iota`."""
         return FactAt(iota(axis))
 
 
 def known(ops: Iterable[Op]) -> dict[str, FactAt]:
-    """What indices alone tell of the values of one kernel."""
+    """Facts about the values of one kernel that follow from indices alone."""
     facts: dict[str, FactAt] = {}
     for op in ops:
         args = [facts.get(a, FactAt()) for a in op.args]  # of what is loaded, nothing
@@ -391,9 +436,8 @@ def band(c: Condition, n: Axis, i: Axis) -> Band:
         case Cut(form, bound) if dict(form) == {n: -1, i: 1}:
             return -bound, None
         case Every(parts):
-            bands = [band(part, n, i) for part in parts]
-            lows, highs = [low for low, _ in bands if low is not None], [high for _, high in bands if high is not None]
-            return max(lows, default=None), min(highs, default=None)
+            lows, highs = zip((None, None), *(band(part, n, i) for part in parts), strict=True)
+            return max(_finite(lows), default=None), min(_finite(highs), default=None)
         case Some(parts):
             return hull(band(part, n, i) for part in parts)
         case _:
@@ -401,15 +445,20 @@ def band(c: Condition, n: Axis, i: Axis) -> Band:
 
 
 def hull(bands: Iterable[Band]) -> Band:
-    """The hull of several bands."""
-    some = [b for b in bands if b[0] is None or b[1] is None or b[0] <= b[1]]
+    """Join bands into the narrowest one around them."""
+    some = [(low, high) for low, high in bands if low is None or high is None or low <= high]
     if not some:
         return NOTHING
-    lows, highs = [low for low, _ in some], [high for _, high in some]
-    return (
-        None if None in lows else min(x for x in lows if x is not None),
-        None if None in highs else max(x for x in highs if x is not None),
-    )
+    return _unless_unbounded(min, [low for low, _ in some]), _unless_unbounded(max, [high for _, high in some])
+
+
+def _unless_unbounded(extreme: Callable[[list[int]], int], ends: Sequence[int | None]) -> int | None:
+    finite = _finite(ends)
+    return extreme(finite) if len(finite) == len(ends) else None
+
+
+def _finite(ends: Iterable[int | None]) -> list[int]:
+    return [end for end in ends if end is not None]
 
 
 def is_band(c: Condition, n: Axis, i: Axis) -> bool:

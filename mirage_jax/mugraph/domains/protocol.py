@@ -1,4 +1,4 @@
-"""The primitive operations in terms of which every operator is defined, and who interprets them.
+"""The primitive operations that define every operator, and who interprets them.
 
 An operator is written once, as a function over an abstract `Domain` (registry: `operators.py`). Each reader of a
 muGraph is a domain: float64 numpy (the oracle), jax.numpy (the portable lowering), pairs over Z_p x Z_q (the
@@ -22,15 +22,21 @@ class Domain[V](Protocol):
         """A scalar (no axes), exactly `value`."""
         ...
 
-    def add(self, x: V, y: V) -> V: ...
+    def add(self, x: V, y: V) -> V:
+        """x + y."""
+        ...
 
-    def mul(self, x: V, y: V) -> V: ...
+    def mul(self, x: V, y: V) -> V:
+        """x * y."""
+        ...
 
     def power(self, x: V, exponent: Fraction) -> V:
         """x ** exponent; exponents -1, 1/2 and -1/2 and small integers occur."""
         ...
 
-    def exp(self, x: V) -> V: ...
+    def exp(self, x: V) -> V:
+        """e ** x."""
+        ...
 
     def log_product(self, x: V, m: V) -> V:
         """``log(x * exp(m))``: where x is relative to a shift m, this is not. In floats ``log(x) + m``."""
@@ -59,7 +65,7 @@ class Domain[V](Protocol):
     def shift(self, x: V, axes: tuple[Axis, ...]) -> V:
         """Some value without `axes`: the maximum in floats, for stability, but a *free variable* in the field.
 
-        Only graphs whose result does not depend on it are right (safe softmax; VERIFICATION 2.2 d).
+        Graphs whose result depends on it are wrong (safe softmax; `docs/soundness.md`).
         """
         ...
 

@@ -1,12 +1,12 @@
 """Which values of a candidate may be numbers of float16, whose range ordinary data reach.
 
-A value may be stored in float16, or cast to it because a matrix product reads it beside a tensor of that type, if the
-program has it in float16 itself, or if a bound of it fits. Everything else is float32 (`in_range`), and a product that
+A value may be stored in float16, or cast to it because a matrix product reads it with a tensor of that type, if the
+program has it in float16 itself, or if its bound fits. Everything else is float32 (`in_range`), and a product that
 reads it is one of float32, which has numbers of any size.
 
 Whether two values are the same is asked of numbers: both graphs run as straight-line code on the same random inputs,
 in float64, at small extents. Bounds are intervals. What a block has seen only a part of (a sum that goes on in the next
-step of a loop, or in another part of a split axis) is another value than the whole of it, and may be larger.
+step of a loop, or in another part of a split axis) is another value than the whole, and may be larger.
 
 bfloat16 has the range of float32, so none of this concerns it.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -23,9 +24,9 @@ from typing import Any
 import numpy
 
 from mirage_jax.errors import GraphError
-from mirage_jax.mugraph.domains.floats import SMALL_INTEGERS, FloatDomain, NamedArray, arrange, is_float, numpy_dtype
+from mirage_jax.mugraph.domains.floats import FloatDomain, NamedArray, arrange
+from mirage_jax.mugraph.dtypes import DTYPES, SIXTEEN_BIT_FLOATS, SMALL_INTEGERS, is_float, numpy_dtype
 from mirage_jax.mugraph.graph import (
-    SIXTEEN_BIT_FLOATS,
     Axis,
     Kernel,
     KernelGraph,
@@ -35,10 +36,11 @@ from mirage_jax.mugraph.graph import (
     Store,
     Tensor,
     is_part,
+    mentioned_axes,
     origin,
     split_axis,
 )
-from mirage_jax.mugraph.operators import ACCUMULATORS, operator
+from mirage_jax.mugraph.operators import ACCUMULATORS, ANYTHING, FUNCTIONS, Interval, operator
 
 FLOAT16 = "f16"
 MAX_FLOAT16 = 65504.0  # of float16
@@ -46,10 +48,8 @@ LEAST_SCALE = 2.0**-4  # of a value of the program that may be float16 as well: 
 REDUCED_EXTENT = 3  # elements of an axis
 INPUT_SAMPLES = 4  # sets of inputs
 INPUT_SCALE = 0.25  # of inputs: sums over thousands of them must not overflow in an exponential
+NARROW = (*SIXTEEN_BIT_FLOATS, *SMALL_INTEGERS)
 EQUAL_RELATIVE = 1e-7  # relative difference of equal values in float64
-EVERYTHING = (-math.inf, math.inf)
-
-type Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Ranged:
 
     axes: tuple[Axis, ...]
     samples: tuple[NamedArray, ...]
-    within: Interval = EVERYTHING
+    within: Interval = ANYTHING
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,12 @@ class _Weighted(FloatDomain):
     weights: Mapping[Axis, float] = field(default_factory=dict[Axis, float])
 
     def sum(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        """Sum with the mass of real extents."""
         total = super().sum(x, axes)
         return NamedArray(total.axes, total.array * self._mass(axes))
 
     def dot(self, x: NamedArray, y: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        """Contract with the mass of real extents."""
         total = super().dot(x, y, axes)
         return NamedArray(total.axes, total.array * self._mass(axes))
 
@@ -92,46 +94,60 @@ class RangeDomain:
         return Ranged(samples[0].axes, samples, _tidy(within))
 
     def constant(self, value: Fraction) -> Ranged:
+        """An interval of one number."""
         made = self.floats.constant(value)
         number = float(made.array)
         return Ranged((), (made,) * INPUT_SAMPLES, (number, number))
 
     def add(self, x: Ranged, y: Ranged) -> Ranged:
+        """Add samples and ends."""
         return self._made("add", (x.within[0] + y.within[0], x.within[1] + y.within[1]), x, y)
 
     def mul(self, x: Ranged, y: Ranged) -> Ranged:
+        """Multiply samples; a square is not negative."""
         return self._made("mul", _product(x, y), x, y)
 
     def power(self, x: Ranged, exponent: Fraction) -> Ranged:
+        """Raise samples and ends."""
         return self._made("power", _power(x.within, exponent), x, more=(exponent,))
 
     def exp(self, x: Ranged) -> Ranged:
+        """Exponentials are monotone."""
         return self._made("exp", (_exp(x.within[0]), _exp(x.within[1])), x)
 
     def log_product(self, x: Ranged, m: Ranged) -> Ranged:
-        return self._made("log_product", EVERYTHING, x, m)
+        """Logarithms may be anything."""
+        return self._made("log_product", ANYTHING, x, m)
 
     def less_log_product(self, y: Ranged, x: Ranged, m: Ranged) -> Ranged:
-        return self._made("less_log_product", EVERYTHING, y, x, m)
+        return self._made("less_log_product", ANYTHING, y, x, m)
 
     def function(self, name: str, args: Sequence[Ranged]) -> Ranged:
+        """Take the range from the function's record."""
         rows = zip(*(x.samples for x in args), strict=True)
         samples = tuple(self.floats.function(name, row) for row in rows)
-        return Ranged(samples[0].axes, samples, _tidy(_of_function(name, [x.within for x in args])))
+        found = FUNCTIONS[name].range
+        within = found(*(x.within for x in args)) if callable(found) else found
+        return Ranged(samples[0].axes, samples, _tidy(within))
 
     def sum(self, x: Ranged, axes: tuple[Axis, ...]) -> Ranged:
+        """Bound sums of up to as many terms as there are."""
         return self._made("sum", self._summed(x.within, axes), x, more=(axes,))
 
     def dot(self, x: Ranged, y: Ranged, axes: tuple[Axis, ...]) -> Ranged:
+        """Bound sums of products."""
         return self._made("dot", self._summed(_product(x, y), axes), x, y, more=(axes,))
 
     def maximum(self, x: Ranged, axes: tuple[Axis, ...]) -> Ranged:
+        """A maximum is one of the elements."""
         return self._made("maximum", x.within, x, more=(axes,))
 
     def shift(self, x: Ranged, axes: tuple[Axis, ...]) -> Ranged:
-        return self._made("shift", EVERYTHING, x, more=(axes,))
+        """A shift may be anything."""
+        return self._made("shift", ANYTHING, x, more=(axes,))
 
     def iota(self, axis: Axis) -> Ranged:
+        """Indices lie in the real extent."""
         made = self.floats.iota(axis)
         return Ranged(made.axes, (made,) * INPUT_SAMPLES, (0.0, self._extent(axis) - 1.0))
 
@@ -139,14 +155,14 @@ class RangeDomain:
         return self.extents.get(origin(axis), 1)
 
     def _summed(self, within: Interval, axes: Iterable[Axis]) -> Interval:
-        """Of up to so many terms: a block may sum only some of them."""
+        """Bound sums of up to so many terms: a block may sum fewer."""
         count = math.prod(map(self._extent, axes))
         return min(within[0], within[0] * count), max(within[1], within[1] * count)
 
 
 def _tidy(within: Interval) -> Interval:
     """Infinity minus infinity, or times zero, may be anything."""
-    return EVERYTHING if any(map(math.isnan, within)) else within
+    return ANYTHING if any(map(math.isnan, within)) else within
 
 
 def _product(x: Ranged, y: Ranged) -> Interval:
@@ -165,7 +181,7 @@ def _power(within: Interval, exponent: Fraction) -> Interval:
     if exponent.denominator > 1:
         low, high = max(low, 0.0), max(high, 0.0)  # of what is negative there is no root
     elif low < 0:
-        return EVERYTHING
+        return ANYTHING
     ends = _to(low, e), _to(high, e)
     return min(ends), max(ends)
 
@@ -181,39 +197,12 @@ def _exp(x: float) -> float:
     return math.exp(x) if x < 700 else math.inf
 
 
-UNIT, SIGNED = (0.0, 1.0), (-1.0, 1.0)
-FIXED: Mapping[str, Interval] = {
-    **dict.fromkeys(("logistic", "lt", "le", "eq", "and", "or", "not", "isfinite", "fraction"), UNIT),
-    **dict.fromkeys(("tanh", "erf", "sin", "cos", "sign"), SIGNED),
-    "erfc": (0.0, 2.0),
-}
-
-
-def _of_function(name: str, args: Sequence[Interval]) -> Interval:
-    if name in FIXED:
-        return FIXED[name]
-    lows, highs = zip(*args, strict=True)
-    match name:
-        case "maximum":
-            return max(lows), max(highs)
-        case "minimum":
-            return min(lows), min(highs)
-        case "where" | "mask":
-            return min(lows[1:]), max(highs[1:])
-        case "abs":
-            return 0.0, max(abs(lows[0]), abs(highs[0]))
-        case "floor":
-            return lows[0] - 1, highs[0]
-        case _:
-            return EVERYTHING
-
-
 def _same(x: Ranged, y: Ranged) -> bool:
     return _factor(x, y) == 1.0
 
 
 def _factor(x: Ranged, of: Ranged) -> float | None:
-    """The constant by which `of` is multiplied in x, if the two are alike; of equal values exactly 1."""
+    """The constant by which `of` is multiplied in x, if there is one; exactly 1 for equal values."""
     if x is of:
         return 1.0
     have, want = tuple(map(origin, x.axes)), tuple(map(origin, of.axes))
@@ -272,7 +261,7 @@ class ProgramValues:
         return env
 
     def _narrowed(self, op: Op, made: Ranged) -> Interval:
-        """Its interval with what is known of it besides: an exponential relative to a maximum is at most 1."""
+        """Narrow an interval: an exponential relative to a maximum is at most 1."""
         low, high = made.within
         if op.op == "exps" and all(numpy.all(numpy.asarray(x.array) <= 1 + EQUAL_RELATIVE) for x in made.samples):
             low, high = 0.0, min(high, 1.0)
@@ -300,29 +289,14 @@ class ProgramValues:
 
     def floats(self, graph: KernelGraph, kernel: Kernel, dtype: str | None) -> _Weighted:
         """What computes the samples of a kernel's values."""
-        real, axes = dict(graph.extents), _axes_of(kernel)
-        small = {a: self.small.get(origin(a), min(real.get(origin(a), 1), REDUCED_EXTENT)) for a in axes}
-        weights = {origin(a): real[origin(a)] / n for a, n in small.items() if origin(a) in real}
-        return _Weighted(numpy, dtype, {a: range(n) for a, n in small.items()}, weights=weights)
-
-
-def _axes_of(kernel: Kernel) -> set[Axis]:
-    """Axes of its values, those that it sums over, and those of its grid."""
-    attributes = [v for op in kernel.ops for v in op.attributes.values() if isinstance(v, tuple)]
-    return set(kernel.grid).union(*(v.axes for v in (*kernel.loads, *kernel.ops)), *attributes)
+        origins = {a: origin(a) for a in mentioned_axes(kernel)}
+        small = {o: self.small.get(o, min(graph.sizes.get(o, 1), REDUCED_EXTENT)) for o in origins.values()}
+        weights = {o: graph.sizes[o] / n for o, n in small.items() if o in graph.sizes}
+        return _Weighted(numpy, dtype, {a: range(small[o]) for a, o in origins.items()}, weights=weights)
 
 
 def _of_type(dtype: str) -> Interval:
-    match dtype:
-        case "f16":
-            return -MAX_FLOAT16, MAX_FLOAT16
-        case "bool":
-            return UNIT
-        case "i8" | "u8":
-            info = numpy.iinfo(numpy_dtype(dtype))
-            return float(info.min), float(info.max)
-        case _:
-            return EVERYTHING
+    return DTYPES[dtype].range if dtype in (FLOAT16, *SMALL_INTEGERS) else ANYTHING
 
 
 def _loaded(x: Ranged, load: Load) -> Ranged:
@@ -378,7 +352,7 @@ def out_of_range(reference: KernelGraph, candidate: KernelGraph) -> list[Narrowe
 
 @dataclass
 class _Seen:
-    """A candidate as far as it was looked at: its tensors' values, and which of them are parts of sums."""
+    """The kernels of a candidate seen so far: values of tensors, and which tensors are parts of sums."""
 
     own: ProgramValues
     candidate: KernelGraph
@@ -411,18 +385,17 @@ def _as_float16(x: Ranged) -> Ranged:
 def narrowed_operands(kernel: Kernel, op: Op, graph: KernelGraph) -> list[str]:
     """Operands that a matrix product casts to float16, since another one is a tensor of that type.
 
-    What XLA computes casts nothing, and neither does a product beside an input that 16 bits do not hold
+    What XLA computes casts nothing, and neither does a product with an input that 16 bits do not hold
     (`lower.triton.products.operand_type`).
     """
     if op.op != "dot" or isinstance(kernel, Library):
         return []
     read = {x.name: graph.tensors[x.tensor] for x in kernel.loads if x.name in op.args}
-    if any(t in graph.inputs and t.dtype not in (*SIXTEEN_BIT_FLOATS, *SMALL_INTEGERS) for t in read.values()):
+    narrow = {name for name, t in read.items() if t.dtype in NARROW}
+    floats = {read[name].dtype for name in narrow}.difference(SMALL_INTEGERS)
+    if floats != {FLOAT16} or any(read[name] in graph.inputs for name in read.keys() - narrow):
         return []
-    if {t.dtype for t in read.values() if t.dtype in SIXTEEN_BIT_FLOATS} != {FLOAT16}:
-        return []
-    kept = {name for name, t in read.items() if t.dtype in (FLOAT16, *SMALL_INTEGERS)}
-    return [a for a in op.args if a not in kept]
+    return [a for a in op.args if a not in narrow]
 
 
 def _unproven(own: ProgramValues, values: Mapping[str, Ranged], partial: set[str], name: str) -> str:
@@ -441,15 +414,17 @@ def _unproven(own: ProgramValues, values: Mapping[str, Ranged], partial: set[str
 
 
 def _partial(kernel: Kernel, tensors: set[str]) -> set[str]:
-    """Values of which a block has seen a part: sums over an axis of the loop in its body, or over an axis that is split
-    over the grid, and what is made of them. `tensors` are stored parts, which a sum over all parts makes whole.
+    """Values that a block has seen in part: sums over the loop's axis in its body, or over an axis that is split over
+    the grid, and all that depends on these. `tensors` are stored parts, which a sum over all parts makes whole.
     """
-    parts = {x.name for x in kernel.loads if x.tensor in tensors}
     split = {split_axis(origin(a)) for a in kernel.grid if is_part(a)}
+    parts = {x.name for x in kernel.loads if x.tensor in tensors}
     seen: dict[str, set[Axis]] = {x.name: set() for x in kernel.loads}  # axes of which a value has seen a part
     for op in kernel.ops:
-        seen[op.name] = {a for a in _summed(kernel, op, seen, split) if a == kernel.loop or origin(a) in split}
-        if not parts.isdisjoint(op.args) and not any(map(is_part, _axes_of_sum(op))):
+        summed = _summed(kernel, op, seen, split)
+        seen[op.name] = {a for a in summed if a == kernel.loop or origin(a) in split}
+        reads_part = not parts.isdisjoint(op.args)
+        if reads_part and not any(map(is_part, _axes_of_sum(op))):
             parts.add(op.name)
     return parts | {name for name, axes in seen.items() if axes}
 
@@ -472,18 +447,20 @@ def rounded(reference: KernelGraph, graph: KernelGraph, dtype: str | None) -> li
     float64.
     """
     own = program(reference)
-    found: list[list[NamedArray]] = []
-    for n in range(INPUT_SAMPLES):
-        tensors = {t.name: _cast(own.inputs[t.name].samples[n], t, dtype) for t in graph.inputs}
-        for kernel in graph:
-            domain = own.floats(graph, kernel, dtype)
-            env = {x.name: NamedArray(x.axes, tensors[x.tensor].array) for x in kernel.loads}
-            with numpy.errstate(all="ignore"):
-                for op in kernel.ops:
-                    env[op.name] = operator(op.op).meaning(domain, *(env[a] for a in op.args), **op.attributes)
-                tensors |= {s.tensor.name: domain.store(env[s.value], s.tensor) for s in kernel.stores}
-        found.append([tensors[name] for name in graph.outputs])
-    return [numpy.stack([numpy.asarray(x.array, "float64") for x in samples]) for samples in zip(*found, strict=True)]
+    samples = [_evaluated(own, graph, n, dtype) for n in range(INPUT_SAMPLES)]
+    return [numpy.stack([numpy.asarray(x.array, "float64") for x in xs]) for xs in zip(*samples, strict=True)]
+
+
+def _evaluated(own: ProgramValues, graph: KernelGraph, sample: int, dtype: str | None) -> list[NamedArray]:
+    tensors = {t.name: _cast(own.inputs[t.name].samples[sample], t, dtype) for t in graph.inputs}
+    for kernel in graph:
+        domain = own.floats(graph, kernel, dtype)
+        env = {x.name: NamedArray(x.axes, tensors[x.tensor].array) for x in kernel.loads}
+        with numpy.errstate(all="ignore"):
+            for op in kernel.ops:
+                env[op.name] = operator(op.op).meaning(domain, *(env[a] for a in op.args), **op.attributes)
+            tensors |= {s.tensor.name: domain.store(env[s.value], s.tensor) for s in kernel.stores}
+    return [tensors[name] for name in graph.outputs]
 
 
 def _cast(x: NamedArray, tensor: Tensor, dtype: str | None) -> NamedArray:
@@ -507,41 +484,39 @@ def equal_tensors(reference: KernelGraph, candidate: KernelGraph) -> dict[str, l
 
 def in_range(reference: KernelGraph, candidate: KernelGraph) -> KernelGraph:
     """The candidate with everything in float32 that is not known to fit into float16: tensors, and products, for which
-    the tensor beside is read through an `affine` that changes nothing, so that it counts as computed.
+    the other tensor is read through an `affine` that changes nothing, so that it counts as computed.
     """
     for _ in range(len(candidate.kernels) + 1):
         found = out_of_range(reference, candidate)
         if not found:
             return candidate
         wide = {x.tensor for x in found if x.tensor is not None}
-        products = {(x.kernel, x.product) for x in found if x.product is not None}
-        kernels = [
-            _widened(k, wide, {p for n, p in products if n == number}, candidate)
-            for number, k in enumerate(candidate.kernels)
-        ]
+        products: dict[int, set[str]] = defaultdict(set)
+        for x in found:
+            if x.product is not None:
+                products[x.kernel].add(x.product)
+        kernels = (_widened(k, wide, products[n], candidate) for n, k in enumerate(candidate.kernels))
         candidate = replace(candidate, kernels=tuple(kernels))
     return candidate
 
 
 def _widened(kernel: Kernel, wide: set[str], products: set[str], graph: KernelGraph) -> Kernel:
+    """Store the tensors `wide` in float32, and let `products` read float16 tensors as computed values."""
 
-    def as_wide(t: Tensor) -> Tensor:
+    def _as_wide(t: Tensor) -> Tensor:
         return replace(t, dtype="f32") if t.name in wide else t
 
     if isinstance(kernel, Library):
-        return replace(kernel, result=as_wide(kernel.result))
-    kernel = replace(kernel, stores=tuple(replace(s, tensor=as_wide(s.tensor)) for s in kernel.stores))
-    if not products:
-        return kernel
+        return replace(kernel, result=_as_wide(kernel.result))
+    kernel = replace(kernel, stores=tuple(replace(s, tensor=_as_wide(s.tensor)) for s in kernel.stores))
     narrow = {x.name: x for x in kernel.loads if graph.tensors[x.tensor].dtype == FLOAT16}
     copies: dict[str, Op] = {}
     ops: list[Op] = []
     for op in kernel.ops:
         if op.name in products:
-            for a in op.args:
-                if a in narrow and a not in copies:
-                    copies[a] = Op(f"wide_{a}", "affine", (a,), narrow[a].axes)
-                    ops.append(copies[a])
+            new = dict.fromkeys(a for a in op.args if a in narrow and a not in copies)
+            copies |= {a: Op(f"wide_{a}", "affine", (a,), narrow[a].axes) for a in new}
+            ops += [copies[a] for a in new]
             op = replace(op, args=tuple(copies[a].name if a in copies else a for a in op.args))
         ops.append(op)
     return replace(kernel, ops=tuple(ops))

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from mirage_jax.mugraph.graph import Attr, BlockGraph, KernelGraph, Library, Load, Op
+from mirage_jax.mugraph.graph import Attr, BlockGraph, KernelGraph, Library, Load, Op, renamed_axes
 
 POSITIVE = frozenset({"exp", "abs", "logistic"})
 KEEP_SIGN = frozenset({"mul", "div", "sum", "dot", "max"})  # of arguments that are not negative
@@ -85,6 +85,7 @@ class _Joiner:
         self.made = {k.name: k for k in graph.kernels if isinstance(k, Library)}
 
     def run(self) -> KernelGraph:
+        """Drop needless abs, join logarithms with shifts, and drop kernels that nothing reads any more."""
         if not any(k.op.op == "log" for k in self.made.values()):
             return self.graph
         for k in list(self.made.values()):
@@ -112,18 +113,17 @@ class _Joiner:
     def _without_abs(self, k: Library) -> Library:
         """Reads what an abs would only copy."""
 
-        def past(x: Load) -> Load:
-            source = self.made.get(x.tensor)
-            if source is None or source.op.op != "abs" or source.op.attributes.get("offset", 0) != 0:
-                return x
-            (inner,) = source.loads
-            same = source.op.attributes.get("scale", 1) == 1 and self._is_nonnegative(inner.tensor)
-            if not same or source.result.dtype != self.graph.tensors[inner.tensor].dtype:
-                return x
-            seen = dict(zip(source.result.axes, x.axes, strict=True))
-            return Load(x.name, inner.tensor, tuple(seen[a] for a in inner.axes))
+        return replace(k, loads=tuple(map(self._past_abs, k.loads)))
 
-        return replace(k, loads=tuple(map(past, k.loads)))
+    def _past_abs(self, x: Load) -> Load:
+        source = self.made.get(x.tensor)
+        if source is None or source.op.op != "abs" or not _is_plain(source):
+            return x
+        (inner,) = source.loads
+        same_type = source.result.dtype == self.graph.tensors[inner.tensor].dtype
+        if not same_type or not self._is_nonnegative(inner.tensor):
+            return x
+        return replace(_seen_from(x, source, inner), name=x.name)
 
     # --- logarithms
 
@@ -141,16 +141,12 @@ class _Joiner:
         return k
 
     def _subtracted(self, k: Library, x: Load, log: Load) -> Library:
+        """``x - log(l)`` where x is ``y - m``, as y minus one logarithm, which becomes a kernel before k."""
         difference = self.made.get(x.tensor)
         if difference is None or difference.op.op != "add" or difference.op.attributes != {"cb": -1}:
             return k
-        seen = dict(zip(difference.result.axes, x.axes, strict=True))
-        y, m = (
-            replace(load, axes=tuple(seen[a] for a in load.axes))
-            for a in difference.op.args
-            for load in difference.loads
-            if load.name == a
-        )
+        loads = {load.name: _seen_from(x, difference, load) for load in difference.loads}
+        y, m = (loads[a] for a in difference.op.args)
         total = self._logarithm(log, m)
         if total is None:
             return k
@@ -166,12 +162,11 @@ class _Joiner:
     def _logarithm(self, log: Load, m: Load) -> Load | None:
         """What `log` is the logarithm of, if that is a sum of exponentials relative to `m`; axes as seen from `log`."""
         k = self.made.get(log.tensor)
-        if k is None or k.op.op != "log" or k.op.attributes or m.tensor == log.tensor or not set(m.axes) <= {*log.axes}:
+        if k is None or k.op.op != "log" or k.op.attributes:
             return None
-        (total,) = k.loads
-        seen = dict(zip(k.result.axes, log.axes, strict=True))
-        total = replace(total, axes=tuple(seen[a] for a in total.axes))
-        return total if any(s == m.tensor for s in self._shifts(total.tensor)) else None
+        total = _seen_from(log, k, k.loads[0])
+        fits = m.tensor != log.tensor and set(m.axes) <= set(log.axes)
+        return total if fits and m.tensor in self._shifts(total.tensor) else None
 
     def _shifts(self, tensor: str) -> Iterator[str]:
         """What is subtracted inside of the exponentials that a tensor is a sum of products of."""
@@ -185,3 +180,14 @@ class _Joiner:
         elif k.op.op in KEEP_SIGN - {"max"}:
             for x in k.loads:
                 yield from self._shifts(x.tensor)
+
+
+def _is_plain(k: Library) -> bool:
+    """Does a function act on its operand as it is, without scale or offset?"""
+    return k.op.attributes.get("offset", 0) == 0 and k.op.attributes.get("scale", 1) == 1
+
+
+def _seen_from(reader: Load, k: Library, load: Load) -> Load:
+    """A load of kernel k, its axes named as in `reader`, which reads k's result."""
+    seen = dict(zip(k.result.axes, reader.axes, strict=True))
+    return replace(load, axes=renamed_axes(load.axes, seen))

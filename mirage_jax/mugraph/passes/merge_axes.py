@@ -5,7 +5,7 @@
 before -> after:  input X: f32[b,t,k]; dot{axes=(k)} X[b,t,k] W[k,j]  ->  input X: f32[b,k]; ... with |b| := |b| * |t|
 
 Two axes merge if they are neighbours, in the same order, in every input and output that has either, if every value
-has both or neither, and if no operator tells them apart (reduces one of them, or asks for its index). Arrays only
+has both or neither, and if no operator tells them apart (reduces only one, or asks for its index). Arrays only
 change their shape, row-major, so merging costs nothing; a graph with fewer axes has smaller tiles to choose and fewer
 programs equal to it.
 
@@ -28,22 +28,25 @@ before -> after:  dot{axes=(k)} x[i,k] w[k,j]  ->  dot{axes=(k0,k1)} x[i,k0,k1] 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import pairwise
+from functools import partial
+from itertools import chain, pairwise
 from string import ascii_lowercase
 
 from mirage_jax.errors import GraphError, UnsupportedError
-from mirage_jax.mugraph.graph import Attr, Axis, KernelGraph, Library, Load, Tensor, origin
+from mirage_jax.mugraph.graph import Attr, Axis, Kernel, KernelGraph, Library, Load, Tensor, origin, renamed_axes
+
+type NewAxes = Callable[[tuple[Axis, ...]], tuple[Axis, ...]]
 
 
 def simplify_axes(graph: KernelGraph) -> KernelGraph:
-    """All three: the form in which a region is searched, verified and keyed."""
+    """Apply all three: the form in which a region is searched, verified and keyed."""
     return separate_copies(merge_axes(sink_renames(graph)))
 
 
 def sink_renames(graph: KernelGraph) -> KernelGraph:
-    """The same program with other names for the axes of intermediates; a graph of library operators."""
+    """Rename the axes of intermediates, in a graph of library operators."""
     kernels = list(_libraries(graph))
     for n in reversed(range(len(kernels))):
         name, axes = kernels[n].name, kernels[n].result.axes
@@ -69,37 +72,45 @@ def _bijection(source: tuple[Axis, ...], target: tuple[Axis, ...]) -> dict[Axis,
 
 
 def _renamed(k: Library, m: Mapping[Axis, Axis]) -> Library:
-    """A kernel with every axis renamed by a permutation; its loads read their tensors under the new names."""
-
-    def rename(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-        return tuple(m.get(a, a) for a in axes)
-
-    def attr(value: Attr) -> Attr:
-        return rename(value) if isinstance(value, tuple) else m.get(value, value) if isinstance(value, str) else value
-
-    op = replace(k.op, axes=rename(k.op.axes), attrs=tuple((n, attr(v)) for n, v in k.op.attrs))
-    loads = tuple(replace(x, axes=rename(x.axes)) for x in k.loads)
-    return Library(loads, op, replace(k.result, axes=rename(k.result.axes)))
+    """Rename every axis of a kernel; its loads read their tensors under the new names."""
+    return _over(k, partial(renamed_axes, names=m))
 
 
-def separate_copies(graph: KernelGraph) -> KernelGraph:
-    """The same program without copies of axes; a graph of library operators."""
-    used = [a for t in graph.tensors.values() for a in t.axes] + [
-        a for k in graph.kernels for x in k.loads for a in x.axes
-    ]
-    names = (c for c in (*ascii_lowercase, *map("a{}".format, range(1, 1000))) if c not in graph.sizes)
-    m = {a: next(names) for a in dict.fromkeys(used) if a != origin(a)}
-    if not m:
-        return graph
+def _over(k: Library, new: NewAxes) -> Library:
+    """Put a kernel over new axes. An attribute that names one axis gets its one successor."""
 
-    kernels = tuple(_renamed(k, m) for k in _libraries(graph))
-    inputs = tuple(replace(t, axes=tuple(m.get(a, a) for a in t.axes)) for t in graph.inputs)
-    extents = dict(graph.extents) | {new: graph.extent(old) for old, new in m.items()}
+    def _attr(value: Attr) -> Attr:
+        if isinstance(value, tuple):
+            return new(value)
+        return new((value,))[0] if isinstance(value, str) else value
+
+    op = replace(k.op, axes=new(k.op.axes), attrs=tuple((name, _attr(value)) for name, value in k.op.attrs))
+    loads = tuple(replace(x, axes=new(x.axes)) for x in k.loads)
+    return Library(loads, op, replace(k.result, axes=new(k.result.axes)))
+
+
+def _graph_over(graph: KernelGraph, new: NewAxes, extents: Mapping[Axis, int]) -> KernelGraph:
+    """Put a graph of library operators over new axes, whose full sizes are `extents`."""
+    inputs = tuple(replace(t, axes=new(t.axes)) for t in graph.inputs)
+    kernels = tuple(_over(k, new) for k in _libraries(graph))
     return KernelGraph(inputs, kernels, graph.outputs, tuple(sorted(extents.items())))
 
 
+def separate_copies(graph: KernelGraph) -> KernelGraph:
+    """Make every copy of an axis an axis of its own, in a graph of library operators."""
+    used = dict.fromkeys(chain(*(t.axes for t in graph.tensors.values()), *(x.axes for x in _loads(graph))))
+    names = (c for c in (*ascii_lowercase, *map("a{}".format, range(1, 1000))) if c not in graph.sizes)
+    m = {a: next(names) for a in used if a != origin(a)}
+    extents = dict(graph.extents) | {new: graph.extent(old) for old, new in m.items()}
+    return _graph_over(graph, partial(renamed_axes, names=m), extents) if m else graph
+
+
+def _loads(graph: KernelGraph) -> Iterator[Load]:
+    return chain.from_iterable(k.loads for k in graph.kernels)
+
+
 def merge_axes(graph: KernelGraph) -> KernelGraph:
-    """The same program over as few axes as possible; of library operators. Inputs and outputs keep order and names."""
+    """Merge axes until none can be, in a graph of library operators. Inputs and outputs keep their order and names."""
     while (pair := _mergeable(graph)) is not None:
         graph = _merge(graph, *pair)
     return graph
@@ -112,64 +123,66 @@ def _mergeable(graph: KernelGraph) -> tuple[Axis, Axis] | None:
 
 
 def _goes_together(graph: KernelGraph, border: list[Tensor], a: Axis, b: Axis) -> bool:
-    def together(axes: tuple[Axis, ...]) -> bool:
-        return (a in axes) == (b in axes)
+    """Decide whether axes a and b, neighbours in a tensor of the border, can be one axis."""
+    neighbours = all((a, b) in pairwise(t.axes) or {a, b}.isdisjoint(t.axes) for t in border)
+    return neighbours and not _has_copies(graph, a, b) and all(_keeps_together(graph, k, a, b) for k in graph.kernels)
 
-    if any((a in t.axes or b in t.axes) and (a, b) not in pairwise(t.axes) for t in border):
-        return False
-    for k in graph.kernels:
-        for load in k.loads:
-            names = graph.tensors[load.tensor].axes
-            if any((x in (a, b) or y in (a, b)) and x != y for x, y in zip(names, load.axes, strict=True)):
-                return False  # the tensor is read under other names
-        for op in k.ops:
-            values = op.attributes.values()
-            if not together(op.axes) or any(v in (a, b) or (isinstance(v, tuple) and not together(v)) for v in values):
-                return False
-    return not any(x.startswith((a + "'", b + "'")) for k in graph.kernels for v in (*k.loads, *k.ops) for x in v.axes)
+
+def _has_copies(graph: KernelGraph, a: Axis, b: Axis) -> bool:
+    values = (v for k in graph.kernels for v in (*k.loads, *k.ops))
+    return any(x.startswith((a + "'", b + "'")) for v in values for x in v.axes)
+
+
+def _keeps_together(graph: KernelGraph, k: Kernel, a: Axis, b: Axis) -> bool:
+    """Decide whether no load renames one of the axes and no operator tells them apart."""
+    values = (v for op in k.ops for v in op.attributes.values())
+    return (
+        not any(_renames(graph, load, a, b) for load in k.loads)
+        and all((a in op.axes) == (b in op.axes) for op in k.ops)
+        and not any(_parts(v, a, b) for v in values)
+    )
+
+
+def _renames(graph: KernelGraph, load: Load, a: Axis, b: Axis) -> bool:
+    names = zip(graph.tensors[load.tensor].axes, load.axes, strict=True)
+    return any(x != y and not {a, b}.isdisjoint((x, y)) for x, y in names)
+
+
+def _parts(value: Attr, a: Axis, b: Axis) -> bool:
+    """Decide whether an attribute is about one of two axes only."""
+    return (a in value) != (b in value) if isinstance(value, tuple) else value in (a, b)
 
 
 def _merge(graph: KernelGraph, a: Axis, b: Axis) -> KernelGraph:
-    def drop(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-        return tuple(x for x in axes if x != b)
-
-    def tensor(t: Tensor) -> Tensor:
-        return replace(t, axes=drop(t.axes))
-
-    kernels: list[Library] = []
-    for k in _libraries(graph):
-        attrs = tuple((name, drop(v) if isinstance(v, tuple) else v) for name, v in k.op.attrs)
-        op = replace(k.op, axes=drop(k.op.axes), attrs=attrs)
-        loads = tuple(Load(x.name, x.tensor, drop(x.axes)) for x in k.loads)
-        kernels.append(replace(k, loads=loads, op=op, result=tensor(k.result)))
     sizes = dict(graph.extents)
     sizes[a] *= sizes.pop(b)
-    return KernelGraph(tuple(map(tensor, graph.inputs)), tuple(kernels), graph.outputs, tuple(sorted(sizes.items())))
+    return _graph_over(graph, lambda axes: tuple(x for x in axes if x != b), sizes)
 
 
 def divide_axes(graph: KernelGraph, parts: Mapping[Axis, tuple[Axis, ...]], sizes: Mapping[Axis, int]) -> KernelGraph:
-    """The same program with each axis in `parts` as several; `sizes` are their extents. Of library operators."""
+    """Divide each axis in `parts` into several, whose extents are `sizes`, in a graph of library operators.
 
-    def divided(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    Raises:
+        UnsupportedError: the program asks for the index of such an axis, or reads it as one that is divided otherwise.
+    """
+
+    def _divided(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
         return tuple(p for a in axes for p in parts.get(a, (a,)))
 
-    def attr(value: Attr) -> Attr:
-        if isinstance(value, str) and parts.get(value, (value,)) != (value,):
-            raise UnsupportedError(f"axis {value} cannot be divided: the program asks for its index")
-        return divided(value) if isinstance(value, tuple) else value
-
-    extents = {p: sizes.get(p, graph.extent(a)) for a in graph.sizes for p in parts.get(a, (a,))}
-    kernels: list[Library] = []
+    extents = {p: sizes.get(p, graph.extent(a)) for a in graph.sizes for p in _divided((a,))}
     for k in _libraries(graph):
         for load in k.loads:
-            for a, b in zip(graph.tensors[load.tensor].axes, load.axes, strict=True):
-                if [extents[p] for p in divided((a,))] != [extents[p] for p in divided((b,))]:
-                    raise UnsupportedError(f"axis {a} cannot be divided: the program reads {load.tensor} also as {b}")
-        op = replace(k.op, axes=divided(k.op.axes), attrs=tuple((n, attr(v)) for n, v in k.op.attrs))
-        loads = tuple(replace(x, axes=divided(x.axes)) for x in k.loads)
-        kernels.append(Library(loads, op, replace(k.result, axes=divided(k.result.axes))))
-    inputs = tuple(replace(t, axes=divided(t.axes)) for t in graph.inputs)
-    return KernelGraph(inputs, tuple(kernels), graph.outputs, tuple(sorted(extents.items())))
+            _check_readings(graph, load, lambda a: [extents[p] for p in _divided((a,))])
+        for value in k.op.attributes.values():
+            if isinstance(value, str) and _divided((value,)) != (value,):
+                raise UnsupportedError(f"axis {value} cannot be divided: the program asks for its index")
+    return _graph_over(graph, _divided, extents)
+
+
+def _check_readings(graph: KernelGraph, load: Load, sizes: Callable[[Axis], list[int]]) -> None:
+    for a, b in zip(graph.tensors[load.tensor].axes, load.axes, strict=True):
+        if sizes(a) != sizes(b):
+            raise UnsupportedError(f"axis {a} cannot be divided: the program reads {load.tensor} also as {b}")
 
 
 def _libraries(graph: KernelGraph) -> Iterator[Library]:

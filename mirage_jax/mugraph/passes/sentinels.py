@@ -8,15 +8,15 @@ In a row whose maximum m is far above the sentinel, p is exactly zero in floats 
 only there, the sentinel may as well be minus infinity, and a loop over n may leave out the steps that it masks. In a
 row that is as low itself (padding that another layer added, say), p is not zero, and every step counts.
 
-So a kernel whose loop has a span because of sentinels has two forms:
+So a kernel whose loop has bounds because of sentinels has two forms:
 
-* `skipping`: sentinels are minus infinity, and steps outside of the span do not run;
+* `skipping`: sentinels are minus infinity, and steps outside of the loop bounds do not run;
 * `complete`: the kernel as it is written, with all of its steps.
 
 Each block runs the first, looks at its `guards`, and runs the second if a maximum is not above its bound. A guard on a
 tensor that the loop reads in steps (the backward pass reads the maxima of all rows) is about all of that tensor, and is
-looked at first. So no data makes a kernel with a span compute anything else than the kernel without it. What is proven
-of both forms is in `verify.equivalence.certificate`.
+looked at first. So a kernel with loop bounds computes the same as the kernel without them, on any data.
+`verify.equivalence.certificate` describes the proof for both forms.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Guarded:
 
 
 def guarded(kernel: Kernel) -> Guarded | None:
-    """The forms of a kernel whose span rests on sentinels; None for any other kernel."""
-    if not isinstance(kernel, BlockGraph) or kernel.span is None:
+    """The forms of a kernel whose loop bounds rest on sentinels; None for any other kernel."""
+    if not isinstance(kernel, BlockGraph) or kernel.loop_bounds is None:
         return None
     found = _Sentinels(kernel.ops, {s.value for s in kernel.stores}, partial(_is_seen, kernel))
     if not found.masks:
@@ -72,7 +72,7 @@ def guarded(kernel: Kernel) -> Guarded | None:
     skipping, ends = _with_ends(replace(kernel, ops=found.with_masks()), after)
     return Guarded(
         skipping,
-        replace(kernel, span=None),
+        replace(kernel, loop_bounds=None),
         tuple(Guard(ends[shift], bound) for shift, bound in after.items()),
         tuple(Guard(tensor, bound) for tensor, bound in inside.items()),
     )
@@ -101,12 +101,12 @@ def with_short_steps(sizes: KernelSchedule, kernel: BlockGraph) -> KernelSchedul
 
 
 def masks_of(kernel: BlockGraph) -> tuple[Op, ...]:
-    """The operators of a kernel as its skipping form has them, whether or not it has a span."""
+    """The operators of a kernel as its skipping form has them, whether or not it has bounds."""
     return _Sentinels(kernel.ops, {s.value for s in kernel.stores}, partial(_is_seen, kernel)).with_masks()
 
 
 def masks_among(ops: Sequence[Op], stored: Collection[str]) -> tuple[Op, ...]:
-    """The same for operators of which it is not known yet when they run: for estimates."""
+    """Do the same before it is known when operators run: for estimates."""
     return _Sentinels(ops, stored, lambda _: True).with_masks()
 
 
@@ -156,18 +156,17 @@ class _Sentinels:
         return found
 
     def _bounds_of_use(self, user: Op, name: str, value: Fraction) -> Mapping[str, Fraction] | None:
-        scale = Fraction(_number(user, "scale", 1))
+        scale, offset = Fraction(_number(user, "scale", 1)), Fraction(_number(user, "offset", 0))
         bound = scale * value / 2  # halfway: what is above it is as far from the sentinel as from zero
-        is_first = user.args[:1] == (name,) and name not in user.args[1:]
+        place = user.args.index(name) if user.args.count(name) == 1 else None
         vanishes = scale > 0 and bound <= VANISHING_EXPONENT
-        match user.op:
-            case "shift" if is_first and vanishes and self.is_seen(user.name):
-                return {user.name: bound}
-            case "exps" if is_first and vanishes and self.is_seen(user.args[1]):
-                return {user.args[1]: bound}
-            case "exp" if vanishes and scale * value + Fraction(_number(user, "offset", 0)) <= VANISHING_EXPONENT:
+        match user.op, place:
+            case (("shift" | "exps"), 0) if vanishes:
+                shift = user.name if user.op == "shift" else user.args[1]
+                return {shift: bound} if self.is_seen(shift) else None
+            case "exp", _ if vanishes and scale * value + offset <= VANISHING_EXPONENT:
                 return {}
-            case "mask" | "where" if user.args.count(name) == 1 and user.args[1] == name:
+            case (("mask" | "where"), 1):
                 return self._bounds(user.name, value)
             case _:
                 return None

@@ -2,16 +2,17 @@
 
 Input: a block graph. Output: its thread graphs, the maximal connected groups of pointwise operators of one stage.
 Inside a group every value has one element per thread position and lives in registers; only what a contraction, a
-reduction, an accumulator or a store reads leaves it (`outputs`), and only that may be laid out anew between threads.
-Triton's compiler does the same to the expressions that `lower.triton.emitter` writes for a group, so the rule says
-what runs, and costs nothing to search.
+reduction, an accumulator or a store reads leaves it (`outputs`), and only that may change its layout between threads.
+Triton's compiler does the same to the expressions that `lower.triton.emitter` writes for a group. So the rule
+describes the code that runs, and there is nothing to search.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mirage_jax.mugraph.graph import BlockGraph
+from mirage_jax.mugraph.graph import BlockGraph, Op
 from mirage_jax.mugraph.operators import operator
 
 
@@ -24,34 +25,26 @@ class ThreadGraph:
     outputs: tuple[str, ...]
 
     def __str__(self) -> str:
-        def names(xs: tuple[str, ...]) -> str:
-            return " ".join("%" + x for x in xs)
-
-        return f"thread {{ {names(self.inputs)} -> {names(self.ops)} -> {names(self.outputs)} }}"
+        names = (" ".join("%" + x for x in xs) for xs in (self.inputs, self.ops, self.outputs))
+        return f"thread {{ {' -> '.join(names)} }}"
 
 
 def thread_graphs(kernel: BlockGraph) -> tuple[ThreadGraph, ...]:
-    """The thread graphs of a kernel, in order of their first operators."""
+    """Form the thread graphs of a kernel, in order of their first operators."""
     pointwise = {op.name: op for op in kernel.ops if operator(op.op).pointwise and op.args}
-    group = {name: name for name in pointwise}  # union-find by the first operator of each group
-
-    def find(name: str) -> str:
-        while group[name] != name:
-            name = group[name]
-        return name
-
+    order = list(pointwise)
+    groups = {name: [name] for name in pointwise}  # all members of a group share one list
     for op in pointwise.values():
         for a in op.args:
             if a in pointwise and kernel.stages[a] == kernel.stages[op.name]:
-                first, second = sorted((find(a), find(op.name)), key=list(pointwise).index)
-                group[second] = first
+                merged = sorted({*groups[a], *groups[op.name]}, key=order.index)
+                groups |= dict.fromkeys(merged, merged)
+    first = {id(group): group for group in groups.values()}  # in order of first operators
+    return tuple(_thread_graph(kernel, group, pointwise) for group in first.values())
+
+
+def _thread_graph(kernel: BlockGraph, group: list[str], pointwise: Mapping[str, Op]) -> ThreadGraph:
     stored = {s.value for s in kernel.stores}
-    out: list[ThreadGraph] = []
-    for root in pointwise:
-        if find(root) != root:
-            continue
-        inside = tuple(n for n in pointwise if find(n) == root)
-        reads = dict.fromkeys(a for n in inside for a in pointwise[n].args if a not in inside)
-        leaves = tuple(n for n in inside if n in stored or any(u not in inside for u in kernel.users[n]))
-        out.append(ThreadGraph(inside, tuple(reads), leaves))
-    return tuple(out)
+    reads = dict.fromkeys(a for n in group for a in pointwise[n].args if a not in group)
+    outputs = tuple(n for n in group if n in stored or not set(group).issuperset(kernel.users[n]))
+    return ThreadGraph(tuple(group), tuple(reads), outputs)

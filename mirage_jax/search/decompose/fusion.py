@@ -143,7 +143,7 @@ def fuse(graph: KernelGraph, a: int, b: int) -> KernelGraph | None:
         return None
     grid = tuple(x for x in first.grid if x in second.grid)
     inside = {*first.grid, *second.grid} - {*grid}
-    if not grid or any(map(is_part, inside)) or (first.loop, first.span) != (second.loop, second.span):
+    if not grid or any(map(is_part, inside)) or (first.loop, first.loop_bounds) != (second.loop, second.loop_bounds):
         return None
     above = _above(graph, b)
     if a in above:

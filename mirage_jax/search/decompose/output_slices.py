@@ -89,4 +89,4 @@ def _unnamed(kernel: Kernel) -> object:
     )
     if isinstance(kernel, Library):
         return kernel.loads, replace(kernel.op, name=""), stores
-    return kernel.grid, kernel.loop, kernel.loads, kernel.ops, stores, kernel.span
+    return kernel.grid, kernel.loop, kernel.loads, kernel.ops, stores, kernel.loop_bounds

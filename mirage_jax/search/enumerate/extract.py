@@ -51,7 +51,7 @@ from mirage_jax.search.enumerate.pricing import (
     Priced,
 )
 from mirage_jax.search.enumerate.shift_degrees import Degree
-from mirage_jax.search.loop_bounds import with_span
+from mirage_jax.search.loop_bounds import with_loop_bounds
 
 
 @dataclass(frozen=True)
@@ -338,7 +338,7 @@ class _KernelWriter:
                 stores.append(self._store_intermediate(p, inside))
         stores += self._shift_stores(outs)
         loads = tuple(self.loads.values())
-        return with_span(BlockGraph(name, self.grid, self.loop, loads, tuple(self.ops), tuple(stores)))
+        return with_loop_bounds(BlockGraph(name, self.grid, self.loop, loads, tuple(self.ops), tuple(stores)))
 
     def _store_intermediate(self, p: Poly, value: str) -> Store:
         x = self.x

@@ -38,7 +38,7 @@ from mirage_jax.mugraph.passes.sentinels import masks_among
 from mirage_jax.search.enumerate.axioms import LOOP, Decomposition, kind
 from mirage_jax.search.enumerate.kernels import Cheapest, Dag, Frontiers, Leaves, Weight
 from mirage_jax.search.enumerate.normal_form import Poly
-from mirage_jax.search.loop_bounds import span_of
+from mirage_jax.search.loop_bounds import loop_bounds_of
 
 # ---------------------------------------------------------------------- kernels of a search
 
@@ -276,8 +276,8 @@ class Model:
             work.append(Work(space, visible(p), flops, body, matrix_product(s.op, sides, gone, half), narrow))
         writes = tuple((tuple(sorted(f.axioms.e.axes(o))), self.width(o)) for o in outs)
         if loop is None or any(f.in_body(f.in_loop(o, loop)) for o in outs):
-            span = None
+            loop_bounds = None
         else:
             ops = [Op(str(p), s.op, tuple(map(str, s.args)), (), s.attrs) for p, s in dag]
-            span = span_of(masks_among(ops, set(map(str, outs))), grid, loop)
-        return Outline(grid, loop, tuple(reads.values()), tuple(work), writes, span)
+            loop_bounds = loop_bounds_of(masks_among(ops, set(map(str, outs))), grid, loop)
+        return Outline(grid, loop, tuple(reads.values()), tuple(work), writes, loop_bounds)

@@ -23,18 +23,8 @@ from mirage_jax.cost.roofline import (
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.gc_pause import no_collection
 from mirage_jax.hardware.device_model import DeviceModel
-from mirage_jax.mugraph.domains.floats import FLOATS
-from mirage_jax.mugraph.footprint import BYTES
-from mirage_jax.mugraph.graph import (
-    PART_SUFFIX,
-    SIXTEEN_BIT_FLOATS,
-    Axis,
-    KernelGraph,
-    KernelSchedule,
-    Schedule,
-    Tensor,
-    origin,
-)
+from mirage_jax.mugraph.dtypes import BYTES, FLOATS, SIXTEEN_BIT_FLOATS
+from mirage_jax.mugraph.graph import PART_SUFFIX, Axis, KernelGraph, KernelSchedule, Schedule, Tensor, origin
 from mirage_jax.search.candidates import Candidate, parts_of
 from mirage_jax.search.enumerate.axioms import Axioms, Decomposition
 from mirage_jax.search.enumerate.extract import (

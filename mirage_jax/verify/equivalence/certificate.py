@@ -199,16 +199,16 @@ def replay(certificate: Certificate, reference: KernelGraph, candidate: KernelGr
 
 
 def scale_of(reference: KernelGraph, candidate: KernelGraph) -> Scale | None:
-    """Where the cuts of masks and spans lie at reduced extents; None if the candidate has no span.
+    """Where the cuts of masks and loop bounds lie at reduced extents; None if the candidate has no loop bounds.
 
     Windows may be longer than a reduced axis, so all cuts in both graphs move closer together, in order. Differences of
     three axes in a circle would add up to each other; then nothing is proven (`VerificationError`).
     """
-    spans = list(_spans(candidate))
-    if not spans:
+    all_bounds = list(_loop_bounds(candidate))
+    if not all_bounds:
         return None
-    pairs = {frozenset((loop, span.axis)) for loop, span in spans}
-    domain = FactDomain({b for _, span in spans for b in span.bounds}, pairs)
+    pairs = {frozenset((loop, loop_bounds.axis)) for loop, loop_bounds in all_bounds}
+    domain = FactDomain({b for _, loop_bounds in all_bounds for b in loop_bounds.bounds}, pairs)
     for graph in (reference, candidate):
         evaluate(graph, [FactAt(axes=t.axes) for t in graph.inputs], domain)
     scale = Scale.of(sorted(domain.seen))
@@ -227,11 +227,15 @@ def scale_of(reference: KernelGraph, candidate: KernelGraph) -> Scale | None:
                 join(a, b)
     for a, b in map(sorted, domain.pairs):
         if joined[a] == joined[b]:
-            raise VerificationError(f"masks and spans compare axes in a circle: {sorted(map(sorted, domain.pairs))}")
+            raise VerificationError(
+                f"masks and loop bounds compare axes in a circle: {sorted(map(sorted, domain.pairs))}"
+            )
         join(a, b)
     scale = replace(scale, pairs=frozenset(domain.pairs))
     if scale.far > MAX_REDUCED_EXTENT:
-        raise VerificationError(f"masks and spans compare axes with {scale.largest} different bounds: too many to test")
+        raise VerificationError(
+            f"masks and loop bounds compare axes with {scale.largest} different bounds: too many to test"
+        )
     return scale
 
 
@@ -246,11 +250,11 @@ def _renamed_masks(graph: KernelGraph) -> Iterator[tuple[Axis, Axis]]:
             told |= {s.tensor.name for s in kernel.stores}
 
 
-def _spans(graph: KernelGraph) -> Iterator[tuple[Axis, LoopBounds]]:
-    """Loop axis and span of every kernel that has one."""
+def _loop_bounds(graph: KernelGraph) -> Iterator[tuple[Axis, LoopBounds]]:
+    """Loop axis and loop bounds of every kernel that has one."""
     for kernel in graph:
-        if kernel.loop is not None and kernel.span is not None:
-            yield kernel.loop, kernel.span
+        if kernel.loop is not None and kernel.loop_bounds is not None:
+            yield kernel.loop, kernel.loop_bounds
 
 
 def reduced(
@@ -261,10 +265,10 @@ def reduced(
     Axes of equal real extent keep equal extents. An axis that is split has 7 elements in 2 parts (4 and 3), a loop axis
     5, others 3, in tiles of 2; so does an axis that has fewer really, unless it has just one element. So each divided
     axis has two tiles or more and a ragged last one, and no tile is a single element, for which sum(f(x)) is f(sum(x)).
-    Where a loop has a span, both its axes reach beyond every cut (see `scale_of`), the loop's also from the last row,
+    Where a loop has bounds, both its axes reach beyond every cut (see `scale_of`), the loop's also from the last row,
     and their tiles are of 1 and 2 elements, so that a bound too tight by one leaves out some step that counts; if the
     loop's axis is also split, both of 1: some window of three then has two steps in one part and one in the other.
-    `quick`: shorter axes, and one block along each grid axis, parts and spans excepted.
+    `quick`: shorter axes, and one block along each grid axis, parts and loop bounds excepted.
     """
     scale = scale or Scale()
     real = dict(reference.extents) | dict(candidate.extents)
@@ -275,10 +279,10 @@ def reduced(
             wanted[origin(kernel.loop)] = looped
     for axis in candidate.split_axes:
         wanted[origin(axis)] = split
-    for loop, span in _spans(candidate):
-        rows, columns, scaled = origin(span.axis), origin(loop), scale.span(span)
+    for loop, loop_bounds in _loop_bounds(candidate):
+        rows, columns, scaled = origin(loop_bounds.axis), origin(loop), scale.loop_bounds(loop_bounds)
         odd = 0 if quick else 1
-        beyond = scale.largest + (2 if quick and span.low is None else 3)
+        beyond = scale.largest + (2 if quick and loop_bounds.low is None else 3)
         wanted[rows] = max(wanted[rows], beyond | odd, looped)
         wanted[columns] = max(wanted[columns], wanted[rows] + max(scaled.high or 0, 0) | odd)
     for axis in {origin(a) for pair in scale.pairs for a in pair}:
@@ -295,24 +299,24 @@ def reduced(
             if part_axis(a) in kernel.grid:
                 length[a] -= (parts[a] - 1) * part_length(length[a], parts[a])  # of the last, shortest part
         tiles = {a: n if quick and a != kernel.loop else _ragged(n) for a, n in length.items()}
-        if kernel.loop is not None and kernel.span is not None:
+        if kernel.loop is not None and kernel.loop_bounds is not None:
             most = 1 if part_axis(kernel.loop) in kernel.grid else 2
-            tiles |= {kernel.span.axis: 1, kernel.loop: min(tiles[kernel.loop], most)}
+            tiles |= {kernel.loop_bounds.axis: 1, kernel.loop: min(tiles[kernel.loop], most)}
         kernels.append(KernelSchedule(tuple(tiles.items())))
     return extents, Schedule(tuple(kernels), tuple(sorted(parts.items())))
 
 
 def _scaled(graph: KernelGraph, scale: Scale | None) -> KernelGraph:
-    """The graph with its spans at reduced extents."""
+    """The graph with its loop bounds at reduced extents."""
     if scale is None:
         return graph
     return replace(graph, kernels=tuple(_narrowed(k, scale) for k in graph))
 
 
 def _narrowed(kernel: Kernel, scale: Scale) -> Kernel:
-    if not isinstance(kernel, BlockGraph) or kernel.span is None:
+    if not isinstance(kernel, BlockGraph) or kernel.loop_bounds is None:
         return kernel
-    return replace(kernel, span=scale.span(kernel.span))
+    return replace(kernel, loop_bounds=scale.loop_bounds(kernel.loop_bounds))
 
 
 def _ragged(n: int) -> int:

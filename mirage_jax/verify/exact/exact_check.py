@@ -25,7 +25,8 @@ from mirage_jax.lower.triton.horizontal_fusion import join
 from mirage_jax.lower.triton.two_forms import of_which_least
 from mirage_jax.mugraph.domains import exact
 from mirage_jax.mugraph.domains.exact_domain import ExactDomain
-from mirage_jax.mugraph.domains.floats import NamedArray, arrange, is_float, numpy_dtype, random_integers
+from mirage_jax.mugraph.domains.floats import NamedArray, arrange, random_integers
+from mirage_jax.mugraph.dtypes import is_float, numpy_dtype
 from mirage_jax.mugraph.evaluate import evaluate
 from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, Schedule, Store, Tensor
 from mirage_jax.mugraph.passes.sentinels import guarded

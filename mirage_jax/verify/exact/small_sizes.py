@@ -50,8 +50,8 @@ def _local(axis: Axis, kernel: BlockGraph, sizes: KernelSchedule, real: int, rag
         return real - 1 if ragged and real > 2 else real
     tile = min(max(tiles), real)
     far = 0
-    if kernel.span and kernel.loop and origin(kernel.loop) == axis:
-        reach = max(map(abs, kernel.span.bounds))
+    if kernel.loop_bounds and kernel.loop and origin(kernel.loop) == axis:
+        reach = max(map(abs, kernel.loop_bounds.bounds))
         far = reach // tile * tile if reach <= MAX_WINDOW_ELEMENTS else 0
     if sizes.specialized and kernel.loop and origin(kernel.loop) == axis:
         far += sizes.num_stages * tile  # every place of a ring is filled again

@@ -43,7 +43,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from mirage_jax.mugraph.domains.floats import is_float
+from mirage_jax.mugraph.dtypes import is_float
 from mirage_jax.verify.floats.comparison import Compared, OnDevice, is_numpy, on, on_the_brink
 
 type Array = np.ndarray

@@ -11,7 +11,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from mirage_jax.mugraph.domains.floats import is_float, random_integers
+from mirage_jax.mugraph.domains.floats import random_integers
+from mirage_jax.mugraph.dtypes import is_float
 
 type Array = np.ndarray
 type Spec = tuple[tuple[int, ...], Any]  # shape, dtype

@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy
 
-from mirage_jax.mugraph.domains.floats import FloatDomain, NamedArray, is_float
+from mirage_jax.mugraph.domains.floats import FloatDomain, NamedArray
+from mirage_jax.mugraph.dtypes import is_float
 from mirage_jax.mugraph.evaluate import evaluate
 from mirage_jax.mugraph.graph import Axis, Kernel, KernelGraph, Library, Op, Tensor
 from mirage_jax.mugraph.passes.sentinels import HIGHEST_SENTINEL

@@ -27,12 +27,12 @@ import ml_dtypes
 import numpy as np
 
 from mirage_jax.errors import MirageError, UnsupportedError
-from mirage_jax.lower.runtime.launch import NUMPY_TYPES, check_shapes, launches, load_kernel, load_text, missing
-from mirage_jax.lower.tiling import BYTES
+from mirage_jax.lower.runtime.launch import check_shapes, launches, load_kernel, load_text, missing
 from mirage_jax.lower.triton.emitter import DEFAULT_OPTIONS, EmitOptions, KernelSource
 from mirage_jax.lower.triton.expressions import Number
 from mirage_jax.lower.triton.two_forms import arguments
 from mirage_jax.mugraph.domains import exact as numbers
+from mirage_jax.mugraph.dtypes import BYTES, numpy_dtype
 from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule
 from mirage_jax.verify.exact.interpreters.exact_arithmetic import exact_patches
 from mirage_jax.verify.exact.interpreters.gluon import Words
@@ -97,7 +97,7 @@ def interpret_kernel(
 def _numpy_type(dtype: str, exact: bool = False) -> np.dtype:
     if exact and dtype in ("f16", "bf16", "f32"):
         return numbers.EXACT
-    return np.dtype(ml_dtypes.bfloat16) if dtype == "bf16" else np.dtype(NUMPY_TYPES[dtype])
+    return numpy_dtype(dtype)
 
 
 class _Name(str):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from mugraph.graphs import CAUSAL, CAUSAL_SPAN, WINDOW, Program
+from mugraph.graphs import CAUSAL, CAUSAL_BOUNDS, WINDOW, Program
 
 from mirage_jax.errors import VerificationError
 from mirage_jax.mugraph.graph import KernelGraph
@@ -14,25 +14,25 @@ FAR = 128  # a window longer than any reduced axis
 
 
 def far(program: Program, text: str) -> KernelGraph:
-    """Windows and spans of 128 instead of 3, over axes of 1000."""
+    """Windows and loop bounds of 128 instead of 3, over axes of 1000."""
     text = text.replace("offset=3", f"offset={FAR}").replace("n'-2..", f"n'-{FAR - 1}..")
     graph = program.graph(text)
     return graph.with_extents({**graph.sizes, "n": 1000})
 
 
 WRONG = [
-    (CAUSAL_SPAN, "..n'+0", "..n'-1"),
-    (CAUSAL_SPAN, "..n'+0", "n'+0.."),
-    (CAUSAL_SPAN, "..n'+0", "n'-3..n'+0"),
-    (CAUSAL_SPAN, "mask %c %s", "affine %s"),  # the span without the mask is no causal mask: tiles are coarser
-    (CAUSAL_SPAN, "le %b %a", "lt %b %a"),
+    (CAUSAL_BOUNDS, "..n'+0", "..n'-1"),
+    (CAUSAL_BOUNDS, "..n'+0", "n'+0.."),
+    (CAUSAL_BOUNDS, "..n'+0", "n'-3..n'+0"),
+    (CAUSAL_BOUNDS, "mask %c %s", "affine %s"),  # loop bounds without the mask are no causal mask: tiles are coarser
+    (CAUSAL_BOUNDS, "le %b %a", "lt %b %a"),
     (WINDOW, "n'-2..", "n'-1.."),
     (WINDOW, "n'-2..n'+0", "n'-2..n'-1"),
     (WINDOW, "n'-2..n'+0", "n'+0..n'+2"),
     (WINDOW, "and %g %j", "affine %g"),
     (WINDOW, "offset=3", "offset=4"),
 ]
-LOOSE = [(CAUSAL_SPAN, "..n'+0", "..n'+1"), (WINDOW, "n'-2..n'+0", "n'-3..n'+2"), (WINDOW, "n'-2..n'+0", "..n'+0")]
+LOOSE = [(CAUSAL_BOUNDS, "..n'+0", "..n'+1"), (WINDOW, "n'-2..n'+0", "n'-3..n'+2"), (WINDOW, "n'-2..n'+0", "..n'+0")]
 
 
 @pytest.mark.parametrize("name", ["online", "split keys"])
@@ -62,10 +62,10 @@ def test_long_windows_are_scaled(name: str) -> None:
     assert not fingerprint(reference, far(WINDOW, WINDOW.candidates[name].replace("offset=3", f"offset={FAR + 1}")))
 
 
-def test_without_a_span_nothing_is_known() -> None:
-    """The zeros are there for spans only: other certificates rest on what they rested on before."""
-    reference = CAUSAL_SPAN.graph(CAUSAL_SPAN.reference)
-    plain = CAUSAL_SPAN.graph(CAUSAL_SPAN.candidates["online"].replace(" in ..n'+0", ""))
+def test_without_loop_bounds_nothing_is_known() -> None:
+    """The zeros are there for loop bounds only: other certificates rest on what they rested on before."""
+    reference = CAUSAL_BOUNDS.graph(CAUSAL_BOUNDS.reference)
+    plain = CAUSAL_BOUNDS.graph(CAUSAL_BOUNDS.candidates["online"].replace(" in ..n'+0", ""))
     assert scale_of(reference, plain) is None
     assert fingerprint(reference, plain)
 
@@ -110,8 +110,8 @@ def test_axes_that_are_compared_in_a_circle(third: bool) -> None:
 def test_a_finite_mask_is_not_zero(low: int, skips: bool) -> None:
     """But a kernel may skip for a sentinel, since it looks at its rows and runs all steps where that is not zero."""
     text = CAUSAL.candidates["online"].replace("loop(n)", "loop(n in ..n'+0)")
-    reference, spanned = (CAUSAL.graph(x.replace("-1000000000", str(low))) for x in (CAUSAL.reference, text))
-    assert fingerprint(reference, spanned) == skips
+    reference, bounded = (CAUSAL.graph(x.replace("-1000000000", str(low))) for x in (CAUSAL.reference, text))
+    assert fingerprint(reference, bounded) == skips
 
 
 def test_tiles_of_the_grid_axis_are_single() -> None:
@@ -130,7 +130,7 @@ def test_the_gate_allows_products_that_are_left_out() -> None:
     assert not float_gate(np.full(4, np.inf), np.full(4, np.inf, np.float32), one, skips=True)
 
 
-@pytest.mark.parametrize("program", [CAUSAL_SPAN, WINDOW], ids=lambda p: p.name)
+@pytest.mark.parametrize("program", [CAUSAL_BOUNDS, WINDOW], ids=lambda p: p.name)
 def test_a_summed_shift_is_no_last_one(program: Program) -> None:
     """It is the same wherever all steps of a row are in one part, for then the shift cancels whatever it is: some row
     has two steps in one part and one in the other.
@@ -212,7 +212,7 @@ HEADS = """mugraph {
 
 
 @pytest.mark.parametrize("high", [2, 8, 40])
-def test_a_span_around_an_axis_that_no_mask_compares(high: int) -> None:
+def test_loop_bounds_around_an_axis_that_no_mask_compares(high: int) -> None:
     """At reduced extents the ends of the axes that masks compare imply nothing about the others."""
     reference = parse(HEADS.replace("SPAN", ""))
     certify(reference, parse(HEADS.replace("SPAN", " in ..i+0")))

@@ -1,9 +1,9 @@
-"""Loops with a span in Triton: fewer steps, the same numbers."""
+"""Loops with loop bounds in Triton: fewer steps, the same numbers."""
 
 import numpy as np
 import pytest
 from lower.kernels import NUMPY
-from mugraph.graphs import CAUSAL_SPAN, WINDOW, Program
+from mugraph.graphs import CAUSAL_BOUNDS, WINDOW, Program
 
 from mirage_jax.lower.runtime.aot import compile_for
 from mirage_jax.lower.runtime.launch import sources
@@ -37,7 +37,7 @@ def error(program: Program, graph: KernelGraph, schedule: Schedule) -> float:
 @pytest.mark.parametrize("dtype,tolerance", [("f32", 1e-5), ("f16", 5e-3)])
 @pytest.mark.parametrize("n,rows,columns", [(64, 16, 16), (50, 16, 16), (70, 32, 16), (70, 16, 32), (16, 16, 16)])
 @pytest.mark.parametrize("name,parts", [("online", 1), ("split keys", 2), ("split keys", 3)])
-@pytest.mark.parametrize("program", [CAUSAL_SPAN, WINDOW], ids=lambda p: p.name)
+@pytest.mark.parametrize("program", [CAUSAL_BOUNDS, WINDOW], ids=lambda p: p.name)
 def test_values(
     program: Program, name: str, parts: int, n: int, rows: int, columns: int, dtype: str, tolerance: float
 ) -> None:
@@ -45,7 +45,7 @@ def test_values(
     assert error(program, graph, tiles(graph, rows, columns, parts)) < tolerance
 
 
-@pytest.mark.parametrize("program", [CAUSAL_SPAN, WINDOW], ids=lambda p: p.name)
+@pytest.mark.parametrize("program", [CAUSAL_BOUNDS, WINDOW], ids=lambda p: p.name)
 @pytest.mark.parametrize("name", ["online", "split keys"])
 def test_compiles(program: Program, name: str) -> None:
     graph = sized(program, name, 100, "f16")
@@ -53,7 +53,7 @@ def test_compiles(program: Program, name: str) -> None:
         assert source is not None and compile_for(source, 90).fits
 
 
-GOLDEN = [(WINDOW, "online"), (WINDOW, "split keys"), (CAUSAL_SPAN, "online")]
+GOLDEN = [(WINDOW, "online"), (WINDOW, "split keys"), (CAUSAL_BOUNDS, "online")]
 
 
 @pytest.mark.parametrize("program,name", GOLDEN, ids=lambda x: getattr(x, "name", x))
@@ -66,7 +66,7 @@ def test_golden(program: Program, name: str, golden) -> None:
 
 def test_one_block_knows_its_bounds() -> None:
     """No more rows than a tile has: the last of 7 tiles of columns is beyond all of them."""
-    graph = sized(CAUSAL_SPAN, "online", 100)
+    graph = sized(CAUSAL_BOUNDS, "online", 100)
     text = str(graph).replace("n'", "i").replace("d=16", "d=16 i=20")
     (source,) = sources(parse(text), Schedule((KernelSchedule((("i", 32), ("n", 16))),)))
     assert source is not None and "range(0, 20, 16)" in source.text
@@ -92,7 +92,7 @@ def test_masks_that_are_data_stay(condition: str) -> None:
     assert np.abs(interpret(graph, tiles(graph, 16, 16), [q, k, v, p])[0] - want).max() < 1e-5
 
 
-@pytest.mark.parametrize("program", [CAUSAL_SPAN, WINDOW], ids=lambda p: p.name)
+@pytest.mark.parametrize("program", [CAUSAL_BOUNDS, WINDOW], ids=lambda p: p.name)
 def test_the_exact_check_sees_all_parts_of_a_loop(program: Program) -> None:
     """At its small sizes the text has the loops that it has at large ones."""
     graph, schedule = sized(program, "online", 1024), tiles(sized(program, "online", 1024), 16, 16)
@@ -100,4 +100,4 @@ def test_the_exact_check_sees_all_parts_of_a_loop(program: Program) -> None:
     assert isinstance(kernel, BlockGraph)
     small, parts = small_sizes(kernel, graph, sizes, {}, ragged=False)
     loops = [emit(kernel, g, sizes, parts).text.count("for n_start") for g in (graph, small)]
-    assert loops[0] == loops[1] == (2 if program is CAUSAL_SPAN else 3)
+    assert loops[0] == loops[1] == (2 if program is CAUSAL_BOUNDS else 3)
