@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import sympy  # pyright: ignore[reportMissingTypeStubs]
 
-from mirage_jax.cost.roofline import STAGES, WARPS, Number, outline, seconds, terms
+from mirage_jax.cost.outline import outline
+from mirage_jax.cost.roofline import STAGES, WARPS, Number, seconds, terms
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph
 

@@ -16,7 +16,9 @@ from fractions import Fraction
 from itertools import product
 from typing import Any
 
-from mirage_jax.cost.roofline import PricedKernels, Tiled, estimate, extents_inside, library_estimate, outline, tilings
+from mirage_jax.cost.outline import outline
+from mirage_jax.cost.roofline import PricedKernels, estimate, extents_inside, library_estimate
+from mirage_jax.cost.tilings import Tiled, tilings
 from mirage_jax.errors import GraphError, ParseError
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.mugraph.graph import (

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from mirage_jax.cost.roofline import (
+from mirage_jax.cost.outline import (
     matrix_product,
 )
 from mirage_jax.errors import UnsupportedError

@@ -12,19 +12,8 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from mirage_jax.cost.roofline import (
-    ROUNDED_PRODUCT_COST,
-    TYPICAL_PARTS,
-    TYPICAL_TILE,
-    Axes,
-    Outline,
-    Read,
-    Tiled,
-    Work,
-    loop_passes,
-    matrix_product,
-    tilings,
-)
+from mirage_jax.cost.outline import ROUNDED_PRODUCT_COST, Axes, LoadUse, OperatorUse, Outline, Read, outlined
+from mirage_jax.cost.tilings import Tiled, tilings
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.mugraph.graph import (
     PART_SUFFIX,
@@ -40,7 +29,7 @@ from mirage_jax.search.enumerate.kernels import Cheapest, Dag, Frontiers, Leaves
 from mirage_jax.search.enumerate.normal_form import Poly
 from mirage_jax.search.loop_bounds import span_of
 
-# ---------------------------------------------------------------------- kernels of a search
+TYPICAL_TILE, TYPICAL_PARTS = 64, 8  # for which operators are chosen
 
 
 @dataclass(frozen=True)
@@ -236,48 +225,43 @@ class Model:
         return weight
 
     def _outline(self, outs: Leaves, leaves: Leaves, loop: Axis | None, grid: Axes, dag: Dag) -> Outline:
-        """The outline of a kernel that is not written yet."""
+        """Outline a kernel that is not written yet."""
         f = self.frontiers
         loaded = {f.in_loop(p, loop): p for p in leaves}
-
-        shown = self._visible.setdefault(grid, {})
-
-        def visible(p: Poly) -> Axes:
-            if p not in shown:
-                axes = (a for a in f.axioms.e.axes(p) if kind(a) == "t" or (kind(a) == "g" and a not in grid))
-                shown[p] = tuple(sorted(axes))
-            return shown[p]
-
-        steps = dict(dag)
-        depth: dict[Poly, int] = {}
-        for p, s in dag:
-            depth[p] = max((depth.get(o, 0) for o in s.args), default=0) + s.accumulates
-        ends = [(depth[p] - 1, s.args) for p, s in dag if s.accumulates]
-        ends += [(depth[p], (p,)) for p in (f.in_loop(o, loop) for o in outs) if f.in_body(p)]
-        passes = loop_passes(ends, lambda p: steps[p].args if p in steps and f.in_body(p) else ())
-        reads: dict[Poly, Read] = {}
-        work: list[Work] = []
-        for p, s in dag:
-            for o in s.args:
-                if f.axioms.is_input(o) or o in loaded:
-                    name, stored = f.axioms.atom(o) if f.axioms.is_input(o) else (f"%{o}", visible(o))
-                    again = max(1, passes[o]) if f.in_body(o) else 1
-                    reads[o] = Read(
-                        name, visible(o), self.width(loaded.get(o, o)), again, stored[-1] if stored else None
-                    )
-            sides = [set(visible(o)) for o in s.args]
-            gone = tuple(a for a in s.reduced if kind(a) != "l")
-            space = tuple(dict.fromkeys((*visible(p), *gone)))
-            narrow = any(f.axioms.is_input(o) and self.width(o) <= 2 for o in s.args)
-            ready = [o in reads or not f.in_body(o) for o in s.args]
-            half = [o in reads and reads[o].width == 2 and x for o, x in zip(s.args, reversed(ready), strict=True)]
-            body = f.in_body(p) or s.accumulates
-            flops = s.record.flops * max(1, passes[p])
-            work.append(Work(space, visible(p), flops, body, matrix_product(s.op, sides, gone, half), narrow))
+        operands = dict.fromkeys(o for _, s in dag for o in s.args if f.axioms.is_input(o) or o in loaded)
+        loads = [self._load(o, loaded.get(o, o), grid) for o in operands]
+        ops = [
+            OperatorUse(
+                p,
+                s.op,
+                s.args,
+                self._inside(p, grid),
+                tuple(a for a in s.reduced if kind(a) != "l"),
+                s.record.flops,
+                f.in_body(p),
+            )
+            for p, s in dag
+        ]
+        stored = [f.in_loop(o, loop) for o in outs]
         writes = tuple((tuple(sorted(f.axioms.e.axes(o))), self.width(o)) for o in outs)
-        if loop is None or any(f.in_body(f.in_loop(o, loop)) for o in outs):
-            span = None
-        else:
-            ops = [Op(str(p), s.op, tuple(map(str, s.args)), (), s.attrs) for p, s in dag]
-            span = span_of(masks_among(ops, set(map(str, outs))), grid, loop)
-        return Outline(grid, loop, tuple(reads.values()), tuple(work), writes, span)
+        span = None
+        if loop is not None and not any(map(f.in_body, stored)):
+            written = [Op(str(p), s.op, tuple(map(str, s.args)), (), s.attrs) for p, s in dag]
+            span = span_of(masks_among(written, set(map(str, outs))), grid, loop)
+        return outlined(grid, loop, loads, ops, stored, writes, span)
+
+    def _inside(self, p: Poly, grid: Axes) -> Axes:
+        """Axes of a value as its kernel's blocks see it: loop steps and the grid's parts are implicit."""
+        shown = self._visible.setdefault(grid, {})
+        if p not in shown:
+            axes = (a for a in self.frontiers.axioms.e.axes(p) if kind(a) == "t" or (kind(a) == "g" and a not in grid))
+            shown[p] = tuple(sorted(axes))
+        return shown[p]
+
+    def _load(self, operand: Poly, whole: Poly, grid: Axes) -> LoadUse[Poly]:
+        """Describe the load of an operand, which is the tensor `whole` outside of its kernel."""
+        f, axes, width = self.frontiers, self._inside(operand, grid), self.width(whole)
+        name, stored = f.axioms.atom(operand) if f.axioms.is_input(operand) else (f"%{operand}", axes)
+        read = Read(name, axes, width, last=stored[-1] if stored else None)
+        # Whether an intermediate will have 16 bits is known only once the kernels are written.
+        return LoadUse(operand, read, f.axioms.is_input(operand) and width <= 2, f.in_body(operand))
