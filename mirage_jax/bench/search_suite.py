@@ -66,7 +66,7 @@ class Whole:
     seconds: float
     stop: str
     windows: int
-    cones: int
+    output_slices: int
 
 
 @dataclass(frozen=True)
@@ -122,11 +122,13 @@ class SearchResult:
             )
         lines += [
             "\nWhole searches, with pricing and extraction, as the optimizer runs them. A region too wide to exhaust as"
-            " one is searched in windows, and each of its outputs alone (cones):\n",
-            "| program | seconds | windows | cones | |",
+            " one is searched in windows, and each of its outputs alone (output slices):\n",
+            "| program | seconds | windows | output slices | |",
             "|---|---|---|---|---|",
         ]
-        lines += [f"| {n} | {w.seconds:.2f} | {w.windows} | {w.cones} | {w.stop} |" for n, w in self.searches.items()]
+        lines += [
+            f"| {n} | {w.seconds:.2f} | {w.windows} | {w.output_slices} | {w.stop} |" for n, w in self.searches.items()
+        ]
         return "\n".join(lines) + "\n"
 
     def write(self, file: Path) -> Path:
@@ -161,7 +163,7 @@ def run_search_suite(
             counts += _counts(name, graph, space)
         began = time.perf_counter()
         _, report = search(graph, DEVICES[DEVICE], full, seconds=CUT)
-        searches[name] = Whole(time.perf_counter() - began, report.stop.value, report.windows, report.cones)
+        searches[name] = Whole(time.perf_counter() - began, report.stop.value, report.windows, report.output_slices)
     return SearchResult(
         datetime.date.today().isoformat(),
         f"{platform.machine()}, {DEVICE} cost model",

@@ -1,4 +1,4 @@
-"""A region of any size: divided into windows and into cones, each searched, and what was found put together again.
+"""A region of any size: divided into windows and into output_slices, each searched, and what was found put together again.
 
 `search` is the way in: from a region's reference muGraph to ranked candidate muGraphs, and a report of what was
 looked at. Nothing is verified, compiled or measured here; `compiler` tries candidates in order.
@@ -18,7 +18,7 @@ from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.candidates import Candidate, kind, ranged, tiled
 from mirage_jax.search.decompose.fusion import combined, inlined
-from mirage_jax.search.decompose.output_slices import cone
+from mirage_jax.search.decompose.output_slices import output_slice
 from mirage_jax.search.decompose.subprocesses import SubSearch, search_parts
 from mirage_jax.search.decompose.windows import KernelWindow, divide, replace_windows
 from mirage_jax.search.enumerate.kernels import BudgetExceeded, Space
@@ -30,8 +30,10 @@ from mirage_jax.search.report import Notify, SearchReport
 MAX_PROBE_TERMS = 6_000
 MAX_WINDOW_CLASSES = 100  # values in a window with one output: more are not exhausted in seconds
 MAX_BLOCK_ELEMENTS = 8192  # elements of an output that one block makes, if there are many
-MAX_OUTPUT_SLICE_TERMS = 60_000  # the same for a cone; there are few of them
-MAX_OUTPUT_SLICE_CLASSES = 220  # in a cone, of which plans of two or three kernels are looked at: tens of seconds
+MAX_OUTPUT_SLICE_TERMS = 60_000  # the same for a output_slice; there are few of them
+MAX_OUTPUT_SLICE_CLASSES = (
+    220  # in a output_slice, of which plans of two or three kernels are looked at: tens of seconds
+)
 MAX_WHOLE_REGION_CLASSES = (
     400  # in a region of which only one kernel that computes all of it is looked for: ten seconds
 )
@@ -55,26 +57,26 @@ def search(
     if len(parts) == 1:
         one = Search(reference, device, space, seconds, states, families, notify=notify)
         return sorted(ranged(reference, one.run(), device), key=lambda c: c.seconds), one.report
-    cones = _cones(reference, device, space) if "kernels" in families and device.is_gpu else []
-    report = SearchReport(space, windows=len(parts), cones=len(cones))
+    output_slices = _output_slices(reference, device, space) if "kernels" in families and device.is_gpu else []
+    report = SearchReport(space, windows=len(parts), output_slices=len(output_slices))
     todo = [SubSearch(w.graph, device, space, states, families) for w in parts]
-    todo += [SubSearch(c, device, own, states, families) for c, own in cones]
+    todo += [SubSearch(c, device, own, states, families) for c, own in output_slices]
     found: list[list[Candidate]] = []
     for candidates, own in search_parts(todo, until - time.monotonic(), workers, notify):
         found.append(candidates)
         report.add(own)
     out = _compose(reference, parts, {n: cs for n, cs in enumerate(found[: len(parts)]) if cs}, device)
-    whole = combined(reference, found[len(parts) :], device) if cones else []
+    whole = combined(reference, found[len(parts) :], device) if output_slices else []
     return sorted(ranged(reference, [*out, *whole], device), key=lambda c: c.seconds), report
 
 
-def _cones(reference: KernelGraph, device: DeviceModel, space: Space) -> list[tuple[KernelGraph, Space]]:
-    """The cones of all outputs, and what is searched of each; none if one is too wide."""
+def _output_slices(reference: KernelGraph, device: DeviceModel, space: Space) -> list[tuple[KernelGraph, Space]]:
+    """The output_slices of all outputs, and what is searched of each; none if one is too wide."""
     pair = replace(space, max_kernels=min(2, space.max_kernels), splits=not _fills(reference, device))
     found: list[tuple[KernelGraph, Space]] = []
     outputs = dict.fromkeys(reference.outputs)
     for name in outputs:
-        graph = cone(reference, name)
+        graph = output_slice(reference, name)
         if (probe := _probe(graph, device, pair, MAX_OUTPUT_SLICE_CLASSES, MAX_OUTPUT_SLICE_TERMS)) is not None:
             # Summing what tiles have one element of may take one more: gradients of keys that several heads share.
             more = bool(probe.batch & probe.reduced) and pair.max_kernels < space.max_kernels
@@ -93,7 +95,7 @@ def is_narrow(graph: KernelGraph, device: DeviceModel, space: Space, most: int =
 
 
 def _probe(graph: KernelGraph, device: DeviceModel, space: Space, most: int, terms: int) -> Search | None:
-    """A search that has found out which values there are, if they are few; outputs multiply frontiers."""
+    """A search that has found out which values there are, if they are few; outputs multiply tables."""
     weight = math.sqrt(len(set(graph.outputs)))
     # Each output looks at its own values, so what all have looked at is at most `weight ** 2` times the values.
     probe = Search(graph, device, space, math.inf, states=int(most * weight), terms=terms)

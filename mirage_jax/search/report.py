@@ -46,7 +46,7 @@ class SearchReport:
     pruned: Counter[str] = field(default_factory=Counter[str])  # states and steps not followed, by rule
     fired: Counter[str] = field(default_factory=Counter[str])  # steps made, by axiom
     windows: int = 1
-    cones: int = 0
+    output_slices: int = 0
 
     def add(self, other: SearchReport) -> None:
         """Add the report of a search over one window."""
@@ -70,7 +70,11 @@ class SearchReport:
             lines.append(
                 f"exhaustive {self.space}"
                 + (f", in each of {self.windows} windows" if self.windows > 1 else "")
-                + (f", and of plans of few kernels for each of {self.cones} outputs" if self.cones else "")
+                + (
+                    f", and of plans of few kernels for each of {self.output_slices} outputs"
+                    if self.output_slices
+                    else ""
+                )
             )
         lines.append("pruned: " + (", ".join(f"{k} {v}" for k, v in sorted(self.pruned.items())) or "nothing"))
         lines.append("axioms: " + ", ".join(f"{k} {v}" for k, v in sorted(self.fired.items())))

@@ -11,7 +11,7 @@ from itertools import combinations
 from mirage_jax.mugraph.graph import origin
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.enumerate.axioms import LOOP, Decomposition, kind
-from mirage_jax.search.enumerate.kernels import Frontiers
+from mirage_jax.search.enumerate.kernels import KernelTables
 from mirage_jax.search.enumerate.normal_form import NormalFormDomain, Poly
 
 type Key = tuple[str, tuple[Poly, ...], tuple[str, ...]]  # operator, operands, axes: scalars ride for free
@@ -22,7 +22,7 @@ class Forward:
     """Counts the operator DAGs of at most `max_ops` operators that make `target` from `inputs`."""
 
     def __init__(
-        self, f: Frontiers, target: Poly, loop: str | None, unary: set[Decomposition], goal: frozenset[Poly] | None
+        self, f: KernelTables, target: Poly, loop: str | None, unary: set[Decomposition], goal: frozenset[Poly] | None
     ) -> None:
         self.f, self.e, self.loop, self.goal = f, f.axioms.e, loop, goal
         self.target, self.unary = target, unary

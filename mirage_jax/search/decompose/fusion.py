@@ -1,6 +1,6 @@
 """Kernels side by side: two kernels that do not depend on each other, over the same grid and loop, as one.
 
-What several outputs of a region need is found for each of them alone (`cones`), so that two kernels may compute the
+What several outputs of a region need is found for each of them alone (`output_slices`), so that two kernels may compute the
 same tiles: the gradients of keys and values both need the weights. In one kernel these are computed, and their
 operands read, once. `fuse` writes that kernel; `fused` takes the fusions that the cost model likes, best first.
 
@@ -22,14 +22,14 @@ from mirage_jax.search.candidates import Candidate, tiled
 from mirage_jax.search.decompose.output_slices import joined
 
 SYMMETRIC = ("dot", "mul")
-MAX_FUSED_CANDIDATES = 8  # candidates of each cone that are joined with the best ones of the others
+MAX_FUSED_CANDIDATES = 8  # candidates of each output_slice that are joined with the best ones of the others
 
 
 def combined(reference: KernelGraph, found: Sequence[Sequence[Candidate]], device: DeviceModel) -> list[Candidate]:
-    """Candidates of all cones as one, as they are and fused, best first; none if some cone has none.
+    """Candidates of all output_slices as one, as they are and fused, best first; none if some output_slice has none.
 
-    What is fastest for each output alone need not share the most, so each cone's next best are tried too, one cone
-    after the other, from the first to the last and from the last to the first: what suits the first cone decides what
+    What is fastest for each output alone need not share the most, so each output_slice's next best are tried too, one output_slice
+    after the other, from the first to the last and from the last to the first: what suits the first output_slice decides what
     the others share with it.
     """
     whole: dict[str, Candidate] = {}
@@ -46,8 +46,8 @@ def combined(reference: KernelGraph, found: Sequence[Sequence[Candidate]], devic
             seconds[text] = best.seconds
         return seconds[text]
 
-    cones = range(len(found))
-    for order in (cones, reversed(cones)):
+    output_slices = range(len(found))
+    for order in (output_slices, reversed(output_slices)):
         chosen = [candidates[:MAX_FUSED_CANDIDATES] for candidates in found]
         for n in order:
             chosen[n] = sorted(chosen[n], key=lambda c: add([*chosen[:n], [c], *chosen[n + 1 :]]))

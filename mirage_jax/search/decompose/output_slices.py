@@ -1,11 +1,11 @@
 """The other way to divide a region that is too wide: by outputs, each with all that it needs.
 
 Windows cut a region at tensors, which then lie in memory. Where these are the largest tensors of all (the weights of an
-attention, of which its gradients are made) that is what must not happen. The *cone* of an output is the program that
-computes it alone: cones overlap, and what several need is computed by each, from the inputs. So a kernel for the
+attention, of which its gradients are made) that is what must not happen. The *output_slice* of an output is the program that
+computes it alone: output_slices overlap, and what several need is computed by each, from the inputs. So a kernel for the
 gradient of the keys makes the weights anew, tile by tile, as FlashAttention's backward pass does (Dao, 2023).
 
-Kernels that come out equal in several cones, as those of row sums do, run once (`joined`).
+Kernels that come out equal in several output_slices, as those of row sums do, run once (`joined`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mirage_jax.search.candidates import Candidate
 from mirage_jax.search.decompose.windows import prefixed
 
 
-def cone(reference: KernelGraph, output: str) -> KernelGraph:
+def output_slice(reference: KernelGraph, output: str) -> KernelGraph:
     """The program that computes one output of a graph of library operators."""
     needed, kernels = {output}, list[Kernel]()
     for k in reversed(reference.kernels):
@@ -30,7 +30,7 @@ def cone(reference: KernelGraph, output: str) -> KernelGraph:
 
 
 def joined(reference: KernelGraph, found: Sequence[Sequence[Candidate]]) -> Candidate | None:
-    """The best candidates of all cones as one; None if some cone has none, or if none of them is of kernels."""
+    """The best candidates of all output_slices as one; None if some output_slice has none, or if none of them is of kernels."""
     chosen: list[Candidate] = []
     parts: dict[str, int] = {}
     for candidates in found:

@@ -69,21 +69,21 @@ def _libraries(graph: KernelGraph) -> Iterator[Library]:
 def _cut(reference: KernelGraph, cut: set[str]) -> list[KernelWindow] | None:
     """Windows between the cuts; None if windows would depend on each other in a circle."""
     maker = {k.name: i for i, k in enumerate(reference.kernels)}
-    roots = [n for n in maker if n in cut or n in reference.outputs]
+    targets = [n for n in maker if n in cut or n in reference.outputs]
 
-    def below(root: str) -> set[int]:
-        seen, todo = set[int](), [maker[root]]
+    def below(target: str) -> set[int]:
+        seen, todo = set[int](), [maker[target]]
         while todo:
             i = todo.pop()
             if i not in seen:
                 seen.add(i)
                 reads = (x.tensor for x in reference.kernels[i].loads)
-                todo += [maker[t] for t in reads if t in maker and t not in roots]
+                todo += [maker[t] for t in reads if t in maker and t not in targets]
         return seen
 
-    groups: list[tuple[set[int], set[str]]] = []  # roots that share kernels are one window
-    for root in roots:
-        kernels, names = below(root), {root}
+    groups: list[tuple[set[int], set[str]]] = []  # targets that share kernels are one window
+    for target in targets:
+        kernels, names = below(target), {target}
         for g in [g for g in groups if g[0] & kernels]:
             kernels, names = kernels | g[0], names | g[1]
             groups.remove(g)
@@ -101,7 +101,7 @@ def _cut(reference: KernelGraph, cut: set[str]) -> list[KernelWindow] | None:
     return order
 
 
-def _window(reference: KernelGraph, positions: list[int], roots: set[str]) -> KernelWindow:
+def _window(reference: KernelGraph, positions: list[int], targets: set[str]) -> KernelWindow:
     kernels = tuple(reference.kernels[i] for i in positions)
     own = {k.name for k in kernels}
     reads = dict.fromkeys(x.tensor for k in kernels for x in k.loads if x.tensor not in own)
@@ -111,7 +111,7 @@ def _window(reference: KernelGraph, positions: list[int], roots: set[str]) -> Ke
     attributes = [v for k in kernels for op in k.ops for v in op.attributes.values()]
     used |= {a for v in attributes if isinstance(v, tuple) for a in v}  # a sum may count an axis that no value has
     extents = tuple((a, n) for a, n in reference.extents if any(u.rstrip("'") == a for u in used))
-    outputs = tuple(k.name for k in kernels if k.name in roots)
+    outputs = tuple(k.name for k in kernels if k.name in targets)
     return KernelWindow(
         tuple(positions), KernelGraph(tuple(reference.tensors[t] for t in reads), kernels, outputs, extents)
     )

@@ -1,6 +1,6 @@
 """From plans to muGraphs: name the values, write loads and stores, and make exponentials relative to a running maximum.
 
-The search knows a value's degree (`grading`), not its shift. Here the shift becomes explicit operators, so that a
+The search knows a value's degree (`shift_degrees`), not its shift. Here the shift becomes explicit operators, so that a
 muGraph's meaning stands by itself and the verifier need not trust the search:
 
 * an exponential of degree 1 becomes ``m = shift x; p = exps x m``, the shift reducing every axis over which values of
@@ -45,7 +45,7 @@ from mirage_jax.mugraph.graph import (
 )
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.enumerate.axioms import Decomposition, kind
-from mirage_jax.search.enumerate.kernels import Dag, Frontiers, Leaves
+from mirage_jax.search.enumerate.kernels import Dag, KernelTables, Leaves
 from mirage_jax.search.enumerate.normal_form import Poly
 from mirage_jax.search.enumerate.pricing import (
     Priced,
@@ -55,7 +55,7 @@ from mirage_jax.search.loop_bounds import with_span
 
 
 @dataclass(frozen=True)
-class Root:
+class Target:
     """A region output: tensor = scale * value + offset."""
 
     tensor: Tensor
@@ -72,7 +72,7 @@ class Cuts:
     loaded: Leaves
 
 
-def common(frontiers: Frontiers, kernels: Sequence[tuple[Dag, Leaves]]) -> Cuts:
+def common(tables: KernelTables, kernels: Sequence[tuple[Dag, Leaves]]) -> Cuts:
     """Collect `Cuts` over the kernels of a plan.
 
     What is summed has one shift for all terms, unless it cancels in each of them: exponentials times their own
@@ -83,7 +83,7 @@ def common(frontiers: Frontiers, kernels: Sequence[tuple[Dag, Leaves]]) -> Cuts:
         for _, s in dag:
             powers: Counter[int] = Counter()
             for a in s.args:
-                powers.update(dict(frontiers.grading.degree(a) or ()))
+                powers.update(dict(tables.shift_degrees.degree(a) or ()))
             for group, power in powers.items():
                 if power:
                     axes = frozenset(x for x in map(origin, s.reduced) if kind(x) != "l")
@@ -95,9 +95,9 @@ def common(frontiers: Frontiers, kernels: Sequence[tuple[Dag, Leaves]]) -> Cuts:
 class Extractor:
     """Writes the kernels of one plan, first kernel first; tensors get names in that order."""
 
-    frontiers: Frontiers
+    tables: KernelTables
     reference: KernelGraph
-    roots: tuple[Root, ...]
+    targets: tuple[Target, ...]
     cuts: Cuts
     narrow: str  # dtype of intermediates that are neither partial nor shifted
     wide: str  # dtype of all others
@@ -106,7 +106,7 @@ class Extractor:
     count: int = 0
 
     def __post_init__(self) -> None:
-        known = [a for t in (*(r.tensor for r in self.roots), *self.reference.inputs) for a in t.axes] + list(
+        known = [a for t in (*(r.tensor for r in self.targets), *self.reference.inputs) for a in t.axes] + list(
             self.reference.sizes
         )
         self.rank = {a: i for i, a in enumerate(dict.fromkeys(map(origin, known)))}
@@ -122,9 +122,7 @@ class Extractor:
     def kernel(
         self, outs: Leaves, leaves: Leaves, loop: Axis | None, grid: tuple[Axis, ...], dag: Dag, name: str
     ) -> BlockGraph:
-        return _KernelWriter(self, loop, grid, {self.frontiers.in_loop(p, loop): p for p in leaves}).write(
-            outs, dag, name
-        )
+        return _KernelWriter(self, loop, grid, {self.tables.in_loop(p, loop): p for p in leaves}).write(outs, dag, name)
 
     def graph(self, kernels: Sequence[Kernel]) -> KernelGraph:
         r = self.reference
@@ -179,7 +177,7 @@ class _KernelWriter:
 
     def value(self, p: Poly) -> str:
         """Name of an operand: a region input, an intermediate, or a value made before."""
-        f = self.x.frontiers
+        f = self.x.tables
         if p in self.values:
             return self.values[p]
         if f.axioms.is_input(p):
@@ -189,7 +187,7 @@ class _KernelWriter:
         whole = self.leaves[p]
         tensor = self.x.tensors[whole]
         name = self.load(tensor.name, tensor.axes)
-        degree = f.grading.degree(whole)
+        degree = f.shift_degrees.degree(whole)
         if degree:
             name = self._to_common_shift(name, self.x.shift_of[whole], *self._one_group(degree))
         self.values[p] = name
@@ -230,13 +228,13 @@ class _KernelWriter:
     # ------------------------------------------------------------------ steps
 
     def step(self, p: Poly, s: Decomposition) -> None:
-        degree = self.x.frontiers.grading.degree(p)
+        degree = self.x.tables.shift_degrees.degree(p)
         attrs: dict[str, Any] = dict(s.attrs)
         if s.op == "acc":
             name = self._accumulate(s, degree)
         elif s.op == "last":
             name = self.emit("last", self.value(s.args[0]))
-        elif s.op == "log" and (relative := self.x.frontiers.grading.degree(s.args[0])):
+        elif s.op == "log" and (relative := self.x.tables.shift_degrees.degree(s.args[0])):
             name = self._logarithm(s, *self._one_group(relative))
         elif s.op == "exp" and degree:
             name = self._exponential(p, s, *self._one_group(degree))
@@ -314,19 +312,19 @@ class _KernelWriter:
     def write(self, outs: Leaves, dag: Dag, name: str) -> BlockGraph:
         x = self.x
         stores: list[Store] = []
-        for p in sorted(self.leaves, key=x.frontiers.order):
-            if x.frontiers.grading.degree(self.leaves[p]):
+        for p in sorted(self.leaves, key=x.tables.order):
+            if x.tables.shift_degrees.degree(self.leaves[p]):
                 self.value(p)  # brings its shift, to which exponentials that are made anew are relative
         for p, s in dag:
             self.step(p, s)
-        for p in sorted(outs, key=x.frontiers.order):
-            inside = self.values[x.frontiers.in_loop(p, self.loop)]
+        for p in sorted(outs, key=x.tables.order):
+            inside = self.values[x.tables.in_loop(p, self.loop)]
             if self.stages[inside].body and any(
-                self._is_carried(self.shifts[g]) for g, _ in x.frontiers.grading.degree(p) or ()
+                self._is_carried(self.shifts[g]) for g, _ in x.tables.shift_degrees.degree(p) or ()
             ):
                 raise UnsupportedError("a value relative to a moving shift would be stored")
-            roots = [r for r in x.roots if r.value == p]
-            for r in roots:
+            targets = [r for r in x.targets if r.value == p]
+            for r in targets:
                 plain = r.scale == 1 and r.offset == 0
                 attrs = {
                     k: v for k, v in (("scale", r.scale), ("offset", r.offset)) if v != operator("affine").defaults[k]
@@ -334,7 +332,7 @@ class _KernelWriter:
                 stores.append(Store(r.tensor, inside if plain else self.emit("affine", inside, **attrs)))
                 if plain:
                     x.tensors.setdefault(p, r.tensor)
-            if (p in x.cuts.loaded and p not in x.tensors) or not roots:
+            if (p in x.cuts.loaded and p not in x.tensors) or not targets:
                 stores.append(self._store_intermediate(p, inside))
         stores += self._shift_stores(outs)
         loads = tuple(self.loads.values())
@@ -342,7 +340,7 @@ class _KernelWriter:
 
     def _store_intermediate(self, p: Poly, value: str) -> Store:
         x = self.x
-        wide = bool(x.frontiers.grading.degree(p)) or any(is_part(a) for a in self._memory_order(value))
+        wide = bool(x.tables.shift_degrees.degree(p)) or any(is_part(a) for a in self._memory_order(value))
         x.tensors[p] = Tensor(x.fresh(), self._memory_order(value), x.wide if wide else x.narrow)
         return Store(x.tensors[p], value)
 
@@ -350,12 +348,12 @@ class _KernelWriter:
         """Axes of an intermediate: parts (which tile values leave implicit), batch axes, then as computed."""
         own = self.axes[value]
         parts = [a for a in self.grid if is_part(a) and a not in own]
-        return (*parts, *sorted(own, key=lambda a: (not is_part(a), a not in self.x.frontiers.batch)))
+        return (*parts, *sorted(own, key=lambda a: (not is_part(a), a not in self.x.tables.batch)))
 
     def _shift_stores(self, outs: Leaves) -> list[Store]:
         x, out = self.x, dict[int, Store]()
-        for p in sorted(outs, key=x.frontiers.order):
-            degree = x.frontiers.grading.degree(p)
+        for p in sorted(outs, key=x.tables.order):
+            degree = x.tables.shift_degrees.degree(p)
             if not degree:
                 continue
             group, _ = self._one_group(degree)

@@ -1,10 +1,10 @@
 """One kernel: all operator DAGs that compute given outputs, counted and extracted by dynamic programming over
-frontiers.
+tables.
 
-A *frontier* is the set of values that still have to be made. Always the largest one is popped: every consumer of it
+A *pending* is the set of values that still have to be made. Always the largest one is popped: every consumer of it
 is already placed, so each DAG, with sharing, is generated exactly once, without a visited set and without
 permutations. The popped value is either loaded (it is materialized, by another kernel) or made by one `Decomposition`.
-The memo maps a frontier to {(loaded values, is the loop used?): histogram over the number of operators}: all kernel
+The memo maps a pending to {(loaded values, is the loop used?): histogram over the number of operators}: all kernel
 cuts and exact counts come from one pass. Mirage extends prefixes forwards and asks a solver whether each is useful;
 backwards, every state is useful.
 """
@@ -19,7 +19,7 @@ from functools import cached_property
 from mirage_jax.mugraph.graph import Axis, origin
 from mirage_jax.search.enumerate.axioms import LOOP, Axioms, Decomposition, kind, part_of
 from mirage_jax.search.enumerate.normal_form import Poly, memo
-from mirage_jax.search.enumerate.shift_degrees import Grading
+from mirage_jax.search.enumerate.shift_degrees import ShiftDegrees
 
 type Leaves = frozenset[Poly]
 type Histogram = (
@@ -27,10 +27,10 @@ type Histogram = (
 )
 type Dag = tuple[tuple[Poly, Decomposition], ...]  # values with the step that makes each, operands first
 type _Chain = tuple[tuple[Poly, Decomposition], _Chain] | None  # the same, results first
-type Frontier = tuple[tuple[tuple[int, int], Poly, int], ...]  # (order, value, passes) by falling order
-type Counted = dict[Frontier, dict[tuple[Leaves, bool], Histogram]]
+type PendingSet = tuple[tuple[tuple[int, int], Poly, int], ...]  # (order, value, passes) by falling order
+type Counted = dict[PendingSet, dict[tuple[Leaves, bool], Histogram]]
 type Weight = Callable[[Poly, Decomposition], float]
-type Cheapest = dict[Frontier, dict[Leaves, tuple[float, _Chain]]]
+type Cheapest = dict[PendingSet, dict[Leaves, tuple[float, _Chain]]]
 # passes: the loops in which a value is needed, bit n for the one that n more may precede; MUST is set for outputs
 REQUIRED_TILE_LIMIT = 1 << 16
 EMPTY: Leaves = frozenset()
@@ -63,11 +63,11 @@ class BudgetExceeded(Exception):
 
 
 @dataclass
-class Frontiers:
+class KernelTables:
     """Tables of one search variant (a region, or the region with one axis split)."""
 
     axioms: Axioms
-    grading: Grading
+    shift_degrees: ShiftDegrees
     space: Space
     batch: frozenset[Axis]
     tick: Callable[[], None] = lambda: None  # called once per state: budget check
@@ -99,9 +99,9 @@ class Frontiers:
     def _illegal(self, p: Poly) -> str:
         if len(self.tile_axes(p)) > self.space.max_rank:
             return "rank"
-        if self.grading.splits_a_group(p):
+        if self.shift_degrees.splits_a_group(p):
             return "exp group split"
-        return "inhomogeneous exp" if self.grading.degree(p) is None else ""
+        return "inhomogeneous exp" if self.shift_degrees.degree(p) is None else ""
 
     @memo
     def order(self, p: Poly) -> tuple[int, int]:
@@ -155,7 +155,7 @@ class Frontiers:
     @cached_property
     def _summed_batch(self) -> frozenset[Axis]:
         """Batch axes that are reduced somewhere."""
-        return self.batch & frozenset[Axis]().union(*(self.reduced_axes(o) for o in self.grading.roots))
+        return self.batch & frozenset[Axis]().union(*(self.reduced_axes(o) for o in self.shift_degrees.targets))
 
     def grid_for(self, outs: Leaves, leaves: Leaves) -> tuple[frozenset[Axis], frozenset[Axis]]:
         """(mandatory, optional) grid axes: free in every output and reduced nowhere above the loads."""
@@ -169,8 +169,8 @@ class Frontiers:
         """Axes that every store of a kernel with these outputs has: on the grid unless the kernel reduces them."""
         free = frozenset[Axis].intersection(*(self.axioms.e.axes(o) for o in outs))
         for o in outs:
-            if self.grading.degree(o):  # its shift is stored too
-                free &= frozenset[Axis].intersection(*self.grading.group_axes(o).values())
+            if self.shift_degrees.degree(o):  # its shift is stored too
+                free &= frozenset[Axis].intersection(*self.shift_degrees.group_axes(o).values())
         return frozenset(a for a in free if a == origin(a))
 
     @memo
@@ -217,7 +217,7 @@ class Frontiers:
     @memo
     def _outside(self, loop: Axis | None) -> dict[Poly, Poly]:
         """Values inside of a kernel -> the same as tensors."""
-        return {self.in_loop(p, loop): p for o in self.grading.roots for p in self.reach(o)}
+        return {self.in_loop(p, loop): p for o in self.shift_degrees.targets for p in self.reach(o)}
 
     @memo
     def kernels(self, outs: Leaves, loop: Axis | None) -> dict[Leaves, Counter[int]]:
@@ -225,18 +225,18 @@ class Frontiers:
         space, stats = self.space, self.stats
         parts = self.parts_of(outs)
         outside = self._outside(loop)
-        table = self._counted.setdefault((loop, parts), {})  # kernels with other outputs meet the same frontiers
+        table = self._counted.setdefault((loop, parts), {})  # kernels with other outputs meet the same pending sets
         limit = (1 << LANE_ELEMENTS * (space.max_ops + 1)) - 1
         cuts, counts = self._cuts, self._histograms
 
-        def solve(frontier: Frontier) -> dict[tuple[Leaves, bool], Histogram]:
-            if not frontier:
+        def solve(pending: PendingSet) -> dict[tuple[Leaves, bool], Histogram]:
+            if not pending:
                 return {(EMPTY, False): 1}
-            if frontier in table:
-                return table[frontier]
+            if pending in table:
+                return table[pending]
             self.tick()
             stats["states"] += 1
-            (_, top, passes), rest = frontier[0], frontier[1:]
+            (_, top, passes), rest = pending[0], pending[1:]
             out: dict[tuple[Leaves, bool], Histogram] = {}
 
             if not passes & REQUIRED_TILE_LIMIT:
@@ -267,8 +267,8 @@ class Frontiers:
                             out[key] = out.get(key, 0) + more
                         else:
                             stats["operator limit"] += 1
-            table[frontier] = {key: counts.setdefault(h, h) for key, h in out.items()}
-            return table[frontier]
+            table[pending] = {key: counts.setdefault(h, h) for key, h in out.items()}
+            return table[pending]
 
         found: dict[Leaves, Counter[int]] = {}
         for (loaded, used), h in solve(self._start(outs, loop)).items():
@@ -280,8 +280,8 @@ class Frontiers:
         """Give back the memory of `kernels`, which is not asked about other outputs any more."""
         self._counted.clear()
 
-    def _start(self, outs: Leaves, loop: Axis | None) -> Frontier:
-        """The frontier that a kernel begins with. An output stored inside a loop leaves one loop less for what it
+    def _start(self, outs: Leaves, loop: Axis | None) -> PendingSet:
+        """The pending that a kernel begins with. An output stored inside a loop leaves one loop less for what it
         needs.
         """
 
@@ -292,7 +292,7 @@ class Frontiers:
 
         return tuple(sorted(map(entry, outs), reverse=True))
 
-    def _extend(self, rest: Frontier, s: Decomposition, passes: int) -> Frontier:
+    def _extend(self, rest: PendingSet, s: Decomposition, passes: int) -> PendingSet:
         """What is still to be made after a step whose result is needed in `passes`. What does not change in a loop is
         made once, before the first of them.
         """
@@ -308,7 +308,7 @@ class Frontiers:
 
     @memo
     def _needs(self, s: Decomposition) -> tuple[tuple[tuple[int, int], Poly, bool], ...]:
-        """Operands of a step that have to be made: their place in a frontier, and whether in a loop's body."""
+        """Operands of a step that have to be made: their place in a pending, and whether in a loop's body."""
         return tuple((self.order(o), o, self.in_body(o)) for o in s.args if not self.axioms.is_input(o))
 
     @memo
@@ -337,14 +337,14 @@ class Frontiers:
         known: Cheapest = {} if table is None else table
         sets: dict[Leaves, Leaves] = {}
 
-        def solve(frontier: Frontier) -> dict[Leaves, tuple[float, _Chain]]:
-            if not frontier:
+        def solve(pending: PendingSet) -> dict[Leaves, tuple[float, _Chain]]:
+            if not pending:
                 return {EMPTY: (0.0, None)}
-            if frontier in known:
-                return known[frontier]
+            if pending in known:
+                return known[pending]
             check()
             self.stats["states"] += 1
-            (_, top, passes), rest = frontier[0], frontier[1:]
+            (_, top, passes), rest = pending[0], pending[1:]
             best: dict[Leaves, tuple[float, _Chain]] = {}
             whole = outside.get(top)
             if max_loaded and whole is not None and not passes & REQUIRED_TILE_LIMIT and not self._unloadable(whole):
@@ -365,7 +365,7 @@ class Frontiers:
                     for loaded, (c, dag) in solve(self._extend(rest, s, passes)).items():
                         if loaded not in best or c + cost < best[loaded][0]:
                             best[loaded] = (c + cost, ((top, s), dag))
-            known[frontier] = best
+            known[pending] = best
             return best
 
         return {loaded: _unchained(dag) for loaded, (_, dag) in solve(self._start(outs, loop)).items()}

@@ -44,6 +44,11 @@ ONE = Fraction(1)
 NO_AXES: Axes = frozenset()
 
 
+def is_multiple(power: Fraction) -> bool:
+    """Is a power a product of copies: x^2, x^3, ...?"""
+    return power.denominator == 1 and power > 1
+
+
 def memo[**P, R](method: Callable[P, R]) -> Callable[P, R]:
     """Cache a method in its instance: tables live and die with one search (no global caches)."""
     name = method.__name__
@@ -151,7 +156,7 @@ class Expressions:
         bound, factors = self.term(t)
 
         def weight(b: Base, q: Fraction) -> int:
-            copies = int(q) if q.denominator == 1 and q > 1 and self.base(b)[0] != "E" else 1
+            copies = int(q) if is_multiple(q) and self.base(b)[0] != "E" else 1
             return self._base_size(b) * copies + (q != 1)
 
         return 1 + len(bound) + sum(weight(b, q) for b, q in factors)

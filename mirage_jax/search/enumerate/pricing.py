@@ -25,7 +25,7 @@ from mirage_jax.mugraph.graph import (
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.mugraph.passes.sentinels import masks_among
 from mirage_jax.search.enumerate.axioms import LOOP, Decomposition, kind
-from mirage_jax.search.enumerate.kernels import Cheapest, Dag, Frontiers, Leaves, Weight
+from mirage_jax.search.enumerate.kernels import Cheapest, Dag, KernelTables, Leaves, Weight
 from mirage_jax.search.enumerate.normal_form import Poly
 from mirage_jax.search.loop_bounds import span_of
 
@@ -58,7 +58,7 @@ class Model:
     program itself rounds to 16 bits.
     """
 
-    frontiers: Frontiers
+    tables: KernelTables
     device: DeviceModel
     extents: Mapping[Axis, int]
     widths: Mapping[str, int]  # bytes per element of the region's inputs
@@ -66,7 +66,7 @@ class Model:
     split: Axis | None = None
     parts: int = 1
     dags: dict[Any, Mapping[Leaves, Dag]] = field(default_factory=dict[Any, Mapping[Leaves, Dag]])  # for any `parts`
-    tables: dict[Any, tuple[Weight, Cheapest]] = field(default_factory=dict[Any, tuple[Weight, Cheapest]])
+    weights: dict[Any, tuple[Weight, Cheapest]] = field(default_factory=dict[Any, tuple[Weight, Cheapest]])
 
     def __post_init__(self) -> None:
         self._kernels: dict[tuple[Leaves, Leaves], Priced | None] = {}
@@ -86,14 +86,14 @@ class Model:
         """Bytes per element as stored: inputs as they are, partial or shifted values in f32, other intermediates
         narrow.
         """
-        f = self.frontiers
+        f = self.tables
         if f.axioms.is_input(p):
             return self.widths[f.axioms.atom(p)[0]]
         partial = any(kind(a) == "g" for a in f.axioms.e.axes(p))
-        return 4 if partial or f.grading.degree(p) else min(self.widths.values(), default=4)
+        return 4 if partial or f.shift_degrees.degree(p) else min(self.widths.values(), default=4)
 
     def bytes(self, p: Poly) -> int:
-        return math.prod(map(self.extent, self.frontiers.axioms.e.axes(p))) * self.width(p)
+        return math.prod(map(self.extent, self.tables.axioms.e.axes(p))) * self.width(p)
 
     def bound(self, outs: Leaves, leaves: Leaves) -> float:
         """No kernel with these outputs and loaded intermediates is faster."""
@@ -120,22 +120,22 @@ class Model:
 
     def _space(self, p: Poly, s: Decomposition) -> tuple[float, Axes, tuple[frozenset[Axis], ...], float]:
         """FLOPs per point, axes of the points; for a dot, the free axes of its operands and the matrix unit's speed."""
-        e, d = self.frontiers.axioms.e, self.device
+        e, d = self.tables.axioms.e, self.device
         space = tuple(origin(a) for a in {*e.axes(p), *s.reduced})
         if s.op != "dot":
             return s.record.flops, space, (), 0.0
         sides = tuple(frozenset(map(origin, e.axes(o) - set(s.reduced))) for o in s.args)
-        narrow = any(self.frontiers.axioms.is_input(o) and self.width(o) <= 2 for o in s.args)
+        narrow = any(self.tables.axioms.is_input(o) and self.width(o) <= 2 for o in s.args)
         return s.record.flops, space, sides, d.matrix_flops if narrow else d.matrix_flops_f32
 
     def _rounds(self, s: Decomposition) -> bool:
         """Does a matrix product round an operand, which was computed, to the type of the other?"""
-        given = [o for o in s.args if self.frontiers.axioms.is_input(o)]
+        given = [o for o in s.args if self.tables.axioms.is_input(o)]
         return len(given) == 1 and self.width(given[0]) <= 2
 
     def library(self, p: Poly, s: Decomposition) -> float:
         """Seconds of one operator over whole tensors, assuming that XLA fuses pointwise chains."""
-        size = {origin(a): self.extent(a) for a in {*self.frontiers.axioms.e.axes(p), *s.reduced}}
+        size = {origin(a): self.extent(a) for a in {*self.tables.axioms.e.axes(p), *s.reduced}}
         fused = operator(s.op).pointwise
         traffic = self.bytes(p) + (0 if fused else sum(self.bytes(o) for o in {*s.args}))
         return max(self.work(p, s, size), traffic / self.device.bandwidth) + (0.0 if fused else self.device.launch)
@@ -147,14 +147,14 @@ class Model:
         if (outs, leaves) not in self._kernels:
             found = [
                 k
-                for loop in self.frontiers.loops_of(outs, leaves)
+                for loop in self.tables.loops_of(outs, leaves)
                 if (k := self._with_loop(outs, leaves, loop)) is not None
             ]
             self._kernels[outs, leaves] = min(found, key=lambda k: k.seconds, default=None)
         return self._kernels[outs, leaves]
 
     def _with_loop(self, outs: Leaves, leaves: Leaves, loop: Axis | None) -> Priced | None:
-        f = self.frontiers
+        f = self.tables
         must, optional = f.grid_for(outs, leaves)
         plain = must | optional
         # Axes that some DAGs reduce and others need not, since they load what it takes.
@@ -170,7 +170,7 @@ class Model:
         self, outs: Leaves, leaves: Leaves, loop: Axis | None, axes: Set[Axis], kept: Set[Axis]
     ) -> Priced | None:
         """The cheapest kernel with these axes on its grid, no operator of which reduces those in `kept`."""
-        f = self.frontiers
+        f = self.tables
         if f.batch & f.free_axes(outs) - axes - {loop}:
             return None  # as below, but before a DAG is looked for
         must = frozenset(a for a in axes if kind(a) == "g")
@@ -197,14 +197,14 @@ class Model:
         kept: frozenset[Axis],
     ) -> Dag | None:
         """The DAG that does the least work at typical tiles; found for all `leaves` and any number of parts at once."""
-        most = self.frontiers.space.max_loaded if leaves else 0
+        most = self.tables.space.max_loaded if leaves else 0
         key = (outs, loop, most, frozenset(grid), single, kept)
         if key not in self.dags:
-            like = (loop, self.frontiers.parts_of(outs), *key[2:])
-            if like not in self.tables:
-                self.tables[like] = self._weight(loop, grid, single), {}
-            weight, table = self.tables[like]
-            self.dags[key] = self.frontiers.cheapest(outs, loop, weight, most, kept=kept, table=table)
+            like = (loop, self.tables.parts_of(outs), *key[2:])
+            if like not in self.weights:
+                self.weights[like] = self._weight(loop, grid, single), {}
+            weight, table = self.weights[like]
+            self.dags[key] = self.tables.cheapest(outs, loop, weight, most, kept=kept, table=table)
         return self.dags[key].get(leaves)
 
     def _weight(self, loop: Axis | None, grid: Axes, single: frozenset[Axis]) -> Weight:
@@ -216,7 +216,7 @@ class Model:
             size[loop + LOOP] = math.ceil(whole[loop] / size[loop])
         if self.split is not None:
             size.setdefault(self.split + PART_SUFFIX, TYPICAL_PARTS)
-        halves = {self.frontiers.in_loop(p, loop) for p in self.halves}
+        halves = {self.tables.in_loop(p, loop) for p in self.halves}
 
         @functools.cache
         def weight(p: Poly, s: Decomposition) -> float:
@@ -226,7 +226,7 @@ class Model:
 
     def _outline(self, outs: Leaves, leaves: Leaves, loop: Axis | None, grid: Axes, dag: Dag) -> Outline:
         """Outline a kernel that is not written yet."""
-        f = self.frontiers
+        f = self.tables
         loaded = {f.in_loop(p, loop): p for p in leaves}
         operands = dict.fromkeys(o for _, s in dag for o in s.args if f.axioms.is_input(o) or o in loaded)
         loads = [self._load(o, loaded.get(o, o), grid) for o in operands]
@@ -254,13 +254,13 @@ class Model:
         """Axes of a value as its kernel's blocks see it: loop steps and the grid's parts are implicit."""
         shown = self._visible.setdefault(grid, {})
         if p not in shown:
-            axes = (a for a in self.frontiers.axioms.e.axes(p) if kind(a) == "t" or (kind(a) == "g" and a not in grid))
+            axes = (a for a in self.tables.axioms.e.axes(p) if kind(a) == "t" or (kind(a) == "g" and a not in grid))
             shown[p] = tuple(sorted(axes))
         return shown[p]
 
     def _load(self, operand: Poly, whole: Poly, grid: Axes) -> LoadUse[Poly]:
         """Describe the load of an operand, which is the tensor `whole` outside of its kernel."""
-        f, axes, width = self.frontiers, self._inside(operand, grid), self.width(whole)
+        f, axes, width = self.tables, self._inside(operand, grid), self.width(whole)
         name, stored = f.axioms.atom(operand) if f.axioms.is_input(operand) else (f"%{operand}", axes)
         read = Read(name, axes, width, last=stored[-1] if stored else None)
         # Whether an intermediate will have 16 bits is known only once the kernels are written.

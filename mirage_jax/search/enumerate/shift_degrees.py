@@ -1,4 +1,4 @@
-"""Safe softmax as a grading: which values may be stored relative to a running maximum.
+"""Safe softmax as a shift_degrees: which values may be stored relative to a running maximum.
 
 A value of degree d is stored as ``a`` with true value ``a * exp(d * m)``, m being a shift that all values of one *exp
 group* share: an exponential has degree 1, so have its row sum l and the weighted sum O, 1/l has degree -1 and O/l has
@@ -24,11 +24,11 @@ NONE: Degree = ()
 
 
 @dataclass
-class Grading:
-    """Exp groups of the roots, and the degree of every value in the groups that may be shifted."""
+class ShiftDegrees:
+    """Exp groups of the targets, and the degree of every value in the groups that may be shifted."""
 
     e: Expressions
-    roots: tuple[Poly, ...]
+    targets: tuple[Poly, ...]
     groups: list[frozenset[str]] = field(default_factory=list[frozenset[str]])
     shifted: frozenset[int] = frozenset()
     _group_of: dict[str, tuple[int, Fraction]] = field(
@@ -41,7 +41,7 @@ class Grading:
     def __post_init__(self) -> None:
         powers: dict[str, Fraction] = {}
         found: list[set[str]] = []
-        for t in self._terms(self.roots):
+        for t in self._terms(self.targets):
             exps = [(self.signature(b), q) for b, q in self.e.term(t)[1] if self.e.base(b)[0] == "E"]
             for name, q in exps:
                 powers.setdefault(name, q)
@@ -54,11 +54,11 @@ class Grading:
             for name in g:
                 self._group_of[name] = (i, 1 / (powers[name] * len(g)))
         shifted = frozenset(range(len(self.groups)))
-        while True:  # a group that some root is not of degree 0 in is computed plainly, which may free or bind others
+        while True:  # a group that some target is not of degree 0 in is computed plainly, which may free or bind others
             self.shifted, self._degree = shifted, {}
             bad = set[int]()
-            for root in self.roots:
-                d = self.degree(root)
+            for target in self.targets:
+                d = self.degree(target)
                 bad |= set(shifted) if d is None else {i for i, _ in d}
             if not bad:
                 return

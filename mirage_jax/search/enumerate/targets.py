@@ -32,7 +32,9 @@ def express(reference: KernelGraph, e: Expressions) -> dict[str, Poly]:
     return known
 
 
-def batch_axes(reference: KernelGraph, roots: list[Poly], axioms: Axioms, reduced: frozenset[Axis]) -> frozenset[Axis]:
+def batch_axes(
+    reference: KernelGraph, targets: list[Poly], axioms: Axioms, reduced: frozenset[Axis]
+) -> frozenset[Axis]:
     """Axes that tiles have one element of: in every output, never reduced, and in every large input, which keeps two
     others, or needed to bound the rank. Rather not the last axis of an input: neighbours are read together.
 
@@ -40,8 +42,8 @@ def batch_axes(reference: KernelGraph, roots: list[Poly], axioms: Axioms, reduce
     scales that groups of weights share are applied behind the product of a group.
     """
     e = axioms.e
-    candidates = frozenset[Axis].intersection(*(e.axes(r) for r in roots)) - reduced
-    shapes = [frozenset(t.axes) for t in reference.inputs if len(t.axes) > 1] + [e.axes(r) for r in roots]
+    candidates = frozenset[Axis].intersection(*(e.axes(r) for r in targets)) - reduced
+    shapes = [frozenset(t.axes) for t in reference.inputs if len(t.axes) > 1] + [e.axes(r) for r in targets]
     big = [s for s in shapes if len(s) > 2]
     last = {t.axes[-1] for t in reference.inputs if len(t.axes) > 2}
     batch = frozenset[Axis]()
