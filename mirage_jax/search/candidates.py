@@ -56,7 +56,11 @@ class Candidate:
     seconds: float
     family: str  # "kernels" | "algebra"
     alternatives: tuple[tuple[KernelSchedule, ...], ...] = ()  # per kernel: other sizes, best first
-    single: tuple[Axis, ...] = ()  # axes of which tiles have one element
+    single: tuple[Axis, ...] = ()  # axes whose tiles have one element
+
+    def alternatives_of(self, kernel: int) -> tuple[KernelSchedule, ...]:
+        """Other sizes of one kernel, by position, best first."""
+        return self.alternatives[kernel] if self.alternatives else ()
 
 
 def kind(c: Candidate) -> tuple[bool, bool]:
@@ -169,7 +173,7 @@ def together(c: Candidate, device: DeviceModel) -> Schedule | None:
     known = PricedKernels()
     seconds = estimate(c.graph, best, device, known)
     for n in (n for wave in c.graph.waves if len(wave) > 1 for n in wave):
-        for sizes in c.alternatives[n] if c.alternatives else ():
+        for sizes in c.alternatives_of(n):
             changed = as_wide(c.graph, replace(best, kernels=(*best.kernels[:n], sizes, *best.kernels[n + 1 :])))
             if (other := estimate(c.graph, changed, device, known)) < seconds:
                 best, seconds = changed, other
