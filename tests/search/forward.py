@@ -12,7 +12,7 @@ from mirage_jax.mugraph.graph import origin
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.enumerate.axioms import LOOP, Decomposition, kind
 from mirage_jax.search.enumerate.kernels import KernelTables
-from mirage_jax.search.enumerate.normal_form import NormalFormDomain, Poly
+from mirage_jax.search.enumerate.normal_form import Poly
 
 type Key = tuple[str, tuple[Poly, ...], tuple[str, ...]]  # operator, operands, axes: scalars ride for free
 type Made = tuple[Poly, Key]
@@ -26,7 +26,6 @@ class Forward:
     ) -> None:
         self.f, self.e, self.loop, self.goal = f, f.axioms.e, loop, goal
         self.target, self.unary = target, unary
-        self.domain = NormalFormDomain(self.e)
         self.table: dict[tuple[Poly, ...], list[Made]] = {}
 
     def count(self, inputs: list[Poly], max_ops: int) -> dict[int, int]:
@@ -72,7 +71,7 @@ class Forward:
         return self.table[args]
 
     def results(self, x: Poly, y: Poly | None = None) -> Iterator[Made]:
-        e, d = self.e, self.domain
+        e = d = self.e
         if y is None:
             for axis in self.reducible(x, x):
                 yield d.sum(x, (axis,)), ("acc" if kind(axis) == "l" else "sum", (x,), (axis,))

@@ -14,7 +14,7 @@ from search.references import NAMES, reference
 from mirage_jax.mugraph.graph import PART_SUFFIX
 from mirage_jax.search.enumerate.axioms import AXIOMS, LOOP, Axiom, Axioms, Decomposition, part_of
 from mirage_jax.search.enumerate.kernels import KernelTables, Space
-from mirage_jax.search.enumerate.normal_form import Expressions, NormalFormDomain, Poly
+from mirage_jax.search.enumerate.normal_form import Expressions, Poly
 from mirage_jax.search.enumerate.shift_degrees import ShiftDegrees
 from mirage_jax.search.enumerate.targets import express
 
@@ -62,7 +62,7 @@ def check(axioms: Axioms, p: Poly, exactly: bool = False, part: str = "") -> Non
 def test_steps_recombine(tree: Tree) -> None:
     e = Expressions(extent)
     axioms = Axioms(e)
-    for p in below(axioms, formed(NormalFormDomain(e), tree)):
+    for p in below(axioms, formed(e, tree)):
         check(axioms, p)
 
 
@@ -72,7 +72,7 @@ def test_steps_of_a_split_axis_recombine(tree: Tree, part: str) -> None:
     """A tile is summed before the steps are accumulated and the parts are combined."""
     e = Expressions(extent)
     axioms = Axioms(e)
-    target = e.split(formed(NormalFormDomain(e), tree), "j", ("j" + part, "j"))
+    target = e.split(formed(e, tree), "j", ("j" + part, "j"))
     for p in below(axioms, target):
         check(axioms, p, part=part)
         for s in axioms.steps(p):
@@ -109,7 +109,7 @@ def test_every_rule_and_operator_occurs() -> None:
                 ops.update(s.op for p in below(axioms, split) for s in axioms.steps(p))
         fired.update(axioms.fired)
     e = Expressions(extent)
-    axioms, d = Axioms(e), NormalFormDomain(e)
+    axioms, d = Axioms(e), e
     x, y = e.atom("x", ("i", "j")), e.atom("b", ("j",))
     for p in (
         d.maximum(x, ("j",)),
@@ -161,7 +161,7 @@ def test_steps_are_right_in_numbers(tree: Tree) -> None:
     """The same without trusting the constructors: operands read element by element."""
     e = Expressions(extent)
     axioms, scale = Axioms(e), tame(tree)
-    p = formed(NormalFormDomain(e), tree)
+    p = formed(e, tree)
     axes = {a + q: 0 for a in SIZES for q in ("", "'", "''")}
     for s in axioms.steps(p):
         for corner in corners():

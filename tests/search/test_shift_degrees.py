@@ -6,7 +6,7 @@ from search.expressions import extent
 
 from mirage_jax.search.enumerate.axioms import Axioms
 from mirage_jax.search.enumerate.kernels import KernelTables, Space
-from mirage_jax.search.enumerate.normal_form import Expressions, NormalFormDomain, Poly
+from mirage_jax.search.enumerate.normal_form import Expressions, Poly
 from mirage_jax.search.enumerate.shift_degrees import NONE, ShiftDegrees
 
 
@@ -15,7 +15,7 @@ class Softmax:
 
     def __init__(self, bias: bool = False) -> None:
         self.e = Expressions(extent)
-        d = self.d = NormalFormDomain(self.e)
+        d = self.d = self.e
         self.x, self.b = self.e.atom("x", ("i", "j")), self.e.atom("b", ("j",))
         self.v = self.e.atom("w", ("j", "k"))
         self.p = d.exp(d.add(self.x, self.b) if bias else self.x)

@@ -24,7 +24,6 @@ from mirage_jax.search.enumerate.normal_form import (
     Base,
     Expressions,
     Factors,
-    NormalFormDomain,
     Poly,
     Term,
     is_multiple,
@@ -75,7 +74,7 @@ class Decomposition:
 
     def normal_form(self, e: Expressions) -> Poly:
         """Apply the axiom forwards: the normal form that the constructors give ``times * op(args)``."""
-        return e.scale(self.record.meaning(NormalFormDomain(e), *self.args, **dict(self.attrs)), self.times)
+        return e.scale(self.record.meaning(e, *self.args, **dict(self.attrs)), self.times)
 
 
 def _step(op: str, args: tuple[Poly, ...], times: Fraction = ONE, **attrs: Any) -> Decomposition:
@@ -303,11 +302,11 @@ def _cut(e: Expressions, rows: Sequence[_Row], group: Factors) -> tuple[Poly, Po
     rests = [_without(row.factors, group) for row in rows]
     if not group or not all(rests):
         return None
-    group_axes = _axes(e, group)
+    group_axes = e.factor_axes(group)
     bound_in_group = rows[0].bound & group_axes
     if any(row.bound & group_axes != bound_in_group for row in rows):
         return None
-    rest_axes = [_axes(e, rest) for rest in rests]
+    rest_axes = [e.factor_axes(rest) for rest in rests]
     shared = bound_in_group & NO_AXES.union(*rest_axes)
     if not all(shared <= axes for axes in rest_axes) or not _may_contract(shared, rows):
         return None
@@ -325,10 +324,6 @@ def _may_contract(axes: frozenset[Axis], rows: Sequence[_Row]) -> bool:
         return False
     outer = {part_of(x) for x in axes if kind(x) == "t"} - axes
     return all(outer.isdisjoint(row.bound) for row in rows)
-
-
-def _axes(e: Expressions, factors: Factors) -> frozenset[Axis]:
-    return NO_AXES.union(*(e.base_axes(b) for b, _ in factors))
 
 
 def _common_factors(e: Expressions, rows: Sequence[_Row]) -> Factors:

@@ -6,7 +6,7 @@ from mirage_jax.errors import UnsupportedError
 from mirage_jax.mugraph.graph import Axis, KernelGraph
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.enumerate.axioms import Axioms
-from mirage_jax.search.enumerate.normal_form import Expressions, NormalFormDomain, Poly
+from mirage_jax.search.enumerate.normal_form import Expressions, Poly
 
 MAX_SUM_TERMS = 64  # products in a sum that is searched
 MAX_TILE_RANK = 2  # axes along which a tile has more than one element
@@ -17,7 +17,6 @@ def express(reference: KernelGraph, e: Expressions) -> dict[str, Poly]:
 
     Raises `UnsupportedError` if a value has none, or one of too many terms.
     """
-    domain = NormalFormDomain(e)
     known = {t.name: e.atom(t.name, t.axes) for t in reference.inputs}
     for k in reference.kernels:
         values: dict[str, Poly] = {}
@@ -25,7 +24,7 @@ def express(reference: KernelGraph, e: Expressions) -> dict[str, Poly]:
             names = dict(zip(reference.tensors[load.tensor].axes, load.axes, strict=True))
             values[load.name] = e.rename(known[load.tensor], names)
         for op in k.ops:
-            p = operator(op.op).meaning(domain, *(values[a] for a in op.args), **op.attributes)
+            p = operator(op.op).meaning(e, *(values[a] for a in op.args), **op.attributes)
             if len(e.poly(p)) > MAX_SUM_TERMS:
                 raise UnsupportedError(f"a value expands to a sum of more than {MAX_SUM_TERMS} products")
             values[op.name] = p
