@@ -16,7 +16,7 @@ muGraph's meaning stands by itself and the verifier need not trust the search:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -310,33 +310,34 @@ class _KernelWriter:
     # ------------------------------------------------------------------ the kernel
 
     def write(self, outs: Leaves, dag: Dag, name: str) -> BlockGraph:
+        """Write the block graph that computes `outs` by a DAG."""
         x = self.x
-        stores: list[Store] = []
         for p in sorted(self.leaves, key=x.tables.order):
             if x.tables.shift_degrees.degree(self.leaves[p]):
-                self.value(p)  # brings its shift, to which exponentials that are made anew are relative
+                self.value(p)  # loads its shift too, to which exponentials computed again are relative
         for p, s in dag:
             self.step(p, s)
-        for p in sorted(outs, key=x.tables.order):
-            inside = self.values[x.tables.in_loop(p, self.loop)]
-            if self.stages[inside].body and any(
-                self._is_carried(self.shifts[g]) for g, _ in x.tables.shift_degrees.degree(p) or ()
-            ):
-                raise UnsupportedError("a value relative to a moving shift would be stored")
-            targets = [r for r in x.targets if r.value == p]
-            for r in targets:
-                plain = r.scale == 1 and r.offset == 0
-                attrs = {
-                    k: v for k, v in (("scale", r.scale), ("offset", r.offset)) if v != operator("affine").defaults[k]
-                }
-                stores.append(Store(r.tensor, inside if plain else self.emit("affine", inside, **attrs)))
-                if plain:
-                    x.tensors.setdefault(p, r.tensor)
-            if (p in x.cuts.loaded and p not in x.tensors) or not targets:
-                stores.append(self._store_intermediate(p, inside))
+        stores = [store for p in sorted(outs, key=x.tables.order) for store in self._stores(p)]
         stores += self._shift_stores(outs)
         loads = tuple(self.loads.values())
         return with_span(BlockGraph(name, self.grid, self.loop, loads, tuple(self.ops), tuple(stores)))
+
+    def _stores(self, p: Poly) -> Iterator[Store]:
+        """Stores of an output: the region's outputs that it gives, and an intermediate if a kernel loads one."""
+        x = self.x
+        inside = self.values[x.tables.in_loop(p, self.loop)]
+        groups = [g for g, _ in x.tables.shift_degrees.degree(p) or ()]
+        if self.stages[inside].body and any(self._is_carried(self.shifts[g]) for g in groups):
+            raise UnsupportedError("a value relative to a moving shift would be stored")
+        targets = [r for r in x.targets if r.value == p]
+        for r in targets:
+            scaling = {"scale": r.scale, "offset": r.offset}
+            attrs = {k: v for k, v in scaling.items() if v != operator("affine").defaults[k]}
+            yield Store(r.tensor, self.emit("affine", inside, **attrs) if attrs else inside)
+            if not attrs:
+                x.tensors.setdefault(p, r.tensor)
+        if (p in x.cuts.loaded and p not in x.tensors) or not targets:
+            yield self._store_intermediate(p, inside)
 
     def _store_intermediate(self, p: Poly, value: str) -> Store:
         x = self.x
