@@ -7,7 +7,7 @@ Axes are those of the muGraph: a loop step is not an axis.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mirage_jax.mugraph.footprint import BYTES
@@ -117,24 +117,24 @@ def outlined[V: Hashable](
 
 def _work[V: Hashable](
     loads: Sequence[LoadUse[V]], ops: Sequence[OperatorUse[V]], passes: Counter[V]
-) -> Iterable[Work]:
+) -> Iterator[Work]:
     widths = {x.value: x.read.width for x in loads}
     narrow_loads = {x.value for x in loads if x.is_narrow}
     axes = {x.value: x.read.axes for x in loads} | {op.value: op.axes for op in ops}
-    computed_in_body = {op.value for op in ops if op.in_body}
+    changing = {op.value for op in ops if op.in_body} - widths.keys()
     products = set[V]()
     for op in ops:
-        narrow = not narrow_loads.isdisjoint(op.args)
-        ready = [a in widths or a not in computed_in_body for a in op.args]
-        half = [widths.get(a) == 2 and other for a, other in zip(op.args, reversed(ready), strict=True)]
+        is_narrow = not narrow_loads.isdisjoint(op.args)
+        # 16-bit tensors whose partner is known before the loop.
+        half = [widths.get(a) == 2 and b not in changing for a, b in zip(op.args, reversed(op.args), strict=True)]
         product = matrix_product(op.op, [set(axes[a]) for a in op.args], op.reduced, half)
         flops = op.flops * max(1, passes[op.value])
         if product:
             products.add(op.value)
-            flops *= ROUNDED_PRODUCT_COST if narrow and op.rounds else 1
+            flops *= ROUNDED_PRODUCT_COST if is_narrow and op.rounds else 1
         space = tuple(dict.fromkeys((*op.axes, *op.reduced)))
-        sums = op.op == "acc" and op.args[0] in products
-        yield Work(space, op.axes, flops, op.in_body or op.accumulates, product, narrow, sums)
+        sums_product = op.op == "acc" and op.args[0] in products
+        yield Work(space, op.axes, flops, op.in_body or op.accumulates, product, is_narrow, sums_product)
 
 
 def _passes[V: Hashable](ops: Sequence[OperatorUse[V]], stored: Sequence[V]) -> Counter[V]:

@@ -78,6 +78,7 @@ class Numbers:
 
     @staticmethod
     def ceil(a: Number, b: Number) -> Number:
+        """Divide and round up."""
         return -(-a // b)
 
     maximum = staticmethod(max)
@@ -85,7 +86,7 @@ class Numbers:
 
 
 class Arrays(Numbers):
-    """The same on arrays of tilings."""
+    """Arithmetic on arrays of tilings."""
 
     maximum = staticmethod(np.maximum)
     minimum = staticmethod(np.minimum)
@@ -93,7 +94,7 @@ class Arrays(Numbers):
 
 @dataclass(frozen=True)
 class Terms:
-    """What a kernel costs in units of hardware; numbers, arrays over tilings, or sympy expressions."""
+    """A kernel's demand on the hardware's units: numbers, arrays over tilings, or sympy expressions."""
 
     blocks: Number
     steps: Number
@@ -103,11 +104,11 @@ class Terms:
     wide_flops: Number  # of f32 matrix products
     vector_flops: Number
     operands: Number  # bytes of matrix products' operands, all blocks
-    wide_operands: Number  # of these those of products that warps can do together
+    wide_operands: Number  # the part that belongs to products for a warpgroup
     shared: Number  # bytes that one loop step holds
-    streamed: Number  # bytes of these that the next step loads anew
+    streamed: Number  # the part that the next step loads again
     largest: Number  # elements of the largest value in a block
-    sums: Number = 0  # of the vector FLOPs those that add matrix products up
+    sums: Number = 0  # the part of the vector FLOPs that adds matrix products up
 
 
 class _Sizes:
@@ -212,7 +213,7 @@ def _arithmetic(size: _Sizes, steps: Number, blocks: Number) -> dict[str, Number
 def seconds(
     t: Terms, d: DeviceModel, math_: Any = Arrays, warps: Number = WARPS[0], stages: Number = STAGES[1]
 ) -> Number:
-    """The estimate. `warps` per block and `stages` of the pipeline are numbers or arrays."""
+    """Estimate a kernel's seconds. `warps` per block and `stages` of the pipeline are numbers or arrays."""
     held = t.shared + t.streamed * math_.maximum(stages - 2, 0)
     resident = math_.minimum(d.shared_bytes // math_.maximum(held, 1024), d.resident_warps // warps)
     resident = math_.minimum(math_.maximum(resident, 1), MAX_RESIDENT_BLOCKS)
@@ -234,9 +235,10 @@ def seconds(
 
 
 def extents_inside(kernel: BlockGraph, graph: KernelGraph, parts: Mapping[Axis, int]) -> Callable[[Axis], int]:
-    """Extents as a kernel's blocks see them: of a split axis, its part."""
+    """Extents as a kernel's blocks see them: one part of a split axis."""
 
     def extent(a: Axis) -> int:
+        """Elements along an axis."""
         if is_part(a):
             return parts[split_axis(origin(a))]
         n = graph.extent(a)
@@ -247,19 +249,21 @@ def extents_inside(kernel: BlockGraph, graph: KernelGraph, parts: Mapping[Axis, 
 
 @dataclass
 class PricedKernels:
-    """What pricing found out about kernels of one graph, for other schedules of it with the same parts."""
+    """Outlines and terms of one graph's kernels, reused for other schedules of the graph with the same parts."""
 
     outlines: dict[int, Outline] = field(default_factory=dict[int, Outline])
     terms: dict[tuple[int, Tiles], Terms] = field(default_factory=dict[tuple[int, Tiles], Terms])
 
 
 def estimate(graph: KernelGraph, schedule: Schedule, device: DeviceModel, known: PricedKernels | None = None) -> float:
-    """Seconds of a scheduled graph; library operators as XLA would run them alone, pointwise ones fused. A launch of
-    several kernels is one with the work of all of them.
+    """Estimate the seconds of a scheduled graph; a launch of several kernels does the work of all.
+
+    XLA runs library operators alone, and fuses pointwise ones.
     """
     known = known or PricedKernels()
 
     def work(n: int, kernel: BlockGraph) -> Terms:
+        """Terms of kernel number n."""
         tiles = schedule.kernels[n].tiles
         if (n, tiles) not in known.terms:
             if n not in known.outlines:
@@ -269,6 +273,7 @@ def estimate(graph: KernelGraph, schedule: Schedule, device: DeviceModel, known:
         return known.terms[n, tiles]
 
     def launch(wave: Sequence[int]) -> float:
+        """Seconds of one launch."""
         found = {n: work(n, k) for n in wave if isinstance(k := graph.kernels[n], BlockGraph)}
         if not found:
             return sum(library_estimate(k, graph, device) for n in wave if isinstance(k := graph.kernels[n], Library))
@@ -280,10 +285,10 @@ def estimate(graph: KernelGraph, schedule: Schedule, device: DeviceModel, known:
 
 
 def _together(kernels: Sequence[Terms]) -> Terms:
-    """What a launch of several kernels costs: all of their work, the longest of their loops, their largest block."""
+    """Terms of a launch of several kernels: all their work, the longest loop, the largest block."""
     longest = {"steps", "shared", "streamed", "largest"}
     values = {f.name: [getattr(t, f.name) for t in kernels] for f in fields(Terms)}
-    return Terms(**{name: max(own) if name in longest else sum(own) for name, own in values.items()})
+    return Terms(**{name: max(of_each) if name in longest else sum(of_each) for name, of_each in values.items()})
 
 
 def _of_tiles(o: Outline, extent: Callable[[Axis], int], tiles: Tiles) -> Terms:
@@ -294,7 +299,7 @@ def _of_tiles(o: Outline, extent: Callable[[Axis], int], tiles: Tiles) -> Terms:
 def kernel_estimate(
     kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule, parts: Mapping[Axis, int], device: DeviceModel
 ) -> float:
-    """Seconds of one of a graph's kernels at given sizes."""
+    """Estimate the seconds of one kernel of a graph at given sizes."""
     t = _of_tiles(outline(kernel, graph), extents_inside(kernel, graph, parts), sizes.tiles)
     return _scheduled(t, sizes, device)
 
@@ -306,30 +311,30 @@ def _scheduled(t: Terms, sizes: KernelSchedule, device: DeviceModel) -> float:
 
 
 def specialized_seconds(t: Terms, d: DeviceModel, sizes: KernelSchedule) -> float:
-    """The estimate for a kernel whose warps have different tasks (`lower.hopper.kernel`): loads wait for nothing but
-    room to load into, and pointwise work of one warpgroup stands beside products of others, if there are others, or
-    takes longer than these.
+    """Estimate the seconds of a kernel whose warps have different tasks (`lower.hopper.kernel`).
+
+    Loads wait only for free stages. One warpgroup's pointwise work overlaps with products of other warpgroups, if there
+    are others, unless it takes longer.
     """
     waves = -(-t.blocks // d.blocks)
-    fill, beside = t.blocks / (waves * d.blocks), POINTWISE_EXPOSED_FRACTION if sizes.num_warps > WIDE_WARPS else 1
+    fill, exposed = t.blocks / (waves * d.blocks), POINTWISE_EXPOSED_FRACTION if sizes.num_warps > WIDE_WARPS else 1
     memory = max(t.traffic / d.bandwidth, SPECIALIZED_COPY_FRACTION * t.fetched / d.cache_bandwidth)
     products = max(SPECIALIZED_MATRIX_FRACTION * t.narrow_flops / d.matrix_flops, t.wide_operands / d.shared_bandwidth)
     pointwise = (t.vector_flops - t.sums) / d.vector_flops
-    compute = max(products + beside * pointwise, pointwise) / fill
+    compute = max(products + exposed * pointwise, pointwise) / fill
     return max(memory, compute) + (1 if sizes.programs else waves) * BLOCK_SECONDS + d.shortest + d.launch
 
 
 def fused_estimate(reference: KernelGraph, device: DeviceModel) -> float:
-    """Seconds of a program of library operators as XLA runs it: products and reductions are kernels, and what is
-    pointwise is fused into those that read it; but results and what products read is written first.
+    """Estimate the seconds of a program of library operators as XLA runs it.
+
+    Products and reductions are kernels. Pointwise operators are fused into their readers, except for results and
+    operands of products, which are written.
     """
     operators = [k for k in reference.kernels if isinstance(k, Library)]
     written = {x.tensor for k in operators if k.op.op == "dot" for x in k.loads} | set(reference.outputs)
-    return sum(
-        max(library_estimate(k, reference, device), device.shortest)
-        for k in operators
-        if not operator(k.op.op).pointwise or k.name in written
-    )
+    kernels = [k for k in operators if not operator(k.op.op).pointwise or k.name in written]
+    return sum(max(library_estimate(k, reference, device), device.shortest) for k in kernels)
 
 
 def bound_by_products(reference: KernelGraph, device: DeviceModel) -> bool:
@@ -344,6 +349,7 @@ def bound_by_products(reference: KernelGraph, device: DeviceModel) -> bool:
 
 
 def library_estimate(kernel: Library, graph: KernelGraph, device: DeviceModel) -> float:
+    """Estimate the seconds of one library operator; a pointwise one is fused, so it only writes."""
     record = operator(kernel.op.op)
     work = arithmetic(kernel, graph, device)
     read = [] if record.pointwise else [graph.tensors[x.tensor] for x in kernel.loads]
@@ -352,7 +358,7 @@ def library_estimate(kernel: Library, graph: KernelGraph, device: DeviceModel) -
 
 
 def arithmetic(kernel: Library, graph: KernelGraph, device: DeviceModel) -> float:
-    """Seconds of the arithmetic of an operator."""
+    """Estimate the seconds of an operator's arithmetic."""
     ((_, space),) = iteration_spaces(kernel)
     sides = [set(x.axes) for x in kernel.loads]
     is_product = bool(matrix_product(kernel.op.op, sides, ()))

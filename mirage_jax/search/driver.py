@@ -135,17 +135,21 @@ def _choices(parts: list[KernelWindow], found: dict[int, list[Candidate]]) -> li
     """Choose candidates by window: all windows by their best algebra, by their best kernels, by the best of each kind
     of kernels where they have one; and each window that is not only pointwise alone.
     """
-    firsts = {f: {n: next((c for c in cs if c.family == f), None) for n, cs in found.items()} for f in FAMILIES}
-    best = {f: {n: c for n, c in first.items() if c is not None} for f, first in firsts.items()}
-    kernels, algebra = best["kernels"], best["algebra"]
+    kernels, algebra = (_best(found, family) for family in ("kernels", "algebra"))
     kinds: dict[object, dict[int, Candidate]] = {}
     for n, cs in found.items():
         for c in reversed(cs):  # the best last
             if c.family == "kernels":
                 kinds.setdefault(kind(c), {})[n] = c
     choices = [kernels, algebra, algebra | kernels, *(kernels | like for like in kinds.values())]
-    alone = [(n, c) for chosen in (kernels, algebra) for n, c in chosen.items()]
+    alone = [*kernels.items(), *algebra.items()]
     return choices + [{n: c} for n, c in alone if not _is_pointwise(parts[n].graph)]
+
+
+def _best(found: dict[int, list[Candidate]], family: str) -> dict[int, Candidate]:
+    """The best candidate of a family for each window that has one."""
+    of_family = {n: [c for c in cs if c.family == family] for n, cs in found.items()}
+    return {n: cs[0] for n, cs in of_family.items() if cs}
 
 
 def _replaced(
@@ -157,13 +161,14 @@ def _replaced(
 ) -> Candidate | None:
     """The reference with the chosen candidates in place of their windows; None if no tile fits."""
     graph, places = replace_windows(reference, {n: c.graph for n, c in chosen.items()}, parts)
-    family = "kernels" if any(c.family == "kernels" for c in chosen.values()) else "algebra"
-    single = tuple(sorted({a for c in chosen.values() for a in c.single}))
-    split = tuple(sorted({p for c in chosen.values() for p in c.schedule.parts}))
-    if len({axis for axis, _ in split}) < len(split):  # an axis cannot be split into two numbers of parts
+    candidates = chosen.values()
+    family = "kernels" if any(c.family == "kernels" for c in candidates) else "algebra"
+    single = tuple(sorted({a for c in candidates for a in c.single}))
+    split = tuple(sorted({p for c in candidates for p in c.schedule.parts}))
+    if len(dict(split)) < len(split):  # an axis cannot be split into two numbers of parts
         return tiled(graph, family, single, device)
     sizes = tuple(chosen[n].schedule.kernels[i] if i >= 0 else KernelSchedule() for n, i in places)
     others = tuple(chosen[n].alternatives_of(i) if i >= 0 else () for n, i in places)
     rest = sum(seconds for n, seconds in enumerate(kept_seconds) if n not in chosen)
-    seconds = sum(c.seconds for c in chosen.values()) + rest
+    seconds = sum(c.seconds for c in candidates) + rest
     return Candidate(graph, Schedule(sizes, split), seconds, family, others, single)

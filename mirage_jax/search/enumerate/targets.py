@@ -52,10 +52,12 @@ def batch_axes(
         if large and all(a in s and len(s - batch) > MAX_TILE_RANK for s in large):
             batch |= {a}
     for shape in sorted(shapes, key=lambda s: (-len(s), sorted(s))):
-        while len(left := shape - batch) > MAX_TILE_RANK:
-            summed = left & reduced
-            choices = summed if len(summed) > 1 else left & free
-            if not choices:
-                break
+        while len(shape - batch) > MAX_TILE_RANK and (choices := _candidates(shape - batch, reduced, free)):
             batch |= {min(choices, key=lambda a: (reference.extent(a), a))}
     return batch
+
+
+def _candidates(axes: frozenset[Axis], reduced: frozenset[Axis], free: frozenset[Axis]) -> frozenset[Axis]:
+    """Axes of a tensor that may become batch axes: summed ones if there are several, else free ones."""
+    summed = axes & reduced
+    return summed if len(summed) > 1 else axes & free
