@@ -1,13 +1,13 @@
 """Outlines of kernels: everything that pricing needs, from a written muGraph or from a DAG that the search considers.
 
-Both describe their loads and operators as `LoadUse` and `OperatorUse`; `outlined` applies the same rules to either.
+Both describe their loads and operators as `LoadUse` and `OperatorUse`, to which `outlined` applies the same rules.
 Axes are those of the muGraph: a loop step is not an axis.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mirage_jax.mugraph.footprint import BYTES
@@ -121,13 +121,12 @@ def _work[V: Hashable](
     widths = {x.value: x.read.width for x in loads}
     narrow_loads = {x.value for x in loads if x.is_narrow}
     axes = {x.value: x.read.axes for x in loads} | {op.value: op.axes for op in ops}
-    changing = {op.value for op in ops if op.in_body} - widths.keys()
+    changing = {op.value for op in ops if op.in_body}
     products = set[V]()
     for op in ops:
         is_narrow = not narrow_loads.isdisjoint(op.args)
-        # 16-bit tensors whose partner is known before the loop.
-        half = [widths.get(a) == 2 and b not in changing for a, b in zip(op.args, reversed(op.args), strict=True)]
-        product = matrix_product(op.op, [set(axes[a]) for a in op.args], op.reduced, half)
+        sides = [set(axes[a]) for a in op.args]
+        product = matrix_product(op.op, sides, op.reduced, _halves(op, widths, changing))
         flops = op.flops * max(1, passes[op.value])
         if product:
             products.add(op.value)
@@ -135,6 +134,12 @@ def _work[V: Hashable](
         space = tuple(dict.fromkeys((*op.axes, *op.reduced)))
         sums_product = op.op == "acc" and op.args[0] in products
         yield Work(space, op.axes, flops, op.in_body or op.accumulates, product, is_narrow, sums_product)
+
+
+def _halves[V: Hashable](op: OperatorUse[V], widths: Mapping[V, int], changing: set[V]) -> list[bool]:
+    """Which operands are 16-bit tensors whose partner is loaded or known before the loop."""
+    ready = [a in widths or a not in changing for a in op.args]
+    return [widths.get(a) == 2 and other for a, other in zip(op.args, reversed(ready), strict=True)]
 
 
 def _passes[V: Hashable](ops: Sequence[OperatorUse[V]], stored: Sequence[V]) -> Counter[V]:
@@ -189,6 +194,7 @@ def outline(kernel: BlockGraph, graph: KernelGraph) -> Outline:
     exact = {x.name for x in kernel.loads if x.tensor in inputs or widths[x.name] <= 2}  # products round no others
 
     def described(op: Op) -> OperatorUse[str]:
+        """Describe an operator."""
         reduced = op.attributes.get("axes", ())
         assert isinstance(reduced, tuple)
         rounds = op.op == "dot" and not exact.issuperset(op.args) and not _forgives(kernel, op.name)

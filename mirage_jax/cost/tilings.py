@@ -72,6 +72,7 @@ def _ranked(t: Terms, cost: Any, device: DeviceModel) -> list[int]:
     """Positions of the tilings that fit, cheapest first; at a tie the one with less arithmetic, then less traffic."""
 
     def per_tiling(x: Any, dtype: Any = None) -> Any:
+        """Repeat what does not depend on the tiling."""
         return np.broadcast_to(np.asarray(x, dtype), len(cost))
 
     matrix_flops = t.narrow_flops + t.wide_flops

@@ -167,8 +167,16 @@ def _replaced(
     split = tuple(sorted({p for c in candidates for p in c.schedule.parts}))
     if len(dict(split)) < len(split):  # an axis cannot be split into two numbers of parts
         return tiled(graph, family, single, device)
-    sizes = tuple(chosen[n].schedule.kernels[i] if i >= 0 else KernelSchedule() for n, i in places)
-    others = tuple(chosen[n].alternatives_of(i) if i >= 0 else () for n, i in places)
+    sizes, others = _sizes(chosen, places)
     rest = sum(seconds for n, seconds in enumerate(kept_seconds) if n not in chosen)
     seconds = sum(c.seconds for c in candidates) + rest
     return Candidate(graph, Schedule(sizes, split), seconds, family, others, single)
+
+
+def _sizes(
+    chosen: dict[int, Candidate], places: list[tuple[int, int]]
+) -> tuple[tuple[KernelSchedule, ...], tuple[tuple[KernelSchedule, ...], ...]]:
+    """Sizes of each kernel, and its other sizes, by (window, position in the window's candidate)."""
+    found = [(chosen[n], i) if i >= 0 else None for n, i in places]
+    sizes = tuple(x[0].schedule.kernels[x[1]] if x else KernelSchedule() for x in found)
+    return sizes, tuple(x[0].alternatives_of(x[1]) if x else () for x in found)

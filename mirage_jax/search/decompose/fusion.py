@@ -136,6 +136,7 @@ def _with_operators_of(small: BlockGraph, kernel: BlockGraph, load: Load, store:
         ops.append(replace(v, name=names[v.name], args=args, axes=tuple(axes[a] for a in v.axes)))
 
     def value(name: str) -> str:
+        """The new name of an operand."""
         return names[store.value] if name == load.name else name
 
     ops += [replace(v, args=tuple(map(value, v.args))) for v in kernel.ops]
@@ -197,7 +198,7 @@ def _reading(kernel: Kernel, same: Mapping[str, str]) -> Kernel:
 
 
 class _Merge:
-    """The loads, operators and stores of a kernel, and those of another that it does not have yet."""
+    """Merges loads, operators and stores of another kernel into a kernel; equal ones exist once."""
 
     def __init__(self, kernel: BlockGraph) -> None:
         self.kernel = kernel

@@ -151,9 +151,11 @@ def prefixed(kernel: Kernel, prefix: str, keep: set[str], renamed: Mapping[str, 
     names = renamed or {}
 
     def tensor(t: Tensor) -> Tensor:
+        """A stored tensor under its new name."""
         return t if t.name in keep else replace(t, name=prefix + t.name)
 
     def source(name: str) -> str:
+        """The new name of a loaded tensor."""
         return names.get(name, name if name in keep else prefix + name)
 
     loads = tuple(replace(x, tensor=source(x.tensor)) for x in kernel.loads)

@@ -63,6 +63,17 @@ class Target:
     scale: Fraction
     offset: Fraction
 
+    @property
+    def scaling(self) -> dict[str, Fraction]:
+        """Attributes of the operator that scales the value; empty if none is needed."""
+        defaults = operator("affine").defaults
+        return {k: v for k, v in (("scale", self.scale), ("offset", self.offset)) if v != defaults[k]}
+
+    @property
+    def is_plain(self) -> bool:
+        """Is the value stored as it is?"""
+        return not self.scaling
+
 
 @dataclass(frozen=True)
 class Cuts:
@@ -252,7 +263,7 @@ class _KernelWriter:
         self.degrees[name] = degree or ()
 
     def _in_loop(self, name: str, depth: int) -> str:
-        """Prepare a value for loop number `depth`: relative to a carried shift, it is computed again in a later loop."""
+        """Prepare a value for loop number `depth`: one relative to a carried shift is made again in a later loop."""
         stage = self.stages[name]
         if not self.degrees.get(name) or not stage.body or stage.depth == depth or name in self.final:
             return self.final.get(name, name)
@@ -337,11 +348,11 @@ class _KernelWriter:
             raise UnsupportedError("a value relative to a moving shift would be stored")
         targets = [r for r in x.targets if r.value == p]
         for r in targets:
-            scaling = {"scale": r.scale, "offset": r.offset}
-            attrs = {k: v for k, v in scaling.items() if v != operator("affine").defaults[k]}
-            yield Store(r.tensor, self.emit("affine", inside, **attrs) if attrs else inside)
-            if not attrs:
+            if r.is_plain:
+                yield Store(r.tensor, inside)
                 x.tensors.setdefault(p, r.tensor)
+            else:
+                yield Store(r.tensor, self.emit("affine", inside, **r.scaling))
         if (p in x.cuts.loaded and p not in x.tensors) or not targets:
             yield self._store_intermediate(p, inside)
 

@@ -54,6 +54,7 @@ def memo[**P, R](method: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(method)
     def cached(self: Any, *args: Any) -> R:
+        """Look the arguments up first."""
         table: dict[Any, R] = self._memo[name]
         try:
             return table[args]

@@ -1,10 +1,10 @@
-"""Kernel level: sequences of kernels that produce all outputs of a region.
+"""Kernel level: sequences of kernels that produce all outputs of a region (Mirage, OSDI'25, section 4.1).
 
-A plan is found backwards: of the tensors still to be produced take the largest, choose tensors to be produced
-together with it, choose one of the cuts that `KernelTables.kernels` found for them, and go on with what the kernel
-loads. No kernel loads what a later one makes: that would be made twice. Splitting an axis over the grid (split-K,
-split-KV) is not a rule but another target, ``k -> (k.g, k)``; such a variant keeps a plan only if some tensor really is
-partial, else it would repeat an unsplit plan.
+A plan is found backwards. Of the tensors still to be produced take the largest, and choose tensors to produce together
+with it. Choose one of the cuts that `KernelTables.kernels` found for them, and go on with the tensors that the kernel
+loads. No kernel loads a tensor that a later one makes: it would be made twice. Splitting an axis over the grid
+(split-K, split-KV) is not a rule but another target, ``k -> (k.g, k)``. Such a variant keeps a plan only if some tensor
+is a partial sum; else it would repeat an unsplit plan.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Plans:
 
     @memo
     def loadable(self, outs: Leaves) -> tuple[Leaves, ...]:
-        """What a kernel with these outputs may load."""
+        """List the sets of tensors that a kernel with these outputs may load."""
         f = self.tables
         return tuple(dict.fromkeys(leaves for x in f.loops_for(outs) for leaves in f.kernels(outs, x)))
 
     @memo
     def structures(self, outs: Leaves, leaves: Leaves) -> int:
-        """Number of operator DAGs, loop axes and optional grid axes that realize a kernel with this cut."""
+        """Count the operator DAGs, loop axes and optional grid axes that realize a kernel with this cut."""
         f = self.tables
         dags = sum(f.kernels(outs, x)[leaves].total() for x in f.loops_of(outs, leaves))
         return dags and dags * 2 ** len(f.grid_for(outs, leaves)[1])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,7 @@ from mirage_jax.search.enumerate.kernels import Cheapest, Dag, KernelTables, Lea
 from mirage_jax.search.enumerate.normal_form import Poly
 from mirage_jax.search.loop_bounds import span_of
 
-TYPICAL_TILE, TYPICAL_PARTS = 64, 8  # for which operators are chosen
+TYPICAL_TILE, TYPICAL_PARTS = 64, 8  # elements along an axis, parts of a split axis: DAGs are chosen for these
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,12 @@ class Priced:
 
     @property
     def seconds(self) -> float:
+        """Estimate at the best sizes."""
         return self.tilings[0].seconds
 
     @property
     def schedule(self) -> KernelSchedule:
+        """The best sizes."""
         return self.tilings[0].schedule
 
 
@@ -74,6 +76,7 @@ class Model:
         self._spaces: dict[tuple[Poly, Decomposition], tuple[float, Axes, tuple[frozenset[Axis], ...], float]] = {}
 
     def extent(self, axis: Axis, parts: int | None = None) -> int:
+        """Elements along an axis: of a split axis, in one part."""
         a, parts = origin(axis), parts or self.parts
         if self.split is not None:
             if a == self.split + PART_SUFFIX:
@@ -83,8 +86,8 @@ class Model:
         return self.extents[a]
 
     def width(self, p: Poly) -> int:
-        """Bytes per element as stored: inputs as they are, partial or shifted values in f32, other intermediates
-        narrow.
+        """Bytes per element as stored: partial or shifted values have four, other intermediates those of the narrowest
+        input.
         """
         f = self.tables
         if f.axioms.is_input(p):
@@ -93,18 +96,19 @@ class Model:
         return 4 if partial or f.shift_degrees.degree(p) else min(self.widths.values(), default=4)
 
     def bytes(self, p: Poly) -> int:
+        """Bytes of a whole tensor."""
         return math.prod(map(self.extent, self.tables.axioms.e.axes(p))) * self.width(p)
 
     def bound(self, outs: Leaves, leaves: Leaves) -> float:
-        """No kernel with these outputs and loaded intermediates is faster."""
+        """Bound the seconds of all kernels with these outputs and loaded intermediates from below."""
         traffic = sum(self.bytes(p) for p in (*outs, *leaves))
         return math.hypot(self.device.shortest, traffic / self.device.bandwidth) + self.device.launch
 
     # ------------------------------------------------------------------ one operator
 
     def work(self, p: Poly, s: Decomposition, size: Mapping[Axis, int], rounded: float = 1.0) -> float:
-        """Seconds of one application at given axis sizes, on the whole device; of a matrix product that rounds what was
-        computed, so many times that.
+        """Estimate the seconds of one operator at given axis sizes, on the whole device. A matrix product that rounds a
+        computed operand takes `rounded` times as long.
         """
         key = (p, s)
         if key not in self._spaces:
@@ -129,12 +133,12 @@ class Model:
         return s.record.flops, space, sides, d.matrix_flops if narrow else d.matrix_flops_f32
 
     def _rounds(self, s: Decomposition) -> bool:
-        """Does a matrix product round an operand, which was computed, to the type of the other?"""
+        """Does a matrix product round a computed operand to the type of the other?"""
         given = [o for o in s.args if self.tables.axioms.is_input(o)]
         return len(given) == 1 and self.width(given[0]) <= 2
 
     def library(self, p: Poly, s: Decomposition) -> float:
-        """Seconds of one operator over whole tensors, assuming that XLA fuses pointwise chains."""
+        """Estimate the seconds of one operator over whole tensors, assuming that XLA fuses pointwise chains."""
         size = {origin(a): self.extent(a) for a in {*self.tables.axioms.e.axes(p), *s.reduced}}
         fused = operator(s.op).pointwise
         traffic = self.bytes(p) + (0 if fused else sum(self.bytes(o) for o in {*s.args}))
@@ -143,33 +147,29 @@ class Model:
     # ------------------------------------------------------------------ one kernel
 
     def kernel(self, outs: Leaves, leaves: Leaves) -> Priced | None:
-        """The best loop axis, operator DAG and tile sizes for a kernel; None if no tile fits."""
+        """Choose the best loop axis, operator DAG and tile sizes for a kernel; None if no tile fits."""
         if (outs, leaves) not in self._kernels:
-            found = [
-                k
-                for loop in self.tables.loops_of(outs, leaves)
-                if (k := self._with_loop(outs, leaves, loop)) is not None
-            ]
-            self._kernels[outs, leaves] = min(found, key=lambda k: k.seconds, default=None)
+            loops = self.tables.loops_of(outs, leaves)
+            self._kernels[outs, leaves] = _fastest([self._with_loop(outs, leaves, loop) for loop in loops])
         return self._kernels[outs, leaves]
 
     def _with_loop(self, outs: Leaves, leaves: Leaves, loop: Axis | None) -> Priced | None:
         f = self.tables
         must, optional = f.grid_for(outs, leaves)
         plain = must | optional
-        # Axes that some DAGs reduce and others need not, since they load what it takes.
+        # Some DAGs reduce these axes, and others need not, since they load the reduced values.
         others = sorted(f.free_axes(outs) - plain - {loop})
-        avoided = [self._on_grid(outs, leaves, loop, plain | {a}, {a}) for a in others]
-        found = [k for k in (self._on_grid(outs, leaves, loop, plain, set()), *avoided) if k is not None]
-        wide = frozenset(a for k in found for a in k.grid)
-        if len(found) > 2:
-            found += [k for k in [self._on_grid(outs, leaves, loop, wide, wide - plain)] if k is not None]
-        return min(found, key=lambda k: k.seconds, default=None)
+        found = [self._on_grid(outs, leaves, loop, plain, set())]
+        found += [self._on_grid(outs, leaves, loop, plain | {a}, {a}) for a in others]
+        wide = frozenset(a for k in found if k is not None for a in k.grid)
+        if len(found) - found.count(None) > 2:
+            found.append(self._on_grid(outs, leaves, loop, wide, wide - plain))
+        return _fastest(found)
 
     def _on_grid(
         self, outs: Leaves, leaves: Leaves, loop: Axis | None, axes: Set[Axis], kept: Set[Axis]
     ) -> Priced | None:
-        """The cheapest kernel with these axes on its grid, no operator of which reduces those in `kept`."""
+        """The cheapest kernel with these axes on its grid; no operator reduces an axis in `kept`."""
         f = self.tables
         if f.batch & f.free_axes(outs) - axes - {loop}:
             return None  # as below, but before a DAG is looked for
@@ -220,6 +220,7 @@ class Model:
 
         @functools.cache
         def weight(p: Poly, s: Decomposition) -> float:
+            """Seconds of one operator."""
             return self.work(p, s, size, ROUNDED_PRODUCT_COST if halves.isdisjoint(s.args) else 1.0) + 1e-15
 
         return weight
@@ -265,3 +266,7 @@ class Model:
         read = Read(name, axes, width, last=stored[-1] if stored else None)
         # Whether an intermediate will have 16 bits is known only once the kernels are written.
         return LoadUse(operand, read, f.axioms.is_input(operand) and width <= 2, f.in_body(operand))
+
+
+def _fastest(kernels: Iterable[Priced | None]) -> Priced | None:
+    return min((k for k in kernels if k is not None), key=lambda k: k.seconds, default=None)

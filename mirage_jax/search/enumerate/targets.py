@@ -47,10 +47,8 @@ def batch_axes(
     shapes = [frozenset(t.axes) for t in reference.inputs if len(t.axes) > 1] + [e.axes(p) for p in targets]
     large = [s for s in shapes if len(s) > MAX_TILE_RANK]
     last = {t.axes[-1] for t in reference.inputs if len(t.axes) > MAX_TILE_RANK}
-    batch = frozenset[Axis]()
-    for a in sorted(free, key=lambda a: (a in last, reference.extent(a), a)):
-        if large and all(a in s and len(s - batch) > MAX_TILE_RANK for s in large):
-            batch |= {a}
+    order = sorted(free, key=lambda a: (a in last, reference.extent(a), a))
+    batch = _in_every_large_tensor(large, order) if large else frozenset[Axis]()
     for shape in sorted(shapes, key=lambda s: (-len(s), sorted(s))):
         while len(shape - batch) > MAX_TILE_RANK and (choices := _candidates(shape - batch, reduced, free)):
             batch |= {min(choices, key=lambda a: (reference.extent(a), a))}
@@ -61,3 +59,12 @@ def _candidates(axes: frozenset[Axis], reduced: frozenset[Axis], free: frozenset
     """Axes of a tensor that may become batch axes: summed ones if there are several, else free ones."""
     summed = axes & reduced
     return summed if len(summed) > 1 else axes & free
+
+
+def _in_every_large_tensor(large: list[frozenset[Axis]], order: list[Axis]) -> frozenset[Axis]:
+    """The first axes that all these tensors have, as long as each keeps enough others."""
+    batch = frozenset[Axis]()
+    for a in order:
+        if all(a in s and len(s - batch) > MAX_TILE_RANK for s in large):
+            batch |= {a}
+    return batch

@@ -1,6 +1,7 @@
 """One window: reference -> normal forms of its outputs -> variants -> plans, best bound first -> priced -> extracted.
 
-Variants are the region itself, and the region with each reduced axis split over the grid. Two families of candidates:
+This is the paper's generator (Mirage, OSDI'25, section 4). Variants are the region itself, and the region with each
+reduced axis split over the grid. Two families of candidates:
 
 * `kernels`: graph-defined kernels with their block graphs (GPU);
 * `algebra`: the cheapest operator DAG as library operators (every backend): re-association, common factors, ...
@@ -73,6 +74,7 @@ class _Best:
 
     @property
     def seconds(self) -> float:
+        """The best estimate of all."""
         return min((x[0] for x in self.kept.values()), default=math.inf)
 
     def takes(self, axis: Axis | None, seconds: float) -> bool:
@@ -81,6 +83,7 @@ class _Best:
         return len(known) < self.keep or seconds < known[-1]
 
     def add(self, axis: Axis | None, seconds: float) -> None:
+        """Take in an estimate of a variant."""
         self.kept[axis] = sorted([*self.kept.get(axis, []), seconds])[: self.keep]
 
 
@@ -96,7 +99,7 @@ class Search:
     families: Sequence[str] = FAMILIES  # of candidates; kernels are for GPUs only
     max_plans: int = 50_000
     keep: int = 8  # candidates looked for
-    notify: Notify | None = None  # told now and then: states, best estimate so far, seconds
+    notify: Notify | None = None  # called now and then
     terms: float = math.inf  # of normal forms, that may be looked at
     # Plans whose bound exceeds the best estimate by this factor are not priced; of those whose own estimate does, only
     # the `keep` best so far of a variant are written.
@@ -116,14 +119,15 @@ class Search:
 
     @no_collection()
     def run(self) -> list[Candidate]:
-        """Ranked candidates, best estimate first; raises `UnsupportedError` if the region has no useful normal form."""
+        """Find candidates, best estimate first. Raises `UnsupportedError` if the region has no useful normal form."""
         found: list[Candidate] = []
 
-        def tell(states: int, elapsed: float) -> None:
+        def notify(states: int, elapsed: float) -> None:
+            """Add the best estimate so far."""
             if self.notify is not None:
                 self.notify(states, min((c.seconds for c in found), default=None), elapsed)
 
-        self.clock = Clock(self.seconds, self.states, self.terms, tell=tell)
+        self.clock = Clock(self.seconds, self.states, self.terms, notify=notify)
         try:
             self.start()
             if "algebra" in self.families:
@@ -142,9 +146,7 @@ class Search:
 
     @no_collection()
     def count(self) -> SearchReport:
-        """Enumerate every plan of kernels within the space, price none: how large the space is, and how long looking
-        at all of it takes.
-        """
+        """Enumerate every plan of kernels within the space, and price none, to measure the space and the time."""
         self.clock = Clock(self.seconds, self.states, self.terms)
         try:
             self.start()
@@ -165,7 +167,7 @@ class Search:
     # ------------------------------------------------------------------ preparation
 
     def start(self) -> None:
-        """Normal forms of the outputs, the values below them, and the region's batch axes."""
+        """Compute normal forms of the outputs, the values below them, and the region's batch axes."""
         r = self.reference
         self.e = Expressions(r.extent, self.clock.look)
         known = express(r, self.e)
@@ -236,14 +238,17 @@ class Search:
         sizes = {a: self.reference.extent(a) for a in self.reference.sizes}
 
         def work(p: Poly, s: Decomposition) -> float:
+            """Weigh operations."""
             return model.work(p, s, sizes) + 1e-12
 
         def near(p: Poly, s: Decomposition) -> float:
+            """Weigh values of the program less."""
             return model.library(p, s) * (0.2 if p in self.native else 1.0)
 
         weights = (model.library, work, near)
 
         def shared(outs: Leaves, weight: Weight) -> Dag | None:
+            """Find the cheapest DAG with sharing, within a limit on states."""
             within = self.clock.limited(MAX_ALGEBRA_STATES, StopReason.ALGEBRA)
             return f.cheapest(outs, None, weight, max_loaded=0, within=within).get(EMPTY)
 
