@@ -21,16 +21,7 @@ from mirage_jax.cost.roofline import PricedKernels, estimate, extents_inside, li
 from mirage_jax.cost.tilings import Tiled, tilings
 from mirage_jax.errors import GraphError, ParseError
 from mirage_jax.hardware.device_model import DeviceModel
-from mirage_jax.mugraph.graph import (
-    Attr,
-    Axis,
-    BlockGraph,
-    KernelGraph,
-    KernelSchedule,
-    Library,
-    Op,
-    Schedule,
-)
+from mirage_jax.mugraph.graph import Attr, Axis, BlockGraph, KernelGraph, KernelSchedule, Library, Op, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.passes.float16_range import in_range
 

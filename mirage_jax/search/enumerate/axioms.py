@@ -18,16 +18,7 @@ from typing import Any, NamedTuple
 
 from mirage_jax.mugraph.graph import PART_SUFFIX, Axis, origin
 from mirage_jax.mugraph.operators import ACCUMULATORS, OpDef, operator
-from mirage_jax.search.enumerate.normal_form import (
-    NO_AXES,
-    ONE,
-    Base,
-    Expressions,
-    Factors,
-    Poly,
-    Term,
-    is_multiple,
-)
+from mirage_jax.search.enumerate.normal_form import NO_AXES, ONE, Base, Expressions, Factors, Poly, Term, is_multiple
 
 LOOP = ".l"  # k.l: the loop-step part of an axis during search; muGraphs call (k.l, k) by the one name k again
 

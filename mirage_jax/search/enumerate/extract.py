@@ -21,9 +21,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from mirage_jax.cost.outline import (
-    matrix_product,
-)
+from mirage_jax.cost.outline import matrix_product
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.mugraph.builder import library
 from mirage_jax.mugraph.graph import (
@@ -47,9 +45,7 @@ from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.enumerate.axioms import Decomposition, kind
 from mirage_jax.search.enumerate.kernels import Dag, KernelTables, Leaves
 from mirage_jax.search.enumerate.normal_form import Poly
-from mirage_jax.search.enumerate.pricing import (
-    Priced,
-)
+from mirage_jax.search.enumerate.pricing import Priced
 from mirage_jax.search.enumerate.shift_degrees import Degree
 from mirage_jax.search.loop_bounds import with_span
 

@@ -15,13 +15,7 @@ from typing import Any
 from mirage_jax.cost.outline import ROUNDED_PRODUCT_COST, Axes, LoadUse, OperatorUse, Outline, Read, outlined
 from mirage_jax.cost.tilings import Tiled, tilings
 from mirage_jax.hardware.device_model import DeviceModel
-from mirage_jax.mugraph.graph import (
-    PART_SUFFIX,
-    Axis,
-    KernelSchedule,
-    Op,
-    origin,
-)
+from mirage_jax.mugraph.graph import PART_SUFFIX, Axis, KernelSchedule, Op, origin
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.mugraph.passes.sentinels import masks_among
 from mirage_jax.search.enumerate.axioms import LOOP, Decomposition, kind

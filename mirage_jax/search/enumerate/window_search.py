@@ -18,9 +18,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import product
 
-from mirage_jax.cost.roofline import (
-    estimate,
-)
+from mirage_jax.cost.roofline import estimate
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.gc_pause import no_collection
 from mirage_jax.hardware.device_model import DeviceModel
@@ -50,10 +48,7 @@ from mirage_jax.search.enumerate.extract import (
 from mirage_jax.search.enumerate.kernels import EMPTY, BudgetExceeded, Dag, KernelTables, Leaves, Space, Weight
 from mirage_jax.search.enumerate.normal_form import Expressions, Poly
 from mirage_jax.search.enumerate.plans import Plan, Plans
-from mirage_jax.search.enumerate.pricing import (
-    Model,
-    Priced,
-)
+from mirage_jax.search.enumerate.pricing import Model, Priced
 from mirage_jax.search.enumerate.shift_degrees import ShiftDegrees
 from mirage_jax.search.enumerate.targets import batch_axes, express
 from mirage_jax.search.report import Clock, Notify, SearchReport, StopReason
@@ -112,9 +107,7 @@ class Search:
         self.batch = self.reduced = frozenset[Axis]()
         self.wide = "f64" if any(t.dtype == "f64" for t in self.reference.inputs) else "f32"
         self.narrow = min(
-            (t.dtype for t in self.reference.inputs if t.dtype in FLOATS),
-            key=lambda d: BYTES[d],
-            default="f32",
+            (t.dtype for t in self.reference.inputs if t.dtype in FLOATS), key=lambda d: BYTES[d], default="f32"
         )
 
     @no_collection()
