@@ -1,7 +1,7 @@
 """Outlines of kernels: everything that pricing needs, from a written muGraph or from a DAG that the search considers.
 
 Both describe their loads and operators as `LoadUse` and `OperatorUse`, to which `outlined` applies the same rules.
-Axes are those of the muGraph: a loop step is not an axis.
+They name axes as the muGraph does: a loop step is not an axis.
 """
 
 from __future__ import annotations

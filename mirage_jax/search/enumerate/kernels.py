@@ -25,7 +25,8 @@ type Histogram = int  # number of DAGs with n operators, in bits n * LANE_BITS a
 type Dag = tuple[tuple[Poly, Decomposition], ...]  # values with the step that makes each, operands first
 type _Chain = tuple[tuple[Poly, Decomposition], _Chain] | None  # the same, results first
 type PendingSet = tuple[tuple[tuple[int, int], Poly, int], ...]  # (order, value, passes) by falling order
-type Counted = dict[PendingSet, dict[tuple[Leaves, bool], Histogram]]
+type Counts = dict[tuple[Leaves, bool], Histogram]  # by loaded values, and whether a loop is used
+type Counted = dict[PendingSet, Counts]
 type Weight = Callable[[Poly, Decomposition], float]
 type Cheapest = dict[PendingSet, dict[Leaves, tuple[float, _Chain]]]
 # passes: the loops in which a value is needed, bit n for the one that n more may precede; outputs have REQUIRED set
@@ -253,13 +254,13 @@ class KernelTables:
                 found.setdefault(loaded, Counter()).update(_unpacked(h))
         return found
 
-    def _count(self, pending: PendingSet, at: _Counting) -> dict[tuple[Leaves, bool], Histogram]:
+    def _count(self, pending: PendingSet, at: _Counting) -> Counts:
         if pending in at.table:
             return at.table[pending]
         self.tick()
         self.stats["states"] += 1
         (_, top, passes), rest = pending[0], pending[1:]
-        out: dict[tuple[Leaves, bool], Histogram] = {}
+        out: Counts = {}
         whole = self._loadable_as(top, passes, at.outside, self.stats)
         if whole is not None:
             for (loaded, used), h in self._count(rest, at).items():

@@ -80,9 +80,7 @@ class Model:
         return self.extents[a]
 
     def width(self, p: Poly) -> int:
-        """Bytes per element as stored: partial or shifted values have four, other intermediates those of the narrowest
-        input.
-        """
+        """Bytes per element as stored: four for partial or shifted values, else as few as the narrowest input has."""
         f = self.tables
         if f.axioms.is_input(p):
             return self.widths[f.axioms.atom(p)[0]]
