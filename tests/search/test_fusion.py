@@ -141,5 +141,5 @@ def test_what_has_to_stay() -> None:
     assert inline(replace(graph, kernels=(small, one, total)), 0) is None, "XLA reads it"
 
 
-def test_no_cone_without_candidates() -> None:
+def test_no_output_slice_without_candidates() -> None:
     assert combined(pair(), [[]], H200) == []
