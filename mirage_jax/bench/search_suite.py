@@ -70,7 +70,7 @@ class Whole:
     seconds: float
     stop: str
     windows: int
-    cones: int
+    output_slices: int
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,10 @@ class SearchResult(TableReport):
 
     def details(self) -> list[str]:
         """A second table: whole searches."""
-        rows = [[n, f"{w.seconds:.2f}", str(w.windows), str(w.cones), w.stop] for n, w in self.searches.items()]
+        rows = [[n, f"{w.seconds:.2f}", str(w.windows), str(w.output_slices), w.stop] for n, w in self.searches.items()]
         return [
             "Whole searches, with pricing and extraction, as the optimizer runs them. A region too wide to exhaust as"
-            " one is searched in windows, and each of its outputs alone (cones):",
+            " one is searched in windows, and each of its outputs alone (output slices):",
             markdown_table(("program", "seconds", "windows", "cones", ""), rows),
         ]
 
@@ -135,7 +135,7 @@ def run_search_suite(
             counts += _counts(name, graph, space)
         began = time.perf_counter()
         _, report = search(graph, DEVICES[DEVICE], full, seconds=CUT)
-        searches[name] = Whole(time.perf_counter() - began, report.stop.value, report.windows, report.cones)
+        searches[name] = Whole(time.perf_counter() - began, report.stop.value, report.windows, report.output_slices)
     about = provenance()
     return SearchResult(
         about["date"],

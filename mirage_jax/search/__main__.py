@@ -1,4 +1,4 @@
-"""One search in a process of its own: a line with a `parts.Part` comes in, the text of what was found goes out."""
+"""One search in a process of its own: reads a `SubSearch` as a line, prints candidates and report as another."""
 
 from __future__ import annotations
 

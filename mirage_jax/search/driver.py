@@ -1,7 +1,8 @@
-"""A region of any size: divided into windows and into cones, each searched, and what was found put together again.
+"""The way in: searches a region of any size, divided into windows and output slices, and combines the results.
 
-`search` is the way in: from a region's reference muGraph to ranked candidate muGraphs, and a report of what was
-looked at. Nothing is verified, compiled or measured here; `compiler` tries candidates in order.
+`search` goes from a region's reference muGraph to ranked candidate muGraphs and a report. Nothing is verified,
+compiled or measured here; `compiler` tries candidates in order. Mirage's partitioner (OSDI'25, section 1) likewise
+divides a program before its search.
 """
 
 from __future__ import annotations
@@ -18,23 +19,21 @@ from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.candidates import Candidate, kind, ranged, tiled
 from mirage_jax.search.decompose.fusion import combined, inlined
-from mirage_jax.search.decompose.output_slices import cone
+from mirage_jax.search.decompose.output_slices import output_slice
 from mirage_jax.search.decompose.subprocesses import SubSearch, search_parts
 from mirage_jax.search.decompose.windows import KernelWindow, divide, replace_windows
 from mirage_jax.search.enumerate.kernels import BudgetExceeded, Space
 from mirage_jax.search.enumerate.window_search import FAMILIES, Search
 from mirage_jax.search.report import Notify, SearchReport
 
-# Terms of normal forms seen in looking at a window: one that takes more does not fit. (Not seconds: what is found is
-# to be the same on a busy machine.)
+# Terms of normal forms that may be seen in probing a window: one that takes more does not fit. (Not seconds: the result
+# is to be the same on a busy machine.)
 MAX_PROBE_TERMS = 6_000
 MAX_WINDOW_CLASSES = 100  # values in a window with one output: more are not exhausted in seconds
-MAX_BLOCK_ELEMENTS = 8192  # elements of an output that one block makes, if there are many
-MAX_OUTPUT_SLICE_TERMS = 60_000  # the same for a cone; there are few of them
-MAX_OUTPUT_SLICE_CLASSES = 220  # in a cone, of which plans of two or three kernels are looked at: tens of seconds
-MAX_WHOLE_REGION_CLASSES = (
-    400  # in a region of which only one kernel that computes all of it is looked for: ten seconds
-)
+MAX_BLOCK_ELEMENTS = 8192  # of an output that one block makes, if there are many
+MAX_OUTPUT_SLICE_TERMS = 60_000  # the same for an output slice; there are few of these
+MAX_OUTPUT_SLICE_CLASSES = 220  # values in an output slice searched for plans of two or three kernels: tens of seconds
+MAX_WHOLE_REGION_CLASSES = 400  # values in a region searched for one kernel only: ten seconds
 
 
 def search(
@@ -47,36 +46,37 @@ def search(
     notify: Notify | None = None,
     workers: int = 1,
 ) -> tuple[list[Candidate], SearchReport]:
-    """Ranked candidates for a region, and what was looked at. A region too wide to exhaust is searched window by
-    window, and output by output, in up to `workers` processes.
+    """Search a region within `seconds`; returns ranked candidates and a report.
+
+    A region too wide to exhaust is searched window by window, and output by output, in up to `workers` processes.
     """
     until = time.monotonic() + seconds
     parts = divide(reference, lambda graph: is_narrow(graph, device, space, MAX_WINDOW_CLASSES))
     if len(parts) == 1:
         one = Search(reference, device, space, seconds, states, families, notify=notify)
         return sorted(ranged(reference, one.run(), device), key=lambda c: c.seconds), one.report
-    cones = _cones(reference, device, space) if "kernels" in families and device.is_gpu else []
-    report = SearchReport(space, windows=len(parts), cones=len(cones))
+    slices = _output_slices(reference, device, space) if "kernels" in families and device.is_gpu else []
+    report = SearchReport(space, windows=len(parts), output_slices=len(slices))
     todo = [SubSearch(w.graph, device, space, states, families) for w in parts]
-    todo += [SubSearch(c, device, own, states, families) for c, own in cones]
+    todo += [SubSearch(graph, device, its_space, states, families) for graph, its_space in slices]
     found: list[list[Candidate]] = []
-    for candidates, own in search_parts(todo, until - time.monotonic(), workers, notify):
+    for candidates, part_report in search_parts(todo, until - time.monotonic(), workers, notify):
         found.append(candidates)
-        report.add(own)
+        report.add(part_report)
     out = _compose(reference, parts, {n: cs for n, cs in enumerate(found[: len(parts)]) if cs}, device)
-    whole = combined(reference, found[len(parts) :], device) if cones else []
+    whole = combined(reference, found[len(parts) :], device) if slices else []
     return sorted(ranged(reference, [*out, *whole], device), key=lambda c: c.seconds), report
 
 
-def _cones(reference: KernelGraph, device: DeviceModel, space: Space) -> list[tuple[KernelGraph, Space]]:
-    """The cones of all outputs, and what is searched of each; none if one is too wide."""
+def _output_slices(reference: KernelGraph, device: DeviceModel, space: Space) -> list[tuple[KernelGraph, Space]]:
+    """The slices of all outputs, each with the space to search; none if one slice is too wide."""
     pair = replace(space, max_kernels=min(2, space.max_kernels), splits=not _fills(reference, device))
     found: list[tuple[KernelGraph, Space]] = []
     outputs = dict.fromkeys(reference.outputs)
     for name in outputs:
-        graph = cone(reference, name)
+        graph = output_slice(reference, name)
         if (probe := _probe(graph, device, pair, MAX_OUTPUT_SLICE_CLASSES, MAX_OUTPUT_SLICE_TERMS)) is not None:
-            # Summing what tiles have one element of may take one more: gradients of keys that several heads share.
+            # A sum over an axis with tiles of one element may take one more: gradients of keys that heads share.
             more = bool(probe.batch & probe.reduced) and pair.max_kernels < space.max_kernels
             found.append((graph, replace(pair, max_kernels=pair.max_kernels + more)))
             continue
@@ -93,9 +93,9 @@ def is_narrow(graph: KernelGraph, device: DeviceModel, space: Space, most: int =
 
 
 def _probe(graph: KernelGraph, device: DeviceModel, space: Space, most: int, terms: int) -> Search | None:
-    """A search that has found out which values there are, if they are few; outputs multiply frontiers."""
+    """A search that has found out which values there are, if they are few; outputs multiply tables."""
     weight = math.sqrt(len(set(graph.outputs)))
-    # Each output looks at its own values, so what all have looked at is at most `weight ** 2` times the values.
+    # Each output looks at its own values, so all together look at most at `weight ** 2` times the values.
     probe = Search(graph, device, space, math.inf, states=int(most * weight), terms=terms)
     try:
         probe.start()
@@ -107,7 +107,7 @@ def _probe(graph: KernelGraph, device: DeviceModel, space: Space, most: int, ter
 
 
 def _fills(reference: KernelGraph, device: DeviceModel) -> bool:
-    """Are there blocks enough for the device without sums that are split over the grid, whatever the output?"""
+    """Are there enough blocks for the device, for every output, without splitting sums over the grid?"""
     sizes = [math.prod(map(reference.extent, reference.tensors[name].axes)) for name in reference.outputs]
     return min(sizes) >= 2 * device.blocks * MAX_BLOCK_ELEMENTS
 
@@ -119,43 +119,64 @@ def _is_pointwise(graph: KernelGraph) -> bool:
 def _compose(
     reference: KernelGraph, parts: list[KernelWindow], found: dict[int, list[Candidate]], device: DeviceModel
 ) -> list[Candidate]:
-    """The reference with windows replaced: all by their best algebra, all by their best kernels, by the best of each
-    kind of kernels where they have one, and each window that is not only pointwise by each alone.
+    """Candidates for the whole reference: some or all windows replaced by theirs, best estimate first."""
+    kept_seconds = [estimate(w.graph, Schedule((KernelSchedule(),) * len(w.graph.kernels)), device) for w in parts]
+    out: dict[str, Candidate] = {}
+    for chosen in filter(None, _choices(parts, found)):
+        whole = _replaced(reference, parts, chosen, kept_seconds, device)
+        if whole is not None:
+            candidates = (whole, inlined(whole, device)) if whole.family == "kernels" else (whole,)
+            for c in candidates:
+                out.setdefault(str(c.graph), c)
+    return sorted(out.values(), key=lambda c: c.seconds)
+
+
+def _choices(parts: list[KernelWindow], found: dict[int, list[Candidate]]) -> list[dict[int, Candidate]]:
+    """Choose candidates by window: all windows by their best algebra, by their best kernels, by the best of each kind
+    of kernels where they have one; and each window that is not only pointwise alone.
     """
-    best: dict[str, dict[int, Candidate]] = {
-        family: {
-            n: c
-            for n, cs in found.items()
-            for c in [next((c for c in cs if c.family == family), None)]
-            if c is not None
-        }
-        for family in ("kernels", "algebra")
-    }
-    choices = [best["kernels"], best["algebra"], best["algebra"] | best["kernels"]]
+    kernels, algebra = (_best(found, family) for family in ("kernels", "algebra"))
     kinds: dict[object, dict[int, Candidate]] = {}
     for n, cs in found.items():
         for c in reversed(cs):  # the best last
             if c.family == "kernels":
                 kinds.setdefault(kind(c), {})[n] = c
-    choices += [best["kernels"] | alike for alike in kinds.values()]
-    choices += [{n: c} for chosen in best.values() for n, c in chosen.items() if not _is_pointwise(parts[n].graph)]
-    kept = [estimate(w.graph, Schedule((KernelSchedule(),) * len(w.graph.kernels)), device) for w in parts]
-    out: dict[str, Candidate] = {}
-    for chosen in choices:
-        if chosen:
-            graph, places = replace_windows(reference, {n: c.graph for n, c in chosen.items()}, parts)
-            own = [chosen[n].schedule.kernels[i] if i >= 0 else KernelSchedule() for n, i in places]
-            others = [chosen[n].alternatives[i] if i >= 0 and chosen[n].alternatives else () for n, i in places]
-            split = tuple(sorted({p for c in chosen.values() for p in c.schedule.parts}))
-            family = "kernels" if any(c.family == "kernels" for c in chosen.values()) else "algebra"
-            single = tuple(sorted({a for c in chosen.values() for a in c.single}))
-            if len({axis for axis, _ in split}) < len(split):  # an axis cannot be split into two numbers of parts
-                whole = tiled(graph, family, single, device)
-            else:
-                rest = sum(seconds for n, seconds in enumerate(kept) if n not in chosen)
-                seconds = sum(c.seconds for c in chosen.values()) + rest
-                whole = Candidate(graph, Schedule(tuple(own), split), seconds, family, tuple(others), single)
-            if whole is not None:
-                candidates = (whole, inlined(whole, device)) if whole.family == "kernels" else (whole,)
-                out |= {str(c.graph): c for c in candidates if str(c.graph) not in out}
-    return sorted(out.values(), key=lambda c: c.seconds)
+    choices = [kernels, algebra, algebra | kernels, *(kernels | like for like in kinds.values())]
+    alone = [*kernels.items(), *algebra.items()]
+    return choices + [{n: c} for n, c in alone if not _is_pointwise(parts[n].graph)]
+
+
+def _best(found: dict[int, list[Candidate]], family: str) -> dict[int, Candidate]:
+    """The best candidate of a family for each window that has one."""
+    of_family = {n: [c for c in cs if c.family == family] for n, cs in found.items()}
+    return {n: cs[0] for n, cs in of_family.items() if cs}
+
+
+def _replaced(
+    reference: KernelGraph,
+    parts: list[KernelWindow],
+    chosen: dict[int, Candidate],
+    kept_seconds: list[float],
+    device: DeviceModel,
+) -> Candidate | None:
+    """The reference with the chosen candidates in place of their windows; None if no tile fits."""
+    graph, places = replace_windows(reference, {n: c.graph for n, c in chosen.items()}, parts)
+    candidates = chosen.values()
+    family = "kernels" if any(c.family == "kernels" for c in candidates) else "algebra"
+    single = tuple(sorted({a for c in candidates for a in c.single}))
+    split = tuple(sorted({p for c in candidates for p in c.schedule.parts}))
+    if len(dict(split)) < len(split):  # an axis cannot be split into two numbers of parts
+        return tiled(graph, family, single, device)
+    sizes, others = _sizes(chosen, places)
+    rest = sum(seconds for n, seconds in enumerate(kept_seconds) if n not in chosen)
+    seconds = sum(c.seconds for c in candidates) + rest
+    return Candidate(graph, Schedule(sizes, split), seconds, family, others, single)
+
+
+def _sizes(
+    chosen: dict[int, Candidate], places: list[tuple[int, int]]
+) -> tuple[tuple[KernelSchedule, ...], tuple[tuple[KernelSchedule, ...], ...]]:
+    """Sizes of each kernel, and its other sizes, by (window, position in the window's candidate)."""
+    found = [(chosen[n], i) if i >= 0 else None for n, i in places]
+    sizes = tuple(x[0].schedule.kernels[x[1]] if x else KernelSchedule() for x in found)
+    return sizes, tuple(x[0].alternatives_of(x[1]) if x else () for x in found)

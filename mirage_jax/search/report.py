@@ -1,4 +1,4 @@
-"""What a search looked at, why it ended, and the clock that ends it."""
+"""Reports of a search: counts, the reason for its end, and the clock that ends it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mirage_jax.search.enumerate.kernels import BudgetExceeded, Space
 PROGRESS_SECONDS = 0.2  # between two notes on the progress of a search
 
 type Notify = Callable[[int, float | None, float], None]
-"""Told now and then: states, best estimate so far, seconds."""
+"""Called now and then with states, best estimate so far, seconds."""
 
 
 class StopReason(Enum):
@@ -31,7 +31,7 @@ class StopReason(Enum):
 
 @dataclass
 class SearchReport:
-    """What was looked at: printed by explain() and by the benchmark."""
+    """Counts of one search, printed by explain() and by the benchmark."""
 
     space: Space
     stop: StopReason = StopReason.EXHAUSTED
@@ -46,7 +46,7 @@ class SearchReport:
     pruned: Counter[str] = field(default_factory=Counter[str])  # states and steps not followed, by rule
     fired: Counter[str] = field(default_factory=Counter[str])  # steps made, by axiom
     windows: int = 1
-    cones: int = 0
+    output_slices: int = 0
 
     def add(self, other: SearchReport) -> None:
         """Add the report of a search over one window."""
@@ -70,7 +70,11 @@ class SearchReport:
             lines.append(
                 f"exhaustive {self.space}"
                 + (f", in each of {self.windows} windows" if self.windows > 1 else "")
-                + (f", and of plans of few kernels for each of {self.cones} outputs" if self.cones else "")
+                + (
+                    f", and of plans of few kernels for each of {self.output_slices} outputs"
+                    if self.output_slices
+                    else ""
+                )
             )
         lines.append("pruned: " + (", ".join(f"{k} {v}" for k, v in sorted(self.pruned.items())) or "nothing"))
         lines.append("axioms: " + ", ".join(f"{k} {v}" for k, v in sorted(self.fired.items())))
@@ -89,10 +93,11 @@ class Clock:
     seen: int = 0
     began: float = field(default_factory=time.monotonic)
     ticks: int = 0
-    tell: Callable[[int, float], None] | None = None
-    told: float = 0.0
+    notify: Callable[[int, float], None] | None = None
+    notified: float = 0.0
 
     def tick(self) -> None:
+        """Count a state. Raises `BudgetExceeded` when states or seconds are used up."""
         self.ticks += 1
         if self.ticks > self.states:
             raise BudgetExceeded(StopReason.STATES)
@@ -100,7 +105,7 @@ class Clock:
             self.check()
 
     def look(self, terms: int) -> None:
-        """So many more terms of normal forms are looked at."""
+        """Count terms of normal forms before they are looked at. Raises `BudgetExceeded`."""
         before = self.seen // 64
         self.seen += terms
         if self.seen > self.terms:
@@ -109,10 +114,11 @@ class Clock:
             self.check()
 
     def limited(self, states: int, reason: StopReason) -> Callable[[], None]:
-        """A tick that also stops after so many more states, for that reason."""
+        """Make a tick that also stops after so many more states, for that reason."""
         end = self.ticks + states
 
         def tick() -> None:
+            """Count a state."""
             self.tick()
             if self.ticks > end:
                 raise BudgetExceeded(reason)
@@ -120,9 +126,10 @@ class Clock:
         return tick
 
     def check(self) -> None:
+        """Notify now and then. Raises `BudgetExceeded` when the seconds are used up."""
         elapsed = time.monotonic() - self.began
-        if self.tell is not None and elapsed > self.told + PROGRESS_SECONDS:
-            self.told = elapsed
-            self.tell(self.ticks, elapsed)
+        if self.notify is not None and elapsed > self.notified + PROGRESS_SECONDS:
+            self.notified = elapsed
+            self.notify(self.ticks, elapsed)
         if elapsed > self.seconds:
             raise BudgetExceeded(StopReason.SECONDS)

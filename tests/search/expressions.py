@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.mugraph.graph import origin
-from mirage_jax.search.enumerate.normal_form import Expressions, NormalFormDomain, Poly, Term
+from mirage_jax.search.enumerate.normal_form import Expressions, Poly, Term
 
 type Tree = tuple[Any, ...]
 type Index = dict[str, int]  # axis -> index
@@ -89,11 +89,11 @@ def is_positive(tree: Tree) -> bool:
 # --- readers
 
 
-def form(d: NormalFormDomain, tree: Tree) -> Poly:
+def form(d: Expressions, tree: Tree) -> Poly:
     """The normal form."""
     match tree:
         case ("atom", name):
-            return d.e.atom(name, ATOMS[name])
+            return d.atom(name, ATOMS[name])
         case ("add", t, u):
             return d.add(form(d, t), form(d, u))
         case ("mul", t, u):
@@ -102,7 +102,7 @@ def form(d: NormalFormDomain, tree: Tree) -> Poly:
             return d.sum(form(d, t), (axis,))
         case ("max", t, axis):
             p = form(d, t)
-            return d.maximum(p, (axis,)) if axis in d.e.axes(p) else p
+            return d.maximum(p, (axis,)) if axis in d.axes(p) else p
         case ("pow", t, exponent):
             return d.power(form(d, t), exponent)
         case ("scale", t, c):
@@ -116,7 +116,7 @@ def form(d: NormalFormDomain, tree: Tree) -> Poly:
     raise AssertionError(tree)
 
 
-def formed(d: NormalFormDomain, tree: Tree) -> Poly:
+def formed(d: Expressions, tree: Tree) -> Poly:
     """The normal form of an expression that has one: not one that divides by what is always zero."""
     try:
         return form(d, tree)

@@ -11,8 +11,8 @@ from itertools import combinations
 from mirage_jax.mugraph.graph import origin
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.enumerate.axioms import LOOP, Decomposition, kind
-from mirage_jax.search.enumerate.kernels import Frontiers
-from mirage_jax.search.enumerate.normal_form import NormalFormDomain, Poly
+from mirage_jax.search.enumerate.kernels import KernelTables
+from mirage_jax.search.enumerate.normal_form import Poly
 
 type Key = tuple[str, tuple[Poly, ...], tuple[str, ...]]  # operator, operands, axes: scalars ride for free
 type Made = tuple[Poly, Key]
@@ -22,11 +22,10 @@ class Forward:
     """Counts the operator DAGs of at most `max_ops` operators that make `target` from `inputs`."""
 
     def __init__(
-        self, f: Frontiers, target: Poly, loop: str | None, unary: set[Decomposition], goal: frozenset[Poly] | None
+        self, f: KernelTables, target: Poly, loop: str | None, unary: set[Decomposition], goal: frozenset[Poly] | None
     ) -> None:
         self.f, self.e, self.loop, self.goal = f, f.axioms.e, loop, goal
         self.target, self.unary = target, unary
-        self.domain = NormalFormDomain(self.e)
         self.table: dict[tuple[Poly, ...], list[Made]] = {}
 
     def count(self, inputs: list[Poly], max_ops: int) -> dict[int, int]:
@@ -72,7 +71,7 @@ class Forward:
         return self.table[args]
 
     def results(self, x: Poly, y: Poly | None = None) -> Iterator[Made]:
-        e, d = self.e, self.domain
+        e = d = self.e
         if y is None:
             for axis in self.reducible(x, x):
                 yield d.sum(x, (axis,)), ("acc" if kind(axis) == "l" else "sum", (x,), (axis,))

@@ -62,8 +62,8 @@ JOBS = [
 def test_agrees_with_a_forward_enumeration(job: Job) -> None:
     s = Search(reference(job.program), H200, ONE_LOOP)
     s.start()
-    (root,) = (r.value for r in s.roots)
-    f = s._frontiers(s.roots, ONE_LOOP, s.batch)
+    (root,) = (r.value for r in s.targets)
+    f = s._kernel_tables(s.targets, ONE_LOOP, s.batch)
     counted = f.kernels(frozenset({root}), job.loop).get(EMPTY, {})
     expected = {n: count for n, count in counted.items() if n <= job.ops}
     target = root if job.loop is None else s.e.split(root, job.loop, (job.loop + LOOP, job.loop))
@@ -85,13 +85,13 @@ def test_a_plan_makes_every_tensor_once() -> None:
 
     s = Search(captured(both, (16, 32), (32,)), H200, SPACE)
     s.start()
-    roots = frozenset(r.value for r in s.roots)
-    plans = Plans(s._frontiers(s.roots, SPACE, s.batch), roots)
+    targets = frozenset(r.value for r in s.targets)
+    plans = Plans(s._kernel_tables(s.targets, SPACE, s.batch), targets)
     found = [plan for n in range(1, 4) for plan, _ in plans.with_kernels(n)]
     assert max(map(len, found)) == 3
     for plan in found:
         made = Counter(p for outs, _ in plan for p in outs)
-        assert roots <= made.keys() and set(made.values()) == {1}
+        assert targets <= made.keys() and set(made.values()) == {1}
 
 
 def is_function(op: str) -> bool:

@@ -12,7 +12,7 @@ from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, LoopBounds, Tensor
 from mirage_jax.search.candidates import Candidate, tiled
 from mirage_jax.search.decompose.fusion import combined, fuse, fused, inline, inlined
-from mirage_jax.search.decompose.output_slices import cone, joined
+from mirage_jax.search.decompose.output_slices import joined, output_slice
 from mirage_jax.search.enumerate.window_search import Search
 from mirage_jax.verify.equivalence.certificate import certify
 
@@ -64,7 +64,7 @@ def test_row_statistics_of_two_outputs() -> None:
         return p @ w, p @ v
 
     graph = captured(both, (4096, 4096), (4096, 64), (4096, 64))
-    found = [Search(cone(graph, n), H200, TWO_KERNELS, families=("kernels",)).run() for n in graph.outputs]
+    found = [Search(output_slice(graph, n), H200, TWO_KERNELS, families=("kernels",)).run() for n in graph.outputs]
     apart, (together, *_) = joined(graph, found), combined(graph, found, H200)
     assert apart is not None
     assert len(together.graph.kernels) < len(apart.graph.kernels) and together.seconds < apart.seconds
@@ -141,5 +141,5 @@ def test_what_has_to_stay() -> None:
     assert inline(replace(graph, kernels=(small, one, total)), 0) is None, "XLA reads it"
 
 
-def test_no_cone_without_candidates() -> None:
+def test_no_output_slice_without_candidates() -> None:
     assert combined(pair(), [[]], H200) == []

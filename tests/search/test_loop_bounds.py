@@ -10,7 +10,8 @@ from mugraph.graphs import schedule
 from search.references import H200, captured, found, kernels_of, worst_error
 
 from mirage_jax.cost.formula import formula
-from mirage_jax.cost.roofline import outline, tilings
+from mirage_jax.cost.outline import outline
+from mirage_jax.cost.tilings import tilings
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, LoopBounds, Schedule
 from mirage_jax.search.loop_bounds import with_loop_bounds

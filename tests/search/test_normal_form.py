@@ -22,13 +22,13 @@ from search.expressions import (
 )  # fmt: skip
 
 from mirage_jax.errors import UnsupportedError
-from mirage_jax.search.enumerate.normal_form import Expressions, NormalFormDomain, Poly
+from mirage_jax.search.enumerate.normal_form import Expressions, Poly
 
 relaxed = settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck), derandomize=True)
 
 
-def domain() -> NormalFormDomain:
-    return NormalFormDomain(Expressions(extent))
+def domain() -> Expressions:
+    return Expressions(extent)
 
 
 def close(have: float, want: float, scale: float) -> bool:
@@ -44,17 +44,17 @@ def test_means_the_expression(tree: Tree) -> None:
     d, scale = domain(), tame(tree)
     p = formed(d, tree)
     for at in corners():
-        assert close(value(d.e, p, at), meaning(tree, at), scale)
+        assert close(value(d, p, at), meaning(tree, at), scale)
 
 
 @relaxed
 @given(trees())
 def test_splitting_an_axis_keeps_the_meaning(tree: Tree) -> None:
     d, scale = domain(), tame(tree)
-    p = d.e.split(formed(d, tree), "j", ("j.l", "j"))
+    p = d.split(formed(d, tree), "j", ("j.l", "j"))
     for at in corners():
         inside = at | {"j.l": at["j"] // 2, "j": at["j"] % 2}
-        assert close(value(d.e, p, inside, SPLIT), meaning(tree, at), scale)
+        assert close(value(d, p, inside, SPLIT), meaning(tree, at), scale)
 
 
 @relaxed
@@ -62,11 +62,11 @@ def test_splitting_an_axis_keeps_the_meaning(tree: Tree) -> None:
 def test_renaming_free_axes_keeps_the_meaning_and_can_be_undone(tree: Tree) -> None:
     d, scale = domain(), tame(tree)
     p = formed(d, tree)
-    q = d.e.rename(p, {"j": "j'", "k": "k''"})
-    assert not d.e.axes(q) & {"j", "k"}
+    q = d.rename(p, {"j": "j'", "k": "k''"})
+    assert not d.axes(q) & {"j", "k"}
     for at in corners():
-        assert close(value(d.e, q, {"i": at["i"], "j'": at["j"], "k''": at["k"]}), meaning(tree, at), scale)
-    assert d.e.rename(q, {"j'": "j", "k''": "k"}) == p
+        assert close(value(d, q, {"i": at["i"], "j'": at["j"], "k''": at["k"]}), meaning(tree, at), scale)
+    assert d.rename(q, {"j'": "j", "k''": "k"}) == p
 
 
 @relaxed
@@ -74,11 +74,11 @@ def test_renaming_free_axes_keeps_the_meaning_and_can_be_undone(tree: Tree) -> N
 def test_parts_recombine(tree: Tree) -> None:
     d = domain()
     p = formed(d, tree)
-    q, c, offset = d.e.affine_parts(p)
-    assert d.e.add(d.e.scale(q, c), d.e.constant(offset)) == p
-    assert d.e.affine_parts(q) == (q, 1, 0) or d.e.is_constant(p)
-    monic, c = d.e.monic(p)
-    assert d.e.scale(monic, c) == p
+    q, c, offset = d.affine_parts(p)
+    assert d.add(d.scale(q, c), d.constant(offset)) == p
+    assert d.affine_parts(q) == (q, 1, 0) or d.is_constant(p)
+    monic, c = d.monic(p)
+    assert d.scale(monic, c) == p
 
 
 @relaxed
@@ -87,16 +87,16 @@ def test_text_does_not_depend_on_the_order_of_creation(first: Tree, second: Tree
     one, other = domain(), domain()
     p = formed(one, first), formed(one, second)
     q = reversed([formed(other, second), formed(other, first)])
-    assert [one.e.text(x) for x in p] == [other.e.text(x) for x in q]
+    assert [one.text(x) for x in p] == [other.text(x) for x in q]
 
 
 # --- laws, as equality of ids
 
 
-def same(law: str, left: Tree, right: Tree, d: NormalFormDomain | None = None) -> None:
+def same(law: str, left: Tree, right: Tree, d: Expressions | None = None) -> None:
     d = d or domain()
     have, want = form(d, left), form(d, right)
-    assert have == want, f"{law}: {d.e.text(have)} is not {d.e.text(want)}"
+    assert have == want, f"{law}: {d.text(have)} is not {d.text(want)}"
 
 
 @relaxed
@@ -119,7 +119,7 @@ def test_reductions_are_linear_and_commute(x: Tree, y: Tree, a: str, b: str) -> 
         formed(d, t)
     same("S(x + y)", ("sum", ("add", x, y), a), ("add", ("sum", x, a), ("sum", y, a)), d)
     same("S S x", ("sum", ("sum", x, a), b), ("sum", ("sum", x, b), a), d)
-    if a not in d.e.axes(form(d, x)):
+    if a not in d.axes(form(d, x)):
         same("S c", ("sum", x, a), ("scale", x, Q(SIZES[a])), d)
 
 
@@ -196,7 +196,7 @@ def test_laws(law: str) -> None:
 def test_safe_and_unsafe_softmax_are_one() -> None:
     """exp(x - max x) / sum exp(x - max x), whatever x is."""
     d = domain()
-    e = d.e
+    e = d
     for tree in (X, XW, add(X, mul(A, B)), ("scale", X, Q(-1, 8))):
         x = form(d, tree)
         axes = tuple(sorted(e.axes(x) - {"i"}))
@@ -212,7 +212,7 @@ def test_safe_and_unsafe_softmax_are_one() -> None:
 
 def test_bound_axes_have_no_name_of_their_own() -> None:
     d = domain()
-    e = d.e
+    e = d
 
     def product(j: str) -> Poly:
         return e.sum(e.mul(e.atom("x", ("i", j)), e.atom("w", (j, "k"))), (j,))
@@ -228,7 +228,7 @@ def test_bound_axes_have_no_name_of_their_own() -> None:
 def test_splits_commute() -> None:
     d = domain()
     p = form(d, power(total(mul(XW, V), "k"), 2))
-    parts = lambda q, a, b: d.e.split(d.e.split(q, a, (a + ".l", a)), b, (b + ".l", b))  # noqa: E731
+    parts = lambda q, a, b: d.split(d.split(q, a, (a + ".l", a)), b, (b + ".l", b))  # noqa: E731
     assert parts(p, "j", "k") == parts(p, "k", "j")
 
 

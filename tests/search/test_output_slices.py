@@ -15,7 +15,7 @@ from mirage_jax.mugraph.graph import BlockGraph, KernelGraph
 from mirage_jax.mugraph.passes.merge_axes import simplify_axes
 from mirage_jax.search.candidates import Candidate
 from mirage_jax.search.decompose.fusion import combined
-from mirage_jax.search.decompose.output_slices import cone, joined
+from mirage_jax.search.decompose.output_slices import joined, output_slice
 from mirage_jax.search.enumerate.kernels import Space
 from mirage_jax.search.enumerate.window_search import Search
 from mirage_jax.verify.equivalence.certificate import certify, fingerprint
@@ -46,7 +46,7 @@ def shapes(graph: KernelGraph, name: str) -> set[str]:
 def test_cones_are_programs_of_their_own(gradient: KernelGraph) -> None:
     assert len(gradient.outputs) == 3
     for name in gradient.outputs:
-        one = cone(gradient, name)
+        one = output_slice(gradient, name)
         check_graph(one)
         assert one.outputs == (name,) and len(one.kernels) < len(gradient.kernels)
 
@@ -57,7 +57,7 @@ def by_output(gradient: KernelGraph) -> dict[str, list[Candidate]]:
     space = Space(max_ops=14, max_kernels=2, splits=False)
     return {
         "".join(sorted(shapes(gradient, name))): Search(
-            cone(gradient, name), H200, space, 120.0, 20_000_000, ("kernels",)
+            output_slice(gradient, name), H200, space, 120.0, 20_000_000, ("kernels",)
         ).run()
         for name in gradient.outputs
     }
@@ -146,7 +146,7 @@ def test_heads_that_share_keys() -> None:
 
 def assert_same(gradient: KernelGraph, found: Candidate) -> None:
     """What was found is well formed, proven, and right tile by tile."""
-    program = gradient if len(found.graph.outputs) > 1 else cone(gradient, *found.graph.outputs)
+    program = gradient if len(found.graph.outputs) > 1 else output_slice(gradient, *found.graph.outputs)
     check_schedule(found.graph, found.schedule)
     assert certify(program, found.graph).bound <= 1e-12
     sizes = {a: 7 if n == 4096 else 4 if n == 64 else n for a, n in program.sizes.items()}
@@ -155,15 +155,15 @@ def assert_same(gradient: KernelGraph, found: Candidate) -> None:
 
 
 def test_equal_kernels_run_once() -> None:
-    """Two outputs that need the same sums: what both cones begin with is one kernel of the whole."""
+    """Two outputs that need the same sums: what both output slices begin with is one kernel of the whole."""
 
     def both(x: jax.Array, w: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
         p = jax.nn.softmax(x)
         return p @ w, p @ v
 
     graph = captured(both, (64, 4096), (4096, 512), (4096, 512))
-    cones = [found(cone(graph, n), replace(TWO_KERNELS, max_kernels=2))[0] for n in graph.outputs]
-    pairs = [[c for c in cs if len(c.graph.kernels) == 2 and not c.graph.split_axes][:1] for cs in cones]
+    output_slices = [found(output_slice(graph, n), replace(TWO_KERNELS, max_kernels=2))[0] for n in graph.outputs]
+    pairs = [[c for c in cs if len(c.graph.kernels) == 2 and not c.graph.split_axes][:1] for cs in output_slices]
     whole = joined(graph, pairs)
     assert whole is not None
     check_graph(whole.graph)

@@ -13,8 +13,8 @@ from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.passes.merge_axes import simplify_axes
 from mirage_jax.search.decompose.windows import divide
 from mirage_jax.search.driver import search
-from mirage_jax.search.enumerate.kernels import Frontiers, Space
-from mirage_jax.search.enumerate.shift_degrees import Grading
+from mirage_jax.search.enumerate.kernels import KernelTables, Space
+from mirage_jax.search.enumerate.shift_degrees import ShiftDegrees
 from mirage_jax.search.enumerate.window_search import Search
 from mirage_jax.verify.equivalence.certificate import fingerprint
 
@@ -47,9 +47,11 @@ def test_every_value_can_be_made(name: str) -> None:
                     one.start()
                 except UnsupportedError:
                     continue
-                table = Frontiers(one.axioms, Grading(one.e, tuple(x.value for x in one.roots)), Space(), frozenset())
-                for root in one.roots:
-                    for p in table.reach(root.value):
+                table = KernelTables(
+                    one.axioms, ShiftDegrees(one.e, tuple(x.value for x in one.targets)), Space(), frozenset()
+                )
+                for target in one.targets:
+                    for p in table.reach(target.value):
                         assert one.axioms.is_input(p) or one.axioms.steps(p), one.e.text(p)
 
 

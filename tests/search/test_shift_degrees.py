@@ -5,9 +5,9 @@ from fractions import Fraction as Q
 from search.expressions import extent
 
 from mirage_jax.search.enumerate.axioms import Axioms
-from mirage_jax.search.enumerate.kernels import Frontiers, Space
-from mirage_jax.search.enumerate.normal_form import Expressions, NormalFormDomain, Poly
-from mirage_jax.search.enumerate.shift_degrees import NONE, Grading
+from mirage_jax.search.enumerate.kernels import KernelTables, Space
+from mirage_jax.search.enumerate.normal_form import Expressions, Poly
+from mirage_jax.search.enumerate.shift_degrees import NONE, ShiftDegrees
 
 
 class Softmax:
@@ -15,18 +15,18 @@ class Softmax:
 
     def __init__(self, bias: bool = False) -> None:
         self.e = Expressions(extent)
-        d = self.d = NormalFormDomain(self.e)
+        d = self.d = self.e
         self.x, self.b = self.e.atom("x", ("i", "j")), self.e.atom("b", ("j",))
         self.v = self.e.atom("w", ("j", "k"))
         self.p = d.exp(d.add(self.x, self.b) if bias else self.x)
         self.l = d.sum(self.p, ("j",))
         self.o = d.dot(self.p, self.v, ("j",))
         self.y = d.mul(self.o, d.power(self.l, Q(-1)))
-        self.grading = Grading(self.e, (self.y,))
+        self.shift_degrees = ShiftDegrees(self.e, (self.y,))
 
     def degree(self, p: Poly) -> Q | None:
         """In the one group; None: not homogeneous."""
-        found = self.grading.degree(p)
+        found = self.shift_degrees.degree(p)
         return None if found is None else dict(found).get(0, Q(0))
 
 
@@ -44,11 +44,11 @@ def test_degrees() -> None:
 def test_only_what_cancels_is_shifted() -> None:
     """exp(x) v has no division by the row sum: nothing can be subtracted from x."""
     s = Softmax()
-    for root in (s.o, s.l, s.d.add(s.y, s.l), s.d.add(s.p, s.d.constant(Q(1)))):
-        grading = Grading(s.e, (root,))
-        assert not grading.shifted and grading.degree(s.o) == NONE
-    assert s.grading.shifted == {0}
-    both = Grading(s.e, (s.y, s.l))  # one output needs the plain exponential
+    for target in (s.o, s.l, s.d.add(s.y, s.l), s.d.add(s.p, s.d.constant(Q(1)))):
+        shift_degrees = ShiftDegrees(s.e, (target,))
+        assert not shift_degrees.shifted and shift_degrees.degree(s.o) == NONE
+    assert s.shift_degrees.shifted == {0}
+    both = ShiftDegrees(s.e, (s.y, s.l))  # one output needs the plain exponential
     assert not both.shifted
 
 
@@ -63,9 +63,9 @@ def test_exponentials_multiplied_together_stay_together() -> None:
     """exp(x) exp(b) would be fine in algebra, and 0 times infinity in floats."""
     s = Softmax(bias=True)
     assert s.d.mul(s.d.exp(s.x), s.d.exp(s.b)) == s.p
-    assert s.grading.splits_a_group(s.d.exp(s.x)) and s.grading.splits_a_group(s.d.exp(s.b))
-    assert not any(map(s.grading.splits_a_group, (s.p, s.l, s.o, s.y, s.x)))
-    f = Frontiers(Axioms(s.e), s.grading, Space(), frozenset())
+    assert s.shift_degrees.splits_a_group(s.d.exp(s.x)) and s.shift_degrees.splits_a_group(s.d.exp(s.b))
+    assert not any(map(s.shift_degrees.splits_a_group, (s.p, s.l, s.o, s.y, s.x)))
+    f = KernelTables(Axioms(s.e), s.shift_degrees, Space(), frozenset())
     assert f.legal(s.p) and not f.legal(s.d.exp(s.x)) and f.stats["exp group split"] == 1
 
 
@@ -73,7 +73,7 @@ def test_two_softmaxes_are_two_groups() -> None:
     s = Softmax()
     other = s.d.exp(s.d.mul(s.d.constant(Q(1, 2)), s.v))
     z = s.d.mul(other, s.d.power(s.d.sum(other, ("k",)), Q(-1)))
-    grading = Grading(s.e, (s.y, z))
-    assert len(grading.groups) == 2 and grading.shifted == {0, 1}
-    degrees = [dict(grading.degree(p) or ()) for p in (s.p, other)]
+    shift_degrees = ShiftDegrees(s.e, (s.y, z))
+    assert len(shift_degrees.groups) == 2 and shift_degrees.shifted == {0, 1}
+    degrees = [dict(shift_degrees.degree(p) or ()) for p in (s.p, other)]
     assert degrees[0].keys() != degrees[1].keys() and all(set(x.values()) == {1} for x in degrees)

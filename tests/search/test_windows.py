@@ -217,6 +217,6 @@ def test_what_fits_has_few_values(name: str) -> None:
     graph = PROGRAMS[name]
     whole = Search(graph, CPU, TWO_KERNELS)
     whole.start()
-    values = math.ceil(whole.report.classes * math.sqrt(len(whole.roots)))
+    values = math.ceil(whole.report.classes * math.sqrt(len(whole.targets)))
     assert driver.is_narrow(graph, CPU, TWO_KERNELS, values)
     assert not driver.is_narrow(graph, CPU, TWO_KERNELS, values - 1)

@@ -1,11 +1,11 @@
 """Kernels side by side: two kernels that do not depend on each other, over the same grid and loop, as one.
 
-What several outputs of a region need is found for each of them alone (`cones`), so that two kernels may compute the
-same tiles: the gradients of keys and values both need the weights. In one kernel these are computed, and their
-operands read, once. `fuse` writes that kernel; `fused` takes the fusions that the cost model likes, best first.
+Each output's kernels are found alone (`output_slices`), so two kernels may compute the same tiles: the gradients of
+keys and values both need the weights. One fused kernel computes these, and reads their operands, once. `fuse` writes
+that kernel; `fused` takes the fusions that the cost model likes, best first.
 
-And one after the other: what a pointwise kernel makes can be computed by the kernels that read it (`inline`), where
-windows were cut because several do. Where it is small, that saves a launch.
+And one after the other: a pointwise kernel can move into the kernels that read its results (`inline`), where windows
+were cut because several kernels do. If it is small, that saves a launch.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from dataclasses import replace
 from itertools import combinations, count
 
 from mirage_jax.hardware.device_model import DeviceModel
-from mirage_jax.mugraph.graph import BlockGraph, Kernel, KernelGraph, Library, Load, Op, Store, is_part
+from mirage_jax.mugraph.graph import Axis, BlockGraph, Kernel, KernelGraph, Library, Load, Op, Store, is_part
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.candidates import Candidate, tiled
 from mirage_jax.search.decompose.output_slices import joined
 
 SYMMETRIC = ("dot", "mul")
-MAX_FUSED_CANDIDATES = 8  # candidates of each cone that are joined with the best ones of the others
+MAX_FUSED_CANDIDATES = 8  # of each output slice, joined with the best ones of the others
 
 
 def combined(reference: KernelGraph, found: Sequence[Sequence[Candidate]], device: DeviceModel) -> list[Candidate]:
-    """Candidates of all cones as one, as they are and fused, best first; none if some cone has none.
+    """Combine the candidates of all output slices, as they are and fused, best first; none if some slice has none.
 
-    What is fastest for each output alone need not share the most, so each cone's next best are tried too, one cone
-    after the other, from the first to the last and from the last to the first: what suits the first cone decides what
-    the others share with it.
+    The fastest candidates for each output alone need not share the most work, so each slice's next best are tried too.
+    Slices are taken one after the other, in both directions: the choice for the first decides what the others share.
     """
     whole: dict[str, Candidate] = {}
     seconds: dict[str, float] = {}  # by the graph that is to be fused
 
     def add(chosen: Sequence[Sequence[Candidate]]) -> float:
+        """Join and fuse these candidates; seconds of the result."""
         if (candidate := joined(reference, chosen)) is None:
             return math.inf
         text = str(candidate.graph)
@@ -46,8 +46,8 @@ def combined(reference: KernelGraph, found: Sequence[Sequence[Candidate]], devic
             seconds[text] = best.seconds
         return seconds[text]
 
-    cones = range(len(found))
-    for order in (cones, reversed(cones)):
+    slices = range(len(found))
+    for order in (slices, reversed(slices)):
         chosen = [candidates[:MAX_FUSED_CANDIDATES] for candidates in found]
         for n in order:
             chosen[n] = sorted(chosen[n], key=lambda c: add([*chosen[:n], [c], *chosen[n + 1 :]]))
@@ -55,12 +55,12 @@ def combined(reference: KernelGraph, found: Sequence[Sequence[Candidate]], devic
 
 
 def fused(candidate: Candidate, device: DeviceModel) -> Candidate:
-    """The candidate with pairs of kernels fused as long as that makes it faster, by the model."""
+    """Fuse pairs of kernels as long as that makes the candidate faster, by the model."""
     return _improved(candidate, device, _all_fusions)
 
 
 def inlined(candidate: Candidate, device: DeviceModel) -> Candidate:
-    """The candidate with pointwise kernels inlined as long as that makes it faster, by the model."""
+    """Inline pointwise kernels as long as that makes the candidate faster, by the model."""
     return _improved(candidate, device, _all_inlinings)
 
 
@@ -89,17 +89,23 @@ def _all_inlinings(graph: KernelGraph) -> Iterator[KernelGraph]:
 
 
 def inline(graph: KernelGraph, n: int) -> KernelGraph | None:
-    """The graph without its kernel number n, which is pointwise: what reads it computes it. None if that cannot be."""
+    """Move pointwise kernel number n into the kernels that read its results; None if that cannot be."""
     kernel = graph.kernels[n]
-    if isinstance(kernel, Library) or not all(operator(op.op).pointwise and not _names_axes(op) for op in kernel.ops):
+    if isinstance(kernel, Library) or not _is_pointwise(kernel):
         return None
     stores = {s.tensor.name: s for s in kernel.stores}
     readers = [k for k in graph.kernels if any(x.tensor in stores for x in k.loads)]
-    if not readers or not stores.keys().isdisjoint(graph.outputs) or any(isinstance(k, Library) for k in readers):
+    has_blocks_only = bool(readers) and not any(isinstance(k, Library) for k in readers)
+    if not has_blocks_only or not stores.keys().isdisjoint(graph.outputs):
         return None
     others = (*graph.kernels[:n], *graph.kernels[n + 1 :])
     kernels = (k if isinstance(k, Library) else _computing(k, kernel, stores) for k in others)
     return replace(graph, kernels=tuple(kernels))
+
+
+def _is_pointwise(kernel: BlockGraph) -> bool:
+    """Are all operators pointwise, and none names an axis?"""
+    return all(operator(op.op).pointwise and not _names_axes(op) for op in kernel.ops)
 
 
 def _names_axes(op: Op) -> bool:
@@ -107,55 +113,72 @@ def _names_axes(op: Op) -> bool:
 
 
 def _computing(kernel: BlockGraph, small: BlockGraph, stores: Mapping[str, Store]) -> BlockGraph:
-    """A kernel that computes what it has read of a pointwise kernel, if it has."""
+    """The kernel with results of a small pointwise kernel computed instead of loaded."""
     for x in [x for x in kernel.loads if x.tensor in stores]:
-        store = stores[x.tensor]
-        axes = dict(zip(store.tensor.axes, x.axes, strict=True))  # the small kernel's in the words of this one
-        needed = small.below([store.value])
-        taken = {v.name for v in (*kernel.loads, *kernel.ops)}
-        fresh = (name for i in count() if (name := f"z{i}") not in taken)
-        loads = [v for v in kernel.loads if v != x]
-        names: dict[str, str] = {}
-        for v in (v for v in small.loads if v.name in needed):
-            seen = tuple(axes[a] for a in v.axes)
-            known = next((u for u in loads if (u.tensor, u.axes) == (v.tensor, seen)), None)
-            loads += [] if known else [Load(next(fresh), v.tensor, seen)]
-            names[v.name] = known.name if known else loads[-1].name
-        ops: list[Op] = []
-        for v in (v for v in small.ops if v.name in needed):
-            names[v.name] = next(fresh)
-            args, seen = tuple(names[a] for a in v.args), tuple(axes[a] for a in v.axes)
-            ops.append(replace(v, name=names[v.name], args=args, axes=seen))
-        value = {x.name: names[store.value]}
-        ops += [replace(v, args=tuple(value.get(a, a) for a in v.args)) for v in kernel.ops]
-        outs = tuple(Store(s.tensor, value.get(s.value, s.value)) for s in kernel.stores)
-        kernel = replace(kernel, loads=tuple(loads), ops=tuple(ops), stores=outs)
+        kernel = _with_operators_of(small, kernel, x, stores[x.tensor])
     return kernel
 
 
-def fuse(graph: KernelGraph, a: int, b: int) -> KernelGraph | None:
-    """The graph with kernels a < b, by position, as one; None if that cannot be.
+def _with_operators_of(small: BlockGraph, kernel: BlockGraph, load: Load, store: Store) -> BlockGraph:
+    """The kernel with one load replaced by the operators that compute the loaded tensor."""
+    axes = dict(zip(store.tensor.axes, load.axes, strict=True))  # the small kernel's -> this kernel's
+    needed = small.below([store.value])
+    taken = {v.name for v in (*kernel.loads, *kernel.ops)}
+    fresh = (name for i in count() if (name := f"z{i}") not in taken)
+    loads = [v for v in kernel.loads if v != load]
+    names: dict[str, str] = {}
+    for v in filter(lambda v: v.name in needed, small.loads):
+        names[v.name] = _loaded(loads, v.tensor, tuple(axes[a] for a in v.axes), fresh)
+    ops: list[Op] = []
+    for v in filter(lambda v: v.name in needed, small.ops):
+        names[v.name] = next(fresh)
+        args = tuple(names[a] for a in v.args)
+        ops.append(replace(v, name=names[v.name], args=args, axes=tuple(axes[a] for a in v.axes)))
 
-    An axis that only one of them has in its grid is inside the tiles of both.
+    def value(name: str) -> str:
+        """The new name of an operand."""
+        return names[store.value] if name == load.name else name
+
+    ops += [replace(v, args=tuple(map(value, v.args))) for v in kernel.ops]
+    outs = tuple(Store(s.tensor, value(s.value)) for s in kernel.stores)
+    return replace(kernel, loads=tuple(loads), ops=tuple(ops), stores=outs)
+
+
+def _loaded(loads: list[Load], tensor: str, axes: tuple[Axis, ...], fresh: Iterator[str]) -> str:
+    """Name of a load of this tensor; one is added if there is none yet."""
+    for u in loads:
+        if (u.tensor, u.axes) == (tensor, axes):
+            return u.name
+    loads.append(Load(next(fresh), tensor, axes))
+    return loads[-1].name
+
+
+def fuse(graph: KernelGraph, a: int, b: int) -> KernelGraph | None:
+    """Fuse kernels a < b, by position; None if that cannot be.
+
+    An axis that only one of the two has in its grid is inside the tiles of the fused kernel.
     """
     first, second = graph.kernels[a], graph.kernels[b]
-    if isinstance(first, Library) or isinstance(second, Library):
-        return None
-    grid = tuple(x for x in first.grid if x in second.grid)
-    inside = {*first.grid, *second.grid} - {*grid}
-    if not grid or any(map(is_part, inside)) or (first.loop, first.loop_bounds) != (second.loop, second.loop_bounds):
+    if isinstance(first, Library) or isinstance(second, Library) or not _tiles_match(first, second):
         return None
     above = _above(graph, b)
     if a in above:
         return None
-    between = range(a + 1, b)
     kernel, same = _Merge(first).add(second)
-    order: list[Kernel] = [*graph.kernels[:a], *(graph.kernels[n] for n in between if n in above)]
-    order += [replace(kernel, grid=grid), *(graph.kernels[n] for n in between if n not in above)]
-    order += graph.kernels[b + 1 :]
-    if set(same) & set(graph.outputs):
+    if not same.keys().isdisjoint(graph.outputs):
         return None
+    kernel = replace(kernel, grid=tuple(x for x in first.grid if x in second.grid))
+    before = [graph.kernels[n] for n in range(a + 1, b) if n in above]
+    after = [graph.kernels[n] for n in range(a + 1, b) if n not in above]
+    order: list[Kernel] = [*graph.kernels[:a], *before, kernel, *after, *graph.kernels[b + 1 :]]
     return replace(graph, kernels=tuple(_reading(k, same) for k in order))
+
+
+def _tiles_match(first: BlockGraph, second: BlockGraph) -> bool:
+    """Do two kernels have the same loop, and grids that differ in tile axes only?"""
+    different = {*first.grid} ^ {*second.grid}
+    shares_grid = not {*first.grid}.isdisjoint(second.grid) and not any(map(is_part, different))
+    return shares_grid and (first.loop, first.loop_bounds) == (second.loop, second.loop_bounds)
 
 
 def _above(graph: KernelGraph, position: int) -> set[int]:
@@ -175,7 +198,7 @@ def _reading(kernel: Kernel, same: Mapping[str, str]) -> Kernel:
 
 
 class _Merge:
-    """The loads, operators and stores of a kernel, and those of another that it does not have yet."""
+    """Merges loads, operators and stores of another kernel into a kernel; equal ones exist once."""
 
     def __init__(self, kernel: BlockGraph) -> None:
         self.kernel = kernel
@@ -183,7 +206,7 @@ class _Merge:
         self.known = {_meaning(x, {}): x.name for x in (*kernel.loads, *kernel.ops)}
 
     def add(self, other: BlockGraph) -> tuple[BlockGraph, dict[str, str]]:
-        """The kernel of both, and the tensors of `other` that are the same as one of the first kernel's."""
+        """Add a kernel; returns the kernel of both, and which tensors of `other` equal one of the first kernel's."""
         names: dict[str, str] = {}
         for x in (*other.loads, *other.ops):
             meaning = _meaning(x, names)
@@ -197,11 +220,11 @@ class _Merge:
         same: dict[str, str] = {}
         for s in other.stores:
             value = names[s.value]
-            twin = next((t.tensor for t in self.stores if t.value == value and _alike(t, s)), None)
-            if twin is None:
+            equal = next((t.tensor for t in self.stores if t.value == value and _alike(t, s)), None)
+            if equal is None:
                 self.stores.append(Store(s.tensor, value))
             else:
-                same[s.tensor.name] = twin.name
+                same[s.tensor.name] = equal.name
         parts = {"loads": tuple(self.loads), "ops": tuple(self.ops), "stores": tuple(self.stores)}
         return replace(self.kernel, **parts), same
 

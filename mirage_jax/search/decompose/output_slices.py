@@ -1,11 +1,11 @@
-"""The other way to divide a region that is too wide: by outputs, each with all that it needs.
+"""The other way to divide a region that is too wide: by outputs, each with all values that it needs.
 
-Windows cut a region at tensors, which then lie in memory. Where these are the largest tensors of all (the weights of an
-attention, of which its gradients are made) that is what must not happen. The *cone* of an output is the program that
-computes it alone: cones overlap, and what several need is computed by each, from the inputs. So a kernel for the
-gradient of the keys makes the weights anew, tile by tile, as FlashAttention's backward pass does (Dao, 2023).
+Windows cut a region at tensors, which then lie in memory. That is wrong where these are the largest tensors of all,
+such as the weights of an attention, from which its gradients are made. The *output slice* of an output is the program
+that computes it alone. Slices overlap, and each computes shared values from the inputs. So a kernel for the gradient
+of the keys recomputes the weights tile by tile, as FlashAttention's backward pass does (Dao, 2023).
 
-Kernels that come out equal in several cones, as those of row sums do, run once (`joined`).
+Kernels that come out equal in several slices, such as row sums, run once (`joined`).
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from mirage_jax.search.candidates import Candidate
 from mirage_jax.search.decompose.windows import prefixed
 
 
-def cone(reference: KernelGraph, output: str) -> KernelGraph:
-    """The program that computes one output of a graph of library operators."""
+def output_slice(reference: KernelGraph, output: str) -> KernelGraph:
+    """Extract the program that computes one output of a graph of library operators."""
     needed, kernels = {output}, list[Kernel]()
     for k in reversed(reference.kernels):
-        if any(s.tensor.name in needed for s in k.stores):
+        if not needed.isdisjoint(s.tensor.name for s in k.stores):
             kernels.append(k)
-            needed |= {x.tensor for x in k.loads}
+            needed.update(x.tensor for x in k.loads)
     inputs = tuple(t for t in reference.inputs if t.name in needed)
     return KernelGraph(inputs, tuple(reversed(kernels)), (output,), reference.extents)
 
 
 def joined(reference: KernelGraph, found: Sequence[Sequence[Candidate]]) -> Candidate | None:
-    """The best candidates of all cones as one; None if some cone has none, or if none of them is of kernels."""
+    """Join the best candidates of all slices; None if some slice has none, or if no candidate has kernels."""
     chosen: list[Candidate] = []
     parts: dict[str, int] = {}
     for candidates in found:
@@ -49,7 +49,7 @@ def joined(reference: KernelGraph, found: Sequence[Sequence[Candidate]]) -> Cand
     graph = KernelGraph(reference.inputs, tuple(join.kernels), reference.outputs, reference.extents)
     schedule = Schedule(tuple(join.sizes), tuple(sorted(parts.items())))
     single = tuple(sorted({a for c in chosen for a in c.single}))
-    seconds = sum(c.seconds for c in chosen)  # of kernels that run once, too often; an estimate above others loses less
+    seconds = sum(c.seconds for c in chosen)  # counts shared kernels repeatedly: too high an estimate loses less
     return Candidate(graph, schedule, seconds, "kernels", tuple(join.others), single)
 
 
@@ -64,29 +64,28 @@ class _Join:
         self.known: dict[object, tuple[Tensor, ...]] = {}
 
     def add(self, c: Candidate, prefix: str) -> None:
+        """Add a candidate's kernels; intermediates get names with this prefix."""
         names: dict[str, str] = {}  # of the candidate's intermediates
         for i, kernel in enumerate(c.graph.kernels):
             made = prefixed(kernel, prefix, self.taken, names)
             key = (_unnamed(made), c.schedule.kernels[i])
-            own = [s.tensor for s in kernel.stores]
-            if key in self.known and not any(t.name in self.taken for t in own):
-                names |= {t.name: same.name for t, same in zip(own, self.known[key], strict=True)}
-                continue
-            self.known[key] = tuple(s.tensor for s in made.stores)
-            names |= {t.name: new.name for t, new in zip(own, self.known[key], strict=True)}
-            self.kernels.append(made)
-            self.sizes.append(c.schedule.kernels[i])
-            self.others.append(c.alternatives[i] if c.alternatives else ())
+            stored = [s.tensor.name for s in kernel.stores]
+            is_known = key in self.known and self.taken.isdisjoint(stored)
+            if not is_known:
+                self.known[key] = tuple(s.tensor for s in made.stores)
+                self.kernels.append(made)
+                self.sizes.append(c.schedule.kernels[i])
+                self.others.append(c.alternatives_of(i))
+            names |= {name: same.name for name, same in zip(stored, self.known[key], strict=True)}
 
 
 def _unnamed(kernel: Kernel) -> object:
-    """A kernel without its name and those of what it stores: equal for kernels that compute the same in the same way.
+    """A kernel without its own name and its stores' names: equal for kernels that do the same in the same way.
 
-    Numbers of values, and the order of loads, are as one search writes them; another writes an equal kernel alike.
+    Numbers of values, and the order of loads, are as one search writes them; another search writes them the same way.
     """
-    stores = tuple(
-        (s.value if isinstance(kernel, BlockGraph) else "", s.tensor.axes, s.tensor.dtype) for s in kernel.stores
-    )
+    is_block = isinstance(kernel, BlockGraph)
+    stores = tuple((s.value if is_block else "", s.tensor.axes, s.tensor.dtype) for s in kernel.stores)
     if isinstance(kernel, Library):
         return kernel.loads, replace(kernel.op, name=""), stores
     return kernel.grid, kernel.loop, kernel.loads, kernel.ops, stores, kernel.loop_bounds

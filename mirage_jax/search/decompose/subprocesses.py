@@ -1,7 +1,7 @@
-"""Searches of the parts of a region, one after the other or in processes of their own.
+"""Searches of the parts of a region, one after the other or in subprocesses.
 
-Parts do not depend on each other, so what is found is the same in any order; only a budget of seconds goes further. A
-process is this Python, started afresh as `mirage_jax.search`: a fork would take over JAX's threads, and
+Parts do not depend on each other, so the results are the same in any order; only a budget of seconds goes further. A
+subprocess is this Python, started afresh as `mirage_jax.search`: a fork would take over JAX's threads, and
 `multiprocessing` would run the user's main module once more. Tasks and results are text. A process that fails costs
 time, not the result: its part is searched here.
 """
@@ -31,9 +31,9 @@ from mirage_jax.search.report import Notify, SearchReport, StopReason
 
 log = logging.getLogger("mirage_jax")
 
-MIN_SEARCH_SECONDS = 0.5  # seconds for a part, however late it is
-PROCESS_OVERHEAD_SECONDS = 20.0  # seconds that a process may take to begin and to end
-MAX_RETURNED_CANDIDATES = 32  # candidates of each family that a process tells of, best first, and the best of each kind
+MIN_SEARCH_SECONDS = 0.5  # for a part, however late it is
+PROCESS_OVERHEAD_SECONDS = 20.0  # that a process may take to begin and to end
+MAX_RETURNED_CANDIDATES = 32  # of each family from a process, best first; the best of each kind is added
 
 type Found = tuple[list[Candidate], SearchReport]
 
@@ -51,7 +51,7 @@ class SubSearch:
 
 
 def search_part(part: SubSearch, notify: Notify | None = None) -> Found:
-    """Candidates of one part; none if it has no useful normal form."""
+    """Search one part; no candidates if it has no useful normal form."""
     one = Search(part.graph, part.device, part.space, part.seconds, part.states, part.families, notify=notify)
     try:
         return one.run(), one.report
@@ -63,7 +63,7 @@ def search_part(part: SubSearch, notify: Notify | None = None) -> Found:
 def search_parts(
     parts: Sequence[SubSearch], seconds: float, workers: int = 1, notify: Notify | None = None
 ) -> list[Found]:
-    """All parts within `seconds`, shared among those that are left."""
+    """Search all parts within `seconds`; each gets its share of the time that is left."""
     until = time.monotonic() + seconds
 
     def share(n: int) -> SubSearch:
@@ -74,6 +74,7 @@ def search_parts(
     processes = _Processes()
 
     def elsewhere(n: int) -> Found:
+        """Search part number n in a subprocess."""
         return processes.search(share(n))
 
     if workers == 1 or len(parts) == 1:
@@ -82,13 +83,14 @@ def search_parts(
 
 
 class _Processes:
-    """Those that search; an interrupt ends all."""
+    """The subprocesses that search; an interrupt ends all."""
 
     def __init__(self) -> None:
         self._running: set[subprocess.Popen[str]] = set()
         self._ended = False
 
     def end(self) -> None:
+        """Kill all processes, and start no more."""
         self._ended = True
         for process in list(self._running):
             process.kill()
@@ -142,8 +144,9 @@ class _Processes:
 
 
 def part_to_text(part: SubSearch) -> str:
-    own = {"graph": str(part.graph), "device": asdict(part.device), "space": asdict(part.space)}
-    return json.dumps(_fields(part) | own)
+    """Write a part as one line of JSON."""
+    nested = {"graph": str(part.graph), "device": asdict(part.device), "space": asdict(part.space)}
+    return json.dumps(_fields(part) | nested)
 
 
 def _fields(x: SubSearch | SearchReport) -> dict[str, Any]:
@@ -151,19 +154,21 @@ def _fields(x: SubSearch | SearchReport) -> dict[str, Any]:
 
 
 def part_from_text(text: str) -> SubSearch:
+    """Read a part from a line of JSON."""
     d: dict[str, Any] = json.loads(text)
     d["graph"], d["device"], d["space"] = parse(d["graph"]), DeviceModel(**d["device"]), Space(**d["space"])
     return SubSearch(**d)
 
 
 def found_to_text(found: Found) -> str:
+    """Write candidates and report as one line of JSON."""
     candidates, report = found
-    told: Counter[object] = Counter()
+    counts: Counter[object] = Counter()
     rows: list[Any] = []
     for c in candidates:
-        own = c.family, kind(c)
-        told.update((c.family, own))
-        if told[c.family] <= MAX_RETURNED_CANDIDATES or told[own] == 1:
+        its_kind = c.family, kind(c)
+        counts.update((c.family, its_kind))
+        if counts[c.family] <= MAX_RETURNED_CANDIDATES or counts[its_kind] == 1:
             others = [[kernel_to_json(k) for k in ks] for ks in c.alternatives]
             row = {"graph": str(c.graph), "schedule": schedule_to_json(c.schedule), "alternatives": others}
             rows.append({**row, "seconds": c.seconds, "family": c.family, "single": c.single})
@@ -172,6 +177,7 @@ def found_to_text(found: Found) -> str:
 
 
 def found_from_text(text: str) -> Found:
+    """Read candidates and report from a line of JSON. Raises `KeyError`, `TypeError` or `ValueError` for other text."""
     d: dict[str, Any] = json.loads(text)
     candidates = [
         Candidate(

@@ -1,22 +1,21 @@
 """Divide a large region into windows that can each be searched exhaustively.
 
-The number of subexpressions of a product grows as 2^factors, so what matters is not how many operators a region has
-but how wide its products get: three normalized projections inside one linear attention multiply twelve factors. Where
-a region has too many values, it is *cut* at tensors: results of contractions, and values that several operators read.
-Kernels between cuts form windows. Large tensors are cut last, for keeping them from memory is what a kernel is good
-for.
+The number of subexpressions of a product grows as 2^factors. So a region is hard because its products are wide, not
+because it has many operators: three normalized projections inside one linear attention multiply twelve factors. A
+region with too many values is *cut* at tensors: results of contractions, and values that several operators read.
+Kernels between cuts form windows. Large tensors are cut last, because keeping them out of memory is a kernel's purpose.
 
-A window is a muGraph of its own; `replace_windows` puts found graphs in the place of some of them.
+A window is a muGraph of its own; `replace_windows` puts found graphs in the place of some windows.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mirage_jax.mugraph.graph import BlockGraph, Kernel, KernelGraph, Library, Store, Tensor
+from mirage_jax.mugraph.graph import Axis, BlockGraph, Kernel, KernelGraph, Library, Store, Tensor, origin
 
 
 @dataclass(frozen=True)
@@ -28,11 +27,10 @@ class KernelWindow:
 
 
 def divide(reference: KernelGraph, fits: Callable[[KernelGraph], bool]) -> list[KernelWindow]:
-    """Windows that fit, none of which could be joined with its neighbours, in execution order; the whole graph if it
-    fits.
+    """Divide a graph into windows that fit, in execution order; the whole graph if it fits.
 
-    Everything that may be cut is cut first; then cuts are taken back, largest tensors first, as long as what is joined
-    fits. A window that does not fit even so is left as it is.
+    Everything that may be cut is cut first. Then cuts are taken back, largest tensors first, as long as the joined
+    windows fit: no window that fits could be joined with its neighbours. A window that does not fit even so stays.
     """
     whole = [KernelWindow(tuple(range(len(reference.kernels))), reference)]
     if fits(reference):
@@ -50,13 +48,12 @@ def divide(reference: KernelGraph, fits: Callable[[KernelGraph], bool]) -> list[
 
 
 def _cuttable(reference: KernelGraph) -> dict[str, int]:
-    """Sizes of the tensors at which a graph may be cut: results of contractions, and what several operators read."""
-    readers = Counter(name for k in _libraries(reference) for name in {x.tensor for x in k.loads})
-    inner = [k for k in _libraries(reference) if k.name not in reference.outputs]
+    """Elements of the tensors where a graph may be cut: results of contractions, and tensors with several readers."""
+    kernels = list(_libraries(reference))
+    readers = Counter(name for k in kernels for name in {x.tensor for x in k.loads})
+    cuttable = (k for k in kernels if k.op.op == "dot" or readers[k.name] > 1)
     return {
-        k.name: math.prod(map(reference.extent, k.result.axes))
-        for k in inner
-        if k.op.op == "dot" or readers[k.name] > 1
+        k.name: math.prod(map(reference.extent, k.result.axes)) for k in cuttable if k.name not in reference.outputs
     }
 
 
@@ -68,87 +65,97 @@ def _libraries(graph: KernelGraph) -> Iterator[Library]:
 
 def _cut(reference: KernelGraph, cut: set[str]) -> list[KernelWindow] | None:
     """Windows between the cuts; None if windows would depend on each other in a circle."""
-    maker = {k.name: i for i, k in enumerate(reference.kernels)}
-    roots = [n for n in maker if n in cut or n in reference.outputs]
-
-    def below(root: str) -> set[int]:
-        seen, todo = set[int](), [maker[root]]
-        while todo:
-            i = todo.pop()
-            if i not in seen:
-                seen.add(i)
-                reads = (x.tensor for x in reference.kernels[i].loads)
-                todo += [maker[t] for t in reads if t in maker and t not in roots]
-        return seen
-
-    groups: list[tuple[set[int], set[str]]] = []  # roots that share kernels are one window
-    for root in roots:
-        kernels, names = below(root), {root}
+    ends = [k.name for k in reference.kernels if k.name in cut or k.name in reference.outputs]
+    groups: list[tuple[set[int], set[str]]] = []  # ends that share kernels are one window
+    for end in ends:
+        kernels, names = _below(reference, end, ends), {end}
         for g in [g for g in groups if g[0] & kernels]:
             kernels, names = kernels | g[0], names | g[1]
             groups.remove(g)
         groups.append((kernels, names))
-    graphs = [_window(reference, sorted(kernels), names) for kernels, names in groups]
+    return _in_order(reference, [_window(reference, sorted(kernels), names) for kernels, names in groups])
+
+
+def _below(reference: KernelGraph, end: str, ends: Sequence[str]) -> set[int]:
+    """Positions of the kernels that compute a tensor from inputs and other ends."""
+    maker = {k.name: i for i, k in enumerate(reference.kernels)}
+    seen, todo = set[int](), [maker[end]]
+    while todo:
+        i = todo.pop()
+        if i not in seen:
+            seen.add(i)
+            reads = (x.tensor for x in reference.kernels[i].loads)
+            todo += [maker[t] for t in reads if t in maker and t not in ends]
+    return seen
+
+
+def _in_order(reference: KernelGraph, windows: list[KernelWindow]) -> list[KernelWindow] | None:
+    """Sort windows by dependence; None if that cannot be."""
     order: list[KernelWindow] = []
     known = {t.name for t in reference.inputs}
-    while graphs:
-        ready = next((w for w in graphs if all(t.name in known for t in w.graph.inputs)), None)
+    while windows:
+        ready = next((w for w in windows if all(t.name in known for t in w.graph.inputs)), None)
         if ready is None:
             return None
-        graphs.remove(ready)
+        windows.remove(ready)
         order.append(ready)
         known.update(ready.graph.outputs)
     return order
 
 
-def _window(reference: KernelGraph, positions: list[int], roots: set[str]) -> KernelWindow:
+def _window(reference: KernelGraph, positions: Sequence[int], outputs: set[str]) -> KernelWindow:
     kernels = tuple(reference.kernels[i] for i in positions)
-    own = {k.name for k in kernels}
-    reads = dict.fromkeys(x.tensor for k in kernels for x in k.loads if x.tensor not in own)
-    used = {a for k in kernels for v in (*k.loads, *k.ops) for a in v.axes}
-    used |= {a for k in kernels for s in k.stores for a in s.tensor.axes}
-    used |= {a for t in reads for a in reference.tensors[t].axes}  # that a load may show under other names
-    attributes = [v for k in kernels for op in k.ops for v in op.attributes.values()]
-    used |= {a for v in attributes if isinstance(v, tuple) for a in v}  # a sum may count an axis that no value has
-    extents = tuple((a, n) for a, n in reference.extents if any(u.rstrip("'") == a for u in used))
-    outputs = tuple(k.name for k in kernels if k.name in roots)
-    return KernelWindow(
-        tuple(positions), KernelGraph(tuple(reference.tensors[t] for t in reads), kernels, outputs, extents)
-    )
+    made = {k.name for k in kernels}
+    reads = dict.fromkeys(x.tensor for k in kernels for x in k.loads if x.tensor not in made)
+    inputs = tuple(reference.tensors[t] for t in reads)
+    used = {origin(a) for k in kernels for a in _axes_named(k)}
+    used |= {origin(a) for t in inputs for a in t.axes}  # a load may show them under other names
+    extents = tuple((a, n) for a, n in reference.extents if a in used)
+    stored = tuple(k.name for k in kernels if k.name in outputs)
+    return KernelWindow(tuple(positions), KernelGraph(inputs, kernels, stored, extents))
+
+
+def _axes_named(kernel: Kernel) -> Iterator[Axis]:
+    """All axes that a kernel names; a sum may count an axis that no value has."""
+    for value in (*kernel.loads, *kernel.ops, *(s.tensor for s in kernel.stores)):
+        yield from value.axes
+    for op in kernel.ops:
+        for attribute in op.attributes.values():
+            if isinstance(attribute, tuple):
+                yield from attribute
 
 
 def replace_windows(
     reference: KernelGraph, found: Mapping[int, KernelGraph], parts: list[KernelWindow]
 ) -> tuple[KernelGraph, list[tuple[int, int]]]:
-    """The reference with the graphs `found` (by number of window) in place of windows.
+    """Put the graphs `found` (by number of window) in place of windows of the reference.
 
-    Also returns, for every kernel, (window, position in the window's found graph), position -1 where the reference's
-    own kernel stays.
+    Also returns, for every kernel, (window, position in the window's found graph), with position -1 where the
+    reference's own kernel stays.
     """
+    kept = {*(t.name for t in reference.inputs), *reference.tensors}
     kernels: list[Kernel] = []
     places: list[tuple[int, int]] = []
     for n, w in enumerate(parts):
         if n in found:
-            made = [
-                prefixed(k, f"w{n}", {*(t.name for t in reference.inputs), *reference.tensors})
-                for k in found[n].kernels
-            ]
-            places += [(n, i) for i in range(len(made))]
-            kernels += made
+            kernels += [prefixed(k, f"w{n}", kept) for k in found[n].kernels]
+            places += [(n, i) for i in range(len(found[n].kernels))]
         else:
             kernels += w.graph.kernels
             places += [(n, -1)] * len(w.graph.kernels)
     return KernelGraph(reference.inputs, tuple(kernels), reference.outputs, reference.extents), places
 
 
-def prefixed(kernel: Kernel, prefix: str, keep: set[str], known: Mapping[str, str] | None = None) -> Kernel:
-    """Intermediates of a part get names that no other part has; `known`: those that have others."""
-    names = known or {}
+def prefixed(kernel: Kernel, prefix: str, keep: set[str], renamed: Mapping[str, str] | None = None) -> Kernel:
+    """Rename a part's intermediates to names that no other part has; `renamed` are those that have others already."""
+    names = renamed or {}
 
     def tensor(t: Tensor) -> Tensor:
+        """A stored tensor under its new name."""
         return t if t.name in keep else replace(t, name=prefix + t.name)
 
     def source(name: str) -> str:
+        """The new name of a loaded tensor."""
         return names.get(name, name if name in keep else prefix + name)
 
     loads = tuple(replace(x, tensor=source(x.tensor)) for x in kernel.loads)

@@ -1,18 +1,9 @@
 """The axioms, run backwards: every way to make a value with ONE operator from strictly smaller values.
 
-A `Rule` looks at a normal form and yields `Decomposition`s. Because operands are strictly smaller (`Expressions.size`),
-the AND-OR graph that the rules span from a target is finite and acyclic, and it contains exactly the subexpressions of
-the target modulo the axioms: "is this prefix useful?", which Mirage asks a solver about each prefix, is answered by
-construction.
-
-| rule | value            | operator             | axiom of the paper (Table 2) it inverts |
-|------|------------------|----------------------|-----------------------------------------|
-| unary| f(c x + o)       | exp, pow, function   | (uninterpreted functions: congruence) |
-| merge| exp(a) exp(b)    | exp of a sum         | mul(exp x, exp y) = exp(add(x, y)) |
-| split| t1 + ... + tn    | add of a bipartition | add associative, commutative |
-| sum  | S[x] t           | sum / acc over x last| sum(i, sum(j, x)) = sum(i j, x), sum over add |
-| max  | max[x y] t       | max / last over x last| max(i, max(j, x)) = max(i j, x) |
-| cut  | G * rest         | mul, div, dot        | mul assoc., comm., distributive; sum(i, x y) = x sum(i, y) |
+Table 2 of Mirage (OSDI'25, section 4.3) lists the axioms; `AXIOMS` holds them as records. An axiom's rule looks at a
+normal form and yields `Decomposition`s. Operands are strictly smaller (`Expressions.size`), so the AND-OR graph that
+the rules span from a target is finite and acyclic. It contains exactly the target's subexpressions modulo the axioms.
+Mirage asks a solver about each prefix whether it is useful; here every prefix is.
 """
 
 from __future__ import annotations
@@ -23,24 +14,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import combinations, islice, product
-from typing import Any
+from typing import Any, NamedTuple
 
 from mirage_jax.mugraph.graph import PART_SUFFIX, Axis, origin
 from mirage_jax.mugraph.operators import ACCUMULATORS, OpDef, operator
-from mirage_jax.search.enumerate.normal_form import NO_AXES, ONE, Base, Expressions, Factors, Poly, Term
+from mirage_jax.search.enumerate.normal_form import NO_AXES, ONE, Base, Expressions, Factors, Poly, Term, is_multiple
 
 LOOP = ".l"  # k.l: the loop-step part of an axis during search; muGraphs call (k.l, k) by the one name k again
 
 
 @functools.cache
 def kind(axis: Axis) -> str:
-    """What an axis counts: "l" loop steps, "g" parts of a grid split, "t" elements inside the tile."""
+    """Classify an axis: "l" counts loop steps, "g" parts of a grid split, "t" elements inside the tile."""
     o = origin(axis)
     return "l" if o.endswith(LOOP) else "g" if o.endswith(PART_SUFFIX) else "t"
 
 
 def part_of(axis: Axis, suffix: str = PART_SUFFIX) -> Axis:
-    """``k'`` -> ``k.g'`` (``k.l'``): the part axis (the loop steps) that belongs to a tile axis."""
+    """Name the part axis (the loop steps) that belongs to a tile axis: ``k'`` -> ``k.g'`` (``k.l'``)."""
     o = origin(axis)
     return o + suffix + axis[len(o) :]
 
@@ -49,7 +40,7 @@ def part_of(axis: Axis, suffix: str = PART_SUFFIX) -> Axis:
 class Decomposition:
     """value = times * op(args). `attrs` are attributes of the muGraph operator; "acc" stands for an accumulator over
     the loop steps `attrs.axes`, "last" for the end of a maximum that is carried through them. `reduced` are the axes
-    that this step removes, `accumulates` is whether it ends a loop.
+    that this step removes, `accumulates` says whether it ends a loop.
     """
 
     op: str
@@ -59,31 +50,52 @@ class Decomposition:
     reduced: tuple[Axis, ...] = field(init=False)
     accumulates: bool = field(init=False)
 
-    def __post_init__(self) -> None:  # asked for in every state of a search
+    def __post_init__(self) -> None:  # every state of a search reads these
         object.__setattr__(self, "reduced", self.attr("axes", ()))
         object.__setattr__(self, "accumulates", self.op in ACCUMULATORS)
 
     def attr(self, name: str, default: Any = None) -> Any:
+        """Look up an attribute of the operator."""
         return dict(self.attrs).get(name, default)
 
     @property
     def record(self) -> OpDef:
-        """What one loop step (or the one evaluation) of it costs."""
+        """The operator of one loop step (or of the one evaluation)."""
         return operator({"acc": "sum", "last": "max"}.get(self.op, self.op))
+
+    def normal_form(self, e: Expressions) -> Poly:
+        """Apply the axiom forwards: the normal form that the constructors give ``times * op(args)``."""
+        return e.scale(self.record.meaning(e, *self.args, **dict(self.attrs)), self.times)
 
 
 def _step(op: str, args: tuple[Poly, ...], times: Fraction = ONE, **attrs: Any) -> Decomposition:
-    """A step with the operator's attributes, those that have their default value left out."""
+    """Make a step; attributes with their default value are left out."""
     defaults = {"scale": ONE, "offset": Fraction(0), "ca": ONE, "cb": ONE}
     return Decomposition(op, args, tuple(sorted((k, v) for k, v in attrs.items() if defaults.get(k) != v)), times)
 
 
+type Rule = Callable[[Expressions, Poly], Iterator[Decomposition]]
+
+
+@dataclass(frozen=True)
+class Axiom:
+    """One axiom. Its normal form is `Decomposition.normal_form`; `ShiftDegrees` reads degrees from normal forms, so an
+    axiom that builds on operators of the table needs no rule for degrees.
+    """
+
+    name: str  # in reports
+    identity: str  # in the paper's terms
+    backwards: Rule
+    excludes_others: bool = False  # a value that it decomposes is made in no other way
+
+
 @dataclass
 class Axioms:
-    """Backwards rules over one table of expressions. `fired` counts the steps of each rule."""
+    """Backwards rules over one table of expressions. `fired` counts the steps of each axiom."""
 
     e: Expressions
     fired: dict[str, int] = field(default_factory=dict[str, int])
+    records: tuple[Axiom, ...] = field(default_factory=lambda: AXIOMS)
     _inputs: dict[Poly, bool] = field(default_factory=dict[Poly, bool])
     _steps: dict[Poly, tuple[Decomposition, ...]] = field(default_factory=dict[Poly, tuple[Decomposition, ...]])
 
@@ -92,25 +104,22 @@ class Axioms:
         found = self._steps.get(p)
         if found is None:
             unique: dict[object, Decomposition] = {}
-            for rule in RULES:
-                made = list(rule(self.e, p))
-                self.fired[rule.__name__] = self.fired.get(rule.__name__, 0) + len(made)
+            for axiom in self.records:
+                made = list(axiom.backwards(self.e, p))
+                self.fired[axiom.name] = self.fired.get(axiom.name, 0) + len(made)
                 unique.update({(s.op, s.args, s.attrs, s.times): s for s in made})
-                if rule is leaves and made:  # c x + o is always made from x: no other rule sees scales and offsets
+                if axiom.excludes_others and made:
                     break
             found = self._steps[p] = tuple(unique.values())
         return found
 
     def is_input(self, p: Poly) -> bool:
-        """A tensor of the region, just as it is."""
+        """Is the value a tensor of the region, unchanged?"""
         known = self._inputs.get(p)
         if known is None:
-            known = self._inputs[p] = self._is_input(p)
+            base = self.e.only_base(p)
+            known = self._inputs[p] = base is not None and base[0] == "atom" and not base[1].startswith("#")
         return known
-
-    def _is_input(self, p: Poly) -> bool:
-        base = self.e.only_base(p)
-        return base is not None and base[0] == "atom" and not base[1].startswith("#")
 
     def atom(self, p: Poly) -> tuple[str, tuple[Axis, ...]]:
         """(tensor, axes) of an input."""
@@ -119,12 +128,28 @@ class Axioms:
         return base[1], base[2]
 
 
+# ---------------------------------------------------------------------- backwards rules
+
+
+class _Row(NamedTuple):
+    """One term of a value, with its coefficient."""
+
+    bound: frozenset[Axis]
+    factors: Factors
+    coefficient: Fraction
+    term: Term
+
+
+def _rows(e: Expressions, p: Poly) -> list[_Row]:
+    return [_Row(*e.term(t), c, t) for t, c in e.poly(p)]
+
+
+def _has_constant(e: Expressions, rows: Sequence[_Row]) -> bool:
+    return any(row.term == e.one for row in rows)
+
+
 def _single(e: Expressions, bound: Iterable[Axis], factors: Iterable[tuple[Base, Fraction]]) -> Poly:
     return e.make_poly([(e.make_term(bound, factors), ONE)])
-
-
-def _rows(e: Expressions, p: Poly) -> list[tuple[frozenset[Axis], Factors, Fraction, Term]]:
-    return [(*e.term(t), c, t) for t, c in e.poly(p)]
 
 
 def leaves(e: Expressions, p: Poly) -> Iterator[Decomposition]:
@@ -135,11 +160,11 @@ def leaves(e: Expressions, p: Poly) -> Iterator[Decomposition]:
         return
     q, c, offset = e.affine_parts(p)
     if q != p:
-        yield _step("affine", (q,), **_affine(c, offset))
+        yield _step("affine", (q,), scale=c, offset=offset)
         return
     match e.only_base(p):
         case ("atom", "#iota", axes):
-            yield _step("iota", (), axis=axes[-1])  # parts and steps come first; the index counts all of them
+            yield _step("iota", (), axis=axes[-1])  # parts and steps come first; the index counts all axes
         case _:
             return
 
@@ -147,46 +172,57 @@ def leaves(e: Expressions, p: Poly) -> Iterator[Decomposition]:
 def unary(e: Expressions, p: Poly) -> Iterator[Decomposition]:
     """f(c x + o) -> f of x, for exp, powers and uninterpreted functions; exp(a) exp(b) -> exp(a + b)."""
     rows = _rows(e, p)
-    if len(rows) != 1 or rows[0][0] or rows[0][2] != 1:
+    if len(rows) != 1 or rows[0].bound or rows[0].coefficient != 1:
         return
-    factors = rows[0][1]
-    if all(e.base(b)[0] == "E" for b, _ in factors) and factors:
-        q, c, offset = e.affine_parts(e.make_poly([(e.base(b)[1], power) for b, power in factors]))
+    factors = rows[0].factors
+    if factors and all(e.base(b)[0] == "E" for b, _ in factors):
+        exponent = e.make_poly([(e.base(b)[1], power) for b, power in factors])
+        q, c, offset = e.affine_parts(exponent)
         if e.is_constant(q):
             yield _step("exp", (e.constant(offset),))
         else:
-            yield _step("exp", (q,), **_affine(c, offset))
+            yield _step("exp", (q,), scale=c, offset=offset)
+    elif len(factors) == 1:
+        (b, power) = factors[0]
+        yield from _function(e, b) if power == 1 else _power(e, b, power)
+
+
+def _power(e: Expressions, b: Base, power: Fraction) -> Iterator[Decomposition]:
+    """base ^ power -> pow; x^2, x^3, ... are products instead."""
+    if is_multiple(power):
         return
-    if len(factors) != 1:
-        return
-    b, power = factors[0]
     match e.base(b):
-        case ("P", inner) if power != 1 and not (power.denominator == 1 and power > 1):
+        case ("P", inner):
             q, c, offset = e.affine_parts(inner)
-            yield _step("pow", (q,), exponent=power, **_affine(c, offset))
-        case ("atom", _, _) | ("f", _, _, _) if power != 1 and not (power.denominator == 1 and power > 1):
+            yield _step("pow", (q,), exponent=power, scale=c, offset=offset)
+        case ("atom", _, _) | ("f", _, _, _):
             yield _step("pow", (_single(e, (), [(b, ONE)]),), exponent=power)
-        case ("f", "max", (inner,), removed) if power == 1:
-            outer = [a for a in removed if kind(a) != "t"]  # a tile first, then loop steps and grid parts, as for sums
-            if not outer:
-                yield _step("max", (inner,), axes=removed)
-            for x in outer:
-                rest = e.function("max", (inner,), tuple(a for a in removed if a != x))
-                yield _step("last" if kind(x) == "l" else "max", (rest,), axes=(x,))
-        case ("f", name, (inner,), ()) if power == 1:
+        case _:
+            return
+
+
+def _function(e: Expressions, b: Base) -> Iterator[Decomposition]:
+    """An uninterpreted function -> the operator of that name, of an argument without scale and offset."""
+    match e.base(b):
+        case ("f", "max", (inner,), removed):
+            yield from _maximum(e, inner, removed)
+        case ("f", name, (inner,), ()):
             q, c, offset = e.affine_parts(inner)
-            if e.is_constant(inner):
-                yield _step(name, (inner,))
-            else:
-                yield _step(name, (q,), **_affine(c, offset))
-        case ("f", name, polys, ()) if power == 1:
+            yield _step(name, (inner,)) if e.is_constant(inner) else _step(name, (q,), scale=c, offset=offset)
+        case ("f", name, polys, ()):
             yield _step(name, polys)
         case _:
             return
 
 
-def _affine(scale: Fraction, offset: Fraction) -> dict[str, Fraction]:
-    return {"scale": scale, "offset": offset}
+def _maximum(e: Expressions, inner: Poly, removed: tuple[Axis, ...]) -> Iterator[Decomposition]:
+    """max[x y] t -> max / last over x last; a tile first, then loop steps and grid parts, as for sums."""
+    outer = [a for a in removed if kind(a) != "t"]
+    if not outer:
+        yield _step("max", (inner,), axes=removed)
+    for x in outer:
+        rest = e.function("max", (inner,), tuple(a for a in removed if a != x))
+        yield _step("last" if kind(x) == "l" else "max", (rest,), axes=(x,))
 
 
 def split_sum(e: Expressions, p: Poly) -> Iterator[Decomposition]:
@@ -209,12 +245,14 @@ def reduce_last(e: Expressions, p: Poly) -> Iterator[Decomposition]:
     lost.
     """
     rows = _rows(e, p)
-    if not rows or any(t == e.one for *_, t in rows):
+    if not rows or _has_constant(e, rows):
         return
-    for x in sorted(frozenset[Axis].intersection(*(bound for bound, *_ in rows))):
-        if kind(x) == "t" and any(part_of(x) in bound or part_of(x, LOOP) in bound for bound, *_ in rows):
+    bound_anywhere = NO_AXES.union(*(row.bound for row in rows))
+    for x in sorted(frozenset[Axis].intersection(*(row.bound for row in rows))):
+        if kind(x) == "t" and not bound_anywhere.isdisjoint((part_of(x), part_of(x, LOOP))):
             continue
-        a, scale = e.monic(e.make_poly([(e.make_term(bound - {x}, factors), c) for bound, factors, c, _ in rows]))
+        rest = [(e.make_term(row.bound - {x}, row.factors), row.coefficient) for row in rows]
+        a, scale = e.monic(e.make_poly(rest))
         yield _step("acc" if kind(x) == "l" else "sum", (a,), scale, axes=(x,))
 
 
@@ -225,60 +263,73 @@ def cut_product(e: Expressions, p: Poly) -> Iterator[Decomposition]:
     axis.
     """
     rows = _rows(e, p)
-    if (
-        not rows
-        or any(t == e.one for *_, t in rows)
-        or (len(rows) == 1 and len(rows[0][1]) < 2 and _atomic(e, rows[0][1]))
-    ):
+    if not rows or _has_constant(e, rows) or (len(rows) == 1 and _is_atomic(e, rows[0].factors)):
         return
-    common = dict(rows[0][1])
-    for _, factors, *_ in rows[1:]:
-        here = dict(factors)
-        shared_powers = ((b, _shared_power(q, here.get(b), _divisible(e, b))) for b, q in common.items())
-        common = {b: q for b, q in shared_powers if q}
     seen: set[tuple[frozenset[Poly], tuple[Axis, ...]]] = set()
-    for group in _submultisets(e, tuple(sorted(common.items())), halves=len(rows) == 1):
-        rests = [_without(factors, group) for _, factors, *_ in rows]
-        if not group or not all(rests):
+    for group in _submultisets(e, _common_factors(e, rows), halves=len(rows) == 1):
+        cut = _cut(e, rows, group)
+        if cut is None:
             continue
-        group_axes = NO_AXES.union(*(e.base_axes(b) for b, _ in group))
-        bounds = {bound & group_axes for bound, *_ in rows}
-        if len(bounds) != 1:
-            continue
-        bound_in_group = bounds.pop()
-        rest_axes = [NO_AXES.union(*(e.base_axes(b) for b, _ in r)) for r in rests]
-        shared = frozenset(x for x in bound_in_group if any(x in r for r in rest_axes))
-        if any(kind(x) == "l" for x in shared) or any(x not in r for x in shared for r in rest_axes):
-            continue
-        if any(
-            kind(x) == "t" and part_of(x) in bound and part_of(x) not in shared for x in shared for bound, *_ in rows
-        ):
-            continue
-        g = _single(e, bound_in_group - shared, group)
-        r, scale = e.monic(
-            e.make_poly(
-                [
-                    (e.make_term(bound - bound_in_group, rest), c)
-                    for (bound, _, c, _), rest in zip(rows, rests, strict=True)
-                ]
-            )
-        )
-        axes = tuple(sorted(shared))
-        if (key := (frozenset((g, r)), axes)) in seen:
-            continue
-        seen.add(key)
-        if shared:
-            yield _step("dot", (g, r), scale, axes=axes)
-            continue
-        yield _step("mul", (g, r), scale)
-        for x, y in ((g, r), (r, g)):
-            divisor = _reciprocal(e, y)
-            if divisor is not None:
-                yield _step("div", (x, divisor), scale)
+        g, rest, scale, axes = cut
+        if (key := (frozenset((g, rest)), axes)) not in seen:
+            seen.add(key)
+            yield from _products(e, g, rest, scale, axes)
 
 
-def _atomic(e: Expressions, factors: Factors) -> bool:
-    return all(q.denominator != 1 or q <= 1 or not _divisible(e, b) for b, q in factors)
+def _products(e: Expressions, g: Poly, rest: Poly, scale: Fraction, axes: tuple[Axis, ...]) -> Iterator[Decomposition]:
+    """The operators that multiply two values and sum over `axes`."""
+    if axes:
+        yield _step("dot", (g, rest), scale, axes=axes)
+        return
+    yield _step("mul", (g, rest), scale)
+    for x, y in ((g, rest), (rest, g)):
+        divisor = _reciprocal(e, y)
+        if divisor is not None:
+            yield _step("div", (x, divisor), scale)
+
+
+def _cut(e: Expressions, rows: Sequence[_Row], group: Factors) -> tuple[Poly, Poly, Fraction, tuple[Axis, ...]] | None:
+    """(group, rest, scale, contracted axes) of a product that equals the value; None if there is none."""
+    rests = [_without(row.factors, group) for row in rows]
+    if not group or not all(rests):
+        return None
+    group_axes = e.factor_axes(group)
+    bound_in_group = rows[0].bound & group_axes
+    if any(row.bound & group_axes != bound_in_group for row in rows):
+        return None
+    rest_axes = [e.factor_axes(rest) for rest in rests]
+    shared = bound_in_group & NO_AXES.union(*rest_axes)
+    if not all(shared <= axes for axes in rest_axes) or not _may_contract(shared, rows):
+        return None
+    g = _single(e, bound_in_group - shared, group)
+    terms = [
+        (e.make_term(row.bound - bound_in_group, rest), row.coefficient) for row, rest in zip(rows, rests, strict=True)
+    ]
+    r, scale = e.monic(e.make_poly(terms))
+    return g, r, scale, tuple(sorted(shared))
+
+
+def _may_contract(axes: frozenset[Axis], rows: Sequence[_Row]) -> bool:
+    """No loop axis, and a tile axis not before the parts of the same axis."""
+    if any(kind(x) == "l" for x in axes):
+        return False
+    outer = {part_of(x) for x in axes if kind(x) == "t"} - axes
+    return all(outer.isdisjoint(row.bound) for row in rows)
+
+
+def _common_factors(e: Expressions, rows: Sequence[_Row]) -> Factors:
+    """Factors, with their powers, that every term has."""
+    common = dict(rows[0].factors)
+    for row in rows[1:]:
+        here = dict(row.factors)
+        shared = ((b, _shared_power(q, here.get(b), _divisible(e, b))) for b, q in common.items())
+        common = {b: q for b, q in shared if q}
+    return tuple(sorted(common.items()))
+
+
+def _is_atomic(e: Expressions, factors: Factors) -> bool:
+    """Is a product one factor that cannot be divided, or empty?"""
+    return len(factors) < 2 and not any(is_multiple(q) and _divisible(e, b) for b, q in factors)
 
 
 def _divisible(e: Expressions, b: Base) -> bool:
@@ -287,21 +338,17 @@ def _divisible(e: Expressions, b: Base) -> bool:
 
 
 def _shared_power(q: Fraction, other: Fraction | None, divisible: bool) -> Fraction | None:
-    if other is None:
-        return None
-    if q == other:
-        return q
+    if other is None or q == other:
+        return other
     both_positive_integers = q.denominator == other.denominator == 1 and q > 0 and other > 0
     return min(q, other) if both_positive_integers and divisible else None
 
 
 def _submultisets(e: Expressions, factors: Factors, halves: bool) -> Iterator[Factors]:
-    """All of them, or (`halves`) of each one and its complement the one that comes first."""
-
-    def powers(b: Base, q: Fraction) -> Sequence[int | Fraction]:
-        return range(int(q) + 1) if q.denominator == 1 and q > 1 and _divisible(e, b) else (0, q)
-
-    choices = [powers(b, q) for b, q in factors]
+    """All submultisets; with `halves`, only the first of each one and its complement."""
+    choices: list[Sequence[int | Fraction]] = [
+        range(int(q) + 1) if is_multiple(q) and _divisible(e, b) else (0, q) for b, q in factors
+    ]
     count = math.prod(map(len, choices))
     for pick in islice(product(*choices), (count + 1) // 2 if halves else count):  # complements come in reverse order
         yield tuple((b, Fraction(n)) for (b, _), n in zip(factors, pick, strict=True) if n)
@@ -316,24 +363,29 @@ def _without(factors: Factors, group: Factors) -> Factors:
 
 def _reciprocal(e: Expressions, p: Poly) -> Poly | None:
     """x if p is x^-1 for a stored value x, else None."""
-    rows = _rows(e, p)
-    if len(rows) == 1 and not rows[0][0] and rows[0][2] == 1 and len(rows[0][1]) == 1:
-        b, q = rows[0][1][0]
-        if q == -1:
+    match _rows(e, p):
+        case [(bound, ((b, power),), coefficient, _)] if not bound and coefficient == 1 and power == -1:
             match e.base(b):
-                case ("P", inner):
-                    return inner if e.one not in dict(e.poly(inner)) else None
+                case ("P", inner) if e.one not in dict(e.poly(inner)):
+                    return inner
                 case ("atom", _, _):
                     return _single(e, (), [(b, ONE)])
                 case _:
                     return None
-    return None
+        case _:
+            return None
 
 
-RULES: tuple[Callable[[Expressions, Poly], Iterator[Decomposition]], ...] = (
-    leaves,
-    unary,
-    split_sum,
-    reduce_last,
-    cut_product,
+AXIOMS = (
+    Axiom("leaves", "constants, indices, and scales that ride for free", leaves, excludes_others=True),
+    Axiom(
+        "unary", "congruence of functions; mul(exp x, exp y) = exp(add(x, y)); max(i, max(j, x)) = max(i j, x)", unary
+    ),
+    Axiom("split_sum", "add is associative and commutative", split_sum),
+    Axiom("reduce_last", "sum(i, sum(j, x)) = sum(i j, x); sum(i, add(x, y)) = add(sum(i, x), sum(i, y))", reduce_last),
+    Axiom(
+        "cut_product",
+        "mul is associative, commutative and distributive; sum(i, mul(x, y)) = mul(x, sum(i, y))",
+        cut_product,
+    ),
 )

@@ -1,29 +1,27 @@
-"""From plans to muGraphs: name the values, write loads and stores, and make exponentials relative to a running maximum.
+"""From plans to muGraphs: name values, write loads and stores, and make exponentials relative to a running maximum.
 
-The search knows a value's degree (`grading`), not its shift. Here the shift becomes explicit operators, so that a
-muGraph's meaning stands by itself and the verifier need not trust the search:
+The search knows a value's shift degree (`shift_degrees`), not its shift. Here the shift becomes explicit operators, so
+that a muGraph's meaning stands by itself and the verifier need not trust the search:
 
-* an exponential of degree 1 becomes ``m = shift x; p = exps x m``, the shift reducing every axis over which values of
-  the group are summed anywhere in the plan; inside a loop over such an axis it is carried (online softmax);
+* an exponential of degree 1 becomes ``m = shift x; p = exps x m``. The shift reduces every axis over which the plan
+  sums values of the group; inside a loop over such an axis it is carried (online softmax);
 * accumulators of degree d become ``accs v m {degree=d}``: rescaled whenever m moves;
 * a later loop uses exponentials relative to the final shift, ``exps x (last m)``;
-* so does a later kernel that makes them anew, beside sums of them that it loads;
+* so does a later kernel that computes them again and also loads their sums;
 * the logarithm of a value of degree d is ``logs v m {degree=d}``, which has degree 0;
-* a stored value of degree d is accompanied by its shift; a kernel that sums over the parts of a split axis first moves
-  what it loads to a common shift: ``M = shift m; v' = rescale v m M``. The combine kernel is one more loop step.
+* a stored value of degree d comes with its shift. A kernel that sums over the parts of a split axis first moves the
+  loaded values to a common shift: ``M = shift m; v' = rescale v m M``. The combine kernel is one more loop step.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from mirage_jax.cost.roofline import (
-    matrix_product,
-)
+from mirage_jax.cost.outline import matrix_product
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.mugraph.builder import library
 from mirage_jax.mugraph.graph import (
@@ -45,17 +43,15 @@ from mirage_jax.mugraph.graph import (
 )
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.enumerate.axioms import Decomposition, kind
-from mirage_jax.search.enumerate.kernels import Dag, Frontiers, Leaves
+from mirage_jax.search.enumerate.kernels import Dag, KernelTables, Leaves
 from mirage_jax.search.enumerate.normal_form import Poly
-from mirage_jax.search.enumerate.pricing import (
-    Priced,
-)
+from mirage_jax.search.enumerate.pricing import Priced
 from mirage_jax.search.enumerate.shift_degrees import Degree
 from mirage_jax.search.loop_bounds import with_loop_bounds
 
 
 @dataclass(frozen=True)
-class Root:
+class Target:
     """A region output: tensor = scale * value + offset."""
 
     tensor: Tensor
@@ -63,31 +59,40 @@ class Root:
     scale: Fraction
     offset: Fraction
 
+    @property
+    def scaling(self) -> dict[str, Fraction]:
+        """Attributes of the operator that scales the value; empty if none is needed."""
+        defaults = operator("affine").defaults
+        return {k: v for k, v in (("scale", self.scale), ("offset", self.offset)) if v != defaults[k]}
+
+    @property
+    def is_plain(self) -> bool:
+        """Is the value stored as it is?"""
+        return not self.scaling
+
 
 @dataclass(frozen=True)
 class Cuts:
-    """What the kernels of a plan have in common: reductions over values of each shifted group, and who loads what."""
+    """Facts about all kernels of a plan: axes over which each shifted group is summed, and loaded values."""
 
     reduced: Mapping[int, frozenset[Axis]]
     loaded: Leaves
 
 
-def common(frontiers: Frontiers, kernels: Sequence[tuple[Dag, Leaves]]) -> Cuts:
+def common(tables: KernelTables, kernels: Sequence[tuple[Dag, Leaves]]) -> Cuts:
     """Collect `Cuts` over the kernels of a plan.
 
-    What is summed has one shift for all terms, unless it cancels in each of them: exponentials times their own
-    reciprocals are free to have another in every row, and need it, or rows far below the largest would be lost.
+    All terms of a sum share one shift, unless it cancels in each term. Exponentials times their own reciprocals may
+    have another shift in every row, and need it: rows far below the largest would be lost.
     """
     reduced: dict[int, frozenset[Axis]] = {}
-    for dag, _ in kernels:
-        for _, s in dag:
-            powers: Counter[int] = Counter()
-            for a in s.args:
-                powers.update(dict(frontiers.grading.degree(a) or ()))
-            for group, power in powers.items():
-                if power:
-                    axes = frozenset(x for x in map(origin, s.reduced) if kind(x) != "l")
-                    reduced[group] = reduced.get(group, frozenset()) | axes
+    for s in (s for dag, _ in kernels for _, s in dag):
+        powers: Counter[int] = Counter()
+        for a in s.args:
+            powers.update(dict(tables.shift_degrees.degree(a) or ()))
+        axes = frozenset(x for x in map(origin, s.reduced) if kind(x) != "l")
+        for group in (g for g, power in powers.items() if power):
+            reduced[group] = reduced.get(group, frozenset()) | axes
     return Cuts(reduced, frozenset[Poly]().union(*(leaves for _, leaves in kernels)))
 
 
@@ -95,9 +100,9 @@ def common(frontiers: Frontiers, kernels: Sequence[tuple[Dag, Leaves]]) -> Cuts:
 class Extractor:
     """Writes the kernels of one plan, first kernel first; tensors get names in that order."""
 
-    frontiers: Frontiers
+    tables: KernelTables
     reference: KernelGraph
-    roots: tuple[Root, ...]
+    targets: tuple[Target, ...]
     cuts: Cuts
     narrow: str  # dtype of intermediates that are neither partial nor shifted
     wide: str  # dtype of all others
@@ -106,14 +111,13 @@ class Extractor:
     count: int = 0
 
     def __post_init__(self) -> None:
-        known = [a for t in (*(r.tensor for r in self.roots), *self.reference.inputs) for a in t.axes] + list(
-            self.reference.sizes
-        )
-        self.rank = {a: i for i, a in enumerate(dict.fromkeys(map(origin, known)))}
+        tensors = [*(r.tensor for r in self.targets), *self.reference.inputs]
+        axes = [*(a for t in tensors for a in t.axes), *self.reference.sizes]
+        self.rank = {a: i for i, a in enumerate(dict.fromkeys(map(origin, axes)))}
         self.rank |= dict.fromkeys(map(part_axis, self.rank), -1)
 
     def fresh(self) -> str:
-        """A name for an intermediate, which no tensor of the reference has."""
+        """Make a name for an intermediate that no tensor of the reference has."""
         while True:
             self.count += 1
             if (name := f"m{self.count - 1}") not in self.reference.tensors:
@@ -122,17 +126,19 @@ class Extractor:
     def kernel(
         self, outs: Leaves, leaves: Leaves, loop: Axis | None, grid: tuple[Axis, ...], dag: Dag, name: str
     ) -> BlockGraph:
-        return _KernelWriter(self, loop, grid, {self.frontiers.in_loop(p, loop): p for p in leaves}).write(
-            outs, dag, name
-        )
+        """Write one kernel of the plan."""
+        return _KernelWriter(self, loop, grid, {self.tables.in_loop(p, loop): p for p in leaves}).write(outs, dag, name)
 
     def graph(self, kernels: Sequence[Kernel]) -> KernelGraph:
+        """Put the plan's kernels in place of the reference's."""
         r = self.reference
         return KernelGraph(r.inputs, tuple(kernels), r.outputs, r.extents)
 
 
 @dataclass
 class _KernelWriter:
+    """Writes one kernel operator by operator; values have their number as their name."""
+
     x: Extractor
     loop: Axis | None
     grid: tuple[Axis, ...]
@@ -152,14 +158,10 @@ class _KernelWriter:
     # ------------------------------------------------------------------ parts
 
     def emit(self, op: str, *args: str, **attrs: Attr) -> str:
-        if op in (
-            "dot",
-            "mul",
-        ):  # commutative: the operand with the outer axes of the result first, for people and for memory order
-            gone: Any = attrs.get("axes", ())
-            args = tuple(
-                sorted(args, key=lambda v: ([self.x.rank[origin(a)] for a in self.axes[v] if a not in gone] or [99], v))
-            )
+        """Append an operator; returns the name of its result."""
+        if op in ("dot", "mul"):  # commutative: outer axes of the result first, for people and for memory order
+            reduced: Any = attrs.get("axes", ())
+            args = tuple(sorted(args, key=lambda v: (self._ranks(v, reduced), v)))
         axes = operator(op).infer(tuple(self.axes[a] for a in args), attrs)
         name = str(len(self.ops))
         made = Op(name, op, args, axes, tuple(sorted(attrs.items())))
@@ -168,7 +170,11 @@ class _KernelWriter:
         self.stages[name] = stage_of(made, self.stages, self.loop)
         return name
 
+    def _ranks(self, value: str, reduced: Sequence[Axis]) -> list[int]:
+        return [self.x.rank[origin(a)] for a in self.axes[value] if a not in reduced] or [99]
+
     def load(self, tensor: str, axes: tuple[Axis, ...]) -> str:
+        """Load a tensor under these axes, once; returns the name of the value."""
         key = (tensor, axes)
         if key not in self.loads:
             self.loads[key] = Load(f"x{len(self.loads)}", tensor, axes)
@@ -178,8 +184,8 @@ class _KernelWriter:
         return self.loads[key].name
 
     def value(self, p: Poly) -> str:
-        """Name of an operand: a region input, an intermediate, or a value made before."""
-        f = self.x.frontiers
+        """Name an operand: a region input, an intermediate, or a value made before."""
+        f = self.x.tables
         if p in self.values:
             return self.values[p]
         if f.axioms.is_input(p):
@@ -189,14 +195,14 @@ class _KernelWriter:
         whole = self.leaves[p]
         tensor = self.x.tensors[whole]
         name = self.load(tensor.name, tensor.axes)
-        degree = f.grading.degree(whole)
+        degree = f.shift_degrees.degree(whole)
         if degree:
             name = self._to_common_shift(name, self.x.shift_of[whole], *self._one_group(degree))
         self.values[p] = name
         return name
 
     def _raw_axes(self, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-        """A region input keeps its own dimensions: loop steps and parts of an axis are not dimensions of it."""
+        """A region input keeps its dimensions: loop steps and parts of an axis are no dimensions."""
         for a in axes:
             if is_part(a) and (a != origin(a) or a not in self.grid):
                 raise UnsupportedError(f"a region input is read along {a}, which is not an axis of the grid")
@@ -209,7 +215,7 @@ class _KernelWriter:
         return degree[0]
 
     def _to_common_shift(self, name: str, shift: Tensor, group: int, degree: Fraction) -> str:
-        """A loaded value relative to `shift`, made relative to one shift for all parts that this plan sums over."""
+        """Move a loaded value from `shift` to one shift for all parts that this plan sums over."""
         m = self.load(shift.name, shift.axes)
         gone = tuple(a for a in shift.axes if a in self.x.cuts.reduced.get(group, ()) and a not in self.grid)
         if not gone:
@@ -230,13 +236,14 @@ class _KernelWriter:
     # ------------------------------------------------------------------ steps
 
     def step(self, p: Poly, s: Decomposition) -> None:
-        degree = self.x.frontiers.grading.degree(p)
+        """Write the operator of one step."""
+        degree = self.x.tables.shift_degrees.degree(p)
         attrs: dict[str, Any] = dict(s.attrs)
         if s.op == "acc":
             name = self._accumulate(s, degree)
         elif s.op == "last":
             name = self.emit("last", self.value(s.args[0]))
-        elif s.op == "log" and (relative := self.x.frontiers.grading.degree(s.args[0])):
+        elif s.op == "log" and (relative := self.x.tables.shift_degrees.degree(s.args[0])):
             name = self._logarithm(s, *self._one_group(relative))
         elif s.op == "exp" and degree:
             name = self._exponential(p, s, *self._one_group(degree))
@@ -252,7 +259,7 @@ class _KernelWriter:
         self.degrees[name] = degree or ()
 
     def _in_loop(self, name: str, depth: int) -> str:
-        """A value for use in loop number `depth`: relative to a carried shift, it is made anew in a later loop."""
+        """Prepare a value for loop number `depth`: one relative to a carried shift is made again in a later loop."""
         stage = self.stages[name]
         if not self.degrees.get(name) or not stage.body or stage.depth == depth or name in self.final:
             return self.final.get(name, name)
@@ -293,13 +300,17 @@ class _KernelWriter:
             x, scale = self.emit("affine", x, scale=scale, offset=offset), Fraction(1)
         attrs = {} if scale == 1 else {"scale": scale}
         if group not in self.shifts:
-            over = [a for a in self.axes[x] if a in self.x.cuts.reduced.get(group, ()) and not is_part(a)]
-            if any(a in self.grid for a in over):
-                raise UnsupportedError("a shift would have to reduce an axis of the grid")
-            self.shifts[group] = self.emit("shift", x, axes=tuple(over), **attrs)
+            self.shifts[group] = self._new_shift(x, group, attrs)
         elif not set(self.axes[self.shifts[group]]) <= set(self.axes[x]):
             raise UnsupportedError("an exponential made anew would be relative to several shifts")
         return self.emit("exps", x, self.shifts[group], **attrs)
+
+    def _new_shift(self, x: str, group: int, attrs: Mapping[str, Attr]) -> str:
+        reduced = self.x.cuts.reduced.get(group, ())
+        over = tuple(a for a in self.axes[x] if a in reduced and not is_part(a))
+        if not set(over).isdisjoint(self.grid):
+            raise UnsupportedError("a shift would have to reduce an axis of the grid")
+        return self.emit("shift", x, axes=over, **attrs)
 
     def _logarithm(self, s: Decomposition, group: int, degree: Fraction) -> str:
         x, m = self.value(s.args[0]), self.shifts[group]
@@ -312,50 +323,51 @@ class _KernelWriter:
     # ------------------------------------------------------------------ the kernel
 
     def write(self, outs: Leaves, dag: Dag, name: str) -> BlockGraph:
+        """Write the block graph that computes `outs` by a DAG."""
         x = self.x
-        stores: list[Store] = []
-        for p in sorted(self.leaves, key=x.frontiers.order):
-            if x.frontiers.grading.degree(self.leaves[p]):
-                self.value(p)  # brings its shift, to which exponentials that are made anew are relative
+        for p in sorted(self.leaves, key=x.tables.order):
+            if x.tables.shift_degrees.degree(self.leaves[p]):
+                self.value(p)  # loads its shift too, to which exponentials computed again are relative
         for p, s in dag:
             self.step(p, s)
-        for p in sorted(outs, key=x.frontiers.order):
-            inside = self.values[x.frontiers.in_loop(p, self.loop)]
-            if self.stages[inside].body and any(
-                self._is_carried(self.shifts[g]) for g, _ in x.frontiers.grading.degree(p) or ()
-            ):
-                raise UnsupportedError("a value relative to a moving shift would be stored")
-            roots = [r for r in x.roots if r.value == p]
-            for r in roots:
-                plain = r.scale == 1 and r.offset == 0
-                attrs = {
-                    k: v for k, v in (("scale", r.scale), ("offset", r.offset)) if v != operator("affine").defaults[k]
-                }
-                stores.append(Store(r.tensor, inside if plain else self.emit("affine", inside, **attrs)))
-                if plain:
-                    x.tensors.setdefault(p, r.tensor)
-            if (p in x.cuts.loaded and p not in x.tensors) or not roots:
-                stores.append(self._store_intermediate(p, inside))
+        stores = [store for p in sorted(outs, key=x.tables.order) for store in self._stores(p)]
         stores += self._shift_stores(outs)
         loads = tuple(self.loads.values())
         return with_loop_bounds(BlockGraph(name, self.grid, self.loop, loads, tuple(self.ops), tuple(stores)))
 
+    def _stores(self, p: Poly) -> Iterator[Store]:
+        """Stores of an output: the region's outputs that it gives, and an intermediate if a kernel loads one."""
+        x = self.x
+        inside = self.values[x.tables.in_loop(p, self.loop)]
+        groups = [g for g, _ in x.tables.shift_degrees.degree(p) or ()]
+        if self.stages[inside].body and any(self._is_carried(self.shifts[g]) for g in groups):
+            raise UnsupportedError("a value relative to a moving shift would be stored")
+        targets = [r for r in x.targets if r.value == p]
+        for r in targets:
+            if r.is_plain:
+                yield Store(r.tensor, inside)
+                x.tensors.setdefault(p, r.tensor)
+            else:
+                yield Store(r.tensor, self.emit("affine", inside, **r.scaling))
+        if (p in x.cuts.loaded and p not in x.tensors) or not targets:
+            yield self._store_intermediate(p, inside)
+
     def _store_intermediate(self, p: Poly, value: str) -> Store:
         x = self.x
-        wide = bool(x.frontiers.grading.degree(p)) or any(is_part(a) for a in self._memory_order(value))
+        wide = bool(x.tables.shift_degrees.degree(p)) or any(is_part(a) for a in self._memory_order(value))
         x.tensors[p] = Tensor(x.fresh(), self._memory_order(value), x.wide if wide else x.narrow)
         return Store(x.tensors[p], value)
 
     def _memory_order(self, value: str) -> tuple[Axis, ...]:
         """Axes of an intermediate: parts (which tile values leave implicit), batch axes, then as computed."""
-        own = self.axes[value]
-        parts = [a for a in self.grid if is_part(a) and a not in own]
-        return (*parts, *sorted(own, key=lambda a: (not is_part(a), a not in self.x.frontiers.batch)))
+        axes = self.axes[value]
+        parts = [a for a in self.grid if is_part(a) and a not in axes]
+        return (*parts, *sorted(axes, key=lambda a: (not is_part(a), a not in self.x.tables.batch)))
 
     def _shift_stores(self, outs: Leaves) -> list[Store]:
         x, out = self.x, dict[int, Store]()
-        for p in sorted(outs, key=x.frontiers.order):
-            degree = x.frontiers.grading.degree(p)
+        for p in sorted(outs, key=x.tables.order):
+            degree = x.tables.shift_degrees.degree(p)
             if not degree:
                 continue
             group, _ = self._one_group(degree)
@@ -371,13 +383,13 @@ class _KernelWriter:
 
 
 def block_plan(extractor: Extractor, kernels: Sequence[Priced]) -> KernelGraph:
-    """The muGraph of a plan whose kernels are given in execution order."""
+    """Write the muGraph of a plan whose kernels are given in execution order."""
     blocks = [extractor.kernel(k.outs, k.leaves, k.loop, k.grid, k.dag, f"k{i}") for i, k in enumerate(kernels)]
     return extractor.graph(blocks)
 
 
 def library_plan(extractor: Extractor, dag: Dag, outs: Leaves) -> KernelGraph:
-    """The muGraph in which every operator of a DAG is a library operator: pure algebra, left to XLA to fuse."""
+    """Write a DAG with every operator as a library operator: pure algebra, left to XLA to fuse."""
     block = extractor.kernel(outs, frozenset(), None, (), dag, "k0")
     tensor_of = {load.name: (load.tensor, load.axes) for load in block.loads}
     finals = {s.value: s.tensor for s in block.stores}
@@ -395,41 +407,50 @@ def library_plan(extractor: Extractor, dag: Dag, outs: Leaves) -> KernelGraph:
 
 
 def widened(graph: KernelGraph, narrow: str, wide: str) -> KernelGraph:
-    """Narrow intermediates made wide unless they are operands of matrix products, whose units want them narrow.
+    """Make narrow intermediates wide unless they are operands of matrix products, whose units want them narrow.
 
-    They are values that the program does not have, such as what it scales before it rounds or sums of some of its
-    terms: in float16 they overflow where its own do not, and rounding them comes on top of what the program rounds.
+    The program does not have these values: it scales them later, or they are sums of some of its terms. In float16 they
+    overflow where its own values do not, and their rounding adds to the program's.
     """
-    fixed = {t.name for t in graph.inputs} | set(graph.outputs)
-    for k in graph.kernels:
-        inside = {load.name: load.tensor for load in k.loads}
-        axes = {v.name: set(v.axes) for v in (*k.loads, *k.ops)}
-        products = [op for op in k.ops if matrix_product(op.op, [axes[a] for a in op.args], ())]
-        fixed |= {inside[a] for op in products for a in op.args if a in inside}
+    fixed = {t.name for t in graph.inputs}.union(graph.outputs, *map(_product_operands, graph.kernels))
 
-    def tensor(t: Tensor) -> Tensor:
+    def changed(t: Tensor) -> Tensor:
+        """The tensor with its type as stored."""
         return replace(t, dtype=wide) if t.dtype == narrow and t.name not in fixed else t
 
-    def kernel(k: Kernel) -> Kernel:
-        if isinstance(k, BlockGraph):
-            return replace(k, stores=tuple(replace(s, tensor=tensor(s.tensor)) for s in k.stores))
-        return replace(k, result=tensor(k.result))
+    kernels = (
+        replace(k, stores=tuple(replace(s, tensor=changed(s.tensor)) for s in k.stores))
+        if isinstance(k, BlockGraph)
+        else replace(k, result=changed(k.result))
+        for k in graph.kernels
+    )
+    return replace(graph, kernels=tuple(kernels))
 
-    return replace(graph, kernels=tuple(map(kernel, graph.kernels)))
+
+def _product_operands(kernel: Kernel) -> set[str]:
+    """Tensors that a kernel loads as operands of matrix products."""
+    tensors = {load.name: load.tensor for load in kernel.loads}
+    axes = {v.name: set(v.axes) for v in (*kernel.loads, *kernel.ops)}
+    products = [op for op in kernel.ops if matrix_product(op.op, [axes[a] for a in op.args], ())]
+    return {tensors[a] for op in products for a in op.args if a in tensors}
 
 
 def with_libraries(graph: KernelGraph) -> KernelGraph | None:
-    """The graph with kernels that are one matrix product left to XLA; None if there are none beside other kernels."""
-    kernels = [_as_library(k) if isinstance(k, BlockGraph) else k for k in graph.kernels]
+    """Leave kernels that are one matrix product to XLA; None unless these are some, but not all, of the kernels."""
+    kernels = [_as_library(k) if isinstance(k, BlockGraph) and _is_one_product(k) else k for k in graph.kernels]
     left = sum(isinstance(k, BlockGraph) for k in kernels)
     return replace(graph, kernels=tuple(kernels)) if 0 < left < len(kernels) else None
 
 
+def _is_one_product(kernel: BlockGraph) -> bool:
+    """Does a kernel compute one matrix product, which is not split over the grid?"""
+    names = [op.op for op in kernel.ops]
+    is_split = any(map(is_part, (*kernel.grid, *kernel.stores[0].tensor.axes)))
+    return names in (["dot"], ["dot", "acc"]) and len(kernel.stores) == 1 and not is_split
+
+
 def _as_library(kernel: BlockGraph) -> Kernel:
-    product, *rest = kernel.ops
-    alone = product.op == "dot" and len(kernel.stores) == 1 and [op.op for op in rest] in ([], ["acc"])
-    if not alone or any(is_part(a) for a in (*kernel.grid, *kernel.stores[0].tensor.axes)):
-        return kernel
+    product = kernel.ops[0]
     seen = {load.name: (load.tensor, load.axes) for load in kernel.loads}
     axes = product.attributes["axes"]
     assert isinstance(axes, tuple)

@@ -1,41 +1,39 @@
-"""One kernel: all operator DAGs that compute given outputs, counted and extracted by dynamic programming over
-frontiers.
+"""One kernel: all operator DAGs that compute given outputs, counted and extracted by dynamic programming.
 
-A *frontier* is the set of values that still have to be made. Always the largest one is popped: every consumer of it
-is already placed, so each DAG, with sharing, is generated exactly once, without a visited set and without
-permutations. The popped value is either loaded (it is materialized, by another kernel) or made by one `Decomposition`.
-The memo maps a frontier to {(loaded values, is the loop used?): histogram over the number of operators}: all kernel
-cuts and exact counts come from one pass. Mirage extends prefixes forwards and asks a solver whether each is useful;
-backwards, every state is useful.
+The *pending set* holds the values that still have to be made. Always the largest one is popped. Every consumer of this
+value is already placed, so each DAG, with sharing, is generated exactly once, without a visited set and without
+permutations. The popped value is either loaded (another kernel stores it) or made by one `Decomposition`. The memo maps
+a pending set to {(loaded values, is the loop used?): histogram over the number of operators}: all kernel cuts and exact
+counts come from one pass. Mirage (OSDI'25, sections 4.1 and 4.3) extends prefixes forwards and asks a solver whether
+each is useful; backwards, every state is useful.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from mirage_jax.mugraph.graph import Axis, origin
 from mirage_jax.search.enumerate.axioms import LOOP, Axioms, Decomposition, kind, part_of
 from mirage_jax.search.enumerate.normal_form import Poly, memo
-from mirage_jax.search.enumerate.shift_degrees import Grading
+from mirage_jax.search.enumerate.shift_degrees import ShiftDegrees
 
 type Leaves = frozenset[Poly]
-type Histogram = (
-    int  # number of DAGs with n operators, in bits n * LANE and up: adding and shifting are one operation each
-)
+type Histogram = int  # number of DAGs with n operators, in bits n * LANE_BITS and up: fast to add and to shift
 type Dag = tuple[tuple[Poly, Decomposition], ...]  # values with the step that makes each, operands first
 type _Chain = tuple[tuple[Poly, Decomposition], _Chain] | None  # the same, results first
-type Frontier = tuple[tuple[tuple[int, int], Poly, int], ...]  # (order, value, passes) by falling order
-type Counted = dict[Frontier, dict[tuple[Leaves, bool], Histogram]]
+type PendingSet = tuple[tuple[tuple[int, int], Poly, int], ...]  # (order, value, passes) by falling order
+type Counts = dict[tuple[Leaves, bool], Histogram]  # by loaded values, and whether a loop is used
+type Counted = dict[PendingSet, Counts]
 type Weight = Callable[[Poly, Decomposition], float]
-type Cheapest = dict[Frontier, dict[Leaves, tuple[float, _Chain]]]
-# passes: the loops in which a value is needed, bit n for the one that n more may precede; MUST is set for outputs
-REQUIRED_TILE_LIMIT = 1 << 16
+type Cheapest = dict[PendingSet, dict[Leaves, tuple[float, _Chain]]]
+# passes: the loops in which a value is needed, bit n for the one that n more may precede; outputs have REQUIRED set
+REQUIRED = 1 << 16
 EMPTY: Leaves = frozenset()
-LANE_ELEMENTS = 128
-UNCOUNTED_OPERATORS = frozenset({"affine", "const", "iota"})  # scalars ride for free: not counted as operators
+LANE_BITS = 128
+UNCOUNTED_OPERATORS = frozenset({"affine", "const", "iota"})  # scalars ride for free
 
 
 @dataclass(frozen=True)
@@ -62,12 +60,36 @@ class BudgetExceeded(Exception):
     """Raised inside the search when its budget is used up; never leaves the search."""
 
 
+@dataclass(frozen=True)
+class _Counting:
+    """One count of kernels: part axes on the grid, tensors by their value inside the kernel, histograms so far."""
+
+    parts: frozenset[Axis]
+    outside: dict[Poly, Poly]
+    table: Counted
+
+
+@dataclass(frozen=True)
+class _Pricing:
+    """One search for the cheapest kernels; fields as in `KernelTables.cheapest`."""
+
+    parts: frozenset[Axis]
+    outside: dict[Poly, Poly]
+    table: Cheapest
+    weight: Weight
+    max_loaded: int
+    check: Callable[[], None]
+    kept: frozenset[Axis]
+    sets: dict[Leaves, Leaves] = field(default_factory=dict[Leaves, Leaves])  # equal ones are one object
+    stats: Counter[str] = field(default_factory=Counter[str])  # not reported: `kernels` counted the same refusals
+
+
 @dataclass
-class Frontiers:
+class KernelTables:
     """Tables of one search variant (a region, or the region with one axis split)."""
 
     axioms: Axioms
-    grading: Grading
+    shift_degrees: ShiftDegrees
     space: Space
     batch: frozenset[Axis]
     tick: Callable[[], None] = lambda: None  # called once per state: budget check
@@ -76,7 +98,7 @@ class Frontiers:
     _counted: dict[tuple[Axis | None, frozenset[Axis]], Counted] = field(
         default_factory=dict[tuple[Axis | None, frozenset[Axis]], Counted]
     )
-    # Equal ones are one object: tables have millions of entries, of few different cuts and histograms.
+    # Equal keys and histograms are one object: tables have millions of entries, but few different cuts and histograms.
     _cuts: dict[tuple[Leaves, bool], tuple[Leaves, bool]] = field(
         default_factory=dict[tuple[Leaves, bool], tuple[Leaves, bool]]
     )
@@ -86,6 +108,7 @@ class Frontiers:
 
     @memo
     def tile_axes(self, p: Poly) -> frozenset[Axis]:
+        """Axes along which a tile of the value has more than one element."""
         return frozenset(a for a in self.axioms.e.axes(p) if kind(a) == "t" and origin(a) not in self.batch)
 
     def legal(self, p: Poly) -> bool:
@@ -99,9 +122,9 @@ class Frontiers:
     def _illegal(self, p: Poly) -> str:
         if len(self.tile_axes(p)) > self.space.max_rank:
             return "rank"
-        if self.grading.splits_a_group(p):
+        if self.shift_degrees.splits_a_group(p):
             return "exp group split"
-        return "inhomogeneous exp" if self.grading.degree(p) is None else ""
+        return "inhomogeneous exp" if self.shift_degrees.degree(p) is None else ""
 
     @memo
     def order(self, p: Poly) -> tuple[int, int]:
@@ -113,7 +136,7 @@ class Frontiers:
 
     @memo
     def reach(self, p: Poly, stop: Leaves = EMPTY) -> frozenset[Poly]:
-        """All values that some DAG for `p` may contain, not looking below `stop`."""
+        """List all values that some DAG for `p` may contain, not looking below `stop`."""
         seen, todo = {p}, [p]
         while todo:
             q = todo.pop()
@@ -131,22 +154,22 @@ class Frontiers:
     def reduced_axes(self, p: Poly, stop: Leaves = EMPTY) -> frozenset[Axis]:
         """Axes reduced somewhere below `p` and above `stop`."""
         out: set[Axis] = set()
-        for q in self.reach(p, stop) if stop else self.reach(p):  # as others ask for it: the table goes by arguments
+        for q in self.reach(p, stop) if stop else self.reach(p):  # the memo goes by arguments
             if q not in stop and not self.axioms.is_input(q):
                 for s in self.axioms.steps(q):
                     out |= {origin(a) for a in s.reduced}
         return frozenset(out)
 
     def loops_for(self, outs: Leaves) -> tuple[Axis | None, ...]:
-        """Axes that a kernel with these outputs may loop over: those reduced inside. An output that has the axis is
-        stored step by step.
+        """Axes that a kernel with these outputs may loop over: it reduces them. An output that has the axis is stored
+        step by step.
         """
         inside = frozenset[Axis]().union(*(self.reduced_axes(o) for o in outs))
         return (None, *sorted(a for a in inside if kind(a) == "t"))
 
     @memo
     def loops_of(self, outs: Leaves, leaves: Leaves) -> tuple[Axis | None, ...]:
-        """Of these the ones that a kernel with this cut may have: a batch axis that it sums is taken one by one."""
+        """Axes that a kernel with this cut may loop over: a batch axis that it sums is taken one by one."""
         summed = self._summed_batch - self.free_axes(outs)
         if summed:
             summed &= frozenset[Axis]().union(*(self.reduced_axes(o, leaves) for o in outs))
@@ -155,7 +178,7 @@ class Frontiers:
     @cached_property
     def _summed_batch(self) -> frozenset[Axis]:
         """Batch axes that are reduced somewhere."""
-        return self.batch & frozenset[Axis]().union(*(self.reduced_axes(o) for o in self.grading.roots))
+        return self.batch & frozenset[Axis]().union(*(self.reduced_axes(o) for o in self.shift_degrees.targets))
 
     def grid_for(self, outs: Leaves, leaves: Leaves) -> tuple[frozenset[Axis], frozenset[Axis]]:
         """(mandatory, optional) grid axes: free in every output and reduced nowhere above the loads."""
@@ -169,8 +192,8 @@ class Frontiers:
         """Axes that every store of a kernel with these outputs has: on the grid unless the kernel reduces them."""
         free = frozenset[Axis].intersection(*(self.axioms.e.axes(o) for o in outs))
         for o in outs:
-            if self.grading.degree(o):  # its shift is stored too
-                free &= frozenset[Axis].intersection(*self.grading.group_axes(o).values())
+            if self.shift_degrees.degree(o):  # its shift is stored too
+                free &= frozenset[Axis].intersection(*self.shift_degrees.group_axes(o).values())
         return frozenset(a for a in free if a == origin(a))
 
     @memo
@@ -186,14 +209,13 @@ class Frontiers:
         return ""
 
     def parts_of(self, outs: Leaves) -> frozenset[Axis]:
-        """Part axes on the grid of a kernel with these outputs: those free in all of them."""
-        return frozenset(
-            a for a in frozenset[Axis].intersection(*(self.axioms.e.axes(o) for o in outs)) if kind(a) == "g"
-        )
+        """Part axes on the grid of a kernel with these outputs: free in every output."""
+        free = frozenset[Axis].intersection(*(self.axioms.e.axes(o) for o in outs))
+        return frozenset(a for a in free if kind(a) == "g")
 
     def possible(self, s: Decomposition, parts: frozenset[Axis]) -> bool:
-        """A region input is read along a part axis only by kernels that have it on their grid; a loop runs over no
-        copy of an axis.
+        """May a kernel with these part axes on its grid take this step? It reads region inputs along no other part
+        axis, and loops over no copy of an axis.
         """
         why = self._impossible(s, parts)
         if why:
@@ -211,104 +233,104 @@ class Frontiers:
     # ------------------------------------------------------------------ the dynamic programs
 
     def in_loop(self, p: Poly, loop: Axis | None) -> Poly:
-        """A kernel-level value as seen inside the kernel: its loop axis split into (step, tile)."""
+        """Split the loop axis of a kernel-level value into (step, tile), as the kernel sees it."""
         return p if loop is None else self.axioms.e.split(p, loop, (loop + LOOP, loop))
 
     @memo
     def _outside(self, loop: Axis | None) -> dict[Poly, Poly]:
         """Values inside of a kernel -> the same as tensors."""
-        return {self.in_loop(p, loop): p for o in self.grading.roots for p in self.reach(o)}
+        return {self.in_loop(p, loop): p for o in self.shift_degrees.targets for p in self.reach(o)}
 
     @memo
     def kernels(self, outs: Leaves, loop: Axis | None) -> dict[Leaves, Counter[int]]:
         """{loaded values: {number of operators: number of DAGs}} over all kernels that compute `outs`."""
-        space, stats = self.space, self.stats
         parts = self.parts_of(outs)
-        outside = self._outside(loop)
-        table = self._counted.setdefault((loop, parts), {})  # kernels with other outputs meet the same frontiers
-        limit = (1 << LANE_ELEMENTS * (space.max_ops + 1)) - 1
-        cuts, counts = self._cuts, self._histograms
-
-        def solve(frontier: Frontier) -> dict[tuple[Leaves, bool], Histogram]:
-            if not frontier:
-                return {(EMPTY, False): 1}
-            if frontier in table:
-                return table[frontier]
-            self.tick()
-            stats["states"] += 1
-            (_, top, passes), rest = frontier[0], frontier[1:]
-            out: dict[tuple[Leaves, bool], Histogram] = {}
-
-            if not passes & REQUIRED_TILE_LIMIT:
-                whole = outside.get(top)
-                why = "partial sum is not a tensor" if whole is None else self._unloadable(whole)
-                if whole is None or why:
-                    stats[why] += 1
-                else:
-                    for (loaded, used), h in solve(rest).items():
-                        if len(loaded) < space.max_loaded:
-                            key = (loaded | {whole}, used)
-                            key = cuts.setdefault(key, key)
-                            out[key] = out.get(key, 0) + h
-            if self.legal(top):
-                for s in self.axioms.steps(top):
-                    stats["steps"] += 1
-                    if s.accumulates and passes & 1:
-                        stats["second loop"] += 1
-                        continue
-                    if not self.possible(s, parts):
-                        continue
-                    shift = 0 if s.op in UNCOUNTED_OPERATORS else LANE_ELEMENTS
-                    for key, h in solve(self._extend(rest, s, passes)).items():
-                        if more := h << shift & limit:
-                            if s.accumulates and not key[1]:
-                                key = (key[0], True)
-                                key = cuts.setdefault(key, key)
-                            out[key] = out.get(key, 0) + more
-                        else:
-                            stats["operator limit"] += 1
-            table[frontier] = {key: counts.setdefault(h, h) for key, h in out.items()}
-            return table[frontier]
-
+        # Kernels with other outputs meet the same pending sets.
+        table = self._counted.setdefault((loop, parts), {(): {(EMPTY, False): 1}})
+        counting = _Counting(parts, self._outside(loop), table)
         found: dict[Leaves, Counter[int]] = {}
-        for (loaded, used), h in solve(self._start(outs, loop)).items():
+        for (loaded, used), h in self._count(self._start(outs, loop), counting).items():
             if used or loop is None:
                 found.setdefault(loaded, Counter()).update(_unpacked(h))
         return found
 
+    def _count(self, pending: PendingSet, at: _Counting) -> Counts:
+        if pending in at.table:
+            return at.table[pending]
+        self.tick()
+        self.stats["states"] += 1
+        (_, top, passes), rest = pending[0], pending[1:]
+        out: Counts = {}
+        whole = self._loadable_as(top, passes, at.outside, self.stats)
+        if whole is not None:
+            for (loaded, used), h in self._count(rest, at).items():
+                if len(loaded) < self.space.max_loaded:
+                    key = self._interned((loaded | {whole}, used))
+                    out[key] = out.get(key, 0) + h
+        limit = (1 << LANE_BITS * (self.space.max_ops + 1)) - 1
+        for s in self._steps(top, passes, at.parts, self.stats):
+            shift = 0 if s.op in UNCOUNTED_OPERATORS else LANE_BITS
+            for key, h in self._count(self._extend(rest, s, passes), at).items():
+                if more := h << shift & limit:
+                    if s.accumulates and not key[1]:
+                        key = self._interned((key[0], True))
+                    out[key] = out.get(key, 0) + more
+                else:
+                    self.stats["operator limit"] += 1
+        at.table[pending] = found = {key: self._histograms.setdefault(h, h) for key, h in out.items()}
+        return found
+
+    def _interned(self, key: tuple[Leaves, bool]) -> tuple[Leaves, bool]:
+        return self._cuts.setdefault(key, key)
+
+    def _loadable_as(self, p: Poly, passes: int, outside: dict[Poly, Poly], stats: Counter[str]) -> Poly | None:
+        """The tensor that a kernel may load instead of making a value."""
+        if passes & REQUIRED:
+            return None
+        whole = outside.get(p)
+        why = "partial sum is not a tensor" if whole is None else self._unloadable(whole)
+        if why:
+            stats[why] += 1
+        return None if why else whole
+
+    def _steps(self, p: Poly, passes: int, parts: frozenset[Axis], stats: Counter[str]) -> Iterator[Decomposition]:
+        """Steps that may make a value that is needed in `passes`."""
+        if self.legal(p):
+            for s in self.axioms.steps(p):
+                stats["steps"] += 1
+                if s.accumulates and passes & 1:
+                    stats["second loop"] += 1
+                elif self.possible(s, parts):
+                    yield s
+
     def forget(self) -> None:
-        """Give back the memory of `kernels`, which is not asked about other outputs any more."""
+        """Free the memory of `kernels`; call it once no other outputs will be asked for."""
         self._counted.clear()
 
-    def _start(self, outs: Leaves, loop: Axis | None) -> Frontier:
-        """The frontier that a kernel begins with. An output stored inside a loop leaves one loop less for what it
-        needs.
+    def _start(self, outs: Leaves, loop: Axis | None) -> PendingSet:
+        """The pending set of a kernel's outputs. One stored inside a loop leaves one loop less for its operands."""
+        inside = [self.in_loop(o, loop) for o in outs]
+        loops = [self.space.loops - self.in_body(p) if loop else 0 for p in inside]
+        entries = [(self.order(p), p, REQUIRED | 1 << n) for p, n in zip(inside, loops, strict=True)]
+        return tuple(sorted(entries, reverse=True))
+
+    def _extend(self, rest: PendingSet, s: Decomposition, passes: int) -> PendingSet:
+        """The pending set after a step whose result is needed in `passes`. A loop-invariant value is made once, before
+        the first loop.
         """
-
-        def entry(o: Poly) -> tuple[tuple[int, int], Poly, int]:
-            p = self.in_loop(o, loop)
-            streamed = self.in_body(p)
-            return (self.order(p), p, REQUIRED_TILE_LIMIT | 1 << (self.space.loops - streamed if loop else 0))
-
-        return tuple(sorted(map(entry, outs), reverse=True))
-
-    def _extend(self, rest: Frontier, s: Decomposition, passes: int) -> Frontier:
-        """What is still to be made after a step whose result is needed in `passes`. What does not change in a loop is
-        made once, before the first of them.
-        """
-        passes = _first(passes) >> 1 if s.accumulates else passes & ~REQUIRED_TILE_LIMIT
+        passes = _first(passes) >> 1 if s.accumulates else passes & ~REQUIRED
         needs = self._needs(s)
         if not needs:
             return rest
         nxt = {entry[1]: entry for entry in rest}
         for order, o, in_body in needs:
             here = passes | nxt[o][2] if o in nxt else passes
-            nxt[o] = (order, o, here if in_body else _first(here) | here & REQUIRED_TILE_LIMIT)
+            nxt[o] = (order, o, here if in_body else _first(here) | here & REQUIRED)
         return tuple(sorted(nxt.values(), reverse=True))
 
     @memo
     def _needs(self, s: Decomposition) -> tuple[tuple[tuple[int, int], Poly, bool], ...]:
-        """Operands of a step that have to be made: their place in a frontier, and whether in a loop's body."""
+        """Operands of a step that have to be made: their place in a pending set, and whether in a loop's body."""
         return tuple((self.order(o), o, self.in_body(o)) for o in s.args if not self.axioms.is_input(o))
 
     @memo
@@ -326,68 +348,50 @@ class Frontiers:
         kept: frozenset[Axis] = frozenset(),
         table: Cheapest | None = None,
     ) -> dict[Leaves, Dag]:
-        """{loaded values: the cheapest DAG for `outs` that loads them}, each operator costing `weight`; operands first.
+        """Find the cheapest DAG for `outs` for each set of loaded values; operands come first.
 
-        No operator reduces an axis in `kept`. `within` is called once per state, for a limit of its own. `table` is
-        shared by calls that differ in `outs` only.
+        Each operator costs `weight`. No operator reduces an axis in `kept`. `within` is called once per state, for a
+        limit of its own. `table` is shared by calls that differ in `outs` only.
         """
-        check = within or self.tick
-        parts = self.parts_of(outs)
-        outside = self._outside(loop)
-        known: Cheapest = {} if table is None else table
-        sets: dict[Leaves, Leaves] = {}
+        table = {} if table is None else table
+        table.setdefault((), {EMPTY: (0.0, None)})
+        at = _Pricing(self.parts_of(outs), self._outside(loop), table, weight, max_loaded, within or self.tick, kept)
+        return {loaded: _unchained(dag) for loaded, (_, dag) in self._price(self._start(outs, loop), at).items()}
 
-        def solve(frontier: Frontier) -> dict[Leaves, tuple[float, _Chain]]:
-            if not frontier:
-                return {EMPTY: (0.0, None)}
-            if frontier in known:
-                return known[frontier]
-            check()
-            self.stats["states"] += 1
-            (_, top, passes), rest = frontier[0], frontier[1:]
-            best: dict[Leaves, tuple[float, _Chain]] = {}
-            whole = outside.get(top)
-            if max_loaded and whole is not None and not passes & REQUIRED_TILE_LIMIT and not self._unloadable(whole):
-                for loaded, found in solve(rest).items():
-                    if len(loaded) < max_loaded:
-                        more = loaded | {whole}
-                        best[sets.setdefault(more, more)] = found
-            if self.legal(top):
-                for s in self.axioms.steps(top):
-                    if (s.accumulates and passes & 1) or not self.possible(s, parts):
-                        continue
-                    if kept and not kept.isdisjoint(map(origin, s.reduced)):
-                        continue
-                    self.stats["steps"] += 1
-                    cost = (
-                        weight(top, s) * (passes & ~REQUIRED_TILE_LIMIT).bit_count()
-                    )  # made anew in each loop that needs it
-                    for loaded, (c, dag) in solve(self._extend(rest, s, passes)).items():
-                        if loaded not in best or c + cost < best[loaded][0]:
-                            best[loaded] = (c + cost, ((top, s), dag))
-            known[frontier] = best
-            return best
-
-        return {loaded: _unchained(dag) for loaded, (_, dag) in solve(self._start(outs, loop)).items()}
+    def _price(self, pending: PendingSet, at: _Pricing) -> dict[Leaves, tuple[float, _Chain]]:
+        if pending in at.table:
+            return at.table[pending]
+        at.check()
+        self.stats["states"] += 1
+        (_, top, passes), rest = pending[0], pending[1:]
+        best: dict[Leaves, tuple[float, _Chain]] = {}
+        whole = self._loadable_as(top, passes, at.outside, at.stats) if at.max_loaded else None
+        if whole is not None:
+            for loaded, found in self._price(rest, at).items():
+                if len(loaded) < at.max_loaded:
+                    more = loaded | {whole}
+                    best[at.sets.setdefault(more, more)] = found
+        for s in self._steps(top, passes, at.parts, at.stats):
+            if at.kept and not at.kept.isdisjoint(map(origin, s.reduced)):
+                continue
+            self.stats["steps"] += 1
+            cost = at.weight(top, s) * (passes & ~REQUIRED).bit_count()  # each loop that needs it repeats it
+            for loaded, (c, dag) in self._price(self._extend(rest, s, passes), at).items():
+                if loaded not in best or c + cost < best[loaded][0]:
+                    best[loaded] = (c + cost, ((top, s), dag))
+        at.table[pending] = best
+        return best
 
     def cheapest_tree(self, outs: Leaves, weight: Weight) -> Dag | None:
-        """A cheap DAG for `outs` without loads and loop, found value by value as if nothing were shared.
+        """Find a cheap DAG for `outs` without loads and loop, value by value as if no values were shared.
 
-        Linear in the number of steps: what there is when `cheapest` does not end within its budget.
+        Linear in the number of steps: the fallback when `cheapest` does not end within its budget.
         """
         best: dict[Poly, tuple[float, Decomposition] | None] = {}
         for p in sorted(frozenset[Poly]().union(*(self.reach(o) for o in outs)), key=self.order):
             self.tick()
-            if self.axioms.is_input(p):
-                continue
-            found: tuple[float, Decomposition] | None = None
-            for s in self.axioms.steps(p) if self.legal(p) else ():
-                made = [best.get(o) for o in s.args if not self.axioms.is_input(o)]
-                if all(m is not None for m in made):
-                    cost = weight(p, s) + sum(m[0] for m in made if m is not None)
-                    if found is None or cost < found[0]:
-                        found = (cost, s)
-            best[p] = found
+            if not self.axioms.is_input(p):
+                best[p] = self._cheapest_step(p, best, weight)
         dag: dict[Poly, Decomposition] = {}
         todo = list(outs)
         while todo:
@@ -397,13 +401,30 @@ class Frontiers:
                 return None
             if p not in dag:
                 dag[p] = chosen[1]
-                todo += [o for o in chosen[1].args if not self.axioms.is_input(o)]
+                todo += self._made(chosen[1])
         return tuple(sorted(dag.items(), key=lambda x: self.order(x[0])))
+
+    def _cheapest_step(
+        self, p: Poly, best: Mapping[Poly, tuple[float, Decomposition] | None], weight: Weight
+    ) -> tuple[float, Decomposition] | None:
+        """(seconds, step) of the cheapest step whose operands can be made."""
+        found: tuple[float, Decomposition] | None = None
+        for s in self.axioms.steps(p) if self.legal(p) else ():
+            made = [m for o in self._made(s) if (m := best.get(o)) is not None]
+            if len(made) == len(self._made(s)):
+                cost = weight(p, s) + sum(m[0] for m in made)
+                if found is None or cost < found[0]:
+                    found = (cost, s)
+        return found
+
+    def _made(self, s: Decomposition) -> list[Poly]:
+        """Operands that are not region inputs."""
+        return [o for o in s.args if not self.axioms.is_input(o)]
 
 
 def _first(passes: int) -> int:
     """The first of several loops alone."""
-    return passes & -passes & ~REQUIRED_TILE_LIMIT
+    return passes & -passes & ~REQUIRED
 
 
 def _unchained(chain: _Chain) -> Dag:
@@ -416,5 +437,5 @@ def _unchained(chain: _Chain) -> Dag:
 
 def _unpacked(h: Histogram) -> dict[int, int]:
     """{number of operators: number of DAGs}"""
-    lanes = range(-(-h.bit_length() // LANE_ELEMENTS))
-    return {n: c for n in lanes if (c := h >> n * LANE_ELEMENTS & ((1 << LANE_ELEMENTS) - 1))}
+    lanes = range(-(-h.bit_length() // LANE_BITS))
+    return {n: c for n in lanes if (c := h >> n * LANE_BITS & ((1 << LANE_BITS) - 1))}

@@ -1,5 +1,4 @@
-"""Abstract expressions as hash-consed normal forms over named axes (Mirage, OSDI'25, section 4.3: expression-guided
-search).
+"""Abstract expressions as hash-consed normal forms over named axes (Mirage, OSDI'25, section 4.3).
 
 Every value that a muGraph can compute is given a sum-of-products normal form,
 
@@ -16,8 +15,8 @@ built into the constructors:
 * sums over axes move as far out as possible, bound axes get canonical names (alpha equivalence);
 * exp(a + b) = exp(a) exp(b), so exp(-max) leaves a softmax's sums and cancels: safe and unsafe softmax have one id;
 * a product of equal sums is a power of the sum, (S[k] x)^2, so that polynomials of a contraction stay small;
-* integer powers distribute over products and pull out of sums what the sum does not touch; other powers pull out only
-  exp.
+* integer powers distribute over products and pull out of sums any factor that the sum does not touch; other powers
+  pull out only exp.
 
 Ids depend on creation order: never use them as keys outside of one `Expressions`; `text` is structural.
 """
@@ -28,7 +27,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from functools import wraps
-from itertools import permutations, product
+from itertools import chain, permutations, product
 from typing import Any
 
 from mirage_jax.errors import UnsupportedError
@@ -44,12 +43,18 @@ ONE = Fraction(1)
 NO_AXES: Axes = frozenset()
 
 
+def is_multiple(power: Fraction) -> bool:
+    """Is a power a product of copies: x^2, x^3, ...?"""
+    return power.denominator == 1 and power > 1
+
+
 def memo[**P, R](method: Callable[P, R]) -> Callable[P, R]:
     """Cache a method in its instance: tables live and die with one search (no global caches)."""
     name = method.__name__
 
     @wraps(method)
     def cached(self: Any, *args: Any) -> R:
+        """Look the arguments up first."""
         table: dict[Any, R] = self._memo[name]
         try:
             return table[args]
@@ -69,6 +74,7 @@ class _Table[Row]:
         self.ids: dict[Row, int] = {}
 
     def id(self, row: Row) -> int:
+        """The id of a row, which is added if it is new."""
         i = self.ids.get(row)
         if i is None:
             i = self.ids[row] = len(self.rows)
@@ -79,8 +85,9 @@ class _Table[Row]:
 class Expressions:
     """The tables of one search, and the constructors that keep every row in normal form.
 
-    A polynomial can have more terms than there is time or memory for: `check` is told how many before they are looked
-    at, and may raise.
+    The constructors are the operations of a domain (`mugraph.domains.protocol`), so that a muGraph can be evaluated
+    over normal forms. A polynomial can have more terms than there is time or memory for: `check` is called with their
+    number before they are looked at, and may raise.
     """
 
     def __init__(self, extent: Callable[[Axis], int], check: Callable[[int], None] = lambda n: None) -> None:
@@ -108,6 +115,7 @@ class Expressions:
 
     @memo
     def base_axes(self, b: Base) -> Axes:
+        """Free axes of a base."""
         match self.base(b):
             case ("atom", _, axes):
                 return frozenset(axes)
@@ -122,8 +130,13 @@ class Expressions:
 
     @memo
     def term_axes(self, t: Term) -> Axes:
+        """Free axes of a term."""
         bound, factors = self.term(t)
-        return NO_AXES.union(*(self.base_axes(b) for b, _ in factors)) - bound
+        return self.factor_axes(factors) - bound
+
+    def factor_axes(self, factors: Iterable[tuple[Base, Fraction]]) -> Axes:
+        """Free axes of a product."""
+        return NO_AXES.union(*(self.base_axes(b) for b, _ in factors))
 
     @memo
     def axes(self, p: Poly) -> Axes:
@@ -149,12 +162,11 @@ class Expressions:
     @memo
     def _term_size(self, t: Term) -> int:
         bound, factors = self.term(t)
+        return 1 + len(bound) + sum(self._factor_size(b, q) for b, q in factors)
 
-        def weight(b: Base, q: Fraction) -> int:
-            copies = int(q) if q.denominator == 1 and q > 1 and self.base(b)[0] != "E" else 1
-            return self._base_size(b) * copies + (q != 1)
-
-        return 1 + len(bound) + sum(weight(b, q) for b, q in factors)
+    def _factor_size(self, b: Base, q: Fraction) -> int:
+        copies = int(q) if is_multiple(q) and self.base(b)[0] != "E" else 1
+        return self._base_size(b) * copies + (q != 1)
 
     @memo
     def size(self, p: Poly) -> int:
@@ -203,13 +215,7 @@ class Expressions:
         """A substitution of free axes under a binder: bound axes step aside for the names that come in."""
         inner = {a: v for a, v in m.items() if a in free}
         taken = {x for v in inner.values() for x in v}
-        used = taken | bound | free
-        for x in sorted(bound & taken):
-            y = x
-            while y in used:
-                y += "'"
-            used.add(y)
-            inner[x] = (y,)
+        inner |= _stepped_aside(bound & taken, {*taken, *bound, *free})
         return inner, tuple(inner.get(x, (x,))[0] for x in sorted(bound))
 
     def _sub_poly(self, p: Poly, m: Mapping[Axis, tuple[Axis, ...]], everywhere: bool) -> Poly:
@@ -228,62 +234,55 @@ class Expressions:
     # ------------------------------------------------------------------ constructors of rows
 
     def make_term(self, bound: Iterable[Axis], factors: Iterable[tuple[Base, Fraction]]) -> Term:
+        """Sum a product over bound axes. Raises `UnsupportedError` for an axis on which no factor depends."""
         return self._make_term(frozenset(bound), tuple(factors))
 
     @memo
     def _make_term(self, bound: Axes, factors: Factors) -> Term:
-        powers: dict[Base, Fraction] = {}
-        for b, q in factors:
-            powers[b] = powers[b] + q if b in powers else q
-        bound, rows = self._opened(bound, [(b, q) for b, q in powers.items() if q != 0])
-        for x in bound:
-            if not any(x in self.base_axes(b) for b, _ in rows):
-                raise UnsupportedError(f"sum over axis {x}, on which no factor depends any more")
-        free = NO_AXES.union(*(self.base_axes(b) for b, _ in rows)) - bound
+        bound, rows = self._opened(bound, _merged(factors))
+        axes = self.factor_axes(rows)
+        if lost := bound - axes:
+            raise UnsupportedError(f"sum over axis {min(lost)}, on which no factor depends any more")
         groups: dict[Axis, list[Axis]] = {}
         for x in sorted(bound):
             groups.setdefault(origin(x), []).append(x)
-        named = [(xs, self._bound_names(o, len(xs), free)) for o, xs in groups.items()]
-        if all(len(xs) == 1 and xs == ns for xs, ns in named):
+        names = [self._bound_names(o, len(xs), axes - bound) for o, xs in groups.items()]
+        if all(len(ns) == 1 for ns in names) and list(groups.values()) == names:
             return self.terms.id((bound, tuple(sorted(rows))))
-        best: tuple[Axes, Factors] | None = None  # canonical alpha names: the smallest row over the few permutations
-        for combination in product(*(permutations(ns) for _, ns in named)):
-            self.check(1)
-            new = {x: n for (xs, _), ns in zip(named, combination, strict=True) for x, n in zip(xs, ns, strict=True)}
-            aside = {x: (x + "#",) for x in new}  # two steps, so that renaming captures nothing
-            back = {x + "#": (n,) for x, n in new.items()}
-            moved = tuple(sorted((self._sub_base(self._sub_base(b, aside, False), back, False), q) for b, q in rows))
-            row = (frozenset(new.values()), moved)
-            if best is None or row[1] < best[1]:
-                best = row
-        assert best is not None
-        return self.terms.id(best)
+        # Canonical alpha names: the smallest row over the few permutations.
+        old = list(chain(*groups.values()))
+        permuted = (dict(zip(old, chain(*new), strict=True)) for new in product(*map(permutations, names)))
+        return self.terms.id(min((self._renamed_row(new, rows) for new in permuted), key=lambda row: row[1]))
+
+    def _renamed_row(self, names: Mapping[Axis, Axis], rows: list[tuple[Base, Fraction]]) -> tuple[Axes, Factors]:
+        """A term's row with its bound axes renamed."""
+        self.check(1)
+        aside = {x: (x + "#",) for x in names}  # two steps, so that renaming captures nothing
+        back = {x + "#": (n,) for x, n in names.items()}
+        moved = tuple(sorted((self._sub_base(self._sub_base(b, aside, False), back, False), q) for b, q in rows))
+        return frozenset(names.values()), moved
 
     def _opened(self, bound: Axes, rows: list[tuple[Base, Fraction]]) -> tuple[Axes, list[tuple[Base, Fraction]]]:
-        """A factor (S[k] t)^1 beside others is no power: its sum joins those of the product."""
+        """Move the sum of a factor (S[k] t)^1 that is not alone to the sums of the whole product."""
         for b, q in rows:
-            match self.base(b):
-                case ("P", p) if q == 1 and len(rows) > 1 and len(self.poly(p)) == 1 and self.poly(p)[0][1] == 1:
-                    inner, factors = self.term(self.poly(p)[0][0])
-                    others = [x for x in rows if x[0] != b]
-                    used = set(bound.union(inner, *(self.base_axes(x) for x, _ in (*rows, *factors))))
-                    m: dict[Axis, tuple[Axis, ...]] = {}
-                    for x in sorted(inner):
-                        if x in bound or any(x in self.base_axes(y) for y, _ in others):
-                            y = x
-                            while y in used:
-                                y += "'"
-                            used.add(y)
-                            m[x] = (y,)
-                    moved = [(self._sub_base(x, m, False), power) for x, power in factors]
-                    merged: dict[Base, Fraction] = {}
-                    for x, power in (*others, *moved):
-                        merged[x] = merged.get(x, Fraction(0)) + power
-                    renamed = frozenset(m.get(x, (x,))[0] for x in inner)
-                    return self._opened(bound | renamed, [x for x in merged.items() if x[1]])
-                case _:
-                    continue
+            term = self._only_term(b) if q == 1 and len(rows) > 1 else None
+            if term is not None:
+                inner, factors = self.term(term)
+                others = [x for x in rows if x[0] != b]
+                used = set(bound | inner | self.factor_axes((*rows, *factors)))
+                m = _stepped_aside(inner & (bound | self.factor_axes(others)), used)
+                moved = [(self._sub_base(x, m, False), power) for x, power in factors]
+                renamed = frozenset(m.get(x, (x,))[0] for x in inner)
+                return self._opened(bound | renamed, _merged((*others, *moved)))
         return bound, rows
+
+    def _only_term(self, b: Base) -> Term | None:
+        """The term that a base is, if it is a polynomial of one with coefficient 1."""
+        match self.base(b):
+            case ("P", p) if len(self.poly(p)) == 1 and self.poly(p)[0][1] == 1:
+                return self.poly(p)[0][0]
+            case _:
+                return None
 
     @staticmethod
     def _bound_names(o: Axis, n: int, free: Axes) -> list[Axis]:
@@ -296,6 +295,7 @@ class Expressions:
         return out
 
     def make_poly(self, items: Iterable[tuple[Term, Fraction]]) -> Poly:
+        """Add terms with coefficients."""
         items = tuple(items)
         self.check(len(items))
         return self._make_poly(items)
@@ -303,31 +303,28 @@ class Expressions:
     @memo
     def _make_poly(self, items: tuple[tuple[Term, Fraction], ...]) -> Poly:
         coefficients: dict[Term, Fraction] = {}
-
-        def put(t: Term, c: Fraction) -> None:
-            coefficients[t] = coefficients[t] + c if t in coefficients else c
-
-        for t, c in items:
-            bound, factors = self.term(t)
-            if not bound and len(factors) == 1 and factors[0][1] == 1 and self.base(factors[0][0])[0] == "P":
-                for u, e in self.poly(self.base(factors[0][0])[1]):  # (poly)^1 is the poly
-                    put(u, c * e)
-            elif (
-                loose := next(((b, q) for b, q in factors if q.denominator == 1 and q != 1 and self._is_loose(b)), None)
-            ) is not None:
-                rest = self.make_poly([(self.make_term((), [x for x in factors if x != loose]), c)])
-                for u, e in self.poly(
-                    self.sum(self.mul(self.power(self.base(loose[0])[1], loose[1]), rest), tuple(sorted(bound)))
-                ):
-                    put(u, e)
-            else:
-                put(t, c)
+        for item in items:
+            for t, c in self._expanded(*item):
+                coefficients[t] = coefficients[t] + c if t in coefficients else c
         return self.polys.id(tuple(sorted((t, c) for t, c in coefficients.items() if c != 0)))
+
+    def _expanded(self, t: Term, c: Fraction) -> Iterable[tuple[Term, Fraction]]:
+        """c t as terms: (poly)^1 is the poly, and integer powers go further in."""
+        bound, factors = self.term(t)
+        if not bound and len(factors) == 1 and factors[0][1] == 1 and self.base(factors[0][0])[0] == "P":
+            return ((u, c * e) for u, e in self.poly(self.base(factors[0][0])[1]))
+        whole_powers = (x for x in factors if x[1].denominator == 1 and x[1] != 1)
+        loose = next((x for x in whole_powers if self._is_loose(x[0])), None)
+        if loose is None:
+            return ((t, c),)
+        b, q = loose
+        rest = self.make_poly([(self.make_term((), [x for x in factors if x != loose]), c)])
+        return self.poly(self.sum(self.mul(self.power(self.base(b)[1], q), rest), tuple(sorted(bound))))
 
     @memo
     def _is_loose(self, b: Base) -> bool:
-        """Could an integer power go further in? Roots keep (x)^(1/2) and (2 x + 1)^(1/2) whole; a product of two need
-        not.
+        """Could an integer power of this base go further in? Roots keep (x)^(1/2) and (2 x + 1)^(1/2) whole, but not a
+        product of two such roots.
         """
         match self.base(b):
             case ("P", p):
@@ -337,20 +334,18 @@ class Expressions:
                 return False
 
     def _common(self, p: Poly, r: Fraction) -> dict[Base, Fraction]:
-        """Factors of all terms that may be pulled out of p ** r: those that no sum touches; of a root only exp, which
-        is positive.
-        """
-
-        def pullable(bound: Axes, factors: Factors) -> dict[Base, Fraction]:
-            ok = r.denominator == 1
-            return {b: q for b, q in factors if not (self.base_axes(b) & bound) and (ok or self.base(b)[0] == "E")}
-
+        """Factors of all terms that may be pulled out of p ** r."""
         rows = [self.term(t) for t, _ in self.poly(p)]
-        common = pullable(*rows[0])
+        common = self._pullable(*rows[0], r)
         for bound, factors in rows[1:]:
-            here = pullable(bound, factors)
+            here = self._pullable(bound, factors, r)
             common = {b: q for b, q in common.items() if here.get(b) == q}
         return common
+
+    def _pullable(self, bound: Axes, factors: Factors, r: Fraction) -> dict[Base, Fraction]:
+        """Factors of one term that no sum touches; for a root only exp, which is positive."""
+        free = ((b, q) for b, q in factors if not self.base_axes(b) & bound)
+        return {b: q for b, q in free if r.denominator == 1 or self.base(b)[0] == "E"}
 
     def _factor(self, base: tuple[Any, ...], power: Fraction = ONE) -> Poly:
         return self.make_poly([(self.make_term((), [(self.bases.id(base), power)]), ONE)])
@@ -358,32 +353,36 @@ class Expressions:
     # ------------------------------------------------------------------ values
 
     def constant(self, c: Fraction | int) -> Poly:
+        """Make a constant."""
         return self.make_poly([(self.one, Fraction(c))])
 
     def atom(self, name: str, axes: tuple[Axis, ...]) -> Poly:
+        """Make a tensor under these axis names."""
         return self._factor(("atom", name, axes))
 
     def add(self, *ps: Poly) -> Poly:
+        """Add values."""
         return self.make_poly([x for p in ps for x in self.poly(p)])
 
     def scale(self, p: Poly, c: Fraction) -> Poly:
+        """Multiply a value by a constant."""
         return self.make_poly([(t, k * c) for t, k in self.poly(p)])
 
     def monic(self, p: Poly) -> tuple[Poly, Fraction]:
-        """p = c * q where q's first non-constant coefficient is 1; returns (q, c)."""
+        """Factor p = c * q so that q's largest non-constant coefficient is 1; returns (q, c)."""
         c = max((c for t, c in self.poly(p) if t != self.one), key=abs, default=None)  # sums do not grow
         if c is None or c == 1:
             return p, ONE
         return self.scale(p, 1 / c), c
 
     def affine_parts(self, p: Poly) -> tuple[Poly, Fraction, Fraction]:
-        """p = scale * q + offset with q monic and without constant term; q is the zero poly if p is constant."""
+        """Factor p = scale * q + offset with q monic and without constant term; q is the zero poly if p is constant."""
         offset = dict(self.poly(p)).get(self.one, Fraction(0))
         q, c = self.monic(self.make_poly([(t, c) for t, c in self.poly(p) if t != self.one]))
         return q, c, offset
 
     def only_base(self, p: Poly) -> tuple[Any, ...] | None:
-        """The base that a value is, if it is one and nothing else."""
+        """The base that a value consists of, if it has no other factor or term."""
         match self.poly(p):
             case ((t, c),) if c == 1 and not self.term(t)[0]:
                 match self.term(t)[1]:
@@ -395,9 +394,11 @@ class Expressions:
                 return None
 
     def is_constant(self, p: Poly) -> bool:
+        """Does a value depend on no tensor?"""
         return all(t == self.one for t, _ in self.poly(p))
 
     def mul(self, p: Poly, q: Poly) -> Poly:
+        """Multiply values; two sums stay factors."""
         if len(self.poly(p)) > 1 and len(self.poly(q)) > 1:
             (p, c), (q, d) = self.monic(p), self.monic(q)
             factors = [(self.bases.id(("P", p)), ONE), (self.bases.id(("P", q)), ONE)]
@@ -413,40 +414,34 @@ class Expressions:
                 return self.make_term(bound, [*factors, (base, ONE)])
         (bound_s, fs), (bound_t, ft) = self.term(s), self.term(t)
         used = set(bound_s | bound_t | self.term_axes(s) | self.term_axes(t))
-
-        def fresh(
-            bound: Axes, factors: Factors, taken: Axes | set[Axis]
-        ) -> tuple[list[Axis], list[tuple[Base, Fraction]]]:
-            m: dict[Axis, tuple[Axis, ...]] = {}
-            for x in sorted(bound):
-                if x in taken:
-                    y = x
-                    while y in used:
-                        y += "'"
-                    used.add(y)
-                    m[x] = (y,)
-            return [m.get(x, (x,))[0] for x in bound], [(self._sub_base(b, m, False), q) for b, q in factors]
-
-        bs, fs2 = fresh(bound_s, fs, self.term_axes(t))
-        bt, ft2 = fresh(bound_t, ft, self.term_axes(s) | set(bs))
+        bs, fs2 = self._freshly_bound(bound_s, fs, self.term_axes(t), used)
+        bt, ft2 = self._freshly_bound(bound_t, ft, self.term_axes(s) | set(bs), used)
         return self.make_term([*bs, *bt], [*fs2, *ft2])
+
+    def _freshly_bound(
+        self, bound: Axes, factors: Factors, taken: Axes, used: set[Axis]
+    ) -> tuple[list[Axis], list[tuple[Base, Fraction]]]:
+        """Bound axes and factors with `taken` axes renamed; new names join `used`."""
+        m = _stepped_aside(bound & taken, used)
+        return [m.get(x, (x,))[0] for x in bound], [(self._sub_base(b, m, False), q) for b, q in factors]
 
     def _sum_base(self, t: Term) -> Base | None:
         """A term that is a sum over axes, as one factor."""
         return self.bases.id(("P", self.make_poly([(t, ONE)]))) if self.term(t)[0] else None
 
     def power(self, p: Poly, r: Fraction) -> Poly:
-        """p ** r: pulls out the common factors that no sum touches (non-integer r: only exp, which is positive)."""
+        """Raise p to the power r; common factors that no sum touches are pulled out (for a root only exp).
+
+        Raises `UnsupportedError` for a power of zero.
+        """
         rows = [self.term(t) for t, _ in self.poly(p)]
         if not rows:
             raise UnsupportedError("power of zero")
         common = self._common(p, r)
         out = self.make_poly([(self.make_term((), [(b, q * r) for b, q in common.items()]), ONE)])
+        terms = [(*self.term(t), c) for t, c in self.poly(p)]
         rest = self.make_poly(
-            [
-                (self.make_term(self.term(t)[0], [(b, q) for b, q in self.term(t)[1] if b not in common]), c)
-                for t, c in self.poly(p)
-            ]
+            [(self.make_term(bound, [x for x in factors if x[0] not in common]), c) for bound, factors, c in terms]
         )
         if self.poly(rest) == ((self.one, ONE),):
             return out
@@ -469,8 +464,9 @@ class Expressions:
         """exp(sum c_i t_i) = product of exp(t_i)^c_i; the constant term stays inside as exp of the term 1."""
         return self.make_poly([(self.make_term((), [(self.bases.id(("E", t)), c) for t, c in self.poly(p)]), ONE)])
 
-    def function(self, name: str, polys: tuple[Poly, ...], removed: tuple[Axis, ...] = ()) -> Poly:
-        return self._factor(("f", name, polys, tuple(sorted(removed))))
+    def function(self, name: str, polys: Iterable[Poly], removed: tuple[Axis, ...] = ()) -> Poly:
+        """Apply an uninterpreted function, which reduces the axes `removed`."""
+        return self._factor(("f", name, tuple(polys), tuple(sorted(removed))))
 
     def sum(self, p: Poly, axes: tuple[Axis, ...]) -> Poly:
         """Sum over axes; over an axis that a term does not have it is the factor |axis|."""
@@ -485,6 +481,43 @@ class Expressions:
                     items.append((self.make_term(bound | {x}, factors), c))
             p = self.make_poly(items)
         return p
+
+    def dot(self, p: Poly, q: Poly, axes: tuple[Axis, ...]) -> Poly:
+        """Multiply and sum over axes."""
+        return self.sum(self.mul(p, q), axes)
+
+    def log_product(self, p: Poly, m: Poly) -> Poly:
+        """log(p exp(m)), an uninterpreted function of the product."""
+        return self.function("log", (self.mul(p, self.exp(m)),))
+
+    def less_log_product(self, y: Poly, p: Poly, m: Poly) -> Poly:
+        """y - log(p exp(m)): the order in which floats subtract has no normal form."""
+        return self.add(y, self.scale(self.log_product(p, m), Fraction(-1)))
+
+    def maximum(self, p: Poly, axes: tuple[Axis, ...]) -> Poly:
+        """Maximum over axes; max(c x + o) = c max(x) + o for positive c."""
+        axes = tuple(a for a in axes if a in self.axes(p))
+        q, c, offset = self.affine_parts(p)
+        if not axes:
+            return p
+        if c > 0:
+            return self.add(self.scale(self._maximum(q, axes), c), self.constant(offset))
+        return self._maximum(p, axes)
+
+    def _maximum(self, p: Poly, axes: tuple[Axis, ...]) -> Poly:
+        match self.only_base(p):
+            case ("f", "max", (inner,), removed):  # max over i of max over j is max over i and j
+                return self.function("max", (inner,), (*removed, *axes))
+            case _:
+                return self.function("max", (p,), axes)
+
+    def shift(self, p: Poly, axes: tuple[Axis, ...]) -> Poly:
+        """Raises `UnsupportedError`: the search adds shifts when it writes a kernel."""
+        raise UnsupportedError("a shift has no normal form: it is added after the search")
+
+    def iota(self, axis: Axis) -> Poly:
+        """Make the index along an axis."""
+        return self.atom("#iota", (axis,))
 
     # ------------------------------------------------------------------ text (structural, for people and digests)
 
@@ -514,61 +547,21 @@ class Expressions:
         return " + ".join(sorted(("" if c == 1 else f"{c}*") + self._term_text(t) for t, c in self.poly(p))) or "0"
 
 
-class NormalFormDomain:
-    """Reads a muGraph as normal forms: the abstract-expression interpreter of the operator table
-    (`mugraph.domains.protocol`)."""
+def _merged(factors: Iterable[tuple[Base, Fraction]]) -> list[tuple[Base, Fraction]]:
+    """Factors with powers of equal bases added."""
+    powers: dict[Base, Fraction] = {}
+    for b, q in factors:
+        powers[b] = powers[b] + q if b in powers else q
+    return [(b, q) for b, q in powers.items() if q != 0]
 
-    def __init__(self, expressions: Expressions) -> None:
-        self.e = expressions
 
-    def constant(self, value: Fraction) -> Poly:
-        return self.e.constant(value)
-
-    def add(self, x: Poly, y: Poly) -> Poly:
-        return self.e.add(x, y)
-
-    def mul(self, x: Poly, y: Poly) -> Poly:
-        return self.e.mul(x, y)
-
-    def power(self, x: Poly, exponent: Fraction) -> Poly:
-        return self.e.power(x, exponent)
-
-    def exp(self, x: Poly) -> Poly:
-        return self.e.exp(x)
-
-    def log_product(self, x: Poly, m: Poly) -> Poly:
-        return self.e.function("log", (self.e.mul(x, self.e.exp(m)),))
-
-    def less_log_product(self, y: Poly, x: Poly, m: Poly) -> Poly:
-        return self.add(y, self.mul(self.constant(Fraction(-1)), self.log_product(x, m)))
-
-    def function(self, name: str, args: Iterable[Poly]) -> Poly:
-        return self.e.function(name, tuple(args))
-
-    def sum(self, x: Poly, axes: tuple[Axis, ...]) -> Poly:
-        return self.e.sum(x, axes)
-
-    def dot(self, x: Poly, y: Poly, axes: tuple[Axis, ...]) -> Poly:
-        return self.e.sum(self.e.mul(x, y), axes)
-
-    def maximum(self, x: Poly, axes: tuple[Axis, ...]) -> Poly:
-        axes = tuple(a for a in axes if a in self.e.axes(x))
-        q, c, offset = self.e.affine_parts(x)
-        if not axes:
-            return x
-        if c > 0:  # max(c x + o) = c max(x) + o
-            return self.e.add(self.e.scale(self._maximum(q, axes), c), self.e.constant(offset))
-        return self._maximum(x, axes)
-
-    def _maximum(self, x: Poly, axes: tuple[Axis, ...]) -> Poly:
-        match self.e.only_base(x):
-            case ("f", "max", (inner,), removed):  # max over i of max over j is max over i and j
-                return self.e.function("max", (inner,), (*removed, *axes))
-            case _:
-                return self.e.function("max", (x,), axes)
-
-    def shift(self, x: Poly, axes: tuple[Axis, ...]) -> Poly:
-        raise UnsupportedError("a shift has no normal form: it is added after the search")
-
-    def iota(self, axis: Axis) -> Poly:
-        return self.e.atom("#iota", (axis,))
+def _stepped_aside(bound: Axes | set[Axis], used: set[Axis]) -> dict[Axis, tuple[Axis, ...]]:
+    """New names for bound axes: the first copies that are not used. They join `used`."""
+    names: dict[Axis, tuple[Axis, ...]] = {}
+    for x in sorted(bound):
+        y = x
+        while y in used:
+            y += "'"
+        used.add(y)
+        names[x] = (y,)
+    return names

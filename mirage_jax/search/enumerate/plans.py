@@ -1,10 +1,10 @@
-"""Kernel level: sequences of kernels that produce all outputs of a region.
+"""Kernel level: sequences of kernels that produce all outputs of a region (Mirage, OSDI'25, section 4.1).
 
-A plan is found backwards: of the tensors still to be produced take the largest, choose tensors to be produced
-together with it, choose one of the cuts that `Frontiers.kernels` found for them, and go on with what the kernel
-loads. No kernel loads what a later one makes: that would be made twice. Splitting an axis over the grid (split-K,
-split-KV) is not a rule but another root, ``k -> (k.g, k)``; such a variant keeps a plan only if some tensor really is
-partial, else it would repeat an unsplit plan.
+A plan is found backwards. Of the tensors still to be produced take the largest, and choose tensors to produce together
+with it. Choose one of the cuts that `KernelTables.kernels` found for them, and go on with the tensors that the kernel
+loads. No kernel loads a tensor that a later one makes: it would be made twice. Splitting an axis over the grid
+(split-K, split-KV) is not a rule but another target, ``k -> (k.g, k)``. Such a variant keeps a plan only if some tensor
+is a partial sum; else it would repeat an unsplit plan.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from mirage_jax.mugraph.graph import PART_SUFFIX, Axis
-from mirage_jax.search.enumerate.kernels import EMPTY, Frontiers, Leaves
+from mirage_jax.search.enumerate.kernels import EMPTY, KernelTables, Leaves
 from mirage_jax.search.enumerate.normal_form import Poly, memo
 
 type Cut = tuple[Leaves, Leaves]  # (outputs, loaded intermediates) of one kernel
@@ -26,31 +26,31 @@ type Plan = tuple[Cut, ...]  # last kernel first
 class Plans:
     """Enumerates the plans of one variant of a region."""
 
-    frontiers: Frontiers
-    roots: frozenset[Poly]
+    tables: KernelTables
+    targets: frozenset[Poly]
     split: Axis | None = None
     _memo: defaultdict[str, dict[object, object]] = field(default_factory=lambda: defaultdict(dict))
 
     @memo
     def loadable(self, outs: Leaves) -> tuple[Leaves, ...]:
-        """What a kernel with these outputs may load."""
-        f = self.frontiers
+        """List the sets of tensors that a kernel with these outputs may load."""
+        f = self.tables
         return tuple(dict.fromkeys(leaves for x in f.loops_for(outs) for leaves in f.kernels(outs, x)))
 
     @memo
     def structures(self, outs: Leaves, leaves: Leaves) -> int:
-        """Number of operator DAGs, loop axes and optional grid axes that realize a kernel with this cut."""
-        f = self.frontiers
+        """Count the operator DAGs, loop axes and optional grid axes that realize a kernel with this cut."""
+        f = self.tables
         dags = sum(f.kernels(outs, x)[leaves].total() for x in f.loops_of(outs, leaves))
         return dags and dags * 2 ** len(f.grid_for(outs, leaves)[1])
 
     def with_kernels(self, n: int) -> Iterator[tuple[Plan, int]]:
         """Yield (plan, number of structures it stands for) for all plans of exactly n kernels."""
-        yield from self._extend(self.roots, EMPTY, n, False)
+        yield from self._extend(self.targets, EMPTY, n, False)
 
     def _extend(self, todo: Leaves, made: Leaves, kernels_left: int, partial: bool) -> Iterator[tuple[Plan, int]]:
         """Kernels for `todo`; `made` is what the kernels after them make."""
-        f = self.frontiers
+        f = self.tables
         if not todo:
             if kernels_left == 0 and (partial or self.split is None):
                 yield (), 1
@@ -59,7 +59,7 @@ class Plans:
             return
         top = max(todo, key=f.order)
         others = sorted(todo - {top}, key=f.order)
-        limit = max(f.space.max_outputs, len(self.roots)) - 1
+        limit = max(f.space.max_outputs, len(self.targets)) - 1
         for n in range(min(limit, len(others)) + 1):
             for together in combinations(others, n):
                 outs = frozenset((top, *together))
@@ -67,7 +67,7 @@ class Plans:
                     left = (todo - outs) | leaves
                     if (
                         not left.isdisjoint(made | outs)
-                        or len(left) > max(f.space.max_loaded, len(self.roots))
+                        or len(left) > max(f.space.max_loaded, len(self.targets))
                         or bool(left) == (kernels_left == 1)
                         or not (here := self.structures(outs, leaves))
                     ):
@@ -80,5 +80,5 @@ class Plans:
     def _partial(self, leaves: Leaves = EMPTY) -> bool:
         if self.split is None:
             return False
-        axes = self.frontiers.axioms.e.axes
+        axes = self.tables.axioms.e.axes
         return any(self.split + PART_SUFFIX in axes(p) and self.split not in axes(p) for p in leaves)

@@ -8,39 +8,22 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from mirage_jax.cost.roofline import (
-    ROUNDED_PRODUCT_COST,
-    TYPICAL_PARTS,
-    TYPICAL_TILE,
-    Axes,
-    Outline,
-    Read,
-    Tiled,
-    Work,
-    loop_passes,
-    matrix_product,
-    tilings,
-)
+from mirage_jax.cost.outline import ROUNDED_PRODUCT_COST, Axes, LoadUse, OperatorUse, Outline, Read, outlined
+from mirage_jax.cost.tilings import Tiled, tilings
 from mirage_jax.hardware.device_model import DeviceModel
-from mirage_jax.mugraph.graph import (
-    PART_SUFFIX,
-    Axis,
-    KernelSchedule,
-    Op,
-    origin,
-)
+from mirage_jax.mugraph.graph import PART_SUFFIX, Axis, KernelSchedule, Op, origin
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.mugraph.passes.sentinels import masks_among
 from mirage_jax.search.enumerate.axioms import LOOP, Decomposition, kind
-from mirage_jax.search.enumerate.kernels import Cheapest, Dag, Frontiers, Leaves, Weight
+from mirage_jax.search.enumerate.kernels import Cheapest, Dag, KernelTables, Leaves, Weight
 from mirage_jax.search.enumerate.normal_form import Poly
 from mirage_jax.search.loop_bounds import loop_bounds_of
 
-# ---------------------------------------------------------------------- kernels of a search
+TYPICAL_TILE, TYPICAL_PARTS = 64, 8  # elements along an axis, parts of a split axis: DAGs are chosen for these
 
 
 @dataclass(frozen=True)
@@ -56,10 +39,12 @@ class Priced:
 
     @property
     def seconds(self) -> float:
+        """Estimate at the best sizes."""
         return self.tilings[0].seconds
 
     @property
     def schedule(self) -> KernelSchedule:
+        """The best sizes."""
         return self.tilings[0].schedule
 
 
@@ -69,7 +54,7 @@ class Model:
     program itself rounds to 16 bits.
     """
 
-    frontiers: Frontiers
+    tables: KernelTables
     device: DeviceModel
     extents: Mapping[Axis, int]
     widths: Mapping[str, int]  # bytes per element of the region's inputs
@@ -77,7 +62,7 @@ class Model:
     split: Axis | None = None
     parts: int = 1
     dags: dict[Any, Mapping[Leaves, Dag]] = field(default_factory=dict[Any, Mapping[Leaves, Dag]])  # for any `parts`
-    tables: dict[Any, tuple[Weight, Cheapest]] = field(default_factory=dict[Any, tuple[Weight, Cheapest]])
+    weights: dict[Any, tuple[Weight, Cheapest]] = field(default_factory=dict[Any, tuple[Weight, Cheapest]])
 
     def __post_init__(self) -> None:
         self._kernels: dict[tuple[Leaves, Leaves], Priced | None] = {}
@@ -85,6 +70,7 @@ class Model:
         self._spaces: dict[tuple[Poly, Decomposition], tuple[float, Axes, tuple[frozenset[Axis], ...], float]] = {}
 
     def extent(self, axis: Axis, parts: int | None = None) -> int:
+        """Elements along an axis: of a split axis, in one part."""
         a, parts = origin(axis), parts or self.parts
         if self.split is not None:
             if a == self.split + PART_SUFFIX:
@@ -94,28 +80,27 @@ class Model:
         return self.extents[a]
 
     def width(self, p: Poly) -> int:
-        """Bytes per element as stored: inputs as they are, partial or shifted values in f32, other intermediates
-        narrow.
-        """
-        f = self.frontiers
+        """Bytes per element as stored: four for partial or shifted values, else as few as the narrowest input has."""
+        f = self.tables
         if f.axioms.is_input(p):
             return self.widths[f.axioms.atom(p)[0]]
         partial = any(kind(a) == "g" for a in f.axioms.e.axes(p))
-        return 4 if partial or f.grading.degree(p) else min(self.widths.values(), default=4)
+        return 4 if partial or f.shift_degrees.degree(p) else min(self.widths.values(), default=4)
 
     def bytes(self, p: Poly) -> int:
-        return math.prod(map(self.extent, self.frontiers.axioms.e.axes(p))) * self.width(p)
+        """Bytes of a whole tensor."""
+        return math.prod(map(self.extent, self.tables.axioms.e.axes(p))) * self.width(p)
 
     def bound(self, outs: Leaves, leaves: Leaves) -> float:
-        """No kernel with these outputs and loaded intermediates is faster."""
+        """Bound the seconds of all kernels with these outputs and loaded intermediates from below."""
         traffic = sum(self.bytes(p) for p in (*outs, *leaves))
         return math.hypot(self.device.shortest, traffic / self.device.bandwidth) + self.device.launch
 
     # ------------------------------------------------------------------ one operator
 
     def work(self, p: Poly, s: Decomposition, size: Mapping[Axis, int], rounded: float = 1.0) -> float:
-        """Seconds of one application at given axis sizes, on the whole device; of a matrix product that rounds what was
-        computed, so many times that.
+        """Estimate the seconds of one operator at given axis sizes, on the whole device. A matrix product that rounds a
+        computed operand takes `rounded` times as long.
         """
         key = (p, s)
         if key not in self._spaces:
@@ -131,22 +116,22 @@ class Model:
 
     def _space(self, p: Poly, s: Decomposition) -> tuple[float, Axes, tuple[frozenset[Axis], ...], float]:
         """FLOPs per point, axes of the points; for a dot, the free axes of its operands and the matrix unit's speed."""
-        e, d = self.frontiers.axioms.e, self.device
+        e, d = self.tables.axioms.e, self.device
         space = tuple(origin(a) for a in {*e.axes(p), *s.reduced})
         if s.op != "dot":
             return s.record.flops, space, (), 0.0
         sides = tuple(frozenset(map(origin, e.axes(o) - set(s.reduced))) for o in s.args)
-        narrow = any(self.frontiers.axioms.is_input(o) and self.width(o) <= 2 for o in s.args)
+        narrow = any(self.tables.axioms.is_input(o) and self.width(o) <= 2 for o in s.args)
         return s.record.flops, space, sides, d.matrix_flops if narrow else d.matrix_flops_f32
 
     def _rounds(self, s: Decomposition) -> bool:
-        """Does a matrix product round an operand, which was computed, to the type of the other?"""
-        given = [o for o in s.args if self.frontiers.axioms.is_input(o)]
+        """Does a matrix product round a computed operand to the type of the other?"""
+        given = [o for o in s.args if self.tables.axioms.is_input(o)]
         return len(given) == 1 and self.width(given[0]) <= 2
 
     def library(self, p: Poly, s: Decomposition) -> float:
-        """Seconds of one operator over whole tensors, assuming that XLA fuses pointwise chains."""
-        size = {origin(a): self.extent(a) for a in {*self.frontiers.axioms.e.axes(p), *s.reduced}}
+        """Estimate the seconds of one operator over whole tensors, assuming that XLA fuses pointwise chains."""
+        size = {origin(a): self.extent(a) for a in {*self.tables.axioms.e.axes(p), *s.reduced}}
         fused = operator(s.op).pointwise
         traffic = self.bytes(p) + (0 if fused else sum(self.bytes(o) for o in {*s.args}))
         return max(self.work(p, s, size), traffic / self.device.bandwidth) + (0.0 if fused else self.device.launch)
@@ -154,34 +139,30 @@ class Model:
     # ------------------------------------------------------------------ one kernel
 
     def kernel(self, outs: Leaves, leaves: Leaves) -> Priced | None:
-        """The best loop axis, operator DAG and tile sizes for a kernel; None if no tile fits."""
+        """Choose the best loop axis, operator DAG and tile sizes for a kernel; None if no tile fits."""
         if (outs, leaves) not in self._kernels:
-            found = [
-                k
-                for loop in self.frontiers.loops_of(outs, leaves)
-                if (k := self._with_loop(outs, leaves, loop)) is not None
-            ]
-            self._kernels[outs, leaves] = min(found, key=lambda k: k.seconds, default=None)
+            loops = self.tables.loops_of(outs, leaves)
+            self._kernels[outs, leaves] = _fastest([self._with_loop(outs, leaves, loop) for loop in loops])
         return self._kernels[outs, leaves]
 
     def _with_loop(self, outs: Leaves, leaves: Leaves, loop: Axis | None) -> Priced | None:
-        f = self.frontiers
+        f = self.tables
         must, optional = f.grid_for(outs, leaves)
         plain = must | optional
-        # Axes that some DAGs reduce and others need not, since they load what it takes.
+        # Some DAGs reduce these axes, and others need not, since they load the reduced values.
         others = sorted(f.free_axes(outs) - plain - {loop})
-        avoided = [self._on_grid(outs, leaves, loop, plain | {a}, {a}) for a in others]
-        found = [k for k in (self._on_grid(outs, leaves, loop, plain, set()), *avoided) if k is not None]
-        wide = frozenset(a for k in found for a in k.grid)
-        if len(found) > 2:
-            found += [k for k in [self._on_grid(outs, leaves, loop, wide, wide - plain)] if k is not None]
-        return min(found, key=lambda k: k.seconds, default=None)
+        found = [self._on_grid(outs, leaves, loop, plain, set())]
+        found += [self._on_grid(outs, leaves, loop, plain | {a}, {a}) for a in others]
+        wide = frozenset(a for k in found if k is not None for a in k.grid)
+        if len(found) - found.count(None) > 2:
+            found.append(self._on_grid(outs, leaves, loop, wide, wide - plain))
+        return _fastest(found)
 
     def _on_grid(
         self, outs: Leaves, leaves: Leaves, loop: Axis | None, axes: Set[Axis], kept: Set[Axis]
     ) -> Priced | None:
-        """The cheapest kernel with these axes on its grid, no operator of which reduces those in `kept`."""
-        f = self.frontiers
+        """The cheapest kernel with these axes on its grid; no operator reduces an axis in `kept`."""
+        f = self.tables
         if f.batch & f.free_axes(outs) - axes - {loop}:
             return None  # as below, but before a DAG is looked for
         must = frozenset(a for a in axes if kind(a) == "g")
@@ -208,14 +189,14 @@ class Model:
         kept: frozenset[Axis],
     ) -> Dag | None:
         """The DAG that does the least work at typical tiles; found for all `leaves` and any number of parts at once."""
-        most = self.frontiers.space.max_loaded if leaves else 0
+        most = self.tables.space.max_loaded if leaves else 0
         key = (outs, loop, most, frozenset(grid), single, kept)
         if key not in self.dags:
-            like = (loop, self.frontiers.parts_of(outs), *key[2:])
-            if like not in self.tables:
-                self.tables[like] = self._weight(loop, grid, single), {}
-            weight, table = self.tables[like]
-            self.dags[key] = self.frontiers.cheapest(outs, loop, weight, most, kept=kept, table=table)
+            like = (loop, self.tables.parts_of(outs), *key[2:])
+            if like not in self.weights:
+                self.weights[like] = self._weight(loop, grid, single), {}
+            weight, table = self.weights[like]
+            self.dags[key] = self.tables.cheapest(outs, loop, weight, most, kept=kept, table=table)
         return self.dags[key].get(leaves)
 
     def _weight(self, loop: Axis | None, grid: Axes, single: frozenset[Axis]) -> Weight:
@@ -227,57 +208,57 @@ class Model:
             size[loop + LOOP] = math.ceil(whole[loop] / size[loop])
         if self.split is not None:
             size.setdefault(self.split + PART_SUFFIX, TYPICAL_PARTS)
-        halves = {self.frontiers.in_loop(p, loop) for p in self.halves}
+        halves = {self.tables.in_loop(p, loop) for p in self.halves}
 
         @functools.cache
         def weight(p: Poly, s: Decomposition) -> float:
+            """Seconds of one operator."""
             return self.work(p, s, size, ROUNDED_PRODUCT_COST if halves.isdisjoint(s.args) else 1.0) + 1e-15
 
         return weight
 
     def _outline(self, outs: Leaves, leaves: Leaves, loop: Axis | None, grid: Axes, dag: Dag) -> Outline:
-        """The outline of a kernel that is not written yet."""
-        f = self.frontiers
+        """Outline a kernel that is not written yet."""
+        f = self.tables
         loaded = {f.in_loop(p, loop): p for p in leaves}
-
-        shown = self._visible.setdefault(grid, {})
-
-        def visible(p: Poly) -> Axes:
-            if p not in shown:
-                axes = (a for a in f.axioms.e.axes(p) if kind(a) == "t" or (kind(a) == "g" and a not in grid))
-                shown[p] = tuple(sorted(axes))
-            return shown[p]
-
-        steps = dict(dag)
-        depth: dict[Poly, int] = {}
-        for p, s in dag:
-            depth[p] = max((depth.get(o, 0) for o in s.args), default=0) + s.accumulates
-        ends = [(depth[p] - 1, s.args) for p, s in dag if s.accumulates]
-        ends += [(depth[p], (p,)) for p in (f.in_loop(o, loop) for o in outs) if f.in_body(p)]
-        passes = loop_passes(ends, lambda p: steps[p].args if p in steps and f.in_body(p) else ())
-        reads: dict[Poly, Read] = {}
-        work: list[Work] = []
-        for p, s in dag:
-            for o in s.args:
-                if f.axioms.is_input(o) or o in loaded:
-                    name, stored = f.axioms.atom(o) if f.axioms.is_input(o) else (f"%{o}", visible(o))
-                    again = max(1, passes[o]) if f.in_body(o) else 1
-                    reads[o] = Read(
-                        name, visible(o), self.width(loaded.get(o, o)), again, stored[-1] if stored else None
-                    )
-            sides = [set(visible(o)) for o in s.args]
-            gone = tuple(a for a in s.reduced if kind(a) != "l")
-            space = tuple(dict.fromkeys((*visible(p), *gone)))
-            narrow = any(f.axioms.is_input(o) and self.width(o) <= 2 for o in s.args)
-            ready = [o in reads or not f.in_body(o) for o in s.args]
-            half = [o in reads and reads[o].width == 2 and x for o, x in zip(s.args, reversed(ready), strict=True)]
-            body = f.in_body(p) or s.accumulates
-            flops = s.record.flops * max(1, passes[p])
-            work.append(Work(space, visible(p), flops, body, matrix_product(s.op, sides, gone, half), narrow))
+        operands = dict.fromkeys(o for _, s in dag for o in s.args if f.axioms.is_input(o) or o in loaded)
+        loads = [self._load(o, loaded.get(o, o), grid) for o in operands]
+        ops = [
+            OperatorUse(
+                p,
+                s.op,
+                s.args,
+                self._inside(p, grid),
+                tuple(a for a in s.reduced if kind(a) != "l"),
+                s.record.flops,
+                f.in_body(p),
+            )
+            for p, s in dag
+        ]
+        stored = [f.in_loop(o, loop) for o in outs]
         writes = tuple((tuple(sorted(f.axioms.e.axes(o))), self.width(o)) for o in outs)
-        if loop is None or any(f.in_body(f.in_loop(o, loop)) for o in outs):
-            loop_bounds = None
-        else:
-            ops = [Op(str(p), s.op, tuple(map(str, s.args)), (), s.attrs) for p, s in dag]
-            loop_bounds = loop_bounds_of(masks_among(ops, set(map(str, outs))), grid, loop)
-        return Outline(grid, loop, tuple(reads.values()), tuple(work), writes, loop_bounds)
+        loop_bounds = None
+        if loop is not None and not any(map(f.in_body, stored)):
+            written = [Op(str(p), s.op, tuple(map(str, s.args)), (), s.attrs) for p, s in dag]
+            loop_bounds = loop_bounds_of(masks_among(written, set(map(str, outs))), grid, loop)
+        return outlined(grid, loop, loads, ops, stored, writes, loop_bounds)
+
+    def _inside(self, p: Poly, grid: Axes) -> Axes:
+        """Axes of a value as its kernel's blocks see it: loop steps and the grid's parts are implicit."""
+        shown = self._visible.setdefault(grid, {})
+        if p not in shown:
+            axes = (a for a in self.tables.axioms.e.axes(p) if kind(a) == "t" or (kind(a) == "g" and a not in grid))
+            shown[p] = tuple(sorted(axes))
+        return shown[p]
+
+    def _load(self, operand: Poly, whole: Poly, grid: Axes) -> LoadUse[Poly]:
+        """Describe the load of an operand, which is the tensor `whole` outside of its kernel."""
+        f, axes, width = self.tables, self._inside(operand, grid), self.width(whole)
+        name, stored = f.axioms.atom(operand) if f.axioms.is_input(operand) else (f"%{operand}", axes)
+        read = Read(name, axes, width, last=stored[-1] if stored else None)
+        # Whether an intermediate will have 16 bits is known only once the kernels are written.
+        return LoadUse(operand, read, f.axioms.is_input(operand) and width <= 2, f.in_body(operand))
+
+
+def _fastest(kernels: Iterable[Priced | None]) -> Priced | None:
+    return min((k for k in kernels if k is not None), key=lambda k: k.seconds, default=None)

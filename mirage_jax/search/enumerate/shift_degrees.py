@@ -1,10 +1,10 @@
-"""Safe softmax as a grading: which values may be stored relative to a running maximum.
+"""Safe softmax as shift degrees: which values may be stored relative to a running maximum.
 
-A value of degree d is stored as ``a`` with true value ``a * exp(d * m)``, m being a shift that all values of one *exp
-group* share: an exponential has degree 1, so have its row sum l and the weighted sum O, 1/l has degree -1 and O/l has
-degree 0; so has log l, computed as log(a) + m. A group may be shifted if every output of the region has degree 0: then
-m cancels, whatever it is, and may be chosen as the maximum. A value that is not homogeneous (exp(x) + 1) has no shifted
-form and cannot occur in such a program.
+A value of degree d is stored as ``a`` with true value ``a * exp(d * m)``. All values of one *exp group* share the shift
+m. An exponential has degree 1, and so have its row sum l and the weighted sum O; 1/l has degree -1, and O/l has degree
+0. So has log l, computed as log(a) + m. A group may be shifted if every output of the region has degree 0: then m
+cancels for any value, and may be the maximum. A value that is not homogeneous (exp(x) + 1) has no shifted form and
+cannot occur in such a program. This generalizes online softmax (Milakov and Gimelshein, 2018).
 
 Exponentials that the program multiplies together form one group, computed as one exp of the sum: exp(a) exp(b) would
 be fine in algebra and 0 * inf in floats.
@@ -12,7 +12,7 @@ be fine in algebra and 0 * inf in floats.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -24,11 +24,11 @@ NONE: Degree = ()
 
 
 @dataclass
-class Grading:
-    """Exp groups of the roots, and the degree of every value in the groups that may be shifted."""
+class ShiftDegrees:
+    """Exp groups of the targets, and the degree of every value in the groups that may be shifted."""
 
     e: Expressions
-    roots: tuple[Poly, ...]
+    targets: tuple[Poly, ...]
     groups: list[frozenset[str]] = field(default_factory=list[frozenset[str]])
     shifted: frozenset[int] = frozenset()
     _group_of: dict[str, tuple[int, Fraction]] = field(
@@ -39,32 +39,40 @@ class Grading:
     _splits: dict[Poly, bool] = field(default_factory=dict[Poly, bool])
 
     def __post_init__(self) -> None:
-        powers: dict[str, Fraction] = {}
+        powers: dict[str, Fraction] = {}  # of each exponential where it occurs first
+        self.groups = self._grouped(powers)
+        for i, group in enumerate(self.groups):
+            self._group_of |= {name: (i, 1 / (powers[name] * len(group))) for name in group}
+        self.shifted = frozenset(range(len(self.groups)))
+        # A group in which some target is not of degree 0 is computed plainly, which may free or bind others.
+        while bad := self._unshiftable():
+            if len(bad) == len(self.shifted) > 1:
+                bad = {min(bad)}
+            self.shifted, self._degree = self.shifted - bad, {}
+
+    def _grouped(self, powers: dict[str, Fraction]) -> list[frozenset[str]]:
+        """Names of exponentials, those multiplied together as one group; fills `powers`."""
         found: list[set[str]] = []
-        for t in self._terms(self.roots):
-            exps = [(self.signature(b), q) for b, q in self.e.term(t)[1] if self.e.base(b)[0] == "E"]
-            for name, q in exps:
-                powers.setdefault(name, q)
-            names = {name for name, _ in exps}
+        for t in self._terms(self.targets):
+            exps = list(self._exponentials(t))
+            for b, q in exps:
+                powers.setdefault(self.signature(b), q)
+            names = {self.signature(b) for b, _ in exps}
             if names:
                 touching = [g for g in found if g & names]
                 found = [g for g in found if not g & names] + [names.union(*touching)]
-        self.groups = sorted((frozenset(g) for g in found), key=sorted)
-        for i, g in enumerate(self.groups):
-            for name in g:
-                self._group_of[name] = (i, 1 / (powers[name] * len(g)))
-        shifted = frozenset(range(len(self.groups)))
-        while True:  # a group that some root is not of degree 0 in is computed plainly, which may free or bind others
-            self.shifted, self._degree = shifted, {}
-            bad = set[int]()
-            for root in self.roots:
-                d = self.degree(root)
-                bad |= set(shifted) if d is None else {i for i, _ in d}
-            if not bad:
-                return
-            if len(bad) == len(shifted) > 1:
-                bad = {min(bad)}
-            shifted = shifted - bad
+        return sorted((frozenset(g) for g in found), key=sorted)
+
+    def _unshiftable(self) -> set[int]:
+        """Shifted groups in which some target is not of degree 0."""
+        bad = set[int]()
+        for target in self.targets:
+            d = self.degree(target)
+            bad |= self.shifted if d is None else {i for i, _ in d}
+        return bad
+
+    def _exponentials(self, t: Term) -> Iterator[tuple[Base, Fraction]]:
+        return ((b, q) for b, q in self.e.term(t)[1] if self.e.base(b)[0] == "E")
 
     def signature(self, b: Base) -> str:
         """An exponential's name without axes: the same before and after every axis split."""
@@ -103,51 +111,60 @@ class Grading:
     def _degree_of(self, p: Poly) -> Degree | None:
         found: set[Degree] = set()
         for t, _ in self.e.poly(p):
-            total: dict[int, Fraction] = {}
-            for b, q in self.e.term(t)[1]:
-                match self.e.base(b):
-                    case ("E", inner):
-                        if self.degree(self.e.make_poly([(inner, Fraction(1))])) != NONE:
-                            return None
-                        group, unit = self._group_of.get(self.signature(b), (-1, Fraction(0)))
-                        if group in self.shifted:
-                            total[group] = total.get(group, Fraction(0)) + q * unit
-                    case ("P", inner_poly):
-                        d = self.degree(inner_poly)
-                        if d is None:
-                            return None
-                        for g, v in d:
-                            total[g] = total.get(g, Fraction(0)) + v * q
-                    case ("f", "log", (argument,), _):  # log(a exp(d m)) = log(a) + d m
-                        d = self.degree(argument)
-                        if d is None or len(d) > 1:
-                            return None
-                    case ("f", _, polys, _):
-                        if any(self.degree(x) != NONE for x in polys):
-                            return None
-                    case _:
-                        pass
-            found.add(tuple(sorted((g, v) for g, v in total.items() if v)))
-        return found.pop() if len(found) == 1 else (NONE if not found else None)
+            d = self._term_degree(t)
+            if d is None:
+                return None
+            found.add(d)
+        if len(found) > 1:
+            return None
+        return found.pop() if found else NONE
+
+    def _term_degree(self, t: Term) -> Degree | None:
+        total: dict[int, Fraction] = {}
+        for b, q in self.e.term(t)[1]:
+            d = self._base_degree(b)
+            if d is None:
+                return None
+            for g, v in d:
+                total[g] = total.get(g, Fraction(0)) + v * q
+        return tuple(sorted((g, v) for g, v in total.items() if v))
+
+    def _base_degree(self, b: Base) -> Degree | None:
+        match self.e.base(b):
+            case ("E", inner):
+                is_plain = self.degree(self.e.make_poly([(inner, Fraction(1))])) == NONE
+                group, unit = self._group(b)
+                return (((group, unit),) if group in self.shifted else NONE) if is_plain else None
+            case ("P", inner_poly):
+                return self.degree(inner_poly)
+            case ("f", "log", (argument,), _):  # log(a exp(d m)) = log(a) + d m
+                d = self.degree(argument)
+                return None if d is None or len(d) > 1 else NONE
+            case ("f", _, polys, _):
+                return NONE if all(self.degree(x) == NONE for x in polys) else None
+            case _:
+                return NONE
+
+    def _group(self, exponential: Base) -> tuple[int, Fraction]:
+        """(group, degree of power 1) of an exponential."""
+        return self._group_of.get(self.signature(exponential), (-1, Fraction(0)))
 
     def splits_a_group(self, p: Poly) -> bool:
         """Does a term hold some but not all exponentials of a group that the program multiplies together?"""
         if p not in self._splits:
-            here = [
-                {self.signature(b) for b, _ in self.e.term(t)[1] if self.e.base(b)[0] == "E"} for t, _ in self.e.poly(p)
-            ]
-            self._splits[p] = any(names & g and not g <= names for names in here for g in self.groups if len(g) > 1)
+            here = [{self.signature(b) for b, _ in self._exponentials(t)} for t, _ in self.e.poly(p)]
+            several = [g for g in self.groups if len(g) > 1]
+            self._splits[p] = any(names & g and not g <= names for names in here for g in several)
         return self._splits[p]
 
     def group_axes(self, p: Poly) -> dict[int, frozenset[Axis]]:
         """Axes of the exponentials of each shifted group inside a value."""
         out: dict[int, frozenset[Axis]] = {}
         for t in self._terms([p]):
-            for b, _ in self.e.term(t)[1]:
-                if self.e.base(b)[0] == "E":
-                    g = self._group_of.get(self.signature(b), (-1, Fraction(0)))[0]
-                    if g in self.shifted:
-                        out[g] = out.get(g, frozenset()) | self.e.base_axes(b)
+            for b, _ in self._exponentials(t):
+                g, _ = self._group(b)
+                if g in self.shifted:
+                    out[g] = out.get(g, frozenset()) | self.e.base_axes(b)
         return out
 
 

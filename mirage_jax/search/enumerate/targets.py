@@ -1,4 +1,4 @@
-"""What is searched for: the outputs of a reference as normal forms, and its batch axes."""
+"""The targets of a search: the outputs of a reference as normal forms, and its batch axes."""
 
 from __future__ import annotations
 
@@ -6,51 +6,65 @@ from mirage_jax.errors import UnsupportedError
 from mirage_jax.mugraph.graph import Axis, KernelGraph
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.enumerate.axioms import Axioms
-from mirage_jax.search.enumerate.normal_form import Expressions, NormalFormDomain, Poly
+from mirage_jax.search.enumerate.normal_form import Expressions, Poly
 
-MAX_SUM_TERMS = 64  # a sum of more products than this is not searched
+MAX_SUM_TERMS = 64  # products in a sum that is searched
+MAX_TILE_RANK = 2  # axes along which a tile has more than one element
 
 
 def express(reference: KernelGraph, e: Expressions) -> dict[str, Poly]:
-    """Normal form of every tensor of a graph of library operators."""
-    domain = NormalFormDomain(e)
+    """Compute the normal form of every tensor of a graph of library operators, by name.
+
+    Raises `UnsupportedError` if a value has none, or one of too many terms.
+    """
     known = {t.name: e.atom(t.name, t.axes) for t in reference.inputs}
     for k in reference.kernels:
-        values = {
-            load.name: e.rename(
-                known[load.tensor], dict(zip(reference.tensors[load.tensor].axes, load.axes, strict=True))
-            )
-            for load in k.loads
-        }
+        values: dict[str, Poly] = {}
+        for load in k.loads:
+            names = dict(zip(reference.tensors[load.tensor].axes, load.axes, strict=True))
+            values[load.name] = e.rename(known[load.tensor], names)
         for op in k.ops:
-            p = operator(op.op).meaning(domain, *(values[a] for a in op.args), **op.attributes)
+            p = operator(op.op).meaning(e, *(values[a] for a in op.args), **op.attributes)
             if len(e.poly(p)) > MAX_SUM_TERMS:
                 raise UnsupportedError(f"a value expands to a sum of more than {MAX_SUM_TERMS} products")
             values[op.name] = p
-        for s in k.stores:
-            known[s.tensor.name] = values[s.value]
+        known |= {s.tensor.name: values[s.value] for s in k.stores}
     return known
 
 
-def batch_axes(reference: KernelGraph, roots: list[Poly], axioms: Axioms, reduced: frozenset[Axis]) -> frozenset[Axis]:
-    """Axes that tiles have one element of: in every output, never reduced, and in every large input, which keeps two
-    others, or needed to bound the rank. Rather not the last axis of an input: neighbours are read together.
+def batch_axes(
+    reference: KernelGraph, targets: list[Poly], axioms: Axioms, reduced: frozenset[Axis]
+) -> frozenset[Axis]:
+    """Choose the axes along which tiles have one element, so that tiles keep two other axes.
 
-    Of a tensor that is summed over several axes one of these does that: a loop then takes its elements one by one. So
-    scales that groups of weights share are applied behind the product of a group.
+    Such an axis is in every output and never reduced. It is in every large tensor, or it is needed to bound the rank.
+    The last axis of an input comes last, because neighbours are read together. A tensor that is summed over several
+    axes may give one of these: a loop then takes its elements one by one. So scales that groups of weights share are
+    applied after the product of a group.
     """
     e = axioms.e
-    candidates = frozenset[Axis].intersection(*(e.axes(r) for r in roots)) - reduced
-    shapes = [frozenset(t.axes) for t in reference.inputs if len(t.axes) > 1] + [e.axes(r) for r in roots]
-    big = [s for s in shapes if len(s) > 2]
-    last = {t.axes[-1] for t in reference.inputs if len(t.axes) > 2}
+    free = frozenset[Axis].intersection(*(e.axes(p) for p in targets)) - reduced
+    shapes = [frozenset(t.axes) for t in reference.inputs if len(t.axes) > 1] + [e.axes(p) for p in targets]
+    large = [s for s in shapes if len(s) > MAX_TILE_RANK]
+    last = {t.axes[-1] for t in reference.inputs if len(t.axes) > MAX_TILE_RANK}
+    order = sorted(free, key=lambda a: (a in last, reference.extent(a), a))
+    batch = _in_every_large_tensor(large, order) if large else frozenset[Axis]()
+    for shape in sorted(shapes, key=lambda s: (-len(s), sorted(s))):
+        while len(shape - batch) > MAX_TILE_RANK and (choices := _candidates(shape - batch, reduced, free)):
+            batch |= {min(choices, key=lambda a: (reference.extent(a), a))}
+    return batch
+
+
+def _candidates(axes: frozenset[Axis], reduced: frozenset[Axis], free: frozenset[Axis]) -> frozenset[Axis]:
+    """Axes of a tensor that may become batch axes: summed ones if there are several, else free ones."""
+    summed = axes & reduced
+    return summed if len(summed) > 1 else axes & free
+
+
+def _in_every_large_tensor(large: list[frozenset[Axis]], order: list[Axis]) -> frozenset[Axis]:
+    """The first axes that all these tensors have, as long as each keeps enough others."""
     batch = frozenset[Axis]()
-    for a in sorted(candidates, key=lambda a: (a in last, reference.extent(a), a)):
-        if big and all(a in s and len(s - batch) > 2 for s in big):
+    for a in order:
+        if all(a in s and len(s - batch) > MAX_TILE_RANK for s in large):
             batch |= {a}
-    for s in sorted(shapes, key=lambda s: (-len(s), sorted(s))):
-        while len(s - batch) > 2 and ((s - batch) & candidates or len(s & reduced - batch) > 1):
-            summed = s & reduced - batch
-            chosen = summed if len(summed) > 1 else (s - batch) & candidates
-            batch |= {min(chosen, key=lambda a: (reference.extent(a), a))}
     return batch

@@ -1,6 +1,7 @@
 """One window: reference -> normal forms of its outputs -> variants -> plans, best bound first -> priced -> extracted.
 
-Variants are the region itself, and the region with each reduced axis split over the grid. Two families of candidates:
+This is the paper's generator (Mirage, OSDI'25, section 4). Variants are the region itself, and the region with each
+reduced axis split over the grid. Two families of candidates:
 
 * `kernels`: graph-defined kernels with their block graphs (GPU);
 * `algebra`: the cheapest operator DAG as library operators (every backend): re-association, common factors, ...
@@ -17,9 +18,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import product
 
-from mirage_jax.cost.roofline import (
-    estimate,
-)
+from mirage_jax.cost.roofline import estimate
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.gc_pause import no_collection
 from mirage_jax.hardware.device_model import DeviceModel
@@ -29,21 +28,18 @@ from mirage_jax.search.candidates import Candidate, parts_of
 from mirage_jax.search.enumerate.axioms import Axioms, Decomposition
 from mirage_jax.search.enumerate.extract import (
     Extractor,
-    Root,
+    Target,
     block_plan,
     common,
     library_plan,
     widened,
     with_libraries,
 )
-from mirage_jax.search.enumerate.kernels import EMPTY, BudgetExceeded, Dag, Frontiers, Leaves, Space, Weight
+from mirage_jax.search.enumerate.kernels import EMPTY, BudgetExceeded, Dag, KernelTables, Leaves, Space, Weight
 from mirage_jax.search.enumerate.normal_form import Expressions, Poly
 from mirage_jax.search.enumerate.plans import Plan, Plans
-from mirage_jax.search.enumerate.pricing import (
-    Model,
-    Priced,
-)
-from mirage_jax.search.enumerate.shift_degrees import Grading
+from mirage_jax.search.enumerate.pricing import Model, Priced
+from mirage_jax.search.enumerate.shift_degrees import ShiftDegrees
 from mirage_jax.search.enumerate.targets import batch_axes, express
 from mirage_jax.search.report import Clock, Notify, SearchReport, StopReason
 
@@ -63,6 +59,7 @@ class _Best:
 
     @property
     def seconds(self) -> float:
+        """The best estimate of all."""
         return min((x[0] for x in self.kept.values()), default=math.inf)
 
     def takes(self, axis: Axis | None, seconds: float) -> bool:
@@ -71,6 +68,7 @@ class _Best:
         return len(known) < self.keep or seconds < known[-1]
 
     def add(self, axis: Axis | None, seconds: float) -> None:
+        """Take in an estimate of a variant."""
         self.kept[axis] = sorted([*self.kept.get(axis, []), seconds])[: self.keep]
 
 
@@ -86,7 +84,7 @@ class Search:
     families: Sequence[str] = FAMILIES  # of candidates; kernels are for GPUs only
     max_plans: int = 50_000
     keep: int = 8  # candidates looked for
-    notify: Notify | None = None  # told now and then: states, best estimate so far, seconds
+    notify: Notify | None = None  # called now and then
     terms: float = math.inf  # of normal forms, that may be looked at
     # Plans whose bound exceeds the best estimate by this factor are not priced; of those whose own estimate does, only
     # the `keep` best so far of a variant are written.
@@ -95,25 +93,24 @@ class Search:
     def __post_init__(self) -> None:
         self.report = SearchReport(self.space)
         self.clock = Clock(self.seconds, self.states, self.terms)
-        self.roots: tuple[Root, ...] = ()
+        self.targets: tuple[Target, ...] = ()
         self.batch = self.reduced = frozenset[Axis]()
         self.wide = "f64" if any(t.dtype == "f64" for t in self.reference.inputs) else "f32"
         self.narrow = min(
-            (t.dtype for t in self.reference.inputs if t.dtype in FLOATS),
-            key=lambda d: BYTES[d],
-            default="f32",
+            (t.dtype for t in self.reference.inputs if t.dtype in FLOATS), key=lambda d: BYTES[d], default="f32"
         )
 
     @no_collection()
     def run(self) -> list[Candidate]:
-        """Ranked candidates, best estimate first; raises `UnsupportedError` if the region has no useful normal form."""
+        """Find candidates, best estimate first. Raises `UnsupportedError` if the region has no useful normal form."""
         found: list[Candidate] = []
 
-        def tell(states: int, elapsed: float) -> None:
+        def notify(states: int, elapsed: float) -> None:
+            """Add the best estimate so far."""
             if self.notify is not None:
                 self.notify(states, min((c.seconds for c in found), default=None), elapsed)
 
-        self.clock = Clock(self.seconds, self.states, self.terms, tell=tell)
+        self.clock = Clock(self.seconds, self.states, self.terms, notify=notify)
         try:
             self.start()
             if "algebra" in self.families:
@@ -132,14 +129,14 @@ class Search:
 
     @no_collection()
     def count(self) -> SearchReport:
-        """Enumerate every plan of kernels within the space, price none: how large the space is, and how long looking
-        at all of it takes.
-        """
+        """Enumerate every plan of kernels within the space, and price none, to measure the space and the time."""
         self.clock = Clock(self.seconds, self.states, self.terms)
         try:
             self.start()
-            for axis, roots in self._variants():
-                plans = Plans(self._frontiers(roots, self.space, self.batch), frozenset(r.value for r in roots), axis)
+            for axis, targets in self._variants():
+                plans = Plans(
+                    self._kernel_tables(targets, self.space, self.batch), frozenset(r.value for r in targets), axis
+                )
                 for level in range(1, self.space.max_kernels + 1):
                     for _, structures in plans.with_kernels(level):
                         self.clock.check()
@@ -153,7 +150,7 @@ class Search:
     # ------------------------------------------------------------------ preparation
 
     def start(self) -> None:
-        """Normal forms of the outputs, the values below them, and the region's batch axes."""
+        """Compute normal forms of the outputs, the values below them, and the region's batch axes."""
         r = self.reference
         self.e = Expressions(r.extent, self.clock.look)
         known = express(r, self.e)
@@ -163,16 +160,16 @@ class Search:
         self.halves = {
             known[k.name] for k in r.kernels if k.name in known and r.tensors[k.name].dtype in SIXTEEN_BIT_FLOATS
         }
-        self.roots = tuple(self._root(t, known[t.name]) for t in outs)
-        values = [root.value for root in self.roots]
-        grading = Grading(self.e, tuple(values))
-        probe = Frontiers(self.axioms, grading, self.space, frozenset(), self.clock.tick)
+        self.targets = tuple(self._target(t, known[t.name]) for t in outs)
+        values = [target.value for target in self.targets]
+        shift_degrees = ShiftDegrees(self.e, tuple(values))
+        probe = KernelTables(self.axioms, shift_degrees, self.space, frozenset(), self.clock.tick)
         self.reduced = frozenset[Axis]().union(*(probe.reduced_axes(v) for v in values))
         self.batch = batch_axes(r, values, self.axioms, self.reduced)
-        self.tables: list[Frontiers] = []
+        self.tables: list[KernelTables] = []
         self.report.classes = len(frozenset[Poly]().union(*(probe.reach(v) for v in values)))
 
-    def _root(self, tensor: Tensor, p: Poly) -> Root:
+    def _target(self, tensor: Tensor, p: Poly) -> Target:
         """An output as ``scale * value + offset``; an input that is only scaled is a value of its own."""
         value, scale, offset = self.e.affine_parts(p)
         if self.e.is_constant(value) or self.axioms.is_input(p):
@@ -181,16 +178,18 @@ class Search:
             raise UnsupportedError(f"output {tensor.name} is the same all along {', '.join(sorted(lost))}")
         if self.axioms.is_input(value):
             value, scale, offset = p, Fraction(1), Fraction(0)
-        return Root(tensor, value, scale, offset)
+        return Target(tensor, value, scale, offset)
 
-    def _frontiers(self, roots: tuple[Root, ...], space: Space, batch: frozenset[Axis]) -> Frontiers:
-        f = Frontiers(self.axioms, Grading(self.e, tuple(r.value for r in roots)), space, batch, self.clock.tick)
+    def _kernel_tables(self, targets: tuple[Target, ...], space: Space, batch: frozenset[Axis]) -> KernelTables:
+        f = KernelTables(
+            self.axioms, ShiftDegrees(self.e, tuple(r.value for r in targets)), space, batch, self.clock.tick
+        )
         self.tables.append(f)
         return f
 
     def _collect(self) -> None:
         self.report.seconds = time.monotonic() - self.clock.began
-        tables: list[Frontiers] = getattr(self, "tables", [])
+        tables: list[KernelTables] = getattr(self, "tables", [])
         for f in tables:
             stats = Counter(f.stats)
             self.report.states += stats.pop("states", 0)
@@ -198,7 +197,7 @@ class Search:
             self.report.pruned += stats
         self.report.fired = Counter(getattr(self, "axioms", Axioms(Expressions(self.reference.extent))).fired)
 
-    def _model(self, f: Frontiers, split: Axis | None = None) -> Model:
+    def _model(self, f: KernelTables, split: Axis | None = None) -> Model:
         widths = {t.name: BYTES[t.dtype] for t in self.reference.inputs}
         halves = (
             self.halves
@@ -216,20 +215,23 @@ class Search:
         The last prefers values that the program itself computes, at some cost: where the very cheapest order of
         evaluation loses too much accuracy, one with fewer new intermediates is often nearly as fast.
         """
-        f = self._frontiers(self.roots, replace(self.space, max_rank=99), frozenset())
+        f = self._kernel_tables(self.targets, replace(self.space, max_rank=99), frozenset())
         model = self._model(f)
-        outs = frozenset(r.value for r in self.roots)
+        outs = frozenset(r.value for r in self.targets)
         sizes = {a: self.reference.extent(a) for a in self.reference.sizes}
 
         def work(p: Poly, s: Decomposition) -> float:
+            """Weigh operations."""
             return model.work(p, s, sizes) + 1e-12
 
         def near(p: Poly, s: Decomposition) -> float:
+            """Weigh values of the program less."""
             return model.library(p, s) * (0.2 if p in self.native else 1.0)
 
         weights = (model.library, work, near)
 
         def shared(outs: Leaves, weight: Weight) -> Dag | None:
+            """Find the cheapest DAG with sharing, within a limit on states."""
             within = self.clock.limited(MAX_ALGEBRA_STATES, StopReason.ALGEBRA)
             return f.cheapest(outs, None, weight, max_loaded=0, within=within).get(EMPTY)
 
@@ -246,7 +248,9 @@ class Search:
                 continue
             try:
                 cuts = common(f, [(dag, EMPTY)])
-                graph = library_plan(Extractor(f, self.reference, self.roots, cuts, self.narrow, self.wide), dag, outs)
+                graph = library_plan(
+                    Extractor(f, self.reference, self.targets, cuts, self.narrow, self.wide), dag, outs
+                )
             except UnsupportedError as why:
                 self.report.dropped[str(why)] += 1
                 continue
@@ -255,30 +259,32 @@ class Search:
 
     # ------------------------------------------------------------------ kernels
 
-    def _variants(self) -> Iterator[tuple[Axis | None, tuple[Root, ...]]]:
-        yield None, self.roots
+    def _variants(self) -> Iterator[tuple[Axis | None, tuple[Target, ...]]]:
+        yield None, self.targets
         if not self.space.splits:
             return
         free = frozenset[Axis]().union(
-            *(self.e.axes(r.value) for r in self.roots)
+            *(self.e.axes(r.value) for r in self.targets)
         )  # a free axis is divided over the grid as it is
         for axis in sorted(a for a in self.reduced - free if a == origin(a)):
             if not parts_of(self.reference.extent(axis)):
                 continue
-            split = tuple(replace(r, value=self.e.split(r.value, axis, (axis + PART_SUFFIX, axis))) for r in self.roots)
+            split = tuple(
+                replace(r, value=self.e.split(r.value, axis, (axis + PART_SUFFIX, axis))) for r in self.targets
+            )
             yield axis, split
 
     def _kernels(self) -> Iterator[Candidate]:
         """Plans of one kernel, then two, ...; each level best bound first, until no bound is near the best estimate."""
         variants = list(self._variants())
         plans = {
-            axis: Plans(self._frontiers(roots, self.space, self.batch), frozenset(r.value for r in roots), axis)
-            for axis, roots in variants
+            axis: Plans(self._kernel_tables(targets, self.space, self.batch), frozenset(r.value for r in targets), axis)
+            for axis, targets in variants
         }
         counts = {axis: parts_of(self.reference.extent(axis)) if axis else [1] for axis, _ in variants}
         models: dict[tuple[Axis | None, int], Model] = {}
         for axis, _ in variants:
-            first = self._model(plans[axis].frontiers, axis)
+            first = self._model(plans[axis].tables, axis)
             models |= {(axis, n): replace(first, parts=n) for n in counts[axis]}
         best = _Best(self.keep)
         for level in range(1, self.space.max_kernels + 1):
@@ -287,37 +293,37 @@ class Search:
                 return
             yield from self._level(level, variants, plans, counts, models, best)
             if level == 1 and not best.kept:  # rows too long for a tile: one kernel with more passes over them
-                more = self._frontiers(self.roots, replace(self.space, loops=self.space.loops + 1), self.batch)
-                again: dict[Axis | None, Plans] = {None: Plans(more, frozenset(r.value for r in self.roots))}
+                more = self._kernel_tables(self.targets, replace(self.space, loops=self.space.loops + 1), self.batch)
+                again: dict[Axis | None, Plans] = {None: Plans(more, frozenset(r.value for r in self.targets))}
                 yield from self._level(1, variants[:1], again, counts, {(None, 1): self._model(more)}, best)
 
     def _level(
         self,
         level: int,
-        variants: list[tuple[Axis | None, tuple[Root, ...]]],
+        variants: list[tuple[Axis | None, tuple[Target, ...]]],
         plans: Mapping[Axis | None, Plans],
         counts: Mapping[Axis | None, list[int]],
         models: Mapping[tuple[Axis | None, int], Model],
         best: _Best,
     ) -> Iterator[Candidate]:
         """Plans of exactly `level` kernels; `best` holds the best estimates so far, and is added to."""
-        todo: list[tuple[float, int, Plan, Axis | None, int, tuple[Root, ...]]] = []
-        for axis, roots in variants:
+        todo: list[tuple[float, int, Plan, Axis | None, int, tuple[Target, ...]]] = []
+        for axis, targets in variants:
             for plan, structures in plans[axis].with_kernels(level):
                 self.clock.check()
                 self.report.plans += 1
                 self.report.structures += structures
                 for n in counts[axis]:
                     bound = sum(models[axis, n].bound(*cut) for cut in plan)
-                    todo.append((bound, len(todo), plan, axis, n, roots))
+                    todo.append((bound, len(todo), plan, axis, n, targets))
                 if self.report.plans >= self.max_plans:
                     self.report.stop = StopReason.PLANS
                     break
         if level == self.space.max_kernels:
             for p in plans.values():
-                p.frontiers.forget()
+                p.tables.forget()
         todo.sort(key=lambda x: x[:2])
-        for i, (bound, _, plan, axis, n, roots) in enumerate(todo):
+        for i, (bound, _, plan, axis, n, targets) in enumerate(todo):
             self.clock.check()
             # Exact for the model: no completion of the plan is cheaper than its bound.
             if bound > self.slack * best.seconds:
@@ -331,7 +337,7 @@ class Search:
             if priced is None:
                 continue
             try:
-                candidate = self._candidate(models[axis, n], priced, axis, n, roots)
+                candidate = self._candidate(models[axis, n], priced, axis, n, targets)
             except UnsupportedError as why:
                 self.report.dropped[str(why)] += 1
                 continue
@@ -357,11 +363,11 @@ class Search:
         return kernels
 
     def _candidate(
-        self, model: Model, kernels: list[Priced], axis: Axis | None, parts: int, roots: tuple[Root, ...]
+        self, model: Model, kernels: list[Priced], axis: Axis | None, parts: int, targets: tuple[Target, ...]
     ) -> Candidate:
-        f = model.frontiers
+        f = model.tables
         cuts = common(f, [(k.dag, k.leaves) for k in kernels])
-        plan = block_plan(Extractor(f, self.reference, roots, cuts, self.narrow, self.wide), kernels)
+        plan = block_plan(Extractor(f, self.reference, targets, cuts, self.narrow, self.wide), kernels)
         graph = widened(plan, self.narrow, self.wide)
         schedule = Schedule(tuple(k.schedule for k in kernels), ((axis, parts),) if axis else ())
         return Candidate(

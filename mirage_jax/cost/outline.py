@@ -1,0 +1,220 @@
+"""Outlines of kernels: everything that pricing needs, from a written muGraph or from a DAG that the search considers.
+
+Both describe their loads and operators as `LoadUse` and `OperatorUse`, to which `outlined` applies the same rules.
+They name axes as the muGraph does: a loop step is not an axis.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mirage_jax.mugraph.dtypes import BYTES, SIXTEEN_BIT_FLOATS
+from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, LoopBounds, Op, is_part
+from mirage_jax.mugraph.operators import ACCUMULATORS, operator
+
+# The cost of a product that rounds a computed operand, relative to other products: the float gate may ask for a second.
+ROUNDED_PRODUCT_COST = 1.5
+
+type Axes = tuple[Axis, ...]
+
+
+@dataclass(frozen=True)
+class Read:
+    """One load: the axes under which a tensor is read, bytes per element, the number of loops that read the whole
+    tensor, and the axis along which neighbours are adjacent in memory.
+    """
+
+    tensor: str
+    axes: Axes
+    width: int
+    passes: int = 1
+    last: Axis | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """One operator: the axes it is evaluated over, FLOPs per point in all loops that repeat it, and whether it is in a
+    loop's body. `product`: the axes of rows, of columns and of the depth of a matrix product.
+    """
+
+    axes: Axes
+    result: Axes
+    flops: float
+    in_body: bool
+    product: tuple[Axes, ...] = ()
+    narrow: bool = False  # 16-bit operands
+    sums_product: bool = False  # adds matrix products up, which matrix units do on their own
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The loads, operators and stores of one kernel. `writes`: axes and bytes per element of each store."""
+
+    grid: Axes
+    loop: Axis | None
+    reads: tuple[Read, ...]
+    work: tuple[Work, ...]
+    writes: tuple[tuple[Axes, int], ...]
+    loop_bounds: LoopBounds | None = None
+
+    @property
+    def divided(self) -> Axes:
+        """Axes that are divided into tiles."""
+        return (*self.grid, self.loop) if self.loop else self.grid
+
+
+# ---------------------------------------------------------------------- from a description of a kernel
+
+
+@dataclass(frozen=True)
+class LoadUse[V: Hashable]:
+    """A load, described: `value` is its name among the operators' arguments."""
+
+    value: V
+    read: Read  # in one pass
+    is_narrow: bool  # matrix units take it as a 16-bit operand
+    is_repeated: bool = True  # each loop that needs it loads it again
+
+
+@dataclass(frozen=True)
+class OperatorUse[V: Hashable]:
+    """An operator, described: `axes` of its result, `reduced` axes that it removes, FLOPs per point in one loop."""
+
+    value: V
+    op: str
+    args: tuple[V, ...]
+    axes: Axes
+    reduced: Axes
+    flops: float
+    in_body: bool  # its result differs from loop step to loop step
+    rounds: bool = False  # as a matrix product, it would round a computed operand
+
+    @property
+    def accumulates(self) -> bool:
+        """Does it end a loop?"""
+        return self.op in ACCUMULATORS
+
+
+def outlined[V: Hashable](
+    grid: Axes,
+    loop: Axis | None,
+    loads: Sequence[LoadUse[V]],
+    ops: Sequence[OperatorUse[V]],
+    stored: Sequence[V],
+    writes: tuple[tuple[Axes, int], ...],
+    loop_bounds: LoopBounds | None,
+) -> Outline:
+    """Outline a kernel from descriptions of its loads and of its operators, operands first; it stores `stored`."""
+    passes = _passes(ops, stored)
+    reads = tuple(
+        replace(x.read, passes=max(1, passes[x.value])) if x.is_repeated and passes[x.value] > 1 else x.read
+        for x in loads
+    )
+    return Outline(grid, loop, reads, tuple(_work(loads, ops, passes)), writes, loop_bounds)
+
+
+def _work[V: Hashable](
+    loads: Sequence[LoadUse[V]], ops: Sequence[OperatorUse[V]], passes: Counter[V]
+) -> Iterator[Work]:
+    widths = {x.value: x.read.width for x in loads}
+    narrow_loads = {x.value for x in loads if x.is_narrow}
+    axes = {x.value: x.read.axes for x in loads} | {op.value: op.axes for op in ops}
+    changing = {op.value for op in ops if op.in_body}
+    products = set[V]()
+    for op in ops:
+        is_narrow = not narrow_loads.isdisjoint(op.args)
+        sides = [set(axes[a]) for a in op.args]
+        product = matrix_product(op.op, sides, op.reduced, _halves(op, widths, changing))
+        flops = op.flops * max(1, passes[op.value])
+        if product:
+            products.add(op.value)
+            flops *= ROUNDED_PRODUCT_COST if is_narrow and op.rounds else 1
+        space = tuple(dict.fromkeys((*op.axes, *op.reduced)))
+        sums_product = op.op == "acc" and op.args[0] in products
+        yield Work(space, op.axes, flops, op.in_body or op.accumulates, product, is_narrow, sums_product)
+
+
+def _halves[V: Hashable](op: OperatorUse[V], widths: Mapping[V, int], changing: set[V]) -> list[bool]:
+    """Which operands are 16-bit tensors whose partner is loaded or known before the loop."""
+    ready = [a in widths or a not in changing for a in op.args]
+    return [widths.get(a) == 2 and other for a, other in zip(op.args, reversed(ready), strict=True)]
+
+
+def _passes[V: Hashable](ops: Sequence[OperatorUse[V]], stored: Sequence[V]) -> Counter[V]:
+    """In how many of a kernel's loops, which run one after the other, each value is needed."""
+    depth: dict[V, int] = {}  # how many loops end before the value is known
+    for op in ops:
+        depth[op.value] = max((depth.get(a, 0) for a in op.args), default=0) + op.accumulates
+    body = {op.value: op.args for op in ops if op.in_body}
+    ends = [(depth[op.value] - 1, op.args) for op in ops if op.accumulates]
+    ends += [(depth.get(v, 0), (v,)) for v in stored if v in body]
+    return loop_passes(ends, lambda v: body.get(v, ()))
+
+
+def loop_passes[V](ends: Iterable[tuple[int, Iterable[V]]], below: Callable[[V], Iterable[V]]) -> Counter[V]:
+    """Count the loops in which each value is needed. `ends`: a loop's number with the values it runs for; `below`: the
+    operands of a value that its loop computes.
+    """
+    loops: dict[int, set[V]] = {}
+    for depth, names in ends:
+        seen, todo = loops.setdefault(depth, set()), list(names)
+        while todo:
+            n = todo.pop()
+            if n not in seen:
+                seen.add(n)
+                todo += below(n)
+    return Counter(n for seen in loops.values() for n in seen)
+
+
+def matrix_product(
+    op: str, sides: Sequence[set[Axis]], reduced: Axes, half: Sequence[bool] = (False, False)
+) -> tuple[Axes, ...]:
+    """Axes of rows, of columns and of the depth of a matrix product: free on one side, on the other, and reduced; empty
+    for other operators.
+
+    Rows may be of several axes: queries and heads that share keys. `half`: which operands are 16-bit tensors whose
+    partner is known before the loop. Such an operand is a matrix even if the other is a vector (`lower.tiling.SINGLE`).
+    """
+    if op != "dot":
+        return ()
+    rows, columns = tuple(sorted(sides[0] - sides[1])), tuple(sorted(sides[1] - sides[0]))
+    is_product = (rows and (columns or half[0])) or (columns and half[1])
+    return (rows, columns, reduced) if is_product else ()
+
+
+# ---------------------------------------------------------------------- of a muGraph's kernel
+
+
+def outline(kernel: BlockGraph, graph: KernelGraph) -> Outline:
+    """Outline a block graph."""
+    widths = {x.name: BYTES[graph.tensors[x.tensor].dtype] for x in kernel.loads}
+    inputs = {t.name for t in graph.inputs}
+    exact = {x.name for x in kernel.loads if x.tensor in inputs or widths[x.name] <= 2}  # products round no others
+
+    def described(op: Op) -> OperatorUse[str]:
+        """Describe an operator."""
+        reduced = op.attributes.get("axes", ())
+        assert isinstance(reduced, tuple)
+        rounds = op.op == "dot" and not exact.issuperset(op.args) and not _forgives(kernel, op.name)
+        body = kernel.stages[op.name].body
+        return OperatorUse(op.name, op.op, op.args, op.axes, reduced, operator(op.op).flops, body, rounds)
+
+    # The constants were fitted with loop-invariant loads repeated too, although kernels load these once.
+    loads = [
+        LoadUse(x.name, Read(x.tensor, x.axes, n := widths[x.name], last=x.axes[-1] if x.axes else None), n <= 2)
+        for x in kernel.loads
+    ]
+    writes = tuple((s.tensor.axes, BYTES[s.tensor.dtype]) for s in kernel.stores)
+    stored = [s.value for s in kernel.stores]
+    return outlined(
+        kernel.grid, kernel.loop, loads, list(map(described, kernel.ops)), stored, writes, kernel.loop_bounds
+    )
+
+
+def _forgives(kernel: BlockGraph, name: str) -> bool:
+    """Is the result only scaled and stored in 16 bits, or a part of a sum? Then rounding before it does not matter."""
+    values = kernel.only_scaled(name)
+    stored = [s.tensor for s in kernel.stores if s.value in values]
+    return bool(values) and all(t.dtype in SIXTEEN_BIT_FLOATS or any(map(is_part, t.axes)) for t in stored)
