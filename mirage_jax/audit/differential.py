@@ -47,7 +47,7 @@ from mirage_jax.lower.runtime.launch import sources
 from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.domains.floats import FLOATS, is_float, numpy_dtype, random_integers
 from mirage_jax.mugraph.footprint import footprint
-from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Library, Schedule, is_part
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Library, Precision, Schedule, is_part
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.report import WholeFunction
 from mirage_jax.search.candidates import Candidate, in_one_launch
@@ -138,7 +138,9 @@ class Unmeasured(Compiler):
     def trials(self, attempt: TuningSession) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def compare(self, attempt: TuningSession, finalists: Sequence[Candidate], precise: int = 0) -> Comparison:
+    def compare(
+        self, attempt: TuningSession, finalists: Sequence[Candidate], precise: Precision = Precision.FAST
+    ) -> Comparison:
         counts, same = self.outcome.counts, timing.Timing((1.0,) * 6)
         for c in () if precise else finalists:
             self.outcome.problems += check_candidate(attempt.reference, c, self.setting, counts)

@@ -562,8 +562,7 @@ class Specialized(SharedTiles):
         """Of 16 bits, as which a product reads its left operand (`Products.operands`)."""
         product = self.tiling.product(op)
         assert product is not None
-        is_precise = self.tiling.schedule.precise >= (2 if self.graph.ends_narrow(op.name) else 1)
-        return 2 if is_precise and self.sides(op, product)[0] not in self.loads else 1
+        return 2 if self.splits_operands(op) and self.sides(op, product)[0] not in self.loads else 1
 
     def register_operands(self, op: Op, product: MatrixProduct) -> list[str]:
         """A computed left operand, as matrix instructions take it from registers, the smaller number first."""

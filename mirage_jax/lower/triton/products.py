@@ -17,7 +17,7 @@ from mirage_jax.lower.tiling import MAX_RANK, SINGLE, MatrixProduct, extent
 from mirage_jax.lower.triton.expressions import Number, TileVariable, reduced
 from mirage_jax.lower.triton.values import TRITON_TYPES, Values, rule
 from mirage_jax.mugraph.domains.floats import SMALL_INTEGERS, lowest, numpy_dtype
-from mirage_jax.mugraph.graph import SIXTEEN_BIT_FLOATS, Axis, Op
+from mirage_jax.mugraph.graph import SIXTEEN_BIT_FLOATS, Axis, Op, Precision
 
 
 class Products(Values):
@@ -96,14 +96,21 @@ class Products(Values):
             pads = [v.pads.get(a) for v in values]
             if not (0.0 in pads and all(p is not None and abs(p) <= most for p in pads)):
                 values = [self.zeroed(v, (a,)) for v in values]
-        with_rest = self.tiling.schedule.precise >= (2 if self.graph.ends_narrow(op.name) else 1)
-        rests = [self.rest(v, n, dtype) if with_rest else None for v, n in zip(values, names, strict=True)]
+        rests = [
+            self.rest(v, n, dtype) if self.splits_operands(op) else None for v, n in zip(values, names, strict=True)
+        ]
         (a, a_rest), (b, b_rest) = (
             [x and self.oriented(x, side, product.inner) for x in (self.cast(v, n, dtype), rest)]
             for v, n, side, rest in zip(values, names, sides, rests, strict=True)
         )
         pairs = ((a_rest, b), (a, b_rest), (a, b))
         return [f"{x}, {y}" for x, y in pairs if x and y]
+
+    def splits_operands(self, op: Op) -> bool:
+        """Is a computed operand split into two 16-bit numbers?"""
+        is_rounded = self.graph.ends_narrow(op.name)
+        least = Precision.SPLIT_ALL if is_rounded else Precision.SPLIT_FLOAT32_RESULTS
+        return self.tiling.schedule.precise >= least
 
     def operand_type(self, op: Op) -> str:
         """16 bits if an operand is a tensor of that type, unless the other one is an input that 16 bits do not hold."""
