@@ -27,9 +27,11 @@ from mirage_jax.hardware.gpus import BARRIER_BYTES, shared_limit
 from mirage_jax.lower.hopper.shared_memory import SharedTiles, StageBuffer, Tile
 from mirage_jax.lower.hopper.warpgroups import WARPGROUP_ROWS, WARPGROUP_WARPS
 from mirage_jax.lower.tiling import MatrixProduct, TileAxis, Tiling
+from mirage_jax.lower.triton.context import TRITON_TYPES
 from mirage_jax.lower.triton.expressions import TileVariable, reduced
 from mirage_jax.lower.triton.frame import PLAIN, EmitOptions, Form
-from mirage_jax.lower.triton.values import TRITON_TYPES
+from mirage_jax.lower.triton.ops.products import operand, operand_type, remainder, rounded, splits_operands
+from mirage_jax.lower.triton.ops.softmax import lows
 from mirage_jax.mugraph.graph import Op
 
 TILE_BYTES = shared_limit(90) - BARRIER_BYTES  # bytes of tiles: the only GPUs with these instructions are Hopper's
@@ -348,7 +350,7 @@ class Specialized(SharedTiles):
             if axis.axis != self.graph.loop:
                 self.index(axis)
         self.steps_of(first, steps)
-        for n, (shift, text) in enumerate(self.lows.items()):
+        for n, (shift, text) in enumerate(lows(self).items()):
             if self.tiling.dims(self.graph.axes_of[shift]) != (row,):
                 raise UnsupportedError(f"specialized warps: {shift} has other axes than the rows of a warpgroup")
             self.w.line(f"low{n} = tl.maximum(low{n}, {text})")
@@ -410,7 +412,12 @@ class Specialized(SharedTiles):
         held = dict[str, tuple[str, ...]]()
         same = dict[object, tuple[str, ...]]()
         for op, product, _ in self.plan.late:
-            key = (self.sides(op, product)[0], self.operand_type(op), self.columns(product.column), self.numbers_of(op))
+            key = (
+                self.sides(op, product)[0],
+                operand_type(self, op),
+                self.columns(product.column),
+                self.numbers_of(op),
+            )
             held[op.name] = same[key] = same.get(key) or tuple(self.w.name("held") for _ in range(key[-1]))
         return LoopState(first, axis, body, running, sums, held)
 
@@ -562,15 +569,15 @@ class Specialized(SharedTiles):
         """Of 16 bits, as which a product reads its left operand (`Products.operands`)."""
         product = self.tiling.product(op)
         assert product is not None
-        return 2 if self.splits_operands(op) and self.sides(op, product)[0] not in self.loads else 1
+        return 2 if splits_operands(self, op) and self.sides(op, product)[0] not in self.loads else 1
 
     def register_operands(self, op: Op, product: MatrixProduct) -> list[str]:
         """A computed left operand, as matrix instructions take it from registers, the smaller number first."""
-        left, dtype = self.sides(op, product)[0], self.operand_type(op)
-        value = self.operand(left, dtype, False)
-        half, rest = self.cast(value, left, dtype), None
+        left, dtype = self.sides(op, product)[0], operand_type(self, op)
+        value = operand(self, left, dtype, False)
+        half, rest = rounded(self, value, left, dtype), None
         if self.numbers_of(op) == 2:
-            rest = self.rest(value, left, dtype)
+            rest = remainder(self, value, left, dtype)
         layout = f"gl.DotOperandLayout(0, mma{self.columns(product.column)}, 2)"
         return [f"gl.convert_layout({x.text}, {layout})" for x in (rest, half) if x is not None]
 

@@ -17,6 +17,7 @@ from mirage_jax.lower.tiling import BYTES, SINGLE, MatrixProduct, TileAxis, Tili
 from mirage_jax.lower.triton.expressions import TileVariable, reduction
 from mirage_jax.lower.triton.frame import PLAIN, EmitOptions, Form
 from mirage_jax.lower.triton.loops import Group, Loops
+from mirage_jax.lower.triton.ops.products import operand_type
 from mirage_jax.mugraph.graph import SIXTEEN_BIT_FLOATS, Axis, Op, Tensor
 
 WARPGROUP_ROWS = WGMMA_ROWS  # of a warpgroup's matrix instruction
@@ -83,7 +84,7 @@ class Warpgroups(Loops):
             if product is None:
                 continue
             left, right = self.sides(op, product)
-            if not stages[op.name].body or right not in self.loads or self.operand_type(op) not in SIXTEEN_BIT_FLOATS:
+            if not stages[op.name].body or right not in self.loads or operand_type(self, op) not in SIXTEEN_BIT_FLOATS:
                 raise UnsupportedError(f"{op}: not a product in the loop whose right operand is loaded")
             if len(product.inner) != 1 or SINGLE in product.dims:
                 raise UnsupportedError(f"{op}: an operand has several inner axes, or one row")

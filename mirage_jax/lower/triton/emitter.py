@@ -30,6 +30,7 @@ from mirage_jax.lower.triton.factors import factors_last
 from mirage_jax.lower.triton.frame import DEFAULT_OPTIONS, PLAIN, EmitOptions, Form
 from mirage_jax.lower.triton.logits import scales_last
 from mirage_jax.lower.triton.loops import Loops
+from mirage_jax.lower.triton.ops.softmax import lows
 from mirage_jax.lower.triton.two_forms import is_clear, least, write_choice
 from mirage_jax.lower.triton.writer import Writer, identifier
 from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule
@@ -180,8 +181,8 @@ class _Emitter(Loops):
         """More than 0 if a guard does not hold in this block. It is asked for after the stores, which take no time of
         their own: all warps wait for the answer.
         """
-        dims = {shift: self.tiling.dims(self.graph.axes_of[shift]) for shift in self.lows}
-        return " | ".join(reduction("tl.max", TileVariable(text, dims[s]), dims[s]) for s, text in self.lows.items())
+        dims = {shift: self.tiling.dims(self.graph.axes_of[shift]) for shift in lows(self)}
+        return " | ".join(reduction("tl.max", TileVariable(text, dims[s]), dims[s]) for s, text in lows(self).items())
 
     def descriptors(self, inputs: Sequence[str]) -> tuple[Descriptor | None, ...]:
         return ()

@@ -18,8 +18,16 @@ from typing import Any
 
 from mirage_jax.errors import LoweringError, UnsupportedError
 from mirage_jax.lower.tiling import TileAxis
+from mirage_jax.lower.triton.context import Context
 from mirage_jax.lower.triton.expressions import TileVariable, number, reduced
-from mirage_jax.lower.triton.products import Products
+from mirage_jax.lower.triton.ops.products import (
+    elementwise_products,
+    matrix_product,
+    operand,
+    operand_type,
+    without_single,
+)
+from mirage_jax.lower.triton.ops.softmax import difference, finite
 from mirage_jax.lower.triton.writer import identifier
 from mirage_jax.mugraph.domains.index_facts import Band, FactAt, Truth, band, is_band, known
 from mirage_jax.mugraph.graph import Axis, Op, Store
@@ -47,7 +55,7 @@ class Group:
         )  # fmt: skip
 
 
-class Loops(Products):
+class Loops(Context):
     """Values with accumulators."""
 
     def targets(self, live: set[str]) -> list[str]:
@@ -269,7 +277,7 @@ class Loops(Products):
                     continue
                 if product:
                     is_vector = len(self.tiling.dims(self.graph.axes_of[a])) == len(product.inner)
-                    self.operand(a, self.operand_type(op), is_vector)
+                    operand(self, a, operand_type(self, op), is_vector)
                 else:
                     self.value(a)
 
@@ -307,11 +315,11 @@ class Loops(Products):
         if how == "dot" and x is not None:
             product = self.tiling.product(x)
             assert product is not None
-            self.w.line(f"{name} = {self.multiplied(x, product, kept)}")
+            self.w.line(f"{name} = {matrix_product(self, x, product, kept)}")
             return
         if how == "tile" and x is not None:
             if x.op == "dot":
-                value = self.products(x)
+                value = elementwise_products(self, x)
             else:
                 value = self.zeroed(self.natural(x.args[0]), reduced(x))
         else:
@@ -333,7 +341,7 @@ class Loops(Products):
         value = self.value(shift)
         key = ("moved", shift, degree)
         if key not in self.env:
-            moved = self.difference(running[shift], value.unit, self.finite(value).text, value.unit, degree)
+            moved = difference(self, running[shift], value.unit, finite(self, value).text, value.unit, degree)
             self.env[key] = TileVariable(self.w.let("decay", f"tl.exp2({moved})"), value.dims)
         return f"{name} * {self.at(self.env[key], dims)}"
 
@@ -345,7 +353,7 @@ class Loops(Products):
             carrier = TileVariable(name, self.carrier(op, how))
             return TileVariable(self.w.let("acc", self.reduction("tl.sum", carrier, reduced(x))), dims)
         pads = {self.graph.loop: 0.0} if self.graph.loop in op.axes else {}
-        return self.single_row(TileVariable(name, self.carrier(op, how), pads))
+        return without_single(self, TileVariable(name, self.carrier(op, how), pads))
 
 
 def _offset(n: int) -> str:
