@@ -24,7 +24,7 @@ from itertools import chain
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.hardware.gpus import BARRIER_BYTES, shared_limit
-from mirage_jax.lower.hopper.shared_memory import SharedTiles, StageBuffer, Tile
+from mirage_jax.lower.hopper.shared_memory import Descriptor, SharedTiles, StageBuffer, Tile
 from mirage_jax.lower.hopper.warpgroups import WARPGROUP_ROWS, WARPGROUP_WARPS
 from mirage_jax.lower.tiling import MatrixProduct, TileAxis, Tiling
 from mirage_jax.lower.triton.context import TRITON_TYPES
@@ -84,8 +84,8 @@ class LoopState:
         return list(dict.fromkeys(chain(*self.held.values())))
 
 
-class Specialized(SharedTiles):
-    """The functions of one kernel."""
+class GluonKernel(SharedTiles):
+    """The functions of one kernel: one task that loads, one that computes, and the kernel that starts them."""
 
     def __init__(self, tiling: Tiling, options: EmitOptions, form: Form = PLAIN) -> None:
         super().__init__(tiling, options, form)
@@ -94,8 +94,8 @@ class Specialized(SharedTiles):
 
     # --- the functions
 
-    def functions(self, name: str) -> str:
-        """The text: what loads, what computes, and the kernel."""
+    def function(self, name: str) -> str:
+        """Write the tasks and the kernel."""
         own = [*self.tile_names, *self.barriers]
         self.reserve(name)
         self.imports()
@@ -104,7 +104,7 @@ class Specialized(SharedTiles):
         self._function(f"{name}({', '.join(self.arguments.values())})", lambda: self.launch(name, arguments))
         return self.text()
 
-    def both(self, name: str, complete: Specialized, lows: Sequence[str], clear: str) -> str:
+    def both_forms(self, name: str, complete: GluonKernel, lows: Sequence[str], clear: str) -> str:
         """The text of a kernel with two forms (`two_forms`). Each task runs its part of the first; where that finds in
         some block of the program that it does not hold, each runs its part of the second, for all blocks again.
         """
@@ -155,6 +155,12 @@ class Specialized(SharedTiles):
         self.w.line(f"found = {found}")
         with self.w.block("if found > 0:"):
             self.w.line(complete)
+
+    @property
+    def descriptors(self) -> tuple[Descriptor | None, ...]:
+        """By input: how the copy engine sees it; None if it does not copy it."""
+        copied = {t.load.tensor: t.descriptor for t in self.tiles.values()}
+        return tuple(map(copied.get, self.inputs))
 
     @property
     def tile_names(self) -> list[str]:

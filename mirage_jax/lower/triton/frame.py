@@ -85,6 +85,27 @@ class Frame:
         """Which steps of the loop run; None: all."""
         return None if self.form.is_complete else self.graph.span
 
+    @property
+    def name(self) -> str:
+        """The name of the kernel, an identifier."""
+        return "mirage_" + identifier(self.graph.name) + self.form.suffix
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Device tensors that the kernel reads."""
+        live = self.live()
+        return tuple(dict.fromkeys(load.tensor for load in self.graph.loads if load.name in live))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Device tensors that the kernel writes."""
+        return tuple(s.tensor.name for s in self.graph.stores)
+
+    def name_arguments(self) -> None:
+        """Name the arguments of device tensors: inputs, then outputs."""
+        for kind, names in (("in", self.inputs), ("out", self.outputs)):
+            self.arguments |= {name: self.w.name(f"{kind}{n}") for n, name in enumerate(names)}
+
     # --- the function ---------------------------------------------------------------------------------------------
 
     def header(self, tensors: Iterable[Tensor]) -> None:

@@ -409,7 +409,7 @@ def narrowed_operands(kernel: Kernel, op: Op, graph: KernelGraph) -> list[str]:
     """Operands that a matrix product casts to float16, since another one is a tensor of that type.
 
     What XLA computes casts nothing, and neither does a product beside an input that 16 bits do not hold
-    (`lower.triton.products.operand_type`).
+    (`lower.triton.ops.products.operand_type`).
     """
     if op.op != "dot" or isinstance(kernel, Library):
         return []
