@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
@@ -28,7 +28,7 @@ from mirage_jax.lower.hopper.shared_memory import Descriptor, SharedTiles, Stage
 from mirage_jax.lower.hopper.warpgroups import WARPGROUP_ROWS, WARPGROUP_WARPS
 from mirage_jax.lower.tiling import MatrixProduct, TileAxis, Tiling
 from mirage_jax.lower.triton.context import TRITON_TYPES
-from mirage_jax.lower.triton.expressions import TileVariable, reduced
+from mirage_jax.lower.triton.expressions import TileVariable
 from mirage_jax.lower.triton.frame import PLAIN, EmitOptions, Form
 from mirage_jax.lower.triton.ops.products import operand, operand_type, remainder, rounded, splits_operands
 from mirage_jax.lower.triton.ops.softmax import lows
@@ -398,23 +398,14 @@ class GluonKernel(SharedTiles):
                 self.w.line("mbarrier.arrive(kept_free.index(0), count=1)")
         for op in self.work.accumulators:
             if op.op == "last":
-                if op.args[0] not in state.running:
-                    raise UnsupportedError(f"{op}: only a running maximum has a last value")
-                outer["value", op.name] = replace(state.ends[op.args[0]], text=state.running[op.args[0]])
+                outer["value", op.name] = self.last_maximum(op, state.running, state.ends)
             else:
                 outer["value", op.name] = self.finished(op, self.absorbs(op), state.sums[op.name])
         self.env, self.uses = outer, set()
 
     def _state(self, first: str, axis: TileAxis, body: Sequence[Op]) -> LoopState:
         """Start what the loop carries."""
-        carried = [op for op in body if op.op in ("shift", "max") and axis.axis in reduced(op)]
-        running = {op.name: self.start(self.tiling.dims(op.axes), op.op, "-inf") for op in carried}
-        sums = {
-            op.name: self.start(self.carrier(op, self.absorbs(op)), "acc", "0.0")
-            for op in self.work.accumulators
-            if op.op != "last"
-        }
-        self.env |= {("carried", n): name for n, name in running.items()}
+        running, sums = self.start_carried(body, self.work)
         held = dict[str, tuple[str, ...]]()
         same = dict[object, tuple[str, ...]]()
         for op, product, _ in self.plan.late:
@@ -463,9 +454,7 @@ class GluonKernel(SharedTiles):
                 self.value(op.name)
         decayed = self.accumulate_all(state)
         operands = {state.held[op.name]: self.register_operands(op, product) for op, product, _ in self.plan.late}
-        state.ends = {name: self.env["value", name] for name in state.running}
-        for name, variable in state.running.items():
-            self.w.line(f"{variable} = {state.ends[name].text}")
+        state.ends = self.update_running(state.running)
         return decayed, operands
 
     def decay(self, state: LoopState, decayed: Mapping[str, str]) -> None:

@@ -139,6 +139,10 @@ class Context(Frame):
         has_all_axes = set(op.axes) <= set(self.graph.axes_of[op.args[1]])  # or it is not as large as what is masked
         return self.unmasked(op.args[1]) if has_all_axes else name
 
+    def operand_axes(self, op: Op) -> tuple[Axis, ...]:
+        """The axes of all operands, once each."""
+        return tuple(dict.fromkeys(a for arg in op.args for a in self.graph.axes_of[arg]))
+
     def dtype_of(self, load: Load) -> str:
         """The type of the tensor that is loaded."""
         return self.tiling.graph.tensors[load.tensor].dtype

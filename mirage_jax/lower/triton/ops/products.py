@@ -30,7 +30,7 @@ def emit_dot(c: Context, op: Op) -> TileVariable:
 
 def elementwise_products(c: Context, op: Op) -> TileVariable:
     """``x * y`` of a dot that is no matrix product, with 0 in the padded lanes of the summed axes."""
-    union = tuple(dict.fromkeys(a for arg in op.args for a in c.graph.axes_of[arg]))
+    union = c.operand_axes(op)
     dims = c.tiling.dims(union)
     if len(dims) > MAX_RANK:
         raise UnsupportedError(
