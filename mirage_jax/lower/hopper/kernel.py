@@ -365,7 +365,7 @@ class GluonKernel(SharedTiles):
         self.tiling = outer
 
     def steps_of(self, first: str, steps: str) -> None:
-        """The loop, one step of the early products ahead of the late ones."""
+        """Write the loop, with the first GEMM of a step ahead of the second GEMM of the step before."""
         assert self.graph.loop is not None
         axis, outer = self.axes[self.graph.loop], self.env
         body = [op for op in self.graph.ops if op.name in self.work.body]
@@ -374,34 +374,49 @@ class GluonKernel(SharedTiles):
         self.env, self.uses = outer.new_child(), self.work.uses
         self.before_loop(body)
         state = self._state(first, axis, body)
-        before, start, is_ahead = self.env, "0", bool(self.plan.late) and not self.form.is_complete
-        if is_ahead:
+        before, start = self.env, "0"
+        if self.is_pipelined:
             self.env, self.holding, start = before.new_child(), frozenset(), "1"
             self.step(state, "0")
+        write_step = self.step if self.is_pipelined or not self.plan.late else self.step_alone
         for begin, end, holding in self.ranges(axis, body, first, steps, start):
             self.env, self.holding = before.new_child(), holding
             number = self.w.name("step")
             with self.w.block(f"for {number} in range({begin}, {end}):", number):
-                (self.step if is_ahead or not self.plan.late else self.step_alone)(state, number)
+                write_step(state, number)
         self.holding = frozenset()
-        if is_ahead:
-            self.issue_late(state, _before(steps))
-        products = [*(self.plan.late if is_ahead else ()), *(self.plan.sums if not self.plan.values else ())]
-        if products:
-            operands = state.operands if is_ahead else ()
-            self.wait(0, [*(state.sums[acc.name] for _, _, acc in products), *operands])
-        if self.several:  # for the next block
-            self.give_back(self.late_ring if is_ahead else None, _before(steps))
-            if not self.plan.values:
-                self.give_back(self.early_ring, _before(steps))
-            if self.resident:
-                self.w.line("mbarrier.arrive(kept_free.index(0), count=1)")
+        self.finish_products(state, steps)
+        if self.several:
+            self.give_back_last(steps)
         for op in self.work.accumulators:
             if op.op == "last":
                 outer["value", op.name] = self.last_maximum(op, state.running, state.ends)
             else:
                 outer["value", op.name] = self.finished(op, self.absorbs(op), state.sums[op.name])
         self.env, self.uses = outer, set()
+
+    @property
+    def is_pipelined(self) -> bool:
+        """Does the first GEMM run a step ahead of the second?"""
+        return bool(self.plan.late) and not self.form.is_complete
+
+    def finish_products(self, state: LoopState, steps: str) -> None:
+        """Issue the second GEMM of the last step, and wait for all products that are not waited for in the loop."""
+        if self.is_pipelined:
+            self.issue_late(state, _before(steps))
+        late = self.plan.late if self.is_pipelined else ()
+        early = () if self.plan.values else self.plan.sums
+        if late or early:
+            operands = state.operands if self.is_pipelined else ()
+            self.wait(0, [*(state.sums[acc.name] for _, _, acc in (*late, *early)), *operands])
+
+    def give_back_last(self, steps: str) -> None:
+        """Give back the tiles of the last step, for the next block."""
+        self.give_back(self.late_ring if self.is_pipelined else None, _before(steps))
+        if not self.plan.values:
+            self.give_back(self.early_ring, _before(steps))
+        if self.resident:
+            self.w.line("mbarrier.arrive(kept_free.index(0), count=1)")
 
     def _state(self, first: str, axis: TileAxis, body: Sequence[Op]) -> LoopState:
         """Start what the loop carries."""

@@ -74,24 +74,31 @@ class SharedTiles(Warpgroups):
         return {name: self._tile(self.loads[name], f"tile{n}") for n, name in enumerate(used)}
 
     def _tile(self, load: Load, name: str) -> Tile:
-        """A block of the matrix whose lines are as far apart as the rows of the tile."""
-        tensor = self.tiling.graph.tensors[load.tensor]
+        """A block of the matrix whose lines are as far apart as the rows of the tile.
+
+        Raises `UnsupportedError` for a load that is no such block, or that the copy engine cannot bring.
+        """
         elements, offset, strides = self.place_of(load)
-        wide = [a for a in strides if self.inner.axes[a].block > 1]
-        if len(wide) != 2 or tensor.dtype not in SIXTEEN_BIT_FLOATS or strides[wide[1]] != 1:
-            raise UnsupportedError(f"{load}: the copy engine takes tiles of two axes, the last of them contiguous")
+        row, column = self._tile_axes(load, strides)
         if sum(x.tensor == load.tensor for x in self.graph.loads) > 1 or len(strides) < len(load.axes):
             raise UnsupportedError(f"{load}: a tensor that is loaded twice, or a diagonal of it")
-        row, column = wide
         line = strides[row]
         inside = sum((self.axes[a].full - 1) * stride for a, stride in strides.items() if stride % line)
-        block = self.inner.axes[row].block, self.inner.axes[column].block
         if line % 8 or elements % line or offset % line + inside >= line:
             raise UnsupportedError(f"{load}: not part of a matrix with lines of {line} elements")
-        if (block[1] not in (16, 32) and block[1] % 64) or max(block[0], min(block[1], 64)) > MAX_WGMMA_COLUMNS:
+        block = self.inner.axes[row].block, self.inner.axes[column].block
+        if not _is_block_of_copy_engine(*block):
             raise UnsupportedError(f"{load}: blocks of {block}")
-        copies = self.groups if self.plan.row in wide else 1
+        copies = self.groups if self.plan.row in (row, column) else 1
         return Tile(load, Descriptor((elements // line, line), block), (row, column), copies, name)
+
+    def _tile_axes(self, load: Load, strides: Mapping[Axis, int]) -> tuple[Axis, Axis]:
+        """The axes of a tile's rows and of its columns, which are contiguous in memory."""
+        axes = [a for a in strides if self.inner.axes[a].block > 1]
+        is_half = self.dtype_of(load) in SIXTEEN_BIT_FLOATS
+        if len(axes) != 2 or not is_half or strides[axes[1]] != 1:
+            raise UnsupportedError(f"{load}: the copy engine takes tiles of two axes, the last of them contiguous")
+        return axes[0], axes[1]
 
     def place_of(self, load: Load) -> tuple[int, int, dict[Axis, int]]:
         """The same of the tensor of a load, by its axes."""
@@ -186,3 +193,9 @@ class SharedTiles(Warpgroups):
                 text = f"{text} * {factor}" if len(starts) == 1 and "*" not in text else f"({text}) * {factor}"
             terms.append(text)
         return " + ".join(rows) or "0", " + ".join(columns) or "0"
+
+
+def _is_block_of_copy_engine(rows: int, columns: int) -> bool:
+    """Can the copy engine bring a block of 16-bit numbers, and a matrix instruction read it?"""
+    is_swizzled = columns in (16, 32) or columns % 64 == 0
+    return is_swizzled and max(rows, min(columns, 64)) <= MAX_WGMMA_COLUMNS

@@ -76,33 +76,38 @@ class Warpgroups(Loops):
         return how if how == "dot" else ""
 
     def _plan(self) -> IssuePlan:
-        stages, live = self.graph.stages, self.live()
+        """Sort the products of the loop by when they are issued. Raises `UnsupportedError` if there is no such plan."""
         values, sums, late = [], [], []
         by_product = {op.args[0]: op for op in self.work.accumulators if self.absorbs(op)}
-        for op in self.graph.ops:
-            product = self.tiling.product(op) if op.name in live else None
-            if product is None:
-                continue
-            left, right = self.sides(op, product)
-            if not stages[op.name].body or right not in self.loads or operand_type(self, op) not in SIXTEEN_BIT_FLOATS:
-                raise UnsupportedError(f"{op}: not a product in the loop whose right operand is loaded")
-            if len(product.inner) != 1 or SINGLE in product.dims:
-                raise UnsupportedError(f"{op}: an operand has several inner axes, or one row")
-            is_late = left not in self.loads and stages[left].body
-            if op.name not in by_product and is_late:
-                raise UnsupportedError(f"{op}: what is made of a computed operand is not summed by the loop")
-            if op.name not in by_product:
-                values.append((op, product))
-            else:
+        for op, product in self._checked_products():
+            left, _ = self.sides(op, product)
+            is_late = left not in self.loads and self.graph.stages[left].body
+            if op.name in by_product:
                 (late if is_late else sums).append((op, product, by_product[op.name]))
+            elif is_late:
+                raise UnsupportedError(f"{op}: what is made of a computed operand is not summed by the loop")
+            else:
+                values.append((op, product))
         rows = {p.row for _, p, *_ in (*values, *sums, *late)}
         if len(rows) != 1:
             raise UnsupportedError(f"products have the rows {sorted(rows)}; warpgroups divide one axis")
         if sums and late and not values:
-            raise UnsupportedError(
-                "specialized warps: sums of products of what is loaded beside those of what is computed"
-            )
+            raise UnsupportedError("specialized warps: sums of products of loaded operands and of computed ones")
         return IssuePlan(rows.pop(), tuple(values), tuple(sums), tuple(late))
+
+    def _checked_products(self) -> Iterator[tuple[Op, MatrixProduct]]:
+        """Matrix products of the kernel. Raises `UnsupportedError` for one that warpgroups do not compute."""
+        live = self.live()
+        for op in self.graph.ops:
+            product = self.tiling.product(op) if op.name in live else None
+            if product is None:
+                continue
+            is_loaded = self.sides(op, product)[1] in self.loads
+            if not self.graph.stages[op.name].body or not is_loaded or operand_type(self, op) not in SIXTEEN_BIT_FLOATS:
+                raise UnsupportedError(f"{op}: not a product in the loop whose right operand is loaded")
+            if len(product.inner) != 1 or SINGLE in product.dims:
+                raise UnsupportedError(f"{op}: an operand has several inner axes, or one row")
+            yield op, product
 
     def _inner(self) -> Tiling:
         """The tiles of one warpgroup."""
