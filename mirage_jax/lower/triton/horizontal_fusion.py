@@ -32,16 +32,16 @@ def join(members: Sequence[Emit], options: EmitOptions) -> KernelSource:
     name = "_".join((sources[0].name, *(s.name.removeprefix("mirage_") for s in sources[1:])))
     ends = list(accumulate(s.grid[0] for s in sources))
     texts = [sources[0].text, *("\n\n" + s.text[s.text.index("@triton.jit") :] for s in sources[1:])]
-    dtypes_in = [d for s in sources for d in s.dtypes[: len(s.inputs)]]
-    dtypes_out = [d for s in sources for d in s.dtypes[len(s.inputs) :]]
+    dtypes_in = chain(*(s.dtypes[: len(s.inputs)] for s in sources))
+    dtypes_out = chain(*(s.dtypes[len(s.inputs) :] for s in sources))
     return KernelSource(
         name,
         "".join(texts) + _dispatch(name, sources, ends),
         (ends[-1],),
-        tuple(n for s in sources for n in s.inputs),
-        tuple(n for s in sources for n in s.outputs),
+        tuple(chain(*(s.inputs for s in sources))),
+        tuple(chain(*(s.outputs for s in sources))),
         (*dtypes_in, *dtypes_out),
-        tuple(shape for s in sources for shape in s.shapes),
+        tuple(chain(*(s.shapes for s in sources))),
         max(s.num_warps for s in sources),
         max(s.num_stages for s in sources),
         meanings([s.numbers for s in sources]),

@@ -266,16 +266,19 @@ class Loops(Context):
             return {}
         values = {op.name for op in body} | {a for op in body for a in op.args}
         own = tiling.pointwise(values, DEFERRED_LANES * tiling.schedule.num_warps)
-        changed = {a for a in tiling.names if a != tiling.kernel.loop and own.axes[a].block != tiling.axes[a].block}
-        outside = {a for v in values if not self.graph.stages[v].body for a in self.graph.axes_of[v]}
-        results = [tiling.dims(op.axes) for op in group.accumulators]
-        if outside & changed or any(len(dims) > 1 and changed.intersection(dims) for dims in results):
+        axes = [a for a in tiling.names if a != tiling.kernel.loop and own.axes[a].block != tiling.axes[a].block]
+        if self.is_needed_in_both(set(axes), values, group):
             return {}
         self.tiling = own
-        axes = [a for a in tiling.names if a in changed]
         for a in axes:
             self.index(self.axes[a])
         return {a: self.env["index", a] for a in axes}
+
+    def is_needed_in_both(self, axes: set[Axis], values: set[str], group: Group) -> bool:
+        """Would lanes of some of `axes` have to change at a value from outside the loop, or in a result's matrix?"""
+        outside = {a for v in values if not self.graph.stages[v].body for a in self.graph.axes_of[v]}
+        matrices = [dims for op in group.accumulators if len(dims := self.tiling.dims(op.axes)) > 1]
+        return bool(axes & outside.union(*matrices))
 
     def is_narrowable(self, body: Sequence[Op], group: Group) -> bool:
         """Does a loop only add up pointwise work, while another loop of the kernel has matrix products?"""
