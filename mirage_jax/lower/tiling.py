@@ -43,6 +43,7 @@ BYTES: Mapping[str, int] = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "i32": 4, "
 
 
 def ceil_div(n: int, d: int) -> int:
+    """``n / d``, rounded up."""
     return -(-n // d)
 
 
@@ -125,6 +126,7 @@ class MatrixProduct:
 
     @property
     def dims(self) -> tuple[Axis, ...]:
+        """The axes of the result: row and column."""
         return (self.row, self.column)
 
 
@@ -147,6 +149,7 @@ class Tiling:
 
     @cached_property
     def axes(self) -> Mapping[Axis, TileAxis]:
+        """Tiles by axis; axes of matrix products have at least `least` lanes."""
         plain = {a: self._tile_axis(a, 1) for a in self.names}
         wide = {a for op in self.kernel.ops for a in self._product_axes(op, plain)}
         out = {a: self._tile_axis(a, self.least if a in wide else 1) for a in self.names}
@@ -176,6 +179,7 @@ class Tiling:
         return tuple(a for a in self.order if a in present)
 
     def lanes(self, axes: Iterable[Axis]) -> int:
+        """Elements of a tile over some axes."""
         return prod(self.axes[a].block for a in set(axes))
 
     def product(self, op: Op) -> MatrixProduct | None:

@@ -1,16 +1,15 @@
 """Text of a kernel whose warps have different tasks, in Gluon (Triton's language of layouts and barriers), for Hopper.
 
-One warp only loads: it keeps rings of tiles in shared memory full, with the copy engine (TMA). One or more warpgroups
-only compute, each on `WARPGROUP_ROWS` rows of the block's tile, with asynchronous matrix instructions (wgmma). A ring's
-tiles are handed over and back through barriers, one pair for each place in it. This is the schedule of FlashAttention-3
-(Shah et al., 2024, sections 3.1 and 3.2), derived from the block graph: products of what is loaded ("early") are issued
-for a step before the products of what the last step computed ("late"), so that the latter run while pointwise work is
-done. Programs may compute several blocks each: what the next one needs first is loaded while results of the last are
-stored.
+One warp only loads: it keeps multi-stage buffers in shared memory full, with the copy engine (TMA). One or more
+warpgroups only compute, each on `WARPGROUP_ROWS` rows of the block's tile, with asynchronous matrix instructions
+(wgmma). Tiles pass through barriers in both directions, one pair for each stage of a buffer. This is the schedule of
+FlashAttention-3 (Shah et al., 2024, sections 3.1 and 3.2), derived from the block graph. The first GEMM, which reads
+loaded operands, is issued before the second GEMM of the step before, which reads computed ones: that one runs during
+pointwise work. A program may compute several blocks, and then loads for the next one while it stores.
 
-Values, units and masks are those of every other kernel (`values`, `loops`); what warpgroups compute and how is decided
-in `warpgroups`, what lies in shared memory in `shared_tiles`. What is not this pattern is refused (`UnsupportedError`):
-ragged tiles, right operands that are computed, several loops.
+Values, units and masks are the same as in other kernels (`context`, `loops`). `warpgroups` decides who computes what,
+`shared_memory` where operands lie. Other patterns raise `UnsupportedError`: ragged tiles, computed right operands,
+several loops.
 """
 
 from __future__ import annotations
@@ -164,6 +163,7 @@ class GluonKernel(SharedTiles):
 
     @property
     def tile_names(self) -> list[str]:
+        """Names of the tiles in shared memory."""
         return [t.name for t in self.tiles.values()]
 
     @property
@@ -171,8 +171,8 @@ class GluonKernel(SharedTiles):
         """Barriers by name: how many, and how many arrivals complete a phase of each."""
         found = {"kept": (1, 1)} if self.resident else {}
         found |= {"kept_free": (1, self.groups)} if self.resident and self.shares_blocks else {}
-        for ring in self.rings:
-            found |= {ring.full: (self.stages, 1), ring.free: (self.stages, self.groups)}
+        for buffer in self.buffers:
+            found |= {buffer.full: (self.stages, 1), buffer.free: (self.stages, self.groups)}
         return found
 
     def reserve(self, name: str, *others: str) -> None:
@@ -181,6 +181,7 @@ class GluonKernel(SharedTiles):
             self.w.name(taken)
 
     def imports(self) -> None:
+        """Write the imports. Raises `UnsupportedError` if the tiles exceed shared memory."""
         held = sum(t.bytes * (1 if t in self.resident else self.stages) for t in self.tiles.values()) + self.passed_on
         if held > TILE_BYTES:
             raise UnsupportedError(f"tiles of {held} bytes in shared memory, which has room for {TILE_BYTES}")
@@ -194,6 +195,7 @@ class GluonKernel(SharedTiles):
         self._function(f"{name}_compute({taken}, group: gl.constexpr)", self.compute)
 
     def text(self) -> str:
+        """Return the text, with Triton's functions under Gluon's names."""
         text = re.sub(r"\btl\.(?!PropagateNan)", "gl.", self.w.text())  # which Gluon's language does not export
         return f"import triton.language as tl\n{text}" if "tl.PropagateNan" in text else text
 
@@ -240,6 +242,7 @@ class GluonKernel(SharedTiles):
 
     @property
     def number(self) -> str:
+        """The number of the block that is computed; it changes within a program that shares blocks."""
         if self.several is None:
             return super().number
         program, turn, programs = self.several.program, self.several.turn, self.tiling.launched
@@ -283,9 +286,11 @@ class GluonKernel(SharedTiles):
     # --- the warp that loads
 
     def load(self) -> None:
+        """Write the task of the warp that loads."""
         self.each_block(self.load_block)
 
     def load_block(self, first: str, steps: str) -> None:
+        """Load one block: what stays for all steps, then the tiles of each step."""
         assert self.graph.loop is not None
         axis = self.axes[self.graph.loop]
         if self.resident:
@@ -298,11 +303,11 @@ class GluonKernel(SharedTiles):
         with self.w.block(f"for {step} in range({steps}):"):
             at = self.w.let("at", self.position(first, step, axis))
             slot, phase = self.slot(step), self.phase(step)
-            for ring in self.rings:
-                self.w.line(f"mbarrier.wait({ring.free}.index({slot}), {phase} ^ 1)")
-                self.w.line(f"mbarrier.expect({ring.full}.index({slot}), {ring.bytes})")
-                for tile in ring.tiles:
-                    self.copy(tile, slot, f"{ring.full}.index({slot})", at)
+            for buffer in self.buffers:
+                self.w.line(f"mbarrier.wait({buffer.free}.index({slot}), {phase} ^ 1)")
+                self.w.line(f"mbarrier.expect({buffer.full}.index({slot}), {buffer.bytes})")
+                for tile in buffer.tiles:
+                    self.copy(tile, slot, f"{buffer.full}.index({slot})", at)
 
     def position(self, first: str, step: str, axis: TileAxis) -> str:
         """Of a step's first element."""
@@ -317,16 +322,17 @@ class GluonKernel(SharedTiles):
         return self.several.done if step == "0" else f"{self.several.done} + {step}"
 
     def slot(self, step: str) -> str:
-        """Place in a ring."""
+        """Place in a buffer."""
         number = self.in_all(step)
         return str(int(number) % self.stages) if number.isdigit() else f"{_term(number)} % {self.stages}"
 
     def phase(self, step: str) -> str:
-        """Of its barriers: how often the ring has been filled by then, modulo 2."""
+        """Of its barriers: how often the buffer has been filled by then, modulo 2."""
         number = self.in_all(step)
         return str(int(number) // self.stages & 1) if number.isdigit() else f"({_term(number)} // {self.stages} & 1)"
 
     def copy(self, tile: Tile, slot: str, barrier: str, at: str) -> None:
+        """Copy a tile, for each warpgroup its own rows."""
         tensor = self.tiling.graph.tensors[tile.load.tensor]
         for group in range(tile.copies):
             row, column = self.coordinates(tile, at, group)
@@ -336,6 +342,7 @@ class GluonKernel(SharedTiles):
     # --- the warps that compute
 
     def compute(self) -> None:
+        """Write the task of a warpgroup."""
         for line in self.layouts():
             self.w.line(line)
         if not self.form.guards:
@@ -348,6 +355,7 @@ class GluonKernel(SharedTiles):
         self.w.line(f"return {' | '.join(f'tl.max({name}, axis=0)' for name in names)}")
 
     def compute_block(self, first: str, steps: str) -> None:
+        """Compute one block: the loop, guards, and stores."""
         outer, row = self.tiling, self.plan.row
         block = self.env.get(("block", row), "0")
         self.tiling = self.inner
@@ -378,7 +386,7 @@ class GluonKernel(SharedTiles):
         if self.is_pipelined:
             self.env, self.holding, start = before.new_child(), frozenset(), "1"
             self.step(state, "0")
-        write_step = self.step if self.is_pipelined or not self.plan.late else self.step_alone
+        write_step = self.step if self.is_pipelined or not self.plan.second else self.step_alone
         for begin, end, holding in self.ranges(axis, body, first, steps, start):
             self.env, self.holding = before.new_child(), holding
             number = self.w.name("step")
@@ -398,23 +406,23 @@ class GluonKernel(SharedTiles):
     @property
     def is_pipelined(self) -> bool:
         """Does the first GEMM run a step ahead of the second?"""
-        return bool(self.plan.late) and not self.form.is_complete
+        return bool(self.plan.second) and not self.form.is_complete
 
     def finish_products(self, state: LoopState, steps: str) -> None:
         """Issue the second GEMM of the last step, and wait for all products that are not waited for in the loop."""
         if self.is_pipelined:
-            self.issue_late(state, _before(steps))
-        late = self.plan.late if self.is_pipelined else ()
-        early = () if self.plan.values else self.plan.sums
-        if late or early:
+            self.issue_second_gemm(state, _before(steps))
+        second = self.plan.second if self.is_pipelined else ()
+        first = () if self.plan.values else self.plan.sums
+        if first or second:
             operands = state.operands if self.is_pipelined else ()
-            self.wait(0, [*(state.sums[acc.name] for _, _, acc in (*late, *early)), *operands])
+            self.wait(0, [*(state.sums[acc.name] for _, _, acc in (*second, *first)), *operands])
 
     def give_back_last(self, steps: str) -> None:
         """Give back the tiles of the last step, for the next block."""
-        self.give_back(self.late_ring if self.is_pipelined else None, _before(steps))
+        self.give_back(self.second_gemm_buffer if self.is_pipelined else None, _before(steps))
         if not self.plan.values:
-            self.give_back(self.early_ring, _before(steps))
+            self.give_back(self.first_gemm_buffer, _before(steps))
         if self.resident:
             self.w.line("mbarrier.arrive(kept_free.index(0), count=1)")
 
@@ -423,7 +431,7 @@ class GluonKernel(SharedTiles):
         running, sums = self.start_carried(body, self.work)
         held = dict[str, tuple[str, ...]]()
         same = dict[object, tuple[str, ...]]()
-        for op, product, _ in self.plan.late:
+        for op, product, _ in self.plan.second:
             key = (
                 self.sides(op, product)[0],
                 operand_type(self, op),
@@ -434,65 +442,65 @@ class GluonKernel(SharedTiles):
         return LoopState(first, axis, body, running, sums, held)
 
     def step(self, state: LoopState, number: str) -> None:
-        """One step of the early products and of what is made of them, while the late ones of the last step run."""
-        has_last = bool(self.plan.late) and number != "0"
+        """Write one step of the first GEMM and pointwise work, while the second GEMM of the step before runs."""
+        has_last = bool(self.plan.second) and number != "0"
         decayed, operands = self.made_of(state, number, has_last)
         if has_last:
-            self.wait(0, [*(state.sums[acc.name] for _, _, acc in self.plan.late), *state.operands])
-            self.give_back(self.late_ring, _before(number))
+            self.wait(0, [*(state.sums[acc.name] for _, _, acc in self.plan.second), *state.operands])
+            self.give_back(self.second_gemm_buffer, _before(number))
             self.decay(state, decayed)
         self.hold(operands)
 
     def step_alone(self, state: LoopState, number: str) -> None:
-        """One step, its late products too. It takes longer, and registers for one step only."""
+        """Write one step, its second GEMM included. It takes longer, but registers for one step only."""
         decayed, operands = self.made_of(state, number, False)
         self.decay(state, decayed)
         self.hold(operands)
-        self.issue_late(state, number)
-        self.wait(0, [*(state.sums[acc.name] for _, _, acc in self.plan.late), *state.operands])
-        self.give_back(self.late_ring, number)
+        self.issue_second_gemm(state, number)
+        self.wait(0, [*(state.sums[acc.name] for _, _, acc in self.plan.second), *state.operands])
+        self.give_back(self.second_gemm_buffer, number)
 
     def made_of(
         self, state: LoopState, number: str, has_last: bool
     ) -> tuple[dict[str, str], dict[tuple[str, ...], list[str]]]:
-        """The early products of a step, and what is made of them: sums relative to the new shifts, and operands of late
-        products, by the names that hold them. `has_last`: the late products of the last step are issued beside them.
+        """Issue the first GEMM of a step and compute from it sums relative to the new shifts, and operands of the
+        second GEMM by their names. `has_last`: the second GEMM of the step before is issued, too.
         """
         self.index(state.axis, self.w.let("at", self.position(state.first, number, state.axis)))
-        needed, absorbed = self.needed(self.work), {x[0].name for x in (*self.plan.sums, *self.plan.late)}
+        needed, absorbed = self.needed(self.work), {x[0].name for x in (*self.plan.sums, *self.plan.second)}
         for name in dict.fromkeys(a for op in state.body if op.name in needed for a in op.args):
             if name in self.loads and name not in self.tiles and self.graph.stages[name].body:
                 self.raw(self.loads[name], "tile")  # on its way while products run
-        self.issue_early(state, number, has_last)
+        self.issue_first_gemm(state, number, has_last)
         for op in state.body:
             if op.name in needed and op.name not in absorbed:
                 self.value(op.name)
         decayed = self.accumulate_all(state)
-        operands = {state.held[op.name]: self.register_operands(op, product) for op, product, _ in self.plan.late}
+        operands = {state.held[op.name]: self.register_operands(op, product) for op, product, _ in self.plan.second}
         state.ends = self.update_running(state.running)
         return decayed, operands
 
     def decay(self, state: LoopState, decayed: Mapping[str, str]) -> None:
-        """Sums of late products become relative to the shifts of this step."""
-        for _, _, acc in self.plan.late:
+        """Make sums of the second GEMM relative to the shifts of this step."""
+        for _, _, acc in self.plan.second:
             if decayed.get(acc.name, state.sums[acc.name]) != state.sums[acc.name]:
                 self.w.line(f"{state.sums[acc.name]} = {decayed[acc.name]}")
 
     def hold(self, operands: Mapping[tuple[str, ...], Sequence[str]]) -> None:
-        """Operands of late products under the names that the loop carries."""
+        """Assign operands of the second GEMM to the variables that the loop carries."""
         for names, texts in operands.items():
             for name, text in zip(names, texts, strict=True):
                 self.w.line(f"{name} = {text}")
 
-    def issue_early(self, state: LoopState, number: str, has_last: bool) -> None:
-        """Issue the early products of a step and the late ones of the last, and wait for the former; where they are
-        all sums, for those of the last step.
+    def issue_first_gemm(self, state: LoopState, number: str, has_last: bool) -> None:
+        """Issue the first GEMM of a step and the second of the step before, and wait for the first; where its
+        products are all sums, for those of the last step.
         """
         plan, slot = self.plan, self.slot(number)
         self.env["slot"] = slot
-        self.wait_for(self.early_ring, number)
+        self.wait_for(self.first_gemm_buffer, number)
         if self.shares:
-            self.wait_for(self.late_ring, number)
+            self.wait_for(self.second_gemm_buffer, number)
         made: list[str] = []
         for op, product in plan.values:
             first, *others = self.factors(op, product, slot)
@@ -504,22 +512,22 @@ class GluonKernel(SharedTiles):
         for (op, product, _), total in zip(plan.sums, sums, strict=True):
             self.add_products(total, self.factors(op, product, slot))
         if has_last:
-            self.issue_late(state, _before(number))
+            self.issue_second_gemm(state, _before(number))
         for name in self.values_too:  # while products run, and before the tiles are given back
             self.value(name)
         if plan.values:
             self.wait(sum(map(len, state.held.values())) if has_last else 0, [*made, *sums])
-            self.give_back(self.early_ring, number)
+            self.give_back(self.first_gemm_buffer, number)
         elif sums:
             self.wait(sum(self.numbers_of(op) for op, *_ in plan.sums), sums)
             before = f"({number} + {self.stages - 1})"  # the place of the step before, and no negative number
-            self.give_back(self.early_ring, before, f", pred={number} > 0")
+            self.give_back(self.first_gemm_buffer, before, f", pred={number} > 0")
 
-    def issue_late(self, state: LoopState, step: str) -> None:
+    def issue_second_gemm(self, state: LoopState, step: str) -> None:
         """Issue the products of what a step computed."""
         if not self.shares:
-            self.wait_for(self.late_ring, step)
-        for op, product, acc in self.plan.late:
+            self.wait_for(self.second_gemm_buffer, step)
+        for op, product, acc in self.plan.second:
             (inner,), total = product.inner, state.sums[acc.name]
             right = self.smem(self.sides(op, product)[1], self.slot(step), (inner, product.column))
             self.add_products(total, [f"{name}, {right}" for name in state.held[op.name]])
@@ -532,7 +540,7 @@ class GluonKernel(SharedTiles):
     def accumulate_all(self, state: LoopState) -> dict[str, str]:
         """Add up what no product does; what becomes of sums of products where the running shift moved."""
         decayed = dict[str, str]()
-        early = {acc.name for _, _, acc in self.plan.sums}
+        first = {acc.name for _, _, acc in self.plan.sums}
         for op in self.work.accumulators:
             if op.op == "last":
                 continue
@@ -541,19 +549,19 @@ class GluonKernel(SharedTiles):
                 self.accumulate(op, how, total, state.running)
             elif op.op == "accs":
                 decayed[op.name] = self.decayed(op, total, self.carrier(op, how), state.running)
-            if op.name in early and decayed.get(op.name, total) != total:
+            if op.name in first and decayed.get(op.name, total) != total:
                 raise UnsupportedError(f"{op}: a sum of products of what is loaded, relative to a shift of the loop")
         return decayed
 
-    def wait_for(self, ring: StageBuffer | None, step: str) -> None:
+    def wait_for(self, buffer: StageBuffer | None, step: str) -> None:
         """Until the tiles of a step are there."""
-        if ring is not None:
-            self.w.line(f"mbarrier.wait({ring.full}.index({self.slot(step)}), {self.phase(step)})")
+        if buffer is not None:
+            self.w.line(f"mbarrier.wait({buffer.full}.index({self.slot(step)}), {self.phase(step)})")
 
-    def give_back(self, ring: StageBuffer | None, step: str, condition: str = "") -> None:
+    def give_back(self, buffer: StageBuffer | None, step: str, condition: str = "") -> None:
         """The tiles of a step may be loaded over."""
-        if ring is not None:
-            self.w.line(f"mbarrier.arrive({ring.free}.index({self.slot(step)}), count=1{condition})")
+        if buffer is not None:
+            self.w.line(f"mbarrier.arrive({buffer.free}.index({self.slot(step)}), count=1{condition})")
 
     def before_loop(self, body: Sequence[Op]) -> None:
         """Emit what the loop reads and does not change, but for what lies in shared memory."""
@@ -567,7 +575,7 @@ class GluonKernel(SharedTiles):
                 self.env["operands", op.name] = [self.w.let("operand", x) for x in self.register_operands(op, product)]
 
     def factors(self, op: Op, product: MatrixProduct, slot: str) -> list[str]:
-        """Both operands of an early product; of several if the left one is computed before the loop and precise."""
+        """Both operands of a product of the first GEMM; several pairs if the left operand is split."""
         left, right = self.sides(op, product)
         (inner,) = product.inner
         y = self.smem(right, slot, (inner, product.column))
@@ -576,7 +584,7 @@ class GluonKernel(SharedTiles):
         return [f"{x}, {y}" for x in self.env["operands", op.name]]
 
     def numbers_of(self, op: Op) -> int:
-        """Of 16 bits, as which a product reads its left operand (`Products.operands`)."""
+        """Of 16 bits, as which a product reads its left operand (`ops.products`)."""
         product = self.tiling.product(op)
         assert product is not None
         return 2 if splits_operands(self, op) and self.sides(op, product)[0] not in self.loads else 1

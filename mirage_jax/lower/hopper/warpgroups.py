@@ -29,18 +29,20 @@ MIN_WARPGROUP_BYTES = 8 << 10  # bytes of a warpgroup
 
 @dataclass(frozen=True)
 class IssuePlan:
-    """Products of the loop by when they are issued: `values` and `sums` of what is loaded, `late` ones of what the step
-    before computed. By name, each with its orientation and the accumulator that takes it (`values`: none).
+    """Products of the loop by when they are issued: `values` and `sums` of loaded operands (first GEMM), `second` of
+    operands that the step before computed (second GEMM). Each has its orientation and the accumulator that takes it
+    (`values`: none).
     """
 
     row: Axis
     values: tuple[tuple[Op, MatrixProduct], ...]
     sums: tuple[tuple[Op, MatrixProduct, Op], ...]
-    late: tuple[tuple[Op, MatrixProduct, Op], ...]
+    second: tuple[tuple[Op, MatrixProduct, Op], ...]
 
     @property
     def products(self) -> list[tuple[Op, MatrixProduct]]:
-        return [(x[0], x[1]) for x in (*self.values, *self.sums, *self.late)]
+        """All products, with their orientation."""
+        return [(x[0], x[1]) for x in (*self.values, *self.sums, *self.second)]
 
 
 class Warpgroups(Loops):
@@ -77,23 +79,23 @@ class Warpgroups(Loops):
 
     def _plan(self) -> IssuePlan:
         """Sort the products of the loop by when they are issued. Raises `UnsupportedError` if there is no such plan."""
-        values, sums, late = [], [], []
+        values, sums, second = [], [], []
         by_product = {op.args[0]: op for op in self.work.accumulators if self.absorbs(op)}
         for op, product in self._checked_products():
             left, _ = self.sides(op, product)
-            is_late = left not in self.loads and self.graph.stages[left].body
+            is_computed = left not in self.loads and self.graph.stages[left].body
             if op.name in by_product:
-                (late if is_late else sums).append((op, product, by_product[op.name]))
-            elif is_late:
+                (second if is_computed else sums).append((op, product, by_product[op.name]))
+            elif is_computed:
                 raise UnsupportedError(f"{op}: what is made of a computed operand is not summed by the loop")
             else:
                 values.append((op, product))
-        rows = {p.row for _, p, *_ in (*values, *sums, *late)}
+        rows = {p.row for _, p, *_ in (*values, *sums, *second)}
         if len(rows) != 1:
             raise UnsupportedError(f"products have the rows {sorted(rows)}; warpgroups divide one axis")
-        if sums and late and not values:
+        if sums and second and not values:
             raise UnsupportedError("specialized warps: sums of products of loaded operands and of computed ones")
-        return IssuePlan(rows.pop(), tuple(values), tuple(sums), tuple(late))
+        return IssuePlan(rows.pop(), tuple(values), tuple(sums), tuple(second))
 
     def _checked_products(self) -> Iterator[tuple[Op, MatrixProduct]]:
         """Matrix products of the kernel. Raises `UnsupportedError` for one that warpgroups do not compute."""
@@ -136,6 +138,7 @@ class Warpgroups(Loops):
     # --- layouts
 
     def columns(self, axis: Axis) -> int:
+        """Columns of a matrix instruction along an axis."""
         return min(self.inner.axes[axis].block, MAX_WGMMA_COLUMNS)
 
     @cached_property
@@ -160,20 +163,24 @@ class Warpgroups(Loops):
         return f"lines{self.inner.axes[dims[1]].block}" if self.is_storing else f"mma{self.columns(dims[1])}"
 
     def vector_layout(self, axis: Axis) -> str:
+        """The layout of a vector: a slice of a matrix instruction's result."""
         if axis == self.plan.row:
             return f"gl.SliceLayout(1, mma{self.slice_of})"
         return f"gl.SliceLayout(0, mma{self.columns(axis)})"
 
     def lanes(self, axis: TileAxis) -> str:
+        """The numbers of an axis' lanes, with their layout."""
         return f"tl.arange(0, {axis.block}, {self.vector_layout(axis.axis)})"
 
     def full(self, dims: tuple[Axis, ...], number: str, dtype: str = "tl.float32") -> str:
+        """A tile of one number, with the layout of its dimensions."""
         if not dims:
             return f"gl.to_tensor({number})"
         layout = self.layout(dims) if len(dims) == 2 else self.vector_layout(*dims)
         return f"tl.full({[self.axes[a].block for a in dims]}, {number}, {dtype}, {layout})"
 
     def expand(self, text: str, own: tuple[Axis, ...], dims: tuple[Axis, ...]) -> str:
+        """As `Frame.expand`, with the vector's layout converted where slices differ."""
         if not own or own == dims:
             return text
         place, layout = dims.index(own[0]), self.layout(dims)
@@ -185,6 +192,7 @@ class Warpgroups(Loops):
         return f"{text}[{':, None' if place == 0 else 'None, :'}]"
 
     def reduction(self, function: str, value: TileVariable, axes: Iterable[Axis]) -> str:
+        """Reduce a tile inside of the warpgroup. Raises `UnsupportedError` for a sum over rows."""
         gone = [a for a in value.dims if a in set(axes)]
         if self.plan.row in gone:
             raise UnsupportedError("specialized warps: a sum over rows, which warpgroups divide")

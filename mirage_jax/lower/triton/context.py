@@ -93,6 +93,7 @@ class Context(Frame):
         return self.env[key]
 
     def store(self, store: Store) -> None:
+        """Store a value in the type of its tensor. Raises `LoweringError` if blocks would overwrite each other."""
         value = self.natural(store.value)
         axes = store.tensor.axes
         for a, n in self.tiling.programs:
@@ -148,6 +149,7 @@ class Context(Frame):
         return self.tiling.graph.tensors[load.tensor].dtype
 
     def loaded(self, load: Load) -> TileVariable:
+        """The tile of a load, as float32."""
         raw = self.raw(load, "tile")
         if self.dtype_of(load) == "f32":
             return raw

@@ -57,6 +57,7 @@ class KernelSource:
 
     @cached_property
     def digest(self) -> str:
+        """Name the text by its hash."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:16]
 
 

@@ -78,6 +78,7 @@ class Frame:
 
     @property
     def axes(self) -> Mapping[Axis, TileAxis]:
+        """Tiles by axis."""
         return self.tiling.axes
 
     @property
@@ -109,6 +110,7 @@ class Frame:
     # --- the function ---------------------------------------------------------------------------------------------
 
     def header(self, tensors: Iterable[Tensor]) -> None:
+        """Describe the arguments in comments: type, axes and extents."""
         graph, parts = self.tiling.graph, self.tiling.parts
         for tensor in tensors:
             shape = stored_shape(tensor, graph, parts)
@@ -216,6 +218,7 @@ class Frame:
         return reduction(function, value, axes)
 
     def let_axis(self, axis: TileAxis, text: str) -> str:
+        """Assign the index along an axis."""
         name = self.w.name("single" if axis.axis == SINGLE else identifier(axis.axis))
         self.w.line(f"{name} = {text}")
         return name
@@ -252,6 +255,7 @@ class Frame:
         return literal(float(number))
 
     def at(self, value: TileVariable, dims: tuple[Axis, ...]) -> str:
+        """A tile, broadcastable to `dims`."""
         return self.expand(value.text, value.dims, dims)
 
     def mask(self, axes: Iterable[Axis], dims: tuple[Axis, ...]) -> str:

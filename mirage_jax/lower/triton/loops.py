@@ -46,9 +46,11 @@ class Group:
     uses: set[tuple[str, str]]
 
     def shares(self, other: Group) -> bool:
+        """Do two groups need the same operators, or a load in the same layout?"""
         return bool(self.body & other.body or self.uses & other.uses)
 
     def joined(self, other: Group) -> Group:
+        """Both groups in one loop."""
         return Group(
             self.accumulators + other.accumulators, self.stores + other.stores,
             self.body | other.body, self.uses | other.uses,
@@ -90,6 +92,7 @@ class Loops(Context):
         return self.options.split_loops and not self.tiling.skinny
 
     def group(self, accumulators: list[Op], stores: list[Store], roots: Sequence[str]) -> Group:
+        """Accumulators and stores with all body operators that they need."""
         body: set[str] = set()
         uses: set[tuple[str, str]] = set()
         todo = [r for r in roots if r in self.ops]
@@ -222,6 +225,7 @@ class Loops(Context):
 
     @cached_property
     def facts(self) -> dict[str, FactAt]:
+        """Facts about masks that follow from indices alone."""
         return known(self.graph.ops)
 
     def range(self, axis: TileAxis, body: Sequence[Op], first: str, end: str) -> str:
@@ -335,9 +339,11 @@ class Loops(Context):
         return product.dims if product else self.tiling.dims(self.operand_axes(x))
 
     def start(self, dims: tuple[Axis, ...], hint: str, value: str) -> str:
+        """Define a variable that a loop carries."""
         return self.w.let(hint, self.full(dims, 'float("-inf")' if value == "-inf" else value))
 
     def accumulate(self, op: Op, how: str, name: str, running: Mapping[str, str]) -> None:
+        """Add the value of this step to an accumulator."""
         x = self.ops.get(op.args[0])
         kept = self.decayed(op, name, self.carrier(op, how), running) if op.op == "accs" else name
         if how == "dot" and x is not None:
