@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mirage_jax import limits
 from mirage_jax.cache import Entry
 from mirage_jax.errors import CacheError, GraphError, in_one_line, printable
-from mirage_jax.mugraph.graph import KernelSchedule, Schedule
+from mirage_jax.mugraph.graph import KernelSchedule, Precision, Schedule
 from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
 from mirage_jax.report import Decision, RegionReport
 
@@ -54,7 +54,7 @@ def test_whatever_a_schedule_says_it_is_refused_or_within_bounds(data) -> None:
         assert str(why).isprintable() and len(str(why)) < 300
         return
     for k in found.kernels:
-        assert k.num_warps in (1, 2, 4, 8, 16, 32) and 1 <= k.num_stages <= 8 and k.precise in (0, 1, 2)
+        assert k.num_warps in (1, 2, 4, 8, 16, 32) and 1 <= k.num_stages <= 8 and k.precise in Precision
         assert all(1 <= t <= limits.MAX_TILE and t & (t - 1) == 0 for _, t in k.tiles)
         assert 0 <= k.programs <= limits.MAX_PROGRAMS
     assert all(1 <= n <= limits.MAX_PARTS for _, n in found.parts) and len(found.kernels) <= limits.MAX_KERNELS

@@ -48,7 +48,7 @@ from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.domains.floats import random_integers
 from mirage_jax.mugraph.dtypes import FLOATS, is_float, numpy_dtype
 from mirage_jax.mugraph.footprint import footprint
-from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Library, Schedule, is_part
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Library, Precision, Schedule, is_part
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.report import WholeFunction
 from mirage_jax.search.candidates import Candidate, in_one_launch
@@ -161,8 +161,9 @@ class Unmeasured(Compiler):
         """Start no process."""
         return nullcontext()
 
-    def compare(self, attempt: TuningSession, finalists: Sequence[Candidate], precise: int = 0) -> Comparison:
-        """Check all candidates, and call those that run faster than XLA."""
+    def compare(
+        self, attempt: TuningSession, finalists: Sequence[Candidate], precise: Precision = Precision.FAST
+    ) -> Comparison:
         counts, same = self.outcome.counts, timing.Timing((1.0,) * 6)
         for c in () if precise else finalists:
             self.outcome.problems += check_candidate(attempt.reference, c, self.setting, counts)

@@ -32,6 +32,7 @@ from mirage_jax.config import Budget, Options
 from mirage_jax.errors import in_one_line
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.jaxpr_frontend.translate.translate import Region
+from mirage_jax.mugraph.graph import Precision
 from mirage_jax.progress import Say
 from mirage_jax.report import Decision
 from mirage_jax.search.candidates import Candidate
@@ -153,8 +154,9 @@ def _user() -> int:
 class Fast(Compiler):
     """A compiler that takes every proven candidate for twice as fast."""
 
-    def compare(self, attempt: TuningSession, finalists: Sequence[Candidate], precise: int = 0) -> Comparison:
-        """Claim times that favour the candidates."""
+    def compare(
+        self, attempt: TuningSession, finalists: Sequence[Candidate], precise: Precision = Precision.FAST
+    ) -> Comparison:
         del precise
         slow, fast = timing.Timing((2e-5,) * 6), timing.Timing((1e-5,) * 6)
         ratio = timing.ratio(slow, fast)

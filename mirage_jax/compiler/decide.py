@@ -50,7 +50,7 @@ from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.dtypes import numpy_dtype
 from mirage_jax.mugraph.footprint import footprint
-from mirage_jax.mugraph.graph import KernelGraph, Schedule
+from mirage_jax.mugraph.graph import KernelGraph, Precision, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
 from mirage_jax.report import Decision, WholeFunction, places
@@ -376,7 +376,9 @@ class Compiler:
 
         return trials(attempt.devices) if self._kept is None else nullcontext(self._kept(attempt.devices))
 
-    def compare(self, attempt: TuningSession, finalists: Sequence[Candidate], precise: int = 0) -> tuning.Comparison:
+    def compare(
+        self, attempt: TuningSession, finalists: Sequence[Candidate], precise: Precision = Precision.FAST
+    ) -> tuning.Comparison:
         """Which candidates are faster than XLA."""
         from mirage_jax.compiler import tuning
 
@@ -461,7 +463,7 @@ class Compiler:
         from mirage_jax.compiler import tuning
 
         possible = [tuning.precisions(c) for c in finalists]
-        precisions = sorted({0}.union(*possible))
+        precisions = sorted({Precision.FAST}.union(*possible))
         first = self._least_precise(attempt, finalists, possible)
         decisions: list[Decision] = []
         for precise in (p for p in precisions if p >= first):
@@ -480,15 +482,15 @@ class Compiler:
         return self._keep(key, last)
 
     def _least_precise(
-        self, attempt: TuningSession, finalists: Sequence[Candidate], possible: Sequence[Sequence[int]]
-    ) -> int:
+        self, attempt: TuningSession, finalists: Sequence[Candidate], possible: Sequence[Sequence[Precision]]
+    ) -> Precision:
         """How precise kernels have to be for the float gate's first classes. Asked of the first candidate that runs, in
         seconds, where to measure all of them takes minutes.
         """
         from mirage_jax.compiler import tuning
 
         if attempt.trials is None:
-            return 0
+            return Precision.FAST
         for c, precisions in zip(finalists, possible, strict=True):
             for precise in precisions[:-1]:
                 winner = attempt.winner(c.graph, tuning.as_precise(c.schedule, precise), c.family)
@@ -501,10 +503,14 @@ class Compiler:
             else:
                 if len(precisions) > 1:
                     return precisions[-1]
-        return 0
+        return Precision.FAST
 
     def _fastest(
-        self, attempt: TuningSession, base: Decision, finalists: Sequence[Candidate], precise: int = 0
+        self,
+        attempt: TuningSession,
+        base: Decision,
+        finalists: Sequence[Candidate],
+        precise: Precision = Precision.FAST,
     ) -> Decision | None:
         """The decision that measurements lead to; None if XLA cannot be measured."""
         found = self.compare(attempt, finalists, precise)

@@ -34,6 +34,7 @@ from mirage_jax.mugraph.graph import (
     KernelGraph,
     KernelSchedule,
     Library,
+    Precision,
     Schedule,
     is_part,
     part_axis,
@@ -70,7 +71,7 @@ class Comparison:
     best: tuple[timing.Timing, timing.Ratio] | None
 
 
-def compare(attempt: TuningSession, finalists: Sequence[Candidate], precise: int = 0) -> Comparison:
+def compare(attempt: TuningSession, finalists: Sequence[Candidate], precise: Precision = Precision.FAST) -> Comparison:
     """Screen all variants of the finalists, then time the best few against XLA, with all kernels as `precise`."""
     tiles = [
         (c, as_precise(s, precise)) for i, c in enumerate(finalists) for s in tile_variants(c, TILINGS_PER_FINALIST[i])
@@ -126,21 +127,21 @@ def first_of_each(variants: Iterable[Winner], n: int) -> Iterator[Winner]:
             yield w
 
 
-def as_precise(schedule: Schedule, precise: int) -> Schedule:
+def as_precise(schedule: Schedule, precise: Precision) -> Schedule:
     """The schedule with all of its kernels as precise as that."""
     return replace(schedule, kernels=tuple(replace(k, precise=precise) for k in schedule.kernels))
 
 
-def precisions(c: Candidate) -> list[int]:
-    """How precise a candidate can be, in which of these its kernels differ; 0 is one."""
-    found: dict[tuple[str, ...], int] = {}
-    for precise in (0, 1, 2) if c.family == "kernels" else ():
+def precisions(c: Candidate) -> list[Precision]:
+    """The precisions that give a candidate different kernels; `FAST` is the first."""
+    found: dict[tuple[str, ...], Precision] = {}
+    for precise in Precision if c.family == "kernels" else ():
         try:
             sources = launch.sources(c.graph, as_precise(c.schedule, precise))
         except (LoweringError, UnsupportedError):
             break
         found.setdefault(tuple(source.text if source else "" for source in sources), precise)
-    return list(found.values()) or [0]
+    return list(found.values()) or [Precision.FAST]
 
 
 @dataclass

@@ -42,6 +42,7 @@ L2_GROUP_BLOCKS = 8  # blocks along the fastest grid axis that share the operand
 
 
 def ceil_div(n: int, d: int) -> int:
+    """``n / d``, rounded up."""
     return -(-n // d)
 
 
@@ -124,6 +125,7 @@ class MatrixProduct:
 
     @property
     def dims(self) -> tuple[Axis, ...]:
+        """The axes of the result: row and column."""
         return (self.row, self.column)
 
 
@@ -146,6 +148,7 @@ class Tiling:
 
     @cached_property
     def axes(self) -> Mapping[Axis, TileAxis]:
+        """Tiles by axis; axes of matrix products have at least `least` lanes."""
         plain = {a: self._tile_axis(a, 1) for a in self.names}
         wide = {a for op in self.kernel.ops for a in self._product_axes(op, plain)}
         out = {a: self._tile_axis(a, self.least if a in wide else 1) for a in self.names}
@@ -175,6 +178,7 @@ class Tiling:
         return tuple(a for a in self.order if a in present)
 
     def lanes(self, axes: Iterable[Axis]) -> int:
+        """Elements of a tile over some axes."""
         return prod(self.axes[a].block for a in set(axes))
 
     def product(self, op: Op) -> MatrixProduct | None:
@@ -195,7 +199,7 @@ class Tiling:
         wide = tuple(a for a, axis in self.axes.items() if axis.block > 1)
         if len(wide) > MAX_PERMUTED:
             return wide
-        return min(permutations(wide), key=self._transposes)
+        return min(permutations(wide), key=self._order_cost)
 
     @cached_property
     def skinny(self) -> bool:
@@ -212,28 +216,31 @@ class Tiling:
         """``(row, column, *inner)`` of the matrix products, by name."""
         return {op.name: found for op in self.kernel.ops if (found := self._product_axes(op, self.axes))}
 
-    def _transposes(self, order: tuple[Axis, ...]) -> float:
+    def _order_cost(self, order: tuple[Axis, ...]) -> float:
+        """Cost of an order of tile dimensions; a transposed load of a matrix product costs 1."""
         place = {a: n for n, a in enumerate(order)}
-        loads = {load.name: load.axes for load in self.kernel.loads}
-        cost = 0.0
-        for op in (op for op in self.kernel.ops if op.name in self._products):
-            row, column, *inner = self._products[op.name]
-            for free, arg in ((row, op.args[0]), (column, op.args[1])):
-                left = (place[row] < place[column]) == (free == row)  # is this operand the left one?
-                turned = any((place[free] < place[k]) != left for k in inner)
-                cost += turned * (1.0 if arg in loads else 4.0)
-                if not left and not self.skinny and arg not in loads and self.kernel.stages[arg].body:
-                    cost += RIGHT_OPERAND_COST
-            if self.skinny:
-                cost += (place[row] < place[column]) == (self.axes[row].block < self.axes[column].block)
-            else:
-                cost += 0.5 * (place[row] > place[column])
+        cost = sum(self._operands_cost(op, place) for op in self.kernel.ops if op.name in self._products)
         if not self.skinny:
             cost += ACROSS_WARPS_COST * any(self._reduces_rows(op, place) for op in self.kernel.ops)
-        for axes in loads.values():
-            own = [place[a] for a in axes if a in place]
-            cost += 0.01 * sum(x > y for n, x in enumerate(own) for y in own[n + 1 :])
+        for load in self.kernel.loads:
+            places = [place[a] for a in load.axes if a in place]
+            cost += 0.01 * sum(x > y for n, x in enumerate(places) for y in places[n + 1 :])
         return cost
+
+    def _operands_cost(self, op: Op, place: Mapping[Axis, int]) -> float:
+        """Cost of one product's operands: transposed, or computed in the loop and put into shared memory."""
+        loads = {load.name for load in self.kernel.loads}
+        row, column, *inner = self._products[op.name]
+        cost = 0.0
+        for free, arg in ((row, op.args[0]), (column, op.args[1])):
+            is_left = (place[row] < place[column]) == (free == row)
+            is_transposed = any((place[free] < place[k]) != is_left for k in inner)
+            cost += is_transposed * (1.0 if arg in loads else 4.0)
+            if not (is_left or self.skinny or arg in loads) and self.kernel.stages[arg].body:
+                cost += RIGHT_OPERAND_COST
+        if self.skinny:
+            return cost + ((place[row] < place[column]) == (self.axes[row].block < self.axes[column].block))
+        return cost + 0.5 * (place[row] > place[column])
 
     def _reduces_rows(self, op: Op, place: Mapping[Axis, int]) -> bool:
         """Is a tile as large as the result of a product reduced along its rows?"""
@@ -246,16 +253,19 @@ class Tiling:
         """``(row, column, *inner)`` of a dot that is a matrix product of two tiles, else ()."""
         if op.op != "dot":
             return ()
-        a, b = ({x for x in self.kernel.axes_of[arg] if axes[x].block > 1} for arg in op.args)
-        reduced = set(op.attributes["axes"]) & (a | b)  # type: ignore[arg-type]
-        row, column = a - reduced, b - reduced
-        if not reduced or reduced - a or reduced - b or row & column:
+        x, y = ({a for a in self.kernel.axes_of[arg] if axes[a].block > 1} for arg in op.args)
+        inner = set(op.attributes["axes"]) & (x | y)  # type: ignore[arg-type]
+        row, column = x - inner, y - inner
+        if not inner or not inner <= x & y or row & column:
             return ()
-        if (len(row), len(column)) == (0, 1) and self._is_half(op.args[1]) and self._is_ready(op.args[0]):
+        if not row and self._is_row_worth_padding(*op.args):
             row = {SINGLE}
-        if (len(row), len(column)) == (1, 0) and self._is_half(op.args[0]) and self._is_ready(op.args[1]):
+        elif not column and self._is_row_worth_padding(*op.args[::-1]):
             column = {SINGLE}
-        return (*row, *column, *sorted(reduced)) if len(row) == len(column) == 1 else ()
+        return (*row, *column, *sorted(inner)) if len(row) == len(column) == 1 else ()
+
+    def _is_row_worth_padding(self, vector: str, matrix: str) -> bool:
+        return self._is_half(matrix) and self._is_ready(vector)
 
     def _is_ready(self, value: str) -> bool:
         """Is a vector loaded, or computed before the loop? In each step another one, it would go through shared memory

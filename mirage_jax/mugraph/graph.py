@@ -30,6 +30,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from fractions import Fraction
 from textwrap import indent
 
@@ -400,15 +401,23 @@ class KernelGraph:
         return "mugraph {\n" + indent("\n".join(lines), "  ") + "\n}"
 
 
+class Precision(IntEnum):
+    """Which computed operands of 16-bit matrix products are split into two 16-bit numbers: the rounded value and the
+    rest (Markidis et al., 2018, section 5). Splitting rounds less and costs a product for each half.
+
+    Above `FAST`, exponentials are relative to the shifts that are stored, not to the values before rounding.
+    """
+
+    FAST = 0
+    SPLIT_FLOAT32_RESULTS = 1  # only where the result is not rounded to 16 bits anyway
+    SPLIT_ALL = 2
+
+
 @dataclass(frozen=True, slots=True)
 class KernelSchedule:
     """Sizes for one kernel: elements per tile of each grid axis and of the loop axis, and launch parameters.
 
     Axes that are neither grid nor loop lie whole inside the tile. Part axes ``k.g`` always have tile 1.
-
-    precise: 1 or 2 to round less, which costs time. A computed value of 32 bits that a matrix product reads with a
-    16-bit tensor is two numbers of 16 bits, its rounding and the rounded rest (1: not where the product is rounded
-    to 16 bits anyway); exponentials are relative to the shifts that are stored, not to what these were rounded from.
 
     specialized: one warp more only loads, and each four of the `num_warps` compute on rows of their own
     (`lower.hopper.kernel`). programs: so many share the blocks of the grid, if it has more; 0: each block has its own.
@@ -417,7 +426,7 @@ class KernelSchedule:
     tiles: tuple[tuple[Axis, int], ...] = ()
     num_warps: int = 4
     num_stages: int = 2
-    precise: int = 0
+    precise: Precision = Precision.FAST
     specialized: bool = False
     programs: int = 0
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from mirage_jax import limits
 from mirage_jax.errors import CacheError, GraphError, printable
-from mirage_jax.mugraph.graph import KernelSchedule, Schedule
+from mirage_jax.mugraph.graph import KernelSchedule, Precision, Schedule
 
 
 def schedule_to_json(s: Schedule) -> Any:
@@ -18,7 +18,7 @@ def schedule_to_json(s: Schedule) -> Any:
 def kernel_to_json(k: KernelSchedule) -> Any:
     """Encode the schedule of one kernel."""
     tiles = [list(t) for t in k.tiles]
-    out = {"tiles": tiles, "num_warps": k.num_warps, "num_stages": k.num_stages, "precise": k.precise}
+    out = {"tiles": tiles, "num_warps": k.num_warps, "num_stages": k.num_stages, "precise": int(k.precise)}
     return out | ({"specialized": True, "programs": k.programs} if k.specialized else {})
 
 
@@ -39,7 +39,7 @@ def kernel_from_json(value: Any) -> KernelSchedule:
         tuple((str(a), limits.power_of_two("tile", n, limits.MAX_TILE)) for a, n in value["tiles"]),
         limits.power_of_two("num_warps", value["num_warps"], limits.MAX_WARPS),
         limits.whole("num_stages", value["num_stages"], 1, limits.MAX_STAGES),
-        limits.whole("precise", value.get("precise", 0), 0, 2),  # there are stored ones without
+        Precision(limits.whole("precise", value.get("precise", 0), 0, max(Precision))),  # there are stored ones without
         limits.flag("specialized", value.get("specialized", False)),
         limits.whole("programs", value.get("programs", 0), 0, limits.MAX_PROGRAMS),
     )

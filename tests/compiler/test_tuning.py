@@ -22,7 +22,7 @@ from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options
 from mirage_jax.cost.roofline import estimate
 from mirage_jax.hardware.device_model import DEVICES
-from mirage_jax.mugraph.graph import BlockGraph, Schedule
+from mirage_jax.mugraph.graph import BlockGraph, Precision, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.schedule_json import schedule_from_json
 from mirage_jax.report import Decision
@@ -217,7 +217,7 @@ def test_where_the_gate_refuses_rounding_products_are_more_precise(rounding: boo
     timed: list[bool] = []
 
     class Refusing(Compiler):
-        def compare(self, attempt: Any, finalists: Any, precise: int = 0) -> tuning.Comparison:
+        def compare(self, attempt: Any, finalists: Any, precise: Precision = Precision.FAST) -> tuning.Comparison:
             timed.append(precise)
             same = timing.Timing((1.0,))
             winner = replace(WINNER, schedule=tuning.as_precise(program.schedule, precise))

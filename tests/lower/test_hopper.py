@@ -29,7 +29,7 @@ from mirage_jax.lower.runtime.aot import compile_for
 from mirage_jax.lower.runtime.launch import launches, run_cuda, sources
 from mirage_jax.lower.triton.emitter import EmitOptions, KernelSource
 from mirage_jax.mugraph import evaluate
-from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Schedule
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Precision, Schedule
 from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
 from mirage_jax.mugraph.views import View, ViewStep
 from mirage_jax.verify.exact.exact_check import disagreement, exact_check
@@ -58,7 +58,7 @@ def several(graph: KernelGraph, schedule: Schedule, programs: int = 3) -> Sized:
 
 def precise(graph: KernelGraph, schedule: Schedule) -> Sized:
     first, *others = schedule.kernels
-    return graph, replace(schedule, kernels=(replace(first, precise=2), *others))
+    return graph, replace(schedule, kernels=(replace(first, precise=Precision.SPLIT_ALL), *others))
 
 
 def masked(program: object, rows: int, columns: int, stages: int = 2) -> Sized:

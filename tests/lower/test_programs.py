@@ -21,7 +21,7 @@ from lower.kernels import (
     tensor,
 )
 
-from mirage_jax.mugraph.graph import KernelSchedule, Schedule
+from mirage_jax.mugraph.graph import KernelSchedule, Precision, Schedule
 from mirage_jax.mugraph.parser import parse
 
 triton = pytest.importorskip("triton")
@@ -198,7 +198,7 @@ def test_precise_products(dtype: str) -> None:
     inputs = [tensor("X", "i k", "f32"), tensor("Y", "i k", "f32"), tensor("W", "k j", dtype)]
     g = graph(inputs, [b], "Z", {"i": 16, "j": 16, "k": 64})
     errors = []
-    for precise in (0, 2):
+    for precise in (Precision.FAST, Precision.SPLIT_ALL):
         (sizes,) = schedule({"i": 16, "j": 16, "k": 32}).kernels
         sized = Schedule((replace(sizes, precise=precise),))
         assert exact_check(g, sized) == ""
@@ -226,7 +226,7 @@ def test_products_that_are_rounded_anyway_may_be_less_precise(dtype: str, added:
     ]
     g = graph(inputs if added else inputs[:3], [b], "Z", {"i": 16, "j": 16, "k": 64})
     (sizes,) = schedule({"i": 16, "j": 16, "k": 32}).kernels
-    for precise, count in enumerate(dots):
+    for precise, count in zip(Precision, dots, strict=True):
         (source,) = sources(g, Schedule((replace(sizes, precise=precise),)))
         assert source is not None and source.text.count("tl.dot") == count
 
@@ -251,7 +251,9 @@ def test_nothing_is_rounded_twice_that_is_no_product() -> None:
     """What is precise as it is has the same text."""
     program = rmsnorm("f16")
     (sizes,) = program.schedule.kernels
-    texts = [sources(program.graph, Schedule((replace(sizes, precise=p),)))[0] for p in (0, 2)]
+    texts = [
+        sources(program.graph, Schedule((replace(sizes, precise=p),)))[0] for p in (Precision.FAST, Precision.SPLIT_ALL)
+    ]
     assert texts[0] == texts[1]
 
 
@@ -263,7 +265,7 @@ def test_factors_come_after_precise_products() -> None:
     inputs = [tensor("S", "i", "f32"), tensor("X", "i k", "bf16"), tensor("W", "k j", "bf16")]
     g = graph(inputs, [b], "Z", {"i": 16, "j": 16, "k": 16})
     errors = []
-    for precise in (0, 2):
+    for precise in (Precision.FAST, Precision.SPLIT_ALL):
         (sizes,) = schedule({"i": 16, "j": 16, "k": 16}).kernels
         sized = Schedule((replace(sizes, precise=precise),))
         (source,) = sources(g, sized)

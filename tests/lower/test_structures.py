@@ -15,7 +15,7 @@ from mirage_jax.errors import GraphError, LoweringError, UnsupportedError
 from mirage_jax.lower.runtime.aot import compile_for
 from mirage_jax.lower.runtime.launch import run_cuda, sources
 from mirage_jax.mugraph.check import check_graph
-from mirage_jax.mugraph.graph import KernelGraph, Library, Load, Op
+from mirage_jax.mugraph.graph import KernelGraph, Library, Load, Op, Precision
 from mirage_jax.verify.exact.exact_check import exact_check
 from mirage_jax.verify.exact.interpreters.triton import interpret
 
@@ -132,7 +132,12 @@ def weights_by_stored_statistics(n: int, d: int, scale: Q, masked: bool) -> Kern
 
 large_logits = pytest.mark.parametrize(
     ("scale", "masked", "precise"),
-    [(scale, masked, precise) for scale in (Q(1), Q(1, 8), Q(3, 31)) for masked in (False, True) for precise in (0, 1)],
+    [
+        (scale, masked, precise)
+        for scale in (Q(1), Q(1, 8), Q(3, 31))
+        for masked in (False, True)
+        for precise in (Precision.FAST, Precision.SPLIT_FLOAT32_RESULTS)
+    ],
     ids=str,
 )
 
@@ -146,7 +151,7 @@ def rows_of_large_logits(n: int, d: int) -> list[np.ndarray]:
 
 
 @large_logits
-def test_large_logits_by_stored_statistics(scale: Q, masked: bool, precise: int) -> None:
+def test_large_logits_by_stored_statistics(scale: Q, masked: bool, precise: Precision) -> None:
     """Weights add up to one, bit for bit the exponentials that were added up."""
     made = weights_by_stored_statistics(32, 16, scale, masked)
     check_graph(made)
@@ -157,7 +162,7 @@ def test_large_logits_by_stored_statistics(scale: Q, masked: bool, precise: int)
 
 @pytest.mark.gpu
 @large_logits
-def test_large_logits_by_stored_statistics_on_a_gpu(scale: Q, masked: bool, precise: int) -> None:
+def test_large_logits_by_stored_statistics_on_a_gpu(scale: Q, masked: bool, precise: Precision) -> None:
     """Whatever the tiles, and whatever the compiler makes of each kernel."""
     made = weights_by_stored_statistics(256, 64, scale, masked)
     sizes = as_precise(schedule({"i": 128, "n": 64}, {"i": 32, "n": 128}), precise)

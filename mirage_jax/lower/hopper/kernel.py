@@ -1,16 +1,15 @@
 """Text of a kernel whose warps have different tasks, in Gluon (Triton's language of layouts and barriers), for Hopper.
 
-One warp only loads: it keeps rings of tiles in shared memory full, with the copy engine (TMA). One or more warpgroups
-only compute, each on `WARPGROUP_ROWS` rows of the block's tile, with asynchronous matrix instructions (wgmma). A ring's
-tiles are handed over and back through barriers, one pair for each place in it. This is the schedule of FlashAttention-3
-(Shah et al., 2024, sections 3.1 and 3.2), derived from the block graph: products of what is loaded ("early") are issued
-for a step before the products of what the last step computed ("late"), so that the latter run while pointwise work is
-done. Programs may compute several blocks each: what the next one needs first is loaded while results of the last are
-stored.
+One warp only loads: it keeps multi-stage buffers in shared memory full, with the copy engine (TMA). One or more
+warpgroups only compute, each on `WARPGROUP_ROWS` rows of the block's tile, with asynchronous matrix instructions
+(wgmma). Tiles pass through barriers in both directions, one pair for each stage of a buffer. This is the schedule of
+FlashAttention-3 (Shah et al., 2024, sections 3.1 and 3.2), derived from the block graph. The first GEMM, which reads
+loaded operands, is issued before the second GEMM of the step before, which reads computed ones: that one runs during
+pointwise work. A program may compute several blocks, and then loads for the next one while it stores.
 
-Values, units and masks are those of every other kernel (`values`, `loops`); what warpgroups compute and how is decided
-in `warpgroups`, what lies in shared memory in `shared_tiles`. What is not this pattern is refused (`UnsupportedError`):
-ragged tiles, right operands that are computed, several loops.
+Values, units and masks are the same as in other kernels (`context`, `loops`). `warpgroups` decides who computes what,
+`shared_memory` where operands lie. Other patterns raise `UnsupportedError`: ragged tiles, computed right operands,
+several loops.
 """
 
 from __future__ import annotations
@@ -18,18 +17,20 @@ from __future__ import annotations
 import re
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.hardware.gpus import BARRIER_BYTES, shared_limit
-from mirage_jax.lower.hopper.shared_memory import SharedTiles, StageBuffer, Tile
+from mirage_jax.lower.hopper.shared_memory import Descriptor, SharedTiles, StageBuffer, Tile
 from mirage_jax.lower.hopper.warpgroups import WARPGROUP_ROWS, WARPGROUP_WARPS
 from mirage_jax.lower.tiling import MatrixProduct, TileAxis, Tiling
-from mirage_jax.lower.triton.expressions import TileVariable, reduced
+from mirage_jax.lower.triton.context import TRITON_TYPES
+from mirage_jax.lower.triton.expressions import TileVariable
 from mirage_jax.lower.triton.frame import PLAIN, EmitOptions, Form
-from mirage_jax.lower.triton.values import TRITON_TYPES
+from mirage_jax.lower.triton.ops.products import operand, operand_type, remainder, rounded, splits_operands
+from mirage_jax.lower.triton.ops.softmax import lows
 from mirage_jax.mugraph.graph import Op
 
 TILE_BYTES = shared_limit(90) - BARRIER_BYTES  # bytes of tiles: the only GPUs with these instructions are Hopper's
@@ -82,8 +83,8 @@ class LoopState:
         return list(dict.fromkeys(chain(*self.held.values())))
 
 
-class Specialized(SharedTiles):
-    """The functions of one kernel."""
+class GluonKernel(SharedTiles):
+    """The functions of one kernel: one task that loads, one that computes, and the kernel that starts them."""
 
     def __init__(self, tiling: Tiling, options: EmitOptions, form: Form = PLAIN) -> None:
         super().__init__(tiling, options, form)
@@ -92,8 +93,8 @@ class Specialized(SharedTiles):
 
     # --- the functions
 
-    def functions(self, name: str) -> str:
-        """The text: what loads, what computes, and the kernel."""
+    def function(self, name: str) -> str:
+        """Write the tasks and the kernel."""
         own = [*self.tile_names, *self.barriers]
         self.reserve(name)
         self.imports()
@@ -102,7 +103,7 @@ class Specialized(SharedTiles):
         self._function(f"{name}({', '.join(self.arguments.values())})", lambda: self.launch(name, arguments))
         return self.text()
 
-    def both(self, name: str, complete: Specialized, lows: Sequence[str], clear: str) -> str:
+    def both_forms(self, name: str, complete: GluonKernel, lows: Sequence[str], clear: str) -> str:
         """The text of a kernel with two forms (`two_forms`). Each task runs its part of the first; where that finds in
         some block of the program that it does not hold, each runs its part of the second, for all blocks again.
         """
@@ -155,7 +156,14 @@ class Specialized(SharedTiles):
             self.w.line(complete)
 
     @property
+    def descriptors(self) -> tuple[Descriptor | None, ...]:
+        """By input: how the copy engine sees it; None if it does not copy it."""
+        copied = {t.load.tensor: t.descriptor for t in self.tiles.values()}
+        return tuple(map(copied.get, self.inputs))
+
+    @property
     def tile_names(self) -> list[str]:
+        """Names of the tiles in shared memory."""
         return [t.name for t in self.tiles.values()]
 
     @property
@@ -163,8 +171,8 @@ class Specialized(SharedTiles):
         """Barriers by name: how many, and how many arrivals complete a phase of each."""
         found = {"kept": (1, 1)} if self.resident else {}
         found |= {"kept_free": (1, self.groups)} if self.resident and self.shares_blocks else {}
-        for ring in self.rings:
-            found |= {ring.full: (self.stages, 1), ring.free: (self.stages, self.groups)}
+        for buffer in self.buffers:
+            found |= {buffer.full: (self.stages, 1), buffer.free: (self.stages, self.groups)}
         return found
 
     def reserve(self, name: str, *others: str) -> None:
@@ -173,6 +181,7 @@ class Specialized(SharedTiles):
             self.w.name(taken)
 
     def imports(self) -> None:
+        """Write the imports. Raises `UnsupportedError` if the tiles exceed shared memory."""
         held = sum(t.bytes * (1 if t in self.resident else self.stages) for t in self.tiles.values()) + self.passed_on
         if held > TILE_BYTES:
             raise UnsupportedError(f"tiles of {held} bytes in shared memory, which has room for {TILE_BYTES}")
@@ -186,6 +195,7 @@ class Specialized(SharedTiles):
         self._function(f"{name}_compute({taken}, group: gl.constexpr)", self.compute)
 
     def text(self) -> str:
+        """Return the text, with Triton's functions under Gluon's names."""
         text = re.sub(r"\btl\.(?!PropagateNan)", "gl.", self.w.text())  # which Gluon's language does not export
         return f"import triton.language as tl\n{text}" if "tl.PropagateNan" in text else text
 
@@ -232,6 +242,7 @@ class Specialized(SharedTiles):
 
     @property
     def number(self) -> str:
+        """The number of the block that is computed; it changes within a program that shares blocks."""
         if self.several is None:
             return super().number
         program, turn, programs = self.several.program, self.several.turn, self.tiling.launched
@@ -275,9 +286,11 @@ class Specialized(SharedTiles):
     # --- the warp that loads
 
     def load(self) -> None:
+        """Write the task of the warp that loads."""
         self.each_block(self.load_block)
 
     def load_block(self, first: str, steps: str) -> None:
+        """Load one block: what stays for all steps, then the tiles of each step."""
         assert self.graph.loop is not None
         axis = self.axes[self.graph.loop]
         if self.resident:
@@ -290,11 +303,11 @@ class Specialized(SharedTiles):
         with self.w.block(f"for {step} in range({steps}):"):
             at = self.w.let("at", self.position(first, step, axis))
             slot, phase = self.slot(step), self.phase(step)
-            for ring in self.rings:
-                self.w.line(f"mbarrier.wait({ring.free}.index({slot}), {phase} ^ 1)")
-                self.w.line(f"mbarrier.expect({ring.full}.index({slot}), {ring.bytes})")
-                for tile in ring.tiles:
-                    self.copy(tile, slot, f"{ring.full}.index({slot})", at)
+            for buffer in self.buffers:
+                self.w.line(f"mbarrier.wait({buffer.free}.index({slot}), {phase} ^ 1)")
+                self.w.line(f"mbarrier.expect({buffer.full}.index({slot}), {buffer.bytes})")
+                for tile in buffer.tiles:
+                    self.copy(tile, slot, f"{buffer.full}.index({slot})", at)
 
     def position(self, first: str, step: str, axis: TileAxis) -> str:
         """Of a step's first element."""
@@ -309,16 +322,17 @@ class Specialized(SharedTiles):
         return self.several.done if step == "0" else f"{self.several.done} + {step}"
 
     def slot(self, step: str) -> str:
-        """Place in a ring."""
+        """Place in a buffer."""
         number = self.in_all(step)
         return str(int(number) % self.stages) if number.isdigit() else f"{_term(number)} % {self.stages}"
 
     def phase(self, step: str) -> str:
-        """Of its barriers: how often the ring has been filled by then, modulo 2."""
+        """Of its barriers: how often the buffer has been filled by then, modulo 2."""
         number = self.in_all(step)
         return str(int(number) // self.stages & 1) if number.isdigit() else f"({_term(number)} // {self.stages} & 1)"
 
     def copy(self, tile: Tile, slot: str, barrier: str, at: str) -> None:
+        """Copy a tile, for each warpgroup its own rows."""
         tensor = self.tiling.graph.tensors[tile.load.tensor]
         for group in range(tile.copies):
             row, column = self.coordinates(tile, at, group)
@@ -328,6 +342,7 @@ class Specialized(SharedTiles):
     # --- the warps that compute
 
     def compute(self) -> None:
+        """Write the task of a warpgroup."""
         for line in self.layouts():
             self.w.line(line)
         if not self.form.guards:
@@ -340,6 +355,7 @@ class Specialized(SharedTiles):
         self.w.line(f"return {' | '.join(f'tl.max({name}, axis=0)' for name in names)}")
 
     def compute_block(self, first: str, steps: str) -> None:
+        """Compute one block: the loop, guards, and stores."""
         outer, row = self.tiling, self.plan.row
         block = self.env.get(("block", row), "0")
         self.tiling = self.inner
@@ -348,7 +364,7 @@ class Specialized(SharedTiles):
             if axis.axis != self.graph.loop:
                 self.index(axis)
         self.steps_of(first, steps)
-        for n, (shift, text) in enumerate(self.lows.items()):
+        for n, (shift, text) in enumerate(lows(self).items()):
             if self.tiling.dims(self.graph.axes_of[shift]) != (row,):
                 raise UnsupportedError(f"specialized warps: {shift} has other axes than the rows of a warpgroup")
             self.w.line(f"low{n} = tl.maximum(low{n}, {text})")
@@ -357,7 +373,7 @@ class Specialized(SharedTiles):
         self.tiling = outer
 
     def steps_of(self, first: str, steps: str) -> None:
-        """The loop, one step of the early products ahead of the late ones."""
+        """Write the loop, with the first GEMM of a step ahead of the second GEMM of the step before."""
         assert self.graph.loop is not None
         axis, outer = self.axes[self.graph.loop], self.env
         body = [op for op in self.graph.ops if op.name in self.work.body]
@@ -366,116 +382,125 @@ class Specialized(SharedTiles):
         self.env, self.uses = outer.new_child(), self.work.uses
         self.before_loop(body)
         state = self._state(first, axis, body)
-        before, start, is_ahead = self.env, "0", bool(self.plan.late) and not self.form.is_complete
-        if is_ahead:
+        before, start = self.env, "0"
+        if self.is_pipelined:
             self.env, self.holding, start = before.new_child(), frozenset(), "1"
             self.step(state, "0")
+        write_step = self.step if self.is_pipelined or not self.plan.second else self.step_alone
         for begin, end, holding in self.ranges(axis, body, first, steps, start):
             self.env, self.holding = before.new_child(), holding
             number = self.w.name("step")
             with self.w.block(f"for {number} in range({begin}, {end}):", number):
-                (self.step if is_ahead or not self.plan.late else self.step_alone)(state, number)
+                write_step(state, number)
         self.holding = frozenset()
-        if is_ahead:
-            self.issue_late(state, _before(steps))
-        products = [*(self.plan.late if is_ahead else ()), *(self.plan.sums if not self.plan.values else ())]
-        if products:
-            operands = state.operands if is_ahead else ()
-            self.wait(0, [*(state.sums[acc.name] for _, _, acc in products), *operands])
-        if self.several:  # for the next block
-            self.give_back(self.late_ring if is_ahead else None, _before(steps))
-            if not self.plan.values:
-                self.give_back(self.early_ring, _before(steps))
-            if self.resident:
-                self.w.line("mbarrier.arrive(kept_free.index(0), count=1)")
+        self.finish_products(state, steps)
+        if self.several:
+            self.give_back_last(steps)
         for op in self.work.accumulators:
             if op.op == "last":
-                if op.args[0] not in state.running:
-                    raise UnsupportedError(f"{op}: only a running maximum has a last value")
-                outer["value", op.name] = replace(state.ends[op.args[0]], text=state.running[op.args[0]])
+                outer["value", op.name] = self.last_maximum(op, state.running, state.ends)
             else:
                 outer["value", op.name] = self.finished(op, self.absorbs(op), state.sums[op.name])
         self.env, self.uses = outer, set()
 
+    @property
+    def is_pipelined(self) -> bool:
+        """Does the first GEMM run a step ahead of the second?"""
+        return bool(self.plan.second) and not self.form.is_complete
+
+    def finish_products(self, state: LoopState, steps: str) -> None:
+        """Issue the second GEMM of the last step, and wait for all products that are not waited for in the loop."""
+        if self.is_pipelined:
+            self.issue_second_gemm(state, _before(steps))
+        second = self.plan.second if self.is_pipelined else ()
+        first = () if self.plan.values else self.plan.sums
+        if first or second:
+            operands = state.operands if self.is_pipelined else ()
+            self.wait(0, [*(state.sums[acc.name] for _, _, acc in (*second, *first)), *operands])
+
+    def give_back_last(self, steps: str) -> None:
+        """Give back the tiles of the last step, for the next block."""
+        self.give_back(self.second_gemm_buffer if self.is_pipelined else None, _before(steps))
+        if not self.plan.values:
+            self.give_back(self.first_gemm_buffer, _before(steps))
+        if self.resident:
+            self.w.line("mbarrier.arrive(kept_free.index(0), count=1)")
+
     def _state(self, first: str, axis: TileAxis, body: Sequence[Op]) -> LoopState:
         """Start what the loop carries."""
-        carried = [op for op in body if op.op in ("shift", "max") and axis.axis in reduced(op)]
-        running = {op.name: self.start(self.tiling.dims(op.axes), op.op, "-inf") for op in carried}
-        sums = {
-            op.name: self.start(self.carrier(op, self.absorbs(op)), "acc", "0.0")
-            for op in self.work.accumulators
-            if op.op != "last"
-        }
-        self.env |= {("carried", n): name for n, name in running.items()}
+        running, sums = self.start_carried(body, self.work)
         held = dict[str, tuple[str, ...]]()
         same = dict[object, tuple[str, ...]]()
-        for op, product, _ in self.plan.late:
-            key = (self.sides(op, product)[0], self.operand_type(op), self.columns(product.column), self.numbers_of(op))
+        for op, product, _ in self.plan.second:
+            key = (
+                self.sides(op, product)[0],
+                operand_type(self, op),
+                self.columns(product.column),
+                self.numbers_of(op),
+            )
             held[op.name] = same[key] = same.get(key) or tuple(self.w.name("held") for _ in range(key[-1]))
         return LoopState(first, axis, body, running, sums, held)
 
     def step(self, state: LoopState, number: str) -> None:
-        """One step of the early products and of what is made of them, while the late ones of the last step run."""
-        has_last = bool(self.plan.late) and number != "0"
+        """Write one step of the first GEMM and pointwise work, while the second GEMM of the step before runs."""
+        has_last = bool(self.plan.second) and number != "0"
         decayed, operands = self.made_of(state, number, has_last)
         if has_last:
-            self.wait(0, [*(state.sums[acc.name] for _, _, acc in self.plan.late), *state.operands])
-            self.give_back(self.late_ring, _before(number))
+            self.wait(0, [*(state.sums[acc.name] for _, _, acc in self.plan.second), *state.operands])
+            self.give_back(self.second_gemm_buffer, _before(number))
             self.decay(state, decayed)
         self.hold(operands)
 
     def step_alone(self, state: LoopState, number: str) -> None:
-        """One step, its late products too. It takes longer, and registers for one step only."""
+        """Write one step, its second GEMM included. It takes longer, but registers for one step only."""
         decayed, operands = self.made_of(state, number, False)
         self.decay(state, decayed)
         self.hold(operands)
-        self.issue_late(state, number)
-        self.wait(0, [*(state.sums[acc.name] for _, _, acc in self.plan.late), *state.operands])
-        self.give_back(self.late_ring, number)
+        self.issue_second_gemm(state, number)
+        self.wait(0, [*(state.sums[acc.name] for _, _, acc in self.plan.second), *state.operands])
+        self.give_back(self.second_gemm_buffer, number)
 
     def made_of(
         self, state: LoopState, number: str, has_last: bool
     ) -> tuple[dict[str, str], dict[tuple[str, ...], list[str]]]:
-        """The early products of a step, and what is made of them: sums relative to the new shifts, and operands of late
-        products, by the names that hold them. `has_last`: the late products of the last step are issued beside them.
+        """Issue the first GEMM of a step and compute from it sums relative to the new shifts, and operands of the
+        second GEMM by their names. `has_last`: the second GEMM of the step before is issued, too.
         """
         self.index(state.axis, self.w.let("at", self.position(state.first, number, state.axis)))
-        needed, absorbed = self.needed(self.work), {x[0].name for x in (*self.plan.sums, *self.plan.late)}
+        needed, absorbed = self.needed(self.work), {x[0].name for x in (*self.plan.sums, *self.plan.second)}
         for name in dict.fromkeys(a for op in state.body if op.name in needed for a in op.args):
             if name in self.loads and name not in self.tiles and self.graph.stages[name].body:
                 self.raw(self.loads[name], "tile")  # on its way while products run
-        self.issue_early(state, number, has_last)
+        self.issue_first_gemm(state, number, has_last)
         for op in state.body:
             if op.name in needed and op.name not in absorbed:
                 self.value(op.name)
         decayed = self.accumulate_all(state)
-        operands = {state.held[op.name]: self.register_operands(op, product) for op, product, _ in self.plan.late}
-        state.ends = {name: self.env["value", name] for name in state.running}
-        for name, variable in state.running.items():
-            self.w.line(f"{variable} = {state.ends[name].text}")
+        operands = {state.held[op.name]: self.register_operands(op, product) for op, product, _ in self.plan.second}
+        state.ends = self.update_running(state.running)
         return decayed, operands
 
     def decay(self, state: LoopState, decayed: Mapping[str, str]) -> None:
-        """Sums of late products become relative to the shifts of this step."""
-        for _, _, acc in self.plan.late:
+        """Make sums of the second GEMM relative to the shifts of this step."""
+        for _, _, acc in self.plan.second:
             if decayed.get(acc.name, state.sums[acc.name]) != state.sums[acc.name]:
                 self.w.line(f"{state.sums[acc.name]} = {decayed[acc.name]}")
 
     def hold(self, operands: Mapping[tuple[str, ...], Sequence[str]]) -> None:
-        """Operands of late products under the names that the loop carries."""
+        """Assign operands of the second GEMM to the variables that the loop carries."""
         for names, texts in operands.items():
             for name, text in zip(names, texts, strict=True):
                 self.w.line(f"{name} = {text}")
 
-    def issue_early(self, state: LoopState, number: str, has_last: bool) -> None:
-        """Issue the early products of a step and the late ones of the last, and wait for the former; where they are
-        all sums, for those of the last step.
+    def issue_first_gemm(self, state: LoopState, number: str, has_last: bool) -> None:
+        """Issue the first GEMM of a step and the second of the step before, and wait for the first; where its
+        products are all sums, for those of the last step.
         """
         plan, slot = self.plan, self.slot(number)
         self.env["slot"] = slot
-        self.wait_for(self.early_ring, number)
+        self.wait_for(self.first_gemm_buffer, number)
         if self.shares:
-            self.wait_for(self.late_ring, number)
+            self.wait_for(self.second_gemm_buffer, number)
         made: list[str] = []
         for op, product in plan.values:
             first, *others = self.factors(op, product, slot)
@@ -487,22 +512,22 @@ class Specialized(SharedTiles):
         for (op, product, _), total in zip(plan.sums, sums, strict=True):
             self.add_products(total, self.factors(op, product, slot))
         if has_last:
-            self.issue_late(state, _before(number))
+            self.issue_second_gemm(state, _before(number))
         for name in self.values_too:  # while products run, and before the tiles are given back
             self.value(name)
         if plan.values:
             self.wait(sum(map(len, state.held.values())) if has_last else 0, [*made, *sums])
-            self.give_back(self.early_ring, number)
+            self.give_back(self.first_gemm_buffer, number)
         elif sums:
             self.wait(sum(self.numbers_of(op) for op, *_ in plan.sums), sums)
             before = f"({number} + {self.stages - 1})"  # the place of the step before, and no negative number
-            self.give_back(self.early_ring, before, f", pred={number} > 0")
+            self.give_back(self.first_gemm_buffer, before, f", pred={number} > 0")
 
-    def issue_late(self, state: LoopState, step: str) -> None:
+    def issue_second_gemm(self, state: LoopState, step: str) -> None:
         """Issue the products of what a step computed."""
         if not self.shares:
-            self.wait_for(self.late_ring, step)
-        for op, product, acc in self.plan.late:
+            self.wait_for(self.second_gemm_buffer, step)
+        for op, product, acc in self.plan.second:
             (inner,), total = product.inner, state.sums[acc.name]
             right = self.smem(self.sides(op, product)[1], self.slot(step), (inner, product.column))
             self.add_products(total, [f"{name}, {right}" for name in state.held[op.name]])
@@ -515,7 +540,7 @@ class Specialized(SharedTiles):
     def accumulate_all(self, state: LoopState) -> dict[str, str]:
         """Add up what no product does; what becomes of sums of products where the running shift moved."""
         decayed = dict[str, str]()
-        early = {acc.name for _, _, acc in self.plan.sums}
+        first = {acc.name for _, _, acc in self.plan.sums}
         for op in self.work.accumulators:
             if op.op == "last":
                 continue
@@ -524,19 +549,19 @@ class Specialized(SharedTiles):
                 self.accumulate(op, how, total, state.running)
             elif op.op == "accs":
                 decayed[op.name] = self.decayed(op, total, self.carrier(op, how), state.running)
-            if op.name in early and decayed.get(op.name, total) != total:
+            if op.name in first and decayed.get(op.name, total) != total:
                 raise UnsupportedError(f"{op}: a sum of products of what is loaded, relative to a shift of the loop")
         return decayed
 
-    def wait_for(self, ring: StageBuffer | None, step: str) -> None:
+    def wait_for(self, buffer: StageBuffer | None, step: str) -> None:
         """Until the tiles of a step are there."""
-        if ring is not None:
-            self.w.line(f"mbarrier.wait({ring.full}.index({self.slot(step)}), {self.phase(step)})")
+        if buffer is not None:
+            self.w.line(f"mbarrier.wait({buffer.full}.index({self.slot(step)}), {self.phase(step)})")
 
-    def give_back(self, ring: StageBuffer | None, step: str, condition: str = "") -> None:
+    def give_back(self, buffer: StageBuffer | None, step: str, condition: str = "") -> None:
         """The tiles of a step may be loaded over."""
-        if ring is not None:
-            self.w.line(f"mbarrier.arrive({ring.free}.index({self.slot(step)}), count=1{condition})")
+        if buffer is not None:
+            self.w.line(f"mbarrier.arrive({buffer.free}.index({self.slot(step)}), count=1{condition})")
 
     def before_loop(self, body: Sequence[Op]) -> None:
         """Emit what the loop reads and does not change, but for what lies in shared memory."""
@@ -550,7 +575,7 @@ class Specialized(SharedTiles):
                 self.env["operands", op.name] = [self.w.let("operand", x) for x in self.register_operands(op, product)]
 
     def factors(self, op: Op, product: MatrixProduct, slot: str) -> list[str]:
-        """Both operands of an early product; of several if the left one is computed before the loop and precise."""
+        """Both operands of a product of the first GEMM; several pairs if the left operand is split."""
         left, right = self.sides(op, product)
         (inner,) = product.inner
         y = self.smem(right, slot, (inner, product.column))
@@ -559,19 +584,18 @@ class Specialized(SharedTiles):
         return [f"{x}, {y}" for x in self.env["operands", op.name]]
 
     def numbers_of(self, op: Op) -> int:
-        """Of 16 bits, as which a product reads its left operand (`Products.operands`)."""
+        """Of 16 bits, as which a product reads its left operand (`ops.products`)."""
         product = self.tiling.product(op)
         assert product is not None
-        is_precise = self.tiling.schedule.precise >= (2 if self.graph.ends_narrow(op.name) else 1)
-        return 2 if is_precise and self.sides(op, product)[0] not in self.loads else 1
+        return 2 if splits_operands(self, op) and self.sides(op, product)[0] not in self.loads else 1
 
     def register_operands(self, op: Op, product: MatrixProduct) -> list[str]:
         """A computed left operand, as matrix instructions take it from registers, the smaller number first."""
-        left, dtype = self.sides(op, product)[0], self.operand_type(op)
-        value = self.operand(left, dtype, False)
-        half, rest = self.cast(value, left, dtype), None
+        left, dtype = self.sides(op, product)[0], operand_type(self, op)
+        value = operand(self, left, dtype, False)
+        half, rest = rounded(self, value, left, dtype), None
         if self.numbers_of(op) == 2:
-            rest = self.rest(value, left, dtype)
+            rest = remainder(self, value, left, dtype)
         layout = f"gl.DotOperandLayout(0, mma{self.columns(product.column)}, 2)"
         return [f"gl.convert_layout({x.text}, {layout})" for x in (rest, half) if x is not None]
 

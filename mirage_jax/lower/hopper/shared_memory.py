@@ -1,8 +1,8 @@
 """Tiles in shared memory, as the copy engine (TMA) of a Hopper GPU fills them and its matrix instructions read them.
 
 Input: the plan of a kernel with specialized warps (`warpgroups`). Output: which loads lie in shared memory, as blocks
-of which matrices (`Descriptor`), loaded once or in rings, and how the text speaks of them. A load that is no such block
-is refused (`UnsupportedError`).
+of which matrices (`Descriptor`), loaded once or in buffers, and how the text names them. Any other load is
+refused (`UnsupportedError`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Descriptor:
 
     @property
     def layout(self) -> str:
+        """The layout in Gluon."""
         return f"gl.NVMMASharedLayout({self.swizzle}, 16, 2)"
 
     @property
@@ -39,7 +40,7 @@ class Descriptor:
 
 @dataclass(frozen=True)
 class Tile:
-    """An operand in shared memory: of each place in its ring, or once and for all."""
+    """An operand in shared memory: of each place in its buffer, or once and for all."""
 
     load: Load
     descriptor: Descriptor
@@ -75,24 +76,31 @@ class SharedTiles(Warpgroups):
         return {name: self._tile(self.loads[name], f"tile{n}") for n, name in enumerate(used)}
 
     def _tile(self, load: Load, name: str) -> Tile:
-        """A block of the matrix whose lines are as far apart as the rows of the tile."""
-        tensor = self.tiling.graph.tensors[load.tensor]
+        """A block of the matrix whose lines are as far apart as the rows of the tile.
+
+        Raises `UnsupportedError` for a load that is no such block, or that the copy engine cannot bring.
+        """
         elements, offset, strides = self.place_of(load)
-        wide = [a for a in strides if self.inner.axes[a].block > 1]
-        if len(wide) != 2 or tensor.dtype not in SIXTEEN_BIT_FLOATS or strides[wide[1]] != 1:
-            raise UnsupportedError(f"{load}: the copy engine takes tiles of two axes, the last of them contiguous")
+        row, column = self._tile_axes(load, strides)
         if sum(x.tensor == load.tensor for x in self.graph.loads) > 1 or len(strides) < len(load.axes):
             raise UnsupportedError(f"{load}: a tensor that is loaded twice, or a diagonal of it")
-        row, column = wide
         line = strides[row]
         inside = sum((self.axes[a].full - 1) * stride for a, stride in strides.items() if stride % line)
-        block = self.inner.axes[row].block, self.inner.axes[column].block
         if line % 8 or elements % line or offset % line + inside >= line:
             raise UnsupportedError(f"{load}: not part of a matrix with lines of {line} elements")
-        if (block[1] not in (16, 32) and block[1] % 64) or max(block[0], min(block[1], 64)) > MAX_WGMMA_COLUMNS:
+        block = self.inner.axes[row].block, self.inner.axes[column].block
+        if not _is_block_of_copy_engine(*block):
             raise UnsupportedError(f"{load}: blocks of {block}")
-        copies = self.groups if self.plan.row in wide else 1
+        copies = self.groups if self.plan.row in (row, column) else 1
         return Tile(load, Descriptor((elements // line, line), block), (row, column), copies, name)
+
+    def _tile_axes(self, load: Load, strides: Mapping[Axis, int]) -> tuple[Axis, Axis]:
+        """The axes of a tile's rows and of its columns, which are contiguous in memory."""
+        axes = [a for a in strides if self.inner.axes[a].block > 1]
+        is_half = self.dtype_of(load) in SIXTEEN_BIT_FLOATS
+        if len(axes) != 2 or not is_half or strides[axes[1]] != 1:
+            raise UnsupportedError(f"{load}: the copy engine takes tiles of two axes, the last of them contiguous")
+        return axes[0], axes[1]
 
     def place_of(self, load: Load) -> tuple[int, int, dict[Axis, int]]:
         """The same of the tensor of a load, by its axes."""
@@ -108,36 +116,38 @@ class SharedTiles(Warpgroups):
         return tuple(t for t in self.tiles.values() if not self.graph.stages[t.load.name].body)
 
     @cached_property
-    def early_ring(self) -> StageBuffer | None:
-        """Tiles that only early products read of each step."""
-        return self._ring(self._read_early - self._read_late, "")
+    def first_gemm_buffer(self) -> StageBuffer | None:
+        """Tiles of each step that only the first GEMM reads."""
+        return self._buffer(self._read_by_first_gemm - self._read_by_second_gemm, "")
 
     @cached_property
-    def late_ring(self) -> StageBuffer | None:
-        """Tiles that late products read, early ones too perhaps: these wait for them, and those give them back."""
-        return self._ring(self._read_late, "_late")
+    def second_gemm_buffer(self) -> StageBuffer | None:
+        """Tiles that the second GEMM reads, and perhaps the first one. The last reader gives them back."""
+        return self._buffer(self._read_by_second_gemm, "_late")
 
-    def _ring(self, read: set[str], suffix: str) -> StageBuffer | None:
+    def _buffer(self, read: set[str], suffix: str) -> StageBuffer | None:
         tiles = tuple(t for name, t in self.tiles.items() if name in read and t not in self.resident)
         return StageBuffer(tiles, f"full{suffix}", f"free{suffix}") if tiles else None
 
     @cached_property
-    def _read_early(self) -> set[str]:
+    def _read_by_first_gemm(self) -> set[str]:
         return {a for op, *_ in (*self.plan.values, *self.plan.sums) for a in op.args}
 
     @cached_property
-    def _read_late(self) -> set[str]:
-        return {a for op, *_ in self.plan.late for a in op.args}
+    def _read_by_second_gemm(self) -> set[str]:
+        return {a for op, *_ in self.plan.second for a in op.args}
 
     @cached_property
     def shares(self) -> bool:
-        """Does an early product read a tile that a late one reads in the next step?"""
-        return self.late_ring is not None and any(t.load.name in self._read_early for t in self.late_ring.tiles)
+        """Does the first GEMM read a tile that the second one reads in the next step?"""
+        return self.second_gemm_buffer is not None and any(
+            t.load.name in self._read_by_first_gemm for t in self.second_gemm_buffer.tiles
+        )
 
     @cached_property
-    def rings(self) -> tuple[StageBuffer, ...]:
+    def buffers(self) -> tuple[StageBuffer, ...]:
         """In the order in which they are filled."""
-        return tuple(ring for ring in (self.early_ring, self.late_ring) if ring is not None)
+        return tuple(buffer for buffer in (self.first_gemm_buffer, self.second_gemm_buffer) if buffer is not None)
 
     def place(self, tile: Tile, slot: str, group: str) -> str:
         """A tile in shared memory, as it lies there."""
@@ -167,7 +177,7 @@ class SharedTiles(Warpgroups):
 
     @cached_property
     def values_too(self) -> list[str]:
-        """Loaded operands of early products that pointwise operators of the loop read."""
+        """Loaded operands that pointwise operators of the loop read too."""
         return [name for name in self.tiles if (name, "tile") in self.work.uses]
 
     def coordinates(self, tile: Tile, at: str, group: int) -> tuple[str, str]:
@@ -187,3 +197,9 @@ class SharedTiles(Warpgroups):
                 text = f"{text} * {factor}" if len(starts) == 1 and "*" not in text else f"({text}) * {factor}"
             terms.append(text)
         return " + ".join(rows) or "0", " + ".join(columns) or "0"
+
+
+def _is_block_of_copy_engine(rows: int, columns: int) -> bool:
+    """Can the copy engine bring a block of 16-bit numbers, and a matrix instruction read it?"""
+    is_swizzled = columns in (16, 32) or columns % 64 == 0
+    return is_swizzled and max(rows, min(columns, 64)) <= MAX_WGMMA_COLUMNS

@@ -17,6 +17,7 @@ from mirage_jax.lower.tiling import SINGLE, MatrixProduct, TileAxis, Tiling
 from mirage_jax.lower.triton.expressions import TileVariable, reduction
 from mirage_jax.lower.triton.frame import PLAIN, EmitOptions, Form
 from mirage_jax.lower.triton.loops import Group, Loops
+from mirage_jax.lower.triton.ops.products import operand_type
 from mirage_jax.mugraph.dtypes import BYTES, SIXTEEN_BIT_FLOATS
 from mirage_jax.mugraph.graph import Axis, Op, Tensor
 
@@ -29,18 +30,20 @@ MIN_WARPGROUP_BYTES = 8 << 10  # bytes of a warpgroup
 
 @dataclass(frozen=True)
 class IssuePlan:
-    """Products of the loop by when they are issued: `values` and `sums` of what is loaded, `late` ones of what the step
-    before computed. By name, each with its orientation and the accumulator that takes it (`values`: none).
+    """Products of the loop by when they are issued: `values` and `sums` of loaded operands (first GEMM), `second` of
+    operands that the step before computed (second GEMM). Each has its orientation and the accumulator that takes it
+    (`values`: none).
     """
 
     row: Axis
     values: tuple[tuple[Op, MatrixProduct], ...]
     sums: tuple[tuple[Op, MatrixProduct, Op], ...]
-    late: tuple[tuple[Op, MatrixProduct, Op], ...]
+    second: tuple[tuple[Op, MatrixProduct, Op], ...]
 
     @property
     def products(self) -> list[tuple[Op, MatrixProduct]]:
-        return [(x[0], x[1]) for x in (*self.values, *self.sums, *self.late)]
+        """All products, with their orientation."""
+        return [(x[0], x[1]) for x in (*self.values, *self.sums, *self.second)]
 
 
 class Warpgroups(Loops):
@@ -76,33 +79,38 @@ class Warpgroups(Loops):
         return how if how == "dot" else ""
 
     def _plan(self) -> IssuePlan:
-        stages, live = self.graph.stages, self.live()
-        values, sums, late = [], [], []
+        """Sort the products of the loop by when they are issued. Raises `UnsupportedError` if there is no such plan."""
+        values, sums, second = [], [], []
         by_product = {op.args[0]: op for op in self.work.accumulators if self.absorbs(op)}
+        for op, product in self._checked_products():
+            left, _ = self.sides(op, product)
+            is_computed = left not in self.loads and self.graph.stages[left].body
+            if op.name in by_product:
+                (second if is_computed else sums).append((op, product, by_product[op.name]))
+            elif is_computed:
+                raise UnsupportedError(f"{op}: what is made of a computed operand is not summed by the loop")
+            else:
+                values.append((op, product))
+        rows = {p.row for _, p, *_ in (*values, *sums, *second)}
+        if len(rows) != 1:
+            raise UnsupportedError(f"products have the rows {sorted(rows)}; warpgroups divide one axis")
+        if sums and second and not values:
+            raise UnsupportedError("specialized warps: sums of products of loaded operands and of computed ones")
+        return IssuePlan(rows.pop(), tuple(values), tuple(sums), tuple(second))
+
+    def _checked_products(self) -> Iterator[tuple[Op, MatrixProduct]]:
+        """Matrix products of the kernel. Raises `UnsupportedError` for one that warpgroups do not compute."""
+        live = self.live()
         for op in self.graph.ops:
             product = self.tiling.product(op) if op.name in live else None
             if product is None:
                 continue
-            left, right = self.sides(op, product)
-            if not stages[op.name].body or right not in self.loads or self.operand_type(op) not in SIXTEEN_BIT_FLOATS:
+            is_loaded = self.sides(op, product)[1] in self.loads
+            if not self.graph.stages[op.name].body or not is_loaded or operand_type(self, op) not in SIXTEEN_BIT_FLOATS:
                 raise UnsupportedError(f"{op}: not a product in the loop whose right operand is loaded")
             if len(product.inner) != 1 or SINGLE in product.dims:
                 raise UnsupportedError(f"{op}: an operand has several inner axes, or one row")
-            is_late = left not in self.loads and stages[left].body
-            if op.name not in by_product and is_late:
-                raise UnsupportedError(f"{op}: what is made of a computed operand is not summed by the loop")
-            if op.name not in by_product:
-                values.append((op, product))
-            else:
-                (late if is_late else sums).append((op, product, by_product[op.name]))
-        rows = {p.row for _, p, *_ in (*values, *sums, *late)}
-        if len(rows) != 1:
-            raise UnsupportedError(f"products have the rows {sorted(rows)}; warpgroups divide one axis")
-        if sums and late and not values:
-            raise UnsupportedError(
-                "specialized warps: sums of products of what is loaded beside those of what is computed"
-            )
-        return IssuePlan(rows.pop(), tuple(values), tuple(sums), tuple(late))
+            yield op, product
 
     def _inner(self) -> Tiling:
         """The tiles of one warpgroup."""
@@ -131,6 +139,7 @@ class Warpgroups(Loops):
     # --- layouts
 
     def columns(self, axis: Axis) -> int:
+        """Columns of a matrix instruction along an axis."""
         return min(self.inner.axes[axis].block, MAX_WGMMA_COLUMNS)
 
     @cached_property
@@ -155,20 +164,24 @@ class Warpgroups(Loops):
         return f"lines{self.inner.axes[dims[1]].block}" if self.is_storing else f"mma{self.columns(dims[1])}"
 
     def vector_layout(self, axis: Axis) -> str:
+        """The layout of a vector: a slice of a matrix instruction's result."""
         if axis == self.plan.row:
             return f"gl.SliceLayout(1, mma{self.slice_of})"
         return f"gl.SliceLayout(0, mma{self.columns(axis)})"
 
     def lanes(self, axis: TileAxis) -> str:
+        """The numbers of an axis' lanes, with their layout."""
         return f"tl.arange(0, {axis.block}, {self.vector_layout(axis.axis)})"
 
     def full(self, dims: tuple[Axis, ...], number: str, dtype: str = "tl.float32") -> str:
+        """A tile of one number, with the layout of its dimensions."""
         if not dims:
             return f"gl.to_tensor({number})"
         layout = self.layout(dims) if len(dims) == 2 else self.vector_layout(*dims)
         return f"tl.full({[self.axes[a].block for a in dims]}, {number}, {dtype}, {layout})"
 
     def expand(self, text: str, own: tuple[Axis, ...], dims: tuple[Axis, ...]) -> str:
+        """As `Frame.expand`, with the vector's layout converted where slices differ."""
         if not own or own == dims:
             return text
         place, layout = dims.index(own[0]), self.layout(dims)
@@ -180,6 +193,7 @@ class Warpgroups(Loops):
         return f"{text}[{':, None' if place == 0 else 'None, :'}]"
 
     def reduction(self, function: str, value: TileVariable, axes: Iterable[Axis]) -> str:
+        """Reduce a tile inside of the warpgroup. Raises `UnsupportedError` for a sum over rows."""
         gone = [a for a in value.dims if a in set(axes)]
         if self.plan.row in gone:
             raise UnsupportedError("specialized warps: a sum over rows, which warpgroups divide")

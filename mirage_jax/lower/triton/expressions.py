@@ -48,10 +48,12 @@ class TileVariable:
 
 
 def attr(op: Op, name: str, default: Any = None) -> Any:
+    """An attribute of an operator."""
     return op.attributes.get(name, default)
 
 
 def reduced(op: Op) -> tuple[Axis, ...]:
+    """The axes that an operator sums or takes the maximum over."""
     return tuple(op.attributes["axes"])  # type: ignore[arg-type]
 
 
@@ -61,6 +63,7 @@ def number(op: Op, name: str, default: Any = None) -> Number:
 
 
 def literal(value: float) -> str:
+    """A number in Python's text."""
     return repr(value) if math.isfinite(value) else f'float("{value}")'
 
 

@@ -78,6 +78,7 @@ class Frame:
 
     @property
     def axes(self) -> Mapping[Axis, TileAxis]:
+        """Tiles by axis."""
         return self.tiling.axes
 
     @property
@@ -85,9 +86,31 @@ class Frame:
         """Which steps of the loop run; None: all."""
         return None if self.form.is_complete else self.graph.loop_bounds
 
+    @property
+    def name(self) -> str:
+        """The name of the kernel, an identifier."""
+        return "mirage_" + identifier(self.graph.name) + self.form.suffix
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Device tensors that the kernel reads."""
+        live = self.live()
+        return tuple(dict.fromkeys(load.tensor for load in self.graph.loads if load.name in live))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Device tensors that the kernel writes."""
+        return tuple(s.tensor.name for s in self.graph.stores)
+
+    def name_arguments(self) -> None:
+        """Name the arguments of device tensors: inputs, then outputs."""
+        for kind, names in (("in", self.inputs), ("out", self.outputs)):
+            self.arguments |= {name: self.w.name(f"{kind}{n}") for n, name in enumerate(names)}
+
     # --- the function ---------------------------------------------------------------------------------------------
 
     def header(self, tensors: Iterable[Tensor]) -> None:
+        """Describe the arguments in comments: type, axes and extents."""
         graph, parts = self.tiling.graph, self.tiling.parts
         for tensor in tensors:
             shape = stored_shape(tensor, graph, parts)
@@ -195,6 +218,7 @@ class Frame:
         return reduction(function, value, axes)
 
     def let_axis(self, axis: TileAxis, text: str) -> str:
+        """Assign the index along an axis."""
         name = self.w.name("single" if axis.axis == SINGLE else identifier(axis.axis))
         self.w.line(f"{name} = {text}")
         return name
@@ -231,6 +255,7 @@ class Frame:
         return literal(float(number))
 
     def at(self, value: TileVariable, dims: tuple[Axis, ...]) -> str:
+        """A tile, broadcastable to `dims`."""
         return self.expand(value.text, value.dims, dims)
 
     def mask(self, axes: Iterable[Axis], dims: tuple[Axis, ...]) -> str:

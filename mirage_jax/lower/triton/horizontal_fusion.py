@@ -22,45 +22,56 @@ type Emit = Callable[[EmitOptions], KernelSource]
 
 
 def join(members: Sequence[Emit], options: EmitOptions) -> KernelSource:
-    """One source for kernels that are written by `members`; it takes the inputs of all of them, then their outputs, in
-    their order. One kernel stays as it is.
+    """One source for the kernels that `members` write. It takes all their inputs, then all their outputs, in order.
+
+    A single kernel stays as it is. Raises `UnsupportedError` for kernels with specialized warps.
     """
     if len(members) == 1:
         return members[0](options)
+    sources = _sources(members, options)
+    name = "_".join((sources[0].name, *(s.name.removeprefix("mirage_") for s in sources[1:])))
+    ends = list(accumulate(s.grid[0] for s in sources))
+    texts = [sources[0].text, *("\n\n" + s.text[s.text.index("@triton.jit") :] for s in sources[1:])]
+    dtypes_in = chain(*(s.dtypes[: len(s.inputs)] for s in sources))
+    dtypes_out = chain(*(s.dtypes[len(s.inputs) :] for s in sources))
+    return KernelSource(
+        name,
+        "".join(texts) + _dispatch(name, sources, ends),
+        (ends[-1],),
+        tuple(chain(*(s.inputs for s in sources))),
+        tuple(chain(*(s.outputs for s in sources))),
+        (*dtypes_in, *dtypes_out),
+        tuple(chain(*(s.shapes for s in sources))),
+        max(s.num_warps for s in sources),
+        max(s.num_stages for s in sources),
+        meanings([s.numbers for s in sources]),
+    )
+
+
+def _sources(members: Sequence[Emit], options: EmitOptions) -> list[KernelSource]:
+    """Each kernel, written for the blocks that begin where those before it end."""
     sources: list[KernelSource] = []
     for member in members:
-        blocks = sum(s.grid[0] for s in sources)
-        sources.append(member(replace(options, first=blocks)))
+        sources.append(member(replace(options, first=sum(s.grid[0] for s in sources))))
     if len({s.name for s in sources}) < len(sources):
         raise LoweringError(f"kernels of one launch need different names: {', '.join(s.name for s in sources)}")
     if any(s.descriptors for s in sources):
         raise UnsupportedError("a kernel with specialized warps is a launch of its own")
-    name = "_".join((sources[0].name, *(s.name.removeprefix("mirage_") for s in sources[1:])))
+    return sources
+
+
+def _dispatch(name: str, sources: Sequence[KernelSource], ends: Sequence[int]) -> str:
+    """The kernel that calls, in each block, the kernel whose block it is; `ends`: the first blocks after each."""
     in_numbers, out_numbers = count(), count()
     ins = [[f"in{next(in_numbers)}" for _ in s.inputs] for s in sources]
     outs = [[f"out{next(out_numbers)}" for _ in s.outputs] for s in sources]
-    ends = list(accumulate(s.grid[0] for s in sources))
+    heads = [f"if block < {ends[0]}:", *(f"elif block < {end}:" for end in ends[1:-1]), "else:"]
     w = Writer()
     for line in ("", "", "@triton.jit"):
         w.line(line)
     with w.block(f"def {name}({', '.join(chain(*ins, *outs))}):"):
         w.line("block = tl.program_id(0)")
-        for i, s in enumerate(sources):
-            head = "else:" if i == len(sources) - 1 else f"{'el' if i else ''}if block < {ends[i]}:"
+        for head, source, arguments in zip(heads, sources, map(chain, ins, outs), strict=True):
             with w.block(head):
-                w.line(f"{s.name}({', '.join((*ins[i], *outs[i]))})")
-    texts = [sources[0].text, *("\n\n" + s.text[s.text.index("@triton.jit") :] for s in sources[1:])]
-    dtypes_in = [d for s in sources for d in s.dtypes[: len(s.inputs)]]
-    dtypes_out = [d for s in sources for d in s.dtypes[len(s.inputs) :]]
-    return KernelSource(
-        name,
-        "".join(texts) + w.text(),
-        (ends[-1],),
-        tuple(n for s in sources for n in s.inputs),
-        tuple(n for s in sources for n in s.outputs),
-        (*dtypes_in, *dtypes_out),
-        tuple(shape for s in sources for shape in s.shapes),
-        max(s.num_warps for s in sources),
-        max(s.num_stages for s in sources),
-        meanings([s.numbers for s in sources]),
-    )
+                w.line(f"{source.name}({', '.join(arguments)})")
+    return w.text()

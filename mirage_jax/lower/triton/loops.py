@@ -17,9 +17,17 @@ from itertools import pairwise
 from typing import Any
 
 from mirage_jax.errors import LoweringError, UnsupportedError
-from mirage_jax.lower.tiling import TileAxis
+from mirage_jax.lower.tiling import MAX_RANK, TileAxis
+from mirage_jax.lower.triton.context import Context
 from mirage_jax.lower.triton.expressions import TileVariable, number, reduced
-from mirage_jax.lower.triton.products import Products
+from mirage_jax.lower.triton.ops.products import (
+    elementwise_products,
+    matrix_product,
+    operand,
+    operand_type,
+    without_single,
+)
+from mirage_jax.lower.triton.ops.softmax import difference, finite
 from mirage_jax.lower.triton.writer import identifier
 from mirage_jax.mugraph.domains.index_facts import Band, FactAt, Truth, band, is_band, known
 from mirage_jax.mugraph.graph import Axis, Op, Store
@@ -38,16 +46,18 @@ class Group:
     uses: set[tuple[str, str]]
 
     def shares(self, other: Group) -> bool:
+        """Do two groups need the same operators, or a load in the same layout?"""
         return bool(self.body & other.body or self.uses & other.uses)
 
     def joined(self, other: Group) -> Group:
+        """Both groups in one loop."""
         return Group(
             self.accumulators + other.accumulators, self.stores + other.stores,
             self.body | other.body, self.uses | other.uses,
         )  # fmt: skip
 
 
-class Loops(Products):
+class Loops(Context):
     """Values with accumulators."""
 
     def targets(self, live: set[str]) -> list[str]:
@@ -82,6 +92,7 @@ class Loops(Products):
         return self.options.split_loops and not self.tiling.skinny
 
     def group(self, accumulators: list[Op], stores: list[Store], roots: Sequence[str]) -> Group:
+        """Accumulators and stores with all body operators that they need."""
         body: set[str] = set()
         uses: set[tuple[str, str]] = set()
         todo = [r for r in roots if r in self.ops]
@@ -97,19 +108,14 @@ class Loops(Products):
         return Group(accumulators, stores, body, uses)
 
     def loop(self, group: Group) -> None:
-        """One pass over the loop axis."""
+        """Emit one pass over the loop axis; its accumulators are in scope after it."""
         assert self.graph.loop is not None
         body = [op for op in self.graph.ops if op.name in group.body]
         self.hoist(body, group)
-        outer, wide = self.env, self.tiling
+        outer, tiling = self.env, self.tiling
         self.env, self.uses = outer.new_child(), group.uses
         narrowed = self.narrow(body, group)
-        absorbed = {op.args[0]: self.absorbs(op) for op in group.accumulators}
-        plans = [(op, absorbed[op.args[0]]) for op in group.accumulators]
-        carried = [op for op in body if op.op in ("shift", "max") and self.graph.loop in reduced(op)]
-        running = {op.name: self.start(self.tiling.dims(op.axes), op.op, "-inf") for op in carried}
-        sums = {op.name: self.start(self.carrier(op, how), "acc", "0.0") for op, how in plans if op.op != "last"}
-        self.env |= {("carried", n): name for n, name in running.items()}
+        running, sums = self.start_carried(body, group)
         axis, before = self.axes[self.graph.loop], self.env
         ends: dict[str, TileVariable] = {}
         for first, end, holding in self.parts(axis, body):
@@ -117,32 +123,55 @@ class Loops(Products):
             step = self.w.name(identifier(axis.axis) + "_start")
             with self.w.block(f"for {step} in {self.range(axis, body, first, end)}:", step):
                 self.index(axis, step)
-                needed = self.needed(group)
-                for op in body:
-                    if op.name in needed and not absorbed.get(op.name):
-                        self.value(op.name)
-                for op, how in plans:
-                    if op.op != "last":
-                        self.accumulate(op, how, sums[op.name], running)
-                for store in group.stores:
-                    if axis.axis not in store.tensor.axes and axis.count > 1:
-                        raise LoweringError(f"{store}: each step of the loop over {axis.axis} would overwrite it")
-                    self.store(store)
-                ends = {op.name: self.env["value", op.name] for op in carried}
-                for name, variable in running.items():
-                    self.w.line(f"{variable} = {ends[name].text}")
+                self.step_body(body, group, sums, running)
+                ends = self.update_running(running)
         self.holding = frozenset()
-        for op, how in plans:
+        for op in group.accumulators:
             if op.op == "last":
-                if op.args[0] not in running:
-                    raise UnsupportedError(f"{op}: only a running maximum has a last value")
-                end = ends[op.args[0]]
-                settled = end.settled and self.loop_bounds is None  # with loop bounds, the last part may have no step
-                value = replace(end, text=running[op.args[0]], settled=settled)
+                last = self.last_maximum(op, running, ends)
+                # With loop bounds, the last part of the loop may have no step.
+                outer["value", op.name] = replace(last, settled=last.settled and self.loop_bounds is None)
             else:
-                value = self.widened(self.finished(op, how, sums[op.name]), narrowed, outer)
-            outer["value", op.name] = value
-        self.env, self.uses, self.tiling = outer, set(), wide
+                total = self.finished(op, self.absorbs(op), sums[op.name])
+                outer["value", op.name] = self.widened(total, narrowed, outer)
+        self.env, self.uses, self.tiling = outer, set(), tiling
+
+    def start_carried(self, body: Sequence[Op], group: Group) -> tuple[dict[str, str], dict[str, str]]:
+        """Define the variables that the loop carries: running maxima and sums, by operator."""
+        maxima = [op for op in body if op.op in ("shift", "max") and self.graph.loop in reduced(op)]
+        running = {op.name: self.start(self.tiling.dims(op.axes), op.op, "-inf") for op in maxima}
+        added = [op for op in group.accumulators if op.op != "last"]
+        sums = {op.name: self.start(self.carrier(op, self.absorbs(op)), "acc", "0.0") for op in added}
+        self.env |= {("carried", n): name for n, name in running.items()}
+        return running, sums
+
+    def step_body(self, body: Sequence[Op], group: Group, sums: Mapping[str, str], running: Mapping[str, str]) -> None:
+        """Emit one step: values, accumulators, and what is stored in each step."""
+        axis, needed = self.graph.loop, self.needed(group)
+        needed -= {op.args[0] for op in group.accumulators if self.absorbs(op)}
+        for op in body:
+            if op.name in needed:
+                self.value(op.name)
+        for op in group.accumulators:
+            if op.op != "last":
+                self.accumulate(op, self.absorbs(op), sums[op.name], running)
+        for store in group.stores:
+            if axis is not None and axis not in store.tensor.axes and self.axes[axis].count > 1:
+                raise LoweringError(f"{store}: each step of the loop over {axis} would overwrite it")
+            self.store(store)
+
+    def update_running(self, running: Mapping[str, str]) -> dict[str, TileVariable]:
+        """Assign the running maxima of this step to the variables that the loop carries."""
+        ends = {name: self.env["value", name] for name in running}
+        for name, variable in running.items():
+            self.w.line(f"{variable} = {ends[name].text}")
+        return ends
+
+    def last_maximum(self, op: Op, running: Mapping[str, str], ends: Mapping[str, TileVariable]) -> TileVariable:
+        """A running maximum after the loop. Raises `UnsupportedError` if `op` reads anything else."""
+        if op.args[0] not in running:
+            raise UnsupportedError(f"{op}: only a running maximum has a last value")
+        return replace(ends[op.args[0]], text=running[op.args[0]])
 
     def parts(self, axis: TileAxis, body: Sequence[Op]) -> list[tuple[str, str, frozenset[str]]]:
         """Parts of the loop in order: first element, end, and the predicates that hold in all of its steps."""
@@ -196,6 +225,7 @@ class Loops(Products):
 
     @cached_property
     def facts(self) -> dict[str, FactAt]:
+        """Facts about masks that follow from indices alone."""
         return known(self.graph.ops)
 
     def range(self, axis: TileAxis, body: Sequence[Op], first: str, end: str) -> str:
@@ -231,24 +261,34 @@ class Loops(Products):
         return f"{block} * {self.axes[around].size}" + ("" if part == "0" else f" - {part} * {axis.local}")
 
     def narrow(self, body: Sequence[Op], group: Group) -> dict[Axis, str]:
-        """Give a loop without matrix products its own tiles, if another loop has some; the axes whose lanes differ."""
-        tiling, stages = self.tiling, self.graph.stages
-        products = any(self.graph.loop in reduced(op) for op in self.graph.ops if tiling.product(op))
-        if not products or group.stores or any(tiling.product(op) for op in body):
-            return {}
-        if any(op.op != "acc" for op in group.accumulators):
+        """Give a loop without matrix products tiles of its own, if another loop has matrix products.
+
+        Returns the indices of the axes whose lanes differ.
+        """
+        tiling = self.tiling
+        if not self.is_narrowable(body, group):
             return {}
         values = {op.name for op in body} | {a for op in body for a in op.args}
         own = tiling.pointwise(values, DEFERRED_LANES * tiling.schedule.num_warps)
-        changed = [a for a in tiling.names if a != tiling.kernel.loop and own.axes[a].block != tiling.axes[a].block]
-        outside = {a for v in values if not stages[v].body for a in self.graph.axes_of[v]}
-        results = [tiling.dims(op.axes) for op in group.accumulators]
-        if outside & set(changed) or any(len(dims) > 1 and set(dims) & set(changed) for dims in results):
+        axes = [a for a in tiling.names if a != tiling.kernel.loop and own.axes[a].block != tiling.axes[a].block]
+        if self.is_needed_in_both(set(axes), values, group):
             return {}
         self.tiling = own
-        for a in changed:
+        for a in axes:
             self.index(self.axes[a])
-        return {a: self.env["index", a] for a in changed}
+        return {a: self.env["index", a] for a in axes}
+
+    def is_needed_in_both(self, axes: set[Axis], values: set[str], group: Group) -> bool:
+        """Would lanes of some of `axes` have to change at a value from outside the loop, or in a result's matrix?"""
+        outside = {a for v in values if not self.graph.stages[v].body for a in self.graph.axes_of[v]}
+        matrices = [dims for op in group.accumulators if len(dims := self.tiling.dims(op.axes)) > 1]
+        return bool(axes & outside.union(*matrices))
+
+    def is_narrowable(self, body: Sequence[Op], group: Group) -> bool:
+        """Does a loop only add up pointwise work, while another loop of the kernel has matrix products?"""
+        products = [op for op in self.graph.ops if self.tiling.product(op)]
+        only_adds = not group.stores and all(op.op == "acc" for op in group.accumulators)
+        return only_adds and any(self.graph.loop in reduced(op) for op in products) and not set(products) & set(body)
 
     def widened(self, value: TileVariable, narrowed: Mapping[Axis, str], outer: ChainMap[Any, Any]) -> TileVariable:
         """A vector over fewer lanes, spread over the lanes that the rest of the kernel uses."""
@@ -269,49 +309,51 @@ class Loops(Products):
                     continue
                 if product:
                     is_vector = len(self.tiling.dims(self.graph.axes_of[a])) == len(product.inner)
-                    self.operand(a, self.operand_type(op), is_vector)
+                    operand(self, a, operand_type(self, op), is_vector)
                 else:
                     self.value(a)
 
     def absorbs(self, op: Op) -> str:
         """How an accumulator takes its argument: "dot" as a product in place, "tile" as an unreduced tile, or ""."""
         x = self.ops.get(op.args[0])
-        if x is None or op.op == "last" or self.graph.users[x.name] != (op.name,) or x.op not in ("dot", "sum"):
-            return ""
-        if any(s.value == x.name for s in self.graph.stores):
+        if x is None or op.op == "last" or x.op not in ("dot", "sum") or not self.is_read_only_by(x.name, op):
             return ""
         if self.tiling.product(x):
             return "dot"
-        union = tuple(dict.fromkeys(a for arg in x.args for a in self.graph.axes_of[arg]))
-        gone = reduced(x)
-        small = self.tiling.lanes(union) <= DEFERRED_LANES * self.tiling.schedule.num_warps
-        whole = self.graph.loop in gone and set(gone) <= set(union)
-        return "tile" if op.op == "acc" and whole and small and len(self.tiling.dims(union)) <= 3 else ""
+        union, summed = self.operand_axes(x), set(reduced(x))
+        is_small = self.tiling.lanes(union) <= DEFERRED_LANES * self.tiling.schedule.num_warps
+        sums_loop = self.graph.loop in summed and summed <= set(union)
+        fits = op.op == "acc" and is_small and len(self.tiling.dims(union)) <= MAX_RANK
+        return "tile" if fits and sums_loop else ""
+
+    def is_read_only_by(self, value: str, op: Op) -> bool:
+        """Does nothing else read a value, neither an operator nor a store?"""
+        return self.graph.users[value] == (op.name,) and all(s.value != value for s in self.graph.stores)
 
     def carrier(self, op: Op, how: str) -> tuple[Axis, ...]:
         """Dimensions of the variable that the loop carries for an accumulator."""
         x = self.ops.get(op.args[0])
-        product = self.tiling.product(x) if x is not None and how == "dot" else None
-        if product:
-            return product.dims
-        if how == "tile" and x is not None:
-            return self.tiling.dims(a for arg in x.args for a in self.graph.axes_of[arg])
-        return self.tiling.dims(op.axes)
+        if x is None or not how:
+            return self.tiling.dims(op.axes)
+        product = self.tiling.product(x) if how == "dot" else None
+        return product.dims if product else self.tiling.dims(self.operand_axes(x))
 
     def start(self, dims: tuple[Axis, ...], hint: str, value: str) -> str:
+        """Define a variable that a loop carries."""
         return self.w.let(hint, self.full(dims, 'float("-inf")' if value == "-inf" else value))
 
     def accumulate(self, op: Op, how: str, name: str, running: Mapping[str, str]) -> None:
+        """Add the value of this step to an accumulator."""
         x = self.ops.get(op.args[0])
         kept = self.decayed(op, name, self.carrier(op, how), running) if op.op == "accs" else name
         if how == "dot" and x is not None:
             product = self.tiling.product(x)
             assert product is not None
-            self.w.line(f"{name} = {self.multiplied(x, product, kept)}")
+            self.w.line(f"{name} = {matrix_product(self, x, product, kept)}")
             return
         if how == "tile" and x is not None:
             if x.op == "dot":
-                value = self.products(x)
+                value = elementwise_products(self, x)
             else:
                 value = self.zeroed(self.natural(x.args[0]), reduced(x))
         else:
@@ -333,7 +375,7 @@ class Loops(Products):
         value = self.value(shift)
         key = ("moved", shift, degree)
         if key not in self.env:
-            moved = self.difference(running[shift], value.unit, self.finite(value).text, value.unit, degree)
+            moved = difference(self, running[shift], value.unit, finite(self, value).text, value.unit, degree)
             self.env[key] = TileVariable(self.w.let("decay", f"tl.exp2({moved})"), value.dims)
         return f"{name} * {self.at(self.env[key], dims)}"
 
@@ -345,7 +387,7 @@ class Loops(Products):
             carrier = TileVariable(name, self.carrier(op, how))
             return TileVariable(self.w.let("acc", self.reduction("tl.sum", carrier, reduced(x))), dims)
         pads = {self.graph.loop: 0.0} if self.graph.loop in op.axes else {}
-        return self.single_row(TileVariable(name, self.carrier(op, how), pads))
+        return without_single(self, TileVariable(name, self.carrier(op, how), pads))
 
 
 def _offset(n: int) -> str:

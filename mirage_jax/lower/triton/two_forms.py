@@ -7,7 +7,7 @@ before -> after:  def k_skipping(..): .. return low    ->  the same, and
                                                                    k_complete(..)  # stores again
 
 Where a guard is about a tensor that the loop reads in steps, the kernel takes the least number of that tensor as one
-argument more, and looks at it first. Such an argument is called ``min(t)`` (`least`, `arguments`).
+argument more, and looks at it first. Such an argument is called ``min(t)`` (`minimum_of`, `arguments`).
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from mirage_jax.lower.triton.writer import Writer
 from mirage_jax.mugraph.passes.sentinels import Guard
 
 
-def least(tensor: str) -> str:
+def minimum_of(tensor: str) -> str:
     """The name of the argument that holds the least number of a tensor."""
     return f"min({tensor})"
 
 
-def of_which_least(name: str) -> str | None:
+def minimized_tensor(name: str) -> str | None:
     """The tensor of which an argument holds the least number; None if the argument is a tensor of the graph."""
     return name[4:-1] if name.startswith("min(") else None
 
 
 def arguments(names: Sequence[str], tensors: Mapping[str, Any]) -> list[Any]:
     """What a kernel takes, from device tensors by name: arrays of JAX or numpy."""
-    return [tensors[name] if (t := of_which_least(name)) is None else _least(tensors[t]) for name in names]
+    return [tensors[name] if (t := minimized_tensor(name)) is None else _minimum(tensors[t]) for name in names]
 
 
-def _least(array: Any) -> Any:
+def _minimum(array: Any) -> Any:
     return array.astype(np.float32).min().reshape(1)
 
 
 def is_clear(guards: Sequence[Guard], names: Mapping[str, str]) -> str:
     """Whether all numbers of the guarded tensors are above their bounds; `names` are those of the arguments."""
-    return " & ".join(f"(tl.load({names[least(g.shift)]}) > {literal(float(g.bound))})" for g in guards)
+    return " & ".join(f"(tl.load({names[minimum_of(g.shift)]}) > {literal(float(g.bound))})" for g in guards)
 
 
 def write_choice(

@@ -30,6 +30,7 @@ class Writer:
         self._count = 0
 
     def line(self, text: str = "") -> None:
+        """Add a line at the current depth."""
         self._lines.append(INDENT * self._depth + text if text else "")
 
     @contextmanager
@@ -66,4 +67,5 @@ class Writer:
         self._lines += other._lines
 
     def text(self) -> str:
+        """Return all lines."""
         return "\n".join(self._lines) + "\n"

@@ -385,8 +385,8 @@ def _as_float16(x: Ranged) -> Ranged:
 def narrowed_operands(kernel: Kernel, op: Op, graph: KernelGraph) -> list[str]:
     """Operands that a matrix product casts to float16, since another one is a tensor of that type.
 
-    What XLA computes casts nothing, and neither does a product with an input that 16 bits do not hold
-    (`lower.triton.products.operand_type`).
+    What XLA computes casts nothing, and neither does a product beside an input that 16 bits do not hold
+    (`lower.triton.ops.products.operand_type`).
     """
     if op.op != "dot" or isinstance(kernel, Library):
         return []

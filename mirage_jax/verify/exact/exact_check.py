@@ -22,7 +22,7 @@ from mirage_jax.errors import KernelFault, UnsupportedError
 from mirage_jax.lower.tiling import Tiling, extent, stored_axes
 from mirage_jax.lower.triton.emitter import DEFAULT_OPTIONS, EmitOptions, KernelSource, emit
 from mirage_jax.lower.triton.horizontal_fusion import join
-from mirage_jax.lower.triton.two_forms import of_which_least
+from mirage_jax.lower.triton.two_forms import minimized_tensor
 from mirage_jax.mugraph.domains import exact
 from mirage_jax.mugraph.domains.exact_domain import ExactDomain
 from mirage_jax.mugraph.domains.floats import NamedArray, arrange, random_integers
@@ -122,7 +122,7 @@ def _disagreement(
         {
             name: _random(twin.graph.tensors[name], twin.graph, twin.parts, rng)
             for name in names
-            if of_which_least(name) is None
+            if minimized_tensor(name) is None
         }
         for twin, names in zip(twins, inputs, strict=True)
     ]
@@ -130,7 +130,7 @@ def _disagreement(
         for twin, own in zip(twins, given, strict=True):
             _lower(own, rng, share=1.0 if twin.sizes.programs else 0.5)
     memory = [
-        _least(own[tensor].array) if (tensor := of_which_least(name)) else twin.stored(name, own[name], rng)
+        _least(own[tensor].array) if (tensor := minimized_tensor(name)) else twin.stored(name, own[name], rng)
         for twin, own, names in zip(twins, given, inputs, strict=True)
         for name in names
     ]

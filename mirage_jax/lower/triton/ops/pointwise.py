@@ -1,0 +1,110 @@
+"""Pointwise operators, as one line over registers each.
+
+Operators with a Triton template in their record need no function here.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import partial
+
+from mirage_jax.errors import UnsupportedError
+from mirage_jax.lower.triton.context import Context, rule
+from mirage_jax.lower.triton.expressions import PER_OCTAVE, Number, TileVariable, attr, number
+from mirage_jax.mugraph.graph import Op
+from mirage_jax.mugraph.operators import COMPARISONS, operator
+
+MAX_POWER_FACTORS = 8  # factors of a power that is written as a product
+
+
+@rule("*")
+def emit_pointwise(c: Context, op: Op) -> TileVariable:
+    """Any operator whose record has a Triton template.
+
+    Raises `UnsupportedError` for a record without one.
+    """
+    record = operator(op.op)
+    if not record.triton:
+        raise UnsupportedError(f"operator {op.op} has no Triton text")
+    dims = c.tiling.dims(op.axes)
+    if op.op in COMPARISONS and all(map(partial(_is_int32_load, c), op.args)):  # float32 would merge some
+        args = [c.raw(c.loads[a], "tile") for a in op.args]
+    else:
+        args = [c.natural(a) for a in op.args]
+    texts = [c.at(v, dims) for v in args]
+    if record.arity == 1:
+        texts = [c.affine(op, args[0], dims)]
+        if not texts[0].isidentifier() and record.triton != "{0}":
+            texts = [c.w.let("scaled", texts[0])]
+    return c.made(op, record.triton.format(*texts), args)
+
+
+def _is_int32_load(c: Context, name: str) -> bool:
+    return name in c.loads and c.dtype_of(c.loads[name]) == "i32"
+
+
+@rule("const")
+def emit_const(c: Context, op: Op) -> TileVariable:
+    """One number, without dimensions."""
+    value = number(op, "value")
+    name = c.w.let("const", c.full((), c.literal(value)))
+    return TileVariable(name, constant=float(value))
+
+
+@rule("iota")
+def emit_iota(c: Context, op: Op) -> TileVariable:
+    """The index along an axis, as float32."""
+    (axis,) = op.axes
+    index = c.env["index", axis]
+    if index == "0":
+        return TileVariable(c.w.let("iota", c.full((), "0.0")), constant=0.0)
+    return TileVariable(c.w.let("iota", f"{index}.to(tl.float32)"), c.tiling.dims((axis,)))
+
+
+@rule("add")
+def emit_add(c: Context, op: Op) -> TileVariable:
+    """``ca * x + cb * y``."""
+    dims = c.tiling.dims(op.axes)
+    args = [c.natural(a) for a in op.args]
+    x, y = (c.at(v, dims) for v in args)
+    ca, cb = number(op, "ca", 1), number(op, "cb", 1)
+    left = x if float(ca) == 1.0 else f"-{x}" if float(ca) == -1.0 else f"{x} * {c.literal(ca)}"
+    right = y if abs(float(cb)) == 1.0 else f"{y} * {c.literal(Number(abs(cb.value)))}"
+    return c.made(op, f"{left} {'-' if cb.value < 0 else '+'} {right}", args)
+
+
+@rule("pow")
+def emit_pow(c: Context, op: Op) -> TileVariable:
+    """``(scale * x + offset) ** exponent``."""
+    x = c.natural(op.args[0])
+    text = c.affine(op, x, x.dims)
+    if not text.isidentifier():
+        text = c.w.let("scaled", text)
+    return c.made(op, _power(c, text, Fraction(attr(op, "exponent"))), [x])
+
+
+def _power(c: Context, x: str, exponent: Fraction) -> str:
+    """``x ** exponent`` for a name `x`: products for integers, roots for halves, else exp2 of the logarithm."""
+    whole, rest = divmod(abs(exponent), 1)
+    if rest not in (0, Fraction(1, 2)) or whole > MAX_POWER_FACTORS:
+        times = c.literal(Number(exponent))
+        if exponent.denominator == 1:
+            magnitude = f"tl.exp2({times} * tl.log2(tl.abs({x})))"
+            return f"tl.where({x} < 0, -{magnitude}, {magnitude})" if exponent % 2 else magnitude
+        return f"tl.exp2({times} * tl.log2({x}))"
+    factors = [x] * int(whole)
+    if exponent == Fraction(-1, 2):
+        return f"tl.rsqrt({x})"
+    if rest:
+        factors.append(f"tl.sqrt({x})")
+    text = " * ".join(factors) or "1.0"
+    return text if exponent > 0 else f"1.0 / ({text})"
+
+
+@rule("exp")
+def emit_exp(c: Context, op: Op) -> TileVariable:
+    """``exp(scale * x + offset)``, as exp2 with log2(e) folded into both constants."""
+    x = c.natural(op.args[0])
+    scale, offset = (number(op, name, default) * PER_OCTAVE for name, default in (("scale", 1), ("offset", 0)))
+    text = f"{x.text} * {c.literal(scale)}" + (f" + {c.literal(offset)}" if offset.value else "")
+    return c.made(op, f"tl.exp2({text})", [x])

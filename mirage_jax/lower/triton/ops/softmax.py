@@ -1,0 +1,159 @@
+"""Exponentials relative to a shift, as softmax and log-sum-exp need them.
+
+All exponentials are ``exp2``, with log2(e) folded into the scale. A shift m is kept as ``text * unit``
+(`TileVariable.unit`), in the unit in which its exponentials need no further rounding.
+"""
+
+from __future__ import annotations
+
+from mirage_jax.lower.triton.context import Context, rule
+from mirage_jax.lower.triton.expressions import (
+    OCTAVE,
+    PER_OCTAVE,
+    UNIT,
+    Number,
+    TileVariable,
+    attr,
+    literal,
+    number,
+    reduced,
+)
+from mirage_jax.lower.triton.ops.reductions import carried, maximum
+from mirage_jax.mugraph.graph import Op
+
+
+@rule("shift")
+def emit_shift(c: Context, op: Op) -> TileVariable:
+    """The maximum of ``scale * x``, in the unit in which its exponentials need no further rounding.
+
+    Logits straight from a matrix product are kept times log2(e), so that an exponential costs one fma and one exp2.
+    Others may be masked with huge numbers, for which that fma would not cancel: these stay in the unit of x.
+
+    A shift that is stored is rounded as it is stored: another kernel that divides exponentials by their sum makes
+    them from what was stored, and each must be, bit for bit, what was added up here, or large logits do not cancel.
+    """
+    x, scale = c.value(op.args[0]), number(op, "scale", 1)
+    is_product = _from_product(c, op.args[0]) and x.unit == UNIT and scale.value > 0
+    if scale.value <= 0:
+        x, unit, factor = c.natural(op.args[0]), UNIT, UNIT
+        x = TileVariable(c.w.let("scaled", f"{x.text} * {c.literal(scale)}"), x.dims)
+    elif is_product and _is_stored(c, op.name):
+        unit, factor = UNIT, scale
+    elif is_product:
+        unit, factor = OCTAVE, scale * PER_OCTAVE
+    else:
+        unit, factor = scale * x.unit, UNIT
+    text = maximum(c, op, x)
+    if factor != UNIT:
+        text = f"{text} * {c.literal(factor)}"
+    source = c.ops.get(c.unmasked(op.args[0]))
+    settled = (
+        is_product
+        and (c.loop_bounds is None or bool(c.holding))
+        and source is not None
+        and source.op == "dot"
+        and not any(c.axes[a].short_part for a in reduced(op) if a in c.axes)
+    )
+    return carried(c, op, text, unit, settled)
+
+
+def _from_product(c: Context, name: str) -> bool:
+    """Is a value the result of a matrix product, possibly masked with minus infinity?"""
+    op = c.ops.get(name)
+    return op is not None and (op.op == "dot" or (op.op == "mask" and _from_product(c, op.args[1])))
+
+
+def _is_stored(c: Context, shift: str) -> bool:
+    """Do other kernels read a shift, or the last value of a running one?"""
+    names = {shift, *(op.name for op in c.graph.ops if op.op == "last" and op.args[0] == shift)}
+    return any(s.value in names for s in c.graph.stores)
+
+
+@rule("exps")
+def emit_exp_shifted(c: Context, op: Op) -> TileVariable:
+    """``exp(scale * x - m)`` for a shift m."""
+    dims = c.tiling.dims(op.axes)
+    x, m = c.natural(op.args[0]), finite(c, c.value(op.args[1]))
+    scale, text, shift = number(op, "scale", 1), c.at(x, dims), c.at(m, dims)
+    if m.unit != UNIT or not _from_product(c, op.args[0]):
+        moved = difference(c, text, scale, shift, m.unit)
+    elif c.tiling.schedule.precise:
+        moved = f"({_fma(c, text, scale, shift, UNIT)}) * {c.literal(PER_OCTAVE)}"
+    else:
+        moved = _fma(c, text, scale * PER_OCTAVE, shift, PER_OCTAVE)
+    return c.made(op, f"tl.exp2({moved})", [x, m])
+
+
+@rule("rescale")
+def emit_rescale(c: Context, op: Op) -> TileVariable:
+    """``x * exp(degree * (old - new))``: a sum of exponentials, moved from one shift to another."""
+    dims = c.tiling.dims(op.axes)
+    x, old, new = c.natural(op.args[0]), c.value(op.args[1]), finite(c, c.value(op.args[2]))
+    degree = number(op, "degree", 1)
+    moved = difference(c, c.at(old, dims), old.unit, c.at(new, dims), new.unit, degree)
+    return c.made(op, f"{c.at(x, dims)} * tl.exp2({moved})", [x, old, new])
+
+
+@rule("logs")
+def emit_log_shifted(c: Context, op: Op) -> TileVariable:
+    """``log(x) + degree * m``: the logarithm of a sum of exponentials relative to m."""
+    dims = c.tiling.dims(op.axes)
+    x, m = c.natural(op.args[0]), c.natural(op.args[1])
+    shift, degree = c.at(m, dims), float(attr(op, "degree", 1))
+    total = f"tl.log({c.at(x, dims)}) + {shift if degree == 1 else f'{shift} * {literal(degree)}'}"
+    return c.made(op, f'tl.where({shift} == float("inf"), {shift}, {total})', [x, m])
+
+
+@rule("lesslogs")
+def emit_less_log_shifted(c: Context, op: Op) -> TileVariable:
+    """``(y - degree * m) - log(x)``, subtracted in the program's order."""
+    dims = c.tiling.dims(op.axes)
+    y, x, m = map(c.natural, op.args)
+    log = TileVariable(c.w.let("log", f"tl.log({x.text})"), x.dims)
+    shift, degree = c.at(m, dims), float(attr(op, "degree", 1))
+    moved = f"{c.at(y, dims)} - {shift if degree == 1 else f'{shift} * {literal(degree)}'}"
+    text, scale = f"({moved}) - {c.at(log, dims)}", number(op, "scale", 1)
+    return c.made(op, text if scale == UNIT else f"({text}) * {c.literal(scale)}", [y, x, m])
+
+
+def finite(c: Context, shift: TileVariable) -> TileVariable:
+    """A shift to subtract: 0 where it is still -inf, since -inf - -inf is NaN."""
+    if shift.settled:
+        return shift
+    key = ("finite", shift.text)
+    if key not in c.env:
+        text = f'tl.where({shift.text} == float("-inf"), 0.0, {shift.text})'
+        c.env[key] = TileVariable(c.w.let("finite", text), shift.dims, unit=shift.unit)
+    return c.env[key]
+
+
+def difference(c: Context, x: str, x_unit: Number, y: str, y_unit: Number, degree: Number = UNIT) -> str:
+    """``degree * (x * x_unit - y * y_unit) * log2(e)``.
+
+    Equal units are applied after the subtraction, which then cancels exactly.
+    """
+    a, b = x_unit * degree * PER_OCTAVE, y_unit * degree * PER_OCTAVE
+    if a == b:
+        return f"{x} - {y}" if a == UNIT else f"({x} - {y}) * {c.literal(a)}"
+    return _fma(c, x, a, y, b)
+
+
+def _fma(c: Context, x: str, a: Number, y: str, b: Number) -> str:
+    """``x * a - y * b``, where `y` has fewer elements.
+
+    The text asks for the fma: kernels that compute the same exponential must round it in the same way.
+    """
+    subtracted = y if b == UNIT else f"({y} * {c.literal(b)})"
+    return f"{x} - {subtracted}" if a == UNIT else f"tl.fma({x}, {c.literal(a)}, -{subtracted})"
+
+
+def lows(c: Context) -> dict[str, str]:
+    """By guarded shift: text that is 1 where an element is not above its bound, or is NaN, else 0."""
+    found: dict[str, str] = {}
+    for guard in c.form.guards:
+        shift = c.value(guard.shift)
+        bound = Number(guard.bound / shift.unit.value, -shift.unit.logs)
+        text = f"1 - ({shift.text} > {c.literal(bound)}).to(tl.int32)"
+        mask = c.mask(c.graph.axes_of[guard.shift], shift.dims)
+        found[guard.shift] = f"tl.where({mask}, {text}, 0)" if mask else text
+    return found
