@@ -127,8 +127,8 @@ class Unmeasured(Compiler):
         super().__init__(setting.options)
         self.setting, self.outcome = setting, outcome
 
-    def attempt(self, region: Region, platform: str, device: Any) -> TuningSession:
-        trial = Trial(region, platform, device, self.options)
+    def session(self, region: Region, platform: str, devices: Sequence[Any], until: float = math.inf) -> TuningSession:
+        trial = Trial(region, platform, devices[0], self.options, devices=devices, until=until)
         trial.setting = self.setting
         return trial
 

@@ -4,4 +4,4 @@
 `tuning` which sizes are tried, `trials` and `worker` how they are tried in another process, `winner` what runs.
 """
 
-from mirage_jax.compiler.decide import Compiler as Compiler
+from mirage_jax.compiler.compiler import Compiler as Compiler

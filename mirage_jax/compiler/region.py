@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from mirage_jax.compiler.inputs import one_set
-from mirage_jax.compiler.winner import Winner
+from mirage_jax.compiler.winner import Family, Winner
 from mirage_jax.config import Options
 from mirage_jax.jaxpr_frontend.partition.program import FlatEqn
 from mirage_jax.jaxpr_frontend.translate.translate import Region
@@ -66,13 +66,13 @@ class RegionOnDevice:
     def winner(self, graph: KernelGraph, schedule: Schedule, family: str) -> Winner:
         own = self.region.graph
         libraries = {x.tensor for k in graph.kernels if isinstance(k, Library) for x in k.loads}
-        parts = self._parts if family == "kernels" and self.platform == "cuda" else {}
+        parts = self._parts if family == Family.KERNELS and self.platform == "cuda" else {}
         views = tuple(
             view if t.name in libraries else parts.get(t.name, view)
             for t, view in zip(own.inputs, self._reshapes, strict=True)
         )
         shapes_out = tuple(_shape(own, own.tensors[n].axes) for n in own.outputs)
-        return Winner(graph, schedule, views, shapes_out, family, self.platform)
+        return Winner(graph, schedule, views, shapes_out, Family(family), self.platform)
 
     @cached_property
     def _reshapes(self) -> list[View]:

@@ -70,18 +70,18 @@ class Comparison:
     best: tuple[timing.Timing, timing.Ratio] | None
 
 
-def compare(attempt: TuningSession, finalists: Sequence[Candidate], precise: int = 0) -> Comparison:
+def compare(session: TuningSession, finalists: Sequence[Candidate], precise: int = 0) -> Comparison:
     """Screen all variants of the finalists, then time the best few against XLA, with all kernels as `precise`."""
     tiles = [
         (c, as_precise(s, precise)) for i, c in enumerate(finalists) for s in tile_variants(c, TILINGS_PER_FINALIST[i])
     ]
     for i, c in enumerate(finalists):
-        found = specialized(c.graph, c.schedule, attempt.description)
+        found = specialized(c.graph, c.schedule, session.description)
         tiles += [(c, as_precise(s, precise)) for s in found[: TILINGS_PER_FINALIST[i]]]
-        if (launches := together(c, attempt.description)) is not None:
+        if (launches := together(c, session.description)) is not None:
             tiles += [(c, as_precise(s, precise)) for s in in_one_launch(c.graph, launches)]
-    screen = Screen(attempt)
-    variants = [attempt.winner(c.graph, s, c.family) for c, s in tiles]
+    screen = Screen(session)
+    variants = [session.winner(c.graph, s, c.family) for c, s in tiles]
     if (
         len(variants) > MAX_VARIANTS
     ):  # the model would leave some out, and it does not know which of XLA's products are slow
@@ -91,27 +91,27 @@ def compare(attempt: TuningSession, finalists: Sequence[Candidate], precise: int
     screen(screen.composed())
     best = screen(screen.joint())
     origins = screen.origins(CLIMB_ORIGINS)
-    until = min(time.monotonic() + MAX_CLIMB_SECONDS, attempt.until)
+    until = min(time.monotonic() + MAX_CLIMB_SECONDS, session.until)
     for _ in range(MAX_CLIMB_STEPS):
         if time.monotonic() > until:
             break
         before = screen.best
-        screen(replace(w, schedule=s) for w in origins for s in neighboring_schedules(w, attempt.description))
+        screen(replace(w, schedule=s) for w in origins for s in neighboring_schedules(w, session.description))
         screen(screen.composed())
         best = screen(screen.joint())
-        if screen.best >= (MAX_STEP_TIME_RATIO if attempt.until < math.inf else 1.0) * before:
+        if screen.best >= (MAX_STEP_TIME_RATIO if session.until < math.inf else 1.0) * before:
             break
         origins = screen.origins(2)
     best = list(
         dict.fromkeys((*best, *screen.leaders(SCREEN_SURVIVORS)))
     )  # the float gate may refuse all variants of a muGraph
-    timed = attempt.timings(
-        {"xla": attempt.xla, **{str(i): attempt.ours(w) for i, w in enumerate(best)}}, rounds=ROUNDS
+    timed = session.timings(
+        {"xla": session.xla, **{str(i): session.ours(w) for i, w in enumerate(best)}}, rounds=ROUNDS
     )
     xla = timed.get("xla")
     if xla is None:
         return Comparison(None, (), None)
-    attempt.record((w, timed[str(i)]) for i, w in enumerate(best) if str(i) in timed)
+    session.record((w, timed[str(i)]) for i, w in enumerate(best) if str(i) in timed)
     rows = [(w, timed[str(i)], timing.ratio(xla, timed[str(i)])) for i, w in enumerate(best) if str(i) in timed]
     rows.sort(key=lambda row: -row[2].value)
     return Comparison(xla, tuple(row for row in rows if row[2].low >= MIN_SPEEDUP), rows[0][1:] if rows else None)
@@ -147,20 +147,20 @@ def precisions(c: Candidate) -> list[int]:
 class Screen:
     """Times variants once each and remembers them all."""
 
-    attempt: TuningSession
+    session: TuningSession
     seconds: dict[Winner, float] = field(default_factory=dict)
 
     def __call__(self, variants: Iterable[Winner]) -> list[Winner]:
         """Time those that are new, if they are not too many; the fastest few so far."""
         new = self._likely([w for w in dict.fromkeys(variants) if w not in self.seconds])
-        run_here = self.attempt.platform == "cpu" and self.attempt.trials is None
+        run_here = self.session.platform == "cpu" and self.session.trials is None
         if run_here and len(new) + len(self.seconds) <= SCREEN_SURVIVORS:
             self.seconds |= dict.fromkeys(new, 0.0)  # few enough to be compared with XLA at once
         elif new:
             log.info("compiling and timing %d variants", len(new))
-            timed = self.attempt.screen(new)
-            self.attempt.tried["timed"] += len(timed)
-            self.attempt.record((new[i], t) for i, t in timed.items())
+            timed = self.session.screen(new)
+            self.session.tried["timed"] += len(timed)
+            self.session.record((new[i], t) for i, t in timed.items())
             self.seconds |= {w: timed[i].seconds if i in timed else math.inf for i, w in enumerate(new)}
         return self._ranked()[:SCREEN_SURVIVORS]
 
@@ -169,7 +169,7 @@ class Screen:
         if len(new) <= MAX_VARIANTS:
             return new
         first = {w.graph: w for w in reversed(new)}
-        price = {w: estimate(w.graph, w.schedule, self.attempt.description) for w in new}
+        price = {w: estimate(w.graph, w.schedule, self.session.description) for w in new}
         return list(dict.fromkeys((*first.values(), *sorted(new, key=price.__getitem__))))[:MAX_VARIANTS]
 
     def composed(self) -> Iterator[Winner]:

@@ -20,7 +20,7 @@ from jax.sharding import SingleDeviceSharding
 
 from mirage_jax import progress, timing
 from mirage_jax.cache import Cache, CacheKey, Entry
-from mirage_jax.compiler.float_check import Accuracy
+from mirage_jax.compiler.float_check import Accuracy, FloatGate
 from mirage_jax.compiler.isolation.parent import TrialFailure, Trials
 from mirage_jax.compiler.region import RegionOnDevice
 from mirage_jax.compiler.specialization import specialized
@@ -28,7 +28,7 @@ from mirage_jax.compiler.threads import as_here
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import warn_once
 from mirage_jax.cost.roofline import arithmetic, bound_by_products, estimate, fused_estimate
-from mirage_jax.errors import LoweringError, MirageError, TrialError, UnsupportedError, in_one_line
+from mirage_jax.errors import MirageError, TrialError, in_one_line
 from mirage_jax.hardware.device_model import DeviceModel, device_for
 from mirage_jax.interruptible import spread
 from mirage_jax.jaxpr_frontend.translate.translate import Region
@@ -44,7 +44,8 @@ from mirage_jax.search.enumerate.window_search import FAMILIES
 from mirage_jax.search.report import StopReason
 from mirage_jax.verify.equivalence import certificate as certificates
 from mirage_jax.verify.exact import exact_check
-from mirage_jax.verify.types import check_types
+from mirage_jax.verify.gate import Gate, Verdict
+from mirage_jax.verify.types import TypeGate
 
 log = logging.getLogger("mirage_jax")
 
@@ -73,23 +74,29 @@ def space_for(region: Region) -> Space:
 
 @dataclass
 class TuningSession(RegionOnDevice):
-    """A subject on its way to a decision."""
+    """A region that is being searched, measured and checked, with the counts for its report."""
 
-    tried: Counter[str] = field(default_factory=Counter)
-    measured: list[tuple[float, float]] = field(default_factory=list)  # of each variant: the model's seconds, and real
-    asked: int = 0  # candidates whose specialized form was priced
-    devices: Sequence[Any] = ()  # of the same kind, on which variants may be tried
-    until: float = math.inf  # of `time.monotonic`: what tuning can do without is left out from then on
-    trials: Trials | None = None  # where variants are tried first; None: in this process
-    say: progress.Say = lambda _: None
+    tried: Counter[str] = field(default_factory=Counter)  # candidates by what happened to them
+    measured: list[tuple[float, float]] = field(default_factory=list)  # seconds of each variant: by the model, and real
+    specialized_asked: int = 0  # candidates whose specialized form was priced
+    devices: Sequence[Any] = ()  # of one kind: variants may be tried on all of them
+    until: float = math.inf  # in seconds of `time.monotonic`: from then on, tuning skips optional steps
+    trials: Trials | None = None  # children that try variants first; None: this process does
+    notify: progress.Say = lambda _: None
+
+    def try_in(self, trials: Trials | None, notify: progress.Say = lambda _: None) -> None:
+        """Try variants in these children from now on, as many as the device has room for, and report progress."""
+        self.trials = None if trials is None else self.with_room(trials)
+        self.notify = notify
 
     @cached_property
     def space(self) -> Space:
+        """The limits of the search for this region."""
         return space_for(self.region)
 
     @property
     def description(self) -> DeviceModel:
-        """What the cost model knows of the device."""
+        """The device, as the cost model describes it."""
         return device_for(self.device)
 
     def headroom(self, xla: float | None = None) -> float:
@@ -130,7 +137,7 @@ class TuningSession(RegionOnDevice):
 
     # ------------------------------------------------------------------ search
 
-    def candidates(self, cache: Cache, key: CacheKey, say: progress.Say) -> tuple[list[Candidate], str]:
+    def candidates(self, cache: Cache, key: CacheKey, notify: progress.Say) -> tuple[list[Candidate], str]:
         """Well-formed candidates, best estimate first, and the search's report.
 
         Kernels that a long search found for the same structure at other sizes are tiled for these; only algebra is
@@ -142,9 +149,9 @@ class TuningSession(RegionOnDevice):
         known = cache.get(key) if device.is_gpu and self._may_have_kernels else None
         kernels = [] if known is None else candidates.restore(known.schedule, self.reference, device)
         families = FAMILIES if self._may_have_kernels and not kernels else ("algebra",)
-        notify = progress.searching(say, seconds)
+        of_search = progress.searching(notify, seconds)
         states = budget.states or 2_000_000
-        found, report = search(self.reference, device, self.space, seconds, states, families, notify, budget.workers)
+        found, report = search(self.reference, device, self.space, seconds, states, families, of_search, budget.workers)
         if report.stop is StopReason.INTERRUPTED:  # what was found so far is no answer that may be stored
             raise KeyboardInterrupt
         text = str(report)
@@ -194,30 +201,30 @@ class TuningSession(RegionOnDevice):
         """The same of its kernels with specialized warps. Asked of the first few: it takes its time."""
         if (
             c.seconds > MAX_COST_BEFORE_SPECIALIZING * self.slowest
-            or self.asked >= MAX_SPECIALIZED_CANDIDATES
+            or self.specialized_asked >= MAX_SPECIALIZED_CANDIDATES
             or not self.description.wgmma
         ):
             return False
-        self.asked += 1
+        self.specialized_asked += 1
         best = specialized(c.graph, c.schedule, self.description)[:1]
         return any(estimate(c.graph, s, self.description) <= self.slowest for s in best)
 
     def verified(self, found: Iterable[Candidate]) -> Iterator[Candidate]:
         """Those that are well formed and pass one draw of the fingerprint."""
-        fingerprint = certificates.Fingerprint(self.reference)
+        fingerprint, types = certificates.Fingerprint(self.reference), TypeGate(self.reference)
         for c in found:
             try:
                 check_graph(c.graph)
-                if same := fingerprint(c.graph):
-                    check_types(self.reference, c.graph)
+                same = fingerprint(c.graph)
             except MirageError as why:
-                self.tried["refused by the checker"] += 1
-                log.info("candidate refused: %s", why)
+                self.refuse(types, Verdict(False, str(why)))
                 continue
-            if same:
+            if not same:
+                self.tried["refused by the fingerprint"] += 1
+            elif (verdict := types.check(c)).passed:
                 yield c
             else:
-                self.tried["refused by the fingerprint"] += 1
+                self.refuse(types, verdict)
 
     # ------------------------------------------------------------------ measurement
 
@@ -269,7 +276,7 @@ class TuningSession(RegionOnDevice):
             found = self.timings({str(i): self.ours(w) for i, w in enumerate(winners)}, rounds=1)
             return {int(i): t for i, t in found.items()}
         try:
-            tell = progress.measuring(self.say, len(winners))
+            tell = progress.measuring(self.notify, len(winners))
             notify = lambda outcome: tell(outcome.seconds if isinstance(outcome, timing.Timing) else None)  # noqa: E731
             outcomes = self.trials.times([w.to_json() for w in winners], notify)
             failures = [o for o in outcomes if isinstance(o, TrialFailure)]
@@ -294,44 +301,43 @@ class TuningSession(RegionOnDevice):
 
     # ------------------------------------------------------------------ checks
 
-    def exact(self, winner: Winner) -> tuple[bool, str]:
-        """Does the text of the winner's kernels compute what its graph says, on numbers without rounding?
+    def certificate_gate(self) -> certificates.CertificateGate:
+        """Make the gate for equivalence with the region's program."""
+        return certificates.CertificateGate(self.reference)
 
-        Where it cannot be done, the float gate decides alone, and the report says so.
-        """
-        if winner.cuda is None:
-            return True, ""
-        try:
-            wrong = exact_check.exact_check(winner.graph, winner.schedule, winner.options)
-        except UnsupportedError as why:
-            return True, f"not done: {why}"
-        except LoweringError as why:
-            return False, f"not written at small sizes: {why}"
-        except Exception as why:  # Triton's interpreter changes from version to version; a wrong text did compile
-            log.warning("kernels are not checked on exact numbers: %s: %s", type(why).__name__, why)
-            return True, f"not done: {in_one_line(why)}"
-        return not wrong, wrong or "kernels agree with the graph bit for bit on exact numbers, at small sizes"
+    def exact_gate(self) -> Gate[Winner]:
+        """Make the gate for the text of kernels."""
+        return exact_check.ExactGate()
+
+    def float_gate(self, classes: Sequence[str] = ()) -> Gate[Winner]:
+        """Make the gate for floats, on the named classes of inputs or on all."""
+        return FloatGate(self.gate, classes)
+
+    def refuse(self, gate: Gate[Any], verdict: Verdict) -> None:
+        """Count a candidate that a gate refused."""
+        self.tried[f"refused by the {gate.name}"] += 1
+        log.info("refused by the %s: %s", gate.name, verdict.why)
 
     @cached_property
     def _accuracy(self) -> Accuracy:
         return Accuracy(self)
 
     def gate(self, winner: Winner, only: Sequence[str] = ()) -> tuple[bool, str]:
-        """Are the winner's floats as good as XLA's on every input class, or on those that are named? And why."""
+        """Compare the winner's floats with XLA's on every input class, or on those in `only`: passed, and why."""
         return self._accuracy.gate(winner, only)
 
 
-def times_of_xla(attempts: Sequence[TuningSession]) -> list[float | None]:
+def times_of_xla(sessions: Sequence[TuningSession]) -> list[float | None]:
     """What XLA takes for each of several regions, all of which it compiles at the same time; None where that cannot be
     told. The model does not know everything: of which products XLA copies the operands, say.
     """
 
-    def tried[T](action: Callable[[TuningSession], T], attempt: TuningSession) -> T | None:
+    def tried[T](action: Callable[[TuningSession], T], session: TuningSession) -> T | None:
         try:
-            return action(attempt)
+            return action(session)
         except Exception as why:
             log.info("XLA's code is not timed: %s", in_one_line(why))
             return None
 
-    compiled = spread(as_here(lambda attempt: tried(lambda a: a.compiled_xla, attempt)), attempts, XLA_COMPILE_THREADS)
-    return [c and tried(TuningSession.time_xla, attempt) for c, attempt in zip(compiled, attempts, strict=True)]
+    compiled = spread(as_here(lambda session: tried(lambda a: a.compiled_xla, session)), sessions, XLA_COMPILE_THREADS)
+    return [c and tried(TuningSession.time_xla, session) for c, session in zip(compiled, sessions, strict=True)]

@@ -28,6 +28,7 @@ from mirage_jax.mugraph.domains.floats import FLOATS, numpy_dtype
 from mirage_jax.mugraph.graph import SIXTEEN_BIT_FLOATS, Attr, KernelGraph, Op, Tensor, is_part
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.mugraph.passes.float16_range import equal_tensors, out_of_range, rounded
+from mirage_jax.verify.gate import HasGraph, Verdict
 
 FACTORS = ("scale", "ca", "cb")
 TERMS = ("offset", "value")
@@ -51,6 +52,22 @@ def check_types(reference: KernelGraph, candidate: KernelGraph) -> None:
         raise VerificationError(f"a value need not fit into float16: {found[0]}")
     _check_dtypes(reference, candidate)
     _check_digits(reference, candidate)
+
+
+@dataclass(frozen=True)
+class TypeGate:
+    """The gate for types and constants: `check_types` against one program."""
+
+    reference: KernelGraph
+    name = "checker"
+
+    def check(self, candidate: HasGraph) -> Verdict:
+        """Compare the candidate's types and constants with the program's."""
+        try:
+            check_types(self.reference, candidate.graph)
+        except VerificationError as why:
+            return Verdict(False, str(why))
+        return Verdict(True)
 
 
 # ---------------------------------------------------------------------- types

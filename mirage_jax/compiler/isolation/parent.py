@@ -243,7 +243,7 @@ def trials(devices: Sequence[Any]) -> Iterator[Trials | None]:
 
 
 @contextmanager
-def kept() -> Iterator[Callable[[Sequence[Any]], Trials | None]]:
+def shared() -> Iterator[Callable[[Sequence[Any]], Trials | None]]:
     """`trials` for several regions, one after the other: the same children, unless one of them has died since. To start
     one takes seconds.
     """

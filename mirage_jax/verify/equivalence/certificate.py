@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy
 
-from mirage_jax.errors import DifferentError, GraphError, VerificationError
+from mirage_jax.errors import DifferentError, GraphError, MirageError, VerificationError
 from mirage_jax.mugraph.canonical import structure_hash
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.domains.finite_field import Draw, FieldDomain, Pair, ZeroDivisor
@@ -46,6 +46,7 @@ from mirage_jax.mugraph.graph import (
 )
 from mirage_jax.mugraph.passes.sentinels import complete, guarded, skipping
 from mirage_jax.verify.equivalence.error_bound import Bound, BoundDomain, Difference, error_bound
+from mirage_jax.verify.gate import HasGraph, Verdict
 
 VERSION = 1
 MAX_ERROR_PROBABILITY = 1e-12
@@ -167,6 +168,23 @@ def certify(
     while len(done) < draws:
         done.append(comparison.retry(entropy, p_bits, q_bits))
     return comparison.certificate(done, per_draw)
+
+
+@dataclass
+class CertificateGate:
+    """The gate for equivalence: `certify` against one program."""
+
+    reference: KernelGraph
+    certificate: Certificate | None = None  # of the last candidate that passed
+    name = "certificate"
+
+    def check(self, candidate: HasGraph) -> Verdict:
+        """Certify the candidate, and keep the certificate."""
+        try:
+            self.certificate = certify(self.reference, candidate.graph)
+        except MirageError as why:
+            return Verdict(False, str(why))
+        return Verdict(True, str(self.certificate))
 
 
 def recheck(

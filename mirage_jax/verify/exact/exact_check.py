@@ -12,13 +12,14 @@ This is Mirage's twin in Z_p of a kernel, except that it needs no second text: t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from mirage_jax.errors import KernelFault, UnsupportedError
+from mirage_jax.errors import KernelFault, LoweringError, UnsupportedError, in_one_line
 from mirage_jax.lower.tiling import Tiling, extent, stored_axes
 from mirage_jax.lower.triton.emitter import DEFAULT_OPTIONS, EmitOptions, KernelSource, emit
 from mirage_jax.lower.triton.horizontal_fusion import join
@@ -32,6 +33,9 @@ from mirage_jax.mugraph.passes.sentinels import guarded
 from mirage_jax.mugraph.views import View, ViewStep
 from mirage_jax.verify.exact.interpreters.triton import interpret_kernel
 from mirage_jax.verify.exact.small_sizes import small_sizes
+from mirage_jax.verify.gate import HasGraph, Verdict
+
+log = logging.getLogger("mirage_jax")
 
 GUARD_ELEMENTS = 8  # elements
 
@@ -72,6 +76,41 @@ def exact_check(graph: KernelGraph, schedule: Schedule, options: EmitOptions = D
                 if wrong := _check_launch(twins, options, low):
                     return wrong
     return ""
+
+
+class HasKernels(HasGraph, Protocol):
+    """A winner: a graph, and the text of its kernels if `has_kernels`."""
+
+    @property
+    def has_kernels(self) -> bool: ...
+    @property
+    def schedule(self) -> Schedule: ...
+    @property
+    def options(self) -> EmitOptions: ...
+
+
+class ExactGate:
+    """The gate for generated text: `exact_check`.
+
+    A winner that cannot be checked passes: the float gate then decides alone, and the report says so.
+    """
+
+    name = "exact check"
+
+    def check(self, candidate: HasKernels) -> Verdict:
+        """Run the kernels' text at small sizes."""
+        if not candidate.has_kernels:
+            return Verdict(True)
+        try:
+            wrong = exact_check(candidate.graph, candidate.schedule, candidate.options)
+        except UnsupportedError as why:
+            return Verdict(True, f"not done: {why}")
+        except LoweringError as why:
+            return Verdict(False, f"not written at small sizes: {why}")
+        except Exception as why:  # Triton's interpreter changes from version to version; a wrong text did compile
+            log.warning("kernels are not checked on exact numbers: %s: %s", type(why).__name__, why)
+            return Verdict(True, f"not done: {in_one_line(why)}")
+        return Verdict(not wrong, wrong or "kernels agree with the graph bit for bit on exact numbers, at small sizes")
 
 
 def _check_launch(twins: Sequence[Twin], options: EmitOptions, low: bool) -> str:
