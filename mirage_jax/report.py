@@ -121,9 +121,14 @@ def rank_correlation(measured: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _ranks(column: np.ndarray) -> np.ndarray:
-    """Ranks from 1; equal values share the mean of theirs."""
+    """Ranks from 1; equal values share the mean of their ranks."""
     _, place, counts = np.unique(column, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[place]
+
+
+def _rank_text(measured: Sequence[tuple[float, float]]) -> str:
+    rank = rank_correlation(measured)
+    return "" if rank is None else f"rank correlation {rank:.2f} with the times of {len(measured)} variants"
 
 
 @dataclass(frozen=True)
@@ -139,30 +144,22 @@ class RegionReport:
         d = self.decision
         times = f" ({self.occurrences} times)" if self.occurrences > 1 else ""
         verdict = "optimized" if d.winner is not None else "left to XLA"
+        evidence = [
+            ("before: ", d.before),
+            ("after:  ", d.after),
+            ("measured: ", ", ".join(f"{label} {seconds * 1e6:,.1f} us" for label, seconds in d.timings.items())),
+            ("cost model: ", _rank_text(d.measured)),
+            ("candidates: ", ", ".join(f"{outcome} {count}" for outcome, count in d.tried.items())),
+            ("search: ", d.search.replace("\n", "\n        ")),
+            ("certificate: ", d.certificate),
+            ("exact check: ", d.exact),
+            ("float gate: ", d.gate),
+            ("cache key: ", d.key),
+            ("kernels to read: ", d.kernels),
+        ]
         out = [f"{verdict}{times}: {d.why} [{d.source}]"]
         out += [f"source: {place}" for place in places(self.where)]
-        if d.before is not None:
-            out.append(f"before: {d.before}")
-        if d.after is not None:
-            out.append(f"after:  {d.after}")
-        if d.timings:
-            out.append("measured: " + ", ".join(f"{k} {v * 1e6:,.1f} us" for k, v in d.timings.items()))
-        if (rank := rank_correlation(d.measured)) is not None:
-            out.append(f"cost model: rank correlation {rank:.2f} with the times of {len(d.measured)} variants")
-        if d.tried:
-            out.append("candidates: " + ", ".join(f"{k} {v}" for k, v in d.tried.items()))
-        if d.search:
-            out += ["search: " + d.search.replace("\n", "\n        ")]
-        if d.certificate is not None:
-            out.append(f"certificate: {d.certificate}")
-        if d.exact:
-            out.append(f"exact check: {d.exact}")
-        if d.gate:
-            out.append(f"float gate: {d.gate}")
-        if d.key:
-            out.append(f"cache key: {d.key}")
-        if d.kernels:
-            out.append(f"kernels to read: {d.kernels}")
+        out += [f"{label}{value}" for label, value in evidence if value is not None and value != ""]
         out += ["the program:", indent(self.reference, "  ")]
         if d.winner is not None:
             out += ["runs as:", indent(str(d.winner.graph), "  ")]

@@ -357,7 +357,7 @@ def test_refusals_are_no_failures(monkeypatch, caplog) -> None:
         d = decided(mirage_jax.optimize(chain, strict=True))
     assert d.winner is None and d.tried["refused by the certificate"] >= 1
     with monkeypatch.context() as patch:
-        patch.setattr(attempts.TuningSession, "gate", lambda self, winner: (False, "large: 9 times XLA's error"))
+        patch.setattr(attempts.TuningSession, "gate", lambda self, winner, only: (False, "large: 9 times XLA's error"))
         d = decided(mirage_jax.optimize(chain, strict=True), *operands(N - 1))
     assert d.winner is None and d.tried["refused by the float gate"] >= 1
     assert "9 times" in d.gate
@@ -387,7 +387,7 @@ def test_a_wrong_kernel_is_refused(wrong: bool, monkeypatch, caplog) -> None:
     attempt = attempts.TuningSession(None, "cuda", None, Options())
     attempt.reference = g
     winner = Winner(g, Schedule((KernelSchedule((("i", 16), ("j", 32), ("k", 32))),)), (), (), "kernels", "cuda")
-    monkeypatch.setattr(attempts.TuningSession, "gate", lambda self, winner: (True, "not the matter here"))
+    monkeypatch.setattr(attempts.TuningSession, "gate", lambda self, winner, only: (True, "not the matter here"))
     if wrong:
         emit = exact_check.emit
 
@@ -407,7 +407,7 @@ def test_a_wrong_kernel_is_refused(wrong: bool, monkeypatch, caplog) -> None:
 def test_a_kernel_without_text_is_one_candidate_less(monkeypatch, caplog) -> None:
     """Where nothing is measured, the gate is the first that compiles a candidate."""
 
-    def cannot(self, winner):
+    def cannot(self, winner, only):
         raise UnsupportedError("4 tile axes; at most 3 are emitted")
 
     monkeypatch.setattr(attempts.TuningSession, "gate", cannot)

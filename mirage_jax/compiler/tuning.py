@@ -1,11 +1,11 @@
-"""Which sizes of which candidates are timed, and which of them is the fastest.
+"""Finds the fastest variant: a candidate with tile sizes, warps and stages.
 
-First the tile sizes that the model likes, for several kinds of candidates: where these are many, two for each, and then
-the others of those that are not far slower than the fastest. Then a climb from the best sizes of the best few muGraphs:
-other tiles, warps, pipeline stages and parts of split axes near the best so far, as long as that helps (the model knows
-a device only roughly, and muGraphs like different launches). After each round what was best for each kernel is tried
-together, and so are the best with kernels that do not wait for each other in one launch. Each variant is timed once.
-The best few are timed against XLA, interleaved, and have to be faster beyond noise.
+1. Screen: time the tile sizes that the model likes, once each. If there are many, time two of each muGraph first, and
+   drop muGraphs that are far slower than the fastest.
+2. Climb: try neighbours of the best variants of the best few muGraphs, as long as that helps. The model knows a device
+   only roughly, and muGraphs like different launches.
+3. After each round, put together the best sizes of each kernel, then independent kernels in one launch.
+4. Time the best few against XLA, interleaved. A winner is faster beyond noise.
 """
 
 from __future__ import annotations
@@ -72,48 +72,57 @@ class Comparison:
 
 def compare(session: TuningSession, finalists: Sequence[Candidate], precise: int = 0) -> Comparison:
     """Screen all variants of the finalists, then time the best few against XLA, with all kernels as `precise`."""
-    tiles = [
-        (c, as_precise(s, precise)) for i, c in enumerate(finalists) for s in tile_variants(c, TILINGS_PER_FINALIST[i])
-    ]
-    for i, c in enumerate(finalists):
-        found = specialized(c.graph, c.schedule, session.description)
-        tiles += [(c, as_precise(s, precise)) for s in found[: TILINGS_PER_FINALIST[i]]]
-        if (launches := together(c, session.description)) is not None:
-            tiles += [(c, as_precise(s, precise)) for s in in_one_launch(c.graph, launches)]
     screen = Screen(session)
-    variants = [session.winner(c.graph, s, c.family) for c, s in tiles]
-    if (
-        len(variants) > MAX_VARIANTS
-    ):  # the model would leave some out, and it does not know which of XLA's products are slow
+    variants = [
+        session.winner(c.graph, as_precise(s, precise), c.family) for c, s in _first_schedules(session, finalists)
+    ]
+    if len(variants) > MAX_VARIANTS:  # do not let the model choose: it does not know which of XLA's products are slow
         screen(first_of_each(variants, FIRST_VARIANTS))
         variants = [w for w in variants if screen.hopeful(w.graph)]
     screen(variants)
-    screen(screen.composed())
-    best = screen(screen.joint())
+    best = _climb(screen, screen.recombine())
+    # One variant of each muGraph too: the float gate may refuse all variants of a muGraph.
+    return _against_xla(session, list(dict.fromkeys((*best, *screen.leaders(SCREEN_SURVIVORS)))))
+
+
+def _first_schedules(session: TuningSession, finalists: Sequence[Candidate]) -> Iterator[tuple[Candidate, Schedule]]:
+    """Schedules that the model likes: tile sizes for all finalists, then specialized warps, then joint launches."""
+    for c, n in zip(finalists, TILINGS_PER_FINALIST, strict=False):
+        yield from ((c, s) for s in tile_variants(c, n))
+    for c, n in zip(finalists, TILINGS_PER_FINALIST, strict=False):
+        yield from ((c, s) for s in specialized(c.graph, c.schedule, session.description)[:n])
+        if (launches := together(c, session.description)) is not None:
+            yield from ((c, s) for s in in_one_launch(c.graph, launches))
+
+
+def _climb(screen: Screen, best: list[Winner]) -> list[Winner]:
+    """Try neighbours of the best variants, step by step, as long as that helps; return the fastest few."""
+    session = screen.session
     origins = screen.origins(CLIMB_ORIGINS)
     until = min(time.monotonic() + MAX_CLIMB_SECONDS, session.until)
+    is_limited = session.until < math.inf  # other regions wait
     for _ in range(MAX_CLIMB_STEPS):
         if time.monotonic() > until:
             break
         before = screen.best
         screen(replace(w, schedule=s) for w in origins for s in neighboring_schedules(w, session.description))
-        screen(screen.composed())
-        best = screen(screen.joint())
-        if screen.best >= (MAX_STEP_TIME_RATIO if session.until < math.inf else 1.0) * before:
+        best = screen.recombine()
+        if screen.best >= (MAX_STEP_TIME_RATIO if is_limited else 1.0) * before:
             break
         origins = screen.origins(2)
-    best = list(
-        dict.fromkeys((*best, *screen.leaders(SCREEN_SURVIVORS)))
-    )  # the float gate may refuse all variants of a muGraph
-    timed = session.timings(
-        {"xla": session.xla, **{str(i): session.ours(w) for i, w in enumerate(best)}}, rounds=ROUNDS
-    )
+    return best
+
+
+def _against_xla(session: TuningSession, best: Sequence[Winner]) -> Comparison:
+    """Time variants and XLA's code, interleaved."""
+    functions = {"xla": session.xla, **{str(i): session.ours(w) for i, w in enumerate(best)}}
+    timed = session.timings(functions, rounds=ROUNDS)
     xla = timed.get("xla")
     if xla is None:
         return Comparison(None, (), None)
-    session.record((w, timed[str(i)]) for i, w in enumerate(best) if str(i) in timed)
-    rows = [(w, timed[str(i)], timing.ratio(xla, timed[str(i)])) for i, w in enumerate(best) if str(i) in timed]
-    rows.sort(key=lambda row: -row[2].value)
+    times = [(w, timed[str(i)]) for i, w in enumerate(best) if str(i) in timed]
+    session.record(times)
+    rows = sorted(((w, t, timing.ratio(xla, t)) for w, t in times), key=lambda row: -row[2].value)
     return Comparison(xla, tuple(row for row in rows if row[2].low >= MIN_SPEEDUP), rows[0][1:] if rows else None)
 
 
@@ -172,13 +181,18 @@ class Screen:
         price = {w: estimate(w.graph, w.schedule, self.session.description) for w in new}
         return list(dict.fromkeys((*first.values(), *sorted(new, key=price.__getitem__))))[:MAX_VARIANTS]
 
+    def recombine(self) -> list[Winner]:
+        """Time the best sizes of each kernel together, then kernels in one launch; the fastest few so far."""
+        self(self.composed())
+        return self(self.joint())
+
     def composed(self) -> Iterator[Winner]:
-        """Of each of the best muGraphs the sizes that seem best for each kernel, together. Launches run one after the
-        other, so a variant's time is taken for a sum of times, one for each kernel and its sizes (least squares).
+        """For each of the best muGraphs, put the sizes together that seem best for each kernel.
+
+        Launches run one after the other, so a variant's time is a sum over kernels and their sizes (least squares).
         """
         for best in self.leaders(CLIMB_ORIGINS):
-            like = (best.graph, best.schedule.joint, best.schedule.parts)
-            timed = [w for w in self._ranked() if (w.graph, w.schedule.joint, w.schedule.parts) == like]
+            timed = self._comparable(best)
             columns = list(dict.fromkeys(use for w in timed for use in enumerate(w.schedule.kernels)))
             uses = [set(enumerate(w.schedule.kernels)) for w in timed]
             rows = np.array([[column in use for column in columns] for use in uses], np.float64)
@@ -186,6 +200,11 @@ class Screen:
             fastest = dict(columns[i] for i in np.argsort(-parts))  # later ones replace earlier ones
             schedule = replace(best.schedule, kernels=tuple(fastest[i] for i in range(len(fastest))))
             yield replace(best, schedule=as_wide(best.graph, schedule))
+
+    def _comparable(self, best: Winner) -> list[Winner]:
+        """The timed variants of one muGraph with the same launches and parts."""
+        like = (best.graph, best.schedule.joint, best.schedule.parts)
+        return [w for w in self._ranked() if (w.graph, w.schedule.joint, w.schedule.parts) == like]
 
     def joint(self) -> Iterator[Winner]:
         """The muGraphs with kernels that do not wait for each other in one launch: what is slow alone may go well with
@@ -241,10 +260,11 @@ def tile_variants(c: Candidate, n: int) -> Iterator[Schedule]:
 
 
 def neighboring_schedules(w: Winner, device: DeviceModel) -> Iterator[Schedule]:
-    """One change to one kernel: other warps, as many programs as run at a time or as there are blocks, a pipeline stage
-    or two more or less, a tile of half or twice the size along one axis, or moved from one axis to another, or blocks
-    of half or twice the size and warps; half or twice the parts of a split axis, with and without such blocks; or one
-    change to all loops of a launch. Those that the model does not take to be much slower.
+    """Schedules that differ from the winner's in one knob of one kernel, or of all loops of a launch.
+
+    Knobs: warps; persistence; stages (1 or 2 more or fewer); a tile doubled, halved, or moved to another axis; blocks
+    doubled or halved with their warps; parts of a split axis doubled or halved. Drops schedules that the cost model
+    puts above `MAX_NEIGHBOR_COST_RATIO` times the current estimate.
     """
     now = estimate(w.graph, w.schedule, device)
     changed = (
@@ -292,28 +312,27 @@ def _parts_changed(graph: KernelGraph, schedule: Schedule) -> Iterator[Schedule]
 def _blocks_changed(graph: KernelGraph, schedule: Schedule, i: int) -> Iterator[Schedule]:
     """Blocks of half or twice the size along an axis, with half or twice the warps."""
     sizes = schedule.kernels[i]
-    for axis, tile in sizes.tiles:
-        if tile > 1 and axis in graph.kernels[i].grid:
-            for up, down in ((1, 2), (2, 1)):
-                size, warps = tile * up // down, sizes.num_warps * up // down
-                if size < 2 * graph.extent(axis) and warps in WARPS:
-                    yield _one_with(graph, schedule, i, replace(_with_tile(sizes, axis, size), num_warps=warps))
+    tiles = [(axis, tile) for axis, tile in sizes.tiles if tile > 1 and axis in graph.kernels[i].grid]
+    for (axis, tile), (up, down) in product(tiles, ((1, 2), (2, 1))):
+        size, warps = tile * up // down, sizes.num_warps * up // down
+        if size < 2 * graph.extent(axis) and warps in WARPS:
+            yield _one_with(graph, schedule, i, replace(_with_tile(sizes, axis, size), num_warps=warps))
 
 
 def _loops_changed(graph: KernelGraph, schedule: Schedule) -> Iterator[Schedule]:
-    """All loops of a launch with as many stages, or with steps of half or twice the length: the kernel that holds the
-    most says how many blocks of all there are at a time.
+    """Change all loops of a launch together: the same stages, or steps of half or twice the length.
+
+    One kernel alone would not do: the kernel that holds the most memory says how many blocks run at a time.
     """
     for wave in schedule.waves(graph):
         loops = {n: k.loop for n in wave if isinstance(k := graph.kernels[n], BlockGraph) and k.loop}
-        if len(loops) < 2:
-            continue
-        sizes = {n: schedule.kernels[n] for n in loops}
-        for stages in STAGES:
-            yield _with(schedule, {n: replace(k, num_stages=stages) for n, k in sizes.items()})
-        for up, down in ((2, 1), (1, 2)):
-            steps = {n: max(1, k.tile(loops[n]) * up // down) for n, k in sizes.items()}
-            yield _with(schedule, {n: _with_tile(k, loops[n], steps[n]) for n, k in sizes.items()})
+        if len(loops) > 1:
+            sizes = {n: schedule.kernels[n] for n in loops}
+            for stages in STAGES:
+                yield _with(schedule, {n: replace(k, num_stages=stages) for n, k in sizes.items()})
+            for up, down in ((2, 1), (1, 2)):
+                steps = {n: max(1, k.tile(loops[n]) * up // down) for n, k in sizes.items()}
+                yield _with(schedule, {n: _with_tile(k, loops[n], steps[n]) for n, k in sizes.items()})
 
 
 def _one_with(graph: KernelGraph, schedule: Schedule, i: int, sizes: KernelSchedule) -> Schedule:
@@ -338,14 +357,14 @@ def _with_tile(sizes: KernelSchedule, axis: Axis, tile: int) -> KernelSchedule:
 
 
 def _launches(kernel: BlockGraph, sizes: KernelSchedule, device: DeviceModel) -> Iterator[KernelSchedule]:
+    """One change to how a kernel is launched: persistent programs or warps, then stages."""
     if sizes.specialized:
         yield replace(sizes, programs=0 if sizes.programs else device.blocks)
-    for warps in () if sizes.specialized else WARPS:
-        if warps != sizes.num_warps:
-            yield replace(sizes, num_warps=warps)
-    for more in (-2, -1, 1, 2) if kernel.loop else ():
-        if (stages := sizes.num_stages + more) in STAGES:
-            yield replace(sizes, num_stages=stages)
+    else:
+        yield from (replace(sizes, num_warps=warps) for warps in WARPS if warps != sizes.num_warps)
+    if kernel.loop:
+        near = (sizes.num_stages + more for more in (-2, -1, 1, 2))
+        yield from (replace(sizes, num_stages=stages) for stages in near if stages in STAGES)
 
 
 def _tiles(kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule) -> Iterator[KernelSchedule]:

@@ -269,29 +269,29 @@ class TuningSession(RegionOnDevice):
         return self._times({"xla": lambda: jax.block_until_ready(self.compiled_xla(args))}, rounds=1)["xla"].seconds
 
     def screen(self, winners: Sequence[Winner]) -> dict[int, timing.Timing]:
-        """Variants timed once each, by position; in another process where there is one, so that none that faults or
-        hangs is ever run in this one. Those that fail are left out and counted.
+        """Time variants once each, by position; leave out and count those that fail.
+
+        Children run them, if there are any, so that none that faults or hangs ever runs in this process.
         """
-        if self.trials is None:
-            found = self.timings({str(i): self.ours(w) for i, w in enumerate(winners)}, rounds=1)
-            return {int(i): t for i, t in found.items()}
-        try:
-            tell = progress.measuring(self.notify, len(winners))
-            notify = lambda outcome: tell(outcome.seconds if isinstance(outcome, timing.Timing) else None)  # noqa: E731
-            outcomes = self.trials.times([w.to_json() for w in winners], notify)
-            failures = [o for o in outcomes if isinstance(o, TrialFailure)]
-            if len(failures) == len(outcomes) and any(f.wants_memory for f in failures):
-                raise TrialError(
-                    "this process leaves no memory of the device (XLA_PYTHON_CLIENT_PREALLOCATE=false does)"
-                )
-        except TrialError as why:
-            log.warning("variants are tried in this process: %s", why)
-            self.trials = None
-            return self.screen(winners)
-        for i, outcome in enumerate(outcomes):
-            if isinstance(outcome, TrialFailure):
-                self.tried[outcome.kind] += 1
-                log.info("%d %s: %s", i, outcome.kind, outcome.why)
+        if self.trials is not None:
+            try:
+                return self._screen_in(self.trials, winners)
+            except TrialError as why:
+                log.warning("variants are tried in this process: %s", why)
+                self.trials = None
+        found = self.timings({str(i): self.ours(w) for i, w in enumerate(winners)}, rounds=1)
+        return {int(i): t for i, t in found.items()}
+
+    def _screen_in(self, trials: Trials, winners: Sequence[Winner]) -> dict[int, timing.Timing]:
+        tell = progress.measuring(self.notify, len(winners))
+        notify = lambda outcome: tell(outcome.seconds if isinstance(outcome, timing.Timing) else None)  # noqa: E731
+        outcomes = trials.times([w.to_json() for w in winners], notify)
+        failures = {i: o for i, o in enumerate(outcomes) if isinstance(o, TrialFailure)}
+        if len(failures) == len(outcomes) and any(f.wants_memory for f in failures.values()):
+            raise TrialError("this process leaves no memory of the device (XLA_PYTHON_CLIENT_PREALLOCATE=false does)")
+        for i, failure in failures.items():
+            self.tried[failure.kind] += 1
+            log.info("%d %s: %s", i, failure.kind, failure.why)
         return {i: t for i, t in enumerate(outcomes) if isinstance(t, timing.Timing)}
 
     def record(self, timed: Iterable[tuple[Winner, timing.Timing]]) -> None:

@@ -73,23 +73,40 @@ class TypeGate:
 # ---------------------------------------------------------------------- types
 
 
+@dataclass(frozen=True)
+class _Tensors:
+    """The tensors of a candidate, as far as their types depend on more than themselves."""
+
+    program_dtypes: frozenset[str]
+    interface: frozenset[str]  # inputs and outputs, whose types are given
+    factors: frozenset[str]  # a matrix product reads these
+    wide: frozenset[str]  # these depend on a tensor of float64
+
+    def default(self, t: Tensor) -> str:
+        """The type of an intermediate that needs no reason."""
+        return "f64" if t.name in self.wide else "f32"
+
+    def is_usual(self, t: Tensor) -> bool:
+        """Whether a tensor has a type that needs no reason, or is a factor of 16 bits."""
+        return t.name in self.interface or t.dtype == self.default(t) or self._is_narrow_factor(t)
+
+    def _is_narrow_factor(self, t: Tensor) -> bool:
+        is_narrow = t.dtype in SIXTEEN_BIT_FLOATS and t.dtype in self.program_dtypes and t.name not in self.wide
+        return is_narrow and t.name in self.factors and not any(map(is_part, t.axes))
+
+
 def _check_dtypes(reference: KernelGraph, candidate: KernelGraph) -> None:
-    own = {t.dtype for t in reference.tensors.values()}
-    fixed = {t.name for t in candidate.inputs} | set(candidate.outputs)
-    read = _operands_of_products(candidate)
-    wide = _in_float64(candidate)
-    unusual: list[Tensor] = []
-    for t in candidate.tensors.values():
-        narrow = t.dtype in SIXTEEN_BIT_FLOATS and t.dtype in own and t.name in read and not any(map(is_part, t.axes))
-        usual = t.dtype == ("f64" if t.name in wide else "f32")
-        if t.name not in fixed and not usual and not (narrow and t.name not in wide):
-            unusual.append(t)
-    if not unusual:
-        return
-    equal = equal_tensors(reference, candidate)
+    tensors = _Tensors(
+        frozenset(t.dtype for t in reference.tensors.values()),
+        frozenset(t.name for t in candidate.inputs) | frozenset(candidate.outputs),
+        frozenset(_operands_of_products(candidate)),
+        frozenset(_in_float64(candidate)),
+    )
+    unusual = [t for t in candidate.tensors.values() if not tensors.is_usual(t)]
+    equal = equal_tensors(reference, candidate) if unusual else {}  # takes its time
     for t in unusual:
         if t.dtype not in (types := {reference.tensors[name].dtype for name in equal[t.name]}):
-            allowed = sorted(types | {"f64" if t.name in wide else "f32"})
+            allowed = sorted(types | {tensors.default(t)})
             raise VerificationError(f"tensor {t} has a type that the program gives no such value; allowed: {allowed}")
 
 
@@ -108,10 +125,10 @@ def _operands_of_products(graph: KernelGraph) -> set[str]:
     for kernel in graph:
         axes = {v.name: set(v.axes) for v in (*kernel.loads, *kernel.ops)}
         tensors = {x.name: x.tensor for x in kernel.loads}
-        for op in kernel.ops:
-            if op.op == "dot":
-                x, y = (axes[a] for a in op.args)
-                found |= {tensors[a] for a in op.args if a in tensors and x - y and y - x}
+        for op in (op for op in kernel.ops if op.op == "dot"):
+            x, y = (axes[a] for a in op.args)
+            if x - y and y - x:  # else it is a product of a matrix and a vector, or of vectors
+                found |= {tensors[a] for a in op.args if a in tensors}
     return found
 
 
@@ -129,22 +146,17 @@ class _Allowed:
 
     @classmethod
     def by(cls, reference: KernelGraph) -> _Allowed:
-        constants = [(op, key, c) for k in reference for op in k.ops for key, c in _constants(op)]
-        factors = [abs(c) for _, key, c in constants if key not in EXPONENTS and c]
-        powers = sum(abs(c) for _, key, c in constants if key in EXPONENTS)
+        """Derive the limits from a program."""
         ops = [op for k in reference for op in k.ops]
-        lengths = [reference.extent(a) for op in ops for a in _reduced(op)]
-        bits = (
-            MAX_CONSTANT_POWER * (sum(abs(math.log2(f)) for f in factors) + sum(map(math.log2, lengths))) + SLACK_BITS
-        )
-        terms = [abs(c) for _, key, c in constants if key in TERMS]
+        constants = [(key, c) for op in ops for key, c in _constants(op)]
+        powers = [abs(c) for key, c in constants if key in EXPONENTS]
+        terms = [abs(c) for key, c in constants if key in TERMS]
         products = sum(op.op in ("mul", "dot", "div") for op in ops)
-        exponent = 2.0 + float(powers) + products
-        bits = min(bits * max(1.0, float(max(_exponents(reference), default=1))), MAX_EXPONENT_BITS)
+        bits = min(_bits(reference, ops, constants) * max(1.0, float(max(powers, default=1))), MAX_EXPONENT_BITS)
         widest = ml_dtypes.finfo("float64" if any(t.dtype == "f64" for t in reference.tensors.values()) else "float32")
         held = float(widest.smallest_normal), float(widest.max)
-        largest = min(float(max([*terms, Fraction(1)])) * 2.0 ** min(bits, MAX_EXPONENT_BITS), held[1])
-        return cls(held, bits, largest, exponent)
+        largest = min(float(max([*terms, Fraction(1)])) * 2.0**bits, held[1])
+        return cls(held, bits, largest, 2.0 + float(sum(powers)) + products)
 
     def refuses(self, key: str, value: Fraction) -> str:
         """Why a constant is not allowed; empty if it is."""
@@ -155,6 +167,13 @@ class _Allowed:
             return f"at most {self.largest:g}" if size > self.largest else ""
         low, high = max(2.0**-self.bits, self.held[0]), min(2.0**self.bits, self.held[1])
         return f"{low:.3g} to {high:.3g}" if size and not low <= size <= high else ""
+
+
+def _bits(reference: KernelGraph, ops: Sequence[Op], constants: Sequence[tuple[str, Fraction]]) -> float:
+    """Bits by which the factors of a program and the lengths of its sums may scale a value."""
+    factors = [abs(c) for key, c in constants if key not in EXPONENTS and c]
+    lengths = [reference.extent(a) for op in ops for a in _reduced(op)]
+    return MAX_CONSTANT_POWER * (sum(abs(math.log2(f)) for f in factors) + sum(map(math.log2, lengths))) + SLACK_BITS
 
 
 @functools.lru_cache(maxsize=8)
@@ -186,10 +205,6 @@ def _constants(op: Op) -> Iterator[tuple[str, Fraction]]:
         known = key in (*FACTORS, *TERMS, *EXPONENTS)
         if known and isinstance(value, Fraction | int) and value != defaults.get(key):
             yield key, Fraction(value)
-
-
-def _exponents(graph: KernelGraph) -> Sequence[Fraction]:
-    return [abs(c) for k in graph for op in k.ops for key, c in _constants(op) if key in EXPONENTS]
 
 
 def _reduced(op: Op) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -219,8 +219,11 @@ def replay(certificate: Certificate, reference: KernelGraph, candidate: KernelGr
 def scale_of(reference: KernelGraph, candidate: KernelGraph) -> Scale | None:
     """Where the cuts of masks and spans lie at reduced extents; None if the candidate has no span.
 
-    Windows may be longer than a reduced axis, so all cuts in both graphs move closer together, in order. Differences of
-    three axes in a circle would add up to each other; then nothing is proven (`VerificationError`).
+    Windows may be longer than a reduced axis, so all cuts in both graphs move closer together, in order.
+
+    Raises:
+        VerificationError: differences of three axes in a circle would add up to each other, so nothing is proven; or
+            there are too many cuts to test.
     """
     spans = list(_spans(candidate))
     if not spans:
@@ -229,39 +232,51 @@ def scale_of(reference: KernelGraph, candidate: KernelGraph) -> Scale | None:
     domain = FactDomain({b for _, span in spans for b in span.bounds}, pairs)
     for graph in (reference, candidate):
         evaluate(graph, [FactAt(axes=t.axes) for t in graph.inputs], domain)
-    scale = Scale.of(sorted(domain.seen))
-    joined = {a: a for pair in domain.pairs for a in pair}
-
-    def join(a: Axis, b: Axis) -> None:
-        of, to = joined.setdefault(a, a), joined.setdefault(b, b)
-        joined.update({k: to for k, old in joined.items() if old == of})
-
-    ones = [a for a in joined if reference.sizes.get(origin(a), candidate.sizes.get(origin(a))) == 1]
-    for a in ones[1:]:  # the only index of each is the same number
-        join(a, ones[0])
-    if any(a != b for a, b in scale.to.items()):  # else bounds add up as they do at real extents
-        for graph in (reference, candidate):
-            for a, b in _renamed_masks(graph):
-                join(a, b)
+    scale = replace(Scale.of(sorted(domain.seen)), pairs=frozenset(domain.pairs))
+    classes = _Classes({a: a for pair in domain.pairs for a in pair})
+    for a, b in _same_indices(reference, candidate, classes, scale):
+        classes.join(a, b)
     for a, b in map(sorted, domain.pairs):
-        if joined[a] == joined[b]:
+        if classes.of[a] == classes.of[b]:
             raise VerificationError(f"masks and spans compare axes in a circle: {sorted(map(sorted, domain.pairs))}")
-        join(a, b)
-    scale = replace(scale, pairs=frozenset(domain.pairs))
+        classes.join(a, b)
     if scale.far > MAX_REDUCED_EXTENT:
         raise VerificationError(f"masks and spans compare axes with {scale.largest} different bounds: too many to test")
     return scale
 
 
+@dataclass
+class _Classes:
+    """Classes of axes, each named by one of its members."""
+
+    of: dict[Axis, Axis]
+
+    def join(self, a: Axis, b: Axis) -> None:
+        """Make one class of two."""
+        old, new = self.of.setdefault(a, a), self.of.setdefault(b, b)
+        self.of.update({k: new for k, name in self.of.items() if name == old})
+
+
+def _same_indices(
+    reference: KernelGraph, candidate: KernelGraph, classes: _Classes, scale: Scale
+) -> Iterator[tuple[Axis, Axis]]:
+    """Pairs of axes whose indices are the same number."""
+    ones = [a for a in classes.of if reference.sizes.get(origin(a), candidate.sizes.get(origin(a))) == 1]
+    yield from ((a, ones[0]) for a in ones[1:])  # the only index of each is 0
+    if any(a != b for a, b in scale.to.items()):  # else bounds add up as they do at real extents
+        for graph in (reference, candidate):
+            yield from _renamed_masks(graph)
+
+
 def _renamed_masks(graph: KernelGraph) -> Iterator[tuple[Axis, Axis]]:
     """Names under which axes of tensors that may depend on indices are read elsewhere."""
-    told = set[str]()
+    of_indices = set[str]()
     for kernel in graph:
-        for load in kernel.loads:
-            if load.tensor in told:
-                yield from ((a, b) for a, b in zip(graph.tensors[load.tensor].axes, load.axes, strict=True) if a != b)
-        if any(op.op == "iota" for op in kernel.ops) or any(x.tensor in told for x in kernel.loads):
-            told |= {s.tensor.name for s in kernel.stores}
+        loads = [load for load in kernel.loads if load.tensor in of_indices]
+        pairs = (p for load in loads for p in zip(graph.tensors[load.tensor].axes, load.axes, strict=True))
+        yield from ((a, b) for a, b in pairs if a != b)
+        if loads or any(op.op == "iota" for op in kernel.ops):
+            of_indices |= {s.tensor.name for s in kernel.stores}
 
 
 def _spans(graph: KernelGraph) -> Iterator[tuple[Axis, LoopBounds]]:
@@ -286,13 +301,22 @@ def reduced(
     """
     scale = scale or Scale()
     real = dict(reference.extents) | dict(candidate.extents)
+    wanted = _wanted_extents(real, candidate, scale, quick)
+    by_size: dict[int, int] = {}
+    for axis, n in real.items():
+        by_size[n] = max(by_size.get(n, 1), wanted[axis] if n > 1 else 1)
+    extents = {a: by_size[n] for a, n in real.items()}
+    parts = {a: 2 if extents[origin(a)] > 1 else 1 for a in candidate.split_axes}
+    kernels = tuple(KernelSchedule(tuple(_reduced_tiles(k, extents, parts, quick).items())) for k in candidate)
+    return extents, Schedule(kernels, tuple(sorted(parts.items())))
+
+
+def _wanted_extents(real: Iterable[Axis], candidate: KernelGraph, scale: Scale, quick: bool) -> dict[Axis, int]:
+    """The extent that each axis needs by itself."""
     plain, looped, split = QUICK if quick else FULL
     wanted = dict.fromkeys(real, plain)
-    for kernel in candidate:
-        if kernel.loop is not None:
-            wanted[origin(kernel.loop)] = looped
-    for axis in candidate.split_axes:
-        wanted[origin(axis)] = split
+    wanted |= {origin(kernel.loop): looped for kernel in candidate if kernel.loop is not None}
+    wanted |= {origin(axis): split for axis in candidate.split_axes}
     for loop, span in _spans(candidate):
         rows, columns, scaled = origin(span.axis), origin(loop), scale.span(span)
         odd = 0 if quick else 1
@@ -301,23 +325,23 @@ def reduced(
         wanted[columns] = max(wanted[columns], wanted[rows] + max(scaled.high or 0, 0) | odd)
     for axis in {origin(a) for pair in scale.pairs for a in pair}:
         wanted[axis] = max(wanted[axis], scale.far)
-    by_size: dict[int, int] = {}
-    for axis, n in real.items():
-        by_size[n] = max(by_size.get(n, 1), wanted[axis] if n > 1 else 1)
-    extents = {a: by_size[n] for a, n in real.items()}
-    parts = {a: 2 if extents[origin(a)] > 1 else 1 for a in candidate.split_axes}
-    kernels: list[KernelSchedule] = []
-    for kernel in candidate:
-        length = {a: extents[origin(a)] for a in kernel.divided if not is_part(a)}
-        for a in length:
-            if part_axis(a) in kernel.grid:
-                length[a] -= (parts[a] - 1) * part_length(length[a], parts[a])  # of the last, shortest part
-        tiles = {a: n if quick and a != kernel.loop else _ragged(n) for a, n in length.items()}
-        if kernel.loop is not None and kernel.span is not None:
-            most = 1 if part_axis(kernel.loop) in kernel.grid else 2
-            tiles |= {kernel.span.axis: 1, kernel.loop: min(tiles[kernel.loop], most)}
-        kernels.append(KernelSchedule(tuple(tiles.items())))
-    return extents, Schedule(tuple(kernels), tuple(sorted(parts.items())))
+    return wanted
+
+
+def _reduced_tiles(
+    kernel: Kernel, extents: Mapping[Axis, int], parts: Mapping[Axis, int], quick: bool
+) -> dict[Axis, int]:
+    """Tiles of the axes that a kernel divides, at reduced extents."""
+    tiles: dict[Axis, int] = {}
+    for a in (a for a in kernel.divided if not is_part(a)):
+        length = extents[origin(a)]
+        if part_axis(a) in kernel.grid:
+            length -= (parts[a] - 1) * part_length(length, parts[a])  # of the last, shortest part
+        tiles[a] = length if quick and a != kernel.loop else _ragged(length)
+    if kernel.loop is not None and kernel.span is not None:
+        most = 1 if part_axis(kernel.loop) in kernel.grid else 2
+        tiles |= {kernel.span.axis: 1, kernel.loop: min(tiles[kernel.loop], most)}
+    return tiles
 
 
 def _scaled(graph: KernelGraph, scale: Scale | None) -> KernelGraph:

@@ -64,22 +64,21 @@ def interpret(
 def interpret_kernel(
     source: KernelSource, arrays: Sequence[np.ndarray], exact: bool = False, before: Sequence[np.ndarray] | None = None
 ) -> list[np.ndarray]:
-    """Outputs of one kernel, for arrays of the types of its tensors (`exact`: numbers in place of floats).
+    """Run one kernel and return its outputs.
 
-    Raises `KernelFault` if it reads or writes outside of its tensors, or does not write each element of its results
-    exactly once; with `before`, what its outputs hold at first, it may leave elements as they are. Raises
-    `UnsupportedError` where Triton is not installed.
+    Args:
+        source: the kernel's text.
+        arrays: its inputs, of the types of its tensors.
+        exact: compute on numbers without rounding instead of floats.
+        before: contents of the outputs at the start; with it, the kernel may leave elements as they are.
+
+    Raises:
+        KernelFault: it reads or writes outside of its tensors, or does not write each element of its results once.
+        UnsupportedError: Triton is not installed.
     """
     if missing("triton"):
         raise UnsupportedError("Triton is not installed")
-    types = [_numpy_type(d, exact) for d in source.dtypes]
-    outputs = [np.zeros(shape, t) for shape, t in zip(source.shapes, types[len(source.inputs) :], strict=True)]
-    for x, y in zip(before or (), outputs, strict=bool(before)):
-        y[...] = x
-    names = [*(f"input {name}" for name in source.inputs), *(f"output {name}" for name in source.outputs)]
-    dtypes = [(name, _numpy_type(d).name, BYTES[d]) for name, d in zip(names, source.dtypes, strict=True)]
-    arrays = [np.asarray(x, t, order="C") for x, t in zip(arrays, types[: len(arrays)], strict=True)]
-    memory = InterpretedMemory([*arrays, *outputs], dtypes, len(arrays), source.rewrites)
+    memory, outputs = _memory_of(source, arrays, exact, before)
     with _LOCK:
         kernel = _with_meaning(source, memory) if source.descriptors else load_kernel(source)
         with _interpreting(memory, source.numbers if exact else None) as interpreted, np.errstate(all="ignore"):
@@ -89,9 +88,24 @@ def interpret_kernel(
                 if isinstance(error.__cause__, MirageError):  # Triton's interpreter wraps what is raised below it
                     raise error.__cause__ from None
                 raise
-    for buffer in memory.buffers if before is None else ():
-        buffer.check_written()
+    if before is None:
+        for buffer in memory.buffers:
+            buffer.check_written()
     return outputs
+
+
+def _memory_of(
+    source: KernelSource, arrays: Sequence[np.ndarray], exact: bool, before: Sequence[np.ndarray] | None
+) -> tuple[InterpretedMemory, list[np.ndarray]]:
+    """Lay out the inputs and outputs of a kernel; also return the outputs' arrays."""
+    types = [_numpy_type(d, exact) for d in source.dtypes]
+    outputs = [np.zeros(shape, t) for shape, t in zip(source.shapes, types[len(source.inputs) :], strict=True)]
+    for x, y in zip(before or (), outputs, strict=bool(before)):
+        y[...] = x
+    names = [*(f"input {name}" for name in source.inputs), *(f"output {name}" for name in source.outputs)]
+    dtypes = [(name, _numpy_type(d).name, BYTES[d]) for name, d in zip(names, source.dtypes, strict=True)]
+    inputs = [np.asarray(x, t, order="C") for x, t in zip(arrays, types[: len(arrays)], strict=True)]
+    return InterpretedMemory([*inputs, *outputs], dtypes, len(inputs), source.rewrites), outputs
 
 
 def _numpy_type(dtype: str, exact: bool = False) -> np.dtype:
