@@ -186,15 +186,19 @@ class Method:
         return self.__func__(self.__self__, *args, **kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """Lower the bound method, like `jax.jit(f).lower`."""
         return self.__func__.lower(self.__self__, *args, **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """Trace the bound method, like `jax.jit(f).trace`."""
         return self.__func__.trace(self.__self__, *args, **kwargs)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Give the shapes and dtypes of the results, like `jax.eval_shape`."""
         return self.__func__.eval_shape(self.__self__, *args, **kwargs)
 
     def explain(self, *args: Any, **kwargs: Any) -> Report:
+        """Report what was decided for the bound method."""
         return self.__func__.explain(self.__self__, *args, **kwargs)
 
     def __eq__(self, other: object) -> bool:

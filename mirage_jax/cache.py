@@ -131,10 +131,12 @@ class CacheKey:
 
     @property
     def preimage(self) -> bytes:
+        """The bytes that the digest is made of."""
         return canonical(asdict(self))
 
     @property
     def digest(self) -> str:
+        """SHA-256 of the key, in hex: the name of its file."""
         return hashlib.sha256(self.preimage).hexdigest()
 
 
@@ -287,9 +289,11 @@ class Cache:
 
     @property
     def root(self) -> Path:
+        """The directory of this version of the format."""
         return self.directory / f"v{SCHEMA}"
 
     def path(self, key: CacheKey) -> Path:
+        """The file of a key's entry."""
         digest = key.digest
         return self.root / digest[:2] / f"{digest}.json"
 
@@ -298,6 +302,7 @@ class Cache:
         return self.path(key).with_suffix(".py")
 
     def get(self, key: CacheKey) -> Entry | None:
+        """Read an entry; None if there is none that can be used."""
         return self.lookup(key).entry
 
     def lookup(self, key: CacheKey) -> Found:

@@ -200,6 +200,11 @@ _TRUE, _FALSE = ("1", "on", "true", "yes"), ("0", "off", "false", "no")
 
 
 def parse_switch(text: str) -> bool:
+    """Read "on" or "off" and their synonyms.
+
+    Raises:
+        UsageError: the text is none of them.
+    """
     if (low := text.strip().lower()) in (*_TRUE, *_FALSE):
         return low in _TRUE
     raise UsageError(f"found {text!r}; allowed are {', '.join((*_TRUE, *_FALSE))}")

@@ -205,6 +205,7 @@ class Report:
 
     @property
     def optimized(self) -> tuple[RegionReport, ...]:
+        """The regions that have a winner."""
         return tuple(r for r in self.regions if r.decision.winner is not None)
 
     def __str__(self) -> str:

@@ -50,10 +50,12 @@ class Timing:
 
     @property
     def seconds(self) -> float:
+        """Median of the samples, in seconds."""
         return statistics.median(self.samples)
 
     @property
     def interval(self) -> tuple[float, float]:
+        """95% interval of the median, in seconds."""
         return median_interval(self.samples)
 
 
@@ -116,6 +118,7 @@ def chain(fn: Callable[..., Any]) -> Any:
 
 
 def wall(call: Call, repeats: int = 1) -> float:
+    """Measure the seconds of one call, as the mean over repeats."""
     start = time.perf_counter()
     for _ in range(repeats):
         call()

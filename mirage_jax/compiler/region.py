@@ -64,6 +64,7 @@ class RegionOnDevice:
             return one_set(tuple(jax.ShapeDtypeStruct(*spec) for spec in self.specs), jax.random.key(seed))
 
     def winner(self, graph: KernelGraph, schedule: Schedule, family: str) -> Winner:
+        """Wrap a graph over the reference's axes so that it takes the region's arrays."""
         own = self.region.graph
         libraries = {x.tensor for k in graph.kernels if isinstance(k, Library) for x in k.loads}
         parts = self._parts if family == Family.KERNELS and self.platform == "cuda" else {}
@@ -91,9 +92,12 @@ class RegionOnDevice:
     # ------------------------------------------------------------------ functions of the region's JAX values
 
     def xla(self, *values: jax.Array) -> list[jax.Array]:
+        """Run the region's own equations."""
         return list(self.region.reference(*values))
 
     def ours(self, winner: Winner) -> Callable[..., list[jax.Array]]:
+        """Make the function that runs a winner in place of the region."""
+
         def run(*values: jax.Array) -> list[jax.Array]:
             return list(self.region.finish(winner.run(*self.region.prepare(values, winner.in_place))))
 

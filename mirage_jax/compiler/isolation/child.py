@@ -231,6 +231,7 @@ def channel() -> Say:
 
 
 def main() -> None:
+    """Serve the parent process until it ends."""
     say = channel()
     device = jax.devices()[0]
     if device.platform == "gpu" and not launch.missing(*launch.PACKAGES):

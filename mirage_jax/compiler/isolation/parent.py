@@ -287,6 +287,7 @@ class _Turn:
     running: int | None = None
 
     def listen(self, child: _Child, patience: Patience) -> None:
+        """Follow the messages of the child until the request is done."""
         while True:
             seconds = patience.compile if self.running is None else patience.run
             match child.receive(seconds):
@@ -324,6 +325,7 @@ class _Turn:
         return next(iter(self.compiling)) if len(self.compiling) == 1 else None
 
     def doing(self, n: int) -> str:
+        """Say what the child did with a variant."""
         return "running" if n == self.running else "compiling"
 
 
@@ -362,6 +364,7 @@ class _Child:
         self._lines.put(None)
 
     def send(self, message: Mapping[str, Any]) -> None:
+        """Send one request."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(message) + "\n")
@@ -370,6 +373,7 @@ class _Child:
             raise self._death() from None
 
     def receive(self, seconds: float) -> dict[str, Any]:
+        """Wait for one message, for at most so many seconds."""
         line, until = None, time.monotonic() + seconds
         while True:
             try:

@@ -94,10 +94,16 @@ class Certificate:
         )
 
     def to_json(self) -> str:
+        """Write the certificate as JSON."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Certificate:
+        """Read a certificate.
+
+        Raises:
+            VerificationError: the text is none, or of another version.
+        """
         try:
             d = json.loads(text)
             if d["version"] != VERSION:
@@ -405,6 +411,7 @@ class _Comparison:
         return draw
 
     def values(self, draw: Draw) -> _Values:
+        """Evaluate the reference on the inputs of a draw."""
         domain = self._domain(draw)
         inputs = [domain.random(t.axes, tuple(self.extents[origin(a)] for a in t.axes)) for t in self.reference.inputs]
         draw.rooted.clear()
@@ -456,6 +463,7 @@ class _Comparison:
 
     @property
     def has_roots(self) -> bool:
+        """Whether either graph takes a square root."""
         ops = [op for g in (self.reference, self.candidate) for k in g for op in k.ops if op.op == "pow"]
         powers = [op.attributes["exponent"] for op in ops]
         return any(isinstance(e, Fraction) and e.denominator == 2 for e in powers)
@@ -502,6 +510,7 @@ class _Comparison:
         return math.log2(out) if out < 1 else 0.0
 
     def certificate(self, draws: Sequence[Draw], per_draw: float) -> Certificate:
+        """State what the draws have shown."""
         tops = [d.top for d in self.differences]
         return Certificate(
             reference=structure_hash(self.given[0]),

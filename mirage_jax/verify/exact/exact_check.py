@@ -51,6 +51,7 @@ class Twin:
     views: Mapping[str, View] = field(default_factory=dict)  # inputs that the text reads as parts of arrays
 
     def emit(self, options: EmitOptions) -> KernelSource:
+        """Write the kernel's text at these sizes."""
         return emit(self.kernel, self.graph, self.sizes, self.parts, replace(options, views=tuple(self.views.items())))
 
     def stored(self, name: str, x: NamedArray, rng: np.random.Generator) -> Any:
@@ -82,11 +83,19 @@ class HasKernels(HasGraph, Protocol):
     """A winner: a graph, and the text of its kernels if `has_kernels`."""
 
     @property
-    def has_kernels(self) -> bool: ...
+    def has_kernels(self) -> bool:
+        """Whether any of it is generated code."""
+        ...
+
     @property
-    def schedule(self) -> Schedule: ...
+    def schedule(self) -> Schedule:
+        """The sizes of its kernels."""
+        ...
+
     @property
-    def options(self) -> EmitOptions: ...
+    def options(self) -> EmitOptions:
+        """Options for the emitter."""
+        ...
 
 
 class ExactGate:

@@ -196,6 +196,7 @@ class MaskPattern:
     infinite: bool
 
     def put(self, x: Array, rng: np.random.Generator) -> Array:
+        """Mask some of the logits."""
         if not x.ndim:
             return x
         lowest = float(ml_dtypes.finfo(x.dtype).min)

@@ -128,18 +128,22 @@ class _Pointer:
 
     @property
     def dtype(self) -> _Name:
+        """The type's name, with its size."""
         name = _Name(self.buffer.dtype)
         name.itemsize = self.buffer.itemsize
         return name
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of the array."""
         return self.buffer.array.shape
 
     def data_ptr(self) -> int:
+        """The address of the first element."""
         return self.buffer.address
 
     def untyped_storage(self) -> _Pointer:
+        """The memory, which is the buffer itself."""
         return self
 
     cpu = untyped_storage
@@ -148,18 +152,23 @@ class _Pointer:
         """Nothing to copy."""
 
     def storage_offset(self) -> int:
+        """The place of the first element in the memory."""
         return 0
 
     def size(self) -> tuple[int, ...]:
+        """The shape, as torch names it."""
         return self.shape
 
     def stride(self) -> tuple[int, ...]:
+        """Strides in elements."""
         return tuple(s // self.buffer.array.itemsize for s in self.buffer.array.strides)
 
     def new_empty(self, size: int, device: str | None = None) -> _Pointer:
+        """Allocate nothing: the copy on the "device" is the same buffer."""
         return _Pointer(self.buffer)
 
     def set_(self, storage: _Pointer, offset: int, size: Any, stride: Any) -> _Pointer:
+        """Point to the memory of another tensor."""
         self.buffer = storage.buffer
         return self
 
