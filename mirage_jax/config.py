@@ -1,7 +1,7 @@
 """What a user can choose, as frozen and validated values, and the switch that turns the optimizer off.
 
 An option comes from the call, else from the environment, else from the default here. A wrong argument is a `UsageError`
-that names what was found and what is allowed; a malformed environment variable is one logged warning and the default,
+that names the value and the allowed ones; a malformed environment variable is one logged warning and the default,
 for a variable set in some shell profile must not stop a program.
 """
 

@@ -1,8 +1,8 @@
 """What was found, refused and decided: the text that `explain` prints and the benchmark stores.
 
 A `Decision` is made once per region by `compiler`; a `Report` collects the decisions of one function with what the
-capture left to XLA. Source lines are told briefly: one text per file, the user's own files before those of installed
-packages.
+capture left to XLA. Source lines are short: one text per file, the user's own files before
+installed packages.
 """
 
 from __future__ import annotations
@@ -97,19 +97,19 @@ class WholeFunction:
 
 
 def _bytes(*counts: int) -> list[str]:
-    """Numbers of bytes in one unit, which the last of them names."""
+    """Format numbers of bytes in one unit, which only the last text names."""
     unit, name = next((u for u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if max(counts) >= u[0]), (1.0, "bytes"))
     texts = [f"{count / unit:.1f}" if unit > 1 else str(count) for count in counts]
     return [*texts[:-1], f"{texts[-1]} {name}"]
 
 
 def write_beside(file: Path, text: str, markdown: str) -> Path:
-    """Write the JSON `text` to `file`, and the same as Markdown beside it; the Markdown's path."""
+    """Write the JSON `text` to `file` and `markdown` next to it; return the Markdown's path."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text + "\n")
-    beside = file.with_suffix(".md")
-    beside.write_text(markdown)
-    return beside
+    page = file.with_suffix(".md")
+    page.write_text(markdown)
+    return page
 
 
 def rank_correlation(measured: Sequence[tuple[float, float]]) -> float | None:
@@ -133,7 +133,7 @@ def _rank_text(measured: Sequence[tuple[float, float]]) -> str:
 
 @dataclass(frozen=True)
 class RegionReport:
-    """One region of a function: where it is in the user's source and what was decided."""
+    """One region of a function: its place in the user's source, and the decision."""
 
     where: tuple[str, ...]
     reference: str  # the region's own muGraph, text form

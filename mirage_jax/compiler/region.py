@@ -1,4 +1,4 @@
-"""One region on one device, as far as a stored decision needs it: its program, and what runs in its place."""
+"""One region on one device: its program, and the functions that run in its place."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ class RegionOnDevice:
 
     @cached_property
     def reference(self) -> KernelGraph:
-        """The region's program over as few axes as possible: what is searched, verified and keyed."""
+        """The region's program over as few axes as possible; the search, the gates and the cache key use it."""
         return simplify_axes(self.region.graph)
 
     @property
     def text(self) -> str:
-        """What is decided about: the reference, which parts of arrays are its inputs, and the user's equations."""
+        """The subject of the decision as text: the reference, its views of arrays, and the user's equations."""
         return self.region.annotated(self.reference)
 
     @cached_property
     def products(self) -> float:
-        """Operations of the matrix products in the user's equations; a muGraph may have folded some of them away."""
+        """Operations of the matrix products in the user's equations; a muGraph may have folded some away."""
         return sum(map(_product_flops, self.region.equations))
 
     @cached_property
     def before(self) -> Footprint:
-        """What the program itself moves and computes."""
+        """Bytes and operations of the program itself."""
         f = footprint(self.reference)
         return replace(f, flops=max(f.flops, self.products))
 
@@ -77,7 +77,7 @@ class RegionOnDevice:
 
     @cached_property
     def _reshapes(self) -> list[View]:
-        """From the inputs of the region's graph to those of the reference."""
+        """Views from the inputs of the region's graph to the inputs of the reference."""
         pairs = zip(self.region.graph.inputs, self.reference.inputs, strict=True)
         return [View(_shape(self.region.graph, x.axes), (), _shape(self.reference, y.axes)) for x, y in pairs]
 

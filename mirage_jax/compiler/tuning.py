@@ -56,7 +56,7 @@ HOPELESS_RATIO = (
     3.0  # time of the faster one over the fastest of all, beyond which a muGraph's others are not tried then
 )
 CLIMB_ORIGINS = 3  # variants from which it starts, of different muGraphs mostly; it goes on from two
-MAX_NEIGHBOR_COST_RATIO = 1.6  # estimate of a neighbour over that of its origin up to which it is tried
+MAX_NEIGHBOR_COST_RATIO = 1.6  # estimate of a neighbour over its origin's, up to which it is tried
 WARPS, STAGES = (2, 4, 8), range(2, 7)
 ROUNDS = 10  # of the comparison with XLA
 
@@ -207,9 +207,7 @@ class Screen:
         return [w for w in self._ranked() if (w.graph, w.schedule.joint, w.schedule.parts) == like]
 
     def joint(self) -> Iterator[Winner]:
-        """The muGraphs with kernels that do not wait for each other in one launch: what is slow alone may go well with
-        others.
-        """
+        """Put kernels that do not wait for each other into one launch; slow ones may run well with others."""
         for best in self.leaders(FINALISTS):
             yield from (replace(best, schedule=s) for s in in_one_launch(best.graph, best.schedule))
 
@@ -278,7 +276,7 @@ def neighboring_schedules(w: Winner, device: DeviceModel) -> Iterator[Schedule]:
 
 
 def _is_written(w: Winner, changed: Schedule) -> bool:
-    """Does the emitter write the kernels with specialized warps of which the sizes are changed?"""
+    """Whether the emitter can write all specialized kernels whose sizes changed."""
     same = changed.parts == w.schedule.parts
     return all(
         isinstance(kernel, Library)
@@ -299,7 +297,7 @@ def _one_changed(graph: KernelGraph, schedule: Schedule, device: DeviceModel) ->
 
 
 def _parts_changed(graph: KernelGraph, schedule: Schedule) -> Iterator[Schedule]:
-    """More and shorter parts go with smaller blocks, of which several run at a time: neither may pay alone."""
+    """Change parts alone, and together with blocks: more parts go with smaller blocks, and neither may pay alone."""
     for n, (axis, count) in enumerate(schedule.parts):
         for other in {2 * count, count // 2}.intersection(parts_of(graph.extent(axis))):
             parts = (*schedule.parts[:n], (axis, other), *schedule.parts[n + 1 :])

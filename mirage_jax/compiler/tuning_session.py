@@ -1,6 +1,4 @@
-"""One region on one device, where no decision is stored: candidates for it, how long they take, and what they have to
-pass.
-"""
+"""Works on one region without a stored decision: searches candidates, times them, and makes their gates."""
 
 from __future__ import annotations
 
@@ -67,7 +65,7 @@ MAX_TRIAL_MEMORY_FRACTION = 0.5  # of the free memory of a device that processes
 
 
 def space_for(region: Region) -> Space:
-    """What is searched. Where operands are read in windows, pointwise operators stand there once for each."""
+    """Choose the limits of the search. A region that reads slices has each pointwise operator once per slice."""
     in_windows = any(len(b.tensors) > 1 for b in region.inputs)
     return replace(SPACE, max_ops=2 * SPACE.max_ops) if in_windows else SPACE
 
@@ -100,8 +98,10 @@ class TuningSession(RegionOnDevice):
         return device_for(self.device)
 
     def headroom(self, xla: float | None = None) -> float:
-        """Seconds that may be saved: what XLA takes, by the model if it was not measured, less what products, or inputs
-        and outputs, take alone, by the model.
+        """Estimate the seconds that tuning may save: XLA's time less a lower bound.
+
+        The bound is the time of the products alone, or of moving inputs and outputs. `xla` is XLA's measured time;
+        without it the cost model estimates it.
         """
         reference, device = self.reference, self.description
         moved = sum(map(self._bytes, (*reference.inputs, *(reference.tensors[name] for name in reference.outputs))))
@@ -127,7 +127,7 @@ class TuningSession(RegionOnDevice):
         return sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in self.specs)
 
     def with_room(self, trials: Trials) -> Trials:
-        """Those of the processes that find room on the device for the inputs and results of all sets, leaving some."""
+        """Keep the children for which the device has room: each needs the inputs and results of all sets."""
         stats = self.device.memory_stats() or {}
         if "bytes_limit" not in stats:
             return trials
@@ -138,7 +138,7 @@ class TuningSession(RegionOnDevice):
     # ------------------------------------------------------------------ search
 
     def candidates(self, cache: Cache, key: CacheKey, notify: progress.Say) -> tuple[list[Candidate], str]:
-        """Well-formed candidates, best estimate first, and the search's report.
+        """Search for candidates: return them, best estimate first, and the search's report.
 
         Kernels that a long search found for the same structure at other sizes are tiled for these; only algebra is
         searched then, because what order of evaluation is cheap depends on sizes.
@@ -152,7 +152,7 @@ class TuningSession(RegionOnDevice):
         of_search = progress.searching(notify, seconds)
         states = budget.states or 2_000_000
         found, report = search(self.reference, device, self.space, seconds, states, families, of_search, budget.workers)
-        if report.stop is StopReason.INTERRUPTED:  # what was found so far is no answer that may be stored
+        if report.stop is StopReason.INTERRUPTED:  # candidates found so far are no answer to store
             raise KeyboardInterrupt
         text = str(report)
         if kernels:
@@ -169,7 +169,7 @@ class TuningSession(RegionOnDevice):
 
     @property
     def _may_have_kernels(self) -> bool:
-        """Whether candidates may be kernels. Where none can run, it is said once, and none is searched for."""
+        """Whether candidates may be kernels. If no kernel can run here, warn once."""
         if self._on_gpu and (package := launch.missing(*launch.PACKAGES)):
             warn_once(f"no kernels are tried on this GPU: {package} is not installed ({launch.INSTALL})")
             return False
@@ -182,8 +182,9 @@ class TuningSession(RegionOnDevice):
         return most * fused_estimate(self.reference, self.description)
 
     def promising(self, c: Candidate) -> bool:
-        """Is a candidate worth measuring? Library operators must do clearly less than the program as it stands, kernels
-        must not be far slower than XLA's.
+        """Whether a candidate is worth measuring.
+
+        Library operators must do clearly less work than the program; kernels must not be far slower than XLA's.
         """
         if c.family == "kernels":
             promising = c.seconds <= self.slowest or self._promising_specialized(c)
@@ -198,7 +199,7 @@ class TuningSession(RegionOnDevice):
         return promising
 
     def _promising_specialized(self, c: Candidate) -> bool:
-        """The same of its kernels with specialized warps. Asked of the first few: it takes its time."""
+        """The same for kernels with specialized warps. Only the first few are asked: pricing them is slow."""
         if (
             c.seconds > MAX_COST_BEFORE_SPECIALIZING * self.slowest
             or self.specialized_asked >= MAX_SPECIALIZED_CANDIDATES
@@ -210,7 +211,7 @@ class TuningSession(RegionOnDevice):
         return any(estimate(c.graph, s, self.description) <= self.slowest for s in best)
 
     def verified(self, found: Iterable[Candidate]) -> Iterator[Candidate]:
-        """Those that are well formed and pass one draw of the fingerprint."""
+        """Yield candidates that are well formed, have justified types and pass one draw of the fingerprint."""
         fingerprint, types = certificates.Fingerprint(self.reference), TypeGate(self.reference)
         for c in found:
             try:
@@ -253,18 +254,18 @@ class TuningSession(RegionOnDevice):
             return timing.time_device(calls, self.sets, rounds) if self._on_gpu else timing.time_wall(calls, rounds)
 
     def _compiled(self, f: Callable[..., Any], options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
-        """A function of the region's values, compiled as one of a list of sets of them."""
+        """Compile a function of the region's values so that it runs on several sets, one after the other."""
         here = SingleDeviceSharding(self.device)
         types = tuple(jax.ShapeDtypeStruct(shape, dtype, sharding=here) for shape, dtype in self.specs)
         return timing.chain(f).lower([types] * self.sets).compile(options)
 
     @cached_property
     def compiled_xla(self) -> Callable[..., Any]:
-        """XLA's code for the region, as far as it is made without trying out products, which takes seconds."""
+        """XLA's code for the region, without autotuning of products, which takes seconds."""
         return self._compiled(self.xla, timing.ONCE)
 
     def time_xla(self) -> float:
-        """Seconds that this takes, measured once: to choose among regions, not to decide about one."""
+        """Time `compiled_xla` once, in seconds: good enough to choose among regions, not to decide about one."""
         args = [self.inputs(i) for i in range(self.sets)]
         return self._times({"xla": lambda: jax.block_until_ready(self.compiled_xla(args))}, rounds=1)["xla"].seconds
 
@@ -295,7 +296,7 @@ class TuningSession(RegionOnDevice):
         return {i: t for i, t in enumerate(outcomes) if isinstance(t, timing.Timing)}
 
     def record(self, timed: Iterable[tuple[Winner, timing.Timing]]) -> None:
-        """Keep what the model said about variants that were timed, and what they took."""
+        """Keep the model's estimate and the measured time of each variant."""
         for winner, t in timed:
             self.measured.append((estimate(winner.graph, winner.schedule, self.description), t.seconds))
 
@@ -328,8 +329,9 @@ class TuningSession(RegionOnDevice):
 
 
 def times_of_xla(sessions: Sequence[TuningSession]) -> list[float | None]:
-    """What XLA takes for each of several regions, all of which it compiles at the same time; None where that cannot be
-    told. The model does not know everything: of which products XLA copies the operands, say.
+    """Time XLA's code for several regions, in seconds, compiled at the same time; None where that fails.
+
+    The model does not know everything: whether XLA copies the operands of a product, for example.
     """
 
     def tried[T](action: Callable[[TuningSession], T], session: TuningSession) -> T | None:

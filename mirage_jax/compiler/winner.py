@@ -1,4 +1,4 @@
-"""What runs in the place of a region, on every platform, and how it is shown."""
+"""Runs in the place of a region, on every platform, and prints its kernels."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Winner:
     platform: str
 
     def to_json(self) -> dict[str, Any]:
-        """What another process needs to run it: the graph as text, the schedule, the family, what is read in place."""
+        """Write the graph as text, the schedule, the family and the views, for another process."""
         return {
             "graph": str(self.graph),
             "schedule": schedule_to_json(self.schedule),
@@ -73,7 +73,7 @@ class Winner:
 
     @property
     def footprint(self) -> Footprint:
-        """What it moves, computes and launches."""
+        """Bytes, operations and launches."""
         whole = footprint(self.graph, self.schedule.part_counts)
         return replace(whole, kernels=len(self.schedule.waves(self.graph)))
 
@@ -89,7 +89,7 @@ class Winner:
         return frozenset(name for name, _ in self.options.views)
 
     def portable(self, *arrays: jax.Array) -> list[jax.Array]:
-        """As plain JAX: every backend, and the meaning of the kernels."""
+        """Run as plain JAX, on any backend."""
         tensors = [view.of(x) for view, x in zip(self.views, arrays, strict=True)]
         return self._shaped(evaluate.run(self.graph, tensors, xp=jnp, dtype=None, widen=self.platform == "cpu"))
 
@@ -100,7 +100,7 @@ class Winner:
 
     @property
     def has_kernels(self) -> bool:
-        """Whether any of it is generated code; else every operator is a library operator, which XLA runs best."""
+        """Whether the winner has generated code; else it has library operators only, which XLA runs best."""
         return self.family == Family.KERNELS
 
     @property
@@ -110,7 +110,7 @@ class Winner:
 
     @property
     def run(self) -> Callable[..., list[jax.Array]]:
-        """What runs on the winner's own platform."""
+        """Return the function for the winner's own platform."""
         return self._kernels if self.platform == "cuda" and self.has_kernels else self.portable
 
     def _shaped(self, results: Sequence[jax.Array]) -> list[jax.Array]:

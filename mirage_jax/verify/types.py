@@ -1,15 +1,15 @@
-"""Which types and constants a candidate may have. A certificate is about real numbers; these rules are about floats.
+"""Checks the types and constants of a candidate. A certificate is about real numbers; these rules are about floats.
 
 * An intermediate tensor is float32 (float64 if it depends on one), or has the type of a tensor of the program with the
   same values. It may be a 16-bit float as well if the program has that type, a matrix product reads it, it is no part
   of a sum, and, in float16, a bound says that it fits (`mugraph.passes.float16_range`).
 * A factor is one that float32 holds, and no larger or smaller than the square of what all factors and constants of the
-  program and the lengths of its sums make together; so is a constant that is added, beside those that the program adds.
+  program and the lengths of its sums make together; so is a constant that is added, unless the program adds it.
   Exponents are no larger than the program's powers and products make.
-* In its own types, on a few small inputs, it keeps the digits that the program keeps: adding 1e9 and taking it away
-  again is something that no certificate sees.
+* In its own types, on a few small inputs, it keeps the digits that the program keeps: no certificate sees that adding
+  1e9 and subtracting it again loses digits.
 
-What the search writes keeps to them; who edits a stored decision may not.
+The search keeps to these rules; whoever edits a stored decision may not.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def check_types(reference: KernelGraph, candidate: KernelGraph) -> None:
     """Hold a candidate's types and constants against what its program has.
 
     Raises:
-        VerificationError: one is not allowed; the text says which, and what is.
+        VerificationError: one is not allowed; the text says which, and the limits.
     """
     _check_constants(reference, candidate)
     if found := out_of_range(reference, candidate):
@@ -137,7 +137,7 @@ def _operands_of_products(graph: KernelGraph) -> set[str]:
 
 @dataclass(frozen=True)
 class _Allowed:
-    """What the constants of a program justify."""
+    """Limits that the constants of a program justify."""
 
     held: tuple[float, float]  # the smallest and largest normal numbers of the program's widest type, or of float32
     bits: float  # by which a factor may be larger or smaller than 1

@@ -1,16 +1,16 @@
-"""Variants are tried in a process of their own, so that a kernel that faults or hangs takes nothing of the user's with
-it: an illegal access poisons the CUDA context of its process for good.
+"""Tries variants in child processes, so that a kernel that faults or hangs does no harm to the user's process: an illegal
+access poisons the CUDA context of its process for good.
 
-A `Session` keeps one child (`compiler.isolation.child`, started afresh: the user's script is not run again) for as
-long as regions are tuned. It gets muGraphs and schedules as text, builds the programs, runs and times each, and tells
-what it is doing before it does it. What it was at when it died, or when it said nothing for too long, is dropped and
-counted; a new child goes on with the rest. Each device has several children, which share the variants: they compile at
-once, some of which is Python, in which threads would wait for each other, and take `turns` on the device.
+A `Session` keeps one child (`compiler.isolation.child`, started afresh: the user's script is not run again) for as long
+as regions are tuned. It gets muGraphs and schedules as text, builds the programs, runs and times each, and announces
+each step. If it dies, or is silent for too long, the variant at hand is dropped and counted, and a new child goes on
+with the rest. Each device has several children, which share the variants: they compile at the same time (threads would
+wait for each other in Python), and take turns on the device (`gpu_lock`).
 
 Messages are JSON, one to a line. To the child: {"variants": [..], "threads": n}. From it: {"ready": device kind},
-{"compiling": i}, {"compiled": i}, {"waiting": true} (for its turn), {"running": i}, {"timing": [i, ..]},
-{"timed": i, ..}, {"failed": i, "why": ..}, {"done": n}. A request with one thread is one for a time: its variants are
-timed alone, too.
+{"compiling": i}, {"compiled": i}, {"waiting": true} (for its turn), {"running": i}, {"timing": [i, ..]}, {"timed": i,
+..}, {"failed": i, "why": ..}, {"done": n}. A request with one thread is one for a time: its variants are timed alone,
+too.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class Trials:
             for s in self.sessions:
                 s.close()
 
-        spread(work, self.sessions, len(self.sessions), close)  # what one of them raises ends all
+        spread(work, self.sessions, len(self.sessions), close)  # an exception ends all
         return [found[i] for i in range(len(variants))]
 
 
@@ -244,9 +244,7 @@ def trials(devices: Sequence[Any]) -> Iterator[Trials | None]:
 
 @contextmanager
 def shared() -> Iterator[Callable[[Sequence[Any]], Trials | None]]:
-    """`trials` for several regions, one after the other: the same children, unless one of them has died since. To start
-    one takes seconds.
-    """
+    """Share children among several regions, one after the other; start new ones, in seconds, if a child has died."""
     with ExitStack() as stack:
         last: tuple[Sequence[Any], Trials] | None = None
 
@@ -278,7 +276,7 @@ def environment(device: Any) -> dict[str, str]:
 
 @dataclass
 class _Turn:
-    """One request to a child, and what is known about each of its variants when it ends."""
+    """One request to a child, with the outcome of each variant so far."""
 
     numbers: Sequence[int]
     notify: Notify
@@ -409,6 +407,6 @@ class _Child:
         self._process.wait()
         self._reader.join()
         if self._process.stdin is not None:
-            with suppress(OSError):  # what was not read any more
+            with suppress(OSError):  # nobody reads the rest
                 self._process.stdin.close()
         self._errors.close()

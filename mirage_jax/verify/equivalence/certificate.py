@@ -7,9 +7,9 @@ and two ragged parts of split axes. A kernel that skips for sentinels (`mugraph.
 its forms. `Fingerprint` is one draw for any number of candidates, for the search; `certify` makes as many as the bound
 (`verify.equivalence.error_bound`) asks for.
 
-What it says: the two graphs are the same function in exact arithmetic, at the reduced extents (each sum weighed so
-that its mass is that of the real extent); see `mugraph.domains.finite_field` for functions outside the Lax fragment.
-Rounding, and the code generated from the graph, are the float gate's business.
+What it says: the two graphs are the same function in exact arithmetic, at the reduced extents (each sum is weighed to
+have the mass of the real extent); see `mugraph.domains.finite_field` for functions outside the Lax fragment. Rounding,
+and the code generated from the graph, are the float gate's business.
 """
 
 from __future__ import annotations
@@ -119,12 +119,12 @@ class Certificate:
 class Fingerprint:
     """One draw for any number of candidates of one reference: are the graphs equal at random inputs?
 
-    The draw, the inputs and the reference's values are made once for all candidates that reduce its extents alike.
+    The draw, the inputs and the reference's values are made once for all candidates with the same reduced extents.
     Each candidate is a graph that was there before the draw was looked at, so each passes wrongly with the probability
     of one draw. False also for a candidate that is not well formed or differs in type. A filter, to be followed by a
     certificate, so it does a fraction of the work: blocks along a grid axis do not know each other (no block may reduce
-    one), so there is only one along each; axes are as short as two tiles allow; and what is run in tiles is not run as
-    straight-line code before.
+    one), so there is only one along each; axes are as short as two tiles allow; and it runs in tiles only, not
+    as straight-line code before.
     """
 
     def __init__(self, reference: KernelGraph, entropy: Entropy = secrets.token_bytes):
@@ -364,7 +364,7 @@ def _narrowed(kernel: Kernel, scale: Scale) -> Kernel:
 
 
 def _ragged(n: int) -> int:
-    """A tile of which n elements need two or more, the last one shorter if possible: 3 -> 2, 4 -> 3, 5 -> 2."""
+    """Choose a tile that divides n elements into two or more, with a short last one: 3 -> 2, 4 -> 3, 5 -> 2."""
     return 1 if n <= 2 else 2 if n % 2 else n // 2 + 1
 
 
@@ -478,7 +478,7 @@ class _Comparison:
             if per_draw > math.log2(target) / MAX_DRAWS:
                 continue
             if self.algebraic_roots:
-                per_draw = -1.0  # signs of roots; larger than what was computed
+                per_draw = -1.0  # signs of roots; larger than the computed bound
             return p_bits, q_bits, per_draw, max(MIN_DRAWS, math.ceil(math.log2(target) / per_draw))
         worst = max(self.differences, key=lambda d: d.top.terms + d.root_bits)
         raise VerificationError(

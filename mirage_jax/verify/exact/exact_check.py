@@ -3,9 +3,9 @@
 Input: a graph and its schedule. Output: how a kernel's results differ from those of the graph, or "". Both sides
 compute on `mugraph.domains.exact`: the text in the interpreter, block by block, with its own index arithmetic, masks,
 loops and constants; the kernel's graph by `mugraph.evaluate`, under the same schedule. They share no code but the
-numbers, and must agree in every bit; so what a tolerance would forgive (a lane too many in a large sum, a rescaling
-forgotten where maxima hardly move) is caught as surely as a wrong stride. The interpreter checks every access to memory
-on top (`interpreter_memory`).
+numbers, and must agree in every bit; so errors that a tolerance would forgive are caught as surely as a wrong stride: a
+lane too many in a large sum, a rescaling forgotten where maxima hardly move. The interpreter checks every access to
+memory on top (`interpreters.memory`).
 
 This is Mirage's twin in Z_p of a kernel, except that it needs no second text: the kernel's own gets another meaning.
 """
@@ -84,7 +84,7 @@ class HasKernels(HasGraph, Protocol):
 
     @property
     def has_kernels(self) -> bool:
-        """Whether any of it is generated code."""
+        """Whether the winner has generated code."""
         ...
 
     @property
@@ -196,7 +196,7 @@ def _disagreement(
 def _differences(twin: Twin, store: Store, have: Any, want: NamedArray) -> str:
     have = arrange(have, stored_axes(store.tensor, twin.graph), want.axes)
     wrong = exact.differences(have, want.array) if have.dtype == exact.EXACT else have != want.array
-    if _is_shift(twin.kernel, store):  # of nothing but what is masked: minus infinity in kernels, any number in graphs
+    if _is_shift(twin.kernel, store):  # if all is masked: minus infinity in kernels, any number in graphs
         wrong &= have["real"] != -np.inf
     if not wrong.any():
         return ""
@@ -268,7 +268,7 @@ def _with_a_border(shape: tuple[int, ...]) -> View:
 
 
 def _inside(x: Any, view: View | None, rng: np.random.Generator) -> Any:
-    """An array of which x is the part that a view says, of other values around it."""
+    """Put x into a larger array, at the place that a view says, with other values around it."""
     if view is None or not view.shape:
         return x
     whole = rng.choice(x.ravel(), view.whole)

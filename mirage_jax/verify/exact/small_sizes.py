@@ -1,4 +1,4 @@
-"""Small extents at which a kernel does all that it does at large ones: the same tiles, only fewer of them.
+"""Chooses small extents at which a kernel takes all its paths: the same tiles, only fewer.
 
 Input: a kernel of a graph, its sizes and numbers of parts. Output: the graph and the numbers of parts at extents where
 every axis that the kernel divides has two tiles, or three, and every axis that it splits two parts. Tile sizes stay,
@@ -42,7 +42,7 @@ def _extent_in_parts(
 
 
 def _agreeing(extents: dict[Axis, int], kernel: BlockGraph, graph: KernelGraph) -> dict[Axis, int]:
-    """Make axes under which one dimension of a tensor is read as long as the longest of them."""
+    """Make axes under which one dimension of a tensor is read equally long: the longest length wins."""
     pairs = [p for x in kernel.loads for p in zip(graph.tensors[x.tensor].axes, x.axes, strict=True)]
     read = [(a, b) for a, b in ((origin(a), origin(b)) for a, b in pairs) if a in extents and b in extents]
     while any(extents[a] != extents[b] for a, b in read):

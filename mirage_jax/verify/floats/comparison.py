@@ -21,9 +21,7 @@ type Array = np.ndarray
 OVERFLOW_FRACTION = 15 / 16  # of the largest number of a type, beyond which rounding may decide what overflows
 MAX_ULPS_ALONE = 16  # units in the last place that a candidate may be off where XLA's number is none
 BOUNDLESS = 1e300  # stands for the relative error of what should be zero
-COMPARED_ELEMENTS = (
-    1 << 16
-)  # elements that are compared at a time: what is computed of them stays in the processor's cache
+COMPARED_ELEMENTS = 1 << 16  # elements compared at a time: intermediate results stay in the processor's cache
 
 
 def on(array: Any, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -187,7 +187,7 @@ def _far(*dims: int) -> Maker:
 
 @dataclass(frozen=True)
 class MaskPattern:
-    """How an input masks logits: some of its rows or columns wholly, others partly, others not.
+    """How an input masks logits: some of its rows or columns entirely, others partly, others not.
 
     It does so with the lowest number of its type; `infinite`: with minus infinity and -1e9 as well.
     """

@@ -89,7 +89,7 @@ def _squared(x: NamedArray) -> NamedArray:
 
 
 def unshared(graph: KernelGraph) -> KernelGraph:
-    """A graph of library operators in which each use of a product computes it anew."""
+    """Copy a product for each of its uses, in a graph of library operators."""
     uses = Counter(load.tensor for k in graph for load in k.loads)
     products = {k.name: k for k in graph if isinstance(k, Library) and k.op.op == "dot" and uses[k.name] > 1}
     kernels: list[Kernel] = []

@@ -2,7 +2,8 @@
 meaning.
 
 Tiles of floats of any width become arrays of exact numbers; casts between them do nothing. Indices, masks, addresses
-and loops stay what they are. A literal means what the emitter kept of it (`KernelSource.numbers`), else what it says.
+and loops stay what they are. A literal means the number that the emitter recorded for it (`KernelSource.numbers`), else
+its value.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the words of Gluon mean in Triton's interpreter: tasks, barriers, copies and products that take their time.
 
 The text of a kernel with specialized warps (`specialized`) is run as it is, with this module's meaning of its words.
-Layouts mean nothing. Each task of `warp_specialize` is a thread, one of which runs at a time; where one waits for a
+Layouts mean nothing. Each task of `warp_specialize` is a thread, and only one runs at a time; where one waits for a
 barrier, another goes on, drawn at random. A copy fills its tile some time later, a product is computed when it is
 waited for. Vector clocks (Mattern, 1989) say what a task may know to have happened, from what it waited for; so that a
 missing wait, or a tile that is given back too early, is a fault in whatever order tasks ran. Faults are
@@ -44,7 +44,7 @@ class Reader:
 
 @dataclass(eq=False)
 class Slot:
-    """A tile in shared memory, the copy that fills it, and what reads it since."""
+    """A tile in shared memory, the copy that fills it, and its readers since then."""
 
     words: Words
     value: Any = None
@@ -94,7 +94,7 @@ class Slots:
 
 @dataclass(eq=False)
 class Barrier:
-    """Arrivals and bytes that complete a phase; how many are complete, and what is known to whoever waited for them."""
+    """Arrivals and bytes that complete a phase; the phases so far, and the events that a waiting task then knows."""
 
     count: int = 0
     missing: int = 0
@@ -130,7 +130,7 @@ class IssuedProduct(Reader):
 
 @dataclass
 class Tasks:
-    """The tasks of one block, one of which runs at a time."""
+    """The tasks of one block; only one runs at a time."""
 
     rng: np.random.Generator
     copies: list[Callable[[], None]] = field(default_factory=list)

@@ -49,7 +49,7 @@ class InterpretedMemory:
     def __init__(
         self, arrays: Sequence[np.ndarray], names: Sequence[tuple[str, str, int]], inputs: int, rewrites: bool = False
     ) -> None:
-        """`names`: name, dtype and bytes per element of each array, of which the first `inputs` are not written.
+        """`names`: name, dtype and bytes per element of each array, the first `inputs` of these are never written.
         `rewrites`: others may be written twice.
         """
         self.rewrites = rewrites

@@ -85,7 +85,7 @@ def interpret_kernel(
             try:
                 interpreted(kernel)[source.grid](*map(_Pointer, memory.buffers))
             except Exception as error:
-                if isinstance(error.__cause__, MirageError):  # Triton's interpreter wraps what is raised below it
+                if isinstance(error.__cause__, MirageError):  # Triton's interpreter wraps exceptions from below
                     raise error.__cause__ from None
                 raise
     if before is None:
