@@ -77,8 +77,9 @@ class Budget:
 
     @classmethod
     def parse(cls, value: Budget | str | float | None) -> Budget:
-        """``"30s"``, ``"500ms"``, ``"2m"``, ``"1h"``, a number of seconds, or None for the default; ``"20s/5m"`` for 20
-        seconds for one search and five minutes in all.
+        """Read ``"30s"``, ``"500ms"``, ``"2m"``, ``"1h"`` or a number of seconds; None means the default.
+
+        ``"20s/5m"`` is 20 seconds for one search, and five minutes in all.
         """
         match value:
             case None:
@@ -90,9 +91,8 @@ class Budget:
             case Real() if math.isfinite(value) and value > 0:
                 return cls(float(value))
             case str():
-                found = [_DURATION.fullmatch(part) for part in value.split("/")]
-                times = [float(f[1]) * _UNITS[(f[2] or "s").lower()] for f in found if f is not None]
-                if len(times) == len(found) <= 2 and all(0 < t < math.inf for t in times):
+                times = list(map(_seconds, value.split("/")))
+                if len(times) <= 2 and all(0 < t < math.inf for t in times):
                     return cls(times[0], total=times[1] if len(times) == 2 else None)
         raise UsageError(
             f"budget: found {brief(value)}; allowed are a positive number of seconds or a text such as "
@@ -102,6 +102,12 @@ class Budget:
     def __str__(self) -> str:
         states = "" if self.states is None else f", {self.states} states"
         return f"{self.seconds:g}s{states}" + ("" if self.total is None else f", {self.total:g}s in all")
+
+
+def _seconds(text: str) -> float:
+    """Seconds of a duration with a unit; NaN if the text is none."""
+    found = _DURATION.fullmatch(text)
+    return math.nan if found is None else float(found[1]) * _UNITS[(found[2] or "s").lower()]
 
 
 @dataclass(frozen=True, slots=True)

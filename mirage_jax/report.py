@@ -242,9 +242,14 @@ def _left_out(equations: Iterable[Any]) -> list[str]:
     out: list[str] = []
     for (code, why), members in groups.items():
         counts = Counter(x.primitive for x in members)
-        out.append(f"{code} ({why}): " + ", ".join(f"{name} {n}" if n > 1 else name for name, n in counts.items()))
+        out.append(f"{code} ({why}): " + ", ".join(map(_counted, counts.items())))
         out += [f"  at {place}" for place in places(x.where for x in members)]
     return out
+
+
+def _counted(item: tuple[str, int]) -> str:
+    name, n = item
+    return f"{name} {n}" if n > 1 else name
 
 
 _PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?::\d+)?(?: \((?P<function>.*)\))?")

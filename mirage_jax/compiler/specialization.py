@@ -77,13 +77,14 @@ def _sizes(
 
 def _tilings(kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule) -> Iterator[tuple[int, dict[Axis, int]]]:
     """Tilings whose rows fill one or two warpgroups: the number of rows, and the tile of each axis."""
-    tiled = [a for a, _ in sizes.tiles if not is_part(a)]
-    for row in (a for a in kernel.grid if a in tiled and graph.extent(a) % WARPGROUP_ROWS == 0):
-        of_axis = {row: ROWS, kernel.loop: TILES[:2]}
-        for chosen in product(*(of_axis.get(a, (1, *TILES)) for a in tiled)):
-            tiles = dict(sizes.tiles) | dict(zip(tiled, chosen, strict=True))
-            if all(tiles[a] <= graph.extent(a) for a in tiled):
-                yield tiles[row], tiles
+    extents = {a: graph.extent(a) for a, _ in sizes.tiles if not is_part(a)}
+    for row in kernel.grid:
+        if row in extents and extents[row] % WARPGROUP_ROWS == 0:
+            choices = dict.fromkeys(extents, (1, *TILES)) | {row: ROWS, kernel.loop: TILES[:2]}
+            for chosen in product(*(choices[a] for a in extents)):
+                tiles = dict(zip(extents, chosen, strict=True))
+                if all(tile <= extents[a] for a, tile in tiles.items()):
+                    yield tiles[row], dict(sizes.tiles) | tiles
 
 
 def is_written(kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule, schedule: Schedule) -> bool:

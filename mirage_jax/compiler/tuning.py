@@ -192,14 +192,17 @@ class Screen:
         Launches run one after the other, so a variant's time is a sum over kernels and their sizes (least squares).
         """
         for best in self.leaders(CLIMB_ORIGINS):
-            timed = self._comparable(best)
-            columns = list(dict.fromkeys(use for w in timed for use in enumerate(w.schedule.kernels)))
-            uses = [set(enumerate(w.schedule.kernels)) for w in timed]
-            rows = np.array([[column in use for column in columns] for use in uses], np.float64)
-            parts = np.linalg.lstsq(rows, np.array([self.seconds[w] for w in timed]))[0]
-            fastest = dict(columns[i] for i in np.argsort(-parts))  # later ones replace earlier ones
+            fastest = self._fastest_sizes(self._comparable(best))
             schedule = replace(best.schedule, kernels=tuple(fastest[i] for i in range(len(fastest))))
             yield replace(best, schedule=as_wide(best.graph, schedule))
+
+    def _fastest_sizes(self, timed: Sequence[Winner]) -> dict[int, KernelSchedule]:
+        """The sizes of each kernel whose share of the measured times is the smallest."""
+        uses = [set(enumerate(w.schedule.kernels)) for w in timed]
+        columns = list(dict.fromkeys(use for w in timed for use in enumerate(w.schedule.kernels)))
+        rows = np.array([[column in use for column in columns] for use in uses], np.float64)
+        parts = np.linalg.lstsq(rows, np.array([self.seconds[w] for w in timed]))[0]
+        return dict(columns[i] for i in np.argsort(-parts))  # later ones replace earlier ones
 
     def _comparable(self, best: Winner) -> list[Winner]:
         """The timed variants of one muGraph with the same launches and parts."""
@@ -325,12 +328,18 @@ def _loops_changed(graph: KernelGraph, schedule: Schedule) -> Iterator[Schedule]
     for wave in schedule.waves(graph):
         loops = {n: k.loop for n in wave if isinstance(k := graph.kernels[n], BlockGraph) and k.loop}
         if len(loops) > 1:
-            sizes = {n: schedule.kernels[n] for n in loops}
-            for stages in STAGES:
-                yield _with(schedule, {n: replace(k, num_stages=stages) for n, k in sizes.items()})
+            yield from (_with_loops(schedule, loops, lambda k, _, s=s: replace(k, num_stages=s)) for s in STAGES)
             for up, down in ((2, 1), (1, 2)):
-                steps = {n: max(1, k.tile(loops[n]) * up // down) for n, k in sizes.items()}
-                yield _with(schedule, {n: _with_tile(k, loops[n], steps[n]) for n, k in sizes.items()})
+                yield _with_loops(
+                    schedule, loops, lambda k, a, up=up, down=down: _with_tile(k, a, max(1, k.tile(a) * up // down))
+                )
+
+
+def _with_loops(
+    schedule: Schedule, loops: Mapping[int, Axis], change: Callable[[KernelSchedule, Axis], KernelSchedule]
+) -> Schedule:
+    """The schedule with a change to each kernel that has a loop."""
+    return _with(schedule, {n: change(schedule.kernels[n], axis) for n, axis in loops.items()})
 
 
 def _one_with(graph: KernelGraph, schedule: Schedule, i: int, sizes: KernelSchedule) -> Schedule:
@@ -361,8 +370,13 @@ def _launches(kernel: BlockGraph, sizes: KernelSchedule, device: DeviceModel) ->
     else:
         yield from (replace(sizes, num_warps=warps) for warps in WARPS if warps != sizes.num_warps)
     if kernel.loop:
-        near = (sizes.num_stages + more for more in (-2, -1, 1, 2))
-        yield from (replace(sizes, num_stages=stages) for stages in near if stages in STAGES)
+        yield from _with_stages(sizes)
+
+
+def _with_stages(sizes: KernelSchedule) -> Iterator[KernelSchedule]:
+    for more in (-2, -1, 1, 2):
+        if (stages := sizes.num_stages + more) in STAGES:
+            yield replace(sizes, num_stages=stages)
 
 
 def _tiles(kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule) -> Iterator[KernelSchedule]:

@@ -120,18 +120,21 @@ class Question:
     def stored(self, cache: Cache) -> WholeFunction | None:
         """Read the stored decision; None if there is none that can be used."""
         entry = cache.get(self.key)
-        details: Any = None if entry is None else entry.schedule
-        if entry is None or entry.decision != "whole" or not isinstance(details, dict) or len(entry.reasons) != 2:
+        if entry is None or entry.decision != "whole" or len(entry.reasons) != 2:
             return None
+        details: Any = entry.schedule
         chosen, why = entry.reasons
-        ratio, memory, others = (details.get(name, {}) for name in ("ratio", "memory", "others"))
-        is_sound = (_is_ratio(ratio) or ratio == []) and _are_counts(memory) and isinstance(others, dict)
-        if not is_sound or chosen not in (PLAIN, *self.whole.variants):
+        if not _are_details(details) or not self._is_possible(chosen, details["others"]):
             return None
-        if chosen in others and decisions(self.whole.variants[chosen]()) != others[chosen]:
-            return None  # its regions were decided again
-        known = (ratio[0], ratio[1], ratio[2]) if ratio else None  # that it could not be measured is stored, too
-        return WholeFunction(chosen, why, "cache", known, dict(entry.timings), memory)
+        ratio = details["ratio"]
+        known = (ratio[0], ratio[1], ratio[2]) if ratio else None  # empty if the program could not be measured
+        return WholeFunction(chosen, why, "cache", known, dict(entry.timings), details["memory"])
+
+    def _is_possible(self, chosen: str, others: Mapping[str, str]) -> bool:
+        """Whether the program has the variant, with the regions' decisions of the time when it was chosen."""
+        if chosen not in (PLAIN, *self.whole.variants):
+            return False
+        return chosen not in others or decisions(self.whole.variants[chosen]()) == others[chosen]
 
 
 def fastest(found: WholeTimes) -> tuple[str, tuple[float, float, float]]:
@@ -155,6 +158,14 @@ def _obstacle(eqn: FlatEqn) -> str:
     if eqn.primitive == "shard_map":
         return "several devices compute it"
     return "it calls code outside of JAX" if jax_compat.calls_outside(eqn.eqn) else ""
+
+
+def _are_details(value: Any) -> bool:
+    """Whether a stored value has the fields that `Question.store` writes."""
+    if not isinstance(value, dict) or not {"ratio", "memory", "others"} <= value.keys():
+        return False
+    is_ratio = value["ratio"] == [] or _is_ratio(value["ratio"])
+    return is_ratio and _are_counts(value["memory"]) and isinstance(value["others"], dict)
 
 
 def _is_ratio(value: Any) -> bool:

@@ -25,7 +25,7 @@ import numpy as np
 
 from mirage_jax.errors import VerificationError
 from mirage_jax.mugraph.domains.floats import FLOATS, numpy_dtype
-from mirage_jax.mugraph.graph import SIXTEEN_BIT_FLOATS, Attr, KernelGraph, Op, Tensor, is_part
+from mirage_jax.mugraph.graph import SIXTEEN_BIT_FLOATS, Attr, Axis, KernelGraph, Op, Tensor, is_part
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.mugraph.passes.float16_range import equal_tensors, out_of_range, rounded
 from mirage_jax.verify.gate import HasGraph, Verdict
@@ -125,11 +125,15 @@ def _operands_of_products(graph: KernelGraph) -> set[str]:
     for kernel in graph:
         axes = {v.name: set(v.axes) for v in (*kernel.loads, *kernel.ops)}
         tensors = {x.name: x.tensor for x in kernel.loads}
-        for op in (op for op in kernel.ops if op.op == "dot"):
-            x, y = (axes[a] for a in op.args)
-            if x - y and y - x:  # else it is a product of a matrix and a vector, or of vectors
+        for op in kernel.ops:
+            if op.op == "dot" and _is_of_matrices(*(axes[a] for a in op.args)):
                 found |= {tensors[a] for a in op.args if a in tensors}
     return found
+
+
+def _is_of_matrices(x: set[Axis], y: set[Axis]) -> bool:
+    """Whether each operand of a product has an axis that the other has not."""
+    return not x <= y and not y <= x
 
 
 # ---------------------------------------------------------------------- constants
@@ -149,11 +153,11 @@ class _Allowed:
         """Derive the limits from a program."""
         ops = [op for k in reference for op in k.ops]
         constants = [(key, c) for op in ops for key, c in _constants(op)]
-        powers = [abs(c) for key, c in constants if key in EXPONENTS]
-        terms = [abs(c) for key, c in constants if key in TERMS]
+        powers, terms = ([abs(c) for key, c in constants if key in keys] for keys in (EXPONENTS, TERMS))
         products = sum(op.op in ("mul", "dot", "div") for op in ops)
         bits = min(_bits(reference, ops, constants) * max(1.0, float(max(powers, default=1))), MAX_EXPONENT_BITS)
-        widest = ml_dtypes.finfo("float64" if any(t.dtype == "f64" for t in reference.tensors.values()) else "float32")
+        has_wide = "f64" in {t.dtype for t in reference.tensors.values()}
+        widest = ml_dtypes.finfo("float64" if has_wide else "float32")
         held = float(widest.smallest_normal), float(widest.max)
         largest = min(float(max([*terms, Fraction(1)])) * 2.0**bits, held[1])
         return cls(held, bits, largest, 2.0 + float(sum(powers)) + products)

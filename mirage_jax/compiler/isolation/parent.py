@@ -1,5 +1,6 @@
-"""Tries variants in child processes, so that a kernel that faults or hangs does no harm to the user's process: an illegal
-access poisons the CUDA context of its process for good.
+"""Tries variants in child processes, so that a kernel that faults or hangs does no harm to the user's.
+
+An illegal access poisons the CUDA context of its process for good.
 
 A `Session` keeps one child (`compiler.isolation.child`, started afresh: the user's script is not run again) for as long
 as regions are tuned. It gets muGraphs and schedules as text, builds the programs, runs and times each, and announces

@@ -279,10 +279,15 @@ def _renamed_masks(graph: KernelGraph) -> Iterator[tuple[Axis, Axis]]:
     of_indices = set[str]()
     for kernel in graph:
         loads = [load for load in kernel.loads if load.tensor in of_indices]
-        pairs = (p for load in loads for p in zip(graph.tensors[load.tensor].axes, load.axes, strict=True))
-        yield from ((a, b) for a, b in pairs if a != b)
-        if loads or any(op.op == "iota" for op in kernel.ops):
-            of_indices |= {s.tensor.name for s in kernel.stores}
+        for load in loads:
+            pairs = zip(graph.tensors[load.tensor].axes, load.axes, strict=True)
+            yield from ((a, b) for a, b in pairs if a != b)
+        if loads or _has_indices(kernel):
+            of_indices.update(store.tensor.name for store in kernel.stores)
+
+
+def _has_indices(kernel: Kernel) -> bool:
+    return any(op.op == "iota" for op in kernel.ops)
 
 
 def _spans(graph: KernelGraph) -> Iterator[tuple[Axis, LoopBounds]]:
@@ -557,13 +562,11 @@ def _list(xs: Sequence[Any]) -> str:
 
 
 def _text(schedule: Schedule, scale: Scale | None) -> str:
+    """Describe the schedule, and the bounds of masks that were moved."""
     tiles = "; ".join(" ".join(f"{a}={n}" for a, n in k.tiles) for k in schedule.kernels)
-    moved = {a: b for a, b in scale.to.items() if a != b} if scale else {}
-    return (
-        f"tiles {tiles}"
-        + "".join(f"; {n} parts of {a}" for a, n in schedule.parts)
-        + "".join(f"; {b} for {a} in masks" for a, b in moved.items())
-    )
+    parts = [f"; {n} parts of {a}" for a, n in schedule.parts]
+    moved = [f"; {b} for {a} in masks" for a, b in scale.to.items() if a != b] if scale else []
+    return "".join([f"tiles {tiles}", *parts, *moved])
 
 
 def _differences(x: Pair, y: Pair) -> int:

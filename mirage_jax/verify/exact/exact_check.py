@@ -13,8 +13,9 @@ This is Mirage's twin in Z_p of a kernel, except that it needs no second text: t
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, Protocol
 
 import numpy as np
@@ -70,13 +71,20 @@ def exact_check(graph: KernelGraph, schedule: Schedule, options: EmitOptions = D
     """
     for wave in schedule.waves(graph):
         kernels = [(k, schedule.kernels[n]) for n in wave if isinstance(k := graph.kernels[n], BlockGraph)]
-        full = any(sizes.specialized for _, sizes in kernels)  # such a kernel has full tiles at its real extents
-        for ragged in (False,) if full else (False, True) if kernels else ():
+        for ragged, low in _cases(kernels):
             twins = [_twin(k, graph, sizes, schedule.part_counts, options, ragged) for k, sizes in kernels]
-            for low in (False, True) if any(guarded(k) for k, _ in kernels) else (False,):
-                if wrong := _check_launch(twins, options, low):
-                    return wrong
+            if wrong := _check_launch(twins, options, low):
+                return wrong
     return ""
+
+
+def _cases(kernels: Sequence[tuple[BlockGraph, KernelSchedule]]) -> Iterator[tuple[bool, bool]]:
+    """How a launch is checked: with ragged tiles or full ones, with rows as low as sentinels or without."""
+    if not kernels:
+        return iter(())
+    is_full = any(sizes.specialized for _, sizes in kernels)  # such a kernel has full tiles at its real extents
+    has_two_forms = any(guarded(k) for k, _ in kernels)
+    return product((False,) if is_full else (False, True), (False, True) if has_two_forms else (False,))
 
 
 class HasKernels(HasGraph, Protocol):

@@ -59,7 +59,9 @@ def _local(axis: Axis, kernel: BlockGraph, sizes: KernelSchedule, real: int, rag
     tile = min(max(tiles), real)
     is_loop = kernel.loop is not None and origin(kernel.loop) == axis
     more = _more_in_loop(kernel, sizes, tile) if is_loop else 0
-    return max(tile + tile // 3, 2) + more if ragged else min(2 * tile + real % tile + more, real)
+    if ragged:
+        return max(tile + tile // 3, 2) + more
+    return min(2 * tile + real % tile + more, real)
 
 
 def _more_in_loop(kernel: BlockGraph, sizes: KernelSchedule, tile: int) -> int:
