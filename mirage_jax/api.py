@@ -198,7 +198,7 @@ class Method:
         return self.__func__.eval_shape(self.__self__, *args, **kwargs)
 
     def explain(self, *args: Any, **kwargs: Any) -> Report:
-        """Report what was decided for the bound method."""
+        """Report the decisions about the bound method."""
         return self.__func__.explain(self.__self__, *args, **kwargs)
 
     def __eq__(self, other: object) -> bool:

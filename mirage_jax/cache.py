@@ -82,6 +82,7 @@ def versions() -> tuple[tuple[str, str], ...]:
     """Installed versions of every package that can change an answer."""
 
     def version(name: str) -> str:
+        """The version of a package; empty if it is not installed."""
         try:
             text = metadata.distribution(name).read_text("METADATA") or ""
         except metadata.PackageNotFoundError:

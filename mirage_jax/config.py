@@ -209,7 +209,7 @@ def parse_switch(text: str) -> bool:
     """Read "on" or "off" and their synonyms.
 
     Raises:
-        UsageError: the text is none of them.
+        UsageError: the text is neither.
     """
     if (low := text.strip().lower()) in (*_TRUE, *_FALSE):
         return low in _TRUE

@@ -20,7 +20,7 @@ class GraphError(MirageError):
 
 
 class ParseError(MirageError):
-    """The text of a muGraph cannot be read; the message says where, and what was expected."""
+    """The text of a muGraph cannot be read; the message says where, and the expected form."""
 
 
 class UnsupportedError(MirageError):

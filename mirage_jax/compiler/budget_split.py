@@ -42,6 +42,7 @@ def savings[S: HasHeadroom](
     begun: dict[str, S] = {}
 
     def estimate(text: str, xla: float | None = None) -> None:
+        """Estimate one kind of region."""
         found[text] = max(count[text] * begun[text].headroom(xla), MIN_SAVING_SECONDS)
 
     for text, begin in sessions.items():

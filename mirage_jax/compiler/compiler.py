@@ -197,6 +197,7 @@ class Compiler(Decider):
         time_xla = functools.partial(self._times_of_xla, jax.config.jax_enable_x64) if platform == "cuda" else None
 
         def notify(text: str, why: Exception) -> None:
+            """Log a region that cannot be estimated."""
             log.warning("the region at %s is tuned last: %s", _place(regions[text]), in_one_line(why))
 
         return budget_split.savings(sessions, count, time_xla, notify)

@@ -47,15 +47,13 @@ MIN_SPEEDUP = 1.03  # lower 95% bound of XLA's time over ours, below which XLA s
 TILINGS_PER_FINALIST = (6, 4, 3, 2, 2, 2, 2, 2, 2)  # tile sizes per kernel tried for the first, second, ... finalist
 FINALISTS = len(TILINGS_PER_FINALIST)
 SCREEN_SURVIVORS = 3  # variants that survive a screen
-MAX_VARIANTS = 72  # variants that are compiled for one: graphs of several large kernels have more
-MAX_CLIMB_STEPS = 4  # of the climb
+MAX_VARIANTS = 72  # variants compiled in one screen: graphs of several large kernels have more
+MAX_CLIMB_STEPS = 4
 MAX_CLIMB_SECONDS = 120.0  # seconds of climbing after which there is no further step
 MAX_STEP_TIME_RATIO = 0.98  # of the best time before a step: where other regions wait, one that gains less is the last
 FIRST_VARIANTS = 2  # variants of each muGraph that are timed before all others, where these are more than that
-HOPELESS_RATIO = (
-    3.0  # time of the faster one over the fastest of all, beyond which a muGraph's others are not tried then
-)
-CLIMB_ORIGINS = 3  # variants from which it starts, of different muGraphs mostly; it goes on from two
+HOPELESS_RATIO = 3.0  # a muGraph's best time over the fastest of all, beyond which its other variants are not tried
+CLIMB_ORIGINS = 3  # variants from which the climb starts; later steps start from two
 MAX_NEIGHBOR_COST_RATIO = 1.6  # estimate of a neighbour over its origin's, up to which it is tried
 WARPS, STAGES = (2, 4, 8), range(2, 7)
 ROUNDS = 10  # of the comparison with XLA

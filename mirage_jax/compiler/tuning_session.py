@@ -52,16 +52,12 @@ MIN_SEARCH_SECONDS = 2.0  # seconds for a search, however late it is
 MIN_REMEMBERED_SEARCH_SECONDS = 10.0  # seconds of a search that is worth remembering for other sizes
 MAX_STORED_STRUCTURES = 48  # structures kept for other sizes, where others may be the best
 MAX_ALGEBRA_COST_RATIO = 0.97  # other algebra is measured if the model puts it below this fraction of the program's own
-MAX_COST_OVER_XLA = (
-    1.75  # kernels are measured up to this multiple of the model's estimate of XLA, which it knows but roughly,
-)
-MAX_COST_OVER_LIBRARY = 1.0  # but well where the time goes into products of libraries
-MAX_COST_BEFORE_SPECIALIZING = (
-    4.0  # times as slow as that a kernel may be by the model that is asked for with specialized warps,
-)
-MAX_SPECIALIZED_CANDIDATES = 40  # of the first so many
-XLA_COMPILE_THREADS = 8  # threads that have XLA compile
-MAX_TRIAL_MEMORY_FRACTION = 0.5  # of the free memory of a device that processes may take which try variants
+MAX_COST_OVER_XLA = 1.75  # kernels are measured up to this multiple of XLA's estimated time, which is rough
+MAX_COST_OVER_LIBRARY = 1.0  # the same where products of libraries take the time, which the model knows well
+MAX_COST_BEFORE_SPECIALIZING = 4.0  # up to this multiple of that limit, a kernel's specialized form is priced
+MAX_SPECIALIZED_CANDIDATES = 40  # candidates whose specialized form is priced
+XLA_COMPILE_THREADS = 8
+MAX_TRIAL_MEMORY_FRACTION = 0.5  # of the free memory of a device, for all children
 
 
 def space_for(region: Region) -> Space:
@@ -192,6 +188,7 @@ class TuningSession(RegionOnDevice):
             return promising
 
         def estimate(f: Footprint) -> float:
+            """Seconds on a roofline."""
             return max(f.flops / self.description.matrix_flops_f32, f.bytes / self.description.bandwidth)
 
         promising = estimate(footprint(c.graph)) < MAX_ALGEBRA_COST_RATIO * estimate(self.before)
@@ -234,6 +231,7 @@ class TuningSession(RegionOnDevice):
         args = [self.inputs(i) for i in range(self.sets)]
 
         def prepare(item: tuple[str, Callable[..., Any]]) -> tuple[str, timing.Call] | None:
+            """Compile a function, and run it once."""
             label, f = item
             try:
                 compiled = self._compiled(f)

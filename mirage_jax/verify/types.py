@@ -33,9 +33,7 @@ from mirage_jax.verify.gate import HasGraph, Verdict
 FACTORS = ("scale", "ca", "cb")
 TERMS = ("offset", "value")
 EXPONENTS = ("exponent", "degree")
-MAX_ROUNDING_RATIO = (
-    32.0  # times the error of the program itself, and its unit in the last place, that rounding may make
-)
+MAX_ROUNDING_RATIO = 32.0  # error of a candidate over the program's own error and its unit in the last place
 MAX_CONSTANT_POWER = 2.0  # what a product reads twice has its constants twice
 MAX_EXPONENT_BITS = 1000.0  # what a power of two may be in Python
 SLACK_BITS = 4.0  # bits beyond what the program's own constants make

@@ -223,6 +223,7 @@ def channel() -> Say:
     os.dup2(2, 1)
 
     def say(message: Mapping[str, Any]) -> None:
+        """Write one message."""
         with lock:
             out.write(json.dumps(message) + "\n")
             out.flush()

@@ -1,6 +1,6 @@
 """The exact check of generated kernels: the text that will be compiled, run on numbers without rounding.
 
-Input: a graph and its schedule. Output: how a kernel's results differ from those of the graph, or "". Both sides
+Input: a graph and its schedule. Output: how a kernel's results differ from the graph's, or "". Both sides
 compute on `mugraph.domains.exact`: the text in the interpreter, block by block, with its own index arithmetic, masks,
 loops and constants; the kernel's graph by `mugraph.evaluate`, under the same schedule. They share no code but the
 numbers, and must agree in every bit; so errors that a tolerance would forgive are caught as surely as a wrong stride: a

@@ -272,12 +272,15 @@ def _bf16_patches(interpreter: Any, tl: Any) -> list[tuple[Any, str, Any]]:
     plain_cast = builder.cast_impl
 
     def is_bf16(x: Any) -> bool:
+        """Whether a tensor holds bfloat16, which numpy stores as uint16."""
         return x.dtype.scalar == tl.bfloat16
 
     def wide(x: Any) -> Any:
+        """Widen bfloat16 to float32."""
         return handle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32) if is_bf16(x) else x
 
     def narrow(data: np.ndarray) -> np.ndarray:
+        """Round float32 to bfloat16."""
         return np.asarray(data, np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
 
     def cast(self: Any, x: Any, dtype: Any) -> Any:
