@@ -158,18 +158,24 @@ class Screen:
     seconds: dict[Winner, float] = field(default_factory=dict)
 
     def __call__(self, variants: Iterable[Winner]) -> list[Winner]:
-        """Time those that are new, if they are not too many; the fastest few so far."""
+        """Time new variants, the likely ones if there are too many; return the fastest few so far."""
         new = self._likely([w for w in dict.fromkeys(variants) if w not in self.seconds])
-        run_here = self.session.platform == "cpu" and self.session.trials is None
-        if run_here and len(new) + len(self.seconds) <= SCREEN_SURVIVORS:
+        if self._runs_here and len(new) + len(self.seconds) <= SCREEN_SURVIVORS:
             self.seconds |= dict.fromkeys(new, 0.0)  # few enough to be compared with XLA at once
         elif new:
-            log.info("compiling and timing %d variants", len(new))
-            timed = self.session.screen(new)
-            self.session.tried["timed"] += len(timed)
-            self.session.record((new[i], t) for i, t in timed.items())
-            self.seconds |= {w: timed[i].seconds if i in timed else math.inf for i, w in enumerate(new)}
+            self._time(new)
         return self._ranked()[:SCREEN_SURVIVORS]
+
+    @property
+    def _runs_here(self) -> bool:
+        return self.session.platform == "cpu" and self.session.trials is None
+
+    def _time(self, new: Sequence[Winner]) -> None:
+        log.info("compiling and timing %d variants", len(new))
+        timed = self.session.screen(new)
+        self.session.tried["timed"] += len(timed)
+        self.session.record((new[i], t) for i, t in timed.items())
+        self.seconds |= {w: timed[i].seconds if i in timed else math.inf for i, w in enumerate(new)}
 
     def _likely(self, new: list[Winner]) -> list[Winner]:
         """The `MAX_VARIANTS` that the model likes best, and one of each muGraph."""

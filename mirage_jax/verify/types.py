@@ -161,14 +161,18 @@ class _Allowed:
         return cls(held, bits, largest, 2.0 + float(sum(powers)) + products)
 
     def refuses(self, key: str, value: Fraction) -> str:
-        """Why a constant is not allowed; empty if it is."""
+        """Give the limits that a constant breaks; empty if it keeps to them."""
         size = abs(value)
         if key in EXPONENTS:
-            return f"at most {self.exponent:g}" if size > self.exponent else ""
+            return _at_most(self.exponent, size)
         if key in TERMS:
-            return f"at most {self.largest:g}" if size > self.largest else ""
+            return _at_most(self.largest, size)
         low, high = max(2.0**-self.bits, self.held[0]), min(2.0**self.bits, self.held[1])
         return f"{low:.3g} to {high:.3g}" if size and not low <= size <= high else ""
+
+
+def _at_most(limit: float, size: Fraction) -> str:
+    return f"at most {limit:g}" if size > limit else ""
 
 
 def _bits(reference: KernelGraph, ops: Sequence[Op], constants: Sequence[tuple[str, Fraction]]) -> float:
