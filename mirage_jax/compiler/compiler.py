@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import jax
 
 from mirage_jax.cache import CacheKey
-from mirage_jax.compiler import budget_split
+from mirage_jax.compiler.budget_split import MIN_SAVING_SECONDS, savings, shares
 from mirage_jax.compiler.decide import Decider, chosen_devices
 from mirage_jax.compiler.threads import apart, unchecked
 from mirage_jax.compiler.whole_function import (
@@ -175,7 +175,7 @@ class Compiler(Decider):
             return self._out_of_time(missing, platform, total)
         with self._spending():
             saved = self._savings(missing, count, platform)
-        left = list(budget_split.shares(saved))
+        left = list(shares(saved))
         for n, (text, share) in enumerate(left):
             if n > 0 and self.spent >= limit:
                 return self._out_of_time((text for text, _ in left[n:]), platform, total)
@@ -192,7 +192,7 @@ class Compiler(Decider):
         try:
             devices = chosen_devices(jax.local_devices(backend=platform), self.options.devices)
         except RuntimeError:  # there is no such device here, so nothing will be tuned
-            return dict.fromkeys(regions, budget_split.MIN_SAVING_SECONDS)
+            return dict.fromkeys(regions, MIN_SAVING_SECONDS)
         sessions = {text: functools.partial(self.session, r, platform, devices) for text, r in regions.items()}
         time_xla = functools.partial(self._times_of_xla, jax.config.jax_enable_x64) if platform == "cuda" else None
 
@@ -200,7 +200,7 @@ class Compiler(Decider):
             """Log a region that cannot be estimated."""
             log.warning("the region at %s is tuned last: %s", _place(regions[text]), in_one_line(why))
 
-        return budget_split.savings(sessions, count, time_xla, notify)
+        return savings(sessions, count, time_xla, notify)
 
     def _times_of_xla(self, x64: bool, sessions: Sequence[TuningSession]) -> list[float | None]:
         """Time XLA's code for several regions, in seconds; None where that fails."""

@@ -27,8 +27,8 @@ import jax
 import numpy as np
 
 from mirage_jax.cache import Cache, CacheKey
-from mirage_jax.compiler import stored
 from mirage_jax.compiler.region import RegionOnDevice
+from mirage_jax.compiler.stored import STORED_INPUT_CLASSES, key_of, restore, store
 from mirage_jax.compiler.threads import apart, unchecked
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options, from_environment, warn_once
@@ -86,14 +86,14 @@ class Decider:
         except RuntimeError:
             return Decision(None, f"there is no {platform} device here to measure on", "policy", platform)
         subject = RegionOnDevice(region, platform, devices[0], self.options)
-        key = stored.key_of(subject)
+        key = key_of(subject)
         base = Decision(None, "", "policy", platform, key=key.digest, before=subject.before)
         found = self.cache.lookup(key)
         reason = found.reason
         if found.entry is not None:
             check = lambda winner: self._check_foreign(subject, winner, devices)  # noqa: E731
             try:
-                return stored.restore(subject, self.cache, key, found.entry, found.seal, base, check)
+                return restore(subject, self.cache, key, found.entry, found.seal, base, check)
             except Exception as why:  # whatever is in a file, it is a miss
                 log.warning("cache entry %s is not used: %s", key.digest[:12], in_one_line(why))
                 reason = f"the stored entry is not usable: {in_one_line(why)}"
@@ -192,7 +192,7 @@ class Decider:
             winner = session.winner(c.graph, tuning.as_precise(c.schedule, precise), c.family)
             if not session.screen([winner]):
                 return None
-            verdict = session.float_gate(stored.STORED_INPUT_CLASSES).check(winner)
+            verdict = session.float_gate(STORED_INPUT_CLASSES).check(winner)
             log.info("a first candidate (%d): %s", precise, verdict.why)
             if verdict.passed:
                 return precise
@@ -248,7 +248,7 @@ class Decider:
         return replace(base, why="no candidate passed certificate, exact check and float gate")
 
     def _keep(self, key: CacheKey, d: Decision) -> Decision:
-        return stored.store(self.cache, key, d)
+        return store(self.cache, key, d)
 
     def _check_foreign(self, subject: RegionOnDevice, winner: Winner, devices: Sequence[Any]) -> str:
         """Check a winner that somebody else stored, before it runs for the user; return what the exact check found.
@@ -271,7 +271,7 @@ class Decider:
                 if trials is not None and not session.screen([winner]):
                     raise CacheError("it does not run")
                 found = _required(session.exact_gate(), winner)
-                _required(session.float_gate(stored.STORED_INPUT_CLASSES), winner)
+                _required(session.float_gate(STORED_INPUT_CLASSES), winner)
                 return found
 
         return apart(check)
