@@ -76,7 +76,7 @@ class Optimized:
 
     @property
     def name(self) -> str:
-        """The function's name; that of its type if it has none, as a callable module."""
+        """The function's name, or its type's name if it has none, as a callable module."""
         name = getattr(self.__wrapped__, "__qualname__", type(self.__wrapped__).__qualname__)
         return name.removesuffix(".__call__")
 
@@ -122,7 +122,7 @@ class Optimized:
             if on_miss is not None:
                 self.clear_cache()  # whether values are made again is asked when a function is traced
             traced = self._jitted(args, kwargs)[1].trace(*args, **kwargs)
-            traced = getattr(traced, "traced", traced)  # nnx wraps that of JAX
+            traced = getattr(traced, "traced", traced)  # nnx wraps the trace of JAX
             found = planned_alone(traced.jaxpr, self.compiler, target)
             analysis = found.analysis()
             self.compiler.prepare(analysis.regions, target.platforms)  # those that are not planned before they run
@@ -176,7 +176,7 @@ class Optimized:
 
 
 class Method:
-    """An optimized function bound to the object on which it was looked up, with what of it takes arguments."""
+    """An optimized function bound to an object, with the methods that take its arguments."""
 
     def __init__(self, function: Optimized, instance: Any) -> None:
         self.__func__, self.__self__ = function, instance
@@ -186,15 +186,19 @@ class Method:
         return self.__func__(self.__self__, *args, **kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """Lower the bound method, like `jax.jit(f).lower`."""
         return self.__func__.lower(self.__self__, *args, **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """Trace the bound method, like `jax.jit(f).trace`."""
         return self.__func__.trace(self.__self__, *args, **kwargs)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Give the shapes and dtypes of the results, like `jax.eval_shape`."""
         return self.__func__.eval_shape(self.__self__, *args, **kwargs)
 
     def explain(self, *args: Any, **kwargs: Any) -> Report:
+        """Report the decisions about the bound method."""
         return self.__func__.explain(self.__self__, *args, **kwargs)
 
     def __eq__(self, other: object) -> bool:

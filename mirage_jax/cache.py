@@ -1,15 +1,15 @@
 """Winners on disk: one canonical JSON file per key, written whole or not at all, believed only after checking.
 
     <cache directory>/v3/ab/abcd....json     the decision for one region on one device, with the key's full preimage
-    <cache directory>/v3/ab/abcd....py       its kernels, for people to read; nothing here ever runs a byte of it
+    <cache directory>/v3/ab/abcd....py       its kernels, for people to read; nothing here ever runs it
 
-A key names everything that may change the answer: the region's muGraph, extents and equations, the device, versions
-and settings. The file's name is the key's digest, but a hit also needs the stored preimage to be equal. A file that
-is torn, rotten, foreign to its key, out of `bounds`, oversized, a symlink or open to others is one logged line, moved
+A key names everything that may change the answer: the region's muGraph, extents and equations, the device, versions and
+settings. The file's name is the key's digest, but a hit also needs the stored preimage to be equal. A file that is
+torn, rotten, foreign to its key, out of `bounds`, oversized, a symlink or open to others is one logged line, moved
 aside, and a miss. The checksum is against rot. Whose an entry is, its seals say (`seals`): one that this user has not
 sealed on this machine is read too, from a directory of another user as well, and the caller checks it further. Whoever
-can write here gets data into the optimizer and never code: a winner is parsed as a muGraph, certified and generated
-anew by the caller.
+can write here gets data into the optimizer and never code: a winner is parsed as a muGraph; the caller certifies it and
+generates its kernels again.
 
 No failure of the file system reaches the program: there is one warning, and nothing is read or stored while it lasts.
 """
@@ -67,7 +67,7 @@ def source_digest() -> str:
     """
     digest = hashlib.sha256()
     root = os.path.dirname(__file__)
-    if not os.path.isdir(root):  # imported from an archive, all of which counts
+    if not os.path.isdir(root):  # imported from an archive, which counts as a whole
         with open(os.path.dirname(root), "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]
     folders = ((d, names) for d, _, names in os.walk(root) if not d[len(root) + 1 :].startswith(("audit", "bench")))
@@ -82,6 +82,7 @@ def versions() -> tuple[tuple[str, str], ...]:
     """Installed versions of every package that can change an answer."""
 
     def version(name: str) -> str:
+        """The version of a package; empty if it is not installed."""
         try:
             text = metadata.distribution(name).read_text("METADATA") or ""
         except metadata.PackageNotFoundError:
@@ -131,10 +132,12 @@ class CacheKey:
 
     @property
     def preimage(self) -> bytes:
+        """The bytes that the digest is made of."""
         return canonical(asdict(self))
 
     @property
     def digest(self) -> str:
+        """SHA-256 of the key, in hex: the name of its file."""
         return hashlib.sha256(self.preimage).hexdigest()
 
 
@@ -143,7 +146,7 @@ class Entry:
     """What was decided for a key. "win": `graph` beats XLA, with `schedule` and `certificate`. "xla": nothing does.
 
     "structures" is no decision: `schedule` holds what a search found, without sizes, for regions of the same structure.
-    "whole" is about a whole function (`compiler.whole_function`), and names what runs.
+    "whole" is about a whole function (`compiler.whole_function`), and names the variant that runs.
     """
 
     decision: str
@@ -221,7 +224,7 @@ class Stored:
 
     @property
     def own(self) -> Seal:
-        """What this user knows of it."""
+        """Who made the entry, as far as this user can tell."""
         if self.body in _checked_here:
             return Seal.CHECKED
         key = own_key() if self.seals else None
@@ -268,7 +271,7 @@ def decode(raw: bytes, key: CacheKey) -> Stored:
 
 
 class Found(NamedTuple):
-    """The answer to a lookup: an entry, or why there is none, and what this user knows of it."""
+    """The answer to a lookup: an entry and its seal, or why there is none."""
 
     entry: Entry | None
     reason: str
@@ -276,7 +279,7 @@ class Found(NamedTuple):
 
 
 class Cache:
-    """Winners under one directory. `get` and `put` never raise on account of what is, or is not, on disk."""
+    """Winners under one directory. `get` and `put` never raise for the state of the disk."""
 
     def __init__(self, directory: str | os.PathLike[str] | None = None, clock: Callable[[], float] = time.time) -> None:
         """directory: None means ``$MIRAGE_JAX_CACHE_DIR``, else mirage_jax in the user's cache directory."""
@@ -287,9 +290,11 @@ class Cache:
 
     @property
     def root(self) -> Path:
+        """The directory of this version of the format."""
         return self.directory / f"v{SCHEMA}"
 
     def path(self, key: CacheKey) -> Path:
+        """The file of a key's entry."""
         digest = key.digest
         return self.root / digest[:2] / f"{digest}.json"
 
@@ -298,6 +303,7 @@ class Cache:
         return self.path(key).with_suffix(".py")
 
     def get(self, key: CacheKey) -> Entry | None:
+        """Read an entry; None if there is none that can be used."""
         return self.lookup(key).entry
 
     def lookup(self, key: CacheKey) -> Found:
@@ -328,7 +334,7 @@ class Cache:
         return Found(stored.entry, "found", stored.own)
 
     def put(self, key: CacheKey, entry: Entry, kernels: str | None = None) -> Path | None:
-        """Store an entry, and the text of its kernels beside it; the entry's path, or None if that was not possible."""
+        """Store an entry with the text of its kernels; return the entry's path, or None if that failed."""
         path = self.path(key)
         try:
             entry = replace(entry, created=entry.created or self._clock())
@@ -404,7 +410,7 @@ class _UnsafeDirectory(Exception):
 
 
 def _without_path(error: Exception) -> str:
-    """Say what is wrong without the name of a file, which is another for every entry: one warning is enough."""
+    """Name the error without the file, which differs for every entry: one warning is enough."""
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 

@@ -60,7 +60,7 @@ def environment(more: Mapping[str, str]) -> dict[str, str]:
 def _is_here(path: str) -> bool:
     try:
         return os.path.samefile(path, os.curdir)
-    except OSError:  # one of them is not there
+    except OSError:  # a file is not there
         return False
 
 

@@ -1,7 +1,7 @@
 """What a user can choose, as frozen and validated values, and the switch that turns the optimizer off.
 
 An option comes from the call, else from the environment, else from the default here. A wrong argument is a `UsageError`
-that names what was found and what is allowed; a malformed environment variable is one logged warning and the default,
+that names the value and the allowed ones; a malformed environment variable is one logged warning and the default,
 for a variable set in some shell profile must not stop a program.
 """
 
@@ -77,8 +77,9 @@ class Budget:
 
     @classmethod
     def parse(cls, value: Budget | str | float | None) -> Budget:
-        """``"30s"``, ``"500ms"``, ``"2m"``, ``"1h"``, a number of seconds, or None for the default; ``"20s/5m"`` for 20
-        seconds for one search and five minutes in all.
+        """Read ``"30s"``, ``"500ms"``, ``"2m"``, ``"1h"`` or a number of seconds; None means the default.
+
+        ``"20s/5m"`` is 20 seconds for one search, and five minutes in all.
         """
         match value:
             case None:
@@ -90,9 +91,8 @@ class Budget:
             case Real() if math.isfinite(value) and value > 0:
                 return cls(float(value))
             case str():
-                found = [_DURATION.fullmatch(part) for part in value.split("/")]
-                times = [float(f[1]) * _UNITS[(f[2] or "s").lower()] for f in found if f is not None]
-                if len(times) == len(found) <= 2 and all(0 < t < math.inf for t in times):
+                times = list(map(_seconds, value.split("/")))
+                if len(times) <= 2 and all(0 < t < math.inf for t in times):
                     return cls(times[0], total=times[1] if len(times) == 2 else None)
         raise UsageError(
             f"budget: found {brief(value)}; allowed are a positive number of seconds or a text such as "
@@ -102,6 +102,12 @@ class Budget:
     def __str__(self) -> str:
         states = "" if self.states is None else f", {self.states} states"
         return f"{self.seconds:g}s{states}" + ("" if self.total is None else f", {self.total:g}s in all")
+
+
+def _seconds(text: str) -> float:
+    """Seconds of a duration with a unit; NaN if the text is none."""
+    found = _DURATION.fullmatch(text)
+    return math.nan if found is None else float(found[1]) * _UNITS[(found[2] or "s").lower()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +206,11 @@ _TRUE, _FALSE = ("1", "on", "true", "yes"), ("0", "off", "false", "no")
 
 
 def parse_switch(text: str) -> bool:
+    """Read "on" or "off" and their synonyms.
+
+    Raises:
+        UsageError: the text is neither.
+    """
     if (low := text.strip().lower()) in (*_TRUE, *_FALSE):
         return low in _TRUE
     raise UsageError(f"found {text!r}; allowed are {', '.join((*_TRUE, *_FALSE))}")

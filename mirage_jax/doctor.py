@@ -51,11 +51,13 @@ class Check:
 
 
 def check_versions() -> Check:
+    """List the versions of Python, JAX and the optional packages."""
     known = [f"{name} {version}" for name, version in versions() if version and name != "source"]
     return Check("versions", "ok", f"Python {sys.version.split()[0]}, {', '.join(known)}")
 
 
 def check_devices() -> Check:
+    """List the devices that JAX finds."""
     devices = jax.devices()
     kinds = ", ".join(sorted({f"{d.platform}: {d.device_kind}" for d in devices}))
     found = f"{len(devices)} x {kinds}"
@@ -70,6 +72,7 @@ def check_devices() -> Check:
 
 
 def check_processes() -> Check:
+    """Note that several processes cannot search."""
     count = jax.process_count()
     if count == 1:
         return Check("processes", "ok", "1")
@@ -78,6 +81,7 @@ def check_processes() -> Check:
 
 
 def check_settings() -> Check:
+    """Check the environment variables that set options."""
     given = {name: os.environ[name] for name in SETTINGS if os.environ.get(name)}
     wrong = dict(from_environment()[1])
     try:
@@ -93,6 +97,7 @@ def check_settings() -> Check:
 
 
 def check_cache() -> Check:
+    """Write an entry to the cache directory, and read it again."""
     cache = Cache()
     key = CacheKey(graph="doctor", extents=(), backend="jax", policy="doctor", device_kind=f"process {os.getpid()}")
     stored = cache.put(key, Entry("xla", reasons=("doctor",)))
@@ -264,4 +269,5 @@ def show(checks: list[Check], console: Console) -> None:
 
 
 def to_json(checks: list[Check]) -> str:
+    """Format the checks for programs."""
     return json.dumps([asdict(check) for check in checks], indent=1)

@@ -1,4 +1,4 @@
-"""Every exception of the package, each with what was found and what to do.
+"""All exceptions of the package. Messages say what we found, and how to fix it.
 
 Policy: only `UsageError` reaches a user by default. Everything else is caught at the border of the optimizer,
 logged once with its reason, and the user's own program runs; `strict=True` raises it instead.
@@ -12,7 +12,7 @@ class MirageError(Exception):
 
 
 class UsageError(MirageError, ValueError, TypeError):
-    """The caller passed something that cannot mean anything; says what was found and what is allowed."""
+    """The caller passed an invalid value; the message says which, and which values are allowed."""
 
 
 class GraphError(MirageError):
@@ -20,7 +20,7 @@ class GraphError(MirageError):
 
 
 class ParseError(MirageError):
-    """The text of a muGraph could not be read; says where, what was expected and what was found."""
+    """The text of a muGraph cannot be read; the message says where, and the expected form."""
 
 
 class UnsupportedError(MirageError):

@@ -1,4 +1,4 @@
-"""Processes that share a GPU take turns on it: what one of them times is not slowed down by what another one runs.
+"""Lets processes that share a GPU take turns, so that one does not slow down what another one times.
 
 A turn is a lock (`flock`) on a file in the folder for temporary files, one file for each GPU and user; it ends with the
 process that has it. Processes that know the GPU by another name (a number, a UUID) do not wait for each other. Nor does
@@ -95,7 +95,7 @@ def _wait_for(handle: int, path: Path, waiting: Waiting) -> None:
 
 
 def visible_name(device: Any) -> str:
-    """What CUDA_VISIBLE_DEVICES calls a GPU of this process: in all processes the same, if it is set alike."""
+    """What CUDA_VISIBLE_DEVICES calls a GPU of this process: the same in all processes that set it equally."""
     ordinal = device.local_hardware_id
     visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     return visible[ordinal] if ordinal < len(visible) else str(ordinal)

@@ -64,7 +64,7 @@ def spread[X, Y](
 ) -> list[Y]:
     """The results of `work` for each item, in order, with so many threads.
 
-    What one of them raises, and an interrupt, is raised at once, after `end`, which may make the others end.
+    An exception or an interrupt is raised at once, after `end`, which may make the other threads end.
     """
     todo, done = queue.SimpleQueue[tuple[int, X]](), queue.SimpleQueue[tuple[int, Y | None, BaseException | None]]()
     for numbered in enumerate(items):

@@ -21,7 +21,7 @@ MAX_SECONDS = 1e5  # that one run of a region may be said to take: a day
 MAX_UNIX_SECONDS = 1e11  # seconds since 1970
 MAX_CLOCK_SKEW_SECONDS = 86400.0  # seconds that the clock which dated an entry may be ahead of ours
 MAX_TEXT_CHARS = 4096  # characters of one text for people
-MAX_TEXTS_PER_FIELD = 64  # of them in one field
+MAX_TEXTS_PER_FIELD = 64  # in one field
 MAX_TIMED_VARIANTS = 20_000  # variants of one region that were timed
 MAX_STRUCTURES = 256  # muGraphs without sizes in one entry
 

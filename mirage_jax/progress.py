@@ -35,6 +35,7 @@ def searching(say: Say, budget: float) -> Callable[[int, float | None, float], N
     """Tells about a search: states looked at, best estimate so far, time."""
 
     def tell(states: int, best: float | None, elapsed: float) -> None:
+        """Report a search's progress."""
         estimate = "" if best is None else f" | best estimate {best * 1e6:.1f} us"
         say(f"search | {states / 1000:.0f}k states{estimate} | {elapsed:.0f}s of {budget:g}s")
 
@@ -46,6 +47,7 @@ def measuring(say: Say, total: int) -> Callable[[float | None], None]:
     lock, seconds = Lock(), list[float | None]()
 
     def tell(found: float | None) -> None:
+        """Report one more variant."""
         with lock:  # several devices may try variants
             seconds.append(found)
             times = [s for s in seconds if s is not None]

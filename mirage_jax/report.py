@@ -1,8 +1,8 @@
 """What was found, refused and decided: the text that `explain` prints and the benchmark stores.
 
 A `Decision` is made once per region by `compiler`; a `Report` collects the decisions of one function with what the
-capture left to XLA. Source lines are told briefly: one text per file, the user's own files before those of installed
-packages.
+capture left to XLA. Source lines are short: one text per file, the user's own files before
+installed packages.
 """
 
 from __future__ import annotations
@@ -97,19 +97,19 @@ class WholeFunction:
 
 
 def _bytes(*counts: int) -> list[str]:
-    """Numbers of bytes in one unit, which the last of them names."""
+    """Format numbers of bytes in one unit, which only the last text names."""
     unit, name = next((u for u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if max(counts) >= u[0]), (1.0, "bytes"))
     texts = [f"{count / unit:.1f}" if unit > 1 else str(count) for count in counts]
     return [*texts[:-1], f"{texts[-1]} {name}"]
 
 
 def write_beside(file: Path, text: str, markdown: str) -> Path:
-    """Write the JSON `text` to `file`, and the same as Markdown beside it; the Markdown's path."""
+    """Write the JSON `text` to `file` and `markdown` next to it; return the Markdown's path."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text + "\n")
-    beside = file.with_suffix(".md")
-    beside.write_text(markdown)
-    return beside
+    page = file.with_suffix(".md")
+    page.write_text(markdown)
+    return page
 
 
 def rank_correlation(measured: Sequence[tuple[float, float]]) -> float | None:
@@ -121,14 +121,19 @@ def rank_correlation(measured: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _ranks(column: np.ndarray) -> np.ndarray:
-    """Ranks from 1; equal values share the mean of theirs."""
+    """Ranks from 1; equal values share the mean of their ranks."""
     _, place, counts = np.unique(column, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[place]
 
 
+def _rank_text(measured: Sequence[tuple[float, float]]) -> str:
+    rank = rank_correlation(measured)
+    return "" if rank is None else f"rank correlation {rank:.2f} with the times of {len(measured)} variants"
+
+
 @dataclass(frozen=True)
 class RegionReport:
-    """One region of a function: where it is in the user's source and what was decided."""
+    """One region of a function: its place in the user's source, and the decision."""
 
     where: tuple[str, ...]
     reference: str  # the region's own muGraph, text form
@@ -139,30 +144,22 @@ class RegionReport:
         d = self.decision
         times = f" ({self.occurrences} times)" if self.occurrences > 1 else ""
         verdict = "optimized" if d.winner is not None else "left to XLA"
+        evidence = [
+            ("before: ", d.before),
+            ("after:  ", d.after),
+            ("measured: ", ", ".join(f"{label} {seconds * 1e6:,.1f} us" for label, seconds in d.timings.items())),
+            ("cost model: ", _rank_text(d.measured)),
+            ("candidates: ", ", ".join(f"{outcome} {count}" for outcome, count in d.tried.items())),
+            ("search: ", d.search.replace("\n", "\n        ")),
+            ("certificate: ", d.certificate),
+            ("exact check: ", d.exact),
+            ("float gate: ", d.gate),
+            ("cache key: ", d.key),
+            ("kernels to read: ", d.kernels),
+        ]
         out = [f"{verdict}{times}: {d.why} [{d.source}]"]
         out += [f"source: {place}" for place in places(self.where)]
-        if d.before is not None:
-            out.append(f"before: {d.before}")
-        if d.after is not None:
-            out.append(f"after:  {d.after}")
-        if d.timings:
-            out.append("measured: " + ", ".join(f"{k} {v * 1e6:,.1f} us" for k, v in d.timings.items()))
-        if (rank := rank_correlation(d.measured)) is not None:
-            out.append(f"cost model: rank correlation {rank:.2f} with the times of {len(d.measured)} variants")
-        if d.tried:
-            out.append("candidates: " + ", ".join(f"{k} {v}" for k, v in d.tried.items()))
-        if d.search:
-            out += ["search: " + d.search.replace("\n", "\n        ")]
-        if d.certificate is not None:
-            out.append(f"certificate: {d.certificate}")
-        if d.exact:
-            out.append(f"exact check: {d.exact}")
-        if d.gate:
-            out.append(f"float gate: {d.gate}")
-        if d.key:
-            out.append(f"cache key: {d.key}")
-        if d.kernels:
-            out.append(f"kernels to read: {d.kernels}")
+        out += [f"{label}{value}" for label, value in evidence if value is not None and value != ""]
         out += ["the program:", indent(self.reference, "  ")]
         if d.winner is not None:
             out += ["runs as:", indent(str(d.winner.graph), "  ")]
@@ -208,6 +205,7 @@ class Report:
 
     @property
     def optimized(self) -> tuple[RegionReport, ...]:
+        """The regions that have a winner."""
         return tuple(r for r in self.regions if r.decision.winner is not None)
 
     def __str__(self) -> str:
@@ -244,9 +242,14 @@ def _left_out(equations: Iterable[Any]) -> list[str]:
     out: list[str] = []
     for (code, why), members in groups.items():
         counts = Counter(x.primitive for x in members)
-        out.append(f"{code} ({why}): " + ", ".join(f"{name} {n}" if n > 1 else name for name, n in counts.items()))
+        out.append(f"{code} ({why}): " + ", ".join(map(_counted, counts.items())))
         out += [f"  at {place}" for place in places(x.where for x in members)]
     return out
+
+
+def _counted(item: tuple[str, int]) -> str:
+    name, n = item
+    return f"{name} {n}" if n > 1 else name
 
 
 _PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?::\d+)?(?: \((?P<function>.*)\))?")

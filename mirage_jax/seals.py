@@ -38,7 +38,7 @@ class Seal(StrEnum):
     """How this user knows an entry."""
 
     MADE = "made"  # searched, measured and passed through every gate
-    CHECKED = "checked"  # somebody else's, which passed what is asked of those
+    CHECKED = "checked"  # somebody else's, which passed the checks for foreign entries
     FOREIGN = ""  # not at all
 
 

@@ -1,6 +1,6 @@
-"""A report in a few lines per region: the decision, the evidence, and what is computed differently from the program.
+"""Sums up a report in a few lines per region: the decision, the evidence, and the changed steps.
 
-`report.Report` says everything; this says what a reader wants first. Input: a report. Output: lines of text.
+`report.Report` says everything; this gives the reader the essentials. Input: a report. Output: lines of text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mirage_jax.report import RegionReport, Report, places
 
 
 def summarize(report: Report) -> str:
-    """A few lines per region, and the reasons for what was left out, counted."""
+    """Write a few lines per region, and count the reasons for equations left out."""
     count, optimized = len(report.regions), len(report.optimized)
     out = [f"{report.name}: {count} region{'s' * (count != 1)}, {optimized} optimized"]
     out += [] if report.whole is None else [f"whole function: {report.whole}"]
@@ -67,7 +67,7 @@ def changes(program: KernelGraph, graph: KernelGraph) -> Iterator[str]:
 
 
 def never_formed(program: KernelGraph, graph: KernelGraph) -> str:
-    """One sentence if the largest intermediate result of the program is larger than any of what runs instead."""
+    """Say so, if the program's largest intermediate result is larger than any that the winner makes."""
     before, after = largest_intermediate(program), largest_intermediate(graph)
     if before is None or graph.split_axes:
         return ""

@@ -1,14 +1,14 @@
-"""How long a program takes, and how sure that is.
+"""Measures how long a program takes, and how certain the result is.
 
-On a GPU, *device time*: one compiled call runs the program on several distinct sets of inputs, chained so that XLA
-can neither merge nor reorder them and so that weights come from memory and not from the cache. The call is profiled,
-and the time per program is (end of the last kernel - start of the first) / sets on the GPU's stream lines. Wall-clock
-time would measure the host there. On other devices, the wall-clock time of a call, several calls to a sample where one
-is short.
+On a GPU, *device time*: one compiled call runs the program on several distinct sets of inputs, chained so that XLA can
+neither merge nor reorder them and so that weights come from memory and not from the cache. The call is profiled, and
+the time per program is (end of the last kernel - start of the first) / sets on the GPU's stream lines. Wall-clock time
+would measure the host there. On other devices, the wall-clock time of a call, several calls to a sample where one is
+short.
 
-Candidates are always timed in one process and interleaved, forwards then backwards (ABBA), so that drift of the
-machine falls on all alike; ratios are formed within a round, and come with the spread that the rounds show. A round is
-one profile, since to begin and end one takes a tenth of a second: before each call runs a kernel that no program has.
+Candidates are always timed in one process and interleaved, forwards then backwards (ABBA), so that drift of the machine
+affects all equally. Ratios are formed within a round; their interval comes from the spread of the rounds. A round is
+one profile, because starting one takes a tenth of a second. A marker kernel runs before each call.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from mirage_jax.hardware.gpus import COLD_BYTES
 type Call = Callable[[], object]  # runs something to its end
 
 MAX_SETS = 24
-ONCE = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}  # XLA's options for what runs but once
+ONCE = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}  # XLA's options for code that runs once
 SAMPLE_SECONDS = 5e-3  # the least length of one wall-clock sample
 
 
@@ -50,10 +50,12 @@ class Timing:
 
     @property
     def seconds(self) -> float:
+        """Median of the samples, in seconds."""
         return statistics.median(self.samples)
 
     @property
     def interval(self) -> tuple[float, float]:
+        """95% interval of the median, in seconds."""
         return median_interval(self.samples)
 
 
@@ -116,6 +118,7 @@ def chain(fn: Callable[..., Any]) -> Any:
 
 
 def wall(call: Call, repeats: int = 1) -> float:
+    """Measure the seconds of one call, as the mean over repeats."""
     start = time.perf_counter()
     for _ in range(repeats):
         call()

@@ -330,7 +330,7 @@ def test_each_region_gets_a_share_of_the_time(monkeypatch) -> None:
     monkeypatch.setattr(Compiler, "decide", decide)
     savings = lambda _, regions, *__: {text: saved[min(r.graph.sizes.values())] for text, r in regions.items()}  # noqa: E731
     monkeypatch.setattr(Compiler, "_savings", savings)
-    monkeypatch.setattr("mirage_jax.compiler.decide.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("mirage_jax.compiler.compiler.time", SimpleNamespace(monotonic=lambda: now[0]))
     mirage_jax.optimize(one, budget=mirage_jax.Budget(5, total=100 / (1 - MAX_TUNING_FRACTION))).lower(*ARGS)
     assert shares == pytest.approx([60.0, 67.5, 80.0])
 
@@ -341,8 +341,8 @@ def test_on_a_gpu_xla_is_timed_before_time_is_shared_out(monkeypatch) -> None:
     real = {"region 1": 9e-3, "region 3": None}
     attempts = {text: SimpleNamespace(text=text, headroom=lambda xla=None, t=text: xla or model[t]) for text in model}
     monkeypatch.setattr(jax, "local_devices", lambda backend: [SimpleNamespace(device_kind=backend)])
-    monkeypatch.setattr(Compiler, "attempt", lambda self, region, *_: attempts[region])
-    times = lambda self, asked, x64: [real.get(a.text, 1e-5) for a in asked]  # noqa: E731
+    monkeypatch.setattr(Compiler, "session", lambda self, region, *_: attempts[region])
+    times = lambda self, x64, asked: [real.get(a.text, 1e-5) for a in asked]  # noqa: E731
     monkeypatch.setattr(Compiler, "_times_of_xla", times)
     counts = dict.fromkeys(model, 1) | {"region 2": 4}
     found = Compiler(Options())._savings({text: text for text in model}, counts, "cuda")

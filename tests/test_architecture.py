@@ -1,6 +1,8 @@
 """Arrows point one way: what each part of the package may import, read from the source and not from a convention."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -33,8 +35,9 @@ LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 # Imported where they are used: a CPU-only installation has no Triton, muGraphs can be handled without JAX, and only the
 # benchmark draws pictures and knows torch.
-LAZY = {"triton", "jax_triton", "jax", "torch", "matplotlib"}
+LAZY = {"triton", "jax_triton", "jax", "torch", "matplotlib", "scipy", "importlib"}  # slow to load, or optional
 # Our own, where nothing else would keep a process whose decisions are stored from loading all that makes them.
+DECIDING = {f"{PACKAGE}.compiler.decide", f"{PACKAGE}.compiler.compiler"}
 ON_A_MISS = {
     f"{PACKAGE}.compiler.{m}"
     for m in ("float_check", "tuning_session", "isolation.parent", "tuning", "function_timing")
@@ -125,7 +128,7 @@ def test_private_jax_names_stay_in_one_module(name: str) -> None:
 def test_imports_inside_functions_are_only_of_optional_packages(name: str) -> None:
     for imported in filter(lambda i: i.in_function, IMPORTS[name]):
         top = imported.module.split(".")[0]
-        if name == f"{PACKAGE}.compiler.decide" and imported.module in ON_A_MISS:
+        if name in DECIDING and imported.module in ON_A_MISS:
             continue
         assert top in LAZY, f"{MODULES[name]}:{imported.line}: import {imported.module} at the top of the module"
 
@@ -135,3 +138,18 @@ def test_bytes_are_never_run_as_code(name: str) -> None:
     """Nothing read from disk may become code: no pickle, no marshal, no yaml anywhere in the package."""
     for imported in IMPORTS[name]:
         assert imported.module.split(".")[0] not in {"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml"}
+
+
+HEAVY = {"scipy", "sympy", "triton", "torch", "flax", "matplotlib"}
+NOT_AT_IMPORT = {
+    f"{PACKAGE}.{m}" for m in ("search", "bench", "audit", "mirage_import", "compiler.tuning_session", "cli")
+}
+
+
+def test_import_loads_little() -> None:
+    """A process whose decisions are stored waits for nothing that only a search needs."""
+    program = f"import sys, jax; before = set(sys.modules); import {PACKAGE}; print(*set(sys.modules) - before)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT.parent, capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert f"{PACKAGE}.api" in loaded
+    assert not loaded & (HEAVY | NOT_AT_IMPORT)

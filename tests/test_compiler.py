@@ -21,7 +21,7 @@ import mirage_jax
 from mirage_jax import cache as caches
 from mirage_jax import timing
 from mirage_jax.cache import Cache, CacheKey, Entry, encode
-from mirage_jax.compiler import decide, threads
+from mirage_jax.compiler import decide, stored, threads
 from mirage_jax.compiler import tuning_session as attempts
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options
@@ -142,9 +142,9 @@ def test_fallback_and_error() -> None:
 
 def test_devices_that_measure() -> None:
     a, b = (SimpleNamespace(device_kind=kind) for kind in ("NVIDIA H200", "NVIDIA A100"))
-    assert decide._chosen([a, b], ()) == [a] and decide._chosen([a, b, a], (2, 0)) == [a, a]
+    assert decide.chosen_devices([a, b], ()) == [a] and decide.chosen_devices([a, b, a], (2, 0)) == [a, a]
     with pytest.raises(UsageError, match="found NVIDIA A100, NVIDIA H200; allowed are devices of one kind"):
-        decide._chosen([a, b], (0, 1))
+        decide.chosen_devices([a, b], (0, 1))
     with pytest.raises(UsageError, match=f"devices: found 99; there are {jax.local_device_count()} of this platform"):
         mirage_jax.optimize(chain, devices=(99,))(*ARGS)
 
@@ -212,7 +212,7 @@ def test_what_misses(tmp_path) -> None:
         patch.setattr(caches, "versions", lambda: (("jax", "99"),))
         seen.add(decided(make(on_miss="fallback")).key)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decide, "POLICY", "stricter")
+        patch.setattr(stored, "POLICY", "stricter")
         seen.add(decided(make(on_miss="fallback")).key)
     assert len(seen) == 7
     assert decided(make(on_miss="fallback")).source == "cache"
@@ -320,7 +320,7 @@ BREAK = {
     "cache lookup": (Cache, "lookup"),
     "cache put": (Cache, "put"),
     "cache key": (CacheKey, "here"),
-    "kernel text": (decide, "readable"),
+    "kernel text": (stored, "readable"),
 }
 
 
@@ -357,7 +357,7 @@ def test_refusals_are_no_failures(monkeypatch, caplog) -> None:
         d = decided(mirage_jax.optimize(chain, strict=True))
     assert d.winner is None and d.tried["refused by the certificate"] >= 1
     with monkeypatch.context() as patch:
-        patch.setattr(attempts.TuningSession, "gate", lambda self, winner: (False, "large: 9 times XLA's error"))
+        patch.setattr(attempts.TuningSession, "gate", lambda self, winner, only: (False, "large: 9 times XLA's error"))
         d = decided(mirage_jax.optimize(chain, strict=True), *operands(N - 1))
     assert d.winner is None and d.tried["refused by the float gate"] >= 1
     assert "9 times" in d.gate
@@ -387,7 +387,7 @@ def test_a_wrong_kernel_is_refused(wrong: bool, monkeypatch, caplog) -> None:
     attempt = attempts.TuningSession(None, "cuda", None, Options())
     attempt.reference = g
     winner = Winner(g, Schedule((KernelSchedule((("i", 16), ("j", 32), ("k", 32))),)), (), (), "kernels", "cuda")
-    monkeypatch.setattr(attempts.TuningSession, "gate", lambda self, winner: (True, "not the matter here"))
+    monkeypatch.setattr(attempts.TuningSession, "gate", lambda self, winner, only: (True, "not the matter here"))
     if wrong:
         emit = exact_check.emit
 
@@ -396,7 +396,7 @@ def test_a_wrong_kernel_is_refused(wrong: bool, monkeypatch, caplog) -> None:
             return replace(source, text=source.text.replace("in range(0,", "in range(32,"))
 
         monkeypatch.setattr(exact_check, "emit", skip_a_step)
-    d = decide.Compiler(Options())._accepted(attempt, Decision(None, "", "search", "cuda"), [winner])
+    d = decide.Decider(Options())._accepted(attempt, Decision(None, "", "search", "cuda"), [winner])
     if wrong:
         assert d.winner is None and attempt.tried["refused by the exact check"] == 1 and not d.gate
         assert "elements of y differ from the graph's" in d.exact and warnings(caplog)
@@ -407,7 +407,7 @@ def test_a_wrong_kernel_is_refused(wrong: bool, monkeypatch, caplog) -> None:
 def test_a_kernel_without_text_is_one_candidate_less(monkeypatch, caplog) -> None:
     """Where nothing is measured, the gate is the first that compiles a candidate."""
 
-    def cannot(self, winner):
+    def cannot(self, winner, only):
         raise UnsupportedError("4 tile axes; at most 3 are emitted")
 
     monkeypatch.setattr(attempts.TuningSession, "gate", cannot)
@@ -673,10 +673,10 @@ def test_what_the_models_choice_lacks_is_no_answer(monkeypatch) -> None:
 def test_a_text_that_cannot_be_checked_is_refused(monkeypatch) -> None:
     """Our own emitter fails at small sizes; where the interpreter does, or cannot say, the float gate decides alone."""
     found = []
-    winner = SimpleNamespace(cuda=print, graph=None, schedule=None, options=None)
+    winner = SimpleNamespace(has_kernels=True, graph=None, schedule=None, options=None)
     for error in (LoweringError("no"), UnsupportedError("no"), RuntimeError("no")):
         monkeypatch.setattr(exact_check, "exact_check", mock.Mock(side_effect=error))
-        found.append(attempts.TuningSession.exact(mock.Mock(), winner)[0])
+        found.append(exact_check.ExactGate().check(winner).passed)
     assert found == [False, True, True]
 
 

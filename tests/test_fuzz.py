@@ -372,10 +372,8 @@ def gpu_that_interprets(monkeypatch) -> list[str]:
     monkeypatch.setattr(Winner, "portable", lambda w, *xs: plain(w, *xs) if w.cuda is None else w._kernels(*xs))
     monkeypatch.setattr(launch, "run_cuda", run_cuda)
     monkeypatch.setattr(attempts, "device_for", lambda kind: DEVICES["H200"])
-    right = differential.Unmeasured.attempt
-    monkeypatch.setattr(
-        differential.Unmeasured, "attempt", lambda self, region, _, device: right(self, region, "cuda", device)
-    )
+    right = differential.Unmeasured.session
+    monkeypatch.setattr(differential.Unmeasured, "session", lambda self, r, _, *rest: right(self, r, "cuda", *rest))
     return ran
 
 

@@ -1,6 +1,8 @@
 """What this user did not make is checked before it runs: a digest can be recomputed, a seal cannot."""
 
 import logging
+import math
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,11 +14,13 @@ import mirage_jax
 from mirage_jax import cache as caches
 from mirage_jax import seals
 from mirage_jax.cache import Cache, CacheKey, Entry, encode
-from mirage_jax.compiler import decide
+from mirage_jax.compiler import Compiler
+from mirage_jax.compiler import stored as stored_decisions
 from mirage_jax.compiler import tuning_session as attempts
 from mirage_jax.config import Options
 from mirage_jax.errors import CacheError
 from mirage_jax.seals import Seal
+from mirage_jax.verify.gate import Verdict
 
 ARGS = operands()
 
@@ -66,7 +70,7 @@ def test_what_somebody_else_made_is_checked_once_and_says_so(stored, monkeypatch
         assert d.why == "2.00x over XLA, as measured elsewhere"
         assert_same(f(*ARGS), chain(*ARGS))
         caches._checked_here.clear()  # as in another process
-    assert asked == [decide.STORED_INPUT_CLASSES]
+    assert asked == [stored_decisions.STORED_INPUT_CLASSES]
     assert stored.cache.lookup(stored.key).seal is Seal.CHECKED and not warnings(caplog)
 
 
@@ -114,7 +118,7 @@ def with_schedule(entry: Entry, graph: str) -> Entry:
 def test_an_edit_that_is_right_over_the_reals_is_refused(name, rules, stored, caplog, monkeypatch) -> None:
     """Certificates are about real numbers. The digest is recomputed; the seal is made up."""
     if not rules:
-        monkeypatch.setattr(decide, "RULES_FOR_STORED", ())
+        monkeypatch.setattr(stored_decisions, "GATES_FOR_STORED", ())
     graph = EDITS[name](stored.entry.graph)
     assert graph != stored.entry.graph
     edited = with_schedule(stored.entry, graph)
@@ -167,10 +171,8 @@ def test_a_name_that_clears_the_screen_is_not_shown(stored, caplog) -> None:
 def test_rules_for_stored_graphs_are_asked(stored, monkeypatch) -> None:
     """Also of what the user made: their code may be newer than the entry."""
 
-    def refuse(reference, graph):
-        raise CacheError("types")
-
-    monkeypatch.setattr(decide, "RULES_FOR_STORED", (refuse,))
+    refusing = SimpleNamespace(check=lambda winner: Verdict(False, "types"))
+    monkeypatch.setattr(stored_decisions, "GATES_FOR_STORED", (lambda reference: refusing,))
     assert "types" in read(stored)[0].why
 
 
@@ -184,29 +186,29 @@ def test_kernels_of_somebody_else_run_in_a_child_first(runs, monkeypatch) -> Non
             steps.append("child" if self.trials == "children" else "here")
             return dict.fromkeys(range(len(winners)), 1.0) if runs else {}
 
-        def exact(self, winner):
-            steps.append("exact")
-            return True, "agree"
+        def exact_gate(self):
+            check = lambda winner: steps.append("exact") or Verdict(True, "agree")  # noqa: E731
+            return SimpleNamespace(name="exact check", check=check)
 
         def gate(self, winner, only=()):
             steps.append("gate")
             return True, ""
 
-    class WithChildren(decide.Compiler):
-        def attempt(self, region, platform, device):
-            return Recorded(region, platform, device, self.options)
+    class WithChildren(Compiler):
+        def session(self, region, platform, devices, until=math.inf):
+            return Recorded(region, platform, devices[0], self.options)
 
-        def trials(self, attempt):
-            return decide.nullcontext("children")
+        def trials(self, session):
+            return nullcontext("children")
 
     subject = SimpleNamespace(region=None, platform="cuda", device=jax.devices()[0])
-    compiler, winner = WithChildren(Options()), SimpleNamespace(cuda=print)
+    compiler, winner = WithChildren(Options()), SimpleNamespace(has_kernels=True)
     if runs:
-        assert compiler._check_foreign(subject, winner, ()) == "agree"
+        assert compiler._check_foreign(subject, winner, jax.devices()[:1]) == "agree"
         assert steps == ["child", "exact", "gate"]
     else:
         with pytest.raises(CacheError, match="does not run"):
-            compiler._check_foreign(subject, winner, ())
+            compiler._check_foreign(subject, winner, jax.devices()[:1])
         assert steps == ["child"]
 
 

@@ -281,7 +281,7 @@ def test_the_share_of_the_time_of_tuning(monkeypatch) -> None:
 
     monkeypatch.setattr(function_timing, "measure", measure)
     monkeypatch.setattr(mirage_jax.compiler.Compiler, "decide", decide)
-    monkeypatch.setattr("mirage_jax.compiler.decide.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("mirage_jax.compiler.compiler.time", SimpleNamespace(monotonic=lambda: now[0]))
     with measured(2.0, 1.0):
         mirage_jax.optimize(two).lower(*ARGS)
     assert limits == [pytest.approx(0.05 * 100.0)], "of one kind of region"

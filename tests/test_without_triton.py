@@ -5,7 +5,6 @@ import subprocess
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +19,7 @@ from mirage_jax.config import Options, warn_once
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.lower.runtime import launch
+from mirage_jax.verify.exact import exact_check
 from mirage_jax.verify.exact.interpreters.triton import interpret
 
 HIDING = """
@@ -74,7 +74,7 @@ def test_what_is_skipped_is_one_line(hidden) -> None:
 
 def test_a_kernel_is_not_checked_and_nothing_is_logged(hidden, caplog) -> None:
     winner = attempts.Winner(doctor.KERNEL, doctor.SCHEDULE, (), (), "kernels", "cuda")
-    passed, why = attempts.TuningSession(Any, "cuda", None, Options()).exact(winner)
+    passed, why = exact_check.ExactGate().check(winner)
     assert passed and why == "not done: Triton is not installed" and not caplog.records
     with pytest.raises(UnsupportedError, match="Triton is not installed"):
         interpret(winner.graph, winner.schedule, [np.zeros((256, 64), "float16")])

@@ -20,7 +20,7 @@ from typing import Any
 from mirage_jax import cache as caches
 from mirage_jax.audit.stress import CASES, Case, Stress, listening, options, stress_campaign
 from mirage_jax.cache import Cache, CacheKey, Entry, canonical, encode
-from mirage_jax.compiler.decide import Compiler
+from mirage_jax.compiler import Compiler
 from mirage_jax.compiler.region import RegionOnDevice
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.errors import CacheError

@@ -147,9 +147,9 @@ class Unmeasured(Compiler):
         super().__init__(setting.options)
         self.setting, self.outcome = setting, outcome
 
-    def attempt(self, region: Region, platform: str, device: Any) -> TuningSession:
+    def session(self, region: Region, platform: str, devices: Sequence[Any], until: float = math.inf) -> TuningSession:
         """Start a trial of a region."""
-        trial = Trial(region, platform, device, self.options)
+        trial = Trial(region, platform, devices[0], self.options, devices=devices, until=until)
         trial.setting, trial.outcome = self.setting, self.outcome
         return trial
 

@@ -29,7 +29,7 @@ from mirage_jax.audit import crowds
 from mirage_jax.audit.stress import Stress, listening, stress_campaign
 from mirage_jax.cache import Cache
 from mirage_jax.compiler.isolation.parent import Session, TrialFailure
-from mirage_jax.compiler.winner import Winner
+from mirage_jax.compiler.winner import Family, Winner
 from mirage_jax.errors import in_one_line
 from mirage_jax.hardware.device_model import DEVICES
 from mirage_jax.mugraph.graph import KernelSchedule, Schedule
@@ -265,7 +265,7 @@ def _kill_searcher(rng: random.Random, folder: Path) -> str:
 
 def _kill_trier(rng: random.Random, folder: Path) -> str:
     graph = parse(GRAPH)
-    winner = Winner(graph, Schedule((KernelSchedule(),) * 3), (), (), "algebra", "cpu")
+    winner = Winner(graph, Schedule((KernelSchedule(),) * 3), (), (), Family.ALGEBRA, "cpu")
     variants = [{**winner.to_json(), "views": {}}] * 4
     with Session() as session:
         assert session._ready()

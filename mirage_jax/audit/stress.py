@@ -25,7 +25,7 @@ import numpy as np
 from mirage_jax import timing
 from mirage_jax.audit.report import CampaignReport
 from mirage_jax.cache import Cache, CacheKey, Entry
-from mirage_jax.compiler.decide import Compiler
+from mirage_jax.compiler import Compiler
 from mirage_jax.compiler.tuning import Comparison
 from mirage_jax.compiler.tuning_session import TuningSession
 from mirage_jax.config import Budget, Options

@@ -1,7 +1,8 @@
-"""Who computes a region: decided once, by search, proof and measurement, or remembered from the last time.
+"""Decides who computes a region, once, by search, proof and measurement; later processes read the stored decision.
 
-`decide` is the order of events, `subject` a region on a device, `attempt` what is done to it where nothing is stored,
-`tuning` which sizes are tried, `trials` and `worker` how they are tried in another process, `winner` what runs.
+Reading order: `compiler` (all regions of a function), `decide` (one region: the order of the gates), `stored`,
+`region`, `winner`; then, only if nothing is stored, `tuning_session`, `tuning`, `float_check`, and `isolation`, which
+runs variants in child processes.
 """
 
-from mirage_jax.compiler.decide import Compiler as Compiler
+from mirage_jax.compiler.compiler import Compiler as Compiler

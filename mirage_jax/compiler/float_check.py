@@ -30,6 +30,7 @@ from mirage_jax.mugraph.graph import KernelGraph, Library, Op
 from mirage_jax.mugraph.operators import COMPARISONS
 from mirage_jax.verify.floats import gate, input_classes, range_edges
 from mirage_jax.verify.floats.noise import SAMPLES, noisy
+from mirage_jax.verify.gate import Verdict
 
 log = logging.getLogger("mirage_jax")
 
@@ -327,6 +328,23 @@ class Accuracy:
         """Bytes of the narrowest floats among the inputs."""
         floats = (dtype for _, dtype in self.subject.specs if jnp.issubdtype(dtype, jnp.floating))
         return min((dtype.itemsize for dtype in floats), default=4)
+
+
+@dataclass(frozen=True)
+class FloatGate:
+    """The gate for floats: runs a winner on classes of inputs, all of them if none is named."""
+
+    compare: Callable[[Winner, Sequence[str]], tuple[bool, str]]
+    classes: Sequence[str] = ()
+    name = "float gate"
+
+    def check(self, candidate: Winner) -> Verdict:
+        """Compare the winner's floats with float64's and XLA's.
+
+        Raises:
+            LoweringError, UnsupportedError: the winner does not compile here.
+        """
+        return Verdict(*self.compare(candidate, self.classes))
 
 
 @jax.jit

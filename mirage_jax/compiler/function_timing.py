@@ -28,10 +28,15 @@ type Function = Callable[..., list[Any]]
 
 
 def measure(whole: WholeProgram, device: Any, limit: float) -> WholeTimes:
-    """Times and temporary memory of the program as it was written, and of each variant.
+    """Measure times and temporary memory of the program as it was written, and of each variant.
 
-    limit: seconds that running it may take, but for two rounds, which there always are. Raises `UnsupportedError` if it
-    does not fit into the memory that is free, or cannot be run.
+    Args:
+        whole: the program.
+        device: the device that runs it.
+        limit: seconds that the runs may take; there are two rounds at least.
+
+    Raises:
+        UnsupportedError: the program does not fit into the free memory, or cannot be run.
     """
     here = SingleDeviceSharding(device)
     avals: list[Any] = [v.aval for v in whole.jaxpr.invars]
@@ -45,18 +50,23 @@ def measure(whole: WholeProgram, device: Any, limit: float) -> WholeTimes:
         compiled = {label: _compiled(label, f, types) for label, f in functions.items()}
         plans = {label: c.memory_analysis() for label, c in compiled.items()}
         _check_room(plans.values(), given, sets, device)
-        args = [one_set(types, jax.random.key(n)) for n in range(sets)]
-        if sets > 1:
-            calls = {label: _call(_chained(f, types, sets), args) for label, f in functions.items()}
-        else:
-            calls = {label: _call(c, *args[0]) for label, c in compiled.items()}
-        times = _times(calls, sets, limit, on_gpu)
-    ratios = {label: timing.ratio(times[PLAIN], t) for label, t in times.items() if label != PLAIN}
+        times = _times(_calls(functions, compiled, types, sets), sets, limit, on_gpu)
+    ratios = {label: timing.ratio(times[PLAIN], times[label]) for label in whole.variants}
     return WholeTimes(
         {label: t.seconds for label, t in times.items()},
         {label: int(plan.temp_size_in_bytes) for label, plan in plans.items() if plan is not None},
         {label: (r.value, r.low, r.high) for label, r in ratios.items()},
     )
+
+
+def _calls(
+    functions: Mapping[str, Function], compiled: Mapping[str, Any], types: tuple[jax.ShapeDtypeStruct, ...], sets: int
+) -> dict[str, timing.Call]:
+    """Make a call of each function, on one set of inputs or on several in turn."""
+    args = [one_set(types, jax.random.key(n)) for n in range(sets)]
+    if sets == 1:
+        return {label: _call(c, *args[0]) for label, c in compiled.items()}
+    return {label: _call(_chained(f, types, sets), args) for label, f in functions.items()}
 
 
 def _compiled(label: str, function: Function, types: tuple[jax.ShapeDtypeStruct, ...]) -> Any:

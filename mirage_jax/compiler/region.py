@@ -1,4 +1,4 @@
-"""One region on one device, as far as a stored decision needs it: its program, and what runs in its place."""
+"""One region on one device: its program, and the functions that run in its place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from mirage_jax.compiler.inputs import one_set
-from mirage_jax.compiler.winner import Winner
+from mirage_jax.compiler.winner import Family, Winner
 from mirage_jax.config import Options
 from mirage_jax.jaxpr_frontend.partition.program import FlatEqn
 from mirage_jax.jaxpr_frontend.translate.translate import Region
@@ -33,22 +33,22 @@ class RegionOnDevice:
 
     @cached_property
     def reference(self) -> KernelGraph:
-        """The region's program over as few axes as possible: what is searched, verified and keyed."""
+        """The region's program over as few axes as possible; the search, the gates and the cache key use it."""
         return simplify_axes(self.region.graph)
 
     @property
     def text(self) -> str:
-        """What is decided about: the reference, which parts of arrays are its inputs, and the user's equations."""
+        """The subject of the decision as text: the reference, its views of arrays, and the user's equations."""
         return self.region.annotated(self.reference)
 
     @cached_property
     def products(self) -> float:
-        """Operations of the matrix products in the user's equations; a muGraph may have folded some of them away."""
+        """Operations of the matrix products in the user's equations; a muGraph may have folded some away."""
         return sum(map(_product_flops, self.region.equations))
 
     @cached_property
     def before(self) -> Footprint:
-        """What the program itself moves and computes."""
+        """Bytes and operations of the program itself."""
         f = footprint(self.reference)
         return replace(f, flops=max(f.flops, self.products))
 
@@ -64,19 +64,20 @@ class RegionOnDevice:
             return one_set(tuple(jax.ShapeDtypeStruct(*spec) for spec in self.specs), jax.random.key(seed))
 
     def winner(self, graph: KernelGraph, schedule: Schedule, family: str) -> Winner:
+        """Wrap a graph over the reference's axes so that it takes the region's arrays."""
         own = self.region.graph
         libraries = {x.tensor for k in graph.kernels if isinstance(k, Library) for x in k.loads}
-        parts = self._parts if family == "kernels" and self.platform == "cuda" else {}
+        parts = self._parts if family == Family.KERNELS and self.platform == "cuda" else {}
         views = tuple(
             view if t.name in libraries else parts.get(t.name, view)
             for t, view in zip(own.inputs, self._reshapes, strict=True)
         )
         shapes_out = tuple(_shape(own, own.tensors[n].axes) for n in own.outputs)
-        return Winner(graph, schedule, views, shapes_out, family, self.platform)
+        return Winner(graph, schedule, views, shapes_out, Family(family), self.platform)
 
     @cached_property
     def _reshapes(self) -> list[View]:
-        """From the inputs of the region's graph to those of the reference."""
+        """Views from the inputs of the region's graph to the inputs of the reference."""
         pairs = zip(self.region.graph.inputs, self.reference.inputs, strict=True)
         return [View(_shape(self.region.graph, x.axes), (), _shape(self.reference, y.axes)) for x, y in pairs]
 
@@ -91,9 +92,12 @@ class RegionOnDevice:
     # ------------------------------------------------------------------ functions of the region's JAX values
 
     def xla(self, *values: jax.Array) -> list[jax.Array]:
+        """Run the region's own equations."""
         return list(self.region.reference(*values))
 
     def ours(self, winner: Winner) -> Callable[..., list[jax.Array]]:
+        """Make the function that runs a winner in place of the region."""
+
         def run(*values: jax.Array) -> list[jax.Array]:
             return list(self.region.finish(winner.run(*self.region.prepare(values, winner.in_place))))
 

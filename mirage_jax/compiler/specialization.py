@@ -1,7 +1,7 @@
-"""Sizes at which kernels of a candidate have specialized warps, on devices that have instructions for it.
+"""Chooses sizes for kernels with specialized warps, on devices that have instructions for them.
 
-What can be written so is for the emitter to say (`lower.hopper.kernel`): it is asked with all sizes that are likely,
-and the model orders those that it takes. The search knows nothing of it: the same muGraphs get another text.
+The emitter (`lower.hopper.kernel`) knows which sizes it can write, so this asks it with all likely sizes, and orders by
+the cost model those that it takes. The search is not involved: the same muGraphs get another text.
 """
 
 from __future__ import annotations
@@ -16,27 +16,39 @@ from mirage_jax.errors import LoweringError, UnsupportedError
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.lower.hopper.warpgroups import WARPGROUP_ROWS, WARPGROUP_WARPS
 from mirage_jax.lower.triton.emitter import DEFAULT_OPTIONS, emit
-from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Schedule, is_part
+from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, Schedule, is_part
 
-GROUPS, TILES = (2, 1), (64, 128, 256)
-STAGES, DEEPEST = (4, 3, 2), 2  # the deepest pipelines that there is room for: the model does not tell them apart
+ROWS = (2 * WARPGROUP_ROWS, WARPGROUP_ROWS)  # rows of a block
+TILES = (64, 128, 256)
+STAGES = (4, 3, 2)
+DEEPEST = 2  # pipelines tried for each tiling, the deepest that fit: the model does not tell them apart
 
 
 @functools.lru_cache(256)
 def specialized(graph: KernelGraph, schedule: Schedule, device: DeviceModel) -> tuple[Schedule, ...]:
-    """The schedule with specialized warps in one of its kernels, and in all where there are several; best first."""
+    """Schedules with specialized warps in one of the kernels, and in all if there are several; best estimate first."""
     if not device.wgmma or schedule.joint:
         return ()
-    found: dict[int, list[Schedule]] = {}
+    price = functools.partial(_price, graph, device)
+    found: list[Schedule] = []
+    best_of_each: list[Schedule] = []
     for n, (kernel, sizes) in enumerate(zip(graph.kernels, schedule.kernels, strict=True)):
-        if isinstance(kernel, BlockGraph) and kernel.loop and any(op.op == "dot" for op in kernel.ops):
+        if isinstance(kernel, BlockGraph) and _has_product_in_loop(kernel):
             options = [_with(schedule, n, own) for own in _sizes(kernel, graph, sizes, schedule, device)]
-            found[n] = sorted(options, key=lambda s: estimate(graph, s, device))
-    one = [s for options in found.values() for s in options]
-    several = [options[0] for options in found.values() if options]
-    if len(several) > 1:
-        one.append(replace(schedule, kernels=tuple(_first_changed(ks, schedule, n) for n, ks in _columns(several))))
-    return tuple(sorted(one, key=lambda s: estimate(graph, s, device)))
+            found += sorted(options, key=price)
+            best_of_each += found[-len(options) :][:1] if options else []
+    if len(best_of_each) > 1:
+        kernels = tuple(_first_changed(ks, schedule, n) for n, ks in _columns(best_of_each))
+        found.append(replace(schedule, kernels=kernels))
+    return tuple(sorted(found, key=price))
+
+
+def _price(graph: KernelGraph, device: DeviceModel, schedule: Schedule) -> float:
+    return estimate(graph, schedule, device)
+
+
+def _has_product_in_loop(kernel: BlockGraph) -> bool:
+    return kernel.loop is not None and any(op.op == "dot" for op in kernel.ops)
 
 
 def _columns(schedules: list[Schedule]) -> Iterator[tuple[int, list[KernelSchedule]]]:
@@ -54,29 +66,29 @@ def _with(schedule: Schedule, n: int, sizes: KernelSchedule) -> Schedule:
 def _sizes(
     kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule, schedule: Schedule, device: DeviceModel
 ) -> Iterator[KernelSchedule]:
-    """Those that the emitter takes."""
-    assert kernel.loop is not None
-    tiled = [a for a, _ in sizes.tiles if not is_part(a)]
-    for row in (a for a in kernel.grid if a in tiled and graph.extent(a) % WARPGROUP_ROWS == 0):
-        choices = [
-            [WARPGROUP_ROWS * g for g in GROUPS] if a == row else TILES[:2] if a == kernel.loop else (1, *TILES)
-            for a in tiled
-        ]
-        for tiles in product(*choices):
-            own = dict(sizes.tiles) | dict(zip(tiled, tiles, strict=True))
-            if any(own[a] > graph.extent(a) for a in tiled):
-                continue
-            warps = WARPGROUP_WARPS * own[row] // WARPGROUP_ROWS
-            programs = (
-                device.blocks if own[row] > WARPGROUP_ROWS else 0
-            )  # several blocks each: there is room for one at a time
-            made = KernelSchedule(tuple(own.items()), warps, specialized=True, programs=programs)
-            options = (replace(made, num_stages=s) for s in STAGES)
-            yield from islice((x for x in options if is_written(kernel, graph, x, schedule)), DEEPEST)
+    """Sizes at which the emitter writes a specialized kernel: for each tiling, the deepest pipelines."""
+    for rows, tiles in _tilings(kernel, graph, sizes):
+        warps = WARPGROUP_WARPS * rows // WARPGROUP_ROWS
+        programs = device.blocks if rows > WARPGROUP_ROWS else 0  # persistent where only one block has room at a time
+        made = KernelSchedule(tuple(tiles.items()), warps, specialized=True, programs=programs)
+        options = (replace(made, num_stages=s) for s in STAGES)
+        yield from islice((x for x in options if is_written(kernel, graph, x, schedule)), DEEPEST)
+
+
+def _tilings(kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule) -> Iterator[tuple[int, dict[Axis, int]]]:
+    """Tilings whose rows fill one or two warpgroups: the number of rows, and the tile of each axis."""
+    extents = {a: graph.extent(a) for a, _ in sizes.tiles if not is_part(a)}
+    for row in kernel.grid:
+        if row in extents and extents[row] % WARPGROUP_ROWS == 0:
+            choices = dict.fromkeys(extents, (1, *TILES)) | {row: ROWS, kernel.loop: TILES[:2]}
+            for chosen in product(*(choices[a] for a in extents)):
+                tiles = dict(zip(extents, chosen, strict=True))
+                if all(tile <= extents[a] for a, tile in tiles.items()):
+                    yield tiles[row], dict(sizes.tiles) | tiles
 
 
 def is_written(kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule, schedule: Schedule) -> bool:
-    """Does the emitter write a kernel at such sizes?"""
+    """Whether the emitter can write a kernel at these sizes."""
     try:
         emit(kernel, graph, sizes, schedule.part_counts, DEFAULT_OPTIONS)
     except (LoweringError, UnsupportedError):

@@ -1,11 +1,11 @@
-"""Which sizes of which candidates are timed, and which of them is the fastest.
+"""Finds the fastest variant: a candidate with tile sizes, warps and stages.
 
-First the tile sizes that the model likes, for several kinds of candidates: where these are many, two for each, and then
-the others of those that are not far slower than the fastest. Then a climb from the best sizes of the best few muGraphs:
-other tiles, warps, pipeline stages and parts of split axes near the best so far, as long as that helps (the model knows
-a device only roughly, and muGraphs like different launches). After each round what was best for each kernel is tried
-together, and so are the best with kernels that do not wait for each other in one launch. Each variant is timed once.
-The best few are timed against XLA, interleaved, and have to be faster beyond noise.
+1. Screen: time the tile sizes that the model likes, once each. If there are many, time two of each muGraph first, and
+   drop muGraphs that are far slower than the fastest.
+2. Climb: try neighbours of the best variants of the best few muGraphs, as long as that helps. The model knows a device
+   only roughly, and muGraphs like different launches.
+3. After each round, put together the best sizes of each kernel, then independent kernels in one launch.
+4. Time the best few against XLA, interleaved. A winner is faster beyond noise.
 """
 
 from __future__ import annotations
@@ -48,16 +48,14 @@ MIN_SPEEDUP = 1.03  # lower 95% bound of XLA's time over ours, below which XLA s
 TILINGS_PER_FINALIST = (6, 4, 3, 2, 2, 2, 2, 2, 2)  # tile sizes per kernel tried for the first, second, ... finalist
 FINALISTS = len(TILINGS_PER_FINALIST)
 SCREEN_SURVIVORS = 3  # variants that survive a screen
-MAX_VARIANTS = 72  # variants that are compiled for one: graphs of several large kernels have more
-MAX_CLIMB_STEPS = 4  # of the climb
+MAX_VARIANTS = 72  # variants compiled in one screen: graphs of several large kernels have more
+MAX_CLIMB_STEPS = 4
 MAX_CLIMB_SECONDS = 120.0  # seconds of climbing after which there is no further step
 MAX_STEP_TIME_RATIO = 0.98  # of the best time before a step: where other regions wait, one that gains less is the last
 FIRST_VARIANTS = 2  # variants of each muGraph that are timed before all others, where these are more than that
-HOPELESS_RATIO = (
-    3.0  # time of the faster one over the fastest of all, beyond which a muGraph's others are not tried then
-)
-CLIMB_ORIGINS = 3  # variants from which it starts, of different muGraphs mostly; it goes on from two
-MAX_NEIGHBOR_COST_RATIO = 1.6  # estimate of a neighbour over that of its origin up to which it is tried
+HOPELESS_RATIO = 3.0  # a muGraph's best time over the fastest of all, beyond which its other variants are not tried
+CLIMB_ORIGINS = 3  # variants from which the climb starts; later steps start from two
+MAX_NEIGHBOR_COST_RATIO = 1.6  # estimate of a neighbour over its origin's, up to which it is tried
 WARPS, STAGES = (2, 4, 8), range(2, 7)
 ROUNDS = 10  # of the comparison with XLA
 
@@ -71,50 +69,59 @@ class Comparison:
     best: tuple[timing.Timing, timing.Ratio] | None
 
 
-def compare(attempt: TuningSession, finalists: Sequence[Candidate], precise: Precision = Precision.FAST) -> Comparison:
+def compare(session: TuningSession, finalists: Sequence[Candidate], precise: Precision = Precision.FAST) -> Comparison:
     """Screen all variants of the finalists, then time the best few against XLA, with all kernels as `precise`."""
-    tiles = [
-        (c, as_precise(s, precise)) for i, c in enumerate(finalists) for s in tile_variants(c, TILINGS_PER_FINALIST[i])
+    screen = Screen(session)
+    variants = [
+        session.winner(c.graph, as_precise(s, precise), c.family) for c, s in _first_schedules(session, finalists)
     ]
-    for i, c in enumerate(finalists):
-        found = specialized(c.graph, c.schedule, attempt.description)
-        tiles += [(c, as_precise(s, precise)) for s in found[: TILINGS_PER_FINALIST[i]]]
-        if (launches := together(c, attempt.description)) is not None:
-            tiles += [(c, as_precise(s, precise)) for s in in_one_launch(c.graph, launches)]
-    screen = Screen(attempt)
-    variants = [attempt.winner(c.graph, s, c.family) for c, s in tiles]
-    if (
-        len(variants) > MAX_VARIANTS
-    ):  # the model would leave some out, and it does not know which of XLA's products are slow
+    if len(variants) > MAX_VARIANTS:  # do not let the model choose: it does not know which of XLA's products are slow
         screen(first_of_each(variants, FIRST_VARIANTS))
         variants = [w for w in variants if screen.hopeful(w.graph)]
     screen(variants)
-    screen(screen.composed())
-    best = screen(screen.joint())
+    best = _climb(screen, screen.recombine())
+    # One variant of each muGraph too: the float gate may refuse all variants of a muGraph.
+    return _against_xla(session, list(dict.fromkeys((*best, *screen.leaders(SCREEN_SURVIVORS)))))
+
+
+def _first_schedules(session: TuningSession, finalists: Sequence[Candidate]) -> Iterator[tuple[Candidate, Schedule]]:
+    """Schedules that the model likes: tile sizes for all finalists, then specialized warps, then joint launches."""
+    for c, n in zip(finalists, TILINGS_PER_FINALIST, strict=False):
+        yield from ((c, s) for s in tile_variants(c, n))
+    for c, n in zip(finalists, TILINGS_PER_FINALIST, strict=False):
+        yield from ((c, s) for s in specialized(c.graph, c.schedule, session.description)[:n])
+        if (launches := together(c, session.description)) is not None:
+            yield from ((c, s) for s in in_one_launch(c.graph, launches))
+
+
+def _climb(screen: Screen, best: list[Winner]) -> list[Winner]:
+    """Try neighbours of the best variants, step by step, as long as that helps; return the fastest few."""
+    session = screen.session
     origins = screen.origins(CLIMB_ORIGINS)
-    until = min(time.monotonic() + MAX_CLIMB_SECONDS, attempt.until)
+    until = min(time.monotonic() + MAX_CLIMB_SECONDS, session.until)
+    is_limited = session.until < math.inf  # other regions wait
     for _ in range(MAX_CLIMB_STEPS):
         if time.monotonic() > until:
             break
         before = screen.best
-        screen(replace(w, schedule=s) for w in origins for s in neighboring_schedules(w, attempt.description))
-        screen(screen.composed())
-        best = screen(screen.joint())
-        if screen.best >= (MAX_STEP_TIME_RATIO if attempt.until < math.inf else 1.0) * before:
+        screen(replace(w, schedule=s) for w in origins for s in neighboring_schedules(w, session.description))
+        best = screen.recombine()
+        if screen.best >= (MAX_STEP_TIME_RATIO if is_limited else 1.0) * before:
             break
         origins = screen.origins(2)
-    best = list(
-        dict.fromkeys((*best, *screen.leaders(SCREEN_SURVIVORS)))
-    )  # the float gate may refuse all variants of a muGraph
-    timed = attempt.timings(
-        {"xla": attempt.xla, **{str(i): attempt.ours(w) for i, w in enumerate(best)}}, rounds=ROUNDS
-    )
+    return best
+
+
+def _against_xla(session: TuningSession, best: Sequence[Winner]) -> Comparison:
+    """Time variants and XLA's code, interleaved."""
+    functions = {"xla": session.xla, **{str(i): session.ours(w) for i, w in enumerate(best)}}
+    timed = session.timings(functions, rounds=ROUNDS)
     xla = timed.get("xla")
     if xla is None:
         return Comparison(None, (), None)
-    attempt.record((w, timed[str(i)]) for i, w in enumerate(best) if str(i) in timed)
-    rows = [(w, timed[str(i)], timing.ratio(xla, timed[str(i)])) for i, w in enumerate(best) if str(i) in timed]
-    rows.sort(key=lambda row: -row[2].value)
+    times = [(w, timed[str(i)]) for i, w in enumerate(best) if str(i) in timed]
+    session.record(times)
+    rows = sorted(((w, t, timing.ratio(xla, t)) for w, t in times), key=lambda row: -row[2].value)
     return Comparison(xla, tuple(row for row in rows if row[2].low >= MIN_SPEEDUP), rows[0][1:] if rows else None)
 
 
@@ -148,50 +155,67 @@ def precisions(c: Candidate) -> list[Precision]:
 class Screen:
     """Times variants once each and remembers them all."""
 
-    attempt: TuningSession
+    session: TuningSession
     seconds: dict[Winner, float] = field(default_factory=dict)
 
     def __call__(self, variants: Iterable[Winner]) -> list[Winner]:
-        """Time those that are new, if they are not too many; the fastest few so far."""
+        """Time new variants, the likely ones if there are too many; return the fastest few so far."""
         new = self._likely([w for w in dict.fromkeys(variants) if w not in self.seconds])
-        run_here = self.attempt.platform == "cpu" and self.attempt.trials is None
-        if run_here and len(new) + len(self.seconds) <= SCREEN_SURVIVORS:
+        if self._runs_here and len(new) + len(self.seconds) <= SCREEN_SURVIVORS:
             self.seconds |= dict.fromkeys(new, 0.0)  # few enough to be compared with XLA at once
         elif new:
-            log.info("compiling and timing %d variants", len(new))
-            timed = self.attempt.screen(new)
-            self.attempt.tried["timed"] += len(timed)
-            self.attempt.record((new[i], t) for i, t in timed.items())
-            self.seconds |= {w: timed[i].seconds if i in timed else math.inf for i, w in enumerate(new)}
+            self._time(new)
         return self._ranked()[:SCREEN_SURVIVORS]
+
+    @property
+    def _runs_here(self) -> bool:
+        return self.session.platform == "cpu" and self.session.trials is None
+
+    def _time(self, new: Sequence[Winner]) -> None:
+        log.info("compiling and timing %d variants", len(new))
+        timed = self.session.screen(new)
+        self.session.tried["timed"] += len(timed)
+        self.session.record((new[i], t) for i, t in timed.items())
+        self.seconds |= {w: timed[i].seconds if i in timed else math.inf for i, w in enumerate(new)}
 
     def _likely(self, new: list[Winner]) -> list[Winner]:
         """The `MAX_VARIANTS` that the model likes best, and one of each muGraph."""
         if len(new) <= MAX_VARIANTS:
             return new
         first = {w.graph: w for w in reversed(new)}
-        price = {w: estimate(w.graph, w.schedule, self.attempt.description) for w in new}
+        price = {w: estimate(w.graph, w.schedule, self.session.description) for w in new}
         return list(dict.fromkeys((*first.values(), *sorted(new, key=price.__getitem__))))[:MAX_VARIANTS]
 
+    def recombine(self) -> list[Winner]:
+        """Time the best sizes of each kernel together, then kernels in one launch; the fastest few so far."""
+        self(self.composed())
+        return self(self.joint())
+
     def composed(self) -> Iterator[Winner]:
-        """Of each of the best muGraphs the sizes that seem best for each kernel, together. Launches run one after the
-        other, so a variant's time is taken for a sum of times, one for each kernel and its sizes (least squares).
+        """For each of the best muGraphs, put the sizes together that seem best for each kernel.
+
+        Launches run one after the other, so a variant's time is a sum over kernels and their sizes (least squares).
         """
         for best in self.leaders(CLIMB_ORIGINS):
-            like = (best.graph, best.schedule.joint, best.schedule.parts)
-            timed = [w for w in self._ranked() if (w.graph, w.schedule.joint, w.schedule.parts) == like]
-            columns = list(dict.fromkeys(use for w in timed for use in enumerate(w.schedule.kernels)))
-            uses = [set(enumerate(w.schedule.kernels)) for w in timed]
-            rows = np.array([[column in use for column in columns] for use in uses], np.float64)
-            parts = np.linalg.lstsq(rows, np.array([self.seconds[w] for w in timed]))[0]
-            fastest = dict(columns[i] for i in np.argsort(-parts))  # later ones replace earlier ones
+            fastest = self._fastest_sizes(self._comparable(best))
             schedule = replace(best.schedule, kernels=tuple(fastest[i] for i in range(len(fastest))))
             yield replace(best, schedule=as_wide(best.graph, schedule))
 
+    def _fastest_sizes(self, timed: Sequence[Winner]) -> dict[int, KernelSchedule]:
+        """The sizes of each kernel whose share of the measured times is the smallest."""
+        uses = [set(enumerate(w.schedule.kernels)) for w in timed]
+        columns = list(dict.fromkeys(use for w in timed for use in enumerate(w.schedule.kernels)))
+        rows = np.array([[column in use for column in columns] for use in uses], np.float64)
+        parts = np.linalg.lstsq(rows, np.array([self.seconds[w] for w in timed]))[0]
+        return dict(columns[i] for i in np.argsort(-parts))  # later ones replace earlier ones
+
+    def _comparable(self, best: Winner) -> list[Winner]:
+        """The timed variants of one muGraph with the same launches and parts."""
+        like = (best.graph, best.schedule.joint, best.schedule.parts)
+        return [w for w in self._ranked() if (w.graph, w.schedule.joint, w.schedule.parts) == like]
+
     def joint(self) -> Iterator[Winner]:
-        """The muGraphs with kernels that do not wait for each other in one launch: what is slow alone may go well with
-        others.
-        """
+        """Put kernels that do not wait for each other into one launch; slow ones may run well with others."""
         for best in self.leaders(FINALISTS):
             yield from (replace(best, schedule=s) for s in in_one_launch(best.graph, best.schedule))
 
@@ -242,10 +266,11 @@ def tile_variants(c: Candidate, n: int) -> Iterator[Schedule]:
 
 
 def neighboring_schedules(w: Winner, device: DeviceModel) -> Iterator[Schedule]:
-    """One change to one kernel: other warps, as many programs as run at a time or as there are blocks, a pipeline stage
-    or two more or less, a tile of half or twice the size along one axis, or moved from one axis to another, or blocks
-    of half or twice the size and warps; half or twice the parts of a split axis, with and without such blocks; or one
-    change to all loops of a launch. Those that the model does not take to be much slower.
+    """Schedules that differ from the winner's in one knob of one kernel, or of all loops of a launch.
+
+    Knobs: warps; persistence; stages (1 or 2 more or fewer); a tile doubled, halved, or moved to another axis; blocks
+    doubled or halved with their warps; parts of a split axis doubled or halved. Drops schedules that the cost model
+    puts above `MAX_NEIGHBOR_COST_RATIO` times the current estimate.
     """
     now = estimate(w.graph, w.schedule, device)
     changed = (
@@ -259,7 +284,7 @@ def neighboring_schedules(w: Winner, device: DeviceModel) -> Iterator[Schedule]:
 
 
 def _is_written(w: Winner, changed: Schedule) -> bool:
-    """Does the emitter write the kernels with specialized warps of which the sizes are changed?"""
+    """Whether the emitter can write all specialized kernels whose sizes changed."""
     same = changed.parts == w.schedule.parts
     return all(
         isinstance(kernel, Library)
@@ -280,7 +305,7 @@ def _one_changed(graph: KernelGraph, schedule: Schedule, device: DeviceModel) ->
 
 
 def _parts_changed(graph: KernelGraph, schedule: Schedule) -> Iterator[Schedule]:
-    """More and shorter parts go with smaller blocks, of which several run at a time: neither may pay alone."""
+    """Change parts alone, and together with blocks: more parts go with smaller blocks, and neither may pay alone."""
     for n, (axis, count) in enumerate(schedule.parts):
         for other in {2 * count, count // 2}.intersection(parts_of(graph.extent(axis))):
             parts = (*schedule.parts[:n], (axis, other), *schedule.parts[n + 1 :])
@@ -293,28 +318,33 @@ def _parts_changed(graph: KernelGraph, schedule: Schedule) -> Iterator[Schedule]
 def _blocks_changed(graph: KernelGraph, schedule: Schedule, i: int) -> Iterator[Schedule]:
     """Blocks of half or twice the size along an axis, with half or twice the warps."""
     sizes = schedule.kernels[i]
-    for axis, tile in sizes.tiles:
-        if tile > 1 and axis in graph.kernels[i].grid:
-            for up, down in ((1, 2), (2, 1)):
-                size, warps = tile * up // down, sizes.num_warps * up // down
-                if size < 2 * graph.extent(axis) and warps in WARPS:
-                    yield _one_with(graph, schedule, i, replace(_with_tile(sizes, axis, size), num_warps=warps))
+    tiles = [(axis, tile) for axis, tile in sizes.tiles if tile > 1 and axis in graph.kernels[i].grid]
+    for (axis, tile), (up, down) in product(tiles, ((1, 2), (2, 1))):
+        size, warps = tile * up // down, sizes.num_warps * up // down
+        if size < 2 * graph.extent(axis) and warps in WARPS:
+            yield _one_with(graph, schedule, i, replace(_with_tile(sizes, axis, size), num_warps=warps))
 
 
 def _loops_changed(graph: KernelGraph, schedule: Schedule) -> Iterator[Schedule]:
-    """All loops of a launch with as many stages, or with steps of half or twice the length: the kernel that holds the
-    most says how many blocks of all there are at a time.
+    """Change all loops of a launch together: the same stages, or steps of half or twice the length.
+
+    One kernel alone would not do: the kernel that holds the most memory says how many blocks run at a time.
     """
     for wave in schedule.waves(graph):
         loops = {n: k.loop for n in wave if isinstance(k := graph.kernels[n], BlockGraph) and k.loop}
-        if len(loops) < 2:
-            continue
-        sizes = {n: schedule.kernels[n] for n in loops}
-        for stages in STAGES:
-            yield _with(schedule, {n: replace(k, num_stages=stages) for n, k in sizes.items()})
-        for up, down in ((2, 1), (1, 2)):
-            steps = {n: max(1, k.tile(loops[n]) * up // down) for n, k in sizes.items()}
-            yield _with(schedule, {n: _with_tile(k, loops[n], steps[n]) for n, k in sizes.items()})
+        if len(loops) > 1:
+            yield from (_with_loops(schedule, loops, lambda k, _, s=s: replace(k, num_stages=s)) for s in STAGES)
+            for up, down in ((2, 1), (1, 2)):
+                yield _with_loops(
+                    schedule, loops, lambda k, a, up=up, down=down: _with_tile(k, a, max(1, k.tile(a) * up // down))
+                )
+
+
+def _with_loops(
+    schedule: Schedule, loops: Mapping[int, Axis], change: Callable[[KernelSchedule, Axis], KernelSchedule]
+) -> Schedule:
+    """The schedule with a change to each kernel that has a loop."""
+    return _with(schedule, {n: change(schedule.kernels[n], axis) for n, axis in loops.items()})
 
 
 def _one_with(graph: KernelGraph, schedule: Schedule, i: int, sizes: KernelSchedule) -> Schedule:
@@ -339,12 +369,17 @@ def _with_tile(sizes: KernelSchedule, axis: Axis, tile: int) -> KernelSchedule:
 
 
 def _launches(kernel: BlockGraph, sizes: KernelSchedule, device: DeviceModel) -> Iterator[KernelSchedule]:
+    """One change to how a kernel is launched: persistent programs or warps, then stages."""
     if sizes.specialized:
         yield replace(sizes, programs=0 if sizes.programs else device.blocks)
-    for warps in () if sizes.specialized else WARPS:
-        if warps != sizes.num_warps:
-            yield replace(sizes, num_warps=warps)
-    for more in (-2, -1, 1, 2) if kernel.loop else ():
+    else:
+        yield from (replace(sizes, num_warps=warps) for warps in WARPS if warps != sizes.num_warps)
+    if kernel.loop:
+        yield from _with_stages(sizes)
+
+
+def _with_stages(sizes: KernelSchedule) -> Iterator[KernelSchedule]:
+    for more in (-2, -1, 1, 2):
         if (stages := sizes.num_stages + more) in STAGES:
             yield replace(sizes, num_stages=stages)
 

@@ -1,6 +1,4 @@
-"""One region on one device, where no decision is stored: candidates for it, how long they take, and what they have to
-pass.
-"""
+"""Works on one region without a stored decision: searches candidates, times them, and makes their gates."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from jax.sharding import SingleDeviceSharding
 
 from mirage_jax import progress, timing
 from mirage_jax.cache import Cache, CacheKey, Entry
-from mirage_jax.compiler.float_check import Accuracy
+from mirage_jax.compiler.float_check import Accuracy, FloatGate
 from mirage_jax.compiler.isolation.parent import TrialFailure, Trials
 from mirage_jax.compiler.region import RegionOnDevice
 from mirage_jax.compiler.specialization import specialized
@@ -28,7 +26,7 @@ from mirage_jax.compiler.threads import as_here
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import warn_once
 from mirage_jax.cost.roofline import arithmetic, bound_by_products, estimate, fused_estimate
-from mirage_jax.errors import LoweringError, MirageError, TrialError, UnsupportedError, in_one_line
+from mirage_jax.errors import MirageError, TrialError, in_one_line
 from mirage_jax.hardware.device_model import DeviceModel, device_for
 from mirage_jax.interruptible import spread
 from mirage_jax.jaxpr_frontend.translate.translate import Region
@@ -45,7 +43,8 @@ from mirage_jax.search.enumerate.window_search import FAMILIES
 from mirage_jax.search.report import StopReason
 from mirage_jax.verify.equivalence import certificate as certificates
 from mirage_jax.verify.exact import exact_check
-from mirage_jax.verify.types import check_types
+from mirage_jax.verify.gate import Gate, Verdict
+from mirage_jax.verify.types import TypeGate
 
 log = logging.getLogger("mirage_jax")
 
@@ -54,48 +53,52 @@ MIN_SEARCH_SECONDS = 2.0  # seconds for a search, however late it is
 MIN_REMEMBERED_SEARCH_SECONDS = 10.0  # seconds of a search that is worth remembering for other sizes
 MAX_STORED_STRUCTURES = 48  # structures kept for other sizes, where others may be the best
 MAX_ALGEBRA_COST_RATIO = 0.97  # other algebra is measured if the model puts it below this fraction of the program's own
-MAX_COST_OVER_XLA = (
-    1.75  # kernels are measured up to this multiple of the model's estimate of XLA, which it knows but roughly,
-)
-MAX_COST_OVER_LIBRARY = 1.0  # but well where the time goes into products of libraries
-MAX_COST_BEFORE_SPECIALIZING = (
-    4.0  # times as slow as that a kernel may be by the model that is asked for with specialized warps,
-)
-MAX_SPECIALIZED_CANDIDATES = 40  # of the first so many
-XLA_COMPILE_THREADS = 8  # threads that have XLA compile
-MAX_TRIAL_MEMORY_FRACTION = 0.5  # of the free memory of a device that processes may take which try variants
+MAX_COST_OVER_XLA = 1.75  # kernels are measured up to this multiple of XLA's estimated time, which is rough
+MAX_COST_OVER_LIBRARY = 1.0  # the same where products of libraries take the time, which the model knows well
+MAX_COST_BEFORE_SPECIALIZING = 4.0  # up to this multiple of that limit, a kernel's specialized form is priced
+MAX_SPECIALIZED_CANDIDATES = 40  # candidates whose specialized form is priced
+XLA_COMPILE_THREADS = 8
+MAX_TRIAL_MEMORY_FRACTION = 0.5  # of the free memory of a device, for all children
 
 
 def space_for(region: Region) -> Space:
-    """What is searched. Where operands are read in windows, pointwise operators stand there once for each."""
+    """Choose the limits of the search. A region that reads slices has each pointwise operator once per slice."""
     in_windows = any(len(b.tensors) > 1 for b in region.inputs)
     return replace(SPACE, max_ops=2 * SPACE.max_ops) if in_windows else SPACE
 
 
 @dataclass
 class TuningSession(RegionOnDevice):
-    """A subject on its way to a decision."""
+    """A region that is being searched, measured and checked, with the counts for its report."""
 
-    tried: Counter[str] = field(default_factory=Counter)
-    measured: list[tuple[float, float]] = field(default_factory=list)  # of each variant: the model's seconds, and real
-    asked: int = 0  # candidates whose specialized form was priced
-    devices: Sequence[Any] = ()  # of the same kind, on which variants may be tried
-    until: float = math.inf  # of `time.monotonic`: what tuning can do without is left out from then on
-    trials: Trials | None = None  # where variants are tried first; None: in this process
-    say: progress.Say = lambda _: None
+    tried: Counter[str] = field(default_factory=Counter)  # candidates by what happened to them
+    measured: list[tuple[float, float]] = field(default_factory=list)  # seconds of each variant: by the model, and real
+    specialized_asked: int = 0  # candidates whose specialized form was priced
+    devices: Sequence[Any] = ()  # of one kind: variants may be tried on all of them
+    until: float = math.inf  # in seconds of `time.monotonic`: from then on, tuning skips optional steps
+    trials: Trials | None = None  # children that try variants first; None: this process does
+    notify: progress.Say = lambda _: None
+
+    def try_in(self, trials: Trials | None, notify: progress.Say = lambda _: None) -> None:
+        """Try variants in these children from now on, as many as the device has room for, and report progress."""
+        self.trials = None if trials is None else self.with_room(trials)
+        self.notify = notify
 
     @cached_property
     def space(self) -> Space:
+        """The limits of the search for this region."""
         return space_for(self.region)
 
     @property
     def description(self) -> DeviceModel:
-        """What the cost model knows of the device."""
+        """The device, as the cost model describes it."""
         return device_for(self.device)
 
     def headroom(self, xla: float | None = None) -> float:
-        """Seconds that may be saved: what XLA takes, by the model if it was not measured, less what products, or inputs
-        and outputs, take alone, by the model.
+        """Estimate the seconds that tuning may save: XLA's time less a lower bound.
+
+        The bound is the time of the products alone, or of moving inputs and outputs. `xla` is XLA's measured time;
+        without it the cost model estimates it.
         """
         reference, device = self.reference, self.description
         moved = sum(map(self._bytes, (*reference.inputs, *(reference.tensors[name] for name in reference.outputs))))
@@ -121,7 +124,7 @@ class TuningSession(RegionOnDevice):
         return sum(int(np.prod(shape)) * dtype.itemsize for shape, dtype in self.specs)
 
     def with_room(self, trials: Trials) -> Trials:
-        """Those of the processes that find room on the device for the inputs and results of all sets, leaving some."""
+        """Keep the children for which the device has room: each needs the inputs and results of all sets."""
         stats = self.device.memory_stats() or {}
         if "bytes_limit" not in stats:
             return trials
@@ -131,8 +134,8 @@ class TuningSession(RegionOnDevice):
 
     # ------------------------------------------------------------------ search
 
-    def candidates(self, cache: Cache, key: CacheKey, say: progress.Say) -> tuple[list[Candidate], str]:
-        """Well-formed candidates, best estimate first, and the search's report.
+    def candidates(self, cache: Cache, key: CacheKey, notify: progress.Say) -> tuple[list[Candidate], str]:
+        """Search for candidates: return them, best estimate first, and the search's report.
 
         Kernels that a long search found for the same structure at other sizes are tiled for these; only algebra is
         searched then, because what order of evaluation is cheap depends on sizes.
@@ -143,10 +146,10 @@ class TuningSession(RegionOnDevice):
         known = cache.get(key) if device.is_gpu and self._may_have_kernels else None
         kernels = [] if known is None else candidates.restore(known.schedule, self.reference, device)
         families = FAMILIES if self._may_have_kernels and not kernels else ("algebra",)
-        notify = progress.searching(say, seconds)
+        of_search = progress.searching(notify, seconds)
         states = budget.states or 2_000_000
-        found, report = search(self.reference, device, self.space, seconds, states, families, notify, budget.workers)
-        if report.stop is StopReason.INTERRUPTED:  # what was found so far is no answer that may be stored
+        found, report = search(self.reference, device, self.space, seconds, states, families, of_search, budget.workers)
+        if report.stop is StopReason.INTERRUPTED:  # candidates found so far are no answer to store
             raise KeyboardInterrupt
         text = str(report)
         if kernels:
@@ -164,7 +167,7 @@ class TuningSession(RegionOnDevice):
 
     @property
     def _may_have_kernels(self) -> bool:
-        """Whether candidates may be kernels. Where none can run, it is said once, and none is searched for."""
+        """Whether candidates may be kernels. If no kernel can run here, warn once."""
         if self._on_gpu and (package := launch.missing(*launch.PACKAGES)):
             warn_once(f"no kernels are tried on this GPU: {package} is not installed ({launch.INSTALL})")
             return False
@@ -177,8 +180,9 @@ class TuningSession(RegionOnDevice):
         return most * fused_estimate(self.reference, self.description)
 
     def promising(self, c: Candidate) -> bool:
-        """Is a candidate worth measuring? Library operators must do clearly less than the program as it stands, kernels
-        must not be far slower than XLA's.
+        """Whether a candidate is worth measuring.
+
+        Library operators must do clearly less work than the program; kernels must not be far slower than XLA's.
         """
         if c.family == "kernels":
             promising = c.seconds <= self.slowest or self._promising_specialized(c)
@@ -186,6 +190,7 @@ class TuningSession(RegionOnDevice):
             return promising
 
         def estimate(f: Footprint) -> float:
+            """Seconds on a roofline."""
             return max(f.flops / self.description.matrix_flops_f32, f.bytes / self.description.bandwidth)
 
         promising = estimate(footprint(c.graph)) < MAX_ALGEBRA_COST_RATIO * estimate(self.before)
@@ -193,33 +198,33 @@ class TuningSession(RegionOnDevice):
         return promising
 
     def _promising_specialized(self, c: Candidate) -> bool:
-        """The same of its kernels with specialized warps. Asked of the first few: it takes its time."""
+        """The same for kernels with specialized warps. Only the first few are asked: pricing them is slow."""
         if (
             c.seconds > MAX_COST_BEFORE_SPECIALIZING * self.slowest
-            or self.asked >= MAX_SPECIALIZED_CANDIDATES
+            or self.specialized_asked >= MAX_SPECIALIZED_CANDIDATES
             or not self.description.wgmma
         ):
             return False
-        self.asked += 1
+        self.specialized_asked += 1
         best = specialized(c.graph, c.schedule, self.description)[:1]
         return any(estimate(c.graph, s, self.description) <= self.slowest for s in best)
 
     def verified(self, found: Iterable[Candidate]) -> Iterator[Candidate]:
-        """Those that are well formed and pass one draw of the fingerprint."""
-        fingerprint = certificates.Fingerprint(self.reference)
+        """Yield candidates that are well formed, have justified types and pass one draw of the fingerprint."""
+        fingerprint, types = certificates.Fingerprint(self.reference), TypeGate(self.reference)
         for c in found:
             try:
                 check_graph(c.graph)
-                if same := fingerprint(c.graph):
-                    check_types(self.reference, c.graph)
+                same = fingerprint(c.graph)
             except MirageError as why:
-                self.tried["refused by the checker"] += 1
-                log.info("candidate refused: %s", why)
+                self.refuse(types, Verdict(False, str(why)))
                 continue
-            if same:
+            if not same:
+                self.tried["refused by the fingerprint"] += 1
+            elif (verdict := types.check(c)).passed:
                 yield c
             else:
-                self.tried["refused by the fingerprint"] += 1
+                self.refuse(types, verdict)
 
     # ------------------------------------------------------------------ measurement
 
@@ -228,6 +233,7 @@ class TuningSession(RegionOnDevice):
         args = [self.inputs(i) for i in range(self.sets)]
 
         def prepare(item: tuple[str, Callable[..., Any]]) -> tuple[str, timing.Call] | None:
+            """Compile a function, and run it once."""
             label, f = item
             try:
                 compiled = self._compiled(f)
@@ -248,92 +254,92 @@ class TuningSession(RegionOnDevice):
             return timing.time_device(calls, self.sets, rounds) if self._on_gpu else timing.time_wall(calls, rounds)
 
     def _compiled(self, f: Callable[..., Any], options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
-        """A function of the region's values, compiled as one of a list of sets of them."""
+        """Compile a function of the region's values so that it runs on several sets, one after the other."""
         here = SingleDeviceSharding(self.device)
         types = tuple(jax.ShapeDtypeStruct(shape, dtype, sharding=here) for shape, dtype in self.specs)
         return timing.chain(f).lower([types] * self.sets).compile(options)
 
     @cached_property
     def compiled_xla(self) -> Callable[..., Any]:
-        """XLA's code for the region, as far as it is made without trying out products, which takes seconds."""
+        """XLA's code for the region, without autotuning of products, which takes seconds."""
         return self._compiled(self.xla, timing.ONCE)
 
     def time_xla(self) -> float:
-        """Seconds that this takes, measured once: to choose among regions, not to decide about one."""
+        """Time `compiled_xla` once, in seconds: good enough to choose among regions, not to decide about one."""
         args = [self.inputs(i) for i in range(self.sets)]
         return self._times({"xla": lambda: jax.block_until_ready(self.compiled_xla(args))}, rounds=1)["xla"].seconds
 
     def screen(self, winners: Sequence[Winner]) -> dict[int, timing.Timing]:
-        """Variants timed once each, by position; in another process where there is one, so that none that faults or
-        hangs is ever run in this one. Those that fail are left out and counted.
+        """Time variants once each, by position; leave out and count those that fail.
+
+        Children run them, if there are any, so that none that faults or hangs ever runs in this process.
         """
-        if self.trials is None:
-            found = self.timings({str(i): self.ours(w) for i, w in enumerate(winners)}, rounds=1)
-            return {int(i): t for i, t in found.items()}
-        try:
-            tell = progress.measuring(self.say, len(winners))
-            notify = lambda outcome: tell(outcome.seconds if isinstance(outcome, timing.Timing) else None)  # noqa: E731
-            outcomes = self.trials.times([w.to_json() for w in winners], notify)
-            failures = [o for o in outcomes if isinstance(o, TrialFailure)]
-            if len(failures) == len(outcomes) and any(f.wants_memory for f in failures):
-                raise TrialError(
-                    "this process leaves no memory of the device (XLA_PYTHON_CLIENT_PREALLOCATE=false does)"
-                )
-        except TrialError as why:
-            log.warning("variants are tried in this process: %s", why)
-            self.trials = None
-            return self.screen(winners)
-        for i, outcome in enumerate(outcomes):
-            if isinstance(outcome, TrialFailure):
-                self.tried[outcome.kind] += 1
-                log.info("%d %s: %s", i, outcome.kind, outcome.why)
+        if self.trials is not None:
+            try:
+                return self._screen_in(self.trials, winners)
+            except TrialError as why:
+                log.warning("variants are tried in this process: %s", why)
+                self.trials = None
+        found = self.timings({str(i): self.ours(w) for i, w in enumerate(winners)}, rounds=1)
+        return {int(i): t for i, t in found.items()}
+
+    def _screen_in(self, trials: Trials, winners: Sequence[Winner]) -> dict[int, timing.Timing]:
+        tell = progress.measuring(self.notify, len(winners))
+        notify = lambda outcome: tell(outcome.seconds if isinstance(outcome, timing.Timing) else None)  # noqa: E731
+        outcomes = trials.times([w.to_json() for w in winners], notify)
+        failures = {i: o for i, o in enumerate(outcomes) if isinstance(o, TrialFailure)}
+        if len(failures) == len(outcomes) and any(f.wants_memory for f in failures.values()):
+            raise TrialError("this process leaves no memory of the device (XLA_PYTHON_CLIENT_PREALLOCATE=false does)")
+        for i, failure in failures.items():
+            self.tried[failure.kind] += 1
+            log.info("%d %s: %s", i, failure.kind, failure.why)
         return {i: t for i, t in enumerate(outcomes) if isinstance(t, timing.Timing)}
 
     def record(self, timed: Iterable[tuple[Winner, timing.Timing]]) -> None:
-        """Keep what the model said about variants that were timed, and what they took."""
+        """Keep the model's estimate and the measured time of each variant."""
         for winner, t in timed:
             self.measured.append((estimate(winner.graph, winner.schedule, self.description), t.seconds))
 
     # ------------------------------------------------------------------ checks
 
-    def exact(self, winner: Winner) -> tuple[bool, str]:
-        """Does the text of the winner's kernels compute what its graph says, on numbers without rounding?
+    def certificate_gate(self) -> certificates.CertificateGate:
+        """Make the gate for equivalence with the region's program."""
+        return certificates.CertificateGate(self.reference)
 
-        Where it cannot be done, the float gate decides alone, and the report says so.
-        """
-        if winner.cuda is None:
-            return True, ""
-        try:
-            wrong = exact_check.exact_check(winner.graph, winner.schedule, winner.options)
-        except UnsupportedError as why:
-            return True, f"not done: {why}"
-        except LoweringError as why:
-            return False, f"not written at small sizes: {why}"
-        except Exception as why:  # Triton's interpreter changes from version to version; a wrong text did compile
-            log.warning("kernels are not checked on exact numbers: %s: %s", type(why).__name__, why)
-            return True, f"not done: {in_one_line(why)}"
-        return not wrong, wrong or "kernels agree with the graph bit for bit on exact numbers, at small sizes"
+    def exact_gate(self) -> Gate[Winner]:
+        """Make the gate for the text of kernels."""
+        return exact_check.ExactGate()
+
+    def float_gate(self, classes: Sequence[str] = ()) -> Gate[Winner]:
+        """Make the gate for floats, on the named classes of inputs or on all."""
+        return FloatGate(self.gate, classes)
+
+    def refuse(self, gate: Gate[Any], verdict: Verdict) -> None:
+        """Count a candidate that a gate refused."""
+        self.tried[f"refused by the {gate.name}"] += 1
+        log.info("refused by the %s: %s", gate.name, verdict.why)
 
     @cached_property
     def _accuracy(self) -> Accuracy:
         return Accuracy(self)
 
     def gate(self, winner: Winner, only: Sequence[str] = ()) -> tuple[bool, str]:
-        """Are the winner's floats as good as XLA's on every input class, or on those that are named? And why."""
+        """Compare the winner's floats with XLA's on every input class, or on those in `only`: passed, and why."""
         return self._accuracy.gate(winner, only)
 
 
-def times_of_xla(attempts: Sequence[TuningSession]) -> list[float | None]:
-    """What XLA takes for each of several regions, all of which it compiles at the same time; None where that cannot be
-    told. The model does not know everything: of which products XLA copies the operands, say.
+def times_of_xla(sessions: Sequence[TuningSession]) -> list[float | None]:
+    """Time XLA's code for several regions, in seconds, compiled at the same time; None where that fails.
+
+    The model does not know everything: whether XLA copies the operands of a product, for example.
     """
 
-    def tried[T](action: Callable[[TuningSession], T], attempt: TuningSession) -> T | None:
+    def tried[T](action: Callable[[TuningSession], T], session: TuningSession) -> T | None:
         try:
-            return action(attempt)
+            return action(session)
         except Exception as why:
             log.info("XLA's code is not timed: %s", in_one_line(why))
             return None
 
-    compiled = spread(as_here(lambda attempt: tried(lambda a: a.compiled_xla, attempt)), attempts, XLA_COMPILE_THREADS)
-    return [c and tried(TuningSession.time_xla, attempt) for c, attempt in zip(compiled, attempts, strict=True)]
+    compiled = spread(as_here(lambda session: tried(lambda a: a.compiled_xla, session)), sessions, XLA_COMPILE_THREADS)
+    return [c and tried(TuningSession.time_xla, session) for c, session in zip(compiled, sessions, strict=True)]

@@ -3,11 +3,11 @@
 Each region beats XLA's code for that region alone. That says little about a function: what XLA fuses across a border,
 and what it need not make again, is in no region's time. So the function is measured, too: as it was written, ours, and
 ours without values that are made again. The rule: the fastest of ours runs if its median ratio over plain jit is at
-least 1 and the lower end of its interval at least 0.98; among those within 1% of it, the one that needs the least
-temporary memory. Else plain jit runs.
+least 1 and the lower end of its interval at least 0.98; among variants within 1% of the fastest, the least temporary
+memory wins. Else plain jit runs.
 
 A decision is stored under the program's fingerprint and the decisions of its regions, so it is asked again when one of
-these changes. It says what is fast, never what is right: every variant is made of proven regions.
+these changes. It is about speed, never about correctness: every variant is made of proven regions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MIN_MEDIAN_RATIO = 1.0  # median of plain jit's time over ours, from which on ou
 MIN_LOW_RATIO = 0.98  # lower end of that ratio's interval, from which on ours runs
 TIE_RATIO = 0.99  # of the best ratio, from which on memory decides
 POLICY = f"whole function: median ratio {MIN_MEDIAN_RATIO}, lower bound {MIN_LOW_RATIO}, memory within {TIE_RATIO}"
-MAX_RATIO = 1e6  # of what is stored: more is no ratio of times
+MAX_RATIO = 1e6  # a larger stored ratio is no ratio of times
 
 type Ratios = Mapping[str, tuple[float, float, float]]
 
@@ -57,7 +57,7 @@ def as_written() -> WholeFunction:
 
 
 def of_one_region(whole: WholeProgram, d: Decision) -> WholeFunction:
-    """The decision about a program that is one region: its measurement is that of the function."""
+    """The decision about a program that is one region: its measurement is the function's."""
     label = next(iter(whole.variants))
     seconds = {PLAIN: d.timings["xla"], label: d.timings["mirage"]}
     value = seconds[PLAIN] / seconds[label]
@@ -80,7 +80,7 @@ def decisions(plan: LoweringPlan) -> str:
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be decided about a program, and the key of the answer."""
+    """A program to decide about, and the key of the answer."""
 
     whole: WholeProgram
     key: CacheKey
@@ -102,7 +102,7 @@ class Question:
         yield from filter(None, map(_obstacle, self.whole.equations()))
 
     def decided(self, found: WholeTimes) -> WholeFunction:
-        """Which variant runs."""
+        """Choose the variant that runs."""
         label, (value, low, high) = fastest(found)
         ratio, text = (value, low, high), f"{value:.2f}x [{low:.2f}, {high:.2f}]"
         if value >= MIN_MEDIAN_RATIO and low >= MIN_LOW_RATIO:
@@ -118,28 +118,31 @@ class Question:
         cache.put(self.key, Entry("whole", schedule=details, timings=dict(found.seconds), reasons=reasons))
 
     def stored(self, cache: Cache) -> WholeFunction | None:
-        """The decision that is stored; None if there is none that can be used."""
+        """Read the stored decision; None if there is none that can be used."""
         entry = cache.get(self.key)
-        details: Any = None if entry is None else entry.schedule
-        if entry is None or entry.decision != "whole" or not isinstance(details, dict) or len(entry.reasons) != 2:
+        if entry is None or entry.decision != "whole" or len(entry.reasons) != 2:
             return None
+        details: Any = entry.schedule
         chosen, why = entry.reasons
-        ratio, memory, others = (details.get(name, {}) for name in ("ratio", "memory", "others"))
-        is_sound = (_is_ratio(ratio) or ratio == []) and _are_counts(memory) and isinstance(others, dict)
-        if not is_sound or chosen not in (PLAIN, *self.whole.variants):
+        if not _are_details(details) or not self._is_possible(chosen, details["others"]):
             return None
-        if chosen in others and decisions(self.whole.variants[chosen]()) != others[chosen]:
-            return None  # its regions were decided anew
-        known = (ratio[0], ratio[1], ratio[2]) if ratio else None  # that it could not be measured is stored, too
-        return WholeFunction(chosen, why, "cache", known, dict(entry.timings), memory)
+        ratio = details["ratio"]
+        known = (ratio[0], ratio[1], ratio[2]) if ratio else None  # empty if the program could not be measured
+        return WholeFunction(chosen, why, "cache", known, dict(entry.timings), details["memory"])
+
+    def _is_possible(self, chosen: str, others: Mapping[str, str]) -> bool:
+        """Whether the program has the variant, with the regions' decisions of the time when it was chosen."""
+        if chosen not in (PLAIN, *self.whole.variants):
+            return False
+        return chosen not in others or decisions(self.whole.variants[chosen]()) == others[chosen]
 
 
 def fastest(found: WholeTimes) -> tuple[str, tuple[float, float, float]]:
-    """Of the variants of ours the fastest, or one that is nearly as fast and needs less temporary memory."""
+    """Choose the fastest optimized variant, or a nearly as fast one that needs less temporary memory."""
     best = max(ratio[0] for ratio in found.ratios.values())
-    alike = {label: ratio for label, ratio in found.ratios.items() if ratio[0] >= TIE_RATIO * best}
-    label = min(alike, key=lambda label: (found.memory.get(label, math.inf), -alike[label][0]))
-    return label, alike[label]
+    tied = {label: ratio for label, ratio in found.ratios.items() if ratio[0] >= TIE_RATIO * best}
+    label = min(tied, key=lambda label: (found.memory.get(label, math.inf), -tied[label][0]))
+    return label, tied[label]
 
 
 def _can_be_drawn(aval: Any) -> bool:
@@ -155,6 +158,14 @@ def _obstacle(eqn: FlatEqn) -> str:
     if eqn.primitive == "shard_map":
         return "several devices compute it"
     return "it calls code outside of JAX" if jax_compat.calls_outside(eqn.eqn) else ""
+
+
+def _are_details(value: Any) -> bool:
+    """Whether a stored value has the fields that `Question.store` writes."""
+    if not isinstance(value, dict) or not {"ratio", "memory", "others"} <= value.keys():
+        return False
+    is_ratio = value["ratio"] == [] or _is_ratio(value["ratio"])
+    return is_ratio and _are_counts(value["memory"]) and isinstance(value["others"], dict)
 
 
 def _is_ratio(value: Any) -> bool:

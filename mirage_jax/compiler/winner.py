@@ -1,10 +1,10 @@
-"""What runs in the place of a region, on every platform, and how it is shown."""
+"""Runs in the place of a region, on every platform, and prints its kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from enum import StrEnum
 from typing import Any, Self
 
 import jax
@@ -25,21 +25,29 @@ from mirage_jax.mugraph.views import View
 KERNEL_EMIT_OPTIONS = EmitOptions(dot_precision="tf32")
 
 
+class Family(StrEnum):
+    """How a winner runs: as generated kernels, or as library operators that XLA runs in another order."""
+
+    KERNELS = "kernels"
+    ALGEBRA = "algebra"
+
+
 @dataclass(frozen=True)
 class Winner:
-    """A muGraph that runs in place of a region. Takes and returns arrays in the layout of the region's own graph, but
-    for operands of which its kernels read a part in place: these it takes as they are.
+    """A muGraph that runs in place of a region. It takes and returns arrays in the layout of the region's graph.
+
+    The exception are operands that its kernels read in place, through a view: it takes these whole.
     """
 
     graph: KernelGraph
     schedule: Schedule
     views: tuple[View, ...]  # from what it takes to the inputs of its graph
     shapes_out: tuple[tuple[int, ...], ...]
-    family: str
+    family: Family
     platform: str
 
     def to_json(self) -> dict[str, Any]:
-        """What another process needs to run it: the graph as text, the schedule, the family, what is read in place."""
+        """Write the graph as text, the schedule, the family and the views, for another process."""
         return {
             "graph": str(self.graph),
             "schedule": schedule_to_json(self.schedule),
@@ -55,17 +63,17 @@ class Winner:
         shapes_in, shapes_out = (tuple(tuple(map(graph.extent, t.axes)) for t in ts) for ts in (graph.inputs, tensors))
         own = {name: View.from_json(view) for name, view in value["views"].items()}
         views = tuple(own.get(t.name, View(n, (), n)) for t, n in zip(graph.inputs, shapes_in, strict=True))
-        return cls(graph, schedule_from_json(value["schedule"]), views, shapes_out, str(value["family"]), platform)
+        return cls(graph, schedule_from_json(value["schedule"]), views, shapes_out, Family(value["family"]), platform)
 
-    @cached_property
+    @property
     def options(self) -> EmitOptions:
-        """How its kernels are written."""
+        """Options for the emitter: tf32 products, and operands that are read in place."""
         cut = tuple((t.name, view) for t, view in zip(self.graph.inputs, self.views, strict=False) if view.cuts)
         return replace(KERNEL_EMIT_OPTIONS, views=cut)
 
     @property
     def footprint(self) -> Footprint:
-        """What it moves, computes and launches."""
+        """Bytes, operations and launches."""
         whole = footprint(self.graph, self.schedule.part_counts)
         return replace(whole, kernels=len(self.schedule.waves(self.graph)))
 
@@ -81,7 +89,7 @@ class Winner:
         return frozenset(name for name, _ in self.options.views)
 
     def portable(self, *arrays: jax.Array) -> list[jax.Array]:
-        """As plain JAX: every backend, and the meaning of the kernels."""
+        """Run as plain JAX, on any backend."""
         tensors = [view.of(x) for view, x in zip(self.views, arrays, strict=True)]
         return self._shaped(evaluate.run(self.graph, tensors, xp=jnp, dtype=None, widen=self.platform == "cpu"))
 
@@ -91,14 +99,19 @@ class Winner:
         return self._shaped(launch.run_cuda(self.graph, self.schedule, given, libraries, options=self.options))
 
     @property
+    def has_kernels(self) -> bool:
+        """Whether the winner has generated code; else it has library operators only, which XLA runs best."""
+        return self.family == Family.KERNELS
+
+    @property
     def cuda(self) -> Callable[..., list[jax.Array]] | None:
-        """As Triton kernels; None if every operator is a library operator, which XLA runs best itself."""
-        return self._kernels if self.family == "kernels" else None
+        """Return the function that launches the Triton kernels; None if there are none."""
+        return self._kernels if self.has_kernels else None
 
     @property
     def run(self) -> Callable[..., list[jax.Array]]:
-        """What runs on the winner's own platform."""
-        return self._kernels if self.platform == "cuda" and self.cuda is not None else self.portable
+        """Return the function for the winner's own platform."""
+        return self._kernels if self.platform == "cuda" and self.has_kernels else self.portable
 
     def _shaped(self, results: Sequence[jax.Array]) -> list[jax.Array]:
         return [jnp.reshape(y, shape) for y, shape in zip(results, self.shapes_out, strict=True)]
@@ -119,7 +132,7 @@ def readable(w: Winner) -> str:
     """The text of a winner's kernels; for algebra, the muGraph that JAX runs operator by operator."""
     threads = [f"{k.name}: {t}" for k in w.graph.kernels if isinstance(k, BlockGraph) for t in thread_graphs(k)]
     head = "".join(f"# {line}\n" for line in (*str(w.graph).splitlines(), *threads))
-    if w.cuda is None:
+    if not w.has_kernels:
         return head
     launches = launch.launches(w.graph, w.schedule, w.options)
     return head + "\n\n".join(x.text for x in launches if not isinstance(x, Library))

@@ -20,8 +20,6 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-import scipy  # pyright: ignore[reportMissingTypeStubs]
-
 from mirage_jax.errors import GraphError
 from mirage_jax.mugraph.domains import exact
 from mirage_jax.mugraph.domains.protocol import Domain
@@ -72,7 +70,9 @@ class Function:
 def _special(name: str) -> Callable[..., Any]:
     def _value(xp: Any, x: Any) -> Any:
         if xp.__name__ == "numpy":
-            return getattr(scipy.special, name)(x)  # imported by scipy on first use: it takes a while
+            import scipy.special  # pyright: ignore[reportMissingTypeStubs]  # it takes a while to load
+
+            return getattr(scipy.special, name)(x)
         import jax.scipy.special  # jax.numpy was passed in, so jax is loaded already; mugraph itself stays free of it
 
         return getattr(jax.scipy.special, name)(x)

@@ -1,15 +1,15 @@
-"""Which types and constants a candidate may have. A certificate is about real numbers; these rules are about floats.
+"""Checks the types and constants of a candidate. A certificate is about real numbers; these rules are about floats.
 
 * An intermediate tensor is float32 (float64 if it depends on one), or has the type of a tensor of the program with the
   same values. It may be a 16-bit float as well if the program has that type, a matrix product reads it, it is no part
   of a sum, and, in float16, a bound says that it fits (`mugraph.passes.float16_range`).
 * A factor is one that float32 holds, and no larger or smaller than the square of what all factors and constants of the
-  program and the lengths of its sums make together; so is a constant that is added, beside those that the program adds.
+  program and the lengths of its sums make together; so is a constant that is added, unless the program adds it.
   Exponents are no larger than the program's powers and products make.
-* In its own types, on a few small inputs, it keeps the digits that the program keeps: adding 1e9 and taking it away
-  again is something that no certificate sees.
+* In its own types, on a few small inputs, it keeps the digits that the program keeps: no certificate sees that adding
+  1e9 and subtracting it again loses digits.
 
-What the search writes keeps to them; who edits a stored decision may not.
+The search keeps to these rules; whoever edits a stored decision may not.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ import numpy as np
 
 from mirage_jax.errors import VerificationError
 from mirage_jax.mugraph.dtypes import FLOATS, SIXTEEN_BIT_FLOATS, numpy_dtype
-from mirage_jax.mugraph.graph import Attr, KernelGraph, Op, Tensor, is_part
+from mirage_jax.mugraph.graph import Attr, Axis, KernelGraph, Op, Tensor, is_part
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.mugraph.passes.float16_range import equal_tensors, out_of_range, rounded
+from mirage_jax.verify.gate import HasGraph, Verdict
 
 FACTORS = ("scale", "ca", "cb")
 TERMS = ("offset", "value")
 EXPONENTS = ("exponent", "degree")
-MAX_ROUNDING_RATIO = (
-    32.0  # times the error of the program itself, and its unit in the last place, that rounding may make
-)
+MAX_ROUNDING_RATIO = 32.0  # error of a candidate over the program's own error and its unit in the last place
 MAX_CONSTANT_POWER = 2.0  # what a product reads twice has its constants twice
 MAX_EXPONENT_BITS = 1000.0  # what a power of two may be in Python
 SLACK_BITS = 4.0  # bits beyond what the program's own constants make
@@ -44,7 +43,7 @@ def check_types(reference: KernelGraph, candidate: KernelGraph) -> None:
     """Hold a candidate's types and constants against what its program has.
 
     Raises:
-        VerificationError: one is not allowed; the text says which, and what is.
+        VerificationError: one is not allowed; the text says which, and the limits.
     """
     _check_constants(reference, candidate)
     if found := out_of_range(reference, candidate):
@@ -53,26 +52,59 @@ def check_types(reference: KernelGraph, candidate: KernelGraph) -> None:
     _check_digits(reference, candidate)
 
 
+@dataclass(frozen=True)
+class TypeGate:
+    """The gate for types and constants: `check_types` against one program."""
+
+    reference: KernelGraph
+    name = "checker"
+
+    def check(self, candidate: HasGraph) -> Verdict:
+        """Compare the candidate's types and constants with the program's."""
+        try:
+            check_types(self.reference, candidate.graph)
+        except VerificationError as why:
+            return Verdict(False, str(why))
+        return Verdict(True)
+
+
 # ---------------------------------------------------------------------- types
 
 
+@dataclass(frozen=True)
+class _Tensors:
+    """The tensors of a candidate, as far as their types depend on more than themselves."""
+
+    program_dtypes: frozenset[str]
+    interface: frozenset[str]  # inputs and outputs, whose types are given
+    factors: frozenset[str]  # a matrix product reads these
+    wide: frozenset[str]  # these depend on a tensor of float64
+
+    def default(self, t: Tensor) -> str:
+        """The type of an intermediate that needs no reason."""
+        return "f64" if t.name in self.wide else "f32"
+
+    def is_usual(self, t: Tensor) -> bool:
+        """Whether a tensor has a type that needs no reason, or is a factor of 16 bits."""
+        return t.name in self.interface or t.dtype == self.default(t) or self._is_narrow_factor(t)
+
+    def _is_narrow_factor(self, t: Tensor) -> bool:
+        is_narrow = t.dtype in SIXTEEN_BIT_FLOATS and t.dtype in self.program_dtypes and t.name not in self.wide
+        return is_narrow and t.name in self.factors and not any(map(is_part, t.axes))
+
+
 def _check_dtypes(reference: KernelGraph, candidate: KernelGraph) -> None:
-    own = {t.dtype for t in reference.tensors.values()}
-    fixed = {t.name for t in candidate.inputs} | set(candidate.outputs)
-    read = _operands_of_products(candidate)
-    wide = _in_float64(candidate)
-    unusual: list[Tensor] = []
-    for t in candidate.tensors.values():
-        narrow = t.dtype in SIXTEEN_BIT_FLOATS and t.dtype in own and t.name in read and not any(map(is_part, t.axes))
-        usual = t.dtype == ("f64" if t.name in wide else "f32")
-        if t.name not in fixed and not usual and not (narrow and t.name not in wide):
-            unusual.append(t)
-    if not unusual:
-        return
-    equal = equal_tensors(reference, candidate)
+    tensors = _Tensors(
+        frozenset(t.dtype for t in reference.tensors.values()),
+        frozenset(t.name for t in candidate.inputs) | frozenset(candidate.outputs),
+        frozenset(_operands_of_products(candidate)),
+        frozenset(_in_float64(candidate)),
+    )
+    unusual = [t for t in candidate.tensors.values() if not tensors.is_usual(t)]
+    equal = equal_tensors(reference, candidate) if unusual else {}  # takes its time
     for t in unusual:
         if t.dtype not in (types := {reference.tensors[name].dtype for name in equal[t.name]}):
-            allowed = sorted(types | {"f64" if t.name in wide else "f32"})
+            allowed = sorted(types | {tensors.default(t)})
             raise VerificationError(f"tensor {t} has a type that the program gives no such value; allowed: {allowed}")
 
 
@@ -92,10 +124,14 @@ def _operands_of_products(graph: KernelGraph) -> set[str]:
         axes = {v.name: set(v.axes) for v in (*kernel.loads, *kernel.ops)}
         tensors = {x.name: x.tensor for x in kernel.loads}
         for op in kernel.ops:
-            if op.op == "dot":
-                x, y = (axes[a] for a in op.args)
-                found |= {tensors[a] for a in op.args if a in tensors and x - y and y - x}
+            if op.op == "dot" and _is_of_matrices(*(axes[a] for a in op.args)):
+                found |= {tensors[a] for a in op.args if a in tensors}
     return found
+
+
+def _is_of_matrices(x: set[Axis], y: set[Axis]) -> bool:
+    """Whether each operand of a product has an axis that the other has not."""
+    return not x <= y and not y <= x
 
 
 # ---------------------------------------------------------------------- constants
@@ -103,7 +139,7 @@ def _operands_of_products(graph: KernelGraph) -> set[str]:
 
 @dataclass(frozen=True)
 class _Allowed:
-    """What the constants of a program justify."""
+    """Limits that the constants of a program justify."""
 
     held: tuple[float, float]  # the smallest and largest normal numbers of the program's widest type, or of float32
     bits: float  # by which a factor may be larger or smaller than 1
@@ -112,32 +148,38 @@ class _Allowed:
 
     @classmethod
     def by(cls, reference: KernelGraph) -> _Allowed:
-        constants = [(op, key, c) for k in reference for op in k.ops for key, c in _constants(op)]
-        factors = [abs(c) for _, key, c in constants if key not in EXPONENTS and c]
-        powers = sum(abs(c) for _, key, c in constants if key in EXPONENTS)
+        """Derive the limits from a program."""
         ops = [op for k in reference for op in k.ops]
-        lengths = [reference.extent(a) for op in ops for a in _reduced(op)]
-        bits = (
-            MAX_CONSTANT_POWER * (sum(abs(math.log2(f)) for f in factors) + sum(map(math.log2, lengths))) + SLACK_BITS
-        )
-        terms = [abs(c) for _, key, c in constants if key in TERMS]
+        constants = [(key, c) for op in ops for key, c in _constants(op)]
+        powers, terms = ([abs(c) for key, c in constants if key in keys] for keys in (EXPONENTS, TERMS))
         products = sum(op.op in ("mul", "dot", "div") for op in ops)
-        exponent = 2.0 + float(powers) + products
-        bits = min(bits * max(1.0, float(max(_exponents(reference), default=1))), MAX_EXPONENT_BITS)
-        widest = ml_dtypes.finfo("float64" if any(t.dtype == "f64" for t in reference.tensors.values()) else "float32")
+        bits = min(_bits(reference, ops, constants) * max(1.0, float(max(powers, default=1))), MAX_EXPONENT_BITS)
+        has_wide = "f64" in {t.dtype for t in reference.tensors.values()}
+        widest = ml_dtypes.finfo("float64" if has_wide else "float32")
         held = float(widest.smallest_normal), float(widest.max)
-        largest = min(float(max([*terms, Fraction(1)])) * 2.0 ** min(bits, MAX_EXPONENT_BITS), held[1])
-        return cls(held, bits, largest, exponent)
+        largest = min(float(max([*terms, Fraction(1)])) * 2.0**bits, held[1])
+        return cls(held, bits, largest, 2.0 + float(sum(powers)) + products)
 
     def refuses(self, key: str, value: Fraction) -> str:
-        """Why a constant is not allowed; empty if it is."""
+        """Give the limits that a constant breaks; empty if it keeps to them."""
         size = abs(value)
         if key in EXPONENTS:
-            return f"at most {self.exponent:g}" if size > self.exponent else ""
+            return _at_most(self.exponent, size)
         if key in TERMS:
-            return f"at most {self.largest:g}" if size > self.largest else ""
+            return _at_most(self.largest, size)
         low, high = max(2.0**-self.bits, self.held[0]), min(2.0**self.bits, self.held[1])
         return f"{low:.3g} to {high:.3g}" if size and not low <= size <= high else ""
+
+
+def _at_most(limit: float, size: Fraction) -> str:
+    return f"at most {limit:g}" if size > limit else ""
+
+
+def _bits(reference: KernelGraph, ops: Sequence[Op], constants: Sequence[tuple[str, Fraction]]) -> float:
+    """Bits by which the factors of a program and the lengths of its sums may scale a value."""
+    factors = [abs(c) for key, c in constants if key not in EXPONENTS and c]
+    lengths = [reference.extent(a) for op in ops for a in _reduced(op)]
+    return MAX_CONSTANT_POWER * (sum(abs(math.log2(f)) for f in factors) + sum(map(math.log2, lengths))) + SLACK_BITS
 
 
 @functools.lru_cache(maxsize=8)
@@ -169,10 +211,6 @@ def _constants(op: Op) -> Iterator[tuple[str, Fraction]]:
         known = key in (*FACTORS, *TERMS, *EXPONENTS)
         if known and isinstance(value, Fraction | int) and value != defaults.get(key):
             yield key, Fraction(value)
-
-
-def _exponents(graph: KernelGraph) -> Sequence[Fraction]:
-    return [abs(c) for k in graph for op in k.ops for key, c in _constants(op) if key in EXPONENTS]
 
 
 def _reduced(op: Op) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import random
 from mirage_jax.audit import cache_entries, campaigns, crowds, faults, interrupts
 from mirage_jax.audit.stress import CASES, Stress, Tally
 from mirage_jax.cli import OK, USAGE, main
-from mirage_jax.compiler import decide
+from mirage_jax.compiler import stored
 
 
 def assert_fine(result: Stress) -> None:
@@ -25,8 +25,8 @@ def test_changed_entries() -> None:
 def test_changed_entries_that_nobody_checks_are_wrong(monkeypatch) -> None:
     """The campaign can fail."""
     monkeypatch.setattr(cache_entries.Remembering, "_check_foreign", lambda *_: "not checked")
-    monkeypatch.setattr(decide, "_check_size", lambda *_: None)
-    monkeypatch.setattr(decide, "RULES_FOR_STORED", ())
+    monkeypatch.setattr(stored, "_check_size", lambda *_: None)
+    monkeypatch.setattr(stored, "GATES_FOR_STORED", ())
     result = cache_entries.campaign(120, 1)
     assert any(row.wrong for row in result.table_rows) and not result.passed
 

@@ -135,7 +135,7 @@ def test_children_go_on_to_the_next_region(monkeypatch) -> None:
             yield Trials([session])
 
     monkeypatch.setattr(module, "trials", one)
-    with module.kept() as get:
+    with module.shared() as get:
         first = get(["a"])
         assert first.times([fine(1.0)]) == [timed(1.0)] and get(["a"]) is first
         first.times([{"do": "abort"}])

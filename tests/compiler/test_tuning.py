@@ -15,8 +15,8 @@ from lower.kernels import PROGRAMS
 from mirage_jax import timing
 from mirage_jax.cache import CacheKey
 from mirage_jax.compiler import Compiler, tuning
-from mirage_jax.compiler.decide import POLICY
 from mirage_jax.compiler.isolation.parent import TrialFailure
+from mirage_jax.compiler.stored import POLICY
 from mirage_jax.compiler.tuning_session import TuningSession
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options
@@ -27,6 +27,7 @@ from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.schedule_json import schedule_from_json
 from mirage_jax.report import Decision
 from mirage_jax.search.candidates import Candidate, as_launched
+from mirage_jax.verify.gate import Verdict
 
 PROGRAM = PROGRAMS["rmsnorm"]("f16", i=64, k=1024, j=512)
 WINNER = Winner(PROGRAM.graph, PROGRAM.schedule, (), (), "kernels", "cuda")
@@ -255,6 +256,7 @@ def test_where_the_gate_refuses_rounding_products_are_more_precise(rounding: boo
         lambda *_: WINNER,
         lambda winners: dict(enumerate(winners)),
     )
-    subject.gate = lambda winner, only: (False, "refused")
+    refusing = SimpleNamespace(check=lambda winner: Verdict(False, "refused"))
+    subject.float_gate = lambda classes: refusing
     assert (decide().winner is not None) == rounding
     assert timed == [rounding], "what ordinary inputs refuse is not measured"

@@ -1,7 +1,7 @@
 """The child process of `compiler.isolation.parent`: ``python -m mirage_jax.compiler.isolation.child``.
 
 Reads requests from standard input, compiles the variants of each in several threads, runs one after the other, times
-those that ran together, and says on standard output what it is about to do and what came of it. Ends when its parent
+those that ran, together, and reports each step on standard output before and after it. Ends when its parent
 does, whatever it is doing, and after an error from which the device does not recover.
 """
 
@@ -79,7 +79,7 @@ def _answer[R: Callable[[], object]](
     healthy: Callable[[], bool],
     turn: Callable[[gpu_lock.Waiting], AbstractContextManager[object]],
 ) -> int:
-    """Answer one request; the number of variants. Nothing of them is kept: their inputs fill a device's memory."""
+    """Answer one request, and return the number of variants. Keep nothing: inputs fill a device's memory."""
     with ThreadPoolExecutor(request["threads"]) as pool:
         prepare_one = functools.partial(_prepare, say, prepare)
         prepared = list(pool.map(prepare_one, itertools.count(), request["variants"]))
@@ -223,6 +223,7 @@ def channel() -> Say:
     os.dup2(2, 1)
 
     def say(message: Mapping[str, Any]) -> None:
+        """Write one message."""
         with lock:
             out.write(json.dumps(message) + "\n")
             out.flush()
@@ -231,6 +232,7 @@ def channel() -> Say:
 
 
 def main() -> None:
+    """Serve the parent process until it ends."""
     say = channel()
     device = jax.devices()[0]
     if device.platform == "gpu" and not launch.missing(*launch.PACKAGES):

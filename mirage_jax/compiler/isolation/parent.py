@@ -1,16 +1,17 @@
-"""Variants are tried in a process of their own, so that a kernel that faults or hangs takes nothing of the user's with
-it: an illegal access poisons the CUDA context of its process for good.
+"""Tries variants in child processes, so that a kernel that faults or hangs does no harm to the user's.
 
-A `Session` keeps one child (`compiler.isolation.child`, started afresh: the user's script is not run again) for as
-long as regions are tuned. It gets muGraphs and schedules as text, builds the programs, runs and times each, and tells
-what it is doing before it does it. What it was at when it died, or when it said nothing for too long, is dropped and
-counted; a new child goes on with the rest. Each device has several children, which share the variants: they compile at
-once, some of which is Python, in which threads would wait for each other, and take `turns` on the device.
+An illegal access poisons the CUDA context of its process for good.
+
+A `Session` keeps one child (`compiler.isolation.child`, started afresh: the user's script is not run again) for as long
+as regions are tuned. It gets muGraphs and schedules as text, builds the programs, runs and times each, and announces
+each step. If it dies, or is silent for too long, the variant at hand is dropped and counted, and a new child goes on
+with the rest. Each device has several children, which share the variants: they compile at the same time (threads would
+wait for each other in Python), and take turns on the device (`gpu_lock`).
 
 Messages are JSON, one to a line. To the child: {"variants": [..], "threads": n}. From it: {"ready": device kind},
-{"compiling": i}, {"compiled": i}, {"waiting": true} (for its turn), {"running": i}, {"timing": [i, ..]},
-{"timed": i, ..}, {"failed": i, "why": ..}, {"done": n}. A request with one thread is one for a time: its variants are
-timed alone, too.
+{"compiling": i}, {"compiled": i}, {"waiting": true} (for its turn), {"running": i}, {"timing": [i, ..]}, {"timed": i,
+..}, {"failed": i, "why": ..}, {"done": n}. A request with one thread is one for a time: its variants are timed alone,
+too.
 """
 
 from __future__ import annotations
@@ -214,7 +215,7 @@ class Trials:
             for s in self.sessions:
                 s.close()
 
-        spread(work, self.sessions, len(self.sessions), close)  # what one of them raises ends all
+        spread(work, self.sessions, len(self.sessions), close)  # an exception ends all
         return [found[i] for i in range(len(variants))]
 
 
@@ -243,10 +244,8 @@ def trials(devices: Sequence[Any]) -> Iterator[Trials | None]:
 
 
 @contextmanager
-def kept() -> Iterator[Callable[[Sequence[Any]], Trials | None]]:
-    """`trials` for several regions, one after the other: the same children, unless one of them has died since. To start
-    one takes seconds.
-    """
+def shared() -> Iterator[Callable[[Sequence[Any]], Trials | None]]:
+    """Share children among several regions, one after the other; start new ones, in seconds, if a child has died."""
     with ExitStack() as stack:
         last: tuple[Sequence[Any], Trials] | None = None
 
@@ -278,7 +277,7 @@ def environment(device: Any) -> dict[str, str]:
 
 @dataclass
 class _Turn:
-    """One request to a child, and what is known about each of its variants when it ends."""
+    """One request to a child, with the outcome of each variant so far."""
 
     numbers: Sequence[int]
     notify: Notify
@@ -287,6 +286,7 @@ class _Turn:
     running: int | None = None
 
     def listen(self, child: _Child, patience: Patience) -> None:
+        """Follow the messages of the child until the request is done."""
         while True:
             seconds = patience.compile if self.running is None else patience.run
             match child.receive(seconds):
@@ -324,6 +324,7 @@ class _Turn:
         return next(iter(self.compiling)) if len(self.compiling) == 1 else None
 
     def doing(self, n: int) -> str:
+        """Say what the child did with a variant."""
         return "running" if n == self.running else "compiling"
 
 
@@ -362,6 +363,7 @@ class _Child:
         self._lines.put(None)
 
     def send(self, message: Mapping[str, Any]) -> None:
+        """Send one request."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(message) + "\n")
@@ -370,6 +372,7 @@ class _Child:
             raise self._death() from None
 
     def receive(self, seconds: float) -> dict[str, Any]:
+        """Wait for one message, for at most so many seconds."""
         line, until = None, time.monotonic() + seconds
         while True:
             try:
@@ -405,6 +408,6 @@ class _Child:
         self._process.wait()
         self._reader.join()
         if self._process.stdin is not None:
-            with suppress(OSError):  # what was not read any more
+            with suppress(OSError):  # nobody reads the rest
                 self._process.stdin.close()
         self._errors.close()

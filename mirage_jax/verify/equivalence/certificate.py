@@ -7,9 +7,9 @@ and two ragged parts of split axes. A kernel that skips for sentinels (`mugraph.
 its forms. `Fingerprint` is one draw for any number of candidates, for the search; `certify` makes as many as the bound
 (`verify.equivalence.error_bound`) asks for.
 
-What it says: the two graphs are the same function in exact arithmetic, at the reduced extents (each sum weighed so
-that its mass is that of the real extent); see `mugraph.domains.finite_field` for functions outside the Lax fragment.
-Rounding, and the code generated from the graph, are the float gate's business.
+What it says: the two graphs are the same function in exact arithmetic, at the reduced extents (each sum is weighed to
+have the mass of the real extent); see `mugraph.domains.finite_field` for functions outside the Lax fragment. Rounding,
+and the code generated from the graph, are the float gate's business.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy
 
-from mirage_jax.errors import DifferentError, GraphError, VerificationError
+from mirage_jax.errors import DifferentError, GraphError, MirageError, VerificationError
 from mirage_jax.mugraph.canonical import structure_hash
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.domains.finite_field import Draw, FieldDomain, Pair, ZeroDivisor
@@ -46,6 +46,7 @@ from mirage_jax.mugraph.graph import (
 )
 from mirage_jax.mugraph.passes.sentinels import complete, guarded, skipping
 from mirage_jax.verify.equivalence.error_bound import Bound, BoundDomain, Difference, error_bound
+from mirage_jax.verify.gate import HasGraph, Verdict
 
 VERSION = 1
 MAX_ERROR_PROBABILITY = 1e-12
@@ -93,10 +94,16 @@ class Certificate:
         )
 
     def to_json(self) -> str:
+        """Write the certificate as JSON."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Certificate:
+        """Read a certificate.
+
+        Raises:
+            VerificationError: the text is none, or of another version.
+        """
         try:
             d = json.loads(text)
             if d["version"] != VERSION:
@@ -112,12 +119,12 @@ class Certificate:
 class Fingerprint:
     """One draw for any number of candidates of one reference: are the graphs equal at random inputs?
 
-    The draw, the inputs and the reference's values are made once for all candidates that reduce its extents alike.
+    The draw, the inputs and the reference's values are made once for all candidates with the same reduced extents.
     Each candidate is a graph that was there before the draw was looked at, so each passes wrongly with the probability
     of one draw. False also for a candidate that is not well formed or differs in type. A filter, to be followed by a
     certificate, so it does a fraction of the work: blocks along a grid axis do not know each other (no block may reduce
-    one), so there is only one along each; axes are as short as two tiles allow; and what is run in tiles is not run as
-    straight-line code before.
+    one), so there is only one along each; axes are as short as two tiles allow; and it runs in tiles only, not
+    as straight-line code before.
     """
 
     def __init__(self, reference: KernelGraph, entropy: Entropy = secrets.token_bytes):
@@ -169,6 +176,23 @@ def certify(
     return comparison.certificate(done, per_draw)
 
 
+@dataclass
+class CertificateGate:
+    """The gate for equivalence: `certify` against one program."""
+
+    reference: KernelGraph
+    certificate: Certificate | None = None  # of the last candidate that passed
+    name = "certificate"
+
+    def check(self, candidate: HasGraph) -> Verdict:
+        """Certify the candidate, and keep the certificate."""
+        try:
+            self.certificate = certify(self.reference, candidate.graph)
+        except MirageError as why:
+            return Verdict(False, str(why))
+        return Verdict(True, str(self.certificate))
+
+
 def recheck(
     certificate: Certificate, reference: KernelGraph, candidate: KernelGraph, entropy: Entropy = secrets.token_bytes
 ) -> Certificate:
@@ -201,8 +225,11 @@ def replay(certificate: Certificate, reference: KernelGraph, candidate: KernelGr
 def scale_of(reference: KernelGraph, candidate: KernelGraph) -> Scale | None:
     """Where the cuts of masks and loop bounds lie at reduced extents; None if the candidate has no loop bounds.
 
-    Windows may be longer than a reduced axis, so all cuts in both graphs move closer together, in order. Differences of
-    three axes in a circle would add up to each other; then nothing is proven (`VerificationError`).
+    Windows may be longer than a reduced axis, so all cuts in both graphs move closer together, in order.
+
+    Raises:
+        VerificationError: differences of three axes in a circle would add up to each other, so nothing is proven; or
+            there are too many cuts to test.
     """
     all_bounds = list(_loop_bounds(candidate))
     if not all_bounds:
@@ -211,27 +238,16 @@ def scale_of(reference: KernelGraph, candidate: KernelGraph) -> Scale | None:
     domain = FactDomain({b for _, loop_bounds in all_bounds for b in loop_bounds.bounds}, pairs)
     for graph in (reference, candidate):
         evaluate(graph, [FactAt(axes=t.axes) for t in graph.inputs], domain)
-    scale = Scale.of(sorted(domain.seen))
-    joined = {a: a for pair in domain.pairs for a in pair}
-
-    def join(a: Axis, b: Axis) -> None:
-        of, to = joined.setdefault(a, a), joined.setdefault(b, b)
-        joined.update({k: to for k, old in joined.items() if old == of})
-
-    ones = [a for a in joined if reference.sizes.get(origin(a), candidate.sizes.get(origin(a))) == 1]
-    for a in ones[1:]:  # the only index of each is the same number
-        join(a, ones[0])
-    if any(a != b for a, b in scale.to.items()):  # else bounds add up as they do at real extents
-        for graph in (reference, candidate):
-            for a, b in _renamed_masks(graph):
-                join(a, b)
+    scale = replace(Scale.of(sorted(domain.seen)), pairs=frozenset(domain.pairs))
+    classes = _Classes({a: a for pair in domain.pairs for a in pair})
+    for a, b in _same_indices(reference, candidate, classes, scale):
+        classes.join(a, b)
     for a, b in map(sorted, domain.pairs):
-        if joined[a] == joined[b]:
+        if classes.of[a] == classes.of[b]:
             raise VerificationError(
                 f"masks and loop bounds compare axes in a circle: {sorted(map(sorted, domain.pairs))}"
             )
-        join(a, b)
-    scale = replace(scale, pairs=frozenset(domain.pairs))
+        classes.join(a, b)
     if scale.far > MAX_REDUCED_EXTENT:
         raise VerificationError(
             f"masks and loop bounds compare axes with {scale.largest} different bounds: too many to test"
@@ -239,15 +255,43 @@ def scale_of(reference: KernelGraph, candidate: KernelGraph) -> Scale | None:
     return scale
 
 
+@dataclass
+class _Classes:
+    """Classes of axes, each named by one of its members."""
+
+    of: dict[Axis, Axis]
+
+    def join(self, a: Axis, b: Axis) -> None:
+        """Make one class of two."""
+        old, new = self.of.setdefault(a, a), self.of.setdefault(b, b)
+        self.of.update({k: new for k, name in self.of.items() if name == old})
+
+
+def _same_indices(
+    reference: KernelGraph, candidate: KernelGraph, classes: _Classes, scale: Scale
+) -> Iterator[tuple[Axis, Axis]]:
+    """Pairs of axes whose indices are the same number."""
+    ones = [a for a in classes.of if reference.sizes.get(origin(a), candidate.sizes.get(origin(a))) == 1]
+    yield from ((a, ones[0]) for a in ones[1:])  # the only index of each is 0
+    if any(a != b for a, b in scale.to.items()):  # else bounds add up as they do at real extents
+        for graph in (reference, candidate):
+            yield from _renamed_masks(graph)
+
+
 def _renamed_masks(graph: KernelGraph) -> Iterator[tuple[Axis, Axis]]:
     """Names under which axes of tensors that may depend on indices are read elsewhere."""
-    told = set[str]()
+    of_indices = set[str]()
     for kernel in graph:
-        for load in kernel.loads:
-            if load.tensor in told:
-                yield from ((a, b) for a, b in zip(graph.tensors[load.tensor].axes, load.axes, strict=True) if a != b)
-        if any(op.op == "iota" for op in kernel.ops) or any(x.tensor in told for x in kernel.loads):
-            told |= {s.tensor.name for s in kernel.stores}
+        loads = [load for load in kernel.loads if load.tensor in of_indices]
+        for load in loads:
+            pairs = zip(graph.tensors[load.tensor].axes, load.axes, strict=True)
+            yield from ((a, b) for a, b in pairs if a != b)
+        if loads or _has_indices(kernel):
+            of_indices.update(store.tensor.name for store in kernel.stores)
+
+
+def _has_indices(kernel: Kernel) -> bool:
+    return any(op.op == "iota" for op in kernel.ops)
 
 
 def _loop_bounds(graph: KernelGraph) -> Iterator[tuple[Axis, LoopBounds]]:
@@ -272,13 +316,22 @@ def reduced(
     """
     scale = scale or Scale()
     real = dict(reference.extents) | dict(candidate.extents)
+    wanted = _wanted_extents(real, candidate, scale, quick)
+    by_size: dict[int, int] = {}
+    for axis, n in real.items():
+        by_size[n] = max(by_size.get(n, 1), wanted[axis] if n > 1 else 1)
+    extents = {a: by_size[n] for a, n in real.items()}
+    parts = {a: 2 if extents[origin(a)] > 1 else 1 for a in candidate.split_axes}
+    kernels = tuple(KernelSchedule(tuple(_reduced_tiles(k, extents, parts, quick).items())) for k in candidate)
+    return extents, Schedule(kernels, tuple(sorted(parts.items())))
+
+
+def _wanted_extents(real: Iterable[Axis], candidate: KernelGraph, scale: Scale, quick: bool) -> dict[Axis, int]:
+    """The extent that each axis needs by itself."""
     plain, looped, split = QUICK if quick else FULL
     wanted = dict.fromkeys(real, plain)
-    for kernel in candidate:
-        if kernel.loop is not None:
-            wanted[origin(kernel.loop)] = looped
-    for axis in candidate.split_axes:
-        wanted[origin(axis)] = split
+    wanted |= {origin(kernel.loop): looped for kernel in candidate if kernel.loop is not None}
+    wanted |= {origin(axis): split for axis in candidate.split_axes}
     for loop, loop_bounds in _loop_bounds(candidate):
         rows, columns, scaled = origin(loop_bounds.axis), origin(loop), scale.loop_bounds(loop_bounds)
         odd = 0 if quick else 1
@@ -287,23 +340,23 @@ def reduced(
         wanted[columns] = max(wanted[columns], wanted[rows] + max(scaled.high or 0, 0) | odd)
     for axis in {origin(a) for pair in scale.pairs for a in pair}:
         wanted[axis] = max(wanted[axis], scale.far)
-    by_size: dict[int, int] = {}
-    for axis, n in real.items():
-        by_size[n] = max(by_size.get(n, 1), wanted[axis] if n > 1 else 1)
-    extents = {a: by_size[n] for a, n in real.items()}
-    parts = {a: 2 if extents[origin(a)] > 1 else 1 for a in candidate.split_axes}
-    kernels: list[KernelSchedule] = []
-    for kernel in candidate:
-        length = {a: extents[origin(a)] for a in kernel.divided if not is_part(a)}
-        for a in length:
-            if part_axis(a) in kernel.grid:
-                length[a] -= (parts[a] - 1) * part_length(length[a], parts[a])  # of the last, shortest part
-        tiles = {a: n if quick and a != kernel.loop else _ragged(n) for a, n in length.items()}
-        if kernel.loop is not None and kernel.loop_bounds is not None:
-            most = 1 if part_axis(kernel.loop) in kernel.grid else 2
-            tiles |= {kernel.loop_bounds.axis: 1, kernel.loop: min(tiles[kernel.loop], most)}
-        kernels.append(KernelSchedule(tuple(tiles.items())))
-    return extents, Schedule(tuple(kernels), tuple(sorted(parts.items())))
+    return wanted
+
+
+def _reduced_tiles(
+    kernel: Kernel, extents: Mapping[Axis, int], parts: Mapping[Axis, int], quick: bool
+) -> dict[Axis, int]:
+    """Tiles of the axes that a kernel divides, at reduced extents."""
+    tiles: dict[Axis, int] = {}
+    for a in (a for a in kernel.divided if not is_part(a)):
+        length = extents[origin(a)]
+        if part_axis(a) in kernel.grid:
+            length -= (parts[a] - 1) * part_length(length, parts[a])  # of the last, shortest part
+        tiles[a] = length if quick and a != kernel.loop else _ragged(length)
+    if kernel.loop is not None and kernel.loop_bounds is not None:
+        most = 1 if part_axis(kernel.loop) in kernel.grid else 2
+        tiles |= {kernel.loop_bounds.axis: 1, kernel.loop: min(tiles[kernel.loop], most)}
+    return tiles
 
 
 def _scaled(graph: KernelGraph, scale: Scale | None) -> KernelGraph:
@@ -320,7 +373,7 @@ def _narrowed(kernel: Kernel, scale: Scale) -> Kernel:
 
 
 def _ragged(n: int) -> int:
-    """A tile of which n elements need two or more, the last one shorter if possible: 3 -> 2, 4 -> 3, 5 -> 2."""
+    """Choose a tile that divides n elements into two or more, with a short last one: 3 -> 2, 4 -> 3, 5 -> 2."""
     return 1 if n <= 2 else 2 if n % 2 else n // 2 + 1
 
 
@@ -367,6 +420,7 @@ class _Comparison:
         return draw
 
     def values(self, draw: Draw) -> _Values:
+        """Evaluate the reference on the inputs of a draw."""
         domain = self._domain(draw)
         inputs = [domain.random(t.axes, tuple(self.extents[origin(a)] for a in t.axes)) for t in self.reference.inputs]
         draw.rooted.clear()
@@ -418,6 +472,7 @@ class _Comparison:
 
     @property
     def has_roots(self) -> bool:
+        """Whether either graph takes a square root."""
         ops = [op for g in (self.reference, self.candidate) for k in g for op in k.ops if op.op == "pow"]
         powers = [op.attributes["exponent"] for op in ops]
         return any(isinstance(e, Fraction) and e.denominator == 2 for e in powers)
@@ -432,7 +487,7 @@ class _Comparison:
             if per_draw > math.log2(target) / MAX_DRAWS:
                 continue
             if self.algebraic_roots:
-                per_draw = -1.0  # signs of roots; larger than what was computed
+                per_draw = -1.0  # signs of roots; larger than the computed bound
             return p_bits, q_bits, per_draw, max(MIN_DRAWS, math.ceil(math.log2(target) / per_draw))
         worst = max(self.differences, key=lambda d: d.top.terms + d.root_bits)
         raise VerificationError(
@@ -464,6 +519,7 @@ class _Comparison:
         return math.log2(out) if out < 1 else 0.0
 
     def certificate(self, draws: Sequence[Draw], per_draw: float) -> Certificate:
+        """State what the draws have shown."""
         tops = [d.top for d in self.differences]
         return Certificate(
             reference=structure_hash(self.given[0]),
@@ -510,13 +566,11 @@ def _list(xs: Sequence[Any]) -> str:
 
 
 def _text(schedule: Schedule, scale: Scale | None) -> str:
+    """Describe the schedule, and the bounds of masks that were moved."""
     tiles = "; ".join(" ".join(f"{a}={n}" for a, n in k.tiles) for k in schedule.kernels)
-    moved = {a: b for a, b in scale.to.items() if a != b} if scale else {}
-    return (
-        f"tiles {tiles}"
-        + "".join(f"; {n} parts of {a}" for a, n in schedule.parts)
-        + "".join(f"; {b} for {a} in masks" for a, b in moved.items())
-    )
+    parts = [f"; {n} parts of {a}" for a, n in schedule.parts]
+    moved = [f"; {b} for {a} in masks" for a, b in scale.to.items() if a != b] if scale else []
+    return "".join([f"tiles {tiles}", *parts, *moved])
 
 
 def _differences(x: Pair, y: Pair) -> int:

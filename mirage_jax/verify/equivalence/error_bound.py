@@ -50,6 +50,7 @@ class Poly:
         return self.terms == self.tall == 0
 
     def times(self, y: Poly) -> Poly:
+        """Bound a product."""
         up = max(self.up + y.down, y.up + self.down)
         return Poly(
             self.degree + y.degree, self.terms + y.terms, self.height + y.height, self.scale + y.scale,
@@ -57,6 +58,7 @@ class Poly:
         )  # fmt: skip
 
     def power(self, n: float) -> Poly:
+        """Bound the n-th power."""
         if n == 0:
             return ONE
         tall = n * self.tall + math.log2(n)
@@ -64,6 +66,7 @@ class Poly:
         return Poly(n * self.degree, n * self.terms, n * self.height, n * self.scale, up, n * self.down, tall)
 
     def plus(self, y: Poly) -> Poly:
+        """Bound a sum, over a common denominator."""
         height = max(self.height + y.scale, y.height + self.scale) + 1
         terms = 0.0 if self.plain and y.plain else _log_add(self.terms, y.terms)
         return Poly(
@@ -118,6 +121,7 @@ class Bound:
     poisoned: bool = False
 
     def denominator(self) -> Poly:
+        """Bound the product of all factors below the fraction bar."""
         return _product(self.bottom)
 
 
@@ -142,6 +146,7 @@ class Notes:
     )  # of each uninterpreted function: a bound for all its arguments
 
     def fresh(self) -> int:
+        """Give a number that was not used before."""
         self.count += 1
         return self.count
 
@@ -159,11 +164,13 @@ class BoundDomain:
     representative = True
 
     def input(self, axes: tuple[Axis, ...]) -> Bound:
+        """Bound an input: one variable per element."""
         return Bound(axes, VARIABLE)
 
     # --- tiles
 
     def within(self, ranges: Mapping[Axis, range]) -> BoundDomain:
+        """Restrict axes to the indices of a block."""
         return replace(self, ranges=ranges)
 
     def load(self, x: Bound, axes: tuple[Axis, ...]) -> Bound:
@@ -188,6 +195,7 @@ class BoundDomain:
     def assemble(
         self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], Bound]]
     ) -> Bound:
+        """Join the bounds of all blocks of a tensor."""
         out = pieces[0][1]
         for _, x in pieces[1:]:
             out = _either(out, x)
@@ -196,21 +204,26 @@ class BoundDomain:
     # --- operators
 
     def all_above(self, x: Bound, bound: Fraction) -> bool:
+        """Hold in any case: bounds know no values."""
         return True
 
     def constant(self, value: Fraction) -> Bound:
+        """Bound a fraction by its numerator and denominator."""
         return Bound((), Poly(height=math.log2(max(1, abs(value.numerator))), scale=math.log2(value.denominator)))
 
     def add(self, x: Bound, y: Bound) -> Bound:
+        """Bound a sum of fractions."""
         bottom = _most(x.bottom, y.bottom)
         tops = [z.top.times(_product({f: n - z.bottom.get(f, 0) for f, n in bottom.items()})) for z in (x, y)]
         return self._joined(x, y, tops[0].plus(tops[1]), bottom)
 
     def mul(self, x: Bound, y: Bound) -> Bound:
+        """Bound a product of fractions."""
         bottom = {f: x.bottom.get(f, 0) + y.bottom.get(f, 0) for f in (*x.bottom, *y.bottom)}
         return self._joined(x, y, x.top.times(y.top), bottom)
 
     def power(self, x: Bound, exponent: Fraction) -> Bound:
+        """Bound a power; roots count as uninterpreted functions unless `algebraic_roots`."""
         if exponent < 0:
             return self._inverse(self.power(x, -exponent))
         if exponent.denominator == 2 and not x.poisoned and self.algebraic_roots:
@@ -222,6 +235,7 @@ class BoundDomain:
         return replace(x, top=x.top.power(n), bottom={f: n * e for f, e in x.bottom.items()})
 
     def exp(self, x: Bound) -> Bound:
+        """Bound an exponential: one term, whose exponent is hashed."""
         if x.poisoned:
             return self.function("exp", (x,))
         below = x.denominator()
@@ -229,18 +243,21 @@ class BoundDomain:
         return Bound(x.axes, Poly(up=x.top.degree, down=below.degree, tall=tall), {}, x.roots, poisoned=True)
 
     def log_product(self, x: Bound, m: Bound) -> Bound:
+        """Bound log(x exp(m))."""
         return self.function("log", (self.mul(x, self.exp(m)),))
 
     def less_log_product(self, y: Bound, x: Bound, m: Bound) -> Bound:
         return self.add(y, self.mul(self.constant(Fraction(-1)), self.log_product(x, m)))
 
     def function(self, name: str, args: Sequence[Bound]) -> Bound:
+        """Bound an uninterpreted function: a new variable for each argument."""
         for x in args:
             known = self.notes.arguments.get(name)
             self.notes.arguments[name] = x if known is None else _either(known, x)
         return Bound(union(tuple(x.axes for x in args)), VARIABLE)
 
     def sum(self, x: Bound, axes: tuple[Axis, ...]) -> Bound:
+        """Bound a sum along axes."""
         top, bottom, roots = x.top, dict[Factor, int](), dict[Radical, int]()
         for f, e in x.bottom.items():
             one, n = self._merged(f, axes)
@@ -257,9 +274,11 @@ class BoundDomain:
         return Bound(tuple(a for a in x.axes if a not in axes), top, bottom, roots, x.poisoned)
 
     def dot(self, x: Bound, y: Bound, axes: tuple[Axis, ...]) -> Bound:
+        """Bound a sum of products along axes."""
         return self.sum(self.mul(x, y), axes)
 
     def maximum(self, x: Bound, axes: tuple[Axis, ...]) -> Bound:
+        """Bound a maximum, which is an uninterpreted function of its elements."""
         return (
             replace(self.function("maximum", (x,)), axes=tuple(a for a in x.axes if a not in axes))
             if set(axes) & set(x.axes)
@@ -267,9 +286,11 @@ class BoundDomain:
         )
 
     def shift(self, x: Bound, axes: tuple[Axis, ...]) -> Bound:
+        """Bound the shift of a softmax, which cancels."""
         return Bound(tuple(a for a in x.axes if a not in axes), VARIABLE)
 
     def iota(self, axis: Axis) -> Bound:
+        """Bound an index."""
         return Bound((axis,), VARIABLE)
 
     # --- helpers
@@ -314,6 +335,7 @@ class Difference:
 
     @classmethod
     def between(cls, domain: Any, x: Bound, y: Bound) -> Difference:
+        """Bound the cleared difference of two results."""
         d = domain.add(x, y)
         return cls(d.top, sum(r.bits * n for r, n in d.roots.items()))
 

@@ -1,24 +1,26 @@
 """The exact check of generated kernels: the text that will be compiled, run on numbers without rounding.
 
-Input: a graph and its schedule. Output: how a kernel's results differ from those of the graph, or "". Both sides
+Input: a graph and its schedule. Output: how a kernel's results differ from the graph's, or "". Both sides
 compute on `mugraph.domains.exact`: the text in the interpreter, block by block, with its own index arithmetic, masks,
 loops and constants; the kernel's graph by `mugraph.evaluate`, under the same schedule. They share no code but the
-numbers, and must agree in every bit; so what a tolerance would forgive (a lane too many in a large sum, a rescaling
-forgotten where maxima hardly move) is caught as surely as a wrong stride. The interpreter checks every access to memory
-on top (`interpreter_memory`).
+numbers, and must agree in every bit; so errors that a tolerance would forgive are caught as surely as a wrong stride: a
+lane too many in a large sum, a rescaling forgotten where maxima hardly move. The interpreter checks every access to
+memory on top (`interpreters.memory`).
 
 This is Mirage's twin in Z_p of a kernel, except that it needs no second text: the kernel's own gets another meaning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import product
+from typing import Any, Protocol
 
 import numpy as np
 
-from mirage_jax.errors import KernelFault, UnsupportedError
+from mirage_jax.errors import KernelFault, LoweringError, UnsupportedError, in_one_line
 from mirage_jax.lower.tiling import Tiling, extent, stored_axes
 from mirage_jax.lower.triton.emitter import DEFAULT_OPTIONS, EmitOptions, KernelSource, emit
 from mirage_jax.lower.triton.horizontal_fusion import join
@@ -33,6 +35,9 @@ from mirage_jax.mugraph.passes.sentinels import guarded
 from mirage_jax.mugraph.views import View, ViewStep
 from mirage_jax.verify.exact.interpreters.triton import interpret_kernel
 from mirage_jax.verify.exact.small_sizes import small_sizes
+from mirage_jax.verify.gate import HasGraph, Verdict
+
+log = logging.getLogger("mirage_jax")
 
 GUARD_ELEMENTS = 8  # elements
 
@@ -48,6 +53,7 @@ class Twin:
     views: Mapping[str, View] = field(default_factory=dict)  # inputs that the text reads as parts of arrays
 
     def emit(self, options: EmitOptions) -> KernelSource:
+        """Write the kernel's text at these sizes."""
         return emit(self.kernel, self.graph, self.sizes, self.parts, replace(options, views=tuple(self.views.items())))
 
     def stored(self, name: str, x: NamedArray, rng: np.random.Generator) -> Any:
@@ -66,13 +72,63 @@ def exact_check(graph: KernelGraph, schedule: Schedule, options: EmitOptions = D
     """
     for wave in schedule.waves(graph):
         kernels = [(k, schedule.kernels[n]) for n in wave if isinstance(k := graph.kernels[n], BlockGraph)]
-        full = any(sizes.specialized for _, sizes in kernels)  # such a kernel has full tiles at its real extents
-        for ragged in (False,) if full else (False, True) if kernels else ():
+        for ragged, low in _cases(kernels):
             twins = [_twin(k, graph, sizes, schedule.part_counts, options, ragged) for k, sizes in kernels]
-            for low in (False, True) if any(guarded(k) for k, _ in kernels) else (False,):
-                if wrong := _check_launch(twins, options, low):
-                    return wrong
+            if wrong := _check_launch(twins, options, low):
+                return wrong
     return ""
+
+
+def _cases(kernels: Sequence[tuple[BlockGraph, KernelSchedule]]) -> Iterator[tuple[bool, bool]]:
+    """How a launch is checked: with ragged tiles or full ones, with rows as low as sentinels or without."""
+    if not kernels:
+        return iter(())
+    is_full = any(sizes.specialized for _, sizes in kernels)  # such a kernel has full tiles at its real extents
+    has_two_forms = any(guarded(k) for k, _ in kernels)
+    return product((False,) if is_full else (False, True), (False, True) if has_two_forms else (False,))
+
+
+class HasKernels(HasGraph, Protocol):
+    """A winner: a graph, and the text of its kernels if `has_kernels`."""
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether the winner has generated code."""
+        ...
+
+    @property
+    def schedule(self) -> Schedule:
+        """The sizes of its kernels."""
+        ...
+
+    @property
+    def options(self) -> EmitOptions:
+        """Options for the emitter."""
+        ...
+
+
+class ExactGate:
+    """The gate for generated text: `exact_check`.
+
+    A winner that cannot be checked passes: the float gate then decides alone, and the report says so.
+    """
+
+    name = "exact check"
+
+    def check(self, candidate: HasKernels) -> Verdict:
+        """Run the kernels' text at small sizes."""
+        if not candidate.has_kernels:
+            return Verdict(True)
+        try:
+            wrong = exact_check(candidate.graph, candidate.schedule, candidate.options)
+        except UnsupportedError as why:
+            return Verdict(True, f"not done: {why}")
+        except LoweringError as why:
+            return Verdict(False, f"not written at small sizes: {why}")
+        except Exception as why:  # Triton's interpreter changes from version to version; a wrong text did compile
+            log.warning("kernels are not checked on exact numbers: %s: %s", type(why).__name__, why)
+            return Verdict(True, f"not done: {in_one_line(why)}")
+        return Verdict(not wrong, wrong or "kernels agree with the graph bit for bit on exact numbers, at small sizes")
 
 
 def _check_launch(twins: Sequence[Twin], options: EmitOptions, low: bool) -> str:
@@ -149,7 +205,7 @@ def _disagreement(
 def _differences(twin: Twin, store: Store, have: Any, want: NamedArray) -> str:
     have = arrange(have, stored_axes(store.tensor, twin.graph), want.axes)
     wrong = exact.differences(have, want.array) if have.dtype == exact.EXACT else have != want.array
-    if _is_shift(twin.kernel, store):  # of nothing but what is masked: minus infinity in kernels, any number in graphs
+    if _is_shift(twin.kernel, store):  # if all is masked: minus infinity in kernels, any number in graphs
         wrong &= have["real"] != -np.inf
     if not wrong.any():
         return ""
@@ -221,7 +277,7 @@ def _with_a_border(shape: tuple[int, ...]) -> View:
 
 
 def _inside(x: Any, view: View | None, rng: np.random.Generator) -> Any:
-    """An array of which x is the part that a view says, of other values around it."""
+    """Put x into a larger array, at the place that a view says, with other values around it."""
     if view is None or not view.shape:
         return x
     whole = rng.choice(x.ravel(), view.whole)

@@ -21,9 +21,7 @@ type Array = np.ndarray
 OVERFLOW_FRACTION = 15 / 16  # of the largest number of a type, beyond which rounding may decide what overflows
 MAX_ULPS_ALONE = 16  # units in the last place that a candidate may be off where XLA's number is none
 BOUNDLESS = 1e300  # stands for the relative error of what should be zero
-COMPARED_ELEMENTS = (
-    1 << 16
-)  # elements that are compared at a time: what is computed of them stays in the processor's cache
+COMPARED_ELEMENTS = 1 << 16  # elements compared at a time: intermediate results stay in the processor's cache
 
 
 def on(array: Any, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,6 +32,7 @@ def on(array: Any, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_numpy(array: Any) -> bool:
+    """Whether the array lies on the host."""
     return isinstance(array, np.ndarray | np.generic)
 
 
@@ -92,6 +91,7 @@ class _Total:
     squares: float = 0.0
 
     def add(self, top: Any, total: Any, squares: Any) -> None:
+        """Add the measures of a block."""
         if top := float(top):
             largest = _larger(self.largest, top)
             self.squares *= (self.largest / largest) ** 2
@@ -100,6 +100,7 @@ class _Total:
             self.sum += float(total)
 
     def rms(self, n: int) -> float:
+        """Root mean square of n numbers."""
         return self.largest * math.sqrt(self.squares / n)
 
 
@@ -113,6 +114,7 @@ class _Totals:
     noise: _Total = field(default_factory=_Total)
 
     def add(self, n: Any, measures: Sequence[tuple[Any, Any, Any]]) -> None:
+        """Add the measures of n elements."""
         self.n += int(n)
         for total, own in zip((self.r, self.ex, self.ec, self.noise), measures, strict=True):
             total.add(*own)
@@ -154,6 +156,7 @@ class Compared:
         return f"{found} non-finite values differ from XLA's, {text}" if found else ""
 
     def rows(self) -> Iterator[_Rows]:
+        """Yield measures of rows, block by block."""
         nothing = np.zeros(())
         noise, written = (nothing if a is None else a for a in (self.noise, self.written))
         for _, (r, x, c, own, w) in self._blocks(self.reference64, self.xla, self.candidate, noise, written):
@@ -162,6 +165,7 @@ class Compared:
 
     @functools.cached_property
     def totals(self) -> _Totals:
+        """Measures over all elements."""
         found, dtype = _Totals(), self.xla.dtype
         seen = np.zeros(1 << 16, bool)  # of numbers of 16 bits there are only so many
         for rows in self.rows():
@@ -197,6 +201,7 @@ class OnDevice(Compared):
         return self.reference64, self.xla, self.candidate, self.noise, self.written
 
     def on_host(self) -> Compared:
+        """Fetch the arrays."""
         r, x, c, noise, written = (None if a is None else np.asarray(a) for a in self._arrays)
         assert r is not None and x is not None and c is not None
         return Compared(r, x, c, noise, written, self.unit)

@@ -194,7 +194,7 @@ def _far(*dims: int) -> Maker:
 
 @dataclass(frozen=True)
 class MaskPattern:
-    """How an input masks logits: some of its rows or columns wholly, others partly, others not.
+    """How an input masks logits: some of its rows or columns entirely, others partly, others not.
 
     It does so with the lowest number of its type; `infinite`: with minus infinity and -1e9 as well. Inputs take turns:
     a row that one of them masks wholly others do not, or it would be infinite.
@@ -204,6 +204,7 @@ class MaskPattern:
     infinite: bool
 
     def put(self, x: Array, rng: np.random.Generator, turn: int = 0) -> Array:
+        """Mask some of the logits."""
         if not x.ndim:
             return x
         lowest = _lowest(x.dtype)

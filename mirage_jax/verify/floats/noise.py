@@ -50,6 +50,7 @@ class NoisyDomain(FloatDomain):
     count: Iterator[int] = field(default_factory=itertools.count)  # of sums, each with noise of its own
 
     def store(self, x: NamedArray, tensor: Tensor) -> NamedArray:
+        """Round to the tensor's type, with noise of half a unit."""
         made = super().store(x, tensor)
         if tensor.name in self.exact or not tensor.axes or tensor.dtype == "f64" or not is_float(made.array.dtype):
             return made
@@ -60,12 +61,14 @@ class NoisyDomain(FloatDomain):
         return NamedArray(made.axes, self.xp.where(low, made.array, moved))
 
     def dot(self, x: NamedArray, y: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        """Multiply, with noise of the sum."""
         total = super().dot(x, y, axes)
         if self._is_exact(total):
             return total
         return self._moved(total, super().dot(_squared(x), _squared(y), axes), CUT_OFF)
 
     def sum(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
+        """Add, with noise of the sum."""
         total = super().sum(x, axes)
         return total if self._is_exact(total) else self._moved(total, super().sum(_squared(x), axes), HALF_UNIT)
 
@@ -90,7 +93,7 @@ def _squared(x: NamedArray) -> NamedArray:
 
 
 def unshared(graph: KernelGraph) -> KernelGraph:
-    """A graph of library operators in which each use of a product computes it anew."""
+    """Copy a product for each of its uses, in a graph of library operators."""
     uses = Counter(load.tensor for k in graph for load in k.loads)
     products = {k.name: k for k in graph if isinstance(k, Library) and k.op.op == "dot" and uses[k.name] > 1}
     kernels: list[Kernel] = []

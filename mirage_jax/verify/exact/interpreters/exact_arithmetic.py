@@ -2,7 +2,8 @@
 meaning.
 
 Tiles of floats of any width become arrays of exact numbers; casts between them do nothing. Indices, masks, addresses
-and loops stay what they are. A literal means what the emitter kept of it (`KernelSource.numbers`), else what it says.
+and loops stay what they are. A literal means the number that the emitter recorded for it (`KernelSource.numbers`), else
+its value.
 """
 
 from __future__ import annotations
@@ -72,10 +73,12 @@ def _types(interpreter: Any) -> list[Patch]:
     plain_type, plain_cast = interpreter._get_np_dtype, builder.cast_impl
 
     def numpy_type(dtype: Any) -> np.dtype:
+        """Hold floats of any width as exact numbers."""
         is_float = not hasattr(dtype.scalar, "element_ty") and dtype.scalar.is_floating()
         return exact.EXACT if is_float else plain_type(dtype)
 
     def cast(self: Any, x: Any, dtype: Any) -> Any:
+        """Cast to and from exact numbers; casts between floats do nothing."""
         to, is_exact = dtype.scalar, x.data.dtype == exact.EXACT
         if to.is_floating():
             return handle(x.data if is_exact else exact.integers(x.data), to)
@@ -94,6 +97,7 @@ def _types(interpreter: Any) -> list[Patch]:
 
 def _constants(interpreter: Any, numbers: Mapping[float, Number | None]) -> list[Patch]:
     def constant(dtype: Any) -> Callable[..., Any]:
+        """Make the constants of one type."""
         return lambda self, value: interpreter.TensorHandle(meaning(float(value), numbers).reshape(1), dtype)
 
     tl, builder = interpreter.tl, interpreter.InterpreterBuilder
@@ -107,27 +111,34 @@ def _arithmetic(interpreter: Any, tl: Any) -> list[Patch]:
     plain_binary, plain_unary, plain_extremum = builder.binary_op, builder.unary_op, reduce.min_max
 
     def binary(self: Any, x: Any, y: Any, op: Callable[..., Any]) -> Any:
+        """Apply an operator of two exact numbers, or the plain one."""
         if x.data.dtype != exact.EXACT:
             return plain_binary(self, x, y, op)
         result = BINARY[op](x.data, y.data)
         return handle(result, tl.int1 if result.dtype == np.bool_ else x.dtype.scalar)
 
     def unary(self: Any, x: Any, op: Callable[..., Any]) -> Any:
+        """Apply an operator of one exact number, or the plain one."""
         return handle(UNARY[op](x.data), x.dtype.scalar) if x.data.dtype == exact.EXACT else plain_unary(self, x, op)
 
     def fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        """Multiply and add, without rounding."""
         return handle(exact.add(exact.multiply(x.data, y.data), z.data), z.dtype.scalar)
 
     def function(f: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a function of exact numbers."""
         return lambda self, x: handle(f(x.data), x.dtype.scalar)
 
     def dot(self: Any, x: Any, y: Any, z: Any, *rest: Any) -> Any:
+        """Multiply matrices of exact numbers."""
         return handle(exact.add(exact.matmul(x.data, y.data), z.data), z.dtype.scalar)
 
     def total(self: Any, x: Any) -> Any:
+        """Add exact numbers along the axis."""
         return self.to_tensor(exact.total(x.handle.data, (self.axis,)), x.dtype)
 
     def largest(self: Any, x: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
+        """Take the maximum of exact numbers along the axis."""
         if x.handle.data.dtype != exact.EXACT:
             return plain_extremum(self, x, val_reduce_op, idx_reduce_op)
         if val_reduce_op is not np.nanmax or idx_reduce_op is not None:

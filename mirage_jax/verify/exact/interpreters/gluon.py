@@ -1,7 +1,7 @@
 """What the words of Gluon mean in Triton's interpreter: tasks, barriers, copies and products that take their time.
 
 The text of a kernel with specialized warps (`specialized`) is run as it is, with this module's meaning of its words.
-Layouts mean nothing. Each task of `warp_specialize` is a thread, one of which runs at a time; where one waits for a
+Layouts mean nothing. Each task of `warp_specialize` is a thread, and only one runs at a time; where one waits for a
 barrier, another goes on, drawn at random. A copy fills its tile some time later, a product is computed when it is
 waited for. Vector clocks (Mattern, 1989) say what a task may know to have happened, from what it waited for; so that a
 missing wait, or a tile that is given back too early, is a fault in whatever order tasks ran. Faults are
@@ -44,7 +44,7 @@ class Reader:
 
 @dataclass(eq=False)
 class Slot:
-    """A tile in shared memory, the copy that fills it, and what reads it since."""
+    """A tile in shared memory, the copy that fills it, and its readers since then."""
 
     words: Words
     value: Any = None
@@ -52,12 +52,15 @@ class Slot:
     readers: list[Reader] = field(default_factory=list)
 
     def permute(self, order: Any) -> Transposed:
+        """View the tile transposed."""
         return Transposed(self)
 
     def load(self, layout: Any) -> Any:
+        """Read the tile into registers."""
         return self.words.load(self)
 
     def store(self, value: Any) -> None:
+        """Write registers into the tile."""
         self.words.store(self, value)
 
 
@@ -66,6 +69,7 @@ class Transposed:
     slot: Slot
 
     def load(self, layout: Any) -> Any:
+        """Read the tile transposed."""
         words = self.slot.words
         return words.tl.trans(words.load(self.slot))
 
@@ -77,6 +81,11 @@ class Slots:
     items: tuple[Any, ...]
 
     def index(self, n: Any) -> Any:
+        """Take one tile of a multi-stage buffer.
+
+        Raises:
+            KernelFault: there is no such tile.
+        """
         n = operator.index(n)
         if not 0 <= n < len(self.items):
             raise KernelFault(f"tile {n} of {len(self.items)}")
@@ -85,7 +94,7 @@ class Slots:
 
 @dataclass(eq=False)
 class Barrier:
-    """Arrivals and bytes that complete a phase; how many are complete, and what is known to whoever waited for them."""
+    """Arrivals and bytes that complete a phase; the phases so far, and the events that a waiting task then knows."""
 
     count: int = 0
     missing: int = 0
@@ -121,7 +130,7 @@ class IssuedProduct(Reader):
 
 @dataclass
 class Tasks:
-    """The tasks of one block, one of which runs at a time."""
+    """The tasks of one block; only one runs at a time."""
 
     rng: np.random.Generator
     copies: list[Callable[[], None]] = field(default_factory=list)
@@ -142,9 +151,12 @@ class Tasks:
 
     @property
     def clock(self) -> Clock:
+        """The vector clock of the task that runs."""
         return self.clocks[self.current]
 
     def run(self, tasks: Sequence[Callable[[], None]]) -> None:
+        """Run tasks as threads, one at a time, in random order."""
+
         def one(n: int, task: Callable[[], None]) -> None:
             try:
                 self.take_turn(n)
@@ -176,6 +188,7 @@ class Tasks:
         self.failed = self.failed or fault
 
     def take_turn(self, n: int) -> None:
+        """Wait until a task may run."""
         self.numbers[threading.get_ident()] = n
         with self.turn:
             while self.running != n:
@@ -229,6 +242,7 @@ class Words:
         self.tasks: Tasks | None = None
 
     def namespace(self) -> dict[str, Any]:
+        """The globals of a kernel's text."""
         nothing = lambda *args, **kwargs: None  # noqa: E731
         layouts = ("NVMMADistributedLayout", "SliceLayout", "DotOperandLayout", "BlockedLayout", "NVMMASharedLayout",
                    "SwizzledSharedLayout")  # fmt: skip
@@ -252,9 +266,11 @@ class Words:
         }
 
     def allocate(self, dtype: Any, shape: Sequence[int], layout: Any) -> Slots:
+        """Allocate tiles or barriers in shared memory."""
         return Slots(tuple(Barrier() if layout is BARRIER else Slot(self) for _ in range(shape[0])))
 
     def warp_specialize(self, tasks: Sequence[tuple[Any, tuple[Any, ...]]], warps: Any, registers: Any) -> None:
+        """Run the tasks of a block side by side."""
         self.tasks = Tasks(np.random.default_rng(self.seed))
         self.tasks.run([functools.partial(self.interpreted(f).rewrite(), *args) for f, args in tasks])
         self.tasks = None
@@ -262,16 +278,20 @@ class Words:
     # --- barriers
 
     def init(self, barrier: Barrier, count: Any) -> None:
+        """Set how many arrivals complete a phase of a barrier."""
         barrier.count = barrier.missing = int(count)
 
     def expect(self, barrier: Barrier, amount: Any) -> None:
+        """Arrive, and expect bytes of a copy."""
         barrier.arrived(1, self.running.clock, int(amount))
 
     def arrive(self, barrier: Barrier, count: Any, pred: Any = True) -> None:
+        """Arrive at a barrier."""
         if bool(pred):
             barrier.arrived(int(count), self.running.clock)
 
     def wait(self, barrier: Barrier, phase: Any) -> None:
+        """Wait until a phase is complete, and learn what its arrivals knew."""
         parity, tasks = operator.index(phase), self.running
         tasks.wait_until(lambda: barrier.completed & 1 != parity)
         tasks.clocks[tasks.current] |= barrier.known
@@ -286,6 +306,11 @@ class Words:
     # --- copies
 
     def copy_tile(self, pointer: Any, start: Sequence[Any], barrier: Barrier, slot: Slot) -> None:
+        """Start the copy of a tile from global to shared memory.
+
+        Raises:
+            KernelFault: the tile is not inside of the matrix, or is still read.
+        """
         tl, (row, column) = self.tl, map(operator.index, start)
         (rows, columns), (height, width) = self.matrices[int(pointer.handle.data.squeeze())]
         if not (0 <= row <= rows - height and 0 <= column <= columns - width):
@@ -331,6 +356,7 @@ class Words:
     def warpgroup_mma(
         self, left: Any, right: Any, start: Any, use_acc: bool = True, is_async: bool = False
     ) -> IssuedProduct:
+        """Issue a product of two tiles."""
         slots = [x.slot if isinstance(x, Transposed) else x for x in (left, right)]
         product = IssuedProduct(task=self.running.current, left=left, right=right, start=start if use_acc else None)
         for slot in (x for x in slots if isinstance(x, Slot)):
@@ -339,6 +365,7 @@ class Words:
         return product
 
     def warpgroup_mma_wait(self, outstanding: int, values: Sequence[Any]) -> Any:
+        """Finish all issued products but the last few."""
         issued = self._issued()
         while len(issued) > outstanding:
             self._done(issued.pop(0))

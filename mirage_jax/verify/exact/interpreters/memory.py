@@ -30,6 +30,7 @@ class Buffer:
     stores: np.ndarray | None
 
     def check_written(self) -> None:
+        """Raise `KernelFault` if an element was never written."""
         if self.stores is not None and not self.stores.all():
             missing = np.flatnonzero(self.stores.reshape(-1) == 0)
             raise KernelFault(
@@ -48,7 +49,7 @@ class InterpretedMemory:
     def __init__(
         self, arrays: Sequence[np.ndarray], names: Sequence[tuple[str, str, int]], inputs: int, rewrites: bool = False
     ) -> None:
-        """`names`: name, dtype and bytes per element of each array, of which the first `inputs` are not written.
+        """`names`: name, dtype and bytes per element of each array, the first `inputs` of these are never written.
         `rewrites`: others may be written twice.
         """
         self.rewrites = rewrites
@@ -58,6 +59,7 @@ class InterpretedMemory:
         ]
 
     def load(self, pointers: np.ndarray, mask: np.ndarray, other: np.ndarray) -> np.ndarray:
+        """Read elements, with a check of every address."""
         out = np.array(np.broadcast_to(other, pointers.shape))
         if found := self._find(pointers, mask, "loads"):
             buffer, index = found
@@ -66,6 +68,7 @@ class InterpretedMemory:
         return out
 
     def store(self, pointers: np.ndarray, values: np.ndarray, mask: np.ndarray) -> None:
+        """Write elements, with a check of every address."""
         if found := self._find(pointers, mask, "stores"):
             buffer, index = found
             if buffer.stores is None:

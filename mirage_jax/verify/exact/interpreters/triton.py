@@ -64,34 +64,48 @@ def interpret(
 def interpret_kernel(
     source: KernelSource, arrays: Sequence[np.ndarray], exact: bool = False, before: Sequence[np.ndarray] | None = None
 ) -> list[np.ndarray]:
-    """Outputs of one kernel, for arrays of the types of its tensors (`exact`: numbers in place of floats).
+    """Run one kernel and return its outputs.
 
-    Raises `KernelFault` if it reads or writes outside of its tensors, or does not write each element of its results
-    exactly once; with `before`, what its outputs hold at first, it may leave elements as they are. Raises
-    `UnsupportedError` where Triton is not installed.
+    Args:
+        source: the kernel's text.
+        arrays: its inputs, of the types of its tensors.
+        exact: compute on numbers without rounding instead of floats.
+        before: contents of the outputs at the start; with it, the kernel may leave elements as they are.
+
+    Raises:
+        KernelFault: it reads or writes outside of its tensors, or does not write each element of its results once.
+        UnsupportedError: Triton is not installed.
     """
     if missing("triton"):
         raise UnsupportedError("Triton is not installed")
-    types = [_numpy_type(d, exact) for d in source.dtypes]
-    outputs = [np.zeros(shape, t) for shape, t in zip(source.shapes, types[len(source.inputs) :], strict=True)]
-    for x, y in zip(before or (), outputs, strict=bool(before)):
-        y[...] = x
-    names = [*(f"input {name}" for name in source.inputs), *(f"output {name}" for name in source.outputs)]
-    dtypes = [(name, _numpy_type(d).name, BYTES[d]) for name, d in zip(names, source.dtypes, strict=True)]
-    arrays = [np.asarray(x, t, order="C") for x, t in zip(arrays, types[: len(arrays)], strict=True)]
-    memory = InterpretedMemory([*arrays, *outputs], dtypes, len(arrays), source.rewrites)
+    memory, outputs = _memory_of(source, arrays, exact, before)
     with _LOCK:
         kernel = _with_meaning(source, memory) if source.descriptors else load_kernel(source)
         with _interpreting(memory, source.numbers if exact else None) as interpreted, np.errstate(all="ignore"):
             try:
                 interpreted(kernel)[source.grid](*map(_Pointer, memory.buffers))
             except Exception as error:
-                if isinstance(error.__cause__, MirageError):  # Triton's interpreter wraps what is raised below it
+                if isinstance(error.__cause__, MirageError):  # Triton's interpreter wraps exceptions from below
                     raise error.__cause__ from None
                 raise
-    for buffer in memory.buffers if before is None else ():
-        buffer.check_written()
+    if before is None:
+        for buffer in memory.buffers:
+            buffer.check_written()
     return outputs
+
+
+def _memory_of(
+    source: KernelSource, arrays: Sequence[np.ndarray], exact: bool, before: Sequence[np.ndarray] | None
+) -> tuple[InterpretedMemory, list[np.ndarray]]:
+    """Lay out the inputs and outputs of a kernel; also return the outputs' arrays."""
+    types = [_numpy_type(d, exact) for d in source.dtypes]
+    outputs = [np.zeros(shape, t) for shape, t in zip(source.shapes, types[len(source.inputs) :], strict=True)]
+    for x, y in zip(before or (), outputs, strict=bool(before)):
+        y[...] = x
+    names = [*(f"input {name}" for name in source.inputs), *(f"output {name}" for name in source.outputs)]
+    dtypes = [(name, _numpy_type(d).name, BYTES[d]) for name, d in zip(names, source.dtypes, strict=True)]
+    inputs = [np.asarray(x, t, order="C") for x, t in zip(arrays, types[: len(arrays)], strict=True)]
+    return InterpretedMemory([*inputs, *outputs], dtypes, len(inputs), source.rewrites), outputs
 
 
 def _numpy_type(dtype: str, exact: bool = False) -> np.dtype:
@@ -114,18 +128,22 @@ class _Pointer:
 
     @property
     def dtype(self) -> _Name:
+        """The type's name, with its size."""
         name = _Name(self.buffer.dtype)
         name.itemsize = self.buffer.itemsize
         return name
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of the array."""
         return self.buffer.array.shape
 
     def data_ptr(self) -> int:
+        """The address of the first element."""
         return self.buffer.address
 
     def untyped_storage(self) -> _Pointer:
+        """The memory, which is the buffer itself."""
         return self
 
     cpu = untyped_storage
@@ -134,18 +152,23 @@ class _Pointer:
         """Nothing to copy."""
 
     def storage_offset(self) -> int:
+        """The place of the first element in the memory."""
         return 0
 
     def size(self) -> tuple[int, ...]:
+        """The shape, as torch names it."""
         return self.shape
 
     def stride(self) -> tuple[int, ...]:
+        """Strides in elements."""
         return tuple(s // self.buffer.array.itemsize for s in self.buffer.array.strides)
 
     def new_empty(self, size: int, device: str | None = None) -> _Pointer:
+        """Allocate nothing: the copy on the "device" is the same buffer."""
         return _Pointer(self.buffer)
 
     def set_(self, storage: _Pointer, offset: int, size: Any, stride: Any) -> _Pointer:
+        """Point to the memory of another tensor."""
         self.buffer = storage.buffer
         return self
 
@@ -249,12 +272,15 @@ def _bf16_patches(interpreter: Any, tl: Any) -> list[tuple[Any, str, Any]]:
     plain_cast = builder.cast_impl
 
     def is_bf16(x: Any) -> bool:
+        """Whether a tensor holds bfloat16, which numpy stores as uint16."""
         return x.dtype.scalar == tl.bfloat16
 
     def wide(x: Any) -> Any:
+        """Widen bfloat16 to float32."""
         return handle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32) if is_bf16(x) else x
 
     def narrow(data: np.ndarray) -> np.ndarray:
+        """Round float32 to bfloat16."""
         return np.asarray(data, np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
 
     def cast(self: Any, x: Any, dtype: Any) -> Any:

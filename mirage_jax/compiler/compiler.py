@@ -1,0 +1,373 @@
+"""The compiler of one optimized function: remembers decisions, and splits the budget among regions and programs.
+
+`decide.Decider` decides one region. This module calls it for the regions of every program of the function, measures
+each program as a whole, and turns every exception into a decision for XLA, unless `strict`: nothing here may break the
+user's program.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import jax
+
+from mirage_jax.cache import CacheKey
+from mirage_jax.compiler.budget_split import MIN_SAVING_SECONDS, savings, shares
+from mirage_jax.compiler.decide import Decider, chosen_devices
+from mirage_jax.compiler.threads import apart, unchecked
+from mirage_jax.compiler.whole_function import (
+    MAX_TUNING_FRACTION,
+    Question,
+    WholeTimes,
+    not_measured,
+    of_one_region,
+    question_of,
+)
+from mirage_jax.compiler.winner import Winner
+from mirage_jax.config import Options
+from mirage_jax.errors import UnsupportedError, UsageError, in_one_line
+from mirage_jax.jaxpr_frontend.capture.lowering import WholeProgram
+from mirage_jax.jaxpr_frontend.partition.regions import MAX_REGION_OPERATORS
+from mirage_jax.jaxpr_frontend.translate.translate import Region
+from mirage_jax.report import Decision, WholeFunction, places
+
+if TYPE_CHECKING:
+    from mirage_jax.compiler.isolation.parent import Trials
+    from mirage_jax.compiler.tuning_session import TuningSession
+
+log = logging.getLogger("mirage_jax")
+
+
+class Compiler(Decider):
+    """Decides for the regions of one optimized function; hashable by identity, so a primitive may have it as a
+    parameter.
+    """
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.decisions: dict[tuple[str, str], Decision] = {}  # by the region's text, and the platform
+        self.spent = 0.0  # seconds of tuning that count against the total
+        self.tuned = 0.0  # seconds of tuning since a whole function was measured
+        self.is_part = False  # of some program that was lowered
+        self.wholes: dict[str, WholeFunction] = {}  # by digest of key
+        self._asked_on_miss: str | None = None  # `tune` overrides the option
+        self._begun = set[tuple[str, str]]()  # regions that `tune` has asked for already
+        self._shared_trials: Callable[[Sequence[Any]], Trials | None] | None = None  # children for all regions
+        self._lock = threading.RLock()
+
+    max_ops = MAX_REGION_OPERATORS
+
+    @property
+    def strict(self) -> bool:
+        """Whether exceptions reach the user."""
+        return self.options.strict
+
+    @property
+    def remat(self) -> bool:
+        """Whether regions may recompute large intermediates in the backward pass."""
+        return self.options.remat == "regions"
+
+    @property
+    def on_miss(self) -> str:
+        """Say what to do with a region that has no stored decision: "search", "heuristic", "fallback" or "error"."""
+        return self._asked_on_miss or self.options.on_miss or _default_on_miss()
+
+    @contextmanager
+    def asking(self, on_miss: str | None) -> Iterator[None]:
+        """Decide open regions again with another `on_miss`, and with all of the budget; None changes nothing."""
+        if on_miss is None:
+            yield
+            return
+        before, self._asked_on_miss = self._asked_on_miss, on_miss
+        self.spent = 0.0
+        self._begun.clear()
+        try:
+            yield
+        finally:
+            self._asked_on_miss = before
+
+    # ------------------------------------------------------------------ all regions of a program
+
+    def prepare(self, regions: Sequence[Region], platforms: tuple[str, ...]) -> None:
+        """Decide for all regions of a program before it is lowered, so that they share the budget and the children."""
+        if len(platforms) != 1 or self.on_miss != "search":
+            return
+        platform = _cuda(platforms[0])
+        with self._lock:  # another thread may prepare the same function
+            undecided, count = self._undecided(regions, platform)
+            self._begun.update((text, platform) for text in undecided)
+            with self._sharing_trials(), self._counting():
+                if self.options.budget.total is None:
+                    for region in undecided.values():
+                        self.decide(region, platform, "search")
+                    return
+                try:
+                    self._decide_within(self.options.budget.total, undecided, count, platform)
+                except BaseException:  # an interrupt, say: regions that were only looked up stay open
+                    self._forget_lookups(undecided, platform)
+                    raise
+
+    def _undecided(self, regions: Sequence[Region], platform: str) -> tuple[dict[str, Region], Counter[str]]:
+        """List the regions to decide, one of each kind, by text; and how many there are of each kind."""
+        kinds = {id(r.graph): r for r in regions}  # equal layers share one graph, and making its text takes time
+        graphs = Counter(id(r.graph) for r in regions)
+        undecided: dict[str, Region] = {}
+        count = Counter[str]()
+        for graph, region in kinds.items():
+            if self._is_open((region.text, platform)):
+                undecided[region.text] = region
+                count[region.text] += graphs[graph]
+        return undecided, count
+
+    def _is_open(self, memo: tuple[str, str]) -> bool:
+        decision = self.decisions.get(memo)
+        if decision is None:
+            return True
+        return self._asked_on_miss is not None and memo not in self._begun and decision.source == "policy"
+
+    def _forget_lookups(self, undecided: Iterable[str], platform: str) -> None:
+        for memo in [(text, platform) for text in undecided]:
+            if memo in self.decisions and self.decisions[memo].source == "policy":
+                del self.decisions[memo]
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        """Count the time as tuning."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.tuned += time.monotonic() - started
+
+    @contextmanager
+    def _spending(self) -> Iterator[None]:
+        """Count the time against the total of the budget."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.spent += time.monotonic() - started
+
+    def _decide_within(
+        self, total: float, undecided: Mapping[str, Region], count: Mapping[str, int], platform: str
+    ) -> None:
+        """Tune regions within `total` seconds, those first that may save most.
+
+        Each region gets a share of the seconds that are left, in proportion to its possible saving. The rest stays with
+        XLA, undecided: another process, or another `tune`, goes on there.
+        """
+        missing = {
+            text: region
+            for text, region in undecided.items()
+            if self.decide(region, platform, "fallback").source != "cache"
+        }
+        limit = (1 - MAX_TUNING_FRACTION) * total  # the rest is for measuring the function as a whole
+        if self.spent >= limit:  # by other programs of the same function
+            return self._out_of_time(missing, platform, total)
+        with self._spending():
+            saved = self._savings(missing, count, platform)
+        left = list(shares(saved))
+        for n, (text, share) in enumerate(left):
+            if n > 0 and self.spent >= limit:
+                return self._out_of_time((text for text, _ in left[n:]), platform, total)
+            with self._spending():
+                self.decide(missing[text], platform, "search", time.monotonic() + share * (limit - self.spent))
+
+    def _out_of_time(self, missing: Iterable[str], platform: str, total: float) -> None:
+        for memo in [(text, platform) for text in missing]:
+            why = f"no time left of {total:g} s for tuning all regions"
+            self.decisions[memo] = replace(self.decisions[memo], why=why)
+
+    def _savings(self, regions: Mapping[str, Region], count: Mapping[str, int], platform: str) -> dict[str, float]:
+        """Estimate the seconds that may be saved in all regions of each kind, by text."""
+        try:
+            devices = chosen_devices(jax.local_devices(backend=platform), self.options.devices)
+        except RuntimeError:  # there is no such device here, so nothing will be tuned
+            return dict.fromkeys(regions, MIN_SAVING_SECONDS)
+        sessions = {text: functools.partial(self.session, r, platform, devices) for text, r in regions.items()}
+        time_xla = functools.partial(self._times_of_xla, jax.config.jax_enable_x64) if platform == "cuda" else None
+
+        def notify(text: str, why: Exception) -> None:
+            """Log a region that cannot be estimated."""
+            log.warning("the region at %s is tuned last: %s", _place(regions[text]), in_one_line(why))
+
+        return savings(sessions, count, time_xla, notify)
+
+    def _times_of_xla(self, x64: bool, sessions: Sequence[TuningSession]) -> list[float | None]:
+        """Time XLA's code for several regions, in seconds; None where that fails."""
+        from mirage_jax.compiler.tuning_session import times_of_xla
+
+        log.info("timing XLA's code for %d kinds of regions", len(sessions))
+
+        def work() -> list[float | None]:
+            with unchecked(x64):
+                return times_of_xla(sessions)
+
+        return apart(work)
+
+    @contextmanager
+    def _sharing_trials(self) -> Iterator[None]:
+        """Let the regions use the same child processes, one region after the other."""
+        with ExitStack() as stack:
+
+            @functools.cache
+            def shared() -> Callable[[Sequence[Any]], Trials | None]:  # only if a region is searched
+                from mirage_jax.compiler.isolation import parent
+
+                return stack.enter_context(parent.shared())
+
+            self._shared_trials = lambda devices: shared()(devices)
+            try:
+                yield
+            finally:
+                self._shared_trials = None
+
+    def trials(self, session: TuningSession) -> AbstractContextManager[Trials | None]:
+        """Enter a context in which variants are tried in child processes, shared with other regions if possible."""
+        if self._shared_trials is None:
+            return super().trials(session)
+        return nullcontext(self._shared_trials(session.devices))
+
+    # ------------------------------------------------------------------ one region
+
+    def compile_region(self, region: Region, platforms: tuple[str, ...]) -> Winner | None:
+        """Decide a region, and return the winner, or None for XLA.
+
+        A program exported for several platforms stays with XLA.
+        """
+        if len(platforms) != 1:
+            log.info(
+                "a program lowered for %s stays with XLA: regions are decided for one platform", ", ".join(platforms)
+            )
+            return None
+        return self.decide(region, platforms[0]).winner
+
+    def known_region(self, region: Region, platforms: tuple[str, ...]) -> Winner | None:
+        """Return the winner of a region that is decided already, here or in the cache; never search."""
+        memo = (region.text, _cuda(platforms[0]))
+        with self._lock:
+            is_decided = memo in self.decisions
+            decision = self.decisions[memo] if is_decided else self.decide(region, platforms[0], "fallback")
+            if not is_decided and decision.source != "cache":
+                del self.decisions[memo]
+            return decision.winner
+
+    def decide(self, region: Region, platform: str, on_miss: str | None = None, until: float = math.inf) -> Decision:
+        """Decide a region, once per process, program text and platform.
+
+        Args:
+            region: the region.
+            platform: JAX's name; "gpu" means "cuda".
+            on_miss: decide again, with this instead of the option.
+            until: when the region's share of the budget ends, in seconds of `time.monotonic`.
+        """
+        platform = _cuda(platform)
+        memo = (region.text, platform)
+        with self._lock:
+            if memo in self.decisions and on_miss is None:
+                return self.decisions[memo]
+            try:
+                decision = self.decide_region(region, platform, on_miss or self.on_miss, until)
+            except UsageError:
+                raise
+            except Exception as why:
+                if self.strict:
+                    raise
+                text = in_one_line(why)
+                log.warning("the region at %s stays with XLA: %s", _place(region), text)
+                decision = Decision(None, text, "policy", platform)
+            self.decisions[memo] = decision
+            return decision
+
+    # ------------------------------------------------------------------ a program as a whole
+
+    def choose(self, whole: WholeProgram) -> WholeFunction:
+        """Choose the fastest variant of a program: stored, or measured where regions are."""
+        with self._lock:
+            self.is_part |= whole.target.is_nested
+            try:
+                return self._choose(whole)
+            except UsageError:
+                raise
+            except Exception as why:
+                if self.strict:
+                    raise
+                log.warning("a function is not measured as a whole: %s", in_one_line(why))
+                return not_measured(whole, in_one_line(why))
+
+    def _choose(self, whole: WholeProgram) -> WholeFunction:
+        if len(whole.target.platforms) != 1:
+            return not_measured(whole, "it is lowered for several platforms")
+        platform = _cuda(whole.target.platforms[0])
+        if (found := self._of_one_region(whole, platform)) is not None:
+            return found
+        device = chosen_devices(jax.local_devices(backend=platform), self.options.devices)[0]
+        question = Question(whole, CacheKey.here(**question_of(whole, self.options.backend), device=device))
+        digest = question.key.digest
+        if not self._is_answered(self.wholes.get(digest)):
+            found = question.stored(self.cache)
+            if not self._is_answered(found):
+                if self.on_miss != "search":
+                    return not_measured(whole, f"nothing is stored, and on_miss={self.on_miss!r}")
+                found = self._measured(question, device)
+            self.wholes[digest] = found
+        return self.wholes[digest]
+
+    def _is_answered(self, found: WholeFunction | None) -> TypeGuard[WholeFunction]:
+        """`tune` asks again about programs that could not be measured: the device may have room for them now."""
+        return found is not None and (self._asked_on_miss is None or found.ratio is not None)
+
+    def _of_one_region(self, whole: WholeProgram, platform: str) -> WholeFunction | None:
+        """Take the decision about the region, if the program is one region and nothing else."""
+        if len(whole.variants) > 1 or (region := whole.ours.only_region) is None:
+            return None
+        d = self.decisions.get((region.text, platform))
+        if d is None or d.speedup is None:
+            return None
+        return of_one_region(whole, d)
+
+    def _measured(self, question: Question, device: Any) -> WholeFunction:
+        from mirage_jax.compiler import function_timing
+
+        if why := question.why_not():
+            return not_measured(question.whole, why)
+        limit, self.tuned = MAX_TUNING_FRACTION * self.tuned, 0.0
+        x64 = jax.config.jax_enable_x64
+        for variant in question.whole.variants.values():
+            variant()  # here: another thread would wait for the lock that this one holds
+
+        def measure() -> WholeTimes:
+            with unchecked(x64):
+                return function_timing.measure(question.whole, device, limit)
+
+        with self._spending():
+            try:
+                found = question.decided(apart(measure))
+            except UnsupportedError as why:
+                found = not_measured(question.whole, str(why))
+        log.info("whole function: %s", found)
+        question.store(self.cache, found)
+        return found
+
+
+def _cuda(platform: str) -> str:
+    return "cuda" if platform == "gpu" else platform
+
+
+def _place(region: Region) -> str:
+    """The user's first line, for a message."""
+    return ", ".join(places(region.where)[:1])
+
+
+def _default_on_miss() -> str:
+    """All processes of one program must lower the same code, so only a single process searches by itself."""
+    return "search" if jax.process_count() == 1 else "fallback"
