@@ -172,21 +172,23 @@ class Decider:
         return self._keep(key, last)
 
     def _least_precise(
-        self, session: TuningSession, finalists: Sequence[Candidate], possible: Sequence[Sequence[int]]
-    ) -> int:
+        self, session: TuningSession, finalists: Sequence[Candidate], possible: Sequence[Sequence[Precision]]
+    ) -> Precision:
         """Find the precision that the float gate's first classes ask for, from the first candidate that runs.
 
         That takes seconds; measuring all candidates takes minutes.
         """
         if session.trials is None:
-            return 0
+            return Precision.FAST
         for c, precisions in zip(finalists, possible, strict=True):
             found = self._least_precise_of(session, c, precisions)
             if found is not None:
                 return found
-        return 0
+        return Precision.FAST
 
-    def _least_precise_of(self, session: TuningSession, c: Candidate, precisions: Sequence[int]) -> int | None:
+    def _least_precise_of(
+        self, session: TuningSession, c: Candidate, precisions: Sequence[Precision]
+    ) -> Precision | None:
         """The same for one candidate; None if it does not run, or has one precision only."""
         from mirage_jax.compiler import tuning
 
