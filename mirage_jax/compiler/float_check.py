@@ -387,16 +387,21 @@ def indices_compared(region: Region) -> dict[int, int]:
     graph = region.graph
     inputs = {t.name for t in graph.inputs if t.dtype == "i32"}
     counts: dict[str, int] = {}
+    for tensor, other in _compared(graph):
+        extents = [graph.extent(a) for a in graph.tensors[other].axes]
+        if tensor in inputs and other not in inputs and extents:
+            counts[tensor] = max([counts.get(tensor, 1), *extents])
+    positions = {i: [counts[t] for t in b.tensors if t in counts] for i, b in enumerate(region.inputs)}
+    return {i: max(found) for i, found in positions.items() if found}
+
+
+def _compared(graph: KernelGraph) -> Iterator[tuple[str, str]]:
+    """Pairs of tensors that a kernel compares, in both orders."""
     for k in graph.kernels:
         if isinstance(k, Library) and k.op.op in COMPARISONS:
             sources = {x.name: x.tensor for x in k.loads}
             x, y = (sources[a] for a in k.op.args)
-            for own, other in ((x, y), (y, x)):
-                extents = [graph.extent(a) for a in graph.tensors[other].axes]
-                if own in inputs and other not in inputs and extents:
-                    counts[own] = max([counts.get(own, 1), *extents])
-    positions = {i: [counts[t] for t in b.tensors if t in counts] for i, b in enumerate(region.inputs)}
-    return {i: max(found) for i, found in positions.items() if found}
+            yield from ((x, y), (y, x))
 
 
 def switches(region: Region) -> list[int]:

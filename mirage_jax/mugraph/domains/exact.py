@@ -29,7 +29,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import scipy  # pyright: ignore[reportMissingTypeStubs]
 
 from mirage_jax.errors import UnsupportedError
 
@@ -207,10 +206,16 @@ def _hashed(seed: int, real: Callable[[Any], Any], known: Mapping[int, int]) -> 
     return _function
 
 
+def _real_erf(x: Any) -> Any:
+    import scipy.special  # pyright: ignore[reportMissingTypeStubs]  # it takes a while to load
+
+    return scipy.special.erf(x)
+
+
 # of magnitudes, where a function has no value for negative numbers: residues have no sign
 log = _hashed(1, lambda x: np.log(np.abs(x)), {1: 0})
 sqrt = _hashed(2, lambda x: np.sqrt(np.abs(x)), {0: 0, 1: 1})
-erf = _hashed(3, lambda x: scipy.special.erf(x), {0: 0})  # scipy imports its parts on first use
+erf = _hashed(3, _real_erf, {0: 0})
 sin = _hashed(4, np.sin, {0: 0})
 cos = _hashed(5, np.cos, {0: 1})
 floor = _hashed(6, np.floor, {0: 0, 1: 1})

@@ -81,13 +81,8 @@ def float_gate(
     `skips`: a finite value may stand for NaN (a loop that ends early leaves out zeros of a mask times infinities, which
     would be NaN).
     """
-    if xla.shape != candidate.shape or xla.dtype != candidate.dtype or reference64.shape != xla.shape:
-        return GateResult(False, (f"{candidate.dtype}{candidate.shape} instead of {xla.dtype}{xla.shape}",))
-    if not is_float(xla.dtype):
-        same = np.array_equal(xla, candidate)
-        return GateResult(same, () if same else (f"{int((xla != candidate).sum())} elements differ from XLA's",))
-    if xla.size == 0:
-        return GateResult(True)
+    if (early := _without_errors(reference64, xla, candidate)) is not None:
+        return early
     there = OnDevice(reference64, xla, candidate, noise, written, unit)
     compared = there.on_host() if is_numpy(xla) or ceiling is not None or exact else there
     if strange := compared.strange(kinds, skips):
@@ -102,10 +97,24 @@ def float_gate(
     reasons = tuple(
         f"{name}: {have:.3g}, allowed {most:.3g}" for name, (have, most) in limits.items() if not have <= most
     )
-    ratios = tuple(
-        (name, have / most if most else (0.0 if not have else np.inf)) for name, (have, most) in limits.items()
-    )
-    return GateResult(not reasons, reasons, ratios)
+    return GateResult(not reasons, reasons, tuple((name, _ratio(*limit)) for name, limit in limits.items()))
+
+
+def _without_errors(reference64: Array, xla: Array, candidate: Array) -> GateResult | None:
+    """The result where no rounding is to be judged: other types or shapes, integers, no elements. Else None."""
+    if xla.shape != candidate.shape or xla.dtype != candidate.dtype or reference64.shape != xla.shape:
+        return GateResult(False, (f"{candidate.dtype}{candidate.shape} instead of {xla.dtype}{xla.shape}",))
+    if not is_float(xla.dtype):
+        same = np.array_equal(xla, candidate)
+        return GateResult(same, () if same else (f"{int((xla != candidate).sum())} elements differ from XLA's",))
+    return GateResult(True) if xla.size == 0 else None
+
+
+def _ratio(have: float, most: float) -> float:
+    """An error over its limit, which may be zero."""
+    if most:
+        return have / most
+    return np.inf if have else 0.0
 
 
 ROUNDING = {

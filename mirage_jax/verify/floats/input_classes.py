@@ -55,16 +55,21 @@ class InputClasses(Mapping[str, list[Array]]):
             out = [np.abs(x) if i in self.roots and is_float(x.dtype) else x for i, x in enumerate(out)]
         if name == FALSE_ROWS:
             out = [_with_false_rows(x) if x.dtype.kind == "b" else x for x in out]
-        if name in MASKED:
-            for turn, i in enumerate(self.biases):
-                out[i] = MASKED[name].put(out[i], rng, turn)
-        if name in self.wholly:  # by one input alone: the sum of two lowest numbers is infinite
-            out[self.wholly[name]] = np.full_like(x := out[self.wholly[name]], _lowest(x.dtype))
-        if name == FAR_ROWS:
-            out = [_with_far_rows(x, rng) if i in self.biases else x for i, x in enumerate(out)]
+        self._change_biases(out, name, rng)
         if name in SPOILED:
             _spoil(out, rng, SPOILED[name])
         return out
+
+    def _change_biases(self, out: list[Array], name: str, rng: np.random.Generator) -> None:
+        """Put sentinels or far rows into the inputs that are added to logits, if the class `name` has any."""
+        if name in MASKED:
+            for turn, i in enumerate(self.biases):
+                out[i] = MASKED[name].put(out[i], rng, turn)
+        elif name in self.wholly:  # by one input alone: the sum of two lowest numbers is infinite
+            out[self.wholly[name]] = np.full_like(x := out[self.wholly[name]], _lowest(x.dtype))
+        elif name == FAR_ROWS:
+            for i in self.biases:
+                out[i] = _with_far_rows(out[i], rng)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.makers)
