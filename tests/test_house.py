@@ -21,21 +21,19 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "mirage_jax"
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 
-MANY_BRANCHES = 15  # in a function; the goal is that none has more
-MAX_FUNCTIONS_WITH_MANY = 73
-MAX_BRANCHES = 39  # in the worst function
+MAX_BRANCHES = 15  # in a function
 MIN_DENSE_LINES = 8  # shorter functions have no density
-MAX_MEDIAN_DENSITY, MAX_P90_DENSITY = 0.505, 0.91  # goals: 0.4 and 0.7
-MIN_PUBLIC_DOCSTRINGS = 0.565  # share of public functions; the goal is 0.9
-MAX_REPEATED_CLASS_NAMES = 30
+MAX_MEDIAN_DENSITY, MAX_P90_DENSITY = 0.505, 0.81  # goals: 0.4 and 0.7
+MIN_PUBLIC_DOCSTRINGS = 0.92  # share of public functions
+MAX_REPEATED_CLASS_NAMES = 2
 MAX_README_WORDS = 700
 
 # Stiff phrases per 1,000 words: in all docstrings of the package together, and in each page.
 STIFF = {
-    r"\bwhat (is|are|was|has|runs|reads|makes|no|there|comes|one)\b": (2.95, 0.3),
-    r"\bof (which|them|it)\b": (3.65, 1.5),
-    r"\b(that|those) of\b": (1.15, 1.5),
-    r"\b(anew|alike|wholly|beside)\b": (1.35, 1.0),
+    r"\bwhat (is|are|was|has|runs|reads|makes|no|there|comes|one)\b": (0.5, 0.3),
+    r"\bof (which|them|it)\b": (0.6, 0.5),
+    r"\b(that|those) of\b": (0.15, 0.3),
+    r"\b(anew|alike|wholly|beside)\b": (0.15, 0.5),
 }
 
 BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.match_case, ast.Assert)
@@ -103,10 +101,8 @@ def _list(functions: Sequence[Function], most: int = 10) -> str:
 
 
 def test_functions_have_few_branches() -> None:
-    worst = sorted((f for f in FUNCTIONS if f.branches > MANY_BRANCHES), key=lambda f: -f.branches)
-    found = f"{len(worst)} functions have more than {MANY_BRANCHES} branches, the most {MAX_FUNCTIONS_WITH_MANY}"
-    assert len(worst) <= MAX_FUNCTIONS_WITH_MANY, f"{found}; the worst:\n{_list(worst)}"
-    assert worst[0].branches <= MAX_BRANCHES, f"more than {MAX_BRANCHES} branches:\n{_list(worst, 1)}"
+    worst = sorted((f for f in FUNCTIONS if f.branches > MAX_BRANCHES), key=lambda f: -f.branches)
+    assert not worst, f"{len(worst)} functions have more than {MAX_BRANCHES} branches:\n{_list(worst)}"
 
 
 def test_functions_are_not_dense() -> None:

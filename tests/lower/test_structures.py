@@ -215,6 +215,29 @@ def test_logarithm_of_a_sum_of_exponentials(n: int) -> None:
     assert error(one(b, inputs, {"i": 24, "d": 16, "n": n}, {"i": 16, "n": 16}, expected)) < 1e-6
 
 
+@pytest.mark.parametrize("scale", [Q(1), Q(-1, 2)])
+@pytest.mark.parametrize("n", [64, 50])
+def test_logarithms_of_weights_in_two_passes(n: int, scale: Q) -> None:
+    """The maximum is subtracted before the logarithm: of rows a million from zero both keep their digits."""
+    b = Block("log_softmax", "i", "n")
+    x = b.load("X", "i n")
+    m = b.shift(x, axes="n")
+    total = b.accs(b.sum(b.exps(x, m), axes="n"), m)
+    b.store(f32("Y", "i n"), b.lesslogs(x, total, b.last(m), scale=scale))
+
+    def expected(x):
+        s = x - x.max(-1, keepdims=True)
+        return float(scale) * (s - np.log(np.exp(s).sum(-1, keepdims=True)))
+
+    program = one(b, [f32("X", "i n")], {"i": 24, "n": n}, {"i": 16, "n": 16}, expected)
+    assert error(program) < 1e-6
+    far = np.random.default_rng(0).standard_normal((24, n)).astype(np.float32)
+    far[::2] += np.float32(1e6)
+    far[1] = np.finfo(np.float32).min
+    (have,) = interpret(program.graph, program.schedule, [far])
+    np.testing.assert_allclose(have, expected(far.astype(np.float64)), atol=1e-5)
+
+
 @pytest.mark.parametrize("k", [64, 50])
 def test_second_loop(k: int) -> None:
     """A body value of the second loop needs an accumulator of the first."""
