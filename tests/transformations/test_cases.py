@@ -37,7 +37,7 @@ def _neither_rounding_nor_search(monkeypatch: pytest.MonkeyPatch) -> None:
         return FOUND[key]
 
     monkeypatch.setattr(TuningSession, "candidates", candidates)
-    monkeypatch.setattr(TuningSession, "gate", lambda self, winner: (True, "not asked"))
+    monkeypatch.setattr(TuningSession, "gate", lambda self, winner, only=(): (True, "not asked"))
 
 
 class Optimizing:
