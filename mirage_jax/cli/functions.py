@@ -16,13 +16,10 @@ from mirage_jax.cli.options import ENVIRONMENT, OK, add_optimizer_options, load_
 from mirage_jax.config import Budget, unknown
 from mirage_jax.errors import UsageError, in_one_line
 from mirage_jax.hardware.gpus import GPUS
+from mirage_jax.mugraph.dtypes import DTYPES
 from mirage_jax.preview import preview
 from mirage_jax.summary import summarize
 
-DTYPES = {
-    "f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64",
-    "i32": "int32", "i64": "int64", "i8": "int8", "u8": "uint8", "bool": "bool",
-}  # fmt: skip
 _AVAL = re.compile(r"\s*(\w+)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]\s*;?")
 
 
@@ -36,7 +33,7 @@ def parse_arguments(text: str) -> tuple[jax.ShapeDtypeStruct, ...]:
         name, dims = match.groups()
         if name not in DTYPES:
             raise UsageError(f"arguments: {unknown('dtype', name, DTYPES)}")
-        found.append(jax.ShapeDtypeStruct(tuple(int(d) for d in dims.split(",") if d.strip()), DTYPES[name]))
+        found.append(jax.ShapeDtypeStruct(tuple(int(d) for d in dims.split(",") if d.strip()), DTYPES[name].numpy))
         position = match.end()
     return tuple(found)
 
