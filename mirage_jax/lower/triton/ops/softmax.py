@@ -98,9 +98,9 @@ def emit_rescale(c: Context, op: Op) -> TileVariable:
 def emit_log_shifted(c: Context, op: Op) -> TileVariable:
     """``log(x) + degree * m``: the logarithm of a sum of exponentials relative to m."""
     dims = c.tiling.dims(op.axes)
-    x, m = c.natural(op.args[0]), c.natural(op.args[1])
-    shift, degree = c.at(m, dims), float(attr(op, "degree", 1))
-    total = f"tl.log({c.at(x, dims)}) + {shift if degree == 1 else f'{shift} * {literal(degree)}'}"
+    x, m = map(c.natural, op.args)
+    shift = c.at(m, dims)
+    total = f"tl.log({c.at(x, dims)}) + {_times_degree(shift, op)}"
     return c.made(op, f'tl.where({shift} == float("inf"), {shift}, {total})', [x, m])
 
 
@@ -110,10 +110,14 @@ def emit_less_log_shifted(c: Context, op: Op) -> TileVariable:
     dims = c.tiling.dims(op.axes)
     y, x, m = map(c.natural, op.args)
     log = TileVariable(c.w.let("log", f"tl.log({x.text})"), x.dims)
-    shift, degree = c.at(m, dims), float(attr(op, "degree", 1))
-    moved = f"{c.at(y, dims)} - {shift if degree == 1 else f'{shift} * {literal(degree)}'}"
+    moved = f"{c.at(y, dims)} - {_times_degree(c.at(m, dims), op)}"
     text, scale = f"({moved}) - {c.at(log, dims)}", number(op, "scale", 1)
     return c.made(op, text if scale == UNIT else f"({text}) * {c.literal(scale)}", [y, x, m])
+
+
+def _times_degree(shift: str, op: Op) -> str:
+    degree = float(attr(op, "degree", 1))
+    return shift if degree == 1 else f"{shift} * {literal(degree)}"
 
 
 def finite(c: Context, shift: TileVariable) -> TileVariable:
