@@ -421,7 +421,8 @@ def _judged(r: np.ndarray, s: np.ndarray, x: np.ndarray, c: np.ndarray) -> str:
     with np.errstate(all="ignore"):
         x64, ideal = x.astype(np.float64), r.astype(c.dtype)
         error = np.fmax(np.abs(x64 - r), s)
-        worst = np.where(np.isfinite(x) & np.isfinite(r), r + error, x64).astype(c.dtype)
+        most = _largest(c.dtype)  # XLA's error may carry it to the end of the range, but it did not overflow
+        worst = np.where(np.isfinite(x) & np.isfinite(r), np.clip(r + error, -most, most), x64).astype(c.dtype)
         lost = np.isfinite(ideal) & ~(np.isfinite(x) & np.isfinite(error))
         rows = np.where(np.isfinite(r), np.abs(r), 0.0).max(-1, keepdims=True, initial=0.0) if r.ndim else np.abs(r)
         unknown = lost | np.isfinite(ideal) & ~(error <= DETERMINED * rows)

@@ -80,6 +80,27 @@ class Noise:
 
 
 @dataclass(frozen=True)
+class Rounded:
+    """Rounds results to their types: all, as the program is written, or with `rng` every other one by chance.
+
+    XLA keeps more digits within what it fuses, and we do within a region. `Noise` makes no two numbers equal, but
+    rounding does: float16 has nothing below -65504.
+    """
+
+    rng: np.random.Generator | None = None
+
+    def operands(self, eqn: FlatEqn, xs: list[Array]) -> list[Array]:
+        """Leave the operands as they are."""
+        return xs
+
+    def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any) -> Array:
+        """Round a result, or leave it."""
+        if not is_float(dtype) or (self.rng is not None and self.rng.random() < 0.5):
+            return x
+        return np.asarray(x).astype(dtype).astype(np.float64)
+
+
+@dataclass(frozen=True)
 class Ranges:
     """The largest number of every result of floats, over the largest and the smallest that its type may hold."""
 
@@ -398,11 +419,15 @@ def spread(
     tf32: bool = False,
     strict_range: bool = False,
 ) -> list[Array]:
-    """Measure, for each element of each result, the largest distance of disturbed runs from the undisturbed one."""
+    """Measure, for each element of each result, the largest distance of disturbed runs from the undisturbed one.
+
+    Half of them have noise, the others round.
+    """
     out = [np.zeros(np.shape(r)) for r in exact]
-    for n in range(samples):
-        noisy = evaluate(jaxpr, args, Noise(np.random.default_rng([seed, n]), n % 2 == 1, tf32, strict_range))
-        for i, (x, r) in enumerate(zip(noisy, exact, strict=True)):
+    visitors = [Noise(np.random.default_rng([seed, n]), n % 2 == 1, tf32, strict_range) for n in range(samples)]
+    rounded = [Rounded(np.random.default_rng([seed, samples + n]) if n else None) for n in range(samples)]
+    for visitor in (*visitors, *rounded):
+        for i, (x, r) in enumerate(zip(evaluate(jaxpr, args, visitor), exact, strict=True)):
             if is_float(np.asarray(r).dtype):
                 with np.errstate(invalid="ignore"):
                     off = np.where(np.isnan(x) & np.isnan(r) | (x == r), 0.0, np.abs(x - r))

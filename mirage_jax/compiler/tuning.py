@@ -268,9 +268,9 @@ def tile_variants(c: Candidate, n: int) -> Iterator[Schedule]:
 def neighboring_schedules(w: Winner, device: DeviceModel) -> Iterator[Schedule]:
     """Schedules that differ from the winner's in one knob of one kernel, or of all loops of a launch.
 
-    Knobs: warps; persistence; stages (1 or 2 more or fewer); a tile doubled, halved, or moved to another axis; blocks
-    doubled or halved with their warps; parts of a split axis doubled or halved. Drops schedules that the cost model
-    puts above `MAX_NEIGHBOR_COST_RATIO` times the current estimate.
+    Knobs: warps; persistence; stages (1 or 2 more or fewer); a tile doubled, halved, or moved to another axis; a block
+    and its steps doubled or halved together; blocks doubled or halved with their warps; parts of a split axis doubled
+    or halved. Drops schedules that the cost model puts above `MAX_NEIGHBOR_COST_RATIO` times the current estimate.
     """
     now = estimate(w.graph, w.schedule, device)
     changed = (
@@ -385,9 +385,13 @@ def _with_stages(sizes: KernelSchedule) -> Iterator[KernelSchedule]:
 
 
 def _tiles(kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule) -> Iterator[KernelSchedule]:
+    """One tile changed, or two: by opposite factors, or a block and its steps by the same one."""
     tiles = dict(sizes.tiles)
     axes = [a for a, n in tiles.items() if n > 1]
-    for up, down in product((None, *axes), repeat=2):
-        moved = {a: n * 2 if a == up else n // 2 if a == down else n for a, n in tiles.items()}
-        if up != down and all(0 < n < 2 * graph.extent(a) for a, n in moved.items() if not is_part(a)):
-            yield replace(sizes, tiles=tuple(moved.items()))
+    changes = [{up: 2.0, down: 0.5} for up, down in product((None, *axes), repeat=2) if up != down]
+    if kernel.loop in axes:  # a smaller block with steps as long as before may be slower, and shorter steps alone too
+        changes += [{a: factor, kernel.loop: factor} for a in axes if a in kernel.grid for factor in (0.5, 2.0)]
+    for change in changes:
+        changed = {a: int(n * change.get(a, 1)) for a, n in tiles.items()}
+        if all(0 < n < 2 * graph.extent(a) for a, n in changed.items() if not is_part(a)):
+            yield replace(sizes, tiles=tuple(changed.items()))

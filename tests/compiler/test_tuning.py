@@ -67,7 +67,10 @@ def test_neighbours_differ_in_one_kernel_by_one_step() -> None:
             assert new.num_stages == old.num_stages
             continue
         launch = (new.num_warps, new.num_stages) != (old.num_warps, old.num_stages)
-        assert launch != bool(changed) and sorted(changed) in ([], [0.5], [2.0], [0.5, 2.0])
+        assert launch != bool(changed)
+        assert sorted(changed) in ([], [0.5], [2.0], [0.5, 2.0], [0.5, 0.5], [2.0, 2.0])
+        loop = PROGRAM.graph.kernels[0].loop
+        assert len(set(changed)) != 1 or len(changed) == 1 or dict(new.tiles)[loop] != dict(old.tiles)[loop]
 
 
 def test_parts_of_a_split_axis_change_alone_and_with_the_blocks_that_compute_them() -> None:

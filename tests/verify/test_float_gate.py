@@ -57,6 +57,15 @@ def test_a_row_that_was_read_wrongly(shape: tuple[int, ...]) -> None:
     assert not misread(own, own.astype(np.float16), 2)
 
 
+def test_terms_that_cancel_to_nothing_leave_their_rounding() -> None:
+    """As in the gradient for what is added to all logits of a softmax; a wrong rule is off by the terms, of size 1."""
+    reference, noise = np.full((4, 2), 1e-16), np.full((4, 2), 5e-4)
+    xla = np.full((4, 2), 2e-3, np.float16)
+    assert misread(reference, xla, 2) and not misread(reference, xla, 2, noise)
+    xla[3] = 1.0
+    assert misread(reference, xla, 2, noise)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_passes(dtype: type) -> None:
     xla = rounded(R, dtype, 0.3, 1)

@@ -122,20 +122,22 @@ ROUNDING = {
     4: 1e-2,
     8: 1e-6,
 }  # rms error over rms value that XLA may have on ordinary inputs, by bytes of the narrowest type
+NOISES = 10.0  # times the noise of rounding, which XLA may be off by besides; a wrong rule is off by the values
 
 
-def misread(reference64: Array, xla: Array, narrowest: int) -> str:
+def misread(reference64: Array, xla: Array, narrowest: int, noise: Array | None = None) -> str:
     """Does float64, which evaluates the program *as it was translated*, differ from XLA by more than rounding can
     explain?
 
     The certificate compares a candidate with the translated program, so the translation itself has to be compared
     with the user's own equations: a wrong rule gives errors of the order of the values. `narrowest`: bytes of the
-    narrowest float. Returns what was found, or "". Meant for ordinary inputs, where rounding stays small.
+    narrowest float; `noise`: how far rounding may carry each element, for results whose terms cancel. Returns what was
+    found, or "". Meant for ordinary inputs, where rounding stays small.
     """
     if not is_float(xla.dtype):
         return ""
-    seen = on(xla, _misreading)(reference64, xla)
-    beyond, some, size, error = (seen[name].item() for name in ("beyond", "some", "size", "error"))
+    seen = on(xla, _misreading)(reference64, xla, np.zeros(()) if noise is None else noise)
+    beyond, some, size, error, moved = (seen[name].item() for name in ("beyond", "some", "size", "error", "moved"))
     if beyond:  # nothing is in the range of XLA's types and not in that of float64
         r, x = (np.asarray(a, np.float64) for a in (reference64, xla))
         at = tuple(int(i) for i in np.argwhere(np.isfinite(x) & ~np.isfinite(r))[0])
@@ -143,10 +145,10 @@ def misread(reference64: Array, xla: Array, narrowest: int) -> str:
     if not some:
         return ""
     most = ROUNDING[narrowest]
-    if error > most * size:
+    if error > most * size + NOISES * moved:
         return f"the translated program differs from the user's by {error:.2g}, the values being of size {size:.2g}"
-    sizes, errors = (np.asarray(seen[name]) for name in ("sizes", "errors"))
-    if (wrong := np.flatnonzero(errors > most * (sizes + size))).size:
+    sizes, errors, noises = (np.asarray(seen[name]) for name in ("sizes", "errors", "noises"))
+    if (wrong := np.flatnonzero(errors > most * (sizes + size) + NOISES * noises)).size:
         return (
             f"the translated program differs from the user's by {errors[wrong[0]]:.2g} in row {wrong[0]}, the values"
             f" there being of size {sizes[wrong[0]]:.2g}, all of size {size:.2g}"
@@ -154,18 +156,19 @@ def misread(reference64: Array, xla: Array, narrowest: int) -> str:
     return ""
 
 
-def _misreading(xp: Any, r: Array, x: Array) -> dict[str, Array]:
-    """Sizes and errors of what is finite, root mean squares over all and over each row: a rule may be wrong for a few
-    elements, the last row of a mask, say.
+def _misreading(xp: Any, r: Array, x: Array, noise: Array) -> dict[str, Array]:
+    """Sizes, errors and noise of what is finite, root mean squares over all and over each row: a rule may be wrong for
+    a few elements, the last row of a mask, say.
     """
     r, x = r.astype(xp.float64), x.astype(xp.float64)
     good = xp.isfinite(r) & xp.isfinite(x)
     count, rows = xp.maximum(good.sum(), 1), (-1, r.shape[-1] if r.ndim > 1 else 1)
-    squares = [xp.square(xp.where(good, a, 0.0)) for a in (r, xp.where(good, x, 0.0) - xp.where(good, r, 0.0))]
-    size, error = (xp.sqrt(a.sum() / count) for a in squares)
-    sizes, errors = (xp.sqrt(xp.mean(a.reshape(rows), axis=1)) for a in squares)
-    found = {"beyond": (xp.isfinite(x) & ~good).any(), "some": good.any(), "size": size, "error": error}
-    return {**found, "sizes": sizes, "errors": errors}
+    off = xp.where(good, x, 0.0) - xp.where(good, r, 0.0)
+    squares = [xp.square(xp.where(good & xp.isfinite(a), a, 0.0)) for a in (r, off, noise)]
+    size, error, moved = (xp.sqrt(a.sum() / count) for a in squares)
+    sizes, errors, noises = (xp.sqrt(xp.mean(a.reshape(rows), axis=1)) for a in squares)
+    found = {"beyond": (xp.isfinite(x) & ~good).any(), "some": good.any(), "size": size, "error": error, "moved": moved}
+    return {**found, "sizes": sizes, "errors": errors, "noises": noises}
 
 
 def shorter_range(x: Any, c: Any) -> bool:
