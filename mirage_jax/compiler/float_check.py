@@ -127,7 +127,7 @@ class Accuracy:
     def _misread(self, inputs: Sequence[Any], reference: Sequence[Any], xla: Sequence[Any]) -> str:
         """Find where the translated program differs from XLA's results by more than rounding can explain.
 
-        Noise takes time, and only results that cancel to nothing need it. It is that of float32; XLA rounds as coarsely
+        Noise takes time, and only results that cancel to nothing need it. It has float32's size; XLA rounds as coarsely
         as the narrowest type, or as TF32.
         """
 

@@ -385,13 +385,21 @@ def _with_stages(sizes: KernelSchedule) -> Iterator[KernelSchedule]:
 
 
 def _tiles(kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule) -> Iterator[KernelSchedule]:
-    """One tile changed, or two: by opposite factors, or a block and its steps by the same one."""
-    tiles = dict(sizes.tiles)
-    axes = [a for a, n in tiles.items() if n > 1]
-    changes = [{up: 2.0, down: 0.5} for up, down in product((None, *axes), repeat=2) if up != down]
-    if kernel.loop in axes:  # a smaller block with steps as long as before may be slower, and shorter steps alone too
-        changes += [{a: factor, kernel.loop: factor} for a in axes if a in kernel.grid for factor in (0.5, 2.0)]
-    for change in changes:
-        changed = {a: int(n * change.get(a, 1)) for a, n in tiles.items()}
-        if all(0 < n < 2 * graph.extent(a) for a, n in changed.items() if not is_part(a)):
-            yield replace(sizes, tiles=tuple(changed.items()))
+    for change in _factors(kernel, [a for a, n in sizes.tiles if n > 1]):
+        tiles = tuple((a, int(n * change.get(a, 1))) for a, n in sizes.tiles)
+        if all(is_part(a) or 0 < n < 2 * graph.extent(a) for a, n in tiles):
+            yield replace(sizes, tiles=tiles)
+
+
+def _factors(kernel: BlockGraph, axes: Sequence[Axis]) -> Iterator[Mapping[Axis | None, float]]:
+    """Factors of one tile or of two: opposite ones, or the same for a block and its steps.
+
+    A smaller block with steps as long as before may be slower, and shorter steps alone may be slower too.
+    """
+    for up, down in product((None, *axes), repeat=2):
+        if up != down:
+            yield {up: 2.0, down: 0.5}
+    if kernel.loop in axes:
+        for axis, factor in product(kernel.grid, (0.5, 2.0)):
+            if axis in axes:
+                yield {axis: factor, kernel.loop: factor}
