@@ -170,8 +170,13 @@ class Warpgroups(Loops):
         return f"gl.SliceLayout(0, mma{self.columns(axis)})"
 
     def lanes(self, axis: TileAxis) -> str:
-        """The numbers of an axis' lanes, with their layout."""
-        return f"tl.arange(0, {axis.block}, {self.vector_layout(axis.axis)})"
+        """The numbers of an axis' lanes, with their layout.
+
+        Here they are in the complete form's own registers too (`Form.fresh`). The copy engine reads in any case, and
+        shared lanes made a kernel of 168 registers spill 684 bytes.
+        """
+        lanes = f"tl.arange(0, {axis.block}, {self.vector_layout(axis.axis)})"
+        return f"{lanes} + {self.form.fresh}" if self.form.fresh else lanes
 
     def full(self, dims: tuple[Axis, ...], number: str, dtype: str = "tl.float32") -> str:
         """A tile of one number, with the layout of its dimensions."""

@@ -45,8 +45,8 @@ class Form:
     loop bounds. `fresh`: an argument that is 0, which the compiler does not know. It is added to the block's number: so
     nothing that depends on the block is the same in both forms, which would be kept in registers through the loops of
     the first. It is added to the end of the loop too: where ptxas (13.4, sm_90) knew the complete form's number of
-    steps, it ordered the loops of the first otherwise. Added to indices of lanes it would hide that these follow one
-    another.
+    steps, it ordered the loops of the first otherwise. Added to lanes it hides that these follow one another:
+    only kernels that read through the copy engine have it there.
     """
 
     suffix: str = ""
