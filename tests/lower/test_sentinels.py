@@ -127,6 +127,15 @@ def test_the_complete_form_takes_nothing_from_the_other() -> None:
     assert "in range(0, 256 + fresh, 16)" in checked.text
 
 
+def test_the_check_makes_no_kernel_spill() -> None:
+    """In a kernel that has all the registers, nothing of the complete form lies in them while the other form runs."""
+    sizes = FORWARD.replace("d=64 e=64 h=1 i=256 n=256", "d=128 e=128 h=32 i=4096 n=4096")
+    tiles = (("h", 1), ("i", 128), ("n", 128), ("e", 128))
+    kernel = KernelSchedule(tiles, num_warps=8, num_stages=2, specialized=True, programs=132)
+    (checked,) = sources(parse(sizes), Schedule((kernel,)))
+    assert checked is not None and compile_for(checked, 90).spills < 64  # bytes per thread; lanes in common: 684
+
+
 def test_a_kernel_reads_one_number_more_for_a_tensor_that_its_loop_reads() -> None:
     (source,) = sources(GRAPHS["backward"], schedule(GRAPHS["backward"], "warps alike"))
     assert source is not None and source.inputs[-1] == "min(M)" and source.dtypes[len(source.inputs) - 1] == "f32"
