@@ -206,7 +206,12 @@ def labelled(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
     y = b.step("{0} @ {1}", x, b.input([d, n], x.dtype), shape=[*rest, n])
     y = b.like(b.rng.choice(("jax.nn.log_softmax({0}, -1)", "jnp.tanh({0})", "jnp.exp({0} * 0.25)", "2 * {0}")), y)
     label = b.input(rest, "int32")
-    return b.step(f"jnp.take_along_axis({{0}}, {{1}}[..., None] % {n}, -1)", y, label, shape=[*rest, "1"])
+    rows = [f"jnp.arange({r}).reshape({', '.join(['-1', *'1' * (len(rest) - d - 1)])})" for d, r in enumerate(rest)]
+    texts = (
+        f"jnp.take_along_axis({{0}}, {{1}}[..., None] % {n}, -1)",
+        f"{{0}}[{', '.join([*rows, f'{{1}} % {n}'])}][..., None]",
+    )
+    return b.step(b.rng.choice(texts), y, label, shape=[*rest, "1"])
 
 
 def reduction(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:

@@ -48,7 +48,8 @@ _CALLS = {
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
 }
-OPENED = frozenset({*_CALLS, "gather", "split", "unstack"})  # what may be replaced by equations that it stands for
+# What may be replaced by equations that it stands for.
+OPENED = frozenset({*_CALLS, "cond", "gather", "scatter-add", "select_n", "split", "unstack"})
 # Parameters that hold the bodies of primitives with a control flow or a scope of their own.
 _BODIES = {
     "scan": ("jaxpr",),
@@ -60,6 +61,7 @@ _BODIES = {
 }
 
 
+COMPILED_FOR = ("cpu", "cuda", "rocm", "tpu")  # platforms of whole programs; Pallas has its own, such as "mosaic"
 MAX_PICKED_ELEMENTS = 4  # elements of a row: each is looked for in all of it
 
 # Where an equation comes from is a line of the user, or of a library, not one of the wrapper around them.
@@ -265,6 +267,27 @@ def indexed(eqn_params: Mapping[str, Any]) -> Indexed:
     return Indexed(*parts, d.scatter_indices_batching_dims)
 
 
+def indexed_by_row(eqn: JaxprEqn, index: Any, label: int, rows: Sequence[tuple[int, int]]) -> JaxprEqn:
+    """A gather or scatter with indices of type `index` into one dimension of the operand, `label`, in every row.
+
+    rows: dimensions of the operand, ascending, each with the dimension of the indices that goes with it.
+    """
+    d = eqn.params["dimension_numbers"]
+    of_operand, of_indices = (tuple(pair[n] for pair in rows) for n in (0, 1))
+    if isinstance(d, lax.GatherDimensionNumbers):
+        numbers = d._replace(
+            collapsed_slice_dims=(label,), start_index_map=(label,),
+            operand_batching_dims=of_operand, start_indices_batching_dims=of_indices,
+        )  # fmt: skip
+    else:
+        numbers = d._replace(
+            inserted_window_dims=(label,), scatter_dims_to_operand_dims=(label,),
+            operand_batching_dims=of_operand, scatter_indices_batching_dims=of_indices,
+        )  # fmt: skip
+    invars = [eqn.invars[0], Var(index), *eqn.invars[2:]]
+    return eqn.replace(invars=invars, params={**eqn.params, "dimension_numbers": numbers})
+
+
 def as_fill_apart(eqn: JaxprEqn) -> Jaxpr | None:
     """A gather of few elements of every row, and then what stands where an index is out of range; None for others."""
     if eqn.primitive.name != "gather" or eqn.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
@@ -297,6 +320,31 @@ def bodies(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:
         return ()
     found = (eqn.params.get(name) for name in names)
     return tuple(j for value in found if value is not None for j in (value if isinstance(value, tuple) else (value,)))
+
+
+def known_branch(eqn: JaxprEqn, maker: JaxprEqn | None) -> Jaxpr | None:
+    """The branch that a `cond` always takes; None if that depends on data, or on the platform.
+
+    maker: the equation that makes its index, if that is no literal. `jax.lax.platform_dependent` (JAX's `diagonal` is
+    written with it) makes one that is the same on all platforms that whole programs are compiled for.
+    """
+    if eqn.primitive.name != "cond":
+        return None
+    branches = bodies(eqn)
+    index: int | None = None
+    if isinstance(eqn.invars[0], Literal):
+        index = min(max(np.asarray(eqn.invars[0].val).item(), 0), len(branches) - 1)
+    elif maker is not None and maker.primitive.name == "platform_index":
+        index = _same_everywhere(maker.params.get("platforms", ()))
+    return None if index is None else branches[index]
+
+
+def _same_everywhere(platforms: Sequence[Sequence[str] | None]) -> int | None:
+    """The position of the branch for every platform in `COMPILED_FOR`; None if they differ. None among them: others."""
+    named = {name: n for n, names in enumerate(platforms) for name in names or ()}
+    default = next((n for n, names in enumerate(platforms) if names is None), None)
+    found = {named.get(name, default) for name in COMPILED_FOR}
+    return found.pop() if len(found) == 1 else None
 
 
 def inside(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:

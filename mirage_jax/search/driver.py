@@ -48,24 +48,31 @@ def search(
 ) -> tuple[list[Candidate], SearchReport]:
     """Search a region within `seconds`; returns ranked candidates and a report.
 
-    A region too wide to exhaust is searched window by window, and output by output, in up to `workers` processes.
+    A region too wide to exhaust is searched window by window, and output by output, in up to `workers` processes. So is
+    one of several outputs that has no kernel as a whole: sums over rows and over columns of one product, for instance.
     """
     until = time.monotonic() + seconds
     parts = divide(reference, lambda graph: is_narrow(graph, device, space, MAX_WINDOW_CLASSES))
+    by_output = "kernels" in families and device.is_gpu
     if len(parts) == 1:
         one = Search(reference, device, space, seconds, states, families, notify=notify)
-        return sorted(ranged(reference, one.run(), device), key=lambda c: c.seconds), one.report
-    slices = _output_slices(reference, device, space) if "kernels" in families and device.is_gpu else []
-    report = SearchReport(space, windows=len(parts), output_slices=len(slices))
+        found, report = one.run(), one.report
+        by_output = by_output and len(set(reference.outputs)) > 1 and all(c.family != "kernels" for c in found)
+        parts = []
+    else:
+        found, report = [], SearchReport(space, windows=len(parts))
+    slices = _output_slices(reference, device, space) if by_output else []
+    report.output_slices = len(slices)
     todo = [SubSearch(w.graph, device, space, states, families) for w in parts]
     todo += [SubSearch(graph, device, its_space, states, families) for graph, its_space in slices]
-    found: list[list[Candidate]] = []
-    for candidates, part_report in search_parts(todo, until - time.monotonic(), workers, notify):
-        found.append(candidates)
+    by_part: list[list[Candidate]] = []
+    for candidates, part_report in search_parts(todo, until - time.monotonic(), workers, notify) if todo else ():
+        by_part.append(candidates)
         report.add(part_report)
-    out = _compose(reference, parts, {n: cs for n, cs in enumerate(found[: len(parts)]) if cs}, device)
-    whole = combined(reference, found[len(parts) :], device) if slices else []
-    return sorted(ranged(reference, [*out, *whole], device), key=lambda c: c.seconds), report
+    if parts:
+        found = _compose(reference, parts, {n: cs for n, cs in enumerate(by_part[: len(parts)]) if cs}, device)
+    whole = combined(reference, by_part[len(parts) :], device) if slices else []
+    return sorted(ranged(reference, [*found, *whole], device), key=lambda c: c.seconds), report
 
 
 def _output_slices(reference: KernelGraph, device: DeviceModel, space: Space) -> list[tuple[KernelGraph, Space]]:

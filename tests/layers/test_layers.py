@@ -68,6 +68,11 @@ def test_labels_out_of_range_are_nan_as_in_jax(name: str) -> None:
     assert np.isnan(optimized(fn)(X, W, LABELS + 40)[0])
 
 
+def labels_of(x):
+    """Labels that depend on the data, as far as a tracer knows: the rows beside them are known."""
+    return LABELS + (0 * x[..., 0]).astype(int)
+
+
 SIX = jnp.stack([LABELS] * 6, -1)[..., None]
 PICKED = {
     "along the rows": lambda x, w: jnp.take_along_axis(jnp.tanh(x @ w), LABELS[:, :3, None].repeat(48, -1) % 16, 1),
@@ -80,6 +85,9 @@ PICKED = {
         (x @ w).reshape(2, 16, 6, 8), jnp.stack([LABELS % 8] * 6, -1)[..., None], -1
     ),
     "of another batch": lambda x, w: jax.vmap(lambda x: jnp.take_along_axis(x @ w, LABELS[0, :, None], -1))(x),
+    "at counted rows": lambda x, w: (x @ w)[jnp.arange(2)[:, None], jnp.arange(16), labels_of(x)],
+    "at counted rows of one": lambda x, w: jax.nn.log_softmax(x[0] @ w, -1)[jnp.arange(16), labels_of(x)[0]],
+    "a diagonal": lambda x, w: jnp.diagonal(jax.nn.log_softmax(x[0] @ w[:, :16], -1)),
     "always the same": lambda x, w: jnp.take(x @ w, 5, axis=-1),
 }
 
@@ -97,6 +105,8 @@ def test_indices_into_data_stay_outside() -> None:
     for fn in (
         lambda x, w: jnp.take_along_axis(x, LABELS[..., None] % 32, -1) * (x @ w),
         lambda x, w: x[:, LABELS[0]] @ w,
+        lambda x, w: (x[0] @ w)[jnp.arange(16)[::-1], labels_of(x)[0]],  # rows that do not count from 0
+        lambda x, w: (x[0] @ w)[jnp.arange(12), labels_of(x)[0, :12]],  # not all rows
     ):
         compiler = Replacing()
         assert_close(optimized(fn, compiler)(X, W), jax.jit(fn)(X, W))

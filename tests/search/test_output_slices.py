@@ -16,6 +16,7 @@ from mirage_jax.mugraph.passes.merge_axes import simplify_axes
 from mirage_jax.search.candidates import Candidate
 from mirage_jax.search.decompose.fusion import combined
 from mirage_jax.search.decompose.output_slices import joined, output_slice
+from mirage_jax.search.driver import search
 from mirage_jax.search.enumerate.kernels import Space
 from mirage_jax.search.enumerate.window_search import Search
 from mirage_jax.verify.equivalence.certificate import certify, fingerprint
@@ -37,6 +38,21 @@ def gradient() -> KernelGraph:
     specs = [jax.ShapeDtypeStruct(s, np.dtype("float16")) for s in QKV]
     (region,) = analyse(jax.make_jaxpr(backward)(*specs).jaxpr).regions
     return simplify_axes(region.graph)
+
+
+def test_sums_over_rows_and_over_columns_of_one_product_have_kernels() -> None:
+    """A contrastive loss needs both. No kernel makes both, and the product is too large to be stored."""
+
+    def both(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = x @ y.T
+        return jax.nn.logsumexp(logits, axis=0), jax.nn.logsumexp(logits, axis=1)
+
+    specs = [jax.ShapeDtypeStruct((8192, 256), np.dtype("bfloat16"))] * 2
+    (region,) = analyse(jax.make_jaxpr(both)(*specs)).regions
+    candidates, report = search(region.graph, H200, Space(max_ops=14), seconds=20.0)
+    assert report.windows == 1 and report.output_slices == 2
+    best = next(c for c in candidates if c.family == "kernels")
+    certify(region.graph, best.graph)
 
 
 def shapes(graph: KernelGraph, name: str) -> set[str]:

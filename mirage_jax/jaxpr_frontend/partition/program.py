@@ -14,6 +14,7 @@ from typing import Any
 
 from mirage_jax.jaxpr_frontend import jax_compat
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, JaxprEqn, Literal
+from mirage_jax.jaxpr_frontend.partition.row_indices import into_every_row, is_below_zero
 
 type Atom = int | Literal  # a numbered value, or a literal
 
@@ -163,6 +164,7 @@ class _Flattener:
         self.avals: dict[int, Any] = {}
         self.constants: dict[int, Any] = {}
         self.eqns: list[FlatEqn] = []
+        self.makers: dict[int, tuple[JaxprEqn, tuple[Atom, ...]]] = {}
 
     def program(self, jaxpr: Jaxpr) -> FlatProgram:
         """Flatten a jaxpr."""
@@ -195,10 +197,13 @@ class _Flattener:
         """Add an equation as it is."""
         results = tuple([self.new(v.aval) for v in eqn.outvars])
         self.eqns.append(FlatEqn(eqn, operands, results, calls))
+        self.makers.update(dict.fromkeys(results, (eqn, operands)))
         return results
 
     def opened(self, eqn: JaxprEqn, operands: tuple[Atom, ...], calls: tuple[JaxprEqn, ...]) -> tuple[Atom, ...]:
         """Add the content of a call, or one equation for each result, or the equation itself."""
+        if (branch := self.known_branch(eqn, operands)) is not None:
+            return self.inline(branch, operands[1:], (*calls, eqn))
         called = jax_compat.called_jaxpr(eqn)
         if called is None and self.merged and jax_compat.policy_of(eqn) in self.merged:
             called = eqn.params["jaxpr"]
@@ -206,12 +211,25 @@ class _Flattener:
             return self.inline(called, operands, (*calls, eqn))
         if self.derivatives:
             return self.whole(eqn, operands, calls)
+        return self.restated(eqn, operands, calls)
+
+    def restated(self, eqn: JaxprEqn, operands: tuple[Atom, ...], calls: tuple[JaxprEqn, ...]) -> tuple[Atom, ...]:
+        """Add equations that mean the same and are easier to translate, or the equation itself."""
+        if eqn.primitive.name == "select_n" and is_below_zero(operands[0], self.makers):
+            return (operands[1],)
+        if eqn.primitive.name in ("gather", "scatter-add"):
+            eqn, operands = into_every_row(eqn, operands, self.makers) or (eqn, operands)
         if (apart := jax_compat.as_fill_apart(eqn)) is not None:
             return self.inline(apart, operands, (*calls, eqn))
         chains = jax_compat.as_slices(eqn)
         if chains is None:
             return self.whole(eqn, operands, calls)
         return tuple([self.chain(chain, operands, calls) for chain in chains])
+
+    def known_branch(self, eqn: JaxprEqn, operands: tuple[Atom, ...]) -> Jaxpr | None:
+        """The branch that a `cond` takes whatever the data."""
+        maker = self.makers.get(operands[0]) if operands and isinstance(operands[0], int) else None
+        return jax_compat.known_branch(eqn, maker and maker[0])
 
     def chain(self, chain: Sequence[JaxprEqn], operands: tuple[Atom, ...], calls: tuple[JaxprEqn, ...]) -> Atom:
         """Add equations; each reads the results of the one before."""
