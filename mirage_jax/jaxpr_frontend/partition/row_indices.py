@@ -23,12 +23,12 @@ type Makers = Mapping[int, tuple[JaxprEqn, Operands]]  # by value: the equation 
 def into_every_row(eqn: JaxprEqn, operands: Operands, makers: Makers) -> tuple[JaxprEqn, Operands] | None:
     """Give a gather or scatter-add one column of indices, as it and its operands; None if it is of another kind."""
     dimensions = jax_compat.indexed(eqn.params)
-    if dimensions.batch or dimensions.mapped != dimensions.collapsed:
+    if dimensions.mapped != dimensions.collapsed:
         return None
     columns = dict(zip(dimensions.mapped, _columns(operands, makers), strict=False))
     rows = _rows(eqn, columns, makers)
     labels = columns.keys() - rows.keys()
-    if not rows or len(labels) != 1:
+    if len(columns) < 2 or len(labels) != 1:
         return None
     (label,) = labels
     (maker, _) = _made(columns[label], makers)
@@ -54,12 +54,14 @@ def _columns(operands: Operands, makers: Makers) -> Operands:
 
 
 def _rows(eqn: JaxprEqn, columns: Mapping[int, int | Literal], makers: Makers) -> dict[int, int]:
-    """Dimensions of the operand of which every row has an index, and those of the indices that go with them.
+    """Dimensions of the operand of which every row has an index, and those of the indices that go with them: some are
+    named as such already (by `vmap`), of others the index counts.
 
     Of a diagonal all columns count; the last one is the label.
     """
     shape, index_shape = map(_shape, eqn.invars[:2])
-    rows: dict[int, int] = {}
+    dimensions = jax_compat.indexed(eqn.params)
+    rows = dict(zip(dimensions.batch, dimensions.index_batch, strict=True))
     for d, column in columns.items():
         along = counted_along(column, makers)
         if along is not None and along not in rows.values() and shape[d] == index_shape[along]:
