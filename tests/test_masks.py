@@ -69,8 +69,7 @@ def test_a_mask_that_is_added(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
         have = f(*args)
         (region,) = f.explain(*args).regions
     np.testing.assert_allclose(have, want, atol=1e-5)  # and NaN nowhere
-    if name != "ones and zeros":  # of which one could make any number
-        assert region.decision.winner is not None, region.decision.why
+    assert region.decision.winner is not None, region.decision.why
 
 
 def test_bytes_are_numbers() -> None:

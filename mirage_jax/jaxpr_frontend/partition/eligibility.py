@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from mirage_jax.jaxpr_frontend import jax_compat
 from mirage_jax.jaxpr_frontend.capture.sharding import is_local
+from mirage_jax.jaxpr_frontend.partition import mask_factors
 from mirage_jax.jaxpr_frontend.partition.fingerprint import Forms, by_kind, surroundings
 from mirage_jax.jaxpr_frontend.partition.program import FlatEqn, FlatProgram, bytes_of
 from mirage_jax.jaxpr_frontend.partition.reasons import BY_ITSELF, Code, NotExpressible
@@ -41,7 +42,7 @@ class Eligibility:
         without_literal = dict(_without_literal(self))
         self.constants.difference_update(without_literal)
         self.reasons |= without_literal
-        for find in (_around_gathers, _indices, _between_products):
+        for find in (_around_gathers, _indices, _between_products, _mask_factors):
             self.reasons |= find(self)
         self.masks = _find_masks(self)
 
@@ -232,6 +233,12 @@ def _indices(e: Eligibility) -> dict[int, Reason]:
         found.add(n)
         todo += e.eqns[n].reads
     return dict.fromkeys(found, (Code.NO_HEAVY_OP, "an index: XLA computes it"))
+
+
+def _mask_factors(e: Eligibility) -> dict[int, Reason]:
+    """Equations that make a mask by a huge factor."""
+    reason = Code.NO_HEAVY_OP, "a mask by a huge factor: XLA makes it, and a kernel adds it"
+    return dict.fromkeys(mask_factors.factors(e.program) - e.constants, reason)
 
 
 def _between_products(e: Eligibility) -> dict[int, Reason]:

@@ -7,7 +7,7 @@ keep their JAX originals, so that whatever is not optimized is bound exactly as 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -108,6 +108,16 @@ class FlatProgram:
     def read_by(self, positions: Iterable[int]) -> set[int]:
         """Collect the values that these equations read."""
         return {v for n in positions for v in self.eqns[n].reads}
+
+    def upstream(self, values: Iterable[int]) -> Iterator[int]:
+        """Yield the positions of all equations that `values` are made of, each once."""
+        todo, seen = list(values), set[int]()
+        while todo:
+            n = self.producers.get(todo.pop())
+            if n is not None and n not in seen:
+                seen.add(n)
+                todo += self.eqns[n].reads
+                yield n
 
     def crossing(self, positions: Collection[int]) -> list[int]:
         """List the values that these equations make and others read, in order."""

@@ -46,12 +46,17 @@ def differences_first(graph: KernelGraph, program: KernelGraph) -> KernelGraph:
 
 def _in_kernel(k: BlockGraph) -> BlockGraph:
     logs = {op.name: op for op in k.ops if op.op == "logs"}
-    ops: list[Op] = []
-    for op in k.ops:
-        n, scale = _subtracted(op, [a in logs for a in op.args])
-        ops.append(op if n is None else _less(op, scale, (op.args[1 - n], *logs[op.args[n]].args), logs[op.args[n]]))
+    ops = [_op_in_kernel(op, logs) for op in k.ops]
     read = {*(a for op in ops for a in op.args), *(s.value for s in k.stores)}
     return replace(k, ops=tuple(op for op in ops if op.name not in logs or op.name in read))
+
+
+def _op_in_kernel(op: Op, logs: Mapping[str, Op]) -> Op:
+    n, scale = _subtracted(op, [a in logs for a in op.args])
+    if n is None:
+        return op
+    log = logs[op.args[n]]
+    return _less(op, scale, (op.args[1 - n], *log.args), log)
 
 
 def _of_library(k: Library, made: Mapping[str, Library]) -> Library:
