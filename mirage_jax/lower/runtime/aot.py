@@ -10,7 +10,6 @@ import re
 import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,13 +25,11 @@ from mirage_jax.lower.runtime.launch import (
     threads_of,
 )
 from mirage_jax.lower.triton.emitter import KernelSource
+from mirage_jax.mugraph.dtypes import DTYPES
 
 MAX_SPILL_BYTES = 4096  # bytes per thread, above which a kernel waits for its own local memory
 MAX_PTXAS_SECONDS = 15.0  # seconds that ptxas may take for a kernel that is tried; XLA will have it run once more
 MAX_CACHED_KERNELS = 512  # kernels of a process that tries them: those of a region, and some
-POINTERS: Mapping[str, str] = {
-    "f16": "*fp16", "bf16": "*bf16", "f32": "*fp32", "i32": "*i32", "i8": "*i8", "u8": "*u8", "bool": "*i1",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +56,7 @@ def compile_for(source: KernelSource, arch: int) -> Resources:
 
     kernel = load_kernel(source)
     names = kernel.arg_names
-    signature = {name: POINTERS[dtype] for name, dtype in zip(names, source.dtypes, strict=True)}
+    signature = {name: f"*{DTYPES[dtype].signature}" for name, dtype in zip(names, source.dtypes, strict=True)}
     source_type: Any = ASTSource
     if source.descriptors:
         from triton.experimental.gluon._runtime import GluonASTSource as source_type
