@@ -2,7 +2,8 @@
 
 Reading order: `tiling` (how a block lies in tiles), `triton.emitter` (the text of one kernel), `triton.context` and
 `triton.ops` (values and operators), `triton.loops`; then `hopper.kernel` (warps with different tasks), `backend` (the
-interface of both, and of a third) and `runtime.launch` (compile and call). Importing this package imports neither Triton nor jax-triton.
+interface of both, and of a third) and `runtime.launch` (compile and call). Importing this package imports neither
+Triton nor jax-triton.
 """
 
 from importlib import import_module
