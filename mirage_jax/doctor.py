@@ -30,7 +30,8 @@ from mirage_jax import seals
 from mirage_jax.cache import Cache, CacheKey, Entry, versions
 from mirage_jax.config import VARIABLES, from_environment, is_disabled, parse_switch
 from mirage_jax.errors import LoweringError, UsageError
-from mirage_jax.lower.runtime import aot, launch
+from mirage_jax.lower.backends import compile_for
+from mirage_jax.lower.runtime import launch
 from mirage_jax.mugraph.graph import KernelSchedule, Schedule
 from mirage_jax.mugraph.parser import parse
 
@@ -185,7 +186,7 @@ def check_triton() -> Check:
     if source is None:
         raise LoweringError("the kernel graph was taken for a library operator")
     with warnings.catch_warnings(action="ignore"):  # Triton's, about its own defaults
-        resources = [aot.compile_for(source, arch) for arch in (80, 90, 100)]
+        resources = [compile_for(source, arch) for arch in (80, 90, 100)]
     return Check(name, "ok", f"Triton compiles for {', '.join(f'sm_{r.arch}' for r in resources)}")
 
 

@@ -154,3 +154,16 @@ def test_import_loads_little() -> None:
     loaded = set(done.stdout.split())
     assert f"{PACKAGE}.api" in loaded
     assert not loaded & (HEAVY | NOT_AT_IMPORT)
+
+
+# Tests of the pipeline or of the repository as a whole; any other file is about the module that it is called after.
+WHOLE = {"architecture", "docs", "examples", "house", "paths", "programs", "walkthrough", "without_triton"}
+WHOLE_FOLDERS = {"data", "golden", "layers", "transformations"}
+
+
+def test_tests_mirror_the_package() -> None:
+    here = Path(__file__).parent
+    files = {file.stem.removeprefix("test_") for file in here.glob("test_*.py")}
+    folders = {folder.name for folder in here.iterdir() if folder.is_dir() and not folder.name.startswith("_")}
+    assert files - WHOLE <= {file.stem for file in ROOT.glob("*.py")}, "move the file to the folder of its package"
+    assert folders - WHOLE_FOLDERS <= {file.parent.name for file in ROOT.glob("*/__init__.py")}

@@ -25,7 +25,7 @@ MAX_BRANCHES = 15  # in a function
 MIN_DENSE_LINES = 8  # shorter functions have no density
 MAX_MEDIAN_DENSITY, MAX_P90_DENSITY = 0.505, 0.81  # goals: 0.4 and 0.7
 MIN_PUBLIC_DOCSTRINGS = 0.92  # share of public functions
-MAX_REPEATED_CLASS_NAMES = 2
+MAX_REPEATED_CLASS_NAMES = 0
 MAX_README_WORDS = 700
 
 # Stiff phrases per 1,000 words: in all docstrings of the package together, and in each page.

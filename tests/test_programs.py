@@ -28,7 +28,7 @@ from mirage_jax.search.enumerate.kernels import Space
 
 triton = pytest.importorskip("triton")
 
-from mirage_jax.lower.runtime.aot import compile_for  # noqa: E402
+from mirage_jax.lower.backends import compile_for  # noqa: E402
 from mirage_jax.lower.runtime.launch import sources  # noqa: E402
 from mirage_jax.verify.exact.interpreters.triton import interpret  # noqa: E402
 

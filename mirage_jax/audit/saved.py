@@ -83,7 +83,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SavedVerdict:
     """A verdict on a graph. `detail`: the certificate in words, the difference, or the reason for no answer."""
 
     number: int
@@ -94,10 +94,10 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Verdicts:
+class SavedVerdicts:
     file: str
     program: str
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[SavedVerdict, ...]
 
     @property
     def all_certified(self) -> bool:
@@ -125,23 +125,23 @@ class Verdicts:
         return json.dumps(asdict(self) | {"totals": self.totals}, indent=1, sort_keys=True) + "\n"
 
 
-def examine(file: Path, program: str, fn: Fn) -> Verdicts:
+def examine(file: Path, program: str, fn: Fn) -> SavedVerdicts:
     """Judge every graph of `file` against `fn`. Raises `UsageError` if the file is malformed or does not fit `fn`."""
     try:
         graphs = read_mirage_json(file.read_text())
-        return Verdicts(file.name, program, tuple(judge(graphs, fn)))
+        return SavedVerdicts(file.name, program, tuple(judge(graphs, fn)))
     except (ParseError, UnicodeDecodeError) as error:
         raise UsageError(f"{file}: {error}") from None
 
 
-def judge(graphs: Iterable[SavedGraph], fn: Fn) -> Iterator[Verdict]:
+def judge(graphs: Iterable[SavedGraph], fn: Fn) -> Iterator[SavedVerdict]:
     """Judge graphs in order; graphs of one interface share a reference."""
     captured = cache(partial(reference_graph, fn))
     for saved in graphs:
         yield _verdict(saved, partial(captured, tuple((t.shape, t.dtype) for t in saved.inputs)))
 
 
-def _verdict(saved: SavedGraph, reference: Callable[[], KernelGraph]) -> Verdict:
+def _verdict(saved: SavedGraph, reference: Callable[[], KernelGraph]) -> SavedVerdict:
     text = None
     try:
         imported = import_graph(saved, reference())
@@ -150,10 +150,12 @@ def _verdict(saved: SavedGraph, reference: Callable[[], KernelGraph]) -> Verdict
     except (ParseError, UsageError):
         raise
     except DifferentError as error:
-        return Verdict(saved.number, Kind.DIFFERENT, str(error), graph=text)
+        return SavedVerdict(saved.number, Kind.DIFFERENT, str(error), graph=text)
     except MirageError as error:
-        return Verdict(saved.number, Kind.REFUSED, str(error), graph=text)
-    return Verdict(saved.number, Kind.CERTIFIED, str(certificate).removeprefix("certified: "), certificate.bound, text)
+        return SavedVerdict(saved.number, Kind.REFUSED, str(error), graph=text)
+    return SavedVerdict(
+        saved.number, Kind.CERTIFIED, str(certificate).removeprefix("certified: "), certificate.bound, text
+    )
 
 
 def reference_graph(fn: Fn, inputs: tuple[tuple[tuple[int, ...], str], ...]) -> KernelGraph:
@@ -176,7 +178,7 @@ def reference_graph(fn: Fn, inputs: tuple[tuple[tuple[int, ...], str], ...]) -> 
 
 def _is_whole(region: Region, inputs: int, outputs: Sequence[object]) -> bool:
     """Whether the graph has all inputs, and the outputs of the program, in order and as they are."""
-    segments = [p for b in region.outputs for p in b.pieces]
+    segments = [p for b in region.outputs for p in b.segments]
     complete = len(region.inputs) == inputs and all(len(b.tensors) == 1 for b in region.inputs)
     plain = all(p.permutation == tuple(range(len(p.full))) and p.spread == p.full for p in segments)
     in_order = [b.value for b in region.outputs] == list(outputs)

@@ -112,7 +112,7 @@ class Terms:
     sums: Number = 0  # the part of the vector FLOPs that adds matrix products up
 
 
-class _Sizes:
+class _KernelSizes:
     """Sizes of one kernel's tensors, tiles and loads. `extent` gives whole sizes (of a split axis: one part's)."""
 
     def __init__(self, o: Outline, extent: SizeOf, tile: SizeOf, math_: Any) -> None:
@@ -174,7 +174,7 @@ def terms(o: Outline, extent: SizeOf, tile: SizeOf, math_: Any = Arrays) -> Term
     """Evaluate the formulas. `extent` gives whole sizes (of a split axis: one part's), `tile` those along grid and loop
     axes.
     """
-    size = _Sizes(o, extent, tile, math_)
+    size = _KernelSizes(o, extent, tile, math_)
     share = size.steps_share()
     blocks = math.prod(map(size.tiles, o.grid))
     steps = (size.tiles(o.loop) if o.loop else 1) * share
@@ -190,7 +190,7 @@ def terms(o: Outline, extent: SizeOf, tile: SizeOf, math_: Any = Arrays) -> Term
     )
 
 
-def _arithmetic(size: _Sizes, steps: Number, blocks: Number) -> dict[str, Number]:
+def _arithmetic(size: _KernelSizes, steps: Number, blocks: Number) -> dict[str, Number]:
     """The terms of all operators together: FLOPs by unit, and bytes of matrix products' operands."""
     names = ("narrow_flops", "wide_flops", "vector_flops", "operands", "wide_operands", "sums")
     total: dict[str, Number] = dict.fromkeys(names, 0)

@@ -1,8 +1,9 @@
 """From a block graph and a schedule to a kernel that runs.
 
 Reading order: `tiling` (how a block lies in tiles), `triton.emitter` (the text of one kernel), `triton.context` and
-`triton.ops` (values and operators), `triton.loops`; then `hopper.kernel` (warps with different tasks) and
-`runtime.launch` (compile and call). Importing this package imports neither Triton nor jax-triton.
+`triton.ops` (values and operators), `triton.loops`; then `hopper.kernel` (warps with different tasks), `backend` (the
+interface of both, and of a third) and `runtime.launch` (compile and call). Importing this package imports neither
+Triton nor jax-triton.
 """
 
 from importlib import import_module

@@ -20,7 +20,8 @@ class DType:
 
     name: str  # "bf16"
     numpy: Any
-    triton: str = ""  # "" if kernels have no tensors of it
+    triton: str = ""  # as kernels' texts call it; "" if kernels have no tensors of it
+    signature: str = ""  # as signatures of compiled kernels call it, if kernels have tensors of it
     in_programs: bool = True  # whether arrays of captured programs may have it
 
     @property
@@ -50,15 +51,15 @@ class DType:
 DTYPES: dict[str, DType] = {
     dtype.name: dtype
     for dtype in (
-        DType("f16", numpy.dtype("float16"), "tl.float16"),
-        DType("bf16", numpy.dtype(ml_dtypes.bfloat16), "tl.bfloat16"),
-        DType("f32", numpy.dtype("float32"), "tl.float32"),
+        DType("f16", numpy.dtype("float16"), "tl.float16", "fp16"),
+        DType("bf16", numpy.dtype(ml_dtypes.bfloat16), "tl.bfloat16", "bf16"),
+        DType("f32", numpy.dtype("float32"), "tl.float32", "fp32"),
         DType("f64", numpy.dtype("float64")),
-        DType("i32", numpy.dtype("int32"), "tl.int32"),
+        DType("i32", numpy.dtype("int32"), "tl.int32", "i32"),
         DType("i64", numpy.dtype("int64"), in_programs=False),
-        DType("i8", numpy.dtype("int8"), "tl.int8"),
-        DType("u8", numpy.dtype("uint8"), "tl.uint8"),
-        DType("bool", numpy.dtype("bool"), "tl.int1"),
+        DType("i8", numpy.dtype("int8"), "tl.int8", "i8"),
+        DType("u8", numpy.dtype("uint8"), "tl.uint8", "u8"),
+        DType("bool", numpy.dtype("bool"), "tl.int1", "i1"),
     )
 }
 BYTES = {name: dtype.bytes for name, dtype in DTYPES.items()}

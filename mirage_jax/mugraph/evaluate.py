@@ -58,8 +58,8 @@ from mirage_jax.mugraph.operators import ACCUMULATORS, ZERO, operator
 from mirage_jax.mugraph.passes.sentinels import Guard, guarded, with_short_steps
 
 type Ranges = Mapping[Axis, range]
-type Piece = tuple[tuple[range, ...], Any]  # indices along each axis, and the value there
-type Pieces = dict[str, list[Piece]]  # by tensor
+type StoredTile = tuple[tuple[range, ...], Any]  # indices along each axis, and the values there
+type StoredTiles = dict[str, list[StoredTile]]  # by tensor
 
 
 class ArrayDomain[V](Domain[V], Protocol):
@@ -82,7 +82,7 @@ class ArrayDomain[V](Domain[V], Protocol):
         """`x` with the axes (part axes inserted, of length 1) and the type of `tensor`."""
         ...
 
-    def assemble(self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], V]]) -> V:
+    def assemble(self, tensor: Tensor, shape: tuple[int, ...], stored: Sequence[tuple[tuple[range, ...], V]]) -> V:
         """Put tiles together; each comes with its indices along the axes of `tensor`, whose extents are `shape`."""
         ...
 
@@ -99,7 +99,7 @@ def evaluate[V](
         raise GraphError(f"the graph has {len(graph.inputs)} inputs, got {len(inputs)} values")
     if schedule is not None and len(schedule.kernels) != len(graph.kernels):
         raise GraphError(f"the graph has {len(graph.kernels)} kernels, the schedule {len(schedule.kernels)}")
-    sizes = _Sizes(graph, schedule)
+    sizes = _Extents(graph, schedule)
     tensors = dict(zip((t.name for t in graph.inputs), inputs, strict=True))
     for number, kernel in enumerate(graph):
         if schedule is None or isinstance(kernel, Library):
@@ -136,7 +136,7 @@ def part_length(extent: int, parts: int) -> int:
     return length
 
 
-class _Sizes:
+class _Extents:
     """Extents of all axes, part axes included."""
 
     def __init__(self, graph: KernelGraph, schedule: Schedule | None):
@@ -169,27 +169,27 @@ def _whole(kernel: Kernel, domain: ArrayDomain[Any], tensors: Mapping[str, Any])
 
 
 def _tiled(
-    kernel: BlockGraph, domain: ArrayDomain[Any], sizes: _Sizes, tiles: KernelSchedule, tensors: Mapping[str, Any]
+    kernel: BlockGraph, domain: ArrayDomain[Any], sizes: _Extents, tiles: KernelSchedule, tensors: Mapping[str, Any]
 ) -> dict[str, Any]:
-    pieces: Pieces = {s.tensor.name: [] for s in kernel.stores}
+    stored: StoredTiles = {s.tensor.name: [] for s in kernel.stores}
     whole = sizes.whole(kernel)
     form = None if domain.representative else guarded(kernel)
     skips = form is not None and all(domain.all_above(tensors[g.shift], g.bound) for g in form.tensor_guards)
     blocks = _blocks(kernel, sizes, tiles)
     for cut in islice(blocks, 1) if domain.representative else blocks:
-        run = partial(_run_block, domain=domain, ranges=whole | cut, tensors=tensors, pieces=pieces)
+        run = partial(_run_block, domain=domain, ranges=whole | cut, tensors=tensors, stored=stored)
         if form is None:
             run(kernel, tiles)
         elif not (skips and run(form.skipping, tiles, form.guards)):
             run(form.complete, with_short_steps(tiles, kernel))
-    return {s.tensor.name: _assembled(domain, s.tensor, sizes, pieces[s.tensor.name]) for s in kernel.stores}
+    return {s.tensor.name: _assembled(domain, s.tensor, sizes, stored[s.tensor.name]) for s in kernel.stores}
 
 
-def _assembled(domain: ArrayDomain[Any], tensor: Tensor, sizes: _Sizes, pieces: Sequence[Piece]) -> Any:
+def _assembled(domain: ArrayDomain[Any], tensor: Tensor, sizes: _Extents, stored: Sequence[StoredTile]) -> Any:
     shape = tuple(map(sizes, tensor.axes))
     if not domain.representative:
-        _check_cover(tensor.name, shape, [where for where, _ in pieces])
-    return domain.assemble(tensor, shape, pieces)
+        _check_cover(tensor.name, shape, [where for where, _ in stored])
+    return domain.assemble(tensor, shape, stored)
 
 
 def _run_block(
@@ -200,19 +200,19 @@ def _run_block(
     domain: ArrayDomain[Any],
     ranges: Ranges,
     tensors: Mapping[str, Any],
-    pieces: Pieces,
+    stored: StoredTiles,
 ) -> bool:
-    """Add what a block stores to `pieces`, unless one of its guards does not hold."""
-    own: Pieces = {name: [] for name in pieces}
+    """Add what a block stores to `stored`, unless one of its guards does not hold."""
+    own: StoredTiles = {name: [] for name in stored}
     values = _Block(kernel, domain, ranges, tiles, tensors, own).run()
     if not all(domain.all_above(values[g.shift], g.bound) for g in guards):
         return False
     for name, more in own.items():
-        pieces[name] += more
+        stored[name] += more
     return True
 
 
-def _blocks(kernel: BlockGraph, sizes: _Sizes, tiles: KernelSchedule) -> Iterator[dict[Axis, range]]:
+def _blocks(kernel: BlockGraph, sizes: _Extents, tiles: KernelSchedule) -> Iterator[dict[Axis, range]]:
     """Indices of the divided axes, block by block."""
     choices: list[list[dict[Axis, range]]] = []
     for axis in kernel.grid:
@@ -233,9 +233,9 @@ def _cut(whole: range, tile: int) -> list[range]:
     return [range(s, min(s + tile, whole.stop)) for s in range(whole.start, whole.stop, tile)]
 
 
-def _check_cover(name: str, shape: tuple[int, ...], pieces: Sequence[tuple[range, ...]]) -> None:
+def _check_cover(name: str, shape: tuple[int, ...], stored: Sequence[tuple[range, ...]]) -> None:
     count = numpy.zeros(shape, numpy.int32)
-    for where in pieces:
+    for where in stored:
         count[tuple(slice(r.start, r.stop) for r in where)] += 1
     if (count != 1).any():
         at = tuple(int(i) for i in numpy.argwhere(count != 1)[0])
@@ -254,9 +254,9 @@ class _Block:
         ranges: Ranges,
         tiles: KernelSchedule,
         tensors: Mapping[str, Any],
-        pieces: Pieces,
+        stored: StoredTiles,
     ):
-        self.kernel, self.domain, self.ranges, self.tensors, self.pieces = kernel, domain, ranges, tensors, pieces
+        self.kernel, self.domain, self.ranges, self.tensors, self.stored = kernel, domain, ranges, tensors, stored
         loop, bounds = kernel.loop, None if domain.representative else kernel.loop_bounds
         self.steps = [] if loop is None else [{**ranges, loop: r} for r in _cut(ranges[loop], tiles.tile(loop))]
         within = [s for s in self.steps if bounds is None or bounds.meets(s[loop or ""], ranges[bounds.axis])]
@@ -264,7 +264,7 @@ class _Block:
         self.steps = self.steps[:1] if self.idle else within
 
     def run(self) -> Mapping[str, Any]:
-        """Compute the values outside of the loop, by name; stores add to `pieces`."""
+        """Compute the values outside of the loop, by name; stores add to `stored`."""
         kernel, stages = self.kernel, self.kernel.stages
         here = self.domain.within(self.ranges)
         env = {x.name: here.load(self.tensors[x.tensor], x.axes) for x in kernel.loads if not stages[x.name].body}
@@ -319,7 +319,7 @@ class _Block:
         for s in self.kernel.stores:
             if s.value in values:
                 where = tuple(ranges[a] for a in s.tensor.axes)
-                self.pieces[s.tensor.name].append((where, here.store(env[s.value], s.tensor)))
+                self.stored[s.tensor.name].append((where, here.store(env[s.value], s.tensor)))
 
 
 def _accumulate(domain: ArrayDomain[Any], op: Op, state: Any, before: Mapping[str, Any], now: Mapping[str, Any]) -> Any:

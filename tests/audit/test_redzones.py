@@ -73,7 +73,7 @@ def test_lowers_and_compiles(name: str) -> None:
     """The guarded text is what is launched, into the arrays that are given."""
     pytest.importorskip("jax_triton")
     pytest.importorskip("jax_cuda13_plugin")
-    from mirage_jax.lower.runtime.aot import compile_for
+    from mirage_jax.lower.backends import compile_for
 
     program = ragged(name)
     for source in sources(program.graph, program.schedule):

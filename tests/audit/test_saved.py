@@ -6,8 +6,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from mugraph import mirage
-from mugraph.mirage import Json, Writer, split_attention
+from mirage_import import mirage
+from mirage_import.mirage import Json, Writer, split_attention
 
 from mirage_jax import cli
 from mirage_jax.audit.saved import PROGRAMS, Kind, examine, judge

@@ -10,7 +10,7 @@ from layers.layers import LAYERS
 from mirage_jax.bench.programs import program
 from mirage_jax.compiler.tuning_session import space_for
 from mirage_jax.hardware.device_model import DEVICES
-from mirage_jax.lower.runtime.aot import compile_for
+from mirage_jax.lower.backends import compile_for
 from mirage_jax.lower.runtime.launch import sources
 from mirage_jax.mugraph.dtypes import is_float
 from mirage_jax.mugraph.evaluate import run

@@ -25,7 +25,7 @@ from mugraph.graphs import CAUSAL_BOUNDS, WINDOW
 from mirage_jax.compiler.specialization import specialized
 from mirage_jax.errors import GraphError, KernelFault, UnsupportedError
 from mirage_jax.hardware.device_model import DEVICES
-from mirage_jax.lower.runtime.aot import compile_for
+from mirage_jax.lower.backends import compile_for
 from mirage_jax.lower.runtime.launch import launches, run_cuda, sources
 from mirage_jax.lower.triton.emitter import EmitOptions, KernelSource
 from mirage_jax.mugraph import evaluate

@@ -16,7 +16,7 @@ from mirage_jax.mugraph.graph import KernelGraph, Schedule
 from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
 
 pytest.importorskip("triton")
-from mirage_jax.lower.runtime.aot import compile_for
+from mirage_jax.lower.backends import compile_for
 from mirage_jax.verify.exact.exact_check import exact_check
 from mirage_jax.verify.exact.interpreters.triton import interpret
 

@@ -17,7 +17,8 @@ from lower.kernels import PROGRAMS, RAGGED, attention, rmsnorm, split_attention
 from mirage_jax import timing
 from mirage_jax.errors import LoweringError
 from mirage_jax.lower.runtime import aot, kernel_cache
-from mirage_jax.lower.runtime.launch import load_kernel, run_cuda, sources
+from mirage_jax.lower.runtime.launch import run_cuda, sources
+from mirage_jax.lower.runtime.triton_runtime import load_kernel
 
 triton = pytest.importorskip("triton")
 pytest.importorskip("jax_triton")

@@ -5,7 +5,7 @@ import pytest
 from lower.kernels import NUMPY
 from mugraph.graphs import CAUSAL_BOUNDS, WINDOW, Program
 
-from mirage_jax.lower.runtime.aot import compile_for
+from mirage_jax.lower.backends import compile_for
 from mirage_jax.lower.runtime.launch import sources
 from mirage_jax.lower.triton.emitter import emit
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Schedule

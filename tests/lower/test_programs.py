@@ -26,7 +26,7 @@ from mirage_jax.mugraph.parser import parse
 
 triton = pytest.importorskip("triton")
 
-from mirage_jax.lower.runtime.aot import compile_for  # noqa: E402
+from mirage_jax.lower.backends import compile_for  # noqa: E402
 from mirage_jax.lower.runtime.launch import sources  # noqa: E402
 from mirage_jax.lower.triton.emitter import DEFAULT_OPTIONS, EmitOptions  # noqa: E402
 from mirage_jax.verify.exact.exact_check import exact_check  # noqa: E402

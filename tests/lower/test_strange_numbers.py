@@ -9,7 +9,7 @@ from jaxpr_frontend.replacing import analysis
 from mirage_jax.compiler.specialization import specialized
 from mirage_jax.compiler.tuning_session import space_for
 from mirage_jax.hardware.device_model import DEVICES
-from mirage_jax.lower.runtime.aot import compile_for
+from mirage_jax.lower.backends import compile_for
 from mirage_jax.lower.runtime.launch import sources
 from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.check import check_graph

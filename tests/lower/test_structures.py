@@ -12,7 +12,7 @@ from lower.test_programs import error as interpreted_error
 from mirage_jax.compiler.tuning import as_precise
 from mirage_jax.compiler.winner import KERNEL_EMIT_OPTIONS
 from mirage_jax.errors import GraphError, LoweringError, UnsupportedError
-from mirage_jax.lower.runtime.aot import compile_for
+from mirage_jax.lower.backends import compile_for
 from mirage_jax.lower.runtime.launch import run_cuda, sources
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.graph import KernelGraph, Library, Load, Op, Precision

@@ -111,8 +111,8 @@ def _is_nonnegative(number: Attr) -> bool:
 class NodeBuilder:
     """Nodes in order, and the table of their axes.
 
-    Nodes of `concats` are placeholders, which `pieces` replaces before the graph is assembled; `windows` says of inputs
-    that they are parts of others.
+    Nodes of `concats` are placeholders, which `Resolver.segments` replaces before the graph is assembled; `windows`
+    says of inputs that they are parts of others.
     """
 
     def __init__(self) -> None:

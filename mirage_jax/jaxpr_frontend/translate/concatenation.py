@@ -1,11 +1,11 @@
-"""Resolves concatenations: results in pieces, and reductions that are sums of pieces.
+"""Resolves concatenations: results in segments, and reductions that are sums of segments.
 
 A concatenation *cuts* its axis, and so do all results that have this axis. Where an axis that is cut is reduced, the
-reduction is the sum of the reduced pieces: ``[x, y] @ w -> x @ w[:k] + y @ w[k:]``. Where a result of the region has
-such an axis, it leaves the region in pieces, which the border joins. So no concatenation is left, and none of its
-operands is copied. (A maximum over pieces is refused: the search knows no online softmax with a maximum of maxima.)
+reduction is the sum of the reduced segments: ``[x, y] @ w -> x @ w[:k] + y @ w[k:]``. Where a result of the region has
+such an axis, it leaves the region in segments, which the border joins. So no concatenation is left, and none of its
+operands is copied. (A maximum over segments is refused: the search knows no online softmax with a maximum of maxima.)
 
-Zeros in a piece (padding) are dropped: products with zeros and sums of zeros need no operators.
+Zeros in a segment (padding) are dropped: products with zeros and sums of zeros need no operators.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from mirage_jax.jaxpr_frontend.translate.builder import ONE, ZERO, AxisValue, No
 from mirage_jax.jaxpr_frontend.translate.slicing import aligned, restrict, seen
 from mirage_jax.mugraph.graph import Attr
 
-type Cuts = dict[AxisKey, frozenset[int]]  # axis -> where a new piece begins
+type Cuts = dict[AxisKey, frozenset[int]]  # axis -> where a new segment begins
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """A value in pieces, in row-major order of `grid`; dimensions of the pieces are single axes of the value."""
+class Segments:
+    """A value in segments, in row-major order of `grid`; dimensions of the segments are single axes of the value."""
 
     values: tuple[AxisValue, ...]
     grid: tuple[int, ...]
@@ -42,12 +42,12 @@ class Resolver:
         self.known_cuts: dict[int, Cuts] = {}
         self.known: dict[int, Use] = {}
 
-    def pieces(self, value: AxisValue) -> Pieces:
-        """A value as pieces that depend on no concatenation."""
+    def segments(self, value: AxisValue) -> Segments:
+        """A value as segments that depend on no concatenation."""
         axes = tuple(itertools.chain(*self.b.dims(value)))
         start = replace(value, dims=tuple((k,) for k in axes))
         if value.node is None:
-            return Pieces((start,), (1,) * len(axes))
+            return Segments((start,), (1,) * len(axes))
         cuts = self.cuts(value.node)
         axes = self.b.axes.resolve(axes)  # cuts may have divided some
         values, grid = [replace(value, dims=tuple((k,) for k in axes))], []
@@ -55,7 +55,7 @@ class Resolver:
             segments = _segments(cuts.get(key, frozenset()), self.b.axes.extent(key))
             values = [self._part(v, d, key, segment) for v in values for segment in segments]
             grid.append(len(segments))
-        return Pieces(tuple(map(self._resolved, values)), tuple(grid))
+        return Segments(tuple(map(self._resolved, values)), tuple(grid))
 
     def _part(self, value: AxisValue, d: int, key: AxisKey, segment: tuple[int, int]) -> AxisValue:
         start, size = segment
@@ -91,7 +91,7 @@ class Resolver:
             major, *minor = self.b.axes.resolve((key,))
             stride = math.prod(map(self.b.axes.extent, minor))
             if any(at % stride for at in bounds):
-                raise NotExpressible(Code.LAYOUT, f"pieces of an axis begin inside of rows of {stride}")
+                raise NotExpressible(Code.LAYOUT, f"segments of an axis begin inside of rows of {stride}")
             out[major] = out.get(major, frozenset()) | {at // stride for at in bounds}
         return out
 
@@ -132,7 +132,7 @@ class Resolver:
                 elif key == group[0]:
                     inner = math.prod(map(self.b.axes.extent, group[1 : len(group) - len(minor)]))
                     out[major] = out.get(major, frozenset()) | {at + bound * inner for bound in bounds}
-                else:  # rows in pieces: the concatenation is one of rows
+                else:  # rows in segments: the concatenation is one of rows
                     row = math.prod(map(self.b.axes.extent, group[group.index(key) : len(group) - len(minor)]))
                     self.b.axes.split(major, self.b.axes.extent(major) // row)
                     return self._concat_cuts(n)
@@ -293,6 +293,6 @@ def _is_alias(node: Node) -> bool:
 
 
 def _segments(bounds: frozenset[int], extent: int) -> list[tuple[int, int]]:
-    """Start and size of the pieces of an axis."""
+    """Start and size of the segments of an axis."""
     edges = [0, *sorted(bounds), extent]
     return [(low, high - low) for low, high in itertools.pairwise(edges)]

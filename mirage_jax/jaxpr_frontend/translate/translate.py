@@ -25,7 +25,7 @@ from mirage_jax.jaxpr_frontend.partition.reasons import BY_ITSELF, Code, NotExpr
 from mirage_jax.jaxpr_frontend.translate import rules
 from mirage_jax.jaxpr_frontend.translate.assemble import Assembled, assemble
 from mirage_jax.jaxpr_frontend.translate.builder import AxisValue, NodeBuilder
-from mirage_jax.jaxpr_frontend.translate.concatenation import Pieces, Resolver
+from mirage_jax.jaxpr_frontend.translate.concatenation import Resolver, Segments
 from mirage_jax.mugraph.dtypes import numpy_dtype
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.passes.log_sum_exp import join_shifts
@@ -54,8 +54,8 @@ class Inward:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """How a graph tensor becomes a piece of a JAX value: transpose by `permutation`, reshape to `spread` (1 for axes
+class Segment:
+    """How a graph tensor becomes a segment of a JAX value: transpose by `permutation`, reshape to `spread` (1 for axes
     that the tensor does not depend on), broadcast to `full`, reshape to `shape`. Without a tensor: a constant.
     """
 
@@ -67,7 +67,7 @@ class Piece:
     shape: tuple[int, ...]
 
     def array(self, tensors: Mapping[str, Any], dtype: Any, xp: Any) -> Any:
-        """Make the piece of a value from the graph's tensors."""
+        """Make the segment of a value from the graph's tensors."""
         if self.tensor is None:
             return xp.full(self.shape, float(self.constant), dtype)
         x = xp.transpose(tensors[self.tensor], self.permutation).reshape(self.spread)
@@ -76,17 +76,17 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Outward:
-    """How graph tensors become a JAX value: pieces, in row-major order of `grid`, joined and reshaped to `shape`."""
+    """How graph tensors become a JAX value: segments, in row-major order of `grid`, joined and reshaped to `shape`."""
 
     value: int
     shape: tuple[int, ...]
     dtype: Any
-    pieces: tuple[Piece, ...]
+    segments: tuple[Segment, ...]
     grid: tuple[int, ...]
 
     def joined(self, tensors: Mapping[str, Any], xp: Any) -> Any:
         """The JAX value, in the dtypes of the tensors."""
-        arrays = [piece.array(tensors, self.dtype, xp) for piece in self.pieces]
+        arrays = [segment.array(tensors, self.dtype, xp) for segment in self.segments]
         for axis, count in reversed(list(enumerate(self.grid))):
             if count > 1:
                 arrays = [xp.concatenate(arrays[n : n + count], axis) for n in range(0, len(arrays), count)]
@@ -209,7 +209,7 @@ def translate(
     builder = NodeBuilder()
     env = {v: _input(builder, program.avals[v]) for v in operands}
     _apply_all(builder, eqns, env, patient)
-    outward = _outward_pieces(builder, eqns, {v: env[v] for v in results}, patient)
+    outward = _outward_segments(builder, eqns, {v: env[v] for v in results}, patient)
     if not outward:
         return None
     inputs = _inputs(builder, {v: env[v].node for v in operands})
@@ -239,7 +239,7 @@ def renamed(region: Region, program: FlatProgram, eqns: Sequence[FlatEqn]) -> Re
     return replace(
         region,
         inputs=tuple([Inward(names[b.value], b.dtype, b.tensors, b.views) for b in region.inputs]),
-        outputs=tuple([Outward(names[b.value], b.shape, b.dtype, b.pieces, b.grid) for b in region.outputs]),
+        outputs=tuple([Outward(names[b.value], b.shape, b.dtype, b.segments, b.grid) for b in region.outputs]),
         equations=tuple(eqns),
         aside=tuple(eqns[position[id(eqn)]] for eqn in region.aside),
         operands=operands,
@@ -267,34 +267,34 @@ def _apply_all(builder: NodeBuilder, eqns: Sequence[FlatEqn], env: dict[int, Axi
         raise TranslationRefused(refused)
 
 
-def _outward_pieces(
+def _outward_segments(
     builder: NodeBuilder, eqns: Sequence[FlatEqn], results: Mapping[int, AxisValue], patient: bool
-) -> dict[int, Pieces]:
-    """The results that need a kernel, in pieces; each piece is constant or a node."""
+) -> dict[int, Segments]:
+    """The results that need a kernel, in segments; each segment is constant or a node."""
     resolver = Resolver(builder)
     try:
         resolved = {v: _resolved(resolver, value) for v, value in results.items()}
-        outward = {v: pieces for v, pieces in resolved.items() if pieces is not None}
+        outward = {v: segments for v, segments in resolved.items() if segments is not None}
         _check_work(builder, _all_values(outward))
         return outward
     except NotExpressible as reason:
         raise TranslationRefused(_to_blame(eqns, reason, patient)) from None
 
 
-def _resolved(resolver: Resolver, value: AxisValue) -> Pieces | None:
-    """A result in pieces; None if it needs no kernel."""
-    builder, pieces = resolver.b, resolver.pieces(value)
-    given = [v for v in pieces.values if v.is_constant or builder.is_input(v)]
-    if len(given) == len(pieces.values):
+def _resolved(resolver: Resolver, value: AxisValue) -> Segments | None:
+    """A result in segments; None if it needs no kernel."""
+    builder, segments = resolver.b, resolver.segments(value)
+    given = [v for v in segments.values if v.is_constant or builder.is_input(v)]
+    if len(given) == len(segments.values):
         return None
     if not all(v.is_constant for v in given):
         why = "an operand is a part of a result: XLA copies it"
         raise NotExpressible(Code.LAYOUT, why, resolver.to_blame(value))
-    return replace(pieces, values=tuple(v if v.is_constant else builder.materialize(v) for v in pieces.values))
+    return replace(segments, values=tuple(v if v.is_constant else builder.materialize(v) for v in segments.values))
 
 
-def _all_values(outward: Mapping[int, Pieces]) -> list[AxisValue]:
-    return [v for pieces in outward.values() for v in pieces.values]
+def _all_values(outward: Mapping[int, Segments]) -> list[AxisValue]:
+    return [v for segments in outward.values() for v in segments.values]
 
 
 def _inputs(builder: NodeBuilder, operands: Mapping[int, int | None]) -> dict[int, list[int]]:
@@ -371,19 +371,19 @@ class _Border:
         limits = tuple(map(operator.add, window.starts, window.sizes))
         return (*self._cuts(window.parent), ViewStep(window.shape, window.starts, limits))
 
-    def outward(self, number: int, pieces: Pieces) -> Outward:
-        """Describe how one value is joined from its pieces."""
+    def outward(self, number: int, segments: Segments) -> Outward:
+        """Describe how one value is joined from its segments."""
         aval = self.avals[number]
-        return Outward(number, tuple(aval.shape), aval.dtype, tuple(map(self._piece, pieces.values)), pieces.grid)
+        return Outward(number, tuple(aval.shape), aval.dtype, tuple(map(self._segment, segments.values)), segments.grid)
 
-    def _piece(self, value: AxisValue) -> Piece:
+    def _segment(self, value: AxisValue) -> Segment:
         axes = tuple(itertools.chain(*self.builder.dims(value)))
         extents, shape = tuple(map(self.builder.axes.extent, axes)), self.builder.axes.size(value.dims)
         if value.node is None:
-            return Piece(None, value.offset, (), (), extents, shape)
+            return Segment(None, value.offset, (), (), extents, shape)
         name = self.graph.tensors[value.node]
         stored = self.graph.axes[name]
-        return Piece(
+        return Segment(
             tensor=name,
             constant=Fraction(0),
             permutation=tuple(stored.index(k) for k in axes if k in stored),

@@ -18,21 +18,13 @@ from typing import Any
 
 from mirage_jax.errors import LoweringError
 from mirage_jax.hardware.gpus import REGISTERS, shared_limit
-from mirage_jax.lower.runtime.launch import (
-    BACKEND_OPTIONS,
-    jax_triton_library,
-    load_kernel,
-    shared_layout,
-    threads_of,
-)
-from mirage_jax.lower.triton.emitter import KernelSource
+from mirage_jax.lower.kernel_source import KernelSource
+from mirage_jax.lower.runtime.triton_runtime import BACKEND_OPTIONS, jax_triton_library, load_kernel, threads_of
+from mirage_jax.mugraph.dtypes import DTYPES
 
 MAX_SPILL_BYTES = 4096  # bytes per thread, above which a kernel waits for its own local memory
 MAX_PTXAS_SECONDS = 15.0  # seconds that ptxas may take for a kernel that is tried; XLA will have it run once more
 MAX_CACHED_KERNELS = 512  # kernels of a process that tries them: those of a region, and some
-POINTERS: Mapping[str, str] = {
-    "f16": "*fp16", "bf16": "*bf16", "f32": "*fp32", "i32": "*i32", "i8": "*i8", "u8": "*u8", "bool": "*i1",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +43,22 @@ class Resources:
         return self.shared <= shared_limit(self.arch)
 
 
-def compile_for(source: KernelSource, arch: int) -> Resources:
-    """Compile for sm_`arch` (80, 90, 100, ..); raises `LoweringError` with the compiler's words if it refuses."""
+def pointers(source: KernelSource) -> dict[str, str]:
+    """The signature of a kernel that takes pointers: the type of each argument, by name."""
+    names = load_kernel(source).arg_names
+    return {name: f"*{DTYPES[dtype].signature}" for name, dtype in zip(names, source.dtypes, strict=True)}
+
+
+def compile_text(source: KernelSource, arch: int, source_type: Any, signature: Mapping[str, str]) -> Resources:
+    """Compile for sm_`arch`, as Triton's `source_type` of program. Raises `LoweringError` with the compiler's words."""
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
-    kernel = load_kernel(source)
-    names = kernel.arg_names
-    signature = {name: POINTERS[dtype] for name, dtype in zip(names, source.dtypes, strict=True)}
-    source_type: Any = ASTSource
-    if source.descriptors:
-        from triton.experimental.gluon._runtime import GluonASTSource as source_type
-
-        for name, descriptor in zip(names, source.descriptors, strict=False):
-            if descriptor is not None:
-                element, (rows, columns) = signature[name][1:], descriptor.block
-                signature[name] = f"tensordesc<{element}[{rows}, {columns}],{shared_layout(descriptor)!r}>"
     aligned = {(n,): [["tt.divisibility", 16]] for n, x in enumerate(signature.values()) if x.startswith("*")}
     options = {"num_warps": source.num_warps, "num_stages": source.num_stages, **BACKEND_OPTIONS}
     try:
         compiled = triton.compile(
-            source_type(kernel, signature, constexprs={}, attrs=aligned),
+            source_type(load_kernel(source), signature, constexprs={}, attrs=aligned),
             target=GPUTarget("cuda", arch, 32),
             options=options,
         )

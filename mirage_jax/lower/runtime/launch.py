@@ -1,80 +1,39 @@
-"""From source text to something that runs: load a kernel from text, and launch a muGraph's kernels inside a JAX trace.
+"""From a muGraph and its schedule to kernels that run inside a JAX trace.
 
-What runs is always the text that was just generated; no file is written or read for it.
-Triton and jax-triton are imported on first use, so that a machine without them can import this module.
+What runs is always the text that was just generated; no file is written or read for it. The back end that wrote a text
+also launches it (`lower.backends`).
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
-import linecache
-import logging
-import os
-import re
-import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from mirage_jax.errors import LoweringError
-from mirage_jax.lower.hopper.shared_memory import Descriptor
-from mirage_jax.lower.runtime import kernel_cache
+from mirage_jax.lower.backends import backend_of
+from mirage_jax.lower.runtime.triton_runtime import NUMPY_TYPES
 from mirage_jax.lower.tiling import stored_shape
 from mirage_jax.lower.triton.emitter import DEFAULT_OPTIONS, EmitOptions, KernelSource, emit
 from mirage_jax.lower.triton.horizontal_fusion import Emit, join
 from mirage_jax.lower.triton.two_forms import arguments
-from mirage_jax.mugraph.dtypes import DTYPES
 from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule
 
 if TYPE_CHECKING:
     import jax
-
-log = logging.getLogger("mirage_jax")
 
 type RunLibrary = Callable[[Library, Mapping[str, Any]], Any]
 """Runs one library operator: given it and all device tensors so far by name, returns its result."""
 
 PACKAGES = ("triton", "jax_triton")  # what kernels run with
 INSTALL = "pip install 'mirage-jax[triton]'"
-BACKEND_OPTIONS: Mapping[str, Any] = {"enable_fp_fusion": True}  # stated, because Triton's default is about to change
-
-
-def shared_layout(descriptor: Descriptor) -> Any:
-    """Of the blocks that the copy engine brings."""
-    from triton.experimental.gluon import language as gl
-
-    return gl.NVMMASharedLayout(descriptor.swizzle, 16, 2)
 
 
 def missing(*packages: str) -> str:
     """Name the first of some packages that is not installed; "" if all are."""
     return next((name for name in packages if find_spec(name) is None), "")
-
-
-@functools.cache
-def load_text(name: str, text: str, digest: str) -> Any:
-    """The `JITFunction` called `name` in `text`. The same text gives the same object, which compiles once.
-
-    Triton reads the source of a kernel back through `inspect`, hence the entry in `linecache`; the file name does not
-    depend on the user or the machine, so that every process compiles the same bytes.
-    """
-    import triton  # noqa: F401  (absent on machines without it; the error should be raised here)
-
-    file = f"mirage_jax_{name}_{digest}.py"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    namespace: dict[str, Any] = {"__name__": f"mirage_jax_{name}_{digest}"}
-    exec(compile(text, file, "exec"), namespace)
-    return namespace[name]
-
-
-def load_kernel(source: KernelSource) -> Any:
-    """The Triton function of `source`."""
-    return load_text(source.name, source.text, source.digest)
 
 
 def sources(
@@ -137,33 +96,7 @@ def call_kernel(
     in_place: bool = False,
 ) -> list[jax.Array]:
     """Launch one kernel inside a JAX trace. `in_place`: after its inputs, `arrays` has what it is to write into."""
-    import jax
-
-    types = zip(source.shapes, source.dtypes[len(source.inputs) :], strict=True)
-    aliases = {len(source.inputs) + n: n for n in range(len(source.outputs))} if in_place else None
-    jax_triton = _jax_triton()
-    operands: list[Any] = list(arrays)
-    for n, descriptor in enumerate(source.descriptors):
-        if descriptor is not None:
-            matrix = arrays[n].reshape(descriptor.shape)
-            layout = shared_layout(descriptor)
-            operands[n] = jax_triton.TensorDescriptor.from_array(matrix, descriptor.block, layout)
-    return jax_triton.triton_call(
-        *operands,
-        kernel=load_kernel(source),
-        out_type=[jax.ShapeDtypeStruct(shape, NUMPY_TYPES[dtype]) for shape, dtype in types],
-        grid=source.grid,
-        name=source.name,
-        num_warps=source.num_warps,
-        num_stages=source.num_stages,
-        num_ctas=1,
-        compute_capability=compute_capability,
-        backend_options=dict(BACKEND_OPTIONS),
-        input_output_aliases=aliases,
-    )
-
-
-NUMPY_TYPES = {name: dtype.long_name for name, dtype in DTYPES.items() if dtype.triton}
+    return backend_of(source).launch(source, arrays, compute_capability=compute_capability, in_place=in_place)
 
 
 def check_shapes(graph: KernelGraph, env: Mapping[str, Any], options: EmitOptions = DEFAULT_OPTIONS) -> None:
@@ -175,108 +108,3 @@ def check_shapes(graph: KernelGraph, env: Mapping[str, Any], options: EmitOption
         if tuple(array.shape) != shape or str(array.dtype) != NUMPY_TYPES.get(tensor.dtype, tensor.dtype):
             got = f"{array.dtype}{list(array.shape)}"
             raise LoweringError(f"input {tensor} should be {tensor.dtype}{list(shape)}, got {got}")
-
-
-@functools.cache
-def _jax_triton() -> Any:
-    """jax-triton, with Triton 3.6 as well, and without its removal of TRITON_CACHE_DIR from the environment."""
-    kept = os.environ.get("TRITON_CACHE_DIR")
-    try:
-        import jax_triton
-        import triton.backends.nvidia.compiler as compiler
-        from jax.interpreters import partial_eval
-    except ImportError as error:
-        raise LoweringError(f"GPU kernels need jax-triton and triton: {error}") from error
-    finally:
-        if kept is not None:
-            os.environ["TRITON_CACHE_DIR"] = kept
-    library: Any = jax_triton.triton_lib  # type: ignore[attr-defined]
-    if not hasattr(library.cb, "BaseBackend"):  # a stub, as Triton 3.6 lacks a constant that we do not need
-        library.cb = compiler
-    compile_kernel = _with_gluon(library.compile_ttir_inplace, library.CompilationResult)
-    library.compile_ttir_inplace = kernel_cache.kept(compile_kernel, library.CompilationResult)
-    kernels = library.triton_kernel_call_lib
-    kernels.TritonKernel = _with_all_warps(kernels.TritonKernel)
-    if (rule := partial_eval.dce_rules.get(library.triton_kernel_call_p)) is not None:
-        partial_eval.dce_rules[library.triton_kernel_call_p] = _with_live_inputs(rule)
-    try:
-        _specialize_without_torch(compiler)
-    except Exception as why:  # Triton's own affair, which changes from version to version
-        log.info("Triton may import torch: %s: %s", type(why).__name__, why)
-    return jax_triton
-
-
-def _with_gluon(compile_kernel: kernel_cache.Compile, result_type: Any) -> kernel_cache.Compile:
-    """jax-triton 0.4 sends kernels in Gluon through the passes of Triton's language, which pipeline loops and move
-    instructions; this is what Triton's own compiler does for them.
-    """
-
-    def run(module: Any, backend: Any, options: Any, target: Any) -> Any:
-        if '"ttg.num-warps"' not in str(module):  # only Gluon has layouts before any pass
-            return compile_kernel(module, backend, options, target)
-        metadata: dict[str, Any] = {"num_warps": options.num_warps}
-        for stage in (backend.gluon_to_ttgir, backend.make_llir, backend.make_ptx):
-            module = stage(module, metadata, options, target.arch)
-        return result_type(
-            binary=module,
-            name=metadata["name"],
-            shared_mem_bytes=metadata["shared"],
-            ttgir="",
-            llir="",
-            tensordesc_meta=[{"is_im2col": False, **meta} for meta in metadata["tensordesc_meta"] or ()],
-        )
-
-    return run
-
-
-def _with_all_warps(kernel_type: Callable[..., Any]) -> Callable[..., Any]:
-    """jax-triton 0.4 launches as many warps as were asked for; the compiler adds those that other tasks have."""
-
-    @functools.wraps(kernel_type, updated=())
-    def kernel(name: str, num_warps: int, num_ctas: int, shared: int, binary: Any, *rest: Any) -> Any:
-        return kernel_type(name, threads_of(binary, 32 * num_warps) // 32, num_ctas, shared, binary, *rest)
-
-    return kernel
-
-
-def _with_live_inputs(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """jax-triton 0.4 wants (used outputs, equation) of JAX, which since 0.12 says in between which inputs live."""
-
-    if len(inspect.signature(rule).parameters) != 2:
-        return rule
-    return lambda used_outputs, *rest: rule(used_outputs, rest[-1])
-
-
-def threads_of(ptx: str | bytes, asked: int) -> int:
-    """Threads of a block, of compiled code that was asked to have so many."""
-    found = re.search(r"\.reqntid\s+(\d+)", ptx if isinstance(ptx, str) else ptx.decode(errors="replace"))
-    return int(found[1]) if found else asked
-
-
-def _specialize_without_torch(compiler: Any) -> None:
-    """Let Triton look at an argument for the first time. Version 3.6 then imports torch, where it is installed, which
-    takes a second or more, to know its tensors faster; no kernel of ours is called with any.
-    """
-    from triton._C import libtriton
-    from triton.backends.compiler import GPUTarget
-
-    class NoTorch:
-        thread = threading.get_ident()  # for others torch is there
-
-        @classmethod
-        def find_spec(cls, name: str, path: object = None, target: object = None) -> None:
-            if name == "torch" and threading.get_ident() == cls.thread:
-                raise ModuleNotFoundError(name)
-
-    backend = compiler.CUDABackend(GPUTarget("cuda", 90, 32))
-    pointer = SimpleNamespace(data_ptr=lambda: 16, dtype="fp32")
-    sys.meta_path.insert(0, NoTorch)
-    try:
-        libtriton.native_specialize_impl(backend, pointer, False, True, True)  # as jax-triton calls it
-    finally:
-        sys.meta_path.remove(NoTorch)
-
-
-def jax_triton_library() -> Any:
-    """The module of jax-triton that compiles kernels."""
-    return _jax_triton().triton_lib

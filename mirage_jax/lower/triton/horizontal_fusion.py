@@ -13,7 +13,8 @@ from dataclasses import replace
 from itertools import accumulate, chain, count
 
 from mirage_jax.errors import LoweringError, UnsupportedError
-from mirage_jax.lower.triton.emitter import KernelSource
+from mirage_jax.lower.backends import backend_of
+from mirage_jax.lower.kernel_source import KernelSource
 from mirage_jax.lower.triton.expressions import meanings
 from mirage_jax.lower.triton.frame import EmitOptions
 from mirage_jax.lower.triton.writer import Writer
@@ -24,7 +25,7 @@ type Emit = Callable[[EmitOptions], KernelSource]
 def join(members: Sequence[Emit], options: EmitOptions) -> KernelSource:
     """One source for the kernels that `members` write. It takes all their inputs, then all their outputs, in order.
 
-    A single kernel stays as it is. Raises `UnsupportedError` for kernels with specialized warps.
+    A single kernel stays as it is. Raises `UnsupportedError` if a back end does not share launches.
     """
     if len(members) == 1:
         return members[0](options)
@@ -55,8 +56,9 @@ def _sources(members: Sequence[Emit], options: EmitOptions) -> list[KernelSource
         sources.append(member(replace(options, first=sum(s.grid[0] for s in sources))))
     if len({s.name for s in sources}) < len(sources):
         raise LoweringError(f"kernels of one launch need different names: {', '.join(s.name for s in sources)}")
-    if any(s.descriptors for s in sources):
-        raise UnsupportedError("a kernel with specialized warps is a launch of its own")
+    for source in sources:
+        if not backend_of(source).shares_launches:
+            raise UnsupportedError(f"a kernel of the back end {source.backend} is a launch of its own")
     return sources
 
 

@@ -60,6 +60,10 @@ class Group:
 class Loops(Context):
     """Values with accumulators."""
 
+    def function(self, name: str) -> str:
+        """Write the function called `name`."""
+        raise NotImplementedError
+
     def targets(self, live: set[str]) -> list[str]:
         """Body values that leave a loop: arguments of accumulators, and values stored in each step."""
         stages = self.graph.stages

@@ -51,10 +51,10 @@ class ExactDomain:
         )
 
     def assemble(
-        self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], NamedArray]]
+        self, tensor: Tensor, shape: tuple[int, ...], stored: Sequence[tuple[tuple[range, ...], NamedArray]]
     ) -> NamedArray:
         """Paste the tiles into one array."""
-        return NamedArray(tensor.axes, pasted(shape, pieces))
+        return NamedArray(tensor.axes, pasted(shape, stored))
 
     def all_above(self, x: NamedArray, bound: Fraction) -> bool:
         """Compare the floats of numbers."""

@@ -379,11 +379,11 @@ class FieldDomain:
         return x.map(tensor.axes, lambda a: _array(arrange(a, x.axes, tensor.axes)))
 
     def assemble(
-        self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], Pair]]
+        self, tensor: Tensor, shape: tuple[int, ...], stored: Sequence[tuple[tuple[range, ...], Pair]]
     ) -> Pair:
         """Put tiles together; the q part survives if all tiles have one."""
-        where = [tuple(slice(r.start, r.stop) for r in ranges) for ranges, _ in pieces]
-        values = [x for _, x in pieces]
+        where = [tuple(slice(r.start, r.stop) for r in ranges) for ranges, _ in stored]
+        values = [x for _, x in stored]
         p = _joined(shape, where, [x.p for x in values])
         qs = _all_given([x.q for x in values])
         sets = _all_given([x.among for x in values])

@@ -80,10 +80,10 @@ class FloatDomain:
         return NamedArray(tensor.axes, array if array.dtype == dtype else array.astype(dtype))
 
     def assemble(
-        self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], NamedArray]]
+        self, tensor: Tensor, shape: tuple[int, ...], stored: Sequence[tuple[tuple[range, ...], NamedArray]]
     ) -> NamedArray:
         """Paste the tiles, which cover the tensor, into one array."""
-        return NamedArray(tensor.axes, self.xp.asarray(pasted(shape, pieces)))
+        return NamedArray(tensor.axes, self.xp.asarray(pasted(shape, stored)))
 
     def all_above(self, x: NamedArray, bound: Fraction) -> bool:
         """Compare every element."""
@@ -231,11 +231,11 @@ def _float(value: Fraction) -> float:
         return float("inf") if value > 0 else float("-inf")
 
 
-def pasted(shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], NamedArray]]) -> Any:
+def pasted(shape: tuple[int, ...], stored: Sequence[tuple[tuple[range, ...], NamedArray]]) -> Any:
     """Put the tiles of an array together; they cover it."""
-    out = numpy.empty(shape, pieces[0][1].array.dtype)
-    for ranges, piece in pieces:
-        out[tuple(slice(r.start, r.stop) for r in ranges)] = piece.array
+    out = numpy.empty(shape, stored[0][1].array.dtype)
+    for ranges, tile in stored:
+        out[tuple(slice(r.start, r.stop) for r in ranges)] = tile.array
     return out
 
 

@@ -347,10 +347,10 @@ class FactDomain:
         return FactAt(None if isinstance(x.fact, ZeroUnless) else x.fact, tensor.axes)
 
     def assemble(
-        self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], FactAt]]
+        self, tensor: Tensor, shape: tuple[int, ...], stored: Sequence[tuple[tuple[range, ...], FactAt]]
     ) -> FactAt:
         """All tiles have one fact."""
-        return FactAt(pieces[0][1].fact, tensor.axes)
+        return FactAt(stored[0][1].fact, tensor.axes)
 
     def all_above(self, x: FactAt, bound: Fraction) -> bool:
         """Facts have no order, so this is assumed."""

@@ -193,11 +193,11 @@ class BoundDomain:
         return replace(x, axes=tensor.axes, bottom=bottom, roots=roots)
 
     def assemble(
-        self, tensor: Tensor, shape: tuple[int, ...], pieces: Sequence[tuple[tuple[range, ...], Bound]]
+        self, tensor: Tensor, shape: tuple[int, ...], stored: Sequence[tuple[tuple[range, ...], Bound]]
     ) -> Bound:
         """Join the bounds of all blocks of a tensor."""
-        out = pieces[0][1]
-        for _, x in pieces[1:]:
+        out = stored[0][1]
+        for _, x in stored[1:]:
             out = _either(out, x)
         return out
 

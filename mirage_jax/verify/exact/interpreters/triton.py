@@ -21,13 +21,16 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from mirage_jax.errors import MirageError, UnsupportedError
-from mirage_jax.lower.runtime.launch import check_shapes, launches, load_kernel, load_text, missing
+from mirage_jax.lower.backends import backend_of
+from mirage_jax.lower.runtime.launch import check_shapes, launches, missing
+from mirage_jax.lower.runtime.triton_runtime import load_kernel, load_text
 from mirage_jax.lower.triton.emitter import DEFAULT_OPTIONS, EmitOptions, KernelSource
 from mirage_jax.lower.triton.expressions import Number
 from mirage_jax.lower.triton.two_forms import arguments
@@ -76,22 +79,42 @@ def interpret_kernel(
         KernelFault: it reads or writes outside of its tensors, or does not write each element of its results once.
         UnsupportedError: Triton is not installed.
     """
-    if missing("triton"):
-        raise UnsupportedError("Triton is not installed")
-    memory, outputs = _memory_of(source, arrays, exact, before)
-    with _LOCK:
-        kernel = _with_meaning(source, memory) if source.descriptors else load_kernel(source)
-        with _interpreting(memory, source.numbers if exact else None) as interpreted, np.errstate(all="ignore"):
-            try:
-                interpreted(kernel)[source.grid](*map(_Pointer, memory.buffers))
-            except Exception as error:
-                if isinstance(error.__cause__, MirageError):  # Triton's interpreter wraps exceptions from below
-                    raise error.__cause__ from None
-                raise
-    if before is None:
-        for buffer in memory.buffers:
-            buffer.check_written()
-    return outputs
+    return backend_of(source).interpret(source, TritonInterpreter(arrays, exact, before))
+
+
+@dataclass(frozen=True)
+class TritonInterpreter:
+    """One run of a kernel in Triton's interpreter. `exact`, `before`: see `interpret_kernel`."""
+
+    inputs: Sequence[np.ndarray]
+    exact: bool = False
+    before: Sequence[np.ndarray] | None = None
+
+    def run_triton(self, source: KernelSource) -> list[np.ndarray]:
+        """Run a text in Triton's language."""
+        return self._run(source, lambda memory: load_kernel(source))
+
+    def run_gluon(self, source: KernelSource) -> list[np.ndarray]:
+        """Run a text in Gluon, with the meaning of its words from `interpreters.gluon`."""
+        return self._run(source, lambda memory: _with_meaning(source, memory))
+
+    def _run(self, source: KernelSource, load: Callable[[InterpretedMemory], Any]) -> list[np.ndarray]:
+        if missing("triton"):
+            raise UnsupportedError("Triton is not installed")
+        memory, outputs = _memory_of(source, self.inputs, self.exact, self.before)
+        with _LOCK:
+            kernel, constants = load(memory), source.numbers if self.exact else None
+            with _interpreting(memory, constants) as interpreted, np.errstate(all="ignore"):
+                try:
+                    interpreted(kernel)[source.grid](*map(_Pointer, memory.buffers))
+                except Exception as error:
+                    if isinstance(error.__cause__, MirageError):  # Triton's interpreter wraps exceptions from below
+                        raise error.__cause__ from None
+                    raise
+        if self.before is None:
+            for buffer in memory.buffers:
+                buffer.check_written()
+        return outputs
 
 
 def _memory_of(

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mugraph import mirage
-from mugraph.mirage import Json, Writer, split_attention
+from mirage_import import mirage
+from mirage_import.mirage import Json, Writer, split_attention
 
 from mirage_jax.errors import ParseError
 from mirage_jax.mirage_import.graphs import Imported, RefusedGraph, from_mirage_json

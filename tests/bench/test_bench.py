@@ -366,7 +366,7 @@ def test_a_candidate_that_fails_when_it_is_timed_is_a_row() -> None:
 
 def test_the_cost_model_orders_measured_kernels() -> None:
     """Kernels of 27 programs, as they were timed on an H200: a change of the model must not lose their order."""
-    (file,) = Path(__file__).parents[1].glob("results/kernels-h200-*.jsonl.gz")
+    (file,) = Path(__file__).parents[2].glob("results/kernels-h200-*.jsonl.gz")
     found = calibration.pairs(calibration.load(file), DEVICES["H200"])
     assert len(found) == 27 and sum(map(len, found.values())) > 4000
     assert calibration.mean_rank(found) > 0.935
@@ -469,7 +469,7 @@ def test_peers_on_a_gpu(label) -> None:
 
 # Pictures.
 
-(H200,) = Path(__file__).parents[1].glob("results/h200-mirage-2026-11-24.json")
+(H200,) = Path(__file__).parents[2].glob("results/h200-mirage-2026-11-24.json")
 
 
 def test_bars_of_a_stored_table() -> None:
@@ -528,4 +528,4 @@ def test_start(tmp_path) -> None:
 
 def test_a_process_that_fails() -> None:
     with pytest.raises(UsageError, match=r"abv, mirage: the process ended with code 1: .*no stored decision"):
-        start._sample("mirage", "abv", True, {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])})
+        start._sample("mirage", "abv", True, {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
