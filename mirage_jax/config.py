@@ -122,6 +122,8 @@ class Options:
 
     devices: which local devices measure, by their place in `jax.local_devices()`; several share the variants. The
     first is what candidates are compared with XLA on.
+    skip: regions that stay with XLA, each by a source line such as "model.py:41" or by its cache key. only: all other
+    regions stay with XLA; None means no such limit. Neither changes the key or the decision of another region.
     """
 
     on_miss: str | None = None
@@ -132,6 +134,8 @@ class Options:
     strict_range: bool = False
     remat: str | None = None
     devices: tuple[int, ...] = ()
+    skip: tuple[str, ...] = ()
+    only: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.on_miss is not None:
@@ -146,6 +150,9 @@ class Options:
             if not isinstance(value := getattr(self, name), bool):
                 raise UsageError(f"{name}: found {brief(value)}; allowed are True and False")
         object.__setattr__(self, "devices", _numbers("devices", self.devices))
+        object.__setattr__(self, "skip", _selectors("skip", self.skip))
+        if self.only is not None:
+            object.__setattr__(self, "only", _selectors("only", self.only))
 
     @classmethod
     def make(cls, keywords: Mapping[str, object], also: Iterable[str] = ()) -> Options:
@@ -198,6 +205,29 @@ def _numbers(name: str, value: object) -> tuple[int, ...]:
             f"{name}: found {brief(value)}; allowed are different numbers from 0 on, such as (0, 2) or '0,2'"
         )
     return found
+
+
+_LINE = re.compile(r".*[^\s:/\\]:[1-9]\d*")
+_KEY = re.compile(r"[0-9a-fA-F]{8,64}")
+
+
+def is_source_line(selector: str) -> bool:
+    """Tell a source line such as "model.py:41" from a key."""
+    return _LINE.fullmatch(selector) is not None
+
+
+def _selectors(name: str, value: object) -> tuple[str, ...]:
+    """``("model.py:41", "0f3a...")``; one text is a list of one."""
+    given = [value] if isinstance(value, str) else value
+    if not isinstance(given, list | tuple | set | frozenset):
+        raise UsageError(f"{name}: found {brief(value)}; allowed is a list of {_SELECTORS}")
+    for x in given:
+        if not isinstance(x, str) or not (is_source_line(x) or _KEY.fullmatch(x)):
+            raise UsageError(f"{name}: found {brief(x)}; allowed are {_SELECTORS}")
+    return tuple(given if isinstance(given, list | tuple) else sorted(given))
+
+
+_SELECTORS = "source lines such as 'model.py:41', and cache keys that explain prints (at least 8 digits of one)"
 
 
 # The environment.
