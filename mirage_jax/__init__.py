@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from mirage_jax.errors import MirageError as MirageError
     from mirage_jax.errors import UsageError as UsageError
     from mirage_jax.report import Report as Report
+    from mirage_jax.written_graph import MuGraph as MuGraph
 
 _HOMES = {
     **dict.fromkeys(("Optimized", "optimize", "tune"), "api"),
     **dict.fromkeys(("Budget", "disabled"), "config"),
     **dict.fromkeys(("MirageError", "UsageError"), "errors"),
     "Report": "report",
+    "MuGraph": "written_graph",
 }
 
 

@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("cache", "progress", "report", "gpu_lock"),
     ("timing",),
     ("compiler", "summary"),
-    ("api", "fallback"),
+    ("api", "fallback", "written_graph"),
     ("__init__",),
     ("bench", "doctor", "preview"),
     ("audit",),
