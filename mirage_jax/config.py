@@ -276,15 +276,24 @@ def from_environment() -> tuple[Options, Mapping[str, str]]:
     return options, ignored
 
 
+DISABLED_SCOPE = "mirage_jax.disabled"  # name scope of equations that were traced while the optimizer was off
+
 _disabled: ContextVar[bool] = ContextVar("mirage_jax_disabled", default=False)
 
 
 @contextmanager
 def disabled() -> Iterator[None]:
-    """Inside of ``with mirage_jax.disabled():`` optimized functions run as plain `jax.jit` (in this thread or task)."""
+    """Leave the code inside of ``with mirage_jax.disabled():`` to XLA (in this thread or task).
+
+    Optimized functions that are called inside run as plain `jax.jit`. Inside of an optimized function, the operators
+    that are written there are in no region: JAX carries the name scope `DISABLED_SCOPE` through its transformations.
+    """
+    import jax
+
     token = _disabled.set(True)
     try:
-        yield
+        with jax.named_scope(DISABLED_SCOPE):
+            yield
     finally:
         _disabled.reset(token)
 

@@ -107,3 +107,76 @@ def test_what_names_no_region_is_one_line(option, bad) -> None:
     with pytest.raises(UsageError, match=rf"{option}: found .*; allowed .*model.py:41.*cache keys") as caught:
         Options.make({option: bad})
     assert "\n" not in str(caught.value)
+
+
+# `with mirage_jax.disabled():` inside of an optimized function.
+
+
+@mirage_jax.optimize
+def inner(b, a, x):
+    return (b @ a) @ x
+
+
+def partly(a, b, v):
+    x = chain(a, b, v)
+    with mirage_jax.disabled():
+        y = inner(b, a, x)
+    return chain(a, b, y)
+
+
+def scanned(a, b, v):
+    def step(x, _):
+        with mirage_jax.disabled():
+            y = (a @ b) @ x
+        return chain(b, a, y), None
+
+    x, _ = jax.lax.scan(step, v, length=2)
+    with mirage_jax.disabled():
+        return jax.lax.scan(lambda x, _: (chain(a, b, x), None), x, length=2)[0]
+
+
+def loss(f):
+    return lambda *args: f(*args).sum()
+
+
+def test_disabled_inside_of_an_optimized_function() -> None:
+    with measured(2.0):
+        f = mirage_jax.optimize(partly)
+        report = f.explain(*ARGS)
+        assert_same(f(*ARGS), jax.jit(partly)(*ARGS), 1e-3)
+        assert_same(jax.jit(lambda *args: f(*args))(*ARGS), jax.jit(partly)(*ARGS), 1e-3)
+    left = [x for x in report.left_out if x.code == "disabled"]
+    assert [x.primitive for x in left] == ["dot_general"] * 2
+    assert "written inside of mirage_jax.disabled()" in str(report)
+    assert sum(r.occurrences for r in report.regions) == 2
+
+
+def test_disabled_inside_survives_transformations() -> None:
+    with measured(2.0):
+        f = mirage_jax.optimize(partly)
+        gradients = mirage_jax.optimize(jax.grad(loss(f), argnums=(0, 1, 2)))
+        assert len([x for x in gradients.explain(*ARGS).left_out if x.code == "disabled"]) > 4
+        assert_same(gradients(*ARGS), jax.grad(loss(partly), argnums=(0, 1, 2))(*ARGS), 1e-2)
+        many = mirage_jax.optimize(jax.vmap(partly, (None, None, 0)))
+        batch = (A, B, jnp.stack([V, V]))
+        assert len([x for x in many.explain(*batch).left_out if x.code == "disabled"]) == 2
+        assert_same(many(*batch), jax.vmap(partly, (None, None, 0))(*batch), 1e-3)
+
+
+def test_disabled_inside_and_around_a_loop() -> None:
+    with measured(2.0):
+        f = mirage_jax.optimize(scanned)
+        report = f.explain(*ARGS)
+        assert_same(f(*ARGS), jax.jit(scanned)(*ARGS), 1e-2)
+    assert sum(r.occurrences for r in report.regions) == 1
+    assert [x.primitive for x in report.left_out if x.code == "disabled"] == ["scan", "dot_general", "dot_general"]
+
+
+def test_disabled_around_an_optimized_function() -> None:
+    with measured(2.0) as seen:
+        f = mirage_jax.optimize(two)
+        with mirage_jax.disabled():
+            assert_same(f(*ARGS), jax.jit(two)(*ARGS), 1e-3)
+            assert_same(jax.jit(lambda *args: f(*args))(*ARGS), jax.jit(two)(*ARGS), 1e-3)
+            assert f.explain(*ARGS).notes == ("disabled: runs as plain jax.jit",)
+    assert not seen

@@ -627,7 +627,7 @@ def _compile(region: Region, compiler: RegionCompiler, target: LoweringTarget, s
 
 
 def _to_be_opened(eqn: FlatEqn) -> bool:
-    return any(_has_work(body) for body in jax_compat.bodies(eqn.eqn))
+    return not eqn.is_disabled and any(_has_work(body) for body in jax_compat.bodies(eqn.eqn))
 
 
 def _has_work(jaxpr: Jaxpr) -> bool:
