@@ -39,11 +39,17 @@ class Optimized:
     Inside ``with mirage_jax.disabled():`` or under ``MIRAGE_JAX=off`` it is plain `jax.jit` of the function.
     """
 
-    def __init__(self, fn: Callable[..., Any], options: Options, jit_options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        options: Options,
+        jit_options: dict[str, Any],
+        compiler: Compiler | None = None,
+    ) -> None:
         if inspect.isfunction(fn):  # what it was given, as under `jax.jit`; our own names come after
             self.__dict__.update({name: value for name, value in vars(fn).items() if not name.startswith("_")})
         self.options = options
-        self.compiler = Compiler(options)
+        self.compiler = compiler or Compiler(options)
         self.__wrapped__ = fn
         self._jit_options = jit_options
         self._plain = jax.jit(fn, **jit_options)
@@ -74,6 +80,15 @@ class Optimized:
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else Method(self, instance)
+
+    def with_compiler(self, compiler: Compiler) -> Optimized:
+        """Make the same function with other decisions."""
+        return Optimized(self.__wrapped__, compiler.options, self._jit_options, compiler)
+
+    @property
+    def donates(self) -> bool:
+        """Whether a call may take the memory of its arguments."""
+        return any(self._jit_options.get(name) for name in ("donate_argnums", "donate_argnames"))
 
     @property
     def name(self) -> str:

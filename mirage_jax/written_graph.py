@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -17,7 +18,7 @@ from mirage_jax.jaxpr_frontend.partition.one_graph import captured_whole
 from mirage_jax.limits import brief
 from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.dtypes import DTYPES, numpy_dtype
-from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, Schedule
+from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, Schedule, Tensor
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.passes.merge_axes import merge_axes, renamed
 from mirage_jax.mugraph.schedule_json import schedule_from_json
@@ -205,28 +206,31 @@ def _aligned(reference: KernelGraph, graph: KernelGraph) -> KernelGraph:
     if [len(t.axes) for t in reference.inputs] != [len(t.axes) for t in graph.inputs]:
         reference = merge_axes(reference)
     for a, b in zip(reference.inputs, graph.inputs, strict=True):
-        if (_shape(reference, a.axes), a.dtype) != (_shape(graph, b.axes), b.dtype):
-            raise GraphError(
-                f"input {b} has shape {list(_shape(graph, b.axes))}, in the program {a.dtype}"
-                f"{list(_shape(reference, a.axes))}"
-            )
+        theirs, own = _shape(reference, a.axes), _shape(graph, b.axes)
+        if (theirs, a.dtype) != (own, b.dtype):
+            raise GraphError(f"input {b} has shape {list(own)}, in the program {a.dtype}{list(theirs)}")
     axes = _axis_names(reference, graph)
     tensors = {a.name: b.name for a, b in zip(reference.inputs, graph.inputs, strict=True)}
-    names = (f"program{n}" for n in range(len(reference.kernels) + len(graph.tensors)))
-    free = (name for name in names if name not in graph.tensors)
+    free = filter(lambda name: name not in graph.tensors, map("program{}".format, itertools.count()))
     return renamed(reference, axes, tensors | {k.name: next(free) for k in reference.kernels})
 
 
 def _axis_names(reference: KernelGraph, graph: KernelGraph) -> dict[Axis, Axis]:
     """The graph's name for each axis of the program; names that the graph does not have for the rest."""
     names = _names_of_inputs(reference, graph)
-    outputs = ([g.tensors[name] for name in g.outputs] for g in (reference, graph))
-    for a, b in _pairs(reference, graph, *outputs):
-        if a not in names and b not in names.values():
-            names[a] = b
-    unnamed = [a for a in reference.sizes if a not in names]
-    free = (f"p{n}" for n in range(len(unnamed) + len(graph.sizes)) if f"p{n}" not in graph.sizes)
-    return names | dict(zip(unnamed, free, strict=False))
+    for a, b in _pairs(reference, graph, _outputs(reference), _outputs(graph)):
+        is_taken = b in names.values()
+        if not is_taken:
+            names.setdefault(a, b)
+    free = filter(lambda name: name not in graph.sizes, map("p{}".format, itertools.count()))
+    for a in reference.sizes:
+        if a not in names:
+            names[a] = next(free)
+    return names
+
+
+def _outputs(graph: KernelGraph) -> list[Tensor]:
+    return [graph.tensors[name] for name in graph.outputs]
 
 
 def _names_of_inputs(reference: KernelGraph, graph: KernelGraph) -> dict[Axis, Axis]:

@@ -96,6 +96,7 @@ def test_python_in_the_quickstart_runs() -> None:
 def test_python_about_control_runs() -> None:
     names = run(CONTROL)
     assert names["kept"].options.skip == (names["key"][:12],)
+    assert not names["found"] and names["found"].of == 1
     assert names["verdict"].passed and not names["wrong"].passed
 
 
