@@ -7,17 +7,22 @@ if TYPE_CHECKING:
     from mirage_jax.api import Optimized as Optimized
     from mirage_jax.api import optimize as optimize
     from mirage_jax.api import tune as tune
+    from mirage_jax.bisection import Bisection as Bisection
+    from mirage_jax.bisection import bisect as bisect
     from mirage_jax.config import Budget as Budget
     from mirage_jax.config import disabled as disabled
     from mirage_jax.errors import MirageError as MirageError
     from mirage_jax.errors import UsageError as UsageError
     from mirage_jax.report import Report as Report
+    from mirage_jax.written_graph import MuGraph as MuGraph
 
 _HOMES = {
     **dict.fromkeys(("Optimized", "optimize", "tune"), "api"),
+    **dict.fromkeys(("Bisection", "bisect"), "bisection"),
     **dict.fromkeys(("Budget", "disabled"), "config"),
     **dict.fromkeys(("MirageError", "UsageError"), "errors"),
     "Report": "report",
+    "MuGraph": "written_graph",
 }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import MethodType
 from typing import Any, Self, overload
@@ -18,6 +18,7 @@ from typing import Any, Self, overload
 import jax
 
 from mirage_jax.compiler import Compiler
+from mirage_jax.compiler.selection import is_named
 from mirage_jax.compiler.whole_function import as_written
 from mirage_jax.config import JIT_OPTIONS, Options, is_disabled
 from mirage_jax.errors import UsageError, in_one_line
@@ -38,11 +39,17 @@ class Optimized:
     Inside ``with mirage_jax.disabled():`` or under ``MIRAGE_JAX=off`` it is plain `jax.jit` of the function.
     """
 
-    def __init__(self, fn: Callable[..., Any], options: Options, jit_options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        options: Options,
+        jit_options: dict[str, Any],
+        compiler: Compiler | None = None,
+    ) -> None:
         if inspect.isfunction(fn):  # what it was given, as under `jax.jit`; our own names come after
             self.__dict__.update({name: value for name, value in vars(fn).items() if not name.startswith("_")})
         self.options = options
-        self.compiler = Compiler(options)
+        self.compiler = compiler or Compiler(options)
         self.__wrapped__ = fn
         self._jit_options = jit_options
         self._plain = jax.jit(fn, **jit_options)
@@ -73,6 +80,15 @@ class Optimized:
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else Method(self, instance)
+
+    def with_compiler(self, compiler: Compiler) -> Optimized:
+        """Make the same function with other decisions."""
+        return Optimized(self.__wrapped__, compiler.options, self._jit_options, compiler)
+
+    @property
+    def donates(self) -> bool:
+        """Whether a call may take the memory of its arguments."""
+        return any(self._jit_options.get(name) for name in ("donate_argnums", "donate_argnames"))
 
     @property
     def name(self) -> str:
@@ -130,7 +146,8 @@ class Optimized:
         gradients = gradients_of(traced.jaxpr)
         whole = gradients or found.whole or (as_written() if found.changes_nothing else None)
         whole = self._with_memory(whole, args, kwargs)
-        return Report(self.name, regions, tuple(analysis.left_out), self._notes(gradients is not None), whole)
+        notes = (*self._notes(gradients is not None), *self._unmatched(regions))
+        return Report(self.name, regions, tuple(analysis.left_out), notes, whole)
 
     def _with_memory(self, whole: WholeFunction | None, args: Any, kwargs: Any) -> WholeFunction | None:
         """What XLA plans for a function that was measured as its one region."""
@@ -153,18 +170,27 @@ class Optimized:
 
     def _regions_of(self, analysis: Analysis, target: LoweringTarget) -> tuple[RegionReport, ...]:
         """What was decided for each kind of region."""
-        reports: dict[str, RegionReport] = {}
+        reports: dict[tuple[str, str], RegionReport] = {}
         for region in analysis.regions:
-            text = region.text
-            if text in reports:
-                old = reports[text]
-                reports[text] = RegionReport(
-                    tuple(dict.fromkeys((*old.where, *region.where))), text, old.decision, old.occurrences + 1
-                )
+            decision = self.compiler.decide(region, target.platforms[0])
+            text, kind = region.text, (region.text, decision.why)  # options may part equal regions
+            if kind in reports:
+                old = reports[kind]
+                where = tuple(dict.fromkeys((*old.where, *region.where)))
+                reports[kind] = RegionReport(where, text, old.decision, old.occurrences + 1)
             else:
-                decision = self.compiler.decide(region, target.platforms[0])
-                reports[text] = RegionReport(region.where, text, decision)
+                reports[kind] = RegionReport(region.where, text, decision)
         return tuple(reports.values())
+
+    def _unmatched(self, regions: Sequence[RegionReport]) -> tuple[str, ...]:
+        """Notes about selectors of `skip` and `only` that name no region: somebody may have edited the file."""
+        given = (("skip", self.options.skip), ("only", self.options.only or ()))
+        return tuple(
+            f"{option}: {selector!r} names no region of this function"
+            for option, selectors in given
+            for selector in selectors
+            if not any(is_named((selector,), r.where, r.decision.key) for r in regions)
+        )
 
     def _is_partitioned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether XLA will divide the program over several devices."""
@@ -242,6 +268,8 @@ def optimize(fn: Any = _NOT_GIVEN, /, **options: Any) -> Any:
     * strict_range: refuse rewrites that overflow, or lose digits near zero, before XLA does, also in float32 and
       bfloat16, whose range other rewrites may leave where intermediate values near 3e38 or 1e-38 arise.
     * devices: which of `jax.local_devices()` measure, by number; several share the variants that are tried.
+    * skip: regions to leave to XLA, by source line ("model.py:41") or by the key that `explain` prints.
+    * only: the same, for all other regions.
     * static_argnums, static_argnames, donate_argnums, donate_argnames, ...: as for `jax.jit`.
 
     Arguments may be Flax modules: the state of nnx modules is passed and written back as `flax.nnx.jit` does.

@@ -122,6 +122,8 @@ class Options:
 
     devices: which local devices measure, by their place in `jax.local_devices()`; several share the variants. The
     first is what candidates are compared with XLA on.
+    skip: regions that stay with XLA, each by a source line such as "model.py:41" or by its cache key. only: all other
+    regions stay with XLA; None means no such limit. Neither changes the key or the decision of another region.
     """
 
     on_miss: str | None = None
@@ -132,6 +134,8 @@ class Options:
     strict_range: bool = False
     remat: str | None = None
     devices: tuple[int, ...] = ()
+    skip: tuple[str, ...] = ()
+    only: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.on_miss is not None:
@@ -146,6 +150,9 @@ class Options:
             if not isinstance(value := getattr(self, name), bool):
                 raise UsageError(f"{name}: found {brief(value)}; allowed are True and False")
         object.__setattr__(self, "devices", _numbers("devices", self.devices))
+        object.__setattr__(self, "skip", _selectors("skip", self.skip))
+        if self.only is not None:
+            object.__setattr__(self, "only", _selectors("only", self.only))
 
     @classmethod
     def make(cls, keywords: Mapping[str, object], also: Iterable[str] = ()) -> Options:
@@ -200,6 +207,29 @@ def _numbers(name: str, value: object) -> tuple[int, ...]:
     return found
 
 
+_LINE = re.compile(r".*[^\s:/\\]:[1-9]\d*")
+_KEY = re.compile(r"[0-9a-fA-F]{8,64}")
+
+
+def is_source_line(selector: str) -> bool:
+    """Tell a source line such as "model.py:41" from a key."""
+    return _LINE.fullmatch(selector) is not None
+
+
+def _selectors(name: str, value: object) -> tuple[str, ...]:
+    """``("model.py:41", "0f3a...")``; one text is a list of one."""
+    given = [value] if isinstance(value, str) else value
+    if not isinstance(given, list | tuple | set | frozenset):
+        raise UsageError(f"{name}: found {brief(value)}; allowed is a list of {_SELECTORS}")
+    for x in given:
+        if not isinstance(x, str) or not (is_source_line(x) or _KEY.fullmatch(x)):
+            raise UsageError(f"{name}: found {brief(x)}; allowed are {_SELECTORS}")
+    return tuple(given if isinstance(given, list | tuple) else sorted(given))
+
+
+_SELECTORS = "source lines such as 'model.py:41', and cache keys that explain prints (at least 8 digits of one)"
+
+
 # The environment.
 
 _TRUE, _FALSE = ("1", "on", "true", "yes"), ("0", "off", "false", "no")
@@ -246,15 +276,24 @@ def from_environment() -> tuple[Options, Mapping[str, str]]:
     return options, ignored
 
 
+DISABLED_SCOPE = "mirage_jax.disabled"  # name scope of equations that were traced while the optimizer was off
+
 _disabled: ContextVar[bool] = ContextVar("mirage_jax_disabled", default=False)
 
 
 @contextmanager
 def disabled() -> Iterator[None]:
-    """Inside of ``with mirage_jax.disabled():`` optimized functions run as plain `jax.jit` (in this thread or task)."""
+    """Leave the code inside of ``with mirage_jax.disabled():`` to XLA (in this thread or task).
+
+    Optimized functions that are called inside run as plain `jax.jit`. Inside of an optimized function, the operators
+    that are written there are in no region: JAX carries the name scope `DISABLED_SCOPE` through its transformations.
+    """
+    import jax
+
     token = _disabled.set(True)
     try:
-        yield
+        with jax.named_scope(DISABLED_SCOPE):
+            yield
     finally:
         _disabled.reset(token)
 

@@ -23,7 +23,7 @@ def commands_in(text: str) -> list[str]:
 
 
 DOCS = ROOT / "docs"
-QUICKSTART, DEBUGGING = (DOCS / f"{name}.md" for name in ("quickstart", "debugging"))
+QUICKSTART, DEBUGGING, CONTROL = (DOCS / f"{name}.md" for name in ("quickstart", "debugging", "control"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), ROOT / "results" / "README.md"])
 COMMANDS = sorted({line for file in DOCUMENTS for line in commands_in(file.read_text())})
 
@@ -91,6 +91,13 @@ def test_python_in_the_quickstart_runs() -> None:
     names = run(QUICKSTART)
     assert len(names["report"].regions) == 1
     assert [g.shape for g in names["gradients"]] == [(4, 1024, 32)] * 3
+
+
+def test_python_about_control_runs() -> None:
+    names = run(CONTROL)
+    assert names["kept"].options.skip == (names["key"][:12],)
+    assert not names["found"] and names["found"].of == 1
+    assert names["verdict"].passed and not names["wrong"].passed
 
 
 @pytest.mark.parametrize("file", DOCUMENTS, ids=lambda f: f.name)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cache, partial
 from pathlib import Path
@@ -23,17 +23,11 @@ from rich.table import Table
 
 from mirage_jax.bench.programs import gated_mlp, lora
 from mirage_jax.errors import DifferentError, MirageError, ParseError, UsageError
-from mirage_jax.jaxpr_frontend.partition.program import flatten
-from mirage_jax.jaxpr_frontend.partition.regions import partition
-from mirage_jax.jaxpr_frontend.translate.translate import Region
+from mirage_jax.jaxpr_frontend.partition.one_graph import captured_whole
 from mirage_jax.mirage_import.file import SavedGraph, read_mirage_json
 from mirage_jax.mirage_import.graphs import import_graph
-from mirage_jax.mugraph.dtypes import numpy_dtype
 from mirage_jax.mugraph.graph import KernelGraph
-from mirage_jax.mugraph.passes.merge_axes import separate_copies, sink_renames
 from mirage_jax.verify.equivalence.certificate import certify
-
-MAX_OPS = 1000  # equations in one region: the program is not to be divided
 
 type Fn = Callable[..., object]
 
@@ -160,26 +154,4 @@ def _verdict(saved: SavedGraph, reference: Callable[[], KernelGraph]) -> SavedVe
 
 def reference_graph(fn: Fn, inputs: tuple[tuple[tuple[int, ...], str], ...]) -> KernelGraph:
     """Capture a function of arrays of these shapes and types as one muGraph. Raises `UsageError` if it cannot be."""
-    shown = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in inputs)
-    specs = [jax.ShapeDtypeStruct(shape, numpy_dtype(dtype)) for shape, dtype in inputs]
-    try:
-        jaxpr = jax.make_jaxpr(fn)(*specs)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"the program does not take the file's inputs {shown}: {error}") from None
-    found = partition(flatten(jaxpr), max_ops=MAX_OPS)
-    region = found.regions[0] if len(found.steps) == 1 and found.regions else None
-    if region is None or not _is_whole(region, len(inputs), found.program.outputs):
-        why = "; ".join(map(str, found.left_out)) or "it does not use them all, or returns one of them rearranged"
-        raise UsageError(f"the program is not one muGraph of the file's inputs {shown}: {why}")
-    tensors = {b.value: t for b, t in zip(region.inputs, region.graph.inputs, strict=True)}
-    graph = replace(region.graph, inputs=tuple(tensors[v] for v in found.program.inputs))
-    return separate_copies(sink_renames(graph))
-
-
-def _is_whole(region: Region, inputs: int, outputs: Sequence[object]) -> bool:
-    """Whether the graph has all inputs, and the outputs of the program, in order and as they are."""
-    segments = [p for b in region.outputs for p in b.segments]
-    complete = len(region.inputs) == inputs and all(len(b.tensors) == 1 for b in region.inputs)
-    plain = all(p.permutation == tuple(range(len(p.full))) and p.spread == p.full for p in segments)
-    in_order = [b.value for b in region.outputs] == list(outputs)
-    return complete and plain and in_order and len(segments) == len(region.outputs)
+    return captured_whole(fn, inputs, "file's").graph

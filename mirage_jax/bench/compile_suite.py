@@ -127,6 +127,10 @@ class ReplacesAll:
         """Take the first variant of the whole program."""
         return First()
 
+    def names_line_of(self, region: Region) -> tuple[str, ...]:
+        """No option names lines."""
+        return ()
+
 
 def replaced(fn: Callable[..., Any], **jit_options: Any) -> Callable[..., Any]:
     """Compile a function with every region replaced, as `jax.jit` does."""

@@ -21,8 +21,11 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import jax
 
 from mirage_jax.cache import CacheKey
+from mirage_jax.compiler import selection
 from mirage_jax.compiler.budget_split import MIN_SAVING_SECONDS, savings, shares
 from mirage_jax.compiler.decide import Decider, chosen_devices
+from mirage_jax.compiler.region import RegionOnDevice
+from mirage_jax.compiler.stored import key_of
 from mirage_jax.compiler.threads import apart, unchecked
 from mirage_jax.compiler.whole_function import (
     MAX_TUNING_FRACTION,
@@ -59,6 +62,7 @@ class Compiler(Decider):
         self.tuned = 0.0  # seconds of tuning since a whole function was measured
         self.is_part = False  # of some program that was lowered
         self.wholes: dict[str, WholeFunction] = {}  # by digest of key
+        self._undecided_yet: dict[tuple[str, str], Decision] = {}  # key and size alone, where options need the key
         self._asked_on_miss: str | None = None  # `tune` overrides the option
         self._begun = set[tuple[str, str]]()  # regions that `tune` has asked for already
         self._shared_trials: Callable[[Sequence[Any]], Trials | None] | None = None  # children for all regions
@@ -103,6 +107,8 @@ class Compiler(Decider):
             return
         platform = _cuda(platforms[0])
         with self._lock:  # another thread may prepare the same function
+            if self.selects:
+                regions = [r for r in regions if self.skipped(r, platform) is None]
             undecided, count = self._undecided(regions, platform)
             self._begun.update((text, platform) for text in undecided)
             with self._sharing_trials(), self._counting():
@@ -255,6 +261,8 @@ class Compiler(Decider):
         """Return the winner of a region that is decided already, here or in the cache; never search."""
         memo = (region.text, _cuda(platforms[0]))
         with self._lock:
+            if self.skipped(region, memo[1]) is not None:
+                return None
             is_decided = memo in self.decisions
             decision = self.decisions[memo] if is_decided else self.decide(region, platforms[0], "fallback")
             if not is_decided and decision.source != "cache":
@@ -273,6 +281,8 @@ class Compiler(Decider):
         platform = _cuda(platform)
         memo = (region.text, platform)
         with self._lock:
+            if (skipped := self.skipped(region, platform)) is not None:
+                return skipped
             if memo in self.decisions and on_miss is None:
                 return self.decisions[memo]
             try:
@@ -287,6 +297,42 @@ class Compiler(Decider):
                 decision = Decision(None, text, "policy", platform)
             self.decisions[memo] = decision
             return decision
+
+    # ------------------------------------------------------------------ regions that the user leaves to XLA
+
+    @property
+    def selects(self) -> bool:
+        """Whether the options `skip` and `only` leave regions to XLA."""
+        return bool(self.options.skip) or self.options.only is not None
+
+    def names_line_of(self, region: Region) -> tuple[str, ...]:
+        """List the source lines of `skip` and `only` that a region has."""
+        if not self.selects:
+            return ()
+        selectors = (*self.options.skip, *(self.options.only or ()))
+        return tuple(s for s in selectors if selection.is_line_of(s, region.where))
+
+    def skipped(self, region: Region, platform: str) -> Decision | None:
+        """Decide for XLA if the options say so; None if they do not."""
+        if not self.selects:
+            return None
+        base = self._without_decision(region, platform)
+        why = selection.why_skipped(self.options, region.where, base.key)
+        return replace(base, why=why) if why else None
+
+    def _without_decision(self, region: Region, platform: str) -> Decision:
+        """The key of a region and its size, once for each kind; without a device there is no key."""
+        memo = (region.text, platform)
+        if memo not in self._undecided_yet:
+            base = Decision(None, "", "policy", platform)
+            try:
+                device = chosen_devices(jax.local_devices(backend=platform), self.options.devices)[0]
+                subject = RegionOnDevice(region, platform, device, self.options)
+                base = replace(base, key=key_of(subject).digest, before=subject.before)
+            except RuntimeError as why:
+                log.info("a region has no key here: %s", in_one_line(why))
+            self._undecided_yet[memo] = base
+        return self._undecided_yet[memo]
 
     # ------------------------------------------------------------------ a program as a whole
 

@@ -163,6 +163,11 @@ def differentiates(jaxpr: Jaxpr) -> bool:
     return any(is_transposed(eqn) or any(map(differentiates, inside(eqn))) for eqn in jaxpr.eqns)
 
 
+def is_in_scope(eqn: JaxprEqn, name: str) -> bool:
+    """Whether an equation was written in a name scope; transformations keep scopes."""
+    return any(getattr(scope, "name", "") == name for scope in eqn.source_info.name_stack.stack)
+
+
 def is_key(aval: Any) -> bool:
     """Whether a value is a key of random numbers, and not of numbers."""
     return jnp.issubdtype(aval.dtype, jax.dtypes.extended)

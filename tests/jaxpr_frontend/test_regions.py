@@ -263,6 +263,9 @@ class Failing:
     def choose(self, whole: Any) -> First:
         return First()
 
+    def names_line_of(self, region: Region) -> tuple[str, ...]:
+        return ()
+
     def compile_region(self, region: Region, platforms: tuple[str, ...] = ()) -> Any:
         self.asked.append(region)
         match self.how:

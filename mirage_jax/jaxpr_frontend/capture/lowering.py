@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -106,6 +106,10 @@ class RegionCompiler(Protocol):
 
     def choose(self, whole: WholeProgram) -> Chosen:
         """Which of a program's variants is the fastest, as a whole. Where that cannot be told it is the first."""
+        ...
+
+    def names_line_of(self, region: Region) -> tuple[str, ...]:
+        """List the options that name a region's source lines: equal regions with other lines are asked for apart."""
         ...
 
 
@@ -501,16 +505,17 @@ def _local(regions: Sequence[Region], target: LoweringTarget) -> Sequence[Region
 def _place(cut: _Cut, compiler: RegionCompiler, call: Primitive, target: LoweringTarget, search: bool) -> LoweringPlan:
     """The plan of a cut program, for which the compiler is prepared."""
     regions = [step for step in cut.steps if isinstance(step, Region)]
-    kinds: dict[int, Region] = {}  # the first of equal layers, which share their graph
-    for region in regions:
-        kinds.setdefault(id(region.graph), region)
+    kinds: dict[Hashable, Region] = {}  # the first of equal layers, which share their graph
+    kind_of = {region: (id(region.graph), compiler.names_line_of(region)) for region in regions}
+    for region, kind in kind_of.items():
+        kinds.setdefault(kind, region)
     shards = {kind: one_device(region) for kind, region in kinds.items()} if target.is_partitioned else {}
     placed = {kind: _placed(region, shards.get(kind), compiler, target, search) for kind, region in kinds.items()}
     steps: list[Replacement | tuple[FlatEqn, ...]] = []
     for step in cut.steps:
         if not isinstance(step, Region):
             steps.append((cut.program.eqns[step],))
-        elif (there := placed[id(step.graph)]) is not None:
+        elif (there := placed[kind_of[step]]) is not None:
             steps.append(Replacement(step, there))
         else:
             steps.append(step.equations)
@@ -622,7 +627,7 @@ def _compile(region: Region, compiler: RegionCompiler, target: LoweringTarget, s
 
 
 def _to_be_opened(eqn: FlatEqn) -> bool:
-    return any(_has_work(body) for body in jax_compat.bodies(eqn.eqn))
+    return not eqn.is_disabled and any(_has_work(body) for body in jax_compat.bodies(eqn.eqn))
 
 
 def _has_work(jaxpr: Jaxpr) -> bool:

@@ -23,6 +23,7 @@ from mirage_jax.mugraph.domains.floats import is_float
 
 type Reason = tuple[Code, str]
 
+DISABLED: Reason = (Code.DISABLED, "written inside of mirage_jax.disabled()")
 INDEXING_PRIMITIVES = frozenset({"gather", "scatter-add"})
 
 
@@ -39,6 +40,7 @@ class Eligibility:
         self.constants = _find_constants(self)
         reasons = {n: self.reason(n) for n in range(len(self.eqns)) if n not in self.constants}
         self.reasons = {n: reason for n, reason in reasons.items() if reason is not None}
+        self.reasons |= {n: DISABLED for n in reasons if self.eqns[n].is_disabled}
         without_literal = dict(_without_literal(self))
         self.constants.difference_update(without_literal)
         self.reasons |= without_literal

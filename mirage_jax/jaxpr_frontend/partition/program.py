@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from mirage_jax.config import DISABLED_SCOPE
 from mirage_jax.jaxpr_frontend import jax_compat
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, JaxprEqn, Literal
 from mirage_jax.jaxpr_frontend.partition.row_indices import into_every_row, is_below_zero
@@ -58,6 +59,11 @@ class FlatEqn:
     def in_avals(self) -> list[Any]:
         """Give the types of the operands, literals among them."""
         return [v.aval for v in self.eqn.invars]
+
+    @property
+    def is_disabled(self) -> bool:
+        """Tell whether the equation, or a call that brought it here, is inside of ``with mirage_jax.disabled():``."""
+        return any(jax_compat.is_in_scope(one, DISABLED_SCOPE) for one in (self.eqn, *self.calls))
 
     @property
     def where(self) -> str:

@@ -29,6 +29,7 @@ class Code(StrEnum):
     LAYOUT = "layout"
     CONTEXT = "context"
     SHARDED = "sharded"
+    DISABLED = "disabled"
     INTERNAL = "failed"
 
 

@@ -76,6 +76,7 @@ def analyse(jaxpr: Jaxpr, max_ops: int = MAX_REGION_OPERATORS, sharded: bool = F
     inner = (
         analyse(body, max_ops, sharded and eqn.primitive != "shard_map", remat)
         for eqn in found.program.eqns
+        if not eqn.is_disabled
         for body in jax_compat.bodies(eqn.eqn)
     )
     return sum(inner, Analysis(regions, found.left_out))

@@ -96,6 +96,22 @@ def _graph_over(graph: KernelGraph, new: NewAxes, extents: Mapping[Axis, int]) -
     return KernelGraph(inputs, kernels, graph.outputs, tuple(sorted(extents.items())))
 
 
+def renamed(graph: KernelGraph, axes: Mapping[Axis, Axis], tensors: Mapping[str, str]) -> KernelGraph:
+    """Rename axes, by the names of their originals, and tensors, in a graph of library operators without copies."""
+    sizes = {axes.get(a, a): n for a, n in graph.extents}
+    graph = _graph_over(graph, partial(renamed_axes, names=axes), sizes)
+    name = {t: tensors.get(t, t) for t in graph.tensors}
+
+    def _named(k: Library) -> Library:
+        loads = tuple(replace(x, tensor=name[x.tensor]) for x in k.loads)
+        own = name[k.result.name]
+        return Library(loads, replace(k.op, name=own), replace(k.result, name=own))
+
+    inputs = tuple(replace(t, name=name[t.name]) for t in graph.inputs)
+    outputs = tuple(name[t] for t in graph.outputs)
+    return KernelGraph(inputs, tuple(map(_named, _libraries(graph))), outputs, graph.extents)
+
+
 def separate_copies(graph: KernelGraph) -> KernelGraph:
     """Make every copy of an axis an axis of its own, in a graph of library operators."""
     used = dict.fromkeys(chain(*(t.axes for t in graph.tensors.values()), *(x.axes for x in _loads(graph))))
