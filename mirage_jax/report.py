@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from mirage_jax.mugraph.footprint import Footprint
+from mirage_jax.why_not import WhyNot
 
 MAX_NAMES_PER_FILE = 3  # functions named per file
 
@@ -44,6 +45,20 @@ class Decision:
     search: str = ""
     tried: Counter[str] = field(default_factory=Counter)  # what happened to the candidates
     kernels: str = ""  # path of the readable kernels
+    why_not: WhyNot | None = None  # where XLA's own code stays: the numbers behind `why`
+
+    @property
+    def verdict(self) -> str:
+        """Who computes the region, for a line that goes on with `why`."""
+        return "kept XLA's code" if self.winner is None else "optimized"
+
+    @property
+    def consequences(self) -> list[str]:
+        """Lines about a region that stays: whether it matters, what to do, and where it would be otherwise."""
+        if self.why_not is None or self.winner is not None:
+            return []
+        other = self.why_not.elsewhere
+        return [f"what to do: {self.why_not.advice}", *([] if other is None else [f"elsewhere: {other}"])]
 
     @property
     def speedup(self) -> float | None:
@@ -143,7 +158,6 @@ class RegionReport:
     def __str__(self) -> str:
         d = self.decision
         times = f" ({self.occurrences} times)" if self.occurrences > 1 else ""
-        verdict = "optimized" if d.winner is not None else "left to XLA"
         evidence = [
             ("before: ", d.before),
             ("after:  ", d.after),
@@ -157,7 +171,7 @@ class RegionReport:
             ("cache key: ", d.key),
             ("kernels to read: ", d.kernels),
         ]
-        out = [f"{verdict}{times}: {d.why} [{d.source}]"]
+        out = [f"{d.verdict}{times}: {d.why} [{d.source}]", *d.consequences]
         out += [f"source: {place}" for place in places(self.where)]
         out += [f"{label}{value}" for label, value in evidence if value is not None and value != ""]
         out += ["the program:", indent(self.reference, "  ")]
@@ -174,6 +188,7 @@ class RegionReport:
             "occurrences": self.occurrences,
             "decision": "xla" if d.winner is None else "mirage",
             "why": d.why,
+            "why_not": None if d.why_not is None else d.why_not.to_json(),
             "source": d.source,
             "platform": d.platform,
             "before": None if d.before is None else asdict(d.before),

@@ -36,7 +36,8 @@ def summarize(report: Report) -> str:
 def _region(region: RegionReport) -> Iterator[str]:
     d = region.decision
     times = f" ({region.occurrences} times)" if region.occurrences > 1 else ""
-    yield f"{'left to XLA' if d.winner is None else 'optimized'}{times}: {d.why} [{d.source}]"
+    yield f"{d.verdict}{times}: {d.why} [{d.source}]"
+    yield from d.consequences
     first, *rest = places(region.where) or ["unknown"]
     yield f"source: {first}" + (f" and {len(rest)} more file{'s' * (len(rest) != 1)}" if rest else "")
     if d.winner is None:

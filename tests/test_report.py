@@ -68,7 +68,7 @@ def test_a_region_left_to_xla() -> None:
         "f: 1 region, 0 optimized",
         "note: a note",
         "region 0:",
-        "  left to XLA (4 times): XLA is as fast [search]",
+        "  kept XLA's code (4 times): XLA is as fast [search]",
         "  source: models/net.py:1 (f)",
         "  measured: xla 2,000.0 us",
         "  candidates: found 3",

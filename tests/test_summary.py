@@ -62,7 +62,7 @@ def test_several_kernels_in_one_launch() -> None:
 
 def test_left_to_xla() -> None:
     text = summary.summarize(report(None))
-    assert "left to XLA: because [search]" in text and "what changed" not in text
+    assert "kept XLA's code: because [search]" in text and "what changed" not in text
 
 
 @pytest.mark.parametrize(("program", "graph"), [(PROGRAM, PROGRAM), (REORDERED, PROGRAM)])

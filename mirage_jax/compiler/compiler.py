@@ -15,14 +15,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import jax
 
 from mirage_jax.cache import CacheKey
 from mirage_jax.compiler.budget_split import MIN_SAVING_SECONDS, savings, shares
-from mirage_jax.compiler.decide import Decider, chosen_devices
+from mirage_jax.compiler.decide import Decider, chosen_devices, kept, undecided
 from mirage_jax.compiler.threads import apart, unchecked
 from mirage_jax.compiler.whole_function import (
     MAX_TUNING_FRACTION,
@@ -39,6 +38,7 @@ from mirage_jax.jaxpr_frontend.capture.lowering import WholeProgram
 from mirage_jax.jaxpr_frontend.partition.regions import MAX_REGION_OPERATORS
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.report import Decision, WholeFunction, places
+from mirage_jax.why_not import Reason, WhyNot
 
 if TYPE_CHECKING:
     from mirage_jax.compiler.isolation.parent import Trials
@@ -185,7 +185,7 @@ class Compiler(Decider):
     def _out_of_time(self, missing: Iterable[str], platform: str, total: float) -> None:
         for memo in [(text, platform) for text in missing]:
             why = f"no time left of {total:g} s for tuning all regions"
-            self.decisions[memo] = replace(self.decisions[memo], why=why)
+            self.decisions[memo] = kept(self.decisions[memo], undecided(why))
 
     def _savings(self, regions: Mapping[str, Region], count: Mapping[str, int], platform: str) -> dict[str, float]:
         """Estimate the seconds that may be saved in all regions of each kind, by text."""
@@ -284,7 +284,7 @@ class Compiler(Decider):
                     raise
                 text = in_one_line(why)
                 log.warning("the region at %s stays with XLA: %s", _place(region), text)
-                decision = Decision(None, text, "policy", platform)
+                decision = kept(Decision(None, "", "policy", platform), WhyNot(Reason.FAILED, detail=text))
             self.decisions[memo] = decision
             return decision
 
