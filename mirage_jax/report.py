@@ -24,6 +24,7 @@ from mirage_jax.mugraph.footprint import Footprint
 from mirage_jax.why_not import WhyNot
 
 MAX_NAMES_PER_FILE = 3  # functions named per file
+MAX_SOURCE_LINES = 20  # of equations left out that are listed
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,7 @@ class Report:
         for i, r in enumerate(self.regions):
             out += [f"region {i}:", indent(str(r), "  ")]
         if self.left_out:
-            out.append(f"equations left to XLA: {len(self.left_out)}")
+            out.append(f"equations left to XLA: {count_left_out(self.left_out)}")
             out += [f"  {line}" for line in _left_out(self.left_out)]
         return "\n".join(out)
 
@@ -249,17 +250,46 @@ class Report:
         return json.dumps(value, indent=1)
 
 
-def _left_out(equations: Iterable[Any]) -> list[str]:
-    """``code (why): add 3, mul`` and the places below, once per code and reason."""
+def count_left_out(equations: Sequence[Any]) -> str:
+    """Count equations and the user's lines, ``18 on 2 lines``."""
+    lines = len(_by_line(equations))
+    return f"{len(equations)} on {lines} line{'s' * (lines != 1)}"
+
+
+def _left_out(equations: Sequence[Any]) -> list[str]:
+    """One line of text for each source line, then one for each reason, with whether it matters."""
+    lines = sorted(_by_line(equations).values(), key=lambda members: _is_installed(members[0].where))
+    out = [_source_line(members) for members in lines[:MAX_SOURCE_LINES]]
+    out += [f"and {len(lines) - MAX_SOURCE_LINES} more lines"] if len(lines) > MAX_SOURCE_LINES else []
+    by_code: dict[str, list[Any]] = {}
+    for x in equations:
+        by_code.setdefault(str(x.code), []).append(x)
+    for code, members in by_code.items():
+        out.append(f"{code} ({'; '.join(dict.fromkeys(x.why for x in members))}): {members[0].advice}")
+    return out
+
+
+def _by_line(equations: Iterable[Any]) -> dict[tuple[str, str], list[Any]]:
+    """Group equations by file and line."""
     groups: dict[tuple[str, str], list[Any]] = {}
     for x in equations:
-        groups.setdefault((str(x.code), x.why), []).append(x)
-    out: list[str] = []
-    for (code, why), members in groups.items():
-        counts = Counter(x.primitive for x in members)
-        out.append(f"{code} ({why}): " + ", ".join(map(_counted, counts.items())))
-        out += [f"  at {place}" for place in places(x.where for x in members)]
-    return out
+        found = _PLACE.fullmatch(x.where)
+        groups.setdefault((found["file"], found["line"]) if found else (x.where, ""), []).append(x)
+    return groups
+
+
+def _source_line(members: Sequence[Any]) -> str:
+    """``net.py:12 (f): 3 equations (add 2, rem): dtype 2, unsupported primitive``."""
+    (place,) = places(x.where for x in members)
+    primitives = ", ".join(map(_counted, Counter(x.primitive for x in members).items()))
+    codes = Counter(str(x.code) for x in members)
+    reasons = ", ".join(map(_counted, codes.items())) if len(codes) > 1 else str(members[0].code)
+    return f"{place}: {len(members)} equation{'s' * (len(members) != 1)} ({primitives}): {reasons}"
+
+
+def _is_installed(where: str) -> bool:
+    found = _PLACE.fullmatch(where)
+    return found is not None and _short(found["file"])[1]
 
 
 def _counted(item: tuple[str, int]) -> str:
