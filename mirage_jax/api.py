@@ -27,7 +27,7 @@ from mirage_jax.jaxpr_frontend.capture.lowering import PLAIN
 from mirage_jax.jaxpr_frontend.jax_compat import LoweringTarget, Tracer, default_platform
 from mirage_jax.jaxpr_frontend.partition.regions import Analysis
 from mirage_jax.limits import brief
-from mirage_jax.report import RegionReport, Report, WholeFunction
+from mirage_jax.report import RegionReport, Report, WholeFunction, preview_command
 
 log = logging.getLogger("mirage_jax")
 
@@ -130,7 +130,8 @@ class Optimized:
         gradients = gradients_of(traced.jaxpr)
         whole = gradients or found.whole or (as_written() if found.changes_nothing else None)
         whole = self._with_memory(whole, args, kwargs)
-        return Report(self.name, regions, tuple(analysis.left_out), self._notes(gradients is not None), whole)
+        notes, command = self._notes(gradients is not None), preview_command(self.__wrapped__, args, kwargs)
+        return Report(self.name, regions, tuple(analysis.left_out), notes, whole, command)
 
     def _with_memory(self, whole: WholeFunction | None, args: Any, kwargs: Any) -> WholeFunction | None:
         """What XLA plans for a function that was measured as its one region."""

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from mirage_jax.mugraph.dtypes import DTYPES
 from mirage_jax.mugraph.footprint import Footprint
 from mirage_jax.why_not import WhyNot
 
@@ -147,6 +148,23 @@ def _rank_text(measured: Sequence[tuple[float, float]]) -> str:
     return "" if rank is None else f"rank correlation {rank:.2f} with the times of {len(measured)} variants"
 
 
+def preview_command(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Write the command that shows a function's kernels; it names the function and its arguments where it can."""
+    module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", "<none>")
+    where = f"{module}:{name}" if module not in (None, "__main__") and "<" not in name else "module:function"
+    named = {dtype.numpy: short for short, dtype in DTYPES.items()}
+    types = [_type_of(x, named) for x in (*args, *kwargs.values())]
+    text = " ".join(types) if all(types) and not kwargs else "f32[..] .."
+    return f'python -m mirage_jax preview {where} "{text}"'
+
+
+def _type_of(x: Any, named: Mapping[Any, str]) -> str:
+    """``f32[64,16]``; empty for anything but an array."""
+    if not (hasattr(x, "shape") and hasattr(x, "dtype") and x.dtype in named):
+        return ""
+    return f"{named[x.dtype]}[{','.join(map(str, x.shape))}]"
+
+
 @dataclass(frozen=True)
 class RegionReport:
     """One region of a function: its place in the user's source, and the decision."""
@@ -218,6 +236,14 @@ class Report:
     left_out: tuple[Any, ...] = ()  # jaxpr_frontend.reasons.LeftOut
     notes: tuple[str, ...] = ()
     whole: WholeFunction | None = None
+    preview: str = ""  # the command that shows kernels for the device that a region's `elsewhere` names
+
+    @property
+    def hints(self) -> list[str]:
+        """A line on how to see kernels that cannot run here, if a region that stays might gain by them."""
+        staying = [r.decision.why_not for r in self.regions if r.decision.winner is None]
+        is_of_use = any(w is not None and w.elsewhere is not None for w in staying)
+        return [f"kernels that a GPU would try: {self.preview}"] if self.preview and is_of_use else []
 
     @property
     def optimized(self) -> tuple[RegionReport, ...]:
@@ -231,6 +257,7 @@ class Report:
         out += [f"note: {note}" for note in self.notes]
         for i, r in enumerate(self.regions):
             out += [f"region {i}:", indent(str(r), "  ")]
+        out += self.hints
         if self.left_out:
             out.append(f"equations left to XLA: {count_left_out(self.left_out)}")
             out += [f"  {line}" for line in _left_out(self.left_out)]
@@ -242,6 +269,7 @@ class Report:
             "name": self.name,
             "whole": None if self.whole is None else self.whole.to_dict(),
             "notes": list(self.notes),
+            "preview": self.preview,
             "regions": [r.to_dict() for r in self.regions],
             "left_out": [
                 {"primitive": x.primitive, "code": str(x.code), "why": x.why, "where": x.where} for x in self.left_out

@@ -28,6 +28,7 @@ def summarize(report: Report) -> str:
     out += [f"note: {note}" for note in report.notes]
     for i, region in enumerate(report.regions):
         out += [f"region {i}:", *(indent(line, "  ") for line in _region(region))]
+    out += report.hints
     if report.left_out:
         reasons = Counter(str(x.code) for x in report.left_out)
         why = ", ".join(f"{code} {count}" for code, count in reasons.most_common())

@@ -1,6 +1,7 @@
 """Why XLA keeps a region: numbers and sentences, the same from the cache as when they were found."""
 
 import json
+import shlex
 from collections import Counter
 from pathlib import Path
 
@@ -11,12 +12,13 @@ from deciding import chain, measured, operands
 
 import mirage_jax
 from mirage_jax.cache import Entry
+from mirage_jax.cli import build_parser
 from mirage_jax.compiler.tuning_session import SPACE, TuningSession
 from mirage_jax.config import Options
 from mirage_jax.errors import CacheError
 from mirage_jax.hardware.device_model import DEVICES
 from mirage_jax.mugraph.parser import parse
-from mirage_jax.report import Decision, RegionReport
+from mirage_jax.report import Decision, RegionReport, preview_command
 from mirage_jax.search.driver import search
 from mirage_jax.summary import summarize
 from mirage_jax.why_not import ADVICE, Elsewhere, Reason, WhyNot
@@ -56,6 +58,26 @@ def test_a_region_that_stays_on_a_cpu_says_why() -> None:
     page = (Path(__file__).parent.parent / "docs" / "debugging.md").read_text()
     assert "\n".join(str(report).splitlines()[3:6]) in page, "docs/debugging.md shows other lines"
     assert json.loads(report.to_json())["regions"][0]["why_not"]["reason"] == "no cheaper algebra"
+
+
+def test_the_command_that_shows_kernels() -> None:
+    """It names functions that can be imported, and stands only where a region might gain."""
+    where = f"{scores.__module__}:scores"
+    command = f'python -m mirage_jax preview {where} "f32[64,16] f32[64,16] f32[64,16]"'
+    report = explained(scores, (64, 16), (64, 16), (64, 16))
+    assert report.preview == command
+    for text in (str(report), summarize(report)):
+        assert f"kernels that a GPU would try: {command}" in text.splitlines()
+    _, _, _, *words = shlex.split(command)
+    assert build_parser().parse_args(words).function == where
+    without = explained(chain, *(x.shape for x in operands()), on_miss="fallback")
+    assert "would try" not in str(without)
+
+
+def test_a_function_without_a_name_gets_the_form_of_the_command() -> None:
+    form = 'python -m mirage_jax preview module:function "f32[..] .."'
+    assert preview_command(lambda x: x, [2.0], {}) == form
+    assert preview_command(lambda x: x, [], {"x": jnp.ones(3)}) == form
 
 
 @pytest.mark.parametrize("ratio", [None, 1.01])
