@@ -28,7 +28,7 @@ from mirage_jax.jaxpr_frontend.capture.lowering import PLAIN
 from mirage_jax.jaxpr_frontend.jax_compat import LoweringTarget, Tracer, default_platform
 from mirage_jax.jaxpr_frontend.partition.regions import Analysis
 from mirage_jax.limits import brief
-from mirage_jax.report import RegionReport, Report, WholeFunction
+from mirage_jax.report import RegionReport, Report, WholeFunction, preview_command
 
 log = logging.getLogger("mirage_jax")
 
@@ -147,7 +147,8 @@ class Optimized:
         whole = gradients or found.whole or (as_written() if found.changes_nothing else None)
         whole = self._with_memory(whole, args, kwargs)
         notes = (*self._notes(gradients is not None), *self._unmatched(regions))
-        return Report(self.name, regions, tuple(analysis.left_out), notes, whole)
+        command = preview_command(self.__wrapped__, args, kwargs)
+        return Report(self.name, regions, tuple(analysis.left_out), notes, whole, command)
 
     def _with_memory(self, whole: WholeFunction | None, args: Any, kwargs: Any) -> WholeFunction | None:
         """What XLA plans for a function that was measured as its one region."""

@@ -39,6 +39,7 @@ import platformdirs
 from mirage_jax import limits
 from mirage_jax.errors import CacheError, printable
 from mirage_jax.seals import KEY_FILE_VARIABLE, Seal, own_key
+from mirage_jax.why_not import WhyNot
 
 log = logging.getLogger("mirage_jax.cache")
 
@@ -158,6 +159,7 @@ class Entry:
     reasons: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)  # where it was measured; for people
     created: float = 0.0  # seconds since 1970
+    why_not: WhyNot | None = None  # of "xla"; entries made before there was such a record lack the field
 
     def __post_init__(self) -> None:
         if self.decision not in DECISIONS:
@@ -165,10 +167,17 @@ class Entry:
         if (self.decision == "win") != (self.graph is not None):
             raise CacheError("an entry has a winner's graph if and only if something won")
 
+    def to_json(self) -> dict[str, Any]:
+        """As values of JSON. Without a `why_not` there is no such field, so that old entries keep their seals."""
+        found = asdict(replace(self, why_not=None))
+        del found["why_not"]
+        return found if self.why_not is None else found | {"why_not": self.why_not.to_json()}
+
     @classmethod
     def from_json(cls, value: object) -> Self:
         """An entry as it was stored, every number and text within `bounds`; raises `CacheError`."""
-        if not isinstance(value, dict) or set(value) != {f.name for f in fields(cls)}:
+        names = {f.name for f in fields(cls)}
+        if not isinstance(value, dict) or set(value) | {"why_not"} != names:
             raise CacheError("the entry's fields are not those of this schema")
         measured = limits.items("measured", value["measured"], limits.MAX_TIMED_VARIANTS)
         pairs = [limits.items("measured", pair, 2) for pair in measured]
@@ -187,6 +196,7 @@ class Entry:
             reasons=tuple(limits.text("reason", x) for x in reasons),
             environment={limits.text("name", k): limits.text("environment", v) for k, v in environment.items()},
             created=limits.real("created", value["created"], limits.MAX_UNIX_SECONDS),
+            why_not=WhyNot.from_json(value.get("why_not")),
         )
 
 
@@ -237,12 +247,12 @@ _checked_here: set[bytes] = set()  # bodies of entries that were checked in this
 
 def sealed_part(key: CacheKey, entry: Entry) -> bytes:
     """The bytes that a seal is of."""
-    return canonical({"entry": asdict(entry), "key": asdict(key)})
+    return canonical({"entry": entry.to_json(), "key": asdict(key)})
 
 
 def encode(key: CacheKey, entry: Entry, seals: Mapping[str, str] | None = None) -> bytes:
     """The bytes of a file."""
-    body = canonical({"entry": asdict(entry), "key": asdict(key), "seals": dict(seals or {})})[:-1]
+    body = canonical({"entry": entry.to_json(), "key": asdict(key), "seals": dict(seals or {})})[:-1]
     return body + _CHECKSUM + hashlib.sha256(body).hexdigest().encode() + _TAIL
 
 

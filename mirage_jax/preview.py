@@ -14,6 +14,7 @@ import jax
 
 from mirage_jax.compiler.tuning_session import space_for
 from mirage_jax.config import Budget, unknown
+from mirage_jax.cost.roofline import fused_estimate, lower_limit
 from mirage_jax.errors import MirageError, UsageError
 from mirage_jax.hardware.device_model import DEVICES, DeviceModel
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
@@ -25,6 +26,7 @@ from mirage_jax.search.candidates import Candidate
 from mirage_jax.search.driver import search
 from mirage_jax.search.enumerate.kernels import Space
 from mirage_jax.verify.equivalence import certificate as certificates
+from mirage_jax.why_not import us
 
 
 def preview(fn: Callable[..., Any], arguments: Sequence[Any], device: str, budget: Budget) -> str:
@@ -42,20 +44,22 @@ def preview(fn: Callable[..., Any], arguments: Sequence[Any], device: str, budge
 def _region(program: KernelGraph, space: Space, device: DeviceModel, budget: Budget) -> Iterator[str]:
     yield str(program)
     found, report = search(program, device, space, budget.seconds, budget.states or 2_000_000)
+    xla, limit = fused_estimate(program, device), max(lower_limit(program, device), device.shortest)
+    yield f"XLA's code is estimated at {us(xla)}, the limit at {us(limit)}"
     yield f"search: {report}"
     for candidate in found:
         if candidate.family == "kernels":
             try:
-                yield from _kernels(program, candidate)
+                yield from _kernels(program, candidate, xla)
                 return
             except MirageError as why:
                 yield f"a candidate is refused: {why}"
     yield "no candidate is a kernel"
 
 
-def _kernels(program: KernelGraph, candidate: Candidate) -> list[str]:
+def _kernels(program: KernelGraph, candidate: Candidate, xla: float) -> list[str]:
     check_graph(candidate.graph)
     certificate = certificates.certify(program, candidate.graph)
     kernels = [source.text for source in launch.sources(candidate.graph, candidate.schedule) if source is not None]
-    estimate = f"estimated at {candidate.seconds * 1e6:.1f} us"
+    estimate = f"estimated at {candidate.seconds * 1e6:.1f} us, {xla / candidate.seconds:.1f}x over XLA by the model"
     return [str(candidate.graph), str(certificate), estimate, *kernels]

@@ -20,9 +20,12 @@ from typing import Any
 
 import numpy as np
 
+from mirage_jax.mugraph.dtypes import DTYPES
 from mirage_jax.mugraph.footprint import Footprint
+from mirage_jax.why_not import WhyNot
 
 MAX_NAMES_PER_FILE = 3  # functions named per file
+MAX_SOURCE_LINES = 20  # of equations left out that are listed
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,20 @@ class Decision:
     search: str = ""
     tried: Counter[str] = field(default_factory=Counter)  # what happened to the candidates
     kernels: str = ""  # path of the readable kernels
+    why_not: WhyNot | None = None  # where XLA's own code stays: the numbers behind `why`
+
+    @property
+    def verdict(self) -> str:
+        """Who computes the region, for a line that goes on with `why`."""
+        return "kept XLA's code" if self.winner is None else "optimized"
+
+    @property
+    def consequences(self) -> list[str]:
+        """Lines about a region that stays: whether it matters, what to do, and where it would be otherwise."""
+        if self.why_not is None or self.winner is not None:
+            return []
+        other = self.why_not.elsewhere
+        return [f"what to do: {self.why_not.advice}", *([] if other is None else [f"elsewhere: {other}"])]
 
     @property
     def speedup(self) -> float | None:
@@ -131,6 +148,23 @@ def _rank_text(measured: Sequence[tuple[float, float]]) -> str:
     return "" if rank is None else f"rank correlation {rank:.2f} with the times of {len(measured)} variants"
 
 
+def preview_command(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Write the command that shows a function's kernels; it names the function and its arguments where it can."""
+    module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", "<none>")
+    where = f"{module}:{name}" if module not in (None, "__main__") and "<" not in name else "module:function"
+    named = {dtype.numpy: short for short, dtype in DTYPES.items()}
+    types = [_type_of(x, named) for x in (*args, *kwargs.values())]
+    text = " ".join(types) if all(types) and not kwargs else "f32[..] .."
+    return f'python -m mirage_jax preview {where} "{text}"'
+
+
+def _type_of(x: Any, named: Mapping[Any, str]) -> str:
+    """``f32[64,16]``; empty for anything but an array."""
+    if not (hasattr(x, "shape") and hasattr(x, "dtype") and x.dtype in named):
+        return ""
+    return f"{named[x.dtype]}[{','.join(map(str, x.shape))}]"
+
+
 @dataclass(frozen=True)
 class RegionReport:
     """One region of a function: its place in the user's source, and the decision."""
@@ -143,7 +177,6 @@ class RegionReport:
     def __str__(self) -> str:
         d = self.decision
         times = f" ({self.occurrences} times)" if self.occurrences > 1 else ""
-        verdict = "optimized" if d.winner is not None else "left to XLA"
         evidence = [
             ("before: ", d.before),
             ("after:  ", d.after),
@@ -157,7 +190,7 @@ class RegionReport:
             ("cache key: ", d.key),
             ("kernels to read: ", d.kernels),
         ]
-        out = [f"{verdict}{times}: {d.why} [{d.source}]"]
+        out = [f"{d.verdict}{times}: {d.why} [{d.source}]", *d.consequences]
         out += [f"source: {place}" for place in places(self.where)]
         out += [f"{label}{value}" for label, value in evidence if value is not None and value != ""]
         out += ["the program:", indent(self.reference, "  ")]
@@ -174,6 +207,7 @@ class RegionReport:
             "occurrences": self.occurrences,
             "decision": "xla" if d.winner is None else "mirage",
             "why": d.why,
+            "why_not": None if d.why_not is None else d.why_not.to_json(),
             "source": d.source,
             "platform": d.platform,
             "before": None if d.before is None else asdict(d.before),
@@ -202,6 +236,14 @@ class Report:
     left_out: tuple[Any, ...] = ()  # jaxpr_frontend.reasons.LeftOut
     notes: tuple[str, ...] = ()
     whole: WholeFunction | None = None
+    preview: str = ""  # the command that shows kernels for the device that a region's `elsewhere` names
+
+    @property
+    def hints(self) -> list[str]:
+        """A line on how to see kernels that cannot run here, if a region that stays might gain by them."""
+        staying = [r.decision.why_not for r in self.regions if r.decision.winner is None]
+        is_of_use = any(w is not None and w.elsewhere is not None for w in staying)
+        return [f"kernels that a GPU would try: {self.preview}"] if self.preview and is_of_use else []
 
     @property
     def optimized(self) -> tuple[RegionReport, ...]:
@@ -215,8 +257,9 @@ class Report:
         out += [f"note: {note}" for note in self.notes]
         for i, r in enumerate(self.regions):
             out += [f"region {i}:", indent(str(r), "  ")]
+        out += self.hints
         if self.left_out:
-            out.append(f"equations left to XLA: {len(self.left_out)}")
+            out.append(f"equations left to XLA: {count_left_out(self.left_out)}")
             out += [f"  {line}" for line in _left_out(self.left_out)]
         return "\n".join(out)
 
@@ -226,6 +269,7 @@ class Report:
             "name": self.name,
             "whole": None if self.whole is None else self.whole.to_dict(),
             "notes": list(self.notes),
+            "preview": self.preview,
             "regions": [r.to_dict() for r in self.regions],
             "left_out": [
                 {"primitive": x.primitive, "code": str(x.code), "why": x.why, "where": x.where} for x in self.left_out
@@ -234,17 +278,46 @@ class Report:
         return json.dumps(value, indent=1)
 
 
-def _left_out(equations: Iterable[Any]) -> list[str]:
-    """``code (why): add 3, mul`` and the places below, once per code and reason."""
+def count_left_out(equations: Sequence[Any]) -> str:
+    """Count equations and the user's lines, ``18 on 2 lines``."""
+    lines = len(_by_line(equations))
+    return f"{len(equations)} on {lines} line{'s' * (lines != 1)}"
+
+
+def _left_out(equations: Sequence[Any]) -> list[str]:
+    """One line of text for each source line, then one for each reason, with whether it matters."""
+    lines = sorted(_by_line(equations).values(), key=lambda members: _is_installed(members[0].where))
+    out = [_source_line(members) for members in lines[:MAX_SOURCE_LINES]]
+    out += [f"and {len(lines) - MAX_SOURCE_LINES} more lines"] if len(lines) > MAX_SOURCE_LINES else []
+    by_code: dict[str, list[Any]] = {}
+    for x in equations:
+        by_code.setdefault(str(x.code), []).append(x)
+    for code, members in by_code.items():
+        out.append(f"{code} ({'; '.join(dict.fromkeys(x.why for x in members))}): {members[0].advice}")
+    return out
+
+
+def _by_line(equations: Iterable[Any]) -> dict[tuple[str, str], list[Any]]:
+    """Group equations by file and line."""
     groups: dict[tuple[str, str], list[Any]] = {}
     for x in equations:
-        groups.setdefault((str(x.code), x.why), []).append(x)
-    out: list[str] = []
-    for (code, why), members in groups.items():
-        counts = Counter(x.primitive for x in members)
-        out.append(f"{code} ({why}): " + ", ".join(map(_counted, counts.items())))
-        out += [f"  at {place}" for place in places(x.where for x in members)]
-    return out
+        found = _PLACE.fullmatch(x.where)
+        groups.setdefault((found["file"], found["line"]) if found else (x.where, ""), []).append(x)
+    return groups
+
+
+def _source_line(members: Sequence[Any]) -> str:
+    """``net.py:12 (f): 3 equations (add 2, rem): dtype 2, unsupported primitive``."""
+    (place,) = places(x.where for x in members)
+    primitives = ", ".join(map(_counted, Counter(x.primitive for x in members).items()))
+    codes = Counter(str(x.code) for x in members)
+    reasons = ", ".join(map(_counted, codes.items())) if len(codes) > 1 else str(members[0].code)
+    return f"{place}: {len(members)} equation{'s' * (len(members) != 1)} ({primitives}): {reasons}"
+
+
+def _is_installed(where: str) -> bool:
+    found = _PLACE.fullmatch(where)
+    return found is not None and _short(found["file"])[1]
 
 
 def _counted(item: tuple[str, int]) -> str:

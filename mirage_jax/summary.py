@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Iterator
 from textwrap import indent
 
+from mirage_jax.mugraph.chain import formula
 from mirage_jax.mugraph.graph import KernelGraph, Library, Tensor
+from mirage_jax.mugraph.matched_names import with_names_of
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.passes.merge_axes import merge_axes
-from mirage_jax.report import RegionReport, Report, places
+from mirage_jax.report import RegionReport, Report, count_left_out, places
 
 
 def summarize(report: Report) -> str:
@@ -26,26 +28,32 @@ def summarize(report: Report) -> str:
     out += [f"note: {note}" for note in report.notes]
     for i, region in enumerate(report.regions):
         out += [f"region {i}:", *(indent(line, "  ") for line in _region(region))]
+    out += report.hints
     if report.left_out:
         reasons = Counter(str(x.code) for x in report.left_out)
         why = ", ".join(f"{code} {count}" for code, count in reasons.most_common())
-        out.append(f"equations left to XLA: {len(report.left_out)} ({why})")
+        out.append(f"equations left to XLA: {count_left_out(report.left_out)} ({why})")
     return "\n".join(out)
 
 
 def _region(region: RegionReport) -> Iterator[str]:
     d = region.decision
     times = f" ({region.occurrences} times)" if region.occurrences > 1 else ""
-    yield f"{'left to XLA' if d.winner is None else 'optimized'}{times}: {d.why} [{d.source}]"
+    yield f"{d.verdict}{times}: {d.why} [{d.source}]"
+    yield from d.consequences
     first, *rest = places(region.where) or ["unknown"]
     yield f"source: {first}" + (f" and {len(rest)} more file{'s' * (len(rest) != 1)}" if rest else "")
     if d.winner is None:
         return
-    program, graph = merge_axes(parse(region.reference)), d.winner.graph
+    program = merge_axes(parse(region.reference))
+    graph = with_names_of(program, d.winner.graph)
     if d.before is not None and d.after is not None:
         yield f"before: {d.before}\nafter:  {d.after}"
     if d.timings:
         yield "measured: " + ", ".join(f"{k} {v * 1e6:,.1f} us" for k, v in d.timings.items())
+    before, after = formula(program), formula(graph)
+    if before and after and before != after:
+        yield f"formula: {before} -> {after}"
     if sentence := never_formed(program, graph):
         yield f"algebra: {sentence}"
     yield "what changed (- the program, + what runs):"
@@ -59,8 +67,9 @@ def _region(region: RegionReport) -> Iterator[str]:
 
 
 def changes(program: KernelGraph, graph: KernelGraph) -> Iterator[str]:
-    """The lines of kernels that only one of two graphs has, as in a diff."""
-    old, new = ([line for kernel in g for line in str(kernel).splitlines()] for g in (program, graph))
+    """The lines of kernels that only one of two graphs has, as in a diff; names are matched first."""
+    both = program, with_names_of(program, graph)
+    old, new = ([line for kernel in g for line in str(kernel).splitlines()] for g in both)
     for line in difflib.unified_diff(old, new, n=0, lineterm=""):
         if not line.startswith(("---", "+++", "@@")):
             yield f"{line[0]} {line[1:]}"

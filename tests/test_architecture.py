@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "gc_pause", "hardware"),
     ("limits", "children", "interruptible"),
-    ("config",),
+    ("config", "why_not"),
     ("mugraph", "seals"),
     ("cost", "jaxpr_frontend", "lower", "mirage_import"),
     ("search", "verify"),

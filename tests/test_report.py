@@ -50,15 +50,44 @@ def test_left_out_is_grouped() -> None:
         out("mul", *pointwise, 5),
         out("add", *pointwise, 3),
         out("sort", Code.UNSUPPORTED_PRIMITIVE, "no sum", 0),
+        out("lt", Code.DTYPE, "integers", 3),
     ]
     assert str(Report("f", (), tuple(lines))).splitlines() == [
         "f: 0 regions, 0 optimized",
-        "equations left to XLA: 4",
-        "  no contraction or reduction (XLA fuses it): add 2, mul",
-        "    at models/net.py:3,5 (f)",
-        "  unsupported primitive (no sum): sort",
-        "    at unknown line",
+        "equations left to XLA: 5 on 3 lines",
+        "  models/net.py:3 (f): 3 equations (add 2, lt): no contraction or reduction 2, dtype",
+        "  models/net.py:5 (f): 1 equation (mul): no contraction or reduction",
+        "  unknown line: 1 equation (sort): unsupported primitive",
+        "  no contraction or reduction (XLA fuses it): harmless: XLA fuses it",
+        "  unsupported primitive (no sum): harmless in masks and indices; between products, use primitives of"
+        " docs/operators.md",
+        "  dtype (integers): harmless in masks and indices; values that feed products should be floats",
     ]
+
+
+def test_a_remainder_in_a_mask_is_one_line() -> None:
+    """It is seven equations of four kinds."""
+
+    def f(q, k):
+        n = q.shape[0]
+        mask = (jnp.arange(n)[:, None] - jnp.arange(n)[None, :]) % 4 == 0
+        return jnp.where(mask, q @ k.T, 0.0).sum(-1)
+
+    text = str(mirage_jax.optimize(f, on_miss="fallback").explain(jnp.ones((8, 4)), jnp.ones((8, 4))))
+    (line,) = [line for line in text.splitlines() if "test_report.py:" in line and " equation" in line]
+    assert "rem" in line and "equations left to XLA: 7 on 1 line" in text
+
+
+def test_many_lines_are_counted() -> None:
+    lines = [LeftOut("add", Code.RANK0, "small", f"{NORM if n < 2 else HERE}:{n}:1 (f)") for n in range(25)]
+    text = str(Report("f", (), tuple(lines)))
+    assert "equations left to XLA: 25 on 25 lines" in text and "  and 5 more lines" in text
+    assert "net.py:21" in text and "norm.py" not in text  # the user's own come first
+
+
+@pytest.mark.parametrize("code", Code)
+def test_every_code_has_advice(code) -> None:
+    assert LeftOut("add", code, "", "").advice
 
 
 def test_a_region_left_to_xla() -> None:
@@ -68,7 +97,7 @@ def test_a_region_left_to_xla() -> None:
         "f: 1 region, 0 optimized",
         "note: a note",
         "region 0:",
-        "  left to XLA (4 times): XLA is as fast [search]",
+        "  kept XLA's code (4 times): XLA is as fast [search]",
         "  source: models/net.py:1 (f)",
         "  measured: xla 2,000.0 us",
         "  candidates: found 3",

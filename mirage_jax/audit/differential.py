@@ -50,10 +50,11 @@ from mirage_jax.mugraph.dtypes import FLOATS, is_float, numpy_dtype
 from mirage_jax.mugraph.footprint import footprint
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Library, Precision, Schedule, is_part
 from mirage_jax.mugraph.parser import parse
-from mirage_jax.report import WholeFunction
+from mirage_jax.report import Decision, WholeFunction
 from mirage_jax.search.candidates import Candidate, in_one_launch
 from mirage_jax.verify.exact.interpreters.triton import interpret
 from mirage_jax.verify.floats.gate import float_gate
+from mirage_jax.why_not import Reason
 
 log = logging.getLogger("mirage_jax")
 
@@ -449,10 +450,18 @@ def _count(compiler: Unmeasured, outcome: Outcome) -> None:
         elif d.gate:
             outcome.refused["by the float gate"] += 1
         else:
-            outcome.refused[re.sub(r"\b[a-z]\d+\b|\d+", "_", d.why)] += 1
+            outcome.refused[_kind_of_refusal(d)] += 1
         outcome.counts.update(d.tried)
     if kernels:
         outcome.counts.update({"programs run through Triton": 1, "kernels run through Triton": kernels})
+
+
+def _kind_of_refusal(d: Decision) -> str:
+    """Name the reason without the numbers and names of one program."""
+    if d.why_not is None:
+        return re.sub(r"\b[a-z]\d+\b|\d+", "_", d.why)
+    detail = re.sub(r"\b[a-z]\d+\b|\d+", "_", d.why_not.detail)
+    return f"{d.why_not.reason}: {detail}" if d.why_not.reason is Reason.NOT_SEARCHED else str(d.why_not.reason)
 
 
 def _work(graph: KernelGraph, parts: Mapping[str, int] | None = None) -> tuple[Counter[str], int, float]:

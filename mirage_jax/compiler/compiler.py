@@ -23,7 +23,7 @@ import jax
 from mirage_jax.cache import CacheKey
 from mirage_jax.compiler import selection
 from mirage_jax.compiler.budget_split import MIN_SAVING_SECONDS, savings, shares
-from mirage_jax.compiler.decide import Decider, chosen_devices
+from mirage_jax.compiler.decide import Decider, chosen_devices, kept, undecided
 from mirage_jax.compiler.region import RegionOnDevice
 from mirage_jax.compiler.stored import key_of
 from mirage_jax.compiler.threads import apart, unchecked
@@ -42,6 +42,7 @@ from mirage_jax.jaxpr_frontend.capture.lowering import WholeProgram
 from mirage_jax.jaxpr_frontend.partition.regions import MAX_REGION_OPERATORS
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.report import Decision, WholeFunction, places
+from mirage_jax.why_not import Reason, WhyNot
 
 if TYPE_CHECKING:
     from mirage_jax.compiler.isolation.parent import Trials
@@ -191,7 +192,7 @@ class Compiler(Decider):
     def _out_of_time(self, missing: Iterable[str], platform: str, total: float) -> None:
         for memo in [(text, platform) for text in missing]:
             why = f"no time left of {total:g} s for tuning all regions"
-            self.decisions[memo] = replace(self.decisions[memo], why=why)
+            self.decisions[memo] = kept(self.decisions[memo], undecided(why))
 
     def _savings(self, regions: Mapping[str, Region], count: Mapping[str, int], platform: str) -> dict[str, float]:
         """Estimate the seconds that may be saved in all regions of each kind, by text."""
@@ -294,7 +295,7 @@ class Compiler(Decider):
                     raise
                 text = in_one_line(why)
                 log.warning("the region at %s stays with XLA: %s", _place(region), text)
-                decision = Decision(None, text, "policy", platform)
+                decision = kept(Decision(None, "", "policy", platform), WhyNot(Reason.FAILED, detail=text))
             self.decisions[memo] = decision
             return decision
 
@@ -318,7 +319,7 @@ class Compiler(Decider):
             return None
         base = self._without_decision(region, platform)
         why = selection.why_skipped(self.options, region.where, base.key)
-        return replace(base, why=why) if why else None
+        return kept(base, WhyNot(Reason.SKIPPED, detail=why)) if why else None
 
     def _without_decision(self, region: Region, platform: str) -> Decision:
         """The key of a region and its size, once for each kind; without a device there is no key."""

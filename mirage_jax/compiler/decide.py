@@ -37,12 +37,14 @@ from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.mugraph.graph import KernelGraph, Precision
 from mirage_jax.report import Decision
 from mirage_jax.verify.gate import Gate
+from mirage_jax.why_not import Reason, WhyNot
 
 if TYPE_CHECKING:
     from mirage_jax.compiler import tuning
     from mirage_jax.compiler.isolation.parent import Trials
     from mirage_jax.compiler.tuning_session import TuningSession
     from mirage_jax.search.candidates import Candidate
+    from mirage_jax.timing import Ratio, Timing
 
 log = logging.getLogger("mirage_jax")
 
@@ -86,7 +88,8 @@ class Decider:
         try:
             devices = chosen_devices(jax.local_devices(backend=platform), self.options.devices)
         except RuntimeError:
-            return Decision(None, f"there is no {platform} device here to measure on", "policy", platform)
+            why = f"there is no {platform} device here to measure on"
+            return kept(Decision(None, "", "policy", platform), WhyNot(Reason.NO_DEVICE, detail=why))
         subject = RegionOnDevice(region, platform, devices[0], self.options)
         key = key_of(subject)
         base = Decision(None, "", "policy", platform, key=key.digest, before=subject.before)
@@ -105,7 +108,7 @@ class Decider:
                     f"on_miss='error': no stored decision for a region of {len(region.equations)} equations ({reason})"
                 )
             case "fallback":
-                return replace(base, why=f"no stored decision ({reason}) and on_miss='fallback'")
+                return kept(base, undecided(f"no stored decision ({reason}) and on_miss='fallback'"))
             case _:
                 x64 = jax.config.jax_enable_x64
                 session = self.session(region, platform, devices, until)
@@ -126,12 +129,14 @@ class Decider:
             try:
                 found, report = session.candidates(self.cache, key, notify)
             except UnsupportedError as why:  # nothing is wrong: the search does not cover such a region
-                return self._keep(key, replace(base, source="search", why=f"not searched: {why}"))
+                why_not = session.why_not(Reason.NOT_SEARCHED, str(why))
+                return self._keep(key, kept(replace(base, source="search"), why_not))
             base = replace(base, search=report, source="search", tried=session.tried)
             promising = [c for c in found if session.promising(c)]
             finalists = list(islice(session.verified(tuning.diverse(promising)), tuning.FINALISTS))
             if not finalists:
-                return self._keep(key, replace(base, why="no candidate promises to beat XLA"))
+                why_not = _all_refused(session, base) if promising else session.not_promising(found)
+                return self._keep(key, kept(base, why_not))
             tried = f"{session.tried['found']} candidates, of which {len(finalists)} are tried"
             log.info("region of %d operators: %s", operators, tried)
             notify(f"{tried}: proving and measuring")
@@ -161,7 +166,7 @@ class Decider:
             refused = session.tried["refused by the float gate"]
             decision = self._fastest(session, base, chosen, precise)
             if decision is None:
-                return replace(base, why="XLA's own code for this region cannot be timed alone")
+                return kept(base, session.why_not(Reason.NOT_TIMED))
             decisions.append(decision)
             if decision.winner is not None or session.tried["refused by the float gate"] == refused:
                 break
@@ -216,8 +221,7 @@ class Decider:
         times = {"xla": found.xla.seconds} | ({"best candidate": found.best[0].seconds} if found.best else {})
         base = replace(base, measured=tuple(session.measured), timings=times)
         if not found.faster:
-            top = f"the best candidate is {found.best[1]}" if found.best else "no candidate could be compiled"
-            return replace(base, why=f"XLA is as fast: {top}")
+            return kept(base, _not_faster(session, found.xla, found.best))
         decision = self._accepted(session, base, (w for w, _, _ in found.faster))
         for winner, seconds, ratio in found.faster:
             if winner is decision.winner:
@@ -253,7 +257,7 @@ class Decider:
                 return replace(base, winner=winner, after=winner.footprint, certificate=proof.certificate)
             session.refuse(floats, verdict)
             rounds_too_much.add(winner.graph)
-        return replace(base, why="no candidate passed certificate, exact check and float gate")
+        return kept(base, _all_refused(session, base))
 
     def _keep(self, key: CacheKey, d: Decision) -> Decision:
         return store(self.cache, key, d)
@@ -283,6 +287,37 @@ class Decider:
                 return found
 
         return apart(check)
+
+
+def kept(base: Decision, why_not: WhyNot) -> Decision:
+    """Leave a region to XLA."""
+    return replace(base, why=str(why_not), why_not=why_not)
+
+
+def undecided(why: str) -> WhyNot:
+    """Record that nobody has decided the region yet."""
+    return WhyNot(Reason.UNDECIDED, detail=why)
+
+
+def _not_faster(session: TuningSession, xla: Timing, best: tuple[Timing, Ratio] | None) -> WhyNot:
+    """Explain with measured times why no candidate runs."""
+    from mirage_jax.compiler.tuning import MIN_SPEEDUP
+
+    why_not = replace(session.why_not(Reason.NOT_COMPILED), xla=xla.seconds, is_measured=True)
+    if best is None:
+        return why_not
+    taken, ratio = best
+    asked = f"the best candidate is {ratio}, and the lower end must reach {MIN_SPEEDUP:g}x"
+    return replace(why_not, reason=Reason.AS_FAST, best=taken.seconds, detail=asked)
+
+
+def _all_refused(session: TuningSession, base: Decision) -> WhyNot:
+    """Explain that the gates refused every candidate, with the times of XLA and of the fastest where they are known."""
+    refusals = [f"{outcome} {count}" for outcome, count in session.tried.items() if count and "refused" in outcome]
+    why_not = session.why_not(Reason.REFUSED, ", ".join(refusals))
+    if "xla" not in base.timings:
+        return why_not
+    return replace(why_not, xla=base.timings["xla"], best=base.timings.get("best candidate"), is_measured=True)
 
 
 def _required(gate: Gate[Winner], winner: Winner) -> str:

@@ -66,6 +66,7 @@ def store(cache: Cache, key: CacheKey, d: Decision) -> Decision:
         certificate=None if d.certificate is None else json.loads(d.certificate.to_json()),
         timings=dict(d.timings),
         measured=d.measured,
+        why_not=d.why_not,
         reasons=(d.why, d.gate, "" if w is None else w.family, d.exact),
     )
     kernels = None if w is None else readable(w)
@@ -91,6 +92,7 @@ def restore(
         raise CacheError(f"found {len(entry.reasons)} texts where why, gate, family and exact check must be")
     why, gate, family, exact = entry.reasons
     base = replace(base, source="cache", timings=dict(entry.timings), measured=tuple(entry.measured))
+    base = replace(base, why_not=entry.why_not)
     if entry.decision == "xla":
         return replace(base, why=why if seal is Seal.MADE else f"{why} (decided elsewhere)", gate=gate, exact=exact)
     winner, certificate = _winner(subject, entry, family)

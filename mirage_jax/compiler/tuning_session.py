@@ -25,16 +25,16 @@ from mirage_jax.compiler.specialization import specialized
 from mirage_jax.compiler.threads import as_here
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import warn_once
-from mirage_jax.cost.roofline import arithmetic, bound_by_products, estimate, fused_estimate
+from mirage_jax.cost.roofline import bound_by_products, estimate, fused_estimate, lower_limit
 from mirage_jax.errors import MirageError, TrialError, in_one_line
-from mirage_jax.hardware.device_model import DeviceModel, device_for
+from mirage_jax.hardware.device_model import DEVICES, DeviceModel, device_for
 from mirage_jax.interruptible import spread
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.lower.runtime import launch
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.dtypes import BYTES
 from mirage_jax.mugraph.footprint import Footprint, footprint
-from mirage_jax.mugraph.graph import Library, Tensor
+from mirage_jax.mugraph.graph import KernelGraph, Tensor
 from mirage_jax.search import candidates
 from mirage_jax.search.candidates import Candidate
 from mirage_jax.search.driver import search
@@ -45,6 +45,7 @@ from mirage_jax.verify.equivalence import certificate as certificates
 from mirage_jax.verify.exact import exact_check
 from mirage_jax.verify.gate import Gate, Verdict
 from mirage_jax.verify.types import TypeGate
+from mirage_jax.why_not import Elsewhere, Reason, WhyNot
 
 log = logging.getLogger("mirage_jax")
 
@@ -58,6 +59,7 @@ MAX_COST_OVER_LIBRARY = 1.0  # the same where products of libraries take the tim
 MAX_COST_BEFORE_SPECIALIZING = 4.0  # up to this multiple of that limit, a kernel's specialized form is priced
 MAX_SPECIALIZED_CANDIDATES = 40  # candidates whose specialized form is priced
 XLA_COMPILE_THREADS = 8
+ELSEWHERE = "H200"  # the device that reports speak of where kernels cannot run
 MAX_TRIAL_MEMORY_FRACTION = 0.5  # of the free memory of a device, for all children
 
 
@@ -97,15 +99,11 @@ class TuningSession(RegionOnDevice):
     def headroom(self, xla: float | None = None) -> float:
         """Estimate the seconds that tuning may save: XLA's time less a lower bound.
 
-        The bound is the time of the products alone, or of moving inputs and outputs. `xla` is XLA's measured time;
-        without it the cost model estimates it.
+        `xla` is XLA's measured time; without it the cost model estimates it.
         """
         reference, device = self.reference, self.description
-        moved = sum(map(self._bytes, (*reference.inputs, *(reference.tensors[name] for name in reference.outputs))))
-        operators = [k for k in reference.kernels if isinstance(k, Library)]
-        products = sum(arithmetic(k, reference, device) for k in operators if k.op.op == "dot")
         taken = fused_estimate(reference, device) if xla is None else xla
-        return taken - max(products, moved / device.bandwidth)
+        return taken - lower_limit(reference, device)
 
     def _bytes(self, t: Tensor) -> int:
         return math.prod(map(self.reference.extent, t.axes)) * BYTES[t.dtype]
@@ -189,13 +187,13 @@ class TuningSession(RegionOnDevice):
             self.tried["far slower than XLA by the model"] += not promising
             return promising
 
-        def estimate(f: Footprint) -> float:
-            """Seconds on a roofline."""
-            return max(f.flops / self.description.matrix_flops_f32, f.bytes / self.description.bandwidth)
-
-        promising = estimate(footprint(c.graph)) < MAX_ALGEBRA_COST_RATIO * estimate(self.before)
+        promising = self._work(footprint(c.graph)) < MAX_ALGEBRA_COST_RATIO * self._work(self.before)
         self.tried["not cheaper than the program"] += not promising
         return promising
+
+    def _work(self, f: Footprint) -> float:
+        """Seconds on a roofline."""
+        return max(f.flops / self.description.matrix_flops_f32, f.bytes / self.description.bandwidth)
 
     def _promising_specialized(self, c: Candidate) -> bool:
         """The same for kernels with specialized warps. Only the first few are asked: pricing them is slow."""
@@ -208,6 +206,31 @@ class TuningSession(RegionOnDevice):
         self.specialized_asked += 1
         best = specialized(c.graph, c.schedule, self.description)[:1]
         return any(estimate(c.graph, s, self.description) <= self.slowest for s in best)
+
+    def not_promising(self, found: Sequence[Candidate]) -> WhyNot:
+        """Explain why none of these candidates is worth measuring, by the one that comes closest."""
+        if not found:
+            return self.why_not(Reason.NOTHING_FOUND)
+        if kernels := [c for c in found if c.family == "kernels"]:
+            best = min(c.seconds for c in kernels)
+            return replace(self.why_not(Reason.SLOWER_BY_MODEL), best=best, asked=self.slowest)
+        own, best = self._work(self.before), min(self._work(footprint(c.graph)) for c in found)
+        asked = MAX_ALGEBRA_COST_RATIO * own
+        return replace(self.why_not(Reason.NO_CHEAPER_ALGEBRA), xla=own, best=best, asked=asked)
+
+    def why_not(self, reason: Reason, detail: str = "") -> WhyNot:
+        """Record why XLA keeps the region, with the cost model's estimates."""
+        reference, device = self.reference, self.description
+        return WhyNot(
+            reason,
+            device.name,
+            self.tried["found"],
+            tries_kernels=device.is_gpu and self.options.backend != "jax",
+            xla=fused_estimate(reference, device),
+            limit=max(lower_limit(reference, device), device.shortest),
+            detail=detail,
+            elsewhere=None if device.is_gpu else elsewhere(reference),
+        )
 
     def verified(self, found: Iterable[Candidate]) -> Iterator[Candidate]:
         """Yield candidates that are well formed, have justified types and pass one draw of the fingerprint."""
@@ -326,6 +349,12 @@ class TuningSession(RegionOnDevice):
     def gate(self, winner: Winner, only: Sequence[str] = ()) -> tuple[bool, str]:
         """Compare the winner's floats with XLA's on every input class, or on those in `only`: passed, and why."""
         return self._accuracy.gate(winner, only)
+
+
+def elsewhere(reference: KernelGraph) -> Elsewhere:
+    """Price a program on a GPU that need not be here."""
+    device = DEVICES[ELSEWHERE]
+    return Elsewhere(ELSEWHERE, fused_estimate(reference, device), max(lower_limit(reference, device), device.shortest))
 
 
 def times_of_xla(sessions: Sequence[TuningSession]) -> list[float | None]:

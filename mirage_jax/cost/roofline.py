@@ -338,6 +338,14 @@ def fused_estimate(reference: KernelGraph, device: DeviceModel) -> float:
     return sum(max(library_estimate(k, reference, device), device.shortest) for k in kernels)
 
 
+def lower_limit(reference: KernelGraph, device: DeviceModel) -> float:
+    """Estimate the fewest seconds for a program: its products alone, or one pass over its inputs and outputs."""
+    ends = (*reference.inputs, *(reference.tensors[name] for name in reference.outputs))
+    moved = sum(math.prod(map(reference.extent, t.axes)) * BYTES[t.dtype] for t in ends)
+    operators = [k for k in reference.kernels if isinstance(k, Library) and k.op.op == "dot"]
+    return max(sum(arithmetic(k, reference, device) for k in operators), moved / device.bandwidth)
+
+
 def bound_by_products(reference: KernelGraph, device: DeviceModel) -> bool:
     """Does XLA spend much of the program's time in matrix products that keep its units busy?"""
     busy = 0.0

@@ -125,6 +125,7 @@ def test_preview(capsys) -> None:
     assert cli.main(["preview", "mirage_jax.bench.programs:lora", LORA, "--budget", "20s"]) == cli.OK
     out = capsys.readouterr().out
     assert "kernel k0 grid(" in out and "certified" in out and "@triton.jit" in out
+    assert "XLA's code is estimated at " in out and "x over XLA by the model" in out
 
 
 def test_preview_of_an_unknown_device(capsys) -> None:

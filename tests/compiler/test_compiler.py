@@ -37,6 +37,7 @@ from mirage_jax.report import Decision, RegionReport
 from mirage_jax.search.enumerate.window_search import Search
 from mirage_jax.verify.equivalence import certificate as certificates
 from mirage_jax.verify.exact import exact_check
+from mirage_jax.why_not import Reason
 
 ARGS = operands()
 CHEAP = 4 * N * N  # two products of a matrix and a vector; the product of the matrices is 2 * N ** 3
@@ -384,7 +385,7 @@ def test_a_wrong_kernel_is_refused(wrong: bool, monkeypatch, caplog) -> None:
     """By the exact check of its text, before the float gate, and with a warning: it is an error of ours."""
     pytest.importorskip("triton")
     g = parse(KERNEL)
-    attempt = attempts.TuningSession(None, "cuda", None, Options())
+    attempt = attempts.TuningSession(None, "cuda", jax.devices()[0], Options())
     attempt.reference = g
     winner = Winner(g, Schedule((KernelSchedule((("i", 16), ("j", 32), ("k", 32))),)), (), (), "kernels", "cuda")
     monkeypatch.setattr(attempts.TuningSession, "gate", lambda self, winner, only: (True, "not the matter here"))
@@ -400,6 +401,7 @@ def test_a_wrong_kernel_is_refused(wrong: bool, monkeypatch, caplog) -> None:
     if wrong:
         assert d.winner is None and attempt.tried["refused by the exact check"] == 1 and not d.gate
         assert "elements of y differ from the graph's" in d.exact and warnings(caplog)
+        assert d.why_not.reason is Reason.REFUSED and "(refused by the exact check 1)" in d.why
     else:
         assert d.winner is winner and "bit for bit" in d.exact and d.exact in str(RegionReport((), "", d))
 

@@ -33,6 +33,24 @@ class Code(StrEnum):
     INTERNAL = "failed"
 
 
+ADVICE = {  # does it matter, and what to write instead
+    Code.UNSUPPORTED_PRIMITIVE: "harmless in masks and indices; between products, use primitives of docs/operators.md",
+    Code.PARAMETERS: "harmless outside of hot chains; there, write it with the primitive's plain parameters",
+    Code.DTYPE: "harmless in masks and indices; values that feed products should be floats",
+    Code.PRECISION: "leave `precision` at its default to have it searched",
+    Code.NON_FINITE: "harmless where it is rare; in a mask, use a large finite number such as -1e30",
+    Code.ZERO_SIZE: "harmless: there is nothing to compute",
+    Code.RANK0: "harmless: one number",
+    Code.SYMBOLIC_DIM: "call with concrete shapes to have it searched",
+    Code.EFFECT: "take prints and callbacks out of hot code: a region ends at each",
+    Code.CONTROL_FLOW: "harmless: its body is searched by itself",
+    Code.NO_HEAVY_OP: "harmless: XLA fuses it",
+    Code.LIBRARY: "harmless: XLA's library is as fast as it gets",
+    Code.LAYOUT: "it costs a pass over memory where it copies: put reshapes and slices before or after the chain",
+    Code.CONTEXT: "expected: you placed it yourself",
+    Code.SHARDED: "wrap it in `shard_map`, so that each device has a program of its own",
+    Code.INTERNAL: "a bug of ours: please report it",
+}
 BY_ITSELF = (Code.PARAMETERS, Code.PRECISION, Code.DTYPE)  # reasons that an equation has whatever is around it
 
 
@@ -44,6 +62,11 @@ class LeftOut:
     code: Code
     why: str
     where: str
+
+    @property
+    def advice(self) -> str:
+        """Whether it matters, and what to write instead."""
+        return ADVICE[self.code]
 
     def __str__(self) -> str:
         return f"{self.primitive}: {self.code} ({self.why}) at {self.where}"
