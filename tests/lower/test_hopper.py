@@ -19,6 +19,7 @@ from lower.kernels import (
     split_attention,
     tensor,
 )
+from lower.test_launch import lowered
 from lower.test_loop_bounds import sized
 from mugraph.graphs import CAUSAL_BOUNDS, WINDOW
 
@@ -183,6 +184,12 @@ def test_compiles(case: str) -> None:
     assert found.fits and not found.spills
     assert f".reqntid {32 * 4 * (groups + 1)}" in found.ptx
     assert ("setmaxnreg" in found.ptx) and "wgmma.mma_async" in found.ptx and "cp.async.bulk.tensor" in found.ptx
+
+
+@pytest.mark.parametrize("case", ["attention", "gated MLP, several blocks"])
+def test_is_lowered_for_a_gpu_that_is_not_there(case: str) -> None:
+    """The copy engine's descriptors are among the operands of the call."""
+    assert "triton_kernel_call" in lowered(*CASES[case])
 
 
 @pytest.mark.gpu
