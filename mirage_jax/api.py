@@ -10,17 +10,18 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import MethodType
-from typing import Any, Self, overload
+from typing import Any, Protocol, Self, TypedDict, Unpack, overload
 
 import jax
 
 from mirage_jax.compiler import Compiler
 from mirage_jax.compiler.selection import is_named
 from mirage_jax.compiler.whole_function import as_written
-from mirage_jax.config import JIT_OPTIONS, Options, is_disabled
+from mirage_jax.config import JIT_OPTIONS, Budget, Options, is_disabled
 from mirage_jax.errors import UsageError, in_one_line
 from mirage_jax.jaxpr_frontend import flax_modules
 from mirage_jax.jaxpr_frontend.capture.call_primitive import capture, gradients_of, planned_alone
@@ -33,7 +34,7 @@ from mirage_jax.report import RegionReport, Report, WholeFunction, preview_comma
 log = logging.getLogger("mirage_jax")
 
 
-class Optimized:
+class Optimized[**P, T]:
     """An optimized function: call it like the function; mirrors `jax.jit` and adds `explain`.
 
     Inside ``with mirage_jax.disabled():`` or under ``MIRAGE_JAX=off`` it is plain `jax.jit` of the function.
@@ -41,13 +42,14 @@ class Optimized:
 
     def __init__(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[P, T],
         options: Options,
         jit_options: dict[str, Any],
         compiler: Compiler | None = None,
     ) -> None:
-        if inspect.isfunction(fn):  # what it was given, as under `jax.jit`; our own names come after
-            self.__dict__.update({name: value for name, value in vars(fn).items() if not name.startswith("_")})
+        given: Any = fn
+        if inspect.isfunction(given):  # what it was given, as under `jax.jit`; our own names come after
+            self.__dict__.update({name: value for name, value in vars(given).items() if not name.startswith("_")})
         self.options = options
         self.compiler = compiler or Compiler(options)
         self.__wrapped__ = fn
@@ -72,16 +74,21 @@ class Optimized:
     def _active(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self._jitted(args, kwargs)[not is_disabled()]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         active = self._active(args, kwargs)
         if self.compiler.remat and active is self._jit and not any(map(_is_traced, jax.tree.leaves((args, kwargs)))):
             active = self._alone  # called with values: nobody differentiates what it returns
         return active(*args, **kwargs)
 
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> Method: ...
+
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else Method(self, instance)
 
-    def with_compiler(self, compiler: Compiler) -> Optimized:
+    def with_compiler(self, compiler: Compiler) -> Optimized[P, T]:
         """Make the same function with other decisions."""
         return Optimized(self.__wrapped__, compiler.options, self._jit_options, compiler)
 
@@ -245,13 +252,57 @@ def _is_traced(leaf: Any) -> bool:
 _NOT_GIVEN: Any = object()
 
 
-@overload
-def optimize(fn: Callable[..., Any], /, **options: Any) -> Optimized: ...
-@overload
-def optimize(**options: Any) -> Callable[[Callable[..., Any]], Optimized]: ...
+class Keywords(TypedDict, total=False):
+    """The keywords of `optimize`, for type checkers. Those after `only` are options of `jax.jit`."""
+
+    on_miss: str | None
+    budget: Budget | str | float | None
+    backend: str | None
+    cache_dir: str | os.PathLike[str] | None
+    strict: bool | None
+    strict_range: bool | None
+    remat: str | bool | None
+    devices: Sequence[int] | int | str | None
+    skip: Sequence[str] | str | None
+    only: Sequence[str] | str | None
+    static_argnums: int | Sequence[int] | None
+    static_argnames: str | Iterable[str] | None
+    donate_argnums: int | Sequence[int] | None
+    donate_argnames: str | Iterable[str] | None
+    in_shardings: Any
+    out_shardings: Any
+    keep_unused: bool
+    device: Any
+    inline: bool
+    compiler_options: dict[str, Any] | None
 
 
-def optimize(fn: Any = _NOT_GIVEN, /, **options: Any) -> Any:
+class _Decorator(Protocol):
+    def __call__[**P, T](self, fn: Callable[P, T], /) -> Optimized[P, T]: ...
+
+
+@overload
+def optimize[**P, T](fn: Callable[P, T], /, **options: Unpack[Keywords]) -> Optimized[P, T]: ...
+@overload
+def optimize(**options: Unpack[Keywords]) -> _Decorator: ...
+
+
+def optimize(
+    fn: Any = _NOT_GIVEN,
+    /,
+    *,
+    on_miss: str | None = None,
+    budget: Budget | str | float | None = None,
+    backend: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    strict: bool | None = None,
+    strict_range: bool | None = None,
+    remat: str | bool | None = None,
+    devices: Sequence[int] | int | str | None = None,
+    skip: Sequence[str] | str | None = None,
+    only: Sequence[str] | str | None = None,
+    **jit_options: Any,
+) -> Any:
     """Wrap a function like `jax.jit`, with its regions of the Lax fragment superoptimized.
 
     Use bare (``@optimize``) or with options (``@optimize(on_miss="fallback")``):
@@ -261,9 +312,9 @@ def optimize(fn: Any = _NOT_GIVEN, /, **options: Any) -> Any:
       processes) or "error".
     * budget: of one search: seconds, or a text such as "30s"; see `mirage_jax.Budget`.
     * backend: "auto", "triton" (kernels on GPUs) or "jax" (algebra only).
-    * remat: "regions": scores of attention and the like, which are larger than what they are made of, are not kept for
-      the backward pass but made again from their operands, tile by tile where a kernel is found. Costs one more
-      product of queries and keys. Default: None, what JAX keeps.
+    * remat: "regions", or True: scores of attention and the like, which are larger than what they are made of, are not
+      kept for the backward pass but made again from their operands, tile by tile where a kernel is found. Costs one
+      more product of queries and keys. Default: None, what JAX keeps.
     * cache_dir: where winners are kept; default: the user's cache directory.
     * strict: raise what would otherwise be logged and left to XLA.
     * strict_range: refuse rewrites that overflow, or lose digits near zero, before XLA does, also in float32 and
@@ -277,11 +328,24 @@ def optimize(fn: Any = _NOT_GIVEN, /, **options: Any) -> Any:
 
     Raises `UsageError` for anything else. An optimized function is returned as it is if no options are given.
     """
-    jit_options = {k: options.pop(k) for k in JIT_OPTIONS if k in options}
-    chosen = Options.make(options, also=JIT_OPTIONS)
+    given: dict[str, Any] = {
+        "on_miss": on_miss,
+        "budget": budget,
+        "backend": backend,
+        "cache_dir": cache_dir,
+        "strict": strict,
+        "strict_range": strict_range,
+        "remat": remat,
+        "devices": devices,
+        "skip": skip,
+        "only": only,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    unknown = {name: value for name, value in jit_options.items() if name not in JIT_OPTIONS}
+    chosen = Options.make({**given, **unknown}, also=JIT_OPTIONS)
     if fn is _NOT_GIVEN:
-        return lambda f: optimize(f, **jit_options, **options)
-    if isinstance(fn, Optimized | Method) and not options and not jit_options:
+        return lambda f: optimize(f, **given, **jit_options)
+    if isinstance(fn, Optimized | Method) and not given and not jit_options:
         return fn
     if (module := flax_modules.owner(fn)) is not None and callable(fn):
         return Method(Optimized(flax_modules.unbound(fn), chosen, flax_modules.behind_module(jit_options)), module)

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
+from typing import TYPE_CHECKING
 
 from mirage_jax.errors import UsageError
 from mirage_jax.limits import brief
@@ -40,9 +41,14 @@ JIT_OPTIONS = (
     "compiler_options",
 )
 DEFAULT_SECONDS = 30.0
+MAX_DEVICES = 1 << 16  # of one process
 
-_DURATION = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|min|h)?\s*", re.IGNORECASE)
-_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_NUMBER = r"(\d+(?:\.\d*)?|\.\d+)\s*"
+_PLAIN_NUMBER = re.compile(rf"\s*{_NUMBER}")
+_DURATION = re.compile(
+    r"\s*" + "".join(rf"(?:{_NUMBER}{unit}\s*)?" for unit in ("h", "m(?:in)?", "s", "ms")), re.IGNORECASE
+)
+_SECONDS_OF_UNITS = (3600.0, 60.0, 1.0, 1e-3)  # in the order of `_DURATION`
 
 
 def _is_positive(value: object, kind: type[Real]) -> bool:
@@ -54,6 +60,8 @@ def _is_positive(value: object, kind: type[Real]) -> bool:
 class Budget:
     """How long one search may take: seconds, and optionally states visited (the same answer on any machine).
 
+    seconds: a number, or a text such as "30s" or "1m30s".
+
     workers: processes among which the parts of a wide region are divided; one for two processors, at most 8, if none
     are named. total: seconds for searching and measuring all regions of a function together, those first at which most
     time may be saved; a region that is begun is finished.
@@ -64,10 +72,23 @@ class Budget:
     workers: int = field(default_factory=lambda: max(1, min(8, (os.cpu_count() or 1) // 2)))
     total: float | None = None
 
+    if TYPE_CHECKING:  # a text is read once, so that `seconds` is a number afterwards
+
+        def __init__(
+            self,
+            seconds: float | str = DEFAULT_SECONDS,
+            states: int | None = None,
+            workers: int = 1,
+            total: float | None = None,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
+        if isinstance(self.seconds, str):
+            read = Budget.parse(self.seconds)
+            object.__setattr__(self, "seconds", read.seconds)
+            object.__setattr__(self, "total", read.total if self.total is None else self.total)
         if not _is_positive(self.seconds, Real):
-            text = f" (Budget.parse({self.seconds!r}) reads a text)" if isinstance(self.seconds, str) else ""
-            raise UsageError(f"a budget must be a positive number of seconds, found {brief(self.seconds)}{text}")
+            raise UsageError(f"a budget must be a positive number of seconds, found {brief(self.seconds)}")
         if self.states is not None and not _is_positive(self.states, Integral):
             raise UsageError(f"a budget of states must be a positive number or None, found {brief(self.states)}")
         if self.total is not None and not _is_positive(self.total, Real):
@@ -77,7 +98,7 @@ class Budget:
 
     @classmethod
     def parse(cls, value: Budget | str | float | None) -> Budget:
-        """Read ``"30s"``, ``"500ms"``, ``"2m"``, ``"1h"`` or a number of seconds; None means the default.
+        """Read ``"30s"``, ``"500ms"``, ``"1m30s"``, ``"1h"`` or a number of seconds; None means the default.
 
         ``"20s/5m"`` is 20 seconds for one search, and five minutes in all.
         """
@@ -96,7 +117,7 @@ class Budget:
                     return cls(times[0], total=times[1] if len(times) == 2 else None)
         raise UsageError(
             f"budget: found {brief(value)}; allowed are a positive number of seconds or a text such as "
-            "'30s', '500ms', '2m', '1h', or '20s/5m' for one search and for all"
+            "'30s', '500ms', '1m30s', '1h', or '20s/5m' for one search and for all"
         )
 
     def __str__(self) -> str:
@@ -105,9 +126,12 @@ class Budget:
 
 
 def _seconds(text: str) -> float:
-    """Seconds of a duration with a unit; NaN if the text is none."""
-    found = _DURATION.fullmatch(text)
-    return math.nan if found is None else float(found[1]) * _UNITS[(found[2] or "s").lower()]
+    """Seconds of a duration, larger units first, or of a number without a unit; NaN if the text is none."""
+    if found := _PLAIN_NUMBER.fullmatch(text):
+        return float(found[1])
+    if (found := _DURATION.fullmatch(text)) is None:
+        return math.nan
+    return sum(float(n or 0) * unit for n, unit in zip(found.groups(), _SECONDS_OF_UNITS, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +143,7 @@ class Options:
     all hosts of one program must lower the same code.
     strict_range: refuse every rewrite that overflows, or loses digits near zero, before the program does.
     remat: "regions" keeps no large values that are cheap to make again for a backward pass; None keeps what JAX keeps.
+    True means "regions", and False means None.
 
     devices: which local devices measure, by their place in `jax.local_devices()`; several share the variants. The
     first is what candidates are compared with XLA on.
@@ -140,6 +165,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.on_miss is not None:
             _one_of("on_miss", self.on_miss, ON_MISS)
+        if isinstance(self.remat, bool):
+            object.__setattr__(self, "remat", "regions" if self.remat else None)
         if self.remat is not None:
             _one_of("remat", self.remat, REMAT)
         _one_of("backend", self.backend, BACKENDS)
@@ -194,15 +221,16 @@ def _directory(name: str, value: object) -> str:
 
 
 def _numbers(name: str, value: object) -> tuple[int, ...]:
-    """``(0, 2)``, or ``"0,2"``."""
-    parts = value.split(",") if isinstance(value, str) else value
+    """``(0, 2)``, or ``"0,2"``; one number is one device."""
+    is_number = isinstance(value, Integral) and not isinstance(value, bool)
+    parts = value.split(",") if isinstance(value, str) else [value] if is_number else value
     try:
         found = tuple(int(str(n)) for n in parts)  # type: ignore[union-attr]
     except (TypeError, ValueError):
         found = (-1,)
-    if any(n < 0 for n in found) or len(set(found)) < len(found):
+    if any(not 0 <= n < MAX_DEVICES for n in found) or len(set(found)) < len(found):
         raise UsageError(
-            f"{name}: found {brief(value)}; allowed are different numbers from 0 on, such as (0, 2) or '0,2'"
+            f"{name}: found {brief(value)}; allowed are different numbers from 0 on, such as 0, (0, 2) or '0,2'"
         )
     return found
 

@@ -22,11 +22,11 @@ import pytest
 from deciding import N, assert_same, chain, flops, instructions, measured, operands
 
 import mirage_jax
-from mirage_jax import UsageError
+from mirage_jax import UsageError, api
 from mirage_jax.compiler import Compiler
 from mirage_jax.compiler.tuning_session import TuningSession, times_of_xla
 from mirage_jax.compiler.whole_function import MAX_TUNING_FRACTION
-from mirage_jax.config import Options
+from mirage_jax.config import JIT_OPTIONS, Options
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.report import Decision
 
@@ -67,6 +67,13 @@ def test_bare_and_factory() -> None:
     assert repr(bare) == "mirage_jax.optimize(test_bare_and_factory.<locals>.bare)"
     assert options.options.budget == mirage_jax.Budget(10) and options.options.strict
     assert mirage_jax.optimize(bare) is bare
+
+
+def test_the_signature_lists_the_options() -> None:
+    parameters = inspect.signature(mirage_jax.optimize).parameters
+    named = [name for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY]
+    assert named == [f.name for f in dataclasses.fields(Options)]
+    assert [*api.Keywords.__annotations__] == [*named, *JIT_OPTIONS]
 
 
 def test_mirrors_jit() -> None:

@@ -109,6 +109,14 @@ def test_what_names_no_region_is_one_line(option, bad) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_line_names_a_region_whose_key_cannot_be_made(monkeypatch) -> None:
+    def failing(subject):
+        raise RuntimeError("no device")
+
+    monkeypatch.setattr("mirage_jax.compiler.compiler.key_of", failing)
+    assert whys(skip=[FIRST]) == [SKIPPED, True]
+
+
 # `with mirage_jax.disabled():` inside of an optimized function.
 
 

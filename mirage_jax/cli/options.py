@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -39,7 +39,7 @@ def add_optimizer_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", metavar="0,2", help="local devices that measure (default: the first)")
 
 
-def optimizer_options(args: argparse.Namespace) -> dict[str, object]:
+def optimizer_options(args: argparse.Namespace) -> dict[str, Any]:
     """Collect the options of `optimize` that were given on the command line."""
     given = {name: getattr(args, name) for name in OPTIMIZER_OPTIONS}
     if args.workers is not None:

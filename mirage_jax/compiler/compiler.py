@@ -330,8 +330,10 @@ class Compiler(Decider):
                 device = chosen_devices(jax.local_devices(backend=platform), self.options.devices)[0]
                 subject = RegionOnDevice(region, platform, device, self.options)
                 base = replace(base, key=key_of(subject).digest, before=subject.before)
-            except RuntimeError as why:
-                log.info("a region has no key here: %s", in_one_line(why))
+            except UsageError:
+                raise
+            except Exception as why:  # no device, say: the region has no key, and its lines may still name it
+                log.info("the region at %s has no key here: %s", _place(region), in_one_line(why))
             self._undecided_yet[memo] = base
         return self._undecided_yet[memo]
 
