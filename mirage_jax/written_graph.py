@@ -75,7 +75,7 @@ class MuGraph:
     def as_function(self) -> Callable[..., Any]:
         """Make a function of arrays that runs the graph under `jax.jit`.
 
-        On a GPU its kernels run as Triton kernels; elsewhere all of it is plain JAX. The function takes one array for
+        On a GPU its kernels run as Triton kernels; elsewhere everything is plain JAX. The function takes one array for
         each input, in order, of the input's shape and type. It returns an array, or a tuple if the graph has several
         outputs. Nothing checks rounding or speed here.
 
@@ -115,7 +115,7 @@ class MuGraph:
         Args:
             f: the function. It has to be one muGraph: no control flow, and arrays as results.
             shapes: the arguments of `f`: arrays, `jax.ShapeDtypeStruct`s, or tuples of sizes, which get the type of
-                the graph's input. Without any, those of the graph's inputs.
+                the graph's input. Without any: the shapes of the graph's inputs.
             inputs: for each input of the graph, the number of the argument that it is, from 0. Default: in order.
 
         Returns:

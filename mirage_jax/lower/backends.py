@@ -1,4 +1,4 @@
-"""The back ends that there are. `register` adds one from another package; nothing else needs to know of it."""
+"""The back ends that there are. `register` adds one from another package; nothing else changes."""
 
 from __future__ import annotations
 

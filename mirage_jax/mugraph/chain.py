@@ -31,7 +31,7 @@ def formula(graph: KernelGraph) -> str:
 
 
 class _Chain:
-    """Writes values as matrices of given rows and columns, either of which may have no axis."""
+    """Writes values as matrices of given rows and columns; either may have no axis."""
 
     def __init__(self, graph: KernelGraph) -> None:
         self.graph = graph

@@ -41,7 +41,7 @@ def captured_whole(
         whose: the owner of the inputs, for messages.
 
     Raises:
-        UsageError: the function does not take these arguments, or is not one muGraph of them.
+        UsageError: the function does not take these arguments, or is not one muGraph.
     """
     shown = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in inputs)
     specs = [jax.ShapeDtypeStruct(shape, numpy_dtype(dtype)) for shape, dtype in inputs]

@@ -49,6 +49,7 @@ ADVICE = {  # does it matter, and what to write instead
     Code.LAYOUT: "it costs a pass over memory where it copies: put reshapes and slices before or after the chain",
     Code.CONTEXT: "expected: you placed it yourself",
     Code.SHARDED: "wrap it in `shard_map`, so that each device has a program of its own",
+    Code.DISABLED: "as you asked",
     Code.INTERNAL: "a bug of ours: please report it",
 }
 BY_ITSELF = (Code.PARAMETERS, Code.PRECISION, Code.DTYPE)  # reasons that an equation has whatever is around it
