@@ -86,6 +86,9 @@ PICKED = {
     ),
     "of another batch": lambda x, w: jax.vmap(lambda x: jnp.take_along_axis(x @ w, LABELS[0, :, None], -1))(x),
     "at counted rows": lambda x, w: (x @ w)[jnp.arange(2)[:, None], jnp.arange(16), labels_of(x)],
+    "at counted rows in another shape": lambda x, w: (x @ w)[
+        jnp.arange(2).reshape(-1, 1), jnp.arange(16).reshape(1, -1), labels_of(x)
+    ],
     "at counted rows of one": lambda x, w: jax.nn.log_softmax(x[0] @ w, -1)[jnp.arange(16), labels_of(x)[0]],
     "at counted rows of a batch": lambda x, w: jax.vmap(lambda y, i: y[jnp.arange(16), i])(x @ w, labels_of(x)),
     "a diagonal": lambda x, w: jnp.diagonal(jax.nn.log_softmax(x[0] @ w[:, :16], -1)),

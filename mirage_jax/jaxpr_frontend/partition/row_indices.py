@@ -8,6 +8,7 @@ pick the same elements. The second says so in its dimension numbers, and transla
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -79,10 +80,21 @@ def counted_along(value: int | Literal, makers: Makers) -> int | None:
             return eqn.params["dimension"]
         case "convert_element_type":
             return counted_along(operands[0], makers)
+        case "reshape":
+            return _reshaped(eqn, counted_along(operands[0], makers))
         case "broadcast_in_dim":
             return _broadcast(eqn, counted_along(operands[0], makers))
         case _:
             return None
+
+
+def _reshaped(eqn: JaxprEqn, along: int | None) -> int | None:
+    """Where a dimension is after a reshape; None if it was put together with others, or taken apart."""
+    if along is None:
+        return None
+    old, new = _shape(eqn.invars[0]), _shape(eqn.outvars[0])
+    same = (d for d, n in enumerate(new) if n == old[along] and math.prod(new[:d]) == math.prod(old[:along]))
+    return next(same, None)
 
 
 def _broadcast(eqn: JaxprEqn, along: int | None) -> int | None:
