@@ -347,19 +347,21 @@ def _round(xs: list[Array], eqn: FlatEqn) -> Array:
 def _elements(eqn: FlatEqn, x: Array, index: Array) -> tuple[list[Array], Array]:
     """Indices by dimension of the operand, all of the shape of the picked elements, and a mask of those in range."""
     d = jax_compat.indexed(eqn.params)
-    if d.collapsed != d.mapped or len(d.mapped) != 1:
+    if d.collapsed != d.mapped:
         raise UnsupportedError(f"the float64 reference knows no {eqn.primitive} but one of elements of rows")
-    places, axis = d.places(x.ndim, index.ndim), d.mapped[0]
+    places = d.places(x.ndim, index.ndim)
     whole = [x.shape[n] if n is not None else index.shape[m or 0] for n, m in places]
 
     def along(values: Array, out: Sequence[int]) -> Array:
         shape = [n if o in out else 1 for o, n in enumerate(whole)]
         return np.broadcast_to(values.reshape(shape), whole)
 
-    at = along(index[..., 0], [o for o, (_, m) in enumerate(places) if m is not None])
-    inside = (at >= 0) & (at < x.shape[axis])
+    indexed = [o for o, (_, m) in enumerate(places) if m is not None]
+    at = {axis: along(index[..., c], indexed) for c, axis in enumerate(d.mapped)}
+    inside = np.logical_and.reduce([(i >= 0) & (i < x.shape[axis]) for axis, i in at.items()])
     rows = {n: along(np.arange(whole[o]), [o]) for o, (n, _) in enumerate(places) if n is not None}
-    return [np.clip(at, 0, x.shape[axis] - 1) if n == axis else rows[n] for n in range(x.ndim)], inside
+    found = rows | {axis: np.clip(i, 0, x.shape[axis] - 1) for axis, i in at.items()}
+    return [found[n] for n in range(x.ndim)], inside
 
 
 def _gather(xs: list[Array], eqn: FlatEqn) -> Array:
