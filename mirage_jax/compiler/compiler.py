@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import jax
 
 from mirage_jax.cache import CacheKey
-from mirage_jax.compiler import selection
 from mirage_jax.compiler.budget_split import MIN_SAVING_SECONDS, savings, shares
 from mirage_jax.compiler.decide import Decider, chosen_devices, kept, undecided
 from mirage_jax.compiler.region import RegionOnDevice
+from mirage_jax.compiler.selection import is_line_of, why_skipped
 from mirage_jax.compiler.stored import key_of
 from mirage_jax.compiler.threads import apart, unchecked
 from mirage_jax.compiler.whole_function import (
@@ -311,14 +311,14 @@ class Compiler(Decider):
         if not self.selects:
             return ()
         selectors = (*self.options.skip, *(self.options.only or ()))
-        return tuple(s for s in selectors if selection.is_line_of(s, region.where))
+        return tuple(s for s in selectors if is_line_of(s, region.where))
 
     def skipped(self, region: Region, platform: str) -> Decision | None:
         """Decide for XLA if the options say so; None if they do not."""
         if not self.selects:
             return None
         base = self._without_decision(region, platform)
-        why = selection.why_skipped(self.options, region.where, base.key)
+        why = why_skipped(self.options, region.where, base.key)
         return kept(base, WhyNot(Reason.SKIPPED, detail=why)) if why else None
 
     def _without_decision(self, region: Region, platform: str) -> Decision:
