@@ -23,20 +23,20 @@ from mirage_jax.jaxpr_frontend import jax_compat
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, Literal
 from mirage_jax.jaxpr_frontend.partition.program import FlatEqn, flatten, read
 from mirage_jax.mugraph.dtypes import is_float, is_sixteen_bit_float
+from mirage_jax.verify.floats.noise import TF32_UNIT
 
 type Array = np.ndarray
 
 SENTINEL = 1e29  # numbers from here on that are exact carry no noise: biases that mask are no measurements
 EARLIER = 2.0**-8  # of the largest number, from where a result may overflow; underflow is as near to the smallest
-TF32 = 2.0**-10  # the type has 10 bits of mantissa
 
 
 class Visitor(Protocol):
     """Looks at equations on the way, and may change their operands and results."""
 
     def operands(self, eqn: FlatEqn, xs: list[Array]) -> list[Array]:
-        """Change the operands of an equation."""
-        ...
+        """Change the operands of an equation, or leave them."""
+        return xs
 
     def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any) -> Array:
         """Change a result of an equation."""
@@ -66,7 +66,7 @@ class Noise:
         if eqn.primitive != "dot_general":
             return 0.0
         if self.tf32 and eqn.params["precision"] is None and all(a.dtype == np.float32 for a in eqn.in_avals):
-            return TF32
+            return TF32_UNIT
         return max(float(ml_dtypes.finfo(a.dtype).eps) if is_sixteen_bit_float(a.dtype) else 0.0 for a in eqn.in_avals)
 
     def operands(self, eqn: FlatEqn, xs: list[Array]) -> list[Array]:
@@ -80,7 +80,7 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class Rounded:
+class Rounded(Visitor):
     """Rounds results to their types: all, as the program is written, or with `rng` every other one by chance.
 
     XLA keeps more digits within what it fuses, and we do within a region. `Noise` makes no two numbers equal, but
@@ -88,10 +88,6 @@ class Rounded:
     """
 
     rng: np.random.Generator | None = None
-
-    def operands(self, eqn: FlatEqn, xs: list[Array]) -> list[Array]:
-        """Leave the operands as they are."""
-        return xs
 
     def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any) -> Array:
         """Round a result, or leave it."""
@@ -101,14 +97,10 @@ class Rounded:
 
 
 @dataclass(frozen=True)
-class Ranges:
+class Ranges(Visitor):
     """The largest number of every result of floats, over the largest and the smallest that its type may hold."""
 
     seen: list[tuple[float, float]] = field(default_factory=list)
-
-    def operands(self, eqn: FlatEqn, xs: list[Array]) -> list[Array]:
-        """Leave the operands as they are."""
-        return xs
 
     def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any) -> Array:
         """Record the range of a result."""

@@ -29,14 +29,13 @@ from mirage_jax.mugraph.footprint import footprint
 from mirage_jax.mugraph.graph import KernelGraph, Library, Op
 from mirage_jax.mugraph.operators import COMPARISONS
 from mirage_jax.verify.floats import gate, input_classes, range_edges
-from mirage_jax.verify.floats.noise import SAMPLES, noisy
+from mirage_jax.verify.floats.noise import HALF_UNIT, SAMPLES, TF32_UNIT, noisy
 from mirage_jax.verify.gate import Verdict
 
 log = logging.getLogger("mirage_jax")
 
 MAX_NUMPY_FLOPS = 5e8  # operations of a region up to which numpy is soon done with it in float64
 NEARBY, AROUND = 4, (0.97, 1.03)  # inputs on which the program's roundings are seen, and how much larger they are
-FLOAT32_UNIT, TF32_UNIT = 2.0**-23, 2.0**-10  # in the last place of 1
 OCTAVES_BEYOND = 3  # powers of two beyond the last at which XLA gives only finite numbers
 NEAREST, MOST_NEAR = 2.0**-4, 4  # constants of a program near which inputs are tried, and how many
 SUMS = frozenset({"add", "affine", "maximum", "minimum", "max", "shift", "lesslogs"})  # of logits
@@ -138,7 +137,7 @@ class Accuracy:
         if not wrong([None] * len(xla)):
             return ""
         coarsest = max(self.unit, TF32_UNIT if self.subject.platform != "cpu" else 0.0)
-        return wrong([coarsest / FLOAT32_UNIT * n for n in self.noise(inputs, reference, SAMPLES)])
+        return wrong([coarsest / (2 * HALF_UNIT) * n for n in self.noise(inputs, reference, SAMPLES)])
 
     def _allowances(
         self, values: Sequence[np.ndarray], inputs: Sequence[Any], exact: Sequence[Any]

@@ -66,7 +66,7 @@ def search(
     todo = [SubSearch(w.graph, device, space, states, families) for w in parts]
     todo += [SubSearch(graph, device, its_space, states, families) for graph, its_space in slices]
     by_part: list[list[Candidate]] = []
-    for candidates, part_report in search_parts(todo, until - time.monotonic(), workers, notify) if todo else ():
+    for candidates, part_report in search_parts(todo, until - time.monotonic(), workers, notify):
         by_part.append(candidates)
         report.add(part_report)
     if parts:

@@ -77,7 +77,7 @@ def search_parts(
         """Search part number n in a subprocess."""
         return processes.search(share(n))
 
-    if workers == 1 or len(parts) == 1:
+    if workers == 1 or len(parts) <= 1:
         return [search_part(share(n), notify) for n in range(len(parts))]
     return spread(elsewhere, range(len(parts)), workers, processes.end)
 

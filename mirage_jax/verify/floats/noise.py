@@ -28,7 +28,8 @@ from mirage_jax.mugraph.evaluate import evaluate
 from mirage_jax.mugraph.graph import Axis, Kernel, KernelGraph, Library, Op, Tensor
 from mirage_jax.mugraph.passes.sentinels import HIGHEST_SENTINEL
 
-HALF_UNIT = 2.0**-24
+HALF_UNIT = 2.0**-24  # of float32, in the last place of 1
+TF32_UNIT = 2.0**-10  # the type has 10 bits of mantissa
 CUT_OFF = 4 * HALF_UNIT  # up to a unit at each of some steps, all in one direction
 SAMPLES = 8
 ABSORBING = -1e29  # ordinary numbers added to it, or to less, change no bit of it, even in float64
