@@ -47,6 +47,7 @@ CHUNK = 10  # programs per task
 CHUNKS = 50  # tasks per process
 TRIALS = {"cpu": 150, "cuda": 40}  # programs tried to make one that fails smaller
 SHRUNK = 2  # failures per task that are made smaller: where all programs fail, a campaign should end nevertheless
+MAX_SHRINK_SECONDS = 180.0  # after which no smaller program is looked for: some take a minute each
 STOP = "stop"  # a file of this name tells workers to end
 LOST = ("ILLEGAL_ADDRESS", "ILLEGAL_INSTRUCTION", "MISALIGNED_ADDRESS", "LAUNCH_FAILED")  # CUDA errors that stay
 KERNELS_EVERY, GATE_EVERY, INTERPRET_EVERY, STRICT_EVERY = 4, 7, 32, 3  # one program in so many
@@ -207,12 +208,14 @@ def report(
     trials: int = TRIALS["cpu"],
     stop: Callable[[], bool] = lambda: False,
 ) -> FuzzFailure:
-    """Shrink a failing program, until `stop`, and write its script."""
+    """Shrink a failing program, for `MAX_SHRINK_SECONDS` or until `stop`, and write its script."""
     wanted = kind_of(problems[0])
+    until = time.monotonic() + MAX_SHRINK_SECONDS
 
     def fails(p: RandomProgram) -> bool:
         """Whether a program has the same kind of problem."""
-        return not stop() and any(kind_of(x) == wanted for x in run_one(p, setting).problems)
+        in_time = time.monotonic() < until and not stop()
+        return in_time and any(kind_of(x) == wanted for x in run_one(p, setting).problems)
 
     small = shrink(program, fails, trials)
     out.mkdir(parents=True, exist_ok=True)

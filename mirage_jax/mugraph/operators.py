@@ -108,7 +108,8 @@ FUNCTIONS: dict[str, Function] = {}
 # fmt: off
 _FUNCTIONS = (
     Function(
-        "logistic", lambda xp, x: 1 / (1 + xp.exp(-x)), exact.logistic, "(1.0 / (1.0 + tl.exp(-({0}))))", range=UNIT
+        "logistic", lambda xp, x: 1 / (1 + xp.exp(-x)), exact.logistic, "(1.0 / (1.0 + tl.exp(({0}) * -1.0)))",
+        range=UNIT,
     ),
     Function("tanh", lambda xp, x: xp.tanh(x), exact.tanh, "(1.0 - 2.0 / (1.0 + tl.exp(2.0 * ({0}))))", range=SIGNED),
     Function("erf", _special("erf"), exact.erf, "tl.erf({0})", range=SIGNED),

@@ -29,7 +29,9 @@ from mirage_jax.hardware.device_model import DEVICES
 from mirage_jax.jaxpr_frontend.capture import lowering
 from mirage_jax.jaxpr_frontend.translate import rules
 from mirage_jax.lower.runtime import launch
-from mirage_jax.mugraph.graph import BlockGraph, Library
+from mirage_jax.mugraph.graph import BlockGraph, KernelSchedule, Library, Schedule
+from mirage_jax.mugraph.parser import parse
+from mirage_jax.search.candidates import Candidate
 from mirage_jax.verify import types
 from mirage_jax.verify.equivalence import certificate as certificates
 from mirage_jax.verify.exact.interpreters.triton import interpret
@@ -582,6 +584,37 @@ def test_a_program_that_means_nothing_is_a_problem_of_its_own() -> None:
     )
     (problem,) = fuzz.run_one(nonsense, Setting()).problems
     assert problem.startswith("not examined: TypeError")
+
+
+ONES = """mugraph {
+  extents i=8
+  input x: f32[i]
+  library t: f32[i] = pow{exponent=-1} x[i]
+  library y: f32[i] = mul x[i] t[i]
+  output y
+}"""
+PRODUCT = """mugraph {
+  extents i=8
+  input x: f32[i]
+  kernel k0 grid(i) {
+    %x = load x[i]
+    %a[i] = exp{scale=100} %x
+    %b[i] = exp{scale=-100} %x
+    %c[i] = mul %a %b
+    store y: f32[i] = %c
+  }
+  output y
+}"""
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_a_kernel_is_not_blamed_for_the_range_of_its_graph(factor: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a graph loses in float32 is for the float gate to judge; what it does not lose has to be right."""
+    monkeypatch.setattr(differential, "interpret", lambda *a: [factor * x for x in interpret(*a)])
+    candidate = Candidate(parse(PRODUCT), Schedule((KernelSchedule((("i", 8),)),)), 1.0, "kernels")
+    counts = Counter[str]()
+    problems = list(differential.check_candidate(parse(ONES), candidate, Setting(interpret=True), counts))
+    assert counts["interpreted"] == 1 and len(problems) == factor - 1
 
 
 # Campaigns.

@@ -168,6 +168,14 @@ def test_golden(name: str, golden) -> None:
     golden("\n\n".join(s.text for s in sources(program.graph, program.schedule) if s is not None))
 
 
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_nothing_is_subtracted_from_zero(name: str) -> None:
+    """Triton's unary minus is 0 - x: an instruction that no fma takes in, and +0 where XLA has -0."""
+    program = PROGRAMS[name]("f16")
+    texts = [source.text for source in sources(program.graph, program.schedule) if source]
+    assert not [match for text in texts for match in re.findall(r"[(,=] ?-[a-z(].*", text)]
+
+
 def test_text_is_a_function_of_its_input() -> None:
     """Same text each time, for any names in the graph, and with nothing of these names that is not an identifier."""
     program = attention()

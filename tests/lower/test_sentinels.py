@@ -136,6 +136,15 @@ def test_the_check_makes_no_kernel_spill() -> None:
     assert checked is not None and compile_for(checked, 90).spills < 64  # bytes per thread; lanes in common: 684
 
 
+def test_queries_of_one_number_each() -> None:
+    """Rows of the exact check's first input are its elements if it is a vector."""
+    narrow = FORWARD.replace("Q[h,i,d]", "Q[i]").replace("K[h,n,d]", "K[n]").replace("Q: bf16[h,i,d]", "Q: bf16[i]")
+    narrow = narrow.replace("K: bf16[h,n,d]", "K: bf16[n]").replace("%q[h,i,d]", "%q[i]").replace("%k[h,n,d]", "%k[n]")
+    narrow = narrow.replace("%s[h,i,n] = dot{axes=(d)} %q %k", "%s[i,n] = mul %q %k")
+    graph = parse(narrow)
+    assert exact_check.exact_check(graph, schedule(graph, "warps alike")) == ""
+
+
 def test_a_kernel_reads_one_number_more_for_a_tensor_that_its_loop_reads() -> None:
     (source,) = sources(GRAPHS["backward"], schedule(GRAPHS["backward"], "warps alike"))
     assert source is not None and source.inputs[-1] == "min(M)" and source.dtypes[len(source.inputs) - 1] == "f32"

@@ -201,7 +201,7 @@ class Context(Frame):
         scale, offset = number(op, "scale", 1), number(op, "offset", 0)
         text = self.at(value, dims)
         if float(scale) != 1.0:
-            text = f"-{text}" if float(scale) == -1.0 else f"{text} * {self.literal(scale)}"
+            text = f"{text} * {self.literal(scale)}"
         if float(offset) != 0.0:
             text = f"{text} + {self.literal(offset)}"
         return text

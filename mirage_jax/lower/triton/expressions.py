@@ -24,6 +24,9 @@ class Number:
     def __mul__(self, other: Number) -> Number:
         return Number(self.value * other.value, self.logs + other.logs)
 
+    def __neg__(self) -> Number:
+        return Number(-self.value, self.logs)
+
     def __float__(self) -> float:
         return float(self.value) * {1: LOG2E, 0: 1.0, -1: LN2}.get(self.logs, LOG2E**self.logs)
 

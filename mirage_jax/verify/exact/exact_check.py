@@ -256,9 +256,10 @@ def _lower(given: Mapping[str, NamedArray], rng: np.random.Generator, share: flo
             continue
         real = np.abs(x.array["real"]) + 0.5
         if first and real.ndim:
-            rows = rng.random((*real.shape[:-1], 1)) < share
+            matrix = real if real.ndim > 1 else real[:, None]  # rows of one number each
+            rows = rng.random((*matrix.shape[:-1], 1)) < share
             rows[..., :1, :] = True
-            real, first = np.where(rows, -LOW * real, real), False
+            real, first = np.where(rows, -LOW * matrix, matrix).reshape(real.shape), False
         x.array["real"] = real
 
 

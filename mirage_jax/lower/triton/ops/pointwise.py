@@ -68,7 +68,7 @@ def emit_add(c: Context, op: Op) -> TileVariable:
     args = [c.natural(a) for a in op.args]
     x, y = (c.at(v, dims) for v in args)
     ca, cb = number(op, "ca", 1), number(op, "cb", 1)
-    left = x if float(ca) == 1.0 else f"-{x}" if float(ca) == -1.0 else f"{x} * {c.literal(ca)}"
+    left = x if float(ca) == 1.0 else f"{x} * {c.literal(ca)}"
     right = y if abs(float(cb)) == 1.0 else f"{y} * {c.literal(Number(abs(cb.value)))}"
     return c.made(op, f"{left} {'-' if cb.value < 0 else '+'} {right}", args)
 
