@@ -144,7 +144,7 @@ def _pairs(session: TuningSession) -> Iterator[tuple[str, Winner, Winner]]:
         bare = replace(c, graph=skipping(c.graph))
         tuned = [_fastest(session, candidate) for candidate in (c, bare)]
         yield f"{n}, tuned", tuned[0], tuned[1]
-        special = specialized(c.graph, c.schedule, session.description)
+        special = specialized(c.graph, c.schedule, session.description, VARIANTS)
         for kind, schedules in {"tiles": tuning.tile_variants(c, VARIANTS), "specialized": special}.items():
             for i, schedule in enumerate(islice(schedules, VARIANTS)):
                 checked, unchecked = (session.winner(x.graph, schedule, "kernels") for x in (c, bare))

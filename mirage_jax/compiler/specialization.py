@@ -7,11 +7,13 @@ the cost model those that it takes. The search is not involved: the same muGraph
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice, product
+from typing import Any
 
-from mirage_jax.cost.roofline import estimate
+from mirage_jax.cost.roofline import PricedKernels, estimate
 from mirage_jax.errors import LoweringError, UnsupportedError
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.lower.hopper.warpgroups import WARPGROUP_ROWS, WARPGROUP_WARPS
@@ -25,26 +27,26 @@ DEEPEST = 2  # pipelines tried for each tiling, the deepest that fit: the model 
 
 
 @functools.lru_cache(256)
-def specialized(graph: KernelGraph, schedule: Schedule, device: DeviceModel) -> tuple[Schedule, ...]:
-    """Schedules with specialized warps in one of the kernels, and in all if there are several; best estimate first."""
+def specialized(graph: KernelGraph, schedule: Schedule, device: DeviceModel, most: int) -> tuple[Schedule, ...]:
+    """Choose schedules with specialized warps in one of the kernels, and in all if there are several: the `most` best
+    by estimate, best first. The emitter is asked no more often than that takes: writing a kernel takes milliseconds.
+    """
     if not device.wgmma or schedule.joint:
         return ()
-    price = functools.partial(_price, graph, device)
-    found: list[Schedule] = []
-    best_of_each: list[Schedule] = []
+    known = PricedKernels()
+    price = lambda s: estimate(graph, s, device, known)  # noqa: E731
+    of_each: list[list[Schedule]] = []
     for n, (kernel, sizes) in enumerate(zip(graph.kernels, schedule.kernels, strict=True)):
         if isinstance(kernel, BlockGraph) and _has_product_in_loop(kernel):
-            options = [_with(schedule, n, own) for own in _sizes(kernel, graph, sizes, schedule, device)]
-            found += sorted(options, key=price)
-            best_of_each += found[-len(options) :][:1] if options else []
+            options = {_with(schedule, n, own): own for own in _sizes(kernel, graph, sizes, device)}
+            written = _written(kernel, graph, schedule, options.values())
+            likely = sorted(options, key=price)
+            of_each.append(list(islice((s for s in likely if written(options[s])), most)))
+    best_of_each = [options[0] for options in of_each if options]
     if len(best_of_each) > 1:
         kernels = tuple(_first_changed(ks, schedule, n) for n, ks in _columns(best_of_each))
-        found.append(replace(schedule, kernels=kernels))
-    return tuple(sorted(found, key=price))
-
-
-def _price(graph: KernelGraph, device: DeviceModel, schedule: Schedule) -> float:
-    return estimate(graph, schedule, device)
+        of_each.append([replace(schedule, kernels=kernels)])
+    return tuple(sorted((s for options in of_each for s in options), key=price)[:most])
 
 
 def _has_product_in_loop(kernel: BlockGraph) -> bool:
@@ -64,15 +66,31 @@ def _with(schedule: Schedule, n: int, sizes: KernelSchedule) -> Schedule:
 
 
 def _sizes(
-    kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule, schedule: Schedule, device: DeviceModel
+    kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule, device: DeviceModel
 ) -> Iterator[KernelSchedule]:
-    """Sizes at which the emitter writes a specialized kernel: for each tiling, the deepest pipelines."""
+    """Sizes that a specialized kernel might have: for each tiling, the deepest pipeline first."""
     for rows, tiles in _tilings(kernel, graph, sizes):
         warps = WARPGROUP_WARPS * rows // WARPGROUP_ROWS
         programs = device.blocks if rows > WARPGROUP_ROWS else 0  # persistent where only one block has room at a time
         made = KernelSchedule(tuple(tiles.items()), warps, specialized=True, programs=programs)
-        options = (replace(made, num_stages=s) for s in STAGES)
-        yield from islice((x for x in options if is_written(kernel, graph, x, schedule)), DEEPEST)
+        yield from (replace(made, num_stages=s) for s in STAGES)
+
+
+def _written(
+    kernel: BlockGraph, graph: KernelGraph, schedule: Schedule, options: Iterable[KernelSchedule]
+) -> Callable[[KernelSchedule], bool]:
+    """Make the test whether the emitter writes a kernel at some sizes, and these are among the deepest that it does."""
+    tested = functools.cache(lambda sizes: is_written(kernel, graph, sizes, schedule))
+    of_tiling: dict[Any, list[KernelSchedule]] = defaultdict(list)
+    for sizes in options:
+        of_tiling[sizes.tiles].append(sizes)
+
+    def test(sizes: KernelSchedule) -> bool:
+        """Whether sizes are written, and fewer than `DEEPEST` deeper ones of the same tiles."""
+        deeper = (x for x in of_tiling[sizes.tiles] if x.num_stages > sizes.num_stages)
+        return tested(sizes) and sum(map(tested, deeper)) < DEEPEST
+
+    return test
 
 
 def _tilings(kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule) -> Iterator[tuple[int, dict[Axis, int]]]:

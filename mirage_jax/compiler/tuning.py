@@ -89,7 +89,7 @@ def _first_schedules(session: TuningSession, finalists: Sequence[Candidate]) -> 
     for c, n in zip(finalists, TILINGS_PER_FINALIST, strict=False):
         yield from ((c, s) for s in tile_variants(c, n))
     for c, n in zip(finalists, TILINGS_PER_FINALIST, strict=False):
-        yield from ((c, s) for s in specialized(c.graph, c.schedule, session.description)[:n])
+        yield from ((c, s) for s in specialized(c.graph, c.schedule, session.description, most=n))
         if (launches := together(c, session.description)) is not None:
             yield from ((c, s) for s in in_one_launch(c.graph, launches))
 

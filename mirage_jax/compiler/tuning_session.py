@@ -204,7 +204,7 @@ class TuningSession(RegionOnDevice):
         ):
             return False
         self.specialized_asked += 1
-        best = specialized(c.graph, c.schedule, self.description)[:1]
+        best = specialized(c.graph, c.schedule, self.description, most=1)
         return any(estimate(c.graph, s, self.description) <= self.slowest for s in best)
 
     def not_promising(self, found: Sequence[Candidate]) -> WhyNot:

@@ -33,6 +33,8 @@ LOOKALIKE_PENALTY = 1.5  # of the second of similar candidates, relative to its 
 SIZE = re.compile(r"(1/)?\|([a-z]\w*)\|")
 SCALES = ("scale", "ca", "cb", "offset")
 
+type KnownTilings = dict[object, list[Tiled]]  # of a kernel, given the tensors that it loads, parts and single axes
+
 
 def parts_of(extent: int) -> list[int]:
     """List the numbers of parts into which an axis may be split, without short or empty parts."""
@@ -108,13 +110,19 @@ def with_sizes(text: str, extents: Mapping[Axis, int]) -> KernelGraph:
     return parse(SIZE.sub(number, sized))
 
 
-def tiled(graph: KernelGraph, family: str, single: Sequence[Axis], device: DeviceModel) -> Candidate | None:
-    """Choose the model's best tiles for every kernel and the best number of parts; None if no tile fits."""
+def tiled(
+    graph: KernelGraph, family: str, single: Sequence[Axis], device: DeviceModel, known: KnownTilings | None = None
+) -> Candidate | None:
+    """Choose the model's best tiles for every kernel and the best number of parts; None if no tile fits.
+
+    `known` keeps what kernels get, for other graphs of the same extents and device that have them too.
+    """
+    known = {} if known is None else known
     best: Candidate | None = None
     split = graph.split_axes
     for parts in product(*(parts_of(graph.extent(a)) for a in split)):
         counts = dict(zip(split, parts, strict=True))
-        found = [_kernel_tilings(k, graph, counts, single, device) for k in graph.kernels]
+        found = [_kernel_tilings(k, graph, counts, single, device, known) for k in graph.kernels]
         if not all(found):
             continue
         seconds = sum(x[0].seconds for x in found)
@@ -201,10 +209,16 @@ def _kernel_tilings(
     parts: Mapping[Axis, int],
     single: Sequence[Axis],
     device: DeviceModel,
+    known: KnownTilings,
 ) -> list[Tiled]:
-    if isinstance(kernel, Library):
-        return [Tiled(library_estimate(kernel, graph, device), KernelSchedule())]
-    return tilings(outline(kernel, graph), extents_inside(kernel, graph, parts), frozenset(single), device)
+    key = kernel, tuple(graph.tensors[load.tensor] for load in kernel.loads), tuple(parts.items()), tuple(single)
+    if key not in known:
+        if isinstance(kernel, Library):
+            known[key] = [Tiled(library_estimate(kernel, graph, device), KernelSchedule())]
+        else:
+            inside = extents_inside(kernel, graph, parts)
+            known[key] = tilings(outline(kernel, graph), inside, frozenset(single), device)
+    return known[key]
 
 
 def diverse(found: Iterable[Candidate]) -> Iterator[Candidate]:

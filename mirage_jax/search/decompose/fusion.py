@@ -18,7 +18,7 @@ from itertools import combinations, count
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.mugraph.graph import Axis, BlockGraph, Kernel, KernelGraph, Library, Load, Op, Store, is_part
 from mirage_jax.mugraph.operators import operator
-from mirage_jax.search.candidates import Candidate, tiled
+from mirage_jax.search.candidates import Candidate, KnownTilings, tiled
 from mirage_jax.search.decompose.output_slices import joined
 
 SYMMETRIC = ("dot", "mul")
@@ -33,6 +33,7 @@ def combined(reference: KernelGraph, found: Sequence[Sequence[Candidate]], devic
     """
     whole: dict[str, Candidate] = {}
     seconds: dict[str, float] = {}  # by the graph that is to be fused
+    known: KnownTilings = {}
 
     def add(chosen: Sequence[Sequence[Candidate]]) -> float:
         """Join and fuse these candidates; seconds of the result."""
@@ -40,7 +41,7 @@ def combined(reference: KernelGraph, found: Sequence[Sequence[Candidate]], devic
             return math.inf
         text = str(candidate.graph)
         if text not in seconds:
-            best = fused(candidate, device)
+            best = fused(candidate, device, known)
             whole.setdefault(text, candidate)
             whole.setdefault(str(best.graph), best)
             seconds[text] = best.seconds
@@ -54,22 +55,25 @@ def combined(reference: KernelGraph, found: Sequence[Sequence[Candidate]], devic
     return sorted(whole.values(), key=lambda c: c.seconds)
 
 
-def fused(candidate: Candidate, device: DeviceModel) -> Candidate:
+def fused(candidate: Candidate, device: DeviceModel, known: KnownTilings | None = None) -> Candidate:
     """Fuse pairs of kernels as long as that makes the candidate faster, by the model."""
-    return _improved(candidate, device, _all_fusions)
+    return _improved(candidate, device, _all_fusions, {} if known is None else known)
 
 
 def inlined(candidate: Candidate, device: DeviceModel) -> Candidate:
     """Inline pointwise kernels as long as that makes the candidate faster, by the model."""
-    return _improved(candidate, device, _all_inlinings)
+    return _improved(candidate, device, _all_inlinings, {})
 
 
 def _improved(
-    candidate: Candidate, device: DeviceModel, changes: Callable[[KernelGraph], Iterator[KernelGraph]]
+    candidate: Candidate,
+    device: DeviceModel,
+    changes: Callable[[KernelGraph], Iterator[KernelGraph]],
+    known: KnownTilings,
 ) -> Candidate:
     best = candidate
     while True:
-        found = (tiled(g, best.family, best.single, device) for g in changes(best.graph))
+        found = (tiled(g, best.family, best.single, device, known) for g in changes(best.graph))
         better = [c for c in found if c is not None and c.seconds < best.seconds]
         if not better:
             return best
@@ -194,6 +198,8 @@ def _above(graph: KernelGraph, position: int) -> set[int]:
 
 def _reading(kernel: Kernel, same: Mapping[str, str]) -> Kernel:
     """A kernel that reads tensors under other names."""
+    if not any(x.tensor in same for x in kernel.loads):
+        return kernel
     return replace(kernel, loads=tuple(replace(x, tensor=same.get(x.tensor, x.tensor)) for x in kernel.loads))
 
 

@@ -44,13 +44,14 @@ class InputClasses(Mapping[str, list[Array]]):
 
     def __getitem__(self, name: str) -> list[Array]:
         rng = np.random.default_rng([self.seed, *name.encode()])
-        draw = _draw if name in LOGITS else _repeated
         out = [
             _indices(rng, shape, dtype, self.counts[i])
             if i in self.counts
-            else draw(self.makers[name], rng, shape, dtype, i)
+            else _repeated(self.makers[name], rng, shape, dtype, i)
             for i, (shape, dtype) in enumerate(self.specs)
         ]
+        for i, x in enumerate(out if name in LOGITS else ()):
+            _put_far(x, LOGITS[name], rng, i)
         if name != BELOW_ZERO:
             out = [np.abs(x) if i in self.roots and is_float(x.dtype) else x for i, x in enumerate(out)]
         if name == FALSE_ROWS:
@@ -122,10 +123,21 @@ def _draw(make: Maker, rng: np.random.Generator, shape: tuple[int, ...], dtype: 
 
 def _repeated(make: Maker, rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, position: int) -> Array:
     """The same; of a large array some rows, again and again. Their number is a prime, so that no tile is another."""
-    if len(shape) < 2 or shape[0] <= ROWS or math.prod(shape) <= LARGE:
-        return _draw(make, rng, shape, dtype, position)
-    rows = _draw(make, rng, (ROWS, *shape[1:]), dtype, position)
-    return rows[np.arange(shape[0]) % ROWS]
+    drawn = _few_rows(shape)
+    x = _draw(make, rng, drawn, dtype, position)
+    for axis, (n, few) in enumerate(zip(shape, drawn, strict=True)):
+        if few < n:
+            x = np.take(x, np.arange(n) % few, axis)
+    return x
+
+
+def _few_rows(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape with at most `ROWS` along its longest axes but the last, until it is no longer `LARGE`."""
+    sizes = list(shape)
+    for axis in sorted(range(len(shape) - 1), key=lambda a: -shape[a]):
+        if math.prod(sizes) > LARGE:
+            sizes[axis] = min(sizes[axis], ROWS)
+    return tuple(sizes)
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...], position: int) -> Array:
@@ -181,20 +193,12 @@ def _cancelling(rng: np.random.Generator, shape: tuple[int, ...], position: int)
     return x + 1e-3 * rng.standard_normal(shape)
 
 
-def _far(*dims: int) -> Maker:
-    """Ordinary values, but one index of a dimension is +-45: products of two such are near +-2000, spread as usual."""
-
-    def make(rng: np.random.Generator, shape: tuple[int, ...], position: int) -> Array:
-        x = rng.standard_normal(shape)
-        dim = dims[min(position, len(dims) - 1)]
-        if len(shape) >= 2 and shape[dim] > 0:
-            sign = rng.choice([-1.0, 1.0], shape) if position == 0 else 1.0
-            np.copyto(
-                x, 45.0 * sign, where=np.moveaxis(np.arange(shape[dim]) == np.zeros((1,) * len(shape), int), -1, dim)
-            )
-        return x
-
-    return make
+def _put_far(x: Array, dims: Sequence[int], rng: np.random.Generator, position: int) -> None:
+    """Set one index of a dimension to +-45: products of two such are near +-2000, spread as usual."""
+    dim = dims[min(position, len(dims) - 1)]
+    if x.ndim >= 2 and x.shape[dim] > 0 and is_float(x.dtype):
+        first = np.moveaxis(x, dim, 0)[0]
+        first[...] = 45.0 * (rng.choice([-1.0, 1.0], first.shape) if position == 0 else 1.0)
 
 
 @dataclass(frozen=True)
@@ -258,8 +262,8 @@ CLASSES: dict[str, Maker] = {
     "constant rows": _constant_rows,
     "cancelling": _cancelling,
     "integers": lambda rng, shape, position: rng.integers(-3, 4, shape).astype(np.float64),
-    "large logits": _far(-1, -2),
-    "large logits, transposed": _far(-1),
+    "large logits": _normal,
+    "large logits, transposed": _normal,
     "denormal": _scaled(1e-39),
     "near overflow": lambda rng, shape, position: rng.choice([-1.0, 1.0], shape) * (6e4 if position == 0 else 1.0),
     "nan": _normal,
@@ -269,7 +273,7 @@ CLASSES: dict[str, Maker] = {
 DEGENERATE = frozenset(
     {"constant rows", "near overflow", "large logits, transposed", "one hot", "denormal", "nan", "inf", "-inf"}
 )
-LOGITS = frozenset({"large logits", "large logits, transposed"})
+LOGITS = {"large logits": (-1, -2), "large logits, transposed": (-1,)}  # and the dimensions of the inputs
 SPOILED = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}  # classes in which one element of one input has this value
 
 
