@@ -30,7 +30,7 @@ log = logging.getLogger("mirage_jax")
 REMAT = f"{OURS} remat"
 CALLS = 4  # steps in a row that are profiled together
 VARIANTS = {  # of suite "whole": whatever the budget, no function may be slower than under plain jit
-    f"{OURS} 2s": {"remat": "regions", "budget": "2s"},
+    f"{OURS} 2s/2s": {"remat": "regions", "budget": "2s/2s"},
     f"{OURS} 15s/40s": {"remat": "regions", "budget": "15s/40s"},
     f"{OURS} untuned": {"remat": "regions", "on_miss": "fallback"},
 }

@@ -89,7 +89,9 @@ def test_relu_with_specialized_warps() -> None:
     (region,) = analysis(lambda x, w: jax.nn.relu(x @ w) * 2, *types).regions
     reference = simplify_axes(region.graph)
     found, _ = search(reference, DEVICES["H200"], space_for(region), seconds=60.0, states=20_000)
-    written = [s for c in found if c.family == "kernels" for s in specialized(c.graph, c.schedule, DEVICES["H200"], most=1)]
+    written = [
+        s for c in found if c.family == "kernels" for s in specialized(c.graph, c.schedule, DEVICES["H200"], most=1)
+    ]
     graph = next(c.graph for c in found if c.family == "kernels")
     (source,) = sources(graph, written[0])
     assert source is not None and "gl.maximum(" in source.text and "tl.PropagateNan" in source.text

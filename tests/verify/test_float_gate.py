@@ -326,3 +326,12 @@ def test_ends_of_ranges() -> None:
             assert x.max() <= float(info.max) and x.min() >= float(info.smallest_normal)
     assert range_edges.brink(lambda n: n <= 7, 13) == 7 and range_edges.brink(lambda n: False, 13) == -1
     assert str(found[3]) == "input 0 times 2**n and input 1 times 2**-n, none negative"
+
+
+def test_large_inputs_are_drawn_in_part() -> None:
+    """Drawing is what the gate takes longest for; the rows that are drawn are all different."""
+    (x,) = input_classes([((2, 5000, 1000), np.float32)], 0)["normal"]
+    rows = np.unique(x.reshape(-1, 1000)[:, 0])
+    assert x.shape == (2, 5000, 1000) and len(rows) == 2 * 251
+    (x,) = input_classes([((2, 5000, 1000), np.float32)], 0)["large logits"]
+    assert (np.abs(x[..., 0]) == 45).all() and (np.abs(x[..., 1:]) < 10).all()
