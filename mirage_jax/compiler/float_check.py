@@ -5,7 +5,7 @@ compares three results is `verify.floats.gate`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -39,7 +39,8 @@ NEARBY, AROUND = 4, (0.97, 1.03)  # inputs on which the program's roundings are 
 OCTAVES_BEYOND = 3  # powers of two beyond the last at which XLA gives only finite numbers
 NEAREST, MOST_NEAR = 2.0**-4, 4  # constants of a program near which inputs are tried, and how many
 SUMS = frozenset({"add", "affine", "maximum", "minimum", "max", "shift", "lesslogs"})  # of logits
-HUGE = 2.0**10  # a factor that makes a mask of an input
+CHOICES = frozenset({"where", "mask"})
+HUGE = 2.0**10  # a factor that makes a mask of an input; a constant beyond it masks
 
 
 @dataclass
@@ -487,26 +488,34 @@ def biases(region: Region) -> list[int]:
     from: logits and what masks them.
     """
     operators = {k.name: k for k in region.graph.kernels if isinstance(k, Library)}
-    todo = [x for k in operators.values() for x in _logits(k)]
+    todo = [x for k in operators.values() for x in _logits(k, operators)]
     found: set[str] = set()
     while todo:
         if (name := todo.pop()) not in found:
             found.add(name)
             if name in operators and operators[name].op.op in SUMS:
                 todo += _operands(operators[name])
+            elif name in operators and operators[name].op.op in CHOICES:
+                todo += _operands(operators[name])[1:]
     others = set(switches(region))  # 0 or 1, and nothing else
     return [i for i in sorted(_floats(region) - others) if not found.isdisjoint(region.inputs[i].tensors)]
 
 
-def _logits(k: Library) -> list[str]:
-    """Operands that are logits, or may be."""
+def _logits(k: Library, operators: Mapping[str, Library]) -> list[str]:
+    """Operands that are logits, or may be: not those in whose place a mask puts an ordinary number, such as 0."""
     match k.op.op:
         case "exp" | "exps":
             return _operands(k)[:1]
         case "where" | "mask":
-            return _operands(k)[1:]
+            options = _operands(k)[1:]
+            return [] if any(_is_ordinary(operators.get(name)) for name in options) else options
         case _:
             return []
+
+
+def _is_ordinary(k: Library | None) -> bool:
+    """Whether an operator is a constant that masks nothing."""
+    return k is not None and k.op.op == "const" and abs(_number(k.op, "value")) <= HUGE
 
 
 def _operands(k: Library) -> list[str]:

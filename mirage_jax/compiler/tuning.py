@@ -23,7 +23,7 @@ import numpy as np
 from mirage_jax import timing
 from mirage_jax.compiler.specialization import is_written, specialized
 from mirage_jax.compiler.tuning_session import TuningSession
-from mirage_jax.compiler.winner import Winner
+from mirage_jax.compiler.winner import KERNEL_EMIT_OPTIONS, Winner
 from mirage_jax.cost.roofline import estimate
 from mirage_jax.errors import LoweringError, UnsupportedError
 from mirage_jax.hardware.device_model import DeviceModel
@@ -144,7 +144,7 @@ def precisions(c: Candidate) -> list[Precision]:
     found: dict[tuple[str, ...], Precision] = {}
     for precise in Precision if c.family == "kernels" else ():
         try:
-            sources = launch.sources(c.graph, as_precise(c.schedule, precise))
+            sources = launch.sources(c.graph, as_precise(c.schedule, precise), KERNEL_EMIT_OPTIONS)
         except (LoweringError, UnsupportedError):
             break
         found.setdefault(tuple(source.text if source else "" for source in sources), precise)

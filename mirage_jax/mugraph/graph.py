@@ -402,8 +402,9 @@ class KernelGraph:
 
 
 class Precision(IntEnum):
-    """Which computed operands of 16-bit matrix products are split into two 16-bit numbers: the rounded value and the
-    rest (Markidis et al., 2018, section 5). Splitting rounds less and costs a product for each half.
+    """Which operands of matrix products are split into two numbers: the rounded value and the rest (Markidis et al.,
+    2018, section 5). Computed ones of 16-bit products are split into 16-bit numbers, all of float32 products into TF32.
+    Splitting rounds less and costs a product for each half.
 
     Above `FAST`, exponentials are relative to the shifts that are stored, not to the values before rounding.
     """

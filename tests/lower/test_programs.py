@@ -239,6 +239,20 @@ def test_products_that_are_rounded_anyway_may_be_less_precise(dtype: str, added:
         assert source is not None and source.text.count("tl.dot") == count
 
 
+def test_products_of_float32_have_a_precise_form() -> None:
+    """Numbers are cut off for TF32; with three products of two parts each, hardly a bit of float32 is lost."""
+    program = attention("f32")
+    (sizes,) = program.schedule.kernels
+    texts: list[str] = []
+    for precise in (Precision.FAST, Precision.SPLIT_FLOAT32_RESULTS):
+        sized = Schedule((replace(sizes, precise=precise),))
+        (source,) = sources(program.graph, sized, EmitOptions(dot_precision="tf32"))
+        assert source is not None and compile_for(source, 90).fits
+        texts += re.findall(r"tf32\w*", source.text)
+        assert exact_check(program.graph, sized, EmitOptions(dot_precision="tf32")) == ""
+    assert texts == ["tf32", "tf32", "tf32x3", "tf32x3"]
+
+
 def test_what_a_loop_computes_is_the_left_operand() -> None:
     """The left operand of a matrix instruction comes from registers, the right one from shared memory. The results are
     stored transposed, once.

@@ -185,6 +185,19 @@ def test_which_inputs_mask_logits() -> None:
     assert not biases(region)
 
 
+def test_factors_under_a_mask_of_zeros_are_no_logits() -> None:
+    """Retention decays scores under a causal mask; what is under such a mask in an exponential is a logit."""
+    args = _structs("float32", (64, 16), (64, 16), (64, 16), (64, 64))
+    below = jnp.tri(64, dtype=bool)
+    for fn, has in (
+        (lambda q, k, v, d: (q @ k.T * jnp.where(below, d, 0.0)) @ v, False),
+        (lambda q, k, v, d: (q @ k.T * jnp.exp(jnp.where(below, d, 0.0))) @ v, True),
+        (lambda q, k, v, d: (q @ k.T * jnp.where(below, d, -1e9)) @ v, True),
+    ):
+        (region,) = analyse(jax.make_jaxpr(fn)(*args)).regions
+        assert bool(biases(region)) == has
+
+
 def test_a_mask_that_is_no_mask_where_inputs_are_as_low_is_refused() -> None:
     """Left padding: a row all of whose logits are the lowest number weighs all keys alike, also those after it. Minus
     infinity in its place is another program, whether a candidate has it or the translation.

@@ -1,8 +1,9 @@
 """Contractions: matrix products on tensor cores, and sums of elementwise products.
 
 Operands of a matrix product are 16-bit if one comes from a 16-bit tensor, else f32; sums are always f32. `Precision`
-says which computed operands are split into two 16-bit numbers, with a product for each (Markidis et al., 2018,
-section 5). A vector that is not computed in the loop becomes a matrix whose other rows are zero (`tiling.SINGLE`).
+says which operands are split into two numbers, with a product for each (Markidis et al., 2018, section 5): computed
+ones into 16-bit numbers, all of float32 into TF32. A vector that is not computed in the loop becomes a matrix whose
+other rows are zero (`tiling.SINGLE`).
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def _with_neutral_padding(
 
 
 def splits_operands(c: Context, op: Op) -> bool:
-    """Is a computed operand split into two 16-bit numbers?"""
+    """Are operands split into two numbers, of 16 bits or TF32?"""
     is_rounded = c.graph.ends_narrow(op.name)
     least = Precision.SPLIT_ALL if is_rounded else Precision.SPLIT_FLOAT32_RESULTS
     return c.tiling.schedule.precise >= least
@@ -159,4 +160,10 @@ def _oriented(c: Context, value: TileVariable, side: tuple[Axis, ...], inner: tu
 
 
 def _precision(c: Context, op: Op) -> str:
-    return f', input_precision="{c.options.dot_precision}"' if operand_type(c, op) == "f32" else ""
+    """How tl.dot rounds operands of float32: the hardware cuts numbers off for TF32, which errs twice as far as XLA's
+    libraries, that round. Three products of two parts each, "tf32x3", are almost as good as float32's.
+    """
+    if operand_type(c, op) != "f32":
+        return ""
+    precision = c.options.dot_precision
+    return f', input_precision="{"tf32x3" if precision == "tf32" and splits_operands(c, op) else precision}"'
