@@ -142,6 +142,26 @@ def test_any_sizes(name: str, seed: int) -> None:
     assert error(replace(program, schedule=Schedule(kernels, parts)), seed) < 5e-6
 
 
+def test_what_underflows_in_padded_lanes_is_masked() -> None:
+    """The exponential of a mask's -60,000 is no 0 on exact numbers, on which texts are compared."""
+    text = """mugraph {
+      extents i=2 j=3
+      input x0: bool[i,j]
+      input x1: f16[i,j]
+      kernel k0 grid(i) {
+        %x0 = load x0[i,j]
+        %x1 = load x1[i,j]
+        %0[] = const{value=-60000}
+        %1[i,j] = where %x0 %x1 %0
+        %2[i,j] = exp %1
+        %3[i] = sum{axes=(j)} %2
+        store y: f16[i] = %3
+      }
+      output y
+    }"""
+    assert exact_check(parse(text), schedule({"i": 1})) == ""
+
+
 def test_large_logits() -> None:
     """Logits in the thousands: nothing may overflow, and the rescaling must be right to matter."""
     assert error(attention("f32", i=20, n=50, d=24, spread=500.0)) < 1e-4

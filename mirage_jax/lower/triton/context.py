@@ -58,7 +58,11 @@ class Lanes:
         return float(np.power(np.float64(x), float(exponent)))
 
     def exp(self, x: float) -> float:
-        return float(np.exp(np.float64(x)))
+        """Raises `ArithmeticError` where a finite number's exponential is lost: as a number it is not 0."""
+        result = float(np.exp(np.float64(x)))
+        if result == 0 and np.isfinite(x):
+            raise ArithmeticError
+        return result
 
     def function(self, name: str, args: Sequence[float]) -> float:
         return float(FUNCTIONS[name].value(np, *map(np.float64, args)))
