@@ -134,7 +134,7 @@ def test_only_hopper_has_specialized_warps() -> None:
     asked: Any = SimpleNamespace()  # a graph that must not be looked at
     for name, (device, _, wgmma, _) in FAKE.items():
         if not wgmma:
-            assert specialized.__wrapped__(asked, asked, device_for(device)) == (), name
+            assert specialized.__wrapped__(asked, asked, device_for(device), 1) == (), name
 
 
 @pytest.mark.parametrize(
