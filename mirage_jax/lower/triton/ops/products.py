@@ -160,8 +160,8 @@ def _oriented(c: Context, value: TileVariable, side: tuple[Axis, ...], inner: tu
 
 
 def _precision(c: Context, op: Op) -> str:
-    """How tl.dot rounds operands of float32: the hardware cuts numbers off for TF32, which errs twice as far as XLA's
-    libraries, that round. Three products of two parts each, "tf32x3", are almost as good as float32's.
+    """How tl.dot rounds operands of float32: the hardware cuts numbers off for TF32, which errs up to twice as far as
+    rounding. Three products of two parts each, "tf32x3", are almost as good as float32's.
     """
     if operand_type(c, op) != "f32":
         return ""
