@@ -493,12 +493,16 @@ def biases(region: Region) -> list[int]:
     while todo:
         if (name := todo.pop()) not in found:
             found.add(name)
-            if name in operators and operators[name].op.op in SUMS:
-                todo += _operands(operators[name])
-            elif name in operators and operators[name].op.op in CHOICES:
-                todo += _operands(operators[name])[1:]
+            todo += _passed_on(operators[name]) if name in operators else []
     others = set(switches(region))  # 0 or 1, and nothing else
     return [i for i in sorted(_floats(region) - others) if not found.isdisjoint(region.inputs[i].tensors)]
+
+
+def _passed_on(k: Library) -> list[str]:
+    """Operands that an operator adds or chooses from: logits if its result is one."""
+    if k.op.op in SUMS:
+        return _operands(k)
+    return _operands(k)[1:] if k.op.op in CHOICES else []
 
 
 def _logits(k: Library, operators: Mapping[str, Library]) -> list[str]:
@@ -506,8 +510,8 @@ def _logits(k: Library, operators: Mapping[str, Library]) -> list[str]:
     match k.op.op:
         case "exp" | "exps":
             return _operands(k)[:1]
-        case "where" | "mask":
-            options = _operands(k)[1:]
+        case op if op in CHOICES:
+            options = _passed_on(k)
             return [] if any(_is_ordinary(operators.get(name)) for name in options) else options
         case _:
             return []

@@ -7,11 +7,9 @@ the cost model those that it takes. The search is not involved: the same muGraph
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice, product
-from typing import Any
 
 from mirage_jax.cost.roofline import PricedKernels, estimate
 from mirage_jax.errors import LoweringError, UnsupportedError
@@ -39,9 +37,8 @@ def specialized(graph: KernelGraph, schedule: Schedule, device: DeviceModel, mos
     for n, (kernel, sizes) in enumerate(zip(graph.kernels, schedule.kernels, strict=True)):
         if isinstance(kernel, BlockGraph) and _has_product_in_loop(kernel):
             options = {_with(schedule, n, own): own for own in _sizes(kernel, graph, sizes, device)}
-            written = _written(kernel, graph, schedule, options.values())
             likely = sorted(options, key=price)
-            of_each.append(list(islice((s for s in likely if written(options[s])), most)))
+            of_each.append(list(islice((s for s in likely if _is_deep(kernel, graph, options[s], schedule)), most)))
     best_of_each = [options[0] for options in of_each if options]
     if len(best_of_each) > 1:
         kernels = tuple(_first_changed(ks, schedule, n) for n, ks in _columns(best_of_each))
@@ -76,21 +73,12 @@ def _sizes(
         yield from (replace(made, num_stages=s) for s in STAGES)
 
 
-def _written(
-    kernel: BlockGraph, graph: KernelGraph, schedule: Schedule, options: Iterable[KernelSchedule]
-) -> Callable[[KernelSchedule], bool]:
-    """Make the test whether the emitter writes a kernel at some sizes, and these are among the deepest that it does."""
-    tested = functools.cache(lambda sizes: is_written(kernel, graph, sizes, schedule))
-    of_tiling: dict[Any, list[KernelSchedule]] = defaultdict(list)
-    for sizes in options:
-        of_tiling[sizes.tiles].append(sizes)
-
-    def test(sizes: KernelSchedule) -> bool:
-        """Whether sizes are written, and fewer than `DEEPEST` deeper ones of the same tiles."""
-        deeper = (x for x in of_tiling[sizes.tiles] if x.num_stages > sizes.num_stages)
-        return tested(sizes) and sum(map(tested, deeper)) < DEEPEST
-
-    return test
+def _is_deep(kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule, schedule: Schedule) -> bool:
+    """Whether the emitter can write a kernel at these sizes, and at fewer than `DEEPEST` with more stages."""
+    deeper = (replace(sizes, num_stages=s) for s in STAGES if s > sizes.num_stages)
+    if not is_written(kernel, graph, sizes, schedule):
+        return False
+    return sum(is_written(kernel, graph, x, schedule) for x in deeper) < DEEPEST
 
 
 def _tilings(kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule) -> Iterator[tuple[int, dict[Axis, int]]]:
@@ -105,6 +93,7 @@ def _tilings(kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule) -> I
                     yield tiles[row], dict(sizes.tiles) | tiles
 
 
+@functools.lru_cache(1024)
 def is_written(kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule, schedule: Schedule) -> bool:
     """Whether the emitter can write a kernel at these sizes."""
     try:

@@ -17,7 +17,7 @@ from mirage_jax.errors import UnsupportedError
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.operators import operator
-from mirage_jax.search.candidates import Candidate, kind, ranged, tiled
+from mirage_jax.search.candidates import Candidate, KnownTilings, kind, ranged, tiled
 from mirage_jax.search.decompose.fusion import combined, inlined
 from mirage_jax.search.decompose.output_slices import output_slice
 from mirage_jax.search.decompose.subprocesses import SubSearch, search_parts
@@ -129,10 +129,11 @@ def _compose(
     """Candidates for the whole reference: some or all windows replaced by theirs, best estimate first."""
     kept_seconds = [estimate(w.graph, Schedule((KernelSchedule(),) * len(w.graph.kernels)), device) for w in parts]
     out: dict[str, Candidate] = {}
+    known: KnownTilings = {}
     for chosen in filter(None, _choices(parts, found)):
         whole = _replaced(reference, parts, chosen, kept_seconds, device)
         if whole is not None:
-            candidates = (whole, inlined(whole, device)) if whole.family == "kernels" else (whole,)
+            candidates = (whole, inlined(whole, device, known)) if whole.family == "kernels" else (whole,)
             for c in candidates:
                 out.setdefault(str(c.graph), c)
     return sorted(out.values(), key=lambda c: c.seconds)

@@ -71,7 +71,7 @@ def test_row_statistics_of_two_outputs() -> None:
     check_graph(together.graph)
     check_schedule(together.graph, together.schedule)
     assert certify(graph, together.graph).bound <= 1e-12
-    assert fused(together, H200) is together
+    assert fused(together, H200, {}) is together
 
 
 def test_what_suits_the_first_output_is_shared_too() -> None:
@@ -128,7 +128,7 @@ def test_what_is_pointwise_is_computed_where_it_is_read() -> None:
     assert [(x.tensor, x.axes) for x in two.loads] == [("x0", ("k", "i"))] and "affine" not in str(without)
     assert worst_error(without, schedule(without, tile=5), graph) < 1e-12
     apart = tiled(graph, "kernels", (), H200)
-    assert apart is not None and inlined(apart, H200).graph == without
+    assert apart is not None and inlined(apart, H200, {}).graph == without
 
 
 def test_what_has_to_stay() -> None:

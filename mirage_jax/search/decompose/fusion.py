@@ -55,21 +55,21 @@ def combined(reference: KernelGraph, found: Sequence[Sequence[Candidate]], devic
     return sorted(whole.values(), key=lambda c: c.seconds)
 
 
-def fused(candidate: Candidate, device: DeviceModel, known: KnownTilings | None = None) -> Candidate:
+def fused(candidate: Candidate, device: DeviceModel, known: KnownTilings) -> Candidate:
     """Fuse pairs of kernels as long as that makes the candidate faster, by the model."""
-    return _improved(candidate, device, _all_fusions, {} if known is None else known)
+    return _improved(candidate, device, known, _all_fusions)
 
 
-def inlined(candidate: Candidate, device: DeviceModel) -> Candidate:
+def inlined(candidate: Candidate, device: DeviceModel, known: KnownTilings) -> Candidate:
     """Inline pointwise kernels as long as that makes the candidate faster, by the model."""
-    return _improved(candidate, device, _all_inlinings, {})
+    return _improved(candidate, device, known, _all_inlinings)
 
 
 def _improved(
     candidate: Candidate,
     device: DeviceModel,
-    changes: Callable[[KernelGraph], Iterator[KernelGraph]],
     known: KnownTilings,
+    changes: Callable[[KernelGraph], Iterator[KernelGraph]],
 ) -> Candidate:
     best = candidate
     while True:

@@ -50,8 +50,9 @@ class InputClasses(Mapping[str, list[Array]]):
             else _repeated(self.makers[name], rng, shape, dtype, i)
             for i, (shape, dtype) in enumerate(self.specs)
         ]
-        for i, x in enumerate(out if name in LOGITS else ()):
-            _put_far(x, LOGITS[name], rng, i)
+        if name in LOGITS:
+            for i, x in enumerate(out):
+                _put_far(x, LOGITS[name], rng, i)
         if name != BELOW_ZERO:
             out = [np.abs(x) if i in self.roots and is_float(x.dtype) else x for i, x in enumerate(out)]
         if name == FALSE_ROWS:

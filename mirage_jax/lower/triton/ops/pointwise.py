@@ -90,7 +90,7 @@ def _power(c: Context, x: str, exponent: Fraction) -> str:
         times = c.literal(Number(exponent))
         if exponent.denominator == 1:
             magnitude = f"tl.exp2({times} * tl.log2(tl.abs({x})))"
-            return f"tl.where({x} < 0, -{magnitude}, {magnitude})" if exponent % 2 else magnitude
+            return f"tl.where({x} < 0, {magnitude} * -1.0, {magnitude})" if exponent % 2 else magnitude
         return f"tl.exp2({times} * tl.log2({x}))"
     factors = [x] * int(whole)
     if exponent == Fraction(-1, 2):

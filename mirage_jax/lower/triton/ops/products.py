@@ -166,4 +166,6 @@ def _precision(c: Context, op: Op) -> str:
     if operand_type(c, op) != "f32":
         return ""
     precision = c.options.dot_precision
-    return f', input_precision="{"tf32x3" if precision == "tf32" and splits_operands(c, op) else precision}"'
+    if precision == "tf32" and splits_operands(c, op):
+        precision = "tf32x3"
+    return f', input_precision="{precision}"'
