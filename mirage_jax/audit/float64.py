@@ -50,12 +50,18 @@ class Noise:
     `tf32`: operands of products of float32 are rounded to TF32, as on NVIDIA GPUs by default. Those of products of
     16-bit types always have an error too: ``a (b c)`` rounds a product that ``(a b) c`` does not, and so is off by eps
     of its terms where ``a b`` cancels. `strict_range`: no product in another order leaves the range of its type.
+
+    A derivative adds up the cotangents of one value's uses. Where JAX subtracts what it added (a softmax's row maximum
+    has such a gradient), the sum is exactly 0 by the form of the program, not by what it means: a form that has no such
+    terms is off by their errors. So one of the two terms is the one of `other`, a run with errors of its own.
     """
 
     rng: np.random.Generator
     together: bool = False
     tf32: bool = False
     strict_range: bool = False
+    other: Noise | None = None
+    cotangents: list[Array] = field(default_factory=list, init=False)  # first terms of their sums, in order
 
     def draw(self, shape: tuple[int, ...]) -> Array:
         """Draw errors between -1 and 1."""
@@ -70,9 +76,18 @@ class Noise:
         return max(float(ml_dtypes.finfo(a.dtype).eps) if is_sixteen_bit_float(a.dtype) else 0.0 for a in eqn.in_avals)
 
     def operands(self, eqn: FlatEqn, xs: list[Array]) -> list[Array]:
-        """Disturb the operands of a product."""
+        """Disturb the operands of a product, and take a term of a sum of cotangents from the other run."""
+        if eqn.primitive == "add_any":
+            return [self._of_other(xs[0]), xs[1]]
         eps = self.of_operands(eqn)
         return [x * (1 + eps * self.draw(np.shape(x))) for x in xs] if eps else xs
+
+    def _of_other(self, x: Array) -> Array:
+        place = len(self.cotangents)
+        self.cotangents.append(x)
+        terms = self.other.cotangents if self.other else []
+        same = place < len(terms) and terms[place].shape == x.shape  # branches may differ, and runs of loops
+        return terms[place] if same else x
 
     def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any) -> Array:
         """Disturb a result."""
@@ -418,7 +433,10 @@ def spread(
     Half of them have noise, the others round.
     """
     out = [np.zeros(np.shape(r)) for r in exact]
-    visitors = [Noise(np.random.default_rng([seed, n]), n % 2 == 1, tf32, strict_range) for n in range(samples)]
+    visitors: list[Noise] = []
+    for n in range(samples):
+        other = visitors[-1] if visitors else None
+        visitors.append(Noise(np.random.default_rng([seed, n]), n % 2 == 1, tf32, strict_range, other))
     rounded = [Rounded(np.random.default_rng([seed, samples + n]) if n else None) for n in range(samples)]
     for visitor in (*visitors, *rounded):
         for i, (x, r) in enumerate(zip(evaluate(jaxpr, args, visitor), exact, strict=True)):

@@ -455,6 +455,23 @@ def test_what_cancels_in_a_product_of_16_bits_is_noise() -> None:
     assert errors("float32")[1] < 1e-4
 
 
+def test_cotangents_that_cancel_have_the_noise_of_both() -> None:
+    """The maximum of a softmax takes back what its exponentials gave: exactly 0 in JAX, rounding without a maximum."""
+
+    def loss(x):
+        e = jnp.exp(x - jnp.max(x, -1, keepdims=True))
+        return jnp.sum(jnp.square(e @ w / jnp.sum(e, -1, keepdims=True)))
+
+    rng = np.random.default_rng(0)
+    x, w = jnp.asarray([[0, -jnp.inf]], jnp.float16), jnp.asarray(rng.standard_normal((2, 33)), jnp.float16)
+    jaxpr = jax.make_jaxpr(jax.grad(loss))(x)
+    exact = float64.evaluate(jaxpr, [x])
+    (noise,) = float64.spread(jaxpr, [x], exact, differential.SAMPLES, 0)
+    assert np.all(exact[0] == 0)
+    one_unit = float(jnp.finfo(jnp.float16).eps) * float(jnp.sum(w[0].astype(jnp.float32) ** 2))
+    assert noise[0, 0] > 0.25 * one_unit
+
+
 @pytest.mark.parametrize(("dtype", "flushed"), [("float32", True), ("bfloat16", True), ("float16", False)])
 def test_numbers_below_the_smallest_may_be_flushed_to_zero(dtype: str, flushed: bool) -> None:
     """That is noise as large as such a number, of a sum of many too; others have none that is larger than rounding."""
