@@ -302,6 +302,14 @@ def test_divides_by_zero() -> None:
     assert not fingerprint(graph, graph)
 
 
+def test_bounds_beyond_floats_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of a softmax at hashed logits has up to 2^1024 exponentials and more: 2.0**1024 is no float."""
+    graph = ROW_SOFTMAX.graph(ROW_SOFTMAX.reference)
+    monkeypatch.setattr(certificate, "error_bound", lambda difference, p_bits, q_bits: 2000.0)
+    with pytest.raises(VerificationError, match="error bound misses"):
+        certify(graph, graph)
+
+
 def test_reduced_extents_are_ragged() -> None:
     reference, candidate = (ATTENTION.graph(t) for t in (ATTENTION.reference, ATTENTION.candidates["split keys"]))
     sizes = {"h": 16, "i": 64, "d": 128, "e": 128, "n": 4096}

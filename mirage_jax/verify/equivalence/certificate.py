@@ -509,14 +509,13 @@ class _Comparison:
 
     def _per_draw(self, p_bits: int, q_bits: int, hashed: Mapping[str, int]) -> float:
         """If the graphs differ, one output does: the worst counts, not their sum. Collisions of hashes come on top."""
-        out = 2.0 ** max(error_bound(d, p_bits, q_bits) for d in self.differences)
+        logs = [max(error_bound(d, p_bits, q_bits) for d in self.differences)]
         for name, n in hashed.items():
-            if (
-                name not in self.arguments
-            ):  # nothing reads what it makes: loops leave it out, and no output depends on it
-                continue
-            out += 2.0 ** (2 * math.log2(n) + error_bound(self.arguments[name], p_bits, q_bits))
-        return math.log2(out) if out < 1 else 0.0
+            if name in self.arguments:  # else nothing reads what it makes: no output depends on it
+                logs.append(2 * math.log2(n) + error_bound(self.arguments[name], p_bits, q_bits))
+        if max(logs) >= 0:  # says nothing, and may be beyond floats
+            return 0.0
+        return min(math.log2(sum(2.0**x for x in logs)), 0.0)
 
     def certificate(self, draws: Sequence[Draw], per_draw: float) -> Certificate:
         """State what the draws have shown."""
