@@ -419,14 +419,17 @@ def _judged(r: np.ndarray, s: np.ndarray, x: np.ndarray, c: np.ndarray) -> str:
     All elements are judged together first, then the determined ones alone. An element is determined if neither XLA nor
     noise is off by more than a tenth of its row. Others, a row of huge numbers that cancel for one, would excuse any
     error elsewhere, since most rules are about the largest of all. Where XLA or noise gives no number and float64 does,
-    nothing is determined: XLA may divide by a count of maxima that it rounded differently.
+    nothing is determined: XLA may divide by a count of maxima that it rounded differently. Where float64's number is
+    beyond the type and XLA gives none, a number as near as the noise is as good as an infinity.
     """
     with np.errstate(all="ignore"):
         x64, ideal = x.astype(np.float64), r.astype(c.dtype)
         error = np.fmax(np.abs(x64 - r), s)
         most = _largest(c.dtype)  # XLA's error may carry it to the end of the range, but it did not overflow
         worst = np.where(np.isfinite(x) & np.isfinite(r), np.clip(r + error, -most, most), x64).astype(c.dtype)
-        lost = np.isfinite(ideal) & ~(np.isfinite(x) & np.isfinite(error))
+        known = np.isfinite(x) & np.isfinite(error)
+        near = ~np.isfinite(s) | (np.abs(c.astype(np.float64) - r) <= SPREAD * s)
+        lost = np.isfinite(r) & ~known & (np.isfinite(ideal) | near)
         rows = np.where(np.isfinite(r), np.abs(r), 0.0).max(-1, keepdims=True, initial=0.0) if r.ndim else np.abs(r)
         unknown = lost | np.isfinite(ideal) & ~(error <= DETERMINED * rows)
     for left_out in (lost, unknown):

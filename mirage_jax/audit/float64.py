@@ -165,7 +165,8 @@ def _disturbed(x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, noise: Noise
 
     A sentinel has no noise where the result is a number of the type as it is: its sum with an ordinary number is
     the sentinel again, in float64 as in float32, in whatever order. Otherwise rows in which everything is masked would
-    not be determined.
+    not be determined. A sum over an axis may have several: scaled after it and not before, as the range of float32
+    and bfloat16 permits without `strict_range`, they overflow.
     """
     if eqn.primitive in EXACT or not is_float(dtype):
         return x
@@ -181,7 +182,7 @@ def _disturbed(x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, noise: Noise
         y = np.where(small & (noise.draw(np.shape(x)) > 0), 0.0, y)
     most = float(info.max)
     y = np.where(np.abs(y) > (most if dtype == np.float16 else EARLIER * most), np.copysign(math.inf, y), y)
-    low = x <= -SENTINEL
+    low = (x <= -SENTINEL) & (noise.strict_range or eqn.primitive != "reduce_sum")
     y = np.where(low & (x.astype(dtype) == x), x, y) if low.any() else y
     return y if noise.strict_range else np.where(_factors(eqn, xs), math.nan, y)
 

@@ -313,6 +313,25 @@ def test_an_error_near_the_end_of_the_range_is_no_infinity() -> None:
     assert differential._differences([exact], [noise], [x], [np.full((2, 2), 9_000, np.float16)])
 
 
+def test_a_number_near_one_beyond_the_range_is_no_error() -> None:
+    """-65,550 is beyond float16. Where XLA has NaN, -65,472 is right if the noise is as large; -9,000 is not."""
+    exact, lost = np.array([[-65_550.0, 1]]), np.array([[np.nan, 1]], np.float16)
+    for noise, value, right in ((50.0, -65_472, True), (50.0, -9_000, False), (np.inf, -9_000, True)):
+        have = np.array([[value, 1]], np.float16)
+        assert bool(differential._differences([exact], [np.array([[noise, 0]])], [lost], [have])) != right
+
+
+def test_a_sum_of_sentinels_is_determined_only_within_a_strict_range() -> None:
+    """The mean of two lowest numbers, halved first, is finite; halved last, it is not."""
+    x = np.full((2, 2), jnp.finfo(jnp.bfloat16).min, jnp.bfloat16)
+    jaxpr = jax.make_jaxpr(lambda x: x * 0.5 - jnp.mean(x * 0.5, -2, keepdims=True))(x)
+    exact = float64.evaluate(jaxpr, [x])
+    assert np.all(exact[0] == 0)
+    for strict in (True, False):
+        (noise,) = float64.spread(jaxpr, [x], exact, 4, 0, strict_range=strict)
+        assert np.all(np.isfinite(noise)) == strict
+
+
 @pytest.mark.parametrize(
     ("dtype", "powers"), [("float16", (-20, 10, 10)), ("float16", (13, -13, -13)), ("float32", (-90, 70, 70))]
 )
