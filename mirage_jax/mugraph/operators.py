@@ -210,7 +210,7 @@ def _exp[V](d: Domain[V], x: V, *, scale: Fraction = ONE, offset: Fraction = ZER
 
 
 def _exp_shifted[V](d: Domain[V], x: V, m: V, *, scale: Fraction = ONE) -> V:
-    return d.exp(d.add(affine(d, x, scale, ZERO), affine(d, m, Fraction(-1), ZERO)))
+    return d.exp(d.add(d.rounded(affine(d, x, scale, ZERO)), affine(d, m, Fraction(-1), ZERO)))
 
 
 def _rescale[V](d: Domain[V], x: V, old: V, new: V, *, degree: Fraction = ONE) -> V:

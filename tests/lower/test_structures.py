@@ -1,8 +1,10 @@
 """Block graphs that no benchmark has, one feature each: what the search may hand over."""
 
+import itertools
 from fractions import Fraction as Q
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from mirage_jax.errors import GraphError, LoweringError, UnsupportedError
 from mirage_jax.lower.backends import compile_for
 from mirage_jax.lower.runtime.launch import run_cuda, sources
 from mirage_jax.mugraph.check import check_graph
+from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import KernelGraph, Library, Load, Op, Precision
 from mirage_jax.verify.exact.exact_check import exact_check
 from mirage_jax.verify.exact.interpreters.triton import interpret
@@ -158,6 +161,63 @@ def test_large_logits_by_stored_statistics(scale: Q, masked: bool, precise: Prec
     sizes = as_precise(schedule({"i": 16, "n": 16}, {"i": 16, "n": 16}), precise)
     (y,) = interpret(made, sizes, rows_of_large_logits(32, 16))
     assert np.abs(y.sum(-1) - 1).max() < 1e-4
+
+
+def huge_logits() -> list[KernelGraph]:
+    """Softmaxes of 3/31 Q K in one kernel: times V, and times a temperature of each row."""
+    inputs, extents = [f32("Q", "i d"), f32("K", "d n"), f32("V", "n e")], {"i": 64, "n": 64, "d": 16, "e": 16}
+    graphs = []
+    for temperature in (False, True):
+        b = Block("attention", "i", "n")
+        s = b.dot(b.load("Q", "i d"), b.load("K", "d n"), axes="d")
+        s, scale = (b.mul(s, b.load("T", "i")), Q(1)) if temperature else (s, Q(3, 31))
+        m = b.shift(s, axes="n", scale=scale)
+        p = b.exps(s, m, scale=scale)
+        total, out = b.accs(b.sum(p, axes="n"), m), b.accs(b.dot(p, b.load("V", "n e"), axes="n"), m)
+        b.store(f32("Y", "i e"), b.div(out, total))
+        graphs.append(graph([*inputs, *([f32("T", "i")] if temperature else [])], [b], "Y", extents))
+    return graphs
+
+
+def huge_arrays(size: float) -> list[np.ndarray]:
+    """Inputs of which Q and K are of a size; all temperatures are 3/31."""
+    rng = np.random.default_rng(0)
+    q, k, v = (np.float32(rng.standard_normal(s)) for s in ((64, 16), (16, 64), (64, 16)))
+    return [q * np.float32(size), k * np.float32(size), v, np.full(64, 3 / 31, np.float32)]
+
+
+sizes_of_logits = pytest.mark.parametrize("size", [1e3, 1e5, 1e8])
+
+
+@sizes_of_logits
+def test_the_largest_exponential_is_one(size: float) -> None:
+    """An fma does not round the product of the largest logit, but its maximum is rounded: half a unit of logits of 1e10
+    is more than an exponent may be.
+    """
+    arrays = huge_arrays(size)
+    for made in huge_logits():
+        inputs = arrays[: len(made.inputs)]
+        (y,) = interpret(made, schedule({"i": 32, "n": 32}), inputs)
+        assert np.isfinite(y).all() and np.abs(y).max() <= np.abs(arrays[2]).max() * 1.0001
+        portable = jax.jit(lambda *xs, made=made: run(made, xs, xp=jnp, dtype=None))
+        assert np.isfinite(portable(*inputs)[0]).all()
+    sizes = schedule({"i": 16, "n": 16}, {"i": 16, "n": 16})
+    halves = [np.asarray(x, ml_dtypes.bfloat16) for x in (arrays[0][:32], arrays[1][:, :32])]
+    for scale, masked in itertools.product((Q(1), Q(3, 31)), (False, True)):
+        (y,) = interpret(weights_by_stored_statistics(32, 16, scale, masked), sizes, halves)
+        assert np.abs(y.sum(-1) - 1).max() < 1e-4
+
+
+@pytest.mark.gpu
+@sizes_of_logits
+def test_the_largest_exponential_is_one_on_a_gpu(size: float) -> None:
+    """Whatever products a compiler joins to sums."""
+    for made in huge_logits():
+        call = jax.jit(
+            lambda *xs, made=made: run_cuda(made, schedule({"i": 32, "n": 32}), xs, None, options=KERNEL_EMIT_OPTIONS)
+        )
+        (y,) = call(*huge_arrays(size)[: len(made.inputs)])
+        assert np.isfinite(y).all() and np.abs(y).max() <= np.abs(huge_arrays(size)[2]).max() * 1.0001
 
 
 @pytest.mark.gpu

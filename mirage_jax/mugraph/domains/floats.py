@@ -125,6 +125,13 @@ class FloatDomain:
         """e ** x."""
         return NamedArray(x.axes, self.xp.exp(self._array(x.array)))
 
+    def rounded(self, x: NamedArray) -> NamedArray:
+        """x; for a compiler behind a choice, which is none, but which it does not see through."""
+        a = self._array(x.array)
+        if self.xp is numpy:
+            return x
+        return NamedArray(x.axes, self.xp.where(self.xp.isfinite(a), a, a + a))
+
     def log_product(self, x: NamedArray, m: NamedArray) -> NamedArray:
         """log(x) + m; infinite where m is, since sums relative to an infinite maximum are NaN."""
         axes, (a, b) = self._align(x, m)

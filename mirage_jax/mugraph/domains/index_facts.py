@@ -376,6 +376,10 @@ class FactDomain:
         """See `exp`."""
         return FactAt(exp(x.fact))
 
+    def rounded(self, x: FactAt) -> FactAt:
+        """x: nothing is rounded here."""
+        return x
+
     def log_product(self, x: FactAt, m: FactAt) -> FactAt:
         """Nothing is known of logarithms."""
         return FactAt()

@@ -38,6 +38,12 @@ class Domain[V](Protocol):
         """e ** x."""
         ...
 
+    def rounded(self, x: V) -> V:
+        """x; in floats rounded to its type here, whatever it is used for. A compiler keeps the product of a fused
+        multiply-add unrounded, and then ``c * x - max(c * x)`` is above 0 by half a unit of the maximum.
+        """
+        ...
+
     def log_product(self, x: V, m: V) -> V:
         """``log(x * exp(m))``: where x is relative to a shift m, this is not. In floats ``log(x) + m``."""
         ...

@@ -115,6 +115,10 @@ class RangeDomain:
         """Exponentials are monotone."""
         return self._made("exp", (_exp(x.within[0]), _exp(x.within[1])), x)
 
+    def rounded(self, x: Ranged) -> Ranged:
+        """x: nothing is rounded here."""
+        return x
+
     def log_product(self, x: Ranged, m: Ranged) -> Ranged:
         """Logarithms may be anything."""
         return self._made("log_product", ANYTHING, x, m)

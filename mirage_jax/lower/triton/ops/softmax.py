@@ -2,13 +2,18 @@
 
 All exponentials are ``exp2``, with log2(e) folded into the scale. A shift m is kept as ``text * unit``
 (`TileVariable.unit`), in the unit in which its exponentials need no further rounding.
+
+The largest exponential of a row must be 1. An fma does not round its product, but a maximum of products is rounded:
+from logits of 2^27 on, ``fma(x, scale, -max)`` can exceed what ``exp2`` holds. Compilers make such an fma from any
+product that is subtracted from, so that each difference below is exact, or rounds its product by an fma with 0.
 """
 
 from __future__ import annotations
 
+import math
+
 from mirage_jax.lower.triton.context import Context, rule
 from mirage_jax.lower.triton.expressions import (
-    OCTAVE,
     PER_OCTAVE,
     UNIT,
     Number,
@@ -19,33 +24,26 @@ from mirage_jax.lower.triton.expressions import (
     reduced,
 )
 from mirage_jax.lower.triton.ops.reductions import carried, maximum
-from mirage_jax.mugraph.graph import Op
+from mirage_jax.mugraph.graph import Axis, Op
+
+LARGE = 2.0**26  # octaves: there, and above, float32 has no digits after the binary point
 
 
 @rule("shift")
 def emit_shift(c: Context, op: Op) -> TileVariable:
-    """The maximum of ``scale * x``, in the unit in which its exponentials need no further rounding.
-
-    Logits straight from a matrix product are kept times log2(e), so that an exponential costs one fma and one exp2.
-    Others may be masked with huge numbers, for which that fma would not cancel: these stay in the unit of x.
+    """The maximum of ``scale * x``, in the unit of x.
 
     A shift that is stored is rounded as it is stored: another kernel that divides exponentials by their sum makes
     them from what was stored, and each must be, bit for bit, what was added up here, or large logits do not cancel.
     """
     x, scale = c.value(op.args[0]), number(op, "scale", 1)
     is_product = _from_product(c, op.args[0]) and x.unit == UNIT and scale.value > 0
+    unit = scale * x.unit
     if scale.value <= 0:
-        x, unit, factor = c.natural(op.args[0]), UNIT, UNIT
-        x = TileVariable(c.w.let("scaled", f"{x.text} * {c.literal(scale)}"), x.dims)
-    elif is_product and _is_stored(c, op.name):
-        unit, factor = UNIT, scale
-    elif is_product:
-        unit, factor = OCTAVE, scale * PER_OCTAVE
-    else:
-        unit, factor = scale * x.unit, UNIT
+        x, unit = TileVariable(c.w.let("scaled", _product(c, c.natural(op.args[0]).text, scale)), x.dims), UNIT
     text = maximum(c, op, x)
-    if factor != UNIT:
-        text = f"{text} * {c.literal(factor)}"
+    if is_product and _is_stored(c, op.name):
+        text, unit = _product(c, text, scale), UNIT
     source = c.ops.get(c.unmasked(op.args[0]))
     settled = (
         is_product
@@ -75,12 +73,12 @@ def emit_exp_shifted(c: Context, op: Op) -> TileVariable:
     dims = c.tiling.dims(op.axes)
     x, m = c.natural(op.args[0]), finite(c, c.value(op.args[1]))
     scale, text, shift = number(op, "scale", 1), c.at(x, dims), c.at(m, dims)
-    if m.unit != UNIT or not _from_product(c, op.args[0]):
-        moved = difference(c, text, scale, shift, m.unit)
-    elif c.tiling.schedule.precise:
-        moved = f"({_fma(c, text, scale, shift, UNIT)}) * {c.literal(PER_OCTAVE)}"
+    if m.unit == scale and _from_product(c, op.args[0]):
+        moved = _one_fma(c, text, scale, m, dims)
+    elif m.unit == UNIT and (scale != UNIT or _is_multiplied(c, op.args[0])):
+        moved = f"({_product(c, text, scale)} - {shift}) * {c.literal(PER_OCTAVE)}"
     else:
-        moved = _fma(c, text, scale * PER_OCTAVE, shift, PER_OCTAVE)
+        moved = difference(c, text, scale, shift, m.unit)
     return c.made(op, f"tl.exp2({moved})", [x, m])
 
 
@@ -113,6 +111,36 @@ def emit_less_log_shifted(c: Context, op: Op) -> TileVariable:
     moved = f"{c.at(y, dims)} - {_times_degree(c.at(m, dims), op)}"
     text, scale = f"({moved}) - {c.at(log, dims)}", number(op, "scale", 1)
     return c.made(op, text if scale == UNIT else f"({text}) * {c.literal(scale)}", [y, x, m])
+
+
+def _one_fma(c: Context, x: str, scale: Number, m: TileVariable, dims: tuple[Axis, ...]) -> str:
+    """``(x - m) * scale * log2(e)`` as one fma for each x.
+
+    A row whose maximum is beyond 2^26 octaves multiplies by a power of two instead, exactly. One unit of x in the last
+    place is 4 octaves or more there, so that no digits are lost.
+    """
+    a = scale * PER_OCTAVE
+    key = ("octaves", m.text, a)
+    if key not in c.env:
+        is_small = f"tl.abs({m.text}) < {literal(min(LARGE / float(a), 3e38))}"
+        power = literal(2.0 ** math.floor(math.log2(float(a))))
+        factor = TileVariable(c.w.let("octaves", f"tl.where({is_small}, {c.literal(a)}, {power})"), m.dims)
+        top = TileVariable(c.w.let("top", f"{m.text} * {factor.text} * -1.0"), m.dims)
+        c.env[key] = factor
+        c.env["top", factor.text] = top
+    factor = c.env[key]
+    return f"tl.fma({x}, {c.at(factor, dims)}, {c.at(c.env['top', factor.text], dims)})"
+
+
+def _product(c: Context, x: str, scale: Number) -> str:
+    """``scale * x``, rounded: the 0 takes the place of what a compiler would add to an unrounded product."""
+    return f"tl.fma({x}, {c.literal(scale)}, 0.0)"
+
+
+def _is_multiplied(c: Context, name: str) -> bool:
+    """Does the kernel make a value by a multiplication, which its compiler may leave unrounded?"""
+    op = c.ops.get(name)
+    return op is not None and op.op in ("mul", "affine", "pow") and attr(op, "offset", 0) == 0
 
 
 def _times_degree(shift: str, op: Op) -> str:

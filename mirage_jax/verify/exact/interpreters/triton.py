@@ -9,7 +9,7 @@ that the same process can go on compiling kernels:
 * it reads and writes whatever an address points to: `interpreter_memory` checks each access;
 * ``tl.sum`` and friends are compiled-flavour functions that refuse to be called: `JITFunction.__call__` is replaced;
 * it computes bf16 on the integers that hold the bits, and casts by cutting bits off: arithmetic is routed through f32
-  and rounded once, to nearest;
+  and rounded once, to nearest. It rounds the product of an fma, which hardware does not;
 * a truth value spread over a tile becomes integers, which no load takes as a mask.
 
 It does not model races, shared memory, or the rounding of tf32.
@@ -260,7 +260,7 @@ def _interpreting(
         stack.enter_context(_replaced(jit.JITFunction, "__call__", call))
         stack.enter_context(_replaced(knobs.runtime, "interpret", True))
         lang = triton.language
-        floats = _bf16_patches(interpreter, lang) if constants is None else exact_patches(interpreter, lang, constants)
+        floats = _float_patches(interpreter, lang) if constants is None else exact_patches(interpreter, lang, constants)
         for owner, name, patch in (*memory_patches(interpreter, memory), *floats):
             stack.enter_context(_replaced(owner, name, patch))
         splat = interpreter.InterpreterBuilder.create_splat
@@ -288,8 +288,8 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, saved)
 
 
-def _bf16_patches(interpreter: Any, tl: Any) -> list[tuple[Any, str, Any]]:
-    """Replacements that compute on bf16 in f32 and round once."""
+def _float_patches(interpreter: Any, tl: Any) -> list[tuple[Any, str, Any]]:
+    """Replacements that round once: what is computed on bf16 in f32, and what one fma multiplies and adds."""
     handle, builder, reduce = interpreter.TensorHandle, interpreter.InterpreterBuilder, interpreter.ReduceOps
     plain_dot, plain_binary, plain_unary = builder.create_dot, builder.binary_op, builder.unary_op
     plain_cast = builder.cast_impl
@@ -316,6 +316,11 @@ def _bf16_patches(interpreter: Any, tl: Any) -> list[tuple[Any, str, Any]]:
     def dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
         return plain_dot(self, wide(a), wide(b), *rest)
 
+    def fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        """Multiply and add in float64, in which a product of float32 is exact."""
+        total = x.data.astype(np.float64) * y.data + z.data
+        return handle(total.astype(z.data.dtype), z.dtype.scalar)
+
     def binary(self: Any, left: Any, right: Any, op: Callable[..., Any]) -> Any:
         if not (is_bf16(left) and is_bf16(right)):
             return plain_binary(self, left, right, op)
@@ -339,6 +344,7 @@ def _bf16_patches(interpreter: Any, tl: Any) -> list[tuple[Any, str, Any]]:
     return [
         (builder, "cast_impl", cast),
         (builder, "create_dot", dot),
+        (builder, "create_fma", fma),
         (builder, "binary_op", binary),
         (builder, "unary_op", unary),
         (reduce, "sum", reduction(reduce.sum)),
