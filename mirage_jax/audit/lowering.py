@@ -63,7 +63,7 @@ def _one_step_less(m: re.Match[str]) -> str:
 
 
 START = r"(?<= )(\w+_block \* \d+|\w+_start)"
-FACTOR = r"\* |tl\.where\(tl\.abs\(.*?, "
+FACTOR = r"\* -?|tl\.where\(small\d+, "
 INDEX = r"\w+(?:\[[^\]]*\])?"
 LOWERING: tuple[TextMutation, ...] = (
     TextMutation("L1", "two strides exchanged", _text((rf"({INDEX}) \* (\d+) \+ ({INDEX})(?=[,)])", r"\1 + \3 * \2"))),

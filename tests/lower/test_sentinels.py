@@ -109,6 +109,18 @@ def test_values(name: str, sizes: str, low: slice) -> None:
     np.testing.assert_allclose(have.astype(np.float64), want, atol=0.02 * np.abs(want).max())
 
 
+@pytest.mark.parametrize("sizes", SIZES)
+def test_huge_logits(sizes: str) -> None:
+    """The skipping form leaves their products unrounded beside a rounded maximum; blocks that have them run both."""
+    graph = GRAPHS["forward"]
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 256, 64)) for _ in range(3))
+    xs = [x.astype(ml_dtypes.bfloat16) for x in (1e5 * q, 1e5 * k, v)]
+    (want,) = run(graph, [np.asarray(x, np.float64) for x in xs])
+    (have,) = interpret(graph, schedule(graph, sizes), xs)
+    np.testing.assert_allclose(have.astype(np.float64), want, atol=0.02 * np.abs(want).max())
+
+
 @pytest.mark.parametrize("name,sizes", CASES)
 def test_compiles_and_is_exact(name: str, sizes: str) -> None:
     graph = GRAPHS[name]

@@ -74,7 +74,8 @@ def emit_exp_shifted(c: Context, op: Op) -> TileVariable:
     x, m = c.natural(op.args[0]), finite(c, c.value(op.args[1]))
     scale, text, shift = number(op, "scale", 1), c.at(x, dims), c.at(m, dims)
     if m.unit == scale and _from_product(c, op.args[0]):
-        moved = _one_fma(c, text, scale, m, dims)
+        a = scale * PER_OCTAVE
+        moved = _fma(c, text, a, shift, a) if _is_guarded(c, op.args[1]) else _any_fma(c, text, a, m, dims)
     elif m.unit == UNIT and (scale != UNIT or _is_multiplied(c, op.args[0])):
         moved = f"({_product(c, text, scale)} - {shift}) * {c.literal(PER_OCTAVE)}"
     else:
@@ -113,23 +114,33 @@ def emit_less_log_shifted(c: Context, op: Op) -> TileVariable:
     return c.made(op, text if scale == UNIT else f"({text}) * {c.literal(scale)}", [y, x, m])
 
 
-def _one_fma(c: Context, x: str, scale: Number, m: TileVariable, dims: tuple[Axis, ...]) -> str:
-    """``(x - m) * scale * log2(e)`` as one fma for each x.
+def _any_fma(c: Context, x: str, a: Number, m: TileVariable, dims: tuple[Axis, ...]) -> str:
+    """``(x - m) * a`` as one fma for each x.
 
     A row whose maximum is beyond 2^26 octaves multiplies by a power of two instead, exactly. One unit of x in the last
-    place is 4 octaves or more there, so that no digits are lost.
+    place is 4 octaves or more there, so that no digits are lost. Both products are there before it is known which one
+    is taken: every step of the loop waits for this.
     """
-    a = scale * PER_OCTAVE
     key = ("octaves", m.text, a)
     if key not in c.env:
-        is_small = f"tl.abs({m.text}) < {literal(min(LARGE / float(a), 3e38))}"
         power = literal(2.0 ** math.floor(math.log2(float(a))))
-        factor = TileVariable(c.w.let("octaves", f"tl.where({is_small}, {c.literal(a)}, {power})"), m.dims)
-        top = TileVariable(c.w.let("top", f"{m.text} * {factor.text} * -1.0"), m.dims)
-        c.env[key] = factor
-        c.env["top", factor.text] = top
-    factor = c.env[key]
-    return f"tl.fma({x}, {c.at(factor, dims)}, {c.at(c.env['top', factor.text], dims)})"
+        small = c.w.let("small", f"tl.abs({m.text}) < {_limit(a)}")
+        factor = c.w.let("octaves", f"tl.where({small}, {c.literal(a)}, {power})")
+        top = c.w.let("top", f"tl.where({small}, {m.text} * {c.literal(-a)}, {m.text} * -{power})")
+        c.env[key] = TileVariable(factor, m.dims), TileVariable(top, m.dims)
+    factor, top = (c.at(x, dims) for x in c.env[key])
+    return f"tl.fma({x}, {factor}, {top})"
+
+
+def _limit(a: Number) -> str:
+    """Numbers that are `LARGE` octaves if multiplied by a; a literal of float32."""
+    return literal(min(LARGE / float(a), 3e38))
+
+
+def _is_guarded(c: Context, shift: str) -> bool:
+    """Is a form of the kernel written whose results are not taken if a maximum is large (`lows`)?"""
+    ends = {op.name: op.args[0] for op in c.graph.ops if op.op == "last"}
+    return any(shift in (guard.shift, ends.get(guard.shift)) for guard in c.form.guards)
 
 
 def _product(c: Context, x: str, scale: Number) -> str:
@@ -182,12 +193,13 @@ def _fma(c: Context, x: str, a: Number, y: str, b: Number) -> str:
 
 
 def lows(c: Context) -> dict[str, str]:
-    """By guarded shift: text that is 1 where an element is not above its bound, or is NaN, else 0."""
+    """By guarded shift: text that is 1 where an element is not above its bound, is large, or is NaN, else 0."""
     found: dict[str, str] = {}
     for guard in c.form.guards:
         shift = c.value(guard.shift)
-        bound = Number(guard.bound / shift.unit.value, -shift.unit.logs)
-        text = f"1 - ({shift.text} > {c.literal(bound)}).to(tl.int32)"
+        bound, limit = Number(guard.bound / shift.unit.value, -shift.unit.logs), _limit(shift.unit * PER_OCTAVE)
+        clear = f"({shift.text} > {c.literal(bound)}) & (tl.abs({shift.text}) < {limit})"
+        text = f"1 - ({clear}).to(tl.int32)"
         mask = c.mask(c.graph.axes_of[guard.shift], shift.dims)
         found[guard.shift] = f"tl.where({mask}, {text}, 0)" if mask else text
     return found
