@@ -86,8 +86,8 @@ class ArrayDomain[V](Domain[V], Protocol):
         """Put tiles together; each comes with its indices along the axes of `tensor`, whose extents are `shape`."""
         ...
 
-    def all_above(self, x: V, bound: Fraction) -> bool:
-        """Is every element above the bound? (True where elements have no order: then it is assumed.)"""
+    def all_between(self, x: V, low: Fraction, high: Fraction | None) -> bool:
+        """Is every element between the bounds? (True where elements have no order: then it is assumed.)"""
         ...
 
 
@@ -174,7 +174,7 @@ def _tiled(
     stored: StoredTiles = {s.tensor.name: [] for s in kernel.stores}
     whole = sizes.whole(kernel)
     form = None if domain.representative else guarded(kernel)
-    skips = form is not None and all(domain.all_above(tensors[g.shift], g.bound) for g in form.tensor_guards)
+    skips = form is not None and all(domain.all_between(tensors[g.shift], g.bound, g.limit) for g in form.tensor_guards)
     blocks = _blocks(kernel, sizes, tiles)
     for cut in islice(blocks, 1) if domain.representative else blocks:
         run = partial(_run_block, domain=domain, ranges=whole | cut, tensors=tensors, stored=stored)
@@ -205,7 +205,7 @@ def _run_block(
     """Add what a block stores to `stored`, unless one of its guards does not hold."""
     own: StoredTiles = {name: [] for name in stored}
     values = _Block(kernel, domain, ranges, tiles, tensors, own).run()
-    if not all(domain.all_above(values[g.shift], g.bound) for g in guards):
+    if not all(domain.all_between(values[g.shift], g.bound, g.limit) for g in guards):
         return False
     for name, more in own.items():
         stored[name] += more

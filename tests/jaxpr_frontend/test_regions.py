@@ -2,6 +2,7 @@
 
 import logging
 import random as random_numbers
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -329,3 +330,15 @@ def test_work_grows_like_a_program_of_which_much_is_refused_late(kind: str, monk
     assert few[2] == 60 and many[2] == 240
     assert many[0] <= min(few[0] + 2, regions.MAX_CUTS + 4)
     assert many[1] <= 4.5 * few[1]
+
+
+def test_a_constant_beyond_its_type_is_infinite() -> None:
+    """Folding it warns nobody: JAX does not."""
+
+    def masked(x):
+        logits = jnp.where(jnp.arange(1) >= 2, x @ x.T, jnp.finfo("float16").min)
+        return jnp.sum(jnp.square(logits.astype("float32")))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        analyse(jax.make_jaxpr(jax.grad(masked))(jnp.ones((1, 1), "float16")).jaxpr)

@@ -129,6 +129,12 @@ def test_compiles_and_is_exact(name: str, sizes: str) -> None:
     assert exact_check.exact_check(graph, schedule(graph, sizes)) == ""
 
 
+def test_what_skips_is_said_once() -> None:
+    """The text and the graph agree on which maxima are too large: queries that are the keys too have such."""
+    graph = parse(FORWARD.replace("\n  input K: bf16[h,n,d]", "").replace("load K[h,n,d]", "load Q[h,n,d]"))
+    assert exact_check.exact_check(graph, schedule(graph, "warps alike")) == ""
+
+
 def test_the_complete_form_takes_nothing_from_the_other() -> None:
     """It stores as wide, for which its lanes have to follow one another, and its number of steps is not known."""
     sizes = schedule(GRAPHS["forward"], "warps alike")

@@ -215,3 +215,24 @@ def test_no_step_before_the_second_loop() -> None:
     values = [rng.standard_normal(shape).astype(np.float32) for shape in ((64, 16), (16, 64))]
     (have,) = interpret(graph, schedule, values)
     assert np.isfinite(have).all() and have[-1] == 0.0
+
+
+@pytest.mark.parametrize("function", ["tanh", "expm1", "log1p", "erf", "sin"])
+def test_small_numbers_keep_their_digits(function: str) -> None:
+    """Near 0 these are about their argument: an error of half a unit of 1 is all of it."""
+    graph = parse(f"""mugraph {{
+      extents i=1024
+      input X: f32[i]
+      kernel a grid(i) {{
+        %x = load X[i]
+        %y[i] = {function} %x
+        store Y: f32[i] = %y
+      }}
+      output Y
+    }}""")
+    schedule = Schedule((KernelSchedule((("i", 1024),)),))
+    assert exact_check(graph, schedule) == ""
+    x = np.float32(np.geomspace(1e-20, 1, 1024) * np.tile([1, -1], 512))
+    with np.errstate(divide="ignore"):  # log(1 - 1)
+        (have,), (want,) = interpret(graph, schedule, [x]), evaluate.run(graph, [x.astype(np.float64)])
+    np.testing.assert_allclose(have, want, rtol=2e-6)

@@ -167,7 +167,8 @@ def _convert(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
     if out.dtype == "bool" and x.dtype != "bool":
         raise NotExpressible(Code.DTYPE, f"a cast from {x.dtype} to bool compares")
     if x.is_constant and x.special is None:
-        rounded = np.asarray(float(x.offset)).astype(out.numpy_dtype)
+        with np.errstate(over="ignore"):
+            rounded = np.asarray(float(x.offset)).astype(out.numpy_dtype)
         return b.constant(_exact(rounded), out.dtype, x.dims)
     return replace(x, dtype=out.dtype)
 

@@ -302,9 +302,12 @@ def logistic(x: Numbers) -> Numbers:
 
 
 def tanh(x: Numbers) -> Numbers:
-    """1 - 2 / (1 + exp(2 x)), as kernels write it."""
-    two = add(ONE, ONE)
-    return subtract(ONE, divide(two, add(ONE, exp(multiply(two, x)))))
+    """1 - 2 / (1 + exp(2 x)), and a series near 0, as kernels write it."""
+    two, square, series = add(ONE, ONE), multiply(x, x), ONE
+    for coefficient in (0.4047619104385376, 0.4000000059604645, 0.3333333432674408):
+        series = subtract(ONE, multiply(multiply(square, constant(Fraction(coefficient))), series))
+    by_exp = subtract(ONE, divide(two, add(ONE, exp(multiply(two, x)))))
+    return choose(less(absolute(x), constant(Fraction(1, 8))), multiply(x, series), by_exp)
 
 
 def log1p(x: Numbers) -> Numbers:

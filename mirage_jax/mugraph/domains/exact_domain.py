@@ -56,9 +56,10 @@ class ExactDomain:
         """Paste the tiles into one array."""
         return NamedArray(tensor.axes, pasted(shape, stored))
 
-    def all_above(self, x: NamedArray, bound: Fraction) -> bool:
+    def all_between(self, x: NamedArray, low: Fraction, high: Fraction | None) -> bool:
         """Compare the floats of numbers."""
-        return bool((x.array["real"] > float(bound)).all())
+        real = x.array["real"]
+        return bool((real > float(low)).all()) and (high is None or bool((real < float(high)).all()))
 
     # --- operators
 

@@ -85,9 +85,9 @@ class FloatDomain:
         """Paste the tiles, which cover the tensor, into one array."""
         return NamedArray(tensor.axes, self.xp.asarray(pasted(shape, stored)))
 
-    def all_above(self, x: NamedArray, bound: Fraction) -> bool:
+    def all_between(self, x: NamedArray, low: Fraction, high: Fraction | None) -> bool:
         """Compare every element."""
-        return bool((x.array > _float(bound)).all())
+        return bool((x.array > _float(low)).all()) and (high is None or bool((x.array < _float(high)).all()))
 
     # --- operators
 

@@ -29,16 +29,18 @@ from functools import partial
 from mirage_jax.mugraph.graph import Axis, BlockGraph, Kernel, KernelGraph, KernelSchedule, Op, carried
 
 HIGHEST_SENTINEL = -10_000  # masks are written with numbers from here down
+LARGEST_SHIFT = Fraction(2**25)  # beyond it an fma may make exponentials larger than 1 (`lower.triton.ops.softmax`)
 SHORT_STEP = 16  # elements of the loop's axis
 VANISHING_EXPONENT = -1_000  # exp of this or less is zero in every type of floats
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """All elements of the value `shift` have to be above `bound` for a kernel to skip."""
+    """All elements of the value `shift` have to be above `bound`, and below `limit`, for a kernel to skip."""
 
     shift: str
     bound: Fraction
+    limit: Fraction | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def guarded(kernel: Kernel) -> Guarded | None:
     return Guarded(
         skipping,
         replace(kernel, loop_bounds=None),
-        tuple(Guard(ends[shift], bound) for shift, bound in after.items()),
+        tuple(Guard(ends[shift], max(bound, -LARGEST_SHIFT), LARGEST_SHIFT) for shift, bound in after.items()),
         tuple(Guard(tensor, bound) for tensor, bound in inside.items()),
     )
 

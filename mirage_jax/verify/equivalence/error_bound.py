@@ -203,7 +203,7 @@ class BoundDomain:
 
     # --- operators
 
-    def all_above(self, x: Bound, bound: Fraction) -> bool:
+    def all_between(self, x: Bound, low: Fraction, high: Fraction | None) -> bool:
         """Hold in any case: bounds know no values."""
         return True
 

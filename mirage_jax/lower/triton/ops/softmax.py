@@ -121,20 +121,16 @@ def _any_fma(c: Context, x: str, a: Number, m: TileVariable, dims: tuple[Axis, .
     place is 4 octaves or more there, so that no digits are lost. Both products are there before it is known which one
     is taken: every step of the loop waits for this.
     """
+    limit = literal(min(LARGE / float(a), 3e38))  # a literal of float32
     key = ("octaves", m.text, a)
     if key not in c.env:
         power = literal(2.0 ** math.floor(math.log2(float(a))))
-        small = c.w.let("small", f"tl.abs({m.text}) < {_limit(a)}")
+        small = c.w.let("small", f"tl.abs({m.text}) < {limit}")
         factor = c.w.let("octaves", f"tl.where({small}, {c.literal(a)}, {power})")
         top = c.w.let("top", f"tl.where({small}, {m.text} * {c.literal(-a)}, {m.text} * -{power})")
         c.env[key] = TileVariable(factor, m.dims), TileVariable(top, m.dims)
     factor, top = (c.at(x, dims) for x in c.env[key])
     return f"tl.fma({x}, {factor}, {top})"
-
-
-def _limit(a: Number) -> str:
-    """Numbers that are `LARGE` octaves if multiplied by a; a literal of float32."""
-    return literal(min(LARGE / float(a), 3e38))
 
 
 def _is_guarded(c: Context, shift: str) -> bool:
@@ -193,12 +189,15 @@ def _fma(c: Context, x: str, a: Number, y: str, b: Number) -> str:
 
 
 def lows(c: Context) -> dict[str, str]:
-    """By guarded shift: text that is 1 where an element is not above its bound, is large, or is NaN, else 0."""
+    """By guarded shift: text that is 1 where an element is not between its bounds, or is NaN, else 0."""
     found: dict[str, str] = {}
     for guard in c.form.guards:
         shift = c.value(guard.shift)
-        bound, limit = Number(guard.bound / shift.unit.value, -shift.unit.logs), _limit(shift.unit * PER_OCTAVE)
-        clear = f"({shift.text} > {c.literal(bound)}) & (tl.abs({shift.text}) < {limit})"
+        bound, limit = (
+            None if b is None else c.literal(Number(b / shift.unit.value, -shift.unit.logs))
+            for b in (guard.bound, guard.limit)
+        )
+        clear = f"({shift.text} > {bound})" + (f" & ({shift.text} < {limit})" if limit else "")
         text = f"1 - ({clear}).to(tl.int32)"
         mask = c.mask(c.graph.axes_of[guard.shift], shift.dims)
         found[guard.shift] = f"tl.where({mask}, {text}, 0)" if mask else text
