@@ -326,7 +326,7 @@ def _interpreted(
         scale = float(np.abs(np.where(good, r, 0)).max())
         limit = {2: 0.1, 4: 2e-3}.get(min(x.dtype.itemsize for x in (*inputs, y) if is_float(x.dtype)), 2e-3)
         limit *= scale + 0.01 * top
-        good &= np.abs(narrow_y - r) <= limit
+        good &= np.abs(1.0 * narrow_y - r) <= limit
         off = float(np.where(good, np.abs(y.astype(np.float64) - r), 0).max())
         if not off <= limit:
             yield f"a kernel is off by {off:.3g}, values of size {scale:.3g}, in output {n}\n{c.graph}\n{c.schedule}"

@@ -63,7 +63,6 @@ def _one_step_less(m: re.Match[str]) -> str:
 
 
 START = r"(?<= )(\w+_block \* \d+|\w+_start)"
-FACTOR = r"\* -?|tl\.where\(small\d+, "
 INDEX = r"\w+(?:\[[^\]]*\])?"
 LOWERING: tuple[TextMutation, ...] = (
     TextMutation("L1", "two strides exchanged", _text((rf"({INDEX}) \* (\d+) \+ ({INDEX})(?=[,)])", r"\1 + \3 * \2"))),
@@ -84,7 +83,7 @@ LOWERING: tuple[TextMutation, ...] = (
         ),
         rounding=True,
     ),
-    TextMutation("L7", "exp2 without log2(e)", _text((rf"({FACTOR})(\d+\.\d{{6,}})", _without_log2e))),
+    TextMutation("L7", "exp2 without log2(e)", _text((r"(\* -?|tl\.fma\(.*?, )(\d+\.\d{6,})", _without_log2e))),
     TextMutation("L9", "an output not fully written", _smaller_grid),
     TextMutation("L10", "a store off by one", _text((r"tl\.store\(out\d+ \+ ", r"\g<0>1 + "))),
     TextMutation("S3", "the last step skipped", _text((r"range\((\w+), (\w+), (\w+)\)", _one_step_less))),

@@ -10,7 +10,7 @@ import pytest
 
 from mirage_jax.lower.backends import compile_for
 from mirage_jax.lower.runtime.launch import sources
-from mirage_jax.lower.triton.emitter import KernelSource, emit
+from mirage_jax.lower.triton.emitter import EmitOptions, KernelSource, emit
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.parser import parse
@@ -135,10 +135,23 @@ def test_what_skips_is_said_once() -> None:
     assert exact_check.exact_check(graph, schedule(graph, "warps alike")) == ""
 
 
+def test_two_in_one_launch() -> None:
+    """Blocks of both may store again."""
+    twin = FORWARD[FORWARD.index("  kernel k0") : FORWARD.index("  output O")]
+    graph = parse(
+        FORWARD.replace("  output O", twin.replace("k0", "k1").replace("store O", "store P") + "  output O P")
+    )
+    (sizes,) = schedule(GRAPHS["forward"], "warps alike").kernels
+    assert exact_check.exact_check(graph, Schedule((sizes, sizes), joint=True)) == ""
+
+
 def test_the_complete_form_takes_nothing_from_the_other() -> None:
     """It stores as wide, for which its lanes have to follow one another, and its number of steps is not known."""
     sizes = schedule(GRAPHS["forward"], "warps alike")
-    (checked,), (alone,) = sources(GRAPHS["forward"], sizes), sources(skipping(GRAPHS["forward"]), sizes)
+    (checked,), (alone,) = (
+        sources(GRAPHS["forward"], sizes),
+        sources(skipping(GRAPHS["forward"]), sizes, EmitOptions(skips=False)),
+    )
     assert checked is not None and alone is not None
     stores = [re.findall(r"st\.global\S*", compile_for(source, 90).ptx) for source in (checked, alone)]
     assert stores[0] == 2 * stores[1]

@@ -148,7 +148,7 @@ BUGS = {
     "stale maximum": (ATTENTION, "    shift# = shift#\n", ""),
     "maximum of padded lanes": (ATTENTION, 'dot#, float("-inf")', r"dot\1, 9.0"),
     "padded lanes in a sum": (ATTENTION, "exps#, 0.0", r"exps\1, 1.0"),
-    "base of the exponential": (ATTENTION, "tl.where(small#, 0.36067376022224085", r"tl.where(small\1, 0.25"),
+    "base of the exponential": (ATTENTION, "tl.fma(dot#, 0.36067376022224085", r"tl.fma(dot\1, 0.25"),
     "constant in the wrong place": (RMSNORM, "* 0.02 + 1e-06", "* (0.02 + 1e-06)"),
     "load hoisted out of the loop": (LORA, "k = k_start + ", "k = 0 * k_start + "),
     "offset of a part": (SPLIT, "n = n_g_block * 17 + ", "n = n_g_block * 16 + "),

@@ -20,7 +20,7 @@ from mirage_jax.lower.triton.rewrites import move_factors_after_products, move_s
 from mirage_jax.lower.triton.two_forms import is_clear, minimum_of, write_choice
 from mirage_jax.lower.triton.writer import Writer
 from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, Precision
-from mirage_jax.mugraph.passes.sentinels import Guard, guarded, with_short_steps
+from mirage_jax.mugraph.passes.sentinels import Guard, guarded, watched, with_short_steps
 
 if TYPE_CHECKING:
     import jax
@@ -63,11 +63,13 @@ class TextBackend[K: Loops]:
             tiling.check()
             return self.kernel(tiling, options, form)
 
-        forms = guarded(kernel)
+        if not options.skips:
+            return self.one_form(
+                writer(kernel, PLAIN if guarded(kernel) is None else Form("_complete", is_complete=True))
+            )
+        forms = watched(kernel)
         if forms is None:
             return self.one_form(writer(kernel))
-        if not options.skips:
-            return self.one_form(writer(kernel, Form("_complete", is_complete=True)))
         skipping = writer(forms.skipping, Form("_skipping", forms.guards))
         complete = writer(kernel, Form("_complete", is_complete=True, fresh="fresh" if forms.guards else ""))
         return self.two_forms(skipping, complete, forms.tensor_guards)

@@ -31,7 +31,7 @@ class Number:
         return float(self.value) * {1: LOG2E, 0: 1.0, -1: LN2}.get(self.logs, LOG2E**self.logs)
 
 
-UNIT, PER_OCTAVE = Number(Fraction(1)), Number(Fraction(1), 1)
+UNIT, PER_OCTAVE, OCTAVE = Number(Fraction(1)), Number(Fraction(1), 1), Number(Fraction(1), -1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ def join(members: Sequence[Emit], options: EmitOptions) -> KernelSource:
         max(s.num_warps for s in sources),
         max(s.num_stages for s in sources),
         meanings([s.numbers for s in sources]),
+        rewrites=any(s.rewrites for s in sources),
     )
 
 

@@ -174,7 +174,7 @@ class FloatDomain:
 
     def shift(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
         """The maximum, but never -inf: a fully masked tile must not turn ``exp(-inf - -inf)`` into NaN for its row."""
-        m = self._reduce(self.xp.max, x, axes)
+        m = self._real(self._reduce(self.xp.max, x, axes))
         return NamedArray(m.axes, self.xp.maximum(m.array, self.xp.asarray(lowest(m.array.dtype), m.array.dtype)))
 
     def iota(self, axis: Axis) -> NamedArray:

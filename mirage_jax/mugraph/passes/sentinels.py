@@ -17,6 +17,9 @@ Each block runs the first, looks at its `guards`, and runs the second if a maxim
 tensor that the loop reads in steps (the backward pass reads the maxima of all rows) is about all of that tensor, and is
 looked at first. So a kernel with loop bounds computes the same as the kernel without them, on any data.
 `verify.equivalence.certificate` describes the proof for both forms.
+
+Loops that take the maximum of a matrix product have two forms as well (`watched`), of the same graph: the text of the
+first is faster, and wrong for huge logits (`lower.triton.ops.softmax`).
 """
 
 from __future__ import annotations
@@ -78,6 +81,39 @@ def guarded(kernel: Kernel) -> Guarded | None:
         tuple(Guard(ends[shift], max(bound, -LARGEST_SHIFT), LARGEST_SHIFT) for shift, bound in after.items()),
         tuple(Guard(tensor, bound) for tensor, bound in inside.items()),
     )
+
+
+def watched(kernel: BlockGraph) -> Guarded | None:
+    """`guarded`, and also by running maxima of matrix products: exponentials relative to them are one fma in a form
+    that is right up to `LARGEST_SHIFT`. None for a kernel that is right as it is.
+    """
+    forms = guarded(kernel) or Guarded(kernel, replace(kernel, loop_bounds=None), (), ())
+    if forms.tensor_guards:  # which are looked at before
+        return forms
+    shifts = _maxima_of_products(forms.skipping)
+    skipping, ends = _with_ends(forms.skipping, dict.fromkeys(shifts, -LARGEST_SHIFT))
+    known = {guard.shift for guard in forms.guards}
+    more = [Guard(ends[shift], -LARGEST_SHIFT, LARGEST_SHIFT) for shift in shifts if ends[shift] not in known]
+    guards = (*forms.guards, *more)
+    return replace(forms, skipping=skipping, guards=guards) if guards else None
+
+
+def _maxima_of_products(kernel: BlockGraph) -> list[str]:
+    """Shifts of matrix products that a loop carries and nothing stores."""
+    ops = {op.name: op for op in kernel.ops}
+    last = {op.name: op.args[0] for op in kernel.ops if op.op == "last"}
+    stored = {last.get(s.value, s.value) for s in kernel.stores}
+    shifts = (op for op in kernel.ops if op.op == "shift" and op.name not in stored and carried(kernel, op))
+    return [op.name for op in shifts if _is_product(ops, op.args[0])]
+
+
+def _is_product(ops: Mapping[str, Op], name: str) -> bool:
+    """Is a value the result of a matrix product, scaled by a positive number, or masked with minus infinity?"""
+    op = ops.get(name)
+    if op is None:
+        return False
+    is_scaled = op.op == "affine" and _number(op, "scale", 1) > 0 and _number(op, "offset", 0) == 0
+    return op.op == "dot" or ((is_scaled or op.op == "mask") and _is_product(ops, op.args[-1]))
 
 
 def skipping(graph: KernelGraph) -> KernelGraph:

@@ -5,15 +5,15 @@ All exponentials are ``exp2``, with log2(e) folded into the scale. A shift m is 
 
 The largest exponential of a row must be 1. An fma does not round its product, but a maximum of products is rounded:
 from logits of 2^27 on, ``fma(x, scale, -max)`` can exceed what ``exp2`` holds. Compilers make such an fma from any
-product that is subtracted from, so that each difference below is exact, or rounds its product by an fma with 0.
+product that is subtracted from, so that each difference below is exact, or rounds its product by an fma with 0, or is
+in a form of the kernel that is right for smaller logits only (`mugraph.passes.sentinels.watched`).
 """
 
 from __future__ import annotations
 
-import math
-
 from mirage_jax.lower.triton.context import Context, rule
 from mirage_jax.lower.triton.expressions import (
+    OCTAVE,
     PER_OCTAVE,
     UNIT,
     Number,
@@ -24,14 +24,14 @@ from mirage_jax.lower.triton.expressions import (
     reduced,
 )
 from mirage_jax.lower.triton.ops.reductions import carried, maximum
-from mirage_jax.mugraph.graph import Axis, Op
-
-LARGE = 2.0**26  # octaves: there, and above, float32 has no digits after the binary point
+from mirage_jax.mugraph.graph import Op
 
 
 @rule("shift")
 def emit_shift(c: Context, op: Op) -> TileVariable:
     """The maximum of ``scale * x``, in the unit of x.
+
+    A form that is right for small maxima only keeps them times log2(e): an exponential then costs one fma and one exp2.
 
     A shift that is stored is rounded as it is stored: another kernel that divides exponentials by their sum makes
     them from what was stored, and each must be, bit for bit, what was added up here, or large logits do not cancel.
@@ -44,6 +44,8 @@ def emit_shift(c: Context, op: Op) -> TileVariable:
     text = maximum(c, op, x)
     if is_product and _is_stored(c, op.name):
         text, unit = _product(c, text, scale), UNIT
+    elif is_product and _is_guarded(c, op.name):
+        text, unit = f"{text} * {c.literal(scale * PER_OCTAVE)}", OCTAVE
     source = c.ops.get(c.unmasked(op.args[0]))
     settled = (
         is_product
@@ -73,10 +75,7 @@ def emit_exp_shifted(c: Context, op: Op) -> TileVariable:
     dims = c.tiling.dims(op.axes)
     x, m = c.natural(op.args[0]), finite(c, c.value(op.args[1]))
     scale, text, shift = number(op, "scale", 1), c.at(x, dims), c.at(m, dims)
-    if m.unit == scale and _from_product(c, op.args[0]):
-        a = scale * PER_OCTAVE
-        moved = _fma(c, text, a, shift, a) if _is_guarded(c, op.args[1]) else _any_fma(c, text, a, m, dims)
-    elif m.unit == UNIT and (scale != UNIT or _is_multiplied(c, op.args[0])):
+    if m.unit == UNIT and (scale != UNIT or _is_multiplied(c, op.args[0])):
         moved = f"({_product(c, text, scale)} - {shift}) * {c.literal(PER_OCTAVE)}"
     else:
         moved = difference(c, text, scale, shift, m.unit)
@@ -112,25 +111,6 @@ def emit_less_log_shifted(c: Context, op: Op) -> TileVariable:
     moved = f"{c.at(y, dims)} - {_times_degree(c.at(m, dims), op)}"
     text, scale = f"({moved}) - {c.at(log, dims)}", number(op, "scale", 1)
     return c.made(op, text if scale == UNIT else f"({text}) * {c.literal(scale)}", [y, x, m])
-
-
-def _any_fma(c: Context, x: str, a: Number, m: TileVariable, dims: tuple[Axis, ...]) -> str:
-    """``(x - m) * a`` as one fma for each x.
-
-    A row whose maximum is beyond 2^26 octaves multiplies by a power of two instead, exactly. One unit of x in the last
-    place is 4 octaves or more there, so that no digits are lost. Both products are there before it is known which one
-    is taken: every step of the loop waits for this.
-    """
-    limit = literal(min(LARGE / float(a), 3e38))  # a literal of float32
-    key = ("octaves", m.text, a)
-    if key not in c.env:
-        power = literal(2.0 ** math.floor(math.log2(float(a))))
-        small = c.w.let("small", f"tl.abs({m.text}) < {limit}")
-        factor = c.w.let("octaves", f"tl.where({small}, {c.literal(a)}, {power})")
-        top = c.w.let("top", f"tl.where({small}, {m.text} * {c.literal(-a)}, {m.text} * -{power})")
-        c.env[key] = TileVariable(factor, m.dims), TileVariable(top, m.dims)
-    factor, top = (c.at(x, dims) for x in c.env[key])
-    return f"tl.fma({x}, {factor}, {top})"
 
 
 def _is_guarded(c: Context, shift: str) -> bool:
