@@ -188,10 +188,12 @@ def _disturbed(x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, noise: Noise
 
 
 def _factors(eqn: FlatEqn, xs: list[Array]) -> Array:
-    """Find products of a sentinel and another computed number, which may be anything.
+    """Find products of a sentinel and another computed number, and its quotients, which may be anything.
 
     In another order of multiplication the sentinel may meet a large number first, and then a zero.
     """
+    if eqn.primitive == "div" and not isinstance(eqn.inputs[1], Literal):
+        return np.abs(xs[0]) >= SENTINEL
     huge = [np.abs(x) >= SENTINEL for x in xs] if eqn.primitive in ("dot_general", "mul") else []
     if not any(h.any() for h in huge) or isinstance(eqn.inputs[0], Literal) or isinstance(eqn.inputs[1], Literal):
         return np.zeros((), bool)

@@ -221,8 +221,8 @@ def _exp_shifted[V](d: Domain[V], x: V, m: V, *, scale: Fraction = ONE) -> V:
 
 def _rescale[V](d: Domain[V], x: V, old: V, new: V, *, degree: Fraction = ONE) -> V:
     """``x * exp(degree * (old - new))``: a value relative to the shift `old`, made relative to `new`."""
-    moved = d.add(affine(d, old, degree, ZERO), affine(d, new, -degree, ZERO))
-    return d.mul(x, d.exp(moved))
+    moved = d.add(old, affine(d, new, Fraction(-1), ZERO))  # first, which cancels exactly
+    return d.mul(x, d.exp(affine(d, moved, degree, ZERO)))
 
 
 def _log_shifted[V](d: Domain[V], x: V, m: V, *, degree: Fraction = ONE) -> V:

@@ -356,6 +356,16 @@ def test_products_of_sentinels_are_determined_only_within_a_strict_range() -> No
         assert np.isfinite(noise).all() == known
 
 
+def test_quotients_of_sentinels_are_determined_only_within_a_strict_range() -> None:
+    """x / s * y may be x * y / s."""
+    x = np.array([1.0, jnp.finfo("float32").max], "float32")
+    jaxpr = jax.make_jaxpr(lambda x, y: x / (1 + jnp.abs(x)) * y)(x, x)
+    exact = float64.evaluate(jaxpr, [x, x])
+    for strict, known in ((False, [True, False]), (True, [True, True])):
+        (noise,) = float64.spread(jaxpr, [x, x], exact, 2, 0, strict_range=strict)
+        assert np.isfinite(noise).tolist() == known
+
+
 def test_a_right_program(tmp_path) -> None:
     outcome = fuzz.run_one(chain(7, 33, 17, 2), Setting(cache_dir=str(tmp_path)))
     assert not outcome.problems

@@ -177,3 +177,24 @@ def test_a_logarithm_that_others_read_stays() -> None:
     text = str(program).replace(LAST, DIFFERENCES["by XLA"][0])
     candidate = parse(text.replace("output O", "output O g"))
     assert operators(differences_first(candidate, program))[-2:] == ["logs", "lesslogs"]
+
+
+def test_shifts_of_integers() -> None:
+    """Constants of a mask are Python's integers until they meet an array of floats."""
+    x = NamedArray(("i", "n"), np.array([[0, -60000], [-60000, -60000]]))
+    shift = FloatDomain(np, None).shift(x, ("n",))
+    np.testing.assert_array_equal(shift.array, np.array([0, -60000], "float32"), strict=True)
+
+
+def test_a_shift_that_did_not_move_changes_nothing() -> None:
+    """Whatever a compiler makes of the product with the degree."""
+    graph = parse("""mugraph {
+      extents i=64
+      input x: f32[i]
+      input m: f32[i]
+      library y: f32[i] = rescale{degree=3} x[i] m[i] m[i]
+      output y
+    }""")
+    x = np.float32(np.random.default_rng(0).standard_normal(64))
+    (y,) = jax.jit(lambda x, m: run(graph, [x, m], xp=jnp, dtype=None))(x, np.float32(1e10) * x)
+    np.testing.assert_array_equal(y, x)
