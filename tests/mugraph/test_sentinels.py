@@ -9,7 +9,7 @@ from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.parser import parse
-from mirage_jax.mugraph.passes.sentinels import complete, guarded, skipping
+from mirage_jax.mugraph.passes.sentinels import LARGEST_SHIFT, complete, guarded, skipping
 
 LEAST = -(2**127)
 N = 9
@@ -73,7 +73,7 @@ def test_forms() -> None:
     assert forms is not None and forms.complete.loop_bounds is None and forms.skipping.loop_bounds is not None
     assert "mask %c %a" in str(forms.skipping) and "where" in str(forms.complete)
     (guard,) = forms.guards
-    assert guard.bound == LEAST / 2 and not forms.tensor_guards
+    assert guard.bound == -LARGEST_SHIFT == -guard.limit and not forms.tensor_guards
     check_graph(skipping(graph))
     check_graph(complete(graph))
 
