@@ -3,6 +3,7 @@ them)."""
 
 import glob
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,10 @@ for flag in FLAGS:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
 
 GOLDEN = Path(__file__).parent / "golden"
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell ignores it in what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
