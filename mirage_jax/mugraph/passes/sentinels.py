@@ -24,7 +24,7 @@ first is faster, and wrong for huge logits (`lower.triton.ops.softmax`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -91,7 +91,7 @@ def watched(kernel: BlockGraph) -> Guarded | None:
     if forms.tensor_guards:  # which are looked at before
         return forms
     shifts = _maxima_of_products(forms.skipping)
-    skipping, ends = _with_ends(forms.skipping, dict.fromkeys(shifts, -LARGEST_SHIFT))
+    skipping, ends = _with_ends(forms.skipping, shifts)
     known = {guard.shift for guard in forms.guards}
     more = [Guard(ends[shift], -LARGEST_SHIFT, LARGEST_SHIFT) for shift in shifts if ends[shift] not in known]
     guards = (*forms.guards, *more)
@@ -222,7 +222,7 @@ def _is_seen(kernel: BlockGraph, shift: str) -> bool:
     return op is None or not kernel.stages[shift].body or (op.op == "shift" and carried(kernel, op))
 
 
-def _with_ends(kernel: BlockGraph, shifts: Mapping[str, Fraction]) -> tuple[BlockGraph, dict[str, str]]:
+def _with_ends(kernel: BlockGraph, shifts: Iterable[str]) -> tuple[BlockGraph, dict[str, str]]:
     """The kernel with a name for the last value of each shift that its loop carries, and these names."""
     ends = {op.args[0]: op.name for op in kernel.ops if op.op == "last"}
     axes: dict[str, tuple[Axis, ...]] = {op.name: op.axes for op in kernel.ops}

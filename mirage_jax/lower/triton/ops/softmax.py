@@ -65,8 +65,17 @@ def _from_product(c: Context, name: str) -> bool:
 
 def _is_stored(c: Context, shift: str) -> bool:
     """Do other kernels read a shift, or the last value of a running one?"""
-    names = {shift, *(op.name for op in c.graph.ops if op.op == "last" and op.args[0] == shift)}
-    return any(s.value in names for s in c.graph.stores)
+    return not _names(c, shift).isdisjoint(s.value for s in c.graph.stores)
+
+
+def _is_guarded(c: Context, shift: str) -> bool:
+    """Is a form of the kernel written whose results are not taken if a maximum is large (`lows`)?"""
+    return not _names(c, shift).isdisjoint(guard.shift for guard in c.form.guards)
+
+
+def _names(c: Context, shift: str) -> set[str]:
+    """The names of a shift, and of the last value of a running one."""
+    return {shift, *(op.name for op in c.graph.ops if op.op == "last" and op.args[0] == shift)}
 
 
 @rule("exps")
@@ -113,14 +122,8 @@ def emit_less_log_shifted(c: Context, op: Op) -> TileVariable:
     return c.made(op, text if scale == UNIT else f"({text}) * {c.literal(scale)}", [y, x, m])
 
 
-def _is_guarded(c: Context, shift: str) -> bool:
-    """Is a form of the kernel written whose results are not taken if a maximum is large (`lows`)?"""
-    ends = {op.name: op.args[0] for op in c.graph.ops if op.op == "last"}
-    return any(shift in (guard.shift, ends.get(guard.shift)) for guard in c.form.guards)
-
-
 def _product(c: Context, x: str, scale: Number) -> str:
-    """``scale * x``, rounded: the 0 takes the place of what a compiler would add to an unrounded product."""
+    """``scale * x``, rounded: an fma adds the 0, so that a compiler can add nothing else to an unrounded product."""
     return f"tl.fma({x}, {c.literal(scale)}, 0.0)"
 
 
@@ -173,12 +176,9 @@ def lows(c: Context) -> dict[str, str]:
     found: dict[str, str] = {}
     for guard in c.form.guards:
         shift = c.value(guard.shift)
-        bound, limit = (
-            None if b is None else c.literal(Number(b / shift.unit.value, -shift.unit.logs))
-            for b in (guard.bound, guard.limit)
-        )
-        clear = f"({shift.text} > {bound})" + (f" & ({shift.text} < {limit})" if limit else "")
-        text = f"1 - ({clear}).to(tl.int32)"
+        assert guard.limit is not None, f"{guard}: only tensors that are read in steps have no limit"
+        bound, limit = (c.literal(Number(b / shift.unit.value, -shift.unit.logs)) for b in (guard.bound, guard.limit))
+        text = f"1 - (({shift.text} > {bound}) & ({shift.text} < {limit})).to(tl.int32)"
         mask = c.mask(c.graph.axes_of[guard.shift], shift.dims)
         found[guard.shift] = f"tl.where({mask}, {text}, 0)" if mask else text
     return found

@@ -289,7 +289,7 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _float_patches(interpreter: Any, tl: Any) -> list[tuple[Any, str, Any]]:
-    """Replacements that round once: what is computed on bf16 in f32, and what one fma multiplies and adds."""
+    """Replacements that round once: for arithmetic on bf16, done in f32, and for the sum of an fma."""
     handle, builder, reduce = interpreter.TensorHandle, interpreter.InterpreterBuilder, interpreter.ReduceOps
     plain_dot, plain_binary, plain_unary = builder.create_dot, builder.binary_op, builder.unary_op
     plain_cast = builder.cast_impl
