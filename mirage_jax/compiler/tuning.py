@@ -4,7 +4,8 @@
    drop muGraphs that are far slower than the fastest.
 2. Climb: try neighbours of the best variants of the best few muGraphs, as long as that helps. The model knows a device
    only roughly, and muGraphs like different launches.
-3. After each round, put together the best sizes of each kernel, then independent kernels in one launch.
+3. After each round, put together the best sizes of each kernel, lend the fastest variant's sizes to other muGraphs,
+   and try independent kernels in one launch.
 4. Time the best few against XLA, interleaved. A winner is faster beyond noise.
 """
 
@@ -49,7 +50,7 @@ TILINGS_PER_FINALIST = (6, 4, 3, 2, 2, 2, 2, 2, 2)  # tile sizes per kernel trie
 FINALISTS = len(TILINGS_PER_FINALIST)
 SCREEN_SURVIVORS = 3  # variants that survive a screen
 MAX_VARIANTS = 72  # variants compiled in one screen: graphs of several large kernels have more
-MAX_CLIMB_STEPS = 4
+MAX_CLIMB_STEPS = 6
 MAX_CLIMB_SECONDS = 120.0  # seconds of climbing after which there is no further step
 MAX_STEP_TIME_RATIO = 0.98  # of the best time before a step: where other regions wait, one that gains less is the last
 FIRST_VARIANTS = 2  # variants of each muGraph that are timed before all others, where these are more than that
@@ -187,8 +188,11 @@ class Screen:
         return list(dict.fromkeys((*first.values(), *sorted(new, key=price.__getitem__))))[:MAX_VARIANTS]
 
     def recombine(self) -> list[Winner]:
-        """Time the best sizes of each kernel together, then kernels in one launch; the fastest few so far."""
+        """Time the best sizes of each kernel together, then in other muGraphs, then kernels in one launch; return the
+        fastest few so far.
+        """
         self(self.composed())
+        self(self.borrowed())
         return self(self.joint())
 
     def composed(self) -> Iterator[Winner]:
@@ -213,6 +217,16 @@ class Screen:
         """The timed variants of one muGraph with the same launches and parts."""
         like = (best.graph, best.schedule.joint, best.schedule.parts)
         return [w for w in self._ranked() if (w.graph, w.schedule.joint, w.schedule.parts) == like]
+
+    def borrowed(self) -> Iterator[Winner]:
+        """Give the other muGraphs the sizes of the fastest variant, for one kernel with the same grid and loop.
+
+        muGraphs often differ only in what follows a loop. A loop likes the same sizes in each of them, and the climb
+        reaches these in one muGraph and not in another.
+        """
+        leaders = self.leaders(FINALISTS)
+        for w in leaders[1:]:
+            yield from (replace(w, schedule=s) for s in _with_sizes_of(leaders[0], w))
 
     def joint(self) -> Iterator[Winner]:
         """Put kernels that do not wait for each other into one launch; slow ones may run well with others."""
@@ -281,6 +295,22 @@ def neighboring_schedules(w: Winner, device: DeviceModel) -> Iterator[Schedule]:
     for schedule in changed:
         if estimate(w.graph, schedule, device) <= MAX_NEIGHBOR_COST_RATIO * now and _is_written(w, schedule):
             yield schedule
+
+
+def _with_sizes_of(lender: Winner, w: Winner) -> Iterator[Schedule]:
+    """Schedules of `w` in which one kernel has the sizes of a kernel of the lender with the same grid and loop."""
+    if lender.schedule.parts != w.schedule.parts:
+        return
+    lent = zip(lender.graph.kernels, lender.schedule.kernels, strict=True)
+    for (theirs, sizes), (n, own) in product(lent, enumerate(w.graph.kernels)):
+        if isinstance(theirs, BlockGraph) and isinstance(own, BlockGraph) and _has_same_loop(theirs, own):
+            changed = _one_with(w.graph, w.schedule, n, sizes)
+            if _is_written(w, changed):
+                yield changed
+
+
+def _has_same_loop(one: BlockGraph, other: BlockGraph) -> bool:
+    return one.loop is not None and one.loop == other.loop and set(one.grid) == set(other.grid)
 
 
 def _is_written(w: Winner, changed: Schedule) -> bool:

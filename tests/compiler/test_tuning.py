@@ -22,7 +22,7 @@ from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options
 from mirage_jax.cost.roofline import estimate
 from mirage_jax.hardware.device_model import DEVICES
-from mirage_jax.mugraph.graph import BlockGraph, Precision, Schedule
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Precision, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.schedule_json import schedule_from_json
 from mirage_jax.report import Decision
@@ -173,6 +173,49 @@ def test_what_is_best_for_each_kernel_is_tried_together() -> None:
     parted = replace(composed, schedule=replace(composed.schedule, parts=((axis, 2 * count),)))
     screen.seconds[parted] = -1.0
     assert list(screen.composed()) == [parted], "kernels of other parts take other times"
+
+
+def exponential_of_product(after: str) -> KernelGraph:
+    """A product in one kernel, and what that kernel and others do after its loop."""
+    return parse(f"""mugraph {{
+      extents i=64 j=1024 k=512
+      input x0: f16[i,j]
+      input x1: f16[j,k]
+      kernel k0 grid(i,k) loop(j) {{
+        %x0 = load x0[i,j]
+        %x1 = load x1[j,k]
+        %0[i,k] = dot{{axes=(j)}} %x0 %x1
+        %1[i,k] = acc %0
+        {after}
+      }}
+      output t0
+    }}""")
+
+
+FUSED = exponential_of_product("""%2[i,k] = exp %1
+        store t0: f16[i,k] = %2""")
+APART = exponential_of_product("""store m0: f32[i,k] = %1
+      }
+      kernel k1 grid(i,k) {
+        %x0 = load m0[i,k]
+        %0[i,k] = exp %x0
+        store t0: f16[i,k] = %0""")
+
+
+def test_the_fastest_lends_its_sizes_to_the_same_loop_in_other_graphs() -> None:
+    """What follows the loop is in the kernel here and in the next kernel there; k1 has no loop to lend sizes to."""
+    usual, best = (KernelSchedule((("i", 32), ("j", 64), ("k", n))) for n in (32, 128))
+    after = KernelSchedule((("i", 32), ("k", 32)))
+    fused = replace(WINNER, graph=FUSED, schedule=Schedule((usual,)))
+    apart = replace(WINNER, graph=APART, schedule=Schedule((best, after)))
+    screen = tuning.Screen(attempt([]))
+    assert list(screen.borrowed()) == []  # nothing is timed yet
+    screen.seconds |= {apart: 1.0, fused: 2.0}
+    assert [w.schedule for w in screen.borrowed()] == [Schedule((best,))]
+    screen.seconds[fused] = 0.5
+    assert [w.schedule for w in screen.borrowed()] == [Schedule((usual, after))]
+    screen.seconds[replace(apart, schedule=replace(apart.schedule, parts=(("j", 2),)))] = 0.1
+    assert list(screen.borrowed()) == [], "a split axis has its own best sizes"
 
 
 def test_kernels_that_do_not_wait_for_each_other_are_tried_in_one_launch() -> None:
