@@ -9,7 +9,7 @@ program in these dtypes, whatever the order of its operations.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -38,8 +38,8 @@ class Visitor(Protocol):
         """Change the operands of an equation, or leave them."""
         return xs
 
-    def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any) -> Array:
-        """Change a result of an equation."""
+    def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, terms: Array) -> Array:
+        """Change a result of an equation. `terms`: the sum of its terms' sizes, see `_terms`."""
         ...
 
 
@@ -89,9 +89,9 @@ class Noise:
         same = place < len(terms) and terms[place].shape == x.shape  # branches may differ, and runs of loops
         return terms[place] if same else x
 
-    def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any) -> Array:
+    def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, terms: Array) -> Array:
         """Disturb a result."""
-        return _disturbed(x, eqn, xs, dtype, self)
+        return _disturbed(x, eqn, xs, dtype, terms, self)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Rounded(Visitor):
 
     rng: np.random.Generator | None = None
 
-    def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any) -> Array:
+    def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, terms: Array) -> Array:
         """Round a result, or leave it."""
         if not is_float(dtype) or (self.rng is not None and self.rng.random() < 0.5):
             return x
@@ -117,7 +117,7 @@ class Ranges(Visitor):
 
     seen: list[tuple[float, float]] = field(default_factory=list)
 
-    def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any) -> Array:
+    def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, terms: Array) -> Array:
         """Record the range of a result."""
         if is_float(dtype):
             info = ml_dtypes.finfo(dtype)
@@ -141,13 +141,17 @@ def evaluate(jaxpr: Jaxpr, args: Sequence[Any], noise: Visitor | None = None) ->
     program = flatten(jaxpr)
     values = dict(zip(program.inputs, map(_wide, args), strict=True))
     values |= {v: _wide(c) for v, c in program.constants.items()}
+    sizes: dict[int, Array] = {}  # of the terms of a value, where it is a sum of products
     with np.errstate(all="ignore"):
         for eqn in program.eqns:
             xs = [_wide(read(values, a)) for a in eqn.inputs]
             xs = xs if noise is None else noise.operands(eqn, xs)
             results = _apply(eqn, xs, noise)
             for number, aval, result in zip(eqn.outputs, eqn.out_avals, results, strict=True):
-                values[number] = result if noise is None else noise.result(result, eqn, xs, aval.dtype)
+                terms = np.abs(result) if noise is None else _terms(eqn, xs, result, sizes)
+                if eqn.primitive in LINEAR:
+                    sizes[number] = terms
+                values[number] = result if noise is None else noise.result(result, eqn, xs, aval.dtype, terms)
     return [_wide(read(values, a)) for a in program.outputs]
 
 
@@ -156,7 +160,35 @@ def _wide(x: Any) -> Array:
     return x.astype(np.float64) if is_float(x.dtype) else x
 
 
-def _disturbed(x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, noise: Noise) -> Array:
+def _terms(eqn: FlatEqn, xs: list[Array], result: Array, sizes: Mapping[int, Array]) -> Array:
+    """Add up the sizes of the terms of a result: where sums of products are operands of products, of all their terms.
+
+    ``sum_j (sum_i a_i b_ij) c_j`` may be computed as one sum over i and j. Where the inner sums cancel, that is off by
+    eps of terms which are far larger than all numbers of the program.
+    """
+    if eqn.primitive not in LINEAR:
+        return np.abs(result)
+    found = [
+        np.abs(x) if isinstance(a, Literal) else sizes.get(a, np.abs(x)) for a, x in zip(eqn.inputs, xs, strict=True)
+    ]
+    return _apply(eqn, found, None)[0]
+
+
+def _roundings(eqn: FlatEqn, xs: list[Array]) -> float:
+    """How many times float32's eps a sum may be off, over the sizes of its terms.
+
+    n equal terms that are added one by one round the same way, so their errors do not cancel.
+    """
+    if eqn.primitive == "dot_general":
+        summed = eqn.params["dimension_numbers"][0][0]
+    elif eqn.primitive == "reduce_sum":
+        summed = eqn.params["axes"]
+    else:
+        return 0.0
+    return max(1.0, math.prod(np.shape(xs[0])[axis] for axis in summed) / 32)
+
+
+def _disturbed(x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, terms: Array, noise: Noise) -> Array:
     """`x` with the relative error that rounding may have; a sum may also have the error of its partial sums in float32.
 
     Numbers beyond the range of the type may overflow. (XLA may keep them in a wider type; another order may leave the
@@ -174,9 +206,8 @@ def _disturbed(x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, noise: Noise
     y = x * (1 + float(info.eps) * noise.draw(np.shape(x)))
     if dtype == np.float16:
         y += np.where(x == 0, 0.0, float(info.smallest_subnormal) * noise.draw(np.shape(x)))
-    if eqn.primitive in ("dot_general", "reduce_sum"):
-        (terms,) = _apply(eqn, [np.abs(operand) for operand in xs], None)
-        y += float(np.finfo(np.float32).eps) * terms * noise.draw(np.shape(x))
+    if roundings := _roundings(eqn, xs):
+        y += roundings * float(np.finfo(np.float32).eps) * terms * noise.draw(np.shape(x))
     small = (np.abs(y) < float(info.smallest_normal) / EARLIER) & (y != 0)
     if dtype != np.float16 and small.any():
         y = np.where(small & (noise.draw(np.shape(x)) > 0), 0.0, y)
@@ -415,6 +446,7 @@ STRUCTURAL: dict[str, Structural] = {
 }
 
 
+LINEAR = frozenset({"dot_general", "reduce_sum", "mul", "neg", "reshape", "transpose", "broadcast_in_dim", "squeeze"})
 PRODUCTS = frozenset({"dot_general", "mul", "div", "integer_pow", "square"})
 ROUNDED = frozenset({"dot_general", "scatter-add", "convert_element_type", "integer_pow", "reduce_sum", "reduce_prod"})
 EXACT = (STRUCTURAL.keys() - ROUNDED) | SCOPES.keys()

@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, partial
+from itertools import product
 from typing import Any
 
 import jax
@@ -40,6 +41,7 @@ OCTAVES_BEYOND = 3  # powers of two beyond the last at which XLA gives only fini
 NEAREST, MOST_NEAR = 2.0**-4, 4  # constants of a program near which inputs are tried, and how many
 SUMS = frozenset({"add", "affine", "maximum", "minimum", "max", "shift", "lesslogs"})  # of logits
 CHOICES = frozenset({"where", "mask"})
+LARGE = 8.0  # a factor that puts ordinary numbers above 1
 HUGE = 2.0**10  # a factor that makes a mask of an input; a constant beyond it masks
 
 
@@ -174,6 +176,17 @@ class Accuracy:
                     values = [np.asarray(x) for x in args]
                     if why := self._compared(winner, values, results, xla, False, kinds=False, spread=spread):
                         return f"{direction}, n = {n}: {why}"
+        return self._on_single_rows(ours)
+
+    def _on_single_rows(self, ours: Callable[..., Any]) -> str:
+        """Does the candidate overflow where one row of one input alone is not zero? The lowest number, which masks,
+        meets zeros in the program; in another order of products it meets that row first.
+        """
+        zeros = [jnp.zeros_like(x) if is_float(x.dtype) else x for x in self._ordinary]
+        for i, (name, row) in product(self._floats, (("first", 0), ("last", -1))):
+            args = [*zeros[:i], _row_of(self._ordinary[i], row), *zeros[i + 1 :]]
+            if any(map(gate.shorter_range, self._xla(*args), ours(*args))):
+                return f"overflows where all inputs but the {name} row of input {i} are zero, and XLA does not"
         return ""
 
     @cached_property
@@ -371,6 +384,13 @@ def _largest(results: Sequence[jax.Array]) -> list[jax.Array]:
 @partial(jax.jit, static_argnums=2)
 def _times(x: jax.Array, power: jax.Array, positive: bool) -> jax.Array:
     return (jnp.abs(x) if positive else x) * power
+
+
+@partial(jax.jit, static_argnums=1)
+def _row_of(x: jax.Array, row: int) -> jax.Array:
+    """`x` with large numbers in its first or last row, and zeros in all others. Elements of a vector are its rows."""
+    place = (row,) * max(x.ndim - 1, min(x.ndim, 1))
+    return jnp.zeros_like(x).at[place].set(LARGE * x[place])
 
 
 @jax.jit

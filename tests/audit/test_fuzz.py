@@ -484,6 +484,25 @@ def test_what_cancels_in_a_product_of_16_bits_is_noise() -> None:
     assert errors("float32")[1] < 1e-4
 
 
+def test_sums_that_cancel_within_sums_are_noise() -> None:
+    """All of a row is the same inner sum, which cancels. As one sum over both, elements have errors of their own."""
+    a, b = jnp.full((1, 3), 1 / 3, jnp.float32), jnp.asarray([[7], [-4], [-3]], jnp.float32)
+    jaxpr = jax.make_jaxpr(lambda a, b: (a @ b) @ jnp.ones((1, 2)) @ jnp.asarray([[1.0], [-1.0]]))(a, b)
+    exact = float64.evaluate(jaxpr, [a, b])
+    (noise,) = float64.spread(jaxpr, [a, b], exact, differential.SAMPLES, 0)
+    assert 1e-7 < noise[0, 0] < 1e-5
+
+
+def test_many_equal_terms_round_the_same_way() -> None:
+    """Added one by one in float32, they are off by more than the largest of independent errors."""
+    x = jnp.full(1024, 0.1, jnp.float32)
+    jaxpr = jax.make_jaxpr(jnp.sum)(x)
+    exact = float64.evaluate(jaxpr, [x])
+    (noise,) = float64.spread(jaxpr, [x], exact, differential.SAMPLES, 0)
+    error = abs(float(np.cumsum(np.asarray(x), dtype=np.float32)[-1]) - exact[0])
+    assert 1e-7 * exact[0] < error < differential.SPREAD * noise < 2e-5 * exact[0]
+
+
 def test_cotangents_that_cancel_have_the_noise_of_both() -> None:
     """The maximum of a softmax takes back what its exponentials gave: exactly 0 in JAX, rounding without a maximum."""
 

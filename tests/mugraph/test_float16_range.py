@@ -164,6 +164,21 @@ def test_what_meets() -> None:
 FM = float(jnp.finfo("float32").min)
 
 
+def _masked_twice(x, y, t):
+    i = jnp.arange(8)
+    w = jnp.where(i[:, None] <= i, x[:, None] * y, FM)
+    return w @ (w.T @ t)
+
+
+def test_on_request_a_mask_meets_no_row_that_it_does_not_meet_in_the_program() -> None:
+    """The program's sum over i is 0 times t[0]. Its other orders begin with FM t[0], which is infinite."""
+    attempt = _attempt(_masked_twice, *_structs("float32", (8,), (8,), (8, 4)), strict_range=True)
+    candidates, _ = search(attempt.reference, DEVICES["CPU"], SPACE, 30.0, 2000, ("algebra",))
+    found = {"mul x2" in str(c.graph): _gate(attempt, str(c.graph)) for c in candidates}
+    assert found[False][0] and not found[True][0]
+    assert "the first row of input 2" in found[True][1]
+
+
 def _padded(q, k, v, bias):
     i = jnp.arange(q.shape[0])
     s = jnp.where(i[:, None] >= i[None], q @ k.T * 0.25 + bias, FM)
