@@ -30,6 +30,7 @@ from mirage_jax.jaxpr_frontend.jax_compat import LoweringTarget, Tracer, default
 from mirage_jax.jaxpr_frontend.partition.regions import Analysis
 from mirage_jax.limits import brief
 from mirage_jax.report import RegionReport, Report, WholeFunction, preview_command
+from mirage_jax.self_check import SelfCheck
 
 log = logging.getLogger("mirage_jax")
 
@@ -58,6 +59,7 @@ class Optimized[**P, T]:
         self._jit: Any = jax.jit(capture(fn, self.compiler), **jit_options)
         self._alone: Any = jax.jit(capture(fn, self.compiler, is_differentiated=False), **jit_options)
         functools.update_wrapper(self, fn, updated=())
+        self._check = SelfCheck(self.name, options.check, options.strict) if options.check else None
 
     @functools.cached_property
     def _of_modules(self) -> tuple[Any, Any]:
@@ -76,8 +78,12 @@ class Optimized[**P, T]:
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         active = self._active(args, kwargs)
-        if self.compiler.remat and active is self._jit and not any(map(_is_traced, jax.tree.leaves((args, kwargs)))):
+        if not (self._check or self.compiler.remat) or any(map(_is_traced, jax.tree.leaves((args, kwargs)))):
+            return active(*args, **kwargs)
+        if self.compiler.remat and active is self._jit:
             active = self._alone  # called with values: nobody differentiates what it returns
+        if self._check and not is_disabled():
+            return self._check.call(active, self._jitted(args, kwargs)[0], args, kwargs, self.consumes(args, kwargs))
         return active(*args, **kwargs)
 
     @overload
@@ -92,10 +98,10 @@ class Optimized[**P, T]:
         """Make the same function with other decisions."""
         return Optimized(self.__wrapped__, compiler.options, self._jit_options, compiler)
 
-    @property
-    def donates(self) -> bool:
-        """Whether a call may take the memory of its arguments."""
-        return any(self._jit_options.get(name) for name in ("donate_argnums", "donate_argnames"))
+    def consumes(self, args: Any, kwargs: Any) -> bool:
+        """Whether a call may take the memory of its arguments, or write their state."""
+        donates = any(self._jit_options.get(name) for name in ("donate_argnums", "donate_argnames"))
+        return donates or flax_modules.has_modules(args, kwargs)
 
     @property
     def name(self) -> str:
@@ -253,7 +259,7 @@ _NOT_GIVEN: Any = object()
 
 
 class Keywords(TypedDict, total=False):
-    """The keywords of `optimize`, for type checkers. Those after `only` are options of `jax.jit`."""
+    """The keywords of `optimize`, for type checkers. Those after `check` are options of `jax.jit`."""
 
     on_miss: str | None
     budget: Budget | str | float | None
@@ -265,6 +271,7 @@ class Keywords(TypedDict, total=False):
     devices: Sequence[int] | int | str | None
     skip: Sequence[str] | str | None
     only: Sequence[str] | str | None
+    check: str | None
     static_argnums: int | Sequence[int] | None
     static_argnames: str | Iterable[str] | None
     donate_argnums: int | Sequence[int] | None
@@ -301,6 +308,7 @@ def optimize(
     devices: Sequence[int] | int | str | None = None,
     skip: Sequence[str] | str | None = None,
     only: Sequence[str] | str | None = None,
+    check: str | None = None,
     **jit_options: Any,
 ) -> Any:
     """Wrap a function like `jax.jit`, with its regions of the Lax fragment superoptimized.
@@ -322,6 +330,8 @@ def optimize(
     * devices: which of `jax.local_devices()` measure, by number; several share the variants that are tried.
     * skip: regions to leave to XLA, by source line ("model.py:41") or by the key that `explain` prints.
     * only: the same, for all other regions.
+    * check: compare with plain `jax.jit` on your own arguments, at the "first" call with each kind of them or "always".
+      Such a call returns the result of plain jit. Where results differ, one warning says so, and plain jit runs.
     * static_argnums, static_argnames, donate_argnums, donate_argnames, ...: as for `jax.jit`.
 
     Arguments may be Flax modules: the state of nnx modules is passed and written back as `flax.nnx.jit` does.
@@ -339,6 +349,7 @@ def optimize(
         "devices": devices,
         "skip": skip,
         "only": only,
+        "check": check,
     }
     given = {name: value for name, value in given.items() if value is not None}
     unknown = {name: value for name, value in jit_options.items() if name not in JIT_OPTIONS}

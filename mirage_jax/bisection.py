@@ -15,7 +15,6 @@ from mirage_jax.compiler import Compiler
 from mirage_jax.compiler.whole_function import not_measured
 from mirage_jax.config import disabled, is_disabled
 from mirage_jax.errors import UsageError, in_one_line
-from mirage_jax.jaxpr_frontend import flax_modules
 from mirage_jax.jaxpr_frontend.capture.lowering import WholeProgram
 from mirage_jax.limits import brief
 from mirage_jax.mugraph.schedule_json import schedule_to_json
@@ -163,7 +162,7 @@ class _Trial:
 
     def _result(self, f: Optimized) -> Any:
         args, kwargs = self.given
-        if f.donates or flax_modules.has_modules(args, kwargs):
+        if f.consumes(args, kwargs):
             args, kwargs = copy.deepcopy((args, kwargs))
         return f(*args, **kwargs)
 

@@ -28,6 +28,7 @@ log = logging.getLogger("mirage_jax")
 ON_MISS = ("search", "heuristic", "fallback", "error")
 BACKENDS = ("auto", "jax", "triton")
 REMAT = ("regions",)
+CHECKS = ("first", "always")
 JIT_OPTIONS = (
     "static_argnums",
     "static_argnames",
@@ -147,6 +148,8 @@ class Options:
 
     devices: which local devices measure, by their place in `jax.local_devices()`; several share the variants. The
     first is what candidates are compared with XLA on.
+    check: compare with plain `jax.jit` on the user's own arguments, at the "first" call with each kind of them or
+    "always"; None compares nothing.
     skip: regions that stay with XLA, each by a source line such as "model.py:41" or by its cache key. only: all other
     regions stay with XLA; None means no such limit. Neither changes the key or the decision of another region.
     """
@@ -161,6 +164,7 @@ class Options:
     devices: tuple[int, ...] = ()
     skip: tuple[str, ...] = ()
     only: tuple[str, ...] | None = None
+    check: str | None = None
 
     def __post_init__(self) -> None:
         if self.on_miss is not None:
@@ -169,6 +173,8 @@ class Options:
             object.__setattr__(self, "remat", "regions" if self.remat else None)
         if self.remat is not None:
             _one_of("remat", self.remat, REMAT)
+        if self.check is not None:
+            _one_of("check", self.check, CHECKS)
         _one_of("backend", self.backend, BACKENDS)
         object.__setattr__(self, "budget", Budget.parse(self.budget))
         if self.cache_dir is not None:
@@ -283,6 +289,7 @@ VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "strict_range": ("MIRAGE_JAX_STRICT_RANGE", parse_switch),
     "remat": ("MIRAGE_JAX_REMAT", str.lower),
     "devices": ("MIRAGE_JAX_DEVICES", str),
+    "check": ("MIRAGE_JAX_CHECK", str.lower),
 }
 
 

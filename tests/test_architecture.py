@@ -1,6 +1,7 @@
 """Arrows point one way: what each part of the package may import, read from the source and not from a convention."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("search", "verify"),
     ("cache", "progress", "report", "gpu_lock"),
     ("timing", "agreement"),
-    ("compiler", "summary"),
+    ("compiler", "summary", "self_check"),
     ("api", "fallback", "written_graph"),
     ("bisection",),
     ("__init__",),
@@ -90,6 +91,13 @@ def _part(module: str) -> str:
 
 def _is_ours(module: str) -> bool:
     return module.split(".")[0] == PACKAGE
+
+
+def test_the_picture_shows_these_layers() -> None:
+    """docs/architecture.md draws them as ``a | b <- c``, without modules that Python names."""
+    (picture,) = re.findall(r"\n\n((?:    .*<-.*\n)+)", (ROOT.parent / "docs" / "architecture.md").read_text())
+    drawn = [tuple(part.strip() for part in layer.split("|")) for layer in picture.split("<-")]
+    assert [set(layer) for layer in drawn] == [set(layer) for layer in LAYERS if not layer[0].startswith("__")]
 
 
 def test_every_part_has_a_layer() -> None:
