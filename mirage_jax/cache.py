@@ -50,6 +50,7 @@ XLA_LIFETIME_SECONDS = 30 * 86400.0  # seconds: that nothing won is worth asking
 DECISIONS = ("win", "xla", "structures", "whole")
 PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "triton", "jax-triton", "mirage-jax")
 SETTINGS = ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE", "LIBTPU_INIT_ARGS")
+DEBUGGING_FLAGS = ("--xla_dump_", "--xla_hlo_profile", "--xla_gpu_dump_")  # beginnings of flags of XLA
 
 _VERSION = re.compile(r"^Version: *(\S+)", re.MULTILINE)  # parsing all of the metadata takes ten times as long
 
@@ -93,14 +94,20 @@ def versions() -> tuple[tuple[str, str], ...]:
     return (*((name, version(name)) for name in PACKAGES), ("source", source_digest()))
 
 
-def settings() -> tuple[tuple[str, str], ...]:
-    """Settings outside of the program that change what XLA or a kernel computes, or how fast."""
+def settings(platform: str) -> tuple[tuple[str, str], ...]:
+    """Settings outside of the program that change what XLA or a kernel computes, or how fast, on a platform.
+
+    On a GPU that is not the number of processors. Flags that only dump or log change nothing.
+    """
     config = {
         "x64": str(jax.config.jax_enable_x64),
         "matmul_precision": str(jax.config.jax_default_matmul_precision),
-        "cpus": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
     }
-    return tuple(sorted((config | {name: os.environ.get(name, "") for name in SETTINGS}).items()))
+    if platform == "cpu":
+        config["cpus"] = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    given = {name: os.environ.get(name, "") for name in SETTINGS}
+    given["XLA_FLAGS"] = " ".join(f for f in given["XLA_FLAGS"].split() if not f.startswith(DEBUGGING_FLAGS))
+    return tuple(sorted((config | given).items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +135,25 @@ class CacheKey:
             device_kind=f"{device.platform}: {device.device_kind}",
             compute_capability=str(getattr(device, "compute_capability", "")),
             versions=versions(),
-            settings=settings(),
+            settings=settings(device.platform),
+        )
+
+    @classmethod
+    def from_json(cls, value: object) -> Self:
+        """A key as it was stored; raises `CacheError`."""
+        if not isinstance(value, dict) or set(value) != {f.name for f in fields(cls)}:
+            raise CacheError("the key's fields are not those of this schema")
+        text = lambda name: limits.text(name, value[name])  # noqa: E731
+        return cls(
+            graph=_graph(value["graph"]),
+            extents=tuple((limits.text("axis", a), n) for a, n in _pairs("extents", value["extents"])),
+            backend=text("backend"),
+            policy=text("policy"),
+            device_kind=text("device_kind"),
+            compute_capability=text("compute_capability"),
+            versions=_text_pairs("versions", value["versions"]),
+            settings=_text_pairs("settings", value["settings"]),
+            schema=limits.whole("schema", value["schema"], 0, SCHEMA),
         )
 
     @property
@@ -198,6 +223,17 @@ class Entry:
             created=limits.real("created", value["created"], limits.MAX_UNIX_SECONDS),
             why_not=WhyNot.from_json(value.get("why_not")),
         )
+
+
+def _pairs(name: str, value: object) -> Iterator[tuple[Any, Any]]:
+    for pair in limits.items(name, value, limits.MAX_TEXTS_PER_FIELD):
+        if len(limits.items(name, pair, 2)) != 2:
+            raise CacheError(f"{name}: found something else than pairs")
+        yield pair[0], pair[1]
+
+
+def _text_pairs(name: str, value: object) -> tuple[tuple[str, str], ...]:
+    return tuple((limits.text(name, a), limits.text(name, b)) for a, b in _pairs(name, value))
 
 
 def _seconds(value: object) -> float:
@@ -321,17 +357,17 @@ class Cache:
         path = self.path(key)
         try:
             self._check_directories(path)
-            stored = decode(_read(path), key)
+            stored = decode(read_file(path), key)
         except FileNotFoundError:
             return Found(None, "never decided before")
         except CacheError as error:
             why = printable(str(error))
             log.warning("cache entry %s is not used: %s", path, why)
-            with suppress(OSError, _UnsafeDirectory):
+            with suppress(OSError, UnsafeDirectory):
                 self._check_directories(path, writing=True)
                 os.replace(path, path.with_suffix(".bad"))
             return Found(None, f"the stored entry is not usable: {why}")
-        except _UnsafeDirectory as error:
+        except UnsafeDirectory as error:
             self._tell(f"not used: {error}")
             return Found(None, f"no cache: {error}")
         except (OSError, ValueError) as error:
@@ -348,12 +384,12 @@ class Cache:
         path = self.path(key)
         try:
             entry = replace(entry, created=entry.created or self._clock())
-            self._make_directories(path)
+            self.make_directories(path)
             if kernels is not None:
                 with suppress(OSError):  # it is for people to read
-                    _write(path.with_suffix(".py"), kernels.encode("utf-8", "backslashreplace"))
+                    write_file(path.with_suffix(".py"), kernels.encode("utf-8", "backslashreplace"))
             self._store(path, key, entry, own_seals(sealed_part(key, entry), Seal.MADE))
-        except (OSError, ValueError, TypeError, RecursionError, CacheError, _UnsafeDirectory) as error:
+        except (OSError, ValueError, TypeError, RecursionError, CacheError, UnsafeDirectory) as error:
             self._tell(f"nothing is stored: {_without_path(error)}")
             return None
         return path
@@ -362,7 +398,7 @@ class Cache:
         """Remember that somebody else's entry was checked here: in this process, and on disk if that is possible."""
         path, part = self.path(key), sealed_part(key, entry)
         try:
-            stored = decode(_read(path), key)
+            stored = decode(read_file(path), key)
             if stored.entry != entry:  # another process has stored another one meanwhile
                 return
             _checked_here.add(stored.body)
@@ -371,7 +407,7 @@ class Cache:
                 raise CacheError("no key can be kept")
             others = list(stored.seals.items())[1 - MAX_SEALS :] if part == stored.body else ()
             self._store(path, key, entry, dict(others) | own)
-        except (OSError, ValueError, CacheError, _UnsafeDirectory) as error:
+        except (OSError, ValueError, CacheError, UnsafeDirectory) as error:
             why = _without_path(error).partition(";")[0]
             self._tell(f"decisions made elsewhere are checked again in every process ({why}); see {KEY_FILE_VARIABLE}")
 
@@ -385,7 +421,7 @@ class Cache:
         raw = encode(key, entry, seals)
         if len(raw) > MAX_ENTRY_BYTES:
             raise ValueError(f"an entry of {len(raw)} bytes is over the limit of {MAX_ENTRY_BYTES}")
-        _write(path, raw)
+        write_file(path, raw)
 
     def files(self) -> Iterator[Path]:
         """Every entry's file, for listing."""
@@ -395,19 +431,20 @@ class Cache:
     def _check_directories(self, path: Path, writing: bool = False) -> None:
         """To be read from, directories may be another user's, but not everybody's; to be written to, ours alone."""
         if not self.directory.is_absolute():
-            raise _UnsafeDirectory("there is no home directory; set MIRAGE_JAX_CACHE_DIR")
+            raise UnsafeDirectory("there is no home directory; set MIRAGE_JAX_CACHE_DIR")
         for directory in (self.directory, self.root, path.parent):
             found = directory.stat() if directory == self.directory else directory.lstat()
             if not stat.S_ISDIR(found.st_mode):
-                raise _UnsafeDirectory(f"{directory} is not a directory; remove it or choose another cache directory")
+                raise UnsafeDirectory(f"{directory} is not a directory; remove it or choose another cache directory")
             if writing and (problem := _of_another_user(found)):
-                raise _UnsafeDirectory(f"{directory} {problem}; choose another cache directory")
+                raise UnsafeDirectory(f"{directory} {problem}; choose another cache directory")
             if problem := _open_to_others(found):
-                raise _UnsafeDirectory(f"{directory} {problem}; fix with: chmod go-w")
+                raise UnsafeDirectory(f"{directory} {problem}; fix with: chmod go-w")
 
-    def _make_directories(self, path: Path) -> None:
+    def make_directories(self, path: Path) -> None:
+        """Make the directories of an entry, for this user alone."""
         if not self.directory.is_absolute():
-            raise _UnsafeDirectory("there is no home directory; set MIRAGE_JAX_CACHE_DIR")
+            raise UnsafeDirectory("there is no home directory; set MIRAGE_JAX_CACHE_DIR")
         self.directory.parent.mkdir(parents=True, exist_ok=True)
         for directory in (self.directory, self.root, path.parent):
             with suppress(FileExistsError):
@@ -415,7 +452,7 @@ class Cache:
         self._check_directories(path, writing=True)
 
 
-class _UnsafeDirectory(Exception):
+class UnsafeDirectory(Exception):
     """The cache directory is one that somebody else could write to, or is none."""
 
 
@@ -438,7 +475,7 @@ def _flags(*names: str) -> int:
     return functools.reduce(int.__or__, (getattr(os, name, 0) for name in names), 0)
 
 
-def _read(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
     """All of a regular file of at most MAX_BYTES that others cannot write. Follows no symlink, waits for no pipe."""
     try:
         fd = os.open(path, _flags("O_RDONLY", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
@@ -460,7 +497,7 @@ def _read(path: Path) -> bytes:
         os.close(fd)
 
 
-def _write(path: Path, raw: bytes) -> None:
+def write_file(path: Path, raw: bytes) -> None:
     """Replace a file in one step that a crash cannot divide: a file of a name nobody else has, synced, then renamed."""
     temporary = path.parent / f".{socket.gethostname()[:32]}.{os.getpid()}.{uuid.uuid4().hex}.tmp"
     fd = os.open(temporary, _flags("O_WRONLY", "O_CREAT", "O_EXCL", "O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"), 0o600)

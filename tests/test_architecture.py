@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("api", "fallback", "written_graph"),
     ("bisection",),
     ("__init__",),
-    ("bench", "doctor", "preview"),
+    ("bench", "doctor", "preview", "cache_files"),
     ("audit",),
     ("cli",),
     ("__main__",),

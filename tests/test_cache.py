@@ -89,9 +89,18 @@ def test_key_of_this_process() -> None:
 
 
 def test_settings_are_in_the_key(monkeypatch) -> None:
-    before = cache_module.settings()
+    before = cache_module.settings("cpu")
     monkeypatch.setenv("XLA_FLAGS", "--xla_something=1")
-    assert cache_module.settings() != before
+    assert cache_module.settings("cpu") != before
+
+
+def test_what_does_not_change_kernels_is_in_no_key_of_a_gpu(monkeypatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_something=1")
+    before = cache_module.settings("gpu")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/tmp/hlo  --xla_something=1 --xla_dump_hlo_as_text")
+    assert cache_module.settings("gpu") == before
+    assert dict(cache_module.settings("cpu"))["cpus"] == "1"
 
 
 def test_xla_decisions_expire(tmp_path) -> None:
@@ -295,14 +304,14 @@ def test_what_another_user_owns_is_read_and_not_written(cache, monkeypatch, capl
 
 def test_kernels_that_cannot_be_written_cost_nothing(cache, monkeypatch, caplog) -> None:
     """They are for people."""
-    write = cache_module._write
+    write = cache_module.write_file
 
     def only_entries(path, raw):
         if path.suffix == ".py":
             raise OSError(errno.EROFS, "EROFS")
         write(path, raw)
 
-    monkeypatch.setattr(cache_module, "_write", only_entries)
+    monkeypatch.setattr(cache_module, "write_file", only_entries)
     assert cache.put(KEY, WIN, "text") and cache.get(KEY) == WIN and not caplog.records
 
 

@@ -1,0 +1,128 @@
+"""All decisions of a cache: listed, proven, pruned, exported and imported, by the functions and by the command."""
+
+import json
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import pytest
+from deciding import measured, operands
+
+import mirage_jax
+from mirage_jax import cache_files, cli
+from mirage_jax.cache import Cache, CacheKey, Entry, encode
+from mirage_jax.errors import UsageError
+
+ARGS = operands(16)
+
+
+def decided(folder: Path, scale: float = 1.0) -> mirage_jax.Report:
+    f = mirage_jax.optimize(lambda a, b, v: scale * ((a @ b) @ v), cache_dir=folder, backend="jax")
+    with measured(2.0):
+        return f.explain(*ARGS)
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
+    decided(folder)
+    cache = Cache(folder)
+    (file,) = cache_files.stored_files(cache)
+    cache.put(replace(file.key, graph="old", versions=(("jax", "0.1"),)), Entry("xla"))
+    cache.put(replace(file.key, graph="too old"), Entry("xla", created=1.0))
+    return folder
+
+
+def run(capsys, *argv: object) -> tuple[int, str]:
+    code = cli.main(["cache", *map(str, argv)])
+    return code, capsys.readouterr().out
+
+
+def test_list_and_show(filled, capsys) -> None:
+    code, out = run(capsys, "list", "--cache-dir", filled)
+    assert code == cli.OK and "win 2.00x" in out and "made with jax 0.1" in out and "too long ago" in out
+    (winner,) = (f for f in cache_files.stored_files(Cache(filled)) if f.entry.decision == "win")
+    code, out = run(capsys, "show", winner.digest[:8], "--cache-dir", filled)
+    assert code == cli.OK and "read here: yes" in out and out.count("mugraph {") == 2 and f"key: {winner.digest}" in out
+    assert cli.main(["cache", "show", "", "--cache-dir", str(filled)]) == cli.USAGE
+    assert "the beginning of 3 keys" in capsys.readouterr().err
+
+
+def test_verify_proves_winners_again(filled, tmp_path, capsys) -> None:
+    assert run(capsys, "verify", "--cache-dir", filled) == (cli.OK, "3 entries, 1 winners, 0 that cannot be used\n")
+    cache = Cache(tmp_path)
+    decided(tmp_path)
+    (file,) = cache_files.stored_files(cache)
+    name = file.entry.graph.rpartition("output ")[2].split()[0]
+    axes = file.entry.graph.rpartition(f"{name}: f32[")[2].split("]")[0]
+    wrong = file.entry.graph.replace(
+        f"output {name}", f"library twice: f32[{axes}] = affine{{scale=2}} {name}[{axes}]\n  output twice"
+    )
+    cache.put(file.key, replace(file.entry, graph=wrong))
+    (tmp_path / "v3" / "ab").mkdir(exist_ok=True, mode=0o700)
+    (tmp_path / "v3" / "ab" / f"ab{'0' * 62}.json").write_text("{}")
+    code, out = run(capsys, "verify", "--cache-dir", tmp_path)
+    assert code == cli.PROBLEM and "2 that cannot be used" in out and "DifferentError" in out
+
+
+def test_prune_removes_what_nobody_reads(filled, tmp_path, capsys) -> None:
+    archive = tmp_path / "all.zip"
+    with zipfile.ZipFile(archive, "w") as out:
+        for path in Cache(filled).files():
+            out.write(path, str(path.relative_to(filled)))
+    folder = tmp_path / "copy"
+    assert cache_files.load(Cache(folder), archive) == (3, [])
+    (bad := next(Cache(folder).files()).with_suffix(".bad")).write_text("torn")
+    assert "3 files would be removed" in run(capsys, "prune", "--dry-run", "--cache-dir", folder)[1]
+    assert len(list(Cache(folder).files())) == 3
+    assert "3 files removed" in run(capsys, "prune", "--cache-dir", folder)[1]
+    (left,) = cache_files.stored_files(Cache(folder))
+    assert left.entry.decision == "win" and not bad.exists()
+
+
+def test_decisions_travel(filled, tmp_path, capsys) -> None:
+    """An imported decision is used, after the checks for entries that others made."""
+    archive, folder = tmp_path / "decisions.zip", tmp_path / "elsewhere"
+    assert run(capsys, "export", archive, "--cache-dir", filled)[1].startswith("1 entries in ")
+    assert run(capsys, "export", tmp_path / "none.zip", "--device", "H100", "--cache-dir", filled)[0] == cli.PROBLEM
+    assert run(capsys, "import", archive, "--cache-dir", folder) == (cli.OK, "1 entries added, 0 refused\n")
+    assert run(capsys, "import", archive, "--cache-dir", folder) == (cli.OK, "0 entries added, 0 refused\n")
+    (region,) = decided(folder).regions
+    assert region.decision.source == "cache" and region.decision.winner is not None
+    assert cli.main(["cache", "export", str(archive)]) == cli.USAGE
+
+
+def test_what_is_no_entry_is_refused(filled, tmp_path, capsys) -> None:
+    (first, *_) = Cache(filled).files()
+    archive = tmp_path / "evil.zip"
+    with zipfile.ZipFile(archive, "w") as out:
+        out.writestr("../../escaped.json", "{}")
+        out.writestr(f"v3/ab/ab{'0' * 62}.json", first.read_bytes())
+        out.writestr(f"v3/cd/cd{'0' * 62}.json", "[" * 10_000)
+        out.writestr(f"v3/ef/ef{'0' * 62}.json", b"0" * (2 << 20))
+        (key,) = (f.key for f in cache_files.stored_files(Cache(filled)) if f.key.graph == "old")
+        moving = replace(key, device_kind="\x1b[2J")
+        out.writestr(f"v3/{moving.digest[:2]}/{moving.digest}.json", encode(moving, Entry("xla")))
+    assert cache_files.load(Cache(tmp_path / "new"), archive)[0] == 0
+    assert not list(tmp_path.rglob("escaped*")) and not list(Cache(tmp_path / "new").files())
+    code = cli.main(["cache", "import", str(archive), "--cache-dir", str(tmp_path / "new")])
+    assert code == cli.PROBLEM and capsys.readouterr().err.count("refused: ") == 5
+    (tmp_path / "text").write_text("no archive")
+    with pytest.raises(UsageError, match="is no archive of decisions"):
+        cache_files.load(Cache(tmp_path), tmp_path / "text")
+
+
+def test_keys_are_read_as_they_were_written(filled) -> None:
+    for path in Cache(filled).files():
+        assert CacheKey.from_json(json.loads(path.read_bytes())["key"]).digest == path.stem
+    key = CacheKey.here(graph="g", extents={"a": 2}, backend="jax", policy="p", device=jax.devices()[0])
+    assert CacheKey.from_json(json.loads(key.preimage)) == key
+
+
+def test_a_directory_that_others_may_write_gets_nothing(filled, tmp_path) -> None:
+    cache_files.export(Cache(filled), tmp_path / "decisions.zip")
+    (folder := tmp_path / "open").mkdir()
+    folder.chmod(0o777)
+    with pytest.raises(UsageError, match="can be written by other users; fix with: chmod go-w"):
+        cache_files.load(Cache(folder), tmp_path / "decisions.zip")
