@@ -45,6 +45,7 @@ log = logging.getLogger("mirage_jax.cache")
 
 SCHEMA = 3
 MAX_ENTRY_BYTES = 1 << 20
+MAX_COMPARED_KEYS = 512  # newest entries that are compared with a key that has none
 MAX_SEALS = 16  # of different users and machines on one entry
 XLA_LIFETIME_SECONDS = 30 * 86400.0  # seconds: that nothing won is worth asking again after a month
 DECISIONS = ("win", "xla", "structures", "whole")
@@ -379,6 +380,11 @@ class Cache:
             return Found(None, f"that nothing beats XLA was decided {when}")
         return Found(stored.entry, "found", stored.own)
 
+    def nearest(self, key: CacheKey) -> str:
+        """Say what differs where the same program was decided under another key; empty if it was not."""
+        found = [_differences(other, key) for other in _keys_by_graph(self.root).get(key.graph, ())]
+        return f"decided before with {', '.join(min(found, key=len))}" if found and all(found) else ""
+
     def put(self, key: CacheKey, entry: Entry, kernels: str | None = None) -> Path | None:
         """Store an entry with the text of its kernels; return the entry's path, or None if that failed."""
         path = self.path(key)
@@ -450,6 +456,32 @@ class Cache:
             with suppress(FileExistsError):
                 directory.mkdir(mode=0o700)
         self._check_directories(path, writing=True)
+
+
+@functools.lru_cache(maxsize=4)
+def _keys_by_graph(root: Path) -> Mapping[str, Sequence[CacheKey]]:
+    """Read the keys of the newest entries once in a process, for messages."""
+    found: dict[str, list[CacheKey]] = {}
+    with suppress(OSError):
+        files = sorted(root.glob("[0-9a-f][0-9a-f]/*.json"), key=lambda path: -path.lstat().st_mtime)
+        for path in files[:MAX_COMPARED_KEYS]:
+            with suppress(OSError, ValueError, TypeError, KeyError, RecursionError, CacheError):
+                key = CacheKey.from_json(json.loads(read_file(path))["key"])
+                found.setdefault(key.graph, []).append(key)
+    return found
+
+
+def _differences(stored: CacheKey, here: CacheKey) -> list[str]:
+    """What differs between two keys of one program, as ``jax 0.11.1 (here 0.11.2)``."""
+    then, now = ({n: str(v) for n, v in _named_parts(key)} for key in (stored, here))
+    names = [name for name in {**then, **now} if then.get(name, "") != now.get(name, "")]
+    return [f"{name} {then.get(name) or '(none)'} (here {now.get(name) or '(none)'})" for name in names]
+
+
+def _named_parts(key: CacheKey) -> Iterator[tuple[str, object]]:
+    yield from (("device", key.device_kind), ("compute capability", key.compute_capability))
+    yield from (("backend", key.backend), ("policy", key.policy), ("schema", key.schema))
+    yield from (*key.versions, *key.settings)
 
 
 class UnsafeDirectory(Exception):

@@ -113,6 +113,21 @@ def test_what_is_no_entry_is_refused(filled, tmp_path, capsys) -> None:
         cache_files.load(Cache(tmp_path), tmp_path / "text")
 
 
+def test_a_miss_says_what_differs(tmp_path, monkeypatch) -> None:
+    decided(tmp_path)
+    (file,) = cache_files.stored_files(Cache(tmp_path))
+    moved = replace(file.key, versions=(*file.key.versions[1:], ("jax", "0.1")), device_kind="gpu: H100")
+    Cache(tmp_path).put(moved, Entry("xla"))
+    monkeypatch.setenv("XLA_FLAGS", "--xla_something=1")
+    f = mirage_jax.optimize(lambda a, b, v: 1.0 * ((a @ b) @ v), cache_dir=tmp_path, backend="jax", on_miss="fallback")
+    (region,) = f.explain(*ARGS).regions
+    assert "decided before with XLA_FLAGS" in region.decision.why and "(here --xla_something=1)" in region.decision.why
+    assert "H100" not in region.decision.why, "that key differs more"
+    f = mirage_jax.optimize(lambda a, b, v: 3.0 * ((a @ b) @ v), cache_dir=tmp_path, backend="jax", on_miss="error")
+    with pytest.raises(UsageError, match="never decided before"):
+        f(*ARGS)
+
+
 def test_keys_are_read_as_they_were_written(filled) -> None:
     for path in Cache(filled).files():
         assert CacheKey.from_json(json.loads(path.read_bytes())["key"]).digest == path.stem

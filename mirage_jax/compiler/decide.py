@@ -95,6 +95,8 @@ class Decider:
         base = Decision(None, "", "policy", platform, key=key.digest, before=subject.before)
         found = self.cache.lookup(key)
         reason = found.reason
+        if found.entry is None and (on_miss == "error" or self.options.on_miss == "fallback"):  # and not a mere lookup
+            reason = self.cache.nearest(key) or reason
         if found.entry is not None:
             check = lambda winner: self._check_foreign(subject, winner, devices)  # noqa: E731
             try:
