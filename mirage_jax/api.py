@@ -12,7 +12,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import MethodType
 from typing import Any, Protocol, Self, TypedDict, Unpack, overload
 
@@ -144,6 +144,14 @@ class Optimized[**P, T]:
         return self._report(args, kwargs, on_miss=None)
 
     def _report(self, args: tuple[Any, ...], kwargs: dict[str, Any], on_miss: str | None) -> Report:
+        try:
+            return self._decided(args, kwargs, on_miss)
+        except TypeError as error:
+            if isinstance(error, UsageError) or (why := _misused(args, kwargs)) is None:
+                raise
+            raise UsageError(f"{self.name}: {why}") from error
+
+    def _decided(self, args: tuple[Any, ...], kwargs: dict[str, Any], on_miss: str | None) -> Report:
         if is_disabled():
             return Report(self.name, (), notes=("disabled: runs as plain jax.jit",))
         target = LoweringTarget((default_platform(),), is_partitioned=self._is_partitioned(args, kwargs))
@@ -249,6 +257,17 @@ class Method:
 
     def __repr__(self) -> str:
         return f"{self.__func__!r} of a {type(self.__self__).__qualname__}"
+
+
+def _misused(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Why `explain` or `tune` cannot take such arguments, for two mistakes that are easily made."""
+    if options := [name for name in kwargs if name in {f.name for f in fields(Options)}]:
+        return f"{options[0]} is an option of optimize: mirage_jax.optimize(f, {options[0]}={kwargs[options[0]]!r})"
+    for x in (*args, *kwargs.values()):
+        if isinstance(x, tuple | list) and x and all(isinstance(n, int) for n in x):
+            shape = f"jax.ShapeDtypeStruct({tuple(x)}, 'float32')"
+            return f"found the argument {brief(x)}; allowed are arrays, or for a shape {shape}"
+    return None
 
 
 def _is_traced(leaf: Any) -> bool:

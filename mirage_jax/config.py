@@ -221,6 +221,11 @@ def _directory(name: str, value: object) -> str:
         raise UsageError(f"{name}: found {brief(value)}; allowed is a path") from None
     if not isinstance(path, str) or "\0" in path:
         raise UsageError(f"{name}: found {brief(value)}; allowed is a path as text")
+    if "://" in str(value):
+        raise UsageError(
+            f"{name}: found {brief(value)}; allowed is a directory of this machine: "
+            "`python -m mirage_jax cache export` makes one file of it, which can be stored anywhere"
+        )
     if os.path.exists(path) and not os.path.isdir(path):
         raise UsageError(f"{name}: {path!r} exists and is not a directory")
     return path

@@ -37,7 +37,7 @@ from mirage_jax.cli.options import (
     optimizer_options,
     write,
 )
-from mirage_jax.config import unknown
+from mirage_jax.config import Options, unknown
 from mirage_jax.errors import UnsupportedError, UsageError
 
 
@@ -152,6 +152,7 @@ def _run_suite(
 
 def _optimizer(args: Namespace, **more: object) -> suite.Transform:
     options: dict[str, Any] = optimizer_options(args) | more
+    Options.make(options)  # wrong ones are refused before anything is timed
     return lambda fn, **jit_options: mirage_jax.optimize(fn, **options, **jit_options)
 
 

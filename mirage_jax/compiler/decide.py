@@ -90,6 +90,8 @@ class Decider:
         except RuntimeError:
             why = f"there is no {platform} device here to measure on"
             return kept(Decision(None, "", "policy", platform), WhyNot(Reason.NO_DEVICE, detail=why))
+        if self.options.backend == "triton" and platform != "cuda":
+            warn_once(f"backend='triton' makes kernels for GPUs; on this {platform} only other algebra is tried")
         subject = RegionOnDevice(region, platform, devices[0], self.options)
         key = key_of(subject)
         base = Decision(None, "", "policy", platform, key=key.digest, before=subject.before)

@@ -1,0 +1,176 @@
+"""Wrong uses of everything public: the message says what was found, and what is allowed or how to fix it."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mirage_jax import Budget, MuGraph, UsageError, bisect, cli, config, optimize, tune
+
+X = jnp.ones((4, 4))
+TEXT = """mugraph {
+  extents i=4 j=4
+  input x: f32[i,j]
+  library y: f32[i] = sum{axes=(j)} x[i,j]
+  output y
+}"""
+GRAPH = MuGraph.parse(TEXT)
+SOURCE = "source lines such as 'model.py:41'"
+NUMBERS = "different numbers from 0 on, such as 0"
+SECONDS = "a positive number of seconds or a text such as"
+
+
+def cube(x):
+    return (x @ x) @ x
+
+
+async def asynchronous(x):
+    return x
+
+
+def generator(x):
+    yield x
+
+
+def edited(old: str, new: str) -> Callable[[], object]:
+    """Parse the text with one part replaced."""
+    assert old in TEXT
+    return lambda: MuGraph.parse(TEXT.replace(old, new))
+
+
+def option(**options: object) -> Callable[[], object]:
+    return lambda: optimize(cube, **options)
+
+
+F = optimize(cube, on_miss="fallback")
+
+# what is called, what the message says was found, and what it says is allowed or to be done
+CALLS: list[tuple[Callable[[], object], str, str]] = [
+    (lambda: optimize(3), "found 3", "takes a function, a method or a callable module"),
+    (lambda: optimize("cube"), "found 'cube'", "takes a function"),
+    (lambda: optimize(None), "found None", "takes a function"),
+    (lambda: optimize((cube, cube)), "(tuple)", "takes a function"),
+    (lambda: optimize(np), "module 'numpy'", "takes a function"),
+    (lambda: optimize(dict), "<class 'dict'>", "not an instance of it"),
+    (lambda: optimize(asynchronous), "asynchronous", "optimize the function that it awaits for"),
+    (lambda: optimize(generator), "a generator", "return its values instead"),
+    (option(buget="3s"), "unknown option 'buget'", "Did you mean 'budget'?"),
+    (option(static_argnum=1), "'static_argnum'", "Did you mean 'static_argnums'?"),
+    (option(zzz=1), "'zzz'", "Allowed: on_miss, budget"),
+    (option(budget=0), "budget: found 0", SECONDS),
+    (option(budget=-1.5), "budget: found -1.5", SECONDS),
+    (option(budget=float("nan")), "budget: found nan", SECONDS),
+    (option(budget=float("inf")), "budget: found inf", SECONDS),
+    (option(budget=True), "budget: found True", SECONDS),
+    (option(budget="soon"), "budget: found 'soon'", "'30s', '500ms', '1m30s'"),
+    (option(budget=""), "budget: found ''", SECONDS),
+    (option(budget="30 parsecs"), "found '30 parsecs'", SECONDS),
+    (option(budget="1s/2s/3s"), "found '1s/2s/3s'", "'20s/5m' for one search and for all"),
+    (option(budget=[30]), "[30] (list)", SECONDS),
+    (option(budget=jnp.ones(3)), "Array([1., 1., 1.]", SECONDS),
+    (option(on_miss="serach"), "'serach'", "Did you mean 'search'?"),
+    (option(on_miss=1), "on_miss: 1", "Allowed: search, heuristic, fallback, error"),
+    (option(backend="cuda"), "'cuda'", "Allowed: auto, jax, triton"),
+    (option(backend=["jax"]), "['jax']", "Allowed: auto, jax, triton"),
+    (option(remat="region"), "'region'", "Did you mean 'regions'?"),
+    (option(remat=3), "remat: 3", "Allowed: regions"),
+    (option(check="once"), "'once'", "Allowed: first, always"),
+    (option(check=True), "check: True", "Allowed: first, always"),
+    (option(strict=1), "strict: found 1", "True and False"),
+    (option(strict_range="yes"), "strict_range: found 'yes'", "True and False"),
+    (option(devices="gpu"), "devices: found 'gpu'", NUMBERS),
+    (option(devices=-1), "devices: found -1", NUMBERS),
+    (option(devices=[0, 0]), "devices: found [0, 0]", NUMBERS),
+    (option(devices=0.5), "devices: found 0.5", NUMBERS),
+    (option(cache_dir=7), "cache_dir: found 7", "a path"),
+    (option(cache_dir="a\0b"), "cache_dir: found", "a path as text"),
+    (option(cache_dir=__file__), "test_bad_inputs.py", "exists and is not a directory"),
+    (option(cache_dir="gs://bucket/decisions"), "found 'gs://bucket/decisions'", "cache export"),
+    (option(skip=41), "skip: found 41", SOURCE),
+    (option(skip="model.py"), "skip: found 'model.py'", SOURCE),
+    (option(skip=["0f3a"]), "skip: found '0f3a'", "at least 8 digits"),
+    (option(only=[None]), "only: found None", SOURCE),
+    (option(only={"model.py:0"}), "only: found 'model.py:0'", SOURCE),
+    (lambda: Budget(-1), "found -1", "a positive number of seconds"),
+    (lambda: Budget(1, states="many"), "found 'many'", "a positive number or None"),
+    (lambda: Budget(1, workers="2"), "found '2'", "at least one worker"),
+    (lambda: optimize(cube, devices=99, on_miss="search")(X), "found 99", "counted from 0"),
+    (lambda: F.explain((8, 8)), "found the argument (8, 8)", "jax.ShapeDtypeStruct((8, 8), 'float32')"),
+    (lambda: F.explain([4, 4]), "found the argument [4, 4]", "allowed are arrays"),
+    (lambda: tune(cube, (4, 4)), "found the argument (4, 4)", "jax.ShapeDtypeStruct((4, 4), 'float32')"),
+    (lambda: tune(cube, X, budget="3s"), "budget is an option of optimize", "optimize(f, budget='3s')"),
+    (lambda: tune(3, X), "found 3", "takes a function"),
+    (lambda: bisect(3, X), "found 3", "takes a function"),
+    (lambda: bisect(F, X, check=3), "check: found 3", "a function of two results"),
+    (lambda: MuGraph.parse(3), "found 3", "the text of a muGraph"),
+    (lambda: MuGraph.parse("hello"), "line 1: expected 'mugraph {'", "found 'hello'"),
+    (lambda: MuGraph.parse(""), "found the end of the text", "expected a closing brace"),
+    (edited("sum{axes=(j)}", "summ{axes=(j)}"), "unknown operator 'summ'", "known: abs, "),
+    (edited("f32[i,j]", "f33[i,j]"), "unknown dtype 'f33'", "known: f16, bf16, f32"),
+    (edited("output y", "output z"), "z", "output"),
+    (edited("i=4", "i=-4"), "line 2", "-4"),
+    (lambda: MuGraph.parse(TEXT, schedule={"a": 1}), "schedule", "malformed"),
+    (lambda: GRAPH.as_function()(jnp.ones((3, 4))), "float32[3, 4]", "its inputs are f32[4, 4]"),
+    (lambda: GRAPH.as_function()(), "the arrays none", "its inputs are f32[4, 4]"),
+    (lambda: GRAPH.as_function()(jnp.ones((4, 4), jnp.int32)), "int32[4, 4]", "its inputs are f32[4, 4]"),
+    (lambda: GRAPH.equals(3), "found 3", "a function and the shapes of its arguments"),
+    (lambda: GRAPH.equals(cube, inputs=(3,)), "found (3,)", "the numbers from 0 to 0"),
+    (lambda: GRAPH.equals(lambda x, y: x), "missing 1 required positional argument", "the graph's inputs f32[4, 4]"),
+]
+
+COMMANDS: list[tuple[str, str, str]] = [
+    ("explain nomod:f f32[2]", "'nomod:f'", "cannot be imported"),
+    ("explain math f32[2]", "found 'math'", "module:function"),
+    ("explain math:sinn f32[2]", "'sinn'", "Did you mean 'sin'?"),
+    ("explain math:sin f99[2]", "'f99'", "Allowed: f16, bf16, f32"),
+    ("explain math:sin f32[2", "found 'f32[2'", "f32[128,64] bf16[64]"),
+    ("preview jax.numpy:sin f32[2] --device H999", "'H999'", "Allowed:"),
+    ("bench --suite nope", "'nope'", "Allowed: mirage, prefill"),
+    ("bench --programs nope", "'nope'", "Allowed: gqa_b1"),
+    ("bench --budget soon --programs abv --small", "found 'soon'", SECONDS),
+    ("bench --json .", "is a directory", "allowed is a file"),
+    ("fuzz --programs -1", "found -1", "allowed is 1 or more"),
+    ("cache show zz", "'zz'", "the beginning of one"),
+]
+
+
+@pytest.mark.parametrize(("call", "found", "allowed"), CALLS, ids=range(len(CALLS)))
+def test_calls(call, found: str, allowed: str) -> None:
+    with pytest.raises(UsageError) as error:
+        call()
+    text = str(error.value)
+    assert found in text and allowed in text and len(text.splitlines()) == 1, text
+
+
+@pytest.mark.parametrize(("line", "found", "allowed"), COMMANDS, ids=[line.split()[0] for line, *_ in COMMANDS])
+def test_commands(line: str, found: str, allowed: str, capsys, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("MIRAGE_JAX_CACHE_DIR", str(tmp_path))
+    assert cli.main(line.split()) == cli.USAGE
+    err = capsys.readouterr().err
+    assert err.startswith("error: ") and found in err and allowed in err
+
+
+def test_there_are_enough() -> None:
+    assert len(CALLS) + len(COMMANDS) >= 60
+
+
+def test_a_back_end_without_its_device_is_one_warning(caplog, tmp_path: Path) -> None:
+    config.warn_once.cache_clear()
+    with caplog.at_level(logging.WARNING, "mirage_jax"):
+        for scale in (2.0, 3.0):
+            f = optimize(lambda x, s=scale: s * cube(x), backend="triton", on_miss="fallback", cache_dir=tmp_path)
+            assert np.array_equal(f(X), scale * jax.jit(cube)(X))
+    (line,) = [r.getMessage() for r in caplog.records]
+    assert "backend='triton' makes kernels for GPUs; on this cpu only other algebra is tried" in line
+
+
+def test_errors_of_the_function_itself_stay() -> None:
+    """What is wrong with the user's program is said by Python and JAX, as under `jax.jit`."""
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        F.explain()
+    with pytest.raises(TypeError, match="contracting dimensions"):
+        F(jnp.ones((2, 3)))
