@@ -14,12 +14,15 @@ import sysconfig
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from html import escape
 from pathlib import Path
 from textwrap import indent
 from typing import Any
 
 import numpy as np
 
+from mirage_jax.errors import UsageError
+from mirage_jax.html_report import page
 from mirage_jax.mugraph.dtypes import DTYPES
 from mirage_jax.mugraph.footprint import Footprint
 from mirage_jax.why_not import WhyNot
@@ -191,13 +194,18 @@ class RegionReport:
             ("kernels to read: ", d.kernels),
         ]
         out = [f"{d.verdict}{times}: {d.why} [{d.source}]", *d.consequences]
-        out += [f"source: {place}" for place in places(self.where)]
+        out += [f"source: {place}" for place in self.places]
         out += [f"{label}{value}" for label, value in evidence if value is not None and value != ""]
         out += ["the program:", indent(self.reference, "  ")]
         if d.winner is not None:
             out += ["runs as:", indent(str(d.winner.graph), "  ")]
             out += [f"in one launch each: {d.winner.together}"] if d.winner.together else []
         return "\n".join(out)
+
+    @property
+    def places(self) -> list[str]:
+        """The source lines, one text for each file."""
+        return places(self.where)
 
     def to_dict(self) -> dict[str, Any]:
         """As values of JSON."""
@@ -227,7 +235,7 @@ class RegionReport:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """Everything `mirage_jax` did with one function at given argument shapes; `str()` is for people."""
 
@@ -262,6 +270,26 @@ class Report:
             out.append(f"equations left to XLA: {count_left_out(self.left_out)}")
             out += [f"  {line}" for line in _left_out(self.left_out)]
         return "\n".join(out)
+
+    def __repr__(self) -> str:
+        return f"<mirage_jax report: {self.name}, {len(self.regions)} regions, {len(self.optimized)} optimized>"
+
+    def _repr_html_(self) -> str:
+        """Show the page in a notebook, in a frame of its own."""
+        return f'<iframe srcdoc="{escape(page(self))}" style="width:100%;height:40rem;border:0"></iframe>'
+
+    def save(self, file: str | os.PathLike[str]) -> Path:
+        """Write the report as one HTML page, or as JSON or text, as the name of the file ends.
+
+        Raises:
+            UsageError: the name ends in none of ``.html``, ``.json`` and ``.txt``.
+        """
+        path = Path(file)
+        forms = {".html": page, ".json": Report.to_json, ".txt": str}
+        if path.suffix not in forms:
+            raise UsageError(f"save: found {path.name!r}; allowed are names that end in {', '.join(forms)}")
+        path.write_text(forms[path.suffix](self), encoding="utf-8")
+        return path
 
     def to_json(self) -> str:
         """The whole report, for programs."""

@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("config", "why_not"),
     ("mugraph", "seals"),
     ("cost", "jaxpr_frontend", "lower", "mirage_import"),
-    ("search", "verify"),
+    ("search", "verify", "html_report"),
     ("cache", "progress", "report", "gpu_lock"),
     ("timing", "agreement"),
     ("compiler", "summary", "self_check"),
@@ -166,7 +166,8 @@ def test_import_loads_little() -> None:
 
 
 # Tests of the pipeline or of the repository as a whole; any other file is about the module that it is called after.
-WHOLE = {"architecture", "docs", "examples", "house", "paths", "programs", "walkthrough", "without_triton"}
+WHOLE = {"architecture", "bad_inputs", "docs", "examples", "house", "paths", "programs", "walkthrough"}
+WHOLE |= {"without_triton"}
 WHOLE_FOLDERS = {"data", "golden", "layers", "transformations"}
 
 
