@@ -349,7 +349,7 @@ def optimize(
     * devices: which of `jax.local_devices()` measure, by number; several share the variants that are tried.
     * skip: regions to leave to XLA, by source line ("model.py:41") or by the key that `explain` prints.
     * only: the same, for all other regions.
-    * check: compare with plain `jax.jit` on your own arguments, at the "first" call with each kind of them or "always".
+    * check: compare with plain `jax.jit` on your own arguments, at the "first" call with each kind or "always".
       Such a call returns the result of plain jit. Where results differ, one warning says so, and plain jit runs.
     * static_argnums, static_argnames, donate_argnums, donate_argnames, ...: as for `jax.jit`.
 

@@ -96,7 +96,7 @@ def versions() -> tuple[tuple[str, str], ...]:
 
 
 def settings(platform: str) -> tuple[tuple[str, str], ...]:
-    """Settings outside of the program that change what XLA or a kernel computes, or how fast, on a platform.
+    """Settings outside of the program that change results or times of XLA and of kernels on a platform.
 
     On a GPU that is not the number of processors. Flags that only dump or log change nothing.
     """
@@ -381,7 +381,7 @@ class Cache:
         return Found(stored.entry, "found", stored.own)
 
     def nearest(self, key: CacheKey) -> str:
-        """Say what differs where the same program was decided under another key; empty if it was not."""
+        """Name the differences to the nearest stored key of the same program; empty if there is no such key."""
         found = [_differences(other, key) for other in _keys_by_graph(self.root).get(key.graph, ())]
         return f"decided before with {', '.join(min(found, key=len))}" if found and all(found) else ""
 
@@ -472,7 +472,7 @@ def _keys_by_graph(root: Path) -> Mapping[str, Sequence[CacheKey]]:
 
 
 def _differences(stored: CacheKey, here: CacheKey) -> list[str]:
-    """What differs between two keys of one program, as ``jax 0.11.1 (here 0.11.2)``."""
+    """List the parts in which two keys of one program differ, as ``jax 0.11.1 (here 0.11.2)``."""
     then, now = ({n: str(v) for n, v in _named_parts(key)} for key in (stored, here))
     names = [name for name in {**then, **now} if then.get(name, "") != now.get(name, "")]
     return [f"{name} {then.get(name) or '(none)'} (here {now.get(name) or '(none)'})" for name in names]

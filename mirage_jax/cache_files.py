@@ -40,7 +40,7 @@ _NAME = re.compile(r"v\d+/([0-9a-f]{2})/(\1[0-9a-f]{62})\.(json|py)")
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file of the cache: its key and what it holds, or why it cannot be used."""
+    """A file of the cache with its key and its entry, or the reason why it cannot be used."""
 
     path: Path
     key: CacheKey | None = None
@@ -54,7 +54,7 @@ class StoredFile:
 
     @property
     def entry(self) -> Entry:
-        """What was decided. Raises `CacheError` for a file that cannot be used."""
+        """The stored decision. Raises `CacheError` for a file that cannot be used."""
         if self.stored is None:
             raise CacheError(self.problem)
         return self.stored.entry
@@ -161,7 +161,7 @@ def export(cache: Cache, archive: Path, device: str = "") -> int:
 
 
 def load(cache: Cache, archive: Path) -> tuple[int, list[str]]:
-    """Add an archive's entries to a cache; entries that are there stay. Returns how many are new, and what was refused.
+    """Add an archive's entries to a cache; entries that are there stay. Returns the number added, and the refusals.
 
     Raises:
         UsageError: the file is no archive, or others may write to the cache directory.

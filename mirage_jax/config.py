@@ -148,7 +148,7 @@ class Options:
 
     devices: which local devices measure, by their place in `jax.local_devices()`; several share the variants. The
     first is what candidates are compared with XLA on.
-    check: compare with plain `jax.jit` on the user's own arguments, at the "first" call with each kind of them or
+    check: compare with plain `jax.jit` on the user's own arguments, at the "first" call with each kind or
     "always"; None compares nothing.
     skip: regions that stay with XLA, each by a source line such as "model.py:41" or by its cache key. only: all other
     regions stay with XLA; None means no such limit. Neither changes the key or the decision of another region.
@@ -224,7 +224,7 @@ def _directory(name: str, value: object) -> str:
     if "://" in str(value):
         raise UsageError(
             f"{name}: found {brief(value)}; allowed is a directory of this machine: "
-            "`python -m mirage_jax cache export` makes one file of it, which can be stored anywhere"
+            "`python -m mirage_jax cache export` makes one file, which can be stored anywhere"
         )
     if os.path.exists(path) and not os.path.isdir(path):
         raise UsageError(f"{name}: {path!r} exists and is not a directory")

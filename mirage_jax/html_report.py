@@ -1,7 +1,7 @@
 """A report as one HTML page: no script, no network, light and dark, on a phone too.
 
 Per region: the source lines, XLA's time, ours and the limit, the muGraphs before and after as pictures and as
-text, the model's estimates against the measured times, what every gate said, and the kernels.
+text, the model's estimates against the measured times, the verdict of every gate, and the kernels.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _region(number: int, region: Any) -> str:
 
 
 def _times(d: Any) -> dict[str, float]:
-    """Seconds by what takes them: measured ones, or where a region stays the model's."""
+    """Seconds by label: measured ones, or the model's where a region stays."""
     if d.why_not is None:
         measured: Mapping[str, float] = d.timings
         return {{"xla": "XLA", "mirage": "ours"}.get(label, label): seconds for label, seconds in measured.items()}
@@ -168,7 +168,7 @@ def _places(rows: Mapping[int, Iterable[tuple[Kernel | None, object]]]) -> Itera
 
 
 def _label(kernel: Kernel) -> list[str]:
-    """Two lines: what a node computes, and the tensors that it stores."""
+    """Two lines: the operator or the kernel, and the tensors that it stores."""
     made = " ".join(str(store.tensor) for store in kernel.stores)
     if isinstance(kernel, BlockGraph):
         loop = f" loop {kernel.loop}" if kernel.loop else ""

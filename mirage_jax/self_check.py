@@ -26,7 +26,7 @@ type Function = Callable[..., Any]
 
 @dataclass
 class SelfCheck:
-    """What is known of one function, by the shapes of its arguments.
+    """Compares calls of one function, and remembers the result for each kind of arguments.
 
     Args:
         name: the function's name, for the message.
@@ -78,7 +78,7 @@ class SelfCheck:
 
 
 def _kind_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
-    """What decides which program runs: the structure of arguments, types of arrays and floats, and other values."""
+    """The structure of arguments, with the types of arrays and floats, and all other values."""
     leaves, structure = jax.tree.flatten((args, kwargs))
     return structure, tuple(map(_kind_of_leaf, leaves))
 

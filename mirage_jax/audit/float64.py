@@ -161,7 +161,7 @@ def _wide(x: Any) -> Array:
 
 
 def _terms(eqn: FlatEqn, xs: list[Array], result: Array, sizes: Mapping[int, Array]) -> Array:
-    """Add up the sizes of the terms of a result: where sums of products are operands of products, of all their terms.
+    """Add up the sizes of a result's terms. An operand that is a sum of products counts with all of its terms.
 
     ``sum_j (sum_i a_i b_ij) c_j`` may be computed as one sum over i and j. Where the inner sums cancel, that is off by
     eps of terms which are far larger than all numbers of the program.

@@ -94,7 +94,7 @@ def run_verify(args: Namespace, out: Console, err: Console) -> int:
 
 
 def run_prune(args: Namespace, out: Console, err: Console) -> int:
-    """Remove what nobody reads."""
+    """Remove files that no process reads."""
     gone = cache_files.prune(Cache(args.cache_dir), args.dry_run)
     for path, why in gone:
         out.print(f"{path}: {why}", markup=False, highlight=False, soft_wrap=True)
