@@ -7,6 +7,7 @@ region by region.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import logging
@@ -83,7 +84,7 @@ class Optimized[**P, T]:
         if self.compiler.remat and active is self._jit:
             active = self._alone  # called with values: nobody differentiates what it returns
         if self._check and not is_disabled():
-            return self._check.call(active, self._jitted(args, kwargs)[0], args, kwargs, self.consumes(args, kwargs))
+            return self._check.call(active, self._jitted(args, kwargs)[0], self.copied, args, kwargs)
         return active(*args, **kwargs)
 
     @overload
@@ -98,10 +99,11 @@ class Optimized[**P, T]:
         """Make the same function with other decisions."""
         return Optimized(self.__wrapped__, compiler.options, self._jit_options, compiler)
 
-    def consumes(self, args: Any, kwargs: Any) -> bool:
-        """Whether a call may take the memory of its arguments, or write their state."""
+    def copied(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Copies of the arguments, if a call takes their memory or writes their state; else the arguments."""
         donates = any(self._jit_options.get(name) for name in ("donate_argnums", "donate_argnames"))
-        return donates or flax_modules.has_modules(args, kwargs)
+        is_consuming = donates or flax_modules.has_modules(args, kwargs)
+        return copy.deepcopy((args, kwargs)) if is_consuming else (args, kwargs)
 
     @property
     def name(self) -> str:
@@ -261,8 +263,8 @@ class Method:
 
 def _misused(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """Why `explain` or `tune` cannot take such arguments, for two mistakes that are easily made."""
-    if options := [name for name in kwargs if name in {f.name for f in fields(Options)}]:
-        return f"{options[0]} is an option of optimize: mirage_jax.optimize(f, {options[0]}={kwargs[options[0]]!r})"
+    if option := next((f.name for f in fields(Options) if f.name in kwargs), None):
+        return f"{option} is an option of optimize: mirage_jax.optimize(f, {option}={kwargs[option]!r})"
     for x in (*args, *kwargs.values()):
         if isinstance(x, tuple | list) and x and all(isinstance(n, int) for n in x):
             shape = f"jax.ShapeDtypeStruct({tuple(x)}, 'float32')"

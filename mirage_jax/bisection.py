@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -161,9 +160,7 @@ class _Trial:
             return self._result(self.function)
 
     def _result(self, f: Optimized) -> Any:
-        args, kwargs = self.given
-        if f.consumes(args, kwargs):
-            args, kwargs = copy.deepcopy((args, kwargs))
+        args, kwargs = f.copied(*self.given)
         return f(*args, **kwargs)
 
 

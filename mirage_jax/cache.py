@@ -193,6 +193,13 @@ class Entry:
         if (self.decision == "win") != (self.graph is not None):
             raise CacheError("an entry has a winner's graph if and only if something won")
 
+    def outdated(self, now: float) -> str:
+        """Say why the decision has to be made again at a time, in seconds since 1970; empty if it stands."""
+        age = now - self.created
+        if self.decision != "xla" or -limits.MAX_CLOCK_SKEW_SECONDS <= age <= XLA_LIFETIME_SECONDS:
+            return ""
+        return f"that nothing beats XLA was decided {'too long ago' if age > 0 else 'by a clock that is ahead'}"
+
     def to_json(self) -> dict[str, Any]:
         """As values of JSON. Without a `why_not` there is no such field, so that old entries keep their seals."""
         found = asdict(replace(self, why_not=None))
@@ -317,6 +324,14 @@ def decode(raw: bytes, key: CacheKey) -> Stored:
     return Stored(Entry.from_json(value["entry"]), part, {k: limits.text("seal", v) for k, v in seals.items()})
 
 
+def key_in(raw: bytes) -> CacheKey:
+    """The key in a file's bytes, which nobody has given; raises `CacheError`."""
+    try:
+        return CacheKey.from_json(json.loads(raw)["key"])
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CacheError(f"not readable as JSON ({type(error).__name__})") from None
+
+
 class Found(NamedTuple):
     """The answer to a lookup: an entry and its seal, or why there is none."""
 
@@ -374,10 +389,8 @@ class Cache:
         except (OSError, ValueError) as error:
             self._tell(f"not readable: {_without_path(error)}")
             return Found(None, f"no cache: {error}")
-        age = self._clock() - stored.entry.created
-        if stored.entry.decision == "xla" and not -limits.MAX_CLOCK_SKEW_SECONDS <= age <= XLA_LIFETIME_SECONDS:
-            when = "too long ago" if age > 0 else "by a clock that is ahead"
-            return Found(None, f"that nothing beats XLA was decided {when}")
+        if outdated := stored.entry.outdated(self._clock()):
+            return Found(None, outdated)
         return Found(stored.entry, "found", stored.own)
 
     def nearest(self, key: CacheKey) -> str:
@@ -465,8 +478,8 @@ def _keys_by_graph(root: Path) -> Mapping[str, Sequence[CacheKey]]:
     with suppress(OSError):
         files = sorted(root.glob("[0-9a-f][0-9a-f]/*.json"), key=lambda path: -path.lstat().st_mtime)
         for path in files[:MAX_COMPARED_KEYS]:
-            with suppress(OSError, ValueError, TypeError, KeyError, RecursionError, CacheError):
-                key = CacheKey.from_json(json.loads(read_file(path))["key"])
+            with suppress(OSError, CacheError):
+                key = key_in(read_file(path))
                 found.setdefault(key.graph, []).append(key)
     return found
 

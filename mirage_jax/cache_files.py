@@ -6,7 +6,6 @@ on another machine an entry is somebody else's, and is checked further when it i
 
 from __future__ import annotations
 
-import json
 import re
 import time
 import zipfile
@@ -16,13 +15,13 @@ from pathlib import Path
 
 from mirage_jax.cache import (
     MAX_ENTRY_BYTES,
-    XLA_LIFETIME_SECONDS,
     Cache,
     CacheKey,
     Entry,
     Stored,
     UnsafeDirectory,
     decode,
+    key_in,
     read_file,
     versions,
     write_file,
@@ -74,8 +73,7 @@ class StoredFile:
         changed = [name for name in now if then.get(name) != now[name]]
         if changed:
             return "made with " + ", ".join(f"{name} {then.get(name) or '(none)'}" for name in changed)
-        is_old = self.entry.decision == "xla" and time.time() - self.entry.created > XLA_LIFETIME_SECONDS
-        return "that nothing beats XLA was decided too long ago" if is_old else ""
+        return self.entry.outdated(time.time())
 
 
 def stored_files(cache: Cache) -> Iterator[StoredFile]:
@@ -89,10 +87,7 @@ def stored_files(cache: Cache) -> Iterator[StoredFile]:
 
 def _parsed(path: Path, raw: bytes) -> StoredFile:
     """Read an entry whose key nobody has given: the key is the one that is stored, and has to fit the file's name."""
-    try:
-        key = CacheKey.from_json(json.loads(raw)["key"])
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise CacheError(f"not readable as JSON ({type(error).__name__})") from None
+    key = key_in(raw)
     if key.digest != path.stem:
         raise CacheError("it belongs to another key")
     return StoredFile(path, key, decode(raw, key))

@@ -6,9 +6,7 @@ differ, plain jit runs from then on for arguments of these shapes.
 
 from __future__ import annotations
 
-import copy
 import logging
-import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +20,7 @@ from mirage_jax.jaxpr_frontend import flax_modules
 log = logging.getLogger("mirage_jax")
 
 type Function = Callable[..., Any]
+type Copied = Callable[[Any, Any], tuple[Any, Any]]
 
 
 @dataclass
@@ -38,12 +37,11 @@ class SelfCheck:
     mode: str
     strict: bool = False
     _agree: dict[Hashable, bool] = field(default_factory=dict, init=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
-    def call(self, ours: Function, plain: Function, args: Any, kwargs: Any, consumes: bool) -> Any:
+    def call(self, ours: Function, plain: Function, copied: Copied, args: Any, kwargs: Any) -> Any:
         """Call `ours`, or compare it with `plain` and return the result of `plain`.
 
-        `consumes`: the function takes the memory of its arguments, or writes their state. Then `ours` gets copies.
+        `copied`: copies arguments that a call consumes, for `ours`.
 
         Raises:
             VerificationError: the results differ, and `strict` is set.
@@ -53,22 +51,20 @@ class SelfCheck:
             return plain(*args, **kwargs)
         if agree and self.mode == "first":
             return ours(*args, **kwargs)
-        own_args, own_kwargs = copy.deepcopy((args, kwargs)) if consumes else (args, kwargs)
+        own_args, own_kwargs = copied(args, kwargs)
+        found, why = None, ""
         try:
             found = ours(*own_args, **own_kwargs)
         except UsageError:
             raise
         except Exception as error:
-            wanted, why = plain(*args, **kwargs), f"it fails: {in_one_line(error)}"
-        else:
-            wanted = plain(*args, **kwargs)
-            why = agreement.difference(found, wanted)
-        self._note(kind, why)
+            why = f"it fails: {in_one_line(error)}"
+        wanted = plain(*args, **kwargs)
+        self._note(kind, why or agreement.difference(found, wanted))
         return wanted
 
     def _note(self, kind: Hashable, why: str) -> None:
-        with self._lock:
-            self._agree[kind] = not why
+        self._agree[kind] = not why
         if not why:
             return
         text = f"{self.name} differs from plain jit: {why}"

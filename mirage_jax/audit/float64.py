@@ -38,8 +38,8 @@ class Visitor(Protocol):
         """Change the operands of an equation, or leave them."""
         return xs
 
-    def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, terms: Array) -> Array:
-        """Change a result of an equation. `terms`: the sum of its terms' sizes, see `_terms`."""
+    def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, terms: Array | None) -> Array:
+        """Change a result of an equation. `terms`: the sizes of a linear one's terms, see `_terms`."""
         ...
 
 
@@ -89,7 +89,7 @@ class Noise:
         same = place < len(terms) and terms[place].shape == x.shape  # branches may differ, and runs of loops
         return terms[place] if same else x
 
-    def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, terms: Array) -> Array:
+    def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, terms: Array | None) -> Array:
         """Disturb a result."""
         return _disturbed(x, eqn, xs, dtype, terms, self)
 
@@ -104,7 +104,7 @@ class Rounded(Visitor):
 
     rng: np.random.Generator | None = None
 
-    def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, terms: Array) -> Array:
+    def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, terms: Array | None) -> Array:
         """Round a result, or leave it."""
         if not is_float(dtype) or (self.rng is not None and self.rng.random() < 0.5):
             return x
@@ -117,7 +117,7 @@ class Ranges(Visitor):
 
     seen: list[tuple[float, float]] = field(default_factory=list)
 
-    def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, terms: Array) -> Array:
+    def result(self, x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, terms: Array | None) -> Array:
         """Record the range of a result."""
         if is_float(dtype):
             info = ml_dtypes.finfo(dtype)
@@ -148,10 +148,11 @@ def evaluate(jaxpr: Jaxpr, args: Sequence[Any], noise: Visitor | None = None) ->
             xs = xs if noise is None else noise.operands(eqn, xs)
             results = _apply(eqn, xs, noise)
             for number, aval, result in zip(eqn.outputs, eqn.out_avals, results, strict=True):
-                terms = np.abs(result) if noise is None else _terms(eqn, xs, result, sizes)
-                if eqn.primitive in LINEAR:
-                    sizes[number] = terms
-                values[number] = result if noise is None else noise.result(result, eqn, xs, aval.dtype, terms)
+                if noise is not None:
+                    if eqn.primitive in LINEAR:
+                        sizes[number] = _terms(eqn, xs, sizes)
+                    result = noise.result(result, eqn, xs, aval.dtype, sizes.get(number))
+                values[number] = result
     return [_wide(read(values, a)) for a in program.outputs]
 
 
@@ -160,14 +161,12 @@ def _wide(x: Any) -> Array:
     return x.astype(np.float64) if is_float(x.dtype) else x
 
 
-def _terms(eqn: FlatEqn, xs: list[Array], result: Array, sizes: Mapping[int, Array]) -> Array:
-    """Add up the sizes of a result's terms. An operand that is a sum of products counts with all of its terms.
+def _terms(eqn: FlatEqn, xs: list[Array], sizes: Mapping[int, Array]) -> Array:
+    """Add up the sizes of a linear result's terms. An operand that is a sum of products counts with all of its terms.
 
     ``sum_j (sum_i a_i b_ij) c_j`` may be computed as one sum over i and j. Where the inner sums cancel, that is off by
     eps of terms which are far larger than all numbers of the program.
     """
-    if eqn.primitive not in LINEAR:
-        return np.abs(result)
     found = [
         np.abs(x) if isinstance(a, Literal) else sizes.get(a, np.abs(x)) for a, x in zip(eqn.inputs, xs, strict=True)
     ]
@@ -188,7 +187,7 @@ def _roundings(eqn: FlatEqn, xs: list[Array]) -> float:
     return max(1.0, math.prod(np.shape(xs[0])[axis] for axis in summed) / 32)
 
 
-def _disturbed(x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, terms: Array, noise: Noise) -> Array:
+def _disturbed(x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, terms: Array | None, noise: Noise) -> Array:
     """`x` with the relative error that rounding may have; a sum may also have the error of its partial sums in float32.
 
     Numbers beyond the range of the type may overflow. (XLA may keep them in a wider type; another order may leave the
@@ -206,7 +205,7 @@ def _disturbed(x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, terms: Array
     y = x * (1 + float(info.eps) * noise.draw(np.shape(x)))
     if dtype == np.float16:
         y += np.where(x == 0, 0.0, float(info.smallest_subnormal) * noise.draw(np.shape(x)))
-    if roundings := _roundings(eqn, xs):
+    if terms is not None and (roundings := _roundings(eqn, xs)):
         y += roundings * float(np.finfo(np.float32).eps) * terms * noise.draw(np.shape(x))
     small = (np.abs(y) < float(info.smallest_normal) / EARLIER) & (y != 0)
     if dtype != np.float16 and small.any():
