@@ -11,7 +11,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, partial
-from itertools import product
 from typing import Any
 
 import jax
@@ -176,18 +175,26 @@ class Accuracy:
                     values = [np.asarray(x) for x in args]
                     if why := self._compared(winner, values, results, xla, False, kinds=False, spread=spread):
                         return f"{direction}, n = {n}: {why}"
-        return self._on_single_rows(ours)
+        return self._beside_zeros(ours)
 
-    def _on_single_rows(self, ours: Callable[..., Any]) -> str:
-        """Does the candidate overflow where one row of one input alone is not zero? The lowest number, which masks,
-        meets zeros in the program; in another order of products it meets that row first.
+    def _beside_zeros(self, ours: Callable[..., Any]) -> str:
+        """Does the candidate overflow where the program multiplies by zeros what would? An input may hold the lowest
+        number of its type, which masks; another order of products and sums meets that before the zeros.
         """
-        zeros = [jnp.zeros_like(x) if is_float(x.dtype) else x for x in self._ordinary]
-        for i, (name, row) in product(self._floats, (("first", 0), ("last", -1))):
-            args = [*zeros[:i], _row_of(self._ordinary[i], row), *zeros[i + 1 :]]
+        for name, args in self._many_zeros():
             if any(map(gate.shorter_range, self._xla(*args), ours(*args))):
-                return f"overflows where all inputs but the {name} row of input {i} are zero, and XLA does not"
+                return f"overflows where {name}, and XLA does not"
         return ""
+
+    def _many_zeros(self) -> Iterator[tuple[str, list[jax.Array]]]:
+        """Inputs, and in words what they hold."""
+        zeros, lowest = ([_filled(x, fill) for x in self._ordinary] for fill in (0.0, -np.inf))
+        for i in self._floats:
+            for name, row in (("first", 0), ("last", -1)):
+                alone = _row_of(self._ordinary[i], row)
+                yield f"all inputs but the {name} row of input {i} are zero", [*zeros[:i], alone, *zeros[i + 1 :]]
+            yield f"input {i} holds the lowest number and the others zeros", [*zeros[:i], lowest[i], *zeros[i + 1 :]]
+            yield f"input {i} holds zeros and the others the lowest number", [*lowest[:i], zeros[i], *lowest[i + 1 :]]
 
     @cached_property
     def _directions(self) -> list[range_edges.Direction]:
@@ -220,7 +227,7 @@ class Accuracy:
 
     @cached_property
     def _ordinary(self) -> Sequence[jax.Array]:
-        return jax.device_put(self.subject.inputs(0), self.subject.device)  # not where JAX's default is
+        return jax.device_put(self._classes[input_classes.ORDINARY[0]], self.subject.device)
 
     def _scaled(self, direction: range_edges.Direction, n: int) -> list[jax.Array]:
         """Inputs at a distance in a direction."""
@@ -384,6 +391,12 @@ def _largest(results: Sequence[jax.Array]) -> list[jax.Array]:
 @partial(jax.jit, static_argnums=2)
 def _times(x: jax.Array, power: jax.Array, positive: bool) -> jax.Array:
     return (jnp.abs(x) if positive else x) * power
+
+
+@partial(jax.jit, static_argnums=1)
+def _filled(x: jax.Array, value: float) -> jax.Array:
+    """An array of one value, or of the number of its type that is nearest to it; integers stay as they are."""
+    return jnp.full_like(x, max(value, float(jnp.finfo(x.dtype).min))) if is_float(x.dtype) else x
 
 
 @partial(jax.jit, static_argnums=1)

@@ -179,6 +179,33 @@ def test_on_request_a_mask_meets_no_row_that_it_does_not_meet_in_the_program() -
     assert "the first row of input 2" in found[True][1]
 
 
+def _weighed_sum(w, x, y):
+    return jnp.sum(w * x + w * y, 1)
+
+
+def test_on_request_the_lowest_numbers_are_not_added_before_a_zero_meets_them() -> None:
+    """`(x + y) w` is infinity times zero, or NaN, where both are masked and the weight is zero."""
+    attempt = _attempt(_weighed_sum, *_structs("float32", (4, 1), (4, 8), (4, 8)), strict_range=True)
+    assert _gate(attempt, str(attempt.reference))[0]
+    candidates, _ = search(attempt.reference, DEVICES["CPU"], SPACE, 30.0, 2000, ("algebra",))
+    added_first = next(str(c.graph) for c in candidates if " add x" in str(c.graph))
+    passed, why = _gate(attempt, added_first)
+    assert not passed and "input 0 holds zeros" in why
+
+
+def _scaled_weights(x, w, scale):
+    return x @ (w.astype(jnp.float32) * scale)
+
+
+def test_weights_of_integers_are_not_zero_at_the_ends_of_the_range() -> None:
+    structs = [*_structs("float32", (4, 64)), *_structs("uint8", (64, 8)), *_structs("float32", (8,))]
+    attempt = _attempt(_scaled_weights, *structs, strict_range=True)
+    candidates, _ = search(attempt.reference, DEVICES["CPU"], SPACE, 30.0, 2000, ("algebra",))
+    scaled_last = next(str(c.graph) for c in candidates if str(c.graph) != str(attempt.reference))
+    passed, why = _gate(attempt, scaled_last)
+    assert not passed and "2**" in why
+
+
 def _padded(q, k, v, bias):
     i = jnp.arange(q.shape[0])
     s = jnp.where(i[:, None] >= i[None], q @ k.T * 0.25 + bias, FM)
