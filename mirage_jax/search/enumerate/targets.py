@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.mugraph.graph import Axis, KernelGraph
 from mirage_jax.mugraph.operators import operator
@@ -38,9 +40,10 @@ def batch_axes(
     """Choose the axes along which tiles have one element, so that tiles keep two other axes.
 
     Such an axis is in every output and never reduced. It is in every large tensor, or it is needed to bound the rank.
-    The last axis of an input comes last, because neighbours are read together. A tensor that is summed over several
-    axes may give one of these: a loop then takes its elements one by one. So scales that groups of weights share are
-    applied after the product of a group.
+    The last axis of an input comes last, because neighbours are read together. A tensor that still has too many axes
+    first gives those that another large input has too, such as the batch of an attention whose decay has heads. One
+    that is summed over several axes may give one of these: a loop then takes its elements one by one. So scales that
+    groups of weights share are applied after the product of a group.
     """
     e = axioms.e
     free = frozenset[Axis].intersection(*(e.axes(p) for p in targets)) - reduced
@@ -49,14 +52,20 @@ def batch_axes(
     last = {t.axes[-1] for t in reference.inputs if len(t.axes) > MAX_TILE_RANK}
     order = sorted(free, key=lambda a: (a in last, reference.extent(a), a))
     batch = _in_every_large_tensor(large, order) if large else frozenset[Axis]()
+    counts = Counter(a for t in reference.inputs if len(t.axes) > MAX_TILE_RANK for a in t.axes)
+    shared = frozenset(a for a in free if counts[a] > 1)
     for shape in sorted(shapes, key=lambda s: (-len(s), sorted(s))):
-        while len(shape - batch) > MAX_TILE_RANK and (choices := _candidates(shape - batch, reduced, free)):
+        while len(shape - batch) > MAX_TILE_RANK and (choices := _candidates(shape - batch, reduced, free, shared)):
             batch |= {min(choices, key=lambda a: (reference.extent(a), a))}
     return batch
 
 
-def _candidates(axes: frozenset[Axis], reduced: frozenset[Axis], free: frozenset[Axis]) -> frozenset[Axis]:
-    """Axes of a tensor that may become batch axes: summed ones if there are several, else free ones."""
+def _candidates(
+    axes: frozenset[Axis], reduced: frozenset[Axis], free: frozenset[Axis], shared: frozenset[Axis]
+) -> frozenset[Axis]:
+    """Axes of a tensor that may become batch axes: shared ones, or summed ones if there are several, or free ones."""
+    if axes & shared:
+        return axes & shared
     summed = axes & reduced
     return summed if len(summed) > 1 else axes & free
 
