@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from mirage_jax.cost.roofline import estimate
+from mirage_jax.cost.roofline import estimate, lower_limit
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.candidates import Candidate, KnownTilings, kind, ranged, tiled
 from mirage_jax.search.decompose.fusion import combined, inlined
-from mirage_jax.search.decompose.output_slices import output_slice
+from mirage_jax.search.decompose.output_slices import output_slice, waists
 from mirage_jax.search.decompose.subprocesses import SubSearch, search_parts
 from mirage_jax.search.decompose.windows import KernelWindow, divide, replace_windows
 from mirage_jax.search.enumerate.kernels import BudgetExceeded, Space
@@ -33,6 +33,8 @@ MAX_WINDOW_CLASSES = 100  # values in a window with one output: more are not exh
 MAX_BLOCK_ELEMENTS = 8192  # of an output that one block makes, if there are many
 MAX_OUTPUT_SLICE_TERMS = 60_000  # the same for an output slice; there are few of these
 MAX_OUTPUT_SLICE_CLASSES = 220  # values in an output slice searched for plans of two or three kernels: tens of seconds
+MAX_WHOLE_SHARE = 0.6  # of the time, for a region whose products of inputs can be cut off afterwards
+NEAR_ROOFLINE = 2.0  # times the lower limit of a region: kernels that take longer leave something to look for
 MAX_WHOLE_REGION_CLASSES = 400  # values in a region searched for one kernel only: ten seconds
 
 
@@ -50,18 +52,20 @@ def search(
 
     A region too wide to exhaust is searched window by window, and output by output, in up to `workers` processes. So is
     one of several outputs that has no kernel as a whole: sums over rows and over columns of one product, for instance.
+    Where no kernel comes near the roofline, small products are stored, and what lies between them is searched.
     """
     until = time.monotonic() + seconds
     parts = divide(reference, lambda graph: is_narrow(graph, device, space, MAX_WINDOW_CLASSES))
-    by_output = "kernels" in families and device.is_gpu
-    if len(parts) == 1:
-        one = Search(reference, device, space, seconds, states, families, notify=notify)
-        found, report = one.run(), one.report
-        by_output = by_output and len(set(reference.outputs)) > 1 and all(c.family != "kernels" for c in found)
-        parts = []
+    has_kernels = "kernels" in families and device.is_gpu
+    if len(parts) > 1:
+        found, report = list[Candidate](), SearchReport(space, windows=len(parts))
+        stops = [(), waists(reference)]
     else:
-        found, report = [], SearchReport(space, windows=len(parts))
-    slices = _output_slices(reference, device, space) if by_output else []
+        of_whole = seconds * (MAX_WHOLE_SHARE if has_kernels and waists(reference) else 1.0)
+        one = Search(reference, device, space, of_whole, states, families, notify=notify)
+        found, report, parts = one.run(), one.report, []
+        stops = _stops_after(found, reference, device)
+    slices = _first_slices(reference, device, space, stops) if has_kernels else []
     report.output_slices = len(slices)
     todo = [SubSearch(w.graph, device, space, states, families) for w in parts]
     todo += [SubSearch(graph, device, its_space, states, families) for graph, its_space in slices]
@@ -75,13 +79,35 @@ def search(
     return sorted(ranged(reference, [*found, *whole], device), key=lambda c: c.seconds), report
 
 
-def _output_slices(reference: KernelGraph, device: DeviceModel, space: Space) -> list[tuple[KernelGraph, Space]]:
-    """The slices of all outputs, each with the space to search; none if one slice is too wide."""
+def _stops_after(found: Sequence[Candidate], reference: KernelGraph, device: DeviceModel) -> list[tuple[str, ...]]:
+    """Where slices may stop, for a region that was searched as one: nowhere, if it has several outputs and no kernels;
+    at waists, if no kernel comes near the roofline.
+    """
+    kernels = [c.seconds for c in found if c.family == "kernels"]
+    nowhere = [()] if len(set(reference.outputs)) > 1 and not kernels else []
+    is_far = min(kernels, default=math.inf) > NEAR_ROOFLINE * lower_limit(reference, device)
+    return nowhere + [stored for stored in [waists(reference)] if stored and is_far]
+
+
+def _first_slices(
+    reference: KernelGraph, device: DeviceModel, space: Space, stops: Iterable[tuple[str, ...]]
+) -> list[tuple[KernelGraph, Space]]:
+    """The slices that stop at the first of these sets of tensors with which none is too wide; none if all are."""
+    for at in dict.fromkeys(stops):
+        if slices := _output_slices(reference, device, space, at):
+            return slices
+    return []
+
+
+def _output_slices(
+    reference: KernelGraph, device: DeviceModel, space: Space, stored: Sequence[str] = ()
+) -> list[tuple[KernelGraph, Space]]:
+    """The slices of all `stored` tensors and outputs, each with the space to search; none if one slice is too wide."""
     pair = replace(space, max_kernels=min(2, space.max_kernels), splits=not _fills(reference, device))
     found: list[tuple[KernelGraph, Space]] = []
-    outputs = dict.fromkeys(reference.outputs)
+    outputs = dict.fromkeys((*stored, *reference.outputs))
     for name in outputs:
-        graph = output_slice(reference, name)
+        graph = output_slice(reference, name, stored)
         if (probe := _probe(graph, device, pair, MAX_OUTPUT_SLICE_CLASSES, MAX_OUTPUT_SLICE_TERMS)) is not None:
             # A sum over an axis with tiles of one element may take one more: gradients of keys that heads share.
             more = bool(probe.batch & probe.reduced) and pair.max_kernels < space.max_kernels

@@ -11,10 +11,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 from mugraph.graphs import schedule
-from search.references import TWO_KERNELS, captured, found, kernels_of, worst_error
+from search.references import H200, TWO_KERNELS, captured, found, kernels_of, region, worst_error
 
+from mirage_jax.compiler.tuning_session import SPACE
+from mirage_jax.cost.roofline import fused_estimate
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph
+from mirage_jax.mugraph.passes.merge_axes import simplify_axes
+from mirage_jax.search.driver import search
 from mirage_jax.search.report import StopReason
 from mirage_jax.verify.equivalence.certificate import certify
 
@@ -122,6 +126,53 @@ def check_right(graph: KernelGraph, chosen: KernelGraph) -> None:
     sizes = {a: 7 if n > 16 else 3 for a, n in graph.sizes.items()}
     small, tiled = graph.with_extents(sizes), chosen.with_extents(sizes)
     assert worst_error(tiled, schedule(tiled, tile=2), small) < 1e-12
+
+
+def decayed(q: jax.Array, k: jax.Array, v: jax.Array, decay: jax.Array) -> jax.Array:
+    return ((q @ k.swapaxes(-1, -2)) * decay) @ v
+
+
+def narrow(x: jax.Array, wq: jax.Array, wk: jax.Array, wv: jax.Array) -> jax.Array:
+    q, k, v = (jnp.einsum("bnd,dhe->bhne", x, w) for w in (wq, wk, wv))
+    return jax.nn.softmax(q @ k.swapaxes(-1, -2), -1) @ v
+
+
+def triangle(z: jax.Array, wq: jax.Array, wk: jax.Array, wb: jax.Array, wg: jax.Array, v: jax.Array) -> jax.Array:
+    """AlphaFold's attention along the rows of a table of pairs (Jumper et al., 2021, supplement, algorithm 13)."""
+    q, k, g = (jnp.einsum("ijc,chd->ihjd", z, w) for w in (wq, wk, wg))
+    weights = jax.nn.softmax(q @ k.swapaxes(-1, -2) + jnp.einsum("jkc,ch->hjk", z, wb), -1)
+    return jax.nn.sigmoid(g) * (weights @ v)
+
+
+def kernel_sums(x: jax.Array, y: jax.Array, w: jax.Array) -> jax.Array:
+    return jnp.exp(-jnp.sum((x[:, None] - y[None]) ** 2, -1) / 2) @ w
+
+
+def mixture(x: jax.Array, mean: jax.Array, precision: jax.Array, weight: jax.Array) -> jax.Array:
+    distance = jnp.sum((x[:, None] - mean) ** 2 * precision, -1)
+    return jax.nn.logsumexp(weight + (jnp.sum(jnp.log(precision), -1) - distance) / 2, axis=1)
+
+
+PAIRS = ((256, 256, 128), *[(128, 4, 32)] * 2, (128, 4), (128, 4, 32), (256, 4, 256, 32))
+# The last number: how many times as fast as XLA's code, by the model.
+FAST: dict[str, tuple[Callable[..., jax.Array], tuple[tuple[int, ...], ...], float]] = {
+    "a decay that has heads only": (decayed, (*[(4, 16, 2048, 64)] * 3, (16, 2048, 2048)), 1.5),
+    "narrow projections": (narrow, ((64, 512, 256), *[(256, 8, 32)] * 3), 2.0),
+    "attention over pairs": (triangle, PAIRS, 1.8),
+    "distances": (kernel_sums, ((8192, 3), (8192, 3), (8192,)), 3.0),
+    "distances under a log-sum-exp": (mixture, ((65536, 16), (64, 16), (64, 16), (64,)), 2.0),
+}
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_faster_than_xla_by_the_model(name: str) -> None:
+    fn, shapes, times = FAST[name]
+    graph = simplify_axes(region(fn, *shapes, dtype="float32" if len(shapes[0]) == 2 else "bfloat16").graph)
+    candidates, _ = search(graph, H200, SPACE, seconds=15.0)
+    best = next(c for c in candidates if c.family == "kernels")
+    assert times * best.seconds < fused_estimate(graph, H200), best.graph
+    check_graph(best.graph)
+    certify(graph, best.graph)
 
 
 def test_split_log_sum_exp() -> None:

@@ -14,6 +14,7 @@ from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Library, Op
 from mirage_jax.search.driver import search
 from mirage_jax.search.enumerate.kernels import Space
+from mirage_jax.search.enumerate.window_search import Search
 from mirage_jax.search.report import StopReason
 from mirage_jax.verify.equivalence.certificate import fingerprint
 
@@ -169,7 +170,7 @@ def dots(graph: KernelGraph) -> list[Op]:
 def test_products_beside_kernels_may_be_left_to_the_library() -> None:
     """A plan whose kernel is one product also comes with XLA's product in its place, right after the plan itself."""
     graph = captured(lambda x, w, v: (jax.nn.silu(x @ w) * x) @ v, (256, 512), (512, 512), (512, 384))
-    candidates, _ = found(graph)
+    candidates = Search(graph, H200, TWO_KERNELS, 120.0).run()
     mixed = [c for c in candidates if len({type(k) for k in c.graph.kernels}) == 2]
     assert mixed
     for c in mixed:

@@ -5,12 +5,15 @@ such as the weights of an attention, from which its gradients are made. The *out
 that computes it alone. Slices overlap, and each computes shared values from the inputs. So a kernel for the gradient
 of the keys recomputes the weights tile by tile, as FlashAttention's backward pass does (Dao, 2023).
 
+A slice may stop at a *waist* instead: a product that costs little to store. The waist is then an output of its own.
+
 Kernels that come out equal in several slices, such as row sums, run once (`joined`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from mirage_jax.mugraph.graph import BlockGraph, Kernel, KernelGraph, KernelSchedule, Library, Schedule, Tensor
@@ -18,15 +21,41 @@ from mirage_jax.search.candidates import Candidate
 from mirage_jax.search.decompose.windows import prefixed
 
 
-def output_slice(reference: KernelGraph, output: str) -> KernelGraph:
-    """Extract the program that computes one output of a graph of library operators."""
+def waists(reference: KernelGraph) -> tuple[str, ...]:
+    """Products that later products read, and that are no larger than the largest input or output.
+
+    To store them costs little: projections, which a library computes best, and the result of an attention from which
+    its gradients are made. Weights of an attention are larger, and no waist.
+    """
+
+    def size(name: str) -> int:
+        """Elements of a tensor."""
+        return math.prod(map(reference.extent, reference.tensors[name].axes))
+
+    largest = max(size(name) for name in (*(t.name for t in reference.inputs), *reference.outputs))
+    products: dict[str, frozenset[str]] = {}  # by tensor: the products that it is made of, up to the next ones
+    read = set[str]()
+    for k in reference.kernels:
+        made_of = frozenset[str]().union(*(products.get(x.tensor, ()) for x in k.loads))
+        is_product = any(op.op == "dot" for op in k.ops)
+        if is_product:
+            read |= made_of
+        for s in k.stores:
+            products[s.tensor.name] = frozenset({s.tensor.name}) if is_product else made_of
+    return tuple(name for name in products if name in read and size(name) <= largest and name not in reference.outputs)
+
+
+def output_slice(reference: KernelGraph, output: str, stored: Collection[str] = ()) -> KernelGraph:
+    """Extract the program that computes one output of a graph of library operators from inputs and `stored` tensors."""
     needed, kernels = {output}, list[Kernel]()
+    given = {*stored} - {output}
     for k in reversed(reference.kernels):
-        if not needed.isdisjoint(s.tensor.name for s in k.stores):
+        if not (needed - given).isdisjoint(s.tensor.name for s in k.stores):
             kernels.append(k)
             needed.update(x.tensor for x in k.loads)
-    inputs = tuple(t for t in reference.inputs if t.name in needed)
-    return KernelGraph(inputs, tuple(reversed(kernels)), (output,), reference.extents)
+    inputs = [t for t in reference.inputs if t.name in needed]
+    inputs += [reference.tensors[name] for name in stored if name in needed & given]
+    return KernelGraph(tuple(inputs), tuple(reversed(kernels)), (output,), reference.extents)
 
 
 def joined(reference: KernelGraph, found: Sequence[Sequence[Candidate]]) -> Candidate | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from itertools import chain
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.mugraph.graph import Axis, KernelGraph
@@ -40,32 +42,45 @@ def batch_axes(
     """Choose the axes along which tiles have one element, so that tiles keep two other axes.
 
     Such an axis is in every output and never reduced. It is in every large tensor, or it is needed to bound the rank.
-    The last axis of an input comes last, because neighbours are read together. A tensor that still has too many axes
-    first gives those that another large input has too, such as the batch of an attention whose decay has heads. One
-    that is summed over several axes may give one of these: a loop then takes its elements one by one. So scales that
-    groups of weights share are applied after the product of a group.
+    The last axis of an input comes last, because neighbours are read together. Where tensors still have too many axes,
+    those go first that most of them have, such as the batch of an attention whose decay has heads only. A tensor that
+    is summed over several axes may then give one of these: a loop takes its elements one by one. So scales that groups
+    of weights share are applied after the product of a group.
     """
     e = axioms.e
     free = frozenset[Axis].intersection(*(e.axes(p) for p in targets)) - reduced
-    shapes = [frozenset(t.axes) for t in reference.inputs if len(t.axes) > 1] + [e.axes(p) for p in targets]
+    reads = _reads(reference)
+    shapes = [frozenset(axes) for axes in reads if len(axes) > 1] + [e.axes(p) for p in targets]
     large = [s for s in shapes if len(s) > MAX_TILE_RANK]
-    last = {t.axes[-1] for t in reference.inputs if len(t.axes) > MAX_TILE_RANK}
+    last = {axes[-1] for axes in reads if len(axes) > MAX_TILE_RANK}
     order = sorted(free, key=lambda a: (a in last, reference.extent(a), a))
     batch = _in_every_large_tensor(large, order) if large else frozenset[Axis]()
-    counts = Counter(a for t in reference.inputs if len(t.axes) > MAX_TILE_RANK for a in t.axes)
-    shared = frozenset(a for a in free if counts[a] > 1)
-    for shape in sorted(shapes, key=lambda s: (-len(s), sorted(s))):
-        while len(shape - batch) > MAX_TILE_RANK and (choices := _candidates(shape - batch, reduced, free, shared)):
+    for shape in sorted(large, key=lambda s: (-len(s), sorted(s))):
+        while len(shape - batch) > MAX_TILE_RANK:
+            too_wide = [s & free for s in large if len(s - batch) > MAX_TILE_RANK]
+            choices = _candidates(shape - batch, reduced, free, Counter(chain.from_iterable(too_wide)))
+            if not choices:
+                break
             batch |= {min(choices, key=lambda a: (reference.extent(a), a))}
     return batch
 
 
+def _reads(reference: KernelGraph) -> list[tuple[Axis, ...]]:
+    """The axes under which inputs are read: a program may read one under several names."""
+    inputs = {t.name for t in reference.inputs}
+    found = ((x.tensor, x.axes) for k in reference.kernels for x in k.loads if x.tensor in inputs)
+    return [axes for _, axes in dict.fromkeys(found)]
+
+
 def _candidates(
-    axes: frozenset[Axis], reduced: frozenset[Axis], free: frozenset[Axis], shared: frozenset[Axis]
+    axes: frozenset[Axis], reduced: frozenset[Axis], free: frozenset[Axis], counts: Mapping[Axis, int]
 ) -> frozenset[Axis]:
-    """Axes of a tensor that may become batch axes: shared ones, or summed ones if there are several, or free ones."""
-    if axes & shared:
-        return axes & shared
+    """Axes of a tensor that may become batch axes: the free ones that most of several tensors with too many axes have,
+    or summed ones if there are several, or free ones. `counts`: how many such tensors have an axis.
+    """
+    most = max((counts.get(a, 0) for a in axes & free), default=0)
+    if most > 1:
+        return frozenset(a for a in axes & free if counts.get(a) == most)
     summed = axes & reduced
     return summed if len(summed) > 1 else axes & free
 

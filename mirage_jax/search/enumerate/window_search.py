@@ -275,10 +275,22 @@ class Search:
             yield axis, split
 
     def _kernels(self) -> Iterator[Candidate]:
-        """Plans of one kernel, then two, ...; each level best bound first, until no bound is near the best estimate."""
+        """Plans of the space. If none has a kernel that fits, again with one more axis in a tile: squared distances sum
+        over coordinates, a third axis of their tile.
+        """
+        best = _Best(self.keep)
+        yield from self._plans(self.space, best)
+        if not best.kept:
+            self.report.space = replace(self.space, max_rank=self.space.max_rank + 1)
+            yield from self._plans(self.report.space, best)
+
+    def _plans(self, space: Space, best: _Best) -> Iterator[Candidate]:
+        """Plans of one kernel, then two, ...; each level best bound first, until no bound is near the best estimate.
+        `best` holds the best estimates so far, and is added to.
+        """
         variants = list(self._variants())
         plans = {
-            axis: Plans(self._kernel_tables(targets, self.space, self.batch), frozenset(r.value for r in targets), axis)
+            axis: Plans(self._kernel_tables(targets, space, self.batch), frozenset(r.value for r in targets), axis)
             for axis, targets in variants
         }
         counts = {axis: parts_of(self.reference.extent(axis)) if axis else [1] for axis, _ in variants}
@@ -286,14 +298,13 @@ class Search:
         for axis, _ in variants:
             first = self._model(plans[axis].tables, axis)
             models |= {(axis, n): replace(first, parts=n) for n in counts[axis]}
-        best = _Best(self.keep)
-        for level in range(1, self.space.max_kernels + 1):
+        for level in range(1, space.max_kernels + 1):
             if level * (self.device.shortest + self.device.launch) > self.slack * best.seconds:
                 self.report.pruned["cost bound"] += 1
                 return
             yield from self._level(level, variants, plans, counts, models, best)
             if level == 1 and not best.kept:  # rows too long for a tile: one kernel with more passes over them
-                more = self._kernel_tables(self.targets, replace(self.space, loops=self.space.loops + 1), self.batch)
+                more = self._kernel_tables(self.targets, replace(space, loops=space.loops + 1), self.batch)
                 again: dict[Axis | None, Plans] = {None: Plans(more, frozenset(r.value for r in self.targets))}
                 yield from self._level(1, variants[:1], again, counts, {(None, 1): self._model(more)}, best)
 
@@ -306,7 +317,7 @@ class Search:
         models: Mapping[tuple[Axis | None, int], Model],
         best: _Best,
     ) -> Iterator[Candidate]:
-        """Plans of exactly `level` kernels; `best` holds the best estimates so far, and is added to."""
+        """Plans of exactly `level` kernels."""
         todo: list[tuple[float, int, Plan, Axis | None, int, tuple[Target, ...]]] = []
         for axis, targets in variants:
             for plan, structures in plans[axis].with_kernels(level):
