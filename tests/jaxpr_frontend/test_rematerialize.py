@@ -131,11 +131,11 @@ def test_differentiated_from_outside(name: str, dtype: str) -> None:
     assert kept(optimized(f), *args) >= SCORES or "checkpoint" in name
 
 
-def reads_less(region: Any) -> bool:
+def reads_less(region: Any, than: int = SCORES) -> bool:
     """Whether a region neither reads nor makes what has as many elements as scores."""
     graph = region.graph
     tensors = [*graph.inputs, *(graph.tensors[n] for n in graph.outputs)]
-    return all(math.prod(map(graph.extent, t.axes)) < SCORES for t in tensors)
+    return all(math.prod(map(graph.extent, t.axes)) < than for t in tensors)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +148,23 @@ def test_function_that_differentiates_itself(name: str, dtype: str) -> None:
     stored = Replacing()
     optimized(step, stored).lower(*args)
     assert not all(reads_less(region) for region in stored.regions)
+
+
+def kernel_sums(x: jax.Array, y: jax.Array, w: jax.Array) -> jax.Array:
+    return jnp.exp(-jnp.sum((x[:, None] - y) ** 2, -1) / 2) @ w
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_distances_are_made_again(inside: bool) -> None:
+    """A sum over a few coordinates expands as a product does, though it is none."""
+    args, compiler = (random(T, 3), random(2 * T, 3, seed=1), random(2 * T, seed=2)), Replacing(remat=True)
+    step = gradients(kernel_sums)
+    have = optimized(step, compiler) if inside else gradients(optimized(kernel_sums, compiler))
+    assert_same_gradients(have, step, args)
+    distances = 2 * T * T
+    assert compiler.regions and all(reads_less(region, distances) for region in compiler.regions)
+    if not inside:
+        assert kept(optimized(kernel_sums, compiler), *args) < distances <= kept(optimized(kernel_sums), *args)
 
 
 @dataclass(frozen=True, eq=False)

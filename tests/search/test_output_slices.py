@@ -11,11 +11,12 @@ from search.references import H200, TWO_KERNELS, captured, found, worst_error
 
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.mugraph.check import check_graph, check_schedule
+from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph
 from mirage_jax.mugraph.passes.merge_axes import simplify_axes
 from mirage_jax.search.candidates import Candidate
 from mirage_jax.search.decompose.fusion import combined
-from mirage_jax.search.decompose.output_slices import joined, output_slice
+from mirage_jax.search.decompose.output_slices import joined, output_slice, waists
 from mirage_jax.search.driver import search
 from mirage_jax.search.enumerate.kernels import Space
 from mirage_jax.search.enumerate.window_search import Search
@@ -53,6 +54,37 @@ def test_sums_over_rows_and_over_columns_of_one_product_have_kernels() -> None:
     assert report.windows == 1 and report.output_slices == 2
     best = next(c for c in candidates if c.family == "kernels")
     certify(region.graph, best.graph)
+
+
+def masked_square(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> tuple[jax.Array, ...]:
+    """Gradients of a loss that reads the result of an attention again."""
+
+    def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return jnp.sum((jax.nn.softmax(jnp.where(mask, q @ k.swapaxes(-1, -2), -1e30)) @ v) ** 2)
+
+    return jax.grad(loss, (0, 1, 2))(q, k, v)
+
+
+def test_waists() -> None:
+    """The attention's result is small and read by products; its weights are too large, and gradients are outputs."""
+    specs = [jax.ShapeDtypeStruct((8, 256, 32), np.dtype("float32"))] * 3 + [
+        jax.ShapeDtypeStruct((256,), np.dtype(bool))
+    ]
+    (region,) = analyse(jax.make_jaxpr(masked_square)(*specs).jaxpr).regions
+    graph = simplify_axes(region.graph)
+    (stored,) = waists(graph)
+    assert sorted(map(graph.extent, graph.tensors[stored].axes)) == [8, 32, 256]
+    slices = {name: output_slice(graph, name, (stored,)) for name in (stored, *graph.outputs)}
+    rng = np.random.default_rng(0)
+    known = {t.name: rng.standard_normal([graph.extent(a) for a in t.axes]) for t in graph.inputs}
+    known = {t.name: known[t.name] > 0 if t.dtype == "bool" else known[t.name] for t in graph.inputs}
+    wanted = run(graph, [known[t.name] for t in graph.inputs])
+    for name, one in slices.items():
+        check_graph(one)
+        (known[name],) = run(one, [known[t.name] for t in one.inputs])
+    assert all(stored in {t.name for t in slices[name].inputs} for name in graph.outputs)
+    for name, y in zip(graph.outputs, wanted, strict=True):
+        np.testing.assert_allclose(known[name], y, rtol=1e-9, atol=1e-9)
 
 
 def shapes(graph: KernelGraph, name: str) -> set[str]:

@@ -1,10 +1,10 @@
 """``remat="regions"``: recompute cheap large values in the backward pass instead of storing them.
 
-A contraction *expands* if it makes more numbers than it reads and sums few of them for each: queries times keys. Masked
-scores and weights are as large. JAX would store such values for the backward pass. Here they form *units* with the
-equations that read them (weights times values), and a unit stores its operands instead. A backward kernel recomputes
-tiles of the scores, as FlashAttention's does (Dao, 2023). A small operand that is broadcast, such as a mask of lengths,
-is stored small.
+A contraction *expands* if it makes more numbers than it reads and sums few of them for each: queries times keys, or the
+squared differences of points. Masked scores and weights are as large. JAX would store such values for the backward
+pass. Here they form *units* with the equations that read them (weights times values), and a unit stores its operands
+instead. A backward kernel recomputes tiles of the scores, as FlashAttention's does (Dao, 2023). A small operand that is
+broadcast, such as a mask of lengths, is stored small.
 
 Where the function is differentiated from outside, its units become checkpoints (`checkpointed`), and JAX's own rules do
 the rest. Where it differentiates itself, both passes are one program by now; the backward pass gets copies of the
@@ -146,9 +146,21 @@ class _Units:
         return held
 
     def _expands(self, n: int) -> bool:
+        """Whether a product, or a sum of what is broadcast as in distances, makes more numbers than it is made of."""
+        if n not in self.cheap or n in self.free:
+            return False
         eqn = self.eqns[n]
-        is_cheap_product = n in self.cheap and n not in self.free and eqn.primitive == "dot_general"
-        return is_cheap_product and eqn.out_avals[0].size > sum(a.size for a in eqn.in_avals)
+        made, read = eqn.out_avals[0].size, sum(a.size for a in eqn.in_avals)
+        if _is_product(eqn):
+            return made > read
+        is_sum = eqn.primitive in rules.CONTRACTION_PRIMITIVES and read <= MAX_CHEAP_SUM_ELEMENTS * made
+        shown = self.sources([n], self.shown_large)
+        return is_sum and len(shown) > 1 and made > self._size_read(shown)
+
+    def _size_read(self, equations: Collection[int]) -> int:
+        """How many numbers equations read that others make."""
+        values = {v for n in equations for v in self.eqns[n].reads}
+        return sum(self.avals[v].size for v in values if self.made.get(v) not in equations)
 
     def _members(self, family: set[int]) -> set[int]:
         """The equations that make or read a family's values, and those between them that make row statistics."""

@@ -115,6 +115,7 @@ class _Translator:
         wholes = [tuple(sorted({*piece, *self.eligibility.repeated(piece)})) for piece in found]
         demanded = _demanded(self.program, found, wholes)
         regions: dict[Region, Piece] = {}
+        empty: set[Piece] = set()  # nothing is left to compute: their equations run as they are
         refused = is_final = False  # is_final: some equation cannot be in any region
         for piece, whole in zip(found, wholes, strict=True):
             if is_final and not self.eligibility.reasons.keys().isdisjoint(whole):
@@ -126,8 +127,12 @@ class _Translator:
                 is_final |= why.by_itself
                 self._refuse(whole, why, is_final)
                 continue
-            if region is not None:
+            if region is None:
+                empty.add(piece)
+            else:
                 regions[region] = piece
+        if empty and not refused:  # they read what regions make, not what they would have repeated
+            return self.regions([piece for piece in found if piece not in empty])
         return None if refused else regions
 
     def _region(self, whole: Piece, results: Sequence[int]) -> Region | None:
