@@ -78,14 +78,16 @@ class WholeFunction:
     """Who computes a function, or a part of one that is lowered by itself: plain jit ("xla"), or ours, by label.
 
     ratio: how many times faster than plain jit the best of ours is: median, and the ends of its 95% interval.
+
+    It has a hash, for JAX wants one of every parameter of a primitive.
     """
 
     chosen: str
     why: str
     source: str  # "search" | "cache" | "policy"
     ratio: tuple[float, float, float] | None = None
-    seconds: Mapping[str, float] = field(default_factory=dict)  # by label
-    memory: Mapping[str, int] = field(default_factory=dict)  # temporary bytes that XLA plans, by label
+    seconds: Mapping[str, float] = field(default_factory=dict, hash=False)  # by label
+    memory: Mapping[str, int] = field(default_factory=dict, hash=False)  # temporary bytes that XLA plans, by label
 
     @property
     def is_plain(self) -> bool:

@@ -87,12 +87,20 @@ class Setting:
     cache_dir: str | None = None
     seed: int = 0
     strict_range: bool = False  # no value that the program does not have may leave the range of its type
+    remat: bool = False  # large values are made again for a backward pass
 
     @property
     def options(self) -> Options:
         """Options of the optimizer."""
         budget = Budget(self.seconds, self.states, workers=1)
-        return Options("search", budget, cache_dir=self.cache_dir, strict=True, strict_range=self.strict_range)
+        return Options(
+            "search",
+            budget,
+            cache_dir=self.cache_dir,
+            strict=True,
+            strict_range=self.strict_range,
+            remat="regions" if self.remat else None,
+        )
 
 
 @dataclass

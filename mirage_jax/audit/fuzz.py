@@ -50,7 +50,7 @@ SHRUNK = 2  # failures per task that are made smaller: where all programs fail, 
 MAX_SHRINK_SECONDS = 180.0  # after which no smaller program is looked for: some take a minute each
 STOP = "stop"  # a file of this name tells workers to end
 LOST = ("ILLEGAL_ADDRESS", "ILLEGAL_INSTRUCTION", "MISALIGNED_ADDRESS", "LAUNCH_FAILED")  # CUDA errors that stay
-KERNELS_EVERY, GATE_EVERY, INTERPRET_EVERY, STRICT_EVERY = 4, 7, 32, 3  # one program in so many
+KERNELS_EVERY, GATE_EVERY, INTERPRET_EVERY, STRICT_EVERY, REMAT_EVERY = 4, 7, 32, 3, 5  # one program in so many
 
 
 @dataclass(frozen=True)
@@ -165,6 +165,7 @@ def program_of(seed: int, number: int, platform: str = "cpu") -> tuple[RandomPro
         interpret=number % INTERPRET_EVERY == 0,
         seed=number,
         strict_range=strict,
+        remat=number % REMAT_EVERY == 0,
     )
     return program, setting
 

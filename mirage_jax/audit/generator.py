@@ -45,6 +45,7 @@ POINTWISE = (
 )  # fmt: skip
 BINARY = ("{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} / (2 + jnp.abs({1}))", "jnp.maximum({0}, {1})", "{0} + 0.5 * {1}")
 REDUCTIONS = ("jnp.sum({0}, -1)", "jnp.mean({0}, -1)", "jnp.max({0}, -1)", "jnp.sum({0} * {0}, -1)", "jnp.var({0}, -1)")
+LENGTHS = ("jnp.sum({0} ** 2, -1)", "jnp.sum({0} * {0}, -1)", "jnp.sum(jnp.abs({0}), -1)")  # of differences
 
 # ---------------------------------------------------------------------- fragments
 
@@ -60,7 +61,9 @@ def attention(b: ProgramBuilder, q: ProgramValue) -> ProgramValue:
     if rng.random() < 0.15:
         s = b.like("8 * jnp.tanh({0} / 8)", s)
     if rng.random() < 0.3:
-        s = b.like("{0} + {1}", s, b.input(rng.choice(([n, m], [m])), q.dtype))
+        s = b.like(
+            rng.choice(("{0} + {1}", "{0} * {1}")), s, b.input(rng.choice(([n, m], [m], [*batch, n, m])), q.dtype)
+        )
     if rng.random() < 0.45:
         s = masked(b, s, n, m)
     flavour = rng.random()
@@ -157,6 +160,25 @@ def chain(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
     ]
     text, shapes, out = b.rng.choice(texts)
     return b.step(text, x, *(b.input(s, x.dtype) for s in shapes), shape=out)
+
+
+def distances(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
+    """Sum over pairs of rows: kernels of distances, mixtures, the nearest row, weights by distance, forces."""
+    *rest, n, d = x.shape
+    m = b.size()
+    y, w = b.input([m, d], x.dtype), b.input([m], x.dtype)
+    gap = b.step("{0}[..., None, :] - {1}", x, y, shape=[*rest, n, m, d])
+    length = b.step(b.rng.choice(LENGTHS), gap, shape=[*rest, n, m])
+    texts: list[tuple[str, list[str]]] = [
+        ("jnp.exp(-{0} / 2) @ {1}", [*rest, n]),
+        ("jax.nn.logsumexp({1} - {0}, -1)", [*rest, n]),
+        ("jnp.min({0}, -1)", [*rest, n]),
+        ("jax.nn.softmax(-{0}, -1) @ {2}", [*rest, n, d]),
+        ("jnp.sum({3} / (1 + {0})[..., None], -2)", [*rest, n, d]),
+        ("1 / (1 + {0})", [*rest, n, m]),
+    ]
+    text, shape = b.rng.choice(texts)
+    return b.step(text, length, w, y, gap, shape=shape)
 
 
 def triple(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
@@ -286,18 +308,19 @@ def pointwise(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
     return b.like(rng.choice(POINTWISE), x)
 
 
-HEAVY: tuple[Fragment, ...] = (attention, norm, mlp, lora, chain, reduction, reuse, quantized, labelled)
+HEAVY: tuple[Fragment, ...] = (attention, norm, mlp, lora, chain, reduction, reuse, quantized, labelled, distances)
 GLUE: tuple[Fragment, ...] = (layout, parts, pointwise, pointwise)
 POLICIES: dict[str, tuple[float, ...]] = {  # weights of HEAVY
-    "attention": (6, 1, 0, 0, 1, 0, 0, 0, 0),
-    "norm": (0, 6, 1, 0, 1, 1, 0, 0, 0),
-    "mlp": (0, 1, 6, 1, 0, 0, 1, 1, 0),
-    "lora": (0, 1, 0, 6, 1, 0, 0, 1, 0),
-    "algebra": (1, 0, 0, 1, 6, 1, 1, 0, 0),
-    "reductions": (0, 1, 0, 0, 1, 6, 1, 0, 2),
-    "reuse": (1, 1, 1, 1, 1, 1, 6, 0, 0),
-    "anything": (1, 1, 1, 1, 1, 1, 1, 1, 1),
-    "products": (3, 0, 1, 2, 6, 1, 0, 1, 0),
+    "attention": (6, 1, 0, 0, 1, 0, 0, 0, 0, 1),
+    "norm": (0, 6, 1, 0, 1, 1, 0, 0, 0, 0),
+    "mlp": (0, 1, 6, 1, 0, 0, 1, 1, 0, 0),
+    "lora": (0, 1, 0, 6, 1, 0, 0, 1, 0, 0),
+    "algebra": (1, 0, 0, 1, 6, 1, 1, 0, 0, 0),
+    "reductions": (0, 1, 0, 0, 1, 6, 1, 0, 2, 2),
+    "reuse": (1, 1, 1, 1, 1, 1, 6, 0, 0, 0),
+    "anything": (1, 1, 1, 1, 1, 1, 1, 1, 1, 1),
+    "products": (3, 0, 1, 2, 6, 1, 0, 1, 0, 0),
+    "distances": (0, 1, 0, 0, 1, 1, 0, 0, 0, 6),
 }
 SCALED_POLICIES = ("products", "algebra", "lora", "anything")
 

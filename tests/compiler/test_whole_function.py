@@ -116,6 +116,20 @@ def test_gradients_are_asked_for_only_where_somebody_may_differentiate(different
     assert bool(asked) == differentiated
 
 
+def test_gradients_that_are_faster_as_a_whole_run() -> None:
+    """JAX wants a hash of what a captured function knows of its gradients, measurements among it."""
+
+    def loss(q, k, v):
+        return ((q @ k.T) @ v).sum()
+
+    args = operands(256)[0][:, :16], *(x[:, :16] for x in operands(256)[:2])
+    with measured(2.0, 2.0) as seen:
+        f = mirage_jax.optimize(loss, remat="regions", strict=True)
+        gradients = jax.jit(jax.grad(f, (0, 1, 2)))(*args)
+    assert seen
+    assert_same(gradients, jax.grad(loss, (0, 1, 2))(*args))
+
+
 def test_nothing_is_measured_where_nothing_is_replaced() -> None:
     with measured(1.0, 1.0) as seen:
         report = mirage_jax.optimize(two).explain(*ARGS)
