@@ -104,7 +104,7 @@ class SearchResult(TableReport):
         return [
             "Whole searches, with pricing and extraction, as the optimizer runs them. A region too wide to exhaust as"
             " one is searched in windows, and each of its outputs alone (output slices):",
-            markdown_table(("program", "seconds", "windows", "cones", ""), rows),
+            markdown_table(("program", "seconds", "windows", "output slices", ""), rows),
         ]
 
 

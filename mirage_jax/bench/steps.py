@@ -4,7 +4,8 @@ Suite "models" has the layers of each model in `bench.models` without embedding 
 are per layer: training steps with AdamW, forward passes, and decoding with a full cache. The state of a step
 (weights in training, the cache in decoding) is donated. Suite "compile" has a few steps with 32 layers, to be lowered
 only. Suite "different" has programs without equal layers (`bench.different`), suite "whole" gradients of single layers
-(`whole_programs`). `small` is the same step at sizes that a CPU can afford.
+(`whole_programs`), suite "fields" programs of other fields (`field_programs`). `small` is the same step at sizes that a
+CPU can afford.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mirage_jax.bench import different, whole_programs
+from mirage_jax.bench import different, field_programs, whole_programs
 from mirage_jax.bench.models import bert, chameleon, gpt2, linear_lm, llama, lora, ngpt, training, vit
 from mirage_jax.bench.models.layers import Sizes, WeightDraw, squared_error, unit
 from mirage_jax.config import unknown
@@ -168,7 +169,12 @@ def _whole(small: bool) -> Iterator[ModelStep]:
         yield ModelStep(name, *make(), layers=1, trains=True)
 
 
-SUITES = {"models": _timed, "compile": _compiled, "different": _different, "whole": _whole}
+def _fields(small: bool) -> Iterator[ModelStep]:
+    for name, fn, draw in field_programs.steps(small):
+        yield ModelStep(name, fn, draw, layers=1, trains=fn.__name__ == "gradients")
+
+
+SUITES = {"models": _timed, "compile": _compiled, "different": _different, "whole": _whole, "fields": _fields}
 STEPS = {
     (name, small): {step.name: step for step in make(small)} for name, make in SUITES.items() for small in (False, True)
 }

@@ -186,6 +186,11 @@ SUITES = {
     "whole": BenchSuite(
         _run_steps, "gradients of single layers", {**_MODELS, "unit": "step", "variants": model_suite.VARIANTS}
     ),
+    "fields": BenchSuite(
+        _run_steps,
+        "programs of other fields, and their gradients",
+        {**_MODELS, "unit": "step", "variants": model_suite.RECOMPUTING},
+    ),
     "compile": BenchSuite(
         _run_steps,
         "tracing and lowering",

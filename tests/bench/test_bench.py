@@ -20,6 +20,7 @@ from mirage_jax import timing
 from mirage_jax.bench import calibration, peers, plot, programs, start, steps, suite
 from mirage_jax.errors import UnsupportedError, UsageError
 from mirage_jax.hardware.device_model import DEVICES
+from mirage_jax.jaxpr_frontend.partition.regions import analyse
 
 # The limits of the table of measured peers, in microseconds on one H200.
 LIMITS = {
@@ -94,6 +95,30 @@ def test_gradients_that_are_timed_as_a_whole(step) -> None:
     assert math.isfinite(loss)
     assert [g.shape for g in gradients] == [x.shape for x in args[1][0]]
     assert all(float(jnp.abs(g).max()) > 0 for g in gradients)
+
+
+FIELDS = {s.name: s for s in steps.steps("fields", small=True)}
+
+
+@pytest.mark.parametrize("step", FIELDS.values(), ids=FIELDS.keys())
+def test_programs_of_other_fields(step) -> None:
+    """Results and gradients are finite, and no gradient is nothing but zeros."""
+    state, batch = step.draw(jax.random.key(0))
+    _, result = jax.jit(step.fn)(state, batch)
+    arrays = [np.asarray(x, np.float32) for x in jax.tree.leaves(result)]
+    assert all(np.isfinite(x).all() and np.abs(x).max() > 1e-6 for x in arrays)
+    if step.trains:
+        assert [x.shape for x in arrays] == [x.shape for x in batch if x.dtype != bool]
+
+
+def test_regions_of_programs_of_other_fields() -> None:
+    """All have a region: what the optimizer does not see, nobody can tune."""
+    without = []
+    for name, step in FIELDS.items():
+        jaxpr = jax.make_jaxpr(step.fn)(*jax.eval_shape(step.draw, jax.random.key(0)))
+        if not analyse(jaxpr, remat=True).regions:
+            without.append(name)
+    assert not without
 
 
 def test_median_interval_has_its_confidence() -> None:

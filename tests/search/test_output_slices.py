@@ -91,7 +91,7 @@ def shapes(graph: KernelGraph, name: str) -> set[str]:
     return set(graph.tensors[name].axes)
 
 
-def test_cones_are_programs_of_their_own(gradient: KernelGraph) -> None:
+def test_slices_are_programs_of_their_own(gradient: KernelGraph) -> None:
     assert len(gradient.outputs) == 3
     for name in gradient.outputs:
         one = output_slice(gradient, name)
