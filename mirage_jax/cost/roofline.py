@@ -277,7 +277,7 @@ def estimate(graph: KernelGraph, schedule: Schedule, device: DeviceModel, known:
         """Seconds of one launch."""
         found = {n: work(n, k) for n in wave if isinstance(k := graph.kernels[n], BlockGraph)}
         if not found:
-            return sum(library_estimate(k, graph, device) for n in wave if isinstance(k := graph.kernels[n], Library))
+            return sum(_library_call(k, graph, device) for n in wave if isinstance(k := graph.kernels[n], Library))
         widest = max(found, key=lambda n: found[n].traffic)
         t = _together(list(found.values())) if len(found) > 1 else found[widest]
         return _scheduled(t, schedule.kernels[widest], device)
@@ -336,6 +336,12 @@ def fused_estimate(reference: KernelGraph, device: DeviceModel) -> float:
     written = {x.tensor for k in operators if k.op.op == "dot" for x in k.loads} | set(reference.outputs)
     kernels = [k for k in operators if not operator(k.op.op).pointwise or k.name in written]
     return sum(max(library_estimate(k, reference, device), device.shortest) for k in kernels)
+
+
+def _library_call(kernel: Library, graph: KernelGraph, device: DeviceModel) -> float:
+    """Estimate the seconds of a library operator, which is a kernel of its own unless it is pointwise."""
+    seconds_of_it = library_estimate(kernel, graph, device)
+    return seconds_of_it if operator(kernel.op.op).pointwise else max(seconds_of_it, device.shortest)
 
 
 def lower_limit(reference: KernelGraph, device: DeviceModel) -> float:

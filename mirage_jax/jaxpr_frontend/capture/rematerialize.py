@@ -146,7 +146,7 @@ class _Units:
         return held
 
     def _expands(self, n: int) -> bool:
-        """Whether a product, or a sum of what is broadcast as in distances, makes more numbers than it is made of."""
+        """Whether a product, or a sum of broadcast values as in distances, makes more numbers than it reads."""
         if n not in self.cheap or n in self.free:
             return False
         eqn = self.eqns[n]

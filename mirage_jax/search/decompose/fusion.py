@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, count
 
+from mirage_jax.cost.roofline import estimate
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.mugraph.graph import Axis, BlockGraph, Kernel, KernelGraph, Library, Load, Op, Store, is_part
 from mirage_jax.mugraph.operators import operator
@@ -39,6 +40,7 @@ def combined(reference: KernelGraph, found: Sequence[Sequence[Candidate]], devic
         """Join and fuse these candidates; seconds of the result."""
         if (candidate := joined(reference, chosen)) is None:
             return math.inf
+        candidate = replace(candidate, seconds=estimate(candidate.graph, candidate.schedule, device))
         text = str(candidate.graph)
         if text not in seconds:
             best = fused(candidate, device, known)
