@@ -277,7 +277,7 @@ def estimate(graph: KernelGraph, schedule: Schedule, device: DeviceModel, known:
         """Seconds of one launch."""
         found = {n: work(n, k) for n in wave if isinstance(k := graph.kernels[n], BlockGraph)}
         if not found:
-            return sum(_library_call(k, graph, device) for n in wave if isinstance(k := graph.kernels[n], Library))
+            return sum(library_estimate(k, graph, device) for n in wave if isinstance(k := graph.kernels[n], Library))
         widest = max(found, key=lambda n: found[n].traffic)
         t = _together(list(found.values())) if len(found) > 1 else found[widest]
         return _scheduled(t, schedule.kernels[widest], device)
@@ -338,12 +338,6 @@ def fused_estimate(reference: KernelGraph, device: DeviceModel) -> float:
     return sum(max(library_estimate(k, reference, device), device.shortest) for k in kernels)
 
 
-def _library_call(kernel: Library, graph: KernelGraph, device: DeviceModel) -> float:
-    """Estimate the seconds of a library operator, which is a kernel of its own unless it is pointwise."""
-    seconds_of_it = library_estimate(kernel, graph, device)
-    return seconds_of_it if operator(kernel.op.op).pointwise else max(seconds_of_it, device.shortest)
-
-
 def lower_limit(reference: KernelGraph, device: DeviceModel) -> float:
     """Estimate the fewest seconds for a program: its products alone, or one pass over its inputs and outputs."""
     ends = (*reference.inputs, *(reference.tensors[name] for name in reference.outputs))
@@ -364,12 +358,15 @@ def bound_by_products(reference: KernelGraph, device: DeviceModel) -> bool:
 
 
 def library_estimate(kernel: Library, graph: KernelGraph, device: DeviceModel) -> float:
-    """Estimate the seconds of one library operator; a pointwise one is fused, so it only writes."""
+    """Estimate the seconds of one library operator: no less than an empty kernel takes, unless it is pointwise. Such a
+    one is fused, so it only writes.
+    """
     record = operator(kernel.op.op)
     work = arithmetic(kernel, graph, device)
     read = [] if record.pointwise else [graph.tensors[x.tensor] for x in kernel.loads]
     moved = sum(math.prod(map(graph.extent, t.axes)) * BYTES[t.dtype] for t in (*read, kernel.result))
-    return max(work, moved / device.bandwidth) + (0.0 if record.pointwise else device.launch)
+    alone = max(work, moved / device.bandwidth)
+    return alone if record.pointwise else max(alone + device.launch, device.shortest)
 
 
 def arithmetic(kernel: Library, graph: KernelGraph, device: DeviceModel) -> float:
