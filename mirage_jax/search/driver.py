@@ -33,7 +33,7 @@ MAX_WINDOW_CLASSES = 100  # values in a window with one output: more are not exh
 MAX_BLOCK_ELEMENTS = 8192  # of an output that one block makes, if there are many
 MAX_OUTPUT_SLICE_TERMS = 60_000  # the same for an output slice; there are few of these
 MAX_OUTPUT_SLICE_CLASSES = 220  # values in an output slice searched for plans of two or three kernels: tens of seconds
-MAX_WHOLE_SHARE = 0.6  # of the time, for a region whose products of inputs can be cut off afterwards
+MAX_WHOLE_SHARE = 0.6  # of the time, for a region that may be sliced at waists afterwards
 NEAR_ROOFLINE = 2.0  # times the lower limit of a region: kernels that take longer leave something to look for
 MAX_WHOLE_REGION_CLASSES = 400  # values in a region searched for one kernel only: ten seconds
 

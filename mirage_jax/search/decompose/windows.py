@@ -47,16 +47,14 @@ def divide(reference: KernelGraph, fits: Callable[[KernelGraph], bool]) -> list[
     return parts
 
 
-def _elements(reference: KernelGraph, name: str) -> int:
-    return math.prod(map(reference.extent, reference.tensors[name].axes))
-
-
 def _cuttable(reference: KernelGraph) -> dict[str, int]:
     """Elements of the tensors where a graph may be cut: results of contractions, and tensors with several readers."""
     kernels = list(_libraries(reference))
     readers = Counter(name for k in kernels for name in {x.tensor for x in k.loads})
     cuttable = (k for k in kernels if k.op.op == "dot" or readers[k.name] > 1)
-    return {k.name: _elements(reference, k.name) for k in cuttable if k.name not in reference.outputs}
+    return {
+        k.name: math.prod(map(reference.extent, k.result.axes)) for k in cuttable if k.name not in reference.outputs
+    }
 
 
 def _libraries(graph: KernelGraph) -> Iterator[Library]:
