@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -38,7 +38,7 @@ class FieldProgram:
     def small(self) -> FieldProgram:
         """The same at sizes that a CPU can afford."""
         shrunk = tuple(tuple(n if n <= LONGEST_SMALL else max(8, n // SMALLER) for n in s) for s in self.shapes)
-        return FieldProgram(self.fn, shrunk, self.dtype, self.positive, self.masks)
+        return replace(self, shapes=shrunk)
 
     def draw(self, key: jax.Array) -> tuple[Any, Any]:
         """Make no state and a batch: normal numbers, and masks that are mostly true."""
@@ -190,8 +190,8 @@ PROGRAMS = {
 }
 
 
-def steps(small: bool) -> list[tuple[str, Fn, Draw]]:
-    """Name, step and draw of every program, then of every gradient."""
+def steps(small: bool) -> list[tuple[str, Fn, Draw, bool]]:
+    """Name, step and draw of every program, then of every gradient; the last is whether it is a gradient."""
     sized = {name: p.small() if small else p for name, p in PROGRAMS.items()}
-    forward = [(name, p.forward, p.draw) for name, p in sized.items()]
-    return forward + [(f"{name}_gradients", p.gradients, p.draw) for name, p in sized.items()]
+    forward = [(name, p.forward, p.draw, False) for name, p in sized.items()]
+    return forward + [(f"{name}_gradients", p.gradients, p.draw, True) for name, p in sized.items()]

@@ -170,8 +170,8 @@ def _whole(small: bool) -> Iterator[ModelStep]:
 
 
 def _fields(small: bool) -> Iterator[ModelStep]:
-    for name, fn, draw in field_programs.steps(small):
-        yield ModelStep(name, fn, draw, layers=1, trains=fn.__name__ == "gradients")
+    for name, fn, draw, trains in field_programs.steps(small):
+        yield ModelStep(name, fn, draw, layers=1, trains=trains)
 
 
 SUITES = {"models": _timed, "compile": _compiled, "different": _different, "whole": _whole, "fields": _fields}

@@ -57,14 +57,15 @@ def search(
     until = time.monotonic() + seconds
     parts = divide(reference, lambda graph: is_narrow(graph, device, space, MAX_WINDOW_CLASSES))
     has_kernels = "kernels" in families and device.is_gpu
+    stored = waists(reference)
     if len(parts) > 1:
         found, report = list[Candidate](), SearchReport(space, windows=len(parts))
-        stops = [(), waists(reference)]
+        stops = [(), stored]
     else:
-        of_whole = seconds * (MAX_WHOLE_SHARE if has_kernels and waists(reference) else 1.0)
+        of_whole = seconds * (MAX_WHOLE_SHARE if has_kernels and stored else 1.0)
         one = Search(reference, device, space, of_whole, states, families, notify=notify)
         found, report, parts = one.run(), one.report, []
-        stops = _stops_after(found, reference, device)
+        stops = _stops_after(found, reference, device, stored)
     slices = _first_slices(reference, device, space, stops) if has_kernels else []
     report.output_slices = len(slices)
     todo = [SubSearch(w.graph, device, space, states, families) for w in parts]
@@ -79,14 +80,16 @@ def search(
     return sorted(ranged(reference, [*found, *whole], device), key=lambda c: c.seconds), report
 
 
-def _stops_after(found: Sequence[Candidate], reference: KernelGraph, device: DeviceModel) -> list[tuple[str, ...]]:
+def _stops_after(
+    found: Sequence[Candidate], reference: KernelGraph, device: DeviceModel, stored: tuple[str, ...]
+) -> list[tuple[str, ...]]:
     """Where slices may stop, for a region that was searched as one: nowhere, if it has several outputs and no kernels;
-    at waists, if no kernel comes near the roofline.
+    at the waists `stored`, if no kernel comes near the roofline.
     """
     kernels = [c.seconds for c in found if c.family == "kernels"]
     nowhere = [()] if len(set(reference.outputs)) > 1 and not kernels else []
     is_far = min(kernels, default=math.inf) > NEAR_ROOFLINE * lower_limit(reference, device)
-    return nowhere + [stored for stored in [waists(reference)] if stored and is_far]
+    return [*nowhere, stored] if stored and is_far else nowhere
 
 
 def _first_slices(

@@ -13,6 +13,7 @@ import pytest
 from mugraph.graphs import schedule
 from search.references import H200, TWO_KERNELS, captured, found, kernels_of, region, worst_error
 
+from mirage_jax.bench.field_programs import kernel_sums, mixture
 from mirage_jax.compiler.tuning_session import SPACE
 from mirage_jax.cost.roofline import fused_estimate
 from mirage_jax.mugraph.check import check_graph
@@ -142,15 +143,6 @@ def triangle(z: jax.Array, wq: jax.Array, wk: jax.Array, wb: jax.Array, wg: jax.
     q, k, g = (jnp.einsum("ijc,chd->ihjd", z, w) for w in (wq, wk, wg))
     weights = jax.nn.softmax(q @ k.swapaxes(-1, -2) + jnp.einsum("jkc,ch->hjk", z, wb), -1)
     return jax.nn.sigmoid(g) * (weights @ v)
-
-
-def kernel_sums(x: jax.Array, y: jax.Array, w: jax.Array) -> jax.Array:
-    return jnp.exp(-jnp.sum((x[:, None] - y[None]) ** 2, -1) / 2) @ w
-
-
-def mixture(x: jax.Array, mean: jax.Array, precision: jax.Array, weight: jax.Array) -> jax.Array:
-    distance = jnp.sum((x[:, None] - mean) ** 2 * precision, -1)
-    return jax.nn.logsumexp(weight + (jnp.sum(jnp.log(precision), -1) - distance) / 2, axis=1)
 
 
 PAIRS = ((256, 256, 128), *[(128, 4, 32)] * 2, (128, 4), (128, 4, 32), (256, 4, 256, 32))

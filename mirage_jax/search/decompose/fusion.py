@@ -40,9 +40,9 @@ def combined(reference: KernelGraph, found: Sequence[Sequence[Candidate]], devic
         """Join and fuse these candidates; seconds of the result."""
         if (candidate := joined(reference, chosen)) is None:
             return math.inf
-        candidate = replace(candidate, seconds=estimate(candidate.graph, candidate.schedule, device))
         text = str(candidate.graph)
         if text not in seconds:
+            candidate = replace(candidate, seconds=estimate(candidate.graph, candidate.schedule, device))
             best = fused(candidate, device, known)
             whole.setdefault(text, candidate)
             whole.setdefault(str(best.graph), best)
