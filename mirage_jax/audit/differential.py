@@ -436,8 +436,9 @@ def _judged(r: np.ndarray, s: np.ndarray, x: np.ndarray, c: np.ndarray) -> str:
     with np.errstate(all="ignore"):
         x64, ideal = x.astype(np.float64), r.astype(c.dtype)
         error = np.fmax(np.abs(x64 - r), s)
-        most = _largest(c.dtype)  # XLA's error may carry it to the end of the range, but it did not overflow
-        worst = np.where(np.isfinite(x) & np.isfinite(r), np.clip(r + error, -most, most), x64).astype(c.dtype)
+        most = _largest(c.dtype)
+        off = np.clip(r - np.copysign(error, r), -most, most)  # towards zero, where the range has room for it
+        worst = np.where(np.isfinite(x) & np.isfinite(r), off, x64).astype(c.dtype)
         known = np.isfinite(x) & np.isfinite(error)
         near = ~np.isfinite(s) | (np.abs(c.astype(np.float64) - r) <= SPREAD * s)
         lost = np.isfinite(r) & ~known & (np.isfinite(ideal) | near)

@@ -5,6 +5,7 @@ compares three results is `verify.floats.gate`.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -91,6 +92,7 @@ class Accuracy:
             or (input_classes.masks_with_lowest(name) and not self._has_float16),
             kinds=kinds and name not in input_classes.SPOILED,
             spread=(2.0 if reordered else 1.0) * (2.0 if degenerate else 1.0),
+            masks=input_classes.may_mask(name),
         )
 
     def _compared(
@@ -102,6 +104,7 @@ class Accuracy:
         is_ordinary: bool,
         kinds: bool,
         spread: float,
+        masks: bool = False,
     ) -> str:
         """What is wrong with the winner's results for these inputs, against float64 and XLA's; empty if nothing is.
 
@@ -118,8 +121,12 @@ class Accuracy:
         reasons: list[str] = []
         for noise, written in self._allowances(values, inputs, reference):
             with ThreadPoolExecutor(len(reference)) as pool:
-                rows = zip(reference, found, candidate, noise, written, strict=True)
-                tasks = [pool.submit(compare, r, x, c, noise=n, written=w) for r, x, c, n, w in rows]
+                rows = [*zip(reference, found, candidate, noise, written, strict=True)]
+                tasks = [
+                    pool.submit(compare, r, x, c, noise=n, written=w, below=below)
+                    for below in ((math.inf, gate.MASKING) if masks else (math.inf,))
+                    for r, x, c, n, w in rows
+                ]
                 reasons = [reason for task in tasks for reason in task.result().reasons]
             if not reasons:
                 break

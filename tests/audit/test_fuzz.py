@@ -311,6 +311,8 @@ def test_an_error_near_the_end_of_the_range_is_no_infinity() -> None:
     x = np.full((2, 2), 54_656, np.float16)
     assert not differential._differences([exact], [noise], [x], [x])
     assert differential._differences([exact], [noise], [x], [np.full((2, 2), 9_000, np.float16)])
+    exact, noise, x = np.full(2, 64_979.0), np.full(2, 27_622.0), np.full(2, 55_010, np.float16)
+    assert not differential._differences([exact], [noise], [x], [x])
 
 
 def test_a_number_near_one_beyond_the_range_is_no_error() -> None:

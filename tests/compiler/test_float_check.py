@@ -19,7 +19,7 @@ from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.search.driver import search
-from mirage_jax.verify.floats.input_classes import BELOW_ZERO, FAR, input_classes
+from mirage_jax.verify.floats.input_classes import BELOW_ZERO, FAR, SWITCHES, input_classes
 
 
 def region(fn: Any, *shapes: tuple[int, ...]) -> Region:
@@ -209,6 +209,31 @@ def gradients(x, b, w):
 
 def cross_entropy(x, b, w):
     return -jnp.sum(jax.nn.log_softmax(x + b) * (x @ w), -1)
+
+
+def factored(graph: KernelGraph, huge: float) -> KernelGraph:
+    """With ``huge (m + s / huge) - huge`` in place of ``s + huge (m - 1)``."""
+    affine = re.compile(r"library (\w+): (\S+) = (affine\S* \S+) (\w+)\[(\S+)\]$", re.MULTILINE)
+    added = re.compile(r"library (\w+): (\S+) = add (\w+)\[\S+\] \w+\[\S+\]$", re.MULTILINE)
+    masked = affine.search(str(graph))
+    assert masked and added.search(str(graph))
+    switch, scaled, type_, mask, axes = masked[1], masked[3], masked[2], masked[4], masked[5]
+    return parse(
+        added.sub(
+            rf"library {switch}: {type_} = add{{cb=1/{huge:.0f}}} {mask}[{axes}] \3[{axes}]\n"
+            rf"  library \1: \2 = {scaled} {switch}[{axes}]",
+            affine.sub("", str(graph)),
+        )
+    )
+
+
+@pytest.mark.parametrize("huge", [2.0**100, 2.0**30, 2.0**14])
+def test_logits_beside_masks_keep_their_digits_if_the_softmax_is_elsewhere(huge: float) -> None:
+    """Next to numbers as large as a mask's, the error of all others would look small."""
+    r = region(lambda x, y, m: x @ y.T + huge * (m - 1), (8, 4), (8, 4), (8, 8))
+    assert gated(r, r.graph)[0]
+    passed, why = gated(r, factored(r.graph, huge), SWITCHES)
+    assert not passed and SWITCHES in why
 
 
 LOGITS_OF_INPUTS = "masked rows", "masked columns", "masked rows, infinite", "rows far from zero"

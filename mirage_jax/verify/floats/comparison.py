@@ -52,7 +52,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 @dataclass(frozen=True, slots=True)
 class _Rows:
     """Some rows of the results in float64: the reference, XLA's error and the candidate's, zero where any of the three
-    results is not finite, and the noise.
+    results is not finite or the reference is too large to be compared, and the noise.
     """
 
     good: Array
@@ -62,8 +62,10 @@ class _Rows:
     noise: Array
 
 
-def _rows(xp: Any, r: Array, x: Array, c: Array, noise: Array | None, written: Array | None, unit: float) -> _Rows:
-    good = xp.isfinite(r) & xp.isfinite(x) & xp.isfinite(c)
+def _rows(
+    xp: Any, r: Array, x: Array, c: Array, noise: Array | None, written: Array | None, unit: float, below: float
+) -> _Rows:
+    good = xp.isfinite(x) & xp.isfinite(c) & (xp.abs(r) < below)
     if xp is not np or not good.all():
         r, x, c = (xp.where(good, a, 0.0) for a in (r, x, c))
     ex, ec = x - r, c - r
@@ -130,6 +132,7 @@ class Compared:
     noise: Array | None
     written: Array | None
     unit: float
+    below: float  # size of numbers from which on they are not compared; infinite: all that are finite are
 
     def _blocks(self, *arrays: Array) -> Iterator[tuple[int, list[Array]]]:
         """Some rows of each array in float64, and the place of the first element."""
@@ -161,7 +164,7 @@ class Compared:
         noise, written = (nothing if a is None else a for a in (self.noise, self.written))
         for _, (r, x, c, own, w) in self._blocks(self.reference64, self.xla, self.candidate, noise, written):
             own, w = (None if a is None else b for a, b in ((self.noise, own), (self.written, w)))
-            yield _rows(np, r, x, c, own, w, self.unit)
+            yield _rows(np, r, x, c, own, w, self.unit, self.below)
 
     @functools.cached_property
     def totals(self) -> _Totals:
@@ -204,7 +207,7 @@ class OnDevice(Compared):
         """Fetch the arrays."""
         r, x, c, noise, written = (None if a is None else np.asarray(a) for a in self._arrays)
         assert r is not None and x is not None and c is not None
-        return Compared(r, x, c, noise, written, self.unit)
+        return Compared(r, x, c, noise, written, self.unit, self.below)
 
     def strange(self, kinds: bool, skips: bool) -> str:
         if on(self.xla, _all_finite)(self.xla, self.candidate):
@@ -214,13 +217,13 @@ class OnDevice(Compared):
     @functools.cached_property
     def totals(self) -> _Totals:
         found = _Totals()
-        n, measures, floor = on(self.xla, _first_look)(self._arrays, self.unit)
+        n, measures, floor = on(self.xla, _first_look)(self._arrays, self.unit, self.below)
         found.add(n, measures)
         found.floor = float(floor)
         return found
 
     def worst(self, most: float, own_rms: float, eps: float) -> tuple[float, float, float]:
-        largest, xla, ours = on(self.xla, _second_look)(self._arrays, self.unit, most, own_rms, eps)
+        largest, xla, ours = on(self.xla, _second_look)(self._arrays, self.unit, self.below, most, own_rms, eps)
         return float(largest), float(xla), float(ours)
 
 
@@ -228,16 +231,16 @@ def _all_finite(xp: Any, *arrays: Array) -> Array:
     return xp.stack([xp.isfinite(a).all() for a in arrays]).all()
 
 
-def _all_rows(xp: Any, arrays: Sequence[Any], unit: float) -> _Rows:
+def _all_rows(xp: Any, arrays: Sequence[Any], unit: float, below: float) -> _Rows:
     columns = arrays[1].shape[-1] if arrays[1].shape else 1
     wide = lambda a: a.reshape(-1, columns).astype(xp.float64)  # noqa: E731
     r, x, c = map(wide, arrays[:3])
     noise, written = (None if a is None else wide(a) for a in arrays[3:])
-    return _rows(xp, r, x, c, noise, written, unit)
+    return _rows(xp, r, x, c, noise, written, unit, below)
 
 
-def _first_look(xp: Any, arrays: Sequence[Any], unit: float) -> tuple[Any, ...]:
-    rows = _all_rows(xp, arrays, unit)
+def _first_look(xp: Any, arrays: Sequence[Any], unit: float, below: float) -> tuple[Any, ...]:
+    rows = _all_rows(xp, arrays, unit, below)
     measures = [_measures(xp, x) for x in (rows.r, rows.ex, rows.ec, rows.noise)]
     return rows.good.sum(), measures, _largest_moved(xp, rows.r.astype(arrays[1].dtype))
 
@@ -253,9 +256,9 @@ def _largest_moved(xp: Any, x: Array) -> Array:
 
 
 def _second_look(
-    xp: Any, arrays: Sequence[Any], unit: float, most: float, own_rms: float, eps: float
+    xp: Any, arrays: Sequence[Any], unit: float, below: float, most: float, own_rms: float, eps: float
 ) -> tuple[Array, Array, Array]:
-    return _worst(xp, _all_rows(xp, arrays, unit), most, own_rms, eps)
+    return _worst(xp, _all_rows(xp, arrays, unit, below), most, own_rms, eps)
 
 
 def _worst(xp: Any, rows: _Rows, most: float, own_rms: float, eps: float) -> tuple[Array, Array, Array]:

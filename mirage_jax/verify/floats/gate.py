@@ -29,6 +29,10 @@ such roundings out where it makes one kernel of several operations; but the prog
 to 5 e_x is the larger of both. It is so only up to `unit`, which is one in the last place of the program's narrowest
 type, times the largest number of a row: a bad program licenses no worse.
 
+Next to a number that masks a logit every error is small, in the output and in its row. But a softmax, which another
+region may hold, turns that number into zero and keeps the digits of the rest. So the caller has outputs judged a second
+time, without numbers beyond `MASKING`, on classes of inputs that mask.
+
 `spread` is 1 for a kernel that keeps the program's order of evaluation, 2 for another order (whose errors are others,
 not more of the same), and doubled on classes of inputs that are `DEGENERATE` (`verify.floats.input_classes`), where few
 errors are distinct and statistics over many say less. For another order that includes `LOGITS`: without its
@@ -37,6 +41,7 @@ exponential, such a class is one large column among small ones. Integer and bool
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,16 +79,18 @@ def float_gate(
     noise: Array | None = None,
     written: Array | None = None,
     unit: float = 0.0,
+    below: float = math.inf,
 ) -> GateResult:
     """Is one output of the candidate as good as XLA's?
 
     `kinds` False: any non-finite value may stand for another (other orders of evaluation meet other infinities).
+    `below`: larger numbers are left out of rules 2 to 5 and 7, and so judge no others; `MASKING` leaves logits.
     `skips`: a finite value may stand for NaN (a loop that ends early leaves out zeros of a mask times infinities, which
     would be NaN).
     """
     if (early := _without_errors(reference64, xla, candidate)) is not None:
         return early
-    there = OnDevice(reference64, xla, candidate, noise, written, unit)
+    there = OnDevice(reference64, xla, candidate, noise, written, unit, below)
     compared = there.on_host() if is_numpy(xla) or ceiling is not None or exact else there
     if strange := compared.strange(kinds, skips):
         return GateResult(False, (strange,))
@@ -117,6 +124,7 @@ def _ratio(have: float, most: float) -> float:
     return np.inf if have else 0.0
 
 
+MASKING = 2.0**10  # a number beyond masks, on inputs of ordinary size: a sentinel, or a switch times a huge factor
 ROUNDING = {
     2: 0.1,
     4: 1e-2,

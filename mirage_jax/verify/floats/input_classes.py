@@ -283,6 +283,11 @@ def masks_with_lowest(name: str) -> bool:
     return name.startswith(ALL_MASKED) or (name in MASKED and not MASKED[name].infinite)
 
 
+def may_mask(name: str) -> bool:
+    """May the inputs of a class mask logits, or leave it to the program's own constants?"""
+    return name in (*ORDINARY, SWITCHES, *MASKED) or name.startswith(ALL_MASKED)
+
+
 def _spoil(arrays: list[Array], rng: np.random.Generator, value: float) -> None:
     eligible = [x for x in arrays if is_float(x.dtype) and x.size]
     if eligible:
