@@ -219,7 +219,9 @@ class Compiler(Decider):
             with unchecked(x64):
                 return times_of_xla(sessions)
 
-        return apart(work)
+        found = apart(work)
+        self.xla_seconds |= {s.region.text: xla for s, xla in zip(sessions, found, strict=True)}
+        return found
 
     @contextmanager
     def _sharing_trials(self) -> Iterator[None]:

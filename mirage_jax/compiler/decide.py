@@ -55,6 +55,7 @@ class Decider:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.cache = Cache(options.cache_dir)
+        self.xla_seconds: dict[str, float | None] = {}  # that XLA's code takes on a GPU, by the region's text
 
     # What depends on the device's speed. A campaign that tests everything else replaces these three. They and `_search`
     # import late: a process whose decisions are all stored would spend most of its time loading what it does not need.
@@ -63,7 +64,10 @@ class Decider:
         """Begin tuning a region on devices of one kind."""
         from mirage_jax.compiler.tuning_session import TuningSession
 
-        return TuningSession(region, platform, devices[0], self.options, devices=devices, until=until)
+        known = self.xla_seconds.get(region.text) if platform == "cuda" else None
+        return TuningSession(
+            region, platform, devices[0], self.options, devices=devices, until=until, xla_seconds=known
+        )
 
     def trials(self, session: TuningSession) -> AbstractContextManager[Trials | None]:
         """Enter a context in which variants are tried in child processes; None on a CPU."""
@@ -136,7 +140,9 @@ class Decider:
                 why_not = session.why_not(Reason.NOT_SEARCHED, str(why))
                 return self._keep(key, kept(replace(base, source="search"), why_not))
             base = replace(base, search=report, source="search", tried=session.tried)
-            promising = [c for c in found if session.promising(c)]
+            if measure and found:
+                session.learn_time_of_xla()
+            promising = [c for c in found if session.promising(c)] or session.nearest(found)
             finalists = list(islice(session.verified(tuning.diverse(promising)), tuning.FINALISTS))
             if not finalists:
                 why_not = _all_refused(session, base) if promising else session.not_promising(found)

@@ -56,6 +56,8 @@ MAX_STORED_STRUCTURES = 48  # structures kept for other sizes, where others may 
 MAX_ALGEBRA_COST_RATIO = 0.97  # other algebra is measured if the model puts it below this fraction of the program's own
 MAX_COST_OVER_XLA = 1.75  # kernels are measured up to this multiple of XLA's estimated time, which is rough
 MAX_COST_OVER_LIBRARY = 1.0  # the same where products of libraries take the time, which the model knows well
+MAX_NEAREST_COST, NEAREST = 3.0, 3  # up to this multiple of that limit, so many kernels are measured if no others are
+MIN_NEAREST_GAIN = 1.3  # of XLA's time over the lower limit, from which on that is worth the time
 MAX_COST_BEFORE_SPECIALIZING = 4.0  # up to this multiple of that limit, a kernel's specialized form is priced
 MAX_SPECIALIZED_CANDIDATES = 40  # candidates whose specialized form is priced
 XLA_COMPILE_THREADS = 8
@@ -75,6 +77,7 @@ class TuningSession(RegionOnDevice):
 
     tried: Counter[str] = field(default_factory=Counter)  # candidates by what happened to them
     measured: list[tuple[float, float]] = field(default_factory=list)  # seconds of each variant: by the model, and real
+    xla_seconds: float | None = None  # that XLA's code takes, where it was timed
     specialized_asked: int = 0  # candidates whose specialized form was priced
     devices: Sequence[Any] = ()  # of one kind: variants may be tried on all of them
     until: float = math.inf  # in seconds of `time.monotonic`: from then on, tuning skips optional steps
@@ -101,9 +104,8 @@ class TuningSession(RegionOnDevice):
 
         `xla` is XLA's measured time; without it the cost model estimates it.
         """
-        reference, device = self.reference, self.description
-        taken = fused_estimate(reference, device) if xla is None else xla
-        return taken - lower_limit(reference, device)
+        taken = fused_estimate(self.reference, self.description) if xla is None else xla
+        return taken - lower_limit(self.reference, self.description)
 
     def _bytes(self, t: Tensor) -> int:
         return math.prod(map(self.reference.extent, t.axes)) * BYTES[t.dtype]
@@ -175,7 +177,18 @@ class TuningSession(RegionOnDevice):
     def slowest(self) -> float:
         """Seconds, by the model, up to which kernels are measured."""
         most = MAX_COST_OVER_LIBRARY if bound_by_products(self.reference, self.description) else MAX_COST_OVER_XLA
-        return most * fused_estimate(self.reference, self.description)
+        return most * self._xla_seconds_at_most
+
+    @property
+    def _xla_seconds_at_most(self) -> float:
+        """XLA's time as measured or as estimated, the larger one."""
+        return max(fused_estimate(self.reference, self.description), self.xla_seconds or 0.0)
+
+    def learn_time_of_xla(self) -> None:
+        """Time XLA's code if that is not known: the model may be far off, and would drop what is faster."""
+        if self.xla_seconds is None and self._on_gpu and self.trials is not None and time.monotonic() < self.until:
+            (self.xla_seconds,) = times_of_xla([self])
+            log.info("XLA's code takes %s s", self.xla_seconds)
 
     def promising(self, c: Candidate) -> bool:
         """Whether a candidate is worth measuring.
@@ -190,6 +203,14 @@ class TuningSession(RegionOnDevice):
         promising = self._work(footprint(c.graph)) < MAX_ALGEBRA_COST_RATIO * self._work(self.before)
         self.tried["not cheaper than the program"] += not promising
         return promising
+
+    def nearest(self, found: Sequence[Candidate]) -> list[Candidate]:
+        """The kernels that come closest, where the model promises nothing of any: it may be wrong about all of them."""
+        gain = self._xla_seconds_at_most / max(lower_limit(self.reference, self.description), self.description.shortest)
+        if self.trials is None or gain < MIN_NEAREST_GAIN or time.monotonic() > self.until:
+            return []
+        near = (c for c in found if c.family == "kernels" and c.seconds <= MAX_NEAREST_COST * self.slowest)
+        return list(islice(candidates.diverse(near), NEAREST))
 
     def _work(self, f: Footprint) -> float:
         """Seconds on a roofline."""
