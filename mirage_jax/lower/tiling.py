@@ -33,6 +33,7 @@ from mirage_jax.mugraph.graph import (
 
 MIN_DOT = 16  # tl.dot wants every dimension at least this large
 SINGLE: Axis = "*"  # the one row (or column) of a vector in a matrix product; not a name that an axis can have
+ELEMENT = "#"  # between an axis and the number of one of its elements, where each is a value of its own
 MAX_RANK = 3
 MAX_TILE_ELEMENTS = 1 << 20  # Triton's own limit on elements of a tile
 MAX_PERMUTED = 6  # axes up to which every order of tile dimensions is tried
@@ -60,9 +61,21 @@ def part_count(axis: Axis, parts: Mapping[Axis, int]) -> int:
     raise LoweringError(f"the schedule does not say into how many parts axis {split} is divided; it has {dict(parts)}")
 
 
+def element_of(axis: Axis, n: int) -> Axis:
+    """The name of one element of an axis that is written out (`triton.narrow_axes`)."""
+    return f"{axis}{ELEMENT}{n}"
+
+
+def element_number(axis: Axis) -> int | None:
+    """Which element an axis stands for; None if it is a whole axis."""
+    _, mark, n = axis.partition(ELEMENT)
+    return int(n) if mark else None
+
+
 def extent(axis: Axis, graph: KernelGraph, parts: Mapping[Axis, int]) -> int:
     """Full extent of an axis of a device tensor."""
-    return part_count(axis, parts) if is_part(axis) else graph.extent(axis)
+    whole = axis.partition(ELEMENT)[0]
+    return part_count(whole, parts) if is_part(whole) else graph.extent(whole)
 
 
 def stored_axes(tensor: Tensor, graph: KernelGraph) -> tuple[Axis, ...]:
@@ -155,6 +168,8 @@ class Tiling:
         return out | {SINGLE: TileAxis(SINGLE, 1, 1, 1, MIN_DOT, None)} if SINGLE in wide else out
 
     def _tile_axis(self, axis: Axis, least: int) -> TileAxis:
+        if element_number(axis) is not None:
+            return TileAxis(axis, 1, 1, 1, 1, None)
         full = extent(axis, self.graph, self.parts)
         if full < 1:
             raise UnsupportedError(f"axis {axis} is empty")

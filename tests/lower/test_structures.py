@@ -473,7 +473,7 @@ def test_refusals() -> None:
     b = Block("wide", "")
     b.store(f32("Y", "a b c d"), b.affine(b.load("X", "a b c d"), scale=2))
     with pytest.raises(UnsupportedError, match="tile axes"):
-        emit_of(b, [f32("X", "a b c d")], dict.fromkeys("abcd", 2), {})
+        emit_of(b, [f32("X", "a b c d")], dict.fromkeys("abcd", 32), {})
     b = Block("double", "")
     b.store(tensor("Y", "a", "f64"), b.affine(b.load("X", "a"), scale=2))
     with pytest.raises(UnsupportedError, match="f64"):

@@ -16,6 +16,7 @@ from mirage_jax.lower.triton.expressions import meanings
 from mirage_jax.lower.triton.frame import PLAIN, EmitOptions, Form
 from mirage_jax.lower.triton.kernel import TritonKernel
 from mirage_jax.lower.triton.loops import Loops
+from mirage_jax.lower.triton.narrow_axes import with_narrow_axes_written_out
 from mirage_jax.lower.triton.rewrites import move_factors_after_products, move_scales_into_exponentials
 from mirage_jax.lower.triton.two_forms import is_clear, minimum_of, write_choice
 from mirage_jax.lower.triton.writer import Writer
@@ -38,6 +39,10 @@ class TextBackend[K: Loops]:
         """Return the writer of one form of a kernel."""
         raise NotImplementedError
 
+    def rewritten(self, tiling: Tiling) -> Tiling:
+        """The kernel as this back end writes it."""
+        return tiling
+
     def two_forms(self, skipping: K, complete: K, guards: Sequence[Guard]) -> KernelSource:
         """Write the form that skips, the complete one for blocks where it is wrong, and the choice."""
         raise NotImplementedError
@@ -59,7 +64,7 @@ class TextBackend[K: Loops]:
             if sizes.precise > Precision.FAST:
                 kernel = move_factors_after_products(kernel, graph)
             own = with_short_steps(sizes, kernel) if form.is_complete else sizes
-            tiling = Tiling(move_scales_into_exponentials(kernel), graph, own, parts)
+            tiling = self.rewritten(Tiling(move_scales_into_exponentials(kernel), graph, own, parts))
             tiling.check()
             return self.kernel(tiling, options, form)
 
@@ -84,10 +89,11 @@ class TextBackend[K: Loops]:
         """The source of a kernel whose text is written."""
         tiling, inputs, outputs = kernel.tiling, kernel.inputs, kernel.outputs
         graph, schedule = tiling.graph, tiling.schedule
+        shapes = {s.tensor.name: stored_shape(s.tensor, graph, tiling.parts) for s in kernel.graph.stores}
         return KernelSource(
             name, text, (tiling.launched,), inputs, outputs,
             tuple(graph.tensors[t].dtype for t in (*inputs, *outputs)),
-            tuple(stored_shape(s.tensor, graph, tiling.parts) for s in kernel.graph.stores),
+            tuple(shapes.values()),
             schedule.num_warps, schedule.num_stages,
             {x: next(iter(meant)) if len(meant) == 1 else None for x, meant in kernel.numbers.items()},
             rewrites=bool(kernel.form.guards), backend=self.name,
@@ -103,6 +109,10 @@ class TritonBackend(TextBackend[TritonKernel]):
     def takes(self, sizes: KernelSchedule) -> bool:
         """Take kernels whose warps all do the same."""
         return not sizes.specialized
+
+    def rewritten(self, tiling: Tiling) -> Tiling:
+        """Write out axes of a few elements."""
+        return replace(tiling, kernel=with_narrow_axes_written_out(tiling))
 
     def kernel(self, tiling: Tiling, options: EmitOptions, form: Form) -> TritonKernel:
         """Return the writer of a function."""

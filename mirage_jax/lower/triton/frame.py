@@ -13,7 +13,16 @@ from math import prod
 from typing import Any
 
 from mirage_jax.errors import LoweringError, UnsupportedError
-from mirage_jax.lower.tiling import L2_GROUP_BLOCKS, SINGLE, TileAxis, Tiling, extent, stored_axes, stored_shape
+from mirage_jax.lower.tiling import (
+    L2_GROUP_BLOCKS,
+    SINGLE,
+    TileAxis,
+    Tiling,
+    element_number,
+    extent,
+    stored_axes,
+    stored_shape,
+)
 from mirage_jax.lower.triton.expressions import Number, TileVariable, literal, reduction
 from mirage_jax.lower.triton.writer import Writer, identifier
 from mirage_jax.mugraph.graph import Axis, LoopBounds, Tensor, part_axis
@@ -100,7 +109,7 @@ class Frame:
     @property
     def outputs(self) -> tuple[str, ...]:
         """Device tensors that the kernel writes."""
-        return tuple(s.tensor.name for s in self.graph.stores)
+        return tuple(dict.fromkeys(s.tensor.name for s in self.graph.stores))
 
     def name_arguments(self) -> None:
         """Name the arguments of device tensors: inputs, then outputs."""
@@ -183,6 +192,9 @@ class Frame:
 
     def index(self, axis: TileAxis, step: str = "") -> None:
         """Define the index along an axis, and the mask of its real lanes if it has padded ones."""
+        if (element := element_number(axis.axis)) is not None:
+            self.env["index", axis.axis] = str(element)
+            return
         part = self.env.get(("block", axis.part), "0")
         starts = self.starts(axis)
         if step:  # a tensor also in the interpreter, whose loops count with Python's integers

@@ -27,13 +27,17 @@ from mirage_jax.lower.triton.ops.products import (
     operand_type,
     without_single,
 )
+from mirage_jax.lower.triton.ops.reductions import (
+    DEFERRED_LANES,
+    deferred_lanes,
+    maximum_or_nan,
+    running_dims,
+)
 from mirage_jax.lower.triton.ops.softmax import difference, finite
 from mirage_jax.lower.triton.writer import identifier
 from mirage_jax.mugraph.domains.index_facts import Band, FactAt, Truth, band, is_band, known
 from mirage_jax.mugraph.graph import Axis, Op, Store
 from mirage_jax.mugraph.operators import ACCUMULATORS
-
-DEFERRED_LANES = 64 * 32  # per warp: a sum may be carried unreduced through a loop up to this many registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +133,7 @@ class Loops(Context):
                 self.index(axis, step)
                 self.step_body(body, group, sums, running)
                 ends = self.update_running(running)
-        self.holding = frozenset()
+        self.env, self.holding = before, frozenset()  # no mask of the last step is in scope
         for op in group.accumulators:
             if op.op == "last":
                 last = self.last_maximum(op, running, ends)
@@ -143,7 +147,7 @@ class Loops(Context):
     def start_carried(self, body: Sequence[Op], group: Group) -> tuple[dict[str, str], dict[str, str]]:
         """Define the variables that the loop carries: running maxima and sums, by operator."""
         maxima = [op for op in body if op.op in ("shift", "max") and self.graph.loop in reduced(op)]
-        running = {op.name: self.start(self.tiling.dims(op.axes), op.op, "-inf") for op in maxima}
+        running = {op.name: self.start(running_dims(self, op), op.op, "-inf") for op in maxima}
         added = [op for op in group.accumulators if op.op != "last"]
         sums = {op.name: self.start(self.carrier(op, self.absorbs(op)), "acc", "0.0") for op in added}
         self.env |= {("carried", n): name for n, name in running.items()}
@@ -175,7 +179,11 @@ class Loops(Context):
         """A running maximum after the loop. Raises `UnsupportedError` if `op` reads anything else."""
         if op.args[0] not in running:
             raise UnsupportedError(f"{op}: only a running maximum has a last value")
-        return replace(ends[op.args[0]], text=running[op.args[0]])
+        last = replace(ends[op.args[0]], text=running[op.args[0]])
+        gone = [a for a in last.dims if a not in op.axes]
+        if not gone:
+            return last
+        return TileVariable(self.w.let("max", maximum_or_nan(self, last, gone)), self.tiling.dims(op.axes))
 
     def parts(self, axis: TileAxis, body: Sequence[Op]) -> list[tuple[str, str, frozenset[str]]]:
         """Parts of the loop in order: first element, end, and the predicates that hold in all of its steps."""
@@ -325,7 +333,7 @@ class Loops(Context):
         if self.tiling.product(x):
             return "dot"
         union, summed = self.operand_axes(x), set(reduced(x))
-        is_small = self.tiling.lanes(union) <= DEFERRED_LANES * self.tiling.schedule.num_warps
+        is_small = self.tiling.lanes(union) <= deferred_lanes(self, op)
         sums_loop = self.graph.loop in summed and summed <= set(union)
         fits = op.op == "acc" and is_small and len(self.tiling.dims(union)) <= MAX_RANK
         return "tile" if fits and sums_loop else ""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 from math import prod
 
 from mirage_jax.errors import UnsupportedError
-from mirage_jax.lower.tiling import extent
+from mirage_jax.lower.tiling import ELEMENT, extent
 from mirage_jax.lower.triton.context import Context, rule
 from mirage_jax.lower.triton.expressions import UNIT, Number, TileVariable, reduced
 from mirage_jax.mugraph.graph import Axis, Op
 from mirage_jax.mugraph.operators import KEEPS_NAN
+
+DEFERRED_LANES = 64 * 32  # per warp: a sum may be carried unreduced through a loop up to this many registers
 
 
 @rule("sum")
@@ -47,11 +50,47 @@ def zero_lanes(c: Context, op: Op, x: TileVariable) -> dict[Axis, float]:
 def emit_max(c: Context, op: Op) -> TileVariable:
     """The maximum, or NaN if there is one. ``tl.max`` ignores NaN, which only a shift may do."""
     x = c.natural(op.args[0])
-    text = maximum(c, op, x)
-    if axes := [a for a in reduced(op) if a in x.dims]:
-        lost = c.zeroed(TileVariable(c.w.let("lost", f"({x.text} != {x.text}).to(tl.float32)"), x.dims), axes)
-        text = f"tl.where({c.reduction('tl.max', lost, axes)} > 0.0, float('nan'), {text})"
-    return carried(c, op, text, UNIT)
+    axes = [a for a in reduced(op) if a in x.dims]
+    if ("carried", op.name) in c.env and is_carried_as_tile(c, op):
+        x = c.zeroed(x, axes, -math.inf)
+        text = f"tl.maximum({c.env['carried', op.name]}, {c.at(x, running_dims(c, op))}, {KEEPS_NAN})"
+        return TileVariable(c.w.let(op.op, text), running_dims(c, op))
+    return carried(c, op, maximum_or_nan(c, x, axes), UNIT)
+
+
+def maximum_or_nan(c: Context, x: TileVariable, axes: Sequence[Axis]) -> str:
+    """The maximum of a tile over some of its dimensions, or NaN if there is one."""
+    greatest = c.reduction("tl.max", c.zeroed(x, axes, -math.inf), axes)
+    if not axes:
+        return greatest
+    lost = c.zeroed(TileVariable(c.w.let("lost", f"({x.text} != {x.text}).to(tl.float32)"), x.dims), axes)
+    return f"tl.where({c.reduction('tl.max', lost, axes)} > 0.0, float('nan'), {greatest})"
+
+
+def is_carried_as_tile(c: Context, op: Op) -> bool:
+    """Is a running maximum reduced after the loop only, from a tile of maxima? If there are registers for it, and
+    nothing in the loop reads it.
+    """
+    own = c.graph.axes_of[op.args[0]]
+    return (
+        op.op == "max"
+        and c.graph.loop in reduced(op)
+        and set(reduced(op)) <= set(own)
+        and all(c.ops[user].op == "last" for user in c.graph.users[op.name])
+        and c.tiling.lanes(own) <= deferred_lanes(c, op)
+    )
+
+
+def running_dims(c: Context, op: Op) -> tuple[Axis, ...]:
+    """The dimensions of the variable that a loop carries for a maximum."""
+    return c.tiling.dims(c.graph.axes_of[op.args[0]] if is_carried_as_tile(c, op) else op.axes)
+
+
+def deferred_lanes(c: Context, op: Op) -> int:
+    """Elements of a tile that may be carried unreduced through a loop: all elements of a narrow axis share them."""
+    base, mark, _ = op.name.partition(ELEMENT)
+    alike = sum(other.op == op.op and other.name.startswith(base + mark) for other in c.graph.ops) if mark else 1
+    return DEFERRED_LANES * c.tiling.schedule.num_warps // alike
 
 
 def maximum(c: Context, op: Op, x: TileVariable) -> str:
