@@ -10,11 +10,12 @@ numbers rounded to TF32. Written out, a thread multiplies and adds in float32 wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
+from itertools import chain
 
-from mirage_jax.lower.tiling import Tiling, element_number, element_of
+from mirage_jax.lower.tiling import ELEMENT, Tiling, element_number, element_of
 from mirage_jax.lower.triton.expressions import reduced
 from mirage_jax.mugraph.dtypes import BYTES
 from mirage_jax.mugraph.graph import Axis, BlockGraph, Load, Op, Store, is_part, part_axis
@@ -31,7 +32,7 @@ def with_narrow_axes_written_out(tiling: Tiling) -> BlockGraph:
     kernel = tiling.kernel
     for axis in tiling.names:
         if is_narrow(kernel, tiling, axis):
-            kernel = _written_out(kernel, axis, tiling.axes[axis].size)
+            kernel = _Elements(kernel, axis, tiling.axes[axis].size).kernel()
     return kernel
 
 
@@ -43,21 +44,14 @@ def is_narrow(kernel: BlockGraph, tiling: Tiling, axis: Axis) -> bool:
     """
     if axis in kernel.divided or is_part(axis) or part_axis(axis) in kernel.grid:
         return False
-    tensors = [tiling.graph.tensors[load.tensor] for load in kernel.loads if axis in load.axes]
     touching = [op for op in kernel.ops if axis in _axes_seen(kernel, op)]
     most = MAX_NARROW_IN_PRODUCTS if any(_is_product(kernel, op) for op in touching) else MAX_NARROW
-    others = [{a for a in _axes_seen(kernel, op) - {axis} if _lanes(tiling, a) > 1} for op in touching]
     return (
         1 < tiling.axes[axis].size <= most
-        and any(len(axes) > 1 for axes in others)
-        and all(BYTES[t.dtype] > 2 for t in tensors)
         and all(op.op in SEPARABLE or operator(op.op).pointwise for op in touching)
+        and any(_is_beside_two(kernel, tiling, axis, op) for op in touching)
+        and not _reads_halves(kernel, tiling, axis)
     )
-
-
-def _lanes(tiling: Tiling, axis: Axis) -> int:
-    """Lanes of an axis; one element of another axis has one."""
-    return 1 if element_number(axis) is not None else tiling.axes[axis].block
 
 
 def _axes_seen(kernel: BlockGraph, op: Op) -> set[Axis]:
@@ -72,66 +66,86 @@ def _is_product(kernel: BlockGraph, op: Op) -> bool:
     return bool(x - y and y - x)
 
 
-def _written_out(kernel: BlockGraph, axis: Axis, count: int) -> BlockGraph:
-    has_axis = {name for name, axes in kernel.axes_of.items() if axis in axes}
+def _is_beside_two(kernel: BlockGraph, tiling: Tiling, axis: Axis, op: Op) -> bool:
+    """Is an operator evaluated for each pair of elements of two other axes?"""
+    others = (a for a in _axes_seen(kernel, op) - {axis} if element_number(a) is None)
+    return sum(tiling.axes[a].block > 1 for a in others) > 1
 
-    def element(name: str, n: int) -> str:
+
+def _reads_halves(kernel: BlockGraph, tiling: Tiling, axis: Axis) -> bool:
+    """Does a kernel read 16-bit numbers along an axis?"""
+    loads = (load for load in kernel.loads if axis in load.axes)
+    return any(BYTES[tiling.graph.tensors[load.tensor].dtype] <= 2 for load in loads)
+
+
+class _Elements:
+    """A kernel with an axis of `count` elements, element by element."""
+
+    def __init__(self, kernel: BlockGraph, axis: Axis, count: int) -> None:
+        self.before, self.axis, self.numbers = kernel, axis, range(count)
+        self.divided = {name for name, axes in kernel.axes_of.items() if axis in axes}
+
+    def kernel(self) -> BlockGraph:
+        """The kernel with the axis written out."""
+        parts = (
+            map(self._load, self.before.loads),
+            map(self._op, self.before.ops),
+            map(self._store, self.before.stores),
+        )
+        loads, ops, stores = (tuple(chain.from_iterable(each)) for each in parts)
+        return replace(self.before, loads=loads, ops=ops, stores=stores)
+
+    def _name(self, value: str, n: int) -> str:
         """The value that holds element n of another, or that one if it lacks the axis."""
-        return f"{name}#{n}" if name in has_axis else name
+        return f"{value}{ELEMENT}{n}" if value in self.divided else value
 
-    def loads() -> Iterator[Load]:
-        for load in kernel.loads:
-            if load.name in has_axis:
-                for n in range(count):
-                    yield Load(element(load.name, n), load.tensor, _at(load.axes, axis, n))
-            else:
-                yield load
+    def _axes(self, axes: tuple[Axis, ...], n: int) -> tuple[Axis, ...]:
+        """The axes of a tensor, of which element n is read or written."""
+        return tuple(element_of(a, n) if a == self.axis else a for a in axes)
 
-    def ops() -> Iterator[Op]:
-        for op in kernel.ops:
-            if op.name in has_axis:
-                yield from (_element_of_op(op, axis, n, element) for n in range(count))
-            elif any(a in has_axis for a in op.args):
-                yield from _joined(op, axis, [tuple(element(a, n) for a in op.args) for n in range(count)])
-            else:
-                yield op
+    def _load(self, load: Load) -> Iterator[Load]:
+        for n in self.numbers if load.name in self.divided else ():
+            yield Load(self._name(load.name, n), load.tensor, self._axes(load.axes, n))
+        if load.name not in self.divided:
+            yield load
 
-    def stores() -> Iterator[Store]:
-        for store in kernel.stores:
-            tensor = store.tensor
-            if axis in tensor.axes:
-                for n in range(count):
-                    yield Store(replace(tensor, axes=_at(tensor.axes, axis, n)), element(store.value, n))
-            else:
-                yield store
+    def _store(self, store: Store) -> Iterator[Store]:
+        tensor = store.tensor
+        for n in self.numbers if self.axis in tensor.axes else ():
+            yield Store(replace(tensor, axes=self._axes(tensor.axes, n)), self._name(store.value, n))
+        if self.axis not in tensor.axes:
+            yield store
 
-    return replace(kernel, loads=tuple(loads()), ops=tuple(ops()), stores=tuple(stores()))
+    def _op(self, op: Op) -> Iterator[Op]:
+        if op.name in self.divided:
+            yield from (self._element(op, n) for n in self.numbers)
+        elif self.divided.isdisjoint(op.args):
+            yield op
+        else:
+            yield from self._reduced(op)
 
+    def _element(self, op: Op, n: int) -> Op:
+        """Element n of an operator that has the axis."""
+        name, axes = self._name(op.name, n), tuple(a for a in op.axes if a != self.axis)
+        if op.op == "iota":
+            return Op(name, "const", (), axes, (("value", Fraction(n)),))
+        return replace(op, name=name, args=tuple(self._name(a, n) for a in op.args), axes=axes)
 
-def _at(axes: tuple[Axis, ...], axis: Axis, n: int) -> tuple[Axis, ...]:
-    return tuple(element_of(axis, n) if a == axis else a for a in axes)
+    def _reduced(self, op: Op) -> Iterator[Op]:
+        """An operator that reduces the axis: of each element, then of all."""
+        parts = [self._part(op, n) for n in self.numbers]
+        yield from (part for part in parts if part is not None)
+        names = [part.name if part else self._name(op.args[0], n) for n, part in enumerate(parts)]
+        total, last = names[0], len(names) - 1
+        for n, name in enumerate(names[1:], 1):
+            result = op.name if n == last else f"{op.name}+{n}"
+            yield Op(result, JOINED_BY[op.op], (total, name), op.axes)
+            total = result
 
-
-def _element_of_op(op: Op, axis: Axis, n: int, element: Callable[[str, int], str]) -> Op:
-    axes = tuple(a for a in op.axes if a != axis)
-    if op.op == "iota":
-        return Op(element(op.name, n), "const", (), axes, (("value", Fraction(n)),))
-    return replace(op, name=element(op.name, n), args=tuple(element(a, n) for a in op.args), axes=axes)
-
-
-def _joined(op: Op, axis: Axis, operands: list[tuple[str, ...]]) -> Iterator[Op]:
-    """An operator that reduces the axis: of each element, then of all."""
-    rest = tuple(a for a in reduced(op) if a != axis)
-    names = [f"{op.name}#{n}" for n in range(len(operands))]
-    if rest:
-        attrs = tuple((k, rest if k == "axes" else v) for k, v in op.attrs)
-        yield from (replace(op, name=name, args=args, attrs=attrs) for name, args in zip(names, operands, strict=True))
-    elif op.op == "dot":
-        yield from (Op(name, "mul", args, op.axes) for name, args in zip(names, operands, strict=True))
-    else:
-        names = [arg for (arg,) in operands]
-    total = names[0]
-    for n, name in enumerate(names[1:], 1):
-        result = op.name if n == len(names) - 1 else f"{op.name}+{n}"
-        yield Op(result, JOINED_BY[op.op], (total, name), op.axes)
-        total = result
+    def _part(self, op: Op, n: int) -> Op | None:
+        """What an operator that reduces the axis makes of element n; None: that element itself."""
+        name, args = f"{op.name}{ELEMENT}{n}", tuple(self._name(a, n) for a in op.args)
+        if rest := tuple(a for a in reduced(op) if a != self.axis):
+            attrs = tuple((k, rest if k == "axes" else v) for k, v in op.attrs)
+            return replace(op, name=name, args=args, attrs=attrs)
+        return Op(name, "mul", args, op.axes) if op.op == "dot" else None
