@@ -27,7 +27,7 @@ from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.dtypes import is_float, numpy_dtype
 from mirage_jax.mugraph.footprint import footprint
-from mirage_jax.mugraph.graph import KernelGraph, Library, Op
+from mirage_jax.mugraph.graph import KernelGraph, Library, Op, Precision
 from mirage_jax.mugraph.operators import COMPARISONS
 from mirage_jax.verify.floats import gate, input_classes, range_edges
 from mirage_jax.verify.floats.noise import HALF_UNIT, SAMPLES, TF32_UNIT, noisy
@@ -81,7 +81,7 @@ class Accuracy:
             return "two runs differ"
         reordered = winner.family == "algebra"  # another order meets other roundings, infinities in another order
         # Of infinities and NaN one may stand for another where infinity times a rest of zero is NaN.
-        kinds = not reordered and not any(k.precise for k in winner.schedule.kernels)
+        kinds = not reordered and not any(k.precise > Precision.ROUNDED for k in winner.schedule.kernels)
         degenerate = name in input_classes.DEGENERATE or (reordered and name in input_classes.LOGITS)
         return self._compared(
             winner,

@@ -29,6 +29,7 @@ from mirage_jax.cost.roofline import estimate
 from mirage_jax.errors import LoweringError, UnsupportedError
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.lower.runtime import launch
+from mirage_jax.mugraph.dtypes import BYTES
 from mirage_jax.mugraph.graph import (
     Axis,
     BlockGraph,
@@ -74,7 +75,9 @@ def compare(session: TuningSession, finalists: Sequence[Candidate], precise: Pre
     """Screen all variants of the finalists, then time the best few against XLA, with all kernels as `precise`."""
     screen = Screen(session)
     variants = [
-        session.winner(c.graph, as_precise(s, precise), c.family) for c, s in _first_schedules(session, finalists)
+        session.winner(c.graph, s, c.family)
+        for c, first in _first_schedules(session, finalists)
+        for s in _as_precise_variants(c.graph, first, precise)
     ]
     if len(variants) > MAX_VARIANTS:  # do not let the model choose: it does not know which of XLA's products are slow
         screen(first_of_each(variants, FIRST_VARIANTS))
@@ -133,6 +136,16 @@ def first_of_each(variants: Iterable[Winner], n: int) -> Iterator[Winner]:
         seen[w.graph] += 1
         if seen[w.graph] <= n:
             yield w
+
+
+def _as_precise_variants(graph: KernelGraph, schedule: Schedule, precise: Precision) -> Iterator[Schedule]:
+    """The schedule as precise as that, and with the fewest stages: split operands of float32 take twice the memory."""
+    yield (same := as_precise(schedule, precise))
+    loads = (x.tensor for k in graph.kernels if isinstance(k, BlockGraph) for x in k.loads)
+    if precise >= Precision.SPLIT_FLOAT32_RESULTS and all(BYTES[graph.tensors[x].dtype] != 2 for x in loads):
+        few = tuple(replace(k, num_stages=min(k.num_stages, STAGES.start)) for k in same.kernels)
+        if few != same.kernels:
+            yield replace(same, kernels=few)
 
 
 def as_precise(schedule: Schedule, precise: Precision) -> Schedule:

@@ -402,16 +402,17 @@ class KernelGraph:
 
 
 class Precision(IntEnum):
-    """Which operands of matrix products are split into two numbers: the rounded value and the rest (Markidis et al.,
-    2018, section 5). Computed ones of 16-bit products are split into 16-bit numbers, all of float32 products into TF32.
-    Splitting rounds less and costs a product for each half.
+    """How precise operands of matrix products are.
 
-    Above `FAST`, exponentials are relative to the shifts that are stored, not to the values before rounding.
+    Matrix units cut float32 off to TF32. Rounding operands before that halves the error. Splitting makes two numbers of
+    an operand: the rounded value and the rest (Markidis et al., 2018, section 5). Computed ones of 16-bit products are
+    split into 16-bit numbers, all of float32 products into TF32. It costs a product for each half.
     """
 
     FAST = 0
-    SPLIT_FLOAT32_RESULTS = 1  # only where the result is not rounded to 16 bits anyway
-    SPLIT_ALL = 2
+    ROUNDED = 1  # operands of float32 products
+    SPLIT_FLOAT32_RESULTS = 2  # only where the result is not rounded to 16 bits anyway
+    SPLIT_ALL = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,7 +237,7 @@ def test_precise_products(dtype: str) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "added", "dots"),
-    [("f32", False, (1, 2, 2)), ("bf16", False, (1, 1, 2)), ("bf16", True, (1, 2, 2))],
+    [("f32", False, (1, 1, 2, 2)), ("bf16", False, (1, 1, 1, 2)), ("bf16", True, (1, 1, 2, 2))],
     ids=str,
 )
 def test_products_that_are_rounded_anyway_may_be_less_precise(dtype: str, added: bool, dots: tuple[int, ...]) -> None:
@@ -259,18 +259,35 @@ def test_products_that_are_rounded_anyway_may_be_less_precise(dtype: str, added:
         assert source is not None and source.text.count("tl.dot") == count
 
 
-def test_products_of_float32_have_a_precise_form() -> None:
-    """Numbers are cut off for TF32; with three products of two parts each, hardly a bit of float32 is lost."""
+def test_products_of_float32_have_precise_forms() -> None:
+    """Numbers are cut off for TF32, or rounded; with three products of two parts each, hardly a bit is lost."""
     program = attention("f32")
     (sizes,) = program.schedule.kernels
     texts: list[str] = []
-    for precise in (Precision.FAST, Precision.SPLIT_FLOAT32_RESULTS):
+    for precise in (Precision.FAST, Precision.ROUNDED, Precision.SPLIT_FLOAT32_RESULTS):
         sized = Schedule((replace(sizes, precise=precise),))
         (source,) = sources(program.graph, sized, EmitOptions(dot_precision="tf32"))
         assert source is not None and compile_for(source, 90).fits
-        texts += re.findall(r"tf32\w*", source.text)
+        texts += re.findall(r'"tf32\w*"', source.text)
+        assert ("8193.0" in source.text) == (precise is Precision.ROUNDED)
         assert exact_check(program.graph, sized, EmitOptions(dot_precision="tf32")) == ""
-    assert texts == ["tf32"] * 4 + ["tf32x3"] * 4  # two products, in two forms
+    assert texts == ['"tf32"'] * 8 + ['"tf32x3"'] * 4  # two products, in two forms
+
+
+def test_numbers_are_rounded_to_tf32() -> None:
+    """To the nearest number of 11 bits; what has no more bits, infinities and NaN stay, up to the end of the range."""
+    b = Block("product", "i j", "k")
+    b.store(tensor("Z", "i j", "f32"), b.acc(b.dot(b.load("X", "i k"), b.load("W", "k j"), axes="k")))
+    g = graph([tensor("X", "i k", "f32"), tensor("W", "k j", "f32")], [b], "Z", {"i": 16, "j": 16, "k": 16})
+    (sizes,) = schedule({"i": 16, "j": 16, "k": 16}).kernels
+    sized = Schedule((replace(sizes, precise=Precision.ROUNDED),))
+    x = np.ldexp(np.random.default_rng(0).uniform(-2, 2, (16, 16)), np.arange(-120, 136, 16)[:, None]).astype("f4")
+    x[0, :8] = [3, 2049 / 2048, 2**-149, np.inf, -np.inf, np.nan, np.finfo("f4").min, 0]
+    (z,) = interpret(g, sized, [x, np.eye(16, dtype="f4")], options=EmitOptions(dot_precision="tf32"))
+    mantissa, exponent = np.frexp(x.astype(np.float64))
+    want = np.where(np.abs(x) < 2.0**113, np.ldexp(np.rint(mantissa * 2048) / 2048, exponent), x)
+    finite = np.isfinite(x).all(1)
+    assert (z[finite] == want[finite]).all() and not np.isfinite(z[0]).any()
 
 
 def test_what_a_loop_computes_is_the_left_operand() -> None:

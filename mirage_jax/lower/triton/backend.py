@@ -61,7 +61,7 @@ class TextBackend[K: Loops]:
         """
 
         def writer(kernel: BlockGraph, form: Form = PLAIN) -> K:
-            if sizes.precise > Precision.FAST:
+            if sizes.precise >= Precision.SPLIT_FLOAT32_RESULTS:
                 kernel = move_factors_after_products(kernel, graph)
             own = with_short_steps(sizes, kernel) if form.is_complete else sizes
             tiling = self.rewritten(Tiling(move_scales_into_exponentials(kernel), graph, own, parts))

@@ -17,8 +17,8 @@ def move_factors_after_products(kernel: BlockGraph, graph: KernelGraph) -> Block
     before -> after:  dot(mul(factor, tile), other)  ->  mul(factor, dot(tile, other))
 
     `tile` comes from a 16-bit tensor and `factor` lacks the summed axes. The product then reads the tile as it is, with
-    no operand to round or split. It costs a multiplication per element of the result, so only kernels above
-    `Precision.FAST` are written this way. Products that are accumulated in place stay as they are.
+    no operand to round or split. It costs a multiplication per element of the result, so only kernels that
+    split operands are written this way. Products that are accumulated in place stay as they are.
     """
     summed = {op.args[0] for op in kernel.ops if op.op in ACCUMULATORS}
     tiles = {x.name for x in kernel.loads if graph.tensors[x.tensor].dtype in SIXTEEN_BIT_FLOATS}

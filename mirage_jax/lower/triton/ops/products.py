@@ -2,19 +2,24 @@
 
 Operands of a matrix product are 16-bit if one comes from a 16-bit tensor, else f32; sums are always f32. `Precision`
 says which operands are split into two numbers, with a product for each (Markidis et al., 2018, section 5): computed
-ones into 16-bit numbers, all of float32 into TF32. A vector that is not computed in the loop becomes a matrix whose
-other rows are zero (`tiling.SINGLE`).
+ones into 16-bit numbers, all of float32 into TF32. Below that it says whether operands of float32 are rounded to
+TF32. A vector that is not computed in the loop becomes a matrix whose other rows are zero (`tiling.SINGLE`).
 """
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.lower.tiling import MAX_RANK, SINGLE, MatrixProduct
 from mirage_jax.lower.triton.context import TRITON_TYPES, Context, rule
-from mirage_jax.lower.triton.expressions import TileVariable, reduced
+from mirage_jax.lower.triton.expressions import Number, TileVariable, reduced
 from mirage_jax.lower.triton.ops.reductions import zero_lanes
 from mirage_jax.mugraph.dtypes import SIXTEEN_BIT_FLOATS, SMALL_INTEGERS, lowest, numpy_dtype
 from mirage_jax.mugraph.graph import Axis, Op, Precision
+
+TF32_SPLITTER = Number(Fraction(2**13 + 1))  # its product with a number of 24 bits rounds off the last 13
+TF32_LARGEST = Number(Fraction(2**113))  # from here on that product might overflow
 
 
 @rule("dot")
@@ -57,6 +62,8 @@ def _operands(c: Context, op: Op, product: MatrixProduct) -> list[str]:
     sides = ((product.row, *product.inner), (*product.inner, product.column))
     values = [operand(c, n, dtype, SINGLE in side) for n, side in zip(names, sides, strict=True)]
     values = _with_neutral_padding(c, values, product, dtype)
+    if _rounds_to_tf32(c, op):
+        values = [_in_tf32(c, v) for v in values]
     rests: list[TileVariable | None] = [None, None]
     if splits_operands(c, op):
         rests = [remainder(c, v, n, dtype) for v, n in zip(values, names, strict=True)]
@@ -84,6 +91,27 @@ def splits_operands(c: Context, op: Op) -> bool:
     is_rounded = c.graph.ends_narrow(op.name)
     least = Precision.SPLIT_ALL if is_rounded else Precision.SPLIT_FLOAT32_RESULTS
     return c.tiling.schedule.precise >= least
+
+
+def _rounds_to_tf32(c: Context, op: Op) -> bool:
+    """Are operands of float32 rounded to TF32, where the hardware would cut them off?"""
+    is_tf32 = operand_type(c, op) == "f32" and c.options.dot_precision == "tf32"
+    return is_tf32 and c.tiling.schedule.precise >= Precision.ROUNDED and not splits_operands(c, op)
+
+
+def _in_tf32(c: Context, value: TileVariable) -> TileVariable:
+    """A tile of float32, rounded to the 11 bits of TF32 (Dekker, 1971, section 5).
+
+    ``tl.fma`` keeps the compiler from joining the product with what follows. Numbers near the end of the range, where
+    the product would overflow, stay as they are, and so do infinities and NaN.
+    """
+    key = ("tf32", value.text)
+    if key not in c.env:
+        scaled = c.w.let("scaled", f"tl.fma({value.text}, {c.literal(TF32_SPLITTER)}, 0.0)")
+        tile = c.w.let("rounded", f"{scaled} - ({scaled} - {value.text})")
+        text = f"tl.where(tl.abs({value.text}) < {c.literal(TF32_LARGEST)}, {tile}, {value.text})"
+        c.env[key] = TileVariable(c.w.let("tf32", text), value.dims, value.pads)
+    return c.env[key]
 
 
 def operand_type(c: Context, op: Op) -> str:
