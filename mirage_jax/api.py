@@ -81,11 +81,14 @@ class Optimized[**P, T]:
         active = self._active(args, kwargs)
         if not (self._check or self.compiler.remat) or any(map(_is_traced, jax.tree.leaves((args, kwargs)))):
             return active(*args, **kwargs)
-        if self.compiler.remat and active is self._jit:
-            active = self._alone  # called with values: nobody differentiates what it returns
+        active = self._undifferentiated(active)
         if self._check and not is_disabled():
             return self._check.call(active, self._jitted(args, kwargs)[0], self.copied, args, kwargs)
         return active(*args, **kwargs)
+
+    def _undifferentiated(self, active: Any) -> Any:
+        """The function as it is called with values, or compiled: nobody differentiates what that returns."""
+        return self._alone if self.compiler.remat and active is self._jit else active
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Self: ...
@@ -120,7 +123,7 @@ class Optimized[**P, T]:
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """As `jax.jit(f).lower`."""
-        return self._active(args, kwargs).lower(*args, **kwargs)
+        return self._undifferentiated(self._active(args, kwargs)).lower(*args, **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """As `jax.jit(f).trace`."""

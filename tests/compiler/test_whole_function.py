@@ -106,14 +106,22 @@ def attend(q, k, v):
     return (jax.nn.softmax(q @ k.T) @ v).sum()
 
 
-@pytest.mark.parametrize("differentiated", [True, False])
-def test_gradients_are_asked_for_only_where_somebody_may_differentiate(differentiated: bool, monkeypatch) -> None:
+USES = {
+    "called": (lambda f: f, False),
+    "compiled": (lambda f: lambda *args: f.lower(*args).compile()(*args), False),
+    "differentiated": (jax.grad, True),
+    "part of a program": (lambda f: jax.jit(jax.grad(f)), True),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_gradients_are_asked_for_only_where_somebody_may_differentiate(use: str, monkeypatch) -> None:
     asked = []
     monkeypatch.setattr(jax_compat, "both_passes", lambda jaxpr: asked.append(jaxpr))
     f = mirage_jax.optimize(attend, remat="regions", on_miss="fallback")
-    args = [jnp.ones((64, 8))] * 3
-    (jax.grad(f) if differentiated else f)(*args)
-    assert bool(asked) == differentiated
+    used, is_differentiated = USES[use]
+    used(f)(*[jnp.ones((64, 8))] * 3)
+    assert bool(asked) == is_differentiated
 
 
 def test_gradients_that_are_faster_as_a_whole_run() -> None:
