@@ -236,6 +236,12 @@ def test_calls_in_one_profile(monkeypatch, lost: int | None) -> None:
     assert len(profiles) == (1 if lost is None else 4)
 
 
+def test_a_profile_that_lost_its_kernels_is_made_again(monkeypatch) -> None:
+    profiles = iter([[], [(0, 5, "alone")]])
+    monkeypatch.setattr(timing, "_profiled", lambda call: next(profiles))
+    assert timing.profile(lambda: None).kernels == 1
+
+
 def test_a_profile_without_a_gpu() -> None:
     if jax.devices()[0].platform == "gpu":
         pytest.skip("there is one")
