@@ -326,6 +326,11 @@ def renamed_axes(axes: tuple[Axis, ...], names: Mapping[Axis, Axis]) -> tuple[Ax
     return tuple(names.get(a, a) for a in axes)
 
 
+def seen_from(reader: Load, k: Library, load: Load) -> Load:
+    """A load of the library operator k, its axes named as in `reader`, which reads k's result."""
+    return replace(load, axes=renamed_axes(load.axes, dict(zip(k.result.axes, reader.axes, strict=True))))
+
+
 def carried(kernel: BlockGraph, op: Op) -> bool:
     """Is it a maximum whose value moves from step to step?"""
     axes = op.attributes.get("axes", ())

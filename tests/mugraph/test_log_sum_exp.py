@@ -34,6 +34,11 @@ JOINED = {
     "weighted": {"sum{axes=(n)} p[i,n]": "dot{axes=(n)} p[i,n] p[i,n]"},
     "abs": {"g: f32[i] = log l[i]": "a: f32[i] = abs l[i]\nlibrary g: f32[i] = log a[i]"},
     "subtracted from the logits": {"O: f32[i] = add g[i] m[i]": "O: f32[i,n] = add{cb=-1} d[i,n] g[i]"},
+    "scaled": {"exp d[i,n]": "exp{scale=3/2} d[i,n]", "add g[i] m[i]": "add{cb=3/2} g[i] m[i]"},
+    "subtracted from the scaled logits": {
+        "exp d[i,n]": "exp{scale=3/2} d[i,n]",
+        "O: f32[i] = add g[i] m[i]": "O: f32[i,n] = add{ca=3/2, cb=-1} d[i,n] g[i]",
+    },
     "transposed": {"O: f32[i] = add g[i] m[i]": "O: f32[n,i] = add{cb=-1} d[i,n] g[i]"},
 }
 LEFT = {
@@ -41,6 +46,7 @@ LEFT = {
     "nothing subtracted": {"exp d[i,n]": "exp x[i,n]"},
     "scaled": {"log l[i]": "log{scale=2} l[i]"},
     "a multiple of the shift": {"add g[i] m[i]": "add{cb=2} g[i] m[i]"},
+    "another multiple": {"exp d[i,n]": "exp{scale=3} d[i,n]", "add g[i] m[i]": "add{cb=2} g[i] m[i]"},
     "subtracted from others": {"O: f32[i] = add g[i] m[i]": "O: f32[i] = add{cb=-1} y[i] g[i]"},
 }
 

@@ -22,7 +22,8 @@ from mirage_jax.mugraph.graph import Axis, BlockGraph, Load, Op, Store, is_part,
 from mirage_jax.mugraph.operators import operator
 
 MAX_NARROW = 16  # elements of an axis that is written out
-MAX_NARROW_IN_PRODUCTS = 8  # the same where a matrix product has it
+MAX_NARROW_DEPTH = 8  # the same where a matrix product sums it
+MAX_NARROW_SIDE = 4  # the same where a matrix product has so many rows or columns
 SEPARABLE = frozenset({"dot", "sum", "max", "acc", "accs"})  # element by element, besides pointwise operators
 JOINED_BY = {"dot": "add", "sum": "add", "max": "maximum"}  # what reduces an axis that is written out
 
@@ -45,9 +46,8 @@ def is_narrow(kernel: BlockGraph, tiling: Tiling, axis: Axis) -> bool:
     if axis in kernel.divided or is_part(axis) or part_axis(axis) in kernel.grid:
         return False
     touching = [op for op in kernel.ops if axis in _axes_seen(kernel, op)]
-    most = MAX_NARROW_IN_PRODUCTS if any(_is_product(kernel, op) for op in touching) else MAX_NARROW
     return (
-        1 < tiling.axes[axis].size <= most
+        1 < tiling.axes[axis].size <= min((_most(kernel, op, axis) for op in touching), default=0)
         and all(op.op in SEPARABLE or operator(op.op).pointwise for op in touching)
         and any(_is_beside_two(kernel, tiling, axis, op) for op in touching)
         and not _reads_halves(kernel, tiling, axis)
@@ -58,12 +58,13 @@ def _axes_seen(kernel: BlockGraph, op: Op) -> set[Axis]:
     return set(op.axes).union(*(kernel.axes_of[a] for a in op.args))
 
 
-def _is_product(kernel: BlockGraph, op: Op) -> bool:
-    """Has a dot, on each side, an axis of its own?"""
+def _most(kernel: BlockGraph, op: Op, axis: Axis) -> int:
+    """Up to how many elements an axis is worth writing out for an operator: fewer where it is a matrix product."""
     if op.op != "dot":
-        return False
+        return MAX_NARROW
     x, y = (set(kernel.axes_of[a]) for a in op.args)
-    return bool(x - y and y - x)
+    is_product = x - y and y - x
+    return MAX_NARROW if not is_product else MAX_NARROW_DEPTH if axis in x & y else MAX_NARROW_SIDE
 
 
 def _is_beside_two(kernel: BlockGraph, tiling: Tiling, axis: Axis, op: Op) -> bool:

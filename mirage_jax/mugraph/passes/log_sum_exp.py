@@ -4,8 +4,8 @@ Programs subtract a row's maximum before they exponentiate, and put it back afte
 depends on *which* number was subtracted as far as any of our algebra can see, for it knows nothing of logarithms. As
 one operator ``logs l m = log(l * exp(m))`` it does not: ``l * exp(m)`` is the plain sum of exponentials.
 
-before -> after:  l = sum exp(x - m);  log(l) + m        ->  logs l m
-                  l = sum exp(x - m);  (y - m) - log(l)  ->  lesslogs y l m
+before -> after:  l = sum exp(c (x - m));  log(l) + c m        ->  logs{degree=c} l m
+                  l = sum exp(c (x - m));  c (y - m) - log(l)  ->  lesslogs{degree=c} (c y) l m
                   abs(l)  ->  l,  where l is made of exponentials, products and sums (jax.nn.logsumexp has one)
 
 All three are identities of real numbers, whatever m is. ``lesslogs y l m`` is y - log(l * exp(m)), computed as the
@@ -19,8 +19,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import count
 
-from mirage_jax.mugraph.graph import Attr, BlockGraph, KernelGraph, Library, Load, Op, renamed_axes
+from mirage_jax.mugraph.graph import Attr, BlockGraph, KernelGraph, Library, Load, Op, Tensor, seen_from
 
 POSITIVE = frozenset({"exp", "abs", "logistic"})
 KEEP_SIGN = frozenset({"mul", "div", "sum", "dot", "max"})  # of arguments that are not negative
@@ -88,6 +89,7 @@ class _Joiner:
     def __init__(self, graph: KernelGraph) -> None:
         self.graph = graph
         self.made = {k.name: k for k in graph.kernels if isinstance(k, Library)}
+        self.before: dict[str, Library] = {}  # what a kernel reads that the program did not have, by its name
 
     def run(self) -> KernelGraph:
         """Drop needless abs, join logarithms with shifts, and drop kernels that nothing reads any more."""
@@ -99,12 +101,14 @@ class _Joiner:
             if k.op.op == "add":
                 self.made[k.name] = self._joined(k)
         needed = self._needed()
-        return replace(self.graph, kernels=tuple(k for n, k in self.made.items() if n in needed))
+        kept = ((self.before.get(name), k) for name, k in self.made.items() if name in needed)
+        return replace(self.graph, kernels=tuple(k for pair in kept for k in pair if k is not None))
 
     def _needed(self) -> set[str]:
         needed = set(self.graph.outputs)
         for name, k in reversed(self.made.items()):
-            needed |= {x.tensor for x in k.loads} if name in needed else set()
+            for reader in (k, self.before.get(name)) if name in needed else ():
+                needed |= {x.tensor for x in reader.loads} if reader is not None else set()
         return needed
 
     # --- abs
@@ -128,71 +132,79 @@ class _Joiner:
         same_type = source.result.dtype == self.graph.tensors[inner.tensor].dtype
         if not same_type or not self._is_nonnegative(inner.tensor):
             return x
-        return replace(_seen_from(x, source, inner), name=x.name)
+        return replace(seen_from(x, source, inner), name=x.name)
 
     # --- logarithms
 
     def _joined(self, k: Library) -> Library:
-        """``log(l) + m`` as one operator; of ``(y - m) - log(l)``, one that subtracts it from y."""
+        """``log(l) + c m`` as one operator; of ``c (y - m) - log(l)``, one that subtracts it from c y."""
         attrs = {"ca": 1, "cb": 1} | k.op.attributes
-        x, y = (next(load for load in k.loads if load.name == a) for a in k.op.args)
-        if (attrs["ca"], attrs["cb"]) == (1, 1):
-            for log, m in ((x, y), (y, x)):
-                if (total := self._logarithm(log, m)) is not None:
-                    args = (Load("0", total.tensor, total.axes), Load("1", m.tensor, m.axes))
-                    return self._with(k, "logs", args, {})
-        if (attrs["ca"], attrs["cb"]) == (1, -1):
-            return self._subtracted(k, x, y)
-        return k
+        (x, ca), (y, cb) = (
+            (next(load for load in k.loads if load.name == a), _number(attrs[name]))
+            for a, name in zip(k.op.args, ("ca", "cb"), strict=True)
+        )
+        for log, own, m, degree in ((x, ca, y, cb), (y, cb, x, ca)):
+            if own == 1 and (total := self._logarithm(log, m, degree)) is not None:
+                args = (Load("0", total.tensor, total.axes), Load("1", m.tensor, m.axes))
+                return self._with(k, "logs", args, degree)
+        return self._subtracted(k, x, ca, y) if cb == -1 else k
 
-    def _subtracted(self, k: Library, x: Load, log: Load) -> Library:
-        """``x - log(l)`` where x is ``y - m``, as y minus one logarithm, which becomes a kernel before k."""
+    def _subtracted(self, k: Library, x: Load, factor: Fraction, log: Load) -> Library:
+        """``c x - log(l)`` where x is ``y - m``, as c y minus one logarithm."""
         difference = self.made.get(x.tensor)
         if difference is None or difference.op.op != "add" or difference.op.attributes != {"cb": -1}:
             return k
-        loads = {load.name: _seen_from(x, difference, load) for load in difference.loads}
+        loads = {load.name: seen_from(x, difference, load) for load in difference.loads}
         y, m = (loads[a] for a in difference.op.args)
-        total = self._logarithm(log, m)
+        total = self._logarithm(log, m, factor)
         if total is None:
             return k
-        return self._with(k, "lesslogs", (replace(y, name="0"), replace(total, name="1"), replace(m, name="2")), {})
+        y = y if factor == 1 else self._scaled(k, y, factor)
+        parts = (replace(y, name="0"), replace(total, name="1"), replace(m, name="2"))
+        return self._with(k, "lesslogs", parts, factor)
 
-    def _with(self, k: Library, op: str, loads: tuple[Load, ...], attrs: dict[str, int]) -> Library:
-        args = tuple(x.name for x in loads)
-        made = replace(
-            k.op, name=k.result.name, op=op, args=args, axes=k.result.axes, attrs=tuple(sorted(attrs.items()))
-        )
-        return Library(loads, made, k.result)
+    def _scaled(self, k: Library, y: Load, factor: Fraction) -> Load:
+        """A multiple of a value, made for kernel k."""
+        name = next(n for n in (f"{k.name}y{i}" for i in count()) if n not in self.graph.tensors)
+        op = Op(name, "affine", (y.name,), y.axes, (("scale", factor),))
+        self.before[k.name] = Library((y,), op, Tensor(name, y.axes, k.result.dtype))
+        return Load(y.name, name, y.axes)
 
-    def _logarithm(self, log: Load, m: Load) -> Load | None:
-        """What `log` is the logarithm of, if that is a sum of exponentials relative to `m`; axes as seen from `log`."""
+    def _with(self, k: Library, op: str, loads: tuple[Load, ...], degree: Fraction) -> Library:
+        args, attrs = tuple(x.name for x in loads), () if degree == 1 else (("degree", degree),)
+        return Library(loads, Op(k.result.name, op, args, k.result.axes, attrs), k.result)
+
+    def _logarithm(self, log: Load, m: Load, degree: Fraction) -> Load | None:
+        """What `log` is the logarithm of, if that is a sum of exponentials relative to a multiple of `m`; axes as seen
+        from `log`.
+        """
         k = self.made.get(log.tensor)
         if k is None or k.op.op != "log" or k.op.attributes:
             return None
-        total = _seen_from(log, k, k.loads[0])
+        total = seen_from(log, k, k.loads[0])
         fits = m.tensor != log.tensor and set(m.axes) <= set(log.axes)
-        return total if fits and m.tensor in self._shifts(total.tensor) else None
+        return total if fits and (m.tensor, degree) in self._shifts(total.tensor) else None
 
-    def _shifts(self, tensor: str) -> Iterator[str]:
-        """What is subtracted inside of the exponentials that a tensor is a sum of products of."""
+    def _shifts(self, tensor: str) -> Iterator[tuple[str, Fraction]]:
+        """What is subtracted, and how many times, inside of the exponentials that a tensor is a sum of products of."""
         k = self.made.get(tensor)
         if k is None:
             return
-        if k.op.op == "exp" and not k.op.attributes:
+        if k.op.op == "exp" and not k.op.attributes.get("offset"):
             inner = self.made.get(k.loads[0].tensor)
             if inner is not None and inner.op.op == "add" and inner.op.attributes.get("cb") == -1:
-                yield next(x.tensor for x in inner.loads if x.name == inner.op.args[1])
+                m = next(x.tensor for x in inner.loads if x.name == inner.op.args[1])
+                yield m, _number(k.op.attributes.get("scale", 1))
         elif k.op.op in KEEP_SIGN - {"max"}:
             for x in k.loads:
                 yield from self._shifts(x.tensor)
 
 
+def _number(value: Attr) -> Fraction:
+    assert isinstance(value, int | Fraction)
+    return Fraction(value)
+
+
 def _is_plain(k: Library) -> bool:
     """Does a function act on its operand as it is, without scale or offset?"""
     return k.op.attributes.get("offset", 0) == 0 and k.op.attributes.get("scale", 1) == 1
-
-
-def _seen_from(reader: Load, k: Library, load: Load) -> Load:
-    """A load of kernel k, its axes named as in `reader`, which reads k's result."""
-    seen = dict(zip(k.result.axes, reader.axes, strict=True))
-    return replace(load, axes=renamed_axes(load.axes, seen))

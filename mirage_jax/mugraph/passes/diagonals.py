@@ -1,0 +1,126 @@
+"""Diagonals: the one term of a sum that a mask of equal indices keeps is read, or computed, where it lies.
+
+JAX's `diagonal` and `x[arange(n), arange(n)]` are translated to a sum over all columns. It is as large as the matrix,
+and it would tie all kernels to that matrix.
+
+before -> after:  d[k] = sum{axes=(i)} where (i == k) f[i,k] 0    ->  d[k] = f[k,k]
+
+A value that lacks one of both axes is read along the other one. What has both is computed again, on the diagonal alone.
+All other terms are zeros, so that the sum is the same in floats too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mirage_jax.mugraph.graph import Axis, KernelGraph, Library, Load, Op, Tensor, renamed_axes, seen_from
+
+
+def with_diagonals_read(graph: KernelGraph) -> KernelGraph:
+    """The same program, with its diagonals read; a graph of library operators."""
+    return _Diagonals(graph).run()
+
+
+class _Diagonals:
+    def __init__(self, graph: KernelGraph) -> None:
+        self.graph = graph
+        self.made = {k.name: k for k in graph.kernels if isinstance(k, Library)}
+        self.out: dict[str, Library] = {}
+        self.read: dict[str, tuple[Library, Load]] = {}  # sums that are a diagonal, and where it lies
+        self.known: dict[tuple[str, tuple[Axis, ...], Axis, Axis], Load] = {}
+
+    def run(self) -> KernelGraph:
+        """Read each diagonal, and drop what nothing reads any more."""
+        if not any(k.op.op == "eq" for k in self.made.values()):
+            return self.graph
+        for name, k in self.made.items():
+            self.out[name] = self._read(replace(k, loads=tuple(map(self._renamed, k.loads))))
+        needed = set(self.graph.outputs)
+        for name, k in reversed(self.out.items()):
+            needed |= {x.tensor for x in k.loads} if name in needed else set()
+        return replace(self.graph, kernels=tuple(k for name, k in self.out.items() if name in needed))
+
+    def _read(self, k: Library) -> Library:
+        """A sum that keeps a diagonal, as the diagonal itself; other kernels as they are."""
+        if (kept := self._kept(k)) is None:
+            return k
+        value, gone, row = kept
+        diagonal = self._along(value, gone, row)
+        if diagonal is None or set(diagonal.axes) != set(k.result.axes):
+            return k
+        self.read[k.name] = (k, diagonal)
+        return Library((diagonal,), Op(k.op.name, "affine", (diagonal.name,), k.result.axes), k.result)
+
+    def _renamed(self, x: Load) -> Load:
+        """A load of a diagonal from where it lies."""
+        if x.tensor not in self.read:
+            return x
+        k, diagonal = self.read[x.tensor]
+        return replace(seen_from(x, k, diagonal), name=x.name)
+
+    def _kept(self, k: Library) -> tuple[Load, Axis, Axis] | None:
+        """What a sum keeps one term of for each row: the value, the axis that is summed, and the axis of the rows."""
+        axes = k.op.attributes.get("axes")
+        if k.op.op != "sum" or not isinstance(axes, tuple) or len(axes) != 1:
+            return None
+        choice = self.made.get(k.loads[0].tensor)
+        if choice is None or choice.op.op != "where" or not self._is_zero(_operands(choice)[2].tensor):
+            return None
+        condition, value, _ = (seen_from(k.loads[0], choice, x) for x in _operands(choice))
+        equal = self._equal_indices(condition)
+        if axes[0] not in equal:
+            return None
+        (row,) = set(equal) - set(axes)
+        return value, axes[0], row
+
+    def _is_zero(self, tensor: str) -> bool:
+        k = self.made.get(tensor)
+        return k is not None and k.op.op == "const" and k.op.attributes["value"] == 0
+
+    def _equal_indices(self, condition: Load) -> tuple[Axis, ...]:
+        """The two axes, of equal extents, whose indices a condition wants to be equal; empty if it is another one."""
+        k = self.made.get(condition.tensor)
+        if k is None or k.op.op != "eq" or k.op.attributes:
+            return ()
+        indices = [seen_from(condition, k, x) for x in _operands(k)]
+        makers = [self.made.get(x.tensor) for x in indices]
+        if any(m is None or m.op.op != "iota" or len(x.axes) != 1 for m, x in zip(makers, indices, strict=True)):
+            return ()
+        one, other = (x.axes[0] for x in indices)
+        return (one, other) if one != other and self.graph.extent(one) == self.graph.extent(other) else ()
+
+    def _along(self, x: Load, gone: Axis, row: Axis) -> Load | None:
+        """A value where both indices are equal; None if it is an input with both axes, whose diagonal no load reads."""
+        if gone not in x.axes or row not in x.axes:
+            return replace(x, axes=renamed_axes(x.axes, {gone: row}))
+        key = (x.tensor, x.axes, gone, row)
+        if key not in self.known:
+            k = self.made.get(x.tensor)
+            made = None if k is None else self._computed(x, k, gone, row)
+            if made is None:
+                return None
+            self.known[key] = made
+        return replace(self.known[key], name=x.name)
+
+    def _computed(self, x: Load, k: Library, gone: Axis, row: Axis) -> Load | None:
+        """The diagonal of what a kernel makes, from the diagonals of its operands."""
+        inner = k.op.attributes.get("axes", ())
+        if not isinstance(inner, tuple) or not set(inner).isdisjoint(x.axes):
+            return None  # an axis that is reduced there has the name of one that is there here
+        loads = [self._along(seen_from(x, k, load), gone, row) for load in k.loads]
+        if any(load is None for load in loads):
+            return None
+        axes = tuple(a for a in x.axes if a != gone)
+        name = self._fresh()
+        op = replace(k.op, name=name, axes=axes)
+        self.out[name] = Library(tuple(load for load in loads if load), op, Tensor(name, axes, k.result.dtype))
+        return Load(x.name, name, axes)
+
+    def _fresh(self) -> str:
+        names = {*self.graph.tensors, *self.out}
+        return next(name for n in range(len(names) + 1) if (name := f"d{n}") not in names)
+
+
+def _operands(k: Library) -> list[Load]:
+    loads = {x.name: x for x in k.loads}
+    return [loads[a] for a in k.op.args]
