@@ -417,7 +417,15 @@ def _scatter_add(xs: list[Array], eqn: FlatEqn) -> Array:
     return out
 
 
+def _platform(xs: list[Array], eqn: FlatEqn) -> Array:
+    """Number of the branch for a CPU, which says the same as the others. None: for all platforms without their own."""
+    del xs
+    platforms = eqn.params["platforms"]
+    return np.asarray(next(n for n, names in enumerate(platforms) if names is None or "cpu" in names), np.int32)
+
+
 STRUCTURAL: dict[str, Structural] = {
+    "platform_index": _platform,
     "gather": _gather,
     "scatter-add": _scatter_add,
     "round": _round,

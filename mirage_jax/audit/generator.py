@@ -181,6 +181,23 @@ def distances(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
     return b.step(text, length, w, y, gap, shape=shape)
 
 
+def pairs(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
+    """Compare every row with all rows of another matrix, and keep what is on the diagonal, as contrastive losses do."""
+    *rest, n, d = x.shape
+    scale = b.rng.choice(("", "3 * ", "0.25 * "))
+    s = b.step(f"{scale}({{0}} @ {{1}}.T)", x, b.input([n, d], x.dtype), shape=[*rest, n, n])
+    texts = (
+        "jax.nn.log_softmax({0}, -1)",
+        "jax.nn.log_softmax({0}, -2)",
+        "jax.nn.log_softmax({0}, -1) + jax.nn.log_softmax({0}, -2)",
+        "2 * {0} - jax.nn.logsumexp(2 * {0}, -1, keepdims=True)",
+        "jnp.tanh({0})",
+    )
+    y = b.like(b.rng.choice(texts), s)
+    kept = ("jnp.diagonal({0}, axis1=-2, axis2=-1)", "jnp.where(jnp.eye({0}.shape[-1], dtype=bool), {0}, 0).sum(-2)")
+    return b.step(b.rng.choice(kept), y, shape=[*rest, n])
+
+
 def triple(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
     """Multiply three factors, mostly in the cheaper order; the other order has another intermediate value."""
     *rest, n, d = x.shape
@@ -308,19 +325,21 @@ def pointwise(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
     return b.like(rng.choice(POINTWISE), x)
 
 
-HEAVY: tuple[Fragment, ...] = (attention, norm, mlp, lora, chain, reduction, reuse, quantized, labelled, distances)
+HEAVY: tuple[Fragment, ...] = (
+    attention, norm, mlp, lora, chain, reduction, reuse, quantized, labelled, distances, pairs,
+)  # fmt: skip
 GLUE: tuple[Fragment, ...] = (layout, parts, pointwise, pointwise)
 POLICIES: dict[str, tuple[float, ...]] = {  # weights of HEAVY
-    "attention": (6, 1, 0, 0, 1, 0, 0, 0, 0, 1),
-    "norm": (0, 6, 1, 0, 1, 1, 0, 0, 0, 0),
-    "mlp": (0, 1, 6, 1, 0, 0, 1, 1, 0, 0),
-    "lora": (0, 1, 0, 6, 1, 0, 0, 1, 0, 0),
-    "algebra": (1, 0, 0, 1, 6, 1, 1, 0, 0, 0),
-    "reductions": (0, 1, 0, 0, 1, 6, 1, 0, 2, 2),
-    "reuse": (1, 1, 1, 1, 1, 1, 6, 0, 0, 0),
-    "anything": (1, 1, 1, 1, 1, 1, 1, 1, 1, 1),
-    "products": (3, 0, 1, 2, 6, 1, 0, 1, 0, 0),
-    "distances": (0, 1, 0, 0, 1, 1, 0, 0, 0, 6),
+    "attention": (6, 1, 0, 0, 1, 0, 0, 0, 0, 1, 1),
+    "norm": (0, 6, 1, 0, 1, 1, 0, 0, 0, 0, 0),
+    "mlp": (0, 1, 6, 1, 0, 0, 1, 1, 0, 0, 0),
+    "lora": (0, 1, 0, 6, 1, 0, 0, 1, 0, 0, 0),
+    "algebra": (1, 0, 0, 1, 6, 1, 1, 0, 0, 0, 0),
+    "reductions": (0, 1, 0, 0, 1, 6, 1, 0, 2, 2, 2),
+    "reuse": (1, 1, 1, 1, 1, 1, 6, 0, 0, 0, 0),
+    "anything": (1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1),
+    "products": (3, 0, 1, 2, 6, 1, 0, 1, 0, 0, 0),
+    "distances": (0, 1, 0, 0, 1, 1, 0, 0, 0, 6, 2),
 }
 SCALED_POLICIES = ("products", "algebra", "lora", "anything")
 

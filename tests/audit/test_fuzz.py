@@ -293,6 +293,15 @@ def test_what_underflows_in_float64_is_left_to_the_gate(tmp_path) -> None:
     assert outcome.counts["candidates"] and not [p for p in outcome.problems if p.startswith("a candidate")]
 
 
+def test_the_branch_for_a_platform() -> None:
+    """JAX's diagonal has one for each kind of platform; in a loop, its number is made before the loop."""
+    x = np.arange(18, dtype=np.float32).reshape(2, 3, 3)
+    diagonals = lambda x: jax.lax.scan(lambda c, s: (c, jnp.diagonal(s)), None, x)[1]  # noqa: E731
+    gradient = jax.jit(jax.grad(lambda x: jnp.sum(diagonals(x) ** 2)))
+    (found,) = float64.evaluate(gradient.trace(x).jaxpr, [x])
+    np.testing.assert_array_equal(found, gradient(x))
+
+
 def test_undetermined_rows_excuse_no_others() -> None:
     """A row that cancels has errors as large as any; a wrong row beside it is found, and alone it is not wrong."""
     exact, noise = np.ones((2, 8)), np.array([[1e3], [1e-7]]) * np.ones((2, 8))

@@ -42,7 +42,7 @@ def gradient() -> KernelGraph:
 
 
 def test_sums_over_rows_and_over_columns_of_one_product_have_kernels() -> None:
-    """A contrastive loss needs both. No kernel makes both, and the product is too large to be stored."""
+    """A contrastive loss needs both. Two kernels make them, relative to maxima of rows and of columns, in one plan."""
 
     def both(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         logits = x @ y.T
@@ -51,7 +51,7 @@ def test_sums_over_rows_and_over_columns_of_one_product_have_kernels() -> None:
     specs = [jax.ShapeDtypeStruct((8192, 256), np.dtype("bfloat16"))] * 2
     (region,) = analyse(jax.make_jaxpr(both)(*specs)).regions
     candidates, report = search(region.graph, H200, Space(max_ops=14), seconds=20.0)
-    assert report.windows == 1 and report.output_slices == 2
+    assert report.windows == 1 and not report.output_slices
     best = next(c for c in candidates if c.family == "kernels")
     certify(region.graph, best.graph)
 

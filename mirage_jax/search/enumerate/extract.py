@@ -71,29 +71,58 @@ class Target:
         return not self.scaling
 
 
+type Reduced = Mapping[int, frozenset[Axis]]  # of each shifted group: the axes over which it is summed
+
+
 @dataclass(frozen=True)
 class Cuts:
-    """Facts about all kernels of a plan: axes over which each shifted group is summed, and loaded values."""
+    """Facts about all kernels of a plan: for each the axes over which groups are summed, and loaded values."""
 
-    reduced: Mapping[int, frozenset[Axis]]
+    reduced: Sequence[Reduced]
     loaded: Leaves
 
 
-def common(tables: KernelTables, kernels: Sequence[tuple[Dag, Leaves]]) -> Cuts:
-    """Collect `Cuts` over the kernels of a plan.
+def common(tables: KernelTables, kernels: Sequence[tuple[Dag, Leaves, Leaves]]) -> Cuts:
+    """Collect `Cuts` over the kernels of a plan; of each, its values, what it stores and what it loads.
 
     All terms of a sum share one shift, unless it cancels in each term. Exponentials times their own reciprocals may
-    have another shift in every row, and need it: rows far below the largest would be lost.
+    have another shift in every row, and need it: rows far below the largest would be lost. Kernels that pass no value
+    of a group on to each other need no common shift: a softmax of rows and one of columns have two.
     """
-    reduced: dict[int, frozenset[Axis]] = {}
-    for s in (s for dag, _ in kernels for _, s in dag):
+    own = [_reduced(tables, dag) for dag, _, _ in kernels]
+    border = [outs | leaves for _, outs, leaves in kernels]
+    reduced: list[dict[int, frozenset[Axis]]] = [{} for _ in kernels]
+    for group in {g for axes in own for g in axes}:
+        passed = [frozenset(p for p in values if _is_relative(tables, p, group)) for values in border]
+        for n, axes in enumerate(reduced):
+            axes[group] = frozenset[Axis]().union(*(own[m].get(group, ()) for m in _together(n, passed)))
+    return Cuts(reduced, frozenset[Poly]().union(*(leaves for _, _, leaves in kernels)))
+
+
+def _reduced(tables: KernelTables, dag: Dag) -> dict[int, frozenset[Axis]]:
+    """The axes over which a kernel sums values of each group."""
+    found: dict[int, frozenset[Axis]] = {}
+    for _, s in dag:
         powers: Counter[int] = Counter()
         for a in s.args:
             powers.update(dict(tables.shift_degrees.degree(a) or ()))
         axes = frozenset(x for x in map(origin, s.reduced) if kind(x) != "l")
         for group in (g for g, power in powers.items() if power):
-            reduced[group] = reduced.get(group, frozenset()) | axes
-    return Cuts(reduced, frozenset[Poly]().union(*(leaves for _, leaves in kernels)))
+            found[group] = found.get(group, frozenset()) | axes
+    return found
+
+
+def _is_relative(tables: KernelTables, p: Poly, group: int) -> bool:
+    return bool(dict(tables.shift_degrees.degree(p) or ()).get(group))
+
+
+def _together(number: int, passed: Sequence[Leaves]) -> set[int]:
+    """The kernels to which a kernel passes values or from which it gets them, directly or not, and itself."""
+    found, values = {number}, passed[number]
+    while more := {n for n, own in enumerate(passed) if n not in found and own & values}:
+        found |= more
+        values = values.union(*(passed[n] for n in more))
+    return found
 
 
 @dataclass
@@ -124,10 +153,11 @@ class Extractor:
                 return name
 
     def kernel(
-        self, outs: Leaves, leaves: Leaves, loop: Axis | None, grid: tuple[Axis, ...], dag: Dag, name: str
+        self, outs: Leaves, leaves: Leaves, loop: Axis | None, grid: tuple[Axis, ...], dag: Dag, number: int
     ) -> BlockGraph:
         """Write one kernel of the plan."""
-        return _KernelWriter(self, loop, grid, {self.tables.in_loop(p, loop): p for p in leaves}).write(outs, dag, name)
+        inside = {self.tables.in_loop(p, loop): p for p in leaves}
+        return _KernelWriter(self, loop, grid, inside, self.cuts.reduced[number]).write(outs, dag, f"k{number}")
 
     def graph(self, kernels: Sequence[Kernel]) -> KernelGraph:
         """Put the plan's kernels in place of the reference's."""
@@ -143,6 +173,7 @@ class _KernelWriter:
     loop: Axis | None
     grid: tuple[Axis, ...]
     leaves: Mapping[Poly, Poly]  # as seen inside the kernel -> kernel-level value
+    reduced: Reduced
     loads: dict[tuple[str, tuple[Axis, ...]], Load] = field(default_factory=dict[tuple[str, tuple[Axis, ...]], Load])
     ops: list[Op] = field(default_factory=list[Op])
     values: dict[Poly, str] = field(default_factory=dict[Poly, str])
@@ -217,7 +248,7 @@ class _KernelWriter:
     def _to_common_shift(self, name: str, shift: Tensor, group: int, degree: Fraction) -> str:
         """Move a loaded value from `shift` to one shift for all parts that this plan sums over."""
         m = self.load(shift.name, shift.axes)
-        gone = tuple(a for a in shift.axes if a in self.x.cuts.reduced.get(group, ()) and a not in self.grid)
+        gone = tuple(a for a in shift.axes if a in self.reduced.get(group, ()) and a not in self.grid)
         if not gone:
             known = self.shifts.setdefault(group, m)
             if known != m:
@@ -306,7 +337,7 @@ class _KernelWriter:
         return self.emit("exps", x, self.shifts[group], **attrs)
 
     def _new_shift(self, x: str, group: int, attrs: Mapping[str, Attr]) -> str:
-        reduced = self.x.cuts.reduced.get(group, ())
+        reduced = self.reduced.get(group, ())
         over = tuple(a for a in self.axes[x] if a in reduced and not is_part(a))
         if not set(over).isdisjoint(self.grid):
             raise UnsupportedError("a shift would have to reduce an axis of the grid")
@@ -314,6 +345,8 @@ class _KernelWriter:
 
     def _logarithm(self, s: Decomposition, group: int, degree: Fraction) -> str:
         x, m = self.value(s.args[0]), self.shifts[group]
+        if not set(self.axes[m]) <= set(self.axes[x]):
+            raise UnsupportedError("a logarithm of a value whose shift has other axes")
         if scale := s.attr("scale"):
             x = self.emit("affine", x, scale=scale)
         if self._is_carried(m) and not self.stages[x].body:
@@ -384,13 +417,13 @@ class _KernelWriter:
 
 def block_plan(extractor: Extractor, kernels: Sequence[Priced]) -> KernelGraph:
     """Write the muGraph of a plan whose kernels are given in execution order."""
-    blocks = [extractor.kernel(k.outs, k.leaves, k.loop, k.grid, k.dag, f"k{i}") for i, k in enumerate(kernels)]
+    blocks = [extractor.kernel(k.outs, k.leaves, k.loop, k.grid, k.dag, i) for i, k in enumerate(kernels)]
     return extractor.graph(blocks)
 
 
 def library_plan(extractor: Extractor, dag: Dag, outs: Leaves) -> KernelGraph:
     """Write a DAG with every operator as a library operator: pure algebra, left to XLA to fuse."""
-    block = extractor.kernel(outs, frozenset(), None, (), dag, "k0")
+    block = extractor.kernel(outs, frozenset(), None, (), dag, 0)
     tensor_of = {load.name: (load.tensor, load.axes) for load in block.loads}
     finals = {s.value: s.tensor for s in block.stores}
     if len(finals) < len(block.stores):

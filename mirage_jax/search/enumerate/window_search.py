@@ -247,7 +247,7 @@ class Search:
             if dag is None:
                 continue
             try:
-                cuts = common(f, [(dag, EMPTY)])
+                cuts = common(f, [(dag, outs, EMPTY)])
                 graph = library_plan(
                     Extractor(f, self.reference, self.targets, cuts, self.narrow, self.wide), dag, outs
                 )
@@ -377,7 +377,7 @@ class Search:
         self, model: Model, kernels: list[Priced], axis: Axis | None, parts: int, targets: tuple[Target, ...]
     ) -> Candidate:
         f = model.tables
-        cuts = common(f, [(k.dag, k.leaves) for k in kernels])
+        cuts = common(f, [(k.dag, k.outs, k.leaves) for k in kernels])
         plan = block_plan(Extractor(f, self.reference, targets, cuts, self.narrow, self.wide), kernels)
         graph = widened(plan, self.narrow, self.wide)
         schedule = Schedule(tuple(k.schedule for k in kernels), ((axis, parts),) if axis else ())
