@@ -331,6 +331,16 @@ def seen_from(reader: Load, k: Library, load: Load) -> Load:
     return replace(load, axes=renamed_axes(load.axes, dict(zip(k.result.axes, reader.axes, strict=True))))
 
 
+def without_unread(graph: KernelGraph) -> KernelGraph:
+    """Drop the kernels whose results no other kernel reads, and which are no outputs."""
+    read, kept = set(graph.outputs), list[Kernel]()
+    for kernel in reversed(graph.kernels):
+        if not read.isdisjoint(s.tensor.name for s in kernel.stores):
+            kept.append(kernel)
+            read |= {x.tensor for x in kernel.loads}
+    return replace(graph, kernels=tuple(reversed(kept)))
+
+
 def carried(kernel: BlockGraph, op: Op) -> bool:
     """Is it a maximum whose value moves from step to step?"""
     axes = op.attributes.get("axes", ())

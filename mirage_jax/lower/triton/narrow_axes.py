@@ -43,15 +43,17 @@ def is_narrow(kernel: BlockGraph, tiling: Tiling, axis: Axis) -> bool:
     It does where there are many values for each number that is read: one for each pair of two other axes. Numbers of 16
     bits are left to matrix units.
     """
-    if axis in kernel.divided or is_part(axis) or part_axis(axis) in kernel.grid:
+    if _is_divided(kernel, axis) or _reads_halves(kernel, tiling, axis):
         return False
     touching = [op for op in kernel.ops if axis in _axes_seen(kernel, op)]
-    return (
-        1 < tiling.axes[axis].size <= min((_most(kernel, op, axis) for op in touching), default=0)
-        and all(op.op in SEPARABLE or operator(op.op).pointwise for op in touching)
-        and any(_is_beside_two(kernel, tiling, axis, op) for op in touching)
-        and not _reads_halves(kernel, tiling, axis)
-    )
+    most = min((_most(kernel, op, axis) for op in touching), default=0)
+    pays = any(_is_beside_two(kernel, tiling, axis, op) for op in touching)
+    return pays and 1 < tiling.axes[axis].size <= most
+
+
+def _is_divided(kernel: BlockGraph, axis: Axis) -> bool:
+    """Does a block, or a step of the loop, see a tile of an axis, or one of its parts?"""
+    return axis in kernel.divided or is_part(axis) or part_axis(axis) in kernel.grid
 
 
 def _axes_seen(kernel: BlockGraph, op: Op) -> set[Axis]:
@@ -61,7 +63,7 @@ def _axes_seen(kernel: BlockGraph, op: Op) -> set[Axis]:
 def _most(kernel: BlockGraph, op: Op, axis: Axis) -> int:
     """Up to how many elements an axis is worth writing out for an operator: fewer where it is a matrix product."""
     if op.op != "dot":
-        return MAX_NARROW
+        return MAX_NARROW if op.op in SEPARABLE or operator(op.op).pointwise else 0
     x, y = (set(kernel.axes_of[a]) for a in op.args)
     is_product = x - y and y - x
     return MAX_NARROW if not is_product else MAX_NARROW_DEPTH if axis in x & y else MAX_NARROW_SIDE

@@ -13,7 +13,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mirage_jax.mugraph.graph import Axis, KernelGraph, Library, Load, Op, Tensor, renamed_axes, seen_from
+from mirage_jax.mugraph.graph import (
+    Axis,
+    KernelGraph,
+    Library,
+    Load,
+    Op,
+    Tensor,
+    renamed_axes,
+    seen_from,
+    without_unread,
+)
 
 
 def with_diagonals_read(graph: KernelGraph) -> KernelGraph:
@@ -31,14 +41,9 @@ class _Diagonals:
 
     def run(self) -> KernelGraph:
         """Read each diagonal, and drop what nothing reads any more."""
-        if not any(k.op.op == "eq" for k in self.made.values()):
-            return self.graph
         for name, k in self.made.items():
             self.out[name] = self._read(replace(k, loads=tuple(map(self._renamed, k.loads))))
-        needed = set(self.graph.outputs)
-        for name, k in reversed(self.out.items()):
-            needed |= {x.tensor for x in k.loads} if name in needed else set()
-        return replace(self.graph, kernels=tuple(k for name, k in self.out.items() if name in needed))
+        return without_unread(replace(self.graph, kernels=tuple(self.out.values()))) if self.read else self.graph
 
     def _read(self, k: Library) -> Library:
         """A sum that keeps a diagonal, as the diagonal itself; other kernels as they are."""
@@ -63,15 +68,23 @@ class _Diagonals:
         axes = k.op.attributes.get("axes")
         if k.op.op != "sum" or not isinstance(axes, tuple) or len(axes) != 1:
             return None
-        choice = self.made.get(k.loads[0].tensor)
-        if choice is None or choice.op.op != "where" or not self._is_zero(_operands(choice)[2].tensor):
+        choice = self._choice(k.loads[0])
+        if choice is None:
             return None
-        condition, value, _ = (seen_from(k.loads[0], choice, x) for x in _operands(choice))
+        condition, value, _ = choice
         equal = self._equal_indices(condition)
         if axes[0] not in equal:
             return None
         (row,) = set(equal) - set(axes)
         return value, axes[0], row
+
+    def _choice(self, x: Load) -> list[Load] | None:
+        """Condition, value and zero of a choice between a value and zero; None if a tensor is none."""
+        k = self.made.get(x.tensor)
+        if k is None or k.op.op != "where":
+            return None
+        operands = [seen_from(x, k, load) for load in _operands(k)]
+        return operands if self._is_zero(operands[2].tensor) else None
 
     def _is_zero(self, tensor: str) -> bool:
         k = self.made.get(tensor)
@@ -82,12 +95,17 @@ class _Diagonals:
         k = self.made.get(condition.tensor)
         if k is None or k.op.op != "eq" or k.op.attributes:
             return ()
-        indices = [seen_from(condition, k, x) for x in _operands(k)]
-        makers = [self.made.get(x.tensor) for x in indices]
-        if any(m is None or m.op.op != "iota" or len(x.axes) != 1 for m, x in zip(makers, indices, strict=True)):
+        axes = [a for x in _operands(k) for a in self._counted(seen_from(condition, k, x))]
+        if len(set(axes)) < 2:
             return ()
-        one, other = (x.axes[0] for x in indices)
-        return (one, other) if one != other and self.graph.extent(one) == self.graph.extent(other) else ()
+        one, other = axes
+        return (one, other) if self.graph.extent(one) == self.graph.extent(other) else ()
+
+    def _counted(self, x: Load) -> tuple[Axis, ...]:
+        """The axis along which a tensor counts; empty if it does not count."""
+        k = self.made.get(x.tensor)
+        is_index = k is not None and k.op.op == "iota"
+        return x.axes if is_index else ()
 
     def _along(self, x: Load, gone: Axis, row: Axis) -> Load | None:
         """A value where both indices are equal; None if it is an input with both axes, whose diagonal no load reads."""

@@ -21,7 +21,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import count
 
-from mirage_jax.mugraph.graph import Attr, BlockGraph, KernelGraph, Library, Load, Op, Tensor, seen_from
+from mirage_jax.mugraph.graph import Attr, BlockGraph, KernelGraph, Library, Load, Op, Tensor, seen_from, without_unread
 
 POSITIVE = frozenset({"exp", "abs", "logistic"})
 KEEP_SIGN = frozenset({"mul", "div", "sum", "dot", "max"})  # of arguments that are not negative
@@ -100,16 +100,8 @@ class _Joiner:
         for k in list(self.made.values()):
             if k.op.op == "add":
                 self.made[k.name] = self._joined(k)
-        needed = self._needed()
-        kept = ((self.before.get(name), k) for name, k in self.made.items() if name in needed)
-        return replace(self.graph, kernels=tuple(k for pair in kept for k in pair if k is not None))
-
-    def _needed(self) -> set[str]:
-        needed = set(self.graph.outputs)
-        for name, k in reversed(self.made.items()):
-            for reader in (k, self.before.get(name)) if name in needed else ():
-                needed |= {x.tensor for x in reader.loads} if reader is not None else set()
-        return needed
+        kernels = (x for name, k in self.made.items() for x in (self.before.get(name), k))
+        return without_unread(replace(self.graph, kernels=tuple(k for k in kernels if k is not None)))
 
     # --- abs
 

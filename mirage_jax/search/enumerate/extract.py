@@ -16,7 +16,7 @@ that a muGraph's meaning stands by itself and the verifier need not trust the se
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -90,13 +90,15 @@ def common(tables: KernelTables, kernels: Sequence[tuple[Dag, Leaves, Leaves]]) 
     of a group on to each other need no common shift: a softmax of rows and one of columns have two.
     """
     own = [_reduced(tables, dag) for dag, _, _ in kernels]
-    border = [outs | leaves for _, outs, leaves in kernels]
-    reduced: list[dict[int, frozenset[Axis]]] = [{} for _ in kernels]
-    for group in {g for axes in own for g in axes}:
-        passed = [frozenset(p for p in values if _is_relative(tables, p, group)) for values in border]
-        for n, axes in enumerate(reduced):
-            axes[group] = frozenset[Axis]().union(*(own[m].get(group, ()) for m in _together(n, passed)))
+    groups = set[int]().union(*own)
+    passed = {g: [_relative(tables, outs | leaves, g) for _, outs, leaves in kernels] for g in groups}
+    reduced = [{g: _of_all(own, g, _together(n, passed[g])) for g in groups} for n in range(len(kernels))]
     return Cuts(reduced, frozenset[Poly]().union(*(leaves for _, _, leaves in kernels)))
+
+
+def _of_all(own: Sequence[Reduced], group: int, kernels: Iterable[int]) -> frozenset[Axis]:
+    """The axes over which some kernels sum a group."""
+    return frozenset[Axis]().union(*(own[n].get(group, ()) for n in kernels))
 
 
 def _reduced(tables: KernelTables, dag: Dag) -> dict[int, frozenset[Axis]]:
@@ -112,8 +114,9 @@ def _reduced(tables: KernelTables, dag: Dag) -> dict[int, frozenset[Axis]]:
     return found
 
 
-def _is_relative(tables: KernelTables, p: Poly, group: int) -> bool:
-    return bool(dict(tables.shift_degrees.degree(p) or ()).get(group))
+def _relative(tables: KernelTables, values: Leaves, group: int) -> Leaves:
+    """Those values that are relative to the shift of a group."""
+    return frozenset(p for p in values if dict(tables.shift_degrees.degree(p) or ()).get(group))
 
 
 def _together(number: int, passed: Sequence[Leaves]) -> set[int]:
