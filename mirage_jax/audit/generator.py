@@ -182,7 +182,7 @@ def distances(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
 
 
 def pairs(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
-    """Compare every row with all rows of another matrix, and keep what is on the diagonal, as contrastive losses do."""
+    """Compare every row with all rows of another matrix, and keep the diagonal, as contrastive losses do."""
     *rest, n, d = x.shape
     scale = b.rng.choice(("", "3 * ", "0.25 * "))
     s = b.step(f"{scale}({{0}} @ {{1}}.T)", x, b.input([n, d], x.dtype), shape=[*rest, n, n])

@@ -185,7 +185,7 @@ class TuningSession(RegionOnDevice):
         return max(fused_estimate(self.reference, self.description), self.xla_seconds or 0.0)
 
     def learn_time_of_xla(self) -> None:
-        """Time XLA's code if that is not known: the model may be far off, and would drop what is faster."""
+        """Time XLA's code if that is not known: a model that is far off would drop faster kernels."""
         if self.xla_seconds is None and self._on_gpu and self.trials is not None and time.monotonic() < self.until:
             (self.xla_seconds,) = times_of_xla([self])
             log.info("XLA's code takes %s s", self.xla_seconds)
@@ -205,7 +205,7 @@ class TuningSession(RegionOnDevice):
         return promising
 
     def nearest(self, found: Sequence[Candidate]) -> list[Candidate]:
-        """The kernels that come closest, where the model promises nothing of any: it may be wrong about all of them."""
+        """The kernels that come closest, where the model promises nothing of any: it may be wrong about all."""
         gain = self._xla_seconds_at_most / max(lower_limit(self.reference, self.description), self.description.shortest)
         if self.trials is None or gain < MIN_NEAREST_GAIN or time.monotonic() > self.until:
             return []

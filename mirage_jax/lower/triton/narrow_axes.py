@@ -103,7 +103,7 @@ class _Elements:
         return f"{value}{ELEMENT}{n}" if value in self.divided else value
 
     def _axes(self, axes: tuple[Axis, ...], n: int) -> tuple[Axis, ...]:
-        """The axes of a tensor, of which element n is read or written."""
+        """The axes of a tensor, where element n is read or written."""
         return tuple(element_of(a, n) if a == self.axis else a for a in axes)
 
     def _load(self, load: Load) -> Iterator[Load]:

@@ -5,8 +5,8 @@ and it would tie all kernels to that matrix.
 
 before -> after:  d[k] = sum{axes=(i)} where (i == k) f[i,k] 0    ->  d[k] = f[k,k]
 
-A value that lacks one of both axes is read along the other one. What has both is computed again, on the diagonal alone.
-All other terms are zeros, so that the sum is the same in floats too.
+A value that lacks one of both axes is read along the other one. A value that has both is computed again, on the
+diagonal alone. All other terms are zeros, so that the sum is the same in floats too.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ class _Joiner:
         return total if fits and (m.tensor, degree) in self._shifts(total.tensor) else None
 
     def _shifts(self, tensor: str) -> Iterator[tuple[str, Fraction]]:
-        """What is subtracted, and how many times, inside of the exponentials that a tensor is a sum of products of."""
+        """Shifts, and how many times each is subtracted in the exponentials whose sum of products a tensor is."""
         k = self.made.get(tensor)
         if k is None:
             return
