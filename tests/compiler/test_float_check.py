@@ -11,6 +11,7 @@ import pytest
 
 from mirage_jax.audit.sources import SPACE
 from mirage_jax.compiler.float_check import Accuracy, biases, indices_compared, inputs_under_roots, same_bits
+from mirage_jax.compiler.stored import STORED_INPUT_CLASSES
 from mirage_jax.compiler.tuning_session import TuningSession
 from mirage_jax.config import Options
 from mirage_jax.hardware.device_model import DEVICES
@@ -19,7 +20,7 @@ from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.search.driver import search
-from mirage_jax.verify.floats.input_classes import BELOW_ZERO, FAR, SWITCHES, input_classes
+from mirage_jax.verify.floats.input_classes import BELOW_ZERO, CLASSES, FAR, MASKED, SWITCHES, input_classes
 
 
 def region(fn: Any, *shapes: tuple[int, ...]) -> Region:
@@ -234,6 +235,19 @@ def test_logits_beside_masks_keep_their_digits_if_the_softmax_is_elsewhere(huge:
     assert gated(r, r.graph)[0]
     passed, why = gated(r, factored(r.graph, huge), SWITCHES)
     assert not passed and SWITCHES in why
+    assert not gated(r, factored(r.graph, huge), *STORED_INPUT_CLASSES)[0]  # nor if somebody else has stored it
+
+
+def test_classes_that_a_program_does_not_have_are_not_asked() -> None:
+    r = region(lambda x, y: x @ y.T, (8, 4), (8, 4))
+    assert gated(r, r.graph, *STORED_INPUT_CLASSES) == (
+        True,
+        "passed on 4 input classes, repeated runs equal bit for bit",
+    )
+
+
+def test_classes_of_stored_decisions_have_names() -> None:
+    assert {*STORED_INPUT_CLASSES} <= {*CLASSES, SWITCHES, *MASKED}
 
 
 LOGITS_OF_INPUTS = "masked rows", "masked columns", "masked rows, infinite", "rows far from zero"
