@@ -379,6 +379,18 @@ def test_running_maximum() -> None:
     )
 
 
+@pytest.mark.parametrize("tile", [1, 2, 16])
+def test_running_maximum_of_short_parts(tile: int) -> None:
+    """What lies beyond the last part is no number of the row, also where a step is a single element."""
+    b = Block("parts", "k.g i", "k")
+    b.store(f32("P", "k.g i"), b.last(b.max(b.affine(b.load("X", "i k"), scale=-1, offset=-5), axes="k")))
+    c = Block("combine", "i")
+    c.store(f32("Y", "i"), c.max(c.load("P", "k.g i"), axes="k.g"))
+    g = graph([f32("X", "i k")], [b, c], "Y", {"i": 5, "k": 50})
+    sizes = schedule({"i": 4, "k": tile}, {"i": 4}, parts={"k": 4})
+    assert error(Program(g, sizes, lambda x: (-x - 5).max(-1))) < 1e-6
+
+
 def test_index_inside_a_part() -> None:
     """An index is global, also where its axis is divided into parts."""
     b = Block("ramp", "i k.g", "k")

@@ -49,8 +49,7 @@ def zero_lanes(c: Context, op: Op, x: TileVariable) -> dict[Axis, float]:
 @rule("max")
 def emit_max(c: Context, op: Op) -> TileVariable:
     """The maximum, or NaN if there is one. ``tl.max`` ignores NaN, which only a shift may do."""
-    x = c.natural(op.args[0])
-    axes = [a for a in reduced(op) if a in x.dims]
+    x, axes = c.natural(op.args[0]), own_axes(c, op)
     if ("carried", op.name) in c.env and is_carried_as_tile(c, op):
         x = c.zeroed(x, axes, -math.inf)
         text = f"tl.maximum({c.env['carried', op.name]}, {c.at(x, running_dims(c, op))}, {KEEPS_NAN})"
@@ -59,9 +58,9 @@ def emit_max(c: Context, op: Op) -> TileVariable:
 
 
 def maximum_or_nan(c: Context, x: TileVariable, axes: Sequence[Axis]) -> str:
-    """The maximum of a tile over some of its dimensions, or NaN if there is one."""
-    greatest = c.reduction("tl.max", c.zeroed(x, axes, -math.inf), axes)
-    if not axes:
+    """The maximum of a tile over some of its axes, or NaN if there is one."""
+    greatest = maximum(c, x, axes)
+    if not (axes := [a for a in axes if a in x.dims]):
         return greatest
     lost = c.zeroed(TileVariable(c.w.let("lost", f"({x.text} != {x.text}).to(tl.float32)"), x.dims), axes)
     return f"tl.where({c.reduction('tl.max', lost, axes)} > 0.0, float('nan'), {greatest})"
@@ -93,10 +92,14 @@ def deferred_lanes(c: Context, op: Op) -> int:
     return DEFERRED_LANES * c.tiling.schedule.num_warps // alike
 
 
-def maximum(c: Context, op: Op, x: TileVariable) -> str:
-    """``tl.max`` over the axes that `op` reduces, with -inf in padded lanes."""
-    axes = [a for a in reduced(op) if a in c.graph.axes_of[op.args[0]]]
+def maximum(c: Context, x: TileVariable, axes: Sequence[Axis]) -> str:
+    """``tl.max`` over axes, with -inf in padded lanes."""
     return c.reduction("tl.max", c.zeroed(x, axes, -math.inf), axes)
+
+
+def own_axes(c: Context, op: Op) -> list[Axis]:
+    """The axes that an operator reduces and its operand has, whether or not they are dimensions of a tile."""
+    return [a for a in reduced(op) if a in c.graph.axes_of[op.args[0]]]
 
 
 def carried(c: Context, op: Op, text: str, unit: Number, settled: bool = False) -> TileVariable:

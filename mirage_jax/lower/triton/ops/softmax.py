@@ -23,7 +23,7 @@ from mirage_jax.lower.triton.expressions import (
     number,
     reduced,
 )
-from mirage_jax.lower.triton.ops.reductions import carried, maximum
+from mirage_jax.lower.triton.ops.reductions import carried, maximum, own_axes
 from mirage_jax.mugraph.graph import Op
 
 
@@ -41,7 +41,7 @@ def emit_shift(c: Context, op: Op) -> TileVariable:
     unit = scale * x.unit
     if scale.value <= 0:
         x, unit = TileVariable(c.w.let("scaled", _product(c, c.natural(op.args[0]).text, scale)), x.dims), UNIT
-    text = maximum(c, op, x)
+    text = maximum(c, x, own_axes(c, op))
     if is_product and _is_stored(c, op.name):
         text, unit = _product(c, text, scale), UNIT
     elif is_product and _is_guarded(c, op.name):
