@@ -102,13 +102,13 @@ def _of_all(own: Sequence[Reduced], group: int, kernels: Iterable[int]) -> froze
 
 
 def _reduced(tables: KernelTables, dag: Dag) -> dict[int, frozenset[Axis]]:
-    """The axes over which a kernel sums values of each group."""
+    """The axes over which a kernel sums values of each group, in the kernel's own names: a copy is another axis."""
     found: dict[int, frozenset[Axis]] = {}
     for _, s in dag:
         powers: Counter[int] = Counter()
         for a in s.args:
             powers.update(dict(tables.shift_degrees.degree(a) or ()))
-        axes = frozenset(x for x in map(origin, s.reduced) if kind(x) != "l")
+        axes = frozenset(x for x in s.reduced if kind(x) != "l")
         for group in (g for g, power in powers.items() if power):
             found[group] = found.get(group, frozenset()) | axes
     return found
@@ -348,8 +348,6 @@ class _KernelWriter:
 
     def _logarithm(self, s: Decomposition, group: int, degree: Fraction) -> str:
         x, m = self.value(s.args[0]), self.shifts[group]
-        if not set(self.axes[m]) <= set(self.axes[x]):
-            raise UnsupportedError("a logarithm of a value whose shift has other axes")
         if scale := s.attr("scale"):
             x = self.emit("affine", x, scale=scale)
         if self._is_carried(m) and not self.stages[x].body:
