@@ -418,10 +418,9 @@ def _scatter_add(xs: list[Array], eqn: FlatEqn) -> Array:
 
 
 def _platform(xs: list[Array], eqn: FlatEqn) -> Array:
-    """Number of the branch for a CPU, which says the same as the others. None: for all platforms without their own."""
+    """Number of the branch for a CPU, which says the same as the others."""
     del xs
-    platforms = eqn.params["platforms"]
-    return np.asarray(next(n for n, names in enumerate(platforms) if names is None or "cpu" in names), np.int32)
+    return np.asarray(jax_compat.branch_for("cpu", eqn.params["platforms"]), np.int32)
 
 
 STRUCTURAL: dict[str, Structural] = {

@@ -58,7 +58,7 @@ class Rewrite:
 
 def _number(p: Place | Op, key: str, default: Fraction = ONE) -> Fraction:
     op = p.op if isinstance(p, Place) else p
-    return Fraction(op.attributes.get(key, default))  # type: ignore[arg-type]
+    return op.number(key, default)
 
 
 def _argument(p: Place) -> Term:

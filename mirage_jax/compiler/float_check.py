@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property, partial
 from typing import Any
 
@@ -121,14 +120,16 @@ class Accuracy:
             return wrong
         skips = any(k.loop_bounds for k in winner.graph)
         compare = partial(gate.float_gate, kinds=kinds, spread=spread, skips=skips, unit=self.unit)
+        has_masks = [masks and is_float(x.dtype) and gate.has_masks(r) for r, x in zip(reference, found, strict=True)]
+        sizes = [(math.inf, gate.MASKING) if has else (math.inf,) for has in has_masks]
         reasons: list[str] = []
         for noise, written in self._allowances(values, inputs, reference):
             with ThreadPoolExecutor(len(reference)) as pool:
-                rows = [*zip(reference, found, candidate, noise, written, strict=True)]
+                rows = zip(reference, found, candidate, noise, written, sizes, strict=True)
                 tasks = [
                     pool.submit(compare, r, x, c, noise=n, written=w, below=below)
-                    for below in ((math.inf, gate.MASKING) if masks else (math.inf,))
-                    for r, x, c, n, w in rows
+                    for r, x, c, n, w, own in rows
+                    for below in own
                 ]
                 reasons = [reason for task in tasks for reason in task.result().reasons]
             if not reasons:
@@ -268,7 +269,7 @@ class Accuracy:
         farthest = max((float(jnp.finfo(self._dtypes[i]).max) for i in self._floats), default=0.0)
         found: dict[float, None] = {}
         for op in (op for k in self.subject.region.graph.kernels for op in k.ops):
-            scale, offset = (float(_number(op, n, d)) for n, d in (("scale", 1), ("offset", 0)))
+            scale, offset = (float(op.number(n, d)) for n, d in (("scale", 1), ("offset", 0)))
             if scale and NEAREST <= abs(offset / scale) < farthest:
                 found[-offset / scale] = None
         return list(found)[:MOST_NEAR]
@@ -457,8 +458,7 @@ def _compared(graph: KernelGraph) -> Iterator[tuple[str, str]]:
     """Pairs of tensors that a kernel compares, in both orders."""
     for k in graph.kernels:
         if isinstance(k, Library) and k.op.op in COMPARISONS:
-            sources = {x.name: x.tensor for x in k.loads}
-            x, y = (sources[a] for a in k.op.args)
+            x, y = _operands(k)
             yield from ((x, y), (y, x))
 
 
@@ -468,15 +468,14 @@ def switches(region: Region) -> list[int]:
     found: set[str] = set()
     for k in region.graph.kernels:
         if isinstance(k, Library) and k.op.op in ("affine", "add"):
-            sources = {x.name: x.tensor for x in k.loads}
             factors = ("scale",) if k.op.op == "affine" else ("ca", "cb")
-            pairs = zip(k.op.args, factors, strict=True)
-            found |= {sources[a] for a, factor in pairs if abs(_number(k.op, factor)) > HUGE}
+            pairs = zip(_operands(k), factors, strict=True)
+            found |= {tensor for tensor, factor in pairs if abs(k.op.number(factor)) > HUGE}
     return [i for i, b in enumerate(region.inputs) if not tensors.intersection(found).isdisjoint(b.tensors)]
 
 
 def _is_root(op: Op) -> bool:
-    return op.op in ("log", "logs", "lesslogs") or (op.op == "pow" and _number(op, "exponent").denominator > 1)
+    return op.op in ("log", "logs", "lesslogs") or (op.op == "pow" and op.number("exponent").denominator > 1)
 
 
 def _grows_with(k: Library) -> list[str]:
@@ -486,9 +485,9 @@ def _grows_with(k: Library) -> list[str]:
         case "mul" | "dot" if tensors[0] == tensors[1]:
             return []  # a square
         case "add":
-            return [t for t, factor in zip(tensors, ("ca", "cb"), strict=True) if _number(k.op, factor) > 0]
+            return [t for t, factor in zip(tensors, ("ca", "cb"), strict=True) if k.op.number(factor) > 0]
         case "affine" | "pow" | "log":
-            return tensors if _number(k.op, "scale") > 0 else []
+            return tensors if k.op.number("scale") > 0 else []
         case "logs":
             return tensors[:1]
         case "lesslogs":
@@ -499,12 +498,6 @@ def _grows_with(k: Library) -> list[str]:
             return tensors
         case _:
             return []
-
-
-def _number(op: Op, attribute: str, default: int = 1) -> Fraction:
-    value = op.attributes.get(attribute, default)
-    assert isinstance(value, (int, Fraction)), f"{op}: {attribute}"
-    return Fraction(value)
 
 
 def inputs_that_meet(region: Region) -> list[tuple[int, int]]:
@@ -562,9 +555,8 @@ def _logits(k: Library, operators: Mapping[str, Library]) -> list[str]:
 
 def _is_ordinary(k: Library | None) -> bool:
     """Whether an operator is a constant that masks nothing."""
-    return k is not None and k.op.op == "const" and abs(_number(k.op, "value")) <= HUGE
+    return k is not None and k.op.op == "const" and abs(k.op.number("value")) <= HUGE
 
 
 def _operands(k: Library) -> list[str]:
-    sources = {x.name: x.tensor for x in k.loads}
-    return [sources[a] for a in k.op.args]
+    return [x.tensor for x in k.operands]

@@ -345,11 +345,15 @@ def known_branch(eqn: JaxprEqn, maker: JaxprEqn | None) -> Jaxpr | None:
 
 
 def _same_everywhere(platforms: Sequence[Sequence[str] | None]) -> int | None:
-    """The position of the branch for every platform in `COMPILED_FOR`; None if they differ. None among them: others."""
-    named = {name: n for n, names in enumerate(platforms) for name in names or ()}
-    default = next((n for n, names in enumerate(platforms) if names is None), None)
-    found = {named.get(name, default) for name in COMPILED_FOR}
+    """The position of the branch for every platform in `COMPILED_FOR`; None if they differ."""
+    found = {branch_for(name, platforms) for name in COMPILED_FOR}
     return found.pop() if len(found) == 1 else None
+
+
+def branch_for(platform: str, platforms: Sequence[Sequence[str] | None]) -> int | None:
+    """The position of a platform's branch, by the names of each; None among these: others. None if it has no branch."""
+    named = {name: n for n, names in enumerate(platforms) for name in names or ()}
+    return named.get(platform, next((n for n, names in enumerate(platforms) if names is None), None))
 
 
 def inside(eqn: JaxprEqn) -> tuple[Jaxpr, ...]:

@@ -61,9 +61,9 @@ def part_count(axis: Axis, parts: Mapping[Axis, int]) -> int:
     raise LoweringError(f"the schedule does not say into how many parts axis {split} is divided; it has {dict(parts)}")
 
 
-def element_of(axis: Axis, n: int) -> Axis:
-    """The name of one element of an axis that is written out (`triton.narrow_axes`)."""
-    return f"{axis}{ELEMENT}{n}"
+def element_of(name: str, n: int) -> str:
+    """The name of one element of an axis that is written out, or of a value (`triton.narrow_axes`)."""
+    return f"{name}{ELEMENT}{n}"
 
 
 def element_number(axis: Axis) -> int | None:

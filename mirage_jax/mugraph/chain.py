@@ -83,8 +83,7 @@ class _Chain:
         self.products += 1
         names = names | {a: f"{a}~{self.products}" for a in summed}  # a name that no other product has
         inner = tuple(names[a] for a in summed)
-        loads = {load.name: load for load in kernel.loads}
-        left, right = (loads[name] for name in kernel.op.args)
+        left, right = kernel.operands
         own = [set(_seen(x, names)) - set(_seen(y, names)) for x, y in ((left, right), (right, left))]
         if own != [set(rows), set(columns)]:
             left, right, own = right, left, own[::-1]

@@ -28,10 +28,11 @@ work.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from fractions import Fraction
+from itertools import count
 from textwrap import indent
 
 from mirage_jax.errors import GraphError
@@ -104,6 +105,12 @@ class Op:
     def attributes(self) -> dict[str, Attr]:
         """Attributes by name."""
         return dict(self.attrs)
+
+    def number(self, name: str, default: Fraction | int = 1) -> Fraction:
+        """An attribute that is a number."""
+        value = self.attributes.get(name, default)
+        assert isinstance(value, Fraction | int), f"{self}: {name}"
+        return Fraction(value)
 
     def head(self) -> str:
         """Operator and attributes, ``dot{axes=(k)}``."""
@@ -197,6 +204,12 @@ class Library:
     def name(self) -> str:
         """A library operator is called like its result."""
         return self.result.name
+
+    @property
+    def operands(self) -> tuple[Load, ...]:
+        """The loads in the order in which the operator takes them; one that it takes twice comes twice."""
+        loads = {x.name: x for x in self.loads}
+        return tuple(loads[a] for a in self.op.args)
 
     @property
     def grid(self) -> tuple[Axis, ...]:
@@ -329,6 +342,11 @@ def renamed_axes(axes: tuple[Axis, ...], names: Mapping[Axis, Axis]) -> tuple[Ax
 def seen_from(reader: Load, k: Library, load: Load) -> Load:
     """A load of the library operator k, its axes named as in `reader`, which reads k's result."""
     return replace(load, axes=renamed_axes(load.axes, dict(zip(k.result.axes, reader.axes, strict=True))))
+
+
+def unused_name(prefix: str, taken: Container[str]) -> str:
+    """The first of prefix0, prefix1, .. that is not taken."""
+    return next(name for n in count() if (name := f"{prefix}{n}") not in taken)
 
 
 def without_unread(graph: KernelGraph) -> KernelGraph:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
 
-from mirage_jax.lower.tiling import ELEMENT, Tiling, element_number, element_of
+from mirage_jax.lower.tiling import Tiling, element_number, element_of
 from mirage_jax.lower.triton.expressions import reduced
 from mirage_jax.mugraph.dtypes import BYTES
 from mirage_jax.mugraph.graph import Axis, BlockGraph, Load, Op, Store, is_part, part_axis
@@ -100,7 +100,7 @@ class _Elements:
 
     def _name(self, value: str, n: int) -> str:
         """The value that holds element n of another, or that one if it lacks the axis."""
-        return f"{value}{ELEMENT}{n}" if value in self.divided else value
+        return element_of(value, n) if value in self.divided else value
 
     def _axes(self, axes: tuple[Axis, ...], n: int) -> tuple[Axis, ...]:
         """The axes of a tensor, where element n is read or written."""
@@ -147,7 +147,7 @@ class _Elements:
 
     def _part(self, op: Op, n: int) -> Op | None:
         """What an operator that reduces the axis makes of element n; None: that element itself."""
-        name, args = f"{op.name}{ELEMENT}{n}", tuple(self._name(a, n) for a in op.args)
+        name, args = element_of(op.name, n), tuple(self._name(a, n) for a in op.args)
         if rest := tuple(a for a in reduced(op) if a != self.axis):
             attrs = tuple((k, rest if k == "axes" else v) for k, v in op.attrs)
             return replace(op, name=name, args=args, attrs=attrs)

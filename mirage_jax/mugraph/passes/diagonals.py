@@ -22,13 +22,14 @@ from mirage_jax.mugraph.graph import (
     Tensor,
     renamed_axes,
     seen_from,
+    unused_name,
     without_unread,
 )
 
 
 def with_diagonals_read(graph: KernelGraph) -> KernelGraph:
     """The same program, with its diagonals read; a graph of library operators."""
-    return _Diagonals(graph).run()
+    return _Diagonals(graph).run() if any(op.op == "eq" for k in graph.kernels for op in k.ops) else graph
 
 
 class _Diagonals:
@@ -83,7 +84,7 @@ class _Diagonals:
         k = self.made.get(x.tensor)
         if k is None or k.op.op != "where":
             return None
-        operands = [seen_from(x, k, load) for load in _operands(k)]
+        operands = [seen_from(x, k, load) for load in k.operands]
         return operands if self._is_zero(operands[2].tensor) else None
 
     def _is_zero(self, tensor: str) -> bool:
@@ -95,7 +96,7 @@ class _Diagonals:
         k = self.made.get(condition.tensor)
         if k is None or k.op.op != "eq" or k.op.attributes:
             return ()
-        axes = [a for x in _operands(k) for a in self._counted(seen_from(condition, k, x))]
+        axes = [a for x in k.operands for a in self._counted(seen_from(condition, k, x))]
         if len(set(axes)) < 2:
             return ()
         one, other = axes
@@ -129,16 +130,7 @@ class _Diagonals:
         if any(load is None for load in loads):
             return None
         axes = tuple(a for a in x.axes if a != gone)
-        name = self._fresh()
+        name = unused_name("d", {*self.graph.tensors, *self.out})
         op = replace(k.op, name=name, axes=axes)
         self.out[name] = Library(tuple(load for load in loads if load), op, Tensor(name, axes, k.result.dtype))
         return Load(x.name, name, axes)
-
-    def _fresh(self) -> str:
-        names = {*self.graph.tensors, *self.out}
-        return next(name for n in range(len(names) + 1) if (name := f"d{n}") not in names)
-
-
-def _operands(k: Library) -> list[Load]:
-    loads = {x.name: x for x in k.loads}
-    return [loads[a] for a in k.op.args]

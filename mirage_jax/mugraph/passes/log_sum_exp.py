@@ -19,9 +19,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import count
 
-from mirage_jax.mugraph.graph import Attr, BlockGraph, KernelGraph, Library, Load, Op, Tensor, seen_from, without_unread
+from mirage_jax.mugraph.graph import (
+    Attr,
+    BlockGraph,
+    KernelGraph,
+    Library,
+    Load,
+    Op,
+    Tensor,
+    seen_from,
+    unused_name,
+    without_unread,
+)
 
 POSITIVE = frozenset({"exp", "abs", "logistic"})
 KEEP_SIGN = frozenset({"mul", "div", "sum", "dot", "max"})  # of arguments that are not negative
@@ -61,21 +71,19 @@ def _op_in_kernel(op: Op, logs: Mapping[str, Op]) -> Op:
 
 
 def _of_library(k: Library, made: Mapping[str, Library]) -> Library:
-    loads = [next(x for x in k.loads if x.name == a) for a in k.op.args]
-    n, scale = _subtracted(k.op, [x.tensor in made for x in loads])
+    n, scale = _subtracted(k.op, [x.tensor in made for x in k.operands])
     if n is None:
         return k
-    logs = made[loads[n].tensor]
-    seen = dict(zip(logs.result.axes, loads[n].axes, strict=True))
-    total, m = (next(x for x in logs.loads if x.name == a) for a in logs.op.args)
-    y = replace(loads[1 - n], name="0")
-    others = (Load(name, x.tensor, tuple(seen[a] for a in x.axes)) for name, x in (("1", total), ("2", m)))
+    log, y = k.operands[n], replace(k.operands[1 - n], name="0")
+    logs = made[log.tensor]
+    total, m = (seen_from(log, logs, x) for x in logs.operands)
+    others = (replace(total, name="1"), replace(m, name="2"))
     return replace(k, loads=(y, *others), op=_less(k.op, scale, ("0", "1", "2"), logs.op))
 
 
 def _subtracted(op: Op, logarithms: Sequence[bool]) -> tuple[int | None, Fraction]:
     """Which operand is a logarithm that is subtracted from the other one, and the factor of their difference."""
-    factors = [Fraction(op.attributes.get(name, 1)) for name in ("ca", "cb")]  # type: ignore[arg-type]
+    factors = [op.number(name) for name in ("ca", "cb")]
     n = logarithms.index(True) if op.op == "add" and sum(factors) == 0 and any(logarithms) else None
     return n, factors[0] if n is None else factors[1 - n]
 
@@ -130,11 +138,7 @@ class _Joiner:
 
     def _joined(self, k: Library) -> Library:
         """``log(l) + c m`` as one operator; of ``c (y - m) - log(l)``, one that subtracts it from c y."""
-        attrs = {"ca": 1, "cb": 1} | k.op.attributes
-        (x, ca), (y, cb) = (
-            (next(load for load in k.loads if load.name == a), _number(attrs[name]))
-            for a, name in zip(k.op.args, ("ca", "cb"), strict=True)
-        )
+        (x, y), ca, cb = k.operands, k.op.number("ca"), k.op.number("cb")
         for log, own, m, degree in ((x, ca, y, cb), (y, cb, x, ca)):
             if own == 1 and (total := self._logarithm(log, m, degree)) is not None:
                 args = (Load("0", total.tensor, total.axes), Load("1", m.tensor, m.axes))
@@ -146,8 +150,7 @@ class _Joiner:
         difference = self.made.get(x.tensor)
         if difference is None or difference.op.op != "add" or difference.op.attributes != {"cb": -1}:
             return k
-        loads = {load.name: seen_from(x, difference, load) for load in difference.loads}
-        y, m = (loads[a] for a in difference.op.args)
+        y, m = (seen_from(x, difference, load) for load in difference.operands)
         total = self._logarithm(log, m, factor)
         if total is None:
             return k
@@ -157,7 +160,7 @@ class _Joiner:
 
     def _scaled(self, k: Library, y: Load, factor: Fraction) -> Load:
         """A multiple of a value, made for kernel k."""
-        name = next(n for n in (f"{k.name}y{i}" for i in count()) if n not in self.graph.tensors)
+        name = unused_name(f"{k.name}y", self.graph.tensors)
         op = Op(name, "affine", (y.name,), y.axes, (("scale", factor),))
         self.before[k.name] = Library((y,), op, Tensor(name, y.axes, k.result.dtype))
         return Load(y.name, name, y.axes)
@@ -185,16 +188,10 @@ class _Joiner:
         if k.op.op == "exp" and not k.op.attributes.get("offset"):
             inner = self.made.get(k.loads[0].tensor)
             if inner is not None and inner.op.op == "add" and inner.op.attributes.get("cb") == -1:
-                m = next(x.tensor for x in inner.loads if x.name == inner.op.args[1])
-                yield m, _number(k.op.attributes.get("scale", 1))
+                yield inner.operands[1].tensor, k.op.number("scale")
         elif k.op.op in KEEP_SIGN - {"max"}:
             for x in k.loads:
                 yield from self._shifts(x.tensor)
-
-
-def _number(value: Attr) -> Fraction:
-    assert isinstance(value, int | Fraction)
-    return Fraction(value)
 
 
 def _is_plain(k: Library) -> bool:

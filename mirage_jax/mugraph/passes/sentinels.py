@@ -112,7 +112,7 @@ def _is_product(ops: Mapping[str, Op], name: str) -> bool:
     op = ops.get(name)
     if op is None:
         return False
-    is_scaled = op.op == "affine" and _number(op, "scale", 1) > 0 and _number(op, "offset", 0) == 0
+    is_scaled = op.op == "affine" and op.number("scale") > 0 and op.number("offset", 0) == 0
     return op.op == "dot" or ((is_scaled or op.op == "mask") and _is_product(ops, op.args[-1]))
 
 
@@ -178,7 +178,7 @@ class _Sentinels:
     def _sentinel(self, op: Op) -> Fraction | None:
         """The number that an operator puts where its condition does not hold, if that is a sentinel."""
         other = self.ops.get(op.args[2]) if op.op == "where" else None
-        value = Fraction(_number(other, "value", 0)) if other is not None and other.op == "const" else Fraction(0)
+        value = other.number("value", 0) if other is not None and other.op == "const" else Fraction(0)
         return value if value <= HIGHEST_SENTINEL else None
 
     def _bounds(self, name: str, value: Fraction) -> dict[str, Fraction] | None:
@@ -194,7 +194,7 @@ class _Sentinels:
         return found
 
     def _bounds_of_use(self, user: Op, name: str, value: Fraction) -> Mapping[str, Fraction] | None:
-        scale, offset = Fraction(_number(user, "scale", 1)), Fraction(_number(user, "offset", 0))
+        scale, offset = user.number("scale"), user.number("offset", 0)
         bound = scale * value / 2  # halfway: what is above it is as far from the sentinel as from zero
         place = user.args.index(name) if user.args.count(name) == 1 else None
         vanishes = scale > 0 and bound <= VANISHING_EXPONENT
@@ -243,9 +243,3 @@ def _fresh(taken: set[str]) -> Iterator[str]:
         if (name := f"end{n}") not in taken:
             yield name
         n += 1
-
-
-def _number(op: Op, attribute: str, default: int) -> Fraction | int:
-    value = op.attributes.get(attribute, default)
-    assert isinstance(value, Fraction | int), f"{op}: {attribute}"
-    return value

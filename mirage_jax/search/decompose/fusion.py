@@ -17,7 +17,18 @@ from itertools import combinations, count
 
 from mirage_jax.cost.roofline import estimate
 from mirage_jax.hardware.device_model import DeviceModel
-from mirage_jax.mugraph.graph import Axis, BlockGraph, Kernel, KernelGraph, Library, Load, Op, Store, is_part
+from mirage_jax.mugraph.graph import (
+    Axis,
+    BlockGraph,
+    Kernel,
+    KernelGraph,
+    Library,
+    Load,
+    Op,
+    Store,
+    is_part,
+    unused_name,
+)
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.candidates import Candidate, KnownTilings, tiled
 from mirage_jax.search.decompose.output_slices import joined
@@ -237,8 +248,7 @@ class _Merge:
         return replace(self.kernel, **parts), same
 
     def _fresh(self) -> str:
-        taken = {x.name for x in (*self.loads, *self.ops)}
-        return next(name for n in range(len(taken) + 1) if (name := f"y{n}") not in taken)
+        return unused_name("y", {x.name for x in (*self.loads, *self.ops)})
 
 
 def _alike(a: Store, b: Store) -> bool:
