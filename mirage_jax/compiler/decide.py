@@ -142,7 +142,7 @@ class Decider:
             base = replace(base, search=report, source="search", tried=session.tried)
             if measure and found:
                 session.learn_time_of_xla()
-            promising = [c for c in found if session.promising(c)] or session.nearest(found)
+            promising = session.keeping_digits([c for c in found if session.promising(c)] or session.nearest(found))
             finalists = list(islice(session.verified(tuning.diverse(promising)), tuning.FINALISTS))
             if not finalists:
                 why_not = _all_refused(session, base) if promising else session.not_promising(found)
@@ -224,8 +224,23 @@ class Decider:
         finalists: Sequence[Candidate],
         precise: Precision = Precision.FAST,
     ) -> Decision | None:
-        """Decide by measurements; None if XLA cannot be measured."""
+        """Decide by measurements; None if XLA cannot be measured.
+
+        If the gates refuse all that are fastest, others may still be faster than XLA, and more accurate.
+        """
+        from mirage_jax.compiler import tuning
+
         found = self.compare(session, finalists, precise)
+        decision = self._first_accepted(session, base, found)
+        if decision is not None and decision.winner is None and found.faster and found.others:
+            log.info("the fastest candidates were refused: comparing %d others", len(found.others))
+            others = self._first_accepted(session, base, tuning.against_xla(session, found.others))
+            if others is not None and others.winner is not None:
+                return others
+        return decision
+
+    def _first_accepted(self, session: TuningSession, base: Decision, found: tuning.Comparison) -> Decision | None:
+        """Take the fastest of the candidates that were compared with XLA and pass the gates."""
         if found.xla is None:
             return None
         times = {"xla": found.xla.seconds} | ({"best candidate": found.best[0].seconds} if found.best else {})

@@ -35,6 +35,8 @@ from mirage_jax.verify.gate import Verdict
 log = logging.getLogger("mirage_jax")
 
 MAX_NUMPY_FLOPS = 5e8  # operations of a region up to which numpy is soon done with it in float64
+MAX_NUMPY_FLOPS_BESIDE_GPU = 2e7  # the same where a GPU could do it, for which one function has to be compiled
+MOST_HALVINGS = 6  # of inputs so large that rounding decides whole rows
 NEARBY, AROUND = 4, (0.97, 1.03)  # inputs on which the program's roundings are seen, and how much larger they are
 OCTAVES_BEYOND = 3  # powers of two beyond the last at which XLA gives only finite numbers
 NEAREST, MOST_NEAR = 2.0**-4, 4  # constants of a program near which inputs are tried, and how many
@@ -42,6 +44,20 @@ SUMS = frozenset({"add", "affine", "maximum", "minimum", "max", "shift", "lesslo
 CHOICES = frozenset({"where", "mask"})
 LARGE = 8.0  # a factor that puts ordinary numbers above 1
 HUGE = 2.0**10  # a factor that makes a mask of an input; a constant beyond it masks
+
+
+@dataclass(frozen=True)
+class _Evaluated:
+    """Inputs, and what three programs make of them; the last two where they are compared. `is_repeatable`: two runs of
+    the winner gave the same bits.
+    """
+
+    values: Sequence[np.ndarray]
+    inputs: Sequence[Any]  # in float64
+    reference: Sequence[Any]
+    xla: Sequence[Any]
+    results: Sequence[Any]
+    is_repeatable: bool
 
 
 @dataclass
@@ -75,57 +91,67 @@ class Accuracy:
         return input_classes.input_classes(self.subject.specs, 0, near, roots, counts, switches(region), biases(region))
 
     def _on_class(self, winner: Winner, name: str, ours: Callable[..., list[jax.Array]]) -> str:
-        """What is wrong with the winner's results for inputs of a class; empty if nothing is."""
-        values = self._classes[name]
-        args = [jax.device_put(v, self.subject.device) for v in values]
-        results = ours(*args)
-        if not all(same_bits(a, b) for a, b in zip(results, ours(*args), strict=True)):
-            return "two runs differ"
+        """What is wrong with the winner's results for inputs of a class; empty if nothing is.
+
+        On ordinary inputs XLA may not differ from float64 by more than rounding can, all in all and in each row; nor
+        where inputs mask logits, for what is translated to a mask has to be one. (Beside float16's lowest number others
+        keep some of their digits.) Rounding decides a softmax between large logits, and then says nothing about its
+        rows. So the same inputs are tried again, half as large, until the rows agree.
+        """
+        values, is_ordinary = self._classes[name], self._is_ordinary(name)
+        compared = self._comparison(winner, name)
+        different = ""
+        for halvings in range(MOST_HALVINGS + 1):
+            run = self._run([input_classes.halved(x, halvings) for x in values], ours)
+            if not run.is_repeatable:
+                return "two runs differ"
+            different = self._misread(run) if is_ordinary else ""
+            if different and (all_in_all := self._misread(run, rows=False)):
+                return all_in_all
+            if (wrong := compared(run)) or not different:
+                return wrong
+        return different
+
+    def _comparison(self, winner: Winner, name: str) -> Callable[[_Evaluated], str]:
+        """How a winner's results for inputs of a class are compared."""
         reordered = winner.family == "algebra"  # another order meets other roundings, infinities in another order
         # Of infinities and NaN one may stand for another where infinity times a rest of zero is NaN.
         kinds = not reordered and not any(k.precise > Precision.ROUNDED for k in winner.schedule.kernels)
         degenerate = name in input_classes.DEGENERATE or (reordered and name in input_classes.LOGITS)
-        return self._compared(
+        return partial(
+            self._compared,
             winner,
-            values,
-            results,
-            self._xla(*args),
-            is_ordinary=name in input_classes.ORDINARY
-            or (input_classes.masks_with_lowest(name) and not self._has_float16),
             kinds=kinds and name not in input_classes.SPOILED,
             spread=(2.0 if reordered else 1.0) * (2.0 if degenerate else 1.0),
             masks=input_classes.may_mask(name),
         )
 
-    def _compared(
-        self,
-        winner: Winner,
-        values: Sequence[np.ndarray],
-        results: Sequence[jax.Array],
-        xla: Sequence[jax.Array],
-        is_ordinary: bool,
-        kinds: bool,
-        spread: float,
-        masks: bool = False,
-    ) -> str:
-        """What is wrong with the winner's results for these inputs, against float64 and XLA's; empty if nothing is.
+    def _is_ordinary(self, name: str) -> bool:
+        """Is a translation compared with XLA on inputs of this class?"""
+        return name in input_classes.ORDINARY or (input_classes.masks_with_lowest(name) and not self._has_float16)
 
-        On ordinary inputs XLA may not differ from float64 by more than rounding can; nor where inputs mask logits, for
-        what is translated to a mask has to be one. (Beside float16's lowest number others keep some of their digits.)
-        """
+    def _run(self, values: Sequence[np.ndarray], ours: Callable[..., list[jax.Array]]) -> _Evaluated:
+        """Run the region in float64, XLA's code and the winner's."""
+        args = [jax.device_put(v, self.subject.device) for v in values]
+        results, again = ours(*args), ours(*args)
+        same = all(same_bits(a, b) for a, b in zip(results, again, strict=True))
         inputs = self.wide_inputs(values)
-        candidate, found = map(self._placed, (results, xla))
-        reference = self.in_float64(inputs)
-        if is_ordinary and (wrong := self._misread(inputs, reference, found)):
-            return wrong
+        return _Evaluated(
+            values, inputs, self.in_float64(inputs), self._placed(self._xla(*args)), self._placed(results), bool(same)
+        )
+
+    def _compared(self, winner: Winner, run: _Evaluated, *, kinds: bool, spread: float, masks: bool = False) -> str:
+        """What is wrong with the winner's results for these inputs, against float64 and XLA's; empty if nothing is."""
+        reference = run.reference
         skips = any(k.loop_bounds for k in winner.graph)
         compare = partial(gate.float_gate, kinds=kinds, spread=spread, skips=skips, unit=self.unit)
-        has_masks = [masks and is_float(x.dtype) and gate.has_masks(r) for r, x in zip(reference, found, strict=True)]
+        outputs = zip(reference, run.xla, strict=True)
+        has_masks = [masks and is_float(x.dtype) and gate.has_masks(r) for r, x in outputs]
         sizes = [(math.inf, gate.MASKING) if has else (math.inf,) for has in has_masks]
         reasons: list[str] = []
-        for noise, written in self._allowances(values, inputs, reference):
+        for noise, written in self._allowances(run):
             with ThreadPoolExecutor(len(reference)) as pool:
-                rows = zip(reference, found, candidate, noise, written, sizes, strict=True)
+                rows = zip(reference, run.xla, run.results, noise, written, sizes, strict=True)
                 tasks = [
                     pool.submit(compare, r, x, c, noise=n, written=w, below=below)
                     for r, x, c, n, w, own in rows
@@ -136,7 +162,7 @@ class Accuracy:
                 break
         return "; ".join(reasons)
 
-    def _misread(self, inputs: Sequence[Any], reference: Sequence[Any], xla: Sequence[Any]) -> str:
+    def _misread(self, run: _Evaluated, rows: bool = True) -> str:
         """Find where the translated program differs from XLA's results by more than rounding can explain.
 
         Noise takes time, and only results that cancel to nothing need it. It has float32's size; XLA rounds as coarsely
@@ -144,26 +170,24 @@ class Accuracy:
         """
 
         def wrong(noise: Sequence[Any]) -> str:
-            rows = zip(reference, xla, noise, strict=True)
-            return next((why for r, x, n in rows if (why := gate.misread(r, x, self.narrowest, n))), "")
+            outputs = zip(run.reference, run.xla, noise, strict=True)
+            return next((why for r, x, n in outputs if (why := gate.misread(r, x, self.narrowest, n, rows))), "")
 
-        if not wrong([None] * len(xla)):
+        if not wrong([None] * len(run.xla)):
             return ""
         coarsest = max(self.unit, TF32_UNIT if self.subject.platform != "cpu" else 0.0)
-        return wrong([coarsest / (2 * HALF_UNIT) * n for n in self.noise(inputs, reference, SAMPLES)])
+        return wrong([coarsest / (2 * HALF_UNIT) * n for n in self.noise(run.inputs, run.reference, SAMPLES)])
 
-    def _allowances(
-        self, values: Sequence[np.ndarray], inputs: Sequence[Any], exact: Sequence[Any]
-    ) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
+    def _allowances(self, run: _Evaluated) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
         """Noise and `written_errors` of each result that the gate allows for: none, then more and more, since they take
         time and only some results are near them.
         """
-        nothing = noise = [None] * len(exact)
+        nothing = noise = [None] * len(run.reference)
         yield noise, nothing
         for samples in (1, SAMPLES):
-            noise = self.noise(inputs, exact, samples)
+            noise = self.noise(run.inputs, run.reference, samples)
             yield noise, nothing
-        if (written := self.written_errors(values)) is not None:
+        if (written := self.written_errors(run.values)) is not None:
             yield noise, written
 
     # ------------------------------------------------------------------ the ends of a type's range
@@ -183,8 +207,8 @@ class Accuracy:
                     return f"overflows with {direction}, n = {n}, where XLA does not"
                 if n == last and (self.is_small or self.subject.platform != "cpu"):
                     spread = 2.0 * (2.0 if winner.family == "algebra" else 1.0)
-                    values = [np.asarray(x) for x in args]
-                    if why := self._compared(winner, values, results, xla, False, kinds=False, spread=spread):
+                    run = self._run([np.asarray(x) for x in args], ours)
+                    if why := self._compared(winner, run, kinds=False, spread=spread):
                         return f"{direction}, n = {n}: {why}"
         return self._beside_zeros(ours)
 
@@ -259,7 +283,8 @@ class Accuracy:
     @cached_property
     def is_small(self) -> bool:
         """Is float64 soon done with it?"""
-        return footprint(self.subject.reference).flops < MAX_NUMPY_FLOPS
+        most = MAX_NUMPY_FLOPS if self.subject.platform == "cpu" else MAX_NUMPY_FLOPS_BESIDE_GPU
+        return footprint(self.subject.reference).flops < most
 
     @cached_property
     def _cancelled_by(self) -> list[float]:

@@ -64,11 +64,14 @@ ROUNDS = 10  # of the comparison with XLA
 
 @dataclass(frozen=True)
 class Comparison:
-    """Times of XLA and of the best variants; `faster` are those that beat XLA beyond noise, fastest first."""
+    """Times of XLA and of the best variants; `faster` are those that beat XLA beyond noise, fastest first. `others` are
+    the best variants of slower muGraphs, not compared yet: the gates may refuse all that are faster.
+    """
 
     xla: timing.Timing | None
     faster: tuple[tuple[Winner, timing.Timing, timing.Ratio], ...]
     best: tuple[timing.Timing, timing.Ratio] | None
+    others: tuple[Winner, ...] = ()
 
 
 def compare(session: TuningSession, finalists: Sequence[Candidate], precise: Precision = Precision.FAST) -> Comparison:
@@ -85,7 +88,9 @@ def compare(session: TuningSession, finalists: Sequence[Candidate], precise: Pre
     screen(variants)
     best = _climb(screen, screen.recombine())
     # One variant of each muGraph too: the float gate may refuse all variants of a muGraph.
-    return _against_xla(session, list(dict.fromkeys((*best, *screen.leaders(SCREEN_SURVIVORS)))))
+    leaders = screen.leaders(FINALISTS)
+    found = against_xla(session, list(dict.fromkeys((*best, *leaders[:SCREEN_SURVIVORS]))))
+    return replace(found, others=tuple(leaders[SCREEN_SURVIVORS:]))
 
 
 def _first_schedules(session: TuningSession, finalists: Sequence[Candidate]) -> Iterator[tuple[Candidate, Schedule]]:
@@ -116,7 +121,7 @@ def _climb(screen: Screen, best: list[Winner]) -> list[Winner]:
     return best
 
 
-def _against_xla(session: TuningSession, best: Sequence[Winner]) -> Comparison:
+def against_xla(session: TuningSession, best: Sequence[Winner]) -> Comparison:
     """Time variants and XLA's code, interleaved."""
     functions = {"xla": session.xla, **{str(i): session.ours(w) for i, w in enumerate(best)}}
     timed = session.timings(functions, rounds=ROUNDS)

@@ -40,6 +40,7 @@ from mirage_jax.search.candidates import Candidate
 from mirage_jax.search.driver import search
 from mirage_jax.search.enumerate.kernels import Space
 from mirage_jax.search.enumerate.window_search import FAMILIES
+from mirage_jax.search.forward_error import ForwardError
 from mirage_jax.search.report import StopReason
 from mirage_jax.verify.equivalence import certificate as certificates
 from mirage_jax.verify.exact import exact_check
@@ -203,6 +204,13 @@ class TuningSession(RegionOnDevice):
         promising = self._work(footprint(c.graph)) < MAX_ALGEBRA_COST_RATIO * self._work(self.before)
         self.tried["not cheaper than the program"] += not promising
         return promising
+
+    def keeping_digits(self, found: Sequence[Candidate]) -> list[Candidate]:
+        """The candidates that lose no digits which the program keeps; all of them if there are none."""
+        error = ForwardError(self.reference)
+        keep = [c for c in found if not error.is_larger(c.graph)]
+        self.tried["losing digits"] += len(found) - len(keep) if keep else 0
+        return keep or list(found)
 
     def nearest(self, found: Sequence[Candidate]) -> list[Candidate]:
         """The kernels that come closest, where the model promises nothing of any: it may be wrong about all."""

@@ -98,6 +98,7 @@ SIGN = "tl.where({0} != {0}, {0}, ({0} > 0).to(tl.float32) - ({0} < 0).to(tl.flo
 KEEPS_NAN = "propagate_nan=tl.PropagateNan.ALL"  # as XLA and numpy do; Triton takes the argument that is a number
 
 COMPARISONS = ("lt", "le", "eq")
+MAX_NARROW_SIDE = 4  # rows or columns of a product in float32 up to which vector units are faster than matrix units
 
 
 def _truth(test: Callable[..., Any]) -> Callable[..., exact.Numbers]:

@@ -24,7 +24,7 @@ from mirage_jax.search.decompose.subprocesses import SubSearch, search_parts
 from mirage_jax.search.decompose.windows import KernelWindow, divide, replace_windows
 from mirage_jax.search.enumerate.kernels import BudgetExceeded, Space
 from mirage_jax.search.enumerate.window_search import FAMILIES, Search
-from mirage_jax.search.report import Notify, SearchReport
+from mirage_jax.search.report import Notify, SearchReport, StopReason
 
 # Terms of normal forms that may be seen in probing a window: one that takes more does not fit. (Not seconds: the result
 # is to be the same on a busy machine.)
@@ -33,7 +33,7 @@ MAX_WINDOW_CLASSES = 100  # values in a window with one output: more are not exh
 MAX_BLOCK_ELEMENTS = 8192  # of an output that one block makes, if there are many
 MAX_OUTPUT_SLICE_TERMS = 60_000  # the same for an output slice; there are few of these
 MAX_OUTPUT_SLICE_CLASSES = 220  # values in an output slice searched for plans of two or three kernels: tens of seconds
-MAX_WHOLE_SHARE = 0.6  # of the time, for a region that may be sliced at waists afterwards
+MAX_WHOLE_SHARE = 0.6  # of the time, for a region that may be sliced afterwards
 NEAR_ROOFLINE = 2.0  # times the lower limit of a region: kernels that take longer leave something to look for
 MAX_WHOLE_REGION_CLASSES = 400  # values in a region searched for one kernel only: ten seconds
 
@@ -62,10 +62,11 @@ def search(
         found, report = list[Candidate](), SearchReport(space, windows=len(parts))
         stops = [(), stored]
     else:
-        of_whole = seconds * (MAX_WHOLE_SHARE if has_kernels and stored else 1.0)
+        may_slice = has_kernels and (stored or len(set(reference.outputs)) > 1)
+        of_whole = seconds * (MAX_WHOLE_SHARE if may_slice else 1.0)
         one = Search(reference, device, space, of_whole, states, families, notify=notify)
         found, report, parts = one.run(), one.report, []
-        stops = _stops_after(found, reference, device, stored)
+        stops = _stops_after(found, one.report, reference, device, stored)
     slices = _first_slices(reference, device, space, stops) if has_kernels else []
     report.output_slices = len(slices)
     todo = [SubSearch(w.graph, device, space, states, families) for w in parts]
@@ -81,13 +82,18 @@ def search(
 
 
 def _stops_after(
-    found: Sequence[Candidate], reference: KernelGraph, device: DeviceModel, stored: tuple[str, ...]
+    found: Sequence[Candidate],
+    report: SearchReport,
+    reference: KernelGraph,
+    device: DeviceModel,
+    stored: tuple[str, ...],
 ) -> list[tuple[str, ...]]:
-    """Where slices may stop, for a region that was searched as one: nowhere, if it has several outputs and no kernels;
-    at the waists `stored`, if no kernel comes near the roofline.
+    """Where slices may stop, for a region that was searched as one: nowhere, if it has several outputs and no kernels,
+    or time for a part of the space; at the waists `stored`, if no kernel comes near the roofline.
     """
     kernels = [c.seconds for c in found if c.family == "kernels"]
-    nowhere = [()] if len(set(reference.outputs)) > 1 and not kernels else []
+    is_known = kernels and report.stop is not StopReason.SECONDS
+    nowhere = [()] if len(set(reference.outputs)) > 1 and not is_known else []
     is_far = min(kernels, default=math.inf) > NEAR_ROOFLINE * lower_limit(reference, device)
     return [*nowhere, stored] if stored and is_far else nowhere
 

@@ -293,3 +293,34 @@ def test_differences_to_a_maximum_keep_their_digits(largest: str) -> None:
     distributed = {text: " = add" in text.splitlines()[-3] for text in verdicts}
     assert set(distributed.values()) == {False, True}
     assert all(verdicts[text][0] != wrong for text, wrong in distributed.items()), verdicts
+
+
+def spoiled_rows(accuracy: Accuracy, name: str, rows: Any, smallest: float) -> Any:
+    """XLA's code, with wrong numbers in some rows where inputs are as large as in the class, or not much smaller."""
+    right, largest = accuracy._xla, float(jnp.abs(accuracy._classes[name][0]).max())
+
+    def run(q: jax.Array, *others: jax.Array) -> list[jax.Array]:
+        results, size = right(q, *others), float(jnp.abs(q).max())
+        return [y.at[rows].multiply(0.95) if size > smallest * largest else y for y in results]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("ours", "xla", "found"),
+    [(None, 0.7, ""), (None, 0.3, ""), (None, 0.0, "in row 3"), (0.7, 0.7, ""), (0.3, 0.7, "error")],
+)
+def test_rows_that_rounding_decides_are_compared_on_smaller_inputs(
+    ours: float | None, xla: float, found: str, monkeypatch
+) -> None:
+    """There the translation and the winner have to be right; a wrong translation is wrong there too."""
+    args = [jax.ShapeDtypeStruct((n, 16), "float32") for n in (100, 40, 40)]
+    (r,) = analyse(jax.make_jaxpr(attend)(*args)).regions
+    attempt = TuningSession(r, "cpu", jax.devices()[0], Options())
+    schedule = Schedule((KernelSchedule(),) * len(attempt.reference.kernels))
+    winner = attempt.winner(attempt.reference, schedule, "algebra")
+    accuracy = Accuracy(attempt)
+    rounded, other = (spoiled_rows(accuracy, "normal", 3, x or 9.0) for x in (xla or 1e-9, ours))
+    monkeypatch.setitem(accuracy.__dict__, "_xla", rounded)
+    wrong = accuracy._on_class(winner, "normal", other)
+    assert found in wrong if found else not wrong

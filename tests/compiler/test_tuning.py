@@ -3,6 +3,7 @@
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -253,6 +254,33 @@ def test_kernels_that_do_not_wait_for_each_other_are_tried_in_one_launch() -> No
     candidate = Candidate(graph, first.schedule, launches[1], "kernels")
     assert as_launched(candidate, DEVICES["H200"]).seconds <= launches[0], "ranked as it would be launched"
     assert as_launched(replace(candidate, graph=PROGRAM.graph), DEVICES["H200"]).seconds == launches[1]
+
+
+@pytest.mark.parametrize("accurate", [0, 1, 2, None])
+def test_where_the_gates_refuse_the_fastest_slower_ones_are_compared(
+    accurate: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three muGraphs the slower two are compared with XLA only if the fastest is refused."""
+    xla, compared = timing.Timing((4.0,) * 6), list[Winner]()
+    winners = [replace(WINNER, family=str(n)) for n in range(3)]
+
+    def against_xla(_: Any, best: Sequence[Winner]) -> tuning.Comparison:
+        compared.extend(best)
+        rows = [(w, timing.Timing((1.0 + n,) * 6), timing.ratio(xla, xla)) for n, w in enumerate(best)]
+        return tuning.Comparison(xla, tuple(rows), rows[0][1:])
+
+    class Refusing(Compiler):
+        def compare(self, session: Any, finalists: Any, precise: Precision = Precision.FAST) -> tuning.Comparison:
+            return replace(against_xla(session, winners[:1]), others=tuple(winners[1:]))
+
+        def _accepted(self, session: Any, base: Any, tried: Any) -> Any:
+            return replace(base, winner=next((w for w in tried if w.family == str(accurate)), None))
+
+    monkeypatch.setattr(tuning, "against_xla", against_xla)
+    compiler = Refusing(Options(cache_dir=str(tmp_path)))
+    decision = compiler._fastest(SimpleNamespace(measured=[]), Decision(None, "", "search", "cuda"), [])  # type: ignore[arg-type]
+    assert decision is not None and decision.winner == (None if accurate is None else winners[accurate])
+    assert compared == (winners if accurate != 0 else winners[:1])
 
 
 @pytest.mark.parametrize("rounding", [True, False])

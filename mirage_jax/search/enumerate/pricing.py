@@ -16,7 +16,7 @@ from mirage_jax.cost.outline import ROUNDED_PRODUCT_COST, Axes, LoadUse, Operato
 from mirage_jax.cost.tilings import Tiled, tilings
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.mugraph.graph import PART_SUFFIX, Axis, KernelSchedule, Op, origin
-from mirage_jax.mugraph.operators import operator
+from mirage_jax.mugraph.operators import MAX_NARROW_SIDE, operator
 from mirage_jax.mugraph.passes.sentinels import masks_among
 from mirage_jax.search.enumerate.axioms import LOOP, Decomposition, kind
 from mirage_jax.search.enumerate.kernels import Cheapest, Dag, KernelTables, Leaves, Weight
@@ -24,6 +24,7 @@ from mirage_jax.search.enumerate.normal_form import Poly
 from mirage_jax.search.loop_bounds import loop_bounds_of
 
 TYPICAL_TILE, TYPICAL_PARTS = 64, 8  # elements along an axis, parts of a split axis: DAGs are chosen for these
+PREFERRED_COST = 0.2  # times the cost of an operator whose value is preferred
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class Model:
     extents: Mapping[Axis, int]
     widths: Mapping[str, int]  # bytes per element of the region's inputs
     halves: frozenset[Poly] = frozenset()
+    preferred: frozenset[Poly] = frozenset()  # values that cost less than others, for their digits
     split: Axis | None = None
     parts: int = 1
     dags: dict[Any, Mapping[Leaves, Dag]] = field(default_factory=dict[Any, Mapping[Leaves, Dag]])  # for any `parts`
@@ -109,7 +111,8 @@ class Model:
         for a in space:
             flops *= size[a]
         if sides:
-            x, y = ({a for a in side if size[a] > 1} for side in sides)
+            narrow = MAX_NARROW_SIDE if peak == self.device.matrix_flops_f32 else 1
+            x, y = ({a for a in side if size[a] > narrow} for side in sides)
             if x - y and y - x:
                 return flops / peak * (rounded if self._rounds(s) else 1.0)
         return flops / self.device.vector_flops
@@ -208,12 +211,13 @@ class Model:
             size[loop + LOOP] = math.ceil(whole[loop] / size[loop])
         if self.split is not None:
             size.setdefault(self.split + PART_SUFFIX, TYPICAL_PARTS)
-        halves = {self.tables.in_loop(p, loop) for p in self.halves}
+        halves, preferred = ({self.tables.in_loop(p, loop) for p in own} for own in (self.halves, self.preferred))
 
         @functools.cache
         def weight(p: Poly, s: Decomposition) -> float:
             """Seconds of one operator."""
-            return self.work(p, s, size, ROUNDED_PRODUCT_COST if halves.isdisjoint(s.args) else 1.0) + 1e-15
+            seconds = self.work(p, s, size, ROUNDED_PRODUCT_COST if halves.isdisjoint(s.args) else 1.0) + 1e-15
+            return seconds * (PREFERRED_COST if p in preferred else 1.0)
 
         return weight
 

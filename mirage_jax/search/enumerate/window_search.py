@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import product
@@ -38,9 +38,10 @@ from mirage_jax.search.enumerate.extract import (
 from mirage_jax.search.enumerate.kernels import EMPTY, BudgetExceeded, Dag, KernelTables, Leaves, Space, Weight
 from mirage_jax.search.enumerate.normal_form import Expressions, Poly
 from mirage_jax.search.enumerate.plans import Plan, Plans
-from mirage_jax.search.enumerate.pricing import Model, Priced
+from mirage_jax.search.enumerate.pricing import PREFERRED_COST, Model, Priced
 from mirage_jax.search.enumerate.shift_degrees import ShiftDegrees
 from mirage_jax.search.enumerate.targets import batch_axes, express
+from mirage_jax.search.forward_error import ForwardError
 from mirage_jax.search.report import Clock, Notify, SearchReport, StopReason
 
 log = logging.getLogger("mirage_jax")
@@ -94,6 +95,8 @@ class Search:
         self.report = SearchReport(self.space)
         self.clock = Clock(self.seconds, self.states, self.terms)
         self.targets: tuple[Target, ...] = ()
+        self.forward_error = ForwardError(self.reference)
+        self._own_models: dict[tuple[Axis | None, int], Model] = {}
         self.batch = self.reduced = frozenset[Axis]()
         self.wide = "f64" if any(t.dtype == "f64" for t in self.reference.inputs) else "f32"
         self.narrow = min(
@@ -102,7 +105,10 @@ class Search:
 
     @no_collection()
     def run(self) -> list[Candidate]:
-        """Find candidates, best estimate first. Raises `UnsupportedError` if the region has no useful normal form."""
+        """Find candidates, best estimate first, but those that lose digits after all others.
+
+        Raises `UnsupportedError` if the region has no useful normal form.
+        """
         found: list[Candidate] = []
 
         def notify(states: int, elapsed: float) -> None:
@@ -125,7 +131,7 @@ class Search:
             log.warning("search interrupted: keeping the best of %d candidates", len(found))
         self._collect()
         unique = {(str(c.graph), c.schedule.parts): c for c in sorted(found, key=lambda c: -c.seconds)}
-        return sorted(unique.values(), key=lambda c: c.seconds)
+        return sorted(unique.values(), key=lambda c: (self.forward_error.is_larger(c.graph), c.seconds))
 
     @no_collection()
     def count(self) -> SearchReport:
@@ -199,12 +205,18 @@ class Search:
 
     def _model(self, f: KernelTables, split: Axis | None = None) -> Model:
         widths = {t.name: BYTES[t.dtype] for t in self.reference.inputs}
-        halves = (
-            self.halves
-            if split is None
-            else {self.e.split(p, split, (split + PART_SUFFIX, split)) for p in self.halves}
-        )
-        return Model(f, self.device, self.reference.sizes, widths, frozenset(halves), split)
+        return Model(f, self.device, self.reference.sizes, widths, self._as_split(self.halves, split), split=split)
+
+    def _as_split(self, values: Iterable[Poly], split: Axis | None) -> frozenset[Poly]:
+        """Values of the program, as a variant has them."""
+        return frozenset(p if split is None else self.e.split(p, split, (split + PART_SUFFIX, split)) for p in values)
+
+    def _preferring_own(self, model: Model, axis: Axis | None, parts: int) -> Model:
+        """The same, but values that the program itself computes cost less."""
+        if (axis, parts) not in self._own_models:
+            own = replace(model, preferred=self._as_split(self.native, axis), dags={}, weights={})
+            self._own_models[axis, parts] = own
+        return self._own_models[axis, parts]
 
     # ------------------------------------------------------------------ algebra
 
@@ -226,7 +238,7 @@ class Search:
 
         def near(p: Poly, s: Decomposition) -> float:
             """Weigh values of the program less."""
-            return model.library(p, s) * (0.2 if p in self.native else 1.0)
+            return model.library(p, s) * (PREFERRED_COST if p in self.native else 1.0)
 
         weights = (model.library, work, near)
 
@@ -344,19 +356,36 @@ class Search:
                 self.report.pruned["cost bound"] += 1
                 continue
             self.report.priced += 1
-            priced = self._priced(models[axis, n], plan, axis, best, bound)
+            for candidate in self._of_plan(models[axis, n], plan, axis, n, targets, best, bound):
+                best.add(axis, candidate.seconds)
+                yield candidate
+                mixed = with_libraries(candidate.graph)
+                if mixed is not None:  # large matrix products are what XLA's libraries are best at
+                    yield replace(candidate, graph=mixed, seconds=candidate.seconds * (1 + LIBRARY_TIE_FRACTION))
+
+    def _of_plan(
+        self,
+        model: Model,
+        plan: Plan,
+        axis: Axis | None,
+        parts: int,
+        targets: tuple[Target, ...],
+        best: _Best,
+        bound: float,
+    ) -> Iterator[Candidate]:
+        """The cheapest candidate of a plan. If that loses digits, also one with more of the program's own values."""
+        for chosen in (model, self._preferring_own(model, axis, parts)):
+            priced = self._priced(chosen, plan, axis, best, bound)
             if priced is None:
-                continue
+                return
             try:
-                candidate = self._candidate(models[axis, n], priced, axis, n, targets)
+                candidate = self._candidate(chosen, priced, axis, parts, targets)
             except UnsupportedError as why:
                 self.report.dropped[str(why)] += 1
-                continue
-            best.add(axis, candidate.seconds)
+                return
             yield candidate
-            mixed = with_libraries(candidate.graph)
-            if mixed is not None:  # large matrix products are what XLA's libraries are best at
-                yield replace(candidate, graph=mixed, seconds=candidate.seconds * (1 + LIBRARY_TIE_FRACTION))
+            if not self.forward_error.is_larger(candidate.graph):
+                return
 
     def _priced(self, model: Model, plan: Plan, axis: Axis | None, best: _Best, bound: float) -> list[Priced] | None:
         """The kernels of a plan; None, and no further kernel is priced, if one has no tile or all take too long."""

@@ -142,14 +142,15 @@ ROUNDING = {
 NOISES = 10.0  # times the noise of rounding, which XLA may be off by besides; a wrong rule is off by the values
 
 
-def misread(reference64: Array, xla: Array, narrowest: int, noise: Array | None = None) -> str:
+def misread(reference64: Array, xla: Array, narrowest: int, noise: Array | None = None, rows: bool = True) -> str:
     """Does float64, which evaluates the program *as it was translated*, differ from XLA by more than rounding can
     explain?
 
     The certificate compares a candidate with the translated program, so the translation itself has to be compared
     with the user's own equations: a wrong rule gives errors of the order of the values. `narrowest`: bytes of the
-    narrowest float; `noise`: how far rounding may carry each element, for results whose terms cancel. Returns what was
-    found, or "". Meant for ordinary inputs, where rounding stays small.
+    narrowest float; `noise`: how far rounding may carry each element, for results whose terms cancel; `rows`: whether
+    each row is compared, or all of them together. Returns what was found, or "". Meant for ordinary inputs, where
+    rounding stays small.
     """
     if not is_float(xla.dtype):
         return ""
@@ -164,6 +165,8 @@ def misread(reference64: Array, xla: Array, narrowest: int, noise: Array | None 
     most = ROUNDING[narrowest]
     if error > most * size + NOISES * moved:
         return f"the translated program differs from the user's by {error:.2g}, the values being of size {size:.2g}"
+    if not rows:
+        return ""
     sizes, errors, noises = (np.asarray(seen[name]) for name in ("sizes", "errors", "noises"))
     if (wrong := np.flatnonzero(errors > most * (sizes + size) + NOISES * noises)).size:
         return (

@@ -13,6 +13,7 @@ import numpy as np
 
 from mirage_jax.mugraph.domains.floats import random_integers
 from mirage_jax.mugraph.dtypes import is_float
+from mirage_jax.verify.floats.gate import MASKING
 
 type Array = np.ndarray
 type Spec = tuple[tuple[int, ...], Any]  # shape, dtype
@@ -276,6 +277,13 @@ DEGENERATE = frozenset(
 )
 LOGITS = {"large logits": (-1, -2), "large logits, transposed": (-1,)}  # and the dimensions of the inputs
 SPOILED = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}  # classes in which one element of one input has this value
+
+
+def halved(x: Array, times: int) -> Array:
+    """Floats divided by two so often, except numbers that mask; integers and booleans stay."""
+    if not times or not is_float(x.dtype):
+        return x
+    return np.where(np.abs(x) < MASKING, np.asarray(x * x.dtype.type(0.5**times), x.dtype), x)
 
 
 def masks_with_lowest(name: str) -> bool:

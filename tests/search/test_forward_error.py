@@ -1,0 +1,85 @@
+"""Candidates that lose digits are seen in float32, and the search also finds what keeps them."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from search.references import H200, region
+
+from mirage_jax.compiler.tuning_session import SPACE
+from mirage_jax.mugraph.graph import KernelGraph
+from mirage_jax.mugraph.parser import parse
+from mirage_jax.mugraph.passes.merge_axes import simplify_axes
+from mirage_jax.search.driver import search
+from mirage_jax.search.forward_error import ForwardError
+
+PULLED = """
+mugraph {
+  extents a=4096 i=4096 j=3
+  input x: DTYPE[i,j]
+  input w: DTYPE[i]
+  library gap: f32[i,j,a] = add{cb=-1} x[i,j] x[a,j]
+  library far: f32[i,a] = dot{axes=(j)} gap[i,j,a] gap[i,j,a]
+  library near: f32[i,a] = pow{exponent=-3/2, offset=1/100} far[i,a]
+  library weight: f32[i,a] = mul near[i,a] w[i]
+"""
+AS_WRITTEN = PULLED + "library each: f32[i,a,j] = mul weight[i,a] gap[i,j,a]\n"
+AS_WRITTEN += "library out: f32[a,j] = sum{axes=(i)} each[i,a,j]\noutput out\n}"
+REORDERED = AS_WRITTEN.replace("mul near[i,a] w[i]", "mul w[i] near[i,a]")
+DISTRIBUTED = (
+    PULLED
+    + """
+  library all: f32[a,j] = dot{axes=(i)} weight[i,a] x[i,j]
+  library total: f32[a] = sum{axes=(i)} weight[i,a]
+  library own: f32[a,j] = mul total[a] x[a,j]
+  library out: f32[a,j] = add{cb=-1} all[a,j] own[a,j]
+  output out
+}
+"""
+)
+
+
+def graph(text: str, dtype: str = "f32") -> KernelGraph:
+    return parse(text.replace("DTYPE", dtype))
+
+
+def without_products(text: str) -> str:
+    """With sums in place of matrix products, which a GPU would round anyway."""
+    square = (
+        "library square: f32[i,j,a] = mul gap[i,j,a] gap[i,j,a]\n  library far: f32[i,a] = sum{axes=(j)} square[i,j,a]"
+    )
+    return text.replace("library far: f32[i,a] = dot{axes=(j)} gap[i,j,a] gap[i,j,a]", square)
+
+
+def test_what_loses_digits() -> None:
+    """A point that pulls itself: two large terms cancel, where the program multiplies by zero."""
+    error = ForwardError(graph(without_products(AS_WRITTEN)))
+    assert error.is_larger(graph(DISTRIBUTED)) and not error.is_larger(graph(REORDERED))
+
+
+def test_what_rounds_more_anyway_loses_none() -> None:
+    """XLA's code rounds operands of products to TF32, or to 16 bits."""
+    assert not ForwardError(graph(AS_WRITTEN)).is_larger(graph(DISTRIBUTED))
+    text = without_products(AS_WRITTEN)
+    assert not ForwardError(graph(text, "bf16")).is_larger(graph(DISTRIBUTED, "bf16"))
+
+
+def test_where_small_extents_do_not_suit_nobody_can_say() -> None:
+    """A graph of other inputs, say."""
+    other = graph(DISTRIBUTED.replace("input w: DTYPE[i]", "input w: DTYPE[j]").replace("w[i]", "w[j]"))
+    assert not ForwardError(graph(without_products(AS_WRITTEN))).is_larger(other)
+
+
+@pytest.mark.parametrize("points", [1024, 8192])
+def test_the_search_finds_what_keeps_them(points: int) -> None:
+    """It costs no more than twice the cheapest, which does not."""
+
+    def pull(x: jax.Array, w: jax.Array) -> jax.Array:
+        gap = x[None] - x[:, None]
+        return jnp.sum((w * (jnp.sum(gap * gap, -1) + 1e-2) ** -1.5)[..., None] * gap, 1)
+
+    reference = simplify_axes(region(pull, (points, 3), (points,)).graph)
+    error = ForwardError(reference)
+    kernels = [c for c in search(reference, H200, SPACE, seconds=40.0)[0] if c.family == "kernels"]
+    keep = [c for c in kernels if not error.is_larger(c.graph)]
+    assert len(keep) < len(kernels), "else there is nothing to be seen here"
+    assert keep and keep[0].seconds < 2 * kernels[0].seconds
