@@ -100,9 +100,10 @@ class Model:
 
     # ------------------------------------------------------------------ one operator
 
-    def work(self, p: Poly, s: Decomposition, size: Mapping[Axis, int], rounded: float = 1.0) -> float:
+    def work(self, p: Poly, s: Decomposition, size: Mapping[Axis, int], rounded: float = 1.0, narrow: int = 1) -> float:
         """Estimate the seconds of one operator at given axis sizes, on the whole device. A matrix product that rounds a
-        computed operand takes `rounded` times as long.
+        computed operand takes `rounded` times as long; one of float32 with at most `narrow` rows or columns is left to
+        vector units.
         """
         key = (p, s)
         if key not in self._spaces:
@@ -111,8 +112,8 @@ class Model:
         for a in space:
             flops *= size[a]
         if sides:
-            narrow = MAX_NARROW_SIDE if peak == self.device.matrix_flops_f32 else 1
-            x, y = ({a for a in side if size[a] > narrow} for side in sides)
+            least = narrow if peak == self.device.matrix_flops_f32 else 1
+            x, y = ({a for a in side if size[a] > least} for side in sides)
             if x - y and y - x:
                 return flops / peak * (rounded if self._rounds(s) else 1.0)
         return flops / self.device.vector_flops
@@ -216,7 +217,8 @@ class Model:
         @functools.cache
         def weight(p: Poly, s: Decomposition) -> float:
             """Seconds of one operator."""
-            seconds = self.work(p, s, size, ROUNDED_PRODUCT_COST if halves.isdisjoint(s.args) else 1.0) + 1e-15
+            rounded = ROUNDED_PRODUCT_COST if halves.isdisjoint(s.args) else 1.0
+            seconds = self.work(p, s, size, rounded, MAX_NARROW_SIDE) + 1e-15
             return seconds * (PREFERRED_COST if p in preferred else 1.0)
 
         return weight
