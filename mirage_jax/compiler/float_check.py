@@ -48,8 +48,8 @@ HUGE = 2.0**10  # a factor that makes a mask of an input; a constant beyond it m
 
 @dataclass(frozen=True)
 class _Evaluated:
-    """Inputs, and what three programs make of them; the last two where they are compared. `is_repeatable`: two runs of
-    the winner gave the same bits.
+    """Inputs, and the results of three programs; the last two where they are compared. `is_repeatable`: two runs of the
+    winner gave the same bits.
     """
 
     values: Sequence[np.ndarray]

@@ -33,6 +33,7 @@ MAX_WINDOW_CLASSES = 100  # values in a window with one output: more are not exh
 MAX_BLOCK_ELEMENTS = 8192  # of an output that one block makes, if there are many
 MAX_OUTPUT_SLICE_TERMS = 60_000  # the same for an output slice; there are few of these
 MAX_OUTPUT_SLICE_CLASSES = 220  # values in an output slice searched for plans of two or three kernels: tens of seconds
+MAX_SMALL_SLICE_CLASSES = 40  # values in an output slice that is searched for plans of three kernels in any case
 MAX_WHOLE_SHARE = 0.6  # of the time, for a region that may be sliced afterwards
 NEAR_ROOFLINE = 2.0  # times the lower limit of a region: kernels that take longer leave something to look for
 MAX_WHOLE_REGION_CLASSES = 400  # values in a region searched for one kernel only: ten seconds
@@ -118,8 +119,10 @@ def _output_slices(
     for name in outputs:
         graph = output_slice(reference, name, stored)
         if (probe := _probe(graph, device, pair, MAX_OUTPUT_SLICE_CLASSES, MAX_OUTPUT_SLICE_TERMS)) is not None:
-            # A sum over an axis with tiles of one element may take one more: gradients of keys that heads share.
-            more = bool(probe.batch & probe.reduced) and pair.max_kernels < space.max_kernels
+            # A sum over an axis with tiles of one element may take one more: gradients of keys that heads share. So may
+            # rows and columns of one product.
+            is_small = probe.report.classes <= MAX_SMALL_SLICE_CLASSES
+            more = (is_small or bool(probe.batch & probe.reduced)) and pair.max_kernels < space.max_kernels
             found.append((graph, replace(pair, max_kernels=pair.max_kernels + more)))
             continue
         whole = replace(space, max_kernels=1, splits=False)

@@ -77,3 +77,26 @@ def test_two_softmaxes_are_two_groups() -> None:
     assert len(shift_degrees.groups) == 2 and shift_degrees.shifted == {0, 1}
     degrees = [dict(shift_degrees.degree(p) or ()) for p in (s.p, other)]
     assert degrees[0].keys() != degrees[1].keys() and all(set(x.values()) == {1} for x in degrees)
+
+
+def test_exponentials_that_occur_in_other_company_are_computed_plainly() -> None:
+    """exp(x + b) + exp(x + c): both sums may be exponents, but no one else, and no maximum is subtracted."""
+    s = Softmax()
+    d, c = s.d, s.d.atom("c", ("i",))
+    one, other = d.exp(d.add(s.x, s.b)), d.exp(d.add(s.x, c))
+    shift_degrees = ShiftDegrees(s.e, (d.dot(d.add(one, other), s.v, ("j",)),))
+    assert not shift_degrees.shifted
+    assert not any(map(shift_degrees.splits_a_group, (one, other, d.add(one, other), d.sum(other, ("j",)))))
+    assert all(map(shift_degrees.splits_a_group, (d.exp(s.x), d.exp(s.b), d.exp(d.add(s.b, c)))))
+
+
+def test_squares_have_one_name_before_and_after_a_split() -> None:
+    """(x - y)^2 is (y - x)^2, and which of both is kept changes when an axis is split."""
+    for first, second in (("x", "y"), ("y", "x")):
+        e = Expressions(extent)
+        x, y = e.atom(first, ("i", "j")), e.atom(second, ("k", "j"))
+        distance = e.sum(e.power(e.add(x, e.scale(y, Q(-1))), Q(2)), ("j",))
+        near = e.exp(e.add(distance, e.atom("c", ("i",))))
+        shift_degrees = ShiftDegrees(e, (e.sum(near, ("i",)),))
+        for axis in ("i", "j", "k"):
+            assert not shift_degrees.splits_a_group(e.split(near, axis, (axis + ".l", axis)))

@@ -486,7 +486,7 @@ def _cut(jaxpr: Jaxpr, compiler: RegionCompiler, target: LoweringTarget, kept: _
         written = flatten(jaxpr, kept.merged)
         again = functools.partial(repeated, left=kept.left.get(id(jaxpr), ()))
         program = _unless_it_fails(again, written, compiler) if remat else written
-        steps, left_out = _steps(program, compiler, target.is_partitioned)
+        steps, left_out = _steps(program, compiler, target.is_partitioned, remat)
     bodies = {
         n: tuple(_cut(body, compiler, target, kept, remat) for body in jax_compat.bodies(eqn.eqn))
         for n in steps
@@ -581,10 +581,10 @@ def _unless_it_fails[T](change: Callable[[T], T], x: T, compiler: RegionCompiler
 
 
 def _steps(
-    program: FlatProgram, compiler: RegionCompiler, sharded: bool
+    program: FlatProgram, compiler: RegionCompiler, sharded: bool, remat: bool
 ) -> tuple[Sequence[Region | int], Callable[[], tuple[LeftOut, ...]]]:
     try:
-        found = partition(program, compiler.max_ops, sharded)
+        found = partition(program, compiler.max_ops, sharded, remat)
     except Exception as e:
         _failed(e, compiler.strict, "dividing a program into regions")
         return range(len(program.eqns)), tuple

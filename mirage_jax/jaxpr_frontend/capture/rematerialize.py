@@ -52,7 +52,7 @@ class _Units:
     def __init__(self, program: FlatProgram) -> None:
         self.program, self.eqns, self.avals = program, program.eqns, program.avals
         self.dependencies = Dependencies.of(program)
-        self.cheap = {n for n, eqn in enumerate(self.eqns) if _is_cheap(eqn)}
+        self.cheap = {n for n, eqn in enumerate(self.eqns) if is_cheap(eqn)}
         self.made = program.producers
         self.families = self._families()
         self.members = set[int]().union(*map(self._members, self.families))
@@ -210,7 +210,7 @@ def _summed(shape: Sequence[int], params: Mapping[str, Any]) -> int:
     return math.prod(shape[d] for d in over)
 
 
-def _is_cheap(eqn: FlatEqn) -> bool:
+def is_cheap(eqn: FlatEqn) -> bool:
     """Whether it takes no longer to make the results again than to keep them in memory."""
     known = eqn.primitive in rules.RULES or eqn.primitive == "custom_jvp_call"
     if not known or eqn.effects:
@@ -220,7 +220,7 @@ def _is_cheap(eqn: FlatEqn) -> bool:
         return False
     if eqn.primitive == "custom_jvp_call":
         body = jax_compat.called_jaxpr(eqn.eqn)
-        return body is not None and all(map(_is_cheap, flatten(body).eqns))
+        return body is not None and all(map(is_cheap, flatten(body).eqns))
     if _is_product(eqn):
         return _summed(eqn.in_avals[0].shape, eqn.params) <= MAX_CHEAP_SUM_ELEMENTS
     return True

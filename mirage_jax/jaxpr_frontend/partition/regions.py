@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from mirage_jax.jaxpr_frontend import jax_compat
-from mirage_jax.jaxpr_frontend.capture.rematerialize import repeated
+from mirage_jax.jaxpr_frontend.capture.rematerialize import is_cheap, repeated
 from mirage_jax.jaxpr_frontend.capture.sharding import one_device
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr
 from mirage_jax.jaxpr_frontend.partition.clusters import Dependencies, in_order
@@ -21,6 +21,7 @@ from mirage_jax.jaxpr_frontend.partition.cutting import CutContext, Piece, piece
 from mirage_jax.jaxpr_frontend.partition.eligibility import Eligibility
 from mirage_jax.jaxpr_frontend.partition.program import FlatProgram, flatten
 from mirage_jax.jaxpr_frontend.partition.reasons import Code, LeftOut
+from mirage_jax.jaxpr_frontend.partition.remade import Remade
 from mirage_jax.jaxpr_frontend.translate.translate import Region, TranslationRefused, renamed, translate
 
 type Pieces = Mapping[Region, Piece]  # the equations that each region takes over, without those that it repeats
@@ -69,7 +70,7 @@ def analyse(jaxpr: Jaxpr, max_ops: int = MAX_REGION_OPERATORS, sharded: bool = F
     remat: recompute large values that are cheap to make, as `rematerialize.repeated` does.
     """
     program = flatten(jaxpr)
-    found = partition(repeated(program) if remat else program, max_ops, sharded)
+    found = partition(repeated(program) if remat else program, max_ops, sharded, remat)
     regions = found.regions
     if sharded:
         regions = tuple(local.region for r in regions if (local := one_device(r)) is not None)
@@ -82,10 +83,14 @@ def analyse(jaxpr: Jaxpr, max_ops: int = MAX_REGION_OPERATORS, sharded: bool = F
     return sum(inner, Analysis(regions, found.left_out))
 
 
-def partition(program: FlatProgram, max_ops: int = MAX_REGION_OPERATORS, sharded: bool = False) -> Partition:
-    """Divide a program into regions and left-out equations. sharded: over several devices, by XLA."""
+def partition(
+    program: FlatProgram, max_ops: int = MAX_REGION_OPERATORS, sharded: bool = False, remat: bool = False
+) -> Partition:
+    """Divide a program into regions and left-out equations. sharded: over several devices, by XLA. remat: regions make
+    large values again that are cheap to make.
+    """
     eligibility, dependencies = Eligibility(program, sharded), Dependencies.of(program)
-    translator = _Translator(eligibility)
+    translator = _Translator(eligibility, remat)
     known_pieces = {}
     for cut in itertools.count():
         if cut == MAX_CUTS:
@@ -100,8 +105,8 @@ def partition(program: FlatProgram, max_ops: int = MAX_REGION_OPERATORS, sharded
 class _Translator:
     """Translates pieces, once for those of one form, and tells `eligibility` which equations are refused."""
 
-    def __init__(self, eligibility: Eligibility) -> None:
-        self.eligibility, self.program = eligibility, eligibility.program
+    def __init__(self, eligibility: Eligibility, remat: bool) -> None:
+        self.eligibility, self.program, self.remat = eligibility, eligibility.program, remat
         self.patient = True  # leaves out only what no other cut could keep, while there is any
         self.known: dict[object, Region | TranslationRefused | None] = {}  # by form
 
@@ -112,7 +117,7 @@ class _Translator:
 
     def regions(self, found: Sequence[Piece]) -> Pieces | None:
         """Make the regions of all pieces. None if some equation was refused: then the program is to be cut again."""
-        wholes = [tuple(sorted({*piece, *self.eligibility.repeated(piece)})) for piece in found]
+        wholes = self._wholes(found)
         demanded = _demanded(self.program, found, wholes)
         regions: dict[Region, Piece] = {}
         empty: set[Piece] = set()  # nothing is left to compute: their equations run as they are
@@ -134,6 +139,12 @@ class _Translator:
         if empty and not refused:  # they read what regions make, not what they would have repeated
             return self.regions([piece for piece in found if piece not in empty])
         return None if refused else regions
+
+    def _wholes(self, found: Sequence[Piece]) -> list[Piece]:
+        """Pieces with the equations that they repeat."""
+        remade = Remade(self.eligibility, found, is_cheap) if self.remat else None
+        more = [{*piece, *remade.of(piece)} if remade else set(piece) for piece in found]
+        return [tuple(sorted(own | self.eligibility.repeated(own))) for own in more]
 
     def _region(self, whole: Piece, results: Sequence[int]) -> Region | None:
         eqns = [self.program.eqns[n] for n in whole]

@@ -17,6 +17,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from mirage_jax.mugraph.graph import BlockGraph, Kernel, KernelGraph, KernelSchedule, Library, Schedule, Tensor
+from mirage_jax.mugraph.passes.merge_axes import sink_renames
 from mirage_jax.search.candidates import Candidate
 from mirage_jax.search.decompose.windows import prefixed
 
@@ -46,7 +47,10 @@ def waists(reference: KernelGraph) -> tuple[str, ...]:
 
 
 def output_slice(reference: KernelGraph, output: str, stored: Collection[str] = ()) -> KernelGraph:
-    """Extract the program that computes one output of a graph of library operators from inputs and `stored` tensors."""
+    """Extract the program that computes one output of a graph of library operators from inputs and `stored` tensors.
+
+    A value that is also an output may have other axes there than where it is read.
+    """
     needed, kernels = {output}, list[Kernel]()
     given = {*stored} - {output}
     for k in reversed(reference.kernels):
@@ -55,7 +59,7 @@ def output_slice(reference: KernelGraph, output: str, stored: Collection[str] = 
             needed.update(x.tensor for x in k.loads)
     inputs = [t for t in reference.inputs if t.name in needed]
     inputs += [reference.tensors[name] for name in stored if name in needed & given]
-    return KernelGraph(tuple(inputs), tuple(reversed(kernels)), (output,), reference.extents)
+    return sink_renames(KernelGraph(tuple(inputs), tuple(reversed(kernels)), (output,), reference.extents))
 
 
 def joined(reference: KernelGraph, found: Sequence[Sequence[Candidate]]) -> Candidate | None:

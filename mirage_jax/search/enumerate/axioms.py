@@ -91,11 +91,14 @@ class Axiom:
 
 @dataclass
 class Axioms:
-    """Backwards rules over one table of expressions. `fired` counts the steps of each axiom."""
+    """Backwards rules over one table of expressions. `fired` counts the steps of each axiom; none is from a value that
+    is `refused`.
+    """
 
     e: Expressions
     fired: dict[str, int] = field(default_factory=dict[str, int])
     records: tuple[Axiom, ...] = field(default_factory=lambda: AXIOMS)
+    refused: Callable[[Poly], bool] = lambda _: False
     _inputs: dict[Poly, bool] = field(default_factory=dict[Poly, bool])
     _steps: dict[Poly, tuple[Decomposition, ...]] = field(default_factory=dict[Poly, tuple[Decomposition, ...]])
 
@@ -105,7 +108,7 @@ class Axioms:
         if found is None:
             unique: dict[object, Decomposition] = {}
             for axiom in self.records:
-                made = list(axiom.backwards(self.e, p))
+                made = [s for s in axiom.backwards(self.e, p) if not any(map(self.refused, s.args))]
                 self.fired[axiom.name] = self.fired.get(axiom.name, 0) + len(made)
                 unique.update({(s.op, s.args, s.attrs, s.times): s for s in made})
                 if axiom.excludes_others and made:

@@ -535,10 +535,18 @@ class Expressions:
                 return f"{name}{gone}({', '.join(self.text(p) for p in polys)})"
         raise AssertionError
 
+    def _factor_text(self, b: Base, q: Fraction) -> str:
+        """Of an even power: the same for a sum and its negative, of which ids choose one."""
+        match self.base(b):
+            case ("P", p) if q % 2 == 0:
+                return f"({min(self.text(p), self.text(self.scale(p, Fraction(-1))))})^{q}"
+            case _:
+                return self._base_text(b) + ("" if q == 1 else f"^{q}")
+
     @memo
     def _term_text(self, t: Term) -> str:
         bound, factors = self.term(t)
-        body = "*".join(sorted(self._base_text(b) + ("" if q == 1 else f"^{q}") for b, q in factors)) or "1"
+        body = "*".join(sorted(self._factor_text(b, q) for b, q in factors)) or "1"
         return (f"S[{','.join(sorted(bound))}] " if bound else "") + body
 
     @memo

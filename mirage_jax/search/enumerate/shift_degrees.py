@@ -7,12 +7,13 @@ cancels for any value, and may be the maximum. A value that is not homogeneous (
 cannot occur in such a program. This generalizes online softmax (Milakov and Gimelshein, 2018).
 
 Exponentials that the program multiplies together form one group, computed as one exp of the sum: exp(a) exp(b) would
-be fine in algebra and 0 * inf in floats.
+be fine in algebra and 0 * inf in floats. exp(a - b) + exp(a - c) has a group of three, where only pairs occur. It is
+computed plainly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -37,13 +38,16 @@ class ShiftDegrees:
     _degree: dict[Poly, Degree | None] = field(default_factory=dict[Poly, Degree | None])
     _signatures: dict[Base, str] = field(default_factory=dict[Base, str])
     _splits: dict[Poly, bool] = field(default_factory=dict[Poly, bool])
+    _together: set[frozenset[str]] = field(default_factory=set[frozenset[str]])  # names of exponentials in one term
 
     def __post_init__(self) -> None:
         powers: dict[str, Fraction] = {}  # of each exponential where it occurs first
         self.groups = self._grouped(powers)
         for i, group in enumerate(self.groups):
             self._group_of |= {name: (i, 1 / (powers[name] * len(group))) for name in group}
-        self.shifted = frozenset(range(len(self.groups)))
+        self.shifted = frozenset(
+            i for i, g in enumerate(self.groups) if not any(own & g < g for own in self._occurring(g))
+        )
         # A group in which some target is not of degree 0 is computed plainly, which may free or bind others.
         while bad := self._unshiftable():
             if len(bad) == len(self.shifted) > 1:
@@ -58,6 +62,7 @@ class ShiftDegrees:
             for b, q in exps:
                 powers.setdefault(self.signature(b), q)
             names = {self.signature(b) for b, _ in exps}
+            self._together.add(frozenset(names))
             if names:
                 touching = [g for g in found if g & names]
                 found = [g for g in found if not g & names] + [names.union(*touching)]
@@ -150,12 +155,20 @@ class ShiftDegrees:
         return self._group_of.get(self.signature(exponential), (-1, Fraction(0)))
 
     def splits_a_group(self, p: Poly) -> bool:
-        """Does a term hold some but not all exponentials of a group that the program multiplies together?"""
+        """Does a term hold some exponentials of a group, but not with those that the program multiplies them with?"""
         if p not in self._splits:
             here = [{self.signature(b) for b, _ in self._exponentials(t)} for t, _ in self.e.poly(p)]
             several = [g for g in self.groups if len(g) > 1]
-            self._splits[p] = any(names & g and not g <= names for names in here for g in several)
+            self._splits[p] = any(names & g and not self._occurs(names & g, g) for names in here for g in several)
         return self._splits[p]
+
+    def _occurs(self, names: Set[str], group: frozenset[str]) -> bool:
+        """Whether a term of the program has these exponentials of a group, and no others."""
+        return names == group or names in self._occurring(group)
+
+    def _occurring(self, group: frozenset[str]) -> set[frozenset[str]]:
+        """The exponentials of a group that are multiplied together, for each term of the program that has any."""
+        return {own & group for own in self._together if own & group}
 
     def group_axes(self, p: Poly) -> dict[int, frozenset[Axis]]:
         """Axes of the exponentials of each shifted group inside a value."""

@@ -169,6 +169,7 @@ class Search:
         self.targets = tuple(self._target(t, known[t.name]) for t in outs)
         values = [target.value for target in self.targets]
         shift_degrees = ShiftDegrees(self.e, tuple(values))
+        self.axioms.refused = shift_degrees.splits_a_group
         probe = KernelTables(self.axioms, shift_degrees, self.space, frozenset(), self.clock.tick)
         self.reduced = frozenset[Axis]().union(*(probe.reduced_axes(v) for v in values))
         self.batch = batch_axes(r, values, self.axioms, self.reduced)

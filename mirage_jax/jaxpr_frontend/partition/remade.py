@@ -1,0 +1,80 @@
+"""Which values a region makes again, instead of reading them from the region before it.
+
+A cut through the scores of an attention, or the distances of points, would store and load matrices. The region after
+the cut repeats the equations that make them, back to small values, such as the maximum of each row, and to what it
+reads anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+from mirage_jax.jaxpr_frontend.partition.eligibility import Eligibility
+from mirage_jax.jaxpr_frontend.partition.program import FlatEqn, bytes_of
+
+type Piece = tuple[int, ...]
+
+MIN_BYTES = 1 << 20  # smaller values stay in a cache
+MIN_SAVING = 3  # bytes of a value over those that are read in its place
+SMALLER = 8  # times smaller than a value: what is summed up over its rows
+
+
+class Remade:
+    """What the pieces of a program make again. `is_cheap`: making an equation's results again takes no longer than to
+    store and load them.
+    """
+
+    def __init__(self, eligibility: Eligibility, pieces: Sequence[Piece], is_cheap: Callable[[FlatEqn], bool]) -> None:
+        self.eligibility, self.program, self.is_cheap = eligibility, eligibility.program, is_cheap
+        self.piece_of = {n: piece for piece in pieces for n in piece}
+
+    def of(self, piece: Piece) -> set[int]:
+        """The equations of other pieces that this one repeats."""
+        found = set[int]()
+        read = {self.eligibility.source(v) for v in self.program.read_by(piece)}.difference(self.program.made_by(piece))
+        todo = sorted(read, key=self._bytes)
+        while todo:
+            if not self._crosses(value := todo.pop(), piece):
+                continue
+            equations, sources = self._sources(value, piece)
+            others = sources - read - set(self.program.made_by(found))
+            if equations and MIN_SAVING * sum(map(self._bytes, others)) <= self._bytes(value):
+                found |= equations
+                read |= sources
+                todo += sorted(others, key=self._bytes)
+        return found
+
+    def _bytes(self, value: int) -> int:
+        return bytes_of(self.program.avals[value])
+
+    def _crosses(self, value: int, piece: Piece) -> bool:
+        """Is a large value stored only because pieces such as this one read it?"""
+        maker = self.program.producers.get(value)
+        own = self.piece_of.get(-1 if maker is None else maker, piece)
+        return own is not piece and self._bytes(value) >= MIN_BYTES and value not in self._stored
+
+    @cached_property
+    def _stored(self) -> set[int]:
+        """Values that the program returns, or that equations outside of all pieces read."""
+        outside = set(range(len(self.program.eqns))).difference(self.piece_of)
+        return self.program.results | self.program.read_by(outside)
+
+    def _sources(self, value: int, piece: Piece) -> tuple[set[int], set[int]]:
+        """The equations that make a value, back to what is small or not cheap, and what these read."""
+        equations, sources, todo = set[int](), set[int](), [value]
+        while todo:
+            maker = self.program.producers.get(v := self.eligibility.source(todo.pop()))
+            if maker in equations or maker in self.eligibility.constants or maker in self.eligibility.masks:
+                continue  # every region makes its own of the latter
+            if maker is None or not self._is_made_again(maker, v, value, piece):
+                sources.add(v)
+                continue
+            equations.add(maker)
+            todo += self.program.eqns[maker].reads
+        return equations, sources
+
+    def _is_made_again(self, maker: int, v: int, value: int, piece: Piece) -> bool:
+        if self.piece_of.get(maker, piece) is piece or SMALLER * self._bytes(v) <= self._bytes(value):
+            return False
+        return self.is_cheap(self.program.eqns[maker])
