@@ -277,17 +277,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         r"wait\(kept\.index\(0\), turn & 1\)",
         "wait(kept.index(0), 0)",
     ),
-    "a block is left out": ("gated MLP, several blocks", r"range\(program, \d+, ", "range(program, 2, "),
-    "blocks are counted as if one more program ran": (
-        "gated MLP, several blocks",
-        r"(range\(program, \d+), 3",
-        r"\1, 4",
-    ),
-    "operands of two blocks in one phase": (
-        "attention, three stages, several blocks",
-        r"turn = block // 3",
-        "turn = block // 4",
-    ),
+    "a block is left out": ("gated MLP, several blocks", r"range\(\((\d+) - program\)", "range((2 - program)"),
     "every turn goes the same way": (
         "causal attention, several blocks",
         r" \+ \(turn & 1\) \* \(2 - 2 \* program\)",

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from mugraph.graphs import schedule
-from search.references import H200, TWO_KERNELS, captured, found, kernels_of, region, worst_error
+from search.references import H200, TWO_KERNELS, blocks, captured, found, kernels_of, region, worst_error
 
 from mirage_jax.bench.field_programs import contrastive, kernel_sums, mixture
 from mirage_jax.compiler.tuning_session import SPACE
@@ -194,6 +194,24 @@ def test_faster_than_xla_by_the_model(name: str) -> None:
     assert times * best.seconds < fused_estimate(graph, H200), best.graph
     check_graph(best.graph)
     certify(graph, best.graph)
+
+
+def test_attention_that_keeps_its_row_statistics() -> None:
+    """Maxima and sums relative to them are results too, as a backward pass wants them: still one kernel, one pass."""
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
+        scores = (q @ k.T).astype("float32")
+        top = scores.max(-1)
+        weights = jnp.exp(scores - top[:, None])
+        total = weights.sum(-1)
+        return top, total, (weights.astype(v.dtype) @ v) / total[:, None].astype(v.dtype)
+
+    graph = simplify_axes(region(attend, *[(4096, 64)] * 3, dtype="bfloat16").graph)  # type: ignore[arg-type]
+    candidates, _ = search(graph, H200, SPACE, seconds=40.0)
+    one = next(kernels_of(candidates, 1))
+    ops = Counter(op.op for op in blocks(one)[0].ops)
+    assert ops["exps"] == 2 and ops["accs"] == 2 and not ops["exp"], one
+    certify(graph, one)
 
 
 def test_split_log_sum_exp() -> None:

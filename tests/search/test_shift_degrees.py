@@ -41,6 +41,20 @@ def test_degrees() -> None:
     assert s.degree(d.function("tanh", [s.p])) is None and s.degree(d.function("tanh", [s.y])) == 0
 
 
+def test_row_sums_relative_to_their_maximum() -> None:
+    """exp(-max(x)) has degree -1, and so sum(exp(x - max(x))) has degree 0, whatever is subtracted meanwhile."""
+    s = Softmax()
+    d, top = s.d, s.d.maximum(s.x, ("j",))
+    below = d.exp(d.scale(top, Q(-1)))
+    total = d.mul(s.l, below)
+    assert total == d.sum(d.exp(d.add(s.x, d.scale(top, Q(-1)))), ("j",)), "the same normal form"
+    shift_degrees = ShiftDegrees(s.e, (s.y, top, total))
+    assert shift_degrees.shifted == {0} and not shift_degrees.splits_a_group(below)
+    degrees = [dict(shift_degrees.degree(p) or ()).get(0, Q(0)) for p in (below, total, d.mul(below, below))]
+    assert degrees == [-1, 0, -2]
+    assert shift_degrees.is_of_maximum(below) and not shift_degrees.is_of_maximum(total)
+
+
 def test_only_what_cancels_is_shifted() -> None:
     """exp(x) v has no division by the row sum: nothing can be subtracted from x."""
     s = Softmax()

@@ -58,16 +58,11 @@ copy_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared 
 
 @dataclass(frozen=True)
 class Several:
-    """Names of what a program with several blocks counts: which it is, blocks that it has done, and their steps.
-
-    `block`, where blocks are taken in order, is the one that is computed: the loop counts nothing else then. Beside
-    another counter, ptxas had steps in the threads' own registers, and each product waited for its addresses.
-    """
+    """Names of what a program with several blocks counts: which it is, blocks that it has done, and their steps."""
 
     program: str
     turn: str
     done: str
-    block: str = ""
 
 
 @dataclass
@@ -250,10 +245,9 @@ class GluonKernel(SharedTiles):
         """The number of the block that is computed; it changes within a program that shares blocks."""
         if self.several is None:
             return super().number
-        if self.several.block:
-            return self.several.block
         program, turn, programs = self.several.program, self.several.turn, self.tiling.launched
-        return f"{turn} * {programs} + {program} + ({turn} & 1) * ({programs - 1} - 2 * {program})"
+        turned = f" + ({turn} & 1) * ({programs - 1} - 2 * {program})" if self.graph.loop_bounds else ""
+        return f"{turn} * {programs} + {program}{turned}"
 
     def each_block(self, body: Callable[[str, str], None]) -> None:
         """For the block of a program, or one after the other: which it is, its loop's `steps`, and what is done. Where
@@ -264,18 +258,13 @@ class GluonKernel(SharedTiles):
             body(*self.steps())
             return
         blocks, programs, outer = self.tiling.grid, self.tiling.launched, self.env
-        names = ("program", "turn", "done") if self.graph.loop_bounds else ("program", "turn", "done", "block")
-        self.several = own = Several(*map(self.w.name, names))
+        self.several = own = Several(*map(self.w.name, ("program", "turn", "done")))
         self.w.line(f"{own.program} = {super().number}")
         self.w.line(f"{own.done} = 0")
-        counter, numbers = own.block, f"{own.program}, {blocks}, {programs}"
-        if not own.block:
-            turns, left = divmod(blocks, programs)
-            count = f"({blocks} + {own.program})" if turns % 2 else f"({blocks + programs - 1} - {own.program})"
-            counter, numbers = own.turn, f"{count} // {programs}" if left else str(turns)
-        with self.w.block(f"for {counter} in range({numbers}):", counter):
-            if own.block and self.resident:
-                self.w.line(f"{own.turn} = {own.block} // {programs}")
+        turns, left = divmod(blocks, programs)
+        is_turned = self.graph.loop_bounds is not None and turns % 2
+        count = f"({blocks} + {own.program})" if is_turned else f"({blocks + programs - 1} - {own.program})"
+        with self.w.block(f"for {own.turn} in range({f'{count} // {programs}' if left else turns}):", own.turn):
             self.env = outer.new_child()
             self.blocks()
             first, steps = self.steps()

@@ -280,7 +280,9 @@ class _KernelWriter:
         elif s.op == "log" and (relative := self.x.tables.shift_degrees.degree(s.args[0])):
             name = self._logarithm(s, *self._one_group(relative))
         elif s.op == "exp" and degree:
-            name = self._exponential(p, s, *self._one_group(degree))
+            group, power = self._one_group(degree)
+            of_maximum = self.x.tables.shift_degrees.is_of_maximum(p)
+            name = self._of_maximum(s, group, power) if of_maximum else self._exponential(p, s, group, power)
         else:
             if "axes" in attrs:
                 attrs["axes"] = tuple(attrs["axes"])
@@ -328,11 +330,7 @@ class _KernelWriter:
     def _exponential(self, p: Poly, s: Decomposition, group: int, degree: Fraction) -> str:
         if degree != 1 or self.exponentials.setdefault(group, p) != p:
             raise UnsupportedError("several exponentials of one exp group in a kernel")
-        x = self.value(s.args[0])
-        scale, offset = s.attr("scale", Fraction(1)), s.attr("offset", Fraction(0))
-        if offset:
-            x, scale = self.emit("affine", x, scale=scale, offset=offset), Fraction(1)
-        attrs = {} if scale == 1 else {"scale": scale}
+        x, attrs = self._scaled(self.value(s.args[0]), s)
         if group not in self.shifts:
             self.shifts[group] = self._new_shift(x, group, attrs)
         elif not set(self.axes[self.shifts[group]]) <= set(self.axes[x]):
@@ -345,6 +343,22 @@ class _KernelWriter:
         if not set(over).isdisjoint(self.grid):
             raise UnsupportedError("a shift would have to reduce an axis of the grid")
         return self.emit("shift", x, axes=over, **attrs)
+
+    def _of_maximum(self, s: Decomposition, group: int, degree: Fraction) -> str:
+        """The exponential of a maximum: relative to the shift, when that moves no more, and then to its power."""
+        x, m = self.value(s.args[0]), self.shifts.get(group)
+        if m is None:
+            raise UnsupportedError("an exponential of a maximum has no shift")
+        x, attrs = self._scaled(x, s, degree)
+        made = self.emit("exps", x, self._last(m) if self._is_carried(m) else m, **attrs)
+        return made if degree == 1 else self.emit("pow", made, exponent=degree)
+
+    def _scaled(self, x: str, s: Decomposition, degree: Fraction = Fraction(1)) -> tuple[str, dict[str, Fraction]]:
+        """The operand of an exponential to the power of 1 / `degree`, and the operator's attributes."""
+        scale, offset = s.attr("scale", Fraction(1)) / degree, s.attr("offset", Fraction(0)) / degree
+        if offset:
+            x, scale = self.emit("affine", x, scale=scale, offset=offset), Fraction(1)
+        return x, {} if scale == 1 else {"scale": scale}
 
     def _logarithm(self, s: Decomposition, group: int, degree: Fraction) -> str:
         x, m = self.value(s.args[0]), self.shifts[group]

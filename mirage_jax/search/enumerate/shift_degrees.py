@@ -2,9 +2,10 @@
 
 A value of degree d is stored as ``a`` with true value ``a * exp(d * m)``. All values of one *exp group* share the shift
 m. An exponential has degree 1, and so have its row sum l and the weighted sum O; 1/l has degree -1, and O/l has degree
-0. So has log l, computed as log(a) + m. A group may be shifted if every output of the region has degree 0: then m
-cancels for any value, and may be the maximum. A value that is not homogeneous (exp(x) + 1) has no shifted form and
-cannot occur in such a program. This generalizes online softmax (Milakov and Gimelshein, 2018).
+0. So has log l, computed as log(a) + m. exp(-max(x)) has degree -1, computed as exp(m - max(x)): programs that keep row
+sums for a gradient keep them relative to their maximum. A group may be shifted if every output of the region has degree
+0: then m cancels for any value, and may be the maximum. A value that is not homogeneous (exp(x) + 1) has no shifted
+form and cannot occur in such a program. This generalizes online softmax (Milakov and Gimelshein, 2018).
 
 Exponentials that the program multiplies together form one group, computed as one exp of the sum: exp(a) exp(b) would
 be fine in algebra and 0 * inf in floats. exp(a - b) + exp(a - c) has a group of three, where only pairs occur. It is
@@ -77,7 +78,14 @@ class ShiftDegrees:
         return bad
 
     def _exponentials(self, t: Term) -> Iterator[tuple[Base, Fraction]]:
-        return ((b, q) for b, q in self.e.term(t)[1] if self.e.base(b)[0] == "E")
+        """Those of a term, but for exponentials of maxima: these are no members of a group."""
+        return ((b, q) for b, q in self.e.term(t)[1] if self.e.base(b)[0] == "E" and self.maximum_of(b) is None)
+
+    def maximum_of(self, b: Base) -> Poly | None:
+        """x, of exp(max(x))."""
+        kind, *rest = self.e.base(b)
+        base = self.e.only_base(self.e.make_poly([(rest[0], Fraction(1))])) if kind == "E" else None
+        return base[2][0] if base is not None and base[:2] == ("f", "max") else None
 
     def signature(self, b: Base) -> str:
         """An exponential's name without axes: the same before and after every axis split."""
@@ -136,6 +144,8 @@ class ShiftDegrees:
 
     def _base_degree(self, b: Base) -> Degree | None:
         match self.e.base(b):
+            case ("E", _) if (x := self.maximum_of(b)) is not None:
+                return self.degree(self.e.exp(x))
             case ("E", inner):
                 is_plain = self.degree(self.e.make_poly([(inner, Fraction(1))])) == NONE
                 group, unit = self._group(b)
@@ -170,13 +180,18 @@ class ShiftDegrees:
         """The exponentials of a group that are multiplied together, for each term of the program that has any."""
         return {own & group for own in self._together if own & group}
 
+    def is_of_maximum(self, p: Poly) -> bool:
+        """Whether a value is a power of exp(max(x))."""
+        rows = self.e.poly(p)
+        factors = self.e.term(rows[0][0])[1] if len(rows) == 1 else ()
+        return len(factors) == 1 and self.maximum_of(factors[0][0]) is not None
+
     def group_axes(self, p: Poly) -> dict[int, frozenset[Axis]]:
         """Axes of the exponentials of each shifted group inside a value."""
         out: dict[int, frozenset[Axis]] = {}
         for t in self._terms([p]):
-            for b, _ in self._exponentials(t):
-                g, _ = self._group(b)
-                if g in self.shifted:
+            for b, _ in self.e.term(t)[1]:
+                for g, _ in (self._base_degree(b) or NONE) if self.e.base(b)[0] == "E" else NONE:
                     out[g] = out.get(g, frozenset()) | self.e.base_axes(b)
         return out
 
