@@ -27,7 +27,7 @@ EXTENTS = (64, 32, 16, 8)  # the largest at which no value of the program has mo
 MAX_ELEMENTS = 1 << 14
 LARGER = 16.0  # times the program's own error, from which on digits are lost
 TF32 = 2.0**-12  # relative rms error of products in float32 on a GPU
-UNITS = {2: 2.0**-10, 4: 0.0, 8: 0.0}  # error that rounding to a type of so many bytes causes anyway
+NARROW = 2.0**-10  # the same of what 16 bits or fewer hold
 
 
 class ForwardError:
@@ -44,10 +44,8 @@ class ForwardError:
     def is_larger(self, graph: KernelGraph) -> bool:
         """Whether a graph's results lose digits that the program's have; False where nobody can say."""
         if graph not in self._known:
-            errors = self._errors(graph) if self._own else []
-            self._known[graph] = any(
-                e > LARGER * own + self._floor for e, own in zip(errors, self._own, strict=bool(errors))
-            )
+            pairs = zip(self._errors(graph), self._own, strict=False)  # none where one of both is unknown
+            self._known[graph] = any(error > LARGER * own + self._floor for error, own in pairs)
         return self._known[graph]
 
     @cached_property
@@ -59,7 +57,7 @@ class ForwardError:
         """The relative error that XLA's code has anyway."""
         narrowest = min((BYTES[t.dtype] for t in self.reference.inputs if t.dtype in FLOATS), default=4)
         has_products = any(op.op == "dot" for k in self.reference.kernels for op in k.ops)
-        return max(UNITS[narrowest], TF32 if has_products else 0.0)
+        return NARROW if narrowest <= 2 else TF32 if has_products else 0.0
 
     @cached_property
     def _inputs(self) -> list[Array]:

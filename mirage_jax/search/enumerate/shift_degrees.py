@@ -14,7 +14,7 @@ computed plainly.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -40,15 +40,18 @@ class ShiftDegrees:
     _signatures: dict[Base, str] = field(default_factory=dict[Base, str])
     _splits: dict[Poly, bool] = field(default_factory=dict[Poly, bool])
     _together: set[frozenset[str]] = field(default_factory=set[frozenset[str]])  # names of exponentials in one term
+    _occurring: dict[frozenset[str], set[frozenset[str]]] = field(
+        default_factory=dict[frozenset[str], set[frozenset[str]]]
+    )  # group -> those of its members that are multiplied together in a term of the program
+    _maxima: dict[Base, Poly | None] = field(default_factory=dict[Base, Poly | None])
 
     def __post_init__(self) -> None:
         powers: dict[str, Fraction] = {}  # of each exponential where it occurs first
         self.groups = self._grouped(powers)
         for i, group in enumerate(self.groups):
             self._group_of |= {name: (i, 1 / (powers[name] * len(group))) for name in group}
-        self.shifted = frozenset(
-            i for i, g in enumerate(self.groups) if not any(own & g < g for own in self._occurring(g))
-        )
+        self._occurring = {g: {own & g for own in self._together if own & g} for g in self.groups}
+        self.shifted = frozenset(i for i, g in enumerate(self.groups) if self._occurring[g] == {g})
         # A group in which some target is not of degree 0 is computed plainly, which may free or bind others.
         while bad := self._unshiftable():
             if len(bad) == len(self.shifted) > 1:
@@ -83,9 +86,11 @@ class ShiftDegrees:
 
     def maximum_of(self, b: Base) -> Poly | None:
         """x, of exp(max(x))."""
-        kind, *rest = self.e.base(b)
-        base = self.e.only_base(self.e.make_poly([(rest[0], Fraction(1))])) if kind == "E" else None
-        return base[2][0] if base is not None and base[:2] == ("f", "max") else None
+        if b not in self._maxima:
+            kind, *rest = self.e.base(b)
+            base = self.e.only_base(self.e.make_poly([(rest[0], Fraction(1))])) if kind == "E" else None
+            self._maxima[b] = base[2][0] if base is not None and base[:2] == ("f", "max") else None
+        return self._maxima[b]
 
     def signature(self, b: Base) -> str:
         """An exponential's name without axes: the same before and after every axis split."""
@@ -167,18 +172,12 @@ class ShiftDegrees:
     def splits_a_group(self, p: Poly) -> bool:
         """Does a term hold some exponentials of a group, but not with those that the program multiplies them with?"""
         if p not in self._splits:
-            here = [{self.signature(b) for b, _ in self._exponentials(t)} for t, _ in self.e.poly(p)]
+            here = [frozenset(self.signature(b) for b, _ in self._exponentials(t)) for t, _ in self.e.poly(p)]
             several = [g for g in self.groups if len(g) > 1]
-            self._splits[p] = any(names & g and not self._occurs(names & g, g) for names in here for g in several)
+            self._splits[p] = any(
+                names & g and names & g not in self._occurring[g] and not g <= names for names in here for g in several
+            )
         return self._splits[p]
-
-    def _occurs(self, names: Set[str], group: frozenset[str]) -> bool:
-        """Whether a term of the program has these exponentials of a group, and no others."""
-        return names == group or names in self._occurring(group)
-
-    def _occurring(self, group: frozenset[str]) -> set[frozenset[str]]:
-        """The exponentials of a group that are multiplied together, for each term of the program that has any."""
-        return {own & group for own in self._together if own & group}
 
     def is_of_maximum(self, p: Poly) -> bool:
         """Whether a value is a power of exp(max(x))."""
