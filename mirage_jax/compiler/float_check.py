@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -58,6 +58,7 @@ class _Evaluated:
     xla: Sequence[Any]
     results: Sequence[Any]
     is_repeatable: bool
+    noises: dict[int, list[Any]] = field(default_factory=dict[int, list[Any]])  # by the number of samples
 
 
 @dataclass
@@ -105,11 +106,12 @@ class Accuracy:
             run = self._run([input_classes.halved(x, halvings) for x in values], ours)
             if not run.is_repeatable:
                 return "two runs differ"
-            different = self._misread(run) if is_ordinary else ""
-            if different and (all_in_all := self._misread(run, rows=False)):
-                return all_in_all
-            if (wrong := compared(run)) or not different:
-                return wrong
+            with gpu_lock(self.subject.device):  # once: each look at float64 would wait for others' turns
+                different = self._misread(run) if is_ordinary else ""
+                if different and (all_in_all := self._misread(run, rows=False)):
+                    return all_in_all
+                if (wrong := compared(run)) or not different:
+                    return wrong
         return different
 
     def _comparison(self, winner: Winner, name: str) -> Callable[[_Evaluated], str]:
@@ -176,7 +178,7 @@ class Accuracy:
         if not wrong([None] * len(run.xla)):
             return ""
         coarsest = max(self.unit, TF32_UNIT if self.subject.platform != "cpu" else 0.0)
-        return wrong([coarsest / (2 * HALF_UNIT) * n for n in self.noise(run.inputs, run.reference, SAMPLES)])
+        return wrong([coarsest / (2 * HALF_UNIT) * n for n in self._noise_of(run, SAMPLES)])
 
     def _allowances(self, run: _Evaluated) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
         """Noise and `written_errors` of each result that the gate allows for: none, then more and more, since they take
@@ -185,7 +187,7 @@ class Accuracy:
         nothing = noise = [None] * len(run.reference)
         yield noise, nothing
         for samples in (1, SAMPLES):
-            noise = self.noise(run.inputs, run.reference, samples)
+            noise = self._noise_of(run, samples)
             yield noise, nothing
         if (written := self.written_errors(run.values)) is not None:
             yield noise, written
@@ -349,6 +351,12 @@ class Accuracy:
         return jax.jit(lambda sample, *xs: _wide(self.subject.region.translated, xs, jnp, sample))
 
     # ------------------------------------------------------------------ what rounding may do
+
+    def _noise_of(self, run: _Evaluated, samples: int) -> list[Any]:
+        """Noise of a run, found once."""
+        if samples not in run.noises:
+            run.noises[samples] = self.noise(run.inputs, run.reference, samples)
+        return run.noises[samples]
 
     def noise(self, inputs: Sequence[Any], exact: Sequence[Any], samples: int) -> list[Any]:
         """How far rounding may carry its results from these exact ones: root mean square of so many samples."""
