@@ -1,11 +1,18 @@
 """A cut between two regions stores rows, not the matrices that are made of them in a moment."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxpr_frontend.replacing import Replacing
 
+from mirage_jax.jaxpr_frontend.capture.call_primitive import mirage_call_p
+from mirage_jax.jaxpr_frontend.capture.lowering import LoweringTarget, planned
 from mirage_jax.jaxpr_frontend.partition.regions import Analysis, analyse
+from mirage_jax.jaxpr_frontend.translate.translate import Region
 
 POINTS = 1024
 
@@ -58,3 +65,26 @@ def test_regions_compute_what_the_program_does() -> None:
     optimized = mirage_jax.optimize(jax.grad(pairs, (0, 1)), remat="regions", on_miss="fallback")
     for ours, theirs in zip(optimized(x, y), jax.grad(pairs, (0, 1))(x, y), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6)
+
+
+@dataclass(frozen=True, eq=False)
+class TakesSome(Replacing):
+    """Replaces regions with so many outputs."""
+
+    outputs: int = 0
+    remat: bool = True
+
+    def compile_region(self, region: Region, platforms: tuple[str, ...] = ()) -> Any:
+        return super().compile_region(region, platforms) if len(region.outputs) == self.outputs else None
+
+
+def test_only_kernels_that_were_chosen_make_values_again() -> None:
+    """Where the region after a cut stays with XLA, it reads what the one before stores, as in JAX's program."""
+    args = [jax.ShapeDtypeStruct((POINTS, 64), "float32")] * 2
+    jaxpr = jax.make_jaxpr(jax.grad(pairs, (0, 1)))(*args)
+    target = LoweringTarget(("cpu",))
+    before, after = cut(pairs, 64, remat=True, most=16).regions
+    assert len(before.outputs) != len(after.outputs)
+    for taken, crosses in ((after, False), (before, True)):
+        plan = planned(jaxpr, TakesSome(max_ops=16, outputs=len(taken.outputs)), mirage_call_p, target)
+        assert any(r.avals[b.value].size >= POINTS**2 for r in plan.regions for b in r.outputs) == crosses

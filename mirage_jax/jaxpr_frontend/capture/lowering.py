@@ -420,6 +420,7 @@ class _Cut:
     program: FlatProgram
     steps: Sequence[Region | int]
     left_out: Callable[[], tuple[LeftOut, ...]]
+    remade: Mapping[Region, int]
     bodies: Mapping[int, tuple[_Cut, ...]]
     is_as_written: bool
 
@@ -432,9 +433,12 @@ class _Cut:
 
 @dataclass
 class _Kept:
-    """What is not made again, because no kernel reads it so: units by the jaxpr that they are in, and policies."""
+    """What is not made again, because no kernel reads it so: units by the jaxpr that they are in, regions by their
+    numbers, and policies.
+    """
 
     left: dict[int, set[int]] = field(default_factory=dict)
+    stored: set[int] = field(default_factory=set)
     merged: set[Any] = field(default_factory=set)
 
     def add(self, cut: _Cut, found: LoweringPlan) -> bool:
@@ -445,6 +449,10 @@ class _Kept:
             units = {again[v] for eqn in found.left_to_xla() for v in eqn.outputs if v in again}
             self.left.setdefault(id(cut.jaxpr), set()).update(units)
             changed = bool(units)
+        left = (r for r, step in zip(cut.steps, found.steps, strict=True) if not isinstance(step, Replacement))
+        numbers = {cut.remade[r] for r in left if isinstance(r, Region) and r in cut.remade}
+        changed |= not numbers <= self.stored
+        self.stored |= numbers
         for n, inner in cut.bodies.items():
             eqn = cut.program.eqns[n]
             plans = found.bodies[eqn]
@@ -486,13 +494,13 @@ def _cut(jaxpr: Jaxpr, compiler: RegionCompiler, target: LoweringTarget, kept: _
         written = flatten(jaxpr, kept.merged)
         again = functools.partial(repeated, left=kept.left.get(id(jaxpr), ()))
         program = _unless_it_fails(again, written, compiler) if remat else written
-        steps, left_out = _steps(program, compiler, target.is_partitioned, remat)
+        steps, left_out, remade = _steps(program, compiler, target.is_partitioned, remat, kept.stored)
     bodies = {
         n: tuple(_cut(body, compiler, target, kept, remat) for body in jax_compat.bodies(eqn.eqn))
         for n in steps
         if isinstance(n, int) and (eqn := program.eqns[n]).primitive != "shard_map" and _to_be_opened(eqn)
     }
-    return _Cut(jaxpr, program, steps, left_out, bodies, program is written and not kept.merged)
+    return _Cut(jaxpr, program, steps, left_out, remade, bodies, program is written and not kept.merged)
 
 
 def _local(regions: Sequence[Region], target: LoweringTarget) -> Sequence[Region]:
@@ -581,16 +589,16 @@ def _unless_it_fails[T](change: Callable[[T], T], x: T, compiler: RegionCompiler
 
 
 def _steps(
-    program: FlatProgram, compiler: RegionCompiler, sharded: bool, remat: bool
-) -> tuple[Sequence[Region | int], Callable[[], tuple[LeftOut, ...]]]:
+    program: FlatProgram, compiler: RegionCompiler, sharded: bool, remat: bool, stored: Collection[int]
+) -> tuple[Sequence[Region | int], Callable[[], tuple[LeftOut, ...]], Mapping[Region, int]]:
     try:
-        found = partition(program, compiler.max_ops, sharded, remat)
+        found = partition(program, compiler.max_ops, sharded, remat, stored)
     except Exception as e:
         _failed(e, compiler.strict, "dividing a program into regions")
-        return range(len(program.eqns)), tuple
+        return range(len(program.eqns)), tuple, {}
     if sharded and any(x.code is Code.SHARDED and x.primitive in rules.CONTRACTION_PRIMITIVES for x in found.left_out):
         warn_once(f"{Code.SHARDED}: XLA divides this program over several devices and cannot divide a kernel")
-    return found.steps, lambda: found.left_out
+    return found.steps, lambda: found.left_out, found.remade
 
 
 def _prepare(regions: Sequence[Region], compiler: RegionCompiler, target: LoweringTarget) -> None:

@@ -8,8 +8,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from mirage_jax.jaxpr_frontend import jax_compat
@@ -34,11 +34,14 @@ LEFT_TO_LIBRARIES = (Code.LIBRARY, "a large matrix product with little around it
 
 @dataclass(frozen=True)
 class Partition:
-    """A program as steps in execution order: a region, or the position of an equation that XLA keeps."""
+    """A program as steps in execution order: a region, or the position of an equation that XLA keeps. `remade`: regions
+    that make values of others again, and the numbers that `Remade` gives their pieces.
+    """
 
     program: FlatProgram
     steps: tuple[Region | int, ...]
     list_left_out: Callable[[], tuple[LeftOut, ...]]
+    remade: Mapping[Region, int] = field(default_factory=dict[Region, int])
 
     @cached_property
     def left_out(self) -> tuple[LeftOut, ...]:
@@ -84,13 +87,17 @@ def analyse(jaxpr: Jaxpr, max_ops: int = MAX_REGION_OPERATORS, sharded: bool = F
 
 
 def partition(
-    program: FlatProgram, max_ops: int = MAX_REGION_OPERATORS, sharded: bool = False, remat: bool = False
+    program: FlatProgram,
+    max_ops: int = MAX_REGION_OPERATORS,
+    sharded: bool = False,
+    remat: bool = False,
+    left: Collection[int] = (),
 ) -> Partition:
     """Divide a program into regions and left-out equations. sharded: over several devices, by XLA. remat: regions make
-    large values again that are cheap to make.
+    large values again that are cheap to make, except those in `left`, by their numbers in `Partition.remade`.
     """
     eligibility, dependencies = Eligibility(program, sharded), Dependencies.of(program)
-    translator = _Translator(eligibility, remat)
+    translator = _Translator(eligibility, remat, left)
     known_pieces = {}
     for cut in itertools.count():
         if cut == MAX_CUTS:
@@ -98,15 +105,16 @@ def partition(
         found, unprofitable = pieces(CutContext(eligibility, dependencies, max_ops, known_pieces))
         if (piece_of := translator.regions(found)) is not None:
             steps = _schedule(dependencies, piece_of)
-            return Partition(program, steps, partial(_left_out, eligibility, tuple(piece_of), unprofitable))
+            left_out = partial(_left_out, eligibility, tuple(piece_of), unprofitable)
+            return Partition(program, steps, left_out, translator.remade(piece_of))
     raise AssertionError("unreachable")
 
 
 class _Translator:
     """Translates pieces, once for those of one form, and tells `eligibility` which equations are refused."""
 
-    def __init__(self, eligibility: Eligibility, remat: bool) -> None:
-        self.eligibility, self.program, self.remat = eligibility, eligibility.program, remat
+    def __init__(self, eligibility: Eligibility, remat: bool, left: Collection[int]) -> None:
+        self.eligibility, self.program, self.remat, self.left = eligibility, eligibility.program, remat, left
         self.patient = True  # leaves out only what no other cut could keep, while there is any
         self.known: dict[object, Region | TranslationRefused | None] = {}  # by form
 
@@ -142,9 +150,18 @@ class _Translator:
 
     def _wholes(self, found: Sequence[Piece]) -> list[Piece]:
         """Pieces with the equations that they repeat."""
-        remade = Remade(self.eligibility, found, is_cheap) if self.remat else None
-        more = [{*piece, *remade.of(piece)} if remade else set(piece) for piece in found]
-        return [tuple(sorted(own | self.eligibility.repeated(own))) for own in more]
+        more = self._made_again(found)
+        wholes = [{*piece, *more.get(piece, ())} for piece in found]
+        return [tuple(sorted(own | self.eligibility.repeated(own))) for own in wholes]
+
+    def _made_again(self, found: Sequence[Piece]) -> Mapping[Piece, set[int]]:
+        again = Remade(self.eligibility, found, is_cheap, self.left) if self.remat else None
+        return {piece: more for piece in found if again is not None and (more := again.of(piece))}
+
+    def remade(self, regions: Pieces) -> Mapping[Region, int]:
+        """Regions that make values of others again, and the numbers of their pieces."""
+        again, more = Remade(self.eligibility, (), is_cheap), self._made_again(list(regions.values()))
+        return {region: again.number(piece) for region, piece in regions.items() if piece in more}
 
     def _region(self, whole: Piece, results: Sequence[int]) -> Region | None:
         eqns = [self.program.eqns[n] for n in whole]

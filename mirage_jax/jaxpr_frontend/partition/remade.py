@@ -7,7 +7,7 @@ reads anyway.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 
 from mirage_jax.jaxpr_frontend.partition.eligibility import Eligibility
@@ -22,16 +22,28 @@ SMALLER = 8  # times smaller than a value: what is summed up over its rows
 
 class Remade:
     """What the pieces of a program make again. `is_cheap`: making an equation's results again takes no longer than to
-    store and load them.
+    store and load them. Pieces with the numbers in `left` make nothing again.
     """
 
-    def __init__(self, eligibility: Eligibility, pieces: Sequence[Piece], is_cheap: Callable[[FlatEqn], bool]) -> None:
-        self.eligibility, self.program, self.is_cheap = eligibility, eligibility.program, is_cheap
+    def __init__(
+        self,
+        eligibility: Eligibility,
+        pieces: Sequence[Piece],
+        is_cheap: Callable[[FlatEqn], bool],
+        left: Collection[int] = (),
+    ) -> None:
+        self.eligibility, self.program, self.is_cheap, self.left = eligibility, eligibility.program, is_cheap, left
         self.piece_of = {n: piece for piece in pieces for n in piece}
+
+    def number(self, piece: Piece) -> int:
+        """What a piece is called, however the program around it is cut: its first equation as JAX has it."""
+        return id(self.program.eqns[piece[0]].eqn)
 
     def of(self, piece: Piece) -> set[int]:
         """The equations of other pieces that this one repeats."""
         found = set[int]()
+        if self.number(piece) in self.left:
+            return found
         read = {self.eligibility.source(v) for v in self.program.read_by(piece)}.difference(self.program.made_by(piece))
         todo = sorted(read, key=self._bytes)
         while todo:
