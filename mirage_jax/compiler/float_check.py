@@ -92,10 +92,10 @@ class Accuracy:
         return input_classes.input_classes(self.subject.specs, 0, near, roots, counts, switches(region), biases(region))
 
     def _on_class(self, winner: Winner, name: str, ours: Callable[..., list[jax.Array]]) -> str:
-        """What is wrong with the winner's results for inputs of a class; empty if nothing is.
+        """Say why the winner's results for inputs of a class are wrong; empty if they are not.
 
         On ordinary inputs XLA may not differ from float64 by more than rounding can, all in all and in each row; nor
-        where inputs mask logits, for what is translated to a mask has to be one. (Beside float16's lowest number others
+        where inputs mask logits: a translated mask has to be one. (Beside float16's lowest number others
         keep some of their digits.) Rounding decides a softmax between large logits, and then says nothing about its
         rows. So the same inputs are tried again, half as large, until the rows agree.
         """
@@ -143,7 +143,7 @@ class Accuracy:
         )
 
     def _compared(self, winner: Winner, run: _Evaluated, *, kinds: bool, spread: float, masks: bool = False) -> str:
-        """What is wrong with the winner's results for these inputs, against float64 and XLA's; empty if nothing is."""
+        """Say why the winner's results are wrong, against float64 and XLA's; empty if they are not."""
         reference = run.reference
         skips = any(k.loop_bounds for k in winner.graph)
         compare = partial(gate.float_gate, kinds=kinds, spread=spread, skips=skips, unit=self.unit)
@@ -336,7 +336,7 @@ class Accuracy:
             return [b.joined(tensors, self._xp) for b in self.subject.region.outputs]  # Region.finish without the cast
 
     def translated(self, name: str) -> tuple[list[np.ndarray], list[Any]]:
-        """Inputs of a class, and what the translated program makes of them in float64."""
+        """Inputs of a class, and the results of the translated program in float64."""
         values = self._classes[name]
         return values, self.in_float64(self.wide_inputs(values))
 
@@ -411,7 +411,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class FloatGate:
-    """The gate for floats: runs a winner on classes of inputs, all of them if none is named."""
+    """The gate for floats: runs a winner on classes of inputs, on all if none is named."""
 
     compare: Callable[[Winner, Sequence[str]], tuple[bool, str]]
     classes: Sequence[str] = ()

@@ -206,7 +206,7 @@ class TuningSession(RegionOnDevice):
         return promising
 
     def keeping_digits(self, found: Sequence[Candidate]) -> list[Candidate]:
-        """The candidates that lose no digits which the program keeps; all of them if there are none."""
+        """Leave out candidates that lose digits, unless all do."""
         error = ForwardError(self.reference)
         keep = [c for c in found if not error.is_larger(c.graph)]
         self.tried["losing digits"] += len(found) - len(keep) if keep else 0

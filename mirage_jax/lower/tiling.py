@@ -332,7 +332,7 @@ class Tiling:
 
     @property
     def launched(self) -> int:
-        """Number of programs, each of which computes one block, or several."""
+        """Number of programs; each computes one block, or several."""
         return min(self.schedule.programs or self.grid, self.grid)
 
     def pointwise(self, values: Iterable[str], most: int) -> Tiling:

@@ -433,8 +433,8 @@ class _Cut:
 
 @dataclass
 class _Kept:
-    """What is not made again, because no kernel reads it so: units by the jaxpr that they are in, regions by their
-    numbers, and policies.
+    """Values that are not made again, because no kernel reads them so: units by their jaxpr, regions by their numbers,
+    and policies.
     """
 
     left: dict[int, set[int]] = field(default_factory=dict)

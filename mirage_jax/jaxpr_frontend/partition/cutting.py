@@ -174,7 +174,7 @@ def _is_less(c: CutContext, n: int, last: Collection[int]) -> bool:
 
 
 def _connected(dependencies: Dependencies, segment: Sequence[int]) -> list[Piece]:
-    """Parts of a segment that share no value inside of it."""
+    """Parts of a segment that share no value of its own."""
     part_of: dict[int, list[int]] = {}
     for n in sorted(segment):
         part_of[n] = part = [n]

@@ -259,7 +259,7 @@ def _between_products(e: Eligibility) -> dict[int, Reason]:
 
 
 def _feeds_products(e: Eligibility, source: int, slices: Sequence[int]) -> bool:
-    """Whether slices are all of a product, and a product reads one of them."""
+    """Whether slices are all of a product, and a product reads one slice."""
     shown = sum(bytes_of(e.eqns[n].out_avals[0]) for n in slices)
     return (
         _is_product(e, source)

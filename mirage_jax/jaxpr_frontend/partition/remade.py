@@ -73,7 +73,7 @@ class Remade:
         return self.program.results | self.program.read_by(outside)
 
     def _sources(self, value: int, piece: Piece) -> tuple[set[int], set[int]]:
-        """The equations that make a value, back to what is small or not cheap, and what these read."""
+        """The equations that make a value, back to small values and those that are not cheap, and all these values."""
         equations, sources, todo = set[int](), set[int](), [value]
         while todo:
             maker = self.program.producers.get(v := self.eligibility.source(todo.pop()))

@@ -22,7 +22,7 @@ from mirage_jax.mugraph.graph import Axis, Load
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """How an input lies in memory for the copy engine: as a matrix, of which a block is copied at once."""
+    """How an input lies in memory for the copy engine: as a matrix that is copied block by block."""
 
     shape: tuple[int, int]
     block: tuple[int, int]

@@ -536,7 +536,7 @@ class Expressions:
         raise AssertionError
 
     def _factor_text(self, b: Base, q: Fraction) -> str:
-        """Of an even power: the same for a sum and its negative, of which ids choose one."""
+        """Of an even power: the same for a sum and its negative, since ids choose between both."""
         match self.base(b):
             case ("P", p) if q % 2 == 0:
                 return f"({min(self.text(p), self.text(self.scale(p, Fraction(-1))))})^{q}"
