@@ -19,7 +19,7 @@ from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.candidates import Candidate, KnownTilings, kind, ranged, tiled
 from mirage_jax.search.decompose.fusion import combined, inlined
-from mirage_jax.search.decompose.output_slices import output_slice, waists
+from mirage_jax.search.decompose.output_slices import SUMS, output_slice, waists
 from mirage_jax.search.decompose.subprocesses import SubSearch, search_parts
 from mirage_jax.search.decompose.windows import KernelWindow, divide, replace_windows
 from mirage_jax.search.enumerate.kernels import BudgetExceeded, Space
@@ -61,7 +61,7 @@ def search(
     stored = waists(reference)
     if len(parts) > 1:
         found, report = list[Candidate](), SearchReport(space, windows=len(parts))
-        stops = [(), stored]
+        stops = [(), stored, waists(reference, SUMS)]
     else:
         may_slice = has_kernels and (stored or len(set(reference.outputs)) > 1)
         of_whole = seconds * (MAX_WHOLE_SHARE if may_slice else 1.0)

@@ -10,14 +10,15 @@ from mugraph.graphs import schedule
 from search.references import H200, TWO_KERNELS, captured, found, worst_error
 
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
+from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph
 from mirage_jax.mugraph.passes.merge_axes import simplify_axes
 from mirage_jax.search.candidates import Candidate
 from mirage_jax.search.decompose.fusion import combined
-from mirage_jax.search.decompose.output_slices import joined, output_slice, waists
-from mirage_jax.search.driver import search
+from mirage_jax.search.decompose.output_slices import SUMS, joined, output_slice, waists
+from mirage_jax.search.driver import _output_slices, search
 from mirage_jax.search.enumerate.kernels import Space
 from mirage_jax.search.enumerate.window_search import Search
 from mirage_jax.verify.equivalence.certificate import certify, fingerprint
@@ -85,6 +86,32 @@ def test_waists() -> None:
     assert all(stored in {t.name for t in slices[name].inputs} for name in graph.outputs)
     for name, y in zip(graph.outputs, wanted, strict=True):
         np.testing.assert_allclose(known[name], y, rtol=1e-9, atol=1e-9)
+
+
+def test_sums_are_waists_where_products_alone_leave_slices_too_wide() -> None:
+    """The gradient of forces between particles: it reads all forces again, and no matrix of pairs is stored."""
+
+    def energy(x: jax.Array, mass: jax.Array) -> jax.Array:
+        gap = x[None] - x[:, None]
+        weight = mass * (jnp.sum(gap * gap, -1) + 1e-2) ** -1.5
+        return jnp.sum(jnp.square(jnp.sum(weight[..., None] * gap, 1)))
+
+    specs = [jax.ShapeDtypeStruct(s, np.dtype("float32")) for s in ((4096, 3), (4096,))]
+    largest = max(analyse(jax.make_jaxpr(jax.grad(energy, (0, 1)))(*specs).jaxpr, remat=True).regions, key=size)
+    graph = simplify_axes(largest.graph)
+    (force,) = set(waists(graph, SUMS)) - set(waists(graph))
+    assert sorted(map(graph.extent, graph.tensors[force].axes)) == [3, 4096]
+    space = Space(max_ops=14)
+    assert not _output_slices(graph, H200, space) and not _output_slices(graph, H200, space, waists(graph))
+    slices = _output_slices(graph, H200, space, waists(graph, SUMS))
+    assert {one.outputs[0] for one, _ in slices} == {force, *graph.outputs}
+    for one, _ in slices:
+        check_graph(one)
+        assert force in {t.name for t in one.inputs} or one.outputs == (force,)
+
+
+def size(region: Region) -> int:
+    return len(region.graph.kernels)
 
 
 def shapes(graph: KernelGraph, name: str) -> set[str]:

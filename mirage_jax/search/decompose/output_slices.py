@@ -13,7 +13,7 @@ Kernels that come out equal in several slices, such as row sums, run once (`join
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from dataclasses import replace
 
 from mirage_jax.mugraph.graph import BlockGraph, Kernel, KernelGraph, KernelSchedule, Library, Schedule, Tensor
@@ -21,9 +21,11 @@ from mirage_jax.mugraph.passes.merge_axes import sink_renames
 from mirage_jax.search.candidates import Candidate
 from mirage_jax.search.decompose.windows import prefixed
 
+PRODUCTS, SUMS = frozenset({"dot"}), frozenset({"dot", "sum"})  # operators that make waists
 
-def waists(reference: KernelGraph) -> tuple[str, ...]:
-    """Products that later products read, and that are no larger than the largest input or output.
+
+def waists(reference: KernelGraph, made_by: Set[str] = PRODUCTS) -> tuple[str, ...]:
+    """Products that later products read, and that are no larger than the largest input or output; or sums too.
 
     To store them costs little: projections, which a library computes best, and the result of an attention from which
     its gradients are made. Weights of an attention are larger, and no waist.
@@ -38,7 +40,7 @@ def waists(reference: KernelGraph) -> tuple[str, ...]:
     read = set[str]()
     for k in reference.kernels:
         made_of = frozenset[str]().union(*(products.get(x.tensor, ()) for x in k.loads))
-        is_product = any(op.op == "dot" for op in k.ops)
+        is_product = any(op.op in made_by for op in k.ops)
         if is_product:
             read |= made_of
         for s in k.stores:
