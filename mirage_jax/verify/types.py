@@ -6,6 +6,8 @@
 * A factor is one that float32 holds, and no larger or smaller than the square of what all factors and constants of the
   program and the lengths of its sums make together; so is a constant that is added, unless the program adds it.
   Exponents are no larger than the program's powers and products make.
+* No kernel asks whether a number that it computes equals one that another kernel stored: computed twice, numbers may
+  be rounded in two ways, and a maximum would equal no element.
 * In its own types, on a few small inputs, it keeps the digits that the program keeps: no certificate sees that adding
   1e9 and subtracting it again loses digits.
 
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -25,8 +27,8 @@ import numpy as np
 
 from mirage_jax.errors import VerificationError
 from mirage_jax.mugraph.dtypes import FLOATS, SIXTEEN_BIT_FLOATS, numpy_dtype
-from mirage_jax.mugraph.graph import Attr, Axis, KernelGraph, Op, Tensor, is_part
-from mirage_jax.mugraph.operators import operator
+from mirage_jax.mugraph.graph import Attr, Axis, BlockGraph, KernelGraph, Op, Tensor, is_part
+from mirage_jax.mugraph.operators import COMPARISONS, operator
 from mirage_jax.mugraph.passes.float16_range import equal_tensors, out_of_range, rounded
 from mirage_jax.verify.gate import HasGraph, Verdict
 
@@ -49,6 +51,7 @@ def check_types(reference: KernelGraph, candidate: KernelGraph) -> None:
     if found := out_of_range(reference, candidate):
         raise VerificationError(f"a value need not fit into float16: {found[0]}")
     _check_dtypes(reference, candidate)
+    _check_comparisons(candidate)
     _check_digits(reference, candidate)
 
 
@@ -132,6 +135,35 @@ def _operands_of_products(graph: KernelGraph) -> set[str]:
 def _is_of_matrices(x: set[Axis], y: set[Axis]) -> bool:
     """Whether each operand of a product has an axis that the other has not."""
     return not x <= y and not y <= x
+
+
+# ---------------------------------------------------------------------- comparisons
+
+UNROUNDED = frozenset({"affine", "max", "last", "maximum", "minimum", "where", "mask", "abs"})
+COMPUTED, STORED = "computed", "stored"  # where the digits of a value come from
+
+
+def _check_comparisons(candidate: KernelGraph) -> None:
+    given = {t.name for t in candidate.inputs}
+    floats = {t.name for t in candidate.tensors.values() if t.dtype in FLOATS}
+    for kernel in candidate:
+        if isinstance(kernel, BlockGraph):
+            _check_comparisons_of(kernel, floats - given)
+
+
+def _check_comparisons_of(kernel: BlockGraph, stored: Set[str]) -> None:
+    """`stored`: tensors of floats that kernels compute."""
+    origins = {x.name: {STORED} if x.tensor in stored else set[str]() for x in kernel.loads}
+    for op in kernel.ops:
+        sides = [origins[a] for a in op.args]
+        if op.op == "eq" and {STORED} in sides and any(COMPUTED in x for x in sides):
+            raise VerificationError(f"{op}: one number is computed here and the other in another kernel")
+        origins[op.name] = {COMPUTED} if op.args and _rounds(op) else set[str]().union(*sides)
+
+
+def _rounds(op: Op) -> bool:
+    """Whether an operator makes a number that none of its operands is."""
+    return op.op not in UNROUNDED and op.op not in COMPARISONS
 
 
 # ---------------------------------------------------------------------- constants

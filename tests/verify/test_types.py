@@ -201,3 +201,44 @@ def test_a_multiple_of_what_the_program_has_is_smaller(power: int, up: bool) -> 
     large, small = f"{2**power}", f"1/{2**power}"
     text = MULTIPLE.replace("=S", f"={large if up else small}").replace("=T", f"={small if up else large}")
     assert bool(out_of_range(graph, parse(text))) == (up or power > 4)
+
+
+LARGEST = """
+mugraph {
+  extents i=16 j=33 k=16
+  input x: f32[i,j]
+  input y: f32[j,k]
+  BODY
+  output e
+}
+"""
+IN_ONE_KERNEL = """kernel k1 grid(i) loop(j) {
+    %x = load x[i,j]
+    %y = load y[j,k]
+    %0[i,k] = dot{axes=(j)} %x %y
+    %1[i,k] = acc %0
+    %2[i] = max{axes=(k)} %1
+    %3[i,k] = eq %1 %2
+    store e: bool[i,k] = %3
+  }"""
+IN_TWO = """kernel k0 grid(i) loop(j) {
+    %x = load x[i,j]
+    %y = load y[j,k]
+    %0[i,k] = dot{axes=(j)} %x %y
+    %1[i,k] = acc %0
+    %2[i] = max{axes=(k)} %1
+    store m: f32[i] = %2
+  }
+  """ + IN_ONE_KERNEL.replace("    %y = load", "    %m = load m[i]\n    %y = load").replace("eq %1 %2", "eq %1 %m")
+FROM_MEMORY = """library t: f32[i,k] = dot{axes=(j)} x[i,j] y[j,k]
+  library m: f32[i] = max{axes=(k)} t[i,k]
+  library e: bool[i,k] = eq t[i,k] m[i]"""
+
+
+def test_equal_numbers_are_computed_once() -> None:
+    """A maximum that is computed in other tiles than the elements may equal none."""
+    program, one, two = (parse(LARGEST.replace("BODY", body)) for body in (FROM_MEMORY, IN_ONE_KERNEL, IN_TWO))
+    check_types(program, program)
+    check_types(program, one)
+    with pytest.raises(VerificationError, match="in another kernel"):
+        check_types(program, two)
