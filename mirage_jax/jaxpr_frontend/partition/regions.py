@@ -21,7 +21,7 @@ from mirage_jax.jaxpr_frontend.partition.cutting import CutContext, Piece, piece
 from mirage_jax.jaxpr_frontend.partition.eligibility import Eligibility
 from mirage_jax.jaxpr_frontend.partition.program import FlatProgram, flatten
 from mirage_jax.jaxpr_frontend.partition.reasons import Code, LeftOut
-from mirage_jax.jaxpr_frontend.partition.remade import Remade
+from mirage_jax.jaxpr_frontend.partition.remade import Remade, number
 from mirage_jax.jaxpr_frontend.translate.translate import Region, TranslationRefused, renamed, translate
 
 type Pieces = Mapping[Region, Piece]  # the equations that each region takes over, without those that it repeats
@@ -115,6 +115,7 @@ class _Translator:
 
     def __init__(self, eligibility: Eligibility, remat: bool, left: Collection[int]) -> None:
         self.eligibility, self.program, self.remat, self.left = eligibility, eligibility.program, remat, left
+        self.again: Mapping[Piece, set[int]] = {}  # equations of others that the last cut's pieces repeat
         self.patient = True  # leaves out only what no other cut could keep, while there is any
         self.known: dict[object, Region | TranslationRefused | None] = {}  # by form
 
@@ -150,18 +151,14 @@ class _Translator:
 
     def _wholes(self, found: Sequence[Piece]) -> list[Piece]:
         """Pieces with the equations that they repeat."""
-        more = self._made_again(found)
-        wholes = [{*piece, *more.get(piece, ())} for piece in found]
+        remade = Remade(self.eligibility, found, is_cheap, self.left)
+        self.again = {piece: remade.of(piece) for piece in found} if self.remat else {}
+        wholes = [{*piece, *self.again.get(piece, ())} for piece in found]
         return [tuple(sorted(own | self.eligibility.repeated(own))) for own in wholes]
 
-    def _made_again(self, found: Sequence[Piece]) -> Mapping[Piece, set[int]]:
-        again = Remade(self.eligibility, found, is_cheap, self.left) if self.remat else None
-        return {piece: more for piece in found if again is not None and (more := again.of(piece))}
-
     def remade(self, regions: Pieces) -> Mapping[Region, int]:
-        """Regions that make values of others again, and the numbers of their pieces."""
-        again, more = Remade(self.eligibility, (), is_cheap), self._made_again(list(regions.values()))
-        return {region: again.number(piece) for region, piece in regions.items() if piece in more}
+        """Those of the last cut's regions that make values of others again, and the numbers of their pieces."""
+        return {region: number(self.program, piece) for region, piece in regions.items() if self.again.get(piece)}
 
     def _region(self, whole: Piece, results: Sequence[int]) -> Region | None:
         eqns = [self.program.eqns[n] for n in whole]

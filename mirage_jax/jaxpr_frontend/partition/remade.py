@@ -10,14 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 
+from mirage_jax.jaxpr_frontend.partition.cutting import Piece
 from mirage_jax.jaxpr_frontend.partition.eligibility import Eligibility
-from mirage_jax.jaxpr_frontend.partition.program import FlatEqn, bytes_of
-
-type Piece = tuple[int, ...]
+from mirage_jax.jaxpr_frontend.partition.program import FlatEqn, FlatProgram, bytes_of
 
 MIN_BYTES = 1 << 20  # smaller values stay in a cache
 MIN_SAVING = 3  # bytes of a value over those that are read in its place
 SMALLER = 8  # times smaller than a value: what is summed up over its rows
+
+
+def number(program: FlatProgram, piece: Piece) -> int:
+    """What a piece is called, however the program around it is cut: its first equation as JAX has it."""
+    return id(program.eqns[piece[0]].eqn)
 
 
 class Remade:
@@ -35,14 +39,10 @@ class Remade:
         self.eligibility, self.program, self.is_cheap, self.left = eligibility, eligibility.program, is_cheap, left
         self.piece_of = {n: piece for piece in pieces for n in piece}
 
-    def number(self, piece: Piece) -> int:
-        """What a piece is called, however the program around it is cut: its first equation as JAX has it."""
-        return id(self.program.eqns[piece[0]].eqn)
-
     def of(self, piece: Piece) -> set[int]:
         """The equations of other pieces that this one repeats."""
         found = set[int]()
-        if self.number(piece) in self.left:
+        if number(self.program, piece) in self.left:
             return found
         read = {self.eligibility.source(v) for v in self.program.read_by(piece)}.difference(self.program.made_by(piece))
         todo = sorted(read, key=self._bytes)
