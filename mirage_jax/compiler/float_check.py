@@ -126,6 +126,7 @@ class Accuracy:
             kinds=kinds and name not in input_classes.SPOILED,
             spread=(2.0 if reordered else 1.0) * (2.0 if degenerate else 1.0),
             masks=input_classes.may_mask(name),
+            brink=math.inf if self._keeps_range or name not in input_classes.EXTREME else gate.LATE,
         )
 
     def _is_ordinary(self, name: str) -> bool:
@@ -142,11 +143,20 @@ class Accuracy:
             values, inputs, self.in_float64(inputs), self._placed(self._xla(*args)), self._placed(results), bool(same)
         )
 
-    def _compared(self, winner: Winner, run: _Evaluated, *, kinds: bool, spread: float, masks: bool = False) -> str:
+    def _compared(
+        self,
+        winner: Winner,
+        run: _Evaluated,
+        *,
+        kinds: bool,
+        spread: float,
+        masks: bool = False,
+        brink: float = math.inf,
+    ) -> str:
         """Say why the winner's results are wrong, against float64 and XLA's; empty if they are not."""
         reference = run.reference
         skips = any(k.loop_bounds for k in winner.graph)
-        compare = partial(gate.float_gate, kinds=kinds, spread=spread, skips=skips, unit=self.unit)
+        compare = partial(gate.float_gate, kinds=kinds, spread=spread, skips=skips, unit=self.unit, brink=brink)
         outputs = zip(reference, run.xla, strict=True)
         has_masks = [masks and is_float(x.dtype) and gate.has_masks(r) for r, x in outputs]
         sizes = [(math.inf, gate.MASKING) if has else (math.inf,) for has in has_masks]
@@ -198,7 +208,7 @@ class Accuracy:
         """Does the candidate overflow, or lose digits near zero, before XLA does? Other orders have other values on the
         way. Of a program without float16 that is asked if its range is to be kept (`strict_range`).
         """
-        if not (self.subject.options.strict_range or self._has_float16):
+        if not self._keeps_range:
             return ""
         for direction in self._directions:
             last = self._brink(direction)
@@ -273,6 +283,11 @@ class Accuracy:
             _times(x, np.asarray(power, x.dtype), direction.positive) if is_float(x.dtype) else x
             for x, power in zip(self._ordinary, powers, strict=True)
         ]
+
+    @property
+    def _keeps_range(self) -> bool:
+        """May no candidate overflow before XLA does?"""
+        return self.subject.options.strict_range or self._has_float16
 
     @cached_property
     def _has_float16(self) -> bool:

@@ -98,7 +98,9 @@ SIGN = "tl.where({0} != {0}, {0}, ({0} > 0).to(tl.float32) - ({0} < 0).to(tl.flo
 KEEPS_NAN = "propagate_nan=tl.PropagateNan.ALL"  # as XLA and numpy do; Triton takes the argument that is a number
 
 COMPARISONS = ("lt", "le", "eq")
+TRUTHS = frozenset({*COMPARISONS, "isfinite", "and", "or", "not"})  # functions whose results are 0 or 1
 MAX_NARROW_SIDE = 4  # rows or columns of a product in float32 up to which vector units are faster than matrix units
+MAX_NARROW_DEPTH = 8  # products that such a product sums, up to which vector units are faster
 
 
 def _truth(test: Callable[..., Any]) -> Callable[..., exact.Numbers]:

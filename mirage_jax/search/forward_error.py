@@ -4,6 +4,9 @@
 the digits that cancel. The float gate refuses such a candidate, but after it was compiled and timed in place of a
 better one. Here both graphs are evaluated in float32 on ordinary numbers, and compared with float64. This only says in
 which order to try candidates. Whether a winner is accurate is for the gate to say.
+
+Numbers near one show what normal ones at small extents do not: differences of points that are close to each other, as
+many points are.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -25,9 +29,11 @@ type Array = np.ndarray
 
 EXTENTS = (64, 32, 16, 8)  # the largest at which no value of the program has more than `MAX_ELEMENTS`
 MAX_ELEMENTS = 1 << 14
-LARGER = 16.0  # times the program's own error, from which on digits are lost
-TF32 = 2.0**-12  # relative rms error of products in float32 on a GPU
-NARROW = 2.0**-10  # the same of what 16 bits or fewer hold
+NEAR_ONE = (8, 64)  # inputs are drawn as normal numbers, and as these parts of them plus one
+LARGER = 2.0  # times the program's own error, from which on digits are lost
+SINGLE = 2.0**-23  # relative rms error of a few sums in float32, in whatever order
+TF32 = 2.0**-11  # largest relative change of an operand of a product in float32 on a GPU
+NARROW = 2.0**-9  # the same of a number that 16 bits or fewer hold
 
 
 class ForwardError:
@@ -44,8 +50,8 @@ class ForwardError:
     def is_larger(self, graph: KernelGraph) -> bool:
         """Whether a graph's results lose digits that the program's have; False where nobody can say."""
         if graph not in self._known:
-            pairs = zip(self._errors(graph), self._own, strict=False)  # none where one of both is unknown
-            self._known[graph] = any(error > LARGER * own + self._floor for error, own in pairs)
+            errors = zip(self._errors(graph), self._own, self._floors, strict=False)  # none if one is unknown
+            self._known[graph] = any(error > LARGER * own + floor for error, own, floor in errors)
         return self._known[graph]
 
     @cached_property
@@ -53,16 +59,38 @@ class ForwardError:
         return self._errors(self.reference)
 
     @cached_property
-    def _floor(self) -> float:
-        """The relative error that XLA's code has anyway."""
-        narrowest = min((BYTES[t.dtype] for t in self.reference.inputs if t.dtype in FLOATS), default=4)
-        has_products = any(op.op == "dot" for k in self.reference.kernels for op in k.ops)
-        return NARROW if narrowest <= 2 else TF32 if has_products else 0.0
+    def _floors(self) -> list[float]:
+        """The relative error of each result that XLA's code has anyway: a few sums in float32, or what changes if
+        inputs are rounded as operands of products are.
+        """
+        if not any(self._rounded) or not self._own:
+            return [SINGLE] * len(self._own)
+        small, unit = self._small(self.reference), NARROW if self._is_narrow else TF32
+        with np.errstate(all="ignore"):
+            moved = [evaluate.run(small, [_moved(x, unit) for x in inputs]) for inputs in self._draws]
+        changes = map(_relative, chain(*moved), chain(*self._exact))
+        return list(np.where(self._rounded * len(moved), list(changes), SINGLE))
 
     @cached_property
-    def _inputs(self) -> list[Array]:
+    def _rounded(self) -> list[bool]:
+        """Which results come from numbers that a product rounds, or 16 bits do."""
+        found = {t.name for t in self.reference.inputs} if self._is_narrow else set[str]()
+        for kernel in self.reference.kernels:
+            for op in kernel.ops:
+                if op.op == "dot" or not found.isdisjoint(x.tensor for x in kernel.loads):
+                    found.add(op.name)
+        return [name in found for name in self.reference.outputs]
+
+    @cached_property
+    def _is_narrow(self) -> bool:
+        return any(t.dtype in FLOATS and BYTES[t.dtype] <= 2 for t in self.reference.inputs)
+
+    @cached_property
+    def _draws(self) -> list[list[Array]]:
         rng, small = np.random.default_rng(0), self._small(self.reference)
-        return [self._draw(rng, [small.extent(a) for a in t.axes], numpy_dtype(t.dtype)) for t in small.inputs]
+        shapes = [([small.extent(a) for a in t.axes], numpy_dtype(t.dtype)) for t in small.inputs]
+        normal = [self._draw(rng, *shape) for shape in shapes]
+        return [normal, *([_near_one(x, part) for x in normal] for part in NEAR_ONE)]
 
     def _draw(self, rng: np.random.Generator, shape: Sequence[int], dtype: Any) -> Array:
         if dtype == np.bool_:
@@ -70,25 +98,38 @@ class ForwardError:
         return rng.standard_normal(shape).astype(np.float32) if is_float(dtype) else random_integers(rng, shape, dtype)
 
     @cached_property
-    def _exact(self) -> list[Array]:
+    def _exact(self) -> list[list[Array]]:
         with np.errstate(all="ignore"):
-            return evaluate.run(self._small(self.reference), self._inputs)
+            return [evaluate.run(self._small(self.reference), inputs) for inputs in self._draws]
 
     def _errors(self, graph: KernelGraph) -> list[float]:
-        """Relative root mean square errors of the results, where they are finite; none if small extents do not suit."""
+        """Relative root mean square errors of the results of each draw, where they are finite; none if small extents do
+        not suit.
+        """
         try:
             with np.errstate(all="ignore"):
-                results = evaluate.run(self._small(graph), self._inputs, dtype="float32")
-                exact = self._exact
+                results = [evaluate.run(self._small(graph), inputs, dtype="float32") for inputs in self._draws]
+                return list(map(_relative, chain(*results), chain(*self._exact)))
         except (MirageError, ArithmeticError, ValueError):
             return []
-        return [_relative(np.asarray(y, np.float64), np.asarray(r)) for y, r in zip(results, exact, strict=True)]
 
     def _small(self, graph: KernelGraph) -> KernelGraph:
         return graph.with_extents({a: min(n, self.most) for a, n in graph.extents})
 
 
+def _near_one(x: Array, part: int) -> Array:
+    return np.asarray(1 + x / part, x.dtype) if is_float(x.dtype) else x
+
+
 def _relative(y: Array, r: Array) -> float:
+    y, r = (np.asarray(a, np.float64) for a in (y, r))
     good = np.isfinite(r) & np.isfinite(y)
     size = math.sqrt(np.square(r[good]).sum())
     return math.sqrt(np.square(y[good] - r[good]).sum()) / size if size else 0.0
+
+
+def _moved(x: Array, unit: float) -> Array:
+    """Each number larger or smaller by up to `unit` times its size."""
+    if not is_float(x.dtype):
+        return x
+    return x.astype(np.float64) * (1 + unit * np.random.default_rng(1).uniform(-1, 1, x.shape))

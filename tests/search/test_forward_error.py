@@ -1,5 +1,7 @@
 """Candidates that lose digits are seen in float32, and the search also finds what keeps them."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -56,11 +58,50 @@ def test_what_loses_digits() -> None:
     assert error.is_larger(graph(DISTRIBUTED)) and not error.is_larger(graph(REORDERED))
 
 
+PROJECTED = """
+mugraph {
+  extents a=4096 i=4096 j=3
+  input x: DTYPE[i,j]
+  input v: DTYPE[a,j]
+"""
+OF_DIFFERENCES = PROJECTED + "library gap: f32[i,j,a] = add{cb=-1} x[i,j] x[a,j]\n"
+OF_DIFFERENCES += "library out: f32[i,a] = dot{axes=(j)} gap[i,j,a] v[a,j]\noutput out\n}"
+DIFFERENCE_OF_PRODUCTS = (
+    PROJECTED
+    + """
+  library one: f32[i,a] = dot{axes=(j)} x[i,j] v[a,j]
+  library other: f32[a] = dot{axes=(j)} x[a,j] v[a,j]
+  library out: f32[i,a] = add{cb=-1} one[i,a] other[a]
+  output out
+}
+"""
+)
+
+
 def test_what_rounds_more_anyway_loses_none() -> None:
     """XLA's code rounds operands of products to TF32, or to 16 bits."""
-    assert not ForwardError(graph(AS_WRITTEN)).is_larger(graph(DISTRIBUTED))
+    assert not ForwardError(graph(OF_DIFFERENCES)).is_larger(graph(DIFFERENCE_OF_PRODUCTS))
     text = without_products(AS_WRITTEN)
     assert not ForwardError(graph(text, "bf16")).is_larger(graph(DISTRIBUTED, "bf16"))
+
+
+def test_only_results_of_products_are_rounded() -> None:
+    """A product beside it excuses no other result."""
+    beside = "library beside: f32[a] = dot{axes=(i)} weight[i,a] w[i]\noutput beside out"
+    own, other = (text.replace("output out", beside) for text in (without_products(AS_WRITTEN), DISTRIBUTED))
+    assert ForwardError(graph(own)).is_larger(graph(other))
+
+
+def test_points_near_each_other() -> None:
+    """At normal points, few of which are near, both would be as good."""
+    weighted = "library out: f32[a,j] = sum{axes=(i)} each[i,a,j]"
+    text = without_products(AS_WRITTEN).replace("exponent=-3/2, offset=1/100", "exponent=2, offset=1")
+    assert weighted in text
+    error = ForwardError(graph(text))
+    assert error.is_larger(graph(DISTRIBUTED.replace("exponent=-3/2, offset=1/100", "exponent=2, offset=1")))
+    error = ForwardError(graph(text))
+    error._draws = error._draws[:1]  # only normal numbers
+    assert not error.is_larger(graph(DISTRIBUTED.replace("exponent=-3/2, offset=1/100", "exponent=2, offset=1")))
 
 
 def test_where_small_extents_do_not_suit_nobody_can_say() -> None:
@@ -83,3 +124,31 @@ def test_the_search_finds_what_keeps_them(points: int) -> None:
     keep = [c for c in kernels if not error.is_larger(c.graph)]
     assert len(keep) < len(kernels), "else there is nothing to be seen here"
     assert keep and keep[0].seconds < 2 * kernels[0].seconds
+
+
+def test_short_sums_of_products_are_vector_work() -> None:
+    """The product of differences with a vector of three numbers costs no more than two products without them."""
+
+    def along(x: jax.Array, v: jax.Array) -> jax.Array:
+        gap = x[:, None] - x[None]
+        return jnp.sum(jnp.sum(gap * v[None], -1) * jnp.exp(-jnp.sum(gap * gap, -1)), 1)
+
+    reference = simplify_axes(region(along, (4096, 3), (4096, 3)).graph)
+    space = replace(SPACE, max_kernels=1, splits=False)
+    kernels = [c for c in search(reference, H200, space, seconds=20.0)[0] if c.family == "kernels"]
+    assert not ForwardError(reference).is_larger(kernels[0].graph)
+
+
+def test_truth_values_are_stored_in_one_byte() -> None:
+    """As the gradient of a minimum stores which element it was."""
+
+    def shares(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        far = jnp.sum(jnp.square(x[:, None] - y), -1)
+        at = (far == jnp.min(far, 1, keepdims=True)).astype(jnp.float32)
+        return jnp.sum(at, 1), jnp.sum(at, 0)
+
+    reference = simplify_axes(region(shares, (4096, 3), (4096, 3)).graph)
+    found = [c for c in search(reference, H200, SPACE, seconds=20.0)[0] if c.family == "kernels"]
+    stored = [s.tensor for c in found for k in c.graph.kernels for s in k.stores if len(s.tensor.axes) == 2]
+    truths = [t for t in stored if t.dtype == "bool"]
+    assert truths

@@ -310,6 +310,26 @@ def test_bounds_beyond_floats_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
         certify(graph, graph)
 
 
+def test_sums_of_many_fractions() -> None:
+    """27 denominators of three exponentials each, cubed, and as many logistics: that takes larger primes."""
+    text = """
+mugraph {
+  extents a=64 b=64 c=64 l=64
+  input x: f32[l,a,c,b]
+  input y: f32[l,a,c]
+  library e: f32[l,a,c,b] = exp x[l,a,c,b]
+  library s: f32[l,a,c] = sum{axes=(b)} e[l,a,c,b]
+  library p: f32[l,a,c,b] = div e[l,a,c,b] s[l,a,c]
+  library r: f32[l,a,c,b] = div p[l,a,c,b] s[l,a,c]
+  library f: f32[l,a,c] = logistic y[l,a,c]
+  library g: f32[l,a,c] = div f[l,a,c] s[l,a,c]
+  library t: f32[b] = dot{axes=(a,c,l)} r[l,a,c,b] g[l,a,c]
+  output t
+}"""
+    graph = parse(text)
+    assert certify(graph, graph).q_bits > 253
+
+
 def test_reduced_extents_are_ragged() -> None:
     reference, candidate = (ATTENTION.graph(t) for t in (ATTENTION.reference, ATTENTION.candidates["split keys"]))
     sizes = {"h": 16, "i": 64, "d": 128, "e": 128, "n": 4096}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mirage_jax.verify.floats import comparison, range_edges
-from mirage_jax.verify.floats.gate import float_gate, misread
+from mirage_jax.verify.floats.gate import LATE, float_gate, misread
 from mirage_jax.verify.floats.input_classes import CLASSES, input_classes
 
 RNG = np.random.default_rng(0)
@@ -173,6 +173,20 @@ def test_non_finite() -> None:
     assert not float_gate(R, R.astype(np.float32), overflown)
     nothing = np.full((2, 2), np.nan)
     assert float_gate(nothing, nothing.astype(np.float32), nothing.astype(np.float32))
+
+
+def test_overflow_beyond_the_brink() -> None:
+    """Another order of evaluation may overflow before XLA does, near the end of the range and nowhere else."""
+    r = R.copy()
+    r[0, 0] = -8.6e32
+    xla = r.astype(np.float32)
+    for late in (-np.inf, np.nan):
+        ours = xla.copy()
+        ours[0, 0] = late
+        assert not float_gate(r, xla, ours)
+        assert float_gate(r, xla, ours, brink=LATE)
+        ours[0, 1] = late
+        assert not float_gate(r, xla, ours, brink=LATE)
 
 
 def test_ceiling_and_exactness() -> None:

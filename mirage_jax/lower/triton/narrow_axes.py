@@ -19,10 +19,9 @@ from mirage_jax.lower.tiling import Tiling, element_number, element_of
 from mirage_jax.lower.triton.expressions import reduced
 from mirage_jax.mugraph.dtypes import BYTES
 from mirage_jax.mugraph.graph import Axis, BlockGraph, Load, Op, Store, is_part, part_axis
-from mirage_jax.mugraph.operators import MAX_NARROW_SIDE, operator
+from mirage_jax.mugraph.operators import MAX_NARROW_DEPTH, MAX_NARROW_SIDE, operator
 
 MAX_NARROW = 16  # elements of an axis that is written out
-MAX_NARROW_DEPTH = 8  # the same where a matrix product sums it
 SEPARABLE = frozenset({"dot", "sum", "max", "acc", "accs"})  # element by element, besides pointwise operators
 JOINED_BY = {"dot": "add", "sum": "add", "max": "maximum"}  # what reduces an axis that is written out
 

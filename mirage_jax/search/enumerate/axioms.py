@@ -17,7 +17,7 @@ from itertools import combinations, islice, product
 from typing import Any, NamedTuple
 
 from mirage_jax.mugraph.graph import PART_SUFFIX, Axis, origin
-from mirage_jax.mugraph.operators import ACCUMULATORS, OpDef, operator
+from mirage_jax.mugraph.operators import ACCUMULATORS, TRUTHS, OpDef, operator
 from mirage_jax.search.enumerate.normal_form import NO_AXES, ONE, Base, Expressions, Factors, Poly, Term, is_multiple
 
 LOOP = ".l"  # k.l: the loop-step part of an axis during search; muGraphs call (k.l, k) by the one name k again
@@ -123,6 +123,14 @@ class Axioms:
             base = self.e.only_base(p)
             known = self._inputs[p] = base is not None and base[0] == "atom" and not base[1].startswith("#")
         return known
+
+    def is_truth(self, p: Poly) -> bool:
+        """Is a value 0 or 1 by how it is made?"""
+        match self.e.only_base(p):
+            case ("f", name, *_):
+                return name in TRUTHS
+            case _:
+                return False
 
     def atom(self, p: Poly) -> tuple[str, tuple[Axis, ...]]:
         """(tensor, axes) of an input."""

@@ -402,8 +402,10 @@ class _KernelWriter:
 
     def _store_intermediate(self, p: Poly, value: str) -> Store:
         x = self.x
-        wide = bool(x.tables.shift_degrees.degree(p)) or any(is_part(a) for a in self._memory_order(value))
-        x.tensors[p] = Tensor(x.fresh(), self._memory_order(value), x.wide if wide else x.narrow)
+        axes = self._memory_order(value)
+        wide = bool(x.tables.shift_degrees.degree(p)) or any(map(is_part, axes))
+        dtype = "bool" if x.tables.axioms.is_truth(p) else x.wide if wide else x.narrow
+        x.tensors[p] = Tensor(x.fresh(), axes, dtype)
         return Store(x.tensors[p], value)
 
     def _memory_order(self, value: str) -> tuple[Axis, ...]:

@@ -15,8 +15,9 @@ from typing import Any
 from mirage_jax.cost.outline import ROUNDED_PRODUCT_COST, Axes, LoadUse, OperatorUse, Outline, Read, outlined
 from mirage_jax.cost.tilings import Tiled, tilings
 from mirage_jax.hardware.device_model import DeviceModel
+from mirage_jax.mugraph.dtypes import BYTES
 from mirage_jax.mugraph.graph import PART_SUFFIX, Axis, KernelSchedule, Op, origin
-from mirage_jax.mugraph.operators import MAX_NARROW_SIDE, operator
+from mirage_jax.mugraph.operators import MAX_NARROW_DEPTH, MAX_NARROW_SIDE, operator
 from mirage_jax.mugraph.passes.sentinels import masks_among
 from mirage_jax.search.enumerate.axioms import LOOP, Decomposition, kind
 from mirage_jax.search.enumerate.kernels import Cheapest, Dag, KernelTables, Leaves, Weight
@@ -82,10 +83,14 @@ class Model:
         return self.extents[a]
 
     def width(self, p: Poly) -> int:
-        """Bytes per element as stored: four for partial or shifted values, else as few as the narrowest input has."""
+        """Bytes per element as stored: four for partial or shifted values, one for truth values, else as few as the
+        narrowest input has.
+        """
         f = self.tables
         if f.axioms.is_input(p):
             return self.widths[f.axioms.atom(p)[0]]
+        if f.axioms.is_truth(p):
+            return BYTES["bool"]
         partial = any(kind(a) == "g" for a in f.axioms.e.axes(p))
         return 4 if partial or f.shift_degrees.degree(p) else min(self.widths.values(), default=4)
 
@@ -100,10 +105,11 @@ class Model:
 
     # ------------------------------------------------------------------ one operator
 
-    def work(self, p: Poly, s: Decomposition, size: Mapping[Axis, int], rounded: float = 1.0, narrow: int = 1) -> float:
+    def work(
+        self, p: Poly, s: Decomposition, size: Mapping[Axis, int], rounded: float = 1.0, in_kernel: bool = False
+    ) -> float:
         """Estimate the seconds of one operator at given axis sizes, on the whole device. A matrix product that rounds a
-        computed operand takes `rounded` times as long; one of float32 with at most `narrow` rows or columns is left to
-        vector units.
+        computed operand takes `rounded` times as long. Kernels write out those of float32 that are narrow.
         """
         key = (p, s)
         if key not in self._spaces:
@@ -112,9 +118,10 @@ class Model:
         for a in space:
             flops *= size[a]
         if sides:
-            least = narrow if peak == self.device.matrix_flops_f32 else 1
+            written_out = in_kernel and peak == self.device.matrix_flops_f32
+            least, shallow = (MAX_NARROW_SIDE, MAX_NARROW_DEPTH) if written_out else (1, 0)
             x, y = ({a for a in side if size[a] > least} for side in sides)
-            if x - y and y - x:
+            if x - y and y - x and math.prod(size[origin(a)] for a in s.reduced) > shallow:
                 return flops / peak * (rounded if self._rounds(s) else 1.0)
         return flops / self.device.vector_flops
 
@@ -218,7 +225,7 @@ class Model:
         def weight(p: Poly, s: Decomposition) -> float:
             """Seconds of one operator."""
             rounded = ROUNDED_PRODUCT_COST if halves.isdisjoint(s.args) else 1.0
-            seconds = self.work(p, s, size, rounded, MAX_NARROW_SIDE) + 1e-15
+            seconds = self.work(p, s, size, rounded, in_kernel=True) + 1e-15
             return seconds * (PREFERRED_COST if p in preferred else 1.0)
 
         return weight

@@ -57,6 +57,7 @@ PRIME_BITS = (
     (255, 125),
     (383, 189),
     (511, 253),
+    (1023, 509),
 )  # bits of p and q; larger ones for larger graphs
 MAX_REDUCED_EXTENT = 48  # elements that several compared axes may need at reduced extents
 FULL, QUICK = (3, 5, 7), (2, 3, 6)  # elements of an axis that is whole or in the grid, in a loop, split

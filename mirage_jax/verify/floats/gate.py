@@ -80,17 +80,19 @@ def float_gate(
     written: Array | None = None,
     unit: float = 0.0,
     below: float = math.inf,
+    brink: float = math.inf,
 ) -> GateResult:
     """Is one output of the candidate as good as XLA's?
 
     `kinds` False: any non-finite value may stand for another (other orders of evaluation meet other infinities).
     `below`: larger numbers are left out of rules 2 to 5 and 7, and so judge no others; `MASKING` leaves logits.
+    `brink`: beyond this size of XLA's numbers the candidate's may be infinite or NaN.
     `skips`: a finite value may stand for NaN (a loop that ends early leaves out zeros of a mask times infinities, which
     would be NaN).
     """
     if (early := _without_errors(reference64, xla, candidate)) is not None:
         return early
-    there = OnDevice(reference64, xla, candidate, noise, written, unit, below)
+    there = OnDevice(reference64, xla, candidate, noise, written, unit, below, brink)
     compared = there.on_host() if is_numpy(xla) or ceiling is not None or exact else there
     if strange := compared.strange(kinds, skips):
         return GateResult(False, (strange,))
@@ -134,6 +136,7 @@ def _ratio(have: float, most: float) -> float:
 
 
 MASKING = 2.0**10  # a number beyond masks, on inputs of ordinary size: a sentinel, or a switch times a huge factor
+LATE = 2.0**64  # numbers of float32 and bfloat16 beyond are near the end of the range: another order may overflow there
 ROUNDING = {
     2: 0.1,
     4: 1e-2,

@@ -276,6 +276,7 @@ DEGENERATE = frozenset(
     {"constant rows", "near overflow", "large logits, transposed", "one hot", "denormal", "nan", "inf", "-inf"}
 )
 LOGITS = {"large logits": (-1, -2), "large logits, transposed": (-1,)}  # and the dimensions of the inputs
+EXTREME = frozenset({"heavy tail", *LOGITS})  # where exponentials come near the end of a type's range by chance
 SPOILED = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}  # classes in which one element of one input has this value
 
 
