@@ -7,6 +7,7 @@ from typing import Protocol
 
 MIN_SAVING_SECONDS = 1e-9  # a lower limit for every region, so that no share is 0 / 0
 MAX_REGIONS_TIMED_FIRST = 8  # kinds of regions whose XLA code is timed before the split; the model ranks them
+MIN_SHARE_TIMED = 0.02  # of all possible savings by the model, from which on that is worth the time
 
 
 class HasHeadroom(Protocol):
@@ -52,7 +53,9 @@ def savings[S: HasHeadroom](
         except Exception as why:
             notify(text, why)
     if time_xla is not None and len(begun) > 1:
-        first = sorted(begun, key=found.__getitem__, reverse=True)[:MAX_REGIONS_TIMED_FIRST]
+        least = MIN_SHARE_TIMED * sum(found.values())
+        first = sorted((t for t in begun if found[t] >= least), key=found.__getitem__, reverse=True)
+        first = first[:MAX_REGIONS_TIMED_FIRST]
         for text, xla in zip(first, time_xla([begun[text] for text in first]), strict=True):
             estimate(text, xla)
     return found

@@ -46,6 +46,7 @@ class Work:
     product: tuple[Axes, ...] = ()
     narrow: bool = False  # 16-bit operands
     sums_product: bool = False  # adds matrix products up, which matrix units do on their own
+    sums_steps: bool = False  # sums over the loop's axis
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,10 @@ def outlined[V: Hashable](
         replace(x.read, passes=max(1, passes[x.value])) if x.is_repeated and passes[x.value] > 1 else x.read
         for x in loads
     )
-    return Outline(grid, loop, reads, tuple(_work(loads, ops, passes)), writes, loop_bounds)
+    accumulated = {op.args[0] for op in ops if op.op == "acc"}
+    sums = (op.value in accumulated and loop in op.reduced for op in ops)
+    work = (replace(w, sums_steps=own) for w, own in zip(_work(loads, ops, passes), sums, strict=True))
+    return Outline(grid, loop, reads, tuple(work), writes, loop_bounds)
 
 
 def _work[V: Hashable](

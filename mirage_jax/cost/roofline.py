@@ -47,7 +47,7 @@ from mirage_jax.mugraph.graph import (
     part_axis,
     split_axis,
 )
-from mirage_jax.mugraph.operators import operator
+from mirage_jax.mugraph.operators import CARRIED_REGISTERS, MAX_NARROW_DEPTH, MAX_NARROW_SIDE, operator
 
 DOMINANT_FRACTION = 0.35  # of a program's time
 MIN_PRODUCT_EXTENT = 16  # rows, columns and depth of a matrix product are padded to this
@@ -65,6 +65,7 @@ MAX_RESIDENT_BLOCKS = 8  # on one processor
 MAX_BANDWIDTH_SHARE = 1.5  # times its share of the bandwidth: one processor's maximum while others have no block
 BUSY_WARPS = 8  # to keep one processor's pointwise units busy
 LIVE_VALUES = 2.2  # values as large as the largest that take registers at a time
+REDUCTION_FLOPS = 48  # for each element of a tile that is summed over threads, which wait for each other
 
 type Tiles = tuple[tuple[Axis, int], ...]
 type Number = Any  # int, array of tilings, or sympy expression
@@ -110,6 +111,8 @@ class Terms:
     streamed: Number  # the part that the next step loads again
     largest: Number  # elements of the largest value in a block
     sums: Number = 0  # the part of the vector FLOPs that adds matrix products up
+    carried: Number = 0  # elements of all tiles that are summed over the loop's axis, in one block
+    summed: Number = 0  # the same in all steps of all blocks
 
 
 class _KernelSizes:
@@ -146,6 +149,18 @@ class _KernelSizes:
         """Number, rows, columns and depth of a matrix product in one block."""
         batch = self.held(tuple(a for a in w.axes if not any(a in side for side in w.product)))
         return batch, *(self.math.maximum(self.held(side), MIN_PRODUCT_EXTENT) for side in w.product)
+
+    def on_vector_units(self, w: Work) -> bool:
+        """Is an operator no matrix product, or one of float32 so narrow that kernels write it out?"""
+        if not w.product or w.narrow:
+            return not w.product
+        limits = (MAX_NARROW_SIDE, MAX_NARROW_SIDE, MAX_NARROW_DEPTH)
+        return any(self._is_short(axes, most) for axes, most in zip(w.product, limits, strict=True))
+
+    def _is_short(self, axes: Axes, most: int) -> bool:
+        """Do axes that are not divided into tiles have so few elements?"""
+        count = 0 if not set(axes).isdisjoint(self.divided) else self.held(axes)
+        return isinstance(count, int) and 0 < count <= most
 
     def fetched(self, r: Read, share: Number) -> Number:
         """Bytes that all blocks together load. `share`: the fraction of the loop's steps that run."""
@@ -192,14 +207,18 @@ def terms(o: Outline, extent: SizeOf, tile: SizeOf, math_: Any = Arrays) -> Term
 
 def _arithmetic(size: _KernelSizes, steps: Number, blocks: Number) -> dict[str, Number]:
     """The terms of all operators together: FLOPs by unit, and bytes of matrix products' operands."""
-    names = ("narrow_flops", "wide_flops", "vector_flops", "operands", "wide_operands", "sums")
+    names = ("narrow_flops", "wide_flops", "vector_flops", "operands", "wide_operands", "sums", "carried", "summed")
     total: dict[str, Number] = dict.fromkeys(names, 0)
+    on_vector_units = {w: size.on_vector_units(w) for w in size.o.work}
+    sums_tiles = all(on_vector_units.values())
     for w in size.o.work:
         times = (steps if w.in_body else 1) * blocks
-        if not w.product:
+        if on_vector_units[w]:
             flops = w.flops * size.held(w.axes) * times
             total["vector_flops"] = total["vector_flops"] + flops
             total["sums"] = total["sums"] + (flops if w.sums_product else 0)
+            tile = size.held(w.axes) if w.sums_steps and sums_tiles else 0
+            total["carried"], total["summed"] = total["carried"] + tile, total["summed"] + tile * times
             continue
         batch, rows, columns, depth = product = size.product(w)
         unit, width = ("narrow_flops", 2) if w.narrow else ("wide_flops", 4)
@@ -223,11 +242,15 @@ def seconds(
     memory = math_.maximum(t.traffic / d.bandwidth, t.fetched / d.cache_bandwidth) / drawn
     at_once = math_.minimum(math_.maximum(t.blocks / d.blocks, 1), resident)
     busy = math_.minimum(at_once * warps / BUSY_WARPS, 1)
-    spills = math_.maximum(LIVE_VALUES * t.largest / (32 * warps) / MAX_THREAD_REGISTERS, 1)
+    # Tiles of sums are carried through the loop if there are registers for all, else reduced in each step.
+    is_reduced = math_.minimum(math_.maximum(t.carried / (CARRIED_REGISTERS * 32 * warps) - 1, 0) * 1e6, 1)
+    live = LIVE_VALUES * t.largest + (1 - is_reduced) * t.carried
+    spills = math_.maximum(live / (32 * warps) / MAX_THREAD_REGISTERS, 1)
     products = t.narrow_flops / d.matrix_flops + t.wide_flops / d.matrix_flops_f32
     together = t.wide_operands * math_.minimum(warps // WIDE_WARPS, 1) if d.reads_together else 0
     read = (together + (t.operands - together) * (1 + warps)) / d.shared_bandwidth
-    compute = (math_.maximum(products, read) + t.vector_flops / d.vector_flops / busy) / fill * spills
+    vector_flops = t.vector_flops + is_reduced * REDUCTION_FLOPS * t.summed
+    compute = (math_.maximum(products, read) + vector_flops / d.vector_flops / busy) / fill * spills
     waves = math_.ceil(t.blocks, d.blocks * resident)
     ahead = math_.maximum(math_.minimum(stages - 1, t.steps), 1)
     waiting = t.steps * waves * STEP_LATENCY_SECONDS
@@ -287,7 +310,7 @@ def estimate(graph: KernelGraph, schedule: Schedule, device: DeviceModel, known:
 
 def _together(kernels: Sequence[Terms]) -> Terms:
     """Terms of a launch of several kernels: all their work, the longest loop, the largest block."""
-    longest = {"steps", "shared", "streamed", "largest"}
+    longest = {"steps", "shared", "streamed", "largest", "carried"}
     values = {f.name: [getattr(t, f.name) for t in kernels] for f in fields(Terms)}
     return Terms(**{name: max(of_each) if name in longest else sum(of_each) for name, of_each in values.items()})
 

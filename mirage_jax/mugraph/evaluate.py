@@ -116,6 +116,7 @@ def run(
     xp: Any = numpy,
     dtype: str | None = "float64",
     widen: bool = False,
+    domain: type[FloatDomain] = FloatDomain,
 ) -> list[Any]:
     """Evaluate on plain arrays: the float64 oracle, or, with ``xp=jax.numpy, dtype=None``, the portable lowering."""
     inputs = [NamedArray(t.axes, xp.asarray(a)) for t, a in zip(graph.inputs, arrays, strict=True)]
@@ -123,7 +124,7 @@ def run(
         want = tuple(graph.extent(a) for a in tensor.axes)
         if x.array.shape != want:
             raise GraphError(f"input {tensor} has shape {want}, got {x.array.shape}")
-    return [x.array for x in evaluate(graph, inputs, FloatDomain(xp, dtype, widen=widen), schedule)]
+    return [x.array for x in evaluate(graph, inputs, domain(xp, dtype, widen=widen), schedule)]
 
 
 def part_length(extent: int, parts: int) -> int:

@@ -11,6 +11,7 @@ import pytest
 
 from mirage_jax.audit.sources import SPACE
 from mirage_jax.compiler.float_check import Accuracy, biases, indices_compared, inputs_under_roots, same_bits
+from mirage_jax.compiler.region import RegionOnDevice
 from mirage_jax.compiler.stored import STORED_INPUT_CLASSES
 from mirage_jax.compiler.tuning_session import TuningSession
 from mirage_jax.config import Options
@@ -324,3 +325,18 @@ def test_rows_that_rounding_decides_are_compared_on_smaller_inputs(
     monkeypatch.setitem(accuracy.__dict__, "_xla", rounded)
     wrong = accuracy._on_class(winner, "normal", other)
     assert found in wrong if found else not wrong
+
+
+def test_nan_times_false_is_nan_in_float64() -> None:
+    """XLA would take the product for a choice, in place of which a kernel multiplies: neither is wrong."""
+
+    def fn(x: jax.Array, y: jax.Array) -> jax.Array:
+        return (x * (y == jnp.max(y, 0)).astype(jnp.float32)).sum(0)
+
+    check = Accuracy(RegionOnDevice(region(fn, (64, 8), (64, 8)), "cuda", jax.devices()[0], Options("search")))
+    check.is_small = False  # in float64 under XLA
+    x, y = np.full((64, 8), np.nan, np.float32), np.ones((64, 8), np.float32)
+    y[0] = np.nan
+    (found,) = check.in_float64(check.wide_inputs([x, y]))
+    assert np.isnan(np.asarray(found)).all()
+    assert not np.isnan(np.asarray(jax.jit(fn)(x, y))).any(), "XLA does: there would be nothing to test"

@@ -1,5 +1,6 @@
 """Structures serve every shape; formulas say in symbols what the cost model computes in numbers."""
 
+from dataclasses import replace
 from itertools import islice
 
 import jax
@@ -25,7 +26,8 @@ from mirage_jax.search.candidates import (
     together,
     with_sizes,
 )
-from mirage_jax.verify.equivalence.certificate import fingerprint
+from mirage_jax.search.enumerate.extract import negated_after_sums
+from mirage_jax.verify.equivalence.certificate import certify, fingerprint
 
 SHAPES = {
     "rmsnorm": (rmsnorm, [(16, 512), (512, 384)], [(4, 1024), (1024, 768)]),
@@ -150,3 +152,30 @@ def test_kernels_of_one_launch_fill_the_device_together(columns: int, least: flo
     assert as_launched(candidate, H200).seconds == min(seconds, candidate.seconds)
     if columns == 1024:  # alone, blocks of few columns are better: there are more of them
         assert seconds < 0.9 * estimate(graph, first, H200)
+
+
+def test_sums_are_negated_after_the_loop() -> None:
+    """Then a loop may carry the tiles that it sums."""
+    text = """
+mugraph {
+  extents a=64 i=64
+  input x: f32[a,i]
+  input y: f32[i]
+  kernel k grid(a) loop(i) {
+    %0 = load x[a,i]
+    %1 = load y[i]
+    %2[a] = dot{axes=(i)} %0 %1
+    %3[a] = affine{scale=-1} %2
+    %4[a] = acc %3
+    %5[a] = affine{scale=2} %4
+    store o: f32[a] = %5
+  }
+  output o
+}"""
+    graph = parse(text)
+    (kernel,) = graph.kernels
+    assert isinstance(kernel, BlockGraph)
+    changed = negated_after_sums(kernel)
+    assert [op.op for op in changed.ops] == ["dot", "acc", "affine", "affine"]
+    assert certify(graph, replace(graph, kernels=(changed,))).bound < 1e-12
+    assert negated_after_sums(changed) == changed

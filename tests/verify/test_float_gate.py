@@ -318,6 +318,25 @@ def test_a_row_of_zeros_is_a_row(dtype: type) -> None:
     assert float_gate(r, xla, candidate, noise=np.abs(candidate.astype(np.float64)))
 
 
+def test_a_row_of_which_xla_has_no_digit_tells_nothing() -> None:
+    """Its results cancel: which of two errors is larger there is chance. In other rows it counts, here and everywhere
+    the largest error does.
+    """
+    r = R.copy()
+    r[5:7] *= 1e-6
+    xla = r.astype(np.float32)
+    xla[5, 3] = 2e-6 * np.abs(R).max()
+    candidate = xla.copy()
+    candidate[5, 4] = 2e-4 * np.abs(R).max()
+    found = float_gate(r, xla, candidate)
+    assert "worst row" not in " ".join(found.reasons) and "max error" in " ".join(found.reasons)
+    candidate = xla.copy()
+    candidate[5, 4] = 3e-6 * np.abs(R).max()
+    assert float_gate(r, xla, candidate)
+    candidate[6, 4] = 2e-5 * np.abs(R).max()
+    assert "worst row" in " ".join(float_gate(r, xla, candidate).reasons)
+
+
 def test_ends_of_ranges() -> None:
     """Up and down, against each other, with and without negative numbers; never past what the types hold."""
     found = list(range_edges.directions([0, 1, 3], [(0, 1), (1, 3)]))

@@ -28,7 +28,7 @@ from mirage_jax.lower.triton.ops.products import (
     without_single,
 )
 from mirage_jax.lower.triton.ops.reductions import (
-    DEFERRED_LANES,
+    DEFERRED_REGISTERS,
     deferred_lanes,
     maximum_or_nan,
     running_dims,
@@ -281,7 +281,7 @@ class Loops(Context):
         if not self.is_narrowable(body, group):
             return {}
         values = {op.name for op in body} | {a for op in body for a in op.args}
-        own = tiling.pointwise(values, DEFERRED_LANES * tiling.schedule.num_warps)
+        own = tiling.pointwise(values, DEFERRED_REGISTERS * 32 * tiling.schedule.num_warps)
         axes = [a for a in tiling.names if a != tiling.kernel.loop and own.axes[a].block != tiling.axes[a].block]
         if self.is_needed_in_both(set(axes), values, group):
             return {}

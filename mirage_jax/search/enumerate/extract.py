@@ -381,7 +381,8 @@ class _KernelWriter:
         stores = [store for p in sorted(outs, key=x.tables.order) for store in self._stores(p)]
         stores += self._shift_stores(outs)
         loads = tuple(self.loads.values())
-        return with_loop_bounds(BlockGraph(name, self.grid, self.loop, loads, tuple(self.ops), tuple(stores)))
+        kernel = BlockGraph(name, self.grid, self.loop, loads, tuple(self.ops), tuple(stores))
+        return with_loop_bounds(negated_after_sums(kernel))
 
     def _stores(self, p: Poly) -> Iterator[Store]:
         """Stores of an output: the region's outputs that it gives, and an intermediate if a kernel loads one."""
@@ -430,6 +431,24 @@ class _KernelWriter:
                 out[group] = Store(Tensor(x.fresh(), axes, x.wide), value)
             x.shift_of[p] = out[group].tensor
         return list(out.values())
+
+
+def negated_after_sums(kernel: BlockGraph) -> BlockGraph:
+    """``acc(-x) -> -acc(x)``: a loop carries the tiles of a sum that it reads right away."""
+    values = {op.name: op for op in kernel.ops}
+    stored = {s.value for s in kernel.stores}
+    negated: dict[str, Op] = {}  # by the accumulator that alone reads them
+    for op in kernel.ops:
+        if op.op == "affine" and dict(op.attrs) == {"scale": -1} and op.name not in stored:
+            users = [values[user] for user in kernel.users[op.name]]
+            negated |= {user.name: op for user in users if user.op == "acc" and len(users) == 1}
+    ops: list[Op] = []
+    for op in kernel.ops:
+        if (before := negated.get(op.name)) is not None:
+            ops += [replace(op, name=before.name, args=before.args), replace(before, name=op.name, args=(before.name,))]
+        elif op not in negated.values():
+            ops.append(op)
+    return replace(kernel, ops=tuple(ops))
 
 
 def block_plan(extractor: Extractor, kernels: Sequence[Priced]) -> KernelGraph:

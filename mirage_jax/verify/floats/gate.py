@@ -13,7 +13,7 @@ to compare tens of millions of numbers takes a processor longer than all else th
    are all but 0 and 1, XLA is exact, and a sum in another order may still round the other way);
 3. rms(e_c) <= 1.5 spread rms(e_x) + 0.5 eps rms(r);
 4. the worst row, max |e_c| / max |r| over its elements, is at most 2 spread times XLA's worst row + 4 eps: one wrong
-   tile cannot hide;
+   tile cannot hide; rows in which XLA has no digit right tell nothing, and only rule 2 holds for them;
 5. bias: |mean e_c| / spread <= 2 |mean e_x| + 3 rms(e_c) / sqrt(N) + 0.5 eps rms(r) (the last term for inputs whose
    errors are all the same one);
 6. |e_c| <= `ceiling`, if given: an a-priori bound, so that a bad XLA does not license a bad candidate;

@@ -93,8 +93,9 @@ def _power(c: Context, x: str, exponent: Fraction) -> str:
             return f"tl.where({x} < 0, {magnitude} * -1.0, {magnitude})" if exponent % 2 else magnitude
         return f"tl.exp2({times} * tl.log2({x}))"
     factors = [x] * int(whole)
-    if exponent == Fraction(-1, 2):
-        return f"tl.rsqrt({x})"
+    if rest and exponent < 0:  # no division, which takes as long as ten products; of -0 the root is -inf
+        root = f"tl.rsqrt({x})"
+        return " * ".join([root] * 2 * int(whole) + [f"tl.abs({root})" if whole else root])
     if rest:
         factors.append(f"tl.sqrt({x})")
     text = " * ".join(factors) or "1.0"

@@ -12,9 +12,9 @@ from mirage_jax.lower.tiling import ELEMENT, extent
 from mirage_jax.lower.triton.context import Context, rule
 from mirage_jax.lower.triton.expressions import UNIT, Number, TileVariable, reduced
 from mirage_jax.mugraph.graph import Axis, Op
-from mirage_jax.mugraph.operators import KEEPS_NAN
+from mirage_jax.mugraph.operators import CARRIED_REGISTERS, KEEPS_NAN
 
-DEFERRED_LANES = 64 * 32  # per warp: a sum may be carried unreduced through a loop up to this many registers
+DEFERRED_REGISTERS = 64  # per thread, in which a loop may carry a sum unreduced
 
 
 @rule("sum")
@@ -86,10 +86,15 @@ def running_dims(c: Context, op: Op) -> tuple[Axis, ...]:
 
 
 def deferred_lanes(c: Context, op: Op) -> int:
-    """Elements of a tile that may be carried unreduced through a loop: all elements of a narrow axis share them."""
+    """Elements of a tile that may be carried unreduced through a loop: all elements of a narrow axis share them, and
+    without matrix products all sums do.
+    """
     base, mark, _ = op.name.partition(ELEMENT)
     alike = sum(other.op == op.op and other.name.startswith(base + mark) for other in c.graph.ops) if mark else 1
-    return DEFERRED_LANES * c.tiling.schedule.num_warps // alike
+    registers = DEFERRED_REGISTERS // alike
+    if not any(c.tiling.product(other) for other in c.graph.ops):
+        registers = min(registers, CARRIED_REGISTERS // max(1, sum(other.op == "acc" for other in c.graph.ops)))
+    return registers * 32 * c.tiling.schedule.num_warps
 
 
 def maximum(c: Context, x: TileVariable, axes: Sequence[Axis]) -> str:
