@@ -134,6 +134,7 @@ class Decider:
             session.try_in(trials, notify)
             operators = len(session.reference.kernels)
             log.info("region of %d operators: searching for at most %s", operators, self.options.budget)
+            session.prepare_gate()
             try:
                 found, report = session.candidates(self.cache, key, notify)
             except UnsupportedError as why:  # nothing is wrong: the search does not cover such a region
@@ -167,6 +168,7 @@ class Decider:
         """
         from mirage_jax.compiler import tuning
 
+        session.wait_for_gate()
         possible = [tuning.precisions(c) for c in finalists]
         precisions = sorted({Precision.FAST}.union(*possible))
         first = self._least_precise(session, finalists, possible)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from mirage_jax.config import warn_once
 from mirage_jax.cost.roofline import bound_by_products, estimate, fused_estimate, lower_limit
 from mirage_jax.errors import MirageError, TrialError, in_one_line
 from mirage_jax.hardware.device_model import DEVICES, DeviceModel, device_for
-from mirage_jax.interruptible import spread
+from mirage_jax.interruptible import POLL_SECONDS, background, spread
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.lower.runtime import launch
 from mirage_jax.mugraph.check import check_graph
@@ -62,6 +63,7 @@ MIN_NEAREST_GAIN = 1.3  # of XLA's time over the lower limit, from which on that
 MAX_COST_BEFORE_SPECIALIZING = 4.0  # up to this multiple of that limit, a kernel's specialized form is priced
 MAX_SPECIALIZED_CANDIDATES = 40  # candidates whose specialized form is priced
 XLA_COMPILE_THREADS = 8
+MIN_OPERATORS_PREPARED = 4  # of a region, from which on the search takes about as long as preparing the float gate
 ELSEWHERE = "H200"  # the device that reports speak of where kernels cannot run
 MAX_TRIAL_MEMORY_FRACTION = 0.5  # of the free memory of a device, for all children
 
@@ -84,6 +86,7 @@ class TuningSession(RegionOnDevice):
     until: float = math.inf  # in seconds of `time.monotonic`: from then on, tuning skips optional steps
     trials: Trials | None = None  # children that try variants first; None: this process does
     notify: progress.Say = lambda _: None
+    _preparing: threading.Thread | None = None
 
     def try_in(self, trials: Trials | None, notify: progress.Say = lambda _: None) -> None:
         """Try variants in these children from now on, as many as the device has room for, and report progress."""
@@ -188,6 +191,7 @@ class TuningSession(RegionOnDevice):
     def learn_time_of_xla(self) -> None:
         """Time XLA's code if that is not known: a model that is far off would drop faster kernels."""
         if self.xla_seconds is None and self._on_gpu and self.trials is not None and time.monotonic() < self.until:
+            self.wait_for_gate()
             (self.xla_seconds,) = times_of_xla([self])
             log.info("XLA's code takes %s s", self.xla_seconds)
 
@@ -374,6 +378,23 @@ class TuningSession(RegionOnDevice):
     @cached_property
     def _accuracy(self) -> Accuracy:
         return Accuracy(self)
+
+    def prepare_gate(self) -> None:
+        """Let XLA compile what the float gate runs, on a thread of its own: the search leaves the GPU idle."""
+        is_searched_for_long = len(self.reference.kernels) >= MIN_OPERATORS_PREPARED
+        if self._on_gpu and self.trials is not None and is_searched_for_long:
+            self._preparing = background(as_here(self._prepare_gate))
+
+    def _prepare_gate(self) -> None:
+        try:
+            self._accuracy.prepare()
+        except Exception as why:  # for lack of memory, say: the gate will meet it, and say so
+            log.info("the float gate is not prepared: %s", in_one_line(why))
+
+    def wait_for_gate(self) -> None:
+        """Wait until the float gate is prepared: what it runs would disturb whatever is timed."""
+        while self._preparing is not None and self._preparing.is_alive():
+            self._preparing.join(POLL_SECONDS)
 
     def gate(self, winner: Winner, only: Sequence[str] = ()) -> tuple[bool, str]:
         """Compare the winner's floats with XLA's on every input class, or on those in `only`: passed, and why."""

@@ -340,3 +340,16 @@ def test_nan_times_false_is_nan_in_float64() -> None:
     (found,) = check.in_float64(check.wide_inputs([x, y]))
     assert np.isnan(np.asarray(found)).all()
     assert not np.isnan(np.asarray(jax.jit(fn)(x, y))).any(), "XLA does: there would be nothing to test"
+
+
+def test_what_the_gate_runs_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With XLA's results in place of a candidate's: float64, with noise and without, is compiled before the gate."""
+    check = Accuracy(RegionOnDevice(region(rms, (16, 64), (64, 32)), "cuda", jax.devices()[0], Options("search")))
+    check.is_small = False
+    check.prepare()
+    before = check._on_device._cache_size()
+    assert before == 2
+    check.noise(
+        check.wide_inputs(check._classes["normal"]), check._run(check._classes["normal"], check._xla).reference, 8
+    )
+    assert check._on_device._cache_size() == before

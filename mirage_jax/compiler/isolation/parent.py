@@ -48,7 +48,7 @@ WORKER = "mirage_jax.compiler.isolation.child"
 BATCH_VARIANTS = (
     32  # variants that are compiled before they are run: a crash costs the others at most their compilation
 )
-COMPILE_THREADS = 4  # that compile in a child
+COMPILE_THREADS = 2  # that compile in a child: more would wait for each other in Python
 MAX_CHILDREN_PER_DEVICE = 8  # of a device at most
 BATCHES_PER_CHILD = 3  # of the variants for each child: who is done with one takes another one
 POLL_SECONDS = 0.1  # seconds of waiting at a time: an interrupt is noticed in between

@@ -150,6 +150,8 @@ def _power(x: exact.Numbers, exponent: Fraction) -> exact.Numbers:
     whole, rest = divmod(abs(exponent), 1)
     if rest not in (0, Fraction(1, 2)) or whole > MAX_PRODUCT:
         return _power_by_logarithm(x, exponent)
+    if rest and exponent < 0:  # as kernels have it: a root squared is not known to be the number
+        return exact.power(exact.rsqrt(x), 2 * int(whole) + 1)
     out = exact.power(x, whole)
     if rest:
         out = exact.multiply(out, exact.sqrt(x))

@@ -94,8 +94,8 @@ def _power(c: Context, x: str, exponent: Fraction) -> str:
         return f"tl.exp2({times} * tl.log2({x}))"
     factors = [x] * int(whole)
     if rest and exponent < 0:  # no division, which takes as long as ten products; of -0 the root is -inf
-        root = f"tl.rsqrt({x})"
-        return " * ".join([root] * 2 * int(whole) + [f"tl.abs({root})" if whole else root])
+        root = f"tl.rsqrt({x} + 0.0)" if whole else f"tl.rsqrt({x})"
+        return " * ".join([root] * (2 * int(whole) + 1))
     if rest:
         factors.append(f"tl.sqrt({x})")
     text = " * ".join(factors) or "1.0"
