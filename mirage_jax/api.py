@@ -19,18 +19,21 @@ from typing import Any, Protocol, Self, TypedDict, Unpack, overload
 
 import jax
 
+from mirage_jax import pins as pins_file
 from mirage_jax.compiler import Compiler
 from mirage_jax.compiler.selection import is_named
 from mirage_jax.compiler.whole_function import as_written
-from mirage_jax.config import JIT_OPTIONS, Budget, Options, is_disabled
+from mirage_jax.config import JIT_OPTIONS, Budget, Options, is_disabled, warn_once
 from mirage_jax.errors import UsageError, in_one_line
 from mirage_jax.jaxpr_frontend import flax_modules
 from mirage_jax.jaxpr_frontend.capture.call_primitive import capture, gradients_of, planned_alone
 from mirage_jax.jaxpr_frontend.capture.lowering import PLAIN
 from mirage_jax.jaxpr_frontend.jax_compat import LoweringTarget, Tracer, default_platform
 from mirage_jax.jaxpr_frontend.partition.regions import Analysis
+from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.limits import brief
-from mirage_jax.report import RegionReport, Report, WholeFunction, preview_command
+from mirage_jax.pins import Choice
+from mirage_jax.report import Decision, RegionReport, Report, WholeFunction, preview_command
 from mirage_jax.self_check import SelfCheck
 
 log = logging.getLogger("mirage_jax")
@@ -172,7 +175,7 @@ class Optimized[**P, T]:
         gradients = gradients_of(traced.jaxpr)
         whole = gradients or found.whole or (as_written() if found.changes_nothing else None)
         whole = self._with_memory(whole, args, kwargs)
-        notes = (*self._notes(gradients is not None), *self._unmatched(regions))
+        notes = (*self._notes(gradients is not None), *self._unmatched(regions), *self._lost(regions))
         command = preview_command(self.__wrapped__, args, kwargs)
         return Report(self.name, regions, tuple(analysis.left_out), notes, whole, command)
 
@@ -204,9 +207,10 @@ class Optimized[**P, T]:
             if kind in reports:
                 old = reports[kind]
                 where = tuple(dict.fromkeys((*old.where, *region.where)))
-                reports[kind] = RegionReport(where, text, old.decision, old.occurrences + 1)
+                reports[kind] = replace(old, where=where, occurrences=old.occurrences + 1)
             else:
-                reports[kind] = RegionReport(region.where, text, decision)
+                control = _Control(self, region, target.platforms[0])
+                reports[kind] = RegionReport(region.where, text, decision, control=control)
         return tuple(reports.values())
 
     def _unmatched(self, regions: Sequence[RegionReport]) -> tuple[str, ...]:
@@ -219,6 +223,18 @@ class Optimized[**P, T]:
             if not any(is_named((selector,), r.where, r.decision.key) for r in regions)
         )
 
+    def _lost(self, regions: Sequence[RegionReport]) -> tuple[str, ...]:
+        """Notes about entries of the file `pins` that name no region of this function; log each once."""
+        unused = pins_file.unused(self.compiler.choices, [r.decision.key for r in regions])
+        notes = tuple(
+            f"{choice} is not used: no region of {self.name} has the key {chosen[:12]} at these shapes"
+            for chosen, choice in unused.items()
+            if choice.function in ("", self.name)
+        )
+        for note in notes:
+            warn_once(note)
+        return notes
+
     def _is_partitioned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether XLA will divide the program over several devices."""
         if jax.device_count() == 1:
@@ -226,6 +242,23 @@ class Optimized[**P, T]:
         module = self._jitted(args, kwargs)[0].lower(*args, **kwargs).compiler_ir("stablehlo")
         attributes: Any = module.operation.attributes  # type: ignore[union-attr]
         return "mhlo.num_partitions" in attributes and attributes["mhlo.num_partitions"].value > 1
+
+
+class _Control:
+    """Decides one region of an optimized function for its user."""
+
+    def __init__(self, function: Optimized, region: Region, platform: str) -> None:
+        self.function, self.region, self.platform = function, region, platform
+
+    def choose(self, choice: Choice) -> Decision:
+        """Decide the region so, and forget the programs that were compiled before."""
+        decision = self.function.compiler.choose_for(self.region, self.platform, choice)
+        self.function.clear_cache()
+        return decision
+
+    def choice(self) -> Choice | None:
+        """Find how the user has decided the region."""
+        return self.function.compiler.choice_for(self.region, self.platform)
 
 
 class Method:
@@ -283,7 +316,7 @@ _NOT_GIVEN: Any = object()
 
 
 class Keywords(TypedDict, total=False):
-    """The keywords of `optimize`, for type checkers. Those after `check` are options of `jax.jit`."""
+    """The keywords of `optimize`, for type checkers. Those after `pins` are options of `jax.jit`."""
 
     on_miss: str | None
     budget: Budget | str | float | None
@@ -296,6 +329,7 @@ class Keywords(TypedDict, total=False):
     skip: Sequence[str] | str | None
     only: Sequence[str] | str | None
     check: str | None
+    pins: str | os.PathLike[str] | None
     static_argnums: int | Sequence[int] | None
     static_argnames: str | Iterable[str] | None
     donate_argnums: int | Sequence[int] | None
@@ -333,6 +367,7 @@ def optimize(
     skip: Sequence[str] | str | None = None,
     only: Sequence[str] | str | None = None,
     check: str | None = None,
+    pins: str | os.PathLike[str] | None = None,
     **jit_options: Any,
 ) -> Any:
     """Wrap a function like `jax.jit`, with its regions of the Lax fragment superoptimized.
@@ -356,6 +391,8 @@ def optimize(
     * only: the same, for all other regions.
     * check: compare with plain `jax.jit` on your own arguments, at the "first" call with each kind or "always".
       Such a call returns the result of plain jit. Where results differ, one warning says so, and plain jit runs.
+    * pins: a TOML file with vetoes and pinned muGraphs of regions, as `Report.save_pins` writes it. A pinned graph is
+      proven again in each process.
     * static_argnums, static_argnames, donate_argnums, donate_argnames, ...: as for `jax.jit`.
 
     Arguments may be Flax modules: the state of nnx modules is passed and written back as `flax.nnx.jit` does.
@@ -374,6 +411,7 @@ def optimize(
         "skip": skip,
         "only": only,
         "check": check,
+        "pins": pins,
     }
     given = {name: value for name, value in given.items() if value is not None}
     unknown = {name: value for name, value in jit_options.items() if name not in JIT_OPTIONS}

@@ -140,9 +140,9 @@ class _Trial:
     def problem(self, keys: list[str]) -> str:
         """Say what is wrong with the result if only these regions are optimized; an empty text if nothing is."""
         self.runs += 1
-        options = replace(self.function.options, on_miss="fallback", only=tuple(keys))
+        options = replace(self.function.options, on_miss="fallback", only=tuple(keys), pins=None)
         compiler = _Measureless(options)
-        compiler.decisions = dict(self.function.compiler.decisions)  # also those that are not stored
+        compiler.take_decisions(self.function.compiler)  # also those that are not stored
         try:
             ours = self._result(self.function.with_compiler(compiler))
         except UsageError:

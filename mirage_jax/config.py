@@ -152,6 +152,7 @@ class Options:
     "always"; None compares nothing.
     skip: regions that stay with XLA, each by a source line such as "model.py:41" or by its cache key. only: all other
     regions stay with XLA; None means no such limit. Neither changes the key or the decision of another region.
+    pins: the path of a file with vetoes and pinned muGraphs (`pins.read`).
     """
 
     on_miss: str | None = None
@@ -165,6 +166,7 @@ class Options:
     skip: tuple[str, ...] = ()
     only: tuple[str, ...] | None = None
     check: str | None = None
+    pins: str | None = None
 
     def __post_init__(self) -> None:
         if self.on_miss is not None:
@@ -179,6 +181,8 @@ class Options:
         object.__setattr__(self, "budget", Budget.parse(self.budget))
         if self.cache_dir is not None:
             object.__setattr__(self, "cache_dir", _directory("cache_dir", self.cache_dir))
+        if self.pins is not None:
+            object.__setattr__(self, "pins", _path("pins", self.pins))
         for name in ("strict", "strict_range"):
             if not isinstance(value := getattr(self, name), bool):
                 raise UsageError(f"{name}: found {brief(value)}; allowed are True and False")
@@ -214,13 +218,18 @@ def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
         raise UsageError(unknown(f"value for {name}:", value, allowed))
 
 
-def _directory(name: str, value: object) -> str:
+def _path(name: str, value: object) -> str:
     try:
         path = os.path.abspath(os.path.expanduser(os.fspath(value)))  # type: ignore[arg-type]
     except TypeError:
         raise UsageError(f"{name}: found {brief(value)}; allowed is a path") from None
     if not isinstance(path, str) or "\0" in path:
         raise UsageError(f"{name}: found {brief(value)}; allowed is a path as text")
+    return path
+
+
+def _directory(name: str, value: object) -> str:
+    path = _path(name, value)
     if "://" in str(value):
         raise UsageError(
             f"{name}: found {brief(value)}; allowed is a directory of this machine: "
@@ -255,13 +264,18 @@ def is_source_line(selector: str) -> bool:
     return _LINE.fullmatch(selector) is not None
 
 
+def is_cache_key(selector: str) -> bool:
+    """Whether a text has the form of a cache key, or of its beginning."""
+    return _KEY.fullmatch(selector) is not None
+
+
 def _selectors(name: str, value: object) -> tuple[str, ...]:
     """``("model.py:41", "0f3a...")``; one text is a list of one."""
     given = [value] if isinstance(value, str) else value
     if not isinstance(given, list | tuple | set | frozenset):
         raise UsageError(f"{name}: found {brief(value)}; allowed is a list of {_SELECTORS}")
     for x in given:
-        if not isinstance(x, str) or not (is_source_line(x) or _KEY.fullmatch(x)):
+        if not isinstance(x, str) or not (is_source_line(x) or is_cache_key(x)):
             raise UsageError(f"{name}: found {brief(x)}; allowed are {_SELECTORS}")
     return tuple(given if isinstance(given, list | tuple) else sorted(given))
 

@@ -53,7 +53,12 @@ class TrialError(MirageError):
 
 def in_one_line(error: BaseException) -> str:
     """What kind of error it is, and the first line of what it says, as a terminal may show it."""
-    return f"{type(error).__name__}: {printable(str(error).partition('\n')[0])}"
+    return f"{type(error).__name__}: {without_kind(error)}"
+
+
+def without_kind(error: BaseException) -> str:
+    """The first line of what an error says, as a terminal may show it."""
+    return printable(str(error).partition("\n")[0])
 
 
 def printable(value: str) -> str:

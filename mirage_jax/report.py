@@ -13,22 +13,47 @@ import re
 import sysconfig
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from pathlib import Path
 from textwrap import indent
-from typing import Any
+from typing import Any, Protocol, Self
 
 import numpy as np
 
+from mirage_jax import pins
 from mirage_jax.errors import UsageError
 from mirage_jax.html_report import page
 from mirage_jax.mugraph.dtypes import DTYPES
 from mirage_jax.mugraph.footprint import Footprint
+from mirage_jax.mugraph.graph import KernelGraph, Schedule
+from mirage_jax.mugraph.schedule_json import schedule_to_json
+from mirage_jax.pins import Choice
 from mirage_jax.why_not import WhyNot
 
 MAX_NAMES_PER_FILE = 3  # functions named per file
 MAX_SOURCE_LINES = 20  # of equations left out that are listed
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A muGraph that was tried for a region, at its best tile sizes; `RegionReport.pin` takes one.
+
+    seconds: the fastest measured time; None if it was not measured.
+    """
+
+    graph: KernelGraph
+    schedule: Schedule
+    seconds: float | None = None
+
+    @property
+    def brief(self) -> str:
+        """Time and size in one line."""
+        time = "not measured" if self.seconds is None else f"{self.seconds * 1e6:,.1f} us"
+        return f"{time} ({len(self.graph.kernels)} kernels)"
+
+    def __str__(self) -> str:
+        return f"{self.brief}\n{self.graph}"
 
 
 @dataclass(frozen=True)
@@ -37,13 +62,14 @@ class Decision:
 
     winner: Any  # compiler.Winner | None
     why: str
-    source: str  # "search" | "cache" | "policy"
+    source: str  # "search" | "cache" | "policy" | "user"
     platform: str
     key: str = ""
     before: Footprint | None = None
     after: Footprint | None = None
     timings: Mapping[str, float] = field(default_factory=dict)  # seconds; "xla" and one per candidate measured
     measured: tuple[tuple[float, float], ...] = ()  # of each variant that was timed: the model's seconds, and real ones
+    variants: tuple[Variant, ...] = ()  # that were tried in this process, best first
     certificate: Any = None
     gate: str = ""
     exact: str = ""  # of the text of kernels, on exact numbers
@@ -170,6 +196,18 @@ def _type_of(x: Any, named: Mapping[Any, str]) -> str:
     return f"{named[x.dtype]}[{','.join(map(str, x.shape))}]"
 
 
+class RegionControl(Protocol):
+    """Decides a region of a function that is in use."""
+
+    def choose(self, choice: Choice) -> Decision:
+        """Decide the region so from now on."""
+        ...
+
+    def choice(self) -> Choice | None:
+        """Find how the user has decided the region; None if that is left to the optimizer."""
+        ...
+
+
 @dataclass(frozen=True)
 class RegionReport:
     """One region of a function: its place in the user's source, and the decision."""
@@ -178,6 +216,50 @@ class RegionReport:
     reference: str  # the region's own muGraph, text form
     decision: Decision
     occurrences: int = 1
+    control: RegionControl | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """The muGraphs that were tried for the region, best first; none if the decision was stored."""
+        return self.decision.variants
+
+    def veto(self) -> Self:
+        """Leave the region to XLA from now on: calls of this function in this process run XLA's code for it.
+
+        Regions with the same cache key are left to XLA too. A function that `jax.jit` has traced already keeps the
+        decisions of that trace.
+
+        Returns:
+            The report on the region, as it is decided now.
+
+        Raises:
+            UsageError: the report is of another process, or the region is on a device that is not here.
+        """
+        return self._chosen(Choice(source=source_lines(self.where)))
+
+    def pin(self, graph: Any) -> Self:
+        """Run a muGraph for the region from now on, as `veto` leaves it to XLA.
+
+        The graph passes every gate first: the checker of types, the certificate, the exact check of generated kernels,
+        a run on the device, and the float gate on all classes of inputs. Its speed is not asked for.
+
+        Args:
+            graph: the text of a muGraph, a `mirage_jax.MuGraph`, which may have tile sizes, or one of `variants`. Its
+                inputs have the names of the program's inputs. Axes and values may have any names.
+
+        Returns:
+            The report on the region, as it is decided now.
+
+        Raises:
+            UsageError: the text is no muGraph, or a gate refuses it; the message says which gate, and why. The region
+                stays as it was.
+        """
+        return self._chosen(Choice.of(graph, source_lines(self.where)))
+
+    def _chosen(self, choice: Choice) -> Self:
+        if self.control is None:
+            raise UsageError("this report is of no function in this process: ask `explain` of an optimized function")
+        return replace(self, decision=self.control.choose(choice))
 
     def __str__(self) -> str:
         d = self.decision
@@ -186,6 +268,7 @@ class RegionReport:
             ("before: ", d.before),
             ("after:  ", d.after),
             ("measured: ", ", ".join(f"{label} {seconds * 1e6:,.1f} us" for label, seconds in d.timings.items())),
+            ("variants: ", "; ".join(f"{n}: {v.brief}" for n, v in enumerate(d.variants))),
             ("cost model: ", _rank_text(d.measured)),
             ("candidates: ", ", ".join(f"{outcome} {count}" for outcome, count in d.tried.items())),
             ("search: ", d.search.replace("\n", "\n        ")),
@@ -225,6 +308,10 @@ class RegionReport:
             "seconds": dict(d.timings),
             "speedup": d.speedup,
             "measured": [list(pair) for pair in d.measured],
+            "variants": [
+                {"graph": str(v.graph), "schedule": schedule_to_json(v.schedule), "seconds": v.seconds}
+                for v in d.variants
+            ],
             "certificate": None if d.certificate is None else json.loads(d.certificate.to_json()),
             "gate": d.gate,
             "exact": d.exact,
@@ -292,6 +379,18 @@ class Report:
             raise UsageError(f"save: found {path.name!r}; allowed are names that end in {', '.join(forms)}")
         path.write_text(forms[path.suffix](self), encoding="utf-8")
         return path
+
+    def save_pins(self, file: str | os.PathLike[str]) -> Path:
+        """Write the vetoes and pins of this function's regions to a TOML file, for ``optimize(pins=file)``.
+
+        A file that is there keeps its entries about other regions.
+
+        Raises:
+            UsageError: the file is there and is malformed, or it cannot be written.
+        """
+        choices = {r.decision.key: r.control.choice() for r in self.regions if r.control is not None}
+        named = {key: replace(choice, function=self.name) for key, choice in choices.items() if choice is not None}
+        return pins.save(file, named)
 
     def to_json(self) -> str:
         """The whole report, for programs."""
@@ -380,6 +479,17 @@ def places(where: Iterable[str]) -> list[str]:
         text = short + (":" + ",".join(map(str, sorted(numbers))) if numbers else "")
         out[text + (f" ({', '.join(functions[:MAX_NAMES_PER_FILE] + more)})" if functions else "")] = is_installed
     return sorted(out, key=out.__getitem__)
+
+
+def source_lines(where: Iterable[str]) -> tuple[str, ...]:
+    """``/here/path/file.py:12:4 (f)`` and others, as ``path/file.py:12``, each once; the user's own files only.
+
+    They are selectors of `skip` and `only`.
+    """
+    found = [m for m in map(_PLACE.fullmatch, where) if m is not None]
+    short = [(*_short(m["file"]), m["line"]) for m in found]
+    lines = dict.fromkeys(f"{file}:{line}" for file, is_installed, line in short if not is_installed)
+    return tuple(lines)[:MAX_SOURCE_LINES]
 
 
 def _short(file: str) -> tuple[str, bool]:

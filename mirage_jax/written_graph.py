@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -11,17 +10,15 @@ import jax
 import jax.numpy as jnp
 
 from mirage_jax.compiler.winner import Family, Winner
-from mirage_jax.errors import GraphError, MirageError, ParseError, UsageError, in_one_line
+from mirage_jax.errors import GraphError, MirageError, ParseError, UsageError, without_kind
 from mirage_jax.hardware.device_model import device_for
 from mirage_jax.jaxpr_frontend.jax_compat import default_platform
 from mirage_jax.jaxpr_frontend.partition.one_graph import captured_whole
 from mirage_jax.limits import brief
-from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.dtypes import DTYPES, numpy_dtype
-from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, Schedule, Tensor
-from mirage_jax.mugraph.parser import parse
-from mirage_jax.mugraph.passes.merge_axes import merge_axes, renamed
-from mirage_jax.mugraph.schedule_json import schedule_from_json
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Schedule
+from mirage_jax.mugraph.passes.aligned import aligned, shape_of
+from mirage_jax.mugraph.schedule_json import read_graph
 from mirage_jax.mugraph.views import View
 from mirage_jax.search.candidates import tiled
 from mirage_jax.verify.equivalence.certificate import certify
@@ -51,14 +48,9 @@ class MuGraph:
         if not isinstance(text, str):
             raise UsageError(f"MuGraph.parse: found {brief(text)}; it takes the text of a muGraph")
         try:
-            graph = parse(text)
-            check_graph(graph)
-            sizes = None if schedule is None else schedule_from_json(schedule)
-            if sizes is not None:
-                check_schedule(graph, sizes)
+            return cls(*read_graph(text, schedule))
         except (ParseError, GraphError) as why:
-            raise UsageError(f"MuGraph.parse: {_line(why)}") from None
-        return cls(graph, sizes)
+            raise UsageError(f"MuGraph.parse: {without_kind(why)}") from None
 
     def __str__(self) -> str:
         return str(self.graph)
@@ -70,7 +62,7 @@ class MuGraph:
 
     @property
     def _specs(self) -> tuple[Spec, ...]:
-        return tuple((_shape(self.graph, t.axes), t.dtype) for t in self.graph.inputs)
+        return tuple((shape_of(self.graph, t.axes), t.dtype) for t in self.graph.inputs)
 
     def as_function(self) -> Callable[..., Any]:
         """Make a function of arrays that runs the graph under `jax.jit`.
@@ -105,7 +97,7 @@ class MuGraph:
                 raise UsageError("MuGraph: no tile sizes of a kernel fit this GPU; pass `schedule` to MuGraph.parse")
             schedule = found.schedule
         views = tuple(View(shape, (), shape) for shape, _ in self._specs)
-        shapes_out = tuple(_shape(graph, graph.tensors[name].axes) for name in graph.outputs)
+        shapes_out = tuple(shape_of(graph, graph.tensors[name].axes) for name in graph.outputs)
         family = Family.KERNELS if has_kernels else Family.ALGEBRA
         return Winner(graph, schedule, views, shapes_out, family, platform)
 
@@ -132,9 +124,9 @@ class MuGraph:
         found = captured_whole(f, specs)
         reference = _reordered(found.graph, order)
         try:
-            return Verdict(True, str(certify(_aligned(reference, self.graph), self.graph)))
+            return Verdict(True, str(certify(aligned(reference, self.graph), self.graph)))
         except MirageError as why:
-            return Verdict(False, _line(why) + _hint(found.read_order, order))
+            return Verdict(False, without_kind(why) + _hint(found.read_order, order))
 
     def _order(self, inputs: Sequence[int] | None) -> tuple[int, ...]:
         count = len(self.graph.inputs)
@@ -142,14 +134,6 @@ class MuGraph:
         if sorted(order) != list(range(count)):
             raise UsageError(f"inputs: found {brief(inputs)}; allowed are the numbers from 0 to {count - 1}, once each")
         return order
-
-
-def _line(why: MirageError) -> str:
-    return in_one_line(why).partition(": ")[2]
-
-
-def _shape(graph: KernelGraph, axes: Sequence[Axis]) -> tuple[int, ...]:
-    return tuple(map(graph.extent, axes))
 
 
 def _check_arrays(arrays: Sequence[Any], specs: Sequence[Spec]) -> None:
@@ -193,60 +177,3 @@ def _hint(read_order: Sequence[int], order: Sequence[int]) -> str:
     if tuple(read_order) == tuple(order):
         return ""
     return f" (a graph that `explain` printed has its inputs in another order: pass inputs={tuple(read_order)})"
-
-
-def _aligned(reference: KernelGraph, graph: KernelGraph) -> KernelGraph:
-    """The program under the names of a graph, so that the two can be compared.
-
-    Its axes are merged if the graph has fewer: arrays are the same in row-major order.
-
-    Raises:
-        GraphError: inputs have other shapes, or an axis of one is two axes of the other.
-    """
-    if [len(t.axes) for t in reference.inputs] != [len(t.axes) for t in graph.inputs]:
-        reference = merge_axes(reference)
-    for a, b in zip(reference.inputs, graph.inputs, strict=True):
-        theirs, own = _shape(reference, a.axes), _shape(graph, b.axes)
-        if (theirs, a.dtype) != (own, b.dtype):
-            raise GraphError(f"input {b} has shape {list(own)}, in the program {a.dtype}{list(theirs)}")
-    axes = _axis_names(reference, graph)
-    tensors = {a.name: b.name for a, b in zip(reference.inputs, graph.inputs, strict=True)}
-    free = filter(lambda name: name not in graph.tensors, map("program{}".format, itertools.count()))
-    return renamed(reference, axes, tensors | {k.name: next(free) for k in reference.kernels})
-
-
-def _axis_names(reference: KernelGraph, graph: KernelGraph) -> dict[Axis, Axis]:
-    """The graph's name for each axis of the program; names that the graph does not have for the rest."""
-    names = _names_of_inputs(reference, graph)
-    for a, b in _pairs(reference, graph, _outputs(reference), _outputs(graph)):
-        is_taken = b in names.values()
-        if not is_taken:
-            names.setdefault(a, b)
-    free = filter(lambda name: name not in graph.sizes, map("p{}".format, itertools.count()))
-    for a in reference.sizes:
-        if a not in names:
-            names[a] = next(free)
-    return names
-
-
-def _outputs(graph: KernelGraph) -> list[Tensor]:
-    return [graph.tensors[name] for name in graph.outputs]
-
-
-def _names_of_inputs(reference: KernelGraph, graph: KernelGraph) -> dict[Axis, Axis]:
-    names: dict[Axis, Axis] = {}
-    for a, b in _pairs(reference, graph, reference.inputs, graph.inputs):
-        is_taken = b in names.values() and names.get(a) != b
-        if is_taken or names.get(a, b) != b:
-            raise GraphError(f"axis {b} of the graph and axis {a} of the program do not match one to one in the inputs")
-        names[a] = b
-    return names
-
-
-def _pairs(
-    reference: KernelGraph, graph: KernelGraph, ours: Sequence[Any], theirs: Sequence[Any]
-) -> Iterator[tuple[Axis, Axis]]:
-    """Axes at the same places of tensors, where their sizes are equal."""
-    for a, b in zip(ours, theirs, strict=False):
-        pairs = zip(a.axes, b.axes, strict=False)
-        yield from ((x, y) for x, y in pairs if reference.extent(x) == graph.extent(y))

@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("limits", "children", "interruptible"),
     ("config", "why_not"),
     ("mugraph", "seals"),
-    ("cost", "jaxpr_frontend", "lower", "mirage_import"),
+    ("cost", "jaxpr_frontend", "lower", "mirage_import", "pins"),
     ("search", "verify", "html_report"),
     ("cache", "progress", "report", "gpu_lock"),
     ("timing", "agreement"),
@@ -42,7 +42,7 @@ LAZY = {"triton", "jax_triton", "jax", "torch", "matplotlib", "scipy", "importli
 DECIDING = {f"{PACKAGE}.compiler.decide", f"{PACKAGE}.compiler.compiler"}
 ON_A_MISS = {
     f"{PACKAGE}.compiler.{m}"
-    for m in ("float_check", "tuning_session", "isolation.parent", "tuning", "function_timing")
+    for m in ("float_check", "tuning_session", "isolation.parent", "tuning", "function_timing", "pinned")
 } | {f"{PACKAGE}.progress"}
 PRIVATE_HOME = f"{PACKAGE}.jaxpr_frontend.jax_compat"
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mirage_jax import Budget, MuGraph, UsageError, bisect, cli, config, optimize, tune
+from mirage_jax.report import Decision, RegionReport
 
 X = jnp.ones((4, 4))
 TEXT = """mugraph {
@@ -47,6 +48,7 @@ def option(**options: object) -> Callable[[], object]:
 
 
 F = optimize(cube, on_miss="fallback")
+REGION = RegionReport((), "", Decision(None, "", "policy", "cpu"))
 
 # what is called, what the message says was found, and what it says is allowed or to be done
 CALLS: list[tuple[Callable[[], object], str, str]] = [
@@ -95,6 +97,14 @@ CALLS: list[tuple[Callable[[], object], str, str]] = [
     (option(skip=["0f3a"]), "skip: found '0f3a'", "at least 8 digits"),
     (option(only=[None]), "only: found None", SOURCE),
     (option(only={"model.py:0"}), "only: found 'model.py:0'", SOURCE),
+    (option(pins=3), "pins: found 3", "allowed is a path"),
+    (option(pins="nowhere.toml"), "nowhere.toml cannot be read", "report.save_pins writes such a file"),
+    (option(pins="."), "cannot be read (Is a directory)", "report.save_pins writes such a file"),
+    (option(pins=__file__), "test_bad_inputs.py is no TOML", "write the file by report.save_pins"),
+    (lambda: REGION.veto(), "no function in this process", "ask `explain` of an optimized function"),
+    (lambda: REGION.pin(3), "pin: found 3", "the text of a muGraph, a MuGraph, or one of the region's variants"),
+    (lambda: REGION.pin("hello"), "found 'hello'", "expected 'mugraph {'"),
+    (lambda: REGION.pin(TEXT.replace("output y", "output z")), "pin: output z", "is not a tensor"),
     (lambda: Budget(-1), "found -1", "a positive number of seconds"),
     (lambda: Budget(1, states="many"), "found 'many'", "a positive number or None"),
     (lambda: Budget(1, workers="2"), "found '2'", "at least one worker"),

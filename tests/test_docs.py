@@ -97,6 +97,9 @@ def test_python_about_control_runs() -> None:
     names = run(CONTROL)
     assert names["kept"].options.skip == (names["key"][:12],)
     assert not names["found"] and names["found"].of == 1
+    assert [d.why for r in names["same"].explain(*(names[x] for x in "qkv")).regions for d in [r.decision]] == [
+        "pinned in pins.toml, not measured"
+    ]
     assert names["verdict"].passed and not names["wrong"].passed
 
 

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import jax
 
+from mirage_jax import pins
 from mirage_jax.cache import CacheKey
 from mirage_jax.compiler.budget_split import MIN_SAVING_SECONDS, savings, shares
 from mirage_jax.compiler.decide import Decider, chosen_devices, kept, undecided
 from mirage_jax.compiler.region import RegionOnDevice
-from mirage_jax.compiler.selection import is_line_of, why_skipped
+from mirage_jax.compiler.selection import is_line_of, is_named, why_skipped
 from mirage_jax.compiler.stored import key_of
 from mirage_jax.compiler.threads import apart, unchecked
 from mirage_jax.compiler.whole_function import (
@@ -36,11 +37,12 @@ from mirage_jax.compiler.whole_function import (
     question_of,
 )
 from mirage_jax.compiler.winner import Winner
-from mirage_jax.config import Options
+from mirage_jax.config import Options, warn_once
 from mirage_jax.errors import UnsupportedError, UsageError, in_one_line
 from mirage_jax.jaxpr_frontend.capture.lowering import WholeProgram
 from mirage_jax.jaxpr_frontend.partition.regions import MAX_REGION_OPERATORS
 from mirage_jax.jaxpr_frontend.translate.translate import Region
+from mirage_jax.pins import Choice
 from mirage_jax.report import Decision, WholeFunction, places
 from mirage_jax.why_not import Reason, WhyNot
 
@@ -63,6 +65,8 @@ class Compiler(Decider):
         self.tuned = 0.0  # seconds of tuning since a whole function was measured
         self.is_part = False  # of some program that was lowered
         self.wholes: dict[str, WholeFunction] = {}  # by digest of key
+        self.choices: dict[str, Choice] = pins.read(options.pins) if options.pins else {}  # the user's, by cache key
+        self._proven: dict[tuple[str, str, Choice], Decision] = {}  # for pinned muGraphs
         self._undecided_yet: dict[tuple[str, str], Decision] = {}  # key and size alone, where options need the key
         self._asked_on_miss: str | None = None  # `tune` overrides the option
         self._begun = set[tuple[str, str]]()  # regions that `tune` has asked for already
@@ -104,12 +108,15 @@ class Compiler(Decider):
 
     def prepare(self, regions: Sequence[Region], platforms: tuple[str, ...]) -> None:
         """Decide for all regions of a program before it is lowered, so that they share the budget and the children."""
-        if len(platforms) != 1 or self.on_miss != "search":
+        if len(platforms) != 1:
             return
         platform = _cuda(platforms[0])
         with self._lock:  # another thread may prepare the same function
-            if self.selects:
-                regions = [r for r in regions if self.skipped(r, platform) is None]
+            if self.choices:
+                self._warn_of_lost_choices(regions, platform)
+            if self.on_miss != "search":
+                return
+            regions = [r for r in regions if self.settled(r, platform) is None]
             undecided, count = self._undecided(regions, platform)
             self._begun.update((text, platform) for text in undecided)
             with self._sharing_trials(), self._counting():
@@ -264,8 +271,8 @@ class Compiler(Decider):
         """Return the winner of a region that is decided already, here or in the cache; never search."""
         memo = (region.text, _cuda(platforms[0]))
         with self._lock:
-            if self.skipped(region, memo[1]) is not None:
-                return None
+            if (settled := self.settled(region, memo[1])) is not None:
+                return settled.winner
             is_decided = memo in self.decisions
             decision = self.decisions[memo] if is_decided else self.decide(region, platforms[0], "fallback")
             if not is_decided and decision.source != "cache":
@@ -284,8 +291,8 @@ class Compiler(Decider):
         platform = _cuda(platform)
         memo = (region.text, platform)
         with self._lock:
-            if (skipped := self.skipped(region, platform)) is not None:
-                return skipped
+            if (settled := self.settled(region, platform)) is not None:
+                return settled
             if memo in self.decisions and on_miss is None:
                 return self.decisions[memo]
             try:
@@ -301,7 +308,70 @@ class Compiler(Decider):
             self.decisions[memo] = decision
             return decision
 
-    # ------------------------------------------------------------------ regions that the user leaves to XLA
+    # ------------------------------------------------------------------ regions that the user decides
+
+    def settled(self, region: Region, platform: str) -> Decision | None:
+        """Decide as the user said: by `skip` and `only`, by a veto or by a pin; None if nothing was said.
+
+        Raises:
+            UsageError: a gate refuses a pinned muGraph.
+        """
+        skipped = self.skipped(region, platform)
+        return self._chosen(region, platform) if skipped is None else skipped
+
+    def choose_for(self, region: Region, platform: str, choice: Choice) -> Decision:
+        """Decide a region by a veto or a pin from now on, here and where the same region occurs again.
+
+        Raises:
+            UsageError: a gate refuses the pinned muGraph, or there is no such device here. Nothing changes then.
+        """
+        platform = _cuda(platform)
+        with self._lock:
+            base = self._without_decision(region, platform)
+            if not base.key:
+                raise UsageError(f"the region at {_place(region)} has no key: there is no {platform} device here")
+            decision = self._as_chosen(region, platform, choice, base)
+            self.choices = {k: c for k, c in self.choices.items() if not base.key.startswith(k)} | {base.key: choice}
+            return decision
+
+    def choice_for(self, region: Region, platform: str) -> Choice | None:
+        """Find the user's veto or pin of a region."""
+        if not self.choices:
+            return None
+        key = self._without_decision(region, _cuda(platform)).key
+        return next((choice for k, choice in self.choices.items() if key.startswith(k)), None)
+
+    def _chosen(self, region: Region, platform: str) -> Decision | None:
+        choice = self.choice_for(region, platform)
+        if choice is None:
+            return None
+        return self._as_chosen(region, platform, choice, self._without_decision(region, platform))
+
+    def _as_chosen(self, region: Region, platform: str, choice: Choice, base: Decision) -> Decision:
+        if choice.graph is None:
+            return kept(replace(base, source="user"), WhyNot(Reason.SKIPPED, detail=choice.why))
+        memo = (region.text, platform, choice)
+        if memo not in self._proven:
+            from mirage_jax.compiler import pinned
+
+            devices = chosen_devices(jax.local_devices(backend=platform), self.options.devices)
+            run_checks = functools.partial(self.run_checks, region, platform, devices)
+            self._proven[memo] = pinned.accept(region, platform, devices[0], self.options, choice, base, run_checks)
+        return self._proven[memo]
+
+    def _warn_of_lost_choices(self, regions: Sequence[Region], platform: str) -> None:
+        """Warn, once in a process, of vetoes and pins for lines of regions that have other keys now."""
+        keys = {r: self._without_decision(r, platform).key for r in regions}
+        others = [r for r in regions if self.choice_for(r, platform) is None]
+        for chosen, choice in pins.unused(self.choices, keys.values()).items():
+            there = next((r for r in others if is_named(choice.source, r.where, key="")), None)
+            if there is not None:
+                changed = f"the region there now has the key {keys[there][:12]}, not {chosen[:12]}"
+                warn_once(f"{choice} is not used: {changed}: its code, shapes, device or versions have changed")
+
+    def take_decisions(self, other: Compiler) -> None:
+        """Take what another compiler of the same function has decided, stored or not."""
+        self.decisions, self.choices, self._proven = dict(other.decisions), dict(other.choices), dict(other._proven)
 
     @property
     def selects(self) -> bool:
@@ -359,6 +429,8 @@ class Compiler(Decider):
         if len(whole.target.platforms) != 1:
             return not_measured(whole, "it is lowered for several platforms")
         platform = _cuda(whole.target.platforms[0])
+        if any(self.choice_for(placed.region, platform) for placed in whole.ours.replaced):
+            return not_measured(whole, "a muGraph is pinned")
         if (found := self._of_one_region(whole, platform)) is not None:
             return found
         device = chosen_devices(jax.local_devices(backend=platform), self.options.devices)[0]

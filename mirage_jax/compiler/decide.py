@@ -32,11 +32,11 @@ from mirage_jax.compiler.stored import STORED_INPUT_CLASSES, key_of, restore, st
 from mirage_jax.compiler.threads import apart, unchecked
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options, from_environment, warn_once
-from mirage_jax.errors import CacheError, LoweringError, UnsupportedError, UsageError, in_one_line
+from mirage_jax.errors import LoweringError, UnsupportedError, UsageError, VerificationError, in_one_line
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.mugraph.graph import KernelGraph, Precision
-from mirage_jax.report import Decision
-from mirage_jax.verify.gate import Gate
+from mirage_jax.report import Decision, Variant
+from mirage_jax.verify.gate import required
 from mirage_jax.why_not import Reason, WhyNot
 
 if TYPE_CHECKING:
@@ -153,6 +153,8 @@ class Decider:
             notify(f"{tried}: proving and measuring")
             if measure:
                 return self._measure(session, key, base, finalists)
+            untimed = tuple(Variant(c.graph, c.schedule) for c in finalists)
+            base = replace(base, variants=untimed)
             decision = self._accepted(session, base, (session.winner(c.graph, c.schedule, c.family) for c in finalists))
             if decision.winner is None:
                 return decision  # not stored: measured candidates are also tried with more precise products
@@ -246,7 +248,7 @@ class Decider:
         if found.xla is None:
             return None
         times = {"xla": found.xla.seconds} | ({"best candidate": found.best[0].seconds} if found.best else {})
-        base = replace(base, measured=tuple(session.measured), timings=times)
+        base = replace(base, measured=tuple(session.measured), timings=times, variants=session.variants)
         if not found.faster:
             return kept(base, _not_faster(session, found.xla, found.best))
         decision = self._accepted(session, base, (w for w, _, _ in found.faster))
@@ -292,15 +294,27 @@ class Decider:
     def _check_foreign(self, subject: RegionOnDevice, winner: Winner, devices: Sequence[Any]) -> str:
         """Check a winner that somebody else stored, before it runs for the user; return what the exact check found.
 
-        It runs in a child process first, where it can do no harm. The float gate takes a few telling classes.
+        The float gate takes a few telling classes.
 
         Raises:
-            CacheError: the winner fails.
+            VerificationError: the winner fails.
         """
         log.info("a stored winner that was not made here is checked")
-        session, x64 = self.session(subject.region, subject.platform, devices), jax.config.jax_enable_x64
+        return self.run_checks(subject.region, subject.platform, devices, winner, STORED_INPUT_CLASSES)[0]
 
-        def check() -> str:
+    def run_checks(
+        self, region: Region, platform: str, devices: Sequence[Any], winner: Winner, classes: Sequence[str] = ()
+    ) -> tuple[str, str]:
+        """Run a certified winner through the exact check and the float gate; return what each said.
+
+        It runs in a child process first, where it can do no harm. The float gate takes the named classes, or all.
+
+        Raises:
+            VerificationError: the winner fails.
+        """
+        session, x64 = self.session(region, platform, devices), jax.config.jax_enable_x64
+
+        def check() -> tuple[str, str]:
             with (
                 unchecked(x64),
                 np.errstate(all="ignore"),  # constants that somebody made up
@@ -308,10 +322,8 @@ class Decider:
             ):
                 session.try_in(trials)
                 if trials is not None and not session.screen([winner]):
-                    raise CacheError("it does not run")
-                found = _required(session.exact_gate(), winner)
-                _required(session.float_gate(STORED_INPUT_CLASSES), winner)
-                return found
+                    raise VerificationError("it does not compile, or does not run")
+                return required(session.exact_gate(), winner), required(session.float_gate(classes), winner)
 
         return apart(check)
 
@@ -345,14 +357,6 @@ def _all_refused(session: TuningSession, base: Decision) -> WhyNot:
     if "xla" not in base.timings:
         return why_not
     return replace(why_not, xla=base.timings["xla"], best=base.timings.get("best candidate"), is_measured=True)
-
-
-def _required(gate: Gate[Winner], winner: Winner) -> str:
-    """Return why a stored winner passes a gate; raises `CacheError` if it does not."""
-    passed, why = gate.check(winner)
-    if not passed:
-        raise CacheError(f"refused by the {gate.name}: {why}")
-    return why
 
 
 def chosen_devices(devices: Sequence[Any], numbers: Sequence[int]) -> list[Any]:

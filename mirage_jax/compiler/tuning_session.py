@@ -36,6 +36,7 @@ from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.dtypes import BYTES
 from mirage_jax.mugraph.footprint import Footprint, footprint
 from mirage_jax.mugraph.graph import KernelGraph, Tensor
+from mirage_jax.report import Variant
 from mirage_jax.search import candidates
 from mirage_jax.search.candidates import Candidate
 from mirage_jax.search.driver import search
@@ -52,6 +53,7 @@ from mirage_jax.why_not import Elsewhere, Reason, WhyNot
 log = logging.getLogger("mirage_jax")
 
 SPACE = Space(max_ops=14)
+MAX_VARIANTS_LISTED = 9  # different muGraphs, in a report
 MIN_SEARCH_SECONDS = 2.0  # seconds for a search, however late it is
 MIN_REMEMBERED_SEARCH_SECONDS = 10.0  # seconds of a search that is worth remembering for other sizes
 MAX_STORED_STRUCTURES = 48  # structures kept for other sizes, where others may be the best
@@ -80,6 +82,7 @@ class TuningSession(RegionOnDevice):
 
     tried: Counter[str] = field(default_factory=Counter)  # candidates by what happened to them
     measured: list[tuple[float, float]] = field(default_factory=list)  # seconds of each variant: by the model, and real
+    fastest: dict[KernelGraph, Variant] = field(default_factory=dict)  # variant of each muGraph that was timed
     xla_seconds: float | None = None  # that XLA's code takes, where it was timed
     specialized_asked: int = 0  # candidates whose specialized form was priced
     devices: Sequence[Any] = ()  # of one kind: variants may be tried on all of them
@@ -355,6 +358,14 @@ class TuningSession(RegionOnDevice):
         """Keep the model's estimate and the measured time of each variant."""
         for winner, t in timed:
             self.measured.append((estimate(winner.graph, winner.schedule, self.description), t.seconds))
+            known = self.fastest.get(winner.graph)
+            if known is None or known.seconds is None or t.seconds <= known.seconds:
+                self.fastest[winner.graph] = Variant(winner.graph, winner.schedule, t.seconds)
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """The fastest variants of different muGraphs."""
+        return tuple(sorted(self.fastest.values(), key=lambda v: v.seconds or 0.0)[:MAX_VARIANTS_LISTED])
 
     # ------------------------------------------------------------------ checks
 

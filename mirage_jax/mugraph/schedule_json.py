@@ -1,4 +1,4 @@
-"""Schedules as values of JSON: how caches and processes hand them on."""
+"""Schedules as values of JSON: how caches, processes and people hand them on, alone or with their muGraph."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 from mirage_jax import limits
 from mirage_jax.errors import CacheError, GraphError, printable
-from mirage_jax.mugraph.graph import KernelSchedule, Precision, Schedule
+from mirage_jax.mugraph.check import check_graph, check_schedule
+from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Precision, Schedule
+from mirage_jax.mugraph.parser import parse
 
 
 def schedule_to_json(s: Schedule) -> Any:
@@ -43,3 +45,17 @@ def kernel_from_json(value: Any) -> KernelSchedule:
         limits.flag("specialized", value.get("specialized", False)),
         limits.whole("programs", value.get("programs", 0), 0, limits.MAX_PROGRAMS),
     )
+
+
+def read_graph(text: str, schedule: Any = None) -> tuple[KernelGraph, Schedule | None]:
+    """Read a muGraph that somebody wrote, and its schedule where there is one; check that both are well formed.
+
+    Raises:
+        ParseError, GraphError: they are not.
+    """
+    graph = parse(text)
+    check_graph(graph)
+    sizes = None if schedule is None else schedule_from_json(schedule)
+    if sizes is not None:
+        check_schedule(graph, sizes)
+    return graph, sizes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from mirage_jax.errors import VerificationError
 from mirage_jax.mugraph.graph import KernelGraph
 
 
@@ -37,3 +38,15 @@ class HasGraph(Protocol):
     def graph(self) -> KernelGraph:
         """The muGraph that may replace the program."""
         ...
+
+
+def required[Candidate](gate: Gate[Candidate], candidate: Candidate) -> str:
+    """Return what a gate says about a candidate that passes.
+
+    Raises:
+        VerificationError: the gate refuses it.
+    """
+    passed, why = gate.check(candidate)
+    if not passed:
+        raise VerificationError(f"refused by the {gate.name}: {why}")
+    return why

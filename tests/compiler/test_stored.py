@@ -18,7 +18,7 @@ from mirage_jax.compiler import Compiler
 from mirage_jax.compiler import stored as stored_decisions
 from mirage_jax.compiler import tuning_session as attempts
 from mirage_jax.config import Options
-from mirage_jax.errors import CacheError
+from mirage_jax.errors import VerificationError
 from mirage_jax.seals import Seal
 from mirage_jax.verify.gate import Verdict
 
@@ -207,7 +207,7 @@ def test_kernels_of_somebody_else_run_in_a_child_first(runs, monkeypatch) -> Non
         assert compiler._check_foreign(subject, winner, jax.devices()[:1]) == "agree"
         assert steps == ["child", "exact", "gate"]
     else:
-        with pytest.raises(CacheError, match="does not run"):
+        with pytest.raises(VerificationError, match="does not run"):
             compiler._check_foreign(subject, winner, jax.devices()[:1])
         assert steps == ["child"]
 

@@ -278,7 +278,7 @@ def test_where_the_gates_refuse_the_fastest_slower_ones_are_compared(
 
     monkeypatch.setattr(tuning, "against_xla", against_xla)
     compiler = Refusing(Options(cache_dir=str(tmp_path)))
-    decision = compiler._fastest(SimpleNamespace(measured=[]), Decision(None, "", "search", "cuda"), [])  # type: ignore[arg-type]
+    decision = compiler._fastest(SimpleNamespace(measured=[], variants=()), Decision(None, "", "search", "cuda"), [])  # type: ignore[arg-type]
     assert decision is not None and decision.winner == (None if accurate is None else winners[accurate])
     assert compared == (winners if accurate != 0 else winners[:1])
 
@@ -311,7 +311,7 @@ def test_where_the_gate_refuses_rounding_products_are_more_precise(rounding: boo
             return d
 
     compiler = Refusing(Options(cache_dir=str(tmp_path)))
-    subject = SimpleNamespace(tried=Counter(), measured=[], trials=None)
+    subject = SimpleNamespace(tried=Counter(), measured=[], variants=(), trials=None)
     key = CacheKey.here(graph="", extents={}, backend="auto", policy="", device=jax.devices()[0])
 
     def decide() -> Decision:
