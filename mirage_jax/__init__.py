@@ -7,6 +7,8 @@ if TYPE_CHECKING:
     from mirage_jax.api import Optimized as Optimized
     from mirage_jax.api import optimize as optimize
     from mirage_jax.api import tune as tune
+    from mirage_jax.best_graphs import Superoptimized as Superoptimized
+    from mirage_jax.best_graphs import superoptimize as superoptimize
     from mirage_jax.bisection import Bisection as Bisection
     from mirage_jax.bisection import bisect as bisect
     from mirage_jax.config import Budget as Budget
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     **dict.fromkeys(("Optimized", "optimize", "tune"), "api"),
+    **dict.fromkeys(("Superoptimized", "superoptimize"), "best_graphs"),
     **dict.fromkeys(("Bisection", "bisect"), "bisection"),
     **dict.fromkeys(("Budget", "disabled"), "config"),
     **dict.fromkeys(("MirageError", "UsageError"), "errors"),

@@ -78,7 +78,7 @@ class MuGraph:
 
         def run(*arrays: Any) -> Any:
             """Run the muGraph."""
-            _check_arrays(arrays, specs)
+            check_arrays("MuGraph", arrays, specs)
             results = self._winner().run(*map(jnp.asarray, arrays))
             made = tuple(x.astype(numpy_dtype(t)) for x, t in zip(results, types, strict=True))
             return made[0] if len(made) == 1 else made
@@ -136,12 +136,17 @@ class MuGraph:
         return order
 
 
-def _check_arrays(arrays: Sequence[Any], specs: Sequence[Spec]) -> None:
+def check_arrays(whose: str, arrays: Sequence[Any], specs: Sequence[Spec]) -> None:
+    """Check the shapes and types of arrays.
+
+    Raises:
+        UsageError: they are others than `whose` inputs.
+    """
     wanted = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in specs)
     found = [(jnp.shape(x), jnp.result_type(x)) for x in arrays]
     if found != [(shape, numpy_dtype(dtype)) for shape, dtype in specs]:
         shown = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in found)
-        raise UsageError(f"MuGraph: found the arrays {shown or 'none'}; its inputs are {wanted}")
+        raise UsageError(f"{whose}: found the arrays {shown or 'none'}; its inputs are {wanted}")
 
 
 def _arguments(shapes: Sequence[Any], inputs: Sequence[Spec], order: Sequence[int]) -> list[Spec]:
@@ -151,15 +156,20 @@ def _arguments(shapes: Sequence[Any], inputs: Sequence[Spec], order: Sequence[in
         return own
     if len(shapes) != len(own):
         raise UsageError(f"MuGraph.equals: found {len(shapes)} shapes; the graph has {len(own)} inputs")
-    return [_spec(x, dtype) for x, (_, dtype) in zip(shapes, own, strict=True)]
+    return [spec_of("MuGraph.equals", x, dtype) for x, (_, dtype) in zip(shapes, own, strict=True)]
 
 
-def _spec(x: Any, dtype: str) -> Spec:
+def spec_of(taker: str, x: Any, dtype: str) -> Spec:
+    """The shape and type of an array; a tuple of sizes gets the type `dtype`.
+
+    Raises:
+        UsageError: it is neither; the message says that `taker` found it.
+    """
     if _is_shape(x):
         return tuple(x), dtype
     names = {d.numpy: name for name, d in DTYPES.items()}
     if not hasattr(x, "shape") or getattr(x, "dtype", None) not in names:
-        raise UsageError(f"MuGraph.equals: found {brief(x)}; allowed are arrays, types, and shapes such as (16, 8)")
+        raise UsageError(f"{taker}: found {brief(x)}; allowed are arrays, types, and shapes such as (16, 8)")
     return tuple(x.shape), names[x.dtype]
 
 

@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("timing", "agreement"),
     ("compiler", "summary", "self_check"),
     ("api", "fallback", "written_graph"),
-    ("bisection",),
+    ("bisection", "best_graphs"),
     ("__init__",),
     ("bench", "doctor", "preview", "cache_files"),
     ("audit",),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mirage_jax import Budget, MuGraph, UsageError, bisect, cli, config, optimize, tune
+from mirage_jax import Budget, MuGraph, UsageError, bisect, cli, config, optimize, superoptimize, tune
 from mirage_jax.report import Decision, RegionReport
 
 X = jnp.ones((4, 4))
@@ -116,6 +116,17 @@ CALLS: list[tuple[Callable[[], object], str, str]] = [
     (lambda: tune(3, X), "found 3", "takes a function"),
     (lambda: bisect(3, X), "found 3", "takes a function"),
     (lambda: bisect(F, X, check=3), "check: found 3", "a function of two results"),
+    (lambda: superoptimize(3, (4, 4)), "found 3", "a function and the shapes of its arguments"),
+    (lambda: superoptimize(cube, "f32"), "found 'f32'", "allowed are arrays, types, and shapes"),
+    (lambda: superoptimize(cube, (4, 4), (4, 4)), "does not take the given inputs", "f32[4, 4], f32[4, 4]"),
+    (lambda: superoptimize(jnp.sort, (4,)), "not one muGraph", "sort"),
+    (lambda: superoptimize(cube, (4, 4), grid=3), "grid: found 3", "allowed are axes of the program: "),
+    (lambda: superoptimize(cube, (4, 4), grid="z"), "grid: found 'z'", "allowed are axes of the program: "),
+    (lambda: superoptimize(cube, (4, 4), tiles=[16]), "tiles: found [16]", "sizes by axis"),
+    (lambda: superoptimize(cube, (4, 4), tiles={"i": 0}), "tiles of i: found 0", "one or several sizes"),
+    (lambda: superoptimize(cube, (4, 4), kernels=0), "kernels: found 0", "a whole number from 1 on"),
+    (lambda: superoptimize(cube, (4, 4), device="H999"), "'H999'", "Allowed: "),
+    (lambda: superoptimize(cube, (4, 4), budget="soon"), "budget: found 'soon'", SECONDS),
     (lambda: MuGraph.parse(3), "found 3", "the text of a muGraph"),
     (lambda: MuGraph.parse("hello"), "line 1: expected 'mugraph {'", "found 'hello'"),
     (lambda: MuGraph.parse(""), "found the end of the text", "expected a closing brace"),

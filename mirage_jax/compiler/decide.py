@@ -155,7 +155,7 @@ class Decider:
                 return self._measure(session, key, base, finalists)
             untimed = tuple(Variant(c.graph, c.schedule) for c in finalists)
             base = replace(base, variants=untimed)
-            decision = self._accepted(session, base, (session.winner(c.graph, c.schedule, c.family) for c in finalists))
+            decision = self.accepted(session, base, (session.winner(c.graph, c.schedule, c.family) for c in finalists))
             if decision.winner is None:
                 return decision  # not stored: measured candidates are also tried with more precise products
             return replace(decision, why="the model's first choice, not measured (on_miss='heuristic')")
@@ -251,14 +251,14 @@ class Decider:
         base = replace(base, measured=tuple(session.measured), timings=times, variants=session.variants)
         if not found.faster:
             return kept(base, _not_faster(session, found.xla, found.best))
-        decision = self._accepted(session, base, (w for w, _, _ in found.faster))
+        decision = self.accepted(session, base, (w for w, _, _ in found.faster))
         for winner, seconds, ratio in found.faster:
             if winner is decision.winner:
                 times = {"xla": found.xla.seconds, "mirage": seconds.seconds}
                 decision = replace(decision, why=f"{ratio} over XLA", timings=times)
         return decision
 
-    def _accepted(self, session: TuningSession, base: Decision, winners: Iterable[Winner]) -> Decision:
+    def accepted(self, session: TuningSession, base: Decision, winners: Iterable[Winner]) -> Decision:
         """Take the first winner that gets a certificate and passes the exact check and the float gate."""
         proof, exact, floats = session.certificate_gate(), session.exact_gate(), session.float_gate()
         rounds_too_much = set[KernelGraph]()

@@ -43,7 +43,7 @@ from mirage_jax.search.driver import search
 from mirage_jax.search.enumerate.kernels import Space
 from mirage_jax.search.enumerate.window_search import FAMILIES
 from mirage_jax.search.forward_error import ForwardError
-from mirage_jax.search.report import StopReason
+from mirage_jax.search.report import SearchReport, StopReason
 from mirage_jax.verify.equivalence import certificate as certificates
 from mirage_jax.verify.exact import exact_check
 from mirage_jax.verify.gate import Gate, Verdict
@@ -147,17 +147,13 @@ class TuningSession(RegionOnDevice):
         Kernels that a long search found for the same structure at other sizes are tiled for these; only algebra is
         searched then, because what order of evaluation is cheap depends on sizes.
         """
-        budget, device = self.options.budget, self.description
-        seconds = min(budget.seconds, max(self.until - time.monotonic(), MIN_SEARCH_SECONDS))
+        device = self.description
+        seconds = min(self.options.budget.seconds, max(self.until - time.monotonic(), MIN_SEARCH_SECONDS))
         key = replace(key, graph=candidates.structure(self.reference), extents=(), policy=f"structures, {self.space}")
-        known = cache.get(key) if device.is_gpu and self._may_have_kernels else None
+        known = cache.get(key) if device.is_gpu and len(self.families) > 1 else None
         kernels = [] if known is None else candidates.restore(known.schedule, self.reference, device)
-        families = FAMILIES if self._may_have_kernels and not kernels else ("algebra",)
-        of_search = progress.searching(notify, seconds)
-        states = budget.states or 2_000_000
-        found, report = search(self.reference, device, self.space, seconds, states, families, of_search, budget.workers)
-        if report.stop is StopReason.INTERRUPTED:  # candidates found so far are no answer to store
-            raise KeyboardInterrupt
+        families = ("algebra",) if kernels else self.families
+        found, report = self.searched(families, seconds, notify)
         text = str(report)
         if kernels:
             text = f"kernels: {len(kernels)} structures known from other sizes, only tiles were chosen\nalgebra: {text}"
@@ -167,18 +163,35 @@ class TuningSession(RegionOnDevice):
             kept = islice(candidates.diverse(c for c in found if c.family == "kernels"), MAX_STORED_STRUCTURES)
             if new := candidates.to_json(list(kept)):
                 cache.put(key, Entry("structures", schedule=new))
-        ordered = (candidates.differences_first(c, self.reference) for c in (*kernels, *found))
-        found = sorted((candidates.as_launched(c, device) for c in ordered), key=lambda c: c.seconds)
-        self.tried["found"] = len(found)
-        return found, text
+        return self.ranked((*kernels, *found)), text
+
+    def searched(
+        self, families: Sequence[str], seconds: float, notify: progress.Say
+    ) -> tuple[list[Candidate], SearchReport]:
+        """Search for candidates of these families, in so many seconds."""
+        states, workers = self.options.budget.states or 2_000_000, self.options.budget.workers
+        of_search = progress.searching(notify, seconds)
+        found, report = search(
+            self.reference, self.description, self.space, seconds, states, families, of_search, workers
+        )
+        if report.stop is StopReason.INTERRUPTED:  # candidates found so far are no answer to store
+            raise KeyboardInterrupt
+        return found, report
+
+    def ranked(self, found: Iterable[Candidate]) -> list[Candidate]:
+        """Put candidates into the form in which they are launched, best estimate first."""
+        ordered = (candidates.differences_first(c, self.reference) for c in found)
+        ranked = sorted((candidates.as_launched(c, self.description) for c in ordered), key=lambda c: c.seconds)
+        self.tried["found"] = len(ranked)
+        return ranked
 
     @property
-    def _may_have_kernels(self) -> bool:
-        """Whether candidates may be kernels. If no kernel can run here, warn once."""
+    def families(self) -> Sequence[str]:
+        """The families of candidates to search. If no kernel can run here, warn once."""
         if self._on_gpu and (package := launch.missing(*launch.PACKAGES)):
             warn_once(f"no kernels are tried on this GPU: {package} is not installed ({launch.INSTALL})")
-            return False
-        return self.options.backend != "jax"
+            return ("algebra",)
+        return ("algebra",) if self.options.backend == "jax" else FAMILIES
 
     @cached_property
     def slowest(self) -> float:

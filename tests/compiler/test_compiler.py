@@ -397,7 +397,7 @@ def test_a_wrong_kernel_is_refused(wrong: bool, monkeypatch, caplog) -> None:
             return replace(source, text=source.text.replace("in range(0,", "in range(32,"))
 
         monkeypatch.setattr(exact_check, "emit", skip_a_step)
-    d = decide.Decider(Options())._accepted(attempt, Decision(None, "", "search", "cuda"), [winner])
+    d = decide.Decider(Options()).accepted(attempt, Decision(None, "", "search", "cuda"), [winner])
     if wrong:
         assert d.winner is None and attempt.tried["refused by the exact check"] == 1 and not d.gate
         assert "elements of y differ from the graph's" in d.exact and warnings(caplog)

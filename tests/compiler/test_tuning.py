@@ -273,7 +273,7 @@ def test_where_the_gates_refuse_the_fastest_slower_ones_are_compared(
         def compare(self, session: Any, finalists: Any, precise: Precision = Precision.FAST) -> tuning.Comparison:
             return replace(against_xla(session, winners[:1]), others=tuple(winners[1:]))
 
-        def _accepted(self, session: Any, base: Any, tried: Any) -> Any:
+        def accepted(self, session: Any, base: Any, tried: Any) -> Any:
             return replace(base, winner=next((w for w in tried if w.family == str(accurate)), None))
 
     monkeypatch.setattr(tuning, "against_xla", against_xla)
@@ -298,7 +298,7 @@ def test_where_the_gate_refuses_rounding_products_are_more_precise(rounding: boo
             winner = replace(WINNER, schedule=tuning.as_precise(program.schedule, precise))
             return tuning.Comparison(same, ((winner, same, timing.ratio(same, same)),), None)
 
-        def _accepted(self, attempt: Any, base: Any, winners: Any) -> Any:
+        def accepted(self, attempt: Any, base: Any, winners: Any) -> Any:
             (winner,) = winners
             if winner.schedule.kernels[0].precise and not slow:
                 return replace(base, winner=winner)

@@ -23,11 +23,13 @@ MAX_OPS = 1000  # equations in one region: the program is not to be divided
 class Captured:
     """A function as one muGraph, whose inputs are the function's arguments, in order.
 
-    read_order: the arguments, by number from 0, in the order in which `explain` prints them as inputs.
+    read_order: the arguments, by number from 0, in the order in which `explain` prints them as inputs. region: the same
+    as a region, with its inputs in that order.
     """
 
     graph: KernelGraph
     read_order: tuple[int, ...]
+    region: Region
 
 
 def captured_whole(
@@ -58,7 +60,7 @@ def captured_whole(
     tensors = {b.value: t for b, t in zip(region.inputs, region.graph.inputs, strict=True)}
     graph = replace(region.graph, inputs=tuple(tensors[v] for v in arguments))
     read_order = tuple(arguments.index(b.value) for b in region.inputs)
-    return Captured(separate_copies(sink_renames(graph)), read_order)
+    return Captured(separate_copies(sink_renames(graph)), read_order, region)
 
 
 def _is_whole(region: Region, inputs: int, outputs: Sequence[object]) -> bool:
