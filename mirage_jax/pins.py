@@ -52,18 +52,13 @@ class Choice:
             UsageError: it is neither, or the text is no muGraph.
         """
         try:
-            if isinstance(graph, str):
-                return cls(*read_graph(graph), source=tuple(source))
-            return cls(*read_graph(str(graph.graph)), source=tuple(source)).with_schedule(graph.schedule)
+            text, sizes = (graph, None) if isinstance(graph, str) else (str(graph.graph), graph.schedule)
+            return cls(*read_graph(text, None if sizes is None else schedule_to_json(sizes)), source=tuple(source))
         except (ParseError, GraphError) as why:
             raise UsageError(f"pin: {without_kind(why)}") from None
         except AttributeError:
             allowed = "the text of a muGraph, a MuGraph, or one of the region's variants"
             raise UsageError(f"pin: found {brief(graph)}; allowed are {allowed}") from None
-
-    def with_schedule(self, schedule: Schedule | None) -> Self:
-        """The same graph at these tile sizes."""
-        return replace(self, schedule=schedule)
 
     @property
     def why(self) -> str:

@@ -356,7 +356,8 @@ class Compiler(Decider):
 
             devices = chosen_devices(jax.local_devices(backend=platform), self.options.devices)
             run_checks = functools.partial(self.run_checks, region, platform, devices)
-            self._proven[memo] = pinned.accept(region, platform, devices[0], self.options, choice, base, run_checks)
+            subject = RegionOnDevice(region, platform, devices[0], self.options)
+            self._proven[memo] = pinned.accept(subject, choice, base, self.cache, run_checks)
         return self._proven[memo]
 
     def _warn_of_lost_choices(self, regions: Sequence[Region], platform: str) -> None:

@@ -4,6 +4,7 @@ import inspect
 import logging
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +13,14 @@ from deciding import assert_same, chain, flops, measured, operands
 
 import mirage_jax
 from mirage_jax import MuGraph, UsageError, config, pins
+from mirage_jax.compiler.pinned import WrittenRegion, _winners
+from mirage_jax.compiler.region import RegionOnDevice
+from mirage_jax.compiler.stored import STORED_INPUT_CLASSES
+from mirage_jax.compiler.tuning_session import TuningSession
+from mirage_jax.mugraph.graph import Precision
 from mirage_jax.pins import Choice
 from mirage_jax.report import RegionReport
+from mirage_jax.verify.exact.exact_check import exact_check
 
 ARGS = A, B, V = operands()
 
@@ -127,8 +134,6 @@ def test_a_refused_graph_is_an_error_that_names_the_gate(a, b, c, d, why) -> Non
 
 
 def test_the_float_gate_and_the_run_are_asked(monkeypatch) -> None:
-    from mirage_jax.compiler.tuning_session import TuningSession
-
     _, report = explained()
     monkeypatch.setattr(TuningSession, "gate", lambda self, winner, only=(): (False, f"asked on {len(only)}"))
     with pytest.raises(UsageError, match="refused by the float gate: asked on 0"):
@@ -152,6 +157,39 @@ def test_a_file_keeps_decisions(tmp_path: Path) -> None:
     again.save_pins(file)
     assert whys(explained(pins=file)[1]) == ["vetoed in pins.toml"] * 2
     assert whys(explained()[1])[0].startswith("2.00x"), "without the file, the optimizer decides"
+
+
+def test_a_graph_that_passed_before_is_certified_again_and_not_run(tmp_path: Path, monkeypatch) -> None:
+    _, report = explained()
+    first = report.regions[0].pin(KERNEL).decision
+    monkeypatch.setattr(TuningSession, "gate", lambda self, winner, only=(): pytest.fail("it ran"))
+    again = explained()[1].regions[0].pin(KERNEL).decision
+    assert again.winner == first.winner and again.gate == first.gate and again.certificate.seeds != ()
+    assert (again.why, again.source, again.key) == (first.why, "user", first.key)
+
+
+def test_a_pin_that_somebody_else_passed_runs_again(monkeypatch) -> None:
+    _, report = explained()
+    report.regions[0].pin(KERNEL)
+    monkeypatch.setattr("mirage_jax.cache.own_key", lambda: None)
+    asked = []
+    monkeypatch.setattr(TuningSession, "gate", lambda self, winner, only=(): asked.append(only) or (True, ""))
+    region = explained()[1].regions[0]
+    asked.clear()
+    region.pin(KERNEL)
+    assert asked == [STORED_INPUT_CLASSES]
+
+
+def test_kernels_of_a_gpu_get_sizes_from_the_model() -> None:
+    graph = MuGraph.parse(KERNEL).graph
+    region = explained()[1].regions[0].control.region
+    gpu = SimpleNamespace(device_kind="NVIDIA H100 80GB HBM3", platform="gpu")
+    place = WrittenRegion.of(RegionOnDevice(region, "cuda", gpu, config.Options()), graph)
+    winners = list(_winners(place, None))
+    assert winners and all(w.has_kernels for w in winners)
+    precisions = [w.schedule.kernels[0].precise for w in winners]
+    assert precisions == sorted(precisions) and precisions[0] is Precision.FAST
+    assert all(exact_check(w.graph, w.schedule, w.options) == "" for w in winners)
 
 
 def test_a_file_keeps_entries_of_other_functions(tmp_path: Path) -> None:
