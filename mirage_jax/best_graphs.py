@@ -20,7 +20,7 @@ from mirage_jax import progress
 from mirage_jax.compiler import tuning
 from mirage_jax.compiler.decide import Decider, chosen_devices
 from mirage_jax.compiler.threads import apart, unchecked
-from mirage_jax.compiler.tuning_session import TuningSession
+from mirage_jax.compiler.tuning_session import TuningSession, space_for
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Budget, Options, unknown
 from mirage_jax.cost.roofline import estimate
@@ -40,6 +40,7 @@ from mirage_jax.mugraph.graph import (
     origin,
     split_axis,
 )
+from mirage_jax.mugraph.passes.merge_axes import simplify_axes
 from mirage_jax.report import Decision, Variant
 from mirage_jax.search.candidates import Candidate
 from mirage_jax.search.enumerate.kernels import Space
@@ -131,7 +132,7 @@ class HintedSession(TuningSession):
     @cached_property
     def space(self) -> Space:
         """The limits of the search."""
-        return self.hints.space(super().space)
+        return self.hints.space(space_for(self.region))
 
     def within(self, found: Sequence[Candidate]) -> Iterator[Candidate]:
         """Candidates within the hints, with the sizes that are; the program itself is one of them."""
@@ -226,8 +227,8 @@ def superoptimize(
         raise UsageError(f"superoptimize: found {brief(f)}; it takes a function and the shapes of its arguments")
     specs = [spec_of("superoptimize", x, "f32") for x in shapes]
     found = captured_whole(f, specs, "given")
-    session = _session(found, Options.make({"budget": budget}), device)
-    session.hints = Hints.of(grid, tiles, kernels, session.reference)
+    hints = Hints.of(grid, tiles, kernels, simplify_axes(found.region.graph))
+    session = _session(found, Options.make({"budget": budget}), hints, device)
     decider, x64 = Decider(session.options), jax.config.jax_enable_x64
     decision = apart(lambda: _best(session, decider, x64))
     if decision.winner is None:
@@ -239,11 +240,13 @@ def superoptimize(
     return Superoptimized(name, graph, decision, _function(f, found, session, winner, specs))
 
 
-def _session(found: Captured, options: Options, device: str | None) -> HintedSession:
-    platform = "cuda" if default_platform() in ("gpu", "cuda") else default_platform()
+def _session(found: Captured, options: Options, hints: Hints, device: str | None) -> HintedSession:
+    """A search for the first device here, or for a GPU by name, whose kernels run here as plain JAX."""
+    platform = "cpu" if device is not None else default_platform()
+    platform = "cuda" if platform == "gpu" else platform
     here = chosen_devices(jax.local_devices(backend=platform), options.devices)
     model = None if device is None else _gpu(device)
-    return HintedSession(found.region, platform, here[0], options, devices=here, model=model)
+    return HintedSession(found.region, platform, here[0], options, devices=here, hints=hints, model=model)
 
 
 def _gpu(name: str) -> DeviceModel:
@@ -269,7 +272,7 @@ def _best(session: HintedSession, decider: Decider, x64: bool) -> Decision:
         within = sorted(session.within(session.ranked(found)), key=lambda c: c.seconds)
         finalists = list(islice(session.verified(tuning.diverse(within)), tuning.FINALISTS))
         base = Decision(None, "", "search", session.platform, before=session.before, search=str(report))
-        base = replace(base, tried=session.tried, variants=tuple(Variant(c.graph, c.schedule) for c in finalists))
+        base = replace(base, tried=session.tried, variants=tuple(Variant.of(c.graph, c.schedule) for c in finalists))
         if not finalists:
             return replace(base, why=f"{session.tried['found']} candidates were found, and none is within the hints")
         decision = base
@@ -295,12 +298,11 @@ def _first_accepted(session: HintedSession, decider: Decider, base: Decision, wi
     screen = tuning.Screen(session)
     screen(winners)
     best = screen.leaders(tuning.FINALISTS)
-    timed = session.timings(
-        {"xla": session.xla, **{str(i): session.ours(w) for i, w in enumerate(best)}}, tuning.ROUNDS
-    )
+    functions = {"xla": session.xla, **{str(i): session.ours(w) for i, w in enumerate(best)}}
+    timed = session.timings(functions, tuning.ROUNDS)
     seconds = {w: timed[str(i)].seconds for i, w in enumerate(best) if str(i) in timed}
     ranked = sorted(seconds, key=seconds.__getitem__)
-    base = replace(base, variants=tuple(Variant(w.graph, w.schedule, seconds[w]) for w in ranked))
+    base = replace(base, variants=tuple(Variant.of(w.graph, w.schedule, seconds[w]) for w in ranked))
     decision = decider.accepted(session, base, ranked)
     if decision.winner is None or "xla" not in timed:
         return decision

@@ -48,6 +48,8 @@ MAX_ENTRY_BYTES = 1 << 20
 MAX_COMPARED_KEYS = 512  # newest entries that are compared with a key that has none
 MAX_SEALS = 16  # of different users and machines on one entry
 XLA_LIFETIME_SECONDS = 30 * 86400.0  # seconds: that nothing won is worth asking again after a month
+OPTIONAL = {"why_not", "variants"}  # fields that an entry may lack
+MAX_VARIANTS = 16  # of an entry
 DECISIONS = ("win", "xla", "structures", "whole")
 PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "triton", "jax-triton", "mirage-jax")
 SETTINGS = ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE", "LIBTPU_INIT_ARGS")
@@ -186,6 +188,7 @@ class Entry:
     environment: Mapping[str, str] = field(default_factory=dict)  # where it was measured; for people
     created: float = 0.0  # seconds since 1970
     why_not: WhyNot | None = None  # of "xla"; entries made before there was such a record lack the field
+    variants: tuple[tuple[str, Json, float | None], ...] = ()  # that were tried: graph, schedule, seconds
 
     def __post_init__(self) -> None:
         if self.decision not in DECISIONS:
@@ -201,16 +204,16 @@ class Entry:
         return f"that nothing beats XLA was decided {'too long ago' if age > 0 else 'by a clock that is ahead'}"
 
     def to_json(self) -> dict[str, Any]:
-        """As values of JSON. Without a `why_not` there is no such field, so that old entries keep their seals."""
+        """As values of JSON. `OPTIONAL` fields without a value are left out, so that old entries keep their seals."""
         found = asdict(replace(self, why_not=None))
-        del found["why_not"]
-        return found if self.why_not is None else found | {"why_not": self.why_not.to_json()}
+        optional = {"why_not": self.why_not and self.why_not.to_json(), "variants": [list(v) for v in self.variants]}
+        return {k: v for k, v in found.items() if k not in OPTIONAL} | {k: v for k, v in optional.items() if v}
 
     @classmethod
     def from_json(cls, value: object) -> Self:
         """An entry as it was stored, every number and text within `bounds`; raises `CacheError`."""
         names = {f.name for f in fields(cls)}
-        if not isinstance(value, dict) or set(value) | {"why_not"} != names:
+        if not isinstance(value, dict) or set(value) | OPTIONAL != names:
             raise CacheError("the entry's fields are not those of this schema")
         measured = limits.items("measured", value["measured"], limits.MAX_TIMED_VARIANTS)
         pairs = [limits.items("measured", pair, 2) for pair in measured]
@@ -230,6 +233,7 @@ class Entry:
             environment={limits.text("name", k): limits.text("environment", v) for k, v in environment.items()},
             created=limits.real("created", value["created"], limits.MAX_UNIX_SECONDS),
             why_not=WhyNot.from_json(value.get("why_not")),
+            variants=tuple(map(_variant, limits.items("variants", value.get("variants", []), MAX_VARIANTS))),
         )
 
 
@@ -246,6 +250,13 @@ def _text_pairs(name: str, value: object) -> tuple[tuple[str, str], ...]:
 
 def _seconds(value: object) -> float:
     return limits.real("measured", value, limits.MAX_SECONDS)
+
+
+def _variant(value: object) -> tuple[str, Json, float | None]:
+    parts = limits.items("variant", value, 3)
+    if len(parts) != 3:
+        raise CacheError(f"variant: found {len(parts)} values; allowed are a graph, a schedule and a time")
+    return _graph(parts[0]), parts[1], None if parts[2] is None else _seconds(parts[2])
 
 
 def _graph(value: object) -> str:

@@ -141,8 +141,13 @@ def _choice(kind: str, entry: Mapping[str, Any]) -> Choice:
 
 
 def unused(choices: Mapping[str, Choice], keys: Collection[str]) -> dict[str, Choice]:
-    """The decisions of a file that are about none of the regions with these cache keys."""
-    return {k: c for k, c in choices.items() if c.file and not any(key.startswith(k) for key in keys)}
+    """The decisions of a file that are about none of the regions with these cache keys.
+
+    Those whose source lines have a decision that is in use are left out: they are for other shapes or devices.
+    """
+    used = {chosen for chosen in choices if any(key.startswith(chosen) for key in keys)}
+    lines = {choices[chosen].source for chosen in used}
+    return {k: c for k, c in choices.items() if c.file and k not in used and c.source not in lines}
 
 
 # ---------------------------------------------------------------------- writing

@@ -27,7 +27,8 @@ from mirage_jax.html_report import page
 from mirage_jax.mugraph.dtypes import DTYPES
 from mirage_jax.mugraph.footprint import Footprint
 from mirage_jax.mugraph.graph import KernelGraph, Schedule
-from mirage_jax.mugraph.schedule_json import schedule_to_json
+from mirage_jax.mugraph.parser import parse
+from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
 from mirage_jax.pins import Choice
 from mirage_jax.why_not import WhyNot
 
@@ -39,21 +40,48 @@ MAX_SOURCE_LINES = 20  # of equations left out that are listed
 class Variant:
     """A muGraph that was tried for a region, at its best tile sizes; `RegionReport.pin` takes one.
 
-    seconds: the fastest measured time; None if it was not measured.
+    text and sizes: the graph, and its schedule as values of JSON: they may come from a file, and are read when asked
+    for. seconds: the fastest measured time; None if it was not measured.
     """
 
-    graph: KernelGraph
-    schedule: Schedule
+    text: str
+    sizes: Any = field(hash=False)
     seconds: float | None = None
+
+    @classmethod
+    def of(cls, graph: KernelGraph, schedule: Schedule, seconds: float | None = None) -> Self:
+        """Make one of a graph and its schedule."""
+        return cls(str(graph), schedule_to_json(schedule), seconds)
+
+    @property
+    def graph(self) -> KernelGraph:
+        """The muGraph.
+
+        Raises:
+            ParseError: a stored text is damaged.
+        """
+        return parse(self.text)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The tile sizes.
+
+        Raises:
+            GraphError: stored sizes are damaged.
+        """
+        return schedule_from_json(self.sizes)
 
     @property
     def brief(self) -> str:
         """Time and size in one line."""
         time = "not measured" if self.seconds is None else f"{self.seconds * 1e6:,.1f} us"
-        return f"{time} ({len(self.graph.kernels)} kernels)"
+        return f"{time} ({len(_KERNEL_LINES.findall(self.text))} kernels)"
 
     def __str__(self) -> str:
-        return f"{self.brief}\n{self.graph}"
+        return f"{self.brief}\n{self.text}"
+
+
+_KERNEL_LINES = re.compile(r"^  (?:library|kernel) ", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -69,7 +97,7 @@ class Decision:
     after: Footprint | None = None
     timings: Mapping[str, float] = field(default_factory=dict)  # seconds; "xla" and one per candidate measured
     measured: tuple[tuple[float, float], ...] = ()  # of each variant that was timed: the model's seconds, and real ones
-    variants: tuple[Variant, ...] = ()  # that were tried in this process, best first
+    variants: tuple[Variant, ...] = ()  # that were tried, best first
     certificate: Any = None
     gate: str = ""
     exact: str = ""  # of the text of kernels, on exact numbers
@@ -220,7 +248,7 @@ class RegionReport:
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """The muGraphs that were tried for the region, best first; none if the decision was stored."""
+        """The muGraphs that were tried for the region, best first."""
         return self.decision.variants
 
     def veto(self) -> Self:
@@ -308,10 +336,7 @@ class RegionReport:
             "seconds": dict(d.timings),
             "speedup": d.speedup,
             "measured": [list(pair) for pair in d.measured],
-            "variants": [
-                {"graph": str(v.graph), "schedule": schedule_to_json(v.schedule), "seconds": v.seconds}
-                for v in d.variants
-            ],
+            "variants": [{"graph": v.text, "schedule": v.sizes, "seconds": v.seconds} for v in d.variants],
             "certificate": None if d.certificate is None else json.loads(d.certificate.to_json()),
             "gate": d.gate,
             "exact": d.exact,

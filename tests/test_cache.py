@@ -44,6 +44,7 @@ WIN = Entry(
     reasons=("1.5x faster",),
     environment={"jax": "1.2.3"},
     created=1e9,
+    variants=(("mugraph {\n}", {"kernels": []}, 1.0e-5), ("mugraph {\n}", None, None)),
 )
 
 
@@ -196,6 +197,9 @@ BODIES = {
     "a timing of 400 digits": _body(timings={"xla": 10**400}),
     "a timing of a year": _body(timings={"xla": 3e7}),
     "a negative time": _body(measured=[[1.0, -1.0]]),
+    "a variant without a time": _body(variants=[["mugraph", None]]),
+    "a variant that moves the cursor": _body(variants=[["\x1b[2J", None, 1.0]]),
+    "too many variants": _body(variants=[["mugraph", None, 1.0]] * 17),
     "a date of 400 digits": _body(created=10**400),
     "too many reasons": _body(reasons=["x"] * 100),
     "a reason of a megabyte": _body(reasons=["x" * 500_000]),

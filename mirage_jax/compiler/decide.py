@@ -153,7 +153,7 @@ class Decider:
             notify(f"{tried}: proving and measuring")
             if measure:
                 return self._measure(session, key, base, finalists)
-            untimed = tuple(Variant(c.graph, c.schedule) for c in finalists)
+            untimed = tuple(Variant.of(c.graph, c.schedule) for c in finalists)
             base = replace(base, variants=untimed)
             decision = self.accepted(session, base, (session.winner(c.graph, c.schedule, c.family) for c in finalists))
             if decision.winner is None:

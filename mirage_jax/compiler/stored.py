@@ -24,7 +24,7 @@ from mirage_jax.mugraph.footprint import footprint
 from mirage_jax.mugraph.graph import KernelGraph, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
-from mirage_jax.report import Decision
+from mirage_jax.report import Decision, Variant
 from mirage_jax.seals import Seal
 from mirage_jax.verify.equivalence import certificate as certificates
 from mirage_jax.verify.gate import Gate
@@ -68,6 +68,7 @@ def store(cache: Cache, key: CacheKey, d: Decision) -> Decision:
         measured=d.measured,
         why_not=d.why_not,
         reasons=(d.why, d.gate, "" if w is None else w.family, d.exact),
+        variants=tuple((v.text, v.sizes, v.seconds) for v in d.variants),
     )
     kernels = None if w is None else readable(w)
     path = cache.put(key, entry, kernels)
@@ -92,7 +93,7 @@ def restore(
         raise CacheError(f"found {len(entry.reasons)} texts where why, gate, family and exact check must be")
     why, gate, family, exact = entry.reasons
     base = replace(base, source="cache", timings=dict(entry.timings), measured=tuple(entry.measured))
-    base = replace(base, why_not=entry.why_not)
+    base = replace(base, why_not=entry.why_not, variants=tuple(Variant(*v) for v in entry.variants))
     if entry.decision == "xla":
         return replace(base, why=why if seal is Seal.MADE else f"{why} (decided elsewhere)", gate=gate, exact=exact)
     winner, certificate = _winner(subject, entry, family)

@@ -373,7 +373,7 @@ class TuningSession(RegionOnDevice):
             self.measured.append((estimate(winner.graph, winner.schedule, self.description), t.seconds))
             known = self.fastest.get(winner.graph)
             if known is None or known.seconds is None or t.seconds <= known.seconds:
-                self.fastest[winner.graph] = Variant(winner.graph, winner.schedule, t.seconds)
+                self.fastest[winner.graph] = Variant.of(winner.graph, winner.schedule, t.seconds)
 
     @property
     def variants(self) -> tuple[Variant, ...]:

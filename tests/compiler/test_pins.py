@@ -19,7 +19,7 @@ from mirage_jax.compiler.stored import STORED_INPUT_CLASSES
 from mirage_jax.compiler.tuning_session import TuningSession
 from mirage_jax.mugraph.graph import Precision
 from mirage_jax.pins import Choice
-from mirage_jax.report import RegionReport
+from mirage_jax.report import RegionReport, Variant
 from mirage_jax.verify.exact.exact_check import exact_check
 
 ARGS = A, B, V = operands()
@@ -103,7 +103,16 @@ def test_variants_are_listed(tmp_path: Path) -> None:
     assert "variants: 0: 1,000,000.0 us (2 kernels)" in str(report) and '"variants": [' in report.to_json()
     untimed = mirage_jax.optimize(chain, on_miss="heuristic", cache_dir=tmp_path).explain(*ARGS)
     assert "variants: 0: not measured" in str(untimed)
-    assert not explained()[1].regions[0].variants, "a stored decision has none"
+    assert explained()[1].regions[0].variants == (variant,), "they are stored"
+
+
+def test_a_damaged_variant_is_an_error() -> None:
+    _, report = explained()
+    good = report.regions[0].variants[0]
+    for bad in (Variant("mugraph", good.sizes), Variant(good.text, {"kernels": 3})):
+        assert bad.brief.startswith("not measured")
+        with pytest.raises(UsageError, match=r"^pin: "):
+            report.regions[0].pin(bad)
 
 
 @pytest.mark.parametrize("pin", [KERNEL, MuGraph.parse(KERNEL)], ids=["text", "graph"])
@@ -225,6 +234,19 @@ def test_lost_entries_are_noted_and_logged_once(tmp_path: Path, caplog) -> None:
     assert f"the veto of {SECOND} in pins.toml is not used: the region there now has the key" in line
     notes = f.explain(*ARGS).notes
     assert f"the veto of {SECOND} in pins.toml is not used: no region of two has the key 000000000000" in notes[0]
+
+
+def test_entries_for_other_shapes_are_no_news(tmp_path: Path, caplog) -> None:
+    file = tmp_path / "pins.toml"
+    f = mirage_jax.optimize(two)
+    for n in (48, 32):
+        f.explain(*operands(n)).regions[1].veto()
+        f.explain(*operands(n)).save_pins(file)
+    assert len(pins.read(file)) == 2
+    with caplog.at_level(logging.WARNING, "mirage_jax"):
+        g, report = explained(pins=file)
+        assert is_right(g) and report.regions[1].decision.source == "user"
+    assert not report.notes and not caplog.records
 
 
 def test_a_refused_pin_of_a_file_is_an_error(tmp_path: Path) -> None:
