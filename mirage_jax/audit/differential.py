@@ -419,12 +419,12 @@ def _differences(
             if not np.array_equal(x, c):
                 out.append(f"result {n} differs from XLA's in {int((x != c).sum())} elements")
             continue
-        if found := _judged(r, s, x, c):
+        if found := judged(r, s, x, c):
             out.append(f"result {n}: {found}")
     return out
 
 
-def _judged(r: np.ndarray, s: np.ndarray, x: np.ndarray, c: np.ndarray) -> str:
+def judged(r: np.ndarray, s: np.ndarray, x: np.ndarray, c: np.ndarray) -> str:
     """Find the error of a result of floats c, given float64's r, the noise s and XLA's x.
 
     All elements are judged together first, then the determined ones alone. An element is determined if neither XLA nor

@@ -13,12 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import jax
 import ml_dtypes
 import numpy as np
 import scipy.special
 from jax import lax
 
-from mirage_jax.errors import UnsupportedError
+from mirage_jax.errors import UnsupportedError, in_one_line
 from mirage_jax.jaxpr_frontend import jax_compat
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, Literal
 from mirage_jax.jaxpr_frontend.partition.program import FlatEqn, flatten, read
@@ -238,9 +239,21 @@ def _apply(eqn: FlatEqn, xs: list[Array], noise: Visitor | None) -> list[Array]:
         return SCOPES[name](eqn, xs, noise)
     if name in POINTWISE:
         return [POINTWISE[name](*xs)]
-    if name not in STRUCTURAL:
-        raise UnsupportedError(f"the float64 reference does not know the primitive {name}")
-    return [STRUCTURAL[name](xs, eqn)]
+    return [STRUCTURAL[name](xs, eqn)] if name in STRUCTURAL else _by_jax(eqn, xs)
+
+
+def _by_jax(eqn: FlatEqn, xs: list[Array]) -> list[Array]:
+    """Apply a primitive to operands of float64: convolutions, cumulative sums, sorting."""
+    params = dict(eqn.params)
+    if params.get("preferred_element_type") is not None:
+        params["preferred_element_type"] = np.dtype(np.float64)
+    try:
+        with jax.enable_x64(True):
+            out = eqn.eqn.primitive.bind(*xs, **eqn.eqn.primitive.get_bind_params(params))
+        return list(map(np.asarray, out if eqn.eqn.primitive.multiple_results else [out]))
+    except Exception as error:
+        why = in_one_line(error)
+        raise UnsupportedError(f"the float64 reference does not know {eqn.primitive} at {eqn.where}: {why}") from None
 
 
 def _scan(eqn: FlatEqn, xs: list[Array], noise: Visitor | None) -> list[Array]:
@@ -325,13 +338,16 @@ type Structural = Callable[[list[Array], FlatEqn], Array]
 def _dot(xs: list[Array], eqn: FlatEqn) -> Array:
     (left_summed, right_summed), (left_batch, right_batch) = eqn.params["dimension_numbers"]
     x, y = xs
-    left, right = list(range(x.ndim)), [x.ndim + i for i in range(y.ndim)]
-    for i, j in zip((*left_summed, *left_batch), (*right_summed, *right_batch), strict=True):
-        right[j] = left[i]
-    batch = [left[i] for i in left_batch]
-    out = batch + [a for i, a in enumerate(left) if i not in (*left_summed, *left_batch)]
-    out += [a for j, a in enumerate(right) if j not in (*right_summed, *right_batch)]
-    return np.einsum(x, left, y, right, out)
+    rows, columns = (
+        [d for d in range(z.ndim) if d not in (*summed, *batch)]
+        for z, summed, batch in ((x, left_summed, left_batch), (y, right_summed, right_batch))
+    )
+    batch, m, n, k = (
+        [z.shape[d] for d in dims] for z, dims in ((x, left_batch), (x, rows), (y, columns), (x, left_summed))
+    )
+    left = x.transpose(*left_batch, *rows, *left_summed).reshape(*batch, math.prod(m), math.prod(k))
+    right = y.transpose(*right_batch, *right_summed, *columns).reshape(*batch, math.prod(k), math.prod(n))
+    return np.matmul(left, right).reshape(*batch, *m, *n)
 
 
 def _cast(xs: list[Array], eqn: FlatEqn) -> Array:

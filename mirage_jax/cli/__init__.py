@@ -27,6 +27,7 @@ INTERRUPTED = 130  # exit code, as of a shell's
 COMMANDS = {  # name -> module and function that add its arguments, help
     "bench": ("bench:add_arguments", "time XLA against the optimizer on a suite"),
     "cache": ("cache:add_arguments", "stored decisions: list, show, verify, prune, export, import"),
+    "check-xla": ("xla:add_check", "is XLA's own code for a function as accurate as float64 says it can be?"),
     "doctor": ("functions:add_doctor", "what works on this machine, and the fix for what does not"),
     "explain": ("functions:add_explain", "what is found for a function"),
     "mutate": ("audit:add_mutate", "wrong candidates, which must all be refused"),

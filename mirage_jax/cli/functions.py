@@ -38,8 +38,12 @@ def parse_arguments(text: str) -> tuple[jax.ShapeDtypeStruct, ...]:
     return tuple(found)
 
 
-def _loaded(args: Namespace) -> tuple[Callable[..., object], tuple[jax.ShapeDtypeStruct, ...]]:
-    """The function and its arguments, which fit it."""
+def loaded(args: Namespace) -> tuple[Callable[..., object], tuple[jax.ShapeDtypeStruct, ...]]:
+    """Load the function and the types of its arguments, which fit it.
+
+    Raises:
+        UsageError: there is no such function, or it does not take such arguments.
+    """
     function, arguments = load_function(args.function), parse_arguments(args.arguments)
     _check_arguments(function, arguments)
     return function, arguments
@@ -62,7 +66,8 @@ def _check_arguments(function: Callable[..., object], arguments: Sequence[object
         raise UsageError(f"arguments: the function cannot be traced with them: {in_one_line(error)}") from None
 
 
-def _add_function(parser: ArgumentParser, example: str) -> None:
+def add_function(parser: ArgumentParser, example: str) -> None:
+    """Add the arguments that name a function and the types of its arguments."""
     parser.add_argument("function", help="module:function")
     parser.add_argument("arguments", help=f"types of its arguments: {example!r}")
 
@@ -70,7 +75,7 @@ def _add_function(parser: ArgumentParser, example: str) -> None:
 def add_explain(parser: ArgumentParser) -> None:
     """Add the arguments of `explain`."""
     add_optimizer_options(parser)
-    _add_function(parser, "f32[128,64] bf16[64]")
+    add_function(parser, "f32[128,64] bf16[64]")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--brief", action="store_true", help="a few lines per region")
     form.add_argument("--json", action="store_true", help="the whole report as JSON")
@@ -80,7 +85,7 @@ def add_explain(parser: ArgumentParser) -> None:
 def explain(args: Namespace, out: Console, err: Console) -> int:
     """Print the report on a function."""
     del err
-    function, arguments = _loaded(args)
+    function, arguments = loaded(args)
     report = mirage_jax.optimize(function, **optimizer_options(args)).explain(*arguments)
     text = report.to_json() if args.json else summarize(report) if args.brief else str(report)
     out.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -89,7 +94,7 @@ def explain(args: Namespace, out: Console, err: Console) -> int:
 
 def add_preview(parser: ArgumentParser) -> None:
     """Add the arguments of `preview`."""
-    _add_function(parser, "f16[128,64] f16[64]")
+    add_function(parser, "f16[128,64] f16[64]")
     parser.add_argument("--device", default="H200", help=f"{', '.join(GPUS)} (default: H200)")
     parser.add_argument("--budget", help="time for one search: 30s, 2m, ...")
     parser.set_defaults(run=show_preview)
@@ -98,7 +103,7 @@ def add_preview(parser: ArgumentParser) -> None:
 def show_preview(args: Namespace, out: Console, err: Console) -> int:
     """Print the kernels that would be tried for a function."""
     del err
-    text = preview(*_loaded(args), args.device, Budget.parse(args.budget))
+    text = preview(*loaded(args), args.device, Budget.parse(args.budget))
     out.print(text, highlight=False, markup=False, soft_wrap=True)
     return OK
 
