@@ -35,6 +35,7 @@ COMMANDS = {  # name -> module and function that add its arguments, help
     "stress": ("audit:add_stress", "stored decisions: files, processes, signals"),
     "fuzz": ("audit:add_fuzz", "random programs, whole pipeline, against float64"),
     "preview": ("functions:add_preview", "kernels that would be tried on a GPU, which need not be here"),
+    "trace": ("xla:add_trace", "device time of each region in a whole step, ours beside XLA's"),
     "verify": ("audit:add_verify", "are muGraphs saved by CMU's Mirage right?"),
 }
 

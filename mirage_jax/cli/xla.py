@@ -1,14 +1,18 @@
-"""Commands that look at XLA's code: `check-xla`."""
+"""Commands about XLA's code for one function: `check-xla`, and `trace`, which times each region."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
+import mirage_jax
 from mirage_jax.audit import xla
+from mirage_jax.bench.region_times import region_times
 from mirage_jax.cli.functions import add_function, loaded
-from mirage_jax.cli.options import OK, PROBLEM
+from mirage_jax.cli.options import OK, PROBLEM, add_optimizer_options, optimizer_options
 from mirage_jax.errors import UnsupportedError, UsageError
 
 
@@ -36,3 +40,31 @@ def check(args: Namespace, out: Console, err: Console) -> int:
         for line in report.causes():
             out.print(line, highlight=False, markup=False, soft_wrap=True)
     return PROBLEM if report.findings else OK
+
+
+def add_trace(parser: ArgumentParser) -> None:
+    """Add the arguments of `trace`."""
+    add_optimizer_options(parser)
+    add_function(parser, "f32[128,64] bf16[64]")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep the profiles, for xprof or Perfetto")
+    parser.add_argument("--json", action="store_true", help="print the times as JSON")
+    parser.set_defaults(run=trace)
+
+
+def trace(args: Namespace, out: Console, err: Console) -> int:
+    """Profile a function under XLA and as it is optimized, and print the times of its regions."""
+    function, arguments = loaded(args)
+    if args.out is not None and args.out.exists() and not args.out.is_dir():
+        raise UsageError(f"--out: {str(args.out)!r} is a file; allowed is a folder")
+    optimized = mirage_jax.optimize(function, **optimizer_options(args))
+    with TemporaryDirectory(prefix="mirage_jax") as folder:
+        times = region_times(optimized, arguments, args.out or Path(folder))
+    if args.json:
+        out.print(times.to_json(), highlight=False, markup=False, soft_wrap=True)
+        return OK
+    for line in filter(None, (times.note, times.whole and f"the whole function: {times.whole}")):
+        out.print(line, highlight=False, markup=False, soft_wrap=True)
+    out.print(times.table())
+    if args.out is not None:
+        err.print(f"profiles: {args.out}", highlight=False, markup=False, soft_wrap=True)
+    return OK

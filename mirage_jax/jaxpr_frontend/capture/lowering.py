@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
+import jax
+
 from mirage_jax.config import warn_once
 from mirage_jax.errors import UsageError
 from mirage_jax.gc_pause import no_collection
@@ -63,6 +65,18 @@ class CompiledRegion(Protocol):
     def cuda(self) -> Callable[..., list[Any]] | None:
         """Compute with kernels; None if there are none."""
         ...
+
+
+@dataclass(frozen=True)
+class AsWritten:
+    """Replaces a region by its own equations, which gives them a name in profiles."""
+
+    in_place: Collection[str] = ()
+    cuda: None = None
+
+    def portable(self, *tensors: Any) -> list[Any]:
+        """Unused: the equations are functions of JAX values, not of tensors."""
+        raise NotImplementedError
 
 
 class Chosen(Protocol):
@@ -145,15 +159,25 @@ class Placed:
                 raise TypeError(f"the replacement of {self.region.graph.outputs} returns {have}, expected {want}")
             return self.region.finish(made)
 
-        return jax_compat.lower_traced(between, context, operands)
+        return self._traced(between, context, operands)
 
     def lower_safely(self, context: Any, operands: Sequence[Any]) -> Any:
         """As plain JAX; if that fails, the user's own equations."""
-        try:
-            return self.lower(self.compiled.portable, context, operands)
-        except Exception as e:
-            _failed(e, self.strict, f"lowering the region at {', '.join(self.region.where[:1])}")
-            return jax_compat.lower_traced(self.region.reference, context, operands)
+        if not isinstance(self.compiled, AsWritten):
+            try:
+                return self.lower(self.compiled.portable, context, operands)
+            except Exception as e:
+                _failed(e, self.strict, f"lowering the region at {', '.join(self.region.where[:1])}")
+        return self._traced(self.region.reference, context, operands)
+
+    def _traced(self, function: Callable[..., list[Any]], context: Any, operands: Sequence[Any]) -> Any:
+        """The code of a function of JAX values, which profiles show under the region's name."""
+
+        def named(*values: Any) -> list[Any]:
+            with jax.named_scope(self.region.scope):
+                return function(*values)
+
+        return jax_compat.lower_traced(named, context, operands)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -95,6 +96,9 @@ class Outward:
         return whole.reshape(self.shape)
 
 
+_FILE_AND_LINE = re.compile(r"(\w+)(?:\.\w+)?:(\d+)")
+
+
 @dataclass(frozen=True, eq=False)
 class Region:
     """A part of a program that a muGraph can replace.
@@ -119,6 +123,12 @@ class Region:
     def where(self) -> tuple[str, ...]:
         """The user's lines, each once, in order."""
         return tuple(dict.fromkeys(eqn.where for eqn in self.equations))
+
+    @cached_property
+    def scope(self) -> str:
+        """Name the region's operations in profiles by its first line and its digest: ``mirage_model_41_0f3a9c``."""
+        found = _FILE_AND_LINE.search(self.where[0] if self.where else "")
+        return "_".join(("mirage", *(found.groups() if found else ("unknown", "line")), self.written[:6]))
 
     @cached_property
     def places(self) -> dict[int, tuple[int, bool, int]]:
