@@ -19,6 +19,7 @@ from typing import Any, Protocol, Self, TypedDict, Unpack, overload
 
 import jax
 
+from mirage_jax import log_topics
 from mirage_jax import pins as pins_file
 from mirage_jax.compiler import Compiler
 from mirage_jax.compiler.selection import is_named
@@ -413,6 +414,7 @@ def optimize(
         "check": check,
         "pins": pins,
     }
+    log_topics.show_those_of_environment()
     given = {name: value for name, value in given.items() if value is not None}
     unknown = {name: value for name, value in jit_options.items() if name not in JIT_OPTIONS}
     chosen = Options.make({**given, **unknown}, also=JIT_OPTIONS)

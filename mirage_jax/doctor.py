@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.text import Text
 
 import mirage_jax
-from mirage_jax import seals
+from mirage_jax import log_topics, seals
 from mirage_jax.cache import Cache, CacheKey, Entry, versions
 from mirage_jax.config import VARIABLES, from_environment, is_disabled, parse_switch
 from mirage_jax.errors import LoweringError, UsageError
@@ -38,7 +38,7 @@ from mirage_jax.mugraph.parser import parse
 type Status = Literal["ok", "note", "problem"]
 
 SWITCH = "MIRAGE_JAX"
-SETTINGS = (SWITCH, *(variable for variable, _ in VARIABLES.values()))
+SETTINGS = (SWITCH, *(variable for variable, _ in VARIABLES.values()), log_topics.VARIABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +85,11 @@ def check_settings() -> Check:
     """Check the environment variables that set options."""
     given = {name: os.environ[name] for name in SETTINGS if os.environ.get(name)}
     wrong = dict(from_environment()[1])
-    try:
-        parse_switch(given.get(SWITCH, "on"))
-    except UsageError as error:
-        wrong[SWITCH] = str(error)
+    for variable, read, unset in ((SWITCH, parse_switch, "on"), (log_topics.VARIABLE, log_topics.parse, "")):
+        try:
+            read(given.get(variable, unset))
+        except UsageError as error:
+            wrong[variable] = str(error)
     if wrong:
         found = "; ".join(f"{name}: {why}" for name, why in wrong.items())
         return Check("settings", "note", found, "correct or unset it; until then it is ignored")

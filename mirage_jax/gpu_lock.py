@@ -24,7 +24,7 @@ try:
 except ImportError:  # on Windows, where JAX knows no GPU either
     fcntl = None
 
-log = logging.getLogger("mirage_jax")
+log = logging.getLogger("mirage_jax.timing")
 
 POLL_SECONDS = 0.01  # seconds between two looks at a lock that another process has
 NOTICE_SECONDS = 10.0  # seconds after which whoever waits says so again

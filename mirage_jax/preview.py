@@ -20,6 +20,7 @@ from mirage_jax.hardware.device_model import DEVICES, DeviceModel
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.lower.runtime import launch
 from mirage_jax.mugraph.check import check_graph
+from mirage_jax.mugraph.footprint import footprint
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.passes.merge_axes import simplify_axes
 from mirage_jax.search.candidates import Candidate
@@ -45,7 +46,7 @@ def _region(program: KernelGraph, space: Space, device: DeviceModel, budget: Bud
     yield str(program)
     found, report = search(program, device, space, budget.seconds, budget.states or 2_000_000)
     xla, limit = fused_estimate(program, device), max(lower_limit(program, device), device.shortest)
-    yield f"XLA's code is estimated at {us(xla)}, the limit at {us(limit)}"
+    yield f"XLA's code is estimated at {us(xla)}, {xla / limit:.1f}x of the limit {us(limit)}; {footprint(program)}"
     yield f"search: {report}"
     for candidate in found:
         if candidate.family == "kernels":
@@ -61,5 +62,6 @@ def _kernels(program: KernelGraph, candidate: Candidate, xla: float) -> list[str
     check_graph(candidate.graph)
     certificate = certificates.certify(program, candidate.graph)
     kernels = [source.text for source in launch.sources(candidate.graph, candidate.schedule) if source is not None]
-    estimate = f"estimated at {candidate.seconds * 1e6:.1f} us, {xla / candidate.seconds:.1f}x over XLA by the model"
+    size = footprint(candidate.graph, candidate.schedule.part_counts)
+    estimate = f"estimated at {us(candidate.seconds)}, {xla / candidate.seconds:.1f}x over XLA by the model; {size}"
     return [str(candidate.graph), str(certificate), estimate, *kernels]

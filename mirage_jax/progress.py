@@ -1,34 +1,85 @@
-"""One line about what the optimizer is doing, on a terminal; nothing where standard error is no terminal."""
+"""Says what the optimizer is doing: a line on a terminal, a bar in a notebook, elsewhere a line of log now and then."""
 
 from __future__ import annotations
 
+import importlib.util
+import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
+from typing import Protocol
 
 from rich.console import Console
 from rich.errors import LiveError
+from rich.progress import BarColumn, Progress, TextColumn
 
-type Say = Callable[[str], None]
+log = logging.getLogger("mirage_jax.search")
+
+LOG_SECONDS = 10.0  # between two lines of log
+
+
+class Say(Protocol):
+    """Replaces the text that is shown; `done` is a fraction, where it is known."""
+
+    def __call__(self, text: str, done: float | None = None) -> None: ...
+
+
+def silent(text: str, done: float | None = None) -> None:
+    """Say nothing."""
 
 
 @contextmanager
 def line() -> Iterator[Say]:
-    """A function that replaces the line's text; the line is gone when the block ends."""
+    """Give a function that replaces the text shown; the text is gone when the block ends."""
     console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda _: None
+    if console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None:
+        shown = bar(console)
+    elif console.is_terminal:
+        shown = _status(console)
+    else:
+        yield logged()
         return
-    status = console.status("mirage_jax")
     try:
-        status.start()
+        say = shown.__enter__()
     except LiveError:  # the program shows a live display of its own
-        yield lambda _: None
+        yield logged()
         return
     try:
-        yield lambda text: status.update(f"[bold]mirage_jax[/] {text}")
+        yield say
     finally:
-        status.stop()
+        shown.__exit__(None, None, None)
+
+
+@contextmanager
+def _status(console: Console) -> Iterator[Say]:
+    with console.status("mirage_jax") as status:
+        yield lambda text, done=None: status.update(f"[bold]mirage_jax[/] {text}")
+
+
+@contextmanager
+def bar(console: Console) -> Iterator[Say]:
+    """Show a bar, which moves to and fro while nobody knows how much is done."""
+    columns = TextColumn("[bold]mirage_jax"), BarColumn(), TextColumn("{task.description}")
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda text, done=None: progress.update(
+            task, description=text, completed=done or 0.0, total=None if done is None else 1.0
+        )
+
+
+def logged(now: Callable[[], float] = time.monotonic) -> Say:
+    """Make a function that logs a text if the one before is long ago; whoever starts a search logs that."""
+    last = now()
+
+    def say(text: str, done: float | None = None) -> None:
+        """Log the text, or leave it."""
+        nonlocal last
+        if now() >= last + LOG_SECONDS:
+            last = now()
+            log.info("%s", text)
+
+    return say
 
 
 def searching(say: Say, budget: float) -> Callable[[int, float | None, float], None]:
@@ -37,7 +88,8 @@ def searching(say: Say, budget: float) -> Callable[[int, float | None, float], N
     def tell(states: int, best: float | None, elapsed: float) -> None:
         """Report a search's progress."""
         estimate = "" if best is None else f" | best estimate {best * 1e6:.1f} us"
-        say(f"search | {states / 1000:.0f}k states{estimate} | {elapsed:.0f}s of {budget:g}s")
+        text = f"search | {states / 1000:.0f}k states{estimate} | {elapsed:.0f}s of {budget:g}s"
+        say(text, min(elapsed / budget, 1.0))
 
     return tell
 
@@ -51,8 +103,10 @@ def measuring(say: Say, total: int) -> Callable[[float | None], None]:
         with lock:  # several devices may try variants
             seconds.append(found)
             times = [s for s in seconds if s is not None]
-        failed = len(seconds) - len(times)
+        count = len(seconds)
+        failed = count - len(times)
         best = f" | best {min(times) * 1e6:.1f} us" if times else ""
-        say(f"measuring | {len(seconds)} of {total} variants{best}" + (f" | {failed} failed" if failed else ""))
+        text = f"measuring | {count} of {total} variants{best}" + (f" | {failed} failed" if failed else "")
+        say(text, count / total)
 
     return tell

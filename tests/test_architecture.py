@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "gc_pause", "hardware"),
     ("limits", "children", "interruptible"),
     ("config", "why_not"),
-    ("mugraph", "seals"),
+    ("mugraph", "seals", "log_topics"),
     ("cost", "jaxpr_frontend", "lower", "mirage_import", "pins"),
     ("search", "verify", "html_report"),
     ("cache", "progress", "report", "gpu_lock"),

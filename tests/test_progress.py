@@ -1,6 +1,7 @@
-"""The progress line: silent where nobody watches, one line where somebody does."""
+"""Progress: one line on a terminal, a bar in a notebook, a line of log every ten seconds elsewhere."""
 
 import io
+import logging
 
 import pytest
 from rich.console import Console
@@ -20,6 +21,33 @@ def test_only_on_a_terminal(terminal, monkeypatch):
         assert "41k states" in text and "12.3 us" in text and "3s of 30s" in text
 
 
+def test_a_line_of_log_every_ten_seconds(caplog) -> None:
+    times = iter(range(0, 100, 4))
+    with caplog.at_level(logging.INFO, "mirage_jax"):
+        say = progress.logged(lambda: next(times))
+        for n in range(8):
+            say(f"step {n}")
+    assert [r.getMessage() for r in caplog.records] == ["step 2", "step 5"]
+    assert {r.name for r in caplog.records} == {"mirage_jax.search"}
+
+
+def test_a_bar() -> None:
+    out = io.StringIO()
+    with progress.bar(Console(file=out, force_terminal=True, width=100)) as say:
+        say("proving")
+        progress.searching(say, 30.0)(41_000, None, 15.0)
+        progress.measuring(say, 2)(1e-6)
+    assert "measuring | 1 of 2 variants" in out.getvalue() and "\u2501" in out.getvalue()
+
+
+def test_a_notebook_without_widgets_has_no_bar(monkeypatch, caplog) -> None:
+    monkeypatch.setattr(progress, "Console", lambda **_: Console(file=io.StringIO(), force_jupyter=True))
+    monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name: None)
+    with caplog.at_level(logging.INFO, "mirage_jax"), progress.line() as say:
+        say("not yet")
+    assert not caplog.records
+
+
 def test_beside_another_live_display(monkeypatch):
     console = Console(file=io.StringIO(), force_terminal=True)
     monkeypatch.setattr(progress, "Console", lambda **_: console)
@@ -29,7 +57,7 @@ def test_beside_another_live_display(monkeypatch):
 
 def test_measuring() -> None:
     said: list[str] = []
-    tell = progress.measuring(said.append, 3)
+    tell = progress.measuring(lambda text, done=None: said.append(text), 3)
     for seconds in (None, 2e-6, 1e-6):
         tell(seconds)
     assert said == [

@@ -36,7 +36,7 @@ from mirage_jax.audit.shrink import shrink
 from mirage_jax.cache import versions
 from mirage_jax.errors import UsageError
 from mirage_jax.lower.runtime import launch
-from mirage_jax.progress import Say
+from mirage_jax.progress import Say, silent
 
 LITTLE_LLVM = ("--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true")
 ENVIRONMENT: Mapping[str, Mapping[str, str]] = {
@@ -262,7 +262,7 @@ def _start_worker(platform: str) -> None:
 
 
 def campaign(
-    programs: int, seed: int, out: Path, workers: int = 1, say: Say = lambda _: None, platform: str = "cpu"
+    programs: int, seed: int, out: Path, workers: int = 1, say: Say = silent, platform: str = "cpu"
 ) -> Campaign:
     """Run programs 0, 1, .. of a seed. An interrupt ends the campaign early and keeps what was found so far."""
     device = "cpu" if platform == "cpu" else find_gpu()

@@ -33,7 +33,7 @@ from mirage_jax.errors import in_one_line
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.mugraph.graph import Precision
-from mirage_jax.progress import Say
+from mirage_jax.progress import Say, silent
 from mirage_jax.report import Decision
 from mirage_jax.search.candidates import Candidate
 
@@ -136,7 +136,7 @@ def stress_campaign[**P](kind: str) -> Callable[[Callable[Concatenate[Stress, Pa
 
     def decorate(body: Callable[Concatenate[Stress, Path, int, Say, P], None]) -> Callable[..., Stress]:
         @functools.wraps(body)
-        def run(count: int, seed: int, say: Say = lambda _: None, *args: P.args, **options: P.kwargs) -> Stress:
+        def run(count: int, seed: int, say: Say = silent, *args: P.args, **options: P.kwargs) -> Stress:
             found = Stress(kind, seed)
             with found.timed(), tempfile.TemporaryDirectory(prefix="mirage_jax") as folder:
                 body(found, Path(folder), count, say, *args, **options)

@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
+from mirage_jax import log_topics
 from mirage_jax.cli.options import ENVIRONMENT, OK, PROBLEM, USAGE
 from mirage_jax.errors import UsageError
 
@@ -83,6 +84,7 @@ class _NoGpuIsNoError(logging.Filter):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    log_topics.show_those_of_environment()
     logging.getLogger("jax._src.xla_bridge").addFilter(_NoGpuIsNoError())
     wide = None if sys.stdout.isatty() else TABLE_COLUMNS
     out, err = Console(width=wide), Console(stderr=True)

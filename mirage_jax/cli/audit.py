@@ -35,7 +35,7 @@ def _check(args: Namespace, **smallest: int) -> None:
 
 def _progress(args: Namespace) -> AbstractContextManager[progress.Say]:
     """A line of progress, unless none is wanted."""
-    return nullcontext(lambda text: None) if args.quiet else progress.line()
+    return nullcontext(progress.silent) if args.quiet else progress.line()
 
 
 def _finish(

@@ -220,7 +220,7 @@ class Compiler(Decider):
         """Time XLA's code for several regions, in seconds; None where that fails."""
         from mirage_jax.compiler.tuning_session import times_of_xla
 
-        log.info("timing XLA's code for %d kinds of regions", len(sessions))
+        log.getChild("timing").info("timing XLA's code for %d kinds of regions", len(sessions))
 
         def work() -> list[float | None]:
             with unchecked(x64):
@@ -478,7 +478,7 @@ class Compiler(Decider):
                 found = question.decided(apart(measure))
             except UnsupportedError as why:
                 found = not_measured(question.whole, str(why))
-        log.info("whole function: %s", found)
+        log.getChild("timing").info("whole function: %s", found)
         question.store(self.cache, found)
         return found
 

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from mirage_jax.search.candidates import Candidate
     from mirage_jax.timing import Ratio, Timing
 
-log = logging.getLogger("mirage_jax")
+log = logging.getLogger("mirage_jax.gate")
+search_log, cache_log = logging.getLogger("mirage_jax.search"), logging.getLogger("mirage_jax.cache")
 
 
 class Decider:
@@ -101,6 +102,7 @@ class Decider:
         base = Decision(None, "", "policy", platform, key=key.digest, before=subject.before)
         found = self.cache.lookup(key)
         reason = found.reason
+        cache_log.info("key %s: %s", key.digest[:12], reason if found.entry is None else "found")
         if found.entry is None and (on_miss == "error" or self.options.on_miss == "fallback"):  # and not a mere lookup
             reason = self.cache.nearest(key) or reason
         if found.entry is not None:
@@ -108,7 +110,7 @@ class Decider:
             try:
                 return restore(subject, self.cache, key, found.entry, found.seal, base, check)
             except Exception as why:  # whatever is in a file, it is a miss
-                log.warning("cache entry %s is not used: %s", key.digest[:12], in_one_line(why))
+                cache_log.warning("cache entry %s is not used: %s", key.digest[:12], in_one_line(why))
                 reason = f"the stored entry is not usable: {in_one_line(why)}"
         match on_miss:
             case "error":
@@ -133,7 +135,7 @@ class Decider:
         ):
             session.try_in(trials, notify)
             operators = len(session.reference.kernels)
-            log.info("region of %d operators: searching for at most %s", operators, self.options.budget)
+            search_log.info("region of %d operators: searching for at most %s", operators, self.options.budget)
             session.prepare_gate()
             try:
                 found, report = session.candidates(self.cache, key, notify)
@@ -149,7 +151,7 @@ class Decider:
                 why_not = _all_refused(session, base) if promising else session.not_promising(found)
                 return self._keep(key, kept(base, why_not))
             tried = f"{session.tried['found']} candidates, of which {len(finalists)} are tried"
-            log.info("region of %d operators: %s", operators, tried)
+            search_log.info("region of %d operators: %s", operators, tried)
             notify(f"{tried}: proving and measuring")
             if measure:
                 return self._measure(session, key, base, finalists)
@@ -283,6 +285,7 @@ class Decider:
                 continue
             base = replace(base, gate=verdict.why)
             if verdict.passed:
+                log.info("float gate: %s", verdict.why)
                 return replace(base, winner=winner, after=winner.footprint, certificate=proof.certificate)
             session.refuse(floats, verdict)
             rounds_too_much.add(winner.graph)

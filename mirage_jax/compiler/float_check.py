@@ -35,7 +35,7 @@ from mirage_jax.verify.floats import gate, input_classes, range_edges
 from mirage_jax.verify.floats.noise import HALF_UNIT, SAMPLES, TF32_UNIT, noisy
 from mirage_jax.verify.gate import Verdict
 
-log = logging.getLogger("mirage_jax")
+log = logging.getLogger("mirage_jax.gate")
 
 MAX_NUMPY_FLOPS = 5e8  # operations of a region up to which numpy is soon done with it in float64
 MAX_NUMPY_FLOPS_BESIDE_GPU = 2e7  # the same where a GPU could do it, for which one function has to be compiled

@@ -18,7 +18,7 @@ from mirage_jax.compiler.whole_function import WholeTimes
 from mirage_jax.errors import UnsupportedError, in_one_line
 from mirage_jax.jaxpr_frontend.capture.lowering import PLAIN, WholeProgram
 
-log = logging.getLogger("mirage_jax")
+log = logging.getLogger("mirage_jax.timing")
 
 ROUNDS_RANGE = range(2, 11)  # how many there may be, as the time allows
 PROFILE_SECONDS = 0.15  # that one takes to begin and to end

@@ -44,7 +44,7 @@ from mirage_jax.mugraph.graph import (
 from mirage_jax.search.candidates import USUAL_WARPS, Candidate, as_wide, in_one_launch, parts_of, together
 from mirage_jax.search.candidates import diverse as diverse
 
-log = logging.getLogger("mirage_jax")
+log = logging.getLogger("mirage_jax.timing")
 
 MIN_SPEEDUP = 1.03  # lower 95% bound of XLA's time over ours, below which XLA stays
 TILINGS_PER_FINALIST = (6, 4, 3, 2, 2, 2, 2, 2, 2)  # tile sizes per kernel tried for the first, second, ... finalist

@@ -50,7 +50,8 @@ from mirage_jax.verify.gate import Gate, Verdict
 from mirage_jax.verify.types import TypeGate
 from mirage_jax.why_not import Elsewhere, Reason, WhyNot
 
-log = logging.getLogger("mirage_jax")
+log = logging.getLogger("mirage_jax.timing")
+gate_log = logging.getLogger("mirage_jax.gate")
 
 SPACE = Space(max_ops=14)
 MAX_VARIANTS_LISTED = 9  # different muGraphs, in a report
@@ -88,10 +89,10 @@ class TuningSession(RegionOnDevice):
     devices: Sequence[Any] = ()  # of one kind: variants may be tried on all of them
     until: float = math.inf  # in seconds of `time.monotonic`: from then on, tuning skips optional steps
     trials: Trials | None = None  # children that try variants first; None: this process does
-    notify: progress.Say = lambda _: None
+    notify: progress.Say = progress.silent
     _preparing: threading.Thread | None = None
 
-    def try_in(self, trials: Trials | None, notify: progress.Say = lambda _: None) -> None:
+    def try_in(self, trials: Trials | None, notify: progress.Say = progress.silent) -> None:
         """Try variants in these children from now on, as many as the device has room for, and report progress."""
         self.trials = None if trials is None else self.with_room(trials)
         self.notify = notify
@@ -397,7 +398,7 @@ class TuningSession(RegionOnDevice):
     def refuse(self, gate: Gate[Any], verdict: Verdict) -> None:
         """Count a candidate that a gate refused."""
         self.tried[f"refused by the {gate.name}"] += 1
-        log.info("refused by the %s: %s", gate.name, verdict.why)
+        gate_log.info("refused by the %s: %s", gate.name, verdict.why)
 
     @cached_property
     def _accuracy(self) -> Accuracy:

@@ -19,7 +19,7 @@ from deciding import N, assert_same, chain, flops, measured, operands
 
 import mirage_jax
 from mirage_jax import cache as caches
-from mirage_jax import timing
+from mirage_jax import progress, timing
 from mirage_jax.cache import Cache, CacheKey, Entry, encode
 from mirage_jax.compiler import decide, stored, threads
 from mirage_jax.compiler import tuning_session as attempts
@@ -637,7 +637,7 @@ def test_a_known_structure_is_not_searched_again(monkeypatch, tmp_path, long: fl
             policy="",
             device=attempt.device,
         )
-        candidates, text = attempt.candidates(cache, key, lambda _: None)
+        candidates, text = attempt.candidates(cache, key, progress.silent)
         texts.append(text)
         assert any(c.family == "kernels" for c in attempt.verified(candidates))
     again = ("algebra", "kernels") if long else ("algebra",)

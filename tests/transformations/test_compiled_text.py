@@ -35,7 +35,7 @@ def test_scopes_and_lines() -> None:
             return jax.named_scope("order")(jnp.sort)(y)
 
     assert f.explain(*MATRICES).optimized
-    for piece in ("block/inner/dot_general", "block/order", "functions.py", "test_compiled_text.py"):
+    for piece in ("block/inner/mirage_functions_", "block/order", "functions.py", "test_compiled_text.py"):
         assert piece in text(f), piece
 
 

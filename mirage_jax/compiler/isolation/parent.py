@@ -39,7 +39,7 @@ from mirage_jax.errors import TrialError
 from mirage_jax.gpu_lock import visible_name
 from mirage_jax.interruptible import spread
 
-log = logging.getLogger("mirage_jax")
+log = logging.getLogger("mirage_jax.timing")
 
 type Variant = Mapping[str, Any]  # a value of JSON that says what to run
 type Notify = Callable[[timing.Timing | TrialFailure], None]

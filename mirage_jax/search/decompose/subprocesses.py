@@ -29,7 +29,7 @@ from mirage_jax.search.enumerate.kernels import Space
 from mirage_jax.search.enumerate.window_search import Search
 from mirage_jax.search.report import Notify, SearchReport, StopReason
 
-log = logging.getLogger("mirage_jax")
+log = logging.getLogger("mirage_jax.search")
 
 MIN_SEARCH_SECONDS = 0.5  # for a part, however late it is
 PROCESS_OVERHEAD_SECONDS = 20.0  # that a process may take to begin and to end

@@ -44,7 +44,7 @@ from mirage_jax.search.enumerate.targets import batch_axes, express
 from mirage_jax.search.forward_error import ForwardError
 from mirage_jax.search.report import Clock, Notify, SearchReport, StopReason
 
-log = logging.getLogger("mirage_jax")
+log = logging.getLogger("mirage_jax.search")
 DEFAULT_SPACE = Space()
 FAMILIES = ("algebra", "kernels")
 LIBRARY_TIE_FRACTION = 1e-3  # the model prices a library's product as our own; at a tie ours is tried first

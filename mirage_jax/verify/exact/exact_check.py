@@ -37,7 +37,7 @@ from mirage_jax.verify.exact.interpreters.triton import interpret_kernel
 from mirage_jax.verify.exact.small_sizes import small_sizes
 from mirage_jax.verify.gate import HasGraph, Verdict
 
-log = logging.getLogger("mirage_jax")
+log = logging.getLogger("mirage_jax.gate")
 
 GUARD_ELEMENTS = 8  # elements
 
