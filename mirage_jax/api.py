@@ -12,10 +12,11 @@ import functools
 import inspect
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from types import MethodType
-from typing import Any, Protocol, Self, TypedDict, Unpack, overload
+from typing import Any, Concatenate, Protocol, Self, TypedDict, Unpack, overload
 
 import jax
 
@@ -97,7 +98,9 @@ class Optimized[**P, T]:
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Self: ...
     @overload
-    def __get__(self, instance: object, owner: type | None = None) -> Method: ...
+    def __get__[S, **Q](
+        self: Optimized[Concatenate[S, Q], T], instance: S, owner: type | None = None
+    ) -> Method[Q, T]: ...
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else Method(self, instance)
@@ -248,7 +251,7 @@ class Optimized[**P, T]:
 class _Control:
     """Decides one region of an optimized function for its user."""
 
-    def __init__(self, function: Optimized, region: Region, platform: str) -> None:
+    def __init__(self, function: Optimized[..., Any], region: Region, platform: str) -> None:
         self.function, self.region, self.platform = function, region, platform
 
     def choose(self, choice: Choice) -> Decision:
@@ -262,14 +265,14 @@ class _Control:
         return self.function.compiler.choice_for(self.region, self.platform)
 
 
-class Method:
+class Method[**P, T]:
     """An optimized function bound to an object, with the methods that take its arguments."""
 
-    def __init__(self, function: Optimized, instance: Any) -> None:
+    def __init__(self, function: Optimized[..., T], instance: Any) -> None:
         self.__func__, self.__self__ = function, instance
         functools.update_wrapper(self, MethodType(function.__wrapped__, instance), updated=())
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.__func__(self.__self__, *args, **kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
@@ -299,13 +302,18 @@ class Method:
 
 
 def _misused(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Why `explain` or `tune` cannot take such arguments, for two mistakes that are easily made."""
+    """Why `explain` or `tune` cannot take such arguments, for mistakes that are easily made."""
     if option := next((f.name for f in fields(Options) if f.name in kwargs), None):
         return f"{option} is an option of optimize: mirage_jax.optimize(f, {option}={kwargs[option]!r})"
     for x in (*args, *kwargs.values()):
         if isinstance(x, tuple | list) and x and all(isinstance(n, int) for n in x):
             shape = f"jax.ShapeDtypeStruct({tuple(x)}, 'float32')"
             return f"found the argument {brief(x)}; allowed are arrays, or for a shape {shape}"
+        if isinstance(x, str) and re.fullmatch(r"\w+\[[\d, ]*\]", x):
+            shape = "jax.ShapeDtypeStruct((8, 8), 'float32')"
+            return (
+                f"found the argument {brief(x)}, as on the command line; allowed are arrays, or shapes such as {shape}"
+            )
     return None
 
 

@@ -80,7 +80,7 @@ class Budget:
             seconds: float | str = DEFAULT_SECONDS,
             states: int | None = None,
             workers: int = 1,
-            total: float | None = None,
+            total: float | str | None = None,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -88,6 +88,8 @@ class Budget:
             read = Budget.parse(self.seconds)
             object.__setattr__(self, "seconds", read.seconds)
             object.__setattr__(self, "total", read.total if self.total is None else self.total)
+        if isinstance(self.total, str):
+            object.__setattr__(self, "total", Budget.parse(self.total).seconds)
         if not _is_positive(self.seconds, Real):
             raise UsageError(f"a budget must be a positive number of seconds, found {brief(self.seconds)}")
         if self.states is not None and not _is_positive(self.states, Integral):

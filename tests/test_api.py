@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import inspect
 import io
+import json
 import math
 import os
 import re
@@ -795,3 +796,18 @@ def test_what_the_function_was_given_is_there() -> None:
     f.tag, f.options = "mine", None
     found = quick(f)
     assert found.tag == "mine" and isinstance(found.options, Options)
+
+
+def test_type_checkers_see_signatures_and_options() -> None:
+    """The signature of a function or method stays, and options are keywords with types."""
+    file = Path(__file__).parent / "data" / "types_of_optimize.py"
+    pyright = [sys.executable, "-m", "pyright"]
+    if subprocess.run([*pyright, "--version"], capture_output=True).returncode:
+        pytest.skip("pyright is not installed")
+    root = Path(__file__).parent.parent
+    done = subprocess.run(
+        [*pyright, "--outputjson", "--pythonpath", sys.executable, file], capture_output=True, cwd=root
+    )
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    wrong = [n for n, line in enumerate(file.read_text().splitlines()) if line.endswith("# error")]
+    assert sorted({d["range"]["start"]["line"] for d in found}) == wrong, [d["message"] for d in found]

@@ -111,6 +111,8 @@ CALLS: list[tuple[Callable[[], object], str, str]] = [
     (lambda: optimize(cube, devices=99, on_miss="search")(X), "found 99", "counted from 0"),
     (lambda: F.explain((8, 8)), "found the argument (8, 8)", "jax.ShapeDtypeStruct((8, 8), 'float32')"),
     (lambda: F.explain([4, 4]), "found the argument [4, 4]", "allowed are arrays"),
+    (lambda: F.explain("f32[4,4]"), "found the argument 'f32[4,4]'", "allowed are arrays, or shapes such as"),
+    (lambda: Budget("30s", total="later"), "found 'later'", SECONDS),
     (lambda: tune(cube, (4, 4)), "found the argument (4, 4)", "jax.ShapeDtypeStruct((4, 4), 'float32')"),
     (lambda: tune(cube, X, budget="3s"), "budget is an option of optimize", "optimize(f, budget='3s')"),
     (lambda: tune(3, X), "found 3", "takes a function"),

@@ -178,7 +178,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 def test_a_budget_reads_a_text() -> None:
     assert Budget("3s") == Budget(3.0) and Budget("1m30s", workers=2) == Budget(90.0, workers=2)
-    assert Budget("20s/5m") == Budget(20.0, total=300.0)
+    assert Budget("20s/5m") == Budget("20s", total="5m") == Budget(20.0, total=300.0)
     with pytest.raises(UsageError, match="budget: found 'soon'; allowed"):
         Budget("soon")
 
