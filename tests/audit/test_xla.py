@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mirage_jax import cli
+from mirage_jax import cli, optimize
 from mirage_jax.audit import xla
 from mirage_jax.audit.xla import Cause
 
@@ -87,3 +87,9 @@ def test_the_command(capsys) -> None:
     assert cli.main(["check-xla", "jax.numpy:exp2", "bf16[16,64]", "--json", "--inputs", "large logits"]) == cli.PROBLEM
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
     assert finding["cause"] == "XLA's operation" and finding["inputs"] == "large logits"
+
+
+def test_an_optimized_function_is_checked_as_xla_compiles_it(tmp_path) -> None:
+    f = optimize(lambda a, v: (a @ a) @ v, on_miss="heuristic", cache_dir=tmp_path, strict=True)
+    report = xla.check(f, [jax.ShapeDtypeStruct((64, 64), jnp.float32), jax.ShapeDtypeStruct((64,), jnp.float32)])
+    assert not report.findings and not f.compiler.decisions
