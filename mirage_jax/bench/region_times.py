@@ -235,7 +235,9 @@ def _most_frequent(names: Counter[str]) -> str:
 
 def operations(data: Any) -> Iterator[tuple[str, float]]:
     """The instructions in a profile, each with its seconds, without the seconds of those that it runs."""
-    for plane in data.planes:
+    planes = list(data.planes)
+    of_devices = [plane for plane in planes if plane.name.startswith("/device:")]
+    for plane in of_devices or planes:  # a CPU is no device of a profile
         for line in plane.lines:
             yield from own_times(_named_events(line))
 

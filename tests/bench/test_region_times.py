@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 
 from mirage_jax import cli, optimize
 from mirage_jax.bench import region_times as module
-from mirage_jax.bench.region_times import own_times, region_times, scopes_of
+from mirage_jax.bench.region_times import operations, own_times, region_times, scopes_of
 
 SHAPES = [jax.ShapeDtypeStruct((256, 16), jnp.float32)] * 3
 
@@ -81,6 +82,17 @@ def test_times_without_the_events_inside() -> None:
     """A loop of ten nanoseconds that runs two operations, then one more."""
     events = [(0, 10, "while"), (1, 4, "a"), (5, 7, "b"), (12, 15, "c")]
     assert {name: round(s * 1e9) for name, s in own_times(events)} == {"while": 5, "a": 3, "b": 2, "c": 3}
+
+
+def test_on_a_gpu_only_the_device_counts() -> None:
+    """A profile of a GPU: the host launches the operations, and a loop is in the name of those that it runs."""
+
+    def plane(name: str, op: str, ns: int) -> SimpleNamespace:
+        event = SimpleNamespace(start_ns=0, duration_ns=ns, stats=[("hlo_op", op)])
+        return SimpleNamespace(name=name, lines=[SimpleNamespace(events=[event])])
+
+    data = SimpleNamespace(planes=[plane("/host:CPU", "fusion.2", 9), plane("/device:GPU:0", "while.3/fusion.2", 4)])
+    assert [(name, round(s * 1e9)) for name, s in operations(data)] == [("fusion.2", 4)]
 
 
 def test_the_command(capsys, tmp_path: Path) -> None:
