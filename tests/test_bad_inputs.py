@@ -155,6 +155,8 @@ COMMANDS: list[tuple[str, str, str]] = [
     ("check-xla jax.numpy:sin f32[2] --inputs normall", "'normall'", "Did you mean 'normal'?"),
     ("check-xla jax.numpy:sin f32[2", "found 'f32[2'", "f32[128,64] bf16[64]"),
     ("check-xla jax.random:PRNGKey i32[]", "random_seed", "the float64 reference does not know"),
+    ("check-xla jax.numpy.linalg:inv f32[2,2]", "custom_linear_solve", "it has a body"),
+    ("check-xla jax.numpy.fft:fft f32[4]", "fft", "it has complex numbers"),
     ("trace jax.numpy:sin f32[2] --out README.md", "'README.md' is a file", "allowed is a folder"),
     ("trace jax.numpy:sin f32[2] --budget soon", "found 'soon'", SECONDS),
     ("bench --suite nope", "'nope'", "Allowed: mirage, prefill"),

@@ -244,7 +244,12 @@ def _apply(eqn: FlatEqn, xs: list[Array], noise: Visitor | None) -> list[Array]:
 
 def _by_jax(eqn: FlatEqn, xs: list[Array]) -> list[Array]:
     """Apply a primitive to operands of float64: convolutions, cumulative sums, sorting."""
+    known = f"the float64 reference does not know {eqn.primitive} at {eqn.where}"
     params = dict(eqn.params)
+    if any(hasattr(value, "eqns") for value in jax.tree.leaves(list(params.values()))):
+        raise UnsupportedError(f"{known}: it has a body, whose types are not float64")
+    if any(jax.numpy.issubdtype(a.dtype, np.complexfloating) for a in (*eqn.in_avals, *eqn.out_avals)):
+        raise UnsupportedError(f"{known}: it has complex numbers")
     if params.get("preferred_element_type") is not None:
         params["preferred_element_type"] = np.dtype(np.float64)
     try:
@@ -252,8 +257,7 @@ def _by_jax(eqn: FlatEqn, xs: list[Array]) -> list[Array]:
             out = eqn.eqn.primitive.bind(*xs, **eqn.eqn.primitive.get_bind_params(params))
         return list(map(np.asarray, out if eqn.eqn.primitive.multiple_results else [out]))
     except Exception as error:
-        why = in_one_line(error)
-        raise UnsupportedError(f"the float64 reference does not know {eqn.primitive} at {eqn.where}: {why}") from None
+        raise UnsupportedError(f"{known}: {in_one_line(error)}") from None
 
 
 def _scan(eqn: FlatEqn, xs: list[Array], noise: Visitor | None) -> list[Array]:
