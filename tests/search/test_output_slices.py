@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from mugraph.graphs import schedule
-from search.references import H200, TWO_KERNELS, captured, found, worst_error
+from search.references import H200, TWO_KERNELS, captured, found, region, worst_error
 
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.jaxpr_frontend.translate.translate import Region
@@ -251,3 +251,23 @@ def test_nothing_to_join() -> None:
     graph = captured(lambda a, b, v: (a @ b) @ v, (64, 64), (64, 64), (64,))
     algebra = [c for c in found(graph)[0] if c.family == "algebra"]
     assert joined(graph, [algebra]) is None and joined(graph, [[]]) is None
+
+
+def test_the_gradient_of_a_bias_sums_the_batch_step_by_step() -> None:
+    """All large tensors have the batch, which this gradient sums: blocks of rows and columns, and a loop over texts."""
+
+    def gradient(q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array, g: jax.Array) -> jax.Array:
+        def attend(bias: jax.Array) -> jax.Array:
+            return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) + bias), v)
+
+        return jax.vjp(attend, bias)[1](g)[0]
+
+    shape = (4, 1024, 8, 64)
+    graph = simplify_axes(region(gradient, shape, shape, shape, (8, 1024, 1024), shape, dtype="bfloat16").graph)
+    space = replace(TWO_KERNELS, splits=False)
+    best = next(c for c in Search(graph, H200, space, 30.0).run() if c.family == "kernels")
+    loops = {k.loop for k in best.graph.kernels if isinstance(k, BlockGraph)}
+    (batch,) = {a for a, n in graph.extents if n == 4}
+    assert batch in loops
+    stored = [s.tensor.axes for k in best.graph.kernels for s in k.stores if s.tensor.name not in graph.outputs]
+    assert not any({a for a, n in graph.extents if n == 1024} <= {*axes} for axes in stored), "no scores in memory"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from itertools import chain
+from collections.abc import Sequence
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.mugraph.graph import Axis, KernelGraph
@@ -14,6 +13,7 @@ from mirage_jax.search.enumerate.normal_form import Expressions, Poly
 
 MAX_SUM_TERMS = 64  # products in a sum that is searched
 MAX_TILE_RANK = 2  # axes along which a tile has more than one element
+MANY_TENSORS = 3  # with too many axes for a tile, whose common axis is taken one by one
 
 
 def express(reference: KernelGraph, e: Expressions) -> dict[str, Poly]:
@@ -57,8 +57,8 @@ def batch_axes(
     batch = _in_every_large_tensor(large, order) if large else frozenset[Axis]()
     for shape in sorted(large, key=lambda s: (-len(s), sorted(s))):
         while len(shape - batch) > MAX_TILE_RANK:
-            too_wide = [s & free for s in large if len(s - batch) > MAX_TILE_RANK]
-            choices = _candidates(shape - batch, reduced, free, Counter(chain.from_iterable(too_wide)))
+            too_wide = [s - batch for s in large if len(s - batch) > MAX_TILE_RANK]
+            choices = _candidates(shape - batch, reduced, free, too_wide)
             if not choices:
                 break
             batch |= {min(choices, key=lambda a: (reference.extent(a), a))}
@@ -73,14 +73,19 @@ def _reads(reference: KernelGraph) -> list[tuple[Axis, ...]]:
 
 
 def _candidates(
-    axes: frozenset[Axis], reduced: frozenset[Axis], free: frozenset[Axis], counts: Mapping[Axis, int]
+    axes: frozenset[Axis], reduced: frozenset[Axis], free: frozenset[Axis], too_wide: Sequence[frozenset[Axis]]
 ) -> frozenset[Axis]:
     """Axes of a tensor that may become batch axes: the free ones that most of several tensors with too many axes have,
-    or summed ones if there are several, or free ones. `counts`: how many such tensors have an axis.
+    or summed ones if there are several, or free ones. A summed axis that all of many tensors have goes first, if no
+    free one is in all: the batch of attention whose bias gets a gradient.
     """
-    most = max((counts.get(a, 0) for a in axes & free), default=0)
+    counts = Counter(a for shape in too_wide for a in shape & free)
+    most = max((counts[a] for a in axes & free), default=0)
+    in_all = reduced & frozenset[Axis].intersection(*too_wide)
+    if in_all and len(too_wide) >= MANY_TENSORS and most < len(too_wide):
+        return in_all
     if most > 1:
-        return frozenset(a for a in axes & free if counts.get(a) == most)
+        return frozenset(a for a in axes & free if counts[a] == most)
     summed = axes & reduced
     return summed if len(summed) > 1 else axes & free
 
