@@ -786,7 +786,9 @@ def test_time_for_all_regions_is_that_of_all_programs_of_a_function(monkeypatch)
         f(*operands(n))
     assert len(begun) == 1
     (region,) = f.explain(*operands(10)).regions
-    assert region.decision.why == "no time left of 1 s for tuning all regions"
+    text, _, where = region.decision.why.partition("; it went into ")
+    assert text == "no time left of 1 s for tuning all regions"
+    assert where.startswith("tests/deciding.py:") and where.endswith(" (chain): slow")
 
 
 def test_what_the_function_was_given_is_there() -> None:

@@ -63,6 +63,7 @@ class Compiler(Decider):
         self.decisions: dict[tuple[str, str], Decision] = {}  # by the region's text, and the platform
         self.spent = 0.0  # seconds of tuning that count against the total
         self.tuned = 0.0  # seconds of tuning since a whole function was measured
+        self._spent_on: list[str] = []  # places and outcomes of regions that were tuned within the total
         self.is_part = False  # of some program that was lowered
         self.wholes: dict[str, WholeFunction] = {}  # by digest of key
         self.choices: dict[str, Choice] = pins.read(options.pins) if options.pins else {}  # the user's, by cache key
@@ -98,6 +99,7 @@ class Compiler(Decider):
             return
         before, self._asked_on_miss = self._asked_on_miss, on_miss
         self.spent = 0.0
+        self._spent_on.clear()
         self._begun.clear()
         try:
             yield
@@ -185,8 +187,8 @@ class Compiler(Decider):
             if self.decide(region, platform, "fallback").source != "cache"
         }
         limit = (1 - MAX_TUNING_FRACTION) * total  # the rest is for measuring the function as a whole
-        if self.spent >= limit:  # by other programs of the same function
-            return self._out_of_time(missing, platform, total)
+        if self.spent >= limit:  # by other programs of the same function, or by this one with values made again
+            return self._out_of_time(missing, platform, total, "; ".join(self._spent_on))
         with self._spending():
             saved = self._savings(missing, count, platform)
         left = list(shares(saved))
@@ -194,11 +196,12 @@ class Compiler(Decider):
             if n > 0 and self.spent >= limit:
                 return self._out_of_time((text for text, _ in left[n:]), platform, total)
             with self._spending():
-                self.decide(missing[text], platform, "search", time.monotonic() + share * (limit - self.spent))
+                found = self.decide(missing[text], platform, "search", time.monotonic() + share * (limit - self.spent))
+            self._spent_on.append(f"{_place(missing[text])}: {found.why}")
 
-    def _out_of_time(self, missing: Iterable[str], platform: str, total: float) -> None:
+    def _out_of_time(self, missing: Iterable[str], platform: str, total: float, spent_on: str = "") -> None:
+        why = f"no time left of {total:g} s for tuning all regions" + (f"; it went into {spent_on}" if spent_on else "")
         for memo in [(text, platform) for text in missing]:
-            why = f"no time left of {total:g} s for tuning all regions"
             self.decisions[memo] = kept(self.decisions[memo], undecided(why))
 
     def _savings(self, regions: Mapping[str, Region], count: Mapping[str, int], platform: str) -> dict[str, float]:
