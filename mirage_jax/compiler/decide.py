@@ -154,6 +154,7 @@ class Decider:
             search_log.info("region of %d operators: %s", operators, tried)
             notify(f"{tried}: proving and measuring")
             if measure:
+                session.wait_for_gate()
                 return self._measure(session, key, base, finalists)
             untimed = tuple(Variant.of(c.graph, c.schedule) for c in finalists)
             base = replace(base, variants=untimed)
@@ -172,7 +173,6 @@ class Decider:
         """
         from mirage_jax.compiler import tuning
 
-        session.wait_for_gate()
         possible = [tuning.precisions(c) for c in finalists]
         precisions = sorted({Precision.FAST}.union(*possible))
         first = self._least_precise(session, finalists, possible)

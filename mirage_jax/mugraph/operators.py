@@ -100,7 +100,7 @@ KEEPS_NAN = "propagate_nan=tl.PropagateNan.ALL"  # as XLA and numpy do; Triton t
 COMPARISONS = ("lt", "le", "eq")
 TRUTHS = frozenset({*COMPARISONS, "isfinite", "and", "or", "not"})  # functions whose results are 0 or 1
 MAX_NARROW_SIDE = 4  # rows or columns of a product in float32 up to which vector units are faster than matrix units
-CARRIED_REGISTERS = 96  # per thread, for tiles of sums that a loop without matrix products carries
+CARRIED_REGISTERS = 160  # per thread, for tiles of sums that a loop without matrix products carries
 MAX_NARROW_DEPTH = 8  # products that such a product sums, up to which vector units are faster
 
 

@@ -122,10 +122,12 @@ def _near_one(x: Array, part: int) -> Array:
 
 
 def _relative(y: Array, r: Array) -> float:
+    """Relative root mean square error of finite results; zero where it cannot be told."""
     y, r = (np.asarray(a, np.float64) for a in (y, r))
     good = np.isfinite(r) & np.isfinite(y)
-    size = math.sqrt(np.square(r[good]).sum())
-    return math.sqrt(np.square(y[good] - r[good]).sum()) / size if size else 0.0
+    with np.errstate(all="ignore"):  # squares of numbers near the end of the range
+        size, error = (math.sqrt(np.square(x[good]).sum()) for x in (r, y - r))
+    return error / size if 0 < size < math.inf else 0.0
 
 
 def _moved(x: Array, unit: float) -> Array:
