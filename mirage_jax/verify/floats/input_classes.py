@@ -105,7 +105,7 @@ def input_classes(
 
 
 type Maker = Callable[[np.random.Generator, tuple[int, ...], int], Array]
-LARGE, ROWS = 1 << 23, 251  # elements of an array that takes long to draw, and how many of its rows are drawn then
+LARGE, ROWS = 1 << 21, 251  # elements of an array that takes long to draw, and how many of its rows are drawn then
 
 
 def _indices(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, count: int) -> Array:
