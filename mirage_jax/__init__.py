@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mirage_jax.config import disabled as disabled
     from mirage_jax.errors import MirageError as MirageError
     from mirage_jax.errors import UsageError as UsageError
+    from mirage_jax.exporting import export as export
     from mirage_jax.report import Report as Report
     from mirage_jax.written_graph import MuGraph as MuGraph
 
@@ -24,6 +25,7 @@ _HOMES = {
     **dict.fromkeys(("Bisection", "bisect"), "bisection"),
     **dict.fromkeys(("Budget", "disabled"), "config"),
     **dict.fromkeys(("MirageError", "UsageError"), "errors"),
+    "export": "exporting",
     "Report": "report",
     "MuGraph": "written_graph",
 }

@@ -166,7 +166,7 @@ class Optimized[**P, T]:
     def _decided(self, args: tuple[Any, ...], kwargs: dict[str, Any], on_miss: str | None) -> Report:
         if is_disabled():
             return Report(self.name, (), notes=("disabled: runs as plain jax.jit",))
-        target = LoweringTarget((default_platform(),), is_partitioned=self._is_partitioned(args, kwargs))
+        target = LoweringTarget((self.compiler.platform,), is_partitioned=self._is_partitioned(args, kwargs))
         with self.compiler.asking(on_miss):
             if on_miss is not None:
                 self.clear_cache()  # whether values are made again is asked when a function is traced
@@ -186,6 +186,8 @@ class Optimized[**P, T]:
     def _with_memory(self, whole: WholeFunction | None, args: Any, kwargs: Any) -> WholeFunction | None:
         """What XLA plans for a function that was measured as its one region."""
         if whole is None or whole.is_plain or whole.ratio is None or whole.memory:
+            return whole
+        if self.compiler.platform != default_platform():  # there is no such device here to compile for
             return whole
         try:
             plans = [f.lower(*args, **kwargs).compile().memory_analysis() for f in self._jitted(args, kwargs)]
@@ -330,7 +332,7 @@ class Keywords(TypedDict, total=False):
     on_miss: str | None
     budget: Budget | str | float | None
     backend: str | None
-    cache_dir: str | os.PathLike[str] | None
+    cache_dir: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
     strict: bool | None
     strict_range: bool | None
     remat: str | bool | None
@@ -368,7 +370,7 @@ def optimize(
     on_miss: str | None = None,
     budget: Budget | str | float | None = None,
     backend: str | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     strict: bool | None = None,
     strict_range: bool | None = None,
     remat: str | bool | None = None,
@@ -391,7 +393,8 @@ def optimize(
     * remat: "regions", or True: scores of attention and the like, which are larger than what they are made of, are not
       kept for the backward pass but made again from their operands, tile by tile where a kernel is found. Costs one
       more product of queries and keys. Default: None, what JAX keeps.
-    * cache_dir: where winners are kept; default: the user's cache directory.
+    * cache_dir: where winners are kept; default: the user's cache directory. Of several directories the first is
+      written, and all are read in their order.
     * strict: raise what would otherwise be logged and left to XLA.
     * strict_range: refuse rewrites that overflow, or lose digits near zero, before XLA does, also in float32 and
       bfloat16, whose range other rewrites may leave where intermediate values near 3e38 or 1e-38 arise.

@@ -26,6 +26,7 @@ import socket
 import stat
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -37,6 +38,7 @@ import jax
 import platformdirs
 
 from mirage_jax import limits
+from mirage_jax.config import directories_in, is_address
 from mirage_jax.errors import CacheError, printable
 from mirage_jax.seals import KEY_FILE_VARIABLE, Seal, own_key
 from mirage_jax.why_not import WhyNot
@@ -351,29 +353,57 @@ class Found(NamedTuple):
     seal: Seal = Seal.FOREIGN
 
 
-class Cache:
-    """Winners under one directory. `get` and `put` never raise for the state of the disk."""
+NEVER = "never decided before"
 
-    def __init__(self, directory: str | os.PathLike[str] | None = None, clock: Callable[[], float] = time.time) -> None:
-        """directory: None means ``$MIRAGE_JAX_CACHE_DIR``, else mirage_jax in the user's cache directory."""
-        chosen = directory or os.environ.get("MIRAGE_JAX_CACHE_DIR")
+
+class Cache:
+    """Winners under one directory or several. The first is written; all are read, in their order.
+
+    `get` and `put` never raise for the state of the disk.
+    """
+
+    def __init__(
+        self,
+        directories: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+        clock: Callable[[], float] = time.time,
+        is_read_only: bool = False,
+    ) -> None:
+        """directories: None means ``$MIRAGE_JAX_CACHE_DIR``, else mirage_jax in the user's cache directory.
+
+        is_read_only: write to none of them.
+        """
         default = platformdirs.user_cache_dir("mirage_jax", False)  # relative if there is no home directory
-        self.directory = Path(os.path.abspath(os.path.expanduser(chosen)) if chosen else default)
+        named = os.environ.get("MIRAGE_JAX_CACHE_DIR", "")
+        chosen = directories or (() if is_address(named) else directories_in(named)) or ()
+        given = [chosen] if isinstance(chosen, str | os.PathLike) else chosen
+        paths = [Path(os.path.abspath(os.path.expanduser(d))) for d in given]
+        self.directories = tuple(dict.fromkeys(paths)) or (Path(default),)
+        self.is_read_only = is_read_only
         self._clock = clock
 
     @property
+    def directory(self) -> Path:
+        """The directory that is written."""
+        return self.directories[0]
+
+    @property
     def root(self) -> Path:
-        """The directory of this version of the format."""
+        """The part of it with this version of the format."""
         return self.directory / f"v{SCHEMA}"
 
     def path(self, key: CacheKey) -> Path:
-        """The file of a key's entry."""
+        """The file of a key's entry in the directory that is written."""
+        return self.paths(key)[0]
+
+    def paths(self, key: CacheKey) -> list[Path]:
+        """The files of a key's entry, in the order in which they are read."""
         digest = key.digest
-        return self.root / digest[:2] / f"{digest}.json"
+        return [d / f"v{SCHEMA}" / digest[:2] / f"{digest}.json" for d in self.directories]
 
     def kernel_path(self, key: CacheKey) -> Path:
         """Where the readable kernels of a winner are."""
-        return self.path(key).with_suffix(".py")
+        found = [path.with_suffix(".py") for path in self.paths(key)]
+        return next((path for path in found if path.is_file()), found[0])
 
     def get(self, key: CacheKey) -> Entry | None:
         """Read an entry; None if there is none that can be used."""
@@ -381,24 +411,34 @@ class Cache:
 
     def lookup(self, key: CacheKey) -> Found:
         """The entry and who made it, or None with the reason why there is none, for a report."""
-        path = self.path(key)
+        misses = list[Found]()
+        for path in self.paths(key):
+            found = self._lookup(path, key)
+            if found.entry is not None:
+                return found
+            misses.append(found)
+        return next((found for found in misses if found.reason != NEVER), misses[0])
+
+    def _lookup(self, path: Path, key: CacheKey) -> Found:
+        directory = path.parents[2]
         try:
             self._check_directories(path)
             stored = decode(read_file(path), key)
         except FileNotFoundError:
-            return Found(None, "never decided before")
+            return Found(None, NEVER)
         except CacheError as error:
             why = printable(str(error))
             log.warning("cache entry %s is not used: %s", path, why)
             with suppress(OSError, UnsafeDirectory):
-                self._check_directories(path, writing=True)
-                os.replace(path, path.with_suffix(".bad"))
+                if directory == self.directory and not self.is_read_only:
+                    self._check_directories(path, writing=True)
+                    os.replace(path, path.with_suffix(".bad"))
             return Found(None, f"the stored entry is not usable: {why}")
         except UnsafeDirectory as error:
-            self._tell(f"not used: {error}")
+            self._tell(f"not used: {error}", directory)
             return Found(None, f"no cache: {error}")
         except (OSError, ValueError) as error:
-            self._tell(f"not readable: {_without_path(error)}")
+            self._tell(f"not readable: {_without_path(error)}", directory)
             return Found(None, f"no cache: {error}")
         if outdated := stored.entry.outdated(self._clock()):
             return Found(None, outdated)
@@ -406,11 +446,23 @@ class Cache:
 
     def nearest(self, key: CacheKey) -> str:
         """Name the differences to the nearest stored key of the same program; empty if there is no such key."""
-        found = [_differences(other, key) for other in _keys_by_graph(self.root).get(key.graph, ())]
+        roots = [d / f"v{SCHEMA}" for d in self.directories]
+        found = [_differences(other, key) for root in roots for other in _keys_by_graph(root).get(key.graph, ())]
         return f"decided before with {', '.join(min(found, key=len))}" if found and all(found) else ""
 
+    def device_kinds(self) -> list[tuple[str, str]]:
+        """List GPUs for which decisions are stored that can be used here, those with most first.
+
+        Each is JAX's name of its kind, and its compute capability.
+        """
+        keys = (key for d in self.directories for key in _newest_keys(d / f"v{SCHEMA}"))
+        kinds = Counter((k.device_kind, k.compute_capability) for k in keys if k.versions == versions())
+        return [(kind[5:], text) for (kind, text), _ in kinds.most_common() if kind.startswith("gpu: ")]
+
     def put(self, key: CacheKey, entry: Entry, kernels: str | None = None) -> Path | None:
-        """Store an entry with the text of its kernels; return the entry's path, or None if that failed."""
+        """Store an entry with the text of its kernels; return the entry's path, or None if it is not stored."""
+        if self.is_read_only:
+            return None
         path = self.path(key)
         try:
             entry = replace(entry, created=entry.created or self._clock())
@@ -420,32 +472,39 @@ class Cache:
                     write_file(path.with_suffix(".py"), kernels.encode("utf-8", "backslashreplace"))
             self._store(path, key, entry, own_seals(sealed_part(key, entry), Seal.MADE))
         except (OSError, ValueError, TypeError, RecursionError, CacheError, UnsafeDirectory) as error:
-            self._tell(f"nothing is stored: {_without_path(error)}")
+            self._tell(f"nothing is stored: {_without_path(error)}", self.directory)
             return None
         return path
 
     def vouch(self, key: CacheKey, entry: Entry) -> None:
-        """Remember that somebody else's entry was checked here: in this process, and on disk if that is possible."""
+        """Remember that somebody else's entry was checked here: in this process, and on disk if that is possible.
+
+        An entry of a directory that is only read is copied to the one that is written.
+        """
+        if self.is_read_only:
+            return
         path, part = self.path(key), sealed_part(key, entry)
         try:
-            stored = decode(read_file(path), key)
+            there = next((p for p in self.paths(key) if p.is_file()), path)
+            stored = decode(read_file(there), key)
             if stored.entry != entry:  # another process has stored another one meanwhile
                 return
             _checked_here.add(stored.body)
-            self._check_directories(path, writing=True)
+            self.make_directories(path)
             if not (own := own_seals(part, Seal.CHECKED)):
                 raise CacheError("no key can be kept")
             others = list(stored.seals.items())[1 - MAX_SEALS :] if part == stored.body else ()
             self._store(path, key, entry, dict(others) | own)
         except (OSError, ValueError, CacheError, UnsafeDirectory) as error:
             why = _without_path(error).partition(";")[0]
-            self._tell(f"decisions made elsewhere are checked again in every process ({why}); see {KEY_FILE_VARIABLE}")
+            what = f"decisions made elsewhere are checked again in every process ({why}); see {KEY_FILE_VARIABLE}"
+            self._tell(what, self.directory)
 
-    def _tell(self, what: str) -> None:
+    def _tell(self, what: str, directory: Path) -> None:
         """Of all that is wrong with a directory, one line in a process."""
-        level = logging.INFO if self.directory in _complained else logging.WARNING
-        _complained.add(self.directory)
-        log.log(level, "cache %s: %s", self.directory, what)
+        level = logging.INFO if directory in _complained else logging.WARNING
+        _complained.add(directory)
+        log.log(level, "cache %s: %s", directory, what)
 
     def _store(self, path: Path, key: CacheKey, entry: Entry, seals: Mapping[str, str]) -> None:
         raw = encode(key, entry, seals)
@@ -454,16 +513,20 @@ class Cache:
         write_file(path, raw)
 
     def files(self) -> Iterator[Path]:
-        """Every entry's file, for listing."""
-        with suppress(OSError):
-            yield from sorted(self.root.glob("[0-9a-f][0-9a-f]/*.json"))
+        """The file of every entry that is read, for listing."""
+        known = set[str]()
+        for directory in self.directories:
+            found = files_of(directory)
+            yield from (path for path in found if path.name not in known)
+            known.update(path.name for path in found)
 
     def _check_directories(self, path: Path, writing: bool = False) -> None:
         """To be read from, directories may be another user's, but not everybody's; to be written to, ours alone."""
-        if not self.directory.is_absolute():
+        within, root, top = path.parents[:3]
+        if not top.is_absolute():
             raise UnsafeDirectory("there is no home directory; set MIRAGE_JAX_CACHE_DIR")
-        for directory in (self.directory, self.root, path.parent):
-            found = directory.stat() if directory == self.directory else directory.lstat()
+        for directory in (top, root, within):
+            found = directory.stat() if directory == top else directory.lstat()
             if not stat.S_ISDIR(found.st_mode):
                 raise UnsafeDirectory(f"{directory} is not a directory; remove it or choose another cache directory")
             if writing and (problem := _of_another_user(found)):
@@ -482,17 +545,28 @@ class Cache:
         self._check_directories(path, writing=True)
 
 
+def files_of(directory: Path) -> list[Path]:
+    """The file of every entry below one cache directory."""
+    with suppress(OSError):
+        return sorted((directory / f"v{SCHEMA}").glob("[0-9a-f][0-9a-f]/*.json"))
+    return []
+
+
 @functools.lru_cache(maxsize=4)
 def _keys_by_graph(root: Path) -> Mapping[str, Sequence[CacheKey]]:
     """Read the keys of the newest entries once in a process, for messages."""
     found: dict[str, list[CacheKey]] = {}
+    for key in _newest_keys(root):
+        found.setdefault(key.graph, []).append(key)
+    return found
+
+
+def _newest_keys(root: Path) -> Iterator[CacheKey]:
     with suppress(OSError):
         files = sorted(root.glob("[0-9a-f][0-9a-f]/*.json"), key=lambda path: -path.lstat().st_mtime)
         for path in files[:MAX_COMPARED_KEYS]:
             with suppress(OSError, CacheError):
-                key = key_in(read_file(path))
-                found.setdefault(key.graph, []).append(key)
-    return found
+                yield key_in(read_file(path))
 
 
 def _differences(stored: CacheKey, here: CacheKey) -> list[str]:

@@ -128,8 +128,12 @@ def problems(files: Iterable[StoredFile]) -> Iterator[tuple[StoredFile, str]]:
 
 
 def prune(cache: Cache, dry: bool = False) -> list[tuple[Path, str]]:
-    """Remove files that no process with these packages reads; returns them with the reasons. `dry` removes nothing."""
-    gone = [(f.path, f.stale) for f in stored_files(cache) if f.stale]
+    """Remove files that no process with these packages reads; returns them with the reasons. `dry` removes nothing.
+
+    Directories that are only read stay as they are.
+    """
+    own = (f for f in stored_files(cache) if f.path.is_relative_to(cache.directory))
+    gone = [(f.path, f.stale) for f in own if f.stale]
     gone += [(path, "damaged") for path in sorted(cache.root.glob("[0-9a-f][0-9a-f]/*.bad"))]
     for path in sorted(cache.root.glob("[0-9a-f][0-9a-f]/.*.tmp")):
         if time.time() - path.stat().st_mtime > TEMPORARY_SECONDS:
@@ -151,7 +155,7 @@ def export(cache: Cache, archive: Path, device: str = "") -> int:
             count += 1
             for path in (file.path, file.path.with_suffix(".py")):
                 if path.is_file():
-                    out.write(path, str(path.relative_to(cache.directory)))
+                    out.write(path, str(path.relative_to(file.path.parents[2])))
     return count
 
 

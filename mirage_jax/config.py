@@ -154,13 +154,14 @@ class Options:
     "always"; None compares nothing.
     skip: regions that stay with XLA, each by a source line such as "model.py:41" or by its cache key. only: all other
     regions stay with XLA; None means no such limit. Neither changes the key or the decision of another region.
+    cache_dir: where winners are kept; of several directories the first is written, and all are read in their order.
     pins: the path of a file with vetoes and pinned muGraphs (`pins.read`).
     """
 
     on_miss: str | None = None
     budget: Budget = Budget()
     backend: str = "auto"
-    cache_dir: str | None = None
+    cache_dir: str | tuple[str, ...] | None = None
     strict: bool = False
     strict_range: bool = False
     remat: str | None = None
@@ -182,7 +183,7 @@ class Options:
         _one_of("backend", self.backend, BACKENDS)
         object.__setattr__(self, "budget", Budget.parse(self.budget))
         if self.cache_dir is not None:
-            object.__setattr__(self, "cache_dir", _directory("cache_dir", self.cache_dir))
+            object.__setattr__(self, "cache_dir", _directories("cache_dir", self.cache_dir))
         if self.pins is not None:
             object.__setattr__(self, "pins", _path("pins", self.pins))
         for name in ("strict", "strict_range"):
@@ -232,14 +233,34 @@ def _path(name: str, value: object) -> str:
 
 def _directory(name: str, value: object) -> str:
     path = _path(name, value)
-    if "://" in str(value):
+    if is_address(str(value)):
         raise UsageError(
-            f"{name}: found {brief(value)}; allowed is a directory of this machine: "
-            "`python -m mirage_jax cache export` makes one file, which can be stored anywhere"
+            f"{name}: found {brief(value)}; allowed is a directory of this machine: mount the bucket, or copy a file "
+            "from it that `python -m mirage_jax cache export` made, and add it by `cache import`"
         )
     if os.path.exists(path) and not os.path.isdir(path):
         raise UsageError(f"{name}: {path!r} exists and is not a directory")
     return path
+
+
+def _directories(name: str, value: object) -> str | tuple[str, ...]:
+    """``"a"``, or ``("a", "b")``."""
+    if not isinstance(value, tuple | list):
+        return _directory(name, value)
+    if not value:
+        raise UsageError(f"{name}: found {brief(value)}; allowed is a directory, or several: the first is written")
+    return tuple(_directory(name, one) for one in value)
+
+
+def is_address(text: str) -> bool:
+    """Tell a URL such as "gs://bucket" from a path."""
+    return "://" in text
+
+
+def directories_in(text: str) -> str | tuple[str, ...]:
+    """Read directories that are separated as in PATH; an address stays whole, for the message about it."""
+    parts = (text,) if is_address(text) else tuple(filter(None, text.split(os.pathsep)))
+    return parts[0] if len(parts) == 1 else parts
 
 
 def _numbers(name: str, value: object) -> tuple[int, ...]:
@@ -305,7 +326,7 @@ VARIABLES: dict[str, tuple[str, Callable[[str], object]]] = {
     "on_miss": ("MIRAGE_JAX_ON_MISS", str.lower),
     "budget": ("MIRAGE_JAX_BUDGET", Budget.parse),
     "backend": ("MIRAGE_JAX_BACKEND", str.lower),
-    "cache_dir": ("MIRAGE_JAX_CACHE_DIR", str),
+    "cache_dir": ("MIRAGE_JAX_CACHE_DIR", directories_in),
     "strict": ("MIRAGE_JAX_STRICT", parse_switch),
     "strict_range": ("MIRAGE_JAX_STRICT_RANGE", parse_switch),
     "remat": ("MIRAGE_JAX_REMAT", str.lower),

@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("timing", "agreement"),
     ("compiler", "summary", "self_check"),
     ("api", "fallback", "written_graph"),
-    ("bisection", "best_graphs"),
+    ("bisection", "best_graphs", "exporting"),
     ("__init__",),
     ("bench", "doctor", "preview", "cache_files"),
     ("audit",),

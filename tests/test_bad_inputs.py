@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mirage_jax import Budget, MuGraph, UsageError, bisect, cli, config, optimize, superoptimize, tune
+from mirage_jax import Budget, MuGraph, UsageError, bisect, cli, config, export, optimize, superoptimize, tune
 from mirage_jax.report import Decision, RegionReport
 
 X = jnp.ones((4, 4))
@@ -91,7 +91,14 @@ CALLS: list[tuple[Callable[[], object], str, str]] = [
     (option(cache_dir=7), "cache_dir: found 7", "a path"),
     (option(cache_dir="a\0b"), "cache_dir: found", "a path as text"),
     (option(cache_dir=__file__), "test_bad_inputs.py", "exists and is not a directory"),
-    (option(cache_dir="gs://bucket/decisions"), "found 'gs://bucket/decisions'", "cache export"),
+    (option(cache_dir="gs://bucket/decisions"), "found 'gs://bucket/decisions'", "mount the bucket, or copy a file"),
+    (option(cache_dir=("a", "s3://bucket")), "found 's3://bucket'", "cache export"),
+    (option(cache_dir=()), "cache_dir: found ()", "or several: the first is written"),
+    (option(cache_dir=("a", 7)), "cache_dir: found 7", "a path"),
+    (lambda: export(3, X, device="sm_90"), "found 3", "takes a function"),
+    (lambda: export(cube, X, device="sm_9"), "'sm_9'", "Did you mean 'sm_90'?"),
+    (lambda: export(cube, (4, 4), device="H200"), "found the argument (4, 4)", "jax.ShapeDtypeStruct((4, 4)"),
+    (lambda: export(cube, X), "no GPU here", "device='sm_90' or device='H200'"),
     (option(skip=41), "skip: found 41", SOURCE),
     (option(skip="model.py"), "skip: found 'model.py'", SOURCE),
     (option(skip=["0f3a"]), "skip: found '0f3a'", "at least 8 digits"),
@@ -152,6 +159,14 @@ COMMANDS: list[tuple[str, str, str]] = [
     ("explain math:sin f99[2]", "'f99'", "Allowed: f16, bf16, f32"),
     ("explain math:sin f32[2", "found 'f32[2'", "f32[128,64] bf16[64]"),
     ("preview jax.numpy:sin f32[2] --device H999", "'H999'", "Allowed:"),
+    ("check jax.numpy:sin f32[2] --for H999", "'H999'", "Allowed: sm_70"),
+    ("check jax.numpy:sin f32[2", "found 'f32[2'", "f32[128,64] bf16[64]"),
+    ("check jax.numpy:sin f32[2] --cache-dir gs://bucket", "found 'gs://bucket'", "mount the bucket"),
+    ("compile math:sinn f32[2] --for sm_90 --out a", "'sinn'", "Did you mean 'sin'?"),
+    ("compile jax.numpy:sin f32[2] --for sm_91 --out a", "'sm_91'", "Did you mean 'sm_90'?"),
+    ("compile jax.numpy:sin f32[2] --for sm_90 --out tests", "found 'tests'", "allowed is a file"),
+    ("compile jax.numpy:sin f32[2] --for sm_90 --out no/a", "found 'no/a'", "in a folder that exists"),
+    ("cache list --cache-dir gs://bucket", "found 'gs://bucket'", "mount the bucket"),
     ("check-xla jax.numpy:sin f32[2] --inputs normall", "'normall'", "Did you mean 'normal'?"),
     ("check-xla jax.numpy:sin f32[2", "found 'f32[2'", "f32[128,64] bf16[64]"),
     ("check-xla jax.random:PRNGKey i32[]", "random_seed", "the float64 reference does not know"),

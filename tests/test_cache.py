@@ -467,6 +467,43 @@ def test_environment_chooses_the_directory(tmp_path, monkeypatch) -> None:
     assert Cache().directory == tmp_path / "xdg" / "mirage_jax"
 
 
+def test_of_several_directories_the_first_is_written_and_all_are_read(tmp_path, monkeypatch) -> None:
+    own, team, image = folders = [tmp_path / name for name in ("own", "team", "image")]
+    other = replace(KEY, graph="other")
+    assert Cache(team).put(KEY, WIN, "text") and Cache(image).put(KEY, replace(WIN, created=5.0))
+    assert Cache(image).put(other, WIN)
+    monkeypatch.setenv("MIRAGE_JAX_CACHE_DIR", os.pathsep.join(map(str, folders)))
+    cache = Cache(clock=lambda: 1e9)
+    assert (cache.directory, cache.directories) == (own, (own, team, image))
+    assert cache.get(KEY).created == WIN.created and cache.get(other) is not None
+    assert cache.kernel_path(KEY).is_relative_to(team) and sorted(p.parents[2].name for p in cache.files()) == [
+        "image",
+        "team",
+    ]
+    assert cache.put(other, WIN).is_relative_to(own) and len(list(cache.files())) == 2
+    cache.path(KEY).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    cache.path(KEY).write_bytes(b"torn")
+    assert cache.get(KEY) is not None and cache.path(KEY).with_suffix(".bad").exists()  # the next one has it
+
+
+def test_directories_that_are_only_read_stay_as_they_are(tmp_path) -> None:
+    team = Cache(tmp_path / "team")
+    assert team.put(KEY, WIN)
+    team.path(KEY).write_bytes(b"torn")
+    assert Cache([tmp_path / "own", team.directory]).lookup(KEY).reason.startswith("the stored entry is not usable")
+    assert team.path(KEY).read_bytes() == b"torn"
+    read_only = Cache(team.directory, is_read_only=True)
+    assert read_only.get(KEY) is None and read_only.put(KEY, WIN) is None
+    assert team.path(KEY).read_bytes() == b"torn"
+
+
+def test_an_address_in_the_environment_makes_no_directory(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MIRAGE_JAX_CACHE_DIR", "gs://bucket/decisions")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert Cache().directory == tmp_path / "xdg" / "mirage_jax"
+
+
 def test_no_home_directory_is_no_cache(caplog, monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MIRAGE_JAX_CACHE_DIR")

@@ -1,6 +1,7 @@
 """All decisions of a cache: listed, proven, pruned, exported and imported, by the functions and by the command."""
 
 import json
+import os
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,16 @@ def test_verify_proves_winners_again(filled, tmp_path, capsys) -> None:
     (tmp_path / "v3" / "ab" / f"ab{'0' * 62}.json").write_text("{}")
     code, out = run(capsys, "verify", "--cache-dir", tmp_path)
     assert code == cli.PROBLEM and "2 that cannot be used" in out and "DifferentError" in out
+
+
+def test_of_several_directories_all_are_listed_and_one_is_pruned(filled, tmp_path, capsys) -> None:
+    both = f"{tmp_path / 'own'}{os.pathsep}{filled}"
+    code, out = run(capsys, "list", "--cache-dir", both)
+    assert code == cli.OK and "win 2.00x" in out and "too long ago" in out
+    assert run(capsys, "export", tmp_path / "all.zip", "--cache-dir", both)[1].startswith("1 entries in ")
+    assert "0 files removed" in run(capsys, "prune", "--cache-dir", both)[1]
+    assert "1 entries added" in run(capsys, "import", tmp_path / "all.zip", "--cache-dir", both)[1]
+    assert len(list(Cache(tmp_path / "own").files())) == 1
 
 
 def test_prune_removes_what_nobody_reads(filled, tmp_path, capsys) -> None:

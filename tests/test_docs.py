@@ -23,7 +23,9 @@ def commands_in(text: str) -> list[str]:
 
 
 DOCS = ROOT / "docs"
-QUICKSTART, DEBUGGING, CONTROL = (DOCS / f"{name}.md" for name in ("quickstart", "debugging", "control"))
+QUICKSTART, DEBUGGING, CONTROL, DEPLOYING = (
+    DOCS / f"{name}.md" for name in ("quickstart", "debugging", "control", "deploying")
+)
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), ROOT / "results" / "README.md"])
 COMMANDS = sorted({line for file in DOCUMENTS for line in commands_in(file.read_text())})
 
@@ -101,6 +103,13 @@ def test_python_about_control_runs() -> None:
         "pinned in pins.toml, not measured"
     ]
     assert names["verdict"].passed and not names["wrong"].passed
+
+
+def test_python_about_deploying_runs() -> None:
+    pytest.importorskip("jax_triton")
+    pytest.importorskip("jax_plugins")
+    names = run(DEPLOYING)
+    assert names["restored"].platforms == ("cuda",) and "triton_kernel_call_ffi" in names["restored"].mlir_module()
 
 
 @pytest.mark.parametrize("file", DOCUMENTS, ids=lambda f: f.name)

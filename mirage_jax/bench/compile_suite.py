@@ -111,6 +111,8 @@ class ReplacesAll:
     strict: bool = True
     max_ops: int = MAX_REGION_OPERATORS
     remat: bool = False
+    platform: str = "cpu"
+    exports_kernels: bool = False
 
     def prepare(self, regions: Sequence[Region], platforms: tuple[str, ...]) -> None:
         """Decide nothing."""

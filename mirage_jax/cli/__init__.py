@@ -28,7 +28,9 @@ INTERRUPTED = 130  # exit code, as of a shell's
 COMMANDS = {  # name -> module and function that add its arguments, help
     "bench": ("bench:add_arguments", "time XLA against the optimizer on a suite"),
     "cache": ("cache:add_arguments", "stored decisions: list, show, verify, prune, export, import"),
+    "check": ("deploy:add_check", "source lines without a stored decision, for continuous integration"),
     "check-xla": ("xla:add_check", "is XLA's own code for a function as accurate as float64 says it can be?"),
+    "compile": ("deploy:add_compile", "a file with the kernels of a function, for a GPU that need not be here"),
     "doctor": ("functions:add_doctor", "what works on this machine, and the fix for what does not"),
     "explain": ("functions:add_explain", "what is found for a function"),
     "mutate": ("audit:add_mutate", "wrong candidates, which must all be refused"),

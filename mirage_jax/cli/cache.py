@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, Namespace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,8 @@ from rich.table import Table
 from mirage_jax import cache_files
 from mirage_jax.cache import Cache
 from mirage_jax.cache_files import StoredFile
-from mirage_jax.cli.options import OK, PROBLEM
+from mirage_jax.cli.options import OK, PROBLEM, add_cache_dir
+from mirage_jax.config import Options
 from mirage_jax.errors import UsageError
 
 DIGITS = 12  # of a key, that a table shows
@@ -24,7 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
     def action(name: str, run: object, text: str) -> ArgumentParser:
         found = actions.add_parser(name, help=text, allow_abbrev=False)
-        found.add_argument("--cache-dir", help="the directory (default: the one that `optimize` uses)")
+        add_cache_dir(found)
         found.set_defaults(run=run)
         return found
 
@@ -39,10 +41,15 @@ def add_arguments(parser: ArgumentParser) -> None:
     action("import", run_import, "add the decisions of a file").add_argument("file", type=Path, help="made by export")
 
 
+def _cache(args: Namespace) -> Cache:
+    """The cache that was asked for. Raises `UsageError` if it cannot be one."""
+    return Cache(Options.make({"cache_dir": args.cache_dir}).cache_dir)
+
+
 def run_list(args: Namespace, out: Console, err: Console) -> int:
     """Print a table of all decisions."""
-    cache = Cache(args.cache_dir)
-    table = Table(title=str(cache.directory))
+    cache = _cache(args)
+    table = Table(title=os.pathsep.join(map(str, cache.directories)))
     for name in ("key", "decision", "device", "made", "by", "note"):
         table.add_column(name, no_wrap=name == "key")
     for file in cache_files.stored_files(cache):
@@ -62,7 +69,7 @@ def _row(file: StoredFile) -> tuple[str, ...]:
 
 def run_show(args: Namespace, out: Console, err: Console) -> int:
     """Print one decision."""
-    file = cache_files.find(Cache(args.cache_dir), args.key)
+    file = cache_files.find(_cache(args), args.key)
     lines = [f"key: {file.digest}", f"file: {file.path}"]
     if file.key is not None:
         lines += [
@@ -84,7 +91,7 @@ def run_show(args: Namespace, out: Console, err: Console) -> int:
 
 def run_verify(args: Namespace, out: Console, err: Console) -> int:
     """Prove every stored winner again."""
-    files = list(cache_files.stored_files(Cache(args.cache_dir)))
+    files = list(cache_files.stored_files(_cache(args)))
     wrong = list(cache_files.problems(files))
     for file, why in wrong:
         out.print(f"{file.path}: {why}", markup=False, highlight=False, soft_wrap=True)
@@ -95,7 +102,7 @@ def run_verify(args: Namespace, out: Console, err: Console) -> int:
 
 def run_prune(args: Namespace, out: Console, err: Console) -> int:
     """Remove files that no process reads."""
-    gone = cache_files.prune(Cache(args.cache_dir), args.dry_run)
+    gone = cache_files.prune(_cache(args), args.dry_run)
     for path, why in gone:
         out.print(f"{path}: {why}", markup=False, highlight=False, soft_wrap=True)
     out.print(f"{len(gone)} files {'would be removed' if args.dry_run else 'removed'}", highlight=False)
@@ -106,14 +113,14 @@ def run_export(args: Namespace, out: Console, err: Console) -> int:
     """Write an archive."""
     if args.file.exists():
         raise UsageError(f"file: {str(args.file)!r} exists; allowed is a new file")
-    count = cache_files.export(Cache(args.cache_dir), args.file, args.device)
+    count = cache_files.export(_cache(args), args.file, args.device)
     out.print(f"{count} entries in {args.file}", markup=False, highlight=False, soft_wrap=True)
     return OK if count else PROBLEM
 
 
 def run_import(args: Namespace, out: Console, err: Console) -> int:
     """Add the entries of an archive."""
-    added, refused = cache_files.load(Cache(args.cache_dir), args.file)
+    added, refused = cache_files.load(_cache(args), args.file)
     for line in refused:
         err.print(f"refused: {line}", markup=False, highlight=False, soft_wrap=True)
     out.print(f"{added} entries added, {len(refused)} refused", highlight=False)

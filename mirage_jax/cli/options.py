@@ -6,14 +6,14 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from mirage_jax.config import BACKENDS, ON_MISS, Budget, unknown
+from mirage_jax.config import BACKENDS, ON_MISS, Budget, directories_in, unknown
 from mirage_jax.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,19 +24,25 @@ OK, PROBLEM, USAGE, ENVIRONMENT = range(4)  # exit codes
 OPTIMIZER_OPTIONS = ("on_miss", "budget", "backend", "cache_dir", "strict", "strict_range", "devices")
 
 
-def add_optimizer_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `optimize`."""
+def add_optimizer_options(parser: argparse.ArgumentParser, on_miss: Sequence[str] = ON_MISS) -> None:
+    """Add the options of `optimize`. on_miss: those values that the command knows."""
     budget = "time for one search: 30s, 2m, ..; 20s/5m: for one, and for all of a function"
     parser.add_argument("--budget", help=budget)
     workers = "processes for a search (default: one for two processors)"
     parser.add_argument("--workers", type=int, metavar="N", help=workers)
-    parser.add_argument("--on-miss", choices=ON_MISS, help="what to do where no winner is stored")
+    parser.add_argument("--on-miss", choices=on_miss, help="what to do where no winner is stored")
     parser.add_argument("--backend", choices=BACKENDS)
-    parser.add_argument("--cache-dir", help="where winners are stored")
+    add_cache_dir(parser)
     strict = {"action": "store_true", "default": None}
     parser.add_argument("--strict", help="raise instead of falling back to XLA", **strict)
     parser.add_argument("--strict-range", help="refuse what overflows before XLA does, in any type", **strict)
     parser.add_argument("--devices", metavar="0,2", help="local devices that measure (default: the first)")
+
+
+def add_cache_dir(parser: argparse.ArgumentParser) -> None:
+    """Add the option for one directory of stored decisions, or several."""
+    text = f"where decisions are stored; of several, with {os.pathsep!r} between them, the first is written"
+    parser.add_argument("--cache-dir", type=directories_in, metavar="DIR", help=text)
 
 
 def optimizer_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -23,7 +23,7 @@ import jax
 from mirage_jax import pins
 from mirage_jax.cache import CacheKey
 from mirage_jax.compiler.budget_split import MIN_SAVING_SECONDS, savings, shares
-from mirage_jax.compiler.decide import Decider, chosen_devices, kept, undecided
+from mirage_jax.compiler.decide import Decider, kept, undecided
 from mirage_jax.compiler.region import RegionOnDevice
 from mirage_jax.compiler.selection import is_line_of, is_named, why_skipped
 from mirage_jax.compiler.stored import key_of
@@ -40,6 +40,7 @@ from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options, warn_once
 from mirage_jax.errors import UnsupportedError, UsageError, in_one_line
 from mirage_jax.jaxpr_frontend.capture.lowering import WholeProgram
+from mirage_jax.jaxpr_frontend.jax_compat import default_platform
 from mirage_jax.jaxpr_frontend.partition.regions import MAX_REGION_OPERATORS
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.pins import Choice
@@ -58,8 +59,10 @@ class Compiler(Decider):
     parameter.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, exports_kernels: bool = False) -> None:
+        """exports_kernels: programs that `jax.export` stores have kernels, too."""
         super().__init__(options)
+        self.exports_kernels = exports_kernels
         self.decisions: dict[tuple[str, str], Decision] = {}  # by the region's text, and the platform
         self.spent = 0.0  # seconds of tuning that count against the total
         self.tuned = 0.0  # seconds of tuning since a whole function was measured
@@ -80,6 +83,11 @@ class Compiler(Decider):
     def strict(self) -> bool:
         """Whether exceptions reach the user."""
         return self.options.strict
+
+    @property
+    def platform(self) -> str:
+        """Name the platform that a function runs on, if nothing else names one."""
+        return default_platform()
 
     @property
     def remat(self) -> bool:
@@ -207,7 +215,7 @@ class Compiler(Decider):
     def _savings(self, regions: Mapping[str, Region], count: Mapping[str, int], platform: str) -> dict[str, float]:
         """Estimate the seconds that may be saved in all regions of each kind, by text."""
         try:
-            devices = chosen_devices(jax.local_devices(backend=platform), self.options.devices)
+            devices = self.devices(platform)
         except RuntimeError:  # there is no such device here, so nothing will be tuned
             return dict.fromkeys(regions, MIN_SAVING_SECONDS)
         sessions = {text: functools.partial(self.session, r, platform, devices) for text, r in regions.items()}
@@ -357,7 +365,7 @@ class Compiler(Decider):
         if memo not in self._proven:
             from mirage_jax.compiler import pinned
 
-            devices = chosen_devices(jax.local_devices(backend=platform), self.options.devices)
+            devices = self.devices(platform)
             run_checks = functools.partial(self.run_checks, region, platform, devices)
             subject = RegionOnDevice(region, platform, devices[0], self.options)
             self._proven[memo] = pinned.accept(subject, choice, base, self.cache, run_checks)
@@ -403,7 +411,7 @@ class Compiler(Decider):
         if memo not in self._undecided_yet:
             base = Decision(None, "", "policy", platform)
             try:
-                device = chosen_devices(jax.local_devices(backend=platform), self.options.devices)[0]
+                device = self.devices(platform)[0]
                 subject = RegionOnDevice(region, platform, device, self.options)
                 base = replace(base, key=key_of(subject).digest, before=subject.before)
             except UsageError:
@@ -437,7 +445,7 @@ class Compiler(Decider):
             return not_measured(whole, "a muGraph is pinned")
         if (found := self._of_one_region(whole, platform)) is not None:
             return found
-        device = chosen_devices(jax.local_devices(backend=platform), self.options.devices)[0]
+        device = self.devices(platform)[0]
         question = Question(whole, CacheKey.here(**question_of(whole, self.options.backend), device=device))
         digest = question.key.digest
         if not self._is_answered(self.wholes.get(digest)):

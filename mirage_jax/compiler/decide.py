@@ -58,6 +58,15 @@ class Decider:
         self.cache = Cache(options.cache_dir)
         self.xla_seconds: dict[str, float | None] = {}  # that XLA's code takes on a GPU, by the region's text
 
+    def devices(self, platform: str) -> list[Any]:
+        """List the devices that regions are decided for, of one kind.
+
+        Raises:
+            RuntimeError: there is no device of this platform here.
+            UsageError: the option `devices` names others.
+        """
+        return chosen_devices(jax.local_devices(backend=platform), self.options.devices)
+
     # What depends on the device's speed. A campaign that tests everything else replaces these three. They and `_search`
     # import late: a process whose decisions are all stored would spend most of its time loading what it does not need.
 
@@ -91,7 +100,7 @@ class Decider:
             UsageError: nothing is stored, and `on_miss` is "error".
         """
         try:
-            devices = chosen_devices(jax.local_devices(backend=platform), self.options.devices)
+            devices = self.devices(platform)
         except RuntimeError:
             why = f"there is no {platform} device here to measure on"
             return kept(Decision(None, "", "policy", platform), WhyNot(Reason.NO_DEVICE, detail=why))

@@ -14,6 +14,7 @@ import numpy as np
 from mirage_jax.compiler.inputs import one_set
 from mirage_jax.compiler.winner import Family, Winner
 from mirage_jax.config import Options
+from mirage_jax.hardware.gpus import AbsentGpu
 from mirage_jax.jaxpr_frontend.partition.program import FlatEqn
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.mugraph.footprint import Footprint, footprint
@@ -73,7 +74,8 @@ class RegionOnDevice:
             for t, view in zip(own.inputs, self._reshapes, strict=True)
         )
         shapes_out = tuple(_shape(own, own.tensors[n].axes) for n in own.outputs)
-        return Winner(graph, schedule, views, shapes_out, Family(family), self.platform)
+        capability = self.device.capability if isinstance(self.device, AbsentGpu) else None
+        return Winner(graph, schedule, views, shapes_out, Family(family), self.platform, capability)
 
     @cached_property
     def _reshapes(self) -> list[View]:

@@ -45,6 +45,7 @@ class Winner:
     shapes_out: tuple[tuple[int, ...], ...]
     family: Family
     platform: str
+    capability: int | None = None  # of a GPU that need not be here, 90 for 9.0; None asks the one that is
 
     def to_json(self) -> dict[str, Any]:
         """Write the graph as text, the schedule, the family and the views, for another process."""
@@ -96,7 +97,10 @@ class Winner:
     def _kernels(self, *arrays: jax.Array) -> list[jax.Array]:
         given = [x if view.cuts else view.of(x) for view, x in zip(self.views, arrays, strict=True)]
         libraries = _run_library(self.graph)
-        return self._shaped(launch.run_cuda(self.graph, self.schedule, given, libraries, options=self.options))
+        results = launch.run_cuda(
+            self.graph, self.schedule, given, libraries, compute_capability=self.capability, options=self.options
+        )
+        return self._shaped(results)
 
     @property
     def has_kernels(self) -> bool:

@@ -155,6 +155,24 @@ GPUS: dict[str, Gpu] = {
 WITH_A_CPU = {"GH200": "H200", "GB200": "B200", "GB300": "B300"}
 
 
+@dataclass(frozen=True, slots=True)
+class AbsentGpu:
+    """A GPU that need not be here, with those attributes of a `jax.Device` that describe one.
+
+    capability: 90 for 9.0.
+    """
+
+    device_kind: str
+    capability: int
+
+    platform = "gpu"
+
+    @property
+    def compute_capability(self) -> str:
+        """The compute capability as JAX writes it."""
+        return f"{self.capability // 10}.{self.capability % 10}"
+
+
 def named(kind: str) -> Gpu | None:
     """Find the product that a `device_kind` names, as whole words: an A1000 is no A100."""
     words = re.sub(r"[^A-Z0-9]+", " ", kind.upper()).split()

@@ -255,6 +255,8 @@ class Failing:
     how: str
     strict: bool = False
     max_ops: int = 16
+    platform: str = "cpu"
+    exports_kernels: bool = False
     remat: bool = False
     asked: list[Any] = field(default_factory=list)
 

@@ -226,3 +226,18 @@ def test_exported_programs_have_no_kernels(caplog: pytest.LogCaptureFixture) -> 
     assert [r.getMessage().partition(":")[0] for r in caplog.records] == ["an exported program has no kernels"]
     optimized(mlp, Kernels()).trace(*ARGS).lower(lowering_platforms=("cuda",))
     assert any(m.lowered for m in made)
+
+
+def test_programs_that_are_to_have_kernels_are_exported_with_them() -> None:
+    made: list[WithKernel] = []
+
+    @dataclass(frozen=True, eq=False)
+    class Kernels(Replacing):
+        exports_kernels: bool = True
+
+        def compile_region(self, region, platforms=()):
+            made.append(WithKernel(region.graph))
+            return made[-1]
+
+    jax.export.export(optimized(mlp, Kernels()), platforms=["cuda"])(*ARGS)
+    assert made and all(m.lowered for m in made)

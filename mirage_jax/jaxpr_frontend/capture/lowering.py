@@ -102,6 +102,16 @@ class RegionCompiler(Protocol):
         ...
 
     @property
+    def platform(self) -> str:
+        """Name the platform that a function runs on, if nothing else names one."""
+        ...
+
+    @property
+    def exports_kernels(self) -> bool:
+        """Tell whether programs that `jax.export` stores have kernels: it promises nothing about their custom calls."""
+        ...
+
+    @property
     def remat(self) -> bool:
         """Whether large values that are cheap to make again are not kept for the backward pass."""
         ...
@@ -579,7 +589,7 @@ def _with_checkpoints(jaxpr: Jaxpr, compiler: RegionCompiler, call: Primitive) -
     marked = checkpointed(jaxpr)
     if marked is jaxpr or (both := jax_compat.both_passes(marked)) is None:
         return jaxpr, None
-    target = LoweringTarget((jax_compat.default_platform(),))
+    target = LoweringTarget((compiler.platform,))
     kept = set(_made_again(planned(both, compiler, call, target)))
     if not kept:
         return jaxpr, None
@@ -649,8 +659,9 @@ def _compile(region: Region, compiler: RegionCompiler, target: LoweringTarget, s
         compiled = ask(region, target.platforms)
         if compiled is None:
             return None
-        if target.is_exported and "cuda" in target.platforms and compiled.cuda is not None:
-            warn_once("an exported program has no kernels: jax.export promises nothing about their custom calls")
+        is_for_cuda = "cuda" in target.platforms and compiled.cuda is not None
+        if target.is_exported and is_for_cuda and not compiler.exports_kernels:
+            warn_once("an exported program has no kernels: mirage_jax.export makes one that has")
             return None
         return compiled
     except Exception as e:

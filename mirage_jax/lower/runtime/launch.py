@@ -28,6 +28,7 @@ type RunLibrary = Callable[[Library, Mapping[str, Any]], Any]
 """Runs one library operator: given it and all device tensors so far by name, returns its result."""
 
 PACKAGES = ("triton", "jax_triton")  # what kernels run with
+CUSTOM_CALLS = ("triton_kernel_call_ffi",)  # targets of kernels in XLA's programs, which JAX's CUDA plugin registers
 INSTALL = "pip install 'mirage-jax[triton]'"
 
 

@@ -113,7 +113,7 @@ def _jax_triton() -> Any:
     compile_kernel = _with_gluon(library.compile_ttir_inplace, library.CompilationResult)
     library.compile_ttir_inplace = kernel_cache.kept(compile_kernel, library.CompilationResult)
     kernels = library.triton_kernel_call_lib
-    kernels.TritonKernel = _with_all_warps(kernels.TritonKernel)
+    kernels.TritonKernel = _without_folders(_with_all_warps(kernels.TritonKernel))
     if (rule := partial_eval.dce_rules.get(library.triton_kernel_call_p)) is not None:
         partial_eval.dce_rules[library.triton_kernel_call_p] = _with_live_inputs(rule)
     try:
@@ -152,6 +152,30 @@ def _with_all_warps(kernel_type: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(kernel_type, updated=())
     def kernel(name: str, num_warps: int, num_ctas: int, shared: int, binary: Any, *rest: Any) -> Any:
         return kernel_type(name, threads_of(binary, 32 * num_warps) // 32, num_ctas, shared, binary, *rest)
+
+    return kernel
+
+
+def _without_folders(kernel_type: Callable[..., Any]) -> Callable[..., Any]:
+    """Debugging information names files of Triton's own library. Their folder is another on every machine, and a
+    program that is exported, or whose digest finds it in JAX's cache, should not depend on it.
+    """
+    import triton
+
+    folder = os.path.dirname(os.path.dirname(triton.__file__)) + os.sep
+
+    def without(x: Any) -> Any:
+        match x:
+            case str():
+                return x.replace(folder, "")
+            case bytes():
+                return x.replace(folder.encode(), b"")
+            case _:
+                return x
+
+    @functools.wraps(kernel_type, updated=())
+    def kernel(*parts: Any) -> Any:
+        return kernel_type(*map(without, parts))
 
     return kernel
 
