@@ -109,7 +109,8 @@ def check_cache() -> Check:
     stored.unlink()
     count = sum(1 for _ in cache.files())
     free = shutil.disk_usage(cache.directory).free
-    text = f"{cache.directory}: {count} entries, {free / 1e9:.1f} GB free"
+    others = "".join(f", and {directory} is read" for directory in cache.directories[1:])
+    text = f"{cache.directory}: {count} entries, {free / 1e9:.1f} GB free{others}"
     if free < 50e6:
         return Check("cache", "note", text, "free some space, or set MIRAGE_JAX_CACHE_DIR")
     if not seal:

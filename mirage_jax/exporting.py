@@ -25,6 +25,7 @@ from mirage_jax.report import Report
 __all__ = ["NOT_RUN", "Exported", "export", "exported", "for_gpu"]
 
 PLUGINS = "jax_plugins"  # the package of JAX's plugins for accelerators
+CHECKS = [jax_export.DisabledSafetyCheck.custom_call(name) for name in launch.CUSTOM_CALLS]  # of `jax.export`
 
 
 @dataclass(frozen=True)
@@ -66,19 +67,18 @@ def exported(
     """Do what `export` does, and report what was decided. Raises `UsageError` as it does."""
     if isinstance(fn, Method):
         fn, args = fn.__func__, (fn.__self__, *args)
-    f = fn if isinstance(fn, Optimized) else optimize(fn)
     if flax_modules.has_modules(args, kwargs):
         raise UsageError("export: found an nnx module; allowed are arrays: export a function of nnx.split(module)")
     if package := launch.missing(*launch.PACKAGES, PLUGINS):
         raise UsageError(f"export: {package} is not installed: pip install 'mirage-jax[aot]'")
-    f = for_gpu(f, device)
+    f = for_gpu(fn if isinstance(fn, Optimized) else optimize(fn), device)
     report = f.explain(*args, **kwargs)
-    checks = [jax_export.DisabledSafetyCheck.custom_call(name) for name in launch.CUSTOM_CALLS]
-    make = jax_export.export(f, platforms=["cuda"], disabled_checks=checks)  # type: ignore[arg-type]  # as jit's
+    make = jax_export.export(f, platforms=["cuda"], disabled_checks=CHECKS)  # type: ignore[arg-type]  # as jit's
+    gpu = f.compiler.devices("cuda")[0]
     with _without_folders():
-        program = make(*args, **kwargs)
-    (gpu,) = f.compiler.devices("cuda")[:1]
-    return Exported(program, report, f"{gpu.device_kind}, compute capability {gpu.compute_capability}")
+        return Exported(
+            make(*args, **kwargs), report, f"{gpu.device_kind}, compute capability {gpu.compute_capability}"
+        )
 
 
 def for_gpu(f: Optimized[..., Any], device: str | None) -> Optimized[..., Any]:

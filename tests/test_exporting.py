@@ -108,6 +108,11 @@ def test_the_target_is_that_of_jax_triton() -> None:
     assert launch.CUSTOM_CALLS == (jax_triton.CUSTOM_CALL_TARGET_NAME,)
 
 
+def test_gradients_have_kernels_too(exported: exporting.Exported) -> None:
+    restored = jax.export.deserialize(exported.program.serialize(vjp_order=1))
+    assert "triton_kernel_call_ffi" in restored.vjp().mlir_module()
+
+
 def test_options_count() -> None:
     assert exporting.exported(mirage_jax.optimize(norm, backend="jax"), SHAPES, {}, "A100").kernels == 0
     made = mirage_jax.export(mirage_jax.optimize(norm, on_miss="fallback"), *SHAPES, device="sm_80")
@@ -179,9 +184,11 @@ def test_compile(command, tmp_path: Path) -> None:
     file = tmp_path / "norm.bin"
     code, out = command("compile", HERE, TYPES, "--for", "sm_90", "--out", file)
     assert code == cli.OK and len(jax.export.deserialize(bytearray(file.read_bytes())).in_avals) == 2
-    assert "for NVIDIA H100, compute capability 9.0\n" in out and "test_exporting.py:" in out
+    assert (
+        out.endswith(" with its CUDA plugin, on NVIDIA H100, compute capability 9.0\n") and "test_exporting.py:" in out
+    )
     assert "certified: " in out and "not measured" in out and "note: kernels cannot run here" in out
-    assert "1 calls of kernels; to run it, install jax" in out
+    assert f"written: {file}, " in out and " bytes, 1 calls of kernels\n" in out
 
 
 def test_compile_without_a_kernel_is_a_problem(command, tmp_path: Path) -> None:

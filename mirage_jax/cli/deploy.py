@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -43,19 +44,24 @@ def compile_function(args: Namespace, out: Console, err: Console) -> int:
         raise UsageError(f"--out: found {str(args.out)!r}; allowed is a file in a folder that exists")
     function, arguments = loaded(args)
     found = exporting.exported(mirage_jax.optimize(function, **optimizer_options(args)), arguments, {}, args.gpu)
-    lines = [f"for {found.gpu}", *map(_decided, found.report.regions)]
-    lines += [] if found.report.whole is None else [f"whole function: {found.report.whole}"]
+    data = found.program.serialize()
+    args.out.write_bytes(data)
+    lines = [*_decisions(found, args), f"written: {args.out}, {len(data):,} bytes, {found.kernels} calls of kernels"]
+    lines.append(f"to run it: jax {jax.__version__} with its CUDA plugin, on {found.gpu}")
+    out.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    return OK if found.kernels else PROBLEM
+
+
+def _decisions(found: exporting.Exported, args: Namespace) -> Iterator[str]:
+    """Lines about all regions, and what could not be checked."""
+    yield from map(_decided, found.report.regions)
+    if found.report.whole is not None:
+        yield f"whole function: {found.report.whole}"
     if any(exporting.NOT_RUN in region.decision.gate for region in found.report.regions):
-        lines.append(
+        yield (
             "note: kernels cannot run here, so the float gate saw some as plain JAX, and these were not measured;"
             f" on such a GPU, this tests and measures them: {_command('explain', args, '--on-miss search')}"
         )
-    data = found.program.serialize()
-    args.out.write_bytes(data)
-    needs = f"to run it, install jax {jax.__version__} with its CUDA plugin"
-    lines.append(f"written: {args.out}, {len(data):,} bytes, {found.kernels} calls of kernels; {needs}")
-    out.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
-    return OK if found.kernels else PROBLEM
 
 
 def _decided(region: RegionReport) -> str:

@@ -45,15 +45,16 @@ def absent_gpu(name: str, cache: Cache) -> AbsentGpu:
     Raises:
         UsageError: there is no such GPU.
     """
+    products = {product: gpu.capability for product, gpu in gpus.GPUS.items()}
     architectures = {f"sm_{capability}": capability for capability in gpus.CAPABILITIES}
-    if name not in gpus.GPUS and name not in architectures:
-        raise UsageError(unknown("device", name, [*architectures, *gpus.GPUS]))
-    capability = architectures.get(name) or gpus.GPUS[name].capability
+    capability = (architectures | products).get(name)
+    if capability is None:
+        raise UsageError(unknown("device", name, [*architectures, *products]))
     for kind, text in cache.device_kinds():
-        if gpus.capability_of(text) == capability and (name in architectures or gpus.named(kind) == gpus.GPUS[name]):
+        if gpus.capability_of(text) == capability and gpus.named(kind) == gpus.GPUS.get(name, gpus.named(kind)):
             return AbsentGpu(kind, capability)
-    products = [product for product, gpu in gpus.GPUS.items() if gpu.capability == capability]
-    return AbsentGpu(f"NVIDIA {name if name in gpus.GPUS else next(iter(products), name)}", capability)
+    likely = name if name in products else next((p for p, other in products.items() if other == capability), name)
+    return AbsentGpu(f"NVIDIA {likely}", capability)
 
 
 class AbsentGpuCompiler(Compiler):

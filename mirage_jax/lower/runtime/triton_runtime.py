@@ -165,19 +165,11 @@ def _without_folders(kernel_type: Callable[..., Any]) -> Callable[..., Any]:
     folder = os.path.dirname(os.path.dirname(triton.__file__)) + os.sep
 
     def without(x: Any) -> Any:
-        match x:
-            case str():
-                return x.replace(folder, "")
-            case bytes():
-                return x.replace(folder.encode(), b"")
-            case _:
-                return x
+        if isinstance(x, bytes):
+            return x.replace(folder.encode(), b"")
+        return x.replace(folder, "") if isinstance(x, str) else x
 
-    @functools.wraps(kernel_type, updated=())
-    def kernel(*parts: Any) -> Any:
-        return kernel_type(*map(without, parts))
-
-    return kernel
+    return functools.wraps(kernel_type, updated=())(lambda *parts: kernel_type(*map(without, parts)))
 
 
 def _with_live_inputs(rule: Callable[..., Any]) -> Callable[..., Any]:
