@@ -155,6 +155,7 @@ def test_decisions_of_others_are_checked_and_get_no_seal(tuned: Cache, monkeypat
     f = mirage_jax.optimize(norm, cache_dir=tuned.directory, on_miss="error")
     (region,) = exporting.exported(f, SHAPES, {}, "H200").report.regions
     assert region.decision.source == "cache" and "made elsewhere" in region.decision.gate
+    assert region.decision.exact.endswith(NOT_RUN)
     assert [path.read_bytes() for path in tuned.files()] == before
 
 
@@ -208,7 +209,8 @@ def test_check_names_lines_without_a_decision(command, tuned: Cache, tmp_path: P
         r"test_exporting\.py:\d+ \(norm\): no stored decision \(decided before", line
     )
     assert "device gpu: NVIDIA H200 (here gpu: NVIDIA H100)" in line and count.startswith("1 regions, 1 without")
-    assert fix == f"to decide them on H100: python -m mirage_jax explain {HERE} '{TYPES}' --on-miss search"
+    asked = f"explain {HERE} '{TYPES}' --on-miss search --cache-dir {tuned.directory}"
+    assert fix == f"to decide them on H100: python -m mirage_jax {asked}"
     code, out = command("check", HERE, TYPES, "--on-miss", "fallback", "--cache-dir", tmp_path / "empty")
     assert code == cli.OK and "1 without a stored decision" in out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
@@ -57,10 +58,12 @@ def _decisions(found: exporting.Exported, args: Namespace) -> Iterator[str]:
     yield from map(_decided, found.report.regions)
     if found.report.whole is not None:
         yield f"whole function: {found.report.whole}"
-    if any(exporting.NOT_RUN in region.decision.gate for region in found.report.regions):
+    yield from (f"note: {note}" for note in found.report.notes)
+    evidence = [text for r in found.report.regions for text in (r.decision.gate, r.decision.exact)]
+    if any(exporting.NOT_RUN in text for text in evidence):
         yield (
-            "note: kernels cannot run here, so the float gate saw some as plain JAX, and these were not measured;"
-            f" on such a GPU, this tests and measures them: {_command('explain', args, '--on-miss search')}"
+            "note: kernels cannot run here, so the float gate saw some as plain JAX, and nothing was measured here;"
+            f" on such a GPU, this tests and measures them: {_deciding(args)}"
         )
 
 
@@ -96,11 +99,16 @@ def check_decisions(args: Namespace, out: Console, err: Console) -> int:
     lines.append(f"{len(report.regions)} regions, {len(missing)} without a stored decision")
     if missing:
         where = f" on {args.gpu}" if args.gpu else ""
-        lines.append(f"to decide them{where}: {_command('explain', args, '--on-miss search')}")
+        lines.append(f"to decide them{where}: {_deciding(args)}")
     out.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
     return PROBLEM if missing and args.on_miss != "fallback" else OK
 
 
-def _command(name: str, args: Namespace, options: str) -> str:
-    """Another command about the same function."""
-    return f"python -m mirage_jax {name} {args.function} {shlex.quote(args.arguments)} {options}"
+def _deciding(args: Namespace) -> str:
+    """The command that decides the same regions, with those options that are part of their keys."""
+    words = ["python", "-m", "mirage_jax", "explain", args.function, args.arguments, "--on-miss", "search"]
+    words += ["--backend", args.backend] if args.backend else []
+    words += ["--strict-range"] if args.strict_range else []
+    if args.cache_dir:
+        words += ["--cache-dir", args.cache_dir if isinstance(args.cache_dir, str) else os.pathsep.join(args.cache_dir)]
+    return shlex.join(words)

@@ -88,6 +88,10 @@ class AbsentGpuCompiler(Compiler):
         """Nothing can be tried."""
         return nullcontext()
 
+    def _check_foreign(self, subject: RegionOnDevice, winner: Winner, devices: Sequence[Any]) -> str:
+        found = super()._check_foreign(subject, winner, devices)
+        return f"{found}; its floats were compared {NOT_RUN}" if winner.has_kernels else found
+
 
 @dataclass
 class _Session(TuningSession):
