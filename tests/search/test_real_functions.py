@@ -1,10 +1,11 @@
 """The search on functions that people write, and on gradients of some: whatever it finds is well formed and right."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 from jaxpr_frontend.frontend_programs import PROGRAMS
 from mugraph.graphs import schedule
-from search.references import H200, TWO_KERNELS, worst_error
+from search.references import H200, TWO_KERNELS, region, worst_error
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
@@ -16,7 +17,7 @@ from mirage_jax.search.driver import search
 from mirage_jax.search.enumerate.kernels import KernelTables, Space
 from mirage_jax.search.enumerate.shift_degrees import ShiftDegrees
 from mirage_jax.search.enumerate.window_search import Search
-from mirage_jax.verify.equivalence.certificate import fingerprint
+from mirage_jax.verify.equivalence.certificate import Fingerprint, fingerprint
 
 GRADIENTS = ("softmax", "linear attention", "lora", "matrix chain", "squared error", "gram matrix", "padding mask")
 CASES = [(name, False) for name in PROGRAMS if name != "ntrans"] + [(name, True) for name in GRADIENTS]
@@ -67,3 +68,21 @@ def graphs(name: str, gradient: bool) -> list[KernelGraph]:
     regions = analyse(jaxpr.jaxpr).regions
     assert regions
     return [simplify_axes(region.graph) for region in regions]
+
+
+def test_maxima_are_taken_of_what_the_program_takes_them_of() -> None:
+    """Squared distances as |x|^2 - 2 x y + |y|^2, and the nearest: nobody proves max(2 x) = 2 max(x)."""
+
+    def nearest(x: jax.Array, codes: jax.Array) -> tuple[jax.Array, jax.Array]:
+        far = jnp.sum(x * x, 1)[:, None] - 2 * x @ codes.T + jnp.sum(codes * codes, 1)
+        return far, jnp.min(far, 1)
+
+    def softest(x: jax.Array, codes: jax.Array) -> jax.Array:
+        return jnp.max(3 * (x @ codes.T) + 1, 1)
+
+    for fn in (nearest, softest):
+        graph = simplify_axes(region(fn, (4096, 64), (1024, 64)).graph)
+        found = search(graph, H200, TWO_KERNELS, seconds=10.0)[0]
+        assert any(c.family == "kernels" for c in found)
+        same = Fingerprint(graph)
+        assert all(same(c.graph) for c in found)

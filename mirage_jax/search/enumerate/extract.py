@@ -19,7 +19,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from mirage_jax.cost.outline import matrix_product
 from mirage_jax.errors import UnsupportedError
@@ -128,6 +129,24 @@ def _together(number: int, passed: Sequence[Leaves]) -> set[int]:
     return found
 
 
+class Scaling(NamedTuple):
+    """The program takes the maximum of ``scale * x + offset``, where the search has x."""
+
+    scale: Fraction
+    offset: Fraction
+
+    @property
+    def inverse(self) -> Scaling:
+        """From that maximum to the maximum of x."""
+        return Scaling(1 / self.scale, -self.offset / self.scale)
+
+    @property
+    def attributes(self) -> dict[str, Attr]:
+        """Of the operator `affine`."""
+        offset: dict[str, Attr] = {"offset": self.offset} if self.offset else {}
+        return {"scale": self.scale, **offset}
+
+
 @dataclass
 class Extractor:
     """Writes the kernels of one plan, first kernel first; tensors get names in that order."""
@@ -138,6 +157,7 @@ class Extractor:
     cuts: Cuts
     narrow: str  # dtype of intermediates that are neither partial nor shifted
     wide: str  # dtype of all others
+    maxima: Mapping[Poly, Scaling] = field(default_factory=dict[Poly, Scaling])  # what the program takes maxima of
     tensors: dict[Poly, Tensor] = field(default_factory=dict[Poly, Tensor])
     shift_of: dict[Poly, Tensor] = field(default_factory=dict[Poly, Tensor])
     count: int = 0
@@ -188,6 +208,7 @@ class _KernelWriter:
     final: dict[str, str] = field(
         default_factory=dict[str, str]
     )  # shift, or value relative to it -> the same after the loop
+    scaled: dict[Poly, tuple[str, Scaling]] = field(default_factory=dict[Poly, tuple[str, Scaling]])  # maxima
 
     # ------------------------------------------------------------------ parts
 
@@ -220,6 +241,9 @@ class _KernelWriter:
     def value(self, p: Poly) -> str:
         """Name an operand: a region input, an intermediate, or a value made before."""
         f = self.x.tables
+        if p not in self.values and p in self.scaled:
+            name, scaling = self.scaled[p]
+            self.values[p] = self.emit("affine", name, **scaling.inverse.attributes)
         if p in self.values:
             return self.values[p]
         if f.axioms.is_input(p):
@@ -275,6 +299,9 @@ class _KernelWriter:
         attrs: dict[str, Any] = dict(s.attrs)
         if s.op == "acc":
             name = self._accumulate(s, degree)
+        elif s.op in ("max", "last") and (scaling := self._scaling(s)) is not None:
+            self.scaled[p] = self._scaled_maximum(s, scaling), scaling
+            return
         elif s.op == "last":
             name = self.emit("last", self.value(s.args[0]))
         elif s.op == "log" and (relative := self.x.tables.shift_degrees.degree(s.args[0])):
@@ -293,6 +320,20 @@ class _KernelWriter:
             name = self.emit("affine", name, scale=s.times)
         self.values[p] = name
         self.degrees[name] = degree or ()
+
+    def _scaling(self, s: Decomposition) -> Scaling | None:
+        """How the program scales what a step takes the maximum of: nobody proves max(2 x) = 2 max(x)."""
+        (x,) = s.args
+        return self.scaled[x][1] if x in self.scaled else self._maxima.get(x) if s.times == 1 else None
+
+    def _scaled_maximum(self, s: Decomposition, scaling: Scaling) -> str:
+        (x,) = s.args
+        name = self.scaled[x][0] if x in self.scaled else self.emit("affine", self.value(x), **scaling.attributes)
+        return self.emit("last", name) if s.op == "last" else self.emit("max", name, axes=tuple(s.attr("axes")))
+
+    @cached_property
+    def _maxima(self) -> dict[Poly, Scaling]:
+        return {self.x.tables.in_loop(p, self.loop): scaling for p, scaling in self.x.maxima.items()}
 
     def _in_loop(self, name: str, depth: int) -> str:
         """Prepare a value for loop number `depth`: one relative to a carried shift is made again in a later loop."""
@@ -387,7 +428,7 @@ class _KernelWriter:
     def _stores(self, p: Poly) -> Iterator[Store]:
         """Stores of an output: the region's outputs that it gives, and an intermediate if a kernel loads one."""
         x = self.x
-        inside = self.values[x.tables.in_loop(p, self.loop)]
+        inside = self.value(x.tables.in_loop(p, self.loop))
         groups = [g for g, _ in x.tables.shift_degrees.degree(p) or ()]
         if self.stages[inside].body and any(self._is_carried(self.shifts[g]) for g in groups):
             raise UnsupportedError("a value relative to a moving shift would be stored")

@@ -23,11 +23,22 @@ from mirage_jax.errors import UnsupportedError
 from mirage_jax.gc_pause import no_collection
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.mugraph.dtypes import BYTES, FLOATS, SIXTEEN_BIT_FLOATS
-from mirage_jax.mugraph.graph import PART_SUFFIX, Axis, KernelGraph, KernelSchedule, Schedule, Tensor, origin
+from mirage_jax.mugraph.graph import (
+    PART_SUFFIX,
+    Axis,
+    KernelGraph,
+    KernelSchedule,
+    Library,
+    Schedule,
+    Tensor,
+    origin,
+)
 from mirage_jax.search.candidates import Candidate, parts_of
 from mirage_jax.search.enumerate.axioms import Axioms, Decomposition
 from mirage_jax.search.enumerate.extract import (
+    Cuts,
     Extractor,
+    Scaling,
     Target,
     block_plan,
     common,
@@ -166,6 +177,8 @@ class Search:
         self.halves = {
             known[k.name] for k in r.kernels if k.name in known and r.tensors[k.name].dtype in SIXTEEN_BIT_FLOATS
         }
+        maxima = (known[k.name] for k in r.kernels if isinstance(k, Library) and k.op.op == "max")
+        self.maxima = self._scalings_of_maxima(maxima)
         self.targets = tuple(self._target(t, known[t.name]) for t in outs)
         values = [target.value for target in self.targets]
         shift_degrees = ShiftDegrees(self.e, tuple(values))
@@ -175,6 +188,25 @@ class Search:
         self.batch = batch_axes(r, values, self.axioms, self.reduced)
         self.tables: list[KernelTables] = []
         self.report.classes = len(frozenset[Poly]().union(*(probe.reach(v) for v in values)))
+
+    def _scalings_of_maxima(self, known: Iterable[Poly]) -> dict[Poly, Scaling]:
+        """By what the search takes maxima of, how the program scales it."""
+        found: dict[Poly, Scaling] = {}
+        for value, scale, offset in map(self.e.affine_parts, known):
+            match self.e.only_base(value):
+                case ("f", "max", (inner,), _) if (scale, offset) != (1, 0) and scale > 0:
+                    found.setdefault(inner, Scaling(scale, offset))
+                case _:
+                    pass
+        return found
+
+    def _extractor(
+        self, f: KernelTables, targets: tuple[Target, ...], cuts: Cuts, split: Axis | None = None
+    ) -> Extractor:
+        """What writes kernels of a search variant."""
+        known = [self._as_split([p], split) for p in self.maxima]
+        maxima = {p: scaling for (p,), scaling in zip(known, self.maxima.values(), strict=True)}
+        return Extractor(f, self.reference, targets, cuts, self.narrow, self.wide, maxima)
 
     def _target(self, tensor: Tensor, p: Poly) -> Target:
         """An output as ``scale * value + offset``; an input that is only scaled is a value of its own."""
@@ -261,9 +293,7 @@ class Search:
                 continue
             try:
                 cuts = common(f, [(dag, outs, EMPTY)])
-                graph = library_plan(
-                    Extractor(f, self.reference, self.targets, cuts, self.narrow, self.wide), dag, outs
-                )
+                graph = library_plan(self._extractor(f, self.targets, cuts), dag, outs)
             except UnsupportedError as why:
                 self.report.dropped[str(why)] += 1
                 continue
@@ -408,7 +438,7 @@ class Search:
     ) -> Candidate:
         f = model.tables
         cuts = common(f, [(k.dag, k.outs, k.leaves) for k in kernels])
-        plan = block_plan(Extractor(f, self.reference, targets, cuts, self.narrow, self.wide), kernels)
+        plan = block_plan(self._extractor(f, targets, cuts, axis), kernels)
         graph = widened(plan, self.narrow, self.wide)
         schedule = Schedule(tuple(k.schedule for k in kernels), ((axis, parts),) if axis else ())
         return Candidate(
