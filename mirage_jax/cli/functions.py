@@ -79,6 +79,7 @@ def add_explain(parser: ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--brief", action="store_true", help="a few lines per region")
     form.add_argument("--json", action="store_true", help="the whole report as JSON")
+    parser.add_argument("--save", metavar="FILE", help="also write the report to a file: .html, .json or .txt")
     parser.set_defaults(run=explain)
 
 
@@ -89,6 +90,8 @@ def explain(args: Namespace, out: Console, err: Console) -> int:
     report = mirage_jax.optimize(function, **optimizer_options(args)).explain(*arguments)
     text = report.to_json() if args.json else summarize(report) if args.brief else str(report)
     out.print(text, highlight=False, markup=False, soft_wrap=True)
+    if args.save is not None:
+        report.save(args.save)
     return OK
 
 
