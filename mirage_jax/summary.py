@@ -84,7 +84,7 @@ def never_formed(program: KernelGraph, graph: KernelGraph) -> str:
     if have <= most:
         return ""
     rest = "" if after is None else f", and no intermediate result of more than {most:,} ({after})"
-    return f"the program forms {before}, {have:,} numbers; what runs never does{rest}"
+    return f"the program forms {before}, {have:,} numbers; the winner never does{rest}"
 
 
 def largest_intermediate(graph: KernelGraph) -> Tensor | None:

@@ -50,6 +50,7 @@ ADVICE = {
     Reason.SKIPPED: "as you asked",
     Reason.FAILED: "a bug of ours: `strict=True` raises it; please report it",
 }
+SAVES_LITTLE = "harmless: no other order of evaluation that was found saves enough to be worth a measurement"
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,9 @@ class WhyNot:
     @property
     def advice(self) -> str:
         """Whether it matters, and what to write or do instead."""
-        return ADVICE[self.reason] + self._distance
+        is_cheaper = self.best is not None and self.xla is not None and self.best < self.xla
+        saves_little = self.reason is Reason.NO_CHEAPER_ALGEBRA and is_cheaper
+        return (SAVES_LITTLE if saves_little else ADVICE[self.reason]) + self._distance
 
     @property
     def _scope(self) -> str:

@@ -52,7 +52,7 @@ def test_changed_algebra() -> None:
         "  optimized: because [search]",
         "  source: model.py:3 (f) and 1 more file",
     ]
-    assert "the program forms S: f32[i,i'], 64 numbers; what runs never does" in text
+    assert "the program forms S: f32[i,i'], 64 numbers; the winner never does" in text
     assert "no intermediate result of more than 8 (M: f32[j,k])" in text
     assert "    - library S" in text and "    + library M" in text and "input" not in text
     assert "in one launch" not in text

@@ -1,27 +1,31 @@
-"""docs/tour.ipynb and docs/session.md run as they stand, and print what they say but for numbers."""
+"""docs/tour.ipynb, session.md and ten-programs.md run as they stand, and print what they say but for numbers."""
 
 import ast
-import contextlib
 import io
 import json
 import os
 import re
 import shlex
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deciding import measured
 
 from mirage_jax.cli import main
 
-DOCS = Path(__file__).parent.parent / "docs"
-NOTEBOOK, SESSION = DOCS / "tour.ipynb", DOCS / "session.md"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+NOTEBOOK, SESSION, PROGRAMS = DOCS / "tour.ipynb", DOCS / "session.md", DOCS / "ten-programs.md"
 
 
 def shape(text: str) -> list[str]:
     """Lines without what differs from run to run: numbers, keys, the width of columns."""
-    text = re.sub(r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,}\b", "#", text)
+    text = re.sub(r"\b(?:[0-9a-f]{2}/)?(?=[0-9a-f]*\d)[0-9a-f]{8,}\b", "#", text)
     text = re.sub(r"\d[\d.,]*(e[-+]?\d+)?", "#", text)
     return [" ".join(line.split()) for line in text.strip().splitlines()]
 
@@ -31,7 +35,7 @@ def run_cell(source: str, namespace: dict[str, Any]) -> list[dict[str, Any]]:
     tree = ast.parse(source, NOTEBOOK.name)
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     printed, value = io.StringIO(), None
-    with contextlib.redirect_stdout(printed):
+    with redirect_stdout(printed):
         exec(compile(tree, NOTEBOOK.name, "exec"), namespace)
         if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), NOTEBOOK.name, "eval"), namespace)
@@ -55,20 +59,35 @@ def shapes(outputs: list[dict[str, Any]]) -> list[Any]:
     ]
 
 
-def test_the_notebook_prints_what_it_says(request: pytest.FixtureRequest) -> None:
-    page = json.loads(NOTEBOOK.read_text())
-    cells = [cell for cell in page["cells"] if cell["cell_type"] == "code"]
+def run_notebook(page: dict[str, Any]) -> Iterator[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """Each cell of code with its outputs of today."""
     namespace: dict[str, Any] = {"__name__": "tour"}
-    update = request.config.getoption("--update-golden")
-    for number, cell in enumerate(cells, 1):
-        outputs = run_cell("".join(cell["source"]), namespace)
-        if update:
-            cell |= {"outputs": outputs, "execution_count": number}
-            for output in outputs:
-                output |= {"execution_count": number} if "data" in output else {}
+    for cell in page["cells"]:
+        if cell["cell_type"] == "code":
+            yield cell, run_cell("".join(cell["source"]), namespace)
+
+
+def update_notebook() -> None:
+    page = json.loads(NOTEBOOK.read_text())
+    for number, (cell, outputs) in enumerate(run_notebook(page), 1):
+        cell |= {"outputs": outputs, "execution_count": number}
+        for output in outputs:
+            output |= {"execution_count": number} if "data" in output else {}
+    NOTEBOOK.write_text(json.dumps(page, indent=1, ensure_ascii=False) + "\n")
+
+
+def as_users_do(*words: str) -> str:
+    """Run Python with the compiler's flags of users, not of tests; return what it prints."""
+    path = os.pathsep.join(map(str, [ROOT, ROOT / "tests", Path.cwd()]))
+    env = {name: text for name, text in os.environ.items() if name != "XLA_FLAGS"} | {"PYTHONPATH": path}
+    return subprocess.run([sys.executable, *words], env=env, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def test_the_notebook_prints_what_it_says(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--update-golden"):
+        as_users_do("-c", "import test_tour; test_tour.update_notebook()")
+    for cell, outputs in run_notebook(json.loads(NOTEBOOK.read_text())):
         assert shapes(outputs) == shapes(cell["outputs"]), "run this with --update-golden, and read what has changed"
-    if update:
-        NOTEBOOK.write_text(json.dumps(page, indent=1, ensure_ascii=False) + "\n")
 
 
 def test_the_notebook_names_no_path_of_a_machine() -> None:
@@ -77,22 +96,30 @@ def test_the_notebook_names_no_path_of_a_machine() -> None:
     assert len(text) < 200_000
 
 
-def commands() -> list[tuple[str, str]]:
-    """The commands of the session, each with the excerpt of its output."""
-    blocks = re.findall(r"^```console\n(.*?)^```$", SESSION.read_text(), re.DOTALL | re.MULTILINE)
-    found = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", "".join(blocks), re.MULTILINE)
-    assert len(found) > 10
-    return found
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
-def test_the_session_prints_what_it_says(tmp_path, monkeypatch, capsys) -> None:
-    pytest.importorskip("triton")  # for `preview`
+def commands(page: Path) -> list[tuple[str, str]]:
+    """The commands of a page, each with the excerpt of its output."""
+    return re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", "".join(blocks(page, "console")), re.MULTILINE)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """The current directory, whose modules can be imported."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(sys.modules, "model", None)  # another test may have a module of this name
-    del sys.modules["model"]
+    for name in ("model", "programs"):  # other tests may have modules of this name
+        monkeypatch.setitem(sys.modules, name, None)
+        del sys.modules[name]
+    return tmp_path
+
+
+def test_the_session_prints_what_it_says(folder, capsys) -> None:
+    pytest.importorskip("triton")  # for `preview`
     key = ""
-    for command, excerpt in commands():
+    for command, excerpt in commands(SESSION):
         if command.startswith("cat "):
             Path(command.removeprefix("cat ")).write_text(excerpt)
             continue
@@ -105,4 +132,29 @@ def test_the_session_prints_what_it_says(tmp_path, monkeypatch, capsys) -> None:
         lines = iter(shape(printed))
         for line in shape(excerpt):
             assert line in lines, f"{command}: not printed, or in another order: {line}\n{printed}"
-    assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
+    assert (folder / "report.html").read_text().startswith("<!DOCTYPE html>")
+
+
+# Lines of a report that the page shows. Rows about equations that stay follow their heading, to the end.
+SHOWN = r"(?:\w+: \d| +optimized|whole function: \d| +kept| +what to do| +elsewhere| +formula| +algebra| +sizes).*"
+
+
+def excerpt_of(report: str) -> str:
+    top, heading, rows = report.partition("equations left to XLA: ")
+    lines = [line for line in top.splitlines() if re.fullmatch(SHOWN, line)]
+    return "\n".join([*lines, *(heading + rows).splitlines()]) + "\n"
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_ten_programs_say_why(number, folder, capsys, request: pytest.FixtureRequest) -> None:
+    (folder / "programs.py").write_text("\n\n".join(blocks(PROGRAMS, "python")))
+    command, excerpt = commands(PROGRAMS)[number]
+    program, *words = shlex.split(command)
+    if request.config.getoption("--update-golden"):
+        found = excerpt_of(as_users_do("-m", "mirage_jax", *words))
+        page = PROGRAMS.read_text()
+        PROGRAMS.write_text(page.replace(f"$ {command}\n{excerpt}", f"$ {command}\n{found}"))
+        return
+    with measured(10.0 if "linear" in command else 1.0):
+        assert (program, main(words)) == ("mirage-jax", 0)
+    assert shape(excerpt_of(capsys.readouterr().out)) == shape(excerpt), "run this with --update-golden"

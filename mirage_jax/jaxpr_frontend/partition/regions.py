@@ -28,7 +28,7 @@ type Pieces = Mapping[Region, Piece]  # the equations that each region takes ove
 
 MAX_REGION_OPERATORS = 24
 MAX_CUTS = 16  # cuts after which all that is refused is left out at once: the next cut could have kept some of it
-NO_CONTRACTION = (Code.NO_HEAVY_OP, "XLA fuses what is only pointwise or layout")
+NO_CONTRACTION = (Code.NO_HEAVY_OP, "only pointwise or layout operations")
 LEFT_TO_LIBRARIES = (Code.LIBRARY, "a large matrix product with little around it: XLA's libraries are best at these")
 
 
