@@ -65,6 +65,9 @@ def _region(number: int, region: Any) -> str:
         "Elsewhere": str((d.why_not and d.why_not.elsewhere) or ""),
         "Before": str(d.before or ""),
         "After": str(d.after or ""),
+        **{
+            name[0].upper() + name[1:]: text for name, _, text in (line.partition(": ") for line in region.closed_forms)
+        },
         "Certificate": str(d.certificate or ""),
         "Exact check": d.exact,
         "Float gate": d.gate,

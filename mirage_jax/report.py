@@ -22,11 +22,12 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from mirage_jax import pins
+from mirage_jax.cost.closed_form import closed_forms
 from mirage_jax.errors import UsageError
 from mirage_jax.html_report import page
 from mirage_jax.mugraph.dtypes import DTYPES
 from mirage_jax.mugraph.footprint import Footprint
-from mirage_jax.mugraph.graph import KernelGraph, Schedule
+from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
 from mirage_jax.pins import Choice
@@ -308,7 +309,9 @@ class RegionReport:
         ]
         out = [f"{d.verdict}{times}: {d.why} [{d.source}]", *d.consequences]
         out += [f"source: {place}" for place in self.places]
-        out += [f"{label}{value}" for label, value in evidence if value is not None and value != ""]
+        out += [f"{label}{value}" for label, value in evidence[:2] if value is not None]
+        out += self.closed_forms
+        out += [f"{label}{value}" for label, value in evidence[2:] if value is not None and value != ""]
         out += ["the program:", indent(self.reference, "  ")]
         if d.winner is not None:
             out += ["runs as:", indent(str(d.winner.graph), "  ")]
@@ -319,6 +322,17 @@ class RegionReport:
     def places(self) -> list[str]:
         """The source lines, one text for each file."""
         return places(self.where)
+
+    @property
+    def closed_forms(self) -> tuple[str, ...]:
+        """Operations and bytes of the program and of its winner as formulas in the program's sizes.
+
+        Each line also says where the winner has fewer. There are none for a region that stays or has kernels.
+        """
+        winner = self.decision.winner
+        if winner is None or not all(isinstance(k, Library) for k in winner.graph.kernels):
+            return ()
+        return closed_forms(parse(self.reference), winner.graph)
 
     def to_dict(self) -> dict[str, Any]:
         """As values of JSON."""

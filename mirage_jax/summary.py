@@ -49,6 +49,7 @@ def _region(region: RegionReport) -> Iterator[str]:
     graph = with_names_of(program, d.winner.graph)
     if d.before is not None and d.after is not None:
         yield f"before: {d.before}\nafter:  {d.after}"
+    yield from region.closed_forms
     if d.timings:
         yield "measured: " + ", ".join(f"{k} {v * 1e6:,.1f} us" for k, v in d.timings.items())
     before, after = formula(program), formula(graph)

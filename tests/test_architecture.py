@@ -37,7 +37,16 @@ LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
 # Imported where they are used: a CPU-only installation has no Triton, muGraphs can be handled without JAX, and only the
 # benchmark draws pictures and knows torch.
-LAZY = {"triton", "jax_triton", "jax", "torch", "matplotlib", "scipy", "importlib"}  # slow to load, or optional
+LAZY = {
+    "triton",
+    "jax_triton",
+    "jax",
+    "torch",
+    "matplotlib",
+    "scipy",
+    "sympy",
+    "importlib",
+}  # slow to load, or optional
 # Our own, where nothing else would keep a process whose decisions are stored from loading all that makes them.
 DECIDING = {f"{PACKAGE}.compiler.decide", f"{PACKAGE}.compiler.compiler"}
 ON_A_MISS = {

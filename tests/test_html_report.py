@@ -53,7 +53,15 @@ def test_it_is_whole(report) -> None:
     page = Balanced(text)
     assert not page.open and page.links and all(link[1:] in page.ids for link in page.links)
     assert not re.search(r"<script|https?:|src=|@import|url\(", text)
-    for part in ("Whole function: 2.00x", "Certificate", "Float gate", "Cache key", "optimized: 2.00x", "The program"):
+    for part in (
+        "Whole function: 2.00x",
+        "Certificate",
+        "Float gate",
+        "Cache key",
+        "optimized: 2.00x",
+        "The program",
+        "FLOP",
+    ):
         assert part in text
     assert text.count("<svg") == 3 and text.count("Runs as") == 1  # one region stays
     assert "XLA: 2,000,000.0 us" in text and "ours: 1,000,000.0 us" in text and "limit: " in text

@@ -136,7 +136,7 @@ def test_the_session_prints_what_it_says(folder, capsys) -> None:
 
 
 # Lines of a report that the page shows. Rows about equations that stay follow their heading, to the end.
-SHOWN = r"(?:\w+: \d| +optimized|whole function: \d| +kept| +what to do| +elsewhere| +formula| +algebra| +sizes).*"
+SHOWN = r"(\w+: \d|whole function: \d| +(optimized|kept|what to do|elsewhere|formula|algebra|sizes|FLOP|bytes)\b).*"
 
 
 def excerpt_of(report: str) -> str:

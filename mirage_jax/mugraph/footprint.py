@@ -9,9 +9,10 @@ outputs move bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from mirage_jax.mugraph.dtypes import BYTES
 from mirage_jax.mugraph.graph import Axis, Kernel, KernelGraph, Library, Op, Tensor, is_part, origin, split_axis
@@ -32,14 +33,18 @@ class Footprint:
 
 def footprint(graph: KernelGraph, parts: Mapping[Axis, int] | None = None) -> Footprint:
     """Count bytes, operations and launches of `graph` at its extents; `parts` has the number of parts by split axis."""
-    extent = partial(_extent, graph, parts or {})
+    return Footprint(*totals(graph, partial(_extent, graph, parts or {})))
+
+
+def totals(graph: KernelGraph, extent: Callable[[Axis], Any]) -> tuple[Any, Any, int]:
+    """Count bytes, operations and launches, where `extent` gives numbers or symbols for the sizes of axes."""
     moved, flops, launches = 0, 0.0, 0
     for k in graph.kernels:
         tensors = _moved(graph, k)
         moved += sum(math.prod(map(extent, t.axes)) * BYTES[t.dtype] for t in tensors)
         launches += bool(tensors)
         flops += sum(operator(op.op).flops * math.prod(map(extent, space)) for op, space in iteration_spaces(k))
-    return Footprint(moved, flops, launches)
+    return moved, flops, launches
 
 
 def _extent(graph: KernelGraph, parts: Mapping[Axis, int], axis: Axis) -> int:
