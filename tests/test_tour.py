@@ -90,9 +90,12 @@ def test_the_notebook_prints_what_it_says(request: pytest.FixtureRequest) -> Non
         assert shapes(outputs) == shapes(cell["outputs"]), "run this with --update-golden, and read what has changed"
 
 
+MACHINE_PATH = r"/(?:home|tmp|root|work|usr|Users)/|[A-Z]:\\\\"
+
+
 def test_the_notebook_names_no_path_of_a_machine() -> None:
     text = NOTEBOOK.read_text()
-    assert not re.search(r"/(?:home|tmp|root|work|usr|Users)/|[A-Z]:\\\\", text)
+    assert not re.search(MACHINE_PATH, text)
     assert len(text) < 200_000
 
 
@@ -158,3 +161,33 @@ def test_ten_programs_say_why(number, folder, capsys, request: pytest.FixtureReq
     with measured(10.0 if "linear" in command else 1.0):
         assert (program, main(words)) == ("mirage-jax", 0)
     assert shape(excerpt_of(capsys.readouterr().out)) == shape(excerpt), "run this with --update-golden"
+
+
+EXAMPLE = DOCS / "example-report.html"
+ATTENTIONS = """import jax
+
+
+def attentions(q, k, v):
+    with_softmax = jax.nn.softmax(q @ k.T / 8) @ v
+    without = (q @ k.T) @ v / k.shape[0]
+    return with_softmax, without
+"""
+
+
+def page_of(text: str) -> list[str]:
+    """The lines of a page with one tag each, without numbers."""
+    return shape("".join(_lines(re.sub(r"(?=<)", "\n", text))))
+
+
+def test_the_example_page_is_what_is_saved(folder, request: pytest.FixtureRequest) -> None:
+    (folder / "model.py").write_text(ATTENTIONS)
+    words = ["explain", "model:attentions", "f32[1024,64] f32[1024,64] f32[1024,64]", "--save", "report.html"]
+    if request.config.getoption("--update-golden"):
+        as_users_do("-m", "mirage_jax", *words)
+        EXAMPLE.write_text("".join(_lines((folder / "report.html").read_text())))
+    else:
+        with measured(10.0):
+            assert main(words) == 0
+    page = EXAMPLE.read_text()
+    assert page_of((folder / "report.html").read_text()) == page_of(page), "run this with --update-golden"
+    assert not re.search(MACHINE_PATH, page)
