@@ -152,3 +152,12 @@ def test_the_preview_is_what_is_printed(capsys: pytest.CaptureFixture[str]) -> N
     printed = iter(capsys.readouterr().out.splitlines())
     for row in kernel.splitlines():
         assert row in printed, f"not printed, or in another order: {row}"
+
+
+def test_rows_of_the_comparison_have_a_verdict() -> None:
+    rows = re.findall(r"^\| (.*) \|$", (DOCS / "comparison.md").read_text(), re.MULTILINE)
+    assert len(rows) > 15
+    for row in rows:
+        question, verdict, *cells = row.split(" | ")
+        assert (question.endswith("?") and verdict in ("ahead", "level", "behind")) or question == "you ask", row
+        assert len(cells) == 5 or question == "you ask", row
