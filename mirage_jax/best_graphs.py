@@ -23,7 +23,7 @@ from mirage_jax.compiler.threads import apart, unchecked
 from mirage_jax.compiler.tuning_session import TuningSession, space_for
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Budget, Options, unknown
-from mirage_jax.cost.roofline import estimate
+from mirage_jax.cost.roofline import estimate, fused_estimate
 from mirage_jax.errors import UnsupportedError, UsageError
 from mirage_jax.hardware.device_model import DEVICES, DeviceModel, device_for
 from mirage_jax.jaxpr_frontend.jax_compat import default_platform
@@ -41,9 +41,10 @@ from mirage_jax.mugraph.graph import (
     split_axis,
 )
 from mirage_jax.mugraph.passes.merge_axes import simplify_axes
-from mirage_jax.report import Decision, Variant
+from mirage_jax.report import Decision, RegionReport, Report, Variant
 from mirage_jax.search.candidates import Candidate
 from mirage_jax.search.enumerate.kernels import Space
+from mirage_jax.why_not import us
 from mirage_jax.written_graph import MuGraph, Spec, check_arrays, spec_of
 
 
@@ -158,13 +159,19 @@ class Superoptimized:
     """The best muGraph that was found for a function: call it as the function. It runs under `jax.jit`.
 
     graph: with its tile sizes; ``region.pin`` of the same function takes it. certificate: the proof that it is the
-    function. decision: the evidence, as in a report. function: the muGraph as a function under `jax.jit`.
+    function. report: the evidence, with the generated kernels; ``report.save("report.html")`` writes it as a page.
+    function: the muGraph as a function under `jax.jit`.
     """
 
     name: str
     graph: MuGraph
-    decision: Decision
+    report: Report
     function: Callable[..., Any]
+
+    @property
+    def decision(self) -> Decision:
+        """The evidence, without the program."""
+        return self.report.regions[0].decision
 
     def __call__(self, *args: Any) -> Any:
         """Run the muGraph on arrays of the shapes and types that were given."""
@@ -193,6 +200,9 @@ class Superoptimized:
 
     def __repr__(self) -> str:
         return f"<mirage_jax superoptimized: {self.name}, {self.decision.why}>"
+
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()
 
 
 def superoptimize(
@@ -237,7 +247,9 @@ def superoptimize(
     winner: Winner = decision.winner
     graph = MuGraph(winner.graph, winner.schedule if winner.has_kernels else None)
     name = getattr(f, "__qualname__", type(f).__qualname__)
-    return Superoptimized(name, graph, decision, _function(f, found, session, winner, specs))
+    decision = replace(decision, after=winner.footprint)
+    report = Report(name, (RegionReport(tuple(found.region.where), str(session.reference), decision),))
+    return Superoptimized(name, graph, report, _function(f, found, session, winner, specs))
 
 
 def _session(found: Captured, options: Options, hints: Hints, device: str | None) -> HintedSession:
@@ -294,7 +306,7 @@ def _first_accepted(session: HintedSession, decider: Decider, base: Decision, wi
     """Take the fastest that passes every gate; for a device that is not here, the one that the model likes best."""
     if session.model is not None:
         decision = decider.accepted(session, base, winners)
-        return decision if decision.winner is None else replace(decision, why="the model's first choice, not measured")
+        return decision if decision.winner is None else replace(decision, why=_estimated(session, decision.winner))
     screen = tuning.Screen(session)
     screen(winners)
     best = screen.leaders(tuning.FINALISTS)
@@ -308,6 +320,12 @@ def _first_accepted(session: HintedSession, decider: Decider, base: Decision, wi
         return decision
     taken, xla = seconds[decision.winner], timed["xla"].seconds
     return replace(decision, why=f"{xla / taken:.2f}x over XLA", timings={"xla": xla, "mirage": taken})
+
+
+def _estimated(session: HintedSession, winner: Winner) -> str:
+    ours = estimate(winner.graph, winner.schedule, session.description)
+    xla = fused_estimate(session.reference, session.description)
+    return f"the model's first choice, not measured: it is estimated at {us(ours)}, and XLA's code at {us(xla)}"
 
 
 def _function(

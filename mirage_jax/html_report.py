@@ -78,7 +78,7 @@ def _region(number: int, region: Any) -> str:
     graphs = _graph("The program", parse(region.reference))
     graphs += "" if winner is None else _graph("Runs as", winner)
     more = [_bars(_times(d)), f"<dl>{described}</dl>", _plot(d.measured), f'<div class="two">{graphs}</div>']
-    return "".join([f"<h2>Region {number}</h2>", *more, _kernels(d.kernels)])
+    return "".join([f"<h2>Region {number}</h2>", *more, _kernels(d)])
 
 
 def _times(d: Any) -> dict[str, float]:
@@ -123,13 +123,15 @@ def _plot(measured: Sequence[tuple[float, float]]) -> str:
     )
 
 
-def _kernels(path: str) -> str:
-    """Show the generated kernels, if their file is still there."""
+def _kernels(d: Any) -> str:
+    """Show the generated kernels: their file, if it is still there, or the text of kernels that were never stored."""
     try:
-        file = Path(path)
-        text = file.read_text(errors="replace") if path and file.stat().st_size <= MAX_KERNEL_BYTES else ""
+        file = Path(d.kernels)
+        text = file.read_text(errors="replace") if d.kernels and file.stat().st_size <= MAX_KERNEL_BYTES else ""
     except OSError:
         text = ""
+    if not d.kernels and getattr(d.winner, "has_kernels", False):
+        text = d.winner.readable
     return f"<details><summary>Kernels</summary><pre>{escape(text)}</pre></details>" if text else ""
 
 

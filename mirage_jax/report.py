@@ -76,7 +76,8 @@ class Variant:
     def brief(self) -> str:
         """Time and size in one line."""
         time = "not measured" if self.seconds is None else f"{self.seconds * 1e6:,.1f} us"
-        return f"{time} ({len(_KERNEL_LINES.findall(self.text))} kernels)"
+        count = len(_KERNEL_LINES.findall(self.text))
+        return f"{time} ({count} kernel{'s' * (count != 1)})"
 
     def __str__(self) -> str:
         return f"{self.brief}\n{self.text}"
@@ -400,7 +401,9 @@ class Report:
         return "\n".join(out)
 
     def __repr__(self) -> str:
-        return f"<mirage_jax report: {self.name}, {len(self.regions)} regions, {len(self.optimized)} optimized>"
+        count = len(self.regions)
+        regions = f"{count} region{'s' * (count != 1)}"
+        return f"<mirage_jax report: {self.name}, {regions}, {len(self.optimized)} optimized>"
 
     def _repr_html_(self) -> str:
         """Show the page in a notebook, in a frame of its own."""

@@ -630,7 +630,7 @@ LEFT = {
     "nothing": (lambda x: x, (SQUARE,), ""),
     "no arguments": (lambda: jnp.ones(3), (), ""),
     "no results": (lambda x: None, (SQUARE,), ""),
-    "pointwise": (lambda x: jnp.sin(x) + 1, (SQUARE,), "no contraction or reduction"),
+    "pointwise": (lambda x: jnp.sin(x) + 1, (SQUARE,), "too little work"),
     "a constant": (lambda x: jnp.eye(4) @ jnp.eye(4), (SQUARE,), ""),
     "nan in a model": (lambda x: x @ x, (SQUARE.at[0, 1].set(jnp.nan),), ""),
     "a large axis of one": (lambda x: (x[:, None] * x).sum(0), (jnp.ones((1,)),), ""),

@@ -51,12 +51,15 @@ def test_the_program_itself_is_a_candidate() -> None:
     assert [k.name for k in found.graph.graph.kernels] == ["t0"] and found.speedup is not None
 
 
-def test_hints_limit_kernels_of_a_gpu_that_is_not_here() -> None:
+def test_hints_limit_kernels_of_a_gpu_that_is_not_here(tmp_path) -> None:
     found = superoptimize(
         gram, (64, 64), (64, 32), device="H200", kernels=1, grid="i", tiles={"i": (16, 32)}, budget=10
     )
     (kernel,) = found.graph.graph.kernels
     assert isinstance(kernel, BlockGraph) and kernel.grid == ("i",)
+    assert "not measured: it is estimated at " in found.report.regions[0].decision.why
+    page = found.report.save(tmp_path / "page.html").read_text()
+    assert "@triton.jit" in page and "Exact check" in page and "After" in page and page.count("<svg") == 2
     assert dict(found.graph.schedule.kernels[0].tiles)["i"] in (16, 32)
     assert found.speedup is None and "not measured" in found.decision.why
     x, w = (jnp.asarray(np.random.default_rng(0).normal(size=s) / 8, "float32") for s in ((64, 64), (64, 32)))

@@ -55,10 +55,10 @@ def test_left_out_is_grouped() -> None:
     assert str(Report("f", (), tuple(lines))).splitlines() == [
         "f: 0 regions, 0 optimized",
         "equations left to XLA: 5 on 3 lines",
-        "  models/net.py:3 (f): 3 equations (add 2, lt): no contraction or reduction 2, dtype",
-        "  models/net.py:5 (f): 1 equation (mul): no contraction or reduction",
+        "  models/net.py:3 (f): 3 equations (add 2, lt): too little work 2, dtype",
+        "  models/net.py:5 (f): 1 equation (mul): too little work",
         "  unknown line: 1 equation (sort): unsupported primitive",
-        "  no contraction or reduction (XLA fuses it): harmless: XLA fuses it",
+        "  too little work (XLA fuses it): harmless: XLA fuses it",
         "  unsupported primitive (no sum): harmless in masks and indices; between products, use primitives of"
         " docs/operators.md",
         "  dtype (integers): harmless in masks and indices; values that feed products should be floats",

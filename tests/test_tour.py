@@ -1,6 +1,7 @@
 """docs/tour.ipynb, session.md and ten-programs.md run as they stand, and print what they say but for numbers."""
 
 import ast
+import importlib
 import io
 import json
 import os
@@ -13,9 +14,11 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 from deciding import measured
 
+import mirage_jax
 from mirage_jax.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -191,3 +194,20 @@ def test_the_example_page_is_what_is_saved(folder, request: pytest.FixtureReques
     page = EXAMPLE.read_text()
     assert page_of((folder / "report.html").read_text()) == page_of(page), "run this with --update-golden"
     assert not re.search(MACHINE_PATH, page)
+
+
+KERNELS = DOCS / "example-kernels.html"
+
+
+def test_the_page_with_kernels_is_what_is_saved(folder, request: pytest.FixtureRequest) -> None:
+    """`X W + (X A) B` for an H200, as in docs/walkthrough.md."""
+    pytest.importorskip("triton")  # the exact check runs kernels in its interpreter
+    shapes = [jax.ShapeDtypeStruct(s, "float16") for s in [(16, 256), (256, 4096), (256, 16), (16, 4096)]]
+    (folder / "model.py").write_text("def lora(x, w, a, b):\n    return x @ w + (x @ a) @ b\n")
+    best = mirage_jax.superoptimize(importlib.import_module("model").lora, *shapes, device="H200", kernels=1)
+    text = best.report.save(folder / "lora.html").read_text()
+    if request.config.getoption("--update-golden"):
+        KERNELS.write_text(text)
+    page = KERNELS.read_text()
+    assert page_of(text) == page_of(page), "run this with --update-golden"
+    assert "@triton.jit" in page and not re.search(MACHINE_PATH, page)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from mirage_jax import limits
 from mirage_jax.cache import Cache, CacheKey, Entry
 from mirage_jax.compiler.region import RegionOnDevice
-from mirage_jax.compiler.winner import Family, Winner, readable
+from mirage_jax.compiler.winner import Family, Winner
 from mirage_jax.errors import CacheError, VerificationError
 from mirage_jax.gc_pause import no_collection
 from mirage_jax.mugraph.check import check_graph, check_schedule
@@ -70,7 +70,7 @@ def store(cache: Cache, key: CacheKey, d: Decision) -> Decision:
         reasons=(d.why, d.gate, "" if w is None else w.family, d.exact),
         variants=tuple((v.text, v.sizes, v.seconds) for v in d.variants),
     )
-    kernels = None if w is None else readable(w)
+    kernels = None if w is None else w.readable
     path = cache.put(key, entry, kernels)
     return replace(d, kernels=str(path.with_suffix(".py")) if path is not None and kernels else "")
 

@@ -85,6 +85,16 @@ class Winner:
         return ", ".join(" + ".join(self.graph.kernels[n].name for n in wave) for wave in waves)
 
     @property
+    def readable(self) -> str:
+        """The text of the kernels; for algebra, the muGraph that JAX runs operator by operator."""
+        threads = [f"{k.name}: {t}" for k in self.graph.kernels if isinstance(k, BlockGraph) for t in thread_graphs(k)]
+        head = "".join(f"# {line}\n" for line in (*str(self.graph).splitlines(), *threads))
+        if not self.has_kernels:
+            return head
+        launches = launch.launches(self.graph, self.schedule, self.options)
+        return head + "\n\n".join(x.text for x in launches if not isinstance(x, Library))
+
+    @property
     def in_place(self) -> frozenset[str]:
         """Inputs that are parts of what it takes."""
         return frozenset(name for name, _ in self.options.views)
@@ -130,13 +140,3 @@ def _run_library(graph: KernelGraph) -> Callable[..., Any]:
         return evaluate.run(alone, [tensors[t.name] for t in inputs], xp=jnp, dtype=None)[0]
 
     return run
-
-
-def readable(w: Winner) -> str:
-    """The text of a winner's kernels; for algebra, the muGraph that JAX runs operator by operator."""
-    threads = [f"{k.name}: {t}" for k in w.graph.kernels if isinstance(k, BlockGraph) for t in thread_graphs(k)]
-    head = "".join(f"# {line}\n" for line in (*str(w.graph).splitlines(), *threads))
-    if not w.has_kernels:
-        return head
-    launches = launch.launches(w.graph, w.schedule, w.options)
-    return head + "\n\n".join(x.text for x in launches if not isinstance(x, Library))

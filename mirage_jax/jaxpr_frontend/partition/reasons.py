@@ -24,7 +24,7 @@ class Code(StrEnum):
     SYMBOLIC_DIM = "symbolic dimension"
     EFFECT = "effect"
     CONTROL_FLOW = "control flow"
-    NO_HEAVY_OP = "no contraction or reduction"
+    NO_HEAVY_OP = "too little work"
     LIBRARY = "library"
     LAYOUT = "layout"
     CONTEXT = "context"

@@ -28,7 +28,8 @@ type Pieces = Mapping[Region, Piece]  # the equations that each region takes ove
 
 MAX_REGION_OPERATORS = 24
 MAX_CUTS = 16  # cuts after which all that is refused is left out at once: the next cut could have kept some of it
-NO_CONTRACTION = (Code.NO_HEAVY_OP, "only pointwise or layout operations")
+POINTWISE = (Code.NO_HEAVY_OP, "only pointwise or layout operations")
+LONE_REDUCTION = (Code.NO_HEAVY_OP, "a reduction by itself")
 LEFT_TO_LIBRARIES = (Code.LIBRARY, "a large matrix product with little around it: XLA's libraries are best at these")
 
 
@@ -199,9 +200,13 @@ def _schedule(dependencies: Dependencies, piece_of: Pieces) -> tuple[Region | in
     return tuple(region_at.get(step[0], step[0]) for step in order)
 
 
+def _too_little(primitive: str) -> tuple[Code, str]:
+    return LONE_REDUCTION if primitive.startswith("reduce_") else POINTWISE
+
+
 def _left_out(e: Eligibility, regions: Sequence[Region], unprofitable: set[int]) -> tuple[LeftOut, ...]:
     inside = {id(eqn) for region in regions for eqn in region.equations}
     outside = [n for n, eqn in enumerate(e.eqns) if id(eqn) not in inside and n not in e.constants]
-    default = {n: LEFT_TO_LIBRARIES if n in unprofitable else NO_CONTRACTION for n in outside}
+    default = {n: LEFT_TO_LIBRARIES if n in unprofitable else _too_little(e.eqns[n].primitive) for n in outside}
     reasons = {n: e.reasons.get(n, default[n]) for n in outside}
     return tuple(LeftOut(e.eqns[n].primitive, code, why, e.eqns[n].where) for n, (code, why) in reasons.items())
