@@ -295,13 +295,13 @@ class _KernelWriter:
 
     def step(self, p: Poly, s: Decomposition) -> None:
         """Write the operator of one step."""
+        if (scaling := self._scaling(s)) is not None:
+            self.scaled[p] = self._scaled_maximum(s, scaling), scaling
+            return
         degree = self.x.tables.shift_degrees.degree(p)
         attrs: dict[str, Any] = dict(s.attrs)
         if s.op == "acc":
             name = self._accumulate(s, degree)
-        elif s.op in ("max", "last") and (scaling := self._scaling(s)) is not None:
-            self.scaled[p] = self._scaled_maximum(s, scaling), scaling
-            return
         elif s.op == "last":
             name = self.emit("last", self.value(s.args[0]))
         elif s.op == "log" and (relative := self.x.tables.shift_degrees.degree(s.args[0])):
@@ -323,6 +323,8 @@ class _KernelWriter:
 
     def _scaling(self, s: Decomposition) -> Scaling | None:
         """How the program scales what a step takes the maximum of: nobody proves max(2 x) = 2 max(x)."""
+        if s.op not in ("max", "last"):
+            return None
         (x,) = s.args
         return self.scaled[x][1] if x in self.scaled else self._maxima.get(x) if s.times == 1 else None
 
