@@ -50,7 +50,8 @@ def export(fn: Callable[..., Any], /, *args: Any, device: str | None = None, **k
 
     Args:
         fn: a function, or an optimized function, whose options count.
-        args, kwargs: its arguments: arrays or `jax.ShapeDtypeStruct`s, but no nnx modules.
+        *args: its arguments: arrays or `jax.ShapeDtypeStruct`s, but no nnx modules.
+        **kwargs: the same by name.
         device: an architecture such as "sm_90", or a GPU such as "H200", that need not be here. Its stored decisions
             count. Other regions get the cost model's choice, which passes the certificate and the exact check; the
             float gate sees it as plain JAX only. None means the GPU that is here, where decisions are made as ever.

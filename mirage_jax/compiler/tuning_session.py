@@ -66,6 +66,7 @@ MIN_NEAREST_GAIN = 1.3  # of XLA's time over the lower limit, from which on that
 MAX_COST_BEFORE_SPECIALIZING = 4.0  # up to this multiple of that limit, a kernel's specialized form is priced
 MAX_SPECIALIZED_CANDIDATES = 40  # candidates whose specialized form is priced
 XLA_COMPILE_THREADS = 8
+MAX_PREPARING_SECONDS = 60.0  # after the search
 MIN_OPERATORS_PREPARED = 4  # of a region, from which on the search takes about as long as preparing the float gate
 ELSEWHERE = "H200"  # the device that reports speak of where kernels cannot run
 MAX_TRIAL_MEMORY_FRACTION = 0.5  # of the free memory of a device, for all children
@@ -417,8 +418,9 @@ class TuningSession(RegionOnDevice):
             log.info("the float gate is not prepared: %s", in_one_line(why))
 
     def wait_for_gate(self) -> None:
-        """Wait until the float gate is prepared: what it runs would disturb whatever is timed."""
-        while self._preparing is not None and self._preparing.is_alive():
+        """Wait until the float gate is prepared, or not for long: what it runs would disturb whatever is timed."""
+        until = time.monotonic() + MAX_PREPARING_SECONDS
+        while self._preparing is not None and self._preparing.is_alive() and time.monotonic() < until:
             self._preparing.join(POLL_SECONDS)
 
     def gate(self, winner: Winner, only: Sequence[str] = ()) -> tuple[bool, str]:

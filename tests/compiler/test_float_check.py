@@ -11,6 +11,7 @@ import pytest
 
 from mirage_jax.audit.sources import SPACE
 from mirage_jax.compiler.float_check import Accuracy, biases, indices_compared, inputs_under_roots, same_bits
+from mirage_jax.compiler.isolation.parent import Trials
 from mirage_jax.compiler.region import RegionOnDevice
 from mirage_jax.compiler.stored import STORED_INPUT_CLASSES
 from mirage_jax.compiler.tuning_session import TuningSession
@@ -353,3 +354,23 @@ def test_what_the_gate_runs_is_prepared_once(monkeypatch: pytest.MonkeyPatch) ->
         check.wide_inputs(check._classes["normal"]), check._run(check._classes["normal"], check._xla).reference, 8
     )
     assert check._on_device._cache_size() == before
+
+
+def test_the_gate_is_prepared_while_the_search_runs() -> None:
+    """On a thread of its own, which whoever measures waits for; what fails there is left to the gate."""
+    session = TuningSession(region(rms, (16, 64), (64, 32)), "cuda", jax.devices()[0], Options("search"))
+    session._accuracy.is_small = False
+    session.prepare_gate()
+    assert session._preparing is None, "nothing runs on this device"
+    session.trials = Trials(())
+    session.prepare_gate()
+    found, _ = search(session.reference, DEVICES["CPU"], SPACE, 2.0, 20_000)
+    session.wait_for_gate()
+    assert session._preparing is not None and not session._preparing.is_alive()
+    assert session._accuracy._on_device._cache_size() == 2
+    assert found
+    failing = TuningSession(region(rms, (16, 64), (64, 32)), "cuda", jax.devices()[0], Options("search"))
+    failing.trials, failing._accuracy.is_small = Trials(()), False
+    failing._accuracy._on_device = lambda *_: 1 / 0
+    failing.prepare_gate()
+    failing.wait_for_gate()
