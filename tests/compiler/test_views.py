@@ -1,6 +1,5 @@
 """Parts of operands that kernels read where they lie."""
 
-import functools
 from dataclasses import replace
 
 import jax
@@ -16,7 +15,6 @@ from mirage_jax.config import Options
 from mirage_jax.hardware.device_model import DEVICES
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.jaxpr_frontend.translate.translate import Region
-from mirage_jax.lower.runtime import launch
 from mirage_jax.mugraph.graph import KernelSchedule, Schedule
 from mirage_jax.mugraph.views import View
 from mirage_jax.search.driver import search
@@ -109,16 +107,15 @@ def test_little_of_a_value_is_copied() -> None:
     assert region.text == f"{region.graph}\n# equations {region.written}"
 
 
-def test_in_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_program() -> None:
     """On a CPU the winner runs as JAX; for a GPU its kernel is given all of the weights, and nothing is sliced."""
     fn, args = PROGRAMS["fused gate"]
     _, winner = winner_of(fn, args)
 
     class Deciding(Replacing):
         def compile_region(self, region, platforms=()):  # type: ignore[override]
-            return winner
+            return replace(winner, capability=90)
 
-    monkeypatch.setattr(launch, "run_cuda", functools.partial(launch.run_cuda, compute_capability=90))
     f = optimized(fn, Deciding())
     np.testing.assert_allclose(np.asarray(f(*args), "float32"), np.asarray(fn(*args), "float32"), rtol=0.02, atol=0.05)
     text = f.trace(*args).lower(lowering_platforms=("cuda",)).as_text()
