@@ -86,3 +86,19 @@ def test_maxima_are_taken_of_what_the_program_takes_them_of() -> None:
         assert any(c.family == "kernels" for c in found)
         same = Fingerprint(graph)
         assert all(same(c.graph) for c in found)
+
+
+def test_the_exponential_of_a_maximum_has_the_axes_of_its_rows() -> None:
+    """Relative to a shift for each element it would have more, as in the gradient of a log-softmax and its diagonal."""
+
+    def loss(x: jax.Array, y: jax.Array) -> jax.Array:
+        logs = jax.nn.log_softmax(3 * (x @ y.T), -2)
+        both = (logs, jnp.diagonal(logs, axis1=-2, axis2=-1))
+        return sum(jnp.sum(jnp.square(z.astype(jnp.float32))) for z in both)
+
+    shape = jax.ShapeDtypeStruct((7, 7), jnp.float16)
+    for one in analyse(jax.make_jaxpr(jax.grad(loss, (0, 1)))(shape, shape)).regions:
+        graph = simplify_axes(one.graph)
+        found = search(graph, H200, TWO_KERNELS, seconds=5.0, states=1000)[0]
+        for c in found:
+            check_graph(c.graph)

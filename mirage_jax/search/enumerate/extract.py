@@ -392,6 +392,8 @@ class _KernelWriter:
         x, m = self.value(s.args[0]), self.shifts.get(group)
         if m is None:
             raise UnsupportedError("an exponential of a maximum has no shift")
+        if not set(self.axes[m]) <= set(self.axes[x]):
+            raise UnsupportedError("an exponential of a maximum would be relative to several shifts")
         x, attrs = self._scaled(x, s, degree)
         made = self.emit("exps", x, self._last(m) if self._is_carried(m) else m, **attrs)
         return made if degree == 1 else self.emit("pow", made, exponent=degree)
