@@ -55,7 +55,7 @@ from mirage_jax.mugraph.graph import (
     split_axis,
 )
 from mirage_jax.mugraph.operators import ACCUMULATORS, ZERO, operator
-from mirage_jax.mugraph.passes.sentinels import Guard, watched, with_short_steps
+from mirage_jax.mugraph.passes.sentinels import Guard, forms_of, with_short_steps
 
 type Ranges = Mapping[Axis, range]
 type StoredTile = tuple[tuple[range, ...], Any]  # indices along each axis, and the values there
@@ -174,7 +174,7 @@ def _tiled(
 ) -> dict[str, Any]:
     stored: StoredTiles = {s.tensor.name: [] for s in kernel.stores}
     whole = sizes.whole(kernel)
-    form = None if domain.representative else watched(kernel)
+    form = None if domain.representative else forms_of(kernel, tiles)
     skips = form is not None and all(domain.all_between(tensors[g.shift], g.bound, g.limit) for g in form.tensor_guards)
     blocks = _blocks(kernel, sizes, tiles)
     for cut in islice(blocks, 1) if domain.representative else blocks:

@@ -208,6 +208,47 @@ def test_the_largest_exponential_is_one(size: float) -> None:
         assert np.abs(y.sum(-1) - 1).max() < 1e-4
 
 
+def attention_in_parts(scale: Q) -> KernelGraph:
+    """softmax(scale Q K) V, where two kernels' parts are moved to one maximum."""
+    a = Block("parts", "i n.g", "n")
+    s = a.dot(a.load("Q", "i d"), a.load("K", "d n"), axes="d")
+    m = a.shift(s, axes="n", scale=scale)
+    p = a.exps(s, m, scale=scale)
+    a.store(f32("L", "n.g i"), a.accs(a.sum(p, axes="n"), m))
+    a.store(f32("O", "n.g i e"), a.accs(a.dot(p, a.load("V", "n e"), axes="n"), m))
+    a.store(f32("M", "n.g i"), a.last(m))
+    b = Block("whole", "i")
+    part = b.load("M", "n.g i")
+    top = b.shift(part, axes="n.g")
+    total = b.sum(b.rescale(b.load("L", "n.g i"), part, top), axes="n.g")
+    out = b.sum(b.rescale(b.load("O", "n.g i e"), part, top), axes="n.g")
+    b.store(f32("Y", "i e"), b.div(out, total))
+    extents = {"i": 32, "n": 64, "d": 64, "e": 16}
+    return graph([f32("Q", "i d"), f32("K", "d n"), f32("V", "n e")], [a, b], "Y", extents)
+
+
+@pytest.mark.parametrize("power", [0, 10, 20, 24, 27, 28, 29, 30, 60, 100, 126])
+@pytest.mark.parametrize("scale", [Q(1), Q(3, 31), Q(1, 8), Q(1, 2**40)])
+def test_logits_of_any_size(scale: Q, power: int) -> None:
+    """Neighbouring floats around a maximum of 2^power, of both signs: logits that any rounding of a product loses, and
+    maxima that pass from one factor to the other.
+    """
+    rng = np.random.default_rng(power)
+    size = np.float32(2.0**power) * rng.choice([-1, 1], (32, 1)).astype("f4")
+    steps = np.sort(rng.integers(-3, 4, (32, 64)), -1) * rng.choice([0, 1, 2**20], (32, 1))
+    q = (size * (1 + steps.astype("f4") * np.float32(2.0**-23))).astype("f4")
+    q[::4] = np.sort(q[::4] * rng.uniform(0.2, 1.5, (8, 64)).astype("f4"), -1)
+    v = rng.standard_normal((64, 16)).astype("f4")
+    logits = q.astype(np.float64) * float(scale)
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    want = p / p.sum(-1, keepdims=True) @ v
+    made = attention_in_parts(scale)
+    sizes = schedule({"i": 16, "n": 16}, {"i": 16}, parts={"n": 2})
+    (y,) = interpret(made, sizes, [q, np.eye(64, dtype="f4"), v])
+    near = 2.0 ** max(power - 24, -20) * float(scale)  # a stored maximum is rounded
+    np.testing.assert_allclose(y, want, atol=1e-5 + (0 if scale.numerator == 1 else min(near, 1) * 4))
+
+
 @pytest.mark.gpu
 @sizes_of_logits
 def test_the_largest_exponential_is_one_on_a_gpu(size: float) -> None:

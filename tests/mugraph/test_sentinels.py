@@ -1,5 +1,7 @@
 """Which kernels have two forms because of sentinels, what their guards ask for, and what the forms compute."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.parser import parse
-from mirage_jax.mugraph.passes.sentinels import LARGEST_SHIFT, complete, guarded, skipping
+from mirage_jax.mugraph.passes.sentinels import LARGEST_SHIFT, complete, guarded, skipping, watched
 
 LEAST = -(2**127)
 N = 9
@@ -73,7 +75,9 @@ def test_forms() -> None:
     assert forms is not None and forms.complete.loop_bounds is None and forms.skipping.loop_bounds is not None
     assert "mask %c %a" in str(forms.skipping) and "where" in str(forms.complete)
     (guard,) = forms.guards
-    assert guard.bound == -LARGEST_SHIFT == -guard.limit and not forms.tensor_guards
+    assert guard.bound == Fraction(LEAST, 2) and guard.limit is None and not forms.tensor_guards
+    (guard,) = watched(graph.kernels[0]).guards
+    assert guard.bound == -LARGEST_SHIFT == -guard.limit
     check_graph(skipping(graph))
     check_graph(complete(graph))
 

@@ -21,7 +21,7 @@ from mirage_jax.lower.triton.rewrites import move_factors_after_products, move_s
 from mirage_jax.lower.triton.two_forms import is_clear, minimum_of, write_choice
 from mirage_jax.lower.triton.writer import Writer
 from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, Precision
-from mirage_jax.mugraph.passes.sentinels import Guard, guarded, watched, with_short_steps
+from mirage_jax.mugraph.passes.sentinels import Guard, forms_of, guarded, with_short_steps
 
 if TYPE_CHECKING:
     import jax
@@ -72,7 +72,7 @@ class TextBackend[K: Loops]:
             return self.one_form(
                 writer(kernel, PLAIN if guarded(kernel) is None else Form("_complete", is_complete=True))
             )
-        forms = watched(kernel)
+        forms = forms_of(kernel, sizes)
         if forms is None:
             return self.one_form(writer(kernel))
         skipping = writer(forms.skipping, Form("_skipping", forms.guards))

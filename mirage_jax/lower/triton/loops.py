@@ -33,7 +33,7 @@ from mirage_jax.lower.triton.ops.reductions import (
     maximum_or_nan,
     running_dims,
 )
-from mirage_jax.lower.triton.ops.softmax import difference, finite
+from mirage_jax.lower.triton.ops.softmax import decay, fused, is_fused
 from mirage_jax.lower.triton.writer import identifier
 from mirage_jax.mugraph.domains.index_facts import Band, FactAt, Truth, band, is_band, known
 from mirage_jax.mugraph.graph import Axis, Op, Store
@@ -151,6 +151,9 @@ class Loops(Context):
         added = [op for op in group.accumulators if op.op != "last"]
         sums = {op.name: self.start(self.carrier(op, self.absorbs(op)), "acc", "0.0") for op in added}
         self.env |= {("carried", n): name for n, name in running.items()}
+        for op in maxima:
+            if op.op == "shift" and is_fused(self, op):
+                self.env["error", op.name] = self.start(running_dims(self, op), "error", "0.0")
         return running, sums
 
     def step_body(self, body: Sequence[Op], group: Group, sums: Mapping[str, str], running: Mapping[str, str]) -> None:
@@ -172,6 +175,8 @@ class Loops(Context):
         """Assign the running maxima of this step to the variables that the loop carries."""
         ends = {name: self.env["value", name] for name in running}
         for name, variable in running.items():
+            if ("error", name) in self.env:
+                self.w.line(f"{self.env['error', name]} = {fused(self, name).error.text}")
             self.w.line(f"{variable} = {ends[name].text}")
         return ends
 
@@ -384,11 +389,9 @@ class Loops(Context):
         degree = number(op, "degree", 1)
         if degree.value <= 0:
             raise UnsupportedError(f"{op}: an accumulator of degree {degree.value} starts at 0 * inf")
-        value = self.value(shift)
         key = ("moved", shift, degree)
         if key not in self.env:
-            moved = difference(self, running[shift], value.unit, finite(self, value).text, value.unit, degree)
-            self.env[key] = TileVariable(self.w.let("decay", f"tl.exp2({moved})"), value.dims)
+            self.env[key] = decay(self, shift, running[shift], degree)
         return f"{name} * {self.at(self.env[key], dims)}"
 
     def finished(self, op: Op, how: str, name: str) -> TileVariable:
@@ -397,9 +400,22 @@ class Loops(Context):
         if how == "tile":
             x = self.ops[op.args[0]]
             carrier = TileVariable(name, self.carrier(op, how))
-            return TileVariable(self.w.let("acc", self.reduction("tl.sum", carrier, reduced(x))), dims)
-        pads = {self.graph.loop: 0.0} if self.graph.loop in op.axes else {}
-        return without_single(self, TileVariable(name, self.carrier(op, how), pads))
+            total = TileVariable(self.w.let("acc", self.reduction("tl.sum", carrier, reduced(x))), dims)
+        else:
+            pads = {self.graph.loop: 0.0} if self.graph.loop in op.axes else {}
+            total = without_single(self, TileVariable(name, self.carrier(op, how), pads))
+        return self.corrected(op, total) if op.op == "accs" and ("error", op.args[1]) in self.env else total
+
+    def corrected(self, op: Op, total: TileVariable) -> TileVariable:
+        """A sum of exponentials relative to a running maximum, without what the rounding of that left out."""
+        ((_, shift), degree) = op.args, number(op, "degree", 1)
+        key = ("correction", shift, degree)
+        if key not in self.env:
+            error = TileVariable(self.env["error", shift], self.tiling.dims(self.ops[shift].axes))
+            text = f"tl.exp2({error.text} * {self.literal(-degree)})"
+            self.env[key] = TileVariable(self.w.let("correction", text), error.dims)
+        text = f"{total.text} * {self.at(self.env[key], total.dims)}"
+        return replace(total, text=self.w.let("acc", text))
 
 
 def _offset(n: int) -> str:

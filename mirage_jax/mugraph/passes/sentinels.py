@@ -18,8 +18,8 @@ tensor that the loop reads in steps (the backward pass reads the maxima of all r
 looked at first. So a kernel with loop bounds computes the same as the kernel without them, on any data.
 `verify.equivalence.certificate` describes the proof for both forms.
 
-Loops that take the maximum of a matrix product have two forms as well (`watched`), of the same graph: the text of the
-first is faster, and wrong for huge logits (`lower.triton.ops.softmax`).
+Loops with specialized warps that take the maximum of a matrix product have two forms as well (`watched`), of the same
+graph: the text of the first is faster, and wrong for huge logits (`lower.triton.ops.softmax`).
 """
 
 from __future__ import annotations
@@ -78,9 +78,14 @@ def guarded(kernel: Kernel) -> Guarded | None:
     return Guarded(
         skipping,
         replace(kernel, loop_bounds=None),
-        tuple(Guard(ends[shift], max(bound, -LARGEST_SHIFT), LARGEST_SHIFT) for shift, bound in after.items()),
+        tuple(Guard(ends[shift], bound) for shift, bound in after.items()),
         tuple(Guard(tensor, bound) for tensor, bound in inside.items()),
     )
+
+
+def forms_of(kernel: Kernel, sizes: KernelSchedule) -> Guarded | None:
+    """The forms in which a kernel is written at these sizes; None if there is one only."""
+    return watched(kernel) if sizes.specialized and isinstance(kernel, BlockGraph) else guarded(kernel)
 
 
 def watched(kernel: BlockGraph) -> Guarded | None:
@@ -92,9 +97,9 @@ def watched(kernel: BlockGraph) -> Guarded | None:
         return forms
     shifts = _maxima_of_products(forms.skipping)
     skipping, ends = _with_ends(forms.skipping, shifts)
-    known = {guard.shift for guard in forms.guards}
-    more = [Guard(ends[shift], -LARGEST_SHIFT, LARGEST_SHIFT) for shift in shifts if ends[shift] not in known]
-    guards = (*forms.guards, *more)
+    bounds = dict.fromkeys(map(ends.__getitem__, shifts), -LARGEST_SHIFT)
+    _raise(bounds, {guard.shift: guard.bound for guard in forms.guards})
+    guards = tuple(Guard(shift, max(bound, -LARGEST_SHIFT), LARGEST_SHIFT) for shift, bound in bounds.items())
     return replace(forms, skipping=skipping, guards=guards) if guards else None
 
 

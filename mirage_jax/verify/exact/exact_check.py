@@ -31,7 +31,7 @@ from mirage_jax.mugraph.domains.floats import NamedArray, arrange, random_intege
 from mirage_jax.mugraph.dtypes import is_float, numpy_dtype
 from mirage_jax.mugraph.evaluate import evaluate
 from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, Schedule, Store, Tensor
-from mirage_jax.mugraph.passes.sentinels import watched
+from mirage_jax.mugraph.passes.sentinels import forms_of
 from mirage_jax.mugraph.views import View, ViewStep
 from mirage_jax.verify.exact.interpreters.triton import interpret_kernel
 from mirage_jax.verify.exact.small_sizes import small_sizes
@@ -84,7 +84,7 @@ def _cases(kernels: Sequence[tuple[BlockGraph, KernelSchedule]]) -> Iterator[tup
     if not kernels:
         return iter(())
     is_full = any(sizes.specialized for _, sizes in kernels)  # such a kernel has full tiles at its real extents
-    has_two_forms = any(watched(k) for k, _ in kernels)
+    has_two_forms = any(forms_of(k, sizes) for k, sizes in kernels)
     return product((False,) if is_full else (False, True), (False, True) if has_two_forms else (False,))
 
 

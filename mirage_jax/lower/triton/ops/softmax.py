@@ -5,11 +5,16 @@ All exponentials are ``exp2``, with log2(e) folded into the scale. A shift m is 
 
 The largest exponential of a row must be 1. An fma does not round its product, but a maximum of products is rounded:
 from logits of 2^27 on, ``fma(x, scale, -max)`` can exceed what ``exp2`` holds. Compilers make such an fma from any
-product that is subtracted from, so that each difference below is exact, or rounds its product by an fma with 0, or is
-in a form of the kernel that is right for smaller logits only (`mugraph.passes.sentinels.watched`).
+product that is subtracted from, so that each difference below is exact, or rounds its product by an fma with 0, or its
+kernel corrects what the rounding leaves out (`Fused`), or is in a form of the kernel that is right for smaller logits
+only (`mugraph.passes.sentinels.watched`).
 """
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
 
 from mirage_jax.lower.triton.context import Context, rule
 from mirage_jax.lower.triton.expressions import (
@@ -24,7 +29,26 @@ from mirage_jax.lower.triton.expressions import (
     reduced,
 )
 from mirage_jax.lower.triton.ops.reductions import carried, maximum, own_axes
-from mirage_jax.mugraph.graph import Op
+from mirage_jax.mugraph.dtypes import DTYPES
+from mirage_jax.mugraph.graph import BlockGraph, Op
+
+LARGEST_FUSED = 2**28  # octaves: shifts up to here are rounded by 8 at most, and float16 holds factors of 2^8
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """How exponentials relative to a running maximum m are written: ``exp2(fma(x, factor, -product))``, one fma and one
+    exp2 for each element.
+
+    `factor` is scale * log2(e), and `product` is ``m * factor``, rounded. All exponentials of a row are too large by
+    ``2 ** error`` then, where `error` is what the rounding left out, and so are their sums: they are corrected when m
+    moves, and after the loop. In rows of which m is beyond `LARGEST_FUSED` octaves, neighbouring floats are at least 16
+    octaves apart. There the factor is a power of two, and nothing is rounded.
+    """
+
+    factor: TileVariable
+    product: TileVariable
+    error: TileVariable
 
 
 @rule("shift")
@@ -42,10 +66,8 @@ def emit_shift(c: Context, op: Op) -> TileVariable:
     if scale.value <= 0:
         x, unit = TileVariable(c.w.let("scaled", _product(c, c.natural(op.args[0]).text, scale)), x.dims), UNIT
     text = maximum(c, x, own_axes(c, op))
-    if is_product and _is_stored(c, op.name):
-        text, unit = _product(c, text, scale), UNIT
-    elif is_product and _is_guarded(c, op.name):
-        text, unit = f"{text} * {c.literal(scale * PER_OCTAVE)}", OCTAVE
+    if is_product:
+        text, unit = _maximum_of_products(c, op, text, scale)
     source = c.ops.get(c.unmasked(op.args[0]))
     settled = (
         is_product
@@ -55,6 +77,17 @@ def emit_shift(c: Context, op: Op) -> TileVariable:
         and not any(c.axes[a].short_part for a in reduced(op) if a in c.axes)
     )
     return carried(c, op, text, unit, settled)
+
+
+def _maximum_of_products(c: Context, op: Op, text: str, scale: Number) -> tuple[str, Number]:
+    """The text and the unit of the maximum of products, of which `text` is the largest."""
+    if ("error", op.name) in c.env:
+        return text, scale
+    if _is_stored(c, op.name):
+        return _product(c, text, scale), UNIT
+    if _has_limit(c, op.name):
+        return f"{text} * {c.literal(scale * PER_OCTAVE)}", OCTAVE
+    return text, scale
 
 
 def _from_product(c: Context, name: str) -> bool:
@@ -68,9 +101,10 @@ def _is_stored(c: Context, shift: str) -> bool:
     return not _names(c, shift).isdisjoint(s.value for s in c.graph.stores)
 
 
-def _is_guarded(c: Context, shift: str) -> bool:
+def _has_limit(c: Context, shift: str) -> bool:
     """Is a form of the kernel written whose results are not taken if a maximum is large (`lows`)?"""
-    return not _names(c, shift).isdisjoint(guard.shift for guard in c.form.guards)
+    limited = (guard.shift for guard in c.form.guards if guard.limit is not None)
+    return not _names(c, shift).isdisjoint(limited)
 
 
 def _names(c: Context, shift: str) -> set[str]:
@@ -78,10 +112,72 @@ def _names(c: Context, shift: str) -> set[str]:
     return {shift, *(op.name for op in c.graph.ops if op.op == "last" and op.args[0] == shift)}
 
 
+def is_fused(c: Context, shift: Op) -> bool:
+    """Are the exponentials relative to a running maximum of matrix products `Fused`?
+
+    Not where another kernel makes the same exponentials from a maximum that this one stores: it rounds each logit.
+    """
+    scale, users = number(shift, "scale", 1), [c.ops[name] for name in c.graph.users[shift.name]]
+    logits = {shift.args[0], *(op.args[0] for op in users if op.op == "exps")}
+    return (
+        not c.tiling.schedule.specialized  # which have no registers for it
+        and 0 < float(scale * PER_OCTAVE) < 2
+        and all(_from_product(c, name) for name in logits)
+        and all(op.op in ("accs", "last") or _is_exponential(c, op, scale) for op in users)
+        and not (_is_stored(c, shift.name) and _is_read_by_exponentials(c))
+    )
+
+
+def _is_exponential(c: Context, op: Op, scale: Number) -> bool:
+    """Is this an exponential of logits of that scale, in the loop?"""
+    return op.op == "exps" and number(op, "scale", 1) == scale and c.graph.stages[op.name].body
+
+
+def _is_read_by_exponentials(c: Context) -> bool:
+    """May what this kernel stores be the shift of exponentials elsewhere?"""
+    graph = c.tiling.graph
+    stored = {s.tensor.name for s in c.graph.stores}
+    return not stored.isdisjoint(graph.outputs) or any(
+        not isinstance(kernel, BlockGraph) or any(op.op == "exps" for op in kernel.ops)
+        for kernel in graph.kernels
+        if kernel.name != c.graph.name
+    )
+
+
+def fused(c: Context, shift: str) -> Fused:
+    """`Fused`, of the shift of this step."""
+    key = ("fused", shift)
+    if key not in c.env:
+        m = finite(c, c.value(shift))
+        factor = _factor(c, m)
+        product = c.w.let("product", f"tl.fma({m.text}, {factor.text}, 0.0)")
+        error = c.w.let("error", f"tl.fma({m.text}, {factor.text}, {product} * -1.0)")
+        c.env[key] = Fused(factor, TileVariable(product, m.dims), TileVariable(error, m.dims))
+    return c.env[key]
+
+
+def _factor(c: Context, m: TileVariable) -> TileVariable:
+    """What multiplies logits, for each row."""
+    scale = m.unit * PER_OCTAVE
+    bound, usual = LARGEST_FUSED / float(scale), c.literal(scale)
+    power = 2.0 ** math.floor(math.log2(float(scale)))
+    if bound > DTYPES["f32"].range[1] or power == float(scale):
+        return TileVariable(usual)
+    ratio = power / float(scale)
+    c.numbers.setdefault(ratio, set()).add(UNIT)  # on exact numbers all rows have the same factor
+    limit = c.literal(Number(LARGEST_FUSED / scale.value, -scale.logs))
+    text = f"tl.where(tl.abs({m.text}) < {limit}, {usual}, {usual} * {literal(ratio)})"
+    return TileVariable(c.w.let("factor", text), m.dims)
+
+
 @rule("exps")
 def emit_exp_shifted(c: Context, op: Op) -> TileVariable:
     """``exp(scale * x - m)`` for a shift m."""
     dims = c.tiling.dims(op.axes)
+    if ("error", op.args[1]) in c.env:  # the shift runs
+        x, m = c.natural(op.args[0]), fused(c, op.args[1])
+        text = f"tl.fma({c.at(x, dims)}, {c.at(m.factor, dims)}, {c.at(m.product, dims)} * -1.0)"
+        return c.made(op, f"tl.exp2({text})", [x, m.product])
     x, m = c.natural(op.args[0]), finite(c, c.value(op.args[1]))
     scale, text, shift = number(op, "scale", 1), c.at(x, dims), c.at(m, dims)
     if m.unit == UNIT and (scale != UNIT or _is_multiplied(c, op.args[0])):
@@ -120,6 +216,18 @@ def emit_less_log_shifted(c: Context, op: Op) -> TileVariable:
     moved = f"{c.at(y, dims)} - {_times_degree(c.at(m, dims), op)}"
     text, scale = f"({moved}) - {c.at(log, dims)}", number(op, "scale", 1)
     return c.made(op, text if scale == UNIT else f"({text}) * {c.literal(scale)}", [y, x, m])
+
+
+def decay(c: Context, shift: str, old: str, degree: Number) -> TileVariable:
+    """What a sum of exponentials is multiplied by when a running maximum moves on from `old`."""
+    value = c.value(shift)
+    if ("error", shift) in c.env:
+        m = fused(c, shift)
+        moved = f"tl.fma({old}, {m.factor.text}, {m.product.text} * -1.0) - {c.env['error', shift]}"
+        moved = moved if degree == UNIT else f"({moved}) * {c.literal(degree)}"
+    else:
+        moved = difference(c, old, value.unit, finite(c, value).text, value.unit, degree)
+    return TileVariable(c.w.let("decay", f"tl.exp2({moved})"), value.dims)
 
 
 def _product(c: Context, x: str, scale: Number) -> str:
@@ -176,9 +284,14 @@ def lows(c: Context) -> dict[str, str]:
     found: dict[str, str] = {}
     for guard in c.form.guards:
         shift = c.value(guard.shift)
-        assert guard.limit is not None, f"{guard}: only tensors that are read in steps have no limit"
-        bound, limit = (c.literal(Number(b / shift.unit.value, -shift.unit.logs)) for b in (guard.bound, guard.limit))
-        text = f"1 - (({shift.text} > {bound}) & ({shift.text} < {limit})).to(tl.int32)"
+        sides = ((">", guard.bound), ("<", guard.limit))
+        holds = [f"({shift.text} {side} {_in_unit(c, b, shift)})" for side, b in sides if b is not None]
+        text = f"1 - {holds[0] if len(holds) == 1 else f'({holds[0]} & {holds[1]})'}.to(tl.int32)"
         mask = c.mask(c.graph.axes_of[guard.shift], shift.dims)
         found[guard.shift] = f"tl.where({mask}, {text}, 0)" if mask else text
     return found
+
+
+def _in_unit(c: Context, bound: Fraction, shift: TileVariable) -> str:
+    """A bound of a shift as a literal, in the unit in which it is kept."""
+    return c.literal(Number(bound / shift.unit.value, -shift.unit.logs))
