@@ -204,3 +204,30 @@ def test_a_shift_that_did_not_move_changes_nothing() -> None:
     x = np.float32(np.random.default_rng(0).standard_normal(64))
     (y,) = jax.jit(lambda x, m: run(graph, [x, m], xp=jnp, dtype=None))(x, np.float32(1e10) * x)
     np.testing.assert_array_equal(y, x)
+
+
+def gradient_of_logsumexp(x: jax.Array, g: jax.Array) -> jax.Array:
+    """Of its exponentials, as JAX writes it: the sum's abs has a sign that is always plus."""
+    return jax.vjp(lambda x: jax.nn.logsumexp(x, axis=-1), x)[1](g)[0]
+
+
+def test_signs_of_sums_are_not_asked_for() -> None:
+    """NaN stays NaN: what the sign chooses from is made of the sum."""
+    x, g = np.random.default_rng(0).standard_normal((5, 7)).astype("f4"), np.ones(5, "f4")
+    (region,) = analyse(jax.make_jaxpr(gradient_of_logsumexp)(x, g)).regions
+    assert not {"le", "lt", "abs"} & {*operators(region.graph)}
+    x[2, 3] = np.nan
+    arrays = [{(5, 7): x, (5,): g}[tuple(map(region.graph.extent, t.axes))] for t in region.graph.inputs]
+    np.testing.assert_allclose(run(region.graph, arrays)[0], gradient_of_logsumexp(x, g), rtol=1e-5)
+
+
+def test_signs_that_choose_something_else_stay() -> None:
+    """A sum that is not a number chooses the other value: what is not made of it would be one."""
+
+    def chosen(x: jax.Array, g: jax.Array) -> jax.Array:
+        total = jnp.exp(x - x.max(-1, keepdims=True)).sum(-1)
+        return jnp.log(total) + (jnp.where(total >= 0, g, 0) - jnp.where(total >= 0, 0, g))
+
+    x, g = np.random.default_rng(0).standard_normal((5, 7)).astype("f4"), np.ones(5, "f4")
+    (region,) = analyse(jax.make_jaxpr(chosen)(x, g)).regions
+    assert "le" in operators(region.graph)

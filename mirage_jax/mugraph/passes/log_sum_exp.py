@@ -7,8 +7,9 @@ one operator ``logs l m = log(l * exp(m))`` it does not: ``l * exp(m)`` is the p
 before -> after:  l = sum exp(c (x - m));  log(l) + c m        ->  logs{degree=c} l m
                   l = sum exp(c (x - m));  c (y - m) - log(l)  ->  lesslogs{degree=c} (c y) l m
                   abs(l)  ->  l,  where l is made of exponentials, products and sums (jax.nn.logsumexp has one)
+              where(0 <= l, y, 0) - where(0 <= l, 0, y)  ->  y,  of such an l that y is made of (abs has this gradient)
 
-All three are identities of real numbers, whatever m is. ``lesslogs y l m`` is y - log(l * exp(m)), computed as the
+All four are identities of real numbers, whatever m is. ``lesslogs y l m`` is y - log(l * exp(m)), computed as the
 program did: ``y - (log(l) + m)`` loses log(l) where m is huge, as it is in rows that are wholly masked. The search
 knows no order of subtractions, so `differences_first` puts its candidates into that one. Only where m is subtracted
 inside exponentials that l is made of: elsewhere a logarithm is left alone.
@@ -100,11 +101,13 @@ class _Joiner:
         self.before: dict[str, Library] = {}  # what a kernel reads that the program did not have, by its name
 
     def run(self) -> KernelGraph:
-        """Drop needless abs, join logarithms with shifts, and drop kernels that nothing reads any more."""
-        if not any(k.op.op == "log" for k in self.made.values()):
+        """Drop needless abs and signs, join logarithms with shifts, and drop kernels that nothing reads any more."""
+        if not any(k.op.op in ("log", "le") for k in self.made.values()):
             return self.graph
         for k in list(self.made.values()):
             self.made[k.name] = self._without_abs(k)
+        for k in list(self.made.values()):
+            self.made[k.name] = replace(k, loads=tuple(map(self._past_sign, k.loads)))
         for k in list(self.made.values()):
             if k.op.op == "add":
                 self.made[k.name] = self._joined(k)
@@ -133,6 +136,49 @@ class _Joiner:
         if not same_type or not self._is_nonnegative(inner.tensor):
             return x
         return replace(seen_from(x, source, inner), name=x.name)
+
+    # --- signs
+
+    def _past_sign(self, x: Load) -> Load:
+        """Reads what a sign that is always plus would only copy: NaN is in both, since y is made of it, too."""
+        k = self.made.get(x.tensor)
+        if k is None or k.op.op != "add" or (k.op.number("ca"), k.op.number("cb")) != (1, -1):
+            return x
+        found = [self._chosen(load) for load in k.operands]
+        if None in found:
+            return x
+        (plus, y, other), (minus, zero, same) = found
+        is_sign = plus.tensor == minus.tensor and same == y and self._is_zero(zero) and self._is_zero(other)
+        if not is_sign or k.result.dtype != self.graph.tensors[y.tensor].dtype or not self._is_plus(plus.tensor, y):
+            return x
+        return replace(seen_from(x, k, y), name=x.name)
+
+    def _chosen(self, x: Load) -> tuple[Load, Load, Load] | None:
+        """What a choice reads, as seen from who reads it; without names."""
+        k = self.made.get(x.tensor)
+        if k is None or k.op.op != "where":
+            return None
+        c, y, z = (replace(seen_from(x, k, load), name="") for load in k.operands)
+        return c, y, z
+
+    def _is_zero(self, x: Load) -> bool:
+        k = self.made.get(x.tensor)
+        return k is not None and k.op.op == "const" and k.op.number("value", 0) == 0
+
+    def _is_plus(self, condition: str, y: Load) -> bool:
+        """Does a condition say that a sum of exponentials that y is made of is not negative?"""
+        k = self.made.get(condition)
+        if k is None or k.op.op != "le":
+            return False
+        zero, total = k.operands
+        return self._is_zero(zero) and self._is_nonnegative(total.tensor) and self._is_made_of(y.tensor, total.tensor)
+
+    def _is_made_of(self, tensor: str, part: str) -> bool:
+        """Is one tensor NaN wherever another one is? By products and quotients of elements."""
+        k = self.made.get(tensor)
+        if tensor == part or k is None:
+            return tensor == part
+        return k.op.op in ("mul", "div", "affine") and any(self._is_made_of(x.tensor, part) for x in k.loads)
 
     # --- logarithms
 
