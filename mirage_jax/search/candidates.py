@@ -51,6 +51,7 @@ class Candidate:
     family: str  # "kernels" | "algebra"
     alternatives: tuple[tuple[KernelSchedule, ...], ...] = ()  # per kernel: other sizes, best first
     single: tuple[Axis, ...] = ()  # axes whose tiles have one element
+    loses_digits: bool = False  # that the program keeps (`search.forward_error`)
 
     def alternatives_of(self, kernel: int) -> tuple[KernelSchedule, ...]:
         """Other sizes of one kernel, by position, best first."""

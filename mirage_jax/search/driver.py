@@ -70,8 +70,8 @@ def search(
         stops = _stops_after(found, one.report, reference, device, stored)
     slices = _first_slices(reference, device, space, stops) if has_kernels else []
     report.output_slices = len(slices)
-    todo = [SubSearch(w.graph, device, space, states, families) for w in parts]
-    todo += [SubSearch(graph, device, its_space, states, families) for graph, its_space in slices]
+    searched = [(w.graph, space) for w in parts] + slices
+    todo = [SubSearch(graph, device, its, states, families, whole=reference) for graph, its in searched]
     by_part: list[list[Candidate]] = []
     for candidates, part_report in search_parts(todo, until - time.monotonic(), workers, notify):
         by_part.append(candidates)

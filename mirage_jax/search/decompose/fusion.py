@@ -62,10 +62,15 @@ def combined(reference: KernelGraph, found: Sequence[Sequence[Candidate]], devic
 
     slices = range(len(found))
     for order in (slices, reversed(slices)):
-        chosen = [candidates[:MAX_FUSED_CANDIDATES] for candidates in found]
+        chosen = [_accurate(candidates)[:MAX_FUSED_CANDIDATES] for candidates in found]
         for n in order:
             chosen[n] = sorted(chosen[n], key=lambda c: add([*chosen[:n], [c], *chosen[n + 1 :]]))
     return sorted(whole.values(), key=lambda c: c.seconds)
+
+
+def _accurate(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Those that lose no digits; all if there are none."""
+    return [c for c in candidates if not c.loses_digits] or candidates
 
 
 def fused(candidate: Candidate, device: DeviceModel, known: KnownTilings) -> Candidate:

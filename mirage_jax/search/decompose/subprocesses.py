@@ -48,11 +48,14 @@ class SubSearch:
     states: int
     families: Sequence[str]
     seconds: float = MIN_SEARCH_SECONDS
+    whole: KernelGraph | None = None  # the region of which the graph is a part
 
 
 def search_part(part: SubSearch, notify: Notify | None = None) -> Found:
     """Search one part; no candidates if it has no useful normal form."""
-    one = Search(part.graph, part.device, part.space, part.seconds, part.states, part.families, notify=notify)
+    one = Search(
+        part.graph, part.device, part.space, part.seconds, part.states, part.families, notify=notify, whole=part.whole
+    )
     try:
         return one.run(), one.report
     except UnsupportedError as why:
@@ -145,7 +148,8 @@ class _Processes:
 
 def part_to_text(part: SubSearch) -> str:
     """Write a part as one line of JSON."""
-    nested = {"graph": str(part.graph), "device": asdict(part.device), "space": asdict(part.space)}
+    graphs = {"graph": str(part.graph), "whole": part.whole and str(part.whole)}
+    nested = {**graphs, "device": asdict(part.device), "space": asdict(part.space)}
     return json.dumps(_fields(part) | nested)
 
 
@@ -157,6 +161,7 @@ def part_from_text(text: str) -> SubSearch:
     """Read a part from a line of JSON."""
     d: dict[str, Any] = json.loads(text)
     d["graph"], d["device"], d["space"] = parse(d["graph"]), DeviceModel(**d["device"]), Space(**d["space"])
+    d["whole"] = parse(d["whole"]) if d["whole"] else None
     return SubSearch(**d)
 
 
@@ -171,7 +176,7 @@ def found_to_text(found: Found) -> str:
         if counts[c.family] <= MAX_RETURNED_CANDIDATES or counts[its_kind] == 1:
             others = [[kernel_to_json(k) for k in ks] for ks in c.alternatives]
             row = {"graph": str(c.graph), "schedule": schedule_to_json(c.schedule), "alternatives": others}
-            rows.append({**row, "seconds": c.seconds, "family": c.family, "single": c.single})
+            rows.append({**row, "seconds": c.seconds, "family": c.family, "single": c.single, "loses": c.loses_digits})
     summary = {**_fields(report), "space": asdict(report.space), "stop": report.stop.value}
     return json.dumps({"candidates": rows, "report": summary})
 
@@ -187,6 +192,7 @@ def found_from_text(text: str) -> Found:
             str(c["family"]),
             tuple(tuple(map(kernel_from_json, ks)) for ks in c["alternatives"]),
             tuple(c["single"]),
+            bool(c["loses"]),
         )
         for c in d["candidates"]
     ]

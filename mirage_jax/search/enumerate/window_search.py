@@ -60,14 +60,19 @@ DEFAULT_SPACE = Space()
 FAMILIES = ("algebra", "kernels")
 LIBRARY_TIE_FRACTION = 1e-3  # the model prices a library's product as our own; at a tie ours is tried first
 MAX_ALGEBRA_STATES = 12_000  # of the search for shared algebra, which is a luxury
+MAX_LOSSY = 4  # times as many candidates that lose digits as others
 
 
 @dataclass
 class _Best:
-    """The best few estimates so far of each variant: at a tie, one variant must not crowd out another."""
+    """The best few estimates so far of each variant: at a tie, one variant must not crowd out another.
+
+    Candidates that lose digits crowd out no other one either, until there are `MAX_LOSSY` times as many.
+    """
 
     keep: int
     kept: dict[Axis | None, list[float]] = field(default_factory=dict[Axis | None, list[float]])
+    good: dict[Axis | None, list[float]] = field(default_factory=dict[Axis | None, list[float]])
 
     @property
     def seconds(self) -> float:
@@ -76,12 +81,14 @@ class _Best:
 
     def takes(self, axis: Axis | None, seconds: float) -> bool:
         """Could a plan that takes at least so long be among the best?"""
-        known = self.kept.get(axis, [])
-        return len(known) < self.keep or seconds < known[-1]
+        limits = ((self.good, self.keep), (self.kept, self.keep * MAX_LOSSY))
+        return all(len(known := of.get(axis, [])) < n or seconds < known[-1] for of, n in limits)
 
-    def add(self, axis: Axis | None, seconds: float) -> None:
+    def add(self, axis: Axis | None, seconds: float, is_lossy: bool) -> None:
         """Take in an estimate of a variant."""
-        self.kept[axis] = sorted([*self.kept.get(axis, []), seconds])[: self.keep]
+        self.kept[axis] = sorted([*self.kept.get(axis, []), seconds])[: self.keep * MAX_LOSSY]
+        if not is_lossy:
+            self.good[axis] = sorted([*self.good.get(axis, []), seconds])[: self.keep]
 
 
 @dataclass
@@ -101,12 +108,13 @@ class Search:
     # Plans whose bound exceeds the best estimate by this factor are not priced; of those whose own estimate does, only
     # the `keep` best so far of a variant are written.
     slack: float = 2.5
+    whole: KernelGraph | None = None  # the region of which this is a part
 
     def __post_init__(self) -> None:
         self.report = SearchReport(self.space)
         self.clock = Clock(self.seconds, self.states, self.terms)
         self.targets: tuple[Target, ...] = ()
-        self.forward_error = ForwardError(self.reference)
+        self.forward_error = ForwardError(self.reference, self.whole)
         self._own_models: dict[tuple[Axis | None, int], Model] = {}
         self.batch = self.reduced = frozenset[Axis]()
         self.wide = "f64" if any(t.dtype == "f64" for t in self.reference.inputs) else "f32"
@@ -142,7 +150,8 @@ class Search:
             log.warning("search interrupted: keeping the best of %d candidates", len(found))
         self._collect()
         unique = {(str(c.graph), c.schedule.parts): c for c in sorted(found, key=lambda c: -c.seconds)}
-        return sorted(unique.values(), key=lambda c: (self.forward_error.is_larger(c.graph), c.seconds))
+        marked = (replace(c, loses_digits=self.forward_error.is_larger(c.graph)) for c in unique.values())
+        return sorted(marked, key=lambda c: (c.loses_digits, c.seconds))
 
     @no_collection()
     def count(self) -> SearchReport:
@@ -388,7 +397,7 @@ class Search:
                 continue
             self.report.priced += 1
             for candidate in self._of_plan(models[axis, n], plan, axis, n, targets, best, bound):
-                best.add(axis, candidate.seconds)
+                best.add(axis, candidate.seconds, self.forward_error.is_larger(candidate.graph))
                 yield candidate
                 mixed = with_libraries(candidate.graph)
                 if mixed is not None:  # large matrix products are what XLA's libraries are best at
@@ -404,16 +413,18 @@ class Search:
         best: _Best,
         bound: float,
     ) -> Iterator[Candidate]:
-        """The cheapest candidate of a plan. If that loses digits, also one with more of the program's own values."""
+        """The cheapest candidate of a plan. If that loses digits or cannot be written, also one with more of the
+        program's own values.
+        """
         for chosen in (model, self._preferring_own(model, axis, parts)):
             priced = self._priced(chosen, plan, axis, best, bound)
             if priced is None:
-                return
+                continue
             try:
                 candidate = self._candidate(chosen, priced, axis, parts, targets)
             except UnsupportedError as why:
                 self.report.dropped[str(why)] += 1
-                return
+                continue
             yield candidate
             if not self.forward_error.is_larger(candidate.graph):
                 return
