@@ -360,7 +360,7 @@ class TuningSession(RegionOnDevice):
     def _screen_in(self, trials: Trials, winners: Sequence[Winner]) -> dict[int, timing.Timing]:
         tell = progress.measuring(self.notify, len(winners))
         notify = lambda outcome: tell(outcome.seconds if isinstance(outcome, timing.Timing) else None)  # noqa: E731
-        outcomes = trials.times([w.to_json() for w in winners], notify)
+        outcomes = trials.times([w.to_json() for w in winners], notify, self.until)
         failures = {i: o for i, o in enumerate(outcomes) if isinstance(o, TrialFailure)}
         if len(failures) == len(outcomes) and any(f.wants_memory for f in failures.values()):
             raise TrialError("this process leaves no memory of the device (XLA_PYTHON_CLIENT_PREALLOCATE=false does)")

@@ -41,6 +41,13 @@ def timed(seconds: float) -> timing.Timing:
     return timing.Timing((seconds,), 1.0)
 
 
+def test_no_more_begin_when_the_time_is_over() -> None:
+    """What children have begun is finished, and something is always timed."""
+    with Session(FAKE, patience=QUICK, kind="fake device") as session:
+        found = Trials([session]).times([fine(1.0), fine(2.0), fine(3.0)], until=0.0)
+    assert found[0] == timed(1.0) and {f.kind for f in found[1:]} == {"left for lack of time"}
+
+
 def test_the_fake_child_finds_what_this_process_finds() -> None:
     """In this process's own path: not only what is installed, which ``-S`` leaves out."""
     program, *arguments = FAKE
@@ -173,7 +180,7 @@ def test_what_fails_is_counted(caplog) -> None:
     program = PROGRAMS["rmsnorm"]("f16")
     winner = Winner(program.graph, program.schedule, (), (), "kernels", "cuda")
     outcomes = [TrialFailure("crashed", "ended with code -6"), timed(1.0), TrialFailure("hung", "said nothing")]
-    tried = SimpleNamespace(times=lambda variants, notify: outcomes)
+    tried = SimpleNamespace(times=lambda variants, notify, until: outcomes)
     attempt = TuningSession(Any, "cuda", SimpleNamespace(device_kind="NVIDIA H200"), Options(), trials=tried)
     assert attempt.screen([winner] * 3) == {1: timed(1.0)}
     assert attempt.tried == {"crashed": 1, "hung": 1}
@@ -182,7 +189,7 @@ def test_what_fails_is_counted(caplog) -> None:
 
 
 def test_without_a_child_variants_run_here(caplog, monkeypatch) -> None:
-    def times(variants, notify):
+    def times(variants, notify, until):
         raise TrialError("no process can be started")
 
     attempt = TuningSession(Any, "cuda", None, Options(), trials=SimpleNamespace(times=times))
@@ -195,7 +202,7 @@ def test_without_a_child_variants_run_here(caplog, monkeypatch) -> None:
 def test_without_memory_for_a_child_variants_run_here(why: str, caplog, monkeypatch) -> None:
     outcomes = [TrialFailure("not compiled", "too many registers"), TrialFailure("failed to run", why)]
     attempt = TuningSession(
-        Any, "cuda", None, Options(), trials=SimpleNamespace(times=lambda variants, notify: outcomes)
+        Any, "cuda", None, Options(), trials=SimpleNamespace(times=lambda variants, notify, until: outcomes)
     )
     monkeypatch.setattr(attempt, "timings", lambda functions, rounds: {"1": timed(2.0)})
     assert attempt.screen([]) == {1: timed(2.0)} and not attempt.tried

@@ -45,7 +45,7 @@ def seconds(schedule: Schedule) -> float | None:
 
 
 def attempt(tried: list[Schedule]) -> TuningSession:
-    def times(variants: Any, notify: Any) -> list[Any]:
+    def times(variants: Any, notify: Any, until: float) -> list[Any]:
         schedules = [schedule_from_json(v["schedule"]) for v in variants]
         tried.extend(schedules)
         return [
@@ -137,7 +137,7 @@ def test_where_variants_are_many_no_more_is_tried_of_what_is_far_slower(
     """The model likes both muGraphs alike; two variants show that one of them takes ten times as long."""
     tried = Counter[str]()
 
-    def times(variants: Any, notify: Any) -> list[Any]:
+    def times(variants: Any, notify: Any, until: float) -> list[Any]:
         tried.update(v["graph"] for v in variants)
         return [timing.Timing((10.0 if "slow" in v["graph"] else 1.0,)) for v in variants]
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import queue
 import signal
@@ -187,14 +188,10 @@ class Trials:
         """Whether all children are those that were started first."""
         return not any(s.harmed for s in self.sessions)
 
-    def times(self, variants: Sequence[Variant], notify: Notify = lambda _: None) -> list[timing.Timing | TrialFailure]:
-        """As `Session.times`."""
-        if len(self.sessions) == 1:
-            try:
-                return self.sessions[0].times(variants, notify)
-            except BaseException:  # it may be at work, and answer another time
-                self.sessions[0].close()
-                raise
+    def times(
+        self, variants: Sequence[Variant], notify: Notify = lambda _: None, until: float = math.inf
+    ) -> list[timing.Timing | TrialFailure]:
+        """As `Session.times`; from `until` on (`time.monotonic`) children begin no more, unless none has a result."""
         # Neighbours, which have kernels in common, go to the same child: it compiles these once. Not too many of them:
         # some take the assembler a hundred times as long as others, and while one child compiles another one measures.
         count = max(1, min(len(variants), BATCHES_PER_CHILD * len(self.sessions)))
@@ -209,6 +206,9 @@ class Trials:
                     share = todo.get_nowait()
                 except queue.Empty:
                     return
+                if found and time.monotonic() > until:
+                    found.update(dict.fromkeys(share, TrialFailure("left for lack of time", "the budget is spent")))
+                    continue
                 found.update(zip(share, session.times([variants[i] for i in share], notify), strict=True))
 
         def close() -> None:
