@@ -126,7 +126,7 @@ class ForwardError:
             return rng.random(shape) < 0.9
         if not is_float(dtype):
             return random_integers(rng, shape, dtype)
-        return np.float32(rng.standard_normal(shape).astype(dtype))
+        return rng.standard_normal(shape).astype(dtype).astype(np.float32)
 
     @cached_property
     def _exact(self) -> list[list[Array]]:

@@ -144,8 +144,8 @@ class _Joiner:
         k = self.made.get(x.tensor)
         if k is None or k.op.op != "add" or (k.op.number("ca"), k.op.number("cb")) != (1, -1):
             return x
-        found = [self._chosen(load) for load in k.operands]
-        if None in found:
+        found = [choice for load in k.operands if (choice := self._chosen(load)) is not None]
+        if len(found) < 2:
             return x
         (plus, y, other), (minus, zero, same) = found
         is_sign = plus.tensor == minus.tensor and same == y and self._is_zero(zero) and self._is_zero(other)
