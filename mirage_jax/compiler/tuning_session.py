@@ -67,6 +67,7 @@ MAX_COST_BEFORE_SPECIALIZING = 4.0  # up to this multiple of that limit, a kerne
 MAX_SPECIALIZED_CANDIDATES = 40  # candidates whose specialized form is priced
 XLA_COMPILE_THREADS = 8
 MAX_PREPARING_SECONDS = 60.0  # after the search
+MAX_LATE_SECONDS = 30.0  # after a region's share of the budget: first variants that are begun later are not timed
 MIN_OPERATORS_PREPARED = 4  # of a region, from which on the search takes about as long as preparing the float gate
 ELSEWHERE = "H200"  # the device that reports speak of where kernels cannot run
 MAX_TRIAL_MEMORY_FRACTION = 0.5  # of the free memory of a device, for all children
@@ -228,11 +229,11 @@ class TuningSession(RegionOnDevice):
         return promising
 
     def keeping_digits(self, found: Sequence[Candidate]) -> list[Candidate]:
-        """Leave out candidates that lose digits, unless all do."""
+        """Leave out candidates that lose digits, unless they are much faster than all that lose none."""
         error = ForwardError(self.reference)
-        keep = [c for c in found if not error.is_larger(c.graph)]
-        self.tried["losing digits"] += len(found) - len(keep) if keep else 0
-        return keep or list(found)
+        keep = candidates.keeping_digits([replace(c, loses_digits=error.is_larger(c.graph)) for c in found])
+        self.tried["losing digits"] += len(found) - len(keep)
+        return keep
 
     def nearest(self, found: Sequence[Candidate]) -> list[Candidate]:
         """The kernels that come closest, where the model promises nothing of any: it may be wrong about all."""
@@ -360,7 +361,7 @@ class TuningSession(RegionOnDevice):
     def _screen_in(self, trials: Trials, winners: Sequence[Winner]) -> dict[int, timing.Timing]:
         tell = progress.measuring(self.notify, len(winners))
         notify = lambda outcome: tell(outcome.seconds if isinstance(outcome, timing.Timing) else None)  # noqa: E731
-        outcomes = trials.times([w.to_json() for w in winners], notify, self.until)
+        outcomes = trials.times([w.to_json() for w in winners], notify, self.until + MAX_LATE_SECONDS)
         failures = {i: o for i, o in enumerate(outcomes) if isinstance(o, TrialFailure)}
         if len(failures) == len(outcomes) and any(f.wants_memory for f in failures.values()):
             raise TrialError("this process leaves no memory of the device (XLA_PYTHON_CLIENT_PREALLOCATE=false does)")

@@ -8,6 +8,7 @@ which its certificate will refuse: a lost opportunity, never a wrong result.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ SPLIT_COUNTS = (2, 4, 8, 16, 32)
 MIN_SPLIT_ELEMENTS = 16  # in one part
 USUAL_WARPS = 4
 LOOKALIKE_PENALTY = 1.5  # of the second of similar candidates, relative to its estimate
+MIN_GAIN_BY_LOSS = 1.5  # times as fast has to be what loses digits: the float gate refuses most of that
 SIZE = re.compile(r"(1/)?\|([a-z]\w*)\|")
 SCALES = ("scale", "ca", "cb", "offset")
 
@@ -56,6 +58,12 @@ class Candidate:
     def alternatives_of(self, kernel: int) -> tuple[KernelSchedule, ...]:
         """Other sizes of one kernel, by position, best first."""
         return self.alternatives[kernel] if self.alternatives else ()
+
+
+def keeping_digits(found: Sequence[Candidate]) -> list[Candidate]:
+    """Without candidates that lose digits, unless they are much faster than all that lose none."""
+    others = min((c.seconds for c in found if not c.loses_digits), default=math.inf)
+    return [c for c in found if not c.loses_digits or c.seconds * MIN_GAIN_BY_LOSS <= others]
 
 
 def kind(c: Candidate) -> tuple[bool, bool]:

@@ -7,7 +7,7 @@ numbers round the operands of their products, as matrix units take them. This on
 candidates. Whether a winner is accurate is for the gate to say.
 
 Numbers near one show what normal ones at small extents do not: differences of points that are close to each other, as
-many points are. Larger numbers have softmaxes that one logit dominates: there a gradient is a small difference.
+many points are. (16 bits do not hold such points.) Larger numbers have softmaxes that one logit dominates: there a gradient is a small difference.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ class ForwardError:
         shapes = [([small.extent(a) for a in t.axes], numpy_dtype(t.dtype)) for t in small.inputs]
         normal = [self._draw(rng, *shape) for shape in shapes]
         large = [x * LARGE if is_float(x.dtype) else x for x in normal]
-        return [normal, *([_near_one(x, part) for x in normal] for part in NEAR_ONE), large]
+        near = [] if self._is_narrow else [[_near_one(x, part) for x in normal] for part in NEAR_ONE]
+        return [normal, *near, large]
 
     def _draw(self, rng: np.random.Generator, shape: Sequence[int], dtype: Any) -> Array:
         if dtype == np.bool_:

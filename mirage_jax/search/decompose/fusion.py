@@ -30,7 +30,7 @@ from mirage_jax.mugraph.graph import (
     unused_name,
 )
 from mirage_jax.mugraph.operators import operator
-from mirage_jax.search.candidates import Candidate, KnownTilings, tiled
+from mirage_jax.search.candidates import Candidate, KnownTilings, keeping_digits, tiled
 from mirage_jax.search.decompose.output_slices import joined
 
 SYMMETRIC = ("dot", "mul")
@@ -62,15 +62,10 @@ def combined(reference: KernelGraph, found: Sequence[Sequence[Candidate]], devic
 
     slices = range(len(found))
     for order in (slices, reversed(slices)):
-        chosen = [_accurate(candidates)[:MAX_FUSED_CANDIDATES] for candidates in found]
+        chosen = [keeping_digits(candidates)[:MAX_FUSED_CANDIDATES] for candidates in found]
         for n in order:
             chosen[n] = sorted(chosen[n], key=lambda c: add([*chosen[:n], [c], *chosen[n + 1 :]]))
     return sorted(whole.values(), key=lambda c: c.seconds)
-
-
-def _accurate(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-    """Those that lose no digits; all if there are none."""
-    return [c for c in candidates if not c.loses_digits] or candidates
 
 
 def fused(candidate: Candidate, device: DeviceModel, known: KnownTilings) -> Candidate:
