@@ -7,7 +7,8 @@ numbers round the operands of their products, as matrix units take them. This on
 candidates. Whether a winner is accurate is for the gate to say.
 
 Numbers near one show what normal ones at small extents do not: differences of points that are close to each other, as
-many points are. (16 bits do not hold such points.) Larger numbers have softmaxes that one logit dominates: there a gradient is a small difference.
+many points are. (16 bits do not hold such points.) Larger numbers have softmaxes that one logit dominates: there a
+gradient is a small difference.
 """
 
 from __future__ import annotations
@@ -70,13 +71,18 @@ class ForwardError:
         """The relative error of each result that XLA's code has anyway: a few sums in float32, or what changes if
         inputs are rounded to TF32; in programs of narrow numbers, the rounding of a result.
         """
-        if self._is_narrow or not any(self._rounded) or not self._own:
-            return [NARROW if self._is_narrow else SINGLE] * len(self._own)
+        least = NARROW if self._is_narrow else SINGLE
+        if self._is_narrow or not any(self._rounded):
+            return [least] * len(self._own)
+        return list(np.where(self._rounded * len(self._draws), self._changes, least))
+
+    @property
+    def _changes(self) -> list[float]:
+        """How much results change if inputs are rounded to TF32."""
         small = self._small(self.reference)
         with np.errstate(all="ignore"):
             moved = [evaluate.run(small, [_moved(x, TF32) for x in inputs]) for inputs in self._draws]
-        changes = map(_relative, chain(*moved), chain(*self._exact))
-        return list(np.where(self._rounded * len(moved), list(changes), SINGLE))
+        return list(map(_relative, chain(*moved), chain(*self._exact)))
 
     @cached_property
     def _rounded(self) -> list[bool]:
@@ -100,18 +106,16 @@ class ForwardError:
 
     @cached_property
     def _draws(self) -> list[list[Array]]:
-        drawn, own = self._inputs_of_whole, [t.name for t in self.reference.inputs]
-        given = {t.name: n for n, t in enumerate(self.whole.inputs)}
-        made = [name for name in own if name not in given]
-        if not made:
-            return [[inputs[given[name]] for name in own] for inputs in drawn]
-        part = without_unread(replace(self._small(self.whole), outputs=tuple(made)))
-        draws: list[list[Array]] = []
-        for inputs in drawn:
-            with np.errstate(all="ignore"):
-                values = dict(zip(made, evaluate.run(part, inputs), strict=True))
-            draws.append([inputs[given[n]] if n in given else _single(values[n]) for n in own])
-        return draws
+        own = [t.name for t in self.reference.inputs]
+        return [[values[name] for name in own] for values in map(self._with_made, self._inputs_of_whole)]
+
+    def _with_made(self, inputs: list[Array]) -> dict[str, Array]:
+        """What the region's inputs are, by name, and what it makes of them for its part."""
+        values = dict(zip((t.name for t in self.whole.inputs), inputs, strict=True))
+        made = tuple(t.name for t in self.reference.inputs if t.name not in values)
+        part = without_unread(replace(self._small(self.whole), outputs=made))
+        with np.errstate(all="ignore"):
+            return values | dict(zip(made, map(_single, evaluate.run(part, inputs)), strict=True))
 
     @property
     def _inputs_of_whole(self) -> list[list[Array]]:

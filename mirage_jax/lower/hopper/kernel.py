@@ -111,20 +111,17 @@ class GluonKernel(SharedTiles):
             raise UnsupportedError("specialized warps: maxima that the kernel makes and others that it is given")
         looks = bool(self.form.guards)
         tensors, own = list(self.arguments.values()), [*self.tile_names, *self.barriers]
-        again = [f"{barrier}_again" for barrier in self.barriers] if looks else []
-        shared = [*own, *again, *(["swept", "lows"] if looks else [])]
-        first = [*tensors, *own, *(["lows"] if looks else [])]
-        second = [*tensors, *self.tile_names, *(again or self.barriers)]
-        self.reserve(name, *again, "swept", "lows")
+        shared, arguments = [*own, *(["swept", "lows"] if looks else [])], [*tensors, *own]
+        self.reserve(name, "swept", "lows", *(f"low{n}" for n in range(len(self.form.guards))))
         complete.reserve(name, *([complete.form.fresh] if looks else []))
         self.imports()
-        self.tasks(f"{name}_skipping", first)
-        complete.tasks(f"{name}_complete", [*tensors, *own])
+        self.tasks(f"{name}_skipping", arguments)
+        complete.tasks(f"{name}_complete", arguments)
         self.w.append(complete.w)
         for task, warps, group in (("load", 1, []), ("compute", WARPGROUP_WARPS, ["group"])):
             fresh = ["found - 1"] if looks else []
-            run_first = f"{name}_skipping_{task}({', '.join((*first, *group))})"
-            run_second = f"{name}_complete_{task}({', '.join((*second, *fresh, *group))})"
+            run_first = f"{name}_skipping_{task}({', '.join((*arguments, *group))})"
+            run_second = f"{name}_complete_{task}({', '.join((*arguments, *fresh, *group))})"
             signature = ", ".join((*tensors, *lows, *shared, *(f"{g}: gl.constexpr" for g in group)))
             body = partial(self._chosen, run_first, run_second, clear)
             if looks:
@@ -142,16 +139,38 @@ class GluonKernel(SharedTiles):
                 self.w.line(call)
 
     def _swept(self, skipping: str, complete: str, warps: int) -> None:
-        """One form, and the other one too if a warpgroup found a block in which the first does not hold."""
+        """One form, and the other one too if a warpgroup found a block in which the first does not hold. All tasks meet
+        before it: barriers begin once more, which nobody may use meanwhile.
+        """
         layout = f"gl.BlockedLayout([1], [32], [{warps}], [0])"
-        self.w.line(skipping)
-        if warps > 1:
-            self.w.line("mbarrier.arrive(swept.index(0), count=1)")
-        self.w.line("mbarrier.wait(swept.index(0), 0)")
+        if warps == 1:
+            self.w.line(skipping)
+        else:
+            self.w.line(f"low = {skipping}")
+            self.w.line(f"lows.index(group).store(gl.full([1], 0, gl.int32, {layout}) + low)")
+        self.meet(0)
         found = " | ".join(f"gl.max(lows.index({n}).load({layout}), axis=0)" for n in range(self.groups))
         self.w.line(f"found = {found}")
         with self.w.block("if found > 0:"):
+            if warps > 1:
+                with self.w.block("if group == 0:"):
+                    for barrier, counts in self.barriers.items():
+                        self.begin(barrier, *counts, is_used=True)
+                    self.w.line("fence_async_shared()")
+            self.meet(1)
             self.w.line(complete)
+
+    def meet(self, phase: int) -> None:
+        """Wait for all tasks."""
+        self.w.line("mbarrier.arrive(swept.index(0), count=1)")
+        self.w.line(f"mbarrier.wait(swept.index(0), {phase})")
+
+    def begin(self, barrier: str, count: int, arrivals: int, is_used: bool = False) -> None:
+        """Let barriers count from the beginning."""
+        for n in range(count):
+            if is_used:
+                self.w.line(f"mbarrier.invalidate({barrier}.index({n}))")
+            self.w.line(f"mbarrier.init({barrier}.index({n}), count={arrivals})")
 
     @property
     def descriptors(self) -> tuple[Descriptor | None, ...]:
@@ -215,14 +234,12 @@ class GluonKernel(SharedTiles):
             self.w.line(f"{tile.name} = gl.allocate_shared_memory({dtype}, {shape}, {d.layout})")
         barriers = dict(self.barriers)
         if looks:
-            barriers |= {f"{barrier}_again": counts for barrier, counts in self.barriers.items()}
-            barriers["swept"] = (1, self.groups)
+            barriers["swept"] = (1, self.groups + 1)
             layout = "gl.SwizzledSharedLayout(1, 1, 1, [0])"
-            self.w.line(f"lows = gl.allocate_shared_memory(gl.int32, [{self.groups}, {WARPGROUP_ROWS}], {layout})")
+            self.w.line(f"lows = gl.allocate_shared_memory(gl.int32, [{self.groups}, 1], {layout})")
         for barrier, (count, arrivals) in barriers.items():
             self.w.line(f"{barrier} = gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())")
-            for n in range(count):
-                self.w.line(f"mbarrier.init({barrier}.index({n}), count={arrivals})")
+            self.begin(barrier, count, arrivals)
         self.w.line("fence_async_shared()")
         self.w.line("gl.warp_specialize([")
         given = ", ".join(arguments)
@@ -343,10 +360,14 @@ class GluonKernel(SharedTiles):
         """Write the task of a warpgroup."""
         for line in self.layouts():
             self.w.line(line)
-        if self.form.guards:
-            nothing = f"tl.full([{WARPGROUP_ROWS}], 0, tl.int32, {self.vector_layout(self.plan.row)})"
-            self.w.line(f"lows.index(group).store({nothing})")
+        if not self.form.guards:
+            self.each_block(self.compute_block)
+            return
+        names = [f"low{n}" for n in range(len(self.form.guards))]
+        for name in names:
+            self.w.line(f"{name} = tl.full([{WARPGROUP_ROWS}], 0, tl.int32, {self.vector_layout(self.plan.row)})")
         self.each_block(self.compute_block)
+        self.w.line(f"return {' | '.join(f'tl.max({name}, axis=0)' for name in names)}")
 
     def compute_block(self, first: str, steps: str) -> None:
         """Compute one block: the loop, guards, and stores."""
@@ -358,21 +379,13 @@ class GluonKernel(SharedTiles):
             if axis.axis != self.graph.loop:
                 self.index(axis)
         self.steps_of(first, steps)
-        self.look()
+        for n, (shift, text) in enumerate(lows(self).items()):
+            if self.tiling.dims(self.graph.axes_of[shift]) != (row,):
+                raise UnsupportedError(f"specialized warps: {shift} has other axes than the rows of a warpgroup")
+            self.w.line(f"low{n} = tl.maximum(low{n}, {text})")
         for store in self.graph.stores:
             self.store(store)
         self.tiling = outer
-
-    def look(self) -> None:
-        """Note which rows the form is wrong for. In shared memory: a register that all loops carried had others spill,
-        which cost attention with 128 numbers a head 1.6% on an H100.
-        """
-        row, found = self.plan.row, lows(self)
-        if other := [shift for shift in found if self.tiling.dims(self.graph.axes_of[shift]) != (row,)]:
-            raise UnsupportedError(f"specialized warps: {other} have other axes than the rows of a warpgroup")
-        if found:
-            noted = f"lows.index(group).load({self.vector_layout(row)})"
-            self.w.line(f"lows.index(group).store({' | '.join((noted, *(f'({text})' for text in found.values())))})")
 
     def steps_of(self, first: str, steps: str) -> None:
         """Write the loop, with the first GEMM of a step ahead of the second GEMM of the step before."""

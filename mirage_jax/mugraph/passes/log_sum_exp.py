@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import chain
 
 from mirage_jax.mugraph.graph import (
     Attr,
@@ -102,17 +103,13 @@ class _Joiner:
 
     def run(self) -> KernelGraph:
         """Drop needless abs and signs, join logarithms with shifts, and drop kernels that nothing reads any more."""
-        if not any(k.op.op in ("log", "le") for k in self.made.values()):
+        if {"log", "le"}.isdisjoint(k.op.op for k in self.made.values()):
             return self.graph
-        for k in list(self.made.values()):
-            self.made[k.name] = self._without_abs(k)
-        for k in list(self.made.values()):
-            self.made[k.name] = replace(k, loads=tuple(map(self._past_sign, k.loads)))
-        for k in list(self.made.values()):
-            if k.op.op == "add":
-                self.made[k.name] = self._joined(k)
-        kernels = (x for name, k in self.made.items() for x in (self.before.get(name), k))
-        return without_unread(replace(self.graph, kernels=tuple(k for k in kernels if k is not None)))
+        for change in (self._without_copies, self._joined):
+            for k in list(self.made.values()):
+                self.made[k.name] = change(k)
+        kernels = chain.from_iterable((self.before.get(name), k) for name, k in self.made.items())
+        return without_unread(replace(self.graph, kernels=tuple(filter(None, kernels))))
 
     # --- abs
 
@@ -122,10 +119,9 @@ class _Joiner:
             return k is not None
         return k.op.op in KEEP_SIGN and all(self._is_nonnegative(x.tensor) for x in k.loads)
 
-    def _without_abs(self, k: Library) -> Library:
-        """Reads what an abs would only copy."""
-
-        return replace(k, loads=tuple(map(self._past_abs, k.loads)))
+    def _without_copies(self, k: Library) -> Library:
+        """Reads what an abs or a sign would only copy."""
+        return replace(k, loads=tuple(self._past_sign(self._past_abs(x)) for x in k.loads))
 
     def _past_abs(self, x: Load) -> Load:
         source = self.made.get(x.tensor)
@@ -142,16 +138,21 @@ class _Joiner:
     def _past_sign(self, x: Load) -> Load:
         """Reads what a sign that is always plus would only copy: NaN is in both, since y is made of it, too."""
         k = self.made.get(x.tensor)
-        if k is None or k.op.op != "add" or (k.op.number("ca"), k.op.number("cb")) != (1, -1):
-            return x
-        found = [choice for load in k.operands if (choice := self._chosen(load)) is not None]
-        if len(found) < 2:
-            return x
-        (plus, y, other), (minus, zero, same) = found
-        is_sign = plus.tensor == minus.tensor and same == y and self._is_zero(zero) and self._is_zero(other)
-        if not is_sign or k.result.dtype != self.graph.tensors[y.tensor].dtype or not self._is_plus(plus.tensor, y):
+        y = None if k is None else self._with_sign(k)
+        if k is None or y is None or k.result.dtype != self.graph.tensors[y.tensor].dtype:
             return x
         return replace(seen_from(x, k, y), name=x.name)
+
+    def _with_sign(self, k: Library) -> Load | None:
+        """y, of ``where(c, y, 0) - where(c, 0, y)``, if c always holds for numbers."""
+        if k.op.op != "add" or (k.op.number("ca"), k.op.number("cb")) != (1, -1):
+            return None
+        match [self._chosen(load) for load in k.operands]:
+            case [(plus, y, other), (minus, zero, same)] if (plus, y) == (minus, same):
+                are_zero = self._is_zero(zero) and self._is_zero(other)
+                return y if are_zero and self._is_plus(plus.tensor, y) else None
+            case _:
+                return None
 
     def _chosen(self, x: Load) -> tuple[Load, Load, Load] | None:
         """What a choice reads, as seen from who reads it; without names."""
@@ -184,6 +185,8 @@ class _Joiner:
 
     def _joined(self, k: Library) -> Library:
         """``log(l) + c m`` as one operator; of ``c (y - m) - log(l)``, one that subtracts it from c y."""
+        if k.op.op != "add":
+            return k
         (x, y), ca, cb = k.operands, k.op.number("ca"), k.op.number("cb")
         for log, own, m, degree in ((x, ca, y, cb), (y, cb, x, ca)):
             if own == 1 and (total := self._logarithm(log, m, degree)) is not None:

@@ -30,7 +30,7 @@ from mirage_jax.lower.triton.expressions import (
 )
 from mirage_jax.lower.triton.ops.reductions import carried, maximum, own_axes
 from mirage_jax.mugraph.dtypes import DTYPES
-from mirage_jax.mugraph.graph import BlockGraph, Op
+from mirage_jax.mugraph.graph import BlockGraph, Kernel, Op
 
 LARGEST_FUSED = 2**28  # octaves: shifts up to here are rounded by 8 at most, and float16 holds factors of 2^8
 
@@ -117,31 +117,37 @@ def is_fused(c: Context, shift: Op) -> bool:
 
     Not where another kernel makes the same exponentials from a maximum that this one stores: it rounds each logit.
     """
-    scale, users = number(shift, "scale", 1), [c.ops[name] for name in c.graph.users[shift.name]]
-    logits = {shift.args[0], *(op.args[0] for op in users if op.op == "exps")}
-    return (
-        not c.tiling.schedule.specialized  # which have no registers for it
-        and 0 < float(scale * PER_OCTAVE) < 2
-        and all(_from_product(c, name) for name in logits)
-        and all(op.op in ("accs", "last") or _is_exponential(c, op, scale) for op in users)
-        and not (_is_stored(c, shift.name) and _is_read_by_exponentials(c))
-    )
+    specialized = c.tiling.schedule.specialized  # such kernels have no registers for it
+    if specialized or not 0 < float(number(shift, "scale", 1) * PER_OCTAVE) < 2 or not _is_read_as_shift(c, shift):
+        return False
+    return not (_is_stored(c, shift.name) and _is_read_by_exponentials(c))
+
+
+def _is_read_as_shift(c: Context, shift: Op) -> bool:
+    """Do only sums, and exponentials of matrix products, read a maximum of matrix products?"""
+    users = [c.ops[name] for name in c.graph.users[shift.name]]
+    exponentials = [op for op in users if op.op == "exps"]
+    others = {op.op for op in users} - {"exps", "accs", "last"}
+    scale = number(shift, "scale", 1)
+    is_product = _from_product(c, shift.args[0])
+    return is_product and not others and all(_is_exponential(c, op, scale) for op in exponentials)
 
 
 def _is_exponential(c: Context, op: Op, scale: Number) -> bool:
-    """Is this an exponential of logits of that scale, in the loop?"""
-    return op.op == "exps" and number(op, "scale", 1) == scale and c.graph.stages[op.name].body
+    """Is this an exponential of matrix products times that scale, in the loop?"""
+    return number(op, "scale", 1) == scale and _from_product(c, op.args[0]) and c.graph.stages[op.name].body
 
 
 def _is_read_by_exponentials(c: Context) -> bool:
     """May what this kernel stores be the shift of exponentials elsewhere?"""
     graph = c.tiling.graph
     stored = {s.tensor.name for s in c.graph.stores}
-    return not stored.isdisjoint(graph.outputs) or any(
-        not isinstance(kernel, BlockGraph) or any(op.op == "exps" for op in kernel.ops)
-        for kernel in graph.kernels
-        if kernel.name != c.graph.name
-    )
+    others = [kernel for kernel in graph.kernels if kernel.name != c.graph.name]
+    return not stored.isdisjoint(graph.outputs) or any(map(_may_have_exponentials, others))
+
+
+def _may_have_exponentials(kernel: Kernel) -> bool:
+    return not isinstance(kernel, BlockGraph) or any(op.op == "exps" for op in kernel.ops)
 
 
 def fused(c: Context, shift: str) -> Fused:

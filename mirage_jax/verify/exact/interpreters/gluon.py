@@ -254,7 +254,7 @@ class Words:
             "allocate_shared_memory": self.allocate,
             "warp_specialize": self.warp_specialize,
         }
-        barriers = {name: getattr(self, name) for name in ("init", "expect", "wait", "arrive")}
+        barriers = {name: getattr(self, name) for name in ("init", "invalidate", "expect", "wait", "arrive")}
         return {
             "tl": self.tl,
             "gl": _Language(self.tl, own | dict.fromkeys(layouts, nothing)),
@@ -280,6 +280,13 @@ class Words:
     def init(self, barrier: Barrier, count: Any) -> None:
         """Set how many arrivals complete a phase of a barrier."""
         barrier.count = barrier.missing = int(count)
+
+    def invalidate(self, barrier: Barrier) -> None:
+        """End a barrier: who waits for it is lost."""
+        if barrier.missing < barrier.count or barrier.bytes:
+            raise KernelFault("a barrier ends in the middle of a phase")
+        barrier.count = barrier.missing = barrier.completed = 0
+        barrier.known = Counter()
 
     def expect(self, barrier: Barrier, amount: Any) -> None:
         """Arrive, and expect bytes of a copy."""
