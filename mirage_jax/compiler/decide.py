@@ -28,7 +28,7 @@ import numpy as np
 
 from mirage_jax.cache import Cache, CacheKey
 from mirage_jax.compiler.region import RegionOnDevice
-from mirage_jax.compiler.stored import STORED_INPUT_CLASSES, key_of, restore, store
+from mirage_jax.compiler.stored import FIRST_INPUT_CLASSES, STORED_INPUT_CLASSES, key_of, restore, store
 from mirage_jax.compiler.threads import apart, unchecked
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options, from_environment, warn_once
@@ -226,7 +226,7 @@ class Decider:
             winner = session.winner(c.graph, tuning.as_precise(c.schedule, precise), c.family)
             if not session.screen([winner]):
                 return None
-            verdict = session.float_gate(STORED_INPUT_CLASSES).check(winner)
+            verdict = session.float_gate(FIRST_INPUT_CLASSES).check(winner)
             log.info("a first candidate (%d): %s", precise, verdict.why)
             if verdict.passed:
                 return precise

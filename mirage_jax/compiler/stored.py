@@ -34,6 +34,7 @@ POLICY = "certificate 1e-12, float gate 3.0, lower bound of the ratio at least 1
 STRICT_RANGE = ", strict range"
 # These show most rounding errors; the last two are those of programs whose inputs mask.
 STORED_INPUT_CLASSES = ("normal", "near overflow", "heavy tail", "large logits", "on or off", "masked rows")
+FIRST_INPUT_CLASSES = (*STORED_INPUT_CLASSES, "large logits, transposed")  # of a candidate that is not tuned yet
 MAX_WORK_RATIO = 32.0  # bytes or operations of a stored winner over the program's
 ALLOWED_WORK = 1e8  # bytes or operations that are always allowed on top
 MAX_STORED_ITEMSIZE = 4  # bytes of a dtype that JAX always has; wider ones have to occur in the program
