@@ -110,7 +110,7 @@ class ForwardError:
         return [[values[name] for name in own] for values in map(self._with_made, self._inputs_of_whole)]
 
     def _with_made(self, inputs: list[Array]) -> dict[str, Array]:
-        """What the region's inputs are, by name, and what it makes of them for its part."""
+        """The region's inputs by name, and the values that its part reads."""
         values = dict(zip((t.name for t in self.whole.inputs), inputs, strict=True))
         made = tuple(t.name for t in self.reference.inputs if t.name not in values)
         part = without_unread(replace(self._small(self.whole), outputs=made))
@@ -160,7 +160,7 @@ class _Bfloat16(FloatDomain):
     dropped = 16  # of the 24 bits of a number
 
     def dot(self, x: NamedArray, y: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
-        """Contract what is left of both operands, where each has rows or columns of its own."""
+        """Contract; round both operands if each has rows or columns of its own."""
         is_matrix = set(x.axes) - set(y.axes) and set(y.axes) - set(x.axes)
         return super().dot(self._cut(x), self._cut(y), axes) if is_matrix else super().dot(x, y, axes)
 

@@ -407,7 +407,7 @@ class Loops(Context):
         return self.corrected(op, total) if op.op == "accs" and ("error", op.args[1]) in self.env else total
 
     def corrected(self, op: Op, total: TileVariable) -> TileVariable:
-        """A sum of exponentials relative to a running maximum, without what the rounding of that left out."""
+        """A sum of exponentials relative to a running maximum, corrected for its rounding."""
         ((_, shift), degree) = op.args, number(op, "degree", 1)
         key = ("correction", shift, degree)
         if key not in self.env:

@@ -5,9 +5,9 @@ All exponentials are ``exp2``, with log2(e) folded into the scale. A shift m is 
 
 The largest exponential of a row must be 1. An fma does not round its product, but a maximum of products is rounded:
 from logits of 2^27 on, ``fma(x, scale, -max)`` can exceed what ``exp2`` holds. Compilers make such an fma from any
-product that is subtracted from, so that each difference below is exact, or rounds its product by an fma with 0, or its
-kernel corrects what the rounding leaves out (`Fused`), or is in a form of the kernel that is right for smaller logits
-only (`mugraph.passes.sentinels.watched`).
+product that is subtracted from, so that each difference below is exact, or rounds its product by an fma with 0, or the
+sums of a row are corrected for the rounding of its maximum (`Fused`), or a form of the kernel is right for smaller
+logits only (`mugraph.passes.sentinels.watched`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Fused:
     exp2 for each element.
 
     `factor` is scale * log2(e), and `product` is ``m * factor``, rounded. All exponentials of a row are too large by
-    ``2 ** error`` then, where `error` is what the rounding left out, and so are their sums: they are corrected when m
+    ``2 ** error`` then, where `error` is the rounding error, and so are their sums: they are corrected when m
     moves, and after the loop. In rows of which m is beyond `LARGEST_FUSED` octaves, neighbouring floats are at least 16
     octaves apart. There the factor is a power of two, and nothing is rounded.
     """
@@ -163,7 +163,7 @@ def fused(c: Context, shift: str) -> Fused:
 
 
 def _factor(c: Context, m: TileVariable) -> TileVariable:
-    """What multiplies logits, for each row."""
+    """The factor of logits, for each row."""
     scale = m.unit * PER_OCTAVE
     bound, usual = LARGEST_FUSED / float(scale), c.literal(scale)
     power = 2.0 ** math.floor(math.log2(float(scale)))
@@ -225,7 +225,7 @@ def emit_less_log_shifted(c: Context, op: Op) -> TileVariable:
 
 
 def decay(c: Context, shift: str, old: str, degree: Number) -> TileVariable:
-    """What a sum of exponentials is multiplied by when a running maximum moves on from `old`."""
+    """The factor of a sum of exponentials when a running maximum moves on from `old`."""
     value = c.value(shift)
     if ("error", shift) in c.env:
         m = fused(c, shift)
