@@ -18,14 +18,15 @@ import jax.numpy as jnp
 
 from mirage_jax import progress
 from mirage_jax.compiler import tuning
+from mirage_jax.compiler.absent_gpu import described_gpu
 from mirage_jax.compiler.decide import Decider, chosen_devices
 from mirage_jax.compiler.threads import apart, unchecked
 from mirage_jax.compiler.tuning_session import TuningSession, space_for
 from mirage_jax.compiler.winner import Winner
-from mirage_jax.config import Budget, Options, unknown
+from mirage_jax.config import Budget, Options
 from mirage_jax.cost.roofline import estimate, fused_estimate
 from mirage_jax.errors import UnsupportedError, UsageError
-from mirage_jax.hardware.device_model import DEVICES, DeviceModel, device_for
+from mirage_jax.hardware.device_model import DeviceModel, device_for
 from mirage_jax.jaxpr_frontend.jax_compat import default_platform
 from mirage_jax.jaxpr_frontend.partition.one_graph import Captured, captured_whole
 from mirage_jax.limits import MAX_KERNELS, brief
@@ -257,15 +258,8 @@ def _session(found: Captured, options: Options, hints: Hints, device: str | None
     platform = "cpu" if device is not None else default_platform()
     platform = "cuda" if platform == "gpu" else platform
     here = chosen_devices(jax.local_devices(backend=platform), options.devices)
-    model = None if device is None else _gpu(device)
+    model = None if device is None else described_gpu(device)
     return HintedSession(found.region, platform, here[0], options, devices=here, hints=hints, model=model)
-
-
-def _gpu(name: str) -> DeviceModel:
-    gpus = {name: model for name, model in DEVICES.items() if model.is_gpu}
-    if name not in gpus:
-        raise UsageError(unknown("device", name, gpus))
-    return gpus[name]
 
 
 def _best(session: HintedSession, decider: Decider, x64: bool) -> Decision:

@@ -12,11 +12,12 @@ from typing import Any
 
 import jax
 
+from mirage_jax.compiler.absent_gpu import described_gpu
 from mirage_jax.compiler.tuning_session import space_for
-from mirage_jax.config import Budget, unknown
+from mirage_jax.config import Budget
 from mirage_jax.cost.roofline import fused_estimate, lower_limit
-from mirage_jax.errors import MirageError, UsageError
-from mirage_jax.hardware.device_model import DEVICES, DeviceModel
+from mirage_jax.errors import MirageError
+from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.lower.runtime import launch
 from mirage_jax.mugraph.check import check_graph
@@ -32,13 +33,11 @@ from mirage_jax.why_not import us
 
 def preview(fn: Callable[..., Any], arguments: Sequence[Any], device: str, budget: Budget) -> str:
     """The text; `UsageError` for a device that is no GPU with a description."""
-    gpus = [name for name, d in DEVICES.items() if d.is_gpu]
-    if device not in gpus:
-        raise UsageError(unknown("device", device, gpus))
+    model = described_gpu(device)
     regions = analyse(jax.make_jaxpr(fn)(*arguments)).regions
     lines = [f"{len(regions)} region{'s' * (len(regions) != 1)}, for {device}; proven, not measured"]
     for i, region in enumerate(regions):
-        lines += [f"region {i}:", *_region(simplify_axes(region.graph), space_for(region), DEVICES[device], budget)]
+        lines += [f"region {i}:", *_region(simplify_axes(region.graph), space_for(region), model, budget)]
     return "\n".join(lines)
 
 

@@ -24,6 +24,7 @@ from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options, unknown
 from mirage_jax.errors import LoweringError, UsageError
 from mirage_jax.hardware import gpus
+from mirage_jax.hardware.device_model import DEVICES, DeviceModel
 from mirage_jax.hardware.gpus import AbsentGpu
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.lower.backends import compile_for
@@ -55,6 +56,18 @@ def absent_gpu(name: str, cache: Cache) -> AbsentGpu:
             return AbsentGpu(kind, capability)
     likely = name if name in products else next((p for p, other in products.items() if other == capability), name)
     return AbsentGpu(f"NVIDIA {likely}", capability)
+
+
+def described_gpu(name: str) -> DeviceModel:
+    """Describe a GPU for the cost model by its product, ``"H200"``.
+
+    Raises:
+        UsageError: the cost model has no description of it.
+    """
+    described = {product: model for product, model in DEVICES.items() if model.is_gpu}
+    if name not in described:
+        raise UsageError(unknown("device", name, described))
+    return described[name]
 
 
 class AbsentGpuCompiler(Compiler):

@@ -83,9 +83,9 @@ def guarded(kernel: Kernel) -> Guarded | None:
     )
 
 
-def forms_of(kernel: Kernel, sizes: KernelSchedule) -> Guarded | None:
+def forms_of(kernel: BlockGraph, sizes: KernelSchedule) -> Guarded | None:
     """The forms in which a kernel is written at these sizes; None if there is one only."""
-    return watched(kernel) if sizes.specialized and isinstance(kernel, BlockGraph) else guarded(kernel)
+    return watched(kernel) if sizes.specialized else guarded(kernel)
 
 
 def watched(kernel: BlockGraph) -> Guarded | None:
@@ -97,8 +97,7 @@ def watched(kernel: BlockGraph) -> Guarded | None:
         return forms
     shifts = _maxima_of_products(forms.skipping)
     skipping, ends = _with_ends(forms.skipping, shifts)
-    bounds = dict.fromkeys(map(ends.__getitem__, shifts), -LARGEST_SHIFT)
-    _raise(bounds, {guard.shift: guard.bound for guard in forms.guards})
+    bounds = {ends[shift]: -LARGEST_SHIFT for shift in shifts} | {guard.shift: guard.bound for guard in forms.guards}
     guards = tuple(Guard(shift, max(bound, -LARGEST_SHIFT), LARGEST_SHIFT) for shift, bound in bounds.items())
     return replace(forms, skipping=skipping, guards=guards) if guards else None
 

@@ -53,13 +53,7 @@ class Fused:
 
 @rule("shift")
 def emit_shift(c: Context, op: Op) -> TileVariable:
-    """The maximum of ``scale * x``, in the unit of x.
-
-    A form that is right for small maxima only keeps them times log2(e): an exponential then costs one fma and one exp2.
-
-    A shift that is stored is rounded as it is stored: another kernel that divides exponentials by their sum makes
-    them from what was stored, and each must be, bit for bit, what was added up here, or large logits do not cancel.
-    """
+    """The maximum of ``scale * x``, in the unit of x where that rounds nothing."""
     x, scale = c.value(op.args[0]), number(op, "scale", 1)
     is_product = _from_product(c, op.args[0]) and x.unit == UNIT and scale.value > 0
     unit = scale * x.unit
@@ -80,7 +74,13 @@ def emit_shift(c: Context, op: Op) -> TileVariable:
 
 
 def _maximum_of_products(c: Context, op: Op, text: str, scale: Number) -> tuple[str, Number]:
-    """The text and the unit of the maximum of products, of which `text` is the largest."""
+    """The text and the unit of the maximum of products, of which `text` is the largest.
+
+    A shift that is stored is rounded as it is stored: another kernel that divides exponentials by their sum makes
+    them from what was stored, and each must be, bit for bit, what was added up here, or large logits do not cancel.
+
+    A form that is right for small maxima only keeps them times log2(e): an exponential then costs one fma and one exp2.
+    """
     if ("error", op.name) in c.env:
         return text, scale
     if _is_stored(c, op.name):
