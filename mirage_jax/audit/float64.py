@@ -143,6 +143,7 @@ def evaluate(jaxpr: Jaxpr, args: Sequence[Any], noise: Visitor | None = None) ->
     values = dict(zip(program.inputs, map(_wide, args), strict=True))
     values |= {v: _wide(c) for v, c in program.constants.items()}
     sizes: dict[int, Array] = {}  # of the terms of a value, where it is a sum of products
+    cancelled: dict[int, Array] = {}  # the same for a difference of such values
     with np.errstate(all="ignore"):
         for eqn in program.eqns:
             xs = [_wide(read(values, a)) for a in eqn.inputs]
@@ -152,7 +153,9 @@ def evaluate(jaxpr: Jaxpr, args: Sequence[Any], noise: Visitor | None = None) ->
                 if noise is not None:
                     if eqn.primitive in LINEAR:
                         sizes[number] = _terms(eqn, xs, sizes)
-                    result = noise.result(result, eqn, xs, aval.dtype, sizes.get(number))
+                    elif eqn.primitive == "sub":
+                        cancelled |= _computed_twice(number, eqn, sizes | cancelled)
+                    result = noise.result(result, eqn, xs, aval.dtype, sizes.get(number, cancelled.get(number)))
                 values[number] = result
     return [_wide(read(values, a)) for a in program.outputs]
 
@@ -174,11 +177,23 @@ def _terms(eqn: FlatEqn, xs: list[Array], sizes: Mapping[int, Array]) -> Array:
     return _apply(eqn, found, None)[0]
 
 
+def _computed_twice(number: int, eqn: FlatEqn, sizes: Mapping[int, Array]) -> dict[int, Array]:
+    """The sizes of the terms in a difference; none if neither operand is a sum of products.
+
+    ``s - max(s)`` is 0 for the largest s only if the sum s is computed once. A kernel that reads one s may compute
+    it again in another order, and then both roundings are left: the diagonal of a log-softmax is such a program.
+    """
+    found = [sizes[a] for a in eqn.inputs if not isinstance(a, Literal) and a in sizes]
+    return {number: np.asarray(sum(found))} if found else {}
+
+
 def _roundings(eqn: FlatEqn, xs: list[Array]) -> float:
     """How many times float32's eps a sum may be off, over the sizes of its terms.
 
     n equal terms that are added one by one round the same way, so their errors do not cancel.
     """
+    if eqn.primitive == "sub":
+        return 1.0
     if eqn.primitive == "dot_general":
         summed = eqn.params["dimension_numbers"][0][0]
     elif eqn.primitive == "reduce_sum":

@@ -504,6 +504,21 @@ def test_sums_that_cancel_within_sums_are_noise() -> None:
     assert 1e-7 < noise[0, 0] < 1e-5
 
 
+def test_logits_that_are_computed_twice_have_the_noise_of_both() -> None:
+    """The largest logit less the maximum is 0 only where both are the same sum; a diagonal may be a sum of its own."""
+
+    def f(x: jax.Array) -> jax.Array:
+        return jnp.diagonal(jax.nn.log_softmax(x @ x.T, -1))
+
+    x = 8 * np.eye(4, 4, dtype="f4")
+    jaxpr = jax.jit(f).trace(x).jaxpr
+    (exact,) = float64.evaluate(jaxpr, [x])
+    (noise,) = float64.spread(jaxpr, [x], [exact], 8, 0)
+    assert (np.abs(exact) < 1e-20).all()
+    eps = 2.0**-23 * 64
+    assert (noise > 0.1 * eps).all() and (noise < 8 * eps).all()
+
+
 def test_many_equal_terms_round_the_same_way() -> None:
     """Added one by one in float32, they are off by more than the largest of independent errors."""
     x = jnp.full(1024, 0.1, jnp.float32)
