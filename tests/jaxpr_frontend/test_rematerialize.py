@@ -376,3 +376,23 @@ def test_gradients_are_stored_as_they_are_read() -> None:
     assert len(backward.outputs) >= 2
     assert {backward.graph.tensors[name].dtype for name in backward.graph.outputs} == {"bf16"}
     assert {o.shape for o in backward.outputs} == {(T, H, D)}
+
+
+def test_copies_stand_where_all_that_they_read_is_made() -> None:
+    """The gate's gradient reads zeros that JAX writes after the first equation that wants a copy."""
+
+    def gated(x: jax.Array, up: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+        """x[R, C], up[C, M], a[M, C], b[M, C]."""
+        h = x @ up
+        return jax.nn.relu(h @ a) * (h @ b)
+
+    step = jax.grad(partial(square, gated), (0, 1, 2, 3))
+    args = [random(512, 16), random(16, 31), random(31, 16, seed=1), random(31, 16, seed=2)]
+    original = flatten(jax.make_jaxpr(step)(*args).jaxpr)
+    program = repeated(original)
+    assert program is not original
+    made = {*program.inputs, *program.constants}
+    for eqn in program.eqns:
+        assert made.issuperset((*eqn.reads, *eqn.after))
+        made |= {*eqn.outputs}
+    assert_same_gradients(optimized(step, Replacing(remat=True)), step, args)

@@ -372,9 +372,26 @@ class _Copies:
         first, scope = min(read_at)[0], unit.equations[0] + 1
         known = set(self.original.made_by(body | found.free))
         waits = tuple(v for v in self.original.eqns[first].reads if v not in known)
-        self.before.setdefault(first, []).extend(self._copies(makers, names, waits, scope))
+        places = self._places(makers, read_at)
+        for n, copy in zip(makers, self._copies(makers, names, waits, scope), strict=True):
+            self.before.setdefault(places[n], []).append(copy)
         self.scopes |= dict.fromkeys(there, scope)
         self.again |= {names[v]: unit.equations[0] for v in unit.large & names.keys()}
+
+    def _places(self, makers: Sequence[int], read_at: Iterable[tuple[int, int]]) -> dict[int, int]:
+        """Where each equation is copied: before the first that reads its copy. What it reads is made by then, as it is
+        for the equation itself.
+        """
+        first: dict[int, int] = {}  # by value
+        for n, v in read_at:
+            first[v] = min(n, first.get(v, n))
+        places: dict[int, int] = {}
+        for n in reversed(makers):
+            eqn = self.original.eqns[n]
+            places[n] = min(first[v] for v in eqn.outputs if v in first)
+            for v in eqn.reads:
+                first[v] = min(places[n], first.get(v, places[n]))
+        return places
 
     def _copies(
         self, makers: Iterable[int], names: Mapping[int, int], waits: tuple[int, ...], scope: int
