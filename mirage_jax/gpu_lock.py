@@ -52,6 +52,18 @@ def gpu_lock(device: Any = None, waiting: Waiting = lambda: None) -> Iterator[No
 
 
 @contextmanager
+def process_turn(device: Any) -> Iterator[None]:
+    """While no other thread of this process has its turn on a GPU. Other processes go on: a profile, which times what
+    runs, shows what this process runs and nothing else.
+    """
+    if device.platform != "gpu":
+        yield
+        return
+    with _within:
+        yield
+
+
+@contextmanager
 def alone(path: Path, waiting: Waiting = lambda: None) -> Iterator[None]:
     """While no other process has a lock on this file, which is made if there is none."""
     with _within, ExitStack() as stack:

@@ -12,6 +12,8 @@ import re
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
@@ -329,18 +331,75 @@ def test_each_region_gets_a_share_of_the_time(monkeypatch) -> None:
     def one(a: jax.Array, b: jax.Array, v: jax.Array) -> jax.Array:
         return sum(jnp.sort(chain(a[:n, :n], b[:n, :n], v[:n])).sum() for n in saved)
 
-    def decide(self, region, platform, on_miss=None, until=math.inf):
+    def decided(self, region, platform, on_miss, until):
         if until < math.inf:
             shares.append(until - now[0])
             now[0] += 10.0
         return Decision(None, "", "policy", platform)
 
-    monkeypatch.setattr(Compiler, "decide", decide)
+    monkeypatch.setattr(Compiler, "_decided", decided)
     savings = lambda _, regions, *__: {text: saved[min(r.graph.sizes.values())] for text, r in regions.items()}  # noqa: E731
     monkeypatch.setattr(Compiler, "_savings", savings)
     monkeypatch.setattr("mirage_jax.compiler.compiler.time", SimpleNamespace(monotonic=lambda: now[0]))
     mirage_jax.optimize(one, budget=mirage_jax.Budget(5, total=100 / (1 - MAX_TUNING_FRACTION))).lower(*ARGS)
     assert shares == pytest.approx([60.0, 67.5, 80.0])
+    shares.clear()
+    now[0] = 0.0
+    monkeypatch.setattr("mirage_jax.compiler.compiler._processors", lambda _: 64)
+    mirage_jax.optimize(one, budget=mirage_jax.Budget(5, total=100 / (1 - MAX_TUNING_FRACTION))).lower(*ARGS)
+    assert len(shares) == 3 and max(shares) > 90.0, "the largest has a lane of its own"
+
+
+def test_regions_are_tuned_side_by_side(monkeypatch) -> None:
+    """Two regions in lanes of their own: both are there at the same time, and are decided as one by one."""
+
+    def both(a: jax.Array, b: jax.Array, v: jax.Array) -> jax.Array:
+        first = jnp.sort(chain(a[:64, :64], b[:64, :64], v[:64]))
+        return chain(a, b, v) + first.sum()
+
+    together = threading.Barrier(2)
+    real = Compiler.decide_region
+
+    def decide_region(self, region, platform, on_miss, until):
+        if on_miss == "search":
+            together.wait(30)
+        assert jax.config.jax_default_matmul_precision == "float32"
+        return real(self, region, platform, on_miss, until)
+
+    monkeypatch.setattr(Compiler, "decide_region", decide_region)
+    monkeypatch.setattr("mirage_jax.compiler.compiler._processors", lambda _: 64)
+    f = mirage_jax.optimize(both, budget="5s/1h", strict=True)
+    with measured(2.0), jax.default_matmul_precision("float32"):
+        compiled = f.lower(*ARGS).compile()
+        assert all(r.decision.winner for r in f.explain(*ARGS).regions)
+    assert_same(compiled(*ARGS), both(*ARGS))
+
+
+def test_an_interrupt_ends_all_lanes(monkeypatch) -> None:
+    """The one that waits does so in vain; its thread ends, and nothing is decided."""
+    began, ended = threading.Event(), threading.Event()
+
+    def decide_region(self, region, platform, on_miss, until):
+        if on_miss != "search":
+            return Decision(None, "", "policy", platform)
+        if began.is_set():
+            raise KeyboardInterrupt
+        began.set()
+        try:
+            for _ in range(600):
+                time.sleep(0.05)
+        finally:
+            ended.set()
+
+    def both(a: jax.Array, b: jax.Array, v: jax.Array) -> jax.Array:
+        return chain(a, b, v) + jnp.sort(chain(a[:64, :64], b[:64, :64], v[:64])).sum()
+
+    monkeypatch.setattr(Compiler, "decide_region", decide_region)
+    monkeypatch.setattr("mirage_jax.compiler.compiler._processors", lambda _: 64)
+    f = mirage_jax.optimize(both, budget="5s/1h")
+    with pytest.raises(KeyboardInterrupt):
+        f.lower(*ARGS)
+    assert ended.wait(10) and not f.compiler.decisions
 
 
 def test_on_a_gpu_xla_is_timed_before_time_is_shared_out(monkeypatch) -> None:

@@ -1,4 +1,8 @@
-"""Splits the time for tuning all regions of a function: each region's share follows the seconds that it may save."""
+"""Splits the time for tuning all regions of a function: each region's share follows the seconds that it may save.
+
+While one region is searched, the GPU is idle; while its kernels compile, so is most of the CPU. So a GPU's regions are
+tuned in *lanes*, at the same time: those of one lane one after the other.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import Protocol
 MIN_SAVING_SECONDS = 1e-9  # a lower limit for every region, so that no share is 0 / 0
 MAX_REGIONS_TIMED_FIRST = 8  # kinds of regions whose XLA code is timed before the split; the model ranks them
 MIN_SHARE_TIMED = 0.02  # of all possible savings by the model, from which on that is worth the time
+MAX_LANES, MIN_LANE_PROCESSORS = 2, 4  # lanes at most, and processors of the host that one needs
 
 
 class HasHeadroom(Protocol):
@@ -23,6 +28,20 @@ def shares(saved: Mapping[str, float]) -> Iterator[tuple[str, float]]:
     order = sorted(saved, key=saved.__getitem__, reverse=True)
     for n, text in enumerate(order):
         yield text, saved[text] / sum(saved[other] for other in order[n:])
+
+
+def lanes(saved: Mapping[str, float], processors: int) -> list[dict[str, float]]:
+    """Divide regions among lanes, largest possible saving first, each to the lane that may save least so far.
+
+    Args:
+        saved: the seconds that each region may save.
+        processors: of the host.
+    """
+    count = max(1, min(MAX_LANES, processors // MIN_LANE_PROCESSORS, len(saved)))
+    found: list[dict[str, float]] = [{} for _ in range(count)]
+    for text in sorted(saved, key=saved.__getitem__, reverse=True):
+        min(found, key=lambda lane: sum(lane.values()))[text] = saved[text]
+    return found
 
 
 def savings[S: HasHeadroom](

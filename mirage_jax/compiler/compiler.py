@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -22,12 +23,12 @@ import jax
 
 from mirage_jax import pins
 from mirage_jax.cache import CacheKey
-from mirage_jax.compiler.budget_split import MIN_SAVING_SECONDS, savings, shares
+from mirage_jax.compiler.budget_split import MIN_SAVING_SECONDS, lanes, savings, shares
 from mirage_jax.compiler.decide import Decider, kept, undecided
 from mirage_jax.compiler.region import RegionOnDevice
 from mirage_jax.compiler.selection import is_line_of, is_named, why_skipped
 from mirage_jax.compiler.stored import key_of
-from mirage_jax.compiler.threads import apart, unchecked
+from mirage_jax.compiler.threads import apart, as_here, unchecked
 from mirage_jax.compiler.whole_function import (
     MAX_TUNING_FRACTION,
     Question,
@@ -39,6 +40,7 @@ from mirage_jax.compiler.whole_function import (
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options, warn_once
 from mirage_jax.errors import UnsupportedError, UsageError, in_one_line
+from mirage_jax.interruptible import spread
 from mirage_jax.jaxpr_frontend.capture.lowering import WholeProgram
 from mirage_jax.jaxpr_frontend.jax_compat import default_platform
 from mirage_jax.jaxpr_frontend.partition.regions import MAX_REGION_OPERATORS
@@ -48,7 +50,7 @@ from mirage_jax.report import Decision, WholeFunction, places
 from mirage_jax.why_not import Reason, WhyNot
 
 if TYPE_CHECKING:
-    from mirage_jax.compiler.isolation.parent import Trials
+    from mirage_jax.compiler.isolation.parent import Lend, Trials
     from mirage_jax.compiler.tuning_session import TuningSession
 
 log = logging.getLogger("mirage_jax")
@@ -64,7 +66,7 @@ class Compiler(Decider):
         super().__init__(options)
         self.exports_kernels = exports_kernels
         self.decisions: dict[tuple[str, str], Decision] = {}  # by the region's text, and the platform
-        self.spent = 0.0  # seconds of tuning that count against the total
+        self.spent = 0.0  # seconds of tuning that count against the total, however many regions at a time
         self.tuned = 0.0  # seconds of tuning since a whole function was measured
         self._spent_on: list[str] = []  # places and outcomes of regions that were tuned within the total
         self.is_part = False  # of some program that was lowered
@@ -74,7 +76,8 @@ class Compiler(Decider):
         self._undecided_yet: dict[tuple[str, str], Decision] = {}  # key and size alone, where options need the key
         self._asked_on_miss: str | None = None  # `tune` overrides the option
         self._begun = set[tuple[str, str]]()  # regions that `tune` has asked for already
-        self._shared_trials: Callable[[Sequence[Any]], Trials | None] | None = None  # children for all regions
+        self._shared_trials: Callable[[Sequence[Any]], AbstractContextManager[Trials | None]] | None = None
+        self._lanes = 1  # of regions that are being tuned at the same time
         self._lock = threading.RLock()
 
     max_ops = MAX_REGION_OPERATORS
@@ -186,8 +189,8 @@ class Compiler(Decider):
     ) -> None:
         """Tune regions within `total` seconds, those first that may save most.
 
-        Each region gets a share of the seconds that are left, in proportion to its possible saving. The rest stays with
-        XLA, undecided: another process, or another `tune`, goes on there.
+        A region gets a share of the seconds that are left to its lane, in proportion to its possible saving. The rest
+        stays with XLA, undecided: another process, or another `tune`, goes on there.
         """
         missing = {
             text: region
@@ -199,13 +202,37 @@ class Compiler(Decider):
             return self._out_of_time(missing, platform, total, "; ".join(self._spent_on))
         with self._spending():
             saved = self._savings(missing, count, platform)
-        left = list(shares(saved))
-        for n, (text, share) in enumerate(left):
-            if n > 0 and self.spent >= limit:
-                return self._out_of_time((text for text, _ in left[n:]), platform, total)
-            with self._spending():
-                found = self.decide(missing[text], platform, "search", time.monotonic() + share * (limit - self.spent))
-            self._spent_on.append(f"{_place(missing[text])}: {found.why}")
+        until = time.monotonic() + limit - self.spent
+
+        def tune(lane: Mapping[str, float]) -> None:
+            """Tune the regions of one lane."""
+            left = self._tune_lane(shares(lane), missing, platform, until)
+            self._out_of_time(left, platform, total)
+
+        side_by_side = lanes(saved, _processors(platform))
+        self._lanes = len(side_by_side)
+        with self._spending():
+            if self._lanes == 1:
+                tune(saved)
+            else:
+                spread(as_here(tune), side_by_side, self._lanes)
+
+    def _tune_lane(
+        self, lane: Iterable[tuple[str, float]], regions: Mapping[str, Region], platform: str, until: float
+    ) -> list[str]:
+        """Tune regions one after the other; return those for which no time is left. Runs on threads of its own, while
+        another one has the lock.
+        """
+        left: list[str] = []
+        for n, (text, share) in enumerate(lane):
+            now = time.monotonic()
+            if n > 0 and now >= until:
+                left.append(text)
+                continue
+            found = self._decided(regions[text], platform, "search", now + share * (until - now))
+            self.decisions[text, platform] = found
+            self._spent_on.append(f"{_place(regions[text])}: {found.why}")
+        return left
 
     def _out_of_time(self, missing: Iterable[str], platform: str, total: float, spent_on: str = "") -> None:
         why = f"no time left of {total:g} s for tuning all regions" + (f"; it went into {spent_on}" if spent_on else "")
@@ -245,24 +272,29 @@ class Compiler(Decider):
     def _sharing_trials(self) -> Iterator[None]:
         """Let the regions use the same child processes, one region after the other."""
         with ExitStack() as stack:
+            lock = threading.Lock()
+
+            def lend(devices: Sequence[Any]) -> AbstractContextManager[Trials | None]:
+                with lock:
+                    return shared(tuple(devices))()
 
             @functools.cache
-            def shared() -> Callable[[Sequence[Any]], Trials | None]:  # only if a region is searched
+            def shared(devices: Sequence[Any]) -> Lend:  # only if a region is searched
                 from mirage_jax.compiler.isolation import parent
 
-                return stack.enter_context(parent.shared())
+                return stack.enter_context(parent.shared(devices, self._lanes))
 
-            self._shared_trials = lambda devices: shared()(devices)
+            self._shared_trials = lend
             try:
                 yield
             finally:
-                self._shared_trials = None
+                self._shared_trials, self._lanes = None, 1
 
     def trials(self, session: TuningSession) -> AbstractContextManager[Trials | None]:
         """Enter a context in which variants are tried in child processes, shared with other regions if possible."""
         if self._shared_trials is None:
             return super().trials(session)
-        return nullcontext(self._shared_trials(session.devices))
+        return self._shared_trials(session.devices)
 
     # ------------------------------------------------------------------ one region
 
@@ -306,18 +338,21 @@ class Compiler(Decider):
                 return settled
             if memo in self.decisions and on_miss is None:
                 return self.decisions[memo]
-            try:
-                decision = self.decide_region(region, platform, on_miss or self.on_miss, until)
-            except UsageError:
+            self.decisions[memo] = self._decided(region, platform, on_miss or self.on_miss, until)
+            return self.decisions[memo]
+
+    def _decided(self, region: Region, platform: str, on_miss: str, until: float) -> Decision:
+        """Decide a region anew; XLA keeps it if that fails, unless `strict`."""
+        try:
+            return self.decide_region(region, platform, on_miss, until)
+        except UsageError:
+            raise
+        except Exception as why:
+            if self.strict:
                 raise
-            except Exception as why:
-                if self.strict:
-                    raise
-                text = in_one_line(why)
-                log.warning("the region at %s stays with XLA: %s", _place(region), text)
-                decision = kept(Decision(None, "", "policy", platform), WhyNot(Reason.FAILED, detail=text))
-            self.decisions[memo] = decision
-            return decision
+            text = in_one_line(why)
+            log.warning("the region at %s stays with XLA: %s", _place(region), text)
+            return kept(Decision(None, "", "policy", platform), WhyNot(Reason.FAILED, detail=text))
 
     # ------------------------------------------------------------------ regions that the user decides
 
@@ -496,6 +531,11 @@ class Compiler(Decider):
 
 def _cuda(platform: str) -> str:
     return "cuda" if platform == "gpu" else platform
+
+
+def _processors(platform: str) -> int:
+    """The host's processors that tune. On a CPU two regions would disturb each other, so they count as one."""
+    return (os.cpu_count() or 1) if platform == "cuda" else 1
 
 
 def _place(region: Region) -> str:

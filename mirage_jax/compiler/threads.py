@@ -25,11 +25,11 @@ def unchecked(x64: bool) -> Iterator[None]:
 
 
 def as_here[**P, T](work: Callable[P, T]) -> Callable[P, T]:
-    """The same for another thread, `unchecked` like this one."""
-    x64 = jax.config.jax_enable_x64
+    """The same for another thread, `unchecked` like this one, and with the settings that cache keys have."""
+    x64, precision = jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision
 
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        with unchecked(x64):
+        with unchecked(x64), jax.default_matmul_precision(precision):
             return work(*args, **kwargs)
 
     return run

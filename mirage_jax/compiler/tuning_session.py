@@ -28,6 +28,7 @@ from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import warn_once
 from mirage_jax.cost.roofline import bound_by_products, estimate, fused_estimate, lower_limit
 from mirage_jax.errors import MirageError, TrialError, in_one_line
+from mirage_jax.gpu_lock import process_turn
 from mirage_jax.hardware.device_model import DEVICES, DeviceModel, device_for
 from mirage_jax.interruptible import POLL_SECONDS, background, spread
 from mirage_jax.jaxpr_frontend.translate.translate import Region
@@ -305,6 +306,10 @@ class TuningSession(RegionOnDevice):
 
     def timings(self, functions: Mapping[str, Callable[..., Any]], rounds: int) -> dict[str, timing.Timing]:
         """Interleaved times of functions of the region's values; a function that fails is left out and counted."""
+        with process_turn(self.device):
+            return self._timings(functions, rounds)
+
+    def _timings(self, functions: Mapping[str, Callable[..., Any]], rounds: int) -> dict[str, timing.Timing]:
         args = [self.inputs(i) for i in range(self.sets)]
 
         def prepare(item: tuple[str, Callable[..., Any]]) -> tuple[str, timing.Call] | None:
@@ -341,6 +346,10 @@ class TuningSession(RegionOnDevice):
 
     def time_xla(self) -> float:
         """Time `compiled_xla` once, in seconds: good enough to choose among regions, not to decide about one."""
+        with process_turn(self.device):
+            return self._time_xla()
+
+    def _time_xla(self) -> float:
         args = [self.inputs(i) for i in range(self.sets)]
         return self._times({"xla": lambda: jax.block_until_ready(self.compiled_xla(args))}, rounds=1)["xla"].seconds
 
@@ -414,7 +423,8 @@ class TuningSession(RegionOnDevice):
 
     def _prepare_gate(self) -> None:
         try:
-            self._accuracy.prepare()
+            with process_turn(self.device):
+                self._accuracy.prepare()
         except Exception as why:  # for lack of memory, say: the gate will meet it, and say so
             log.info("the float gate is not prepared: %s", in_one_line(why))
 
@@ -426,7 +436,8 @@ class TuningSession(RegionOnDevice):
 
     def gate(self, winner: Winner, only: Sequence[str] = ()) -> tuple[bool, str]:
         """Compare the winner's floats with XLA's on every input class, or on those in `only`: passed, and why."""
-        return self._accuracy.gate(winner, only)
+        with process_turn(self.device):
+            return self._accuracy.gate(winner, only)
 
 
 def elsewhere(reference: KernelGraph) -> Elsewhere:

@@ -129,6 +129,7 @@ def test_no_more_children_than_find_room(needed: int, count: int) -> None:
     """Of three on each of two devices."""
     sessions = [Session(FAKE) for _ in range(6)]
     assert Trials(sessions, devices=2).with_room(needed, free=100).sessions == sessions[:count]
+    assert Trials(sessions, devices=2, lanes=2).with_room(needed, free=200).sessions == sessions[:count]
 
 
 def test_children_go_on_to_the_next_region(monkeypatch) -> None:
@@ -136,19 +137,22 @@ def test_children_go_on_to_the_next_region(monkeypatch) -> None:
     started: list[Session] = []
 
     @contextmanager
-    def one(devices):
+    def one(devices, lanes):
         with Session(FAKE) as session:
             started.append(session)
             yield Trials([session])
 
     monkeypatch.setattr(module, "trials", one)
-    with module.shared() as get:
-        first = get(["a"])
-        assert first.times([fine(1.0)]) == [timed(1.0)] and get(["a"]) is first
-        first.times([{"do": "abort"}])
-        second = get(["a"])
-        assert second is not first and started[0]._closed and second.times([fine(2.0)]) == [timed(2.0)]
-        assert get(["b"]) is not second
+    with module.shared(["a"]) as lend:
+        with lend() as first:
+            assert first.times([fine(1.0)]) == [timed(1.0)]
+        with lend() as again:
+            assert again is first
+            again.times([{"do": "abort"}])
+        with lend() as second:
+            assert second is not first and started[0]._closed and second.times([fine(2.0)]) == [timed(2.0)]
+            with lend() as third:  # at the same time
+                assert third is not second
     assert len(started) == 3 and all(s._closed for s in started)
 
 
@@ -230,14 +234,15 @@ def test_a_child_that_computes() -> None:
     assert (again.graph, again.schedule, again.family) == (winner.graph, winner.schedule, "kernels")
 
 
-@pytest.mark.parametrize("budget", ["30s", "30s/5m"])
-def test_the_whole_way(budget: str, monkeypatch) -> None:
-    """A program of two regions is tuned with a child on this CPU, as it is on a GPU."""
+@pytest.mark.parametrize(("budget", "lanes"), [("30s", 1), ("30s/5m", 1), ("30s/5m", 2)])
+def test_the_whole_way(budget: str, lanes: int, monkeypatch) -> None:
+    """A program of two regions is tuned with children on this CPU, as it is on a GPU."""
     started = 0
 
     @contextmanager
-    def on_the_cpu(devices):
+    def on_the_cpu(devices, among):
         nonlocal started
+        assert among == lanes
         started += 1
         with Session(environment={"JAX_PLATFORMS": "cpu"}, kind=devices[0].device_kind) as session:
             yield Trials([session])
@@ -246,10 +251,11 @@ def test_the_whole_way(budget: str, monkeypatch) -> None:
         return jnp.sort(chain(a, b, v)), chain(a[:32], b, v)
 
     monkeypatch.setattr(module, "trials", on_the_cpu)
+    monkeypatch.setattr("mirage_jax.compiler.compiler._processors", lambda _: 64 if lanes > 1 else 1)
     with measured(2.0):
         found = mirage_jax.optimize(twice, strict=True, budget=budget).explain(*operands()).regions
     assert [r.decision.winner is not None and r.decision.tried["timed"] >= 1 for r in found] == [True, True]
-    assert started == 1
+    assert started == lanes
 
 
 def test_variants_share_inputs_as_long_as_one_has_them() -> None:

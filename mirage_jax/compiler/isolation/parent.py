@@ -28,7 +28,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Self
@@ -177,10 +177,11 @@ class Trials:
 
     sessions: Sequence[Session]
     devices: int = 1
+    lanes: int = 1  # so many such sets of children share the devices
 
     def with_room(self, needed: float, free: float) -> Trials:
         """As many of each device, but one at least, as find room if each needs so many bytes of those that are free."""
-        most = self.devices * max(1, int(free // needed))
+        most = self.devices * max(1, int(free // (needed * self.lanes)))
         return self if most >= len(self.sessions) else replace(self, sessions=self.sessions[:most])
 
     @property
@@ -220,45 +221,53 @@ class Trials:
 
 
 @contextmanager
-def trials(devices: Sequence[Any]) -> Iterator[Trials | None]:
+def trials(devices: Sequence[Any], lanes: int = 1) -> Iterator[Trials | None]:
     """Children on these GPUs, which start while the caller does something else; None where there is no GPU: what XLA
-    compiles for a CPU is timed where it will run.
+    compiles for a CPU is timed where it will run. `lanes`: so many callers have children of their own.
     """
     if not devices or devices[0].platform != "gpu" or not sys.executable:
         yield None
         return
     with ExitStack() as stack:
         try:
+            on_each = min(MAX_CHILDREN_PER_DEVICE, (os.cpu_count() or 1) // (COMPILE_THREADS * len(devices))) // lanes
             sessions = [
                 stack.enter_context(Session(environment=environment(d), kind=d.device_kind))
-                for _ in range(
-                    max(1, min(MAX_CHILDREN_PER_DEVICE, (os.cpu_count() or 1) // (COMPILE_THREADS * len(devices))))
-                )
+                for _ in range(max(1, on_each))
                 for d in devices
             ]
         except TrialError as why:
             log.warning("variants are tried in this process: %s", why)
             yield None
             return
-        yield Trials(sessions, len(devices))
+        yield Trials(sessions, len(devices), lanes)
+
+
+type Lend = Callable[[], AbstractContextManager[Trials | None]]
 
 
 @contextmanager
-def shared() -> Iterator[Callable[[Sequence[Any]], Trials | None]]:
-    """Share children among several regions, one after the other; start new ones, in seconds, if a child has died."""
+def shared(devices: Sequence[Any], lanes: int = 1) -> Iterator[Lend]:
+    """Lend children on these GPUs to regions: those that another region gave back, unless one of them has died; else
+    new ones, which start in seconds.
+    """
     with ExitStack() as stack:
-        last: tuple[Sequence[Any], Trials] | None = None
+        idle: list[tuple[Trials | None, ExitStack]] = []
 
-        def get(devices: Sequence[Any]) -> Trials | None:
-            nonlocal last
-            if last is not None and list(last[0]) == list(devices) and last[1].unharmed:
-                return last[1]
-            stack.close()
-            found = stack.enter_context(trials(devices))
-            last = None if found is None else (devices, found)
-            return found
+        @contextmanager
+        def lend() -> Iterator[Trials | None]:
+            try:
+                found, own = idle.pop()
+            except IndexError:
+                own = stack.enter_context(ExitStack())
+                found = own.enter_context(trials(devices, lanes))
+            yield found
+            if found is None or found.unharmed:
+                idle.append((found, own))
+            else:
+                own.close()
 
-        yield get
+        yield lend
 
 
 def environment(device: Any) -> dict[str, str]:
