@@ -1,7 +1,7 @@
 """Splits the time for tuning all regions of a function: each region's share follows the seconds that it may save.
 
-While one region is searched, the GPU is idle; while its kernels compile, so is most of the CPU. So a GPU's regions are
-tuned in *lanes*, at the same time: those of one lane one after the other.
+While a region is searched, the GPU is idle; while its kernels are timed, the CPU is. So a GPU's regions are tuned in
+*lanes*, side by side. Within a lane they are tuned one after the other.
 """
 
 from __future__ import annotations
