@@ -62,6 +62,19 @@ def test_long_windows_are_scaled(name: str) -> None:
     assert not fingerprint(reference, far(WINDOW, WINDOW.candidates[name].replace("offset=3", f"offset={FAR + 1}")))
 
 
+@pytest.mark.parametrize("name", ["online", "split keys"])
+def test_rows_and_columns_may_be_counted_by_one_tensor(name: str) -> None:
+    """``t = arange(n); (t[:, None] >= t) & (t > t[:, None] - 128)`` reads one tensor of indices along both axes."""
+    ones = WINDOW.reference
+    line = next(x for x in ones.splitlines() if "= iota{axis=n'}" in x)
+    shared = ones.replace(f"{line}\n", "").replace("a[n']", "b[n']")
+    assert shared.count("iota") == 1
+    reference, right = far(WINDOW, shared), far(WINDOW, WINDOW.candidates[name])
+    assert certify(reference, right).bound <= 1e-12
+    wrong = WINDOW.candidates[name].replace("n'-2..", f"n'-{FAR - 2}..")
+    assert not fingerprint(reference, far(WINDOW, wrong))
+
+
 def test_without_loop_bounds_nothing_is_known() -> None:
     """The zeros are there for loop bounds only: other certificates rest on what they rested on before."""
     reference = CAUSAL_BOUNDS.graph(CAUSAL_BOUNDS.reference)

@@ -38,6 +38,7 @@ from mirage_jax.mugraph.graph import (
     Kernel,
     KernelGraph,
     KernelSchedule,
+    Library,
     LoopBounds,
     Schedule,
     is_part,
@@ -59,6 +60,7 @@ PRIME_BITS = (
     (511, 253),
     (1023, 509),
 )  # bits of p and q; larger ones for larger graphs
+COUNTING = frozenset({"iota", "affine"})  # make indices of indices
 MAX_REDUCED_EXTENT = 48  # elements that several compared axes may need at reduced extents
 FULL, QUICK = (3, 5, 7), (2, 3, 6)  # elements of an axis that is whole or in the grid, in a loop, split
 MAX_REDRAWS = 5  # draws that meet a zero divisor before the graph itself is blamed
@@ -280,19 +282,21 @@ def _same_indices(
 
 
 def _renamed_masks(graph: KernelGraph) -> Iterator[tuple[Axis, Axis]]:
-    """Names under which axes of tensors that may depend on indices are read elsewhere."""
-    of_indices = set[str]()
+    """Names under which axes of tensors that may depend on comparisons of indices are read elsewhere.
+
+    A tensor of mere indices is none: read along another axis, it counts that axis.
+    """
+    of_indices, indices = set[str](), set[str]()
     for kernel in graph:
-        loads = [load for load in kernel.loads if load.tensor in of_indices]
-        for load in loads:
+        read = {x.tensor for x in kernel.loads}
+        for load in (x for x in kernel.loads if x.tensor in of_indices):
             pairs = zip(graph.tensors[load.tensor].axes, load.axes, strict=True)
             yield from ((a, b) for a, b in pairs if a != b)
-        if loads or _has_indices(kernel):
-            of_indices.update(store.tensor.name for store in kernel.stores)
-
-
-def _has_indices(kernel: Kernel) -> bool:
-    return any(op.op == "iota" for op in kernel.ops)
+        names = [store.tensor.name for store in kernel.stores]
+        if isinstance(kernel, Library) and kernel.op.op in COUNTING and indices.issuperset(read):
+            indices.update(names)
+        elif not (of_indices | indices).isdisjoint(read) or any(op.op == "iota" for op in kernel.ops):
+            of_indices.update(names)
 
 
 def _loop_bounds(graph: KernelGraph) -> Iterator[tuple[Axis, LoopBounds]]:
