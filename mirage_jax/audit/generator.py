@@ -168,6 +168,8 @@ def distances(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
     m = b.size()
     y, w = b.input([m, d], x.dtype), b.input([m], x.dtype)
     gap = b.step("{0}[..., None, :] - {1}", x, y, shape=[*rest, n, m, d])
+    if b.rng.random() < 0.25:  # a deviation: an exponential, at times within another one
+        gap = b.step("{0} / jnp.exp({1})", gap, b.input([d], x.dtype), shape=[*rest, n, m, d])
     length = b.step(b.rng.choice(LENGTHS), gap, shape=[*rest, n, m])
     texts: list[tuple[str, list[str]]] = [
         ("jnp.exp(-{0} / 2) @ {1}", [*rest, n]),

@@ -127,6 +127,8 @@ _FUNCTIONS = (
         "erfc", _special("erfc"), lambda x: exact.subtract(exact.ONE, exact.erf(x)), "(1.0 - tl.erf({0}))",
         range=(0.0, 2.0),
     ),
+    # an exponential whose algebra is not needed (passes.nested_exponentials)
+    Function("inner_exp", lambda xp, x: xp.exp(x), exact.exp, "tl.exp({0})", range=(0.0, math.inf)),
     Function("log", lambda xp, x: xp.log(x), exact.log, "tl.log({0})"),
     Function("log1p", lambda xp, x: xp.log1p(x), exact.log1p, LOG1P),
     Function("expm1", lambda xp, x: xp.expm1(x), exact.expm1, EXPM1, flops=12),

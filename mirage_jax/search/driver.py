@@ -34,6 +34,7 @@ MAX_BLOCK_ELEMENTS = 8192  # of an output that one block makes, if there are man
 MAX_OUTPUT_SLICE_TERMS = 60_000  # the same for an output slice; there are few of these
 MAX_OUTPUT_SLICE_CLASSES = 220  # values in an output slice searched for plans of two or three kernels: tens of seconds
 MAX_SMALL_SLICE_CLASSES = 40  # values in an output slice that is searched for plans of three kernels in any case
+MAX_COMBINING_SHARE = 0.2  # of the time, on top of it, for trying what slices' candidates share
 MAX_WHOLE_SHARE = 0.6  # of the time, for a region that may be sliced afterwards
 NEAR_ROOFLINE = 2.0  # times the lower limit of a region: kernels that take longer leave something to look for
 MAX_WHOLE_REGION_CLASSES = 400  # values in a region searched for one kernel only: ten seconds
@@ -78,7 +79,8 @@ def search(
         report.add(part_report)
     if parts:
         found = _compose(reference, parts, {n: cs for n, cs in enumerate(by_part[: len(parts)]) if cs}, device)
-    whole = combined(reference, by_part[len(parts) :], device) if slices else []
+    late = until + MAX_COMBINING_SHARE * seconds
+    whole = combined(reference, by_part[len(parts) :], device, late) if slices else []
     return sorted(ranged(reference, [*found, *whole], device), key=lambda c: c.seconds), report
 
 

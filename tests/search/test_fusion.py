@@ -68,6 +68,8 @@ def test_row_statistics_of_two_outputs() -> None:
     apart, (together, *_) = joined(graph, found), combined(graph, found, H200)
     assert apart is not None
     assert len(together.graph.kernels) < len(apart.graph.kernels) and together.seconds < apart.seconds
+    late = combined(graph, found, H200, until=0.0)
+    assert 1 <= len(late) <= 2, "the best of each slice, as they are and fused"
     check_graph(together.graph)
     check_schedule(together.graph, together.schedule)
     assert certify(graph, together.graph).bound <= 1e-12

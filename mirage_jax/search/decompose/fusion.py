@@ -11,6 +11,7 @@ were cut because several kernels do. If it is small, that saves a launch.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, count
@@ -37,11 +38,14 @@ SYMMETRIC = ("dot", "mul")
 MAX_FUSED_CANDIDATES = 8  # of each output slice, joined with the best ones of the others
 
 
-def combined(reference: KernelGraph, found: Sequence[Sequence[Candidate]], device: DeviceModel) -> list[Candidate]:
+def combined(
+    reference: KernelGraph, found: Sequence[Sequence[Candidate]], device: DeviceModel, until: float = math.inf
+) -> list[Candidate]:
     """Combine the candidates of all output slices, as they are and fused, best first; none if some slice has none.
 
-    The fastest candidates for each output alone need not share the most work, so each slice's next best are tried too.
-    Slices are taken one after the other, in both directions: the choice for the first decides what the others share.
+    The fastest candidates for each output alone need not share the most work, so each slice's next best are tried too,
+    `until` a time of `time.monotonic`. Slices are taken one after the other, in both directions: the choice for the
+    first decides what the others share.
     """
     whole: dict[str, Candidate] = {}
     seconds: dict[str, float] = {}  # by the graph that is to be fused
@@ -49,7 +53,8 @@ def combined(reference: KernelGraph, found: Sequence[Sequence[Candidate]], devic
 
     def add(chosen: Sequence[Sequence[Candidate]]) -> float:
         """Join and fuse these candidates; seconds of the result."""
-        if (candidate := joined(reference, chosen)) is None:
+        is_late = bool(seconds) and time.monotonic() > until
+        if is_late or (candidate := joined(reference, chosen)) is None:
             return math.inf
         text = str(candidate.graph)
         if text not in seconds:
