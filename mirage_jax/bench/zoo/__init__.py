@@ -1,0 +1,23 @@
+"""Programs by other people's libraries, forward and as gradients, that nothing here was written or tuned for.
+
+One module for each library or a few. To add an entry, write it there; to add a library, add it to `LIBRARIES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mirage_jax.bench.zoo.entries import Entry
+from mirage_jax.bench.zoo.equinox_models import DIFFRAX, EQUIMO, EQUINOX
+from mirage_jax.bench.zoo.flax_layers import FLAX
+from mirage_jax.bench.zoo.haiku_nets import HAIKU
+from mirage_jax.bench.zoo.jax_nn import JAX_NN, OPTAX
+from mirage_jax.bench.zoo.transport import OTT
+
+LIBRARIES = (JAX_NN, OPTAX, FLAX, EQUINOX, EQUIMO, DIFFRAX, HAIKU, OTT)
+
+
+def entries() -> Iterator[Entry]:
+    """All entries, in the order of the table."""
+    for library in LIBRARIES:
+        yield from library.entries
