@@ -19,9 +19,7 @@ import jax.numpy as jnp
 from mirage_jax.bench.suite import NotRun
 from mirage_jax.errors import in_one_line
 
-type Made = tuple[
-    Callable[..., Any], Callable[[jax.Array], tuple[Any, ...]]
-]  # function, and draw(key) of its arguments
+type Made = tuple[Callable[..., Any], Callable[[jax.Array], tuple[Any, ...]]]  # function, draw(key) of arguments
 type Shape = tuple[int, ...]
 
 BF16 = "bfloat16"
@@ -121,22 +119,25 @@ def cast(tree: Any, dtype: str) -> Any:
     return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
 
 
-def linen(module: Any, *shapes: Shape, dtype: str = "float32", **options: Any) -> Made:
-    """Make an entry of a Flax Linen module, called with normal inputs. `options` are keywords of the call."""
-    return linen_on(module, normal(*shapes, dtype=dtype), dtype, **options)
-
-
-def linen_on(
-    module: Any, inputs: Callable[[jax.Array], tuple[Any, ...]], dtype: str = "float32", **options: Any
+def linen(
+    module: Any, *shapes: Shape, dtype: str = "float32", call: Callable[..., Any] | None = None, **options: Any
 ) -> Made:
-    """Make an entry of a Flax Linen module and a `draw` of its inputs."""
+    """Make an entry of a Flax Linen module, called with normal inputs. `options` are keywords of the call.
+
+    module: a module, or a function that makes it for the type of its inputs.
+    call: of `(module, *inputs)`, how to use it.
+    """
+
+    def bound(x: Sequence[jax.Array]) -> Any:
+        return module if hasattr(module, "init") else module(x[0].dtype)
 
     def draw(key: jax.Array) -> tuple[Any, ...]:
         k1, k2 = jax.random.split(key)
-        x = inputs(k2)
-        return cast(module.init(k1, *x, **options), dtype), *x
+        x = normal(*shapes, dtype=dtype)(k2)
+        weights = bound(x).init(k1, *x, method=call, **options)
+        return cast(weights, dtype), *x
 
-    return lambda weights, *x: module.apply(weights, *x, **options), draw
+    return lambda weights, *x: bound(x).apply(weights, *x, method=call, **options), draw
 
 
 def nnx(make: Callable[[Any], Any], *shapes: Shape, dtype: str = "float32", call: Any = None) -> Made:
