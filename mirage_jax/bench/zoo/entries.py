@@ -8,7 +8,8 @@ from the key by the library's own initializers, are the first argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -23,6 +24,7 @@ type Made = tuple[Callable[..., Any], Callable[[jax.Array], tuple[Any, ...]]]  #
 type Shape = tuple[int, ...]
 
 BF16 = "bfloat16"
+SETTINGS = ("jax_default_matmul_precision", "jax_enable_x64")
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ class Entry:
             NotRun: the library is not installed, or does not work with this version of JAX.
         """
         try:
-            fn, draw = self.make(self.is_small)
+            with _same_settings():
+                fn, draw = self.make(self.is_small)
             jax.eval_shape(lambda key: fn(*draw(key)), jax.random.key(0))
             return fn, draw
         except Exception as error:  # whatever another's package raises, here nothing of ours has run
@@ -76,6 +79,20 @@ class Entry:
 
         found = dict(zip(floats, jax.grad(loss)([leaves[i] for i in floats]), strict=True))
         return state, tree.unflatten(found.get(i) for i in range(len(leaves)))
+
+
+@contextmanager
+def _same_settings() -> Iterator[None]:
+    """Undo settings of JAX that a library makes when it is imported: the next entry is another library's.
+
+    Dynamax, for one, asks for exact products of float32 everywhere.
+    """
+    before = {name: getattr(jax.config, name) for name in SETTINGS}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
 
 
 def mean_square(results: Any) -> jax.Array:
