@@ -131,9 +131,21 @@ def normal(*shapes: Shape, dtype: str = "float32") -> Callable[[jax.Array], tupl
     return draw
 
 
-def cast(tree: Any, dtype: str) -> Any:
-    """Convert all floats of a tree."""
-    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
+def drawn(key: jax.Array, weights: Any, dtype: str) -> Any:
+    """Convert weights, and make vectors among them vary.
+
+    Initial scales are ones and biases zeros. Then some gradients are nothing but rounding: the mean square of a
+    normalized result is constant.
+    """
+
+    def one(number: int, x: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return x
+        varied = x + 0.1 * jax.random.normal(jax.random.fold_in(key, number), x.shape, x.dtype) if x.ndim == 1 else x
+        return varied.astype(dtype)
+
+    leaves, tree = jax.tree.flatten(weights)
+    return tree.unflatten(one(number, x) for number, x in enumerate(leaves))
 
 
 def linen(
@@ -149,10 +161,10 @@ def linen(
         return module if hasattr(module, "init") else module(x[0].dtype)
 
     def draw(key: jax.Array) -> tuple[Any, ...]:
-        k1, k2 = jax.random.split(key)
+        k1, k2, k3 = jax.random.split(key, 3)
         x = normal(*shapes, dtype=dtype)(k2)
         weights = bound(x).init(k1, *x, method=call, **options)
-        return cast(weights, dtype), *x
+        return drawn(k3, weights, dtype), *x
 
     return lambda weights, *x: bound(x).apply(weights, *x, method=call, **options), draw
 
@@ -164,9 +176,9 @@ def nnx(make: Callable[[Any], Any], *shapes: Shape, dtype: str = "float32", call
     structure = flax_nnx.graphdef(flax_nnx.eval_shape(lambda: make(flax_nnx.Rngs(0))))
 
     def draw(key: jax.Array) -> tuple[Any, ...]:
-        k1, k2 = jax.random.split(key)
+        k1, k2, k3 = jax.random.split(key, 3)
         weights = flax_nnx.state(make(flax_nnx.Rngs(k1)))
-        return cast(flax_nnx.to_pure_dict(weights), dtype), *normal(*shapes, dtype=dtype)(k2)
+        return drawn(k3, flax_nnx.to_pure_dict(weights), dtype), *normal(*shapes, dtype=dtype)(k2)
 
     def run(weights: Any, *x: jax.Array) -> Any:
         state = flax_nnx.eval_shape(lambda: flax_nnx.state(make(flax_nnx.Rngs(0))))
@@ -186,9 +198,9 @@ def equinox(make: Callable[[jax.Array], Any], call: Callable[..., Any], *shapes:
     structure = jax.tree.structure(abstract)
 
     def draw(key: jax.Array) -> tuple[Any, ...]:
-        k1, k2 = jax.random.split(key)
+        k1, k2, k3 = jax.random.split(key, 3)
         weights = jax.tree.leaves(eqx.filter(make(k1), eqx.is_array))
-        return cast(weights, dtype), *normal(*shapes, dtype=dtype)(k2)
+        return drawn(k3, weights, dtype), *normal(*shapes, dtype=dtype)(k2)
 
     def run(weights: Sequence[jax.Array], *x: jax.Array) -> Any:
         return call(eqx.combine(jax.tree.unflatten(structure, weights), static), *x)
@@ -203,8 +215,8 @@ def haiku(fn: Callable[..., Any], *shapes: Shape, dtype: str = "float32") -> Mad
     transformed = hk.without_apply_rng(hk.transform(fn))
 
     def draw(key: jax.Array) -> tuple[Any, ...]:
-        k1, k2 = jax.random.split(key)
+        k1, k2, k3 = jax.random.split(key, 3)
         x = normal(*shapes, dtype=dtype)(k2)
-        return cast(transformed.init(k1, *x), dtype), *x
+        return drawn(k3, transformed.init(k1, *x), dtype), *x
 
     return transformed.apply, draw
