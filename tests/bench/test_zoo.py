@@ -15,7 +15,6 @@ from mirage_jax.bench.zoo.entries import Entry, mean_square, normal
 INSTALLED = {"jax", "optax", "flax", "equinox"}  # in the environment of developers
 HERE = [entry.sized(True) for entry in zoo.entries() if entry.library in INSTALLED]
 STEPS = {s.name: s for s in steps.steps("zoo", small=True)}
-LOOPS = {"linen_lstm", "nnx_gru", "equinox_lstm"}  # their bodies have no heavy operation of their own at small sizes
 
 
 def test_entries_are_listed_without_their_libraries() -> None:
@@ -82,15 +81,14 @@ def test_gradients_are_of_all_floats() -> None:
 
 @pytest.mark.parametrize("entry", HERE, ids=lambda entry: entry.name)
 def test_regions_compute_what_the_program_does(entry: Entry) -> None:
-    """In float32: processors do not multiply bfloat16 into float32."""
+    """In float32: not all products of bfloat16 into float32 run on a processor."""
     args = jax.tree.map(_wide, entry.draw(jax.random.key(0)))
-    for fn in (entry.forward, entry.gradients):
-        wanted = jax.jit(fn)(*args)
-        arrays = [np.asarray(x) for x in jax.tree.leaves(wanted)]
-        assert all(np.isfinite(x).all() for x in arrays) and any(np.abs(x).max() > 1e-6 for x in arrays)
-        lowered = compile_suite.replaced(fn).lower(*args)
-        assert entry.name in LOOPS or "mirage_region" in lowered.as_text(debug_info=True)
-        assert model_suite.worst_error(wanted, lowered.compile()(*args))[0] < 1e-4
+    wanted = jax.jit(entry.gradients)(*args)
+    arrays = [np.asarray(x) for x in jax.tree.leaves(wanted)]
+    assert all(np.isfinite(x).all() and np.abs(x).max() > 0 for x in arrays)
+    lowered = compile_suite.replaced(entry.gradients).lower(*args)
+    assert "mirage_region" in lowered.as_text(debug_info=True)
+    assert model_suite.worst_error(wanted, lowered.compile()(*args))[0] < 1e-4
 
 
 def _wide(x: jax.Array) -> jax.Array:

@@ -125,6 +125,7 @@ def normal(*shapes: Shape, dtype: str = "float32") -> Callable[[jax.Array], tupl
     """Make a `draw` of normal numbers."""
 
     def draw(key: jax.Array) -> tuple[jax.Array, ...]:
+        """Make the arguments."""
         keys = jax.random.split(key, len(shapes))
         return tuple(jax.random.normal(k, shape, dtype) for k, shape in zip(keys, shapes, strict=True))
 
@@ -161,6 +162,7 @@ def linen(
         return module if hasattr(module, "init") else module(x[0].dtype)
 
     def draw(key: jax.Array) -> tuple[Any, ...]:
+        """Make the arguments."""
         k1, k2, k3 = jax.random.split(key, 3)
         x = normal(*shapes, dtype=dtype)(k2)
         weights = bound(x).init(k1, *x, method=call, **options)
@@ -176,6 +178,7 @@ def nnx(make: Callable[[Any], Any], *shapes: Shape, dtype: str = "float32", call
     structure = flax_nnx.graphdef(flax_nnx.eval_shape(lambda: make(flax_nnx.Rngs(0))))
 
     def draw(key: jax.Array) -> tuple[Any, ...]:
+        """Make the arguments."""
         k1, k2, k3 = jax.random.split(key, 3)
         weights = flax_nnx.state(make(flax_nnx.Rngs(k1)))
         return drawn(k3, flax_nnx.to_pure_dict(weights), dtype), *normal(*shapes, dtype=dtype)(k2)
@@ -198,6 +201,7 @@ def equinox(make: Callable[[jax.Array], Any], call: Callable[..., Any], *shapes:
     structure = jax.tree.structure(abstract)
 
     def draw(key: jax.Array) -> tuple[Any, ...]:
+        """Make the arguments."""
         k1, k2, k3 = jax.random.split(key, 3)
         weights = jax.tree.leaves(eqx.filter(make(k1), eqx.is_array))
         return drawn(k3, weights, dtype), *normal(*shapes, dtype=dtype)(k2)
@@ -215,6 +219,7 @@ def haiku(fn: Callable[..., Any], *shapes: Shape, dtype: str = "float32") -> Mad
     transformed = hk.without_apply_rng(hk.transform(fn))
 
     def draw(key: jax.Array) -> tuple[Any, ...]:
+        """Make the arguments."""
         k1, k2, k3 = jax.random.split(key, 3)
         x = normal(*shapes, dtype=dtype)(k2)
         return drawn(k3, transformed.init(k1, *x), dtype), *x

@@ -33,6 +33,7 @@ def equinox_rotary_attention(small: bool) -> Made:
         return eqx.nn.MultiheadAttention(h, d, key=key), eqx.nn.RotaryPositionalEmbedding(d // h)
 
     def call(modules: Any, x: jax.Array) -> jax.Array:
+        """Use the module."""
         attention, rotary = modules
         rotate = jax.vmap(rotary, in_axes=1, out_axes=1)
         return attention(x, x, x, process_heads=lambda q, k, v: (rotate(q), rotate(k), v))
@@ -58,6 +59,8 @@ def equinox_lstm(small: bool) -> Made:
     b, t, d = (2, 8, 16) if small else (64, 128, 1024)
 
     def call(cell: Any, x: jax.Array) -> jax.Array:
+        """Use the module."""
+
         def run(one: jax.Array) -> jax.Array:
             zero = jax.numpy.zeros(d, one.dtype)
             return jax.lax.scan(lambda s, i: (cell(i, s), None), (zero, zero), one)[0][0]
@@ -76,6 +79,8 @@ def diffrax_neural_ode(small: bool) -> Made:
     n, d, width, steps = (4, 8, 16, 4) if small else (4096, 64, 256, 16)
 
     def call(field: Any, x: jax.Array) -> jax.Array:
+        """Use the module."""
+
         def solve(y0: jax.Array) -> jax.Array:
             term = diffrax.ODETerm(lambda t, y, args: field(y))
             options = {"stepsize_controller": diffrax.ConstantStepSize(), "max_steps": steps + 1}

@@ -107,7 +107,8 @@ def nnx_lora(small: bool) -> Made:
     from flax import nnx as modules
 
     t, d, rank = (8, 32, 4) if small else (64, 4096, 16)
-    return nnx(lambda rngs: modules.LoRALinear(d, d, lora_rank=rank, rngs=rngs), (t, d), dtype=BF16)
+    options = {"lora_rank": rank, "b_initializer": jax.nn.initializers.normal(0.02)}  # not zeros, as in training
+    return nnx(lambda rngs: modules.LoRALinear(d, d, **options, rngs=rngs), (t, d), dtype=BF16)
 
 
 @FLAX.entry("a GRU of 512 units, 128 steps, batch 64")

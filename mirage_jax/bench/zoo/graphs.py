@@ -27,6 +27,7 @@ def _on_graph(
         return layer(*weights)(graph).nodes
 
     def draw(key: jax.Array) -> tuple[jax.Array, ...]:
+        """Make the arguments."""
         k1, k2, k3, k4 = jax.random.split(key, 4)
         x, e = normal((nodes, width), (edges, edge_width))(k1)
         ends = (jax.random.randint(k, (edges,), 0, nodes) for k in (k2, k3))
@@ -44,6 +45,7 @@ def jraph_convolution(small: bool) -> Made:
     nodes, edges, d = (16, 64, 8) if small else (169343, 1166243, 128)
 
     def layer(w: jax.Array) -> Any:
+        """Make the layer."""
         return jraph.GraphConvolution(lambda x: jax.nn.relu(x @ w), add_self_edges=True)
 
     return _on_graph(nodes, edges, layer, (d, d), width=d, edge_width=1)
@@ -57,6 +59,8 @@ def jraph_attention(small: bool) -> Made:
     nodes, edges, d, h = (16, 64, 8, 4) if small else (19717, 88648, 500, 64)
 
     def layer(w: jax.Array, a: jax.Array) -> Any:
+        """Make the layer."""
+
         def logit(sent: jax.Array, received: jax.Array, e: Any) -> jax.Array:
             return jax.nn.leaky_relu(jnp.concatenate([sent, received], -1) @ a, 0.2)
 
@@ -73,10 +77,13 @@ def jraph_mesh(small: bool) -> Made:
     nodes, edges, d = (16, 64, 8) if small else (4096, 24576, 128)
 
     def layer(e1: jax.Array, e2: jax.Array, n1: jax.Array, n2: jax.Array) -> Any:
+        """Make the layer."""
+
         def edge(e: jax.Array, sent: jax.Array, received: jax.Array, g: Any) -> jax.Array:
             return jax.nn.relu(jnp.concatenate([e, sent, received], -1) @ e1) @ e2
 
         def node(x: jax.Array, sent: jax.Array, received: jax.Array, g: Any) -> jax.Array:
+            """Update a node."""
             return jax.nn.relu(jnp.concatenate([x, received], -1) @ n1) @ n2
 
         return jraph.GraphNetwork(edge, node)
@@ -115,6 +122,7 @@ def e3nn_product(small: bool) -> Made:
         return linear.apply(weights, product(x, y)).array
 
     def draw(key: jax.Array) -> tuple[Any, ...]:
+        """Make the arguments."""
         k1, k2 = jax.random.split(key)
         x, y = normal((n, features.dim), (n, vectors.dim))(k2)
         return linear.init(k1, product(x, y)), x, y

@@ -47,6 +47,7 @@ def jax_attention_lengths(small: bool) -> Made:
         return jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=lengths)
 
     def draw(key: jax.Array) -> tuple[jax.Array, ...]:
+        """Make the arguments."""
         k1, k2 = jax.random.split(key)
         return *normal(*((n, t, h, d),) * 3, dtype=BF16)(k1), jax.random.randint(k2, (n,), t // 4, t + 1, jnp.int32)
 
@@ -72,6 +73,7 @@ def optax_cross_entropy(small: bool) -> Made:
         return optax.losses.softmax_cross_entropy_with_integer_labels(logits, labels)
 
     def draw(key: jax.Array) -> tuple[jax.Array, ...]:
+        """Make the arguments."""
         k1, k2, k3 = jax.random.split(key, 3)
         table = jax.random.normal(k2, (words, d)) * d**-0.5
         return jax.random.normal(k1, (n, d), BF16), table.astype(BF16), jax.random.randint(k3, (n,), 0, words)
@@ -103,6 +105,7 @@ def optax_focal_loss(small: bool) -> Made:
         return optax.losses.sigmoid_focal_loss(x @ w, y, alpha=0.25, gamma=2.0).sum(-1)
 
     def draw(key: jax.Array) -> tuple[jax.Array, ...]:
+        """Make the arguments."""
         k1, k2 = jax.random.split(key)
         x, w = normal((n, d), (d, classes))(k1)
         return x, w * d**-0.5, jax.random.bernoulli(k2, 0.01, (n, classes)).astype(jnp.float32)
@@ -122,6 +125,7 @@ def optax_sigmoid_pairs(small: bool) -> Made:
         return optax.losses.sigmoid_binary_cross_entropy(logits, jnp.eye(n)).sum(-1)
 
     def draw(key: jax.Array) -> tuple[jax.Array, ...]:
+        """Make the arguments."""
         x, y = normal((n, d), (n, d), dtype=BF16)(key)
         return x * d**-0.5, y * d**-0.5, jnp.float32(10.0), jnp.float32(-10.0)
 

@@ -27,6 +27,7 @@ def _gemma_block(b: int, t: int, **options: Any) -> Made:
     )
 
     def call(module: Any, x: jax.Array) -> jax.Array:
+        """Use the module."""
         positions = jnp.broadcast_to(jnp.arange(t), (b, t))
         mask = jnp.broadcast_to(jnp.tril(jnp.ones((t, t), bool)), (b, t, t))
         return module(x, positions, None, mask)[1]
@@ -160,6 +161,7 @@ def _llama(module: str, layer: str, config: Any, small: bool) -> Made:
     b, t = (2, 16) if small else (1, 2048)
 
     def call(m: Any, x: jax.Array) -> jax.Array:
+        """Use the module."""
         return m(x, jnp.ones((b, t), bool), jnp.broadcast_to(jnp.arange(t), (b, t)))[0]
 
     return _layer(module, layer, config, (b, t, config.hidden_size), call)

@@ -56,6 +56,7 @@ def numpyro_logistic(small: bool) -> Made:
         return numpyro.infer.util.log_density(model, (x, y), {}, {"w": w})[0]
 
     def draw(key: jax.Array) -> tuple[jax.Array, ...]:
+        """Make the arguments."""
         w, x = normal((d,), (n, d))(key)
         return w, x, (x[:, 0] > 0).astype(jnp.float32)
 
@@ -184,6 +185,7 @@ def blackjax_leapfrog(small: bool) -> Made:
         return after.position, after.momentum
 
     def draw(key: jax.Array) -> tuple[jax.Array, ...]:
+        """Make the arguments."""
         w, momentum, x = normal((d,), (d,), (n, d))(key)
         return w, momentum, x, jnp.sign(x[:, 0])
 
@@ -201,6 +203,7 @@ def jaxopt_softmax_regression(small: bool) -> Made:
         return objective.l2_multiclass_logreg(w, 1e-3, (x, y))
 
     def draw(key: jax.Array) -> tuple[jax.Array, ...]:
+        """Make the arguments."""
         k1, k2 = jax.random.split(key)
         w, x = normal((d, k), (n, d))(k1)
         return w * d**-0.5, x, jax.random.randint(k2, (n,), 0, k)
