@@ -10,7 +10,7 @@ import pytest
 
 import mirage_jax
 from mirage_jax.bench import compile_suite, model_suite, steps, suite, zoo
-from mirage_jax.bench.zoo.entries import Entry, mean_square, normal
+from mirage_jax.bench.zoo.entries import ZooEntry, mean_square, normal
 
 INSTALLED = {"jax", "optax", "flax", "equinox"}  # in the environment of developers
 HERE = [entry.sized(True) for entry in zoo.entries() if entry.library in INSTALLED]
@@ -38,7 +38,7 @@ def test_a_missing_library_is_one_line() -> None:
 
         return no_such_library.fn, normal((4,))
 
-    entry = Entry("absent_program", "no-such-library", "nowhere", absent, is_small=True)
+    entry = ZooEntry("absent_program", "no-such-library", "nowhere", absent, is_small=True)
     step = steps.ModelStep(entry.name, entry.forward, entry.draw, layers=1)
     result = suite.run_suite(
         [step, STEPS["jax_attention_decode"]], {"xla": jax.jit}, run=model_suite.run_step, rounds=1
@@ -51,7 +51,7 @@ def test_a_missing_library_is_one_line() -> None:
 
 
 def test_a_library_that_fails_by_itself_is_not_ours_to_answer_for() -> None:
-    broken = Entry("broken", "some-library", "nowhere", lambda small: (lambda x: x.no_such_method(), normal((4,))))
+    broken = ZooEntry("broken", "some-library", "nowhere", lambda small: (lambda x: x.no_such_method(), normal((4,))))
     with pytest.raises(suite.NotRun, match="some-library: AttributeError"):
         broken.draw(jax.random.key(0))
 
@@ -62,7 +62,7 @@ def test_settings_of_a_library_end_with_its_entry() -> None:
         return jnp.sin, normal((4,))
 
     before = jax.config.jax_default_matmul_precision
-    Entry("setting", "dynamax", "nowhere", setting).draw(jax.random.key(0))
+    ZooEntry("setting", "dynamax", "nowhere", setting).draw(jax.random.key(0))
     assert jax.config.jax_default_matmul_precision == before
 
 
@@ -72,7 +72,7 @@ def test_gradients_are_of_all_floats() -> None:
         draw = lambda key: ({"a": jnp.ones(4), "b": jnp.ones(())}, jnp.arange(2), jnp.full(2, 3.0))  # noqa: E731
         return fn, draw
 
-    entry = Entry("small", "jax", "nowhere", made)
+    entry = ZooEntry("small", "jax", "nowhere", made)
     _, (weights, index, x) = entry.gradients(*entry.draw(jax.random.key(0)))
     assert index is None and weights["a"].tolist() == [12.0, 12.0, 0.0, 0.0]
     assert weights["b"] == 8.0 and x.tolist() == [4.0, 4.0]
@@ -80,7 +80,7 @@ def test_gradients_are_of_all_floats() -> None:
 
 
 @pytest.mark.parametrize("entry", HERE, ids=lambda entry: entry.name)
-def test_regions_compute_what_the_program_does(entry: Entry) -> None:
+def test_regions_compute_what_the_program_does(entry: ZooEntry) -> None:
     """In float32: not all products of bfloat16 into float32 run on a processor."""
     args = jax.tree.map(_wide, entry.draw(jax.random.key(0)))
     wanted = jax.jit(entry.gradients)(*args)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mirage_jax.bench.zoo.entries import Entry
+from mirage_jax.bench.zoo.entries import ZooEntry
 from mirage_jax.bench.zoo.equinox_models import DIFFRAX, EQUIMO, EQUINOX
 from mirage_jax.bench.zoo.flax_layers import FLAX
 from mirage_jax.bench.zoo.gaussian import GPJAX, TINYGP
@@ -27,7 +27,7 @@ LIBRARIES = (
 )
 
 
-def entries() -> Iterator[Entry]:
+def entries() -> Iterator[ZooEntry]:
     """All entries, in the order of the table."""
     for library in LIBRARIES:
         yield from library.entries

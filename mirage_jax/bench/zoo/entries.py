@@ -28,7 +28,7 @@ SETTINGS = ("jax_default_matmul_precision", "jax_enable_x64")
 
 
 @dataclass(frozen=True)
-class Entry:
+class ZooEntry:
     """One program of the zoo. `library` is the package to install, `source` the size and where it is published.
 
     has_gradients: its results depend smoothly on its arguments of floats.
@@ -41,7 +41,7 @@ class Entry:
     has_gradients: bool = True
     is_small: bool = False
 
-    def sized(self, small: bool) -> Entry:
+    def sized(self, small: bool) -> ZooEntry:
         """Give the entry at published sizes, or at sizes that a CPU can afford."""
         return replace(self, is_small=small)
 
@@ -101,18 +101,18 @@ def mean_square(results: Any) -> jax.Array:
     return sum((jnp.mean(jnp.square(x.astype(jnp.float32))) for x in arrays), jnp.zeros(()))
 
 
-class Library:
+class LibraryEntries:
     """The entries of one library, in the order in which `entry` decorates them."""
 
     def __init__(self, package: str) -> None:
         self.package = package
-        self.entries: list[Entry] = []
+        self.entries: list[ZooEntry] = []
 
     def entry(self, source: str, gradients: bool = True) -> Callable[[Callable[[bool], Made]], Callable[[bool], Made]]:
         """Decorate `make`, after which the entry is called."""
 
         def add(make: Callable[[bool], Made]) -> Callable[[bool], Made]:
-            self.entries.append(Entry(make.__name__, self.package, source, make, gradients))
+            self.entries.append(ZooEntry(make.__name__, self.package, source, make, gradients))
             return make
 
         return add

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
-from mirage_jax.bench.zoo.entries import BF16, Library, Made, equinox
+from mirage_jax.bench.zoo.entries import BF16, LibraryEntries, Made, equinox
 
-EQUINOX, EQUIMO, DIFFRAX = Library("equinox"), Library("equimo"), Library("diffrax")
+EQUINOX, EQUIMO, DIFFRAX = LibraryEntries("equinox"), LibraryEntries("equimo"), LibraryEntries("diffrax")
 
 
 @EQUINOX.entry("ViT-B/16: 64 images of 197 patches, width 768, 12 heads")

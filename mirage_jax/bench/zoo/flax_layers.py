@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
-from mirage_jax.bench.zoo.entries import BF16, Library, Made, linen, nnx
+from mirage_jax.bench.zoo.entries import BF16, LibraryEntries, Made, linen, nnx
 
-FLAX = Library("flax")
+FLAX = LibraryEntries("flax")
 
 
 @FLAX.entry("ViT-L/16 (Dosovitskiy et al., 2021): 64 images of 197 patches, width 1,024, 16 heads")
@@ -38,7 +38,7 @@ def linen_encoder_block(small: bool) -> Made:
 
     b, t, d, h = (2, 16, 32, 2) if small else (32, 512, 768, 12)
 
-    class Block(nn.Module):
+    class BertBlock(nn.Module):
         """BERT's block."""
 
         @nn.compact
@@ -47,7 +47,7 @@ def linen_encoder_block(small: bool) -> Made:
             x = nn.LayerNorm()(x + nn.MultiHeadDotProductAttention(num_heads=h)(x))
             return nn.LayerNorm()(x + nn.Dense(d)(nn.gelu(nn.Dense(4 * d)(x))))
 
-    return linen(Block(), (b, t, d), dtype=BF16)
+    return linen(BertBlock(), (b, t, d), dtype=BF16)
 
 
 @FLAX.entry("an LSTM of 1,024 units (Zaremba et al., 2014: medium is 650, large 1,500), 128 steps, batch 64")

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mirage_jax.bench.zoo.entries import Library, Made, normal
+from mirage_jax.bench.zoo.entries import LibraryEntries, Made, normal
 
-TINYGP, GPJAX = Library("tinygp"), Library("gpjax")
+TINYGP, GPJAX = LibraryEntries("tinygp"), LibraryEntries("gpjax")
 
 
 @TINYGP.entry("4,096 points of 8 coordinates, a length scale each (kin8nm has 8,192)")

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mirage_jax.bench.zoo.entries import Library, Made, normal
+from mirage_jax.bench.zoo.entries import LibraryEntries, Made, normal
 
-JRAPH, E3NN, JAX_MD = Library("jraph"), Library("e3nn-jax"), Library("jax-md")
+JRAPH, E3NN, JAX_MD = LibraryEntries("jraph"), LibraryEntries("e3nn-jax"), LibraryEntries("jax-md")
 
 
 def _on_graph(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from mirage_jax.bench.zoo.entries import BF16, Library, Made, haiku
+from mirage_jax.bench.zoo.entries import BF16, LibraryEntries, Made, haiku
 
-HAIKU = Library("dm-haiku")
+HAIKU = LibraryEntries("dm-haiku")
 
 
 @HAIKU.entry("BERT base: 32 texts of 512 tokens, width 768, 12 heads")

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mirage_jax.bench.zoo.entries import BF16, Library, Made, Shape, normal
+from mirage_jax.bench.zoo.entries import BF16, LibraryEntries, Made, Shape, normal
 
-JAX_NN, OPTAX = Library("jax"), Library("optax")
+JAX_NN, OPTAX = LibraryEntries("jax"), LibraryEntries("optax")
 
 
 def _attention(queries: Shape, keys: Shape, **options: Any) -> Made:

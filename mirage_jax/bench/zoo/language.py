@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mirage_jax.bench.zoo.entries import BF16, Library, Made, linen, nnx, normal
+from mirage_jax.bench.zoo.entries import BF16, LibraryEntries, Made, linen, nnx, normal
 
-GEMMA, GRIFFIN, MAMBA = Library("gemma"), Library("recurrentgemma"), Library("mamba2-jax")
-TRANSFORMERS, FLASH = Library("transformers"), Library("flash-attention-jax")
+GEMMA, GRIFFIN, MAMBA = LibraryEntries("gemma"), LibraryEntries("recurrentgemma"), LibraryEntries("mamba2-jax")
+TRANSFORMERS, FLASH = LibraryEntries("transformers"), LibraryEntries("flash-attention-jax")
 
 
 def _gemma_block(b: int, t: int, **options: Any) -> Made:

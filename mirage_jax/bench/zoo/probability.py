@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from mirage_jax.bench.zoo.entries import Library, Made, normal
+from mirage_jax.bench.zoo.entries import LibraryEntries, Made, normal
 
-NUMPYRO, TFP, DISTRAX = Library("numpyro"), Library("tfp-nightly"), Library("distrax")
-DYNAMAX, BLACKJAX, JAXOPT = Library("dynamax"), Library("blackjax"), Library("jaxopt")
+NUMPYRO, TFP, DISTRAX = LibraryEntries("numpyro"), LibraryEntries("tfp-nightly"), LibraryEntries("distrax")
+DYNAMAX, BLACKJAX, JAXOPT = LibraryEntries("dynamax"), LibraryEntries("blackjax"), LibraryEntries("jaxopt")
 
 
 @NUMPYRO.entry("65,536 points of 16 coordinates, 64 Gaussians with diagonal covariances")

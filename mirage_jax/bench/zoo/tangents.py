@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import jax
 
-from mirage_jax.bench.zoo.entries import Library, Made, normal
+from mirage_jax.bench.zoo.entries import LibraryEntries, Made, normal
 
-NEURAL_TANGENTS = Library("neural-tangents")
+NEURAL_TANGENTS = LibraryEntries("neural-tangents")
 
 
 @NEURAL_TANGENTS.entry("CIFAR-10 as vectors: 4,096 images of 3,072 numbers, 3 layers")

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mirage_jax.bench.zoo.entries import Library, Made, normal
+from mirage_jax.bench.zoo.entries import LibraryEntries, Made, normal
 
-OTT = Library("ott-jax")
+OTT = LibraryEntries("ott-jax")
 
 
 def _sinkhorn_options(iterations: int) -> dict[str, Any]:
