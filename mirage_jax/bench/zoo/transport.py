@@ -53,11 +53,11 @@ def ott_update_potential(small: bool) -> Made:
 
     n, d = (32, 4) if small else (8192, 64)
 
-    def fn(x: jax.Array, y: jax.Array, f: jax.Array, g: jax.Array) -> jax.Array:
+    def fn(x: jax.Array, y: jax.Array, f: jax.Array) -> jax.Array:
         geometry = pointcloud.PointCloud(x, y, epsilon=1.0 * d)
-        return geometry.update_potential(f, g, jnp.full(n, -jnp.log(n)), axis=0)
+        return geometry.update_potential(f, jnp.zeros(n), jnp.full(n, -jnp.log(n)), axis=0)
 
-    return fn, normal((n, d), (n, d), (n,), (n,))
+    return fn, normal((n, d), (n, d), (n,))
 
 
 @OTT.entry("the transport of values along a plan, 8,192 points of 64 coordinates, 32 values each")
