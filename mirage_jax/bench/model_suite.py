@@ -34,7 +34,7 @@ VARIANTS = {  # of suite "whole": whatever the budget, no function may be slower
     f"{OURS} 15s/40s": {"remat": "regions", "budget": "15s/40s"},
     f"{OURS} untuned": {"remat": "regions", "on_miss": "fallback"},
 }
-RECOMPUTING = {OURS: {"remat": "regions"}}  # of suite "fields"
+RECOMPUTING = {OURS: {"remat": "regions"}}  # of suites "fields" and "zoo"
 NOTES = (
     "Steps as training and decoding run them, with donated state, each from its first kernel to its last. Errors are "
     "the largest of all arrays that a step returns (loss, moments of the gradients, weights, outputs, caches), "

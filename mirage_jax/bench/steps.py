@@ -4,7 +4,8 @@ Suite "models" has the layers of each model in `bench.models` without embedding 
 are per layer: training steps with AdamW, forward passes, and decoding with a full cache. The state of a step
 (weights in training, the cache in decoding) is donated. Suite "compile" has a few steps with 32 layers, to be lowered
 only. Suite "different" has programs without equal layers (`bench.different`), suite "whole" gradients of single layers
-(`whole_programs`), suite "fields" programs of other fields (`field_programs`). `small` is the same step at sizes that a
+(`whole_programs`), suite "fields" programs of other fields (`field_programs`), suite "zoo" programs by other people's
+libraries (`zoo`). `small` is the same step at sizes that a
 CPU can afford.
 """
 
@@ -18,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mirage_jax.bench import different, field_programs, whole_programs
+from mirage_jax.bench import different, field_programs, whole_programs, zoo
 from mirage_jax.bench.models import bert, chameleon, gpt2, linear_lm, llama, lora, ngpt, training, vit
 from mirage_jax.bench.models.layers import Sizes, WeightDraw, squared_error, unit
 from mirage_jax.config import unknown
@@ -174,7 +175,23 @@ def _fields(small: bool) -> Iterator[ModelStep]:
         yield ModelStep(name, fn, draw, layers=1, trains=trains)
 
 
-SUITES = {"models": _timed, "compile": _compiled, "different": _different, "whole": _whole, "fields": _fields}
+def _zoo(small: bool) -> Iterator[ModelStep]:
+    """List all programs, then the gradients of those that have some."""
+    sized = [entry.sized(small) for entry in zoo.entries()]
+    for e in sized:
+        yield ModelStep(e.name, e.forward, e.draw, layers=1)
+    for e in filter(lambda e: e.has_gradients, sized):
+        yield ModelStep(f"{e.name}_gradients", e.gradients, e.draw, layers=1, trains=True)
+
+
+SUITES = {
+    "models": _timed,
+    "compile": _compiled,
+    "different": _different,
+    "whole": _whole,
+    "fields": _fields,
+    "zoo": _zoo,
+}
 STEPS = {
     (name, small): {step.name: step for step in make(small)} for name, make in SUITES.items() for small in (False, True)
 }

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -80,14 +80,22 @@ class BenchResult:
     whole: str | None = None  # the optimizer's decision on the function as a whole
 
 
+class NotRun(Exception):
+    """A program cannot run here, which is nobody's failure: its library is missing, say."""
+
+
 @dataclass(frozen=True)
 class SuiteRow:
-    """Results and failures of one program, by candidate; `limit` are the seconds that the hardware needs."""
+    """Results and failures of one program, by candidate; `limit` are the seconds that the hardware needs.
+
+    `not_run` is the reason why no candidate ran, or empty.
+    """
 
     program: str
     limit: float | None
     results: Mapping[str, BenchResult]
     failures: Mapping[str, str]
+    not_run: str = ""
 
     @property
     def best(self) -> tuple[str, float] | None:
@@ -150,8 +158,9 @@ class SuiteResult(TableReport):
         return [(row.program, label, why) for row in self.rows for label, why in row.failures.items()]
 
     def details(self) -> list[str]:
-        """Why candidates failed."""
-        return [f"{program}, {label}: {why}" for program, label, why in self.failures]
+        """Why programs did not run, and why candidates failed."""
+        skipped = [f"{row.program}: not run: {row.not_run}" for row in self.rows if row.not_run]
+        return skipped + [f"{program}, {label}: {why}" for program, label, why in self.failures]
 
 
 def microseconds(seconds: float) -> str:
@@ -382,6 +391,8 @@ def run_suite[P: Named](
         except KeyboardInterrupt:
             title = f"{title}, interrupted after {len(rows)} of {len(programs)}"
             break
+        except NotRun as why:
+            row = replace(row, not_run=str(why))
         except Exception as error:  # while it was timed: the rows before it are not lost
             failures.update(dict.fromkeys(candidates, in_one_line(error)))
         rows.append(row)
@@ -402,6 +413,8 @@ def _method(unit: str, host_clock: str) -> str:
 
 
 def _summary(row: SuiteRow) -> str:
+    if row.not_run:
+        return f"not run: {row.not_run}"
     parts = [
         f"{label} {microseconds(r.seconds)} us" + (f" ({r.ratio})" if r.ratio else "")
         for label, r in row.results.items()

@@ -80,8 +80,8 @@ def _finish(result: suite.SuiteResult, file: Path | None, err: Console) -> bool:
     """Draw the table and print failures; returns whether a candidate of ours failed."""
     if file is not None:
         _draw(file, err, "no picture")
-    for program, label, why in result.failures:
-        err.print(f"{program}, {label}: {why}", highlight=False, markup=False)
+    for line in result.details():
+        err.print(line, highlight=False, markup=False)
     return any(label not in peers.PEERS for _, label, _ in result.failures)
 
 
@@ -189,6 +189,11 @@ SUITES = {
     "fields": BenchSuite(
         _run_steps,
         "programs of other fields, and their gradients",
+        {**_MODELS, "unit": "step", "variants": model_suite.RECOMPUTING},
+    ),
+    "zoo": BenchSuite(
+        _run_steps,
+        "programs by other libraries, and their gradients",
         {**_MODELS, "unit": "step", "variants": model_suite.RECOMPUTING},
     ),
     "compile": BenchSuite(
