@@ -470,6 +470,7 @@ STRUCTURAL: dict[str, Structural] = {
     "broadcast_in_dim": _broadcast,
     **dict.fromkeys(("reshape", "squeeze", "expand_dims"), lambda xs, eqn: xs[0].reshape(eqn.out_avals[0].shape)),
     "transpose": lambda xs, eqn: np.transpose(xs[0], eqn.params["permutation"]),
+    "tile": lambda xs, eqn: np.tile(xs[0], eqn.params["reps"]),
     "rev": lambda xs, eqn: np.flip(xs[0], eqn.params["dimensions"]),
     "concatenate": lambda xs, eqn: np.concatenate(xs, eqn.params["dimension"]),
     "stack": lambda xs, eqn: np.stack(xs, eqn.params["axis"]),

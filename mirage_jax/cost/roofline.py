@@ -353,12 +353,13 @@ def fused_estimate(reference: KernelGraph, device: DeviceModel) -> float:
     """Estimate the seconds of a program of library operators as XLA runs it.
 
     Products and reductions are kernels. Pointwise operators are fused into their readers, except for results and
-    operands of products, which are written.
+    operands of products, which are written. What a chain of them reads is not counted by kernel, but once.
     """
     operators = [k for k in reference.kernels if isinstance(k, Library)]
     written = {x.tensor for k in operators if k.op.op == "dot" for x in k.loads} | set(reference.outputs)
     kernels = [k for k in operators if not operator(k.op.op).pointwise or k.name in written]
-    return sum(max(library_estimate(k, reference, device), device.shortest) for k in kernels)
+    by_kernel = sum(max(library_estimate(k, reference, device), device.shortest) for k in kernels)
+    return max(by_kernel, lower_limit(reference, device))
 
 
 def lower_limit(reference: KernelGraph, device: DeviceModel) -> float:

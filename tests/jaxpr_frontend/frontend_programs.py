@@ -122,6 +122,7 @@ PROGRAMS: dict[str, Program] = {
     "log softmax": Program(lambda x, w: jax.nn.log_softmax(x @ w), (X, W)),
     "squared error": Program(lambda x, w, y: jnp.mean((x @ w - y) ** 2, -1), (X, W, random(8, 16))),
     "rope": Program(lambda q, k, v: attention(rope(q), rope(k), v), tuple(QKV)),
+    "tiles": Program(lambda x, w: jnp.tile(x, (2, 3)) @ jnp.tile(w, (3, 1)) + jnp.tile(x[0, :8], 2), (X, W)),
     "many views": Program(many_views, (X,)),
     **_flax(),
 }

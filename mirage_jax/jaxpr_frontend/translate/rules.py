@@ -212,6 +212,14 @@ def _reshape(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
     return replace(x, dims=b.axes.regroup(x.dims, out.shape))
 
 
+@rule("tile", view=True)
+def _tile(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    """Copies along dimensions of their own, each merged with the one that it repeats."""
+    shape = tuple(n for pair in zip(out.params["reps"], b.axes.size(x.dims), strict=True) for n in pair)
+    copies = replace(out, shape=shape, params={"broadcast_dimensions": tuple(range(1, len(shape), 2))})
+    return _reshape(b, replace(out, params={}), _broadcast_in_dim(b, copies, x))
+
+
 # --- parts of arrays: windows and pieces
 
 
