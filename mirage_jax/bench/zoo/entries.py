@@ -6,6 +6,9 @@ listed without any of its libraries. Helpers below make both from modules of Fla
 from the key by the library's own initializers, are the first argument.
 """
 
+# The libraries need not be here.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,5 +1,8 @@
 """Layers of Equinox, and vision models of Equimo."""
 
+# The libraries need not be here.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,8 @@
 """Gaussian processes by tinygp and GPJax."""
 
+# The libraries need not be here.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,8 @@
 """Graphs, molecules and equivariant networks by Jraph, e3nn and JAX MD."""
 
+# The libraries need not be here.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 from collections.abc import Callable

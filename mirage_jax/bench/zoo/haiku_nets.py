@@ -1,5 +1,8 @@
 """Modules of Haiku."""
 
+# The libraries need not be here.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import jax

@@ -1,5 +1,8 @@
 """Blocks of language models: Gemma, Griffin, Mamba 2, the Flax models of Transformers, and attention in loops."""
 
+# The libraries need not be here.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 from typing import Any

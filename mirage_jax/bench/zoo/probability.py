@@ -1,5 +1,8 @@
 """Distributions and models by NumPyro, TensorFlow Probability, Distrax, Dynamax, BlackJAX and JAXopt."""
 
+# The libraries need not be here.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import jax

@@ -1,5 +1,8 @@
 """Infinitely wide networks by Neural Tangents."""
 
+# The libraries need not be here.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import jax

@@ -1,5 +1,8 @@
 """Optimal transport by OTT."""
 
+# The libraries need not be here.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 from typing import Any
