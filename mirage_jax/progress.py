@@ -18,6 +18,8 @@ log = logging.getLogger("mirage_jax.search")
 
 LOG_SECONDS = 10.0  # between two lines of log
 
+_is_shown = Lock()
+
 
 class Say(Protocol):
     """Replaces the text that is shown; `done` is a fraction, where it is known."""
@@ -31,7 +33,21 @@ def silent(text: str, done: float | None = None) -> None:
 
 @contextmanager
 def line() -> Iterator[Say]:
-    """Give a function that replaces the text shown; the text is gone when the block ends."""
+    """Give a function that replaces the text shown; the text is gone when the block ends. While another thread shows
+    one, texts are logged.
+    """
+    if not _is_shown.acquire(blocking=False):
+        yield logged()
+        return
+    try:
+        with _line() as say:
+            yield say
+    finally:
+        _is_shown.release()
+
+
+@contextmanager
+def _line() -> Iterator[Say]:
     console = Console(stderr=True)
     if console.is_jupyter and importlib.util.find_spec("ipywidgets") is not None:
         shown = bar(console)

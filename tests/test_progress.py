@@ -55,6 +55,21 @@ def test_beside_another_live_display(monkeypatch):
         say("unheard")
 
 
+def test_two_regions_at_a_time_share_no_line(monkeypatch) -> None:
+    outs: list[io.StringIO] = []
+
+    def console(**_):
+        outs.append(io.StringIO())
+        return Console(file=outs[-1], force_terminal=True, width=80)
+
+    monkeypatch.setattr(progress, "Console", console)
+    for _ in range(2):
+        with progress.line() as say, progress.line() as other:
+            say("first")
+            other("second")
+    assert len(outs) == 2 and all("first" in out.getvalue() for out in outs)
+
+
 def test_measuring() -> None:
     said: list[str] = []
     tell = progress.measuring(lambda text, done=None: said.append(text), 3)

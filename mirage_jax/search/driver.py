@@ -21,7 +21,7 @@ from mirage_jax.search.candidates import Candidate, KnownTilings, kind, ranged, 
 from mirage_jax.search.decompose.fusion import combined, inlined
 from mirage_jax.search.decompose.output_slices import SUMS, output_slice, waists
 from mirage_jax.search.decompose.subprocesses import SubSearch, search_parts
-from mirage_jax.search.decompose.windows import KernelWindow, divide, replace_windows
+from mirage_jax.search.decompose.windows import KernelWindow, before_tail, divide, replace_windows
 from mirage_jax.search.enumerate.kernels import BudgetExceeded, Space
 from mirage_jax.search.enumerate.window_search import FAMILIES, Search
 from mirage_jax.search.report import Notify, SearchReport, StopReason
@@ -35,6 +35,7 @@ MAX_OUTPUT_SLICE_TERMS = 60_000  # the same for an output slice; there are few o
 MAX_OUTPUT_SLICE_CLASSES = 220  # values in an output slice searched for plans of two or three kernels: tens of seconds
 MAX_SMALL_SLICE_CLASSES = 40  # values in an output slice that is searched for plans of three kernels in any case
 MAX_COMBINING_SHARE = 0.2  # of the time, on top of it, for trying what slices' candidates share
+MAX_PATIENCE_SHARE = 0.5  # of the time, after which a region that has no kernel is searched in other ways
 MAX_WHOLE_SHARE = 0.6  # of the time, for a region that may be sliced afterwards
 NEAR_ROOFLINE = 2.0  # times the lower limit of a region: kernels that take longer leave something to look for
 MAX_WHOLE_REGION_CLASSES = 400  # values in a region searched for one kernel only: ten seconds
@@ -54,7 +55,8 @@ def search(
 
     A region too wide to exhaust is searched window by window, and output by output, in up to `workers` processes. So is
     one of several outputs that has no kernel as a whole: sums over rows and over columns of one product, for instance.
-    Where no kernel comes near the roofline, small products are stored, and what lies between them is searched.
+    Where no kernel comes near the roofline, small products are stored, and what lies between them is searched. Where
+    there is no kernel at all by half of the time, a pointwise end is left out, and small sums are stored, too.
     """
     until = time.monotonic() + seconds
     parts = divide(reference, lambda graph: is_narrow(graph, device, space, MAX_WINDOW_CLASSES))
@@ -67,8 +69,10 @@ def search(
         may_slice = has_kernels and (stored or len(set(reference.outputs)) > 1)
         of_whole = seconds * (MAX_WHOLE_SHARE if may_slice else 1.0)
         one = Search(reference, device, space, of_whole, states, families, notify=notify)
-        found, report, parts = one.run(), one.report, []
-        stops = _stops_after(found, one.report, reference, device, stored)
+        one.patience = MAX_PATIENCE_SHARE * seconds if has_kernels else math.inf
+        found, report = one.run(), one.report
+        parts = before_tail(reference) if has_kernels and _is_stuck(found, report) else []
+        stops = _stops_after(found, report, reference, device, stored)
     slices = _first_slices(reference, device, space, stops) if has_kernels else []
     report.output_slices = len(slices)
     searched = [(w.graph, space) for w in parts] + slices
@@ -77,11 +81,23 @@ def search(
     for candidates, part_report in search_parts(todo, until - time.monotonic(), workers, notify):
         by_part.append(candidates)
         report.add(part_report)
-    if parts:
-        found = _compose(reference, parts, {n: cs for n, cs in enumerate(by_part[: len(parts)]) if cs}, device)
-    late = until + MAX_COMBINING_SHARE * seconds
-    whole = combined(reference, by_part[len(parts) :], device, late) if slices else []
-    return sorted(ranged(reference, [*found, *whole], device), key=lambda c: c.seconds), report
+    found += _put_together(reference, parts, by_part, device, until + MAX_COMBINING_SHARE * seconds)
+    return sorted(ranged(reference, found, device), key=lambda c: c.seconds), report
+
+
+def _put_together(
+    reference: KernelGraph,
+    parts: list[KernelWindow],
+    by_part: Sequence[Sequence[Candidate]],
+    device: DeviceModel,
+    late: float,
+) -> list[Candidate]:
+    """Candidates for the whole, from those of its windows and, after them, of its output slices. `late`: in seconds of
+    `time.monotonic`, when slices' candidates are no longer combined.
+    """
+    of_parts, of_slices = by_part[: len(parts)], by_part[len(parts) :]
+    composed = _compose(reference, parts, {n: [*cs] for n, cs in enumerate(of_parts) if cs}, device) if parts else []
+    return composed + (combined(reference, of_slices, device, late) if of_slices else [])
 
 
 def _stops_after(
@@ -92,13 +108,20 @@ def _stops_after(
     stored: tuple[str, ...],
 ) -> list[tuple[str, ...]]:
     """Where slices may stop, for a region that was searched as one: nowhere, if it has several outputs and no kernels,
-    or time for a part of the space; at the waists `stored`, if no kernel comes near the roofline.
+    or time for a part of the space; at the waists `stored`, if no kernel comes near the roofline; at sums, if there is
+    no kernel.
     """
     kernels = [c.seconds for c in found if c.family == "kernels"]
     is_known = kernels and report.stop is not StopReason.SECONDS
     nowhere = [()] if len(set(reference.outputs)) > 1 and not is_known else []
     is_far = min(kernels, default=math.inf) > NEAR_ROOFLINE * lower_limit(reference, device)
-    return [*nowhere, stored] if stored and is_far else nowhere
+    at_sums = [waists(reference, SUMS)] if _is_stuck(found, report) else []
+    return [*nowhere, *([stored] if stored and is_far else ()), *at_sums]
+
+
+def _is_stuck(found: Sequence[Candidate], report: SearchReport) -> bool:
+    """Did a search run out of time, or of patience, without a kernel?"""
+    return report.stop is StopReason.SECONDS and not any(c.family == "kernels" for c in found)
 
 
 def _first_slices(

@@ -95,6 +95,7 @@ class Clock:
     ticks: int = 0
     notify: Callable[[int, float], None] | None = None
     notified: float = 0.0
+    patience: float = math.inf  # seconds, of a search that has found nothing yet
 
     def tick(self) -> None:
         """Count a state. Raises `BudgetExceeded` when states or seconds are used up."""
@@ -126,10 +127,10 @@ class Clock:
         return tick
 
     def check(self) -> None:
-        """Notify now and then. Raises `BudgetExceeded` when the seconds are used up."""
+        """Notify now and then. Raises `BudgetExceeded` when the seconds are used up, or patience is."""
         elapsed = time.monotonic() - self.began
         if self.notify is not None and elapsed > self.notified + PROGRESS_SECONDS:
             self.notified = elapsed
             self.notify(self.ticks, elapsed)
-        if elapsed > self.seconds:
+        if elapsed > min(self.seconds, self.patience):
             raise BudgetExceeded(StopReason.SECONDS)

@@ -15,7 +15,7 @@ from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import KernelGraph, Library, Load, Op, Tensor
 from mirage_jax.search import driver
-from mirage_jax.search.decompose.windows import KernelWindow, divide, replace_windows
+from mirage_jax.search.decompose.windows import KernelWindow, before_tail, divide, replace_windows
 from mirage_jax.search.driver import search
 from mirage_jax.search.enumerate.window_search import Search
 from mirage_jax.verify.equivalence.certificate import fingerprint
@@ -220,3 +220,27 @@ def test_what_fits_has_few_values(name: str) -> None:
     values = math.ceil(whole.report.classes * math.sqrt(len(whole.targets)))
     assert driver.is_narrow(graph, CPU, TWO_KERNELS, values)
     assert not driver.is_narrow(graph, CPU, TWO_KERNELS, values - 1)
+
+
+def potential(f: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+    """A step of Sinkhorn's algorithm with guards, as ott-jax writes them: f[N], x[N, D], y[M, D]."""
+    new = f - 0.1 * jax.nn.logsumexp((x @ y.T + f[:, None]) / 0.1, axis=1)
+    return jnp.where(jnp.isfinite(new), new, 0.0) * 0.5 + jnp.where(jnp.isfinite(f), f, 0.0) * 0.5
+
+
+def test_a_pointwise_end_may_be_left_out() -> None:
+    """Of what a row sum becomes, and not of the softmax that is as large as its logits."""
+    graph = captured(potential, (4096,), (4096, 64), (4096, 64))
+    *_, body, end = before_tail(graph)  # a constant that both read may be a window, too
+    assert {k.op.op for k in end.graph.kernels if isinstance(k, Library)}.isdisjoint({"dot", "sum", "max", "logs"})
+    assert "dot" in str(body.graph) and set(end.graph.outputs) == set(graph.outputs)
+    assert not before_tail(captured(lambda x: jax.nn.softmax(x) * 2, (256, 512)))
+
+
+def test_where_patience_ends_without_a_kernel_the_end_is_left_out(monkeypatch) -> None:
+    graph = captured(potential, (4096,), (4096, 64), (4096, 64))
+    assert Search(graph, H200, TWO_KERNELS, patience=0.0).run() == []
+    monkeypatch.setattr(driver, "MAX_PATIENCE_SHARE", 0.0)
+    found, _ = search(graph, H200, TWO_KERNELS, 20.0)
+    kernels = [c for c in found if c.family == "kernels"]
+    assert kernels and fingerprint(graph, kernels[0].graph)

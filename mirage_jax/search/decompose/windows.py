@@ -16,6 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mirage_jax.mugraph.graph import Axis, BlockGraph, Kernel, KernelGraph, Library, Store, Tensor, origin
+from mirage_jax.mugraph.operators import operator
+
+MIN_TAIL_RATIO = 8  # of the largest tensor over results that count as small
+RELATIVE = frozenset({"logs", "lesslogs"})  # read a sum and the shift that it is relative to
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,32 @@ def divide(reference: KernelGraph, fits: Callable[[KernelGraph], bool]) -> list[
         if joined is not None and all(w in parts or fits(w.graph) for w in joined):
             cut, parts = cut - {name}, joined
     return parts
+
+
+def before_tail(reference: KernelGraph) -> list[KernelWindow]:
+    """The pointwise operators at the end whose results are all small, apart from what they are made of; none if there
+    is no such end.
+
+    One more launch costs little, and a kernel has no room for as many operators as a long end has, such as the guards
+    and the damping of a potential in optimal transport.
+    """
+    kernels = list(_libraries(reference))
+    small = max(_elements(reference, name) for name in reference.tensors) // MIN_TAIL_RATIO
+    rest = set[str]()  # what other operators than those of the end read
+    tail = list[Library]()
+    for k in reversed(kernels):
+        is_light = operator(k.op.op).pointwise and k.op.op not in RELATIVE
+        if is_light and k.name not in rest and _elements(reference, k.name) <= small:
+            tail.append(k)
+        else:
+            rest.update(x.tensor for x in k.loads)
+    ends = {k.name for k in tail} | {t.name for t in reference.inputs}
+    cut = {x.tensor for k in tail for x in k.loads} - ends
+    return (_cut(reference, cut) or []) if cut else []
+
+
+def _elements(reference: KernelGraph, name: str) -> int:
+    return math.prod(map(reference.extent, reference.tensors[name].axes))
 
 
 def _cuttable(reference: KernelGraph) -> dict[str, int]:

@@ -109,6 +109,7 @@ class Search:
     # the `keep` best so far of a variant are written.
     slack: float = 2.5
     whole: KernelGraph | None = None  # the region of which this is a part
+    patience: float = math.inf  # seconds after which it ends if it has found no kernel
 
     def __post_init__(self) -> None:
         self.report = SearchReport(self.space)
@@ -135,7 +136,7 @@ class Search:
             if self.notify is not None:
                 self.notify(states, min((c.seconds for c in found), default=None), elapsed)
 
-        self.clock = Clock(self.seconds, self.states, self.terms, notify=notify)
+        self.clock = Clock(self.seconds, self.states, self.terms, notify=notify, patience=self.patience)
         try:
             self.start()
             if "algebra" in self.families:
@@ -143,6 +144,7 @@ class Search:
             if "kernels" in self.families and self.device.is_gpu:
                 for c in self._kernels():
                     found.append(c)
+                    self.clock.patience = math.inf
         except BudgetExceeded as stop:
             self.report.stop = stop.args[0]
         except KeyboardInterrupt:
