@@ -353,7 +353,7 @@ def fused_estimate(reference: KernelGraph, device: DeviceModel) -> float:
     """Estimate the seconds of a program of library operators as XLA runs it.
 
     Products and reductions are kernels. Pointwise operators are fused into their readers, except for results and
-    operands of products, which are written. What a chain of them reads is not counted by kernel, but once.
+    operands of products, which are written. The inputs of fused chains count once, for the whole program.
     """
     operators = [k for k in reference.kernels if isinstance(k, Library)]
     written = {x.tensor for k in operators if k.op.op == "dot" for x in k.loads} | set(reference.outputs)

@@ -77,6 +77,7 @@ class ZooEntry:
         floats = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)]
 
         def loss(chosen: list[jax.Array]) -> jax.Array:
+            """Average the squares of the results, as a function of the arrays of floats."""
             every = dict(enumerate(leaves)) | dict(zip(floats, chosen, strict=True))
             return mean_square(self.made[0](*tree.unflatten(every.values())))
 
@@ -112,10 +113,11 @@ class LibraryEntries:
         self.entries: list[ZooEntry] = []
 
     def entry(self, source: str, gradients: bool = True) -> Callable[[Callable[[bool], Made]], Callable[[bool], Made]]:
-        """Decorate `make`, after which the entry is called."""
+        """Decorate `make`; the entry has its name without the underscore."""
 
         def add(make: Callable[[bool], Made]) -> Callable[[bool], Made]:
-            self.entries.append(ZooEntry(make.__name__, self.package, source, make, gradients))
+            """Add the entry."""
+            self.entries.append(ZooEntry(make.__name__.lstrip("_"), self.package, source, make, gradients))
             return make
 
         return add
@@ -143,6 +145,7 @@ def drawn(key: jax.Array, weights: Any, dtype: str) -> Any:
     """
 
     def one(number: int, x: jax.Array) -> jax.Array:
+        """Convert one array, with noise if it is a vector."""
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return x
         varied = x + 0.1 * jax.random.normal(jax.random.fold_in(key, number), x.shape, x.dtype) if x.ndim == 1 else x
@@ -162,6 +165,7 @@ def linen(
     """
 
     def bound(x: Sequence[jax.Array]) -> Any:
+        """Make the module for these inputs."""
         return module if hasattr(module, "init") else module(x[0].dtype)
 
     def draw(key: jax.Array) -> tuple[Any, ...]:
@@ -187,6 +191,7 @@ def nnx(make: Callable[[Any], Any], *shapes: Shape, dtype: str = "float32", call
         return drawn(k3, flax_nnx.to_pure_dict(weights), dtype), *normal(*shapes, dtype=dtype)(k2)
 
     def run(weights: Any, *x: jax.Array) -> Any:
+        """Put the weights into a module, and call it."""
         state = flax_nnx.eval_shape(lambda: flax_nnx.state(make(flax_nnx.Rngs(0))))
         flax_nnx.replace_by_pure_dict(state, weights)
         module = flax_nnx.merge(structure, state)
@@ -210,6 +215,7 @@ def equinox(make: Callable[[jax.Array], Any], call: Callable[..., Any], *shapes:
         return drawn(k3, weights, dtype), *normal(*shapes, dtype=dtype)(k2)
 
     def run(weights: Sequence[jax.Array], *x: jax.Array) -> Any:
+        """Put the weights into the module, and call it."""
         return call(eqx.combine(jax.tree.unflatten(structure, weights), static), *x)
 
     return run, draw

@@ -16,7 +16,7 @@ EQUINOX, EQUIMO, DIFFRAX = LibraryEntries("equinox"), LibraryEntries("equimo"), 
 
 
 @EQUINOX.entry("ViT-B/16: 64 images of 197 patches, width 768, 12 heads")
-def equinox_attention(small: bool) -> Made:
+def _equinox_attention(small: bool) -> Made:
     """Self-attention, mapped over a batch."""
     import equinox as eqx
 
@@ -26,7 +26,7 @@ def equinox_attention(small: bool) -> Made:
 
 
 @EQUINOX.entry("rotated queries and keys of Llama 3 8B: 2,048 tokens, width 4,096, 32 heads")
-def equinox_rotary_attention(small: bool) -> Made:
+def _equinox_rotary_attention(small: bool) -> Made:
     """Self-attention with rotary positions."""
     import equinox as eqx
 
@@ -45,7 +45,7 @@ def equinox_rotary_attention(small: bool) -> Made:
 
 
 @EQUINOX.entry("a network of coordinates (Sitzmann et al., 2020): 65,536 points, 3 hidden layers of 256")
-def equinox_mlp(small: bool) -> Made:
+def _equinox_mlp(small: bool) -> Made:
     """An MLP, mapped over a batch."""
     import equinox as eqx
 
@@ -55,7 +55,7 @@ def equinox_mlp(small: bool) -> Made:
 
 
 @EQUINOX.entry("an LSTM cell of 1,024 units, 128 steps, batch 64")
-def equinox_lstm(small: bool) -> Made:
+def _equinox_lstm(small: bool) -> Made:
     """A loop over steps of a cell, mapped over a batch."""
     import equinox as eqx
 
@@ -74,7 +74,7 @@ def equinox_lstm(small: bool) -> Made:
 
 
 @DIFFRAX.entry("a neural ODE (Chen et al., 2018): 64 coordinates, hidden width 256, 16 steps of Tsit5, 4,096 states")
-def diffrax_neural_ode(small: bool) -> Made:
+def _diffrax_neural_ode(small: bool) -> Made:
     """Integrate an MLP by Runge-Kutta steps, mapped over a batch."""
     import diffrax
     import equinox as eqx
@@ -101,7 +101,7 @@ def _image_model(make: Callable[[jax.Array], Any], images: int, pixels: int, cha
 
 
 @EQUIMO.entry("ViT-B/16 with 2 of its 12 blocks, 32 images of 224 x 224")
-def equimo_vit(small: bool) -> Made:
+def _equimo_vit(small: bool) -> Made:
     """A vision transformer."""
     from equimo.vision.models import VisionTransformer
 

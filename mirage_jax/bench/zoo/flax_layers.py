@@ -12,7 +12,7 @@ FLAX = LibraryEntries("flax")
 
 
 @FLAX.entry("ViT-L/16 (Dosovitskiy et al., 2021): 64 images of 197 patches, width 1,024, 16 heads")
-def linen_attention(small: bool) -> Made:
+def _linen_attention(small: bool) -> Made:
     """Self-attention with projections."""
     from flax import linen as nn
 
@@ -21,7 +21,7 @@ def linen_attention(small: bool) -> Made:
 
 
 @FLAX.entry("GPT-2 medium: 1,024 tokens, width 1,024, 16 heads")
-def linen_attention_causal(small: bool) -> Made:
+def _linen_attention_causal(small: bool) -> Made:
     """Causal self-attention with projections and normalized queries and keys."""
     from flax import linen as nn
 
@@ -32,7 +32,7 @@ def linen_attention_causal(small: bool) -> Made:
 
 
 @FLAX.entry("an encoder block of BERT base: 32 texts of 512 tokens, width 768")
-def linen_encoder_block(small: bool) -> Made:
+def _linen_encoder_block(small: bool) -> Made:
     """Attention and MLP with residuals and norms after them, of Linen's layers."""
     from flax import linen as nn
 
@@ -51,7 +51,7 @@ def linen_encoder_block(small: bool) -> Made:
 
 
 @FLAX.entry("an LSTM of 1,024 units (Zaremba et al., 2014: medium is 650, large 1,500), 128 steps, batch 64")
-def linen_lstm(small: bool) -> Made:
+def _linen_lstm(small: bool) -> Made:
     """A recurrent layer, which is a loop over steps."""
     from flax import linen as nn
 
@@ -60,7 +60,7 @@ def linen_lstm(small: bool) -> Made:
 
 
 @FLAX.entry("ResNet-50's third stage (He et al., 2015): 32 images, 14 x 14, 1,024 channels in 32 groups")
-def linen_group_norm(small: bool) -> Made:
+def _linen_group_norm(small: bool) -> Made:
     """Group normalization, an activation and a convolution of one pixel."""
     from flax import linen as nn
 
@@ -69,7 +69,7 @@ def linen_group_norm(small: bool) -> Made:
 
 
 @FLAX.entry("ViT-B/16: 64 images of 197 patches, width 768, 12 heads")
-def nnx_attention(small: bool) -> Made:
+def _nnx_attention(small: bool) -> Made:
     """Self-attention with projections."""
     from flax import nnx as modules
 
@@ -79,7 +79,7 @@ def nnx_attention(small: bool) -> Made:
 
 
 @FLAX.entry("an MLP with a gate as in Llama 3 8B: 2,048 tokens, width 4,096, 14,336 hidden")
-def nnx_gated_mlp(small: bool) -> Made:
+def _nnx_gated_mlp(small: bool) -> Made:
     """A normalized, gated MLP with a residual."""
     from flax import nnx as modules
 
@@ -102,7 +102,7 @@ def nnx_gated_mlp(small: bool) -> Made:
 
 
 @FLAX.entry("adapters of rank 16 (Hu et al., 2021) for Llama 3 8B's projections: 64 tokens, width 4,096")
-def nnx_lora(small: bool) -> Made:
+def _nnx_lora(small: bool) -> Made:
     """A linear layer and its low-rank adapter."""
     from flax import nnx as modules
 
@@ -112,7 +112,7 @@ def nnx_lora(small: bool) -> Made:
 
 
 @FLAX.entry("a GRU of 512 units, 128 steps, batch 64")
-def nnx_gru(small: bool) -> Made:
+def _nnx_gru(small: bool) -> Made:
     """A recurrent layer, which is a loop over steps."""
     from flax import nnx as modules
 

@@ -17,17 +17,17 @@ TINYGP, GPJAX = LibraryEntries("tinygp"), LibraryEntries("gpjax")
 
 
 @TINYGP.entry("4,096 points of 8 coordinates, a length scale each (kin8nm has 8,192)")
-def tinygp_kernel(small: bool) -> Made:
+def _tinygp_kernel(small: bool) -> Made:
     """The covariance of two sets of points."""
     from tinygp import kernels, transforms
 
     n, d = (32, 4) if small else (4096, 8)
 
-    def fn(x: jax.Array, y: jax.Array, log_scale: jax.Array, log_amplitude: jax.Array) -> jax.Array:
+    def _fn(x: jax.Array, y: jax.Array, log_scale: jax.Array, log_amplitude: jax.Array) -> jax.Array:
         kernel = jnp.exp(log_amplitude) * transforms.Linear(jnp.exp(-log_scale), kernels.ExpSquared(distance=_l2()))
         return kernel(x, y)
 
-    return fn, normal((n, d), (n, d), (d,), ())
+    return _fn, normal((n, d), (n, d), (d,), ())
 
 
 def _l2() -> Any:
@@ -37,7 +37,7 @@ def _l2() -> Any:
 
 
 @TINYGP.entry("means at 4,096 points from 4,096 others of 8 coordinates, by Matern 5/2")
-def tinygp_cross_mean(small: bool) -> Made:
+def _tinygp_cross_mean(small: bool) -> Made:
     """A covariance times weights, which predicts means."""
     from tinygp import kernels
 
@@ -46,38 +46,38 @@ def tinygp_cross_mean(small: bool) -> Made:
 
 
 @TINYGP.entry("the marginal likelihood of 2,048 points of 8 coordinates")
-def tinygp_likelihood(small: bool) -> Made:
+def _tinygp_likelihood(small: bool) -> Made:
     """A covariance, its Cholesky factor, and a density."""
     import tinygp
 
     n, d = (32, 4) if small else (2048, 8)
 
-    def fn(x: jax.Array, y: jax.Array, log_scale: jax.Array) -> jax.Array:
+    def _fn(x: jax.Array, y: jax.Array, log_scale: jax.Array) -> jax.Array:
         kernel = tinygp.kernels.ExpSquared(scale=jnp.exp(log_scale), distance=_l2())
         return tinygp.GaussianProcess(kernel, x, diag=0.1).log_probability(y)
 
-    return fn, normal((n, d), (n,), ())
+    return _fn, normal((n, d), (n,), ())
 
 
 @TINYGP.entry("a time series of 1,024 points, with a quasiseparable kernel (Foreman-Mackey et al., 2017)")
-def tinygp_celerite(small: bool) -> Made:
+def _tinygp_celerite(small: bool) -> Made:
     """A likelihood by loops over points, with matrices of two rows."""
     import tinygp
 
     n = 16 if small else 1024
 
-    def fn(t: jax.Array, y: jax.Array, log_scale: jax.Array) -> jax.Array:
+    def _fn(t: jax.Array, y: jax.Array, log_scale: jax.Array) -> jax.Array:
         kernel = tinygp.kernels.quasisep.Matern32(scale=jnp.exp(log_scale))
         return tinygp.GaussianProcess(kernel, jnp.sort(t), diag=0.1).log_probability(y)
 
-    return fn, normal((n,), (n,), ())
+    return _fn, normal((n,), (n,), ())
 
 
-def _checked(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def _checked(_fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """Make values of GPJax's checks, without which no `jit` accepts them, and drop these."""
     from jax.experimental import checkify
 
-    return lambda *args: checkify.checkify(fn)(*args)[1]
+    return lambda *args: checkify.checkify(_fn)(*args)[1]
 
 
 def _gpjax_posterior(kernel: Any, n: int) -> Any:
@@ -88,7 +88,7 @@ def _gpjax_posterior(kernel: Any, n: int) -> Any:
 
 
 @GPJAX.entry("4,096 points of 8 coordinates, a length scale each")
-def gpjax_cross_covariance(small: bool) -> Made:
+def _gpjax_cross_covariance(small: bool) -> Made:
     """The covariance of two sets of points, by maps over pairs."""
     import gpjax as gpx
 
@@ -98,29 +98,29 @@ def gpjax_cross_covariance(small: bool) -> Made:
 
 
 @GPJAX.entry("the marginal likelihood of 2,048 points of 8 coordinates")
-def gpjax_likelihood(small: bool) -> Made:
+def _gpjax_likelihood(small: bool) -> Made:
     """A covariance, its Cholesky factor, and a density."""
     import gpjax as gpx
 
     n, d = (32, 4) if small else (2048, 8)
 
-    def fn(x: jax.Array, y: jax.Array) -> jax.Array:
+    def _fn(x: jax.Array, y: jax.Array) -> jax.Array:
         posterior = _gpjax_posterior(gpx.kernels.Matern32(lengthscale=jnp.array(1.5)), n)
         return gpx.objectives.conjugate_mll(posterior, gpx.Dataset(X=x, y=y))
 
-    return _checked(fn), normal((n, d), (n, 1))
+    return _checked(_fn), normal((n, d), (n, 1))
 
 
 @GPJAX.entry("a sparse process (Titsias, 2009): 16,384 points of 8 coordinates, 256 inducing points")
-def gpjax_collapsed_elbo(small: bool) -> Made:
+def _gpjax_collapsed_elbo(small: bool) -> Made:
     """The bound of a sparse Gaussian process."""
     import gpjax as gpx
 
     n, m, d = (64, 8, 4) if small else (16384, 256, 8)
 
-    def fn(x: jax.Array, y: jax.Array, z: jax.Array) -> jax.Array:
+    def _fn(x: jax.Array, y: jax.Array, z: jax.Array) -> jax.Array:
         posterior = _gpjax_posterior(gpx.kernels.RBF(lengthscale=jnp.array(1.5)), n)
         family = gpx.variational_families.CollapsedVariationalGaussian(posterior=posterior, inducing_inputs=z)
         return gpx.objectives.collapsed_elbo(family, gpx.Dataset(X=x, y=y))
 
-    return _checked(fn), normal((n, d), (n, 1), (m, d))
+    return _checked(_fn), normal((n, d), (n, 1), (m, d))

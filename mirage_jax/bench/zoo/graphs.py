@@ -22,7 +22,7 @@ def _on_graph(
     """A layer ``layer(*weights)`` on a random graph with features of nodes and edges."""
     import jraph
 
-    def fn(x: jax.Array, e: jax.Array, senders: jax.Array, receivers: jax.Array, *weights: jax.Array) -> jax.Array:
+    def _fn(x: jax.Array, e: jax.Array, senders: jax.Array, receivers: jax.Array, *weights: jax.Array) -> jax.Array:
         counts = {"n_node": jnp.array([nodes]), "n_edge": jnp.array([edges])}
         graph = jraph.GraphsTuple(
             nodes=x, edges=e, senders=senders, receivers=receivers, globals=jnp.zeros((1, 1)), **counts
@@ -37,11 +37,11 @@ def _on_graph(
         weights = (w * w.shape[0] ** -0.5 for w in normal(*shapes)(k4))
         return x, e, *ends, *weights
 
-    return fn, draw
+    return _fn, draw
 
 
 @JRAPH.entry("a layer of a GCN (Kipf and Welling, 2017) on ogbn-arxiv: 169,343 nodes, 1,166,243 edges, width 128")
-def jraph_convolution(small: bool) -> Made:
+def _jraph_convolution(small: bool) -> Made:
     """A product for each node, and sums over edges."""
     import jraph
 
@@ -55,7 +55,7 @@ def jraph_convolution(small: bool) -> Made:
 
 
 @JRAPH.entry("a layer of a GAT (Velickovic et al., 2018) on PubMed: 19,717 nodes, 88,648 edges, 500 -> 64")
-def jraph_attention(small: bool) -> Made:
+def _jraph_attention(small: bool) -> Made:
     """Attention over the neighbours of each node."""
     import jraph
 
@@ -73,7 +73,7 @@ def jraph_attention(small: bool) -> Made:
 
 
 @JRAPH.entry("a step of MeshGraphNets (Pfaff et al., 2021): 4,096 nodes, 24,576 edges, MLPs of width 128")
-def jraph_mesh(small: bool) -> Made:
+def _jraph_mesh(small: bool) -> Made:
     """MLPs of edges and their ends, sums at nodes, MLPs of nodes."""
     import jraph
 
@@ -95,21 +95,21 @@ def jraph_mesh(small: bool) -> Made:
 
 
 @E3NN.entry("NequIP's features (Batzner et al., 2022): 65,536 edges, spherical harmonics up to degree 3")
-def e3nn_harmonics(small: bool) -> Made:
+def _e3nn_harmonics(small: bool) -> Made:
     """Spherical harmonics of vectors, times weights."""
     import e3nn_jax as e3nn
 
     n = 16 if small else 65536
     degrees = e3nn.Irreps.spherical_harmonics(3)
 
-    def fn(r: jax.Array, w: jax.Array) -> jax.Array:
+    def _fn(r: jax.Array, w: jax.Array) -> jax.Array:
         return e3nn.spherical_harmonics(degrees, r, normalize=True).array @ w
 
-    return fn, normal((n, 3), (16, 32))
+    return _fn, normal((n, 3), (16, 32))
 
 
 @E3NN.entry("MACE's products (Batatia et al., 2022): 4,096 atoms, 32 scalars and 32 vectors, an equivariant linear map")
-def e3nn_product(small: bool) -> Made:
+def _e3nn_product(small: bool) -> Made:
     """A tensor product of features with vectors, and an equivariant linear layer after it."""
     import e3nn_jax as e3nn
 
@@ -121,7 +121,7 @@ def e3nn_product(small: bool) -> Made:
 
     linear = e3nn.flax.Linear(features)
 
-    def fn(weights: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+    def _fn(weights: Any, x: jax.Array, y: jax.Array) -> jax.Array:
         return linear.apply(weights, product(x, y)).array
 
     def draw(key: jax.Array) -> tuple[Any, ...]:
@@ -130,7 +130,7 @@ def e3nn_product(small: bool) -> Made:
         x, y = normal((n, features.dim), (n, vectors.dim))(k2)
         return linear.init(k1, product(x, y)), x, y
 
-    return fn, draw
+    return _fn, draw
 
 
 def _particles(energy: Callable[[Any, float], Callable[[jax.Array], jax.Array]], n: int) -> Made:
@@ -144,7 +144,7 @@ def _particles(energy: Callable[[Any, float], Callable[[jax.Array], jax.Array]],
 
 
 @JAX_MD.entry("4,096 soft spheres in a periodic box; its gradient are the forces")
-def jax_md_soft_spheres(small: bool) -> Made:
+def _jax_md_soft_spheres(small: bool) -> Made:
     """The energy of all pairs."""
     from jax_md import energy
 
@@ -152,7 +152,7 @@ def jax_md_soft_spheres(small: bool) -> Made:
 
 
 @JAX_MD.entry("4,096 particles with Morse potentials in a periodic box")
-def jax_md_morse(small: bool) -> Made:
+def _jax_md_morse(small: bool) -> Made:
     """The energy of all pairs, cut off smoothly."""
     from jax_md import energy
 
@@ -160,7 +160,7 @@ def jax_md_morse(small: bool) -> Made:
 
 
 @JAX_MD.entry("256 atoms of silicon (Stillinger and Weber, 1985)")
-def jax_md_stillinger_weber(small: bool) -> Made:
+def _jax_md_stillinger_weber(small: bool) -> Made:
     """The energy of all pairs and triples."""
     from jax_md import energy
 

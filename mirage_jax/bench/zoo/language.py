@@ -39,7 +39,7 @@ def _gemma_block(b: int, t: int, **options: Any) -> Made:
 
 
 @GEMMA.entry("Gemma 2 2B: width 2,304, 8 heads of 256 that share 4 keys, softcap 50; 4,096 tokens")
-def gemma2_block(small: bool) -> Made:
+def _gemma2_block(small: bool) -> Made:
     """Attention with capped logits in a window, and a gated MLP."""
     sizes: dict[str, Any] = {"num_heads": 8, "num_kv_heads": 4, "embed_dim": 2304, "head_dim": 256, "hidden_dim": 9216}
     tiny = {"num_heads": 4, "num_kv_heads": 2, "embed_dim": 32, "head_dim": 8, "hidden_dim": 64}
@@ -48,7 +48,7 @@ def gemma2_block(small: bool) -> Made:
 
 
 @GEMMA.entry("Gemma 3 1B: width 1,152, 4 heads of 256 that share a key, a window of 512; 4,096 tokens")
-def gemma3_block(small: bool) -> Made:
+def _gemma3_block(small: bool) -> Made:
     """Attention with normalized queries and keys in a window, and a gated MLP."""
     sizes: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 1, "embed_dim": 1152, "head_dim": 256, "hidden_dim": 6912}
     tiny = {"num_heads": 4, "num_kv_heads": 1, "embed_dim": 32, "head_dim": 8, "hidden_dim": 64}
@@ -57,7 +57,7 @@ def gemma3_block(small: bool) -> Made:
 
 
 @GRIFFIN.entry("RecurrentGemma 2B: width 2,560, 10 heads, 2,048 tokens")
-def griffin_recurrent_block(small: bool) -> Made:
+def _griffin_recurrent_block(small: bool) -> Made:
     """A gated linear recurrence with a short convolution."""
     from recurrentgemma import jax as griffin
 
@@ -69,7 +69,7 @@ def griffin_recurrent_block(small: bool) -> Made:
 
 
 @MAMBA.entry("Mamba 2 130M (Dao and Gu, 2024): width 768, state 128, chunks of 256; 4,096 tokens")
-def mamba2_block(small: bool) -> Made:
+def _mamba2_block(small: bool) -> Made:
     """A block: projections, a short convolution, and the chunked recurrence."""
     import mamba2_jax
 
@@ -81,19 +81,19 @@ def mamba2_block(small: bool) -> Made:
 
 
 @MAMBA.entry("the recurrence of Mamba 2 130M alone: 24 heads of 64, state 128, 4,096 tokens, 4 texts")
-def mamba2_recurrence(small: bool) -> Made:
+def _mamba2_recurrence(small: bool) -> Made:
     """State space duality: products within chunks, a scan over chunks."""
     import mamba2_jax
 
     b, t, h, p, n, chunk = (1, 16, 2, 8, 8, 8) if small else (4, 4096, 24, 64, 128, 256)
 
-    def fn(x: jax.Array, dt: jax.Array, a: jax.Array, keys: jax.Array, queries: jax.Array) -> Any:
+    def _fn(x: jax.Array, dt: jax.Array, a: jax.Array, keys: jax.Array, queries: jax.Array) -> Any:
         wide = lambda y: jnp.broadcast_to(y, (b, t, h, n))  # noqa: E731
         ones = jnp.ones(h)
         args = wide(keys), wide(queries), chunk, ones, ones, 0.0, 1e3
         return mamba2_jax.ssd_forward(x, dt, -jnp.exp(a), *args)[0]
 
-    return fn, normal((b, t, h, p), (b, t, h), (h,), (b, t, 1, n), (b, t, 1, n))
+    return _fn, normal((b, t, h, p), (b, t, h), (h,), (b, t, 1, n), (b, t, 1, n))
 
 
 # ---------------------------------------------------------------------- Transformers
@@ -108,7 +108,7 @@ def _layer(module: str, layer: str, config: Any, shape: tuple[int, ...], call: A
 
 
 @TRANSFORMERS.entry("BERT base: 32 texts of 512 tokens, width 768, 12 heads, with padding")
-def transformers_bert(small: bool) -> Made:
+def _transformers_bert(small: bool) -> Made:
     """An encoder layer."""
     from transformers import BertConfig
 
@@ -120,7 +120,7 @@ def transformers_bert(small: bool) -> Made:
 
 
 @TRANSFORMERS.entry("GPT-2 medium: 4 texts of 1,024 tokens, width 1,024, 16 heads")
-def transformers_gpt2(small: bool) -> Made:
+def _transformers_gpt2(small: bool) -> Made:
     """A decoder block."""
     from transformers import GPT2Config
 
@@ -131,7 +131,7 @@ def transformers_gpt2(small: bool) -> Made:
 
 
 @TRANSFORMERS.entry("T5 v1.1 base (Raffel et al., 2020): 16 texts of 512 tokens, width 768, a gated MLP")
-def transformers_t5(small: bool) -> Made:
+def _transformers_t5(small: bool) -> Made:
     """An encoder block with relative positions."""
     from transformers import T5Config
 
@@ -146,7 +146,7 @@ def transformers_t5(small: bool) -> Made:
 
 
 @TRANSFORMERS.entry("LongT5 base (Guo et al., 2022): 4,096 tokens, blocks of 128, width 768")
-def transformers_long_t5(small: bool) -> Made:
+def _transformers_long_t5(small: bool) -> Made:
     """An encoder block with attention to three blocks of neighbours."""
     from transformers import LongT5Config
 
@@ -174,7 +174,7 @@ _TINY = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "
 
 
 @TRANSFORMERS.entry("Llama 2 7B: 2,048 tokens, width 4,096, 32 heads")
-def transformers_llama(small: bool) -> Made:
+def _transformers_llama(small: bool) -> Made:
     """A decoder layer."""
     from transformers import LlamaConfig
 
@@ -183,7 +183,7 @@ def transformers_llama(small: bool) -> Made:
 
 
 @TRANSFORMERS.entry("Mistral 7B: 2,048 tokens, width 4,096, 32 heads that share 8 keys, a window of 4,096")
-def transformers_mistral(small: bool) -> Made:
+def _transformers_mistral(small: bool) -> Made:
     """A decoder layer with grouped heads."""
     from transformers import MistralConfig
 
@@ -192,7 +192,7 @@ def transformers_mistral(small: bool) -> Made:
 
 
 @TRANSFORMERS.entry("CLIP ViT-L/14's images: 32 of 257 patches, width 1,024, 16 heads")
-def transformers_clip(small: bool) -> Made:
+def _transformers_clip(small: bool) -> Made:
     """An encoder layer with a quick GELU."""
     from transformers import CLIPVisionConfig
 
@@ -205,7 +205,7 @@ def transformers_clip(small: bool) -> Made:
 
 
 @TRANSFORMERS.entry("Whisper small: 8 recordings of 1,500 frames, width 768, 12 heads")
-def transformers_whisper(small: bool) -> Made:
+def _transformers_whisper(small: bool) -> Made:
     """An encoder layer."""
     from transformers import WhisperConfig
 
@@ -221,7 +221,7 @@ def transformers_whisper(small: bool) -> Made:
 
 
 @FLASH.entry("blocked attention in JAX's loops: 16 heads of 64, 4,096 tokens")
-def lucidrains_flash_attention(small: bool) -> Made:
+def _lucidrains_flash_attention(small: bool) -> Made:
     """Attention as loops over blocks of queries and keys."""
     from flash_attention_jax import flash_attention
 
@@ -230,7 +230,7 @@ def lucidrains_flash_attention(small: bool) -> Made:
 
 
 @FLASH.entry("attention by angles in loops, one head of 64, 8,192 tokens")
-def lucidrains_cosine_attention(small: bool) -> Made:
+def _lucidrains_cosine_attention(small: bool) -> Made:
     """The same of normalized queries and keys, without a maximum."""
     from flash_attention_jax import cosine_sim_flash_attention
 

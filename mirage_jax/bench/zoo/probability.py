@@ -15,36 +15,36 @@ DYNAMAX, BLACKJAX, JAXOPT = LibraryEntries("dynamax"), LibraryEntries("blackjax"
 
 
 @NUMPYRO.entry("65,536 points of 16 coordinates, 64 Gaussians with diagonal covariances")
-def numpyro_mixture(small: bool) -> Made:
+def _numpyro_mixture(small: bool) -> Made:
     """The log-likelihood of each point under a mixture."""
     import numpyro.distributions as dist
 
     n, k, d = (64, 4, 4) if small else (65536, 64, 16)
 
-    def fn(x: jax.Array, logits: jax.Array, mean: jax.Array, log_scale: jax.Array) -> jax.Array:
+    def _fn(x: jax.Array, logits: jax.Array, mean: jax.Array, log_scale: jax.Array) -> jax.Array:
         parts = dist.Normal(mean, jnp.exp(log_scale)).to_event(1)
         return dist.MixtureSameFamily(dist.Categorical(logits=logits), parts).log_prob(x)
 
-    return fn, normal((n, d), (k,), (k, d), (k, d))
+    return _fn, normal((n, d), (k,), (k, d), (k, d))
 
 
 @NUMPYRO.entry("16,384 points of 16 coordinates, 32 Gaussians with full covariances")
-def numpyro_full_mixture(small: bool) -> Made:
+def _numpyro_full_mixture(small: bool) -> Made:
     """The same with Cholesky factors of covariances."""
     import numpyro.distributions as dist
 
     n, k, d = (32, 4, 4) if small else (16384, 32, 16)
 
-    def fn(x: jax.Array, logits: jax.Array, mean: jax.Array, raw: jax.Array) -> jax.Array:
+    def _fn(x: jax.Array, logits: jax.Array, mean: jax.Array, raw: jax.Array) -> jax.Array:
         factor = jnp.tril(raw, -1) * 0.1 + jnp.eye(d)
         parts = dist.MultivariateNormal(mean, scale_tril=factor)
         return dist.MixtureSameFamily(dist.Categorical(logits=logits), parts).log_prob(x)
 
-    return fn, normal((n, d), (k,), (k, d), (k, d, d))
+    return _fn, normal((n, d), (k,), (k, d), (k, d, d))
 
 
 @NUMPYRO.entry("logistic regression on Covertype, as in NumPyro's benchmark: 581,012 points, 55 coordinates")
-def numpyro_logistic(small: bool) -> Made:
+def _numpyro_logistic(small: bool) -> Made:
     """The joint density of weights and labels."""
     import numpyro
     import numpyro.distributions as dist
@@ -55,7 +55,7 @@ def numpyro_logistic(small: bool) -> Made:
         w = numpyro.sample("w", dist.Normal(jnp.zeros(d), 1.0).to_event(1))
         numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 
-    def fn(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+    def _fn(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
         return numpyro.infer.util.log_density(model, (x, y), {}, {"w": w})[0]
 
     def draw(key: jax.Array) -> tuple[jax.Array, ...]:
@@ -63,11 +63,11 @@ def numpyro_logistic(small: bool) -> Made:
         w, x = normal((d,), (n, d))(key)
         return w, x, (x[:, 0] > 0).astype(jnp.float32)
 
-    return fn, draw
+    return _fn, draw
 
 
 @NUMPYRO.entry("a Bayesian network, as in NumPyro's example, at 16,384 points and 64 units")
-def numpyro_network(small: bool) -> Made:
+def _numpyro_network(small: bool) -> Made:
     """The joint density of an MLP's weights and its targets."""
     import numpyro
     import numpyro.distributions as dist
@@ -81,14 +81,14 @@ def numpyro_network(small: bool) -> Made:
         mean = jnp.tanh(jnp.tanh(x @ w1) @ w2) @ w3
         numpyro.sample("y", dist.Normal(mean, 0.5).to_event(1), obs=y)
 
-    def fn(w1: jax.Array, w2: jax.Array, w3: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+    def _fn(w1: jax.Array, w2: jax.Array, w3: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
         return numpyro.infer.util.log_density(model, (x, y), {}, {"w1": w1, "w2": w2, "w3": w3})[0]
 
-    return fn, normal((d, h), (h, h), (h, 1), (n, d), (n, 1))
+    return _fn, normal((d, h), (h, h), (h, 1), (n, d), (n, 1))
 
 
 @NUMPYRO.entry("a Hilbert-space process (Riutort-Mayol et al., 2023): 16,384 points, 16 x 16 functions")
-def numpyro_hsgp(small: bool) -> Made:
+def _numpyro_hsgp(small: bool) -> Made:
     """Basis functions of points times weights."""
     from numpyro.contrib.hsgp.laplacian import eigenfunctions
 
@@ -97,70 +97,70 @@ def numpyro_hsgp(small: bool) -> Made:
 
 
 @TFP.entry("4,096 points of 8 coordinates")
-def tfp_rational_quadratic(small: bool) -> Made:
+def _tfp_rational_quadratic(small: bool) -> Made:
     """A covariance times weights."""
     from tensorflow_probability.substrates import jax as tfp
 
     n, d = (32, 4) if small else (4096, 8)
 
-    def fn(x: jax.Array, y: jax.Array, w: jax.Array) -> jax.Array:
+    def _fn(x: jax.Array, y: jax.Array, w: jax.Array) -> jax.Array:
         return tfp.math.psd_kernels.RationalQuadratic(1.2, 1.5).matrix(x, y) @ w
 
-    return fn, normal((n, d), (n, d), (n, 1))
+    return _fn, normal((n, d), (n, d), (n, 1))
 
 
 @TFP.entry("a hidden Markov model of 64 states, 256 steps")
-def tfp_hmm(small: bool) -> Made:
+def _tfp_hmm(small: bool) -> Made:
     """The likelihood of a series, by a loop over steps."""
     from tensorflow_probability.substrates import jax as tfp
 
     t, k = (8, 4) if small else (256, 64)
     d = tfp.distributions
 
-    def fn(start: jax.Array, move: jax.Array, mean: jax.Array, y: jax.Array) -> jax.Array:
+    def _fn(start: jax.Array, move: jax.Array, mean: jax.Array, y: jax.Array) -> jax.Array:
         chain = d.Categorical(logits=start), d.Categorical(logits=move)
         return d.HiddenMarkovModel(*chain, d.Normal(mean, 1.0), num_steps=t).log_prob(y)
 
-    return fn, normal((k,), (k, k), (k,), (t,))
+    return _fn, normal((k,), (k, k), (k,), (t,))
 
 
 @DISTRAX.entry("65,536 points of 16 coordinates, 64 Gaussians with diagonal covariances")
-def distrax_mixture(small: bool) -> Made:
+def _distrax_mixture(small: bool) -> Made:
     """The log-likelihood of each point under a mixture."""
     import distrax
 
     n, k, d = (64, 4, 4) if small else (65536, 64, 16)
 
-    def fn(x: jax.Array, logits: jax.Array, mean: jax.Array, log_scale: jax.Array) -> jax.Array:
+    def _fn(x: jax.Array, logits: jax.Array, mean: jax.Array, log_scale: jax.Array) -> jax.Array:
         parts = distrax.MultivariateNormalDiag(mean, jnp.exp(log_scale))
         return distrax.MixtureSameFamily(distrax.Categorical(logits), parts).log_prob(x)
 
-    return fn, normal((n, d), (k,), (k, d), (k, d))
+    return _fn, normal((n, d), (k,), (k, d), (k, d))
 
 
 @DYNAMAX.entry("a hidden Markov model of 64 states, 1,024 steps of 8 numbers")
-def dynamax_hmm(small: bool) -> Made:
+def _dynamax_hmm(small: bool) -> Made:
     """The filter of a series, by a loop over steps."""
     from dynamax.hidden_markov_model import hmm_filter
 
     t, k, d = (8, 4, 2) if small else (1024, 64, 8)
 
-    def fn(start: jax.Array, move: jax.Array, mean: jax.Array, y: jax.Array) -> jax.Array:
+    def _fn(start: jax.Array, move: jax.Array, mean: jax.Array, y: jax.Array) -> jax.Array:
         likelihood = -0.5 * jnp.sum(jnp.square(y[:, None] - mean), -1)
         posterior = hmm_filter(jax.nn.softmax(start), jax.nn.softmax(move), likelihood)
         return posterior.marginal_loglik
 
-    return fn, normal((k,), (k, k), (k, d), (t, d))
+    return _fn, normal((k,), (k, k), (k, d), (t, d))
 
 
 @BLACKJAX.entry("Stein variational gradients (Liu and Wang, 2016): 2,048 particles of 64 coordinates")
-def blackjax_stein(small: bool) -> Made:
+def _blackjax_stein(small: bool) -> Made:
     """The kernel of all pairs of particles, times scores, as in BlackJAX's step."""
     from blackjax.vi.svgd import rbf_kernel
 
     n, d = (16, 4) if small else (2048, 64)
 
-    def fn(x: jax.Array, score: jax.Array) -> jax.Array:
+    def _fn(x: jax.Array, score: jax.Array) -> jax.Array:
         def phi(one: jax.Array) -> jax.Array:
             def from_other(other: jax.Array, its_score: jax.Array) -> jax.Array:
                 value, slope = jax.value_and_grad(rbf_kernel)(other, one, d**0.5)
@@ -170,17 +170,17 @@ def blackjax_stein(small: bool) -> Made:
 
         return jax.vmap(phi)(x)
 
-    return fn, normal((n, d), (n, d))
+    return _fn, normal((n, d), (n, d))
 
 
 @BLACKJAX.entry("one leapfrog step of logistic regression: 65,536 points, 64 coordinates", gradients=False)
-def blackjax_leapfrog(small: bool) -> Made:
+def _blackjax_leapfrog(small: bool) -> Made:
     """A step of a symplectic integrator, with two gradients."""
     from blackjax.mcmc import integrators, metrics
 
     n, d = (64, 4) if small else (65536, 64)
 
-    def fn(w: jax.Array, momentum: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _fn(w: jax.Array, momentum: jax.Array, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         density = lambda w: -jnp.sum(jax.nn.softplus(-y * (x @ w))) - 0.5 * jnp.sum(w * w)  # noqa: E731
         kinetic = metrics.default_metric(jnp.ones(d)).kinetic_energy
         state = integrators.new_integrator_state(density, w, momentum)
@@ -192,17 +192,17 @@ def blackjax_leapfrog(small: bool) -> Made:
         w, momentum, x = normal((d,), (d,), (n, d))(key)
         return w, momentum, x, jnp.sign(x[:, 0])
 
-    return fn, draw
+    return _fn, draw
 
 
 @JAXOPT.entry("softmax regression on MNIST: 60,000 images of 784 pixels, 10 classes")
-def jaxopt_softmax_regression(small: bool) -> Made:
+def _jaxopt_softmax_regression(small: bool) -> Made:
     """The regularized loss of softmax regression."""
     from jaxopt import objective
 
     n, d, k = (32, 8, 4) if small else (60000, 784, 10)
 
-    def fn(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+    def _fn(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
         return objective.l2_multiclass_logreg(w, 1e-3, (x, y))
 
     def draw(key: jax.Array) -> tuple[jax.Array, ...]:
@@ -211,4 +211,4 @@ def jaxopt_softmax_regression(small: bool) -> Made:
         w, x = normal((d, k), (n, d))(k1)
         return w * d**-0.5, x, jax.random.randint(k2, (n,), 0, k)
 
-    return fn, draw
+    return _fn, draw

@@ -13,7 +13,7 @@ NEURAL_TANGENTS = LibraryEntries("neural-tangents")
 
 
 @NEURAL_TANGENTS.entry("CIFAR-10 as vectors: 4,096 images of 3,072 numbers, 3 layers")
-def neural_tangent_kernel(small: bool) -> Made:
+def _neural_tangent_kernel(small: bool) -> Made:
     """The neural tangent kernel of an MLP."""
     from neural_tangents import stax
 
@@ -21,7 +21,7 @@ def neural_tangent_kernel(small: bool) -> Made:
     layers = [stax.Dense(512), stax.Relu(), stax.Dense(512), stax.Relu(), stax.Dense(1)]
     kernel = stax.serial(*layers)[2]
 
-    def fn(x: jax.Array, y: jax.Array) -> jax.Array:
+    def _fn(x: jax.Array, y: jax.Array) -> jax.Array:
         return kernel(x, y, "ntk")
 
-    return fn, normal((n, d), (n, d))
+    return _fn, normal((n, d), (n, d))

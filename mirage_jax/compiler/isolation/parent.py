@@ -248,8 +248,8 @@ type Lend = Callable[[], AbstractContextManager[Trials | None]]
 
 @contextmanager
 def shared(devices: Sequence[Any], lanes: int = 1) -> Iterator[Lend]:
-    """Lend children on these GPUs to regions: those that another region gave back, unless one of them has died; else
-    new ones, which start in seconds.
+    """Lend children on these GPUs to regions: those that another region gave back, if all are alive; else new
+    ones, which start in seconds.
     """
     with ExitStack() as stack:
         idle: list[tuple[Trials | None, ExitStack]] = []
