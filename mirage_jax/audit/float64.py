@@ -9,6 +9,7 @@ program in these dtypes, whatever the order of its operations.
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -144,6 +145,7 @@ def evaluate(jaxpr: Jaxpr, args: Sequence[Any], noise: Visitor | None = None) ->
     values |= {v: _wide(c) for v, c in program.constants.items()}
     sizes: dict[int, Array] = {}  # of the terms of a value, where it is a sum of products
     cancelled: dict[int, Array] = {}  # the same for a difference of such values
+    known = ChainMap(sizes, cancelled)
     with np.errstate(all="ignore"):
         for eqn in program.eqns:
             xs = [_wide(read(values, a)) for a in eqn.inputs]
@@ -153,9 +155,9 @@ def evaluate(jaxpr: Jaxpr, args: Sequence[Any], noise: Visitor | None = None) ->
                 if noise is not None:
                     if eqn.primitive in LINEAR:
                         sizes[number] = _terms(eqn, xs, sizes)
-                    elif eqn.primitive == "sub":
-                        cancelled |= _computed_twice(number, eqn, sizes | cancelled)
-                    result = noise.result(result, eqn, xs, aval.dtype, sizes.get(number, cancelled.get(number)))
+                    elif eqn.primitive == "sub" and (twice := _computed_twice(eqn, known)) is not None:
+                        cancelled[number] = twice
+                    result = noise.result(result, eqn, xs, aval.dtype, known.get(number))
                 values[number] = result
     return [_wide(read(values, a)) for a in program.outputs]
 
@@ -177,14 +179,14 @@ def _terms(eqn: FlatEqn, xs: list[Array], sizes: Mapping[int, Array]) -> Array:
     return _apply(eqn, found, None)[0]
 
 
-def _computed_twice(number: int, eqn: FlatEqn, sizes: Mapping[int, Array]) -> dict[int, Array]:
-    """The sizes of the terms in a difference; none if neither operand is a sum of products.
+def _computed_twice(eqn: FlatEqn, sizes: Mapping[int, Array]) -> Array | None:
+    """The sizes of the terms in a difference; None if neither operand is a sum of products.
 
     ``s - max(s)`` is 0 for the largest s only if the sum s is computed once. A kernel that reads one s may compute
     it again in another order, and then both roundings are left: the diagonal of a log-softmax is such a program.
     """
     found = [sizes[a] for a in eqn.inputs if not isinstance(a, Literal) and a in sizes]
-    return {number: np.asarray(sum(found))} if found else {}
+    return np.asarray(sum(found)) if found else None
 
 
 def _roundings(eqn: FlatEqn, xs: list[Array]) -> float:

@@ -5,8 +5,7 @@ are per layer: training steps with AdamW, forward passes, and decoding with a fu
 (weights in training, the cache in decoding) is donated. Suite "compile" has a few steps with 32 layers, to be lowered
 only. Suite "different" has programs without equal layers (`bench.different`), suite "whole" gradients of single layers
 (`whole_programs`), suite "fields" programs of other fields (`field_programs`), suite "zoo" programs by other people's
-libraries (`zoo`). `small` is the same step at sizes that a
-CPU can afford.
+libraries (`zoo`). `small` is the same step at sizes that a CPU can afford.
 """
 
 from __future__ import annotations

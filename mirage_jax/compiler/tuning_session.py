@@ -347,11 +347,8 @@ class TuningSession(RegionOnDevice):
     def time_xla(self) -> float:
         """Time `compiled_xla` once, in seconds: good enough to choose among regions, not to decide about one."""
         with process_turn(self.device):
-            return self._time_xla()
-
-    def _time_xla(self) -> float:
-        args = [self.inputs(i) for i in range(self.sets)]
-        return self._times({"xla": lambda: jax.block_until_ready(self.compiled_xla(args))}, rounds=1)["xla"].seconds
+            args = [self.inputs(i) for i in range(self.sets)]
+            return self._times({"xla": lambda: jax.block_until_ready(self.compiled_xla(args))}, rounds=1)["xla"].seconds
 
     def screen(self, winners: Sequence[Winner]) -> dict[int, timing.Timing]:
         """Time variants once each, by position; leave out and count those that fail.

@@ -21,7 +21,7 @@ from mirage_jax.search.candidates import Candidate, KnownTilings, kind, ranged, 
 from mirage_jax.search.decompose.fusion import combined, inlined
 from mirage_jax.search.decompose.output_slices import SUMS, output_slice, waists
 from mirage_jax.search.decompose.subprocesses import SubSearch, search_parts
-from mirage_jax.search.decompose.windows import KernelWindow, before_tail, divide, replace_windows
+from mirage_jax.search.decompose.windows import KernelWindow, before_tail, divide, elements, replace_windows
 from mirage_jax.search.enumerate.kernels import BudgetExceeded, Space
 from mirage_jax.search.enumerate.window_search import FAMILIES, Search
 from mirage_jax.search.report import Notify, SearchReport, StopReason
@@ -88,7 +88,7 @@ def search(
 def _put_together(
     reference: KernelGraph,
     parts: list[KernelWindow],
-    by_part: Sequence[Sequence[Candidate]],
+    by_part: list[list[Candidate]],
     device: DeviceModel,
     late: float,
 ) -> list[Candidate]:
@@ -96,7 +96,7 @@ def _put_together(
     `time.monotonic`, when slices' candidates are no longer combined.
     """
     of_parts, of_slices = by_part[: len(parts)], by_part[len(parts) :]
-    composed = _compose(reference, parts, {n: [*cs] for n, cs in enumerate(of_parts) if cs}, device) if parts else []
+    composed = _compose(reference, parts, {n: cs for n, cs in enumerate(of_parts) if cs}, device) if parts else []
     return composed + (combined(reference, of_slices, device, late) if of_slices else [])
 
 
@@ -178,8 +178,7 @@ def _probe(graph: KernelGraph, device: DeviceModel, space: Space, most: int, ter
 
 def _fills(reference: KernelGraph, device: DeviceModel) -> bool:
     """Are there enough blocks for the device, for every output, without splitting sums over the grid?"""
-    sizes = [math.prod(map(reference.extent, reference.tensors[name].axes)) for name in reference.outputs]
-    return min(sizes) >= 2 * device.blocks * MAX_BLOCK_ELEMENTS
+    return min(elements(reference, name) for name in reference.outputs) >= 2 * device.blocks * MAX_BLOCK_ELEMENTS
 
 
 def _is_pointwise(graph: KernelGraph) -> bool:

@@ -73,11 +73,11 @@ def _tinygp_celerite(small: bool) -> Made:
     return _fn, normal((n,), (n,), ())
 
 
-def _checked(_fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def _checked(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """Make values of GPJax's checks, without which no `jit` accepts them, and drop these."""
     from jax.experimental import checkify
 
-    return lambda *args: checkify.checkify(_fn)(*args)[1]
+    return lambda *args: checkify.checkify(fn)(*args)[1]
 
 
 def _gpjax_posterior(kernel: Any, n: int) -> Any:

@@ -12,14 +12,13 @@ Kernels that come out equal in several slices, such as row sums, run once (`join
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence, Set
 from dataclasses import replace
 
 from mirage_jax.mugraph.graph import BlockGraph, Kernel, KernelGraph, KernelSchedule, Library, Schedule, Tensor
 from mirage_jax.mugraph.passes.merge_axes import sink_renames
 from mirage_jax.search.candidates import Candidate
-from mirage_jax.search.decompose.windows import prefixed
+from mirage_jax.search.decompose.windows import elements, prefixed
 
 PRODUCTS, SUMS = frozenset({"dot"}), frozenset({"dot", "sum"})  # operators that make waists
 
@@ -30,12 +29,7 @@ def waists(reference: KernelGraph, made_by: Set[str] = PRODUCTS) -> tuple[str, .
     To store them costs little: projections, which a library computes best, and the result of an attention from which
     its gradients are made. Weights of an attention are larger, and no waist.
     """
-
-    def size(name: str) -> int:
-        """Elements of a tensor."""
-        return math.prod(map(reference.extent, reference.tensors[name].axes))
-
-    largest = max(size(name) for name in (*(t.name for t in reference.inputs), *reference.outputs))
+    largest = max(elements(reference, name) for name in (*(t.name for t in reference.inputs), *reference.outputs))
     products: dict[str, frozenset[str]] = {}  # by tensor: the products that it is made of, up to the next ones
     read = set[str]()
     for k in reference.kernels:
@@ -45,7 +39,8 @@ def waists(reference: KernelGraph, made_by: Set[str] = PRODUCTS) -> tuple[str, .
             read |= made_of
         for s in k.stores:
             products[s.tensor.name] = frozenset({s.tensor.name}) if is_product else made_of
-    return tuple(name for name in products if name in read and size(name) <= largest and name not in reference.outputs)
+    small = (name for name in products if name in read and elements(reference, name) <= largest)
+    return tuple(name for name in small if name not in reference.outputs)
 
 
 def output_slice(reference: KernelGraph, output: str, stored: Collection[str] = ()) -> KernelGraph:

@@ -59,12 +59,12 @@ def before_tail(reference: KernelGraph) -> list[KernelWindow]:
     and the damping of a potential in optimal transport.
     """
     kernels = list(_libraries(reference))
-    small = max(_elements(reference, name) for name in reference.tensors) // MIN_TAIL_RATIO
+    small = max(elements(reference, name) for name in reference.tensors) // MIN_TAIL_RATIO
     rest = set[str]()  # what other operators than those of the end read
     tail = list[Library]()
     for k in reversed(kernels):
         is_light = operator(k.op.op).pointwise and k.op.op not in RELATIVE
-        if is_light and k.name not in rest and _elements(reference, k.name) <= small:
+        if is_light and k.name not in rest and elements(reference, k.name) <= small:
             tail.append(k)
         else:
             rest.update(x.tensor for x in k.loads)
@@ -73,7 +73,8 @@ def before_tail(reference: KernelGraph) -> list[KernelWindow]:
     return (_cut(reference, cut) or []) if cut else []
 
 
-def _elements(reference: KernelGraph, name: str) -> int:
+def elements(reference: KernelGraph, name: str) -> int:
+    """Count the elements of a tensor."""
     return math.prod(map(reference.extent, reference.tensors[name].axes))
 
 
@@ -82,9 +83,7 @@ def _cuttable(reference: KernelGraph) -> dict[str, int]:
     kernels = list(_libraries(reference))
     readers = Counter(name for k in kernels for name in {x.tensor for x in k.loads})
     cuttable = (k for k in kernels if k.op.op == "dot" or readers[k.name] > 1)
-    return {
-        k.name: math.prod(map(reference.extent, k.result.axes)) for k in cuttable if k.name not in reference.outputs
-    }
+    return {k.name: elements(reference, k.name) for k in cuttable if k.name not in reference.outputs}
 
 
 def _libraries(graph: KernelGraph) -> Iterator[Library]:
