@@ -21,6 +21,7 @@ from mirage_jax import progress, timing
 from mirage_jax.cache import Cache, CacheKey, Entry
 from mirage_jax.compiler.float_check import Accuracy, FloatGate
 from mirage_jax.compiler.isolation.parent import TrialFailure, Trials
+from mirage_jax.compiler.refused_kernels import RefusedKernels
 from mirage_jax.compiler.region import RegionOnDevice
 from mirage_jax.compiler.specialization import specialized
 from mirage_jax.compiler.threads import as_here
@@ -89,6 +90,7 @@ class TuningSession(RegionOnDevice):
     fastest: dict[KernelGraph, Variant] = field(default_factory=dict)  # variant of each muGraph that was timed
     xla_seconds: float | None = None  # that XLA's code takes, where it was timed
     specialized_asked: int = 0  # candidates whose specialized form was priced
+    refused_kernels: RefusedKernels = field(default_factory=RefusedKernels)
     devices: Sequence[Any] = ()  # of one kind: variants may be tried on all of them
     until: float = math.inf  # in seconds of `time.monotonic`: from then on, tuning skips optional steps
     trials: Trials | None = None  # children that try variants first; None: this process does
@@ -366,8 +368,15 @@ class TuningSession(RegionOnDevice):
 
     def _screen_in(self, trials: Trials, winners: Sequence[Winner]) -> dict[int, timing.Timing]:
         tell = progress.measuring(self.notify, len(winners))
-        notify = lambda outcome: tell(outcome.seconds if isinstance(outcome, timing.Timing) else None)  # noqa: E731
-        outcomes = trials.times([w.to_json() for w in winners], notify, self.until + MAX_LATE_SECONDS)
+
+        def notify(i: int, outcome: timing.Timing | TrialFailure) -> None:
+            """Report one more variant, and learn from its failure."""
+            if isinstance(outcome, TrialFailure):
+                self.refused_kernels.learn(winners[i], outcome.why)
+            tell(outcome.seconds if isinstance(outcome, timing.Timing) else None)
+
+        doomed = lambda i: self.refused_kernels.why(winners[i])  # noqa: E731
+        outcomes = trials.times([w.to_json() for w in winners], notify, self.until + MAX_LATE_SECONDS, doomed)
         failures = {i: o for i, o in enumerate(outcomes) if isinstance(o, TrialFailure)}
         if len(failures) == len(outcomes) and any(f.wants_memory for f in failures.values()):
             raise TrialError("this process leaves no memory of the device (XLA_PYTHON_CLIENT_PREALLOCATE=false does)")

@@ -48,6 +48,20 @@ def test_no_more_begin_when_the_time_is_over() -> None:
     assert found[0] == timed(1.0) and {f.kind for f in found[1:]} == {"left for lack of time"}
 
 
+def test_what_is_known_to_fail_is_not_begun(monkeypatch) -> None:
+    """One of two variants shows that the other one fails too."""
+    monkeypatch.setattr(module, "BATCHES_PER_CHILD", 9)
+    told: dict = {}
+
+    def doomed(i: int) -> str:
+        return "as the first did" if i == 1 and 0 in told else ""
+
+    with Session(FAKE, patience=QUICK) as session:
+        found = Trials([session]).times([{"do": "raise"}, {"do": "hang"}, fine(1.0)], told.__setitem__, doomed=doomed)
+    assert found[1] == TrialFailure("not compiled", "as the first did")
+    assert found[2] == timed(1.0) and told == dict(enumerate(found))
+
+
 def test_the_fake_child_finds_what_this_process_finds() -> None:
     """In this process's own path: not only what is installed, which ``-S`` leaves out."""
     program, *arguments = FAKE
@@ -88,7 +102,7 @@ def test_generated_kernels_in_the_interpreter() -> None:
 
 
 def test_an_interrupt_ends_all() -> None:
-    def interrupt(outcome) -> None:
+    def interrupt(*_) -> None:
         raise KeyboardInterrupt
 
     with Session(FAKE) as a, Session(FAKE) as b, pytest.raises(KeyboardInterrupt):
@@ -118,10 +132,10 @@ def test_no_child(command, kind) -> None:
 def test_several_devices_share_the_work() -> None:
     told: list = []
     with Session(FAKE) as a, Session(FAKE) as b:
-        found = Trials([a, b]).times([fine(1.0), {"do": "abort"}, fine(2.0)], told.append)
+        found = Trials([a, b]).times([fine(1.0), {"do": "abort"}, fine(2.0)], lambda *what: told.append(what))
     assert found[0] == timed(1.0) and found[2] == timed(2.0)
     assert a._deaths + b._deaths == 1
-    assert set(told) == set(found)  # as they come
+    assert set(told) == set(enumerate(found))  # as they come
 
 
 @pytest.mark.parametrize(("needed", "count"), [(1, 6), (30, 6), (40, 4), (70, 2), (1000, 2)])
@@ -184,7 +198,7 @@ def test_what_fails_is_counted(caplog) -> None:
     program = PROGRAMS["rmsnorm"]("f16")
     winner = Winner(program.graph, program.schedule, (), (), "kernels", "cuda")
     outcomes = [TrialFailure("crashed", "ended with code -6"), timed(1.0), TrialFailure("hung", "said nothing")]
-    tried = SimpleNamespace(times=lambda variants, notify, until: outcomes)
+    tried = SimpleNamespace(times=lambda *_: outcomes)
     attempt = TuningSession(Any, "cuda", SimpleNamespace(device_kind="NVIDIA H200"), Options(), trials=tried)
     assert attempt.screen([winner] * 3) == {1: timed(1.0)}
     assert attempt.tried == {"crashed": 1, "hung": 1}
@@ -193,7 +207,7 @@ def test_what_fails_is_counted(caplog) -> None:
 
 
 def test_without_a_child_variants_run_here(caplog, monkeypatch) -> None:
-    def times(variants, notify, until):
+    def times(*_):
         raise TrialError("no process can be started")
 
     attempt = TuningSession(Any, "cuda", None, Options(), trials=SimpleNamespace(times=times))
@@ -205,9 +219,7 @@ def test_without_a_child_variants_run_here(caplog, monkeypatch) -> None:
 @pytest.mark.parametrize("why", ["RESOURCE_EXHAUSTED: Out of memory while trying", "CUDA_ERROR_OUT_OF_MEMORY"])
 def test_without_memory_for_a_child_variants_run_here(why: str, caplog, monkeypatch) -> None:
     outcomes = [TrialFailure("not compiled", "too many registers"), TrialFailure("failed to run", why)]
-    attempt = TuningSession(
-        Any, "cuda", None, Options(), trials=SimpleNamespace(times=lambda variants, notify, until: outcomes)
-    )
+    attempt = TuningSession(Any, "cuda", None, Options(), trials=SimpleNamespace(times=lambda *_: outcomes))
     monkeypatch.setattr(attempt, "timings", lambda functions, rounds: {"1": timed(2.0)})
     assert attempt.screen([]) == {1: timed(2.0)} and not attempt.tried
     assert "leaves no memory" in caplog.text and attempt.trials is None

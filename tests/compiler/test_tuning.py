@@ -23,6 +23,7 @@ from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options
 from mirage_jax.cost.roofline import estimate
 from mirage_jax.hardware.device_model import DEVICES
+from mirage_jax.lower.triton.frame import name_in_text
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Precision, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.schedule_json import schedule_from_json
@@ -45,7 +46,7 @@ def seconds(schedule: Schedule) -> float | None:
 
 
 def attempt(tried: list[Schedule]) -> TuningSession:
-    def times(variants: Any, notify: Any, until: float) -> list[Any]:
+    def times(variants: Any, *_: Any) -> list[Any]:
         schedules = [schedule_from_json(v["schedule"]) for v in variants]
         tried.extend(schedules)
         return [
@@ -54,6 +55,34 @@ def attempt(tried: list[Schedule]) -> TuningSession:
 
     device = SimpleNamespace(device_kind="NVIDIA H200")
     return TuningSession(Any, "cuda", device, Options(), trials=SimpleNamespace(times=times))  # type: ignore[arg-type]
+
+
+TOO_LARGE = "LoweringError: kernel mirage_rmsnorm takes 294912 bytes of shared memory, sm_90 has 232448"
+
+
+@pytest.mark.parametrize(("why", "is_known"), [(TOO_LARGE, True), ("LoweringError: kernel mirage_rmsnorm: no", False)])
+def test_a_kernel_that_does_not_fit_is_tried_once(why: str, is_known: bool) -> None:
+    (kernel,) = PROGRAM.graph.kernels
+    (sizes,) = PROGRAM.schedule.kernels
+    assert name_in_text(kernel) in why
+    tried: list[Any] = []
+
+    def times(variants: Any, *more: Any) -> list[Any]:
+        notify = more[0]
+        tried.extend(variants)
+        for n in range(len(variants)):
+            notify(n, TrialFailure("not compiled", why))
+        return [TrialFailure("not compiled", why)] * len(variants)
+
+    here = replace(attempt([]), trials=SimpleNamespace(times=times))  # type: ignore[arg-type]
+    screen = tuning.Screen(here)
+
+    def with_sizes(**changes: Any) -> Winner:
+        return replace(WINNER, schedule=replace(WINNER.schedule, kernels=(replace(sizes, **changes),)))
+
+    screen([with_sizes(num_stages=4)])
+    screen([with_sizes(num_stages=5), with_sizes(num_stages=4), with_sizes(num_stages=3), with_sizes(num_warps=8)])
+    assert len(tried) == (3 if is_known else 4)
 
 
 def test_neighbours_differ_in_one_kernel_by_one_step() -> None:
@@ -137,7 +166,7 @@ def test_where_variants_are_many_no_more_is_tried_of_what_is_far_slower(
     """The model likes both muGraphs alike; two variants show that one of them takes ten times as long."""
     tried = Counter[str]()
 
-    def times(variants: Any, notify: Any, until: float) -> list[Any]:
+    def times(variants: Any, *_: Any) -> list[Any]:
         tried.update(v["graph"] for v in variants)
         return [timing.Timing((10.0 if "slow" in v["graph"] else 1.0,)) for v in variants]
 

@@ -43,7 +43,8 @@ from mirage_jax.interruptible import spread
 log = logging.getLogger("mirage_jax.timing")
 
 type Variant = Mapping[str, Any]  # a value of JSON that says what to run
-type Notify = Callable[[timing.Timing | TrialFailure], None]
+type Outcome = timing.Timing | TrialFailure
+type Notify = Callable[[int, Outcome], None]  # takes the number of a variant
 
 WORKER = "mirage_jax.compiler.isolation.child"
 BATCH_VARIANTS = (
@@ -108,9 +109,9 @@ class Session:
         if self._child is not None:
             self._child.kill()
 
-    def times(self, variants: Sequence[Variant], notify: Notify = lambda _: None) -> list[timing.Timing | TrialFailure]:
+    def times(self, variants: Sequence[Variant], notify: Notify = lambda *_: None) -> list[Outcome]:
         """The time of each variant, or why it has none. Raises `TrialError` if no child can be made to work."""
-        found: dict[int, timing.Timing | TrialFailure] = {}
+        found: dict[int, Outcome] = {}
         for first in range(0, len(variants), BATCH_VARIANTS):
             self._batch(variants, range(first, min(first + BATCH_VARIANTS, len(variants))), found, notify)
         return [found[i] for i in range(len(variants))]
@@ -119,7 +120,7 @@ class Session:
         self,
         variants: Sequence[Variant],
         numbers: Sequence[int],
-        found: dict[int, timing.Timing | TrialFailure],
+        found: dict[int, Outcome],
         notify: Notify,
     ) -> None:
         """Try until each has a result. Every turn gives one to at least one, or narrows the suspects to one."""
@@ -137,7 +138,7 @@ class Session:
                 self._start()
                 if (guilty := turn.guilty) is not None:
                     found[guilty] = TrialFailure(death.kind, why := f"{death} while {turn.doing(guilty)}")
-                    notify(found[guilty])
+                    notify(guilty, found[guilty])
                     log.info("variant dropped: the process that tried it %s", why)
                 elif not turn.found and threads == 1:
                     raise TrialError(f"the process that tries variants {death}") from None
@@ -190,16 +191,23 @@ class Trials:
         return not any(s.harmed for s in self.sessions)
 
     def times(
-        self, variants: Sequence[Variant], notify: Notify = lambda _: None, until: float = math.inf
-    ) -> list[timing.Timing | TrialFailure]:
-        """As `Session.times`; from `until` on (`time.monotonic`) children begin no more, unless none has a result."""
+        self,
+        variants: Sequence[Variant],
+        notify: Notify = lambda *_: None,
+        until: float = math.inf,
+        doomed: Callable[[int], str] = lambda _: "",
+    ) -> list[Outcome]:
+        """As `Session.times`; from `until` on (`time.monotonic`) children begin no more, unless none has a result.
+
+        `doomed` says why a variant need not be tried, if what was found meanwhile shows that it will not compile.
+        """
         # Neighbours, which have kernels in common, go to the same child: it compiles these once. Not too many of them:
         # some take the assembler a hundred times as long as others, and while one child compiles another one measures.
         count = max(1, min(len(variants), BATCHES_PER_CHILD * len(self.sessions)))
         todo = queue.SimpleQueue[range]()
         for pair in pairwise(n * len(variants) // count for n in range(count + 1)):
             todo.put(range(*pair))
-        found: dict[int, timing.Timing | TrialFailure] = {}
+        found: dict[int, Outcome] = {}
 
         def work(session: Session) -> None:
             while True:
@@ -210,7 +218,7 @@ class Trials:
                 if found and time.monotonic() > until:
                     found.update(dict.fromkeys(share, TrialFailure("left for lack of time", "the budget is spent")))
                     continue
-                found.update(zip(share, session.times([variants[i] for i in share], notify), strict=True))
+                found.update(_tried(session, variants, share, notify, doomed))
 
         def close() -> None:
             for s in self.sessions:
@@ -218,6 +226,18 @@ class Trials:
 
         spread(work, self.sessions, len(self.sessions), close)  # an exception ends all
         return [found[i] for i in range(len(variants))]
+
+
+def _tried(
+    session: Session, variants: Sequence[Variant], share: Sequence[int], notify: Notify, doomed: Callable[[int], str]
+) -> dict[int, Outcome]:
+    """What becomes of some of the variants, by number."""
+    known: dict[int, Outcome] = {i: TrialFailure("not compiled", why) for i in share if (why := doomed(i))}
+    for i, failure in known.items():
+        notify(i, failure)
+    left = [i for i in share if i not in known]
+    outcomes = session.times([variants[i] for i in left], lambda n, outcome: notify(left[n], outcome))
+    return known | dict(zip(left, outcomes, strict=True))
 
 
 @contextmanager
@@ -290,7 +310,7 @@ class _Turn:
 
     numbers: Sequence[int]
     notify: Notify
-    found: dict[int, timing.Timing | TrialFailure] = field(default_factory=dict)
+    found: dict[int, Outcome] = field(default_factory=dict)
     compiling: set[int] = field(default_factory=set)
     running: int | None = None
 
@@ -319,11 +339,11 @@ class _Turn:
                 case other:
                     raise TrialError(f"the process that tries variants said {other}")
 
-    def _settle(self, number: int, outcome: timing.Timing | TrialFailure) -> None:
+    def _settle(self, number: int, outcome: Outcome) -> None:
         self.found[number] = outcome
         self.compiling.discard(number)
         self.running = None
-        self.notify(outcome)
+        self.notify(number, outcome)
 
     @property
     def guilty(self) -> int | None:

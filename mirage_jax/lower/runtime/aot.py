@@ -112,6 +112,12 @@ def refuse_what_does_not_fit() -> None:
     library.compile_ttir_inplace = once
 
 
+def refused_kernel(why: str) -> str:
+    """The name of the kernel that an error says does not fit; empty if it says something else."""
+    found = re.search(r"kernel (\w+) (?:takes|spills) ", why)
+    return found[1] if found else ""
+
+
 def refusal(found: Resources, threads: int) -> str:
     """Why a kernel of so many threads a block is not to be launched; empty if it may be."""
     if not found.fits:

@@ -25,7 +25,7 @@ from mirage_jax.lower.tiling import (
 )
 from mirage_jax.lower.triton.expressions import Number, TileVariable, literal, reduction
 from mirage_jax.lower.triton.writer import Writer, identifier
-from mirage_jax.mugraph.graph import Axis, LoopBounds, Tensor, part_axis
+from mirage_jax.mugraph.graph import Axis, BlockGraph, LoopBounds, Tensor, part_axis
 from mirage_jax.mugraph.passes.sentinels import Guard
 from mirage_jax.mugraph.views import View, row_major
 
@@ -47,10 +47,15 @@ class EmitOptions:
 DEFAULT_OPTIONS = EmitOptions()
 
 
+def name_in_text(kernel: BlockGraph) -> str:
+    """What a kernel is called in its text."""
+    return "mirage_" + identifier(kernel.name)
+
+
 @dataclass(frozen=True, slots=True)
 class Form:
     """Which form of a kernel is written (`mugraph.passes.sentinels`). `guards`: what has to be above which bound for
-    what a skipping form stores to be right. `is_complete`: no step is left out, though blocks come in the order of the
+    what the usual form stores to be right. `is_complete`: no step is left out, though blocks come in the order of the
     loop bounds. `fresh`: an argument that is 0, which the compiler does not know. It is added to the block's number: so
     nothing that depends on the block is the same in both forms, which would be kept in registers through the loops of
     the first. It is added to the end of the loop too: where ptxas (13.4, sm_90) knew the complete form's number of
@@ -98,7 +103,7 @@ class Frame:
     @property
     def name(self) -> str:
         """The name of the kernel, an identifier."""
-        return "mirage_" + identifier(self.graph.name) + self.form.suffix
+        return name_in_text(self.graph) + self.form.suffix
 
     @property
     def inputs(self) -> tuple[str, ...]:
