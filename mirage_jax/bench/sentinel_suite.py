@@ -28,7 +28,7 @@ from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options
 from mirage_jax.errors import UsageError
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
-from mirage_jax.mugraph.passes.sentinels import guarded, skipping
+from mirage_jax.mugraph.passes.sentinels import guarded, usual
 from mirage_jax.search.candidates import Candidate
 from mirage_jax.search.driver import search
 
@@ -141,7 +141,7 @@ def _pairs(session: TuningSession) -> Iterator[tuple[str, Winner, Winner]]:
     """Guarded kernels of a program with the check and without it: as tuned, then at sizes tried first."""
     found, _ = search(session.reference, session.description, session.space, SECONDS, families=("kernels",))
     for n, c in enumerate(islice((c for c in found if any(map(guarded, c.graph))), STRUCTURES)):
-        bare = replace(c, graph=skipping(c.graph))
+        bare = replace(c, graph=usual(c.graph))
         tuned = [_fastest(session, candidate) for candidate in (c, bare)]
         yield f"{n}, tuned", tuned[0], tuned[1]
         special = specialized(c.graph, c.schedule, session.description, VARIANTS)

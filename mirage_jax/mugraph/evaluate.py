@@ -86,8 +86,8 @@ class ArrayDomain[V](Domain[V], Protocol):
         """Put tiles together; each comes with its indices along the axes of `tensor`, whose extents are `shape`."""
         ...
 
-    def all_between(self, x: V, low: Fraction, high: Fraction | None) -> bool:
-        """Is every element between the bounds? (True where elements have no order: then it is assumed.)"""
+    def all_allowed(self, x: V, bound: Fraction | None, limit: Fraction | None) -> bool:
+        """Is every element as a `Guard` asks? (True where elements have no order: then it is assumed.)"""
         ...
 
 
@@ -174,14 +174,14 @@ def _tiled(
 ) -> dict[str, Any]:
     stored: StoredTiles = {s.tensor.name: [] for s in kernel.stores}
     whole = sizes.whole(kernel)
-    form = None if domain.representative else forms_of(kernel, tiles)
-    skips = form is not None and all(domain.all_between(tensors[g.shift], g.bound, g.limit) for g in form.tensor_guards)
+    form = None if domain.representative else forms_of(kernel, sizes.graph)
+    skips = form is not None and all(domain.all_allowed(tensors[x], b, None) for x, b in form.tensor_bounds.items())
     blocks = _blocks(kernel, sizes, tiles)
     for cut in islice(blocks, 1) if domain.representative else blocks:
         run = partial(_run_block, domain=domain, ranges=whole | cut, tensors=tensors, stored=stored)
         if form is None:
             run(kernel, tiles)
-        elif not (skips and run(form.skipping, tiles, form.guards)):
+        elif not (skips and run(form.usual, tiles, form.guards)):
             run(form.complete, with_short_steps(tiles, kernel))
     return {s.tensor.name: _assembled(domain, s.tensor, sizes, stored[s.tensor.name]) for s in kernel.stores}
 
@@ -206,7 +206,7 @@ def _run_block(
     """Add what a block stores to `stored`, unless one of its guards does not hold."""
     own: StoredTiles = {name: [] for name in stored}
     values = _Block(kernel, domain, ranges, tiles, tensors, own).run()
-    if not all(domain.all_between(values[g.shift], g.bound, g.limit) for g in guards):
+    if not all(domain.all_allowed(values[g.shift], g.bound, g.limit) for g in guards):
         return False
     for name, more in own.items():
         stored[name] += more

@@ -271,7 +271,7 @@ def test_products_of_float32_have_precise_forms() -> None:
         texts += re.findall(r'"tf32\w*"', source.text)
         assert ("8193.0" in source.text) == (precise is Precision.ROUNDED)
         assert exact_check(program.graph, sized, EmitOptions(dot_precision="tf32")) == ""
-    assert texts == ['"tf32"'] * 4 + ['"tf32x3"'] * 2  # two products
+    assert texts == ['"tf32"'] * 8 + ['"tf32x3"'] * 4  # two products in each of two forms
 
 
 def test_numbers_are_rounded_to_tf32() -> None:

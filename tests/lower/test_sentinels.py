@@ -14,7 +14,7 @@ from mirage_jax.lower.triton.emitter import EmitOptions, KernelSource, emit
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.parser import parse
-from mirage_jax.mugraph.passes.sentinels import skipping
+from mirage_jax.mugraph.passes.sentinels import usual
 from mirage_jax.verify.exact import exact_check
 from mirage_jax.verify.exact.interpreters.triton import interpret
 
@@ -111,7 +111,7 @@ def test_values(name: str, sizes: str, low: slice) -> None:
 
 @pytest.mark.parametrize("sizes", SIZES)
 def test_huge_logits(sizes: str) -> None:
-    """The skipping form leaves their products unrounded beside a rounded maximum; blocks that have them run both."""
+    """The usual form leaves their products unrounded beside a rounded maximum; blocks that have them run both."""
     graph = GRAPHS["forward"]
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, 256, 64)) for _ in range(3))
@@ -150,7 +150,7 @@ def test_the_complete_form_takes_nothing_from_the_other() -> None:
     sizes = schedule(GRAPHS["forward"], "warps alike")
     (checked,), (alone,) = (
         sources(GRAPHS["forward"], sizes),
-        sources(skipping(GRAPHS["forward"]), sizes, EmitOptions(skips=False)),
+        sources(usual(GRAPHS["forward"]), sizes, EmitOptions(skips=False)),
     )
     assert checked is not None and alone is not None
     stores = [re.findall(r"st\.global\S*", compile_for(source, 90).ptx) for source in (checked, alone)]

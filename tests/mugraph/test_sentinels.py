@@ -1,17 +1,19 @@
 """Which kernels have two forms because of sentinels, what their guards ask for, and what the forms compute."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lower.kernels import attention, split_attention
 
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.parser import parse
-from mirage_jax.mugraph.passes.sentinels import LARGEST_SHIFT, complete, guarded, skipping, watched
+from mirage_jax.mugraph.passes.sentinels import LARGEST_SHIFT, complete, forms_of, guarded, usual
 
 LEAST = -(2**127)
 N = 9
@@ -72,14 +74,26 @@ def attend(s: np.ndarray, b: np.ndarray, v: np.ndarray, low: float = float(LEAST
 def test_forms() -> None:
     graph = changed()
     forms = guarded(graph.kernels[0])
-    assert forms is not None and forms.complete.loop_bounds is None and forms.skipping.loop_bounds is not None
-    assert "mask %c %a" in str(forms.skipping) and "where" in str(forms.complete)
+    assert forms is not None and forms.complete.loop_bounds is None and forms.usual.loop_bounds is not None
+    assert "mask %c %a" in str(forms.usual) and "where" in str(forms.complete)
     (guard,) = forms.guards
-    assert guard.bound == Fraction(LEAST, 2) and guard.limit is None and not forms.tensor_guards
-    (guard,) = watched(graph.kernels[0]).guards
-    assert guard.bound == -LARGEST_SHIFT == -guard.limit
-    check_graph(skipping(graph))
+    assert guard.bound == Fraction(LEAST, 2) and guard.limit is None and not forms.tensor_bounds
+    assert forms_of(graph.kernels[0], graph) == forms  # its maxima are of sums
+    check_graph(usual(graph))
     check_graph(complete(graph))
+
+
+def test_forms_for_small_maxima() -> None:
+    """Maxima of products, also stored ones, but not where what is stored may be the shift of other exponentials."""
+    for program, stored in ((attention(), 0), (split_attention(), 1)):
+        kernel = program.graph.kernels[0]
+        forms = forms_of(kernel, program.graph)
+        assert forms is not None and forms.complete == replace(kernel, loop_bounds=None)
+        (guard,) = forms.guards
+        assert guard.bound is None and guard.limit == LARGEST_SHIFT
+        assert (guard.shift in {s.value for s in kernel.stores}) == bool(stored)
+    asked = replace(program.graph, outputs=tuple(s.tensor.name for s in kernel.stores))
+    assert forms_of(kernel, asked) is None
 
 
 @pytest.mark.parametrize("name", OTHER_USES)
@@ -97,7 +111,7 @@ def test_exponentials_without_a_maximum_need_no_guard() -> None:
         ("accs %o0 %m", "acc %o0"),
     )
     forms = guarded(graph.kernels[0])
-    assert forms is not None and not forms.guards and not forms.tensor_guards
+    assert forms is not None and not forms.guards and not forms.tensor_bounds
 
 
 ROWS = st.sampled_from([0.0, -1e30, float(LEAST) / 2, float(LEAST), float(LEAST) * 1.5, -np.inf])
@@ -115,10 +129,10 @@ def test_any_rows_and_columns(rows: list[float], columns: list[float], seed: int
     np.testing.assert_allclose(have, attend(s, b, v), rtol=1e-9, atol=1e-9)
 
 
-def test_the_skipping_form_alone_is_not_the_program() -> None:
+def test_the_usual_form_alone_is_not_the_program() -> None:
     """What the guards are for: padding that another layer has added."""
     rng = np.random.default_rng(0)
     s, v = rng.standard_normal((N, N)), rng.standard_normal((N, 2))
     b = np.where(np.arange(N) < 4, float(LEAST), 0.0)
-    (have,) = run(skipping(changed()), [s, b, v], SCHEDULE)
+    (have,) = run(usual(changed()), [s, b, v], SCHEDULE)
     assert np.abs(have - attend(s, b, v))[:4].max() > 0.1

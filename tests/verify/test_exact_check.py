@@ -154,7 +154,7 @@ BUGS = {
     "offset of a part": (SPLIT, "n = n_g_block * 17 + ", "n = n_g_block * 16 + "),
     "end of a part": (SPLIT, "tl.minimum(n_g_block * 17 + 17, 50)", "50"),
     "block of another axis": (SPLIT, "i_block = pid % 2", "i_block = pid % 3"),
-    "other unit": (SPLIT, "= shift# * 0.25", r"= shift\1 * 0.5"),
+    "other unit": (SPLIT, "= shift# * 0.6931471805599453", r"= shift\1 * 0.25"),
     "part not written": (SPLIT, "tl.store(out1 + n_g_block * 40", "tl.store(out1 + 0 * n_g_block"),
     "window starts late": (WINDOWED, "35 - 2, 0)", "35 + 13, 0)"),
     "window ends early": (WINDOWED, "35 + 16, 35)", "35 - 1, 35)"),

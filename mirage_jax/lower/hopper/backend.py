@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from mirage_jax.errors import UnsupportedError
@@ -19,7 +20,6 @@ from mirage_jax.lower.triton.expressions import meanings
 from mirage_jax.lower.triton.frame import EmitOptions, Form
 from mirage_jax.lower.triton.two_forms import is_clear, minimum_of
 from mirage_jax.mugraph.graph import KernelSchedule
-from mirage_jax.mugraph.passes.sentinels import Guard
 
 if TYPE_CHECKING:
     import jax
@@ -44,16 +44,16 @@ class HopperBackend(TextBackend[GluonKernel]):
         source = super().source(kernel, name, text)
         return replace(source, num_warps=WARPGROUP_WARPS, descriptors=kernel.descriptors)
 
-    def two_forms(self, skipping: GluonKernel, complete: GluonKernel, guards: Sequence[Guard]) -> KernelSource:
+    def two_forms(self, usual: GluonKernel, complete: GluonKernel, bounds: Mapping[str, Fraction]) -> KernelSource:
         """Write one kernel whose tasks run both forms."""
-        skipping.name_arguments()
+        usual.name_arguments()
         complete.name_arguments()
-        if complete.arguments != skipping.arguments:
+        if complete.arguments != usual.arguments:
             raise UnsupportedError("specialized warps: the forms of a kernel take other tensors")
-        name = skipping.name.removesuffix(skipping.form.suffix)
-        minima = {minimum_of(g.shift): f"low{n}" for n, g in enumerate(guards)}
-        text = skipping.both_forms(name, complete, list(minima.values()), is_clear(guards, minima))
-        source, ins = self.source(skipping, name, text), len(skipping.inputs)
+        name = usual.name.removesuffix(usual.form.suffix)
+        minima = {minimum_of(tensor): f"low{n}" for n, tensor in enumerate(bounds)}
+        text = usual.both_forms(name, complete, list(minima.values()), is_clear(bounds, minima))
+        source, ins = self.source(usual, name, text), len(usual.inputs)
         return replace(
             source,
             inputs=(*source.inputs, *minima),

@@ -115,12 +115,12 @@ class GluonKernel(SharedTiles):
         self.reserve(name, "swept", "lows", *(f"low{n}" for n in range(len(self.form.guards))))
         complete.reserve(name, *([complete.form.fresh] if looks else []))
         self.imports()
-        self.tasks(f"{name}_skipping", arguments)
+        self.tasks(f"{name}_usual", arguments)
         complete.tasks(f"{name}_complete", arguments)
         self.w.append(complete.w)
         for task, warps, group in (("load", 1, []), ("compute", WARPGROUP_WARPS, ["group"])):
             fresh = ["found - 1"] if looks else []
-            run_first = f"{name}_skipping_{task}({', '.join((*arguments, *group))})"
+            run_first = f"{name}_usual_{task}({', '.join((*arguments, *group))})"
             run_second = f"{name}_complete_{task}({', '.join((*arguments, *fresh, *group))})"
             signature = ", ".join((*tensors, *lows, *shared, *(f"{g}: gl.constexpr" for g in group)))
             body = partial(self._chosen, run_first, run_second, clear)
@@ -132,21 +132,21 @@ class GluonKernel(SharedTiles):
         self._function(f"{name}({', '.join(everything)})", lambda: self.launch(name, [*tensors, *lows, *shared], looks))
         return self.text()
 
-    def _chosen(self, skipping: str, complete: str, clear: str) -> None:
+    def _chosen(self, usual: str, complete: str, clear: str) -> None:
         """One form or the other, as is known before."""
-        for head, call in ((f"if {clear}:", skipping), ("else:", complete)):
+        for head, call in ((f"if {clear}:", usual), ("else:", complete)):
             with self.w.block(head):
                 self.w.line(call)
 
-    def _swept(self, skipping: str, complete: str, warps: int) -> None:
+    def _swept(self, usual: str, complete: str, warps: int) -> None:
         """One form, and the other one too if a warpgroup found a block in which the first does not hold. All tasks meet
         before it: barriers begin once more, which nobody may use meanwhile.
         """
         layout = f"gl.BlockedLayout([1], [32], [{warps}], [0])"
         if warps == 1:
-            self.w.line(skipping)
+            self.w.line(usual)
         else:
-            self.w.line(f"low = {skipping}")
+            self.w.line(f"low = {usual}")
             self.w.line(f"lows.index(group).store(gl.full([1], 0, gl.int32, {layout}) + low)")
         self.meet(0)
         found = " | ".join(f"gl.max(lows.index({n}).load({layout}), axis=0)" for n in range(self.groups))
@@ -411,9 +411,10 @@ class GluonKernel(SharedTiles):
         self.finish_products(state, steps)
         if self.several:
             self.give_back_last(steps)
+        self.end_running(state.running, state.ends)
         for op in self.work.accumulators:
             if op.op == "last":
-                outer["value", op.name] = self.last_maximum(op, state.running, state.ends)
+                outer["value", op.name] = self.last_maximum(op)
             else:
                 outer["value", op.name] = self.finished(op, self.absorbs(op), state.sums[op.name])
         self.env, self.uses = outer, set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from mirage_jax.errors import UnsupportedError
@@ -21,7 +22,7 @@ from mirage_jax.lower.triton.rewrites import move_factors_after_products, move_s
 from mirage_jax.lower.triton.two_forms import is_clear, minimum_of, write_choice
 from mirage_jax.lower.triton.writer import Writer
 from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, Precision
-from mirage_jax.mugraph.passes.sentinels import Guard, forms_of, guarded, with_short_steps
+from mirage_jax.mugraph.passes.sentinels import forms_of, guarded, with_short_steps
 
 if TYPE_CHECKING:
     import jax
@@ -43,7 +44,7 @@ class TextBackend[K: Loops]:
         """The kernel as this back end writes it."""
         return tiling
 
-    def two_forms(self, skipping: K, complete: K, guards: Sequence[Guard]) -> KernelSource:
+    def two_forms(self, usual: K, complete: K, bounds: Mapping[str, Fraction]) -> KernelSource:
         """Write the form that skips, the complete one for blocks where it is wrong, and the choice."""
         raise NotImplementedError
 
@@ -72,12 +73,12 @@ class TextBackend[K: Loops]:
             return self.one_form(
                 writer(kernel, PLAIN if guarded(kernel) is None else Form("_complete", is_complete=True))
             )
-        forms = forms_of(kernel, sizes)
+        forms = forms_of(kernel, graph)
         if forms is None:
             return self.one_form(writer(kernel))
-        skipping = writer(forms.skipping, Form("_skipping", forms.guards))
+        usual = writer(forms.usual, Form("_usual", forms.guards))
         complete = writer(kernel, Form("_complete", is_complete=True, fresh="fresh" if forms.guards else ""))
-        return self.two_forms(skipping, complete, forms.tensor_guards)
+        return self.two_forms(usual, complete, forms.tensor_bounds)
 
     def one_form(self, kernel: K) -> KernelSource:
         """Write the function of a kernel."""
@@ -120,20 +121,20 @@ class TritonBackend(TextBackend[TritonKernel]):
             raise UnsupportedError("only programs with specialized warps compute several blocks")
         return TritonKernel(tiling, options, form)
 
-    def two_forms(self, skipping: TritonKernel, complete: TritonKernel, guards: Sequence[Guard]) -> KernelSource:
+    def two_forms(self, usual: TritonKernel, complete: TritonKernel, bounds: Mapping[str, Fraction]) -> KernelSource:
         """Write two functions and one that calls them."""
-        own, other = self.one_form(skipping), self.one_form(complete)
+        own, other = self.one_form(usual), self.one_form(complete)
         inputs = tuple(dict.fromkeys((*own.inputs, *other.inputs)))
-        names = {name: f"in{n}" for n, name in enumerate((*inputs, *(minimum_of(g.shift) for g in guards)))}
+        names = {name: f"in{n}" for n, name in enumerate((*inputs, *map(minimum_of, bounds)))}
         outputs = {name: f"out{n}" for n, name in enumerate(own.outputs)}
-        looks = bool(skipping.form.guards)
-        run_skipping, run_complete = (
+        looks = bool(usual.form.guards)
+        run_usual, run_complete = (
             f"{source.name}({', '.join([*((names | outputs)[t] for t in (*source.inputs, *source.outputs)), *fresh])})"
             for source, fresh in ((own, ()), (other, ["low - 1"] if looks else ()))
         )
-        name, w = own.name.removesuffix(skipping.form.suffix), Writer()
+        name, w = own.name.removesuffix(usual.form.suffix), Writer()
         write_choice(
-            w, name, (*names.values(), *outputs.values()), run_skipping, run_complete, is_clear(guards, names), looks
+            w, name, (*names.values(), *outputs.values()), run_usual, run_complete, is_clear(bounds, names), looks
         )
         types = dict(zip((*own.inputs, *own.outputs, *other.inputs), (*own.dtypes, *other.dtypes), strict=False))
         return replace(

@@ -158,7 +158,10 @@ class Context(Frame):
 
     def natural(self, name: str) -> TileVariable:
         """A value in the graph's own unit."""
-        value = self.value(name)
+        return self.in_natural_unit(self.value(name))
+
+    def in_natural_unit(self, value: TileVariable) -> TileVariable:
+        """The same number in the graph's own unit."""
         if value.unit == UNIT:
             return value
         key = ("natural", value.text)

@@ -33,7 +33,7 @@ from mirage_jax.lower.triton.ops.reductions import (
     maximum_or_nan,
     running_dims,
 )
-from mirage_jax.lower.triton.ops.softmax import decay, fused, is_fused
+from mirage_jax.lower.triton.ops.softmax import correction, decay
 from mirage_jax.lower.triton.writer import identifier
 from mirage_jax.mugraph.domains.index_facts import Band, FactAt, Truth, band, is_band, known
 from mirage_jax.mugraph.graph import Axis, Op, Store
@@ -134,9 +134,10 @@ class Loops(Context):
                 self.step_body(body, group, sums, running)
                 ends = self.update_running(running)
         self.env, self.holding = before, frozenset()  # no mask of the last step is in scope
+        self.end_running(running, ends)
         for op in group.accumulators:
             if op.op == "last":
-                last = self.last_maximum(op, running, ends)
+                last = self.last_maximum(op)
                 # With loop bounds, the last part of the loop may have no step.
                 outer["value", op.name] = replace(last, settled=last.settled and self.loop_bounds is None)
             else:
@@ -151,9 +152,6 @@ class Loops(Context):
         added = [op for op in group.accumulators if op.op != "last"]
         sums = {op.name: self.start(self.carrier(op, self.absorbs(op)), "acc", "0.0") for op in added}
         self.env |= {("carried", n): name for n, name in running.items()}
-        for op in maxima:
-            if op.op == "shift" and is_fused(self, op):
-                self.env["error", op.name] = self.start(running_dims(self, op), "error", "0.0")
         return running, sums
 
     def step_body(self, body: Sequence[Op], group: Group, sums: Mapping[str, str], running: Mapping[str, str]) -> None:
@@ -175,16 +173,18 @@ class Loops(Context):
         """Assign the running maxima of this step to the variables that the loop carries."""
         ends = {name: self.env["value", name] for name in running}
         for name, variable in running.items():
-            if ("error", name) in self.env:
-                self.w.line(f"{self.env['error', name]} = {fused(self, name).error.text}")
             self.w.line(f"{variable} = {ends[name].text}")
         return ends
 
-    def last_maximum(self, op: Op, running: Mapping[str, str], ends: Mapping[str, TileVariable]) -> TileVariable:
+    def end_running(self, running: Mapping[str, str], ends: Mapping[str, TileVariable]) -> None:
+        """Keep the running maxima as they are after the loop."""
+        self.env |= {("end", name): replace(ends[name], text=variable) for name, variable in running.items()}
+
+    def last_maximum(self, op: Op) -> TileVariable:
         """A running maximum after the loop. Raises `UnsupportedError` if `op` reads anything else."""
-        if op.args[0] not in running:
+        last: TileVariable | None = self.env.get(("end", op.args[0]))
+        if last is None:
             raise UnsupportedError(f"{op}: only a running maximum has a last value")
-        last = replace(ends[op.args[0]], text=running[op.args[0]])
         gone = [a for a in last.dims if a not in op.axes]
         if not gone:
             return last
@@ -404,18 +404,14 @@ class Loops(Context):
         else:
             pads = {self.graph.loop: 0.0} if self.graph.loop in op.axes else {}
             total = without_single(self, TileVariable(name, self.carrier(op, how), pads))
-        return self.corrected(op, total) if op.op == "accs" and ("error", op.args[1]) in self.env else total
+        return self.corrected(op, total) if op.op == "accs" else total
 
     def corrected(self, op: Op, total: TileVariable) -> TileVariable:
-        """A sum of exponentials relative to a running maximum, corrected for its rounding."""
-        ((_, shift), degree) = op.args, number(op, "degree", 1)
-        key = ("correction", shift, degree)
-        if key not in self.env:
-            error = TileVariable(self.env["error", shift], self.tiling.dims(self.ops[shift].axes))
-            text = f"tl.exp2({error.text} * {self.literal(-degree)})"
-            self.env[key] = TileVariable(self.w.let("correction", text), error.dims)
-        text = f"{total.text} * {self.at(self.env[key], total.dims)}"
-        return replace(total, text=self.w.let("acc", text))
+        """A sum of exponentials relative to a running maximum, as it is stored."""
+        factor = correction(self, op.args[1], number(op, "degree", 1))
+        if factor is None:
+            return total
+        return replace(total, text=self.w.let("acc", f"{total.text} * {self.at(factor, total.dims)}"))
 
 
 def _offset(n: int) -> str:

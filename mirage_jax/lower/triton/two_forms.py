@@ -1,8 +1,8 @@
 """One kernel of the two forms that `mugraph.passes.sentinels` gives it.
 
-before -> after:  def k_skipping(..): .. return low    ->  the same, and
+before -> after:  def k_usual(..): .. return low    ->  the same, and
                   def k_complete(..): ..                   def k(..):
-                                                               low = k_skipping(..)
+                                                               low = k_usual(..)
                                                                if low > 0:
                                                                    k_complete(..)  # stores again
 
@@ -13,13 +13,13 @@ argument more, and looks at it first. Such an argument is called ``min(t)`` (`mi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from mirage_jax.lower.triton.expressions import literal
 from mirage_jax.lower.triton.writer import Writer
-from mirage_jax.mugraph.passes.sentinels import Guard
 
 
 def minimum_of(tensor: str) -> str:
@@ -41,27 +41,27 @@ def _minimum(array: Any) -> Any:
     return array.astype(np.float32).min().reshape(1)
 
 
-def is_clear(guards: Sequence[Guard], names: Mapping[str, str]) -> str:
-    """Whether all numbers of the guarded tensors are above their bounds; `names` are those of the arguments."""
-    return " & ".join(f"(tl.load({names[minimum_of(g.shift)]}) > {literal(float(g.bound))})" for g in guards)
+def is_clear(bounds: Mapping[str, Fraction], names: Mapping[str, str]) -> str:
+    """Whether all numbers of each tensor are above its bound; `names` are those of the arguments."""
+    return " & ".join(f"(tl.load({names[minimum_of(x)]}) > {literal(float(bound))})" for x, bound in bounds.items())
 
 
 def write_choice(
-    w: Writer, name: str, arguments: Sequence[str], skipping: str, complete: str, clear: str, looks: bool
+    w: Writer, name: str, arguments: Sequence[str], usual: str, complete: str, clear: str, looks: bool
 ) -> None:
-    """The kernel: `skipping` and `complete` are calls of its forms, `clear` says when the first may run, and `looks`
+    """The kernel: `usual` and `complete` are calls of its forms, `clear` says when the first may run, and `looks`
     whether it returns what the second has to be run for.
     """
     for line in ("", "", "@triton.jit"):
         w.line(line)
     with w.block(f"def {name}({', '.join(arguments)}):"):
         if not clear:
-            w.line(f"low = {skipping}")
+            w.line(f"low = {usual}")
         else:
             if looks:
                 w.line("low = 1")
             with w.block(f"if {clear}:"):
-                w.line(f"low = {skipping}" if looks else skipping)
+                w.line(f"low = {usual}" if looks else usual)
             if not looks:
                 with w.block("else:"):
                     w.line(complete)

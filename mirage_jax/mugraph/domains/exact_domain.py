@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mirage_jax.mugraph.domains import exact
-from mirage_jax.mugraph.domains.floats import NamedArray, arrange, contracted, pasted
+from mirage_jax.mugraph.domains.floats import NamedArray, are_allowed, arrange, contracted, pasted
 from mirage_jax.mugraph.dtypes import is_float, numpy_dtype
 from mirage_jax.mugraph.graph import Axis, Tensor
 from mirage_jax.mugraph.operators import FUNCTIONS, union
@@ -56,10 +56,9 @@ class ExactDomain:
         """Paste the tiles into one array."""
         return NamedArray(tensor.axes, pasted(shape, stored))
 
-    def all_between(self, x: NamedArray, low: Fraction, high: Fraction | None) -> bool:
+    def all_allowed(self, x: NamedArray, bound: Fraction | None, limit: Fraction | None) -> bool:
         """Compare the floats of numbers."""
-        real = x.array["real"]
-        return bool((real > float(low)).all()) and (high is None or bool((real < float(high)).all()))
+        return are_allowed(x.array["real"], bound, limit)
 
     # --- operators
 

@@ -393,7 +393,7 @@ class FieldDomain:
 
     # --- operators
 
-    def all_between(self, x: Pair, low: Fraction, high: Fraction | None) -> bool:
+    def all_allowed(self, x: Pair, bound: Fraction | None, limit: Fraction | None) -> bool:
         """Residues have no order, so this is assumed."""
         return True  # both forms of a kernel with guards are proven (`verify.equivalence.certificate`)
 

@@ -85,9 +85,9 @@ class FloatDomain:
         """Paste the tiles, which cover the tensor, into one array."""
         return NamedArray(tensor.axes, self.xp.asarray(pasted(shape, stored)))
 
-    def all_between(self, x: NamedArray, low: Fraction, high: Fraction | None) -> bool:
+    def all_allowed(self, x: NamedArray, bound: Fraction | None, limit: Fraction | None) -> bool:
         """Compare every element."""
-        return bool((x.array > _float(low)).all()) and (high is None or bool((x.array < _float(high)).all()))
+        return are_allowed(x.array, bound, limit)
 
     # --- operators
 
@@ -229,6 +229,12 @@ def _arithmetic_type(dtypes: Sequence[Any]) -> Any:
     if any(map(is_float, dtypes)):
         return DTYPES["f32"].numpy
     return DTYPES["i32" if all(t.itemsize <= 4 for t in dtypes) else "i64"].numpy
+
+
+def are_allowed(x: Any, bound: Fraction | None, limit: Fraction | None) -> bool:
+    """Are all numbers above a bound, and smaller than a limit, or minus infinity?"""
+    above = bound is None or bool((x > _float(bound)).all())
+    return above and (limit is None or bool(((abs(x) < _float(limit)) | (x == -math.inf)).all()))
 
 
 def _float(value: Fraction) -> float:

@@ -352,7 +352,7 @@ class FactDomain:
         """All tiles have one fact."""
         return FactAt(stored[0][1].fact, tensor.axes)
 
-    def all_between(self, x: FactAt, low: Fraction, high: Fraction | None) -> bool:
+    def all_allowed(self, x: FactAt, bound: Fraction | None, limit: Fraction | None) -> bool:
         """Facts have no order, so this is assumed."""
         return True
 

@@ -10,7 +10,7 @@ row that is as low itself (padding that another layer added, say), p is not zero
 
 So a kernel whose loop has bounds because of sentinels has two forms:
 
-* `skipping`: sentinels are minus infinity, and steps outside of the loop bounds do not run;
+* `usual`: sentinels are minus infinity, and steps outside of the loop bounds do not run. Hardly any row needs more;
 * `complete`: the kernel as it is written, with all of its steps.
 
 Each block runs the first, looks at its `guards`, and runs the second if a maximum is not above its bound. A guard on a
@@ -18,8 +18,8 @@ tensor that the loop reads in steps (the backward pass reads the maxima of all r
 looked at first. So a kernel with loop bounds computes the same as the kernel without them, on any data.
 `verify.equivalence.certificate` describes the proof for both forms.
 
-Loops with specialized warps that take the maximum of a matrix product have two forms as well (`watched`), of the same
-graph: the text of the first is faster, and wrong for huge logits (`lower.triton.ops.softmax`).
+Loops that take the maximum of a matrix product have two forms as well (`forms_of`), of the same graph: the text of the
+first is faster, and wrong for huge logits (`lower.triton.ops.softmax`).
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ VANISHING_EXPONENT = -1_000  # exp of this or less is zero in every type of floa
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """All elements of the value `shift` have to be above `bound`, and below `limit`, for a kernel to skip."""
+    """What all elements of the value `shift` have to be for the usual form to be right: above `bound`, and of a size
+    below `limit`, or minus infinity.
+    """
 
     shift: str
-    bound: Fraction
+    bound: Fraction | None
     limit: Fraction | None = None
 
 
@@ -50,13 +52,14 @@ class Guard:
 class Guarded:
     """The two forms of a kernel, and what decides between them.
 
-    `guards` are about values that are there after the loop; `tensor_guards` about tensors that the loop reads in steps.
+    `guards` are about values that are there after the loop. `tensor_bounds` are about tensors that the loop reads in
+    steps: what all numbers of each have to be above.
     """
 
-    skipping: BlockGraph
+    usual: BlockGraph
     complete: BlockGraph
     guards: tuple[Guard, ...]
-    tensor_guards: tuple[Guard, ...]
+    tensor_bounds: Mapping[str, Fraction]
 
 
 def guarded(kernel: Kernel) -> Guarded | None:
@@ -74,41 +77,57 @@ def guarded(kernel: Kernel) -> Guarded | None:
             inside[tensors[shift]] = max(bound, inside.get(tensors[shift], bound))
         else:
             after[shift] = bound
-    skipping, ends = _with_ends(replace(kernel, ops=found.with_masks()), after)
+    usual, ends = _with_ends(replace(kernel, ops=found.with_masks()), after)
     return Guarded(
-        skipping,
+        usual,
         replace(kernel, loop_bounds=None),
         tuple(Guard(ends[shift], bound) for shift, bound in after.items()),
-        tuple(Guard(tensor, bound) for tensor, bound in inside.items()),
+        inside,
     )
 
 
-def forms_of(kernel: BlockGraph, sizes: KernelSchedule) -> Guarded | None:
-    """The forms in which a kernel is written at these sizes; None if there is one only."""
-    return watched(kernel) if sizes.specialized else guarded(kernel)
+def forms_of(kernel: BlockGraph, graph: KernelGraph) -> Guarded | None:
+    """The forms in which a kernel of a graph is written; None if there is one only.
 
-
-def watched(kernel: BlockGraph) -> Guarded | None:
-    """`guarded`, and also by running maxima of matrix products: exponentials relative to them are one fma in a form
-    that is right up to `LARGEST_SHIFT`. None for a kernel that is right as it is.
+    `guarded` says what sentinels ask for. Besides, running maxima of matrix products have guards: exponentials relative
+    to them are one fma in a form that is right up to `LARGEST_SHIFT`. Maxima from which another kernel may make the
+    same exponentials have none.
     """
-    forms = guarded(kernel) or Guarded(kernel, replace(kernel, loop_bounds=None), (), ())
-    if forms.tensor_guards:  # which are looked at before
+    forms = guarded(kernel) or Guarded(kernel, replace(kernel, loop_bounds=None), (), {})
+    if forms.tensor_bounds:  # which are looked at before
         return forms
-    shifts = _maxima_of_products(forms.skipping)
-    skipping, ends = _with_ends(forms.skipping, shifts)
-    bounds = {ends[shift]: -LARGEST_SHIFT for shift in shifts} | {guard.shift: guard.bound for guard in forms.guards}
-    guards = tuple(Guard(shift, max(bound, -LARGEST_SHIFT), LARGEST_SHIFT) for shift, bound in bounds.items())
-    return replace(forms, skipping=skipping, guards=guards) if guards else None
+    shifts = _maxima_of_products(forms.usual)
+    if _is_read_by_exponentials(kernel, graph):
+        shifts = [shift for shift in shifts if not _is_stored(kernel, shift)]
+    usual, ends = _with_ends(forms.usual, shifts)
+    limits = dict.fromkeys((ends[shift] for shift in shifts), LARGEST_SHIFT)
+    bounds = {guard.shift: guard.bound for guard in forms.guards}
+    guards = tuple(Guard(shift, bounds.get(shift), limits.get(shift)) for shift in {**limits, **bounds})
+    return replace(forms, usual=usual, guards=guards) if guards else None
 
 
 def _maxima_of_products(kernel: BlockGraph) -> list[str]:
-    """Shifts of matrix products that a loop carries and nothing stores."""
+    """Shifts of matrix products that a loop carries."""
     ops = {op.name: op for op in kernel.ops}
-    last = {op.name: op.args[0] for op in kernel.ops if op.op == "last"}
-    stored = {last.get(s.value, s.value) for s in kernel.stores}
-    shifts = (op for op in kernel.ops if op.op == "shift" and op.name not in stored and carried(kernel, op))
+    shifts = (op for op in kernel.ops if op.op == "shift" and carried(kernel, op))
     return [op.name for op in shifts if _is_product(ops, op.args[0])]
+
+
+def _is_stored(kernel: BlockGraph, shift: str) -> bool:
+    """Is a shift stored, or the last value of a running one?"""
+    names = {shift, *(op.name for op in kernel.ops if op.op == "last" and op.args[0] == shift)}
+    return not names.isdisjoint(s.value for s in kernel.stores)
+
+
+def _is_read_by_exponentials(kernel: BlockGraph, graph: KernelGraph) -> bool:
+    """May what a kernel stores be the shift of exponentials elsewhere?"""
+    stored = {s.tensor.name for s in kernel.stores}
+    others = [other for other in graph.kernels if other.name != kernel.name]
+    return not stored.isdisjoint(graph.outputs) or any(map(_may_have_exponentials, others))
+
+
+def _may_have_exponentials(kernel: Kernel) -> bool:
+    return not isinstance(kernel, BlockGraph) or any(op.op == "exps" for op in kernel.ops)
 
 
 def _is_product(ops: Mapping[str, Op], name: str) -> bool:
@@ -120,10 +139,10 @@ def _is_product(ops: Mapping[str, Op], name: str) -> bool:
     return op.op == "dot" or ((is_scaled or op.op == "mask") and _is_product(ops, op.args[-1]))
 
 
-def skipping(graph: KernelGraph) -> KernelGraph:
-    """The graph with every guarded kernel in its skipping form."""
+def usual(graph: KernelGraph) -> KernelGraph:
+    """The graph with every guarded kernel in its usual form."""
     forms = [(k, guarded(k)) for k in graph.kernels]
-    return replace(graph, kernels=tuple(form.skipping if form else k for k, form in forms))
+    return replace(graph, kernels=tuple(form.usual if form else k for k, form in forms))
 
 
 def complete(graph: KernelGraph) -> KernelGraph:
@@ -143,7 +162,7 @@ def with_short_steps(sizes: KernelSchedule, kernel: BlockGraph) -> KernelSchedul
 
 
 def masks_of(kernel: BlockGraph) -> tuple[Op, ...]:
-    """The operators of a kernel as its skipping form has them, whether or not it has bounds."""
+    """The operators of a kernel as its usual form has them, whether or not it has bounds."""
     return _Sentinels(kernel.ops, {s.value for s in kernel.stores}, partial(_is_seen, kernel)).with_masks()
 
 

@@ -45,7 +45,7 @@ from mirage_jax.mugraph.graph import (
     origin,
     part_axis,
 )
-from mirage_jax.mugraph.passes.sentinels import complete, guarded, skipping
+from mirage_jax.mugraph.passes.sentinels import complete, guarded, usual
 from mirage_jax.verify.equivalence.error_bound import Bound, BoundDomain, Difference, error_bound
 from mirage_jax.verify.gate import HasGraph, Verdict
 
@@ -444,7 +444,7 @@ class _Comparison:
         if self.divides:
             self._compare(draw, known.want, evaluated(complete(self.candidate), schedule=self.schedule))
         if self.is_guarded:
-            masked = skipping(self.candidate)
+            masked = usual(self.candidate)
             self._compare(draw, evaluated(masked), evaluated(masked, schedule=self.schedule))
         if not draw.rooted <= known.rooted:
             raise VerificationError("the candidate takes roots of what the program takes none of")
@@ -459,7 +459,7 @@ class _Comparison:
     @property
     def is_guarded(self) -> bool:
         """Does a kernel of the candidate have two forms? Then three things are tested: that the candidate is the
-        program, that its complete form is in tiles, and that its skipping form leaves out nothing that counts there.
+        program, that its complete form is in tiles, and that its usual form leaves out nothing that counts there.
         """
         return any(guarded(kernel) for kernel in self.candidate)
 
@@ -507,7 +507,7 @@ class _Comparison:
         have: list[Bound] = evaluate(self.candidate, inputs, domain, self.schedule)
         pairs = list(zip(want, have, strict=True))
         if self.is_guarded:
-            masked = skipping(self.candidate)
+            masked = usual(self.candidate)
             pairs += zip(evaluate(masked, inputs, domain), evaluate(masked, inputs, domain, self.schedule), strict=True)
         self.differences = [Difference.between(domain, x, y) for x, y in pairs]
         self.arguments = {name: Difference.of_arguments(x) for name, x in domain.notes.arguments.items()}

@@ -203,7 +203,7 @@ class BoundDomain:
 
     # --- operators
 
-    def all_between(self, x: Bound, low: Fraction, high: Fraction | None) -> bool:
+    def all_allowed(self, x: Bound, bound: Fraction | None, limit: Fraction | None) -> bool:
         """Hold in any case: bounds know no values."""
         return True
 

@@ -72,19 +72,19 @@ def exact_check(graph: KernelGraph, schedule: Schedule, options: EmitOptions = D
     """
     for wave in schedule.waves(graph):
         kernels = [(k, schedule.kernels[n]) for n in wave if isinstance(k := graph.kernels[n], BlockGraph)]
-        for ragged, low in _cases(kernels):
+        for ragged, low in _cases(kernels, graph):
             twins = [_twin(k, graph, sizes, schedule.part_counts, options, ragged) for k, sizes in kernels]
             if wrong := _check_launch(twins, options, low):
                 return wrong
     return ""
 
 
-def _cases(kernels: Sequence[tuple[BlockGraph, KernelSchedule]]) -> Iterator[tuple[bool, bool]]:
+def _cases(kernels: Sequence[tuple[BlockGraph, KernelSchedule]], graph: KernelGraph) -> Iterator[tuple[bool, bool]]:
     """How a launch is checked: with ragged tiles or full ones, with rows of numbers as huge as sentinels or without."""
     if not kernels:
         return iter(())
     is_full = any(sizes.specialized for _, sizes in kernels)  # such a kernel has full tiles at its real extents
-    has_two_forms = any(forms_of(k, sizes) for k, sizes in kernels)
+    has_two_forms = any(forms_of(k, graph) for k, _ in kernels)
     return product((False,) if is_full else (False, True), (False, True) if has_two_forms else (False,))
 
 

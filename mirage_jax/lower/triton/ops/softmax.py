@@ -5,16 +5,13 @@ All exponentials are ``exp2``, with log2(e) folded into the scale. A shift m is 
 
 The largest exponential of a row must be 1. An fma does not round its product, but a maximum of products is rounded:
 from logits of 2^27 on, ``fma(x, scale, -max)`` can exceed what ``exp2`` holds. Compilers make such an fma from any
-product that is subtracted from, so that each difference below is exact, or rounds its product by an fma with 0, or the
-sums of a row are corrected for the rounding of its maximum (`Fused`), or a form of the kernel is right for smaller
-logits only (`mugraph.passes.sentinels.watched`).
+product that is subtracted from, so that each difference below is exact, or rounds its product by an fma with 0, or a
+form of the kernel is right for smaller logits only (`mugraph.passes.sentinels.forms_of`).
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from fractions import Fraction
+from collections.abc import Iterator
 
 from mirage_jax.lower.triton.context import Context, rule
 from mirage_jax.lower.triton.expressions import (
@@ -29,26 +26,8 @@ from mirage_jax.lower.triton.expressions import (
     reduced,
 )
 from mirage_jax.lower.triton.ops.reductions import carried, maximum, own_axes
-from mirage_jax.mugraph.dtypes import DTYPES
-from mirage_jax.mugraph.graph import BlockGraph, Kernel, Op
-
-LARGEST_FUSED = 2**28  # octaves: shifts up to here are rounded by 8 at most, and float16 holds factors of 2^8
-
-
-@dataclass(frozen=True, slots=True)
-class Fused:
-    """How exponentials relative to a running maximum m are written: ``exp2(fma(x, factor, -product))``, one fma and one
-    exp2 for each element.
-
-    `factor` is scale * log2(e), and `product` is ``m * factor``, rounded. All exponentials of a row are too large by
-    ``2 ** error`` then, where `error` is the rounding error, and so are their sums: they are corrected when m
-    moves, and after the loop. In rows of which m is beyond `LARGEST_FUSED` octaves, neighbouring floats are at least 16
-    octaves apart. There the factor is a power of two, and nothing is rounded.
-    """
-
-    factor: TileVariable
-    product: TileVariable
-    error: TileVariable
+from mirage_jax.mugraph.graph import Op
+from mirage_jax.mugraph.passes.sentinels import Guard
 
 
 @rule("shift")
@@ -76,18 +55,13 @@ def emit_shift(c: Context, op: Op) -> TileVariable:
 def _maximum_of_products(c: Context, op: Op, text: str, scale: Number) -> tuple[str, Number]:
     """The text and the unit of the maximum of products, of which `text` is the largest.
 
-    A shift that is stored is rounded as it is stored: another kernel that divides exponentials by their sum makes
-    them from what was stored, and each must be, bit for bit, what was added up here, or large logits do not cancel.
-
     A form that is right for small maxima only keeps them times log2(e): an exponential then costs one fma and one exp2.
+    Another maximum that is stored is rounded as it is stored. Where another kernel divides exponentials by their sum,
+    and makes them from that maximum, each must be, bit for bit, what was added up here, or large logits do not cancel.
     """
-    if ("error", op.name) in c.env:
-        return text, scale
-    if _is_stored(c, op.name):
-        return _product(c, text, scale), UNIT
     if _has_limit(c, op.name):
         return f"{text} * {c.literal(scale * PER_OCTAVE)}", OCTAVE
-    return text, scale
+    return (_product(c, text, scale), UNIT) if _is_stored(c, op.name) else (text, scale)
 
 
 def _from_product(c: Context, name: str) -> bool:
@@ -112,78 +86,26 @@ def _names(c: Context, shift: str) -> set[str]:
     return {shift, *(op.name for op in c.graph.ops if op.op == "last" and op.args[0] == shift)}
 
 
-def is_fused(c: Context, shift: Op) -> bool:
-    """Are the exponentials relative to a running maximum of matrix products `Fused`?
-
-    Not where another kernel makes the same exponentials from a maximum that this one stores: it rounds each logit.
+def correction(c: Context, shift: str, degree: Number) -> TileVariable | None:
+    """The factor that makes sums of exponentials relative to a maximum as it is stored, after the loop; None if they
+    are. A maximum that is kept times log2(e) is rounded when it is stored.
     """
-    specialized = c.tiling.schedule.specialized  # such kernels have no registers for it
-    if specialized or not 0 < float(number(shift, "scale", 1) * PER_OCTAVE) < 2 or not _is_read_as_shift(c, shift):
-        return False
-    return not (_is_stored(c, shift.name) and _is_read_by_exponentials(c))
-
-
-def _is_read_as_shift(c: Context, shift: Op) -> bool:
-    """Do only sums, and exponentials of matrix products, read a maximum of matrix products?"""
-    users = [c.ops[name] for name in c.graph.users[shift.name]]
-    exponentials = [op for op in users if op.op == "exps"]
-    others = {op.op for op in users} - {"exps", "accs", "last"}
-    scale = number(shift, "scale", 1)
-    is_product = _from_product(c, shift.args[0])
-    return is_product and not others and all(_is_exponential(c, op, scale) for op in exponentials)
-
-
-def _is_exponential(c: Context, op: Op, scale: Number) -> bool:
-    """Is this an exponential of matrix products times that scale, in the loop?"""
-    return number(op, "scale", 1) == scale and _from_product(c, op.args[0]) and c.graph.stages[op.name].body
-
-
-def _is_read_by_exponentials(c: Context) -> bool:
-    """May what this kernel stores be the shift of exponentials elsewhere?"""
-    graph = c.tiling.graph
-    stored = {s.tensor.name for s in c.graph.stores}
-    others = [kernel for kernel in graph.kernels if kernel.name != c.graph.name]
-    return not stored.isdisjoint(graph.outputs) or any(map(_may_have_exponentials, others))
-
-
-def _may_have_exponentials(kernel: Kernel) -> bool:
-    return not isinstance(kernel, BlockGraph) or any(op.op == "exps" for op in kernel.ops)
-
-
-def fused(c: Context, shift: str) -> Fused:
-    """`Fused`, of the shift of this step."""
-    key = ("fused", shift)
+    m: TileVariable | None = c.env.get(("end", shift))
+    if m is None or m.unit != OCTAVE or not _is_stored(c, shift):
+        return None
+    key = ("correction", shift, degree)
     if key not in c.env:
-        m = finite(c, c.value(shift))
-        factor = _factor(c, m)
-        product = c.w.let("product", f"tl.fma({m.text}, {factor.text}, 0.0)")
-        error = c.w.let("error", f"tl.fma({m.text}, {factor.text}, {product} * -1.0)")
-        c.env[key] = Fused(factor, TileVariable(product, m.dims), TileVariable(error, m.dims))
+        m = finite(c, m)
+        stored = c.in_natural_unit(m)
+        error = f"tl.fma({stored.text}, {c.literal(PER_OCTAVE)}, {m.text} * -1.0)"
+        c.env[key] = TileVariable(c.w.let("correction", f"tl.exp2(({error}) * {c.literal(-degree)})"), m.dims)
     return c.env[key]
-
-
-def _factor(c: Context, m: TileVariable) -> TileVariable:
-    """The factor of logits, for each row."""
-    scale = m.unit * PER_OCTAVE
-    bound, usual = LARGEST_FUSED / float(scale), c.literal(scale)
-    power = 2.0 ** math.floor(math.log2(float(scale)))
-    if bound > DTYPES["f32"].range[1] or power == float(scale):
-        return TileVariable(usual)
-    ratio = power / float(scale)
-    c.numbers.setdefault(ratio, set()).add(UNIT)  # on exact numbers all rows have the same factor
-    limit = c.literal(Number(LARGEST_FUSED / scale.value, -scale.logs))
-    text = f"tl.where(tl.abs({m.text}) < {limit}, {usual}, {usual} * {literal(ratio)})"
-    return TileVariable(c.w.let("factor", text), m.dims)
 
 
 @rule("exps")
 def emit_exp_shifted(c: Context, op: Op) -> TileVariable:
     """``exp(scale * x - m)`` for a shift m."""
     dims = c.tiling.dims(op.axes)
-    if ("error", op.args[1]) in c.env:  # the shift runs
-        x, m = c.natural(op.args[0]), fused(c, op.args[1])
-        text = f"tl.fma({c.at(x, dims)}, {c.at(m.factor, dims)}, {c.at(m.product, dims)} * -1.0)"
-        return c.made(op, f"tl.exp2({text})", [x, m.product])
     x, m = c.natural(op.args[0]), finite(c, c.value(op.args[1]))
     scale, text, shift = number(op, "scale", 1), c.at(x, dims), c.at(m, dims)
     if m.unit == UNIT and (scale != UNIT or _is_multiplied(c, op.args[0])):
@@ -227,12 +149,7 @@ def emit_less_log_shifted(c: Context, op: Op) -> TileVariable:
 def decay(c: Context, shift: str, old: str, degree: Number) -> TileVariable:
     """The factor of a sum of exponentials when a running maximum moves on from `old`."""
     value = c.value(shift)
-    if ("error", shift) in c.env:
-        m = fused(c, shift)
-        moved = f"tl.fma({old}, {m.factor.text}, {m.product.text} * -1.0) - {c.env['error', shift]}"
-        moved = moved if degree == UNIT else f"({moved}) * {c.literal(degree)}"
-    else:
-        moved = difference(c, old, value.unit, finite(c, value).text, value.unit, degree)
+    moved = difference(c, old, value.unit, finite(c, value).text, value.unit, degree)
     return TileVariable(c.w.let("decay", f"tl.exp2({moved})"), value.dims)
 
 
@@ -286,18 +203,24 @@ def _fma(c: Context, x: str, a: Number, y: str, b: Number) -> str:
 
 
 def lows(c: Context) -> dict[str, str]:
-    """By guarded shift: text that is 1 where an element is not between its bounds, or is NaN, else 0."""
+    """By guarded shift: text that is 1 where an element is not as its guard asks, or is NaN, else 0."""
     found: dict[str, str] = {}
     for guard in c.form.guards:
         shift = c.value(guard.shift)
-        sides = ((">", guard.bound), ("<", guard.limit))
-        holds = [f"({shift.text} {side} {_in_unit(c, b, shift)})" for side, b in sides if b is not None]
-        text = f"1 - {holds[0] if len(holds) == 1 else f'({holds[0]} & {holds[1]})'}.to(tl.int32)"
+        asked = list(_as_asked(c, guard, shift))
+        text = f"1 - ({' & '.join(f'({x})' for x in asked) if len(asked) > 1 else asked[0]}).to(tl.int32)"
         mask = c.mask(c.graph.axes_of[guard.shift], shift.dims)
         found[guard.shift] = f"tl.where({mask}, {text}, 0)" if mask else text
     return found
 
 
-def _in_unit(c: Context, bound: Fraction, shift: TileVariable) -> str:
-    """A bound of a shift as a literal, in the unit in which it is kept."""
-    return c.literal(Number(bound / shift.unit.value, -shift.unit.logs))
+def _as_asked(c: Context, guard: Guard, shift: TileVariable) -> Iterator[str]:
+    """What a guard asks of a shift, in the unit in which it is kept."""
+    bound, limit = (
+        None if b is None else c.literal(Number(b / shift.unit.value, -shift.unit.logs))
+        for b in (guard.bound, guard.limit)
+    )
+    if bound is not None:
+        yield f"{shift.text} > {bound}"
+    if limit is not None:
+        yield f'(tl.abs({shift.text}) < {limit}) | ({shift.text} == float("-inf"))'
