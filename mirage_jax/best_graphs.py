@@ -20,6 +20,7 @@ from mirage_jax import progress
 from mirage_jax.compiler import tuning
 from mirage_jax.compiler.absent_gpu import described_gpu
 from mirage_jax.compiler.decide import Decider, chosen_devices
+from mirage_jax.compiler.region import as_asked
 from mirage_jax.compiler.threads import apart, unchecked
 from mirage_jax.compiler.tuning_session import TuningSession, space_for
 from mirage_jax.compiler.winner import Winner
@@ -129,7 +130,7 @@ class HintedSession(TuningSession):
     @property
     def description(self) -> DeviceModel:
         """The device, as the cost model describes it."""
-        return self.model or device_for(self.device)
+        return as_asked(self.region, self.model or device_for(self.device))
 
     @cached_property
     def space(self) -> Space:
@@ -282,7 +283,7 @@ def _best(session: HintedSession, decider: Decider, x64: bool) -> Decision:
         if not finalists:
             return replace(base, why=f"{session.tried['found']} candidates were found, and none is within the hints")
         decision = base
-        for precise in Precision if is_here else (Precision.FAST,):  # plain JAX has one precision
+        for precise in session.precisions if is_here else session.precisions[:1]:  # plain JAX has one precision
             winners = [w for c in finalists for w in _variants(session, c, precise)]
             decision = _first_accepted(session, decider, base, winners)
             if decision.winner is not None or not any(w.has_kernels for w in winners):

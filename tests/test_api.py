@@ -684,7 +684,7 @@ LEFT = {
     "no rank": (lambda x: x * x + 1, (jnp.float32(3),), "scalar"),
     "sort": (lambda x: jnp.sort(x @ x), (SQUARE,), "unsupported primitive"),
     "linear algebra": (lambda x: jnp.linalg.inv(x + jnp.eye(4) * 9) @ x, (SQUARE,), "unsupported primitive"),
-    "precision": (lambda x: jnp.dot(x, x, precision="highest"), (SQUARE,), "precision"),
+    "precision": (lambda x: jnp.dot(x, x, precision=jax.lax.DotAlgorithmPreset.F64_F64_F64), (SQUARE,), "precision"),
     "high rank": (lambda x: jnp.sum(x, -1), (jnp.ones((1, 2) * 5),), ""),
     "nothing": (lambda x: x, (SQUARE,), ""),
     "no arguments": (lambda: jnp.ones(3), (), ""),

@@ -170,11 +170,9 @@ class Unmeasured(Compiler):
         """Start no process."""
         return nullcontext()
 
-    def compare(
-        self, attempt: TuningSession, finalists: Sequence[Candidate], precise: Precision = Precision.FAST
-    ) -> Comparison:
+    def compare(self, attempt: TuningSession, finalists: Sequence[Candidate], precise: Precision) -> Comparison:
         counts, same = self.outcome.counts, timing.Timing((1.0,) * 6)
-        for c in () if precise else finalists:
+        for c in finalists if precise == attempt.precisions[0] else ():
             self.outcome.problems += check_candidate(attempt.reference, c, self.setting, counts)
         sized = [replace(c, schedule=tuning.as_precise(c.schedule, precise)) for c in finalists]
         running = [c for c in sized if _has_text(c, counts)]

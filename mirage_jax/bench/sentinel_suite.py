@@ -153,7 +153,7 @@ def _pairs(session: TuningSession) -> Iterator[tuple[str, Winner, Winner]]:
 
 def _fastest(session: TuningSession, candidate: Candidate) -> Winner:
     """The fastest variant of a candidate that the tuner finds."""
-    return tuning.compare(session, [candidate]).faster[0][0]
+    return tuning.compare(session, [candidate], session.precisions[0]).faster[0][0]
 
 
 def _timed(

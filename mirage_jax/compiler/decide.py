@@ -85,9 +85,7 @@ class Decider:
 
         return trials(session.devices)
 
-    def compare(
-        self, session: TuningSession, finalists: Sequence[Candidate], precise: Precision = Precision.FAST
-    ) -> tuning.Comparison:
+    def compare(self, session: TuningSession, finalists: Sequence[Candidate], precise: Precision) -> tuning.Comparison:
         """Measure which candidates are faster than XLA."""
         from mirage_jax.compiler import tuning
 
@@ -165,9 +163,10 @@ class Decider:
             if measure:
                 session.wait_for_gate()
                 return self._measure(session, key, base, finalists)
-            untimed = tuple(Variant.of(c.graph, c.schedule) for c in finalists)
-            base = replace(base, variants=untimed)
-            decision = self.accepted(session, base, (session.winner(c.graph, c.schedule, c.family) for c in finalists))
+            schedules = [tuning.as_precise(c.schedule, session.precisions[0]) for c in finalists]
+            likely = [session.winner(c.graph, s, c.family) for c, s in zip(finalists, schedules, strict=True)]
+            base = replace(base, variants=tuple(Variant.of(w.graph, w.schedule) for w in likely))
+            decision = self.accepted(session, base, likely)
             if decision.winner is None:
                 return decision  # not stored: measured candidates are also tried with more precise products
             return replace(decision, why="the model's first choice, not measured (on_miss='heuristic')")
@@ -182,8 +181,8 @@ class Decider:
         """
         from mirage_jax.compiler import tuning
 
-        possible = [tuning.precisions(c) for c in finalists]
-        precisions = sorted({Precision.FAST}.union(*possible))
+        possible = [tuning.precisions(c, session.precisions) for c in finalists]
+        precisions = sorted({session.precisions[0]}.union(*possible))
         first = self._least_precise(session, finalists, possible)
         decisions: list[Decision] = []
         for precise in (p for p in precisions if p >= first):
@@ -209,12 +208,12 @@ class Decider:
         That takes seconds; measuring all candidates takes minutes.
         """
         if session.trials is None:
-            return Precision.FAST
+            return session.precisions[0]
         for c, precisions in zip(finalists, possible, strict=True):
             found = self._least_precise_of(session, c, precisions)
             if found is not None:
                 return found
-        return Precision.FAST
+        return session.precisions[0]
 
     def _least_precise_of(
         self, session: TuningSession, c: Candidate, precisions: Sequence[Precision]
@@ -237,7 +236,7 @@ class Decider:
         session: TuningSession,
         base: Decision,
         finalists: Sequence[Candidate],
-        precise: Precision = Precision.FAST,
+        precise: Precision,
     ) -> Decision | None:
         """Decide by measurements; None if XLA cannot be measured.
 

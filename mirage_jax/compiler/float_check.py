@@ -206,7 +206,8 @@ class Accuracy:
 
         if not wrong([None] * len(run.xla)):
             return ""
-        coarsest = max(self.unit, TF32_UNIT if self.subject.platform != "cpu" else 0.0)
+        in_tf32 = self.subject.platform != "cpu" and not self.subject.region.in_float32
+        coarsest = max(self.unit, TF32_UNIT if in_tf32 else 0.0)
         return wrong([coarsest / (2 * HALF_UNIT) * n for n in self._noise_of(run, SAMPLES)])
 
     def _allowances(self, run: _Evaluated) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:

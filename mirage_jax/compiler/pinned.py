@@ -152,5 +152,5 @@ def _winners(place: WrittenRegion, schedule: Schedule | None) -> Iterator[Winner
     found: Candidate | None = tiled(graph, family, (), device_for(place.device))
     if found is None:
         raise GraphError("no tile sizes of a kernel fit this device: pin a MuGraph with a schedule")
-    for precise in tuning.precisions(found):
+    for precise in tuning.precisions(found, place.precisions):
         yield place.winner(graph, tuning.as_precise(found.schedule, precise), family)

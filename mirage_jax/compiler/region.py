@@ -14,13 +14,29 @@ import numpy as np
 from mirage_jax.compiler.inputs import one_set
 from mirage_jax.compiler.winner import Family, Winner
 from mirage_jax.config import Options
+from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.hardware.gpus import AbsentGpu
 from mirage_jax.jaxpr_frontend.partition.program import FlatEqn
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.mugraph.footprint import Footprint, footprint
-from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule
+from mirage_jax.mugraph.graph import KernelGraph, Library, Precision, Schedule
 from mirage_jax.mugraph.passes.merge_axes import simplify_axes
 from mirage_jax.mugraph.views import View
+
+SPLIT_PRODUCTS = 3  # of TF32, for one of float32 (`Precision.SPLIT_ALL`)
+
+
+def precisions(region: Region) -> Sequence[Precision]:
+    """How precise a region's kernels may be, from the fastest on. The float gate asks for XLA's own accuracy."""
+    asked = region.in_float32
+    return tuple(p for p in Precision if (p >= Precision.SPLIT_ALL if asked else p < Precision.FLOAT32))
+
+
+def as_asked(region: Region, device: DeviceModel) -> DeviceModel:
+    """The device as it multiplies float32: where the program asks for more than TF32, by three products for one."""
+    if not region.in_float32 or not device.is_gpu:
+        return device
+    return replace(device, matrix_flops_f32=device.matrix_flops_f32 / SPLIT_PRODUCTS)
 
 
 @dataclass
@@ -75,7 +91,13 @@ class RegionOnDevice:
         )
         shapes_out = tuple(_shape(own, own.tensors[n].axes) for n in own.outputs)
         capability = self.device.capability if isinstance(self.device, AbsentGpu) else None
-        return Winner(graph, schedule, views, shapes_out, Family(family), self.platform, capability)
+        asked = self.region.in_float32
+        return Winner(graph, schedule, views, shapes_out, Family(family), self.platform, capability, asked)
+
+    @property
+    def precisions(self) -> Sequence[Precision]:
+        """How precise its kernels may be, from the fastest on."""
+        return precisions(self.region)
 
     @cached_property
     def _reshapes(self) -> list[View]:

@@ -74,7 +74,7 @@ class Comparison:
     others: tuple[Winner, ...] = ()
 
 
-def compare(session: TuningSession, finalists: Sequence[Candidate], precise: Precision = Precision.FAST) -> Comparison:
+def compare(session: TuningSession, finalists: Sequence[Candidate], precise: Precision) -> Comparison:
     """Screen all variants of the finalists, then time the best few against XLA, with all kernels as `precise`."""
     screen = Screen(session)
     variants = [
@@ -158,16 +158,16 @@ def as_precise(schedule: Schedule, precise: Precision) -> Schedule:
     return replace(schedule, kernels=tuple(replace(k, precise=precise) for k in schedule.kernels))
 
 
-def precisions(c: Candidate) -> list[Precision]:
-    """The precisions that give a candidate different kernels; `FAST` is the first."""
+def precisions(c: Candidate, allowed: Sequence[Precision]) -> list[Precision]:
+    """The precisions, of those that are allowed, that give a candidate different kernels; the first is one."""
     found: dict[tuple[str, ...], Precision] = {}
-    for precise in Precision if c.family == "kernels" else ():
+    for precise in allowed if c.family == "kernels" else ():
         try:
             sources = launch.sources(c.graph, as_precise(c.schedule, precise), KERNEL_EMIT_OPTIONS)
         except (LoweringError, UnsupportedError):
             break
         found.setdefault(tuple(source.text if source else "" for source in sources), precise)
-    return list(found.values()) or [Precision.FAST]
+    return list(found.values()) or [allowed[0]]
 
 
 @dataclass

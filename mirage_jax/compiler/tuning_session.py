@@ -22,7 +22,7 @@ from mirage_jax.cache import Cache, CacheKey, Entry
 from mirage_jax.compiler.float_check import Accuracy, FloatGate
 from mirage_jax.compiler.isolation.parent import TrialFailure, Trials
 from mirage_jax.compiler.refused_kernels import RefusedKernels
-from mirage_jax.compiler.region import RegionOnDevice
+from mirage_jax.compiler.region import RegionOnDevice, as_asked
 from mirage_jax.compiler.specialization import specialized
 from mirage_jax.compiler.threads import as_here
 from mirage_jax.compiler.winner import Winner
@@ -110,7 +110,7 @@ class TuningSession(RegionOnDevice):
     @property
     def description(self) -> DeviceModel:
         """The device, as the cost model describes it."""
-        return device_for(self.device)
+        return as_asked(self.region, device_for(self.device))
 
     def headroom(self, xla: float | None = None) -> float:
         """Estimate the seconds that tuning may save: XLA's time less a lower bound.

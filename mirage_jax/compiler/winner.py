@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
@@ -20,8 +21,7 @@ from mirage_jax.mugraph.passes.thread_fusion import thread_graphs
 from mirage_jax.mugraph.schedule_json import schedule_from_json, schedule_to_json
 from mirage_jax.mugraph.views import View
 
-# A float32 product that asks for more than the default precision is not captured, and XLA's default on GPUs is tf32
-# too.
+# XLA's default on GPUs is tf32 too; where the program asks for more, schedules say so (`Precision`).
 KERNEL_EMIT_OPTIONS = EmitOptions(dot_precision="tf32")
 
 
@@ -36,7 +36,8 @@ class Family(StrEnum):
 class Winner:
     """A muGraph that runs in place of a region. It takes and returns arrays in the layout of the region's graph.
 
-    The exception are operands that its kernels read in place, through a view: it takes these whole.
+    The exception are operands that its kernels read in place, through a view: it takes these whole. `in_float32`:
+    library products of float32 are no TF32.
     """
 
     graph: KernelGraph
@@ -46,6 +47,7 @@ class Winner:
     family: Family
     platform: str
     capability: int | None = None  # of a GPU that need not be here, 90 for 9.0; None asks the one that is
+    in_float32: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Write the graph as text, the schedule, the family and the views, for another process."""
@@ -54,6 +56,7 @@ class Winner:
             "schedule": schedule_to_json(self.schedule),
             "family": self.family,
             "views": {name: view.to_json() for name, view in self.options.views},
+            "in_float32": self.in_float32,
         }
 
     @classmethod
@@ -64,7 +67,8 @@ class Winner:
         shapes_in, shapes_out = (tuple(tuple(map(graph.extent, t.axes)) for t in ts) for ts in (graph.inputs, tensors))
         own = {name: View.from_json(view) for name, view in value["views"].items()}
         views = tuple(own.get(t.name, View(n, (), n)) for t, n in zip(graph.inputs, shapes_in, strict=True))
-        return cls(graph, schedule_from_json(value["schedule"]), views, shapes_out, Family(value["family"]), platform)
+        schedule, family = schedule_from_json(value["schedule"]), Family(value["family"])
+        return cls(graph, schedule, views, shapes_out, family, platform, in_float32=value["in_float32"])
 
     @property
     def options(self) -> EmitOptions:
@@ -102,15 +106,21 @@ class Winner:
     def portable(self, *arrays: jax.Array) -> list[jax.Array]:
         """Run as plain JAX, on any backend."""
         tensors = [view.of(x) for view, x in zip(self.views, arrays, strict=True)]
-        return self._shaped(evaluate.run(self.graph, tensors, xp=jnp, dtype=None, widen=self.platform == "cpu"))
+        with self._products():
+            return self._shaped(evaluate.run(self.graph, tensors, xp=jnp, dtype=None, widen=self.platform == "cpu"))
 
     def _kernels(self, *arrays: jax.Array) -> list[jax.Array]:
         given = [x if view.cuts else view.of(x) for view, x in zip(self.views, arrays, strict=True)]
         libraries = _run_library(self.graph)
-        results = launch.run_cuda(
-            self.graph, self.schedule, given, libraries, compute_capability=self.capability, options=self.options
-        )
+        with self._products():
+            results = launch.run_cuda(
+                self.graph, self.schedule, given, libraries, compute_capability=self.capability, options=self.options
+            )
         return self._shaped(results)
+
+    def _products(self) -> AbstractContextManager[Any]:
+        """The precision of library products while they are traced."""
+        return jax.default_matmul_precision("highest") if self.in_float32 else nullcontext()
 
     @property
     def has_kernels(self) -> bool:

@@ -446,6 +446,7 @@ class Precision(IntEnum):
     ROUNDED = 1  # operands of float32 products
     SPLIT_FLOAT32_RESULTS = 2  # only where the result is not rounded to 16 bits anyway
     SPLIT_ALL = 3
+    FLOAT32 = 4  # products of float32 without matrix units
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from mirage_jax.errors import TrialError
 
 RUN = f"import runpy\nrunpy.run_path({str(Path(__file__).with_name('fake_worker.py'))!r}, run_name='__main__')"
 FAKE = tuple(children.python(RUN))  # which finds the package where it was found here
+REGION: Any = SimpleNamespace(in_float32=False)
 QUICK = Patience(start=60, compile=30, run=1.0, deaths=4)
 
 
@@ -199,7 +200,9 @@ def test_what_fails_is_counted(caplog) -> None:
     winner = Winner(program.graph, program.schedule, (), (), "kernels", "cuda")
     outcomes = [TrialFailure("crashed", "ended with code -6"), timed(1.0), TrialFailure("hung", "said nothing")]
     tried = SimpleNamespace(times=lambda *_: outcomes)
-    attempt = TuningSession(Any, "cuda", SimpleNamespace(device_kind="NVIDIA H200"), Options(), trials=tried)
+    attempt = TuningSession(
+        SimpleNamespace(in_float32=False), "cuda", SimpleNamespace(device_kind="NVIDIA H200"), Options(), trials=tried
+    )
     assert attempt.screen([winner] * 3) == {1: timed(1.0)}
     assert attempt.tried == {"crashed": 1, "hung": 1}
     others = [replace(winner, family=name) for name in "ab"]
@@ -210,7 +213,9 @@ def test_without_a_child_variants_run_here(caplog, monkeypatch) -> None:
     def times(*_):
         raise TrialError("no process can be started")
 
-    attempt = TuningSession(Any, "cuda", None, Options(), trials=SimpleNamespace(times=times))
+    attempt = TuningSession(
+        SimpleNamespace(in_float32=False), "cuda", None, Options(), trials=SimpleNamespace(times=times)
+    )
     monkeypatch.setattr(attempt, "timings", lambda functions, rounds: {"1": timed(2.0)})
     assert attempt.screen([]) == {1: timed(2.0)}
     assert "are tried in this process: no process can be started" in caplog.text and attempt.trials is None
@@ -219,7 +224,9 @@ def test_without_a_child_variants_run_here(caplog, monkeypatch) -> None:
 @pytest.mark.parametrize("why", ["RESOURCE_EXHAUSTED: Out of memory while trying", "CUDA_ERROR_OUT_OF_MEMORY"])
 def test_without_memory_for_a_child_variants_run_here(why: str, caplog, monkeypatch) -> None:
     outcomes = [TrialFailure("not compiled", "too many registers"), TrialFailure("failed to run", why)]
-    attempt = TuningSession(Any, "cuda", None, Options(), trials=SimpleNamespace(times=lambda *_: outcomes))
+    attempt = TuningSession(
+        SimpleNamespace(in_float32=False), "cuda", None, Options(), trials=SimpleNamespace(times=lambda *_: outcomes)
+    )
     monkeypatch.setattr(attempt, "timings", lambda functions, rounds: {"1": timed(2.0)})
     assert attempt.screen([]) == {1: timed(2.0)} and not attempt.tried
     assert "leaves no memory" in caplog.text and attempt.trials is None

@@ -17,6 +17,7 @@ from mirage_jax import timing
 from mirage_jax.cache import CacheKey
 from mirage_jax.compiler import Compiler, tuning
 from mirage_jax.compiler.isolation.parent import TrialFailure
+from mirage_jax.compiler.region import precisions
 from mirage_jax.compiler.stored import POLICY
 from mirage_jax.compiler.tuning_session import TuningSession
 from mirage_jax.compiler.winner import Winner
@@ -32,6 +33,7 @@ from mirage_jax.search.candidates import Candidate, as_launched
 from mirage_jax.verify.gate import Verdict
 
 PROGRAM = PROGRAMS["rmsnorm"]("f16", i=64, k=1024, j=512)
+REGION: Any = SimpleNamespace(in_float32=False)
 WINNER = Winner(PROGRAM.graph, PROGRAM.schedule, (), (), "kernels", "cuda")
 
 
@@ -54,7 +56,7 @@ def attempt(tried: list[Schedule]) -> TuningSession:
         ]
 
     device = SimpleNamespace(device_kind="NVIDIA H200")
-    return TuningSession(Any, "cuda", device, Options(), trials=SimpleNamespace(times=times))  # type: ignore[arg-type]
+    return TuningSession(REGION, "cuda", device, Options(), trials=SimpleNamespace(times=times))  # type: ignore[arg-type]
 
 
 TOO_LARGE = "LoweringError: kernel mirage_rmsnorm takes 294912 bytes of shared memory, sm_90 has 232448"
@@ -155,7 +157,7 @@ def test_no_climb_when_the_time_is_used_up(until: float, monkeypatch: pytest.Mon
     late = replace(attempt(tried), until=until)
     monkeypatch.setattr(late, "winner", lambda graph, schedule, *_: replace(WINNER, schedule=schedule))
     monkeypatch.setattr(late, "timings", lambda functions, rounds: dict.fromkeys(functions, timing.Timing((1.0,))))
-    found = tuning.compare(late, [Candidate(PROGRAM.graph, PROGRAM.schedule, 1.0, "kernels")])
+    found = tuning.compare(late, [Candidate(PROGRAM.graph, PROGRAM.schedule, 1.0, "kernels")], Precision.FAST)
     assert found.best is not None and (len(tried) > 8) == (until > 0)
 
 
@@ -180,7 +182,7 @@ def test_where_variants_are_many_no_more_is_tried_of_what_is_far_slower(
     (sizes,) = PROGRAM.schedule.kernels
     others = (tuple(replace(sizes, num_stages=n, num_warps=w) for n in range(2, 6) for w in (2, 8)),)
     candidates = [Candidate(graph, PROGRAM.schedule, 1.0, "kernels", others) for graph in (slow, PROGRAM.graph)]
-    tuning.compare(here, candidates)
+    tuning.compare(here, candidates, Precision.FAST)
     few, many = tried[str(slow)], tried[str(PROGRAM.graph)]
     assert min(few, many) > tuning.FIRST_VARIANTS if most > 8 else few == tuning.FIRST_VARIANTS < many
 
@@ -299,7 +301,7 @@ def test_where_the_gates_refuse_the_fastest_slower_ones_are_compared(
         return tuning.Comparison(xla, tuple(rows), rows[0][1:])
 
     class Refusing(Compiler):
-        def compare(self, session: Any, finalists: Any, precise: Precision = Precision.FAST) -> tuning.Comparison:
+        def compare(self, session: Any, finalists: Any, precise: Precision) -> tuning.Comparison:
             return replace(against_xla(session, winners[:1]), others=tuple(winners[1:]))
 
         def accepted(self, session: Any, base: Any, tried: Any) -> Any:
@@ -307,7 +309,9 @@ def test_where_the_gates_refuse_the_fastest_slower_ones_are_compared(
 
     monkeypatch.setattr(tuning, "against_xla", against_xla)
     compiler = Refusing(Options(cache_dir=str(tmp_path)))
-    decision = compiler._fastest(SimpleNamespace(measured=[], variants=()), Decision(None, "", "search", "cuda"), [])  # type: ignore[arg-type]
+    decision = compiler._fastest(
+        SimpleNamespace(measured=[], variants=()), Decision(None, "", "search", "cuda"), [], Precision.FAST
+    )  # type: ignore[arg-type]
     assert decision is not None and decision.winner == (None if accurate is None else winners[accurate])
     assert compared == (winners if accurate != 0 else winners[:1])
 
@@ -321,7 +325,7 @@ def test_where_the_gate_refuses_rounding_products_are_more_precise(rounding: boo
     timed: list[Precision] = []
 
     class Refusing(Compiler):
-        def compare(self, attempt: Any, finalists: Any, precise: Precision = Precision.FAST) -> tuning.Comparison:
+        def compare(self, attempt: Any, finalists: Any, precise: Precision) -> tuning.Comparison:
             timed.append(precise)
             same = timing.Timing((1.0,))
             winner = replace(WINNER, schedule=tuning.as_precise(program.schedule, precise))
@@ -340,7 +344,7 @@ def test_where_the_gate_refuses_rounding_products_are_more_precise(rounding: boo
             return d
 
     compiler = Refusing(Options(cache_dir=str(tmp_path)))
-    subject = SimpleNamespace(tried=Counter(), measured=[], variants=(), trials=None)
+    subject = SimpleNamespace(tried=Counter(), measured=[], variants=(), trials=None, precisions=precisions(REGION))
     key = CacheKey.here(graph="", extents={}, backend="auto", policy="", device=jax.devices()[0])
 
     def decide() -> Decision:

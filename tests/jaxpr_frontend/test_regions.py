@@ -31,7 +31,7 @@ X, W = random(8, 16), random(16, 16, seed=1)
 LEFT_OUT = {
     "sort": (lambda x: jnp.sort(x) @ W, Code.UNSUPPORTED_PRIMITIVE),
     "reduce_sum": (lambda x: x.sum() * x @ W, Code.RANK0),
-    "dot_general": (lambda x: jnp.dot(x, W, precision="highest"), Code.PRECISION),
+    "dot_general": (lambda x: jnp.dot(x, W, precision=jax.lax.DotAlgorithmPreset.F64_F64_F64), Code.PRECISION),
     "convert_element_type": (lambda x: x.astype("int16").sum(0).astype("float32") @ W, Code.DTYPE),
     "exp": (lambda x: jnp.exp(x), Code.NO_HEAVY_OP),
     "rev": (lambda x: x[::-1] @ W, Code.UNSUPPORTED_PRIMITIVE),

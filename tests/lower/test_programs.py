@@ -237,7 +237,7 @@ def test_precise_products(dtype: str) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "added", "dots"),
-    [("f32", False, (1, 1, 2, 2)), ("bf16", False, (1, 1, 1, 2)), ("bf16", True, (1, 1, 2, 2))],
+    [("f32", False, (1, 1, 2, 2, 1)), ("bf16", False, (1, 1, 1, 2, 1)), ("bf16", True, (1, 1, 2, 2, 1))],
     ids=str,
 )
 def test_products_that_are_rounded_anyway_may_be_less_precise(dtype: str, added: bool, dots: tuple[int, ...]) -> None:
@@ -257,21 +257,24 @@ def test_products_that_are_rounded_anyway_may_be_less_precise(dtype: str, added:
     for precise, count in zip(Precision, dots, strict=True):
         (source,) = sources(g, Schedule((replace(sizes, precise=precise),)))
         assert source is not None and source.text.count("tl.dot") == count
+        assert ("ieee" in source.text) == (precise is Precision.FLOAT32)  # an operand is computed
 
 
 def test_products_of_float32_have_precise_forms() -> None:
-    """Numbers are cut off for TF32, or rounded; with three products of two parts each, hardly a bit is lost."""
+    """Numbers are cut off for TF32, or rounded; with three products of two parts each, hardly a bit is lost. Without
+    matrix units none is.
+    """
     program = attention("f32")
     (sizes,) = program.schedule.kernels
     texts: list[str] = []
-    for precise in (Precision.FAST, Precision.ROUNDED, Precision.SPLIT_FLOAT32_RESULTS):
+    for precise in (Precision.FAST, Precision.ROUNDED, Precision.SPLIT_FLOAT32_RESULTS, Precision.FLOAT32):
         sized = Schedule((replace(sizes, precise=precise),))
         (source,) = sources(program.graph, sized, EmitOptions(dot_precision="tf32"))
         assert source is not None and compile_for(source, 90).fits
-        texts += re.findall(r'"tf32\w*"', source.text)
+        texts += re.findall(r'"(tf32\w*|ieee)"', source.text)
         assert ("8193.0" in source.text) == (precise is Precision.ROUNDED)
         assert exact_check(program.graph, sized, EmitOptions(dot_precision="tf32")) == ""
-    assert texts == ['"tf32"'] * 8 + ['"tf32x3"'] * 4  # two products in each of two forms
+    assert texts == ["tf32"] * 8 + ["tf32x3"] * 4 + ["ieee"] * 4  # two products in each of two forms
 
 
 def test_numbers_are_rounded_to_tf32() -> None:

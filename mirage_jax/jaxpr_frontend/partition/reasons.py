@@ -37,7 +37,7 @@ ADVICE = {  # does it matter, and what to write instead
     Code.UNSUPPORTED_PRIMITIVE: "harmless in masks and indices; between products, use primitives of docs/operators.md",
     Code.PARAMETERS: "harmless outside of hot chains; there, write it with the primitive's plain parameters",
     Code.DTYPE: "harmless in masks and indices; values that feed products should be floats",
-    Code.PRECISION: "leave `precision` at its default to have it searched",
+    Code.PRECISION: 'leave `precision` at its default, or at "highest", to have it searched',
     Code.NON_FINITE: "harmless where it is rare; in a mask, use a large finite number such as -1e30",
     Code.ZERO_SIZE: "harmless: there is nothing to compute",
     Code.RANK0: "harmless: one number",

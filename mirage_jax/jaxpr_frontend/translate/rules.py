@@ -624,7 +624,7 @@ def _scatter_add(b: NodeBuilder, out: EquationInfo, x: AxisValue, index: AxisVal
 @rule("dot_general")
 def _dot_general(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) -> AxisValue:
     _needs_float(out, "a contraction")
-    _check_precision(out.params.get("precision"), (x.dtype, y.dtype))
+    _check_precision(out.params, (x.dtype, y.dtype))
     (x_sum, y_sum), (x_batch, y_batch) = out.params["dimension_numbers"]
     view = b.axes.unify([x.dims[d] for d in (*x_batch, *x_sum)], [y.dims[d] for d in (*y_batch, *y_sum)])
     x_dims, y_dims = b.dims(x), b.dims(y)
@@ -642,18 +642,29 @@ def _dot_general(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) 
     return b.contract(x, y, view, over, dims, out.dtype)
 
 
-# Presets that ask for no more than what a kernel does: products of narrow operands, summed in f32.
+# Precisions that ask for no more than products of narrow operands, summed in f32. XLA's HIGH is TF32 on GPUs.
 NARROW_PRECISIONS = frozenset(
-    {"DEFAULT", "F16_F16_F16", "F16_F16_F32", "BF16_BF16_BF16", "BF16_BF16_F32", "TF32_TF32_F32"}
+    {"DEFAULT", "HIGH", "F16_F16_F16", "F16_F16_F32", "BF16_BF16_BF16", "BF16_BF16_F32", "TF32_TF32_F32"}
 )
 
 
-def _check_precision(precision: Any, dtypes: tuple[str, str]) -> None:
-    """Kernels accumulate in f32 and may use tensor cores: more than that, asked for by name, is XLA's."""
-    low = all(d in SIXTEEN_BIT_FLOATS for d in dtypes)
-    for p in precision if isinstance(precision, tuple) else (precision,):
-        name = getattr(p, "name", str(p)).upper()
-        if p is not None and name not in NARROW_PRECISIONS and (not low or "F64" in name):
+def asks_for_float32(params: Mapping[str, Any], operands: Sequence[Any]) -> bool:
+    """Does a `dot_general` of such arrays ask by name for more than TF32?"""
+    has_float32 = any(np.dtype(x.dtype).itemsize > 2 for x in operands)
+    return has_float32 and any(name not in NARROW_PRECISIONS for name in _precisions(params))
+
+
+def _precisions(params: Mapping[str, Any]) -> list[str]:
+    """The names of the precisions that a `dot_general` asks for."""
+    asked = params.get("precision")
+    each = asked if isinstance(asked, tuple) else (asked,)
+    return [getattr(p, "name", str(p)).upper() for p in each if p is not None]
+
+
+def _check_precision(params: Mapping[str, Any], dtypes: tuple[str, str]) -> None:
+    """Kernels accumulate in f32: more than that, asked for by name, is XLA's."""
+    for name in _precisions(params):
+        if "F64" in name:
             raise NotExpressible(Code.PRECISION, f"a contraction of {' and '.join(dtypes)} in precision {name}")
 
 

@@ -126,6 +126,12 @@ class Region:
         return tuple(dict.fromkeys(eqn.where for eqn in self.equations))
 
     @cached_property
+    def in_float32(self) -> bool:
+        """Does a product of float32 ask for more than TF32, as with ``precision="highest"``?"""
+        products = (eqn for eqn in self.equations if eqn.primitive == "dot_general")
+        return any(rules.asks_for_float32(eqn.params, eqn.in_avals) for eqn in products)
+
+    @cached_property
     def scope(self) -> str:
         """Name the region's operations in profiles by its first line and its digest: ``mirage_model_41_0f3a9c``."""
         found = _FILE_AND_LINE.search(self.where[0] if self.where else "")

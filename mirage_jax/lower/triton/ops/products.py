@@ -117,6 +117,8 @@ def _in_tf32(c: Context, value: TileVariable) -> TileVariable:
 def operand_type(c: Context, op: Op) -> str:
     """The 16-bit type of an operand, or f32 if there is none or the other is an input that 16 bits do not hold."""
     tensors = [c.tiling.graph.tensors[c.loads[a].tensor] for a in op.args if a in c.loads]
+    if len(tensors) < len(op.args) and c.tiling.schedule.precise >= Precision.FLOAT32:
+        return "f32"  # of the operand that is computed
     given = {t.name for t in c.tiling.graph.inputs}
     halves = {t.dtype for t in tensors if t.dtype in SIXTEEN_BIT_FLOATS}
     exact = any(t.dtype not in (*SIXTEEN_BIT_FLOATS, *SMALL_INTEGERS) and t.name in given for t in tensors)
@@ -194,6 +196,8 @@ def _precision(c: Context, op: Op) -> str:
     if operand_type(c, op) != "f32":
         return ""
     precision = c.options.dot_precision
-    if precision == "tf32" and splits_operands(c, op):
+    if c.tiling.schedule.precise >= Precision.FLOAT32:
+        precision = "ieee"
+    elif precision == "tf32" and splits_operands(c, op):
         precision = "tf32x3"
     return f', input_precision="{precision}"'
