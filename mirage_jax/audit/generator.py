@@ -106,8 +106,10 @@ def linear(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
     """Multiply by weights, and add a bias or not."""
     *rest, d = x.shape
     out = b.size()
-    wide = b.rng.random() < 0.1
-    text = "jnp.matmul({0}, {1}, preferred_element_type='float32')" if wide else "{0} @ {1}"
+    kind = b.rng.random()
+    wide = kind < 0.1
+    asked = "preferred_element_type='float32'" if wide else "precision='highest'" if kind < 0.25 else ""
+    text = f"jnp.matmul({{0}}, {{1}}, {asked})" if asked else "{0} @ {1}"
     dtype = "float32" if wide else x.dtype
     y = b.step(text, x, b.input([d, out], x.dtype), shape=[*rest, out], dtype=dtype)
     return b.like("{0} + {1}", y, b.input([out], dtype)) if b.rng.random() < 0.25 else y
