@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from mirage_jax.errors import MirageError as MirageError
     from mirage_jax.errors import UsageError as UsageError
     from mirage_jax.exporting import export as export
+    from mirage_jax.extensions import register_backend as register_backend
+    from mirage_jax.extensions import register_device as register_device
+    from mirage_jax.extensions import register_operator as register_operator
+    from mirage_jax.extensions import register_rule as register_rule
     from mirage_jax.report import Report as Report
     from mirage_jax.written_graph import MuGraph as MuGraph
 
@@ -26,6 +30,7 @@ _HOMES = {
     **dict.fromkeys(("Budget", "disabled"), "config"),
     **dict.fromkeys(("MirageError", "UsageError"), "errors"),
     "export": "exporting",
+    **{f"register_{kind}": "extensions" for kind in ("operator", "rule", "device", "backend")},
     "Report": "report",
     "MuGraph": "written_graph",
 }

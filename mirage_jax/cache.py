@@ -37,7 +37,7 @@ from typing import Any, NamedTuple, Self
 import jax
 import platformdirs
 
-from mirage_jax import limits
+from mirage_jax import extension_modules, limits
 from mirage_jax.config import directories_in, is_address
 from mirage_jax.errors import CacheError, printable
 from mirage_jax.seals import KEY_FILE_VARIABLE, Seal, own_key
@@ -110,6 +110,8 @@ def settings(platform: str) -> tuple[tuple[str, str], ...]:
     }
     if platform == "cpu":
         config["cpus"] = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+    if extensions := extension_modules.digest():
+        config["extensions"] = extensions
     given = {name: os.environ.get(name, "") for name in SETTINGS}
     given["XLA_FLAGS"] = " ".join(f for f in given["XLA_FLAGS"].split() if not f.startswith(DEBUGGING_FLAGS))
     return tuple(sorted((config | given).items()))

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from mirage_jax import extension_modules
+
 PACKAGE = "mirage_jax"
 ROOT = str(Path(__file__).parents[1])
 
@@ -32,8 +34,9 @@ sys.meta_path.insert(0, Ours)
 
 
 def module(name: str) -> list[str]:
-    """A command like ``python -m name``, for a module of ours."""
-    return python(f"import runpy\nrunpy.run_module({name!r}, run_name='__main__', alter_sys=True)")
+    """A command like ``python -m name``, for a module of ours. It loads extensions first, as this process did."""
+    run = f"import runpy\nrunpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
+    return python(extension_modules.loading() + run)
 
 
 def python(code: str, *arguments: str) -> list[str]:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 
 # A part may import the parts of earlier layers. Parts that share a layer do not know each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "gc_pause", "hardware"),
+    ("errors", "gc_pause", "hardware", "extension_modules"),
     ("limits", "children", "interruptible"),
     ("config", "why_not"),
     ("mugraph", "seals", "log_topics"),
@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("timing", "agreement"),
     ("compiler", "summary", "self_check"),
     ("api", "fallback", "written_graph"),
-    ("bisection", "best_graphs", "exporting"),
+    ("bisection", "best_graphs", "exporting", "extensions"),
     ("__init__",),
     ("bench", "doctor", "preview", "cache_files"),
     ("audit",),

@@ -119,7 +119,7 @@ def shared_limit(capability: int) -> int:
     return facts(capability).shared * KIB
 
 
-def _peaks(capability: int, processors: int, clock: float, bandwidth: float, matrix: int | None = None) -> Gpu:
+def by_vendor(capability: int, processors: int, clock: float, bandwidth: float, matrix: int | None = None) -> Gpu:
     """A GPU by its vendor's data: clock under load, bytes/s, FLOP of matrix products per processor and cycle."""
     known, cycles = facts(capability), processors * clock
     return Gpu(
@@ -142,15 +142,15 @@ GPUS: dict[str, Gpu] = {
     "H100": Gpu(90, 132, 1.7e9, 2.9e12, 8e12, 700e12, 350e12, 25e12, shared_limit(90)),
     "H200": Gpu(90, 132, 1.7e9, 4.3e12, 9e12, 780e12, 390e12, 25e12, shared_limit(90)),
     "B200": Gpu(100, 148, 1.9e9, 7.0e12, 14e12, 2000e12, 900e12, 35e12, shared_limit(100)),
-    "B300": _peaks(103, 148, 1.9e9, 8.0e12),
-    "V100": _peaks(70, 80, 1.53e9, 0.9e12),
-    "T4": _peaks(75, 40, 1.59e9, 0.32e12, 1024),
-    "A10": _peaks(86, 72, 1.695e9, 0.6e12, 1024),
-    "L4": _peaks(89, 58, 2.04e9, 0.3e12, 1024),
-    "L40S": _peaks(89, 142, 2.52e9, 0.864e12, 1024),
-    "RTX 3090": _peaks(86, 82, 1.695e9, 0.936e12),
-    "RTX 4090": _peaks(89, 128, 2.52e9, 1.008e12),
-    "RTX 5090": _peaks(120, 170, 2.41e9, 1.792e12),
+    "B300": by_vendor(103, 148, 1.9e9, 8.0e12),
+    "V100": by_vendor(70, 80, 1.53e9, 0.9e12),
+    "T4": by_vendor(75, 40, 1.59e9, 0.32e12, 1024),
+    "A10": by_vendor(86, 72, 1.695e9, 0.6e12, 1024),
+    "L4": by_vendor(89, 58, 2.04e9, 0.3e12, 1024),
+    "L40S": by_vendor(89, 142, 2.52e9, 0.864e12, 1024),
+    "RTX 3090": by_vendor(86, 82, 1.695e9, 0.936e12),
+    "RTX 4090": by_vendor(89, 128, 2.52e9, 1.008e12),
+    "RTX 5090": by_vendor(120, 170, 2.41e9, 1.792e12),
 }
 WITH_A_CPU = {"GH200": "H200", "GB200": "B200", "GB300": "B300"}
 
@@ -211,7 +211,7 @@ def _describe(
         clocks = clocks_of(ordinal)
         capability, processors = capability or 0, processors or DEFAULT_PROCESSORS
         bandwidth = clocks.bandwidth or facts(capability).bandwidth * processors
-        found = _peaks(capability, processors, clocks.processor or DEFAULT_CLOCK_HZ, bandwidth)
+        found = by_vendor(capability, processors, clocks.processor or DEFAULT_CLOCK_HZ, bandwidth)
     return found if shared is None else replace(found, shared_bytes=shared)
 
 
