@@ -23,7 +23,9 @@ from jax import lax
 from mirage_jax.errors import UnsupportedError, in_one_line
 from mirage_jax.jaxpr_frontend import jax_compat
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, Literal
+from mirage_jax.jaxpr_frontend.partition.product_boundaries import summed_elements
 from mirage_jax.jaxpr_frontend.partition.program import FlatEqn, flatten, read
+from mirage_jax.jaxpr_frontend.translate.rules import PRODUCT_PRIMITIVES
 from mirage_jax.mugraph.dtypes import is_float, is_sixteen_bit_float
 from mirage_jax.verify.floats.noise import TF32_UNIT
 
@@ -71,7 +73,7 @@ class Noise:
 
     def of_operands(self, eqn: FlatEqn) -> float:
         """The relative error of an equation's operands, in addition to those of the equations that made them."""
-        if eqn.primitive != "dot_general":
+        if eqn.primitive not in PRODUCT_PRIMITIVES:
             return 0.0
         if self.tf32 and eqn.params["precision"] is None and all(a.dtype == np.float32 for a in eqn.in_avals):
             return TF32_UNIT
@@ -196,13 +198,13 @@ def _roundings(eqn: FlatEqn, xs: list[Array]) -> float:
     """
     if eqn.primitive == "sub":
         return 1.0
-    if eqn.primitive == "dot_general":
-        summed = eqn.params["dimension_numbers"][0][0]
+    if eqn.primitive in PRODUCT_PRIMITIVES:
+        terms = summed_elements(eqn.primitive, eqn.in_avals, eqn.params)
     elif eqn.primitive == "reduce_sum":
-        summed = eqn.params["axes"]
+        terms = math.prod(np.shape(xs[0])[axis] for axis in eqn.params["axes"])
     else:
         return 0.0
-    return max(1.0, math.prod(np.shape(xs[0])[axis] for axis in summed) / 32)
+    return max(1.0, terms / 32)
 
 
 def _disturbed(x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, terms: Array | None, noise: Noise) -> Array:
@@ -242,7 +244,7 @@ def _factors(eqn: FlatEqn, xs: list[Array]) -> Array:
     """
     if eqn.primitive == "div" and not isinstance(eqn.inputs[1], Literal):
         return np.abs(xs[0]) >= SENTINEL
-    huge = [np.abs(x) >= SENTINEL for x in xs] if eqn.primitive in ("dot_general", "mul") else []
+    huge = [np.abs(x) >= SENTINEL for x in xs] if eqn.primitive in (*PRODUCT_PRIMITIVES, "mul") else []
     if not any(h.any() for h in huge) or isinstance(eqn.inputs[0], Literal) or isinstance(eqn.inputs[1], Literal):
         return np.zeros((), bool)
     left, right = (np.ones(x.shape) for x in xs)
@@ -490,9 +492,9 @@ STRUCTURAL: dict[str, Structural] = {
 }
 
 
-LINEAR = frozenset({"dot_general", "reduce_sum", "mul", "neg", "reshape", "transpose", "broadcast_in_dim", "squeeze"})
-PRODUCTS = frozenset({"dot_general", "mul", "div", "integer_pow", "square"})
-ROUNDED = frozenset({"dot_general", "scatter-add", "convert_element_type", "integer_pow", "reduce_sum", "reduce_prod"})
+LINEAR = PRODUCT_PRIMITIVES | {"reduce_sum", "mul", "neg", "reshape", "transpose", "broadcast_in_dim", "squeeze"}
+PRODUCTS = PRODUCT_PRIMITIVES | {"mul", "div", "integer_pow", "square"}
+ROUNDED = PRODUCT_PRIMITIVES | {"scatter-add", "convert_element_type", "integer_pow", "reduce_sum", "reduce_prod"}
 EXACT = (STRUCTURAL.keys() - ROUNDED) | SCOPES.keys()
 EXACT |= {"neg", "max", "min", "abs", "sign", "floor", "ceil", "clamp", "select_n"}
 EXACT |= {"stop_gradient", "copy", "copy_p", "name"}

@@ -138,6 +138,13 @@ def lora(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
     return b.step(text, x, w, p, q, shape=[*rest, out])
 
 
+CONVOLUTION = (  # over rows, with windows that do not overlap
+    "jax.lax.conv_general_dilated({0}.reshape(-1, *{0}.shape[-2:]), {1}, ({2},), 'VALID', "
+    "dimension_numbers=('NWC', 'WIO', 'NWC')).reshape(*{0}.shape[:-2], -1, {1}.shape[-1])"
+)
+ROWS_AND_MORE = "jnp.concatenate([{0}, jnp.sin({0})], -2)"
+
+
 def chain(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
     """Chain products that associativity, distributivity and scaling can rearrange."""
     *rest, n, d = x.shape
@@ -159,6 +166,8 @@ def chain(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
         ("jnp.sum({0}[..., None] * {1}, -2)", [w], [*rest, n, e]),
         ("({0} - jnp.mean({0}, -2, keepdims=True)) @ {1}", [w], [*rest, n, e]),
         ("({0} @ {1}) @ ({2}.T @ {2})", [w, v], [*rest, n, e]),
+        (CONVOLUTION.format("{0}", "{1}[None]", 1), [w], [*rest, n, e]),
+        (CONVOLUTION.format(ROWS_AND_MORE, "jnp.stack([{1}, {2}])", 2), [w, w], [*rest, n, e]),
     ]
     text, shapes, out = b.rng.choice(texts)
     return b.step(text, x, *(b.input(s, x.dtype) for s in shapes), shape=out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,7 +15,9 @@ from mirage_jax.compiler.winner import Family, Winner
 from mirage_jax.config import Options
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.hardware.gpus import AbsentGpu
+from mirage_jax.jaxpr_frontend.partition.product_boundaries import DotSizes
 from mirage_jax.jaxpr_frontend.partition.program import FlatEqn
+from mirage_jax.jaxpr_frontend.translate.rules import PRODUCT_PRIMITIVES
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.mugraph.footprint import Footprint, footprint
 from mirage_jax.mugraph.graph import KernelGraph, Library, Precision, Schedule
@@ -133,8 +134,4 @@ def _shape(graph: KernelGraph, axes: Sequence[str]) -> tuple[int, ...]:
 
 
 def _product_flops(eqn: FlatEqn) -> float:
-    if eqn.primitive != "dot_general":
-        return 0.0
-    ((contracted, _), _) = eqn.params["dimension_numbers"]
-    left, (out,) = eqn.in_avals[0], eqn.out_avals
-    return 2.0 * math.prod(out.shape) * math.prod(left.shape[i] for i in contracted)
+    return DotSizes.of(eqn).flops if eqn.primitive in PRODUCT_PRIMITIVES else 0.0

@@ -23,6 +23,7 @@ from typing import Any
 from mirage_jax.jaxpr_frontend import jax_compat
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr
 from mirage_jax.jaxpr_frontend.partition.clusters import Dependencies, convex_clusters, in_order
+from mirage_jax.jaxpr_frontend.partition.product_boundaries import summed_elements
 from mirage_jax.jaxpr_frontend.partition.program import (
     FlatEqn,
     FlatProgram,
@@ -201,13 +202,7 @@ class _Units:
 
 
 def _is_product(eqn: FlatEqn) -> bool:
-    return eqn.primitive == "dot_general" and not eqn.effects
-
-
-def _summed(shape: Sequence[int], params: Mapping[str, Any]) -> int:
-    """How many numbers a product sums for each result, from the shape of its first operand."""
-    (over, _), _ = params["dimension_numbers"]
-    return math.prod(shape[d] for d in over)
+    return eqn.primitive in rules.PRODUCT_PRIMITIVES and not eqn.effects
 
 
 def is_cheap(eqn: FlatEqn) -> bool:
@@ -222,7 +217,7 @@ def is_cheap(eqn: FlatEqn) -> bool:
         body = jax_compat.called_jaxpr(eqn.eqn)
         return body is not None and all(map(is_cheap, flatten(body).eqns))
     if _is_product(eqn):
-        return _summed(eqn.in_avals[0].shape, eqn.params) <= MAX_CHEAP_SUM_ELEMENTS
+        return summed_elements(eqn.primitive, eqn.in_avals, eqn.params) <= MAX_CHEAP_SUM_ELEMENTS
     return True
 
 
@@ -236,7 +231,8 @@ class Keeps:
     unit: int
 
     def __call__(self, primitive: Any, *avals: Any, **params: Any) -> bool:
-        return primitive.name == "dot_general" and _summed(avals[0].shape, params) > MAX_CHEAP_SUM_ELEMENTS
+        is_product = primitive.name in rules.PRODUCT_PRIMITIVES
+        return is_product and summed_elements(primitive.name, avals, params) > MAX_CHEAP_SUM_ELEMENTS
 
 
 def checkpointed(jaxpr: Jaxpr, only: Collection[Keeps] | None = None) -> Jaxpr:

@@ -151,7 +151,7 @@ class Eligibility:
             above = self.program.producers.get(value)
             if above is None or above in self.reasons or len(self.program.readers[value]) > 1:
                 return
-            if self.eqns[above].primitive == "dot_general":
+            if self.eqns[above].primitive in rules.PRODUCT_PRIMITIVES:
                 yield from ((n, above) for n in chain)
                 return
             if not self.is_view(above):
@@ -275,7 +275,7 @@ def _is_product(e: Eligibility, value: int) -> bool:
         n = e.program.producers.get(todo.pop())
         if n is None or e.eqns[n].primitive in rules.SLICING_PRIMITIVES:
             continue
-        if e.eqns[n].primitive == "dot_general":
+        if e.eqns[n].primitive in rules.PRODUCT_PRIMITIVES:
             return True
         if n not in e.reasons and e.eqns[n].primitive not in rules.CONTRACTION_PRIMITIVES:
             todo += [v for v in e.eqns[n].reads if v not in seen]
@@ -287,7 +287,7 @@ def _is_operand(e: Eligibility, value: int) -> bool:
     """Whether a contraction reads a value, or a view of it."""
     readers = [e.eqns[r] for r in e.program.readers[value] if r >= 0]
     views = (eqn for eqn in readers if eqn.primitive in rules.VIEWS)
-    return any(eqn.primitive == "dot_general" for eqn in readers) or any(
+    return any(eqn.primitive in rules.PRODUCT_PRIMITIVES for eqn in readers) or any(
         _is_operand(e, v) for eqn in views for v in eqn.outputs
     )
 

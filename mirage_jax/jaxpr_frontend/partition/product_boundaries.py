@@ -12,9 +12,10 @@ Two products that take less in another order ((A B) v), or with a common factor 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from mirage_jax.hardware.gpus import LARGE_BANDWIDTH, LARGE_FLOPS
 from mirage_jax.jaxpr_frontend.partition.program import FlatEqn, FlatProgram, bytes_of
@@ -31,7 +32,7 @@ SUMS = frozenset({"add", "sub", "add_any"})
 
 @dataclass(frozen=True)
 class DotSizes:
-    """Numbers of elements in a `dot_general`: operands, result, summed axes, batch axes, and each free side."""
+    """Numbers of elements in a product: operands, result, summed axes, batch axes, and each free side."""
 
     operands: tuple[int, int]
     result: int
@@ -43,10 +44,11 @@ class DotSizes:
     @classmethod
     def of(cls, eqn: FlatEqn) -> DotSizes:
         """Read the sizes off an equation."""
-        (over, _), (batch, _) = eqn.params["dimension_numbers"]
         x, y = eqn.in_avals
-        summed = math.prod(x.shape[d] for d in over)
-        shared = math.prod(x.shape[d] for d in batch)
+        summed = summed_elements(eqn.primitive, eqn.in_avals, eqn.params)
+        shared = 1
+        if eqn.primitive == "dot_general":
+            shared = math.prod(x.shape[d] for d in eqn.params["dimension_numbers"][1][0])
         free = (x.size // (summed * shared), y.size // (summed * shared))
         return cls((x.size, y.size), eqn.out_avals[0].size, summed, shared, free, x.dtype.itemsize)
 
@@ -71,6 +73,15 @@ class DotSizes:
         return max(self.computing, self.reading)
 
 
+def summed_elements(primitive: str, operands: Sequence[Any], params: Mapping[str, Any]) -> int:
+    """How many numbers a product sums for each result."""
+    numbers = params["dimension_numbers"]
+    if primitive == "dot_general":
+        return math.prod(operands[0].shape[d] for d in numbers[0][0])
+    weights = operands[1].shape
+    return math.prod(weights) // weights[numbers.rhs_spec[0]]
+
+
 def traffic(size: float) -> float:
     """Seconds to write and read so many bytes."""
     return 2 * size / BANDWIDTH + LAUNCH_SECONDS
@@ -83,7 +94,9 @@ class ProductBoundaries:
         self.program, self.eqns, self.avals = program, program.eqns, program.avals
         self.members = set(members)
         self.made = {v: n for n in self.members for v in self.eqns[n].outputs}
-        self.products = {n: DotSizes.of(e) for n in self.members if (e := self.eqns[n]).primitive == "dot_general"}
+        self.products = {
+            n: DotSizes.of(e) for n in self.members if (e := self.eqns[n]).primitive in rules.PRODUCT_PRIMITIVES
+        }
         self._last: dict[int, int] = {}
         self._scaled: dict[int, int] = {}
         self._find_last()

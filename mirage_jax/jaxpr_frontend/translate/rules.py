@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mirage_jax.jaxpr_frontend.partition.reasons import Code, NotExpressible
-from mirage_jax.jaxpr_frontend.translate import gathers, integers
+from mirage_jax.jaxpr_frontend.translate import convolutions, gathers, integers
 from mirage_jax.jaxpr_frontend.translate.builder import AxisValue, NodeBuilder
 from mirage_jax.jaxpr_frontend.translate.slicing import concatenated, sliced
 from mirage_jax.mugraph.dtypes import DTYPES, FLOATS, SIXTEEN_BIT_FLOATS, lowest, numpy_dtype
@@ -28,7 +28,8 @@ from mirage_jax.mugraph.dtypes import DTYPES, FLOATS, SIXTEEN_BIT_FLOATS, lowest
 NEEDS_LITERAL = {"pow": (1, "the exponent is not a literal")}
 
 SHORT_NAMES = {dtype.long_name: name for name, dtype in DTYPES.items() if dtype.in_programs}
-CONTRACTION_PRIMITIVES = frozenset({"dot_general", "reduce_sum", "reduce_max", "reduce_min"})
+PRODUCT_PRIMITIVES = frozenset({"dot_general", "conv_general_dilated"})
+CONTRACTION_PRIMITIVES = PRODUCT_PRIMITIVES | {"reduce_sum", "reduce_max", "reduce_min"}
 SLICING_PRIMITIVES = frozenset(
     {"slice", "concatenate", "stack", "pad"}
 )  # what takes arrays apart and puts them together
@@ -642,6 +643,22 @@ def _dot_general(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) 
     return b.contract(x, y, view, over, dims, out.dtype)
 
 
+@rule("conv_general_dilated")
+def _conv_general_dilated(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) -> AxisValue:
+    found = convolutions.as_product(out.params, b.axes.size(x.dims), b.axes.size(y.dims))
+    x = replace(x, dims=b.axes.regroup(x.dims, found.shape))
+    params = {"dimension_numbers": (found.sums, ((), ())), "precision": out.params.get("precision")}
+    value = _dot_general(b, replace(out, params=params), x, y)
+    return replace(value, dims=tuple(value.dims[d] for d in found.permutation))
+
+
+@rule("rev", view=True)
+def _rev(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    if any(out.shape[d] > 1 for d in out.params["dimensions"]):
+        raise NotExpressible(Code.UNSUPPORTED_PRIMITIVE, "elements in reverse order")
+    return x
+
+
 # Precisions that ask for no more than products of narrow operands, summed in f32. XLA's HIGH is TF32 on GPUs.
 NARROW_PRECISIONS = frozenset(
     {"DEFAULT", "HIGH", "F16_F16_F16", "F16_F16_F32", "BF16_BF16_BF16", "BF16_BF16_F32", "TF32_TF32_F32"}
@@ -649,13 +666,13 @@ NARROW_PRECISIONS = frozenset(
 
 
 def asks_for_float32(params: Mapping[str, Any], operands: Sequence[Any]) -> bool:
-    """Does a `dot_general` of such arrays ask by name for more than TF32?"""
+    """Does a product of such arrays ask by name for more than TF32?"""
     has_float32 = any(np.dtype(x.dtype).itemsize > 2 for x in operands)
     return has_float32 and any(name not in NARROW_PRECISIONS for name in _precisions(params))
 
 
 def _precisions(params: Mapping[str, Any]) -> list[str]:
-    """The names of the precisions that a `dot_general` asks for."""
+    """The names of the precisions that a product asks for."""
     asked = params.get("precision")
     each = asked if isinstance(asked, tuple) else (asked,)
     return [getattr(p, "name", str(p)).upper() for p in each if p is not None]

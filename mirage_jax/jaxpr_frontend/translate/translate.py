@@ -128,7 +128,7 @@ class Region:
     @cached_property
     def in_float32(self) -> bool:
         """Does a product of float32 ask for more than TF32, as with ``precision="highest"``?"""
-        products = (eqn for eqn in self.equations if eqn.primitive == "dot_general")
+        products = (eqn for eqn in self.equations if eqn.primitive in rules.PRODUCT_PRIMITIVES)
         return any(rules.asks_for_float32(eqn.params, eqn.in_avals) for eqn in products)
 
     @cached_property
