@@ -1,7 +1,7 @@
 """Which modules of other packages have added something (`mirage_jax.extensions`).
 
 Processes that search or try kernels load the same modules first (`children`). The text of each is part of every cache
-key: a decision belongs to what was registered when it was made.
+key: a decision belongs to the registrations under which it was made.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def loading() -> str:
 
 
 def digest() -> str:
-    """Hash what was registered; empty if nothing was."""
+    """Hash all registrations; empty if there are none."""
     texts = [f"{name}\n{Path(file).read_text()}" for name, file in sorted(_modules.items())]
     everything = [*texts, *sorted(_notes)]
     return hashlib.sha256("\n\n".join(everything).encode()).hexdigest()[:16] if everything else ""

@@ -1,4 +1,4 @@
-"""What other packages can add: operators, translations of JAX primitives, GPUs, back ends."""
+"""Functions by which other packages add operators, translations of JAX primitives, GPUs, back ends."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def register_rule(
 
     Args:
         primitive: the name of the primitive in jaxprs, such as ``"cosh"``.
-        rule: takes a `NodeBuilder`, what is known of the result (parameters, shape, dtype) and the operands' values,
-            and returns the value of the result.
+        rule: takes a `NodeBuilder`, an `EquationInfo` (parameters, shape and dtype of the result) and the values of the
+            operands; returns the value of the result.
         is_light: it costs nothing in a muGraph, as a change of layout.
         fold: the same on constants: takes the parameters and numpy scalars.
 

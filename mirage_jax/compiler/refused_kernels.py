@@ -1,4 +1,4 @@
-"""Kernels that do not fit the device, as trials have shown: no other variant that has one of them is tried.
+"""Kernels that do not fit the device, as trials have shown: no other variant with such a kernel is tried.
 
 Variants differ in the sizes of one kernel or a few, so that many have the kernel that made one of them fail. Each
 process that tries them would find out anew, and they would take the places of variants that run.

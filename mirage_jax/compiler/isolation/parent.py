@@ -199,7 +199,7 @@ class Trials:
     ) -> list[Outcome]:
         """As `Session.times`; from `until` on (`time.monotonic`) children begin no more, unless none has a result.
 
-        `doomed` says why a variant need not be tried, if what was found meanwhile shows that it will not compile.
+        `doomed` says why a variant need not be tried, if others have shown meanwhile that it will not compile.
         """
         # Neighbours, which have kernels in common, go to the same child: it compiles these once. Not too many of them:
         # some take the assembler a hundred times as long as others, and while one child compiles another one measures.

@@ -1,6 +1,6 @@
 """Convolutions whose windows do not overlap, as matrix products: 1 x 1, patches, and their gradients for weights.
 
-Each spatial dimension of the operand is divided in two, of which one meets the window's:
+Each spatial dimension of the operand is divided in two. One part meets the window:
 
     window = stride (1 x 1: both are 1)    h = (result, window)    sum over the window
     window = the whole dimension           h = (1, window)         the same
@@ -56,7 +56,7 @@ def as_product(params: Mapping[str, Any], shape: Sequence[int], weights: Sequenc
 
 
 def _halves(params: Mapping[str, Any], n: int, size: int, window: int) -> dict[str, int]:
-    """Two factors of a spatial dimension of the operand, in order: what the window sums, and what it keeps."""
+    """Two factors of a spatial dimension of the operand, in order: one is summed by the window, one is kept."""
     stride, dilation = params["window_strides"][n], params["rhs_dilation"][n]
     is_plain = params["lhs_dilation"][n] == 1 and tuple(params["padding"][n]) == (0, 0)
     if is_plain and dilation == 1 and (window == size or (window == stride and size % window == 0)):
