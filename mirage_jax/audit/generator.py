@@ -85,9 +85,13 @@ def masked(b: ProgramBuilder, s: ProgramValue, n: str, m: str) -> ProgramValue:
         mask = b.step(f"jnp.tril(jnp.ones(({n}, {m}), bool))", shape=[n, m], dtype="bool")
     elif choice < 0.6:
         mask = b.step(f"jnp.arange({n})[:, None] >= jnp.arange({m})[None, :]", shape=[n, m], dtype="bool")
-    elif choice < 0.8:
+    elif choice < 0.7:
         behind = f"jnp.arange({n})[:, None] - jnp.arange({m})"
         mask = b.step(f"({behind} >= 0) & ({behind} < 3)", shape=[n, m], dtype="bool")
+    elif choice < 0.85:
+        i, j = f"jnp.arange({n})[:, None]", f"jnp.arange({m})"
+        texts = ("({i} - {j}) % 3 == 0", "{i} % 3 == {j} % 3", "{i} // 3 == {j} // 3", "3 * {i} + 5 >= 2 * {j}")
+        mask = b.step(rng.choice(texts).format(i=i, j=j), shape=[n, m], dtype="bool")
     else:
         mask = b.input(rng.choice(([n, m], [m])), "bool")
     return b.step(f"jnp.where({{1}}, {{0}}, {low})", s, mask, shape=s.shape)

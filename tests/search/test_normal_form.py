@@ -235,3 +235,17 @@ def test_splits_commute() -> None:
 def test_power_of_zero() -> None:
     with pytest.raises(UnsupportedError, match="power of zero"):
         form(domain(), power(add(X, ("scale", X, Q(-1))), -1))
+
+
+def test_sums_of_whole_numbers_stay_whole() -> None:
+    """Floats compute them exactly; of all other sums the largest coefficient becomes one."""
+    d = domain()
+    i = d.iota("i")
+    third = d.function("floor", (d.scale(i, Q(1, 3)),))
+    for whole in (d.add(i, d.scale(third, Q(-3))), d.add(d.scale(i, Q(2, 5)), d.scale(third, Q(3, 5)))):
+        q, c, _ = d.affine_parts(whole)
+        assert d.is_whole(q) and d.scale(q, c) == whole and abs(c) in (1, Q(1, 5))
+    x = form(d, X)
+    assert not d.is_whole(x) and not d.is_whole(d.scale(i, Q(1, 2)))
+    q, c, _ = d.affine_parts(d.add(d.scale(x, Q(3)), i))
+    assert c == 3 and max(abs(k) for _, k in d.poly(q)) == 1

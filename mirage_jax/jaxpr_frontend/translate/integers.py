@@ -5,7 +5,10 @@ and arithmetic on it is refused. Integers of 8 bits are shifted, masked and wrap
 
     x >> k  ->  floor(x / 2**k)            x & (2**k - 1)  ->  2**k * fraction(x / 2**k)
 
-This holds for signed and unsigned x (two's complement). Intervals tell which results may leave the range of their type;
+    x // n      ->  floor((x + 1/2) / n)  x % n             ->  x - n * (x // n), both as they are for -x if x < 0
+
+Half an element more keeps rounding from carrying the quotient over an integer. The shift and the mask hold for signed
+and unsigned x (two's complement). Intervals tell which results may leave the range of their type;
 4-bit weights taken out of bytes never do. `fraction` is x - floor(x) as one operator: a difference would make sums of
 products with weights longer.
 """
@@ -24,6 +27,7 @@ from mirage_jax.jaxpr_frontend.translate.builder import AxisValue, Node, NodeBui
 RANGES = {"i8": (-128, 127), "u8": (0, 255)}
 TRUTHS = frozenset({"lt", "le", "eq", "and", "or", "not", "isfinite"})
 MAX_EXACT_INTEGER = 1 << 22  # beyond, float32 would soon round
+MAX_DIVIDEND = 1 << 20  # three roundings of (x + 1/2) / n are less than 1/2n up to here
 
 type Interval = tuple[Fraction, Fraction]
 
@@ -90,6 +94,31 @@ def _places(x: AxisValue, by: AxisValue) -> int:
     if places < 0:
         raise NotExpressible(Code.PARAMETERS, f"a shift by {places} places")
     return places
+
+
+def divided(b: NodeBuilder, x: AxisValue, y: AxisValue) -> AxisValue:
+    """``x / y`` for a literal y, rounded towards zero, as XLA divides integers."""
+    n, found = _divisor(y), _interval(b, x)
+    if found is None or max(map(abs, found)) > MAX_DIVIDEND:
+        raise NotExpressible(Code.DTYPE, f"a quotient of 32-bit integers that may be beyond {MAX_DIVIDEND}")
+    if found[0] >= 0:
+        return _floor_of(b, x, n)
+    return b.mul(b.unary("sign", x, "i32"), _floor_of(b, b.unary("abs", x, "i32"), n), "i32")
+
+
+def remainder(b: NodeBuilder, x: AxisValue, y: AxisValue) -> AxisValue:
+    """``x % y`` for a literal y, with the sign of x."""
+    return b.add(x, b.scaled(divided(b, x, y), Fraction(-_divisor(y))), "i32")
+
+
+def _divisor(y: AxisValue) -> int:
+    if not y.is_constant or y.offset <= 0:
+        raise NotExpressible(Code.PARAMETERS, "a quotient of integers by what is no positive literal")
+    return int(y.offset)
+
+
+def _floor_of(b: NodeBuilder, x: AxisValue, n: int) -> AxisValue:
+    return b.unary("floor", b.scaled(x, Fraction(1, n), Fraction(1, 2 * n)), "i32")
 
 
 def masked(b: NodeBuilder, x: AxisValue, mask: AxisValue) -> AxisValue:
@@ -199,6 +228,11 @@ def _combined(op: str, operands: Sequence[Interval], number: Mapping[str, Fracti
     match op:
         case "affine" | "sum" | "max":
             return scaled[0]
+        case "abs":
+            low, high = scaled[0]
+            return max(low, -high, Fraction(0)), max(-low, high)
+        case "sign":
+            return Fraction(-1), Fraction(1)
         case "floor":
             low, high = scaled[0]
             return Fraction(low // 1), Fraction(high // 1)

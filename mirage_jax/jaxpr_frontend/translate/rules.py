@@ -351,8 +351,17 @@ def _neg(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
 
 @rule("div")
 def _div(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) -> AxisValue:
+    if out.dtype == "i32":
+        return integers.divided(b, x, y)
     _needs_float(out, "a quotient")
     return b.div(x, y, out.dtype)
+
+
+@rule("rem")
+def _rem(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) -> AxisValue:
+    if out.dtype != "i32":
+        raise NotExpressible(Code.UNSUPPORTED_PRIMITIVE, "a remainder of floats")
+    return integers.remainder(b, x, y)
 
 
 @rule("integer_pow")
@@ -372,6 +381,8 @@ def _pow(b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue) -> AxisV
 
 
 def _function(op: str, b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    if out.dtype == "i32" and op in ("abs", "sign"):
+        return b.unary(op, x, out.dtype)
     _needs_float(out, op)
     if op in ("floor", "sign"):
         _refuse_rounded(b, op, x)
@@ -692,6 +703,7 @@ FOLDS.update(
     add_any=lambda p, x, y: x + y,
     sub=lambda p, x, y: x - y,
     mul=lambda p, x, y: x * y,
+    rem=lambda p, x, y: np.fmod(x, y),
     div=lambda p, x, y: x / y if np.issubdtype(x.dtype, np.floating) else np.trunc(x / y),
     neg=lambda p, x: -x,
     max=lambda p, x, y: np.maximum(x, y),

@@ -23,8 +23,9 @@ Ids depend on creation order: never use them as keys outside of one `Expressions
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from functools import wraps
 from itertools import chain, permutations, product
@@ -32,6 +33,7 @@ from typing import Any
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.mugraph.graph import Axis, origin
+from mirage_jax.mugraph.operators import TRUTHS
 
 type Base = int
 type Term = int
@@ -40,6 +42,8 @@ type Factors = tuple[tuple[Base, Fraction], ...]
 type Axes = frozenset[Axis]
 
 ONE = Fraction(1)
+WHOLE = TRUTHS | {"floor", "sign"}  # functions whose values are whole numbers
+KEEPS_WHOLE = frozenset({"abs", "max", "maximum", "minimum", "where"})  # of whole numbers
 NO_AXES: Axes = frozenset()
 
 
@@ -80,6 +84,12 @@ class _Table[Row]:
             i = self.ids[row] = len(self.rows)
             self.rows.append(row)
         return i
+
+
+def _common_divisor(numbers: Sequence[Fraction]) -> Fraction:
+    """The largest number of which all are whole multiples."""
+    whole = math.lcm(*(c.denominator for c in numbers))
+    return Fraction(math.gcd(*(int(c * whole) for c in numbers)), whole)
 
 
 class Expressions:
@@ -369,11 +379,36 @@ class Expressions:
         return self.make_poly([(t, k * c) for t, k in self.poly(p)])
 
     def monic(self, p: Poly) -> tuple[Poly, Fraction]:
-        """Factor p = c * q so that q's largest non-constant coefficient is 1; returns (q, c)."""
+        """Factor p = c * q so that q's largest non-constant coefficient is 1; returns (q, c).
+
+        A sum of whole numbers stays one, as floats compute it exactly: its coefficients have no common divisor.
+        """
         c = max((c for t, c in self.poly(p) if t != self.one), key=abs, default=None)  # sums do not grow
         if c is None or c == 1:
             return p, ONE
+        if all(self._is_whole_term(t) for t, _ in self.poly(p)):
+            divisor = _common_divisor([c for _, c in self.poly(p)])
+            c = divisor if c > 0 else -divisor
         return self.scale(p, 1 / c), c
+
+    def is_whole(self, p: Poly) -> bool:
+        """Are all values whole numbers, as of indices and conditions?"""
+        return all(c.denominator == 1 and self._is_whole_term(t) for t, c in self.poly(p))
+
+    @memo
+    def _is_whole_term(self, t: Term) -> bool:
+        return all(q.denominator == 1 and q > 0 and self._is_whole_base(b) for b, q in self.term(t)[1])
+
+    def _is_whole_base(self, b: Base) -> bool:
+        match self.base(b):
+            case ("atom", "#iota", _):
+                return True
+            case ("P", p):
+                return self.is_whole(p)
+            case ("f", name, polys, _):
+                return name in WHOLE or (name in KEEPS_WHOLE and all(map(self.is_whole, polys)))
+            case _:
+                return False
 
     def affine_parts(self, p: Poly) -> tuple[Poly, Fraction, Fraction]:
         """Factor p = scale * q + offset with q monic and without constant term; q is the zero poly if p is constant."""
