@@ -137,7 +137,8 @@ class Accuracy:
         """How a winner's results for inputs of a class are compared."""
         reordered = winner.family == "algebra"  # another order meets other roundings, infinities in another order
         # Of infinities and NaN one may stand for another where infinity times a rest of zero is NaN.
-        kinds = not reordered and not any(k.precise > Precision.ROUNDED for k in winner.schedule.kernels)
+        splits = any(Precision.ROUNDED < k.precise < Precision.FLOAT32 for k in winner.schedule.kernels)
+        kinds = not reordered and not splits
         degenerate = name in input_classes.DEGENERATE or (reordered and name in input_classes.LOGITS)
         return partial(
             self._compared,

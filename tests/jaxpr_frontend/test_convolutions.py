@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jaxpr_frontend.replacing import Replacing, analysis, assert_close, optimized, random
 
+from mirage_jax.jaxpr_frontend.capture.rematerialize import is_cheap
 from mirage_jax.jaxpr_frontend.partition.product_boundaries import DotSizes
 from mirage_jax.jaxpr_frontend.partition.program import flatten
 from mirage_jax.jaxpr_frontend.partition.reasons import Code
@@ -127,3 +128,11 @@ def test_a_network_of_patches_and_1_x_1_is_one_region() -> None:
     found = analysis(network, *args)
     count = sum(e == "conv_general_dilated" for e in itertools.chain(*(r.primitives for r in found.regions)))
     assert count == 3 and not found.left_out
+
+
+@pytest.mark.parametrize(("name", "found"), [("1 x 1", True), ("3 x 3", False), ("depthwise", False)])
+def test_what_regions_may_make_again(name: str, found: bool) -> None:
+    """What stays with XLA is kept, however little it sums."""
+    f, x, w = (PRODUCTS | OVERLAPPING)[name]
+    (eqn,) = flatten(jax.make_jaxpr(f)(jnp.zeros(x), jnp.zeros(w))).eqns
+    assert is_cheap(eqn) == found

@@ -55,6 +55,15 @@ def as_product(params: Mapping[str, Any], shape: Sequence[int], weights: Sequenc
     )
 
 
+def is_product(params: Mapping[str, Any], shape: Sequence[int], weights: Sequence[int]) -> bool:
+    """Can `as_product` take it apart?"""
+    try:
+        as_product(params, shape, weights)
+    except NotExpressible:
+        return False
+    return True
+
+
 def _halves(params: Mapping[str, Any], n: int, size: int, window: int) -> dict[str, int]:
     """Two factors of a spatial dimension of the operand, in order: one is summed by the window, one is kept."""
     stride, dilation = params["window_strides"][n], params["rhs_dilation"][n]
