@@ -245,6 +245,8 @@ def test_sums_of_whole_numbers_stay_whole() -> None:
     for whole in (d.add(i, d.scale(third, Q(-3))), d.add(d.scale(i, Q(2, 5)), d.scale(third, Q(3, 5)))):
         q, c, _ = d.affine_parts(whole)
         assert d.is_whole(q) and d.scale(q, c) == whole and abs(c) in (1, Q(1, 5))
+    sums = [d.add(d.scale(i, c), d.scale(third, c / 3)) for c in (Q(1), Q(3), Q(-6))]
+    assert len({d.monic(p)[0] for p in sums[:2]}) == 1 and d.monic(sums[2]) == (d.monic(sums[0])[0], Q(-2))
     x = form(d, X)
     assert not d.is_whole(x) and not d.is_whole(d.scale(i, Q(1, 2)))
     q, c, _ = d.affine_parts(d.add(d.scale(x, Q(3)), i))

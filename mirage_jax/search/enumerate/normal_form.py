@@ -384,11 +384,11 @@ class Expressions:
         A sum of whole numbers stays one, as floats compute it exactly: its coefficients have no common divisor.
         """
         c = max((c for t, c in self.poly(p) if t != self.one), key=abs, default=None)  # sums do not grow
-        if c is None or c == 1:
-            return p, ONE
-        if all(self._is_whole_term(t) for t, _ in self.poly(p)):
+        if c is not None and all(self._is_whole_term(t) for t, _ in self.poly(p)):
             divisor = _common_divisor([c for _, c in self.poly(p)])
             c = divisor if c > 0 else -divisor
+        if c is None or c == 1:
+            return p, ONE
         return self.scale(p, 1 / c), c
 
     def is_whole(self, p: Poly) -> bool:
