@@ -430,7 +430,9 @@ class TuningSession(RegionOnDevice):
     def _prepare_gate(self) -> None:
         try:
             with process_turn(self.device):
+                start = time.monotonic()
                 self._accuracy.prepare()
+                log.info("the float gate was prepared in %.1f s", time.monotonic() - start)
         except Exception as why:  # for lack of memory, say: the gate will meet it, and say so
             log.info("the float gate is not prepared: %s", in_one_line(why))
 
