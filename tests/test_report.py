@@ -65,17 +65,17 @@ def test_left_out_is_grouped() -> None:
     ]
 
 
-def test_a_remainder_in_a_mask_is_one_line() -> None:
-    """It is seven equations of four kinds."""
+def test_a_remainder_by_data_in_a_mask_is_one_line() -> None:
+    """It is ten equations of seven kinds."""
 
-    def f(q, k):
+    def f(q, k, m):
         n = q.shape[0]
-        mask = (jnp.arange(n)[:, None] - jnp.arange(n)[None, :]) % 4 == 0
+        mask = (jnp.arange(n)[:, None] - jnp.arange(n)[None, :]) % m == 0
         return jnp.where(mask, q @ k.T, 0.0).sum(-1)
 
-    text = str(mirage_jax.optimize(f, on_miss="fallback").explain(jnp.ones((8, 4)), jnp.ones((8, 4))))
+    text = str(mirage_jax.optimize(f, on_miss="fallback").explain(jnp.ones((8, 4)), jnp.ones((8, 4)), jnp.int32(4)))
     (line,) = [line for line in text.splitlines() if "test_report.py:" in line and " equation" in line]
-    assert "rem" in line and "equations left to XLA: 7 on 1 line" in text
+    assert "rem" in line and "equations left to XLA: 10 on 1 line" in text
 
 
 def test_many_lines_are_counted() -> None:

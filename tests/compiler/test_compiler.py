@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import jax
@@ -385,7 +386,8 @@ def test_a_wrong_kernel_is_refused(wrong: bool, monkeypatch, caplog) -> None:
     """By the exact check of its text, before the float gate, and with a warning: it is an error of ours."""
     pytest.importorskip("triton")
     g = parse(KERNEL)
-    attempt = attempts.TuningSession(None, "cuda", jax.devices()[0], Options())
+    region: Any = SimpleNamespace(in_float32=False)
+    attempt = attempts.TuningSession(region, "cuda", jax.devices()[0], Options())
     attempt.reference = g
     winner = Winner(g, Schedule((KernelSchedule((("i", 16), ("j", 32), ("k", 32))),)), (), (), "kernels", "cuda")
     monkeypatch.setattr(attempts.TuningSession, "gate", lambda self, winner, only: (True, "not the matter here"))
