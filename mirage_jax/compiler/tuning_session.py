@@ -20,7 +20,7 @@ from jax.sharding import SingleDeviceSharding
 from mirage_jax import progress, timing
 from mirage_jax.cache import Cache, CacheKey, Entry
 from mirage_jax.compiler.float_check import Accuracy, FloatGate
-from mirage_jax.compiler.isolation.parent import TrialFailure, Trials
+from mirage_jax.compiler.isolation.parent import Outcome, TrialFailure, Trials
 from mirage_jax.compiler.refused_kernels import RefusedKernels
 from mirage_jax.compiler.region import RegionOnDevice, as_asked
 from mirage_jax.compiler.specialization import specialized
@@ -369,7 +369,7 @@ class TuningSession(RegionOnDevice):
     def _screen_in(self, trials: Trials, winners: Sequence[Winner]) -> dict[int, timing.Timing]:
         tell = progress.measuring(self.notify, len(winners))
 
-        def notify(i: int, outcome: timing.Timing | TrialFailure) -> None:
+        def notify(i: int, outcome: Outcome) -> None:
             """Report one more variant, and learn from its failure."""
             if isinstance(outcome, TrialFailure):
                 self.refused_kernels.learn(winners[i], outcome.why)

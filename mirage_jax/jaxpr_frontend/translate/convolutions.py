@@ -55,8 +55,8 @@ def as_product(params: Mapping[str, Any], shape: Sequence[int], weights: Sequenc
     )
 
 
-def is_product(params: Mapping[str, Any], shape: Sequence[int], weights: Sequence[int]) -> bool:
-    """Can `as_product` take it apart?"""
+def has_apart_windows(params: Mapping[str, Any], shape: Sequence[int], weights: Sequence[int]) -> bool:
+    """Is a convolution a product (`as_product`)?"""
     try:
         as_product(params, shape, weights)
     except NotExpressible:

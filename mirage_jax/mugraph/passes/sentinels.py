@@ -98,7 +98,7 @@ def forms_of(kernel: BlockGraph, graph: KernelGraph) -> Guarded | None:
         return forms
     shifts = _maxima_of_products(forms.usual)
     if _is_read_by_exponentials(kernel, graph):
-        shifts = [shift for shift in shifts if not _is_stored(kernel, shift)]
+        shifts = [shift for shift in shifts if not is_stored(kernel, shift)]
     usual, ends = _with_ends(forms.usual, shifts)
     limits = dict.fromkeys((ends[shift] for shift in shifts), LARGEST_SHIFT)
     bounds = {guard.shift: guard.bound for guard in forms.guards}
@@ -113,10 +113,14 @@ def _maxima_of_products(kernel: BlockGraph) -> list[str]:
     return [op.name for op in shifts if _is_product(ops, op.args[0])]
 
 
-def _is_stored(kernel: BlockGraph, shift: str) -> bool:
+def names_of(kernel: BlockGraph, shift: str) -> set[str]:
+    """The names of a shift, and of the last value of a running one."""
+    return {shift, *(op.name for op in kernel.ops if op.op == "last" and op.args[0] == shift)}
+
+
+def is_stored(kernel: BlockGraph, shift: str) -> bool:
     """Is a shift stored, or the last value of a running one?"""
-    names = {shift, *(op.name for op in kernel.ops if op.op == "last" and op.args[0] == shift)}
-    return not names.isdisjoint(s.value for s in kernel.stores)
+    return not names_of(kernel, shift).isdisjoint(s.value for s in kernel.stores)
 
 
 def _is_read_by_exponentials(kernel: BlockGraph, graph: KernelGraph) -> bool:

@@ -27,7 +27,7 @@ from mirage_jax.lower.triton.expressions import (
 )
 from mirage_jax.lower.triton.ops.reductions import carried, maximum, own_axes
 from mirage_jax.mugraph.graph import Op
-from mirage_jax.mugraph.passes.sentinels import Guard
+from mirage_jax.mugraph.passes.sentinels import Guard, is_stored, names_of
 
 
 @rule("shift")
@@ -61,7 +61,7 @@ def _maximum_of_products(c: Context, op: Op, text: str, scale: Number) -> tuple[
     """
     if _has_limit(c, op.name):
         return f"{text} * {c.literal(scale * PER_OCTAVE)}", OCTAVE
-    return (_product(c, text, scale), UNIT) if _is_stored(c, op.name) else (text, scale)
+    return (_product(c, text, scale), UNIT) if is_stored(c.graph, op.name) else (text, scale)
 
 
 def _from_product(c: Context, name: str) -> bool:
@@ -70,20 +70,10 @@ def _from_product(c: Context, name: str) -> bool:
     return op is not None and (op.op == "dot" or (op.op == "mask" and _from_product(c, op.args[1])))
 
 
-def _is_stored(c: Context, shift: str) -> bool:
-    """Do other kernels read a shift, or the last value of a running one?"""
-    return not _names(c, shift).isdisjoint(s.value for s in c.graph.stores)
-
-
 def _has_limit(c: Context, shift: str) -> bool:
     """Is a form of the kernel written whose results are not taken if a maximum is large (`lows`)?"""
     limited = (guard.shift for guard in c.form.guards if guard.limit is not None)
-    return not _names(c, shift).isdisjoint(limited)
-
-
-def _names(c: Context, shift: str) -> set[str]:
-    """The names of a shift, and of the last value of a running one."""
-    return {shift, *(op.name for op in c.graph.ops if op.op == "last" and op.args[0] == shift)}
+    return not names_of(c.graph, shift).isdisjoint(limited)
 
 
 def correction(c: Context, shift: str, degree: Number) -> TileVariable | None:
@@ -91,7 +81,7 @@ def correction(c: Context, shift: str, degree: Number) -> TileVariable | None:
     are. A maximum that is kept times log2(e) is rounded when it is stored.
     """
     m: TileVariable | None = c.env.get(("end", shift))
-    if m is None or m.unit != OCTAVE or not _is_stored(c, shift):
+    if m is None or m.unit != OCTAVE or not is_stored(c.graph, shift):
         return None
     key = ("correction", shift, degree)
     if key not in c.env:
