@@ -80,8 +80,8 @@ def _special(name: str) -> Callable[..., Any]:
     return _value
 
 
-# log(1 + x) without losing small x: the rounding error of 1 + x is divided out again
-LOG1P = "tl.where(1.0 + {0} == 1.0, {0}, tl.log(1.0 + {0}) * ({0} / ((1.0 + {0}) - 1.0)))"
+# log(1 + x) without losing small x: the rounding error of 1 + x is divided out again. Infinity by itself has no ratio
+LOG1P = "tl.where((1.0 + {0} == 1.0) | ({0} == float('inf')), {0}, tl.log(1.0 + {0}) * ({0} / ((1.0 + {0}) - 1.0)))"
 # exp(x) - 1 without losing small x: its series there
 EXPM1 = (
     "tl.where(tl.abs({0}) < 0.25, {0} * (1.0 + {0} / 2.0 * (1.0 + {0} / 3.0 * (1.0 + {0} / 4.0 * (1.0 + {0} / 5.0 "

@@ -89,3 +89,23 @@ def test_a_wrong_text_is_found_on_exact_numbers() -> None:
     unregister("softsign")
     register(replace(SOFTSIGN, triton="({0} / (2.0 + tl.abs({0})))"))
     assert exact_check(fused(), SCHEDULE)
+
+
+EDGES = np.array(
+    [0.0, -0.0, 1e-40, 1e-8, -1e-8, 0.3, 1.0, -1.0, 90.0, -90.0, 3e38, -3e38, np.inf, -np.inf, np.nan], np.float32
+)
+
+
+@pytest.mark.parametrize("name", [n for n, f in FUNCTIONS.items() if n != "softsign"])
+def test_texts_of_functions_at_the_edges_of_floats(name: str) -> None:
+    pytest.importorskip("triton")
+    function, n = FUNCTIONS[name], len(EDGES)
+    arguments = [tensor(x, axis, "f32") for x, axis in zip("ABC"[: function.arity], "ijk", strict=False)]
+    out = tensor("R", " ".join("ijk"[: function.arity]), "f32")
+    b = Block("edges", " ".join(out.axes))
+    b.store(out, b.op(name, *(b.load(x.name, " ".join(x.axes)) for x in arguments)))
+    g = graph(arguments, [b], "R", dict.fromkeys(out.axes, n))
+    (found,) = interpret(g, schedule(dict.fromkeys(out.axes, 16)), [EDGES] * function.arity)
+    with np.errstate(all="ignore"):
+        want = function.value(np, *np.meshgrid(*[EDGES] * function.arity, indexing="ij")).astype(np.float32)
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-7)

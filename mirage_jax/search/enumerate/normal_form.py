@@ -381,15 +381,18 @@ class Expressions:
     def monic(self, p: Poly) -> tuple[Poly, Fraction]:
         """Factor p = c * q so that q's largest non-constant coefficient is 1; returns (q, c).
 
-        A sum of whole numbers stays one, as floats compute it exactly: its coefficients have no common divisor.
+        Where all coefficients are whole numbers, or all values, q has whole coefficients without a common divisor.
+        Floats compute such a sum of whole numbers exactly, also if nobody knows that a float tensor holds them, so that
+        comparisons find what they find in the program.
         """
-        c = max((c for t, c in self.poly(p) if t != self.one), key=abs, default=None)  # sums do not grow
-        if c is not None and all(self._is_whole_term(t) for t, _ in self.poly(p)):
-            divisor = _common_divisor([c for _, c in self.poly(p)])
-            c = divisor if c > 0 else -divisor
-        if c is None or c == 1:
+        rows = self.poly(p)
+        c = max((c for t, c in rows if t != self.one), key=abs, default=None)  # sums do not grow
+        if c is None:
             return p, ONE
-        return self.scale(p, 1 / c), c
+        if all(c.denominator == 1 for _, c in rows) or all(self._is_whole_term(t) for t, _ in rows):
+            divisor = _common_divisor([c for _, c in rows])
+            c = divisor if c > 0 else -divisor
+        return (p, ONE) if c == 1 else (self.scale(p, 1 / c), c)
 
     def is_whole(self, p: Poly) -> bool:
         """Are all values whole numbers, as of indices and conditions?"""
