@@ -96,6 +96,7 @@ class TuningSession(RegionOnDevice):
     trials: Trials | None = None  # children that try variants first; None: this process does
     notify: progress.Say = progress.silent
     _preparing: threading.Thread | None = None
+    _is_searched: threading.Event = field(default_factory=threading.Event)
 
     def try_in(self, trials: Trials | None, notify: progress.Say = progress.silent) -> None:
         """Try variants in these children from now on, as many as the device has room for, and report progress."""
@@ -212,8 +213,11 @@ class TuningSession(RegionOnDevice):
 
     def learn_time_of_xla(self) -> None:
         """Time XLA's code if that is not known: a model that is far off would drop faster kernels."""
+        self.wait_for_gate()
+        self._time_xla_once()
+
+    def _time_xla_once(self) -> None:
         if self.xla_seconds is None and self._on_gpu and self.trials is not None and time.monotonic() < self.until:
-            self.wait_for_gate()
             (self.xla_seconds,) = times_of_xla([self])
             log.info("XLA's code takes %s s", self.xla_seconds)
 
@@ -422,22 +426,27 @@ class TuningSession(RegionOnDevice):
         return Accuracy(self)
 
     def prepare_gate(self) -> None:
-        """Let XLA compile what the float gate runs, on a thread of its own: the search leaves the GPU idle."""
+        """Time XLA's code and compile what the float gate runs, on another thread: the search leaves the GPU idle.
+
+        It ends soon after the search; what is missing then is made where it is needed.
+        """
         is_searched_for_long = len(self.reference.kernels) >= MIN_OPERATORS_PREPARED
         if self._on_gpu and self.trials is not None and is_searched_for_long:
             self._preparing = background(as_here(self._prepare_gate))
 
     def _prepare_gate(self) -> None:
         try:
+            start = time.monotonic()
+            self._time_xla_once()
             with process_turn(self.device):
-                start = time.monotonic()
-                self._accuracy.prepare()
-                log.info("the float gate was prepared in %.1f s", time.monotonic() - start)
+                self._accuracy.prepare(self._is_searched.is_set)
+            log.info("XLA's code was timed and the float gate prepared in %.1f s", time.monotonic() - start)
         except Exception as why:  # for lack of memory, say: the gate will meet it, and say so
             log.info("the float gate is not prepared: %s", in_one_line(why))
 
     def wait_for_gate(self) -> None:
-        """Wait until the float gate is prepared, or not for long: what it runs would disturb whatever is timed."""
+        """Wait until the gate's preparation ends, or not for long: what it runs would disturb whatever is timed."""
+        self._is_searched.set()
         until = time.monotonic() + MAX_PREPARING_SECONDS
         while self._preparing is not None and self._preparing.is_alive() and time.monotonic() < until:
             self._preparing.join(POLL_SECONDS)
