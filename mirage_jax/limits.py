@@ -14,7 +14,7 @@ from mirage_jax.errors import CacheError, printable
 MAX_WARPS = 32  # of a block: CUDA's limit of 1,024 threads
 MAX_STAGES = 8  # of a pipeline of loads; the tuner tries at most 6
 MAX_TILE = 1 << 15  # elements along one axis: as many as a block may keep of one value
-MAX_PARTS = 1 << 12  # of a split axis; searches try at most 32
+MAX_PARTS = 1 << 12  # of a split axis
 MAX_PROGRAMS = 1 << 16  # that share the blocks of a grid; a device has a few hundred
 MAX_KERNELS = 256  # of a graph; a region has at most a few dozen operators
 MAX_SECONDS = 1e5  # that one run of a region may be said to take: a day

@@ -22,6 +22,7 @@ from mirage_jax.cost.roofline import PricedKernels, estimate, extents_inside, li
 from mirage_jax.cost.tilings import Tiled, tilings
 from mirage_jax.errors import GraphError, ParseError
 from mirage_jax.hardware.device_model import DeviceModel
+from mirage_jax.limits import MAX_PARTS
 from mirage_jax.mugraph.graph import Attr, Axis, BlockGraph, KernelGraph, KernelSchedule, Library, Op, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.passes import log_sum_exp
@@ -29,6 +30,7 @@ from mirage_jax.mugraph.passes.float16_range import in_range
 
 SPLIT_COUNTS = (2, 4, 8, 16, 32)
 MIN_SPLIT_ELEMENTS = 16  # in one part
+TILE_PARTS = (256, 128)  # elements in one part of an axis that is too long for those counts: a tile, without a loop
 USUAL_WARPS = 4
 LOOKALIKE_PENALTY = 1.5  # of the second of similar candidates, relative to its estimate
 MIN_GAIN_BY_LOSS = 1.5  # times as fast has to be what loses digits: the float gate refuses most of that
@@ -39,8 +41,15 @@ type KnownTilings = dict[object, list[Tiled]]  # of a kernel, given the tensors 
 
 
 def parts_of(extent: int) -> list[int]:
-    """List the numbers of parts into which an axis may be split, without short or empty parts."""
-    return [n for n in SPLIT_COUNTS if extent // n >= MIN_SPLIT_ELEMENTS and (n - 1) * -(-extent // n) < extent]
+    """List the numbers of parts into which an axis may be split, without empty parts.
+
+    A long axis is also split into tiles: so a kernel of a product reduces each tile of the product, and a second one
+    reduces what comes of that. A loop over the axis would need the product's other operand in one tile.
+    """
+    counts = [*SPLIT_COUNTS, *(n for size in TILE_PARTS if (n := -(-extent // size)) > SPLIT_COUNTS[-1])]
+    return [
+        n for n in counts if extent // n >= MIN_SPLIT_ELEMENTS and (n - 1) * -(-extent // n) < extent and n <= MAX_PARTS
+    ]
 
 
 @dataclass(frozen=True)
