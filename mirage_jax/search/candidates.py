@@ -23,7 +23,17 @@ from mirage_jax.cost.tilings import Tiled, tilings
 from mirage_jax.errors import GraphError, ParseError
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.limits import MAX_PARTS
-from mirage_jax.mugraph.graph import Attr, Axis, BlockGraph, KernelGraph, KernelSchedule, Library, Op, Schedule
+from mirage_jax.mugraph.graph import (
+    Attr,
+    Axis,
+    BlockGraph,
+    KernelGraph,
+    KernelSchedule,
+    Library,
+    Op,
+    Schedule,
+    is_part,
+)
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.passes import log_sum_exp
 from mirage_jax.mugraph.passes.float16_range import in_range
@@ -234,9 +244,21 @@ def _kernel_tilings(
         if isinstance(kernel, Library):
             known[key] = [Tiled(library_estimate(kernel, graph, device), KernelSchedule())]
         else:
-            inside = extents_inside(kernel, graph, parts)
-            known[key] = tilings(outline(kernel, graph), inside, frozenset(single), device)
+            inside, own = extents_inside(kernel, graph, parts), outline(kernel, graph)
+            found = [t for axes in _singles(kernel, single) for t in tilings(own, inside, axes, device)]
+            known[key] = sorted(found, key=lambda t: t.seconds)
     return known[key]
+
+
+def _singles(kernel: BlockGraph, single: Sequence[Axis]) -> Iterator[frozenset[Axis]]:
+    """Choices of as many axes whose tiles have one element: batch axes of a product have to be among them, and without
+    a product any axis of the grid serves.
+    """
+    yield frozenset(single)
+    if not any(op.op == "dot" for op in kernel.ops):
+        on_grid = {a for a in kernel.grid if not is_part(a)}
+        for a, b in product(sorted(on_grid.intersection(single)), sorted(on_grid.difference(single))):
+            yield frozenset(single) - {a} | {b}
 
 
 def diverse(found: Iterable[Candidate]) -> Iterator[Candidate]:

@@ -14,8 +14,9 @@ from mugraph.graphs import schedule
 from search.references import H200, TWO_KERNELS, blocks, captured, found, kernels_of, region, worst_error
 
 from mirage_jax.bench.field_programs import contrastive, kernel_sums, mixture
+from mirage_jax.compiler.specialization import specialized
 from mirage_jax.compiler.tuning_session import SPACE
-from mirage_jax.cost.roofline import fused_estimate
+from mirage_jax.cost.roofline import estimate, fused_estimate
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph
@@ -223,3 +224,27 @@ def test_split_log_sum_exp() -> None:
     one_pass = next(g for g, (first, _) in ops.items() if first["exps"] == 1 and first["logs"] == 0)
     assert ops[one_pass][1]["rescale"] == ops[one_pass][1]["logs"] == 1
     certify(graph, one_pass)
+
+
+def test_a_product_is_reduced_tile_by_tile_over_a_large_vocabulary() -> None:
+    """The loss of a language model: no kernel stores the logits, and none loops over them."""
+
+    def loss(h: jax.Array, w: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = h @ w
+        shift = jnp.max(logits, -1)
+        chosen = jnp.where(jnp.arange(16384) == labels[:, None], logits, 0.0)
+        return shift + jnp.log(jnp.sum(jnp.exp(logits - shift[:, None]), -1)), chosen.sum(-1)
+
+    specs = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((1024, 2048), (2048, 16384))]
+    (only,) = analyse(jax.make_jaxpr(loss)(*specs, jax.ShapeDtypeStruct((1024,), jnp.int32)).jaxpr).regions
+    graph = simplify_axes(only.graph)
+    candidates, _ = found(graph)
+    tiles = [c for c in candidates if c.schedule.part_counts and max(c.schedule.part_counts.values()) in (64, 128)]
+    assert tiles
+    best = tiles[0]
+    first, *_ = blocks(best.graph)
+    assert first.loop is not None and all(first.loop in x.axes for x in first.loads if len(x.axes) == 2)
+    assert all(len(s.tensor.axes) == 2 and any(a.endswith(".g") for a in s.tensor.axes) for s in first.stores)
+    certify(graph, best.graph)
+    ours = min(estimate(best.graph, s, H200) for s in specialized(best.graph, best.schedule, H200, most=2))
+    assert ours < 0.75 * fused_estimate(graph, H200)

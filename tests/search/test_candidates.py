@@ -12,6 +12,7 @@ from mirage_jax.compiler.tuning_session import MAX_STORED_STRUCTURES
 from mirage_jax.cost.formula import formula
 from mirage_jax.cost.roofline import estimate
 from mirage_jax.errors import GraphError, ParseError
+from mirage_jax.limits import MAX_PARTS
 from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.graph import BlockGraph, KernelSchedule, Library, Schedule, is_part
 from mirage_jax.mugraph.parser import parse
@@ -19,6 +20,7 @@ from mirage_jax.search.candidates import (
     as_launched,
     diverse,
     in_one_launch,
+    parts_of,
     restore,
     structure,
     tiled,
@@ -179,3 +181,46 @@ mugraph {
     assert [op.op for op in changed.ops] == ["dot", "acc", "affine", "affine"]
     assert certify(graph, replace(graph, kernels=(changed,))).bound < 1e-12
     assert negated_after_sums(changed) == changed
+
+
+def test_a_long_axis_is_split_into_tiles_too() -> None:
+    assert parts_of(4096) == [2, 4, 8, 16, 32]
+    assert parts_of(32768) == [2, 4, 8, 16, 32, 128, 256]
+    assert parts_of(50257)[-2:] == [197, 393], "the last part is shorter"
+    assert parts_of(24) == [] and max(parts_of(10**6)) <= MAX_PARTS
+
+
+SUM_OF_ALL_PAIRS = """mugraph {
+  extents i=128 j=2048 k=128
+  input x: f32[j,i]
+  input y: f32[j,k]
+  kernel k0 grid(k,j) {
+    %0 = load x[j,i]
+    %1 = load y[j,k]
+    %2[j,k,i] = add %1 %0
+    %3[j,k] = sum{axes=(i)} %2
+    store o: f32[j,k] = %3
+  }
+  output o
+}"""
+PRODUCTS = """mugraph {
+  extents i=128 j=128 k=128
+  input x: f32[k,j,i]
+  input y: f32[k,i]
+  kernel k0 grid(k,j) {
+    %0 = load x[k,j,i]
+    %1 = load y[k,i]
+    %2[k,j] = dot{axes=(i)} %0 %1
+    store o: f32[k,j] = %2
+  }
+  output o
+}"""
+
+
+@pytest.mark.parametrize(("text", "single"), [(SUM_OF_ALL_PAIRS, "j"), (PRODUCTS, "k")])
+def test_batch_axes_are_chosen_anew_where_kernels_were_fused(text: str, single: str) -> None:
+    """Each of two windows may have had another batch axis. Those of a product stay."""
+    best = tiled(parse(text), "kernels", ("k",), H200)
+    assert best is not None
+    sizes = dict(best.schedule.kernels[0].tiles)
+    assert sizes[single] == 1 and all(n > 1 for a, n in sizes.items() if a != single)
