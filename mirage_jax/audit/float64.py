@@ -343,6 +343,7 @@ POINTWISE: dict[str, Callable[..., Array]] = {
     **{name: getattr(np, name) for name in UFUNCS},
     "add": np.add, "add_any": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "rem": np.fmod,
     "neg": np.negative, "max": np.maximum, "min": np.minimum, "pow": np.power, "is_finite": np.isfinite,
+    "round": np.round,  # of two the even one, as jnp.round asks for
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
     "and": np.bitwise_and, "or": np.bitwise_or, "not": np.bitwise_not,
     "shift_left": np.left_shift, "shift_right_arithmetic": np.right_shift, "shift_right_logical": _shift_right_logical,
@@ -496,7 +497,7 @@ LINEAR = PRODUCT_PRIMITIVES | {"reduce_sum", "mul", "neg", "reshape", "transpose
 PRODUCTS = PRODUCT_PRIMITIVES | {"mul", "div", "integer_pow", "square"}
 ROUNDED = PRODUCT_PRIMITIVES | {"scatter-add", "convert_element_type", "integer_pow", "reduce_sum", "reduce_prod"}
 EXACT = (STRUCTURAL.keys() - ROUNDED) | SCOPES.keys()
-EXACT |= {"neg", "max", "min", "abs", "sign", "floor", "ceil", "clamp", "select_n"}
+EXACT |= {"neg", "max", "min", "abs", "sign", "floor", "ceil", "round", "clamp", "select_n"}
 EXACT |= {"stop_gradient", "copy", "copy_p", "name"}
 
 

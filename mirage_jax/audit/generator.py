@@ -41,7 +41,7 @@ NORMS = (
 POINTWISE = (
     "-{0}", "{0} * 0.5", "{0} + 1", "{0} / 3", "2 - {0}", "{0} * {0}", "jnp.exp({0} * 0.25)",
     "jnp.sqrt({0} * {0} + 1)", "1 / ({0} * {0} + 1)", "jnp.where({0} > 0, {0}, 0.1 * {0})", "jnp.maximum({0}, -1)",
-    "jnp.log1p({0} * {0})", "jax.nn.elu({0})", *ACTIVATIONS,
+    "jnp.log1p({0} * {0})", "jax.nn.elu({0})", "jnp.round(4 * {0}) / 4", *ACTIVATIONS,
 )  # fmt: skip
 BINARY = ("{0} + {1}", "{0} - {1}", "{0} * {1}", "{0} / (2 + jnp.abs({1}))", "jnp.maximum({0}, {1})", "{0} + 0.5 * {1}")
 REDUCTIONS = ("jnp.sum({0}, -1)", "jnp.mean({0}, -1)", "jnp.max({0}, -1)", "jnp.sum({0} * {0}, -1)", "jnp.var({0}, -1)")

@@ -94,6 +94,12 @@ TANH = (
     "* (1.0 - {0} * {0} * 0.4047619104385376))), 1.0 - 2.0 / (1.0 + tl.exp(2.0 * {0})))"
 )
 
+# the nearest whole number, of two the even one; no sum here rounds, and zero keeps its sign
+NEAREST = (
+    "tl.where(tl.abs({0}) <= 0.5, {0} * 0.0, tl.floor({0}) + (({0} - tl.floor({0}) > 0.5)"
+    " | (({0} - tl.floor({0}) == 0.5) & (tl.floor({0}) != 2.0 * tl.floor(tl.floor({0}) * 0.5)))).to(tl.float32))"
+)
+
 SIGN = "tl.where({0} != {0}, {0}, ({0} > 0).to(tl.float32) - ({0} < 0).to(tl.float32))"
 KEEPS_NAN = "propagate_nan=tl.PropagateNan.ALL"  # as XLA and numpy do; Triton takes the argument that is a number
 
@@ -134,6 +140,9 @@ _FUNCTIONS = (
     Function("expm1", lambda xp, x: xp.expm1(x), exact.expm1, EXPM1, flops=12),
     Function(
         "floor", lambda xp, x: xp.floor(x), exact.floor, "tl.floor({0})", flops=1, range=lambda x: (x[0] - 1, x[1])
+    ),
+    Function(
+        "round", lambda xp, x: xp.round(x), exact.nearest, NEAREST, flops=8, range=lambda x: (x[0] - 0.5, x[1] + 0.5)
     ),
     Function(
         "fraction", lambda xp, x: x - xp.floor(x), lambda x: exact.subtract(x, exact.floor(x)), "({0} - tl.floor({0}))",

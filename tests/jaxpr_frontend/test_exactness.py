@@ -184,6 +184,7 @@ def _half(*shape: int, dtype: str = "bfloat16") -> jax.Array:
 ROUNDED: dict[str, Callable[..., Any]] = {
     "floor": lambda x, w: jnp.floor(x @ w),
     "ceil": lambda x, w: jnp.ceil(x @ w),
+    "round": lambda x, w: jnp.round(x @ w),
     "sign": lambda x, w: jnp.sign(x @ w),
     "a threshold": lambda x, w: jnp.where(x @ w > 1.5, x, 0),
     "two products": lambda x, w: jnp.where(x @ w < w @ x, x, 0),
@@ -213,6 +214,11 @@ def test_the_floor_of_a_product_is_that_of_the_program() -> None:
     have, want = optimized(fn, compiler)(x, w), jax.jit(fn)(x, w)
     assert compiler.regions
     np.testing.assert_allclose(*(np.asarray(y, "float32") for y in (have, want)), rtol=0.03, atol=0.5)
+
+
+def test_halves_that_are_rounded_away_from_zero_stay_with_xla() -> None:
+    found = analysis(lambda x, w: jax.lax.round(x) @ w @ w, random(N, N), random(N, N))
+    assert any("away from zero" in str(x) for x in found.left_out), found.left_out
 
 
 CHOSEN: dict[str, Callable[..., Any]] = {

@@ -126,7 +126,7 @@ INTEGERS = {
     "shifts": lambda x: (BYTES >> 3, SIGNED >> 3, BYTES << 2, SIGNED << 1),
     "from one type to another": lambda x: (SIGNED.astype("uint8"), BYTES.astype("int8"), (BYTES > 7).astype("int8")),
     "choices": lambda x: (jnp.maximum(SIGNED, 3), jnp.where(BYTES > 9, BYTES, 7) + 250, -SIGNED),
-    "rounding": lambda x: (jnp.floor(5 * x), jnp.ceil(5 * x)),
+    "rounding": lambda x: (jnp.floor(5 * x), jnp.ceil(5 * x), jnp.round(4 * x)),
 }
 
 

@@ -92,7 +92,29 @@ def test_a_wrong_text_is_found_on_exact_numbers() -> None:
 
 
 EDGES = np.array(
-    [0.0, -0.0, 1e-40, 1e-8, -1e-8, 0.3, 1.0, -1.0, 90.0, -90.0, 3e38, -3e38, np.inf, -np.inf, np.nan], np.float32
+    [
+        0.0,
+        -0.0,
+        1e-40,
+        1e-8,
+        -1e-8,
+        0.3,
+        0.5,
+        -0.5,
+        1.0,
+        -1.0,
+        1.5,
+        -2.5,
+        8388609.0,
+        90.0,
+        -90.0,
+        3e38,
+        -3e38,
+        np.inf,
+        -np.inf,
+        np.nan,
+    ],
+    np.float32,
 )
 
 
@@ -109,3 +131,4 @@ def test_texts_of_functions_at_the_edges_of_floats(name: str) -> None:
     with np.errstate(all="ignore"):
         want = function.value(np, *np.meshgrid(*[EDGES] * function.arity, indexing="ij")).astype(np.float32)
     np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-7)
+    assert exact_check(g, schedule(dict.fromkeys(out.axes, 16))) == ""

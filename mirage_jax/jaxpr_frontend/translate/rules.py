@@ -17,6 +17,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from mirage_jax.jaxpr_frontend.partition.reasons import Code, NotExpressible
 from mirage_jax.jaxpr_frontend.translate import convolutions, gathers, integers
@@ -384,7 +385,7 @@ def _function(op: str, b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisV
     if out.dtype == "i32" and op in ("abs", "sign"):
         return b.unary(op, x, out.dtype)
     _needs_float(out, op)
-    if op in ("floor", "sign"):
+    if op in ("floor", "round", "sign"):
         _refuse_rounded(b, op, x)
     return b.unary(op, x, out.dtype)
 
@@ -397,6 +398,13 @@ for _name in ("logistic", "tanh", "erf", "erfc", "log", "log1p", "expm1", "sin",
 def _ceil(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
     _refuse_rounded(b, "ceil", x)
     return b.scaled(b.unary("floor", b.scaled(x, MINUS_ONE), out.dtype), MINUS_ONE)
+
+
+@rule("round")
+def _round(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    if out.params["rounding_method"] != lax.RoundingMethod.TO_NEAREST_EVEN:
+        raise NotExpressible(Code.PARAMETERS, "rounding halves away from zero, which jnp.round does not")
+    return _function("round", b, out, x)
 
 
 @rule("is_finite", light=True)

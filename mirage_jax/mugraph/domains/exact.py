@@ -323,6 +323,14 @@ def expm1(x: Numbers) -> Numbers:
     return choose(less(absolute(x), constant(Fraction(1, 4))), multiply(x, series), subtract(exp(x), ONE))
 
 
+def nearest(x: Numbers) -> Numbers:
+    """The nearest whole number, of two the even one, as kernels write it."""
+    half, down = constant(Fraction(1, 2)), floor(x)
+    rest, is_odd = subtract(x, down), ~equal(down, multiply(add(ONE, ONE), floor(multiply(down, half))))
+    is_up = less(half, rest) | (equal(rest, half) & is_odd)
+    return choose(less_equal(absolute(x), half), multiply(x, ZERO), add(down, integers(is_up)))
+
+
 def where(c: Numbers, x: Numbers, y: Numbers) -> Numbers:
     """Take x where c is not 0, else y."""
     return choose(is_zero(c), y, x)

@@ -42,7 +42,7 @@ type Factors = tuple[tuple[Base, Fraction], ...]
 type Axes = frozenset[Axis]
 
 ONE = Fraction(1)
-WHOLE = TRUTHS | {"floor", "sign"}  # functions whose values are whole numbers
+WHOLE = TRUTHS | {"floor", "round", "sign"}  # functions whose values are whole numbers
 KEEPS_WHOLE = frozenset({"abs", "max", "maximum", "minimum", "where"})  # of whole numbers
 NO_AXES: Axes = frozenset()
 

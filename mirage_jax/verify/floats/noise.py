@@ -33,7 +33,9 @@ TF32_UNIT = 2.0**-10  # the type has 10 bits of mantissa
 CUT_OFF = 4 * HALF_UNIT  # up to a unit at each of some steps, all in one direction
 SAMPLES = 8
 ABSORBING = -1e29  # ordinary numbers added to it, or to less, change no bit of it, even in float64
-EXACT = frozenset({"affine", "iota", "max", "shift", "maximum", "minimum", "where", "mask", "abs", "sign", "floor"})
+EXACT = frozenset(
+    {"affine", "iota", "max", "shift", "maximum", "minimum", "where", "mask", "abs", "sign", "floor", "round"}
+)
 
 
 @dataclass(frozen=True)
