@@ -99,7 +99,7 @@ def test_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(gate, "float_gate", refuse)
     with entered() as modules:
-        report = explained(linear_attention, 384)
+        report = explained(linear_attention, 768)
     assert "planted" in str(report)
     assert not passes(modules, PATHS["A refusal by the float gate"])
 

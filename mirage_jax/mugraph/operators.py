@@ -80,7 +80,7 @@ def _special(name: str) -> Callable[..., Any]:
     return _value
 
 
-# log(1 + x) without losing small x: the rounding error of 1 + x is divided out again. Infinity by itself has no ratio
+# log(1 + x) without losing small x: the rounding error of 1 + x is divided out again; inf / inf would be NaN
 LOG1P = "tl.where((1.0 + {0} == 1.0) | ({0} == float('inf')), {0}, tl.log(1.0 + {0}) * ({0} / ((1.0 + {0}) - 1.0)))"
 # exp(x) - 1 without losing small x: its series there
 EXPM1 = (
