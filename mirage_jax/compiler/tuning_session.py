@@ -213,8 +213,9 @@ class TuningSession(RegionOnDevice):
 
     def learn_time_of_xla(self) -> None:
         """Time XLA's code if that is not known: a model that is far off would drop faster kernels."""
-        self.wait_for_gate()
-        self._time_xla_once()
+        if self.xla_seconds is None:  # else the preparation of the gate goes on while candidates are verified
+            self.wait_for_gate()
+            self._time_xla_once()
 
     def _time_xla_once(self) -> None:
         if self.xla_seconds is None and self._on_gpu and self.trials is not None and time.monotonic() < self.until:

@@ -23,9 +23,9 @@ from fractions import Fraction
 
 from mirage_jax.jaxpr_frontend.partition.reasons import Code, NotExpressible
 from mirage_jax.jaxpr_frontend.translate.builder import AxisValue, Node, NodeBuilder
+from mirage_jax.mugraph.operators import TRUTHS
 
 RANGES = {"i8": (-128, 127), "u8": (0, 255)}
-TRUTHS = frozenset({"lt", "le", "eq", "and", "or", "not", "isfinite"})
 MAX_EXACT_INTEGER = 1 << 22  # beyond, float32 would soon round
 MAX_DIVIDEND = 1 << 20  # three roundings of (x + 1/2) / n are less than 1/2n up to here
 
