@@ -111,6 +111,10 @@ def test_axis_table() -> None:
     assert len(table.resolve((j,))) == 2
     with pytest.raises(NotExpressible):
         table.regroup((table.resolve((i,)),), (6, 2))
+    whole, copied = table.fresh(4), table.fresh(4)
+    halves = (table.fresh(2), table.fresh(2))
+    table.unify([(whole,), (table.copy_of(whole, [whole]),)], [(copied,), halves])  # the second splits the first, too
+    assert len(table.resolve((whole,))) == len(table.resolve((copied,))) == 2
     square, other = table.fresh(5), table.fresh(5)
     table.keep_apart((square, other))
     view = table.unify([(square,)], [(other,)])  # one tensor has both: they become copies, and a view tells them apart

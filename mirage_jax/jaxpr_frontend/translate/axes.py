@@ -120,25 +120,24 @@ class AxisTable:
 
     def unify(self, left: Sequence[tuple[AxisKey, ...]], right: Sequence[tuple[AxisKey, ...]]) -> View:
         """Make dimensions of two operands the same axes; returns the view of the right one where that cannot be."""
-        for a, b in zip(left, right, strict=True):
-            self._align(a, b)
-        for a, b in zip(left, right, strict=True):
+        pairs = list(zip(left, right, strict=True))
+        while any([self._align(a, b) for a, b in pairs]):  # a split may also divide an axis of an earlier dimension
+            pass
+        for a, b in pairs:
             for n in range(len(self.resolve(a))):
                 x, y = self.resolve(a)[n], self.resolve(b)[n]
                 if x.base != y.base:
                     self._merge(x, y)
-        pairs = [
-            p for a, b in zip(left, right, strict=True) for p in zip(self.resolve(b), self.resolve(a), strict=True)
-        ]
-        return {y: x for y, x in pairs if y != x}
+        keys = [p for a, b in pairs for p in zip(self.resolve(b), self.resolve(a), strict=True)]
+        return {y: x for y, x in keys if y != x}
 
-    def _align(self, left: tuple[AxisKey, ...], right: tuple[AxisKey, ...]) -> None:
-        """Split axes until two dimensions of one size have the same extents."""
-        while True:
+    def _align(self, left: tuple[AxisKey, ...], right: tuple[AxisKey, ...]) -> bool:
+        """Split axes until two dimensions of one size have the same extents; returns whether any was split."""
+        for splits in itertools.count():
             pairs = zip(self.resolve(left), self.resolve(right), strict=False)
             pair = next(((a, b) for a, b in pairs if self.extent(a) != self.extent(b)), None)
             if pair is None:
-                return
+                return splits > 0
             small, large = sorted(pair, key=self.extent)
             self.split(large, self.extent(small))
 
