@@ -52,6 +52,7 @@ from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Li
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.report import Decision, WholeFunction
 from mirage_jax.search.candidates import Candidate, in_one_launch
+from mirage_jax.verify.exact.exact_check import exact_check
 from mirage_jax.verify.exact.interpreters.triton import interpret
 from mirage_jax.verify.floats.gate import float_gate
 from mirage_jax.why_not import Reason
@@ -326,6 +327,7 @@ def _interpreted(
     except (LoweringError, UnsupportedError):
         return
     counts["interpreted"] += 1
+    yield from _inexact(c.graph, schedule)
     in_float32 = evaluate.run(c.graph, inputs, dtype="float32")
     for n, (r, y, narrow_y) in enumerate(zip(want, have, in_float32, strict=True)):
         good = np.isfinite(r) & np.isfinite(narrow_y)
@@ -336,6 +338,16 @@ def _interpreted(
         off = float(np.where(good, np.abs(y.astype(np.float64) - r), 0).max())
         if not off <= limit:
             yield f"a kernel is off by {off:.3g}, values of size {scale:.3g}, in output {n}\n{c.graph}\n{c.schedule}"
+
+
+def _inexact(graph: KernelGraph, schedule: Schedule) -> Iterator[str]:
+    """What the exact check has against kernels. Their text is written from the graph, so one of these is at fault."""
+    try:
+        wrong = exact_check(graph, schedule)
+    except (LoweringError, UnsupportedError):
+        return
+    if wrong:
+        yield f"the exact check refuses a kernel: {wrong}\n{graph}\n{schedule}"
 
 
 def _largest(dtype: np.dtype) -> float:

@@ -109,6 +109,18 @@ def evaluate[V](
     return [tensors[name] for name in graph.outputs]
 
 
+def evaluate_kernel[V](
+    kernel: BlockGraph, graph: KernelGraph, schedule: Schedule, tensors: Mapping[str, V], domain: ArrayDomain[V]
+) -> list[V]:
+    """What one kernel of `graph` stores, in the order of its stores, given the tensors that it loads.
+
+    schedule: the sizes of this kernel alone, and the parts of split axes.
+    """
+    (tiles,) = schedule.kernels
+    stored = _tiled(kernel, domain, _Extents(graph, schedule), tiles, tensors)
+    return [stored[s.tensor.name] for s in kernel.stores]
+
+
 def run(
     graph: KernelGraph,
     arrays: Sequence[Any],
