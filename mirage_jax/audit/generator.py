@@ -180,9 +180,13 @@ def chain(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
 def distances(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
     """Sum over pairs of rows: kernels of distances, mixtures, the nearest row, weights by distance, forces."""
     *rest, n, d = x.shape
-    m = b.size()
-    y, w = b.input([m, d], x.dtype), b.input([m], x.dtype)
-    gap = b.step("{0}[..., None, :] - {1}", x, y, shape=[*rest, n, m, d])
+    if b.rng.random() < 0.3:  # of rows of one matrix, so that a sum over all pairs has every pair twice
+        m, y = n, x
+    else:
+        m = b.size()
+        y = b.input([m, d], x.dtype)
+    w = b.input([m], x.dtype)
+    gap = b.step("{0}[..., None, :] - {1}[..., None, :, :]", x, y, shape=[*rest, n, m, d])
     if b.rng.random() < 0.25:  # a deviation: an exponential, at times within another one
         gap = b.step("{0} / jnp.exp({1})", gap, b.input([d], x.dtype), shape=[*rest, n, m, d])
     length = b.step(b.rng.choice(LENGTHS), gap, shape=[*rest, n, m])
@@ -193,6 +197,7 @@ def distances(b: ProgramBuilder, x: ProgramValue) -> ProgramValue:
         ("jax.nn.softmax(-{0}, -1) @ {2}", [*rest, n, d]),
         ("jnp.sum({3} / (1 + {0})[..., None], -2)", [*rest, n, d]),
         ("1 / (1 + {0})", [*rest, n, m]),
+        ("jnp.sum({1}[:, None] * jnp.square({3}), (-3, -2))", [*rest, d]),
     ]
     text, shape = b.rng.choice(texts)
     return b.step(text, length, w, y, gap, shape=shape)

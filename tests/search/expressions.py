@@ -20,13 +20,14 @@ from mirage_jax.search.enumerate.normal_form import Expressions, Poly, Term
 type Tree = tuple[Any, ...]
 type Index = dict[str, int]  # axis -> index
 
-SIZES = {"i": 2, "j": 4, "k": 3}
+SIZES = {"i": 2, "i'": 2, "j": 4, "k": 3}
 SPLIT = {**SIZES, "j.l": 2, "j": 2}  # sizes after j -> (j.l, j)
 ATOMS = {"a": ("i",), "b": ("j",), "x": ("i", "j"), "w": ("j", "k"), "v": ("k",), "s": ()}
 DATA = {
     name: np.random.default_rng(n).uniform(0.5, 1.5, [SIZES[a] for a in axes])
     for n, (name, axes) in enumerate(ATOMS.items())
 }
+ATOMS |= {"a'": ("i'",), "x'": ("i'", "j")}  # the same tensors along a copy of an axis
 FUNCTIONS = {"tanh": math.tanh, "maximum": max}
 
 
@@ -93,7 +94,7 @@ def form(d: Expressions, tree: Tree) -> Poly:
     """The normal form."""
     match tree:
         case ("atom", name):
-            return d.atom(name, ATOMS[name])
+            return d.atom(origin(name), ATOMS[name])
         case ("add", t, u):
             return d.add(form(d, t), form(d, u))
         case ("mul", t, u):
@@ -137,7 +138,7 @@ def meaning(tree: Tree, at: Index, magnitude: bool = False) -> float:
 
     match tree:
         case ("atom", name):
-            return float(DATA[name][tuple(at[a] for a in ATOMS[name])])
+            return float(DATA[origin(name)][tuple(at[a] for a in ATOMS[name])])
         case ("add", t, u):
             return go(t) + go(u)
         case ("mul", t, u):

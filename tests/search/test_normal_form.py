@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from search.expressions import (
     ATOMS,
+    DATA,
     SIZES,
     SPLIT,
     Tree,
@@ -65,7 +66,7 @@ def test_renaming_free_axes_keeps_the_meaning_and_can_be_undone(tree: Tree) -> N
     q = d.rename(p, {"j": "j'", "k": "k''"})
     assert not d.axes(q) & {"j", "k"}
     for at in corners():
-        assert close(value(d, q, {"i": at["i"], "j'": at["j"], "k''": at["k"]}), meaning(tree, at), scale)
+        assert close(value(d, q, {"i": at["i"], "i'": at["i'"], "j'": at["j"], "k''": at["k"]}), meaning(tree, at), scale)
     assert d.rename(q, {"j'": "j", "k''": "k"}) == p
 
 
@@ -155,7 +156,7 @@ def total(x: Tree, *axes: str) -> Tree:
     return total(("sum", x, axes[0]), *axes[1:]) if axes else x
 
 
-A, B, X, W, V, S = map(atom, ATOMS)
+A, B, X, W, V, S = map(atom, "abxwvs")
 MEAN = ("offset", ("scale", total(mul(X, X), "j"), Q(1, 4)), Q(1, 3))
 XW, XB = total(mul(X, W), "j"), total(mul(X, B), "j")
 ONE = ("offset", ("scale", A, Q(0)), Q(1))
@@ -223,6 +224,29 @@ def test_bound_axes_have_no_name_of_their_own() -> None:
     gram = e.mul(e.atom("x", ("i", "j")), e.sum(e.mul(e.atom("x", ("i", "j")), e.atom("b", ("j",))), ("j",)))
     other = e.mul(e.atom("x", ("i", "j")), e.sum(e.mul(e.atom("x", ("i", "j'")), e.atom("b", ("j'",))), ("j'",)))
     assert gram == other and e.axes(gram) == {"i", "j"}
+
+
+@pytest.mark.parametrize("q", [2, 3, 4, 5, -1, -2])
+@pytest.mark.parametrize("seen", [("i", "i'"), ("i'", "i"), ("i'", "i''"), ("i''", "i'")], ids="-".join)
+def test_powers_of_the_difference_of_one_tensor_along_two_axes(q: int, seen: tuple[str, str]) -> None:
+    """To swap two bound axes turns the difference around, and makes its odd powers negative."""
+    d = domain()
+
+    def difference(first: str, second: str) -> Poly:
+        return d.add(d.atom("a", (first,)), d.scale(d.atom("a", (second,)), Q(-1)))
+
+    def pairs(first: str, second: str) -> Poly:
+        weights = d.mul(d.atom("x", ("i", "j")), d.atom("x", ("i'", "j")))
+        return d.sum(d.mul(d.power(difference(first, second), Q(q)), weights), ("i", "i'"))
+
+    difference(*seen)  # the order in which values are met decides their ids
+    one, other = pairs("i", "i'"), pairs("i'", "i")
+    assert q % 2 or one == other
+    product = d.mul(one, other)
+    if q > 0:
+        a, x = DATA["a"], DATA["x"]
+        want = sum((a[m] - a[n]) ** q * x[m, 1] * x[n, 1] for m in range(2) for n in range(2))
+        assert close(value(d, product, {"j": 1}), want**2, 1)
 
 
 def test_splits_commute() -> None:

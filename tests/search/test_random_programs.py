@@ -11,18 +11,18 @@ from search.references import H200, TWO_KERNELS, worst_error
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.mugraph.check import check_graph, check_schedule
-from mirage_jax.mugraph.graph import KernelGraph, Library, Load, Op, Tensor
+from mirage_jax.mugraph.graph import KernelGraph, Library, Load, Op, Tensor, origin
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.driver import search
 from mirage_jax.verify.equivalence.certificate import fingerprint
 
-EXTENTS = tuple((a, 16 * n) for a, n in SIZES.items())
+EXTENTS = tuple((a, 16 * n) for a, n in SIZES.items() if a == origin(a))
 
 
 def program(tree: Tree) -> KernelGraph:
     """A tree as a graph of library operators, equal subtrees once."""
-    tensors: dict[Tree, Tensor] = {("atom", n): Tensor(n, axes, "f32") for n, axes in ATOMS.items() if axes}
-    inputs = tuple(tensors.values())
+    tensors: dict[Tree, Tensor] = {("atom", n): Tensor(origin(n), axes, "f32") for n, axes in ATOMS.items() if axes}
+    inputs = tuple(t for (_, n), t in tensors.items() if n == t.name)
     kernels: list[Library] = []
 
     def emit(tree: Tree, op: str, *args: Tree, **attrs: object) -> None:

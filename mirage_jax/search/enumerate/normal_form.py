@@ -103,6 +103,7 @@ class Expressions:
     def __init__(self, extent: Callable[[Axis], int], check: Callable[[int], None] = lambda n: None) -> None:
         self.check = check
         self._memo: defaultdict[str, dict[Any, Any]] = defaultdict(dict)
+        self._expanding: set[Term] = set()
         self.extent = extent
         self.bases: _Table[tuple[Any, ...]] = _Table()
         self.terms: _Table[tuple[Axes, Factors]] = _Table()
@@ -250,6 +251,7 @@ class Expressions:
     @memo
     def _make_term(self, bound: Axes, factors: Factors) -> Term:
         bound, rows = self._opened(bound, _merged(factors))
+        rows = _merged((self._without_sign(b, q), q) for b, q in rows)
         axes = self.factor_axes(rows)
         if lost := bound - axes:
             raise UnsupportedError(f"sum over axis {min(lost)}, on which no factor depends any more")
@@ -269,8 +271,20 @@ class Expressions:
         self.check(1)
         aside = {x: (x + "#",) for x in names}  # two steps, so that renaming captures nothing
         back = {x + "#": (n,) for x, n in names.items()}
-        moved = tuple(sorted((self._sub_base(self._sub_base(b, aside, False), back, False), q) for b, q in rows))
-        return frozenset(names.values()), moved
+        moved = ((self._sub_base(self._sub_base(b, aside, False), back, False), q) for b, q in rows)
+        return frozenset(names.values()), tuple(sorted((self._without_sign(b, q), q) for b, q in moved))
+
+    def _without_sign(self, b: Base, q: Fraction) -> Base:
+        """The base of a power, or its negative if the power is even: of (x - y)^2 and (y - x)^2 always the same."""
+        return self._positive(b) if q.denominator == 1 and q.numerator % 2 == 0 else b
+
+    @memo
+    def _positive(self, b: Base) -> Base:
+        match self.base(b):
+            case ("P", p) if self.monic(p)[1] < 0:
+                return self.bases.id(("P", self.scale(p, -ONE)))
+            case _:
+                return b
 
     def _opened(self, bound: Axes, rows: list[tuple[Base, Fraction]]) -> tuple[Axes, list[tuple[Base, Fraction]]]:
         """Move the sum of a factor (S[k] t)^1 that is not alone to the sums of the whole product."""
@@ -325,11 +339,16 @@ class Expressions:
             return ((u, c * e) for u, e in self.poly(self.base(factors[0][0])[1]))
         whole_powers = (x for x in factors if x[1].denominator == 1 and x[1] != 1)
         loose = next((x for x in whole_powers if self._is_loose(x[0])), None)
-        if loose is None:
+        if loose is None or t in self._expanding:
             return ((t, c),)
         b, q = loose
-        rest = self.make_poly([(self.make_term((), [x for x in factors if x != loose]), c)])
-        return self.poly(self.sum(self.mul(self.power(self.base(b)[1], q), rest), tuple(sorted(bound))))
+        # The sign of an odd power may return as a swap of bound axes: S[i,i'] (x[i] - x[i'])^3 y[i] y[i'].
+        self._expanding.add(t)
+        try:
+            rest = self.make_poly([(self.make_term((), [x for x in factors if x != loose]), c)])
+            return self.poly(self.sum(self.mul(self.power(self.base(b)[1], q), rest), tuple(sorted(bound))))
+        finally:
+            self._expanding.remove(t)
 
     @memo
     def _is_loose(self, b: Base) -> bool:
