@@ -121,7 +121,7 @@ class AxisTable:
     def unify(self, left: Sequence[tuple[AxisKey, ...]], right: Sequence[tuple[AxisKey, ...]]) -> View:
         """Make dimensions of two operands the same axes; returns the view of the right one where that cannot be."""
         pairs = list(zip(left, right, strict=True))
-        while any([self._align(a, b) for a, b in pairs]):  # a split may also divide an axis of an earlier dimension
+        while any(self._align(a, b) for a, b in pairs):  # a split may also divide an axis of an earlier dimension
             pass
         for a, b in pairs:
             for n in range(len(self.resolve(a))):
@@ -133,13 +133,15 @@ class AxisTable:
 
     def _align(self, left: tuple[AxisKey, ...], right: tuple[AxisKey, ...]) -> bool:
         """Split axes until two dimensions of one size have the same extents; returns whether any was split."""
-        for splits in itertools.count():
+        is_split = False
+        while True:
             pairs = zip(self.resolve(left), self.resolve(right), strict=False)
             pair = next(((a, b) for a, b in pairs if self.extent(a) != self.extent(b)), None)
             if pair is None:
-                return splits > 0
+                return is_split
             small, large = sorted(pair, key=self.extent)
             self.split(large, self.extent(small))
+            is_split = True
 
     def _merge(self, into: AxisKey, key: AxisKey) -> None:
         """Make the base of `key` the base of `into`: the same axis where nothing forbids it, else copies."""
