@@ -341,7 +341,7 @@ def _interpreted(
 
 
 def _inexact(graph: KernelGraph, schedule: Schedule) -> Iterator[str]:
-    """What the exact check has against kernels. Their text is written from the graph, so one of these is at fault."""
+    """Run the exact check. The kernels' text is written from the graph, so a refusal is a fault of ours."""
     try:
         wrong = exact_check(graph, schedule)
     except (LoweringError, UnsupportedError):

@@ -112,7 +112,7 @@ def evaluate[V](
 def evaluate_kernel[V](
     kernel: BlockGraph, graph: KernelGraph, schedule: Schedule, tensors: Mapping[str, V], domain: ArrayDomain[V]
 ) -> list[V]:
-    """What one kernel of `graph` stores, in the order of its stores, given the tensors that it loads.
+    """Evaluate one kernel of `graph`, given the tensors that it loads; the values in the order of its stores.
 
     schedule: the sizes of this kernel alone, and the parts of split axes.
     """

@@ -275,7 +275,7 @@ class Expressions:
         return frozenset(names.values()), tuple(sorted((self._without_sign(b, q), q) for b, q in moved))
 
     def _without_sign(self, b: Base, q: Fraction) -> Base:
-        """The base of a power, or its negative if the power is even: of (x - y)^2 and (y - x)^2 always the same."""
+        """The base of a power. Even powers have one base for (x - y)^2 and (y - x)^2."""
         return self._positive(b) if q.denominator == 1 and q.numerator % 2 == 0 else b
 
     @memo

@@ -215,8 +215,9 @@ def _differences(twin: Twin, store: Store, have: Any, want: NamedArray) -> str:
 
 
 def _expected(twin: Twin, inputs: Mapping[str, NamedArray]) -> list[NamedArray]:
-    """What the graph says of one kernel, in the order of its stores. What other kernels make of them may decide whether
-    it has two forms, so it stays in its graph.
+    """Evaluate one kernel, in the order of its stores.
+
+    It stays within its graph, since the kernels that read its results decide whether it has two forms.
     """
     names = dict.fromkeys(load.tensor for load in twin.kernel.loads)  # also of loads that the text has no use for
     tensors = {n: inputs[n] if n in inputs else _random(twin.graph.tensors[n], twin.graph, twin.parts) for n in names}
