@@ -121,8 +121,7 @@ class AxisTable:
     def unify(self, left: Sequence[tuple[AxisKey, ...]], right: Sequence[tuple[AxisKey, ...]]) -> View:
         """Make dimensions of two operands the same axes; returns the view of the right one where that cannot be."""
         pairs = list(zip(left, right, strict=True))
-        while any(self._align(a, b) for a, b in pairs):  # a split may also divide an axis of an earlier dimension
-            pass
+        self._align(pairs)
         for a, b in pairs:
             for n in range(len(self.resolve(a))):
                 x, y = self.resolve(a)[n], self.resolve(b)[n]
@@ -131,17 +130,15 @@ class AxisTable:
         keys = [p for a, b in pairs for p in zip(self.resolve(b), self.resolve(a), strict=True)]
         return {y: x for y, x in keys if y != x}
 
-    def _align(self, left: tuple[AxisKey, ...], right: tuple[AxisKey, ...]) -> bool:
-        """Split axes until two dimensions of one size have the same extents; returns whether any was split."""
-        is_split = False
+    def _align(self, pairs: Sequence[tuple[tuple[AxisKey, ...], tuple[AxisKey, ...]]]) -> None:
+        """Split axes until both dimensions of each pair have the same extents; a split may divide other pairs too."""
         while True:
-            pairs = zip(self.resolve(left), self.resolve(right), strict=False)
-            pair = next(((a, b) for a, b in pairs if self.extent(a) != self.extent(b)), None)
+            axes = (p for a, b in pairs for p in zip(self.resolve(a), self.resolve(b), strict=False))
+            pair = next(((a, b) for a, b in axes if self.extent(a) != self.extent(b)), None)
             if pair is None:
-                return is_split
+                return
             small, large = sorted(pair, key=self.extent)
             self.split(large, self.extent(small))
-            is_split = True
 
     def _merge(self, into: AxisKey, key: AxisKey) -> None:
         """Make the base of `key` the base of `into`: the same axis where nothing forbids it, else copies."""
