@@ -398,7 +398,7 @@ REWRITES: tuple[Rewrite, ...] = (
     _rewrite("a sum over a loop", _looped),
     _rewrite("another grid", _smaller_grid),
     _rewrite("a longer span, or none", _wider_loop_bounds),
-    _rewrite("logistic x = 1 / (1 + exp -x)", operators(_logistic), OPAQUE.format("logistic")),
+    _rewrite("logistic x = 1 / (1 + exp -x)", operators(_logistic)),
     _rewrite("max 2 x = 2 max x", operators(_max_of_positive_multiple), OPAQUE.format("max")),
     _rewrite("where(c, x, y) = where(not c, y, x)", operators(_negated_condition), OPAQUE.format("where")),
     _rewrite("mask(a and b, x) = mask(a, mask(b, x))", operators(_mask_apart), OPAQUE.format("mask")),

@@ -234,13 +234,30 @@ def test_square_of_a_root() -> None:
     reference, candidate = SQUARES.graph(SQUARES.reference), SQUARES.graph(SQUARES.candidates["division"])
     assert fingerprint(reference, candidate)
     proof = certify(reference, candidate)
-    assert proof.algebraic_roots
+    assert proof.algebraic == ("power 1/2",)
     assert proof.bound <= 1e-12
     assert len(proof.seeds) == 40
     replay(proof, reference, candidate)
-    assert not certify(reference, reference).algebraic_roots
+    assert not certify(reference, reference).algebraic
     with pytest.raises(VerificationError):
         certify(reference, SQUARES.graph(SQUARES.candidates["division"].replace("1/1000", "1/1001")))
+
+
+def test_logistic_by_its_formula() -> None:
+    """logistic x is 1 / (1 + exp(-x)), which is assumed only where it is needed."""
+    reference = GATED_MLP.graph(GATED_MLP.reference)
+    formula = "library e: f32[i,j] = exp{scale=-1} a[i,j]\nlibrary c: f32[i,j] = pow{exponent=-1, offset=1} e[i,j]"
+    apart = GATED_MLP.reference.replace("library c: f32[i,j] = logistic a[i,j]", formula)
+    candidate = GATED_MLP.graph(apart)
+    assert fingerprint(reference, candidate)
+    proof = certify(reference, candidate)
+    assert proof.algebraic == ("logistic",)
+    replay(proof, reference, candidate)
+    assert certify(reference, reference).algebraic == ()
+    for wrong in (apart.replace("scale=-1", "scale=1"), apart.replace("offset=1", "offset=2")):
+        assert not fingerprint(reference, GATED_MLP.graph(wrong))
+        with pytest.raises(VerificationError):
+            certify(reference, GATED_MLP.graph(wrong))
 
 
 def test_no_roots_of_what_has_none() -> None:

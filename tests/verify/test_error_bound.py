@@ -24,6 +24,11 @@ PAIRS = {
         lambda d, x, y: d.exp(d.power(d.add(d.mul(x, x), d.mul(y, y)), Fraction(1, 2))),
         lambda d, x, y: d.exp(d.add(x, y)),
     ),
+    "logistics": (lambda d, x, y: d.function("logistic", (x,)), lambda d, x, y: d.function("logistic", (y,))),
+    "logistics in exponents": (
+        lambda d, x, y: d.exp(d.mul(x, d.function("logistic", (y,)))),
+        lambda d, x, y: d.exp(d.mul(y, d.function("logistic", (y,)))),
+    ),
 }  # fmt: skip
 
 
@@ -46,7 +51,7 @@ def test_bound_holds(name: str) -> None:
     bound = 2.0 ** error_bound(difference, p_bits, q_bits)
     assert done > 0.9 * trials
     assert accepted / done <= bound + 3 * math.sqrt(bound / done), (accepted / done, bound)
-    if name in ("exponentials", "products in exponents"):
+    if name in ("exponentials", "products in exponents", "logistics", "logistics in exponents"):
         assert accepted > 0  # the test can see wrong acceptances
 
 

@@ -145,7 +145,7 @@ def any_order(was: Any) -> Any:
 
 def passing_zero_divisors(was: Any) -> Any:
     def retry(self: Any, entropy: Any, p_bits: int, q_bits: int) -> Draw:
-        draw = Draw(entropy(32), p_bits, q_bits, self.algebraic_roots)
+        draw = Draw(entropy(32), p_bits, q_bits, self.algebraic)
         try:
             return self.draw(draw)
         except finite_field.ZeroDivisor:

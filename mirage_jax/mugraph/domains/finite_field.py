@@ -11,7 +11,9 @@ q. After an exponential the q part is *poisoned* (None) and stays so (Mirage, se
   true but not seen: sqrt(x)*sqrt(y) == sqrt(x*y) for positive x, y, sqrt(1/x) == 1/sqrt(x); and sqrt(x)**2 == x for x
   that contain exponentials or roots of non-residues (such roots are uninterpreted). The sign of a root is arbitrary:
   sqrt(x*x) == x, which is false for negative x, holds for half of all x. So the verifier prefers draws in which all
-  roots are uninterpreted, and takes these only for graphs that need sqrt(x)**2 == x (`algebraic_roots`).
+  roots are uninterpreted, and takes these only for graphs that need sqrt(x)**2 == x (`Draw.algebraic`).
+* **The logistic function** can be 1 / (1 + exp(-x)) modulo p, and is uninterpreted modulo q: what an exponential or a
+  root makes of it assumes nothing. This is for graphs that need the identity, as many exponentials need large primes.
 * An exponent a + b*i becomes w ** (a + l*b) with a random l: an additive character, so exp(x+y) == exp(x)*exp(y)
   holds there too.
 * **Uninterpreted functions** are keyed hashes of the p residues of their arguments (equal values have equal p
@@ -56,6 +58,8 @@ from mirage_jax.mugraph.operators import union
 
 SYMMETRIC = frozenset({"eq", "and", "or"})  # functions of two arguments in any order
 SEMILATTICES = frozenset({"maximum", "minimum"})
+ROOT, LOGISTIC = "power 1/2", "logistic"
+ALGEBRAIC = (LOGISTIC, ROOT)  # functions that may be uninterpreted or have their algebra
 type Place = tuple[slice, ...]
 
 
@@ -224,7 +228,7 @@ class Draw:
     seed: bytes
     p_bits: int = 61
     q_bits: int = 31
-    algebraic_roots: bool = True  # False: roots are uninterpreted functions
+    algebraic: frozenset[str] = frozenset(ALGEBRAIC)  # the others of these functions are uninterpreted
 
     @cached_property
     def rng(self) -> Random:
@@ -417,7 +421,7 @@ class FieldDomain:
         if exponent.denominator != 1:
             re, im = (_flat(part, x.p.re.shape) for part in (x.p.re, x.p.im))
             self.draw.rooted.update(zip(re, im, strict=True))
-        if exponent.denominator == 2 and x.q is not None and self.draw.algebraic_roots:
+        if exponent.denominator == 2 and self._has_algebra(ROOT, x):
             x, exponent = self._root(x), exponent * 2
         if exponent.denominator != 1:
             root = Fraction(1, exponent.denominator)
@@ -451,6 +455,8 @@ class FieldDomain:
         else:
             columns = [x.p.map(lambda a, x=x: arrange(a, x.axes, axes)) for x in args]
             value = self._hash(name, axes, columns, sort=name in SYMMETRIC)
+        if name == LOGISTIC and self._has_algebra(name, args[0]):
+            value = replace(value, p=self._logistic(args[0]).p)
         return self._known(value, index_facts.function(name, [x.fact for x in args]))
 
     def sum(self, x: Pair, axes: tuple[Axis, ...]) -> Pair:
@@ -508,6 +514,14 @@ class FieldDomain:
         high = None if x.q is None or y.q is None else getattr(q, method)(x.q, y.q)
         return Pair(axes, getattr(p, method)(x.p, y.p), high)
 
+    def _has_algebra(self, name: str, x: Pair) -> bool:
+        return x.q is not None and name in self.draw.algebraic
+
+    def _logistic(self, x: Pair) -> Pair:
+        """1 / (1 + exp(-x)); 1 + w^n is not 0, for -1 is no power of w, whose order is odd."""
+        inverse = self.exp(self.mul(self.constant(Fraction(-1)), x))
+        return self.power(self.add(inverse, self.constant(Fraction(1))), Fraction(-1))
+
     def _root(self, x: Pair) -> Pair:
         if x.p.im is not None or (x.q is not None and x.q.im is not None):
             return self._mixed_root(x)
@@ -515,7 +529,7 @@ class FieldDomain:
 
     def _mixed_root(self, x: Pair) -> Pair:
         """Roots where some elements have an imaginary part: uninterpreted for these, part by part."""
-        hashed = self.function("power 1/2", (x,))
+        hashed = self.function(ROOT, (x,))
 
         def _choose(ring: PrimeRing, a: Residues, h: Residues) -> Residues:
             if a.im is None:

@@ -28,7 +28,7 @@ import numpy
 from mirage_jax.errors import DifferentError, GraphError, MirageError, VerificationError
 from mirage_jax.mugraph.canonical import structure_hash
 from mirage_jax.mugraph.check import check_graph
-from mirage_jax.mugraph.domains.finite_field import Draw, FieldDomain, Pair, ZeroDivisor
+from mirage_jax.mugraph.domains.finite_field import ALGEBRAIC, ROOT, Draw, FieldDomain, Pair, ZeroDivisor
 from mirage_jax.mugraph.domains.floats import arrange
 from mirage_jax.mugraph.domains.index_facts import FactAt, FactDomain, Scale
 from mirage_jax.mugraph.evaluate import evaluate, part_length
@@ -40,6 +40,7 @@ from mirage_jax.mugraph.graph import (
     KernelSchedule,
     Library,
     LoopBounds,
+    Op,
     Schedule,
     is_part,
     origin,
@@ -49,7 +50,7 @@ from mirage_jax.mugraph.passes.sentinels import complete, guarded, usual
 from mirage_jax.verify.equivalence.error_bound import Bound, BoundDomain, Difference, error_bound
 from mirage_jax.verify.gate import HasGraph, Verdict
 
-VERSION = 1
+VERSION = 2
 MAX_ERROR_PROBABILITY = 1e-12
 MIN_DRAWS, MAX_DRAWS = 2, 8
 PRIME_BITS = (
@@ -84,7 +85,7 @@ class Certificate:
     degree: float  # of its polynomials
     log2_height: float  # of their coefficients
     hashed: int  # evaluations of uninterpreted functions
-    algebraic_roots: bool  # are square roots taken in the field? (else uninterpreted)
+    algebraic: tuple[str, ...]  # functions that have their algebra; all others are uninterpreted
     log2_per_draw: float
     bound: float  # probability that a wrong candidate gets this certificate
     version: int = VERSION
@@ -114,6 +115,7 @@ class Certificate:
             d["extents"] = tuple((str(a), int(n)) for a, n in d["extents"])
             d["primes"] = tuple((int(p), int(q)) for p, q in d["primes"])
             d["seeds"] = tuple(str(s) for s in d["seeds"])
+            d["algebraic"] = tuple(str(f) for f in d["algebraic"])
             return cls(**d)
         except (KeyError, TypeError, ValueError) as e:
             raise VerificationError(f"not a certificate: {e!r}") from None
@@ -160,23 +162,30 @@ def certify(
 ) -> Certificate:
     """A certificate with bound <= target; `VerificationError` if the graphs differ or the bound cannot be met.
 
-    Square roots are uninterpreted functions first. If the graphs are equal only by sqrt(x)**2 == x, roots are taken in
-    the field, where their signs are arbitrary: were a radicand a square, a wrong graph (x for sqrt(x*x)) would pass one
-    draw in two. So a draw then counts for one half only (assuming that no wrong graph depends on several such signs).
+    The logistic function and square roots are uninterpreted first. If the graphs are equal only by 1 / (1 + exp(-x)) or
+    by sqrt(x)**2 == x, these have their algebra. Roots are then taken in the field, where their signs are arbitrary:
+    were a radicand a square, a wrong graph (x for sqrt(x*x)) would pass one draw in two. So a draw then counts for one
+    half only (assuming that no wrong graph depends on several such signs).
     """
-    comparison = _Comparison(reference, candidate)
-    try:
-        first = comparison.retry(entropy, *PRIME_BITS[0])  # finds most errors at once, and counts the hashed values
-    except VerificationError:
-        if not comparison.has_roots:
-            raise
-        comparison = _Comparison(reference, candidate, algebraic_roots=True)
-        first = comparison.retry(entropy, *PRIME_BITS[0])
+    comparison, first = _first_draw(reference, candidate, entropy)
     p_bits, q_bits, per_draw, draws = comparison.plan(target, first.hashed)
     done = [first] if (first.p_bits, first.q_bits) == (p_bits, q_bits) else []
     while len(done) < draws:
         done.append(comparison.retry(entropy, p_bits, q_bits))
     return comparison.certificate(done, per_draw)
+
+
+def _first_draw(reference: KernelGraph, candidate: KernelGraph, entropy: Entropy) -> tuple[_Comparison, Draw]:
+    """The comparison that assumes least of all that the graphs pass. Its draw counts the hashed values."""
+    comparison = _Comparison(reference, candidate)
+    left = comparison.algebraic_functions
+    while True:
+        try:
+            return comparison, comparison.retry(entropy, *PRIME_BITS[0])
+        except VerificationError:
+            if not left:
+                raise
+        comparison = _Comparison(reference, candidate, comparison.algebraic | {left.pop(0)})
 
 
 @dataclass
@@ -219,7 +228,7 @@ def replay(certificate: Certificate, reference: KernelGraph, candidate: KernelGr
     """Repeat the very draws of a certificate, for bug reports; raises `VerificationError` if any differs."""
     comparison = _Comparison(reference, candidate)
     for seed, primes in zip(certificate.seeds, certificate.primes, strict=True):
-        draw = Draw(bytes.fromhex(seed), certificate.p_bits, certificate.q_bits, certificate.algebraic_roots)
+        draw = Draw(bytes.fromhex(seed), certificate.p_bits, certificate.q_bits, frozenset(certificate.algebraic))
         if (draw.p, draw.q) != primes:
             raise VerificationError(f"seed {seed} gives other primes than the certificate says")
         comparison.draw(draw)
@@ -396,10 +405,14 @@ class _Comparison:
     """A reference and a candidate at reduced extents."""
 
     def __init__(
-        self, reference: KernelGraph, candidate: KernelGraph, algebraic_roots: bool = False, quick: bool = False
+        self,
+        reference: KernelGraph,
+        candidate: KernelGraph,
+        algebraic: frozenset[str] = frozenset(),
+        quick: bool = False,
     ):
         _check_interface(reference, candidate, known=quick)
-        self.algebraic_roots, self.quick = algebraic_roots, quick
+        self.algebraic, self.quick = algebraic, quick
         self.given = reference, candidate
         self.scale = scale_of(reference, candidate)
         self.extents, self.schedule = reduced(reference, candidate, self.scale, quick)
@@ -470,17 +483,17 @@ class _Comparison:
         """One test with a draw that meets no zero divisor."""
         for _ in range(MAX_REDRAWS):
             try:
-                return self.draw(Draw(entropy(32), p_bits, q_bits, self.algebraic_roots))
+                return self.draw(Draw(entropy(32), p_bits, q_bits, self.algebraic))
             except ZeroDivisor:
                 continue
         raise VerificationError("a graph divides by zero whatever the inputs")
 
     @property
-    def has_roots(self) -> bool:
-        """Whether either graph takes a square root."""
-        ops = [op for g in (self.reference, self.candidate) for k in g for op in k.ops if op.op == "pow"]
-        powers = [op.attributes["exponent"] for op in ops]
-        return any(isinstance(e, Fraction) and e.denominator == 2 for e in powers)
+    def algebraic_functions(self) -> list[str]:
+        """Functions of the graphs that can have their algebra, those first that make a proof the least weaker."""
+        ops = [op for graph in (self.reference, self.candidate) for kernel in graph for op in kernel.ops]
+        found = {ROOT if _is_square_root(op) else op.op for op in ops}
+        return [f for f in ALGEBRAIC if f in found]
 
     # --- the bound
 
@@ -491,7 +504,7 @@ class _Comparison:
             per_draw = self._per_draw(p_bits, q_bits, hashed)
             if per_draw > math.log2(target) / MAX_DRAWS:
                 continue
-            if self.algebraic_roots:
+            if ROOT in self.algebraic:
                 per_draw = -1.0  # signs of roots; larger than the computed bound
             return p_bits, q_bits, per_draw, max(MIN_DRAWS, math.ceil(math.log2(target) / per_draw))
         worst = max(self.differences, key=lambda d: d.top.terms + d.root_bits)
@@ -501,7 +514,7 @@ class _Comparison:
         )
 
     def _measure(self) -> None:
-        domain = BoundDomain(self.extents, self.weights, algebraic_roots=self.algebraic_roots)
+        domain = BoundDomain(self.extents, self.weights, algebraic=self.algebraic)
         inputs = [domain.input(t.axes) for t in self.reference.inputs]
         want: list[Bound] = evaluate(self.reference, inputs, domain)
         have: list[Bound] = evaluate(self.candidate, inputs, domain, self.schedule)
@@ -538,10 +551,15 @@ class _Comparison:
             degree=max(t.degree for t in tops),
             log2_height=max(t.height for t in tops),
             hashed=max(d.hashed.total() for d in draws),
-            algebraic_roots=self.algebraic_roots,
+            algebraic=tuple(sorted(self.algebraic)),
             log2_per_draw=per_draw,
             bound=2.0 ** max(per_draw * len(draws), -1000.0),
         )
+
+
+def _is_square_root(op: Op) -> bool:
+    """Whether the operator takes a power with half an integer as exponent."""
+    return op.op == "pow" and op.number("exponent").denominator == 2
 
 
 def _check_interface(reference: KernelGraph, candidate: KernelGraph, known: bool = False) -> None:

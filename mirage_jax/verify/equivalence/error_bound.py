@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
+from mirage_jax.mugraph.domains.finite_field import ALGEBRAIC, LOGISTIC, ROOT
 from mirage_jax.mugraph.graph import Axis, Tensor, is_part, origin
 from mirage_jax.mugraph.operators import union
 
@@ -159,7 +160,7 @@ class BoundDomain:
     weights: Mapping[Axis, Fraction] = field(default_factory=dict)
     ranges: Mapping[Axis, range] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
-    algebraic_roots: bool = True
+    algebraic: frozenset[str] = frozenset(ALGEBRAIC)
 
     representative = True
 
@@ -223,10 +224,10 @@ class BoundDomain:
         return self._joined(x, y, x.top.times(y.top), bottom)
 
     def power(self, x: Bound, exponent: Fraction) -> Bound:
-        """Bound a power; roots count as uninterpreted functions unless `algebraic_roots`."""
+        """Bound a power; roots count as uninterpreted functions unless `algebraic`."""
         if exponent < 0:
             return self._inverse(self.power(x, -exponent))
-        if exponent.denominator == 2 and not x.poisoned and self.algebraic_roots:
+        if exponent.denominator == 2 and self._has_algebra(ROOT, x):
             x, exponent = self._root(x), exponent * 2
         if exponent.denominator != 1:
             root = Fraction(1, exponent.denominator)
@@ -258,6 +259,8 @@ class BoundDomain:
         for x in args:
             known = self.notes.arguments.get(name)
             self.notes.arguments[name] = x if known is None else _either(known, x)
+        if name == LOGISTIC and self._has_algebra(name, args[0]):
+            return self._logistic(args[0])
         return Bound(union(tuple(x.axes for x in args)), VARIABLE)
 
     def sum(self, x: Bound, axes: tuple[Axis, ...]) -> Bound:
@@ -316,9 +319,18 @@ class BoundDomain:
             return replace(x, top=top.times(replace(x.top, height=x.top.scale, scale=x.top.height)), bottom={})
         return replace(x, top=top, bottom={Factor(self.notes.fresh(), frozenset(x.axes), x.top): 1})
 
+    def _has_algebra(self, name: str, x: Bound) -> bool:
+        return not x.poisoned and name in self.algebraic
+
+    def _logistic(self, x: Bound) -> Bound:
+        """1 / (1 + exp(-x)) for what multiplies, and a variable for what is an exponent: its degree is at least 1."""
+        inverse = self.exp(self.mul(self.constant(Fraction(-1)), x))
+        out = self._inverse(self.add(inverse, self.constant(Fraction(1))))
+        return replace(out, top=replace(out.top, degree=max(out.top.degree, VARIABLE.degree)), poisoned=False)
+
     def _root(self, x: Bound) -> Bound:
         if x.roots:  # the field takes roots of elements with imaginary part for uninterpreted
-            self.function("power 1/2", (x,))
+            self.function(ROOT, (x,))
         bits = math.log2(max(2 + x.denominator().degree, x.top.degree))
         radical = Radical(self.notes.fresh(), frozenset(x.axes), bits)
         return Bound(x.axes, VARIABLE, {}, {**x.roots, radical: 1}, x.poisoned)
