@@ -211,8 +211,8 @@ def _disturbed(x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, terms: Array
     """`x` with the relative error that rounding may have; a sum may also have the error of its partial sums in float32.
 
     Numbers beyond the range of the type may overflow. (XLA may keep them in a wider type; another order may leave the
-    range of float32, which nobody comes near by chance, a little earlier.) Numbers below may be flushed to zero, as XLA
-    does on CPUs; not in float16, which is computed in float32 and rounds it to a multiple of the smallest.
+    range of float32, which nobody comes near by chance, a little earlier.) Numbers below may be flushed to zero, but
+    not in float16, which is computed in float32 and rounds it to a multiple of the smallest.
 
     A sentinel has no noise where the result is a number of the type as it is: its sum with an ordinary number is
     the sentinel again, in float64 as in float32, in whatever order. Otherwise rows in which everything is masked would
@@ -227,14 +227,26 @@ def _disturbed(x: Array, eqn: FlatEqn, xs: list[Array], dtype: Any, terms: Array
         y += np.where(x == 0, 0.0, float(info.smallest_subnormal) * noise.draw(np.shape(x)))
     if terms is not None and (roundings := _roundings(eqn, xs)):
         y += roundings * float(np.finfo(np.float32).eps) * terms * noise.draw(np.shape(x))
-    small = (np.abs(y) < float(info.smallest_normal) / EARLIER) & (y != 0)
-    if dtype != np.float16 and small.any():
-        y = np.where(small & (noise.draw(np.shape(x)) > 0), 0.0, y)
+    y = y if dtype == np.float16 else _flushed(y, eqn, float(info.smallest_normal), noise)
     most = float(info.max)
     y = np.where(np.abs(y) > (most if dtype == np.float16 else EARLIER * most), np.copysign(math.inf, y), y)
     low = (x <= -SENTINEL) & (noise.strict_range or eqn.primitive != "reduce_sum")
     y = np.where(low & (x.astype(dtype) == x), x, y) if low.any() else y
     return y if noise.strict_range else np.where(_factors(eqn, xs), math.nan, y)
+
+
+def _flushed(y: Array, eqn: FlatEqn, least: float, noise: Noise) -> Array:
+    """`y` with numbers below the `least` normal one flushed to zero by chance, as XLA does in some loops on CPUs.
+
+    A sum of products that is not much larger may lose terms in this way.
+    """
+    small = (np.abs(y) < least / EARLIER) & (y != 0)
+    if small.any():
+        y = np.where(small & (noise.draw(np.shape(y)) > 0), 0.0, y)
+    if eqn.primitive in PRODUCT_PRIMITIVES:
+        low = (np.abs(y) < least / EARLIER**2) & (y != 0)
+        y = np.where(low, y + least * noise.draw(np.shape(y)), y) if low.any() else y
+    return y
 
 
 def _factors(eqn: FlatEqn, xs: list[Array]) -> Array:
@@ -331,6 +343,18 @@ SCOPES: dict[str, Callable[[FlatEqn, list[Array], Visitor | None], list[Array]]]
 # ---------------------------------------------------------------------- primitives
 
 
+def _quotient(x: Array, y: Array) -> Array:
+    """x / y; of integers rounded towards zero, and -1 where y is zero, as XLA has it."""
+    if is_float(x.dtype):
+        return np.divide(x, y)
+    return np.where(y == 0, np.asarray(-1, x.dtype), (x - np.fmod(x, y)) // y).astype(x.dtype)
+
+
+def _remainder(x: Array, y: Array) -> Array:
+    """x less y times their quotient; of integers x itself where y is zero."""
+    return np.fmod(x, y) if is_float(x.dtype) else np.where(y == 0, x, np.fmod(x, y))
+
+
 def _shift_right_logical(x: Array, by: Array) -> Array:
     unsigned = np.dtype(f"u{x.dtype.itemsize}")
     return (x.view(unsigned) >> by.view(unsigned)).view(x.dtype)
@@ -341,7 +365,7 @@ UFUNCS = (  # with the names that numpy has for them
 )  # fmt: skip
 POINTWISE: dict[str, Callable[..., Array]] = {
     **{name: getattr(np, name) for name in UFUNCS},
-    "add": np.add, "add_any": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "rem": np.fmod,
+    "add": np.add, "add_any": np.add, "sub": np.subtract, "mul": np.multiply, "div": _quotient, "rem": _remainder,
     "neg": np.negative, "max": np.maximum, "min": np.minimum, "pow": np.power, "is_finite": np.isfinite,
     "round": np.round,  # of two the even one, as jnp.round asks for
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,

@@ -187,7 +187,7 @@ class TuningSession(RegionOnDevice):
 
     def ranked(self, found: Iterable[Candidate]) -> list[Candidate]:
         """Put candidates into the form in which they are launched, best estimate first."""
-        ordered = (candidates.differences_first(c, self.reference) for c in found)
+        ordered = (candidates.in_order(c, self.reference) for c in found)
         ranked = sorted((candidates.as_launched(c, self.description) for c in ordered), key=lambda c: c.seconds)
         self.tried["found"] = len(ranked)
         return ranked

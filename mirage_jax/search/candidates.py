@@ -35,7 +35,7 @@ from mirage_jax.mugraph.graph import (
     is_part,
 )
 from mirage_jax.mugraph.parser import parse
-from mirage_jax.mugraph.passes import log_sum_exp
+from mirage_jax.mugraph.passes import exponents, log_sum_exp
 from mirage_jax.mugraph.passes.float16_range import in_range
 
 SPLIT_COUNTS = (2, 4, 8, 16, 32)
@@ -219,9 +219,11 @@ def as_launched(c: Candidate, device: DeviceModel) -> Candidate:
     return c if launches is None else replace(c, seconds=min(c.seconds, estimate(c.graph, launches, device)))
 
 
-def differences_first(c: Candidate, program: KernelGraph) -> Candidate:
-    """The candidate with logarithms subtracted in the program's order (`mugraph.passes.log_sum_exp`)."""
-    graph = log_sum_exp.differences_first(c.graph, program)
+def in_order(c: Candidate, program: KernelGraph) -> Candidate:
+    """The candidate with subtractions in the order in which they round well: logarithms in the program's
+    (`mugraph.passes.log_sum_exp`), and in exponents of rounded numbers (`mugraph.passes.exponents`).
+    """
+    graph = exponents.with_rounded_exponents(log_sum_exp.differences_first(c.graph, program))
     kept = {k.name for k in graph.kernels}
     if len(kept) == len(c.graph.kernels):
         return replace(c, graph=graph)

@@ -19,7 +19,7 @@ from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.candidates import Candidate, KnownTilings, kind, ranged, tiled
 from mirage_jax.search.decompose.fusion import combined, inlined
-from mirage_jax.search.decompose.output_slices import SUMS, output_slice, waists
+from mirage_jax.search.decompose.output_slices import SUMS, output_slice, shared_operands, waists
 from mirage_jax.search.decompose.subprocesses import SubSearch, search_parts
 from mirage_jax.search.decompose.windows import KernelWindow, before_tail, divide, elements, replace_windows
 from mirage_jax.search.enumerate.kernels import BudgetExceeded, Space
@@ -55,24 +55,25 @@ def search(
 
     A region too wide to exhaust is searched window by window, and output by output, in up to `workers` processes. So is
     one of several outputs that has no kernel as a whole: sums over rows and over columns of one product, for instance.
-    Where no kernel comes near the roofline, small products are stored, and what lies between them is searched. Where
+    Where no kernel comes near the roofline, operands of several products or small products are stored, and what lies
+    between them is searched. Where
     there is no kernel at all by half of the time, a pointwise end is left out, and small sums are stored, too.
     """
     until = time.monotonic() + seconds
     parts = divide(reference, lambda graph: is_narrow(graph, device, space, MAX_WINDOW_CLASSES))
     has_kernels = "kernels" in families and device.is_gpu
-    stored = waists(reference)
+    shared, stored = shared_operands(reference), waists(reference)
     if len(parts) > 1:
         found, report = list[Candidate](), SearchReport(space, windows=len(parts))
-        stops = [(), stored, waists(reference, SUMS)]
+        stops = [shared, (), stored, waists(reference, SUMS)]
     else:
-        may_slice = has_kernels and (stored or len(set(reference.outputs)) > 1)
+        may_slice = has_kernels and (shared or stored or len(set(reference.outputs)) > 1)
         of_whole = seconds * (MAX_WHOLE_SHARE if may_slice else 1.0)
         one = Search(reference, device, space, of_whole, states, families, notify=notify)
         one.patience = MAX_PATIENCE_SHARE * seconds if has_kernels else math.inf
         found, report = one.run(), one.report
         parts = before_tail(reference) if has_kernels and _is_stuck(found, report) else []
-        stops = _stops_after(found, report, reference, device, stored)
+        stops = _stops_after(found, report, reference, device, shared or stored)
     slices = _first_slices(reference, device, space, stops) if has_kernels else []
     report.output_slices = len(slices)
     searched = [(w.graph, space) for w in parts] + slices

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -558,6 +559,30 @@ def test_numbers_below_the_smallest_may_be_flushed_to_zero(dtype: str, flushed: 
         assert (noise.max() > 0.1 * exact[0].max()) == lost
 
 
+def test_terms_below_the_smallest_may_be_flushed_to_zero() -> None:
+    """A sum of products that is larger itself loses some of them; a large one loses nothing."""
+    least = float(jnp.finfo("float32").tiny)
+    for factor, lost in ((0.9, True), (1e6, False)):
+        x = jnp.full((4, 1024), (factor * least) ** 0.5, "float32")
+        jaxpr = jax.make_jaxpr(lambda x: x @ x.T)(x)
+        exact = float64.evaluate(jaxpr, [x])
+        (noise,) = float64.spread(jaxpr, [x], exact, differential.SAMPLES, 0)
+        assert (noise.max() > 3e-4 * exact[0].max()) == lost
+
+
+@pytest.mark.parametrize("name", ["floor_divide", "remainder", "fmod", "divmod"])
+def test_whole_numbers_are_divided_as_xla_does(name: str) -> None:
+    """Masks by blocks and strides divide indices, and the judge has to have the same masks."""
+    x = np.arange(-7, 8, dtype=np.int32)
+
+    def divided(x: jax.Array) -> Any:
+        return getattr(jnp, name)(x[:, None], x)
+
+    have = float64.evaluate(jax.make_jaxpr(divided)(x), [x])
+    for found, wanted in zip(have, jax.tree.leaves(jax.jit(divided)(x)), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
 def test_a_wrong_lowering_is_found_and_shrunk(tmp_path, monkeypatch) -> None:
     """The result of a region is off by a thousandth, behind all checks; the script says so, until the bug is gone."""
     right = lowering.Placed.lower
@@ -625,6 +650,21 @@ def test_a_log_softmax_of_wholly_masked_logits(device: str, low: str, tmp_path) 
     program = RandomProgram((("a", 3), ("b", 4), ("c", 2)), inputs, steps, ("t2",), inner=(Wrapper("grad"),))
     outcome = fuzz.run_one(program, Setting(device, cache_dir=str(tmp_path)))
     assert not outcome.problems and outcome.accepted
+
+
+def test_logits_of_huge_products_have_one_rounding(tmp_path) -> None:
+    """Exponentials that are divided by a sum of others: each subtracts a rounded logit, and no fma an unrounded one."""
+
+    def f(x: jax.Array, w: jax.Array, label: jax.Array) -> jax.Array:
+        return jax.nn.log_softmax(x @ w, -1)[jnp.arange(1), label % 8]
+
+    def program(optimize: Any) -> Any:
+        return jax.grad(lambda x, w, label: jnp.sum(jnp.square(optimize(f)(x, w, label))), (0, 1))
+
+    rng = np.random.default_rng(4)
+    args = [np.full((1, 1), 18077100, "f4"), rng.standard_normal((1, 8)).astype("f4"), np.zeros(1, "i4")]
+    setting = Setting("H200", gate=False, seed=4, cache_dir=str(tmp_path))
+    assert not differential.examine(program, args, setting).problems
 
 
 @pytest.mark.parametrize(("seed", "number"), [(6004, 63), (6014, 84), (6015, 126), (6025, 91)])

@@ -1,5 +1,7 @@
 """Logarithms of sums of exponentials: where their shift is joined to them, and where it is not."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -211,14 +213,20 @@ def gradient_of_logsumexp(x: jax.Array, g: jax.Array) -> jax.Array:
     return jax.vjp(lambda x: jax.nn.logsumexp(x, axis=-1), x)[1](g)[0]
 
 
-def test_signs_of_sums_are_not_asked_for() -> None:
+def gradient_of_mean(x: jax.Array, g: jax.Array) -> jax.Array:
+    """As a loss has it: one number over the sum is a power of it."""
+    return jax.grad(lambda x: jax.nn.logsumexp(x, axis=-1).mean())(x * g[:, None])
+
+
+@pytest.mark.parametrize("gradient", [gradient_of_logsumexp, gradient_of_mean])
+def test_signs_of_sums_are_not_asked_for(gradient: Callable[..., jax.Array]) -> None:
     """NaN stays NaN: what the sign chooses from is made of the sum."""
     x, g = np.random.default_rng(0).standard_normal((5, 7)).astype("f4"), np.ones(5, "f4")
-    (region,) = analyse(jax.make_jaxpr(gradient_of_logsumexp)(x, g)).regions
+    (region,) = analyse(jax.make_jaxpr(gradient)(x, g)).regions
     assert not {"le", "lt", "abs"} & {*operators(region.graph)}
     x[2, 3] = np.nan
     arrays = [{(5, 7): x, (5,): g}[tuple(map(region.graph.extent, t.axes))] for t in region.graph.inputs]
-    np.testing.assert_allclose(run(region.graph, arrays)[0], gradient_of_logsumexp(x, g), rtol=1e-5)
+    np.testing.assert_allclose(run(region.graph, arrays)[0], gradient(x, g), rtol=1e-5)
 
 
 def test_signs_that_choose_something_else_stay() -> None:

@@ -13,11 +13,11 @@ from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.evaluate import run
-from mirage_jax.mugraph.graph import BlockGraph, KernelGraph
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Library
 from mirage_jax.mugraph.passes.merge_axes import simplify_axes
 from mirage_jax.search.candidates import Candidate
 from mirage_jax.search.decompose.fusion import combined
-from mirage_jax.search.decompose.output_slices import SUMS, joined, output_slice, waists
+from mirage_jax.search.decompose.output_slices import SUMS, joined, output_slice, shared_operands, waists
 from mirage_jax.search.driver import _output_slices, search
 from mirage_jax.search.enumerate.kernels import Space
 from mirage_jax.search.enumerate.window_search import Search
@@ -86,6 +86,34 @@ def test_waists() -> None:
     assert all(stored in {t.name for t in slices[name].inputs} for name in graph.outputs)
     for name, y in zip(graph.outputs, wanted, strict=True):
         np.testing.assert_allclose(known[name], y, rtol=1e-9, atol=1e-9)
+
+
+def test_gradient_of_a_cross_entropy_stores_that_of_its_logits() -> None:
+    """Two products read it, and it is no larger than the logits: one kernel per row, then the library's products."""
+
+    def loss(h: jax.Array, w: jax.Array, labels: jax.Array) -> jax.Array:
+        logits = (h @ w).astype(jnp.float32)
+        of_label = jnp.take_along_axis(logits, labels[:, None], 1)[:, 0]
+        return (jax.nn.logsumexp(logits, axis=-1) - of_label).mean()
+
+    specs = [jax.ShapeDtypeStruct(s, t) for s, t in (((8192, 768), "bfloat16"), ((768, 32768), "bfloat16"))]
+    specs.append(jax.ShapeDtypeStruct((8192,), np.dtype("int32")))
+    (region,) = analyse(jax.make_jaxpr(jax.grad(loss, (0, 1)))(*specs)).regions
+    graph = simplify_axes(region.graph)
+    (stored,) = shared_operands(graph)
+    assert sorted(map(graph.extent, graph.tensors[stored].axes)) == [8192, 32768]
+    candidates, report = search(graph, H200, Space(max_ops=14), seconds=60.0)
+    assert report.output_slices == 3
+    best = next(c for c in candidates if c.family == "kernels")
+    first, *products = best.graph.kernels
+    assert isinstance(first, BlockGraph) and "shift" in {op.op for op in first.ops}
+    assert [k.op.op for k in products if isinstance(k, Library)] == ["dot", "dot"]
+    certify(graph, best.graph)
+
+
+def test_weights_of_an_attention_are_no_shared_operand(gradient: KernelGraph) -> None:
+    """Their gradients are read by two products, but are larger than queries, keys and values."""
+    assert not shared_operands(gradient)
 
 
 def test_sums_are_waists_where_products_alone_leave_slices_too_wide() -> None:

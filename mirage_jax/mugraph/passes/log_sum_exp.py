@@ -36,6 +36,7 @@ from mirage_jax.mugraph.graph import (
 )
 
 POSITIVE = frozenset({"exp", "abs", "logistic"})
+KEEP_NAN = frozenset({"mul", "div", "affine", "pow"})  # of any argument; no exponent is 0
 KEEP_SIGN = frozenset({"mul", "div", "sum", "dot", "max"})  # of arguments that are not negative
 
 
@@ -175,11 +176,11 @@ class _Joiner:
         return self._is_zero(zero) and self._is_nonnegative(total.tensor) and self._is_made_of(y.tensor, total.tensor)
 
     def _is_made_of(self, tensor: str, part: str) -> bool:
-        """Is one tensor NaN wherever another one is? By products and quotients of elements."""
+        """Is one tensor NaN wherever another one is? By products, quotients and powers of elements."""
         k = self.made.get(tensor)
         if tensor == part or k is None:
             return tensor == part
-        return k.op.op in ("mul", "div", "affine") and any(self._is_made_of(x.tensor, part) for x in k.loads)
+        return k.op.op in KEEP_NAN and any(self._is_made_of(x.tensor, part) for x in k.loads)
 
     # --- logarithms
 

@@ -5,13 +5,15 @@ such as the weights of an attention, from which its gradients are made. The *out
 that computes it alone. Slices overlap, and each computes shared values from the inputs. So a kernel for the gradient
 of the keys recomputes the weights tile by tile, as FlashAttention's backward pass does (Dao, 2023).
 
-A slice may stop at a *waist* instead: a product that costs little to store. The waist is then an output of its own.
+A slice may stop at a *waist* instead: a product that costs little to store, or an operand of several products that is
+no larger than what it is made of. The waist is then an output of its own.
 
 Kernels that come out equal in several slices, such as row sums, run once (`joined`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence, Set
 from dataclasses import replace
 
@@ -41,6 +43,23 @@ def waists(reference: KernelGraph, made_by: Set[str] = PRODUCTS) -> tuple[str, .
             products[s.tensor.name] = frozenset({s.tensor.name}) if is_product else made_of
     small = (name for name in products if name in read and elements(reference, name) <= largest)
     return tuple(name for name in small if name not in reference.outputs)
+
+
+def shared_operands(reference: KernelGraph) -> tuple[str, ...]:
+    """Values that several products read and that are no larger than an input they are made of.
+
+    To read one costs no more than to make it again, as the gradient of a cross-entropy by its logits, from which those
+    of features and weights are made.
+    """
+    largest = {t.name: elements(reference, t.name) for t in reference.inputs}  # of the inputs that a value is made of
+    readers = Counter[str]()
+    for k in reference.kernels:
+        read = {x.tensor for x in k.loads}
+        largest |= dict.fromkeys((s.tensor.name for s in k.stores), max((largest[name] for name in read), default=0))
+        readers.update(read if any(op.op in PRODUCTS for op in k.ops) else ())
+    given = {*(t.name for t in reference.inputs), *reference.outputs}
+    shared = (name for name, n in readers.items() if n > 1 and name not in given)
+    return tuple(name for name in shared if elements(reference, name) <= largest[name])
 
 
 def output_slice(reference: KernelGraph, output: str, stored: Collection[str] = ()) -> KernelGraph:
