@@ -368,6 +368,7 @@ def _rewrite(name: str, edits: Edits, missed: str = "", sometimes: bool = False)
 OPAQUE = "{} is an uninterpreted function"
 NESTED = "a root of a value with roots or exponentials is an uninterpreted function"
 SECOND = "a second exponential on one path is an uninterpreted function"
+BESIDE = "logistic of exponentials, or in an exponent, is an uninterpreted function"
 REWRITES: tuple[Rewrite, ...] = (
     _rewrite("x y = y x", operators(_commuted)),
     _rewrite("(x y) z = x (y z)", operators(_reassociated)),
@@ -398,7 +399,7 @@ REWRITES: tuple[Rewrite, ...] = (
     _rewrite("a sum over a loop", _looped),
     _rewrite("another grid", _smaller_grid),
     _rewrite("a longer span, or none", _wider_loop_bounds),
-    _rewrite("logistic x = 1 / (1 + exp -x)", operators(_logistic)),
+    _rewrite("logistic x = 1 / (1 + exp -x)", operators(_logistic), BESIDE, sometimes=True),
     _rewrite("max 2 x = 2 max x", operators(_max_of_positive_multiple), OPAQUE.format("max")),
     _rewrite("where(c, x, y) = where(not c, y, x)", operators(_negated_condition), OPAQUE.format("where")),
     _rewrite("mask(a and b, x) = mask(a, mask(b, x))", operators(_mask_apart), OPAQUE.format("mask")),

@@ -56,8 +56,8 @@ def search(
     A region too wide to exhaust is searched window by window, and output by output, in up to `workers` processes. So is
     one of several outputs that has no kernel as a whole: sums over rows and over columns of one product, for instance.
     Where no kernel comes near the roofline, operands of several products or small products are stored, and what lies
-    between them is searched. Where
-    there is no kernel at all by half of the time, a pointwise end is left out, and small sums are stored, too.
+    between them is searched. Where there is no kernel at all by half of the time, a pointwise end is left out, and
+    small sums are stored, too.
     """
     until = time.monotonic() + seconds
     parts = divide(reference, lambda graph: is_narrow(graph, device, space, MAX_WINDOW_CLASSES))

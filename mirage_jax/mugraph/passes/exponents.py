@@ -60,14 +60,15 @@ def _is_plain_exponential(op: Op) -> bool:
 
 def _in_kernel(k: BlockGraph, maxima: Set[str]) -> Kernel:
     differences = {op.name: op for op in k.ops if _is_difference(op, maxima)}
-    ops = [
-        replace(op, op="exps", args=differences[op.args[0]].args, attrs=())
-        if _is_plain_exponential(op) and op.args[0] in differences
-        else op
-        for op in k.ops
-    ]
+    ops = [_subtracting(op, differences) for op in k.ops]
     read = {*(a for op in ops for a in op.args), *(s.value for s in k.stores)}
     return replace(k, ops=tuple(op for op in ops if op.name in read or op.name not in differences))
+
+
+def _subtracting(op: Op, differences: Mapping[str, Op]) -> Op:
+    if not _is_plain_exponential(op) or op.args[0] not in differences:
+        return op
+    return replace(op, op="exps", args=differences[op.args[0]].args, attrs=())
 
 
 def _of_library(k: Library, made: Mapping[str, Library]) -> Kernel:

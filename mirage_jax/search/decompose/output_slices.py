@@ -51,15 +51,21 @@ def shared_operands(reference: KernelGraph) -> tuple[str, ...]:
     To read one costs no more than to make it again, as the gradient of a cross-entropy by its logits, from which those
     of features and weights are made.
     """
-    largest = {t.name: elements(reference, t.name) for t in reference.inputs}  # of the inputs that a value is made of
-    readers = Counter[str]()
-    for k in reference.kernels:
-        read = {x.tensor for x in k.loads}
-        largest |= dict.fromkeys((s.tensor.name for s in k.stores), max((largest[name] for name in read), default=0))
-        readers.update(read if any(op.op in PRODUCTS for op in k.ops) else ())
+    products = [k for k in reference.kernels if not PRODUCTS.isdisjoint(op.op for op in k.ops)]
+    readers = Counter(name for k in products for name in {x.tensor for x in k.loads})
+    largest = _largest_inputs(reference)
     given = {*(t.name for t in reference.inputs), *reference.outputs}
-    shared = (name for name, n in readers.items() if n > 1 and name not in given)
+    shared = [name for name, n in readers.items() if n > 1 and name not in given]
     return tuple(name for name in shared if elements(reference, name) <= largest[name])
+
+
+def _largest_inputs(reference: KernelGraph) -> dict[str, int]:
+    """Elements of the largest input that each tensor is made of."""
+    largest = {t.name: elements(reference, t.name) for t in reference.inputs}
+    for k in reference.kernels:
+        most = max((largest[x.tensor] for x in k.loads), default=0)
+        largest.update((s.tensor.name, most) for s in k.stores)
+    return largest
 
 
 def output_slice(reference: KernelGraph, output: str, stored: Collection[str] = ()) -> KernelGraph:
