@@ -7,10 +7,11 @@ import pytest
 
 from mirage_jax.mugraph.check import check_graph
 from mirage_jax.mugraph.evaluate import run
-from mirage_jax.mugraph.graph import KernelGraph
+from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.passes.exponents import with_rounded_exponents
 from mirage_jax.verify.equivalence.certificate import certify
+from mirage_jax.verify.exact.interpreters.triton import interpret
 
 HEAD = "mugraph {\n  extents i=5 n=7\n  input x: f32[i,n]\n  input w: f32[n]\n"
 LIBRARY = """
@@ -44,8 +45,9 @@ def operators(graph: KernelGraph) -> set[str]:
 
 
 @pytest.mark.parametrize("text", [LIBRARY, KERNEL])
-def test_differences_from_a_maximum(text: str) -> None:
-    graph = parse(HEAD + text)
+@pytest.mark.parametrize("scale", ["", "{scale=3/10}"])
+def test_differences_from_a_maximum(text: str, scale: str) -> None:
+    graph = parse(HEAD + text.replace("= exp", f"= exp{scale}"))
     rounded = with_rounded_exponents(graph)
     check_graph(rounded)
     certify(graph, rounded)
@@ -78,3 +80,14 @@ def test_the_largest_exponential_is_one() -> None:
     x, w = (np.float32(1e4 * rng.standard_normal(shape)) for shape in ((5, 7), 7))
     (y,) = jax.jit(lambda x, w: run(graph, [x, w], xp=jnp, dtype=None))(x, w)
     np.testing.assert_array_equal(np.max(y, -1), 1)
+
+
+@pytest.mark.parametrize("scale", ["", "{scale=3/10}"])
+def test_as_a_kernel(scale: str) -> None:
+    """The text of the kernel, in Triton's interpreter."""
+    graph = with_rounded_exponents(parse(HEAD + KERNEL.replace("= exp", f"= exp{scale}")))
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(shape).astype("f4") for shape in ((5, 7), 7)]
+    (have,) = interpret(graph, Schedule((KernelSchedule((("i", 2),)),)), inputs)
+    (want,) = run(graph, inputs)
+    np.testing.assert_allclose(have, want, rtol=1e-5)

@@ -1,6 +1,6 @@
 """Exponentials of differences from a maximum as one operator, which rounds both numbers before it subtracts them.
 
-before -> after:  m = max x;  d = x - m;  exp(d)  ->  exps x m = exp(x - m)
+before -> after:  m = max x;  d = x - m;  exp(c d)  ->  exps{degree=c} x m = exp(c (x - m)),  c positive
 
 Where x is a product, a compiler may leave it unrounded in x - m: it makes one fma of both. m, a maximum of such
 products, is rounded. The exponential of the largest logit is then not 1, but off by e to the rounding error of a logit.
@@ -55,20 +55,25 @@ def _is_difference(op: Op, maxima: Set[str]) -> bool:
 
 
 def _is_plain_exponential(op: Op) -> bool:
-    return op.op == "exp" and op.number("scale") == 1 and op.number("offset", 0) == 0
+    return op.op == "exp" and op.number("scale") > 0 and op.number("offset", 0) == 0
+
+
+def _subtracting(exponential: Op, args: tuple[str, ...]) -> Op:
+    degree = exponential.number("scale")
+    return replace(exponential, op="exps", args=args, attrs=() if degree == 1 else (("degree", degree),))
 
 
 def _in_kernel(k: BlockGraph, maxima: Set[str]) -> Kernel:
     differences = {op.name: op for op in k.ops if _is_difference(op, maxima)}
-    ops = [_subtracting(op, differences) for op in k.ops]
+    ops = [_made_of(op, differences) for op in k.ops]
     read = {*(a for op in ops for a in op.args), *(s.value for s in k.stores)}
     return replace(k, ops=tuple(op for op in ops if op.name in read or op.name not in differences))
 
 
-def _subtracting(op: Op, differences: Mapping[str, Op]) -> Op:
+def _made_of(op: Op, differences: Mapping[str, Op]) -> Op:
     if not _is_plain_exponential(op) or op.args[0] not in differences:
         return op
-    return replace(op, op="exps", args=differences[op.args[0]].args, attrs=())
+    return _subtracting(op, differences[op.args[0]].args)
 
 
 def _of_library(k: Library, made: Mapping[str, Library]) -> Kernel:
@@ -79,4 +84,4 @@ def _of_library(k: Library, made: Mapping[str, Library]) -> Kernel:
     if difference.result.dtype not in WIDE:  # XLA rounds it
         return k
     x, m = (replace(seen_from(load, difference, y), name=str(n)) for n, y in enumerate(difference.operands))
-    return replace(k, loads=(x, m), op=replace(k.op, op="exps", args=("0", "1"), attrs=()))
+    return replace(k, loads=(x, m), op=_subtracting(k.op, ("0", "1")))

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 import numpy
@@ -178,14 +179,16 @@ def certify(
 def _first_draw(reference: KernelGraph, candidate: KernelGraph, entropy: Entropy) -> tuple[_Comparison, Draw]:
     """The comparison that assumes least of all that the graphs pass. Its draw counts the hashed values."""
     comparison = _Comparison(reference, candidate)
-    left = comparison.algebraic_functions
-    while True:
+    functions = comparison.algebraic_functions
+    *weak, last = [frozenset(some) for n in range(len(functions) + 1) for some in combinations(functions, n)]
+    for algebraic in weak:
+        comparison = _Comparison(reference, candidate, algebraic)
         try:
             return comparison, comparison.retry(entropy, *PRIME_BITS[0])
         except VerificationError:
-            if not left:
-                raise
-        comparison = _Comparison(reference, candidate, comparison.algebraic | {left.pop(0)})
+            continue
+    comparison = _Comparison(reference, candidate, last)
+    return comparison, comparison.retry(entropy, *PRIME_BITS[0])
 
 
 @dataclass
