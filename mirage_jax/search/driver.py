@@ -65,7 +65,7 @@ def search(
     shared, stored = shared_operands(reference), waists(reference)
     if len(parts) > 1:
         found, report = list[Candidate](), SearchReport(space, windows=len(parts))
-        stops = [shared, (), stored, waists(reference, SUMS)]
+        stops = [(), shared, stored, waists(reference, SUMS)]
     else:
         may_slice = has_kernels and (shared or stored or len(set(reference.outputs)) > 1)
         of_whole = seconds * (MAX_WHOLE_SHARE if may_slice else 1.0)

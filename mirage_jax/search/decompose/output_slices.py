@@ -46,7 +46,7 @@ def waists(reference: KernelGraph, made_by: Set[str] = PRODUCTS) -> tuple[str, .
 
 
 def shared_operands(reference: KernelGraph) -> tuple[str, ...]:
-    """Values that several products read and that are no larger than an input they are made of.
+    """Values larger than all outputs that several products read, but no larger than an input they are made of.
 
     To read one costs no more than to make it again, as the gradient of a cross-entropy by its logits, from which those
     of features and weights are made.
@@ -56,7 +56,8 @@ def shared_operands(reference: KernelGraph) -> tuple[str, ...]:
     largest = _largest_inputs(reference)
     given = {*(t.name for t in reference.inputs), *reference.outputs}
     shared = [name for name, n in readers.items() if n > 1 and name not in given]
-    return tuple(name for name in shared if elements(reference, name) <= largest[name])
+    least = max(elements(reference, name) for name in reference.outputs)  # what is small is made again as cheaply
+    return tuple(name for name in shared if least < elements(reference, name) <= largest[name])
 
 
 def _largest_inputs(reference: KernelGraph) -> dict[str, int]:
