@@ -51,13 +51,18 @@ def shared_operands(reference: KernelGraph) -> tuple[str, ...]:
     To read one costs no more than to make it again, as the gradient of a cross-entropy by its logits, from which those
     of features and weights are made.
     """
-    products = [k for k in reference.kernels if not PRODUCTS.isdisjoint(op.op for op in k.ops)]
-    readers = Counter(name for k in products for name in {x.tensor for x in k.loads})
+    readers = _products_that_read(reference)
     largest = _largest_inputs(reference)
     given = {*(t.name for t in reference.inputs), *reference.outputs}
     shared = [name for name, n in readers.items() if n > 1 and name not in given]
     least = max(elements(reference, name) for name in reference.outputs)  # what is small is made again as cheaply
     return tuple(name for name in shared if least < elements(reference, name) <= largest[name])
+
+
+def _products_that_read(reference: KernelGraph) -> Counter[str]:
+    """The number of products that read each tensor."""
+    products = [k for k in reference.kernels if not PRODUCTS.isdisjoint(op.op for op in k.ops)]
+    return Counter(name for k in products for name in {x.tensor for x in k.loads})
 
 
 def _largest_inputs(reference: KernelGraph) -> dict[str, int]:
