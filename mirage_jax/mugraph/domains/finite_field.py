@@ -12,8 +12,8 @@ q. After an exponential the q part is *poisoned* (None) and stays so (Mirage, se
   that contain exponentials or roots of non-residues (such roots are uninterpreted). The sign of a root is arbitrary:
   sqrt(x*x) == x, which is false for negative x, holds for half of all x. So the verifier prefers draws in which all
   roots are uninterpreted, and takes these only for graphs that need sqrt(x)**2 == x (`Draw.algebraic`).
-* **The logistic function** can be 1 / (1 + exp(-x)) modulo p, and is uninterpreted modulo q: what an exponential or a
-  root makes of it assumes nothing. This is for graphs that need the identity, as many exponentials need large primes.
+* **The logistic function** can be 1 / (1 + exp(-x)) modulo p. Modulo q it is uninterpreted, so exponentials and roots
+  of it assume nothing. Only graphs that need the identity have it, since many exponentials need large primes.
 * An exponent a + b*i becomes w ** (a + l*b) with a random l: an additive character, so exp(x+y) == exp(x)*exp(y)
   holds there too.
 * **Uninterpreted functions** are keyed hashes of the p residues of their arguments (equal values have equal p

@@ -54,7 +54,7 @@ def _is_difference(op: Op, maxima: Set[str]) -> bool:
     return op.op == "add" and (op.number("ca"), op.number("cb")) == (1, -1) and op.args[1] in maxima
 
 
-def _is_plain_exponential(op: Op) -> bool:
+def _is_of_multiple(op: Op) -> bool:
     return op.op == "exp" and op.number("scale") > 0 and op.number("offset", 0) == 0
 
 
@@ -71,13 +71,13 @@ def _in_kernel(k: BlockGraph, maxima: Set[str]) -> Kernel:
 
 
 def _made_of(op: Op, differences: Mapping[str, Op]) -> Op:
-    if not _is_plain_exponential(op) or op.args[0] not in differences:
+    if not _is_of_multiple(op) or op.args[0] not in differences:
         return op
     return _subtracting(op, differences[op.args[0]].args)
 
 
 def _of_library(k: Library, made: Mapping[str, Library]) -> Kernel:
-    if not _is_plain_exponential(k.op) or k.loads[0].tensor not in made:
+    if not _is_of_multiple(k.op) or k.loads[0].tensor not in made:
         return k
     (load,) = k.loads
     difference = made[load.tensor]

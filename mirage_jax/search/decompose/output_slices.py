@@ -6,7 +6,7 @@ that computes it alone. Slices overlap, and each computes shared values from the
 of the keys recomputes the weights tile by tile, as FlashAttention's backward pass does (Dao, 2023).
 
 A slice may stop at a *waist* instead: a product that costs little to store, or an operand of several products that is
-no larger than what it is made of. The waist is then an output of its own.
+no larger than an input. The waist is then an output of its own.
 
 Kernels that come out equal in several slices, such as row sums, run once (`joined`).
 """

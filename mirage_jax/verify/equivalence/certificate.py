@@ -180,14 +180,11 @@ def _first_draw(reference: KernelGraph, candidate: KernelGraph, entropy: Entropy
     """The comparison that assumes least of all that the graphs pass. Its draw counts the hashed values."""
     comparison = _Comparison(reference, candidate)
     functions = comparison.algebraic_functions
-    *weak, last = [frozenset(some) for n in range(len(functions) + 1) for some in combinations(functions, n)]
-    for algebraic in weak:
-        comparison = _Comparison(reference, candidate, algebraic)
+    for some in (some for n in range(1, len(functions) + 1) for some in combinations(functions, n)):
         try:
-            return comparison, comparison.retry(entropy, *PRIME_BITS[0])
+            return comparison, comparison.retry(entropy, *PRIME_BITS[0])  # finds most errors at once
         except VerificationError:
-            continue
-    comparison = _Comparison(reference, candidate, last)
+            comparison = _Comparison(reference, candidate, frozenset(some))
     return comparison, comparison.retry(entropy, *PRIME_BITS[0])
 
 

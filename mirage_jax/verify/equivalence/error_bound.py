@@ -323,7 +323,7 @@ class BoundDomain:
         return not x.poisoned and name in self.algebraic
 
     def _logistic(self, x: Bound) -> Bound:
-        """1 / (1 + exp(-x)) for what multiplies, and a variable for what is an exponent: its degree is at least 1."""
+        """1 / (1 + exp(-x)), and a variable within exponents: so its degree is at least 1."""
         inverse = self.exp(self.mul(self.constant(Fraction(-1)), x))
         out = self._inverse(self.add(inverse, self.constant(Fraction(1))))
         return replace(out, top=replace(out.top, degree=max(out.top.degree, VARIABLE.degree)), poisoned=False)
