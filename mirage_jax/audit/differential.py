@@ -55,6 +55,7 @@ from mirage_jax.search.candidates import Candidate, in_one_launch
 from mirage_jax.verify.exact.exact_check import exact_check
 from mirage_jax.verify.exact.interpreters.triton import interpret
 from mirage_jax.verify.floats.gate import float_gate
+from mirage_jax.verify.floats.noise import noisy
 from mirage_jax.why_not import Reason
 
 log = logging.getLogger("mirage_jax")
@@ -66,6 +67,8 @@ SPREAD = 4.0  # how much worse than the noise, or than XLA, a result may be
 EXACT = 1e-6  # relative error of a candidate in float64; a wrong one is off by the size of its values
 EXPONENT = 700.0  # exponentials of numbers beyond are zero or infinite in float64, and their quotients no numbers
 TINY = 1e-12  # the same, relative to the largest value on the way: large terms may cancel in results
+DECIDING = 1e-6  # the same, of what rounding may do to a result: ordinary cancellation is a thousandth of that
+MOVED = 1e-13  # of inputs and results on the way, relative to each: some units of float64
 RAGGED = (2, 3, 5)  # tile sizes that divide next to nothing
 MAX_TILES = 4  # of an axis: an axis of a thousand elements in tiles of two says no more, and takes a second
 DETERMINED = 0.1  # of a row's largest number: results with errors beyond say nothing, and excuse no others
@@ -234,14 +237,14 @@ def check_candidate(reference: KernelGraph, c: Candidate, setting: Setting, coun
     """Find errors of a candidate that passed the fingerprint."""
     rng = np.random.default_rng(setting.seed)
     inputs = [_draw(rng, tuple(map(reference.extent, t.axes)), t.dtype) for t in reference.inputs]
-    moved = [x * (1 + 1e-13 * rng.uniform(-1, 1, x.shape)) if is_float(x.dtype) else x for x in map(_wide, inputs)]
+    moved = [x * (1 + MOVED * rng.uniform(-1, 1, x.shape)) if is_float(x.dtype) else x for x in map(_wide, inputs)]
     counts["candidates"] += 1
     with np.errstate(all="ignore"):
         want = evaluate.run(reference, inputs)
         everything = evaluate.run(replace(reference, outputs=tuple(k.name for k in reference.kernels)), inputs)
         top = max(float(np.abs(np.where(np.isfinite(x), x, 0)).max()) for x in everything)
-        again = evaluate.run(reference, moved)
-        slack = [TINY * top + 1e4 * np.abs(1.0 * a - b) for a, b in zip(want, again, strict=True)]
+        again = noisy(reference, moved, half_unit=MOVED)
+        slack = [_slack(1.0 * a, 1.0 * b, top) for a, b in zip(want, again, strict=True)]
         alone = evaluate.run(c.graph, inputs)
         if top > EXPONENT:  # rows of sentinels: 0/0 here, a number over the reals; whether it may run the gate decides
             want = [np.where(np.isfinite(y), r, math.nan) for r, y in zip(want, alone, strict=True)]
@@ -253,6 +256,16 @@ def check_candidate(reference: KernelGraph, c: Candidate, setting: Setting, coun
             yield from _unequal(f"a candidate in tiles {schedule}", c.graph, want, slack, have)
             if setting.interpret:
                 yield from _interpreted(c, inputs, want, top, counts)
+
+
+def _slack(x: np.ndarray, again: np.ndarray, top: float) -> np.ndarray:
+    """How far a candidate may be off x, which was `again` with other roundings; `top` is the largest value on the way.
+
+    Infinite where rounding decides: whether a difference that should be 0 is negative, for one.
+    """
+    slack = TINY * top + 1e4 * np.abs(x - again)
+    size = np.abs(np.where(np.isfinite(x), x, 0)).max(initial=0.0)
+    return np.where(slack > max(size, DECIDING * top), math.inf, slack)
 
 
 def _draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:

@@ -230,9 +230,8 @@ def _exp[V](d: Domain[V], x: V, *, scale: Fraction = ONE, offset: Fraction = ZER
     return d.exp(affine(d, x, scale, offset))
 
 
-def _exp_shifted[V](d: Domain[V], x: V, m: V, *, scale: Fraction = ONE, degree: Fraction = ONE) -> V:
-    moved = d.add(d.rounded(affine(d, x, scale, ZERO)), affine(d, m, Fraction(-1), ZERO))
-    return d.exp(affine(d, moved, degree, ZERO))
+def _exp_shifted[V](d: Domain[V], x: V, m: V, *, scale: Fraction = ONE) -> V:
+    return d.exp(d.add(d.rounded(affine(d, x, scale, ZERO)), affine(d, m, Fraction(-1), ZERO)))
 
 
 def _rescale[V](d: Domain[V], x: V, old: V, new: V, *, degree: Fraction = ONE) -> V:
@@ -318,11 +317,12 @@ for _op in (
         UNARY, ("exponent",), flops=4, summary="(scale * x + offset) ** exponent",
     ),
     OpDef("exp", 1, _pointwise, _exp, UNARY, flops=4, triton="tl.exp({0})", summary="exp(scale * x + offset)"),
-    # --- safe softmax: exponentials relative to a shift (a free variable of the algebra, a running maximum in floats)
     OpDef(
-        "exps", 2, _pointwise, _exp_shifted, {"scale": ONE, "degree": ONE}, flops=4,
-        summary="exp(degree * (scale * x - m))",
+        "rounded", 1, _pointwise, lambda d, x: d.rounded(x), flops=1, triton="tl.fma({0}, 1.0, 0.0)",
+        summary="x, in floats rounded before it is used",
     ),
+    # --- safe softmax: exponentials relative to a shift (a free variable of the algebra, a running maximum in floats)
+    OpDef("exps", 2, _pointwise, _exp_shifted, {"scale": ONE}, flops=4, summary="exp(scale * x - m)"),
     OpDef("rescale", 3, _pointwise, _rescale, {"degree": ONE}, flops=6, summary="x * exp(degree * (old - new))"),
     OpDef("logs", 2, _pointwise, _log_shifted, {"degree": ONE}, flops=6, summary="log(x * exp(degree * m))"),
     OpDef(

@@ -224,13 +224,13 @@ def in_order(c: Candidate, program: KernelGraph) -> Candidate:
     (`mugraph.passes.log_sum_exp`), and in exponents of rounded numbers (`mugraph.passes.exponents`).
     """
     graph = exponents.with_rounded_exponents(log_sum_exp.differences_first(c.graph, program))
-    kept = {k.name for k in graph.kernels}
-    if len(kept) == len(c.graph.kernels):
+    places = {k.name: n for n, k in enumerate(c.graph.kernels)}
+    if [*places] == [k.name for k in graph.kernels]:
         return replace(c, graph=graph)
-    places = [n for n, k in enumerate(c.graph.kernels) if k.name in kept]
-    schedule = replace(c.schedule, kernels=tuple(c.schedule.kernels[n] for n in places))
-    alternatives = tuple(c.alternatives[n] for n in places) if c.alternatives else ()
-    return replace(c, graph=graph, schedule=schedule, alternatives=alternatives)
+    now = [places.get(k.name) for k in graph.kernels]  # None: an operator of XLA's that is new
+    kernels = tuple(KernelSchedule() if n is None else c.schedule.kernels[n] for n in now)
+    alternatives = tuple(() if n is None else c.alternatives_of(n) for n in now) if c.alternatives else ()
+    return replace(c, graph=graph, schedule=replace(c.schedule, kernels=kernels), alternatives=alternatives)
 
 
 def _kernel_tilings(

@@ -676,6 +676,13 @@ def test_gradients_that_cancel_are_translated_rightly(seed: int, number: int, tm
     assert not outcome.problems and not outcome.inaccurate
 
 
+@pytest.mark.parametrize(("seed", "number"), [(943700, 12), (947206, 4)])
+def test_rows_that_are_no_numbers_and_signs_of_zero(seed: int, number: int, tmp_path) -> None:
+    """A kernel keeps the NaN of a wholly masked row; a sum in another order has another sign where the terms cancel."""
+    program, setting = fuzz.program_of(seed, number)
+    assert not fuzz.run_one(program, replace(setting, cache_dir=str(tmp_path))).problems
+
+
 def test_a_wrong_translation_is_found_by_its_name(tmp_path, monkeypatch) -> None:
     """The float gate refuses what comes of it: without a look at the user's equations in float64 nothing would fail."""
     monkeypatch.setitem(rules.RULES, "tanh", rules.RULES["sin"])

@@ -56,8 +56,8 @@ def test_a_product_that_is_used_twice_may_be_computed_twice() -> None:
     (reference,) = run(graph, arrays)
     assert not reference.any()
     noise = np.sqrt(np.mean([np.diag(noisy(graph, arrays, sample=n)[0]) ** 2 for n in range(SAMPLES)], 0))
-    terms = np.sqrt(np.sum((d * v) ** 2, -1))
-    assert np.all(noise > 0.3 * CUT_OFF * terms) and np.all(noise < 4 * CUT_OFF * terms)
+    terms, cut_off = np.sqrt(np.sum((d * v) ** 2, -1)), CUT_OFF * HALF_UNIT
+    assert np.all(noise > 0.3 * cut_off * terms) and np.all(noise < 4 * cut_off * terms)
     copies = unshared(graph)
     assert len(copies.kernels) == len(graph.kernels) + 2 and copies.outputs == graph.outputs
     assert all(np.array_equal(a, b) for a, b in zip(run(copies, arrays), run(graph, arrays), strict=True))

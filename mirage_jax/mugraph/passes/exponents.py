@@ -1,21 +1,19 @@
-"""Exponentials of differences from a maximum as one operator, which rounds both numbers before it subtracts them.
+"""Differences from a maximum subtract rounded numbers.
 
-before -> after:  m = max x;  d = x - m;  exp(c d)  ->  exps{degree=c} x m = exp(c (x - m)),  c positive
+before -> after:  m = max x;  d = x - m;  exp(c d)  ->  m = max x;  r = rounded x;  d = r - m;  exp(c d),  c positive
 
 Where x is a product, a compiler may leave it unrounded in x - m: it makes one fma of both. m, a maximum of such
 products, is rounded. The exponential of the largest logit is then not 1, but off by e to the rounding error of a logit.
 A program's own exponentials are all off by one factor, which their sum divides out. A candidate may make its sum from
-other exponentials than those that it divides. So all of them are ``exps``, which subtracts rounded numbers in every
-lowering (`FloatDomain.rounded`, `lower.triton.ops.softmax`). It takes a maximum of minus infinity for 0, so that no
-other difference is written so.
+other exponentials than those that it divides, as ``exps`` does, which always subtracts rounded numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Set
 from dataclasses import replace
 
-from mirage_jax.mugraph.graph import BlockGraph, Kernel, KernelGraph, Library, Op, seen_from, without_unread
+from mirage_jax.mugraph.graph import BlockGraph, Kernel, KernelGraph, Library, Op, Tensor, unused_name
 
 WIDE = frozenset({"f32", "f64"})
 MAXIMA = frozenset({"max", "shift"})
@@ -23,22 +21,17 @@ KEEP_MAXIMA = frozenset({"last", "where"})  # of a maximum: the end of a running
 
 
 def with_rounded_exponents(graph: KernelGraph) -> KernelGraph:
-    """The same graph with ``exps`` for exponentials of differences made in the same kernel, or both by XLA."""
+    """The same graph, in which exponentials of differences from a maximum are made of rounded numbers."""
     maxima, kernels = set[str](), list[Kernel]()  # tensors that are maxima
-    made: dict[str, Library] = {}  # differences from maxima, made by XLA
+    rounded = {t.name for t in graph.inputs}  # tensors that lie in memory, or are rounded already
     for k in graph.kernels:
         read = {x.name for x in k.loads if x.tensor in maxima}
         found = _maxima(k.ops, read)
         maxima |= {s.tensor.name for s in k.stores if s.value in found}
-        if isinstance(k, BlockGraph):
-            kernels.append(_in_kernel(k, found))
-            continue
-        if _is_difference(k.op, found):
-            made[k.name] = k
-        kernels.append(_of_library(k, made))
-    if tuple(kernels) == graph.kernels:
-        return graph
-    return without_unread(replace(graph, kernels=tuple(kernels)))
+        if isinstance(k, BlockGraph) or k.op.op == "rounded":
+            rounded |= {s.tensor.name for s in k.stores}
+        kernels += [_in_kernel(k, found)] if isinstance(k, BlockGraph) else _of_library(k, found, rounded)
+    return graph if tuple(kernels) == graph.kernels else replace(graph, kernels=tuple(kernels))
 
 
 def _maxima(ops: Iterable[Op], read: Set[str]) -> set[str]:
@@ -54,34 +47,26 @@ def _is_difference(op: Op, maxima: Set[str]) -> bool:
     return op.op == "add" and (op.number("ca"), op.number("cb")) == (1, -1) and op.args[1] in maxima
 
 
-def _is_of_multiple(op: Op) -> bool:
-    return op.op == "exp" and op.number("scale") > 0 and op.number("offset", 0) == 0
-
-
-def _subtracting(exponential: Op, args: tuple[str, ...]) -> Op:
-    degree = exponential.number("scale")
-    return replace(exponential, op="exps", args=args, attrs=() if degree == 1 else (("degree", degree),))
-
-
 def _in_kernel(k: BlockGraph, maxima: Set[str]) -> Kernel:
-    differences = {op.name: op for op in k.ops if _is_difference(op, maxima)}
-    ops = [_made_of(op, differences) for op in k.ops]
-    read = {*(a for op in ops for a in op.args), *(s.value for s in k.stores)}
-    return replace(k, ops=tuple(op for op in ops if op.name in read or op.name not in differences))
+    """A kernel that rounds what it computes; what it loads is rounded."""
+    axes = {op.name: op.axes for op in k.ops if op.op != "rounded"}
+    exponents = {op.args[0] for op in k.ops if op.op == "exp" and op.number("scale") > 0}
+
+    ops = list[Op]()
+    for op in k.ops:
+        if op.name in exponents and _is_difference(op, maxima) and op.args[0] in axes:
+            x, m = op.args
+            ops.append(Op(unused_name(f"{op.name}_rounded", {y.name for y in k.ops}), "rounded", (x,), axes[x]))
+            op = replace(op, args=(ops[-1].name, m))
+        ops.append(op)
+    return replace(k, ops=tuple(ops))
 
 
-def _made_of(op: Op, differences: Mapping[str, Op]) -> Op:
-    if not _is_of_multiple(op) or op.args[0] not in differences:
-        return op
-    return _subtracting(op, differences[op.args[0]].args)
-
-
-def _of_library(k: Library, made: Mapping[str, Library]) -> Kernel:
-    if not _is_of_multiple(k.op) or k.loads[0].tensor not in made:
-        return k
-    (load,) = k.loads
-    difference = made[load.tensor]
-    if difference.result.dtype not in WIDE:  # XLA rounds it
-        return k
-    x, m = (replace(seen_from(load, difference, y), name=str(n)) for n, y in enumerate(difference.operands))
-    return replace(k, loads=(x, m), op=_subtracting(k.op, ("0", "1")))
+def _of_library(k: Library, maxima: Set[str], rounded: Set[str]) -> list[Kernel]:
+    """A difference by XLA, and before it what rounds; in 16 bits XLA rounds the difference itself."""
+    if not _is_difference(k.op, maxima) or k.result.dtype not in WIDE or k.operands[0].tensor in rounded:
+        return [k]
+    x, m = k.operands
+    tensor = Tensor(f"{k.name}_rounded", x.axes, k.result.dtype)
+    rounding = Library((x,), Op(k.op.name, "rounded", (x.name,), x.axes), tensor)
+    return [rounding, replace(k, loads=(replace(x, tensor=tensor.name), m))]

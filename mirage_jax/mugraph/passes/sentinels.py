@@ -224,7 +224,7 @@ class _Sentinels:
         scale, offset = user.number("scale"), user.number("offset", 0)
         bound = scale * value / 2  # halfway: what is above it is as far from the sentinel as from zero
         place = user.args.index(name) if user.args.count(name) == 1 else None
-        vanishes = scale > 0 and user.number("degree") * bound <= VANISHING_EXPONENT
+        vanishes = scale > 0 and bound <= VANISHING_EXPONENT
         match user.op, place:
             case (("shift" | "exps"), 0) if vanishes:
                 shift = user.name if user.op == "shift" else user.args[1]

@@ -30,7 +30,7 @@ from mirage_jax.mugraph.passes.sentinels import HIGHEST_SENTINEL
 
 HALF_UNIT = 2.0**-24  # of float32, in the last place of 1
 TF32_UNIT = 2.0**-10  # the type has 10 bits of mantissa
-CUT_OFF = 4 * HALF_UNIT  # up to a unit at each of some steps, all in one direction
+CUT_OFF = 4  # half units: up to a unit at each of some steps, all in one direction
 SAMPLES = 8
 ABSORBING = -1e29  # ordinary numbers added to it, or to less, change no bit of it, even in float64
 EXACT = frozenset(
@@ -43,13 +43,14 @@ class NoisyDomain(FloatDomain):
     """float64 with noise on what is stored and summed. `exact` names tensors that no rounding moves, and `sentinels`
     are numbers that it does not: a mask puts them there, and nothing computes them. Nor does it move a number so low
     that what is added to it is lost, in float64 as in float32: an input that masks puts it there. Sums of `wide`
-    programs, in float64, it does not move either. `sample`: which of all possible noises.
+    programs, in float64, it does not move either. `sample`: which of all possible noises; `half_unit`: its size.
     """
 
     exact: frozenset[str] = frozenset()
     sentinels: tuple[float, ...] = ()
     wide: bool = False
     sample: Any = 0
+    half_unit: float = HALF_UNIT
     count: Iterator[int] = field(default_factory=itertools.count)  # of sums, each with noise of its own
 
     def store(self, x: NamedArray, tensor: Tensor) -> NamedArray:
@@ -57,7 +58,7 @@ class NoisyDomain(FloatDomain):
         made = super().store(x, tensor)
         if tensor.name in self.exact or not tensor.axes or tensor.dtype == "f64" or not is_float(made.array.dtype):
             return made
-        moved = made.array * (1 + HALF_UNIT * self._random(made.array, zlib.crc32(tensor.name.encode())))
+        moved = made.array * (1 + self.half_unit * self._random(made.array, zlib.crc32(tensor.name.encode())))
         for number in self.sentinels:
             moved = self.xp.where(made.array == number, number, moved)
         low = (made.array <= ABSORBING) & (made.array.astype("float32") == made.array)
@@ -68,12 +69,12 @@ class NoisyDomain(FloatDomain):
         total = super().dot(x, y, axes)
         if self._is_exact(total):
             return total
-        return self._moved(total, super().dot(_squared(x), _squared(y), axes), CUT_OFF)
+        return self._moved(total, super().dot(_squared(x), _squared(y), axes), CUT_OFF * self.half_unit)
 
     def sum(self, x: NamedArray, axes: tuple[Axis, ...]) -> NamedArray:
         """Add, with noise of the sum."""
         total = super().sum(x, axes)
-        return total if self._is_exact(total) else self._moved(total, super().sum(_squared(x), axes), HALF_UNIT)
+        return total if self._is_exact(total) else self._moved(total, super().sum(_squared(x), axes), self.half_unit)
 
     def _is_exact(self, total: NamedArray) -> bool:
         return self.wide or not is_float(total.array.dtype)
@@ -134,9 +135,12 @@ def sentinels(graph: KernelGraph) -> tuple[float, ...]:
     return tuple({float(x) for x in constants if isinstance(x, int | Fraction) and x <= HIGHEST_SENTINEL})
 
 
-def noisy(graph: KernelGraph, arrays: Sequence[Any], xp: Any = numpy, sample: Any = 0) -> list[Any]:
+def noisy(
+    graph: KernelGraph, arrays: Sequence[Any], xp: Any = numpy, sample: Any = 0, half_unit: float = HALF_UNIT
+) -> list[Any]:
     """Results of a graph of library operators, as `evaluate.run` gives them in float64, but with noise."""
     inputs = [NamedArray(t.axes, xp.asarray(a)) for t, a in zip(graph.inputs, arrays, strict=True)]
     wide = any(t.dtype == "f64" for t in graph.tensors.values())
-    domain = NoisyDomain(xp, "float64", exact=unrounded(graph), sentinels=sentinels(graph), wide=wide, sample=sample)
+    exact, lowest = unrounded(graph), sentinels(graph)
+    domain = NoisyDomain(xp, "float64", exact=exact, sentinels=lowest, wide=wide, sample=sample, half_unit=half_unit)
     return [x.array for x in evaluate(unshared(graph), inputs, domain)]

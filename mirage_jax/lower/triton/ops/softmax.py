@@ -94,14 +94,14 @@ def correction(c: Context, shift: str, degree: Number) -> TileVariable | None:
 
 @rule("exps")
 def emit_exp_shifted(c: Context, op: Op) -> TileVariable:
-    """``exp(degree * (scale * x - m))`` for a shift m."""
+    """``exp(scale * x - m)`` for a shift m."""
     dims = c.tiling.dims(op.axes)
     x, m = c.natural(op.args[0]), finite(c, c.value(op.args[1]))
-    scale, degree, text, shift = number(op, "scale", 1), number(op, "degree", 1), c.at(x, dims), c.at(m, dims)
+    scale, text, shift = number(op, "scale", 1), c.at(x, dims), c.at(m, dims)
     if m.unit == UNIT and (scale != UNIT or _is_multiplied(c, op.args[0])):
-        moved = f"({_product(c, text, scale)} - {shift}) * {c.literal(degree * PER_OCTAVE)}"
+        moved = f"({_product(c, text, scale)} - {shift}) * {c.literal(PER_OCTAVE)}"
     else:
-        moved = difference(c, text, scale, shift, m.unit, degree)
+        moved = difference(c, text, scale, shift, m.unit)
     return c.made(op, f"tl.exp2({moved})", [x, m])
 
 
