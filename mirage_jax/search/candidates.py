@@ -224,13 +224,14 @@ def in_order(c: Candidate, program: KernelGraph) -> Candidate:
     (`mugraph.passes.log_sum_exp`), and in exponents of rounded numbers (`mugraph.passes.exponents`).
     """
     graph = exponents.with_rounded_exponents(log_sum_exp.differences_first(c.graph, program))
-    places = {k.name: n for n, k in enumerate(c.graph.kernels)}
-    if [*places] == [k.name for k in graph.kernels]:
+    names, now = ([k.name for k in g.kernels] for g in (c.graph, graph))
+    if names == now:
         return replace(c, graph=graph)
-    now = [places.get(k.name) for k in graph.kernels]  # None: an operator of XLA's that is new
-    kernels = tuple(KernelSchedule() if n is None else c.schedule.kernels[n] for n in now)
-    alternatives = tuple(() if n is None else c.alternatives_of(n) for n in now) if c.alternatives else ()
-    return replace(c, graph=graph, schedule=replace(c.schedule, kernels=kernels), alternatives=alternatives)
+    sizes = dict(zip(names, c.schedule.kernels, strict=True))  # operators of XLA's that are new have none
+    others = dict(zip(names, c.alternatives, strict=False))
+    schedule = replace(c.schedule, kernels=tuple(sizes.get(name, KernelSchedule()) for name in now))
+    alternatives = tuple(others.get(name, ()) for name in now) if others else ()
+    return replace(c, graph=graph, schedule=schedule, alternatives=alternatives)
 
 
 def _kernel_tilings(

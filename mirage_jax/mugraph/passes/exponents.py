@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 from dataclasses import replace
 
-from mirage_jax.mugraph.graph import BlockGraph, Kernel, KernelGraph, Library, Op, Tensor, unused_name
+from mirage_jax.mugraph.graph import BlockGraph, Kernel, KernelGraph, Library, Op, Tensor
 
 WIDE = frozenset({"f32", "f64"})
 MAXIMA = frozenset({"max", "shift"})
@@ -47,18 +47,22 @@ def _is_difference(op: Op, maxima: Set[str]) -> bool:
     return op.op == "add" and (op.number("ca"), op.number("cb")) == (1, -1) and op.args[1] in maxima
 
 
+def _is_of_multiple(op: Op) -> bool:
+    return op.op == "exp" and op.number("scale") > 0
+
+
 def _in_kernel(k: BlockGraph, maxima: Set[str]) -> Kernel:
     """A kernel that rounds what it computes; what it loads is rounded."""
-    axes = {op.name: op.axes for op in k.ops if op.op != "rounded"}
-    exponents = {op.args[0] for op in k.ops if op.op == "exp" and op.number("scale") > 0}
-
+    computed = {op.name: op for op in k.ops if op.op != "rounded"}
+    exponents = {op.args[0] for op in k.ops if _is_of_multiple(op)}
     ops = list[Op]()
     for op in k.ops:
-        if op.name in exponents and _is_difference(op, maxima) and op.args[0] in axes:
+        if op.name in exponents and _is_difference(op, maxima) and op.args[0] in computed:
             x, m = op.args
-            ops.append(Op(unused_name(f"{op.name}_rounded", {y.name for y in k.ops}), "rounded", (x,), axes[x]))
-            op = replace(op, args=(ops[-1].name, m))
-        ops.append(op)
+            rounded = Op(f"{op.name}_rounded", "rounded", (x,), computed[x].axes)
+            ops += [rounded, replace(op, args=(rounded.name, m))]
+        else:
+            ops.append(op)
     return replace(k, ops=tuple(ops))
 
 
