@@ -61,6 +61,13 @@ def test_other_differences_stay() -> None:
     assert with_rounded_exponents(graph) == graph
 
 
+def test_a_difference_that_is_read_elsewhere_stays() -> None:
+    graph = parse((HEAD + LIBRARY).replace("output O", "output O d"))
+    rounded = with_rounded_exponents(graph)
+    check_graph(rounded)
+    assert {"rounded", "add"} <= operators(rounded) and rounded.outputs == graph.outputs
+
+
 def test_what_is_loaded_is_rounded() -> None:
     graph = parse(HEAD + KERNEL.replace("%x %w", "%x %x").replace("add{cb=-1} %p", "add{cb=-1} %x"))
     assert with_rounded_exponents(graph) == graph
