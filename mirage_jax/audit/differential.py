@@ -460,7 +460,8 @@ def judged(r: np.ndarray, s: np.ndarray, x: np.ndarray, c: np.ndarray) -> str:
         x64, ideal = x.astype(np.float64), r.astype(c.dtype)
         error = np.fmax(np.abs(x64 - r), s)
         most = _largest(c.dtype)
-        off = np.clip(r - np.copysign(error, r), -most, most)  # towards zero, where the range has room for it
+        off = r + np.copysign(error, x64 - r)  # on XLA's own side of float64: a mean shift stays one
+        off = np.clip(np.where(np.abs(off) <= most, off, r - np.copysign(error, r)), -most, most)
         worst = np.where(np.isfinite(x) & np.isfinite(r), off, x64).astype(c.dtype)
         known = np.isfinite(x) & np.isfinite(error)
         near = ~np.isfinite(s) | (np.abs(c.astype(np.float64) - r) <= SPREAD * s)

@@ -357,6 +357,15 @@ def test_an_intermediate_out_of_range_is_found(dtype: str, powers: tuple[int, ..
     assert not right and wrong
 
 
+def test_a_mean_shift_of_xla_excuses_one_of_that_size() -> None:
+    """Numbers that cancel may all share one rounded factor: their errors have a sign of their own."""
+    exact = np.where(np.arange(1024) % 2, 1.0, -1.0).reshape(32, 32)
+    x, same, larger = ((exact + n * 2e-6).astype(np.float32) for n in (1, 1.5, 9))
+    noise = np.full_like(exact, 1e-8)
+    assert not differential._differences([exact], [noise], [x], [same])
+    assert differential._differences([exact], [noise], [x], [larger])
+
+
 def test_products_of_sentinels_are_determined_only_within_a_strict_range() -> None:
     """bias @ w may meet a large factor in another order; float32's range is promised of what the program has."""
     bias = np.full((2, 4), jnp.finfo("float32").min)
