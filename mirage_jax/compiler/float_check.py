@@ -518,13 +518,16 @@ def _wide(graph: KernelGraph, arrays: Sequence[Any], xp: Any, sample: Any) -> li
 
 def inputs_under_roots(region: Region) -> list[int]:
     """Inputs, by position, that have to be positive, since what is under a root or a logarithm grows with them."""
-    operators = {k.name: k for k in region.graph.kernels if isinstance(k, Library)}
+    operators = [k for k in region.graph.kernels if isinstance(k, Library)]
+    roots = [k for k in operators if _is_root(k.op)]
+    others = {k.name: k for k in operators if not _is_root(k.op)}
     found: set[str] = set()
-    todo = [x for k in operators.values() if _is_root(k.op) for x in _grows_with(k)]
+    todo = [x for k in roots for x in _grows_with(k)]
     while todo:
-        if (name := todo.pop()) not in found:
-            found.add(name)
-            todo += _grows_with(operators[name]) if name in operators and not _is_root(operators[name].op) else ()
+        name = todo.pop()
+        if name in others and name not in found:
+            todo += _grows_with(others[name])
+        found.add(name)
     return [i for i, b in enumerate(region.inputs) if not found.isdisjoint(b.tensors)]
 
 

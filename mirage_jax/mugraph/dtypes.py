@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import ml_dtypes
@@ -96,6 +98,13 @@ def is_sixteen_bit_float(dtype: Any) -> bool:
 def is_small_integer(dtype: Any) -> bool:
     """Tell the types whose numbers every type of floats holds from numpy's other types."""
     return numpy.dtype(dtype) in [DTYPES[name].numpy for name in SMALL_INTEGERS]
+
+
+def holds(dtype: Any, number: Fraction) -> bool:
+    """Is a number one of the type's own, so that nothing is rounded?"""
+    with numpy.errstate(all="ignore"):
+        own = float(numpy.asarray(float(number)).astype(dtype))
+    return math.isfinite(own) and Fraction(own) == number
 
 
 def lowest(dtype: Any) -> float:

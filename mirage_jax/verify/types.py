@@ -1,8 +1,9 @@
 """Checks the types and constants of a candidate. A certificate is about real numbers; these rules are about floats.
 
 * An intermediate tensor is float32 (float64 if it depends on one), or has the type of a tensor of the program with the
-  same values. It may be a 16-bit float as well if the program has that type, a matrix product reads it, it is no part
-  of a sum, and, in float16, a bound says that it fits (`mugraph.passes.float16_range`).
+  same values, or has a type that holds its values exactly: a mask's, a constant's. It may be a 16-bit float as well if
+  the program has that type, a matrix product reads it, it is no part of a sum, and, in float16, a bound says that it
+  fits (`mugraph.passes.float16_range`).
 * A factor is one that float32 holds, and no larger or smaller than the square of what all factors and constants of the
   program and the lengths of its sums make together; so is a constant that is added, unless the program adds it.
   Exponents are no larger than the program's powers and products make.
@@ -26,9 +27,9 @@ import ml_dtypes
 import numpy as np
 
 from mirage_jax.errors import VerificationError
-from mirage_jax.mugraph.dtypes import FLOATS, SIXTEEN_BIT_FLOATS, numpy_dtype
+from mirage_jax.mugraph.dtypes import FLOATS, SIXTEEN_BIT_FLOATS, holds, numpy_dtype
 from mirage_jax.mugraph.graph import Attr, Axis, BlockGraph, KernelGraph, Op, Tensor, is_part
-from mirage_jax.mugraph.operators import COMPARISONS, operator
+from mirage_jax.mugraph.operators import COMPARISONS, TRUTHS, operator
 from mirage_jax.mugraph.passes.float16_range import equal_tensors, out_of_range, rounded
 from mirage_jax.verify.gate import HasGraph, Verdict
 
@@ -82,6 +83,7 @@ class _Tensors:
     interface: frozenset[str]  # inputs and outputs, whose types are given
     factors: frozenset[str]  # a matrix product reads these
     wide: frozenset[str]  # these depend on a tensor of float64
+    exact: frozenset[str]  # their types hold their values as they are
 
     def default(self, t: Tensor) -> str:
         """The type of an intermediate that needs no reason."""
@@ -89,7 +91,8 @@ class _Tensors:
 
     def is_usual(self, t: Tensor) -> bool:
         """Whether a tensor has a type that needs no reason, or is a factor of 16 bits."""
-        return t.name in self.interface or t.dtype == self.default(t) or self._is_narrow_factor(t)
+        needs_none = t.name in self.interface or t.name in self.exact or t.dtype == self.default(t)
+        return needs_none or self._is_narrow_factor(t)
 
     def _is_narrow_factor(self, t: Tensor) -> bool:
         is_narrow = t.dtype in SIXTEEN_BIT_FLOATS and t.dtype in self.program_dtypes and t.name not in self.wide
@@ -102,6 +105,7 @@ def _check_dtypes(reference: KernelGraph, candidate: KernelGraph) -> None:
         frozenset(t.name for t in candidate.inputs) | frozenset(candidate.outputs),
         frozenset(_operands_of_products(candidate)),
         frozenset(_in_float64(candidate)),
+        frozenset(_held_exactly(candidate)),
     )
     unusual = [t for t in candidate.tensors.values() if not tensors.is_usual(t)]
     equal = equal_tensors(reference, candidate) if unusual else {}  # takes its time
@@ -118,6 +122,24 @@ def _in_float64(graph: KernelGraph) -> set[str]:
         if any(x.tensor in found for x in kernel.loads):
             found |= {s.tensor.name for s in kernel.stores}
     return found
+
+
+def _held_exactly(graph: KernelGraph) -> Iterator[str]:
+    """Name the tensors whose types round none of their values: masks as bool, and constants."""
+    for kernel in graph:
+        made = {op.name: op for op in kernel.ops}
+        for store in kernel.stores:
+            if _holds(numpy_dtype(store.tensor.dtype), made.get(store.value)):
+                yield store.tensor.name
+
+
+def _holds(dtype: np.dtype, op: Op | None) -> bool:
+    """Whether an operator's results are all numbers of a type, whatever its operands."""
+    if op is None:
+        return False
+    if op.op == "const":
+        return holds(dtype, op.number("value"))
+    return op.op in TRUTHS and dtype == np.bool_
 
 
 def _operands_of_products(graph: KernelGraph) -> set[str]:

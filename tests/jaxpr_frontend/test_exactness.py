@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax import lax
 
 from mirage_jax.jaxpr_frontend.translate.translate import Region
@@ -51,6 +53,58 @@ CASES: dict[str, tuple[Callable[..., Any], jax.Array]] = {
     "bits of a constant": (lambda v: jnp.where(jnp.arange(N) < N - (_full(6) & 3), v, 0.0), V),
     "the complement of a constant": (lambda v: jnp.where(jnp.arange(N) < ~_full(-9), v, 0.0), V),
 }
+
+
+COMPARE = {"eq": jnp.equal, "ne": jnp.not_equal, "lt": jnp.less, "le": jnp.less_equal, "gt": jnp.greater}
+NUMBERS = st.sampled_from([0.0, 1.0, -1.0, 0.5, 0.1, 300.0])
+
+
+def chosen_by(mask: jax.Array, yes: float, no: float, dtype: str, op: str, constant: float, first: bool) -> jax.Array:
+    """A comparison of a choice of two constants with a third; "cast": of its truth."""
+    choice = jnp.where(mask, jnp.asarray(yes, dtype), jnp.asarray(no, dtype))
+    if op == "cast":
+        return choice.astype(bool)
+    other = jnp.asarray(constant, dtype)
+    return COMPARE[op](choice, other) if first else COMPARE[op](other, choice)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    NUMBERS,
+    NUMBERS,
+    st.sampled_from(["float32", "bfloat16", "int32"]),
+    st.sampled_from([*COMPARE, "cast"]),
+    NUMBERS,
+    st.booleans(),
+)
+def test_a_comparison_of_two_constants(
+    yes: float, no: float, dtype: str, op: str, constant: float, first: bool
+) -> None:
+    def fn(s: jax.Array) -> jax.Array:
+        mask = chosen_by(jnp.tri(N, dtype=bool), yes, no, dtype, op, constant, first)
+        return jnp.where(mask, s @ s.T, -7.0)
+
+    assert_close(optimized(fn)(A), fn(A))
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        lambda: jnp.tril(jnp.ones((N, N))) == 1,
+        lambda: ~(jnp.tril(jnp.ones((N, N))) == 0),
+        lambda: jnp.tril(jnp.ones((N, N), "bfloat16")).astype(bool),
+        lambda: jnp.tri(N, dtype="int32") > 0,
+        lambda: jnp.logical_not(jnp.logical_not(jnp.tri(N, dtype=bool))),
+    ],
+)
+def test_a_mask_is_the_same_however_it_is_written(mask: Callable[[], jax.Array]) -> None:
+    """Loops end early only where they see which indices a mask compares."""
+
+    def graph(mask: Callable[[], jax.Array]) -> list[str]:
+        (region,) = analysis(lambda a: jax.nn.softmax(jnp.where(mask(), a @ a.T, -1e9)) @ a, A).regions
+        return [op.op for k in region.graph for op in k.ops]
+
+    assert graph(mask) == graph(lambda: jnp.tri(N, dtype=bool))
 
 
 @pytest.mark.parametrize("name", CASES)

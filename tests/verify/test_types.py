@@ -1,5 +1,6 @@
 """Types and constants of candidates: what the search writes passes, what somebody put into a stored one does not."""
 
+from contextlib import nullcontext
 from random import Random
 
 import jax
@@ -50,6 +51,33 @@ def test_a_type_that_the_program_has_not(dtype: str) -> None:
     changed = parse(STORED.replace("m0: f32", f"m0: {dtype}"))
     with pytest.raises(VerificationError, match=r"m0|%"):
         check_types(LINEAR, changed)
+
+
+MASKED = """mugraph {
+  extents i=64 j=32
+  input x0: f32[i,j]
+  library t0: f32[i] = sum{axes=(j)} x0[i,j]
+  library t1: f32[] = const{value=VALUE}
+  library t2: MASK[i] = lt t1[] t0[i]
+  library t3: f32[i,j] = where t2[i] x0[i,j] t1[]
+  output t3
+}"""
+
+
+def _masked(mask: str, constant: str = "0") -> KernelGraph:
+    return parse(MASKED.replace("MASK", mask).replace("VALUE", constant))
+
+
+def test_a_type_that_rounds_nothing_needs_no_reason() -> None:
+    """The program may have a mask and a constant in other types: 0 and 1 are the same in all."""
+    check_types(_masked("f32"), _masked("bool"))
+    for dtype, value, is_held in (("bf16", "1/8", True), ("bf16", "1/10", False), ("bool", "1/8", False)):
+        program = str(_masked("bool", value))
+        with nullcontext() if is_held else pytest.raises(VerificationError, match="t1"):
+            check_types(parse(program), parse(program.replace("t1: f32", f"t1: {dtype}")))
+    floats = str(_masked("bool")).replace("t0: f32", "t0: bool")
+    with pytest.raises(VerificationError, match="t0"):
+        check_types(_masked("bool"), parse(floats))
 
 
 def _between(first: str, second: str) -> KernelGraph:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from mirage_jax.jaxpr_frontend.partition.reasons import Code, NotExpressible
 from mirage_jax.jaxpr_frontend.translate.axes import AxisKey, AxisTable, Dims, View
+from mirage_jax.mugraph.dtypes import holds, numpy_dtype
 from mirage_jax.mugraph.graph import Attr
 
 ONE, ZERO = Fraction(1), Fraction(0)
@@ -167,17 +168,57 @@ class NodeBuilder:
 
     def _chosen(self, x: AxisValue) -> int | None:
         """``scale * mask + offset`` as a choice of two constants: no sum of others, in which it would round."""
-        assert x.node is not None
-        node, use = self.nodes[x.node], self.use(x, {})
-        chosen = [ONE, ZERO]
-        if node.op == "where" and all(self.nodes[u.node].op == "const" for u in node.uses[1:]):
-            use, *others = node.uses
-            chosen = [value for u in others for _, value in self.nodes[u.node].attrs if isinstance(value, Fraction)]
-        elif node.dtype != "bool":
+        if (choice := self._choice(x)) is None:
             return None
-        constants = (self.append("const", (), (), x.dtype, value=x.scale * value + x.offset) for value in chosen)
+        use, *values = choice
+        constants = (self.append("const", (), (), x.dtype, value=x.scale * value + x.offset) for value in values)
         uses = (replace(use, dtype="bool"), *(Use(c, (), x.dtype) for c in constants))
         return self.append("where", uses, (), x.dtype)
+
+    def _choice(self, x: AxisValue) -> tuple[Use, Fraction, Fraction] | None:
+        """The mask that chooses the node of x from two constants, and these; None if it is no such node."""
+        assert x.node is not None
+        node = self.nodes[x.node]
+        if node.op == "where" and all(self.nodes[u.node].op == "const" for u in node.uses[1:]):
+            use, *others = node.uses
+            yes, no = (value for u in others for _, value in self.nodes[u.node].attrs if isinstance(value, Fraction))
+            return use, yes, no
+        return (self.use(x, {}), ONE, ZERO) if node.dtype == "bool" else None
+
+    def test_of_choice(self, x: AxisValue, test: Callable[[Fraction], bool]) -> AxisValue | None:
+        """A test of a choice of two constants, from the mask that chose: ``where(m, 1, 0) == 0`` is ``not m``.
+
+        None if x is no such choice, or one that a type rounds.
+        """
+        choice = self._choice(x) if x.is_plain else None
+        if choice is None:
+            return None
+        use, yes, no = choice
+        dtype = numpy_dtype(x.dtype)
+        if self._is_renamed(use) or not (holds(dtype, yes) and holds(dtype, no)):
+            return None
+        if test(yes) == test(no):
+            return self.constant(Fraction(test(yes)), "bool", x.dims)
+        mask = self.value(x.dims, "bool", use.node)
+        return mask if test(yes) else self.negated(mask)
+
+    def _is_renamed(self, use: Use) -> bool:
+        """Does an operator see a node under other axes than its own?"""
+        return use.axes != self.axes.resolve(self.nodes[use.node].axes)
+
+    def negated(self, mask: AxisValue) -> AxisValue:
+        """The opposite of a mask; of an opposite, the mask itself."""
+        if self.is_negated(mask):
+            (use,) = self.nodes[self.use(mask, {}).node].uses
+            return self.value(mask.dims, "bool", use.node)
+        return self.plain("not", (mask,), "bool")
+
+    def is_negated(self, mask: AxisValue) -> bool:
+        """Is a mask the opposite of another node, under the same axes?"""
+        if mask.node is None or self.nodes[mask.node].op != "not":
+            return False
+        (use,) = self.nodes[mask.node].uses
+        return not self._is_renamed(use)
 
     def is_input(self, x: AxisValue) -> bool:
         """Tell whether a value is an input as it is."""

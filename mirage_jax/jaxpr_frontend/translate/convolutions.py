@@ -67,9 +67,12 @@ def has_apart_windows(params: Mapping[str, Any], shape: Sequence[int], weights: 
 def _halves(params: Mapping[str, Any], n: int, size: int, window: int) -> dict[str, int]:
     """Two factors of a spatial dimension of the operand, in order: one is summed by the window, one is kept."""
     stride, dilation = params["window_strides"][n], params["rhs_dilation"][n]
-    is_plain = params["lhs_dilation"][n] == 1 and tuple(params["padding"][n]) == (0, 0)
-    if is_plain and dilation == 1 and (window == size or (window == stride and size % window == 0)):
-        return {KEPT: size // window, SUMMED: window}
-    if is_plain and dilation > 1 and stride == 1 and window * dilation == size:
-        return {SUMMED: window, KEPT: dilation}
+    is_whole = window == size
+    is_patch = window == stride and size % window == 0
+    is_dilated_whole = stride == 1 and window * dilation == size
+    if params["lhs_dilation"][n] == 1 and tuple(params["padding"][n]) == (0, 0):
+        if dilation == 1 and (is_whole or is_patch):
+            return {KEPT: size // window, SUMMED: window}
+        if dilation > 1 and is_dilated_whole:
+            return {SUMMED: window, KEPT: dilation}
     raise NotExpressible(Code.PARAMETERS, f"a convolution whose windows of {window} overlap")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -164,6 +165,8 @@ def _reduce_precision(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisVa
 
 @rule("convert_element_type", view=True)
 def _convert(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    if out.dtype == "bool" and x.node is not None and (mask := b.test_of_choice(x, bool)) is not None:
+        return mask
     if out.dtype not in FLOATS and x.dtype in FLOATS:
         raise NotExpressible(Code.DTYPE, f"a cast from {x.dtype} to {out.dtype} rounds")
     if out.dtype == "bool" and x.dtype != "bool":
@@ -513,13 +516,35 @@ def _is_infinite(b: NodeBuilder, op: str, x: AxisValue, y: AxisValue) -> AxisVal
 def _comparison(
     op: str, swap: bool, invert: bool, b: NodeBuilder, out: EquationInfo, x: AxisValue, y: AxisValue
 ) -> AxisValue:
-    value = _is_infinite(b, op, x, y)
+    value = _is_infinite(b, op, x, y) or _test_of_choice(b, op, swap, x, y)
     if value is None:
         if not _keeps_sides(x, y):
             _refuse_rounded(b, "a comparison", x, y)
         integers.check_comparison(b, x, y)
         value = b.plain(op, (y, x) if swap else (x, y), out.dtype)
-    return b.plain("not", (value,), out.dtype) if invert else value
+    return b.negated(value) if invert else value
+
+
+TESTS = {  # of a first operand against a second, by operator and by whether the first is on the left
+    ("eq", True): operator.eq,
+    ("eq", False): operator.eq,
+    ("lt", True): operator.lt,
+    ("lt", False): operator.gt,
+    ("le", True): operator.le,
+    ("le", False): operator.ge,
+}
+
+
+def _test_of_choice(b: NodeBuilder, op: str, swap: bool, x: AxisValue, y: AxisValue) -> AxisValue | None:
+    """A comparison of a choice of two constants with a third, as the mask that chose."""
+    is_left = not swap
+    if x.is_constant:
+        x, y, is_left = y, x, swap
+    if x.node is None or y.node is not None or y.special is not None:
+        return None
+    test = TESTS[op, is_left]
+    mask = b.test_of_choice(x, lambda value: test(value, y.offset))
+    return mask and b.widened(mask, y)
 
 
 for _name, _op, _swap, _invert in (
@@ -551,7 +576,7 @@ for _name in ("and", "or"):
 @rule("not", light=True)
 def _not(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
     _needs_bool(out, "not", x)
-    return b.plain("not", (x,), out.dtype)
+    return b.negated(x)
 
 
 def _needs_bool(out: EquationInfo, op: str, x: AxisValue) -> None:
@@ -566,8 +591,10 @@ def _select_n(b: NodeBuilder, out: EquationInfo, condition: AxisValue, *cases: A
     if condition.is_constant:
         return cases[int(condition.offset)]
     no, yes = cases
+    if b.is_negated(condition):
+        condition, no, yes = b.negated(condition), yes, no
     if out.dtype == "bool" and _are_different_constants(no, yes):
-        return b.widened(condition if yes.offset else b.plain("not", (condition,), "bool"), no)
+        return b.widened(condition if yes.offset else b.negated(condition), no)
     if any(v.special is not None and not v.is_neg_inf for v in cases):
         raise NotExpressible(Code.NON_FINITE, "a choice of plus infinity or NaN")
     if no.is_neg_inf or yes.is_neg_inf:
@@ -584,7 +611,7 @@ def _masked(b: NodeBuilder, condition: AxisValue, no: AxisValue, yes: AxisValue,
     if no.is_neg_inf and yes.is_neg_inf:
         return b.widened(no, yes)
     if yes.is_neg_inf:
-        condition, no, yes = b.plain("not", (condition,), "bool"), yes, no
+        condition, no, yes = b.negated(condition), yes, no
     return b.plain("mask", (condition, b.widened(yes, no)), dtype)
 
 

@@ -172,12 +172,15 @@ class ShiftDegrees:
     def splits_a_group(self, p: Poly) -> bool:
         """Does a term hold some exponentials of a group, but not with those that the program multiplies them with?"""
         if p not in self._splits:
-            here = [frozenset(self.signature(b) for b, _ in self._exponentials(t)) for t, _ in self.e.poly(p)]
-            several = [g for g in self.groups if len(g) > 1]
-            self._splits[p] = any(
-                names & g and names & g not in self._occurring[g] and not g <= names for names in here for g in several
-            )
+            terms = [self._exponentials(term) for term, _ in self.e.poly(p)]
+            here = [frozenset(self.signature(base) for base, _ in term) for term in terms]
+            self._splits[p] = any(self._is_split(g, names) for names in here for g in self.groups)
         return self._splits[p]
+
+    def _is_split(self, group: frozenset[str], names: frozenset[str]) -> bool:
+        """Are some exponentials of a group among these, without others that the program multiplies them with?"""
+        some = names & group
+        return bool(some) and some != group and some not in self._occurring[group]
 
     def is_of_maximum(self, p: Poly) -> bool:
         """Whether a value is a power of exp(max(x))."""
