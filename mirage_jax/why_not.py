@@ -249,13 +249,18 @@ def _refused(w: WhyNot) -> str:
     return f"no candidate passed certificate, exact check and float gate ({w.detail or 'see the counts'}){times}"
 
 
+def _not_compiled(w: WhyNot) -> str:
+    error = f" ({w.detail})" if w.detail else ""
+    return f"no candidate could be compiled and run, of {w.candidates:,} found{error}; {w.xla_text}"
+
+
 _SENTENCES = {
     Reason.NOTHING_FOUND: _nothing_found,
     Reason.NO_CHEAPER_ALGEBRA: _no_cheaper_algebra,
     Reason.SLOWER_BY_MODEL: _slower_by_model,
     Reason.AS_FAST: _as_fast,
     Reason.REFUSED: _refused,
-    Reason.NOT_COMPILED: lambda w: f"no candidate could be compiled, of {w.candidates:,} found; {w.xla_text}",
+    Reason.NOT_COMPILED: _not_compiled,
     Reason.NOT_SEARCHED: lambda w: f"not searched: {w.detail}",
     Reason.NOT_TIMED: lambda w: "XLA's own code for this region cannot be timed alone",
     Reason.UNDECIDED: lambda w: w.detail,

@@ -353,7 +353,7 @@ def _not_faster(session: TuningSession, xla: Timing, best: tuple[Timing, Ratio] 
     """Explain with measured times why no candidate runs."""
     from mirage_jax.compiler.tuning import MIN_SPEEDUP
 
-    why_not = replace(session.why_not(Reason.NOT_COMPILED), xla=xla.seconds, is_measured=True)
+    why_not = replace(session.why_not(Reason.NOT_COMPILED, session.last_failure), xla=xla.seconds, is_measured=True)
     if best is None:
         return why_not
     taken, ratio = best

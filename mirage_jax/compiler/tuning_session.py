@@ -95,6 +95,7 @@ class TuningSession(RegionOnDevice):
     until: float = math.inf  # in seconds of `time.monotonic`: from then on, tuning skips optional steps
     trials: Trials | None = None  # children that try variants first; None: this process does
     notify: progress.Say = progress.silent
+    last_failure: str = ""  # of a candidate to compile or to run
     _preparing: threading.Thread | None = None
     _is_searched: threading.Event = field(default_factory=threading.Event)
 
@@ -328,7 +329,8 @@ class TuningSession(RegionOnDevice):
                 call()
             except Exception as why:  # a kernel that cannot be compiled or launched is one candidate less
                 self.tried["not compiled"] += 1
-                log.info("%s not compiled: %s", label, in_one_line(why))
+                self.last_failure = in_one_line(why)
+                log.info("%s not compiled: %s", label, self.last_failure)
                 return None
             return label, call
 
@@ -387,6 +389,7 @@ class TuningSession(RegionOnDevice):
             raise TrialError("this process leaves no memory of the device (XLA_PYTHON_CLIENT_PREALLOCATE=false does)")
         for i, failure in failures.items():
             self.tried[failure.kind] += 1
+            self.last_failure = failure.why
             log.info("%d %s: %s", i, failure.kind, failure.why)
         return {i: t for i, t in enumerate(outcomes) if isinstance(t, timing.Timing)}
 

@@ -19,7 +19,7 @@ from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.operators import operator
 from mirage_jax.search.candidates import Candidate, KnownTilings, kind, ranged, tiled
 from mirage_jax.search.decompose.fusion import combined, inlined
-from mirage_jax.search.decompose.output_slices import SUMS, output_slice, shared_operands, waists
+from mirage_jax.search.decompose.output_slices import SUMS, followed, output_slice, shared_operands, waists
 from mirage_jax.search.decompose.subprocesses import SubSearch, search_parts
 from mirage_jax.search.decompose.windows import KernelWindow, before_tail, divide, elements, replace_windows
 from mirage_jax.search.enumerate.kernels import BudgetExceeded, Space
@@ -36,7 +36,7 @@ MAX_OUTPUT_SLICE_CLASSES = 220  # values in an output slice searched for plans o
 MAX_SMALL_SLICE_CLASSES = 40  # values in an output slice that is searched for plans of three kernels in any case
 MAX_COMBINING_SHARE = 0.2  # of the time, on top of it, for trying what slices' candidates share
 MAX_PATIENCE_SHARE = 0.5  # of the time, after which a region that has no kernel is searched in other ways
-MAX_WHOLE_SHARE = 0.6  # of the time, for a region that may be sliced afterwards
+MAX_WHOLE_SHARE = 0.3  # of the time, for a region that may be sliced afterwards
 NEAR_ROOFLINE = 2.0  # times the lower limit of a region: kernels that take longer leave something to look for
 MAX_WHOLE_REGION_CLASSES = 400  # values in a region searched for one kernel only: ten seconds
 
@@ -65,7 +65,7 @@ def search(
     shared, stored = shared_operands(reference), waists(reference)
     if len(parts) > 1:
         found, report = list[Candidate](), SearchReport(space, windows=len(parts))
-        stops = [(), shared, stored, waists(reference, SUMS)]
+        stops = [followed(reference), (), shared, stored, waists(reference, SUMS)]
     else:
         may_slice = has_kernels and (shared or stored or len(set(reference.outputs)) > 1)
         of_whole = seconds * (MAX_WHOLE_SHARE if may_slice else 1.0)
@@ -114,7 +114,7 @@ def _stops_after(
     """
     kernels = [c.seconds for c in found if c.family == "kernels"]
     is_known = kernels and report.stop is not StopReason.SECONDS
-    nowhere = [()] if len(set(reference.outputs)) > 1 and not is_known else []
+    nowhere = [followed(reference), ()] if len(set(reference.outputs)) > 1 and not is_known else []
     is_far = min(kernels, default=math.inf) > NEAR_ROOFLINE * lower_limit(reference, device)
     at_sums = [waists(reference, SUMS)] if _is_stuck(found, report) else []
     return [*nowhere, *([stored] if stored and is_far else ()), *at_sums]

@@ -17,7 +17,7 @@ from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Library
 from mirage_jax.mugraph.passes.merge_axes import simplify_axes
 from mirage_jax.search.candidates import Candidate
 from mirage_jax.search.decompose.fusion import combined
-from mirage_jax.search.decompose.output_slices import SUMS, joined, output_slice, shared_operands, waists
+from mirage_jax.search.decompose.output_slices import SUMS, followed, joined, output_slice, shared_operands, waists
 from mirage_jax.search.driver import _output_slices, search
 from mirage_jax.search.enumerate.kernels import Space
 from mirage_jax.search.enumerate.window_search import Search
@@ -86,6 +86,38 @@ def test_waists() -> None:
     assert all(stored in {t.name for t in slices[name].inputs} for name in graph.outputs)
     for name, y in zip(graph.outputs, wanted, strict=True):
         np.testing.assert_allclose(known[name], y, rtol=1e-9, atol=1e-9)
+
+
+def test_a_gradient_of_a_bias_follows_from_one_that_is_stored() -> None:
+    """It sums the gradient of the keys, of which an output is a multiple: no product is made for it."""
+
+    def attend(q: jax.Array, k: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.sum(jax.nn.softmax(q @ ((k + b) / 8).swapaxes(-1, -2)) ** 2)
+
+    specs = [jax.ShapeDtypeStruct(s, np.dtype("float32")) for s in ((4, 256, 32), (4, 256, 32), (32,))]
+    (region,) = analyse(jax.make_jaxpr(jax.grad(attend, (1, 2)))(*specs).jaxpr).regions
+    graph = simplify_axes(region.graph)
+    (stored,) = followed(graph)
+    assert sorted(map(graph.extent, graph.tensors[stored].axes)) == [4, 32, 256]
+    keys, bias = (output_slice(graph, name, (stored,)) for name in graph.outputs)
+    for one in (keys, bias):
+        check_graph(one)
+        assert [t.name for t in one.inputs] == [stored] or one.outputs == (stored,)
+        assert one.outputs == (stored,) or not any(op.op == "dot" for k in one.kernels for op in k.ops)
+
+
+def test_what_reads_a_product_follows_from_nothing_that_is_stored() -> None:
+    """Maxima, sums and weights of a softmax are read with logits: those are better made again."""
+
+    def kept(q: jax.Array, k: jax.Array) -> tuple[jax.Array, ...]:
+        logits = q @ k.T
+        top = jnp.max(logits, -1, keepdims=True)
+        weights = jnp.exp(logits - top)
+        return top, jnp.sum(weights, -1), weights
+
+    specs = [jax.ShapeDtypeStruct((256, 64), np.dtype("float32"))] * 2
+    (region,) = analyse(jax.make_jaxpr(kept)(*specs).jaxpr).regions
+    assert set(followed(simplify_axes(region.graph))).isdisjoint({region.graph.outputs[0]})
 
 
 def test_gradient_of_a_cross_entropy_stores_that_of_its_logits() -> None:

@@ -6,7 +6,8 @@ that computes it alone. Slices overlap, and each computes shared values from the
 of the keys recomputes the weights tile by tile, as FlashAttention's backward pass does (Dao, 2023).
 
 A slice may stop at a *waist* instead: a product that costs little to store, or an operand of several products that is
-no larger than an input. The waist is then an output of its own.
+no larger than an input. The waist is then an output of its own. It also stops at another output from which its own
+follows without a product: the gradient of a bias is a sum of one that is stored anyway.
 
 Kernels that come out equal in several slices, such as row sums, run once (`joined`).
 """
@@ -57,6 +58,33 @@ def shared_operands(reference: KernelGraph) -> tuple[str, ...]:
     shared = [name for name, n in readers.items() if n > 1 and name not in given]
     least = max(elements(reference, name) for name in reference.outputs)  # what is small is made again as cheaply
     return tuple(name for name in shared if least < elements(reference, name) <= largest[name])
+
+
+def followed(reference: KernelGraph) -> tuple[str, ...]:
+    """Outputs, or what they are multiples of, from which other outputs follow without a product."""
+    multiples = {name: _multiple_of(reference, name) for name in reference.outputs}
+    found: list[str] = []
+    for name in reference.outputs:
+        others = {m for other, m in multiples.items() if other != name} - {name}
+        rest = output_slice(reference, name, tuple(others))
+        if _has_products(output_slice(reference, name)) and not _has_products(rest):
+            found += [t.name for t in rest.inputs if t.name in others]
+    return tuple(dict.fromkeys(found))
+
+
+def _multiple_of(reference: KernelGraph, output: str) -> str:
+    """The tensor of which an output is a multiple, in the same type; the output itself if there is none."""
+    (made,) = (k for k in reference.kernels if output in {s.tensor.name for s in k.stores})
+    if not isinstance(made, Library) or made.op.op != "affine" or made.op.number("offset", 0):
+        return output
+    (load,) = made.loads
+    is_given = load.tensor in {t.name for t in reference.inputs}
+    is_cast = reference.tensors[load.tensor].dtype != reference.tensors[output].dtype
+    return output if is_given or is_cast else load.tensor
+
+
+def _has_products(graph: KernelGraph) -> bool:
+    return any(op.op in PRODUCTS for k in graph.kernels for op in k.ops)
 
 
 def _products_that_read(reference: KernelGraph) -> Counter[str]:

@@ -66,23 +66,28 @@ def search_part(part: SubSearch, notify: Notify | None = None) -> Found:
 def search_parts(
     parts: Sequence[SubSearch], seconds: float, workers: int = 1, notify: Notify | None = None
 ) -> list[Found]:
-    """Search all parts within `seconds`; each gets its share of the time that is left."""
+    """Search all parts within `seconds`; each gets its share of the time that is left.
+
+    Small parts begin: most are exhausted at once, and leave their time to larger ones.
+    """
     until = time.monotonic() + seconds
-
-    def share(n: int) -> SubSearch:
-        """Part number n, with its share of the time that is left when it begins."""
-        rounds = -(-(len(parts) - n) // workers)
-        return replace(parts[n], seconds=max(MIN_SEARCH_SECONDS, (until - time.monotonic()) / rounds))
-
+    order = sorted(range(len(parts)), key=lambda n: len(parts[n].graph.kernels))
     processes = _Processes()
 
-    def elsewhere(n: int) -> Found:
-        """Search part number n in a subprocess."""
-        return processes.search(share(n))
+    def share(place: int) -> SubSearch:
+        """A part by its place in the order, with its share of the time that is left when it begins."""
+        rounds = -(-(len(parts) - place) // workers)
+        return replace(parts[order[place]], seconds=max(MIN_SEARCH_SECONDS, (until - time.monotonic()) / rounds))
+
+    def elsewhere(place: int) -> Found:
+        """Search a part in a subprocess."""
+        return processes.search(share(place))
 
     if workers == 1 or len(parts) <= 1:
-        return [search_part(share(n), notify) for n in range(len(parts))]
-    return spread(elsewhere, range(len(parts)), workers, processes.end)
+        found = [search_part(share(place), notify) for place in range(len(parts))]
+    else:
+        found = spread(elsewhere, range(len(parts)), workers, processes.end)
+    return [found[order.index(n)] for n in range(len(parts))]
 
 
 class _Processes:
