@@ -66,6 +66,19 @@ def test_settings_of_a_library_end_with_its_entry() -> None:
     assert jax.config.jax_default_matmul_precision == before
 
 
+def test_constants_of_an_entry_outlive_the_trace_that_makes_it() -> None:
+    """A mask that is made while arguments are drawn belongs to no trace."""
+
+    def masked(small: bool):
+        mask = jnp.tril(jnp.ones((4, 4)))
+        return lambda x: jnp.where(mask > 0, x, 0.0), normal((4, 4))
+
+    entry = ZooEntry("masked", "jax", "nowhere", masked)
+    state, batch = jax.jit(entry.draw)(jax.random.key(0))
+    _, y = jax.jit(entry.forward).lower(state, batch).compile()(state, batch)
+    np.testing.assert_array_equal(y, jnp.tril(batch[0]))
+
+
 def test_gradients_are_of_all_floats() -> None:
     def made(small: bool):
         fn = lambda w, i, x: w["a"][i] * x + w["b"]  # noqa: E731

@@ -56,7 +56,7 @@ class ZooEntry:
             NotRun: the library is not installed, or does not work with this version of JAX.
         """
         try:
-            with _same_settings():
+            with _same_settings(), jax.ensure_compile_time_eval():  # a constant is none of a trace that asks first
                 fn, draw = self.make(self.is_small)
             jax.eval_shape(lambda key: fn(*draw(key)), jax.random.key(0))
             return fn, draw
