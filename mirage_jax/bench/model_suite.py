@@ -12,6 +12,7 @@ Candidate `REMAT`, ours with ``remat="regions"``, is for training steps: other s
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -39,7 +40,7 @@ NOTES = (
     "Steps as training and decoding run them, with donated state, each from its first kernel to its last. Errors are "
     "the largest of all arrays that a step returns (loss, moments of the gradients, weights, outputs, caches), "
     "relative to the largest of their kind, against float32. Memory is what XLA plans for intermediate results of a "
-    "whole step. Regions: optimized ones of all."
+    "whole step. To prepare a step is to trace, tune and compile it. Regions: optimized ones of all."
 )
 
 
@@ -71,12 +72,14 @@ def run_step(
             continue
         log.info("%s: %s", step.name, label)
         with recording(failures, label):
+            start = time.monotonic()
             function: Any = transform(step.fn, donate_argnums=0)
             compiled = function.lower(state, batch).compile()
+            preparation = time.monotonic() - start
             first = compiled(jax.tree.map(jnp.copy, state), batch)
             error, error_rms = worst_error(reference, first)
             fields[label] = {"error": error, "error_rms": error_rms, "memory": _memory(compiled)}
-            fields[label] |= explained(function, (state, batch))
+            fields[label] |= {"preparation": preparation} | explained(function, (state, batch))
             running[label] = _Running(compiled, first[0], batch)
     log.info("%s: timing", step.name)
     timings = {label: _per_layer(t, step.layers) for label, t in _time(running, rounds).items()}

@@ -78,6 +78,7 @@ class BenchResult:
     memory: PlannedMemory | None = None
     regions: Regions | None = None
     whole: str | None = None  # the optimizer's decision on the function as a whole
+    preparation: float | None = None  # seconds to trace, tune and compile
 
 
 class NotRun(Exception):
@@ -210,6 +211,7 @@ COLUMNS: tuple[tuple[str, Cell, str], ...] = (  # heading with a place for the l
     ("error {}", _error_cell, "all"),
     ("equal runs", _cell("repeats"), "ours"),
     ("temp MB {}", _cell("memory", lambda m: f"{m.temporary / 1e6:,.1f}"), "all"),
+    ("seconds to prepare {}", _cell("preparation", "{:,.1f}".format), "all"),
     ("regions {}", _cell("regions"), "others"),
     ("whole {}", _cell("whole"), "others"),
     ("model rank {}", _cell("model", "{:.2f}".format), "others"),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -535,12 +535,11 @@ def indices_compared(region: Region) -> dict[int, int]:
     """Inputs of integers, by position, that are compared with indices, and with how many: lengths and labels."""
     graph = region.graph
     inputs = {t.name for t in graph.inputs if t.dtype == "i32"}
-    counts: dict[str, int] = {}
+    counts = defaultdict[str, list[int]](list)
     for tensor, other in _compared(graph):
-        extents = [graph.extent(a) for a in graph.tensors[other].axes]
-        if tensor in inputs and other not in inputs and extents:
-            counts[tensor] = max([counts.get(tensor, 1), *extents])
-    positions = {i: [counts[t] for t in b.tensors if t in counts] for i, b in enumerate(region.inputs)}
+        if tensor in inputs and other not in inputs:
+            counts[tensor] += map(graph.extent, graph.tensors[other].axes)
+    positions = {i: [n for t in b.tensors for n in counts.get(t, ())] for i, b in enumerate(region.inputs)}
     return {i: max(found) for i, found in positions.items() if found}
 
 

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from mirage_jax.cost.roofline import estimate, lower_limit
 from mirage_jax.errors import UnsupportedError
@@ -65,7 +66,7 @@ def search(
     shared, stored = shared_operands(reference), waists(reference)
     if len(parts) > 1:
         found, report = list[Candidate](), SearchReport(space, windows=len(parts))
-        stops = [followed(reference), (), shared, stored, waists(reference, SUMS)]
+        stops = [(), shared, stored, waists(reference, SUMS)]
     else:
         may_slice = has_kernels and (shared or stored or len(set(reference.outputs)) > 1)
         of_whole = seconds * (MAX_WHOLE_SHARE if may_slice else 1.0)
@@ -114,7 +115,7 @@ def _stops_after(
     """
     kernels = [c.seconds for c in found if c.family == "kernels"]
     is_known = kernels and report.stop is not StopReason.SECONDS
-    nowhere = [followed(reference), ()] if len(set(reference.outputs)) > 1 and not is_known else []
+    nowhere = [()] if len(set(reference.outputs)) > 1 and not is_known else []
     is_far = min(kernels, default=math.inf) > NEAR_ROOFLINE * lower_limit(reference, device)
     at_sums = [waists(reference, SUMS)] if _is_stuck(found, report) else []
     return [*nowhere, *([stored] if stored and is_far else ()), *at_sums]
@@ -141,9 +142,10 @@ def _output_slices(
     """The slices of all `stored` tensors and outputs, each with the space to search; none if one slice is too wide."""
     pair = replace(space, max_kernels=min(2, space.max_kernels), splits=not _fills(reference, device))
     found: list[tuple[KernelGraph, Space]] = []
-    outputs = dict.fromkeys((*stored, *reference.outputs))
+    follow = followed(reference)
+    outputs = dict.fromkeys((*stored, *chain(*follow.values()), *reference.outputs))
     for name in outputs:
-        graph = output_slice(reference, name, stored)
+        graph = output_slice(reference, name, (*stored, *follow.get(name, ())))
         if (probe := _probe(graph, device, pair, MAX_OUTPUT_SLICE_CLASSES, MAX_OUTPUT_SLICE_TERMS)) is not None:
             # A sum over an axis with tiles of one element may take one more: gradients of keys that heads share. So may
             # rows and columns of one product.

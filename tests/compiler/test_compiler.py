@@ -117,7 +117,8 @@ def test_no_candidate_compiles(monkeypatch) -> None:
 
     monkeypatch.setattr(attempts.TuningSession, "ours", broken)
     d = decided(mirage_jax.optimize(chain, strict=True))
-    assert d.winner is None and "no candidate could be compiled" in d.why and "(does not compile)" in d.why.replace("RuntimeError: ", "")
+    assert d.winner is None
+    assert "no candidate could be compiled" in d.why and "does not compile" in d.why
     assert d.tried["not compiled"] >= 1
 
 

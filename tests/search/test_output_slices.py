@@ -18,9 +18,10 @@ from mirage_jax.mugraph.passes.merge_axes import simplify_axes
 from mirage_jax.search.candidates import Candidate
 from mirage_jax.search.decompose.fusion import combined
 from mirage_jax.search.decompose.output_slices import SUMS, followed, joined, output_slice, shared_operands, waists
+from mirage_jax.search.decompose.subprocesses import SubSearch, search_part
 from mirage_jax.search.driver import _output_slices, search
 from mirage_jax.search.enumerate.kernels import Space
-from mirage_jax.search.enumerate.window_search import Search
+from mirage_jax.search.enumerate.window_search import FAMILIES, Search
 from mirage_jax.verify.equivalence.certificate import certify, fingerprint
 
 QKV = ((2, 4096, 64), (2, 64, 4096), (2, 4096, 64), (2, 4096, 64))
@@ -97,7 +98,9 @@ def test_a_gradient_of_a_bias_follows_from_one_that_is_stored() -> None:
     specs = [jax.ShapeDtypeStruct(s, np.dtype("float32")) for s in ((4, 256, 32), (4, 256, 32), (32,))]
     (region,) = analyse(jax.make_jaxpr(jax.grad(attend, (1, 2)))(*specs).jaxpr).regions
     graph = simplify_axes(region.graph)
-    (stored,) = followed(graph)
+    follow = followed(graph)
+    ((stored,),) = set(follow.values())
+    assert set(follow) == set(graph.outputs)
     assert sorted(map(graph.extent, graph.tensors[stored].axes)) == [4, 32, 256]
     keys, bias = (output_slice(graph, name, (stored,)) for name in graph.outputs)
     for one in (keys, bias):
@@ -107,17 +110,23 @@ def test_a_gradient_of_a_bias_follows_from_one_that_is_stored() -> None:
 
 
 def test_what_reads_a_product_follows_from_nothing_that_is_stored() -> None:
-    """Maxima, sums and weights of a softmax are read with logits: those are better made again."""
+    """The sum of a softmax follows from weights that are stored; its logarithm reads the maximum of the logits, too."""
 
     def kept(q: jax.Array, k: jax.Array) -> tuple[jax.Array, ...]:
         logits = q @ k.T
         top = jnp.max(logits, -1, keepdims=True)
         weights = jnp.exp(logits - top)
-        return top, jnp.sum(weights, -1), weights
+        total = jnp.sum(weights, -1)
+        return weights, total, jnp.log(total) + top[:, 0]
 
     specs = [jax.ShapeDtypeStruct((256, 64), np.dtype("float32"))] * 2
     (region,) = analyse(jax.make_jaxpr(kept)(*specs).jaxpr).regions
-    assert set(followed(simplify_axes(region.graph))).isdisjoint({region.graph.outputs[0]})
+    graph = simplify_axes(region.graph)
+    made = {k.name: k.op.op for k in graph.kernels}
+    assert {made[name]: [made[x] for x in of] for name, of in followed(graph).items()} == {"sum": ["exp"]}
+    slices = _output_slices(graph, H200, Space(max_ops=14))
+    for one, its in slices:
+        search_part(SubSearch(one, H200, its, 20_000, FAMILIES, 20.0, whole=graph))
 
 
 def test_gradient_of_a_cross_entropy_stores_that_of_its_logits() -> None:

@@ -15,8 +15,9 @@ Kernels that come out equal in several slices, such as row sums, run once (`join
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
+from itertools import chain
 
 from mirage_jax.mugraph.graph import BlockGraph, Kernel, KernelGraph, KernelSchedule, Library, Schedule, Tensor
 from mirage_jax.mugraph.passes.merge_axes import sink_renames
@@ -60,27 +61,35 @@ def shared_operands(reference: KernelGraph) -> tuple[str, ...]:
     return tuple(name for name in shared if least < elements(reference, name) <= largest[name])
 
 
-def followed(reference: KernelGraph) -> tuple[str, ...]:
-    """Outputs, or what they are multiples of, from which other outputs follow without a product."""
+def followed(reference: KernelGraph) -> dict[str, tuple[str, ...]]:
+    """Find the outputs that follow from others without a product, and from which.
+
+    By output: the other outputs, or what these are multiples of. A multiple that is stored for another output serves
+    its own, too.
+    """
     multiples = {name: _multiple_of(reference, name) for name in reference.outputs}
-    found: list[str] = []
-    for name in reference.outputs:
-        others = {m for other, m in multiples.items() if other != name} - {name}
-        rest = output_slice(reference, name, tuple(others))
-        if _has_products(output_slice(reference, name)) and not _has_products(rest):
-            found += [t.name for t in rest.inputs if t.name in others]
-    return tuple(dict.fromkeys(found))
+    found = {name: _without_products(reference, name, multiples) for name in reference.outputs}
+    stored = set(chain(*found.values()))
+    own = {name: (m,) for name, m in multiples.items() if m in stored - {name}}
+    return {name: of for name, of in (found | own).items() if of}
+
+
+def _without_products(reference: KernelGraph, output: str, multiples: Mapping[str, str]) -> tuple[str, ...]:
+    """The multiples of other outputs from which an output follows without the products that it takes from inputs."""
+    others = {multiple for name, multiple in multiples.items() if name != output} - {output}
+    rest = output_slice(reference, output, tuple(others))
+    if _has_products(rest) or not _has_products(output_slice(reference, output)):
+        return ()
+    return tuple(t.name for t in rest.inputs if t.name in others)
 
 
 def _multiple_of(reference: KernelGraph, output: str) -> str:
     """The tensor of which an output is a multiple, in the same type; the output itself if there is none."""
-    (made,) = (k for k in reference.kernels if output in {s.tensor.name for s in k.stores})
-    if not isinstance(made, Library) or made.op.op != "affine" or made.op.number("offset", 0):
+    made = {k.name: k for k in reference.kernels if isinstance(k, Library)}[output]
+    if made.op.op != "affine" or made.op.number("offset", 0):
         return output
-    (load,) = made.loads
-    is_given = load.tensor in {t.name for t in reference.inputs}
-    is_cast = reference.tensors[load.tensor].dtype != reference.tensors[output].dtype
-    return output if is_given or is_cast else load.tensor
+    (of,) = (reference.tensors[load.tensor] for load in made.loads)
+    return of.name if of not in reference.inputs and of.dtype == made.result.dtype else output
 
 
 def _has_products(graph: KernelGraph) -> bool:

@@ -468,7 +468,8 @@ class _KernelWriter:
                 continue
             group, _ = self._one_group(degree)
             if group not in out:
-                m = self.shifts[group]
+                if (m := self.shifts.get(group)) is None:
+                    raise UnsupportedError("a value is relative to a shift that the kernel does not make")
                 value = self._last(m) if self._is_carried(m) else m
                 axes = self._memory_order(value)
                 if not set(self.grid) <= set(axes):

@@ -117,12 +117,15 @@ def _in_tf32(c: Context, value: TileVariable) -> TileVariable:
 def operand_type(c: Context, op: Op) -> str:
     """The 16-bit type of an operand, or f32 if there is none or the other is an input that 16 bits do not hold."""
     tensors = [c.tiling.graph.tensors[c.loads[a].tensor] for a in op.args if a in c.loads]
-    if len(tensors) < len(op.args) and c.tiling.schedule.precise >= Precision.FLOAT32:
-        return "f32"  # of the operand that is computed
-    given = {t.name for t in c.tiling.graph.inputs}
+    is_computed = len(tensors) < len(op.args)
+    if is_computed and c.tiling.schedule.precise >= Precision.FLOAT32:
+        return "f32"
     halves = {t.dtype for t in tensors if t.dtype in SIXTEEN_BIT_FLOATS}
-    exact = any(t.dtype not in (*SIXTEEN_BIT_FLOATS, *SMALL_INTEGERS) and t.name in given for t in tensors)
-    return halves.pop() if len(halves) == 1 and not exact else "f32"
+    held = (*SIXTEEN_BIT_FLOATS, *SMALL_INTEGERS)
+    inputs = [t for t in c.tiling.graph.inputs if t.dtype not in held]
+    if len(halves) != 1 or any(t in inputs for t in tensors):
+        return "f32"
+    return halves.pop()
 
 
 def _is_loaded_as(c: Context, name: str, dtype: str) -> bool:
