@@ -76,6 +76,12 @@ def attention(b: ProgramBuilder, q: ProgramValue) -> ProgramValue:
     return b.step("{0} @ {1}", s, v, shape=[*batch, n, e])
 
 
+MASKS_BY_NUMBERS = (  # a mask that becomes numbers, and a mask again
+    "jnp.where({0}, 1.0, 0.0) == 1", "~(jnp.where({0}, 1.0, 0.0) == 0)", "{0}.astype('bfloat16').astype(bool)",
+    "{0}.astype('int32') > 0", "0.5 <= jnp.where({0}, 0.7, 0.1)",
+)  # fmt: skip
+
+
 def masked(b: ProgramBuilder, s: ProgramValue, n: str, m: str) -> ProgramValue:
     """Keep scores where a mask holds, and put something large and negative elsewhere."""
     rng = b.rng
@@ -94,6 +100,8 @@ def masked(b: ProgramBuilder, s: ProgramValue, n: str, m: str) -> ProgramValue:
         mask = b.step(rng.choice(texts).format(i=i, j=j), shape=[n, m], dtype="bool")
     else:
         mask = b.input(rng.choice(([n, m], [m])), "bool")
+    if rng.random() < 0.25:
+        mask = b.step(rng.choice(MASKS_BY_NUMBERS), mask, shape=mask.shape, dtype="bool")
     return b.step(f"jnp.where({{1}}, {{0}}, {low})", s, mask, shape=s.shape)
 
 
