@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 from mirage_jax.cost.roofline import estimate, lower_limit
@@ -61,8 +62,9 @@ def search(
     small sums are stored, too.
     """
     until = time.monotonic() + seconds
-    parts = divide(reference, lambda graph: is_narrow(graph, device, space, MAX_WINDOW_CLASSES))
-    has_kernels = "kernels" in families and device.is_gpu
+    narrow = partial(is_narrow, device=device, space=space)
+    parts = divide(reference, narrow)
+    has_kernels = _has_kernels(families, device)
     shared, stored = shared_operands(reference), waists(reference)
     if len(parts) > 1:
         found, report = list[Candidate](), SearchReport(space, windows=len(parts))
@@ -75,16 +77,21 @@ def search(
         found, report = one.run(), one.report
         parts = before_tail(reference) if has_kernels and _is_stuck(found, report) else []
         stops = _stops_after(found, report, reference, device, shared or stored)
-    slices = _first_slices(reference, device, space, stops) if has_kernels else []
+    slices = _first_slices(reference, device, space, stops if has_kernels else [])
     report.output_slices = len(slices)
-    searched = [(w.graph, space) for w in parts] + slices
-    todo = [SubSearch(graph, device, its, states, families, whole=reference) for graph, its in searched]
+    part = partial(SubSearch, device=device, states=states, families=families, whole=reference)
+    todo = [part(w.graph, space=space, is_wide=slices != [] and not narrow(w.graph)) for w in parts]
+    todo += [part(graph, space=its) for graph, its in slices]
     by_part: list[list[Candidate]] = []
     for candidates, part_report in search_parts(todo, until - time.monotonic(), workers, notify):
         by_part.append(candidates)
         report.add(part_report)
     found += _put_together(reference, parts, by_part, device, until + MAX_COMBINING_SHARE * seconds)
     return sorted(ranged(reference, found, device), key=lambda c: c.seconds), report
+
+
+def _has_kernels(families: Sequence[str], device: DeviceModel) -> bool:
+    return "kernels" in families and device.is_gpu
 
 
 def _put_together(
@@ -143,7 +150,8 @@ def _output_slices(
     pair = replace(space, max_kernels=min(2, space.max_kernels), splits=not _fills(reference, device))
     found: list[tuple[KernelGraph, Space]] = []
     follow = followed(reference)
-    outputs = dict.fromkeys((*stored, *chain(*follow.values()), *reference.outputs))
+    made = {name: n for n, name in enumerate(reference.tensors)}  # a slice comes after those that it reads
+    outputs = sorted({*stored, *chain(*follow.values()), *reference.outputs}, key=made.__getitem__)
     for name in outputs:
         graph = output_slice(reference, name, (*stored, *follow.get(name, ())))
         if (probe := _probe(graph, device, pair, MAX_OUTPUT_SLICE_CLASSES, MAX_OUTPUT_SLICE_TERMS)) is not None:

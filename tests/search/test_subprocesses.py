@@ -67,3 +67,19 @@ def test_the_best_of_each_kind_is_told(two: list[SubSearch], monkeypatch) -> Non
         told, _ = subprocesses.found_from_text(subprocesses.found_to_text((candidates, report)))
         best = {(c.family, kind(c)): c for c in reversed(candidates)}
         assert len(best) > 2 and told == sorted(best.values(), key=candidates.index)
+
+
+def test_small_parts_begin_and_wide_ones_end(two: list[SubSearch], monkeypatch) -> None:
+    """Results keep the order of the parts. A wide part has no share until all others have ended."""
+    begun: list[SubSearch] = []
+
+    def search_part(part: SubSearch, notify=None):
+        begun.append(part)
+        return [part], None
+
+    monkeypatch.setattr(subprocesses, "search_part", search_part)
+    large, small = two
+    parts = [replace(small, is_wide=True), large, small]
+    assert [part.graph for (part,), _ in search_parts(parts, 30.0)] == [p.graph for p in parts]
+    assert [(p.graph, p.is_wide) for p in begun] == [(small.graph, False), (large.graph, False), (small.graph, True)]
+    assert [round(p.seconds) for p in begun] == [15, 30, 30]

@@ -211,6 +211,8 @@ class NodeBuilder:
         if self.is_negated(mask):
             (use,) = self.nodes[self.use(mask, {}).node].uses
             return self.value(mask.dims, "bool", use.node)
+        if mask.is_constant:
+            return self.constant(Fraction(not mask.offset), "bool", mask.dims)
         return self.plain("not", (mask,), "bool")
 
     def is_negated(self, mask: AxisValue) -> bool:

@@ -84,9 +84,9 @@ def _without_products(reference: KernelGraph, output: str, multiples: Mapping[st
 
 
 def _multiple_of(reference: KernelGraph, output: str) -> str:
-    """The tensor of which an output is a multiple, in the same type; the output itself if there is none."""
-    made = {k.name: k for k in reference.kernels if isinstance(k, Library)}[output]
-    if made.op.op != "affine" or made.op.number("offset", 0):
+    """The tensor that an output multiplies by a constant, in the same type; the output itself if there is none."""
+    made = {k.name: k for k in reference.kernels if isinstance(k, Library)}.get(output)
+    if made is None or made.op.op != "affine" or made.op.number("offset", 0):
         return output
     (of,) = (reference.tensors[load.tensor] for load in made.loads)
     return of.name if of not in reference.inputs and of.dtype == made.result.dtype else output

@@ -49,6 +49,7 @@ class SubSearch:
     families: Sequence[str]
     seconds: float = MIN_SEARCH_SECONDS
     whole: KernelGraph | None = None  # the region of which the graph is a part
+    is_wide: bool = False  # too wide to be exhausted, and other parts cover what it does
 
 
 def search_part(part: SubSearch, notify: Notify | None = None) -> Found:
@@ -68,15 +69,17 @@ def search_parts(
 ) -> list[Found]:
     """Search all parts within `seconds`; each gets its share of the time that is left.
 
-    Small parts begin: most are exhausted at once, and leave their time to larger ones.
+    Small parts begin: most are exhausted at once, and leave their time to larger ones. Wide ones take the rest.
     """
     until = time.monotonic() + seconds
-    order = sorted(range(len(parts)), key=lambda n: len(parts[n].graph.kernels))
+    order = sorted(range(len(parts)), key=lambda n: (parts[n].is_wide, len(parts[n].graph.kernels)))
+    narrow = sum(not part.is_wide for part in parts)
     processes = _Processes()
 
     def share(place: int) -> SubSearch:
         """A part by its place in the order, with its share of the time that is left when it begins."""
-        rounds = -(-(len(parts) - place) // workers)
+        waiting = (narrow if place < narrow else len(parts)) - place
+        rounds = -(-waiting // workers)
         return replace(parts[order[place]], seconds=max(MIN_SEARCH_SECONDS, (until - time.monotonic()) / rounds))
 
     def elsewhere(place: int) -> Found:
