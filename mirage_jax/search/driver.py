@@ -62,7 +62,7 @@ def search(
     small sums are stored, too.
     """
     until = time.monotonic() + seconds
-    narrow = partial(is_narrow, device=device, space=space)
+    narrow = partial(is_narrow, device=device, space=space, most=MAX_WINDOW_CLASSES)
     parts = divide(reference, narrow)
     has_kernels = _has_kernels(families, device)
     shared, stored = shared_operands(reference), waists(reference)
