@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import chain
 
 from mirage_jax.cost.roofline import estimate, lower_limit
@@ -62,7 +62,7 @@ def search(
     small sums are stored, too.
     """
     until = time.monotonic() + seconds
-    narrow = partial(is_narrow, device=device, space=space, most=MAX_WINDOW_CLASSES)
+    narrow = cache(partial(is_narrow, device=device, space=space, most=MAX_WINDOW_CLASSES))  # asked again of windows
     parts = divide(reference, narrow)
     has_kernels = _has_kernels(families, device)
     shared, stored = shared_operands(reference), waists(reference)

@@ -206,21 +206,18 @@ class NodeBuilder:
         """Does an operator see a node under other axes than its own?"""
         return use.axes != self.axes.resolve(self.nodes[use.node].axes)
 
+    def opposite(self, mask: AxisValue) -> AxisValue | None:
+        """The mask that this one negates, under the same axes; None if it negates none."""
+        if mask.node is None or self.nodes[mask.node].op != "not":
+            return None
+        (use,) = self.nodes[mask.node].uses
+        return None if self._is_renamed(use) else self.value(mask.dims, "bool", use.node)
+
     def negated(self, mask: AxisValue) -> AxisValue:
         """The opposite of a mask; of an opposite, the mask itself."""
-        if self.is_negated(mask):
-            (use,) = self.nodes[self.use(mask, {}).node].uses
-            return self.value(mask.dims, "bool", use.node)
         if mask.is_constant:
             return self.constant(Fraction(not mask.offset), "bool", mask.dims)
-        return self.plain("not", (mask,), "bool")
-
-    def is_negated(self, mask: AxisValue) -> bool:
-        """Is a mask the opposite of another node, under the same axes?"""
-        if mask.node is None or self.nodes[mask.node].op != "not":
-            return False
-        (use,) = self.nodes[mask.node].uses
-        return not self._is_renamed(use)
+        return self.opposite(mask) or self.plain("not", (mask,), "bool")
 
     def is_input(self, x: AxisValue) -> bool:
         """Tell whether a value is an input as it is."""

@@ -591,8 +591,8 @@ def _select_n(b: NodeBuilder, out: EquationInfo, condition: AxisValue, *cases: A
     if condition.is_constant:
         return cases[int(condition.offset)]
     no, yes = cases
-    if b.is_negated(condition):
-        condition, no, yes = b.negated(condition), yes, no
+    if (opposite := b.opposite(condition)) is not None:
+        condition, no, yes = opposite, yes, no
     if out.dtype == "bool" and _are_different_constants(no, yes):
         return b.widened(condition if yes.offset else b.negated(condition), no)
     if any(v.special is not None and not v.is_neg_inf for v in cases):
