@@ -40,6 +40,7 @@ import platformdirs
 from mirage_jax import extension_modules, limits
 from mirage_jax.config import directories_in, is_address
 from mirage_jax.errors import CacheError, printable
+from mirage_jax.hardware.host import processors
 from mirage_jax.seals import KEY_FILE_VARIABLE, Seal, own_key
 from mirage_jax.why_not import WhyNot
 
@@ -109,7 +110,7 @@ def settings(platform: str) -> tuple[tuple[str, str], ...]:
         "matmul_precision": str(jax.config.jax_default_matmul_precision),
     }
     if platform == "cpu":
-        config["cpus"] = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
+        config["cpus"] = str(processors())
     if extensions := extension_modules.digest():
         config["extensions"] = extensions
     given = {name: os.environ.get(name, "") for name in SETTINGS}

@@ -21,6 +21,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING
 
 from mirage_jax.errors import UsageError
+from mirage_jax.hardware.host import processors
 from mirage_jax.limits import brief
 
 log = logging.getLogger("mirage_jax")
@@ -70,7 +71,7 @@ class Budget:
 
     seconds: float = DEFAULT_SECONDS
     states: int | None = None
-    workers: int = field(default_factory=lambda: max(1, min(8, (os.cpu_count() or 1) // 2)))
+    workers: int = field(default_factory=lambda: max(1, min(8, processors() // 2)))
     total: float | None = None
 
     if TYPE_CHECKING:  # a text is read once, so that `seconds` is a number afterwards

@@ -405,9 +405,10 @@ def test_a_package_in_an_archive_has_a_digest_of_its_source(tmp_path) -> None:
     for n in range(2):
         archive = tmp_path / f"{n}.zip"
         with zipfile.ZipFile(archive, "w") as file:
-            for module in ("limits", "config", "errors", "extension_modules", "seals", "why_not"):
-                file.write(Path(cache_module.__file__).with_name(f"{module}.py"), f"mirage_jax/{module}.py")
+            for module in ("limits", "config", "errors", "extension_modules", "seals", "why_not", "hardware/host"):
+                file.write(Path(cache_module.__file__).parent / f"{module}.py", f"mirage_jax/{module}.py")
             file.writestr("mirage_jax/__init__.py", "")
+            file.writestr("mirage_jax/hardware/__init__.py", "")
             file.writestr("mirage_jax/cache.py", Path(cache_module.__file__).read_text() + f"# {n}\n")
         command = [sys.executable, "-c", "from mirage_jax import cache; print(cache.__file__, cache.source_digest())"]
         environment = os.environ | {"PYTHONPATH": str(archive)}

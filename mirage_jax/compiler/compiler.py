@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import os
 import threading
 import time
 from collections import Counter
@@ -40,6 +39,7 @@ from mirage_jax.compiler.whole_function import (
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options, warn_once
 from mirage_jax.errors import UnsupportedError, UsageError, in_one_line
+from mirage_jax.hardware.host import processors
 from mirage_jax.interruptible import spread
 from mirage_jax.jaxpr_frontend.capture.lowering import WholeProgram
 from mirage_jax.jaxpr_frontend.jax_compat import default_platform
@@ -535,7 +535,7 @@ def _cuda(platform: str) -> str:
 
 def _processors(platform: str) -> int:
     """The host's processors that tune. On a CPU two regions would disturb each other, so they count as one."""
-    return (os.cpu_count() or 1) if platform == "cuda" else 1
+    return processors() if platform == "cuda" else 1
 
 
 def _place(region: Region) -> str:

@@ -18,12 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import SingleDeviceSharding
 
 from mirage_jax import timing
 from mirage_jax.compiler.region import RegionOnDevice
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.errors import in_one_line
-from mirage_jax.gpu_lock import gpu_lock
+from mirage_jax.gpu_lock import gpu_lock, process_turn
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.domains.floats import FloatDomain
@@ -75,13 +76,15 @@ class Accuracy:
 
         Of the named ones those count that the program has: some are of programs whose inputs mask, say.
         """
-        ours, classes = jax.jit(self.subject.ours(winner)), self._classes
+        ours, classes = self._compiled(self.subject.ours(winner)), self._classes
         names = [name for name in only or classes if name in classes]
         for name in sorted(names, key=lambda name: -self._refusals[name]):
             if wrong := self._on_class(winner, name, ours):
                 self._refusals[name] += 1  # candidates that are alike fail alike: the next one runs on it first
                 return False, f"{name}: {wrong}"
-        if not only and (wrong := self._at_brinks(winner, ours)):
+        with process_turn(self.subject.device):
+            wrong = "" if only else self._at_brinks(winner, ours)
+        if wrong:
             return False, wrong
         return True, f"passed on {len(names)} input classes, repeated runs equal bit for bit"
 
@@ -92,11 +95,14 @@ class Accuracy:
         """
         if self.is_small or enough():
             return
+        turn = partial(process_turn, self.subject.device)
         run = self._run(self._classes[input_classes.ORDINARY[0]], self._xla)
-        self._misread(run)
+        with turn():
+            self._misread(run)
         for noise, written in self._allowances(run):
             for r, x, n, w in zip(run.reference, run.xla, noise, written, strict=True):
-                gate.float_gate(r, x, x, noise=n, written=w, unit=self.unit)
+                with turn():  # for each alone: another region may want to be timed
+                    gate.float_gate(r, x, x, noise=n, written=w, unit=self.unit)
             if enough():
                 return
 
@@ -107,7 +113,20 @@ class Accuracy:
 
     @cached_property
     def _xla(self) -> Callable[..., list[jax.Array]]:
-        return jax.jit(self.subject.xla)  # compiled once for all winners
+        return self._compiled(self.subject.xla)  # once for all winners
+
+    def _compiled(self, function: Callable[..., list[jax.Array]]) -> Callable[..., list[jax.Array]]:
+        """Compile a function of the region's values, without autotuning: that takes seconds, and it runs kernels that
+        would be seen in the profile of another region.
+        """
+        here = SingleDeviceSharding(self.subject.device)
+        types = [jax.ShapeDtypeStruct(shape, dtype, sharding=here) for shape, dtype in self.subject.specs]
+        return jax.jit(function).lower(*types).compile(self._options)
+
+    @property
+    def _options(self) -> Mapping[str, Any] | None:
+        """XLA's options for what the gate alone runs."""
+        return None if self.subject.platform == "cpu" else timing.ONCE
 
     @cached_property
     def _classes(self) -> input_classes.InputClasses:
@@ -161,12 +180,13 @@ class Accuracy:
     def _run(self, values: Sequence[np.ndarray], ours: Callable[..., list[jax.Array]]) -> _Evaluated:
         """Run the region in float64, XLA's code and the winner's."""
         args = [jax.device_put(v, self.subject.device) for v in values]
-        results, again = ours(*args), ours(*args)
-        same = all(same_bits(a, b) for a, b in zip(results, again, strict=True))
-        inputs = self.wide_inputs(values)
-        return _Evaluated(
-            values, inputs, self.in_float64(inputs), self._placed(self._xla(*args)), self._placed(results), bool(same)
-        )
+        inputs, xla = self.wide_inputs(values), self._xla
+        reference = self.in_float64(inputs)
+        with process_turn(self.subject.device):
+            results, again = ours(*args), ours(*args)
+            same = all(same_bits(a, b) for a, b in zip(results, again, strict=True))
+            placed = self._placed(jax.block_until_ready(xla(*args))), self._placed(results)
+        return _Evaluated(values, inputs, reference, *placed, bool(same))
 
     def _compared(
         self,
@@ -370,9 +390,10 @@ class Accuracy:
             if self._on_host:
                 results = _wide(graph, inputs, np, sample)
             else:
+                number = None if sample is None else float(sample)
+                run = self._on_device(number is None, inputs)
                 with gpu_lock(self.subject.device):
-                    number = None if sample is None else float(sample)
-                    results = jax.block_until_ready(self._on_device(number, *inputs))
+                    results = jax.block_until_ready(run(number, *inputs))
             tensors = dict(zip(graph.outputs, results, strict=True))
             return [b.joined(tensors, self._xp) for b in self.subject.region.outputs]  # Region.finish without the cast
 
@@ -387,11 +408,17 @@ class Accuracy:
         with np.errstate(all="ignore"), nullcontext() if self._on_host else jax.enable_x64(True):
             yield
 
+    def _on_device(self, is_exact: bool, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The region in float64, without noise or with, compiled once for all inputs."""
+        if is_exact not in self._evaluators:
+            evaluated = lambda sample, *xs: _wide(self.subject.region.translated, xs, jnp, sample)  # noqa: E731
+            lowered = jax.jit(evaluated).lower(None if is_exact else 0.0, *inputs)
+            self._evaluators[is_exact] = lowered.compile(self._options)
+        return self._evaluators[is_exact]
+
     @cached_property
-    def _on_device(self) -> Callable[..., Any]:
-        options = None if self.subject.platform == "cpu" else timing.ONCE
-        evaluated = lambda sample, *xs: _wide(self.subject.region.translated, xs, jnp, sample)  # noqa: E731
-        return jax.jit(evaluated, compiler_options=options)
+    def _evaluators(self) -> dict[bool, Callable[..., Any]]:
+        return {}
 
     # ------------------------------------------------------------------ what rounding may do
 

@@ -10,13 +10,14 @@ import jax.numpy as jnp
 type Types = tuple[jax.ShapeDtypeStruct, ...]
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def one_set(types: Types, key: jax.Array) -> tuple[jax.Array, ...]:
     """Normal numbers, masks that are mostly true, integers that are 0, on the default device."""
-    return tuple(_random(k, t) for k, t in zip(jax.random.split(key, len(types)), types, strict=True))
+    return tuple(_random(t, k) for k, t in zip(jax.random.split(key, len(types)), types, strict=True))
 
 
-def _random(key: jax.Array, t: jax.ShapeDtypeStruct) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=0)
+def _random(t: jax.ShapeDtypeStruct, key: jax.Array) -> jax.Array:
+    """One array. Regions of a program share many types: each is compiled once."""
     if t.dtype == bool:
         return jax.random.bernoulli(key, 0.9, t.shape)
     if jnp.issubdtype(t.dtype, jnp.floating):

@@ -442,8 +442,7 @@ class TuningSession(RegionOnDevice):
         try:
             start = time.monotonic()
             self._time_xla_once()
-            with process_turn(self.device):
-                self._accuracy.prepare(self._is_searched.is_set)
+            self._accuracy.prepare(self._is_searched.is_set)
             log.info("XLA's code was timed and the float gate prepared in %.1f s", time.monotonic() - start)
         except Exception as why:  # for lack of memory, say: the gate will meet it, and say so
             log.info("the float gate is not prepared: %s", in_one_line(why))
@@ -457,8 +456,7 @@ class TuningSession(RegionOnDevice):
 
     def gate(self, winner: Winner, only: Sequence[str] = ()) -> tuple[bool, str]:
         """Compare the winner's floats with XLA's on every input class, or on those in `only`: passed, and why."""
-        with process_turn(self.device):
-            return self._accuracy.gate(winner, only)
+        return self._accuracy.gate(winner, only)
 
 
 def elsewhere(reference: KernelGraph) -> Elsewhere:

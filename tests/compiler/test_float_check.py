@@ -1,6 +1,8 @@
 """On which inputs the float gate asks: what a region takes roots of is positive."""
 
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import ANY
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 from mirage_jax.audit.sources import SPACE
-from mirage_jax.compiler import tuning_session
+from mirage_jax.compiler import float_check, tuning_session
 from mirage_jax.compiler.float_check import Accuracy, biases, indices_compared, inputs_under_roots, same_bits
 from mirage_jax.compiler.isolation.parent import Trials
 from mirage_jax.compiler.region import RegionOnDevice
@@ -23,7 +25,15 @@ from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.search.driver import search
-from mirage_jax.verify.floats.input_classes import BELOW_ZERO, CLASSES, FAR, MASKED, SWITCHES, input_classes
+from mirage_jax.verify.floats.input_classes import (
+    BELOW_ZERO,
+    CLASSES,
+    FAR,
+    MASKED,
+    SWITCHES,
+    InputClasses,
+    input_classes,
+)
 
 
 def region(fn: Any, *shapes: tuple[int, ...]) -> Region:
@@ -349,12 +359,41 @@ def test_what_the_gate_runs_is_prepared_once(monkeypatch: pytest.MonkeyPatch) ->
     check = Accuracy(RegionOnDevice(region(rms, (16, 64), (64, 32)), "cuda", jax.devices()[0], Options("search")))
     check.is_small = False
     check.prepare()
-    before = check._on_device._cache_size()
-    assert before == 2
+    before = dict(check._evaluators)
+    assert set(before) == {True, False}
     check.noise(
         check.wide_inputs(check._classes["normal"]), check._run(check._classes["normal"], check._xla).reference, 8
     )
-    assert check._on_device._cache_size() == before
+    assert check._evaluators == before
+
+
+def test_another_region_may_be_timed_while_the_gate_draws_and_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what runs on the device takes a turn: compiling takes most of the time."""
+    check = Accuracy(RegionOnDevice(region(rms, (16, 64), (64, 32)), "cuda", jax.devices()[0], Options("search")))
+    check.is_small = False
+    turns: list[int] = []
+
+    @contextmanager
+    def turn(_: Any) -> Iterator[None]:
+        turns.append(1)
+        yield
+        turns.pop()
+
+    def outside[**P, T](work: Callable[P, T]) -> Callable[P, T]:
+        def run(*args: P.args, **kwargs: P.kwargs) -> T:
+            assert not turns
+            return work(*args, **kwargs)
+
+        return run
+
+    for name in ("gpu_lock", "process_turn"):
+        monkeypatch.setattr(float_check, name, turn)
+    for owner, name in ((InputClasses, "__getitem__"), (Accuracy, "_compiled"), (Accuracy, "_on_device")):
+        monkeypatch.setattr(owner, name, outside(getattr(owner, name)))
+    reference = check.subject.reference
+    winner = check.subject.winner(reference, Schedule((KernelSchedule(),) * len(reference.kernels)), "algebra")
+    assert check.gate(winner) == (True, ANY)
+    assert not turns
 
 
 def test_what_few_candidates_need_is_not_waited_for() -> None:
@@ -363,7 +402,7 @@ def test_what_few_candidates_need_is_not_waited_for() -> None:
     check.is_small = False
     asked = iter((False, True))
     check.prepare(lambda: next(asked))
-    assert check._on_device._cache_size() == 1 and next(asked, None) is None
+    assert set(check._evaluators) == {True} and next(asked, None) is None
 
 
 def test_the_gate_is_prepared_while_the_search_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,7 +419,7 @@ def test_the_gate_is_prepared_while_the_search_runs(monkeypatch: pytest.MonkeyPa
     found, _ = search(session.reference, DEVICES["CPU"], SPACE, 2.0, 20_000)
     session.wait_for_gate()
     assert session._preparing is not None and not session._preparing.is_alive()
-    assert session._accuracy._on_device._cache_size() in (1, 2), "with noise, if the search took as long"
+    assert True in session._accuracy._evaluators, "with noise as well, if the search took as long"
     assert found and session.xla_seconds == 3.0
     failing = TuningSession(region(rms, (16, 64), (64, 32)), "cuda", jax.devices()[0], Options("search"))
     failing.trials, failing._accuracy.is_small = Trials(()), False

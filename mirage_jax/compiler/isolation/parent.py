@@ -38,6 +38,7 @@ import jax
 from mirage_jax import children, timing
 from mirage_jax.errors import TrialError
 from mirage_jax.gpu_lock import visible_name
+from mirage_jax.hardware.host import processors
 from mirage_jax.interruptible import spread
 
 log = logging.getLogger("mirage_jax.timing")
@@ -250,7 +251,7 @@ def trials(devices: Sequence[Any], lanes: int = 1) -> Iterator[Trials | None]:
         return
     with ExitStack() as stack:
         try:
-            on_each = min(MAX_CHILDREN_PER_DEVICE, (os.cpu_count() or 1) // (COMPILE_THREADS * len(devices))) // lanes
+            on_each = min(MAX_CHILDREN_PER_DEVICE, processors() // (COMPILE_THREADS * len(devices))) // lanes
             sessions = [
                 stack.enter_context(Session(environment=environment(d), kind=d.device_kind))
                 for _ in range(max(1, on_each))

@@ -11,6 +11,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from mirage_jax.hardware.host import processors
+from mirage_jax.interruptible import spread
 from mirage_jax.mugraph.domains.floats import random_integers
 from mirage_jax.mugraph.dtypes import is_float
 from mirage_jax.verify.floats.gate import MASKING
@@ -45,12 +47,16 @@ class InputClasses(Mapping[str, list[Array]]):
 
     def __getitem__(self, name: str) -> list[Array]:
         rng = np.random.default_rng([self.seed, *name.encode()])
-        out = [
-            _indices(rng, shape, dtype, self.counts[i])
-            if i in self.counts
-            else _repeated(self.makers[name], rng, shape, dtype, i)
-            for i, (shape, dtype) in enumerate(self.specs)
-        ]
+
+        def draw(i: int) -> Array:
+            """Draw one input, from its own stream of numbers."""
+            (shape, dtype), own = self.specs[i], streams[i]
+            if i in self.counts:
+                return _indices(own, shape, dtype, self.counts[i])
+            return _repeated(self.makers[name], own, shape, dtype, i)
+
+        streams = rng.spawn(len(self.specs))
+        out = spread(draw, range(len(self.specs)), processors())
         if name in LOGITS:
             for i, x in enumerate(out):
                 _put_far(x, LOGITS[name], rng, i)
@@ -105,7 +111,8 @@ def input_classes(
 
 
 type Maker = Callable[[np.random.Generator, tuple[int, ...], int], Array]
-LARGE, ROWS = 1 << 21, 251  # elements of an array that takes long to draw, and how many of its rows are drawn then
+LARGE = 1 << 21  # elements of an array that takes long to draw: some of its rows are drawn, again and again
+MIN_ROWS = 59  # that are drawn of it
 
 
 def _indices(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, count: int) -> Array:
@@ -125,21 +132,14 @@ def _draw(make: Maker, rng: np.random.Generator, shape: tuple[int, ...], dtype: 
 
 def _repeated(make: Maker, rng: np.random.Generator, shape: tuple[int, ...], dtype: Any, position: int) -> Array:
     """The same; of a large array some rows, again and again. Their number is a prime, so that no tile is another."""
-    drawn = _few_rows(shape)
-    x = _draw(make, rng, drawn, dtype, position)
-    for axis, (n, few) in enumerate(zip(shape, drawn, strict=True)):
-        if few < n:
-            x = np.take(x, np.arange(n) % few, axis)
-    return x
+    if math.prod(shape) <= LARGE:
+        return _draw(make, rng, shape, dtype, position)
+    from sympy import prevprime
 
-
-def _few_rows(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape with at most `ROWS` along its longest axes but the last, until it is no longer `LARGE`."""
-    sizes = list(shape)
-    for axis in sorted(range(len(shape) - 1), key=lambda a: -shape[a]):
-        if math.prod(sizes) > LARGE:
-            sizes[axis] = min(sizes[axis], ROWS)
-    return tuple(sizes)
+    rows = math.prod(shape[:-1])
+    few = min(rows, prevprime(max(LARGE // shape[-1], MIN_ROWS) + 1))
+    x = _draw(make, rng, (few, shape[-1]), dtype, position)
+    return np.take(x, np.arange(rows) % few, 0).reshape(shape)
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...], position: int) -> Array:
@@ -225,9 +225,15 @@ class MaskPattern:
         length = rows.shape[1]
         if self.columns or len(rows) == 1:  # padding on the left, the same in all rows
             rows[:, : -(-length // 4) if length > 1 else 0] = lowest
-        for n in range(len(rows) if len(rows) > 1 else 0):
-            chosen = (slice(None), slice(0, length // 2), rng.random(length) < 0.5, slice(0, 0))[(n + turn) % 4]
-            rows[n, chosen] = numbers[(n + 3) // 4 % len(numbers)]
+        for n in range(min(len(rows), period := 4 * len(numbers)) if len(rows) > 1 else 0):
+            number, alike = numbers[(n + 3) // 4 % len(numbers)], rows[n::period]
+            match (n + turn) % 4:
+                case 0:
+                    alike[:] = number
+                case 1:
+                    alike[:, : length // 2] = number
+                case 2:
+                    alike[rng.random(alike.shape) < 0.5] = number
         x = rows.reshape(x.shape)
         return np.ascontiguousarray(np.swapaxes(x, -1, -2)) if self.columns and x.ndim > 1 else x
 
