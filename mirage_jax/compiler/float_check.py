@@ -124,7 +124,7 @@ class Accuracy:
         return jax.jit(function).lower(*types).compile(self._options)
 
     @property
-    def _options(self) -> Mapping[str, Any] | None:
+    def _options(self) -> dict[str, Any] | None:
         """XLA's options for what the gate alone runs."""
         return None if self.subject.platform == "cpu" else timing.ONCE
 

@@ -5,6 +5,7 @@ import inspect
 import os
 import subprocess
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,9 @@ from mirage_jax import timing
 from mirage_jax.errors import LoweringError
 from mirage_jax.lower.runtime import aot, kernel_cache
 from mirage_jax.lower.runtime.launch import run_cuda, sources
-from mirage_jax.lower.runtime.triton_runtime import load_kernel
+from mirage_jax.lower.runtime.triton_runtime import load_kernel, load_text
+from mirage_jax.verify.exact.interpreters.memory import InterpretedMemory
+from mirage_jax.verify.exact.interpreters.triton import interpret
 
 triton = pytest.importorskip("triton")
 pytest.importorskip("jax_triton")
@@ -104,6 +107,25 @@ def test_interpretation_leaves_gluon_alone() -> None:
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], check=False, env=environment).returncode == 0
+
+
+def test_a_kernel_compiles_while_another_one_is_interpreted(monkeypatch) -> None:
+    """The interpreter changes Triton's words for all threads: who compiles meanwhile waits, with the same result."""
+    program, other = rmsnorm(), attention()
+    wanted = lowered(other.graph, other.schedule)
+    load_text.cache_clear()  # a text is compiled once
+    load, compiling = InterpretedMemory.load, list[Future[str]]()
+
+    def load_meanwhile(self, *args):
+        if not compiling:
+            compiling.append(pool.submit(lowered, other.graph, other.schedule))
+            wait(compiling, 1.0)
+        return load(self, *args)
+
+    monkeypatch.setattr(InterpretedMemory, "load", load_meanwhile)
+    with ThreadPoolExecutor() as pool:
+        interpret(program.graph, program.schedule, program.inputs())
+        assert compiling[0].result() == wanted
 
 
 def test_import_leaves_triton_alone() -> None:

@@ -13,7 +13,8 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -46,13 +47,41 @@ def load_text(name: str, text: str, digest: str) -> Any:
     Triton reads the source of a kernel back through `inspect`, hence the entry in `linecache`; the file name does not
     depend on the user or the machine, so that every process compiles the same bytes.
     """
-    import triton  # noqa: F401  (absent on machines without it; the error should be raised here)
-
     file = f"mirage_jax_{name}_{digest}.py"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     namespace: dict[str, Any] = {"__name__": f"mirage_jax_{name}_{digest}"}
-    exec(compile(text, file, "exec"), namespace)
+    with triton_language():
+        exec(compile(text, file, "exec"), namespace)
     return namespace[name]
+
+
+_LANGUAGE = threading.RLock()
+
+
+@contextmanager
+def triton_language() -> Iterator[None]:
+    """Read or change what Triton's words mean while no other thread does: its interpreter changes that for all."""
+    _let_the_compiler_wait()
+    with _LANGUAGE:
+        yield
+
+
+@functools.cache
+def _let_the_compiler_wait() -> None:
+    """From now on Triton reads a kernel within `triton_language`, whoever compiles it."""
+    from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    def waiting(make_ir: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(make_ir)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with _LANGUAGE:
+                return make_ir(*args, **kwargs)
+
+        return run
+
+    for source_type in (ASTSource, GluonASTSource):
+        source_type.make_ir = waiting(source_type.make_ir)
 
 
 def load_kernel(source: KernelSource) -> Any:

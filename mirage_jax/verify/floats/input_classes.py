@@ -137,7 +137,7 @@ def _repeated(make: Maker, rng: np.random.Generator, shape: tuple[int, ...], dty
     from sympy import prevprime
 
     rows = math.prod(shape[:-1])
-    few = min(rows, prevprime(max(LARGE // shape[-1], MIN_ROWS) + 1))
+    few = min(rows, int(prevprime(max(LARGE // shape[-1], MIN_ROWS) + 1)))
     x = _draw(make, rng, (few, shape[-1]), dtype, position)
     return np.take(x, np.arange(rows) % few, 0).reshape(shape)
 

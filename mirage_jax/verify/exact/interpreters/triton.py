@@ -3,7 +3,7 @@
 The text that is compiled for a GPU runs here, block by block: slow (use small shapes), but with the real masks, loops
 and orders of evaluation. Floats are floats, or exact numbers (`interpreter_exact`), on which the result can be compared
 bit for bit with what the graph says. Triton's interpreter needs help in five places, all of it undone afterwards, so
-that the same process can go on compiling kernels:
+that the same process can go on compiling kernels. Meanwhile other threads wait that would compile one:
 
 * it expects torch tensors: `_Pointer` has the few methods that it calls;
 * it reads and writes whatever an address points to: `interpreter_memory` checks each access;
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +29,7 @@ import numpy as np
 from mirage_jax.errors import MirageError, UnsupportedError
 from mirage_jax.lower.backends import backend_of
 from mirage_jax.lower.runtime.launch import check_shapes, launches, missing
-from mirage_jax.lower.runtime.triton_runtime import load_kernel, load_text
+from mirage_jax.lower.runtime.triton_runtime import load_kernel, load_text, triton_language
 from mirage_jax.lower.triton.emitter import DEFAULT_OPTIONS, EmitOptions, KernelSource
 from mirage_jax.lower.triton.expressions import Number
 from mirage_jax.lower.triton.two_forms import arguments
@@ -40,8 +39,6 @@ from mirage_jax.mugraph.graph import KernelGraph, Library, Schedule
 from mirage_jax.verify.exact.interpreters.exact_arithmetic import exact_patches
 from mirage_jax.verify.exact.interpreters.gluon import Words
 from mirage_jax.verify.exact.interpreters.memory import Buffer, InterpretedMemory, memory_patches
-
-_LOCK = threading.RLock()  # the patches are global
 
 
 def interpret(
@@ -102,7 +99,7 @@ class TritonInterpreter:
         if missing("triton"):
             raise UnsupportedError("Triton is not installed")
         memory, outputs = _memory_of(source, self.inputs, self.exact, self.before)
-        with _LOCK:
+        with triton_language():
             kernel, constants = load(memory), source.numbers if self.exact else None
             with _interpreting(memory, constants) as interpreted, np.errstate(all="ignore"):
                 try:
