@@ -8,7 +8,7 @@ short.
 
 Candidates are always timed in one process and interleaved, forwards then backwards (ABBA), so that drift of the machine
 affects all equally. Ratios are formed within a round; their interval comes from the spread of the rounds. A round is
-one profile, because starting one takes a tenth of a second. A marker kernel runs before each call.
+one profile, because starting one takes a tenth of a second. A `_Separator` runs before each call.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ type Call = Callable[[], object]  # runs something to its end
 MAX_SETS = 24
 ONCE = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}  # XLA's options for code that runs once
 MAX_PROFILES = 3  # of one call: now and then a profile has lost all kernels
+DELAY_SHAPE = 1 << 21, 1 << 12  # numbers that a `_Separator` counts: a few milliseconds on an H100
 SAMPLE_SECONDS = 5e-3  # the least length of one wall-clock sample
 
 
@@ -223,34 +224,62 @@ def profile(call: Call, steps: int = 1) -> TraceInterval:
 
 
 def profile_each(calls: Sequence[Call], steps: int = 1) -> list[TraceInterval]:
-    """Device time of each call, as `profile`, but of all in one profile."""
-    if len(calls) > 1 and (separator := _separator()) is not None:
-        separate, name = separator
+    """Device time of each call, as `profile`, but of all in one profile, and none waits for the host."""
+    if (separator := _separator()) is not None:
 
         def run() -> None:
             for call in calls:
-                separate()
+                separator()
                 call()
 
-        pieces = split(_profiled(run), name)
+        pieces = separator.calls(_profiled(run))
         if len(pieces) == len(calls) and all(pieces):
             return [span_of(piece, steps) for piece in pieces]
     return [profile(call, steps) for call in calls]  # which kernel is whose cannot be told
 
 
-def _separator() -> tuple[Call, str] | None:
-    """What runs one kernel on JAX's default device, and that kernel's name; None if it is not one."""
+@dataclass(frozen=True)
+class _Separator:
+    """Runs before each call of a profile: a kernel by which calls are told apart, then a long one, then the first.
+
+    While the long one runs, the host starts the kernels of the call, so that these follow each other as fast as the
+    device can. Else a call of many short kernels is as slow as the host starts them, and under a profiler that is far
+    slower than without one.
+    """
+
+    mark: Call
+    delay: Call
+    kernel: str  # what `mark` runs
+
+    def __call__(self) -> None:
+        for run in (self.mark, self.delay, self.mark):
+            run()
+
+    def calls(self, events: Sequence[Event]) -> list[list[Event]]:
+        """The kernels of each call; none where a mark is missing, which profiles lose now and then."""
+        pieces = split(events, self.kernel)
+        return pieces[1::2] if len(pieces) % 2 == 0 else []
+
+
+def _separator() -> _Separator | None:
+    """What separates calls on JAX's default device; None if its mark is not one kernel there."""
     return _separator_on(jax.config.jax_default_device)
 
 
 @functools.cache
-def _separator_on(default: Any) -> tuple[Call, str] | None:
+def _separator_on(default: Any) -> _Separator | None:
     x = jax.jit(lambda: lax.iota(np.int32, 8))()
-    compiled = jax.jit(lax.clz).lower(x).compile()  # no region counts leading zeros
-    call = lambda: jax.block_until_ready(compiled(x))  # noqa: E731
-    call()
-    events = _profiled(call)
-    return (call, events[0][2]) if len(events) == 1 else None
+    mark = jax.jit(lax.clz).lower(x).compile()  # no region counts leading zeros
+    delay = jax.jit(_slow).lower(x).compile()
+    jax.block_until_ready((mark(x), delay(x)))
+    events = _profiled(lambda: jax.block_until_ready(mark(x)))
+    return _Separator(lambda: mark(x), lambda: delay(x), events[0][2]) if len(events) == 1 else None
+
+
+def _slow(x: jax.Array) -> jax.Array:
+    """Take milliseconds and hardly any memory: one kernel that counts what it need not read."""
+    i, j = (lax.broadcasted_iota(np.int32, DELAY_SHAPE, axis) for axis in (0, 1))
+    return lax.reduce(lax.clz(i * (1 << 16) + j * 31 + x[0]), np.int32(0), lax.add, (1,))
 
 
 def spans_of(calls: Sequence[Call], steps: int = 1) -> list[TraceInterval]:

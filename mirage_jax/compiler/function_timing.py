@@ -6,6 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from mirage_jax.jaxpr_frontend.capture.lowering import PLAIN, WholeProgram
 
 log = logging.getLogger("mirage_jax.timing")
 
+MAX_CALLS = 4  # on other inputs, one after the other
 ROUNDS_RANGE = range(2, 11)  # how many there may be, as the time allows
 PROFILE_SECONDS = 0.15  # that one takes to begin and to end
 MAX_MEMORY_FRACTION = 0.9  # of the memory that is free
@@ -45,12 +47,12 @@ def measure(whole: WholeProgram, device: Any, limit: float) -> WholeTimes:
     functions |= {label: variant().run for label, variant in whole.variants.items()}
     on_gpu = device.platform == "gpu"
     given = sum(map(_bytes, types))
-    sets = timing.sets_for(max(given, 1)) if on_gpu and given < timing.COLD_BYTES else 1
+    sets = min(timing.sets_for(max(given, 1)), MAX_CALLS) if on_gpu and given < timing.COLD_BYTES else 1
     with jax.default_device(device):
         compiled = {label: _compiled(label, f, types) for label, f in functions.items()}
         plans = {label: c.memory_analysis() for label, c in compiled.items()}
         _check_room(plans.values(), given, sets, device)
-        times = _times(_calls(functions, compiled, types, sets), sets, limit, on_gpu)
+        times = _times(_calls(compiled, types, sets), sets, limit, on_gpu)
     ratios = {label: timing.ratio(times[PLAIN], times[label]) for label in whole.variants}
     return WholeTimes(
         {label: t.seconds for label, t in times.items()},
@@ -59,14 +61,10 @@ def measure(whole: WholeProgram, device: Any, limit: float) -> WholeTimes:
     )
 
 
-def _calls(
-    functions: Mapping[str, Function], compiled: Mapping[str, Any], types: tuple[jax.ShapeDtypeStruct, ...], sets: int
-) -> dict[str, timing.Call]:
-    """Make a call of each function, on one set of inputs or on several in turn."""
+def _calls(compiled: Mapping[str, Any], types: tuple[jax.ShapeDtypeStruct, ...], sets: int) -> dict[str, timing.Call]:
+    """Make what calls each function on so many sets of inputs, one call after the other."""
     args = [one_set(types, jax.random.key(n)) for n in range(sets)]
-    if sets == 1:
-        return {label: _call(c, *args[0]) for label, c in compiled.items()}
-    return {label: _call(_chained(f, types, sets), args) for label, f in functions.items()}
+    return {label: lambda c=c: jax.block_until_ready([c(*xs) for xs in args]) for label, c in compiled.items()}
 
 
 def _compiled(label: str, function: Function, types: tuple[jax.ShapeDtypeStruct, ...]) -> Any:
@@ -74,14 +72,6 @@ def _compiled(label: str, function: Function, types: tuple[jax.ShapeDtypeStruct,
         return jax.jit(lambda *args: function(*args)).lower(*types).compile()
     except Exception as why:  # whatever it is, the function's own call will meet it
         raise UnsupportedError(f"{label} cannot be compiled: {in_one_line(why)}") from why
-
-
-def _chained(function: Function, types: tuple[jax.ShapeDtypeStruct, ...], sets: int) -> Any:
-    return timing.chain(function).lower([types] * sets).compile()
-
-
-def _call(compiled: Any, *args: Any) -> timing.Call:
-    return lambda: jax.block_until_ready(compiled(*args))
 
 
 def _times(calls: Mapping[str, timing.Call], sets: int, limit: float, on_gpu: bool) -> dict[str, timing.Timing]:
@@ -96,7 +86,9 @@ def _times(calls: Mapping[str, timing.Call], sets: int, limit: float, on_gpu: bo
     one_round = 2 * sum(max(seconds, least) for seconds in each) + (PROFILE_SECONDS if on_gpu else 0.0)
     rounds = min(max(int(limit / one_round), ROUNDS_RANGE[0]), ROUNDS_RANGE[-1])
     log.info("timing a function as a whole: %d rounds of %.3g s", rounds, one_round)
-    return timing.time_device(calls, sets, rounds) if on_gpu else timing.time_wall(calls, rounds)
+    if not on_gpu:
+        return timing.time_wall(calls, rounds)
+    return timing.time_device(calls, sets, rounds, partial(timing.spans_of, steps=sets))
 
 
 def _check_room(plans: Any, given: int, sets: int, device: Any) -> None:
