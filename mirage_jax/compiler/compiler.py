@@ -497,8 +497,11 @@ class Compiler(Decider):
         return found is not None and (self._asked_on_miss is None or found.ratio is not None)
 
     def _of_one_region(self, whole: WholeProgram, platform: str) -> WholeFunction | None:
-        """Take the decision about the region, if the program is one region and nothing else."""
-        if len(whole.variants) > 1 or (region := whole.ours.only_region) is None:
+        """Take the decision about the region, if the program is one region and nothing else.
+
+        Not on a GPU: there several regions are timed in a chain, for which XLA may choose slower products.
+        """
+        if platform == "cuda" or len(whole.variants) > 1 or (region := whole.ours.only_region) is None:
             return None
         d = self.decisions.get((region.text, platform))
         if d is None or d.speedup is None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from mirage_jax import timing
 from mirage_jax.compiler.inputs import one_set
 from mirage_jax.compiler.whole_function import WholeTimes
 from mirage_jax.errors import UnsupportedError, in_one_line
+from mirage_jax.gpu_lock import gpu_lock
 from mirage_jax.jaxpr_frontend.capture.lowering import PLAIN, WholeProgram
 
 log = logging.getLogger("mirage_jax.timing")
@@ -49,7 +51,9 @@ def measure(whole: WholeProgram, device: Any, limit: float) -> WholeTimes:
     given = sum(map(_bytes, types))
     sets = min(timing.sets_for(max(given, 1)), MAX_CALLS) if on_gpu and given < timing.COLD_BYTES else 1
     with jax.default_device(device):
-        compiled = {label: _compiled(label, f, types) for label, f in functions.items()}
+        lowered = {label: _lowered(label, f, types) for label, f in functions.items()}
+        with gpu_lock(device):  # XLA times products to choose one, while nothing else runs
+            compiled = {label: _compiled(label, x) for label, x in lowered.items()}
         plans = {label: c.memory_analysis() for label, c in compiled.items()}
         _check_room(plans.values(), given, sets, device)
         times = _times(_calls(compiled, types, sets), sets, limit, on_gpu)
@@ -67,21 +71,31 @@ def _calls(compiled: Mapping[str, Any], types: tuple[jax.ShapeDtypeStruct, ...],
     return {label: lambda c=c: jax.block_until_ready([c(*xs) for xs in args]) for label, c in compiled.items()}
 
 
-def _compiled(label: str, function: Function, types: tuple[jax.ShapeDtypeStruct, ...]) -> Any:
+def _lowered(label: str, function: Function, types: tuple[jax.ShapeDtypeStruct, ...]) -> Any:
+    with _unsupported(f"{label} cannot be compiled"):
+        return jax.jit(lambda *args: function(*args)).lower(*types)
+
+
+def _compiled(label: str, lowered: Any) -> Any:
+    with _unsupported(f"{label} cannot be compiled"):
+        return lowered.compile()
+
+
+@contextmanager
+def _unsupported(what: str) -> Iterator[None]:
+    """Raise an `UnsupportedError` for whatever fails: the function's own call will meet it."""
     try:
-        return jax.jit(lambda *args: function(*args)).lower(*types).compile()
-    except Exception as why:  # whatever it is, the function's own call will meet it
-        raise UnsupportedError(f"{label} cannot be compiled: {in_one_line(why)}") from why
+        yield
+    except Exception as why:
+        raise UnsupportedError(f"{what}: {in_one_line(why)}") from why
 
 
 def _times(calls: Mapping[str, timing.Call], sets: int, limit: float, on_gpu: bool) -> dict[str, timing.Timing]:
     """Interleaved, in as many rounds as the time allows."""
-    try:
+    with _unsupported("it cannot be run on random numbers"):  # for lack of memory, say
         for call in calls.values():
             call()
         each = [timing.wall(call) for call in calls.values()]
-    except Exception as why:  # for lack of memory, say
-        raise UnsupportedError(f"it cannot be run on random numbers: {in_one_line(why)}") from why
     least = 0.0 if on_gpu else timing.SAMPLE_SECONDS
     one_round = 2 * sum(max(seconds, least) for seconds in each) + (PROFILE_SECONDS if on_gpu else 0.0)
     rounds = min(max(int(limit / one_round), ROUNDS_RANGE[0]), ROUNDS_RANGE[-1])
