@@ -1,10 +1,10 @@
 """Measures how long a program takes, and how certain the result is.
 
-On a GPU, *device time*: one compiled call runs the program on several distinct sets of inputs, chained so that XLA can
-neither merge nor reorder them and so that weights come from memory and not from the cache. The call is profiled, and
-the time per program is (end of the last kernel - start of the first) / sets on the GPU's stream lines. Wall-clock time
-would measure the host there. On other devices, the wall-clock time of a call, several calls to a sample where one is
-short.
+On a GPU, *device time*: a compiled program runs on several distinct sets of inputs (`in_turn`), so that weights come
+from memory and not from the cache. All runs are profiled. The time of one is (end of its last kernel - start of its
+first) on the GPU's stream lines. Wall-clock time would measure the host there. The suites of the paper's programs and
+of peers have all sets in one compiled call instead (`chain`). On other devices, the wall-clock time of a call, several
+calls to a sample where one is short.
 
 Candidates are always timed in one process and interleaved, forwards then backwards (ABBA), so that drift of the machine
 affects all equally. Ratios are formed within a round; their interval comes from the spread of the rounds. A round is
@@ -39,7 +39,7 @@ type Call = Callable[[], object]  # runs something to its end
 MAX_SETS = 24
 ONCE = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}  # XLA's options for code that runs once
 MAX_PROFILES = 3  # of one call: now and then a profile has lost all kernels
-DELAY_SHAPE = 1 << 21, 1 << 12  # numbers that a `_Separator` counts: a few milliseconds on an H100
+DELAY_SHAPE = 1 << 22, 1 << 12  # numbers that a `_Separator` counts: 4.4 milliseconds on an H100
 SAMPLE_SECONDS = 5e-3  # the least length of one wall-clock sample
 
 
@@ -117,6 +117,11 @@ def chain(fn: Callable[..., Any]) -> Any:
         return outputs
 
     return jax.jit(run)
+
+
+def in_turn(compiled: Callable[..., Any], sets: Sequence[Sequence[jax.Array]]) -> Call:
+    """A call that runs a compiled function on each set of arguments, one after the other: in as many steps."""
+    return lambda: jax.block_until_ready([compiled(*args) for args in sets])
 
 
 def wall(call: Call, repeats: int = 1) -> float:
@@ -223,8 +228,11 @@ def profile(call: Call, steps: int = 1) -> TraceInterval:
     return span_of(events, steps)
 
 
-def profile_each(calls: Sequence[Call], steps: int = 1) -> list[TraceInterval]:
-    """Device time of each call, as `profile`, but of all in one profile, and none waits for the host."""
+def profile_each(calls: Sequence[Call], steps: int | Sequence[int] = 1) -> list[TraceInterval]:
+    """Device time of each call, as `profile`, but of all in one profile, and none waits for the host. `steps`: of all
+    calls, or of each.
+    """
+    each = [steps] * len(calls) if isinstance(steps, int) else steps
     if (separator := _separator()) is not None:
 
         def run() -> None:
@@ -234,8 +242,8 @@ def profile_each(calls: Sequence[Call], steps: int = 1) -> list[TraceInterval]:
 
         pieces = separator.calls(_profiled(run))
         if len(pieces) == len(calls) and all(pieces):
-            return [span_of(piece, steps) for piece in pieces]
-    return [profile(call, steps) for call in calls]  # which kernel is whose cannot be told
+            return [span_of(piece, n) for piece, n in zip(pieces, each, strict=True)]
+    return [profile(call, n) for call, n in zip(calls, each, strict=True)]  # which kernel is whose cannot be told
 
 
 @dataclass(frozen=True)
@@ -315,13 +323,13 @@ def time_device(
 def time_once(
     calls: Sequence[Call],
     sets: Sequence[int],
-    measure: Callable[[Sequence[Call], int], list[TraceInterval]] = profile_each,
+    measure: Callable[[Sequence[Call], Sequence[int]], list[TraceInterval]] = profile_each,
 ) -> list[Timing]:
     """One sample of device time per program for each call, of two in a row, in one profile: to choose from many
     programs those few that are timed better. The calls must have been made before. Each has its own number of sets:
     programs that read parts of larger operands in place are given other arrays than those that do not.
     """
-    spans = measure([lambda call=call: (call(), call()) for call in calls], 2)
+    spans = measure([lambda call=call: (call(), call()) for call in calls], [2 * n for n in sets])
     return [Timing((span.seconds / 2 / n,), _launches([span], 2 * n)) for span, n in zip(spans, sets, strict=True)]
 
 

@@ -429,7 +429,7 @@ def test_what_xla_takes_is_none_where_it_cannot_be_timed() -> None:
     args = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in ARGS]
     (region,) = analyse(jax.make_jaxpr(chain)(*args)).regions
     good, bad = (TuningSession(region, "cpu", jax.devices()[0], Options()) for _ in range(2))
-    bad.__dict__["compiled_xla"] = lambda args: 1 / 0
+    bad.__dict__["compiled_xla"] = lambda *args: 1 / 0
     seconds, nothing = times_of_xla([good, bad])
     assert seconds > 0 and nothing is None
 

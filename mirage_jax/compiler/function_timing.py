@@ -68,7 +68,7 @@ def measure(whole: WholeProgram, device: Any, limit: float) -> WholeTimes:
 def _calls(compiled: Mapping[str, Any], types: tuple[jax.ShapeDtypeStruct, ...], sets: int) -> dict[str, timing.Call]:
     """Make what calls each function on so many sets of inputs, one call after the other."""
     args = [one_set(types, jax.random.key(n)) for n in range(sets)]
-    return {label: lambda c=c: jax.block_until_ready([c(*xs) for xs in args]) for label, c in compiled.items()}
+    return {label: timing.in_turn(c, args) for label, c in compiled.items()}
 
 
 def _lowered(label: str, function: Function, types: tuple[jax.ShapeDtypeStruct, ...]) -> Any:

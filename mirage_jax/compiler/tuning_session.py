@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
@@ -324,8 +324,7 @@ class TuningSession(RegionOnDevice):
             """Compile a function, and run it once."""
             label, f = item
             try:
-                compiled = self._compiled(f)
-                call = lambda: jax.block_until_ready(compiled(args))  # noqa: E731
+                call = timing.in_turn(self._compiled(f), args)
                 call()
             except Exception as why:  # a kernel that cannot be compiled or launched is one candidate less
                 self.tried["not compiled"] += 1
@@ -343,13 +342,15 @@ class TuningSession(RegionOnDevice):
 
     def _times(self, calls: Mapping[str, timing.Call], rounds: int) -> dict[str, timing.Timing]:
         with jax.default_device(self.device):
-            return timing.time_device(calls, self.sets, rounds) if self._on_gpu else timing.time_wall(calls, rounds)
+            if not self._on_gpu:
+                return timing.time_wall(calls, rounds)
+            return timing.time_device(calls, self.sets, rounds, partial(timing.spans_of, steps=self.sets))
 
-    def _compiled(self, f: Callable[..., Any], options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
-        """Compile a function of the region's values so that it runs on several sets, one after the other."""
+    def _compiled(self, f: Callable[..., Any], options: dict[str, Any] | None = None) -> Callable[..., Any]:
+        """Compile a function of the region's values."""
         here = SingleDeviceSharding(self.device)
         types = tuple(jax.ShapeDtypeStruct(shape, dtype, sharding=here) for shape, dtype in self.specs)
-        return timing.chain(f).lower([types] * self.sets).compile(options)
+        return jax.jit(f).lower(*types).compile(options)
 
     @cached_property
     def compiled_xla(self) -> Callable[..., Any]:
@@ -360,7 +361,7 @@ class TuningSession(RegionOnDevice):
         """Time `compiled_xla` once, in seconds: good enough to choose among regions, not to decide about one."""
         with process_turn(self.device):
             args = [self.inputs(i) for i in range(self.sets)]
-            return self._times({"xla": lambda: jax.block_until_ready(self.compiled_xla(args))}, rounds=1)["xla"].seconds
+            return self._times({"xla": timing.in_turn(self.compiled_xla, args)}, rounds=1)["xla"].seconds
 
     def screen(self, winners: Sequence[Winner]) -> dict[int, timing.Timing]:
         """Time variants once each, by position; leave out and count those that fail.

@@ -45,11 +45,11 @@ class Sets(list[tuple[jax.Array, ...]]):
 class Run:
     """A compiled variant, which runs on its sets of inputs and waits."""
 
-    compiled: Callable[[list[tuple[jax.Array, ...]]], object]
+    compiled: Callable[..., object]
     sets: Sets
 
     def __call__(self) -> None:
-        jax.block_until_ready(self.compiled([*self.sets]))
+        timing.in_turn(self.compiled, self.sets)()
 
 
 def serve[R: Callable[[], object]](
@@ -168,7 +168,7 @@ def prepare_winner(variant: Mapping[str, Any]) -> Run:
     on_gpu = device.platform == "gpu"
     sets = timing.sets_for(sum(t.size * t.dtype.itemsize for t in types)) if on_gpu else 1
     args = draw(types, sets)
-    return Run(timing.chain(winner.run).lower([*args]).compile(), args)
+    return Run(jax.jit(winner.run).lower(*types).compile(), args)
 
 
 def measure(runs: Sequence[Run]) -> list[timing.Timing]:
