@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -23,6 +23,8 @@ from mirage_jax.jaxpr_frontend.capture.lowering import PLAIN, WholeProgram
 
 log = logging.getLogger("mirage_jax.timing")
 
+MAX_HOST_BOUND_SECONDS = 1e-3  # of a call on a device, up to which the host may be slower
+HOST_CALLS, HOST_ROUNDS = 16, 10  # calls in a row to see that, and how often
 MAX_CALLS = 4  # on other inputs, one after the other
 ROUNDS_RANGE = range(2, 11)  # how many there may be, as the time allows
 PROFILE_SECONDS = 0.15  # that one takes to begin and to end
@@ -49,26 +51,45 @@ def measure(whole: WholeProgram, device: Any, limit: float) -> WholeTimes:
     functions |= {label: variant().run for label, variant in whole.variants.items()}
     on_gpu = device.platform == "gpu"
     given = sum(map(_bytes, types))
-    sets = min(timing.sets_for(max(given, 1)), MAX_CALLS) if on_gpu and given < timing.COLD_BYTES else 1
+    sets = _sets(given) if on_gpu else 1
     with jax.default_device(device):
         lowered = {label: _lowered(label, f, types) for label, f in functions.items()}
         with gpu_lock(device):  # XLA times products to choose one, while nothing else runs
             compiled = {label: _compiled(label, x) for label, x in lowered.items()}
         plans = {label: c.memory_analysis() for label, c in compiled.items()}
         _check_room(plans.values(), given, sets, device)
-        times = _times(_calls(compiled, types, sets), sets, limit, on_gpu)
-    ratios = {label: timing.ratio(times[PLAIN], times[label]) for label in whole.variants}
-    return WholeTimes(
-        {label: t.seconds for label, t in times.items()},
-        {label: int(plan.temp_size_in_bytes) for label, plan in plans.items() if plan is not None},
-        {label: (r.value, r.low, r.high) for label, r in ratios.items()},
-    )
+        args = [one_set(types, jax.random.key(n)) for n in range(sets)]
+        calls = {label: timing.in_turn(c, args) for label, c in compiled.items()}
+        times = _times(calls, sets, limit, on_gpu)
+        is_short = on_gpu and times[PLAIN].seconds < MAX_HOST_BOUND_SECONDS
+        host = _host_times(compiled, args[0], device) if is_short else {}
+    seconds = {label: t.seconds for label, t in times.items()}
+    memory = {label: int(plan.temp_size_in_bytes) for label, plan in plans.items() if plan is not None}
+    return WholeTimes(seconds, memory, _over_plain(times), _over_plain(host))
 
 
-def _calls(compiled: Mapping[str, Any], types: tuple[jax.ShapeDtypeStruct, ...], sets: int) -> dict[str, timing.Call]:
-    """Make what calls each function on so many sets of inputs, one call after the other."""
-    args = [one_set(types, jax.random.key(n)) for n in range(sets)]
-    return {label: timing.in_turn(c, args) for label, c in compiled.items()}
+def _sets(given: int) -> int:
+    """How many sets of so many bytes of inputs a function runs on."""
+    return min(timing.sets_for(max(given, 1)), MAX_CALLS) if given < timing.COLD_BYTES else 1
+
+
+def _over_plain(times: Mapping[str, timing.Timing]) -> dict[str, tuple[float, float, float]]:
+    """The ratio of each variant over plain jit: median, low, high."""
+    ratios = {label: timing.ratio(times[PLAIN], t) for label, t in times.items() if label != PLAIN}
+    return {label: (r.value, r.low, r.high) for label, r in ratios.items()}
+
+
+def _host_times(compiled: Mapping[str, Any], args: Sequence[jax.Array], device: Any) -> dict[str, timing.Timing]:
+    """The time from one call to the next, where many follow each other and the host waits for the last."""
+
+    def run(function: Callable[..., Any]) -> None:
+        last = None
+        for _ in range(HOST_CALLS):
+            last = function(*args)
+        jax.block_until_ready(last)
+
+    with gpu_lock(device):
+        return timing.time_wall({label: partial(run, c) for label, c in compiled.items()}, HOST_ROUNDS)
 
 
 def _lowered(label: str, function: Function, types: tuple[jax.ShapeDtypeStruct, ...]) -> Any:
