@@ -48,7 +48,7 @@ def show(text: str) -> None:
     for logger in loggers(topics):
         logger.setLevel(logging.INFO)
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s", "%H:%M:%S"))
     handler.addFilter(lambda record: not logging.getLogger().handlers)  # which print it already
     log.addHandler(handler)
     return None

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import subprocess
 import sys
 
@@ -29,7 +30,8 @@ def lines(topics: str, folder: object, setup: str = "") -> list[str]:
 
 
 def test_topics(tmp_path) -> None:
-    found = lines("cache,gate", tmp_path)
+    timed = [re.fullmatch(r"\d\d:\d\d:\d\d (mirage_jax.*)", line) for line in lines("cache,gate", tmp_path)]
+    found = [line[1] for line in timed if line]
     assert any(line.startswith("mirage_jax.cache: key ") for line in found)
     assert "mirage_jax.gate: float gate: passed on 18 input classes, repeated runs equal bit for bit" in found
     assert not any(line.startswith("mirage_jax.search") for line in found)
