@@ -348,6 +348,8 @@ def test_the_host_makes_several_calls_in_a_row(monkeypatch) -> None:
     monkeypatch.setattr(timing, "time_wall", lambda calls, rounds: [call() for call in calls.values()])
     function_timing._host_times(functions, [jnp.ones(3)], jax.devices()[0])
     assert made == ["xla"] * function_timing.HOST_CALLS + ["mirage"] * function_timing.HOST_CALLS
+    functions["mirage"] = lambda x: 1 / 0  # no memory for so many results
+    assert function_timing._host_times(functions, [jnp.ones(3)], jax.devices()[0]) == {}
 
 
 def test_a_fingerprint_names_what_is_computed() -> None:
