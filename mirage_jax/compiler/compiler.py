@@ -499,7 +499,7 @@ class Compiler(Decider):
     def _of_one_region(self, whole: WholeProgram, platform: str) -> WholeFunction | None:
         """Take the decision about the region, if the program is one region and nothing else.
 
-        Not on a GPU: there several regions are timed in a chain, for which XLA may choose slower products.
+        Not on a GPU: there the host's time counts, too, and XLA's code is compiled again, while nothing else runs.
         """
         if platform == "cuda" or len(whole.variants) > 1 or (region := whole.ours.only_region) is None:
             return None

@@ -103,7 +103,7 @@ def test_a_function_that_is_one_region_is_measured_already() -> None:
 
 
 def test_on_a_gpu_one_region_is_measured_as_a_function(monkeypatch) -> None:
-    """There a region is timed as a chain of several: XLA took 401 us for one, and the function 265 us."""
+    """Once XLA took 401 us for a region, and 265 us for the function that is this region."""
     of_one_region = Compiler._of_one_region
     monkeypatch.setattr(Compiler, "_of_one_region", lambda self, whole, _: of_one_region(self, whole, "cuda"))
     with measured(2.0, 0.74) as seen:
