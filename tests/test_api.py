@@ -850,6 +850,23 @@ def test_time_for_all_regions_is_that_of_all_programs_of_a_function(monkeypatch)
     assert where.startswith("tests/deciding.py:") and where.endswith(" (chain): slow")
 
 
+def test_a_program_that_is_cut_again_gets_more_time_once(monkeypatch) -> None:
+    """Kernels of the first cut won, but their regions are no more: so a focal loss's gradient had no time left."""
+    begun = []
+
+    def search(self, session, key, base, measure, x64):
+        begun.append(session.region)
+        self.spent += 2.0
+        return Decision(None, "slow", "search", base.platform)
+
+    monkeypatch.setattr(Compiler, "_search", search)
+    regions = [r for n in (8, 9, 10) for r in analyse(jax.make_jaxpr(chain)(*operands(n))).regions]
+    compiler = Compiler(Options("search", budget=mirage_jax.Budget(1, total=1)))
+    for region, again in zip(regions, (False, True, True), strict=True):
+        compiler.prepare([region], ("cpu",), again)
+    assert begun == regions[:2]
+
+
 def test_what_the_function_was_given_is_there() -> None:
     def f(x):
         return x @ x

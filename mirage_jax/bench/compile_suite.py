@@ -114,7 +114,7 @@ class ReplacesAll:
     platform: str = "cpu"
     exports_kernels: bool = False
 
-    def prepare(self, regions: Sequence[Region], platforms: tuple[str, ...]) -> None:
+    def prepare(self, regions: Sequence[Region], platforms: tuple[str, ...], again: bool = False) -> None:
         """Decide nothing."""
 
     def compile_region(self, region: Region, platforms: tuple[str, ...]) -> Evaluated:

@@ -98,7 +98,7 @@ class _Named(Compiler):
         self.with_winners = with_winners
         self.seen: dict[str, tuple[Region, Winner | None]] = {}  # by name
 
-    def prepare(self, regions: Sequence[Region], platforms: tuple[str, ...]) -> None:
+    def prepare(self, regions: Sequence[Region], platforms: tuple[str, ...], again: bool = False) -> None:
         """Decide nothing."""
 
     def compile_region(self, region: Region, platforms: tuple[str, ...]) -> CompiledRegion | None:  # type: ignore[override]

@@ -12,6 +12,7 @@ from typing import Protocol
 MIN_SAVING_SECONDS = 1e-9  # a lower limit for every region, so that no share is 0 / 0
 MAX_REGIONS_TIMED_FIRST = 8  # kinds of regions whose XLA code is timed before the split; the model ranks them
 MIN_SHARE_TIMED = 0.02  # of all possible savings by the model, from which on that is worth the time
+MIN_FRACTION_AGAIN = 0.25  # of the time for all regions, that is left where a program is cut again
 MAX_LANES, MIN_LANE_PROCESSORS = 2, 4  # lanes at most, and processors of the host that one needs
 
 

@@ -22,7 +22,7 @@ import jax
 
 from mirage_jax import pins
 from mirage_jax.cache import CacheKey
-from mirage_jax.compiler.budget_split import MIN_SAVING_SECONDS, lanes, savings, shares
+from mirage_jax.compiler.budget_split import MIN_FRACTION_AGAIN, MIN_SAVING_SECONDS, lanes, savings, shares
 from mirage_jax.compiler.decide import Decider, kept, undecided
 from mirage_jax.compiler.region import RegionOnDevice
 from mirage_jax.compiler.selection import is_line_of, is_named, why_skipped
@@ -78,6 +78,7 @@ class Compiler(Decider):
         self._begun = set[tuple[str, str]]()  # regions that `tune` has asked for already
         self._shared_trials: Callable[[Sequence[Any]], AbstractContextManager[Trials | None]] | None = None
         self._lanes = 1  # of regions that are being tuned at the same time
+        self._has_more_time = False  # than the total: a program was cut again
         self._lock = threading.RLock()
 
     max_ops = MAX_REGION_OPERATORS
@@ -109,7 +110,7 @@ class Compiler(Decider):
             yield
             return
         before, self._asked_on_miss = self._asked_on_miss, on_miss
-        self.spent = 0.0
+        self.spent, self._has_more_time = 0.0, False
         self._spent_on.clear()
         self._begun.clear()
         try:
@@ -119,8 +120,11 @@ class Compiler(Decider):
 
     # ------------------------------------------------------------------ all regions of a program
 
-    def prepare(self, regions: Sequence[Region], platforms: tuple[str, ...]) -> None:
-        """Decide for all regions of a program before it is lowered, so that they share the budget and the children."""
+    def prepare(self, regions: Sequence[Region], platforms: tuple[str, ...], again: bool = False) -> None:
+        """Decide for all regions of a program before it is lowered, so that they share the budget and the children.
+
+        again: the program was cut in another way before, and regions of that may have taken all of the time.
+        """
         if len(platforms) != 1:
             return
         platform = _cuda(platforms[0])
@@ -138,7 +142,7 @@ class Compiler(Decider):
                         self.decide(region, platform, "search")
                     return
                 try:
-                    self._decide_within(self.options.budget.total, undecided, count, platform)
+                    self._decide_within(self.options.budget.total, undecided, count, platform, again)
                 except BaseException:  # an interrupt, say: regions that were only looked up stay open
                     self._forget_lookups(undecided, platform)
                     raise
@@ -185,12 +189,13 @@ class Compiler(Decider):
             self.spent += time.monotonic() - started
 
     def _decide_within(
-        self, total: float, undecided: Mapping[str, Region], count: Mapping[str, int], platform: str
+        self, total: float, undecided: Mapping[str, Region], count: Mapping[str, int], platform: str, again: bool
     ) -> None:
         """Tune regions within `total` seconds, those first that may save most.
 
         A region gets a share of the seconds that are left to its lane, in proportion to its possible saving. The rest
-        stays with XLA, undecided: another process, or another `tune`, goes on there.
+        stays with XLA, undecided: another process, or another `tune`, goes on there. Where a program is cut again, what
+        won before may be part of another region now, so that once there is more time.
         """
         missing = {
             text: region
@@ -198,6 +203,8 @@ class Compiler(Decider):
             if self.decide(region, platform, "fallback").source != "cache"
         }
         limit = (1 - MAX_TUNING_FRACTION) * total  # the rest is for measuring the function as a whole
+        if again and missing and not self._has_more_time:
+            self._has_more_time, limit = True, max(limit, self.spent + MIN_FRACTION_AGAIN * total)
         if self.spent >= limit:  # by other programs of the same function, or by this one with values made again
             return self._out_of_time(missing, platform, total, "; ".join(self._spent_on))
         with self._spending():

@@ -260,7 +260,7 @@ class Failing:
     remat: bool = False
     asked: list[Any] = field(default_factory=list)
 
-    def prepare(self, regions: Any, platforms: tuple[str, ...]) -> None:
+    def prepare(self, regions: Any, platforms: tuple[str, ...], again: bool = False) -> None:
         pass
 
     def choose(self, whole: Any) -> First:

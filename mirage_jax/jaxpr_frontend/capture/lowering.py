@@ -116,8 +116,10 @@ class RegionCompiler(Protocol):
         """Whether large values that are cheap to make again are not kept for the backward pass."""
         ...
 
-    def prepare(self, regions: Sequence[Region], platforms: tuple[str, ...]) -> None:
-        """Told of all regions of a program before it is asked for each: it may decide them in another order."""
+    def prepare(self, regions: Sequence[Region], platforms: tuple[str, ...], again: bool = False) -> None:
+        """Told of all regions of a program before it is asked for each: it may decide them in another order. `again`:
+        they were cut in another way before, with more values made again.
+        """
         ...
 
     def compile_region(self, region: Region, platforms: tuple[str, ...]) -> CompiledRegion | None:
@@ -365,7 +367,7 @@ def _faster(
     if whole.chosen in variants:
         return replace(variants[whole.chosen](), whole=whole)
     if ours.makes_again:  # what it would be without that was not tuned so far
-        without = planned(jaxpr, compiler, call, target, remat=False)
+        without = planned(jaxpr, compiler, call, target, remat=False, again=True)
         if without.replaced:
             return _faster(jaxpr, without, compiler, call, target)
     return replace(_as_written(jaxpr, compiler, call, ours), whole=whole)
@@ -507,20 +509,23 @@ def planned(
     target: LoweringTarget,
     remat: bool | None = None,
     search: bool = True,
+    again: bool = False,
 ) -> LoweringPlan:
     """What replaces what in `jaxpr`, with values made again where a kernel that was chosen reads them so, and nowhere
     else. Each round leaves one unit or more as it is.
 
     remat: whether any may be; the compiler says, if it is not given. search: False takes only decisions that are made.
+    again: the program was cut in another way before.
     """
     kept = _Kept()
     while True:
         cut = _cut(jaxpr, compiler, target, kept, compiler.remat if remat is None else remat)
         if search:
-            _prepare(_local(list(cut.regions()), target), compiler, target)
+            _prepare(_local(list(cut.regions()), target), compiler, target, again)
         found = _place(cut, compiler, call, target, search)
         if not kept.add(cut, found):
             return found
+        again = True
 
 
 def _cut(jaxpr: Jaxpr, compiler: RegionCompiler, target: LoweringTarget, kept: _Kept, remat: bool) -> _Cut:
@@ -635,9 +640,9 @@ def _steps(
     return found.steps, lambda: found.left_out, found.remade
 
 
-def _prepare(regions: Sequence[Region], compiler: RegionCompiler, target: LoweringTarget) -> None:
+def _prepare(regions: Sequence[Region], compiler: RegionCompiler, target: LoweringTarget, again: bool) -> None:
     try:
-        compiler.prepare(regions, target.platforms)
+        compiler.prepare(regions, target.platforms, again)
     except Exception as e:
         _failed(e, compiler.strict, "choosing which regions to tune first")
 
