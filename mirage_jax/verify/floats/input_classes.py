@@ -47,16 +47,7 @@ class InputClasses(Mapping[str, list[Array]]):
 
     def __getitem__(self, name: str) -> list[Array]:
         rng = np.random.default_rng([self.seed, *name.encode()])
-
-        def draw(i: int) -> Array:
-            """Draw one input, from its own stream of numbers."""
-            (shape, dtype), own = self.specs[i], streams[i]
-            if i in self.counts:
-                return _indices(own, shape, dtype, self.counts[i])
-            return _repeated(self.makers[name], own, shape, dtype, i)
-
-        streams = rng.spawn(len(self.specs))
-        out = spread(draw, range(len(self.specs)), processors())
+        out = self._drawn(self.makers[name], rng)
         if name in LOGITS:
             for i, x in enumerate(out):
                 _put_far(x, LOGITS[name], rng, i)
@@ -68,6 +59,23 @@ class InputClasses(Mapping[str, list[Array]]):
         if name in SPOILED:
             _spoil(out, rng, SPOILED[name])
         return out
+
+    def _drawn(self, make: Maker, rng: np.random.Generator) -> list[Array]:
+        """Draw all inputs; those that take long at the same time, each from a stream of its own."""
+
+        def draw(i: int, rng: np.random.Generator) -> Array:
+            """Draw one input."""
+            shape, dtype = self.specs[i]
+            return (
+                _indices(rng, shape, dtype, self.counts[i])
+                if i in self.counts
+                else _repeated(make, rng, shape, dtype, i)
+            )
+
+        large = [i for i, (shape, _) in enumerate(self.specs) if math.prod(shape) > LARGE]
+        streams = list(zip(large, rng.spawn(len(large)), strict=True))
+        drawn = dict(zip(large, spread(lambda x: draw(*x), streams, processors()), strict=True))
+        return [drawn[i] if i in drawn else draw(i, rng) for i in range(len(self.specs))]
 
     def _change_biases(self, out: list[Array], name: str, rng: np.random.Generator) -> None:
         """Put sentinels or far rows into the inputs that are added to logits, if the class `name` has any."""
