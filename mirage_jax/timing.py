@@ -320,6 +320,11 @@ def time_device(
     }
 
 
+def time_steps(calls: Mapping[str, Call], steps: int, rounds: int) -> dict[str, Timing]:
+    """Device time per step of calls that each make so many, one after the other, as `in_turn` does."""
+    return time_device(calls, steps, rounds, functools.partial(spans_of, steps=steps))
+
+
 def time_once(
     calls: Sequence[Call],
     sets: Sequence[int],

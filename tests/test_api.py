@@ -31,6 +31,7 @@ from mirage_jax.compiler.tuning_session import TuningSession, times_of_xla
 from mirage_jax.compiler.whole_function import MAX_TUNING_FRACTION
 from mirage_jax.config import JIT_OPTIONS, Options
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
+from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.report import Decision
 
 ARGS = A, B, V = operands()
@@ -830,16 +831,22 @@ def test_a_result_whose_class_wants_arrays() -> None:
     assert_same(quick(lambda x: Boxed(x @ x))(A).x, A @ A)
 
 
-def test_time_for_all_regions_is_that_of_all_programs_of_a_function(monkeypatch) -> None:
-    """Each shape is a program of its own; when the time is used up, none of its regions is begun."""
-    begun = []
+@pytest.fixture
+def begun(monkeypatch) -> list[Region]:
+    """Regions that are searched, each for two seconds and in vain."""
+    regions: list[Region] = []
 
-    def search(self, attempt, key, base, measure, x64):
-        begun.append(self.spent)
+    def search(self, session, key, base, measure, x64):
+        regions.append(session.region)
         self.spent += 2.0
         return Decision(None, "slow", "search", base.platform)
 
     monkeypatch.setattr(Compiler, "_search", search)
+    return regions
+
+
+def test_time_for_all_regions_is_that_of_all_programs_of_a_function(begun) -> None:
+    """Each shape is a program of its own; when the time is used up, none of its regions is begun."""
     f = mirage_jax.optimize(chain, budget="1s/1s")
     for n in (8, 9, 10):
         f(*operands(n))
@@ -850,16 +857,8 @@ def test_time_for_all_regions_is_that_of_all_programs_of_a_function(monkeypatch)
     assert where.startswith("tests/deciding.py:") and where.endswith(" (chain): slow")
 
 
-def test_a_program_that_is_cut_again_gets_more_time_once(monkeypatch) -> None:
+def test_a_program_that_is_cut_again_gets_more_time_once(begun) -> None:
     """Kernels of the first cut won, but their regions are no more: so a focal loss's gradient had no time left."""
-    begun = []
-
-    def search(self, session, key, base, measure, x64):
-        begun.append(session.region)
-        self.spent += 2.0
-        return Decision(None, "slow", "search", base.platform)
-
-    monkeypatch.setattr(Compiler, "_search", search)
     regions = [r for n in (8, 9, 10) for r in analyse(jax.make_jaxpr(chain)(*operands(n))).regions]
     compiler = Compiler(Options("search", budget=mirage_jax.Budget(1, total=1)))
     for region, again in zip(regions, (False, True, True), strict=True):

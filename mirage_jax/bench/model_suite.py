@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -135,7 +134,7 @@ def _memory(compiled: Any) -> PlannedMemory:
 def _time(running: Mapping[str, _Running], rounds: int | None) -> dict[str, Timing]:
     if jax.devices()[0].platform == "gpu":
         calls = {label: lambda r=r: r(CALLS) for label, r in running.items()}
-        return timing.time_device(calls, CALLS, rounds or 6, partial(timing.spans_of, steps=CALLS))
+        return timing.time_steps(calls, CALLS, rounds or 6)
     return timing.time_wall({label: lambda r=r: r(1) for label, r in running.items()}, rounds or 10)
 
 

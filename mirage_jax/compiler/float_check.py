@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import SingleDeviceSharding
 
 from mirage_jax import timing
 from mirage_jax.compiler.region import RegionOnDevice
@@ -119,9 +118,7 @@ class Accuracy:
         """Compile a function of the region's values, without autotuning: that takes seconds, and it runs kernels that
         would be seen in the profile of another region.
         """
-        here = SingleDeviceSharding(self.subject.device)
-        types = [jax.ShapeDtypeStruct(shape, dtype, sharding=here) for shape, dtype in self.subject.specs]
-        return jax.jit(function).lower(*types).compile(self._options)
+        return self.subject.compiled(function, self._options)
 
     @property
     def _options(self) -> dict[str, Any] | None:

@@ -125,9 +125,7 @@ def _times(calls: Mapping[str, timing.Call], sets: int, limit: float, on_gpu: bo
     one_round = 2 * sum(max(seconds, least) for seconds in each) + (PROFILE_SECONDS if on_gpu else 0.0)
     rounds = min(max(int(limit / one_round), ROUNDS_RANGE[0]), ROUNDS_RANGE[-1])
     log.info("timing a function as a whole: %d rounds of %.3g s", rounds, one_round)
-    if not on_gpu:
-        return timing.time_wall(calls, rounds)
-    return timing.time_device(calls, sets, rounds, partial(timing.spans_of, steps=sets))
+    return timing.time_steps(calls, sets, rounds) if on_gpu else timing.time_wall(calls, rounds)
 
 
 def _check_room(plans: Any, given: int, sets: int, device: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 from mirage_jax.compiler.inputs import one_set
 from mirage_jax.compiler.winner import Family, Winner
@@ -80,6 +81,12 @@ class RegionOnDevice:
         """Random inputs of the region, on its device."""
         with jax.default_device(self.device):
             return one_set(tuple(jax.ShapeDtypeStruct(*spec) for spec in self.specs), jax.random.key(seed))
+
+    def compiled(self, f: Callable[..., Any], options: dict[str, Any] | None = None) -> Callable[..., Any]:
+        """Compile a function of the region's values for its device."""
+        here = SingleDeviceSharding(self.device)
+        types = tuple(jax.ShapeDtypeStruct(shape, dtype, sharding=here) for shape, dtype in self.specs)
+        return jax.jit(f).lower(*types).compile(options)
 
     def winner(self, graph: KernelGraph, schedule: Schedule, family: str) -> Winner:
         """Wrap a graph over the reference's axes so that it takes the region's arrays."""

@@ -9,13 +9,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 
 from mirage_jax import progress, timing
 from mirage_jax.cache import Cache, CacheKey, Entry
@@ -324,7 +323,7 @@ class TuningSession(RegionOnDevice):
             """Compile a function, and run it once."""
             label, f = item
             try:
-                call = timing.in_turn(self._compiled(f), args)
+                call = timing.in_turn(self.compiled(f), args)
                 call()
             except Exception as why:  # a kernel that cannot be compiled or launched is one candidate less
                 self.tried["not compiled"] += 1
@@ -342,20 +341,12 @@ class TuningSession(RegionOnDevice):
 
     def _times(self, calls: Mapping[str, timing.Call], rounds: int) -> dict[str, timing.Timing]:
         with jax.default_device(self.device):
-            if not self._on_gpu:
-                return timing.time_wall(calls, rounds)
-            return timing.time_device(calls, self.sets, rounds, partial(timing.spans_of, steps=self.sets))
-
-    def _compiled(self, f: Callable[..., Any], options: dict[str, Any] | None = None) -> Callable[..., Any]:
-        """Compile a function of the region's values."""
-        here = SingleDeviceSharding(self.device)
-        types = tuple(jax.ShapeDtypeStruct(shape, dtype, sharding=here) for shape, dtype in self.specs)
-        return jax.jit(f).lower(*types).compile(options)
+            return timing.time_steps(calls, self.sets, rounds) if self._on_gpu else timing.time_wall(calls, rounds)
 
     @cached_property
     def compiled_xla(self) -> Callable[..., Any]:
         """XLA's code for the region, without autotuning of products, which takes seconds."""
-        return self._compiled(self.xla, timing.ONCE)
+        return self.compiled(self.xla, timing.ONCE)
 
     def time_xla(self) -> float:
         """Time `compiled_xla` once, in seconds: good enough to choose among regions, not to decide about one."""

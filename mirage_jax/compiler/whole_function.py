@@ -43,8 +43,8 @@ type Ratios = Mapping[str, tuple[float, float, float]]
 
 @dataclass(frozen=True)
 class WholeTimes:
-    """Seconds and temporary bytes by label, and each variant's ratio over plain jit: median, low, high. On a GPU that
-    is of the device's time; `for_the_host` has the ratios of how fast the host makes calls, where they are short.
+    """Seconds and temporary bytes by label, and each variant's ratio over plain jit: median, low, high. On a GPU these
+    are device times; `for_the_host` has the ratios of how fast the host makes calls, where they are short.
     """
 
     seconds: Mapping[str, float]

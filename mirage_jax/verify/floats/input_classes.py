@@ -66,11 +66,9 @@ class InputClasses(Mapping[str, list[Array]]):
         def draw(i: int, rng: np.random.Generator) -> Array:
             """Draw one input."""
             shape, dtype = self.specs[i]
-            return (
-                _indices(rng, shape, dtype, self.counts[i])
-                if i in self.counts
-                else _repeated(make, rng, shape, dtype, i)
-            )
+            if i in self.counts:
+                return _indices(rng, shape, dtype, self.counts[i])
+            return _repeated(make, rng, shape, dtype, i)
 
         large = [i for i, (shape, _) in enumerate(self.specs) if math.prod(shape) > LARGE]
         streams = list(zip(large, rng.spawn(len(large)), strict=True))
