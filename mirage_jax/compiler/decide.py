@@ -203,33 +203,32 @@ class Decider:
     def _least_precise(
         self, session: TuningSession, finalists: Sequence[Candidate], possible: Sequence[Sequence[Precision]]
     ) -> Precision:
-        """Find the precision that the float gate's first classes ask for, from the first candidate that runs.
+        """Find the precision that the float gate's first classes ask for, of the candidate whose first variant is the
+        fastest.
 
-        That takes seconds; measuring all candidates takes minutes.
+        That takes seconds; measuring all variants takes minutes.
         """
-        if session.trials is None:
-            return session.precisions[0]
-        for c, precisions in zip(finalists, possible, strict=True):
-            found = self._least_precise_of(session, c, precisions)
-            if found is not None:
-                return found
-        return session.precisions[0]
-
-    def _least_precise_of(
-        self, session: TuningSession, c: Candidate, precisions: Sequence[Precision]
-    ) -> Precision | None:
-        """The same for one candidate; None if it does not run, or has one precision only."""
         from mirage_jax.compiler import tuning
 
-        for precise in precisions[:-1]:
-            winner = session.winner(c.graph, tuning.as_precise(c.schedule, precise), c.family)
-            if not session.screen([winner]):
-                return None
-            verdict = session.float_gate(FIRST_INPUT_CLASSES).check(winner)
+        def first_variant(c: Candidate, precise: Precision) -> Winner:
+            return session.winner(c.graph, tuning.as_precise(c.schedule, precise), c.family)
+
+        open_ones = [(c, has) for c, has in zip(finalists, possible, strict=True) if len(has) > 1]
+        if session.trials is None or not open_ones:
+            return session.precisions[0]
+        timed = session.screen([first_variant(c, has[0]) for c, has in open_ones])
+        if not timed:
+            return session.precisions[0]
+        c, (first, *others, last) = open_ones[min(timed, key=lambda i: timed[i].seconds)]
+        for precise in (first, *others):
+            variant = first_variant(c, precise)
+            if variant not in session.timed and not session.screen([variant]):
+                break
+            verdict = session.float_gate(FIRST_INPUT_CLASSES).check(variant)
             log.info("a first candidate (%d): %s", precise, verdict.why)
             if verdict.passed:
                 return precise
-        return precisions[-1] if len(precisions) > 1 else None
+        return last
 
     def _fastest(
         self,

@@ -180,7 +180,11 @@ class Screen:
     def __call__(self, variants: Iterable[Winner]) -> list[Winner]:
         """Time new variants, the likely ones if there are too many; return the fastest few so far."""
         fits = lambda w: not self.session.refused_kernels.why(w)  # noqa: E731
-        new = self._likely([w for w in dict.fromkeys(variants) if w not in self.seconds and fits(w)])
+        asked = [w for w in dict.fromkeys(variants) if w not in self.seconds and fits(w)]
+        self.seconds |= {w: t.seconds for w in asked if (t := self.session.timed.get(w)) is not None}
+        if self.session.is_late and self.best < math.inf:
+            return self._ranked()[:SCREEN_SURVIVORS]
+        new = self._likely([w for w in asked if w not in self.seconds])
         if self._runs_here and len(new) + len(self.seconds) <= SCREEN_SURVIVORS:
             self.seconds |= dict.fromkeys(new, 0.0)  # few enough to be compared with XLA at once
         elif new:

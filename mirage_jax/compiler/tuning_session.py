@@ -57,6 +57,7 @@ gate_log = logging.getLogger("mirage_jax.gate")
 SPACE = Space(max_ops=14)
 MAX_VARIANTS_LISTED = 9  # different muGraphs, in a report
 MIN_SEARCH_SECONDS = 2.0  # seconds for a search, however late it is
+MAX_SEARCH_FRACTION = 0.5  # of the seconds that are left to a region: what is found must be measured, too
 MIN_REMEMBERED_SEARCH_SECONDS = 10.0  # seconds of a search that is worth remembering for other sizes
 MAX_STORED_STRUCTURES = 48  # structures kept for other sizes, where others may be the best
 MAX_ALGEBRA_COST_RATIO = 0.97  # other algebra is measured if the model puts it below this fraction of the program's own
@@ -68,7 +69,7 @@ MAX_COST_BEFORE_SPECIALIZING = 4.0  # up to this multiple of that limit, a kerne
 MAX_SPECIALIZED_CANDIDATES = 40  # candidates whose specialized form is priced
 XLA_COMPILE_THREADS = 8
 MAX_PREPARING_SECONDS = 60.0  # after the search
-MAX_LATE_SECONDS = 30.0  # after a region's share of the budget: first variants that are begun later are not timed
+MAX_LATE_SECONDS = 10.0  # after a region's share of the budget, within which its first variants are begun
 MIN_OPERATORS_PREPARED = 4  # of a region, from which on the search takes about as long as preparing the float gate
 ELSEWHERE = "H200"  # the device that reports speak of where kernels cannot run
 MAX_TRIAL_MEMORY_FRACTION = 0.5  # of the free memory of a device, for all children
@@ -86,6 +87,7 @@ class TuningSession(RegionOnDevice):
 
     tried: Counter[str] = field(default_factory=Counter)  # candidates by what happened to them
     measured: list[tuple[float, float]] = field(default_factory=list)  # seconds of each variant: by the model, and real
+    timed: dict[Winner, timing.Timing] = field(default_factory=dict)  # variants that were screened
     fastest: dict[KernelGraph, Variant] = field(default_factory=dict)  # variant of each muGraph that was timed
     xla_seconds: float | None = None  # that XLA's code takes, where it was timed
     specialized_asked: int = 0  # candidates whose specialized form was priced
@@ -155,7 +157,8 @@ class TuningSession(RegionOnDevice):
         searched then, because what order of evaluation is cheap depends on sizes.
         """
         device = self.description
-        seconds = min(self.options.budget.seconds, max(self.until - time.monotonic(), MIN_SEARCH_SECONDS))
+        share = MAX_SEARCH_FRACTION * (self.until - time.monotonic())
+        seconds = min(self.options.budget.seconds, max(share, MIN_SEARCH_SECONDS))
         key = replace(key, graph=candidates.structure(self.reference), extents=(), policy=f"structures, {self.space}")
         known = cache.get(key) if device.is_gpu and len(self.families) > 1 else None
         kernels = [] if known is None else candidates.restore(known.schedule, self.reference, device)
@@ -218,7 +221,7 @@ class TuningSession(RegionOnDevice):
             self._time_xla_once()
 
     def _time_xla_once(self) -> None:
-        if self.xla_seconds is None and self._on_gpu and self.trials is not None and time.monotonic() < self.until:
+        if self.xla_seconds is None and self._on_gpu and self.trials is not None and not self.is_late:
             (self.xla_seconds,) = times_of_xla([self])
             log.info("XLA's code takes %s s", self.xla_seconds)
 
@@ -246,7 +249,7 @@ class TuningSession(RegionOnDevice):
     def nearest(self, found: Sequence[Candidate]) -> list[Candidate]:
         """The kernels that come closest, where the model promises nothing of any: it may be wrong about all."""
         gain = self._xla_seconds_at_most / max(lower_limit(self.reference, self.description), self.description.shortest)
-        if self.trials is None or gain < MIN_NEAREST_GAIN or time.monotonic() > self.until:
+        if self.trials is None or gain < MIN_NEAREST_GAIN or self.is_late:
             return []
         near = (c for c in found if c.family == "kernels" and c.seconds <= MAX_NEAREST_COST * self.slowest)
         return list(islice(candidates.diverse(near), NEAREST))
@@ -359,6 +362,11 @@ class TuningSession(RegionOnDevice):
 
         Children run them, if there are any, so that none that faults or hangs ever runs in this process.
         """
+        found = self._screened(winners)
+        self.timed |= {winners[i]: t for i, t in found.items()}
+        return found
+
+    def _screened(self, winners: Sequence[Winner]) -> dict[int, timing.Timing]:
         if self.trials is not None:
             try:
                 return self._screen_in(self.trials, winners)
@@ -367,6 +375,11 @@ class TuningSession(RegionOnDevice):
                 self.trials = None
         found = self.timings({str(i): self.ours(w) for i, w in enumerate(winners)}, rounds=1)
         return {int(i): t for i, t in found.items()}
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the region's share of the budget is spent."""
+        return time.monotonic() > self.until
 
     def _screen_in(self, trials: Trials, winners: Sequence[Winner]) -> dict[int, timing.Timing]:
         tell = progress.measuring(self.notify, len(winners))
@@ -378,14 +391,15 @@ class TuningSession(RegionOnDevice):
             tell(outcome.seconds if isinstance(outcome, timing.Timing) else None)
 
         doomed = lambda i: self.refused_kernels.why(winners[i])  # noqa: E731
-        outcomes = trials.times([w.to_json() for w in winners], notify, self.until + MAX_LATE_SECONDS, doomed)
+        until = self.until if self.timed else self.until + MAX_LATE_SECONDS
+        outcomes = trials.times([w.to_json() for w in winners], notify, until, doomed)
         failures = {i: o for i, o in enumerate(outcomes) if isinstance(o, TrialFailure)}
         if len(failures) == len(outcomes) and any(f.wants_memory for f in failures.values()):
             raise TrialError("this process leaves no memory of the device (XLA_PYTHON_CLIENT_PREALLOCATE=false does)")
-        for i, failure in failures.items():
-            self.tried[failure.kind] += 1
+        for failure, count in Counter(failures.values()).items():
+            self.tried[failure.kind] += count
             self.last_failure = failure.why
-            log.info("%d %s: %s", i, failure.kind, failure.why)
+            log.info("%d of %d %s: %s", count, len(winners), failure.kind, failure.why)
         return {i: t for i, t in enumerate(outcomes) if isinstance(t, timing.Timing)}
 
     def record(self, timed: Iterable[tuple[Winner, timing.Timing]]) -> None:

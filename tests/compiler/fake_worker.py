@@ -46,6 +46,9 @@ def prepare(variant):
         time.sleep(0.05)  # others are being compiled by then
         os.abort()
 
+    if variant["do"] == "compile slowly":
+        time.sleep(0.3)
+
     def run() -> timing.Timing:
         global healthy
         match variant["do"]:

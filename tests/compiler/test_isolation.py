@@ -4,6 +4,7 @@ import gc
 import os
 import subprocess
 import threading
+import time
 import weakref
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,6 +32,8 @@ from mirage_jax.errors import TrialError
 RUN = f"import runpy\nrunpy.run_path({str(Path(__file__).with_name('fake_worker.py'))!r}, run_name='__main__')"
 FAKE = tuple(children.python(RUN))  # which finds the package where it was found here
 REGION: Any = SimpleNamespace(in_float32=False)
+PROGRAM = PROGRAMS["rmsnorm"]("f16")
+WINNER = Winner(PROGRAM.graph, PROGRAM.schedule, (), (), "kernels", "cuda")
 QUICK = Patience(start=60, compile=30, run=1.0, deaths=4)
 
 
@@ -47,6 +50,16 @@ def test_no_more_begin_when_the_time_is_over() -> None:
     with Session(FAKE, patience=QUICK, kind="fake device") as session:
         found = Trials([session]).times([fine(1.0), fine(2.0), fine(3.0)], until=0.0)
     assert found[0] == timed(1.0) and {f.kind for f in found[1:]} == {"left for lack of time"}
+
+
+def test_a_child_compiles_no_more_when_the_time_is_over(monkeypatch) -> None:
+    """It was sent several variants, of which one takes long to compile."""
+    monkeypatch.setattr(module, "COMPILE_THREADS", 1)
+    slow = {"do": "compile slowly", "seconds": 1.0}
+    with Session(FAKE, patience=QUICK) as session:
+        session.times([fine(1.0)])  # it has started
+        found = session.times([slow, fine(2.0), fine(3.0)], until=time.monotonic() + 0.1)
+    assert found == [timed(1.0), module.LATE, module.LATE]
 
 
 def test_what_is_known_to_fail_is_not_begun(monkeypatch) -> None:
@@ -92,9 +105,7 @@ def test_the_rest_goes_on(monkeypatch) -> None:
 def test_generated_kernels_in_the_interpreter() -> None:
     """Their texts are generated in the child, from the graph and the schedule that it was sent."""
     pytest.importorskip("triton")
-    program = PROGRAMS["rmsnorm"]("f16")
-    winner = Winner(program.graph, program.schedule, (), (), "kernels", "cuda")
-    good = {"do": "interpret", "seconds": 1.0, **winner.to_json()}
+    good = {"do": "interpret", "seconds": 1.0, **WINNER.to_json()}
     short = {**good, "schedule": {"kernels": [], "parts": []}}
     with Session(FAKE) as session:
         found = session.times([good, short])
@@ -196,17 +207,15 @@ def test_a_child_that_waits_is_not_taken_to_hang(tmp_path) -> None:
 
 
 def test_what_fails_is_counted(caplog) -> None:
-    program = PROGRAMS["rmsnorm"]("f16")
-    winner = Winner(program.graph, program.schedule, (), (), "kernels", "cuda")
     outcomes = [TrialFailure("crashed", "ended with code -6"), timed(1.0), TrialFailure("hung", "said nothing")]
     tried = SimpleNamespace(times=lambda *_: outcomes)
     attempt = TuningSession(
         SimpleNamespace(in_float32=False), "cuda", SimpleNamespace(device_kind="NVIDIA H200"), Options(), trials=tried
     )
-    assert attempt.screen([winner] * 3) == {1: timed(1.0)}
+    assert attempt.screen([WINNER] * 3) == {1: timed(1.0)}
     assert attempt.tried == {"crashed": 1, "hung": 1}
-    others = [replace(winner, family=name) for name in "ab"]
-    assert tuning.Screen(attempt)([winner, *others]) == [others[0]]  # even a few are tried before they run here
+    others = [replace(WINNER, family=name) for name in "abc"]
+    assert tuning.Screen(attempt)(others) == [others[1]]  # even a few are tried before they run here
 
 
 def test_without_a_child_variants_run_here(caplog, monkeypatch) -> None:
@@ -217,7 +226,7 @@ def test_without_a_child_variants_run_here(caplog, monkeypatch) -> None:
         SimpleNamespace(in_float32=False), "cuda", None, Options(), trials=SimpleNamespace(times=times)
     )
     monkeypatch.setattr(attempt, "timings", lambda functions, rounds: {"1": timed(2.0)})
-    assert attempt.screen([]) == {1: timed(2.0)}
+    assert attempt.screen([WINNER] * 2) == {1: timed(2.0)}
     assert "are tried in this process: no process can be started" in caplog.text and attempt.trials is None
 
 
@@ -228,7 +237,7 @@ def test_without_memory_for_a_child_variants_run_here(why: str, caplog, monkeypa
         SimpleNamespace(in_float32=False), "cuda", None, Options(), trials=SimpleNamespace(times=lambda *_: outcomes)
     )
     monkeypatch.setattr(attempt, "timings", lambda functions, rounds: {"1": timed(2.0)})
-    assert attempt.screen([]) == {1: timed(2.0)} and not attempt.tried
+    assert attempt.screen([WINNER] * 2) == {1: timed(2.0)} and not attempt.tried
     assert "leaves no memory" in caplog.text and attempt.trials is None
 
 

@@ -17,6 +17,7 @@ from mirage_jax import timing
 from mirage_jax.cache import CacheKey
 from mirage_jax.compiler import Compiler, tuning
 from mirage_jax.compiler.isolation.parent import TrialFailure
+from mirage_jax.compiler.refused_kernels import RefusedKernels
 from mirage_jax.compiler.region import precisions
 from mirage_jax.compiler.stored import POLICY
 from mirage_jax.compiler.tuning_session import TuningSession
@@ -161,6 +162,18 @@ def test_no_climb_when_the_time_is_used_up(until: float, monkeypatch: pytest.Mon
     assert found.best is not None and (len(tried) > 8) == (until > 0)
 
 
+@pytest.mark.parametrize("until", [0.0, math.inf])
+def test_what_was_timed_is_not_timed_again_and_ends_a_late_screen(until: float) -> None:
+    """Another screen of the same session, for more precise products say, begins with what is known."""
+    tried: list[Schedule] = []
+    session = replace(attempt(tried), until=until)
+    assert session.screen([WINNER]) == {0: timing.Timing((seconds(WINNER.schedule),))}
+    others = [replace(WINNER, schedule=s) for s in tuning.neighboring_schedules(WINNER, DEVICES["H200"])]
+    found = tuning.Screen(session)([WINNER, *others])
+    assert tried.count(WINNER.schedule) == 1
+    assert (found == [WINNER] and len(tried) == 1) if until == 0 else len(tried) > 8
+
+
 @pytest.mark.parametrize("most", [tuning.MAX_VARIANTS, 8])
 def test_where_variants_are_many_no_more_is_tried_of_what_is_far_slower(
     most: int, monkeypatch: pytest.MonkeyPatch
@@ -172,7 +185,8 @@ def test_where_variants_are_many_no_more_is_tried_of_what_is_far_slower(
         tried.update(v["graph"] for v in variants)
         return [timing.Timing((10.0 if "slow" in v["graph"] else 1.0,)) for v in variants]
 
-    here = replace(attempt([]), until=0.0, trials=SimpleNamespace(times=times))
+    here = replace(attempt([]), trials=SimpleNamespace(times=times))
+    monkeypatch.setattr(tuning, "_climb", lambda screen, best: best)
     winner = lambda graph, schedule, *_: replace(WINNER, graph=graph, schedule=schedule)  # noqa: E731
     monkeypatch.setattr(here, "winner", winner)
     monkeypatch.setattr(here, "timings", lambda functions, rounds: dict.fromkeys(functions, timing.Timing((1.0,))))
@@ -250,16 +264,33 @@ def test_the_fastest_lends_its_sizes_to_the_same_loop_in_other_graphs() -> None:
     assert list(screen.borrowed()) == [], "a split axis has its own best sizes"
 
 
-def test_kernels_that_do_not_wait_for_each_other_are_tried_in_one_launch() -> None:
-    """Two copies of a kernel: the best sizes of both, then these in one launch, with the warps of its widest or with
-    as many as most kernels have.
-    """
+def twice() -> tuple[BlockGraph, KernelGraph]:
+    """A kernel, and a graph with two copies of it."""
     (kernel,) = PROGRAM.graph.kernels
     assert isinstance(kernel, BlockGraph)
     stores = tuple(replace(s, tensor=replace(s.tensor, name=f"{s.tensor.name}2")) for s in kernel.stores)
     both = kernel, replace(kernel, name="again", stores=stores)
     outputs = *PROGRAM.graph.outputs, *(s.tensor.name for s in stores)
-    graph = replace(PROGRAM.graph, kernels=both, outputs=outputs)
+    return kernel, replace(PROGRAM.graph, kernels=both, outputs=outputs)
+
+
+def test_a_launch_of_several_kernels_that_does_not_fit_is_tried_once() -> None:
+    kernel, graph = twice()
+    (sizes,) = PROGRAM.schedule.kernels
+    apart = replace(WINNER, graph=graph, schedule=Schedule((sizes, sizes)))
+    joint = replace(apart, schedule=replace(apart.schedule, joint=True))
+    refused = RefusedKernels()
+    refused.learn(joint, f"kernel {name_in_text(kernel)}_again takes 262144 bytes of shared memory, sm_90 has 232448")
+    assert refused.why(joint) and not refused.why(apart)
+    smaller = (sizes, replace(sizes, num_warps=8))
+    assert not refused.why(replace(joint, schedule=replace(joint.schedule, kernels=smaller)))
+
+
+def test_kernels_that_do_not_wait_for_each_other_are_tried_in_one_launch() -> None:
+    """Two copies of a kernel: the best sizes of both, then these in one launch, with the warps of its widest or with
+    as many as most kernels have.
+    """
+    kernel, graph = twice()
     (sizes,) = PROGRAM.schedule.kernels
     first = replace(WINNER, graph=graph, schedule=Schedule((sizes, replace(sizes, num_warps=8))))
     screen = tuning.Screen(attempt([]))
@@ -358,12 +389,38 @@ def test_where_the_gate_refuses_rounding_products_are_more_precise(rounding: boo
     assert timed == ([0, 2] if rounding else [0]) and (decision.winner is not None) == rounding
 
     timed.clear()
-    subject.trials, subject.winner, subject.screen = (
-        object(),
-        lambda *_: WINNER,
-        lambda winners: dict(enumerate(winners)),
-    )
+    subject.trials, subject.winner, subject.timed = object(), lambda *_: WINNER, {}
+    subject.screen = lambda winners: dict.fromkeys(range(len(winners)), timing.Timing((1.0,)))
     refusing = SimpleNamespace(check=lambda winner: Verdict(False, "refused"))
     subject.float_gate = lambda classes: refusing
     assert (decide().winner is not None) == rounding
     assert timed == [2 if rounding else 0], "what ordinary inputs refuse is not measured"
+
+
+def test_precision_is_asked_of_the_fastest_first_variant(tmp_path: Path) -> None:
+    """First variants of all candidates are timed at once, and nothing that was never tried runs here."""
+    candidates = [Candidate(PROGRAM.graph, PROGRAM.schedule, 1.0, name) for name in ("fails", "slow", "fast")]
+    seconds = {"slow": 2.0, "fast": 1.0}
+    screened: list[tuple[str, ...]] = []
+    checked: list[str] = []
+
+    def screen(winners: Sequence[Winner]) -> dict[int, timing.Timing]:
+        screened.append(tuple(w.family for w in winners))
+        return {n: timing.Timing((seconds[w.family],)) for n, w in enumerate(winners) if w.family in seconds}
+
+    def check(winner: Winner) -> Verdict:
+        checked.append(winner.family)
+        return Verdict(winner.schedule.kernels[0].precise > 0, "")
+
+    session = SimpleNamespace(
+        trials=object(),
+        precisions=[Precision.FAST],
+        timed={},
+        screen=screen,
+        float_gate=lambda classes: SimpleNamespace(check=check),
+        winner=lambda graph, schedule, family: replace(WINNER, schedule=schedule, family=family),
+    )
+    possible = [list(Precision)] * len(candidates)
+    found = Compiler(Options(cache_dir=str(tmp_path)))._least_precise(session, candidates, possible)  # type: ignore[arg-type]
+    assert found == Precision.ROUNDED and checked == ["fast", "fast"]
+    assert screened[0] == ("fails", "slow", "fast") and set(screened[1:]) == {("fast",)}

@@ -15,6 +15,7 @@ import os
 import queue
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -80,8 +81,9 @@ def _answer[R: Callable[[], object]](
     turn: Callable[[gpu_lock.Waiting], AbstractContextManager[object]],
 ) -> int:
     """Answer one request, and return the number of variants. Keep nothing: inputs fill a device's memory."""
+    until = time.monotonic() + request.get("seconds", math.inf)
     with ThreadPoolExecutor(request["threads"]) as pool:
-        prepare_one = functools.partial(_prepare, say, prepare)
+        prepare_one = functools.partial(_prepare, say, prepare, until)
         prepared = list(pool.map(prepare_one, itertools.count(), request["variants"]))
     runs = {i: run for i, run in enumerate(prepared) if run is not None}
     with turn(functools.partial(say, {"waiting": True})):
@@ -133,7 +135,12 @@ def _time[R](
             say({"timed": i, "samples": timed.samples, "launches": timed.launches})
 
 
-def _prepare[R](say: Say, prepare: Callable[[Mapping[str, Any]], R], i: int, variant: Mapping[str, Any]) -> R | None:
+def _prepare[R](
+    say: Say, prepare: Callable[[Mapping[str, Any]], R], until: float, i: int, variant: Mapping[str, Any]
+) -> R | None:
+    if i > 0 and time.monotonic() > until:  # the first gets its answer, however late it is
+        say({"late": i})
+        return None
     say({"compiling": i})
     try:
         run = prepare(variant)

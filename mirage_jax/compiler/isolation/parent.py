@@ -8,10 +8,10 @@ each step. If it dies, or is silent for too long, the variant at hand is dropped
 with the rest. Each device has several children, which share the variants: they compile at the same time (threads would
 wait for each other in Python), and take turns on the device (`gpu_lock`).
 
-Messages are JSON, one to a line. To the child: {"variants": [..], "threads": n}. From it: {"ready": device kind},
-{"compiling": i}, {"compiled": i}, {"waiting": true} (for its turn), {"running": i}, {"timing": [i, ..]}, {"timed": i,
-..}, {"failed": i, "why": ..}, {"done": n}. A request with one thread is one for a time: its variants are timed alone,
-too.
+Messages are JSON, one to a line. To the child: {"variants": [..], "threads": n, "seconds": s}. From it: {"ready":
+device kind}, {"compiling": i}, {"compiled": i}, {"waiting": true} (for its turn), {"running": i}, {"timing": [i,
+..]}, {"timed": i, ..}, {"failed": i, "why": ..}, {"late": i}, {"done": n}. A request with one thread is one for a time: its
+variants are timed alone, too. After so many seconds the child compiles no more; without "seconds" it compiles all.
 """
 
 from __future__ import annotations
@@ -71,13 +71,16 @@ class Patience:
 class TrialFailure:
     """Why a variant has no time. `kind` is what the report counts."""
 
-    kind: str  # "not compiled" | "failed to run" | "crashed" | "hung" | "not tried"
+    kind: str  # "not compiled" | "failed to run" | "crashed" | "hung" | "not tried" | "left for lack of time"
     why: str
 
     @property
     def wants_memory(self) -> bool:
         """Whether there was no room on the device, which the parent may have taken for itself."""
         return "out of memory" in self.why.lower().replace("_", " ")
+
+
+LATE = TrialFailure("left for lack of time", "the budget is spent")
 
 
 @dataclass
@@ -110,11 +113,20 @@ class Session:
         if self._child is not None:
             self._child.kill()
 
-    def times(self, variants: Sequence[Variant], notify: Notify = lambda *_: None) -> list[Outcome]:
-        """The time of each variant, or why it has none. Raises `TrialError` if no child can be made to work."""
+    def times(
+        self, variants: Sequence[Variant], notify: Notify = lambda *_: None, until: float = math.inf
+    ) -> list[Outcome]:
+        """The time of each variant, or why it has none. Raises `TrialError` if no child can be made to work.
+
+        From `until` on (`time.monotonic`) the child compiles only the first of those that it was sent.
+        """
         found: dict[int, Outcome] = {}
         for first in range(0, len(variants), BATCH_VARIANTS):
-            self._batch(variants, range(first, min(first + BATCH_VARIANTS, len(variants))), found, notify)
+            numbers = range(first, min(first + BATCH_VARIANTS, len(variants)))
+            if found and time.monotonic() > until:
+                found.update(dict.fromkeys(numbers, LATE))
+            else:
+                self._batch(variants, numbers, found, notify, until)
         return [found[i] for i in range(len(variants))]
 
     def _batch(
@@ -123,6 +135,7 @@ class Session:
         numbers: Sequence[int],
         found: dict[int, Outcome],
         notify: Notify,
+        until: float,
     ) -> None:
         """Try until each has a result. Every turn gives one to at least one, or narrows the suspects to one."""
         threads = COMPILE_THREADS
@@ -132,8 +145,10 @@ class Session:
                 return
             turn = _Turn(left, notify)
             try:
-                self._ready().send({"variants": [variants[i] for i in left], "threads": threads})
-                turn.listen(self._ready(), self.patience)
+                child = self._ready()
+                seconds = {} if until == math.inf else {"seconds": until - time.monotonic()}
+                child.send({"variants": [variants[i] for i in left], "threads": threads, **seconds})
+                turn.listen(child, self.patience)
             except _Died as death:
                 self._deaths += 1
                 self._start()
@@ -198,7 +213,7 @@ class Trials:
         until: float = math.inf,
         doomed: Callable[[int], str] = lambda _: "",
     ) -> list[Outcome]:
-        """As `Session.times`; from `until` on (`time.monotonic`) children begin no more, unless none has a result.
+        """As `Session.times`; from `until` on children begin no more, unless none has a result.
 
         `doomed` says why a variant need not be tried, if others have shown meanwhile that it will not compile.
         """
@@ -217,9 +232,9 @@ class Trials:
                 except queue.Empty:
                     return
                 if found and time.monotonic() > until:
-                    found.update(dict.fromkeys(share, TrialFailure("left for lack of time", "the budget is spent")))
+                    found.update(dict.fromkeys(share, LATE))
                     continue
-                found.update(_tried(session, variants, share, notify, doomed))
+                found.update(_tried(session, variants, share, notify, until, doomed))
 
         def close() -> None:
             for s in self.sessions:
@@ -230,14 +245,19 @@ class Trials:
 
 
 def _tried(
-    session: Session, variants: Sequence[Variant], share: Sequence[int], notify: Notify, doomed: Callable[[int], str]
+    session: Session,
+    variants: Sequence[Variant],
+    share: Sequence[int],
+    notify: Notify,
+    until: float,
+    doomed: Callable[[int], str],
 ) -> dict[int, Outcome]:
     """What becomes of some of the variants, by number."""
     known: dict[int, Outcome] = {i: TrialFailure("not compiled", why) for i in share if (why := doomed(i))}
     for i, failure in known.items():
         notify(i, failure)
     left = [i for i in share if i not in known]
-    outcomes = session.times([variants[i] for i in left], lambda n, outcome: notify(left[n], outcome))
+    outcomes = session.times([variants[i] for i in left], lambda n, outcome: notify(left[n], outcome), until)
     return known | dict(zip(left, outcomes, strict=True))
 
 
@@ -335,6 +355,8 @@ class _Turn:
                 case {"failed": n, "why": why}:
                     kind = "failed to run" if self.running == self.numbers[n] else "not compiled"
                     self._settle(self.numbers[n], TrialFailure(kind, str(why)))
+                case {"late": n}:
+                    self.found[self.numbers[n]] = LATE
                 case {"done": _}:
                     return
                 case other:

@@ -30,7 +30,7 @@ def join(members: Sequence[Emit], options: EmitOptions) -> KernelSource:
     if len(members) == 1:
         return members[0](options)
     sources = _sources(members, options)
-    name = "_".join((sources[0].name, *(s.name.removeprefix("mirage_") for s in sources[1:])))
+    name = joint_name([s.name for s in sources])
     ends = list(accumulate(s.grid[0] for s in sources))
     texts = [sources[0].text, *("\n\n" + s.text[s.text.index("@triton.jit") :] for s in sources[1:])]
     dtypes_in = chain(*(s.dtypes[: len(s.inputs)] for s in sources))
@@ -48,6 +48,11 @@ def join(members: Sequence[Emit], options: EmitOptions) -> KernelSource:
         meanings([s.numbers for s in sources]),
         rewrites=any(s.rewrites for s in sources),
     )
+
+
+def joint_name(names: Sequence[str]) -> str:
+    """The name of a launch of kernels with these names."""
+    return "_".join((names[0], *(name.removeprefix("mirage_") for name in names[1:])))
 
 
 def _sources(members: Sequence[Emit], options: EmitOptions) -> list[KernelSource]:
