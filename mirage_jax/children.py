@@ -33,10 +33,10 @@ sys.meta_path.insert(0, Ours)
 """
 
 
-def module(name: str) -> list[str]:
-    """A command like ``python -m name``, for a module of ours. It loads extensions first, as this process did."""
+def module(name: str, *arguments: str) -> list[str]:
+    """A command like ``python -m name arguments``, for a module of ours, which loads extensions first, as this did."""
     run = f"import runpy\nrunpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
-    return python(extension_modules.loading() + run)
+    return python(extension_modules.loading() + run, *arguments)
 
 
 def python(code: str, *arguments: str) -> list[str]:

@@ -5,6 +5,7 @@ import inspect
 import os
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import jax
@@ -213,6 +214,37 @@ def test_a_compiled_kernel_is_kept(triton_cache) -> None:
     assert again() == first and len(compiled) == 2
     program = attention("f16", i=112)
     assert again() != first and len(compiled) == 3
+
+
+def test_what_another_process_tried_is_not_compiled_again(triton_cache) -> None:
+    """It keeps its kernels in a folder that this process lends, and this one keeps what it used of them."""
+    directory, compiled = triton_cache
+    library = aot.jax_triton_library()
+    ours = library.compile_ttir_inplace
+    program = attention("f16", i=52)
+
+    def again() -> str:
+        for source in filter(None, sources(program.graph, program.schedule)):
+            load_kernel(source)._jT_kernel_cache = {}
+        return lowered(program.graph, program.schedule)
+
+    with kernel_cache.lent_folder() as (folder,):
+        aot.refuse_what_does_not_fit(folder)  # as the other process does
+        first = again()
+        library.compile_ttir_inplace = ours
+        assert len(os.listdir(folder)) == 1 == len(compiled) and not list(directory.glob("*/mirage_jax.json"))
+        assert again() == first and len(compiled) == 1
+    assert not os.path.exists(folder)
+    assert again() == first and len(compiled) == 1 and list(directory.glob("*/mirage_jax.json"))
+
+
+def test_without_room_for_a_folder_kernels_are_compiled_again(monkeypatch) -> None:
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
+    with kernel_cache.lent_folder() as folders:
+        assert folders == ()
 
 
 def test_nothing_can_be_kept(triton_cache, monkeypatch) -> None:

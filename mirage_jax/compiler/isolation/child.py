@@ -1,4 +1,4 @@
-"""The child process of `compiler.isolation.parent`: ``python -m mirage_jax.compiler.isolation.child``.
+"""The child process of `compiler.isolation.parent`: ``python -m mirage_jax.compiler.isolation.child [FOLDER]``.
 
 Reads requests from standard input, compiles the variants of each in several threads, runs one after the other, times
 those that ran, together, and reports each step on standard output before and after it. Ends when its parent
@@ -243,7 +243,7 @@ def main() -> None:
     say = channel()
     device = jax.devices()[0]
     if device.platform == "gpu" and not launch.missing(*launch.PACKAGES):
-        aot.refuse_what_does_not_fit()
+        aot.refuse_what_does_not_fit(*sys.argv[1:])
     device_is_healthy()  # makes the context, before anything is timed
     say({"ready": device.device_kind})
     turn = functools.partial(gpu_lock.gpu_lock, device)

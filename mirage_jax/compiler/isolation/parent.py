@@ -10,8 +10,9 @@ wait for each other in Python), and take turns on the device (`gpu_lock`).
 
 Messages are JSON, one to a line. To the child: {"variants": [..], "threads": n, "seconds": s}. From it: {"ready":
 device kind}, {"compiling": i}, {"compiled": i}, {"waiting": true} (for its turn), {"running": i}, {"timing": [i,
-..]}, {"timed": i, ..}, {"failed": i, "why": ..}, {"late": i}, {"done": n}. A request with one thread is one for a time: its
-variants are timed alone, too. After so many seconds the child compiles no more; without "seconds" it compiles all.
+..]}, {"timed": i, ..}, {"failed": i, "why": ..}, {"late": i}, {"done": n}. A request with one thread is one for a
+time: its variants are timed alone, too. After so many seconds the child compiles no more; without "seconds" it compiles
+all.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from mirage_jax.errors import TrialError
 from mirage_jax.gpu_lock import visible_name
 from mirage_jax.hardware.host import processors
 from mirage_jax.interruptible import spread
+from mirage_jax.lower.runtime import kernel_cache
 
 log = logging.getLogger("mirage_jax.timing")
 
@@ -271,9 +273,10 @@ def trials(devices: Sequence[Any], lanes: int = 1) -> Iterator[Trials | None]:
         return
     with ExitStack() as stack:
         try:
+            command = children.module(WORKER, *stack.enter_context(kernel_cache.lent_folder()))
             on_each = min(MAX_CHILDREN_PER_DEVICE, processors() // (COMPILE_THREADS * len(devices))) // lanes
             sessions = [
-                stack.enter_context(Session(environment=environment(d), kind=d.device_kind))
+                stack.enter_context(Session(command, environment(d), kind=d.device_kind))
                 for _ in range(max(1, on_each))
                 for d in devices
             ]

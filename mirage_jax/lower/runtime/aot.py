@@ -19,6 +19,7 @@ from typing import Any
 from mirage_jax.errors import LoweringError
 from mirage_jax.hardware.gpus import REGISTERS, shared_limit
 from mirage_jax.lower.kernel_source import KernelSource
+from mirage_jax.lower.runtime import kernel_cache
 from mirage_jax.lower.runtime.triton_runtime import BACKEND_OPTIONS, jax_triton_library, load_kernel, threads_of
 from mirage_jax.mugraph.dtypes import DTYPES
 
@@ -68,13 +69,16 @@ def compile_text(source: KernelSource, arch: int, source_type: Any, signature: M
     return Resources(arch, compiled.metadata.shared, registers, spills, compiled.asm["ptx"])
 
 
-def refuse_what_does_not_fit() -> None:
+def refuse_what_does_not_fit(folder: str = "") -> None:
     """From now on jax-triton raises a `LoweringError` for a kernel that could not be launched, or that spills so much
     that it is not worth it, when it has compiled it. For processes that try kernels: it costs a run of ptxas for each.
-    What they try, they do not keep on disk, but remember, refusals too: graphs that differ in one kernel share others.
+    What they try, they do not keep in Triton's cache, but remember, refusals too: graphs that differ in one kernel
+    share others. Who reads `folder` (`kernel_cache.lent_folder`) need not compile their kernels again.
     """
     library = jax_triton_library()
     compile_kernel = inspect.unwrap(library.compile_ttir_inplace)
+    if folder:
+        compile_kernel = kernel_cache.kept(compile_kernel, library.CompilationResult, folder)
     known: dict[tuple[str, ...], Future[Any]] = {}
     lock = threading.Lock()
 
