@@ -25,7 +25,7 @@ from mirage_jax import timing
 from mirage_jax.compiler.specialization import is_written, specialized
 from mirage_jax.compiler.tuning_session import TuningSession
 from mirage_jax.compiler.winner import KERNEL_EMIT_OPTIONS, Winner
-from mirage_jax.cost.roofline import estimate
+from mirage_jax.cost.roofline import estimate, register_pressure
 from mirage_jax.errors import LoweringError, UnsupportedError
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.lower.runtime import launch
@@ -58,6 +58,7 @@ FIRST_VARIANTS = 2  # variants of each muGraph that are timed before all others,
 HOPELESS_RATIO = 3.0  # a muGraph's best time over the fastest of all, beyond which its other variants are not tried
 CLIMB_ORIGINS = 3  # variants from which the climb starts; later steps start from two
 MAX_NEIGHBOR_COST_RATIO = 1.6  # estimate of a neighbour over its origin's, up to which it is tried
+MAX_REGISTER_PRESSURE = 2.0  # above it kernels spill thousands of bytes, and take the compilers three times as long
 WARPS, STAGES = (2, 4, 8), range(2, 7)
 ROUNDS = 10  # of the comparison with XLA
 
@@ -170,6 +171,12 @@ def precisions(c: Candidate, allowed: Sequence[Precision]) -> list[Precision]:
     return list(found.values()) or [allowed[0]]
 
 
+def _without_many_registers(variants: list[Winner]) -> list[Winner]:
+    """Leave out kernels that would spill, unless all would."""
+    few = [w for w in variants if register_pressure(w.graph, w.schedule) <= MAX_REGISTER_PRESSURE]
+    return few or variants
+
+
 @dataclass
 class Screen:
     """Times variants once each and remembers them all."""
@@ -180,7 +187,7 @@ class Screen:
     def __call__(self, variants: Iterable[Winner]) -> list[Winner]:
         """Time new variants, the likely ones if there are too many; return the fastest few so far."""
         fits = lambda w: not self.session.refused_kernels.why(w)  # noqa: E731
-        asked = [w for w in dict.fromkeys(variants) if w not in self.seconds and fits(w)]
+        asked = _without_many_registers([w for w in dict.fromkeys(variants) if w not in self.seconds and fits(w)])
         self.seconds |= {w: t.seconds for w in asked if (t := self.session.timed.get(w)) is not None}
         if self.session.is_late and self.best < math.inf:
             return self._ranked()[:SCREEN_SURVIVORS]

@@ -242,10 +242,8 @@ def seconds(
     memory = math_.maximum(t.traffic / d.bandwidth, t.fetched / d.cache_bandwidth) / drawn
     at_once = math_.minimum(math_.maximum(t.blocks / d.blocks, 1), resident)
     busy = math_.minimum(at_once * warps / BUSY_WARPS, 1)
-    # Tiles of sums are carried through the loop if there are registers for all, else reduced in each step.
-    is_reduced = math_.minimum(math_.maximum(t.carried / (CARRIED_REGISTERS * 32 * warps) - 1, 0) * 1e6, 1)
-    live = LIVE_VALUES * t.largest + (1 - is_reduced) * t.carried
-    spills = math_.maximum(live / (32 * warps) / MAX_THREAD_REGISTERS, 1)
+    is_reduced = _is_reduced(t, math_, warps)
+    spills = math_.maximum(_registers(t, math_, warps) / MAX_THREAD_REGISTERS, 1)
     products = t.narrow_flops / d.matrix_flops + t.wide_flops / d.matrix_flops_f32
     together = t.wide_operands * math_.minimum(warps // WIDE_WARPS, 1) if d.reads_together else 0
     read = (together + (t.operands - together) * (1 + warps)) / d.shared_bandwidth
@@ -256,6 +254,31 @@ def seconds(
     waiting = t.steps * waves * STEP_LATENCY_SECONDS
     exposed = EXPOSED_LATENCY_FRACTION * waiting * math_.maximum(2 - ahead, 0)
     return (memory**2 + compute**2 + (waiting / ahead) ** 2 + d.shortest**2) ** 0.5 + exposed + d.launch
+
+
+def _is_reduced(t: Terms, math_: Any, warps: Number) -> Number:
+    """1 where tiles of sums are reduced in each step: there are no registers to carry them through the loop."""
+    return math_.minimum(math_.maximum(t.carried / (CARRIED_REGISTERS * 32 * warps) - 1, 0) * 1e6, 1)
+
+
+def _registers(t: Terms, math_: Any, warps: Number) -> Number:
+    """Registers that a thread needs for the values of a block, with so many warps."""
+    return (LIVE_VALUES * t.largest + (1 - _is_reduced(t, math_, warps)) * t.carried) / (32 * warps)
+
+
+def register_pressure(graph: KernelGraph, schedule: Schedule) -> float:
+    """Registers that a thread needs over those that it has, of the kernel that needs most; 0 for specialized ones."""
+
+    def pressure(kernel: BlockGraph, sizes: KernelSchedule) -> float:
+        t = _of_tiles(outline(kernel, graph), extents_inside(kernel, graph, schedule.part_counts), sizes.tiles)
+        return float(_registers(t, Numbers, sizes.num_warps)) / MAX_THREAD_REGISTERS
+
+    usual = [
+        pressure(kernel, sizes)
+        for kernel, sizes in zip(graph.kernels, schedule.kernels, strict=True)
+        if isinstance(kernel, BlockGraph) and not sizes.specialized
+    ]
+    return max(usual, default=0.0)
 
 
 def extents_inside(kernel: BlockGraph, graph: KernelGraph, parts: Mapping[Axis, int]) -> Callable[[Axis], int]:

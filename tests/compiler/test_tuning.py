@@ -23,7 +23,7 @@ from mirage_jax.compiler.stored import POLICY
 from mirage_jax.compiler.tuning_session import TuningSession
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options
-from mirage_jax.cost.roofline import estimate
+from mirage_jax.cost.roofline import estimate, register_pressure
 from mirage_jax.hardware.device_model import DEVICES
 from mirage_jax.lower.triton.frame import name_in_text
 from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, KernelSchedule, Precision, Schedule
@@ -86,6 +86,18 @@ def test_a_kernel_that_does_not_fit_is_tried_once(why: str, is_known: bool) -> N
     screen([with_sizes(num_stages=4)])
     screen([with_sizes(num_stages=5), with_sizes(num_stages=4), with_sizes(num_stages=3), with_sizes(num_warps=8)])
     assert len(tried) == (3 if is_known else 4)
+
+
+def test_kernels_that_spill_are_tried_where_all_do() -> None:
+    (sizes,) = PROGRAM.schedule.kernels
+    wide = replace(sizes, tiles=(("i", 64), ("j", 512), ("k", 64)), num_warps=2)
+    spilling = replace(WINNER, schedule=Schedule((wide,)))
+    assert register_pressure(PROGRAM.graph, spilling.schedule) > tuning.MAX_REGISTER_PRESSURE
+    tried: list[Schedule] = []
+    tuning.Screen(attempt(tried))([WINNER, spilling])
+    assert tried == [WINNER.schedule]
+    tuning.Screen(attempt(tried))([spilling])
+    assert tried[1:] == [spilling.schedule]
 
 
 def test_neighbours_differ_in_one_kernel_by_one_step() -> None:
