@@ -7,14 +7,14 @@ the cost model those that it takes. The search is not involved: the same muGraph
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice, product
 
 from mirage_jax.cost.roofline import PricedKernels, estimate
 from mirage_jax.errors import LoweringError, UnsupportedError
 from mirage_jax.hardware.device_model import DeviceModel
-from mirage_jax.lower.hopper.warpgroups import WARPGROUP_ROWS, WARPGROUP_WARPS
+from mirage_jax.lower.hopper.warpgroups import WARPGROUP_ROWS, WARPGROUP_WARPS, StructureError
 from mirage_jax.lower.triton.emitter import DEFAULT_OPTIONS, emit
 from mirage_jax.mugraph.graph import Axis, BlockGraph, KernelGraph, KernelSchedule, Schedule, is_part
 
@@ -38,7 +38,8 @@ def specialized(graph: KernelGraph, schedule: Schedule, device: DeviceModel, mos
         if isinstance(kernel, BlockGraph) and _has_product_in_loop(kernel):
             options = {_with(schedule, n, own): own for own in _sizes(kernel, graph, sizes, device)}
             likely = sorted(options, key=price)
-            of_each.append(list(islice((s for s in likely if _is_deep(kernel, graph, options[s], schedule)), most)))
+            written = _written(kernel, graph, [options[s] for s in likely], schedule)
+            of_each.append([_with(schedule, n, sizes) for sizes in islice(written, most)])
     best_of_each = [options[0] for options in of_each if options]
     if len(best_of_each) > 1:
         kernels = tuple(_first_changed(ks, schedule, n) for n, ks in _columns(best_of_each))
@@ -73,12 +74,24 @@ def _sizes(
         yield from (replace(made, num_stages=s) for s in STAGES)
 
 
-def _is_deep(kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule, schedule: Schedule) -> bool:
-    """Whether the emitter can write a kernel at these sizes, and at fewer than `DEEPEST` with more stages."""
-    deeper = (replace(sizes, num_stages=s) for s in STAGES if s > sizes.num_stages)
-    if not is_written(kernel, graph, sizes, schedule):
-        return False
-    return sum(is_written(kernel, graph, x, schedule) for x in deeper) < DEEPEST
+def _written(
+    kernel: BlockGraph, graph: KernelGraph, likely: Iterable[KernelSchedule], schedule: Schedule
+) -> Iterator[KernelSchedule]:
+    """Sizes that the emitter can write, and at which it can write fewer than `DEEPEST` with more stages."""
+    hopeless = set[frozenset[Axis]]()  # by the axes whose tiles have one element
+    for sizes in likely:
+        single = frozenset(a for a, tile in sizes.tiles if tile == 1)
+        if single in hopeless:
+            continue
+        match _refusal(kernel, graph, sizes, schedule.parts):
+            case None:
+                deeper = (replace(sizes, num_stages=s) for s in STAGES if s > sizes.num_stages)
+                if sum(is_written(kernel, graph, x, schedule) for x in deeper) < DEEPEST:
+                    yield sizes
+            case StructureError():
+                hopeless.add(single)
+            case _:
+                pass
 
 
 def _tilings(kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule) -> Iterator[tuple[int, dict[Axis, int]]]:
@@ -93,11 +106,18 @@ def _tilings(kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule) -> I
                     yield tiles[row], dict(sizes.tiles) | tiles
 
 
-@functools.lru_cache(1024)
 def is_written(kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule, schedule: Schedule) -> bool:
     """Whether the emitter can write a kernel at these sizes."""
+    return _refusal(kernel, graph, sizes, schedule.parts) is None
+
+
+@functools.lru_cache(1024)
+def _refusal(
+    kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule, parts: tuple[tuple[Axis, int], ...]
+) -> LoweringError | UnsupportedError | None:
+    """Why the emitter cannot write a kernel at these sizes."""
     try:
-        emit(kernel, graph, sizes, schedule.part_counts, DEFAULT_OPTIONS)
-    except (LoweringError, UnsupportedError):
-        return False
-    return True
+        emit(kernel, graph, sizes, dict(parts), DEFAULT_OPTIONS)
+    except (LoweringError, UnsupportedError) as why:
+        return why.with_traceback(None)
+    return None

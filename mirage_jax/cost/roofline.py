@@ -296,10 +296,13 @@ def extents_inside(kernel: BlockGraph, graph: KernelGraph, parts: Mapping[Axis, 
 
 @dataclass
 class PricedKernels:
-    """Outlines and terms of one graph's kernels, reused for other schedules of the graph with the same parts."""
+    """Outlines and terms of one graph's kernels, and seconds of its library operators, reused for other schedules of
+    the graph with the same parts.
+    """
 
     outlines: dict[int, Outline] = field(default_factory=dict[int, Outline])
     terms: dict[tuple[int, Tiles], Terms] = field(default_factory=dict[tuple[int, Tiles], Terms])
+    libraries: dict[int, float] = field(default_factory=dict[int, float])
 
 
 def estimate(graph: KernelGraph, schedule: Schedule, device: DeviceModel, known: PricedKernels | None = None) -> float:
@@ -319,11 +322,17 @@ def estimate(graph: KernelGraph, schedule: Schedule, device: DeviceModel, known:
             known.terms[n, tiles] = _of_tiles(known.outlines[n], extent, tiles)
         return known.terms[n, tiles]
 
+    def library(n: int, kernel: Library) -> float:
+        """Seconds of kernel number n, one of XLA's."""
+        if n not in known.libraries:
+            known.libraries[n] = library_estimate(kernel, graph, device)
+        return known.libraries[n]
+
     def launch(wave: Sequence[int]) -> float:
         """Seconds of one launch."""
         found = {n: work(n, k) for n in wave if isinstance(k := graph.kernels[n], BlockGraph)}
         if not found:
-            return sum(library_estimate(k, graph, device) for n in wave if isinstance(k := graph.kernels[n], Library))
+            return sum(library(n, k) for n in wave if isinstance(k := graph.kernels[n], Library))
         widest = max(found, key=lambda n: found[n].traffic)
         t = _together(list(found.values())) if len(found) > 1 else found[widest]
         return _scheduled(t, schedule.kernels[widest], device)

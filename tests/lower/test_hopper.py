@@ -1,5 +1,6 @@
 """Kernels with specialized warps: right on exact numbers under any order of their tasks, and no wait too many."""
 
+import functools
 import re
 from dataclasses import replace
 from fractions import Fraction as Q
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from lower.kernels import (
     NUMPY,
+    PROGRAMS,
     Block,
     Program,
     attention,
@@ -23,6 +25,7 @@ from lower.test_launch import lowered
 from lower.test_loop_bounds import sized
 from mugraph.graphs import CAUSAL_BOUNDS, WINDOW
 
+from mirage_jax.compiler import specialization
 from mirage_jax.compiler.specialization import specialized
 from mirage_jax.errors import GraphError, KernelFault, UnsupportedError
 from mirage_jax.hardware.device_model import DEVICES
@@ -370,3 +373,14 @@ def test_out_of_a_matrix() -> None:
     inputs = [np.zeros(shape, np.float16) for shape in ((512, 512), (512, 256), (512, 256))]
     with pytest.raises(KernelFault, match="of a matrix of 512 x 512"):
         interpret_kernel(replace(source, text=text), inputs)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_sizes_that_are_not_asked_for_would_be_refused(name: str, monkeypatch) -> None:
+    """What one size shows about a kernel's structure is true of all with the same axes of one element."""
+    program = PROGRAMS[name]("f16")
+    wide = program.graph.with_extents({a: 256 for a, _ in program.graph.extents})
+    choose = functools.partial(specialized.__wrapped__, wide, program.schedule, DEVICES["H200"], 6)
+    found = choose()
+    monkeypatch.setattr(specialization, "StructureError", type("Never", (Exception,), {}))
+    assert choose() == found and (found or name in ("lora", "ntrans", "qknorm_attention"))

@@ -28,6 +28,10 @@ MAX_WARPGROUPS = 3  # warpgroups that compute
 MIN_WARPGROUP_BYTES = 8 << 10  # bytes of a warpgroup
 
 
+class StructureError(UnsupportedError):
+    """No sizes fit the kernel for specialized warps, as long as the tiles of the same axes have one element."""
+
+
 @dataclass(frozen=True)
 class IssuePlan:
     """Products of the loop by when they are issued: `values` and `sums` of loaded operands (first GEMM), `second` of
@@ -93,7 +97,7 @@ class Warpgroups(Loops):
                 values.append((op, product))
         rows = {p.row for _, p, *_ in (*values, *sums, *second)}
         if len(rows) != 1:
-            raise UnsupportedError(f"products have the rows {sorted(rows)}; warpgroups divide one axis")
+            raise StructureError(f"products have the rows {sorted(rows)}; warpgroups divide one axis")
         if sums and second and not values:
             raise UnsupportedError("specialized warps: sums of products of loaded operands and of computed ones")
         return IssuePlan(rows.pop(), tuple(values), tuple(sums), tuple(second))
@@ -107,9 +111,9 @@ class Warpgroups(Loops):
                 continue
             is_loaded = self.sides(op, product)[1] in self.loads
             if not self.graph.stages[op.name].body or not is_loaded or operand_type(self, op) not in SIXTEEN_BIT_FLOATS:
-                raise UnsupportedError(f"{op}: not a product in the loop whose right operand is loaded")
+                raise StructureError(f"{op}: not a product in the loop whose right operand is loaded")
             if len(product.inner) != 1 or SINGLE in product.dims:
-                raise UnsupportedError(f"{op}: an operand has several inner axes, or one row")
+                raise StructureError(f"{op}: an operand has several inner axes, or one row")
             yield op, product
 
     def _inner(self) -> Tiling:
