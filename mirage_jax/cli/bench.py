@@ -153,7 +153,7 @@ def _run_suite(
 def _optimizer(args: Namespace, **more: object) -> suite.Transform:
     options: dict[str, Any] = optimizer_options(args) | more
     Options.make(options)  # wrong ones are refused before anything is timed
-    return lambda fn, **jit_options: mirage_jax.optimize(fn, **options, **jit_options)
+    return lambda fn, **jit_options: mirage_jax.optimize(fn, **options | jit_options)
 
 
 def _run_search(args: Namespace, names: list[str], console: Console | None) -> TableReport:
