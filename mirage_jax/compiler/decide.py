@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("mirage_jax.gate")
 search_log, cache_log = logging.getLogger("mirage_jax.search"), logging.getLogger("mirage_jax.cache")
 
+FIRST_CANDIDATES = 4  # whose first variants are timed before others: so many compile at the same time
+
 
 class Decider:
     """Decides regions, each for itself."""
@@ -161,7 +163,6 @@ class Decider:
             search_log.info("region of %d operators: %s", operators, tried)
             notify(f"{tried}: proving and measuring")
             if measure:
-                session.wait_for_gate()
                 return self._measure(session, key, base, finalists)
             schedules = [tuning.as_precise(c.schedule, session.precisions[0]) for c in finalists]
             likely = [session.winner(c.graph, s, c.family) for c, s in zip(finalists, schedules, strict=True)]
@@ -213,7 +214,7 @@ class Decider:
         def first_variant(c: Candidate, precise: Precision) -> Winner:
             return session.winner(c.graph, tuning.as_precise(c.schedule, precise), c.family)
 
-        open_ones = [(c, has) for c, has in zip(finalists, possible, strict=True) if len(has) > 1]
+        open_ones = [(c, has) for c, has in zip(finalists, possible, strict=True) if len(has) > 1][:FIRST_CANDIDATES]
         if session.trials is None or not open_ones:
             return session.precisions[0]
         timed = session.screen([first_variant(c, has[0]) for c, has in open_ones])

@@ -94,7 +94,7 @@ class Accuracy:
         """
         if self.is_small or enough():
             return
-        turn = partial(process_turn, self.subject.device)
+        turn = partial(gpu_lock, self.subject.device)  # variants may be timed meanwhile, by other processes
         run = self._run(self._classes[input_classes.ORDINARY[0]], self._xla)
         with turn():
             self._misread(run)

@@ -57,7 +57,7 @@ gate_log = logging.getLogger("mirage_jax.gate")
 SPACE = Space(max_ops=14)
 MAX_VARIANTS_LISTED = 9  # different muGraphs, in a report
 MIN_SEARCH_SECONDS = 2.0  # seconds for a search, however late it is
-MAX_SEARCH_FRACTION = 0.5  # of the seconds that are left to a region: what is found must be measured, too
+MAX_SEARCH_FRACTION = 0.35  # of the seconds that are left to a region: what is found must be measured, too
 MIN_REMEMBERED_SEARCH_SECONDS = 10.0  # seconds of a search that is worth remembering for other sizes
 MAX_STORED_STRUCTURES = 48  # structures kept for other sizes, where others may be the best
 MAX_ALGEBRA_COST_RATIO = 0.97  # other algebra is measured if the model puts it below this fraction of the program's own
@@ -68,7 +68,7 @@ MIN_NEAREST_GAIN = 1.3  # of XLA's time over the lower limit, from which on that
 MAX_COST_BEFORE_SPECIALIZING = 4.0  # up to this multiple of that limit, a kernel's specialized form is priced
 MAX_SPECIALIZED_CANDIDATES = 40  # candidates whose specialized form is priced
 XLA_COMPILE_THREADS = 8
-MAX_PREPARING_SECONDS = 60.0  # after the search
+MAX_PREPARING_SECONDS = 60.0  # after the gate is wanted
 MAX_LATE_SECONDS = 10.0  # after a region's share of the budget, within which its first variants are begun
 MIN_OPERATORS_PREPARED = 4  # of a region, from which on the search takes about as long as preparing the float gate
 ELSEWHERE = "H200"  # the device that reports speak of where kernels cannot run
@@ -216,9 +216,9 @@ class TuningSession(RegionOnDevice):
 
     def learn_time_of_xla(self) -> None:
         """Time XLA's code if that is not known: a model that is far off would drop faster kernels."""
-        if self.xla_seconds is None:  # else the preparation of the gate goes on while candidates are verified
-            self.wait_for_gate()
-            self._time_xla_once()
+        while self.xla_seconds is None and self._is_preparing:  # that begins with XLA's time
+            time.sleep(POLL_SECONDS)
+        self._time_xla_once()
 
     def _time_xla_once(self) -> None:
         if self.xla_seconds is None and self._on_gpu and self.trials is not None and not self.is_late:
@@ -316,6 +316,7 @@ class TuningSession(RegionOnDevice):
 
     def timings(self, functions: Mapping[str, Callable[..., Any]], rounds: int) -> dict[str, timing.Timing]:
         """Interleaved times of functions of the region's values; a function that fails is left out and counted."""
+        self.wait_for_gate()  # or what it runs would be in the profile
         with process_turn(self.device):
             return self._timings(functions, rounds)
 
@@ -439,9 +440,8 @@ class TuningSession(RegionOnDevice):
         return Accuracy(self)
 
     def prepare_gate(self) -> None:
-        """Time XLA's code and compile what the float gate runs, on another thread: the search leaves the GPU idle.
-
-        It ends soon after the search; what is missing then is made where it is needed.
+        """Time XLA's code and compile what the float gate runs, on another thread, while candidates are searched and
+        first variants compiled. It ends soon after the gate is wanted, which then makes what is missing.
         """
         is_searched_for_long = len(self.reference.kernels) >= MIN_OPERATORS_PREPARED
         if self._on_gpu and self.trials is not None and is_searched_for_long:
@@ -456,15 +456,20 @@ class TuningSession(RegionOnDevice):
         except Exception as why:  # for lack of memory, say: the gate will meet it, and say so
             log.info("the float gate is not prepared: %s", in_one_line(why))
 
+    @property
+    def _is_preparing(self) -> bool:
+        return self._preparing is not None and self._preparing.is_alive()
+
     def wait_for_gate(self) -> None:
-        """Wait until the gate's preparation ends, or not for long: what it runs would disturb whatever is timed."""
+        """Wait until the gate's preparation ends, or not for long."""
         self._is_searched.set()
         until = time.monotonic() + MAX_PREPARING_SECONDS
-        while self._preparing is not None and self._preparing.is_alive() and time.monotonic() < until:
-            self._preparing.join(POLL_SECONDS)
+        while self._is_preparing and time.monotonic() < until:
+            time.sleep(POLL_SECONDS)
 
     def gate(self, winner: Winner, only: Sequence[str] = ()) -> tuple[bool, str]:
         """Compare the winner's floats with XLA's on every input class, or on those in `only`: passed, and why."""
+        self.wait_for_gate()
         return self._accuracy.gate(winner, only)
 
 
