@@ -47,6 +47,7 @@ SUMS = frozenset({"add", "affine", "maximum", "minimum", "max", "shift", "lesslo
 CHOICES = frozenset({"where", "mask"})
 LARGE = 8.0  # a factor that puts ordinary numbers above 1
 HUGE = 2.0**10  # a factor that makes a mask of an input; a constant beyond it masks
+LEAST_NORMAL = float(np.finfo(np.float32).smallest_normal)  # numbers below it lose digits, or are flushed to zero
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class _Evaluated:
     xla: Sequence[Any]
     results: Sequence[Any]
     is_repeatable: bool
-    noises: dict[int, list[Any]] = field(default_factory=dict[int, list[Any]])  # by the number of samples
+    noises: dict[tuple[int, float], list[Any]] = field(default_factory=dict[tuple[int, float], list[Any]])
 
 
 @dataclass
@@ -168,6 +169,7 @@ class Accuracy:
             spread=(2.0 if reordered else 1.0) * (2.0 if degenerate else 1.0),
             masks=input_classes.may_mask(name),
             brink=math.inf if self._keeps_range or name not in input_classes.EXTREME else gate.LATE,
+            least=0.0 if self._keeps_range or name != input_classes.DENORMAL else LEAST_NORMAL,
         )
 
     def _is_ordinary(self, name: str) -> bool:
@@ -194,8 +196,12 @@ class Accuracy:
         spread: float,
         masks: bool = False,
         brink: float = math.inf,
+        least: float = 0.0,
     ) -> str:
-        """Say why the winner's results are wrong, against float64 and XLA's; empty if they are not."""
+        """Say why the winner's results are wrong, against float64 and XLA's; empty if they are not.
+
+        least: numbers below it may be zero.
+        """
         reference = run.reference
         skips = any(k.loop_bounds for k in winner.graph)
         compare = partial(gate.float_gate, kinds=kinds, spread=spread, skips=skips, unit=self.unit, brink=brink)
@@ -204,6 +210,8 @@ class Accuracy:
         sizes = [(math.inf, gate.MASKING) if has else (math.inf,) for has in has_masks]
         reasons: list[str] = []
         for noise, written in self._allowances(run):
+            if least:
+                noise = self._at_least(least, noise, reference)
             with ThreadPoolExecutor(len(reference)) as pool:
                 rows = zip(reference, run.xla, run.results, noise, written, sizes, strict=True)
                 tasks = [
@@ -216,6 +224,12 @@ class Accuracy:
                 break
         return "; ".join(reasons)
 
+    def _at_least(self, least: float, noise: Sequence[Any], reference: Sequence[Any]) -> list[Any]:
+        """The noise, and `least` besides, for each element."""
+        with self._arithmetic():
+            nothing = [self._xp.zeros(r.shape) if n is None else n for n, r in zip(noise, reference, strict=True)]
+            return [least + n for n in nothing]
+
     def _misread(self, run: _Evaluated, rows: bool = True) -> str:
         """Find where the translated program differs from XLA's results by more than rounding can explain.
 
@@ -227,11 +241,15 @@ class Accuracy:
             outputs = zip(run.reference, run.xla, noise, strict=True)
             return next((why for r, x, n in outputs if (why := gate.misread(r, x, self.narrowest, n, rows))), "")
 
-        if not wrong([None] * len(run.xla)):
+        if not (why := wrong([None] * len(run.xla))):
             return ""
         in_tf32 = self.subject.platform != "cpu" and not self.subject.region.in_float32
         coarsest = max(self.unit, TF32_UNIT if in_tf32 else 0.0)
-        return wrong([coarsest / (2 * HALF_UNIT) * n for n in self._noise_of(run, SAMPLES)])
+        scale = coarsest / (2 * HALF_UNIT)
+        if scale and (why := wrong([scale * n for n in self._noise_of(run, SAMPLES)])):
+            # Coarse rounding changes which side of a step numbers are on (a ReLU's gradient); fine rounding, none.
+            why = wrong(self._noise_of(run, SAMPLES, scale * HALF_UNIT))
+        return why
 
     def _allowances(self, run: _Evaluated) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
         """Noise and `written_errors` of each result that the gate allows for: none, then more and more, since they take
@@ -380,17 +398,17 @@ class Accuracy:
         with jax.enable_x64(True):
             return [jax.device_put(x, self.subject.device) for x in arrays]
 
-    def in_float64(self, inputs: Sequence[Any], sample: int | None = None) -> list[Any]:
-        """The region in float64, inputs upcast from their own dtype; with noise if `sample` is a number."""
+    def in_float64(self, inputs: Sequence[Any], sample: int | None = None, half_unit: float = HALF_UNIT) -> list[Any]:
+        """The region in float64, inputs upcast from their own dtype; with noise of that size if `sample` is a number."""
         graph = self.subject.region.translated
         with self._arithmetic():
             if self._on_host:
-                results = _wide(graph, inputs, np, sample)
+                results = _wide(graph, inputs, np, sample, half_unit)
             else:
-                number = None if sample is None else float(sample)
-                run = self._on_device(number is None, inputs)
+                noise = () if sample is None else (float(sample), half_unit)
+                run = self._on_device(not noise, inputs)
                 with gpu_lock(self.subject.device):
-                    results = jax.block_until_ready(run(number, *inputs))
+                    results = jax.block_until_ready(run(noise, *inputs))
             tensors = dict(zip(graph.outputs, results, strict=True))
             return [b.joined(tensors, self._xp) for b in self.subject.region.outputs]  # Region.finish without the cast
 
@@ -408,8 +426,8 @@ class Accuracy:
     def _on_device(self, is_exact: bool, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The region in float64, without noise or with, compiled once for all inputs."""
         if is_exact not in self._evaluators:
-            evaluated = lambda sample, *xs: _wide(self.subject.region.translated, xs, jnp, sample)  # noqa: E731
-            lowered = jax.jit(evaluated).lower(None if is_exact else 0.0, *inputs)
+            evaluated = lambda noise, *xs: _wide(self.subject.region.translated, xs, jnp, *noise)  # noqa: E731
+            lowered = jax.jit(evaluated).lower(() if is_exact else (0.0, HALF_UNIT), *inputs)
             self._evaluators[is_exact] = lowered.compile(self._options)
         return self._evaluators[is_exact]
 
@@ -419,19 +437,21 @@ class Accuracy:
 
     # ------------------------------------------------------------------ what rounding may do
 
-    def _noise_of(self, run: _Evaluated, samples: int) -> list[Any]:
+    def _noise_of(self, run: _Evaluated, samples: int, half_unit: float = HALF_UNIT) -> list[Any]:
         """Noise of a run, found once."""
-        if samples not in run.noises:
-            run.noises[samples] = self.noise(run.inputs, run.reference, samples)
-        return run.noises[samples]
+        if (samples, half_unit) not in run.noises:
+            run.noises[samples, half_unit] = self.noise(run.inputs, run.reference, samples, half_unit)
+        return run.noises[samples, half_unit]
 
-    def noise(self, inputs: Sequence[Any], exact: Sequence[Any], samples: int) -> list[Any]:
+    def noise(
+        self, inputs: Sequence[Any], exact: Sequence[Any], samples: int, half_unit: float = HALF_UNIT
+    ) -> list[Any]:
         """How far rounding may carry its results from these exact ones: root mean square of so many samples."""
         xp = self._xp
         with self._arithmetic():
             squares = [xp.zeros(r.shape) for r in exact]
             for sample in range(samples):
-                for n, moved in enumerate(self.in_float64(inputs, sample)):
+                for n, moved in enumerate(self.in_float64(inputs, sample, half_unit)):
                     if exact[n].dtype.kind == "f":
                         squares[n] += (moved - exact[n]) ** 2 / samples
             return [xp.sqrt(x) for x in squares]
@@ -534,9 +554,11 @@ class _AsWritten(FloatDomain):
         return [lax.optimization_barrier(a) if getattr(x, "dtype", None) == np.bool_ else a for a, x in pairs]
 
 
-def _wide(graph: KernelGraph, arrays: Sequence[Any], xp: Any, sample: Any) -> list[Any]:
+def _wide(
+    graph: KernelGraph, arrays: Sequence[Any], xp: Any, sample: Any = None, half_unit: Any = HALF_UNIT
+) -> list[Any]:
     if sample is not None:
-        return noisy(graph, arrays, xp, sample)
+        return noisy(graph, arrays, xp, sample, half_unit)
     return evaluate.run(graph, arrays, xp=xp, domain=FloatDomain if xp is np else _AsWritten)
 
 

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import ANY
 
@@ -426,3 +428,50 @@ def test_the_gate_is_prepared_while_the_search_runs(monkeypatch: pytest.MonkeyPa
     failing._accuracy._on_device = lambda *_: 1 / 0
     failing.prepare_gate()
     failing.wait_for_gate()
+
+
+@pytest.mark.parametrize(("strict", "name", "allowed"), [(0, "denormal", 1), (1, "denormal", 0), (0, "small", 0)])
+def test_numbers_below_the_normal_range_may_be_flushed_to_zero(strict: bool, name: str, allowed: bool) -> None:
+    """As products of matrix units are, unless the range is to be kept."""
+    subject = TuningSession(ADAMW, "cpu", jax.devices()[0], Options(strict_range=bool(strict)))
+    winner: Any = SimpleNamespace(family="kernels", schedule=Schedule(()), graph=subject.reference)
+    r = np.random.default_rng(0).normal(size=(64, 32)) * 2e-39
+    run = float_check._Evaluated([], [], [r], [r.astype(np.float32)], [np.zeros(r.shape, np.float32)], True)
+    accuracy = Accuracy(subject)
+    accuracy._allowances = lambda run: iter([([None], [None])])
+    assert (accuracy._comparison(winner, name)(run) == "") == allowed
+
+
+def in_tf32(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jax.lax.reduce_precision(x, 8, 10) @ jax.lax.reduce_precision(y, 8, 10)
+
+
+def relu_gradient(dot: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """The gradient of three layers by their input."""
+
+    def gradient(x: Any, u: Any, v: Any, w: Any, dy: Any) -> jax.Array:
+        h = dot(x, u)
+        k = dot(jnp.maximum(h, 0.0), v)
+        last = dot(jnp.where(dot(jnp.maximum(k, 0.0), w) > 0, dy, 0.0), w.T)
+        return dot(jnp.where(h > 0, dot(jnp.where(k > 0, last, 0.0), v.T), 0.0), u.T)
+
+    return gradient
+
+
+def test_coarse_products_may_turn_a_relu_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As XLA's in TF32 on a GPU do, which a translation in float64 does not share: no fine rounding ever shows that."""
+    shapes = [(512, 64), (64, 64), (64, 64), (64, 64), (512, 64)]
+    subject = TuningSession(region(relu_gradient(jnp.matmul), *shapes), "cuda", jax.devices()[0], Options())
+    accuracy = Accuracy(subject)
+    monkeypatch.setattr(Accuracy, "_on_host", True)
+    values = accuracy._classes["normal"]
+    inputs = accuracy.wide_inputs(values)
+    xla = np.asarray(jax.jit(relu_gradient(in_tf32))(*values))
+    run = float_check._Evaluated(values, inputs, accuracy.in_float64(inputs), [xla], [xla], True)
+    assert accuracy._misread(run) == ""
+    monkeypatch.setattr(Accuracy, "_noise_of", lambda self, run, samples, half_unit=0.0: [np.zeros(xla.shape)])
+    assert "differs from the user's" in accuracy._misread(run)
+    wrong = replace(run, xla=[xla[::-1]])
+    monkeypatch.undo()
+    monkeypatch.setattr(Accuracy, "_on_host", True)
+    assert "differs from the user's" in accuracy._misread(wrong)

@@ -264,6 +264,7 @@ FAR_ROWS, FAR_AWAY = "rows far from zero", 2.0**10
 ORDINARY = ("normal", "uniform")
 BELOW_ZERO, FAR = "below zero", 2.0**13  # under roots; sums of products of such numbers are exact
 SWITCHES, FALSE_ROWS = "on or off", "rows of false"
+DENORMAL = "denormal"
 CLASSES: dict[str, Maker] = {
     "normal": _normal,
     "small": _scaled(1e-3),
@@ -278,14 +279,14 @@ CLASSES: dict[str, Maker] = {
     "integers": lambda rng, shape, position: rng.integers(-3, 4, shape).astype(np.float64),
     "large logits": _normal,
     "large logits, transposed": _normal,
-    "denormal": _scaled(1e-39),
+    DENORMAL: _scaled(1e-39),
     "near overflow": lambda rng, shape, position: rng.choice([-1.0, 1.0], shape) * (6e4 if position == 0 else 1.0),
     "nan": _normal,
     "inf": _normal,
     "-inf": _normal,
 }
 DEGENERATE = frozenset(
-    {"constant rows", "near overflow", "large logits, transposed", "one hot", "denormal", "nan", "inf", "-inf"}
+    {"constant rows", "near overflow", "large logits, transposed", "one hot", DENORMAL, "nan", "inf", "-inf"}
 )
 LOGITS = {"large logits": (-1, -2), "large logits, transposed": (-1,)}  # and the dimensions of the inputs
 EXTREME = frozenset({"heavy tail", *LOGITS})  # where exponentials come near the end of a type's range by chance
