@@ -399,7 +399,7 @@ class Accuracy:
             return [jax.device_put(x, self.subject.device) for x in arrays]
 
     def in_float64(self, inputs: Sequence[Any], sample: int | None = None, half_unit: float = HALF_UNIT) -> list[Any]:
-        """The region in float64, inputs upcast from their own dtype; with noise of that size if `sample` is a number."""
+        """The region in float64, inputs upcast from their own dtype; with noise of this size if `sample` is given."""
         graph = self.subject.region.translated
         with self._arithmetic():
             if self._on_host:

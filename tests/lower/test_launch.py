@@ -3,6 +3,7 @@
 import functools
 import inspect
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from lower.kernels import PROGRAMS, RAGGED, attention, rmsnorm, split_attention
 
 from mirage_jax import timing
 from mirage_jax.errors import LoweringError
-from mirage_jax.lower.runtime import aot, kernel_cache
+from mirage_jax.lower.runtime import aot, kernel_cache, triton_runtime
 from mirage_jax.lower.runtime.launch import run_cuda, sources
 from mirage_jax.lower.runtime.triton_runtime import load_kernel, load_text
 from mirage_jax.verify.exact.interpreters.memory import InterpretedMemory
@@ -195,6 +196,22 @@ def triton_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
     monkeypatch.setattr(library, "compile_ttir_inplace", kernel_cache.kept(counting, library.CompilationResult))
     return tmp_path, compiled
+
+
+def test_kernels_carry_no_debugging_information(triton_cache, monkeypatch) -> None:
+    """It is half of a program's text, and names the folder of Triton's library."""
+    library, made = aot.jax_triton_library(), []
+    kernels = library.triton_kernel_call_lib
+    compile_kernel = triton_runtime._without_debugging(library.compile_ttir_inplace)
+    monkeypatch.setattr(library, "compile_ttir_inplace", compile_kernel)
+    real = inspect.unwrap(kernels.TritonKernel)
+    monkeypatch.setattr(kernels, "TritonKernel", triton_runtime._without_source(lambda *x: made.append(x) or real(*x)))
+    program = attention("f16", i=144)
+    lowered(program.graph, program.schedule)
+    ((name, *_, ptx, ttir, _),) = made
+    assert name == "mirage_attention" and ttir == ""
+    assert not re.search(r"\.loc|\.file|\.section|//|\.py", ptx)
+    assert aot._ptxas(ptx, 90)[0] > 32
 
 
 def test_a_compiled_kernel_is_kept(triton_cache) -> None:

@@ -22,6 +22,7 @@ from mirage_jax.errors import LoweringError
 from mirage_jax.lower.hopper.shared_memory import Descriptor
 from mirage_jax.lower.kernel_source import KernelSource
 from mirage_jax.lower.runtime import kernel_cache
+from mirage_jax.lower.triton.writer import PREFIX
 from mirage_jax.mugraph.dtypes import DTYPES
 
 if TYPE_CHECKING:
@@ -140,9 +141,9 @@ def _jax_triton() -> Any:
     if not hasattr(library.cb, "BaseBackend"):  # a stub, as Triton 3.6 lacks a constant that we do not need
         library.cb = compiler
     compile_kernel = _with_gluon(library.compile_ttir_inplace, library.CompilationResult)
-    library.compile_ttir_inplace = kernel_cache.kept(compile_kernel, library.CompilationResult)
+    library.compile_ttir_inplace = _without_debugging(kernel_cache.kept(compile_kernel, library.CompilationResult))
     kernels = library.triton_kernel_call_lib
-    kernels.TritonKernel = _without_folders(_with_all_warps(kernels.TritonKernel))
+    kernels.TritonKernel = _without_source(_with_all_warps(kernels.TritonKernel))
     if (rule := partial_eval.dce_rules.get(library.triton_kernel_call_p)) is not None:
         partial_eval.dce_rules[library.triton_kernel_call_p] = _with_live_inputs(rule)
     try:
@@ -185,20 +186,35 @@ def _with_all_warps(kernel_type: Callable[..., Any]) -> Callable[..., Any]:
     return kernel
 
 
-def _without_folders(kernel_type: Callable[..., Any]) -> Callable[..., Any]:
-    """Debugging information names files of Triton's own library. Their folder is another on every machine, and a
-    program that is exported, or whose digest finds it in JAX's cache, should not depend on it.
+_DEBUGGING = re.compile(
+    r"^\s*\.(?:loc|file)\b.*\n|^\s*\.section\s+\.debug_\w+\s*\{[^}]*\}\n?|[ \t]*//.*$", re.MULTILINE
+)
+
+
+def _without_debugging(compile_kernel: kernel_cache.Compile) -> kernel_cache.Compile:
+    """Kernels of ours without debugging information: half of their text, which XLA looks up in each call. It names
+    files of Triton's own library besides, whose folder is another on every machine; and a program that is exported, or
+    whose digest finds it in JAX's cache, should not depend on that.
     """
-    import triton
 
-    folder = os.path.dirname(os.path.dirname(triton.__file__)) + os.sep
+    @functools.wraps(compile_kernel)
+    def run(*args: Any) -> Any:
+        result = compile_kernel(*args)
+        if result.name.startswith(PREFIX) and isinstance(result.binary, str):
+            result.binary = _DEBUGGING.sub("", result.binary)
+        return result
 
-    def without(x: Any) -> Any:
-        if isinstance(x, bytes):
-            return x.replace(folder.encode(), b"")
-        return x.replace(folder, "") if isinstance(x, str) else x
+    return run
 
-    return functools.wraps(kernel_type, updated=())(lambda *parts: kernel_type(*map(without, parts)))
+
+def _without_source(kernel_type: Callable[..., Any]) -> Callable[..., Any]:
+    """Kernels of ours without Triton's own text, which jax-triton adds, and nothing reads where they run."""
+
+    @functools.wraps(kernel_type, updated=())
+    def kernel(name: str, warps: int, ctas: int, shared: int, binary: Any, ttir: str, *rest: Any) -> Any:
+        return kernel_type(name, warps, ctas, shared, binary, "" if name.startswith(PREFIX) else ttir, *rest)
+
+    return kernel
 
 
 def _with_live_inputs(rule: Callable[..., Any]) -> Callable[..., Any]:

@@ -24,7 +24,7 @@ from mirage_jax.lower.tiling import (
     stored_shape,
 )
 from mirage_jax.lower.triton.expressions import Number, TileVariable, literal, reduction
-from mirage_jax.lower.triton.writer import Writer, identifier
+from mirage_jax.lower.triton.writer import PREFIX, Writer, identifier
 from mirage_jax.mugraph.graph import Axis, BlockGraph, LoopBounds, Tensor, part_axis
 from mirage_jax.mugraph.passes.sentinels import Guard
 from mirage_jax.mugraph.views import View, row_major
@@ -49,7 +49,7 @@ DEFAULT_OPTIONS = EmitOptions()
 
 def name_in_text(kernel: BlockGraph) -> str:
     """What a kernel is called in its text."""
-    return "mirage_" + identifier(kernel.name)
+    return PREFIX + identifier(kernel.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from mirage_jax.lower.backends import backend_of
 from mirage_jax.lower.kernel_source import KernelSource
 from mirage_jax.lower.triton.expressions import meanings
 from mirage_jax.lower.triton.frame import EmitOptions
-from mirage_jax.lower.triton.writer import Writer
+from mirage_jax.lower.triton.writer import PREFIX, Writer
 
 type Emit = Callable[[EmitOptions], KernelSource]
 
@@ -52,7 +52,7 @@ def join(members: Sequence[Emit], options: EmitOptions) -> KernelSource:
 
 def joint_name(names: Sequence[str]) -> str:
     """The name of a launch of kernels with these names."""
-    return "_".join((names[0], *(name.removeprefix("mirage_") for name in names[1:])))
+    return "_".join((names[0], *(name.removeprefix(PREFIX) for name in names[1:])))
 
 
 def _sources(members: Sequence[Emit], options: EmitOptions) -> list[KernelSource]:

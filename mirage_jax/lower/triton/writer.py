@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 INDENT = "    "
+PREFIX = "mirage_"  # of the names of all kernels
 RESERVED = frozenset({*keyword.kwlist, *keyword.softkwlist, "tl", "triton", "range", "float", "min", "max"})
 
 
