@@ -30,7 +30,7 @@ from mirage_jax.errors import UsageError, in_one_line
 from mirage_jax.jaxpr_frontend import flax_modules
 from mirage_jax.jaxpr_frontend.capture.call_primitive import capture, gradients_of, planned_alone
 from mirage_jax.jaxpr_frontend.capture.lowering import PLAIN
-from mirage_jax.jaxpr_frontend.jax_compat import LoweringTarget, Tracer, default_platform
+from mirage_jax.jaxpr_frontend.jax_compat import LoweringTarget, Tracer, default_platform, pruned
 from mirage_jax.jaxpr_frontend.partition.regions import Analysis
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.limits import brief
@@ -172,11 +172,12 @@ class Optimized[**P, T]:
                 self.clear_cache()  # whether values are made again is asked when a function is traced
             traced = self._jitted(args, kwargs)[1].trace(*args, **kwargs)
             traced = getattr(traced, "traced", traced)  # nnx wraps the trace of JAX
-            found = planned_alone(traced.jaxpr, self.compiler, target)
+            jaxpr = pruned(traced.jaxpr)
+            found = planned_alone(jaxpr, self.compiler, target)
             analysis = found.analysis()
             self.compiler.prepare(analysis.regions, target.platforms)  # those that are not planned before they run
             regions = self._regions_of(analysis, target)
-        gradients = gradients_of(traced.jaxpr)
+        gradients = gradients_of(jaxpr)
         whole = gradients or found.whole or (as_written() if found.changes_nothing else None)
         whole = self._with_memory(whole, args, kwargs)
         notes = (*self._notes(gradients is not None), *self._unmatched(regions), *self._lost(regions))

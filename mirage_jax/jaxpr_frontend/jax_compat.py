@@ -74,6 +74,32 @@ def create_call_primitive(name: str) -> Primitive:
     return jex_core.create_call_primitive(name)
 
 
+def pruned(jaxpr: Jaxpr) -> Jaxpr:
+    """The jaxpr without what no result needs, in loops too, as `jax.jit` lowers it; the same one if JAX cannot say."""
+    try:
+        from jax.interpreters import partial_eval
+
+        return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)[0]
+    except Exception:  # of a version of JAX that has it elsewhere: a report may then show more than runs
+        return jaxpr
+
+
+def keep_whole(primitive: Primitive, parameter: str) -> None:
+    """Let JAX take no dead code from calls by `primitive` that have this parameter: it is about the whole jaxpr."""
+    from jax.interpreters import partial_eval
+
+    if (rule := partial_eval.dce_rules.get(primitive)) is None:
+        return
+
+    def whole(used_outputs: Sequence[bool], *rest: Any) -> Any:
+        eqn = rest[-1]  # since 0.12 JAX says in between which inputs live
+        if any(used_outputs) and eqn.params.get(parameter) is not None:
+            return [True] * len(eqn.invars), eqn
+        return rule(used_outputs, *rest)
+
+    partial_eval.dce_rules[primitive] = whole
+
+
 def create_leaf_primitive(name: str) -> Primitive:
     """A primitive with several results whose avals are its parameter `out_avals`."""
     primitive = jex_core.Primitive(name)

@@ -13,7 +13,7 @@ import pytest
 from deciding import assert_same, chain, flops, instructions, operands
 
 import mirage_jax
-from mirage_jax import timing
+from mirage_jax import api, timing
 from mirage_jax.cache import Cache
 from mirage_jax.compiler import Compiler, function_timing, whole_function
 from mirage_jax.compiler.whole_function import Question, WholeTimes, fastest
@@ -84,6 +84,29 @@ def test_a_function_that_is_faster(tmp_path) -> None:
     again = mirage_jax.optimize(two, cache_dir=str(tmp_path), on_miss="error")
     assert first_lines(again.explain(*ARGS))[1] == line.replace("[search]", "[cache]")
     assert flops(again, *ARGS) < flops(jax.jit(two), *ARGS) / 5
+
+
+def loop(a, b, v):
+    """A region in a loop that also carries what nobody reads."""
+
+    def step(_, carry):
+        x, unread = carry
+        return jnp.sort(chain(a, b, x)), unread * jnp.sin(v)
+
+    return jax.lax.fori_loop(0, 3, step, (v, v))[0]
+
+
+@pytest.mark.parametrize("is_pruned", [True, False])
+def test_loops_that_carry_what_nobody_reads_are_measured(is_pruned: bool, monkeypatch, tmp_path) -> None:
+    """JAX leaves such values out where it lowers a program, and a report is about what it lowers."""
+    if not is_pruned:  # as where a version of JAX does not tell what it leaves out
+        monkeypatch.setattr(api, "pruned", lambda jaxpr: jaxpr)
+    with measured(2.0, 1.5) as seen:
+        f = mirage_jax.optimize(loop, cache_dir=str(tmp_path))
+        report = f.explain(*ARGS)
+        assert report.whole.speedup == pytest.approx(1.5)
+        assert_same(f(*ARGS), loop(*ARGS), 1e-4)
+    assert len(seen) == (1 if is_pruned else 2)
 
 
 def test_with_the_clock() -> None:

@@ -20,6 +20,7 @@ from mirage_jax.jaxpr_frontend.capture.lowering import plan as plan_of
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr
 
 mirage_call_p = jax_compat.create_call_primitive("mirage_call")
+jax_compat.keep_whole(mirage_call_p, "plan")
 
 
 def capture[**P, T](fn: Callable[P, T], compiler: RegionCompiler, is_differentiated: bool = True) -> Callable[P, T]:
@@ -112,10 +113,10 @@ def _lower_call(
 ) -> Any:
     """`plan`: of a body that is planned already. Only reports read `gradients`."""
     del gradients
-    found = plan or plan_of(call_jaxpr, compiler, mirage_call_p, jax_compat.target(context), is_body)
-    if (jaxpr := found.as_jaxpr(call_jaxpr)) is not None:
+    plan = plan or plan_of(call_jaxpr, compiler, mirage_call_p, jax_compat.target(context), is_body)
+    if (jaxpr := plan.as_jaxpr(call_jaxpr)) is not None:
         return jax_compat.lower_as_written(jaxpr, context, operands)
-    return jax_compat.lower_traced(found.run, context, operands)
+    return jax_compat.lower_traced(plan.run, context, operands)
 
 
 jax_compat.register_lowering(mirage_call_p, _lower_call)
