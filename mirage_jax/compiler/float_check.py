@@ -47,7 +47,6 @@ SUMS = frozenset({"add", "affine", "maximum", "minimum", "max", "shift", "lesslo
 CHOICES = frozenset({"where", "mask"})
 LARGE = 8.0  # a factor that puts ordinary numbers above 1
 HUGE = 2.0**10  # a factor that makes a mask of an input; a constant beyond it masks
-LEAST_NORMAL = float(np.finfo(np.float32).smallest_normal)  # numbers below it lose digits, or are flushed to zero
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ class Accuracy:
             spread=(2.0 if reordered else 1.0) * (2.0 if degenerate else 1.0),
             masks=input_classes.may_mask(name),
             brink=math.inf if self._keeps_range or name not in input_classes.EXTREME else gate.LATE,
-            least=0.0 if self._keeps_range or name != input_classes.DENORMAL else LEAST_NORMAL,
+            least=0.0 if self._keeps_range or name != input_classes.DENORMAL else gate.LEAST_NORMAL,
         )
 
     def _is_ordinary(self, name: str) -> bool:

@@ -91,7 +91,7 @@ def keep_whole(primitive: Primitive, parameter: str) -> None:
     if (rule := partial_eval.dce_rules.get(primitive)) is None:
         return
 
-    def whole(used_outputs: Sequence[bool], *rest: Any) -> Any:
+    def whole(used_outputs: list[bool], *rest: Any) -> Any:
         eqn = rest[-1]  # since 0.12 JAX says in between which inputs live
         if any(used_outputs) and eqn.params.get(parameter) is not None:
             return [True] * len(eqn.invars), eqn

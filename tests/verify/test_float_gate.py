@@ -66,6 +66,12 @@ def test_terms_that_cancel_to_nothing_leave_their_rounding() -> None:
     assert misread(reference, xla, 2, noise)
 
 
+def test_xla_may_flush_what_is_below_the_normal_range() -> None:
+    reference = np.random.default_rng(0).normal(size=(8, 16)) * 1e-39
+    assert not misread(reference, np.zeros((8, 16), np.float32), 4)
+    assert misread(1e3 * reference, np.zeros((8, 16), np.float32), 4)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_passes(dtype: type) -> None:
     xla = rounded(R, dtype, 0.3, 1)

@@ -142,6 +142,7 @@ ROUNDING = {
     4: 1e-2,
     8: 1e-6,
 }  # rms error over rms value that XLA may have on ordinary inputs, by bytes of the narrowest type
+LEAST_NORMAL = float(np.finfo(np.float32).smallest_normal)  # numbers below it lose digits, or are flushed to zero
 NOISES = 10.0  # times the noise of rounding, which XLA may be off by besides; a wrong rule is off by the values
 
 
@@ -166,12 +167,12 @@ def misread(reference64: Array, xla: Array, narrowest: int, noise: Array | None 
     if not some:
         return ""
     most = ROUNDING[narrowest]
-    if error > most * size + NOISES * moved:
+    if error > most * size + NOISES * moved + LEAST_NORMAL:
         return f"the translated program differs from the user's by {error:.2g}, the values being of size {size:.2g}"
     if not rows:
         return ""
     sizes, errors, noises = (np.asarray(seen[name]) for name in ("sizes", "errors", "noises"))
-    if (wrong := np.flatnonzero(errors > most * (sizes + size) + NOISES * noises)).size:
+    if (wrong := np.flatnonzero(errors > most * (sizes + size) + NOISES * noises + LEAST_NORMAL)).size:
         return (
             f"the translated program differs from the user's by {errors[wrong[0]]:.2g} in row {wrong[0]}, the values"
             f" there being of size {sizes[wrong[0]]:.2g}, all of size {size:.2g}"
