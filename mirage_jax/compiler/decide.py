@@ -151,6 +151,7 @@ class Decider:
             except UnsupportedError as why:  # nothing is wrong: the search does not cover such a region
                 why_not = session.why_not(Reason.NOT_SEARCHED, str(why))
                 return self._keep(key, kept(replace(base, source="search"), why_not))
+            session.end_preparing()
             base = replace(base, search=report, source="search", tried=session.tried)
             if measure and found:
                 session.learn_time_of_xla()

@@ -441,7 +441,7 @@ class TuningSession(RegionOnDevice):
 
     def prepare_gate(self) -> None:
         """Time XLA's code and compile what the float gate runs, on another thread, while candidates are searched and
-        first variants compiled. It ends soon after the gate is wanted, which then makes what is missing.
+        first variants compiled. It ends soon after the search; the gate makes what is missing then.
         """
         is_searched_for_long = len(self.reference.kernels) >= MIN_OPERATORS_PREPARED
         if self._on_gpu and self.trials is not None and is_searched_for_long:
@@ -460,9 +460,13 @@ class TuningSession(RegionOnDevice):
     def _is_preparing(self) -> bool:
         return self._preparing is not None and self._preparing.is_alive()
 
+    def end_preparing(self) -> None:
+        """Let the preparation of the gate end with what it is at: what few candidates need can wait."""
+        self._is_searched.set()
+
     def wait_for_gate(self) -> None:
         """Wait until the gate's preparation ends, or not for long."""
-        self._is_searched.set()
+        self.end_preparing()
         until = time.monotonic() + MAX_PREPARING_SECONDS
         while self._is_preparing and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
