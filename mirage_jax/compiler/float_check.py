@@ -61,7 +61,9 @@ class _Evaluated:
     xla: Sequence[Any]
     results: Sequence[Any]
     is_repeatable: bool
-    noises: dict[tuple[int, float], list[Any]] = field(default_factory=dict[tuple[int, float], list[Any]])
+    noises: dict[tuple[int, float], list[Any]] = field(  # by the number of samples, and by their size
+        default_factory=dict[tuple[int, float], list[Any]]
+    )
 
 
 @dataclass
@@ -240,15 +242,15 @@ class Accuracy:
             outputs = zip(run.reference, run.xla, noise, strict=True)
             return next((why for r, x, n in outputs if (why := gate.misread(r, x, self.narrowest, n, rows))), "")
 
-        if not (why := wrong([None] * len(run.xla))):
+        if not wrong([None] * len(run.xla)):
             return ""
         in_tf32 = self.subject.platform != "cpu" and not self.subject.region.in_float32
         coarsest = max(self.unit, TF32_UNIT if in_tf32 else 0.0)
         scale = coarsest / (2 * HALF_UNIT)
-        if scale and (why := wrong([scale * n for n in self._noise_of(run, SAMPLES)])):
-            # Coarse rounding changes which side of a step numbers are on (a ReLU's gradient); fine rounding, none.
-            why = wrong(self._noise_of(run, SAMPLES, scale * HALF_UNIT))
-        return why
+        if not wrong([scale * n for n in self._noise_of(run, SAMPLES)]):
+            return ""
+        # Coarse rounding changes which side of a step numbers are on (a ReLU's gradient); fine rounding hardly ever.
+        return wrong(self._noise_of(run, SAMPLES, scale * HALF_UNIT))
 
     def _allowances(self, run: _Evaluated) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
         """Noise and `written_errors` of each result that the gate allows for: none, then more and more, since they take

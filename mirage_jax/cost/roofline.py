@@ -270,7 +270,7 @@ def register_pressure(graph: KernelGraph, schedule: Schedule) -> float:
     """Registers that a thread needs over those that it has, of the kernel that needs most; 0 for specialized ones."""
 
     def pressure(kernel: BlockGraph, sizes: KernelSchedule) -> float:
-        t = _of_tiles(outline(kernel, graph), extents_inside(kernel, graph, schedule.part_counts), sizes.tiles)
+        t = _terms_alone(kernel, graph, sizes, schedule.part_counts)
         return float(_registers(t, Numbers, sizes.num_warps)) / MAX_THREAD_REGISTERS
 
     usual = [
@@ -356,8 +356,11 @@ def kernel_estimate(
     kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule, parts: Mapping[Axis, int], device: DeviceModel
 ) -> float:
     """Estimate the seconds of one kernel of a graph at given sizes."""
-    t = _of_tiles(outline(kernel, graph), extents_inside(kernel, graph, parts), sizes.tiles)
-    return _scheduled(t, sizes, device)
+    return _scheduled(_terms_alone(kernel, graph, sizes, parts), sizes, device)
+
+
+def _terms_alone(kernel: BlockGraph, graph: KernelGraph, sizes: KernelSchedule, parts: Mapping[Axis, int]) -> Terms:
+    return _of_tiles(outline(kernel, graph), extents_inside(kernel, graph, parts), sizes.tiles)
 
 
 def _scheduled(t: Terms, sizes: KernelSchedule, device: DeviceModel) -> float:

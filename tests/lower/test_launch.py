@@ -198,6 +198,13 @@ def triton_cache(tmp_path, monkeypatch):
     return tmp_path, compiled
 
 
+def as_by_another_process(program) -> str:
+    """StableHLO of a program whose kernels this process has forgotten."""
+    for source in filter(None, sources(program.graph, program.schedule)):
+        load_kernel(source)._jT_kernel_cache = {}
+    return lowered(program.graph, program.schedule)
+
+
 def test_kernels_carry_no_debugging_information(triton_cache, monkeypatch) -> None:
     """It is half of a program's text, and names the folder of Triton's library."""
     library, made = aot.jax_triton_library(), []
@@ -217,20 +224,13 @@ def test_kernels_carry_no_debugging_information(triton_cache, monkeypatch) -> No
 def test_a_compiled_kernel_is_kept(triton_cache) -> None:
     """As another process would find it: this one has forgotten."""
     directory, compiled = triton_cache
-    program = attention("f16", i=48)
-
-    def again() -> str:
-        for source in filter(None, sources(program.graph, program.schedule)):
-            load_kernel(source)._jT_kernel_cache = {}
-        return lowered(program.graph, program.schedule)
-
+    again = functools.partial(as_by_another_process, attention("f16", i=48))
     first = again()
     assert again() == first and len(compiled) == 1
     (file,) = directory.glob("*/mirage_jax.json")
     file.write_text(file.read_text().replace("ld.global", "ld.shared"))  # rot
     assert again() == first and len(compiled) == 2
-    program = attention("f16", i=112)
-    assert again() != first and len(compiled) == 3
+    assert as_by_another_process(attention("f16", i=112)) != first and len(compiled) == 3
 
 
 def test_what_another_process_tried_is_not_compiled_again(triton_cache) -> None:
@@ -238,13 +238,7 @@ def test_what_another_process_tried_is_not_compiled_again(triton_cache) -> None:
     directory, compiled = triton_cache
     library = aot.jax_triton_library()
     ours = library.compile_ttir_inplace
-    program = attention("f16", i=52)
-
-    def again() -> str:
-        for source in filter(None, sources(program.graph, program.schedule)):
-            load_kernel(source)._jT_kernel_cache = {}
-        return lowered(program.graph, program.schedule)
-
+    again = functools.partial(as_by_another_process, attention("f16", i=52))
     with kernel_cache.lent_folder() as (folder,):
         aot.refuse_what_does_not_fit(folder)  # as the other process does
         first = again()

@@ -120,15 +120,11 @@ class Session:
     ) -> list[Outcome]:
         """The time of each variant, or why it has none. Raises `TrialError` if no child can be made to work.
 
-        From `until` on (`time.monotonic`) the child compiles only the first of those that it was sent.
+        From `until` on (`time.monotonic`) the child compiles only the first of each batch.
         """
         found: dict[int, Outcome] = {}
         for first in range(0, len(variants), BATCH_VARIANTS):
-            numbers = range(first, min(first + BATCH_VARIANTS, len(variants)))
-            if found and time.monotonic() > until:
-                found.update(dict.fromkeys(numbers, LATE))
-            else:
-                self._batch(variants, numbers, found, notify, until)
+            self._batch(variants, range(first, min(first + BATCH_VARIANTS, len(variants))), found, notify, until)
         return [found[i] for i in range(len(variants))]
 
     def _batch(
