@@ -118,7 +118,7 @@ class _InFolder:
         return path if os.path.exists(path) else None
 
     def put(self, data: str, filename: str, binary: bool) -> None:
-        """Write the file; who reads half of it finds it damaged."""
+        """Write the file; who reads a part finds it damaged."""
         with open(self._path(filename), "wb" if binary else "w") as file:
             file.write(data)
 
