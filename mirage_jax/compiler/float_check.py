@@ -4,8 +4,10 @@ compares three results is `verify.floats.gate`.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,9 +23,11 @@ from jax import lax
 
 from mirage_jax import timing
 from mirage_jax.compiler.region import RegionOnDevice
+from mirage_jax.compiler.threads import as_here
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.errors import in_one_line
 from mirage_jax.gpu_lock import gpu_lock, process_turn
+from mirage_jax.interruptible import spread
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.domains.floats import FloatDomain
@@ -55,8 +59,7 @@ class _Evaluated:
     winner gave the same bits.
     """
 
-    values: Sequence[np.ndarray]
-    inputs: Sequence[Any]  # in float64
+    inputs: Sequence[Any]
     reference: Sequence[Any]
     xla: Sequence[Any]
     results: Sequence[Any]
@@ -96,16 +99,20 @@ class Accuracy:
         """
         if self.is_small or enough():
             return
-        turn = partial(gpu_lock, self.subject.device)  # variants may be timed meanwhile, by other processes
-        run = self._run(self._classes[input_classes.ORDINARY[0]], self._xla)
-        with turn():
-            self._misread(run)
+        values = self._classes[input_classes.ORDINARY[0]]
+        self._compile_at_once(values)
+        run = self._run(values, self._xla)
+        self._misread(run)
         for noise, written in self._allowances(run):
-            for r, x, n, w in zip(run.reference, run.xla, noise, written, strict=True):
-                with turn():  # for each alone: another region may want to be timed
-                    gate.float_gate(r, x, x, noise=n, written=w, unit=self.unit)
+            _of_all(self._float_gate, run.reference, run.xla, run.xla, noise, written)
             if enough():
                 return
+
+    def _compile_at_once(self, values: Sequence[np.ndarray]) -> None:
+        """Compile all programs that candidates are compared with, each on a thread of its own."""
+        in_float64 = (partial(self._on_device, exact, self._inputs(values)) for exact in (True, False))
+        programs = [lambda: self._xla, lambda: self._unfused, *in_float64]
+        spread(as_here(lambda compiled: compiled()), programs, len(programs))
 
     @cached_property
     def _refusals(self) -> Counter[str]:
@@ -115,6 +122,10 @@ class Accuracy:
     @cached_property
     def _xla(self) -> Callable[..., list[jax.Array]]:
         return self._compiled(self.subject.xla)  # once for all winners
+
+    @cached_property
+    def _unfused(self) -> Callable[..., list[jax.Array]]:
+        return self._compiled(self.subject.unfused)
 
     def _compiled(self, function: Callable[..., list[jax.Array]]) -> Callable[..., list[jax.Array]]:
         """Compile a function of the region's values, without autotuning: that takes seconds, and it runs kernels that
@@ -179,14 +190,14 @@ class Accuracy:
 
     def _run(self, values: Sequence[np.ndarray], ours: Callable[..., list[jax.Array]]) -> _Evaluated:
         """Run the region in float64, XLA's code and the winner's."""
-        args = [jax.device_put(v, self.subject.device) for v in values]
-        inputs, xla = self.wide_inputs(values), self._xla
+        args, xla = [jax.device_put(v, self.subject.device) for v in values], self._xla
+        inputs = values if self._on_host else args
         reference = self.in_float64(inputs)
         with process_turn(self.subject.device):
             results, again = ours(*args), ours(*args)
             same = all(same_bits(a, b) for a, b in zip(results, again, strict=True))
             placed = self._placed(jax.block_until_ready(xla(*args))), self._placed(results)
-        return _Evaluated(values, inputs, reference, *placed, bool(same))
+        return _Evaluated(inputs, reference, *placed, bool(same))
 
     def _compared(
         self,
@@ -205,25 +216,26 @@ class Accuracy:
         """
         reference = run.reference
         skips = any(k.loop_bounds for k in winner.graph)
-        compare = partial(gate.float_gate, kinds=kinds, spread=spread, skips=skips, unit=self.unit, brink=brink)
+        compare = partial(self._float_gate, kinds=kinds, spread=spread, skips=skips, brink=brink)
         outputs = zip(reference, run.xla, strict=True)
         has_masks = [masks and is_float(x.dtype) and gate.has_masks(r) for r, x in outputs]
-        sizes = [(math.inf, gate.MASKING) if has else (math.inf,) for has in has_masks]
         reasons: list[str] = []
         for noise, written in self._allowances(run):
             if least:
                 noise = self._at_least(least, noise, reference)
-            with ThreadPoolExecutor(len(reference)) as pool:
-                rows = zip(reference, run.xla, run.results, noise, written, sizes, strict=True)
-                tasks = [
-                    pool.submit(compare, r, x, c, noise=n, written=w, below=below)
-                    for r, x, c, n, w, own in rows
-                    for below in own
-                ]
-                reasons = [reason for task in tasks for reason in task.result().reasons]
+            found = _of_all(compare, reference, run.xla, run.results, noise, written, has_masks)
+            reasons = list(itertools.chain.from_iterable(found))
             if not reasons:
                 break
         return "; ".join(reasons)
+
+    def _float_gate(
+        self, r: Any, x: Any, c: Any, noise: Any, written: Any, has_masks: bool = False, **rules: Any
+    ) -> list[str]:
+        """What is wrong with one result; with what it masks left out, too, if it `has_masks`."""
+        sizes = (math.inf, gate.MASKING) if has_masks else (math.inf,)
+        own = partial(gate.float_gate, r, x, c, noise=noise, written=written, unit=self.unit, **rules)
+        return [reason for below in sizes for reason in own(below=below).reasons]
 
     def _at_least(self, least: float, noise: Sequence[Any], reference: Sequence[Any]) -> list[Any]:
         """The noise, and `least` besides, for each element."""
@@ -239,15 +251,17 @@ class Accuracy:
         """
 
         def wrong(noise: Sequence[Any]) -> str:
-            outputs = zip(run.reference, run.xla, noise, strict=True)
-            return next((why for r, x, n in outputs if (why := gate.misread(r, x, self.narrowest, n, rows))), "")
+            misread = lambda r, x, n: gate.misread(r, x, self.narrowest, n, rows)  # noqa: E731
+            return next(filter(None, _of_all(misread, run.reference, run.xla, noise)), "")
 
         if not wrong([None] * len(run.xla)):
             return ""
         in_tf32 = self.subject.platform != "cpu" and not self.subject.region.in_float32
         coarsest = max(self.unit, TF32_UNIT if in_tf32 else 0.0)
         scale = coarsest / (2 * HALF_UNIT)
-        if not wrong([scale * n for n in self._noise_of(run, SAMPLES)]):
+        with self._arithmetic():
+            scaled = [scale * n for n in self._noise_of(run, SAMPLES)]
+        if not wrong(scaled):
             return ""
         # Coarse rounding changes which side of a step numbers are on (a ReLU's gradient); fine rounding hardly ever.
         return wrong(self._noise_of(run, SAMPLES, scale * HALF_UNIT))
@@ -261,7 +275,7 @@ class Accuracy:
         for samples in (1, SAMPLES):
             noise = self._noise_of(run, samples)
             yield noise, nothing
-        if (written := self.written_errors(run.values)) is not None:
+        if (written := self.written_errors(run.inputs)) is not None:
             yield noise, written
 
     # ------------------------------------------------------------------ the ends of a type's range
@@ -391,32 +405,27 @@ class Accuracy:
         """Results where they are compared."""
         return [np.asarray(y) for y in results] if self._on_host else list(results)
 
-    def wide_inputs(self, values: Sequence[Any]) -> list[Any]:
-        """What `in_float64` takes."""
-        arrays = self.subject.region.prepare([np.asarray(v) for v in values])
-        if self._on_host:
-            return arrays
-        with jax.enable_x64(True):
-            return [jax.device_put(x, self.subject.device) for x in arrays]
+    def _inputs(self, values: Sequence[Any]) -> Sequence[Any]:
+        """Values of the region's inputs where they are evaluated in float64."""
+        return values if self._on_host else [jax.device_put(v, self.subject.device) for v in values]
 
-    def in_float64(self, inputs: Sequence[Any], sample: int | None = None, half_unit: float = HALF_UNIT) -> list[Any]:
+    def in_float64(self, values: Sequence[Any], sample: int | None = None, half_unit: float = HALF_UNIT) -> list[Any]:
         """The region in float64, inputs upcast from their own dtype; with noise of this size if `sample` is given."""
-        graph = self.subject.region.translated
+        inputs, noise = self._inputs(values), () if sample is None else (sample, half_unit)
         with self._arithmetic():
             if self._on_host:
-                results = _wide(graph, inputs, np, sample, half_unit)
+                results = self._wide(np, noise, *inputs)
             else:
-                noise = () if sample is None else (float(sample), half_unit)
                 run = self._on_device(not noise, inputs)
                 with gpu_lock(self.subject.device):
                     results = jax.block_until_ready(run(noise, *inputs))
-            tensors = dict(zip(graph.outputs, results, strict=True))
+            tensors = dict(zip(self.subject.region.translated.outputs, results, strict=True))
             return [b.joined(tensors, self._xp) for b in self.subject.region.outputs]  # Region.finish without the cast
 
     def translated(self, name: str) -> tuple[list[np.ndarray], list[Any]]:
         """Inputs of a class, and the results of the translated program in float64."""
         values = self._classes[name]
-        return values, self.in_float64(self.wide_inputs(values))
+        return values, self.in_float64(values)
 
     @contextmanager
     def _arithmetic(self) -> Iterator[None]:
@@ -427,10 +436,21 @@ class Accuracy:
     def _on_device(self, is_exact: bool, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The region in float64, without noise or with, compiled once for all inputs."""
         if is_exact not in self._evaluators:
-            evaluated = lambda noise, *xs: _wide(self.subject.region.translated, xs, jnp, *noise)  # noqa: E731
-            lowered = jax.jit(evaluated).lower(() if is_exact else (0.0, HALF_UNIT), *inputs)
-            self._evaluators[is_exact] = lowered.compile(self._options)
+            start = time.monotonic()
+            with self._arithmetic():
+                lowered = jax.jit(partial(self._wide, jnp)).lower(() if is_exact else (0, HALF_UNIT), *inputs)
+                self._evaluators[is_exact] = lowered.compile(self._options)
+            kind = "float64" if is_exact else "float64 with noise"
+            log.info("the region in %s compiled in %.1f s", kind, time.monotonic() - start)
         return self._evaluators[is_exact]
+
+    def _wide(self, xp: Any, noise: tuple[Any, ...], *values: Any) -> list[Any]:
+        """The tensors of the region's program, from values of its inputs; `noise`: which, and how large, if any."""
+        region = self.subject.region
+        graph, arrays = region.translated, region.prepare(list(map(xp.asarray, values)))
+        if noise:
+            return noisy(graph, arrays, xp, *noise)
+        return evaluate.run(graph, arrays, xp=xp, domain=FloatDomain if xp is np else _AsWritten)
 
     @cached_property
     def _evaluators(self) -> dict[bool, Callable[..., Any]]:
@@ -445,19 +465,18 @@ class Accuracy:
         return run.noises[samples, half_unit]
 
     def noise(
-        self, inputs: Sequence[Any], exact: Sequence[Any], samples: int, half_unit: float = HALF_UNIT
+        self, values: Sequence[Any], exact: Sequence[Any], samples: int, half_unit: float = HALF_UNIT
     ) -> list[Any]:
         """How far rounding may carry its results from these exact ones: root mean square of so many samples."""
         xp = self._xp
         with self._arithmetic():
+            farther = _farther if self._on_host else _farther_on_device
             squares = [xp.zeros(r.shape) for r in exact]
             for sample in range(samples):
-                for n, moved in enumerate(self.in_float64(inputs, sample, half_unit)):
-                    if exact[n].dtype.kind == "f":
-                        squares[n] += (moved - exact[n]) ** 2 / samples
-            return [xp.sqrt(x) for x in squares]
+                squares = farther(squares, self.in_float64(values, sample, half_unit), exact)
+            return [xp.sqrt(x / samples) for x in squares]
 
-    def written_errors(self, values: Sequence[np.ndarray]) -> list[Any] | None:
+    def written_errors(self, values: Sequence[Any]) -> list[Any] | None:
         """How far the user's equations are from float64 if they run one by one, each result rounded to its type: the
         largest of a few times, with all inputs a little larger or smaller, since one rounding may undo another. None
         where they cannot run so.
@@ -467,18 +486,16 @@ class Accuracy:
             rng = np.random.default_rng(sample)
             factors = rng.uniform(*AROUND, len(values))
             with np.errstate(all="ignore"):  # the largest numbers of a type may overflow
-                near = [
-                    np.asarray(v * v.dtype.type(f), v.dtype) if is_float(v.dtype) else v
-                    for v, f in zip(values, factors, strict=True)
-                ]
+                pairs = zip(values, factors, strict=True)
+                near = [v * np.asarray(f, v.dtype) if is_float(v.dtype) else v for v, f in pairs]
             try:
                 with gpu_lock(self.subject.device):
                     args = (jax.device_put(v, self.subject.device) for v in near)
-                    results = self._placed(self.subject.xla(*args))
+                    results = self._placed(self._unfused(*args))
             except Exception as why:  # no memory for all intermediate results, say
-                log.info("not run operation by operation: %s", in_one_line(why))
+                log.info("not run one operation after another: %s", in_one_line(why))
                 return None
-            exact = self.in_float64(self.wide_inputs(near))
+            exact = self.in_float64(near)
             with self._arithmetic():
                 errors = [self._xp.abs(y.astype(np.float64) - r) for y, r in zip(results, exact, strict=True)]
                 found = [self._xp.fmax(*pair) for pair in zip(found or errors, errors, strict=True)]
@@ -512,6 +529,22 @@ class FloatGate:
             LoweringError, UnsupportedError: the winner does not compile here.
         """
         return Verdict(*self.compare(candidate, self.classes))
+
+
+def _of_all[T](check: Callable[..., T], *columns: Sequence[Any]) -> list[T]:
+    """What a check finds for each result, each on a thread of its own: most of the time goes into compiling it."""
+    with ThreadPoolExecutor(len(columns[0])) as pool:
+        tasks = [pool.submit(check, *row) for row in zip(*columns, strict=True)]
+        return [task.result() for task in tasks]
+
+
+def _farther(squares: Sequence[Any], moved: Sequence[Any], exact: Sequence[Any]) -> list[Any]:
+    """The sums of squares, and the squares of how far results moved."""
+    triples = zip(squares, moved, exact, strict=True)
+    return [total + (m - e) ** 2 if e.dtype.kind == "f" else total for total, m, e in triples]
+
+
+_farther_on_device = jax.jit(_farther)
 
 
 @jax.jit
@@ -553,14 +586,6 @@ class _AsWritten(FloatDomain):
     def _common(self, *xs: Any) -> list[Any]:
         pairs = zip(super()._common(*xs), xs, strict=True)
         return [lax.optimization_barrier(a) if getattr(x, "dtype", None) == np.bool_ else a for a, x in pairs]
-
-
-def _wide(
-    graph: KernelGraph, arrays: Sequence[Any], xp: Any, sample: Any = None, half_unit: Any = HALF_UNIT
-) -> list[Any]:
-    if sample is not None:
-        return noisy(graph, arrays, xp, sample, half_unit)
-    return evaluate.run(graph, arrays, xp=xp, domain=FloatDomain if xp is np else _AsWritten)
 
 
 def inputs_under_roots(region: Region) -> list[int]:

@@ -16,6 +16,7 @@ from mirage_jax.compiler.winner import Family, Winner
 from mirage_jax.config import Options
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.hardware.gpus import AbsentGpu
+from mirage_jax.jaxpr_frontend import jax_compat
 from mirage_jax.jaxpr_frontend.partition.product_boundaries import DotSizes
 from mirage_jax.jaxpr_frontend.partition.program import FlatEqn
 from mirage_jax.jaxpr_frontend.translate.rules import PRODUCT_PRIMITIVES
@@ -126,6 +127,10 @@ class RegionOnDevice:
     def xla(self, *values: jax.Array) -> list[jax.Array]:
         """Run the region's own equations."""
         return list(self.region.reference(*values))
+
+    def unfused(self, *values: jax.Array) -> list[jax.Array]:
+        """Run the region's own equations one by one, each result rounded to its type."""
+        return list(self.region.reference(*values, bind=jax_compat.bind_unfused))
 
     def ours(self, winner: Winner) -> Callable[..., list[jax.Array]]:
         """Make the function that runs a winner in place of the region."""

@@ -526,6 +526,11 @@ def bind_alone(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
     return list(out) if eqn.primitive.multiple_results else [out]
 
 
+def bind_unfused(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
+    """The same, as if the equation ran by itself: XLA fuses it with no other, and rounds its results to their types."""
+    return list(lax.optimization_barrier(bind_alone(eqn, values)))
+
+
 def has_context(eqn: JaxprEqn) -> bool:
     """Whether an equation carries what a region would lose: XLA metadata, or who is to compute it."""
     return bool(getattr(eqn.ctx, "xla_metadata", None) or getattr(eqn.ctx, "compute_type", None))

@@ -113,7 +113,7 @@ def test_no_result_of_an_optimizer_is_nan() -> None:
     accuracy = Accuracy(TuningSession(ADAMW, "cpu", jax.devices()[0], Options()))
     for roots, expected in ((inputs_under_roots(ADAMW), False), ([], True)):
         values = input_classes(accuracy.subject.specs, 0, roots=roots)["normal"]
-        results = accuracy.in_float64(accuracy.wide_inputs(values))
+        results = accuracy.in_float64(values)
         assert any(np.isnan(y).any() for y in results) == expected
 
 
@@ -177,10 +177,9 @@ def test_large_regions_are_compared_on_the_device(dtype: str, monkeypatch) -> No
             ours = jax.jit(lambda *xs, e=units: [y * (1 + e * unit) for y in attempt.xla(*xs)])
             verdicts.setdefault(on_host, []).extend(accuracy._on_class(winner, n, ours) for n in accuracy._classes)
         values = accuracy._classes["normal"]
-        inputs = accuracy.wide_inputs(values)
-        exact = accuracy.in_float64(inputs)
+        exact = accuracy.in_float64(values)
         assert all(isinstance(y, np.ndarray) == on_host and y.dtype == np.float64 for y in exact)
-        for found in (accuracy.noise(inputs, exact, 2), accuracy.written_errors(values)):
+        for found in (accuracy.noise(values, exact, 2), accuracy.written_errors(values)):
             assert found is not None and all(y.dtype == np.float64 and np.asarray(y).max() > 0 for y in found)
     assert verdicts[True] == verdicts[False]
     assert "" in verdicts[True] and any(verdicts[True][-len(accuracy._classes) :])
@@ -351,7 +350,7 @@ def test_nan_times_false_is_nan_in_float64() -> None:
     check.is_small = False  # in float64 under XLA
     x, y = np.full((64, 8), np.nan, np.float32), np.ones((64, 8), np.float32)
     y[0] = np.nan
-    (found,) = check.in_float64(check.wide_inputs([x, y]))
+    (found,) = check.in_float64([x, y])
     assert np.isnan(np.asarray(found)).all()
     assert not np.isnan(np.asarray(jax.jit(fn)(x, y))).any(), "XLA does: there would be nothing to test"
 
@@ -363,9 +362,7 @@ def test_what_the_gate_runs_is_prepared_once(monkeypatch: pytest.MonkeyPatch) ->
     check.prepare()
     before = dict(check._evaluators)
     assert set(before) == {True, False}
-    check.noise(
-        check.wide_inputs(check._classes["normal"]), check._run(check._classes["normal"], check._xla).reference, 8
-    )
+    check.noise(check._classes["normal"], check._run(check._classes["normal"], check._xla).reference, 8)
     assert check._evaluators == before
 
 
@@ -398,13 +395,14 @@ def test_another_region_may_be_timed_while_the_gate_draws_and_compiles(monkeypat
     assert not turns
 
 
-def test_what_few_candidates_need_is_not_waited_for() -> None:
-    """Noise is prepared while the search runs, and no more after it."""
+def test_what_few_candidates_need_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise is drawn while the search runs, and no more after it."""
     check = Accuracy(RegionOnDevice(region(rms, (16, 64), (64, 32)), "cuda", jax.devices()[0], Options("search")))
     check.is_small = False
     asked = iter((False, True))
+    monkeypatch.setattr(Accuracy, "_noise_of", lambda *args: pytest.fail("noise is drawn"))
     check.prepare(lambda: next(asked))
-    assert set(check._evaluators) == {True} and next(asked, None) is None
+    assert set(check._evaluators) == {True, False} and next(asked, None) is None
 
 
 def test_the_gate_is_prepared_while_the_search_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,7 +434,7 @@ def test_numbers_below_the_normal_range_may_be_flushed_to_zero(strict: bool, nam
     subject = TuningSession(ADAMW, "cpu", jax.devices()[0], Options(strict_range=bool(strict)))
     winner: Any = SimpleNamespace(family="kernels", schedule=Schedule(()), graph=subject.reference)
     r = np.random.default_rng(0).normal(size=(64, 32)) * 2e-39
-    run = float_check._Evaluated([], [], [r], [r.astype(np.float32)], [np.zeros(r.shape, np.float32)], True)
+    run = float_check._Evaluated([], [r], [r.astype(np.float32)], [np.zeros(r.shape, np.float32)], True)
     accuracy = Accuracy(subject)
     accuracy._allowances = lambda run: iter([([None], [None])])
     assert (accuracy._comparison(winner, name)(run) == "") == allowed
@@ -465,9 +463,8 @@ def test_coarse_products_may_turn_a_relu_the_other_way(monkeypatch: pytest.Monke
     accuracy = Accuracy(subject)
     monkeypatch.setattr(Accuracy, "_on_host", True)
     values = accuracy._classes["normal"]
-    inputs = accuracy.wide_inputs(values)
     xla = np.asarray(jax.jit(relu_gradient(in_tf32))(*values))
-    run = float_check._Evaluated(values, inputs, accuracy.in_float64(inputs), [xla], [xla], True)
+    run = float_check._Evaluated(values, accuracy.in_float64(values), [xla], [xla], True)
     assert accuracy._misread(run) == ""
     monkeypatch.setattr(Accuracy, "_noise_of", lambda self, run, samples, half_unit=0.0: [np.zeros(xla.shape)])
     assert "differs from the user's" in accuracy._misread(run)

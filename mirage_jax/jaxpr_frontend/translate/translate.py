@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from mirage_jax.jaxpr_frontend import jax_compat
 from mirage_jax.jaxpr_frontend.partition.fingerprint import digest
-from mirage_jax.jaxpr_frontend.partition.program import FlatEqn, FlatProgram, evaluate, needed_for, operands_of
+from mirage_jax.jaxpr_frontend.partition.program import Bind, FlatEqn, FlatProgram, evaluate, needed_for, operands_of
 from mirage_jax.jaxpr_frontend.partition.reasons import BY_ITSELF, Code, NotExpressible
 from mirage_jax.jaxpr_frontend.translate import rules
 from mirage_jax.jaxpr_frontend.translate.assemble import Assembled, assemble
@@ -181,14 +181,14 @@ class Region:
         by_name = dict(zip(self.graph.outputs, tensors, strict=True))
         return [b.joined(by_name, jnp).astype(b.dtype) for b in self.outputs]
 
-    def reference(self, *values: Any) -> list[Any]:
+    def reference(self, *values: Any, bind: Bind = jax_compat.bind_alone) -> list[Any]:
         """Evaluate the original equations on one device, from values of `inputs` to values of `outputs`."""
         given = dict(zip((b.value for b in self.inputs), values, strict=True))
         # An operand that is no input of the graph has no influence on the result: any value will do.
         env = {
             v: given[v] if v in given else jnp.zeros(a.shape, a.dtype) for v in self.operands for a in [self.avals[v]]
         }
-        evaluate(self.equations, env, jax_compat.bind_alone)
+        evaluate(self.equations, env, bind)
         return [env[b.value] for b in self.outputs]
 
     def tensor_types(self) -> list[tuple[tuple[int, ...], Any]]:

@@ -8,6 +8,7 @@ are compared where they lie, each look one compiled function. Both are the same 
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ COMPARED_ELEMENTS = 1 << 16  # elements compared at a time: intermediate results
 
 def on(array: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of a namespace and arrays, as one of arrays like this one: of numpy's, or of JAX's, compiled for where
-    they lie.
+    they lie. What is passed by keyword alone is no array.
     """
     return functools.partial(function, np) if is_numpy(array) else _compiled(function)
 
@@ -40,13 +41,23 @@ def is_numpy(array: Any) -> bool:
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     import jax
 
-    run = jax.jit(functools.partial(function, jax.numpy))
+    parameters = inspect.signature(function).parameters.values()
+    static = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    run = jax.jit(functools.partial(function, jax.numpy), static_argnames=static)
 
-    def in_float64(*args: Any) -> Any:
+    def in_float64(*args: Any, **kwargs: Any) -> Any:
         with jax.enable_x64(True):
-            return jax.device_get(run(*args))
+            return jax.device_get(run(*args, **kwargs))
 
     return in_float64
+
+
+def _nothing(like: Any) -> Any:
+    """Zeros in float64, where a JAX array lies."""
+    import jax
+
+    with jax.enable_x64(True):
+        return jax.numpy.zeros_like(like)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,18 +157,24 @@ class Compared:
 
     def strange(self, kinds: bool, skips: bool) -> str:
         """What is wrong with the non-finite values, if anything."""
-        found, text = 0, ""
+        found, first = 0, None
         noise = np.zeros(()) if self.noise is None else self.noise
         for start, (r, x, c, own) in self._blocks(self.reference64, self.xla, self.candidate, noise):
             if np.isfinite(x).all() and np.isfinite(c).all():
                 continue
-            wrong = _strange(r, x, c, own, kinds, skips, self.xla.dtype) & ~(np.isfinite(x) & (np.abs(x) > self.brink))
-            if wrong.any() and not found:
-                n = int(np.flatnonzero(wrong)[0])
-                at = tuple(int(i) for i in np.unravel_index(start + n, self.xla.shape))
-                text = f"as {c.flat[n]} instead of {x.flat[n]} at {at}"
-            found += int(wrong.sum())
-        return f"{found} non-finite values differ from XLA's, {text}" if found else ""
+            count, n, *pair = _strange(np, (r, x, c, own), self.brink, kinds=kinds, skips=skips, dtype=self.xla.dtype)
+            if count and first is None:
+                first = start + n, *pair
+            found += int(count)
+        return self._told(found, first)
+
+    def _told(self, found: int, first: tuple[Any, Any, Any] | None) -> str:
+        """Say how many values are wrong: the first of them, XLA's and the candidate's number there."""
+        if not found or first is None:
+            return ""
+        n, x, c = first
+        at = tuple(int(i) for i in np.unravel_index(n, self.xla.shape))
+        return f"{found} non-finite values differ from XLA's, as {c} instead of {x} at {at}"
 
     def rows(self) -> Iterator[_Rows]:
         """Yield measures of rows, block by block."""
@@ -202,25 +219,38 @@ class OnDevice(Compared):
 
     @property
     def _arrays(self) -> tuple[Any, ...]:
-        return self.reference64, self.xla, self.candidate, self.noise, self.written
+        """The arrays. What is missing is zero if anything is there: code is compiled for two forms, not for four."""
+        noise, written = self.noise, self.written
+        given = written if noise is None else noise
+        if given is not None:
+            nothing = _nothing(given)
+            noise, written = (nothing if a is None else a for a in (noise, written))
+        return self.reference64, self.xla, self.candidate, noise, written
 
     def on_host(self) -> Compared:
         """Fetch the arrays."""
-        r, x, c, noise, written = (None if a is None else np.asarray(a) for a in self._arrays)
+        arrays = self.reference64, self.xla, self.candidate, self.noise, self.written
+        r, x, c, noise, written = (None if a is None else np.asarray(a) for a in arrays)
         assert r is not None and x is not None and c is not None
         return Compared(r, x, c, noise, written, self.unit, self.below, self.brink)
 
     def strange(self, kinds: bool, skips: bool) -> str:
-        if on(self.xla, _all_finite)(self.xla, self.candidate):
+        if self._seen["finite"]:
             return ""
-        return self.on_host().strange(kinds, skips)
+        noise = np.zeros(()) if self.noise is None else self.noise
+        arrays = self.reference64, self.xla, self.candidate, noise
+        look = functools.partial(on(self.xla, _strange), kinds=kinds, skips=skips, dtype=self.xla.dtype)
+        found, *first = look(arrays, self.brink)
+        return self._told(int(found), (first[0], first[1], first[2]))
+
+    @functools.cached_property
+    def _seen(self) -> dict[str, Any]:
+        return on(self.xla, _first_look)(self._arrays, self.unit, self.below)
 
     @functools.cached_property
     def totals(self) -> _Totals:
-        found = _Totals()
-        n, measures, floor = on(self.xla, _first_look)(self._arrays, self.unit, self.below)
-        found.add(n, measures)
-        found.floor = float(floor)
+        found = _Totals(floor=float(self._seen["floor"]))
+        found.add(self._seen["n"], self._seen["measures"])
         return found
 
     def worst(self, most: float, own_rms: float, eps: float) -> tuple[float, float, float]:
@@ -228,22 +258,27 @@ class OnDevice(Compared):
         return float(largest), float(xla), float(ours)
 
 
-def _all_finite(xp: Any, *arrays: Array) -> Array:
-    return xp.stack([xp.isfinite(a).all() for a in arrays]).all()
+def _in_rows(xp: Any, array: Any, shape: tuple[int, ...]) -> Array:
+    """An array as rows of float64, of so many elements as one of this shape has."""
+    columns = shape[-1] if shape else 1
+    return xp.broadcast_to(array, shape).reshape(-1, columns).astype(xp.float64)
 
 
 def _all_rows(xp: Any, arrays: Sequence[Any], unit: float, below: float) -> _Rows:
-    columns = arrays[1].shape[-1] if arrays[1].shape else 1
-    wide = lambda a: a.reshape(-1, columns).astype(xp.float64)  # noqa: E731
+    wide = functools.partial(_in_rows, xp, shape=arrays[1].shape)
     r, x, c = map(wide, arrays[:3])
     noise, written = (None if a is None else wide(a) for a in arrays[3:])
     return _rows(xp, r, x, c, noise, written, unit, below)
 
 
-def _first_look(xp: Any, arrays: Sequence[Any], unit: float, below: float) -> tuple[Any, ...]:
+def _first_look(xp: Any, arrays: Sequence[Any], unit: float, below: float) -> dict[str, Any]:
     rows = _all_rows(xp, arrays, unit, below)
-    measures = [_measures(xp, x) for x in (rows.r, rows.ex, rows.ec, rows.noise)]
-    return rows.good.sum(), measures, _largest_moved(xp, rows.r.astype(arrays[1].dtype))
+    return {
+        "finite": (xp.isfinite(arrays[1]) & xp.isfinite(arrays[2])).all(),
+        "n": rows.good.sum(),
+        "measures": [_measures(xp, x) for x in (rows.r, rows.ex, rows.ec, rows.noise)],
+        "floor": _largest_moved(xp, rows.r.astype(arrays[1].dtype)),
+    }
 
 
 def _largest_moved(xp: Any, x: Array) -> Array:
@@ -309,31 +344,37 @@ def _worst_row(xp: Any, r: Array, e: Array) -> Array:
         return xp.max(xp.where(rows > 0, relative, in_zeros))
 
 
-def _strange(r: Array, x: Array, c: Array, noise: Array, kinds: bool, skips: bool, dtype: Any) -> Array:
-    """Where the non-finite values are wrong. Where only XLA's are, float64 judges."""
-    with np.errstate(invalid="ignore"):
-        right = np.isfinite(r) & (np.abs(c - r) <= _allowed_alone(r, noise, dtype))
-    repaired = ~np.isfinite(x) & np.isfinite(c) & (right | (skips & np.isnan(x) & np.isnan(r)))
+def _strange(
+    xp: Any, arrays: Sequence[Array], brink: float, *, kinds: bool, skips: bool, dtype: np.dtype
+) -> tuple[Any, Any, Any, Any]:
+    """Count the wrong ones of the non-finite values; where the first is, XLA's and the candidate's number there. Where
+    only XLA's are not finite, float64 judges.
+    """
+    r, x, c, noise = (_in_rows(xp, a, arrays[1].shape) for a in arrays)
+    with np.errstate(invalid="ignore", over="ignore"):
+        right = xp.isfinite(r) & (xp.abs(c - r) <= _allowed_alone(xp, r, noise, dtype))
+        ideal = r.astype(dtype).astype(xp.float64)
+    repaired = ~xp.isfinite(x) & xp.isfinite(c) & (right | (skips & xp.isnan(x) & xp.isnan(r)))
     if kinds:
-        differ = (np.isnan(x) != np.isnan(c)) | (np.isinf(x) != np.isinf(c)) | (np.isinf(x) & (x != c))
+        differ = (xp.isnan(x) != xp.isnan(c)) | (xp.isinf(x) != xp.isinf(c)) | (xp.isinf(x) & (x != c))
     else:
-        differ = np.isfinite(x) != np.isfinite(c)
-    with np.errstate(over="ignore"):
-        ideal = r.astype(dtype).astype(np.float64)
-    as_float64 = (np.isnan(c) & np.isnan(ideal)) | (np.isinf(c) & (c == ideal))
-    return differ & ~repaired & ~as_float64 & ~on_the_brink(x, c, dtype)
+        differ = xp.isfinite(x) != xp.isfinite(c)
+    as_float64 = (xp.isnan(c) & xp.isnan(ideal)) | (xp.isinf(c) & (c == ideal))
+    excused = repaired | as_float64 | on_the_brink(x, c, dtype, xp) | (xp.isfinite(x) & (xp.abs(x) > brink))
+    wrong = xp.ravel(differ & ~excused)
+    first = xp.argmax(wrong)
+    return wrong.sum(), first, xp.ravel(x)[first], xp.ravel(c)[first]
 
 
-def _allowed_alone(r: Array, noise: Array, dtype: Any) -> Array:
+def _allowed_alone(xp: Any, r: Array, noise: Array, dtype: Any) -> Array:
     """How far a candidate may be from float64 where XLA gives no number to compare it with: in units in the last place
     of the largest number of its row that the type holds, and as far as the program's noise carries it.
     """
     info = ml_dtypes.finfo(dtype)
-    size = np.abs(r)
-    held = np.where(np.isfinite(size) & (size <= float(info.max)), size, 0.0)
-    return MAX_ULPS_ALONE * float(info.eps) * np.maximum(held.max(-1, keepdims=True), held) + 8 * np.where(
-        np.isfinite(noise), noise, 0.0
-    )
+    size = xp.abs(r)
+    held = xp.where(xp.isfinite(size) & (size <= float(info.max)), size, 0.0)
+    most = xp.maximum(held.max(-1, keepdims=True), held)
+    return MAX_ULPS_ALONE * float(info.eps) * most + 8 * xp.where(xp.isfinite(noise), noise, 0.0)
 
 
 def on_the_brink(x: Array, c: Array, dtype: Any, xp: Any = np) -> Array:

@@ -60,6 +60,9 @@ class InputClasses(Mapping[str, list[Array]]):
             _spoil(out, rng, SPOILED[name])
         return out
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.makers  # a mapping would draw the class to see
+
     def _drawn(self, make: Maker, rng: np.random.Generator) -> list[Array]:
         """Draw all inputs; those that take long at the same time, each from a stream of its own."""
 
