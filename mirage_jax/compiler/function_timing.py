@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from mirage_jax import timing
@@ -152,4 +151,4 @@ def _free_on_host() -> float:
 
 
 def _bytes(t: jax.ShapeDtypeStruct) -> int:
-    return math.prod(t.shape) * np.dtype(t.dtype).itemsize
+    return math.prod(t.shape) * t.dtype.itemsize

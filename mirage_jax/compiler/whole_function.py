@@ -105,7 +105,7 @@ class Question:
         if jaxpr.effects:
             yield "it has effects"
         if any(not _can_be_drawn(v.aval) for v in jaxpr.invars):
-            yield "its arguments cannot be drawn: random keys, or sizes that are not known"
+            yield "its arguments cannot be drawn: their sizes are not known, say"
         yield from filter(None, map(_obstacle, self.whole.equations()))
 
     def decided(self, found: WholeTimes) -> WholeFunction:
@@ -163,7 +163,8 @@ def _as_text(ratio: tuple[float, float, float]) -> str:
 def _can_be_drawn(aval: Any) -> bool:
     shape = getattr(aval, "shape", None)
     known = shape is not None and all(isinstance(n, int) for n in shape)
-    return known and not jax_compat.is_key(aval) and jax_compat.is_on_device(aval)
+    drawn = not jax_compat.is_key(aval) or jax_compat.key_implementation(aval) is not None
+    return known and drawn and jax_compat.is_on_device(aval)
 
 
 def _obstacle(eqn: FlatEqn) -> str:

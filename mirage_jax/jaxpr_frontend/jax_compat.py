@@ -199,6 +199,11 @@ def is_key(aval: Any) -> bool:
     return jnp.issubdtype(aval.dtype, jax.dtypes.extended)
 
 
+def key_implementation(aval: Any) -> str | None:
+    """The name of how a key of random numbers makes them; None if `jax.random.key` knows it by no name."""
+    return {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}.get(str(aval.dtype))
+
+
 def policy_of(eqn: JaxprEqn) -> Any:
     """What says which values a checkpoint keeps; None for another equation."""
     return eqn.params.get("policy") if eqn.primitive.name in ("remat2", "checkpoint") else None
@@ -440,7 +445,7 @@ def _scopes(eqn: JaxprEqn, calls: Sequence[JaxprEqn]) -> Any:
 
 def calls_outside(eqn: JaxprEqn) -> bool:
     """Whether an equation runs code that is not JAX's own: Python, or a library of the user's."""
-    return "callback" in eqn.primitive.name or eqn.primitive.name in ("ffi_call", "custom_call")
+    return "callback" in eqn.primitive.name or eqn.primitive.name in ("debug_print", "ffi_call", "custom_call")
 
 
 def both_passes(jaxpr: Jaxpr) -> Jaxpr | None:
@@ -465,6 +470,11 @@ def both_passes(jaxpr: Jaxpr) -> Jaxpr | None:
         return jax.make_jaxpr(run)(given, cotangents)
     except (TypeError, ValueError, NotImplementedError):
         return None
+
+
+def traced(function: Callable[..., Any], avals: Sequence[Any]) -> Jaxpr:
+    """The jaxpr of a function of values of these types."""
+    return jax.make_jaxpr(function)(*map(_as_struct, avals))
 
 
 def _as_struct(aval: Any) -> jax.ShapeDtypeStruct:

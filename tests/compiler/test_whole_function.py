@@ -19,6 +19,7 @@ from mirage_jax.compiler import Compiler, function_timing, whole_function
 from mirage_jax.compiler.whole_function import Question, WholeTimes, fastest
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.jaxpr_frontend import jax_compat
+from mirage_jax.jaxpr_frontend.capture import lowering
 from mirage_jax.jaxpr_frontend.partition.fingerprint import fingerprint
 from mirage_jax.jaxpr_frontend.partition.program import flatten
 
@@ -203,19 +204,66 @@ def nested_loop(a, b, v):
     return jax.lax.cond(v[0] > 0, lambda: data_loop(a, b, v), lambda: v)
 
 
-@pytest.mark.parametrize(
-    ("fn", "why"),
-    [
-        (effects, "it has effects"),
-        (callback, "it calls code outside of JAX"),
-        (data_loop, "how often a loop runs depends on data"),
-        (nested_loop, "how often a loop runs depends on data"),
-    ],
-)
-def test_what_cannot_be_run_on_random_numbers(fn, why: str) -> None:
+def printing_loop(a, b, v):
+    """A region of a loop, whose operand it prints."""
+
+    def step(x, w):
+        jax.debug.print("{}", x[0])
+        return jnp.sort(chain(w, b, x)), None
+
+    return jax.lax.scan(step, v, jnp.stack([a, b]))[0]
+
+
+def stepped(a, b, v):
+    """A region of a loop over data."""
+    return jax.lax.while_loop(lambda c: c[1] < c[0][0], lambda c: (jnp.sort(chain(a, b, c[0])), c[1] + 1), (v, 0.0))
+
+
+@pytest.mark.parametrize("fn", [effects, callback, data_loop, nested_loop, printing_loop, stepped])
+def test_what_cannot_be_run_on_random_numbers_is_measured_in_another_form(fn, capfd, tmp_path) -> None:
+    """Without what it prints, with zeros for what Python computes, and with a fixed number of steps of each loop."""
     with measured(2.0, 0.5) as seen:
-        whole = mirage_jax.optimize(fn).explain(*ARGS).whole
-    assert not seen and (whole.chosen, whole.why) == ("mirage", f"not measured: {why}")
+        f = mirage_jax.optimize(fn, strict=True)
+        whole = f.explain(*ARGS).whole
+        jax.effects_barrier()
+        assert len(seen) == 1 and capfd.readouterr().out == ""
+        assert_same(f(*ARGS), fn(*ARGS), 0)
+    assert (whole.chosen, whole.ratio) == ("xla", (0.5, 0.5, 0.5))
+    with measured(2.0, 1.5):
+        f = mirage_jax.optimize(fn, strict=True, cache_dir=str(tmp_path))
+        assert f.explain(*ARGS).whole.chosen == "mirage"
+        assert_same(f(*ARGS), fn(*ARGS), 1e-4)
+
+
+def printed(a, b, v):
+    """Another result of a region is only printed."""
+    first = chain(a, b, v)
+    jax.debug.print("{}", first[0] * 2)
+    return chain(a, b, first)
+
+
+def test_what_is_only_printed_is_a_result_in_the_other_form_too(monkeypatch) -> None:
+    """So that it has the same kernels; with others it is not measured."""
+    with measured(2.0, 0.5) as seen:
+        assert mirage_jax.optimize(printed, strict=True).explain(*ARGS).whole.chosen == "xla"
+    assert len(seen) == 1
+    monkeypatch.setattr(lowering, "rehearsed", lambda jaxpr: jax.make_jaxpr(two)(*ARGS))
+    with measured(2.0, 0.5) as seen:
+        whole = mirage_jax.optimize(printed, strict=True).explain(*ARGS).whole
+    assert not seen and (whole.chosen, whole.why) == ("mirage", "not measured: it has effects")
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_programs_that_take_random_keys_are_measured(impl: str) -> None:
+    def noisy(key, a, b, v):
+        return jnp.sort(chain(a, b, v)) + jax.random.normal(key, v.shape)
+
+    args = (jax.random.key(0, impl=impl), *ARGS)
+    with measured(2.0, 1.5) as seen:
+        f = mirage_jax.optimize(noisy)
+        assert f.explain(*args).whole.speedup == pytest.approx(1.5)
+        assert_same(f(*args), noisy(*args), 1e-4)
+    assert len(seen) == 1
 
 
 def test_what_does_not_fit(monkeypatch) -> None:

@@ -22,6 +22,7 @@ from mirage_jax.config import warn_once
 from mirage_jax.errors import UsageError
 from mirage_jax.gc_pause import no_collection
 from mirage_jax.jaxpr_frontend import jax_compat
+from mirage_jax.jaxpr_frontend.capture.rehearsal import rehearsed
 from mirage_jax.jaxpr_frontend.capture.rematerialize import Keeps, checkpointed, made_large, makes_again, repeated
 from mirage_jax.jaxpr_frontend.capture.sharding import Shards, one_device
 from mirage_jax.jaxpr_frontend.jax_compat import Jaxpr, LoweringTarget, Primitive
@@ -256,6 +257,11 @@ class LoweringPlan:
         return tuple(dict.fromkeys((*own, *inner)))
 
     @property
+    def kernels(self) -> frozenset[str]:
+        """The texts of the regions that are replaced."""
+        return frozenset(placed.region.text for placed in self.replaced)
+
+    @property
     def only_region(self) -> Region | None:
         """The region that is all of the program, if one is."""
         replacements = self._replacements
@@ -355,22 +361,51 @@ def plan(
 
 
 def _faster(
-    jaxpr: Jaxpr, ours: LoweringPlan, compiler: RegionCompiler, call: Primitive, target: LoweringTarget
+    jaxpr: Jaxpr,
+    ours: LoweringPlan,
+    compiler: RegionCompiler,
+    call: Primitive,
+    target: LoweringTarget,
+    remat: bool | None = None,
 ) -> LoweringPlan:
-    """The plan, or the program as it was written, or as it is without values that are made again."""
+    """The plan, or the program as it was written, or as it is without values that are made again.
+
+    remat: whether the plan may make values again; the compiler says, if it is not given.
+    """
+
+    def plan_of(jaxpr: Jaxpr, label: str) -> LoweringPlan:
+        """A variant of a program, of decisions that are made."""
+        return planned(jaxpr, compiler, call, target, False if label == WITHOUT else remat, search=False)
+
     variants = {OURS: lambda: ours}
     if ours.makes_again:
-        variants[WITHOUT] = lambda: planned(jaxpr, compiler, call, target, remat=False, search=False)
-    variants = {label: functools.cache(variant) for label, variant in variants.items()}
+        variants[WITHOUT] = functools.cache(lambda: plan_of(jaxpr, WITHOUT))
     program = ours.program if ours.is_as_written else flatten(jaxpr)
-    whole = _choose(WholeProgram(jaxpr, program, variants, target), compiler)
+    timed = _to_be_timed(WholeProgram(jaxpr, program, variants, target), plan_of, compiler.strict)
+    whole = _choose(timed, compiler)
     if whole.chosen in variants:
         return replace(variants[whole.chosen](), whole=whole)
     if ours.makes_again:  # what it would be without that was not tuned so far
         without = planned(jaxpr, compiler, call, target, remat=False, again=True)
         if without.replaced:
-            return _faster(jaxpr, without, compiler, call, target)
+            return _faster(jaxpr, without, compiler, call, target, remat=False)
     return replace(_as_written(jaxpr, compiler, call, ours), whole=whole)
+
+
+def _to_be_timed(whole: WholeProgram, plan_of: Callable[[Jaxpr, str], LoweringPlan], strict: bool) -> WholeProgram:
+    """The program in a form that can be timed, if it has the same kernels in that form."""
+    if whole.target.is_partitioned or whole.target.is_manual:
+        return whole
+    try:
+        other = rehearsed(whole.jaxpr)
+    except Exception as e:
+        _failed(e, strict, "making a form of a program that can be timed")
+        return whole
+    if other is whole.jaxpr:
+        return whole
+    variants = {label: functools.cache(functools.partial(plan_of, other, label)) for label in whole.variants}
+    timed = WholeProgram(other, flatten(other), variants, whole.target)
+    return timed if timed.ours.kernels == whole.ours.kernels else whole
 
 
 @dataclass(frozen=True)
