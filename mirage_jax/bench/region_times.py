@@ -122,7 +122,7 @@ def region_times(f: Optimized, arguments: Sequence[Any], folder: Path) -> Region
     """
     report = f.explain(*arguments)
     compilers = {label: _Named(f.compiler, label == OURS) for label in (XLA, OURS)}
-    inputs = one_set(tuple(arguments), jax.random.key(0))
+    inputs = one_set(tuple(arguments), 0)
     steps = {label: _Step.of(f, compiler, inputs) for label, compiler in compilers.items()}
     found = {label: step.profiled(folder / label) for label, step in steps.items()}
     result = RegionTimes(f.name, jax.devices()[0].device_kind, str(report.whole or ""))

@@ -81,7 +81,7 @@ class RegionOnDevice:
     def inputs(self, seed: int) -> tuple[jax.Array, ...]:
         """Random inputs of the region, on its device."""
         with jax.default_device(self.device):
-            return one_set(tuple(jax.ShapeDtypeStruct(*spec) for spec in self.specs), jax.random.key(seed))
+            return one_set(tuple(jax.ShapeDtypeStruct(*spec) for spec in self.specs), seed)
 
     def compiled(self, f: Callable[..., Any], options: dict[str, Any] | None = None) -> Callable[..., Any]:
         """Compile a function of the region's values for its device."""

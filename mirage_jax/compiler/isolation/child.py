@@ -196,7 +196,7 @@ def draw(types: Types, sets: int) -> Sets:
     with _DRAWING:  # or several threads would draw the same
         found = _drawn.get((types, sets))
         if found is None:
-            found = _drawn[types, sets] = Sets(one_set(types, jax.random.key(i)) for i in range(sets))
+            found = _drawn[types, sets] = Sets(one_set(types, i) for i in range(sets))
         return found
 
 
