@@ -175,7 +175,7 @@ class Optimized[**P, T]:
             jaxpr = pruned(traced.jaxpr)
             found = planned_alone(jaxpr, self.compiler, target)
             analysis = found.analysis()
-            self.compiler.prepare(analysis.regions, target.platforms)  # those that are not planned before they run
+            self.compiler.prepare(analysis.regions, target)  # those that are not planned before they run
             regions = self._regions_of(analysis, target)
         gradients = gradients_of(jaxpr)
         whole = gradients or found.whole or (as_written() if found.changes_nothing else None)
@@ -388,7 +388,7 @@ def optimize(
 
     * on_miss: what to do with a region that was never decided before: "search" (default in a single process),
       "heuristic" (the cost model's choice, verified but not measured), "fallback" (leave to XLA; default in several
-      processes) or "error".
+      processes, except for programs that they run together: there the first one searches) or "error".
     * budget: of one search: seconds, or a text such as "30s"; see `mirage_jax.Budget`.
     * backend: "auto", "triton" (kernels on GPUs) or "jax" (algebra only).
     * remat: "regions", or True: scores of attention and the like, which are larger than what they are made of, are not

@@ -143,8 +143,8 @@ class Options:
     """Everything `mirage_jax.optimize` can be told about optimizing, apart from jit's own arguments.
 
     on_miss: what to do where no winner is stored: "search" within the budget, take the "heuristic" choice unmeasured,
-    "fallback" to XLA, or raise an "error". None means search in a single process and fallback in several, since
-    all hosts of one program must lower the same code.
+    "fallback" to XLA, or raise an "error". None means search in a single process, and in several for programs that
+    they run together; others fall back, since all hosts of one program must lower the same code.
     strict_range: refuse every rewrite that overflows, or loses digits near zero, before the program does.
     remat: "regions" keeps no large values that are cheap to make again for a backward pass; None keeps what JAX keeps.
     True means "regions", and False means None.

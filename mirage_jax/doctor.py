@@ -73,12 +73,13 @@ def check_devices() -> Check:
 
 
 def check_processes() -> Check:
-    """Note that several processes cannot search."""
+    """Note what several processes search."""
     count = jax.process_count()
     if count == 1:
         return Check("processes", "ok", "1")
     fix = "run mirage_jax.tune in one process first; all of them then find the same winners"
-    return Check("processes", "note", f"{count}: winners are looked up; only tune and on_miss='search' search", fix)
+    found = f"{count}: the first one searches for programs that all run; for others winners are looked up"
+    return Check("processes", "note", found, fix)
 
 
 def check_settings() -> Check:

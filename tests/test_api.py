@@ -30,6 +30,7 @@ from mirage_jax.compiler import Compiler
 from mirage_jax.compiler.tuning_session import TuningSession, times_of_xla
 from mirage_jax.compiler.whole_function import MAX_TUNING_FRACTION
 from mirage_jax.config import JIT_OPTIONS, Options
+from mirage_jax.jaxpr_frontend.jax_compat import LoweringTarget
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.report import Decision
@@ -862,7 +863,7 @@ def test_a_program_that_is_cut_again_gets_more_time_once(begun) -> None:
     regions = [r for n in (8, 9, 10) for r in analyse(jax.make_jaxpr(chain)(*operands(n))).regions]
     compiler = Compiler(Options("search", budget=mirage_jax.Budget(1, total=1)))
     for region, again in zip(regions, (False, True, True), strict=True):
-        compiler.prepare([region], ("cpu",), again)
+        compiler.prepare([region], LoweringTarget(("cpu",)), again)
     assert begun == regions[:2]
 
 

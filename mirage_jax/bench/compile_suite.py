@@ -24,6 +24,7 @@ from mirage_jax.bench.suite import SuiteRow, Transform, bench_results, explained
 from mirage_jax.gc_pause import no_collection
 from mirage_jax.jaxpr_frontend.capture.call_primitive import capture
 from mirage_jax.jaxpr_frontend.capture.lowering import First, WholeProgram
+from mirage_jax.jaxpr_frontend.jax_compat import LoweringTarget
 from mirage_jax.jaxpr_frontend.partition.regions import MAX_REGION_OPERATORS
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.mugraph import evaluate
@@ -114,7 +115,7 @@ class ReplacesAll:
     platform: str = "cpu"
     exports_kernels: bool = False
 
-    def prepare(self, regions: Sequence[Region], platforms: tuple[str, ...], again: bool = False) -> None:
+    def prepare(self, regions: Sequence[Region], target: LoweringTarget, again: bool = False) -> None:
         """Decide nothing."""
 
     def compile_region(self, region: Region, platforms: tuple[str, ...]) -> Evaluated:

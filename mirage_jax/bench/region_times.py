@@ -27,6 +27,7 @@ from mirage_jax.compiler.winner import Winner
 from mirage_jax.gpu_lock import gpu_lock
 from mirage_jax.jaxpr_frontend.capture.call_primitive import capture
 from mirage_jax.jaxpr_frontend.capture.lowering import AsWritten, CompiledRegion, WholeProgram
+from mirage_jax.jaxpr_frontend.jax_compat import LoweringTarget
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.report import WholeFunction, places
 from mirage_jax.timing import Event
@@ -98,7 +99,7 @@ class _Named(Compiler):
         self.with_winners = with_winners
         self.seen: dict[str, tuple[Region, Winner | None]] = {}  # by name
 
-    def prepare(self, regions: Sequence[Region], platforms: tuple[str, ...], again: bool = False) -> None:
+    def prepare(self, regions: Sequence[Region], target: LoweringTarget, again: bool = False) -> None:
         """Decide nothing."""
 
     def compile_region(self, region: Region, platforms: tuple[str, ...]) -> CompiledRegion | None:  # type: ignore[override]

@@ -8,6 +8,7 @@ user's program.
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 import math
 import threading
@@ -21,12 +22,13 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import jax
 
 from mirage_jax import pins
-from mirage_jax.cache import CacheKey
+from mirage_jax.cache import CacheKey, Entry
 from mirage_jax.compiler.budget_split import MIN_FRACTION_AGAIN, MIN_SAVING_SECONDS, lanes, savings, shares
 from mirage_jax.compiler.decide import Decider, kept, undecided
+from mirage_jax.compiler.processes import ProcessGroup
 from mirage_jax.compiler.region import RegionOnDevice
 from mirage_jax.compiler.selection import is_line_of, is_named, why_skipped
-from mirage_jax.compiler.stored import key_of
+from mirage_jax.compiler.stored import entry_of, key_of, restore
 from mirage_jax.compiler.threads import apart, as_here, unchecked
 from mirage_jax.compiler.whole_function import (
     MAX_TUNING_FRACTION,
@@ -42,11 +44,12 @@ from mirage_jax.errors import UnsupportedError, UsageError, in_one_line
 from mirage_jax.hardware.host import processors
 from mirage_jax.interruptible import spread
 from mirage_jax.jaxpr_frontend.capture.lowering import WholeProgram
-from mirage_jax.jaxpr_frontend.jax_compat import default_platform
+from mirage_jax.jaxpr_frontend.jax_compat import LoweringTarget, default_platform
 from mirage_jax.jaxpr_frontend.partition.regions import MAX_REGION_OPERATORS
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.pins import Choice
 from mirage_jax.report import Decision, WholeFunction, places
+from mirage_jax.seals import Seal
 from mirage_jax.why_not import Reason, WhyNot
 
 if TYPE_CHECKING:
@@ -75,6 +78,7 @@ class Compiler(Decider):
         self._proven: dict[tuple[str, str, Choice], Decision] = {}  # for pinned muGraphs
         self._undecided_yet: dict[tuple[str, str], Decision] = {}  # key and size alone, where options need the key
         self._asked_on_miss: str | None = None  # `tune` overrides the option
+        self._agreed = set[tuple[str, str]]()  # regions that all processes of a program have decided alike
         self._begun = set[tuple[str, str]]()  # regions that `tune` has asked for already
         self._shared_trials: Callable[[Sequence[Any]], AbstractContextManager[Trials | None]] | None = None
         self._lanes = 1  # of regions that are being tuned at the same time
@@ -120,32 +124,76 @@ class Compiler(Decider):
 
     # ------------------------------------------------------------------ all regions of a program
 
-    def prepare(self, regions: Sequence[Region], platforms: tuple[str, ...], again: bool = False) -> None:
-        """Decide for all regions of a program before it is lowered, so that they share the budget and the children.
+    def prepare(self, regions: Sequence[Region], target: LoweringTarget, again: bool = False) -> None:
+        """Decide for all regions of a program before it is lowered, so that they share the budget and the children. If
+        several processes run the program, the first of them decides.
 
         again: the program was cut in another way before, and regions of that may have taken all of the time.
         """
-        if len(platforms) != 1:
+        if len(target.platforms) != 1:
             return
-        platform = _cuda(platforms[0])
+        platform = _cuda(target.platforms[0])
         with self._lock:  # another thread may prepare the same function
             if self.choices:
                 self._warn_of_lost_choices(regions, platform)
-            if self.on_miss != "search":
-                return
             regions = [r for r in regions if self.settled(r, platform) is None]
-            undecided, count = self._undecided(regions, platform)
-            self._begun.update((text, platform) for text in undecided)
-            with self._sharing_trials(), self._counting():
-                if self.options.budget.total is None:
-                    for region in undecided.values():
-                        self.decide(region, platform, "search")
-                    return
-                try:
-                    self._decide_within(self.options.budget.total, undecided, count, platform, again)
-                except BaseException:  # an interrupt, say: regions that were only looked up stay open
-                    self._forget_lookups(undecided, platform)
-                    raise
+            if (group := ProcessGroup.of(target.processes)) is not None:
+                self._agree(regions, platform, group, again)
+            elif self.on_miss == "search":
+                self._search_all(regions, platform, again)
+
+    def _search_all(self, regions: Sequence[Region], platform: str, again: bool) -> None:
+        """Decide regions by searching, as far as the budget goes."""
+        undecided, count = self._undecided(regions, platform)
+        self._begun.update((text, platform) for text in undecided)
+        with self._sharing_trials(), self._counting():
+            if self.options.budget.total is None:
+                for region in undecided.values():
+                    self.decide(region, platform, "search")
+                return
+            try:
+                self._decide_within(self.options.budget.total, undecided, count, platform, again)
+            except BaseException:  # an interrupt, say: regions that were only looked up stay open
+                self._forget_lookups(undecided, platform)
+                raise
+
+    def _agree(self, regions: Sequence[Region], platform: str, group: ProcessGroup, again: bool) -> None:
+        """Decide regions as the first process of a group does; all of its processes come here, with equal regions."""
+        kinds = {_digest(r.text): r for r in regions if (r.text, platform) not in self._agreed}
+        if not kinds:
+            return
+        offer = functools.partial(self._offered, kinds, regions, platform, again)
+        take = functools.partial(self._take, kinds, platform)
+        for key in group.agree(_digest(" ".join(sorted(kinds))), offer, take):
+            why = undecided("another process that runs the program cannot use the decision")
+            self.decisions[kinds[key].text, platform] = kept(self._without_decision(kinds[key], platform), why)
+        self._agreed.update((region.text, platform) for region in kinds.values())
+
+    def _offered(
+        self, kinds: Mapping[str, Region], regions: Sequence[Region], platform: str, again: bool
+    ) -> Mapping[str, object]:
+        """Decide, in the first process, what all others will take."""
+        mode = self._asked_on_miss or self.options.on_miss or "search"
+        if mode == "search":
+            self._search_all(regions, platform, again)
+        found = {key: self.decide(region, platform) for key, region in kinds.items()}
+        return {key: entry_of(decision).to_json() for key, decision in found.items()}
+
+    def _take(self, kinds: Mapping[str, Region], platform: str, offered: Mapping[str, object]) -> list[str]:
+        """Take decisions, in another process; return the keys of those that are of no use here."""
+        taken = {key: self._taken(kinds[key], platform, entry) for key, entry in offered.items()}
+        self.decisions |= {(kinds[key].text, platform): d for key, d in taken.items() if d is not None}
+        return [key for key, d in taken.items() if d is None]
+
+    def _taken(self, region: Region, platform: str, value: object) -> Decision | None:
+        """A decision of another process of the same program; None if it is of no use here."""
+        try:
+            subject = RegionOnDevice(region, platform, self.devices(platform)[0], self.options)
+            key, base = key_of(subject), self._without_decision(region, platform)
+            return restore(subject, self.cache, key, Entry.from_json(value), Seal.MADE, base, lambda _: "")
+        except Exception as why:
+            log.warning("a decision of another process is not used: %s", in_one_line(why))
+            return None
 
     def _undecided(self, regions: Sequence[Region], platform: str) -> tuple[dict[str, Region], Counter[str]]:
         """List the regions to decide, one of each kind, by text; and how many there are of each kind."""
@@ -537,6 +585,10 @@ class Compiler(Decider):
         log.getChild("timing").info("whole function: %s", found)
         question.store(self.cache, found)
         return found
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _cuda(platform: str) -> str:

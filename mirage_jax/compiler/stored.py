@@ -57,10 +57,10 @@ def key_of(subject: RegionOnDevice) -> CacheKey:
     )
 
 
-def store(cache: Cache, key: CacheKey, d: Decision) -> Decision:
-    """Write a decision to the cache, and return it with the path of its readable kernels."""
+def entry_of(d: Decision) -> Entry:
+    """A decision as it is stored."""
     w: Winner | None = d.winner
-    entry = Entry(
+    return Entry(
         decision="xla" if w is None else "win",
         graph=None if w is None else str(w.graph),
         schedule=None if w is None else schedule_to_json(w.schedule),
@@ -71,8 +71,12 @@ def store(cache: Cache, key: CacheKey, d: Decision) -> Decision:
         reasons=(d.why, d.gate, "" if w is None else w.family, d.exact),
         variants=tuple((v.text, v.sizes, v.seconds) for v in d.variants),
     )
-    kernels = None if w is None else w.readable
-    path = cache.put(key, entry, kernels)
+
+
+def store(cache: Cache, key: CacheKey, d: Decision) -> Decision:
+    """Write a decision to the cache, and return it with the path of its readable kernels."""
+    kernels = None if d.winner is None else d.winner.readable
+    path = cache.put(key, entry_of(d), kernels)
     return replace(d, kernels=str(path.with_suffix(".py")) if path is not None and kernels else "")
 
 

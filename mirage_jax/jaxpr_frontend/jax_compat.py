@@ -136,6 +136,7 @@ class LoweringTarget:
     is_exported: bool = False  # it will be stored, which `jax.export` allows to few custom calls only
     is_manual: bool = False  # each device computes its part: inside of shard_map
     is_nested: bool = False  # it is part of a larger program
+    processes: tuple[int, ...] = ()  # whose devices compute it, where that is known
 
 
 def target(context: Any) -> LoweringTarget:
@@ -146,7 +147,28 @@ def target(context: Any) -> LoweringTarget:
         bool(getattr(parameters, "for_export", False)),
         bool(getattr(context.module_context.axis_context, "manual_axes", None)),
         not getattr(context.name_stack, "stack", True),
+        _processes(context.module_context.axis_context),
     )
+
+
+def _processes(axes: Any) -> tuple[int, ...]:
+    """The processes whose devices compute a program: its mesh says, or it is for as many devices as all have."""
+    devices = getattr(axes, "device_assignment", None)
+    if devices is None and isinstance(mesh := getattr(axes, "mesh", None), jax.sharding.Mesh):
+        devices = mesh.devices.flat
+    if devices is None and getattr(axes, "num_devices", None) == jax.device_count():
+        devices = jax.devices()
+    return tuple(sorted({d.process_index for d in devices or ()}))
+
+
+def key_value_store() -> Any:
+    """The client of the store that processes of one program share; None where there is none."""
+    try:
+        from jax._src.distributed import global_state
+
+        return global_state.client
+    except Exception:  # of a version of JAX that has it elsewhere
+        return None
 
 
 def _is_partitioned(context: Any) -> bool:

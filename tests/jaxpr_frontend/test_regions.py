@@ -19,6 +19,7 @@ from jaxpr_frontend.replacing import Evaluated, Replacing, analysis, assert_clos
 from mirage_jax.bench import different
 from mirage_jax.errors import UsageError
 from mirage_jax.jaxpr_frontend.capture.lowering import First
+from mirage_jax.jaxpr_frontend.jax_compat import LoweringTarget
 from mirage_jax.jaxpr_frontend.partition import regions
 from mirage_jax.jaxpr_frontend.partition.clusters import Dependencies, convex_clusters, divide
 from mirage_jax.jaxpr_frontend.partition.program import FlatProgram, flatten
@@ -260,7 +261,7 @@ class Failing:
     remat: bool = False
     asked: list[Any] = field(default_factory=list)
 
-    def prepare(self, regions: Any, platforms: tuple[str, ...], again: bool = False) -> None:
+    def prepare(self, regions: Any, target: LoweringTarget, again: bool = False) -> None:
         pass
 
     def choose(self, whole: Any) -> First:

@@ -117,7 +117,7 @@ class RegionCompiler(Protocol):
         """Whether large values that are cheap to make again are not kept for the backward pass."""
         ...
 
-    def prepare(self, regions: Sequence[Region], platforms: tuple[str, ...], again: bool = False) -> None:
+    def prepare(self, regions: Sequence[Region], target: LoweringTarget, again: bool = False) -> None:
         """Told of all regions of a program before it is asked for each: it may decide them in another order. `again`:
         they were cut in another way before, with more values made again.
         """
@@ -677,7 +677,7 @@ def _steps(
 
 def _prepare(regions: Sequence[Region], compiler: RegionCompiler, target: LoweringTarget, again: bool) -> None:
     try:
-        compiler.prepare(regions, target.platforms, again)
+        compiler.prepare(regions, target, again)
     except Exception as e:
         _failed(e, compiler.strict, "choosing which regions to tune first")
 
