@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -42,6 +42,7 @@ SPLIT_COUNTS = (2, 4, 8, 16, 32)
 MIN_SPLIT_ELEMENTS = 16  # in one part
 TILE_PARTS = (256, 128)  # elements in one part of an axis that is too long for those counts: a tile, without a loop
 USUAL_WARPS = 4
+MAX_ALIKE = 8  # candidates with the same grids and loops: a few may lose digits, or be refused
 LOOKALIKE_PENALTY = 1.5  # of the second of similar candidates, relative to its estimate
 MIN_GAIN_BY_LOSS = 1.5  # times as fast has to be what loses digits: the float gate refuses most of that
 SIZE = re.compile(r"(1/)?\|([a-z]\w*)\|")
@@ -271,11 +272,30 @@ def diverse(found: Iterable[Candidate]) -> Iterator[Candidate]:
     seen: Counter[object] = Counter()
     ranked: list[tuple[float, int, Candidate]] = []
     for n, c in enumerate(found):
-        like = c.family if c.family == "algebra" else tuple((k.grid, k.loop) for k in c.graph.kernels)
-        seen[like] += 1
+        seen[like := _like(c)] += 1
         if seen[like] <= 2:
             ranked.append((c.seconds * (LOOKALIKE_PENALTY if seen[like] == 2 else 1.0), n, c))
     return iter(c for *_, c in sorted(ranked, key=lambda row: row[:2]))
+
+
+def best_in_range(reference: KernelGraph, found: Iterable[Candidate], device: DeviceModel) -> list[Candidate]:
+    """Candidates as `ranged` makes them, best estimate first; of those with the same grids and loops the best few, for
+    others are never tried. What it makes is no faster, so those that are too slow already need not be asked.
+    """
+    seconds: defaultdict[object, list[float]] = defaultdict(list)  # by what is alike
+    kept: list[Candidate] = []
+    for c in sorted(found, key=lambda c: c.seconds):
+        known = seconds[_like(c), tuple(map(len, c.graph.waves))]  # a wave may become one launch
+        if c.family == "algebra" or sum(s <= c.seconds for s in known) < MAX_ALIKE:
+            made = list(ranged(reference, [c], device))
+            known += [x.seconds for x in made]
+            kept += made
+    return sorted(kept, key=lambda c: c.seconds)
+
+
+def _like(c: Candidate) -> object:
+    """What is equal for candidates that hardly differ."""
+    return c.family if c.family == "algebra" else tuple((k.grid, k.loop) for k in c.graph.kernels)
 
 
 def to_json(candidates: Sequence[Candidate]) -> list[Any]:

@@ -19,7 +19,7 @@ from mirage_jax.errors import UnsupportedError
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.operators import operator
-from mirage_jax.search.candidates import Candidate, KnownTilings, kind, ranged, tiled
+from mirage_jax.search.candidates import Candidate, KnownTilings, best_in_range, kind, tiled
 from mirage_jax.search.decompose.fusion import combined, inlined
 from mirage_jax.search.decompose.output_slices import SUMS, followed, output_slice, shared_operands, waists
 from mirage_jax.search.decompose.subprocesses import SubSearch, search_parts
@@ -87,7 +87,7 @@ def search(
         by_part.append(candidates)
         report.add(part_report)
     found += _put_together(reference, parts, by_part, device, until + MAX_COMBINING_SHARE * seconds)
-    return sorted(ranged(reference, found, device), key=lambda c: c.seconds), report
+    return best_in_range(reference, found, device), report
 
 
 def _has_kernels(families: Sequence[str], device: DeviceModel) -> bool:

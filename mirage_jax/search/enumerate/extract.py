@@ -368,6 +368,8 @@ class _KernelWriter:
         if not degree:
             return self.emit("acc", value)
         group, d = self._one_group(degree)
+        if self._is_carried(self.shifts[group]) and self.stages[value].depth > 0:
+            return self.emit("acc", value)  # of a later loop: relative to the final shift, which moves no more
         return self.emit("accs", value, self.shifts[group], **({} if d == 1 else {"degree": d}))
 
     def _exponential(self, p: Poly, s: Decomposition, group: int, degree: Fraction) -> str:

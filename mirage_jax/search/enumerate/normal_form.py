@@ -154,6 +154,31 @@ class Expressions:
         """Free axes of a value."""
         return NO_AXES.union(*(self.term_axes(t) for t, _ in self.poly(p)))
 
+    # ------------------------------------------------------------------ what a value depends on
+
+    @memo
+    def _base_atoms(self, b: Base) -> frozenset[tuple[str, tuple[Axis, ...]]]:
+        match self.base(b):
+            case ("atom", name, axes):
+                return frozenset({(name, axes)})
+            case ("P", p):
+                return self.atoms(p)
+            case ("E", t):
+                return self._term_atoms(t)
+            case function:
+                return frozenset[tuple[str, tuple[Axis, ...]]]().union(*map(self.atoms, function[2]))
+        raise AssertionError(self.base(b))
+
+    @memo
+    def _term_atoms(self, t: Term) -> frozenset[tuple[str, tuple[Axis, ...]]]:
+        _, factors = self.term(t)
+        return frozenset[tuple[str, tuple[Axis, ...]]]().union(*(self._base_atoms(b) for b, _ in factors))
+
+    @memo
+    def atoms(self, p: Poly) -> frozenset[tuple[str, tuple[Axis, ...]]]:
+        """The tensors that a value is made of, each under its axis names."""
+        return frozenset[tuple[str, tuple[Axis, ...]]]().union(*(self._term_atoms(t) for t, _ in self.poly(p)))
+
     # ------------------------------------------------------------------ a well-founded measure
 
     @memo

@@ -69,6 +69,7 @@ class Model:
 
     def __post_init__(self) -> None:
         self._kernels: dict[tuple[Leaves, Leaves], Priced | None] = {}
+        self._bounds: dict[tuple[Leaves, Leaves], float] = {}
         self._visible: dict[Axes, dict[Poly, Axes]] = {}  # of values, by the axes of a grid
         self._spaces: dict[tuple[Poly, Decomposition], tuple[float, Axes, tuple[frozenset[Axis], ...], float]] = {}
 
@@ -99,9 +100,22 @@ class Model:
         return math.prod(map(self.extent, self.tables.axioms.e.axes(p))) * self.width(p)
 
     def bound(self, outs: Leaves, leaves: Leaves) -> float:
-        """Bound the seconds of all kernels with these outputs and loaded intermediates from below."""
-        traffic = sum(self.bytes(p) for p in (*outs, *leaves))
-        return math.hypot(self.device.shortest, traffic / self.device.bandwidth) + self.device.launch
+        """Bound the seconds of all kernels with these outputs and loaded intermediates from below: they also read the
+        region's inputs of which only the outputs are made.
+        """
+        if (outs, leaves) not in self._bounds:
+            traffic = sum(self.bytes(p) for p in (*outs, *leaves)) + self._input_bytes(outs, leaves)
+            seconds = math.hypot(self.device.shortest, traffic / self.device.bandwidth) + self.device.launch
+            self._bounds[outs, leaves] = seconds
+        return self._bounds[outs, leaves]
+
+    def _input_bytes(self, outs: Leaves, leaves: Leaves) -> int:
+        """Bytes of the inputs that the outputs depend on, and none of the leaves."""
+        e = self.tables.axioms.e
+        known = {name for p in leaves for name, _ in e.atoms(p)}
+        found = {name: axes for p in outs for name, axes in e.atoms(p) if name in self.widths and name not in known}
+        sizes = ((name, (self.extents[origin(a)] for a in axes if kind(a) == "t")) for name, axes in found.items())
+        return sum(math.prod(extents) * self.widths[name] for name, extents in sizes)
 
     # ------------------------------------------------------------------ one operator
 
@@ -174,6 +188,8 @@ class Model:
     ) -> Priced | None:
         """The cheapest kernel with these axes on its grid; no operator reduces an axis in `kept`."""
         f = self.tables
+        if loop in axes:
+            return None  # a block has one tile of that axis, and nothing to loop over
         if f.batch & f.free_axes(outs) - axes - {loop}:
             return None  # as below, but before a DAG is looked for
         must = frozenset(a for a in axes if kind(a) == "g")
