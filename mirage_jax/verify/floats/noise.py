@@ -33,8 +33,6 @@ TF32_UNIT = 2.0**-10  # the type has 10 bits of mantissa
 CUT_OFF = 4  # half units: up to a unit at each of some steps, all in one direction
 SAMPLES = 8
 ABSORBING = -1e29  # ordinary numbers added to it, or to less, change no bit of it, even in float64
-STRIDE, SAMPLE_STRIDE = 0x9E3779B9, numpy.uint32(0x85EBCA6B)  # between streams, and between samples: they share nothing
-MIXING = tuple((numpy.uint32(s), numpy.uint32(f)) for s, f in ((16, 0x7FEB352D), (15, 0x846CA68B)))  # C. Wellons, 2018
 EXACT = frozenset(
     {"affine", "iota", "max", "shift", "maximum", "minimum", "where", "mask", "abs", "sign", "floor", "round"}
 )
@@ -88,15 +86,10 @@ class NoisyDomain(FloatDomain):
         return NamedArray(total.axes, total.array + unit * size * self._random(size, stream))
 
     def _random(self, like: Any, stream: int) -> Any:
-        """Numbers of mean 0 and variance 1 between -1.8 and 1.8, for the elements of an array.
-
-        Hashes of their places: float64's sine would take a compiler for GPUs seconds for each stream.
-        """
-        first = self.xp.asarray([self.sample]).astype("uint32") * SAMPLE_STRIDE + numpy.uint32(stream * STRIDE % 2**32)
-        x = (first + self.xp.arange(like.size, dtype="uint32")).reshape(like.shape)
-        for shift, factor in MIXING:
-            x = (x ^ (x >> shift)) * factor
-        return 3.0**0.5 * ((x ^ (x >> MIXING[0][0])).astype("float64") * 2.0**-31 - 1)
+        """Numbers of mean 0 and variance 1 between -1.8 and 1.8, for the elements of an array."""
+        places = self.xp.arange(like.size, dtype="float64").reshape(like.shape)
+        shuffled = 43758.5453 * self.xp.sin(12.9898 * places + stream % 1000 + 1.37 * self.sample)
+        return 3.0**0.5 * (2 * (shuffled - self.xp.floor(shuffled)) - 1)
 
 
 def _squared(x: NamedArray) -> NamedArray:
