@@ -126,7 +126,7 @@ class Compiler(Decider):
 
     def prepare(self, regions: Sequence[Region], target: LoweringTarget, again: bool = False) -> None:
         """Decide for all regions of a program before it is lowered, so that they share the budget and the children. If
-        several processes run the program, the first of them decides.
+        several processes run the program, the first one decides.
 
         again: the program was cut in another way before, and regions of that may have taken all of the time.
         """

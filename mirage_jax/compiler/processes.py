@@ -47,7 +47,7 @@ class KeyValueStore(Protocol):
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """The processes that run a program, in order, and which of them this one is."""
+    """The processes that run a program, in order, and the number of this one."""
 
     processes: Sequence[int]
     me: int

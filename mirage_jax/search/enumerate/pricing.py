@@ -101,7 +101,7 @@ class Model:
 
     def bound(self, outs: Leaves, leaves: Leaves) -> float:
         """Bound the seconds of all kernels with these outputs and loaded intermediates from below: they also read the
-        region's inputs of which only the outputs are made.
+        region's inputs that the outputs need and no leaf has.
         """
         if (outs, leaves) not in self._bounds:
             traffic = sum(self.bytes(p) for p in (*outs, *leaves)) + self._input_bytes(outs, leaves)

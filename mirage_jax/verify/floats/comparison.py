@@ -169,7 +169,7 @@ class Compared:
         return self._told(found, first)
 
     def _told(self, found: int, first: tuple[Any, Any, Any] | None) -> str:
-        """Say how many values are wrong: the first of them, XLA's and the candidate's number there."""
+        """Say how many values are wrong, and where the first is: XLA's and the candidate's number there."""
         if not found or first is None:
             return ""
         n, x, c = first
