@@ -164,10 +164,14 @@ class Compiler(Decider):
             return
         offer = functools.partial(self._offered, kinds, regions, platform, again)
         take = functools.partial(self._take, kinds, platform)
-        for key in group.agree(_digest(" ".join(sorted(kinds))), offer, take):
-            why = undecided("another process that runs the program cannot use the decision")
-            self.decisions[kinds[key].text, platform] = kept(self._without_decision(kinds[key], platform), why)
-        self._agreed.update((region.text, platform) for region in kinds.values())
+        used: frozenset[str] = frozenset()
+        try:
+            used = group.agree(_digest(" ".join(sorted(kinds))), offer, take)
+        finally:  # where the first one fails, too: the others have nothing from it
+            why = undecided("the processes that run the program could not agree on a decision")
+            for region in (region for key, region in kinds.items() if key not in used):
+                self.decisions[region.text, platform] = kept(self._without_decision(region, platform), why)
+            self._agreed.update((region.text, platform) for region in kinds.values())
 
     def _offered(
         self, kinds: Mapping[str, Region], regions: Sequence[Region], platform: str, again: bool

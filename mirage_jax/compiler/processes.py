@@ -37,7 +37,7 @@ class KeyValueStore(Protocol):
     """What is needed of the client of `jax.distributed`."""
 
     def key_value_set(self, key: str, value: str) -> None:
-        """KeyValueStore a value."""
+        """Store a value."""
         ...
 
     def blocking_key_value_get(self, key: str, timeout_in_ms: int) -> str:
@@ -60,7 +60,7 @@ class ProcessGroup:
         return None if store is None else cls(processes, jax.process_index(), store)
 
     def agree(self, name: str, offer: Callable[[], Offer], take: Callable[[Offer], Collection[str]]) -> frozenset[str]:
-        """Pass decisions from the first process to the others; return the keys of what somebody cannot use.
+        """Pass decisions from the first process to the others; return the keys of what all of them use.
 
         Args:
             name: what the decisions are about; equal in all processes.
@@ -73,19 +73,20 @@ class ProcessGroup:
             place = f"{place}/{_exchanged[self.me, place]}"
         first, *others = self.processes
         refused: dict[int, Collection[str]] = {}
+        offered: Offer = {}
         if self.me == first:
-            offered: Offer = {}
             try:
                 offered = offer()
             finally:  # or the others would wait for ever
                 self.store.key_value_set(f"{place}/offer", json.dumps(offered))
         else:
-            refused[self.me] = _taken(take, json.loads(self._wait_for(f"{place}/offer", first)))
+            offered = json.loads(self._wait_for(f"{place}/offer", first))
+            refused[self.me] = _taken(take, offered)
             self.store.key_value_set(f"{place}/{self.me}", json.dumps(sorted(refused[self.me])))
         for other in others:
             if other != self.me:
                 refused[other] = json.loads(self._wait_for(f"{place}/{other}", other))
-        return frozenset().union(*refused.values())
+        return frozenset(offered).difference(*refused.values())
 
     def _wait_for(self, key: str, process: int) -> str:
         """A value that another process stores. It may tune for minutes; if it dies, so do all."""

@@ -40,11 +40,13 @@ type Term = int
 type Poly = int
 type Factors = tuple[tuple[Base, Fraction], ...]
 type Axes = frozenset[Axis]
+type Atoms = frozenset[tuple[str, tuple[Axis, ...]]]  # tensors, under axis names
 
 ONE = Fraction(1)
 WHOLE = TRUTHS | {"floor", "round", "sign"}  # functions whose values are whole numbers
 KEEPS_WHOLE = frozenset({"abs", "max", "maximum", "minimum", "where"})  # of whole numbers
 NO_AXES: Axes = frozenset()
+NO_ATOMS: Atoms = frozenset()
 
 
 def is_multiple(power: Fraction) -> bool:
@@ -157,7 +159,7 @@ class Expressions:
     # ------------------------------------------------------------------ what a value depends on
 
     @memo
-    def _base_atoms(self, b: Base) -> frozenset[tuple[str, tuple[Axis, ...]]]:
+    def _base_atoms(self, b: Base) -> Atoms:
         match self.base(b):
             case ("atom", name, axes):
                 return frozenset({(name, axes)})
@@ -166,18 +168,18 @@ class Expressions:
             case ("E", t):
                 return self._term_atoms(t)
             case function:
-                return frozenset[tuple[str, tuple[Axis, ...]]]().union(*map(self.atoms, function[2]))
+                return NO_ATOMS.union(*map(self.atoms, function[2]))
         raise AssertionError(self.base(b))
 
     @memo
-    def _term_atoms(self, t: Term) -> frozenset[tuple[str, tuple[Axis, ...]]]:
+    def _term_atoms(self, t: Term) -> Atoms:
         _, factors = self.term(t)
-        return frozenset[tuple[str, tuple[Axis, ...]]]().union(*(self._base_atoms(b) for b, _ in factors))
+        return NO_ATOMS.union(*(self._base_atoms(b) for b, _ in factors))
 
     @memo
-    def atoms(self, p: Poly) -> frozenset[tuple[str, tuple[Axis, ...]]]:
+    def atoms(self, p: Poly) -> Atoms:
         """The tensors that a value is made of, each under its axis names."""
-        return frozenset[tuple[str, tuple[Axis, ...]]]().union(*(self._term_atoms(t) for t, _ in self.poly(p)))
+        return NO_ATOMS.union(*(self._term_atoms(t) for t, _ in self.poly(p)))
 
     # ------------------------------------------------------------------ a well-founded measure
 
