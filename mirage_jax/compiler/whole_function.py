@@ -1,11 +1,11 @@
 """A function as a whole: whether it runs as ours or under plain `jax.jit`, decided once and stored.
 
 Each region beats XLA's code for that region alone. That says little about a function: what XLA fuses across a border,
-and what it need not make again, is in no region's time. So the function is measured, too: as it was written, ours, and
-ours without values that are made again. The rule: the fastest of ours runs if its median ratio over plain jit is at
-least 1 and the lower end of its interval at least 0.98; among variants within 1% of the fastest, the least temporary
-memory wins. Else plain jit runs. So it does where a GPU waits for the host, which starts XLA's kernels faster than
-ours.
+and what it need not make again, is in no region's time. So the function is measured, too: as it was written, ours, ours
+as it was cut first, and ours without values that are made again. The rule: the fastest of ours runs if its median ratio
+over plain jit is at least 1 and the lower end of its interval at least 0.98; among variants within 1% of the fastest,
+the least temporary memory wins. Else plain jit runs. So it does where a GPU waits for the host, which starts XLA's
+kernels faster than ours.
 
 A decision is stored under the program's fingerprint and the decisions of its regions, so it is asked again when one of
 these changes. It is about speed, never about correctness: every variant is made of proven regions.

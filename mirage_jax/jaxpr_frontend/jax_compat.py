@@ -123,8 +123,27 @@ def lower_traced(fn: Callable[..., list[Any]], context: Any, operands: Sequence[
 
 
 def lower_as_written(jaxpr: Jaxpr, context: Any, operands: Sequence[Any]) -> Any:
-    """Lower a jaxpr without effects as a call of it. Nothing is traced again."""
-    return mlir.core_call_lowering(context, *operands, name="mirage_call", call_jaxpr=jaxpr)
+    """Lower a jaxpr without effects in place. Nothing is traced again, and no call is left: XLA may fuse what it takes
+    out of one into more kernels than it makes of the same operations without it.
+    """
+    module = context.module_context
+    if context.platforms is not None:
+        module = module.replace(platforms=context.platforms)
+    constant = functools.partial(mlir.ir_constant, const_lowering=context.const_lowering)
+    constants = [constant(c, aval=v.aval) for c, v in zip(jaxpr.consts, jaxpr.constvars, strict=True)]
+    results, tokens = mlir.jaxpr_subcomp(
+        module,
+        jaxpr,
+        context.name_stack,
+        context.tokens_in,
+        constants,
+        *operands,
+        dim_var_values=context.dim_var_values,
+        const_lowering=context.const_lowering,
+        outer_traceback=None,
+    )
+    context.set_tokens_out(tokens)
+    return results
 
 
 @dataclass(frozen=True)

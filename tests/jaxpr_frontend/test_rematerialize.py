@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,16 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxpr_frontend.replacing import Replacing, assert_close, optimized, random
 
 from mirage_jax.jaxpr_frontend.capture.call_primitive import mirage_call_p
-from mirage_jax.jaxpr_frontend.capture.lowering import OURS, PLAIN, WITHOUT, First, WholeProgram, planned
+from mirage_jax.jaxpr_frontend.capture.lowering import (
+    FIRST_CUT,
+    OURS,
+    PLAIN,
+    WITHOUT,
+    First,
+    WholeProgram,
+    _rounds,
+    planned,
+)
 from mirage_jax.jaxpr_frontend.capture.rematerialize import checkpointed, repeated
 from mirage_jax.jaxpr_frontend.jax_compat import LoweringTarget
 from mirage_jax.jaxpr_frontend.partition.program import flatten
@@ -256,6 +265,37 @@ def test_the_fastest_variant_runs(chosen: str, inside: bool) -> None:
         assert instructions(step, *QKV) == instructions(jax.jit(jax.grad(loss, (0, 1, 2))), *QKV)
     if not inside:
         assert ("optimization_barrier" in step.lower(*QKV).as_text()) == (chosen == OURS)
+
+
+@dataclass(frozen=True, eq=False)
+class OutOfTime(Picky):
+    """Decides no region of a program that was cut before: no time is left. `seen`: what `choose` was asked."""
+
+    decided: set[str] = field(default_factory=set)
+    seen: list[WholeProgram] = field(default_factory=list)
+
+    def prepare(self, regions: Any, target: LoweringTarget, again: bool = False) -> None:
+        self.decided.update(r.text for r in regions if not again and self.takes(r))
+
+    def compile_region(self, region: Region, platforms: tuple[str, ...] = ()) -> Any:
+        return Replacing.compile_region(self, region, platforms) if region.text in self.decided else None
+
+    known_region = compile_region
+
+    def choose(self, whole: WholeProgram) -> First:
+        self.seen.append(whole)
+        return First(next(iter(whole.variants)))
+
+
+def test_kernels_that_were_found_first_are_not_lost_where_no_time_is_left() -> None:
+    """What is left to XLA is cut otherwise then, and a kernel's region with it."""
+    step, compiler = jax.grad(partial(square, layers_of_two_kinds), (0, 1, 2)), OutOfTime(remat=True)
+    rounds = _rounds(jax.make_jaxpr(step)(*TWO_KINDS), compiler, mirage_call_p, LoweringTarget(("cpu",)))
+    compiler = OutOfTime(remat=True, takes=lambda r: r.text == max(f.text for f in rounds[0].regions))
+    assert_same_gradients(optimized(step, compiler), step, TWO_KINDS)
+    (whole,) = compiler.seen
+    assert FIRST_CUT in whole.variants and whole.variants[FIRST_CUT]().replaced
+    assert all(plan().replaced for plan in whole.with_kernels.variants.values())
 
 
 SMALL = (X, *(w[0] for w in WEIGHTS))

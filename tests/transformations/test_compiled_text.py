@@ -14,6 +14,9 @@ from transformations.functions import (
 
 import mirage_jax
 from mirage_jax.compiler.tuning_session import TuningSession
+from mirage_jax.jaxpr_frontend.capture.lowering import WholeProgram
+from mirage_jax.jaxpr_frontend.jax_compat import LoweringTarget
+from mirage_jax.jaxpr_frontend.partition.program import flatten
 
 optimize = functools.partial(mirage_jax.optimize, on_miss="heuristic", backend="jax", strict=True)
 
@@ -58,3 +61,51 @@ def test_values_in_the_memory_of_the_host_stay_with_xla() -> None:
 
     report = optimize(f).explain(*MATRICES)
     assert not report.regions and "context (it is in the memory of the host)" in str(report)
+
+
+@jax.custom_vjp
+def _scaled(x):
+    return 2 * x
+
+
+_scaled.defvjp(lambda x: (2 * x, x), lambda x, g: (g * jnp.cos(x),))
+
+
+def _loops(a, b, v):
+    def body(carry, row):
+        return jax.jit(sums)(a, b, carry) @ jnp.ones((a.shape[0], v.shape[0])), jnp.cumsum(row)
+
+    return jax.lax.scan(body, v, a)
+
+
+def _branches(a, b, v):
+    return jax.lax.cond(v.sum() > 0, lambda: jax.jit(sums)(a, b, v), lambda: jnp.sort(a, 1)[:, 0])
+
+
+def _printing(a, b, v):
+    y = jax.jit(sums)(a, b, v)
+    jax.debug.print("{y}", y=y[0])
+    return jax.jit(jnp.sort)(y)
+
+
+def _gradients(a, b, v):
+    return jax.grad(lambda *x: jnp.square(_scaled(jax.checkpoint(sums)(*x))).sum(), (0, 1, 2))(a, b, v)
+
+
+@pytest.mark.parametrize("f", [_loops, _branches, _printing, _gradients, sums])
+def test_what_is_left_to_xla_is_what_jit_would_compile(f: Any) -> None:
+    """Not a call of it either: on a GPU, XLA makes other kernels of what it takes out of a call."""
+    left = mirage_jax.optimize(f, on_miss="fallback", remat="regions")
+    assert left.lower(*MATRICES).as_text() == jax.jit(f).lower(*MATRICES).as_text()
+
+
+@pytest.mark.parametrize("f", [_loops, _gradients])
+def test_what_is_timed_as_plain_jit_is_what_jit_would_compile(f: Any) -> None:
+    jaxpr = jax.make_jaxpr(f)(*MATRICES)
+    whole = WholeProgram(jaxpr, flatten(jaxpr), {}, LoweringTarget(("cpu",)))
+
+    def operations(text: str) -> list[str]:
+        return [line.split(" = ")[-1].split("(")[0] for line in text.splitlines()[2:] if "func" not in line]
+
+    timed = jax.jit(lambda *args: whole.run(*args)).lower(*MATRICES).as_text()
+    assert operations(timed) == operations(jax.jit(f).lower(*MATRICES).as_text())

@@ -42,7 +42,8 @@ from mirage_jax.jaxpr_frontend.translate.translate import Region
 
 log = logging.getLogger("mirage_jax")
 
-PLAIN, OURS, WITHOUT = "xla", "mirage", "mirage without remat"  # labels of a program and its variants
+# Labels of a program and its variants.
+PLAIN, OURS, FIRST_CUT, WITHOUT = "xla", "mirage", "mirage, first cut", "mirage without remat"
 
 
 class CompiledRegion(Protocol):
@@ -291,11 +292,11 @@ class LoweringPlan:
         """The program, which was `written` so, as a jaxpr: what stays as it is need not be traced again. None if
         something has to be traced.
         """
+        if self.changes_nothing:
+            return written
         waits = any(eqn.after for eqn in self.program.eqns)
         if written.effects or waits or any(step.placed.shards for step in self._replacements):
             return None
-        if self.changes_nothing:
-            return written
         try:
             made: dict[tuple[int, ...], FlatEqn] = {}  # what regions have beside them, several may have
             for eqn in itertools.chain.from_iterable(map(self._equations, self.steps)):
@@ -354,30 +355,37 @@ def plan(
     """What replaces what in `jaxpr`. `call` brings a body back here. A program that is not the body of another one is
     measured as a whole, and runs as it was written where that is faster.
     """
-    ours = planned(jaxpr, compiler, call, target)
-    if is_body or not ours.replaced or makes_again(jaxpr):
-        return ours
-    return _faster(jaxpr, ours, compiler, call, target)
+    rounds = _rounds(jaxpr, compiler, call, target)
+    if is_body or makes_again(jaxpr) or not any(found.replaced for found in rounds):
+        return rounds[-1]
+    return _faster(jaxpr, rounds, compiler, call, target)
 
 
 def _faster(
     jaxpr: Jaxpr,
-    ours: LoweringPlan,
+    rounds: Sequence[LoweringPlan],
     compiler: RegionCompiler,
     call: Primitive,
     target: LoweringTarget,
     remat: bool | None = None,
 ) -> LoweringPlan:
-    """The plan, or the program as it was written, or as it is without values that are made again.
+    """The last plan, or the first one if that has other kernels, or the program as it was written, or as it is without
+    values that are made again.
 
     remat: whether the plan may make values again; the compiler says, if it is not given.
     """
+    first, ours = rounds[0], rounds[-1]
 
     def plan_of(jaxpr: Jaxpr, label: str) -> LoweringPlan:
         """A variant of a program, of decisions that are made."""
-        return planned(jaxpr, compiler, call, target, False if label == WITHOUT else remat, search=False)
+        found = _rounds(jaxpr, compiler, call, target, False if label == WITHOUT else remat, search=False)
+        return found[0] if label == FIRST_CUT else found[-1]
 
-    variants = {OURS: lambda: ours}
+    variants: dict[str, Callable[[], LoweringPlan]] = {}
+    if ours.replaced:
+        variants[OURS] = lambda: ours
+    if not first.kernels <= ours.kernels:
+        variants[FIRST_CUT] = lambda: first
     if ours.makes_again:
         variants[WITHOUT] = functools.cache(lambda: plan_of(jaxpr, WITHOUT))
     program = ours.program if ours.is_as_written else flatten(jaxpr)
@@ -386,8 +394,8 @@ def _faster(
     if whole.chosen in variants:
         return replace(variants[whole.chosen](), whole=whole)
     if ours.makes_again:  # what it would be without that was not tuned so far
-        without = planned(jaxpr, compiler, call, target, remat=False, again=True)
-        if without.replaced:
+        without = _rounds(jaxpr, compiler, call, target, remat=False, again=True)
+        if without[-1].replaced:
             return _faster(jaxpr, without, compiler, call, target, remat=False)
     return replace(_as_written(jaxpr, compiler, call, ours), whole=whole)
 
@@ -449,8 +457,15 @@ class WholeProgram:
         """The first of the variants."""
         return next(iter(self.variants.values()))()
 
+    @cached_property
+    def with_kernels(self) -> WholeProgram:
+        """The same with those variants that replace anything: others would be timed as plain jit once more."""
+        return replace(self, variants={label: plan for label, plan in self.variants.items() if plan().replaced})
+
     def run(self, *args: Any) -> list[Any]:
         """Evaluate the program as it was written."""
+        if not _has_calls(self.jaxpr):  # with its inner calls, as plain jit has them
+            return jax_compat.eval_jaxpr(self.jaxpr, self.jaxpr.consts, *args)
         values = {**self.as_written.constants, **dict(zip(self.as_written.inputs, args, strict=True))}
         evaluate([_plain(eqn) for eqn in self.as_written.eqns], values)
         return [read(values, atom) for atom in self.as_written.outputs]
@@ -537,7 +552,14 @@ class _Kept:
         return changed
 
 
-def planned(
+def planned(jaxpr: Jaxpr, compiler: RegionCompiler, call: Primitive, target: LoweringTarget) -> LoweringPlan:
+    """What replaces what in `jaxpr`, with values made again where a kernel that was chosen reads them so, and nowhere
+    else.
+    """
+    return _rounds(jaxpr, compiler, call, target)[-1]
+
+
+def _rounds(
     jaxpr: Jaxpr,
     compiler: RegionCompiler,
     call: Primitive,
@@ -545,21 +567,21 @@ def planned(
     remat: bool | None = None,
     search: bool = True,
     again: bool = False,
-) -> LoweringPlan:
-    """What replaces what in `jaxpr`, with values made again where a kernel that was chosen reads them so, and nowhere
-    else. Each round leaves one unit or more as it is.
+) -> list[LoweringPlan]:
+    """The plans that lead to `planned`, which is the last. Each stores a value that XLA made again in the one before,
+    and so cuts other regions, for which there may be no time left.
 
     remat: whether any may be; the compiler says, if it is not given. search: False takes only decisions that are made.
     again: the program was cut in another way before.
     """
-    kept = _Kept()
+    kept, rounds = _Kept(), list[LoweringPlan]()
     while True:
         cut = _cut(jaxpr, compiler, target, kept, compiler.remat if remat is None else remat)
         if search:
             _prepare(_local(list(cut.regions()), target), compiler, target, again)
-        found = _place(cut, compiler, call, target, search)
-        if not kept.add(cut, found):
-            return found
+        rounds.append(_place(cut, compiler, call, target, search))
+        if not kept.add(cut, rounds[-1]):
+            return rounds
         again = True
 
 
@@ -639,7 +661,7 @@ def _with_checkpoints(jaxpr: Jaxpr, compiler: RegionCompiler, call: Primitive) -
         return jaxpr, None
     variants = {
         OURS: functools.cache(lambda: planned(both, compiler, call, target)),
-        WITHOUT: functools.cache(lambda: planned(plain, compiler, call, target, search=False)),
+        WITHOUT: functools.cache(lambda: _rounds(plain, compiler, call, target, search=False)[-1]),
     }
     whole = _choose(WholeProgram(plain, flatten(plain), variants, target), compiler)
     return (marked if whole.chosen == OURS else jaxpr), whole
