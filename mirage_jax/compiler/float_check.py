@@ -491,7 +491,7 @@ class Accuracy:
             try:
                 with gpu_lock(self.subject.device):
                     args = (jax.device_put(v, self.subject.device) for v in near)
-                    results = self._placed(self._unfused(*args))
+                    results = self._placed(jax.block_until_ready(self._unfused(*args)))  # a failure is met here
             except Exception as why:  # no memory for all intermediate results, say
                 log.info("not run one operation after another: %s", in_one_line(why))
                 return None

@@ -578,8 +578,11 @@ def bind_alone(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
 
 
 def bind_unfused(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
-    """The same, as if the equation ran by itself: XLA fuses it with no other, and rounds its results to their types."""
-    return list(lax.optimization_barrier(bind_alone(eqn, values)))
+    """The same, as if the equation ran by itself: XLA fuses its floats with no other, and rounds them to their types.
+    Other types lose nothing where they are fused, and some masks are cut out of one that fills a GPU.
+    """
+    results = bind_alone(eqn, values)
+    return [lax.optimization_barrier(y) if jnp.issubdtype(y.dtype, jnp.inexact) else y for y in results]
 
 
 def has_context(eqn: JaxprEqn) -> bool:

@@ -185,6 +185,35 @@ def test_large_regions_are_compared_on_the_device(dtype: str, monkeypatch) -> No
     assert "" in verdicts[True] and any(verdicts[True][-len(accuracy._classes) :])
 
 
+def windowed(q, k, v):
+    """Causal attention whose mask is cut out of one for the longest context, as models in `transformers` have it."""
+    mask = jnp.tril(jnp.ones((1 << 14, 1 << 14), bool))[: q.shape[0], : k.shape[0]]
+    return jax.nn.softmax(jnp.where(mask, q @ k.T, -jnp.inf), axis=-1) @ v
+
+
+def test_one_operation_after_another_stores_no_mask_that_is_cut() -> None:
+    """In a file of the `transformers` the whole mask took 144 GiB of a GPU, and its attention lost its kernels."""
+    r = region(windowed, (16, 8), (16, 8), (16, 8))
+    session = TuningSession(r, "cpu", jax.devices()[0], Options())
+    inputs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in session.specs]
+    plan: Any = jax.jit(session.unfused).lower(*inputs).compile().memory_analysis()
+    assert plan.temp_size_in_bytes < 1 << 20
+
+
+def test_without_memory_nothing_is_run_one_operation_after_another(monkeypatch) -> None:
+    """XLA says so where the results are waited for, which may be far from the call."""
+
+    class Failed:
+        def block_until_ready(self) -> None:
+            raise RuntimeError("RESOURCE_EXHAUSTED: out of memory while trying to allocate 144 GiB")
+
+    r = region(attend, (24, 16), (40, 16), (40, 16))
+    accuracy = Accuracy(TuningSession(r, "cpu", jax.devices()[0], Options()))
+    monkeypatch.setattr(Accuracy, "_on_host", False)
+    monkeypatch.setattr(Accuracy, "_unfused", lambda *args: [Failed()])
+    assert accuracy.written_errors(accuracy._classes["normal"]) is None
+
+
 def shift_added_first(graph: KernelGraph) -> KernelGraph:
     """With ``y - (log(l) + m)`` in place of ``(y - m) - log(l)``."""
     made = re.compile(r"library (\w+): (\w+)\[(\S*)\] = lesslogs (\S+) (\w+)\[(\S*)\] (\S+)$", re.MULTILINE)
