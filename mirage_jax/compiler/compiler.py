@@ -580,12 +580,15 @@ class Compiler(Decider):
             with unchecked(x64):
                 return function_timing.measure(timed, device, limit)
 
+        timings = log.getChild("timing")
         with self._spending():
             try:
-                found = question.decided(apart(measure))
+                times = apart(measure)
+                found = question.decided(times)
+                timings.info("whole function over plain jit: %s", times)
             except UnsupportedError as why:
                 found = not_measured(question.whole, str(why))
-        log.getChild("timing").info("whole function: %s", found)
+        timings.info("whole function: %s", found)
         question.store(self.cache, found)
         return found
 

@@ -52,6 +52,9 @@ class WholeTimes:
     ratios: Ratios
     for_the_host: Ratios = field(default_factory=dict[str, tuple[float, float, float]])
 
+    def __str__(self) -> str:
+        return ", ".join(f"{label} {_as_text(ratio)}" for label, ratio in self.ratios.items())
+
 
 def not_measured(whole: WholeProgram, why: str) -> WholeFunction:
     """The decision for the first variant, where the function cannot be measured."""
