@@ -23,7 +23,14 @@ from mirage_jax.search.candidates import Candidate, KnownTilings, best_in_range,
 from mirage_jax.search.decompose.fusion import combined, inlined
 from mirage_jax.search.decompose.output_slices import SUMS, followed, output_slice, shared_operands, waists
 from mirage_jax.search.decompose.subprocesses import SubSearch, search_parts
-from mirage_jax.search.decompose.windows import KernelWindow, before_tail, divide, elements, replace_windows
+from mirage_jax.search.decompose.windows import (
+    KernelWindow,
+    before_reductions,
+    before_tail,
+    divide,
+    elements,
+    replace_windows,
+)
 from mirage_jax.search.enumerate.kernels import BudgetExceeded, Space
 from mirage_jax.search.enumerate.window_search import FAMILIES, Search
 from mirage_jax.search.report import Notify, SearchReport, StopReason
@@ -59,7 +66,7 @@ def search(
     one of several outputs that has no kernel as a whole: sums over rows and over columns of one product, for instance.
     Where no kernel comes near the roofline, operands of several products or small products are stored, and what lies
     between them is searched. Where there is no kernel at all by half of the time, a pointwise end is left out, and
-    small sums are stored, too.
+    small sums are stored, too; where there is none in the whole space, reductions at the end are left out.
     """
     until = time.monotonic() + seconds
     narrow = cache(partial(is_narrow, device=device, space=space, most=MAX_WINDOW_CLASSES))  # asked again of windows
@@ -75,7 +82,7 @@ def search(
         one = Search(reference, device, space, of_whole, states, families, notify=notify)
         one.patience = MAX_PATIENCE_SHARE * seconds if has_kernels else math.inf
         found, report = one.run(), one.report
-        parts = before_tail(reference) if has_kernels and _is_stuck(found, report) else []
+        parts = _parts_after(found, report, reference) if has_kernels else []
         stops = _stops_after(found, report, reference, device, shared or stored)
     slices = _first_slices(reference, device, space, stops if has_kernels else [])
     report.output_slices = len(slices)
@@ -126,6 +133,13 @@ def _stops_after(
     is_far = min(kernels, default=math.inf) > NEAR_ROOFLINE * lower_limit(reference, device)
     at_sums = [waists(reference, SUMS)] if _is_stuck(found, report) else []
     return [*nowhere, *([stored] if stored and is_far else ()), *at_sums]
+
+
+def _parts_after(found: Sequence[Candidate], report: SearchReport, reference: KernelGraph) -> list[KernelWindow]:
+    """Parts to search after a region was searched as one and has no kernel."""
+    if _is_stuck(found, report):
+        return before_tail(reference)
+    return [] if any(c.family == "kernels" for c in found) else before_reductions(reference)
 
 
 def _is_stuck(found: Sequence[Candidate], report: SearchReport) -> bool:

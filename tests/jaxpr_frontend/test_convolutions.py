@@ -1,4 +1,4 @@
-"""Convolutions whose windows do not overlap are products; all others stay with XLA."""
+"""Convolutions whose windows do not overlap are products, and pooling is a reduction; all others stay with XLA."""
 
 import itertools
 
@@ -104,6 +104,71 @@ def test_any_layout(x, w, y, height, width) -> None:
     f = lambda x, w: lax.conv_general_dilated(x, w, (height, width), "VALID", dimension_numbers=numbers)  # noqa: E731
     args = (random(*shapes[0]), random(*shapes[1], seed=1))
     assert_close(optimized(f)(*args), f(*args))
+
+
+def pool(operation, window, strides=None, padding="VALID", **options):
+    first = {lax.add: 0.0, lax.max: -jnp.inf, lax.min: jnp.inf}[operation]
+    sizes = window if strides is None else strides
+    return lambda x: lax.reduce_window(x, first, operation, window, sizes, padding, **options)
+
+
+POOLS = {
+    "mean": (lambda x: pool(lax.add, (1, 2, 3, 1))(x) / 6, (2, 4, 6, 5)),
+    "maximum": (pool(lax.max, (1, 2, 2, 1)), (2, 4, 6, 5)),
+    "minimum": (pool(lax.min, (1, 2, 2, 1)), (2, 4, 6, 5)),
+    "channels first": (pool(lax.max, (1, 1, 2, 2)), (2, 5, 4, 6)),
+    "all of an image": (pool(lax.add, (1, 4, 6, 1), (1, 1, 1, 1)), (2, 4, 6, 5)),
+    "of rows": (pool(lax.add, (1, 4)), (6, 8)),
+    "steps of a whole dimension": (pool(lax.max, (1, 2), (1, 1), window_dilation=(1, 3)), (5, 6)),
+}
+OTHER_POOLS = {
+    "3 x 3 at every second": (pool(lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME"), (2, 6, 6, 4)),
+    "running": (pool(lax.add, (1, 3, 1, 1), (1, 1, 1, 1)), (2, 6, 6, 4)),
+    "cropped": (pool(lax.add, (1, 2, 2, 1)), (2, 5, 6, 4)),
+    "padded": (pool(lax.max, (1, 2, 2, 1), None, "SAME"), (2, 5, 6, 4)),
+    "a spread operand": (pool(lax.add, (1, 2), (1, 2), ((0, 0), (0, 1)), base_dilation=(1, 2)), (4, 6)),
+}
+
+
+def around_pool(f):
+    return lambda x, w: jax.nn.relu(f(jnp.tanh(x)) * 2) @ w
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", POOLS)
+def test_pooling(name: str, dtype: str) -> None:
+    f, shape = POOLS[name]
+    x = random(*shape, dtype=dtype)
+    args, compiler = (x, random(f(x).shape[-1], 8, seed=1, dtype=dtype)), Replacing()
+    assert_close(
+        optimized(around_pool(f), compiler)(*args), around_pool(f)(*args), 1e-4 if dtype == "float32" else 2e-2
+    )
+    (region,) = compiler.regions
+    assert any(p.startswith("reduce_window_") for p in region.primitives)
+    assert not analysis(around_pool(f), *args).left_out
+
+
+@pytest.mark.parametrize("name", OTHER_POOLS)
+def test_pooling_that_stays(name: str) -> None:
+    f, shape = OTHER_POOLS[name]
+    x = random(*shape)
+    args = x, random(f(x).shape[-1], 8, seed=1)
+    assert_close(optimized(around_pool(f))(*args), around_pool(f)(*args))
+    (left,) = [e for e in analysis(around_pool(f), *args).left_out if e.primitive.startswith("reduce_window_")]
+    assert left.code is Code.PARAMETERS and "overlap" in str(left)
+    (eqn,) = (e for e in flatten(jax.make_jaxpr(f)(x)).eqns if e.primitive.startswith("reduce_window_"))
+    assert not is_cheap(eqn)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=4),
+    st.sampled_from([lax.add, lax.max]),
+)
+def test_pooling_of_any_windows(sizes, operation) -> None:
+    f = pool(operation, tuple(window for window, _ in sizes))
+    x = random(*(window * count for window, count in sizes))
+    assert_close(optimized(lambda x: jnp.tanh(f(jnp.sin(x))))(x), jnp.tanh(f(jnp.sin(x))))
 
 
 def test_sizes_are_those_of_the_product() -> None:

@@ -15,7 +15,13 @@ from mirage_jax.mugraph.check import check_graph, check_schedule
 from mirage_jax.mugraph.evaluate import run
 from mirage_jax.mugraph.graph import KernelGraph, Library, Load, Op, Tensor
 from mirage_jax.search import driver
-from mirage_jax.search.decompose.windows import KernelWindow, before_tail, divide, replace_windows
+from mirage_jax.search.decompose.windows import (
+    KernelWindow,
+    before_reductions,
+    before_tail,
+    divide,
+    replace_windows,
+)
 from mirage_jax.search.driver import search
 from mirage_jax.search.enumerate.window_search import Search
 from mirage_jax.verify.equivalence.certificate import fingerprint
@@ -235,6 +241,24 @@ def test_a_pointwise_end_may_be_left_out() -> None:
     assert {k.op.op for k in end.graph.kernels if isinstance(k, Library)}.isdisjoint({"dot", "sum", "max", "logs"})
     assert "dot" in str(body.graph) and set(end.graph.outputs) == set(graph.outputs)
     assert not before_tail(captured(lambda x: jax.nn.softmax(x) * 2, (256, 512)))
+
+
+def pooled(x: jax.Array, w: jax.Array) -> jax.Array:
+    """A 1 x 1 convolution of x[N, H, W, C], and the maxima of its results over 2 x 2 places."""
+    y = jax.nn.relu(x @ w)
+    return jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+
+def test_pooling_of_a_product_is_left_out() -> None:
+    """A tile of the product would have more axes than tiles have; its other operators stay with it."""
+    graph = captured(pooled, (8, 16, 16, 64), (64, 64))
+    assert all(c.family == "algebra" for c in Search(graph, H200, TWO_KERNELS).run())
+    body, end = before_reductions(graph)
+    assert {"dot", "maximum"} <= {k.op.op for k in body.graph.kernels if isinstance(k, Library)}
+    assert [k.op.op for k in end.graph.kernels if isinstance(k, Library)] == ["max"]
+    found, _ = search(graph, H200, TWO_KERNELS, 20.0)
+    assert any(k.name == "w0k0" for c in found for k in c.graph.kernels)
+    assert not before_reductions(captured(lambda x, w: jax.nn.softmax(x) @ w, (64, 512), (512, 64)))
 
 
 def test_where_patience_ends_without_a_kernel_the_end_is_left_out(monkeypatch) -> None:

@@ -217,7 +217,8 @@ def is_cheap(eqn: FlatEqn) -> bool:
     if eqn.primitive == "custom_jvp_call":
         body = jax_compat.called_jaxpr(eqn.eqn)
         return body is not None and all(map(is_cheap, flatten(body).eqns))
-    if eqn.primitive == "conv_general_dilated" and not has_apart_windows(eqn.params, *(a.shape for a in eqn.in_avals)):
+    has_windows = eqn.primitive == "conv_general_dilated" or eqn.primitive in rules.WINDOW_REDUCTIONS
+    if has_windows and not has_apart_windows(eqn.primitive, eqn.params, [a.shape for a in eqn.in_avals]):
         return False  # XLA runs it, which takes longer than its sums tell
     if _is_product(eqn):
         return summed_elements(eqn.primitive, eqn.in_avals, eqn.params) <= MAX_CHEAP_SUM_ELEMENTS

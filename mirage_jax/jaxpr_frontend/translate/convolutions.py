@@ -1,6 +1,7 @@
-"""Convolutions whose windows do not overlap, as matrix products: 1 x 1, patches, and their gradients for weights.
+"""Windows that do not overlap. Convolutions over them are matrix products: 1 x 1, patches, and their gradients for
+weights. Sums and maxima over them, as pooling takes them, are sums and maxima over axes.
 
-Each spatial dimension of the operand is divided in two. One part meets the window:
+Each dimension that windows move along is divided in two. One part meets the window:
 
     window = stride (1 x 1: both are 1)    h = (result, window)    sum over the window
     window = the whole dimension           h = (1, window)         the same
@@ -18,6 +19,9 @@ from typing import Any
 from mirage_jax.jaxpr_frontend.partition.reasons import Code, NotExpressible
 
 WHOLE, KEPT, SUMMED = "whole", "kept", "summed"  # what becomes of a dimension of the operand, or of a part of it
+# How windows move: parameters of `conv_general_dilated` and of `reduce_window_sum`, in one order.
+MOVES_OF_CONVOLUTIONS = ("window_strides", "rhs_dilation", "lhs_dilation", "padding")
+MOVES_OF_REDUCTIONS = ("window_strides", "window_dilation", "base_dilation", "padding")
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,9 @@ def as_product(params: Mapping[str, Any], shape: Sequence[int], weights: Sequenc
         raise NotExpressible(Code.PARAMETERS, "a convolution in groups")
     numbers = params["dimension_numbers"]
     (batch, features, *places), (_, given, *windows) = numbers.lhs_spec, numbers.rhs_spec
-    halves = {d: _halves(params, n, shape[d], weights[w]) for n, (d, w) in enumerate(zip(places, windows, strict=True))}
+    sizes = map(shape.__getitem__, places), map(weights.__getitem__, windows)
+    moves = zip(*sizes, *map(params.__getitem__, MOVES_OF_CONVOLUTIONS), strict=True)
+    halves = {d: _halves(*move) for d, move in zip(places, moves, strict=True)}
     parts = [(d, role) for d in range(len(shape)) for role in halves.get(d, (WHOLE,))]
     at = {part: n for n, part in enumerate(parts)}
     sums = [at[features, WHOLE], *(at[d, SUMMED] for d in places)]
@@ -55,24 +61,39 @@ def as_product(params: Mapping[str, Any], shape: Sequence[int], weights: Sequenc
     )
 
 
-def has_apart_windows(params: Mapping[str, Any], shape: Sequence[int], weights: Sequence[int]) -> bool:
-    """Is a convolution a product (`as_product`)?"""
+def as_reduction(params: Mapping[str, Any], shape: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Take a `reduce_window_sum`, or `_max` or `_min`, of an operand of this shape apart: the operand reshaped so, and
+    then reduced over these dimensions.
+
+    Raises:
+        NotExpressible: its windows overlap.
+    """
+    moves = zip(shape, params["window_dimensions"], *map(params.__getitem__, MOVES_OF_REDUCTIONS), strict=True)
+    parts = [part for move in moves for part in _halves(*move).items()]
+    return tuple(size for _, size in parts), tuple(n for n, (role, _) in enumerate(parts) if role == SUMMED)
+
+
+def has_apart_windows(primitive: str, params: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> bool:
+    """Is it a convolution, or a reduction of windows, of operands of these shapes, whose windows do not overlap?"""
+    take_apart = as_product if primitive == "conv_general_dilated" else as_reduction
     try:
-        as_product(params, shape, weights)
+        take_apart(params, *shapes)
     except NotExpressible:
         return False
     return True
 
 
-def _halves(params: Mapping[str, Any], n: int, size: int, window: int) -> dict[str, int]:
-    """Two factors of a spatial dimension of the operand, in order: one is summed by the window, one is kept."""
-    stride, dilation = params["window_strides"][n], params["rhs_dilation"][n]
+def _halves(size: int, window: int, stride: int, dilation: int, spread: int, padding: Sequence[int]) -> dict[str, int]:
+    """Two factors of a dimension of the operand, in order: one is summed by the window, one is kept.
+
+    dilation, spread: the steps between elements of the window, and of the operand.
+    """
     is_whole = window == size
     is_patch = window == stride and size % window == 0
     is_dilated_whole = stride == 1 and window * dilation == size
-    if params["lhs_dilation"][n] == 1 and tuple(params["padding"][n]) == (0, 0):
+    if spread == 1 and tuple(padding) == (0, 0):
         if dilation == 1 and (is_whole or is_patch):
             return {KEPT: size // window, SUMMED: window}
         if dilation > 1 and is_dilated_whole:
             return {SUMMED: window, KEPT: dilation}
-    raise NotExpressible(Code.PARAMETERS, f"a convolution whose windows of {window} overlap")
+    raise NotExpressible(Code.PARAMETERS, f"windows of {window} that overlap")

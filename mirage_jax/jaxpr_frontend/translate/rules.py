@@ -31,7 +31,8 @@ NEEDS_LITERAL = {"pow": (1, "the exponent is not a literal")}
 
 SHORT_NAMES = {dtype.long_name: name for name, dtype in DTYPES.items() if dtype.in_programs}
 PRODUCT_PRIMITIVES = frozenset({"dot_general", "conv_general_dilated"})
-CONTRACTION_PRIMITIVES = PRODUCT_PRIMITIVES | {"reduce_sum", "reduce_max", "reduce_min"}
+WINDOW_REDUCTIONS = frozenset({"reduce_window_sum", "reduce_window_max", "reduce_window_min"})
+CONTRACTION_PRIMITIVES = PRODUCT_PRIMITIVES | WINDOW_REDUCTIONS | {"reduce_sum", "reduce_max", "reduce_min"}
 SLICING_PRIMITIVES = frozenset(
     {"slice", "concatenate", "stack", "pad"}
 )  # what takes arrays apart and puts them together
@@ -652,6 +653,16 @@ def _reduce_min(b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
     _needs_float(out, "a minimum")
     over, dims = _reduced(b, x, out.params["axes"])
     return b.scaled(b.maximum(b.scaled(x, MINUS_ONE), over, dims, out.dtype), MINUS_ONE)
+
+
+def _over_windows(reduce: Rule, b: NodeBuilder, out: EquationInfo, x: AxisValue) -> AxisValue:
+    """A reduction over axes, as one over windows."""
+    shape, axes = convolutions.as_reduction(out.params, b.axes.size(x.dims))
+    return reduce(b, replace(out, params={"axes": axes}), replace(x, dims=b.axes.regroup(x.dims, shape)))
+
+
+for _name, _rule in (("sum", _reduce_sum), ("max", _reduce_max), ("min", _reduce_min)):
+    rule(f"reduce_window_{_name}")(functools.partial(_over_windows, _rule))
 
 
 # --- an element of every row

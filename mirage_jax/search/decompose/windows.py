@@ -73,6 +73,24 @@ def before_tail(reference: KernelGraph) -> list[KernelWindow]:
     return (_cut(reference, cut) or []) if cut else []
 
 
+def before_reductions(reference: KernelGraph) -> list[KernelWindow]:
+    """The sums and maxima behind the last product, and what follows them, apart from what they reduce; none if there
+    are no such.
+
+    Pooling of a convolution's results takes maxima along more axes than a tile of a product may have.
+    """
+    behind = dict[str, Library]()
+    for k in _libraries(reference):
+        follows = any(x.tensor in behind for x in k.loads)
+        if follows and k.op.op == "dot":
+            return []
+        if follows or k.op.op in ("sum", "max"):
+            behind[k.name] = k
+    ends = {*behind, *(t.name for t in reference.inputs)}
+    cut = {x.tensor for k in behind.values() for x in k.loads} - ends
+    return (_cut(reference, cut) or []) if cut else []
+
+
 def elements(reference: KernelGraph, name: str) -> int:
     """Count the elements of a tensor."""
     return math.prod(map(reference.extent, reference.tensors[name].axes))
