@@ -123,8 +123,8 @@ def lower_traced(fn: Callable[..., list[Any]], context: Any, operands: Sequence[
 
 
 def lower_as_written(jaxpr: Jaxpr, context: Any, operands: Sequence[Any]) -> Any:
-    """Lower a jaxpr without effects in place. Nothing is traced again, and no call is left: XLA may fuse what it takes
-    out of one into more kernels than it makes of the same operations without it.
+    """Lower a jaxpr in place. Nothing is traced again, and no call is left: of what XLA takes out of a call it may make
+    more kernels than of the same operations without one.
     """
     module = context.module_context
     if context.platforms is not None:
