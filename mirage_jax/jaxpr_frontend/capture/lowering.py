@@ -543,13 +543,18 @@ class _Kept:
             eqn = cut.program.eqns[n]
             plans = found.bodies[eqn]
             policy = jax_compat.policy_of(eqn.eqn)
-            if isinstance(policy, Keeps) and any(made_large(p.program, p.left_to_xla()) for p in plans):
+            if _may_merge(policy) and any(made_large(p.program, p.left_to_xla()) for p in plans):
                 self.merged.add(policy)
                 changed = True
             else:
                 for pair in zip(inner, plans, strict=True):
                     changed |= self.add(*pair)
         return changed
+
+
+def _may_merge(policy: Any) -> bool:
+    """Whether this is the policy of a checkpoint of ours that may be taken back."""
+    return isinstance(policy, Keeps) and not policy.is_settled
 
 
 def planned(jaxpr: Jaxpr, compiler: RegionCompiler, call: Primitive, target: LoweringTarget) -> LoweringPlan:
@@ -652,19 +657,19 @@ def _with_checkpoints(jaxpr: Jaxpr, compiler: RegionCompiler, call: Primitive) -
     if marked is jaxpr or (both := jax_compat.both_passes(marked)) is None:
         return jaxpr, None
     target = LoweringTarget((compiler.platform,))
-    kept = set(_made_again(planned(both, compiler, call, target)))
-    if not kept:
+    rounds = _rounds(both, compiler, call, target)
+    found = {OURS: rounds[-1]} | ({} if rounds[0].kernels <= rounds[-1].kernels else {FIRST_CUT: rounds[0]})
+    kept = {label: units for label, plan in found.items() if (units := set(_made_again(plan)))}
+    variants = {label: checkpointed(jaxpr, units, label == FIRST_CUT) for label, units in kept.items()}
+    programs = {label: p for label, variant in variants.items() if (p := jax_compat.both_passes(variant)) is not None}
+    plain = jax_compat.both_passes(jaxpr)
+    if not programs or plain is None:
         return jaxpr, None
-    marked = checkpointed(jaxpr, kept)
-    both, plain = jax_compat.both_passes(marked), jax_compat.both_passes(jaxpr)
-    if both is None or plain is None:
-        return jaxpr, None
-    variants = {
-        OURS: functools.cache(lambda: planned(both, compiler, call, target)),
-        WITHOUT: functools.cache(lambda: _rounds(plain, compiler, call, target, search=False)[-1]),
-    }
-    whole = _choose(WholeProgram(plain, flatten(plain), variants, target), compiler)
-    return (marked if whole.chosen == OURS else jaxpr), whole
+    plan_of = functools.partial(planned, compiler=compiler, call=call, target=target)
+    plans = {label: functools.cache(functools.partial(plan_of, program)) for label, program in programs.items()}
+    plans[WITHOUT] = functools.cache(lambda: _rounds(plain, compiler, call, target, search=False)[-1])
+    whole = _choose(WholeProgram(plain, flatten(plain), plans, target), compiler)
+    return variants.get(whole.chosen, jaxpr), whole
 
 
 def _made_again(found: LoweringPlan) -> Iterator[Keeps]:

@@ -230,18 +230,24 @@ def is_cheap(eqn: FlatEqn) -> bool:
 
 @dataclass(frozen=True)
 class Keeps:
-    """The policy of a unit's checkpoint: what takes longer to make again than to read is kept. Its number names it."""
+    """The policy of a unit's checkpoint: what takes longer to make again than to read is kept. Its number names it.
+
+    is_settled: the unit is checkpointed even if XLA makes large values again for it.
+    """
 
     unit: int
+    is_settled: bool = False
 
     def __call__(self, primitive: Any, *avals: Any, **params: Any) -> bool:
         is_product = primitive.name in rules.PRODUCT_PRIMITIVES
         return is_product and summed_elements(primitive.name, avals, params) > MAX_CHEAP_SUM_ELEMENTS
 
 
-def checkpointed(jaxpr: Jaxpr, only: Collection[Keeps] | None = None) -> Jaxpr:
+def checkpointed(jaxpr: Jaxpr, only: Collection[Keeps] | None = None, is_settled: bool = False) -> Jaxpr:
     """A jaxpr of the same type, with a `checkpoint` around each unit, also in the bodies of its control flow; around
     `only` those units, if they are named.
+
+    is_settled: all of these checkpoints stay.
 
     Functions with derivatives of their own are never opened: their derivative may not be that of their content.
     """
@@ -249,7 +255,7 @@ def checkpointed(jaxpr: Jaxpr, only: Collection[Keeps] | None = None) -> Jaxpr:
 
     def policy() -> Keeps | None:
         keeps = next(numbers)
-        return keeps if only is None or keeps in only else None
+        return replace(keeps, is_settled=is_settled) if only is None or keeps in only else None
 
     return _checkpointed(jaxpr, policy)
 
