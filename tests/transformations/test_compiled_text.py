@@ -88,18 +88,22 @@ def _printing(a, b, v):
     return jax.jit(jnp.sort)(y)
 
 
+def _with_a_call(a, b, v):
+    return jnp.sort(jax.jit(sums)(a, b, v))
+
+
 def _gradients(a, b, v):
     return jax.grad(lambda *x: jnp.square(_scaled(jax.checkpoint(sums)(*x))).sum(), (0, 1, 2))(a, b, v)
 
 
-@pytest.mark.parametrize("f", [_loops, _branches, _printing, _gradients, sums])
+@pytest.mark.parametrize("f", [_loops, _branches, _printing, _with_a_call, _gradients, sums])
 def test_what_is_left_to_xla_is_what_jit_would_compile(f: Any) -> None:
     """Not a call of it either: on a GPU, XLA makes other kernels of what it takes out of a call."""
     left = mirage_jax.optimize(f, on_miss="fallback", remat="regions")
     assert left.lower(*MATRICES).as_text() == jax.jit(f).lower(*MATRICES).as_text()
 
 
-@pytest.mark.parametrize("f", [_loops, _gradients])
+@pytest.mark.parametrize("f", [_loops, _with_a_call, _gradients])
 def test_what_is_timed_as_plain_jit_is_what_jit_would_compile(f: Any) -> None:
     jaxpr = jax.make_jaxpr(f)(*MATRICES)
     whole = WholeProgram(jaxpr, flatten(jaxpr), {}, LoweringTarget(("cpu",)))
