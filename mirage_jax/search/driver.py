@@ -136,10 +136,10 @@ def _stops_after(
 
 
 def _parts_after(found: Sequence[Candidate], report: SearchReport, reference: KernelGraph) -> list[KernelWindow]:
-    """Parts to search after a region was searched as one and has no kernel."""
-    if _is_stuck(found, report):
-        return before_tail(reference)
-    return [] if any(c.family == "kernels" for c in found) else before_reductions(reference)
+    """Parts to search after a region was searched as one; none if that has kernels."""
+    if any(c.family == "kernels" for c in found):
+        return []
+    return before_tail(reference) if report.stop is StopReason.SECONDS else before_reductions(reference)
 
 
 def _is_stuck(found: Sequence[Candidate], report: SearchReport) -> bool:

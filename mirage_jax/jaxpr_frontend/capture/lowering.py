@@ -374,18 +374,15 @@ def _faster(
 
     remat: whether the plan may make values again; the compiler says, if it is not given.
     """
-    first, ours = rounds[0], rounds[-1]
+    ours = rounds[-1]
 
     def plan_of(jaxpr: Jaxpr, label: str) -> LoweringPlan:
         """A variant of a program, of decisions that are made."""
         found = _rounds(jaxpr, compiler, call, target, False if label == WITHOUT else remat, search=False)
         return found[0] if label == FIRST_CUT else found[-1]
 
-    variants: dict[str, Callable[[], LoweringPlan]] = {}
-    if ours.replaced:
-        variants[OURS] = lambda: ours
-    if not first.kernels <= ours.kernels:
-        variants[FIRST_CUT] = lambda: first
+    cuts = {label: found for label, found in _cuts(rounds).items() if found.replaced}
+    variants: dict[str, Callable[[], LoweringPlan]] = {label: lambda cut=cut: cut for label, cut in cuts.items()}
     if ours.makes_again:
         variants[WITHOUT] = functools.cache(lambda: plan_of(jaxpr, WITHOUT))
     program = ours.program if ours.is_as_written else flatten(jaxpr)
@@ -457,7 +454,7 @@ class WholeProgram:
         """The first of the variants."""
         return next(iter(self.variants.values()))()
 
-    @cached_property
+    @property
     def with_kernels(self) -> WholeProgram:
         """The same with those variants that replace anything: others would be timed as plain jit once more."""
         return replace(self, variants={label: plan for label, plan in self.variants.items() if plan().replaced})
@@ -590,6 +587,12 @@ def _rounds(
         again = True
 
 
+def _cuts(rounds: Sequence[LoweringPlan]) -> dict[str, LoweringPlan]:
+    """The last plan, and the first one if it has kernels that the last lacks, by their labels."""
+    first, last = rounds[0], rounds[-1]
+    return {OURS: last} if first.kernels <= last.kernels else {OURS: last, FIRST_CUT: first}
+
+
 def _cut(jaxpr: Jaxpr, compiler: RegionCompiler, target: LoweringTarget, kept: _Kept, remat: bool) -> _Cut:
     with no_collection():
         written = flatten(jaxpr, kept.merged)
@@ -658,8 +661,7 @@ def _with_checkpoints(jaxpr: Jaxpr, compiler: RegionCompiler, call: Primitive) -
         return jaxpr, None
     target = LoweringTarget((compiler.platform,))
     rounds = _rounds(both, compiler, call, target)
-    found = {OURS: rounds[-1]} | ({} if rounds[0].kernels <= rounds[-1].kernels else {FIRST_CUT: rounds[0]})
-    kept = {label: units for label, plan in found.items() if (units := set(_made_again(plan)))}
+    kept = {label: units for label, found in _cuts(rounds).items() if (units := set(_made_again(found)))}
     variants = {label: checkpointed(jaxpr, units, label == FIRST_CUT) for label, units in kept.items()}
     programs = {label: p for label, variant in variants.items() if (p := jax_compat.both_passes(variant)) is not None}
     plain = jax_compat.both_passes(jaxpr)

@@ -35,7 +35,7 @@ from mirage_jax.jaxpr_frontend.partition.program import (
     without_dead_code,
 )
 from mirage_jax.jaxpr_frontend.translate import rules
-from mirage_jax.jaxpr_frontend.translate.convolutions import has_apart_windows
+from mirage_jax.jaxpr_frontend.translate.convolutions import windows_overlap
 
 MAX_CHEAP_SUM_ELEMENTS = 256  # numbers summed for one result in the time that it takes to write and read it
 
@@ -217,8 +217,7 @@ def is_cheap(eqn: FlatEqn) -> bool:
     if eqn.primitive == "custom_jvp_call":
         body = jax_compat.called_jaxpr(eqn.eqn)
         return body is not None and all(map(is_cheap, flatten(body).eqns))
-    has_windows = eqn.primitive == "conv_general_dilated" or eqn.primitive in rules.WINDOW_REDUCTIONS
-    if has_windows and not has_apart_windows(eqn.primitive, eqn.params, [a.shape for a in eqn.in_avals]):
+    if windows_overlap(eqn.primitive, eqn.params, [a.shape for a in eqn.in_avals]):
         return False  # XLA runs it, which takes longer than its sums tell
     if _is_product(eqn):
         return summed_elements(eqn.primitive, eqn.in_avals, eqn.params) <= MAX_CHEAP_SUM_ELEMENTS

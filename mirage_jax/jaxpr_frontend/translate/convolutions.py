@@ -12,7 +12,7 @@ All other windows overlap, and stay with XLA.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,14 +73,15 @@ def as_reduction(params: Mapping[str, Any], shape: Sequence[int]) -> tuple[tuple
     return tuple(size for _, size in parts), tuple(n for n, (role, _) in enumerate(parts) if role == SUMMED)
 
 
-def has_apart_windows(primitive: str, params: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> bool:
-    """Is it a convolution, or a reduction of windows, of operands of these shapes, whose windows do not overlap?"""
-    take_apart = as_product if primitive == "conv_general_dilated" else as_reduction
-    try:
-        take_apart(params, *shapes)
-    except NotExpressible:
+def windows_overlap(primitive: str, params: Mapping[str, Any], shapes: Sequence[Sequence[int]]) -> bool:
+    """Is an equation on operands of these shapes no product, and no reduction of axes, because of its windows?"""
+    if primitive not in WINDOWED:
         return False
-    return True
+    try:
+        WINDOWED[primitive](params, *shapes)
+    except NotExpressible:
+        return True
+    return False
 
 
 def _halves(size: int, window: int, stride: int, dilation: int, spread: int, padding: Sequence[int]) -> dict[str, int]:
@@ -97,3 +98,10 @@ def _halves(size: int, window: int, stride: int, dilation: int, spread: int, pad
         if dilation > 1 and is_dilated_whole:
             return {SUMMED: window, KEPT: dilation}
     raise NotExpressible(Code.PARAMETERS, f"windows of {window} that overlap")
+
+
+WINDOW_REDUCTIONS = ("reduce_window_sum", "reduce_window_max", "reduce_window_min")
+WINDOWED: dict[str, Callable[..., Any]] = {  # how the primitives that have windows are taken apart
+    "conv_general_dilated": as_product,
+    **dict.fromkeys(WINDOW_REDUCTIONS, as_reduction),
+}

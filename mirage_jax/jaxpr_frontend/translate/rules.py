@@ -31,8 +31,9 @@ NEEDS_LITERAL = {"pow": (1, "the exponent is not a literal")}
 
 SHORT_NAMES = {dtype.long_name: name for name, dtype in DTYPES.items() if dtype.in_programs}
 PRODUCT_PRIMITIVES = frozenset({"dot_general", "conv_general_dilated"})
-WINDOW_REDUCTIONS = frozenset({"reduce_window_sum", "reduce_window_max", "reduce_window_min"})
-CONTRACTION_PRIMITIVES = PRODUCT_PRIMITIVES | WINDOW_REDUCTIONS | {"reduce_sum", "reduce_max", "reduce_min"}
+CONTRACTION_PRIMITIVES = PRODUCT_PRIMITIVES.union(
+    ("reduce_sum", "reduce_max", "reduce_min"), convolutions.WINDOW_REDUCTIONS
+)
 SLICING_PRIMITIVES = frozenset(
     {"slice", "concatenate", "stack", "pad"}
 )  # what takes arrays apart and puts them together
@@ -661,8 +662,8 @@ def _over_windows(reduce: Rule, b: NodeBuilder, out: EquationInfo, x: AxisValue)
     return reduce(b, replace(out, params={"axes": axes}), replace(x, dims=b.axes.regroup(x.dims, shape)))
 
 
-for _name, _rule in (("sum", _reduce_sum), ("max", _reduce_max), ("min", _reduce_min)):
-    rule(f"reduce_window_{_name}")(functools.partial(_over_windows, _rule))
+for _name, _rule in zip(convolutions.WINDOW_REDUCTIONS, (_reduce_sum, _reduce_max, _reduce_min), strict=True):
+    rule(_name)(functools.partial(_over_windows, _rule))
 
 
 # --- an element of every row

@@ -61,16 +61,14 @@ def before_tail(reference: KernelGraph) -> list[KernelWindow]:
     kernels = list(_libraries(reference))
     small = max(elements(reference, name) for name in reference.tensors) // MIN_TAIL_RATIO
     rest = set[str]()  # what other operators than those of the end read
-    tail = list[Library]()
+    tail = dict[str, Library]()
     for k in reversed(kernels):
         is_light = operator(k.op.op).pointwise and k.op.op not in RELATIVE
         if is_light and k.name not in rest and elements(reference, k.name) <= small:
-            tail.append(k)
+            tail[k.name] = k
         else:
             rest.update(x.tensor for x in k.loads)
-    ends = {k.name for k in tail} | {t.name for t in reference.inputs}
-    cut = {x.tensor for k in tail for x in k.loads} - ends
-    return (_cut(reference, cut) or []) if cut else []
+    return _before(reference, tail)
 
 
 def before_reductions(reference: KernelGraph) -> list[KernelWindow]:
@@ -86,8 +84,12 @@ def before_reductions(reference: KernelGraph) -> list[KernelWindow]:
             return []
         if follows or k.op.op in ("sum", "max"):
             behind[k.name] = k
-    ends = {*behind, *(t.name for t in reference.inputs)}
-    cut = {x.tensor for k in behind.values() for x in k.loads} - ends
+    return _before(reference, behind)
+
+
+def _before(reference: KernelGraph, end: Mapping[str, Library]) -> list[KernelWindow]:
+    """Windows that part the operators of the end, by name, from what they are made of; none if there is no end."""
+    cut = {x.tensor for k in end.values() for x in k.loads} - {*end, *(t.name for t in reference.inputs)}
     return (_cut(reference, cut) or []) if cut else []
 
 
