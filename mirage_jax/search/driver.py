@@ -42,6 +42,8 @@ MAX_WINDOW_CLASSES = 100  # values in a window with one output: more are not exh
 MAX_BLOCK_ELEMENTS = 8192  # of an output that one block makes, if there are many
 MAX_OUTPUT_SLICE_TERMS = 60_000  # the same for an output slice; there are few of these
 MAX_OUTPUT_SLICE_CLASSES = 220  # values in an output slice searched for plans of two or three kernels: tens of seconds
+MAX_WIDE_SLICE_CLASSES = 400  # the same, if few of these values may be in a kernel: most have too many axes
+MAX_WIDE_SLICE_LEGAL = 60  # values that may
 MAX_SMALL_SLICE_CLASSES = 40  # values in an output slice that is searched for plans of three kernels in any case
 MAX_COMBINING_SHARE = 0.2  # of the time, on top of it, for trying what slices' candidates share
 MAX_PATIENCE_SHARE = 0.5  # of the time, after which a region that has no kernel is searched in other ways
@@ -168,7 +170,8 @@ def _output_slices(
     outputs = sorted({*stored, *chain(*follow.values()), *reference.outputs}, key=made.__getitem__)
     for name in outputs:
         graph = output_slice(reference, name, (*stored, *follow.get(name, ())))
-        if (probe := _probe(graph, device, pair, MAX_OUTPUT_SLICE_CLASSES, MAX_OUTPUT_SLICE_TERMS)) is not None:
+        probe = _probe(graph, device, pair, MAX_WIDE_SLICE_CLASSES, MAX_OUTPUT_SLICE_TERMS)
+        if probe is not None and _is_small_enough(probe):
             # A sum over an axis with tiles of one element may take one more: gradients of keys that heads share. So may
             # rows and columns of one product.
             is_small = probe.report.classes <= MAX_SMALL_SLICE_CLASSES
@@ -180,6 +183,12 @@ def _output_slices(
             return []
         found.append((graph, whole))
     return found
+
+
+def _is_small_enough(probe: Search) -> bool:
+    """Has an output slice so few values that its search ends in tens of seconds? By a probe that has counted them."""
+    classes = probe.report.classes
+    return classes <= MAX_OUTPUT_SLICE_CLASSES or probe.count_legal() <= MAX_WIDE_SLICE_LEGAL
 
 
 def is_narrow(graph: KernelGraph, device: DeviceModel, space: Space, most: int = MAX_WINDOW_CLASSES) -> bool:

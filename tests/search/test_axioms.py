@@ -2,8 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction as Q
+from itertools import permutations
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -94,6 +95,26 @@ def test_steps_of_programs_recombine(name: str) -> None:
         for p in values:
             check(axioms, p, exactly=True)
         assert {p for p in values if not axioms.steps(p)} == {p for p in values if axioms.is_input(p)}
+
+
+def test_steps_do_not_depend_on_the_order_of_inputs() -> None:
+    """S[j] e z (p - S[j] e p), a gradient of a softmax: which of two equal sums takes which name of the axis depends on
+    the order in which tensors were made known.
+    """
+
+    def steps(order: Iterable[str]) -> tuple[int, Counter[str]]:
+        """Values below the gradient, and the operators that make them."""
+        e = Expressions(extent)
+        x = {name: e.atom(name, ("i", "j")) for name in order}
+        total = e.dot(x["e"], x["p"], ("j",))
+        gradient = e.dot(e.mul(x["e"], x["z"]), e.add(x["p"], e.scale(total, Q(-1))), ("j",))
+        axioms = Axioms(e)
+        values = below(axioms, gradient)
+        assert {x["e"], x["p"], x["z"]} < {o for s in axioms.steps(gradient) for o in s.args}
+        return len(values), Counter(s.op for p in values for s in axioms.steps(p))
+
+    first, *others = map(steps, permutations("epz"))
+    assert all(found == first for found in others)
 
 
 def test_every_rule_and_operator_occurs() -> None:

@@ -20,6 +20,7 @@ from mirage_jax.mugraph.graph import PART_SUFFIX, Axis, origin
 from mirage_jax.mugraph.operators import ACCUMULATORS, TRUTHS, OpDef, operator
 from mirage_jax.search.enumerate.normal_form import NO_AXES, ONE, Base, Expressions, Factors, Poly, Term, is_multiple
 
+MAX_NAMINGS = 64  # of the bound axes of a value's terms, in all: a value of more keeps its own names
 LOOP = ".l"  # k.l: the loop-step part of an axis during search; muGraphs call (k.l, k) by the one name k again
 
 
@@ -155,6 +156,18 @@ def _rows(e: Expressions, p: Poly) -> list[_Row]:
     return [_Row(*e.term(t), c, t) for t, c in e.poly(p)]
 
 
+def _aligned(e: Expressions, rows: list[_Row]) -> Iterator[list[_Row]]:
+    """The same terms under other names of their bound axes, first as they are. In S[k] x[k] y[k] - S[k,k'] x[k'] z[k] u
+    both have the factor x[k] once k and k' are swapped in the second.
+    """
+    namings = [[row._replace(bound=bound, factors=f) for bound, f in e.namings(row.term)] for row in rows]
+    if all(row.bound == rows[0].bound for row in rows):  # to rename all of them in the same way changes nothing
+        namings[0] = rows[:1]
+    if math.prod(map(len, namings)) > MAX_NAMINGS:
+        namings = [own[:1] for own in namings]
+    yield from map(list, product(*namings))
+
+
 def _has_constant(e: Expressions, rows: Sequence[_Row]) -> bool:
     return any(row.term == e.one for row in rows)
 
@@ -258,13 +271,14 @@ def reduce_last(e: Expressions, p: Poly) -> Iterator[Decomposition]:
     rows = _rows(e, p)
     if not rows or _has_constant(e, rows):
         return
-    bound_anywhere = NO_AXES.union(*(row.bound for row in rows))
-    for x in sorted(frozenset[Axis].intersection(*(row.bound for row in rows))):
-        if kind(x) == "t" and not bound_anywhere.isdisjoint((part_of(x), part_of(x, LOOP))):
-            continue
-        rest = [(e.make_term(row.bound - {x}, row.factors), row.coefficient) for row in rows]
-        a, scale = e.monic(e.make_poly(rest))
-        yield _step("acc" if kind(x) == "l" else "sum", (a,), scale, axes=(x,))
+    for named in _aligned(e, rows):
+        bound_anywhere = NO_AXES.union(*(row.bound for row in named))
+        for x in sorted(frozenset[Axis].intersection(*(row.bound for row in named))):
+            if kind(x) == "t" and not bound_anywhere.isdisjoint((part_of(x), part_of(x, LOOP))):
+                continue
+            rest = [(e.make_term(row.bound - {x}, row.factors), row.coefficient) for row in named]
+            a, scale = e.monic(e.make_poly(rest))
+            yield _step("acc" if kind(x) == "l" else "sum", (a,), scale, axes=(x,))
 
 
 def cut_product(e: Expressions, p: Poly) -> Iterator[Decomposition]:
@@ -277,14 +291,15 @@ def cut_product(e: Expressions, p: Poly) -> Iterator[Decomposition]:
     if not rows or _has_constant(e, rows) or (len(rows) == 1 and _is_atomic(e, rows[0].factors)):
         return
     seen: set[tuple[frozenset[Poly], tuple[Axis, ...]]] = set()
-    for group in _submultisets(e, _common_factors(e, rows), halves=len(rows) == 1):
-        cut = _cut(e, rows, group)
-        if cut is None:
-            continue
-        g, rest, scale, axes = cut
-        if (key := (frozenset((g, rest)), axes)) not in seen:
-            seen.add(key)
-            yield from _products(e, g, rest, scale, axes)
+    for named in _aligned(e, rows):
+        for group in _submultisets(e, _common_factors(e, named), halves=len(rows) == 1):
+            cut = _cut(e, named, group)
+            if cut is None:
+                continue
+            g, rest, scale, axes = cut
+            if (key := (frozenset((g, rest)), axes)) not in seen:
+                seen.add(key)
+                yield from _products(e, g, rest, scale, axes)
 
 
 def _products(e: Expressions, g: Poly, rest: Poly, scale: Fraction, axes: tuple[Axis, ...]) -> Iterator[Decomposition]:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import wraps
 from itertools import chain, permutations, product
@@ -282,18 +282,37 @@ class Expressions:
         axes = self.factor_axes(rows)
         if lost := bound - axes:
             raise UnsupportedError(f"sum over axis {min(lost)}, on which no factor depends any more")
+        groups, names = self._copies(bound, axes - bound)
+        if all(len(ns) == 1 for ns in names) and groups == names:
+            return self.terms.id((bound, tuple(sorted(rows))))
+        return self.terms.id(min(self._renamed(groups, names, rows), key=lambda row: row[1]))  # canonical alpha names
+
+    def _copies(self, bound: Axes, free: Axes) -> tuple[list[list[Axis]], list[list[Axis]]]:
+        """Bound axes by what they are copies of, and the first names for as many copies that are not free."""
         groups: dict[Axis, list[Axis]] = {}
         for x in sorted(bound):
             groups.setdefault(origin(x), []).append(x)
-        names = [self._bound_names(o, len(xs), axes - bound) for o, xs in groups.items()]
-        if all(len(ns) == 1 for ns in names) and list(groups.values()) == names:
-            return self.terms.id((bound, tuple(sorted(rows))))
-        # Canonical alpha names: the smallest row over the few permutations.
-        old = list(chain(*groups.values()))
-        permuted = (dict(zip(old, chain(*new), strict=True)) for new in product(*map(permutations, names)))
-        return self.terms.id(min((self._renamed_row(new, rows) for new in permuted), key=lambda row: row[1]))
+        return list(groups.values()), [self._bound_names(o, len(xs), free) for o, xs in groups.items()]
 
-    def _renamed_row(self, names: Mapping[Axis, Axis], rows: list[tuple[Base, Fraction]]) -> tuple[Axes, Factors]:
+    def _renamed(
+        self, groups: Iterable[Sequence[Axis]], names: Iterable[Sequence[Axis]], rows: Sequence[tuple[Base, Fraction]]
+    ) -> Iterator[tuple[Axes, Factors]]:
+        """A term's row under all of the few permutations of names."""
+        old = list(chain(*groups))
+        for new in product(*map(permutations, names)):
+            yield self._renamed_row(dict(zip(old, chain(*new), strict=True)), rows)
+
+    @memo
+    def namings(self, t: Term) -> tuple[tuple[Axes, Factors], ...]:
+        """The rows that a term has under other names of its bound axes, and its own as the first: S[k,k'] x[k] y[k'] is
+        S[k,k'] x[k'] y[k].
+        """
+        bound, factors = self.term(t)
+        groups, names = self._copies(bound, self.term_axes(t))
+        others = () if all(len(xs) == 1 for xs in groups) else self._renamed(groups, names, factors)
+        return tuple(dict.fromkeys(((bound, factors), *others)))
+
+    def _renamed_row(self, names: Mapping[Axis, Axis], rows: Sequence[tuple[Base, Fraction]]) -> tuple[Axes, Factors]:
         """A term's row with its bound axes renamed."""
         self.check(1)
         aside = {x: (x + "#",) for x in names}  # two steps, so that renaming captures nothing

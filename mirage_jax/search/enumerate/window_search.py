@@ -200,6 +200,12 @@ class Search:
         self.tables: list[KernelTables] = []
         self.report.classes = len(frozenset[Poly]().union(*(probe.reach(v) for v in values)))
 
+    def count_legal(self) -> int:
+        """Count the values that may be in a kernel, after `start`: most others have too many axes."""
+        values = [target.value for target in self.targets]
+        tables = KernelTables(self.axioms, ShiftDegrees(self.e, tuple(values)), self.space, self.batch)
+        return sum(map(tables.legal, frozenset[Poly]().union(*map(tables.reach, values))))
+
     def _scalings_of_maxima(self, known: Iterable[Poly]) -> dict[Poly, Scaling]:
         """By what the search takes maxima of, how the program scales it."""
         found: dict[Poly, Scaling] = {}
