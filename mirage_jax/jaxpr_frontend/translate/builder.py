@@ -18,6 +18,7 @@ from mirage_jax.jaxpr_frontend.partition.reasons import Code, NotExpressible
 from mirage_jax.jaxpr_frontend.translate.axes import AxisKey, AxisTable, Dims, View
 from mirage_jax.mugraph.dtypes import holds, numpy_dtype
 from mirage_jax.mugraph.graph import Attr
+from mirage_jax.mugraph.passes.sentinels import HIGHEST_SENTINEL
 
 ONE, ZERO = Fraction(1), Fraction(0)
 
@@ -348,11 +349,29 @@ class NodeBuilder:
             return self.scaled(self.widened(x, y), ONE, sign * y.offset, dtype)
         if x.is_constant:
             return self.scaled(self.widened(y, x), sign, x.offset, dtype)
+        if (chosen := self._masked(x, y, ONE, sign, dtype) or self._masked(y, x, sign, ONE, dtype)) is not None:
+            return chosen
         x, y = self.without_offset(x), self.without_offset(y)  # (1 - m) * -1e9 + s is not (1e9 * m + s) - 1e9 in floats
         ca, cb = x.scale, sign * y.scale
         common = ca if abs(ca) == abs(cb) and ca > 0 else ONE  # s*x - s*m = s*(x - m): what a safe softmax looks like
         out = self.pointwise("add", (x, y), dtype, ca=ca / common, cb=cb / common)
         return replace(out, scale=common)
+
+    def _masked(self, x: AxisValue, mask: AxisValue, sx: Fraction, sm: Fraction, dtype: str) -> AxisValue | None:
+        """``sx * x + sm * mask`` as a choice between two sums, for a mask of two numbers, one a sentinel; None for others.
+
+        Both are the same number over the reals and in floats, whatever x is. But exp(x + mask) is exp(x) exp(mask) to
+        the search, which would divide the factors of a softmax among kernels in many useless ways.
+        """
+        choice = None if self._choice(x) else self._choice(mask)
+        if choice is None or self._is_renamed(choice[0]):
+            return None
+        use, *values = choice
+        offsets = [sm * (mask.scale * value + mask.offset) for value in values]
+        if min(offsets) > HIGHEST_SENTINEL:
+            return None
+        sums = (self.scaled(x, sx, offset, dtype) for offset in offsets)
+        return self.plain("where", (self.value(mask.dims, "bool", use.node), *sums), dtype)
 
     def mul(self, x: AxisValue, y: AxisValue, dtype: str) -> AxisValue:
         """Make ``x * y``."""

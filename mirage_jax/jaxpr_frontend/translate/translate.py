@@ -29,7 +29,6 @@ from mirage_jax.jaxpr_frontend.translate.builder import AxisValue, NodeBuilder
 from mirage_jax.jaxpr_frontend.translate.concatenation import Resolver, Segments
 from mirage_jax.mugraph.dtypes import numpy_dtype
 from mirage_jax.mugraph.graph import KernelGraph
-from mirage_jax.mugraph.passes.additive_masks import with_masks_chosen
 from mirage_jax.mugraph.passes.diagonals import with_diagonals_read
 from mirage_jax.mugraph.passes.log_sum_exp import join_shifts
 from mirage_jax.mugraph.passes.nested_exponentials import with_inner_functions
@@ -237,7 +236,7 @@ def translate(
     used = {v: [n for n in nodes if n in assembled.tensors] for v, nodes in inputs.items()}
     inward = tuple(border.inward(v, nodes) for v, nodes in used.items() if nodes)
     return Region(
-        graph=with_inner_functions(join_shifts(with_masks_chosen(with_diagonals_read(assembled.graph)))),
+        graph=with_inner_functions(join_shifts(with_diagonals_read(assembled.graph))),
         translated=assembled.graph,
         inputs=inward,
         outputs=tuple(itertools.starmap(border.outward, outward.items())),
