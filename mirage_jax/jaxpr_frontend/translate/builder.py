@@ -358,7 +358,7 @@ class NodeBuilder:
         return replace(out, scale=common)
 
     def _masked(self, x: AxisValue, mask: AxisValue, sx: Fraction, sm: Fraction, dtype: str) -> AxisValue | None:
-        """``sx * x + sm * mask`` as a choice between two sums, for a mask of two numbers, one a sentinel; None for others.
+        """``sx * x + sm * mask`` as a choice between two sums, if the mask is a sentinel in places; None if it is not.
 
         Both are the same number over the reals and in floats, whatever x is. But exp(x + mask) is exp(x) exp(mask) to
         the search, which would divide the factors of a softmax among kernels in many useless ways.
