@@ -1,4 +1,4 @@
-"""The fuzzer: what it generates, that it finds what is wrong, and three hundred programs in which nothing is."""
+"""The fuzzer: what it generates, that it finds what is wrong, and programs in which nothing is."""
 
 import json
 import random
@@ -685,9 +685,10 @@ def test_gradients_that_cancel_are_translated_rightly(seed: int, number: int, tm
     assert not outcome.problems and not outcome.inaccurate
 
 
-@pytest.mark.parametrize(("seed", "number"), [(943700, 12), (947206, 4)])
-def test_rows_that_are_no_numbers_and_signs_of_zero(seed: int, number: int, tmp_path) -> None:
-    """A kernel keeps the NaN of a wholly masked row; a sum in another order has another sign where the terms cancel."""
+@pytest.mark.parametrize(("seed", "number"), [(943700, 12), (947206, 4), (1061056, 24)])
+def test_rows_that_are_no_numbers_signs_of_zero_and_ties(seed: int, number: int, tmp_path) -> None:
+    """A kernel keeps the NaN of a wholly masked row; a sum in another order has another sign where the terms cancel; a
+    softmax of whole numbers has several maxima."""
     program, setting = fuzz.program_of(seed, number)
     assert not fuzz.run_one(program, replace(setting, cache_dir=str(tmp_path))).problems
 
@@ -768,12 +769,12 @@ def test_a_kernel_is_not_blamed_for_the_range_of_its_graph(factor: int, monkeypa
 # Campaigns.
 
 
-def test_three_hundred_programs(tmp_path) -> None:
+def test_random_programs(tmp_path) -> None:
     """The settings of the command; one program in four has candidates with kernels, one in seven asks the float gate
     at once, one in thirty-two runs its kernels in Triton's interpreter."""
-    found = fuzz.campaign(300, 0, tmp_path, workers=1)
+    found = fuzz.campaign(128, 0, tmp_path, workers=1)
     assert not found.failures, found.failures[0]
-    assert found.programs == 300
+    assert found.programs == 128
     assert found.hit_rate >= 0.6
     assert found.counts["tiled"] and found.counts["candidates"] > found.accepted
 

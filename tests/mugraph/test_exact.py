@@ -81,6 +81,14 @@ def test_order() -> None:
     assert same(exact.largest(tied, 1), exact.largest(tied[:, ::-1], 1))
 
 
+@pytest.mark.parametrize("function", [exact.floor, exact.nearest, exact.erf])
+def test_the_largest_of_equal_floats_stays_the_largest_when_scaled(function) -> None:
+    """A graph may scale before a maximum, and a kernel after it."""
+    x = function(draw(50, 40))
+    quarter = exact.constant(Q(1, 4))
+    assert same(exact.largest(exact.multiply(quarter, x), 1), exact.multiply(quarter, exact.largest(x, 1)))
+
+
 def test_what_rounding_loses_makes_no_infinity() -> None:
     """``log(1 + x) * (x / ((1 + x) - 1))``, as kernels write log1p, for an x whose float is lost beside 1."""
     x = exact.made([7], [11], [1e-30])
