@@ -4,7 +4,8 @@ Each region beats XLA's code for that region alone. That says little about a fun
 and what it need not make again, is in no region's time. So the function is measured, too: as it was written, ours, ours
 as it was cut first, and ours without values that are made again. The rule: the fastest of ours runs if its median ratio
 over plain jit is at least 1 and the lower end of its interval at least 0.98; among variants within 1% of the fastest,
-the least temporary memory wins. Else plain jit runs. So it does where a GPU waits for the host, which starts XLA's
+the least temporary memory wins. Else, if ours has two or three regions, each is left to XLA in turn, and the same is
+asked of these. Else plain jit runs. So it does where a GPU waits for the host, which starts XLA's
 kernels faster than ours.
 
 A decision is stored under the program's fingerprint and the decisions of its regions, so it is asked again when one of
@@ -22,7 +23,7 @@ from typing import Any
 
 from mirage_jax.cache import Cache, CacheKey, Entry
 from mirage_jax.jaxpr_frontend import jax_compat
-from mirage_jax.jaxpr_frontend.capture.lowering import PLAIN, LoweringPlan, WholeProgram
+from mirage_jax.jaxpr_frontend.capture.lowering import OURS, PLAIN, LoweringPlan, WholeProgram
 from mirage_jax.jaxpr_frontend.partition.fingerprint import fingerprint
 from mirage_jax.jaxpr_frontend.partition.program import FlatEqn
 from mirage_jax.mugraph.schedule_json import schedule_to_json
@@ -121,7 +122,7 @@ class Question:
         elif host is not None and host[2] < 1:
             label, why = PLAIN, f"plain jit: ours is {text} as fast, but the host starts it {_as_text(host)} as fast"
         else:
-            why = f"{text} over plain jit"
+            why = f"{text} over plain jit{label.removeprefix(OURS)}"
         return WholeFunction(label, why, "search", ratio, found.seconds, found.memory)
 
     def store(self, cache: Cache, found: WholeFunction) -> None:

@@ -71,6 +71,42 @@ def test_a_function_that_is_slower_as_a_whole_runs_under_plain_jit(tmp_path) -> 
     assert first_lines(again.explain(*ARGS))[1] == line.replace("[search]", "[cache]")
 
 
+def different(a, b, v):
+    """Two regions that differ, with a border between them."""
+    return chain(b, a, jnp.sort(chain(a, b, v) + v))
+
+
+def in_a_loop(a, b, v):
+    """The same, one of them in a loop."""
+    return jax.lax.fori_loop(0, 3, lambda _, x: jnp.sort(chain(a, b, x) + x), chain(b, a, v))
+
+
+@pytest.mark.parametrize("fn", [different, in_a_loop])
+@pytest.mark.parametrize("faster", [0, 1, 2])
+def test_the_region_that_makes_a_function_slower_is_left_out(faster: int, fn, tmp_path) -> None:
+    """With both regions the function is slower than plain jit; it may be faster with one of them, which is stored."""
+    label = f"mirage, region {faster} left out"
+
+    def time_wall(calls: Mapping[str, timing.Call], rounds: int = 10) -> dict[str, timing.Timing]:
+        is_whole = calls.keys() >= LABELS
+        seconds = {"xla": 1.0, label: 0.5} if is_whole else {"xla": 2.0}
+        return {k: timing.Timing((seconds.get(k, 1.5 if is_whole else 1.0),) * max(rounds, 6)) for k in calls}
+
+    options = {"cache_dir": str(tmp_path)}
+    with mock.patch.object(timing, "time_wall", time_wall):
+        f = mirage_jax.optimize(fn, **options)
+        report = f.explain(*ARGS)
+        assert_same(f(*ARGS), fn(*ARGS), 1e-4)
+    again = mirage_jax.optimize(fn, on_miss="error", **options)
+    for found, source in ((report, "search"), (again.explain(*ARGS), "cache")):
+        assert sum(r.decision.winner is not None for r in found.regions) == 2
+        ours = f"2.00x [2.00, 2.00] over plain jit, region {faster} left out"
+        assert str(found.whole).startswith(ours if faster else "plain jit: ours is 0.67x [0.67, 0.67] as fast")
+        assert found.whole.source == source
+    plain, with_one = flops(jax.jit(fn), *ARGS), flops(again, *ARGS)
+    assert plain / 3 < with_one < plain / 1.5 if faster else with_one == plain
+
+
 def test_a_function_that_is_faster(tmp_path) -> None:
     with measured(2.0, 1.84) as seen:
         f = mirage_jax.optimize(two, cache_dir=str(tmp_path))

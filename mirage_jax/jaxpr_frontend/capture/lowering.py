@@ -44,6 +44,7 @@ log = logging.getLogger("mirage_jax")
 
 # Labels of a program and its variants.
 PLAIN, OURS, FIRST_CUT, WITHOUT = "xla", "mirage", "mirage, first cut", "mirage without remat"
+MAX_LEFT_OUT_REGIONS = 3  # that are left to XLA one by one, where all together are slower than plain jit
 
 
 class CompiledRegion(Protocol):
@@ -250,6 +251,12 @@ class LoweringPlan:
     def _inner(self) -> Iterator[LoweringPlan]:
         return itertools.chain.from_iterable(self.bodies.values())
 
+    def with_bodies(self) -> Iterator[LoweringPlan]:
+        """Walk this plan and the plans of its equations' bodies."""
+        yield self
+        for body in self._inner:
+            yield from body.with_bodies()
+
     @cached_property
     def replaced(self) -> tuple[Placed, ...]:
         """List the replacements of regions here and in bodies, once each."""
@@ -261,6 +268,17 @@ class LoweringPlan:
     def kernels(self) -> frozenset[str]:
         """The texts of the regions that are replaced."""
         return frozenset(placed.region.text for placed in self.replaced)
+
+    def without(self, text: str) -> LoweringPlan:
+        """The plan with the regions of this text left to XLA."""
+
+        def left(step: Replacement | tuple[FlatEqn, ...]) -> Replacement | tuple[FlatEqn, ...]:
+            if isinstance(step, Replacement) and step.placed.region.text == text:
+                return step.region.equations
+            return step
+
+        bodies = {eqn: tuple(body.without(text) for body in plans) for eqn, plans in self.bodies.items()}
+        return replace(self, steps=tuple(map(left, self.steps)), bodies=bodies)
 
     @property
     def only_region(self) -> Region | None:
@@ -386,15 +404,36 @@ def _faster(
     if ours.makes_again:
         variants[WITHOUT] = functools.cache(lambda: plan_of(jaxpr, WITHOUT))
     program = ours.program if ours.is_as_written else flatten(jaxpr)
-    timed = _to_be_timed(WholeProgram(jaxpr, program, variants, target), plan_of, compiler.strict)
-    whole = _choose(timed, compiler)
+    asked = WholeProgram(jaxpr, program, variants, target)
+    whole = _choose(_to_be_timed(asked, plan_of, compiler.strict), compiler)
     if whole.chosen in variants:
         return replace(variants[whole.chosen](), whole=whole)
     if ours.makes_again:  # what it would be without that was not tuned so far
         without = _rounds(jaxpr, compiler, call, target, remat=False, again=True)
         if without[-1].replaced:
             return _faster(jaxpr, without, compiler, call, target, remat=False)
+    if whole.chosen == PLAIN and (found := _with_one_left_out(asked, plan_of, compiler)) is not None:
+        return found
     return replace(_as_written(jaxpr, compiler, call, ours), whole=whole)
+
+
+def _with_one_left_out(
+    whole: WholeProgram, plan_of: Callable[[Jaxpr, str], LoweringPlan], compiler: RegionCompiler
+) -> LoweringPlan | None:
+    """The first variant with one of its regions left to XLA; None if no such plan is faster than plain jit."""
+    texts = list(dict.fromkeys(placed.region.text for placed in whole.ours.replaced))
+    if not 1 < len(texts) <= MAX_LEFT_OUT_REGIONS:
+        return None
+    left_out = {f"{OURS}, region {n} left out": text for n, text in enumerate(texts, 1)}
+    fewer = {label: functools.cache(functools.partial(whole.ours.without, text)) for label, text in left_out.items()}
+
+    def variant(jaxpr: Jaxpr, label: str) -> LoweringPlan:
+        made = plan_of(jaxpr, OURS)
+        return made.without(left_out[label]) if label in left_out else made
+
+    asked = replace(whole, variants={OURS: lambda: whole.ours, **fewer})  # the first runs where nothing is measured
+    second = _choose(_to_be_timed(asked, variant, compiler.strict), compiler)
+    return replace(fewer[second.chosen](), whole=second) if second.chosen in fewer else None
 
 
 def _to_be_timed(whole: WholeProgram, plan_of: Callable[[Jaxpr, str], LoweringPlan], strict: bool) -> WholeProgram:
@@ -428,16 +467,27 @@ def _choose(whole: WholeProgram, compiler: RegionCompiler) -> Chosen:
         return First()
 
 
-def _as_written(jaxpr: Jaxpr, compiler: RegionCompiler, call: Primitive, like: LoweringPlan) -> LoweringPlan:
-    """What JAX would run."""
+def _as_written(
+    jaxpr: Jaxpr, compiler: RegionCompiler, call: Primitive, like: LoweringPlan | None = None
+) -> LoweringPlan:
+    """What JAX would run, with the regions and left-out equations of another plan, which a report names."""
     program = flatten(jaxpr)
     steps = tuple((eqn,) for eqn in program.eqns)
     bodies = {
-        eqn: tuple(_as_written(body, compiler, call, like) for body in jax_compat.bodies(eqn.eqn))
+        eqn: tuple(_as_written(body, compiler, call) for body in jax_compat.bodies(eqn.eqn))
         for eqn in program.eqns
         if _to_be_opened(eqn)
     }
-    return LoweringPlan(program, steps, compiler, call, bodies, like.regions, like.left_out)
+    if like is None:
+        return LoweringPlan(program, steps, compiler, call, bodies)
+    plans = list(like.with_bodies())
+    regions = tuple(itertools.chain.from_iterable(p.regions for p in plans))
+    left_out = functools.partial(_all_left_out, plans)
+    return LoweringPlan(program, steps, compiler, call, bodies, regions, left_out)
+
+
+def _all_left_out(plans: Sequence[LoweringPlan]) -> tuple[LeftOut, ...]:
+    return tuple(itertools.chain.from_iterable(p.left_out() for p in plans))
 
 
 @dataclass(frozen=True)
