@@ -5,8 +5,8 @@ and what it need not make again, is in no region's time. So the function is meas
 as it was cut first, and ours without values that are made again. The rule: the fastest of ours runs if its median ratio
 over plain jit is at least 1 and the lower end of its interval at least 0.98; among variants within 1% of the fastest,
 the least temporary memory wins. Else, if ours has two or three regions, each is left to XLA in turn, and the same is
-asked of these. Else plain jit runs. So it does where a GPU waits for the host, which starts XLA's
-kernels faster than ours.
+asked of these. Else plain jit runs. So it does where a GPU waits for the host, which starts XLA's kernels faster than
+ours.
 
 A decision is stored under the program's fingerprint and the decisions of its regions, so it is asked again when one of
 these changes. It is about speed, never about correctness: every variant is made of proven regions.

@@ -48,6 +48,17 @@ def read_mask(s):
     return s + jnp.where(i[:, None] >= i, jnp.max(s, -1, keepdims=True), LOWEST)
 
 
+def infinite(s):
+    """A sentinel that is infinite in the type of the sum."""
+    i = jnp.arange(N)
+    return s.astype("float16") + jnp.where(i[:, None] >= i, 0.0, LOWEST).astype("float16")
+
+
+def whole_numbers(s):
+    i = jnp.arange(N)
+    return s + (jnp.where(i[:, None] >= i, 0, -20_000) + i).astype(s.dtype)
+
+
 def region(f, dtype="float32"):
     """A product whose results are masked so."""
     s = jax.ShapeDtypeStruct((N, 8), dtype), jax.ShapeDtypeStruct((8, N), dtype)
@@ -79,6 +90,6 @@ def test_floats_are_the_same_whatever_the_logits_are(f) -> None:
         np.testing.assert_array_equal(ours, jax.jit(lambda q, k: f(q @ k))(q, k))
 
 
-@pytest.mark.parametrize("f", [small, read_mask])
-def test_other_sums_stay(f) -> None:
-    assert len(operators(region(f).translated, "add")) == 1
+@pytest.mark.parametrize(("f", "sums"), [(small, 1), (read_mask, 1), (infinite, 1), (whole_numbers, 2)])
+def test_other_sums_stay(f, sums: int) -> None:
+    assert len(operators(region(f).translated, "add")) == sums

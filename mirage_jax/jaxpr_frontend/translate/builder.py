@@ -16,7 +16,7 @@ from fractions import Fraction
 
 from mirage_jax.jaxpr_frontend.partition.reasons import Code, NotExpressible
 from mirage_jax.jaxpr_frontend.translate.axes import AxisKey, AxisTable, Dims, View
-from mirage_jax.mugraph.dtypes import holds, numpy_dtype
+from mirage_jax.mugraph.dtypes import FLOATS, holds, lowest, numpy_dtype
 from mirage_jax.mugraph.graph import Attr
 from mirage_jax.mugraph.passes.sentinels import HIGHEST_SENTINEL
 
@@ -363,12 +363,13 @@ class NodeBuilder:
         Both are the same number over the reals and in floats, whatever x is. But exp(x + mask) is exp(x) exp(mask) to
         the search, which would divide the factors of a softmax among kernels in many useless ways.
         """
-        choice = None if self._choice(x) else self._choice(mask)
+        choice = None if dtype not in FLOATS or self._choice(x) else self._choice(mask)
         if choice is None or self._is_renamed(choice[0]):
             return None
         use, *values = choice
         offsets = [sm * (mask.scale * value + mask.offset) for value in values]
-        if min(offsets) > HIGHEST_SENTINEL:
+        low, high = min(offsets), max(offsets)
+        if not (lowest(numpy_dtype(dtype)) <= low <= HIGHEST_SENTINEL and high <= -low):  # what overflows is no number
             return None
         sums = (self.scaled(x, sx, offset, dtype) for offset in offsets)
         return self.plain("where", (self.value(mask.dims, "bool", use.node), *sums), dtype)
