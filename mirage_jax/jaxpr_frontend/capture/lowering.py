@@ -260,9 +260,7 @@ class LoweringPlan:
     @cached_property
     def replaced(self) -> tuple[Placed, ...]:
         """List the replacements of regions here and in bodies, once each."""
-        own = [step.placed for step in self._replacements]
-        inner = [placed for body in self._inner for placed in body.replaced]
-        return tuple(dict.fromkeys((*own, *inner)))
+        return tuple(dict.fromkeys(step.placed for plan in self.with_bodies() for step in plan._replacements))
 
     @property
     def kernels(self) -> frozenset[str]:
@@ -296,7 +294,7 @@ class LoweringPlan:
     @property
     def makes_again(self) -> bool:
         """Whether values are made a second time for kernels that read them so."""
-        return bool(self.program.again) or any(body.makes_again for body in self._inner)
+        return any(plan.program.again for plan in self.with_bodies())
 
     def left_to_xla(self) -> tuple[FlatEqn, ...]:
         """The equations that XLA computes because their results are needed."""
@@ -425,11 +423,11 @@ def _with_one_left_out(
     if not 1 < len(texts) <= MAX_LEFT_OUT_REGIONS:
         return None
     left_out = {f"{OURS}, region {n} left out": text for n, text in enumerate(texts, 1)}
-    fewer = {label: functools.cache(functools.partial(whole.ours.without, text)) for label, text in left_out.items()}
+    fewer = {label: functools.partial(whole.ours.without, text) for label, text in left_out.items()}
+    ours_of = functools.cache(lambda jaxpr: plan_of(jaxpr, OURS))
 
     def variant(jaxpr: Jaxpr, label: str) -> LoweringPlan:
-        made = plan_of(jaxpr, OURS)
-        return made.without(left_out[label]) if label in left_out else made
+        return ours_of(jaxpr).without(left_out[label]) if label in left_out else ours_of(jaxpr)
 
     asked = replace(whole, variants={OURS: lambda: whole.ours, **fewer})  # the first runs where nothing is measured
     second = _choose(_to_be_timed(asked, variant, compiler.strict), compiler)
@@ -480,14 +478,9 @@ def _as_written(
     }
     if like is None:
         return LoweringPlan(program, steps, compiler, call, bodies)
-    plans = list(like.with_bodies())
-    regions = tuple(itertools.chain.from_iterable(p.regions for p in plans))
-    left_out = functools.partial(_all_left_out, plans)
+    regions = tuple(region for p in like.with_bodies() for region in p.regions)
+    left_out = lambda: tuple(left for p in like.with_bodies() for left in p.left_out())  # noqa: E731
     return LoweringPlan(program, steps, compiler, call, bodies, regions, left_out)
-
-
-def _all_left_out(plans: Sequence[LoweringPlan]) -> tuple[LeftOut, ...]:
-    return tuple(itertools.chain.from_iterable(p.left_out() for p in plans))
 
 
 @dataclass(frozen=True)

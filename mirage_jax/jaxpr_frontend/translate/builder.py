@@ -195,24 +195,24 @@ class NodeBuilder:
         if choice is None:
             return None
         use, yes, no = choice
-        dtype = numpy_dtype(x.dtype)
-        if self._is_renamed(use) or not (holds(dtype, yes) and holds(dtype, no)):
+        mask, dtype = self._mask_of(use, x.dims), numpy_dtype(x.dtype)
+        if mask is None or not (holds(dtype, yes) and holds(dtype, no)):
             return None
         if test(yes) == test(no):
             return self.constant(Fraction(test(yes)), "bool", x.dims)
-        mask = self.value(x.dims, "bool", use.node)
         return mask if test(yes) else self.negated(mask)
 
-    def _is_renamed(self, use: Use) -> bool:
-        """Does an operator see a node under other axes than its own?"""
-        return use.axes != self.axes.resolve(self.nodes[use.node].axes)
+    def _mask_of(self, use: Use, dims: Dims) -> AxisValue | None:
+        """The mask that an operator reads, of these dimensions; None if it sees it under other axes than its own."""
+        is_renamed = use.axes != self.axes.resolve(self.nodes[use.node].axes)
+        return None if is_renamed else self.value(dims, "bool", use.node)
 
     def opposite(self, mask: AxisValue) -> AxisValue | None:
         """The mask that this one negates, under the same axes; None if it negates none."""
         if mask.node is None or self.nodes[mask.node].op != "not":
             return None
         (use,) = self.nodes[mask.node].uses
-        return None if self._is_renamed(use) else self.value(mask.dims, "bool", use.node)
+        return self._mask_of(use, mask.dims)
 
     def negated(self, mask: AxisValue) -> AxisValue:
         """The opposite of a mask; of an opposite, the mask itself."""
@@ -349,7 +349,7 @@ class NodeBuilder:
             return self.scaled(self.widened(x, y), ONE, sign * y.offset, dtype)
         if x.is_constant:
             return self.scaled(self.widened(y, x), sign, x.offset, dtype)
-        if (chosen := self._masked(x, y, ONE, sign, dtype) or self._masked(y, x, sign, ONE, dtype)) is not None:
+        if (chosen := self._chosen_sum(x, y, ONE, sign, dtype) or self._chosen_sum(y, x, sign, ONE, dtype)) is not None:
             return chosen
         x, y = self.without_offset(x), self.without_offset(y)  # (1 - m) * -1e9 + s is not (1e9 * m + s) - 1e9 in floats
         ca, cb = x.scale, sign * y.scale
@@ -357,22 +357,22 @@ class NodeBuilder:
         out = self.pointwise("add", (x, y), dtype, ca=ca / common, cb=cb / common)
         return replace(out, scale=common)
 
-    def _masked(self, x: AxisValue, mask: AxisValue, sx: Fraction, sm: Fraction, dtype: str) -> AxisValue | None:
+    def _chosen_sum(self, x: AxisValue, mask: AxisValue, sx: Fraction, sm: Fraction, dtype: str) -> AxisValue | None:
         """``sx * x + sm * mask`` as a choice between two sums, if the mask is a sentinel in places; None if it is not.
 
         Both are the same number over the reals and in floats, whatever x is. But exp(x + mask) is exp(x) exp(mask) to
         the search, which would divide the factors of a softmax among kernels in many useless ways.
         """
         choice = None if dtype not in FLOATS or self._choice(x) else self._choice(mask)
-        if choice is None or self._is_renamed(choice[0]):
+        if choice is None or (condition := self._mask_of(choice[0], mask.dims)) is None:
             return None
-        use, *values = choice
+        _, *values = choice
         offsets = [sm * (mask.scale * value + mask.offset) for value in values]
         low, high = min(offsets), max(offsets)
         if not (lowest(numpy_dtype(dtype)) <= low <= HIGHEST_SENTINEL and high <= -low):  # what overflows is no number
             return None
         sums = (self.scaled(x, sx, offset, dtype) for offset in offsets)
-        return self.plain("where", (self.value(mask.dims, "bool", use.node), *sums), dtype)
+        return self.plain("where", (condition, *sums), dtype)
 
     def mul(self, x: AxisValue, y: AxisValue, dtype: str) -> AxisValue:
         """Make ``x * y``."""

@@ -34,7 +34,7 @@ from mirage_jax.errors import UnsupportedError
 
 P, Q, W = 60554803, 131071, 32227351  # primes, P = 462 Q + 1 < 2**26; W has order Q modulo P
 EXACT = np.dtype([("p", np.int64), ("q", np.int64), ("real", np.float64)])
-LARGEST_TELL = 2.0**-20  # what hashes add to floats, to tell their residues apart
+MAX_RESIDUE_OFFSET = 2.0**-20  # of the float of a hash, which tells its residue
 HALF = 1 << 13  # products with residues below it can be summed in float64 without rounding, up to 2**14 of them
 
 type Numbers = Any  # an array of type EXACT
@@ -201,12 +201,11 @@ def _hashed(seed: int, real: Callable[[Any], Any], known: Mapping[int, int]) -> 
 
     def _function(x: Numbers) -> Numbers:
         p, q, finite = _mixed(x["p"], 2 * seed) % P, _mixed(x["p"], 2 * seed + 1) % Q, np.isfinite(x["real"])
-        shift = np.where(finite, LARGEST_TELL / P * p, 0.0)
         for at, value in known.items():
             here = finite & (x["p"] == at)
-            p, q, shift = np.where(here, value, p), np.where(here, value, q), np.where(here, 0.0, shift)
+            p, q = np.where(here, value, p), np.where(here, value, q)
         with np.errstate(all="ignore"):
-            return made(p, q, real(x["real"]) + shift)
+            return made(p, q, real(x["real"]) + MAX_RESIDUE_OFFSET / P * p)
 
     return _function
 
