@@ -114,3 +114,17 @@ def test_squares_have_one_name_before_and_after_a_split() -> None:
         shift_degrees = ShiftDegrees(e, (e.sum(near, ("i",)),))
         for axis in ("i", "j", "k"):
             assert not shift_degrees.splits_a_group(e.split(near, axis, (axis + ".l", axis)))
+
+
+def test_exponentials_of_maxima_have_one_name_before_and_after_a_split() -> None:
+    """The steps of a loop are no part of the name, and the axes of a maximum are: rows and columns are two groups."""
+    e = Expressions(extent)
+    x, y = e.atom("x", ("i", "j")), e.atom("y", ("i", "j"))
+    rows, columns = (e.exp(e.function("tanh", [e.maximum(x, axes)])) for axes in (("j",), ("i",)))
+    weighted = [(e.mul(rows, y), ("i",)), (e.mul(columns, y), ("j",))]
+    shift_degrees = ShiftDegrees(e, tuple(e.mul(p, e.power(e.sum(p, axes), Q(-1))) for p, axes in weighted))
+    assert len(shift_degrees.groups) == 2 and shift_degrees.degree(rows) != shift_degrees.degree(columns)
+    for p in (rows, columns):
+        for part in (".l", ".g"):
+            split = e.split(e.split(p, "j", ("j" + part, "j")), "i", ("i" + part, "i"))
+            assert split != p and shift_degrees.degree(split) == shift_degrees.degree(p) != NONE

@@ -14,11 +14,13 @@ computed plainly.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from mirage_jax.mugraph.graph import Axis
+from mirage_jax.mugraph.graph import Axis, origin
+from mirage_jax.search.enumerate.axioms import kind
 from mirage_jax.search.enumerate.normal_form import Base, Expressions, Poly, Term
 
 type Degree = tuple[tuple[int, Fraction], ...]  # ((group, degree), ...) without zeros, sorted
@@ -97,7 +99,7 @@ class ShiftDegrees:
         name = self._signatures.get(b)
         if name is None:
             text = self.e.text(self.e.make_poly([(self.e.base(b)[1], Fraction(1))]))
-            name = self._signatures[b] = "".join(_strip_axes(text))
+            name = self._signatures[b] = _without_axes(text)
         return name
 
     def _terms(self, polys: Iterable[Poly]) -> Iterable[Term]:
@@ -198,10 +200,11 @@ class ShiftDegrees:
         return out
 
 
-def _strip_axes(text: str) -> Iterable[str]:
-    depth = 0
-    for c in text:
-        depth += c == "["
-        if not depth:
-            yield c
-        depth -= c == "]"
+def _without_axes(text: str) -> str:
+    """Leave out a text's axes; a reduction by name keeps those that it removes, as they were before every split."""
+
+    def removed(match: re.Match[str]) -> str:
+        tile_axes = {origin(axis) for axis in match[1].split(",") if kind(axis) == "t"}
+        return f"{{{','.join(sorted(tile_axes))}}}"
+
+    return re.sub(r"\{(.*?)\}", removed, re.sub(r"\[.*?\]", "", text))
