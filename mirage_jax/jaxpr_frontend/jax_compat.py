@@ -61,6 +61,11 @@ _BODIES = {
 }
 
 
+# How the names of primitives by which devices exchange values begin; some have forms for varying types, or two halves.
+COLLECTIVES = (
+    *("psum", "pmax", "pmin", "ppermute", "pbroadcast", "psend", "precv"),
+    *("all_gather", "all_to_all", "ragged_all_to_all", "reduce_scatter"),
+)
 COMPILED_FOR = ("cpu", "cuda", "rocm", "tpu")  # platforms of whole programs; Pallas has its own, such as "mosaic"
 MAX_PICKED_ELEMENTS = 4  # elements of a row: each is looked for in all of it
 
@@ -588,6 +593,16 @@ def bind_unfused(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
 def has_context(eqn: JaxprEqn) -> bool:
     """Whether an equation carries what a region would lose: XLA metadata, or who is to compute it."""
     return bool(getattr(eqn.ctx, "xla_metadata", None) or getattr(eqn.ctx, "compute_type", None))
+
+
+def has_effects(eqn: JaxprEqn) -> bool:
+    """Whether an equation has effects, as JAX counts them where it drops dead code: naming a mesh axis is none."""
+    return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
+
+
+def is_collective(eqn: JaxprEqn) -> bool:
+    """Whether devices exchange values in an equation, or begin to, or wait for it."""
+    return eqn.primitive.name.removeprefix("unreduced_").startswith(COLLECTIVES)
 
 
 def is_on_device(aval: Any) -> bool:

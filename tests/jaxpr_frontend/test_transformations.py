@@ -11,9 +11,10 @@ from jax.experimental import io_callback
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
-from jaxpr_frontend.replacing import Evaluated, Replacing, assert_close, optimized, random
+from jaxpr_frontend.replacing import Evaluated, Replacing, analysis, assert_close, optimized, random
 
 from mirage_jax.jaxpr_frontend.capture import lowering
+from mirage_jax.jaxpr_frontend.partition.reasons import Code
 from mirage_jax.mugraph.graph import KernelGraph
 
 X, W1, W2, G = random(8, 16), random(16, 32), random(32, 16), random(16)
@@ -142,6 +143,22 @@ def test_collectives() -> None:
 
     assert_close(mapped(optimized(inner))(X, W1), X @ W1)
     assert_close(jax.grad(squares(mapped(optimized(inner))))(X, W1), jax.grad(squares(jnp.matmul))(X, W1))
+
+
+def test_collectives_have_a_reason_of_their_own() -> None:
+    """Naming a mesh axis is no effect: what nobody reads is left out, and nothing keeps an order that it need not."""
+
+    def inner(x, w):
+        y = jax.nn.softmax(x @ w)
+        jax.lax.all_gather(y, "d")  # nobody reads it
+        parts = (jax.lax.psum_scatter(y, "d", tiled=True), jax.lax.ppermute(y, "d", [(0, 1)]), jax.lax.pmax(y, "d"))
+        return sum(p.sum() for p in parts) + jax.lax.axis_index("d")
+
+    specs = {"in_specs": (P(None, "d"), P("d")), "out_specs": P(), "check_vma": False}
+    mapped = jax.shard_map(inner, mesh=mesh(AxisType.Auto), **specs)
+    found = {x.primitive: x.code for x in analysis(mapped, X, W1).left_out}
+    assert {p for p, code in found.items() if code == Code.COLLECTIVE} == {"reduce_scatter", "ppermute", "pmax"}
+    assert found["axis_index"] == Code.UNSUPPORTED_PRIMITIVE and "all_gather" not in found
 
 
 def test_effects_keep_their_order(capsys: pytest.CaptureFixture[str]) -> None:

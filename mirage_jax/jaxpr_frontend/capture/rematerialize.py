@@ -203,13 +203,13 @@ class _Units:
 
 
 def _is_product(eqn: FlatEqn) -> bool:
-    return eqn.primitive in rules.PRODUCT_PRIMITIVES and not eqn.effects
+    return eqn.primitive in rules.PRODUCT_PRIMITIVES and not eqn.has_effects
 
 
 def is_cheap(eqn: FlatEqn) -> bool:
     """Whether it takes no longer to make the results again than to keep them in memory."""
     known = eqn.primitive in rules.RULES or eqn.primitive == "custom_jvp_call"
-    if not known or eqn.effects:
+    if not known or eqn.has_effects:
         return False
     sizes = itertools.chain.from_iterable(a.shape for a in (*eqn.in_avals, *eqn.out_avals))
     if not all(isinstance(n, int) for n in sizes):

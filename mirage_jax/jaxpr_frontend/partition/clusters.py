@@ -32,7 +32,7 @@ class Dependencies:
         """Find the dependencies of a program's equations."""
         made = program.producers
         before = [{made[v] for v in (*eqn.reads, *eqn.after) if v in made} for eqn in program.eqns]
-        with_effects = [n for n, eqn in enumerate(program.eqns) if eqn.effects]
+        with_effects = [n for n, eqn in enumerate(program.eqns) if eqn.has_effects]
         for first, then in itertools.pairwise(with_effects):
             before[then].add(first)
         return cls(tuple(map(frozenset, before)))

@@ -175,10 +175,12 @@ def _shows_operand(eqn: FlatEqn) -> bool:
 
 def _reason(eqn: FlatEqn, sharded: bool, scalars: bool) -> Reason | None:
     """Why an equation cannot be in a muGraph, as far as can be said before its region is translated."""
-    if eqn.effects:
+    if eqn.has_effects:
         return Code.EFFECT, "its effects must happen in order"
     if jax_compat.bodies(eqn.eqn):
         return Code.CONTROL_FLOW, "its body is optimized on its own"
+    if jax_compat.is_collective(eqn.eqn):
+        return Code.COLLECTIVE, "devices exchange values here"
     if eqn.primitive not in rules.RULES:
         return Code.UNSUPPORTED_PRIMITIVE, rules.why_not(eqn.primitive)
     if jax_compat.has_context(eqn.eqn):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mirage_jax.jaxpr_frontend.jax_compat import JaxprEqn, Literal, has_context
+from mirage_jax.jaxpr_frontend.jax_compat import JaxprEqn, Literal, has_context, has_effects
 from mirage_jax.jaxpr_frontend.partition.program import FlatEqn, FlatProgram
 
 MAX_CONTEXT_EQUATIONS = 5  # steps around an equation that are compared to say that another is like it
@@ -76,7 +76,7 @@ def surroundings(program: FlatProgram, kinds: Sequence[Hashable]) -> list[int]:
 def _key(eqn: JaxprEqn) -> Hashable:
     inputs = tuple([_literal(v) if isinstance(v, Literal) else v.aval for v in eqn.invars])
     outputs = tuple([v.aval for v in eqn.outvars])
-    return eqn.primitive.name, tuple(eqn.params.items()), inputs, outputs, has_context(eqn), bool(eqn.effects)
+    return eqn.primitive.name, tuple(eqn.params.items()), inputs, outputs, has_context(eqn), has_effects(eqn)
 
 
 def _literal(literal: Any) -> Hashable:

@@ -46,9 +46,9 @@ class FlatEqn:
         return self.eqn.params
 
     @property
-    def effects(self) -> Any:
-        """Give the effects of the JAX equation."""
-        return self.eqn.effects
+    def has_effects(self) -> bool:
+        """Tell whether the equation must run, and in its place among others with effects."""
+        return jax_compat.has_effects(self.eqn)
 
     @property
     def out_avals(self) -> list[Any]:
@@ -265,7 +265,7 @@ def needed_for(values: Iterable[int], eqns: Sequence[FlatEqn]) -> tuple[FlatEqn,
     needed = set(values)
     kept: list[FlatEqn] = []
     for eqn in reversed(eqns):
-        if eqn.effects or not needed.isdisjoint(eqn.outputs):
+        if eqn.has_effects or not needed.isdisjoint(eqn.outputs):
             kept.append(eqn)
             needed.update(eqn.reads)
     return tuple(reversed(kept))

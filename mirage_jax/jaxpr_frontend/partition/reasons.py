@@ -24,6 +24,7 @@ class Code(StrEnum):
     SYMBOLIC_DIM = "symbolic dimension"
     EFFECT = "effect"
     CONTROL_FLOW = "control flow"
+    COLLECTIVE = "collective"
     NO_HEAVY_OP = "too little work"
     LIBRARY = "library"
     LAYOUT = "layout"
@@ -44,6 +45,7 @@ ADVICE = {  # does it matter, and what to write instead
     Code.SYMBOLIC_DIM: "call with concrete shapes to have it searched",
     Code.EFFECT: "take prints and callbacks out of hot code: a region ends at each",
     Code.CONTROL_FLOW: "harmless: its body is searched by itself",
+    Code.COLLECTIVE: "expected: regions are programs of one device, and end where it waits for others",
     Code.NO_HEAVY_OP: "harmless: XLA fuses it",
     Code.LIBRARY: "harmless: XLA's library is as fast as it gets",
     Code.LAYOUT: "it costs a pass over memory where it copies: put reshapes and slices before or after the chain",

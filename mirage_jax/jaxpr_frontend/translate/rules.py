@@ -787,7 +787,7 @@ _FAMILIES = {
     "an order backwards": ("rev",),
     "a scan along an axis": ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"),
     "random bits": ("random_bits", "random_seed", "random_wrap", "random_unwrap", "random_fold_in", "threefry2x32"),
-    "a collective": ("psum", "psum_invariant", "all_gather", "all_to_all", "ppermute", "reduce_scatter", "pmax"),
+    "the device's place in the mesh": ("axis_index",),
     "an order of elements": ("sort", "top_k", "argmax", "argmin"),
 }
 
