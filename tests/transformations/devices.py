@@ -27,7 +27,7 @@ AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 BATCHES = tuple(normal(8, 2, 64, 4, seed=n) for n in range(3))
 BATCH, HEADS, ROWS, NOTHING = P("d"), P("d", "t"), P(("d", "t")), P()
 
-type Specs = tuple[P, ...]
+type Specs = tuple[P | None, ...]  # None: not placed on the mesh
 
 
 def mesh(kind: AxisType) -> Mesh:
@@ -35,7 +35,8 @@ def mesh(kind: AxisType) -> Mesh:
 
 
 def placed(kind: AxisType, specs: Specs, args: tuple[Any, ...] = BATCHES) -> list[jax.Array]:
-    return [jax.device_put(x, NamedSharding(mesh(kind), s)) for x, s in zip(args, specs, strict=True)]
+    each = zip(args, specs, strict=True)
+    return [x if s is None else jax.device_put(x, NamedSharding(mesh(kind), s)) for x, s in each]
 
 
 def cases() -> Iterator[Case]:
@@ -137,7 +138,7 @@ def causal(q: Any, k: Any, v: Any) -> Any:
     return jnp.einsum("bhqk,bhkd->bhqd", jnp.where(kept > 5, scores, 0), v)
 
 
-KEYS = P("d", None, "t")
+KEYS, QUERIES = P("d", None, "t"), P(None, None, ("d", "t"))
 
 EXPLICITLY: dict[str, tuple[Callable[[Jit], Any], Specs, Promise]] = {
     "": (lambda jit: jit(batches), (HEADS,) * 3, WINS),
@@ -150,6 +151,9 @@ EXPLICITLY: dict[str, tuple[Callable[[Jit], Any], Specs, Promise]] = {
     ", vmap": (lambda jit: jax.vmap(jit(linear_attention), 1, 1), (BATCH,) * 3, WINS),
     ", scan": (lambda jit: jit(iterated(batches)), (HEADS,) * 3, WINS),
     ", queries": (lambda jit: jit(batches), (KEYS, BATCH, BATCH), WINS),
+    ", rows of queries": (lambda jit: jit(batches), (QUERIES, NOTHING, NOTHING), WINS),
+    ", others not placed": (lambda jit: jit(batches), (QUERIES, None, None), WINS),
+    ", grad, others not placed": (lambda jit: jit(derivatives(batches)), (QUERIES, None, None), DECIDED),
     ", keys": (lambda jit: jit(over_keys), (BATCH, KEYS, KEYS), DECIDED),
     ", positions": (lambda jit: jit(causal), (KEYS, BATCH, BATCH), DECIDED),
     ", shard_map": (lambda jit: jit(mapped(batches)), (HEADS,) * 3, WINS),

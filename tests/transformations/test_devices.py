@@ -10,6 +10,7 @@ from transformations.devices import (
     EXPLICIT,
     HEADS,
     NOTHING,
+    QUERIES,
     batches,
     derivatives,
     mesh,
@@ -44,6 +45,17 @@ def test_regions_are_those_of_one_device(optimize) -> None:
     assert "extents i=2 j=64 k=4" in region.reference, "two of eight batches, one of two heads"
     assert [text for text, _ in f.compiler.decisions] == [region.reference]
     assert not report.left_out
+
+
+def test_what_was_never_placed_counts_as_replicated(optimize) -> None:
+    args = placed(EXPLICIT, (QUERIES, None, None))
+    with jax.set_mesh(mesh(EXPLICIT)):
+        there = optimize(batches).explain(*placed(EXPLICIT, (QUERIES, NOTHING, NOTHING)))
+    for report in (optimize(batches).explain(*args), there):
+        (region,) = report.regions
+        assert "extents i=8 j=2 k=8 l=4 m=64 n=4" in region.reference and not report.left_out
+    nowhere = optimize(batches).explain(*placed(EXPLICIT, (None,) * 3))
+    assert nowhere.regions and "sharded" not in str(nowhere), "on one device"
 
 
 def test_what_is_summed_over_devices_is_left_out(optimize) -> None:

@@ -4,7 +4,8 @@ With explicit mesh axes (`jax.sharding.AxisType.Explicit`) the type of every val
 divided among devices. An equation is *local* where no divided dimension is summed over, counted or taken apart: then a
 device's part of the result is the same equation of its parts of the operands (`is_local`). A region of local equations
 is turned into the region that one device sees (`one_device`), which is searched like any other, and runs on all of them
-under a `shard_map`. With automatic axes types say nothing, and nothing is local.
+under a `shard_map`. Beside such arrays, a value that was never placed on a mesh counts as replicated. With automatic
+axes types say nothing, and nothing is local.
 """
 
 from __future__ import annotations
@@ -41,6 +42,11 @@ class Shards:
         return jax.shard_map(run, mesh=self.mesh, in_specs=self.operands, out_specs=list(self.results), check_vma=False)
 
 
+def is_explicit(program: FlatProgram) -> bool:
+    """Whether a program has arrays on a mesh. Without any, XLA may divide its values as it likes."""
+    return any(_is_placed(a) for eqn in program.eqns for a in (*eqn.in_avals, *eqn.out_avals))
+
+
 def is_local(eqn: FlatEqn) -> bool:
     """Whether each device can make its part of the result from its parts of the operands alone."""
     given, made = [_division(a) for a in eqn.in_avals], [_division(a) for a in eqn.out_avals]
@@ -51,12 +57,16 @@ def is_local(eqn: FlatEqn) -> bool:
 
 
 def one_device(region: Region) -> Shards | None:
-    """Make the region that one device sees of a region of local equations; None if it is no region there."""
+    """Make the region that one device sees of a region of local equations; None if it is no region there, or if nothing
+    in it is on a mesh.
+    """
     outputs = [b.value for b in region.outputs]
     local = _translated_part(region)
     if local is None or [b.value for b in local.outputs] != outputs:
         return None
-    mesh = next(a.sharding.mesh for a in region.avals.values())
+    meshes = (a.sharding.mesh for a in region.avals.values() if _is_placed(a))
+    if (mesh := next(meshes, None)) is None:
+        return None
     operands = tuple(_spec(region.avals[b.value]) for b in local.inputs)
     return Shards(local, mesh, operands, tuple(_spec(region.avals[v]) for v in outputs))
 
@@ -78,12 +88,18 @@ def _division(aval: Any) -> Division | None:
     """How a value is divided; None if its type does not say."""
     sharding = aval.sharding
     kinds = set(sharding.mesh.axis_types)
-    if (not kinds and aval.ndim) or kinds - {jax.sharding.AxisType.Explicit}:
+    if kinds - {jax.sharding.AxisType.Explicit}:
         return None
     spec = sharding.spec
     if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
         return None
     return tuple(map(_mesh_axes, (*spec, *[None] * (aval.ndim - len(spec)))))
+
+
+def _is_placed(aval: Any) -> bool:
+    """Whether a value's type names a mesh: tokens and references have no sharding."""
+    sharding = getattr(aval, "sharding", None)
+    return sharding is not None and not sharding.mesh.empty
 
 
 def _mesh_axes(entry: Any) -> tuple[str, ...]:

@@ -6,14 +6,14 @@ integers (lengths, segments) are repeated the same way if the integers take no m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from typing import Any
 
 import jax.numpy as jnp
 
 from mirage_jax.jaxpr_frontend import jax_compat
-from mirage_jax.jaxpr_frontend.capture.sharding import is_local
+from mirage_jax.jaxpr_frontend.capture.sharding import is_explicit, is_local
 from mirage_jax.jaxpr_frontend.partition import mask_factors
 from mirage_jax.jaxpr_frontend.partition.fingerprint import Forms, by_kind, surroundings
 from mirage_jax.jaxpr_frontend.partition.program import FlatEqn, FlatProgram, bytes_of
@@ -34,7 +34,8 @@ class Eligibility:
     """
 
     def __init__(self, program: FlatProgram, sharded: bool) -> None:
-        self.program, self.sharded, self.eqns = program, sharded, program.eqns
+        self.program, self.eqns = program, program.eqns
+        self.sharded, self.is_explicit = sharded, sharded and is_explicit(program)
         self.forms = Forms(self.eqns)
         self._reason_by_form: dict[tuple[int, bool], Reason | None] = {}
         self.constants = _find_constants(self)
@@ -52,8 +53,12 @@ class Eligibility:
         """Find why an equation cannot be in a muGraph, once for equations of one form. scalars: accept scalars."""
         key = self.forms.of[n], scalars
         if key not in self._reason_by_form:
-            self._reason_by_form[key] = _reason(self.eqns[n], self.sharded, scalars)
+            self._reason_by_form[key] = _reason(self.eqns[n], self._is_divided, scalars)
         return self._reason_by_form[key]
+
+    def _is_divided(self, eqn: FlatEqn) -> bool:
+        """Tell whether XLA divides an equation, and not into the same equation on each device."""
+        return self.sharded and not (self.is_explicit and is_local(eqn))
 
     @property
     def members(self) -> list[int]:
@@ -173,7 +178,7 @@ def _shows_operand(eqn: FlatEqn) -> bool:
 # --- reasons
 
 
-def _reason(eqn: FlatEqn, sharded: bool, scalars: bool) -> Reason | None:
+def _reason(eqn: FlatEqn, is_divided: Callable[[FlatEqn], bool], scalars: bool) -> Reason | None:
     """Why an equation cannot be in a muGraph, as far as can be said before its region is translated."""
     if eqn.has_effects:
         return Code.EFFECT, "its effects must happen in order"
@@ -187,7 +192,7 @@ def _reason(eqn: FlatEqn, sharded: bool, scalars: bool) -> Reason | None:
         return Code.CONTEXT, "it carries XLA metadata, or the place where it is to be computed"
     if (reason := next(filter(None, map(_reason_of_type, (*eqn.in_avals, *eqn.out_avals))), None)) is not None:
         return reason
-    if sharded and not is_local(eqn):
+    if is_divided(eqn):
         return Code.SHARDED, "XLA divides this program over several devices and cannot divide a kernel"
     if not scalars and all(aval.shape == () for aval in eqn.out_avals):
         return Code.RANK0, "a scalar is no work for a kernel"
