@@ -190,13 +190,14 @@ def kernels_of(data: Any) -> list[Event]:
 def span_of(events: Sequence[Event], steps: int = 1) -> TraceInterval:
     """From the first kernel's start to the last one's end.
 
-    steps: calls of one program in a row. Of these it is the sum, without what the device waits for the host between two
-    of them: a short step with many arguments is dispatched more slowly than it runs.
+    steps: calls of one program in a row. Of these it is the median times their number, without what the device waits
+    for the host: between two steps, where a short one with many arguments is dispatched more slowly than it runs, and
+    inside of some, where the host falls behind.
     """
     size = len(events) // steps if len(events) % steps == 0 else len(events)
     each = [events[i : i + size] for i in range(0, len(events), size)]
-    seconds = sum(max(end for _, end, _ in step) - step[0][0] for step in each) * 1e-9
-    return TraceInterval(seconds, len(events), tuple(name for *_, name in events))
+    nanoseconds = statistics.median(max(end for _, end, _ in step) - step[0][0] for step in each)
+    return TraceInterval(nanoseconds * len(each) * 1e-9, len(events), tuple(name for *_, name in events))
 
 
 def split(events: Sequence[Event], separator: str) -> list[list[Event]]:
@@ -330,12 +331,14 @@ def time_once(
     sets: Sequence[int],
     measure: Callable[[Sequence[Call], Sequence[int]], list[TraceInterval]] = profile_each,
 ) -> list[Timing]:
-    """One sample of device time per program for each call, of two in a row, in one profile: to choose from many
+    """One sample of device time per program for each call, the mean of two, in one profile: to choose from many
     programs those few that are timed better. The calls must have been made before. Each has its own number of sets:
     programs that read parts of larger operands in place are given other arrays than those that do not.
     """
-    spans = measure([lambda call=call: (call(), call()) for call in calls], [2 * n for n in sets])
-    return [Timing((span.seconds / 2 / n,), _launches([span], 2 * n)) for span, n in zip(spans, sets, strict=True)]
+    twice = [(call, n) for call, n in zip(calls, sets, strict=True) for _ in range(2)]
+    spans = measure([call for call, _ in twice], [n for _, n in twice])
+    pairs = zip(spans[::2], spans[1::2], sets, strict=True)
+    return [Timing(((a.seconds + b.seconds) / 2 / n,), _launches([a, b], n)) for a, b, n in pairs]
 
 
 def _launches(spans: Sequence[TraceInterval], sets: int) -> float | None:

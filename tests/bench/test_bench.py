@@ -205,6 +205,13 @@ def test_steps_in_a_row(steps: int, seconds: float) -> None:
     assert span.seconds == pytest.approx(seconds) and span.kernels == 2
 
 
+def test_a_host_that_falls_behind_in_a_step() -> None:
+    """Three steps of two kernels, of 5 ns each; in the last one the second kernel is late."""
+    events = [(start + 10 * n, start + 10 * n + 2, "k") for n in range(3) for start in (0, 3)]
+    late = [*events[:-1], (60, 62, "k")]
+    assert timing.span_of(events, 3).seconds == timing.span_of(late, 3).seconds == pytest.approx(15e-9)
+
+
 def test_no_kernels_without_a_gpu() -> None:
     assert kernels(PROFILE.replace("/device:GPU:0", "/device:CPU:0")) == []
 
@@ -261,8 +268,8 @@ def test_time_once_is_one_profile() -> None:
     def measure(calls, steps):
         for call in calls:
             call()
-        assert made == ["a", "a", "b", "b"] and steps == [4, 2]
-        return [timing.TraceInterval(8e-6, 12, ()), timing.TraceInterval(4e-6, 4, ())]
+        assert made == ["a", "a", "b", "b"] and steps == [2, 2, 1, 1], "the host is ahead of the device in each call"
+        return [timing.TraceInterval(t * 1e-6, n, ()) for t, n in ((5, 6), (3, 6), (1, 2), (3, 2))]
 
     found = timing.time_once([lambda: made.append("a"), lambda: made.append("b")], [2, 1], measure)  # own sets each
     assert found == [timing.Timing((2e-6,), 3.0), timing.Timing((2e-6,), 2.0)]
