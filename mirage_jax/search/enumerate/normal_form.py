@@ -509,12 +509,15 @@ class Expressions:
         return self.make_poly([(self._mul_terms(s, t), c * d) for s, c in self.poly(p) for t, d in self.poly(q)])
 
     def _mul_terms(self, s: Term, t: Term) -> Term:
-        for whole, other in ((t, s), (s, t)):  # a product of equal sums is a power of the sum
-            base, (bound, factors) = self._sum_base(whole), self.term(other)
-            if base is not None and whole == other:
-                return self.make_term((), [(base, Fraction(2))])
+        for whole, other in ((t, s), (s, t)):  # a product of equal sums is a power of the sum, whatever is beside it
+            base, beside = self._sum_base(whole)
+            if base is None:
+                continue
+            if self._sum_base(other)[0] == base:
+                return self.make_term((), [(base, Fraction(2)), *beside, *self._sum_base(other)[1]])
+            bound, factors = self.term(other)
             if base in dict(factors) and not bound & self.term_axes(whole):
-                return self.make_term(bound, [*factors, (base, ONE)])
+                return self.make_term(bound, [*factors, (base, ONE), *beside])
         (bound_s, fs), (bound_t, ft) = self.term(s), self.term(t)
         used = set(bound_s | bound_t | self.term_axes(s) | self.term_axes(t))
         bs, fs2 = self._freshly_bound(bound_s, fs, self.term_axes(t), used)
@@ -528,9 +531,15 @@ class Expressions:
         m = _stepped_aside(bound & taken, used)
         return [m.get(x, (x,))[0] for x in bound], [(self._sub_base(b, m, False), q) for b, q in factors]
 
-    def _sum_base(self, t: Term) -> Base | None:
-        """A term that is a sum over axes, as one factor."""
-        return self.bases.id(("P", self.make_poly([(t, ONE)]))) if self.term(t)[0] else None
+    @memo
+    def _sum_base(self, t: Term) -> tuple[Base | None, Factors]:
+        """The sum in a term as one factor, None if it has none, and the factors that it does not sum."""
+        bound, factors = self.term(t)
+        if not bound:
+            return None, factors
+        inside = [x for x in factors if not bound.isdisjoint(self.base_axes(x[0]))]
+        beside = tuple(x for x in factors if x not in inside)
+        return self.bases.id(("P", self.make_poly([(self.make_term(bound, inside), ONE)]))), beside
 
     def power(self, p: Poly, r: Fraction) -> Poly:
         """Raise p to the power r; common factors that no sum touches are pulled out (for a root only exp).
