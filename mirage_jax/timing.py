@@ -312,13 +312,7 @@ def time_device(
         call()
         call()
     found = _rounds(calls, rounds, lambda order: measure([calls[label] for label in order]))
-    return {
-        label: Timing(
-            tuple((a.seconds + b.seconds) / 2 / sets for a, b in pairs),
-            _launches([a for a, _ in pairs], sets),
-        )
-        for label, pairs in found.items()
-    }
+    return {label: _of_pairs(pairs, sets) for label, pairs in found.items()}
 
 
 def time_steps(calls: Mapping[str, Call], steps: int, rounds: int) -> dict[str, Timing]:
@@ -337,8 +331,13 @@ def time_once(
     """
     twice = [(call, n) for call, n in zip(calls, sets, strict=True) for _ in range(2)]
     spans = measure([call for call, _ in twice], [n for _, n in twice])
-    pairs = zip(spans[::2], spans[1::2], sets, strict=True)
-    return [Timing(((a.seconds + b.seconds) / 2 / n,), _launches([a, b], n)) for a, b, n in pairs]
+    pairs = zip(spans[::2], spans[1::2], strict=True)
+    return [_of_pairs([pair], n) for pair, n in zip(pairs, sets, strict=True)]
+
+
+def _of_pairs(pairs: Sequence[tuple[TraceInterval, TraceInterval]], sets: int) -> Timing:
+    """Device time per program: each sample is the mean of two calls that each run `sets` programs."""
+    return Timing(tuple((a.seconds + b.seconds) / 2 / sets for a, b in pairs), _launches([a for a, _ in pairs], sets))
 
 
 def _launches(spans: Sequence[TraceInterval], sets: int) -> float | None:

@@ -62,7 +62,7 @@ _BODIES = {
 
 
 # How the names of primitives by which devices exchange values begin; some have forms for varying types, or two halves.
-COLLECTIVES = (
+_COLLECTIVES = (
     *("psum", "pmax", "pmin", "ppermute", "pbroadcast", "psend", "precv"),
     *("all_gather", "all_to_all", "ragged_all_to_all", "reduce_scatter"),
 )
@@ -602,7 +602,7 @@ def has_effects(eqn: JaxprEqn) -> bool:
 
 def is_collective(eqn: JaxprEqn) -> bool:
     """Whether devices exchange values in an equation, or begin to, or wait for it."""
-    return eqn.primitive.name.removeprefix("unreduced_").startswith(COLLECTIVES)
+    return eqn.primitive.name.removeprefix("unreduced_").startswith(_COLLECTIVES)
 
 
 def is_on_device(aval: Any) -> bool:

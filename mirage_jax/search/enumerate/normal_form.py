@@ -509,12 +509,10 @@ class Expressions:
         return self.make_poly([(self._mul_terms(s, t), c * d) for s, c in self.poly(p) for t, d in self.poly(q)])
 
     def _mul_terms(self, s: Term, t: Term) -> Term:
-        for whole, other in ((t, s), (s, t)):  # a product of equal sums is a power of the sum, whatever is beside it
-            base, beside = self._sum_base(whole)
-            if base is None:
-                continue
-            if self._sum_base(other)[0] == base:
-                return self.make_term((), [(base, Fraction(2)), *beside, *self._sum_base(other)[1]])
+        (sum_s, beside_s), (sum_t, beside_t) = self._sum_base(s), self._sum_base(t)
+        if sum_s is not None and sum_s == sum_t:  # a product of equal sums is a power of the sum, whatever is beside it
+            return self.make_term((), [(sum_s, Fraction(2)), *beside_s, *beside_t])
+        for whole, base, beside, other in ((t, sum_t, beside_t, s), (s, sum_s, beside_s, t)):
             bound, factors = self.term(other)
             if base in dict(factors) and not bound & self.term_axes(whole):
                 return self.make_term(bound, [*factors, (base, ONE), *beside])
@@ -537,9 +535,9 @@ class Expressions:
         bound, factors = self.term(t)
         if not bound:
             return None, factors
-        inside = [x for x in factors if not bound.isdisjoint(self.base_axes(x[0]))]
-        beside = tuple(x for x in factors if x not in inside)
-        return self.bases.id(("P", self.make_poly([(self.make_term(bound, inside), ONE)]))), beside
+        beside = self._pullable(bound, factors, ONE)
+        inside = [x for x in factors if x[0] not in beside]
+        return self.bases.id(("P", self.make_poly([(self.make_term(bound, inside), ONE)]))), tuple(beside.items())
 
     def power(self, p: Poly, r: Fraction) -> Poly:
         """Raise p to the power r; common factors that no sum touches are pulled out (for a root only exp).
