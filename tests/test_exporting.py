@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from deciding import chain, operands
 
@@ -75,7 +76,7 @@ def test_the_report_says_what_was_not_checked(exported: exporting.Exported) -> N
     assert exported.gpu == "NVIDIA H100, compute capability 9.0"
 
 
-READER = """
+JAX_ALONE = """
 import sys
 
 class Absent:
@@ -87,19 +88,48 @@ class Absent:
 sys.meta_path.insert(0, Absent)
 import jax
 from jax import export
+made = export.deserialize(bytearray(open(sys.argv[1], "rb").read()))
+"""
+READER = """
 from jaxlib import xla_client
 assert "triton_kernel_call_ffi" in [name for name, *_ in xla_client._custom_callback["CUDA"]]
-made = export.deserialize(bytearray(open(sys.argv[1], "rb").read()))
 module = jax.jit(made.call).trace(*made.in_avals).lower(lowering_platforms=("cuda",)).as_text()
 assert "triton_kernel_call_ffi" in module
 """
+RUNNER = """
+import numpy as np
+with np.load(sys.argv[2]) as file:
+    arguments = [file[name] for name in file]
+np.save(sys.argv[3], jax.jit(made.call)(*arguments))
+"""
+
+
+def run_with_jax_alone(script: str, *args: Path, **environment: str) -> None:
+    """Run a script in a process that finds neither this package nor Triton. Its first argument is the exported file."""
+    command = [sys.executable, "-c", JAX_ALONE + script, *map(str, args)]
+    subprocess.run(command, check=True, env=os.environ | environment)
 
 
 def test_a_process_with_jax_alone_reads_it(exported: exporting.Exported, tmp_path: Path) -> None:
     """`import jax` registers the target of the calls where the CUDA plugin is installed."""
     (tmp_path / "norm.bin").write_bytes(exported.program.serialize())
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    subprocess.run([sys.executable, "-c", READER, str(tmp_path / "norm.bin")], check=True, env=environment)
+    run_with_jax_alone(READER, tmp_path / "norm.bin", JAX_PLATFORMS="cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", [None, "sm_90"])
+def test_a_process_with_jax_alone_gets_the_same_bits(device: str | None, tmp_path: Path) -> None:
+    """Kernels of an exported file give what they give in the process that made it."""
+    arguments = [np.random.default_rng(7).standard_normal(shape.shape, np.float32) for shape in SHAPES]
+    f = mirage_jax.optimize(norm, on_miss="heuristic")
+    made = exporting.exported(f, SHAPES, {}, device)
+    assert made.kernels == 1
+    (tmp_path / "norm.bin").write_bytes(made.program.serialize())
+    np.savez(tmp_path / "arguments.npz", *arguments)
+    files = (tmp_path / "norm.bin", tmp_path / "arguments.npz", tmp_path / "result.npy")
+    run_with_jax_alone(RUNNER, *files, XLA_PYTHON_CLIENT_PREALLOCATE="false")
+    here = f(*arguments) if device is None else made.program.call(*arguments)
+    assert np.load(tmp_path / "result.npy").tobytes() == np.asarray(here).tobytes()
 
 
 def test_the_target_is_that_of_jax_triton() -> None:
