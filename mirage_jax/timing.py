@@ -170,15 +170,18 @@ _TRANSFER = re.compile(r"^Memcpy(H2D|D2H|H2H)|^MemcpyHtoD|^MemcpyDtoH")
 type Event = tuple[float, float, str]  # when a kernel starts and ends, in nanoseconds, and its name
 
 
+def is_stream(plane: Any, line: Any) -> bool:
+    """Whether a line of a profile has what a stream of a GPU runs, and nothing else."""
+    return plane.name.startswith("/device:GPU:") and bool(_STREAM.match(line.name or ""))
+
+
 def kernels_of(data: Any) -> list[Event]:
     """The kernels of a `ProfileData` in order, on the first GPU that has any."""
     for plane in data.planes:
-        if not plane.name.startswith("/device:GPU:"):
-            continue
         events = [
             (event.start_ns, event.start_ns + event.duration_ns, event.name)
             for line in plane.lines
-            if _STREAM.match(line.name or "")
+            if is_stream(plane, line)
             for event in line.events
             if not _TRANSFER.match(event.name)
         ]

@@ -60,6 +60,12 @@ def test_kernels_are_inside(exported: exporting.Exported) -> None:
     assert [str(check) for check in made.disabled_safety_checks] == ["custom_call:triton_kernel_call_ffi"]
 
 
+def test_every_assembler_of_cuda_13_reads_it(exported: exporting.Exported) -> None:
+    """Triton 3.9 has an assembler of CUDA 13.4, whose PTX 9.4 the one of CUDA 13.0 refused on an H200."""
+    version = re.search(rb"\.version (\d+)\.(\d+)", payload(exported.program.mlir_module()))
+    assert version is not None and (int(version[1]), int(version[2])) <= (9, 0)
+
+
 def test_the_file_is_small_and_names_no_folder(exported: exporting.Exported) -> None:
     data = bytes(exported.program.serialize())
     assert 2_000 < len(data) < 50_000

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import jax
 from jax.profiler import ProfileData
 
+from mirage_jax import timing
 from mirage_jax.api import Optimized
 from mirage_jax.bench.tables import Cells, TableReport
 from mirage_jax.compiler import Compiler
@@ -191,9 +192,10 @@ class _Step:
         scopes = scopes_of(self.compiled.as_text())
         files = sorted(folder.rglob("*.xplane.pb"))
         times: Times = defaultdict(float)
-        for name, seconds in operations(ProfileData.from_file(str(files[-1]))) if files else ():
-            if name in scopes:
-                times[scopes[name]] += seconds / STEPS
+        found = list(operations(ProfileData.from_file(str(files[-1])))) if files else []
+        if any(name in scopes for name, _ in found):
+            for name, seconds in found:
+                times[scopes.get(name, "")] += seconds / STEPS
         return times
 
 
@@ -235,29 +237,39 @@ def _most_frequent(names: Counter[str]) -> str:
 
 
 def operations(data: Any) -> Iterator[tuple[str, float]]:
-    """The instructions in a profile, each with its seconds, without the seconds of those that it runs."""
+    """The instructions in a profile, each with its seconds, without the seconds of those that it runs.
+
+    What a GPU runs without the name of an instruction has an empty name: it takes time all the same.
+    """
     planes = list(data.planes)
     of_devices = [plane for plane in planes if plane.name.startswith("/device:")]
     for plane in of_devices or planes:  # a CPU is no device of a profile
         for line in plane.lines:
-            yield from own_times(_named_events(line))
+            yield from own_times(_named_events(line, unnamed=timing.is_stream(plane, line)))
 
 
-def _named_events(line: Any) -> list[Event]:
-    """Events that name an instruction; of nested ones the innermost, which comes last."""
+def _named_events(line: Any, unnamed: bool) -> list[Event]:
+    """Events that name an instruction, or all; of nested ones the innermost, which comes last."""
     with warnings.catch_warnings(action="ignore"):  # JAX's, about a type of its own
         named = [(event, dict(event.stats).get("hlo_op")) for event in line.events]
-    return [(e.start_ns, e.start_ns + e.duration_ns, str(op).rpartition("/")[2]) for e, op in named if op is not None]
+    return [
+        (e.start_ns, e.start_ns + e.duration_ns, str(op or "").rpartition("/")[2])
+        for e, op in named
+        if unnamed or op is not None
+    ]
 
 
 def own_times(events: Iterable[Event]) -> Iterator[tuple[str, float]]:
-    """Give each event's name and its seconds, without the seconds of events within it."""
+    """Give each event's name and its seconds, without the seconds of events within it.
+
+    A kernel may start a little before the one ahead of it has ended. What they share counts for the later one.
+    """
     open_events: list[list[Any]] = []
     for start, end, name in sorted(events, key=lambda e: (e[0], -e[1])):
         while open_events and open_events[-1][1] <= start:
             _, _, closed, own = open_events.pop()
             yield closed, own * 1e-9
         if open_events:
-            open_events[-1][3] -= end - start
+            open_events[-1][3] -= min(end, open_events[-1][1]) - start
         open_events.append([start, end, name, end - start])
     yield from ((name, own * 1e-9) for _, _, name, own in open_events)

@@ -1,6 +1,7 @@
 """Times of regions from profiles: their names are in the compiled programs, and profiles name the instructions."""
 
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +12,8 @@ import pytest
 from mirage_jax import cli, optimize
 from mirage_jax.bench import region_times as module
 from mirage_jax.bench.region_times import operations, own_times, region_times, scopes_of
+from mirage_jax.compiler.inputs import one_set
+from mirage_jax.timing import time_steps
 
 SHAPES = [jax.ShapeDtypeStruct((256, 16), jnp.float32)] * 3
 
@@ -87,12 +90,35 @@ def test_times_without_the_events_inside() -> None:
 def test_on_a_gpu_only_the_device_counts() -> None:
     """A profile of a GPU: the host launches the operations, and a loop is in the name of those that it runs."""
 
-    def plane(name: str, op: str, ns: int) -> SimpleNamespace:
-        event = SimpleNamespace(start_ns=0, duration_ns=ns, stats=[("hlo_op", op)])
-        return SimpleNamespace(name=name, lines=[SimpleNamespace(events=[event])])
-
     data = SimpleNamespace(planes=[plane("/host:CPU", "fusion.2", 9), plane("/device:GPU:0", "while.3/fusion.2", 4)])
     assert [(name, round(s * 1e9)) for name, s in operations(data)] == [("fusion.2", 4)]
+
+
+def plane(name: str, op: str, ns: int, line: str = "Stream #14(Compute)") -> SimpleNamespace:
+    event = SimpleNamespace(start_ns=0, duration_ns=ns, stats=[("hlo_op", op)] if op else [])
+    return SimpleNamespace(name=name, lines=[SimpleNamespace(name=line, events=[event])])
+
+
+def test_no_time_of_a_gpu_is_lost() -> None:
+    """A kernel without the name of an instruction takes time; so does one that starts before the last has ended."""
+    data = SimpleNamespace(planes=[plane("/device:GPU:0", "", 7), plane("/device:GPU:0", "", 9, line="XLA Modules")])
+    assert [(name, round(s * 1e9)) for name, s in operations(data)] == [("", 7)]
+    events = [(0, 10, "a"), (9, 30, "b"), (30, 35, "c")]
+    assert {name: round(s * 1e9) for name, s in own_times(events)} == {"a": 9, "b": 21, "c": 5}
+
+
+@pytest.mark.gpu
+def test_all_of_a_step_is_in_the_table(optimized, tmp_path: Path) -> None:
+    """The rows add up to the time of the device."""
+
+    def attention(q, k, v):
+        return jax.nn.softmax(jnp.tanh(q @ jnp.swapaxes(k, 1, 2)), -1) @ v
+
+    shapes = [jax.ShapeDtypeStruct((16, 1024, 64), jnp.bfloat16)] * 3
+    found = region_times(optimized(attention), shapes, tmp_path / "out")
+    given = one_set(tuple(shapes), 0)
+    whole = time_steps({"xla": partial(jax.jit(attention), *given)}, 1, 5)["xla"].seconds
+    assert sum(t.xla for t in found.times) == pytest.approx(whole, rel=0.2)
 
 
 def test_the_command(capsys, tmp_path: Path) -> None:

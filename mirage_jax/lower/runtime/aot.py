@@ -20,7 +20,7 @@ from mirage_jax.errors import LoweringError
 from mirage_jax.hardware.gpus import REGISTERS, shared_limit
 from mirage_jax.lower.kernel_source import KernelSource
 from mirage_jax.lower.runtime import kernel_cache
-from mirage_jax.lower.runtime.triton_runtime import BACKEND_OPTIONS, jax_triton_library, load_kernel, threads_of
+from mirage_jax.lower.runtime.triton_runtime import backend_options, jax_triton_library, load_kernel, threads_of
 from mirage_jax.mugraph.dtypes import DTYPES
 
 MAX_SPILL_BYTES = 4096  # bytes per thread, above which a kernel waits for its own local memory
@@ -56,7 +56,7 @@ def compile_text(source: KernelSource, arch: int, source_type: Any, signature: M
     from triton.backends.compiler import GPUTarget
 
     aligned = {(n,): [["tt.divisibility", 16]] for n, x in enumerate(signature.values()) if x.startswith("*")}
-    options = {"num_warps": source.num_warps, "num_stages": source.num_stages, **BACKEND_OPTIONS}
+    options = {"num_warps": source.num_warps, "num_stages": source.num_stages, **backend_options(arch)}
     try:
         compiled = triton.compile(
             source_type(load_kernel(source), signature, constexprs={}, attrs=aligned),

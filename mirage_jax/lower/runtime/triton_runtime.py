@@ -14,7 +14,8 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("mirage_jax")
 
-BACKEND_OPTIONS: Mapping[str, Any] = {"enable_fp_fusion": True}  # stated, because Triton's default is about to change
+CUDA_13_PLUGIN, CUDA_13_PTX = "jax_cuda13_plugin", 90  # JAX's for CUDA 13, and the PTX that every assembler of it reads
 NUMPY_TYPES = {name: dtype.long_name for name, dtype in DTYPES.items() if dtype.triton}
+
+
+@functools.cache
+def backend_options(arch: int) -> Mapping[str, Any]:
+    """What Triton's compiler is told for sm_`arch`, besides warps and stages.
+
+    XLA assembles what Triton writes, with an assembler of its own that may be older than Triton's: on this machine, or
+    where an exported program runs. So the version of PTX is no later than both know.
+    """
+    options: dict[str, Any] = {"enable_fp_fusion": True}  # stated, because Triton's default is about to change
+    if find_spec(CUDA_13_PLUGIN) is not None:
+        from triton.backends.nvidia.compiler import get_ptxas, ptx_get_version
+
+        with suppress(ImportError, OSError, RuntimeError):
+            options["ptx_version"] = min(CUDA_13_PTX, ptx_get_version(get_ptxas(arch).version))
+    return options
 
 
 def shared_layout(descriptor: Descriptor) -> Any:
@@ -109,6 +126,7 @@ def triton_call(
 
     types = zip(source.shapes, source.dtypes[len(source.inputs) :], strict=True)
     aliases = {len(source.inputs) + n: n for n in range(len(source.outputs))} if in_place else None
+    arch = compute_capability or jax_triton_library().triton_kernel_call_lib.get_compute_capability(0)
     return _jax_triton().triton_call(
         *operands,
         kernel=load_kernel(source),
@@ -119,7 +137,7 @@ def triton_call(
         num_stages=source.num_stages,
         num_ctas=1,
         compute_capability=compute_capability,
-        backend_options=dict(BACKEND_OPTIONS),
+        backend_options=dict(backend_options(arch)),
         input_output_aliases=aliases,
     )
 
