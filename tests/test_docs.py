@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deciding import measured
 
 from mirage_jax import config
 from mirage_jax.cli import OK, build_parser, main
@@ -82,7 +83,8 @@ def without_numbers(line: str) -> str:
 
 
 def test_the_readme_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
-    run(ROOT / "README.md")
+    with measured(2.0):  # the page has a winner, which a busy machine may not measure
+        run(ROOT / "README.md")
     printed = iter(map(without_numbers, capsys.readouterr().out.splitlines()))
     (excerpt,) = blocks(ROOT / "README.md", "text")
     for line in excerpt.splitlines():

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import pytest
+from deciding import measured
 
 import mirage_jax
 from mirage_jax.report import Report
@@ -75,7 +76,7 @@ def test_paths_are_short_and_lead_through_modules_that_exist(title: str) -> None
 
 
 def test_an_equation() -> None:
-    with entered() as modules:
+    with entered() as modules, measured(2.0):
         report = explained(linear_attention, 512)
     assert report.optimized
     assert not passes(modules, PATHS["A jaxpr equation"])
@@ -98,7 +99,7 @@ def test_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
         return gate.GateResult(False, ("planted",))
 
     monkeypatch.setattr(gate, "float_gate", refuse)
-    with entered() as modules:
+    with entered() as modules, measured(2.0):  # nothing that is slower gets to the gate
         report = explained(linear_attention, 768)
     assert "planted" in str(report)
     assert not passes(modules, PATHS["A refusal by the float gate"])

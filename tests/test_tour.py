@@ -89,8 +89,11 @@ def as_users_do(*words: str) -> str:
 def test_the_notebook_prints_what_it_says(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--update-golden"):
         as_users_do("-c", "import test_tour; test_tour.update_notebook()")
-    for cell, outputs in run_notebook(json.loads(NOTEBOOK.read_text())):
-        assert shapes(outputs) == shapes(cell["outputs"]), "run this with --update-golden, and read what has changed"
+    with measured(2.0):  # the page has a winner, which a busy machine may not measure
+        for cell, outputs in run_notebook(json.loads(NOTEBOOK.read_text())):
+            assert shapes(outputs) == shapes(cell["outputs"]), (
+                "run this with --update-golden, and read what has changed"
+            )
 
 
 MACHINE_PATH = r"/(?:home|tmp|root|work|usr|Users)/|[A-Z]:\\\\"
@@ -131,7 +134,8 @@ def test_the_session_prints_what_it_says(folder, capsys) -> None:
             continue
         program, *words = shlex.split(re.sub(r"\b[0-9a-f]{12}\b", key, command))
         assert program == "mirage-jax"
-        assert main(words) == ("check-xla" in words)
+        with measured(2.0):
+            assert main(words) == ("check-xla" in words)
         printed = capsys.readouterr().out
         if words[:2] == ["cache", "list"]:
             (key,) = re.findall(r"(\w+) │ win", printed)

@@ -9,6 +9,7 @@ import random
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -145,14 +146,17 @@ def test_rounds_are_abba() -> None:
     assert "".join(order) == "abbaabba"
 
 
-def test_time_wall() -> None:
-    def spin(n):
-        return lambda: sum(range(n))
+def test_time_wall(monkeypatch) -> None:
+    made: list[float] = []  # what each call takes
 
-    found = timing.time_wall({"slow": spin(200_000), "fast": spin(20_000)}, rounds=6, sample_seconds=2e-3)
-    assert timing.ratio(found["slow"], found["fast"]).value > 3
-    low, high = found["fast"].interval
-    assert low <= found["fast"].seconds <= high
+    def taking(seconds: float):
+        return lambda: made.append(seconds)
+
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: sum(made)))
+    found = timing.time_wall({"slow": taking(2e-3), "fast": taking(2e-4)}, rounds=6, sample_seconds=2e-3)
+    assert timing.ratio(found["slow"], found["fast"]).value == pytest.approx(10)
+    assert found["fast"].interval == pytest.approx((2e-4, 2e-4)) and found["fast"].seconds == pytest.approx(2e-4)
+    assert (made.count(2e-3), made.count(2e-4)) == (2 + 12, 2 + 120), "short calls are made several times to a sample"
 
 
 @pytest.mark.parametrize(("size", "sets"), [(1 << 10, 24), (64 << 20, 4), (1 << 30, 2)])

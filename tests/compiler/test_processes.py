@@ -105,6 +105,7 @@ PROGRAM = """
     import numpy as np
     from jax.sharding import NamedSharding, PartitionSpec as P
     import mirage_jax
+    from deciding import measured
     from mirage_jax.compiler import compiler
 
     searched = []
@@ -131,7 +132,8 @@ PROGRAM = """
     whole = [rng.standard_normal(s).astype(np.float32) for s in ((512, 256), (512, 256), (512,))]
     place = NamedSharding(mesh, P("d"))
     args = [jax.make_array_from_process_local_data(place, np.split(x, 2)[process]) for x in whole]
-    lowered = both.lower(*args)
+    with measured(2.0):
+        lowered = both.lower(*args)
     result = np.asarray(both(*args).addressable_shards[0].data)
     a, b, v = (np.split(x, 2) for x in whole)
     wanted = sum((a[n] @ b[n]) @ v[n] for n in range(2))
@@ -150,7 +152,7 @@ def in_two_processes(folder: Path, how: str) -> list[dict]:
         port = free.getsockname()[1]
     file = folder / "program.py"
     file.write_text(textwrap.dedent(PROGRAM))
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": os.pathsep.join(sys.path)}
     running = [
         subprocess.Popen(
             [sys.executable, str(file), str(n), str(port), str(folder / f"{how}{n}"), how],
