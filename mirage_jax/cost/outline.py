@@ -65,6 +65,15 @@ class Outline:
         """Axes that are divided into tiles."""
         return (*self.grid, self.loop) if self.loop else self.grid
 
+    @property
+    def demand(self) -> Hashable:
+        """What pricing depends on: neither the names of tensors, nor the order of operators."""
+        reads: dict[str, tuple[Hashable, ...]] = {}
+        for r in self.reads:
+            reads[r.tensor] = (*reads.get(r.tensor, ()), (r.axes, r.width, r.passes, r.last))
+        parts = (reads.values(), self.work, self.writes)
+        return self.grid, self.loop, self.loop_bounds, *(frozenset(Counter(part).items()) for part in parts)
+
 
 # ---------------------------------------------------------------------- from a description of a kernel
 

@@ -256,6 +256,12 @@ def seconds(
     return (memory**2 + compute**2 + (waiting / ahead) ** 2 + d.shortest**2) ** 0.5 + exposed + d.launch
 
 
+def least_seconds(traffic: float, blocks: int, d: DeviceModel) -> float:
+    """Bound `seconds` from below, of kernels with so many bytes of traffic and at most so many blocks."""
+    drawn = min(MAX_BANDWIDTH_SHARE * blocks / d.blocks, 1)
+    return math.hypot(traffic / d.bandwidth / drawn, STEP_LATENCY_SECONDS, d.shortest) + d.launch
+
+
 def _is_reduced(t: Terms, math_: Any, warps: Number) -> Number:
     """1 where tiles of sums are reduced in each step: there are no registers to carry them through the loop."""
     return math_.minimum(math_.maximum(t.carried / (CARRIED_REGISTERS * 32 * warps) - 1, 0) * 1e6, 1)

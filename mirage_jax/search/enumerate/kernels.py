@@ -27,8 +27,9 @@ type _Chain = tuple[tuple[Poly, Decomposition], _Chain] | None  # the same, resu
 type PendingSet = tuple[tuple[tuple[int, int], Poly, int], ...]  # (order, value, passes) by falling order
 type Counts = dict[tuple[Leaves, bool], Histogram]  # by loaded values, and whether a loop is used
 type Counted = dict[PendingSet, Counts]
+type _Needs = tuple[tuple[tuple[int, int], Poly, bool], ...]  # (order, value, is it in a loop's body?)
+type _Step = tuple[Decomposition, float, _Needs]  # with its cost in one loop
 type Weight = Callable[[Poly, Decomposition], float]
-type Cheapest = dict[PendingSet, dict[Leaves, tuple[float, _Chain]]]
 # passes: the loops in which a value is needed, bit n for the one that n more may precede; outputs have REQUIRED set
 REQUIRED = 1 << 16
 EMPTY: Leaves = frozenset()
@@ -54,6 +55,18 @@ class Space:
             f" {self.max_loaded} loaded intermediates,"
             f" tiles of rank {self.max_rank}, {self.loops} loops in sequence{'' if self.splits else ', no split sums'}"
         )
+
+
+@dataclass(frozen=True)
+class Cheapest:
+    """What calls of `KernelTables.cheapest` that differ in `outs` only have in common."""
+
+    dags: dict[PendingSet, dict[Leaves, tuple[float, _Chain]]] = field(
+        default_factory=lambda: {(): {EMPTY: (0.0, None)}}
+    )
+    steps: dict[tuple[Poly, int], tuple[_Step, ...]] = field(
+        default_factory=dict[tuple[Poly, int], tuple[_Step, ...]]
+    )  # that may make a value, before a loop or not
 
 
 class BudgetExceeded(Exception):
@@ -270,7 +283,7 @@ class KernelTables:
         limit = (1 << LANE_BITS * (self.space.max_ops + 1)) - 1
         for s in self._steps(top, passes, at.parts, self.stats):
             shift = 0 if s.op in UNCOUNTED_OPERATORS else LANE_BITS
-            for key, h in self._count(self._extend(rest, s, passes), at).items():
+            for key, h in self._count(_extended(rest, self._needs(s), passes, s.accumulates), at).items():
                 if more := h << shift & limit:
                     if s.accumulates and not key[1]:
                         key = self._interned((key[0], True))
@@ -314,22 +327,8 @@ class KernelTables:
         entries = [(self.order(p), p, REQUIRED | 1 << n) for p, n in zip(inside, loops, strict=True)]
         return tuple(sorted(entries, reverse=True))
 
-    def _extend(self, rest: PendingSet, s: Decomposition, passes: int) -> PendingSet:
-        """The pending set after a step whose result is needed in `passes`. A loop-invariant value is made once, before
-        the first loop.
-        """
-        passes = _first(passes) >> 1 if s.accumulates else passes & ~REQUIRED
-        needs = self._needs(s)
-        if not needs:
-            return rest
-        nxt = {entry[1]: entry for entry in rest}
-        for order, o, in_body in needs:
-            here = passes | nxt[o][2] if o in nxt else passes
-            nxt[o] = (order, o, here if in_body else _first(here) | here & REQUIRED)
-        return tuple(sorted(nxt.values(), reverse=True))
-
     @memo
-    def _needs(self, s: Decomposition) -> tuple[tuple[tuple[int, int], Poly, bool], ...]:
+    def _needs(self, s: Decomposition) -> _Needs:
         """Operands of a step that have to be made: their place in a pending set, and whether in a loop's body."""
         return tuple((self.order(o), o, self.in_body(o)) for o in s.args if not self.axioms.is_input(o))
 
@@ -353,14 +352,13 @@ class KernelTables:
         Each operator costs `weight`. No operator reduces an axis in `kept`. `within` is called once per state, for a
         limit of its own. `table` is shared by calls that differ in `outs` only.
         """
-        table = {} if table is None else table
-        table.setdefault((), {EMPTY: (0.0, None)})
-        at = _Pricing(self.parts_of(outs), self._outside(loop), table, weight, max_loaded, within or self.tick, kept)
+        table, check = table or Cheapest(), within or self.tick
+        at = _Pricing(self.parts_of(outs), self._outside(loop), table, weight, max_loaded, check, kept)
         return {loaded: _unchained(dag) for loaded, (_, dag) in self._price(self._start(outs, loop), at).items()}
 
     def _price(self, pending: PendingSet, at: _Pricing) -> dict[Leaves, tuple[float, _Chain]]:
-        if pending in at.table:
-            return at.table[pending]
+        if pending in at.table.dags:
+            return at.table.dags[pending]
         at.check()
         self.stats["states"] += 1
         (_, top, passes), rest = pending[0], pending[1:]
@@ -371,16 +369,25 @@ class KernelTables:
                 if len(loaded) < at.max_loaded:
                     more = loaded | {whole}
                     best[at.sets.setdefault(more, more)] = found
-        for s in self._steps(top, passes, at.parts, at.stats):
-            if at.kept and not at.kept.isdisjoint(map(origin, s.reduced)):
-                continue
-            self.stats["steps"] += 1
-            cost = at.weight(top, s) * (passes & ~REQUIRED).bit_count()  # each loop that needs it repeats it
-            for loaded, (c, dag) in self._price(self._extend(rest, s, passes), at).items():
+        steps = self._costs(top, passes, at)
+        self.stats["steps"] += len(steps)
+        loops = (passes & ~REQUIRED).bit_count()  # each loop that needs it repeats it
+        for s, seconds, needs in steps:
+            cost = seconds * loops
+            for loaded, (c, dag) in self._price(_extended(rest, needs, passes, s.accumulates), at).items():
                 if loaded not in best or c + cost < best[loaded][0]:
                     best[loaded] = (c + cost, ((top, s), dag))
-        at.table[pending] = best
+        at.table.dags[pending] = best
         return best
+
+    def _costs(self, p: Poly, passes: int, at: _Pricing) -> tuple[_Step, ...]:
+        """Steps that may make a value that is needed in `passes`."""
+        key = p, passes & 1
+        if key not in at.table.steps:
+            steps = self._steps(p, passes, at.parts, at.stats)
+            kept = (s for s in steps if at.kept.isdisjoint(map(origin, s.reduced)))
+            at.table.steps[key] = tuple((s, at.weight(p, s), self._needs(s)) for s in kept)
+        return at.table.steps[key]
 
     def cheapest_tree(self, outs: Leaves, weight: Weight) -> Dag | None:
         """Find a cheap DAG for `outs` without loads and loop, value by value as if no values were shared.
@@ -420,6 +427,20 @@ class KernelTables:
     def _made(self, s: Decomposition) -> list[Poly]:
         """Operands that are not region inputs."""
         return [o for o in s.args if not self.axioms.is_input(o)]
+
+
+def _extended(rest: PendingSet, needs: _Needs, passes: int, accumulates: bool) -> PendingSet:
+    """The pending set after a step whose result is needed in `passes`. A loop-invariant value is made once, before the
+    first loop.
+    """
+    if not needs:
+        return rest
+    passes = _first(passes) >> 1 if accumulates else passes & ~REQUIRED
+    nxt = {entry[1]: entry for entry in rest}
+    for order, o, in_body in needs:
+        here = passes | nxt[o][2] if o in nxt else passes
+        nxt[o] = (order, o, here if in_body else _first(here) | here & REQUIRED)
+    return tuple(sorted(nxt.values(), reverse=True))
 
 
 def _first(passes: int) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mirage_jax.cost.outline import ROUNDED_PRODUCT_COST, Axes, LoadUse, OperatorUse, Outline, Read, outlined
+from mirage_jax.cost.roofline import least_seconds
 from mirage_jax.cost.tilings import Tiled, tilings
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.mugraph.dtypes import BYTES
@@ -66,6 +67,7 @@ class Model:
     parts: int = 1
     dags: dict[Any, Mapping[Leaves, Dag]] = field(default_factory=dict[Any, Mapping[Leaves, Dag]])  # for any `parts`
     weights: dict[Any, tuple[Weight, Cheapest]] = field(default_factory=dict[Any, tuple[Weight, Cheapest]])
+    tiled: dict[Any, tuple[Tiled, ...]] = field(default_factory=dict[Any, tuple[Tiled, ...]])  # of any kernel
 
     def __post_init__(self) -> None:
         self._kernels: dict[tuple[Leaves, Leaves], Priced | None] = {}
@@ -101,13 +103,20 @@ class Model:
 
     def bound(self, outs: Leaves, leaves: Leaves) -> float:
         """Bound the seconds of all kernels with these outputs and loaded intermediates from below: they also read the
-        region's inputs that the outputs need and no leaf has.
+        region's inputs that the outputs need and no leaf has. Every axis of their grids is free in all outputs.
         """
         if (outs, leaves) not in self._bounds:
             traffic = sum(self.bytes(p) for p in (*outs, *leaves)) + self._input_bytes(outs, leaves)
-            seconds = math.hypot(self.device.shortest, traffic / self.device.bandwidth) + self.device.launch
-            self._bounds[outs, leaves] = seconds
+            blocks = math.prod(map(self.extent, self.tables.free_axes(outs)))
+            self._bounds[outs, leaves] = least_seconds(traffic, blocks, self.device)
         return self._bounds[outs, leaves]
+
+    def known_or_bound(self, outs: Leaves, leaves: Leaves) -> float:
+        """The seconds of the fastest of these kernels where they are priced, else their bound."""
+        if (outs, leaves) not in self._kernels:
+            return self.bound(outs, leaves)
+        kernel = self._kernels[outs, leaves]
+        return math.inf if kernel is None else kernel.seconds
 
     def _input_bytes(self, outs: Leaves, leaves: Leaves) -> int:
         """Bytes of the inputs that the outputs depend on, and none of the leaves."""
@@ -203,8 +212,11 @@ class Model:
             return None  # what has the axis is loaded without it
         if not all(f.batch & set(w.axes) <= {*grid, loop} for w in o.work):
             return None  # a tile would have more than one element of a batch axis
-        found = tilings(o, self.extent, single, self.device)
-        return Priced(outs, leaves, loop, grid, dag, tuple(found)) if found else None
+        key = (o.demand, single, self.split, self.parts)
+        if key not in self.tiled:
+            self.tiled[key] = tuple(tilings(o, self.extent, single, self.device))
+        found = self.tiled[key]
+        return Priced(outs, leaves, loop, grid, dag, found) if found else None
 
     def _cheapest(
         self,
@@ -221,7 +233,7 @@ class Model:
         if key not in self.dags:
             like = (loop, self.tables.parts_of(outs), *key[2:])
             if like not in self.weights:
-                self.weights[like] = self._weight(loop, grid, single), {}
+                self.weights[like] = self._weight(loop, grid, single), Cheapest()
             weight, table = self.weights[like]
             self.dags[key] = self.tables.cheapest(outs, loop, weight, most, kept=kept, table=table)
         return self.dags[key].get(leaves)

@@ -12,13 +12,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import product
 
-from mirage_jax.cost.roofline import estimate
+from mirage_jax.cost.roofline import estimate, least_seconds
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.gc_pause import no_collection
 from mirage_jax.hardware.device_model import DeviceModel
@@ -33,7 +33,7 @@ from mirage_jax.mugraph.graph import (
     Tensor,
     origin,
 )
-from mirage_jax.search.candidates import Candidate, parts_of
+from mirage_jax.search.candidates import MAX_ALIKE, Candidate, parts_of
 from mirage_jax.search.enumerate.axioms import Axioms, Decomposition
 from mirage_jax.search.enumerate.extract import (
     Cuts,
@@ -60,6 +60,7 @@ DEFAULT_SPACE = Space()
 FAMILIES = ("algebra", "kernels")
 LIBRARY_TIE_FRACTION = 1e-3  # the model prices a library's product as our own; at a tie ours is tried first
 MAX_ALGEBRA_STATES = 12_000  # of the search for shared algebra, which is a luxury
+MAX_ALIKE_FOUND = 2 * MAX_ALIKE  # with the same grids and loops; whether their waves are the same is not known yet
 MAX_LOSSY = 4  # times as many candidates that lose digits as others
 
 
@@ -117,6 +118,7 @@ class Search:
         self.targets: tuple[Target, ...] = ()
         self.forward_error = ForwardError(self.reference, self.whole)
         self._own_models: dict[tuple[Axis | None, int], Model] = {}
+        self._good: defaultdict[object, list[float]] = defaultdict(list)  # seconds, by what is alike
         self.batch = self.reduced = frozenset[Axis]()
         self.wide = "f64" if any(t.dtype == "f64" for t in self.reference.inputs) else "f32"
         self.narrow = min(
@@ -359,7 +361,7 @@ class Search:
             first = self._model(plans[axis].tables, axis)
             models |= {(axis, n): replace(first, parts=n) for n in counts[axis]}
         for level in range(1, space.max_kernels + 1):
-            if level * (self.device.shortest + self.device.launch) > self.slack * best.seconds:
+            if level * least_seconds(0, 1, self.device) > self.slack * best.seconds:
                 self.report.pruned["cost bound"] += 1
                 return
             yield from self._level(level, variants, plans, counts, models, best)
@@ -404,7 +406,7 @@ class Search:
                 self.report.pruned["cost bound"] += 1
                 continue
             self.report.priced += 1
-            for candidate in self._of_plan(models[axis, n], plan, axis, n, targets, best, bound):
+            for candidate in self._of_plan(models[axis, n], plan, axis, n, targets, best):
                 best.add(axis, candidate.seconds, self.forward_error.is_larger(candidate.graph))
                 yield candidate
                 mixed = with_libraries(candidate.graph)
@@ -419,14 +421,15 @@ class Search:
         parts: int,
         targets: tuple[Target, ...],
         best: _Best,
-        bound: float,
     ) -> Iterator[Candidate]:
         """The cheapest candidate of a plan. If that loses digits or cannot be written, also one with more of the
         program's own values.
         """
         for chosen in (model, self._preferring_own(model, axis, parts)):
-            priced = self._priced(chosen, plan, axis, best, bound)
+            priced = self._priced(chosen, plan, axis, best)
             if priced is None:
+                return  # the other one does no less work
+            if not priced or self._is_one_of_many(priced):
                 continue
             try:
                 candidate = self._candidate(chosen, priced, axis, parts, targets)
@@ -435,22 +438,34 @@ class Search:
                 continue
             yield candidate
             if not self.forward_error.is_larger(candidate.graph):
+                self._good[_like(priced)].append(sum(k.seconds for k in priced))
                 return
 
-    def _priced(self, model: Model, plan: Plan, axis: Axis | None, best: _Best, bound: float) -> list[Priced] | None:
-        """The kernels of a plan; None, and no further kernel is priced, if one has no tile or all take too long."""
+    def _is_one_of_many(self, kernels: Sequence[Priced]) -> bool:
+        """Have candidates with these grids and loops been found that are no slower, and more than are ever tried?"""
+        seconds = sum(k.seconds for k in kernels)
+        return sum(s <= seconds for s in self._good[_like(kernels)]) >= MAX_ALIKE_FOUND
+
+    def _priced(self, model: Model, plan: Plan, axis: Axis | None, best: _Best) -> list[Priced] | None:
+        """The kernels of a plan; none of them if one has no tile, and None if all together take too long."""
+        least = [model.known_or_bound(*cut) for cut in plan]
         kernels: list[Priced] = []
-        for cut in reversed(plan):
-            kernel = model.kernel(*cut)
+        for n in reversed(range(len(plan))):
+            if math.inf not in least and self._takes_too_long(sum(least), axis, best):
+                return None
+            kernel = model.kernel(*plan[n])
             if kernel is None:
                 self.report.dropped["no tile fits"] += 1
-                return None
+                return []
             kernels.append(kernel)
-            bound += kernel.seconds - model.bound(*cut)
-            if bound > self.slack * best.seconds and not best.takes(axis, bound):
-                self.report.pruned["estimate"] += 1
-                return None
-        return kernels
+            least[n] = kernel.seconds
+        return None if self._takes_too_long(sum(least), axis, best) else kernels
+
+    def _takes_too_long(self, seconds: float, axis: Axis | None, best: _Best) -> bool:
+        """Is a plan far from the best estimate, and from the few best of its variant?"""
+        found = seconds > self.slack * best.seconds and not best.takes(axis, seconds)
+        self.report.pruned["estimate"] += found
+        return found
 
     def _candidate(
         self, model: Model, kernels: list[Priced], axis: Axis | None, parts: int, targets: tuple[Target, ...]
@@ -468,3 +483,8 @@ class Search:
             tuple(tuple(t.schedule for t in k.tilings) for k in kernels),
             tuple(sorted(self.batch)),
         )
+
+
+def _like(kernels: Sequence[Priced]) -> object:
+    """What is equal for plans that hardly differ."""
+    return tuple((k.grid, k.loop) for k in kernels)
