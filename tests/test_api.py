@@ -255,7 +255,7 @@ def test_explain() -> None:
     for piece in (
         "chain: 1 region, 1 optimized",
         "optimized: 2.00x [2.00, 2.00] over XLA [search]",
-        "deciding.py:20 (chain)",
+        f"deciding.py:{inspect.getsourcelines(chain)[1] + 2} (chain)",
         f"before: {d.before}",
         f"after:  {d.after}",
         "measured: xla 2,000,000.0 us, mirage 1,000,000.0 us",
