@@ -66,6 +66,12 @@ class Outline:
         return (*self.grid, self.loop) if self.loop else self.grid
 
     @property
+    def axes(self) -> frozenset[Axis]:
+        """All axes of the kernel."""
+        seen = [r.axes for r in self.reads] + [w.axes for w in self.work] + [axes for axes, _ in self.writes]
+        return frozenset(self.divided).union(*seen)
+
+    @property
     def demand(self) -> Hashable:
         """What pricing depends on: neither the names of tensors, nor the order of operators."""
         reads: dict[str, tuple[Hashable, ...]] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -27,6 +27,19 @@ class Tiled:
 
     seconds: float
     schedule: KernelSchedule
+
+
+type KnownTilings = dict[object, Sequence[Tiled]]  # of kernels, by all that they depend on
+
+
+def known_tilings(
+    o: Outline, extent: Callable[[Axis], int], single: frozenset[Axis], device: DeviceModel, known: KnownTilings
+) -> Sequence[Tiled]:
+    """Do what `tilings` does, once for all kernels that ask the same of the device."""
+    key = o.demand, single, frozenset((a, extent(a)) for a in o.axes)
+    if key not in known:
+        known[key] = tilings(o, extent, single, device)
+    return known[key]
 
 
 def tilings(o: Outline, extent: Callable[[Axis], int], single: frozenset[Axis], device: DeviceModel) -> list[Tiled]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from mirage_jax.cost.outline import outline
 from mirage_jax.cost.roofline import PricedKernels, estimate, extents_inside, library_estimate
-from mirage_jax.cost.tilings import Tiled, tilings
+from mirage_jax.cost.tilings import KnownTilings, Tiled, known_tilings
 from mirage_jax.errors import GraphError, ParseError
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.limits import MAX_PARTS
@@ -47,8 +47,6 @@ LOOKALIKE_PENALTY = 1.5  # of the second of similar candidates, relative to its 
 MIN_GAIN_BY_LOSS = 1.5  # times as fast has to be what loses digits: the float gate refuses most of that
 SIZE = re.compile(r"(1/)?\|([a-z]\w*)\|")
 SCALES = ("scale", "ca", "cb", "offset")
-
-type KnownTilings = dict[object, list[Tiled]]  # of a kernel, given the tensors that it loads, parts and single axes
 
 
 def parts_of(extent: int) -> list[int]:
@@ -162,9 +160,11 @@ def tiled(
     return best
 
 
-def ranged(reference: KernelGraph, found: Iterable[Candidate], device: DeviceModel) -> Iterator[Candidate]:
+def ranged(
+    reference: KernelGraph, found: Iterable[Candidate], device: DeviceModel, known: KnownTilings | None = None
+) -> Iterator[Candidate]:
     """Keep values in float16 only where the program has them or a bound of theirs fits; others become float32, which
-    takes other tiles.
+    takes other tiles. `known` as for `tiled`.
     """
     for c in found:
         graph = in_range(reference, c.graph)
@@ -172,7 +172,7 @@ def ranged(reference: KernelGraph, found: Iterable[Candidate], device: DeviceMod
             yield c
         elif c.family == "algebra":
             yield replace(c, graph=graph)
-        elif (wide := tiled(graph, c.family, c.single, device)) is not None:
+        elif (wide := tiled(graph, c.family, c.single, device, known)) is not None:
             yield wide
 
 
@@ -242,14 +242,14 @@ def _kernel_tilings(
     single: Sequence[Axis],
     device: DeviceModel,
     known: KnownTilings,
-) -> list[Tiled]:
+) -> Sequence[Tiled]:
     key = kernel, tuple(graph.tensors[load.tensor] for load in kernel.loads), tuple(parts.items()), tuple(single)
     if key not in known:
         if isinstance(kernel, Library):
             known[key] = [Tiled(library_estimate(kernel, graph, device), KernelSchedule())]
         else:
             inside, own = extents_inside(kernel, graph, parts), outline(kernel, graph)
-            found = [t for axes in _singles(kernel, single) for t in tilings(own, inside, axes, device)]
+            found = [t for axes in _singles(kernel, single) for t in known_tilings(own, inside, axes, device, known)]
             known[key] = sorted(found, key=lambda t: t.seconds)
     return known[key]
 
@@ -284,10 +284,11 @@ def best_in_range(reference: KernelGraph, found: Iterable[Candidate], device: De
     """
     seconds: defaultdict[object, list[float]] = defaultdict(list)  # by what is alike
     kept: list[Candidate] = []
+    tilings: KnownTilings = {}
     for c in sorted(found, key=lambda c: c.seconds):
         known = seconds[_like(c), tuple(map(len, c.graph.waves))]  # a wave may become one launch
         if c.family == "algebra" or sum(s <= c.seconds for s in known) < MAX_ALIKE:
-            made = list(ranged(reference, [c], device))
+            made = list(ranged(reference, [c], device, tilings))
             known += [x.seconds for x in made]
             kept += made
     return sorted(kept, key=lambda c: c.seconds)

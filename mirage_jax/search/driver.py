@@ -15,11 +15,12 @@ from functools import cache, partial
 from itertools import chain
 
 from mirage_jax.cost.roofline import estimate, lower_limit
+from mirage_jax.cost.tilings import KnownTilings
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.operators import operator
-from mirage_jax.search.candidates import Candidate, KnownTilings, best_in_range, kind, tiled
+from mirage_jax.search.candidates import Candidate, best_in_range, kind, tiled
 from mirage_jax.search.decompose.fusion import combined, inlined
 from mirage_jax.search.decompose.output_slices import SUMS, followed, output_slice, shared_operands, waists
 from mirage_jax.search.decompose.subprocesses import SubSearch, search_parts
@@ -32,7 +33,7 @@ from mirage_jax.search.decompose.windows import (
     replace_windows,
 )
 from mirage_jax.search.enumerate.kernels import BudgetExceeded, Space
-from mirage_jax.search.enumerate.window_search import FAMILIES, Search
+from mirage_jax.search.enumerate.window_search import FAMILIES, Search, searched
 from mirage_jax.search.report import Notify, SearchReport, StopReason
 
 # Terms of normal forms that may be seen in probing a window: one that takes more does not fit. (Not seconds: the result
@@ -81,9 +82,8 @@ def search(
     else:
         may_slice = has_kernels and (shared or stored or len(set(reference.outputs)) > 1)
         of_whole = seconds * (MAX_WHOLE_SHARE if may_slice else 1.0)
-        one = Search(reference, device, space, of_whole, states, families, notify=notify)
-        one.patience = MAX_PATIENCE_SHARE * seconds if has_kernels else math.inf
-        found, report = one.run(), one.report
+        patience = MAX_PATIENCE_SHARE * seconds if has_kernels else math.inf
+        found, report = searched(reference, device, space, of_whole, states, families, notify=notify, patience=patience)
         parts = _parts_after(found, report, reference) if has_kernels else []
         stops = _stops_after(found, report, reference, device, shared or stored)
     slices = _first_slices(reference, device, space, stops if has_kernels else [])

@@ -17,6 +17,7 @@ from dataclasses import replace
 from itertools import combinations, count
 
 from mirage_jax.cost.roofline import estimate
+from mirage_jax.cost.tilings import KnownTilings
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.mugraph.graph import (
     Axis,
@@ -31,7 +32,7 @@ from mirage_jax.mugraph.graph import (
     unused_name,
 )
 from mirage_jax.mugraph.operators import operator
-from mirage_jax.search.candidates import Candidate, KnownTilings, keeping_digits, tiled
+from mirage_jax.search.candidates import Candidate, keeping_digits, tiled
 from mirage_jax.search.decompose.output_slices import joined
 
 SYMMETRIC = ("dot", "mul")

@@ -19,6 +19,7 @@ from typing import Any
 
 from mirage_jax import children
 from mirage_jax.errors import MirageError, UnsupportedError, in_one_line, printable
+from mirage_jax.gc_pause import no_collection
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.interruptible import spread
 from mirage_jax.mugraph.graph import KernelGraph
@@ -52,6 +53,7 @@ class SubSearch:
     is_wide: bool = False  # too wide to be exhausted, and other parts cover what it does
 
 
+@no_collection()  # until the tables of the search are gone
 def search_part(part: SubSearch, notify: Notify | None = None) -> Found:
     """Search one part; no candidates if it has no useful normal form."""
     one = Search(

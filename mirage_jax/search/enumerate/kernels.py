@@ -11,7 +11,7 @@ each is useful; backwards, every state is useful.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -28,6 +28,7 @@ type PendingSet = tuple[tuple[tuple[int, int], Poly, int], ...]  # (order, value
 type Counts = dict[tuple[Leaves, bool], Histogram]  # by loaded values, and whether a loop is used
 type Counted = dict[PendingSet, Counts]
 type _Needs = tuple[tuple[tuple[int, int], Poly, bool], ...]  # (order, value, is it in a loop's body?)
+type _Made = tuple[Decomposition, _Needs]
 type _Step = tuple[Decomposition, float, _Needs]  # with its cost in one loop
 type Weight = Callable[[Poly, Decomposition], float]
 # passes: the loops in which a value is needed, bit n for the one that n more may precede; outputs have REQUIRED set
@@ -226,17 +227,11 @@ class KernelTables:
         free = frozenset[Axis].intersection(*(self.axioms.e.axes(o) for o in outs))
         return frozenset(a for a in free if kind(a) == "g")
 
-    def possible(self, s: Decomposition, parts: frozenset[Axis]) -> bool:
-        """May a kernel with these part axes on its grid take this step? It reads region inputs along no other part
-        axis, and loops over no copy of an axis.
-        """
-        why = self._impossible(s, parts)
-        if why:
-            self.stats[why] += 1
-        return not why
-
     @memo
     def _impossible(self, s: Decomposition, parts: frozenset[Axis]) -> str:
+        """Why a kernel with these part axes on its grid may not take this step, or "". It reads region inputs along no
+        other part axis, and loops over no copy of an axis.
+        """
         if s.accumulates and s.reduced[0] != origin(s.reduced[0]):
             return "loop over a copy"
         inputs = (self.axioms.atom(o)[1] for o in s.args if self.axioms.is_input(o))
@@ -281,9 +276,12 @@ class KernelTables:
                     key = self._interned((loaded | {whole}, used))
                     out[key] = out.get(key, 0) + h
         limit = (1 << LANE_BITS * (self.space.max_ops + 1)) - 1
-        for s in self._steps(top, passes, at.parts, self.stats):
+        steps, refused = self._usable(top, bool(passes & 1), at.parts)
+        for why, n in refused.items():
+            self.stats[why] += n
+        for s, needs in steps:
             shift = 0 if s.op in UNCOUNTED_OPERATORS else LANE_BITS
-            for key, h in self._count(_extended(rest, self._needs(s), passes, s.accumulates), at).items():
+            for key, h in self._count(_extended(rest, needs, passes, s.accumulates), at).items():
                 if more := h << shift & limit:
                     if s.accumulates and not key[1]:
                         key = self._interned((key[0], True))
@@ -306,15 +304,22 @@ class KernelTables:
             stats[why] += 1
         return None if why else whole
 
-    def _steps(self, p: Poly, passes: int, parts: frozenset[Axis], stats: Counter[str]) -> Iterator[Decomposition]:
-        """Steps that may make a value that is needed in `passes`."""
-        if self.legal(p):
-            for s in self.axioms.steps(p):
-                stats["steps"] += 1
-                if s.accumulates and passes & 1:
-                    stats["second loop"] += 1
-                elif self.possible(s, parts):
-                    yield s
+    @memo
+    def _usable(self, p: Poly, in_second: bool, parts: frozenset[Axis]) -> tuple[tuple[_Made, ...], Counter[str]]:
+        """Steps that may make a value, `in_second` of two loops or not, and how many are refused by each rule."""
+        refused: Counter[str] = Counter()
+        if why := self._illegal(p):
+            refused[why] += 1
+            return (), refused
+        found: list[_Made] = []
+        for s in self.axioms.steps(p):
+            refused["steps"] += 1
+            why = "second loop" if s.accumulates and in_second else self._impossible(s, parts)
+            if why:
+                refused[why] += 1
+            else:
+                found.append((s, self._needs(s)))
+        return tuple(found), refused
 
     def forget(self) -> None:
         """Free the memory of `kernels`; call it once no other outputs will be asked for."""
@@ -384,9 +389,9 @@ class KernelTables:
         """Steps that may make a value that is needed in `passes`."""
         key = p, passes & 1
         if key not in at.table.steps:
-            steps = self._steps(p, passes, at.parts, at.stats)
-            kept = (s for s in steps if at.kept.isdisjoint(map(origin, s.reduced)))
-            at.table.steps[key] = tuple((s, at.weight(p, s), self._needs(s)) for s in kept)
+            steps, _ = self._usable(p, bool(passes & 1), at.parts)
+            kept = (made for made in steps if at.kept.isdisjoint(map(origin, made[0].reduced)))
+            at.table.steps[key] = tuple((s, at.weight(p, s), needs) for s, needs in kept)
         return at.table.steps[key]
 
     def cheapest_tree(self, outs: Leaves, weight: Weight) -> Dag | None:

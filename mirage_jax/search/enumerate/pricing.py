@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from mirage_jax.cost.outline import ROUNDED_PRODUCT_COST, Axes, LoadUse, OperatorUse, Outline, Read, outlined
 from mirage_jax.cost.roofline import least_seconds
-from mirage_jax.cost.tilings import Tiled, tilings
+from mirage_jax.cost.tilings import KnownTilings, Tiled, known_tilings
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.mugraph.dtypes import BYTES
 from mirage_jax.mugraph.graph import PART_SUFFIX, Axis, KernelSchedule, Op, origin
@@ -38,7 +38,7 @@ class Priced:
     loop: Axis | None
     grid: Axes
     dag: Dag
-    tilings: tuple[Tiled, ...]
+    tilings: Sequence[Tiled]
 
     @property
     def seconds(self) -> float:
@@ -65,9 +65,11 @@ class Model:
     preferred: frozenset[Poly] = frozenset()  # values that cost less than others, for their digits
     split: Axis | None = None
     parts: int = 1
-    dags: dict[Any, Mapping[Leaves, Dag]] = field(default_factory=dict[Any, Mapping[Leaves, Dag]])  # for any `parts`
+    # For any `parts`:
+    dags: dict[Any, Mapping[Leaves, Dag]] = field(default_factory=dict[Any, Mapping[Leaves, Dag]])
     weights: dict[Any, tuple[Weight, Cheapest]] = field(default_factory=dict[Any, tuple[Weight, Cheapest]])
-    tiled: dict[Any, tuple[Tiled, ...]] = field(default_factory=dict[Any, tuple[Tiled, ...]])  # of any kernel
+    drafts: dict[Any, tuple[Dag, Outline] | None] = field(default_factory=dict[Any, tuple[Dag, Outline] | None])
+    tiled: KnownTilings = field(default_factory=dict[object, Sequence[Tiled]])
 
     def __post_init__(self) -> None:
         self._kernels: dict[tuple[Leaves, Leaves], Priced | None] = {}
@@ -204,18 +206,18 @@ class Model:
         must = frozenset(a for a in axes if kind(a) == "g")
         grid = tuple(sorted(axes, key=lambda a: (kind(a) != "g" and a not in f.batch, a)))
         single = must | f.batch
-        dag = self._cheapest(outs, leaves, loop, grid, single, frozenset(kept))
-        if dag is None:
+        key = outs, leaves, loop, grid, frozenset(kept)
+        if key not in self.drafts:
+            dag = self._cheapest(outs, leaves, loop, grid, single, frozenset(kept))
+            self.drafts[key] = None if dag is None else (dag, self._outline(outs, leaves, loop, grid, dag))
+        if (draft := self.drafts[key]) is None:
             return None
-        o = self._outline(outs, leaves, loop, grid, dag)
+        dag, o = draft
         if loop is not None and not any(loop in w.axes for w in o.work):
             return None  # what has the axis is loaded without it
         if not all(f.batch & set(w.axes) <= {*grid, loop} for w in o.work):
             return None  # a tile would have more than one element of a batch axis
-        key = (o.demand, single, self.split, self.parts)
-        if key not in self.tiled:
-            self.tiled[key] = tuple(tilings(o, self.extent, single, self.device))
-        found = self.tiled[key]
+        found = known_tilings(o, self.extent, single, self.device, self.tiled)
         return Priced(outs, leaves, loop, grid, dag, found) if found else None
 
     def _cheapest(

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import product
+from typing import Any
 
 from mirage_jax.cost.roofline import estimate, least_seconds
 from mirage_jax.errors import UnsupportedError
@@ -117,6 +118,7 @@ class Search:
         self.clock = Clock(self.seconds, self.states, self.terms)
         self.targets: tuple[Target, ...] = ()
         self.forward_error = ForwardError(self.reference, self.whole)
+        self._models: list[Model] = []
         self._own_models: dict[tuple[Axis | None, int], Model] = {}
         self._good: defaultdict[object, list[float]] = defaultdict(list)  # seconds, by what is alike
         self.batch = self.reduced = frozenset[Axis]()
@@ -153,6 +155,7 @@ class Search:
             self.report.stop = StopReason.INTERRUPTED
             log.warning("search interrupted: keeping the best of %d candidates", len(found))
         self._collect()
+        self._release()
         unique = {(str(c.graph), c.schedule.parts): c for c in sorted(found, key=lambda c: -c.seconds)}
         marked = (replace(c, loses_digits=self.forward_error.is_larger(c.graph)) for c in unique.values())
         return sorted(marked, key=lambda c: (c.loses_digits, c.seconds))
@@ -255,9 +258,19 @@ class Search:
             self.report.pruned += stats
         self.report.fired = Counter(getattr(self, "axioms", Axioms(Expressions(self.reference.extent))).fired)
 
+    def _release(self) -> None:
+        """Let go of what refers back to its owner: millions of tuples are freed with this search, then, and the garbage
+        collector need not walk over them.
+        """
+        self.clock.notify = None
+        for model in (*self._models, *self._own_models.values()):
+            model.weights.clear()
+
     def _model(self, f: KernelTables, split: Axis | None = None) -> Model:
         widths = {t.name: BYTES[t.dtype] for t in self.reference.inputs}
-        return Model(f, self.device, self.reference.sizes, widths, self._as_split(self.halves, split), split=split)
+        model = Model(f, self.device, self.reference.sizes, widths, self._as_split(self.halves, split), split=split)
+        self._models.append(model)
+        return model
 
     def _as_split(self, values: Iterable[Poly], split: Axis | None) -> frozenset[Poly]:
         """Values of the program, as a variant has them."""
@@ -266,7 +279,7 @@ class Search:
     def _preferring_own(self, model: Model, axis: Axis | None, parts: int) -> Model:
         """The same, but values that the program itself computes cost less."""
         if (axis, parts) not in self._own_models:
-            own = replace(model, preferred=self._as_split(self.native, axis), dags={}, weights={})
+            own = replace(model, preferred=self._as_split(self.native, axis), dags={}, weights={}, drafts={})
             self._own_models[axis, parts] = own
         return self._own_models[axis, parts]
 
@@ -483,6 +496,15 @@ class Search:
             tuple(tuple(t.schedule for t in k.tilings) for k in kernels),
             tuple(sorted(self.batch)),
         )
+
+
+@no_collection()
+def searched(*args: Any, **options: Any) -> tuple[list[Candidate], SearchReport]:
+    """Run a `Search` of these arguments. Its tables are gone before the garbage collector is back, which would walk
+    over them.
+    """
+    one = Search(*args, **options)
+    return one.run(), one.report
 
 
 def _like(kernels: Sequence[Priced]) -> object:
