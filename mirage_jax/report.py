@@ -34,6 +34,7 @@ from mirage_jax.pins import Choice
 from mirage_jax.why_not import WhyNot
 
 MAX_NAMES_PER_FILE = 3  # functions named per file
+OWN_FOLDER = str(Path(__file__).parent.parent)  # where this package is
 MAX_SOURCE_LINES = 20  # of equations left out that are listed
 
 
@@ -541,5 +542,7 @@ def _short(file: str) -> tuple[str, bool]:
     library = sysconfig.get_path("stdlib") + os.sep
     if file.startswith(library):
         return file[len(library) :], True
-    here = os.getcwd() + os.sep
-    return file.removeprefix(here), False
+    for folder in (os.getcwd(), OWN_FOLDER):
+        if file.startswith(folder + os.sep):
+            return file[len(folder) + 1 :], False
+    return file, False

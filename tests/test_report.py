@@ -4,6 +4,7 @@ import json
 import os
 import sysconfig
 from collections import Counter
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +39,14 @@ STANDARD = sysconfig.get_path("stdlib")
 )  # fmt: skip
 def test_places(where, want) -> None:
     assert places(where) == want
+
+
+def test_places_in_this_package_name_no_folder_of_the_machine(tmp_path: Path, monkeypatch) -> None:
+    """Benchmarks that run elsewhere report their own programs."""
+    monkeypatch.chdir(tmp_path)
+    assert places([f"{Path(mirage_jax.__file__).parent}/bench/programs.py:40:1 (f)"]) == [
+        "mirage_jax/bench/programs.py:40 (f)"
+    ]
 
 
 def test_left_out_is_grouped() -> None:

@@ -442,8 +442,10 @@ class Search:
             priced = self._priced(chosen, plan, axis, best)
             if priced is None:
                 return  # the other one does no less work
-            if not priced or self._is_one_of_many(priced):
+            if not priced:
                 continue
+            if self._is_one_of_many(priced):
+                return
             try:
                 candidate = self._candidate(chosen, priced, axis, parts, targets)
             except UnsupportedError as why:
