@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 import jax
 from jax.profiler import ProfileData
 
-from mirage_jax import timing
 from mirage_jax.api import Optimized
 from mirage_jax.bench.tables import Cells, TableReport
 from mirage_jax.compiler import Compiler
@@ -31,7 +30,7 @@ from mirage_jax.jaxpr_frontend.capture.lowering import AsWritten, CompiledRegion
 from mirage_jax.jaxpr_frontend.jax_compat import LoweringTarget
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.report import WholeFunction, places
-from mirage_jax.timing import Event
+from mirage_jax.timing import Event, is_stream
 
 type Times = defaultdict[str, float]  # seconds by a region's name; the empty name is for all other operations
 
@@ -245,7 +244,7 @@ def operations(data: Any) -> Iterator[tuple[str, float]]:
     of_devices = [plane for plane in planes if plane.name.startswith("/device:")]
     for plane in of_devices or planes:  # a CPU is no device of a profile
         for line in plane.lines:
-            yield from own_times(_named_events(line, unnamed=timing.is_stream(plane, line)))
+            yield from own_times(_named_events(line, unnamed=is_stream(plane, line)))
 
 
 def _named_events(line: Any, unnamed: bool) -> list[Event]:

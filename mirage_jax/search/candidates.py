@@ -296,7 +296,12 @@ def best_in_range(reference: KernelGraph, found: Iterable[Candidate], device: De
 
 def _like(c: Candidate) -> object:
     """What is equal for candidates that hardly differ."""
-    return c.family if c.family == "algebra" else tuple((k.grid, k.loop) for k in c.graph.kernels)
+    return c.family if c.family == "algebra" else grids_and_loops(c.graph.kernels)
+
+
+def grids_and_loops(kernels: Iterable[Any]) -> object:
+    """What is equal for kernels of plans that hardly differ."""
+    return tuple((k.grid, k.loop) for k in kernels)
 
 
 def to_json(candidates: Sequence[Candidate]) -> list[Any]:

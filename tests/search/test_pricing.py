@@ -12,7 +12,7 @@ from mirage_jax.bench.programs import attention, gated_mlp, lora, rmsnorm
 from mirage_jax.cost.outline import Outline, outline
 from mirage_jax.cost.roofline import extents_inside, least_seconds, terms
 from mirage_jax.cost.tilings import known_tilings, tilings
-from mirage_jax.mugraph.graph import BlockGraph
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph
 from mirage_jax.search.enumerate.kernels import Space
 from mirage_jax.search.enumerate.window_search import Search
 
@@ -28,6 +28,11 @@ PROGRAMS = {
 def reference(request: pytest.FixtureRequest):
     fn, shapes = PROGRAMS[request.param]
     return captured(fn, *shapes, dtype="float16")
+
+
+def first_outline(reference: KernelGraph) -> Outline:
+    """Of the best kernel."""
+    return next(outline(k, c.graph) for c in found(reference)[0] for k in c.graph.kernels if isinstance(k, BlockGraph))
 
 
 def renamed(o: Outline) -> Outline:
@@ -55,8 +60,7 @@ def test_equal_demands_have_equal_tilings_and_bounds_hold(reference) -> None:
 
 
 def test_other_demands_are_told_apart(reference) -> None:
-    kernels = [k for c in found(reference)[0] for k in c.graph.kernels if isinstance(k, BlockGraph)]
-    o = outline(kernels[0], next(c.graph for c in found(reference)[0] if kernels[0] in c.graph.kernels))
+    o = first_outline(reference)
     others = [
         replace(o, grid=o.grid[::-1]) if len(o.grid) > 1 else replace(o, grid=()),
         replace(o, reads=(replace(o.reads[0], width=o.reads[0].width + 1), *o.reads[1:])),
@@ -69,7 +73,7 @@ def test_other_demands_are_told_apart(reference) -> None:
 
 def test_a_tensor_that_is_read_twice_is_one_tensor(reference) -> None:
     """It goes through memory once: two tensors of its size ask for more."""
-    o = next(outline(k, c.graph) for c in found(reference)[0] for k in c.graph.kernels if isinstance(k, BlockGraph))
+    o = first_outline(reference)
     twice = replace(o, reads=(*o.reads, o.reads[0]))
     two = replace(o, reads=(*o.reads, replace(o.reads[0], tensor="another")))
     assert twice.demand != two.demand

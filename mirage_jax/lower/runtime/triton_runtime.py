@@ -44,9 +44,9 @@ def backend_options(arch: int) -> Mapping[str, Any]:
     """
     options: dict[str, Any] = {"enable_fp_fusion": True}  # stated, because Triton's default is about to change
     if find_spec(CUDA_13_PLUGIN) is not None:
-        from triton.backends.nvidia.compiler import get_ptxas, ptx_get_version
+        with suppress(ImportError, OSError, RuntimeError, TypeError, AttributeError):  # it is Triton's own affair
+            from triton.backends.nvidia.compiler import get_ptxas, ptx_get_version
 
-        with suppress(ImportError, OSError, RuntimeError):
             options["ptx_version"] = min(CUDA_13_PTX, ptx_get_version(get_ptxas(arch).version))
     return options
 

@@ -95,7 +95,6 @@ class _Pricing:
     check: Callable[[], None]
     kept: frozenset[Axis]
     sets: dict[Leaves, Leaves] = field(default_factory=dict[Leaves, Leaves])  # equal ones are one object
-    stats: Counter[str] = field(default_factory=Counter[str])  # not reported: `kernels` counted the same refusals
 
 
 @dataclass
@@ -269,7 +268,9 @@ class KernelTables:
         self.stats["states"] += 1
         (_, top, passes), rest = pending[0], pending[1:]
         out: Counts = {}
-        whole = self._loadable_as(top, passes, at.outside, self.stats)
+        whole, why_not = self._loadable_as(top, passes, at.outside)
+        if why_not:
+            self.stats[why_not] += 1
         if whole is not None:
             for (loaded, used), h in self._count(rest, at).items():
                 if len(loaded) < self.space.max_loaded:
@@ -294,15 +295,13 @@ class KernelTables:
     def _interned(self, key: tuple[Leaves, bool]) -> tuple[Leaves, bool]:
         return self._cuts.setdefault(key, key)
 
-    def _loadable_as(self, p: Poly, passes: int, outside: dict[Poly, Poly], stats: Counter[str]) -> Poly | None:
-        """The tensor that a kernel may load instead of making a value."""
+    def _loadable_as(self, p: Poly, passes: int, outside: dict[Poly, Poly]) -> tuple[Poly | None, str]:
+        """The tensor that a kernel may load instead of making a value, or the rule that refuses it."""
         if passes & REQUIRED:
-            return None
+            return None, ""
         whole = outside.get(p)
         why = "partial sum is not a tensor" if whole is None else self._unloadable(whole)
-        if why:
-            stats[why] += 1
-        return None if why else whole
+        return None if why else whole, why
 
     @memo
     def _usable(self, p: Poly, in_second: bool, parts: frozenset[Axis]) -> tuple[tuple[_Made, ...], Counter[str]]:
@@ -368,7 +367,7 @@ class KernelTables:
         self.stats["states"] += 1
         (_, top, passes), rest = pending[0], pending[1:]
         best: dict[Leaves, tuple[float, _Chain]] = {}
-        whole = self._loadable_as(top, passes, at.outside, at.stats) if at.max_loaded else None
+        whole = self._loadable_as(top, passes, at.outside)[0] if at.max_loaded else None
         if whole is not None:
             for loaded, found in self._price(rest, at).items():
                 if len(loaded) < at.max_loaded:

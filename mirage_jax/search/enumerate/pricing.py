@@ -6,7 +6,6 @@ bound of its time before any DAG is known.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -67,7 +66,7 @@ class Model:
     parts: int = 1
     # For any `parts`:
     dags: dict[Any, Mapping[Leaves, Dag]] = field(default_factory=dict[Any, Mapping[Leaves, Dag]])
-    weights: dict[Any, tuple[Weight, Cheapest]] = field(default_factory=dict[Any, tuple[Weight, Cheapest]])
+    cheapest: dict[Any, Cheapest] = field(default_factory=dict[Any, Cheapest])
     drafts: dict[Any, tuple[Dag, Outline] | None] = field(default_factory=dict[Any, tuple[Dag, Outline] | None])
     tiled: KnownTilings = field(default_factory=dict[object, Sequence[Tiled]])
 
@@ -234,9 +233,8 @@ class Model:
         key = (outs, loop, most, frozenset(grid), single, kept)
         if key not in self.dags:
             like = (loop, self.tables.parts_of(outs), *key[2:])
-            if like not in self.weights:
-                self.weights[like] = self._weight(loop, grid, single), Cheapest()
-            weight, table = self.weights[like]
+            table = self.cheapest.setdefault(like, Cheapest())
+            weight = self._weight(loop, grid, single)
             self.dags[key] = self.tables.cheapest(outs, loop, weight, most, kept=kept, table=table)
         return self.dags[key].get(leaves)
 
@@ -251,7 +249,6 @@ class Model:
             size.setdefault(self.split + PART_SUFFIX, TYPICAL_PARTS)
         halves, preferred = ({self.tables.in_loop(p, loop) for p in own} for own in (self.halves, self.preferred))
 
-        @functools.cache
         def weight(p: Poly, s: Decomposition) -> float:
             """Seconds of one operator."""
             rounded = ROUNDED_PRODUCT_COST if halves.isdisjoint(s.args) else 1.0

@@ -34,7 +34,7 @@ from mirage_jax.mugraph.graph import (
     Tensor,
     origin,
 )
-from mirage_jax.search.candidates import MAX_ALIKE, Candidate, parts_of
+from mirage_jax.search.candidates import MAX_ALIKE, Candidate, grids_and_loops, parts_of
 from mirage_jax.search.enumerate.axioms import Axioms, Decomposition
 from mirage_jax.search.enumerate.extract import (
     Cuts,
@@ -118,7 +118,6 @@ class Search:
         self.clock = Clock(self.seconds, self.states, self.terms)
         self.targets: tuple[Target, ...] = ()
         self.forward_error = ForwardError(self.reference, self.whole)
-        self._models: list[Model] = []
         self._own_models: dict[tuple[Axis | None, int], Model] = {}
         self._good: defaultdict[object, list[float]] = defaultdict(list)  # seconds, by what is alike
         self.batch = self.reduced = frozenset[Axis]()
@@ -155,7 +154,7 @@ class Search:
             self.report.stop = StopReason.INTERRUPTED
             log.warning("search interrupted: keeping the best of %d candidates", len(found))
         self._collect()
-        self._release()
+        self.clock.notify = None  # refers back to this search, whose millions of tuples are to be freed with it
         unique = {(str(c.graph), c.schedule.parts): c for c in sorted(found, key=lambda c: -c.seconds)}
         marked = (replace(c, loses_digits=self.forward_error.is_larger(c.graph)) for c in unique.values())
         return sorted(marked, key=lambda c: (c.loses_digits, c.seconds))
@@ -258,19 +257,9 @@ class Search:
             self.report.pruned += stats
         self.report.fired = Counter(getattr(self, "axioms", Axioms(Expressions(self.reference.extent))).fired)
 
-    def _release(self) -> None:
-        """Let go of what refers back to its owner: millions of tuples are freed with this search, then, and the garbage
-        collector need not walk over them.
-        """
-        self.clock.notify = None
-        for model in (*self._models, *self._own_models.values()):
-            model.weights.clear()
-
     def _model(self, f: KernelTables, split: Axis | None = None) -> Model:
         widths = {t.name: BYTES[t.dtype] for t in self.reference.inputs}
-        model = Model(f, self.device, self.reference.sizes, widths, self._as_split(self.halves, split), split=split)
-        self._models.append(model)
-        return model
+        return Model(f, self.device, self.reference.sizes, widths, self._as_split(self.halves, split), split=split)
 
     def _as_split(self, values: Iterable[Poly], split: Axis | None) -> frozenset[Poly]:
         """Values of the program, as a variant has them."""
@@ -279,7 +268,7 @@ class Search:
     def _preferring_own(self, model: Model, axis: Axis | None, parts: int) -> Model:
         """The same, but values that the program itself computes cost less."""
         if (axis, parts) not in self._own_models:
-            own = replace(model, preferred=self._as_split(self.native, axis), dags={}, weights={}, drafts={})
+            own = replace(model, preferred=self._as_split(self.native, axis), dags={}, cheapest={}, drafts={})
             self._own_models[axis, parts] = own
         return self._own_models[axis, parts]
 
@@ -453,13 +442,13 @@ class Search:
                 continue
             yield candidate
             if not self.forward_error.is_larger(candidate.graph):
-                self._good[_like(priced)].append(sum(k.seconds for k in priced))
+                self._good[grids_and_loops(priced)].append(sum(k.seconds for k in priced))
                 return
 
     def _is_one_of_many(self, kernels: Sequence[Priced]) -> bool:
         """Have candidates with these grids and loops been found that are no slower, and more than are ever tried?"""
         seconds = sum(k.seconds for k in kernels)
-        return sum(s <= seconds for s in self._good[_like(kernels)]) >= MAX_ALIKE_FOUND
+        return sum(s <= seconds for s in self._good[grids_and_loops(kernels)]) >= MAX_ALIKE_FOUND
 
     def _priced(self, model: Model, plan: Plan, axis: Axis | None, best: _Best) -> list[Priced] | None:
         """The kernels of a plan; none of them if one has no tile, and None if all together take too long."""
@@ -507,8 +496,3 @@ def searched(*args: Any, **options: Any) -> tuple[list[Candidate], SearchReport]
     """
     one = Search(*args, **options)
     return one.run(), one.report
-
-
-def _like(kernels: Sequence[Priced]) -> object:
-    """What is equal for plans that hardly differ."""
-    return tuple((k.grid, k.loop) for k in kernels)
