@@ -292,7 +292,8 @@ def cut_product(e: Expressions, p: Poly) -> Iterator[Decomposition]:
         return
     seen: set[tuple[frozenset[Poly], tuple[Axis, ...]]] = set()
     for named in _aligned(e, rows):
-        for group in _submultisets(e, _common_factors(e, named), halves=len(rows) == 1):
+        common = _common_factors(e, named)
+        for group in (*_root(common), *_submultisets(e, common, halves=len(rows) == 1)):
             cut = _cut(e, named, group)
             if cut is None:
                 continue
@@ -378,6 +379,12 @@ def _submultisets(e: Expressions, factors: Factors, halves: bool) -> Iterator[Fa
     count = math.prod(map(len, choices))
     for pick in islice(product(*choices), (count + 1) // 2 if halves else count):  # complements come in reverse order
         yield tuple((b, Fraction(n)) for (b, _), n in zip(factors, pick, strict=True) if n)
+
+
+def _root(factors: Factors) -> Iterator[Factors]:
+    """The factors of x, of a square x x. It has no more range than the program's (d / exp(s))^2; d^2 exp(-2 s) has."""
+    if len(factors) > 1 and all((q / 2).denominator == 1 for _, q in factors):
+        yield tuple((b, q / 2) for b, q in factors)
 
 
 def _without(factors: Factors, group: Factors) -> Factors:

@@ -56,9 +56,21 @@ class ShiftDegrees:
         self.shifted = frozenset(i for i, g in enumerate(self.groups) if self._occurring[g] == {g})
         # A group in which some target is not of degree 0 is computed plainly, which may free or bind others.
         while bad := self._unshiftable():
-            if len(bad) == len(self.shifted) > 1:
-                bad = {min(bad)}
-            self.shifted, self._degree = self.shifted - bad, {}
+            if len(bad) == len(self.shifted) > 1:  # of a value that has no degree, nobody knows yet whose fault that is
+                bad = self._unshiftable_alone() or {min(bad)}
+            self._shift(self.shifted - bad)
+
+    def _shift(self, groups: frozenset[int]) -> None:
+        self.shifted, self._degree = groups, {}
+
+    def _unshiftable_alone(self) -> set[int]:
+        """Groups that may not be shifted although all others are computed plainly."""
+        groups, bad = self.shifted, set[int]()
+        for group in groups:
+            self._shift(frozenset({group}))
+            bad |= self._unshiftable()
+        self._shift(groups)
+        return bad
 
     def _grouped(self, powers: dict[str, Fraction]) -> list[frozenset[str]]:
         """Names of exponentials, those multiplied together as one group; fills `powers`."""
