@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -157,7 +157,7 @@ class Accuracy:
         compared = self._comparison(winner, name)
         different = ""
         for halvings in range(MOST_HALVINGS + 1):
-            run = self._run([input_classes.halved(x, halvings) for x in values], ours)
+            run = self._with_flushed_inputs(self._run([input_classes.halved(x, halvings) for x in values], ours), name)
             if not run.is_repeatable:
                 return "two runs differ"
             with gpu_lock(self.subject.device):  # once: each look at float64 would wait for others' turns
@@ -182,8 +182,12 @@ class Accuracy:
             spread=(2.0 if reordered else 1.0) * (2.0 if degenerate else 1.0),
             masks=input_classes.may_mask(name),
             brink=math.inf if self._keeps_range or name not in input_classes.EXTREME else gate.LATE,
-            least=0.0 if self._keeps_range or name != input_classes.DENORMAL else gate.LEAST_NORMAL,
+            least=self._least(name),
         )
+
+    def _least(self, name: str) -> float:
+        """Numbers below it may be zero, on inputs of a class."""
+        return 0.0 if self._keeps_range or name != input_classes.DENORMAL else gate.LEAST_NORMAL
 
     def _is_ordinary(self, name: str) -> bool:
         """Is a translation compared with XLA on inputs of this class?"""
@@ -237,6 +241,19 @@ class Accuracy:
         sizes = (math.inf, gate.MASKING) if has_masks else (math.inf,)
         own = partial(gate.float_gate, r, x, c, noise=noise, written=written, unit=self.unit, **rules)
         return [reason for below in sizes for reason in own(below=below).reasons]
+
+    def _with_flushed_inputs(self, run: _Evaluated, name: str) -> _Evaluated:
+        """The same, with XLA's numbers where the program has none if inputs that may be zero are: 0 / 0, say."""
+        if not (least := self._least(name)):
+            return run
+        flushed = self.in_float64([self._flushed(x, least) for x in run.inputs])
+        with self._arithmetic():
+            pairs = zip(flushed, run.xla, run.results, strict=True)
+            results = [self._xp.where(self._xp.isfinite(f), c, x) if is_float(c.dtype) else c for f, x, c in pairs]
+        return replace(run, results=results)
+
+    def _flushed(self, x: Any, least: float) -> Any:
+        return self._xp.where(abs(x) < least, self._xp.zeros_like(x), x) if is_float(x.dtype) else x
 
     def _at_least(self, least: float, noise: Sequence[Any], reference: Sequence[Any]) -> list[Any]:
         """The noise, and `least` besides, for each element."""

@@ -30,12 +30,9 @@ SPLIT_PRODUCTS = 3  # of TF32, for one of float32 (`Precision.SPLIT_ALL`)
 
 
 def precisions(region: Region) -> Sequence[Precision]:
-    """How precise a region's kernels may be, from the fastest on. The float gate asks for XLA's own accuracy, which is
-    that of float32 where the program has no matrix product: sums of its own may have become one.
-    """
-    least = Precision.SPLIT_ALL if region.in_float32 else Precision.FAST
-    most = Precision.FLOAT32 if region.in_float32 or not region.has_products else Precision.SPLIT_ALL
-    return tuple(p for p in Precision if least <= p <= most)
+    """How precise a region's kernels may be, from the fastest on. The float gate asks for XLA's own accuracy."""
+    asked = region.in_float32
+    return tuple(p for p in Precision if (p >= Precision.SPLIT_ALL if asked else p < Precision.FLOAT32))
 
 
 def as_asked(region: Region, device: DeviceModel) -> DeviceModel:

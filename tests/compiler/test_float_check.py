@@ -462,11 +462,31 @@ def test_numbers_below_the_normal_range_may_be_flushed_to_zero(strict: bool, nam
     """As products of matrix units are, unless the range is to be kept."""
     subject = TuningSession(ADAMW, "cpu", jax.devices()[0], Options(strict_range=bool(strict)))
     winner: Any = SimpleNamespace(family="kernels", schedule=Schedule(()), graph=subject.reference)
+    accuracy = Accuracy(subject)
     r = np.random.default_rng(0).normal(size=(64, 32)) * 2e-39
     run = float_check._Evaluated([], [r], [r.astype(np.float32)], [np.zeros(r.shape, np.float32)], True)
-    accuracy = Accuracy(subject)
     accuracy._allowances = lambda run: iter([([None], [None])])
     assert (accuracy._comparison(winner, name)(run) == "") == allowed
+
+
+@pytest.mark.parametrize(("strict", "name", "allowed"), [(0, "denormal", 1), (1, "denormal", 0), (0, "small", 0)])
+def test_so_may_inputs(strict: bool, name: str, allowed: bool) -> None:
+    """Where the program then has no finite value. A product with 1 / s may stand for x / s, and 1 / 1e-39 is infinite."""
+    subject = TuningSession(
+        region(lambda x, s: jnp.sum(x / s, -1), (64, 32), (64, 32)),
+        "cpu",
+        jax.devices()[0],
+        Options(strict_range=bool(strict)),
+    )
+    winner: Any = SimpleNamespace(family="kernels", schedule=Schedule(()), graph=subject.reference)
+    accuracy = Accuracy(subject)
+    inputs = accuracy._classes[name]
+    r = accuracy.in_float64(inputs)
+    xla = [np.asarray(y) for y in subject.xla(*inputs)]
+    run = float_check._Evaluated(inputs, r, xla, [np.full_like(xla[0], np.inf)], True)
+    compared = accuracy._comparison(winner, name)
+    assert (compared(accuracy._with_flushed_inputs(run, name)) == "") == allowed
+    assert compared(replace(run, results=xla)) == "" != compared(run)
 
 
 def in_tf32(x: jax.Array, y: jax.Array) -> jax.Array:

@@ -164,6 +164,18 @@ def test_an_axiom_is_added_from_outside() -> None:
     assert all(equal(e, e.function("maximum", s.args), p, "") for s in axioms.steps(p))
 
 
+def test_a_square_may_be_made_of_its_root() -> None:
+    """Squares of x and of exp(-z) may be infinite and zero where (x exp(-z))^2 is neither; of equal steps it is first."""
+    e = Expressions(extent)
+    x, z = e.atom("x", ("i", "j")), e.atom("z", ("j",))
+    root = e.mul(x, e.exp(e.scale(z, Q(-1))))
+    square, summed = e.mul(root, root), e.dot(root, root, ("j",))
+    products = [(s.op, s.args) for p in (square, summed) for s in Axioms(e).steps(p) if s.op in ("mul", "dot")]
+    assert products[0] == ("mul", (root, root)) and ("dot", (root, root)) in products
+    cube = e.mul(square, x)
+    assert all(root not in s.args for s in Axioms(e).steps(cube)), "only even powers have one"
+
+
 def test_operands_are_ordered_before_results() -> None:
     """Scaling does not change a value's size, yet it must come after it."""
     e = Expressions(extent)

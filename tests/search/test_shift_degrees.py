@@ -128,3 +128,18 @@ def test_exponentials_of_maxima_have_one_name_before_and_after_a_split() -> None
         for part in (".l", ".g"):
             split = e.split(e.split(p, "j", ("j" + part, "j")), "i", ("i" + part, "i"))
             assert split != p and shift_degrees.degree(split) == shift_degrees.degree(p) != NONE
+
+
+def test_one_group_without_a_degree_leaves_the_others_theirs() -> None:
+    """As in the log-likelihood of a mixture: log s and (x / s)^2, of a deviation s = exp(z), stand in one sum."""
+    e = Expressions(extent)
+    x, z = e.atom("x", ("i", "j")), e.atom("z", ("j",))
+    deviation = e.exp(z)
+    scaled = e.mul(x, e.power(deviation, Q(-1)))
+    logits = e.add(e.scale(e.mul(scaled, scaled), Q(-1, 2)), e.scale(e.function("log", [deviation]), Q(-1)))
+    likelihood = e.function("log", [e.sum(e.exp(logits), ("j",))])
+    shift_degrees = ShiftDegrees(e, (likelihood,))
+    (group,) = shift_degrees.shifted
+    assert len(shift_degrees.groups) == 2 and shift_degrees.degree(likelihood) == NONE
+    assert dict(shift_degrees.degree(e.exp(logits)) or ()) == {group: Q(1)}
+    assert ShiftDegrees(e, (likelihood, e.exp(logits))).shifted == frozenset()

@@ -128,16 +128,8 @@ class Region:
     @cached_property
     def in_float32(self) -> bool:
         """Does a product of float32 ask for more than TF32, as with ``precision="highest"``?"""
-        return any(rules.asks_for_float32(eqn.params, eqn.in_avals) for eqn in self._products)
-
-    @property
-    def has_products(self) -> bool:
-        """Is one of its equations a matrix product, or a convolution?"""
-        return bool(self._products)
-
-    @cached_property
-    def _products(self) -> list[FlatEqn]:
-        return [eqn for eqn in self.equations if eqn.primitive in rules.PRODUCT_PRIMITIVES]
+        products = (eqn for eqn in self.equations if eqn.primitive in rules.PRODUCT_PRIMITIVES)
+        return any(rules.asks_for_float32(eqn.params, eqn.in_avals) for eqn in products)
 
     @cached_property
     def scope(self) -> str:
