@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
@@ -31,6 +31,7 @@ from mirage_jax.search.decompose.windows import (
     divide,
     elements,
     replace_windows,
+    with_copies,
 )
 from mirage_jax.search.enumerate.kernels import BudgetExceeded, Space
 from mirage_jax.search.enumerate.window_search import FAMILIES, Search, searched
@@ -73,7 +74,7 @@ def search(
     """
     until = time.monotonic() + seconds
     narrow = cache(partial(is_narrow, device=device, space=space, most=MAX_WINDOW_CLASSES))  # asked again of windows
-    parts = divide(reference, narrow)
+    reference, parts = _divided(reference, narrow)
     has_kernels = _has_kernels(families, device)
     shared, stored = shared_operands(reference), waists(reference)
     if len(parts) > 1:
@@ -97,6 +98,19 @@ def search(
         report.add(part_report)
     found += _put_together(reference, parts, by_part, device, until + MAX_COMBINING_SHARE * seconds)
     return best_in_range(reference, found, device), report
+
+
+def _divided(reference: KernelGraph, fits: Callable[[KernelGraph], bool]) -> tuple[KernelGraph, list[KernelWindow]]:
+    """The windows of a region, and the graph that they are of: with copies of cheap values, if these leave no more
+    windows too wide.
+    """
+    parts = divide(reference, fits)
+    copied = with_copies(reference) if len(parts) > 1 else reference
+    if copied is reference:
+        return reference, parts
+    again = divide(copied, fits)
+    wide, wide_again = (sum(not fits(w.graph) for w in ws) for ws in (parts, again))
+    return (copied, again) if wide_again <= wide else (reference, parts)
 
 
 def _has_kernels(families: Sequence[str], device: DeviceModel) -> bool:

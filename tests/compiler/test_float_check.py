@@ -471,7 +471,7 @@ def test_numbers_below_the_normal_range_may_be_flushed_to_zero(strict: bool, nam
 
 @pytest.mark.parametrize(("strict", "name", "allowed"), [(0, "denormal", 1), (1, "denormal", 0), (0, "small", 0)])
 def test_so_may_inputs(strict: bool, name: str, allowed: bool) -> None:
-    """Where the program then has no finite value. A product with 1 / s may stand for x / s, and 1 / 1e-39 is infinite."""
+    """Where the program then has no finite value: x (1 / s) may stand for x / s, and 1 / 1e-39 is infinite."""
     subject = TuningSession(
         region(lambda x, s: jnp.sum(x / s, -1), (64, 32), (64, 32)),
         "cpu",

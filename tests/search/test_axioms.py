@@ -165,7 +165,7 @@ def test_an_axiom_is_added_from_outside() -> None:
 
 
 def test_a_square_may_be_made_of_its_root() -> None:
-    """Squares of x and of exp(-z) may be infinite and zero where (x exp(-z))^2 is neither; of equal steps it is first."""
+    """Squares of x and of exp(-z) may be infinite and zero where (x exp(-z))^2 is neither. It comes first."""
     e = Expressions(extent)
     x, z = e.atom("x", ("i", "j")), e.atom("z", ("j",))
     root = e.mul(x, e.exp(e.scale(z, Q(-1))))

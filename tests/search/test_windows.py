@@ -20,7 +20,9 @@ from mirage_jax.search.decompose.windows import (
     before_reductions,
     before_tail,
     divide,
+    elements,
     replace_windows,
+    with_copies,
 )
 from mirage_jax.search.driver import search
 from mirage_jax.search.enumerate.window_search import Search
@@ -268,3 +270,42 @@ def test_where_patience_ends_without_a_kernel_the_end_is_left_out(monkeypatch) -
     found, _ = search(graph, H200, TWO_KERNELS, 20.0)
     kernels = [c for c in found if c.family == "kernels"]
     assert kernels and fingerprint(graph, kernels[0].graph)
+
+
+def kernel_gradients(x: jax.Array, y: jax.Array, s: jax.Array) -> list[jax.Array]:
+    """Of a sum of Gaussian kernels over all pairs of points, by both sets of points."""
+
+    def total(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.exp(-0.5 * jnp.sum(jnp.square(s * x[:, None] - s * y[None]), -1)) ** 2)
+
+    return list(jax.grad(total, (0, 1))(x, y))
+
+
+def test_what_is_cheap_is_made_again_by_each_reader() -> None:
+    """Differences of all pairs, their kernels and their slopes; not a product, whose numbers cost more than a read."""
+    graph = captured(kernel_gradients, (256, 4), (128, 4), (4,))
+    copied = with_copies(graph)
+    check_graph(copied)
+    assert len(copied.kernels) > len(graph.kernels) and copied.outputs == graph.outputs
+    for want, have in zip(run(graph, inputs(graph)), run(copied, inputs(graph)), strict=True):
+        np.testing.assert_array_equal(want, have)
+    large = {name for name in copied.tensors if elements(copied, name) >= 256 * 128}
+    ends: dict[str, set[str]] = {}  # what is small, and made of a large value through others
+    for k in reversed(copied.kernels):
+        for name in {x.tensor for x in k.loads} & large:
+            ends.setdefault(name, set()).update(ends[k.name] if k.name in large else {k.name})
+    assert large == set(ends) and all(len(names) == 1 for names in ends.values())
+    for name in ("shared", "chain", "linear attention"):
+        assert with_copies(PROGRAMS[name]) is PROGRAMS[name]
+
+
+def test_windows_of_copies_store_nothing_large() -> None:
+    """Unless one of them is too wide for a search, where none was without copies."""
+    graph = captured(kernel_gradients, (256, 4), (128, 4), (4,))
+    most = len(graph.kernels) - 1
+    reference, parts = driver._divided(graph, lambda g: len(g.kernels) <= most)
+    stored = {t.name for w in parts for t in w.graph.inputs} - {t.name for t in graph.inputs}
+    assert len(parts) > 1 and reference is not graph
+    assert max(elements(reference, name) for name in stored) * 8 <= 256 * 128
+    few, parts = driver._divided(graph, lambda g: len(g.kernels) <= 3)
+    assert few is graph and parts == divide(graph, lambda g: len(g.kernels) <= 3)

@@ -19,6 +19,7 @@ from mirage_jax.mugraph.graph import Axis, BlockGraph, Kernel, KernelGraph, Libr
 from mirage_jax.mugraph.operators import operator
 
 MIN_TAIL_RATIO = 8  # of the largest tensor over results that count as small
+READ_FLOPS = 48.0  # operations that a GPU has done by the time in which a number is read from memory
 RELATIVE = frozenset({"logs", "lesslogs"})  # read a sum and the shift that it is relative to
 
 
@@ -49,6 +50,62 @@ def divide(reference: KernelGraph, fits: Callable[[KernelGraph], bool]) -> list[
         if joined is not None and all(w in parts or fits(w.graph) for w in joined):
             cut, parts = cut - {name}, joined
     return parts
+
+
+def with_copies(reference: KernelGraph) -> KernelGraph:
+    """The graph with a copy for each reader of what is cheaper to make again than to read: large values made of small
+    tensors, such as distances of all pairs of points. Windows need not end there.
+    """
+    cheap = _cheap(reference)
+    below = {k.name: _below_in(cheap, k) for k in _libraries(reference) if k.name not in cheap}
+    readers = Counter(name for names in below.values() for name in names)
+    if all(n == 1 for n in readers.values()):
+        return reference
+    made: list[Library] = []
+    for k in _libraries(reference):
+        if k.name in below:
+            copies = {name: f"{name}_{k.name}" if readers[name] > 1 else name for name in below[k.name]}
+            made += [_renamed(x, copies, copies[name]) for name, x in cheap.items() if name in copies]
+            made.append(_renamed(k, copies, k.name))
+    return replace(reference, kernels=tuple(made))
+
+
+def _cheap(reference: KernelGraph) -> dict[str, Library]:
+    """The operators whose values are made again."""
+    cheap, made_by = dict[str, Library](), dict[str, set[str]]()
+    work = {k.name: _points(reference, k) * operator(k.op.op).flops for k in _libraries(reference)}
+    for k in _libraries(reference):
+        names = {x.tensor for x in k.loads}
+        own = made_by[k.name] = {k.name}.union(*(made_by[name] for name in names & cheap.keys()))
+        read = {x.tensor for name in own - {k.name} for x in cheap[name].loads} | names
+        small = sum(elements(reference, name) for name in read - cheap.keys())
+        size = elements(reference, k.name)
+        is_expansion = size >= MIN_TAIL_RATIO * max(small, 1) and k.name not in reference.outputs
+        if is_expansion and sum(work[name] for name in own) <= READ_FLOPS * size:
+            cheap[k.name] = k
+    return cheap
+
+
+def _points(reference: KernelGraph, k: Library) -> int:
+    """The size of an operator's iteration space."""
+    axes = {a for x in k.loads for a in x.axes} | {*k.result.axes}
+    return math.prod(map(reference.extent, axes))
+
+
+def _below_in(cheap: Mapping[str, Library], k: Library) -> set[str]:
+    """The cheap values that an operator is made of."""
+    found, todo = set[str](), [k]
+    while todo:
+        new = {x.tensor for x in todo.pop().loads if x.tensor in cheap} - found
+        found |= new
+        todo += [cheap[name] for name in new]
+    return found
+
+
+def _renamed(k: Library, names: Mapping[str, str], name: str) -> Library:
+    """The same operator on the copies, with a name of its own."""
+    loads = tuple(replace(x, tensor=names.get(x.tensor, x.tensor)) for x in k.loads)
+    return replace(k, loads=loads, result=replace(k.result, name=name), op=replace(k.op, name=name))
 
 
 def before_tail(reference: KernelGraph) -> list[KernelWindow]:
