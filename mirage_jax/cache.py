@@ -46,6 +46,7 @@ from mirage_jax.why_not import WhyNot
 
 log = logging.getLogger("mirage_jax.cache")
 
+ENTRY_POINTS = "mirage_jax.decisions"  # entry points of packages that bring decisions
 SCHEMA = 3
 MAX_ENTRY_BYTES = 1 << 20
 MAX_COMPARED_KEYS = 512  # newest entries that are compared with a key that has none
@@ -359,6 +360,18 @@ class Found(NamedTuple):
 NEVER = "never decided before"
 
 
+@functools.cache
+def brought_by_packages() -> tuple[Path, ...]:
+    """The directories with decisions that installed packages name as `ENTRY_POINTS`. No package is imported."""
+    found = list[Path]()
+    for point in metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            found.append(Path(str(point.dist.locate_file(point.value.replace(".", "/")))))  # type: ignore[union-attr]
+        except Exception as why:  # of another package, which keeps no program from running
+            log.warning("the decisions of %s are not read: %s", printable(point.value), printable(str(why)))
+    return tuple(found)
+
+
 class Cache:
     """Winners under one directory or several. The first is written; all are read, in their order.
 
@@ -371,7 +384,8 @@ class Cache:
         clock: Callable[[], float] = time.time,
         is_read_only: bool = False,
     ) -> None:
-        """directories: None means ``$MIRAGE_JAX_CACHE_DIR``, else mirage_jax in the user's cache directory.
+        """directories: None means ``$MIRAGE_JAX_CACHE_DIR``, else mirage_jax in the user's cache directory, and what
+        packages bring.
 
         is_read_only: write to none of them.
         """
@@ -380,7 +394,8 @@ class Cache:
         chosen = directories or (() if is_address(named) else directories_in(named)) or ()
         given = [chosen] if isinstance(chosen, str | os.PathLike) else chosen
         paths = [Path(os.path.abspath(os.path.expanduser(d))) for d in given]
-        self.directories = tuple(dict.fromkeys(paths)) or (Path(default),)
+        brought = brought_by_packages() if directories is None else ()
+        self.directories = tuple(dict.fromkeys((*(paths or [Path(default)]), *brought)))
         self.is_read_only = is_read_only
         self._clock = clock
 

@@ -12,14 +12,27 @@ import subprocess
 import sys
 import threading
 import zipfile
+from collections.abc import Iterator
 from dataclasses import fields, replace
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
 
 from mirage_jax import cache as cache_module
-from mirage_jax.cache import MAX_ENTRY_BYTES, XLA_LIFETIME_SECONDS, Cache, CacheKey, Entry, canonical, decode, encode
+from mirage_jax.cache import (
+    MAX_ENTRY_BYTES,
+    XLA_LIFETIME_SECONDS,
+    Cache,
+    CacheKey,
+    Entry,
+    brought_by_packages,
+    canonical,
+    decode,
+    encode,
+)
 from mirage_jax.errors import CacheError
 from mirage_jax.limits import MAX_CLOCK_SKEW_SECONDS
 from mirage_jax.seals import Seal
@@ -485,6 +498,42 @@ def test_of_several_directories_the_first_is_written_and_all_are_read(tmp_path, 
     cache.path(KEY).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     cache.path(KEY).write_bytes(b"torn")
     assert cache.get(KEY) is not None and cache.path(KEY).with_suffix(".bad").exists()  # the next one has it
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch) -> Iterator[Path]:
+    """An installed package with a decision, which fails where it is imported; one more names nothing that exists."""
+    site, own = tmp_path / "site", tmp_path / "own"
+    for name, value in (("tuned", "tuned.h200"), ("lost", "nowhere")):
+        info = site / f"{name}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[mirage_jax.decisions]\n{name} = {value}\n")
+    Cache(site / "tuned/h200").put(KEY, WIN)
+    (site / "tuned/__init__.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setenv("MIRAGE_JAX_CACHE_DIR", str(own))
+    brought_by_packages.cache_clear()
+    yield site / "tuned/h200"
+    brought_by_packages.cache_clear()
+
+
+def test_packages_bring_decisions(package: Path) -> None:
+    """They are read after the user's own, and never written; a directory that is asked for stands alone."""
+    before = sorted(package.rglob("*"))
+    cache = Cache()
+    assert cache.directory.name == "own" and package in cache.directories[1:]
+    assert cache.get(KEY).created == WIN.created
+    other = replace(KEY, graph="other")
+    assert cache.put(other, WIN).is_relative_to(cache.directory) and sorted(package.rglob("*")) == before
+    assert Cache(cache.directory).directories == (cache.directory,) and Cache(cache.directory).get(KEY) is None
+
+
+def test_a_package_that_says_nonsense_is_left_out(package: Path, monkeypatch, caplog) -> None:
+    point = SimpleNamespace(value="broken\x1b", dist=None)
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [point])
+    brought_by_packages.cache_clear()
+    assert len(Cache().directories) == 1 and caplog.text.count("are not read") == 1 and "\x1b" not in caplog.text
 
 
 def test_directories_that_are_only_read_stay_as_they_are(tmp_path) -> None:
