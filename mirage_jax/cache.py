@@ -366,7 +366,8 @@ def brought_by_packages() -> tuple[Path, ...]:
     found = list[Path]()
     for point in metadata.entry_points(group=ENTRY_POINTS):
         try:
-            found.append(Path(str(point.dist.locate_file(point.value.replace(".", "/")))))  # type: ignore[union-attr]
+            dist: Any = point.dist  # None, if the package says nonsense
+            found.append(Path(str(dist.locate_file(point.value.replace(".", "/")))))
         except Exception as why:  # of another package, which keeps no program from running
             log.warning("the decisions of %s are not read: %s", printable(point.value), printable(str(why)))
     return tuple(found)

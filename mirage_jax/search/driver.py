@@ -101,9 +101,7 @@ def search(
 
 
 def _divided(reference: KernelGraph, fits: Callable[[KernelGraph], bool]) -> tuple[KernelGraph, list[KernelWindow]]:
-    """The windows of a region, and the graph that they are of: with copies of cheap values, if these leave no more
-    windows too wide.
-    """
+    """The graph that is divided, and its windows: with copies of cheap values, unless more are too wide then."""
     parts = divide(reference, fits)
     copied = with_copies(reference) if len(parts) > 1 else reference
     if copied is reference:

@@ -382,7 +382,7 @@ def _submultisets(e: Expressions, factors: Factors, halves: bool) -> Iterator[Fa
 
 
 def _root(factors: Factors) -> Iterator[Factors]:
-    """The factors of x, of a square x x. It has no more range than the program's (d / exp(s))^2; d^2 exp(-2 s) has."""
+    """Halve the powers of a square. (d exp(-s))^2 overflows where the program's own does, d^2 exp(-2 s) before."""
     if len(factors) > 1 and all((q / 2).denominator == 1 for _, q in factors):
         yield tuple((b, q / 2) for b, q in factors)
 
