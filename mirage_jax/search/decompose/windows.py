@@ -53,8 +53,9 @@ def divide(reference: KernelGraph, fits: Callable[[KernelGraph], bool]) -> list[
 
 
 def with_copies(reference: KernelGraph) -> KernelGraph:
-    """Give each reader its own copy of large values made of small tensors, such as distances of all pairs of points, where
-    making one takes no longer than reading one. Windows need not end there.
+    """Give each reader a copy of large values made of small tensors, such as distances of all pairs of points.
+
+    Only where making one takes no longer than reading one. Windows need not end there.
     """
     cheap = _cheap(reference)
     below = {k.name: _below_in(cheap, k) for k in _libraries(reference) if k.name not in cheap}
