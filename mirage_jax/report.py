@@ -135,6 +135,7 @@ class WholeFunction:
     """Who computes a function, or a part of one that is lowered by itself: plain jit ("xla"), or ours, by label.
 
     ratio: how many times faster than plain jit the best of ours is: median, and the ends of its 95% interval.
+    inside: the label that runs inside of a larger program, where a function called by itself runs under plain jit.
 
     It has a hash, for JAX wants one of every parameter of a primitive.
     """
@@ -145,6 +146,14 @@ class WholeFunction:
     ratio: tuple[float, float, float] | None = None
     seconds: Mapping[str, float] = field(default_factory=dict, hash=False)  # by label
     memory: Mapping[str, int] = field(default_factory=dict, hash=False)  # temporary bytes that XLA plans, by label
+    inside: str = ""
+
+    def as_part(self) -> WholeFunction:
+        """The decision where a larger program calls the function: starting that takes the host as long either way."""
+        if not self.inside or self.ratio is None:
+            return self
+        why = "{:.2f}x [{:.2f}, {:.2f}] over plain jit, inside of a larger program".format(*self.ratio)
+        return replace(self, chosen=self.inside, why=why, inside="")
 
     @property
     def is_plain(self) -> bool:

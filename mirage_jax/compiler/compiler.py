@@ -522,7 +522,8 @@ class Compiler(Decider):
         with self._lock:
             self.is_part |= whole.target.is_nested
             try:
-                return self._choose(whole)
+                found = self._choose(whole)
+                return found.as_part() if whole.target.is_nested else found
             except UsageError:
                 raise
             except Exception as why:

@@ -6,7 +6,7 @@ as it was cut first, and ours without values that are made again. The rule: the 
 over plain jit is at least 1 and the lower end of its interval at least 0.98; among variants within 1% of the fastest,
 the least temporary memory wins. Else, if ours has two or three regions, each is left to XLA in turn, and the same is
 asked of these. Else plain jit runs. So it does where a GPU waits for the host, which starts XLA's kernels faster than
-ours.
+ours, unless a larger program calls the function.
 
 A decision is stored under the program's fingerprint and the decisions of its regions, so it is asked again when one of
 these changes. It is about speed, never about correctness: every variant is made of proven regions.
@@ -35,7 +35,7 @@ MIN_LOW_RATIO = 0.98  # lower end of that ratio's interval, from which on ours r
 TIE_RATIO = 0.99  # of the best ratio, from which on memory decides
 POLICY = (
     f"whole function: median ratio {MIN_MEDIAN_RATIO}, lower bound {MIN_LOW_RATIO}, memory within {TIE_RATIO}; "
-    "no slower for the host"
+    "by itself no slower for the host"
 )
 MAX_RATIO = 1e6  # a larger stored ratio is no ratio of times
 
@@ -116,19 +116,22 @@ class Question:
         """Choose the variant that runs."""
         label, (value, low, high) = fastest(found)
         ratio, text = (value, low, high), _as_text((value, low, high))
-        host = found.for_the_host.get(label)
+        host, inside = found.for_the_host.get(label), ""
         if value < MIN_MEDIAN_RATIO or low < MIN_LOW_RATIO:
             label, why = PLAIN, f"plain jit: ours is {text} as fast"
         elif host is not None and host[2] < 1:
-            label, why = PLAIN, f"plain jit: ours is {text} as fast, but the host starts it {_as_text(host)} as fast"
+            label, inside = PLAIN, label
+            why = f"plain jit: ours is {text} as fast, but the host starts it {_as_text(host)} as fast"
+            why += "; inside of a larger program ours runs"
         else:
             why = f"{text} over plain jit{label.removeprefix(OURS)}"
-        return WholeFunction(label, why, "search", ratio, found.seconds, found.memory)
+        return WholeFunction(label, why, "search", ratio, found.seconds, found.memory, inside)
 
     def store(self, cache: Cache, found: WholeFunction) -> None:
         """Keep the decision for other processes."""
         others = {label: decisions(plan()) for label, plan in list(self.whole.variants.items())[1:]}
-        details = {"ratio": list(found.ratio or ()), "memory": dict(found.memory), "others": others}
+        ratio = list(found.ratio or ())
+        details = {"ratio": ratio, "memory": dict(found.memory), "others": others, "inside": found.inside}
         reasons = (found.chosen, found.why)
         cache.put(self.key, Entry("whole", schedule=details, timings=dict(found.seconds), reasons=reasons))
 
@@ -139,11 +142,14 @@ class Question:
             return None
         details: Any = entry.schedule
         chosen, why = entry.reasons
-        if not _are_details(details) or not self._is_possible(chosen, details["others"]):
+        if not _are_details(details):
+            return None
+        inside = details["inside"]
+        if not all(self._is_possible(label, details["others"]) for label in (chosen, inside or PLAIN)):
             return None
         ratio = details["ratio"]
         known = (ratio[0], ratio[1], ratio[2]) if ratio else None  # empty if the program could not be measured
-        return WholeFunction(chosen, why, "cache", known, dict(entry.timings), details["memory"])
+        return WholeFunction(chosen, why, "cache", known, dict(entry.timings), details["memory"], inside)
 
     def _is_possible(self, chosen: str, others: Mapping[str, str]) -> bool:
         """Whether the program has the variant, with the regions' decisions of the time when it was chosen."""
@@ -182,10 +188,11 @@ def _obstacle(eqn: FlatEqn) -> str:
 
 def _are_details(value: Any) -> bool:
     """Whether a stored value has the fields that `Question.store` writes."""
-    if not isinstance(value, dict) or not {"ratio", "memory", "others"} <= value.keys():
+    if not isinstance(value, dict) or not {"ratio", "memory", "others", "inside"} <= value.keys():
         return False
     is_ratio = value["ratio"] == [] or _is_ratio(value["ratio"])
-    return is_ratio and _are_counts(value["memory"]) and isinstance(value["others"], dict)
+    are_labels = isinstance(value["others"], dict) and isinstance(value["inside"], str)
+    return is_ratio and _are_counts(value["memory"]) and are_labels
 
 
 def _is_ratio(value: Any) -> bool:

@@ -448,6 +448,29 @@ def test_a_host_that_starts_ours_more_slowly(device, host, chosen: str) -> None:
     decided = Question.decided(None, found)  # type: ignore[arg-type]  (nothing of the program is asked)
     assert decided.chosen == chosen and decided.ratio == device
     assert ("the host starts it 0.75x" in decided.why) == (host[2] < 1)
+    inside = decided.as_part()
+    assert inside.chosen == ("xla" if device[1] < 0.98 else "mirage") and inside.as_part() == inside
+
+
+def test_inside_of_a_larger_program_the_host_does_not_count(tmp_path, monkeypatch) -> None:
+    """That starts either way. One measurement and one stored decision serve both, in another process as well."""
+    slow = {"mirage": (0.8, 0.7, 0.9)}
+    calls: list[object] = []
+
+    def measure(whole, device, limit) -> WholeTimes:
+        calls.append(whole)
+        return WholeTimes({"xla": 2.0, "mirage": 1.0}, {}, dict.fromkeys(whole.variants, (2.0, 1.9, 2.1)), slow)
+
+    monkeypatch.setattr(function_timing, "measure", measure)
+    around = lambda f: jax.jit(lambda *args: jnp.sin(f(*args)))  # noqa: E731
+    larger: list[object] = []
+    with measured(2.0, 1.0):
+        for on_miss in ("search", "error"):
+            f = mirage_jax.optimize(two, cache_dir=str(tmp_path), on_miss=on_miss)
+            assert instructions(f, *ARGS) == instructions(jax.jit(two), *ARGS)
+            larger.append(instructions(around(f), *ARGS))
+            assert "; inside of a larger program ours runs [" in first_lines(f.explain(*ARGS))[1]
+    assert larger[0] == larger[1] != instructions(around(two), *ARGS) and len(calls) == 1
 
 
 def test_the_host_makes_several_calls_in_a_row(monkeypatch) -> None:
