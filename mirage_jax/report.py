@@ -152,7 +152,7 @@ class WholeFunction:
         """The decision where a larger program calls the function: starting that takes the host as long either way."""
         if not self.inside or self.ratio is None:
             return self
-        why = "{:.2f}x [{:.2f}, {:.2f}] over plain jit, inside of a larger program".format(*self.ratio)
+        why = f"{ratio_as_text(self.ratio)} over plain jit, inside of a larger program"
         return replace(self, chosen=self.inside, why=why, inside="")
 
     @property
@@ -182,6 +182,11 @@ class WholeFunction:
     def to_dict(self) -> dict[str, Any]:
         """As values of JSON."""
         return {**asdict(self), "speedup": self.speedup}
+
+
+def ratio_as_text(ratio: tuple[float, float, float]) -> str:
+    """Format a median and the ends of its interval."""
+    return "{:.2f}x [{:.2f}, {:.2f}]".format(*ratio)
 
 
 def _bytes(*counts: int) -> list[str]:

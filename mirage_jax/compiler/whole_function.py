@@ -27,7 +27,7 @@ from mirage_jax.jaxpr_frontend.capture.lowering import OURS, PLAIN, LoweringPlan
 from mirage_jax.jaxpr_frontend.partition.fingerprint import fingerprint
 from mirage_jax.jaxpr_frontend.partition.program import FlatEqn
 from mirage_jax.mugraph.schedule_json import schedule_to_json
-from mirage_jax.report import Decision, WholeFunction
+from mirage_jax.report import Decision, WholeFunction, ratio_as_text
 
 MAX_TUNING_FRACTION = 0.05  # of the time of tuning, that a function may be measured as a whole
 MIN_MEDIAN_RATIO = 1.0  # median of plain jit's time over ours, from which on ours runs
@@ -54,7 +54,7 @@ class WholeTimes:
     for_the_host: Ratios = field(default_factory=dict[str, tuple[float, float, float]])
 
     def __str__(self) -> str:
-        return ", ".join(f"{label} {_as_text(ratio)}" for label, ratio in self.ratios.items())
+        return ", ".join(f"{label} {ratio_as_text(ratio)}" for label, ratio in self.ratios.items())
 
 
 def not_measured(whole: WholeProgram, why: str) -> WholeFunction:
@@ -115,13 +115,13 @@ class Question:
     def decided(self, found: WholeTimes) -> WholeFunction:
         """Choose the variant that runs."""
         label, (value, low, high) = fastest(found)
-        ratio, text = (value, low, high), _as_text((value, low, high))
+        ratio, text = (value, low, high), ratio_as_text((value, low, high))
         host, inside = found.for_the_host.get(label), ""
         if value < MIN_MEDIAN_RATIO or low < MIN_LOW_RATIO:
             label, why = PLAIN, f"plain jit: ours is {text} as fast"
         elif host is not None and host[2] < 1:
             label, inside = PLAIN, label
-            why = f"plain jit: ours is {text} as fast, but the host starts it {_as_text(host)} as fast"
+            why = f"plain jit: ours is {text} as fast, but the host starts it {ratio_as_text(host)} as fast"
             why += "; inside of a larger program ours runs"
         else:
             why = f"{text} over plain jit{label.removeprefix(OURS)}"
@@ -164,10 +164,6 @@ def fastest(found: WholeTimes) -> tuple[str, tuple[float, float, float]]:
     tied = {label: ratio for label, ratio in found.ratios.items() if ratio[0] >= TIE_RATIO * best}
     label = min(tied, key=lambda label: (found.memory.get(label, math.inf), -tied[label][0]))
     return label, tied[label]
-
-
-def _as_text(ratio: tuple[float, float, float]) -> str:
-    return "{:.2f}x [{:.2f}, {:.2f}]".format(*ratio)
 
 
 def _can_be_drawn(aval: Any) -> bool:

@@ -34,7 +34,7 @@ from mirage_jax.cost.outline import Axes, Outline, Read, Work, matrix_product, o
 from mirage_jax.hardware.device_model import DeviceModel
 from mirage_jax.hardware.gpus import MAX_THREAD_REGISTERS, WGMMA_ROWS
 from mirage_jax.mugraph.dtypes import BYTES
-from mirage_jax.mugraph.footprint import iteration_spaces
+from mirage_jax.mugraph.footprint import flops_of
 from mirage_jax.mugraph.graph import (
     Axis,
     BlockGraph,
@@ -436,9 +436,8 @@ def library_estimate(kernel: Library, graph: KernelGraph, device: DeviceModel) -
 
 def arithmetic(kernel: Library, graph: KernelGraph, device: DeviceModel) -> float:
     """Estimate the seconds of an operator's arithmetic."""
-    ((_, space),) = iteration_spaces(kernel)
     sides = [set(x.axes) for x in kernel.loads]
     is_product = bool(matrix_product(kernel.op.op, sides, ()))
     narrow = all(BYTES[graph.tensors[x.tensor].dtype] <= 2 for x in kernel.loads)
     peak = device.vector_flops if not is_product else device.matrix_flops if narrow else device.matrix_flops_f32
-    return operator(kernel.op.op).flops * math.prod(map(graph.extent, space)) / peak
+    return flops_of(kernel, graph.extent) / peak

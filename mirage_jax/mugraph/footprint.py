@@ -43,8 +43,13 @@ def totals(graph: KernelGraph, extent: Callable[[Axis], Any]) -> tuple[Any, Any,
         tensors = _moved(graph, k)
         moved += sum(math.prod(map(extent, t.axes)) * BYTES[t.dtype] for t in tensors)
         launches += bool(tensors)
-        flops += sum(operator(op.op).flops * math.prod(map(extent, space)) for op, space in iteration_spaces(k))
+        flops += flops_of(k, extent)
     return moved, flops, launches
+
+
+def flops_of(kernel: Kernel, extent: Callable[[Axis], Any]) -> Any:
+    """Count the operations of a kernel."""
+    return sum(operator(op.op).flops * math.prod(map(extent, space)) for op, space in _iteration_spaces(kernel))
 
 
 def _extent(graph: KernelGraph, parts: Mapping[Axis, int], axis: Axis) -> int:
@@ -59,7 +64,7 @@ def _moved(graph: KernelGraph, k: Kernel) -> list[Tensor]:
     return read + [s.tensor for s in k.stores]
 
 
-def iteration_spaces(kernel: Kernel) -> Iterable[tuple[Op, set[Axis]]]:
+def _iteration_spaces(kernel: Kernel) -> Iterable[tuple[Op, set[Axis]]]:
     """(operator, axes over which it is evaluated) for every operator of a kernel."""
     axes = {v.name: v.axes for v in (*kernel.loads, *kernel.ops)}
     for op in kernel.ops:

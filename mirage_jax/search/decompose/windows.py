@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
+from mirage_jax.mugraph.footprint import flops_of
 from mirage_jax.mugraph.graph import Axis, BlockGraph, Kernel, KernelGraph, Library, Store, Tensor, origin
 from mirage_jax.mugraph.operators import operator
 
@@ -57,56 +59,28 @@ def with_copies(reference: KernelGraph) -> KernelGraph:
 
     Only where making one takes no longer than reading one. Windows need not end there.
     """
-    cheap = _cheap(reference)
-    below = {k.name: _below_in(cheap, k) for k in _libraries(reference) if k.name not in cheap}
-    readers = Counter(name for names in below.values() for name in names)
-    if all(n == 1 for n in readers.values()):
+    stored, kernels = _stored(reference), list(_libraries(reference))
+    together = [[kernels[i] for i in sorted(_below(reference, name, stored))] for name in stored]  # each ends with it
+    makers = Counter(k.name for group in together for k in group)
+    if all(n == 1 for n in makers.values()):
         return reference
-    made: list[Library] = []
-    for k in _libraries(reference):
-        if k.name in below:
-            copies = {name: f"{name}_{k.name}" if readers[name] > 1 else name for name in below[k.name]}
-            made += [_renamed(x, copies, copies[name]) for name, x in cheap.items() if name in copies]
-            made.append(_renamed(k, copies, k.name))
-    return replace(reference, kernels=tuple(made))
+    single = {name for name in reference.tensors if makers[name] < 2}
+    made = tuple(prefixed(k, f"{group[-1].name}_", single) for group in together for k in group)
+    return replace(reference, kernels=made)
 
 
-def _cheap(reference: KernelGraph) -> dict[str, Library]:
-    """The operators whose values are made again."""
-    cheap, made_by = dict[str, Library](), dict[str, set[str]]()
-    work = {k.name: _points(reference, k) * operator(k.op.op).flops for k in _libraries(reference)}
+def _stored(reference: KernelGraph) -> tuple[str, ...]:
+    """The values that are not made again: small ones, those that take long, and results."""
+    stored: list[str] = []
+    work = {k.name: flops_of(k, reference.extent) for k in reference.kernels}
     for k in _libraries(reference):
-        names = {x.tensor for x in k.loads}
-        own = made_by[k.name] = {k.name}.union(*(made_by[name] for name in names & cheap.keys()))
-        read = {x.tensor for name in own - {k.name} for x in cheap[name].loads} | names
-        small = sum(elements(reference, name) for name in read - cheap.keys())
-        size = elements(reference, k.name)
+        own = [reference.kernels[i] for i in _below(reference, k.name, stored)]
+        read = {x.tensor for x in chain.from_iterable(o.loads for o in own)} - {o.name for o in own}
+        size, small = elements(reference, k.name), sum(elements(reference, name) for name in read)
         is_expansion = size >= MIN_TAIL_RATIO * max(small, 1) and k.name not in reference.outputs
-        if is_expansion and sum(work[name] for name in own) <= READ_FLOPS * size:
-            cheap[k.name] = k
-    return cheap
-
-
-def _points(reference: KernelGraph, k: Library) -> int:
-    """The size of an operator's iteration space."""
-    axes = {a for x in k.loads for a in x.axes} | {*k.result.axes}
-    return math.prod(map(reference.extent, axes))
-
-
-def _below_in(cheap: Mapping[str, Library], k: Library) -> set[str]:
-    """The cheap values that an operator is made of."""
-    found, todo = set[str](), [k]
-    while todo:
-        new = {x.tensor for x in todo.pop().loads if x.tensor in cheap} - found
-        found |= new
-        todo += [cheap[name] for name in new]
-    return found
-
-
-def _renamed(k: Library, names: Mapping[str, str], name: str) -> Library:
-    """The same operator on the copies, with a name of its own."""
-    loads = tuple(replace(x, tensor=names.get(x.tensor, x.tensor)) for x in k.loads)
-    return replace(k, loads=loads, result=replace(k.result, name=name), op=replace(k.op, name=name))
+        if not is_expansion or sum(work[o.name] for o in own) > READ_FLOPS * size:
+            stored.append(k.name)
+    return tuple(stored)
 
 
 def before_tail(reference: KernelGraph) -> list[KernelWindow]:
@@ -183,7 +157,7 @@ def _cut(reference: KernelGraph, cut: set[str]) -> list[KernelWindow] | None:
     return _in_order(reference, [_window(reference, sorted(kernels), names) for kernels, names in groups])
 
 
-def _below(reference: KernelGraph, end: str, ends: Sequence[str]) -> set[int]:
+def _below(reference: KernelGraph, end: str, ends: Collection[str]) -> set[int]:
     """Positions of the kernels that compute a tensor from inputs and other ends."""
     maker = {k.name: i for i, k in enumerate(reference.kernels)}
     seen, todo = set[int](), [maker[end]]
