@@ -52,10 +52,11 @@ MAX_ENTRY_BYTES = 1 << 20
 MAX_COMPARED_KEYS = 512  # newest entries that are compared with a key that has none
 MAX_SEALS = 16  # of different users and machines on one entry
 XLA_LIFETIME_SECONDS = 30 * 86400.0  # seconds: that nothing won is worth asking again after a month
-OPTIONAL = {"why_not", "variants"}  # fields that an entry may lack
+OPTIONAL = {"why_not", "variants", "kernels"}  # fields that an entry may lack
 MAX_VARIANTS = 16  # of an entry
 DECISIONS = ("win", "xla", "structures", "whole")
-PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "triton", "jax-triton", "mirage-jax")
+BUILD = ("mirage-jax", "source")  # parts of a key that name one build of this package
+PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "triton", "jax-triton", BUILD[0])
 SETTINGS = ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE", "LIBTPU_INIT_ARGS")
 DEBUGGING_FLAGS = ("--xla_dump_", "--xla_hlo_profile", "--xla_gpu_dump_")  # beginnings of flags of XLA
 
@@ -98,7 +99,7 @@ def versions() -> tuple[tuple[str, str], ...]:
             return ""
         return found.group(1) if (found := _VERSION.search(text)) else metadata.version(name)
 
-    return (*((name, version(name)) for name in PACKAGES), ("source", source_digest()))
+    return (*((name, version(name)) for name in PACKAGES), (BUILD[1], source_digest()))
 
 
 def settings(platform: str) -> tuple[tuple[str, str], ...]:
@@ -166,6 +167,17 @@ class CacheKey:
         )
 
     @property
+    def any_build(self) -> Self:
+        """The key under which every build of this package finds an entry whose kernels it would write the same."""
+        return replace(self, versions=tuple((name, "" if name in BUILD else v) for name, v in self.versions))
+
+    @property
+    def is_read_here(self) -> bool:
+        """Whether a process with these packages looks for the key."""
+        here = replace(self, versions=versions())
+        return self in (here, here.any_build)
+
+    @property
     def preimage(self) -> bytes:
         """The bytes that the digest is made of."""
         return canonical(asdict(self))
@@ -195,6 +207,7 @@ class Entry:
     created: float = 0.0  # seconds since 1970
     why_not: WhyNot | None = None  # of "xla"; entries made before there was such a record lack the field
     variants: tuple[tuple[str, Json, float | None], ...] = ()  # that were tried: graph, schedule, seconds
+    kernels: str = ""  # digest of the text that was measured: another build of this package may write another one
 
     def __post_init__(self) -> None:
         if self.decision not in DECISIONS:
@@ -209,10 +222,16 @@ class Entry:
             return ""
         return f"that nothing beats XLA was decided {'too long ago' if age > 0 else 'by a clock that is ahead'}"
 
+    @property
+    def holds_for_any_build(self) -> bool:
+        """Whether another build of this package can tell if the decision still holds."""
+        return self.decision == "xla" or (self.decision in ("win", "whole") and bool(self.kernels))
+
     def to_json(self) -> dict[str, Any]:
         """As values of JSON. `OPTIONAL` fields without a value are left out, so that old entries keep their seals."""
         found = asdict(replace(self, why_not=None))
-        optional = {"why_not": self.why_not and self.why_not.to_json(), "variants": [list(v) for v in self.variants]}
+        optional: dict[str, Any] = {"variants": [list(v) for v in self.variants], "kernels": self.kernels}
+        optional["why_not"] = self.why_not and self.why_not.to_json()
         return {k: v for k, v in found.items() if k not in OPTIONAL} | {k: v for k, v in optional.items() if v}
 
     @classmethod
@@ -240,6 +259,7 @@ class Entry:
             created=limits.real("created", value["created"], limits.MAX_UNIX_SECONDS),
             why_not=WhyNot.from_json(value.get("why_not")),
             variants=tuple(map(_variant, limits.items("variants", value.get("variants", []), MAX_VARIANTS))),
+            kernels=limits.text("kernels", value.get("kernels", "")),
         )
 
 
@@ -431,12 +451,17 @@ class Cache:
     def lookup(self, key: CacheKey) -> Found:
         """The entry and who made it, or None with the reason why there is none, for a report."""
         misses = list[Found]()
-        for path in self.paths(key):
-            found = self._lookup(path, key)
+        for path, asked in self._places(key):
+            found = self._lookup(path, asked)
             if found.entry is not None:
                 return found
             misses.append(found)
         return next((found for found in misses if found.reason != NEVER), misses[0])
+
+    def _places(self, key: CacheKey) -> Iterator[tuple[Path, CacheKey]]:
+        """Where an entry may be, and its key there, in the order in which they are read."""
+        for asked in (key, key.any_build):
+            yield from ((path, asked) for path in self.paths(asked))
 
     def _lookup(self, path: Path, key: CacheKey) -> Found:
         directory = path.parents[2]
@@ -466,7 +491,8 @@ class Cache:
     def nearest(self, key: CacheKey) -> str:
         """Name the differences to the nearest stored key of the same program; empty if there is no such key."""
         roots = [d / f"v{SCHEMA}" for d in self.directories]
-        found = [_differences(other, key) for root in roots for other in _keys_by_graph(root).get(key.graph, ())]
+        others = (other for root in roots for other in _keys_by_graph(root).get(key.graph, ()))
+        found = [_differences(other, key.any_build if other == other.any_build else key) for other in others]
         return f"decided before with {', '.join(min(found, key=len))}" if found and all(found) else ""
 
     def device_kinds(self) -> list[tuple[str, str]]:
@@ -475,7 +501,7 @@ class Cache:
         Each is JAX's name of its kind, and its compute capability.
         """
         keys = (key for d in self.directories for key in _newest_keys(d / f"v{SCHEMA}"))
-        kinds = Counter((k.device_kind, k.compute_capability) for k in keys if k.versions == versions())
+        kinds = Counter((k.device_kind, k.compute_capability) for k in keys if k.is_read_here)
         return [(kind[5:], text) for (kind, text), _ in kinds.most_common() if kind.startswith("gpu: ")]
 
     def put(self, key: CacheKey, entry: Entry, kernels: str | None = None) -> Path | None:
@@ -504,8 +530,8 @@ class Cache:
             return
         path, part = self.path(key), sealed_part(key, entry)
         try:
-            there = next((p for p in self.paths(key) if p.is_file()), path)
-            stored = decode(read_file(there), key)
+            there, asked = next((place for place in self._places(key) if place[0].is_file()), (path, key))
+            stored = decode(read_file(there), asked)
             if stored.entry != entry:  # another process has stored another one meanwhile
                 return
             _checked_here.add(stored.body)

@@ -21,6 +21,7 @@ from mirage_jax.cache import (
     Stored,
     UnsafeDirectory,
     decode,
+    encode,
     key_in,
     read_file,
     versions,
@@ -69,11 +70,11 @@ class StoredFile:
         """Why no process with these packages reads the file; empty if one may."""
         if self.stored is None or self.key is None:
             return self.problem
+        if self.key.is_read_here:
+            return self.entry.outdated(time.time())
         now, then = dict(versions()), dict(self.key.versions)
         changed = [name for name in now if then.get(name) != now[name]]
-        if changed:
-            return "made with " + ", ".join(f"{name} {then.get(name) or '(none)'}" for name in changed)
-        return self.entry.outdated(time.time())
+        return "made with " + ", ".join(f"{name} {then.get(name) or '(none)'}" for name in changed)
 
 
 def stored_files(cache: Cache) -> Iterator[StoredFile]:
@@ -145,18 +146,33 @@ def prune(cache: Cache, dry: bool = False) -> list[tuple[Path, str]]:
     return gone
 
 
-def export(cache: Cache, archive: Path, device: str = "") -> int:
-    """Write the entries that can be used here to a zip file; returns how many. `device`: a part of the kind's name."""
+def export(cache: Cache, archive: Path, device: str = "", any_build: bool = False) -> int:
+    """Write the entries that can be used here to a zip file; returns how many. `device`: a part of the kind's name.
+
+    any_build: for every build of this package that writes the same kernels, not for this one alone. What only speeds up
+    a search stays here, and so do kernels for people to read.
+    """
     count = 0
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
         for file in stored_files(cache):
             if file.stale or file.key is None or device.lower() not in file.key.device_kind.lower():
                 continue
+            if not any_build:
+                members = [(str(p.relative_to(p.parents[2])), p.read_bytes()) for p in _with_kernels(file.path)]
+            elif file.entry.holds_for_any_build:
+                key = file.key.any_build
+                members = [(str(cache.path(key).relative_to(cache.directory)), encode(key, file.entry))]
+            else:
+                continue
             count += 1
-            for path in (file.path, file.path.with_suffix(".py")):
-                if path.is_file():
-                    out.write(path, str(path.relative_to(file.path.parents[2])))
+            for name, raw in members:
+                out.writestr(name, raw)
     return count
+
+
+def _with_kernels(path: Path) -> list[Path]:
+    """The files of one entry."""
+    return [p for p in (path, path.with_suffix(".py")) if p.is_file()]
 
 
 def load(cache: Cache, archive: Path) -> tuple[int, list[str]]:

@@ -1,6 +1,7 @@
 """All decisions of a cache: listed, proven, pruned, exported and imported, by the functions and by the command."""
 
 import json
+import logging
 import os
 import zipfile
 from dataclasses import replace
@@ -11,8 +12,10 @@ import pytest
 from deciding import measured, operands
 
 import mirage_jax
+from mirage_jax import cache as cache_module
 from mirage_jax import cache_files, cli
 from mirage_jax.cache import Cache, CacheKey, Entry, encode
+from mirage_jax.compiler.winner import Winner
 from mirage_jax.errors import UsageError
 
 ARGS = operands(16)
@@ -102,6 +105,51 @@ def test_decisions_travel(filled, tmp_path, capsys) -> None:
     (region,) = decided(folder).regions
     assert region.decision.source == "cache" and region.decision.winner is not None
     assert cli.main(["cache", "export", str(archive)]) == cli.USAGE
+
+
+@pytest.fixture
+def another_build(monkeypatch) -> None:
+    """As after a change of this package: its own version and the digest of its source are others."""
+    other = tuple((name, "changed" if name in cache_module.BUILD else v) for name, v in cache_module.versions())
+    monkeypatch.setattr(cache_module, "versions", lambda: other)
+    cache_module._checked_here.clear()  # it is another process
+
+
+def test_what_is_exported_for_any_build_outlives_a_change(filled, tmp_path, capsys, request, caplog) -> None:
+    """Another build finds and proves it, and keeps it as its own. What one build exports for itself is not found."""
+    own, lasting = tmp_path / "own.zip", tmp_path / "lasting.zip"
+    assert run(capsys, "export", own, "--cache-dir", filled)[0] == cli.OK
+    assert run(capsys, "export", lasting, "--any-build", "--cache-dir", filled)[1].startswith("1 entries in ")
+    request.getfixturevalue("another_build")
+    for archive, source in ((own, "search"), (lasting, "cache"), (lasting, "cache")):
+        folder = tmp_path / archive.stem
+        cache_files.load(Cache(folder), archive)
+        (region,) = decided(folder).regions
+        assert region.decision.source == source and region.decision.winner is not None
+    assert "as measured elsewhere" in region.decision.why and "elsewhere" in region.decision.gate
+    assert [f.stale for f in cache_files.stored_files(Cache(tmp_path / "lasting"))] == ["", ""], "ours, and theirs"
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_kernels_that_nobody_measured_are_a_miss(filled, tmp_path, monkeypatch, request) -> None:
+    """A build that writes other kernels for a muGraph does not believe the times."""
+    cache_files.export(Cache(filled), tmp_path / "lasting.zip", any_build=True)
+    cache_files.load(Cache(tmp_path / "c"), tmp_path / "lasting.zip")
+    request.getfixturevalue("another_build")
+    monkeypatch.setattr(Winner, "kernel_digest", "another")
+    options = {"cache_dir": tmp_path / "c", "backend": "jax", "on_miss": "fallback"}
+    f = mirage_jax.optimize(lambda a, b, v: 1.0 * ((a @ b) @ v), **options)
+    (region,) = f.explain(*ARGS).regions
+    assert region.decision.winner is None and "other kernels" in region.decision.why
+
+
+def test_what_cannot_be_told_for_another_build_stays(tmp_path, filled) -> None:
+    cache = Cache(tmp_path / "c")
+    (key,) = (f.key for f in cache_files.stored_files(Cache(filled)) if f.entry.decision == "win")
+    cache.put(replace(key, graph="a"), Entry("structures", schedule=[]))
+    cache.put(replace(key, graph="b"), Entry("whole"))
+    assert cache_files.export(cache, tmp_path / "none.zip", any_build=True) == 0
+    assert cache_files.export(cache, tmp_path / "all.zip") == 2
 
 
 def test_what_is_no_entry_is_refused(filled, tmp_path, capsys) -> None:

@@ -38,6 +38,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     export = action("export", run_export, "write decisions to one file")
     export.add_argument("file", type=Path, help="a zip file to be made")
     export.add_argument("--device", default="", help="only of devices whose name has this part, such as H100")
+    text = "for every build of this package that writes the same kernels, such as in a package of decisions"
+    export.add_argument("--any-build", action="store_true", help=text)
     action("import", run_import, "add the decisions of a file").add_argument("file", type=Path, help="made by export")
 
 
@@ -113,7 +115,7 @@ def run_export(args: Namespace, out: Console, err: Console) -> int:
     """Write an archive."""
     if args.file.exists():
         raise UsageError(f"file: {str(args.file)!r} exists; allowed is a new file")
-    count = cache_files.export(_cache(args), args.file, args.device)
+    count = cache_files.export(_cache(args), args.file, args.device, args.any_build)
     out.print(f"{count} entries in {args.file}", markup=False, highlight=False, soft_wrap=True)
     return OK if count else PROBLEM
 

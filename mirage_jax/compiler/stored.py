@@ -70,6 +70,7 @@ def entry_of(d: Decision) -> Entry:
         why_not=d.why_not,
         reasons=(d.why, d.gate, "" if w is None else w.family, d.exact),
         variants=tuple((v.text, v.sizes, v.seconds) for v in d.variants),
+        kernels="" if w is None else w.kernel_digest,
     )
 
 
@@ -109,6 +110,8 @@ def restore(
         return replace(base, why=why, gate=gate, exact=exact)
     exact = "passed when it was first read here" if winner.has_kernels else ""
     if seal is Seal.FOREIGN:
+        if entry.kernels and entry.kernels != winner.kernel_digest:
+            raise CacheError("this build writes other kernels for it than those that were measured")
         exact = check_foreign(winner)
         cache.vouch(key, entry)
     return replace(base, why=_measured_elsewhere(entry), gate=CHECKED_HERE, exact=exact)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from mirage_jax.jaxpr_frontend.partition.fingerprint import fingerprint
 from mirage_jax.jaxpr_frontend.partition.program import FlatEqn
 from mirage_jax.mugraph.schedule_json import schedule_to_json
 from mirage_jax.report import Decision, WholeFunction, ratio_as_text
+from mirage_jax.seals import Seal
 
 MAX_TUNING_FRACTION = 0.05  # of the time of tuning, that a function may be measured as a whole
 MIN_MEDIAN_RATIO = 1.0  # median of plain jit's time over ours, from which on ours runs
@@ -84,8 +85,20 @@ def question_of(whole: WholeProgram, backend: str) -> dict[str, Any]:
 
 def decisions(plan: LoweringPlan) -> str:
     """A digest of what replaces regions in a plan."""
-    winners: list[Any] = [placed.compiled for placed in plan.replaced]
-    texts = {f"{w.family} {w.graph} {json.dumps(schedule_to_json(w.schedule))}" for w in winners}
+    texts = {f"{w.family} {w.graph} {json.dumps(schedule_to_json(w.schedule))}" for w in _winners(plan)}
+    return _digest(texts)
+
+
+def kernels(whole: WholeProgram) -> str:
+    """A digest of the text of all kernels of a program's variants."""
+    return _digest({w.kernel_digest for plan in whole.variants.values() for w in _winners(plan())})
+
+
+def _winners(plan: LoweringPlan) -> list[Any]:
+    return [placed.compiled for placed in plan.replaced]
+
+
+def _digest(texts: Collection[str]) -> str:
     return hashlib.sha256("\n".join(sorted(texts)).encode()).hexdigest()
 
 
@@ -133,12 +146,16 @@ class Question:
         ratio = list(found.ratio or ())
         details = {"ratio": ratio, "memory": dict(found.memory), "others": others, "inside": found.inside}
         reasons = (found.chosen, found.why)
-        cache.put(self.key, Entry("whole", schedule=details, timings=dict(found.seconds), reasons=reasons))
+        text = kernels(self.whole)
+        entry = Entry("whole", schedule=details, timings=dict(found.seconds), reasons=reasons, kernels=text)
+        cache.put(self.key, entry)
 
     def stored(self, cache: Cache) -> WholeFunction | None:
         """Read the stored decision; None if there is none that can be used."""
-        entry = cache.get(self.key)
+        entry, _, seal = cache.lookup(self.key)
         if entry is None or entry.decision != "whole" or len(entry.reasons) != 2:
+            return None
+        if seal is Seal.FOREIGN and entry.kernels and entry.kernels != kernels(self.whole):
             return None
         details: Any = entry.schedule
         chosen, why = entry.reasons

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -93,10 +94,17 @@ class Winner:
         """The text of the kernels; for algebra, the muGraph that JAX runs operator by operator."""
         threads = [f"{k.name}: {t}" for k in self.graph.kernels if isinstance(k, BlockGraph) for t in thread_graphs(k)]
         head = "".join(f"# {line}\n" for line in (*str(self.graph).splitlines(), *threads))
-        if not self.has_kernels:
-            return head
-        launches = launch.launches(self.graph, self.schedule, self.options)
-        return head + "\n\n".join(x.text for x in launches if not isinstance(x, Library))
+        return head + "\n\n".join(self._texts())
+
+    @property
+    def kernel_digest(self) -> str:
+        """Tells texts of generated kernels apart; the same for all algebra, which has none."""
+        return hashlib.sha256("\n\n".join(self._texts()).encode()).hexdigest()[:16]
+
+    def _texts(self) -> Iterator[str]:
+        if self.has_kernels:
+            launches = launch.launches(self.graph, self.schedule, self.options)
+            yield from (x.text for x in launches if not isinstance(x, Library))
 
     @property
     def in_place(self) -> frozenset[str]:

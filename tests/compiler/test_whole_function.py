@@ -13,10 +13,11 @@ import pytest
 from deciding import assert_same, chain, flops, instructions, operands, processor_time
 
 import mirage_jax
-from mirage_jax import api, timing
-from mirage_jax.cache import Cache
+from mirage_jax import api, cache_files, timing
+from mirage_jax.cache import Cache, encode
 from mirage_jax.compiler import Compiler, function_timing, whole_function
 from mirage_jax.compiler.whole_function import Question, WholeTimes, fastest
+from mirage_jax.compiler.winner import Winner
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.jaxpr_frontend import jax_compat
 from mirage_jax.jaxpr_frontend.capture import lowering
@@ -351,6 +352,19 @@ def test_a_decision_is_asked_again_when_its_regions_are(tmp_path) -> None:
     with measured(2.0, 1.5) as seen, mock.patch.object(whole_function, "decisions", lambda plan: "others"):
         assert mirage_jax.optimize(two, cache_dir=str(tmp_path)).explain(*ARGS).whole.chosen == "mirage"
         assert len(seen) == 1
+
+
+def test_a_decision_of_others_is_about_the_kernels_that_they_measured(tmp_path, monkeypatch) -> None:
+    with measured(2.0, 0.5):
+        mirage_jax.tune(mirage_jax.optimize(two, cache_dir=str(tmp_path)), *ARGS)
+    for file in cache_files.stored_files(Cache(tmp_path)):
+        if file.entry.decision == "whole":
+            file.path.write_bytes(encode(file.key, file.entry))  # without a seal
+    f = mirage_jax.optimize(two, cache_dir=str(tmp_path), on_miss="fallback")
+    assert f.explain(*ARGS).whole.source == "cache"
+    monkeypatch.setattr(Winner, "kernel_digest", "another")
+    f = mirage_jax.optimize(two, cache_dir=str(tmp_path), on_miss="fallback")
+    assert f.explain(*ARGS).whole.why.startswith("not measured: nothing is stored")
 
 
 BAD = [
