@@ -393,6 +393,11 @@ def brought_by_packages() -> tuple[Path, ...]:
     return tuple(found)
 
 
+def _paths(given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[Path]:
+    names = [given] if isinstance(given, str | os.PathLike) else given
+    return [Path(os.path.abspath(os.path.expanduser(name))) for name in names]
+
+
 class Cache:
     """Winners under one directory or several. The first is written; all are read, in their order.
 
@@ -405,18 +410,16 @@ class Cache:
         clock: Callable[[], float] = time.time,
         is_read_only: bool = False,
     ) -> None:
-        """directories: None means ``$MIRAGE_JAX_CACHE_DIR``, else mirage_jax in the user's cache directory, and what
-        packages bring.
+        """directories: None means ``$MIRAGE_JAX_CACHE_DIR``, else mirage_jax in the user's cache directory. With any of
+        these two goes what packages bring.
 
         is_read_only: write to none of them.
         """
         default = platformdirs.user_cache_dir("mirage_jax", False)  # relative if there is no home directory
         named = os.environ.get("MIRAGE_JAX_CACHE_DIR", "")
-        chosen = directories or (() if is_address(named) else directories_in(named)) or ()
-        given = [chosen] if isinstance(chosen, str | os.PathLike) else chosen
-        paths = [Path(os.path.abspath(os.path.expanduser(d))) for d in given]
-        brought = brought_by_packages() if directories is None else ()
-        self.directories = tuple(dict.fromkeys((*(paths or [Path(default)]), *brought)))
+        usual = _paths(() if is_address(named) else directories_in(named)) or [Path(default)]
+        paths = _paths(directories or ()) or usual
+        self.directories = tuple(dict.fromkeys((*paths, *(brought_by_packages() if paths == usual else ()))))
         self.is_read_only = is_read_only
         self._clock = clock
 

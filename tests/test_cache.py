@@ -33,6 +33,7 @@ from mirage_jax.cache import (
     decode,
     encode,
 )
+from mirage_jax.config import from_environment
 from mirage_jax.errors import CacheError
 from mirage_jax.limits import MAX_CLOCK_SKEW_SECONDS
 from mirage_jax.seals import Seal
@@ -526,7 +527,9 @@ def test_packages_bring_decisions(package: Path) -> None:
     assert cache.get(KEY).created == WIN.created
     other = replace(KEY, graph="other")
     assert cache.put(other, WIN).is_relative_to(cache.directory) and sorted(package.rglob("*")) == before
-    assert Cache(cache.directory).directories == (cache.directory,) and Cache(cache.directory).get(KEY) is None
+    asked = cache.directory.with_name("asked for")
+    assert Cache(asked).directories == (asked,) and Cache(asked).get(KEY) is None
+    assert Cache(from_environment()[0].cache_dir).directories == cache.directories
 
 
 def test_a_package_that_says_nonsense_is_left_out(package: Path, monkeypatch, caplog) -> None:

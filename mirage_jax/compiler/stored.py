@@ -102,7 +102,7 @@ def restore(
     base = replace(base, why_not=entry.why_not, variants=tuple(Variant(*v) for v in entry.variants))
     if entry.decision == "xla":
         return replace(base, why=why if seal is Seal.MADE else f"{why} (decided elsewhere)", gate=gate, exact=exact)
-    winner, certificate = _winner(subject, entry, family)
+    winner, certificate = proven_winner(subject, entry, family)
     text = cache.kernel_path(key)
     base = replace(base, winner=winner, after=winner.footprint, certificate=certificate)
     base = replace(base, kernels=str(text) if text.is_file() else "")
@@ -118,8 +118,8 @@ def restore(
 
 
 @no_collection()
-def _winner(subject: RegionOnDevice, entry: Entry, family: str) -> tuple[Winner, certificates.Certificate]:
-    """Parse a stored winner and prove it again; raises a `MirageError` for anything else."""
+def proven_winner(subject: RegionOnDevice, entry: Entry, family: str) -> tuple[Winner, certificates.Certificate]:
+    """Parse a stored winner and prove it again. Raises a `MirageError` if it cannot be proven."""
     graph, schedule = parse(entry.graph or ""), schedule_from_json(entry.schedule)
     check_graph(graph)
     check_schedule(graph, schedule)
