@@ -177,7 +177,7 @@ def test_import_loads_little() -> None:
 
 # Tests of the pipeline or of the repository as a whole; any other file is about the module that it is called after.
 WHOLE = {"architecture", "bad_inputs", "docs", "examples", "house", "paths", "programs", "tour", "walkthrough"}
-WHOLE |= {"without_triton"}
+WHOLE |= {"decisions", "without_triton"}
 WHOLE_FOLDERS = {"data", "golden", "layers", "transformations"}
 
 
