@@ -51,6 +51,12 @@ class TrialError(MirageError):
     """No process can be made to work that tries variants; they are tried in the user's process then."""
 
 
+def is_out_of_memory(text: str) -> bool:
+    """Whether an error of XLA or CUDA says that the device had no memory left."""
+    said = text.lower().replace("_", " ")
+    return "out of memory" in said or "resource exhausted" in said
+
+
 def in_one_line(error: BaseException) -> str:
     """What kind of error it is, and the first line of what it says, as a terminal may show it."""
     return f"{type(error).__name__}: {without_kind(error)}"

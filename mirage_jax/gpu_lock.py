@@ -8,6 +8,7 @@ anybody wait for ever: a turn is about how good figures are, never about whether
 from __future__ import annotations
 
 import logging
+import math
 import os
 import tempfile
 import threading
@@ -32,6 +33,9 @@ MAX_WAIT_SECONDS = 300.0  # seconds after which nobody waits any longer: the oth
 
 type Waiting = Callable[[], object]  # called from time to time until it is one's turn
 
+LARGE_SHARE = 0.25  # of a GPU's memory: two threads that want as much each may not have room beside each other
+
+_filling = threading.RLock()  # held by a thread that wants such a share
 _within = threading.RLock()  # of the threads of a process one has a turn at a time; it may take it again
 _held: set[Path] = set()
 
@@ -60,6 +64,20 @@ def process_turn(device: Any) -> Iterator[None]:
         yield
         return
     with _within:
+        yield
+
+
+@contextmanager
+def memory_turn(device: Any, wanted: float) -> Iterator[None]:
+    """While no other thread of this process fills a GPU. Who wants few bytes of its memory does not wait.
+
+    A thread takes this turn first, and `gpu_lock` or `process_turn` within.
+    """
+    stats = device.memory_stats() if device.platform == "gpu" and hasattr(device, "memory_stats") else None
+    if wanted < LARGE_SHARE * (stats or {}).get("bytes_limit", math.inf):
+        yield
+        return
+    with _filling:
         yield
 
 

@@ -32,6 +32,7 @@ class Reason(StrEnum):
     NOT_TIMED = "XLA not timed"
     UNDECIDED = "undecided"
     NO_DEVICE = "no device"
+    NO_ROOM = "no room"
     SKIPPED = "skipped"
     FAILED = "failed"
 
@@ -47,6 +48,7 @@ ADVICE = {
     Reason.NOT_TIMED: "matters: run `python -m mirage_jax doctor`, and the region alone under jax.jit",
     Reason.UNDECIDED: "matters if this is hot: run `mirage_jax.tune` once with these shapes, or raise `budget`",
     Reason.NO_DEVICE: "expected without such a device: decide on a machine that has one",
+    Reason.NO_ROOM: "matters: tune while nothing else holds the GPU's memory; `remat=True` stores less for a gradient",
     Reason.SKIPPED: "as you asked",
     Reason.FAILED: "a bug of ours: `strict=True` raises it; please report it",
 }
@@ -264,6 +266,7 @@ _SENTENCES = {
     Reason.NOT_SEARCHED: lambda w: f"not searched: {w.detail}",
     Reason.NOT_TIMED: lambda w: "XLA's own code for this region cannot be timed alone",
     Reason.UNDECIDED: lambda w: w.detail,
+    Reason.NO_ROOM: lambda w: f"the GPU had too little memory to check candidates: {w.detail}",
     Reason.SKIPPED: lambda w: w.detail,
     Reason.NO_DEVICE: lambda w: w.detail,
     Reason.FAILED: lambda w: w.detail,

@@ -40,7 +40,7 @@ from mirage_jax.compiler.whole_function import (
 )
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options, warn_once
-from mirage_jax.errors import UnsupportedError, UsageError, in_one_line
+from mirage_jax.errors import UnsupportedError, UsageError, in_one_line, is_out_of_memory
 from mirage_jax.hardware.host import processors
 from mirage_jax.interruptible import spread
 from mirage_jax.jaxpr_frontend.capture.lowering import WholeProgram
@@ -411,7 +411,8 @@ class Compiler(Decider):
                 raise
             text = in_one_line(why)
             log.warning("the region at %s stays with XLA: %s", _place(region), text)
-            return kept(Decision(None, "", "policy", platform), WhyNot(Reason.FAILED, detail=text))
+            reason = Reason.NO_ROOM if is_out_of_memory(text) else Reason.FAILED
+            return kept(Decision(None, "", "policy", platform), WhyNot(reason, detail=text))
 
     # ------------------------------------------------------------------ regions that the user decides
 

@@ -26,7 +26,7 @@ from mirage_jax.compiler.region import RegionOnDevice
 from mirage_jax.compiler.threads import as_here
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.errors import in_one_line
-from mirage_jax.gpu_lock import gpu_lock, process_turn
+from mirage_jax.gpu_lock import gpu_lock, memory_turn, process_turn
 from mirage_jax.interruptible import spread
 from mirage_jax.jaxpr_frontend.translate.translate import Region
 from mirage_jax.mugraph import evaluate
@@ -51,6 +51,8 @@ SUMS = frozenset({"add", "affine", "maximum", "minimum", "max", "shift", "lesslo
 CHOICES = frozenset({"where", "mask"})
 LARGE = 8.0  # a factor that puts ordinary numbers above 1
 HUGE = 2.0**10  # a factor that makes a mask of an input; a constant beyond it masks
+COPIES = 8  # of all results in float64, that the device holds at a time
+LARGE_BYTES = 4e9  # of all copies, from which on noise that is not looked at is let go
 IN_FLOAT64 = {"xla_disable_hlo_passes": "triton-softmax-rewriter"}  # its tiles of float64 compile for half a minute
 
 
@@ -81,6 +83,10 @@ class Accuracy:
 
         Of the named ones those count that the program has: some are of programs whose inputs mask, say.
         """
+        with memory_turn(self.subject.device, self._bytes):
+            return self._judged(winner, only)
+
+    def _judged(self, winner: Winner, only: Sequence[str]) -> tuple[bool, str]:
         ours, classes = self._compiled(self.subject.ours(winner)), self._classes
         names = [name for name in only or classes if name in classes]
         for name in sorted(names, key=lambda name: -self._refusals[name]):
@@ -102,12 +108,13 @@ class Accuracy:
             return
         values = self._classes[input_classes.ORDINARY[0]]
         self._compile_at_once(values)
-        run = self._run(values, self._xla)
-        self._misread(run)
-        for noise, written in self._allowances(run):
-            _of_all(self._float_gate, run.reference, run.xla, run.xla, noise, written)
-            if enough():
-                return
+        with memory_turn(self.subject.device, self._bytes):
+            run = self._run(values, self._xla)
+            self._misread(run)
+            for noise, written in self._allowances(run):
+                _of_all(self._float_gate, run.reference, run.xla, run.xla, noise, written)
+                if enough():
+                    return
 
     def _compile_at_once(self, values: Sequence[np.ndarray]) -> None:
         """Compile all programs that candidates are compared with, each on a thread of its own."""
@@ -410,6 +417,12 @@ class Accuracy:
                 found[-offset / scale] = None
         return list(found)[:MOST_NEAR]
 
+    @cached_property
+    def _bytes(self) -> float:
+        """Bytes that comparing takes, roughly: results of three programs and noise, in float64, and what is between."""
+        tensors = (self.subject.reference.tensors[name] for name in self.subject.reference.outputs)
+        return COPIES * sum(8.0 * math.prod(map(self.subject.reference.extent, t.axes)) for t in tensors)
+
     @property
     def _on_host(self) -> bool:
         """Does the processor evaluate in float64 and compare? Else the device, where a processor would take minutes."""
@@ -479,6 +492,8 @@ class Accuracy:
     def _noise_of(self, run: _Evaluated, samples: int, half_unit: float = HALF_UNIT) -> list[Any]:
         """Noise of a run, found once."""
         if (samples, half_unit) not in run.noises:
+            if self._bytes > LARGE_BYTES:
+                run.noises.clear()
             run.noises[samples, half_unit] = self.noise(run.inputs, run.reference, samples, half_unit)
         return run.noises[samples, half_unit]
 
@@ -562,7 +577,7 @@ def _farther(squares: Sequence[Any], moved: Sequence[Any], exact: Sequence[Any])
     return [total + (m - e) ** 2 if e.dtype.kind == "f" else total for total, m, e in triples]
 
 
-_farther_on_device = jax.jit(_farther)
+_farther_on_device = jax.jit(_farther, donate_argnums=0)
 
 
 @jax.jit

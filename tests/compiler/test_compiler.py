@@ -24,6 +24,7 @@ from mirage_jax import progress, timing
 from mirage_jax.cache import Cache, CacheKey, Entry, encode
 from mirage_jax.compiler import decide, stored, threads
 from mirage_jax.compiler import tuning_session as attempts
+from mirage_jax.compiler.float_check import Accuracy
 from mirage_jax.compiler.winner import Winner
 from mirage_jax.config import Options
 from mirage_jax.errors import GraphError, LoweringError, UnsupportedError, UsageError, VerificationError
@@ -347,6 +348,15 @@ def test_failure(stage, monkeypatch, caplog) -> None:
     for use in (g, g.explain, g.lower):
         with pytest.raises(RuntimeError, match="out of\nluck"):
             use(*ARGS)
+
+
+def test_too_little_memory_is_no_bug(monkeypatch) -> None:
+    def full(*args: object) -> None:
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8.00GiB")
+
+    monkeypatch.setattr(Accuracy, "gate", full)
+    why = decided(mirage_jax.optimize(chain)).why_not
+    assert why.reason is Reason.NO_ROOM and "8.00GiB" in str(why) and "a bug" not in why.advice
 
 
 def test_refusals_are_no_failures(monkeypatch, caplog) -> None:

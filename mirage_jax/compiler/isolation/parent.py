@@ -37,7 +37,7 @@ from typing import Any, Self
 import jax
 
 from mirage_jax import children, timing
-from mirage_jax.errors import TrialError
+from mirage_jax.errors import TrialError, is_out_of_memory
 from mirage_jax.gpu_lock import visible_name
 from mirage_jax.hardware.host import processors
 from mirage_jax.interruptible import spread
@@ -79,7 +79,7 @@ class TrialFailure:
     @property
     def wants_memory(self) -> bool:
         """Whether there was no room on the device, which the parent may have taken for itself."""
-        return "out of memory" in self.why.lower().replace("_", " ")
+        return is_out_of_memory(self.why)
 
 
 LATE = TrialFailure("left for lack of time", "the budget is spent")
