@@ -13,7 +13,7 @@ from mirage_jax.lower.backends import compile_for
 from mirage_jax.lower.runtime.launch import sources
 from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.check import check_graph
-from mirage_jax.mugraph.graph import KernelSchedule, Schedule
+from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.passes.merge_axes import simplify_axes
 from mirage_jax.search.driver import search
@@ -217,9 +217,8 @@ def test_no_step_before_the_second_loop() -> None:
     assert np.isfinite(have).all() and have[-1] == 0.0
 
 
-@pytest.mark.parametrize("function", ["tanh", "expm1", "log1p", "erf", "sin"])
-def test_small_numbers_keep_their_digits(function: str) -> None:
-    """Near 0 these are about their argument: an error of half a unit of 1 is all of it."""
+def pointwise(function: str) -> tuple[KernelGraph, Schedule]:
+    """A kernel that computes a function of 1,024 numbers."""
     graph = parse(f"""mugraph {{
       extents i=1024
       input X: f32[i]
@@ -230,9 +229,30 @@ def test_small_numbers_keep_their_digits(function: str) -> None:
       }}
       output Y
     }}""")
-    schedule = Schedule((KernelSchedule((("i", 1024),)),))
+    return graph, Schedule((KernelSchedule((("i", 1024),)),))
+
+
+@pytest.mark.parametrize("function", ["tanh", "expm1", "log1p", "erf", "sin"])
+def test_small_numbers_keep_their_digits(function: str) -> None:
+    """Near 0 these are about their argument: an error of half a unit of 1 is all of it."""
+    graph, schedule = pointwise(function)
     assert exact_check(graph, schedule) == ""
     x = np.float32(np.geomspace(1e-20, 1, 1024) * np.tile([1, -1], 512))
     with np.errstate(divide="ignore"):  # log(1 - 1)
         (have,), (want,) = interpret(graph, schedule, [x]), evaluate.run(graph, [x.astype(np.float64)])
     np.testing.assert_allclose(have, want, rtol=2e-6)
+
+
+@pytest.mark.parametrize(("function", "farthest"), [("erfc", 9.0), ("logistic", -80.0), ("inner_exp", -80.0)])
+def test_small_results_keep_their_digits(function: str, farthest: float) -> None:
+    """A difference from 1 has none of them. GELU is made of erfc, and its gradient multiplies such results."""
+    graph, schedule = pointwise(function)
+    assert exact_check(graph, schedule) == ""
+    x = np.float32(np.linspace(-farthest, farthest, 1024))
+    (have,), (want,) = interpret(graph, schedule, [x]), evaluate.run(graph, [x.astype(np.float64)])
+    np.testing.assert_allclose(have, want, rtol=1e-5)
+
+
+def test_erfc_of_strange_numbers() -> None:
+    (have,) = interpret(*pointwise("erfc"), [np.resize(np.float32([np.inf, -np.inf, np.nan, 1e30, -1e30, 0.0]), 1024)])
+    np.testing.assert_array_equal(have[:6], np.float32([0, 2, np.nan, 0, 2, 1]))

@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 import numpy as np
@@ -325,6 +325,25 @@ def expm1(x: Numbers) -> Numbers:
     for n in range(6, 1, -1):
         series = add(ONE, multiply(divide(x, integers(n)), series))
     return choose(less(absolute(x), constant(Fraction(1, 4))), multiply(x, series), subtract(exp(x), ONE))
+
+
+# highest powers first; float32 holds them exactly
+ERFC_OVER = (0.5641807913780212, 2.1974823474884033, 4.2230753898620605, 3.6137263774871826)
+ERFC_UNDER = (1.0, 3.8943779468536377, 7.99363899230957, 8.2811918258667, 3.6176767349243164)
+
+
+def erfc(x: Numbers) -> Numbers:
+    """1 - erf(x) where that keeps its digits; else exp(-x^2) times a rational function, as kernels write it."""
+    size, is_negative = absolute(x), less(x, ZERO)
+    over, under = (
+        reduce(lambda tail, c: add(multiply(tail, size), constant(Fraction(c))), rest, constant(Fraction(first)))
+        for first, *rest in (ERFC_OVER, ERFC_UNDER)
+    )
+    tail = multiply(exp(negative(multiply(x, x))), divide(over, under))
+    tail = choose(less(integers(10), size), ZERO, tail)
+    two = add(ONE, ONE)
+    far = add(choose(is_negative, two, ZERO), multiply(choose(is_negative, negative(ONE), ONE), tail))
+    return choose(less(size, ONE), subtract(ONE, erf(x)), far)
 
 
 def nearest(x: Numbers) -> Numbers:
