@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -534,20 +534,46 @@ def spread(
     tf32: bool = False,
     strict_range: bool = False,
 ) -> list[Array]:
-    """Measure, for each element of each result, the largest distance of disturbed runs from the undisturbed one.
-
-    Half of them have noise, the others round.
-    """
+    """Measure, for each element of each result, the largest distance of disturbed runs from the undisturbed one."""
     out = [np.zeros(np.shape(r)) for r in exact]
-    visitors: list[Noise] = []
-    for n in range(samples):
-        other = visitors[-1] if visitors else None
-        visitors.append(Noise(np.random.default_rng([seed, n]), n % 2 == 1, tf32, strict_range, other))
-    rounded = [Rounded(np.random.default_rng([seed, samples + n]) if n else None) for n in range(samples)]
-    for visitor in (*visitors, *rounded):
+    for visitor in _visitors(samples, seed, tf32, strict_range):
         for i, (x, r) in enumerate(zip(evaluate(jaxpr, args, visitor), exact, strict=True)):
             if is_float(np.asarray(r).dtype):
                 with np.errstate(invalid="ignore"):
                     off = np.where(np.isnan(x) & np.isnan(r) | (x == r), 0.0, np.abs(x - r))
                 out[i] = np.maximum(out[i], np.where(np.isnan(off), math.inf, off))  # NaN in one run says: anything
     return out
+
+
+def shifts(
+    jaxpr: Jaxpr,
+    args: Sequence[Any],
+    exact: Sequence[Array],
+    samples: int,
+    seed: int,
+    tf32: bool = False,
+    strict_range: bool = False,
+) -> list[float]:
+    """The largest distance of the mean of a disturbed run's result from the mean of the undisturbed one.
+
+    Errors that elements share, such as a rounded number that all of them are multiplied by, move the mean.
+    """
+    out = [0.0] * len(exact)
+    for visitor in _visitors(samples, seed, tf32, strict_range):
+        for i, (x, r) in enumerate(zip(evaluate(jaxpr, args, visitor), exact, strict=True)):
+            if is_float(np.asarray(r).dtype):
+                with np.errstate(invalid="ignore"):
+                    off = np.asarray(x - r)
+                good = np.isfinite(off)
+                out[i] = max(out[i], abs(float(off[good].mean())) if good.any() else 0.0)
+    return out
+
+
+def _visitors(samples: int, seed: int, tf32: bool, strict_range: bool) -> Iterator[Visitor]:
+    """The disturbances: half of them have noise, the others round."""
+    other = None
+    for n in range(samples):
+        other = Noise(np.random.default_rng([seed, n]), n % 2 == 1, tf32, strict_range, other)
+        yield other
+    for n in range(samples):
+        yield Rounded(np.random.default_rng([seed, samples + n]) if n else None)

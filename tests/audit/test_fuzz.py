@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -482,6 +483,21 @@ def test_tf32_is_noise_of_float32_products_only() -> None:
     half = x.astype(np.float16)
     f16 = (noise(jnp.matmul, half, half, tf32=t) for t in (True, False))
     assert len(set(f16)) == 1
+
+
+def test_errors_that_all_elements_share_move_the_mean() -> None:
+    """All weights of a row are one number, which TF32 rounds to one side: no random errors cancel in the mean."""
+    x = np.random.default_rng(0).uniform(1, 2, (32, 32)).astype(np.float32)
+    jaxpr = jax.make_jaxpr(lambda x: jnp.full((32, 32), 1 / 3, jnp.float32) @ x)(x)
+    exact = float64.evaluate(jaxpr, [x])
+    (noise,) = float64.spread(jaxpr, [x], exact, differential.SAMPLES, 0, tf32=True)
+    (shift,) = float64.shifts(jaxpr, [x], exact, differential.SAMPLES, 0, tf32=True)
+    assert shift > 0.2 * noise.mean()
+    xla = exact[0] + 0.1 * noise * np.random.default_rng(1).choice([-1, 1], noise.shape)
+    judged = partial(differential.judged, exact[0], noise, xla.astype(np.float32))
+    assert judged((exact[0] + 0.9 * shift).astype(np.float32)).startswith("bias")
+    assert not judged((exact[0] + 0.9 * shift).astype(np.float32), shift)
+    assert judged((exact[0] + 1.1 * shift).astype(np.float32), shift).startswith("bias")
 
 
 def test_what_cancels_in_a_product_of_16_bits_is_noise() -> None:
