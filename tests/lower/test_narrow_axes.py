@@ -84,7 +84,17 @@ def largest(dtype: str, narrow: int) -> Program:
     return points(b, dtype, "Z", narrow, expected)
 
 
-PROGRAMS = [nearest, forces, products, largest]
+def means(dtype: str, narrow: int) -> Program:
+    """The points of Y, weighted by how near they are: a matrix product of which the axis is a side."""
+    b = Block("means", "i", "k")
+    y = b.load("Y", "k j")
+    gap = b.add(b.load("X", "i j"), y, cb=-1)
+    near = b.exp(b.affine(b.dot(gap, gap, axes="j"), scale=-1))
+    b.store(tensor("Z", "i j", "f32"), b.acc(b.dot(near, y, axes="k")))
+    return points(b, dtype, "Z", narrow, lambda x, y: np.exp(-np.square(x[:, None] - y).sum(-1)) @ y)
+
+
+PROGRAMS = [nearest, forces, products, largest, means]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -111,6 +121,7 @@ def test_what_stays_a_tile() -> None:
     """16-bit products have matrix units; long axes, and axes of rows alone, are read as they lie in memory."""
     assert "tl.dot" in text(products("f16", 8))
     assert "tl.dot" in text(products("f32", 12)) and "tl.dot" not in text(products("f32", 8))
+    assert "tl.dot" in text(means("f32", 12)) and "tl.dot" not in text(means("f32", 8))
     assert text(nearest("f32", 16)).count("tl.load") == 32 and text(nearest("f32", 17)).count("tl.load") == 2
     b = Block("rows", "i")
     x = b.load("X", "i j")

@@ -44,7 +44,8 @@ def is_narrow(kernel: BlockGraph, tiling: Tiling, axis: Axis) -> bool:
     if _is_divided(kernel, axis) or _reads_halves(kernel, tiling, axis):
         return False
     touching = [op for op in kernel.ops if axis in _axes_seen(kernel, op)]
-    most = min((_most(kernel, op, axis) for op in touching), default=0)
+    has_pairs = any(axis in op.axes and _is_beside_two(kernel, tiling, axis, op) for op in touching)
+    most = min((_most(kernel, op, axis, has_pairs) for op in touching), default=0)
     pays = any(_is_beside_two(kernel, tiling, axis, op) for op in touching)
     return pays and 1 < tiling.axes[axis].size <= most
 
@@ -58,13 +59,16 @@ def _axes_seen(kernel: BlockGraph, op: Op) -> set[Axis]:
     return set(op.axes).union(*(kernel.axes_of[a] for a in op.args))
 
 
-def _most(kernel: BlockGraph, op: Op, axis: Axis) -> int:
-    """Up to how many elements an axis is worth writing out for an operator: fewer where it is a matrix product."""
+def _most(kernel: BlockGraph, op: Op, axis: Axis, has_pairs: bool) -> int:
+    """Up to how many elements an axis is worth writing out for an operator: fewer where it is a matrix product.
+
+    A tile with all elements for each pair (`has_pairs`) takes as many operations as a product of which they are a side.
+    """
     if op.op != "dot":
         return MAX_NARROW if op.op in SEPARABLE or operator(op.op).pointwise else 0
     x, y = (set(kernel.axes_of[a]) for a in op.args)
     is_product = x - y and y - x
-    return MAX_NARROW if not is_product else MAX_NARROW_DEPTH if axis in x & y else MAX_NARROW_SIDE
+    return MAX_NARROW if not is_product else MAX_NARROW_DEPTH if axis in x & y or has_pairs else MAX_NARROW_SIDE
 
 
 def _is_beside_two(kernel: BlockGraph, tiling: Tiling, axis: Axis, op: Op) -> bool:
