@@ -556,7 +556,7 @@ def shifts(
 ) -> list[float]:
     """The largest distance of the mean of a disturbed run's result from the mean of the undisturbed one.
 
-    Errors that elements share, such as a rounded number that all of them are multiplied by, move the mean.
+    Errors that elements share, such as a rounded number that multiplies each, move the mean.
     """
     out = [0.0] * len(exact)
     for visitor in _visitors(samples, seed, tf32, strict_range):
@@ -570,7 +570,7 @@ def shifts(
 
 
 def _visitors(samples: int, seed: int, tf32: bool, strict_range: bool) -> Iterator[Visitor]:
-    """The disturbances: half of them have noise, the others round."""
+    """The disturbances: half have noise, the others round."""
     other = None
     for n in range(samples):
         other = Noise(np.random.default_rng([seed, n]), n % 2 == 1, tf32, strict_range, other)

@@ -62,7 +62,7 @@ def _axes_seen(kernel: BlockGraph, op: Op) -> set[Axis]:
 def _most(kernel: BlockGraph, op: Op, axis: Axis, has_pairs: bool) -> int:
     """Up to how many elements an axis is worth writing out for an operator: fewer where it is a matrix product.
 
-    A tile with all elements for each pair (`has_pairs`) takes as many operations as a product of which they are a side.
+    A tile with all elements for each pair (`has_pairs`) takes as many operations as a product with them as a side.
     """
     if op.op != "dot":
         return MAX_NARROW if op.op in SEPARABLE or operator(op.op).pointwise else 0
