@@ -224,7 +224,7 @@ class Entry:
 
     @property
     def holds_for_any_build(self) -> bool:
-        """Whether another build of this package can tell if the decision still holds."""
+        """Whether it may serve another build of this package: one for XLA, or one with kernels that can be compared."""
         return self.decision == "xla" or (self.decision in ("win", "whole") and bool(self.kernels))
 
     def to_json(self) -> dict[str, Any]:
