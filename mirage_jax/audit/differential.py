@@ -397,8 +397,8 @@ def examine(
                 again = examine(program, args, replace(setting, gate=True))
                 again.counts["asked the float gate"] += 1
                 return again
-            shifts = float64.shifts(plain.jaxpr, args, exact, SAMPLES, setting.seed, tf32, setting.strict_range)
-            outcome.problems += _differences(exact, noise, xla, results, shifts)
+            runs = float64.disturbed_runs(plain.jaxpr, args, SAMPLES, setting.seed, tf32, setting.strict_range)
+            outcome.problems += _differences(exact, noise, xla, results, float64.shifts(runs, exact))
     return outcome
 
 
@@ -476,17 +476,11 @@ def judged(r: np.ndarray, s: np.ndarray, x: np.ndarray, c: np.ndarray, shift: fl
         mine, xlas = np.where(left_out, ideal, c), np.where(left_out, ideal, worst)
         verdict = float_gate(r, xlas, mine, kinds=False, spread=SPREAD, skips=True)
         is_shared = {name for name, ratio in verdict.ratios if not ratio <= 1} == {"bias"}
-        if not verdict and not (is_shared and abs(_mean_error(r, mine)) <= shift):
+        if not verdict and not (is_shared and abs(float64.mean_error(mine, r)) <= shift):
             return "; ".join(verdict.reasons)
         if not (unknown & ~lost).any():
             break
     return ""
-
-
-def _mean_error(r: np.ndarray, c: np.ndarray) -> float:
-    with np.errstate(all="ignore"):
-        off = c.astype(np.float64) - r
-    return float(off[np.isfinite(off)].mean())
 
 
 def _count(compiler: Unmeasured, outcome: Outcome) -> None:

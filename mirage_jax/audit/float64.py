@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -536,8 +536,8 @@ def spread(
 ) -> list[Array]:
     """Measure, for each element of each result, the largest distance of disturbed runs from the undisturbed one."""
     out = [np.zeros(np.shape(r)) for r in exact]
-    for visitor in _visitors(samples, seed, tf32, strict_range):
-        for i, (x, r) in enumerate(zip(evaluate(jaxpr, args, visitor), exact, strict=True)):
+    for run in disturbed_runs(jaxpr, args, samples, seed, tf32, strict_range):
+        for i, (x, r) in enumerate(zip(run, exact, strict=True)):
             if is_float(np.asarray(r).dtype):
                 with np.errstate(invalid="ignore"):
                     off = np.where(np.isnan(x) & np.isnan(r) | (x == r), 0.0, np.abs(x - r))
@@ -545,35 +545,29 @@ def spread(
     return out
 
 
-def shifts(
-    jaxpr: Jaxpr,
-    args: Sequence[Any],
-    exact: Sequence[Array],
-    samples: int,
-    seed: int,
-    tf32: bool = False,
-    strict_range: bool = False,
-) -> list[float]:
+def shifts(runs: Iterable[Sequence[Array]], exact: Sequence[Array]) -> list[float]:
     """The largest distance of the mean of a disturbed run's result from the mean of the undisturbed one.
 
     Errors that elements share, such as a rounded number that multiplies each, move the mean.
     """
-    out = [0.0] * len(exact)
-    for visitor in _visitors(samples, seed, tf32, strict_range):
-        for i, (x, r) in enumerate(zip(evaluate(jaxpr, args, visitor), exact, strict=True)):
-            if is_float(np.asarray(r).dtype):
-                with np.errstate(invalid="ignore"):
-                    off = np.asarray(x - r)
-                good = np.isfinite(off)
-                out[i] = max(out[i], abs(float(off[good].mean())) if good.any() else 0.0)
-    return out
+    return [max(abs(mean_error(x, r)) for x in results) for *results, r in zip(*runs, exact, strict=True)]
 
 
-def _visitors(samples: int, seed: int, tf32: bool, strict_range: bool) -> Iterator[Visitor]:
-    """The disturbances: half have noise, the others round."""
+def mean_error(x: Array, r: Array) -> float:
+    """The mean of how far x is off r, where both are finite."""
+    with np.errstate(all="ignore"):
+        off = np.asarray(x, np.float64) - r
+    finite = off[np.isfinite(off)]
+    return float(finite.mean()) if finite.size else 0.0
+
+
+def disturbed_runs(
+    jaxpr: Jaxpr, args: Sequence[Any], samples: int, seed: int, tf32: bool = False, strict_range: bool = False
+) -> Iterator[list[Array]]:
+    """Results of disturbed runs: half have noise, the others round."""
     other = None
     for n in range(samples):
         other = Noise(np.random.default_rng([seed, n]), n % 2 == 1, tf32, strict_range, other)
-        yield other
+        yield evaluate(jaxpr, args, other)
     for n in range(samples):
-        yield Rounded(np.random.default_rng([seed, samples + n]) if n else None)
+        yield evaluate(jaxpr, args, Rounded(np.random.default_rng([seed, samples + n]) if n else None))

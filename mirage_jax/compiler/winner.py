@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Self
 
 import jax
@@ -94,17 +95,18 @@ class Winner:
         """The text of the kernels; for algebra, the muGraph that JAX runs operator by operator."""
         threads = [f"{k.name}: {t}" for k in self.graph.kernels if isinstance(k, BlockGraph) for t in thread_graphs(k)]
         head = "".join(f"# {line}\n" for line in (*str(self.graph).splitlines(), *threads))
-        return head + "\n\n".join(self._texts())
+        return head + "\n\n".join(self._texts)
 
     @property
     def kernel_digest(self) -> str:
         """Tells texts of generated kernels apart; the same for all algebra, which has none."""
-        return hashlib.sha256("\n\n".join(self._texts()).encode()).hexdigest()[:16]
+        return hashlib.sha256("\n\n".join(self._texts).encode()).hexdigest()[:16]
 
-    def _texts(self) -> Iterator[str]:
-        if self.has_kernels:
-            launches = launch.launches(self.graph, self.schedule, self.options)
-            yield from (x.text for x in launches if not isinstance(x, Library))
+    @cached_property
+    def _texts(self) -> list[str]:
+        """The text of each kernel."""
+        launches = launch.launches(self.graph, self.schedule, self.options) if self.has_kernels else ()
+        return [x.text for x in launches if not isinstance(x, Library)]
 
     @property
     def in_place(self) -> frozenset[str]:

@@ -44,10 +44,10 @@ def is_narrow(kernel: BlockGraph, tiling: Tiling, axis: Axis) -> bool:
     if _is_divided(kernel, axis) or _reads_halves(kernel, tiling, axis):
         return False
     touching = [op for op in kernel.ops if axis in _axes_seen(kernel, op)]
-    has_pairs = any(axis in op.axes and _is_beside_two(kernel, tiling, axis, op) for op in touching)
+    paying = [op for op in touching if _is_beside_two(kernel, tiling, axis, op)]
+    has_pairs = any(axis in op.axes for op in paying)
     most = min((_most(kernel, op, axis, has_pairs) for op in touching), default=0)
-    pays = any(_is_beside_two(kernel, tiling, axis, op) for op in touching)
-    return pays and 1 < tiling.axes[axis].size <= most
+    return bool(paying) and 1 < tiling.axes[axis].size <= most
 
 
 def _is_divided(kernel: BlockGraph, axis: Axis) -> bool:
