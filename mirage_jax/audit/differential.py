@@ -319,8 +319,8 @@ def _interpreted(
     """The text of the kernels, run by Triton's interpreter at the candidate's own tile sizes, in few launches.
 
     `top` is the largest value on the way: such values may cancel in a result, and types may be too narrow for them.
-    Numbers that the graph itself loses in float32 say nothing, a comparison of nearly equal numbers for one: the gate
-    decides whether such a graph may run.
+    Numbers that the graph itself loses in its types say nothing, a comparison of nearly equal numbers for one, or a sum
+    of 16-bit numbers that cancel: the gate decides whether such a graph may run.
     """
     narrow = min((numpy_dtype(t.dtype) for t in c.graph.tensors.values() if t.dtype in FLOATS), key=_largest)
     if top > 0.1 * _largest(narrow):
@@ -341,8 +341,8 @@ def _interpreted(
         return
     counts["interpreted"] += 1
     yield from _inexact(c.graph, schedule)
-    in_float32 = evaluate.run(c.graph, inputs, dtype="float32")
-    for n, (r, y, narrow_y) in enumerate(zip(want, have, in_float32, strict=True)):
+    in_own_types = evaluate.run(c.graph, inputs, dtype=None, widen=True)
+    for n, (r, y, narrow_y) in enumerate(zip(want, have, in_own_types, strict=True)):
         good = np.isfinite(r) & np.isfinite(narrow_y)
         scale = float(np.abs(np.where(good, r, 0)).max())
         limit = {2: 0.1, 4: 2e-3}.get(min(x.dtype.itemsize for x in (*inputs, y) if is_float(x.dtype)), 2e-3)

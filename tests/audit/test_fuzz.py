@@ -702,11 +702,15 @@ def test_gradients_that_cancel_are_translated_rightly(seed: int, number: int, tm
     assert not outcome.problems and not outcome.inaccurate
 
 
-@pytest.mark.parametrize(("seed", "number"), [(943700, 12), (947206, 4), (1061056, 24), (1082215, 8), (1071129, 16)])
+@pytest.mark.parametrize(
+    ("seed", "number"),
+    [(943700, 12), (947206, 4), (1061056, 24), (1082215, 8), (1071129, 16), (1201403, 64)],
+)
 def test_rows_that_are_no_numbers_signs_of_zero_and_ties(seed: int, number: int, tmp_path) -> None:
     """A kernel keeps the NaN of a wholly masked row; a sum in another order has another sign where the terms cancel; a
     softmax of whole numbers has several maxima; the number that replaces a maximum of a wholly masked row has one name
-    inside a loop and outside; and the square of a sum that cancels is no double sum."""
+    inside a loop and outside; the square of a sum that cancels is no double sum; and the gradient of a softmax, which
+    sums to 0, is only rounding in bfloat16."""
     program, setting = fuzz.program_of(seed, number)
     assert not fuzz.run_one(program, replace(setting, cache_dir=str(tmp_path))).problems
 
