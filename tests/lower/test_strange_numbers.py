@@ -13,7 +13,7 @@ from mirage_jax.lower.backends import compile_for
 from mirage_jax.lower.runtime.launch import sources
 from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.check import check_graph
-from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
+from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Precision, Schedule
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.passes.merge_axes import simplify_axes
 from mirage_jax.search.driver import search
@@ -243,16 +243,59 @@ def test_small_numbers_keep_their_digits(function: str) -> None:
     np.testing.assert_allclose(have, want, rtol=2e-6)
 
 
-@pytest.mark.parametrize(("function", "farthest"), [("erfc", 9.0), ("logistic", -80.0), ("inner_exp", -80.0)])
-def test_small_results_keep_their_digits(function: str, farthest: float) -> None:
-    """A difference from 1 has none of them. GELU is made of erfc, and its gradient multiplies such results."""
+SMALL_RESULTS = [
+    *(("erfc", 9.0, 1e-5), ("logistic", -80.0, 3e-7), ("inner_exp", -80.0, 2e-7), ("exp", -80.0, 2e-7)),
+    *(("exp{scale=-1/2}", 160.0, 2e-7), ("exp{scale=3, offset=-1}", 25.0, 5e-6), ("expm1", -80.0, 2e-6)),
+]
+
+
+@pytest.mark.parametrize(("function", "farthest", "error"), SMALL_RESULTS)
+def test_small_results_keep_their_digits(function: str, farthest: float, error: float) -> None:
+    """A difference from 1 has none of them. GELU is made of erfc, and its gradient multiplies such results.
+    Exponentials of large numbers have them if their product with log2(e), which a GPU takes, is not just rounded.
+    """
     graph, schedule = pointwise(function)
     assert exact_check(graph, schedule) == ""
     x = np.float32(np.linspace(-farthest, farthest, 1024))
     (have,), (want,) = interpret(graph, schedule, [x]), evaluate.run(graph, [x.astype(np.float64)])
-    np.testing.assert_allclose(have, want, rtol=1e-5)
+    np.testing.assert_allclose(have, want, rtol=error)
 
 
-def test_erfc_of_strange_numbers() -> None:
-    (have,) = interpret(*pointwise("erfc"), [np.resize(np.float32([np.inf, -np.inf, np.nan, 1e30, -1e30, 0.0]), 1024)])
-    np.testing.assert_array_equal(have[:6], np.float32([0, 2, np.nan, 0, 2, 1]))
+def test_exponentials_of_a_softmax_are_as_precise_as_asked() -> None:
+    text = """mugraph {
+      extents i=16 k=64
+      input X: f32[i,k]
+      kernel a grid(i) {
+        %x = load X[i,k]
+        %m[i] = shift{axes=(k), scale=3} %x
+        %e[i,k] = exps{scale=3} %x %m
+        store Y: f32[i,k] = %e
+      }
+      output Y
+    }"""
+    x = np.random.default_rng(0).standard_normal((16, 64)).astype(np.float32) * 8
+    want = np.exp(((x - x.max(1, keepdims=True)) * np.float32(3)).astype(np.float64))
+    errors = []
+    for precise in (Precision.FAST, Precision.ROUNDED):
+        schedule = Schedule((KernelSchedule((("i", 16),), precise=precise),))
+        assert exact_check(parse(text), schedule) == ""
+        (have,) = interpret(parse(text), schedule, [x])
+        errors.append(np.abs(have / want - 1)[want > 1e-30].max())
+    assert errors[1] < 3e-7 < 1e-6 < errors[0]
+
+
+STRANGE = [np.inf, -np.inf, np.nan, 1e30, -1e30, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("function", "wanted"),
+    [
+        ("erfc", [0, 2, np.nan, 0, 2, 1]),
+        ("exp", [np.inf, 0, np.nan, np.inf, 0, 1]),
+        ("exp{scale=-2}", [0, np.inf, np.nan, 0, np.inf, 1]),
+        ("logistic", [1, 0, np.nan, 1, 0, 0.5]),
+    ],
+)
+def test_functions_of_strange_numbers(function: str, wanted: list[float]) -> None:
+    (have,) = interpret(*pointwise(function), [np.resize(np.float32(STRANGE), 1024)])
+    np.testing.assert_array_equal(have[:6], np.float32(wanted))

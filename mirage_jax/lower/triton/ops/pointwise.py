@@ -7,14 +7,21 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import partial
+from itertools import accumulate
+
+import numpy
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.lower.triton.context import Context, rule
-from mirage_jax.lower.triton.expressions import PER_OCTAVE, Number, TileVariable, attr, number
-from mirage_jax.mugraph.graph import Op
+from mirage_jax.lower.triton.expressions import LN2, OCTAVE, PER_OCTAVE, Number, TileVariable, attr, literal, number
+from mirage_jax.mugraph.dtypes import SIXTEEN_BIT_FLOATS
+from mirage_jax.mugraph.graph import Op, Precision
 from mirage_jax.mugraph.operators import COMPARISONS, operator
 
 MAX_POWER_FACTORS = 8  # factors of a power that is written as a product
+LN2_REST = float(numpy.float32(LN2)) - LN2  # what the negative of ln 2 loses in float32
+MAX_OCTAVES = 128.0  # beyond, float32 holds no power of two, or a few of its digits
+ZERO = Number(Fraction(0))
 
 
 @rule("*")
@@ -36,7 +43,8 @@ def emit_pointwise(c: Context, op: Op) -> TileVariable:
         texts = [c.affine(op, args[0], dims)]
         if not texts[0].isidentifier() and record.triton != "{0}":
             texts = [c.w.let("scaled", texts[0])]
-    return c.made(op, record.triton.format(*texts), args)
+    text = record.triton.format(*texts)
+    return c.made(op, _with_precise_exps(c, text) if is_precise(c, op) else text, args)
 
 
 def _is_int32_load(c: Context, name: str) -> bool:
@@ -106,6 +114,45 @@ def _power(c: Context, x: str, exponent: Fraction) -> str:
 def emit_exp(c: Context, op: Op) -> TileVariable:
     """``exp(scale * x + offset)``, as exp2 with log2(e) folded into both constants."""
     x = c.natural(op.args[0])
+    if is_precise(c, op):
+        return c.made(op, precise_exp(c, c.affine(op, x, x.dims)), [x])
     scale, offset = (number(op, name, default) * PER_OCTAVE for name, default in (("scale", 1), ("offset", 0)))
     text = f"{x.text} * {c.literal(scale)}" + (f" + {c.literal(offset)}" if offset.value else "")
     return c.made(op, f"tl.exp2({text})", [x])
+
+
+def is_precise(c: Context, op: Op) -> bool:
+    """Does an exponential keep all digits of float32? Not where its results are stored in 16 bits.
+
+    Others do where `Precision` asks for it, and in graphs without numbers of 16 bits. Those of a softmax do not: what
+    is far below the maximum of a row, and so less exact, hardly counts.
+    """
+    is_single = op.op != "exps" and not any(t.dtype in SIXTEEN_BIT_FLOATS for t in c.tiling.graph.tensors.values())
+    return (is_single or c.tiling.schedule.precise >= Precision.ROUNDED) and not c.graph.ends_narrow(op.name)
+
+
+def _with_precise_exps(c: Context, text: str) -> str:
+    """The text, with a variable for each exponential in it."""
+    before, call, rest = text.partition("tl.exp(")
+    if not call:
+        return text
+    depths = accumulate(({"(": 1, ")": -1}.get(letter, 0) for letter in rest), initial=1)
+    end = next(n for n, depth in enumerate(depths) if depth == 0) - 1
+    value = c.w.let("exp", precise_exp(c, _with_precise_exps(c, rest[:end])))
+    return f"{before}{value}{_with_precise_exps(c, rest[end + 1 :])}"
+
+
+def precise_exp(c: Context, x: str) -> str:
+    """``exp(x)`` to two units in the last place, for x of any size.
+
+    ``tl.exp(x)`` on a GPU is ``exp2(x log2(e))``, which magnifies the rounding of its argument, by x log2(e). What that
+    rounding left out is made up for, as in the second step of Cody and Waite's reduction (1980, chapter 6):
+    e^(x + rest) is e^x + rest e^x.
+    """
+    x = c.w.let("exponent", x)
+    octaves = c.w.let("octaves", f"{x} * {c.literal(PER_OCTAVE)}")
+    power = c.w.let("power", f"tl.exp2({octaves})")
+    c.numbers.setdefault(LN2_REST, set()).add(ZERO)  # of an exact ln 2 nothing is left
+    near = f"tl.fma({octaves}, {c.literal(-OCTAVE)}, {x})"
+    rest = c.w.let("rest", f"tl.fma({octaves}, {literal(LN2_REST)}, {near})")
+    return f"tl.where(tl.abs({octaves}) < {MAX_OCTAVES}, tl.fma({power}, {rest}, {power}), {power})"

@@ -25,6 +25,7 @@ from mirage_jax.lower.triton.expressions import (
     number,
     reduced,
 )
+from mirage_jax.lower.triton.ops.pointwise import is_precise, precise_exp
 from mirage_jax.lower.triton.ops.reductions import carried, maximum, own_axes
 from mirage_jax.mugraph.graph import Op
 from mirage_jax.mugraph.passes.sentinels import Guard, is_stored, names_of
@@ -99,9 +100,13 @@ def emit_exp_shifted(c: Context, op: Op) -> TileVariable:
     x, m = c.natural(op.args[0]), finite(c, c.value(op.args[1]))
     scale, text, shift = number(op, "scale", 1), c.at(x, dims), c.at(m, dims)
     if m.unit == UNIT and (scale != UNIT or _is_multiplied(c, op.args[0])):
-        moved = f"({_product(c, text, scale)} - {shift}) * {c.literal(PER_OCTAVE)}"
+        exponent = f"{_product(c, text, scale)} - {shift}"
+        moved = f"({exponent}) * {c.literal(PER_OCTAVE)}"
     else:
+        exponent = f"({text} - {shift}) * {c.literal(scale)}" if scale == m.unit else ""
         moved = difference(c, text, scale, shift, m.unit)
+    if exponent and is_precise(c, op):
+        return c.made(op, precise_exp(c, exponent), [x, m])
     return c.made(op, f"tl.exp2({moved})", [x, m])
 
 

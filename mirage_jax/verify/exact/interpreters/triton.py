@@ -2,7 +2,7 @@
 
 The text that is compiled for a GPU runs here, block by block: slow (use small shapes), but with the real masks, loops
 and orders of evaluation. Floats are floats, or exact numbers (`interpreter_exact`), on which the result can be compared
-bit for bit with what the graph says. Triton's interpreter needs help in five places, all of it undone afterwards, so
+bit for bit with what the graph says. Triton's interpreter needs help in six places, all of it undone afterwards, so
 that the same process can go on compiling kernels. Meanwhile other threads wait that would compile one:
 
 * it expects torch tensors: `_Pointer` has the few methods that it calls;
@@ -10,6 +10,7 @@ that the same process can go on compiling kernels. Meanwhile other threads wait 
 * ``tl.sum`` and friends are compiled-flavour functions that refuse to be called: `JITFunction.__call__` is replaced;
 * it computes bf16 on the integers that hold the bits, and casts by cutting bits off: arithmetic is routed through f32
   and rounded once, to nearest. It rounds the product of an fma, which hardware does not;
+* its exp is that of numpy, but a GPU has exp2 only, of a product that is rounded;
 * a truth value spread over a tile becomes integers, which no load takes as a mask.
 
 It does not model races, shared memory, or the rounding of tf32.
@@ -31,7 +32,7 @@ from mirage_jax.lower.backends import backend_of
 from mirage_jax.lower.runtime.launch import check_shapes, launches, missing
 from mirage_jax.lower.runtime.triton_runtime import load_kernel, load_text, triton_language
 from mirage_jax.lower.triton.emitter import DEFAULT_OPTIONS, EmitOptions, KernelSource
-from mirage_jax.lower.triton.expressions import Number
+from mirage_jax.lower.triton.expressions import LOG2E, Number
 from mirage_jax.lower.triton.two_forms import arguments
 from mirage_jax.mugraph.domains import exact as numbers
 from mirage_jax.mugraph.dtypes import BYTES, numpy_dtype
@@ -285,6 +286,11 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, saved)
 
 
+def _exp_of_gpus(x: np.ndarray) -> np.ndarray:
+    """exp as Triton compiles it: exp2 of a product that is rounded."""
+    return np.exp2(x * x.dtype.type(LOG2E))
+
+
 def _float_patches(interpreter: Any, tl: Any) -> list[tuple[Any, str, Any]]:
     """Replacements that round once: for arithmetic on bf16, done in f32, and for the sum of an fma."""
     handle, builder, reduce = interpreter.TensorHandle, interpreter.InterpreterBuilder, interpreter.ReduceOps
@@ -325,6 +331,7 @@ def _float_patches(interpreter: Any, tl: Any) -> list[tuple[Any, str, Any]]:
         return handle(result, tl.int1) if result.dtype == np.bool_ else handle(narrow(result), tl.bfloat16)
 
     def unary(self: Any, x: Any, op: Callable[..., Any]) -> Any:
+        op = _exp_of_gpus if op is np.exp else op
         return handle(narrow(op(wide(x).data)), tl.bfloat16) if is_bf16(x) else plain_unary(self, x, op)
 
     def reduction(plain: Callable[..., Any]) -> Callable[..., Any]:
