@@ -13,12 +13,14 @@ from mirage_jax.lower.backends import compile_for
 from mirage_jax.lower.runtime.launch import sources
 from mirage_jax.mugraph import evaluate
 from mirage_jax.mugraph.check import check_graph
+from mirage_jax.mugraph.domains import exact
 from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Precision, Schedule
+from mirage_jax.mugraph.operators import FUNCTIONS
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.passes.merge_axes import simplify_axes
 from mirage_jax.search.driver import search
 from mirage_jax.verify.exact.exact_check import exact_check
-from mirage_jax.verify.exact.interpreters.triton import interpret
+from mirage_jax.verify.exact.interpreters.triton import interpret, interpret_kernel
 
 POINTWISE = """mugraph {
   extents i=16 j=16 k=16
@@ -299,3 +301,17 @@ STRANGE = [np.inf, -np.inf, np.nan, 1e30, -1e30, 0.0]
 def test_functions_of_strange_numbers(function: str, wanted: list[float]) -> None:
     (have,) = interpret(*pointwise(function), [np.resize(np.float32(STRANGE), 1024)])
     np.testing.assert_array_equal(have[:6], np.float32(wanted))
+
+
+@pytest.mark.parametrize("function", ["log1p", "expm1", "tanh", "erfc", "logistic", "exp", "inner_exp"])
+def test_numbers_with_a_residue_of_zero(function: str) -> None:
+    """Of exact numbers one residue may be 0 and the other not: no division by it is a wrong kernel."""
+    graph, schedule = pointwise(function)
+    (source,) = sources(graph, schedule)
+    assert source is not None
+    x = exact.integers(np.resize([exact.Q, exact.P, 3 * exact.Q, 7], 1024))
+    (have,) = interpret_kernel(source, [x], exact=True)
+    record = FUNCTIONS.get(function)
+    want = record.exact(x) if record else exact.exp(x)
+    for residue in "pq":
+        np.testing.assert_array_equal(have[residue], want[residue])

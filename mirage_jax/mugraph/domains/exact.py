@@ -315,8 +315,9 @@ def tanh(x: Numbers) -> Numbers:
 
 
 def log1p(x: Numbers) -> Numbers:
-    """log(1 + x); 0 of 0."""
-    return choose(is_zero(x), x, log(add(ONE, x)))
+    """log(1 + x), 0 of 0, as kernels write it: x is divided by itself, which not every residue can be."""
+    above = add(ONE, x)
+    return choose(is_zero(x), x, multiply(log(above), divide(x, subtract(above, ONE))))
 
 
 def expm1(x: Numbers) -> Numbers:
