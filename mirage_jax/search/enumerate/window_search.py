@@ -34,6 +34,7 @@ from mirage_jax.mugraph.graph import (
     Tensor,
     origin,
 )
+from mirage_jax.mugraph.passes.differences import with_differences_multiplied
 from mirage_jax.search.candidates import MAX_ALIKE, Candidate, grids_and_loops, parts_of
 from mirage_jax.search.enumerate.axioms import Axioms, Decomposition
 from mirage_jax.search.enumerate.extract import (
@@ -408,7 +409,8 @@ class Search:
                 self.report.pruned["cost bound"] += 1
                 continue
             self.report.priced += 1
-            for candidate in self._of_plan(models[axis, n], plan, axis, n, targets, best):
+            for found in self._of_plan(models[axis, n], plan, axis, n, targets, best):
+                candidate = replace(found, graph=with_differences_multiplied(found.graph))
                 best.add(axis, candidate.seconds, self.forward_error.is_larger(candidate.graph))
                 yield candidate
                 mixed = with_libraries(candidate.graph)

@@ -1,0 +1,102 @@
+"""Sums of products with differences: a kernel that has the differences multiplies by them.
+
+A search expands ``sum(w (x - y))``, and may compute it as ``x sum(w) - sum(w y)``: matrix units are made for that, but
+the digits that cancel are lost. A kernel that has x - y in its registers, for a distance, keeps them at no cost.
+
+before -> after:  x[i] acc(sum{j} w[i,j]) - acc(dot{j} w[i,j] y[j,k])  ->  acc(dot{j} w[i,j] d[i,j,k]), d = x - y
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+from mirage_jax.mugraph.graph import BlockGraph, KernelGraph, Op, unused_name
+
+
+def with_differences_multiplied(graph: KernelGraph) -> KernelGraph:
+    """The same program, its kernels with one sum for each such pair of sums."""
+    kernels = tuple(_Sums(k).run() if isinstance(k, BlockGraph) else k for k in graph.kernels)
+    return graph if kernels == graph.kernels else replace(graph, kernels=kernels)
+
+
+class _Sums:
+    def __init__(self, kernel: BlockGraph) -> None:
+        self.kernel = kernel
+        self.ops = {op.name: op for op in kernel.ops}
+        self.taken = set(kernel.axes_of)
+        self.known = {frozenset(op.args): op for op in kernel.ops if _signs(op) in ((1, -1), (-1, 1))}
+
+    def run(self) -> BlockGraph:
+        """Rewrite each pair of sums, and drop what nothing reads any more."""
+        ops = tuple(new for op in self.kernel.ops for new in self._rewritten(op))
+        if ops == self.kernel.ops:
+            return self.kernel
+        kernel = replace(self.kernel, ops=ops)
+        read = kernel.below(s.value for s in kernel.stores)
+        return replace(
+            kernel,
+            ops=tuple(op for op in ops if op.name in read),
+            loads=tuple(x for x in kernel.loads if x.name in read),
+        )
+
+    def _rewritten(self, op: Op) -> list[Op]:
+        """The operators in the place of one: itself, or a sum of products with a difference, and its scale."""
+        if _signs(op) is None or len(set(op.args)) < 2:
+            return [op]
+        for first, scale in ((op.args[0], op.number("ca")), (op.args[1], op.number("cb"))):
+            (second,) = set(op.args) - {first}
+            if found := self._sums(first, second):
+                product, weight, x, y = found
+                difference = self.known.get(frozenset((x, y)))
+                if difference is not None and set(self.kernel.axes_of[x]) <= set(op.axes):
+                    return self._of_difference(op, product, weight, difference, scale * _sign_of(difference, y))
+        return [op]
+
+    def _sums(self, products: str, multiple: str) -> tuple[Op, str, str, str] | None:
+        """The product, w, x and y of two values, if these are sums of ``w y`` and x times the sum of w."""
+        product, by_sum = self._summed(products), self.ops.get(multiple)
+        if product is None or product.op != "dot" or by_sum is None or by_sum.op != "mul":
+            return None
+        for total, x in (by_sum.args, by_sum.args[::-1]):
+            plain = self._summed(total)
+            if plain is not None and plain.op == "sum" and _axes(plain) == _axes(product):
+                (weight,) = plain.args
+                others = [a for a in product.args if a != weight]
+                if weight in product.args and len(others) == 1:
+                    return product, weight, x, others[0]
+        return None
+
+    def _summed(self, name: str) -> Op | None:
+        """The operator whose results a loop adds up, or the operator itself."""
+        op = self.ops.get(name)
+        return self.ops.get(op.args[0]) if op is not None and op.op == "acc" else op
+
+    def _of_difference(self, op: Op, product: Op, weight: str, difference: Op, scale: Fraction) -> list[Op]:
+        out = [replace(product, name=self._named(), args=(weight, difference.name))]
+        if self.kernel.stages[product.name].body:
+            out.append(Op(self._named(), "acc", (out[-1].name,), product.axes))
+        attrs = (("scale", scale),) if scale != 1 else ()
+        return [*out, Op(op.name, "affine", (out[-1].name,), op.axes, attrs)]
+
+    def _named(self) -> str:
+        self.taken.add(name := unused_name("", self.taken))
+        return name
+
+
+def _signs(op: Op) -> tuple[Fraction, Fraction] | None:
+    """The factors of a sum of two values that cancels where these are equal."""
+    if op.op != "add" or (factors := (op.number("ca"), op.number("cb")))[0] != -factors[1]:
+        return None
+    return factors
+
+
+def _sign_of(difference: Op, y: str) -> Fraction:
+    """What a difference is of ``y - x``."""
+    return difference.number("ca" if difference.args[0] == y else "cb")
+
+
+def _axes(op: Op) -> frozenset[object]:
+    axes = op.attributes["axes"]
+    assert isinstance(axes, tuple)
+    return frozenset(axes)

@@ -1,0 +1,106 @@
+"""Sums of products with differences: equal to the pair of sums, and more precise."""
+
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxpr_frontend.replacing import analysis
+
+from mirage_jax.compiler.tuning_session import space_for
+from mirage_jax.hardware.device_model import DEVICES
+from mirage_jax.mugraph import evaluate
+from mirage_jax.mugraph.check import check_graph
+from mirage_jax.mugraph.graph import KernelGraph, KernelSchedule, Schedule
+from mirage_jax.mugraph.parser import parse
+from mirage_jax.mugraph.passes.differences import with_differences_multiplied
+from mirage_jax.mugraph.passes.merge_axes import simplify_axes
+from mirage_jax.search.driver import search
+from mirage_jax.verify.equivalence.certificate import fingerprint
+from mirage_jax.verify.exact.exact_check import exact_check
+
+SCHEDULE = Schedule((KernelSchedule((("j", 16), ("k", 16))),))
+
+
+def pair_of_sums(difference: str, product: str, multiple: str, result: str) -> KernelGraph:
+    """The gradient of Gaussian kernels of all pairs of points, each kernel times a difference."""
+    return parse(f"""mugraph {{
+      extents i=4 j=32 k=32
+      input X: f32[j,i]
+      input Y: f32[k,i]
+      kernel a grid(j) loop(k) {{
+        %x = load X[j,i]
+        %y = load Y[k,i]
+        %d[j,i,k] = add{{{difference}
+        %r[j,k] = dot{{axes=(i)}} %d %d
+        %w[j,k] = exp{{scale=-1}} %r
+        %s[j] = sum{{axes=(k)}} %w
+        %t[j] = acc %s
+        %p[j,i] = dot{{axes=(k)}} {product}
+        %q[j,i] = acc %p
+        %m[j,i] = mul {multiple}
+        %z[j,i] = add{{{result}
+        store Z: f32[j,i] = %z
+      }}
+      output Z
+    }}""")
+
+
+DIFFERENCES = ("cb=-1} %x %y", "cb=-1} %y %x", "ca=-1} %x %y")
+RESULTS = ("cb=-1} %q %m", "cb=-1} %m %q", "ca=-3, cb=3} %q %m")
+FORMS = list(product(DIFFERENCES, ("%w %y", "%y %w"), ("%t %x", "%x %t"), RESULTS))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_sum_for_a_pair(form: tuple[str, ...]) -> None:
+    before = pair_of_sums(*form)
+    after = with_differences_multiplied(before)
+    check_graph(after)
+    (kernel,) = after.kernels
+    assert [op.op for op in kernel.ops] == ["add", "dot", "exp", "dot", "acc", "affine"]
+    assert fingerprint(before, after)
+    assert exact_check(after, SCHEDULE) == ""
+    assert with_differences_multiplied(after) == after
+
+
+def test_digits_of_points_that_are_near_each_other() -> None:
+    before = pair_of_sums("cb=-1} %x %y", "%w %y", "%t %x", "cb=-1} %q %m")
+    rng = np.random.default_rng(0)
+    points = [(100 + rng.standard_normal(shape)).astype(np.float32) for shape in ((32, 4), (32, 4))]
+    (want,) = evaluate.run(before, points)
+    errors = [np.abs(evaluate.run(g, points, dtype="float32")[0] - want).max() for g in (before, _after(before))]
+    assert 100 * errors[1] < errors[0]
+
+
+def _after(graph: KernelGraph) -> KernelGraph:
+    return with_differences_multiplied(graph)
+
+
+def test_other_sums_stay() -> None:
+    """Of another weight, over another axis, or of a value that is no difference of the kernel."""
+    graph = pair_of_sums("cb=-1} %x %y", "%w %y", "%t %x", "cb=-1} %q %m")
+    for old, new in (
+        ("sum{axes=(k)} %w", "sum{axes=(k)} %r"),
+        ("%z[j,i] = add{cb=-1} %q %m", "%z[j,i] = add %q %m"),
+        ("%d[j,i,k] = add{cb=-1} %x %y", "%d[j,i,k] = add %x %y"),
+    ):
+        assert old in str(graph)
+        other = parse(str(graph).replace(old, new))
+        assert _after(other) == other
+    text = str(graph).replace("mul %t %x", "mul %t %o").replace("%s[j] =", "%o[j,i] = affine{offset=1} %x\n    %s[j] =")
+    assert _after(parse(text)) == parse(text)
+
+
+def test_a_search_finds_the_sum_of_products_with_differences() -> None:
+    def gradient(x, y):
+        return jax.grad(lambda x: jnp.sum(jnp.exp(-jnp.sum((x[:, None] - y) ** 2, -1))))(x)
+
+    points = jax.ShapeDtypeStruct((2048, 8), "float32")
+    (region,) = analysis(gradient, points, points).regions
+    found, _ = search(simplify_axes(region.graph), DEVICES["H200"], space_for(region), seconds=60.0, states=20_000)
+    single = [c.graph for c in found if c.family == "kernels" and len(c.graph.kernels) == 1]
+    assert single
+    for graph in single:
+        assert _after(graph) == graph
+        assert [op.op for op in graph.kernels[0].ops].count("acc") == 1
