@@ -435,7 +435,7 @@ class KernelGraph:
 
 
 class Precision(IntEnum):
-    """How precise operands of matrix products are, and from `ROUNDED` on exponentials.
+    """How precise operands of matrix products are, and exponentials of softmaxes.
 
     Matrix units cut float32 off to TF32. Rounding operands before that halves the error. Splitting makes two numbers of
     an operand: the rounded value and the rest (Markidis et al., 2018, section 5). Computed ones of 16-bit products are

@@ -77,6 +77,57 @@ def _after(graph: KernelGraph) -> KernelGraph:
     return with_differences_multiplied(graph)
 
 
+def test_sums_that_no_loop_adds_up() -> None:
+    """Each step of the loop has all of its own points."""
+    before = parse("""mugraph {
+      extents b=8 i=4 j=16 k=16
+      input X: f32[j,i]
+      input Y: f32[b,k,i]
+      kernel a grid(j) loop(b) {
+        %x = load X[j,i]
+        %y = load Y[b,k,i]
+        %d[j,i,b,k] = add{cb=-1} %x %y
+        %r[j,b,k] = dot{axes=(i)} %d %d
+        %w[j,b,k] = exp{scale=-1} %r
+        %s[j,b] = sum{axes=(k)} %w
+        %p[j,b,i] = dot{axes=(k)} %w %y
+        %m[j,b,i] = mul %s %x
+        %z[j,b,i] = add{cb=-1} %p %m
+        %v[j,i] = sum{axes=(b)} %z
+        %u[j,i] = acc %v
+        store Z: f32[j,i] = %u
+      }
+      output Z
+    }""")
+    after = _after(before)
+    check_graph(after)
+    assert [op.op for op in after.kernels[0].ops] == ["add", "dot", "exp", "dot", "affine", "sum", "acc"]
+    assert fingerprint(before, after)
+
+
+def test_the_index_of_a_sum_is_not_another_one() -> None:
+    """x[k] stands outside of the sum over k: the difference of the kernel is of the same k."""
+    before = parse("""mugraph {
+      extents j=16 k=16
+      input X: f32[k]
+      input Y: f32[j,k]
+      kernel a grid(j) {
+        %x = load X[k]
+        %y = load Y[j,k]
+        %d[j,k] = add{cb=-1} %x %y
+        %w[j,k] = exp %d
+        %s[j] = sum{axes=(k)} %w
+        %p[j] = dot{axes=(k)} %w %y
+        %m[j,k] = mul %s %x
+        %z[j,k] = add{cb=-1} %p %m
+        store Z: f32[j,k] = %z
+      }
+      output Z
+    }""")
+    check_graph(before)
+    assert _after(before) == before
+
+
 def test_other_sums_stay() -> None:
     """Of another weight, over another axis, or of a value that is no difference of the kernel."""
     graph = pair_of_sums("cb=-1} %x %y", "%w %y", "%t %x", "cb=-1} %q %m")

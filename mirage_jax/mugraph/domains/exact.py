@@ -316,8 +316,9 @@ def tanh(x: Numbers) -> Numbers:
 
 def log1p(x: Numbers) -> Numbers:
     """log(1 + x), 0 of 0, as kernels write it: x is divided by itself, which not every residue can be."""
-    above = add(ONE, x)
-    return choose(is_zero(x), x, multiply(log(above), divide(x, subtract(above, ONE))))
+    divisible = choose(is_zero(x), ONE, x)
+    above = add(ONE, divisible)
+    return choose(is_zero(x), x, multiply(log(above), divide(divisible, subtract(above, ONE))))
 
 
 def expm1(x: Numbers) -> Numbers:

@@ -1,13 +1,14 @@
 """Sums of products with differences: a kernel that has the differences multiplies by them.
 
 A search expands ``sum(w (x - y))``, and may compute it as ``x sum(w) - sum(w y)``: matrix units are made for that, but
-the digits that cancel are lost. A kernel that has x - y in its registers, for a distance, keeps them at no cost.
+the digits that cancel are lost. A kernel that has x - y in its registers, for a distance, keeps them at hardly a cost.
 
 before -> after:  x[i] acc(sum{j} w[i,j]) - acc(dot{j} w[i,j] y[j,k])  ->  acc(dot{j} w[i,j] d[i,j,k]), d = x - y
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 
@@ -46,36 +47,37 @@ class _Sums:
             return [op]
         for first, scale in ((op.args[0], op.number("ca")), (op.args[1], op.number("cb"))):
             (second,) = set(op.args) - {first}
-            if found := self._sums(first, second):
-                product, weight, x, y = found
+            for weight, x, y in self._sums(first, second):
                 difference = self.known.get(frozenset((x, y)))
-                if difference is not None and set(self.kernel.axes_of[x]) <= set(op.axes):
-                    return self._of_difference(op, product, weight, difference, scale * _sign_of(difference, y))
+                if difference is not None and set(op.axes) == set(self.ops[first].axes):
+                    return self._of_difference(op, first, weight, difference, scale * _sign_of(difference, y))
         return [op]
 
-    def _sums(self, products: str, multiple: str) -> tuple[Op, str, str, str] | None:
-        """The product, w, x and y of two values, if these are sums of ``w y`` and x times the sum of w."""
-        product, by_sum = self._summed(products), self.ops.get(multiple)
+    def _sums(self, products: str, multiple: str) -> Iterator[tuple[str, str, str]]:
+        """Names of w, x and y where two values are sums of ``w y`` and x times the sum of w."""
+        by_sum, (product, *steps) = self.ops.get(multiple), self._summed(products)
         if product is None or product.op != "dot" or by_sum is None or by_sum.op != "mul":
-            return None
+            return
         for total, x in (by_sum.args, by_sum.args[::-1]):
-            plain = self._summed(total)
-            if plain is not None and plain.op == "sum" and _axes(plain) == _axes(product):
-                (weight,) = plain.args
-                others = [a for a in product.args if a != weight]
-                if weight in product.args and len(others) == 1:
-                    return product, weight, x, others[0]
-        return None
+            plain, *plain_steps = self._summed(total)
+            if plain is None or plain.op != "sum" or (_axes(plain), plain_steps) != (_axes(product), steps):
+                continue
+            (weight,) = plain.args
+            for w, y in (product.args, product.args[::-1]):
+                if w == weight:
+                    yield w, x, y
 
-    def _summed(self, name: str) -> Op | None:
-        """The operator whose results a loop adds up, or the operator itself."""
+    def _summed(self, name: str) -> tuple[Op | None, bool]:
+        """The operator whose results a loop adds up, and True; or the operator itself, and False."""
         op = self.ops.get(name)
-        return self.ops.get(op.args[0]) if op is not None and op.op == "acc" else op
+        return (self.ops.get(op.args[0]), True) if op is not None and op.op == "acc" else (op, False)
 
-    def _of_difference(self, op: Op, product: Op, weight: str, difference: Op, scale: Fraction) -> list[Op]:
+    def _of_difference(self, op: Op, products: str, weight: str, difference: Op, scale: Fraction) -> list[Op]:
+        product, is_added_up = self._summed(products)
+        assert product is not None
         out = [replace(product, name=self._named(), args=(weight, difference.name))]
-        if self.kernel.stages[product.name].body:
-            out.append(Op(self._named(), "acc", (out[-1].name,), product.axes))
+        if is_added_up:
+            out.append(replace(self.ops[products], name=self._named(), args=(out[-1].name,)))
         attrs = (("scale", scale),) if scale != 1 else ()
         return [*out, Op(op.name, "affine", (out[-1].name,), op.axes, attrs)]
 

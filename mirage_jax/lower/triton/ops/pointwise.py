@@ -124,11 +124,13 @@ def emit_exp(c: Context, op: Op) -> TileVariable:
 def is_precise(c: Context, op: Op) -> bool:
     """Does an exponential keep all digits of float32? Not where its results are stored in 16 bits.
 
-    Others do where `Precision` asks for it, and in graphs without numbers of 16 bits. Those of a softmax do not: what
+    Others do where `Precision` asks for it, and in graphs without numbers of 16 bits. Those of a softmax need not: what
     is far below the maximum of a row, and so less exact, hardly counts.
     """
-    is_single = op.op != "exps" and not any(t.dtype in SIXTEEN_BIT_FLOATS for t in c.tiling.graph.tensors.values())
-    return (is_single or c.tiling.schedule.precise >= Precision.ROUNDED) and not c.graph.ends_narrow(op.name)
+    is_narrow = any(t.dtype in SIXTEEN_BIT_FLOATS for t in c.tiling.graph.tensors.values())
+    least = Precision.SPLIT_FLOAT32_RESULTS if is_narrow else Precision.ROUNDED
+    is_asked = c.tiling.schedule.precise >= least or (op.op != "exps" and not is_narrow)
+    return is_asked and not c.graph.ends_narrow(op.name)
 
 
 def _with_precise_exps(c: Context, text: str) -> str:
