@@ -69,12 +69,11 @@ def test_digits_of_points_that_are_near_each_other() -> None:
     rng = np.random.default_rng(0)
     points = [(100 + rng.standard_normal(shape)).astype(np.float32) for shape in ((32, 4), (32, 4))]
     (want,) = evaluate.run(before, points)
-    errors = [np.abs(evaluate.run(g, points, dtype="float32")[0] - want).max() for g in (before, _after(before))]
+    errors = [
+        np.abs(evaluate.run(g, points, dtype="float32")[0] - want).max()
+        for g in (before, with_differences_multiplied(before))
+    ]
     assert 100 * errors[1] < errors[0]
-
-
-def _after(graph: KernelGraph) -> KernelGraph:
-    return with_differences_multiplied(graph)
 
 
 def test_sums_that_no_loop_adds_up() -> None:
@@ -99,7 +98,7 @@ def test_sums_that_no_loop_adds_up() -> None:
       }
       output Z
     }""")
-    after = _after(before)
+    after = with_differences_multiplied(before)
     check_graph(after)
     assert [op.op for op in after.kernels[0].ops] == ["add", "dot", "exp", "dot", "affine", "sum", "acc"]
     assert fingerprint(before, after)
@@ -125,7 +124,7 @@ def test_the_index_of_a_sum_is_not_another_one() -> None:
       output Z
     }""")
     check_graph(before)
-    assert _after(before) == before
+    assert with_differences_multiplied(before) == before
 
 
 def test_other_sums_stay() -> None:
@@ -138,9 +137,9 @@ def test_other_sums_stay() -> None:
     ):
         assert old in str(graph)
         other = parse(str(graph).replace(old, new))
-        assert _after(other) == other
+        assert with_differences_multiplied(other) == other
     text = str(graph).replace("mul %t %x", "mul %t %o").replace("%s[j] =", "%o[j,i] = affine{offset=1} %x\n    %s[j] =")
-    assert _after(parse(text)) == parse(text)
+    assert with_differences_multiplied(parse(text)) == parse(text)
 
 
 def test_a_search_finds_the_sum_of_products_with_differences() -> None:
@@ -153,5 +152,5 @@ def test_a_search_finds_the_sum_of_products_with_differences() -> None:
     single = [c.graph for c in found if c.family == "kernels" and len(c.graph.kernels) == 1]
     assert single
     for graph in single:
-        assert _after(graph) == graph
+        assert with_differences_multiplied(graph) == graph
         assert [op.op for op in graph.kernels[0].ops].count("acc") == 1

@@ -266,10 +266,11 @@ class Frame:
             text = f"({text})"
         return f"{text}[{', '.join(':' if a in own else 'None' for a in dims)}]"
 
-    def literal(self, number: Number) -> str:
-        """The nearest float; what it stands for is kept for whoever runs the text on exact numbers."""
-        self.numbers.setdefault(float(number), set()).add(number)
-        return literal(float(number))
+    def literal(self, number: Number, written: float | None = None) -> str:
+        """The nearest float, or `written`; what it stands for is kept for whoever runs the text on exact numbers."""
+        value = float(number) if written is None else written
+        self.numbers.setdefault(value, set()).add(number)
+        return literal(value)
 
     def at(self, value: TileVariable, dims: tuple[Axis, ...]) -> str:
         """A tile, broadcastable to `dims`."""

@@ -13,7 +13,7 @@ import numpy
 
 from mirage_jax.errors import UnsupportedError
 from mirage_jax.lower.triton.context import Context, rule
-from mirage_jax.lower.triton.expressions import LN2, OCTAVE, PER_OCTAVE, Number, TileVariable, attr, literal, number
+from mirage_jax.lower.triton.expressions import LN2, OCTAVE, PER_OCTAVE, Number, TileVariable, attr, number
 from mirage_jax.mugraph.dtypes import SIXTEEN_BIT_FLOATS
 from mirage_jax.mugraph.graph import Op, Precision
 from mirage_jax.mugraph.operators import COMPARISONS, operator
@@ -154,7 +154,7 @@ def precise_exp(c: Context, x: str) -> str:
     x = c.w.let("exponent", x)
     octaves = c.w.let("octaves", f"{x} * {c.literal(PER_OCTAVE)}")
     power = c.w.let("power", f"tl.exp2({octaves})")
-    c.numbers.setdefault(LN2_REST, set()).add(ZERO)  # of an exact ln 2 nothing is left
     near = f"tl.fma({octaves}, {c.literal(-OCTAVE)}, {x})"
-    rest = c.w.let("rest", f"tl.fma({octaves}, {literal(LN2_REST)}, {near})")
+    lost = c.literal(ZERO, LN2_REST)  # of an exact ln 2 nothing
+    rest = c.w.let("rest", f"tl.fma({octaves}, {lost}, {near})")
     return f"tl.where(tl.abs({octaves}) < {MAX_OCTAVES}, tl.fma({power}, {rest}, {power}), {power})"
