@@ -209,7 +209,7 @@ def check_gpu_lowering() -> Check:
     mlir.register_lowering(softmax, mlir.lower_fun(rule, multiple_results=False), platform="cuda")
     x = jax.ShapeDtypeStruct((256, 64), jnp.float16)
     text = jax.jit(softmax.bind).trace(x).lower(lowering_platforms=("cuda",)).as_text()
-    if "triton_kernel_call" not in text:
+    if not launch.kernel_calls(text):
         return Check(name, "problem", "a kernel is missing in the lowered program", INSTALL["jax_plugins"])
     return Check(name, "ok", "kernels lower to calls in XLA's program; to run and be measured they need a GPU")
 

@@ -111,7 +111,7 @@ def test_python_about_deploying_runs() -> None:
     pytest.importorskip("jax_triton")
     pytest.importorskip("jax_plugins")
     names = run(DEPLOYING)
-    assert names["restored"].platforms == ("cuda",) and "triton_kernel_call_ffi" in names["restored"].mlir_module()
+    assert names["restored"].platforms == ("cuda",) and "@__gpu$xla.gpu.ptx(" in names["restored"].mlir_module()
 
 
 @pytest.mark.parametrize("file", DOCUMENTS, ids=lambda f: f.name)

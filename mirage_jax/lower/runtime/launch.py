@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mirage_jax.errors import LoweringError
 from mirage_jax.lower.backends import backend_of
+from mirage_jax.lower.runtime import xla_launch
 from mirage_jax.lower.runtime.triton_runtime import NUMPY_TYPES
 from mirage_jax.lower.tiling import stored_shape
 from mirage_jax.lower.triton.emitter import DEFAULT_OPTIONS, EmitOptions, KernelSource, emit
@@ -28,13 +29,18 @@ type RunLibrary = Callable[[Library, Mapping[str, Any]], Any]
 """Runs one library operator: given it and all device tensors so far by name, returns its result."""
 
 PACKAGES = ("triton", "jax_triton")  # what kernels run with
-CUSTOM_CALLS = ("triton_kernel_call_ffi",)  # targets of kernels in XLA's programs, which JAX's CUDA plugin registers
+CUSTOM_CALLS = ("triton_kernel_call_ffi", xla_launch.TARGET)  # targets of kernels, which JAX's CUDA plugin knows
 INSTALL = "pip install 'mirage-jax[triton]'"
 
 
 def missing(*packages: str) -> str:
     """Name the first of some packages that is not installed; "" if all are."""
     return next((name for name in packages if find_spec(name) is None), "")
+
+
+def kernel_calls(program: str) -> int:
+    """Calls of kernels in a program's StableHLO."""
+    return sum(program.count(f"@{name}(") for name in CUSTOM_CALLS)
 
 
 def sources(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from mirage_jax.errors import LoweringError
 from mirage_jax.lower.hopper.shared_memory import Descriptor
 from mirage_jax.lower.kernel_source import KernelSource
-from mirage_jax.lower.runtime import kernel_cache
+from mirage_jax.lower.runtime import kernel_cache, xla_launch
 from mirage_jax.lower.triton.writer import PREFIX
 from mirage_jax.mugraph.dtypes import DTYPES
 
@@ -149,7 +149,7 @@ def _jax_triton() -> Any:
     try:
         import jax_triton
         import triton.backends.nvidia.compiler as compiler
-        from jax.interpreters import partial_eval
+        from jax.interpreters import mlir, partial_eval
     except ImportError as error:
         raise LoweringError(f"GPU kernels need jax-triton and triton: {error}") from error
     finally:
@@ -161,7 +161,10 @@ def _jax_triton() -> Any:
     compile_kernel = _with_gluon(library.compile_ttir_inplace, library.CompilationResult)
     library.compile_ttir_inplace = _without_debugging(kernel_cache.kept(compile_kernel, library.CompilationResult))
     kernels = library.triton_kernel_call_lib
-    kernels.TritonKernel = _without_source(_with_all_warps(kernels.TritonKernel))
+    kernels.TritonKernel = _without_source(_with_all_warps(xla_launch.kernel_type(kernels.TritonKernel)))
+    kernels.TritonKernelCall = xla_launch.launch_type(kernels.TritonKernelCall)
+    rule = functools.partial(library.triton_kernel_call_lowering, library.make_cuda_target)
+    mlir.register_lowering(library.triton_kernel_call_p, xla_launch.started_by_xla(rule, PREFIX), platform="cuda")
     if (rule := partial_eval.dce_rules.get(library.triton_kernel_call_p)) is not None:
         partial_eval.dce_rules[library.triton_kernel_call_p] = _with_live_inputs(rule)
     try:
