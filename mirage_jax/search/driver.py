@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
@@ -26,6 +26,7 @@ from mirage_jax.search.decompose.output_slices import SUMS, followed, output_sli
 from mirage_jax.search.decompose.subprocesses import SubSearch, search_parts
 from mirage_jax.search.decompose.windows import (
     KernelWindow,
+    after_quotients,
     before_reductions,
     before_tail,
     divide,
@@ -73,6 +74,11 @@ def search(
     small sums are stored, too; where there is none in the whole space, reductions at the end are left out.
     """
     until = time.monotonic() + seconds
+    if windows := after_quotients(reference):
+        quotients, rest = windows
+        found, report = search(rest.graph, device, space, seconds, states, families, notify, workers)
+        small, _ = searched(quotients.graph, device, space, seconds, states, families)
+        return best_in_range(reference, _with_quotients(reference, windows, small, found, device), device), report
     narrow = cache(partial(is_narrow, device=device, space=space, most=MAX_WINDOW_CLASSES))  # asked again of windows
     reference, parts = _divided(reference, narrow)
     has_kernels = _has_kernels(families, device)
@@ -98,6 +104,23 @@ def search(
         report.add(part_report)
     found += _put_together(reference, parts, by_part, device, until + MAX_COMBINING_SHARE * seconds)
     return best_in_range(reference, found, device), report
+
+
+def _with_quotients(
+    reference: KernelGraph,
+    windows: list[KernelWindow],
+    quotients: Sequence[Candidate],
+    found: Sequence[Candidate],
+    device: DeviceModel,
+) -> Iterator[Candidate]:
+    """Candidates for the whole, from those of all that comes after quotients."""
+    kept = [estimate(w.graph, Schedule((KernelSchedule(),) * len(w.graph.kernels)), device) for w in windows]
+    known: KnownTilings = {}
+    for c in found:
+        first = next((q for q in quotients if q.family == c.family == "kernels"), None)
+        whole = _replaced(reference, windows, {1: c} if first is None else {0: first, 1: c}, kept, device)
+        if whole is not None:
+            yield inlined(whole, device, known) if first is not None else whole
 
 
 def _divided(reference: KernelGraph, fits: Callable[[KernelGraph], bool]) -> tuple[KernelGraph, list[KernelWindow]]:

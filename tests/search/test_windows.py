@@ -1,6 +1,7 @@
 """Wide regions are divided into windows; the program stays the same, whatever is put in the place of its windows."""
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from mirage_jax.mugraph.graph import KernelGraph, Library, Load, Op, Tensor
 from mirage_jax.search import driver
 from mirage_jax.search.decompose.windows import (
     KernelWindow,
+    after_quotients,
     before_reductions,
     before_tail,
     divide,
@@ -270,6 +272,51 @@ def test_where_patience_ends_without_a_kernel_the_end_is_left_out(monkeypatch) -
     found, _ = search(graph, H200, TWO_KERNELS, 20.0)
     kernels = [c for c in found if c.family == "kernels"]
     assert kernels and fingerprint(graph, kernels[0].graph)
+
+
+def gaussians(x: jax.Array, y: jax.Array, s: jax.Array) -> jax.Array:
+    """All pairs of points, at a length of each coordinate, as GPJax writes them: x[N, D], y[M, D], s[D]."""
+    return jnp.exp(-0.5 * jnp.sum(jnp.square(x[:, None] / s - y[None] / s), -1))
+
+
+def distances(far: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    return lambda x, y, s: jnp.sum(jnp.square(far(x[:, None], y[None], s)), -1)
+
+
+@pytest.mark.parametrize(
+    ("far", "stored"),
+    [
+        (lambda x, y, s: x / s - y / s, ["div", "div"]),
+        (lambda x, y, s: x * (1 / s) - y * (1 / s), ["mul", "mul"]),
+        (lambda x, y, s: x * jax.lax.rsqrt(s) + y * jax.lax.rsqrt(s), ["mul", "mul"]),
+        (lambda x, y, s: (x - y) / s, []),
+        (lambda x, y, s: x / s - y / (s + 1), []),
+        (lambda x, y, s: x * s - y * s, []),
+        (lambda x, y, s: x / s - jnp.max(y, -1, keepdims=True) / s, []),
+    ],
+    ids=["quotients", "products with a reciprocal", "with a root", "later", "two divisors", "products", "of a maximum"],
+)
+def test_quotients_come_before_what_they_are_subtracted_in(far, stored: list[str]) -> None:
+    graph = captured(distances(far), (40, 8), (24, 8), (8,))
+    windows = after_quotients(graph)
+    assert [k.op.op for w in windows[:1] for k in w.graph.kernels if k.name in w.graph.outputs] == stored
+    assert sorted(n for w in windows for n in w.positions) == list(range(len(graph.kernels) if stored else 0))
+
+
+def test_a_divisor_of_zero_gives_no_number_in_all_candidates() -> None:
+    """As in the program: 1/0 - 2/0 is none, and (1 - 2)/0 would be infinite."""
+    graph = captured(gaussians, (40, 8), (24, 8), (8,))
+    given = inputs(graph)
+    (divisor,) = [n for n, t in enumerate(graph.inputs) if len(t.axes) == 1]
+    given[divisor][3] = 0
+    candidates, _ = found(graph)
+    assert {c.family for c in candidates} >= {"kernels"}
+    with np.errstate(all="ignore"):
+        (want,) = run(graph, given)
+        assert 0 < np.isnan(want).sum() < want.size
+        for c in candidates:
+            (have,) = run(c.graph, given, c.schedule)
+            np.testing.assert_array_equal(np.isnan(have), np.isnan(want))
 
 
 def kernel_gradients(x: jax.Array, y: jax.Array, s: jax.Array) -> list[jax.Array]:

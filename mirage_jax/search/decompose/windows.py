@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -117,6 +117,48 @@ def before_reductions(reference: KernelGraph) -> list[KernelWindow]:
         if follows or k.op.op in ("sum", "max"):
             behind[k.name] = k
     return _before(reference, behind)
+
+
+def after_quotients(reference: KernelGraph) -> list[KernelWindow]:
+    """Two windows: quotients with the same divisor that are added or subtracted, and all else; none if there are no
+    such quotients that are made of inputs element by element.
+
+    Where l is 0, x/l - y/l is NaN and (x - y)/l is infinite. So the float gate refuses all that divides later.
+    """
+    maker = {k.name: k for k in _libraries(reference)}
+    first = set[int]()
+    for k in maker.values():
+        divisors = {_divisor(maker, x.tensor) for x in k.loads}
+        if k.op.op == "add" and len(divisors) == 1 and divisors != {""}:
+            first |= _pointwise_below(reference, {x.tensor for x in k.loads})
+    if not first:
+        return []
+    rest = [n for n in range(len(reference.kernels)) if n not in first]
+    read_later = {x.tensor for n in rest for x in reference.kernels[n].loads}
+    return [
+        _window(reference, sorted(first), read_later.union(reference.outputs)),
+        _window(reference, rest, set(reference.outputs)),
+    ]
+
+
+def _divisor(maker: Mapping[str, Library], name: str) -> str:
+    """The value by which another one is divided, or a negative power by which it is multiplied; "" if by none."""
+    if (k := maker.get(name)) is None or k.op.op not in ("div", "mul"):
+        return ""
+    loaded = {x.name: x.tensor for x in k.loads}
+    read = [loaded[arg] for arg in k.op.args]
+    return read[1] if k.op.op == "div" else next((x for x in read if _is_negative_power(maker.get(x))), "")
+
+
+def _is_negative_power(kernel: Library | None) -> bool:
+    return kernel is not None and kernel.op.op == "pow" and kernel.op.number("exponent") < 0
+
+
+def _pointwise_below(reference: KernelGraph, names: Iterable[str]) -> set[int]:
+    """Positions of the kernels that compute values from inputs, if all are pointwise; else none."""
+    below = set[int]().union(*(_below(reference, name, ()) for name in names))
+    is_pointwise = all(operator(op.op).pointwise for n in below for op in reference.kernels[n].ops)
+    return below if is_pointwise else set()
 
 
 def _before(reference: KernelGraph, end: Mapping[str, Library]) -> list[KernelWindow]:
