@@ -113,7 +113,7 @@ def _with_quotients(
     found: Sequence[Candidate],
     device: DeviceModel,
 ) -> Iterator[Candidate]:
-    """Candidates for the whole, from those of all that comes after quotients."""
+    """Candidates for the whole, from candidates for the window after its quotients."""
     kept = [estimate(w.graph, Schedule((KernelSchedule(),) * len(w.graph.kernels)), device) for w in windows]
     known: KnownTilings = {}
     for c in found:
