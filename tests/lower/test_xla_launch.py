@@ -112,36 +112,55 @@ gpu = topologies.get_topology_desc("1x1x1", "cuda", target_config=sys.argv[1], t
 norm = lambda x, w: (x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)) @ w
 ours = optimize(norm).with_compiler(AbsentGpuCompiler(Options(), AbsentGpu("NVIDIA H100", 90)))
 
+def layer(x, w):
+    return jnp.sin(x + jnp.sum(ours(x, w), -1, keepdims=True))
+
 def layers(x, w):
-    for _ in range(3):
-        x = jnp.sin(x + jnp.sum(ours(x, w), -1, keepdims=True))
-    return x
+    return layer(layer(layer(x, w), w), w)
+
+def loop(x, w):
+    return jax.lax.scan(lambda x, _: (layer(x, w), None), x, None, length=9)[0]
 
 place = SingleDeviceSharding(gpu)
 shapes = jax.ShapeDtypeStruct((16, 64), "float32"), jax.ShapeDtypeStruct((64, 32), "float32")
-jax.jit(layers, in_shardings=place, out_shardings=place).lower(*shapes).compile()
+jax.jit(globals()[sys.argv[2]], in_shardings=place, out_shardings=place).lower(*shapes).compile()
 """
 
 
-def test_kernels_are_in_the_graph_of_xla(tmp_path: Path) -> None:
-    """What XLA starts as one CUDA graph holds its own kernels and ours: all nine of them here."""
+def started(program: str, folder: Path, *flags: str) -> str:
+    """How XLA starts a program's kernels, by its own account: those in a line under ``kCommandBuffer`` as one graph."""
     pytest.importorskip("jax_cuda13_plugin")
     from triton.backends.nvidia.compiler import get_ptxas
 
     environment = os.environ | {
         "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # there is no cuDNN, which nothing here needs
-        "XLA_FLAGS": f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text",
+        "XLA_FLAGS": " ".join([f"--xla_dump_to={folder}", "--xla_dump_hlo_as_text", *flags]),
         "PATH": os.pathsep.join([str(Path(get_ptxas(90).path).parent), os.environ["PATH"]]),
         "JAX_PLATFORMS": "cpu",
-        "MIRAGE_JAX_CACHE_DIR": str(tmp_path / "cache"),
+        "MIRAGE_JAX_CACHE_DIR": str(folder / "cache"),
     }
-    command = [sys.executable, "-W", "ignore", "-c", COMPILED_FOR_AN_ABSENT_GPU, H100]
+    command = [sys.executable, "-W", "ignore", "-c", COMPILED_FOR_AN_ABSENT_GPU, H100, program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    (file,) = tmp_path.glob("*layers*thunk_sequence_after_thunk_passes.txt")
-    graph, *members = file.read_text().splitlines()
+    after = folder.glob(f"*{program}*thunk_sequence_after_thunk_passes.txt")  # there is none where nothing changed
+    (file,) = list(after) or folder.glob(f"*{program}*thunk_sequence.txt")
+    return file.read_text()
+
+
+def test_kernels_are_in_the_graph_of_xla(tmp_path: Path) -> None:
+    """What XLA starts as one CUDA graph holds its own kernels and ours: all nine of them here."""
+    text = started("layers", tmp_path)
+    graph, *members = text.splitlines()
     assert "kCommandBuffer" in graph and len(members) == 9
-    assert sum(" mirage_" in member for member in members) == 3 and "kCustomCall" not in file.read_text()
+    assert sum(" mirage_" in member for member in members) == 3 and "kCustomCall" not in text
+
+
+@pytest.mark.parametrize("flags", [(), ("--xla_gpu_graph_min_graph_size=1",)], ids=["as ever", "for short ones"])
+def test_a_loop_of_few_kernels_is_no_graph(flags: tuple[str, ...], tmp_path: Path) -> None:
+    """XLA makes no graph of fewer than five (docs/limits)."""
+    body = started("loop", tmp_path, *flags).partition("body:")[2]
+    assert body.count("kCustomKernel") == 4 and " mirage_" in body
+    assert ("kCommandBuffer" in body) == bool(flags)
 
 
 @pytest.mark.gpu
