@@ -143,7 +143,7 @@ def _computing(kernel: BlockGraph, small: BlockGraph, stores: Mapping[str, Store
 
 
 def _with_operators_of(small: BlockGraph, kernel: BlockGraph, load: Load, store: Store) -> BlockGraph:
-    """The kernel with one load replaced by the operators that compute the loaded tensor."""
+    """The kernel with one load replaced by the operators that compute the loaded tensor; equal operators exist once."""
     axes = dict(zip(store.tensor.axes, load.axes, strict=True))  # the small kernel's -> this kernel's
     needed = small.below([store.value])
     taken = {v.name for v in (*kernel.loads, *kernel.ops)}
@@ -158,12 +158,14 @@ def _with_operators_of(small: BlockGraph, kernel: BlockGraph, load: Load, store:
         args = tuple(names[a] for a in v.args)
         ops.append(replace(v, name=names[v.name], args=args, axes=tuple(axes[a] for a in v.axes)))
 
-    def value(name: str) -> str:
-        """The new name of an operand."""
-        return names[store.value] if name == load.name else name
-
-    ops += [replace(v, args=tuple(map(value, v.args))) for v in kernel.ops]
-    outs = tuple(Store(s.tensor, value(s.value)) for s in kernel.stores)
+    known = {_meaning(v, {}): v.name for v in ops}
+    new = {load.name: names[store.value]}
+    for v in (replace(v, args=tuple(new.get(a, a) for a in v.args)) for v in kernel.ops):
+        if (same := known.get(_meaning(v, {}))) is None:
+            ops.append(v)
+        else:
+            new[v.name] = same
+    outs = tuple(Store(s.tensor, new.get(s.value, s.value)) for s in kernel.stores)
     return replace(kernel, loads=tuple(loads), ops=tuple(ops), stores=outs)
 
 
