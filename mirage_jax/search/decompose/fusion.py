@@ -160,9 +160,10 @@ def _with_operators_of(small: BlockGraph, kernel: BlockGraph, load: Load, store:
 
     known = {_meaning(v, {}): v.name for v in ops}
     new = {load.name: names[store.value]}
-    for v in (replace(v, args=tuple(new.get(a, a) for a in v.args)) for v in kernel.ops):
-        if (same := known.get(_meaning(v, {}))) is None:
-            ops.append(v)
+    for v in kernel.ops:
+        changed = replace(v, args=tuple(new.get(a, a) for a in v.args))
+        if (same := known.get(_meaning(changed, {}))) is None:
+            ops.append(changed)
         else:
             new[v.name] = same
     outs = tuple(Store(s.tensor, new.get(s.value, s.value)) for s in kernel.stores)
