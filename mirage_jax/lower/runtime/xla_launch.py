@@ -120,7 +120,7 @@ def _start_by_xla(call: Any, launch: Launch, ptx: str) -> None:
         return ir.IntegerAttr.get(ir.IntegerType.get_signless(32), value)
 
     code, ins, outs = launch.code, len(call.operands), len(call.results)
-    fields = {"name": ir.StringAttr.get(code.name), "kernel_type": ir.StringAttr.get("ptx")}
+    fields: dict[str, Any] = {"name": ir.StringAttr.get(code.name), "kernel_type": ir.StringAttr.get("ptx")}
     fields |= {"kernel_data": ir.StringAttr.get(ptx), "shared_mem_bytes": number(code.shared)}
     fields |= {f"grid_{axis}": number(size) for axis, size in zip("xyz", launch.grid, strict=True)}
     fields |= {f"block_{axis}": number(size) for axis, size in zip("xyz", (code.threads, 1, 1), strict=True)}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, count
 
@@ -158,16 +158,21 @@ def _with_operators_of(small: BlockGraph, kernel: BlockGraph, load: Load, store:
         args = tuple(names[a] for a in v.args)
         ops.append(replace(v, name=names[v.name], args=args, axes=tuple(axes[a] for a in v.axes)))
 
-    known = {_meaning(v, {}): v.name for v in ops}
     new = {load.name: names[store.value]}
-    for v in kernel.ops:
+    _add_others(ops, kernel.ops, new)
+    outs = tuple(Store(s.tensor, new.get(s.value, s.value)) for s in kernel.stores)
+    return replace(kernel, loads=tuple(loads), ops=tuple(ops), stores=outs)
+
+
+def _add_others(ops: list[Op], others: Iterable[Op], new: dict[str, str]) -> None:
+    """Add operators that are none of these yet; `new` has the names of operands that changed, and gets some more."""
+    known = {_meaning(v, {}): v.name for v in ops}
+    for v in others:
         changed = replace(v, args=tuple(new.get(a, a) for a in v.args))
         if (same := known.get(_meaning(changed, {}))) is None:
             ops.append(changed)
         else:
             new[v.name] = same
-    outs = tuple(Store(s.tensor, new.get(s.value, s.value)) for s in kernel.stores)
-    return replace(kernel, loads=tuple(loads), ops=tuple(ops), stores=outs)
 
 
 def _loaded(loads: list[Load], tensor: str, axes: tuple[Axis, ...], fresh: Iterator[str]) -> str:
