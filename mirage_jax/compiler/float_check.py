@@ -59,7 +59,7 @@ IN_FLOAT64 = {"xla_disable_hlo_passes": "triton-softmax-rewriter"}  # its tiles 
 @dataclass(frozen=True)
 class _Evaluated:
     """Inputs, and the results of three programs; the last two where they are compared. `is_repeatable`: two runs of the
-    winner gave the same bits.
+    winner gave the same bits. `in_range`: the reference has the range of the program's own types.
     """
 
     inputs: Sequence[Any]
@@ -67,6 +67,7 @@ class _Evaluated:
     xla: Sequence[Any]
     results: Sequence[Any]
     is_repeatable: bool
+    in_range: bool = False
     noises: dict[tuple[int, float], list[Any]] = field(  # by the number of samples, and by their size
         default_factory=dict[tuple[int, float], list[Any]]
     )
@@ -168,12 +169,25 @@ class Accuracy:
             if not run.is_repeatable:
                 return "two runs differ"
             with gpu_lock(self.subject.device):  # once: each look at float64 would wait for others' turns
-                different = self._misread(run) if is_ordinary else ""
+                run, different = self._read(run, name) if is_ordinary else (run, "")
                 if different and (all_in_all := self._misread(run, rows=False)):
                     return all_in_all
                 if (wrong := compared(run)) or not different:
                     return wrong
         return different
+
+    def _read(self, run: _Evaluated, name: str) -> tuple[_Evaluated, str]:
+        """Compare the translated program with XLA's results on inputs of a class; the run, and what differs.
+
+        Where inputs mask with the lowest number of their type, the program itself may make an infinity of it, which
+        float64 does not. So there the reference may have the range of the program's types, and candidates are then
+        compared with that.
+        """
+        different = self._misread(run)
+        if not different or not input_classes.masks_with_lowest(name):
+            return run, different
+        in_range = replace(run, reference=self.in_float64(run.inputs, in_range=True), noises={}, in_range=True)
+        return (run, different) if self._misread(in_range) else (in_range, "")
 
     def _comparison(self, winner: Winner, name: str) -> Callable[[_Evaluated], str]:
         """How a winner's results for inputs of a class are compared."""
@@ -300,7 +314,7 @@ class Accuracy:
         for samples in (1, SAMPLES):
             noise = self._noise_of(run, samples)
             yield noise, nothing
-        if (written := self.written_errors(run.inputs)) is not None:
+        if (written := self.written_errors(run.inputs, run.in_range)) is not None:
             yield noise, written
 
     # ------------------------------------------------------------------ the ends of a type's range
@@ -440,14 +454,19 @@ class Accuracy:
         """Values of the region's inputs where they are evaluated in float64."""
         return values if self._on_host else [jax.device_put(v, self.subject.device) for v in values]
 
-    def in_float64(self, values: Sequence[Any], sample: int | None = None, half_unit: float = HALF_UNIT) -> list[Any]:
-        """The region in float64, inputs upcast from their own dtype; with noise of this size if `sample` is given."""
+    def in_float64(
+        self, values: Sequence[Any], sample: int | None = None, half_unit: float = HALF_UNIT, in_range: bool = False
+    ) -> list[Any]:
+        """The region in float64, inputs upcast from their own dtype; with noise of this size if `sample` is given.
+
+        in_range: with the range of the program's own types.
+        """
         inputs, noise = self._inputs(values), () if sample is None else (sample, half_unit)
         with self._arithmetic():
             if self._on_host:
-                results = self._wide(np, noise, *inputs)
+                results = self._wide(np, in_range, noise, *inputs)
             else:
-                run = self._on_device(not noise, inputs)
+                run = self._on_device(not noise, inputs, in_range)
                 with gpu_lock(self.subject.device):
                     results = jax.block_until_ready(run(noise, *inputs))
             tensors = dict(zip(self.subject.region.translated.outputs, results, strict=True))
@@ -464,27 +483,28 @@ class Accuracy:
         with np.errstate(all="ignore"), nullcontext() if self._on_host else jax.enable_x64(True):
             yield
 
-    def _on_device(self, is_exact: bool, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def _on_device(self, is_exact: bool, inputs: Sequence[Any], in_range: bool = False) -> Callable[..., Any]:
         """The region in float64, without noise or with, compiled once for all inputs."""
-        if is_exact not in self._evaluators:
+        if (key := (is_exact, in_range)) not in self._evaluators:
             start = time.monotonic()
             with self._arithmetic():
-                lowered = jax.jit(partial(self._wide, jnp)).lower(() if is_exact else (0, HALF_UNIT), *inputs)
-                self._evaluators[is_exact] = lowered.compile(self._options and self._options | IN_FLOAT64)
+                lowered = jax.jit(partial(self._wide, jnp, in_range)).lower(() if is_exact else (0, HALF_UNIT), *inputs)
+                self._evaluators[key] = lowered.compile(self._options and self._options | IN_FLOAT64)
             kind = "float64" if is_exact else "float64 with noise"
             log.info("the region in %s compiled in %.1f s", kind, time.monotonic() - start)
-        return self._evaluators[is_exact]
+        return self._evaluators[key]
 
-    def _wide(self, xp: Any, noise: tuple[Any, ...], *values: Any) -> list[Any]:
+    def _wide(self, xp: Any, in_range: bool, noise: tuple[Any, ...], *values: Any) -> list[Any]:
         """The tensors of the region's program, from values of its inputs; `noise`: which, and how large, if any."""
         region = self.subject.region
         graph, arrays = region.translated, region.prepare(list(map(xp.asarray, values)))
         if noise:
-            return noisy(graph, arrays, xp, *noise)
-        return evaluate.run(graph, arrays, xp=xp, domain=FloatDomain if xp is np else _AsWritten)
+            return noisy(graph, arrays, xp, *noise, in_range=in_range)
+        domain = partial(FloatDomain if xp is np else _AsWritten, in_range=in_range)
+        return evaluate.run(graph, arrays, xp=xp, domain=domain)
 
     @cached_property
-    def _evaluators(self) -> dict[bool, Callable[..., Any]]:
+    def _evaluators(self) -> dict[tuple[bool, bool], Callable[..., Any]]:
         return {}
 
     # ------------------------------------------------------------------ what rounding may do
@@ -494,11 +514,16 @@ class Accuracy:
         if (samples, half_unit) not in run.noises:
             if self._bytes > LARGE_BYTES:
                 run.noises.clear()
-            run.noises[samples, half_unit] = self.noise(run.inputs, run.reference, samples, half_unit)
+            run.noises[samples, half_unit] = self.noise(run.inputs, run.reference, samples, half_unit, run.in_range)
         return run.noises[samples, half_unit]
 
     def noise(
-        self, values: Sequence[Any], exact: Sequence[Any], samples: int, half_unit: float = HALF_UNIT
+        self,
+        values: Sequence[Any],
+        exact: Sequence[Any],
+        samples: int,
+        half_unit: float = HALF_UNIT,
+        in_range: bool = False,
     ) -> list[Any]:
         """How far rounding may carry its results from these exact ones: root mean square of so many samples."""
         xp = self._xp
@@ -506,10 +531,10 @@ class Accuracy:
             farther = _farther if self._on_host else _farther_on_device
             squares = [xp.zeros(r.shape) for r in exact]
             for sample in range(samples):
-                squares = farther(squares, self.in_float64(values, sample, half_unit), exact)
+                squares = farther(squares, self.in_float64(values, sample, half_unit, in_range), exact)
             return [xp.sqrt(x / samples) for x in squares]
 
-    def written_errors(self, values: Sequence[Any]) -> list[Any] | None:
+    def written_errors(self, values: Sequence[Any], in_range: bool = False) -> list[Any] | None:
         """How far the user's equations are from float64 if they run one by one, each result rounded to its type: the
         largest of a few times, with all inputs a little larger or smaller, since one rounding may undo another. None
         where they cannot run so.
@@ -528,7 +553,7 @@ class Accuracy:
             except Exception as why:  # no memory for all intermediate results, say
                 log.info("not run one operation after another: %s", in_one_line(why))
                 return None
-            exact = self.in_float64(near)
+            exact = self.in_float64(near, in_range=in_range)
             with self._arithmetic():
                 errors = [self._xp.abs(y.astype(np.float64) - r) for y, r in zip(results, exact, strict=True)]
                 found = [self._xp.fmax(*pair) for pair in zip(found or errors, errors, strict=True)]

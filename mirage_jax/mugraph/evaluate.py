@@ -25,7 +25,7 @@ The rules (Mirage, section 2, with named axes):
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 from itertools import islice, product
@@ -128,7 +128,7 @@ def run(
     xp: Any = numpy,
     dtype: str | None = "float64",
     widen: bool = False,
-    domain: type[FloatDomain] = FloatDomain,
+    domain: Callable[..., FloatDomain] = FloatDomain,
 ) -> list[Any]:
     """Evaluate on plain arrays: the float64 oracle, or, with ``xp=jax.numpy, dtype=None``, the portable lowering."""
     inputs = [NamedArray(t.axes, xp.asarray(a)) for t, a in zip(graph.inputs, arrays, strict=True)]

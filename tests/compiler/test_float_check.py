@@ -36,6 +36,7 @@ from mirage_jax.verify.floats.input_classes import (
     SWITCHES,
     InputClasses,
     input_classes,
+    masks_with_lowest,
 )
 
 
@@ -312,6 +313,33 @@ def test_logarithms_beside_masks_in_inputs(fn: Any, rows: int, dtype: str) -> No
     assert rows == 1 or not gated(r, other, "masked rows")[0]
 
 
+def potential(x: jax.Array, u: jax.Array, v: jax.Array, s: jax.Array) -> jax.Array:
+    """Log-sum-exps of columns of (x + u) / s, less u, both guarded, as ott-jax writes them: x[N, M], u[M], v[M]."""
+    guarded = lambda y: jnp.where(jnp.isfinite(y), y, v)  # noqa: E731
+    z = (x + u) / s
+    m = guarded(jnp.max(z, 0))
+    return guarded(jnp.log(jnp.sum(jnp.exp(z - m), 0)) + m) - 0.5 * guarded(u)
+
+
+def test_the_lowest_number_may_overflow_in_the_program_itself() -> None:
+    """Divided by 0.6 it is -inf in float32, in whose place the guard puts a number, and it is finite in float64."""
+    r = region(potential, (16, 8), (8,), (8,), ())
+    accuracy = Accuracy(RegionOnDevice(r, "cpu", jax.devices()[0], Options()))
+    name = "masked columns"
+    run = accuracy._run(accuracy._classes[name], accuracy._xla)
+    assert "differs from the user's" in accuracy._misread(run) and masks_with_lowest(name)
+    in_range, different = accuracy._read(run, name)
+    assert different == "" and in_range.in_range
+    low = run.reference[0] < np.finfo(np.float32).min
+    assert low.any() and (in_range.reference[0][low] > np.finfo(np.float32).min).all()
+    assert gated(r, r.graph, name)[0]
+    logarithm = re.search(r"library (\w+): .* = logs", str(r.graph))
+    assert logarithm is not None
+    guard = re.compile(rf"( = )where \w+\[i\] ({logarithm[1]}\[i\]) .*")
+    passed, why = gated(r, parse(guard.sub(r"\1affine \2", str(r.graph))), name)
+    assert not passed and "non-finite" in why
+
+
 def test_logarithms_far_from_zero() -> None:
     """There differences within a row keep their digits, and x - (log(l) + m) has fewer."""
     r = region(lambda x, w: jnp.exp(jax.nn.log_softmax(x)) @ w, (8, 8), (8, 8))
@@ -393,7 +421,7 @@ def test_what_the_gate_runs_is_prepared_once(monkeypatch: pytest.MonkeyPatch) ->
     check.is_small = False
     check.prepare()
     before = dict(check._evaluators)
-    assert set(before) == {True, False}
+    assert set(before) == {(True, False), (False, False)}
     check.noise(check._classes["normal"], check._run(check._classes["normal"], check._xla).reference, 8)
     assert check._evaluators == before
 
@@ -434,7 +462,7 @@ def test_what_few_candidates_need_is_not_waited_for(monkeypatch: pytest.MonkeyPa
     asked = iter((False, True))
     monkeypatch.setattr(Accuracy, "_noise_of", lambda *args: pytest.fail("noise is drawn"))
     check.prepare(lambda: next(asked))
-    assert set(check._evaluators) == {True, False} and next(asked, None) is None
+    assert set(check._evaluators) == {(True, False), (False, False)} and next(asked, None) is None
 
 
 def test_the_gate_is_prepared_while_the_search_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,7 +479,7 @@ def test_the_gate_is_prepared_while_the_search_runs(monkeypatch: pytest.MonkeyPa
     found, _ = search(session.reference, DEVICES["CPU"], SPACE, 2.0, 20_000)
     session.wait_for_gate()
     assert session._preparing is not None and not session._preparing.is_alive()
-    assert True in session._accuracy._evaluators, "with noise as well, if the search took as long"
+    assert (True, False) in session._accuracy._evaluators, "with noise as well, if the search took as long"
     assert found and session.xla_seconds == 3.0
     failing = TuningSession(region(rms, (16, 64), (64, 32)), "cuda", jax.devices()[0], Options("search"))
     failing.trials, failing._accuracy.is_small = Trials(()), False

@@ -55,6 +55,7 @@ class FloatDomain:
     dtype: str | None = None
     ranges: Mapping[Axis, range] = field(default_factory=dict[Axis, range])  # indices that the axes run over here
     widen: bool = False  # multiply 16-bit operands as float32: XLA for CPUs lacks some 16-bit products
+    in_range: bool = False  # what is stored is infinite where its own type has no such number
 
     representative = False
 
@@ -77,6 +78,9 @@ class FloatDomain:
             dtype = numpy.dtype(self.dtype)
         array = self._array(x.array) if x.axes else self.xp.asarray(x.array)
         array = arrange(array, x.axes, tensor.axes)
+        if self.in_range and is_float(dtype):
+            largest = -lowest(numpy_dtype(tensor.dtype))
+            array = self.xp.where(self.xp.abs(array) > largest, self.xp.copysign(numpy.inf, array), array)
         return NamedArray(tensor.axes, array if array.dtype == dtype else array.astype(dtype))
 
     def assemble(

@@ -136,11 +136,16 @@ def sentinels(graph: KernelGraph) -> tuple[float, ...]:
 
 
 def noisy(
-    graph: KernelGraph, arrays: Sequence[Any], xp: Any = numpy, sample: Any = 0, half_unit: float = HALF_UNIT
+    graph: KernelGraph,
+    arrays: Sequence[Any],
+    xp: Any = numpy,
+    sample: Any = 0,
+    half_unit: float = HALF_UNIT,
+    in_range: bool = False,
 ) -> list[Any]:
     """Results of a graph of library operators, as `evaluate.run` gives them in float64, but with noise."""
     inputs = [NamedArray(t.axes, xp.asarray(a)) for t, a in zip(graph.inputs, arrays, strict=True)]
     wide = any(t.dtype == "f64" for t in graph.tensors.values())
     exact, lowest = unrounded(graph), sentinels(graph)
     domain = NoisyDomain(xp, "float64", exact=exact, sentinels=lowest, wide=wide, sample=sample, half_unit=half_unit)
-    return [x.array for x in evaluate(unshared(graph), inputs, domain)]
+    return [x.array for x in evaluate(unshared(graph), inputs, replace(domain, in_range=in_range))]
