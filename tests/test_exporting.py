@@ -23,7 +23,7 @@ from mirage_jax.compiler.stored import key_of, store
 from mirage_jax.config import Options
 from mirage_jax.hardware.gpus import AbsentGpu
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
-from mirage_jax.lower.runtime import launch
+from mirage_jax.lower.runtime import launch, xla_launch
 
 pytest.importorskip("jax_triton")
 pytest.importorskip("jax_plugins")
@@ -139,24 +139,25 @@ def test_a_process_with_jax_alone_gets_the_same_bits(device: str | None, tmp_pat
 def test_one_target_is_that_of_jax_triton() -> None:
     import jax_triton
 
-    assert jax_triton.CUSTOM_CALL_TARGET_NAME in launch.CUSTOM_CALLS
+    assert launch.CUSTOM_CALLS == (jax_triton.CUSTOM_CALL_TARGET_NAME, xla_launch.TARGET)
 
 
 def test_gradients_have_kernels_too(exported: exporting.Exported) -> None:
     restored = jax.export.deserialize(exported.program.serialize(vjp_order=1))
-    assert launch.kernel_calls(restored.vjp().mlir_module())
+    assert f"@{xla_launch.TARGET}(" in restored.vjp().mlir_module()
 
 
 def test_options_count() -> None:
     assert exporting.exported(mirage_jax.optimize(norm, backend="jax"), SHAPES, {}, "A100").kernels == 0
     made = mirage_jax.export(mirage_jax.optimize(norm, on_miss="fallback"), *SHAPES, device="sm_80")
-    assert not launch.kernel_calls(made.mlir_module())
+    assert "triton" not in made.mlir_module() and xla_launch.TARGET not in made.mlir_module()
 
 
 def test_the_export_of_jax_has_no_kernels(caplog: pytest.LogCaptureFixture) -> None:
     f = mirage_jax.optimize(norm).with_compiler(AbsentGpuCompiler(Options(), H200))
     f.compiler.exports_kernels = False
-    assert not launch.kernel_calls(jax.export.export(f, platforms=["cuda"])(*SHAPES).mlir_module())
+    text = jax.export.export(f, platforms=["cuda"])(*SHAPES).mlir_module()
+    assert "triton" not in text and xla_launch.TARGET not in text
 
 
 # Decisions that are stored.

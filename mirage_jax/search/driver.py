@@ -71,14 +71,15 @@ def search(
     one of several outputs that has no kernel as a whole: sums over rows and over columns of one product, for instance.
     Where no kernel comes near the roofline, operands of several products or small products are stored, and what lies
     between them is searched. Where there is no kernel at all by half of the time, a pointwise end is left out, and
-    small sums are stored, too; where there is none in the whole space, reductions at the end are left out.
+    small sums are stored, too; where there is none in the whole space, reductions at the end are left out. Quotients
+    that are subtracted stay as they are, and what follows them is searched.
     """
-    until = time.monotonic() + seconds
     if windows := after_quotients(reference):
         quotients, rest = windows
         found, report = search(rest.graph, device, space, seconds, states, families, notify, workers)
         small, _ = searched(quotients.graph, device, space, seconds, states, families)
         return best_in_range(reference, _with_quotients(reference, windows, small, found, device), device), report
+    until = time.monotonic() + seconds
     narrow = cache(partial(is_narrow, device=device, space=space, most=MAX_WINDOW_CLASSES))  # asked again of windows
     reference, parts = _divided(reference, narrow)
     has_kernels = _has_kernels(families, device)
@@ -109,18 +110,18 @@ def search(
 def _with_quotients(
     reference: KernelGraph,
     windows: list[KernelWindow],
-    quotients: Sequence[Candidate],
+    quotients: list[Candidate],
     found: Sequence[Candidate],
     device: DeviceModel,
 ) -> Iterator[Candidate]:
     """Candidates for the whole, from candidates for the window after its quotients."""
-    kept = [estimate(w.graph, Schedule((KernelSchedule(),) * len(w.graph.kernels)), device) for w in windows]
+    kept, kernels = _kept_seconds(windows, device), _best({0: quotients}, "kernels")
     known: KnownTilings = {}
     for c in found:
-        first = next((q for q in quotients if q.family == c.family == "kernels"), None)
-        whole = _replaced(reference, windows, {1: c} if first is None else {0: first, 1: c}, kept, device)
+        first = kernels if c.family == "kernels" else {}
+        whole = _replaced(reference, windows, first | {1: c}, kept, device)
         if whole is not None:
-            yield inlined(whole, device, known) if first is not None else whole
+            yield inlined(whole, device, known) if first else whole
 
 
 def _divided(reference: KernelGraph, fits: Callable[[KernelGraph], bool]) -> tuple[KernelGraph, list[KernelWindow]]:
@@ -258,7 +259,7 @@ def _compose(
     reference: KernelGraph, parts: list[KernelWindow], found: dict[int, list[Candidate]], device: DeviceModel
 ) -> list[Candidate]:
     """Candidates for the whole reference: some or all windows replaced by theirs, best estimate first."""
-    kept_seconds = [estimate(w.graph, Schedule((KernelSchedule(),) * len(w.graph.kernels)), device) for w in parts]
+    kept_seconds = _kept_seconds(parts, device)
     out: dict[str, Candidate] = {}
     known: KnownTilings = {}
     for chosen in filter(None, _choices(parts, found)):
@@ -268,6 +269,11 @@ def _compose(
             for c in candidates:
                 out.setdefault(str(c.graph), c)
     return sorted(out.values(), key=lambda c: c.seconds)
+
+
+def _kept_seconds(parts: Sequence[KernelWindow], device: DeviceModel) -> list[float]:
+    """What each window takes as it was written, by the model."""
+    return [estimate(w.graph, Schedule((KernelSchedule(),) * len(w.graph.kernels)), device) for w in parts]
 
 
 def _choices(parts: list[KernelWindow], found: dict[int, list[Candidate]]) -> list[dict[int, Candidate]]:

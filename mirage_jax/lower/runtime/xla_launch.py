@@ -102,14 +102,14 @@ def without_scratch(ptx: str, count: int) -> str:
     entry = _ENTRY.search(ptx)
     if entry is None:
         return ""
-    found = [_ADDRESS.fullmatch(parameter.strip()) for parameter in entry["parameters"].split(",")]
+    parameters = entry["parameters"].split(",")
+    found = [_ADDRESS.fullmatch(parameter.strip()) for parameter in parameters]
     if None in found or len(found) != count + SCRATCH_PARAMETERS:
         return ""
     names, body = [parameter["name"] for parameter in found if parameter], ptx[entry.end() :]
     if any(re.search(rf"\b{name}\b", body) for name in names[count:]):
         return ""
-    kept = ",".join(entry["parameters"].split(",")[:count])
-    return f"{ptx[: entry.start()]}{entry['start']}{kept}\n){body}"
+    return f"{ptx[: entry.start()]}{entry['start']}{','.join(parameters[:count])}\n){body}"
 
 
 def _start_by_xla(call: Any, launch: Launch, ptx: str) -> None:

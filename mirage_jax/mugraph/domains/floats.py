@@ -73,14 +73,13 @@ class FloatDomain:
 
     def store(self, x: NamedArray, tensor: Tensor) -> NamedArray:
         """Arrange `x` as the tensor and round it to its type."""
-        dtype = numpy_dtype(tensor.dtype)
+        dtype = own = numpy_dtype(tensor.dtype)
         if self.dtype is not None and is_float(dtype):
             dtype = numpy.dtype(self.dtype)
         array = self._array(x.array) if x.axes else self.xp.asarray(x.array)
         array = arrange(array, x.axes, tensor.axes)
-        if self.in_range and is_float(dtype):
-            largest = -lowest(numpy_dtype(tensor.dtype))
-            array = self.xp.where(self.xp.abs(array) > largest, self.xp.copysign(numpy.inf, array), array)
+        if self.in_range and is_float(own):
+            array = self.xp.where(self.xp.abs(array) > -lowest(own), self.xp.copysign(numpy.inf, array), array)
         return NamedArray(tensor.axes, array if array.dtype == dtype else array.astype(dtype))
 
     def assemble(

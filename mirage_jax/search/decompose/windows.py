@@ -145,8 +145,7 @@ def _divisor(maker: Mapping[str, Library], name: str) -> str:
     """The value by which another one is divided, or a negative power by which it is multiplied; "" if by none."""
     if (k := maker.get(name)) is None or k.op.op not in ("div", "mul"):
         return ""
-    loaded = {x.name: x.tensor for x in k.loads}
-    read = [loaded[arg] for arg in k.op.args]
+    read = [x.tensor for x in k.operands]
     return read[1] if k.op.op == "div" else next((x for x in read if _is_negative_power(maker.get(x))), "")
 
 

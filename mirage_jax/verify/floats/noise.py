@@ -147,5 +147,7 @@ def noisy(
     inputs = [NamedArray(t.axes, xp.asarray(a)) for t, a in zip(graph.inputs, arrays, strict=True)]
     wide = any(t.dtype == "f64" for t in graph.tensors.values())
     exact, lowest = unrounded(graph), sentinels(graph)
-    domain = NoisyDomain(xp, "float64", exact=exact, sentinels=lowest, wide=wide, sample=sample, half_unit=half_unit)
-    return [x.array for x in evaluate(unshared(graph), inputs, replace(domain, in_range=in_range))]
+    domain = NoisyDomain(
+        xp, "float64", in_range=in_range, exact=exact, sentinels=lowest, wide=wide, sample=sample, half_unit=half_unit
+    )
+    return [x.array for x in evaluate(unshared(graph), inputs, domain)]
