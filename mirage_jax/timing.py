@@ -2,9 +2,8 @@
 
 On a GPU, *device time*: a compiled program runs on several distinct sets of inputs (`in_turn`), so that weights come
 from memory and not from the cache. All runs are profiled. The time of one is (end of its last kernel - start of its
-first) on the GPU's stream lines. Wall-clock time would measure the host there. The suites of the paper's programs and
-of peers have all sets in one compiled call instead (`chain`). On other devices, the wall-clock time of a call, several
-calls to a sample where one is short.
+first) on the GPU's stream lines. Wall-clock time would measure the host there. On other devices, the wall-clock time of
+a call, several calls to a sample where one is short.
 
 Candidates are always timed in one process and interleaved, forwards then backwards (ABBA), so that drift of the machine
 affects all equally. Ratios are formed within a round; their interval comes from the spread of the rounds. A round is
@@ -96,27 +95,6 @@ def ratio(baseline: Timing, ours: Timing) -> Ratio:
 def sets_for(bytes_per_program: int) -> int:
     """How many input sets a chain needs to be well above the level-2 cache."""
     return max(2, min(MAX_SETS, math.ceil(COLD_BYTES / bytes_per_program)))
-
-
-def chain(fn: Callable[..., Any]) -> Any:
-    """One jitted function that runs fn on every set of arguments, each after the one before. (XLA puts the calls of
-    `once` in line; JAX traces and lowers it only once.)
-
-    The barrier makes a program's inputs wait for the previous output; that output is used again on the far side, or
-    XLA would drop it from the barrier and with it the order.
-    """
-
-    once = jax.jit(fn)
-
-    def run(all_args: Sequence[tuple[jax.Array, ...]]) -> list[Any]:
-        outputs: list[Any] = []
-        for args in all_args:
-            if outputs:
-                args, outputs[-1] = lax.optimization_barrier((args, outputs[-1]))
-            outputs.append(once(*args))
-        return outputs
-
-    return jax.jit(run)
 
 
 def in_turn(compiled: Callable[..., Any], sets: Sequence[Sequence[jax.Array]]) -> Call:

@@ -315,11 +315,8 @@ def _time(
     sets = timing.sets_for(program.bytes) if on_gpu else 1
     all_args = [program.draw(seed + i) for i in range(sets)]
 
-    def waiting(function: Callable[..., object], *args: object) -> timing.Call:
-        return lambda: jax.block_until_ready(function(*args))
-
     def call_of(f: Callable[..., jax.Array]) -> timing.Call:
-        return waiting(timing.chain(f), all_args) if on_gpu else waiting(f, *all_args[0])
+        return timing.in_turn(jax.jit(f).lower(*all_args[0]).compile() if on_gpu else f, all_args)
 
     makers = {label: partial(call_of, f) for label, f in functions.items()}
     makers |= {label: partial(peer.call, program, all_args) for label, peer in peers.items()}
@@ -329,7 +326,7 @@ def _time(
             call = make()
             call()
             calls[label] = call
-    return timing.time_device(calls, sets, rounds or 6) if on_gpu else timing.time_wall(calls, rounds or 10)
+    return timing.time_steps(calls, sets, rounds or 6) if on_gpu else timing.time_wall(calls, rounds or 10)
 
 
 def explained(function: object, args: Iterable[object]) -> dict[str, Any]:

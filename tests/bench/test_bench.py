@@ -164,17 +164,6 @@ def test_sets_for(size, sets) -> None:
     assert timing.sets_for(size) == sets
 
 
-def test_chain_keeps_every_program() -> None:
-    fn = lambda x, w: jnp.tanh(x @ w)  # noqa: E731
-    args = [(jnp.full((4, 4), i + 1.0), jnp.eye(4)) for i in range(3)]
-    chained = timing.chain(fn)
-    for (x, w), y in zip(args, chained(args), strict=True):
-        np.testing.assert_allclose(y, fn(x, w), rtol=1e-6)
-    lowered = chained.lower(args)
-    assert lowered.as_text().count("optimization_barrier") >= 2
-    assert lowered.as_text().count("stablehlo.dot_general") == 1 and lowered.compile().as_text().count(" dot(") == 3
-
-
 PROFILE = """
 planes { name: "/host:CPU" lines { name: "python" events { metadata_id: 1 offset_ps: 0 duration_ps: 9000000 } }
   event_metadata { key: 1 value { id: 1 name: "call" } } }
@@ -322,8 +311,8 @@ def test_calls_between_those_that_time_themselves_share_a_profile(monkeypatch) -
 @pytest.mark.gpu
 def test_device_time_of_a_matmul() -> None:
     args = [(jnp.ones((4096, 4096), jnp.float16), jnp.ones((4096, 4096), jnp.float16)) for _ in range(3)]
-    chained = timing.chain(jnp.matmul)
-    found = timing.time_device({"xla": lambda: jax.block_until_ready(chained(args))}, sets=3)["xla"]
+    call = timing.in_turn(jax.jit(jnp.matmul).lower(*args[0]).compile(), args)
+    found = timing.time_steps({"xla": call}, 3, 5)["xla"]
     assert 50e-6 < found.seconds < 5e-3
     assert found.launches is not None and found.launches >= 1
 
