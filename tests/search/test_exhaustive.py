@@ -64,7 +64,7 @@ def test_agrees_with_a_forward_enumeration(job: Job) -> None:
     s.start()
     (root,) = (r.value for r in s.targets)
     f = s._kernel_tables(s.targets, ONE_LOOP, s.batch)
-    counted = f.kernels(frozenset({root}), job.loop).get(EMPTY, {})
+    counted = f.dags(frozenset({root}), job.loop, EMPTY)
     expected = {n: count for n, count in counted.items() if n <= job.ops}
     target = root if job.loop is None else s.e.split(root, job.loop, (job.loop + LOOP, job.loop))
     below = f.reach(target)

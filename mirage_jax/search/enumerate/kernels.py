@@ -76,11 +76,14 @@ class BudgetExceeded(Exception):
 
 @dataclass(frozen=True)
 class _Counting:
-    """One count of kernels: part axes on the grid, tensors by their value inside the kernel, histograms so far."""
+    """One count of kernels: part axes on the grid, tensors by their value inside the kernel, histograms so far, and how
+    many tensors a kernel may load besides the region's inputs.
+    """
 
     parts: frozenset[Axis]
     outside: dict[Poly, Poly]
     table: Counted
+    max_loaded: int
 
 
 @dataclass(frozen=True)
@@ -108,8 +111,8 @@ class KernelTables:
     tick: Callable[[], None] = lambda: None  # called once per state: budget check
     stats: Counter[str] = field(default_factory=Counter[str])
     _memo: defaultdict[str, dict[object, object]] = field(default_factory=lambda: defaultdict(dict))
-    _counted: dict[tuple[Axis | None, frozenset[Axis]], Counted] = field(
-        default_factory=dict[tuple[Axis | None, frozenset[Axis]], Counted]
+    _counted: dict[tuple[Axis | None, frozenset[Axis], int], Counted] = field(
+        default_factory=dict[tuple[Axis | None, frozenset[Axis], int], Counted]
     )
     # Equal keys and histograms are one object: tables have millions of entries, but few different cuts and histograms.
     _cuts: dict[tuple[Leaves, bool], tuple[Leaves, bool]] = field(
@@ -186,7 +189,7 @@ class KernelTables:
         summed = self._summed_batch - self.free_axes(outs)
         if summed:
             summed &= frozenset[Axis]().union(*(self.reduced_axes(o, leaves) for o in outs))
-        return tuple(x for x in self.loops_for(outs) if summed <= {x} and leaves in self.kernels(outs, x))
+        return tuple(x for x in self.loops_for(outs) if summed <= {x} and self.dags(outs, x, leaves))
 
     @cached_property
     def _summed_batch(self) -> frozenset[Axis]:
@@ -248,13 +251,20 @@ class KernelTables:
         """Values inside of a kernel -> the same as tensors."""
         return {self.in_loop(p, loop): p for o in self.shift_degrees.targets for p in self.reach(o)}
 
+    def dags(self, outs: Leaves, loop: Axis | None, leaves: Leaves) -> Counter[int]:
+        """{number of operators: number of DAGs} of the kernels with this cut."""
+        found = self.kernels(outs, loop, self.space.max_loaded if leaves else 0)
+        return found.get(leaves, Counter())
+
     @memo
-    def kernels(self, outs: Leaves, loop: Axis | None) -> dict[Leaves, Counter[int]]:
-        """{loaded values: {number of operators: number of DAGs}} over all kernels that compute `outs`."""
+    def kernels(self, outs: Leaves, loop: Axis | None, max_loaded: int) -> dict[Leaves, Counter[int]]:
+        """{loaded values: {number of operators: number of DAGs}} over all kernels that compute `outs` and load at most
+        `max_loaded` values besides the region's inputs. With 0 there are far fewer of them to tell apart.
+        """
         parts = self.parts_of(outs)
         # Kernels with other outputs meet the same pending sets.
-        table = self._counted.setdefault((loop, parts), {(): {(EMPTY, False): 1}})
-        counting = _Counting(parts, self._outside(loop), table)
+        table = self._counted.setdefault((loop, parts, max_loaded), {(): {(EMPTY, False): 1}})
+        counting = _Counting(parts, self._outside(loop), table, max_loaded)
         found: dict[Leaves, Counter[int]] = {}
         for (loaded, used), h in self._count(self._start(outs, loop), counting).items():
             if used or loop is None:
@@ -268,12 +278,12 @@ class KernelTables:
         self.stats["states"] += 1
         (_, top, passes), rest = pending[0], pending[1:]
         out: Counts = {}
-        whole, why_not = self._loadable_as(top, passes, at.outside)
+        whole, why_not = self._loadable_as(top, passes, at.outside) if at.max_loaded else (None, "")
         if why_not:
             self.stats[why_not] += 1
         if whole is not None:
             for (loaded, used), h in self._count(rest, at).items():
-                if len(loaded) < self.space.max_loaded:
+                if len(loaded) < at.max_loaded:
                     key = self._interned((loaded | {whole}, used))
                     out[key] = out.get(key, 0) + h
         limit = (1 << LANE_BITS * (self.space.max_ops + 1)) - 1

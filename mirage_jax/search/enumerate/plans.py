@@ -35,13 +35,14 @@ class Plans:
     def loadable(self, outs: Leaves) -> tuple[Leaves, ...]:
         """List the sets of tensors that a kernel with these outputs may load."""
         f = self.tables
-        return tuple(dict.fromkeys(leaves for x in f.loops_for(outs) for leaves in f.kernels(outs, x)))
+        loops = f.loops_for(outs)
+        return tuple(dict.fromkeys(leaves for x in loops for leaves in f.kernels(outs, x, f.space.max_loaded)))
 
     @memo
     def structures(self, outs: Leaves, leaves: Leaves) -> int:
         """Count the operator DAGs, loop axes and optional grid axes that realize a kernel with this cut."""
         f = self.tables
-        dags = sum(f.kernels(outs, x)[leaves].total() for x in f.loops_of(outs, leaves))
+        dags = sum(f.dags(outs, x, leaves).total() for x in f.loops_of(outs, leaves))
         return dags and dags * 2 ** len(f.grid_for(outs, leaves)[1])
 
     def with_kernels(self, n: int) -> Iterator[tuple[Plan, int]]:
@@ -51,15 +52,13 @@ class Plans:
     def _extend(self, todo: Leaves, made: Leaves, kernels_left: int, partial: bool) -> Iterator[tuple[Plan, int]]:
         """Kernels for `todo`; `made` is what the kernels after them make."""
         f = self.tables
-        if not todo:
-            if kernels_left == 0 and (partial or self.split is None):
-                yield (), 1
-            return
-        if kernels_left == 0:
+        limit = max(f.space.max_outputs, len(self.targets)) - 1
+        if kernels_left == 1:  # this one makes all that is left, from the region's inputs
+            if len(todo) <= limit + 1 and (partial or self.split is None) and (here := self.structures(todo, EMPTY)):
+                yield ((todo, EMPTY),), here
             return
         top = max(todo, key=f.order)
         others = sorted(todo - {top}, key=f.order)
-        limit = max(f.space.max_outputs, len(self.targets)) - 1
         for n in range(min(limit, len(others)) + 1):
             for together in combinations(others, n):
                 outs = frozenset((top, *together))
@@ -68,7 +67,7 @@ class Plans:
                     if (
                         not left.isdisjoint(made | outs)
                         or len(left) > max(f.space.max_loaded, len(self.targets))
-                        or bool(left) == (kernels_left == 1)
+                        or not left
                         or not (here := self.structures(outs, leaves))
                     ):
                         continue
