@@ -81,7 +81,8 @@ def compare(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[s
     for old, new in zip(before, after, strict=True):
         assert old["graph"] == new["graph"]
         graph = parse(old["graph"])
-        shapes = [(tuple(graph.extents[a] for a in t.axes), jnp.dtype(NAMES[t.dtype])) for t in graph.inputs]
+        extents = dict(graph.extents)
+        shapes = [(tuple(extents[a] for a in t.axes), jnp.dtype(NAMES[t.dtype])) for t in graph.inputs]
         title = ", ".join(f"{t.dtype}{list(shape)}" for t, (shape, _) in zip(graph.inputs, shapes, strict=True))
         if [k["text"] for k in old["kernels"]] == [k["text"] for k in new["kernels"]]:
             lines.append(f"| {title} | {len(new['kernels'])} | | | the same text |")
