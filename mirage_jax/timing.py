@@ -282,23 +282,18 @@ def spans_of(calls: Sequence[Call], steps: int = 1) -> list[TraceInterval]:
     return found
 
 
-def time_device(
+def time_steps(
     calls: Mapping[str, Call],
-    sets: int,
-    rounds: int = 5,
-    measure: Callable[[Sequence[Call]], list[TraceInterval]] = spans_of,
+    steps: int,
+    rounds: int,
+    measure: Callable[[Sequence[Call], int], list[TraceInterval]] = spans_of,
 ) -> dict[str, Timing]:
-    """Device time per program of calls that each run `sets` programs in a chain."""
+    """Device time per step of calls that each make so many, one after the other, as `in_turn` does."""
     for call in calls.values():
         call()
         call()
-    found = _rounds(calls, rounds, lambda order: measure([calls[label] for label in order]))
-    return {label: _of_pairs(pairs, sets) for label, pairs in found.items()}
-
-
-def time_steps(calls: Mapping[str, Call], steps: int, rounds: int) -> dict[str, Timing]:
-    """Device time per step of calls that each make so many, one after the other, as `in_turn` does."""
-    return time_device(calls, steps, rounds, functools.partial(spans_of, steps=steps))
+    found = _rounds(calls, rounds, lambda order: measure([calls[label] for label in order], steps))
+    return {label: _of_pairs(pairs, steps) for label, pairs in found.items()}
 
 
 def time_once(

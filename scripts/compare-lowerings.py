@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from mirage_jax import timing
 from mirage_jax.mugraph.parser import parse
@@ -77,29 +75,29 @@ def compiled(graph: Any, kernels: list[dict[str, Any]], args: Any) -> Any:
 
 def compare(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[str]:
     """A line of a table for each winner."""
+    from mirage_jax.compiler.isolation.child import draw
+    from mirage_jax.mugraph.dtypes import numpy_dtype
+
     lines = ["| inputs | kernels | before | after | longer by |", "|---|---:|---:|---:|---:|"]
     for old, new in zip(before, after, strict=True):
         assert old["graph"] == new["graph"]
         graph = parse(old["graph"])
-        extents = dict(graph.extents)
-        shapes = [(tuple(extents[a] for a in t.axes), jnp.dtype(NAMES[t.dtype])) for t in graph.inputs]
-        title = ", ".join(f"{t.dtype}{list(shape)}" for t, (shape, _) in zip(graph.inputs, shapes, strict=True))
+        shapes = [tuple(map(graph.extent, t.axes)) for t in graph.inputs]
+        title = ", ".join(f"{t.dtype}{list(shape)}" for t, shape in zip(graph.inputs, shapes, strict=True))
         if [k["text"] for k in old["kernels"]] == [k["text"] for k in new["kernels"]]:
             lines.append(f"| {title} | {len(new['kernels'])} | | | the same text |")
             continue
-        size = sum(jnp.prod(jnp.array(shape)).item() * dtype.itemsize for shape, dtype in shapes)
-        key, sets = jax.random.key(0), timing.sets_for(size)
-        draws = ([jax.random.fold_in(key, 8 * i + n) for n in range(len(shapes))] for i in range(sets))
-        args = [[jax.random.normal(k, *s) for k, s in zip(keys, shapes, strict=True)] for keys in draws]
+        pairs = zip(shapes, graph.inputs, strict=True)
+        types = tuple(jax.ShapeDtypeStruct(shape, numpy_dtype(t.dtype)) for shape, t in pairs)
+        sets = timing.sets_for(sum(t.size * t.dtype.itemsize for t in types))
+        args = draw(types, sets)
         programs = {name: compiled(graph, x["kernels"], args[0]) for name, x in (("before", old), ("after", new))}
         times = timing.time_steps({n: timing.in_turn(f, args) for n, f in programs.items()}, sets, 8)
-        a, b = (statistics.median(times[name].samples) for name in programs)
+        a, b = (times[name].seconds for name in programs)
         lines.append(f"| {title} | {len(new['kernels'])} | {a * 1e6:.2f} us | {b * 1e6:.2f} us | {b / a - 1:+.1%} |")
         print(lines[-1], flush=True)
     return lines
 
-
-NAMES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32"}
 
 if __name__ == "__main__":
     match sys.argv[1:]:

@@ -268,10 +268,10 @@ def test_time_once_is_one_profile() -> None:
     assert found == [timing.Timing((2e-6,), 3.0), timing.Timing((2e-6,), 2.0)]
 
 
-def test_time_device_divides_by_the_sets() -> None:
+def test_time_steps_divides_by_the_steps() -> None:
     spans = {"a": timing.TraceInterval(8e-6, 8, ()), "b": timing.TraceInterval(4e-6, 4, ())}
     calls = {label: lambda label=label: label for label in spans}
-    found = timing.time_device(calls, sets=4, rounds=3, measure=lambda several: [spans[call()] for call in several])
+    found = timing.time_steps(calls, 4, 3, lambda several, steps: [spans[call()] for call in several])
     assert found["a"] == timing.Timing((2e-6,) * 3, 2.0)
     assert timing.ratio(found["a"], found["b"]).value == 2.0
 
@@ -284,7 +284,7 @@ def test_a_call_may_time_itself() -> None:
         def span(self) -> timing.TraceInterval:
             return timing.TraceInterval(6e-6, None, ())
 
-    found = timing.time_device({"peer": Timed()}, sets=3, rounds=2)
+    found = timing.time_steps({"peer": Timed()}, 3, 2)
     assert found["peer"] == timing.Timing((2e-6, 2e-6), None)
 
 
@@ -500,7 +500,7 @@ def test_peers_on_a_gpu(label) -> None:
     error, _ = suite.errors_against(program.in_float64(args), peer.result(program, args))
     assert error < 2e-2
     call = peer.call(program, [args, program.draw(1)])
-    found = timing.time_device({label: call}, sets=2, rounds=2)[label]
+    found = timing.time_steps({label: call}, 2, 2)[label]
     assert 1e-6 < found.seconds < 1e-3
 
 

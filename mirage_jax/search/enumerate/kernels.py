@@ -278,7 +278,7 @@ class KernelTables:
         self.stats["states"] += 1
         (_, top, passes), rest = pending[0], pending[1:]
         out: Counts = {}
-        whole, why_not = self._loadable_as(top, passes, at.outside) if at.max_loaded else (None, "")
+        whole, why_not = self._loadable_as(top, passes, at)
         if why_not:
             self.stats[why_not] += 1
         if whole is not None:
@@ -305,11 +305,11 @@ class KernelTables:
     def _interned(self, key: tuple[Leaves, bool]) -> tuple[Leaves, bool]:
         return self._cuts.setdefault(key, key)
 
-    def _loadable_as(self, p: Poly, passes: int, outside: dict[Poly, Poly]) -> tuple[Poly | None, str]:
+    def _loadable_as(self, p: Poly, passes: int, at: _Counting | _Pricing) -> tuple[Poly | None, str]:
         """The tensor that a kernel may load instead of making a value, or the rule that refuses it."""
-        if passes & REQUIRED:
+        if passes & REQUIRED or not at.max_loaded:
             return None, ""
-        whole = outside.get(p)
+        whole = at.outside.get(p)
         why = "partial sum is not a tensor" if whole is None else self._unloadable(whole)
         return None if why else whole, why
 
@@ -377,7 +377,7 @@ class KernelTables:
         self.stats["states"] += 1
         (_, top, passes), rest = pending[0], pending[1:]
         best: dict[Leaves, tuple[float, _Chain]] = {}
-        whole = self._loadable_as(top, passes, at.outside)[0] if at.max_loaded else None
+        whole = self._loadable_as(top, passes, at)[0]
         if whole is not None:
             for loaded, found in self._price(rest, at).items():
                 if len(loaded) < at.max_loaded:

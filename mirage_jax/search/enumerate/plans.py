@@ -52,14 +52,14 @@ class Plans:
     def _extend(self, todo: Leaves, made: Leaves, kernels_left: int, partial: bool) -> Iterator[tuple[Plan, int]]:
         """Kernels for `todo`; `made` is what the kernels after them make."""
         f = self.tables
-        limit = max(f.space.max_outputs, len(self.targets)) - 1
+        max_outputs = max(f.space.max_outputs, len(self.targets))
         if kernels_left == 1:  # this one makes all that is left, from the region's inputs
-            if len(todo) <= limit + 1 and (partial or self.split is None) and (here := self.structures(todo, EMPTY)):
+            if len(todo) <= max_outputs and (partial or self.split is None) and (here := self.structures(todo, EMPTY)):
                 yield ((todo, EMPTY),), here
             return
         top = max(todo, key=f.order)
         others = sorted(todo - {top}, key=f.order)
-        for n in range(min(limit, len(others)) + 1):
+        for n in range(min(max_outputs, len(todo))):
             for together in combinations(others, n):
                 outs = frozenset((top, *together))
                 for leaves in self.loadable(outs):
