@@ -26,6 +26,7 @@ The rules (Mirage, section 2, with named axes):
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from itertools import islice, product
@@ -34,6 +35,7 @@ from typing import Any, Protocol, Self
 import numpy
 
 from mirage_jax.errors import GraphError
+from mirage_jax.mugraph.comparisons import compared_with_themselves
 from mirage_jax.mugraph.domains.floats import FloatDomain, NamedArray
 from mirage_jax.mugraph.domains.protocol import Domain
 from mirage_jax.mugraph.graph import (
@@ -131,12 +133,16 @@ def run(
     domain: Callable[..., FloatDomain] = FloatDomain,
 ) -> list[Any]:
     """Evaluate on plain arrays: the float64 oracle, or, with ``xp=jax.numpy, dtype=None``, the portable lowering."""
-    inputs = [NamedArray(t.axes, xp.asarray(a)) for t, a in zip(graph.inputs, arrays, strict=True)]
+    floats = domain(xp, dtype, widen=widen)
+    if xp is not numpy:
+        floats = replace(floats, once=compared_with_themselves(graph))
+    pairs = zip(graph.inputs, arrays, strict=True)
+    inputs = [NamedArray(t.axes, floats.held(t.name, xp.asarray(a))) for t, a in pairs]
     for tensor, x in zip(graph.inputs, inputs, strict=True):
         want = tuple(graph.extent(a) for a in tensor.axes)
         if x.array.shape != want:
             raise GraphError(f"input {tensor} has shape {want}, got {x.array.shape}")
-    return [x.array for x in evaluate(graph, inputs, domain(xp, dtype, widen=widen), schedule)]
+    return [x.array for x in evaluate(graph, inputs, floats, schedule)]
 
 
 def part_length(extent: int, parts: int) -> int:

@@ -7,8 +7,8 @@
 * A factor is one that float32 holds, and no larger or smaller than the square of what all factors and constants of the
   program and the lengths of its sums make together; so is a constant that is added, unless the program adds it.
   Exponents are no larger than the program's powers and products make.
-* No kernel asks whether a number that it computes equals one that another kernel stored: computed twice, numbers may
-  be rounded in two ways, and a maximum would equal no element.
+* Where the program compares a number with what comes from itself, both sides come from one computation: computed twice,
+  it may be rounded in two ways, and a maximum would equal no element.
 * In its own types, on a few small inputs, it keeps the digits that the program keeps: no certificate sees that adding
   1e9 and subtracting it again loses digits.
 
@@ -27,9 +27,10 @@ import ml_dtypes
 import numpy as np
 
 from mirage_jax.errors import VerificationError
+from mirage_jax.mugraph.comparisons import comparisons
 from mirage_jax.mugraph.dtypes import FLOATS, SIXTEEN_BIT_FLOATS, holds, numpy_dtype
 from mirage_jax.mugraph.graph import Attr, Axis, BlockGraph, KernelGraph, Op, Tensor, is_part
-from mirage_jax.mugraph.operators import COMPARISONS, TRUTHS, operator
+from mirage_jax.mugraph.operators import TRUTHS, operator
 from mirage_jax.mugraph.passes.float16_range import equal_tensors, out_of_range, rounded
 from mirage_jax.verify.gate import HasGraph, Verdict
 
@@ -52,7 +53,7 @@ def check_types(reference: KernelGraph, candidate: KernelGraph) -> None:
     if found := out_of_range(reference, candidate):
         raise VerificationError(f"a value need not fit into float16: {found[0]}")
     _check_dtypes(reference, candidate)
-    _check_comparisons(candidate)
+    _check_comparisons(reference, candidate)
     _check_digits(reference, candidate)
 
 
@@ -161,31 +162,14 @@ def _is_of_matrices(x: set[Axis], y: set[Axis]) -> bool:
 
 # ---------------------------------------------------------------------- comparisons
 
-UNROUNDED = frozenset({"affine", "max", "last", "maximum", "minimum", "where", "mask", "abs"})
-COMPUTED, STORED = "computed", "stored"  # where the digits of a value come from
 
-
-def _check_comparisons(candidate: KernelGraph) -> None:
-    given = {t.name for t in candidate.inputs}
-    floats = {t.name for t in candidate.tensors.values() if t.dtype in FLOATS}
-    for kernel in candidate:
-        if isinstance(kernel, BlockGraph):
-            _check_comparisons_of(kernel, floats - given)
-
-
-def _check_comparisons_of(kernel: BlockGraph, stored: Set[str]) -> None:
-    """`stored`: tensors of floats that kernels compute."""
-    origins = {x.name: {STORED} if x.tensor in stored else set[str]() for x in kernel.loads}
-    for op in kernel.ops:
-        sides = [origins[a] for a in op.args]
-        if op.op == "eq" and {STORED} in sides and any(COMPUTED in x for x in sides):
-            raise VerificationError(f"{op}: one number is computed here and the other in another kernel")
-        origins[op.name] = {COMPUTED} if op.args and _rounds(op) else set[str]().union(*sides)
-
-
-def _rounds(op: Op) -> bool:
-    """Whether an operator makes a number that none of its operands is."""
-    return op.op not in UNROUNDED and op.op not in COMPARISONS
+def _check_comparisons(reference: KernelGraph, candidate: KernelGraph) -> None:
+    """Numbers that the program compares with what comes from themselves are computed once."""
+    own = {c.op.op for c in comparisons(reference) if c.is_of_unrelated}
+    for c in comparisons(candidate):
+        if c.is_of_unrelated and c.op.op not in own:
+            places = sorted({str(origin) for side in c.sides for origin in side})
+            raise VerificationError(f"{c.op}: one side is computed apart from the other: {', '.join(places)}")
 
 
 # ---------------------------------------------------------------------- constants

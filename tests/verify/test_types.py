@@ -13,6 +13,7 @@ from mirage_jax.audit import sources
 from mirage_jax.errors import UnsupportedError, VerificationError
 from mirage_jax.hardware.device_model import DEVICES
 from mirage_jax.jaxpr_frontend.partition.regions import analyse
+from mirage_jax.mugraph.comparisons import compared_with_themselves
 from mirage_jax.mugraph.graph import KernelGraph
 from mirage_jax.mugraph.parser import parse
 from mirage_jax.mugraph.passes.float16_range import in_range, out_of_range
@@ -263,10 +264,28 @@ FROM_MEMORY = """library t: f32[i,k] = dot{axes=(j)} x[i,j] y[j,k]
   library e: bool[i,k] = eq t[i,k] m[i]"""
 
 
-def test_equal_numbers_are_computed_once() -> None:
-    """A maximum that is computed in other tiles than the elements may equal none."""
-    program, one, two = (parse(LARGEST.replace("BODY", body)) for body in (FROM_MEMORY, IN_ONE_KERNEL, IN_TWO))
+BY_TWO = """kernel k0 grid(i) loop(j) {
+    %x = load x[i,j]
+    %y = load y[j,k]
+    %0[i,k] = dot{axes=(j)} %x %y
+    %1[i,k] = acc %0
+    %2[i] = max{axes=(k)} %1
+    store m: f32[i] = %2
+  }
+  library t: f32[i,k] = dot{axes=(j)} x[i,j] y[j,k]
+  library e: bool[i,k] = eq t[i,k] m[i]"""
+
+
+@pytest.mark.parametrize("comparison", ["eq", "le", "lt"])
+def test_compared_numbers_are_computed_once(comparison: str) -> None:
+    """A maximum that is computed in other tiles than the elements may equal none, in a kernel and in XLA's code."""
+    bodies = (FROM_MEMORY, IN_ONE_KERNEL, IN_TWO, BY_TWO)
+    program, one, *twice = (parse(LARGEST.replace("BODY", b.replace("= eq", f"= {comparison}"))) for b in bodies)
     check_types(program, program)
     check_types(program, one)
-    with pytest.raises(VerificationError, match="in another kernel"):
-        check_types(program, two)
+    for candidate in twice:
+        with pytest.raises(VerificationError, match="apart from the other"):
+            check_types(program, candidate)
+        check_types(candidate, candidate)  # a program that compares unrelated numbers
+    assert compared_with_themselves(program) == {"t"}
+    assert not compared_with_themselves(one) and not compared_with_themselves(twice[0])

@@ -8,7 +8,7 @@ reductions, products of two 16-bit operands accumulate in float32, and stores ro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Self
@@ -56,6 +56,7 @@ class FloatDomain:
     ranges: Mapping[Axis, range] = field(default_factory=dict[Axis, range])  # indices that the axes run over here
     widen: bool = False  # multiply 16-bit operands as float32: XLA for CPUs lacks some 16-bit products
     in_range: bool = False  # what is stored is infinite where its own type has no such number
+    once: Set[str] = frozenset()  # tensors that JAX's compiler, if it runs this, may not compute a second time
 
     representative = False
 
@@ -80,7 +81,15 @@ class FloatDomain:
         array = arrange(array, x.axes, tensor.axes)
         if self.in_range and is_float(own):
             array = self.xp.where(self.xp.abs(array) > -lowest(own), self.xp.copysign(numpy.inf, array), array)
-        return NamedArray(tensor.axes, array if array.dtype == dtype else array.astype(dtype))
+        return NamedArray(tensor.axes, self.held(tensor.name, array if array.dtype == dtype else array.astype(dtype)))
+
+    def held(self, name: str, x: Any) -> Any:
+        """A tensor of this name, which is computed once if it has to be."""
+        if name not in self.once:
+            return x
+        from jax.lax import optimization_barrier  # jax.numpy was passed in
+
+        return optimization_barrier(x)
 
     def assemble(
         self, tensor: Tensor, shape: tuple[int, ...], stored: Sequence[tuple[tuple[range, ...], NamedArray]]

@@ -241,7 +241,7 @@ def _random(
     return NamedArray(tensor.axes, array)
 
 
-LOW = 1e200  # as a product of it with any of our numbers, no sentinel is as low as its negative
+LOW = 1e60  # a product of it with any of our numbers is beyond every sentinel; its fifth power is a float64
 
 
 def _lower(given: Mapping[str, NamedArray], rng: np.random.Generator, share: float) -> None:
