@@ -40,8 +40,8 @@ from mirage_jax.verify.floats.input_classes import (
 )
 
 
-def region(fn: Any, *shapes: tuple[int, ...]) -> Region:
-    args = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+def region(fn: Any, *shapes: tuple[int, ...], dtype: str = "float32") -> Region:
+    args = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
     (found,) = analyse(jax.make_jaxpr(fn)(*args)).regions
     return found
 
@@ -283,6 +283,20 @@ def test_logits_beside_masks_keep_their_digits_if_the_softmax_is_elsewhere(huge:
     passed, why = gated(r, factored(r.graph, huge), SWITCHES)
     assert not passed and SWITCHES in why
     assert not gated(r, factored(r.graph, huge), *STORED_INPUT_CLASSES)[0]  # nor if somebody else has stored it
+
+
+def test_small_numbers_beside_masks_of_float16_keep_their_digits() -> None:
+    """Where no element is masked, the program adds zero: it loses nothing then, however small the numbers are."""
+    r = region(lambda x, y, m: x @ y.T + 65504 * (m - 1), (8, 4), (8, 4), (8, 8), dtype="float16")
+    text = str(r.graph).replace("library t0: f16", "library t0: f32")
+    text = text.replace(
+        "t1: f16[k,i] = affine{offset=-65504, scale=65504} x2", "t1: f32[k,i] = add{ca=65504} x2[k,i] t0"
+    )
+    moved = parse(text.replace("add t0[k,i] t1[k,i]", "affine{offset=-65504} t1[k,i]"))
+    assert gated(r, r.graph)[0]
+    assert gated(r, moved, "normal", SWITCHES)[0]
+    passed, why = gated(r, moved)
+    assert not passed and f"{SWITCHES}, all 1" in why
 
 
 def test_classes_that_a_program_does_not_have_are_not_asked() -> None:

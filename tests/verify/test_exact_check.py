@@ -235,6 +235,53 @@ def test_large_programs_at_small_sizes(name: str) -> None:
     assert exact_check(program.graph, program.schedule) == ""
 
 
+REGRESSION = parse("""
+mugraph {
+  extents i=1024 j=3 k=4096 l=8
+  input x0: f32[i,j]
+  input x1: f32[k,j]
+  input x2: f32[k,l]
+  kernel k0 grid(k.g,i) loop(k) {
+    %x0 = load x0[i,j]
+    %x1 = load x1[k,j]
+    %x2 = load x2[k,l]
+    %0[i,j,k] = add{cb=-1} %x0 %x1
+    %1[i,k] = dot{axes=(j)} %0 %0
+    %2[i] = shift{axes=(k), scale=-1} %1
+    %3[i,k] = exps{scale=-1} %1 %2
+    %4[i] = sum{axes=(k)} %3
+    %5[i] = accs %4 %2
+    %6[i,l] = dot{axes=(k)} %3 %x2
+    %7[i,l] = accs %6 %2
+    %8[i] = last %2
+    store m0: f32[k.g,i] = %5
+    store m1: f32[k.g,i,l] = %7
+    store m2: f32[k.g,i] = %8
+  }
+  kernel k1 grid(i,l) {
+    %x0 = load m0[k.g,i]
+    %x1 = load m2[k.g,i]
+    %x2 = load m1[k.g,i,l]
+    %0[i] = shift{axes=(k.g)} %x1
+    %1[k.g,i] = rescale %x0 %x1 %0
+    %2[k.g,i,l] = rescale %x2 %x1 %0
+    %3[i] = sum{axes=(k.g)} %1
+    %4[i,l] = sum{axes=(k.g)} %2
+    %5[i] = pow{exponent=-1} %3
+    %6[i,l] = mul %5 %4
+    store t6: f32[i,l] = %6
+  }
+  output t6
+}""")
+
+
+def test_squares_as_huge_as_sentinels_are_numbers() -> None:
+    """Those of 1e200 are infinite, and minus infinity is a masked row."""
+    first = KernelSchedule((("i", 128), ("k", 64), ("k.g", 1)), num_warps=8, num_stages=4)
+    sizes = Schedule((first, KernelSchedule((("i", 1), ("l", 8)))), (("k", 16),))
+    assert exact_check(REGRESSION, sizes) == ""
+
+
 @pytest.mark.parametrize("ragged", [False, True])
 def test_small_sizes_keep_tiles(ragged: bool) -> None:
     program = split_attention(h=4, i=1000, n=4096, d=64, parts=16)

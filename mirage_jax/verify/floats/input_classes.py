@@ -38,7 +38,7 @@ class InputClasses(Mapping[str, list[Array]]):
         self.roots, self.counts = frozenset(roots), counts
         self.own = {f"near {value:.6g}": _near(value) for value in near}  # classes of this program alone
         self.own |= {BELOW_ZERO: _far_from_zero(self.roots)} if self.roots else {}
-        self.own |= {SWITCHES: _some_on_or_off(frozenset(switches))} if switches else {}
+        self.own |= _of_switches(frozenset(switches)) if switches else {}
         self.own |= {FALSE_ROWS: _normal} if any(dtype.kind == "b" for _, dtype in self.specs) else {}
         self.biases = sorted(biases)
         self.wholly = {f"{ALL_MASKED} by input {i}": i for i in self.biases[:MOST_WHOLLY]}
@@ -169,10 +169,15 @@ def _far_from_zero(roots: Collection[int]) -> Maker:
     )
 
 
-def _some_on_or_off(switches: Collection[int]) -> Maker:
-    return lambda rng, shape, position: (
-        (rng.random(shape) < 0.9).astype(np.float64) if position in switches else rng.standard_normal(shape)
-    )
+def _of_switches(switches: Collection[int]) -> dict[str, Maker]:
+    """Some are 0 and some are 1. Then all are the same, and all other numbers so small that a mask's would hide them."""
+
+    def maker(share: float, size: float) -> Maker:
+        return lambda rng, shape, position: (
+            (rng.random(shape) < share).astype(np.float64) if position in switches else size * rng.standard_normal(shape)
+        )
+
+    return {SWITCHES: maker(0.9, 1.0)} | {f"{SWITCHES}, all {n}": maker(n, HIDDEN) for n in (0, 1)}
 
 
 def _with_false_rows(x: Array) -> Array:
@@ -266,7 +271,8 @@ ALL_MASKED, MOST_WHOLLY = "all masked", 4  # by how many inputs at most, each in
 FAR_ROWS, FAR_AWAY = "rows far from zero", 2.0**10
 ORDINARY = ("normal", "uniform")
 BELOW_ZERO, FAR = "below zero", 2.0**13  # under roots; sums of products of such numbers are exact
-SWITCHES, FALSE_ROWS = "on or off", "rows of false"
+SWITCHES, HIDDEN = "on or off", 2.0**-10
+FALSE_ROWS = "rows of false"
 DENORMAL = "denormal"
 CLASSES: dict[str, Maker] = {
     "normal": _normal,
@@ -310,7 +316,7 @@ def masks_with_lowest(name: str) -> bool:
 
 def may_mask(name: str) -> bool:
     """May the inputs of a class mask logits, or leave it to the program's own constants?"""
-    return name in (*ORDINARY, SWITCHES, *MASKED) or name.startswith(ALL_MASKED)
+    return name in (*ORDINARY, *MASKED) or name.startswith((SWITCHES, ALL_MASKED))
 
 
 def _spoil(arrays: list[Array], rng: np.random.Generator, value: float) -> None:
