@@ -156,7 +156,7 @@ class Winner:
 
 
 def _run_library(graph: KernelGraph, floats: FloatDomain) -> Callable[..., Any]:
-    """Runs one library operator of a graph with XLA, which computes no second time what `floats` holds."""
+    """Runs one library operator of a graph with XLA, which computes tensors held by `floats` once."""
 
     def run(kernel: Any, tensors: Mapping[str, Any]) -> Any:
         inputs = tuple(graph.tensors[n] for n in dict.fromkeys(load.tensor for load in kernel.loads))

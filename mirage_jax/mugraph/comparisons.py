@@ -21,7 +21,7 @@ UNROUNDED = frozenset({"affine", "max", "last", "maximum", "minimum", "where", "
 
 @dataclass(frozen=True)
 class Origin:
-    """An operator that computes a number, or an input, whose kernel is "". `name` is the tensor's outside of kernels."""
+    """An operator that computes a number, or an input, whose kernel is "". Outside of kernels `name` is a tensor's."""
 
     kernel: str
     name: str
@@ -31,8 +31,8 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A comparison of floats. `sides`: where the digits of each come from; a constant's side is empty."""
+class ComparisonSides:
+    """A comparison of floats, and the origins of the digits of each side; a constant has none."""
 
     kernel: Kernel
     op: Op
@@ -40,16 +40,16 @@ class Comparison:
 
     @property
     def shared(self) -> Set[Origin]:
-        """What both sides come from."""
+        """The origins of both sides."""
         return reduce(lambda a, b: a & b, self.sides)
 
     @property
     def is_of_unrelated(self) -> bool:
-        """Whether each side comes from something, and nothing is common to both."""
+        """Whether both sides have origins, and none in common."""
         return all(self.sides) and not self.shared
 
 
-def comparisons(graph: KernelGraph) -> Iterator[Comparison]:
+def comparisons(graph: KernelGraph) -> Iterator[ComparisonSides]:
     """All comparisons of floats, in order."""
     floats = {name for name, t in graph.tensors.items() if t.dtype in FLOATS}
     stored: dict[str, Set[Origin]] = {t.name: {Origin("", t.name)} for t in graph.inputs}
@@ -58,7 +58,7 @@ def comparisons(graph: KernelGraph) -> Iterator[Comparison]:
         for op in kernel.ops:
             sides = tuple(origins[a] for a in op.args)
             if op.op in COMPARISONS:
-                yield Comparison(kernel, op, sides)
+                yield ComparisonSides(kernel, op, sides)
             if op.args and _rounds(op):
                 name = kernel.result.name if isinstance(kernel, Library) else op.name
                 origins[op.name] = {Origin(kernel.name, name)}

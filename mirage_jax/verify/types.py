@@ -7,8 +7,8 @@
 * A factor is one that float32 holds, and no larger or smaller than the square of what all factors and constants of the
   program and the lengths of its sums make together; so is a constant that is added, unless the program adds it.
   Exponents are no larger than the program's powers and products make.
-* Where the program compares a number with what comes from itself, both sides come from one computation: computed twice,
-  it may be rounded in two ways, and a maximum would equal no element.
+* Where the program compares a number with its own maximum, both sides come from one computation: computed twice, it may
+  be rounded in two ways, and a maximum would equal no element.
 * In its own types, on a few small inputs, it keeps the digits that the program keeps: no certificate sees that adding
   1e9 and subtracting it again loses digits.
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -29,7 +29,7 @@ import numpy as np
 from mirage_jax.errors import VerificationError
 from mirage_jax.mugraph.comparisons import comparisons
 from mirage_jax.mugraph.dtypes import FLOATS, SIXTEEN_BIT_FLOATS, holds, numpy_dtype
-from mirage_jax.mugraph.graph import Attr, Axis, BlockGraph, KernelGraph, Op, Tensor, is_part
+from mirage_jax.mugraph.graph import Attr, Axis, KernelGraph, Op, Tensor, is_part
 from mirage_jax.mugraph.operators import TRUTHS, operator
 from mirage_jax.mugraph.passes.float16_range import equal_tensors, out_of_range, rounded
 from mirage_jax.verify.gate import HasGraph, Verdict
@@ -164,7 +164,7 @@ def _is_of_matrices(x: set[Axis], y: set[Axis]) -> bool:
 
 
 def _check_comparisons(reference: KernelGraph, candidate: KernelGraph) -> None:
-    """Numbers that the program compares with what comes from themselves are computed once."""
+    """Numbers that the program compares with their own maximum, for one, are computed once."""
     own = {c.op.op for c in comparisons(reference) if c.is_of_unrelated}
     for c in comparisons(candidate):
         if c.is_of_unrelated and c.op.op not in own:

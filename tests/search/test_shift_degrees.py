@@ -2,8 +2,14 @@
 
 from fractions import Fraction as Q
 
+import jax
+import jax.numpy as jnp
+import pytest
 from search.expressions import extent
 
+from mirage_jax.hardware.device_model import DEVICES
+from mirage_jax.jaxpr_frontend.partition.regions import analyse
+from mirage_jax.search.driver import search
 from mirage_jax.search.enumerate.axioms import Axioms
 from mirage_jax.search.enumerate.kernels import KernelTables, Space
 from mirage_jax.search.enumerate.normal_form import Expressions, Poly
@@ -143,3 +149,29 @@ def test_one_group_without_a_degree_leaves_the_others_theirs() -> None:
     assert len(shift_degrees.groups) == 2 and shift_degrees.degree(likelihood) == NONE
     assert dict(shift_degrees.degree(e.exp(logits)) or ()) == {group: Q(1)}
     assert ShiftDegrees(e, (likelihood, e.exp(logits))).shifted == frozenset()
+
+
+def softmax(d, v):
+    return jax.nn.softmax(-d, -1) @ v
+
+
+def regression(d, v):
+    """0/0 where all distances are large."""
+    weights = jnp.exp(-d)
+    return (weights @ v) / jnp.sum(weights, -1, keepdims=True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("program", [softmax, regression])
+def test_programs_without_a_maximum_stay_without_a_shift(program, dtype: str) -> None:
+    shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape in ((256, 1024), (1024, 8))]
+    (region,) = analyse(jax.make_jaxpr(program)(*shapes)).regions
+    found, _ = search(region.graph, DEVICES["H200"], Space(), 20.0)
+    fused = [str(c.graph) for c in found if c.family == "kernels" and len(c.graph.kernels) <= 2]
+    assert fused and all(("shift" in text) == (program is softmax) for text in fused)
+
+
+def test_without_shifts_no_value_has_a_degree() -> None:
+    s = Softmax()
+    plain = ShiftDegrees(s.e, (s.y,), may_shift=False)
+    assert plain.groups and not plain.shifted and plain.degree(s.y) == NONE

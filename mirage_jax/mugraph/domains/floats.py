@@ -87,9 +87,9 @@ class FloatDomain:
         """A tensor of this name, which is computed once if it has to be."""
         if name not in self.once:
             return x
-        from jax.lax import optimization_barrier  # jax.numpy was passed in
+        import jax  # jax.numpy was passed in
 
-        return optimization_barrier(x)
+        return jax.lax.optimization_barrier(x)  # pyright: ignore[reportUnknownMemberType]
 
     def assemble(
         self, tensor: Tensor, shape: tuple[int, ...], stored: Sequence[tuple[tuple[range, ...], NamedArray]]

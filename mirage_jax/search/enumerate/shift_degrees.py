@@ -7,6 +7,9 @@ sums for a gradient keep them relative to their maximum. A group may be shifted 
 0: then m cancels for any value, and may be the maximum. A value that is not homogeneous (exp(x) + 1) has no shifted
 form and cannot occur in such a program. This generalizes online softmax (Milakov and Gimelshein, 2018).
 
+A program that takes no maximum, `exp(-d) / sum(exp(-d))`, is 0/0 where all its exponentials are 0. A shifted form has a
+number there, which the float gate refuses.
+
 Exponentials that the program multiplies together form one group, computed as one exp of the sum: exp(a) exp(b) would
 be fine in algebra and 0 * inf in floats. exp(a - b) + exp(a - c) has a group of three, where only pairs occur. It is
 computed plainly.
@@ -33,6 +36,9 @@ class ShiftDegrees:
 
     e: Expressions
     targets: tuple[Poly, ...]
+    may_shift: bool = (
+        True  # False: the program computes its exponentials plainly, and where it has no number, nor do we
+    )
     groups: list[frozenset[str]] = field(default_factory=list[frozenset[str]])
     shifted: frozenset[int] = frozenset()
     _group_of: dict[str, tuple[int, Fraction]] = field(
@@ -53,7 +59,7 @@ class ShiftDegrees:
         for i, group in enumerate(self.groups):
             self._group_of |= {name: (i, 1 / (powers[name] * len(group))) for name in group}
         self._occurring = {g: {own & g for own in self._together if own & g} for g in self.groups}
-        self.shifted = frozenset(i for i, g in enumerate(self.groups) if self._occurring[g] == {g})
+        self.shifted = frozenset(i for i, g in enumerate(self.groups) if self._occurring[g] == {g} and self.may_shift)
         # A group in which some target is not of degree 0 is computed plainly, which may free or bind others.
         while bad := self._unshiftable():
             if len(bad) == len(self.shifted) > 1:  # of a value that has no degree, nobody knows yet whose fault that is

@@ -60,6 +60,7 @@ from mirage_jax.search.report import Clock, Notify, SearchReport, StopReason
 log = logging.getLogger("mirage_jax.search")
 DEFAULT_SPACE = Space()
 FAMILIES = ("algebra", "kernels")
+SHIFTING = frozenset({"max", "maximum", "logs", "lesslogs"})  # operators of programs that keep exponentials in range
 LIBRARY_TIE_FRACTION = 1e-3  # the model prices a library's product as our own; at a tie ours is tried first
 MAX_ALGEBRA_STATES = 12_000  # of the search for shared algebra, which is a luxury
 MAX_ALIKE_FOUND = 2 * MAX_ALIKE  # with the same grids and loops; whether their waves are the same is not known yet
@@ -197,7 +198,7 @@ class Search:
         self.maxima = self._scalings_of_maxima(maxima)
         self.targets = tuple(self._target(t, known[t.name]) for t in outs)
         values = [target.value for target in self.targets]
-        shift_degrees = ShiftDegrees(self.e, tuple(values))
+        shift_degrees = self._shift_degrees(values)
         self.axioms.refused = shift_degrees.splits_a_group
         probe = KernelTables(self.axioms, shift_degrees, self.space, frozenset(), self.clock.tick)
         self.reduced = frozenset[Axis]().union(*(probe.reduced_axes(v) for v in values))
@@ -205,10 +206,15 @@ class Search:
         self.tables: list[KernelTables] = []
         self.report.classes = len(frozenset[Poly]().union(*(probe.reach(v) for v in values)))
 
+    def _shift_degrees(self, values: Sequence[Poly]) -> ShiftDegrees:
+        """The shifts of exponentials, if the program has any."""
+        ops = {k.op.op for k in self.reference.kernels if isinstance(k, Library)}
+        return ShiftDegrees(self.e, tuple(values), not ops.isdisjoint(SHIFTING))
+
     def count_legal(self) -> int:
         """Count the values that may be in a kernel, after `start`: most others have too many axes."""
         values = [target.value for target in self.targets]
-        tables = KernelTables(self.axioms, ShiftDegrees(self.e, tuple(values)), self.space, self.batch)
+        tables = KernelTables(self.axioms, self._shift_degrees(values), self.space, self.batch)
         return sum(map(tables.legal, frozenset[Poly]().union(*map(tables.reach, values))))
 
     def _scalings_of_maxima(self, known: Iterable[Poly]) -> dict[Poly, Scaling]:
@@ -242,9 +248,7 @@ class Search:
         return Target(tensor, value, scale, offset)
 
     def _kernel_tables(self, targets: tuple[Target, ...], space: Space, batch: frozenset[Axis]) -> KernelTables:
-        f = KernelTables(
-            self.axioms, ShiftDegrees(self.e, tuple(r.value for r in targets)), space, batch, self.clock.tick
-        )
+        f = KernelTables(self.axioms, self._shift_degrees([r.value for r in targets]), space, batch, self.clock.tick)
         self.tables.append(f)
         return f
 

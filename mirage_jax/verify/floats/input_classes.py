@@ -170,11 +170,13 @@ def _far_from_zero(roots: Collection[int]) -> Maker:
 
 
 def _of_switches(switches: Collection[int]) -> dict[str, Maker]:
-    """Some are 0 and some are 1. Then all are the same, and all other numbers so small that a mask's would hide them."""
+    """Some are 0 and some are 1. Then all are the same, and other numbers so small that a mask's would hide them."""
 
     def maker(share: float, size: float) -> Maker:
         return lambda rng, shape, position: (
-            (rng.random(shape) < share).astype(np.float64) if position in switches else size * rng.standard_normal(shape)
+            (rng.random(shape) < share).astype(np.float64)
+            if position in switches
+            else size * rng.standard_normal(shape)
         )
 
     return {SWITCHES: maker(0.9, 1.0)} | {f"{SWITCHES}, all {n}": maker(n, HIDDEN) for n in (0, 1)}
